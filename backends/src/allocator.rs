@@ -1,0 +1,86 @@
+//! A global allocator that counts: the byte readings of the CPU backend, exact and free of the system's rounding.
+//!
+//! A program opts in with
+//! `#[global_allocator] static ALLOCATOR: CountingAllocator = CountingAllocator;`.
+
+use mimalloc::MiMalloc;
+use std::alloc::{GlobalAlloc, Layout};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+static CURRENT: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+/// mimalloc, with every byte counted.
+#[derive(Debug)]
+pub struct CountingAllocator;
+
+fn grew(bytes: usize) {
+    let now = CURRENT.fetch_add(bytes, Relaxed) + bytes;
+    PEAK.fetch_max(now, Relaxed);
+}
+
+fn shrank(bytes: usize) {
+    CURRENT.fetch_sub(bytes, Relaxed);
+}
+
+// SAFETY: every call is handed to mimalloc unchanged; the counters touch no memory of the caller's.
+#[allow(unsafe_code, reason = "GlobalAlloc is an unsafe trait")]
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise is passed on.
+        let p = unsafe { MiMalloc.alloc(layout) };
+        if !p.is_null() {
+            grew(layout.size());
+        }
+        p
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise is passed on.
+        let p = unsafe { MiMalloc.alloc_zeroed(layout) };
+        if !p.is_null() {
+            grew(layout.size());
+        }
+        p
+    }
+
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { MiMalloc.dealloc(p, layout) };
+        shrank(layout.size());
+    }
+
+    unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller's promise is passed on.
+        let q = unsafe { MiMalloc.realloc(p, layout, size) };
+        if !q.is_null() {
+            shrank(layout.size());
+            grew(size);
+        }
+        q
+    }
+}
+
+/// Bytes counted so far: `None` in a program that did not install the allocator.
+#[must_use]
+pub fn heap() -> Option<HeapReading> {
+    let peak_bytes = PEAK.load(Relaxed) as u64;
+    (peak_bytes > 0).then(|| HeapReading {
+        current_bytes: CURRENT.load(Relaxed) as u64,
+        peak_bytes,
+    })
+}
+
+/// Starts a new peak from what is allocated now.
+pub fn reset_peak() {
+    PEAK.store(CURRENT.load(Relaxed), Relaxed);
+}
+
+/// A reading of the counted heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeapReading {
+    /// Allocated now.
+    pub current_bytes: u64,
+    /// Most since the start, or since [`reset_peak`].
+    pub peak_bytes: u64,
+}

@@ -1,0 +1,413 @@
+//! Devices by name: parsing, listing without panics, opening.
+
+use crate::{Error, Result};
+use burn::tensor::{Device, DeviceType, FloatDType};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::str::FromStr;
+
+/// A kind of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Backend {
+    /// Burn's flex: plain CPU, always there.
+    Cpu,
+    /// NVIDIA through CUDA.
+    Cuda,
+    /// WGSL on Vulkan, Metal or DX12, whichever the machine has.
+    Wgpu,
+    /// SPIR-V on Vulkan.
+    Vulkan,
+    /// MSL on Metal.
+    Metal,
+}
+
+impl Backend {
+    /// All, in the order in which `auto` prefers them.
+    pub const ALL: [Self; 5] = [Self::Cuda, Self::Metal, Self::Vulkan, Self::Wgpu, Self::Cpu];
+
+    /// Its name in a device's spelling.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+            Self::Wgpu => "wgpu",
+            Self::Vulkan => "vulkan",
+            Self::Metal => "metal",
+        }
+    }
+
+    /// Whether this build contains it.
+    #[must_use]
+    pub fn is_built(self) -> bool {
+        match self {
+            Self::Cpu => true,
+            Self::Cuda => cfg!(feature = "cuda"),
+            Self::Wgpu => cfg!(feature = "wgpu"),
+            Self::Vulkan => cfg!(feature = "vulkan"),
+            Self::Metal => cfg!(feature = "metal"),
+        }
+    }
+
+    fn hint(self) -> &'static str {
+        match self {
+            Self::Cpu => "it is always there",
+            Self::Cuda => "it needs an NVIDIA driver and a CUDA toolkit with NVRTC",
+            Self::Wgpu => "it needs a graphics driver: Vulkan, Metal or DX12",
+            Self::Vulkan => "it needs a Vulkan driver",
+            Self::Metal => "it needs macOS",
+        }
+    }
+
+    fn device_type(self) -> Option<DeviceType> {
+        match self {
+            Self::Cpu => Some(DeviceType::Flex),
+            #[cfg(feature = "cuda")]
+            Self::Cuda => Some(DeviceType::Cuda),
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu => Some(DeviceType::Wgpu),
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan => Some(DeviceType::Vulkan),
+            #[cfg(feature = "metal")]
+            Self::Metal => Some(DeviceType::Metal),
+            #[allow(
+                unreachable_patterns,
+                reason = "reachable in builds that leave a backend out"
+            )]
+            _ => None,
+        }
+    }
+
+    /// Its devices, unopened; empty where a driver is missing or fails.
+    fn list(self) -> Vec<Device> {
+        let Some(kind) = self.device_type() else {
+            return Vec::new();
+        };
+        quietly(|| Device::enumerate(kind).into_vec()).unwrap_or_default()
+    }
+}
+
+/// A device as users spell it: `cpu`, `cuda:0`, `wgpu`, `vulkan:1`, `metal`, `auto`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum DeviceSpec {
+    /// The best hardware there is, never a software adapter; the CPU where there is none.
+    #[default]
+    Auto,
+    /// The `index`-th device of a backend.
+    Named {
+        /// The backend.
+        backend: Backend,
+        /// Counted from 0 within the backend.
+        index: usize,
+    },
+}
+
+impl DeviceSpec {
+    /// The plain CPU.
+    pub const CPU: Self = Self::Named {
+        backend: Backend::Cpu,
+        index: 0,
+    };
+}
+
+impl fmt::Display for DeviceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Named {
+                backend: Backend::Cpu,
+                ..
+            } => f.write_str("cpu"),
+            Self::Named { backend, index } => write!(f, "{}:{index}", backend.name()),
+        }
+    }
+}
+
+impl From<DeviceSpec> for String {
+    fn from(spec: DeviceSpec) -> Self {
+        spec.to_string()
+    }
+}
+
+impl TryFrom<String> for DeviceSpec {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl FromStr for DeviceSpec {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let unknown = || Error::UnknownDevice {
+            found: text.to_owned(),
+        };
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        let (name, index) = match text.split_once(':') {
+            Some((name, index)) => (name, index.parse().map_err(|_| unknown())?),
+            None => (text, 0),
+        };
+        let backend = Backend::ALL
+            .into_iter()
+            .find(|b| b.name() == name)
+            .ok_or_else(unknown)?;
+        if backend == Backend::Cpu && text != "cpu" {
+            return Err(unknown());
+        }
+        Ok(Self::Named { backend, index })
+    }
+}
+
+/// What is known of a device that could be opened.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DeviceInfo {
+    /// How to name it.
+    pub device: DeviceSpec,
+    /// How it names itself.
+    pub name: String,
+    /// A software adapter: works, slowly; `auto` never picks it.
+    pub software: bool,
+    /// Bytes it can hold, where its driver says.
+    pub memory_bytes: Option<u64>,
+    /// Float types it computes in.
+    pub dtypes: Vec<&'static str>,
+}
+
+/// A backend and what it finds here.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BackendReport {
+    /// The backend.
+    pub backend: Backend,
+    /// Whether this build contains it.
+    pub built: bool,
+    /// Its devices that could be opened.
+    pub devices: Vec<DeviceInfo>,
+    /// Why there are none, or why one could not be opened.
+    pub note: Option<String>,
+}
+
+/// Opens every device of every backend in this build and says what it is. Never panics.
+#[must_use]
+pub fn probe() -> Vec<BackendReport> {
+    Backend::ALL.into_iter().map(probe_backend).collect()
+}
+
+fn probe_backend(backend: Backend) -> BackendReport {
+    let mut report = BackendReport {
+        backend,
+        built: backend.is_built(),
+        devices: Vec::new(),
+        note: None,
+    };
+    if !report.built {
+        report.note = Some(
+            Error::NotBuilt {
+                backend: backend.name(),
+                feature: backend.name(),
+            }
+            .to_string(),
+        );
+        return report;
+    }
+    let devices = backend.list();
+    if devices.is_empty() {
+        report.note = Some(format!("no device: {}", backend.hint()));
+    }
+    for (index, device) in devices.into_iter().enumerate() {
+        match describe(backend, index, &device) {
+            Ok(info) => report.devices.push(info),
+            Err(e) => report.note = Some(e.to_string()),
+        }
+    }
+    report
+}
+
+fn describe(backend: Backend, index: usize, device: &Device) -> Result<DeviceInfo> {
+    let spec = DeviceSpec::Named { backend, index };
+    let opened = quietly(|| {
+        let (name, software) = identity(backend, device);
+        let dtypes = [
+            (FloatDType::F32, "f32"),
+            (FloatDType::BF16, "bf16"),
+            (FloatDType::F16, "f16"),
+            (FloatDType::F64, "f64"),
+        ]
+        .into_iter()
+        .filter(|(dtype, _)| device.supports_dtype(*dtype))
+        .map(|(_, name)| name)
+        .collect();
+        DeviceInfo {
+            device: spec,
+            name,
+            software,
+            memory_bytes: device.memory_capacity(),
+            dtypes,
+        }
+    });
+    opened.map_err(|detail| Error::Open {
+        device: spec.to_string(),
+        detail,
+    })
+}
+
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+fn identity(backend: Backend, device: &Device) -> (String, bool) {
+    match device.identity() {
+        // a software rasteriser is no card
+        Some(identity) => (
+            identity.name,
+            backend != Backend::Cuda && identity.physical.is_none(),
+        ),
+        None => (backend.name().to_owned(), false),
+    }
+}
+
+#[cfg(not(any(feature = "wgpu", feature = "cuda")))]
+fn identity(backend: Backend, _device: &Device) -> (String, bool) {
+    (backend.name().to_owned(), false)
+}
+
+/// Opens a device by name and says what it is.
+pub fn open(spec: DeviceSpec) -> Result<(Device, DeviceInfo)> {
+    match spec {
+        DeviceSpec::Auto => open_auto(),
+        DeviceSpec::Named { backend, index } => open_named(backend, index),
+    }
+}
+
+fn open_auto() -> Result<(Device, DeviceInfo)> {
+    for backend in Backend::ALL
+        .into_iter()
+        .filter(|b| b.is_built() && *b != Backend::Cpu)
+    {
+        for index in 0..backend.list().len() {
+            match open_named(backend, index) {
+                Ok((device, info)) if !info.software => return Ok((device, info)),
+                Ok(_) => {}
+                Err(e) => tracing::warn!("passing over {}:{index}: {e}", backend.name()),
+            }
+        }
+    }
+    open_named(Backend::Cpu, 0)
+}
+
+fn open_named(backend: Backend, index: usize) -> Result<(Device, DeviceInfo)> {
+    if !backend.is_built() {
+        return Err(Error::NotBuilt {
+            backend: backend.name(),
+            feature: backend.name(),
+        });
+    }
+    let devices = backend.list();
+    let count = devices.len();
+    if count == 0 {
+        return Err(Error::NoDevice {
+            backend: backend.name(),
+            hint: backend.hint(),
+        });
+    }
+    let Some(device) = devices.into_iter().nth(index) else {
+        let wanted = DeviceSpec::Named { backend, index }.to_string();
+        return Err(Error::NoSuchIndex {
+            wanted,
+            backend: backend.name(),
+            count,
+        });
+    };
+    let info = describe(backend, index, &device)?;
+    // Features unify: with `vulkan` built in, wgpu compiles to SPIR-V too, and Mesa's llvmpipe dies on its first matmul.
+    let spirv = cfg!(feature = "vulkan") && matches!(backend, Backend::Vulkan | Backend::Wgpu);
+    if spirv && info.name.to_lowercase().contains("llvmpipe") {
+        return Err(Error::CrashesHere {
+            device: info.device.to_string(),
+            adapter: info.name,
+        });
+    }
+    Ok((device, info))
+}
+
+/// Runs something that may panic, without the panic's noise on stderr.
+fn quietly<T>(f: impl FnOnce() -> T) -> Result<T, String> {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let result = catch_unwind(AssertUnwindSafe(f));
+    std::panic::set_hook(hook);
+    result.map_err(|payload| panic_message(payload.as_ref()))
+}
+
+/// The text of a caught panic.
+#[must_use]
+pub fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
+    payload
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| payload.downcast_ref::<&str>().map(|s| (*s).to_owned()))
+        .unwrap_or_else(|| "a panic without a message".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_spelling_parses_and_prints_back() {
+        for (text, printed) in [
+            ("cpu", "cpu"),
+            ("cuda", "cuda:0"),
+            ("vulkan:1", "vulkan:1"),
+            ("auto", "auto"),
+        ] {
+            assert_eq!(text.parse::<DeviceSpec>().unwrap().to_string(), printed);
+        }
+        for text in ["gpu", "cuda:", "cuda:x", "cpu:1", "wgpu:-1", ""] {
+            let message = text.parse::<DeviceSpec>().unwrap_err().to_string();
+            assert!(
+                message.contains(text) && message.contains("wgpu[:n]"),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn probing_lists_the_cpu_and_never_panics() {
+        let reports = probe();
+        let cpu = reports.iter().find(|r| r.backend == Backend::Cpu).unwrap();
+        assert_eq!(cpu.devices[0].device, DeviceSpec::CPU);
+        assert!(cpu.devices[0].dtypes.contains(&"f32"));
+        for report in &reports {
+            assert!(
+                !report.devices.is_empty() || report.note.is_some(),
+                "{report:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_backend_that_is_not_built_names_the_feature_that_adds_it() {
+        for backend in Backend::ALL.into_iter().filter(|b| !b.is_built()) {
+            let message = open(DeviceSpec::Named { backend, index: 0 })
+                .unwrap_err()
+                .to_string();
+            assert!(
+                message.contains(&format!("--features {}", backend.name())),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_index_that_does_not_exist_is_refused_with_the_count() {
+        let spec = DeviceSpec::Named {
+            backend: Backend::Cpu,
+            index: 3,
+        };
+        assert!(open(spec).unwrap_err().to_string().contains("has 1 here"));
+    }
+}

@@ -1,0 +1,27 @@
+//! The host's side: files mapped into memory.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+/// A file mapped read-only, so that a checkpoint larger than memory can be read tensor by tensor.
+#[derive(Debug)]
+pub struct MappedFile(memmap2::Mmap);
+
+impl MappedFile {
+    /// Maps a file.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        // SAFETY: the map is read-only and private to this value. Another process that shortens the file while it is mapped
+        // could end this one by a bus error; checkpoints are replaced by rename, never rewritten in place.
+        #[allow(unsafe_code, reason = "mapping a file has no safe form")]
+        let map = unsafe { memmap2::Mmap::map(&file)? };
+        Ok(Self(map))
+    }
+
+    /// The file's bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}

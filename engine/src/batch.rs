@@ -1,0 +1,252 @@
+//! Sequences made ready for one optimizer step, and their micro-batches under a hard token budget.
+
+use crate::objective::TokenInputs;
+use crate::{Error, Result};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use firebrick_models::Arch;
+use firebrick_models::layer::{Columns, Context};
+
+/// A sequence and the tokens of it that are scored.
+#[derive(Clone, Debug, Default)]
+pub struct Sequence {
+    /// Prompt and completion.
+    pub tokens: Vec<u32>,
+    /// Positions whose next token is scored, ascending. The last position has no next token; it is scored for its
+    /// entropy alone.
+    pub positions: Vec<usize>,
+    /// Weight of each scored token: mask and normaliser in one.
+    pub weights: Vec<f64>,
+    /// Advantage of each; zeros where empty.
+    pub advantages: Vec<f64>,
+    /// Log-prob of each under the policy the update starts from; the current one's own where empty.
+    pub old_logp: Vec<f32>,
+    /// Log-prob of each under the reference policy, where one is used.
+    pub ref_logp: Vec<f32>,
+}
+
+impl Sequence {
+    /// A sequence whose completion is scored and nothing known of it yet.
+    #[must_use]
+    pub fn completion(prompt: &[u32], completion: &[u32]) -> Self {
+        let positions = (prompt.len() - 1..prompt.len() - 1 + completion.len()).collect();
+        Self {
+            tokens: [prompt, completion].concat(),
+            positions,
+            ..Self::default()
+        }
+    }
+
+    fn target(&self, position: usize) -> u32 {
+        self.tokens.get(position + 1).copied().unwrap_or(0)
+    }
+}
+
+/// How sequences are cut into micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Most tokens of a micro-batch, padding included.
+    pub max_tokens: usize,
+    /// Most sequences of one, where a fixed micro-batch size is asked for.
+    pub max_sequences: Option<usize>,
+    /// The config key of the budget, for messages.
+    pub key: &'static str,
+}
+
+/// Indices of the sequences of each micro-batch: longest first, each as full as the budget allows, none above it.
+pub fn pack(sequences: &[Sequence], cut: Cut) -> Result<Vec<Vec<usize>>> {
+    let mut order: Vec<usize> = (0..sequences.len()).collect();
+    order.sort_by_key(|&i| (std::cmp::Reverse(sequences[i].tokens.len()), i));
+    if let Some(&longest) = order.first() {
+        let tokens = sequences[longest].tokens.len();
+        if tokens > cut.max_tokens {
+            return Err(Error::Budget {
+                tokens,
+                budget: cut.max_tokens,
+                key: cut.key,
+            });
+        }
+    }
+    let mut micros: Vec<Vec<usize>> = Vec::new();
+    let mut width = 0;
+    for i in order {
+        let fits = micros.last().is_some_and(|m| {
+            (m.len() + 1) * width <= cut.max_tokens && cut.max_sequences.is_none_or(|n| m.len() < n)
+        });
+        match micros.last_mut() {
+            Some(micro) if fits => micro.push(i),
+            _ => {
+                width = sequences[i].tokens.len().max(1);
+                micros.push(vec![i]);
+            }
+        }
+    }
+    Ok(micros)
+}
+
+/// A micro-batch on a device: right-padded rows, and where in them the scored tokens stand.
+#[derive(Debug)]
+pub struct MicroBatch {
+    /// Token ids, `[sequences · width]`.
+    pub ids: Tensor<1, Int>,
+    /// Positions and masks.
+    pub ctx: Context,
+    /// Rows that are scored, `[scored]`.
+    pub rows: Tensor<1, Int>,
+    /// For every row its place among the scored ones; the number of scored rows where it is none. `[sequences · width]`
+    pub places: Tensor<1, Int>,
+    /// The token each scored row predicts, `[scored]`.
+    pub targets: Tensor<1, Int>,
+    /// Scored tokens of each sequence.
+    pub lengths: Vec<usize>,
+    /// What the loss needs to know of the scored tokens.
+    pub inputs: TokenInputs,
+    /// Tokens, padding included.
+    pub padded_tokens: usize,
+}
+
+impl MicroBatch {
+    /// Lays sequences out on a device.
+    #[must_use]
+    pub fn new(arch: &Arch, sequences: &[&Sequence], device: &Device) -> Self {
+        let width = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
+        let padded = sequences.len() * width;
+        let mut ids = vec![0_i32; padded];
+        let (mut rows, mut targets) = (Vec::new(), Vec::new());
+        for (i, sequence) in sequences.iter().enumerate() {
+            let start = i * width;
+            for (id, &token) in ids[start..].iter_mut().zip(&sequence.tokens) {
+                *id = token as i32;
+            }
+            rows.extend(sequence.positions.iter().map(|p| (start + p) as i32));
+            targets.extend(
+                sequence
+                    .positions
+                    .iter()
+                    .map(|&p| sequence.target(p) as i32),
+            );
+        }
+        let mut places = vec![rows.len() as i32; padded];
+        for (place, &row) in rows.iter().enumerate() {
+            places[row as usize] = place as i32;
+        }
+        let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
+        let ints = |v: Vec<i32>| {
+            let n = v.len();
+            Tensor::<1, Int>::from_data(TensorData::new(v, [n]), device)
+        };
+        let columns = Columns {
+            starts: &vec![0; sequences.len()],
+            first: 0,
+            len: width,
+        };
+        Self {
+            ids: ints(ids),
+            ctx: Context::new(arch, columns, device),
+            rows: ints(rows),
+            places: ints(places),
+            targets: ints(targets),
+            inputs: inputs(sequences, device),
+            lengths,
+            padded_tokens: padded,
+        }
+    }
+
+    /// Number of scored tokens.
+    #[must_use]
+    pub fn scored(&self) -> usize {
+        self.lengths.iter().sum()
+    }
+}
+
+fn inputs(sequences: &[&Sequence], device: &Device) -> TokenInputs {
+    let tensor = |values: Vec<f64>| {
+        let n = values.len();
+        Tensor::<1>::from_data(TensorData::new(values, [n]), device)
+    };
+    let padded = |values: &[f64], n: usize| {
+        let mut values = values.to_vec();
+        values.resize(n, 0.0);
+        values
+    };
+    let column = |f: fn(&Sequence) -> &[f64]| {
+        tensor(
+            sequences
+                .iter()
+                .flat_map(|s| padded(f(s), s.positions.len()))
+                .collect(),
+        )
+    };
+    let logps = |f: fn(&Sequence) -> &[f32]| {
+        let known = sequences.iter().any(|s| !f(s).is_empty());
+        known.then(|| {
+            tensor(
+                sequences
+                    .iter()
+                    .flat_map(|s| f(s).iter().map(|&v| f64::from(v)))
+                    .collect(),
+            )
+        })
+    };
+    TokenInputs {
+        weight: column(|s| &s.weights),
+        advantage: column(|s| &s.advantages),
+        old_logp: logps(|s| &s.old_logp),
+        ref_logp: logps(|s| &s.ref_logp),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sequences(lengths: &[usize]) -> Vec<Sequence> {
+        lengths
+            .iter()
+            .map(|&n| Sequence {
+                tokens: vec![1; n],
+                ..Sequence::default()
+            })
+            .collect()
+    }
+
+    fn cut(max_tokens: usize, max_sequences: Option<usize>) -> Cut {
+        Cut {
+            max_tokens,
+            max_sequences,
+            key: "update.max_token_len",
+        }
+    }
+
+    #[test]
+    fn a_sequence_above_the_budget_is_refused_with_the_smallest_budget_that_would_do() {
+        let message = pack(&sequences(&[3, 9, 4]), cut(8, None))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.contains("9 tokens") && message.contains("update.max_token_len = 8"),
+            "{message}"
+        );
+        assert!(message.ends_with("would do is 9"), "{message}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_micro_batch_exceeds_the_budget_and_none_is_lost(
+            lengths in prop::collection::vec(1_usize..200, 1..60),
+            extra in 0_usize..800,
+            most in prop::option::of(1_usize..8),
+        ) {
+            let budget = lengths.iter().max().unwrap() + extra;
+            let micros = pack(&sequences(&lengths), cut(budget, most)).unwrap();
+            for micro in &micros {
+                let width = micro.iter().map(|&i| lengths[i]).max().unwrap();
+                prop_assert!(width * micro.len() <= budget);
+                prop_assert!(most.is_none_or(|n| micro.len() <= n));
+            }
+            let mut all: Vec<usize> = micros.concat();
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..lengths.len()).collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The clipped policy-gradient loss of PPO (arXiv:1707.06347), per token, with clip-higher and dual clip.
+
+use burn::tensor::Tensor;
+
+/// Where the probability ratio is clipped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Clip {
+    /// ε below 1 (verl's `clip_ratio_low`).
+    pub low: f64,
+    /// ε above 1; larger than `low` is DAPO's clip-higher (verl's `clip_ratio_high`).
+    pub high: f64,
+    /// Dual clip (arXiv:1912.09729): with a negative advantage the loss is at most −A·c (verl's `clip_ratio_c`, TRL's `delta`).
+    pub dual: Option<f64>,
+}
+
+/// Per-token loss and what happened, `[tokens]` each.
+#[derive(Clone, Debug)]
+pub struct PolicyTerms {
+    /// To be minimised.
+    pub loss: Tensor<1>,
+    /// 1 where the ratio was clipped.
+    pub clipped: Tensor<1>,
+    /// 1 where the dual clip took hold.
+    pub clipped_lower: Tensor<1>,
+    /// old − logp: its mean estimates the KL of the update.
+    pub kl: Tensor<1>,
+}
+
+/// `max(−A r, −A clip(r, 1 − low, 1 + high))`, and `min(that, −A c)` where A < 0; r = exp(logp − old), the exponent clamped to ±20.
+#[must_use]
+pub fn ppo_clip(clip: Clip, logp: Tensor<1>, old: Tensor<1>, advantage: Tensor<1>) -> PolicyTerms {
+    let log_ratio = (logp - old).clamp(-20.0, 20.0);
+    let ratio = log_ratio.clone().exp();
+    let minus_a = advantage.clone().neg();
+    let plain = minus_a.clone() * ratio.clone();
+    let bounded = minus_a.clone() * ratio.clamp(1.0 - clip.low, 1.0 + clip.high);
+    let clipped = bounded.clone().greater(plain.clone()).float();
+    let outer = plain.max_pair(bounded);
+    let (loss, clipped_lower) = match clip.dual {
+        None => (outer, clipped.zeros_like()),
+        Some(c) => {
+            let ceiling = minus_a * c;
+            let negative = advantage.lower_elem(0.0);
+            let held = outer.clone().greater(ceiling.clone()).float() * negative.clone().float();
+            let capped = outer.clone().min_pair(ceiling);
+            (outer.mask_where(negative, capped), held)
+        }
+    };
+    PolicyTerms {
+        loss,
+        clipped,
+        clipped_lower,
+        kl: log_ratio.neg(),
+    }
+}

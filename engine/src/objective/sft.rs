@@ -1,0 +1,21 @@
+//! Supervised fine-tuning: the weighted negative log-likelihood of the demonstration's tokens.
+
+use super::{Loss, Scores, TokenInputs, TokenLoss, token_mean, weighted};
+
+/// −Σ weight · logp.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Nll;
+
+impl TokenLoss for Nll {
+    fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss {
+        let nll = scores.logp.clone().neg() * inputs.weight.clone();
+        let metrics = vec![
+            weighted("train/loss", nll.clone()),
+            token_mean("train/entropy", scores.entropy.clone()),
+        ];
+        Loss {
+            total: nll.sum(),
+            metrics,
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Settings of a schedule, checked and resolved into its shape.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Schedule, Shape};
+
+/// Settings of a learning-rate schedule. An option that the chosen type has no use for is refused.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ScheduleConfig {
+    /// The shape. The name is transformers' and TRL's; verl: `optim.lr_scheduler_type`.
+    pub lr_scheduler_type: SchedulerType,
+    /// Optimizer steps of linear warm-up from 0. `constant` ignores warm-up, as transformers does.
+    /// verl: `optim.lr_warmup_steps`.
+    pub warmup_steps: u64,
+    /// Warm-up as a share of all steps, rounded up; only where `warmup_steps` is 0. verl:
+    /// `optim.lr_warmup_steps_ratio`.
+    pub warmup_ratio: f64,
+    /// Waves of a cosine: 0.5 falls once from 1 to 0 (`cosine`, `cosine_with_min_lr`, and the decay
+    /// of `warmup_stable_decay`). For `cosine_with_restarts`: how often it falls, 1.
+    pub num_cycles: Option<f64>,
+    /// Exponent of `polynomial`: 1.
+    pub power: Option<f64>,
+    /// Last rate of `polynomial`, as a rate: 1e-7.
+    pub lr_end: Option<f64>,
+    /// Least rate of `cosine_with_min_lr`, as a rate.
+    pub min_lr: Option<f64>,
+    /// Least rate of `cosine_with_min_lr`, as a share of the learning rate. verl:
+    /// `optim.min_lr_ratio`.
+    pub min_lr_rate: Option<f64>,
+    /// Time scale of `inverse_sqrt`, in steps: the warm-up, or 10,000 without one.
+    pub timescale: Option<u64>,
+    /// Steps of decay of `warmup_stable_decay`.
+    pub num_decay_steps: Option<u64>,
+    /// Steps between warm-up and decay of `warmup_stable_decay`: those that are left.
+    pub num_stable_steps: Option<u64>,
+    /// Warm-up curve of `warmup_stable_decay`: linear.
+    pub warmup_type: Option<Curve>,
+    /// Decay curve of `warmup_stable_decay`: cosine.
+    pub decay_type: Option<Curve>,
+    /// Where the warm-up of `warmup_stable_decay` starts and its decay ends, as a share of the
+    /// learning rate: 0.
+    pub min_lr_ratio: Option<f64>,
+}
+
+/// The shape of a schedule; transformers' `SchedulerType`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SchedulerType {
+    /// One rate; no warm-up.
+    #[default]
+    Constant,
+    /// One rate after warm-up.
+    ConstantWithWarmup,
+    /// Falls to 0 at the last step.
+    Linear,
+    /// Falls to 0 as half a cosine.
+    Cosine,
+    /// Falls to 0 `num_cycles` times, starting again at the full rate.
+    CosineWithRestarts,
+    /// Falls to `min_lr` or `min_lr_rate` as half a cosine.
+    CosineWithMinLr,
+    /// Falls to `lr_end` as a power.
+    Polynomial,
+    /// Falls as one over the square root of the step.
+    InverseSqrt,
+    /// Rises, stays, falls: warm-up, a plateau, and a decay of `num_decay_steps`.
+    WarmupStableDecay,
+}
+
+/// A rise or fall between 0 and 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub enum Curve {
+    /// A straight line.
+    #[serde(rename = "linear")]
+    Linear,
+    /// A cosine.
+    #[serde(rename = "cosine")]
+    Cosine,
+    /// One less a square root.
+    #[serde(rename = "1-sqrt")]
+    OneMinusSqrt,
+}
+
+/// A schedule setting that makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{setting}`: {detail}")]
+pub struct ScheduleError {
+    /// The setting.
+    pub setting: &'static str,
+    /// What was expected, what was found, what to do.
+    pub detail: String,
+}
+
+fn refuse<T>(setting: &'static str, detail: impl Into<String>) -> Result<T, ScheduleError> {
+    Err(ScheduleError {
+        setting,
+        detail: detail.into(),
+    })
+}
+
+impl ScheduleConfig {
+    /// The schedule of a run of `total_steps` optimizer steps whose full learning rate is
+    /// `base_lr`.
+    pub fn build(&self, base_lr: f64, total_steps: u64) -> Result<Schedule, ScheduleError> {
+        if !(base_lr.is_finite() && base_lr > 0.0) {
+            return refuse("lr", format!("expected a rate above 0, found {base_lr}"));
+        }
+        self.refuse_unused()?;
+        let warmup = self.warmup(total_steps)?;
+        let shape = self.shape(base_lr, warmup, total_steps)?;
+        Ok(Schedule {
+            base_lr,
+            warmup,
+            total: total_steps,
+            shape,
+        })
+    }
+
+    fn warmup(&self, total: u64) -> Result<u64, ScheduleError> {
+        let ratio = self.warmup_ratio;
+        if !(0.0..=1.0).contains(&ratio) {
+            return refuse(
+                "warmup_ratio",
+                format!("expected a share from 0 to 1, found {ratio}"),
+            );
+        }
+        if ratio > 0.0 && self.warmup_steps > 0 {
+            let detail = "expected at most one of it and `warmup_steps`, found both";
+            return refuse("warmup_ratio", detail);
+        }
+        let by_ratio = (total as f64 * ratio).ceil() as u64;
+        Ok(if self.warmup_steps > 0 {
+            self.warmup_steps
+        } else {
+            by_ratio
+        })
+    }
+
+    /// Refuses options that the type would ignore: a rate that is not what it was set to be shows
+    /// only in the curves.
+    fn refuse_unused(&self) -> Result<(), ScheduleError> {
+        use SchedulerType::{
+            Cosine, CosineWithMinLr, CosineWithRestarts, InverseSqrt, Polynomial, WarmupStableDecay,
+        };
+        let options: [(&'static str, bool, &[SchedulerType]); 11] = [
+            (
+                "num_cycles",
+                self.num_cycles.is_some(),
+                &[
+                    Cosine,
+                    CosineWithRestarts,
+                    CosineWithMinLr,
+                    WarmupStableDecay,
+                ],
+            ),
+            ("power", self.power.is_some(), &[Polynomial]),
+            ("lr_end", self.lr_end.is_some(), &[Polynomial]),
+            ("min_lr", self.min_lr.is_some(), &[CosineWithMinLr]),
+            (
+                "min_lr_rate",
+                self.min_lr_rate.is_some(),
+                &[CosineWithMinLr],
+            ),
+            ("timescale", self.timescale.is_some(), &[InverseSqrt]),
+            (
+                "num_decay_steps",
+                self.num_decay_steps.is_some(),
+                &[WarmupStableDecay],
+            ),
+            (
+                "num_stable_steps",
+                self.num_stable_steps.is_some(),
+                &[WarmupStableDecay],
+            ),
+            (
+                "warmup_type",
+                self.warmup_type.is_some(),
+                &[WarmupStableDecay],
+            ),
+            (
+                "decay_type",
+                self.decay_type.is_some(),
+                &[WarmupStableDecay],
+            ),
+            (
+                "min_lr_ratio",
+                self.min_lr_ratio.is_some(),
+                &[WarmupStableDecay],
+            ),
+        ];
+        for (setting, set, used_by) in options {
+            if set && !used_by.contains(&self.lr_scheduler_type) {
+                let users: Vec<_> = used_by.iter().map(|t| format!("`{}`", t.name())).collect();
+                let detail = format!(
+                    "`{}` has no use for it; remove it, or choose {}",
+                    self.lr_scheduler_type.name(),
+                    users.join(" or ")
+                );
+                return refuse(setting, detail);
+            }
+        }
+        Ok(())
+    }
+
+    fn shape(&self, base_lr: f64, warmup: u64, total: u64) -> Result<Shape, ScheduleError> {
+        let cycles = self.num_cycles.unwrap_or(0.5);
+        Ok(match self.lr_scheduler_type {
+            SchedulerType::Constant => Shape::Constant,
+            SchedulerType::ConstantWithWarmup => Shape::ConstantWithWarmup,
+            SchedulerType::Linear => Shape::Linear,
+            SchedulerType::Cosine => Shape::Cosine { cycles, floor: 0.0 },
+            SchedulerType::CosineWithMinLr => {
+                let floor = match (self.min_lr, self.min_lr_rate) {
+                    (Some(rate), None) => rate / base_lr,
+                    (None, Some(share)) => share,
+                    _ => {
+                        let detail =
+                            "`cosine_with_min_lr` needs exactly one of it and `min_lr_rate`";
+                        return refuse("min_lr", detail);
+                    }
+                };
+                if !(0.0..=1.0).contains(&floor) {
+                    let detail = format!(
+                        "expected a least rate between 0 and the learning rate, found {floor} of it"
+                    );
+                    return refuse("min_lr", detail);
+                }
+                Shape::Cosine { cycles, floor }
+            }
+            SchedulerType::CosineWithRestarts => Shape::Restarts {
+                cycles: self.num_cycles.unwrap_or(1.0),
+            },
+            SchedulerType::Polynomial => {
+                let end = self.lr_end.unwrap_or(1e-7);
+                if !(0.0..base_lr).contains(&end) {
+                    let detail = format!(
+                        "expected a rate from 0 up to, not including, the learning rate {base_lr}, \
+                         found {end}"
+                    );
+                    return refuse("lr_end", detail);
+                }
+                Shape::Polynomial {
+                    power: self.power.unwrap_or(1.0),
+                    end,
+                }
+            }
+            SchedulerType::InverseSqrt => {
+                let scale = self
+                    .timescale
+                    .unwrap_or(if warmup == 0 { 10_000 } else { warmup });
+                if scale == 0 {
+                    return refuse("timescale", "expected at least 1 step, found 0");
+                }
+                Shape::InverseSqrt { scale }
+            }
+            SchedulerType::WarmupStableDecay => {
+                let Some(decay) = self.num_decay_steps else {
+                    return refuse("num_decay_steps", "`warmup_stable_decay` needs it");
+                };
+                let floor = self.min_lr_ratio.unwrap_or(0.0);
+                if !(0.0..=1.0).contains(&floor) {
+                    let detail = format!("expected a share from 0 to 1, found {floor}");
+                    return refuse("min_lr_ratio", detail);
+                }
+                let left = total.checked_sub(warmup.saturating_add(decay));
+                let Some(stable) = self.num_stable_steps.or(left) else {
+                    let detail = format!(
+                        "{warmup} steps of warm-up and {decay} of decay are more than the {total} \
+                         of the run"
+                    );
+                    return refuse("num_decay_steps", detail);
+                };
+                Shape::Stable {
+                    stable,
+                    decay,
+                    rise: self.warmup_type.unwrap_or(Curve::Linear),
+                    fall: self.decay_type.unwrap_or(Curve::Cosine),
+                    cycles,
+                    floor,
+                }
+            }
+        })
+    }
+}
+
+impl SchedulerType {
+    /// The name in configurations.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Constant => "constant",
+            Self::ConstantWithWarmup => "constant_with_warmup",
+            Self::Linear => "linear",
+            Self::Cosine => "cosine",
+            Self::CosineWithRestarts => "cosine_with_restarts",
+            Self::CosineWithMinLr => "cosine_with_min_lr",
+            Self::Polynomial => "polynomial",
+            Self::InverseSqrt => "inverse_sqrt",
+            Self::WarmupStableDecay => "warmup_stable_decay",
+        }
+    }
+}

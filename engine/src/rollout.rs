@@ -1,0 +1,64 @@
+//! Rollouts: sampled completions with everything that training needs to know of them.
+
+use firebrick_models::generate::Finish;
+use serde::Serialize;
+
+/// One sampled completion.
+#[derive(Clone, Debug)]
+pub struct Rollout {
+    /// Index of its prompt among the run's draws: names its group.
+    pub draw: u64,
+    /// Index in the group.
+    pub sample: usize,
+    /// Prompt tokens.
+    pub prompt: Vec<u32>,
+    /// Completion tokens, the stop id included.
+    pub completion: Vec<u32>,
+    /// Completion's text, without special tokens.
+    pub text: String,
+    /// Log-probs under the distribution that the tokens were drawn from.
+    pub sampler_logp: Vec<f32>,
+    /// Log-probs under the sampler's full distribution at the same temperature.
+    pub full_logp: Vec<f32>,
+    /// Log-probs under the policy that the update starts from, by the trainer's own forward.
+    pub old_logp: Option<Vec<f32>>,
+    /// Log-probs under the reference policy.
+    pub ref_logp: Option<Vec<f32>>,
+    /// Why it ended.
+    pub finish: Finish,
+    /// Training step whose weights sampled it.
+    pub policy_version: u64,
+    /// What it was worth.
+    pub reward: f64,
+    /// The reward's parts by name, before weighting.
+    pub reward_parts: Vec<(String, f64)>,
+    /// Advantage of each completion token.
+    pub advantages: Vec<f64>,
+}
+
+/// A rollout as `samples.jsonl` keeps it.
+#[derive(Debug, Serialize)]
+pub struct SampleRecord<'a> {
+    /// Training step.
+    pub step: u64,
+    /// Index of the prompt among the run's draws.
+    pub draw: u64,
+    /// Index in the group.
+    pub sample: usize,
+    /// The prompt's text.
+    pub prompt: &'a str,
+    /// The completion's text.
+    pub completion: &'a str,
+    /// Ground truth.
+    pub answer: &'a str,
+    /// Reward.
+    pub reward: f64,
+    /// Its parts.
+    pub reward_parts: &'a [(String, f64)],
+    /// Advantage of its tokens (their mean where they differ).
+    pub advantage: f64,
+    /// Why it ended.
+    pub finish: Finish,
+    /// Completion tokens.
+    pub tokens: usize,
+}

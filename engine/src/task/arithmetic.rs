@@ -1,0 +1,383 @@
+//! Generated sums such as `37+5=`.
+//!
+//! A problem is a number below the size of the problem space. One fixed shuffle of that space puts
+//! the validation problems first; training walks the others in shuffled epochs. So the two are
+//! disjoint by construction, for any seed, and in a space of any size.
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+pub use super::operation::{Operation, Operations};
+use super::{Completion, Example, Permutation, PromptText, Reward, Split, Task, TaskError};
+
+/// Key of the shuffle that decides which problems are held out. It is not the user's seed: a model
+/// warmed up under one seed must not have seen the validation problems of another.
+const HOLD_OUT: u64 = 0xF1EE_B21C;
+
+const DEFAULT_VALIDATION: u64 = 200;
+
+/// Every character that a prompt or an answer can have.
+#[must_use]
+pub fn alphabet() -> &'static str {
+    "0123456789+-*="
+}
+
+/// Settings of generated arithmetic.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ArithmeticConfig {
+    /// Digits of the operands, 1 to 6: both are drawn from 0 up to this many nines.
+    pub difficulty: u32,
+    /// Which of `+`, `-` and `*` occur: a text such as `"+-"`, or a list.
+    pub operations: Operations,
+    /// Seed of the order of the training problems. The validation problems do not depend on it.
+    pub seed: u64,
+    /// Problems held out for validation. Absent: 200, or a fifth of the problems if that is less.
+    pub validation_size: Option<u64>,
+    /// Whether training pays the share of right characters instead of all or nothing. Validation
+    /// always counts right answers.
+    pub partial: bool,
+}
+
+impl Default for ArithmeticConfig {
+    fn default() -> Self {
+        Self {
+            difficulty: 1,
+            operations: Operations::default(),
+            seed: 0,
+            validation_size: None,
+            partial: false,
+        }
+    }
+}
+
+/// The task of generated sums.
+#[derive(Clone, Debug)]
+pub struct Arithmetic {
+    operations: Vec<Operation>,
+    /// One more than the largest operand.
+    operands: u64,
+    problems: Permutation,
+    validation: u64,
+    seed: u64,
+    partial: bool,
+}
+
+impl Arithmetic {
+    /// Checks the settings and lays out the splits.
+    pub fn new(config: &ArithmeticConfig) -> Result<Self, TaskError> {
+        if !(1..=6).contains(&config.difficulty) {
+            let detail = format!("expected 1 to 6 digits, found {}", config.difficulty);
+            return Err(TaskError::config("task.difficulty", detail));
+        }
+        let operands = 10u64.pow(config.difficulty);
+        let space = operands * operands * config.operations.all().len() as u64;
+        let validation = config
+            .validation_size
+            .unwrap_or(DEFAULT_VALIDATION.min(space / 5));
+        if validation >= space {
+            let detail = format!(
+                "there are {space} problems, so {validation} held out leave none to train on; \
+                 expected at most {}: lower it or raise `task.difficulty`",
+                space - 1
+            );
+            return Err(TaskError::config("task.validation_size", detail));
+        }
+        Ok(Self {
+            operations: config.operations.all().to_vec(),
+            operands,
+            problems: Permutation::new(space, HOLD_OUT, 0),
+            validation,
+            seed: config.seed,
+            partial: config.partial,
+        })
+    }
+
+    /// The problem at an index, as its number in the problem space.
+    fn problem(&self, split: Split, index: u64) -> Result<u64, TaskError> {
+        let position = match split {
+            Split::Validation if index < self.validation => index,
+            Split::Validation => {
+                return Err(TaskError::NoSuchExample {
+                    task: self.name().to_owned(),
+                    split: split.name(),
+                    index,
+                    len: self.validation,
+                });
+            }
+            Split::Train => {
+                let len = self.problems.len() - self.validation;
+                let (epoch, at) = (index / len, index % len);
+                self.validation + Permutation::new(len, self.seed, epoch).of(at)
+            }
+        };
+        Ok(self.problems.of(position))
+    }
+}
+
+impl Task for Arithmetic {
+    fn name(&self) -> &'static str {
+        "arithmetic"
+    }
+
+    fn len(&self, split: Split) -> Option<u64> {
+        match split {
+            Split::Train => None,
+            Split::Validation => Some(self.validation),
+        }
+    }
+
+    fn example(&self, split: Split, index: u64) -> Result<Example, TaskError> {
+        let problem = self.problem(split, index)?;
+        let b = problem % self.operands;
+        let a = problem / self.operands % self.operands;
+        let operation = self.operations[(problem / self.operands / self.operands) as usize];
+        let answer = operation.apply(a as i64, b as i64).to_string();
+        let symbol = operation.symbol().to_string();
+        let fields = [
+            ("a", json!(a)),
+            ("b", json!(b)),
+            ("operation", json!(symbol)),
+        ];
+        Ok(Example {
+            prompt: PromptText::Text(format!("{a}{symbol}{b}=")),
+            solution: Some(answer.clone()),
+            answer,
+            fields: fields
+                .into_iter()
+                .map(|(key, value)| (key.to_owned(), value))
+                .collect(),
+        })
+    }
+
+    fn reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {
+        if self.partial {
+            return Ok(Reward::single(
+                "partial",
+                share_right(&example.answer, completion),
+            ));
+        }
+        self.validation_reward(example, completion)
+    }
+
+    fn validation_reward(
+        &self,
+        example: &Example,
+        completion: &Completion<'_>,
+    ) -> Result<Reward, TaskError> {
+        let correct = completion.finished && completion.text.trim() == example.answer;
+        Ok(Reward::single("correct", if correct { 1.0 } else { 0.0 }))
+    }
+}
+
+/// The share of right characters, place by place from the left. Ending in the right place counts as
+/// one more character, so that only a finished right answer is worth 1.
+fn share_right(answer: &str, completion: &Completion<'_>) -> f64 {
+    let text = completion.text.trim();
+    let (wanted, found) = (answer.chars().count(), text.chars().count());
+    let right = answer
+        .chars()
+        .zip(text.chars())
+        .filter(|(a, b)| a == b)
+        .count();
+    let ended = usize::from(completion.finished && found == wanted);
+    (right + ended) as f64 / (wanted.max(found) + 1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn config(json: &str) -> ArithmeticConfig {
+        serde_json::from_str(json).expect("configuration")
+    }
+
+    fn task(json: &str) -> Arithmetic {
+        Arithmetic::new(&config(json)).expect("builds")
+    }
+
+    fn refused(json: &str) -> String {
+        Arithmetic::new(&config(json))
+            .expect_err("refused")
+            .to_string()
+    }
+
+    fn prompt(task: &Arithmetic, split: Split, index: u64) -> String {
+        match task.example(split, index).expect("example").prompt {
+            PromptText::Text(text) => text,
+            PromptText::Chat(_) => panic!("arithmetic prompts are plain text"),
+        }
+    }
+
+    fn answered(text: &str, finished: bool) -> Completion<'_> {
+        Completion {
+            text,
+            tokens: &[],
+            finished,
+            max_tokens: 8,
+        }
+    }
+
+    #[test]
+    fn answers_solve_their_prompts_and_stay_inside_the_alphabet() {
+        let task = task(r#"{"difficulty": 6, "operations": ["+", "-", "*"]}"#);
+        let mut seen = HashSet::new();
+        for index in 0..300 {
+            let example = task.example(Split::Train, index).expect("example");
+            let text = prompt(&task, Split::Train, index);
+            let symbol = example.fields["operation"]
+                .as_str()
+                .expect("operation")
+                .to_owned();
+            let (a, b) = text
+                .trim_end_matches('=')
+                .split_once(&symbol)
+                .expect("a sum");
+            let (a, b): (i64, i64) = (a.parse().expect("a"), b.parse().expect("b"));
+            let expected = match symbol.as_str() {
+                "+" => a + b,
+                "-" => a - b,
+                _ => a * b,
+            };
+            assert_eq!(example.answer, expected.to_string(), "{text}");
+            assert_eq!(example.solution.as_deref(), Some(example.answer.as_str()));
+            assert!(
+                text.chars()
+                    .chain(example.answer.chars())
+                    .all(|c| alphabet().contains(c))
+            );
+            seen.insert(symbol);
+        }
+        assert_eq!(seen.len(), 3, "every operation occurs");
+    }
+
+    #[test]
+    fn one_digit_sums_train_on_every_problem_that_is_not_held_out() {
+        let task = task("{}");
+        assert_eq!(
+            (task.len(Split::Train), task.len(Split::Validation)),
+            (None, Some(20))
+        );
+        let held_out: HashSet<String> = (0..20)
+            .map(|i| prompt(&task, Split::Validation, i))
+            .collect();
+        let epoch: HashSet<String> = (0..80).map(|i| prompt(&task, Split::Train, i)).collect();
+        assert_eq!((held_out.len(), epoch.len()), (20, 80));
+        assert!(held_out.is_disjoint(&epoch));
+    }
+
+    #[test]
+    fn the_seed_changes_the_order_of_training_but_not_what_is_held_out() {
+        let (a, b) = (
+            task(r#"{"difficulty": 2}"#),
+            task(r#"{"difficulty": 2, "seed": 1}"#),
+        );
+        let all = |task: &Arithmetic, split| -> Vec<String> {
+            (0..200).map(|i| prompt(task, split, i)).collect()
+        };
+        assert_eq!(all(&a, Split::Validation), all(&b, Split::Validation));
+        assert_ne!(all(&a, Split::Train), all(&b, Split::Train));
+        assert_eq!(all(&a, Split::Train), all(&a.clone(), Split::Train));
+    }
+
+    #[test]
+    fn only_a_finished_exact_answer_is_right() {
+        let task = task("{}");
+        let example = Example {
+            prompt: PromptText::Text("37+5=".into()),
+            answer: "42".into(),
+            solution: None,
+            fields: serde_json::Map::new(),
+        };
+        let pays = |text, finished| {
+            task.reward(&example, &answered(text, finished))
+                .expect("judged")
+                .total
+                > 0.5
+        };
+        assert!(pays("42", true) && pays(" 42\n", true));
+        assert!(!pays("42", false) && !pays("42.", true) && !pays("042", true) && !pays("", true));
+    }
+
+    #[test]
+    fn the_partial_reward_grows_with_right_characters_and_shapes_training_alone() {
+        let task = task(r#"{"partial": true}"#);
+        let mut example = task.example(Split::Train, 0).expect("example");
+        example.answer = "123".into();
+        let share = |text, finished| {
+            task.reward(&example, &answered(text, finished))
+                .expect("judged")
+                .total
+        };
+        assert!((share("123", true) - 1.0).abs() < 1e-12);
+        assert!((share("123", false) - 0.75).abs() < 1e-12);
+        assert!((share("124", true) - 0.75).abs() < 1e-12);
+        assert!((share("12", true) - 0.5).abs() < 1e-12);
+        assert!(share("", true).abs() < 1e-12);
+        assert!(share("1231111111", true) < 0.3, "rambling on does not pay");
+        let validation = task
+            .validation_reward(&example, &answered("124", true))
+            .expect("judged");
+        assert_eq!(validation, Reward::single("correct", 0.0));
+    }
+
+    #[test]
+    fn impossible_settings_are_refused_with_what_to_do() {
+        assert_eq!(
+            refused(r#"{"validation_size": 100}"#),
+            "`task.validation_size`: there are 100 problems, so 100 held out leave none to \
+             train on; expected at most 99: lower it or raise `task.difficulty`"
+        );
+        assert_eq!(
+            refused(r#"{"difficulty": 7}"#),
+            "`task.difficulty`: expected 1 to 6 digits, found 7"
+        );
+        let operations = |json: &str| {
+            serde_json::from_str::<ArithmeticConfig>(json)
+                .expect_err("refused")
+                .to_string()
+        };
+        assert!(operations(r#"{"operations": "+/"}"#).contains("of `+-*`, found `/` in \"+/\""));
+        assert!(operations(r#"{"operations": ""}"#).contains("at least one of `+-*`"));
+        assert!(operations(r#"{"operations": "++"}"#).contains("`+` is twice"));
+    }
+
+    #[test]
+    fn validation_ends_where_it_says() {
+        let error = task("{}")
+            .example(Split::Validation, 20)
+            .expect_err("refused")
+            .to_string();
+        assert_eq!(
+            error,
+            "task `arithmetic` has 20 validation examples; there is no example 20 (from 0)"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_training_problem_is_ever_held_out(
+            difficulty in 1u32..=6,
+            seed: u64,
+            size in 0u64..99,
+            indices in proptest::collection::vec(any::<u64>(), 1..50),
+        ) {
+            let config = ArithmeticConfig {
+                difficulty, seed, validation_size: Some(size), ..ArithmeticConfig::default()
+            };
+            let task = Arithmetic::new(&config).expect("builds");
+            let held_out: HashSet<u64> = (0..size)
+                .map(|i| task.problem(Split::Validation, i).expect("held out"))
+                .collect();
+            prop_assert_eq!(held_out.len() as u64, size);
+            for index in indices.into_iter().chain(0..200) {
+                let problem = task.problem(Split::Train, index).expect("endless");
+                prop_assert!(!held_out.contains(&problem), "{} is held out", problem);
+            }
+        }
+    }
+}

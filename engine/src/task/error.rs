@@ -1,0 +1,142 @@
+//! What can go wrong between a task's configuration and a completion's reward.
+
+use std::path::PathBuf;
+
+/// Errors of tasks and rewards.
+#[derive(Debug, thiserror::Error)]
+pub enum TaskError {
+    /// A dataset file could not be read.
+    #[error(
+        "cannot read the dataset {} (setting `{setting}`): {source}; \
+         relative paths are resolved against the folder of the configuration file",
+        path.display()
+    )]
+    Read {
+        /// The setting that names the file.
+        setting: &'static str,
+        /// The file, resolved.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A dataset file has no rows.
+    #[error(
+        "the dataset {} (setting `{setting}`) has no rows; expected one JSON object a line",
+        path.display()
+    )]
+    Empty {
+        /// The setting that names the file.
+        setting: &'static str,
+        /// The file.
+        path: PathBuf,
+    },
+    /// A line is not a JSON object.
+    #[error("{place}: expected one JSON object a line, found {found}")]
+    NotARow {
+        /// File and line.
+        place: Place,
+        /// What was found.
+        found: String,
+    },
+    /// A row lacks a field that the configuration names.
+    #[error(
+        "{place}: the row has no field `{field}`, which `{setting}` names; its fields are {found}"
+    )]
+    MissingField {
+        /// File and line.
+        place: Place,
+        /// The field that was looked for, as a dotted path.
+        field: String,
+        /// The setting that names the field.
+        setting: String,
+        /// The fields that the row has.
+        found: String,
+    },
+    /// A row has the field, but its value cannot be used.
+    #[error("{place}: {detail} (setting `{setting}`)")]
+    BadField {
+        /// File and line.
+        place: Place,
+        /// The setting that reads the field.
+        setting: String,
+        /// What was expected and what was found.
+        detail: String,
+    },
+    /// A prompt template does not parse.
+    #[error(
+        "the template {template:?} of `{setting}` {detail}; \
+         a field is written `{{name}}`, a literal brace `{{{{` or `}}}}`"
+    )]
+    Template {
+        /// The setting.
+        setting: String,
+        /// The template.
+        template: String,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// A regular expression does not compile.
+    #[error("the regular expression {pattern:?} of `{setting}` is invalid: {detail}")]
+    Regex {
+        /// The setting.
+        setting: String,
+        /// The pattern.
+        pattern: String,
+        /// What the regex compiler said.
+        detail: String,
+    },
+    /// A setting has a value that makes no sense, alone or beside another.
+    #[error("`{setting}`: {detail}")]
+    Config {
+        /// The setting.
+        setting: String,
+        /// What was expected, what was found, what to do.
+        detail: String,
+    },
+    /// A reward cannot judge a sample: not a wrong completion, but a broken ground truth or
+    /// setting.
+    #[error("reward `{reward}` cannot judge this sample: {reason}")]
+    Reward {
+        /// The reward's name.
+        reward: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// An example was asked for beyond the end of its split.
+    #[error("task `{task}` has {len} {split} examples; there is no example {index} (from 0)")]
+    NoSuchExample {
+        /// The task's name.
+        task: String,
+        /// The split's name.
+        split: &'static str,
+        /// The index asked for.
+        index: u64,
+        /// How many there are.
+        len: u64,
+    },
+}
+
+impl TaskError {
+    /// A [`TaskError::Config`].
+    pub(crate) fn config(setting: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::Config {
+            setting: setting.into(),
+            detail: detail.into(),
+        }
+    }
+}
+
+/// A line of a dataset file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The file.
+    pub path: PathBuf,
+    /// The line, from 1.
+    pub line: usize,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, line {}", self.path.display(), self.line)
+    }
+}

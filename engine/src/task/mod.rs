@@ -1,0 +1,193 @@
+//! Where prompts come from and what a completion is worth.
+//!
+//! A [`Task`] is a pure function of (split, index): it keeps no position and no generator, so a
+//! resumed run sees the prompts that it would have seen. [`shuffled_index`] turns the number of a
+//! draw into the index to ask for.
+
+pub mod arithmetic;
+mod error;
+pub mod jsonl;
+mod number;
+mod operation;
+mod recipe;
+pub mod reward;
+mod rows;
+mod shuffle;
+mod template;
+
+use std::path::Path;
+
+use firebrick_models::tokenizer::Message;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+pub use self::arithmetic::{Arithmetic, ArithmeticConfig};
+pub use self::error::{Place, TaskError};
+pub use self::jsonl::{Jsonl, JsonlConfig};
+pub use self::reward::{Gsm8kMethod, RewardConfig, Rewards};
+pub use self::shuffle::{Permutation, shuffled_index};
+
+/// A source of prompts, and the judge of their completions.
+pub trait Task: Send + Sync {
+    /// The task's name in metrics: `val-core/<name>/reward`.
+    fn name(&self) -> &str;
+
+    /// The number of examples of a split. `None` is endless (generated); validation is always
+    /// `Some`, and 0 where nothing is held out.
+    fn len(&self, split: Split) -> Option<u64>;
+
+    /// Whether a split has no examples.
+    fn is_empty(&self, split: Split) -> bool {
+        self.len(split) == Some(0)
+    }
+
+    /// The example at `index`: the same for the same index, always.
+    fn example(&self, split: Split, index: u64) -> Result<Example, TaskError>;
+
+    /// What a completion is worth. An error means that the sample cannot be judged; a wrong
+    /// completion is worth little, but it is not an error.
+    fn reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError>;
+
+    /// What a completion is worth in validation, where shaping that helps learning would only blur
+    /// the number. The training reward unless the task says otherwise.
+    fn validation_reward(
+        &self,
+        example: &Example,
+        completion: &Completion<'_>,
+    ) -> Result<Reward, TaskError> {
+        self.reward(example, completion)
+    }
+}
+
+/// Which of a task's examples: those to learn from, or those held out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Split {
+    /// Examples to learn from.
+    Train,
+    /// Examples held out: never among [`Split::Train`].
+    Validation,
+}
+
+impl Split {
+    /// The split's name in messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Validation => "validation",
+        }
+    }
+}
+
+/// One prompt with what is known about its answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Example {
+    /// What the model is asked.
+    pub prompt: PromptText,
+    /// The ground truth that rewards compare with; empty if the task has none.
+    pub answer: String,
+    /// A demonstration of a good completion, for supervised training.
+    pub solution: Option<String>,
+    /// The row that the example was made from, for rewards of one's own and for the sample log.
+    pub fields: Map<String, Value>,
+}
+
+/// A prompt before tokenization.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PromptText {
+    /// Text, encoded as it is.
+    Text(String),
+    /// A conversation, rendered by the model's chat template with a generation prompt.
+    Chat(Vec<Message>),
+}
+
+/// A sampled completion, as a reward sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Completion<'a> {
+    /// Its text, without special tokens.
+    pub text: &'a str,
+    /// Its tokens.
+    pub tokens: &'a [u32],
+    /// Whether it ended by itself (an end token or a stop string), not by the length limit.
+    pub finished: bool,
+    /// The length limit it was sampled under, in tokens.
+    pub max_tokens: usize,
+}
+
+/// What a completion is worth.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reward {
+    /// The weighted sum of the parts.
+    pub total: f64,
+    /// Each part's name and value before weighting.
+    pub parts: Vec<(String, f64)>,
+}
+
+impl Reward {
+    /// A reward of one part with weight 1.
+    #[must_use]
+    pub fn single(name: impl Into<String>, value: f64) -> Self {
+        Self {
+            total: value,
+            parts: vec![(name.into(), value)],
+        }
+    }
+}
+
+/// The `task` section of a configuration.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum TaskConfig {
+    /// Generated sums: learnable by a very small model, with nothing to download.
+    Arithmetic(ArithmeticConfig),
+    /// Rows of a JSON Lines file, judged by rule rewards.
+    Jsonl(Box<JsonlConfig>),
+}
+
+impl TaskConfig {
+    /// Builds the task: reads its files and checks every row. Relative paths are resolved against
+    /// `base`, the folder of the configuration file.
+    pub fn build(&self, base: &Path) -> Result<Box<dyn Task>, TaskError> {
+        Ok(match self {
+            Self::Arithmetic(config) => Box::new(Arithmetic::new(config)?),
+            Self::Jsonl(config) => Box::new(Jsonl::new(config, base)?),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_is_chosen_by_its_kind_and_keeps_its_settings_when_written_back() {
+        let json = r#"{"kind": "arithmetic", "difficulty": 2, "operations": "+-"}"#;
+        let config: TaskConfig = serde_json::from_str(json).expect("parses");
+        let task = config.build(Path::new(".")).expect("builds");
+        assert_eq!(task.name(), "arithmetic");
+        let written = serde_json::to_string(&config).expect("writes");
+        assert_eq!(
+            serde_json::from_str::<TaskConfig>(&written).expect("reads back"),
+            config
+        );
+    }
+
+    #[test]
+    fn unknown_kinds_and_keys_are_rejected() {
+        let error = |json: &str| {
+            serde_json::from_str::<TaskConfig>(json)
+                .expect_err("refused")
+                .to_string()
+        };
+        assert!(error(r#"{"kind": "arithmetics"}"#).contains("unknown variant `arithmetics`"));
+        assert!(
+            error(r#"{"kind": "arithmetic", "dificulty": 1}"#)
+                .contains("unknown field `dificulty`")
+        );
+        assert!(
+            error(r#"{"kind": "jsonl", "train": "a", "rewards": [], "promt": ""}"#)
+                .contains("unknown field `promt`")
+        );
+    }
+}

@@ -1,0 +1,98 @@
+//! The operations of generated arithmetic, and how a configuration writes them.
+
+use serde::{Deserialize, Serialize};
+
+/// An arithmetic operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// `+`
+    Add,
+    /// `-`; the answer may be negative.
+    Subtract,
+    /// `*`
+    Multiply,
+}
+
+impl Operation {
+    /// The operation's character.
+    #[must_use]
+    pub fn symbol(self) -> char {
+        match self {
+            Self::Add => '+',
+            Self::Subtract => '-',
+            Self::Multiply => '*',
+        }
+    }
+
+    pub(crate) fn apply(self, a: i64, b: i64) -> i64 {
+        match self {
+            Self::Add => a + b,
+            Self::Subtract => a - b,
+            Self::Multiply => a * b,
+        }
+    }
+}
+
+/// A set of operations, none twice; written as a text such as `"+-"`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "TextOrList", into = "String")]
+pub struct Operations(Vec<Operation>);
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum TextOrList {
+    Text(String),
+    List(Vec<String>),
+}
+
+impl Operations {
+    /// The operations, in the order they were written.
+    #[must_use]
+    pub fn all(&self) -> &[Operation] {
+        &self.0
+    }
+}
+
+impl Default for Operations {
+    fn default() -> Self {
+        Self(vec![Operation::Add])
+    }
+}
+
+impl TryFrom<TextOrList> for Operations {
+    type Error = String;
+
+    fn try_from(written: TextOrList) -> Result<Self, String> {
+        let text = match written {
+            TextOrList::Text(text) => text,
+            TextOrList::List(list) => list.concat(),
+        };
+        let mut operations = Vec::new();
+        for symbol in text.chars().filter(|c| !c.is_whitespace()) {
+            let operation = match symbol {
+                '+' => Operation::Add,
+                '-' => Operation::Subtract,
+                '*' => Operation::Multiply,
+                _ => {
+                    return Err(format!(
+                        "operations: expected characters of `+-*`, found `{symbol}` in {text:?}"
+                    ));
+                }
+            };
+            if operations.contains(&operation) {
+                return Err(format!("operations: `{symbol}` is twice in {text:?}"));
+            }
+            operations.push(operation);
+        }
+        if operations.is_empty() {
+            return Err("operations: expected at least one of `+-*`, found none".to_owned());
+        }
+        Ok(Self(operations))
+    }
+}
+
+impl From<Operations> for String {
+    fn from(operations: Operations) -> Self {
+        operations.0.into_iter().map(Operation::symbol).collect()
+    }
+}

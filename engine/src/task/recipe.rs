@@ -1,0 +1,249 @@
+//! What turns a row into an example: the prompt, answer and solution settings, checked and
+//! compiled.
+
+use firebrick_models::tokenizer::Message;
+use regex::Regex;
+use serde_json::Value;
+
+use super::jsonl::{Extract, JsonlConfig};
+use super::reward::compile;
+use super::template::{Row, Template};
+use super::{Example, PromptText, TaskError};
+
+/// Where one text of an example comes from.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Template(Template),
+    Field { path: String, setting: &'static str },
+}
+
+impl Source {
+    /// The source named by a template setting or by a field setting, if either is set.
+    fn new(
+        template: Option<&str>,
+        template_setting: &'static str,
+        field: Option<&str>,
+        field_setting: &'static str,
+    ) -> Result<Option<Self>, TaskError> {
+        match (template, field) {
+            (None, None) => Ok(None),
+            (Some(text), None) => Ok(Some(Self::Template(Template::parse(
+                text,
+                template_setting,
+            )?))),
+            (None, Some(path)) => Ok(Some(Self::Field {
+                path: path.to_owned(),
+                setting: field_setting,
+            })),
+            (Some(_), Some(_)) => {
+                let detail =
+                    format!("expected at most one of it and `{field_setting}`, found both");
+                Err(TaskError::config(template_setting, detail))
+            }
+        }
+    }
+
+    fn text(&self, row: &Row) -> Result<String, TaskError> {
+        match self {
+            Self::Template(template) => template.render(row),
+            Self::Field { path, setting } => row.text(path, setting),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Prompt {
+    Text(Template),
+    Chat(Vec<(String, Template)>),
+    Field(String),
+}
+
+/// A [`JsonlConfig`] checked and compiled: what turns a row into an example.
+#[derive(Debug)]
+pub(crate) struct Recipe {
+    prompt: Prompt,
+    system: Option<String>,
+    answer: Option<Source>,
+    extract: Option<Extraction>,
+    solution: Option<Source>,
+}
+
+#[derive(Debug)]
+enum Extraction {
+    Gsm8k,
+    Regex(Regex),
+}
+
+const PROMPT_FIELD: &str = "task.prompt_field";
+
+impl Recipe {
+    pub fn new(config: &JsonlConfig) -> Result<Self, TaskError> {
+        let prompt = match (&config.prompt, &config.messages, &config.prompt_field) {
+            (Some(text), None, None) => Prompt::Text(Template::parse(text, "task.prompt")?),
+            (None, Some(messages), None) if messages.is_empty() => {
+                let detail = "expected at least one message, found none";
+                return Err(TaskError::config("task.messages", detail));
+            }
+            (None, Some(messages), None) => {
+                let parse = |(at, message): (usize, &Message)| {
+                    let setting = format!("task.messages[{at}].content");
+                    Ok((
+                        message.role.clone(),
+                        Template::parse(&message.content, &setting)?,
+                    ))
+                };
+                Prompt::Chat(
+                    messages
+                        .iter()
+                        .enumerate()
+                        .map(parse)
+                        .collect::<Result<_, _>>()?,
+                )
+            }
+            (None, None, field) => Prompt::Field(field.clone().unwrap_or("prompt".to_owned())),
+            _ => {
+                let detail = "expected at most one of `prompt`, `messages` and `prompt_field`, \
+                              found several";
+                return Err(TaskError::config("task.prompt", detail));
+            }
+        };
+        if let (Prompt::Text(_), Some(_)) = (&prompt, &config.system_prompt) {
+            let detail = "needs a chat, and `prompt` is plain text; write the prompt as `messages`";
+            return Err(TaskError::config("task.system_prompt", detail));
+        }
+        let (answer, answer_field) = (config.answer.as_deref(), config.answer_field.as_deref());
+        let answer = Source::new(answer, "task.answer", answer_field, "task.answer_field")?;
+        let extract = match &config.answer_extract {
+            None => None,
+            Some(_) if answer.is_none() => {
+                let detail = "there is no answer to take it out of; set `answer_field`";
+                return Err(TaskError::config("task.answer_extract", detail));
+            }
+            Some(Extract::Gsm8k) => Some(Extraction::Gsm8k),
+            Some(Extract::Regex(pattern)) => Some(Extraction::Regex(compile(
+                pattern,
+                "task.answer_extract.regex",
+            )?)),
+        };
+        let (solution, field) = (config.solution.as_deref(), config.solution_field.as_deref());
+        let solution = Source::new(solution, "task.solution", field, "task.solution_field")?;
+        Ok(Self {
+            prompt,
+            system: config.system_prompt.clone(),
+            answer,
+            extract,
+            solution,
+        })
+    }
+
+    /// Where the ground truth comes from, if the task names one.
+    pub fn answer(&self) -> Option<&Source> {
+        self.answer.as_ref()
+    }
+
+    pub fn example(&self, row: Row) -> Result<Example, TaskError> {
+        let mut answer = self
+            .answer
+            .as_ref()
+            .map_or(Ok(String::new()), |s| s.text(&row))?;
+        if let Some(extract) = &self.extract {
+            answer = extract.apply(&answer, &row)?;
+        }
+        let solution = self
+            .solution
+            .as_ref()
+            .map(|source| source.text(&row))
+            .transpose()?;
+        Ok(Example {
+            prompt: self.prompt(&row)?,
+            answer,
+            solution,
+            fields: row.fields,
+        })
+    }
+
+    fn prompt(&self, row: &Row) -> Result<PromptText, TaskError> {
+        let mut chat = match &self.prompt {
+            Prompt::Text(template) => return Ok(PromptText::Text(template.render(row)?)),
+            Prompt::Chat(messages) => {
+                let render = |(role, content): &(String, Template)| {
+                    Ok(Message {
+                        role: role.clone(),
+                        content: content.render(row)?,
+                    })
+                };
+                messages.iter().map(render).collect::<Result<Vec<_>, _>>()?
+            }
+            Prompt::Field(path) => match row.get(path, PROMPT_FIELD)? {
+                Value::String(_) if self.system.is_some() => {
+                    let detail =
+                        format!("field `{path}` is plain text; it needs a list of messages");
+                    return Err(row.bad("task.system_prompt", detail));
+                }
+                Value::String(text) => return Ok(PromptText::Text(text.clone())),
+                Value::Array(list) if !list.is_empty() => list
+                    .iter()
+                    .map(|value| message(value, path, row))
+                    .collect::<Result<_, _>>()?,
+                other => {
+                    let detail = format!(
+                        "field `{path}` is {other}; expected a text or a list of chat messages"
+                    );
+                    return Err(row.bad(PROMPT_FIELD, detail));
+                }
+            },
+        };
+        if let Some(system) = &self.system {
+            if chat.first().is_some_and(|first| first.role == "system") {
+                let detail = "the prompt already begins with a system message; remove one of them";
+                return Err(row.bad("task.system_prompt", detail));
+            }
+            chat.insert(
+                0,
+                Message {
+                    role: "system".to_owned(),
+                    content: system.clone(),
+                },
+            );
+        }
+        Ok(PromptText::Chat(chat))
+    }
+}
+
+/// A chat message of a row. Content other than text (images, tool calls) is not ours to drop.
+fn message(value: &Value, path: &str, row: &Row) -> Result<Message, TaskError> {
+    let text = |key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
+    if let (Some(role), Some(content)) = (text("role"), text("content")) {
+        return Ok(Message { role, content });
+    }
+    let detail = format!(
+        "field `{path}` has the message {value}; expected an object with the texts `role` \
+         and `content`"
+    );
+    Err(row.bad(PROMPT_FIELD, detail))
+}
+
+impl Extraction {
+    fn apply(&self, text: &str, row: &Row) -> Result<String, TaskError> {
+        let (found, wanted) = match self {
+            Self::Gsm8k => {
+                let after = text
+                    .rsplit_once("####")
+                    .map(|(_, tail)| tail.replace(',', ""));
+                (after, "`#### ` and a number".to_owned())
+            }
+            Self::Regex(pattern) => {
+                let last = pattern.captures_iter(text).last();
+                let group = last.and_then(|c| c.get(pattern.captures_len().min(2) - 1));
+                (
+                    group.map(|g| g.as_str().to_owned()),
+                    format!("a match of {:?}", pattern.as_str()),
+                )
+            }
+        };
+        found.map(|answer| answer.trim().to_owned()).ok_or_else(|| {
+            let detail = format!("expected {wanted} in the answer, found {text:?}");
+            row.bad("task.answer_extract", detail)
+        })
+    }
+}

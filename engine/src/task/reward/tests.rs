@@ -1,0 +1,213 @@
+//! What each rule reward pays, and what it refuses to judge.
+
+use super::*;
+
+const TOKENS: [u32; 100] = [7; 100];
+
+fn completion(text: &str, tokens: usize) -> Completion<'_> {
+    Completion {
+        text,
+        tokens: &TOKENS[..tokens],
+        finished: true,
+        max_tokens: 100,
+    }
+}
+
+fn configs(json: &str) -> Vec<RewardConfig> {
+    serde_json::from_str(json).expect("reward configuration")
+}
+
+fn total(json: &str, answer: &str, text: &str, tokens: usize) -> Result<f64, String> {
+    let rewards = Rewards::new(&configs(&format!("[{json}]"))).map_err(|e| e.to_string())?;
+    rewards
+        .score(answer, &completion(text, tokens))
+        .map(|reward| reward.total)
+        .map_err(|e| e.to_string())
+}
+
+fn pays(json: &str, answer: &str, text: &str) -> f64 {
+    total(json, answer, text, 10).expect("judged")
+}
+
+fn refuses(json: &str) -> String {
+    Rewards::new(&configs(&format!("[{json}]")))
+        .expect_err("refused")
+        .to_string()
+}
+
+const EQUAL: f64 = 1e-12;
+
+#[test]
+fn gsm8k_strict_wants_the_mark_and_flexible_the_last_number() {
+    let (strict, flexible) = (
+        r#"{"kind": "gsm8k"}"#,
+        r#"{"kind": "gsm8k", "method": "flexible"}"#,
+    );
+    for (text, by_strict, by_flexible) in [
+        ("so #### 1,024", 1.0, 1.0),
+        ("#### 7\nno: #### 1024", 1.0, 1.0),
+        ("#### 1024\n#### 7", 0.0, 0.0),
+        ("The answer is 1024.", 0.0, 1.0),
+        ("#### 1024 apples of 2000", 1.0, 0.0),
+        ("no number", 0.0, 0.0),
+        ("1.0.2.4", 0.0, 0.0),
+    ] {
+        assert_eq!(
+            pays(strict, "1024", text).to_bits(),
+            f64::to_bits(by_strict),
+            "{text}"
+        );
+        assert_eq!(
+            pays(flexible, "1,024", text).to_bits(),
+            f64::to_bits(by_flexible),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_ground_truth_that_is_no_number_is_an_error_with_its_reason() {
+    let error = total(r#"{"kind": "gsm8k"}"#, "so #### 42", "#### 42", 1).expect_err("refused");
+    assert_eq!(
+        error,
+        "reward `gsm8k` cannot judge this sample: the ground truth \"so #### 42\" is not a decimal \
+         number; for GSM8K rows set `answer_extract: gsm8k`"
+    );
+    let error = total(r#"{"kind": "number", "name": "close"}"#, "", "42", 1).expect_err("refused");
+    assert!(
+        error.starts_with("reward `close` cannot judge this sample"),
+        "{error}"
+    );
+}
+
+#[test]
+fn exact_trims_and_may_ignore_case() {
+    assert!(pays(r#"{"kind": "exact"}"#, "Yes", " Yes\n") > 0.5);
+    assert!(pays(r#"{"kind": "exact"}"#, "Yes", "yes") < 0.5);
+    assert!(pays(r#"{"kind": "exact", "ignore_case": true}"#, "Yes", "yES") > 0.5);
+    assert!(pays(r#"{"kind": "exact"}"#, "Yes", "Yes!") < 0.5);
+}
+
+#[test]
+fn contains_refuses_an_empty_answer_since_every_text_contains_it() {
+    assert!(pays(r#"{"kind": "contains"}"#, "Paris", "It is Paris.") > 0.5);
+    assert!(pays(r#"{"kind": "contains"}"#, "paris", "It is Paris.") < 0.5);
+    assert!(
+        pays(
+            r#"{"kind": "contains", "ignore_case": true}"#,
+            "paris",
+            "It is Paris."
+        ) > 0.5
+    );
+    let error = total(r#"{"kind": "contains"}"#, " ", "anything", 1).expect_err("refused");
+    assert!(error.contains("the ground truth is empty"), "{error}");
+}
+
+#[test]
+fn regex_compares_its_group_with_the_answer_or_just_matches() {
+    let answer = r#"{"kind": "regex", "pattern": "<answer>(.*?)</answer>"}"#;
+    assert!(pays(answer, "4", "<answer>3</answer> no <answer> 4\n</answer>") > 0.5);
+    assert!(pays(answer, "4", "<answer>4</answer> no <answer>3</answer>") < 0.5);
+    assert!(pays(answer, "4", "4") < 0.5);
+    let format = r#"{"kind": "regex", "pattern": "^<think>.*</think>"}"#;
+    assert!(pays(format, "", "<think>\nhm\n</think>") > 0.5);
+    assert!(pays(format, "", "hm") < 0.5);
+}
+
+#[test]
+fn an_invalid_pattern_is_named_with_what_is_wrong() {
+    let error = refuses(r#"{"kind": "regex", "pattern": "(a"}"#);
+    assert_eq!(
+        error,
+        "the regular expression \"(a\" of `rewards.regex.pattern` is invalid: error: unclosed group"
+    );
+}
+
+#[test]
+fn number_compares_the_last_number_within_a_tolerance() {
+    assert!(pays(r#"{"kind": "number"}"#, "0.5", "x = 1/2 = .5") > 0.5);
+    assert!(pays(r#"{"kind": "number"}"#, "0.5", "about 0.51") < 0.5);
+    assert!(
+        pays(
+            r#"{"kind": "number", "tolerance": 0.02}"#,
+            "0.5",
+            "about 0.51"
+        ) > 0.5
+    );
+    assert!(pays(r#"{"kind": "number"}"#, "5", "none") < 0.5);
+    assert!(refuses(r#"{"kind": "number", "tolerance": -1}"#).contains("not negative, found -1"));
+}
+
+#[test]
+fn the_overlong_penalty_falls_linearly_inside_the_buffer() {
+    let dapo = r#"{"kind": "length", "buffer": 20}"#;
+    for (tokens, expected) in [(10, 0.0), (80, 0.0), (85, -0.25), (90, -0.5), (100, -1.0)] {
+        let found = total(dapo, "", "", tokens).expect("judged");
+        assert!((found - expected).abs() < EQUAL, "{tokens} tokens: {found}");
+    }
+    let error = total(r#"{"kind": "length", "buffer": 101}"#, "", "", 1).expect_err("refused");
+    assert!(error.contains("buffer of 101 tokens is longer than the completion limit of 100"));
+}
+
+#[test]
+fn length_penalties_around_a_target_and_beyond_a_maximum() {
+    let target = r#"{"kind": "length", "target": 40}"#;
+    for (tokens, expected) in [(40, 0.0), (30, -0.25), (50, -0.25), (0, -1.0), (100, -1.0)] {
+        let found = total(target, "", "", tokens).expect("judged");
+        assert!((found - expected).abs() < EQUAL, "{tokens} tokens: {found}");
+    }
+    let max = r#"{"kind": "length", "max": 40, "weight": 0.5}"#;
+    assert!(total(max, "", "", 40).expect("judged").abs() < EQUAL);
+    assert!((total(max, "", "", 41).expect("judged") + 0.5).abs() < EQUAL);
+}
+
+#[test]
+fn length_wants_exactly_one_shape() {
+    assert_eq!(
+        refuses(r#"{"kind": "length"}"#),
+        "`rewards.length`: expected exactly one of `target`, `max` and `buffer`, found none"
+    );
+    assert!(refuses(r#"{"kind": "length", "max": 1, "buffer": 1}"#).ends_with("found several"));
+    assert!(refuses(r#"{"kind": "length", "target": 0}"#).contains("at least 1 token"));
+}
+
+#[test]
+fn the_total_is_the_weighted_sum_and_parts_are_shown_before_weighting() {
+    let rewards = Rewards::new(&configs(
+        r#"[{"kind": "exact", "weight": 2}, {"kind": "length", "target": 5, "weight": 0.5, "name": "brief"}]"#,
+    ))
+    .expect("compiles");
+    let reward = rewards.score("a", &completion("a", 10)).expect("judged");
+    assert!((reward.total - 1.5).abs() < EQUAL);
+    assert_eq!(
+        reward.parts,
+        [("exact".to_owned(), 1.0), ("brief".to_owned(), -1.0)]
+    );
+    assert_eq!(rewards.needs_answer(), Some("exact"));
+}
+
+#[test]
+fn lists_that_cannot_be_reported_are_refused() {
+    let two = r#"{"kind": "exact"}, {"kind": "exact"}"#;
+    assert_eq!(
+        refuses(two),
+        "`rewards`: two rewards are named `exact`; give one another `name`"
+    );
+    assert!(
+        Rewards::new(&[])
+            .expect_err("refused")
+            .to_string()
+            .contains("at least one reward")
+    );
+}
+
+#[test]
+fn unknown_keys_are_rejected() {
+    let error = serde_json::from_str::<RewardConfig>(r#"{"kind": "exact", "wieght": 1}"#);
+    assert!(
+        error
+            .expect_err("refused")
+            .to_string()
+            .contains("unknown field `wieght`")
+    );
+}

@@ -1,0 +1,227 @@
+//! Templates with fields in braces, and dotted paths into a row.
+
+use serde_json::{Map, Value};
+
+use super::error::{Place, TaskError};
+
+/// One row of a dataset with the line it came from.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub place: Place,
+    pub fields: Map<String, Value>,
+}
+
+impl Row {
+    /// The value at a dotted path. A key that itself contains the dots wins over nesting.
+    pub fn get(&self, path: &str, setting: &str) -> Result<&Value, TaskError> {
+        lookup(&self.fields, path).ok_or_else(|| TaskError::MissingField {
+            place: self.place.clone(),
+            field: path.to_owned(),
+            setting: setting.to_owned(),
+            found: names(&self.fields),
+        })
+    }
+
+    /// The value at a dotted path as text: strings as they are, numbers and booleans as JSON writes
+    /// them, lists and objects as JSON. A null has no text.
+    pub fn text(&self, path: &str, setting: &str) -> Result<String, TaskError> {
+        match self.get(path, setting)? {
+            Value::String(text) => Ok(text.clone()),
+            Value::Null => Err(self.bad(
+                setting,
+                format!("field `{path}` is null; expected text, a number or a boolean"),
+            )),
+            other => Ok(other.to_string()),
+        }
+    }
+
+    /// A [`TaskError::BadField`] at this row.
+    pub fn bad(&self, setting: &str, detail: impl Into<String>) -> TaskError {
+        TaskError::BadField {
+            place: self.place.clone(),
+            setting: setting.to_owned(),
+            detail: detail.into(),
+        }
+    }
+}
+
+fn lookup<'a>(fields: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
+    if let Some(value) = fields.get(path) {
+        return Some(value);
+    }
+    path.match_indices('.').find_map(|(dot, _)| {
+        let inner = fields.get(&path[..dot])?.as_object()?;
+        lookup(inner, &path[dot + 1..])
+    })
+}
+
+/// The fields of a row, one level of nesting shown, for a message.
+fn names(fields: &Map<String, Value>) -> String {
+    let mut all = Vec::new();
+    for (key, value) in fields {
+        match value.as_object().filter(|inner| !inner.is_empty()) {
+            Some(inner) => all.extend(inner.keys().map(|k| format!("`{key}.{k}`"))),
+            None => all.push(format!("`{key}`")),
+        }
+    }
+    if all.is_empty() {
+        "none (the row is empty)".to_owned()
+    } else {
+        all.join(", ")
+    }
+}
+
+/// A text with fields of a row in braces; `{{` and `}}` are literal braces.
+#[derive(Clone, Debug)]
+pub(crate) struct Template {
+    setting: String,
+    pieces: Vec<Piece>,
+}
+
+#[derive(Clone, Debug)]
+enum Piece {
+    Literal(String),
+    Field(String),
+}
+
+impl Template {
+    pub fn parse(template: &str, setting: &str) -> Result<Self, TaskError> {
+        let fail = |detail: &str| TaskError::Template {
+            setting: setting.to_owned(),
+            template: template.to_owned(),
+            detail: detail.to_owned(),
+        };
+        let mut pieces = Vec::new();
+        let mut literal = String::new();
+        let mut rest = template;
+        while let Some(at) = rest.find(['{', '}']) {
+            literal.push_str(&rest[..at]);
+            let brace = &rest[at..=at];
+            let after = &rest[at + 1..];
+            if let Some(tail) = after.strip_prefix(brace) {
+                literal.push_str(brace);
+                rest = tail;
+                continue;
+            }
+            if brace == "}" {
+                return Err(fail("closes a brace that was not opened"));
+            }
+            let end = after
+                .find('}')
+                .ok_or_else(|| fail("opens a brace that is not closed"))?;
+            let field = after[..end].trim();
+            if field.is_empty() {
+                return Err(fail("has a pair of braces with no field name in it"));
+            }
+            if field.contains('{') {
+                return Err(fail("opens a brace inside a field name"));
+            }
+            if !literal.is_empty() {
+                pieces.push(Piece::Literal(std::mem::take(&mut literal)));
+            }
+            pieces.push(Piece::Field(field.to_owned()));
+            rest = &after[end + 1..];
+        }
+        literal.push_str(rest);
+        if !literal.is_empty() {
+            pieces.push(Piece::Literal(literal));
+        }
+        Ok(Self {
+            setting: setting.to_owned(),
+            pieces,
+        })
+    }
+
+    pub fn render(&self, row: &Row) -> Result<String, TaskError> {
+        self.pieces
+            .iter()
+            .try_fold(String::new(), |mut text, piece| {
+                match piece {
+                    Piece::Literal(literal) => text.push_str(literal),
+                    Piece::Field(path) => text.push_str(&row.text(path, &self.setting)?),
+                }
+                Ok(text)
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(json: &str) -> Row {
+        let Ok(Value::Object(fields)) = serde_json::from_str(json) else {
+            panic!("{json}")
+        };
+        Row {
+            place: Place {
+                path: "data.jsonl".into(),
+                line: 3,
+            },
+            fields,
+        }
+    }
+
+    fn rendered(template: &str, json: &str) -> String {
+        Template::parse(template, "prompt")
+            .and_then(|t| t.render(&row(json)))
+            .expect("renders")
+    }
+
+    fn refused(template: &str) -> String {
+        Template::parse(template, "prompt")
+            .expect_err("refused")
+            .to_string()
+    }
+
+    #[test]
+    fn fields_are_filled_in_and_doubled_braces_stay() {
+        assert_eq!(rendered("Q: {q}\nA:", r#"{"q": "1+1?"}"#), "Q: 1+1?\nA:");
+        assert_eq!(
+            rendered("{{{q}}} is {n}", r#"{"q": "x", "n": 0.5}"#),
+            "{x} is 0.5"
+        );
+        assert_eq!(
+            rendered("{a.b} {a.c.d}", r#"{"a": {"b": true, "c.d": [1, 2]}}"#),
+            "true [1,2]"
+        );
+    }
+
+    #[test]
+    fn a_field_that_looks_like_a_template_is_not_rendered_again() {
+        assert_eq!(rendered("{q}", r#"{"q": "{q}"}"#), "{q}");
+    }
+
+    #[test]
+    fn a_missing_field_is_named_with_the_fields_that_are_there() {
+        let template = Template::parse("{question}", "prompt").expect("parses");
+        let error = template.render(&row(r#"{"problem": "", "meta": {"id": 1}}"#));
+        assert_eq!(
+            error.expect_err("missing").to_string(),
+            "data.jsonl, line 3: the row has no field `question`, which `prompt` names; \
+             its fields are `problem`, `meta.id`"
+        );
+    }
+
+    #[test]
+    fn a_null_field_is_refused() {
+        let template = Template::parse("{q}", "prompt").expect("parses");
+        let error = template
+            .render(&row(r#"{"q": null}"#))
+            .expect_err("null")
+            .to_string();
+        assert!(error.contains("field `q` is null"), "{error}");
+    }
+
+    #[test]
+    fn unbalanced_and_empty_braces_say_what_is_wrong() {
+        assert_eq!(
+            refused("Q: {question"),
+            "the template \"Q: {question\" of `prompt` opens a brace that is not closed; \
+             a field is written `{name}`, a literal brace `{{` or `}}`"
+        );
+        assert!(refused("a } b").contains("closes a brace that was not opened"));
+        assert!(refused("a { } b").contains("no field name"));
+        assert!(refused("a {b {c} d").contains("inside a field name"));
+    }
+}

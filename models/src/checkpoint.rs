@@ -1,0 +1,149 @@
+//! Hugging Face checkpoint folders: what their configs say, and their weights into a decoder.
+
+mod export;
+mod weights;
+
+pub use export::{ExportOptions, export};
+
+use crate::{Arch, Decoder, Error, Result};
+use burn::tensor::Device;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Element type of a stored tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredDtype {
+    /// 32-bit float.
+    F32,
+    /// bfloat16.
+    BF16,
+    /// IEEE half.
+    F16,
+}
+
+/// What a checkpoint folder says of a model, weights apart: enough to write the same model again.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    config: Map<String, Value>,
+    generation: Option<Map<String, Value>>,
+    arch: Arch,
+    dtypes: BTreeMap<String, StoredDtype>,
+}
+
+impl Checkpoint {
+    /// Reads the configs of a checkpoint folder and the headers of its weight files.
+    pub fn open(dir: &Path) -> Result<Self> {
+        if !dir.is_dir() {
+            return Err(Error::MissingFile {
+                dir: dir.to_owned(),
+                file: "such folder".into(),
+                hint: "give the path of a local Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)".into(),
+            });
+        }
+        let config = read_object(dir, "config.json")?.ok_or_else(|| Error::MissingFile {
+            dir: dir.to_owned(),
+            file: "config.json".into(),
+            hint: "is it a Hugging Face checkpoint folder?".into(),
+        })?;
+        let arch = Arch::from_config(&config, &dir.join("config.json"))?;
+        let generation = read_object(dir, "generation_config.json")?;
+        let dtypes = weights::dtypes(dir)?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            config,
+            generation,
+            arch,
+            dtypes,
+        })
+    }
+
+    /// A model that does not exist yet, from a config written by hand (transformers' key names).
+    pub fn create(
+        mut config: Map<String, Value>,
+        eos: Option<u32>,
+        pad: Option<u32>,
+    ) -> Result<Self> {
+        Arch::complete_config(&mut config);
+        let arch = Arch::from_config(&config, Path::new("model.arch"))?;
+        let mut generation = Map::new();
+        for (key, id) in [("eos_token_id", eos), ("pad_token_id", pad)] {
+            if let Some(id) = id {
+                config.insert(key.into(), json!(id));
+                generation.insert(key.into(), json!(id));
+            }
+        }
+        Ok(Self {
+            dir: PathBuf::new(),
+            config,
+            generation: Some(generation),
+            arch,
+            dtypes: BTreeMap::new(),
+        })
+    }
+
+    /// Loads the weights onto a device, checking that they are exactly what the config calls for.
+    pub fn load(&self, device: &Device) -> Result<Decoder> {
+        weights::load(&self.dir, &self.arch, device)
+    }
+
+    /// The architecture.
+    #[must_use]
+    pub fn arch(&self) -> &Arch {
+        &self.arch
+    }
+
+    /// The folder it was read from; empty for a model that was made.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Element type that a tensor is stored in: the source's, F32 for a model that was made.
+    #[must_use]
+    pub fn stored_dtype(&self, tensor: &str) -> StoredDtype {
+        self.dtypes.get(tensor).copied().unwrap_or(StoredDtype::F32)
+    }
+
+    /// Token ids that end a completion: `generation_config.json`'s (a number or a list), else the config's.
+    #[must_use]
+    pub fn eos_ids(&self) -> Vec<u32> {
+        let ids = |map: &Map<String, Value>| match map.get("eos_token_id") {
+            Some(Value::Array(list)) => list
+                .iter()
+                .filter_map(Value::as_u64)
+                .map(|v| v as u32)
+                .collect(),
+            Some(v) => v.as_u64().map(|v| v as u32).into_iter().collect(),
+            None => Vec::new(),
+        };
+        let own = self.generation.as_ref().map(ids).unwrap_or_default();
+        if own.is_empty() {
+            ids(&self.config)
+        } else {
+            own
+        }
+    }
+}
+
+/// Reads a JSON object; `None` where the file is not there.
+fn read_object(dir: &Path, file: &str) -> Result<Option<Map<String, Value>>> {
+    let path = dir.join(file);
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Error::io("read", path)(e)),
+    };
+    match serde_json::from_str(&text) {
+        Ok(Value::Object(map)) => Ok(Some(map)),
+        Ok(_) => Err(Error::Config {
+            path,
+            detail: "should hold a JSON object".into(),
+        }),
+        Err(e) => Err(Error::Config {
+            path,
+            detail: format!("is not JSON: {e}"),
+        }),
+    }
+}

@@ -1,0 +1,195 @@
+//! Weights from safetensors: one file or shards behind an index, memory-mapped, checked exactly.
+
+use super::{StoredDtype, read_object};
+use crate::unit::{ParamSpec, chain, unit_specs};
+use crate::{Arch, Decoder, Error, Result};
+use burn::tensor::{Device, Tensor, TensorData};
+use firebrick_backends::host::MappedFile;
+use half::{bf16, f16};
+use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// A mapped safetensors file with its header read.
+struct WeightFile {
+    path: PathBuf,
+    map: MappedFile,
+    data_start: usize,
+    metadata: Metadata,
+}
+
+impl WeightFile {
+    fn open(path: PathBuf) -> Result<Self> {
+        let map = MappedFile::open(&path).map_err(Error::io("read", &path))?;
+        let (header, metadata) =
+            SafeTensors::read_metadata(map.bytes()).map_err(|e| Error::Safetensors {
+                path: path.clone(),
+                detail: e.to_string(),
+            })?;
+        let data_start = header + 8;
+        let found = map.bytes().len() as u64;
+        let ends = metadata
+            .tensors()
+            .into_iter()
+            .map(|(name, info)| (info.data_offsets.1, name));
+        // the first tensor that is cut off, so that the message does not depend on map order
+        let cut = ends
+            .filter(|(end, _)| (data_start + end) as u64 > found)
+            .min();
+        match cut {
+            Some((end, tensor)) => Err(Error::Truncated {
+                path,
+                tensor,
+                end: (data_start + end) as u64,
+                found,
+            }),
+            None => Ok(Self {
+                path,
+                map,
+                data_start,
+                metadata,
+            }),
+        }
+    }
+
+    fn values(&self, spec: &ParamSpec, info: &TensorInfo) -> Result<Vec<f32>> {
+        if info.shape != spec.shape {
+            return Err(Error::WrongShape {
+                path: self.path.clone(),
+                tensor: spec.name.clone(),
+                expected: spec.shape.clone(),
+                found: info.shape.clone(),
+            });
+        }
+        let (start, end) = info.data_offsets;
+        let bytes = &self.map.bytes()[self.data_start + start..self.data_start + end];
+        let pairs = bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
+        Ok(match stored(&self.path, &spec.name, info.dtype)? {
+            StoredDtype::F32 => bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
+            StoredDtype::BF16 => pairs.map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
+            StoredDtype::F16 => pairs.map(|b| f16::from_le_bytes(b).to_f32()).collect(),
+        })
+    }
+}
+
+fn stored(path: &Path, tensor: &str, dtype: Dtype) -> Result<StoredDtype> {
+    match dtype {
+        Dtype::F32 => Ok(StoredDtype::F32),
+        Dtype::BF16 => Ok(StoredDtype::BF16),
+        Dtype::F16 => Ok(StoredDtype::F16),
+        other => Err(Error::UnsupportedDtype {
+            path: path.to_owned(),
+            tensor: tensor.to_owned(),
+            found: format!("{other:?}"),
+        }),
+    }
+}
+
+/// Opens the folder's weight files and says which one holds each tensor.
+fn open(dir: &Path) -> Result<(Vec<WeightFile>, BTreeMap<String, usize>)> {
+    let names: Vec<String> = if dir.join(SINGLE).is_file() {
+        vec![SINGLE.into()]
+    } else if let Some(index) = read_object(dir, INDEX)? {
+        let bad = |detail: &str| Error::Config {
+            path: dir.join(INDEX),
+            detail: detail.into(),
+        };
+        let map = index
+            .get("weight_map")
+            .and_then(|m| m.as_object())
+            .ok_or_else(|| bad("`weight_map` is missing; it should name a file for each tensor"))?;
+        let files: Option<BTreeSet<String>> = map
+            .values()
+            .map(|v| v.as_str().map(str::to_owned))
+            .collect();
+        files
+            .ok_or_else(|| bad("`weight_map` should hold file names"))?
+            .into_iter()
+            .collect()
+    } else {
+        return Err(Error::MissingFile {
+            dir: dir.to_owned(),
+            file: format!("{SINGLE} (nor {INDEX})"),
+            hint: "only safetensors weights are read; convert others with transformers' save_pretrained".into(),
+        });
+    };
+    let files = names
+        .into_iter()
+        .map(|n| WeightFile::open(dir.join(n)))
+        .collect::<Result<Vec<_>>>()?;
+    let place = files
+        .iter()
+        .enumerate()
+        .flat_map(|(i, f)| f.metadata.tensors().into_keys().map(move |name| (name, i)))
+        .collect();
+    Ok((files, place))
+}
+
+/// Element types by tensor name.
+pub(super) fn dtypes(dir: &Path) -> Result<BTreeMap<String, StoredDtype>> {
+    let (files, place) = open(dir)?;
+    place
+        .into_iter()
+        .filter_map(|(name, file)| {
+            let f = &files[file];
+            let dtype = f.metadata.info(&name)?.dtype;
+            Some(stored(&f.path, &name, dtype).map(|d| (name, d)))
+        })
+        .collect()
+}
+
+/// Tensors that older exports carry and no architecture needs: derived values, and the tied head's copy.
+fn ignorable(arch: &Arch, name: &str) -> bool {
+    name.ends_with("rotary_emb.inv_freq") || (arch.tied && name == "lm_head.weight")
+}
+
+pub(super) fn load(dir: &Path, arch: &Arch, device: &Device) -> Result<Decoder> {
+    let (files, place) = open(dir)?;
+    check_names(dir, arch, &place)?;
+    Decoder::build(arch.clone(), device, |_, spec| {
+        let file = &files[place[&spec.name]];
+        let values = match file.metadata.info(&spec.name) {
+            Some(info) => file.values(spec, info)?,
+            None => unreachable!("the name came from this file's header"),
+        };
+        Ok(Tensor::from_data(
+            TensorData::new(values, spec.rows_cols()),
+            device,
+        ))
+    })
+}
+
+fn check_names(dir: &Path, arch: &Arch, place: &BTreeMap<String, usize>) -> Result<()> {
+    let wanted: Vec<String> = chain(arch)
+        .into_iter()
+        .flat_map(|unit| unit_specs(arch, unit))
+        .map(|spec| spec.name)
+        .collect();
+    let missing: Vec<&String> = wanted.iter().filter(|n| !place.contains_key(*n)).collect();
+    if let Some(first) = missing.first() {
+        return Err(Error::MissingTensor {
+            path: dir.to_owned(),
+            tensor: (*first).clone(),
+            count: missing.len(),
+        });
+    }
+    let known: BTreeSet<&String> = wanted.iter().collect();
+    let extra: Vec<&String> = place
+        .keys()
+        .filter(|n| !known.contains(n) && !ignorable(arch, n))
+        .collect();
+    match extra.first() {
+        Some(first) => Err(Error::UnexpectedTensor {
+            path: dir.to_owned(),
+            tensor: (*first).clone(),
+            count: extra.len(),
+        }),
+        None => Ok(()),
+    }
+}

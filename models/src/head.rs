@@ -1,0 +1,176 @@
+//! The last unit, a chunk of rows at a time: logits exist for the rows of a chunk and no longer.
+//!
+//! The gradient is written out instead of traced, so that a chunk keeps two `[rows, vocab]` tensors and not the seven
+//! of `log_softmax` + `gather` + entropy under autodiff.
+//!
+//! With z = softcap(h Wᵀ) / τ and p = softmax(z):
+//! log-prob of token t is z_t − logsumexp(z), entropy is H = logsumexp(z) − Σ p z, and
+//! ∂/∂z = g_logp (1_t − p) − g_H p (z − Σ p z).
+
+use crate::arch::Arch;
+use crate::layer::rms_norm;
+use burn::tensor::{Int, Tensor};
+
+/// Final norm and projection of a decoder.
+#[derive(Clone, Debug)]
+pub struct Head<'a> {
+    pub(crate) arch: &'a Arch,
+    pub(crate) norm: Tensor<2>,
+    pub(crate) projection: Tensor<2>,
+    pub(crate) bias: Option<Tensor<2>>,
+}
+
+/// What the head says of a chunk of rows, each `[rows]`.
+#[derive(Clone, Debug)]
+pub struct TokenScores {
+    /// Log-probability of the target token under softmax(logits / temperature), in nats.
+    pub logp: Tensor<1>,
+    /// Entropy of that distribution, in nats.
+    pub entropy: Tensor<1>,
+}
+
+/// A chunk whose scores are known and whose gradient can be taken.
+#[derive(Debug)]
+pub struct HeadChunk<'a> {
+    head: &'a Head<'a>,
+    temperature: f64,
+    hidden: Tensor<2>,
+    normed: Tensor<2>,
+    targets: Tensor<2, Int>,
+    z: Tensor<2>,
+    probs: Tensor<2>,
+    mean_z: Tensor<2>,
+    /// The chunk's scores.
+    pub scores: TokenScores,
+}
+
+/// Gradients of a chunk.
+#[derive(Debug)]
+pub struct HeadGradients {
+    /// With respect to the hidden rows, `[rows, hidden]`.
+    pub hidden: Tensor<2>,
+    /// With respect to the final norm's weight, `[1, hidden]`.
+    pub norm: Tensor<2>,
+    /// With respect to the projection, `[vocab, hidden]`.
+    pub projection: Tensor<2>,
+}
+
+impl<'a> Head<'a> {
+    /// Logits of hidden rows `[rows, hidden]`: `[rows, vocab]`, soft-capped, before temperature.
+    #[must_use]
+    pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
+        self.project(rms_norm(self.arch, hidden, self.norm.clone()))
+    }
+
+    fn project(&self, normed: Tensor<2>) -> Tensor<2> {
+        let logits = normed.matmul(self.projection.clone().transpose());
+        match self.arch.logit_softcap {
+            Some(cap) => (logits / cap).tanh() * cap,
+            None => logits,
+        }
+    }
+
+    /// One number a row from a scalar head (reward models and critics): `[rows]`.
+    #[must_use]
+    pub fn scalar(&self, hidden: Tensor<2>) -> Tensor<1> {
+        let normed = rms_norm(self.arch, hidden, self.norm.clone());
+        let y = normed.matmul(self.projection.clone().transpose());
+        let y = match &self.bias {
+            Some(bias) => y + bias.clone(),
+            None => y,
+        };
+        let [rows, _] = y.dims();
+        y.reshape([rows])
+    }
+
+    /// Scores target tokens `[rows]` given hidden rows `[rows, hidden]`, without keeping anything for a gradient.
+    #[must_use]
+    pub fn score(
+        &'a self,
+        hidden: Tensor<2>,
+        targets: Tensor<1, Int>,
+        temperature: f64,
+    ) -> TokenScores {
+        self.chunk(hidden, targets, temperature).scores
+    }
+
+    /// Scores a chunk and keeps what its gradient needs. `temperature` must be positive.
+    #[must_use]
+    pub fn chunk(
+        &'a self,
+        hidden: Tensor<2>,
+        targets: Tensor<1, Int>,
+        temperature: f64,
+    ) -> HeadChunk<'a> {
+        let rows = hidden.dims()[0];
+        let normed = rms_norm(self.arch, hidden.clone(), self.norm.clone());
+        let logits = self.project(normed.clone());
+        let z = if (temperature - 1.0).abs() < f64::EPSILON {
+            logits
+        } else {
+            logits / temperature
+        };
+        let targets = targets.reshape([rows, 1]);
+
+        let max = z.clone().max_dim(1);
+        let exp = (z.clone() - max.clone()).exp();
+        let sum = exp.clone().sum_dim(1);
+        let lse = sum.clone().log() + max;
+        let probs = exp / sum;
+        let mean_z = (probs.clone() * z.clone()).sum_dim(1);
+        let scores = TokenScores {
+            logp: (z.clone().gather(1, targets.clone()) - lse.clone()).reshape([rows]),
+            entropy: (lse - mean_z.clone()).reshape([rows]),
+        };
+        HeadChunk {
+            head: self,
+            temperature,
+            hidden,
+            normed,
+            targets,
+            z,
+            probs,
+            mean_z,
+            scores,
+        }
+    }
+}
+
+impl HeadChunk<'_> {
+    /// Gradients given those of the scores, `[rows]` each; `d_entropy` only where the loss looks at entropy.
+    #[must_use]
+    pub fn backward(self, d_logp: Tensor<1>, d_entropy: Option<Tensor<1>>) -> HeadGradients {
+        let head = self.head;
+        let rows = self.hidden.dims()[0];
+        let d_logp = d_logp.reshape([rows, 1]);
+        let mut dz = match d_entropy {
+            None => self.probs * d_logp.clone().neg(),
+            Some(d_entropy) => {
+                let centred = self.z.clone() - self.mean_z;
+                (centred * d_entropy.reshape([rows, 1]) + d_logp.clone()) * self.probs.neg()
+            }
+        };
+        // one target a row, so no two additions meet
+        dz = dz.scatter(1, self.targets, d_logp, burn::tensor::IndexingUpdateOp::Add);
+        if let Some(cap) = head.arch.logit_softcap {
+            let t = self.z * (self.temperature / cap);
+            dz = dz * (t.clone() * t).neg().add_scalar(1.0);
+        }
+        if (self.temperature - 1.0).abs() >= f64::EPSILON {
+            dz = dz / self.temperature;
+        }
+        let projection = dz.clone().transpose().matmul(self.normed);
+        let d_normed = dz.matmul(head.projection.clone());
+
+        let x = self.hidden.autodiff().require_grad();
+        let w = head.norm.clone().autodiff().require_grad();
+        let y = rms_norm(head.arch, x.clone(), w.clone());
+        let mut grads = (y * d_normed.autodiff()).sum().backward();
+        let taken = "a leaf of this graph";
+        HeadGradients {
+            hidden: x.grad_remove(&mut grads).expect(taken),
+            norm: w.grad_remove(&mut grads).expect(taken),
+            projection,
+        }
+    }
+}

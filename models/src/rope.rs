@@ -1,0 +1,92 @@
+//! Rotary position embedding, rotate-half form (Su et al., 2021; layout of transformers), with positions
+//! of its own for every row.
+
+use crate::arch::{Arch, RopeScaling};
+use burn::tensor::{Device, Tensor, TensorData};
+
+/// Angles' cosines and sines for the tokens of one forward: each `[tokens, 1, head_dim / 2]`.
+#[derive(Clone, Debug)]
+pub struct Angles {
+    cos: Tensor<3>,
+    sin: Tensor<3>,
+}
+
+impl Angles {
+    /// Angles of the given positions, one a token.
+    #[must_use]
+    pub fn new(arch: &Arch, positions: &[u32], device: &Device) -> Self {
+        let longest = positions.iter().max().map_or(0, |&p| p as usize + 1);
+        let frequencies = frequencies(arch, longest);
+        let half = frequencies.len();
+        let table = |f: fn(f64) -> f64| {
+            let values: Vec<f64> = positions
+                .iter()
+                .flat_map(|&p| frequencies.iter().map(move |&w| f(f64::from(p) * w)))
+                .collect();
+            Tensor::<3>::from_data(TensorData::new(values, [positions.len(), 1, half]), device)
+        };
+        Self {
+            cos: table(f64::cos),
+            sin: table(f64::sin),
+        }
+    }
+
+    /// Rotates `x` of shape `[tokens, heads, head_dim]`.
+    #[must_use]
+    pub fn rotate(&self, x: Tensor<3>) -> Tensor<3> {
+        let half = x.dims()[2] / 2;
+        let a = x.clone().narrow(2, 0, half);
+        let b = x.narrow(2, half, half);
+        let (cos, sin) = (self.cos.clone(), self.sin.clone());
+        Tensor::cat(
+            vec![
+                a.clone() * cos.clone() - b.clone() * sin.clone(),
+                b * cos + a * sin,
+            ],
+            2,
+        )
+    }
+}
+
+/// Angle a position for each pair of dimensions. `longest` is the number of positions of the forward,
+/// which only dynamic scaling looks at (as transformers does).
+fn frequencies(arch: &Arch, longest: usize) -> Vec<f64> {
+    let dim = arch.head_dim as f64;
+    let base = |theta: f64| -> Vec<f64> {
+        (0..arch.head_dim / 2)
+            .map(|i| theta.powf(-2.0 * i as f64 / dim))
+            .collect()
+    };
+    let plain = base(arch.rope.theta);
+    match arch.rope.scaling {
+        RopeScaling::Default => plain,
+        RopeScaling::Linear { factor } => plain.into_iter().map(|w| w / factor).collect(),
+        RopeScaling::Dynamic { factor, original } => {
+            if longest <= original {
+                return plain;
+            }
+            let growth = factor * longest as f64 / original as f64 - (factor - 1.0);
+            base(arch.rope.theta * growth.powf(dim / (dim - 2.0)))
+        }
+        RopeScaling::Llama3 {
+            factor,
+            low,
+            high,
+            original,
+        } => plain
+            .into_iter()
+            .map(|w| {
+                let wavelength = std::f64::consts::TAU / w;
+                let turns = original as f64 / wavelength;
+                if turns < low {
+                    w / factor
+                } else if turns > high {
+                    w
+                } else {
+                    let blend = (turns - low) / (high - low);
+                    (1.0 - blend) * w / factor + blend * w
+                }
+            })
+            .collect(),
+    }
+}

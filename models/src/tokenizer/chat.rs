@@ -1,0 +1,210 @@
+//! Chat templates: the Jinja programs with which a checkpoint turns a conversation into text.
+//!
+//! A template is written for the environment that transformers gives it (`apply_chat_template`), so
+//! this is that environment: Jinja blocks trimmed, loop controls, methods of Python's strings and
+//! dictionaries, and the functions `raise_exception`, `strftime_now` and `tojson`.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::ValueKind;
+use minijinja::{Environment, ErrorKind, Value, context};
+use serde::{Deserialize, Serialize};
+
+use super::json::tojson;
+use super::settings::TemplateSource;
+use crate::error::{Error, Result};
+
+/// One turn of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Message {
+    /// Who speaks: `system`, `user`, `assistant`, or another role the template knows.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+impl Message {
+    /// The message as templates see it, its keys in the order of the fields.
+    fn variables(&self) -> Value {
+        context! { role => self.role.as_str(), content => self.content.as_str() }
+    }
+}
+
+/// The name under which a template's own errors give their lines.
+const NAME: &str = "chat_template";
+
+/// The compiled template of a tokenizer.
+pub(super) struct ChatTemplate {
+    origin: PathBuf,
+    state: State,
+}
+
+enum State {
+    Absent(String),
+    // A broken template must not keep a run from loading that never renders a chat.
+    Broken(String),
+    Ready(Box<Environment<'static>>),
+}
+
+impl ChatTemplate {
+    pub(super) fn new(origin: &Path, source: &TemplateSource) -> Self {
+        let state = match source {
+            TemplateSource::Absent => State::Absent("there is none".to_owned()),
+            TemplateSource::NoDefault(names) => {
+                State::Absent(format!("none is called \"default\", only {names:?}"))
+            }
+            TemplateSource::Text(text) => match compile(text) {
+                Ok(environment) => State::Ready(Box::new(environment)),
+                Err(cause) => State::Broken(format!("not understood: {cause}")),
+            },
+        };
+        Self {
+            origin: origin.to_owned(),
+            state,
+        }
+    }
+
+    pub(super) fn is_present(&self) -> bool {
+        !matches!(self.state, State::Absent(_))
+    }
+
+    pub(super) fn render(
+        &self,
+        special_tokens: &BTreeMap<String, String>,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String> {
+        let failed = |detail: String| Error::ChatTemplate {
+            path: self.origin.clone(),
+            detail,
+        };
+        let environment = match &self.state {
+            State::Ready(environment) => environment,
+            State::Broken(why) => return Err(failed(why.clone())),
+            State::Absent(why) => {
+                return Err(failed(format!(
+                    "{why}; put a `chat_template` in tokenizer_config.json, or give the task a \
+                     prompt template instead of messages"
+                )));
+            }
+        };
+        if messages.is_empty() {
+            return Err(failed(
+                "the conversation has no messages; give at least one".to_owned(),
+            ));
+        }
+        let variables = context! {
+            messages => messages.iter().map(Message::variables).collect::<Vec<_>>(),
+            add_generation_prompt => add_generation_prompt,
+            tools => (),
+            documents => (),
+            ..special_tokens.clone()
+        };
+        environment
+            .get_template(NAME)
+            .and_then(|template| template.render(variables))
+            .map_err(|cause| failed(own_words(&cause)))
+    }
+}
+
+fn compile(source: &str) -> Result<Environment<'static>, minijinja::Error> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()?;
+    environment.set_syntax(syntax);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_formatter(|out, state, value| match value.kind() {
+        // Python's names for these, which minijinja writes in lower case.
+        ValueKind::None => out.write_str("None").map_err(Into::into),
+        ValueKind::Bool if value.is_true() => out.write_str("True").map_err(Into::into),
+        ValueKind::Bool => out.write_str("False").map_err(Into::into),
+        _ => minijinja::escape_formatter(out, state, value),
+    });
+    // Templates ask this of `tools`; the engine's own answer for none is yes.
+    environment.add_test("iterable", |value: &Value| {
+        !value.is_none() && value.try_iter().is_ok()
+    });
+    environment.add_filter("tojson", tojson);
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_function("strftime_now", strftime_now);
+    environment.add_template_owned(NAME, without_generation_tags(source).into_owned())?;
+    Ok(environment)
+}
+
+/// What a template said with `raise_exception`, carried through the engine's own errors.
+#[derive(Debug)]
+struct Raised(String);
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Raised {}
+
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the signature minijinja calls"
+)]
+fn raise_exception(message: Value) -> Result<Value, minijinja::Error> {
+    let raised = Raised(message.to_string());
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(raised))
+}
+
+/// The local time, so a template that calls this gives another prompt tomorrow: as transformers.
+fn strftime_now(format: &str) -> Result<String, minijinja::Error> {
+    jiff::fmt::strtime::format(format, &jiff::Zoned::now()).map_err(|cause| {
+        minijinja::Error::new(
+            ErrorKind::InvalidOperation,
+            format!("strftime_now({format:?}): {cause}"),
+        )
+    })
+}
+
+/// The template's own message when it raised one, else where and why rendering stopped.
+fn own_words(error: &minijinja::Error) -> String {
+    let mut cause: Option<&dyn std::error::Error> = Some(error);
+    while let Some(one) = cause {
+        if let Some(Raised(message)) = one.downcast_ref() {
+            return message.clone();
+        }
+        cause = one.source();
+    }
+    error.to_string()
+}
+
+/// Replaces transformers' `{% generation %}` … `{% endgeneration %}`, which mark the assistant's
+/// words and print nothing themselves, by a condition that always holds: same output, same
+/// whitespace control, same lines.
+fn without_generation_tags(source: &str) -> Cow<'_, str> {
+    if !source.contains("generation") {
+        return Cow::Borrowed(source);
+    }
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some((before, after)) = rest.split_once("{%") {
+        out.push_str(before);
+        out.push_str("{%");
+        rest = after;
+        if let Some((inside, _)) = after.split_once("%}") {
+            let word = inside.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+            let instead = match word {
+                "generation" => "if true",
+                "endgeneration" => "endif",
+                _ => continue,
+            };
+            out.push_str(&inside.replace(word, instead));
+            rest = &after[inside.len()..];
+        }
+    }
+    out.push_str(rest);
+    Cow::Owned(out)
+}

@@ -1,0 +1,290 @@
+//! Text to token ids and back, and conversations to text: what a Hugging Face checkpoint keeps in
+//! `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and `chat_template.jinja`.
+//!
+//! The ids, the decoded text and the rendered chats are those of transformers v5; the parity tests
+//! hold them to its output.
+
+mod characters;
+mod chat;
+mod files;
+mod json;
+mod settings;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use tokenizers::{AddedToken, ModelWrapper, Tokenizer as Backend};
+
+pub use chat::Message;
+
+use crate::error::{Error, Result};
+use chat::ChatTemplate;
+use files::Files;
+use settings::Settings;
+
+/// A tokenizer with its special tokens and its chat template.
+pub struct Tokenizer {
+    /// The folder it came from, for messages.
+    origin: PathBuf,
+    /// Kept as read, so that what is saved is what was loaded, whatever became of the folder.
+    files: Files,
+    backend: Backend,
+    settings: Settings,
+    template: ChatTemplate,
+    vocab_size: usize,
+    clean_up: bool,
+}
+
+impl Tokenizer {
+    /// Reads the tokenizer of a checkpoint folder.
+    ///
+    /// `tokenizer.json` is required. `tokenizer_config.json` and `special_tokens_map.json` name the
+    /// special tokens; as in transformers v5 the latter is only read when the former has no
+    /// `added_tokens_decoder`. The chat template is `chat_template.jinja`, else `chat_template` in
+    /// `tokenizer_config.json` (a string, or a list of named ones of which `default` is taken).
+    /// Truncation and padding set inside `tokenizer.json` are switched off: a caller asks for them.
+    ///
+    /// # Errors
+    /// [`Error::MissingFile`] without `tokenizer.json`; [`Error::Tokenizer`] when it cannot be
+    /// understood; [`Error::Config`] when one of the other files is not what it should be.
+    pub fn from_dir(dir: &Path) -> Result<Self> {
+        Self::from_files(dir, Files::read(dir)?)
+    }
+
+    /// A tokenizer made in memory with one token per character: id 0 is `<pad>`, id 1 is `<eos>`,
+    /// then the characters of `alphabet` in their order. There is no beginning-of-sequence token and
+    /// no chat template. Decoding gives back exactly the encoded text.
+    ///
+    /// [`Tokenizer::save`] writes it as files that transformers' `AutoTokenizer` reads.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] when `alphabet` is empty or names a character twice.
+    pub fn characters(alphabet: &str) -> Result<Self> {
+        Self::from_files(Path::new(characters::ORIGIN), characters::files(alphabet)?)
+    }
+
+    fn from_files(origin: &Path, files: Files) -> Result<Self> {
+        let path = origin.join(files::TOKENIZER);
+        let broken = |detail: String| Error::Tokenizer {
+            path: path.clone(),
+            detail,
+        };
+
+        let mut backend = Backend::from_bytes(files.get(files::TOKENIZER).unwrap_or_default())
+            .map_err(|cause| {
+                broken(format!(
+                    "not a tokenizer of the Hugging Face `tokenizers` library: {cause}; write it \
+                     again with `save_pretrained` of a recent transformers"
+                ))
+            })?;
+        backend.with_padding(None);
+        backend
+            .with_truncation(None)
+            .map_err(|cause| broken(cause.to_string()))?;
+
+        let settings = Settings::parse(origin, &files)?;
+        register(&mut backend, &settings).map_err(|cause| broken(cause.to_string()))?;
+
+        let template = ChatTemplate::new(origin, settings.chat_template());
+        let vocab_size = backend
+            .get_vocab(true)
+            .values()
+            .max()
+            .map_or(0, |&id| id as usize + 1);
+        let clean_up = settings.cleans_up(matches!(backend.get_model(), ModelWrapper::BPE(_)));
+        let origin = origin.to_owned();
+        Ok(Self {
+            origin,
+            files,
+            backend,
+            settings,
+            template,
+            vocab_size,
+            clean_up,
+        })
+    }
+
+    /// Token ids of `text`. Special tokens written out in `text` become their ids either way;
+    /// `add_special_tokens` says whether those the checkpoint puts around a text (often a
+    /// beginning-of-sequence token) are added. A rendered chat already has them.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] when the vocabulary has no way to write a character, naming it.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
+        match self.backend.encode_fast(text, add_special_tokens) {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(cause) => Err(Error::Tokenizer {
+                path: self.origin.clone(),
+                detail: match self.unknown_character(text) {
+                    Some(character) => format!(
+                        "the vocabulary has no token for {character:?} (U+{:04X}); add the \
+                         character to the vocabulary or take it out of the text",
+                        u32::from(character)
+                    ),
+                    None => format!("cannot encode {text:?}: {cause}"),
+                },
+            }),
+        }
+    }
+
+    /// Text of `ids`; ids outside the vocabulary (a padded embedding can sample them) give nothing.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] when the tokenizer's own decoder fails.
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
+        let text = self
+            .backend
+            .decode(ids, skip_special_tokens)
+            .map_err(|cause| Error::Tokenizer {
+                path: self.origin.clone(),
+                detail: format!("cannot decode {} ids: {cause}", ids.len()),
+            })?;
+        Ok(if self.clean_up {
+            clean_up_spaces(&text)
+        } else {
+            text
+        })
+    }
+
+    /// The largest token id + 1, added tokens included. A model's embedding may have more rows.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Id of the beginning-of-sequence token, when one is named.
+    #[must_use]
+    pub fn bos_id(&self) -> Option<u32> {
+        self.named_id("bos_token")
+    }
+
+    /// Id of the end-of-sequence token, when one is named.
+    #[must_use]
+    pub fn eos_id(&self) -> Option<u32> {
+        self.named_id("eos_token")
+    }
+
+    /// Id of the padding token, when one is named.
+    #[must_use]
+    pub fn pad_id(&self) -> Option<u32> {
+        self.named_id("pad_token")
+    }
+
+    /// Id of the token written exactly `token`.
+    #[must_use]
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.backend.token_to_id(token)
+    }
+
+    /// Whether the checkpoint has a chat template.
+    #[must_use]
+    pub fn has_chat_template(&self) -> bool {
+        self.template.is_present()
+    }
+
+    /// Text of a conversation by the checkpoint's chat template, as transformers'
+    /// `apply_chat_template(..., tokenize=False)` writes it. Encode it without adding special tokens.
+    ///
+    /// # Errors
+    /// [`Error::ChatTemplate`] when there is no template, when it cannot be understood, and when it
+    /// refuses the conversation (`raise_exception`), with its own words.
+    pub fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        self.template
+            .render(self.settings.named(), messages, add_generation_prompt)
+    }
+
+    /// Writes the tokenizer files of a Hugging Face checkpoint into `dir`, which is created if need
+    /// be: those it was read from byte for byte, or for a made tokenizer ones that transformers reads.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the folder or a file cannot be written.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        self.files.write(dir)
+    }
+
+    fn named_id(&self, name: &str) -> Option<u32> {
+        self.settings
+            .named()
+            .get(name)
+            .and_then(|token| self.token_id(token))
+    }
+
+    /// The first character that no token covers; special tokens are taken out first, as they are
+    /// matched whole and their characters need not be in the vocabulary.
+    fn unknown_character(&self, text: &str) -> Option<char> {
+        let mut rest = text.to_owned();
+        for token in self.backend.get_added_tokens_decoder().values() {
+            rest = rest.replace(&token.content, "");
+        }
+        let mut buffer = [0; 4];
+        rest.chars().find(|c| {
+            let one: &str = c.encode_utf8(&mut buffer);
+            self.backend.encode_fast(one, false).is_err()
+        })
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The vocabulary would bury everything else.
+        f.debug_struct("Tokenizer")
+            .field("origin", &self.origin)
+            .field("vocab_size", &self.vocab_size)
+            .field("special", self.settings.named())
+            .field("chat_template", &self.has_chat_template())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Adds the tokens that the configuration names and `tokenizer.json` lacks, and makes special those
+/// it knows as plain ones: transformers does so on load, and ids depend on it.
+fn register(backend: &mut Backend, settings: &Settings) -> tokenizers::Result<()> {
+    let known: Vec<AddedToken> = backend.get_added_tokens_decoder().into_values().collect();
+    let find = |content: &str| known.iter().find(|token| token.content == content);
+
+    // Declared tokens come first, in the order of their ids: a new id is the next free one.
+    let mut wanted: Vec<AddedToken> = settings
+        .declared()
+        .filter(|token| find(&token.content).is_none())
+        .cloned()
+        .collect();
+    for token in settings.special() {
+        if let Some(listed) = wanted
+            .iter_mut()
+            .find(|other| other.content == token.content)
+        {
+            listed.special = true;
+            continue;
+        }
+        match find(&token.content) {
+            Some(there) if there.special => {}
+            Some(there) => wanted.push(there.clone().special(true)),
+            None => wanted.push(token.clone()),
+        }
+    }
+    backend.add_tokens(wanted)?;
+    Ok(())
+}
+
+/// What transformers calls `clean_up_tokenization`: joins punctuation and English contractions to
+/// the word before them, in this order.
+fn clean_up_spaces(text: &str) -> String {
+    const JOINED: [(&str, &str); 10] = [
+        (" .", "."),
+        (" ?", "?"),
+        (" !", "!"),
+        (" ,", ","),
+        (" ' ", "'"),
+        (" n't", "n't"),
+        (" 'm", "'m"),
+        (" 's", "'s"),
+        (" 've", "'ve"),
+        (" 're", "'re"),
+    ];
+    JOINED
+        .iter()
+        .fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
+}
+
+#[cfg(test)]
+mod tests;

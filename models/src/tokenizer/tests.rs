@@ -1,0 +1,323 @@
+use std::path::Path;
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::*;
+
+/// A folder with a character tokenizer, on top of which a test writes its own files.
+fn folder(files: &[(&str, &str)]) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    Tokenizer::characters("abc .!")
+        .unwrap()
+        .save(dir.path())
+        .unwrap();
+    for (name, text) in files {
+        std::fs::write(dir.path().join(name), text).unwrap();
+    }
+    dir
+}
+
+fn with_template(template: &str) -> Tokenizer {
+    let dir = folder(&[("chat_template.jinja", template)]);
+    Tokenizer::from_dir(dir.path()).unwrap()
+}
+
+fn render(template: &str) -> String {
+    with_template(template).render_chat(&hello(), true).unwrap()
+}
+
+fn hello() -> Vec<Message> {
+    vec![Message {
+        role: "user".into(),
+        content: " <b>\"hé\"</b>\n".into(),
+    }]
+}
+
+#[test]
+fn a_folder_without_tokenizer_json_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = Tokenizer::from_dir(dir.path()).unwrap_err();
+    assert!(matches!(&error, Error::MissingFile { file, .. } if file == "tokenizer.json"));
+    assert!(
+        error.to_string().contains("Hugging Face checkpoint"),
+        "{error}"
+    );
+
+    std::fs::write(dir.path().join("tokenizer.model"), "old").unwrap();
+    let error = Tokenizer::from_dir(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("save_pretrained"), "{error}");
+}
+
+#[test]
+fn corrupt_files_are_named() {
+    let dir = folder(&[("tokenizer.json", "{\"version\": \"1.0\", ")]);
+    let error = Tokenizer::from_dir(dir.path()).unwrap_err();
+    assert!(matches!(&error, Error::Tokenizer { path, .. } if path.ends_with("tokenizer.json")));
+
+    for text in [
+        "[1]",
+        "{",
+        r#"{"added_tokens_decoder": {"x": "y"}}"#,
+        r#"{"chat_template": 3}"#,
+    ] {
+        let dir = folder(&[("tokenizer_config.json", text)]);
+        let error = Tokenizer::from_dir(dir.path()).unwrap_err();
+        assert!(
+            matches!(&error, Error::Config { path, .. } if path.ends_with("tokenizer_config.json")),
+            "{text}: {error}"
+        );
+    }
+}
+
+#[test]
+fn characters_round_trip() {
+    let alphabet = "0123456789+= \n<>é日🦀e\u{301}";
+    let tokenizer = Tokenizer::characters(alphabet).unwrap();
+    assert_eq!((tokenizer.pad_id(), tokenizer.eos_id()), (Some(0), Some(1)));
+    assert_eq!(
+        (tokenizer.bos_id(), tokenizer.has_chat_template()),
+        (None, false)
+    );
+    assert_eq!(tokenizer.vocab_size(), 2 + alphabet.chars().count());
+
+    let ids = tokenizer.encode(alphabet, true).unwrap();
+    assert_eq!(ids, (2..tokenizer.vocab_size() as u32).collect::<Vec<_>>());
+    assert_eq!(tokenizer.decode(&ids, true).unwrap(), alphabet);
+
+    assert_eq!(tokenizer.encode("1+1<eos>", true).unwrap(), [3, 12, 3, 1]);
+    assert_eq!(
+        tokenizer.decode(&[3, 12, 3, 1, 0, 999], false).unwrap(),
+        "1+1<eos><pad>"
+    );
+    assert_eq!(tokenizer.decode(&[3, 12, 3, 1, 0], true).unwrap(), "1+1");
+    assert!(tokenizer.encode("", true).unwrap().is_empty());
+}
+
+#[test]
+fn an_unknown_character_is_named() {
+    let tokenizer = Tokenizer::characters("ab").unwrap();
+    let error = tokenizer
+        .encode("ab<eos>aé", false)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("'é'") && error.contains("U+00E9"), "{error}");
+    // The angle bracket is known only as part of the special token.
+    let error = tokenizer.encode("<eos>a<", false).unwrap_err().to_string();
+    assert!(error.contains("'<'"), "{error}");
+}
+
+#[test]
+fn an_alphabet_names_each_character_once() {
+    assert!(Tokenizer::characters("").is_err());
+    let error = Tokenizer::characters("abca").unwrap_err().to_string();
+    assert!(error.contains("'a'"), "{error}");
+}
+
+#[test]
+fn saved_files_are_the_loaded_ones_and_give_the_same_ids() {
+    let source = folder(&[
+        ("chat_template.jinja", "{{ messages[0].content }}"),
+        ("vocab.json", "{ \"kept\":1}"),
+    ]);
+    let loaded = Tokenizer::from_dir(source.path()).unwrap();
+    let copy = tempfile::tempdir().unwrap();
+    let copy = copy.path().join("made/by/save");
+    loaded.save(&copy).unwrap();
+
+    let names = |dir: &Path| {
+        let mut names: Vec<_> = dir
+            .read_dir()
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(source.path()), names(&copy));
+    for name in names(&copy) {
+        let read = |dir: &Path| std::fs::read(dir.join(&name)).unwrap();
+        assert_eq!(read(source.path()), read(&copy), "{}", name.display());
+    }
+    let again = Tokenizer::from_dir(&copy).unwrap();
+    let text = "ab c.!<eos>";
+    assert_eq!(
+        again.encode(text, true).unwrap(),
+        loaded.encode(text, true).unwrap()
+    );
+    assert_eq!(again.eos_id(), loaded.eos_id());
+}
+
+#[test]
+fn truncation_and_padding_of_the_file_are_off() {
+    let dir = folder(&[]);
+    let path = dir.path().join("tokenizer.json");
+    let mut file: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    file["truncation"] = json!({
+        "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0
+    });
+    file["padding"] = json!({
+        "strategy": { "Fixed": 8 }, "direction": "Right", "pad_to_multiple_of": null,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"
+    });
+    std::fs::write(&path, file.to_string()).unwrap();
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    assert_eq!(tokenizer.encode("abca", true).unwrap(), [2, 3, 4, 2]);
+}
+
+#[test]
+fn special_tokens_come_from_either_file() {
+    let map = r#"{"eos_token": {"content": "<end>", "lstrip": false}, "bos_token": "a"}"#;
+    // Without `added_tokens_decoder` the map speaks, and what it names is added.
+    let dir = folder(&[
+        (
+            "tokenizer_config.json",
+            r#"{"eos_token": "<eos>", "pad_token": "<pad>"}"#,
+        ),
+        ("special_tokens_map.json", map),
+    ]);
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    assert_eq!(tokenizer.eos_id(), Some(8));
+    assert_eq!((tokenizer.bos_id(), tokenizer.pad_id()), (Some(2), Some(0)));
+    assert_eq!(tokenizer.encode("b<end>", true).unwrap(), [3, 8]);
+    assert_eq!(tokenizer.decode(&[2, 3, 8], true).unwrap(), "b");
+    assert_eq!(tokenizer.vocab_size(), 9);
+
+    // With it, the configuration alone does.
+    let dir = folder(&[("special_tokens_map.json", map)]);
+    assert_eq!(Tokenizer::from_dir(dir.path()).unwrap().eos_id(), Some(1));
+}
+
+#[test]
+fn clean_up_is_honoured_when_asked_for() {
+    let dir = folder(&[(
+        "tokenizer_config.json",
+        r#"{"clean_up_tokenization_spaces": true}"#,
+    )]);
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    let ids = tokenizer.encode("a b . c !", true).unwrap();
+    assert_eq!(tokenizer.decode(&ids, true).unwrap(), "a b. c!");
+}
+
+#[test]
+fn a_missing_template_says_what_to_do() {
+    let tokenizer = Tokenizer::characters("ab").unwrap();
+    let error = tokenizer
+        .render_chat(&hello(), true)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("tokenizer_config.json") && error.contains("prompt template"),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_empty_conversation_is_refused() {
+    let error = with_template("hello")
+        .render_chat(&[], true)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("no messages"), "{error}");
+}
+
+#[test]
+fn a_template_list_gives_its_default() {
+    let list = json!({"chat_template": [
+        {"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}
+    ]});
+    let dir = folder(&[("tokenizer_config.json", &list.to_string())]);
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    assert_eq!(tokenizer.render_chat(&hello(), false).unwrap(), "plain");
+
+    let list = json!({"chat_template": [{"name": "tool_use", "template": "tools"}]});
+    let dir = folder(&[("tokenizer_config.json", &list.to_string())]);
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    assert!(!tokenizer.has_chat_template());
+    let error = tokenizer
+        .render_chat(&hello(), false)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("tool_use"), "{error}");
+}
+
+#[test]
+fn raise_exception_speaks_in_the_templates_own_words() {
+    // Also from inside a macro, where the engine wraps errors.
+    for template in [
+        "{{ raise_exception('roles must alternate') }}",
+        "{% macro f() %}{{ raise_exception('roles must alternate') }}{% endmacro %}{{ f() }}",
+    ] {
+        let error = with_template(template)
+            .render_chat(&hello(), true)
+            .unwrap_err();
+        assert!(
+            matches!(&error, Error::ChatTemplate { detail, .. } if detail == "roles must alternate"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_broken_template_fails_only_when_rendered() {
+    let tokenizer = with_template("line\n{% if %}");
+    assert!(tokenizer.encode("ab", true).is_ok());
+    let error = tokenizer
+        .render_chat(&hello(), true)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("chat_template:2"), "{error}");
+}
+
+#[test]
+fn templates_find_the_environment_they_are_written_for() {
+    for (template, expected) in [
+        (
+            "{{ eos_token }}{{ pad_token }}{{ bos_token }}.",
+            "<eos><pad>.",
+        ),
+        (
+            "{{ tools is none }} {{ documents }} {{ add_generation_prompt }}",
+            "True None True",
+        ),
+        (
+            "{{ messages[0]['content'].strip().split('\"')[-1].startswith('</b') }}",
+            "True",
+        ),
+        (
+            "{% for k, v in messages[0].items() %}{{ k }};{% endfor %}",
+            "role;content;",
+        ),
+        (
+            "{% for m in messages[::-1] %}{% break %}{% endfor %}done",
+            "done",
+        ),
+        ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),
+        (
+            "{% generation %}x{%- endgeneration -%} y generation",
+            "xy generation",
+        ),
+        ("{{ strftime_now('%%%Y')[:3] }}", "%20"),
+        (
+            "{{ messages | tojson }}",
+            r#"[{"role": "user", "content": " <b>\"hé\"</b>\n"}]"#,
+        ),
+        (
+            "{{ {'b': [1, [], {}], 'a': none} | tojson(indent=2, sort_keys=true) }}",
+            "{\n  \"a\": null,\n  \"b\": [\n    1,\n    [],\n    {}\n  ]\n}",
+        ),
+        (
+            r#"{{ ["é🦀", 1.0, true] | tojson(ensure_ascii=true, separators=(",", ":")) }}"#,
+            "[\"\\u00e9\\ud83e\\udd80\",1.0,true]",
+        ),
+    ] {
+        assert_eq!(render(template), expected, "{template}");
+    }
+}
+
+#[test]
+fn messages_refuse_unknown_fields() {
+    let text = r#"{"role": "user", "content": "x", "tool_calls": []}"#;
+    assert!(serde_json::from_str::<Message>(text).is_err());
+}

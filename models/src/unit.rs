@@ -1,0 +1,287 @@
+//! Units: the links of the chain that a decoder is, and the parameters each one owns.
+//!
+//! One table, [`unit_specs`], names every parameter once; loading, export, random start, gradients and optimizer state all
+//! follow its order.
+
+use crate::arch::{Arch, Family, HeadKind};
+use burn::tensor::Tensor;
+
+/// A link of the chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UnitKind {
+    /// Token ids to hidden rows.
+    Embedding,
+    /// The attention half of a layer, residual included.
+    Attention(usize),
+    /// The MLP half of a layer, residual included.
+    Mlp(usize),
+    /// Final norm and projection.
+    Head,
+}
+
+/// What a parameter is used for in its unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(
+    missing_docs,
+    reason = "the variants are the field's own names for these matrices"
+)]
+pub enum Slot {
+    Embedding,
+    InputNorm,
+    Q,
+    K,
+    V,
+    O,
+    QBias,
+    KBias,
+    VBias,
+    OBias,
+    QNorm,
+    KNorm,
+    PostNorm,
+    Gate,
+    Up,
+    Down,
+    GateBias,
+    UpBias,
+    DownBias,
+    Projection,
+    ProjectionBias,
+}
+
+impl Slot {
+    /// Norm weights and biases: excluded from weight decay where decay groups are asked for.
+    #[must_use]
+    pub fn is_norm_or_bias(self) -> bool {
+        !matches!(
+            self,
+            Self::Embedding
+                | Self::Q
+                | Self::K
+                | Self::V
+                | Self::O
+                | Self::Gate
+                | Self::Up
+                | Self::Down
+                | Self::Projection
+        )
+    }
+
+    /// Norm weights: start at one (or at zero where the family stores w − 1).
+    #[must_use]
+    pub fn is_norm(self) -> bool {
+        matches!(
+            self,
+            Self::InputNorm | Self::QNorm | Self::KNorm | Self::PostNorm
+        )
+    }
+}
+
+/// A parameter's use, checkpoint name and checkpoint shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParamSpec {
+    /// Use in its unit.
+    pub slot: Slot,
+    /// Hugging Face tensor name.
+    pub name: String,
+    /// Shape in the checkpoint: `[n]` or `[out, in]`.
+    pub shape: Vec<usize>,
+}
+
+impl ParamSpec {
+    fn new(slot: Slot, name: impl Into<String>, shape: &[usize]) -> Self {
+        Self {
+            slot,
+            name: name.into(),
+            shape: shape.to_vec(),
+        }
+    }
+
+    /// Shape of the tensor in memory: vectors are single rows.
+    #[must_use]
+    pub fn rows_cols(&self) -> [usize; 2] {
+        match self.shape[..] {
+            [n] => [1, n],
+            [rows, cols] => [rows, cols],
+            _ => unreachable!("every parameter of a decoder is a vector or a matrix"),
+        }
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// The chain of an architecture, in order.
+#[must_use]
+pub fn chain(arch: &Arch) -> Vec<UnitKind> {
+    let layers = (0..arch.num_layers).flat_map(|i| [UnitKind::Attention(i), UnitKind::Mlp(i)]);
+    std::iter::once(UnitKind::Embedding)
+        .chain(layers)
+        .chain(std::iter::once(UnitKind::Head))
+        .collect()
+}
+
+/// The parameters that a unit owns. A tied head owns no projection: it borrows the embedding's.
+#[must_use]
+pub fn unit_specs(arch: &Arch, kind: UnitKind) -> Vec<ParamSpec> {
+    match kind {
+        UnitKind::Embedding => {
+            vec![ParamSpec::new(
+                Slot::Embedding,
+                "model.embed_tokens.weight",
+                &[arch.vocab_size, arch.hidden_size],
+            )]
+        }
+        UnitKind::Attention(layer) => attention_specs(arch, layer),
+        UnitKind::Mlp(layer) => mlp_specs(arch, layer),
+        UnitKind::Head => head_specs(arch),
+    }
+}
+
+fn attention_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
+    let p = format!("model.layers.{layer}");
+    let (d, hd) = (arch.hidden_size, arch.head_dim);
+    let (q, kv) = (arch.num_heads * hd, arch.num_kv_heads * hd);
+    let mut specs = vec![
+        ParamSpec::new(Slot::InputNorm, format!("{p}.input_layernorm.weight"), &[d]),
+        ParamSpec::new(Slot::Q, format!("{p}.self_attn.q_proj.weight"), &[q, d]),
+        ParamSpec::new(Slot::K, format!("{p}.self_attn.k_proj.weight"), &[kv, d]),
+        ParamSpec::new(Slot::V, format!("{p}.self_attn.v_proj.weight"), &[kv, d]),
+        ParamSpec::new(Slot::O, format!("{p}.self_attn.o_proj.weight"), &[d, q]),
+    ];
+    if arch.qkv_bias {
+        specs.extend([
+            ParamSpec::new(Slot::QBias, format!("{p}.self_attn.q_proj.bias"), &[q]),
+            ParamSpec::new(Slot::KBias, format!("{p}.self_attn.k_proj.bias"), &[kv]),
+            ParamSpec::new(Slot::VBias, format!("{p}.self_attn.v_proj.bias"), &[kv]),
+        ]);
+    }
+    if arch.o_bias {
+        specs.push(ParamSpec::new(
+            Slot::OBias,
+            format!("{p}.self_attn.o_proj.bias"),
+            &[d],
+        ));
+    }
+    if arch.qk_norm {
+        specs.extend([
+            ParamSpec::new(Slot::QNorm, format!("{p}.self_attn.q_norm.weight"), &[hd]),
+            ParamSpec::new(Slot::KNorm, format!("{p}.self_attn.k_norm.weight"), &[hd]),
+        ]);
+    }
+    if arch.post_norms {
+        specs.push(ParamSpec::new(
+            Slot::PostNorm,
+            format!("{p}.post_attention_layernorm.weight"),
+            &[d],
+        ));
+    }
+    specs
+}
+
+fn mlp_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
+    let p = format!("model.layers.{layer}");
+    let (d, ff) = (arch.hidden_size, arch.intermediate_size);
+    let norm = match arch.family {
+        Family::Gemma2 => "pre_feedforward_layernorm",
+        _ => "post_attention_layernorm",
+    };
+    let mut specs = vec![
+        ParamSpec::new(Slot::InputNorm, format!("{p}.{norm}.weight"), &[d]),
+        ParamSpec::new(Slot::Gate, format!("{p}.mlp.gate_proj.weight"), &[ff, d]),
+        ParamSpec::new(Slot::Up, format!("{p}.mlp.up_proj.weight"), &[ff, d]),
+        ParamSpec::new(Slot::Down, format!("{p}.mlp.down_proj.weight"), &[d, ff]),
+    ];
+    if arch.mlp_bias {
+        specs.extend([
+            ParamSpec::new(Slot::GateBias, format!("{p}.mlp.gate_proj.bias"), &[ff]),
+            ParamSpec::new(Slot::UpBias, format!("{p}.mlp.up_proj.bias"), &[ff]),
+            ParamSpec::new(Slot::DownBias, format!("{p}.mlp.down_proj.bias"), &[d]),
+        ]);
+    }
+    if arch.post_norms {
+        specs.push(ParamSpec::new(
+            Slot::PostNorm,
+            format!("{p}.post_feedforward_layernorm.weight"),
+            &[d],
+        ));
+    }
+    specs
+}
+
+fn head_specs(arch: &Arch) -> Vec<ParamSpec> {
+    let d = arch.hidden_size;
+    let mut specs = vec![ParamSpec::new(Slot::InputNorm, "model.norm.weight", &[d])];
+    match arch.head {
+        HeadKind::LanguageModel if arch.tied => {}
+        HeadKind::LanguageModel => {
+            specs.push(ParamSpec::new(
+                Slot::Projection,
+                "lm_head.weight",
+                &[arch.vocab_size, d],
+            ));
+        }
+        HeadKind::Scalar { bias } => {
+            specs.push(ParamSpec::new(Slot::Projection, "score.weight", &[1, d]));
+            if bias {
+                specs.push(ParamSpec::new(Slot::ProjectionBias, "score.bias", &[1]));
+            }
+        }
+    }
+    specs
+}
+
+/// A unit's weights as tensors: `[out, in]` matrices and `[1, n]` vectors, in the order of its specs.
+#[derive(Clone, Debug)]
+pub struct Weights(Vec<(Slot, Tensor<2>)>);
+
+impl Weights {
+    /// Pairs tensors with their slots.
+    #[must_use]
+    pub fn new(entries: Vec<(Slot, Tensor<2>)>) -> Self {
+        Self(entries)
+    }
+
+    /// The tensor in `slot`, if the unit has one.
+    #[must_use]
+    pub fn get(&self, slot: Slot) -> Option<Tensor<2>> {
+        self.0
+            .iter()
+            .find(|(s, _)| *s == slot)
+            .map(|(_, t)| t.clone())
+    }
+
+    /// The tensor in a slot that every unit of this kind has.
+    pub(crate) fn need(&self, slot: Slot) -> Tensor<2> {
+        self.get(slot)
+            .unwrap_or_else(|| unreachable!("a unit without its {slot:?}"))
+    }
+
+    /// Tensors in order.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor<2>> {
+        self.0.iter().map(|(_, t)| t)
+    }
+
+    /// Slots and tensors in order.
+    pub fn into_entries(self) -> impl Iterator<Item = (Slot, Tensor<2>)> {
+        self.0.into_iter()
+    }
+
+    /// The same slots with other tensors.
+    #[must_use]
+    pub fn map(&self, f: impl Fn(&Tensor<2>) -> Tensor<2>) -> Self {
+        Self(self.0.iter().map(|(s, t)| (*s, f(t))).collect())
+    }
+
+    /// `x · Wᵀ (+ b)` for `x` of shape `[rows, in]`.
+    pub(crate) fn linear(&self, x: Tensor<2>, weight: Slot, bias: Slot) -> Tensor<2> {
+        let y = x.matmul(self.need(weight).transpose());
+        match self.get(bias) {
+            Some(b) => y + b,
+            None => y,
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Ids, decoded texts and rendered chats against transformers v5 (`tokenizers/golden.json`), for the
+//! tokenizers stored alone and for those of every model folder.
+
+use std::path::{Path, PathBuf};
+
+use firebrick_models::tokenizer::{Message, Tokenizer};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::support;
+
+#[derive(Deserialize)]
+struct Golden {
+    format: String,
+    tokenizers: Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+struct Expected {
+    vocab_size: usize,
+    bos_id: Option<u32>,
+    eos_id: Option<u32>,
+    pad_id: Option<u32>,
+    encode: Vec<Encoded>,
+    chat: Vec<Chat>,
+}
+
+#[derive(Deserialize)]
+struct Encoded {
+    text: String,
+    ids: Vec<u32>,
+    ids_no_special: Vec<u32>,
+    /// Of the ids without special tokens.
+    decoded: String,
+    /// Of either ids, special tokens left out.
+    decoded_skip_special: String,
+}
+
+#[derive(Deserialize)]
+struct Chat {
+    messages: Vec<Message>,
+    add_generation_prompt: bool,
+    rendered: String,
+    ids: Vec<u32>,
+}
+
+/// What a model's manifest says of its tokenizer.
+#[derive(Deserialize)]
+struct Manifest {
+    tokenizer: String,
+    greedy: Option<Greedy>,
+}
+
+#[derive(Deserialize)]
+struct Greedy {
+    samples: Vec<Sample>,
+}
+
+#[derive(Deserialize)]
+struct Sample {
+    prompt_ids: Vec<u32>,
+    prompt_text: String,
+    new_ids: Vec<u32>,
+    text: String,
+    text_skip_special: String,
+}
+
+#[test]
+fn parity_tokenizers_encode_decode() {
+    let mut cases = 0;
+    for (name, expected) in golden() {
+        cases += check_texts(&name, &load(&folder(&name)), &expected);
+    }
+    assert!(cases > 0, "golden.json has no texts");
+    support::checked("tokenizer texts", cases);
+}
+
+#[test]
+fn parity_tokenizers_chat() {
+    let mut cases = 0;
+    for (name, expected) in golden() {
+        cases += check_chats(&name, &load(&folder(&name)), &expected);
+    }
+    assert!(cases > 0, "golden.json has no chats");
+    support::checked("chat templates", cases);
+}
+
+#[test]
+fn parity_tokenizers_of_models() {
+    let golden = golden();
+    let mut cases = 0;
+    for dir in model_folders() {
+        let manifest: Manifest = read(&dir.join("golden/manifest.json"));
+        let label = dir.display().to_string();
+        let (_, expected) = golden
+            .iter()
+            .find(|(name, _)| *name == manifest.tokenizer)
+            .unwrap_or_else(|| panic!("{label}: golden.json has no {:?}", manifest.tokenizer));
+        let tokenizer = load(&dir);
+        cases += check_texts(&label, &tokenizer, expected);
+        cases += check_chats(&label, &tokenizer, expected);
+        if let Some(greedy) = manifest.greedy {
+            cases += check_samples(&label, &tokenizer, &greedy.samples);
+        }
+    }
+    assert!(cases > 0, "no model folders");
+    support::checked("texts and chats of model folders", cases);
+}
+
+#[test]
+fn parity_tokenizers_survive_saving() {
+    let out = tempfile::tempdir().expect("a temporary folder");
+    let mut cases = 0;
+    for (name, expected) in golden() {
+        let copy = out.path().join(&name);
+        load(&folder(&name)).save(&copy).expect("saving");
+        for entry in copy.read_dir().expect("the saved folder") {
+            let file = entry.expect("an entry").file_name();
+            let kept = std::fs::read(copy.join(&file)).expect("the saved file");
+            let source = std::fs::read(folder(&name).join(&file)).expect("the source file");
+            assert_eq!(kept, source, "{name}: {}", file.display());
+        }
+        let again = load(&copy);
+        cases += check_texts(&name, &again, &expected) + check_chats(&name, &again, &expected);
+    }
+    assert!(cases > 0, "golden.json names no tokenizers");
+    support::checked("cases after saving", cases);
+}
+
+fn check_texts(label: &str, tokenizer: &Tokenizer, expected: &Expected) -> usize {
+    assert_eq!(tokenizer.vocab_size(), expected.vocab_size, "{label}");
+    assert_eq!(tokenizer.bos_id(), expected.bos_id, "{label}");
+    assert_eq!(tokenizer.eos_id(), expected.eos_id, "{label}");
+    assert_eq!(tokenizer.pad_id(), expected.pad_id, "{label}");
+    for case in &expected.encode {
+        let label = format!("{label}: {:?}", case.text);
+        let encode = |special| tokenizer.encode(&case.text, special).expect("encoding");
+        let decode = |ids: &[u32], skip| tokenizer.decode(ids, skip).expect("decoding");
+        assert_eq!(encode(true), case.ids, "{label}");
+        assert_eq!(encode(false), case.ids_no_special, "{label}");
+        assert_eq!(decode(&case.ids_no_special, false), case.decoded, "{label}");
+        assert_eq!(
+            decode(&case.ids, true),
+            case.decoded_skip_special,
+            "{label}"
+        );
+    }
+    expected.encode.len()
+}
+
+fn check_chats(label: &str, tokenizer: &Tokenizer, expected: &Expected) -> usize {
+    for case in &expected.chat {
+        let text = tokenizer
+            .render_chat(&case.messages, case.add_generation_prompt)
+            .unwrap_or_else(|error| panic!("{label}: {error}"));
+        assert_eq!(text, case.rendered, "{label}");
+        assert_eq!(
+            tokenizer.encode(&text, false).expect("encoding"),
+            case.ids,
+            "{label}"
+        );
+    }
+    expected.chat.len()
+}
+
+fn check_samples(label: &str, tokenizer: &Tokenizer, samples: &[Sample]) -> usize {
+    for sample in samples {
+        let decode = |ids: &[u32], skip| tokenizer.decode(ids, skip).expect("decoding");
+        assert_eq!(
+            decode(&sample.prompt_ids, false),
+            sample.prompt_text,
+            "{label}"
+        );
+        assert_eq!(decode(&sample.new_ids, false), sample.text, "{label}");
+        assert_eq!(
+            decode(&sample.new_ids, true),
+            sample.text_skip_special,
+            "{label}"
+        );
+    }
+    samples.len()
+}
+
+fn golden() -> Vec<(String, Expected)> {
+    let golden: Golden = read(&support::fixtures().join("tokenizers/golden.json"));
+    assert_eq!(golden.format, "tokenizer-golden/1");
+    let tokenizers = golden.tokenizers.into_iter();
+    tokenizers
+        .map(|(name, value)| (name, parse(value)))
+        .collect()
+}
+
+fn folder(name: &str) -> PathBuf {
+    support::fixtures().join("tokenizers").join(name)
+}
+
+fn model_folders() -> Vec<PathBuf> {
+    let models = support::fixtures().join("models");
+    let mut folders: Vec<PathBuf> = models
+        .read_dir()
+        .unwrap_or_else(|error| panic!("{}: {error}", models.display()))
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.is_dir())
+        .collect();
+    folders.sort();
+    folders
+}
+
+fn load(dir: &Path) -> Tokenizer {
+    Tokenizer::from_dir(dir).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> T {
+    let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_slice(&bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn parse<T: DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap_or_else(|error| panic!("golden.json: {error}"))
+}
