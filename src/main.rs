@@ -1,2 +1,79 @@
-//! main
-fn main() {}
+//! The `firebrick` program: parses arguments, runs a command, turns errors into exit codes.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "the program is the only place that prints"
+)]
+
+mod arguments;
+mod commands;
+mod progress;
+
+use arguments::{Arguments, Command};
+use clap::Parser;
+use firebrick::backends::allocator::CountingAllocator;
+use firebrick::engine::trainer::Start;
+use firebrick::engine::trainer_state::Mode;
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// The user can mend it: configuration, files, arguments.
+const EXIT_USER: u8 = 2;
+/// The run failed.
+const EXIT_FAILED: u8 = 1;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let filter =
+        EnvFilter::try_from_env("FIREBRICK_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .init();
+    // Panics of a backend are caught at phase boundaries and reported as errors; their own noise helps only whoever debugs.
+    if std::env::var_os("RUST_BACKTRACE").is_none() {
+        std::panic::set_hook(Box::new(|info| tracing::debug!("{info}")));
+    }
+    match run(arguments.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(exit_code(&error))
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Train(args) => commands::train::run(&args, Mode::Rl, start(args.resume)),
+        Command::Sft(args) => commands::train::run(&args, Mode::Sft, start(args.resume)),
+        Command::Eval(args) => commands::eval::run(&args),
+        Command::Generate(args) => commands::generate::run(&args),
+        Command::Logprobs(args) => commands::logprobs::run(&args),
+        Command::Devices(args) => commands::devices::run(&args),
+    }
+}
+
+fn start(resume: bool) -> Start {
+    if resume { Start::Resume } else { Start::Fresh }
+}
+
+fn exit_code(error: &anyhow::Error) -> u8 {
+    use firebrick::{backends, engine, models};
+    let users = error.chain().any(|cause| {
+        cause
+            .downcast_ref::<engine::Error>()
+            .is_some_and(engine::Error::is_users)
+            || cause
+                .downcast_ref::<models::Error>()
+                .is_some_and(|e| !matches!(e, models::Error::Device { .. }))
+            || cause.downcast_ref::<backends::Error>().is_some()
+            || cause.downcast_ref::<commands::UserError>().is_some()
+    });
+    if users { EXIT_USER } else { EXIT_FAILED }
+}

@@ -34,7 +34,7 @@ pub enum Error {
     Schedule(#[from] ScheduleError),
     /// A completion could not be judged.
     #[error(
-        "reward failed at step {step}, draw {draw}, sample {sample}: {source}\n  prompt: {prompt:?}\n  completion: {completion:?}"
+        "reward failed at step {step}, draw {draw}, sample {sample}: {reason}\n  prompt: {prompt:?}\n  completion: {completion:?}"
     )]
     Reward {
         /// Training step.
@@ -48,7 +48,7 @@ pub enum Error {
         /// The completion's text.
         completion: String,
         /// Why it cannot be judged.
-        source: TaskError,
+        reason: String,
     },
     /// A sequence is longer than the token budget.
     #[error(

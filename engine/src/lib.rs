@@ -3,13 +3,21 @@
 //! The engine prints nothing: it reports through values, an [`Observer`](trainer::Observer) and `tracing`.
 
 pub mod batch;
+pub mod config;
+pub mod dataset;
 pub mod error;
+pub mod evaluate;
 pub mod gradients;
+pub mod ledger;
 pub mod objective;
 pub mod optim;
 pub mod plan;
 pub mod rollout;
+pub mod run_dir;
 pub mod schedule;
+pub mod source;
 pub mod task;
+pub mod trainer;
+pub mod trainer_state;
 
 pub use error::{Error, Result};

@@ -3,7 +3,7 @@
 //! Everything the plan decides happens between two segments; units know nothing of it.
 
 use crate::Result;
-use crate::batch::MicroBatch;
+use crate::batch::{Cut, MicroBatch, Sequence, pack};
 use crate::gradients::{Gradients, device_error};
 use crate::objective::{Metric, Reduce, Scores, TokenInputs, TokenLoss};
 use crate::plan::{Keep, ModelPlan, Segment};
@@ -272,6 +272,31 @@ impl<'a> Schedule<'a> {
             .step_by(size)
             .map(move |start| (start, size.min(rows - start)))
     }
+}
+
+/// Log-probs and entropies of sequences, in their order, in micro-batches under the budget.
+pub fn score_all(
+    decoder: &Decoder,
+    plan: &ModelPlan,
+    sequences: &[Sequence],
+    cut: Cut,
+    temperature: f64,
+) -> Result<MicroScores> {
+    let schedule = Schedule::new(decoder, plan, temperature);
+    let mut scores = MicroScores {
+        logp: vec![Vec::new(); sequences.len()],
+        entropy: vec![Vec::new(); sequences.len()],
+    };
+    for indices in pack(sequences, cut)? {
+        let own: Vec<&Sequence> = indices.iter().map(|&i| &sequences[i]).collect();
+        let micro = MicroBatch::new(decoder.arch(), &own, decoder.device());
+        let own = schedule.score(&micro)?;
+        for ((i, logp), entropy) in indices.into_iter().zip(own.logp).zip(own.entropy) {
+            scores.logp[i] = logp;
+            scores.entropy[i] = entropy;
+        }
+    }
+    Ok(scores)
 }
 
 fn narrow(inputs: &TokenInputs, start: usize, len: usize) -> TokenInputs {

@@ -106,6 +106,13 @@ impl Checkpoint {
         self.dtypes.get(tensor).copied().unwrap_or(StoredDtype::F32)
     }
 
+    /// The same model stored in full precision.
+    #[must_use]
+    pub fn stored_as_f32(mut self) -> Self {
+        self.dtypes.clear();
+        self
+    }
+
     /// Token ids that end a completion: `generation_config.json`'s (a number or a list), else the config's.
     #[must_use]
     pub fn eos_ids(&self) -> Vec<u32> {

@@ -1,0 +1,336 @@
+//! The configuration of a run: what a user writes, read strictly and resolved once.
+
+mod load;
+
+pub use load::{load, parse};
+
+use crate::objective::grpo::GrpoConfig;
+use crate::optim::OptimConfig;
+use crate::plan::MemoryConfig;
+use crate::task::TaskConfig;
+use crate::{Error, Result};
+use firebrick_backends::DeviceSpec;
+use firebrick_models::generate::Sampling;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::path::PathBuf;
+
+/// Everything a run is made of. Written back complete as `config.yaml` in the run folder.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// The policy.
+    pub model: ModelConfig,
+    /// Prompts and rewards. Absent only where a program brings a task of its own.
+    #[serde(default)]
+    pub task: Option<TaskConfig>,
+    /// The run folder.
+    pub output: PathBuf,
+    /// The algorithm.
+    #[serde(default)]
+    pub objective: ObjectiveConfig,
+    /// Sampling during training and validation.
+    #[serde(default)]
+    pub rollout: RolloutConfig,
+    /// How rollouts become optimizer steps.
+    #[serde(default)]
+    pub update: UpdateConfig,
+    /// The optimizer of the RL steps.
+    #[serde(default)]
+    pub optim: OptimConfig,
+    /// Length and rhythm of the run.
+    #[serde(default)]
+    pub trainer: TrainerConfig,
+    /// What runs before the first RL step.
+    #[serde(default)]
+    pub warmup: WarmupConfig,
+    /// Settings of `firebrick sft`.
+    #[serde(default)]
+    pub sft: Option<SftConfig>,
+    /// What is kept between forward and backward, and the token budgets.
+    #[serde(default)]
+    pub memory: MemoryConfig,
+    /// What computes.
+    #[serde(default)]
+    pub device: DeviceSpec,
+}
+
+/// The policy: a checkpoint, or a random start.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelConfig {
+    /// A Hugging Face checkpoint folder.
+    pub path: Option<PathBuf>,
+    /// Instead of `path`: the config of a model that starts from random weights, under transformers' names
+    /// (`model_type`, `hidden_size`, …). `vocab_size` follows the tokenizer.
+    pub arch: Option<Map<String, Value>>,
+    /// With `arch`: a folder with tokenizer files. Without it, one token a character of the task's alphabet.
+    pub tokenizer: Option<PathBuf>,
+}
+
+/// The algorithm and its settings.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(tag = "name", rename_all = "snake_case")]
+pub enum ObjectiveConfig {
+    /// Group-relative policy optimisation.
+    Grpo(GrpoConfig),
+}
+
+impl Default for ObjectiveConfig {
+    fn default() -> Self {
+        Self::Grpo(GrpoConfig::default())
+    }
+}
+
+/// Sampling, under verl's and vLLM's names.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RolloutConfig {
+    /// Completions a prompt: the group size.
+    pub n: usize,
+    /// Logits are divided by this, in training too. Must be above 0.
+    pub temperature: f64,
+    /// Only the `k` likeliest tokens; −1 is all.
+    pub top_k: i64,
+    /// Only the likeliest tokens that together hold this probability.
+    pub top_p: f64,
+    /// Only tokens at least this share as likely as the likeliest.
+    pub min_p: f64,
+    /// Most tokens of a prompt; longer ones are left out and counted.
+    pub prompt_length: usize,
+    /// Most tokens of a completion.
+    pub response_length: usize,
+    /// Texts that end a completion.
+    pub stop: Vec<String>,
+    /// Most sequences sampled at a time.
+    pub max_num_seqs: usize,
+}
+
+impl Default for RolloutConfig {
+    fn default() -> Self {
+        Self {
+            n: 8,
+            temperature: 1.0,
+            top_k: -1,
+            top_p: 1.0,
+            min_p: 0.0,
+            prompt_length: 512,
+            response_length: 256,
+            stop: Vec::new(),
+            max_num_seqs: 256,
+        }
+    }
+}
+
+impl RolloutConfig {
+    /// Sampling settings of training.
+    #[must_use]
+    pub fn sampling(&self, stop_ids: Vec<u32>) -> Sampling {
+        Sampling {
+            temperature: self.temperature,
+            top_k: usize::try_from(self.top_k).ok(),
+            top_p: self.top_p,
+            min_p: self.min_p,
+            max_new_tokens: self.response_length,
+            stop_ids,
+            stop_strings: self.stop.clone(),
+        }
+    }
+
+    /// Greedy sampling with the same limits, for validation.
+    #[must_use]
+    pub fn greedy(&self, stop_ids: Vec<u32>) -> Sampling {
+        let free = Self {
+            temperature: 0.0,
+            top_k: -1,
+            top_p: 1.0,
+            min_p: 0.0,
+            ..self.clone()
+        };
+        free.sampling(stop_ids)
+    }
+}
+
+/// Where `old` log-probs come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OldLogProbs {
+    /// Recomputed by the trainer's forward (DESIGN's default): exact for the policy being trained.
+    Trainer,
+    /// The sampler's own full-distribution ones: one forward saved.
+    Sampler,
+}
+
+/// How rollouts become optimizer steps.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct UpdateConfig {
+    /// Passes over a step's rollouts.
+    pub ppo_epochs: usize,
+    /// Prompts (groups) an optimizer step; all of the step's where absent.
+    pub ppo_mini_batch_size: Option<usize>,
+    /// Source of the old log-probs.
+    pub old_log_probs: OldLogProbs,
+}
+
+impl Default for UpdateConfig {
+    fn default() -> Self {
+        Self {
+            ppo_epochs: 1,
+            ppo_mini_batch_size: None,
+            old_log_probs: OldLogProbs::Trainer,
+        }
+    }
+}
+
+/// Length and rhythm of a run.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainerConfig {
+    /// RL steps, the warm-up apart.
+    pub steps: u64,
+    /// Prompts a step.
+    pub train_batch_size: usize,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// Steps between validations; 0: before the first and after the last only.
+    pub test_freq: u64,
+    /// Validation prompts used; all where absent.
+    pub val_max_samples: Option<usize>,
+    /// Steps between checkpoints; 0: after the last only.
+    pub save_freq: u64,
+    /// Checkpoints kept; the oldest are removed.
+    pub max_ckpt_to_keep: usize,
+    /// Largest weight file of a checkpoint, in bytes.
+    pub max_shard_bytes: u64,
+}
+
+impl Default for TrainerConfig {
+    fn default() -> Self {
+        Self {
+            steps: 100,
+            train_batch_size: 32,
+            seed: 0,
+            test_freq: 0,
+            val_max_samples: None,
+            save_freq: 0,
+            max_ckpt_to_keep: 3,
+            max_shard_bytes: 5_000_000_000,
+        }
+    }
+}
+
+/// What runs before the first RL step.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WarmupConfig {
+    /// Supervised training on the task's solutions.
+    pub sft: Option<SftConfig>,
+}
+
+/// Supervised training on the task's solutions.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SftConfig {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Examples a step.
+    pub batch_size: usize,
+    /// The optimizer.
+    pub optim: OptimConfig,
+}
+
+impl Default for SftConfig {
+    fn default() -> Self {
+        Self {
+            steps: 100,
+            batch_size: 32,
+            optim: OptimConfig {
+                lr: 1e-5,
+                ..OptimConfig::default()
+            },
+        }
+    }
+}
+
+impl RunConfig {
+    /// Refuses settings that cannot work, before anything is loaded.
+    pub fn check(&self) -> Result<()> {
+        let bad = |what: &str| Err(Error::Config(what.to_owned()));
+        match (&self.model.path, &self.model.arch) {
+            (Some(_), Some(_)) => return bad("model: give either `path` or `arch`, not both"),
+            (None, None) => {
+                return bad("model: give `path` (a checkpoint folder) or `arch` (a random start)");
+            }
+            (Some(_), None) if self.model.tokenizer.is_some() => {
+                return bad(
+                    "model.tokenizer goes with model.arch; a checkpoint at model.path brings its own",
+                );
+            }
+            _ => {}
+        }
+        let sizes = [
+            ("rollout.n", self.rollout.n),
+            ("rollout.prompt_length", self.rollout.prompt_length),
+            ("rollout.response_length", self.rollout.response_length),
+            ("rollout.max_num_seqs", self.rollout.max_num_seqs),
+            ("trainer.train_batch_size", self.trainer.train_batch_size),
+            ("trainer.max_ckpt_to_keep", self.trainer.max_ckpt_to_keep),
+            ("update.ppo_epochs", self.update.ppo_epochs),
+            (
+                "update.ppo_mini_batch_size",
+                self.update.ppo_mini_batch_size.unwrap_or(1),
+            ),
+        ];
+        if let Some((key, _)) = sizes.iter().find(|(_, n)| *n == 0) {
+            return Err(Error::Config(format!("{key} should be at least 1")));
+        }
+        if self.rollout.top_k == 0 || self.rollout.top_k < -1 {
+            return bad("rollout.top_k should be at least 1, or -1 for all tokens");
+        }
+        if self.rollout.temperature.is_nan() || self.rollout.temperature <= 0.0 {
+            return bad(
+                "rollout.temperature should be above 0: a greedy policy has nothing to compare in a group",
+            );
+        }
+        self.rollout
+            .sampling(Vec::new())
+            .check()
+            .map_err(|e| Error::Config(format!("rollout: {e}")))?;
+        self.check_groups()?;
+        let ObjectiveConfig::Grpo(grpo) = &self.objective;
+        grpo.check().map_err(Error::Config)?;
+        self.optim.check("optim")?;
+        for (section, sft) in [("warmup.sft", &self.warmup.sft), ("sft", &self.sft)] {
+            if let Some(sft) = sft {
+                sft.optim.check(&format!("{section}.optim"))?;
+                if sft.batch_size == 0 || sft.steps == 0 {
+                    return Err(Error::Config(format!(
+                        "{section}: steps and batch_size should be at least 1"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_groups(&self) -> Result<()> {
+        let (prompts, mini) = (
+            self.trainer.train_batch_size,
+            self.update.ppo_mini_batch_size,
+        );
+        match mini {
+            Some(mini) if mini > prompts || prompts % mini != 0 => Err(Error::Config(format!(
+                "update.ppo_mini_batch_size ({mini} prompts) should divide trainer.train_batch_size ({prompts})"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same run as YAML, complete: every default spelled out.
+    pub fn to_yaml(&self) -> Result<String> {
+        serde_saphyr::to_string(self).map_err(|e| {
+            Error::Config(format!("the resolved configuration cannot be written: {e}"))
+        })
+    }
+}

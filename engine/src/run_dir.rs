@@ -1,0 +1,251 @@
+//! The run folder: its files, and checkpoints that are complete or absent.
+
+use crate::{Error, Result};
+use serde::Serialize;
+use serde_json::Value;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+const CONFIG: &str = "config.yaml";
+const CHECKPOINTS: &str = "checkpoints";
+
+/// A run folder that can be written to.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+}
+
+impl RunDir {
+    /// Makes a new run folder; one that already holds a run is refused.
+    pub fn create(path: &Path, config_yaml: &str) -> Result<Self> {
+        if path.join(CONFIG).exists() {
+            return Err(Error::RunExists {
+                path: path.to_owned(),
+            });
+        }
+        fs::create_dir_all(path.join(CHECKPOINTS))
+            .map_err(Error::io("create the run folder", path))?;
+        let dir = Self {
+            path: path.to_owned(),
+        };
+        dir.write(CONFIG, config_yaml.as_bytes())?;
+        Ok(dir)
+    }
+
+    /// Opens a run folder to continue it.
+    pub fn open(path: &Path) -> Result<Self> {
+        if !path.join(CONFIG).is_file() {
+            let detail = "there is no run in it (no config.yaml); start it without --resume".into();
+            return Err(Error::Resume {
+                path: path.to_owned(),
+                detail,
+            });
+        }
+        fs::create_dir_all(path.join(CHECKPOINTS)).map_err(Error::io("create", path))?;
+        Ok(Self {
+            path: path.to_owned(),
+        })
+    }
+
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The configuration that the run was started with.
+    pub fn config_yaml(&self) -> Result<String> {
+        let path = self.path.join(CONFIG);
+        fs::read_to_string(&path).map_err(Error::io("read", path))
+    }
+
+    /// Writes a file whole: aside, synced, renamed.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let (path, aside) = (self.path.join(name), self.path.join(format!("{name}.tmp")));
+        let write = || {
+            let mut file = File::create(&aside)?;
+            file.write_all(bytes)?;
+            file.sync_all()?;
+            fs::rename(&aside, &path)
+        };
+        write().map_err(Error::io("write", &path))
+    }
+
+    /// Writes a JSON file whole.
+    pub fn write_json(&self, name: &str, value: &impl Serialize) -> Result<()> {
+        let mut text = serde_json::to_string_pretty(value).map_err(|e| Error::Io {
+            action: "write",
+            path: self.path.join(name),
+            source: e.into(),
+        })?;
+        text.push('\n');
+        self.write(name, text.as_bytes())
+    }
+
+    /// Appends lines to a JSON Lines file.
+    pub fn append(&self, name: &str, lines: &[impl Serialize]) -> Result<()> {
+        let path = self.path.join(name);
+        let append = || {
+            let mut text = Vec::new();
+            for line in lines {
+                serde_json::to_writer(&mut text, line)?;
+                text.push(b'\n');
+            }
+            OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(&path)?
+                .write_all(&text)
+        };
+        append().map_err(Error::io("append to", &path))
+    }
+
+    /// Drops the lines of later steps, and a line cut off by a kill, so that a resumed run repeats none.
+    pub fn rewind(&self, name: &str, step_key: &str, last_step: u64) -> Result<()> {
+        let path = self.path.join(name);
+        let Ok(text) = fs::read_to_string(&path) else {
+            return Ok(());
+        };
+        let keep = |line: &&str| {
+            serde_json::from_str::<Value>(line).is_ok_and(|v| {
+                v.get(step_key)
+                    .and_then(Value::as_u64)
+                    .is_some_and(|s| s <= last_step)
+            })
+        };
+        let mut kept = text.lines().filter(keep).collect::<Vec<_>>().join("\n");
+        if !kept.is_empty() {
+            kept.push('\n');
+        }
+        self.write(name, kept.as_bytes())
+    }
+
+    /// Builds a folder aside and renames it into place: a reader sees all of it or nothing.
+    pub fn publish(&self, name: &str, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+        let (path, aside) = (self.path.join(name), self.path.join(format!("{name}.tmp")));
+        let clear = |p: &Path| match fs::remove_dir_all(p) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", p)(e)),
+            _ => Ok(()),
+        };
+        clear(&aside)?;
+        fs::create_dir_all(&aside).map_err(Error::io("create", &aside))?;
+        build(&aside)?;
+        clear(&path)?;
+        fs::rename(&aside, &path).map_err(Error::io("rename", &aside))?;
+        // the rename itself is durable once its folder is synced
+        if let Some(parent) = path.parent() {
+            File::open(parent)
+                .and_then(|d| d.sync_all())
+                .map_err(Error::io("sync", parent))?;
+        }
+        Ok(path)
+    }
+
+    /// Folder name of the checkpoint of a step, relative to the run folder.
+    #[must_use]
+    pub fn checkpoint_name(step: u64) -> String {
+        format!("{CHECKPOINTS}/step-{step:06}")
+    }
+
+    /// Complete checkpoints, by step, ascending.
+    pub fn checkpoints(&self) -> Result<Vec<(u64, PathBuf)>> {
+        let dir = self.path.join(CHECKPOINTS);
+        let entries = fs::read_dir(&dir).map_err(Error::io("read", &dir))?;
+        let mut found: Vec<(u64, PathBuf)> = entries
+            .filter_map(|entry| {
+                let path = entry.ok()?.path();
+                let step = path
+                    .file_name()?
+                    .to_str()?
+                    .strip_prefix("step-")?
+                    .parse()
+                    .ok()?;
+                Some((step, path))
+            })
+            .collect();
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    /// Removes the oldest checkpoints beyond `keep`.
+    pub fn prune(&self, keep: usize) -> Result<()> {
+        let found = self.checkpoints()?;
+        for (_, path) in found.iter().rev().skip(keep) {
+            fs::remove_dir_all(path).map_err(Error::io("remove", path))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn run() -> (tempfile::TempDir, RunDir) {
+        let temp = tempfile::tempdir().unwrap();
+        let run = RunDir::create(&temp.path().join("run"), "output: x\n").unwrap();
+        (temp, run)
+    }
+
+    #[test]
+    fn a_folder_that_holds_a_run_is_refused_with_the_way_on() {
+        let (_temp, run) = run();
+        let message = RunDir::create(run.path(), "").unwrap_err().to_string();
+        assert!(
+            message.contains("--resume") && message.contains("output"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn rewinding_drops_later_steps_and_a_torn_line() {
+        let (_temp, run) = run();
+        run.append(
+            "metrics.jsonl",
+            &[json!({"s": 1}), json!({"s": 2}), json!({"s": 3})],
+        )
+        .unwrap();
+        let path = run.path().join("metrics.jsonl");
+        fs::write(
+            &path,
+            fs::read_to_string(&path).unwrap() + "{\"s\": 2, \"to",
+        )
+        .unwrap();
+        run.rewind("metrics.jsonl", "s", 2).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "{\"s\":1}\n{\"s\":2}\n");
+    }
+
+    #[test]
+    fn a_checkpoint_that_failed_half_way_is_not_there() {
+        let (_temp, run) = run();
+        let failed = run.publish(&RunDir::checkpoint_name(5), |dir| {
+            fs::write(dir.join("half"), "x").unwrap();
+            Err(Error::Config("full disk".into()))
+        });
+        assert!(failed.is_err());
+        assert!(run.checkpoints().unwrap().is_empty());
+        run.publish(&RunDir::checkpoint_name(5), |_| Ok(()))
+            .unwrap();
+        assert_eq!(run.checkpoints().unwrap()[0].0, 5);
+    }
+
+    #[test]
+    fn the_oldest_checkpoints_are_removed() {
+        let (_temp, run) = run();
+        for step in [10, 20, 30] {
+            run.publish(&RunDir::checkpoint_name(step), |_| Ok(()))
+                .unwrap();
+        }
+        run.prune(2).unwrap();
+        assert_eq!(
+            run.checkpoints()
+                .unwrap()
+                .iter()
+                .map(|c| c.0)
+                .collect::<Vec<_>>(),
+            [20, 30]
+        );
+    }
+}

@@ -1,0 +1,127 @@
+//! Where a policy comes from: its checkpoint's description, tokenizer and end tokens.
+
+use crate::config::{ModelConfig, RunConfig};
+use crate::task::{TaskConfig, arithmetic};
+use crate::{Error, Result};
+use burn::tensor::Device;
+use firebrick_models::arch::{HeadKind, RopeScaling};
+use firebrick_models::{Arch, Checkpoint, Decoder, Tokenizer};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The model folder's description, its tokenizer, and the ids that end a completion.
+pub struct Source {
+    /// Configs and element types of the checkpoint.
+    pub checkpoint: Checkpoint,
+    /// Its tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Ids that end a completion.
+    pub stop_ids: Vec<u32>,
+}
+
+impl Source {
+    /// Reads the configured checkpoint folder, or makes the description of a random start.
+    pub fn open(config: &ModelConfig, task: Option<&TaskConfig>) -> Result<Self> {
+        let (checkpoint, tokenizer) = match (&config.path, &config.arch) {
+            (Some(path), _) => (Checkpoint::open(path)?, Tokenizer::from_dir(path)?),
+            (None, Some(arch)) => Self::create(arch, config.tokenizer.as_deref(), task)?,
+            (None, None) => unreachable!("the configuration was checked"),
+        };
+        check_arch(checkpoint.arch(), &tokenizer)?;
+        let mut stop_ids = checkpoint.eos_ids();
+        if stop_ids.is_empty() {
+            stop_ids.extend(tokenizer.eos_id());
+        }
+        Ok(Self {
+            checkpoint,
+            tokenizer: Arc::new(tokenizer),
+            stop_ids,
+        })
+    }
+
+    fn create(
+        arch: &Map<String, Value>,
+        tokenizer: Option<&Path>,
+        task: Option<&TaskConfig>,
+    ) -> Result<(Checkpoint, Tokenizer)> {
+        let tokenizer = match (tokenizer, task) {
+            (Some(dir), _) => Tokenizer::from_dir(dir)?,
+            (None, Some(TaskConfig::Arithmetic(_))) => {
+                Tokenizer::characters(arithmetic::alphabet())?
+            }
+            (None, _) => {
+                return Err(Error::Config(
+                    "model.arch needs model.tokenizer (a folder with tokenizer.json): only the arithmetic task brings \
+                     an alphabet of its own"
+                        .into(),
+                ));
+            }
+        };
+        let mut config = arch.clone();
+        config
+            .entry("vocab_size")
+            .or_insert(json!(tokenizer.vocab_size()));
+        let checkpoint = Checkpoint::create(config, tokenizer.eos_id(), tokenizer.pad_id())?;
+        Ok((checkpoint, tokenizer))
+    }
+
+    /// The policy at the start of a run: the checkpoint's weights, or random ones by seed.
+    pub fn decoder(&self, config: &RunConfig, device: &Device) -> Result<Decoder> {
+        Ok(match &config.model.path {
+            Some(_) => self.checkpoint.load(device)?,
+            None => Decoder::random(self.checkpoint.arch().clone(), config.trainer.seed, device),
+        })
+    }
+
+    /// Refuses lengths that the model cannot hold, before anything runs.
+    pub fn check_lengths(&self, config: &RunConfig) -> Result<()> {
+        let arch = self.checkpoint.arch();
+        let (prompt, response) = (config.rollout.prompt_length, config.rollout.response_length);
+        let length = prompt + response;
+        if length > arch.max_positions {
+            return Err(Error::Config(format!(
+                "rollout.prompt_length ({prompt}) + rollout.response_length ({response}) is {length}, the model's context \
+             {} (max_position_embeddings); lower one of them",
+                arch.max_positions
+            )));
+        }
+        if let RopeScaling::Dynamic { original, .. } = arch.rope.scaling
+            && length > original
+        {
+            return Err(Error::Config(format!(
+                "with dynamic rotary scaling, log-probs beyond {original} positions depend on what else is in the batch; keep \
+             rollout.prompt_length + rollout.response_length at or below {original}, or set rope_type to linear"
+            )));
+        }
+        for (key, budget) in [
+            ("memory.train_tokens", config.memory.train_tokens),
+            ("memory.score_tokens", config.memory.score_tokens),
+        ] {
+            if budget < length {
+                return Err(Error::Budget {
+                    tokens: length,
+                    budget,
+                    key,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_arch(arch: &Arch, tokenizer: &Tokenizer) -> Result<()> {
+    if arch.head != HeadKind::LanguageModel {
+        return Err(Error::Config(
+            "the policy should be a causal language model; this checkpoint has a classification head".into(),
+        ));
+    }
+    if tokenizer.vocab_size() > arch.vocab_size {
+        return Err(Error::Config(format!(
+            "the tokenizer has {} tokens, the model's embedding {} rows (vocab_size): the tokenizer is another model's",
+            tokenizer.vocab_size(),
+            arch.vocab_size
+        )));
+    }
+    Ok(())
+}

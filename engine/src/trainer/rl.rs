@@ -1,0 +1,394 @@
+//! Reinforcement learning, one step a page: sample, judge, score, credit, update.
+
+use super::update::{UpdateSums, accumulate};
+use super::{Event, Metrics, Trainer};
+use crate::Result;
+use crate::batch::Sequence;
+use crate::config::OldLogProbs;
+use crate::dataset::Prompt;
+use crate::evaluate::{Place, checked};
+use crate::objective::advantage::zero_std_share;
+use crate::optim::schedule::Schedule as LrSchedule;
+use crate::rollout::{Rollout, SampleRecord};
+use crate::schedule::score_all;
+use crate::task::Completion;
+use firebrick_models::generate::{Finish, Generator, Request};
+use firebrick_models::random::{DrawKey, Stream};
+use std::time::Instant;
+
+/// Stream of the shuffle of groups among mini-batches; the step is added.
+const MINI_BATCH_STREAM: u64 = 2 << 32;
+
+impl Trainer {
+    pub(super) fn train(&mut self) -> Result<()> {
+        let steps = self.config.trainer.steps;
+        let schedule = self
+            .config
+            .optim
+            .lr_scheduler
+            .build(self.config.optim.lr, steps)?;
+        if !self.resumed {
+            if let Some(sft) = self.config.warmup.sft.clone() {
+                self.warm_up(&sft)?;
+            }
+            self.keep_reference()?;
+            let mut metrics = self.validate()?;
+            metrics.insert("training/global_step".into(), 0.0);
+            self.log(&metrics)?;
+        }
+        while self.state.step < steps {
+            let started = Instant::now();
+            let metrics = self.step(&schedule)?;
+            let mut metrics = self.finish_step(metrics, started)?;
+            self.observer.event(Event::Step {
+                step: self.state.step,
+                steps,
+                metrics: &metrics,
+            });
+            self.rhythm(&mut metrics, steps)?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, schedule: &LrSchedule) -> Result<Metrics> {
+        let mut metrics = Metrics::new();
+        let prompts = self.draw()?;
+        let mut rollouts = self.phase("gen", &mut metrics, |t| t.sample(&prompts))?;
+        self.phase("reward", &mut metrics, |t| {
+            t.reward(&prompts, &mut rollouts)
+        })?;
+        if self.config.update.old_log_probs == OldLogProbs::Trainer {
+            self.phase("old_log_prob", &mut metrics, |t| t.score_old(&mut rollouts))?;
+        }
+        if self.reference.is_some() {
+            self.phase("ref", &mut metrics, |t| t.score_reference(&mut rollouts))?;
+        }
+        self.phase("adv", &mut metrics, |t| {
+            t.objective.credit(&mut rollouts);
+            Ok(())
+        })?;
+        let lr = schedule.lr(self.state.step);
+        let update = self.phase("update_actor", &mut metrics, |t| t.update(&rollouts, lr))?;
+        self.run
+            .append("samples.jsonl", &self.records(&prompts, &rollouts))?;
+
+        metrics.extend(update.metrics());
+        metrics.insert("actor/lr".into(), lr);
+        self.rollout_metrics(&rollouts, &mut metrics);
+        self.state.optimizer_steps = self.optimizer.steps();
+        self.state.draws += prompts.len() as u64;
+        Ok(metrics)
+    }
+
+    fn draw(&self) -> Result<Vec<Prompt>> {
+        let first = self.state.draws;
+        (0..self.config.trainer.train_batch_size as u64)
+            .map(|i| self.data.draw(self.config.trainer.seed, first + i))
+            .collect()
+    }
+
+    fn sample(&self, prompts: &[Prompt]) -> Result<Vec<Rollout>> {
+        let sampling = self.config.rollout.sampling(self.source.stop_ids.clone());
+        let version = self.state.step;
+        let requests: Vec<Request> = prompts
+            .iter()
+            .zip(self.state.draws..)
+            .map(|(prompt, draw)| Request {
+                tokens: prompt.tokens.clone(),
+                key: DrawKey {
+                    seed: self.config.trainer.seed,
+                    step: version as u32 + 1,
+                    draw: draw as u32,
+                    sample: 0,
+                },
+            })
+            .collect();
+        let generator = Generator::new(&self.decoder, Some(&self.source.tokenizer), &sampling)?;
+        let rollout = &self.config.rollout;
+        let samples = generator.run(&requests, rollout.n, rollout.max_num_seqs)?;
+        Ok(samples
+            .into_iter()
+            .map(|s| Rollout {
+                draw: self.state.draws + s.request as u64,
+                sample: s.sample,
+                prompt: requests[s.request].tokens.clone(),
+                completion: s.tokens,
+                text: String::new(),
+                sampler_logp: s.logps,
+                full_logp: s.full_logps,
+                old_logp: None,
+                ref_logp: None,
+                finish: s.finish,
+                policy_version: version,
+                reward: 0.0,
+                reward_parts: Vec::new(),
+                advantages: Vec::new(),
+            })
+            .collect())
+    }
+
+    fn reward(&self, prompts: &[Prompt], rollouts: &mut [Rollout]) -> Result<()> {
+        for rollout in rollouts {
+            let prompt = &prompts[(rollout.draw - self.state.draws) as usize];
+            let text = self.source.tokenizer.decode(&rollout.completion, true)?;
+            let completion = Completion {
+                text: &text,
+                tokens: &rollout.completion,
+                finished: rollout.finish == Finish::Stop,
+                max_tokens: self.config.rollout.response_length,
+            };
+            let judged = self.data.task().reward(&prompt.example, &completion);
+            let place = Place {
+                step: self.state.step + 1,
+                draw: rollout.draw,
+                sample: rollout.sample,
+            };
+            let reward = checked(judged, prompt, &text, place)?;
+            rollout.text = text;
+            rollout.reward = reward.total;
+            rollout.reward_parts = reward.parts;
+        }
+        Ok(())
+    }
+
+    fn score_old(&self, rollouts: &mut [Rollout]) -> Result<()> {
+        let sequences = bare(rollouts);
+        let temperature = self.config.rollout.temperature;
+        let scores = score_all(
+            &self.decoder,
+            &self.plan,
+            &sequences,
+            self.score_cut(),
+            temperature,
+        )?;
+        for (rollout, logp) in rollouts.iter_mut().zip(scores.logp) {
+            rollout.old_logp = Some(logp);
+        }
+        Ok(())
+    }
+
+    fn score_reference(&self, rollouts: &mut [Rollout]) -> Result<()> {
+        let Some(reference) = &self.reference else {
+            return Ok(());
+        };
+        let sequences = bare(rollouts);
+        let temperature = self.config.rollout.temperature;
+        let scores = score_all(
+            reference,
+            &self.plan,
+            &sequences,
+            self.score_cut(),
+            temperature,
+        )?;
+        for (rollout, logp) in rollouts.iter_mut().zip(scores.logp) {
+            rollout.ref_logp = Some(logp);
+        }
+        Ok(())
+    }
+
+    /// Epochs and mini-batches over a step's rollouts: one optimizer step each.
+    fn update(&mut self, rollouts: &[Rollout], lr: f64) -> Result<UpdateSums> {
+        let fresh = crate::optim::AdamW::new(self.config.optim.clone(), 0);
+        let mut optimizer = std::mem::replace(&mut self.optimizer, fresh);
+        let mut sums = UpdateSums::default();
+        let mut outcome = Ok(());
+        'epochs: for epoch in 0..self.config.update.ppo_epochs {
+            for mini in self.minibatches(rollouts, epoch) {
+                outcome = self.optimizer_step(&mini, lr, &mut optimizer, &mut sums);
+                if outcome.is_err() {
+                    break 'epochs;
+                }
+            }
+        }
+        self.optimizer = optimizer;
+        outcome.map(|()| sums)
+    }
+
+    fn optimizer_step(
+        &mut self,
+        mini: &[&Rollout],
+        lr: f64,
+        optimizer: &mut crate::optim::AdamW,
+        sums: &mut UpdateSums,
+    ) -> Result<()> {
+        let lengths: Vec<usize> = mini.iter().map(|r| r.completion.len()).collect();
+        let weights = self
+            .objective
+            .weights(&lengths, self.config.rollout.response_length);
+        let sequences: Vec<Sequence> = mini
+            .iter()
+            .zip(weights)
+            .map(|(rollout, weights)| sequence(rollout, weights))
+            .collect();
+        let loss: &dyn crate::objective::TokenLoss = self.objective.as_ref();
+        let temperature = self.config.rollout.temperature;
+        let (gradients, loss_sums, micros) = accumulate(
+            &self.decoder,
+            &self.plan,
+            &sequences,
+            self.train_cut(),
+            temperature,
+            loss,
+        )?;
+        self.apply(optimizer, gradients, &loss_sums, lr, sums, micros)
+    }
+
+    /// Groups of a step, cut into mini-batches; shuffled by (seed, step, epoch) where there are several.
+    fn minibatches<'r>(&self, rollouts: &'r [Rollout], epoch: usize) -> Vec<Vec<&'r Rollout>> {
+        let mut groups: Vec<&[Rollout]> = rollouts.chunk_by(|a, b| a.draw == b.draw).collect();
+        let size = self
+            .config
+            .update
+            .ppo_mini_batch_size
+            .unwrap_or(groups.len());
+        if size < groups.len() {
+            let stream = MINI_BATCH_STREAM + (self.state.step << 8) + epoch as u64;
+            Stream::new(self.config.trainer.seed, stream).shuffle(&mut groups);
+        }
+        groups
+            .chunks(size)
+            .map(|c| c.iter().flat_map(|g| g.iter()).collect())
+            .collect()
+    }
+
+    fn records<'r>(&self, prompts: &'r [Prompt], rollouts: &'r [Rollout]) -> Vec<SampleRecord<'r>> {
+        rollouts
+            .iter()
+            .map(|r| {
+                let prompt = &prompts[(r.draw - self.state.draws) as usize];
+                SampleRecord {
+                    step: self.state.step + 1,
+                    draw: r.draw,
+                    sample: r.sample,
+                    prompt: &prompt.text,
+                    completion: &r.text,
+                    answer: &prompt.example.answer,
+                    reward: r.reward,
+                    reward_parts: &r.reward_parts,
+                    advantage: mean(r.advantages.iter().copied()),
+                    finish: r.finish,
+                    tokens: r.completion.len(),
+                }
+            })
+            .collect()
+    }
+
+    fn rollout_metrics(&mut self, rollouts: &[Rollout], metrics: &mut Metrics) {
+        let mut spread = |name: &str, values: &[f64]| {
+            metrics.insert(format!("{name}/mean"), mean(values.iter().copied()));
+            metrics.insert(
+                format!("{name}/max"),
+                values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            );
+            metrics.insert(
+                format!("{name}/min"),
+                values.iter().copied().fold(f64::INFINITY, f64::min),
+            );
+        };
+        let of = |f: fn(&Rollout) -> f64| rollouts.iter().map(f).collect::<Vec<f64>>();
+        let rewards = of(|r| r.reward);
+        spread("critic/score", &rewards);
+        spread("critic/rewards", &rewards);
+        spread(
+            "critic/advantages",
+            &of(|r| mean(r.advantages.iter().copied())),
+        );
+        spread("response_length", &of(|r| r.completion.len() as f64));
+        spread("prompt_length", &of(|r| r.prompt.len() as f64));
+        let cut = rollouts
+            .iter()
+            .filter(|r| r.finish == Finish::Length)
+            .count();
+        metrics.insert(
+            "response_length/clip_ratio".into(),
+            cut as f64 / rollouts.len() as f64,
+        );
+        let groups: Vec<u64> = rollouts.iter().map(|r| r.draw).collect();
+        metrics.insert(
+            "frac_reward_zero_std".into(),
+            zero_std_share(&rewards, &groups),
+        );
+        for (name, _) in rollouts
+            .first()
+            .map(|r| r.reward_parts.clone())
+            .unwrap_or_default()
+        {
+            let part = |r: &Rollout| {
+                r.reward_parts
+                    .iter()
+                    .find(|(n, _)| *n == name)
+                    .map_or(0.0, |(_, v)| *v)
+            };
+            metrics.insert(
+                format!("reward/{name}/mean"),
+                mean(rollouts.iter().map(part)),
+            );
+        }
+        let differences: Vec<f64> = rollouts.iter().flat_map(probability_differences).collect();
+        if !differences.is_empty() {
+            let most = differences.iter().copied().fold(0.0, f64::max);
+            metrics.insert("training/rollout_probs_diff_max".into(), most);
+            metrics.insert(
+                "training/rollout_probs_diff_mean".into(),
+                mean(differences.iter().copied()),
+            );
+        }
+        let generated: usize = rollouts.iter().map(|r| r.completion.len()).sum();
+        let total: usize = rollouts
+            .iter()
+            .map(|r| r.prompt.len() + r.completion.len())
+            .sum();
+        self.state.tokens += total as u64;
+        metrics.insert("perf/total_num_tokens".into(), total as f64);
+        let seconds: f64 = metrics
+            .iter()
+            .filter(|(k, _)| k.starts_with("timing_s/"))
+            .map(|(_, v)| v)
+            .sum();
+        metrics.insert("perf/throughput".into(), total as f64 / seconds.max(1e-9));
+        for (phase, tokens) in [("gen", generated), ("update_actor", total)] {
+            let ms = metrics
+                .get(&format!("timing_s/{phase}"))
+                .map_or(0.0, |s| s * 1e3);
+            metrics.insert(
+                format!("timing_per_token_ms/{phase}"),
+                ms / tokens.max(1) as f64,
+            );
+        }
+    }
+}
+
+/// |p_sampler − p_trainer| of every token whose old log-prob the trainer computed itself.
+fn probability_differences(rollout: &Rollout) -> impl Iterator<Item = f64> {
+    let old = rollout.old_logp.as_deref().unwrap_or_default();
+    rollout
+        .full_logp
+        .iter()
+        .zip(old)
+        .map(|(a, b)| (f64::from(*a).exp() - f64::from(*b).exp()).abs())
+}
+
+fn bare(rollouts: &[Rollout]) -> Vec<Sequence> {
+    rollouts
+        .iter()
+        .map(|r| Sequence::completion(&r.prompt, &r.completion))
+        .collect()
+}
+
+fn sequence(rollout: &Rollout, weights: Vec<f64>) -> Sequence {
+    Sequence {
+        weights,
+        advantages: rollout.advantages.clone(),
+        old_logp: rollout
+            .old_logp
+            .clone()
+            .unwrap_or_else(|| rollout.full_logp.clone()),
+        ref_logp: rollout.ref_logp.clone().unwrap_or_default(),
+        ..Sequence::completion(&rollout.prompt, &rollout.completion)
+    }
+}
+
+fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let n = values.len().max(1) as f64;
+    values.sum::<f64>() / n
+}

@@ -1,0 +1,137 @@
+//! Supervised training on the task's solutions: the warm-up of `train`, and the whole of `sft`.
+
+use super::update::{UpdateSums, accumulate};
+use super::{Event, Metrics, Trainer};
+use crate::batch::Sequence;
+use crate::config::SftConfig;
+use crate::objective::aggregate::{LossAggMode, token_weights};
+use crate::objective::sft::Nll;
+use crate::optim::AdamW;
+use crate::{Error, Result};
+use std::time::Instant;
+
+/// Draws of supervised training are shuffled by another seed than those of RL.
+const SFT_SEED: u64 = 0x5F7_5EED;
+
+impl Trainer {
+    /// `firebrick sft`: every step logged, validated and saved in the run's rhythm.
+    pub(super) fn sft(&mut self) -> Result<()> {
+        let config = self
+            .config
+            .sft
+            .clone()
+            .or_else(|| self.config.warmup.sft.clone());
+        let Some(config) = config else {
+            unreachable!("checked before the run folder was made")
+        };
+        let schedule = config
+            .optim
+            .lr_scheduler
+            .build(config.optim.lr, config.steps)?;
+        if !self.resumed {
+            let mut metrics = self.validate()?;
+            metrics.insert("training/global_step".into(), 0.0);
+            self.log(&metrics)?;
+        }
+        let fresh = AdamW::new(config.optim.clone(), self.decoder.specs().count());
+        let mut optimizer = std::mem::replace(&mut self.optimizer, fresh);
+        while self.state.step < config.steps {
+            let started = Instant::now();
+            let lr = schedule.lr(self.state.step);
+            let metrics = self.sft_step(&config, &mut optimizer, self.state.step, lr)?;
+            self.state.optimizer_steps = optimizer.steps();
+            let mut metrics = self.finish_step(metrics, started)?;
+            self.observer.event(Event::Sft {
+                step: self.state.step,
+                steps: config.steps,
+                metrics: &metrics,
+            });
+            // checkpoints read the trainer's optimizer
+            std::mem::swap(&mut optimizer, &mut self.optimizer);
+            let rhythm = self.rhythm(&mut metrics, config.steps);
+            std::mem::swap(&mut optimizer, &mut self.optimizer);
+            rhythm?;
+        }
+        self.optimizer = optimizer;
+        Ok(())
+    }
+
+    /// The warm-up before the first RL step. It leaves weights behind and nothing else.
+    pub(super) fn warm_up(&mut self, config: &SftConfig) -> Result<()> {
+        let schedule = config
+            .optim
+            .lr_scheduler
+            .build(config.optim.lr, config.steps)?;
+        let mut optimizer = AdamW::new(config.optim.clone(), self.decoder.specs().count());
+        for step in 0..config.steps {
+            let started = Instant::now();
+            let metrics = self.sft_step(config, &mut optimizer, step, schedule.lr(step))?;
+            self.state.seconds += started.elapsed().as_secs_f64();
+            self.observer.event(Event::Sft {
+                step: step + 1,
+                steps: config.steps,
+                metrics: &metrics,
+            });
+        }
+        Ok(())
+    }
+
+    fn sft_step(
+        &mut self,
+        config: &SftConfig,
+        optimizer: &mut AdamW,
+        step: u64,
+        lr: f64,
+    ) -> Result<Metrics> {
+        let mut metrics = Metrics::new();
+        let sums = self.phase("update_actor", &mut metrics, |t| {
+            let sequences = t.demonstrations(step, config.batch_size)?;
+            t.state.tokens += sequences.iter().map(|s| s.tokens.len() as u64).sum::<u64>();
+            let (gradients, sums, micros) =
+                accumulate(&t.decoder, &t.plan, &sequences, t.train_cut(), 1.0, &Nll)?;
+            let mut update = UpdateSums::default();
+            t.apply(optimizer, gradients, &sums, lr, &mut update, micros)?;
+            Ok(update)
+        })?;
+        metrics.extend(sums.metrics());
+        metrics.insert("actor/lr".into(), lr);
+        Ok(metrics)
+    }
+
+    /// The examples of a step, prompt and solution, with the solution's tokens (and its end) scored.
+    fn demonstrations(&self, step: u64, batch: usize) -> Result<Vec<Sequence>> {
+        let seed = self.config.trainer.seed ^ SFT_SEED;
+        let mut sequences = Vec::with_capacity(batch);
+        for i in 0..batch as u64 {
+            let prompt = self.data.draw(seed, step * batch as u64 + i)?;
+            let Some(solution) = &prompt.example.solution else {
+                return Err(Error::Config(format!(
+                    "supervised training needs solutions, and the task has none for prompt {:?}; give `solution` in \
+                     the task's configuration",
+                    prompt.text
+                )));
+            };
+            let mut completion = self.source.tokenizer.encode(solution, false)?;
+            completion.extend(self.source.stop_ids.first());
+            let mut tokens = Sequence::completion(&prompt.tokens, &completion);
+            let budget = self.plan.train_tokens;
+            if tokens.tokens.len() > budget {
+                let tokens = tokens.tokens.len();
+                return Err(Error::Budget {
+                    tokens,
+                    budget,
+                    key: "memory.train_tokens",
+                });
+            }
+            firebrick_models::generate::check_ids(&tokens.tokens, self.decoder.arch().vocab_size)?;
+            tokens.advantages = Vec::new();
+            sequences.push(tokens);
+        }
+        let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
+        let weights = token_weights(LossAggMode::TokenMean, &lengths, 0);
+        for (sequence, weights) in sequences.iter_mut().zip(weights) {
+            sequence.weights = weights;
+        }
+        Ok(sequences)
+    }
+}

@@ -1,0 +1,28 @@
+//! `firebrick eval`.
+
+use crate::arguments::EvalArgs;
+use firebrick::engine::config;
+use firebrick::engine::evaluate;
+
+pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
+    let mut config = config::load(&args.config, &args.overrides)?;
+    if let Some(device) = args.device {
+        config.device = device;
+    }
+    if let Some(model) = &args.model {
+        config.model = config::ModelConfig {
+            path: Some(model.clone()),
+            ..config::ModelConfig::default()
+        };
+    }
+    let result = evaluate::evaluate(&config)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&result)?);
+    } else {
+        println!(
+            "val-core/{}/reward {:.4} over {} prompts",
+            result.task, result.reward, result.prompts
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,68 @@
+//! `firebrick generate`.
+
+use super::{Loaded, load};
+use crate::arguments::GenerateArgs;
+use firebrick::models::generate::{Generator, Request, Sampling};
+use firebrick::models::random::DrawKey;
+use firebrick::models::tokenizer::Message;
+use serde_json::json;
+
+pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
+    let Loaded {
+        checkpoint,
+        tokenizer,
+        decoder,
+    } = load(&args.model, args.device)?;
+    let mut stop_ids = checkpoint.eos_ids();
+    if stop_ids.is_empty() {
+        stop_ids.extend(tokenizer.eos_id());
+    }
+    let sampling = Sampling {
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        max_new_tokens: args.max_new_tokens,
+        stop_ids,
+        stop_strings: args.stop.clone(),
+    };
+    let mut requests = Vec::with_capacity(args.prompt.len());
+    for (draw, prompt) in args.prompt.iter().enumerate() {
+        let tokens = if args.chat {
+            let message = Message {
+                role: "user".into(),
+                content: prompt.clone(),
+            };
+            tokenizer.encode(&tokenizer.render_chat(&[message], true)?, false)?
+        } else {
+            tokenizer.encode(prompt, true)?
+        };
+        requests.push(Request {
+            tokens,
+            key: DrawKey {
+                seed: args.seed,
+                step: 0,
+                draw: draw as u32,
+                sample: 0,
+            },
+        });
+    }
+    for sample in
+        Generator::new(&decoder, Some(&tokenizer), &sampling)?.run(&requests, args.n, 256)?
+    {
+        let (prompt, text) = (
+            &args.prompt[sample.request],
+            tokenizer.decode(&sample.tokens, true)?,
+        );
+        if args.json {
+            let line = json!({
+                "prompt": prompt, "sample": sample.sample, "completion": text, "tokens": sample.tokens,
+                "logprobs": sample.logps, "full_logprobs": sample.full_logps, "finish": sample.finish,
+            });
+            println!("{line}");
+        } else {
+            println!("{prompt}{text}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! `firebrick logprobs`.
+
+use super::{Loaded, UserError, load};
+use crate::arguments::LogprobsArgs;
+use anyhow::Context;
+use firebrick::engine::batch::{Cut, Sequence};
+use firebrick::engine::plan::MemoryConfig;
+use firebrick::engine::schedule::score_all;
+use firebrick::models::Tokenizer;
+use firebrick::models::generate::check_ids;
+use serde::Deserialize;
+use serde_json::json;
+use std::fmt::Write;
+
+/// A line of the input.
+#[derive(Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+enum Line {
+    Ids { input_ids: Vec<u32> },
+    Text { prompt: String, completion: String },
+}
+
+impl Line {
+    fn tokens(self, tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>> {
+        Ok(match self {
+            Self::Ids { input_ids } => input_ids,
+            Self::Text { prompt, completion } => [
+                tokenizer.encode(&prompt, true)?,
+                tokenizer.encode(&completion, false)?,
+            ]
+            .concat(),
+        })
+    }
+}
+
+pub fn run(args: &LogprobsArgs) -> anyhow::Result<()> {
+    if args.temperature.is_nan() || args.temperature <= 0.0 {
+        return Err(UserError(format!(
+            "--temperature should be above 0, found {}",
+            args.temperature
+        ))
+        .into());
+    }
+    let text = std::fs::read_to_string(&args.input)
+        .map_err(|e| UserError(format!("cannot read {}: {e}", args.input.display())))?;
+    let Loaded {
+        tokenizer, decoder, ..
+    } = load(&args.model, args.device)?;
+    let mut sequences = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let at = || format!("{} line {}", args.input.display(), number + 1);
+        let line: Line = serde_json::from_str(line).map_err(|_| {
+            UserError(format!(
+                "{}: expected {{\"input_ids\": [...]}} or {{\"prompt\": \"...\", \"completion\": \"...\"}}",
+                at()
+            ))
+        })?;
+        let tokens = line.tokens(&tokenizer).with_context(at)?;
+        if tokens.is_empty() {
+            return Err(UserError(format!("{}: no tokens", at())).into());
+        }
+        check_ids(&tokens, decoder.arch().vocab_size).with_context(at)?;
+        let positions = (0..tokens.len()).collect();
+        sequences.push(Sequence {
+            tokens,
+            positions,
+            ..Sequence::default()
+        });
+    }
+    let plan = MemoryConfig::default().plan(decoder.arch())?;
+    let cut = Cut {
+        max_tokens: args.max_tokens,
+        max_sequences: None,
+        key: "--max-tokens",
+    };
+    let scores = score_all(&decoder, &plan, &sequences, cut, args.temperature)?;
+    let mut out = String::new();
+    for (logp, entropy) in scores.logp.iter().zip(&scores.entropy) {
+        // the last position has an entropy and no next token
+        writeln!(
+            out,
+            "{}",
+            json!({"logprobs": logp[..logp.len() - 1], "entropy": entropy})
+        )?;
+    }
+    std::fs::write(&args.output, out)
+        .map_err(|e| UserError(format!("cannot write {}: {e}", args.output.display())).into())
+}

@@ -1,0 +1,42 @@
+//! One module a command.
+
+pub mod devices;
+pub mod eval;
+pub mod generate;
+pub mod logprobs;
+pub mod train;
+
+use firebrick::models::{Checkpoint, Decoder, Tokenizer};
+use std::path::Path;
+
+/// A mistake in what the user gave, found by the program itself.
+#[derive(Debug)]
+pub struct UserError(pub String);
+
+impl std::fmt::Display for UserError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UserError {}
+
+/// A checkpoint with its tokenizer and weights on a device.
+pub struct Loaded {
+    pub checkpoint: Checkpoint,
+    pub tokenizer: Tokenizer,
+    pub decoder: Decoder,
+}
+
+/// Loads a checkpoint folder onto a device.
+pub fn load(dir: &Path, device: firebrick::backends::DeviceSpec) -> anyhow::Result<Loaded> {
+    let checkpoint = Checkpoint::open(dir)?;
+    let tokenizer = Tokenizer::from_dir(dir)?;
+    let (device, _) = firebrick::backends::device::open(device)?;
+    let decoder = checkpoint.load(&device)?;
+    Ok(Loaded {
+        checkpoint,
+        tokenizer,
+        decoder,
+    })
+}

@@ -1,0 +1,17 @@
+//! `firebrick train` and `firebrick sft`.
+
+use crate::arguments::RunArgs;
+use crate::progress::Progress;
+use firebrick::engine::config;
+use firebrick::engine::trainer::{Start, Trainer};
+use firebrick::engine::trainer_state::Mode;
+
+pub fn run(args: &RunArgs, mode: Mode, start: Start) -> anyhow::Result<()> {
+    let mut config = config::load(&args.config, &args.overrides)?;
+    if let Some(device) = args.device {
+        config.device = device;
+    }
+    let mut trainer = Trainer::new(config, mode, start, Box::new(Progress::new()))?;
+    trainer.run()?;
+    Ok(())
+}

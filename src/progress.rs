@@ -1,0 +1,163 @@
+//! What a run looks like: a bar in a terminal, plain lines elsewhere, a summary at the end.
+
+use firebrick::engine::trainer::{Event, Metrics, Observer, Summary};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+/// Plain output says something at least this often, and at every tenth of the way.
+const QUIET: Duration = Duration::from_secs(10);
+
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    terminal: bool,
+    last_line: Instant,
+}
+
+impl Progress {
+    pub fn new() -> Self {
+        Self {
+            bar: None,
+            terminal: std::io::stderr().is_terminal(),
+            last_line: Instant::now(),
+        }
+    }
+
+    fn line(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            None => eprintln!("{text}"),
+        }
+    }
+
+    fn advance(&mut self, phase: &'static str, step: u64, steps: u64, text: &str) {
+        if self.terminal {
+            if self
+                .bar
+                .as_ref()
+                .is_none_or(|b| b.length() != Some(steps) || b.prefix() != phase)
+            {
+                if let Some(old) = self.bar.take() {
+                    old.finish_and_clear();
+                }
+                let style = ProgressStyle::with_template(
+                    "{prefix} [{bar:30}] {pos}/{len} {elapsed}<{eta} {msg}",
+                )
+                .unwrap_or_else(|_| ProgressStyle::default_bar());
+                self.bar = Some(
+                    ProgressBar::new(steps)
+                        .with_style(style.progress_chars("=> "))
+                        .with_prefix(phase),
+                );
+            }
+            if let Some(bar) = &self.bar {
+                bar.set_position(step);
+                bar.set_message(text.to_owned());
+            }
+        } else if step == 1
+            || step == steps
+            || step.is_multiple_of((steps / 10).max(1))
+            || self.last_line.elapsed() > QUIET
+        {
+            self.last_line = Instant::now();
+            self.line(&format!("{phase} {step}/{steps} {text}"));
+        }
+    }
+}
+
+fn value(metrics: &Metrics, name: &str) -> f64 {
+    metrics.get(name).copied().unwrap_or(f64::NAN)
+}
+
+fn summary_lines(summary: &Summary) -> String {
+    let mut lines = format!(
+        "done: {} steps in {:.0} s, {:.0} tokens/s on {}; peak memory {:.1} MiB",
+        summary.steps,
+        summary.seconds,
+        summary.tokens_per_second,
+        summary.device,
+        summary.measured_peak_bytes as f64 / f64::from(1 << 20)
+    );
+    for (name, last) in &summary.last {
+        let first = summary.first.get(name).copied().unwrap_or(f64::NAN);
+        lines += &format!("\n  {name}: {first:.4} -> {last:.4}");
+    }
+    if summary.skipped_steps > 0 {
+        lines += &format!(
+            "\n  {} optimizer steps were skipped: their gradients were not finite",
+            summary.skipped_steps
+        );
+    }
+    lines
+}
+
+impl Observer for Progress {
+    fn event(&mut self, event: Event<'_>) {
+        match event {
+            Event::Ready {
+                device,
+                params,
+                output,
+                resumed_from,
+                filtered,
+                validation,
+            } => {
+                self.line(&format!(
+                    "{params} parameters on {device}; run folder {}",
+                    output.display()
+                ));
+                if resumed_from > 0 {
+                    self.line(&format!("resumed after step {resumed_from}"));
+                }
+                if filtered > 0 {
+                    self.line(&format!(
+                        "{filtered} training prompts are over rollout.prompt_length and left out"
+                    ));
+                }
+                if validation == 0 {
+                    self.line("no validation prompts: the run will not report val-core");
+                }
+            }
+            Event::Sft {
+                step,
+                steps,
+                metrics,
+            } => {
+                let text = format!(
+                    "loss {:.4} grad_norm {:.3} lr {:.2e}",
+                    value(metrics, "train/loss"),
+                    value(metrics, "actor/grad_norm"),
+                    value(metrics, "actor/lr")
+                );
+                self.advance("sft", step, steps, &text);
+            }
+            Event::Step {
+                step,
+                steps,
+                metrics,
+            } => {
+                let text = format!(
+                    "reward {:.3} loss {:+.4} entropy {:.3} grad_norm {:.3} {:.2} s/step",
+                    value(metrics, "critic/rewards/mean"),
+                    value(metrics, "actor/pg_loss"),
+                    value(metrics, "actor/entropy"),
+                    value(metrics, "actor/grad_norm"),
+                    value(metrics, "timing_s/step")
+                );
+                self.advance("train", step, steps, &text);
+            }
+            Event::Validated { step, metrics } => {
+                for (name, value) in metrics {
+                    self.line(&format!("validation at step {step}: {name} {value:.4}"));
+                }
+            }
+            Event::Saved { path } => self.line(&format!("saved {}", path.display())),
+            Event::Finished(summary) => {
+                if let Some(bar) = self.bar.take() {
+                    bar.finish_and_clear();
+                }
+                self.line(&summary_lines(summary));
+            }
+        }
+    }
+}
