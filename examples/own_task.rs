@@ -32,17 +32,29 @@ impl Task for Count {
     }
 
     fn reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {
-        let found = completion.text.matches('=').count().abs_diff(example.answer.len());
+        let found = completion
+            .text
+            .matches('=')
+            .count()
+            .abs_diff(example.answer.len());
         let noise = completion.text.chars().filter(|&c| c != '=').count();
         Ok(Reward::single("count", -((found + noise) as f64)))
     }
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let output = std::env::args().nth(1).unwrap_or_else(|| "runs/own_task".into());
+    let output = std::env::args()
+        .nth(1)
+        .unwrap_or_else(|| "runs/own_task".into());
     let mut config = parse(include_str!("own_task.yaml"), &[format!("output={output}")])?;
     config.device = "cpu".parse()?;
-    let mut trainer = Trainer::with_task(config, Arc::new(Count), Mode::Rl, Start::Fresh, Box::new(Silent))?;
+    let mut trainer = Trainer::with_task(
+        config,
+        Arc::new(Count),
+        Mode::Rl,
+        Start::Fresh,
+        Box::new(Silent),
+    )?;
     let summary = trainer.run()?;
     println!("reward {:?} -> {:?}", summary.first, summary.last);
     Ok(())

@@ -40,19 +40,28 @@ pub fn parse(text: &str, overrides: &[String]) -> Result<RunConfig> {
         ));
     };
     for text in overrides {
+        // before each, so that `objective.x=…` finds a section where the file has a name alone
+        name_objective(&mut root);
         apply(&mut root, text)?;
     }
-    // `objective: grpo` is short for `objective: {name: grpo}`
-    if let Some(Value::String(name)) = root.get("objective") {
-        let section = Map::from_iter([("name".to_owned(), Value::String(name.clone()))]);
-        root.insert("objective".into(), Value::Object(section));
-    }
+    name_objective(&mut root);
     let config: RunConfig = serde_path_to_error::deserialize(Value::Object(root)).map_err(|e| {
         let path = e.path().to_string();
         Error::Config(describe(&path, &e.into_inner().to_string()))
     })?;
     config.check()?;
     Ok(config)
+}
+
+/// `objective: grpo` is short for `objective: {name: grpo}`, and a section without a name is GRPO's.
+fn name_objective(root: &mut Map<String, Value>) {
+    match root.get_mut("objective") {
+        Some(section @ Value::String(_)) => *section = serde_json::json!({"name": section.take()}),
+        Some(Value::Object(section)) => {
+            section.entry("name").or_insert_with(|| "grpo".into());
+        }
+        _ => {}
+    }
 }
 
 /// Sets one value: `a.b.c=1`. The value is read as YAML, so that numbers, lists and `null` work.
@@ -74,13 +83,6 @@ fn apply(root: &mut Map<String, Value>, text: &str) -> Result<()> {
         }
         at = match next {
             Value::Object(map) => map,
-            // `objective: grpo` with `objective.x=…` keeps the name
-            Value::String(name) if key == "objective" => {
-                let section = Map::from_iter([("name".to_owned(), Value::String(name.clone()))]);
-                *next = Value::Object(section);
-                next.as_object_mut()
-                    .unwrap_or_else(|| unreachable!("just made"))
-            }
             _ => {
                 return Err(Error::Config(format!(
                     "override {text:?}: `{key}` is a value, not a section"
@@ -161,6 +163,10 @@ mod tests {
         assert_eq!(config.trainer.steps, 7);
         assert_eq!(config.optim.clip_grad, None);
         assert_eq!(parse(&config.to_yaml().unwrap(), &[]).unwrap(), config);
+        assert!(
+            parse(MINIMAL, &["objective.adv_eps=0.1".to_owned()]).is_ok(),
+            "GRPO needs no name"
+        );
     }
 
     #[test]

@@ -37,6 +37,9 @@ pub struct ArithmeticConfig {
     /// Whether training pays the share of right characters instead of all or nothing. Validation
     /// always counts right answers.
     pub partial: bool,
+    /// Whether operands and answers are written with leading zeros, so that every digit has its place: easier for a
+    /// very small model.
+    pub zero_pad: bool,
 }
 
 impl Default for ArithmeticConfig {
@@ -47,6 +50,7 @@ impl Default for ArithmeticConfig {
             seed: 0,
             validation_size: None,
             partial: false,
+            zero_pad: false,
         }
     }
 }
@@ -55,6 +59,8 @@ impl Default for ArithmeticConfig {
 #[derive(Clone, Debug)]
 pub struct Arithmetic {
     operations: Vec<Operation>,
+    /// Digits of the operands, where numbers are padded to a fixed width.
+    padded_digits: Option<usize>,
     /// One more than the largest operand.
     operands: u64,
     problems: Permutation,
@@ -85,6 +91,7 @@ impl Arithmetic {
         }
         Ok(Self {
             operations: config.operations.all().to_vec(),
+            padded_digits: config.zero_pad.then_some(config.difficulty as usize),
             operands,
             problems: Permutation::new(space, HOLD_OUT, 0),
             validation,
@@ -132,7 +139,9 @@ impl Task for Arithmetic {
         let b = problem % self.operands;
         let a = problem / self.operands % self.operands;
         let operation = self.operations[(problem / self.operands / self.operands) as usize];
-        let answer = operation.apply(a as i64, b as i64).to_string();
+        let result = operation.apply(a as i64, b as i64);
+        let digits = self.padded_digits.unwrap_or(0);
+        let answer = format!("{result:0width$}", width = operation.width(digits));
         let symbol = operation.symbol().to_string();
         let fields = [
             ("a", json!(a)),
@@ -140,7 +149,7 @@ impl Task for Arithmetic {
             ("operation", json!(symbol)),
         ];
         Ok(Example {
-            prompt: PromptText::Text(format!("{a}{symbol}{b}=")),
+            prompt: PromptText::Text(format!("{a:0digits$}{symbol}{b:0digits$}=")),
             solution: Some(answer.clone()),
             answer,
             fields: fields
@@ -282,6 +291,40 @@ mod tests {
         assert_eq!(all(&a, Split::Validation), all(&b, Split::Validation));
         assert_ne!(all(&a, Split::Train), all(&b, Split::Train));
         assert_eq!(all(&a, Split::Train), all(&a.clone(), Split::Train));
+    }
+
+    #[test]
+    fn padded_numbers_have_a_fixed_width_and_the_same_values() {
+        for operations in ["+", "-", "*"] {
+            let task = Arithmetic::new(&ArithmeticConfig {
+                difficulty: 2,
+                zero_pad: true,
+                operations: serde_json::from_value(json!(operations)).expect("operations"),
+                ..ArithmeticConfig::default()
+            })
+            .expect("builds");
+            let width = if operations == "*" { 4 } else { 3 };
+            for index in 0..50 {
+                let example = task.example(Split::Train, index).expect("an example");
+                let PromptText::Text(prompt) = &example.prompt else {
+                    panic!("a text")
+                };
+                assert_eq!(
+                    (prompt.len(), example.answer.len()),
+                    (6, width),
+                    "{prompt}{}",
+                    example.answer
+                );
+                let (a, b) = (prompt[..2].parse::<i64>(), prompt[3..5].parse::<i64>());
+                let (a, b) = (a.expect("a number"), b.expect("a number"));
+                let result = match operations {
+                    "+" => a + b,
+                    "-" => a - b,
+                    _ => a * b,
+                };
+                assert_eq!(example.answer.parse::<i64>().expect("a number"), result);
+            }
+        }
     }
 
     #[test]

@@ -24,6 +24,15 @@ impl Operation {
         }
     }
 
+    /// Characters that hold every result of operands of this many digits, a sign included; 0 for 0.
+    pub(crate) fn width(self, digits: usize) -> usize {
+        match self {
+            _ if digits == 0 => 0,
+            Self::Add | Self::Subtract => digits + 1,
+            Self::Multiply => 2 * digits,
+        }
+    }
+
     pub(crate) fn apply(self, a: i64, b: i64) -> i64 {
         match self {
             Self::Add => a + b,
