@@ -1,9 +1,8 @@
 //! Sampling and one optimizer step of a small decoder on the CPU.
 //!
 //! `cargo bench --no-default-features --bench step`
-#![allow(missing_docs, reason = "criterion's macros make public functions")]
+#![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use firebrick::backends::DeviceSpec;
 use firebrick::backends::device::open;
 use firebrick::engine::batch::{MicroBatch, Sequence};
@@ -16,9 +15,14 @@ use firebrick::models::random::DrawKey;
 use firebrick::models::{Arch, Decoder};
 use serde_json::{Value, json};
 use std::path::Path;
+use std::time::Instant;
 
 const SEQUENCES: usize = 8;
 const LENGTH: usize = 128;
+const PROMPTS: usize = 4;
+const SAMPLES: usize = 8;
+const NEW_TOKENS: usize = 32;
+const RUNS: usize = 7;
 
 fn decoder() -> Decoder {
     let Value::Object(config) = json!({
@@ -33,11 +37,31 @@ fn decoder() -> Decoder {
 }
 
 fn tokens(len: usize, salt: usize) -> Vec<u32> {
-    (0..len).map(|i| ((i * 7919 + salt * 104_729) % 4096) as u32).collect()
+    (0..len)
+        .map(|i| ((i * 7919 + salt * 104_729) % 4096) as u32)
+        .collect()
 }
 
-fn backward(c: &mut Criterion) {
-    let decoder = decoder();
+/// Median over `RUNS` of the tokens a second of `work`, after one run that does not count.
+fn measure(name: &str, tokens: usize, mut work: impl FnMut()) {
+    work();
+    let mut seconds: Vec<f64> = (0..RUNS)
+        .map(|_| {
+            let started = Instant::now();
+            work();
+            started.elapsed().as_secs_f64()
+        })
+        .collect();
+    seconds.sort_by(f64::total_cmp);
+    let median = seconds[RUNS / 2];
+    println!(
+        "{name:<56} {:>9.1} ms {:>9.0} tokens/s",
+        median * 1e3,
+        tokens as f64 / median
+    );
+}
+
+fn backward(decoder: &Decoder) {
     let sequences: Vec<Sequence> = (0..SEQUENCES)
         .map(|i| Sequence {
             tokens: tokens(LENGTH, i),
@@ -51,37 +75,50 @@ fn backward(c: &mut Criterion) {
     let memory = MemoryConfig::default();
     let plans = [
         ("plain", ModelPlan::plain(decoder.arch(), &memory)),
-        ("every layer checkpointed", ModelPlan::checkpoint_every(decoder.arch(), &memory, 1)),
+        (
+            "every layer checkpointed",
+            ModelPlan::checkpoint_every(decoder.arch(), &memory, 1),
+        ),
     ];
-    let mut group = c.benchmark_group("forward and backward, 8 x 128 tokens");
-    group.sample_size(10).throughput(Throughput::Elements((SEQUENCES * LENGTH) as u64));
     for (name, plan) in plans {
-        group.bench_function(name, |b| {
-            b.iter(|| {
-                let mut gradients = Gradients::new(decoder.specs().count());
-                let schedule = Schedule::new(&decoder, &plan, 1.0);
-                schedule.backward(&micro, &Nll, &mut gradients).expect("a backward pass")
-            });
+        let name = format!("forward and backward, {SEQUENCES} x {LENGTH}, {name}");
+        measure(&name, SEQUENCES * LENGTH, || {
+            let mut gradients = Gradients::new(decoder.specs().count());
+            let schedule = Schedule::new(decoder, &plan, 1.0);
+            schedule
+                .backward(&micro, &Nll, &mut gradients)
+                .expect("a backward pass");
         });
     }
-    group.finish();
 }
 
-fn sampling(c: &mut Criterion) {
-    let decoder = decoder();
-    let sampling = Sampling { max_new_tokens: 32, ..Sampling::default() };
-    let requests: Vec<Request> = (0..4)
+fn sampling(decoder: &Decoder) {
+    let sampling = Sampling {
+        max_new_tokens: NEW_TOKENS,
+        ..Sampling::default()
+    };
+    let requests: Vec<Request> = (0..PROMPTS)
         .map(|i| Request {
             tokens: tokens(32, i),
-            key: DrawKey { seed: 1, step: 0, draw: i as u32, sample: 0 },
+            key: DrawKey {
+                seed: 1,
+                step: 0,
+                draw: i as u32,
+                sample: 0,
+            },
         })
         .collect();
-    let generator = Generator::new(&decoder, None, &sampling).expect("valid settings");
-    let mut group = c.benchmark_group("sampling, 4 prompts x 8, 32 new tokens");
-    group.sample_size(10).throughput(Throughput::Elements(4 * 8 * 32));
-    group.bench_function("temperature 1", |b| b.iter(|| generator.run(&requests, 8, 32).expect("samples")));
-    group.finish();
+    let generator = Generator::new(decoder, None, &sampling).expect("valid settings");
+    let name = format!("sampling, {PROMPTS} prompts x {SAMPLES}, {NEW_TOKENS} new tokens");
+    measure(&name, PROMPTS * SAMPLES * NEW_TOKENS, || {
+        generator
+            .run(&requests, SAMPLES, PROMPTS * SAMPLES)
+            .expect("samples");
+    });
 }
 
-criterion_group!(benches, backward, sampling);
-criterion_main!(benches);
+fn main() {
+    let decoder = decoder();
+    backward(&decoder);
+    sampling(&decoder);
+}

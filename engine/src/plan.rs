@@ -76,7 +76,7 @@ pub struct MemoryConfig {
     /// Keep segment inputs and recompute on the way back, instead of keeping the whole graph
     /// (verl's `enable_gradient_checkpointing`).
     pub gradient_checkpointing: bool,
-    /// Layers a segment (NeMo RL's `checkpoint_every`).
+    /// Layers a segment (`NeMo` RL's `checkpoint_every`).
     pub checkpoint_every: usize,
     /// Rows that the head projects at a time.
     pub head_rows: usize,

@@ -66,6 +66,7 @@ impl LossSums {
 }
 
 /// What a segment left behind.
+#[allow(clippy::large_enum_variant, reason = "one a segment")]
 enum Saved {
     Input(Tensor<2>),
     Graph(Traced),

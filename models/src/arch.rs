@@ -139,6 +139,10 @@ pub struct Rope {
 
 /// A decoder's shape: everything that the five families differ in, as data.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a weight that exists or not, independent of the others"
+)]
 pub struct Arch {
     /// Family: decides tensor names.
     pub family: Family,
@@ -355,6 +359,15 @@ impl Arch {
             .or_insert(json!(2048));
         config.entry("tie_word_embeddings").or_insert(json!(false));
         config.entry("torch_dtype").or_insert(json!("float32"));
+    }
+
+    /// Longest sequence it can be given; `None` where rotary scaling stretches with the sequence.
+    #[must_use]
+    pub fn context(&self) -> Option<usize> {
+        match self.rope.scaling {
+            RopeScaling::Dynamic { .. } => None,
+            _ => Some(self.max_positions),
+        }
     }
 
     /// Query heads that share one key/value head.

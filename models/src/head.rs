@@ -4,8 +4,8 @@
 //! of `log_softmax` + `gather` + entropy under autodiff.
 //!
 //! With z = softcap(h Wᵀ) / τ and p = softmax(z):
-//! log-prob of token t is z_t − logsumexp(z), entropy is H = logsumexp(z) − Σ p z, and
-//! ∂/∂z = g_logp (1_t − p) − g_H p (z − Σ p z).
+//! log-prob of token t is `z_t − logsumexp(z)`, entropy is `H = logsumexp(z) − Σ p z`, and
+//! `∂/∂z = g_logp (1_t − p) − g_H p (z − Σ p z)`.
 
 use crate::arch::Arch;
 use crate::layer::rms_norm;

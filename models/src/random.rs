@@ -59,7 +59,7 @@ impl DrawKey {
 #[derive(Clone, Debug)]
 pub struct Stream {
     key: [u32; 2],
-    stream: u64,
+    number: u64,
     block: u64,
     words: [u32; 4],
     used: usize,
@@ -73,7 +73,7 @@ impl Stream {
         let key = [seed as u32 ^ 0x5EED_F12E, (seed >> 32) as u32 ^ 0xB21C_4A7E];
         Self {
             key,
-            stream,
+            number: stream,
             block: 0,
             words: [0; 4],
             used: 4,
@@ -83,7 +83,7 @@ impl Stream {
     /// The next 32 random bits.
     pub fn next_u32(&mut self) -> u32 {
         if self.used == 4 {
-            let (s, b) = (self.stream, self.block);
+            let (s, b) = (self.number, self.block);
             self.words = philox(
                 [b as u32, (b >> 32) as u32, s as u32, (s >> 32) as u32],
                 self.key,

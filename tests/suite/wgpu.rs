@@ -27,7 +27,9 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// The adapter, held alone. `None` where there is none, unless `FIREBRICK_REQUIRE_WGPU=1` makes that a failure.
 fn adapter() -> Option<(Device, MutexGuard<'static, ()>)> {
-    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let guard = ONE_AT_A_TIME
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     match open("wgpu".parse().unwrap()) {
         Ok((device, _)) => Some((device, guard)),
         Err(error) => {
@@ -52,19 +54,31 @@ const MODELS: [&str; 2] = ["llama-gqa", "gemma2"];
 
 #[test]
 fn parity_of_log_probs_and_entropies() {
-    let Some((device, _alone)) = adapter() else { return };
+    let Some((device, _alone)) = adapter() else {
+        return;
+    };
     let mut rows = 0;
     for name in MODELS {
         let (model, golden) = model(name, &device);
         let sequences = scored_rows(&golden);
         let micro = model.micro(&sequences.iter().collect::<Vec<_>>());
         let plan = model.plain(1024);
-        let scores = Schedule::new(&model.decoder, &plan, 1.0).score(&micro).unwrap();
-        let (logp, entropy) = (golden.float_rows("logprobs_right"), golden.float_rows("entropy_right"));
+        let scores = Schedule::new(&model.decoder, &plan, 1.0)
+            .score(&micro)
+            .unwrap();
+        let (logp, entropy) = (
+            golden.float_rows("logprobs_right"),
+            golden.float_rows("entropy_right"),
+        );
         let wide = |v: &[f32]| v.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
         for (i, sequence) in sequences.iter().enumerate() {
             let n = sequence.tokens.len();
-            assert_all_close(name, &wide(&scores.logp[i][..n - 1]), &logp[i][..n - 1], TOLERANCE);
+            assert_all_close(
+                name,
+                &wide(&scores.logp[i][..n - 1]),
+                &logp[i][..n - 1],
+                TOLERANCE,
+            );
             assert_all_close(name, &wide(&scores.entropy[i]), &entropy[i][..n], TOLERANCE);
             rows += 1;
         }
@@ -74,7 +88,9 @@ fn parity_of_log_probs_and_entropies() {
 
 #[test]
 fn parity_of_losses_and_gradients_with_and_without_checkpointing() {
-    let Some((device, _alone)) = adapter() else { return };
+    let Some((device, _alone)) = adapter() else {
+        return;
+    };
     let mut tensors = 0;
     for name in MODELS {
         let (model, golden) = model(name, &device);
@@ -96,12 +112,18 @@ fn parity_of_losses_and_gradients_with_and_without_checkpointing() {
 
 #[test]
 fn parity_of_greedy_continuations() {
-    let Some((device, _alone)) = adapter() else { return };
+    let Some((device, _alone)) = adapter() else {
+        return;
+    };
     let mut samples = 0;
     for name in MODELS {
         let (model, _) = model(name, &device);
         let greedy = model.manifest.greedy.as_ref().unwrap();
-        let prompts: Vec<Vec<u32>> = greedy.samples.iter().map(|s| s.prompt_ids.clone()).collect();
+        let prompts: Vec<Vec<u32>> = greedy
+            .samples
+            .iter()
+            .map(|s| s.prompt_ids.clone())
+            .collect();
         let found = generate(&model, &prompts, 0.0, greedy.max_new_tokens, 1);
         for (found, expected) in found.iter().zip(&greedy.samples) {
             assert_eq!(found.tokens, expected.new_ids, "{name}");
@@ -113,36 +135,65 @@ fn parity_of_greedy_continuations() {
 
 #[test]
 fn draws_are_those_of_the_cpu() {
-    let Some((device, _alone)) = adapter() else { return };
+    let Some((device, _alone)) = adapter() else {
+        return;
+    };
     let (on_wgpu, _) = model("llama-gqa", &device);
     let on_cpu = Model::load(&on_wgpu.dir);
     let prompts = [vec![507, 41, 68], vec![507, 47, 318, 266, 471]];
     let sample = |model: &Model| generate(model, &prompts, 1.0, 12, 3);
     for (a, b) in sample(&on_wgpu).iter().zip(&sample(&on_cpu)) {
-        assert_eq!(a.tokens, b.tokens, "sample {} of prompt {}", a.sample, a.request);
+        assert_eq!(
+            a.tokens, b.tokens,
+            "sample {} of prompt {}",
+            a.sample, a.request
+        );
         for (a, b) in a.logps.iter().zip(&b.logps) {
             assert_close("log-prob", f64::from(*a), f64::from(*b), TOLERANCE);
         }
     }
 }
 
-fn generate(model: &Model, prompts: &[Vec<u32>], temperature: f64, new: usize, n: usize) -> Vec<Sample> {
-    let sampling = Sampling { temperature, max_new_tokens: new, ..Sampling::default() };
+fn generate(
+    model: &Model,
+    prompts: &[Vec<u32>],
+    temperature: f64,
+    new: usize,
+    n: usize,
+) -> Vec<Sample> {
+    let sampling = Sampling {
+        temperature,
+        max_new_tokens: new,
+        ..Sampling::default()
+    };
     let request = |(draw, tokens): (usize, &Vec<u32>)| Request {
         tokens: tokens.clone(),
-        key: DrawKey { seed: 3, step: 0, draw: draw as u32, sample: 0 },
+        key: DrawKey {
+            seed: 3,
+            step: 0,
+            draw: draw as u32,
+            sample: 0,
+        },
     };
     let requests: Vec<Request> = prompts.iter().enumerate().map(request).collect();
-    Generator::new(&model.decoder, None, &sampling).unwrap().run(&requests, n, 64).unwrap()
+    Generator::new(&model.decoder, None, &sampling)
+        .unwrap()
+        .run(&requests, n, 64)
+        .unwrap()
 }
 
 #[test]
 fn three_steps_of_training_follow_the_cpu() {
-    let Some((_device, _alone)) = adapter() else { return };
+    let Some((_device, _alone)) = adapter() else {
+        return;
+    };
     let temp = tempfile::tempdir().unwrap();
     let run = |device: &str| {
         let output = temp.path().join(device);
-        let overrides = [format!("output={}", output.display()), format!("device={device}")];
+        let overrides = [
+            format!("output={}", output.display()),
+            format!("device={device}"),
+        ];
         let config = parse(TRAINING, &overrides).unwrap();
         let mut trainer = Trainer::new(config, Mode::Rl, Start::Fresh, Box::new(Silent)).unwrap();
         assert_eq!(trainer.run().unwrap().steps, 3);
@@ -151,17 +202,28 @@ fn three_steps_of_training_follow_the_cpu() {
     let (wgpu, cpu) = (run("wgpu"), run("cpu"));
     assert_eq!(wgpu.len(), 4);
     for (a, b) in wgpu.iter().zip(&cpu).skip(1) {
-        for key in ["actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/grad_norm", "critic/rewards/mean"] {
+        for key in [
+            "actor/pg_loss",
+            "actor/kl_loss",
+            "actor/entropy",
+            "actor/grad_norm",
+            "critic/rewards/mean",
+        ] {
             let value = |line: &Map<String, Value>| line[key].as_f64().unwrap();
             assert_close(key, value(a), value(b), 1e-3);
         }
-        assert!(a["actor/grad_norm"].as_f64().unwrap() > 0.0, "a step that learns nothing shows nothing");
+        assert!(
+            a["actor/grad_norm"].as_f64().unwrap() > 0.0,
+            "a step that learns nothing shows nothing"
+        );
     }
 }
 
 fn metrics(run: &Path) -> Vec<Map<String, Value>> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 /// Partial rewards and a warm-up, so that groups have some spread and every step a gradient.

@@ -14,27 +14,72 @@ pub enum LossAggMode {
     SeqMeanTokenSum,
     /// Mean over sequences of each sequence's mean (GRPO's paper; TRL's `grpo`).
     SeqMeanTokenMean,
-    /// Σ L / (sequences · longest possible completion) (Dr. GRPO; TRL's `dr_grpo`).
+    /// Σ L / `loss_scale_factor`, by default the longest possible completion (verl). Dr. GRPO (arXiv:2503.20783) and
+    /// TRL's `dr_grpo` divide by the number of sequences too: a factor of sequences · longest completion.
     SeqMeanTokenSumNorm,
 }
 
-/// Weight of every scored token of an optimizer step, given each sequence's number of them.
-///
-/// Sequences without scored tokens do not count as sequences (verl's rule).
+/// What token losses are divided by, counted over one whole optimizer step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Denominators {
+    /// Scored tokens: `token-mean` (verl's `batch_num_tokens`, TRL's `num_items_in_batch`).
+    pub tokens: f64,
+    /// Sequences: `seq-mean-token-sum` and `seq-mean-token-mean` (verl's `global_batch_size`).
+    pub sequences: f64,
+    /// All that `seq-mean-token-sum-norm` divides by (verl's `loss_scale_factor`).
+    pub scale: f64,
+}
+
+impl Denominators {
+    /// verl's, and ours: a sequence without scored tokens does not count; the scale is the longest possible completion.
+    #[must_use]
+    pub fn new(lengths: &[usize], max_length: usize) -> Self {
+        Self {
+            tokens: lengths.iter().sum::<usize>().max(1) as f64,
+            sequences: lengths.iter().filter(|&&n| n > 0).count().max(1) as f64,
+            scale: max_length.max(1) as f64,
+        }
+    }
+
+    /// TRL's: every sequence counts, and `dr_grpo`'s scale is sequences · longest completion.
+    #[must_use]
+    pub fn trl(lengths: &[usize], max_length: usize) -> Self {
+        let sequences = lengths.len().max(1) as f64;
+        Self {
+            sequences,
+            scale: sequences * max_length.max(1) as f64,
+            ..Self::new(lengths, max_length)
+        }
+    }
+
+    /// Those of a step of `micro_batches` micro-batches that all count like this one.
+    ///
+    /// Of `tokens` this is true of no real step: it is TRL's `bnpo`, a mean over the micro-batch's own tokens, which
+    /// makes the loss depend on how the batch was cut. **For comparison with TRL only**; no configuration leads here.
+    #[must_use]
+    pub fn repeated(self, micro_batches: usize) -> Self {
+        let n = micro_batches as f64;
+        Self {
+            tokens: self.tokens * n,
+            sequences: self.sequences * n,
+            scale: self.scale * n,
+        }
+    }
+}
+
+/// Weight of every scored token of sequences with these numbers of them.
 #[must_use]
-pub fn token_weights(mode: LossAggMode, lengths: &[usize], max_length: usize) -> Vec<Vec<f64>> {
-    let tokens = lengths.iter().sum::<usize>().max(1) as f64;
-    let sequences = lengths.iter().filter(|&&n| n > 0).count().max(1) as f64;
+pub fn token_weights(mode: LossAggMode, lengths: &[usize], by: Denominators) -> Vec<Vec<f64>> {
     lengths
         .iter()
         .map(|&n| {
-            let weight = match mode {
-                LossAggMode::TokenMean => 1.0 / tokens,
-                LossAggMode::SeqMeanTokenSum => 1.0 / sequences,
-                LossAggMode::SeqMeanTokenMean => 1.0 / (sequences * n.max(1) as f64),
-                LossAggMode::SeqMeanTokenSumNorm => 1.0 / (sequences * max_length.max(1) as f64),
+            let denominator = match mode {
+                LossAggMode::TokenMean => by.tokens,
+                LossAggMode::SeqMeanTokenSum => by.sequences,
+                LossAggMode::SeqMeanTokenMean => by.sequences * n.max(1) as f64,
+                LossAggMode::SeqMeanTokenSumNorm => by.scale,
             };
-            vec![weight; n]
+            vec![denominator.recip(); n]
         })
         .collect()
 }
@@ -45,12 +90,19 @@ mod tests {
 
     #[test]
     fn every_mode_weighs_tokens_as_its_formula_says() {
-        let w = |mode| token_weights(mode, &[2, 0, 4], 8);
+        let lengths = [2, 0, 4];
+        let by = |mode, by| token_weights(mode, &lengths, by);
+        let w = |mode| by(mode, Denominators::new(&lengths, 8));
         let close = |a: f64, b: f64| (a - b).abs() < 1e-15;
         assert!(close(w(LossAggMode::TokenMean)[0][0], 1.0 / 6.0));
         assert!(close(w(LossAggMode::SeqMeanTokenSum)[2][3], 1.0 / 2.0));
         assert!(close(w(LossAggMode::SeqMeanTokenMean)[2][0], 1.0 / 8.0));
-        assert!(close(w(LossAggMode::SeqMeanTokenSumNorm)[0][1], 1.0 / 16.0));
+        assert!(close(w(LossAggMode::SeqMeanTokenSumNorm)[0][1], 1.0 / 8.0));
         assert!(w(LossAggMode::TokenMean)[1].is_empty());
+
+        let w = |mode| by(mode, Denominators::trl(&lengths, 8).repeated(2));
+        assert!(close(w(LossAggMode::TokenMean)[0][0], 1.0 / 12.0));
+        assert!(close(w(LossAggMode::SeqMeanTokenMean)[2][0], 1.0 / 24.0));
+        assert!(close(w(LossAggMode::SeqMeanTokenSumNorm)[0][1], 1.0 / 48.0));
     }
 }

@@ -2,7 +2,7 @@
 //! clip-higher, dual clip, KL in the loss, four aggregation modes, entropy bonus.
 
 use super::advantage::{ScaleRewards, grpo};
-use super::aggregate::{LossAggMode, token_weights};
+use super::aggregate::{Denominators, LossAggMode, token_weights};
 use super::kl::{KlType, kl_penalty};
 use super::policy::{Clip, ppo_clip};
 use super::{Loss, Objective, Scores, TokenInputs, TokenLoss, token_mean, weighted};
@@ -26,6 +26,9 @@ pub struct GrpoConfig {
     pub clip_ratio_c: Option<f64>,
     /// How token losses become one number.
     pub loss_agg_mode: LossAggMode,
+    /// What `seq-mean-token-sum-norm` divides by. `null`: sequences · longest possible completion (Dr. GRPO, TRL); verl's
+    /// own default is the longest possible completion alone.
+    pub loss_scale_factor: Option<f64>,
     /// Weight of the KL to the reference policy in the loss (verl's `kl_loss_coef`, TRL's `beta`). 0: no reference model.
     pub kl_loss_coef: f64,
     /// Its estimator.
@@ -43,6 +46,7 @@ impl Default for GrpoConfig {
             clip_ratio_high: 0.2,
             clip_ratio_c: Some(3.0),
             loss_agg_mode: LossAggMode::TokenMean,
+            loss_scale_factor: None,
             kl_loss_coef: 0.0,
             kl_loss_type: KlType::K3,
             entropy_coeff: 0.0,
@@ -64,6 +68,12 @@ impl GrpoConfig {
             return Err(
                 "objective.clip_ratio_c should be above 1; null turns the dual clip off".into(),
             );
+        }
+        if self
+            .loss_scale_factor
+            .is_some_and(|s| !(s.is_finite() && s > 0.0))
+        {
+            return Err("objective.loss_scale_factor should be above 0; null takes sequences · longest possible completion".into());
         }
         let coefficients = [self.kl_loss_coef, self.adv_eps];
         if coefficients.iter().any(|c| !c.is_finite() || *c < 0.0)
@@ -124,7 +134,9 @@ impl Objective for GrpoConfig {
     }
 
     fn weights(&self, lengths: &[usize], max_length: usize) -> Vec<Vec<f64>> {
-        token_weights(self.loss_agg_mode, lengths, max_length)
+        let mut by = Denominators::new(lengths, max_length);
+        by.scale = self.loss_scale_factor.unwrap_or(by.sequences * by.scale);
+        token_weights(self.loss_agg_mode, lengths, by)
     }
 
     fn needs_reference(&self) -> bool {

@@ -1,4 +1,4 @@
-//! AdamW (arXiv:1711.05101) as `torch.optim.AdamW` computes it, with clipping by the global norm.
+//! `AdamW` (arXiv:1711.05101) as `torch.optim.AdamW` computes it, with clipping by the global norm.
 
 use super::schedule::ScheduleConfig;
 use crate::gradients::Gradients;
@@ -59,6 +59,53 @@ impl OptimConfig {
         }
         Ok(())
     }
+
+    /// What gradients of this global norm are multiplied by: `torch.nn.utils.clip_grad_norm_`'s coefficient, at most one.
+    #[must_use]
+    pub fn clip_coefficient(&self, grad_norm: f64) -> f64 {
+        self.clip_grad
+            .map_or(1.0, |max| (max / (grad_norm + 1e-6)).min(1.0))
+    }
+
+    /// `AdamW` on one tensor: its new value and moments. `gradient` is already clipped; no `moments` are zero ones.
+    #[must_use]
+    pub fn update(
+        &self,
+        at: UpdateAt,
+        value: Tensor<2>,
+        gradient: Tensor<2>,
+        moments: Option<Moments>,
+    ) -> (Tensor<2>, Moments) {
+        let UpdateAt { step, lr, decays } = at;
+        let [b1, b2] = self.betas;
+        let squared = gradient.clone() * gradient.clone() * (1.0 - b2);
+        let scaled = gradient * (1.0 - b1);
+        let (first, second) = match moments {
+            Some(m) => (m.first * b1 + scaled, m.second * b2 + squared),
+            None => (scaled, squared),
+        };
+        let step = i32::try_from(step).unwrap_or(i32::MAX);
+        let (c1, c2) = (1.0 - b1.powi(step), 1.0 - b2.powi(step));
+        let denominator = second.clone().sqrt() / c2.sqrt() + self.eps;
+        let change = first.clone() / denominator * (lr / c1);
+        let value = if decays && self.weight_decay != 0.0 {
+            value * (1.0 - lr * self.weight_decay)
+        } else {
+            value
+        };
+        (value - change, Moments { first, second })
+    }
+}
+
+/// When and how a tensor is updated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UpdateAt {
+    /// Optimizer step, counted from 1.
+    pub step: u64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Whether weight decay applies to it.
+    pub decays: bool,
 }
 
 /// First and second moments of a parameter.
@@ -79,7 +126,7 @@ pub struct StepOutcome {
     pub applied: bool,
 }
 
-/// AdamW over a decoder's parameters. Moments and update are f32 (f64 where the device computes in f64).
+/// `AdamW` over a decoder's parameters. Moments and update are f32 (f64 where the device computes in f64).
 #[derive(Debug)]
 pub struct AdamW {
     config: OptimConfig,
@@ -134,56 +181,30 @@ impl AdamW {
                 applied: false,
             });
         }
-        // torch.nn.utils.clip_grad_norm_: the coefficient never exceeds one
-        let scale = self
-            .config
-            .clip_grad
-            .map_or(1.0, |max| (max / (grad_norm + 1e-6)).min(1.0));
+        let scale = self.config.clip_coefficient(grad_norm);
         self.steps += 1;
-        let decay_all = self.config.decay_norms_and_biases;
+        let Self {
+            config,
+            moments,
+            steps,
+        } = self;
         decoder.update(|index, spec, value| match gradients.take(index) {
             None => value,
             Some(gradient) => {
-                let decays = decay_all || !spec.slot.is_norm_or_bias();
-                self.update(index, value, gradient * scale, lr, decays)
+                let at = UpdateAt {
+                    step: *steps,
+                    lr,
+                    decays: config.decay_norms_and_biases || !spec.slot.is_norm_or_bias(),
+                };
+                let (value, after) =
+                    config.update(at, value, gradient * scale, moments[index].take());
+                moments[index] = Some(after);
+                value
             }
         });
         Ok(StepOutcome {
             grad_norm,
             applied: true,
         })
-    }
-
-    fn update(
-        &mut self,
-        index: usize,
-        value: Tensor<2>,
-        gradient: Tensor<2>,
-        lr: f64,
-        decays: bool,
-    ) -> Tensor<2> {
-        let OptimConfig {
-            betas: [b1, b2],
-            eps,
-            weight_decay,
-            ..
-        } = self.config;
-        let squared = gradient.clone() * gradient.clone() * (1.0 - b2);
-        let scaled = gradient * (1.0 - b1);
-        let (first, second) = match self.moments[index].take() {
-            Some(m) => (m.first * b1 + scaled, m.second * b2 + squared),
-            None => (scaled, squared),
-        };
-        let steps = i32::try_from(self.steps).unwrap_or(i32::MAX);
-        let (c1, c2) = (1.0 - b1.powi(steps), 1.0 - b2.powi(steps));
-        let denominator = second.clone().sqrt() / c2.sqrt() + eps;
-        let step = first.clone() / denominator * (lr / c1);
-        self.moments[index] = Some(Moments { first, second });
-        let value = if decays && weight_decay != 0.0 {
-            value * (1.0 - lr * weight_decay)
-        } else {
-            value
-        };
-        value - step
     }
 }

@@ -4,7 +4,7 @@ use super::update::{UpdateSums, accumulate};
 use super::{Event, Metrics, Trainer};
 use crate::batch::Sequence;
 use crate::config::SftConfig;
-use crate::objective::aggregate::{LossAggMode, token_weights};
+use crate::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use crate::objective::sft::Nll;
 use crate::optim::AdamW;
 use crate::{Error, Result};
@@ -128,7 +128,11 @@ impl Trainer {
             sequences.push(tokens);
         }
         let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
-        let weights = token_weights(LossAggMode::TokenMean, &lengths, 0);
+        let weights = token_weights(
+            LossAggMode::TokenMean,
+            &lengths,
+            Denominators::new(&lengths, 1),
+        );
         for (sequence, weights) in sequences.iter_mut().zip(weights) {
             sequence.weights = weights;
         }

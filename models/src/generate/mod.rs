@@ -191,11 +191,11 @@ impl<'a> Generator<'a> {
             )));
         }
         let length = request.tokens.len() + self.sampling.max_new_tokens;
-        if length > arch.max_positions {
+        if let Some(context) = arch.context().filter(|&context| length > context) {
             return Err(Error::TooLong {
                 what: format!("prompt {index} with max_new_tokens"),
                 length,
-                context: arch.max_positions,
+                context,
             });
         }
         check_ids(&request.tokens, arch.vocab_size)
@@ -274,9 +274,9 @@ impl<'a> Generator<'a> {
                 let mut kept = Vec::with_capacity(live.len());
                 for (i, row) in rows.into_iter().enumerate() {
                     if live.binary_search(&i).is_ok() {
-                        kept.push(row)
+                        kept.push(row);
                     } else {
-                        done.push(row.sample)
+                        done.push(row.sample);
                     }
                 }
                 rows = kept;

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use firebrick_models::tokenizer::{Message, Tokenizer};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::support;
@@ -90,8 +89,8 @@ fn parity_tokenizers_chat() {
 fn parity_tokenizers_of_models() {
     let golden = golden();
     let mut cases = 0;
-    for dir in model_folders() {
-        let manifest: Manifest = read(&dir.join("golden/manifest.json"));
+    for dir in support::folders("models") {
+        let manifest: Manifest = support::read(&dir.join("golden/manifest.json"));
         let label = dir.display().to_string();
         let (_, expected) = golden
             .iter()
@@ -183,11 +182,14 @@ fn check_samples(label: &str, tokenizer: &Tokenizer, samples: &[Sample]) -> usiz
 }
 
 fn golden() -> Vec<(String, Expected)> {
-    let golden: Golden = read(&support::fixtures().join("tokenizers/golden.json"));
+    let golden: Golden = support::read(&support::fixtures().join("tokenizers/golden.json"));
     assert_eq!(golden.format, "tokenizer-golden/1");
     let tokenizers = golden.tokenizers.into_iter();
     tokenizers
-        .map(|(name, value)| (name, parse(value)))
+        .map(|(name, value)| {
+            let expected = support::parse(&name, &value);
+            (name, expected)
+        })
         .collect()
 }
 
@@ -195,27 +197,6 @@ fn folder(name: &str) -> PathBuf {
     support::fixtures().join("tokenizers").join(name)
 }
 
-fn model_folders() -> Vec<PathBuf> {
-    let models = support::fixtures().join("models");
-    let mut folders: Vec<PathBuf> = models
-        .read_dir()
-        .unwrap_or_else(|error| panic!("{}: {error}", models.display()))
-        .map(|entry| entry.expect("an entry").path())
-        .filter(|path| path.is_dir())
-        .collect();
-    folders.sort();
-    folders
-}
-
 fn load(dir: &Path) -> Tokenizer {
     Tokenizer::from_dir(dir).unwrap_or_else(|error| panic!("{error}"))
-}
-
-fn read<T: DeserializeOwned>(path: &Path) -> T {
-    let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    serde_json::from_slice(&bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-fn parse<T: DeserializeOwned>(value: Value) -> T {
-    serde_json::from_value(value).unwrap_or_else(|error| panic!("golden.json: {error}"))
 }

@@ -4,14 +4,24 @@ use super::{Bench, firebrick, succeeded};
 use serde_json::Value;
 
 fn model() -> String {
-    crate::support::fixtures().join("models/llama-gqa").to_str().unwrap().to_owned()
+    crate::support::fixtures()
+        .join("models/llama-gqa")
+        .to_str()
+        .unwrap()
+        .to_owned()
 }
 
 #[test]
 fn devices_lists_the_cpu_for_people_and_for_programs() {
     assert!(succeeded(&firebrick(&["devices"])).contains("cpu"));
-    let reports: Value = serde_json::from_str(&succeeded(&firebrick(&["devices", "--json"]))).unwrap();
-    let cpu = reports.as_array().unwrap().iter().find(|r| r["backend"] == "cpu").unwrap();
+    let reports: Value =
+        serde_json::from_str(&succeeded(&firebrick(&["devices", "--json"]))).unwrap();
+    let cpu = reports
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|r| r["backend"] == "cpu")
+        .unwrap();
     assert_eq!(cpu["devices"][0]["device"], "cpu");
 }
 
@@ -24,12 +34,30 @@ fn logprobs_writes_t_minus_1_log_probs_and_t_entropies_in_order() {
     );
     let output = bench.path("out.jsonl");
     succeeded(&firebrick(&[
-        "logprobs", "--model", &model(), "--input", input.to_str().unwrap(), "--output", output.to_str().unwrap(),
-        "--device", "cpu", "--temperature", "0.7",
+        "logprobs",
+        "--model",
+        &model(),
+        "--input",
+        input.to_str().unwrap(),
+        "--output",
+        output.to_str().unwrap(),
+        "--device",
+        "cpu",
+        "--temperature",
+        "0.7",
     ]));
-    let lines: Vec<Value> = bench.read("out.jsonl").lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let lines: Vec<Value> = bench
+        .read("out.jsonl")
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
     assert_eq!(lines.len(), 3);
-    let lengths = |v: &Value| (v["logprobs"].as_array().unwrap().len(), v["entropy"].as_array().unwrap().len());
+    let lengths = |v: &Value| {
+        (
+            v["logprobs"].as_array().unwrap().len(),
+            v["entropy"].as_array().unwrap().len(),
+        )
+    };
     assert_eq!(lengths(&lines[0]), (3, 4));
     assert_eq!(lengths(&lines[2]), (0, 1));
     assert!(lines[0]["logprobs"][0].as_f64().unwrap() < 0.0);
@@ -38,8 +66,19 @@ fn logprobs_writes_t_minus_1_log_probs_and_t_entropies_in_order() {
 #[test]
 fn generate_repeats_itself_by_seed_and_differs_by_sample() {
     let model = model();
-    let args =
-        ["generate", "--model", &model, "--prompt", "Jean has 30", "-n", "3", "--max-new-tokens", "12", "--device", "cpu"];
+    let args = [
+        "generate",
+        "--model",
+        &model,
+        "--prompt",
+        "Jean has 30",
+        "-n",
+        "3",
+        "--max-new-tokens",
+        "12",
+        "--device",
+        "cpu",
+    ];
     let first = succeeded(&firebrick(&args));
     assert_eq!(first, succeeded(&firebrick(&args)));
     let lines: std::collections::BTreeSet<&str> = first.lines().collect();
@@ -51,12 +90,26 @@ fn generate_repeats_itself_by_seed_and_differs_by_sample() {
 #[test]
 fn generate_in_json_carries_tokens_and_both_log_probs() {
     let args = [
-        "generate", "--model", &model(), "--prompt", "Jean", "--json", "--top-k", "5", "--max-new-tokens", "4",
-        "--device", "cpu",
+        "generate",
+        "--model",
+        &model(),
+        "--prompt",
+        "Jean",
+        "--json",
+        "--top-k",
+        "5",
+        "--max-new-tokens",
+        "4",
+        "--device",
+        "cpu",
     ];
-    let line: Value = serde_json::from_str(succeeded(&firebrick(&args)).lines().next().unwrap()).unwrap();
+    let line: Value =
+        serde_json::from_str(succeeded(&firebrick(&args)).lines().next().unwrap()).unwrap();
     let (truncated, full) = (&line["logprobs"], &line["full_logprobs"]);
-    assert_eq!(line["tokens"].as_array().unwrap().len(), truncated.as_array().unwrap().len());
+    assert_eq!(
+        line["tokens"].as_array().unwrap().len(),
+        truncated.as_array().unwrap().len()
+    );
     assert!(truncated[0].as_f64().unwrap() > full[0].as_f64().unwrap());
 }
 
@@ -68,6 +121,9 @@ fn eval_scores_a_trained_checkpoint_like_the_run_did() {
     let out = succeeded(&bench.firebrick("eval", &["--json", "--model", model.to_str().unwrap()]));
     let result: Value = serde_json::from_str(&out).unwrap();
     let summary: Value = serde_json::from_str(&bench.read("run/summary.json")).unwrap();
-    assert_eq!(result["reward"], summary["last"]["val-core/arithmetic/reward"]);
+    assert_eq!(
+        result["reward"],
+        summary["last"]["val-core/arithmetic/reward"]
+    );
     assert_eq!(result["prompts"], 10);
 }

@@ -1,0 +1,226 @@
+//! verl's `core_algos.py`.
+
+use burn::tensor::{Int, Tensor, TensorData};
+use firebrick_engine::objective::TokenInputs;
+use firebrick_engine::objective::advantage::{ScaleRewards, grpo};
+use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
+use firebrick_engine::objective::grpo::GrpoConfig;
+use firebrick_engine::objective::kl::{KlType, kl_penalty};
+use firebrick_models::{Checkpoint, Decoder};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Case, Mask, Rows, Set, assert_rows, rows, run, vector};
+use crate::support::{assert_all_close, assert_close, device, parse, values};
+
+/// verl adds 1e-8 to the denominators of its means, which a sequence of one token sees in full.
+const TOLERANCE: f64 = 2e-8;
+/// Where it does not.
+const EXACT: f64 = 1e-9;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AggParams {
+    mode: LossAggMode,
+    mask: String,
+    loss_mat: String,
+    batch_num_tokens: Option<f64>,
+    loss_scale_factor: Option<f64>,
+}
+
+pub(super) fn agg_loss(case: &Case, set: &Set) {
+    let params: AggParams = case.params();
+    let mask = Mask::new(&set[&params.mask]);
+    let lengths = mask.lengths();
+    let mut by = Denominators::new(&lengths, mask.width());
+    by.tokens = params.batch_num_tokens.unwrap_or(by.tokens);
+    by.scale = params.loss_scale_factor.unwrap_or(by.scale);
+    let weights = token_weights(params.mode, &lengths, by).concat();
+    let losses = mask.pick(&rows(&set[&params.loss_mat]));
+    let found: f64 = losses.iter().zip(&weights).map(|(l, w)| l * w).sum();
+    let loss: f64 = parse(&case.name, case.output("loss"));
+    assert_close(&case.name, found, loss, TOLERANCE);
+    if let Some(expected) = case.gradient("loss_mat") {
+        assert_rows(&case.name, &mask, &weights, &expected, TOLERANCE);
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PolicyParams {
+    clip_low: f64,
+    clip_high: f64,
+    clip_c: f64,
+    mode: LossAggMode,
+    mask: String,
+    old: Option<String>,
+}
+
+pub(super) fn policy_loss(case: &Case, set: &Set) {
+    let params: PolicyParams = case.params();
+    let mask = Mask::new(&set[&params.mask]);
+    let lengths = mask.lengths();
+    let scored = |name: &str| mask.pick(&rows(&set[name]));
+    let objective = GrpoConfig {
+        clip_ratio_low: params.clip_low,
+        clip_ratio_high: params.clip_high,
+        clip_ratio_c: Some(params.clip_c),
+        loss_agg_mode: params.mode,
+        ..GrpoConfig::default()
+    };
+    let by = Denominators::new(&lengths, mask.width());
+    let old = params.old.as_deref().unwrap_or("old_logprobs");
+    let inputs = TokenInputs {
+        weight: vector(token_weights(params.mode, &lengths, by).concat()),
+        advantage: vector(scored("advantages")),
+        old_logp: Some(vector(scored(old))),
+        ref_logp: None,
+    };
+    let logp = scored("logprobs");
+    let found = run(&objective, &logp, &vec![0.0; logp.len()], &inputs);
+    let loss: f64 = parse(&case.name, case.output("loss"));
+    assert_close(&case.name, found.loss, loss, TOLERANCE);
+    if let Some(expected) = case.gradient("logprobs") {
+        assert_rows(&case.name, &mask, &found.d_logp, &expected, TOLERANCE);
+    }
+    let metrics: Set = parse(&case.name, case.output("metrics"));
+    for (metric, expected) in &metrics {
+        let expected: f64 = parse(metric, expected);
+        let ours = found.metrics.get(format!("actor/{metric}").as_str());
+        let found = *ours.unwrap_or_else(|| panic!("{}: unknown metric {metric}", case.name));
+        assert_close(
+            &format!("{}: {metric}", case.name),
+            found,
+            expected,
+            TOLERANCE,
+        );
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GrpoParams {
+    norm_by_std: bool,
+    eps: f64,
+}
+
+/// Rewards are the sums of the outcome rewards' rows; advantages stand on scored tokens.
+pub(super) fn grpo_advantages(case: &Case, set: &Set) {
+    let params: GrpoParams = case.params();
+    let mask = Mask::new(&set["mask"]);
+    let outcomes = rows(&set["outcome_rewards"]);
+    let rewards: Vec<f64> = outcomes.iter().map(|row| row.iter().sum()).collect();
+    let groups: Vec<u64> = parse(&case.name, &set["group_index"]);
+    let scale = if params.norm_by_std {
+        ScaleRewards::Group
+    } else {
+        ScaleRewards::None
+    };
+    let found = grpo(&rewards, &groups, scale, params.eps);
+    let by_token: Rows = found.iter().map(|&a| vec![a; mask.width()]).collect();
+    let expected = rows(case.output("advantages"));
+    assert_rows(&case.name, &mask, &mask.pick(&by_token), &expected, EXACT);
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KlParams {
+    kind: KlType,
+    grad_of: Option<String>,
+    logprobs: Option<Value>,
+    ref_logprobs: Option<Value>,
+    #[serde(rename = "note")]
+    _note: Option<String>,
+}
+
+pub(super) fn kl(case: &Case, set: &Set) {
+    let params: KlParams = case.params();
+    let own = |own: &Option<Value>, name: &str| rows(own.as_ref().unwrap_or_else(|| &set[name]));
+    let logp_rows = own(&params.logprobs, "logprobs");
+    let reference = own(&params.ref_logprobs, "ref_logprobs").concat();
+    let logp = vector(logp_rows.concat()).autodiff().require_grad();
+    let kl = kl_penalty(params.kind, logp.clone(), vector(reference));
+    let expected = rows(case.output("kl")).concat();
+    assert_all_close(&case.name, &values(kl.clone().inner()), &expected, EXACT);
+    if let Some(expected) = case.gradient("logprobs") {
+        assert_eq!(
+            params.grad_of.as_deref(),
+            Some("sum(kl*mask)"),
+            "{}",
+            case.name
+        );
+        let mask = vector(rows(&set["mask"]).concat());
+        let mut grads = (kl * mask).sum().backward();
+        let found = values(logp.grad_remove(&mut grads).expect("a gradient"));
+        assert_all_close(&case.name, &found, &expected.concat(), EXACT);
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EntropyParams {
+    mode: LossAggMode,
+    logits: String,
+    mask: String,
+}
+
+/// The head's entropies and their gradients, of a head whose logits are the stored ones.
+pub(super) fn entropy_loss(case: &Case, set: &Set) {
+    let params: EntropyParams = case.params();
+    let mask = Mask::new(&set[&params.mask]);
+    let logits: Vec<Rows> = parse(&case.name, &set[&params.logits]);
+    let logits: Rows = logits.concat();
+    let (decoder, hidden) = decoder_of(&logits);
+    let head = decoder.head();
+    let targets = Tensor::<1, Int>::zeros([logits.len()], &device());
+    let chunk = head.chunk(hidden, targets, 1.0);
+
+    let entropy = values(chunk.scores.entropy.clone());
+    let expected: Rows = parse(&case.name, case.output("entropy"));
+    assert_all_close(&case.name, &entropy, &expected.concat(), EXACT);
+
+    let lengths = mask.lengths();
+    let by = Denominators::new(&lengths, mask.width());
+    let weights = token_weights(params.mode, &lengths, by).concat();
+    let weights = mask.spread(&weights).concat();
+    let found: f64 = entropy.iter().zip(&weights).map(|(h, w)| h * w).sum();
+    let loss: f64 = parse(&case.name, case.output("loss"));
+    assert_close(&case.name, found, loss, TOLERANCE);
+
+    if let Some(grads) = &case.grads {
+        let expected: Vec<Rows> = parse(&case.name, &grads["logits"]);
+        let d_entropy = vector(weights);
+        let found = chunk.backward(d_entropy.zeros_like(), Some(d_entropy));
+        let found = values(found.projection.transpose());
+        assert_all_close(&case.name, &found, &expected.concat().concat(), TOLERANCE);
+    }
+}
+
+/// A decoder and hidden rows whose logits are these: its normed rows are the unit vectors, its projection the transpose.
+fn decoder_of(logits: &Rows) -> (Decoder, Tensor<2>) {
+    let (rows, vocab) = (logits.len(), logits[0].len());
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "vocab_size": vocab, "hidden_size": rows,
+        "intermediate_size": 1, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 2,
+        "rms_norm_eps": 0.0, "tie_word_embeddings": false,
+    });
+    let config = config.as_object().expect("an object").clone();
+    let checkpoint = Checkpoint::create(config, None, None).expect("an architecture");
+    let root = (rows as f64).sqrt();
+    let decoder = Decoder::build(checkpoint.arch().clone(), &device(), |_, spec| {
+        let shape = spec.rows_cols();
+        let values = match spec.name.as_str() {
+            "model.norm.weight" => vec![root.recip(); rows],
+            "lm_head.weight" => (0..vocab)
+                .flat_map(|token| logits.iter().map(move |row| row[token]))
+                .collect(),
+            _ => vec![0.0; spec.numel()],
+        };
+        Ok::<_, std::convert::Infallible>(Tensor::from_data(
+            TensorData::new(values, shape),
+            &device(),
+        ))
+    });
+    let Ok(decoder) = decoder;
+    (decoder, Tensor::eye(rows, &device()))
+}

@@ -1,0 +1,6 @@
+//! Losses, gradients, metrics and updates against TRL, verl and torch, and every plan against the plain one.
+
+mod losses;
+#[path = "../../suite/parity/optim.rs"]
+mod optim;
+mod plans;

@@ -1,0 +1,13 @@
+//! Whole-program and cross-crate tests, in f32 on the CPU.
+
+#[path = "../support/mod.rs"]
+#[allow(dead_code, reason = "each test binary uses its own part")]
+mod support;
+
+mod parity;
+mod program;
+#[cfg(feature = "wgpu")]
+mod wgpu;
+
+/// What this binary's tensors are.
+const PRECISION: burn::tensor::FloatDType = burn::tensor::FloatDType::F32;

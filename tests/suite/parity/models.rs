@@ -1,0 +1,374 @@
+//! Logits, log-probs, entropies, gradients and greedy continuations of every model folder against transformers.
+
+use burn::tensor::Tensor;
+use firebrick_engine::objective::sft::Nll;
+use firebrick_engine::schedule::Schedule;
+use firebrick_models::cache::KvCache;
+use firebrick_models::generate::{Finish, Generator, Request, Sampling};
+use firebrick_models::layer::{Columns, Context};
+use firebrick_models::random::DrawKey;
+
+use crate::support::golden::Golden;
+use crate::support::model::{GreedySample, Model, nll_rows, scored_rows, unpadded};
+use crate::support::{assert_all_close, assert_close, assert_gradient, checked, folders, values};
+
+/// Logits, log-probs, entropies and losses: absolute up to one, relative above.
+const SCORES: f64 = 1e-4;
+/// Gradient tensors: relative L2.
+const GRADIENTS: f64 = 1e-4;
+
+const FORWARD: &str = "forward.safetensors";
+
+/// Tensors that a test of this file reads, log-probs at a temperature apart.
+const KNOWN: [&str; 12] = [
+    "attention_mask_left",
+    "attention_mask_right",
+    "entropy_left",
+    "entropy_right",
+    "entropy_single_row",
+    "input_ids_left",
+    "input_ids_right",
+    "logits_right",
+    "logprobs_left",
+    "logprobs_right",
+    "logprobs_single_row",
+    "position_ids_left",
+];
+
+/// Followed by the temperature without its point: `07` is 0.7.
+const AT_TEMPERATURE: &str = "logprobs_right_t";
+
+fn models() -> impl Iterator<Item = (Model, Golden)> {
+    folders("models").into_iter().map(|dir| {
+        let model = Model::load(&dir);
+        let golden = model.golden(FORWARD);
+        (model, golden)
+    })
+}
+
+#[test]
+fn every_stored_tensor_is_one_that_is_compared() {
+    let mut tensors = 0;
+    for (model, golden) in models() {
+        for name in golden.names() {
+            let known = KNOWN.contains(&name.as_str()) || temperature(&name).is_some();
+            assert!(known, "{}: unknown tensor {name}", model.name);
+            tensors += 1;
+        }
+    }
+    checked("tensors of model folders known", tensors);
+}
+
+#[test]
+fn logits_of_a_right_padded_batch() {
+    let mut rows = 0;
+    for (model, golden) in models() {
+        let (shape, expected) = golden.shaped("logits_right");
+        let [_, width, vocab] = shape[..] else {
+            panic!("{}: logits of shape {shape:?}", model.name)
+        };
+        let sequences = scored_rows(&golden);
+        let micro = model.micro(&sequences.iter().collect::<Vec<_>>());
+        let hidden = model.decoder.hidden(micro.ids, &micro.ctx);
+        let found = values(model.decoder.head().logits(hidden));
+        for (i, sequence) in sequences.iter().enumerate() {
+            let real = i * width * vocab..(i * width + sequence.tokens.len()) * vocab;
+            let label = format!("{}: logits of row {i}", model.name);
+            assert_all_close(&label, &found[real.clone()], &expected[real], SCORES);
+            rows += 1;
+        }
+    }
+    checked("rows of logits", rows);
+}
+
+#[test]
+fn log_probs_and_entropies_of_a_right_padded_batch_at_every_stored_temperature() {
+    let mut rows = 0;
+    for (model, golden) in models() {
+        let sequences = scored_rows(&golden);
+        let micro = model.micro(&sequences.iter().collect::<Vec<_>>());
+        let mut at = vec![("logprobs_right".to_owned(), 1.0)];
+        at.extend(golden.names().into_iter().filter_map(|name| {
+            let temperature = temperature(&name)?;
+            Some((name, temperature))
+        }));
+        for (name, temperature) in at {
+            for head_rows in [1024, 7] {
+                let plan = model.plain(head_rows);
+                let scores = Schedule::new(&model.decoder, &plan, temperature)
+                    .score(&micro)
+                    .expect("scoring");
+                let label = |i: usize| format!("{}: {name} of row {i}", model.name);
+                for (i, expected) in golden.float_rows(&name).iter().enumerate() {
+                    let last = sequences[i].tokens.len() - 1;
+                    let found = wide(&scores.logp[i][..last]);
+                    assert_all_close(&label(i), &found, &expected[..last], SCORES);
+                    rows += 1;
+                }
+                if name == "logprobs_right" {
+                    for (i, expected) in golden.float_rows("entropy_right").iter().enumerate() {
+                        let found = wide(&scores.entropy[i]);
+                        let label = format!("{}: entropy of row {i}", model.name);
+                        assert_all_close(&label, &found, &expected[..found.len()], SCORES);
+                    }
+                }
+            }
+        }
+    }
+    checked("rows of log-probs and entropies, right-padded", rows);
+}
+
+#[test]
+fn log_probs_and_entropies_of_a_row_alone() {
+    let mut rows = 0;
+    for (model, golden) in models() {
+        // a row alone gives what the batch gave, unless the folder stores that it does not
+        let stored = golden.names().iter().any(|n| n == "logprobs_single_row");
+        let [logp, entropy] = if stored {
+            ["logprobs_single_row", "entropy_single_row"]
+        } else {
+            ["logprobs_right", "entropy_right"]
+        };
+        let (logp, entropy) = (golden.float_rows(logp), golden.float_rows(entropy));
+        for (i, sequence) in scored_rows(&golden).iter().enumerate() {
+            let plan = model.plain(1024);
+            let scores = Schedule::new(&model.decoder, &plan, 1.0)
+                .score(&model.micro(&[sequence]))
+                .expect("scoring");
+            let label = format!("{}: row {i} alone", model.name);
+            let n = sequence.tokens.len();
+            assert_all_close(
+                &label,
+                &wide(&scores.logp[0][..n - 1]),
+                &logp[i][..n - 1],
+                SCORES,
+            );
+            assert_all_close(&label, &wide(&scores.entropy[0]), &entropy[i][..n], SCORES);
+            rows += 1;
+        }
+    }
+    checked("rows alone", rows);
+}
+
+#[test]
+fn log_probs_and_entropies_of_a_left_padded_batch() {
+    let mut rows = 0;
+    for (model, golden) in models() {
+        let batch = LeftPadded::new(&golden);
+        let ctx = batch.context(&model, 0, batch.width);
+        let hidden = model
+            .decoder
+            .hidden(model.ids(&batch.columns(0, batch.width)), &ctx);
+        rows += batch.check(&model, &golden, hidden, "one forward");
+    }
+    checked("rows of log-probs and entropies, left-padded", rows);
+}
+
+#[test]
+fn log_probs_and_entropies_through_the_cache() {
+    let mut rows = 0;
+    for (model, golden) in models() {
+        if !model.manifest.is_local() {
+            continue;
+        }
+        let batch = LeftPadded::new(&golden);
+        for prefill in [1, batch.width / 2, batch.width - 1] {
+            let (decoder, width) = (&model.decoder, batch.width);
+            let starts = batch.starts.clone();
+            let mut cache = KvCache::new(decoder.arch(), starts, width, decoder.device());
+            let mut parts = Vec::new();
+            for (first, len) in
+                std::iter::once((0, prefill)).chain((prefill..width).map(|c| (c, 1)))
+            {
+                let ctx = batch.context(&model, first, len);
+                let ids = model.ids(&batch.columns(first, len));
+                let hidden = decoder.hidden_cached(ids, &ctx, &mut cache);
+                let d = hidden.dims()[1];
+                parts.push(hidden.reshape([batch.ids.len(), len, d]));
+            }
+            let hidden = Tensor::cat(parts, 1).flatten(0, 1);
+            rows += batch.check(&model, &golden, hidden, &format!("prefill of {prefill}"));
+        }
+    }
+    checked("rows of log-probs and entropies through the cache", rows);
+}
+
+#[test]
+fn loss_and_gradients_of_the_mean_nll() {
+    let (mut tensors, mut losses) = (0, 0);
+    for (model, golden) in models() {
+        let Some(expected_loss) = model.manifest.loss else {
+            continue;
+        };
+        let rows = nll_rows(&golden);
+        for (plan, plan_name) in [
+            (model.plain(1024), "plain"),
+            (model.plain(7), "small head chunks"),
+            (model.checkpointed(1024, 1), "every layer checkpointed"),
+        ] {
+            let label = format!("{}, {plan_name}", model.name);
+            let micro = model.micro(&rows.iter().collect::<Vec<_>>());
+            let (sums, found) = model.backward(&plan, 1.0, &Nll, &[micro]);
+            assert_close(&format!("{label}: loss"), sums.loss, expected_loss, SCORES);
+            losses += 1;
+            if let Some(norm) = model.manifest.grad_norm {
+                let found = found.values().flatten().map(|g| g * g).sum::<f64>().sqrt();
+                assert_close(&format!("{label}: gradient norm"), found, norm, GRADIENTS);
+            }
+            let Some(gradients) = model.golden_gradients() else {
+                continue;
+            };
+            assert!(
+                found.keys().eq(&gradients.names()),
+                "{label}: other parameters"
+            );
+            for (name, found) in &found {
+                let expected = gradients.floats(name);
+                assert_gradient(&format!("{label}: {name}"), found, &expected, GRADIENTS);
+                tensors += 1;
+            }
+        }
+    }
+    checked("losses of model folders", losses);
+    checked("gradient tensors", tensors);
+}
+
+#[test]
+fn greedy_continuations_alone_and_in_a_left_padded_batch() {
+    let mut samples = 0;
+    for (model, _) in models() {
+        let Some(greedy) = &model.manifest.greedy else {
+            continue;
+        };
+        assert!(greedy.eos_ignored, "{}: eos ends continuations", model.name);
+        let sampling = Sampling {
+            temperature: 0.0,
+            max_new_tokens: greedy.max_new_tokens,
+            ..Sampling::default()
+        };
+        let all: Vec<&GreedySample> = greedy.samples.iter().collect();
+        for sample in &all {
+            samples += check_greedy(&model, &sampling, &[*sample], &[true]);
+        }
+        let same = &greedy.left_padded_batch_gives_same;
+        samples += check_greedy(&model, &sampling, &all, same);
+    }
+    checked("greedy continuations", samples);
+}
+
+/// Continues prompts together and compares those that should come out the same.
+fn check_greedy(
+    model: &Model,
+    sampling: &Sampling,
+    samples: &[&GreedySample],
+    same: &[bool],
+) -> usize {
+    let requests: Vec<Request> = samples
+        .iter()
+        .map(|sample| Request {
+            tokens: sample.prompt_ids.clone(),
+            key: DrawKey {
+                seed: 0,
+                step: 0,
+                draw: 0,
+                sample: 0,
+            },
+        })
+        .collect();
+    let found = Generator::new(&model.decoder, None, sampling)
+        .and_then(|generator| generator.run(&requests, 1, samples.len()))
+        .unwrap_or_else(|error| panic!("{}: {error}", model.name));
+    let mut cases = 0;
+    for (i, (found, expected)) in found.iter().zip(samples).enumerate() {
+        if same[i] {
+            let label = format!("{}: continuation {i} of {}", model.name, samples.len());
+            assert_eq!(found.tokens, expected.new_ids, "{label}");
+            assert_eq!(found.finish, Finish::Length, "{label}");
+            assert_all_close(&label, &wide(&found.logps), &expected.logprobs, SCORES);
+            cases += 1;
+        }
+    }
+    cases
+}
+
+/// The golden rows padded on the left.
+struct LeftPadded {
+    ids: Vec<Vec<i64>>,
+    rows: Vec<Vec<u32>>,
+    starts: Vec<usize>,
+    width: usize,
+}
+
+impl LeftPadded {
+    fn new(golden: &Golden) -> Self {
+        let ids = golden.int_rows("input_ids_left");
+        let rows = unpadded(&ids, &golden.int_rows("attention_mask_left"));
+        let width = ids[0].len();
+        let starts: Vec<usize> = rows.iter().map(|row| width - row.len()).collect();
+        for (positions, &start) in golden.int_rows("position_ids_left").iter().zip(&starts) {
+            let ours = (0..width).map(|column| column.saturating_sub(start) as i64);
+            assert!(ours.eq(positions.iter().copied()), "{positions:?}");
+        }
+        Self {
+            ids,
+            rows,
+            starts,
+            width,
+        }
+    }
+
+    fn context(&self, model: &Model, first: usize, len: usize) -> Context {
+        let columns = Columns {
+            starts: &self.starts,
+            first,
+            len,
+        };
+        Context::new(model.decoder.arch(), columns, model.decoder.device())
+    }
+
+    /// Ids of some columns, row by row.
+    fn columns(&self, first: usize, len: usize) -> Vec<i64> {
+        self.ids
+            .iter()
+            .flat_map(|row| row[first..first + len].to_vec())
+            .collect()
+    }
+
+    /// Compares the scores of hidden rows, and says of how many sequences.
+    fn check(&self, model: &Model, golden: &Golden, hidden: Tensor<2>, how: &str) -> usize {
+        let next = |row: &Vec<i64>| [&row[1..], &[0]].concat();
+        let targets: Vec<i64> = self.ids.iter().flat_map(next).collect();
+        let scores = model.decoder.head().score(hidden, model.ids(&targets), 1.0);
+        let (logp, entropy) = (values(scores.logp), values(scores.entropy));
+        let expected_logp = golden.float_rows("logprobs_left");
+        let expected_entropy = golden.float_rows("entropy_left");
+        for (i, &start) in self.starts.iter().enumerate() {
+            let label = format!("{}: {how}, row {i}", model.name);
+            let (from, end) = (i * self.width + start, (i + 1) * self.width);
+            assert_all_close(
+                &label,
+                &logp[from..end - 1],
+                &expected_logp[i][start..],
+                SCORES,
+            );
+            assert_all_close(
+                &label,
+                &entropy[from..end],
+                &expected_entropy[i][start..],
+                SCORES,
+            );
+        }
+        self.rows.len()
+    }
+}
+
+/// The temperature of a tensor of log-probs at one.
+fn temperature(name: &str) -> Option<f64> {
+    let digits = name.strip_prefix(AT_TEMPERATURE)?;
+    let (whole, rest) = digits.split_at_checked(1)?;
+    format!("{whole}.{rest}").parse().ok()
+}
+
+fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&v| f64::from(v)).collect()
+}

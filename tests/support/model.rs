@@ -1,0 +1,184 @@
+//! The model folders: a decoder, its manifest, and the rows its goldens were computed on.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{Int, Tensor, TensorData};
+use firebrick_engine::batch::{MicroBatch, Sequence};
+use firebrick_engine::gradients::Gradients;
+use firebrick_engine::objective::TokenLoss;
+use firebrick_engine::plan::{MemoryConfig, ModelPlan};
+use firebrick_engine::schedule::{LossSums, Schedule};
+use firebrick_models::{Checkpoint, Decoder};
+use serde::Deserialize;
+
+use super::golden::Golden;
+use super::{device, read, values};
+
+/// What a manifest says that the tests go by.
+#[derive(Deserialize)]
+pub struct Manifest {
+    pub loss: Option<f64>,
+    pub grad_norm: Option<f64>,
+    pub greedy: Option<Greedy>,
+    /// By sample: whether a forward with the cache gives other tokens than one without.
+    #[serde(default)]
+    pub cache_changes_greedy: Vec<bool>,
+}
+
+/// Greedy continuations, each computed alone.
+#[derive(Deserialize)]
+pub struct Greedy {
+    pub max_new_tokens: usize,
+    pub eos_ignored: bool,
+    pub samples: Vec<GreedySample>,
+    /// By sample: whether all of them in one left-padded batch give the same.
+    pub left_padded_batch_gives_same: Vec<bool>,
+}
+
+#[derive(Deserialize)]
+pub struct GreedySample {
+    pub prompt_ids: Vec<u32>,
+    pub new_ids: Vec<u32>,
+    pub logprobs: Vec<f64>,
+}
+
+impl Manifest {
+    /// Whether a token's scores depend on nothing but the tokens before it: not on the rest of the batch,
+    /// and not on where a forward with the cache was cut.
+    pub fn is_local(&self) -> bool {
+        let padded = self
+            .greedy
+            .as_ref()
+            .map(|g| &g.left_padded_batch_gives_same);
+        padded.is_none_or(|same| same.iter().all(|&s| s))
+            && !self.cache_changes_greedy.contains(&true)
+    }
+}
+
+/// A checkpoint folder with goldens.
+pub struct Model {
+    pub name: String,
+    pub dir: PathBuf,
+    pub manifest: Manifest,
+    pub decoder: Decoder,
+}
+
+impl Model {
+    pub fn load(dir: &Path) -> Self {
+        let name = dir
+            .file_name()
+            .expect("a name")
+            .to_string_lossy()
+            .into_owned();
+        let checkpoint = Checkpoint::open(dir).unwrap_or_else(|error| panic!("{error}"));
+        Self {
+            decoder: checkpoint
+                .load(&device())
+                .unwrap_or_else(|error| panic!("{error}")),
+            manifest: read(&dir.join("golden/manifest.json")),
+            dir: dir.to_owned(),
+            name,
+        }
+    }
+
+    /// A file of its `golden` folder.
+    pub fn golden(&self, file: &str) -> Golden {
+        Golden::open(&self.dir.join("golden").join(file))
+    }
+
+    /// Its golden gradients, where it has them.
+    pub fn golden_gradients(&self) -> Option<Golden> {
+        let path = self.dir.join("golden/grads.safetensors");
+        path.is_file().then(|| Golden::open(&path))
+    }
+
+    /// Settings with small head chunks.
+    pub fn plain(&self, head_rows: usize) -> ModelPlan {
+        ModelPlan::plain(self.decoder.arch(), &memory(head_rows))
+    }
+
+    /// The same with every layer's input kept instead of its graph.
+    pub fn checkpointed(&self, head_rows: usize, blocks: usize) -> ModelPlan {
+        ModelPlan::checkpoint_every(self.decoder.arch(), &memory(head_rows), blocks)
+    }
+
+    pub fn micro(&self, sequences: &[&Sequence]) -> MicroBatch {
+        MicroBatch::new(self.decoder.arch(), sequences, self.decoder.device())
+    }
+
+    pub fn ids(&self, rows: &[i64]) -> Tensor<1, Int> {
+        Tensor::from_data(
+            TensorData::new(rows.to_vec(), [rows.len()]),
+            self.decoder.device(),
+        )
+    }
+
+    /// Loss and gradients by parameter name of micro-batches that add up to one step.
+    pub fn backward(
+        &self,
+        plan: &ModelPlan,
+        temperature: f64,
+        loss: &dyn TokenLoss,
+        micros: &[MicroBatch],
+    ) -> (LossSums, BTreeMap<String, Vec<f64>>) {
+        let schedule = Schedule::new(&self.decoder, plan, temperature);
+        let mut gradients = Gradients::new(self.decoder.specs().count());
+        let mut sums = LossSums::default();
+        for micro in micros {
+            let own = schedule.backward(micro, loss, &mut gradients);
+            sums.absorb(&own.unwrap_or_else(|error| panic!("{}: {error}", self.name)));
+        }
+        let named = self
+            .decoder
+            .specs()
+            .enumerate()
+            .filter_map(|(i, spec)| Some((spec.name.clone(), values(gradients.take(i)?))));
+        (sums, named.collect())
+    }
+}
+
+fn memory(head_rows: usize) -> MemoryConfig {
+    MemoryConfig {
+        head_rows,
+        ..MemoryConfig::default()
+    }
+}
+
+/// The real tokens of padded rows.
+pub fn unpadded(ids: &[Vec<i64>], mask: &[Vec<i64>]) -> Vec<Vec<u32>> {
+    let row = |(ids, mask): (&Vec<i64>, &Vec<i64>)| {
+        let real = ids.iter().zip(mask).filter(|(_, m)| **m == 1);
+        real.map(|(&id, _)| u32::try_from(id).expect("a token id"))
+            .collect()
+    };
+    ids.iter().zip(mask).map(row).collect()
+}
+
+/// The golden rows with every position scored, the last one for its entropy alone.
+pub fn scored_rows(golden: &Golden) -> Vec<Sequence> {
+    let rows = unpadded(
+        &golden.int_rows("input_ids_right"),
+        &golden.int_rows("attention_mask_right"),
+    );
+    rows.into_iter()
+        .map(|tokens| Sequence {
+            positions: (0..tokens.len()).collect(),
+            tokens,
+            ..Sequence::default()
+        })
+        .collect()
+}
+
+/// The golden rows weighted for the mean negative log-likelihood over their targets.
+pub fn nll_rows(golden: &Golden) -> Vec<Sequence> {
+    let mut rows = scored_rows(golden);
+    for row in &mut rows {
+        row.positions.pop();
+    }
+    let targets: usize = rows.iter().map(|row| row.positions.len()).sum();
+    for row in &mut rows {
+        row.weights = vec![1.0 / targets as f64; row.positions.len()];
+    }
+    rows
+}
