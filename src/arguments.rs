@@ -113,10 +113,10 @@ pub struct LogprobsArgs {
     /// Checkpoint folder
     #[arg(long)]
     pub model: PathBuf,
-    /// JSON Lines: {"input_ids": [...]} or {"prompt": "...", "completion": "..."}
+    /// JSON Lines: `{"input_ids": [...]}` or `{"prompt": "...", "completion": "..."}`
     #[arg(long)]
     pub input: PathBuf,
-    /// JSON Lines: {"logprobs": [T-1 numbers], "entropy": [T numbers]}, in nats, same order
+    /// JSON Lines: `{"logprobs": [T-1 numbers], "entropy": [T numbers]}`, in nats, same order
     #[arg(long)]
     pub output: PathBuf,
     /// What computes

@@ -70,25 +70,25 @@ fn value(metrics: &Metrics, name: &str) -> f64 {
 }
 
 fn summary_lines(summary: &Summary) -> String {
-    let mut lines = format!(
+    let mut lines = vec![format!(
         "done: {} steps in {:.0} s, {:.0} tokens/s on {}; peak memory {:.1} MiB",
         summary.steps,
         summary.seconds,
         summary.tokens_per_second,
         summary.device,
         summary.measured_peak_bytes as f64 / f64::from(1 << 20)
-    );
+    )];
     for (name, last) in &summary.last {
         let first = summary.first.get(name).copied().unwrap_or(f64::NAN);
-        lines += &format!("\n  {name}: {first:.4} -> {last:.4}");
+        lines.push(format!("  {name}: {first:.4} -> {last:.4}"));
     }
     if summary.skipped_steps > 0 {
-        lines += &format!(
-            "\n  {} optimizer steps were skipped: their gradients were not finite",
+        lines.push(format!(
+            "  {} optimizer steps were skipped: their gradients were not finite",
             summary.skipped_steps
-        );
+        ));
     }
-    lines
+    lines.join("\n")
 }
 
 impl Observer for Progress {

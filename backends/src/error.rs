@@ -13,7 +13,7 @@ pub enum Error {
     },
     /// The backend was left out of this build.
     #[error(
-        "this build has no {backend} backend; build it with `cargo build --release --features {feature}`"
+        "this build has no {backend} backend; build it with `cargo build --release --features {feature}`, or use `--device cpu`"
     )]
     NotBuilt {
         /// The backend.

@@ -67,6 +67,11 @@ impl Dataset {
                 dataset.validation.push(prompt);
             }
         }
+        if wanted > 0 && dataset.validation.is_empty() {
+            return Err(Error::Config(format!(
+                "all {wanted} validation prompts are over rollout.prompt_length = {max_prompt} tokens; raise it"
+            )));
+        }
         let dropped = wanted as usize - dataset.validation.len();
         if dropped > 0 {
             tracing::warn!(

@@ -1,6 +1,29 @@
 //! Language models as chains of units: architecture from a Hugging Face config, weights, KV cache, generation, tokenizers.
 //!
 //! Models know no loss and no memory plan: they offer units and a head, and the engine decides when each runs.
+//!
+//! ```
+//! use burn::tensor::Device;
+//! use firebrick_models::generate::{Generator, Request, Sampling};
+//! use firebrick_models::random::DrawKey;
+//! use firebrick_models::{Checkpoint, Decoder};
+//! use serde_json::json;
+//!
+//! let config = json!({
+//!     "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32,
+//!     "num_hidden_layers": 2, "num_attention_heads": 2
+//! });
+//! let checkpoint = Checkpoint::create(config.as_object().unwrap().clone(), None, None)?;
+//! let decoder = Decoder::random(checkpoint.arch().clone(), 1, &Device::flex());
+//!
+//! let sampling = Sampling { max_new_tokens: 5, ..Sampling::default() };
+//! let key = DrawKey { seed: 7, step: 0, draw: 0, sample: 0 };
+//! let requests = [Request { tokens: vec![1, 2, 3], key }];
+//! let samples = Generator::new(&decoder, None, &sampling)?.run(&requests, 2, 8)?;
+//! assert_eq!(samples.len(), 2);
+//! assert_eq!(samples[0].tokens.len(), 5);
+//! # Ok::<(), firebrick_models::Error>(())
+//! ```
 
 pub mod arch;
 pub mod cache;

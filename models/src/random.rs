@@ -28,9 +28,9 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     c
 }
 
-/// A word as a number in the open interval (0, 1) with 24 random bits, exact in f32.
+/// A word as a number in the open interval (0, 1) with 23 random bits, exact in f32: one more and the last would round to 1.
 fn unit(word: u32) -> f32 {
-    ((word >> 8) as f32 + 0.5) * (1.0 / 16_777_216.0)
+    ((word >> 9) as f32 + 0.5) * (1.0 / 8_388_608.0)
 }
 
 /// Names one sampled completion: every draw of it follows from this and the token's position.

@@ -358,7 +358,7 @@ impl Trainer {
     }
 }
 
-/// |p_sampler − p_trainer| of every token whose old log-prob the trainer computed itself.
+/// Difference between the sampler's and the trainer's probability of every token whose old log-prob was computed again.
 fn probability_differences(rollout: &Rollout) -> impl Iterator<Item = f64> {
     let old = rollout.old_logp.as_deref().unwrap_or_default();
     rollout

@@ -6,7 +6,7 @@ use crate::{Arch, Decoder, Error, Result};
 use burn::tensor::{Device, Tensor, TensorData};
 use firebrick_backends::host::MappedFile;
 use half::{bf16, f16};
-use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -24,12 +24,10 @@ struct WeightFile {
 impl WeightFile {
     fn open(path: PathBuf) -> Result<Self> {
         let map = MappedFile::open(&path).map_err(Error::io("read", &path))?;
-        let (header, metadata) =
-            SafeTensors::read_metadata(map.bytes()).map_err(|e| Error::Safetensors {
-                path: path.clone(),
-                detail: e.to_string(),
-            })?;
-        let data_start = header + 8;
+        let (data_start, metadata) = header(map.bytes()).map_err(|detail| Error::Safetensors {
+            path: path.clone(),
+            detail,
+        })?;
         let found = map.bytes().len() as u64;
         let ends = metadata
             .tensors()
@@ -76,6 +74,30 @@ impl WeightFile {
             StoredDtype::F16 => pairs.map(|b| f16::from_le_bytes(b).to_f32()).collect(),
         })
     }
+}
+
+/// Where the data starts and what it holds. The crate's own reader refuses a file that is cut off without naming the
+/// tensor, so the header is read by itself.
+fn header(bytes: &[u8]) -> Result<(usize, Metadata), String> {
+    let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
+        return Err(format!(
+            "it has {} bytes, less than the length of a header",
+            bytes.len()
+        ));
+    };
+    let length = u64::from_le_bytes(*length);
+    let json = usize::try_from(length)
+        .ok()
+        .and_then(|n| rest.get(..n))
+        .ok_or_else(|| {
+            format!(
+                "its header should have {length} bytes, the file has {} after it",
+                rest.len()
+            )
+        })?;
+    let metadata =
+        serde_json::from_slice(json).map_err(|e| format!("its header is damaged: {e}"))?;
+    Ok((8 + json.len(), metadata))
 }
 
 fn stored(path: &Path, tensor: &str, dtype: Dtype) -> Result<StoredDtype> {

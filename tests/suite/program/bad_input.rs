@@ -115,11 +115,40 @@ fn a_prompt_longer_than_the_context_is_refused_by_generate() {
 }
 
 #[test]
-fn prompts_that_are_all_too_long_are_refused_with_the_shortest() {
-    let output = Bench::new().firebrick("train", &["rollout.prompt_length=2"]);
+fn prompts_that_are_all_too_long_are_refused() {
+    let bench = Bench::new();
+    let output = bench.firebrick("train", &["rollout.prompt_length=2"]);
     refused(
         &output,
-        &["rollout.prompt_length = 2", "the shortest has 4"],
+        &[
+            "all 10 validation prompts",
+            "rollout.prompt_length = 2",
+            "raise it",
+        ],
+    );
+    let path = format!(
+        "model.path={}",
+        crate::support::fixtures()
+            .join("models/llama-gqa")
+            .display()
+    );
+    bench.write("rows.jsonl", "{\"q\": \"one two three\", \"a\": \"4\"}\n");
+    let task = "task={kind: jsonl, train: rows.jsonl, prompt: '{q}', answer_field: a, rewards: [{kind: exact}]}";
+    let output = bench.firebrick(
+        "train",
+        &[task, "model.arch=null", &path, "rollout.prompt_length=2"],
+    );
+    refused(
+        &output,
+        &[
+            "all 1 training prompts",
+            "rollout.prompt_length = 2",
+            "the shortest has",
+        ],
+    );
+    assert!(
+        !bench.path("run").exists(),
+        "a refused run leaves nothing behind"
     );
 }
 
