@@ -1,6 +1,6 @@
 //! A task and a reward of one's own: the model learns to write as many `=` as the digit in its prompt.
 //!
-//! `cargo run --release --example own_task -- runs/own_task`
+//! `cargo run --release --example own_task -- output=runs/own_task`
 #![allow(clippy::print_stdout, reason = "an example shows what it did")]
 
 use firebrick::engine::config::parse;
@@ -16,9 +16,12 @@ impl Task for Count {
         "count"
     }
 
+    fn alphabet(&self) -> Option<&str> {
+        Some("12345*=") // one token each; a model with a tokenizer of its own needs none
+    }
+
     fn len(&self, split: Split) -> Option<u64> {
-        // training is endless, and five prompts are enough to validate on
-        (split == Split::Validation).then_some(5)
+        (split == Split::Validation).then_some(5) // training is endless
     }
 
     fn example(&self, _: Split, index: u64) -> Result<Example, TaskError> {
@@ -32,29 +35,18 @@ impl Task for Count {
     }
 
     fn reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {
-        let found = completion
-            .text
-            .matches('=')
-            .count()
-            .abs_diff(example.answer.len());
-        let noise = completion.text.chars().filter(|&c| c != '=').count();
-        Ok(Reward::single("count", -((found + noise) as f64)))
+        let equals = completion.text.matches('=').count();
+        let others = completion.text.chars().count() - equals;
+        let distance = equals.abs_diff(example.answer.len()) + others;
+        Ok(Reward::single("count", -(distance as f64)))
     }
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let output = std::env::args()
-        .nth(1)
-        .unwrap_or_else(|| "runs/own_task".into());
-    let mut config = parse(include_str!("own_task.yaml"), &[format!("output={output}")])?;
-    config.device = "cpu".parse()?;
-    let mut trainer = Trainer::with_task(
-        config,
-        Arc::new(Count),
-        Mode::Rl,
-        Start::Fresh,
-        Box::new(Silent),
-    )?;
+    let overrides: Vec<String> = std::env::args().skip(1).collect();
+    let config = parse(include_str!("own_task.yaml"), &overrides)?;
+    let task = Arc::new(Count);
+    let mut trainer = Trainer::with_task(config, task, Mode::Rl, Start::Fresh, Box::new(Silent))?;
     let summary = trainer.run()?;
     println!("reward {:?} -> {:?}", summary.first, summary.last);
     Ok(())

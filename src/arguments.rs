@@ -77,8 +77,8 @@ pub struct GenerateArgs {
     #[arg(long)]
     pub chat: bool,
     /// Completions a prompt
-    #[arg(short, long, default_value_t = 1)]
-    pub n: usize,
+    #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    pub n: u16,
     /// Most tokens of a completion
     #[arg(long, default_value_t = 128)]
     pub max_new_tokens: usize,

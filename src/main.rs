@@ -12,8 +12,10 @@ mod progress;
 use arguments::{Arguments, Command};
 use clap::Parser;
 use firebrick::backends::allocator::CountingAllocator;
+use firebrick::backends::device::panic_message;
 use firebrick::engine::trainer::Start;
 use firebrick::engine::trainer_state::Mode;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -39,7 +41,15 @@ fn main() -> ExitCode {
     if std::env::var_os("RUST_BACKTRACE").is_none() {
         std::panic::set_hook(Box::new(|info| tracing::debug!("{info}")));
     }
-    match run(arguments.command) {
+    // Training catches a backend's panic at the phase that met it; this is for everything else.
+    let outcome =
+        catch_unwind(AssertUnwindSafe(|| run(arguments.command))).unwrap_or_else(|panic| {
+            Err(anyhow::anyhow!(
+                "the device or its driver failed: {}",
+                panic_message(panic.as_ref())
+            ))
+        });
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

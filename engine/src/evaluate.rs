@@ -32,9 +32,9 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
             "`task` is missing; give its `kind` (arithmetic or jsonl)".into(),
         ));
     };
-    let source = Source::open(&config.model, config.task.as_ref())?;
-    source.check_lengths(config)?;
     let task: Arc<dyn Task> = Arc::from(task.build(Path::new("."))?);
+    let source = Source::open(&config.model, task.as_ref())?;
+    source.check_lengths(config)?;
     let max_validation = config.trainer.val_max_samples;
     let data = Dataset::held_out(
         task,

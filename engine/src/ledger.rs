@@ -1,7 +1,7 @@
 //! Bytes by phase, as measured.
 
 use firebrick_backends::allocator;
-use firebrick_backends::memory::{Reading, read};
+use firebrick_backends::memory::{Reading, Source, read};
 use serde::Serialize;
 
 /// One line of `memory.jsonl`.
@@ -20,21 +20,26 @@ pub struct LedgerEntry {
 #[derive(Debug)]
 pub struct Ledger {
     peak_bytes: u64,
+    /// Tensors live on the counted heap.
+    on_host: bool,
     entries: Vec<LedgerEntry>,
 }
 
 impl Ledger {
     /// A ledger that goes on from an earlier peak.
     #[must_use]
-    pub fn new(peak_bytes: u64) -> Self {
+    pub fn new(peak_bytes: u64, device: &burn::tensor::Device) -> Self {
         Self {
             peak_bytes,
+            on_host: read(device).source == Source::CountedHeap,
             entries: Vec::new(),
         }
     }
 
     /// Starts a phase: its peak is counted from here.
-    pub fn begin(&self) {
+    pub fn begin(&mut self) {
+        // what lay between two phases (loading, saving) counts for the run
+        self.absorb_heap();
         allocator::reset_peak();
     }
 
@@ -51,10 +56,17 @@ impl Ledger {
         });
     }
 
-    /// Largest bytes so far.
+    /// Largest bytes so far, on the CPU with what was allocated since the last phase.
     #[must_use]
-    pub fn peak_bytes(&self) -> u64 {
+    pub fn peak_bytes(&mut self) -> u64 {
+        self.absorb_heap();
         self.peak_bytes
+    }
+
+    fn absorb_heap(&mut self) {
+        if let (true, Some(heap)) = (self.on_host, allocator::heap()) {
+            self.peak_bytes = self.peak_bytes.max(heap.peak_bytes);
+        }
     }
 
     /// Entries since the last call.

@@ -17,13 +17,19 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Makes a new run folder; one that already holds a run is refused.
-    pub fn create(path: &Path, config_yaml: &str) -> Result<Self> {
+    /// Refuses a folder that already holds a run.
+    pub fn check_free(path: &Path) -> Result<()> {
         if path.join(CONFIG).exists() {
             return Err(Error::RunExists {
                 path: path.to_owned(),
             });
         }
+        Ok(())
+    }
+
+    /// Makes a new run folder; one that already holds a run is refused.
+    pub fn create(path: &Path, config_yaml: &str) -> Result<Self> {
+        Self::check_free(path)?;
         fs::create_dir_all(path.join(CHECKPOINTS))
             .map_err(Error::io("create the run folder", path))?;
         let dir = Self {
@@ -104,9 +110,13 @@ impl RunDir {
     /// Drops the lines of later steps, and a line cut off by a kill, so that a resumed run repeats none.
     pub fn rewind(&self, name: &str, step_key: &str, last_step: u64) -> Result<()> {
         let path = self.path.join(name);
-        let Ok(text) = fs::read_to_string(&path) else {
-            return Ok(());
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(Error::io("read", path)(e)),
         };
+        // a kill may have cut the last line inside a character
+        let text = String::from_utf8_lossy(&bytes);
         let keep = |line: &&str| {
             serde_json::from_str::<Value>(line).is_ok_and(|v| {
                 v.get(step_key)
@@ -131,14 +141,11 @@ impl RunDir {
         clear(&aside)?;
         fs::create_dir_all(&aside).map_err(Error::io("create", &aside))?;
         build(&aside)?;
+        sync_folders(&aside)?;
         clear(&path)?;
         fs::rename(&aside, &path).map_err(Error::io("rename", &aside))?;
         // the rename itself is durable once its folder is synced
-        if let Some(parent) = path.parent() {
-            File::open(parent)
-                .and_then(|d| d.sync_all())
-                .map_err(Error::io("sync", parent))?;
-        }
+        path.parent().map_or(Ok(()), sync_folder)?;
         Ok(path)
     }
 
@@ -178,6 +185,27 @@ impl RunDir {
     }
 }
 
+/// Makes a folder's entries durable. Windows has no such call for folders.
+fn sync_folder(path: &Path) -> Result<()> {
+    if cfg!(unix) {
+        File::open(path)
+            .and_then(|folder| folder.sync_all())
+            .map_err(Error::io("sync", path))?;
+    }
+    Ok(())
+}
+
+/// The same for a folder and those in it.
+fn sync_folders(path: &Path) -> Result<()> {
+    for entry in fs::read_dir(path).map_err(Error::io("read", path))? {
+        let entry = entry.map_err(Error::io("read", path))?.path();
+        if entry.is_dir() {
+            sync_folders(&entry)?;
+        }
+    }
+    sync_folder(path)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,11 +236,9 @@ mod tests {
         )
         .unwrap();
         let path = run.path().join("metrics.jsonl");
-        fs::write(
-            &path,
-            fs::read_to_string(&path).unwrap() + "{\"s\": 2, \"to",
-        )
-        .unwrap();
+        let mut torn = fs::read(&path).unwrap();
+        torn.extend(b"{\"s\": 2, \"to\xC3");
+        fs::write(&path, torn).unwrap();
         run.rewind("metrics.jsonl", "s", 2).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "{\"s\":1}\n{\"s\":2}\n");
     }

@@ -1,7 +1,7 @@
 //! Where a policy comes from: its checkpoint's description, tokenizer and end tokens.
 
 use crate::config::{ModelConfig, RunConfig};
-use crate::task::{TaskConfig, arithmetic};
+use crate::task::Task;
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_models::arch::{HeadKind, RopeScaling};
@@ -22,7 +22,7 @@ pub struct Source {
 
 impl Source {
     /// Reads the configured checkpoint folder, or makes the description of a random start.
-    pub fn open(config: &ModelConfig, task: Option<&TaskConfig>) -> Result<Self> {
+    pub fn open(config: &ModelConfig, task: &dyn Task) -> Result<Self> {
         let (checkpoint, tokenizer) = match (&config.path, &config.arch) {
             (Some(path), _) => (Checkpoint::open(path)?, Tokenizer::from_dir(path)?),
             (None, Some(arch)) => Self::create(arch, config.tokenizer.as_deref(), task)?,
@@ -43,17 +43,15 @@ impl Source {
     fn create(
         arch: &Map<String, Value>,
         tokenizer: Option<&Path>,
-        task: Option<&TaskConfig>,
+        task: &dyn Task,
     ) -> Result<(Checkpoint, Tokenizer)> {
-        let tokenizer = match (tokenizer, task) {
+        let tokenizer = match (tokenizer, task.alphabet()) {
             (Some(dir), _) => Tokenizer::from_dir(dir)?,
-            (None, Some(TaskConfig::Arithmetic(_))) => {
-                Tokenizer::characters(arithmetic::alphabet())?
-            }
-            (None, _) => {
+            (None, Some(alphabet)) => Tokenizer::characters(alphabet)?,
+            (None, None) => {
                 return Err(Error::Config(
-                    "model.arch needs model.tokenizer (a folder with tokenizer.json): only the arithmetic task brings \
-                     an alphabet of its own"
+                    "model.arch needs model.tokenizer (a folder with tokenizer.json): this task brings no alphabet of \
+                     its own"
                         .into(),
                 ));
             }
@@ -72,6 +70,27 @@ impl Source {
             Some(_) => self.checkpoint.load(device)?,
             None => Decoder::random(self.checkpoint.arch().clone(), config.trainer.seed, device),
         })
+    }
+
+    /// The id that ends a demonstration: the tokenizer's own end token where it stops generation, as in models whose
+    /// turns end otherwise than their documents.
+    #[must_use]
+    pub fn end_of_answer(&self) -> Option<u32> {
+        let own = self
+            .tokenizer
+            .eos_id()
+            .filter(|id| self.stop_ids.contains(id));
+        own.or_else(|| self.stop_ids.first().copied())
+    }
+
+    /// Positions within which a token's scores depend on nothing but the tokens before it.
+    #[must_use]
+    pub fn trained_context(&self) -> usize {
+        let arch = self.checkpoint.arch();
+        match arch.rope.scaling {
+            RopeScaling::Dynamic { original, .. } => original,
+            _ => arch.max_positions,
+        }
     }
 
     /// Refuses lengths that the model cannot hold, before anything runs.
@@ -110,10 +129,11 @@ impl Source {
     }
 }
 
-fn check_arch(arch: &Arch, tokenizer: &Tokenizer) -> Result<()> {
+/// Refuses what is no causal language model, and a tokenizer that knows more tokens than the model.
+pub fn check_arch(arch: &Arch, tokenizer: &Tokenizer) -> Result<()> {
     if arch.head != HeadKind::LanguageModel {
         return Err(Error::Config(
-            "the policy should be a causal language model; this checkpoint has a classification head".into(),
+            "a causal language model is needed; this checkpoint has a classification head (reward models and critics have one)".into(),
         ));
     }
     if tokenizer.vocab_size() > arch.vocab_size {

@@ -36,10 +36,8 @@ impl Checkpoint {
     /// Reads the configs of a checkpoint folder and the headers of its weight files.
     pub fn open(dir: &Path) -> Result<Self> {
         if !dir.is_dir() {
-            return Err(Error::MissingFile {
+            return Err(Error::NoFolder {
                 dir: dir.to_owned(),
-                file: "such folder".into(),
-                hint: "give the path of a local Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)".into(),
             });
         }
         let config = read_object(dir, "config.json")?.ok_or_else(|| Error::MissingFile {

@@ -15,6 +15,15 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A checkpoint folder is not there.
+    #[error(
+        "{} is no folder; give the path of a local Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)",
+        dir.display()
+    )]
+    NoFolder {
+        /// What was given.
+        dir: PathBuf,
+    },
     /// A checkpoint folder lacks a file.
     #[error("{} has no {file}; {hint}", dir.display())]
     MissingFile {

@@ -47,9 +47,11 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
             },
         });
     }
-    for sample in
-        Generator::new(&decoder, Some(&tokenizer), &sampling)?.run(&requests, args.n, 256)?
-    {
+    for sample in Generator::new(&decoder, Some(&tokenizer), &sampling)?.run(
+        &requests,
+        usize::from(args.n),
+        256.max(usize::from(args.n)),
+    )? {
         let (prompt, text) = (
             &args.prompt[sample.request],
             tokenizer.decode(&sample.tokens, true)?,

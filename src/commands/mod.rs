@@ -32,6 +32,7 @@ pub struct Loaded {
 pub fn load(dir: &Path, device: firebrick::backends::DeviceSpec) -> anyhow::Result<Loaded> {
     let checkpoint = Checkpoint::open(dir)?;
     let tokenizer = Tokenizer::from_dir(dir)?;
+    firebrick::engine::source::check_arch(checkpoint.arch(), &tokenizer)?;
     let (device, _) = firebrick::backends::device::open(device)?;
     let decoder = checkpoint.load(&device)?;
     Ok(Loaded {

@@ -1,50 +1,90 @@
 //! YAML plus `key.path=value` overrides into a [`RunConfig`], with unknown keys refused and the nearest one named.
 
 use super::RunConfig;
-use crate::task::TaskConfig;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// Reads a configuration file and applies overrides. Relative paths in it are relative to its folder, except `output`,
-/// which is relative to where the program runs.
+/// Sections that `null` turns off.
+const SECTIONS: [&str; 8] = [
+    "task",
+    "objective",
+    "rollout",
+    "update",
+    "optim",
+    "warmup",
+    "sft",
+    "memory",
+];
+
+/// Keys that name files.
+const FILES: [&str; 4] = [
+    "/model/path",
+    "/model/tokenizer",
+    "/task/train",
+    "/task/validation",
+];
+
+/// Reads a configuration file and applies overrides. Paths in the file are relative to its folder, those in overrides to
+/// where the program runs, and so is `output`.
 pub fn load(path: &Path, overrides: &[String]) -> Result<RunConfig> {
     let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
-    let mut config = parse(&text, overrides).map_err(|e| match e {
+    let in_file = |e| match e {
         Error::Config(detail) => Error::Config(format!("{}: {detail}", path.display())),
         other => other,
-    })?;
-    // made absolute, so that the config.yaml written into the run folder reproduces the run from anywhere
-    let base = path.parent().unwrap_or(Path::new("."));
-    let mut files: Vec<_> = [&mut config.model.path, &mut config.model.tokenizer]
-        .into_iter()
-        .flatten()
-        .collect();
-    if let Some(TaskConfig::Jsonl(jsonl)) = &mut config.task {
-        files.push(&mut jsonl.train);
-        files.extend(&mut jsonl.validation);
-    }
-    for file in files {
-        *file = std::path::absolute(base.join(&file)).map_err(Error::io("resolve", &*file))?;
-    }
-    Ok(config)
+    };
+    let mut root = mapping(&text).map_err(in_file)?;
+    resolve_files(&mut root, path.parent().unwrap_or(Path::new(".")))?;
+    override_all(&mut root, overrides).map_err(in_file)?;
+    // absolute, so that the config.yaml written into the run folder reproduces the run from anywhere
+    resolve_files(&mut root, Path::new("."))?;
+    typed(root).map_err(in_file)
 }
 
-/// Reads a configuration from text and applies overrides.
+/// Reads a configuration from text and applies overrides; paths are left as they are.
 pub fn parse(text: &str, overrides: &[String]) -> Result<RunConfig> {
-    let value: Value =
-        serde_saphyr::from_str(text).map_err(|e| Error::Config(format!("is not YAML: {e}")))?;
-    let Value::Object(mut root) = value else {
-        return Err(Error::Config(
+    let mut root = mapping(text)?;
+    override_all(&mut root, overrides)?;
+    typed(root)
+}
+
+fn mapping(text: &str) -> Result<Map<String, Value>> {
+    match serde_saphyr::from_str(text) {
+        Ok(Value::Object(root)) => Ok(root),
+        Ok(_) => Err(Error::Config(
             "should be a mapping of sections (model, task, output, …)".into(),
-        ));
-    };
+        )),
+        Err(e) => Err(Error::Config(format!("is not YAML: {e}"))),
+    }
+}
+
+fn resolve_files(root: &mut Map<String, Value>, base: &Path) -> Result<()> {
+    let mut whole = Value::Object(std::mem::take(root));
+    for pointer in FILES {
+        if let Some(Value::String(file)) = whole.pointer_mut(pointer) {
+            let path = base.join(&*file);
+            let path = std::path::absolute(&path).map_err(Error::io("resolve", path))?;
+            *file = path.to_string_lossy().into_owned();
+        }
+    }
+    if let Value::Object(map) = whole {
+        *root = map;
+    }
+    Ok(())
+}
+
+fn override_all(root: &mut Map<String, Value>, overrides: &[String]) -> Result<()> {
     for text in overrides {
         // before each, so that `objective.x=…` finds a section where the file has a name alone
-        name_objective(&mut root);
-        apply(&mut root, text)?;
+        name_objective(root);
+        apply(root, text)?;
     }
-    name_objective(&mut root);
+    name_objective(root);
+    root.retain(|key, section| !(section.is_null() && SECTIONS.contains(&key.as_str())));
+    Ok(())
+}
+
+fn typed(root: Map<String, Value>) -> Result<RunConfig> {
     let config: RunConfig = serde_path_to_error::deserialize(Value::Object(root)).map_err(|e| {
         let path = e.path().to_string();
         Error::Config(describe(&path, &e.into_inner().to_string()))
@@ -167,6 +207,10 @@ mod tests {
             parse(MINIMAL, &["objective.adv_eps=0.1".to_owned()]).is_ok(),
             "GRPO needs no name"
         );
+        let warmed = format!("{MINIMAL}warmup: {{sft: {{steps: 3}}}}\n");
+        let off = parse(&warmed, &["warmup=null".to_owned()]).unwrap();
+        assert_eq!(off.warmup.sft, None, "null turns a section off");
+        assert!(error(MINIMAL, &["warmpu=null"]).contains("did you mean `warmup`?"));
     }
 
     #[test]

@@ -285,6 +285,16 @@ impl RunConfig {
         if let Some((key, _)) = sizes.iter().find(|(_, n)| *n == 0) {
             return Err(Error::Config(format!("{key} should be at least 1")));
         }
+        if self.trainer.steps == 0 {
+            return bad(
+                "trainer.steps should be at least 1; for supervised training alone there is `firebrick sft`",
+            );
+        }
+        if self.rollout.n > self.rollout.max_num_seqs {
+            return bad(
+                "rollout.n should not exceed rollout.max_num_seqs: a group is sampled together",
+            );
+        }
         if self.rollout.top_k == 0 || self.rollout.top_k < -1 {
             return bad("rollout.top_k should be at least 1, or -1 for all tokens");
         }

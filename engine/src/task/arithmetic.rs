@@ -127,6 +127,10 @@ impl Task for Arithmetic {
         "arithmetic"
     }
 
+    fn alphabet(&self) -> Option<&str> {
+        Some(alphabet())
+    }
+
     fn len(&self, split: Split) -> Option<u64> {
         match split {
             Split::Train => None,

@@ -44,6 +44,12 @@ pub trait Task: Send + Sync {
     /// The example at `index`: the same for the same index, always.
     fn example(&self, split: Split, index: u64) -> Result<Example, TaskError>;
 
+    /// The characters of its prompts and answers, where a model that starts from random weights may have one token a
+    /// character. `None`: such a model needs a tokenizer from elsewhere.
+    fn alphabet(&self) -> Option<&str> {
+        None
+    }
+
     /// What a completion is worth. An error means that the sample cannot be judged; a wrong
     /// completion is worth little, but it is not an error.
     fn reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError>;

@@ -52,6 +52,8 @@ pub struct Trainer {
     observer: Box<dyn Observer>,
     resumed: bool,
     skipped_in_a_row: u64,
+    /// The step that phases belong to: 0 before the first.
+    phase_step: u64,
 }
 
 impl Trainer {
@@ -90,7 +92,7 @@ impl Trainer {
     ) -> Result<T> {
         self.ledger.begin();
         let started = Instant::now();
-        let step = self.state.step + 1;
+        let step = self.phase_step;
         let result = catch_unwind(AssertUnwindSafe(|| work(self)));
         *metrics.entry(format!("timing_s/{name}")).or_default() += started.elapsed().as_secs_f64();
         self.ledger.end(step, name, &self.device);
@@ -158,12 +160,19 @@ impl Trainer {
         let due = |freq: u64| step == steps || (freq > 0 && step.is_multiple_of(freq));
         if due(self.config.trainer.test_freq) {
             metrics.extend(self.validate()?);
+            self.flush_memory()?;
         }
         self.log(metrics)?;
         if due(self.config.trainer.save_freq) {
             self.save()?;
         }
         Ok(())
+    }
+
+    /// Writes memory readings that no step reports.
+    fn flush_memory(&mut self) -> Result<()> {
+        let entries = self.ledger.take();
+        self.run.append("memory.jsonl", &entries)
     }
 
     fn log(&self, metrics: &Metrics) -> Result<()> {
@@ -216,7 +225,7 @@ impl Trainer {
         Ok(())
     }
 
-    fn summary(&self) -> Summary {
+    fn summary(&mut self) -> Summary {
         Summary {
             steps: self.state.step,
             seconds: self.state.seconds,

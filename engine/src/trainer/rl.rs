@@ -33,11 +33,13 @@ impl Trainer {
             }
             self.keep_reference()?;
             let mut metrics = self.validate()?;
+            self.flush_memory()?;
             metrics.insert("training/global_step".into(), 0.0);
             self.log(&metrics)?;
         }
         while self.state.step < steps {
             let started = Instant::now();
+            self.phase_step = self.state.step + 1;
             let metrics = self.step(&schedule)?;
             let mut metrics = self.finish_step(metrics, started)?;
             self.observer.event(Event::Step {

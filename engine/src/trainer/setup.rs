@@ -62,7 +62,7 @@ impl Trainer {
         observer: Box<dyn Observer>,
     ) -> Result<Self> {
         config.check()?;
-        let source = Source::open(&config.model, config.task.as_ref())?;
+        let source = Source::open(&config.model, task.as_ref())?;
         let arch = source.checkpoint.arch().clone();
         source.check_lengths(&config)?;
         let plan = config.memory.plan(&arch)?;
@@ -80,20 +80,26 @@ impl Trainer {
             (Some(sft), Mode::Sft) => sft.optim.clone(),
             _ => config.optim.clone(),
         };
-        let (run, resumed) = match start {
-            Start::Fresh => (RunDir::create(&config.output, &config.to_yaml()?)?, None),
-            Start::Resume => resume(&config, mode)?,
-        };
         let objective = objective(&config.objective);
-        let (decoder, state, optimizer) = match &resumed {
-            Some(dir) => restored(dir, &optim, &device)?,
-            None => fresh(&config, &source, &optim, mode, &device)?,
+        let (run, decoder, state, optimizer, resumed) = match start {
+            Start::Fresh => {
+                RunDir::check_free(&config.output)?;
+                // the folder is made last, so that a run that cannot start leaves nothing in its own way
+                let (decoder, state, optimizer) = fresh(&config, &source, &optim, mode, &device)?;
+                let run = RunDir::create(&config.output, &config.to_yaml()?)?;
+                (run, decoder, state, optimizer, false)
+            }
+            Start::Resume => {
+                let (run, newest) = resume(&config, mode)?;
+                let (decoder, state, optimizer) = match &newest {
+                    Some(dir) => restored(dir, &optim, &device)?,
+                    None => fresh(&config, &source, &optim, mode, &device)?,
+                };
+                (run, decoder, state, optimizer, newest.is_some())
+            }
         };
         let reference_dir = run.path().join(REFERENCE);
-        let reference = match (
-            mode == Mode::Rl && objective.needs_reference(),
-            resumed.is_some(),
-        ) {
+        let reference = match (mode == Mode::Rl && objective.needs_reference(), resumed) {
             (false, _) => None,
             (true, true) => Some(Checkpoint::open(&reference_dir)?.load(&device)?),
             (true, false) => Some(decoder.clone()),
@@ -103,7 +109,7 @@ impl Trainer {
             &json!({"models": {"policy": plan}, "predicted": Value::Null}),
         )?;
         Ok(Self {
-            ledger: Ledger::new(state.peak_bytes),
+            ledger: Ledger::new(state.peak_bytes, &device),
             config,
             info,
             device,
@@ -117,8 +123,9 @@ impl Trainer {
             run,
             state,
             observer,
-            resumed: resumed.is_some(),
+            resumed,
             skipped_in_a_row: 0,
+            phase_step: 0,
         })
     }
 
@@ -202,9 +209,11 @@ fn restored(
 /// `None`: it was killed before its first checkpoint and starts over.
 fn resume(config: &RunConfig, mode: Mode) -> Result<(RunDir, Option<std::path::PathBuf>)> {
     let run = RunDir::open(&config.output)?;
-    let earlier = crate::config::parse(&run.config_yaml()?, &[])?;
-    check_same_run(&earlier, config)?;
     let newest = run.checkpoints()?.pop();
+    if newest.is_some() {
+        let earlier = crate::config::parse(&run.config_yaml()?, &[])?;
+        check_same_run(&earlier, config, mode)?;
+    }
     let step = newest.as_ref().map_or(0, |(step, _)| *step);
     if let Some((_, dir)) = &newest {
         let text = std::fs::read_to_string(dir.join("trainer/state.json")).unwrap_or_default();
@@ -237,27 +246,45 @@ fn resume(config: &RunConfig, mode: Mode) -> Result<(RunDir, Option<std::path::P
     Ok((run, newest.map(|(_, dir)| dir)))
 }
 
-/// Only the run's length, rhythm, device and memory may change between sessions.
-fn check_same_run(earlier: &RunConfig, now: &RunConfig) -> Result<()> {
-    let value = |config: &RunConfig| serde_json::to_value(config).unwrap_or(Value::Null);
-    let (earlier, now_value) = (value(earlier), value(now));
-    let keys = [
-        "model",
-        "task",
-        "objective",
-        "rollout",
-        "update",
-        "optim",
-        "warmup",
-        "sft",
-    ];
-    let mut changed: Vec<String> = keys
+/// Only the run's length, rhythm, device and memory may change between sessions; what the mode does not read may too.
+fn check_same_run(earlier: &RunConfig, now: &RunConfig, mode: Mode) -> Result<()> {
+    let value = |config: &RunConfig| {
+        let mut value = serde_json::to_value(config).unwrap_or(Value::Null);
+        if mode == Mode::Sft {
+            let steps = if config.sft.is_some() {
+                "/sft/steps"
+            } else {
+                "/warmup/sft/steps"
+            };
+            value.pointer_mut(steps).map(Value::take);
+        }
+        value
+    };
+    let (before, after) = (value(earlier), value(now));
+    let used: &[&str] = match mode {
+        Mode::Rl => &[
+            "model",
+            "task",
+            "objective",
+            "rollout",
+            "update",
+            "optim",
+            "warmup",
+        ],
+        Mode::Sft if now.sft.is_some() => &["model", "task", "sft"],
+        Mode::Sft => &["model", "task", "warmup"],
+    };
+    let mut changed: Vec<String> = used
         .iter()
-        .filter(|k| earlier[**k] != now_value[**k])
+        .filter(|k| before[**k] != after[**k])
         .map(|k| (*k).to_owned())
         .collect();
-    for key in ["seed", "train_batch_size"] {
-        if earlier["trainer"][key] != now_value["trainer"][key] {
+    let trainer: &[&str] = match mode {
+        Mode::Rl => &["seed", "train_batch_size"],
+        Mode::Sft => &["seed"],
+    };
+    for key in trainer {
+        if before["trainer"][*key] != after["trainer"][*key] {
             changed.push(format!("trainer.{key}"));
         }
     }

@@ -10,8 +10,9 @@ use crate::optim::AdamW;
 use crate::{Error, Result};
 use std::time::Instant;
 
-/// Draws of supervised training are shuffled by another seed than those of RL.
-const SFT_SEED: u64 = 0x5F7_5EED;
+/// Supervised training draws from here on, far from the draws of RL: an endless task gives it other examples, a finite
+/// one other epochs.
+const SFT_DRAWS: u64 = 1 << 40;
 
 impl Trainer {
     /// `firebrick sft`: every step logged, validated and saved in the run's rhythm.
@@ -30,6 +31,7 @@ impl Trainer {
             .build(config.optim.lr, config.steps)?;
         if !self.resumed {
             let mut metrics = self.validate()?;
+            self.flush_memory()?;
             metrics.insert("training/global_step".into(), 0.0);
             self.log(&metrics)?;
         }
@@ -37,6 +39,7 @@ impl Trainer {
         let mut optimizer = std::mem::replace(&mut self.optimizer, fresh);
         while self.state.step < config.steps {
             let started = Instant::now();
+            self.phase_step = self.state.step + 1;
             let lr = schedule.lr(self.state.step);
             let metrics = self.sft_step(&config, &mut optimizer, self.state.step, lr)?;
             self.state.optimizer_steps = optimizer.steps();
@@ -100,10 +103,11 @@ impl Trainer {
 
     /// The examples of a step, prompt and solution, with the solution's tokens (and its end) scored.
     fn demonstrations(&self, step: u64, batch: usize) -> Result<Vec<Sequence>> {
-        let seed = self.config.trainer.seed ^ SFT_SEED;
+        let seed = self.config.trainer.seed;
+        let first = SFT_DRAWS + step * batch as u64;
         let mut sequences = Vec::with_capacity(batch);
         for i in 0..batch as u64 {
-            let prompt = self.data.draw(seed, step * batch as u64 + i)?;
+            let prompt = self.data.draw(seed, first + i)?;
             let Some(solution) = &prompt.example.solution else {
                 return Err(Error::Config(format!(
                     "supervised training needs solutions, and the task has none for prompt {:?}; give `solution` in \
@@ -112,20 +116,10 @@ impl Trainer {
                 )));
             };
             let mut completion = self.source.tokenizer.encode(solution, false)?;
-            completion.extend(self.source.stop_ids.first());
-            let mut tokens = Sequence::completion(&prompt.tokens, &completion);
-            let budget = self.plan.train_tokens;
-            if tokens.tokens.len() > budget {
-                let tokens = tokens.tokens.len();
-                return Err(Error::Budget {
-                    tokens,
-                    budget,
-                    key: "memory.train_tokens",
-                });
-            }
-            firebrick_models::generate::check_ids(&tokens.tokens, self.decoder.arch().vocab_size)?;
-            tokens.advantages = Vec::new();
-            sequences.push(tokens);
+            completion.extend(self.source.end_of_answer());
+            let sequence = Sequence::completion(&prompt.tokens, &completion);
+            self.check_demonstration(&sequence.tokens, &prompt.text)?;
+            sequences.push(sequence);
         }
         let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
         let weights = token_weights(
@@ -137,5 +131,33 @@ impl Trainer {
             sequence.weights = weights;
         }
         Ok(sequences)
+    }
+
+    fn check_demonstration(&self, tokens: &[u32], prompt: &str) -> Result<()> {
+        let arch = self.decoder.arch();
+        let context = self.source.trained_context();
+        if tokens.len() > context {
+            let what = format!("prompt {prompt:?} with its solution");
+            let length = tokens.len();
+            return Err(firebrick_models::Error::TooLong {
+                what,
+                length,
+                context,
+            }
+            .into());
+        }
+        let budget = self.plan.train_tokens;
+        if tokens.len() > budget {
+            let key = "memory.train_tokens";
+            return Err(Error::Budget {
+                tokens: tokens.len(),
+                budget,
+                key,
+            });
+        }
+        Ok(firebrick_models::generate::check_ids(
+            tokens,
+            arch.vocab_size,
+        )?)
     }
 }
