@@ -236,6 +236,9 @@ pub struct SftConfig {
     pub steps: u64,
     /// Examples a step.
     pub batch_size: usize,
+    /// In `warmup.sft`: validation reward that ends the warm-up early, looked at every ten steps, so that RL starts from
+    /// about the same place whatever the seed.
+    pub until_reward: Option<f64>,
     /// The optimizer.
     pub optim: OptimConfig,
 }
@@ -245,6 +248,7 @@ impl Default for SftConfig {
         Self {
             steps: 100,
             batch_size: 32,
+            until_reward: None,
             optim: OptimConfig {
                 lr: 1e-5,
                 ..OptimConfig::default()
@@ -311,6 +315,13 @@ impl RunConfig {
         let ObjectiveConfig::Grpo(grpo) = &self.objective;
         grpo.check().map_err(Error::Config)?;
         self.optim.check("optim")?;
+        if self
+            .sft
+            .as_ref()
+            .is_some_and(|sft| sft.until_reward.is_some())
+        {
+            return bad("sft.until_reward: only warmup.sft can end early");
+        }
         for (section, sft) in [("warmup.sft", &self.warmup.sft), ("sft", &self.sft)] {
             if let Some(sft) = sft {
                 sft.optim.check(&format!("{section}.optim"))?;

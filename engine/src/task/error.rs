@@ -8,7 +8,7 @@ pub enum TaskError {
     /// A dataset file could not be read.
     #[error(
         "cannot read the dataset {} (setting `{setting}`): {source}; \
-         relative paths are resolved against the folder of the configuration file",
+         relative paths in a configuration file are relative to its folder",
         path.display()
     )]
     Read {

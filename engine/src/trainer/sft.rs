@@ -4,6 +4,7 @@ use super::update::{UpdateSums, accumulate};
 use super::{Event, Metrics, Trainer};
 use crate::batch::Sequence;
 use crate::config::SftConfig;
+use crate::evaluate::greedy_reward;
 use crate::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use crate::objective::sft::Nll;
 use crate::optim::AdamW;
@@ -13,6 +14,9 @@ use std::time::Instant;
 /// Supervised training draws from here on, far from the draws of RL: an endless task gives it other examples, a finite
 /// one other epochs.
 const SFT_DRAWS: u64 = 1 << 40;
+
+/// Steps between looks at the validation reward during a warm-up that may end early.
+const WARM_UP_CHECK: u64 = 10;
 
 impl Trainer {
     /// `firebrick sft`: every step logged, validated and saved in the run's rhythm.
@@ -75,8 +79,28 @@ impl Trainer {
                 steps: config.steps,
                 metrics: &metrics,
             });
+            if (step + 1).is_multiple_of(WARM_UP_CHECK) && self.is_warm(config)? {
+                break;
+            }
         }
         Ok(())
+    }
+
+    /// Whether the validation reward that ends the warm-up is reached.
+    fn is_warm(&self, config: &SftConfig) -> Result<bool> {
+        let Some(target) = config
+            .until_reward
+            .filter(|_| !self.data.validation.is_empty())
+        else {
+            return Ok(false);
+        };
+        let reward = greedy_reward(
+            &self.decoder,
+            &self.source,
+            &self.data,
+            &self.config.rollout,
+        )?;
+        Ok(reward >= target)
     }
 
     fn sft_step(

@@ -54,17 +54,23 @@ impl Bench {
     /// `firebrick COMMAND config.yaml ARGS…`
     pub fn firebrick(&self, command: &str, args: &[&str]) -> Output {
         let config = self.path("config.yaml");
-        firebrick(&[&[command, config.to_str().unwrap()], args].concat())
+        let args = [&[command, config.to_str().unwrap()], args].concat();
+        program(&args)
+            .current_dir(self.dir.path())
+            .output()
+            .unwrap()
     }
 }
 
 /// Runs the program.
 pub fn firebrick(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_firebrick"))
-        .args(args)
-        .env_remove("FIREBRICK_LOG")
-        .output()
-        .unwrap()
+    program(args).output().unwrap()
+}
+
+fn program(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick"));
+    command.args(args).env_remove("FIREBRICK_LOG");
+    command
 }
 
 pub fn stderr(output: &Output) -> String {
