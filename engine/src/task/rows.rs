@@ -139,10 +139,7 @@ mod tests {
         let error = read(Path::new("no/such.jsonl"), "task.train", None).expect_err("missing");
         let text = error.to_string();
         assert!(text.starts_with("cannot read the dataset no/such.jsonl (setting `task.train`): "));
-        assert!(
-            text.contains("relative paths are resolved against"),
-            "{text}"
-        );
+        assert!(text.contains("relative to its folder"), "{text}");
     }
 
     proptest! {
