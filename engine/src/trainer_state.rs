@@ -18,6 +18,10 @@ const STATE: &str = "state.json";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const MASTERS: &str = "masters.safetensors";
 
+/// What to do about a checkpoint that is damaged.
+const EARLIER: &str =
+    "remove its step folder and resume: the run goes on from the checkpoint before it";
+
 /// Which of the two kinds of training a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -123,22 +127,35 @@ pub fn load(
     let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
     let state: TrainerState = serde_json::from_str(&text).map_err(|e| Error::Resume {
         path: path.clone(),
-        detail: format!("{e}; resume from an earlier checkpoint"),
+        detail: format!("{e}; {EARLIER}"),
     })?;
 
     let mut tensors = read_tensors(&dir.join(OPTIMIZER), decoder)?;
+    let damaged = |what: String| Error::Resume {
+        path: dir.to_owned(),
+        detail: format!("{what}; {EARLIER}"),
+    };
     let mut moments = Vec::new();
     for spec in decoder.specs() {
         let first = tensors.remove(&format!("{}.exp_avg", spec.name));
         let second = tensors.remove(&format!("{}.exp_avg_sq", spec.name));
-        moments.push(
-            first
-                .zip(second)
-                .map(|(first, second)| Moments { first, second }),
-        );
+        moments.push(match (first, second) {
+            (Some(first), Some(second)) => Some(Moments { first, second }),
+            (None, None) => None,
+            _ => return Err(damaged(format!("one moment of {} is missing", spec.name))),
+        });
     }
     if dir.join(MASTERS).is_file() {
         let mut masters = read_tensors(&dir.join(MASTERS), decoder)?;
+        if let Some(spec) = decoder
+            .specs()
+            .find(|spec| !masters.contains_key(&spec.name))
+        {
+            return Err(damaged(format!(
+                "the f32 master of {} is missing",
+                spec.name
+            )));
+        }
         decoder.update(|_, spec, value| masters.remove(&spec.name).unwrap_or(value));
     }
     let optimizer = AdamW::restore(config.clone(), moments, state.optimizer_steps);
@@ -179,11 +196,8 @@ fn read_tensors(path: &Path, decoder: &Decoder) -> Result<BTreeMap<String, Tenso
         path: path.to_owned(),
         detail,
     };
-    let tensors = SafeTensors::deserialize(file.bytes()).map_err(|e| {
-        bad(format!(
-            "{e}; the file is damaged: resume from an earlier checkpoint"
-        ))
-    })?;
+    let tensors =
+        SafeTensors::deserialize(file.bytes()).map_err(|e| bad(format!("{e}; {EARLIER}")))?;
     tensors
         .iter()
         .map(|(name, view)| {

@@ -310,3 +310,36 @@ fn a_bad_line_of_input_is_named_by_logprobs() {
     let input = bench.write("in.jsonl", "{\"input_ids\": [1, 9999]}\n");
     refused(&args(&input), &["line 1", "9999", "vocabulary of 512"]);
 }
+
+#[test]
+fn a_damaged_checkpoint_is_named_with_the_way_back() {
+    let bench = Bench::new();
+    super::succeeded(&bench.firebrick("train", &["trainer.steps=1"]));
+    let path = bench.path("run/checkpoints/step-000001/trainer/optimizer.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &bytes[..bytes.len() - 7]).unwrap();
+    let output = bench.firebrick("train", &["trainer.steps=2", "--resume"]);
+    refused(
+        &output,
+        &["optimizer.safetensors", "remove its step folder"],
+    );
+}
+
+#[test]
+fn a_reward_model_is_no_policy() {
+    let model = crate::support::fixtures().join("heads/llama-score");
+    if !model.is_dir() {
+        crate::support::report("no heads/llama-score in this fixtures folder");
+        return;
+    }
+    let output = firebrick(&[
+        "generate",
+        "--model",
+        model.to_str().unwrap(),
+        "--prompt",
+        "x",
+        "--device",
+        "cpu",
+    ]);
+    refused(&output, &["causal language model", "classification head"]);
+}
