@@ -12,6 +12,7 @@ use crate::optim::schedule::Schedule as LrSchedule;
 use crate::rollout::{Rollout, SampleRecord};
 use crate::schedule::score_all;
 use crate::task::Completion;
+use firebrick_models::Decoder;
 use firebrick_models::generate::{Finish, Generator, Request};
 use firebrick_models::random::{DrawKey, Stream};
 use std::time::Instant;
@@ -154,16 +155,8 @@ impl Trainer {
     }
 
     fn score_old(&self, rollouts: &mut [Rollout]) -> Result<()> {
-        let sequences = bare(rollouts);
-        let temperature = self.config.rollout.temperature;
-        let scores = score_all(
-            &self.decoder,
-            &self.plan,
-            &sequences,
-            self.score_cut(),
-            temperature,
-        )?;
-        for (rollout, logp) in rollouts.iter_mut().zip(scores.logp) {
+        let scored = self.log_probs(&self.decoder, rollouts)?;
+        for (rollout, logp) in rollouts.iter_mut().zip(scored) {
             rollout.old_logp = Some(logp);
         }
         Ok(())
@@ -173,19 +166,18 @@ impl Trainer {
         let Some(reference) = &self.reference else {
             return Ok(());
         };
-        let sequences = bare(rollouts);
-        let temperature = self.config.rollout.temperature;
-        let scores = score_all(
-            reference,
-            &self.plan,
-            &sequences,
-            self.score_cut(),
-            temperature,
-        )?;
-        for (rollout, logp) in rollouts.iter_mut().zip(scores.logp) {
+        let scored = self.log_probs(reference, rollouts)?;
+        for (rollout, logp) in rollouts.iter_mut().zip(scored) {
             rollout.ref_logp = Some(logp);
         }
         Ok(())
+    }
+
+    /// Log-probs of the completions under a model, at the training temperature.
+    fn log_probs(&self, decoder: &Decoder, rollouts: &[Rollout]) -> Result<Vec<Vec<f32>>> {
+        let temperature = self.config.rollout.temperature;
+        let cut = self.score_cut();
+        Ok(score_all(decoder, &self.plan, &bare(rollouts), cut, temperature)?.logp)
     }
 
     /// Epochs and mini-batches over a step's rollouts: one optimizer step each.
