@@ -5,10 +5,11 @@
 
 use firebrick::backends::DeviceSpec;
 use firebrick::backends::device::open;
-use firebrick::engine::batch::{MicroBatch, Sequence};
+use firebrick::engine::batch::Sequence;
 use firebrick::engine::gradients::Gradients;
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::plan::{MemoryConfig, ModelPlan};
+use firebrick::engine::runtime::Runtime;
 use firebrick::engine::schedule::Schedule;
 use firebrick::models::generate::{Generator, Request, Sampling};
 use firebrick::models::random::DrawKey;
@@ -61,7 +62,7 @@ fn measure(name: &str, tokens: usize, mut work: impl FnMut()) {
     );
 }
 
-fn backward(decoder: &Decoder) {
+fn backward(decoder: &mut Decoder) {
     let sequences: Vec<Sequence> = (0..SEQUENCES)
         .map(|i| Sequence {
             tokens: tokens(LENGTH, i),
@@ -70,8 +71,8 @@ fn backward(decoder: &Decoder) {
             ..Sequence::default()
         })
         .collect();
-    let own: Vec<&Sequence> = sequences.iter().collect();
-    let micro = MicroBatch::new(decoder.arch(), &own, decoder.device());
+    let micros = vec![sequences.iter().collect()];
+    let runtime = Runtime::new(decoder.device());
     let memory = MemoryConfig::default();
     let plans = [
         ("plain", ModelPlan::plain(decoder.arch(), &memory)),
@@ -84,9 +85,8 @@ fn backward(decoder: &Decoder) {
         let name = format!("forward and backward, {SEQUENCES} x {LENGTH}, {name}");
         measure(&name, SEQUENCES * LENGTH, || {
             let mut gradients = Gradients::new(decoder.specs().count());
-            let schedule = Schedule::new(decoder, &plan, 1.0);
-            schedule
-                .backward(&micro, &Nll, &mut gradients)
+            Schedule::new(&plan, &runtime, 1.0)
+                .backward(decoder, &micros, &Nll, &mut gradients, None)
                 .expect("a backward pass");
         });
     }
@@ -118,7 +118,7 @@ fn sampling(decoder: &Decoder) {
 }
 
 fn main() {
-    let decoder = decoder();
-    backward(&decoder);
+    let mut decoder = decoder();
+    backward(&mut decoder);
     sampling(&decoder);
 }

@@ -2,6 +2,8 @@
 
 use clap::{Args, Parser, Subcommand};
 use firebrick::backends::DeviceSpec;
+use firebrick::engine::plan::estimate::{Parallel, Zero};
+use firebrick::engine::plan::size::Budget;
 use std::path::PathBuf;
 
 /// Trains language models by reinforcement learning, on the machine at hand.
@@ -22,6 +24,8 @@ pub enum Command {
     Train(RunArgs),
     /// Train on demonstrations (the task's solutions)
     Sft(RunArgs),
+    /// What memory a run will need, where it goes, and the fastest plan within a budget
+    Plan(PlanArgs),
     /// Mean reward of a checkpoint on the task's held-out prompts
     Eval(EvalArgs),
     /// Sample from a checkpoint
@@ -42,9 +46,69 @@ pub struct RunArgs {
     /// Go on from the newest checkpoint of the run in `output`
     #[arg(long)]
     pub resume: bool,
+    /// Run this plan (written by `firebrick plan --output`) instead of what the `memory` section spells out
+    #[arg(long, value_name = "FILE")]
+    pub plan: Option<PathBuf>,
     /// What computes, over the file's `device`: cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], auto
     #[arg(long)]
     pub device: Option<DeviceSpec>,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// Configuration file (YAML)
+    pub config: PathBuf,
+    /// Values to set over the file's: `rollout.n=4 device=cuda:0`
+    #[arg(value_name = "KEY.PATH=VALUE")]
+    pub overrides: Vec<String>,
+    /// Device bytes to stay within, over the file's `memory.budget`: 8GiB, plain bytes, or auto. Without either the file's
+    /// settings are estimated as they are
+    #[arg(long)]
+    pub budget: Option<Budget>,
+    /// One JSON object instead of tables
+    #[arg(long)]
+    pub json: bool,
+    /// Write the plan here, for `firebrick train CONFIG --plan FILE`
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub parallel: ParallelArgs,
+}
+
+/// Several devices, on paper.
+#[derive(Debug, Args)]
+#[command(
+    next_help_heading = "Several devices, as arithmetic (bytes of each; the trainer runs on one)"
+)]
+pub struct ParallelArgs {
+    /// Replicas that each take a share of the sequences
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub data_parallel: u64,
+    /// What the replicas share out: 1 the optimizer's state, 2 gradients too, 3 weights too (as FSDP does)
+    #[arg(long, value_name = "0..3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub zero_stage: u8,
+    /// Devices that each hold a share of every matrix
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub tensor_parallel: u64,
+    /// Devices that each hold a share of the layers
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub pipeline_parallel: u64,
+    /// Devices that each take a share of every sequence (Ulysses)
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub sequence_parallel: u64,
+}
+
+impl ParallelArgs {
+    /// The degrees.
+    pub fn degrees(&self) -> Parallel {
+        Parallel {
+            data: self.data_parallel,
+            zero: Zero::STAGES[usize::from(self.zero_stage)],
+            tensor: self.tensor_parallel,
+            pipeline: self.pipeline_parallel,
+            sequence: self.sequence_parallel,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -57,6 +121,9 @@ pub struct EvalArgs {
     /// Evaluate this checkpoint folder instead of the file's model
     #[arg(long)]
     pub model: Option<PathBuf>,
+    /// Evaluate with this PEFT adapter folder beside the model
+    #[arg(long)]
+    pub adapter: Option<PathBuf>,
     /// What computes, over the file's `device`
     #[arg(long)]
     pub device: Option<DeviceSpec>,
@@ -70,6 +137,9 @@ pub struct GenerateArgs {
     /// Checkpoint folder
     #[arg(long)]
     pub model: PathBuf,
+    /// PEFT adapter folder to put beside the model
+    #[arg(long)]
+    pub adapter: Option<PathBuf>,
     /// Prompt text; may be given several times
     #[arg(long, required = true)]
     pub prompt: Vec<String>,
@@ -113,6 +183,9 @@ pub struct LogprobsArgs {
     /// Checkpoint folder
     #[arg(long)]
     pub model: PathBuf,
+    /// PEFT adapter folder to put beside the model
+    #[arg(long)]
+    pub adapter: Option<PathBuf>,
     /// JSON Lines: `{"input_ids": [...]}` or `{"prompt": "...", "completion": "..."}`
     #[arg(long)]
     pub input: PathBuf,
@@ -132,6 +205,9 @@ pub struct LogprobsArgs {
 
 #[derive(Debug, Args)]
 pub struct DevicesArgs {
+    /// Time products, memory and copies on every device that is no software adapter, and keep the results for the planner
+    #[arg(long)]
+    pub measure: bool,
     /// One JSON array instead of a table
     #[arg(long)]
     pub json: bool,

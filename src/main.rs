@@ -8,13 +8,15 @@
 mod arguments;
 mod commands;
 mod progress;
+mod table;
 
 use arguments::{Arguments, Command};
 use clap::Parser;
-use firebrick::backends::allocator::CountingAllocator;
+use firebrick::backends::allocator::{CountingAllocator, on_refusal};
 use firebrick::backends::device::panic_message;
 use firebrick::engine::trainer::Start;
 use firebrick::engine::trainer_state::Mode;
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -27,7 +29,25 @@ const EXIT_USER: u8 = 2;
 /// The run failed.
 const EXIT_FAILED: u8 = 1;
 
+/// The system refuses memory, and the process ends with the next instruction: nothing may be allocated here.
+fn report_refusal(bytes: usize) {
+    let mut line = [0_u8; 512];
+    let mut rest = &mut line[..];
+    let said = writeln!(
+        rest,
+        "error: the system refused {bytes} bytes of host memory. Go on from the last checkpoint with\n  \
+         firebrick train CONFIG --resume --plan OUTPUT/next_plan.json\nor set memory.budget (or memory.limit) below what \
+         the process may use."
+    );
+    let left = rest.len();
+    if said.is_ok() {
+        let end = line.len() - left;
+        let _ = std::io::stderr().write_all(&line[..end]);
+    }
+}
+
 fn main() -> ExitCode {
+    on_refusal(report_refusal);
     let arguments = Arguments::parse();
     let filter =
         EnvFilter::try_from_env("FIREBRICK_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
@@ -62,6 +82,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Train(args) => commands::train::run(&args, Mode::Rl, start(args.resume)),
         Command::Sft(args) => commands::train::run(&args, Mode::Sft, start(args.resume)),
+        Command::Plan(args) => commands::plan::run(&args),
         Command::Eval(args) => commands::eval::run(&args),
         Command::Generate(args) => commands::generate::run(&args),
         Command::Logprobs(args) => commands::logprobs::run(&args),

@@ -1,5 +1,7 @@
 //! What a run looks like: a bar in a terminal, plain lines elsewhere, a summary at the end.
 
+use crate::table::Table;
+use firebrick::engine::plan::size::Bytes;
 use firebrick::engine::trainer::{Event, Metrics, Observer, Summary};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -82,6 +84,7 @@ fn summary_lines(summary: &Summary) -> String {
         let first = summary.first.get(name).copied().unwrap_or(f64::NAN);
         lines.push(format!("  {name}: {first:.4} -> {last:.4}"));
     }
+    lines.extend(memory_lines(summary));
     if summary.skipped_steps > 0 {
         lines.push(format!(
             "  {} optimizer steps were skipped: their gradients were not finite",
@@ -91,20 +94,73 @@ fn summary_lines(summary: &Summary) -> String {
     lines.join("\n")
 }
 
+/// Share by which prediction and measurement may differ before a word is said.
+const TRUSTED: f64 = 0.15;
+
+/// Predicted beside measured bytes.
+fn memory_lines(summary: &Summary) -> Vec<String> {
+    if summary.memory.is_empty() {
+        return Vec::new();
+    }
+    let mut table = Table::new(
+        1,
+        &["memory", "predicted", "measured", "measured/predicted"],
+    );
+    let mut row = |name: &str, predicted: u64, measured: u64| {
+        table.row(vec![
+            name.to_owned(),
+            Bytes(predicted).to_string(),
+            Bytes(measured).to_string(),
+            format!("{:.2}", measured as f64 / predicted.max(1) as f64),
+        ]);
+    };
+    for phase in &summary.memory {
+        row(phase.phase, phase.predicted_bytes, phase.measured_bytes);
+    }
+    let predicted = summary.predicted_peak_bytes.unwrap_or(0);
+    row("whole run", predicted, summary.measured_peak_bytes);
+    let mut lines: Vec<String> = table.render().lines().map(|l| format!("  {l}")).collect();
+    let ratio = summary.measured_peak_bytes as f64 / predicted.max(1) as f64;
+    if (ratio - 1.0).abs() > TRUSTED && summary.replans == 0 {
+        lines.push(format!(
+            "  warning: the measured peak is {:.0} % of the predicted one; predictions take every prompt and completion to \
+             be as long as allowed",
+            ratio * 100.0
+        ));
+    }
+    lines
+}
+
 impl Observer for Progress {
     fn event(&mut self, event: Event<'_>) {
         match event {
             Event::Ready {
                 device,
                 params,
+                trainable,
                 output,
                 resumed_from,
                 filtered,
                 validation,
+                predicted_peak_bytes,
+                budget_bytes,
             } => {
+                let of = if trainable < params {
+                    format!("{trainable} of ")
+                } else {
+                    String::new()
+                };
                 self.line(&format!(
-                    "{params} parameters on {device}; run folder {}",
+                    "training {of}{params} parameters on {device}; run folder {}",
                     output.display()
+                ));
+                let budget = match budget_bytes {
+                    Some(budget) => format!(" of a budget of {}", Bytes(budget)),
+                    None => String::new(),
+                };
+                self.line(&format!(
+                    "plan: a peak of {}{budget} is predicted (plan.json)",
+                    Bytes(predicted_peak_bytes)
                 ));
                 if resumed_from > 0 {
                     self.line(&format!("resumed after step {resumed_from}"));
@@ -150,6 +206,20 @@ impl Observer for Progress {
                 for (name, value) in metrics {
                     self.line(&format!("validation at step {step}: {name} {value:.4}"));
                 }
+            }
+            Event::Replanned {
+                phase,
+                step,
+                used,
+                limit,
+                settings,
+            } => {
+                let needed = used.map_or(String::new(), |b| format!(" with {} in use", Bytes(b)));
+                let allowed = limit.map_or(String::new(), |b| format!(", {} allowed", Bytes(b)));
+                self.line(&format!(
+                    "out of memory in the {phase} phase of step {step}{needed}{allowed}; going on with {}",
+                    settings.join(" ")
+                ));
             }
             Event::Saved { path } => self.line(&format!("saved {}", path.display())),
             Event::Finished(summary) => {

@@ -5,10 +5,26 @@
 
 use mimalloc::MiMalloc;
 use std::alloc::{GlobalAlloc, Layout};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 static CURRENT: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+/// Called with the size of an allocation that the system refused, before the process ends.
+static ON_REFUSAL: OnceLock<fn(usize)> = OnceLock::new();
+
+/// Sets what to do when the system refuses an allocation: the process is about to end, and must not allocate.
+pub fn on_refusal(report: fn(usize)) {
+    // only a program's start sets it, once
+    let _ = ON_REFUSAL.set(report);
+}
+
+fn refused(bytes: usize) {
+    if let Some(report) = ON_REFUSAL.get() {
+        report(bytes);
+    }
+}
 
 /// mimalloc, with every byte counted.
 #[derive(Debug)]
@@ -29,7 +45,9 @@ unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise is passed on.
         let p = unsafe { MiMalloc.alloc(layout) };
-        if !p.is_null() {
+        if p.is_null() {
+            refused(layout.size());
+        } else {
             grew(layout.size());
         }
         p
@@ -38,7 +56,9 @@ unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise is passed on.
         let p = unsafe { MiMalloc.alloc_zeroed(layout) };
-        if !p.is_null() {
+        if p.is_null() {
+            refused(layout.size());
+        } else {
             grew(layout.size());
         }
         p
@@ -53,7 +73,9 @@ unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller's promise is passed on.
         let q = unsafe { MiMalloc.realloc(p, layout, size) };
-        if !q.is_null() {
+        if q.is_null() {
+            refused(size);
+        } else {
             shrank(layout.size());
             grew(size);
         }
@@ -74,6 +96,11 @@ pub fn heap() -> Option<HeapReading> {
 /// Starts a new peak from what is allocated now.
 pub fn reset_peak() {
     PEAK.store(CURRENT.load(Relaxed), Relaxed);
+}
+
+/// Makes the peak at least this large.
+pub(crate) fn raise_peak(bytes: usize) {
+    PEAK.fetch_max(bytes, Relaxed);
 }
 
 /// A reading of the counted heap.

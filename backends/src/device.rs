@@ -274,8 +274,34 @@ fn identity(backend: Backend, _device: &Device) -> (String, bool) {
     (backend.name().to_owned(), false)
 }
 
+/// Whether a device is the CPU backend, whose tensors lie in host memory.
+#[must_use]
+pub fn is_cpu(device: &Device) -> bool {
+    device.clone().inner() == Device::flex()
+}
+
+/// Whether f32 matrix products may be rounded to TF32 on devices that have it. The first call of a process decides, and
+/// [`open`] decides for no: f32 means f32. It also keeps a stray `cubek.toml` from changing results.
+pub fn allow_tf32(allow: bool) {
+    static DECIDED: std::sync::Once = std::sync::Once::new();
+    DECIDED.call_once(|| {
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        {
+            use cubek_std::config::{CubekConfig, MatmulConfig, RuntimeConfig};
+            CubekConfig::set(CubekConfig {
+                matmul: MatmulConfig { allow_tf32: allow },
+            });
+        }
+        tracing::debug!("TF32 allowed: {allow}");
+    });
+}
+
 /// Opens a device by name and says what it is.
 pub fn open(spec: DeviceSpec) -> Result<(Device, DeviceInfo)> {
+    // Otherwise a tensor that was read to the host is still on the device, and is copied when its bytes are first looked
+    // at: it frees nothing until then, and shows what the buffer holds by that time.
+    burn_std::set_runtime_kind(burn_std::RuntimeKind::Async);
+    allow_tf32(false);
     match spec {
         DeviceSpec::Auto => open_auto(),
         DeviceSpec::Named { backend, index } => open_named(backend, index),

@@ -62,6 +62,17 @@ pub enum Error {
         /// The adapter.
         adapter: String,
     },
+    /// A device's profile could not be kept.
+    #[error("cannot keep the device's profile at {}: {detail}", path.display())]
+    Profile {
+        /// The file or folder.
+        path: std::path::PathBuf,
+        /// Why, and what to do.
+        detail: String,
+    },
+    /// A copy between host and device failed.
+    #[error("copying between host and device: {0}")]
+    Transfer(String),
 }
 
 /// Result of this crate.

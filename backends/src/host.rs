@@ -1,7 +1,7 @@
-//! The host's side: files mapped into memory.
+//! The host's side: files mapped into memory, files written for good.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 
 /// A file mapped read-only, so that a checkpoint larger than memory can be read tensor by tensor.
@@ -24,4 +24,11 @@ impl MappedFile {
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
+}
+
+/// Writes a file and waits until the disk has it.
+pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
 }

@@ -1,10 +1,13 @@
-//! What computes: device names, probing, memory readings, host files. The only crate that names a backend's feature or type.
+//! What computes: device names, probing, profiles, memory readings and accounts, host files, transfers. The only crate that names a backend's feature or type.
 
+pub mod accounts;
 pub mod allocator;
 pub mod device;
 pub mod error;
 pub mod host;
 pub mod memory;
+pub mod profile;
+pub mod transfer;
 
 pub use device::{DeviceInfo, DeviceSpec};
 pub use error::{Error, Result};

@@ -1,6 +1,7 @@
 //! Readings of memory, each with the word for where it comes from.
 
 use crate::allocator;
+use crate::device::{DeviceInfo, DeviceSpec};
 use burn::tensor::Device;
 use serde::Serialize;
 
@@ -56,6 +57,71 @@ pub fn read(device: &Device) -> Reading {
             peak_bytes: None,
         },
     }
+}
+
+/// What a piece of code did to a device's memory: bytes before, after, and at most in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ScopeReading {
+    /// In use before.
+    pub before_bytes: u64,
+    /// In use after.
+    pub after_bytes: u64,
+    /// Most in use on the way, where the source keeps a peak (the counted heap); the larger of the two ends elsewhere.
+    pub peak_bytes: u64,
+}
+
+/// Measures a piece of code. Scopes may be nested; the CPU's peak is that of the whole process.
+#[derive(Debug)]
+pub struct MemoryScope {
+    device: Device,
+    before: Reading,
+    outer_peak: u64,
+}
+
+impl MemoryScope {
+    /// Starts measuring.
+    #[must_use]
+    pub fn enter(device: &Device) -> Self {
+        let before = read(device);
+        allocator::reset_peak();
+        Self {
+            device: device.clone(),
+            outer_peak: before.peak_bytes.unwrap_or(0),
+            before,
+        }
+    }
+
+    /// Stops measuring.
+    #[must_use]
+    pub fn finish(self) -> ScopeReading {
+        let after = read(&self.device);
+        let ends = self.before.in_use_bytes.max(after.in_use_bytes);
+        ScopeReading {
+            before_bytes: self.before.in_use_bytes,
+            after_bytes: after.in_use_bytes,
+            peak_bytes: after.peak_bytes.unwrap_or(ends),
+        }
+    }
+}
+
+impl Drop for MemoryScope {
+    fn drop(&mut self) {
+        // whoever measures around this scope keeps the larger peak
+        allocator::raise_peak(self.outer_peak as usize);
+    }
+}
+
+/// Bytes that a device has free, where they can be known: what the system says of its memory for the CPU (Linux), what the
+/// driver says a GPU holds; whatever else runs on that GPU is not known.
+#[must_use]
+pub fn free_bytes(info: &DeviceInfo) -> Option<u64> {
+    if info.device != DeviceSpec::CPU {
+        return info.memory_bytes;
+    }
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
 }
 
 /// Peak resident set of this process in bytes, where the system tells (Linux).

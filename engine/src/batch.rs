@@ -3,8 +3,9 @@
 use crate::objective::TokenInputs;
 use crate::{Error, Result};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use firebrick_models::Arch;
+use firebrick_models::adapter::{Dropout, DropoutKey};
 use firebrick_models::layer::{Columns, Context};
+use firebrick_models::{Arch, Decoder};
 
 /// A sequence and the tokens of it that are scored.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +23,26 @@ pub struct Sequence {
     pub old_logp: Vec<f32>,
     /// Log-prob of each under the reference policy, where one is used.
     pub ref_logp: Vec<f32>,
+    /// Which sample it is.
+    pub id: SampleId,
+}
+
+/// Which sample a sequence is, whatever batch it stands in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SampleId {
+    /// Index of its prompt among the run's draws.
+    pub draw: u64,
+    /// Index in its group.
+    pub sample: usize,
+}
+
+/// An optimizer step, as dropout knows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DropoutStep {
+    /// The run's seed.
+    pub seed: u64,
+    /// Optimizer steps before it, skipped ones included.
+    pub step: u64,
 }
 
 impl Sequence {
@@ -105,9 +126,14 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
-    /// Lays sequences out on a device.
+    /// Lays sequences out on a device. Attention takes `attention_rows` queries at a time (0: all at once).
     #[must_use]
-    pub fn new(arch: &Arch, sequences: &[&Sequence], device: &Device) -> Self {
+    pub fn new(
+        arch: &Arch,
+        sequences: &[&Sequence],
+        attention_rows: usize,
+        device: &Device,
+    ) -> Self {
         let width = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
         let padded = sequences.len() * width;
         let mut ids = vec![0_i32; padded];
@@ -141,7 +167,7 @@ impl MicroBatch {
         };
         Self {
             ids: ints(ids),
-            ctx: Context::new(arch, columns, device),
+            ctx: Context::chunked(arch, columns, attention_rows, device),
             rows: ints(rows),
             places: ints(places),
             targets: ints(targets),
@@ -149,6 +175,26 @@ impl MicroBatch {
             lengths,
             padded_tokens: padded,
         }
+    }
+
+    /// The same micro-batch with the dropout that a decoder's adapters train with.
+    #[must_use]
+    pub fn with_dropout(
+        mut self,
+        decoder: &Decoder,
+        sequences: &[&Sequence],
+        at: DropoutStep,
+    ) -> Self {
+        let rate = decoder.lora().map_or(0.0, |lora| lora.dropout);
+        let keys = sequences.iter().map(|sequence| DropoutKey {
+            seed: at.seed,
+            step: at.step as u32,
+            draw: sequence.id.draw,
+            sample: sequence.id.sample as u32,
+        });
+        let dropout = Dropout::new(rate, keys, decoder.device());
+        self.ctx = self.ctx.with_dropout(dropout);
+        self
     }
 
     /// Number of scored tokens.
@@ -192,6 +238,7 @@ fn inputs(sequences: &[&Sequence], device: &Device) -> TokenInputs {
         advantage: column(|s| &s.advantages),
         old_logp: logps(|s| &s.old_logp),
         ref_logp: logps(|s| &s.ref_logp),
+        lengths: sequences.iter().map(|s| s.positions.len()).collect(),
     }
 }
 

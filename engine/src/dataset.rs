@@ -1,8 +1,11 @@
 //! A task's examples as token prompts: rendered, encoded, over-long ones left out and counted.
 
+use crate::config::RunConfig;
+use crate::source::Source;
 use crate::task::{Example, PromptText, Split, Task, shuffled_index};
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
+use std::path::Path;
 use std::sync::Arc;
 
 /// An example with its prompt's tokens and text.
@@ -27,6 +30,33 @@ pub struct Dataset {
     pub filtered: u64,
     /// Validation prompts, those left out apart.
     pub validation: Vec<Prompt>,
+    /// Tokens of the longest prompt that was kept.
+    longest: usize,
+}
+
+/// Draws of an endless task that are looked at for the length of its prompts.
+const GLANCE: u64 = 256;
+
+/// What memory planning wants to know of a task's prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Survey {
+    /// Tokens of the longest prompt; of an endless task, of the longest in a first look.
+    pub longest_prompt: usize,
+    /// Validation prompts.
+    pub validation: usize,
+}
+
+impl Survey {
+    /// Reads the configured task with the configured tokenizer, weights apart.
+    pub fn of(config: &RunConfig) -> Result<Self> {
+        let Some(task) = &config.task else {
+            return Err(Error::Config("`task` is missing".into()));
+        };
+        let task: Arc<dyn Task> = Arc::from(task.build(Path::new("."))?);
+        let source = Source::open(&config.model, task.as_ref())?;
+        let (longest, most) = (config.rollout.prompt_length, config.trainer.val_max_samples);
+        Dataset::new(task, source.tokenizer.clone(), longest, most)?.survey()
+    }
 }
 
 impl Dataset {
@@ -60,10 +90,12 @@ impl Dataset {
             kept: None,
             filtered: 0,
             validation: Vec::new(),
+            longest: 0,
         };
         for index in 0..wanted {
             let prompt = dataset.prompt(Split::Validation, index)?;
             if prompt.tokens.len() <= max_prompt {
+                dataset.longest = dataset.longest.max(prompt.tokens.len());
                 dataset.validation.push(prompt);
             }
         }
@@ -88,6 +120,7 @@ impl Dataset {
             let tokens = self.prompt(Split::Train, index)?.tokens.len();
             shortest = shortest.min(tokens);
             if tokens <= self.max_prompt {
+                self.longest = self.longest.max(tokens);
                 kept.push(index);
             }
         }
@@ -103,6 +136,21 @@ impl Dataset {
         self.filtered = len - kept.len() as u64;
         self.kept = Some(kept);
         Ok(())
+    }
+
+    /// What memory planning wants to know.
+    pub fn survey(&self) -> Result<Survey> {
+        let mut longest_prompt = self.longest;
+        if self.kept.is_none() {
+            for index in 0..GLANCE {
+                let tokens = self.prompt(Split::Train, index)?.tokens.len();
+                longest_prompt = longest_prompt.max(tokens.min(self.max_prompt));
+            }
+        }
+        Ok(Survey {
+            longest_prompt,
+            validation: self.validation.len(),
+        })
     }
 
     /// The task.

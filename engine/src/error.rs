@@ -1,7 +1,9 @@
 //! What can go wrong in a run.
 
 use crate::optim::schedule::ScheduleError;
+use crate::plan::size::Bytes;
 use crate::task::TaskError;
+use firebrick_backends::accounts::{Balance, Home};
 use std::path::PathBuf;
 
 /// Errors of this crate. Every message says what was expected, what was found, where, and what to do.
@@ -87,6 +89,21 @@ pub enum Error {
         /// Skipped steps in a row.
         count: u64,
     },
+    /// A gradient that was not finite after part of it had been applied.
+    #[error(
+        "memory.step_in_backward met a gradient that is not finite after other segments had been updated, so the step is \
+         neither applied nor skipped; resume from the last checkpoint, with a lower optim.lr or without step_in_backward"
+    )]
+    PartlyApplied,
+    /// A plan that cannot be executed on this model.
+    #[error("plan: {0}")]
+    Plan(String),
+    /// No plan fits the budget.
+    #[error("{0}")]
+    NothingFits(Box<crate::plan::planner::NothingFits>),
+    /// More device memory was needed than there is, or than `memory.limit` allows.
+    #[error("out of memory: {0}")]
+    OutOfMemory(Box<OutOfMemory>),
     /// The device or a backend failed in a phase.
     #[error("the {phase} phase failed at step {step}: {detail}")]
     Phase {
@@ -97,6 +114,56 @@ pub enum Error {
         /// What the device or backend said.
         detail: String,
     },
+}
+
+/// What was going on when memory ran out.
+#[derive(Clone, Debug, Default)]
+pub struct OutOfMemory {
+    /// Name of the phase; empty until the phase's end adds it.
+    pub phase: &'static str,
+    /// Training step.
+    pub step: u64,
+    /// Bytes that were in use, where they could be counted.
+    pub in_use_bytes: Option<u64>,
+    /// Bytes that were allowed, where a limit was set.
+    pub limit_bytes: Option<u64>,
+    /// What the device said, where it was the device that refused.
+    pub detail: String,
+    /// Live accounts, the largest first.
+    pub ranked: Vec<Balance>,
+    /// The smallest change that would have fitted.
+    pub advice: String,
+}
+
+impl std::fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the {} phase of step {}", self.phase, self.step)?;
+        match (self.in_use_bytes, self.limit_bytes) {
+            (Some(used), Some(limit)) => write!(
+                f,
+                " needed {} and memory.limit is {}",
+                Bytes(used),
+                Bytes(limit)
+            )?,
+            (Some(used), None) => write!(f, " had {} in use", Bytes(used))?,
+            _ => {}
+        }
+        if !self.detail.is_empty() {
+            write!(f, " ({})", self.detail)?;
+        }
+        for balance in &self.ranked {
+            let home = match balance.home {
+                Home::Device => "device",
+                Home::Host => "host",
+            };
+            let (name, bytes) = (balance.category.name(), Bytes(balance.bytes));
+            write!(f, "\n  {name:<16} {home:<6} {bytes:>10}")?;
+        }
+        if !self.advice.is_empty() {
+            write!(f, "\n{}", self.advice)?;
+        }
+        Ok(())
+    }
 }
 
 impl Error {
@@ -119,14 +186,20 @@ impl Error {
         match self {
             Self::Config(_)
             | Self::Io { .. }
-            | Self::Device(_)
             | Self::Task(_)
             | Self::Schedule(_)
             | Self::Budget { .. }
             | Self::RunExists { .. }
+            | Self::Plan(_)
+            | Self::NothingFits(_)
             | Self::Resume { .. } => true,
+            Self::Device(e) => !matches!(e, firebrick_backends::Error::Transfer(_)),
             Self::Model(e) => !matches!(e, firebrick_models::Error::Device { .. }),
-            Self::Reward { .. } | Self::NonFinite { .. } | Self::Phase { .. } => false,
+            Self::Reward { .. }
+            | Self::NonFinite { .. }
+            | Self::OutOfMemory(_)
+            | Self::PartlyApplied
+            | Self::Phase { .. } => false,
         }
     }
 }

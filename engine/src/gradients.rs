@@ -1,73 +1,234 @@
-//! Accumulated gradients of a decoder's parameters, in its flat order.
+//! Accumulated gradients of a decoder's parameters, in its flat order: on the device, or leaving it as they are complete.
 
+use crate::plan::ModelPlan;
+use crate::runtime::Runtime;
 use crate::{Error, Result};
-use burn::tensor::Tensor;
+use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
+use firebrick_backends::accounts::{Accounts, Category, Hold, Home};
+use firebrick_backends::transfer::{Download, HostTensor, Pending};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A complete gradient, where it was accumulated.
+#[derive(Debug)]
+pub enum Gradient {
+    /// On the device.
+    Device(Tensor<2>),
+    /// On the host.
+    Host(HostTensor),
+}
+
+impl Gradient {
+    /// The gradient on the device.
+    #[must_use]
+    pub fn into_device(self, device: &Device) -> Tensor<2> {
+        match self {
+            Self::Device(tensor) => tensor,
+            Self::Host(host) => host.into_device(device),
+        }
+    }
+
+    /// The gradient on the host.
+    pub fn into_host(self) -> Result<HostTensor> {
+        match self {
+            Self::Device(tensor) => Ok(HostTensor::download(tensor)?),
+            Self::Host(host) => Ok(host),
+        }
+    }
+}
+
+/// An accumulator on the host; copies in flight add to it.
+type HostSlot = Arc<Mutex<Option<(HostTensor, Hold)>>>;
 
 /// One accumulator a parameter; empty until its first contribution.
 #[derive(Debug)]
 pub struct Gradients {
-    slots: Vec<Option<Tensor<2>>>,
+    slots: Vec<Option<(Tensor<2>, Hold)>>,
+    host: Vec<HostSlot>,
+    home: Home,
+    in_flight: VecDeque<Pending<()>>,
+    prefetch: usize,
+    accounts: Arc<Accounts>,
 }
 
 impl Gradients {
-    /// Accumulators for `params` parameters.
+    /// Accumulators on the device for `params` parameters.
     #[must_use]
     pub fn new(params: usize) -> Self {
+        Self::build(params, Home::Device, 0, Accounts::new())
+    }
+
+    /// Accumulators where a plan wants them.
+    #[must_use]
+    pub fn planned(params: usize, plan: &ModelPlan, runtime: &Runtime) -> Self {
+        Self::build(
+            params,
+            plan.grads,
+            plan.prefetch,
+            Arc::clone(&runtime.accounts),
+        )
+    }
+
+    fn build(params: usize, home: Home, prefetch: usize, accounts: Arc<Accounts>) -> Self {
         Self {
-            slots: vec![None; params],
+            slots: (0..params).map(|_| None).collect(),
+            host: (0..params).map(|_| HostSlot::default()).collect(),
+            home,
+            in_flight: VecDeque::new(),
+            prefetch,
+            accounts,
         }
+    }
+
+    fn hold(&self, [rows, cols]: [usize; 2], width: usize) -> Hold {
+        self.accounts
+            .hold(Category::Gradients, Home::Device, rows * cols * width)
     }
 
     /// Adds a contribution.
     pub fn add(&mut self, index: usize, gradient: Tensor<2>) {
         let sum = match self.slots[index].take() {
-            Some(sum) => sum + gradient,
-            None => gradient,
+            Some((sum, hold)) => (sum + gradient, hold),
+            None => {
+                let hold = self.hold(gradient.dims(), gradient.dtype().size());
+                (gradient, hold)
+            }
         };
         self.slots[index] = Some(sum);
     }
 
-    /// Adds rows of a gradient at the given row indices: `[n, columns]` into `[rows, columns]`.
+    /// Adds rows of a gradient at the given row indices: `[n, columns]` into a matrix of `rows` rows. On the host only the
+    /// rows are copied: the whole matrix never exists on the device.
     pub(crate) fn add_rows(
         &mut self,
         index: usize,
-        shape: [usize; 2],
-        rows: Tensor<1, burn::tensor::Int>,
+        rows: usize,
+        at: &Tensor<1, Int>,
         gradient: Tensor<2>,
-    ) {
-        let sum = self.slots[index]
-            .take()
-            .unwrap_or_else(|| Tensor::zeros(shape, &gradient.device()));
-        let sum = sum.select_assign(0, rows, gradient, burn::tensor::IndexingUpdateOp::Add);
-        self.slots[index] = Some(sum);
+        runtime: &Runtime,
+    ) -> Result<()> {
+        let shape = [rows, gradient.dims()[1]];
+        if self.home == Home::Host {
+            let (at, values) = (Download::indices(at.clone()), Download::matrix(gradient));
+            let slot = Arc::clone(&self.host[index]);
+            let accounts = Arc::clone(&self.accounts);
+            return self.submit(runtime, move || {
+                let at: Vec<usize> = at.finish()?.iter::<i64>().map(|row| row as usize).collect();
+                let values = values.finish_matrix()?;
+                let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+                let (sum, _) = slot.get_or_insert_with(|| {
+                    let sum = values.zeros(shape);
+                    let hold = accounts.hold(Category::Gradients, Home::Host, sum.bytes());
+                    (sum, hold)
+                });
+                sum.add_rows(&at, values);
+                Ok(())
+            });
+        }
+        let (sum, hold) = self.slots[index].take().unwrap_or_else(|| {
+            let hold = self.hold(shape, gradient.dtype().size());
+            (Tensor::zeros(shape, &gradient.device()), hold)
+        });
+        let sum = sum.select_assign(0, at.clone(), gradient, IndexingUpdateOp::Add);
+        self.slots[index] = Some((sum, hold));
+        Ok(())
     }
 
-    /// The gradient of a parameter, if anything contributed to it.
-    #[must_use]
-    pub fn get(&self, index: usize) -> Option<&Tensor<2>> {
-        self.slots[index].as_ref()
+    /// Says that nothing more will be added to these parameters by the current micro-batches: where gradients live on the
+    /// host, they leave the device now.
+    pub(crate) fn settle(&mut self, params: Range<usize>, runtime: &Runtime) -> Result<()> {
+        if self.home == Home::Device {
+            return Ok(());
+        }
+        for index in params {
+            let Some((tensor, on_device)) = self.slots[index].take() else {
+                continue;
+            };
+            let slot = Arc::clone(&self.host[index]);
+            let accounts = Arc::clone(&self.accounts);
+            let values = Download::matrix(tensor);
+            self.submit(runtime, move || {
+                let values = values.finish_matrix()?;
+                drop(on_device);
+                let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+                match slot.as_mut() {
+                    Some((sum, _)) => sum.add(values),
+                    None => {
+                        let bytes = values.bytes();
+                        let hold = accounts.hold(Category::Gradients, Home::Host, bytes);
+                        *slot = Some((values, hold));
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
     }
 
-    /// Takes a gradient out.
-    pub fn take(&mut self, index: usize) -> Option<Tensor<2>> {
-        self.slots[index].take()
+    fn submit(
+        &mut self,
+        runtime: &Runtime,
+        work: impl FnOnce() -> firebrick_backends::Result<()> + Send + 'static,
+    ) -> Result<()> {
+        self.in_flight.push_back(runtime.copier.run(work));
+        self.wait(self.prefetch)
+    }
+
+    /// Waits until no more than `left` copies are in flight.
+    fn wait(&mut self, left: usize) -> Result<()> {
+        while self.in_flight.len() > left {
+            if let Some(oldest) = self.in_flight.pop_front() {
+                oldest.wait()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for all copies: after it, gradients can be read.
+    pub fn finish(&mut self) -> Result<()> {
+        self.wait(0)
+    }
+
+    /// Takes a gradient out, if anything contributed to it.
+    pub fn take(&mut self, index: usize) -> Option<Gradient> {
+        if let Some((tensor, _)) = self.slots[index].take() {
+            return Some(Gradient::Device(tensor));
+        }
+        let mut slot = self.host[index]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        slot.take().map(|(values, _)| Gradient::Host(values))
+    }
+
+    /// Sum of squares over some parameters. Non-finite where any element is.
+    pub fn sum_of_squares(&mut self, params: Range<usize>) -> Result<f64> {
+        self.finish()?;
+        let mut sum = 0.0;
+        let mut squares: Vec<Tensor<1>> = Vec::new();
+        for index in params {
+            if let Some((g, _)) = &self.slots[index] {
+                squares.push((g.clone() * g.clone()).sum());
+            }
+            let slot = self.host[index]
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            if let Some((values, _)) = slot.as_ref() {
+                sum += values.sum_of_squares();
+            }
+        }
+        if !squares.is_empty() {
+            let squares: Vec<f64> = Tensor::cat(squares, 0)
+                .try_into_vec_as()
+                .map_err(|e| device_error("reading the gradient norm", &e))?;
+            sum += squares.iter().sum::<f64>();
+        }
+        Ok(sum)
     }
 
     /// L2 norm over all parameters. Non-finite where any element is.
-    pub fn global_norm(&self) -> Result<f64> {
-        let squares: Vec<Tensor<1>> = self
-            .slots
-            .iter()
-            .flatten()
-            .map(|g| (g.clone() * g.clone()).sum())
-            .collect();
-        if squares.is_empty() {
-            return Ok(0.0);
-        }
-        let squares: Vec<f64> = Tensor::cat(squares, 0)
-            .try_into_vec_as()
-            .map_err(|e| device_error("reading the gradient norm", &e))?;
-        Ok(squares.iter().sum::<f64>().sqrt())
+    pub fn global_norm(&mut self) -> Result<f64> {
+        Ok(self.sum_of_squares(0..self.slots.len())?.sqrt())
     }
 }
 

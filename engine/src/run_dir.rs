@@ -89,6 +89,15 @@ impl RunDir {
         self.write(name, text.as_bytes())
     }
 
+    /// Removes a file that is no longer true; nothing where there is none.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        let path = self.path.join(name);
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path)(e)),
+            _ => Ok(()),
+        }
+    }
+
     /// Appends lines to a JSON Lines file.
     pub fn append(&self, name: &str, lines: &[impl Serialize]) -> Result<()> {
         let path = self.path.join(name);

@@ -1,14 +1,20 @@
-//! Where a policy comes from: its checkpoint's description, tokenizer and end tokens.
+//! Where a policy comes from and goes to: its checkpoint's description, tokenizer and end tokens.
 
 use crate::config::{ModelConfig, RunConfig};
 use crate::task::Task;
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_models::arch::{HeadKind, RopeScaling};
+use firebrick_models::checkpoint::{ExportOptions, export, load_adapter, save_adapter};
 use firebrick_models::{Arch, Checkpoint, Decoder, Tokenizer};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::Arc;
+
+/// Folder of the policy in a step's folder.
+const MODEL: &str = "model";
+/// Folder of the merged model beside it.
+const MERGED: &str = "merged";
 
 /// The model folder's description, its tokenizer, and the ids that end a completion.
 pub struct Source {
@@ -64,12 +70,56 @@ impl Source {
         Ok((checkpoint, tokenizer))
     }
 
-    /// The policy at the start of a run: the checkpoint's weights, or random ones by seed.
+    /// The policy at the start of a run: the checkpoint's weights, or random ones by seed; with its adapters.
     pub fn decoder(&self, config: &RunConfig, device: &Device) -> Result<Decoder> {
-        Ok(match &config.model.path {
+        let seed = config.trainer.seed;
+        let base = match &config.model.path {
             Some(_) => self.checkpoint.load(device)?,
-            None => Decoder::random(self.checkpoint.arch().clone(), config.trainer.seed, device),
+            None => Decoder::random(self.checkpoint.arch().clone(), seed, device),
+        };
+        match &config.model.lora {
+            Some(lora) => lora.start(&base, seed),
+            None => Ok(base),
+        }
+    }
+
+    /// The policy of a step's folder: a model of its own, or adapters beside the configured one.
+    pub fn saved(&self, config: &RunConfig, step: &Path, device: &Device) -> Result<Decoder> {
+        let dir = step.join(MODEL);
+        Ok(match &config.model.lora {
+            Some(_) => load_adapter(&self.checkpoint.load(device)?, &dir)?,
+            None => Checkpoint::open(&dir)?.load(device)?,
         })
+    }
+
+    /// Writes a policy into a step's folder: whole, or its adapters and, where it is asked for, the model they merge into.
+    pub fn save(&self, decoder: &Decoder, config: &RunConfig, step: &Path) -> Result<()> {
+        let folder = |name: &str| {
+            let dir = step.join(name);
+            std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
+            Ok::<_, Error>(dir)
+        };
+        let whole = |decoder: &Decoder, dir: &Path| {
+            let options = ExportOptions {
+                max_shard_bytes: config.trainer.max_shard_bytes,
+            };
+            export(
+                decoder,
+                &self.checkpoint,
+                Some(&self.tokenizer),
+                dir,
+                options,
+            )
+        };
+        let Some(lora) = &config.model.lora else {
+            return Ok(whole(decoder, &folder(MODEL)?)?);
+        };
+        let base = self.checkpoint.dir().to_string_lossy();
+        save_adapter(decoder, &base, &folder(MODEL)?)?;
+        if lora.merge {
+            whole(decoder, &folder(MERGED)?)?;
+        }
+        Ok(())
     }
 
     /// The id that ends a demonstration: the tokenizer's own end token where it stops generation, as in models whose
@@ -127,6 +177,30 @@ impl Source {
         }
         Ok(())
     }
+}
+
+/// The architecture of a configured model, from its `config.json` or `model.arch` alone: no weights are read, and where the
+/// vocabulary's size is written nothing else either.
+pub fn architecture(config: &RunConfig) -> Result<Arch> {
+    if let Some(dir) = &config.model.path {
+        return Ok(Checkpoint::architecture(dir)?);
+    }
+    let Some(arch) = &config.model.arch else {
+        unreachable!("the configuration was checked")
+    };
+    if arch.contains_key("vocab_size") {
+        return Ok(Checkpoint::create(arch.clone(), None, None)?.arch().clone());
+    }
+    let Some(task) = &config.task else {
+        return Err(Error::Config(
+            "model.arch.vocab_size is missing, and without `task` there is no tokenizer to take it from; write it".into(),
+        ));
+    };
+    let task = task.build(Path::new("."))?;
+    Ok(Source::open(&config.model, task.as_ref())?
+        .checkpoint
+        .arch()
+        .clone())
 }
 
 /// Refuses what is no causal language model, and a tokenizer that knows more tokens than the model.

@@ -1,17 +1,16 @@
 //! What a checkpoint keeps beside the model: where the run stands, and the optimizer's moments.
 
-use crate::gradients::device_error;
-use crate::optim::adamw::Moments;
-use crate::optim::{AdamW, OptimConfig};
+use crate::optim::AdamW;
 use crate::{Error, Result};
-use burn::tensor::{Tensor, TensorData};
-use firebrick_backends::host::MappedFile;
+use firebrick_backends::host::{MappedFile, write_synced};
+use firebrick_backends::transfer::HostTensor;
 use firebrick_models::Decoder;
-use safetensors::SafeTensors;
-use safetensors::tensor::{Dtype, TensorView};
+use firebrick_models::checkpoint::stream::{LazyTensor, write_tensors};
+use firebrick_models::decoder::Param;
+use firebrick_models::unit::ParamSpec;
+use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::Path;
 
 const STATE: &str = "state.json";
@@ -98,134 +97,158 @@ pub fn save(
         path: dir.join(STATE),
         source: e.into(),
     })?;
-    write_synced(&dir.join(STATE), text.as_bytes())?;
+    let path = dir.join(STATE);
+    write_synced(&path, text.as_bytes()).map_err(Error::io("write", &path))?;
 
     let mut tensors = Vec::new();
-    for ((spec, _), moments) in decoder.params().zip(optimizer.moments()) {
-        if let Some(m) = moments {
-            tensors.push((format!("{}.exp_avg", spec.name), m.first.clone()));
-            tensors.push((format!("{}.exp_avg_sq", spec.name), m.second.clone()));
+    for (index, spec) in decoder.specs().enumerate() {
+        if !optimizer.has_moments(index) {
+            continue;
+        }
+        for (which, name) in MOMENTS.into_iter().enumerate() {
+            let read = move || {
+                let moments = optimizer.moments(index).map_err(into_model)?;
+                Ok(moments.map_or_else(Vec::new, |both| {
+                    both.into_iter().nth(which).unwrap_or_default()
+                }))
+            };
+            let tensor = LazyTensor::f32(&spec.rows_cols(), read);
+            tensors.push((format!("{}.{name}", spec.name), tensor));
         }
     }
-    write_tensors(&dir.join(OPTIMIZER), tensors)?;
+    write_tensors(&dir.join(OPTIMIZER), tensors, &[])?;
     if masters {
-        let params = decoder
-            .params()
-            .map(|(spec, value)| (spec.name.clone(), value.clone()));
-        write_tensors(&dir.join(MASTERS), params.collect())?;
+        let params = decoder.specs().enumerate().map(|(index, spec)| {
+            let read = move || Ok(decoder.param(index).download()?.to_f32());
+            (spec.name.clone(), LazyTensor::f32(&spec.rows_cols(), read))
+        });
+        write_tensors(&dir.join(MASTERS), params.collect(), &[])?;
     }
     Ok(())
 }
 
-/// Reads a trainer folder back; masters, where there are any, go into the decoder.
-pub fn load(
-    dir: &Path,
-    config: &OptimConfig,
-    decoder: &mut Decoder,
-) -> Result<(TrainerState, AdamW)> {
+/// Names of the two moments in the optimizer file, torch's own.
+const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+
+fn into_model(e: Error) -> firebrick_models::Error {
+    match e {
+        Error::Model(e) => e,
+        e => firebrick_models::Error::Device {
+            doing: "reading the optimizer state",
+            detail: e.to_string(),
+        },
+    }
+}
+
+/// Where the run in a trainer folder stands.
+pub fn load_state(dir: &Path) -> Result<TrainerState> {
     let path = dir.join(STATE);
     let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-    let state: TrainerState = serde_json::from_str(&text).map_err(|e| Error::Resume {
+    serde_json::from_str(&text).map_err(|e| Error::Resume {
         path: path.clone(),
         detail: format!("{e}; {EARLIER}"),
-    })?;
+    })
+}
 
-    let mut tensors = read_tensors(&dir.join(OPTIMIZER), decoder)?;
-    let damaged = |what: String| Error::Resume {
-        path: dir.to_owned(),
-        detail: format!("{what}; {EARLIER}"),
-    };
-    let mut moments = Vec::new();
-    for spec in decoder.specs() {
-        let first = tensors.remove(&format!("{}.exp_avg", spec.name));
-        let second = tensors.remove(&format!("{}.exp_avg_sq", spec.name));
-        moments.push(match (first, second) {
-            (Some(first), Some(second)) => Some(Moments { first, second }),
-            (None, None) => None,
-            _ => return Err(damaged(format!("one moment of {} is missing", spec.name))),
-        });
+/// Reads the f32 masters of a trainer folder, where there are any, into the decoder.
+pub fn load_masters(dir: &Path, decoder: &mut Decoder) -> Result<()> {
+    let path = dir.join(MASTERS);
+    if !path.is_file() {
+        return Ok(());
     }
-    if dir.join(MASTERS).is_file() {
-        let mut masters = read_tensors(&dir.join(MASTERS), decoder)?;
-        if let Some(spec) = decoder
-            .specs()
-            .find(|spec| !masters.contains_key(&spec.name))
-        {
-            return Err(damaged(format!(
-                "the f32 master of {} is missing",
-                spec.name
+    let file = SavedTensors::open(&path)?;
+    file.with(|tensors| {
+        let device = decoder.device().clone();
+        decoder.update(|_, spec, value| {
+            let Some(values) = tensors.read(&spec.name, spec)? else {
+                return Err(tensors.damaged(&format!("the f32 master of {} is missing", spec.name)));
+            };
+            let master = HostTensor::from_values(values, spec.rows_cols());
+            Ok(match value {
+                Param::Device(_) => Param::Device(master.into_device(&device)),
+                Param::Host(_) => Param::Host(master),
+            })
+        })
+    })
+}
+
+/// Reads the moments of a trainer folder into an optimizer, which goes on after `steps` applied steps.
+pub fn load_optimizer(
+    dir: &Path,
+    steps: u64,
+    decoder: &Decoder,
+    optimizer: &mut AdamW,
+) -> Result<()> {
+    let path = dir.join(OPTIMIZER);
+    let file = SavedTensors::open(&path)?;
+    file.with(|tensors| {
+        let specs: Vec<&ParamSpec> = decoder.specs().collect();
+        optimizer.restore(steps, decoder, |index| {
+            let spec = specs[index];
+            let read = |name| tensors.read(&format!("{}.{name}", spec.name), spec);
+            match (read(MOMENTS[0])?, read(MOMENTS[1])?) {
+                (Some(first), Some(second)) => Ok(Some([first, second])),
+                (None, None) => Ok(None),
+                _ => Err(tensors.damaged(&format!("one moment of {} is missing", spec.name))),
+            }
+        })
+    })
+}
+
+/// A safetensors file of f32 matrices, mapped.
+struct SavedTensors<'a> {
+    path: &'a Path,
+    file: MappedFile,
+}
+
+/// Its tensors, read one at a time.
+struct Reader<'a> {
+    path: &'a Path,
+    tensors: SafeTensors<'a>,
+}
+
+impl<'a> SavedTensors<'a> {
+    fn open(path: &'a Path) -> Result<Self> {
+        let file = MappedFile::open(path).map_err(Error::io("read", path))?;
+        Ok(Self { path, file })
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&Reader<'_>) -> Result<T>) -> Result<T> {
+        let path = self.path;
+        let tensors = SafeTensors::deserialize(self.file.bytes()).map_err(|e| Error::Resume {
+            path: path.to_owned(),
+            detail: format!("{e}; {EARLIER}"),
+        })?;
+        work(&Reader { path, tensors })
+    }
+}
+
+impl Reader<'_> {
+    fn damaged(&self, what: &str) -> Error {
+        Error::Resume {
+            path: self.path.to_owned(),
+            detail: format!("{what}; {EARLIER}"),
+        }
+    }
+
+    /// A tensor's values, `None` where the file has no such tensor.
+    fn read(&self, name: &str, spec: &ParamSpec) -> Result<Option<Vec<f32>>> {
+        let Ok(view) = self.tensors.tensor(name) else {
+            return Ok(None);
+        };
+        let expected = spec.rows_cols();
+        if view.shape() != expected || view.dtype() != Dtype::F32 {
+            return Err(self.damaged(&format!(
+                "tensor {name} is {:?} of shape {:?}, F32 of shape {expected:?} was expected",
+                view.dtype(),
+                view.shape()
             )));
         }
-        decoder.update(|_, spec, value| masters.remove(&spec.name).unwrap_or(value));
-    }
-    let optimizer = AdamW::restore(config.clone(), moments, state.optimizer_steps);
-    Ok((state, optimizer))
-}
-
-fn write_tensors(path: &Path, tensors: Vec<(String, Tensor<2>)>) -> Result<()> {
-    let host: Vec<(String, [usize; 2], Vec<u8>)> = tensors
-        .into_iter()
-        .map(|(name, tensor)| {
-            let shape = tensor.dims();
-            let values: Vec<f32> = tensor
-                .try_into_vec_as()
-                .map_err(|e| device_error("reading the optimizer state", &e))?;
-            Ok((
-                name,
-                shape,
-                values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-            ))
-        })
-        .collect::<Result<_>>()?;
-    let bad = |e: safetensors::SafeTensorError| Error::Io {
-        action: "write",
-        path: path.to_owned(),
-        source: std::io::Error::other(e.to_string()),
-    };
-    let views = host
-        .iter()
-        .map(|(name, shape, bytes)| Ok((name, TensorView::new(Dtype::F32, shape.to_vec(), bytes)?)))
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(bad)?;
-    write_synced(path, &safetensors::serialize(views, None).map_err(bad)?)
-}
-
-fn read_tensors(path: &Path, decoder: &Decoder) -> Result<BTreeMap<String, Tensor<2>>> {
-    let file = MappedFile::open(path).map_err(Error::io("read", path))?;
-    let bad = |detail: String| Error::Resume {
-        path: path.to_owned(),
-        detail,
-    };
-    let tensors =
-        SafeTensors::deserialize(file.bytes()).map_err(|e| bad(format!("{e}; {EARLIER}")))?;
-    tensors
-        .iter()
-        .map(|(name, view)| {
-            let &[rows, cols] = view.shape() else {
-                return Err(bad(format!(
-                    "tensor {name} has shape {:?}, a matrix was expected",
-                    view.shape()
-                )));
-            };
-            let values: Vec<f32> = view
-                .data()
-                .chunks_exact(4)
+        let values = view.data().chunks_exact(4);
+        Ok(Some(
+            values
                 .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect();
-            Ok((
-                name.to_owned(),
-                Tensor::from_data(TensorData::new(values, [rows, cols]), decoder.device()),
-            ))
-        })
-        .collect()
-}
-
-fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
-    let write = || {
-        use std::io::Write;
-        let mut file = File::create(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().map_err(Error::io("write", path))
+                .collect(),
+        ))
+    }
 }

@@ -1,8 +1,11 @@
 //! Hugging Face checkpoint folders: what their configs say, and their weights into a decoder.
 
+mod adapter;
 mod export;
+pub mod stream;
 mod weights;
 
+pub use adapter::{adapter_shape, is_adapter, load_adapter, save_adapter};
 pub use export::{ExportOptions, export};
 
 use crate::{Arch, Decoder, Error, Result};
@@ -35,17 +38,7 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Reads the configs of a checkpoint folder and the headers of its weight files.
     pub fn open(dir: &Path) -> Result<Self> {
-        if !dir.is_dir() {
-            return Err(Error::NoFolder {
-                dir: dir.to_owned(),
-            });
-        }
-        let config = read_object(dir, "config.json")?.ok_or_else(|| Error::MissingFile {
-            dir: dir.to_owned(),
-            file: "config.json".into(),
-            hint: "is it a Hugging Face checkpoint folder?".into(),
-        })?;
-        let arch = Arch::from_config(&config, &dir.join("config.json"))?;
+        let (config, arch) = Self::config(dir)?;
         let generation = read_object(dir, "generation_config.json")?;
         let dtypes = weights::dtypes(dir)?;
         Ok(Self {
@@ -55,6 +48,31 @@ impl Checkpoint {
             arch,
             dtypes,
         })
+    }
+
+    /// The architecture in a folder's `config.json`; nothing else of it is read.
+    pub fn architecture(dir: &Path) -> Result<Arch> {
+        Self::config(dir).map(|(_, arch)| arch)
+    }
+
+    fn config(dir: &Path) -> Result<(Map<String, Value>, Arch)> {
+        if !dir.is_dir() {
+            return Err(Error::NoFolder {
+                dir: dir.to_owned(),
+            });
+        }
+        let config = read_object(dir, "config.json")?.ok_or_else(|| Error::MissingFile {
+            dir: dir.to_owned(),
+            file: "config.json".into(),
+            hint: if is_adapter(dir) {
+                "it is a PEFT adapter: give its base model here, and this folder as the adapter"
+            } else {
+                "is it a Hugging Face checkpoint folder?"
+            }
+            .into(),
+        })?;
+        let arch = Arch::from_config(&config, &dir.join("config.json"))?;
+        Ok((config, arch))
     }
 
     /// A model that does not exist yet, from a config written by hand (transformers' key names).

@@ -1,13 +1,20 @@
 //! A decoder: a chain of units with their weights on a device.
 
+mod adapters;
+
+use crate::Result;
+use crate::adapter::LoraConfig;
 use crate::arch::Arch;
 use crate::cache::KvCache;
 use crate::head::Head;
-use crate::layer::{self, Context};
+use crate::layer::{self, AttentionRows, Context, Projected};
 use crate::random::Stream;
 use crate::unit::{ParamSpec, Slot, UnitKind, Weights, chain, unit_specs};
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use firebrick_backends::accounts::Home;
+use firebrick_backends::transfer::HostTensor;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Words of a seed's streams are told apart by purpose: this one starts weights.
 const INIT_STREAM: u64 = 1 << 32;
@@ -20,9 +27,112 @@ pub struct Unit {
     /// Its parameters, in order.
     pub specs: Vec<ParamSpec>,
     /// Their values, in the same order.
-    pub weights: Weights,
+    pub store: Store,
     /// Where its parameters stand in the decoder's flat order.
     pub range: Range<usize>,
+}
+
+/// The weights of a unit that live on the host.
+pub type HostWeights = Vec<(Slot, HostTensor)>;
+
+/// Where a unit's weights are.
+#[derive(Clone, Debug)]
+pub enum Store {
+    /// On the device.
+    Device(Weights),
+    /// On the host; they visit the device while the unit runs.
+    Host(Arc<HostWeights>),
+}
+
+impl Store {
+    /// Where that is.
+    #[must_use]
+    pub fn home(&self) -> Home {
+        match self {
+            Self::Device(_) => Home::Device,
+            Self::Host(_) => Home::Host,
+        }
+    }
+
+    /// The weights on the device: those that are there, or a copy of the host's.
+    #[must_use]
+    pub fn fetch(&self, device: &Device) -> Weights {
+        match self {
+            Self::Device(weights) => weights.clone(),
+            Self::Host(host) => Weights::new(
+                host.iter()
+                    .map(|(slot, value)| (*slot, value.upload(device)))
+                    .collect(),
+            ),
+        }
+    }
+
+    /// Bytes of the weights.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Device(weights) => weights.tensors().map(tensor_bytes).sum(),
+            Self::Host(host) => host.iter().map(|(_, value)| value.bytes()).sum(),
+        }
+    }
+}
+
+/// Bytes of a matrix's values.
+fn tensor_bytes(tensor: &Tensor<2>) -> usize {
+    let [rows, cols] = tensor.dims();
+    rows * cols * tensor.dtype().size()
+}
+
+/// The value of one parameter, where it lives.
+#[derive(Clone, Debug)]
+pub enum Param {
+    /// On the device.
+    Device(Tensor<2>),
+    /// On the host.
+    Host(HostTensor),
+}
+
+impl Param {
+    /// A copy of its values on the host.
+    pub fn download(&self) -> Result<HostTensor> {
+        match self {
+            Self::Device(tensor) => Ok(HostTensor::download(tensor.clone())?),
+            Self::Host(host) => Ok(host.clone()),
+        }
+    }
+
+    /// Its values as a tensor on the device.
+    #[must_use]
+    pub fn upload(&self, device: &Device) -> Tensor<2> {
+        match self {
+            Self::Device(tensor) => tensor.clone(),
+            Self::Host(host) => host.upload(device),
+        }
+    }
+}
+
+impl Unit {
+    /// Whether training changes any of its parameters.
+    #[must_use]
+    pub fn trains(&self) -> bool {
+        self.specs.iter().any(|spec| spec.trainable)
+    }
+
+    /// Its weights, fetched from wherever they are, as leaves of a graph: those that train ask for a gradient, the others are
+    /// constants.
+    #[must_use]
+    pub fn leaves(&self, weights: &Weights) -> Weights {
+        let leaf = |((slot, weight), spec): ((Slot, Tensor<2>), &ParamSpec)| {
+            let leaf = if spec.trainable {
+                weight.autodiff().require_grad()
+            } else {
+                weight
+            };
+            (slot, leaf)
+        };
+        let entries = weights.clone().into_entries().zip(&self.specs);
+        Weights::new(entries.map(leaf).collect())
+    }
 }
 
 /// A language model as a chain of units: embedding, (attention, MLP) × layers, head.
@@ -33,6 +143,9 @@ pub struct Decoder {
     arch: Arch,
     units: Vec<Unit>,
     device: Device,
+    lora: Option<LoraConfig>,
+    /// Whether the bypasses run.
+    adapters_on: bool,
 }
 
 impl Decoder {
@@ -56,7 +169,7 @@ impl Decoder {
             units.push(Unit {
                 kind,
                 specs,
-                weights: Weights::new(entries),
+                store: Store::Device(Weights::new(entries)),
                 range,
             });
         }
@@ -64,6 +177,8 @@ impl Decoder {
             arch,
             units,
             device: device.clone(),
+            lora: None,
+            adapters_on: true,
         })
     }
 
@@ -118,17 +233,36 @@ impl Decoder {
         self.units.iter().flat_map(|u| &u.specs)
     }
 
-    /// All parameters in flat order.
-    pub fn params(&self) -> impl Iterator<Item = (&ParamSpec, &Tensor<2>)> {
-        self.units
-            .iter()
-            .flat_map(|u| u.specs.iter().zip(u.weights.tensors()))
+    /// All parameters in flat order, where they live. Host values are copied as the iterator reaches them.
+    pub fn params(&self) -> impl Iterator<Item = (&ParamSpec, Param)> {
+        self.specs()
+            .enumerate()
+            .map(|(index, spec)| (spec, self.param(index)))
+    }
+
+    /// One parameter by its place in the flat order. A host value is copied.
+    #[must_use]
+    pub fn param(&self, index: usize) -> Param {
+        let unit = self.units.partition_point(|u| u.range.end <= index);
+        let unit = &self.units[unit];
+        let place = index - unit.range.start;
+        match &unit.store {
+            Store::Device(weights) => Param::Device(weights.at(place)),
+            Store::Host(host) => Param::Host(host[place].1.clone()),
+        }
     }
 
     /// Number of parameters, tied ones counted once.
     #[must_use]
     pub fn num_params(&self) -> usize {
         self.specs().map(ParamSpec::numel).sum()
+    }
+
+    /// Number of parameters that training changes.
+    #[must_use]
+    pub fn num_trainable(&self) -> usize {
+        let trainable = self.specs().filter(|spec| spec.trainable);
+        trainable.map(ParamSpec::numel).sum()
     }
 
     /// Flat index of the matrix that the head projects with: the embedding's where they are tied.
@@ -141,23 +275,97 @@ impl Decoder {
         }
     }
 
-    /// Replaces every parameter: `f(flat index, spec, value)` gives its new value.
-    pub fn update(&mut self, mut f: impl FnMut(usize, &ParamSpec, Tensor<2>) -> Tensor<2>) {
-        for unit in &mut self.units {
-            let weights = std::mem::replace(&mut unit.weights, Weights::new(Vec::new()));
-            let entries = weights
-                .into_entries()
-                .zip(unit.specs.iter().zip(unit.range.clone()))
-                .map(|((slot, value), (spec, index))| (slot, f(index, spec, value)))
-                .collect();
-            unit.weights = Weights::new(entries);
+    /// Replaces every parameter: `f(flat index, spec, value)` gives its new value, in the same home.
+    pub fn update<E>(
+        &mut self,
+        mut f: impl FnMut(usize, &ParamSpec, Param) -> Result<Param, E>,
+    ) -> Result<(), E> {
+        (0..self.units.len()).try_for_each(|unit| self.update_unit(unit, &mut f))
+    }
+
+    /// Replaces the parameters of one unit. Values leave the unit while they are replaced, so that nothing is held twice:
+    /// after an error the decoder lacks the parameter at which it happened and is of no further use.
+    pub fn update_unit<E>(
+        &mut self,
+        unit: usize,
+        mut f: impl FnMut(usize, &ParamSpec, Param) -> Result<Param, E>,
+    ) -> Result<(), E> {
+        let unit = &mut self.units[unit];
+        for (i, (spec, index)) in unit.specs.iter().zip(unit.range.clone()).enumerate() {
+            match &mut unit.store {
+                Store::Device(weights) => {
+                    let value = weights.take(i);
+                    match f(index, spec, Param::Device(value))? {
+                        Param::Device(new) => weights.put(i, new),
+                        Param::Host(_) => unreachable!("a parameter stays where it lives"),
+                    }
+                }
+                Store::Host(host) => {
+                    let host = Arc::make_mut(host);
+                    let empty = HostTensor::from_values(Vec::new(), [0, 0]);
+                    let value = std::mem::replace(&mut host[i].1, empty);
+                    match f(index, spec, Param::Host(value))? {
+                        Param::Host(new) => host[i].1 = new,
+                        Param::Device(_) => unreachable!("a parameter stays where it lives"),
+                    }
+                }
+            }
         }
+        Ok(())
+    }
+
+    /// Moves a unit's weights; the copy they leave behind is freed.
+    pub fn move_unit(&mut self, unit: usize, home: Home) -> Result<()> {
+        let store = &mut self.units[unit].store;
+        match (&*store, home) {
+            (Store::Device(weights), Home::Host) => {
+                let host = weights
+                    .clone()
+                    .into_entries()
+                    .map(|(slot, value)| {
+                        let mut host = HostTensor::download(value)?;
+                        host.pin(&self.device);
+                        Ok((slot, host))
+                    })
+                    .collect::<Result<HostWeights>>()?;
+                *store = Store::Host(Arc::new(host));
+            }
+            (Store::Host(_), Home::Device) => {
+                *store = Store::Device(store.fetch(&self.device));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Moves all weights.
+    pub fn move_to(&mut self, home: Home) -> Result<()> {
+        (0..self.units.len()).try_for_each(|unit| self.move_unit(unit, home))
+    }
+
+    /// Bytes of all weights that live in `home`.
+    #[must_use]
+    pub fn bytes_in(&self, home: Home) -> usize {
+        let there = self.units.iter().filter(|u| u.store.home() == home);
+        there.map(|u| u.store.bytes()).sum()
+    }
+
+    /// A unit's weights on the device.
+    #[must_use]
+    pub fn weights(&self, unit: usize) -> Weights {
+        self.units[unit].store.fetch(&self.device)
     }
 
     /// Embeds token ids `[tokens]`: `[tokens, hidden]`.
     #[must_use]
     pub fn embed(&self, ids: Tensor<1, Int>) -> Tensor<2> {
-        layer::embed(&self.arch, self.units[0].weights.need(Slot::Embedding), ids)
+        self.embed_with(&self.weights(0), ids)
+    }
+
+    /// The same with the embedding's weights given from outside.
+    #[must_use]
+    pub fn embed_with(&self, weights: &Weights, ids: Tensor<1, Int>) -> Tensor<2> {
+        layer::embed(&self.arch, weights.need(Slot::Embedding), ids)
     }
 
     /// Runs one unit between embedding and head on rows `[tokens, hidden]`, with weights given from
@@ -166,9 +374,10 @@ impl Decoder {
     pub fn run(&self, unit: usize, weights: &Weights, x: Tensor<2>, ctx: &Context) -> Tensor<2> {
         match self.units[unit].kind {
             UnitKind::Attention(layer) => {
-                layer::attention(&self.arch, layer, weights, x, ctx, None)
+                let bypass = self.bypass(layer, ctx);
+                layer::attention(&self.arch, layer, weights, x, ctx, bypass, None)
             }
-            UnitKind::Mlp(_) => layer::mlp(&self.arch, weights, x),
+            UnitKind::Mlp(layer) => layer::mlp(&self.arch, weights, x, self.bypass(layer, ctx)),
             UnitKind::Embedding | UnitKind::Head => {
                 unreachable!("embedding and head are run by name")
             }
@@ -185,7 +394,7 @@ impl Decoder {
     #[must_use]
     pub fn hidden(&self, ids: Tensor<1, Int>, ctx: &Context) -> Tensor<2> {
         self.body().fold(self.embed(ids), |x, unit| {
-            self.run(unit, &self.units[unit].weights, x, ctx)
+            self.run(unit, &self.weights(unit), x, ctx)
         })
     }
 
@@ -198,12 +407,15 @@ impl Decoder {
         cache: &mut KvCache,
     ) -> Tensor<2> {
         let mut x = self.embed(ids);
-        for unit in &self.units[self.body()] {
-            x = match unit.kind {
+        for index in self.body() {
+            let weights = self.weights(index);
+            x = match self.units[index].kind {
                 UnitKind::Attention(i) => {
-                    layer::attention(&self.arch, i, &unit.weights, x, ctx, Some(cache.layer(i)))
+                    let bypass = self.bypass(i, ctx);
+                    let cache = Some(cache.layer(i));
+                    layer::attention(&self.arch, i, &weights, x, ctx, bypass, cache)
                 }
-                _ => layer::mlp(&self.arch, &unit.weights, x),
+                _ => self.run(index, &weights, x, ctx),
             };
         }
         x
@@ -212,16 +424,76 @@ impl Decoder {
     /// The head.
     #[must_use]
     pub fn head(&self) -> Head<'_> {
-        let unit = &self.units[self.units.len() - 1];
-        let projection = match unit.weights.get(Slot::Projection) {
+        self.head_with(&self.weights(self.units.len() - 1))
+    }
+
+    /// The head with its unit's weights given from outside; a tied projection comes from the embedding.
+    #[must_use]
+    pub fn head_with(&self, weights: &Weights) -> Head<'_> {
+        let projection = match weights.get(Slot::Projection) {
             Some(own) => own,
-            None => self.units[0].weights.need(Slot::Embedding),
+            None => self.weights(0).need(Slot::Embedding),
         };
         Head {
             arch: &self.arch,
-            norm: unit.weights.need(Slot::InputNorm),
+            norm: weights.need(Slot::InputNorm),
             projection,
-            bias: unit.weights.get(Slot::ProjectionBias),
+            bias: weights.get(Slot::ProjectionBias),
+            trainable: self.units[self.units.len() - 1].trains(),
+        }
+    }
+
+    /// What a unit computes.
+    #[must_use]
+    pub fn kind(&self, unit: usize) -> UnitKind {
+        self.units[unit].kind
+    }
+
+    /// The first part of an attention unit: queries, keys and values, `[batch, heads, len, head_dim]` each.
+    #[must_use]
+    pub fn project(
+        &self,
+        unit: usize,
+        weights: &Weights,
+        x: Tensor<2>,
+        ctx: &Context,
+    ) -> Projected {
+        let bypass = self.unit_bypass(unit, ctx);
+        layer::project(&self.arch, weights, x, ctx, bypass)
+    }
+
+    /// The middle part, for the queries of some columns: `[batch, columns, heads · head_dim]`. `seen` are the keys' columns.
+    #[must_use]
+    pub fn attend(
+        &self,
+        unit: usize,
+        qkv: Projected,
+        ctx: &Context,
+        rows: &AttentionRows,
+    ) -> Tensor<3> {
+        layer::attend(&self.arch, qkv, ctx.mask(self.window(unit), rows))
+    }
+
+    /// The last part: output projection and residual, from mixed values `[tokens, heads · head_dim]`.
+    #[must_use]
+    pub fn merge(
+        &self,
+        unit: usize,
+        weights: &Weights,
+        x: Tensor<2>,
+        mixed: Tensor<2>,
+        ctx: &Context,
+    ) -> Tensor<2> {
+        let bypass = self.unit_bypass(unit, ctx);
+        layer::merge(&self.arch, weights, x, mixed, bypass)
+    }
+
+    /// How many columns an attention unit sees back, where it does not see all.
+    #[must_use]
+    pub fn window(&self, unit: usize) -> Option<usize> {
+        match self.units[unit].kind {
+            UnitKind::Attention(layer) => self.arch.windows[layer],
+            _ => None,
         }
     }
 }

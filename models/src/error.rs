@@ -185,5 +185,14 @@ impl Error {
     }
 }
 
+impl From<firebrick_backends::Error> for Error {
+    fn from(e: firebrick_backends::Error) -> Self {
+        Self::Device {
+            doing: "moving weights",
+            detail: e.to_string(),
+        }
+    }
+}
+
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

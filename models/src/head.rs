@@ -18,6 +18,7 @@ pub struct Head<'a> {
     pub(crate) norm: Tensor<2>,
     pub(crate) projection: Tensor<2>,
     pub(crate) bias: Option<Tensor<2>>,
+    pub(crate) trainable: bool,
 }
 
 /// What the head says of a chunk of rows, each `[rows]`.
@@ -49,10 +50,10 @@ pub struct HeadChunk<'a> {
 pub struct HeadGradients {
     /// With respect to the hidden rows, `[rows, hidden]`.
     pub hidden: Tensor<2>,
-    /// With respect to the final norm's weight, `[1, hidden]`.
-    pub norm: Tensor<2>,
-    /// With respect to the projection, `[vocab, hidden]`.
-    pub projection: Tensor<2>,
+    /// With respect to the final norm's weight, `[1, hidden]`, where it trains.
+    pub norm: Option<Tensor<2>>,
+    /// With respect to the projection, `[vocab, hidden]`, where it trains.
+    pub projection: Option<Tensor<2>>,
 }
 
 impl<'a> Head<'a> {
@@ -137,7 +138,8 @@ impl<'a> Head<'a> {
 }
 
 impl HeadChunk<'_> {
-    /// Gradients given those of the scores, `[rows]` each; `d_entropy` only where the loss looks at entropy.
+    /// Gradients given those of the scores, `[rows]` each; `d_entropy` only where the loss looks at entropy. The product of
+    /// `[vocab, hidden]` is left out where the head is frozen.
     #[must_use]
     pub fn backward(self, d_logp: Tensor<1>, d_entropy: Option<Tensor<1>>) -> HeadGradients {
         let head = self.head;
@@ -159,17 +161,19 @@ impl HeadChunk<'_> {
         if (self.temperature - 1.0).abs() >= f64::EPSILON {
             dz = dz / self.temperature;
         }
-        let projection = dz.clone().transpose().matmul(self.normed);
+        let projection = head
+            .trainable
+            .then(|| dz.clone().transpose().matmul(self.normed));
         let d_normed = dz.matmul(head.projection.clone());
 
         let x = self.hidden.autodiff().require_grad();
-        let w = head.norm.clone().autodiff().require_grad();
+        let w = head.norm.clone().autodiff();
+        let w = if head.trainable { w.require_grad() } else { w };
         let y = rms_norm(head.arch, x.clone(), w.clone());
         let mut grads = (y * d_normed.autodiff()).sum().backward();
-        let taken = "a leaf of this graph";
         HeadGradients {
-            hidden: x.grad_remove(&mut grads).expect(taken),
-            norm: w.grad_remove(&mut grads).expect(taken),
+            hidden: x.grad_remove(&mut grads).expect("a leaf of this graph"),
+            norm: w.grad_remove(&mut grads),
             projection,
         }
     }

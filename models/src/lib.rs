@@ -25,6 +25,7 @@
 //! # Ok::<(), firebrick_models::Error>(())
 //! ```
 
+pub mod adapter;
 pub mod arch;
 pub mod cache;
 pub mod checkpoint;

@@ -1,8 +1,9 @@
 //! Units: the links of the chain that a decoder is, and the parameters each one owns.
 //!
-//! One table, [`unit_specs`], names every parameter once; loading, export, random start, gradients and optimizer state all
-//! follow its order.
+//! One table, [`unit_specs`], names every parameter once, and bypasses add theirs to the units they belong to; loading, export,
+//! random start, gradients and optimizer state all follow its order.
 
+use crate::adapter::{Bypass, Target};
 use crate::arch::{Arch, Family, HeadKind};
 use burn::tensor::Tensor;
 
@@ -47,6 +48,8 @@ pub enum Slot {
     DownBias,
     Projection,
     ProjectionBias,
+    LoraA(Target),
+    LoraB(Target),
 }
 
 impl Slot {
@@ -64,7 +67,15 @@ impl Slot {
                 | Self::Up
                 | Self::Down
                 | Self::Projection
+                | Self::LoraA(_)
+                | Self::LoraB(_)
         )
+    }
+
+    /// Matrices of a bypass.
+    #[must_use]
+    pub fn is_adapter(self) -> bool {
+        matches!(self, Self::LoraA(_) | Self::LoraB(_))
     }
 
     /// Norm weights: start at one (or at zero where the family stores w − 1).
@@ -82,18 +93,21 @@ impl Slot {
 pub struct ParamSpec {
     /// Use in its unit.
     pub slot: Slot,
-    /// Hugging Face tensor name.
+    /// Hugging Face tensor name; PEFT's where it belongs to a bypass.
     pub name: String,
     /// Shape in the checkpoint: `[n]` or `[out, in]`.
     pub shape: Vec<usize>,
+    /// Whether training changes it: beside bypasses, nothing else does.
+    pub trainable: bool,
 }
 
 impl ParamSpec {
-    fn new(slot: Slot, name: impl Into<String>, shape: &[usize]) -> Self {
+    pub(crate) fn new(slot: Slot, name: impl Into<String>, shape: &[usize]) -> Self {
         Self {
             slot,
             name: name.into(),
             shape: shape.to_vec(),
+            trainable: true,
         }
     }
 
@@ -124,7 +138,7 @@ pub fn chain(arch: &Arch) -> Vec<UnitKind> {
         .collect()
 }
 
-/// The parameters that a unit owns. A tied head owns no projection: it borrows the embedding's.
+/// The parameters that a unit owns, bypasses apart. A tied head owns no projection: it borrows the embedding's.
 #[must_use]
 pub fn unit_specs(arch: &Arch, kind: UnitKind) -> Vec<ParamSpec> {
     match kind {
@@ -260,6 +274,22 @@ impl Weights {
             .unwrap_or_else(|| unreachable!("a unit without its {slot:?}"))
     }
 
+    /// The tensor at a place in the order.
+    pub(crate) fn at(&self, index: usize) -> Tensor<2> {
+        self.0[index].1.clone()
+    }
+
+    /// Takes a tensor out, to be put back: until then an empty one stands in its place.
+    pub(crate) fn take(&mut self, index: usize) -> Tensor<2> {
+        let device = self.0[index].1.device();
+        std::mem::replace(&mut self.0[index].1, Tensor::empty([0, 0], &device))
+    }
+
+    /// Puts a tensor back.
+    pub(crate) fn put(&mut self, index: usize, value: Tensor<2>) {
+        self.0[index].1 = value;
+    }
+
     /// Tensors in order.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor<2>> {
         self.0.iter().map(|(_, t)| t)
@@ -276,11 +306,32 @@ impl Weights {
         Self(self.0.iter().map(|(s, t)| (*s, f(t))).collect())
     }
 
-    /// `x · Wᵀ (+ b)` for `x` of shape `[rows, in]`.
-    pub(crate) fn linear(&self, x: Tensor<2>, weight: Slot, bias: Slot) -> Tensor<2> {
-        let y = x.matmul(self.need(weight).transpose());
-        match self.get(bias) {
+    /// A and B of a bypass, if there is one.
+    pub(crate) fn bypass(&self, target: Target) -> Option<(Tensor<2>, Tensor<2>)> {
+        Some((
+            self.get(Slot::LoraA(target))?,
+            self.get(Slot::LoraB(target))?,
+        ))
+    }
+
+    /// `x · Wᵀ (+ b) (+ bypass)` for `x` of shape `[rows, in]`.
+    pub(crate) fn linear(
+        &self,
+        x: Tensor<2>,
+        weight: Slot,
+        bias: Slot,
+        bypass: Option<Bypass<'_>>,
+    ) -> Tensor<2> {
+        let y = x.clone().matmul(self.need(weight).transpose());
+        let y = match self.get(bias) {
             Some(b) => y + b,
+            None => y,
+        };
+        let Some((bypass, target)) = bypass.zip(Target::of(weight)) else {
+            return y;
+        };
+        match self.bypass(target) {
+            Some((a, b)) => y + bypass.run(x, target, a, b),
             None => y,
         }
     }

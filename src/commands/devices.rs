@@ -1,10 +1,15 @@
 //! `firebrick devices`.
 
 use crate::arguments::DevicesArgs;
-use firebrick::backends::device::probe;
+use crate::table::Table;
+use firebrick::backends::device::{BackendReport, open, probe};
+use firebrick::backends::profile::{DeviceProfile, measure};
 
 pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
     let reports = probe();
+    if args.measure {
+        return measure_all(&reports, args.json);
+    }
     if args.json {
         println!("{}", serde_json::to_string_pretty(&reports)?);
         return Ok(());
@@ -40,6 +45,51 @@ pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
                 "-"
             );
         }
+    }
+    Ok(())
+}
+
+/// Measures every device that is no software adapter and keeps the results.
+fn measure_all(reports: &[BackendReport], json: bool) -> anyhow::Result<()> {
+    let mut profiles: Vec<DeviceProfile> = Vec::new();
+    let mut table = Table::new(
+        2,
+        &[
+            "DEVICE",
+            "NAME",
+            "F32 PRODUCTS",
+            "MEMORY",
+            "HOST MEMORY",
+            "LINK",
+            "LAUNCH",
+        ],
+    );
+    let mut folder = None;
+    let found = reports.iter().flat_map(|r| &r.devices);
+    for info in found.filter(|d| !d.software) {
+        let (device, info) = open(info.device)?;
+        let profile = measure(&device, &info)?;
+        let path = profile.save(info.device)?;
+        folder = path.parent().map(std::path::Path::to_owned);
+        let rate = |bytes: f64| format!("{:.1} GB/s", bytes / 1e9);
+        table.row(vec![
+            info.device.to_string(),
+            info.name.clone(),
+            format!("{:.2} TFLOP/s", profile.matmul_flops.f32 / 1e12),
+            rate(profile.memory_bandwidth),
+            rate(profile.host_bandwidth),
+            profile.host_link.map_or_else(|| "one memory".into(), rate),
+            format!("{:.1} us", profile.kernel_overhead * 1e6),
+        ]);
+        profiles.push(profile);
+    }
+    if json {
+        println!("{}", serde_json::to_string_pretty(&profiles)?);
+        return Ok(());
+    }
+    print!("{}", table.render());
+    if let Some(folder) = folder {
+        println!("kept in {}", folder.display());
     }
     Ok(())
 }

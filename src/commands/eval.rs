@@ -3,6 +3,7 @@
 use crate::arguments::EvalArgs;
 use firebrick::engine::config;
 use firebrick::engine::evaluate;
+use firebrick::engine::lora::LoraSettings;
 
 pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     let mut config = config::load(&args.config, &args.overrides)?;
@@ -14,6 +15,9 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
             path: Some(model.clone()),
             ..config::ModelConfig::default()
         };
+    }
+    if let Some(adapter) = &args.adapter {
+        config.model.lora = Some(LoraSettings::at(adapter.clone()));
     }
     let result = evaluate::evaluate(&config)?;
     if args.json {

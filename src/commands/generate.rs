@@ -12,7 +12,7 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         checkpoint,
         tokenizer,
         decoder,
-    } = load(&args.model, args.device)?;
+    } = load(&args.model, args.adapter.as_deref(), args.device)?;
     let mut stop_ids = checkpoint.eos_ids();
     if stop_ids.is_empty() {
         stop_ids.extend(tokenizer.eos_id());

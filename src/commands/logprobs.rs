@@ -5,7 +5,8 @@ use crate::arguments::LogprobsArgs;
 use anyhow::Context;
 use firebrick::engine::batch::{Cut, Sequence};
 use firebrick::engine::plan::MemoryConfig;
-use firebrick::engine::schedule::score_all;
+use firebrick::engine::runtime::Runtime;
+use firebrick::engine::schedule::{Schedule, score_all};
 use firebrick::models::Tokenizer;
 use firebrick::models::generate::check_ids;
 use serde::Deserialize;
@@ -45,7 +46,7 @@ pub fn run(args: &LogprobsArgs) -> anyhow::Result<()> {
         .map_err(|e| UserError(format!("cannot read {}: {e}", args.input.display())))?;
     let Loaded {
         tokenizer, decoder, ..
-    } = load(&args.model, args.device)?;
+    } = load(&args.model, args.adapter.as_deref(), args.device)?;
     let mut sequences = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let at = || format!("{} line {}", args.input.display(), number + 1);
@@ -68,12 +69,14 @@ pub fn run(args: &LogprobsArgs) -> anyhow::Result<()> {
         });
     }
     let plan = MemoryConfig::default().plan(decoder.arch())?;
+    let runtime = Runtime::new(decoder.device());
+    let schedule = Schedule::new(&plan, &runtime, args.temperature);
     let cut = Cut {
         max_tokens: args.max_tokens,
         max_sequences: None,
         key: "--max-tokens",
     };
-    let scores = score_all(&decoder, &plan, &sequences, cut, args.temperature)?;
+    let scores = score_all(&schedule, &decoder, &sequences, cut)?;
     let mut out = String::new();
     for (logp, entropy) in scores.logp.iter().zip(&scores.entropy) {
         // the last position has an entropy and no next token

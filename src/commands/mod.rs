@@ -4,8 +4,10 @@ pub mod devices;
 pub mod eval;
 pub mod generate;
 pub mod logprobs;
+pub mod plan;
 pub mod train;
 
+use firebrick::models::checkpoint::load_adapter;
 use firebrick::models::{Checkpoint, Decoder, Tokenizer};
 use std::path::Path;
 
@@ -28,13 +30,21 @@ pub struct Loaded {
     pub decoder: Decoder,
 }
 
-/// Loads a checkpoint folder onto a device.
-pub fn load(dir: &Path, device: firebrick::backends::DeviceSpec) -> anyhow::Result<Loaded> {
+/// Loads a checkpoint folder onto a device, with an adapter beside it where one is given.
+pub fn load(
+    dir: &Path,
+    adapter: Option<&Path>,
+    device: firebrick::backends::DeviceSpec,
+) -> anyhow::Result<Loaded> {
     let checkpoint = Checkpoint::open(dir)?;
     let tokenizer = Tokenizer::from_dir(dir)?;
     firebrick::engine::source::check_arch(checkpoint.arch(), &tokenizer)?;
     let (device, _) = firebrick::backends::device::open(device)?;
     let decoder = checkpoint.load(&device)?;
+    let decoder = match adapter {
+        Some(adapter) => load_adapter(&decoder, adapter)?,
+        None => decoder,
+    };
     Ok(Loaded {
         checkpoint,
         tokenizer,

@@ -11,6 +11,10 @@ pub fn run(args: &RunArgs, mode: Mode, start: Start) -> anyhow::Result<()> {
     if let Some(device) = args.device {
         config.device = device;
     }
+    if let Some(plan) = &args.plan {
+        let absolute = std::path::absolute(plan);
+        config.memory.plan = Some(absolute.unwrap_or_else(|_| plan.clone()));
+    }
     let mut trainer = Trainer::new(config, mode, start, Box::new(Progress::new()))?;
     trainer.run()?;
     Ok(())

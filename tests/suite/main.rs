@@ -4,7 +4,9 @@
 #[allow(dead_code, reason = "each test binary uses its own part")]
 mod support;
 
+mod names;
 mod parity;
+mod plans;
 mod program;
 #[cfg(feature = "wgpu")]
 mod wgpu;

@@ -3,8 +3,10 @@
 //! One device and one test at a time: kernels are compiled once a process, and a software adapter has the same
 //! cores as the tests.
 
+use crate::plans;
 use crate::support::golden::Golden;
 use crate::support::model::{Model, nll_rows, scored_rows};
+use crate::support::techniques::{MOMENTS, optimizers, passes};
 use crate::support::{
     assert_all_close, assert_close, assert_gradient, checked, fixtures, folders, report,
 };
@@ -12,7 +14,6 @@ use burn::tensor::Device;
 use firebrick_backends::device::open;
 use firebrick_engine::config::parse;
 use firebrick_engine::objective::sft::Nll;
-use firebrick_engine::schedule::Schedule;
 use firebrick_engine::trainer::{Silent, Start, Trainer};
 use firebrick_engine::trainer_state::Mode;
 use firebrick_models::Checkpoint;
@@ -60,11 +61,7 @@ fn parity_of_log_probs_and_entropies() {
         let (model, golden) = model(&dir, &device);
         let name = model.name.as_str();
         let sequences = scored_rows(&golden);
-        let micro = model.micro(&sequences.iter().collect::<Vec<_>>());
-        let plan = model.plain(1024);
-        let scores = Schedule::new(&model.decoder, &plan, 1.0)
-            .score(&micro)
-            .unwrap();
+        let scores = model.score(&model.plain(1024), 1.0, &sequences);
         let (logp, entropy) = (
             golden.float_rows("logprobs_right"),
             golden.float_rows("entropy_right"),
@@ -99,8 +96,8 @@ fn parity_of_losses_and_gradients_with_and_without_checkpointing() {
             continue;
         };
         for plan in [model.plain(1024), model.checkpointed(1024, 1)] {
-            let micro = model.micro(&rows.iter().collect::<Vec<_>>());
-            let (sums, found) = model.backward(&plan, 1.0, &Nll, &[micro]);
+            let whole = vec![rows.iter().collect()];
+            let (sums, found) = model.backward(&plan, 1.0, &Nll, &whole);
             assert_close(name, sums.loss, model.manifest.loss.unwrap(), TOLERANCE);
             for (parameter, found) in &found {
                 let label = format!("{name}: {parameter}");
@@ -110,6 +107,29 @@ fn parity_of_losses_and_gradients_with_and_without_checkpointing() {
         }
     }
     checked("gradient tensors on wgpu", tensors);
+}
+
+#[test]
+fn every_plan_gives_the_loss_and_gradients_of_the_plain_one() {
+    let Some((device, _alone)) = adapter() else {
+        return;
+    };
+    let (model, _) = model(&fixtures().join("models/qwen2-tied"), &device);
+    let cases = plans::compare_passes(&model, &passes());
+    checked("plans against the plain one on wgpu", cases);
+}
+
+#[test]
+fn every_place_of_the_optimizer_gives_the_weights_of_the_plain_one() {
+    let Some((device, _alone)) = adapter() else {
+        return;
+    };
+    let (model, _) = model(&fixtures().join("models/llama-gqa"), &device);
+    let places: Vec<_> = optimizers().into_iter().step_by(3).collect();
+    // WGSL stores no bf16: that kind is refused there
+    let cases =
+        plans::compare_updates(&model, &places) + plans::compare_moments(&model, &MOMENTS[1..]);
+    checked("places and kinds of moments on wgpu", cases);
 }
 
 #[test]

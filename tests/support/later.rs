@@ -17,7 +17,6 @@ enum When {
 use When::{Always, Is, IsNot};
 
 const FAMILY: &str = "PPO and the family of objectives";
-const ADAPTERS: &str = "LoRA adapters";
 const REWARDS: &str = "several rewards, each normalised by itself";
 const TRL_LOSS: &str = "trl.GRPOTrainer._compute_loss";
 
@@ -71,9 +70,8 @@ const LATER: &[(&str, When, &str)] = &[
     ("compute_remax_outcome_advantage", Always, FAMILY),
     ("compute_grpo_passk_outcome_advantage", Always, FAMILY),
     ("AdaptiveKLController", Always, FAMILY),
-    // runs of train/grpo.json, and files of train/ by their format
+    // runs of train/grpo.json
     ("train/grpo", Is("level", r#""sequence""#), FAMILY),
-    ("lora-golden/1", Always, ADAPTERS),
 ];
 
 /// The issue that builds this case, if it is a later one.

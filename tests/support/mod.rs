@@ -3,6 +3,7 @@
 pub mod golden;
 pub mod later;
 pub mod model;
+pub mod techniques;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Int, Tensor, TensorData};
-use firebrick_engine::batch::{MicroBatch, Sequence};
+use firebrick_engine::batch::{DropoutStep, Sequence};
 use firebrick_engine::gradients::Gradients;
 use firebrick_engine::objective::TokenLoss;
-use firebrick_engine::plan::{MemoryConfig, ModelPlan};
-use firebrick_engine::schedule::{LossSums, Schedule};
+use firebrick_engine::placed::{Placed, Use};
+use firebrick_engine::plan::{MemoryConfig, ModelPlan, Role};
+use firebrick_engine::runtime::Runtime;
+use firebrick_engine::schedule::{LossSums, MicroScores, Schedule};
 use firebrick_models::{Checkpoint, Decoder};
 use serde::Deserialize;
 
@@ -62,6 +64,8 @@ pub struct Model {
     pub dir: PathBuf,
     pub manifest: Manifest,
     pub decoder: Decoder,
+    /// The optimizer step whose dropout its backward passes have, where it has adapters with dropout.
+    pub dropout: DropoutStep,
 }
 
 impl Model {
@@ -78,6 +82,7 @@ impl Model {
                 .unwrap_or_else(|error| panic!("{error}")),
             manifest: read(&dir.join("golden/manifest.json")),
             dir: dir.to_owned(),
+            dropout: DropoutStep::default(),
             name,
         }
     }
@@ -103,15 +108,33 @@ impl Model {
         ModelPlan::checkpoint_every(self.decoder.arch(), &memory(head_rows), blocks)
     }
 
-    pub fn micro(&self, sequences: &[&Sequence]) -> MicroBatch {
-        MicroBatch::new(self.decoder.arch(), sequences, self.decoder.device())
-    }
-
     pub fn ids(&self, rows: &[i64]) -> Tensor<1, Int> {
         Tensor::from_data(
             TensorData::new(rows.to_vec(), [rows.len()]),
             self.decoder.device(),
         )
+    }
+
+    /// The decoder with its weights where a plan wants them.
+    fn placed(&self, plan: &ModelPlan, runtime: &Runtime) -> Placed {
+        let decoder = self.decoder.clone();
+        let mut placed = Placed::new(decoder, plan.clone(), Role::Policy, &runtime.accounts);
+        placed.settle(Use::Pass).expect("weights in their place");
+        placed
+    }
+
+    fn runtime(&self, plan: &ModelPlan) -> Runtime {
+        Runtime::new(self.decoder.device()).with_prefetch(plan.prefetch)
+    }
+
+    /// Log-probs and entropies of one micro-batch.
+    pub fn score(&self, plan: &ModelPlan, temperature: f64, rows: &[Sequence]) -> MicroScores {
+        let runtime = self.runtime(plan);
+        let placed = self.placed(plan, &runtime);
+        let schedule = Schedule::new(plan, &runtime, temperature);
+        let micro = vec![rows.iter().collect()];
+        let scores = schedule.score(&placed.decoder, &micro);
+        scores.expect("scoring").remove(0)
     }
 
     /// Loss and gradients by parameter name of micro-batches that add up to one step.
@@ -120,20 +143,32 @@ impl Model {
         plan: &ModelPlan,
         temperature: f64,
         loss: &dyn TokenLoss,
-        micros: &[MicroBatch],
+        micros: &[Vec<&Sequence>],
     ) -> (LossSums, BTreeMap<String, Vec<f64>>) {
-        let schedule = Schedule::new(&self.decoder, plan, temperature);
-        let mut gradients = Gradients::new(self.decoder.specs().count());
-        let mut sums = LossSums::default();
-        for micro in micros {
-            let own = schedule.backward(micro, loss, &mut gradients);
-            sums.absorb(&own.unwrap_or_else(|error| panic!("{}: {error}", self.name)));
-        }
-        let named = self
-            .decoder
-            .specs()
-            .enumerate()
-            .filter_map(|(i, spec)| Some((spec.name.clone(), values(gradients.take(i)?))));
+        let runtime = self.runtime(plan);
+        self.backward_with(&runtime, plan, temperature, loss, micros)
+    }
+
+    /// The same, with accounts to look at afterwards.
+    pub fn backward_with(
+        &self,
+        runtime: &Runtime,
+        plan: &ModelPlan,
+        temperature: f64,
+        loss: &dyn TokenLoss,
+        micros: &[Vec<&Sequence>],
+    ) -> (LossSums, BTreeMap<String, Vec<f64>>) {
+        let mut placed = self.placed(plan, runtime);
+        let decoder = &mut placed.decoder;
+        let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
+        let sums = Schedule::new(plan, runtime, temperature)
+            .with_dropout(self.dropout)
+            .backward(decoder, micros, loss, &mut gradients, None)
+            .unwrap_or_else(|error| panic!("{}: {error}", self.name));
+        let named = decoder.specs().enumerate().filter_map(|(i, spec)| {
+            let gradient = gradients.take(i)?.into_device(decoder.device());
+            Some((spec.name.clone(), values(gradient)))
+        });
         (sums, named.collect())
     }
 }

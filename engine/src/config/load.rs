@@ -1,6 +1,7 @@
 //! YAML plus `key.path=value` overrides into a [`RunConfig`], with unknown keys refused and the nearest one named.
 
 use super::RunConfig;
+use crate::plan::Preset;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -18,8 +19,10 @@ const SECTIONS: [&str; 8] = [
 ];
 
 /// Keys that name files.
-const FILES: [&str; 4] = [
+const FILES: [&str; 6] = [
+    "/memory/plan",
     "/model/path",
+    "/model/lora/path",
     "/model/tokenizer",
     "/task/train",
     "/task/validation",
@@ -84,12 +87,43 @@ fn override_all(root: &mut Map<String, Value>, overrides: &[String]) -> Result<(
     Ok(())
 }
 
-fn typed(root: Map<String, Value>) -> Result<RunConfig> {
-    let config: RunConfig = serde_path_to_error::deserialize(Value::Object(root)).map_err(|e| {
-        let path = e.path().to_string();
-        Error::Config(describe(&path, &e.into_inner().to_string()))
-    })?;
+/// Puts a preset's settings under those that stand beside it.
+fn expand_preset(root: &mut Map<String, Value>) {
+    let Some(Value::Object(memory)) = root.get_mut("memory") else {
+        return;
+    };
+    let named = memory.get("preset").cloned().map(serde_json::from_value);
+    // a name that is no preset is reported with its place when the section is read
+    if let Some(Ok(preset)) = named {
+        let preset: Preset = preset;
+        let mut settings = preset.settings();
+        lay_over(&mut settings, std::mem::take(memory));
+        *memory = settings;
+    }
+}
+
+fn lay_over(under: &mut Map<String, Value>, over: Map<String, Value>) {
+    for (key, value) in over {
+        match (under.get_mut(&key), value) {
+            (Some(Value::Object(under)), Value::Object(over)) => lay_over(under, over),
+            (_, value) => {
+                under.insert(key, value);
+            }
+        }
+    }
+}
+
+fn typed(mut root: Map<String, Value>) -> Result<RunConfig> {
+    expand_preset(&mut root);
+    let mut config: RunConfig =
+        serde_path_to_error::deserialize(Value::Object(root)).map_err(|e| {
+            let path = e.path().to_string();
+            Error::Config(describe(&path, &e.into_inner().to_string()))
+        })?;
     config.check()?;
+    if let Some(lora) = &mut config.model.lora {
+        lora.spell_out();
+    }
     Ok(config)
 }
 
@@ -211,6 +245,83 @@ mod tests {
         let off = parse(&warmed, &["warmup=null".to_owned()]).unwrap();
         assert_eq!(off.warmup.sft, None, "null turns a section off");
         assert!(error(MINIMAL, &["warmpu=null"]).contains("did you mean `warmup`?"));
+    }
+
+    #[test]
+    fn a_preset_sets_what_is_not_written_beside_it() {
+        let with = |memory: &str| {
+            let config = parse(&format!("{MINIMAL}memory: {memory}\n"), &[]).unwrap();
+            assert_eq!(parse(&config.to_yaml().unwrap(), &[]).unwrap(), config);
+            config.memory
+        };
+        for preset in ["constrained", "balanced", "fast", "huge"] {
+            with(&format!("{{preset: {preset}}}"));
+        }
+        let memory = with("{preset: constrained, head_rows: 32, reference: {score_tokens: 64}}");
+        assert!(memory.activation_offload && memory.gradient_checkpointing);
+        assert_eq!(memory.head_rows, 32);
+        assert_eq!(memory.reference.score_tokens, Some(64));
+        assert_eq!(
+            memory.reference.param_offload,
+            crate::plan::ParamOffload::Idle
+        );
+        let message = error(MINIMAL, &["memory.preset=balance"]);
+        assert!(message.contains("did you mean `balanced`?"), "{message}");
+    }
+
+    #[test]
+    fn memory_settings_that_make_no_sense_together_are_refused_with_the_reason() {
+        for (overrides, reason) in [
+            (
+                &["memory.activation_offload=true"][..],
+                "turn on memory.gradient_checkpointing",
+            ),
+            (
+                &["memory.param_offload=streamed"],
+                "a kept graph would hold on to them",
+            ),
+            (
+                &["memory.order=segment_major"],
+                "goes with memory.param_offload: streamed",
+            ),
+            (
+                &["memory.offload_fraction=0.5"],
+                "goes with memory.optimizer_offload: cpu",
+            ),
+            (&["memory.offload_fraction=1.5"], "between 0 and 1"),
+            (
+                &["memory.activation_offload_group=2"],
+                "goes with memory.activation_offload",
+            ),
+            (
+                &["memory.checkpoint_every=2"],
+                "turn on memory.gradient_checkpointing",
+            ),
+            (
+                &["memory.checkpoint_layers=[0]"],
+                "turn on memory.gradient_checkpointing",
+            ),
+            (
+                &["memory.recompute_granularity=half"],
+                "goes with memory.gradient_checkpointing",
+            ),
+            (
+                &[
+                    "memory.step_in_backward=true",
+                    "memory.optimizer_offload=idle",
+                ],
+                "optimizer_offload: cpu",
+            ),
+            (
+                &["memory.head_rows=0"],
+                "memory.head_rows should be at least 1",
+            ),
+            (&["memory.margin=1"], "between 0 and 0.9"),
+            (&["memory.budget=much"], "8GiB"),
+        ] {
+            let message = error(MINIMAL, overrides);
+            assert!(message.contains(reason), "{overrides:?}: {message}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod load;
 
 pub use load::{load, parse};
 
+use crate::lora::LoraSettings;
 use crate::objective::grpo::GrpoConfig;
 use crate::optim::OptimConfig;
 use crate::plan::MemoryConfig;
@@ -53,6 +54,9 @@ pub struct RunConfig {
     /// What computes.
     #[serde(default)]
     pub device: DeviceSpec,
+    /// Whether f32 matrix products may be rounded to TF32 (10 bits) where the device has it. Off: f32 means f32.
+    #[serde(default)]
+    pub allow_tf32: bool,
 }
 
 /// The policy: a checkpoint, or a random start.
@@ -66,6 +70,8 @@ pub struct ModelConfig {
     pub arch: Option<Map<String, Value>>,
     /// With `arch`: a folder with tokenizer files. Without it, one token a character of the task's alphabet.
     pub tokenizer: Option<PathBuf>,
+    /// Train low-rank adapters beside the model at `path`, and leave its own weights as they are.
+    pub lora: Option<LoraSettings>,
 }
 
 /// The algorithm and its settings.
@@ -273,6 +279,9 @@ impl RunConfig {
             }
             _ => {}
         }
+        if let Some(lora) = &self.model.lora {
+            lora.check(self.model.path.is_some())?;
+        }
         let sizes = [
             ("rollout.n", self.rollout.n),
             ("rollout.prompt_length", self.rollout.prompt_length),
@@ -314,6 +323,7 @@ impl RunConfig {
         self.check_groups()?;
         let ObjectiveConfig::Grpo(grpo) = &self.objective;
         grpo.check().map_err(Error::Config)?;
+        self.memory.check()?;
         self.optim.check("optim")?;
         if self
             .sft

@@ -32,6 +32,23 @@ pub struct TokenInputs {
     pub old_logp: Option<Tensor<1>>,
     /// Log-prob under the reference policy.
     pub ref_logp: Option<Tensor<1>>,
+    /// Tokens of each sequence, in order; empty for a chunk, which may begin and end inside one.
+    pub lengths: Vec<usize>,
+}
+
+impl TokenInputs {
+    /// A chunk of the tokens.
+    #[must_use]
+    pub fn narrow(&self, start: usize, len: usize) -> Self {
+        let cut = |t: &Tensor<1>| t.clone().narrow(0, start, len);
+        Self {
+            weight: cut(&self.weight),
+            advantage: cut(&self.advantage),
+            old_logp: self.old_logp.as_ref().map(cut),
+            ref_logp: self.ref_logp.as_ref().map(cut),
+            lengths: Vec::new(),
+        }
+    }
 }
 
 /// How a metric's sums become its value.
@@ -65,12 +82,19 @@ pub struct Loss {
 
 /// A per-token loss with fixed weights, so that chunks and micro-batches add up to the same loss however they were cut.
 pub trait TokenLoss {
-    /// The loss of a chunk.
+    /// The loss of a chunk; of whole sequences where it does not separate over tokens.
     fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss;
+
+    /// Whether the loss is a sum over tokens of terms that know nothing of each other, so that any chunk can be
+    /// differentiated by itself. A loss that looks at whole sequences says no, gets a micro-batch at a time, and finds
+    /// the sequences in [`TokenInputs::lengths`].
+    fn separates(&self) -> bool {
+        true
+    }
 }
 
 /// An algorithm: how rewards become advantages, how tokens are weighted, and the loss.
-pub trait Objective: TokenLoss + Send {
+pub trait Objective: TokenLoss + Send + Sync {
     /// Fills in the advantages of a step's rollouts. Rollouts of one prompt have the same `draw`.
     fn credit(&self, rollouts: &mut [Rollout]);
 

@@ -1,121 +1,17 @@
-//! `AdamW` (arXiv:1711.05101) as `torch.optim.AdamW` computes it, with clipping by the global norm.
+//! `AdamW` over a decoder's parameters, each updated where the plan says.
 
-use super::schedule::ScheduleConfig;
-use crate::gradients::Gradients;
+use super::config::{OptimConfig, UpdateAt};
+use super::state::{ParamState, Update};
+use crate::gradients::{Gradient, Gradients};
+use crate::plan::OptimizerPlan;
+use crate::runtime::Runtime;
+use crate::schedule::AfterUnit;
 use crate::{Error, Result};
-use burn::tensor::Tensor;
+use firebrick_backends::accounts::{Accounts, Home};
+use firebrick_backends::transfer::{Download, HostTensor, Pending};
 use firebrick_models::Decoder;
-use serde::{Deserialize, Serialize};
-
-/// The `optim` section of a configuration.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct OptimConfig {
-    /// Peak learning rate.
-    pub lr: f64,
-    /// Decay of the first and second moment.
-    pub betas: [f64; 2],
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Decoupled weight decay.
-    pub weight_decay: f64,
-    /// Whether norm weights and biases decay too, as verl's optimizer does. Off, as in transformers' trainers.
-    pub decay_norms_and_biases: bool,
-    /// Gradients are scaled down to this global norm (verl's `clip_grad`, TRL's `max_grad_norm`); `null` turns it off.
-    pub clip_grad: Option<f64>,
-    /// How the rate changes over the run.
-    pub lr_scheduler: ScheduleConfig,
-}
-
-impl Default for OptimConfig {
-    fn default() -> Self {
-        Self {
-            lr: 1e-6,
-            betas: [0.9, 0.999],
-            eps: 1e-8,
-            weight_decay: 0.01,
-            decay_norms_and_biases: false,
-            clip_grad: Some(1.0),
-            lr_scheduler: ScheduleConfig::default(),
-        }
-    }
-}
-
-impl OptimConfig {
-    /// Refuses settings that cannot work; `section` is where they stand in the config.
-    pub fn check(&self, section: &str) -> Result<()> {
-        let bad = |what: &str| Err(Error::Config(format!("{section}.{what}")));
-        if !(self.lr.is_finite() && self.lr >= 0.0) {
-            return bad("lr should be 0 or more");
-        }
-        if self.betas.iter().any(|b| !(0.0..1.0).contains(b)) {
-            return bad("betas should be two numbers of at least 0 and below 1");
-        }
-        if !(self.eps > 0.0 && self.weight_decay >= 0.0 && self.weight_decay.is_finite()) {
-            return bad("eps should be above 0 and weight_decay 0 or more");
-        }
-        if self.clip_grad.is_some_and(|c| c.is_nan() || c <= 0.0) {
-            return bad("clip_grad should be above 0; null turns clipping off");
-        }
-        Ok(())
-    }
-
-    /// What gradients of this global norm are multiplied by: `torch.nn.utils.clip_grad_norm_`'s coefficient, at most one.
-    #[must_use]
-    pub fn clip_coefficient(&self, grad_norm: f64) -> f64 {
-        self.clip_grad
-            .map_or(1.0, |max| (max / (grad_norm + 1e-6)).min(1.0))
-    }
-
-    /// `AdamW` on one tensor: its new value and moments. `gradient` is already clipped; no `moments` are zero ones.
-    #[must_use]
-    pub fn update(
-        &self,
-        at: UpdateAt,
-        value: Tensor<2>,
-        gradient: Tensor<2>,
-        moments: Option<Moments>,
-    ) -> (Tensor<2>, Moments) {
-        let UpdateAt { step, lr, decays } = at;
-        let [b1, b2] = self.betas;
-        let squared = gradient.clone() * gradient.clone() * (1.0 - b2);
-        let scaled = gradient * (1.0 - b1);
-        let (first, second) = match moments {
-            Some(m) => (m.first * b1 + scaled, m.second * b2 + squared),
-            None => (scaled, squared),
-        };
-        let step = i32::try_from(step).unwrap_or(i32::MAX);
-        let (c1, c2) = (1.0 - b1.powi(step), 1.0 - b2.powi(step));
-        let denominator = second.clone().sqrt() / c2.sqrt() + self.eps;
-        let change = first.clone() / denominator * (lr / c1);
-        let value = if decays && self.weight_decay != 0.0 {
-            value * (1.0 - lr * self.weight_decay)
-        } else {
-            value
-        };
-        (value - change, Moments { first, second })
-    }
-}
-
-/// When and how a tensor is updated.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct UpdateAt {
-    /// Optimizer step, counted from 1.
-    pub step: u64,
-    /// Learning rate.
-    pub lr: f64,
-    /// Whether weight decay applies to it.
-    pub decays: bool,
-}
-
-/// First and second moments of a parameter.
-#[derive(Clone, Debug)]
-pub struct Moments {
-    /// Running mean of the gradient (`exp_avg`).
-    pub first: Tensor<2>,
-    /// Running mean of its square (`exp_avg_sq`).
-    pub second: Tensor<2>,
-}
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// What an optimizer step did.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -126,33 +22,79 @@ pub struct StepOutcome {
     pub applied: bool,
 }
 
-/// `AdamW` over a decoder's parameters. Moments and update are f32 (f64 where the device computes in f64).
+/// `AdamW` over a decoder's parameters. Masters and arithmetic are f32 (f64 where the device computes in f64); moments are
+/// stored as the plan says.
 #[derive(Debug)]
 pub struct AdamW {
     config: OptimConfig,
-    moments: Vec<Option<Moments>>,
+    states: Vec<ParamState>,
     steps: u64,
+    accounts: Arc<Accounts>,
 }
 
 impl AdamW {
-    /// An optimizer without history for `params` parameters.
+    /// An optimizer without history for a decoder's parameters, on the device.
     #[must_use]
-    pub fn new(config: OptimConfig, params: usize) -> Self {
+    pub fn new(config: OptimConfig, decoder: &Decoder) -> Self {
+        Self::planned(config, decoder, OptimizerPlan::default(), &Accounts::new())
+    }
+
+    /// An optimizer without history that works where a plan says.
+    #[must_use]
+    pub fn planned(
+        config: OptimConfig,
+        decoder: &Decoder,
+        plan: OptimizerPlan,
+        accounts: &Arc<Accounts>,
+    ) -> Self {
+        let total = decoder.num_trainable() as f64;
+        let mut before = 0;
+        let states = decoder
+            .specs()
+            .map(|spec| {
+                let on_host =
+                    plan.home == Home::Host && (before as f64) < plan.offload_fraction * total;
+                before += if spec.trainable { spec.numel() } else { 0 };
+                let home = if on_host { Home::Host } else { Home::Device };
+                ParamState::new(home, plan.idle, plan.moments, spec.rows_cols())
+            })
+            .collect();
         Self {
             config,
-            moments: vec![None; params],
+            states,
             steps: 0,
+            accounts: Arc::clone(accounts),
         }
     }
 
-    /// An optimizer that goes on from saved moments after `steps` applied steps.
-    #[must_use]
-    pub fn restore(config: OptimConfig, moments: Vec<Option<Moments>>, steps: u64) -> Self {
-        Self {
-            config,
-            moments,
-            steps,
+    /// Goes on after `steps` applied steps: `read` gives a parameter's saved moments, first and second, by flat index.
+    pub fn restore(
+        &mut self,
+        steps: u64,
+        decoder: &Decoder,
+        mut read: impl FnMut(usize) -> Result<Option<[Vec<f32>; 2]>>,
+    ) -> Result<()> {
+        self.steps = steps;
+        for (index, state) in self.states.iter_mut().enumerate() {
+            if let Some(moments) = read(index)? {
+                state.restore(moments, decoder.device(), &self.accounts)?;
+            }
         }
+        Ok(())
+    }
+
+    /// Moves to another plan with what it has learnt. One parameter after the other, so that no state is held twice.
+    pub fn replan(&mut self, plan: OptimizerPlan, decoder: &Decoder) -> Result<()> {
+        let config = self.config.clone();
+        let next = Self::planned(config, decoder, plan, &self.accounts);
+        let device = decoder.device();
+        for (state, mut fresh) in self.states.iter_mut().zip(next.states) {
+            if let Some(moments) = state.moments()? {
+                fresh.restore(moments, device, &self.accounts)?;
+            }
+            *state = fresh;
+        }
+        Ok(())
     }
 
     /// Applied steps so far.
@@ -161,10 +103,21 @@ impl AdamW {
         self.steps
     }
 
-    /// Moments by parameter, in flat order.
+    /// Settings.
     #[must_use]
-    pub fn moments(&self) -> &[Option<Moments>] {
-        &self.moments
+    pub fn config(&self) -> &OptimConfig {
+        &self.config
+    }
+
+    /// Whether a parameter has moments: it had a gradient before.
+    #[must_use]
+    pub fn has_moments(&self, index: usize) -> bool {
+        !self.states[index].is_fresh()
+    }
+
+    /// First and second moment of a parameter in f32.
+    pub fn moments(&self, index: usize) -> Result<Option<[Vec<f32>; 2]>> {
+        self.states[index].moments()
     }
 
     /// Clips, then updates every parameter that has a gradient, at learning rate `lr`. A non-finite norm applies nothing.
@@ -173,6 +126,7 @@ impl AdamW {
         decoder: &mut Decoder,
         mut gradients: Gradients,
         lr: f64,
+        runtime: &Runtime,
     ) -> Result<StepOutcome> {
         let grad_norm = gradients.global_norm()?;
         if !grad_norm.is_finite() {
@@ -181,30 +135,146 @@ impl AdamW {
                 applied: false,
             });
         }
-        let scale = self.config.clip_coefficient(grad_norm);
+        let clip = self.config.clip_coefficient(grad_norm);
         self.steps += 1;
-        let Self {
-            config,
-            moments,
-            steps,
-        } = self;
-        decoder.update(|index, spec, value| match gradients.take(index) {
-            None => value,
-            Some(gradient) => {
-                let at = UpdateAt {
-                    step: *steps,
-                    lr,
-                    decays: config.decay_norms_and_biases || !spec.slot.is_norm_or_bias(),
-                };
-                let (value, after) =
-                    config.update(at, value, gradient * scale, moments[index].take());
-                moments[index] = Some(after);
-                value
-            }
-        });
+        let mut ahead = Ahead::default();
+        for unit in 0..decoder.units().len() {
+            ahead.fetch(self, decoder, &mut gradients, unit, runtime);
+            ahead.fetch(self, decoder, &mut gradients, unit + 1, runtime);
+            self.update_unit(decoder, unit, clip, lr, |index| {
+                ahead.take(index, &mut gradients)
+            })?;
+        }
         Ok(StepOutcome {
             grad_norm,
             applied: true,
         })
+    }
+
+    fn update_unit(
+        &mut self,
+        decoder: &mut Decoder,
+        unit: usize,
+        clip: f64,
+        lr: f64,
+        mut gradient: impl FnMut(usize) -> Result<Option<Gradient>>,
+    ) -> Result<()> {
+        let device = decoder.device().clone();
+        let Self {
+            config,
+            states,
+            steps,
+            accounts,
+            ..
+        } = self;
+        decoder.update_unit(unit, |index, spec, value| {
+            let Some(gradient) = gradient(index)? else {
+                return Ok(value);
+            };
+            let at = UpdateAt {
+                step: *steps,
+                lr,
+                decays: config.decay_norms_and_biases || !spec.slot.is_norm_or_bias(),
+            };
+            let update = Update {
+                config,
+                at,
+                clip,
+                device: &device,
+                accounts,
+            };
+            states[index].update(update, value, gradient)
+        })
+    }
+
+    /// An optimizer step that happens during the backward pass, unit by unit. The step is counted at once.
+    pub fn in_backward(&mut self, lr: f64) -> StepInBackward<'_> {
+        self.steps += 1;
+        StepInBackward {
+            optimizer: self,
+            lr,
+            squares: 0.0,
+        }
+    }
+}
+
+/// Gradients on their way to a host that updates, one unit ahead of the update.
+#[derive(Default)]
+struct Ahead {
+    copies: BTreeMap<usize, Pending<HostTensor>>,
+    /// The first unit whose copies have not started.
+    next: usize,
+}
+
+impl Ahead {
+    fn fetch(
+        &mut self,
+        optimizer: &AdamW,
+        decoder: &Decoder,
+        gradients: &mut Gradients,
+        unit: usize,
+        runtime: &Runtime,
+    ) {
+        if unit < self.next || unit >= decoder.units().len() || !runtime.copier.is_asynchronous() {
+            return;
+        }
+        self.next = unit + 1;
+        for index in decoder.units()[unit].range.clone() {
+            if optimizer.states[index].home() == Home::Device {
+                continue;
+            }
+            let copy = match gradients.take(index) {
+                None => continue,
+                Some(Gradient::Host(host)) => Pending::Done(Ok(host)),
+                Some(Gradient::Device(tensor)) => {
+                    let values = Download::matrix(tensor);
+                    runtime.copier.run(move || values.finish_matrix())
+                }
+            };
+            self.copies.insert(index, copy);
+        }
+    }
+
+    fn take(&mut self, index: usize, gradients: &mut Gradients) -> Result<Option<Gradient>> {
+        match self.copies.remove(&index) {
+            Some(copy) => Ok(Some(Gradient::Host(copy.wait()?))),
+            None => Ok(gradients.take(index)),
+        }
+    }
+}
+
+/// Updates each unit as soon as its gradient is complete.
+#[derive(Debug)]
+pub struct StepInBackward<'a> {
+    optimizer: &'a mut AdamW,
+    lr: f64,
+    squares: f64,
+}
+
+impl StepInBackward<'_> {
+    /// Global norm of the gradient that was applied.
+    #[must_use]
+    pub fn grad_norm(&self) -> f64 {
+        self.squares.sqrt()
+    }
+}
+
+impl AfterUnit for StepInBackward<'_> {
+    fn complete(
+        &mut self,
+        decoder: &mut Decoder,
+        gradients: &mut Gradients,
+        unit: usize,
+    ) -> Result<()> {
+        let range = decoder.units()[unit].range.clone();
+        let squares = gradients.sum_of_squares(range)?;
+        if !squares.is_finite() {
+            return Err(Error::PartlyApplied);
+        }
+        self.squares += squares;
+        self.optimizer
+            .update_unit(decoder, unit, 1.0, self.lr, |index| {
+                Ok(gradients.take(index))
+            })
     }
 }

@@ -1,5 +1,6 @@
 //! The trainer: a run from its first step to its last.
 
+mod recover;
 mod report;
 mod rl;
 mod setup;
@@ -7,16 +8,18 @@ mod sft;
 mod update;
 mod validate;
 
-pub use report::{Event, Metrics, Observer, Silent, Summary};
+pub use report::{Event, Metrics, Observer, PhaseMemory, Silent, Summary};
 pub use setup::Start;
 
-use crate::batch::Cut;
 use crate::config::RunConfig;
 use crate::dataset::Dataset;
+use crate::learner::Learner;
 use crate::ledger::Ledger;
 use crate::objective::Objective;
-use crate::optim::AdamW;
-use crate::plan::ModelPlan;
+use crate::placed::{Placed, Use};
+use crate::plan::estimate::Estimate;
+use crate::plan::planner::{Failure, Request};
+use crate::plan::{Plan, PlanReport, Role};
 use crate::run_dir::RunDir;
 use crate::source::Source;
 use crate::trainer_state::{self, Mode, TrainerState};
@@ -26,9 +29,10 @@ use firebrick_backends::DeviceInfo;
 use firebrick_backends::device::panic_message;
 use firebrick_backends::memory::peak_resident_bytes;
 use firebrick_models::Decoder;
-use firebrick_models::checkpoint::{ExportOptions, StoredDtype, export};
+use firebrick_models::checkpoint::StoredDtype;
 use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Non-finite optimizer steps in a row that end a run.
@@ -41,11 +45,16 @@ pub struct Trainer {
     device: Device,
     source: Source,
     data: Dataset,
-    decoder: Decoder,
-    reference: Option<Decoder>,
-    objective: Box<dyn Objective>,
-    optimizer: AdamW,
-    plan: ModelPlan,
+    learner: Learner,
+    reference: Option<Placed>,
+    /// What the planner was asked, and the plan in force.
+    request: Request,
+    plan: Plan,
+    /// Plans taken because one before ran out of memory.
+    replans: u64,
+    /// What the phase at hand uses.
+    uses: Vec<(Role, Use)>,
+    objective: Arc<dyn Objective>,
     run: RunDir,
     state: TrainerState,
     ledger: Ledger,
@@ -59,9 +68,13 @@ pub struct Trainer {
 impl Trainer {
     /// Runs to the end: what the mode asks for, checkpoints and validations on the way, a summary at the end.
     pub fn run(&mut self) -> Result<Summary> {
+        let predicted = self.request.judge(self.plan.clone()).estimate;
         self.observer.event(Event::Ready {
+            predicted_peak_bytes: predicted.peak_bytes,
+            budget_bytes: self.request.budget,
             device: format!("{} ({})", self.info.device, self.info.name),
-            params: self.decoder.num_params(),
+            params: self.learner.decoder().num_params(),
+            trainable: self.learner.decoder().num_trainable(),
             output: self.run.path().to_owned(),
             resumed_from: self.state.step,
             filtered: self.data.filtered,
@@ -80,53 +93,72 @@ impl Trainer {
     /// The policy as it stands.
     #[must_use]
     pub fn policy(&self) -> &Decoder {
-        &self.decoder
+        self.learner.decoder()
     }
 
-    /// Runs one phase: times it, reads memory at its end, and turns a backend's panic into an error that names it.
+    /// Runs one phase: brings the models to where it needs them, times it, reads memory at its end, and turns a backend's
+    /// panic into an error that names it.
     fn phase<T>(
         &mut self,
         name: &'static str,
+        uses: &[(Role, Use)],
         metrics: &mut Metrics,
         work: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
+        self.clean_up();
         self.ledger.begin();
         let started = Instant::now();
         let step = self.phase_step;
-        let result = catch_unwind(AssertUnwindSafe(|| work(self)));
+        self.uses = uses.to_vec();
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            self.settle_again()?;
+            work(self)
+        }));
         *metrics.entry(format!("timing_s/{name}")).or_default() += started.elapsed().as_secs_f64();
         self.ledger.end(step, name, &self.device);
+        let failed = |detail| Error::Phase {
+            phase: name,
+            step,
+            detail,
+        };
         match result {
             Ok(Err(Error::Model(firebrick_models::Error::Device { doing, detail }))) => {
-                Err(Error::Phase {
-                    phase: name,
-                    step,
-                    detail: format!("{doing}: {detail}"),
-                })
+                Err(failed(format!("{doing}: {detail}")))
+            }
+            Ok(Err(Error::Device(firebrick_backends::Error::Transfer(detail)))) => {
+                Err(failed(detail))
             }
             Ok(result) => result,
-            Err(panic) => Err(Error::Phase {
-                phase: name,
-                step,
-                detail: panic_message(panic.as_ref()),
-            }),
+            Err(panic) => Err(failed(panic_message(panic.as_ref()))),
         }
     }
 
-    fn train_cut(&self) -> Cut {
-        Cut {
-            max_tokens: self.plan.train_tokens,
-            max_sequences: self.config.memory.micro_batch_size,
-            key: "memory.train_tokens",
+    /// Gives the pools' free pages back where a setting says so. Pools that keep pages for another phase's shapes cost
+    /// reserved bytes; giving them back costs the time of allocating again.
+    fn clean_up(&self) {
+        let every = self.config.memory.cleanup_every;
+        if every > 0 && self.phase_step.is_multiple_of(every) {
+            self.device.memory_cleanup();
         }
     }
 
-    fn score_cut(&self) -> Cut {
-        Cut {
-            max_tokens: self.plan.score_tokens,
-            max_sequences: self.config.memory.micro_batch_size,
-            key: "memory.score_tokens",
-        }
+    /// Brings every model to where it is needed: first away, then here.
+    fn settle_again(&mut self) -> Result<()> {
+        let uses = self.uses.clone();
+        let used = |role| uses.iter().find(|(r, _)| *r == role).map(|(_, now)| *now);
+        let mut models: Vec<(&mut Placed, Use)> =
+            [Some(&mut self.learner.policy), self.reference.as_mut()]
+                .into_iter()
+                .flatten()
+                .map(|model| {
+                    let now = used(model.role()).unwrap_or(Use::Idle);
+                    (model, now)
+                })
+                .collect();
+        models.sort_by_key(|(_, now)| *now != Use::Idle);
+        models
+            .into_iter()
+            .try_for_each(|(model, now)| model.settle(now))
     }
 
     /// Closes a step: appends its metrics and memory readings, and everything that has a rhythm.
@@ -138,6 +170,14 @@ impl Trainer {
         metrics.insert("timing_s/step".into(), seconds);
         metrics.insert("perf/time_per_step".into(), seconds);
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        if let Some(leak) = self.ledger.close_step() {
+            tracing::warn!(
+                "memory grows: {:.0} KiB a step over the last {} steps, most of it in {}; memory.jsonl has the readings",
+                leak.bytes_per_step / 1024.0,
+                leak.steps,
+                leak.category
+            );
+        }
         let memory = self.ledger.take();
         let most =
             |f: fn(&crate::ledger::LedgerEntry) -> u64| memory.iter().map(f).max().unwrap_or(0);
@@ -192,30 +232,19 @@ impl Trainer {
     }
 
     fn save(&mut self) -> Result<()> {
-        let options = ExportOptions {
-            max_shard_bytes: self.config.trainer.max_shard_bytes,
-        };
-        let (decoder, source) = (&self.decoder, &self.source);
-        // an f32 folder is its own master copy
-        let masters = decoder
-            .specs()
-            .any(|spec| source.checkpoint.stored_dtype(&spec.name) != StoredDtype::F32);
+        let (decoder, source) = (self.learner.decoder(), &self.source);
+        // an f32 folder is its own master copy, and so is an adapter
+        let masters = decoder.specs().any(|spec| {
+            spec.trainable && source.checkpoint.stored_dtype(&spec.name) != StoredDtype::F32
+        });
         let path = self
             .run
             .publish(&RunDir::checkpoint_name(self.state.step), |dir| {
-                let model = dir.join("model");
-                std::fs::create_dir_all(&model).map_err(Error::io("create", &model))?;
-                export(
-                    decoder,
-                    &source.checkpoint,
-                    Some(&source.tokenizer),
-                    &model,
-                    options,
-                )?;
+                source.save(decoder, &self.config, dir)?;
                 trainer_state::save(
                     &dir.join("trainer"),
                     &self.state,
-                    &self.optimizer,
+                    &self.learner.optimizer,
                     decoder,
                     masters,
                 )
@@ -225,15 +254,66 @@ impl Trainer {
         Ok(())
     }
 
+    /// Predicted beside measured bytes, by phase of the estimate.
+    fn phase_memory(&self, predicted: &Estimate) -> Vec<PhaseMemory> {
+        let measured = |names: &[&str]| {
+            let phases = self.ledger.phases();
+            names.iter().filter_map(|n| phases.get(n)).max().copied()
+        };
+        let of = |names: &[&str]| {
+            let totals = predicted.phases.iter();
+            let own = totals.filter(|p| names.contains(&p.name.as_str()));
+            own.map(|p| p.total_bytes).max().unwrap_or(0)
+        };
+        [
+            ("rollout", of(&["rollout"]), measured(&["gen", "testing"])),
+            ("score", of(&["score"]), measured(&["old_log_prob", "ref"])),
+            (
+                "update",
+                of(&["backward", "optimizer"]),
+                measured(&["update_actor"]),
+            ),
+        ]
+        .into_iter()
+        .filter_map(|(phase, predicted_bytes, measured)| {
+            Some(PhaseMemory {
+                phase,
+                predicted_bytes,
+                measured_bytes: measured?,
+            })
+        })
+        .collect()
+    }
+
+    /// The plan in force and the one to try should it run out of memory, into the run folder: a process that the system
+    /// ends has no more time to think about it.
+    fn write_plans(&self) -> Result<()> {
+        let fit = self.request.judge(self.plan.clone());
+        let report = PlanReport::new(&self.request, fit)?;
+        self.run.write_json("plan.json", &report)?;
+        match self.request.next_cheaper(&self.plan, &Failure::default()) {
+            Ok(next) => {
+                let report = PlanReport::new(&self.request, next)?;
+                self.run.write_json("next_plan.json", &report)
+            }
+            Err(Error::NothingFits(_)) => self.run.remove("next_plan.json"),
+            Err(other) => Err(other),
+        }
+    }
+
     fn summary(&mut self) -> Summary {
+        let predicted = self.request.judge(self.plan.clone()).estimate;
+        let measured_peak_bytes = self.ledger.peak_bytes();
         Summary {
             steps: self.state.step,
             seconds: self.state.seconds,
             tokens_per_second: self.state.tokens as f64 / self.state.seconds.max(1e-9),
             first: self.state.first_validation.clone(),
             last: self.state.last_validation.clone(),
-            predicted_peak_bytes: None,
-            measured_peak_bytes: self.ledger.peak_bytes(),
+            predicted_peak_bytes: Some(predicted.peak_bytes),
+            measured_peak_bytes,
+            memory: self.phase_memory(&predicted),
+            replans: self.replans,
             peak_resident_bytes: peak_resident_bytes(),
             device: self.info.device.to_string(),
             precision: "f32",

@@ -16,6 +16,8 @@ pub enum Event<'a> {
         device: String,
         /// Parameters of the policy.
         params: usize,
+        /// Those of them that training changes.
+        trainable: usize,
         /// The run folder.
         output: PathBuf,
         /// Step that the run goes on from; 0 at its start.
@@ -24,6 +26,23 @@ pub enum Event<'a> {
         filtered: u64,
         /// Validation prompts.
         validation: usize,
+        /// Peak that is predicted of the plan.
+        predicted_peak_bytes: u64,
+        /// Budget that it was made for.
+        budget_bytes: Option<u64>,
+    },
+    /// A phase ran out of memory and goes on under another plan.
+    Replanned {
+        /// The phase.
+        phase: &'static str,
+        /// Training step.
+        step: u64,
+        /// Bytes it needed, where they could be counted.
+        used: Option<u64>,
+        /// Bytes it was allowed, where a limit is set.
+        limit: Option<u64>,
+        /// The new plan, as settings.
+        settings: &'a [String],
     },
     /// A supervised step of the warm-up or of `firebrick sft`.
     Sft {
@@ -73,6 +92,17 @@ impl Observer for Silent {
     fn event(&mut self, _event: Event<'_>) {}
 }
 
+/// Predicted beside measured bytes of a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PhaseMemory {
+    /// `rollout`, `score` or `update`.
+    pub phase: &'static str,
+    /// What the estimator said.
+    pub predicted_bytes: u64,
+    /// What was measured in this session (on the CPU the phase's peak, elsewhere reserved bytes at its end).
+    pub measured_bytes: u64,
+}
+
 /// `summary.json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
@@ -86,10 +116,14 @@ pub struct Summary {
     pub first: BTreeMap<String, f64>,
     /// Last value of each.
     pub last: BTreeMap<String, f64>,
-    /// Peak that the plan predicted; absent while no estimator does.
+    /// Peak that was predicted of the plan in force.
     pub predicted_peak_bytes: Option<u64>,
     /// Largest bytes measured on the device (on the CPU: the counted heap).
     pub measured_peak_bytes: u64,
+    /// The same by phase of the estimate.
+    pub memory: Vec<PhaseMemory>,
+    /// Times that a plan ran out of memory and the next cheaper one took over, in this session.
+    pub replans: u64,
     /// Largest resident set of the process, where the system tells.
     pub peak_resident_bytes: Option<u64>,
     /// The device, as it is spelled.

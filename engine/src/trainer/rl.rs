@@ -1,24 +1,31 @@
 //! Reinforcement learning, one step a page: sample, judge, score, credit, update.
 
-use super::update::{UpdateSums, accumulate};
+use super::update::UpdateSums;
 use super::{Event, Metrics, Trainer};
 use crate::Result;
-use crate::batch::Sequence;
+use crate::batch::{SampleId, Sequence};
 use crate::config::OldLogProbs;
 use crate::dataset::Prompt;
 use crate::evaluate::{Place, checked};
+use crate::learner::score_placed;
+use crate::objective::TokenLoss;
 use crate::objective::advantage::zero_std_share;
 use crate::optim::schedule::Schedule as LrSchedule;
+use crate::placed::{Placed, Use};
+use crate::plan::Role;
 use crate::rollout::{Rollout, SampleRecord};
-use crate::schedule::score_all;
 use crate::task::Completion;
-use firebrick_models::Decoder;
 use firebrick_models::generate::{Finish, Generator, Request};
 use firebrick_models::random::{DrawKey, Stream};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Stream of the shuffle of groups among mini-batches; the step is added.
 const MINI_BATCH_STREAM: u64 = 2 << 32;
+
+const SAMPLES: &[(Role, Use)] = &[(Role::Policy, Use::Rollout)];
+const POLICY: &[(Role, Use)] = &[(Role::Policy, Use::Pass)];
+const REFERENCE: &[(Role, Use)] = &[(Role::Reference, Use::Pass)];
 
 impl Trainer {
     pub(super) fn train(&mut self) -> Result<()> {
@@ -56,29 +63,39 @@ impl Trainer {
     fn step(&mut self, schedule: &LrSchedule) -> Result<Metrics> {
         let mut metrics = Metrics::new();
         let prompts = self.draw()?;
-        let mut rollouts = self.phase("gen", &mut metrics, |t| t.sample(&prompts))?;
-        self.phase("reward", &mut metrics, |t| {
+        let mut rollouts = self.phase("gen", SAMPLES, &mut metrics, |t| {
+            t.recovering("gen", |t| t.sample(&prompts))
+        })?;
+        self.phase("reward", &[], &mut metrics, |t| {
             t.reward(&prompts, &mut rollouts)
         })?;
         if self.config.update.old_log_probs == OldLogProbs::Trainer {
-            self.phase("old_log_prob", &mut metrics, |t| t.score_old(&mut rollouts))?;
+            self.phase("old_log_prob", POLICY, &mut metrics, |t| {
+                t.recovering("old_log_prob", |t| t.score_old(&mut rollouts))
+            })?;
         }
-        if self.reference.is_some() {
-            self.phase("ref", &mut metrics, |t| t.score_reference(&mut rollouts))?;
+        if self.objective.needs_reference() {
+            let with_adapters = self.learner.decoder().lora().is_some();
+            let uses = if with_adapters { POLICY } else { REFERENCE };
+            self.phase("ref", uses, &mut metrics, |t| {
+                t.recovering("ref", |t| t.score_reference(&mut rollouts))
+            })?;
         }
-        self.phase("adv", &mut metrics, |t| {
+        self.phase("adv", &[], &mut metrics, |t| {
             t.objective.credit(&mut rollouts);
             Ok(())
         })?;
         let lr = schedule.lr(self.state.step);
-        let update = self.phase("update_actor", &mut metrics, |t| t.update(&rollouts, lr))?;
+        let update = self.phase("update_actor", POLICY, &mut metrics, |t| {
+            t.update(&rollouts, lr)
+        })?;
         self.run
             .append("samples.jsonl", &self.records(&prompts, &rollouts))?;
 
         metrics.extend(update.metrics());
         metrics.insert("actor/lr".into(), lr);
         self.rollout_metrics(&rollouts, &mut metrics);
-        self.state.optimizer_steps = self.optimizer.steps();
+        self.state.optimizer_steps = self.learner.optimizer.steps();
         self.state.draws += prompts.len() as u64;
         Ok(metrics)
     }
@@ -106,9 +123,13 @@ impl Trainer {
                 },
             })
             .collect();
-        let generator = Generator::new(&self.decoder, Some(&self.source.tokenizer), &sampling)?;
+        let generator = Generator::new(
+            self.learner.decoder(),
+            Some(&self.source.tokenizer),
+            &sampling,
+        )?;
         let rollout = &self.config.rollout;
-        let samples = generator.run(&requests, rollout.n, rollout.max_num_seqs)?;
+        let samples = generator.run(&requests, rollout.n, self.plan.rollout.max_num_seqs)?;
         Ok(samples
             .into_iter()
             .map(|s| Rollout {
@@ -155,7 +176,7 @@ impl Trainer {
     }
 
     fn score_old(&self, rollouts: &mut [Rollout]) -> Result<()> {
-        let scored = self.log_probs(&self.decoder, rollouts)?;
+        let scored = self.log_probs(&self.learner.policy, rollouts)?;
         for (rollout, logp) in rollouts.iter_mut().zip(scored) {
             rollout.old_logp = Some(logp);
         }
@@ -163,10 +184,14 @@ impl Trainer {
     }
 
     fn score_reference(&self, rollouts: &mut [Rollout]) -> Result<()> {
-        let Some(reference) = &self.reference else {
-            return Ok(());
+        let scored = match &self.reference {
+            Some(reference) => self.log_probs(reference, rollouts)?,
+            // adapters are trained: the reference is the policy with them off
+            None => {
+                let temperature = self.config.rollout.temperature;
+                self.learner.score_base(&bare(rollouts), temperature)?.logp
+            }
         };
-        let scored = self.log_probs(reference, rollouts)?;
         for (rollout, logp) in rollouts.iter_mut().zip(scored) {
             rollout.ref_logp = Some(logp);
         }
@@ -174,57 +199,35 @@ impl Trainer {
     }
 
     /// Log-probs of the completions under a model, at the training temperature.
-    fn log_probs(&self, decoder: &Decoder, rollouts: &[Rollout]) -> Result<Vec<Vec<f32>>> {
-        let temperature = self.config.rollout.temperature;
-        let cut = self.score_cut();
-        Ok(score_all(decoder, &self.plan, &bare(rollouts), cut, temperature)?.logp)
+    fn log_probs(&self, model: &Placed, rollouts: &[Rollout]) -> Result<Vec<Vec<f32>>> {
+        let (runtime, temperature) = (&self.learner.runtime, self.config.rollout.temperature);
+        Ok(score_placed(model, runtime, &bare(rollouts), temperature)?.logp)
     }
 
     /// Epochs and mini-batches over a step's rollouts: one optimizer step each.
     fn update(&mut self, rollouts: &[Rollout], lr: f64) -> Result<UpdateSums> {
-        let fresh = crate::optim::AdamW::new(self.config.optim.clone(), 0);
-        let mut optimizer = std::mem::replace(&mut self.optimizer, fresh);
         let mut sums = UpdateSums::default();
-        let mut outcome = Ok(());
-        'epochs: for epoch in 0..self.config.update.ppo_epochs {
+        let objective = Arc::clone(&self.objective);
+        let temperature = self.config.rollout.temperature;
+        for epoch in 0..self.config.update.ppo_epochs {
             for mini in self.minibatches(rollouts, epoch) {
-                outcome = self.optimizer_step(&mini, lr, &mut optimizer, &mut sums);
-                if outcome.is_err() {
-                    break 'epochs;
-                }
+                let sequences = self.weighted(&mini);
+                let loss: &dyn TokenLoss = objective.as_ref();
+                self.optimizer_step(&sequences, temperature, loss, lr, &mut sums)?;
             }
         }
-        self.optimizer = optimizer;
-        outcome.map(|()| sums)
+        Ok(sums)
     }
 
-    fn optimizer_step(
-        &mut self,
-        mini: &[&Rollout],
-        lr: f64,
-        optimizer: &mut crate::optim::AdamW,
-        sums: &mut UpdateSums,
-    ) -> Result<()> {
+    /// Sequences of one optimizer step, their weights holding its normalisers.
+    fn weighted(&self, mini: &[&Rollout]) -> Vec<Sequence> {
         let lengths: Vec<usize> = mini.iter().map(|r| r.completion.len()).collect();
-        let weights = self
-            .objective
-            .weights(&lengths, self.config.rollout.response_length);
-        let sequences: Vec<Sequence> = mini
-            .iter()
+        let longest = self.config.rollout.response_length;
+        let weights = self.objective.weights(&lengths, longest);
+        mini.iter()
             .zip(weights)
             .map(|(rollout, weights)| sequence(rollout, weights))
-            .collect();
-        let loss: &dyn crate::objective::TokenLoss = self.objective.as_ref();
-        let temperature = self.config.rollout.temperature;
-        let (gradients, loss_sums, micros) = accumulate(
-            &self.decoder,
-            &self.plan,
-            &sequences,
-            self.train_cut(),
-            temperature,
-            loss,
-        )?;
-        self.apply(optimizer, gradients, &loss_sums, lr, sums, micros)
+            .collect()
     }
 
     /// Groups of a step, cut into mini-batches; shuffled by (seed, step, epoch) where there are several.
@@ -378,6 +381,10 @@ fn sequence(rollout: &Rollout, weights: Vec<f64>) -> Sequence {
             .clone()
             .unwrap_or_else(|| rollout.full_logp.clone()),
         ref_logp: rollout.ref_logp.clone().unwrap_or_default(),
+        id: SampleId {
+            draw: rollout.draw,
+            sample: rollout.sample,
+        },
         ..Sequence::completion(&rollout.prompt, &rollout.completion)
     }
 }

@@ -2,28 +2,35 @@
 
 use super::{Observer, Trainer};
 use crate::config::{ObjectiveConfig, RunConfig, SftConfig};
-use crate::dataset::Dataset;
+use crate::dataset::{Dataset, Survey};
+use crate::learner::Learner;
 use crate::ledger::Ledger;
 use crate::objective::Objective;
-use crate::optim::{AdamW, OptimConfig};
+use crate::optim::OptimConfig;
+use crate::placed::Placed;
+use crate::plan::planner::Request;
+use crate::plan::{MomentKind, Plan, Role};
 use crate::run_dir::RunDir;
+use crate::runtime::Runtime;
 use crate::source::Source;
 use crate::task::Task;
 use crate::trainer_state::{self, Mode, TrainerState};
 use crate::{Error, Result};
 use burn::tensor::Device;
-use firebrick_backends::device;
-use firebrick_models::{Checkpoint, Decoder};
-use serde_json::{Value, json};
+use firebrick_backends::memory::{Source as ReadingSource, free_bytes, read};
+use firebrick_backends::profile::DeviceProfile;
+use firebrick_backends::{DeviceInfo, device};
+use firebrick_models::{Arch, Checkpoint, Decoder};
+use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Folder of the reference policy in the run folder.
 const REFERENCE: &str = "reference";
 
-fn objective(config: &ObjectiveConfig) -> Box<dyn Objective> {
+fn objective(config: &ObjectiveConfig) -> Arc<dyn Objective> {
     match config {
-        ObjectiveConfig::Grpo(grpo) => Box::new(grpo.clone()),
+        ObjectiveConfig::Grpo(grpo) => Arc::new(grpo.clone()),
     }
 }
 
@@ -65,9 +72,13 @@ impl Trainer {
         let source = Source::open(&config.model, task.as_ref())?;
         let arch = source.checkpoint.arch().clone();
         source.check_lengths(&config)?;
-        let plan = config.memory.plan(&arch)?;
+        let objective = objective(&config.objective);
+        // with adapters the reference is the policy itself, with them off
+        let compares =
+            mode == Mode::Rl && objective.needs_reference() && config.model.lora.is_none();
         let sft = sft_config(&config, mode)?;
         check_schedules(&config, sft.as_ref())?;
+        device::allow_tf32(config.allow_tf32);
         let (device, info) = device::open(config.device)?;
         let max_validation = config.trainer.val_max_samples;
         let data = Dataset::new(
@@ -76,66 +87,101 @@ impl Trainer {
             config.rollout.prompt_length,
             max_validation,
         )?;
+        let (request, plan) = planned(&config, &arch, &info, compares, data.survey()?)?;
         let optim = match (&sft, mode) {
             (Some(sft), Mode::Sft) => sft.optim.clone(),
             _ => config.optim.clone(),
         };
-        let objective = objective(&config.objective);
-        let (run, decoder, state, optimizer, resumed) = match start {
+        for (section, optim) in optimizers(&config, sft.as_ref(), mode) {
+            plan.policy().check_optimizer(optim, section)?;
+            if plan.policy().optimizer.moments == MomentKind::Bf16 && optim.betas[1] > 0.99 {
+                // a change of 1 − β₂ is below half of bf16's last digit
+                tracing::warn!(
+                    "bf16 second moments cannot shrink where {section}.betas[1] is above 0.99 (it is {}): steps get smaller \
+                     than they should; memory.moments: block8 saves more and does not have that",
+                    optim.betas[1]
+                );
+            }
+        }
+        if config.memory.limit.is_some() && read(&device).source == ReadingSource::None {
+            return Err(Error::Config(
+                "memory.limit needs bytes to be counted, and this program does not count its heap: make \
+                 firebrick::backends::allocator::CountingAllocator its global allocator"
+                    .into(),
+            ));
+        }
+        let runtime = Runtime::new(&device)
+            .with_prefetch(plan.models.values().map(|m| m.prefetch).max().unwrap_or(0))
+            .with_limit(config.memory.limit.map(|limit| limit.0));
+        let learner = |decoder| Learner::new(decoder, plan.policy().clone(), optim, runtime);
+        let (run, learner, state, resumed) = match start {
             Start::Fresh => {
                 RunDir::check_free(&config.output)?;
                 // the folder is made last, so that a run that cannot start leaves nothing in its own way
-                let (decoder, state, optimizer) = fresh(&config, &source, &optim, mode, &device)?;
+                let learner = learner(source.decoder(&config, &device)?);
                 let run = RunDir::create(&config.output, &config.to_yaml()?)?;
-                (run, decoder, state, optimizer, false)
+                (run, learner, TrainerState::new(mode), false)
             }
             Start::Resume => {
                 let (run, newest) = resume(&config, mode)?;
-                let (decoder, state, optimizer) = match &newest {
-                    Some(dir) => restored(dir, &optim, &device)?,
-                    None => fresh(&config, &source, &optim, mode, &device)?,
-                };
-                (run, decoder, state, optimizer, newest.is_some())
+                match &newest {
+                    None => {
+                        let learner = learner(source.decoder(&config, &device)?);
+                        (run, learner, TrainerState::new(mode), false)
+                    }
+                    Some(dir) => {
+                        let (decoder, state) = restored(&config, &source, dir, &device)?;
+                        let mut learner = learner(decoder);
+                        restore_optimizer(dir, &state, &mut learner)?;
+                        (run, learner, state, true)
+                    }
+                }
             }
         };
-        let reference_dir = run.path().join(REFERENCE);
-        let reference = match (mode == Mode::Rl && objective.needs_reference(), resumed) {
-            (false, _) => None,
-            (true, true) => Some(Checkpoint::open(&reference_dir)?.load(&device)?),
-            (true, false) => Some(decoder.clone()),
+        let reference = match plan.reference() {
+            None => None,
+            Some(own) => {
+                let decoder = if resumed {
+                    Checkpoint::open(&run.path().join(REFERENCE))?.load(&device)?
+                } else {
+                    learner.decoder().clone()
+                };
+                let accounts = &learner.runtime.accounts;
+                Some(Placed::new(decoder, own.clone(), Role::Reference, accounts))
+            }
         };
-        run.write_json(
-            "plan.json",
-            &json!({"models": {"policy": plan}, "predicted": Value::Null}),
-        )?;
-        Ok(Self {
-            ledger: Ledger::new(state.peak_bytes, &device),
+        let this = Self {
+            ledger: Ledger::new(state.peak_bytes, &device, &learner.runtime.accounts),
             config,
             info,
             device,
             source,
             data,
-            decoder,
+            learner,
             reference,
-            objective,
-            optimizer,
+            request,
             plan,
+            replans: 0,
+            uses: Vec::new(),
+            objective,
             run,
             state,
             observer,
             resumed,
             skipped_in_a_row: 0,
             phase_step: 0,
-        })
+        };
+        this.write_plans()?;
+        Ok(this)
     }
 
     /// Keeps the reference policy with the run, in full precision, so that a resumed run compares with the same one.
     pub(super) fn keep_reference(&mut self) -> Result<()> {
-        if self.reference.is_none() {
+        let Some(reference) = &mut self.reference else {
             return Ok(());
-        }
-        self.reference = Some(self.decoder.clone());
-        let (decoder, tokenizer) = (&self.decoder, &self.source.tokenizer);
+        };
+        reference.replace(self.learner.decoder().clone());
+        let (decoder, tokenizer) = (self.learner.decoder(), &self.source.tokenizer);
         let source = self.source.checkpoint.clone().stored_as_f32();
         self.run.publish(REFERENCE, |dir| {
             let options = firebrick_models::checkpoint::ExportOptions::default();
@@ -179,30 +225,70 @@ fn check_schedules(config: &RunConfig, sft: Option<&SftConfig>) -> Result<()> {
     Ok(())
 }
 
-fn fresh(
+/// The plan of a run: the one in a file, the one that fits the budget, or what the settings spell out.
+fn planned(
     config: &RunConfig,
-    source: &Source,
-    optim: &OptimConfig,
+    arch: &Arch,
+    info: &DeviceInfo,
+    compares: bool,
+    survey: Survey,
+) -> Result<(Request, Plan)> {
+    let profile = DeviceProfile::of(info);
+    let mut request = Request::of_run(config, arch, profile, free_bytes(info))?;
+    request.workload.reference = compares;
+    request.workload.observe(survey);
+    let plan = match (&config.memory.plan, request.budget) {
+        (Some(path), _) => Plan::load(path)?,
+        (None, Some(_)) => request.fit()?.plan,
+        (None, None) => request.as_configured()?.plan,
+    };
+    for model in plan.models.values() {
+        model.check(arch)?;
+    }
+    if compares && plan.reference().is_none() {
+        return Err(Error::Plan(
+            "the objective compares with a reference policy, and the plan has none; make one for this configuration with \
+             `firebrick plan CONFIG --output FILE`"
+                .into(),
+        ));
+    }
+    Ok((request, plan))
+}
+
+/// The optimizers that a mode will use, and the sections of the config that describe them.
+fn optimizers<'c>(
+    config: &'c RunConfig,
+    sft: Option<&'c SftConfig>,
     mode: Mode,
-    device: &Device,
-) -> Result<(Decoder, TrainerState, AdamW)> {
-    let decoder = source.decoder(config, device)?;
-    let params = decoder.specs().count();
-    Ok((
-        decoder,
-        TrainerState::new(mode),
-        AdamW::new(optim.clone(), params),
-    ))
+) -> Vec<(&'static str, &'c OptimConfig)> {
+    let section = match mode {
+        Mode::Sft if config.sft.is_some() => "sft.optim",
+        _ => "warmup.sft.optim",
+    };
+    let sft = sft.map(|sft| (section, &sft.optim));
+    let rl = (mode == Mode::Rl).then_some(("optim", &config.optim));
+    sft.into_iter().chain(rl).collect()
 }
 
 fn restored(
+    config: &RunConfig,
+    source: &Source,
     dir: &Path,
-    optim: &OptimConfig,
     device: &Device,
-) -> Result<(Decoder, TrainerState, AdamW)> {
-    let mut decoder = Checkpoint::open(&dir.join("model"))?.load(device)?;
-    let (state, optimizer) = trainer_state::load(&dir.join("trainer"), optim, &mut decoder)?;
-    Ok((decoder, state, optimizer))
+) -> Result<(Decoder, TrainerState)> {
+    let mut decoder = source.saved(config, dir, device)?;
+    let trainer = dir.join("trainer");
+    let state = trainer_state::load_state(&trainer)?;
+    trainer_state::load_masters(&trainer, &mut decoder)?;
+    Ok((decoder, state))
+}
+
+fn restore_optimizer(dir: &Path, state: &TrainerState, learner: &mut Learner) -> Result<()> {
+    let Learner {
+        policy, optimizer, ..
+    } = learner;
+    let (trainer, steps) = (dir.join("trainer"), state.optimizer_steps);
+    trainer_state::load_optimizer(&trainer, steps, &policy.decoder, optimizer)
 }
 
 /// Opens the run folder, checks that it is the same run, and rewinds its logs to the newest checkpoint.
@@ -276,6 +362,7 @@ fn check_same_run(earlier: &RunConfig, now: &RunConfig, mode: Mode) -> Result<()
     };
     let mut changed: Vec<String> = used
         .iter()
+        .chain(&["allow_tf32"])
         .filter(|k| before[**k] != after[**k])
         .map(|k| (*k).to_owned())
         .collect();

@@ -1,13 +1,14 @@
 //! Supervised training on the task's solutions: the warm-up of `train`, and the whole of `sft`.
 
-use super::update::{UpdateSums, accumulate};
+use super::update::UpdateSums;
 use super::{Event, Metrics, Trainer};
-use crate::batch::Sequence;
+use crate::batch::{SampleId, Sequence};
 use crate::config::SftConfig;
-use crate::evaluate::greedy_reward;
 use crate::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use crate::objective::sft::Nll;
-use crate::optim::AdamW;
+use crate::optim::schedule::Schedule as LrSchedule;
+use crate::placed::Use;
+use crate::plan::Role;
 use crate::{Error, Result};
 use std::time::Instant;
 
@@ -39,27 +40,20 @@ impl Trainer {
             metrics.insert("training/global_step".into(), 0.0);
             self.log(&metrics)?;
         }
-        let fresh = AdamW::new(config.optim.clone(), self.decoder.specs().count());
-        let mut optimizer = std::mem::replace(&mut self.optimizer, fresh);
         while self.state.step < config.steps {
             let started = Instant::now();
             self.phase_step = self.state.step + 1;
             let lr = schedule.lr(self.state.step);
-            let metrics = self.sft_step(&config, &mut optimizer, self.state.step, lr)?;
-            self.state.optimizer_steps = optimizer.steps();
+            let metrics = self.sft_step(&config, self.state.step, lr)?;
+            self.state.optimizer_steps = self.learner.optimizer.steps();
             let mut metrics = self.finish_step(metrics, started)?;
             self.observer.event(Event::Sft {
                 step: self.state.step,
                 steps: config.steps,
                 metrics: &metrics,
             });
-            // checkpoints read the trainer's optimizer
-            std::mem::swap(&mut optimizer, &mut self.optimizer);
-            let rhythm = self.rhythm(&mut metrics, config.steps);
-            std::mem::swap(&mut optimizer, &mut self.optimizer);
-            rhythm?;
+            self.rhythm(&mut metrics, config.steps)?;
         }
-        self.optimizer = optimizer;
         Ok(())
     }
 
@@ -69,10 +63,17 @@ impl Trainer {
             .optim
             .lr_scheduler
             .build(config.optim.lr, config.steps)?;
-        let mut optimizer = AdamW::new(config.optim.clone(), self.decoder.specs().count());
+        let own = self.learner.fresh_optimizer(config.optim.clone());
+        let rl = std::mem::replace(&mut self.learner.optimizer, own);
+        let warmed = self.warm_up_steps(config, &schedule);
+        self.learner.optimizer = rl;
+        warmed
+    }
+
+    fn warm_up_steps(&mut self, config: &SftConfig, schedule: &LrSchedule) -> Result<()> {
         for step in 0..config.steps {
             let started = Instant::now();
-            let metrics = self.sft_step(config, &mut optimizer, step, schedule.lr(step))?;
+            let metrics = self.sft_step(config, step, schedule.lr(step))?;
             self.state.seconds += started.elapsed().as_secs_f64();
             self.observer.event(Event::Sft {
                 step: step + 1,
@@ -87,37 +88,28 @@ impl Trainer {
     }
 
     /// Whether the validation reward that ends the warm-up is reached.
-    fn is_warm(&self, config: &SftConfig) -> Result<bool> {
+    fn is_warm(&mut self, config: &SftConfig) -> Result<bool> {
         let Some(target) = config
             .until_reward
             .filter(|_| !self.data.validation.is_empty())
         else {
             return Ok(false);
         };
-        let reward = greedy_reward(
-            &self.decoder,
-            &self.source,
-            &self.data,
-            &self.config.rollout,
-        )?;
+        let samples = &[(Role::Policy, Use::Rollout)];
+        let reward = self.phase("testing", samples, &mut Metrics::new(), |t| {
+            t.recovering("testing", |t| t.greedy())
+        })?;
         Ok(reward >= target)
     }
 
-    fn sft_step(
-        &mut self,
-        config: &SftConfig,
-        optimizer: &mut AdamW,
-        step: u64,
-        lr: f64,
-    ) -> Result<Metrics> {
+    fn sft_step(&mut self, config: &SftConfig, step: u64, lr: f64) -> Result<Metrics> {
         let mut metrics = Metrics::new();
-        let sums = self.phase("update_actor", &mut metrics, |t| {
+        let passes = &[(Role::Policy, Use::Pass)];
+        let sums = self.phase("update_actor", passes, &mut metrics, |t| {
             let sequences = t.demonstrations(step, config.batch_size)?;
             t.state.tokens += sequences.iter().map(|s| s.tokens.len() as u64).sum::<u64>();
-            let (gradients, sums, micros) =
-                accumulate(&t.decoder, &t.plan, &sequences, t.train_cut(), 1.0, &Nll)?;
             let mut update = UpdateSums::default();
-            t.apply(optimizer, gradients, &sums, lr, &mut update, micros)?;
+            t.optimizer_step(&sequences, 1.0, &Nll, lr, &mut update)?;
             Ok(update)
         })?;
         metrics.extend(sums.metrics());
@@ -141,7 +133,11 @@ impl Trainer {
             };
             let mut completion = self.source.tokenizer.encode(solution, false)?;
             completion.extend(self.source.end_of_answer());
-            let sequence = Sequence::completion(&prompt.tokens, &completion);
+            let mut sequence = Sequence::completion(&prompt.tokens, &completion);
+            sequence.id = SampleId {
+                draw: first + i,
+                sample: 0,
+            };
             self.check_demonstration(&sequence.tokens, &prompt.text)?;
             sequences.push(sequence);
         }
@@ -158,7 +154,7 @@ impl Trainer {
     }
 
     fn check_demonstration(&self, tokens: &[u32], prompt: &str) -> Result<()> {
-        let arch = self.decoder.arch();
+        let arch = self.learner.decoder().arch();
         let context = self.source.trained_context();
         if tokens.len() > context {
             let what = format!("prompt {prompt:?} with its solution");
@@ -170,7 +166,7 @@ impl Trainer {
             }
             .into());
         }
-        let budget = self.plan.train_tokens;
+        let budget = self.learner.policy.plan.train_tokens;
         if tokens.len() > budget {
             let key = "memory.train_tokens";
             return Err(Error::Budget {

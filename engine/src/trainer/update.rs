@@ -1,14 +1,13 @@
-//! One optimizer step: micro-batches under the budget, backward through each, one update.
+//! Optimizer steps of a training step, and what they add up to.
 
 use super::{MAX_SKIPPED, Metrics, Trainer};
-use crate::batch::{Cut, MicroBatch, Sequence, pack};
-use crate::gradients::Gradients;
+use crate::batch::{DropoutStep, Sequence};
+use crate::learner::Updated;
 use crate::objective::TokenLoss;
-use crate::optim::AdamW;
-use crate::plan::ModelPlan;
-use crate::schedule::{LossSums, Schedule};
 use crate::{Error, Result};
-use firebrick_models::Decoder;
+
+/// The phase's name.
+const UPDATE: &str = "update_actor";
 
 /// Sums over the optimizer steps of a training step, averaged when reported.
 #[derive(Default)]
@@ -31,50 +30,38 @@ impl UpdateSums {
         metrics
     }
 
-    fn absorb(&mut self, sums: &LossSums, grad_norm: f64) {
-        for (name, value) in sums.values() {
+    fn absorb(&mut self, updated: &Updated) {
+        for (name, value) in updated.sums.values() {
             *self.values.entry(name.to_owned()).or_default() += value;
         }
-        *self.values.entry("actor/grad_norm".into()).or_default() += grad_norm;
+        let norm = updated.outcome.grad_norm;
+        *self.values.entry("actor/grad_norm".into()).or_default() += norm;
+        self.micro_batches += updated.micro_batches as u64;
         self.steps += 1;
     }
 }
 
-/// Forward and backward over all micro-batches of one optimizer step.
-pub(super) fn accumulate(
-    decoder: &Decoder,
-    plan: &ModelPlan,
-    sequences: &[Sequence],
-    cut: Cut,
-    temperature: f64,
-    loss: &dyn TokenLoss,
-) -> Result<(Gradients, LossSums, usize)> {
-    let schedule = Schedule::new(decoder, plan, temperature);
-    let mut gradients = Gradients::new(decoder.specs().count());
-    let mut sums = LossSums::default();
-    let micros = pack(sequences, cut)?;
-    for indices in &micros {
-        let own: Vec<&Sequence> = indices.iter().map(|&i| &sequences[i]).collect();
-        let micro = MicroBatch::new(decoder.arch(), &own, decoder.device());
-        sums.absorb(&schedule.backward(&micro, loss, &mut gradients)?);
-    }
-    Ok((gradients, sums, micros.len()))
-}
-
 impl Trainer {
-    /// Applies an update, or skips it and says so. Too many skips in a row end the run.
-    pub(super) fn apply(
+    /// One optimizer step: applied, or skipped with a word. Too many skips in a row end the run.
+    pub(super) fn optimizer_step(
         &mut self,
-        optimizer: &mut AdamW,
-        gradients: Gradients,
-        sums: &LossSums,
+        sequences: &[Sequence],
+        temperature: f64,
+        loss: &dyn TokenLoss,
         lr: f64,
         into: &mut UpdateSums,
-        micro_batches: usize,
     ) -> Result<()> {
-        let outcome = optimizer.step(&mut self.decoder, gradients, lr)?;
-        into.absorb(sums, outcome.grad_norm);
-        into.micro_batches += micro_batches as u64;
+        self.learner.dropout = DropoutStep {
+            seed: self.config.trainer.seed,
+            step: self.learner.optimizer.steps() + self.state.skipped_steps,
+        };
+        let gradients = self.recovering(UPDATE, |t| {
+            t.learner.accumulate(sequences, temperature, loss, lr)
+        })?;
+        let updated = self.learner.apply(gradients, lr)?;
+        self.check_after(UPDATE)?;
+        let outcome = updated.outcome;
+        into.absorb(&updated);
         if outcome.applied {
             self.skipped_in_a_row = 0;
             return Ok(());

@@ -2,7 +2,10 @@
 
 use super::{Event, Metrics, Trainer};
 use crate::Result;
+use crate::config::RolloutConfig;
 use crate::evaluate::greedy_reward;
+use crate::placed::Use;
+use crate::plan::Role;
 
 impl Trainer {
     /// Mean reward on the validation prompts, as `val-core/<task>/reward`. Nothing where there are none.
@@ -11,9 +14,12 @@ impl Trainer {
         if self.data.validation.is_empty() {
             return Ok(metrics);
         }
-        let mean = self.phase("testing", &mut metrics, |t| {
-            greedy_reward(&t.decoder, &t.source, &t.data, &t.config.rollout)
-        })?;
+        let mean = self.phase(
+            "testing",
+            &[(Role::Policy, Use::Rollout)],
+            &mut metrics,
+            |t| t.recovering("testing", |t| t.greedy()),
+        )?;
         let values =
             Metrics::from([(format!("val-core/{}/reward", self.data.task().name()), mean)]);
         self.state.validated(&values);
@@ -23,5 +29,14 @@ impl Trainer {
         });
         metrics.extend(values);
         Ok(metrics)
+    }
+
+    /// Mean reward of greedy completions, as many at a time as the plan in force allows.
+    pub(super) fn greedy(&mut self) -> Result<f64> {
+        let rollout = RolloutConfig {
+            max_num_seqs: self.plan.rollout.max_num_seqs,
+            ..self.config.rollout.clone()
+        };
+        greedy_reward(self.learner.decoder(), &self.source, &self.data, &rollout)
     }
 }

@@ -1,16 +1,13 @@
 //! A decoder back into a Hugging Face checkpoint folder that transformers loads unchanged.
 
+use super::stream::{LazyTensor, write_tensors};
 use super::{Checkpoint, StoredDtype};
 use crate::unit::ParamSpec;
 use crate::{Decoder, Error, Result, Tokenizer};
-use burn::tensor::Tensor;
+use firebrick_backends::host::write_synced;
 use half::{bf16, f16};
-use safetensors::tensor::{Dtype, View};
+use safetensors::tensor::Dtype;
 use serde_json::{Map, Value, json};
-use std::borrow::Cow;
-use std::collections::HashMap;
-use std::fs::File;
-use std::io::Write;
 use std::path::Path;
 
 /// How a checkpoint is written.
@@ -29,57 +26,31 @@ impl Default for ExportOptions {
     }
 }
 
-/// One tensor in its stored element type.
-struct Stored {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
-}
-
-impl View for Stored {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
-    fn data_len(&self) -> usize {
-        self.bytes.len()
-    }
-}
-
-fn store(spec: &ParamSpec, value: &Tensor<2>, dtype: StoredDtype) -> Result<Stored> {
-    let values: Vec<f32> = value.try_to_vec_as().map_err(|e| Error::Device {
-        doing: "reading weights for export",
-        detail: e.to_string(),
-    })?;
-    let (dtype, bytes) = match dtype {
-        StoredDtype::F32 => (
-            Dtype::F32,
-            values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        ),
-        StoredDtype::BF16 => (
-            Dtype::BF16,
-            values
+/// A parameter in its stored element type, read when it is written.
+fn stored<'a>(
+    decoder: &'a Decoder,
+    index: usize,
+    spec: &ParamSpec,
+    dtype: StoredDtype,
+) -> LazyTensor<'a> {
+    let dtype_out = match dtype {
+        StoredDtype::F32 => Dtype::F32,
+        StoredDtype::BF16 => Dtype::BF16,
+        StoredDtype::F16 => Dtype::F16,
+    };
+    LazyTensor::new(dtype_out, &spec.shape, move || {
+        let values = decoder.merged_param(index).download()?.to_f32();
+        Ok(match dtype {
+            StoredDtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            StoredDtype::BF16 => values
                 .iter()
                 .flat_map(|&v| bf16::from_f32(v).to_le_bytes())
                 .collect(),
-        ),
-        StoredDtype::F16 => (
-            Dtype::F16,
-            values
+            StoredDtype::F16 => values
                 .iter()
                 .flat_map(|&v| f16::from_f32(v).to_le_bytes())
                 .collect(),
-        ),
-    };
-    Ok(Stored {
-        dtype,
-        shape: spec.shape.clone(),
-        bytes,
+        })
     })
 }
 
@@ -99,7 +70,7 @@ fn shards(sizes: &[u64], limit: u64) -> Vec<std::ops::Range<usize>> {
 }
 
 /// Writes weights, configs and tokenizer into `dir`, which must exist: same names, config and element types as the source.
-/// Every file is synced; making the folder appear whole is the caller's part (write aside, rename).
+/// Adapters are merged into the matrices they stand beside. Every file is synced; making the folder appear whole is the caller's part (write aside, rename).
 pub fn export(
     decoder: &Decoder,
     source: &Checkpoint,
@@ -107,14 +78,18 @@ pub fn export(
     dir: &Path,
     options: ExportOptions,
 ) -> Result<()> {
-    let params: Vec<(&ParamSpec, &Tensor<2>)> = decoder.params().collect();
+    let specs: Vec<(usize, &ParamSpec)> = decoder
+        .specs()
+        .enumerate()
+        .filter(|(_, spec)| !spec.slot.is_adapter())
+        .collect();
     let width = |name: &str| match source.stored_dtype(name) {
         StoredDtype::F32 => 4,
         StoredDtype::BF16 | StoredDtype::F16 => 2,
     };
-    let sizes: Vec<u64> = params
+    let sizes: Vec<u64> = specs
         .iter()
-        .map(|(spec, _)| (spec.numel() * width(&spec.name)) as u64)
+        .map(|(_, spec)| (spec.numel() * width(&spec.name)) as u64)
         .collect();
     let shards = shards(&sizes, options.max_shard_bytes);
     let mut weight_map = Map::new();
@@ -124,25 +99,16 @@ pub fn export(
         } else {
             format!("model-{:05}-of-{:05}.safetensors", i + 1, shards.len())
         };
-        let tensors = params[shard.clone()]
-            .iter()
-            .map(|(spec, value)| {
-                Ok((
-                    spec.name.clone(),
-                    store(spec, value, source.stored_dtype(&spec.name))?,
-                ))
+        let tensors: Vec<(String, LazyTensor<'_>)> = shard
+            .clone()
+            .map(|place| {
+                let (index, spec) = specs[place];
+                let dtype = source.stored_dtype(&spec.name);
+                (spec.name.clone(), stored(decoder, index, spec, dtype))
             })
-            .collect::<Result<Vec<_>>>()?;
+            .collect();
         weight_map.extend(tensors.iter().map(|(name, _)| (name.clone(), json!(file))));
-        // transformers refuses a file whose metadata does not say which framework's layout it has
-        let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-        let path = dir.join(&file);
-        let bytes =
-            safetensors::serialize(tensors, Some(metadata)).map_err(|e| Error::Safetensors {
-                path: path.clone(),
-                detail: e.to_string(),
-            })?;
-        write_synced(&path, &bytes)?;
+        write_pt(&dir.join(&file), tensors)?;
     }
     if shards.len() > 1 {
         let total: u64 = sizes.iter().sum();
@@ -162,19 +128,16 @@ pub fn export(
     tokenizer.map_or(Ok(()), |t| t.save(dir))
 }
 
-fn write_json(path: &Path, value: &Value) -> Result<()> {
-    let mut text = format!("{value:#}");
-    text.push('\n');
-    write_synced(path, text.as_bytes())
+/// Writes a safetensors file as transformers and PEFT read it.
+pub(super) fn write_pt(path: &Path, tensors: Vec<(String, LazyTensor<'_>)>) -> Result<()> {
+    // transformers refuses a file whose metadata does not say which framework's layout it has
+    write_tensors(path, tensors, &[("format", "pt")])
 }
 
-fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
-    let write = || {
-        let mut file = File::create(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().map_err(Error::io("write", path))
+pub(super) fn write_json(path: &Path, value: &Value) -> Result<()> {
+    let mut text = format!("{value:#}");
+    text.push('\n');
+    write_synced(path, text.as_bytes()).map_err(Error::io("write", path))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 /// A mapped safetensors file with its header read.
-struct WeightFile {
+pub(super) struct WeightFile {
     path: PathBuf,
     map: MappedFile,
     data_start: usize,
@@ -22,7 +22,7 @@ struct WeightFile {
 }
 
 impl WeightFile {
-    fn open(path: PathBuf) -> Result<Self> {
+    pub(super) fn open(path: PathBuf) -> Result<Self> {
         let map = MappedFile::open(&path).map_err(Error::io("read", &path))?;
         let (data_start, metadata) = header(map.bytes()).map_err(|detail| Error::Safetensors {
             path: path.clone(),
@@ -53,7 +53,19 @@ impl WeightFile {
         }
     }
 
-    fn values(&self, spec: &ParamSpec, info: &TensorInfo) -> Result<Vec<f32>> {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = String> {
+        self.metadata.tensors().into_keys()
+    }
+
+    pub(super) fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.metadata.info(name)
+    }
+
+    pub(super) fn values(&self, spec: &ParamSpec, info: &TensorInfo) -> Result<Vec<f32>> {
         if info.shape != spec.shape {
             return Err(Error::WrongShape {
                 path: self.path.clone(),

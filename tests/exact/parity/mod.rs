@@ -1,5 +1,6 @@
 //! Losses, gradients, metrics and updates against TRL, verl and torch, and every plan against the plain one.
 
+mod adapters;
 mod losses;
 #[path = "../../suite/parity/optim.rs"]
 mod optim;

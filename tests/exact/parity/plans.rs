@@ -2,25 +2,32 @@
 //! plain whole-graph plan on the whole batch.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
-use firebrick_engine::batch::{Cut, MicroBatch, Sequence, pack};
+use burn::tensor::Tensor;
+use firebrick_backends::accounts::Home;
+use firebrick_engine::batch::{Cut, Sequence, pack};
+use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::grpo::GrpoConfig;
 use firebrick_engine::objective::kl::KlType;
-use firebrick_engine::plan::{Keep, ModelPlan, Segment};
+use firebrick_engine::objective::{Loss, Scores, TokenInputs, TokenLoss};
+use firebrick_engine::optim::OptimConfig;
+use firebrick_engine::placed::Use;
+use firebrick_engine::plan::{Keep, MemoryConfig, ModelPlan, Segment};
+use firebrick_engine::runtime::Runtime;
 use firebrick_engine::schedule::LossSums;
 use firebrick_models::random::Stream;
 
 use crate::support::model::{Model, scored_rows};
+use crate::support::techniques;
 use crate::support::{assert_close, assert_gradient, checked, folders};
 
 /// Losses and metrics, absolute up to one; gradient tensors, relative L2.
 const TOLERANCE: f64 = 1e-10;
-const TEMPERATURE: f64 = 0.7;
-const HEAD_ROWS: usize = 1024;
+pub(super) const TEMPERATURE: f64 = 0.7;
+pub(super) const HEAD_ROWS: usize = 1024;
 
 /// The models with gradients, and a batch for each.
-fn models() -> Vec<(Model, Vec<Sequence>)> {
+pub(super) fn models() -> Vec<(Model, Vec<Sequence>)> {
     let with_gradients = |dir: &std::path::PathBuf| dir.join("golden/grads.safetensors").is_file();
     let dirs = folders("models").into_iter().filter(with_gradients);
     dirs.map(|dir| {
@@ -32,7 +39,7 @@ fn models() -> Vec<(Model, Vec<Sequence>)> {
 }
 
 /// Every term of the loss at work: clipping on both sides, dual clip, KL, entropy bonus.
-fn objective() -> GrpoConfig {
+pub(super) fn objective() -> GrpoConfig {
     GrpoConfig {
         clip_ratio_c: Some(1.5),
         kl_loss_coef: 0.05,
@@ -61,11 +68,7 @@ fn batch(model: &Model) -> Vec<Sequence> {
             .map(|_| f64::from(random.normal()))
             .collect();
     }
-    let plan = model.plain(HEAD_ROWS);
-    let micro = model.micro(&rows.iter().collect::<Vec<_>>());
-    let scores = firebrick_engine::schedule::Schedule::new(&model.decoder, &plan, TEMPERATURE)
-        .score(&micro)
-        .expect("scoring");
+    let scores = model.score(&model.plain(HEAD_ROWS), TEMPERATURE, &rows);
     for (row, logp) in rows.iter_mut().zip(scores.logp) {
         row.old_logp = logp.iter().map(|l| l + 0.3 * random.normal()).collect();
         row.ref_logp = logp.iter().map(|l| l + 0.3 * random.normal()).collect();
@@ -73,13 +76,17 @@ fn batch(model: &Model) -> Vec<Sequence> {
     rows
 }
 
-type Gradients = BTreeMap<String, Vec<f64>>;
+pub(super) type Gradients = BTreeMap<String, Vec<f64>>;
 
-fn whole(model: &Model, rows: &[Sequence]) -> Vec<MicroBatch> {
-    vec![model.micro(&rows.iter().collect::<Vec<_>>())]
+fn whole(rows: &[Sequence]) -> Vec<Vec<&Sequence>> {
+    vec![rows.iter().collect()]
 }
 
-fn assert_same(label: &str, found: &(LossSums, Gradients), expected: &(LossSums, Gradients)) {
+pub(super) fn assert_same(
+    label: &str,
+    found: &(LossSums, Gradients),
+    expected: &(LossSums, Gradients),
+) {
     assert_close(
         &format!("{label}: loss"),
         found.0.loss,
@@ -104,73 +111,163 @@ fn assert_same(label: &str, found: &(LossSums, Gradients), expected: &(LossSums,
     }
 }
 
-/// Every plan that is compared with the plain one.
-fn plans(model: &Model) -> Vec<(String, ModelPlan)> {
+/// Segments of `size` units that keep one thing and another by turns: plans that no setting spells out.
+fn mixed(model: &Model) -> Vec<(String, ModelPlan)> {
+    const HERE: Keep = Keep::Input(Home::Device);
+    const AWAY: Keep = Keep::Input(Home::Host);
     let body = model.decoder.body();
-    let mut plans = vec![
-        ("small head chunks".to_owned(), model.plain(3)),
-        (
-            "every layer checkpointed".to_owned(),
-            model.checkpointed(HEAD_ROWS, 1),
-        ),
-        (
-            "every second layer checkpointed".to_owned(),
-            model.checkpointed(HEAD_ROWS, 2),
-        ),
-        (
-            "every layer checkpointed, small head chunks".to_owned(),
-            model.checkpointed(3, 1),
-        ),
-    ];
-    for (name, size, keeps) in [
-        ("halves", 1, [Keep::Input; 2]),
+    [
         ("halves with their graphs", 1, [Keep::Graph; 2]),
-        ("halves, mixed", 1, [Keep::Graph, Keep::Input]),
-        (
-            "three halves a segment, mixed",
-            3,
-            [Keep::Input, Keep::Graph],
-        ),
-    ] {
-        let segments = cut(body.clone(), size, keeps);
-        let plain = model.plain(HEAD_ROWS);
-        plans.push((name.to_owned(), ModelPlan { segments, ..plain }));
-    }
-    plans
+        ("halves, mixed", 1, [Keep::Graph, HERE]),
+        ("halves, inputs here and there", 1, [HERE, AWAY]),
+        ("three halves a segment, mixed", 3, [AWAY, Keep::Graph]),
+    ]
+    .into_iter()
+    .map(|(name, size, keeps)| {
+        let starts = body.clone().step_by(size).enumerate();
+        let segments = starts.map(|(i, start)| Segment {
+            units: start..(start + size).min(body.end),
+            keep: keeps[i % 2],
+            weights: Home::Device,
+        });
+        let plan = ModelPlan {
+            segments: segments.collect(),
+            ..model.plain(HEAD_ROWS)
+        };
+        (name.to_owned(), plan)
+    })
+    .collect()
 }
 
-/// Segments of `size` units that keep one thing and another by turns.
-fn cut(body: Range<usize>, size: usize, keeps: [Keep; 2]) -> Vec<Segment> {
-    let end = body.end;
-    let starts = body.step_by(size).enumerate();
-    let segment = |(i, start): (usize, usize)| Segment {
-        units: start..(start + size).min(end),
-        keep: keeps[i % 2],
-    };
-    starts.map(segment).collect()
+/// Every plan that is compared with the plain one.
+pub(super) fn plans(model: &Model) -> Vec<(String, ModelPlan)> {
+    let arch = model.decoder.arch();
+    let spelled = techniques::passes().into_iter().map(|(name, memory)| {
+        let plan = memory.plan(arch);
+        let plan = plan.unwrap_or_else(|error| panic!("{name}: {error}"));
+        (name, plan)
+    });
+    spelled.chain(mixed(model)).collect()
+}
+
+/// A loss that looks at whole sequences: their mean log-ratio weights their tokens (GSPO's ratio, arXiv:2507.18071), and
+/// the entropy of a sequence enters by its square.
+pub(super) struct WholeSequences;
+
+impl TokenLoss for WholeSequences {
+    fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss {
+        assert_eq!(inputs.lengths.iter().sum::<usize>(), scores.logp.dims()[0]);
+        let old = inputs.old_logp.clone().expect("an old policy");
+        let mut start = 0;
+        let mut total: Option<Tensor<1>> = None;
+        for &n in &inputs.lengths {
+            let own = |t: &Tensor<1>| t.clone().narrow(0, start, n);
+            let ratio = (own(&scores.logp) - own(&old)).mean().exp();
+            let entropy = own(&scores.entropy).mean();
+            let weight = (own(&inputs.weight) * own(&inputs.advantage)).sum();
+            let term = ratio * weight + entropy.clone() * entropy * 0.1;
+            total = Some(match total {
+                Some(total) => total + term,
+                None => term,
+            });
+            start += n;
+        }
+        Loss {
+            total: total.expect("a sequence"),
+            metrics: Vec::new(),
+        }
+    }
+
+    fn separates(&self) -> bool {
+        false
+    }
 }
 
 #[test]
 fn every_plan_gives_the_loss_and_gradients_of_the_plain_one() {
     let mut cases = 0;
     for (model, rows) in models() {
-        let run = |plan: &ModelPlan| {
-            model.backward(plan, TEMPERATURE, &objective(), &whole(&model, &rows))
-        };
-        let expected = run(&model.plain(HEAD_ROWS));
-        assert_eq!(
-            expected.1.len(),
-            model.decoder.specs().count(),
-            "{}",
-            model.name
-        );
-        for (name, plan) in plans(&model) {
-            let label = format!("{}, {name}", model.name);
-            assert_same(&label, &run(&plan), &expected);
-            cases += 1;
+        let objective = objective();
+        let losses: [(&str, &dyn TokenLoss); 2] =
+            [("by token", &objective), ("by sequence", &WholeSequences)];
+        for (kind, loss) in losses {
+            let expected =
+                model.backward(&model.plain(HEAD_ROWS), TEMPERATURE, loss, &whole(&rows));
+            assert_eq!(
+                expected.1.len(),
+                model.decoder.specs().count(),
+                "{}",
+                model.name
+            );
+            // where a row's scores depend on the rest of its batch, so does the loss
+            let micros = if model.manifest.is_local() {
+                rows.iter().map(|row| vec![row]).collect()
+            } else {
+                whole(&rows)
+            };
+            for (name, plan) in plans(&model) {
+                let found = model.backward(&plan, TEMPERATURE, loss, &micros);
+                let label = format!("{}, {name}, loss {kind}", model.name);
+                assert_same(&label, &found, &expected);
+                cases += 1;
+            }
         }
     }
     checked("plans against the plain one", cases);
+}
+
+/// The weights after two optimizer steps.
+fn trained(model: &Model, rows: &[Sequence], memory: &MemoryConfig) -> Gradients {
+    let plan = memory.plan(model.decoder.arch()).expect("a plan");
+    let runtime = Runtime::new(model.decoder.device()).with_prefetch(plan.prefetch);
+    let optim = OptimConfig {
+        lr: 1e-2,
+        clip_grad: None,
+        ..OptimConfig::default()
+    };
+    let mut learner = Learner::new(model.decoder.clone(), plan, optim, runtime);
+    learner
+        .policy
+        .settle(Use::Pass)
+        .expect("weights in their place");
+    for _ in 0..2 {
+        let updated = learner.update(rows, TEMPERATURE, &objective(), 1e-2);
+        let updated = updated.unwrap_or_else(|error| panic!("{}: {error}", model.name));
+        assert!(updated.outcome.applied && updated.outcome.grad_norm > 0.0);
+    }
+    let params = learner.decoder().params();
+    params
+        .map(|(spec, value)| {
+            (
+                spec.name.clone(),
+                value.download().expect("values").to_f64(),
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn every_place_of_the_optimizer_gives_the_weights_of_the_plain_one() {
+    let mut cases = 0;
+    for (model, rows) in models() {
+        if !model.manifest.is_local() {
+            continue;
+        }
+        let cut = |memory| MemoryConfig {
+            micro_batch_size: Some(1),
+            ..memory
+        };
+        let expected = trained(&model, &rows, &cut(MemoryConfig::default()));
+        for (name, memory) in techniques::optimizers() {
+            let found = trained(&model, &rows, &cut(memory));
+            for (parameter, found) in &found {
+                let label = format!("{}, {name}: {parameter}", model.name);
+                assert_gradient(&label, found, &expected[parameter], TOLERANCE);
+            }
+            cases += 1;
+        }
+    }
+    checked("places of the optimizer", cases);
 }
 
 #[test]
@@ -181,10 +278,10 @@ fn every_cut_of_a_batch_gives_its_loss_and_gradients() {
         if !model.manifest.is_local() {
             continue;
         }
-        let run = |plan: &ModelPlan, micros: &[MicroBatch]| {
+        let run = |plan: &ModelPlan, micros: &[Vec<&Sequence>]| {
             model.backward(plan, TEMPERATURE, &objective(), micros)
         };
-        let expected = run(&model.plain(HEAD_ROWS), &whole(&model, &rows));
+        let expected = run(&model.plain(HEAD_ROWS), &whole(&rows));
         let longest = rows.iter().map(|row| row.tokens.len()).max().expect("rows");
         for (max_tokens, max_sequences) in [
             (longest, None),
@@ -199,9 +296,9 @@ fn every_cut_of_a_batch_gives_its_loss_and_gradients() {
                 key: "memory.train_tokens",
             };
             let packed = pack(&rows, by).expect("every row fits");
-            let micros: Vec<MicroBatch> = packed
+            let micros: Vec<Vec<&Sequence>> = packed
                 .iter()
-                .map(|micro| model.micro(&micro.iter().map(|&i| &rows[i]).collect::<Vec<_>>()))
+                .map(|micro| micro.iter().map(|&i| &rows[i]).collect())
                 .collect();
             for plan in [model.plain(3), model.checkpointed(HEAD_ROWS, 1)] {
                 let label = format!("{}, {} micro-batches", model.name, micros.len());

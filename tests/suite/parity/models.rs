@@ -1,8 +1,8 @@
 //! Logits, log-probs, entropies, gradients and greedy continuations of every model folder against transformers.
 
 use burn::tensor::Tensor;
+use firebrick_engine::batch::{MicroBatch, Sequence};
 use firebrick_engine::objective::sft::Nll;
-use firebrick_engine::schedule::Schedule;
 use firebrick_models::cache::KvCache;
 use firebrick_models::generate::{Finish, Generator, Request, Sampling};
 use firebrick_models::layer::{Columns, Context};
@@ -68,7 +68,8 @@ fn logits_of_a_right_padded_batch() {
             panic!("{}: logits of shape {shape:?}", model.name)
         };
         let sequences = scored_rows(&golden);
-        let micro = model.micro(&sequences.iter().collect::<Vec<_>>());
+        let own: Vec<&Sequence> = sequences.iter().collect();
+        let micro = MicroBatch::new(model.decoder.arch(), &own, 0, model.decoder.device());
         let hidden = model.decoder.hidden(micro.ids, &micro.ctx);
         let found = values(model.decoder.head().logits(hidden));
         for (i, sequence) in sequences.iter().enumerate() {
@@ -86,7 +87,6 @@ fn log_probs_and_entropies_of_a_right_padded_batch_at_every_stored_temperature()
     let mut rows = 0;
     for (model, golden) in models() {
         let sequences = scored_rows(&golden);
-        let micro = model.micro(&sequences.iter().collect::<Vec<_>>());
         let mut at = vec![("logprobs_right".to_owned(), 1.0)];
         at.extend(golden.names().into_iter().filter_map(|name| {
             let temperature = temperature(&name)?;
@@ -94,10 +94,7 @@ fn log_probs_and_entropies_of_a_right_padded_batch_at_every_stored_temperature()
         }));
         for (name, temperature) in at {
             for head_rows in [1024, 7] {
-                let plan = model.plain(head_rows);
-                let scores = Schedule::new(&model.decoder, &plan, temperature)
-                    .score(&micro)
-                    .expect("scoring");
+                let scores = model.score(&model.plain(head_rows), temperature, &sequences);
                 let label = |i: usize| format!("{}: {name} of row {i}", model.name);
                 for (i, expected) in golden.float_rows(&name).iter().enumerate() {
                     let last = sequences[i].tokens.len() - 1;
@@ -131,10 +128,8 @@ fn log_probs_and_entropies_of_a_row_alone() {
         };
         let (logp, entropy) = (golden.float_rows(logp), golden.float_rows(entropy));
         for (i, sequence) in scored_rows(&golden).iter().enumerate() {
-            let plan = model.plain(1024);
-            let scores = Schedule::new(&model.decoder, &plan, 1.0)
-                .score(&model.micro(&[sequence]))
-                .expect("scoring");
+            let alone = std::slice::from_ref(sequence);
+            let scores = model.score(&model.plain(1024), 1.0, alone);
             let label = format!("{}: row {i} alone", model.name);
             let n = sequence.tokens.len();
             assert_all_close(
@@ -207,8 +202,8 @@ fn loss_and_gradients_of_the_mean_nll() {
             (model.checkpointed(1024, 1), "every layer checkpointed"),
         ] {
             let label = format!("{}, {plan_name}", model.name);
-            let micro = model.micro(&rows.iter().collect::<Vec<_>>());
-            let (sums, found) = model.backward(&plan, 1.0, &Nll, &[micro]);
+            let whole = vec![rows.iter().collect()];
+            let (sums, found) = model.backward(&plan, 1.0, &Nll, &whole);
             assert_close(&format!("{label}: loss"), sums.loss, expected_loss, SCORES);
             losses += 1;
             if let Some(norm) = model.manifest.grad_norm {

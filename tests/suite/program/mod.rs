@@ -1,7 +1,10 @@
 //! The program as its users meet it: run as a process, judged by its exit code, its messages and the files it leaves.
 
+mod adapters;
 mod bad_input;
 mod commands;
+mod memory;
+mod plan;
 mod runs;
 
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Metrics that are promised to repeat: everything but times and bytes.
-fn metrics(bench: &Bench, run: &str) -> Vec<Value> {
+pub(super) fn metrics(bench: &Bench, run: &str) -> Vec<Value> {
     let timed = |key: &str| ["timing", "perf/"].iter().any(|p| key.starts_with(p));
     bench
         .read(&format!("{run}/metrics.jsonl"))

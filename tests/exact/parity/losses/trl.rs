@@ -94,6 +94,7 @@ pub(super) fn compute_loss(case: &Case, set: &Set) {
         advantage: vector(mask.advantages(&set["advantages"])),
         old_logp: params.old.then(|| vector(scored("old_logprobs"))),
         ref_logp: Some(vector(scored("ref_logprobs"))),
+        lengths: mask.lengths(),
     };
     let mut outcome = run(&params.objective(mode), &logp, &entropy, &inputs);
     if params.entropy_coef != 0.0 {

@@ -1,0 +1,241 @@
+//! Bytes by category: who holds memory, and the most that each ever held.
+//!
+//! A backend's pool says how much is in use and not by whom. Whoever keeps tensors across a boundary takes out a
+//! [`Hold`] for their bytes; the category's account falls again when the hold is dropped.
+
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Where bytes live.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Home {
+    /// The device that computes.
+    #[default]
+    Device,
+    /// Host memory. On a CPU backend, or where host and device share one memory, this frees nothing.
+    Host,
+}
+
+/// What bytes are held for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Category {
+    /// Weights of the policy.
+    Parameters,
+    /// f32 copies of weights that an optimizer on the host keeps.
+    MasterWeights,
+    /// Accumulated gradients.
+    Gradients,
+    /// The optimizer's moments.
+    Moments,
+    /// Inputs that segments keep for their second run.
+    KeptInputs,
+    /// The graph of whatever segments are traced at the time.
+    LiveGraph,
+    /// Attention scores.
+    Attention,
+    /// The head's logits and their like, a chunk of rows at a time.
+    Head,
+    /// Keys and values of sequences that are being sampled.
+    KvCache,
+    /// Weights of the reference policy.
+    Reference,
+    /// Weights of the critic.
+    Critic,
+    /// Everything else that a phase needs: ids, masks, running activations, transfers.
+    Buffers,
+    /// Gathered weights and reduced gradients of several devices.
+    Communication,
+    /// What the backend and the program hold whatever runs.
+    Overhead,
+}
+
+impl Category {
+    /// All categories, in the order in which they are reported.
+    pub const ALL: [Self; 14] = [
+        Self::Parameters,
+        Self::MasterWeights,
+        Self::Gradients,
+        Self::Moments,
+        Self::KeptInputs,
+        Self::LiveGraph,
+        Self::Attention,
+        Self::Head,
+        Self::KvCache,
+        Self::Reference,
+        Self::Critic,
+        Self::Buffers,
+        Self::Communication,
+        Self::Overhead,
+    ];
+
+    /// Its name in files and tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Parameters => "parameters",
+            Self::MasterWeights => "master_weights",
+            Self::Gradients => "gradients",
+            Self::Moments => "moments",
+            Self::KeptInputs => "kept_inputs",
+            Self::LiveGraph => "live_graph",
+            Self::Attention => "attention",
+            Self::Head => "head",
+            Self::KvCache => "kv_cache",
+            Self::Reference => "reference",
+            Self::Critic => "critic",
+            Self::Buffers => "buffers",
+            Self::Communication => "communication",
+            Self::Overhead => "overhead",
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Cell {
+    now: AtomicU64,
+    peak: AtomicU64,
+}
+
+/// The accounts of one training run, shared by everything that holds memory for it.
+#[derive(Debug, Default)]
+pub struct Accounts {
+    cells: [[Cell; 2]; Category::ALL.len()],
+}
+
+/// One account as it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Balance {
+    /// What the bytes are held for.
+    pub category: Category,
+    /// Where.
+    pub home: Home,
+    /// Held now.
+    pub bytes: u64,
+    /// Most held since the start, or since [`Accounts::reset_peaks`].
+    pub peak_bytes: u64,
+}
+
+impl Accounts {
+    /// Empty accounts.
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    fn cell(&self, category: Category, home: Home) -> &Cell {
+        &self.cells[category as usize][home as usize]
+    }
+
+    /// Holds bytes until the returned value is dropped.
+    #[must_use]
+    pub fn hold(self: &Arc<Self>, category: Category, home: Home, bytes: usize) -> Hold {
+        let cell = self.cell(category, home);
+        let bytes = bytes as u64;
+        let now = cell.now.fetch_add(bytes, Relaxed) + bytes;
+        cell.peak.fetch_max(now, Relaxed);
+        Hold {
+            accounts: Arc::clone(self),
+            category,
+            home,
+            bytes,
+        }
+    }
+
+    /// One account.
+    #[must_use]
+    pub fn balance(&self, category: Category, home: Home) -> Balance {
+        let cell = self.cell(category, home);
+        Balance {
+            category,
+            home,
+            bytes: cell.now.load(Relaxed),
+            peak_bytes: cell.peak.load(Relaxed),
+        }
+    }
+
+    /// Every account that ever held something, the largest peak first.
+    #[must_use]
+    pub fn balances(&self) -> Vec<Balance> {
+        let mut all: Vec<Balance> = Category::ALL
+            .into_iter()
+            .flat_map(|c| [self.balance(c, Home::Device), self.balance(c, Home::Host)])
+            .filter(|b| b.peak_bytes > 0)
+            .collect();
+        all.sort_by_key(|b| std::cmp::Reverse(b.peak_bytes));
+        all
+    }
+
+    /// Every account that holds something now, the largest first.
+    #[must_use]
+    pub fn ranked(&self) -> Vec<Balance> {
+        let mut live = self.balances();
+        live.retain(|b| b.bytes > 0);
+        live.sort_by_key(|b| std::cmp::Reverse(b.bytes));
+        live
+    }
+
+    /// Counts peaks from what is held now.
+    pub fn reset_peaks(&self) {
+        for cell in self.cells.iter().flatten() {
+            cell.peak.store(cell.now.load(Relaxed), Relaxed);
+        }
+    }
+}
+
+/// Bytes held for a category; given back when dropped.
+#[derive(Debug)]
+pub struct Hold {
+    accounts: Arc<Accounts>,
+    category: Category,
+    home: Home,
+    bytes: u64,
+}
+
+impl Hold {
+    /// Bytes held.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let cell = self.accounts.cell(self.category, self.home);
+        cell.now.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peak_outlives_the_holds_that_made_it() {
+        let accounts = Accounts::new();
+        let first = accounts.hold(Category::KeptInputs, Home::Device, 100);
+        let second = accounts.hold(Category::KeptInputs, Home::Device, 50);
+        drop(first);
+        let balance = accounts.balance(Category::KeptInputs, Home::Device);
+        assert_eq!((balance.bytes, balance.peak_bytes), (50, 150));
+        accounts.reset_peaks();
+        drop(second);
+        let balance = accounts.balance(Category::KeptInputs, Home::Device);
+        assert_eq!((balance.bytes, balance.peak_bytes), (0, 50));
+        assert_eq!(accounts.balances().len(), 1);
+    }
+
+    #[test]
+    fn categories_stand_at_their_own_index() {
+        for (i, category) in Category::ALL.into_iter().enumerate() {
+            assert_eq!(category as usize, i);
+            let json = serde_json::to_value(category).unwrap();
+            assert_eq!(json, category.name());
+        }
+    }
+}

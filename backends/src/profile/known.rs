@@ -1,0 +1,138 @@
+//! GPUs that many people have, by name.
+
+use super::{DeviceProfile, MatmulFlops, Origin, Pool};
+
+/// A row of the makers' data sheets (2026): peak TFLOP/s of plain f32 and of dense bf16 (0: none), GB/s of memory, GB/s of
+/// the host link in one direction (0: unified memory), GiB.
+struct Row {
+    /// Words that all stand in the device's name; the first row that fits counts.
+    words: &'static [&'static str],
+    f32: f64,
+    bf16: f64,
+    memory: f64,
+    link: f64,
+    gib: f64,
+}
+
+const fn row(words: &'static [&'static str], numbers: [f64; 5]) -> Row {
+    let [f32, bf16, memory, link, gib] = numbers;
+    Row {
+        words,
+        f32,
+        bf16,
+        memory,
+        link,
+        gib,
+    }
+}
+
+/// Longer names before their beginnings. A capacity the driver tells wins over the one here.
+const ROWS: [Row; 36] = [
+    row(&["B200"], [75.0, 2250.0, 7700.0, 55.0, 180.0]),
+    row(&["H200"], [67.0, 989.0, 4800.0, 55.0, 141.0]),
+    row(&["H100", "PCIe"], [51.0, 756.0, 2000.0, 55.0, 80.0]),
+    row(&["H100"], [67.0, 989.0, 3350.0, 55.0, 80.0]),
+    row(&["A100", "40GB"], [19.5, 312.0, 1555.0, 25.0, 40.0]),
+    row(&["A100"], [19.5, 312.0, 2039.0, 25.0, 80.0]),
+    row(&["L40S"], [91.6, 362.0, 864.0, 25.0, 48.0]),
+    row(&["L40"], [90.5, 181.0, 864.0, 25.0, 48.0]),
+    row(&["L4"], [30.3, 121.0, 300.0, 25.0, 24.0]),
+    row(&["A10G"], [31.2, 70.0, 600.0, 25.0, 24.0]),
+    row(&["RTX A6000"], [38.7, 155.0, 768.0, 25.0, 48.0]),
+    row(&["V100"], [15.7, 0.0, 900.0, 12.5, 16.0]),
+    row(&["Tesla T4"], [8.1, 0.0, 320.0, 12.5, 16.0]),
+    row(&["RTX 5090"], [104.8, 209.0, 1792.0, 55.0, 32.0]),
+    row(&["RTX 5080"], [56.3, 113.0, 960.0, 55.0, 16.0]),
+    row(&["RTX 5070"], [30.9, 62.0, 672.0, 55.0, 12.0]),
+    row(&["RTX 4090"], [82.6, 165.0, 1008.0, 25.0, 24.0]),
+    row(&["RTX 4080"], [48.7, 97.0, 717.0, 25.0, 16.0]),
+    row(&["RTX 4070"], [29.1, 58.0, 504.0, 25.0, 12.0]),
+    row(&["RTX 4060"], [15.1, 30.0, 272.0, 12.5, 8.0]),
+    row(&["RTX 3090"], [35.6, 71.0, 936.0, 25.0, 24.0]),
+    row(&["RTX 3080"], [29.8, 59.0, 760.0, 25.0, 10.0]),
+    row(&["RTX 3070"], [20.3, 41.0, 448.0, 25.0, 8.0]),
+    row(&["RTX 3060"], [12.7, 25.0, 360.0, 25.0, 12.0]),
+    row(&["RTX 2080"], [10.1, 0.0, 448.0, 12.5, 8.0]),
+    row(&["MI300X"], [163.4, 1307.0, 5300.0, 55.0, 192.0]),
+    row(&["7900 XTX"], [61.4, 123.0, 960.0, 25.0, 24.0]),
+    row(&["Arc", "A770"], [19.7, 0.0, 560.0, 12.5, 16.0]),
+    row(&["M4 Max"], [18.4, 0.0, 546.0, 0.0, 36.0]),
+    row(&["M4 Pro"], [9.3, 0.0, 273.0, 0.0, 24.0]),
+    row(&["M4"], [4.6, 0.0, 120.0, 0.0, 16.0]),
+    row(&["M3 Max"], [14.2, 0.0, 400.0, 0.0, 36.0]),
+    row(&["M3"], [4.1, 0.0, 100.0, 0.0, 8.0]),
+    row(&["M2"], [3.6, 0.0, 100.0, 0.0, 8.0]),
+    row(&["M1 Max"], [10.4, 0.0, 400.0, 0.0, 32.0]),
+    row(&["M1"], [2.6, 0.0, 68.0, 0.0, 8.0]),
+];
+
+/// Share of a data sheet's peaks that large products and long copies usually reach.
+const REACHED: f64 = 0.6;
+
+/// The profile of a GPU by its name, where it is one of the well-known.
+#[must_use]
+pub fn known(name: &str) -> Option<DeviceProfile> {
+    let fits = |row: &&Row| row.words.iter().all(|word| stands_in(name, word));
+    let row = ROWS.iter().find(fits)?;
+    let unified = row.link == 0.0;
+    Some(DeviceProfile {
+        name: name.to_owned(),
+        matmul_flops: MatmulFlops {
+            f32: row.f32 * 1e12 * REACHED,
+            bf16: (row.bf16 > 0.0).then_some(row.bf16 * 1e12 * REACHED),
+        },
+        memory_bandwidth: row.memory * 1e9 * REACHED,
+        host_bandwidth: if unified {
+            row.memory * 1e9 * REACHED
+        } else {
+            4e10
+        },
+        host_link: (!unified).then_some(row.link * 1e9 * REACHED),
+        kernel_overhead: if unified { 1.5e-5 } else { 6e-6 },
+        capacity_bytes: Some((row.gib * f64::from(1 << 30)) as u64),
+        pool: Pool::GPU,
+        product_copies: 0,
+        origin: Origin::DataSheet,
+    })
+}
+
+/// Whether `word` stands in `name` as a word of its own, so that an L40 is no L4.
+fn stands_in(name: &str, word: &str) -> bool {
+    let (name, word) = (name.to_lowercase(), word.to_lowercase());
+    name.match_indices(&word).any(|(at, _)| {
+        let edge = |c: Option<char>| c.is_none_or(|c| !c.is_ascii_alphanumeric());
+        edge(name[..at].chars().next_back()) && edge(name[at + word.len()..].chars().next())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::known;
+
+    #[test]
+    fn a_gpu_is_known_by_the_name_its_driver_gives() {
+        for (name, tflops) in [
+            ("NVIDIA H100 80GB HBM3", 67.0),
+            ("NVIDIA H100 PCIe", 51.0),
+            ("NVIDIA A100-SXM4-40GB", 19.5),
+            ("NVIDIA L40S", 91.6),
+            ("NVIDIA L4", 30.3),
+            ("NVIDIA GeForce RTX 4090", 82.6),
+            ("Apple M3 Max", 14.2),
+            ("Apple M2 Pro", 3.6),
+        ] {
+            let profile = known(name).unwrap_or_else(|| panic!("{name}"));
+            assert!(
+                (profile.matmul_flops.f32 - tflops * 0.6e12).abs() < 1e9,
+                "{name}"
+            );
+        }
+        assert_eq!(known("llvmpipe (LLVM 15.0.6, 256 bits)"), None);
+    }
+
+    #[test]
+    fn apple_gpus_have_no_link_to_the_host() {
+        assert!(known("Apple M4 Max").is_some_and(|p| p.is_unified()));
+        assert!(known("Tesla T4").is_some_and(|p| !p.is_unified()));
+    }
+}

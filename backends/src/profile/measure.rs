@@ -1,0 +1,131 @@
+//! Times products, copies and launches on a device.
+
+use super::{DeviceProfile, MatmulFlops, Origin};
+use crate::device::{Backend, DeviceInfo, DeviceSpec, panic_message};
+use crate::transfer::HostTensor;
+use crate::{Error, Result};
+use burn::tensor::{Device, Tensor};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+/// Each number is measured for about this long.
+const PATIENCE: Duration = Duration::from_millis(700);
+
+/// Measures a device: some seconds. The device should have nothing else to do.
+pub fn measure(device: &Device, info: &DeviceInfo) -> Result<DeviceProfile> {
+    let backend = match info.device {
+        DeviceSpec::Named { backend, .. } => backend,
+        DeviceSpec::Auto => Backend::Cpu,
+    };
+    let assumed = super::known(&info.name).unwrap_or_else(|| DeviceProfile::assumed(backend));
+    let timed = catch_unwind(AssertUnwindSafe(|| -> Result<DeviceProfile> {
+        let side = if info.software || backend == Backend::Cpu {
+            1024
+        } else {
+            4096
+        };
+        let f32 = products(device, side)?;
+        let scale = f32 / assumed.matmul_flops.f32;
+        let memory_bandwidth = memory(device)?;
+        Ok(DeviceProfile {
+            name: info.name.clone(),
+            matmul_flops: MatmulFlops {
+                f32,
+                bf16: assumed.matmul_flops.bf16.map(|rate| rate * scale),
+            },
+            memory_bandwidth,
+            host_bandwidth: host(),
+            host_link: match assumed.host_link {
+                Some(_) => Some(link(device)?),
+                None => None,
+            },
+            kernel_overhead: launches(device)?,
+            capacity_bytes: info.memory_bytes.or(assumed.capacity_bytes),
+            pool: assumed.pool,
+            product_copies: assumed.product_copies,
+            origin: Origin::Measured,
+        })
+    }));
+    timed.unwrap_or_else(|panic| {
+        Err(Error::Open {
+            device: info.device.to_string(),
+            detail: panic_message(panic.as_ref()),
+        })
+    })
+}
+
+/// Runs `work` until time is up, after one run that does not count: seconds a run. Reading one number waits for the device.
+fn seconds(mut work: impl FnMut() -> Tensor<2>) -> Result<f64> {
+    let wait = |t: Tensor<2>| -> Result<()> {
+        t.slice([0..1, 0..1])
+            .try_into_data()
+            .map(|_| ())
+            .map_err(|e| Error::Transfer(e.to_string()))
+    };
+    wait(work())?;
+    let (started, mut runs) = (Instant::now(), 0);
+    while started.elapsed() < PATIENCE || runs == 0 {
+        // several in the queue, so that waiting is not what is timed
+        let mut last = work();
+        for _ in 0..3 {
+            last = work();
+        }
+        wait(last)?;
+        runs += 4;
+    }
+    Ok(started.elapsed().as_secs_f64() / f64::from(runs))
+}
+
+fn products(device: &Device, side: usize) -> Result<f64> {
+    let a = Tensor::<2>::ones([side, side], device);
+    let b = Tensor::<2>::ones([side, side], device);
+    let time = seconds(|| a.clone().matmul(b.clone()))?;
+    Ok(2.0 * (side as f64).powi(3) / time)
+}
+
+/// An element-wise sum reads two tensors and writes one.
+fn memory(device: &Device) -> Result<f64> {
+    let side = 2048;
+    let a = Tensor::<2>::ones([side, side], device);
+    let b = Tensor::<2>::ones([side, side], device);
+    let time = seconds(|| a.clone() + b.clone())?;
+    Ok(f64::from(3 * side * side * 4) / time)
+}
+
+/// An operation so small that launching it is all it costs.
+fn launches(device: &Device) -> Result<f64> {
+    let a = Tensor::<2>::ones([1, 8], device);
+    let chain = 64;
+    let time = seconds(|| (0..chain).fold(a.clone(), |x, _| x + 1.0))?;
+    Ok(time / f64::from(chain))
+}
+
+/// There and back.
+fn link(device: &Device) -> Result<f64> {
+    let side = 2048;
+    let mut host = HostTensor::from_values(vec![1.0; side * side], [side, side]);
+    let (started, mut runs) = (Instant::now(), 0);
+    while started.elapsed() < PATIENCE || runs == 0 {
+        host = HostTensor::download(host.into_device(device))?;
+        runs += 1;
+    }
+    let bytes = 2 * runs * host.bytes();
+    Ok(bytes as f64 / started.elapsed().as_secs_f64())
+}
+
+/// Adding host matrices on all cores reads two and writes one.
+fn host() -> f64 {
+    let side = 2048;
+    let mut a = HostTensor::from_values(vec![1.0; side * side], [side, side]);
+    let (started, mut runs) = (Instant::now(), 0);
+    let b = a.clone();
+    let mut spent = Duration::ZERO;
+    while started.elapsed() < PATIENCE || runs == 0 {
+        let other = b.clone();
+        let from = Instant::now();
+        a.add(other);
+        spent += from.elapsed();
+        runs += 1;
+    }
+    (3 * runs * a.bytes()) as f64 / spent.as_secs_f64().max(1e-9)
+}

@@ -1,0 +1,415 @@
+//! Host copies of tensors, and the thread that copies while the device computes.
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use rayon::prelude::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use crate::device::panic_message;
+use crate::{Error, Result};
+
+/// A copy that takes longer than this is taken for a device that hangs.
+const PATIENCE: Duration = Duration::from_mins(10);
+
+/// Elements a worker takes at a time in host arithmetic.
+const GRAIN: usize = 1 << 15;
+
+/// A matrix in host memory, in the float type of its device (f32; f64 where the device computes in f64).
+#[derive(Clone, Debug)]
+pub struct HostTensor(TensorData);
+
+impl HostTensor {
+    /// Copies a matrix to the host. Waits for it to be computed.
+    pub fn download(tensor: Tensor<2>) -> Result<Self> {
+        Download::matrix(tensor).finish_matrix()
+    }
+
+    /// f32 values in row-major order.
+    #[must_use]
+    pub fn from_values(values: Vec<f32>, shape: [usize; 2]) -> Self {
+        Self(TensorData::new(values, shape))
+    }
+
+    /// Zeros of the same type.
+    #[must_use]
+    pub fn zeros(&self, shape: [usize; 2]) -> Self {
+        Self(TensorData::zeros_dtype(shape, self.0.dtype()))
+    }
+
+    /// The matrix on a device; the host keeps its copy.
+    #[must_use]
+    pub fn upload(&self, device: &Device) -> Tensor<2> {
+        Tensor::from_data(self.0.clone(), device)
+    }
+
+    /// The matrix on a device; the host's copy is given up.
+    #[must_use]
+    pub fn into_device(self, device: &Device) -> Tensor<2> {
+        Tensor::from_data(self.0, device)
+    }
+
+    /// Moves the host's copy to memory that the device copies from fastest (pinned, where the backend can).
+    pub fn pin(&mut self, device: &Device) {
+        device.staging(std::iter::once(&mut self.0));
+    }
+
+    /// Rows and columns.
+    #[must_use]
+    pub fn dims(&self) -> [usize; 2] {
+        let dims = self.0.shape().as_slice();
+        [dims[0], dims[1]]
+    }
+
+    /// Bytes held.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.0.as_bytes().len()
+    }
+
+    /// Values to work on.
+    pub fn values(&mut self) -> HostValues<'_> {
+        // one of the two always holds: nothing else is ever downloaded
+        if self.0.as_slice::<f64>().is_ok() {
+            return match self.0.as_mut_slice::<f64>() {
+                Ok(values) => HostValues::F64(values),
+                Err(_) => unreachable!("just read as f64"),
+            };
+        }
+        match self.0.as_mut_slice::<f32>() {
+            Ok(values) => HostValues::F32(values),
+            Err(e) => unreachable!("a host tensor is f32 or f64: {e:?}"),
+        }
+    }
+
+    /// Values as f64, for reading.
+    #[must_use]
+    pub fn to_f64(&self) -> Vec<f64> {
+        self.0.iter::<f64>().collect()
+    }
+
+    /// Values as f32, for reading.
+    #[must_use]
+    pub fn to_f32(&self) -> Vec<f32> {
+        self.0.iter::<f32>().collect()
+    }
+
+    /// Adds another matrix of the same shape, on all cores.
+    pub fn add(&mut self, mut other: Self) {
+        match (self.values(), other.values()) {
+            (HostValues::F32(a), HostValues::F32(b)) => add(a, b),
+            (HostValues::F64(a), HostValues::F64(b)) => add(a, b),
+            _ => unreachable!("gradients of one parameter have one type"),
+        }
+    }
+
+    /// Adds row `i` of `rows` to row `at[i]` of this matrix.
+    pub fn add_rows(&mut self, at: &[usize], mut rows: Self) {
+        let columns = self.dims()[1];
+        match (self.values(), rows.values()) {
+            (HostValues::F32(a), HostValues::F32(b)) => add_rows(a, columns, at, b),
+            (HostValues::F64(a), HostValues::F64(b)) => add_rows(a, columns, at, b),
+            _ => unreachable!("gradients of one parameter have one type"),
+        }
+    }
+
+    /// Sum of squares, accumulated in f64 in a fixed order.
+    #[must_use]
+    pub fn sum_of_squares(&self) -> f64 {
+        fn sum<T: Copy + Into<f64> + Sync>(values: &[T]) -> f64 {
+            let parts: Vec<f64> = values
+                .par_chunks(GRAIN)
+                .map(|c| c.iter().map(|&v| v.into() * v.into()).sum())
+                .collect();
+            parts.iter().sum()
+        }
+        match (self.0.as_slice::<f32>(), self.0.as_slice::<f64>()) {
+            (Ok(values), _) => sum(values),
+            (_, Ok(values)) => sum(values),
+            _ => unreachable!("a host tensor is f32 or f64"),
+        }
+    }
+}
+
+/// Values of a [`HostTensor`] in row-major order.
+#[derive(Debug)]
+pub enum HostValues<'a> {
+    /// f32.
+    F32(&'a mut [f32]),
+    /// f64, in exactness tests.
+    F64(&'a mut [f64]),
+}
+
+fn add<T: Copy + std::ops::AddAssign + Send + Sync>(a: &mut [T], b: &[T]) {
+    a.par_chunks_mut(GRAIN)
+        .zip(b.par_chunks(GRAIN))
+        .for_each(|(a, b)| {
+            for (a, b) in a.iter_mut().zip(b) {
+                *a += *b;
+            }
+        });
+}
+
+fn add_rows<T: Copy + std::ops::AddAssign>(a: &mut [T], columns: usize, at: &[usize], b: &[T]) {
+    for (&row, values) in at.iter().zip(b.chunks_exact(columns)) {
+        let own = &mut a[row * columns..(row + 1) * columns];
+        for (a, b) in own.iter_mut().zip(values) {
+            *a += *b;
+        }
+    }
+}
+
+/// What a read gives in the end.
+type Reading = Pin<Box<dyn Future<Output = Result<TensorData>> + Send>>;
+
+/// A copy to the host under way. It is started on the thread that computes, so that it stands behind the tensor's kernels
+/// in the device's queue, and may be waited for on any.
+///
+/// Tensors themselves never leave their thread: each thread has a stream and pools of its own on the device.
+pub struct Download {
+    reading: Reading,
+    done: Option<Result<TensorData>>,
+}
+
+impl std::fmt::Debug for Download {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Download(done: {})", self.done.is_some())
+    }
+}
+
+impl Download {
+    /// Starts copying a matrix.
+    #[must_use]
+    pub fn matrix(tensor: Tensor<2>) -> Self {
+        Self::start(async move {
+            let data = tensor.into_data_async().await;
+            data.map_err(|e| Error::Transfer(e.to_string()))
+        })
+    }
+
+    /// Starts copying indices.
+    #[must_use]
+    pub fn indices(tensor: Tensor<1, Int>) -> Self {
+        Self::start(async move {
+            let data = tensor.into_data_async().await;
+            data.map_err(|e| Error::Transfer(e.to_string()))
+        })
+    }
+
+    fn start(reading: impl Future<Output = Result<TensorData>> + Send + 'static) -> Self {
+        let mut reading: Reading = Box::pin(reading);
+        // the first poll is what puts the read into the queue
+        let mut context = Context::from_waker(Waker::noop());
+        let done = match reading.as_mut().poll(&mut context) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => None,
+        };
+        Self { reading, done }
+    }
+
+    /// Waits for the copy.
+    pub fn finish(mut self) -> Result<TensorData> {
+        if let Some(result) = self.done.take() {
+            return result;
+        }
+        let thread = Arc::new(Unpark(std::thread::current()));
+        let waker = Waker::from(thread);
+        let mut context = Context::from_waker(&waker);
+        let started = Instant::now();
+        loop {
+            if let Poll::Ready(result) = self.reading.as_mut().poll(&mut context) {
+                return result;
+            }
+            let left = PATIENCE.saturating_sub(started.elapsed());
+            if left.is_zero() {
+                return Err(patience_lost());
+            }
+            std::thread::park_timeout(left);
+        }
+    }
+
+    /// Waits for a matrix.
+    pub fn finish_matrix(self) -> Result<HostTensor> {
+        self.finish().map(HostTensor)
+    }
+}
+
+/// Wakes the thread that waits.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn patience_lost() -> Error {
+    Error::Transfer(format!(
+        "a copy between host and device did not end within {} s",
+        PATIENCE.as_secs()
+    ))
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Waits for copies and works on what arrives: on a thread of its own beside the computation, or in place.
+#[derive(Debug)]
+pub struct Copier {
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Copier {
+    /// A copier that copies in place: every copy is finished when its call returns.
+    #[must_use]
+    pub fn synchronous() -> Self {
+        Self {
+            jobs: None,
+            thread: None,
+        }
+    }
+
+    /// A copier with a thread of its own. Falls back to copying in place, with a warning, where no thread can be started.
+    #[must_use]
+    pub fn asynchronous() -> Self {
+        let (jobs, queue) = channel::<Job>();
+        let started = std::thread::Builder::new()
+            .name("firebrick-copier".into())
+            .spawn(move || queue.into_iter().for_each(|job| job()));
+        match started {
+            Ok(thread) => Self {
+                jobs: Some(jobs),
+                thread: Some(thread),
+            },
+            Err(e) => {
+                tracing::warn!("no thread for copies ({e}): they are made in place");
+                Self::synchronous()
+            }
+        }
+    }
+
+    /// Whether copies run beside the computation.
+    #[must_use]
+    pub fn is_asynchronous(&self) -> bool {
+        self.jobs.is_some()
+    }
+
+    /// Runs a copy; jobs run in the order in which they are given.
+    pub fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Pending<T> {
+        let guarded = move || {
+            catch_unwind(AssertUnwindSafe(work))
+                .unwrap_or_else(|panic| Err(Error::Transfer(panic_message(panic.as_ref()))))
+        };
+        let Some(jobs) = &self.jobs else {
+            return Pending::Done(guarded());
+        };
+        let (done, result) = channel();
+        let job = Box::new(move || {
+            // whoever waits may have given up
+            let _ = done.send(guarded());
+        });
+        match jobs.send(job) {
+            Ok(()) => Pending::Running(result),
+            Err(job) => {
+                (job.0)();
+                Pending::Running(result)
+            }
+        }
+    }
+}
+
+impl Drop for Copier {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // a job's panic was already turned into its result
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A copy under way.
+#[derive(Debug)]
+#[must_use = "a copy may have failed"]
+pub enum Pending<T> {
+    /// Finished.
+    Done(Result<T>),
+    /// On the copier's thread.
+    Running(Receiver<Result<T>>),
+}
+
+impl<T> Pending<T> {
+    /// What was copied, if it is finished; to be asked no more once it was.
+    pub fn take_ready(&mut self) -> Option<Result<T>> {
+        let taken = || Err(Error::Transfer("a copy was taken twice".into()));
+        match self {
+            Self::Done(result) => Some(std::mem::replace(result, taken())),
+            Self::Running(result) => match result.try_recv() {
+                Ok(done) => Some(done),
+                Err(TryRecvError::Empty) => None,
+                Err(TryRecvError::Disconnected) => Some(taken()),
+            },
+        }
+    }
+
+    /// Waits for the copy.
+    pub fn wait(self) -> Result<T> {
+        match self {
+            Self::Done(result) => result,
+            Self::Running(result) => result.recv_timeout(PATIENCE).unwrap_or_else(|e| {
+                Err(match e {
+                    RecvTimeoutError::Timeout => patience_lost(),
+                    RecvTimeoutError::Disconnected => {
+                        Error::Transfer("the thread that copies has ended".into())
+                    }
+                })
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matrix(values: &[f32], shape: [usize; 2]) -> HostTensor {
+        HostTensor::from_values(values.to_vec(), shape)
+    }
+
+    #[test]
+    fn a_matrix_survives_the_way_to_the_device_and_back() {
+        let device = Device::flex();
+        let there = matrix(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3]).upload(&device);
+        let back = HostTensor::download(there).unwrap();
+        assert_eq!(back.dims(), [2, 3]);
+        assert_eq!(back.to_f32(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        assert_eq!(back.bytes(), 24);
+    }
+
+    #[test]
+    fn rows_are_added_where_they_belong_also_twice() {
+        let mut table = matrix(&[0.0; 6], [3, 2]);
+        table.add_rows(&[2, 0, 2], matrix(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [3, 2]));
+        assert_eq!(table.to_f32(), [3.0, 4.0, 0.0, 0.0, 6.0, 8.0]);
+        assert!((table.sum_of_squares() - 125.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn copies_run_in_order_and_a_panic_in_one_is_its_own_error() {
+        for copier in [Copier::synchronous(), Copier::asynchronous()] {
+            let first = copier.run(|| Ok(1));
+            let second = copier.run(|| -> Result<i32> { panic!("no room") });
+            let third = copier.run(|| Ok(3));
+            assert_eq!(first.wait().unwrap(), 1);
+            assert!(second.wait().unwrap_err().to_string().contains("no room"));
+            assert_eq!(third.wait().unwrap(), 3);
+        }
+    }
+}

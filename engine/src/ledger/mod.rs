@@ -1,0 +1,119 @@
+//! Bytes by phase and category, as measured, and what they say of a run: peaks beside predictions, and growth.
+
+mod growth;
+
+pub use growth::{Growth, Leak};
+
+use firebrick_backends::accounts::{Accounts, Balance, Home};
+use firebrick_backends::allocator;
+use firebrick_backends::memory::{Reading, Source, read};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// One line of `memory.jsonl`.
+#[derive(Clone, Debug, Serialize)]
+pub struct LedgerEntry {
+    /// Training step.
+    pub step: u64,
+    /// Phase that had just ended.
+    pub phase: &'static str,
+    /// What was read.
+    #[serde(flatten)]
+    pub reading: Reading,
+    /// Who held how much, at the end of the phase and at most during it. The rest of what was read belongs to nobody in
+    /// particular: graphs, temporaries, the program.
+    pub accounts: Vec<Balance>,
+}
+
+/// Reads the device's memory at the end of each phase and keeps the largest readings.
+#[derive(Debug)]
+pub struct Ledger {
+    peak_bytes: u64,
+    /// Largest bytes by phase.
+    phases: BTreeMap<&'static str, u64>,
+    /// Tensors live on the counted heap.
+    on_host: bool,
+    accounts: Arc<Accounts>,
+    entries: Vec<LedgerEntry>,
+    growth: Growth,
+}
+
+impl Ledger {
+    /// A ledger that goes on from an earlier peak.
+    #[must_use]
+    pub fn new(peak_bytes: u64, device: &burn::tensor::Device, accounts: &Arc<Accounts>) -> Self {
+        Self {
+            peak_bytes,
+            phases: BTreeMap::new(),
+            on_host: read(device).source == Source::CountedHeap,
+            accounts: Arc::clone(accounts),
+            entries: Vec::new(),
+            growth: Growth::default(),
+        }
+    }
+
+    /// Starts a phase: its peak is counted from here.
+    pub fn begin(&mut self) {
+        // what lay between two phases (loading, saving) counts for the run
+        self.absorb_heap();
+        allocator::reset_peak();
+        self.accounts.reset_peaks();
+    }
+
+    /// Ends a phase.
+    pub fn end(&mut self, step: u64, phase: &'static str, device: &burn::tensor::Device) {
+        let reading = read(device);
+        let peak = reading.peak_bytes.unwrap_or(reading.reserved_bytes);
+        self.peak_bytes = self.peak_bytes.max(peak);
+        let most = self.phases.entry(phase).or_default();
+        *most = (*most).max(peak);
+        self.entries.push(LedgerEntry {
+            step,
+            phase,
+            reading,
+            accounts: self.accounts.balances(),
+        });
+    }
+
+    /// Largest bytes so far, on the CPU with what was allocated since the last phase.
+    #[must_use]
+    pub fn peak_bytes(&mut self) -> u64 {
+        self.absorb_heap();
+        self.peak_bytes
+    }
+
+    /// Largest bytes of each phase in this session.
+    #[must_use]
+    pub fn phases(&self) -> &BTreeMap<&'static str, u64> {
+        &self.phases
+    }
+
+    /// A step is over: its last reading joins the trend. Says what grows, once it has clearly grown.
+    pub fn close_step(&mut self) -> Option<Leak> {
+        let last = self.entries.last()?;
+        let owned: Vec<(String, f64)> = last
+            .accounts
+            .iter()
+            .map(|b| {
+                let home = match b.home {
+                    Home::Device => "",
+                    Home::Host => " (host)",
+                };
+                (format!("{}{home}", b.category.name()), b.bytes as f64)
+            })
+            .collect();
+        self.growth.add(last.reading.in_use_bytes as f64, owned)
+    }
+
+    fn absorb_heap(&mut self) {
+        if let (true, Some(heap)) = (self.on_host, allocator::heap()) {
+            self.peak_bytes = self.peak_bytes.max(heap.peak_bytes);
+        }
+    }
+
+    /// Entries since the last call.
+    pub fn take(&mut self) -> Vec<LedgerEntry> {
+        std::mem::take(&mut self.entries)
+    }
+}

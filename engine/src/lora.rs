@@ -1,0 +1,161 @@
+//! Adapters of a run: the `model.lora` section, and how a policy with adapters starts and goes on.
+
+use crate::{Error, Result};
+use firebrick_models::adapter::{LoraConfig, Target};
+use firebrick_models::checkpoint::{adapter_shape, load_adapter};
+use firebrick_models::{Arch, Decoder};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// PEFT's word for every projection.
+const ALL_LINEAR: &str = "all-linear";
+
+/// The `model.lora` section: low-rank adapters are trained, and the model's own weights stay as they are.
+///
+/// Names are those of verl's `model.lora`; PEFT's and verl's flat ones (`r`, `lora_alpha`, …) are read too.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LoraSettings {
+    /// Rank of the adapters.
+    #[serde(alias = "r", alias = "lora_rank")]
+    pub rank: Option<usize>,
+    /// Numerator of their scale, alpha / rank.
+    #[serde(alias = "lora_alpha")]
+    pub alpha: Option<f64>,
+    /// Scale by alpha / √rank instead.
+    pub use_rslora: Option<bool>,
+    /// Share of an adapter's inputs that training drops; scoring and sampling drop none.
+    #[serde(alias = "lora_dropout")]
+    pub dropout: Option<f64>,
+    /// Modules with adapters.
+    pub target_modules: Option<TargetModules>,
+    /// A PEFT adapter folder to go on from. What it says of itself need not be said again.
+    pub path: Option<PathBuf>,
+    /// Write a merged model into every checkpoint, beside the adapter.
+    pub merge: bool,
+}
+
+/// Modules with adapters: `all-linear`, or their names.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(untagged, expecting = "should be all-linear or a list of module names")]
+pub enum TargetModules {
+    /// A word for several modules; the one there is is `all-linear`.
+    Word(String),
+    /// Names: `[q_proj, v_proj]`.
+    Names(Vec<String>),
+}
+
+impl TargetModules {
+    fn parse(&self) -> Result<Vec<Target>> {
+        let targets = match self {
+            Self::Word(word) if word == ALL_LINEAR => Ok(Target::all()),
+            Self::Word(word) => Target::parse(&[word]),
+            Self::Names(names) => Target::parse(names),
+        };
+        targets.map_err(|e| Error::Config(format!("model.lora.target_modules: {e}")))
+    }
+}
+
+impl LoraSettings {
+    /// The settings of an adapter folder and nothing else.
+    #[must_use]
+    pub fn at(path: PathBuf) -> Self {
+        Self {
+            path: Some(path),
+            ..Self::default()
+        }
+    }
+
+    /// Refuses settings that cannot work.
+    pub fn check(&self, has_base: bool) -> Result<()> {
+        if !has_base {
+            return Err(Error::Config(
+                "model.lora goes with model.path: adapters need a trained model to stand beside, and model.arch is a random one"
+                    .into(),
+            ));
+        }
+        self.over(LoraConfig::default()).map(|_| ())
+    }
+
+    /// Spells out every default, where they are not those of an adapter folder.
+    pub fn spell_out(&mut self) {
+        if self.path.is_some() {
+            return;
+        }
+        let default = LoraConfig::default();
+        self.rank.get_or_insert(default.rank);
+        self.alpha.get_or_insert(default.alpha);
+        self.use_rslora.get_or_insert(default.use_rslora);
+        self.dropout.get_or_insert(default.dropout);
+        self.target_modules
+            .get_or_insert_with(|| TargetModules::Word(ALL_LINEAR.into()));
+    }
+
+    /// Settings over those of something else.
+    fn over(&self, base: LoraConfig) -> Result<LoraConfig> {
+        let targets = self.target_modules.as_ref().map(TargetModules::parse);
+        let lora = LoraConfig {
+            rank: self.rank.unwrap_or(base.rank),
+            alpha: self.alpha.unwrap_or(base.alpha),
+            use_rslora: self.use_rslora.unwrap_or(base.use_rslora),
+            dropout: self.dropout.unwrap_or(base.dropout),
+            target_modules: targets.transpose()?.unwrap_or(base.target_modules),
+        };
+        match lora.check() {
+            Ok(()) => Ok(lora),
+            Err(e) => Err(Error::Config(format!("model.lora: {e}"))),
+        }
+    }
+
+    /// What the adapters will look like, without reading any weights.
+    pub fn shape(&self, arch: &Arch) -> Result<LoraConfig> {
+        self.over(match &self.path {
+            Some(path) => adapter_shape(arch, path)?,
+            None => LoraConfig::default(),
+        })
+    }
+
+    /// The policy at the start of a run: the base model with fresh adapters by seed, or with those of the folder at `path`.
+    pub fn start(&self, base: &Decoder, seed: u64) -> Result<Decoder> {
+        let Some(path) = &self.path else {
+            let lora = self.over(LoraConfig::default())?;
+            return Ok(base.with_fresh_adapters(lora, seed));
+        };
+        let decoder = load_adapter(base, path)?;
+        let Some(own) = decoder.lora().cloned() else {
+            unreachable!("loaded with adapters");
+        };
+        let wanted = self.over(own.clone())?;
+        agree(&wanted, &own, path)?;
+        Ok(decoder.with_adapter_dropout(wanted.dropout))
+    }
+}
+
+/// What decides the adapter's shape and scale is the folder's; only dropout, which training alone uses, may be another.
+fn agree(wanted: &LoraConfig, own: &LoraConfig, path: &Path) -> Result<()> {
+    let names = |targets: &[Target]| {
+        let names: Vec<&str> = targets.iter().map(|t| t.module()).collect();
+        names.join(", ")
+    };
+    let rows = [
+        ("rank", wanted.rank.to_string(), own.rank.to_string()),
+        ("alpha", wanted.alpha.to_string(), own.alpha.to_string()),
+        (
+            "use_rslora",
+            wanted.use_rslora.to_string(),
+            own.use_rslora.to_string(),
+        ),
+        (
+            "target_modules",
+            names(&wanted.target_modules),
+            names(&own.target_modules),
+        ),
+    ];
+    match rows.into_iter().find(|(_, wanted, own)| wanted != own) {
+        Some((key, wanted, own)) => Err(Error::Config(format!(
+            "model.lora.{key} is {wanted}, the adapter in {} has {own}; leave the key out to take the adapter's",
+            path.display()
+        ))),
+        None => Ok(()),
+    }
+}

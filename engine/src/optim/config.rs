@@ -1,0 +1,117 @@
+//! Settings of the optimizer, and the arithmetic of `AdamW` (arXiv:1711.05101) on one tensor as `torch.optim.AdamW`
+//! computes it.
+
+use super::schedule::ScheduleConfig;
+use crate::{Error, Result};
+use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
+
+/// The `optim` section of a configuration.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OptimConfig {
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Decay of the first and second moment.
+    pub betas: [f64; 2],
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Whether norm weights and biases decay too, as verl's optimizer does. Off, as in transformers' trainers.
+    pub decay_norms_and_biases: bool,
+    /// Gradients are scaled down to this global norm (verl's `clip_grad`, TRL's `max_grad_norm`); `null` turns it off.
+    pub clip_grad: Option<f64>,
+    /// How the rate changes over the run.
+    pub lr_scheduler: ScheduleConfig,
+}
+
+impl Default for OptimConfig {
+    fn default() -> Self {
+        Self {
+            lr: 1e-6,
+            betas: [0.9, 0.999],
+            eps: 1e-8,
+            weight_decay: 0.01,
+            decay_norms_and_biases: false,
+            clip_grad: Some(1.0),
+            lr_scheduler: ScheduleConfig::default(),
+        }
+    }
+}
+
+impl OptimConfig {
+    /// Refuses settings that cannot work; `section` is where they stand in the config.
+    pub fn check(&self, section: &str) -> Result<()> {
+        let bad = |what: &str| Err(Error::Config(format!("{section}.{what}")));
+        if !(self.lr.is_finite() && self.lr >= 0.0) {
+            return bad("lr should be 0 or more");
+        }
+        if self.betas.iter().any(|b| !(0.0..1.0).contains(b)) {
+            return bad("betas should be two numbers of at least 0 and below 1");
+        }
+        if !(self.eps > 0.0 && self.weight_decay >= 0.0 && self.weight_decay.is_finite()) {
+            return bad("eps should be above 0 and weight_decay 0 or more");
+        }
+        if self.clip_grad.is_some_and(|c| c.is_nan() || c <= 0.0) {
+            return bad("clip_grad should be above 0; null turns clipping off");
+        }
+        Ok(())
+    }
+
+    /// What gradients of this global norm are multiplied by: `torch.nn.utils.clip_grad_norm_`'s coefficient, at most one.
+    #[must_use]
+    pub fn clip_coefficient(&self, grad_norm: f64) -> f64 {
+        self.clip_grad
+            .map_or(1.0, |max| (max / (grad_norm + 1e-6)).min(1.0))
+    }
+
+    /// `AdamW` on one tensor: its new value and moments. `gradient` is already clipped; no `moments` are zero ones.
+    #[must_use]
+    pub fn update(
+        &self,
+        at: UpdateAt,
+        value: Tensor<2>,
+        gradient: Tensor<2>,
+        moments: Option<Moments>,
+    ) -> (Tensor<2>, Moments) {
+        let UpdateAt { step, lr, decays } = at;
+        let [b1, b2] = self.betas;
+        let squared = gradient.clone() * gradient.clone() * (1.0 - b2);
+        let scaled = gradient * (1.0 - b1);
+        let (first, second) = match moments {
+            Some(m) => (m.first * b1 + scaled, m.second * b2 + squared),
+            None => (scaled, squared),
+        };
+        let step = i32::try_from(step).unwrap_or(i32::MAX);
+        let (c1, c2) = (1.0 - b1.powi(step), 1.0 - b2.powi(step));
+        let denominator = second.clone().sqrt() / c2.sqrt() + self.eps;
+        let change = first.clone() / denominator * (lr / c1);
+        let value = if decays && self.weight_decay != 0.0 {
+            value * (1.0 - lr * self.weight_decay)
+        } else {
+            value
+        };
+        (value - change, Moments { first, second })
+    }
+}
+
+/// When and how a tensor is updated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UpdateAt {
+    /// Optimizer step, counted from 1.
+    pub step: u64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Whether weight decay applies to it.
+    pub decays: bool,
+}
+
+/// First and second moments of a parameter.
+#[derive(Clone, Debug)]
+pub struct Moments {
+    /// Running mean of the gradient (`exp_avg`).
+    pub first: Tensor<2>,
+    /// Running mean of its square (`exp_avg_sq`).
+    pub second: Tensor<2>,
+}

@@ -1,0 +1,298 @@
+//! What the optimizer remembers of one parameter, and where it is updated.
+
+use super::config::{Moments, OptimConfig, UpdateAt};
+use super::host::{self, HostMoments};
+use super::moments::DeviceMoment;
+use crate::Result;
+use crate::gradients::Gradient;
+use crate::plan::MomentKind;
+use burn::tensor::{Device, Tensor, TensorData};
+use firebrick_backends::accounts::{Accounts, Category, Hold, Home};
+use firebrick_backends::transfer::{HostTensor, HostValues};
+use firebrick_models::decoder::Param;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Elements of a parameter that the device updates at a time, so that what an update holds beside the state stays bounded.
+const SLICE: usize = 1 << 21;
+
+/// What an update needs to know besides the parameter.
+#[derive(Clone, Copy)]
+pub(super) struct Update<'a> {
+    pub config: &'a OptimConfig,
+    pub at: UpdateAt,
+    /// What the gradient is multiplied by.
+    pub clip: f64,
+    pub device: &'a Device,
+    pub accounts: &'a Arc<Accounts>,
+}
+
+/// Moments, after the first update.
+#[derive(Debug)]
+enum Stored {
+    /// First and second, by slices of rows.
+    Device(Vec<[DeviceMoment; 2]>),
+    Host(HostMoments),
+}
+
+/// State of one parameter.
+#[derive(Debug)]
+pub(super) struct ParamState {
+    home: Home,
+    /// Where device moments wait between updates.
+    idle: Home,
+    kind: MomentKind,
+    shape: [usize; 2],
+    stored: Option<(Stored, Hold)>,
+    /// The weights of a parameter that lives on the device and is updated on the host.
+    master: Option<(HostTensor, Hold)>,
+}
+
+impl ParamState {
+    pub fn new(home: Home, idle: Home, kind: MomentKind, shape: [usize; 2]) -> Self {
+        Self {
+            home,
+            idle,
+            kind,
+            shape,
+            stored: None,
+            master: None,
+        }
+    }
+
+    /// Where this parameter is updated.
+    pub fn home(&self) -> Home {
+        self.home
+    }
+
+    /// One step. The parameter comes back in the home it came from.
+    pub fn update(
+        &mut self,
+        update: Update<'_>,
+        value: Param,
+        gradient: Gradient,
+    ) -> Result<Param> {
+        match self.home {
+            Home::Device => self.on_device(update, value, gradient),
+            Home::Host => self.on_host(update, value, gradient),
+        }
+    }
+
+    fn on_host(&mut self, update: Update<'_>, value: Param, gradient: Gradient) -> Result<Param> {
+        let Update {
+            config,
+            at,
+            clip,
+            device,
+            accounts,
+        } = update;
+        let mut gradient = gradient.into_host()?;
+        let (mut weights, hold) = match (value, self.master.take()) {
+            (Param::Host(own), _) => (own, None),
+            (Param::Device(_), Some((master, hold))) => (master, Some(hold)),
+            (Param::Device(tensor), None) => {
+                let master = HostTensor::download(tensor)?;
+                let hold = accounts.hold(Category::MasterWeights, Home::Host, master.bytes());
+                (master, Some(hold))
+            }
+        };
+        let (mut moments, held) = match self.stored.take() {
+            Some((Stored::Host(moments), held)) => (moments, held),
+            _ => {
+                let numel = self.shape[0] * self.shape[1];
+                let wide = matches!(weights.values(), HostValues::F64(_));
+                let moments = if wide {
+                    HostMoments::zeros_f64(numel)
+                } else {
+                    HostMoments::zeros(self.kind, numel)
+                };
+                let held = accounts.hold(Category::Moments, Home::Host, moments.bytes());
+                (moments, held)
+            }
+        };
+        match (weights.values(), gradient.values()) {
+            (HostValues::F32(w), HostValues::F32(g)) => {
+                host::update(config, at, clip, w, g, &mut moments);
+            }
+            (HostValues::F64(w), HostValues::F64(g)) => {
+                host::update(config, at, clip, w, g, &mut moments);
+            }
+            _ => unreachable!("a parameter and its gradient have one type"),
+        }
+        self.stored = Some((Stored::Host(moments), held));
+        Ok(match hold {
+            None => Param::Host(weights),
+            Some(hold) => {
+                let fresh = weights.upload(device);
+                self.master = Some((weights, hold));
+                Param::Device(fresh)
+            }
+        })
+    }
+
+    fn on_device(&mut self, update: Update<'_>, value: Param, gradient: Gradient) -> Result<Param> {
+        let Update {
+            config,
+            at,
+            clip,
+            device,
+            accounts,
+        } = update;
+        self.wake(device, accounts);
+        let streamed = matches!(value, Param::Host(_));
+        let mut value = match value {
+            Param::Device(tensor) => tensor,
+            Param::Host(host) => host.into_device(device),
+        };
+        let dtype = value.dtype();
+        let gradient = gradient.into_device(device);
+        let before = match self.stored.take() {
+            Some((Stored::Device(slices), _)) => slices.into_iter().map(Some).collect(),
+            _ => Vec::new(),
+        };
+        let mut before = before.into_iter();
+        let mut after = Vec::new();
+        let slices = self.slices();
+        for rows in &slices {
+            let cut = |t: &Tensor<2>| match slices.len() {
+                1 => t.clone(),
+                _ => t.clone().narrow(0, rows.start, rows.len()),
+            };
+            let moments = before.next().flatten().map(|[first, second]| Moments {
+                first: first.load(dtype, device),
+                second: second.load(dtype, device),
+            });
+            let own = cut(&value);
+            if slices.len() == 1 {
+                value = Tensor::empty([0, 0], device);
+            }
+            let (new, moments) = config.update(at, own, cut(&gradient) * clip, moments);
+            value = if slices.len() == 1 {
+                new
+            } else {
+                value.slice_assign([rows.clone(), 0..self.shape[1]], new)
+            };
+            after.push([
+                DeviceMoment::store(self.kind, moments.first, true),
+                DeviceMoment::store(self.kind, moments.second, false),
+            ]);
+        }
+        self.keep(after, accounts);
+        if self.idle == Home::Host {
+            self.park(accounts)?;
+        }
+        Ok(if streamed {
+            Param::Host(HostTensor::download(value)?)
+        } else {
+            Param::Device(value)
+        })
+    }
+
+    /// Rows that are updated together.
+    fn slices(&self) -> Vec<Range<usize>> {
+        let [rows, cols] = self.shape;
+        let size = (SLICE / cols.max(1)).max(1);
+        (0..rows)
+            .step_by(size)
+            .map(|start| start..(start + size).min(rows))
+            .collect()
+    }
+
+    fn keep(&mut self, slices: Vec<[DeviceMoment; 2]>, accounts: &Arc<Accounts>) {
+        let moments = slices.iter().flatten();
+        let parked = moments.clone().any(|m| {
+            matches!(
+                m,
+                DeviceMoment::ParkedFloat(_) | DeviceMoment::ParkedBlock8(..)
+            )
+        });
+        let home = if parked { Home::Host } else { Home::Device };
+        let bytes = moments.map(DeviceMoment::bytes).sum();
+        let hold = accounts.hold(Category::Moments, home, bytes);
+        self.stored = Some((Stored::Device(slices), hold));
+    }
+
+    /// Device moments leave for the host until the next update.
+    fn park(&mut self, accounts: &Arc<Accounts>) -> Result<()> {
+        if let Some((Stored::Device(_), _)) = &self.stored {
+            let Some((Stored::Device(slices), _)) = self.stored.take() else {
+                return Ok(());
+            };
+            let parked = slices
+                .into_iter()
+                .map(|[first, second]| Ok([first.park()?, second.park()?]))
+                .collect::<Result<_>>()?;
+            self.keep(parked, accounts);
+        }
+        Ok(())
+    }
+
+    /// Parked moments come back.
+    fn wake(&mut self, device: &Device, accounts: &Arc<Accounts>) {
+        match self.stored.take() {
+            Some((Stored::Device(slices), hold)) => {
+                // given back first, so that a peak never counts moments twice
+                drop(hold);
+                let awake = slices.into_iter().map(|pair| pair.map(|m| m.wake(device)));
+                self.keep(awake.collect(), accounts);
+            }
+            other => self.stored = other,
+        }
+    }
+
+    /// First and second moment in f32, row-major; `None` before the first update.
+    pub fn moments(&self) -> Result<Option<[Vec<f32>; 2]>> {
+        match &self.stored {
+            None => Ok(None),
+            Some((Stored::Host(moments), _)) => {
+                let (first, second) = moments.to_f32();
+                Ok(Some([first, second]))
+            }
+            Some((Stored::Device(slices), _)) => {
+                let mut all = [Vec::new(), Vec::new()];
+                for pair in slices {
+                    for (values, moment) in all.iter_mut().zip(pair) {
+                        values.extend(moment.to_f32()?);
+                    }
+                }
+                Ok(Some(all))
+            }
+        }
+    }
+
+    /// Whether there are moments.
+    pub fn is_fresh(&self) -> bool {
+        self.stored.is_none()
+    }
+
+    /// Moments that were saved in f32.
+    pub fn restore(
+        &mut self,
+        [first, second]: [Vec<f32>; 2],
+        device: &Device,
+        accounts: &Arc<Accounts>,
+    ) -> Result<()> {
+        if self.home == Home::Host {
+            let moments = HostMoments::from_f32(self.kind, first, second);
+            let hold = accounts.hold(Category::Moments, Home::Host, moments.bytes());
+            self.stored = Some((Stored::Host(moments), hold));
+            return Ok(());
+        }
+        let cols = self.shape[1];
+        let slices = self.slices();
+        let cut = |values: &[f32], rows: &Range<usize>, signed| {
+            let own = values[rows.start * cols..rows.end * cols].to_vec();
+            let data = TensorData::new(own, [rows.len(), cols]);
+            DeviceMoment::store(self.kind, Tensor::from_data(data, device), signed)
+        };
+        let slices = slices
+            .iter()
+            .map(|rows| [cut(&first, rows, true), cut(&second, rows, false)])
+            .collect();
+        self.keep(slices, accounts);
+        if self.idle == Home::Host {
+            self.park(accounts)?;
+        }
+        Ok(())
+    }
+}

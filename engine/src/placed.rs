@@ -1,0 +1,101 @@
+//! A model in its place: its weights where the plan wants them in the phase at hand.
+
+use crate::Result;
+use crate::plan::{ModelPlan, Role};
+use firebrick_backends::accounts::{Accounts, Category, Hold, Home};
+use firebrick_models::Decoder;
+use std::sync::Arc;
+
+/// What a phase does with a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Samples from it: all weights are resident.
+    Rollout,
+    /// Runs it segment by segment, with or without gradients.
+    Pass,
+    /// Nothing.
+    Idle,
+}
+
+/// A decoder, its plan, and the accounts of its weights.
+#[derive(Debug)]
+pub struct Placed {
+    /// The model.
+    pub decoder: Decoder,
+    /// Its plan.
+    pub plan: ModelPlan,
+    role: Role,
+    accounts: Arc<Accounts>,
+    holds: Vec<Hold>,
+}
+
+impl Placed {
+    /// Takes a model over as it is.
+    #[must_use]
+    pub fn new(decoder: Decoder, plan: ModelPlan, role: Role, accounts: &Arc<Accounts>) -> Self {
+        let mut this = Self {
+            decoder,
+            plan,
+            role,
+            accounts: Arc::clone(accounts),
+            holds: Vec::new(),
+        };
+        this.account();
+        this
+    }
+
+    /// Which model it is.
+    #[must_use]
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Moves weights to where a phase needs them. What is there already stays.
+    pub fn settle(&mut self, now: Use) -> Result<()> {
+        let last = self.decoder.units().len() - 1;
+        let mut homes = vec![Home::Device; last + 1];
+        match now {
+            Use::Rollout => {}
+            Use::Idle if self.plan.idle == Home::Host => homes.fill(Home::Host),
+            Use::Pass | Use::Idle => {
+                for segment in &self.plan.segments {
+                    homes[segment.units.clone()].fill(segment.weights);
+                }
+                homes[0] = self.plan.ends;
+                homes[last] = self.plan.ends;
+            }
+        }
+        let mut moved = false;
+        for (unit, home) in homes.into_iter().enumerate() {
+            if self.decoder.units()[unit].store.home() != home {
+                self.decoder.move_unit(unit, home)?;
+                moved = true;
+            }
+        }
+        if moved {
+            self.account();
+        }
+        Ok(())
+    }
+
+    /// Replaces the model.
+    pub fn replace(&mut self, decoder: Decoder) {
+        self.decoder = decoder;
+        self.account();
+    }
+
+    fn account(&mut self) {
+        let category = match self.role {
+            Role::Policy => Category::Parameters,
+            Role::Reference => Category::Reference,
+        };
+        // given back first, so that a peak never counts a model twice
+        self.holds.clear();
+        self.holds = [Home::Device, Home::Host]
+            .map(|home| {
+                let bytes = self.decoder.bytes_in(home);
+                self.accounts.hold(category, home, bytes)
+            })
+            .into();
+    }
+}

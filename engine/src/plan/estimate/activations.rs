@@ -1,0 +1,276 @@
+//! What the halves of a layer keep for their backward, and what they need besides while they run. All in numbers (four
+//! bytes each), for one token unless it says otherwise.
+//!
+//! Counted from `models::layer` operation by operation: autodiff keeps the inputs of products, of `exp`, `sqrt` and
+//! `sigmoid`, and both sides of element-wise products; sums keep nothing. `d` is the hidden size, `f` the MLP's width,
+//! `q = heads · head_dim`, `k = kv_heads · head_dim`, `S = heads · keys` the attention scores of a token.
+//!
+//! | half | kept | numbers |
+//! |---|---|---|
+//! | both | `x / rms(x)`, and that times the norm's weight | 2 d |
+//! | attention | scaled queries, keys, values, the mixed values | 2 q + 2 k |
+//! | | with norms on q and k: each before and after its division | 2 q + 2 k |
+//! | | scores minus their maximum, their exponentials, the probabilities | 3 S |
+//! | | with a soft-cap: the scores before `tanh` | S |
+//! | MLP, `silu` | gate, its sigmoid, their product, up, gate · up | 5 f |
+//! | MLP, `gelu` by erf | gate, activation, up, gate · up | 4 f |
+//! | MLP, `gelu` by tanh | gate, tanh's argument, 1 + tanh, activation, up, gate · up | 6 f |
+//! | with a norm after the half | its input, and that divided | 2 d |
+//!
+//! Beside frozen weights (adapters alone are trained) less is kept: no input of a product whose matrix is frozen, and no
+//! factor of a frozen norm's weight. A bypass keeps its input (`d`, `q` or `f`; once for those that share it) and the `rank`
+//! numbers between its matrices; with dropout its input is its own, with a byte of mask for each element.
+//!
+//! The input `x` of a half is the output of the one before it and is counted there.
+
+use super::Parallel;
+use super::sizes::{F32, is_attention};
+use firebrick_models::Arch;
+use firebrick_models::adapter::{LoraConfig, Target};
+use firebrick_models::arch::Activation;
+
+/// Widths of an architecture.
+#[derive(Clone, Copy, Debug)]
+pub struct Widths {
+    d: u64,
+    f: u64,
+    q: u64,
+    k: u64,
+    heads: u64,
+    post: bool,
+    qk_norm: bool,
+    softcap: bool,
+    mlp_kept: u64,
+    bypass: Option<Bypass>,
+    /// Copies of a product's result while it is made.
+    copies: u64,
+}
+
+/// What bypasses keep, in numbers a token: inputs as wide as the residual stream, and as something inside a half.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bypass {
+    attention: Numbers,
+    mlp: Numbers,
+}
+
+impl Bypass {
+    fn of(lora: &LoraConfig, d: u64, q: u64, f: u64) -> Self {
+        let has = |target| lora.target_modules.contains(&target);
+        let count = |targets: &[Target]| targets.iter().filter(|t| has(**t)).count() as u64;
+        let rank = lora.rank as u64;
+        // an input of its own and a quarter of it for the mask's bytes, or one input for all that share it
+        let inputs = |width: u64, sharing: u64| {
+            if lora.dropout > 0.0 {
+                sharing * (width + width.div_ceil(4))
+            } else {
+                sharing.min(1) * width
+            }
+        };
+        let half = |wide: &[Target], narrow: Target, inner: u64| {
+            let (sharing, own) = (count(wide), count(&[narrow]));
+            Numbers {
+                between: inputs(d, sharing),
+                inside: inputs(inner, own) + rank * (sharing + own),
+            }
+        };
+        Self {
+            attention: half(&[Target::Q, Target::K, Target::V], Target::O, q),
+            mlp: half(&[Target::Gate, Target::Up], Target::Down, f),
+        }
+    }
+}
+
+/// A half of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// Norm, q/k/v, attention, output projection.
+    Attention,
+    /// Norm, gated MLP.
+    Mlp,
+}
+
+impl Half {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::Attention, Self::Mlp];
+
+    /// The half that a unit of the body is.
+    #[must_use]
+    pub fn of(unit: usize) -> Self {
+        if is_attention(unit) {
+            Self::Attention
+        } else {
+            Self::Mlp
+        }
+    }
+}
+
+/// Numbers a token, by which kind of parallelism divides them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Numbers {
+    /// As wide as the residual stream.
+    pub between: u64,
+    /// As wide as something inside a half.
+    pub inside: u64,
+}
+
+impl Numbers {
+    /// Bytes of one device for so many tokens.
+    #[must_use]
+    pub fn bytes(self, tokens: u64, parallel: &Parallel) -> u64 {
+        parallel.between(F32 * tokens * self.between) + parallel.inside(F32 * tokens * self.inside)
+    }
+}
+
+/// Sequences of one micro-batch, all as long as the longest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Tokens, padding included.
+    pub tokens: u64,
+    /// Tokens of the longest sequence.
+    pub length: u64,
+    /// Tokens whose log-prob is wanted.
+    pub scored: u64,
+}
+
+impl Widths {
+    /// The widths that matter to memory.
+    #[must_use]
+    pub fn of(arch: &Arch, lora: Option<&LoraConfig>, product_copies: u64) -> Self {
+        let heads = arch.num_heads as u64;
+        let dim = arch.head_dim as u64;
+        let (d, f, q) = (
+            arch.hidden_size as u64,
+            arch.intermediate_size as u64,
+            heads * dim,
+        );
+        Self {
+            d,
+            f,
+            q,
+            k: arch.num_kv_heads as u64 * dim,
+            heads,
+            post: arch.post_norms,
+            qk_norm: arch.qk_norm,
+            softcap: arch.attention_softcap.is_some(),
+            mlp_kept: match arch.activation {
+                Activation::Silu => 5,
+                Activation::Gelu => 4,
+                Activation::GeluTanh => 6,
+            },
+            bypass: lora.map(|l| Bypass::of(l, d, q, f)),
+            copies: product_copies,
+        }
+    }
+
+    /// Kept by a half, scores apart.
+    #[must_use]
+    pub fn kept(&self, half: Half) -> Numbers {
+        // each norm keeps its quotient, and what it gives is kept by the products after it
+        let frozen = self.bypass.is_some();
+        let norm = if frozen { 1 } else { 2 };
+        let normed = if self.qk_norm {
+            norm * (self.q + self.k)
+        } else {
+            0
+        };
+        let post = if self.post { norm * self.d } else { 0 };
+        match (half, self.bypass) {
+            (Half::Attention, None) => Numbers {
+                between: 2 * self.d + post,
+                inside: normed + 2 * self.q + 2 * self.k,
+            },
+            (Half::Mlp, None) => Numbers {
+                between: 2 * self.d + post,
+                inside: self.mlp_kept * self.f,
+            },
+            (Half::Attention, Some(bypass)) => Numbers {
+                between: post + bypass.attention.between,
+                inside: normed + self.q + 2 * self.k + bypass.attention.inside,
+            },
+            // gate · up is the input of a product alone
+            (Half::Mlp, Some(bypass)) => Numbers {
+                between: post + bypass.mlp.between,
+                inside: (self.mlp_kept - 1) * self.f + bypass.mlp.inside,
+            },
+        }
+    }
+
+    /// Score-sized tensors of a traced attention: kept, and the most there are at a time in its backward.
+    fn score_copies(&self) -> (u64, u64) {
+        let kept = 3 + u64::from(self.softcap);
+        // the gradient of the probabilities, a product, comes while all of them are there
+        (kept, kept + 1 + self.copies)
+    }
+
+    /// Scores that a traced attention keeps, over all tokens. In chunks it keeps none: each is run again.
+    #[must_use]
+    pub fn scores_kept(&self, shape: Shape, rows: usize) -> u64 {
+        if is_chunked(shape, rows) {
+            0
+        } else {
+            self.score_copies().0 * self.heads * shape.length * shape.tokens
+        }
+    }
+
+    /// Scores that an attention half's backward has besides those it keeps, over all tokens.
+    #[must_use]
+    pub fn scores_extra(&self, shape: Shape, rows: usize) -> u64 {
+        let (kept, most) = self.score_copies();
+        if is_chunked(shape, rows) {
+            most * self.heads * rows as u64 * shape.tokens
+        } else {
+            (most - kept) * self.heads * shape.length * shape.tokens
+        }
+    }
+
+    /// Scores of a forward without a graph, over all tokens: before and after softmax.
+    #[must_use]
+    pub fn scores_forward(&self, shape: Shape, rows: usize) -> u64 {
+        let keys = if is_chunked(shape, rows) {
+            rows as u64
+        } else {
+            shape.length
+        };
+        2 * self.heads * keys * shape.tokens
+    }
+
+    /// Gradients on their way through a half, besides what it keeps and scores apart.
+    #[must_use]
+    pub fn extra(&self, half: Half, chunked: bool) -> Numbers {
+        let inside = match (half, chunked) {
+            (Half::Attention, false) => self.q,
+            // the mixed values' gradient, the queries' by chunks and in one piece, the keys' and values'
+            (Half::Attention, true) => 3 * self.q + 2 * self.k,
+            (Half::Mlp, _) => (1 + self.copies) * self.f,
+        };
+        Numbers {
+            between: 2 * self.d,
+            inside,
+        }
+    }
+
+    /// Running tensors of a half without a graph, scores apart.
+    #[must_use]
+    pub fn forward(&self, half: Half) -> Numbers {
+        Numbers {
+            between: 2 * self.d,
+            inside: match half {
+                // queries, keys, values, and the mixed values by chunks and in one piece
+                Half::Attention => 3 * self.q + 2 * self.k,
+                // the activation while up is made
+                Half::Mlp => (2 + self.copies) * self.f,
+            },
+        }
+    }
+
+    /// The hidden size.
+    #[must_use]
+    pub fn hidden(&self) -> u64 {
+        self.d
+    }
+}
+
+/// Whether attention takes its queries in chunks of `rows`.
+pub(super) fn is_chunked(shape: Shape, rows: usize) -> bool {
+    rows > 0 && (rows as u64) < shape.length
+}

@@ -1,0 +1,70 @@
+//! The head, a chunk of rows at a time. `V` is the vocabulary, `d` the hidden size, `r` the rows of a chunk; four bytes each.
+//!
+//! | moment | numbers |
+//! |---|---|
+//! | scores of a chunk: logits, probabilities, and their product while it is summed | 3 r V |
+//! | gradient of a chunk: logits and their gradient; with entropy in the loss the centred logits too | 2 r V, or 3 r V |
+//! | gradient of the projection: this chunk's, and the sum it is added to | 2 V d |
+//! | rows picked for scoring, normed, and their gradients | 4 r d, and 2 d a scored token |
+
+use super::activations::Shape;
+use super::sizes::F32;
+use firebrick_models::Arch;
+
+/// Most rows of a product's inner dimension that the CPU packs at a time.
+const PACKED: u64 = 512;
+
+/// Widths of the head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeadCost {
+    vocab: u64,
+    d: u64,
+    rows: u64,
+}
+
+impl HeadCost {
+    pub fn of(arch: &Arch, head_rows: usize) -> Self {
+        Self {
+            vocab: arch.vocab_size as u64,
+            d: arch.hidden_size as u64,
+            rows: head_rows as u64,
+        }
+    }
+
+    fn chunk(&self, scored: u64) -> u64 {
+        self.rows.min(scored)
+    }
+
+    /// Bytes while a chunk is scored.
+    pub fn score(&self, shape: Shape) -> u64 {
+        let r = self.chunk(shape.scored);
+        F32 * (3 * r * self.vocab + 2 * r * self.d)
+    }
+
+    /// Bytes while a chunk's gradient is taken, gradients of parameters apart.
+    pub fn backward(&self, shape: Shape, entropy: bool) -> u64 {
+        let r = self.chunk(shape.scored);
+        let copies = if entropy { 3 } else { 2 };
+        F32 * (copies * r * self.vocab + 4 * r * self.d)
+    }
+
+    /// Bytes of the rows that are picked for scoring.
+    pub fn picked(&self, shape: Shape) -> u64 {
+        F32 * shape.scored * self.d
+    }
+
+    /// Whether the projection's gradient is made more than once and added up.
+    pub fn adds(&self, shape: Shape, micro_batches: u64) -> bool {
+        micro_batches > 1 || shape.scored > self.rows
+    }
+
+    /// Numbers of a chunk's gradient as the product for the projection's gradient packs it on the CPU.
+    pub fn packed(&self, shape: Shape) -> u64 {
+        self.chunk(shape.scored).min(PACKED) * self.vocab
+    }
+
+    /// Numbers of the logits of `rows` rows.
+    pub fn logits(&self, rows: u64) -> u64 {
+        rows * self.vocab
+    }
+}

@@ -1,0 +1,412 @@
+//! Bytes of a run by phase and category, and its time, from architecture, lengths and plan alone: no device, no weights.
+//!
+//! One file an idea: [`sizes`] counts parameters, [`states`] weights and what the optimizer holds, [`activations`] what a
+//! half of a layer keeps, `head` the logits, `train` walks a micro-batch backward, `sample` is rollout and scoring,
+//! [`parallel`] several devices, [`time`] seconds, [`rules`] rules of thumb. `docs/planner.md` has the formulas in one place.
+
+pub mod activations;
+mod head;
+pub mod parallel;
+pub mod rules;
+mod sample;
+pub mod sizes;
+pub mod states;
+pub mod tally;
+pub mod time;
+mod train;
+
+pub use parallel::{Parallel, Zero};
+pub use sizes::Sizes;
+pub use time::Seconds;
+
+use super::{ModelPlan, Plan};
+use crate::Result;
+use crate::config::{ObjectiveConfig, OldLogProbs, RunConfig};
+use crate::dataset::Survey;
+use activations::{Half, Shape, Widths, is_chunked};
+use firebrick_backends::accounts::Category;
+use firebrick_backends::profile::DeviceProfile;
+use firebrick_models::Arch;
+use firebrick_models::adapter::LoraConfig;
+use serde::{Deserialize, Serialize};
+use sizes::F32;
+use states::Use;
+use std::collections::BTreeMap;
+use tally::{Held, Worst};
+
+/// Bytes on the host for a token of a step's rollouts: ids, log-probs, weights, advantages.
+const TOKEN_BYTES: u64 = 64;
+
+/// What a run asks for, memory decisions apart.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a part of a step that there is or is not"
+)]
+pub struct Workload {
+    /// The policy.
+    pub arch: Arch,
+    /// Most tokens of a prompt.
+    pub prompt_length: u64,
+    /// Most tokens of a completion.
+    pub response_length: u64,
+    /// Prompts a step.
+    pub prompts: u64,
+    /// Completions a prompt.
+    pub group: u64,
+    /// Prompts an optimizer step.
+    pub mini_batch: u64,
+    /// Passes over a step's rollouts.
+    pub epochs: u64,
+    /// Validation prompts; more than can be sampled at a time where their number is not known.
+    pub validation: u64,
+    /// Adapters, where they alone are trained.
+    pub lora: Option<LoraConfig>,
+    /// A second model, the frozen reference policy, scores the rollouts.
+    pub reference: bool,
+    /// The policy scores the rollouts with its adapters off: the reference of a run that trains them.
+    pub adapters_off: bool,
+    /// The policy scores its own rollouts before the update.
+    pub old_log_probs: bool,
+    /// The loss looks at entropy.
+    pub entropy: bool,
+    /// Gradients are clipped by their global norm, so that no segment can be updated before all are complete.
+    pub clips: bool,
+    /// A critic of the policy's size is trained beside it. The trainer has none yet: arithmetic for those who plan one.
+    pub critic: bool,
+}
+
+impl Workload {
+    /// The workload of a configuration.
+    pub fn new(config: &RunConfig, arch: &Arch) -> Result<Self> {
+        let ObjectiveConfig::Grpo(grpo) = &config.objective;
+        let lora = config.model.lora.as_ref();
+        let lora = lora.map(|lora| lora.shape(arch)).transpose()?;
+        let compares = grpo.kl_loss_coef != 0.0;
+        let prompts = config.trainer.train_batch_size as u64;
+        Ok(Self {
+            arch: arch.clone(),
+            prompt_length: config.rollout.prompt_length as u64,
+            response_length: config.rollout.response_length as u64,
+            prompts,
+            group: config.rollout.n as u64,
+            mini_batch: config
+                .update
+                .ppo_mini_batch_size
+                .map_or(prompts, |n| n as u64),
+            epochs: config.update.ppo_epochs as u64,
+            validation: config
+                .trainer
+                .val_max_samples
+                .map_or(u64::MAX, |n| n as u64),
+            reference: compares && lora.is_none(),
+            adapters_off: compares && lora.is_some(),
+            lora,
+            old_log_probs: config.update.old_log_probs == OldLogProbs::Trainer,
+            entropy: grpo.entropy_coeff != 0.0,
+            clips: config.optim.clip_grad.is_some(),
+            critic: false,
+        })
+    }
+
+    /// Takes over what the task's prompts are like, where they were read.
+    pub fn observe(&mut self, survey: Survey) {
+        self.prompt_length = self.prompt_length.min(survey.longest_prompt as u64);
+        self.validation = survey.validation as u64;
+    }
+
+    /// Most tokens of a sequence.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.prompt_length + self.response_length
+    }
+
+    /// Sequences a step.
+    #[must_use]
+    pub fn rollouts(&self) -> u64 {
+        self.prompts * self.group
+    }
+
+    /// Sequences an optimizer step.
+    #[must_use]
+    pub fn mini_rollouts(&self) -> u64 {
+        self.mini_batch.min(self.prompts).max(1) * self.group
+    }
+}
+
+/// Bytes of a phase at its worst moment.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct PhaseEstimate {
+    /// `load`, `rollout`, `score`, `backward`, `optimizer` or `save`.
+    pub name: String,
+    /// Reserved device bytes: what is in use, and what the pool adds.
+    pub total_bytes: u64,
+    /// Host bytes; where host and device are one memory they are among the device's.
+    pub host_bytes: u64,
+    /// What goes on at the worst moment.
+    pub moment: String,
+    /// Device bytes by category; they add up to `total_bytes`.
+    pub categories: BTreeMap<Category, u64>,
+}
+
+/// Bytes and seconds of a plan.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Estimate {
+    /// Most reserved device bytes of any phase.
+    pub peak_bytes: u64,
+    /// Most host bytes of any phase.
+    pub host_peak_bytes: u64,
+    /// In the order of a step.
+    pub phases: Vec<PhaseEstimate>,
+    /// Seconds of a step, every completion as long as allowed.
+    pub seconds: Seconds,
+}
+
+impl Estimate {
+    /// The phase with the peak.
+    #[must_use]
+    pub fn worst(&self) -> Option<&PhaseEstimate> {
+        self.phases.iter().max_by_key(|p| p.total_bytes)
+    }
+
+    /// A phase by name.
+    #[must_use]
+    pub fn phase(&self, name: &str) -> Option<&PhaseEstimate> {
+        self.phases.iter().find(|p| p.name == name)
+    }
+}
+
+/// Everything an estimate looks at.
+pub(crate) struct Context<'a> {
+    pub workload: &'a Workload,
+    pub plan: &'a Plan,
+    pub profile: &'a DeviceProfile,
+    pub parallel: &'a Parallel,
+    pub sizes: Sizes,
+    pub widths: Widths,
+}
+
+impl<'a> Context<'a> {
+    pub fn new(
+        workload: &'a Workload,
+        plan: &'a Plan,
+        profile: &'a DeviceProfile,
+        parallel: &'a Parallel,
+    ) -> Self {
+        Self {
+            sizes: Sizes::of(&workload.arch, workload.lora.as_ref()),
+            widths: Widths::of(
+                &workload.arch,
+                workload.lora.as_ref(),
+                profile.product_copies,
+            ),
+            workload,
+            plan,
+            profile,
+            parallel,
+        }
+    }
+
+    fn standing(&self, doing: Use) -> Held {
+        states::standing(self.workload, &self.sizes, self.plan, self.parallel, doing)
+    }
+
+    fn shape(&self, budget: usize, most: Option<usize>, rollouts: u64) -> Shape {
+        let length = self.workload.length().max(1);
+        let sequences = self.parallel.sequences(rollouts);
+        let sequences = most.map_or(sequences, |n| sequences.min(n as u64)).max(1);
+        let tokens = (budget as u64).min(sequences * length).max(length);
+        Shape {
+            tokens,
+            length,
+            scored: (tokens * self.workload.response_length).div_ceil(length),
+        }
+    }
+
+    /// The largest training micro-batch.
+    pub fn train_shape(&self) -> Shape {
+        let plan = self.plan.policy();
+        let rollouts = self.workload.mini_rollouts();
+        self.shape(plan.train_tokens, plan.micro_batch_size, rollouts)
+    }
+
+    /// The largest forward-only micro-batch of a model.
+    pub fn score_shape(&self, plan: &ModelPlan) -> Shape {
+        self.shape(
+            plan.score_tokens,
+            plan.micro_batch_size,
+            self.workload.rollouts(),
+        )
+    }
+
+    /// Micro-batches of an optimizer step, with every sequence as long as allowed.
+    pub fn micro_batches(&self) -> u64 {
+        let shape = self.train_shape();
+        let each = (shape.tokens / shape.length).max(1);
+        let sequences = self.parallel.sequences(self.workload.mini_rollouts());
+        sequences.div_ceil(each).max(1)
+    }
+
+    /// Running tensors of the larger half, without a graph.
+    fn forward(&self, shape: Shape, rows: usize) -> Held {
+        let halves = Half::BOTH.map(|half| {
+            let running = self.widths.forward(half).bytes(shape.tokens, self.parallel);
+            let held = Held::default().on_device(Category::Buffers, running);
+            match half {
+                Half::Mlp => held,
+                Half::Attention => {
+                    let scores = F32 * self.widths.scores_forward(shape, rows);
+                    held.on_device(Category::Attention, self.parallel.inside(scores))
+                }
+            }
+        });
+        let [a, b] = halves;
+        if a.device.total() > b.device.total() {
+            a
+        } else {
+            b
+        }
+    }
+
+    /// Ids, positions, angles and masks of micro-batches, what the step's rollouts take on the host, and buffers of
+    /// several devices.
+    fn batch_buffers(&self, shape: Shape, rows: usize, micros: u64) -> Held {
+        let arch = &self.workload.arch;
+        let queries = if is_chunked(shape, rows) {
+            rows as u64
+        } else {
+            shape.length
+        };
+        // angles are made in f64 on the host; ids, rows, places and targets are four bytes
+        let tokens = shape.tokens * (F32 * arch.head_dim as u64 + 4 * 4 + 4 * F32);
+        let masks = queries * shape.length;
+        let between = self
+            .parallel
+            .buffers(&self.sizes, shape.tokens, self.widths.hidden());
+        Held::default()
+            .on_device(Category::Buffers, micros * (tokens + masks))
+            .on_device(Category::Communication, between)
+            + self.rollouts()
+    }
+
+    /// What the rollouts of a step take on the host.
+    fn rollouts(&self) -> Held {
+        let tokens = self.workload.rollouts() * self.workload.length();
+        Held::default().on_host(Category::Buffers, TOKEN_BYTES * tokens)
+    }
+
+    /// Adds what the backend's pool adds and closes a phase.
+    fn close(&self, name: &str, worst: &Worst) -> PhaseEstimate {
+        let pool = self.profile.pool;
+        let used = worst.device.total();
+        let overhead = pool.fixed_bytes + (pool.share * used as f64) as u64;
+        let mut categories = worst.device.named();
+        *categories.entry(Category::Overhead).or_default() += overhead;
+        PhaseEstimate {
+            name: name.to_owned(),
+            total_bytes: used + overhead,
+            host_bytes: worst.host.total(),
+            moment: worst.moment.to_owned(),
+            categories,
+        }
+    }
+
+    fn phase(&self, name: &str, see: impl FnOnce(&mut Worst)) -> PhaseEstimate {
+        let mut worst = Worst::new(self.profile.is_unified());
+        see(&mut worst);
+        self.close(name, &worst)
+    }
+
+    /// Weights come from a file one matrix at a time.
+    pub fn load(&self) -> PhaseEstimate {
+        self.phase("load", |worst| {
+            let mut held = self.standing(Use::Policy);
+            held.device.clear(Category::Moments);
+            held.host.clear(Category::Moments);
+            let matrix = F32 * self.sizes.largest;
+            worst.see("reading weights", held.on_host(Category::Buffers, matrix));
+        })
+    }
+
+    pub fn rollout(&self) -> PhaseEstimate {
+        self.phase("rollout", |worst| sample::rollout(self, worst))
+    }
+
+    pub fn score(&self) -> PhaseEstimate {
+        self.phase("score", |worst| {
+            if self.workload.old_log_probs || self.workload.adapters_off {
+                sample::score(self, self.plan.policy(), Use::Policy, worst);
+            }
+            if let Some(reference) = self.plan.reference() {
+                sample::score(self, reference, Use::Reference, worst);
+            }
+        })
+    }
+
+    pub fn backward(&self) -> PhaseEstimate {
+        self.phase("backward", |worst| train::Walk::new(self).run(worst))
+    }
+
+    pub fn optimizer(&self) -> PhaseEstimate {
+        let plan = self.plan.policy();
+        self.phase("optimizer", |worst| {
+            let gradients = if plan.optimizer.in_backward && self.micro_batches() == 1 {
+                self.sizes.trained_ends(self.sizes.ends())
+            } else {
+                self.sizes.trained()
+            };
+            let bytes = self.parallel.gradients(F32 * gradients);
+            let held = self.standing(Use::Update)
+                + states::update_buffers(&self.sizes, plan, self.parallel)
+                + self.rollouts();
+            worst.see(
+                "the update",
+                held.and(plan.grads, Category::Gradients, bytes),
+            );
+        })
+    }
+
+    /// A checkpoint is written one matrix at a time: its values, and their bytes twice while they grow.
+    pub fn save(&self) -> PhaseEstimate {
+        self.phase("save", |worst| {
+            let matrix = 3 * F32 * self.sizes.largest;
+            let held = self
+                .standing(Use::Policy)
+                .on_host(Category::Buffers, matrix);
+            worst.see("writing a checkpoint", held);
+        })
+    }
+
+    pub fn estimate(&self) -> Estimate {
+        let mut phases = vec![self.load(), self.rollout()];
+        let w = self.workload;
+        if w.old_log_probs || w.adapters_off || self.plan.reference().is_some() {
+            phases.push(self.score());
+        }
+        phases.extend([self.backward(), self.optimizer(), self.save()]);
+        let most = |f: fn(&PhaseEstimate) -> u64| phases.iter().map(f).max().unwrap_or(0);
+        Estimate {
+            peak_bytes: most(|p| p.total_bytes),
+            host_peak_bytes: most(|p| p.host_bytes),
+            seconds: time::seconds(self),
+            phases,
+        }
+    }
+}
+
+/// Bytes and seconds of a plan on one device.
+#[must_use]
+pub fn estimate(workload: &Workload, plan: &Plan, profile: &DeviceProfile) -> Estimate {
+    estimate_parallel(workload, plan, profile, &Parallel::default())
+}
+
+/// Bytes and seconds of one of several devices. See [`parallel`]; the trainer runs on one.
+#[must_use]
+pub fn estimate_parallel(
+    workload: &Workload,
+    plan: &Plan,
+    profile: &DeviceProfile,
+    parallel: &Parallel,
+) -> Estimate {
+    Context::new(workload, plan, profile, parallel).estimate()
+}

@@ -1,0 +1,276 @@
+//! Several devices, as arithmetic: what each of them holds. The trainer runs on one device and refuses more;
+//! `firebrick plan` takes the degrees as options.
+//!
+//! With `D` data-, `T` tensor-, `P` pipeline- and `S` sequence-parallel devices, the share of one device is:
+//!
+//! | bytes | share |
+//! |---|---|
+//! | weights | 1 / (T · P), and 1 / D more under ZeRO-3 |
+//! | gradients | 1 / (T · P), and 1 / D more from ZeRO-2 on |
+//! | masters and moments | 1 / (T · P), and 1 / D more from ZeRO-1 on |
+//! | activations between halves (d wide) | 1 / S |
+//! | activations inside a half (q, k, f wide) and scores | 1 / (S · T) |
+//! | kept inputs and graphs | layers / P of them, for P micro-batches in flight: as many as without |
+//! | logits | 1 / (S · T), on the last pipeline stage |
+//! | keys and values | 1 / (S · T · P) |
+//! | sequences of a step | 1 / D |
+//!
+//! Communication buffers: under ZeRO-3 two layers' gathered weights, from ZeRO-1 on one layer's gradients being reduced;
+//! with T or S above one, one d-wide activation of a micro-batch.
+//! `ZeRO`: arXiv:1910.02054. Tensor and sequence parallelism: arXiv:1909.08053, arXiv:2205.05198, arXiv:2309.14509.
+
+use super::Workload;
+use super::sizes::{F32, Sizes};
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// What data-parallel devices share out among themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Zero {
+    /// Nothing: each holds everything.
+    #[default]
+    Off,
+    /// Optimizer state.
+    Stage1,
+    /// Gradients too.
+    Stage2,
+    /// Weights too (FSDP's full sharding).
+    Stage3,
+}
+
+impl Zero {
+    /// From nothing to everything, at the places of their numbers.
+    pub const STAGES: [Self; 4] = [Self::Off, Self::Stage1, Self::Stage2, Self::Stage3];
+}
+
+/// Devices along each kind of parallelism.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parallel {
+    /// Replicas that each take a share of the sequences.
+    pub data: u64,
+    /// What the replicas share out.
+    pub zero: Zero,
+    /// Devices that each hold a share of every matrix.
+    pub tensor: u64,
+    /// Devices that each hold a share of the layers.
+    pub pipeline: u64,
+    /// Devices that each take a share of every sequence (Ulysses).
+    pub sequence: u64,
+}
+
+impl Default for Parallel {
+    fn default() -> Self {
+        Self {
+            data: 1,
+            zero: Zero::Off,
+            tensor: 1,
+            pipeline: 1,
+            sequence: 1,
+        }
+    }
+}
+
+impl Parallel {
+    /// Devices in all.
+    #[must_use]
+    pub fn devices(&self) -> u64 {
+        [self.tensor, self.pipeline, self.sequence]
+            .into_iter()
+            .fold(self.data, u64::saturating_mul)
+    }
+
+    /// Whether there is more than one device.
+    #[must_use]
+    pub fn is_several(&self) -> bool {
+        self.devices() > 1
+    }
+
+    /// Refuses degrees that the workload cannot be divided by.
+    pub fn check(&self, workload: &Workload) -> Result<()> {
+        let bad = |what: String| Err(Error::Config(what));
+        let arch = &workload.arch;
+        let degrees = [
+            ("data", self.data),
+            ("tensor", self.tensor),
+            ("pipeline", self.pipeline),
+            ("sequence", self.sequence),
+        ];
+        if let Some((name, _)) = degrees.iter().find(|(_, n)| *n == 0) {
+            return bad(format!("the {name}-parallel degree should be at least 1"));
+        }
+        let rollouts = workload.mini_rollouts();
+        if self.data > rollouts {
+            return bad(format!(
+                "the data-parallel degree is {}; an optimizer step has {rollouts} sequences to share out",
+                self.data
+            ));
+        }
+        if self.zero > Zero::Off && self.data == 1 {
+            return bad(
+                "ZeRO shares state out among data-parallel devices, and there is one: the data-parallel degree should be \
+                 at least 2, or the ZeRO stage 0"
+                    .into(),
+            );
+        }
+        if !(arch.num_kv_heads as u64).is_multiple_of(self.tensor) {
+            return bad(format!(
+                "the tensor-parallel degree is {}; it should divide the model's {} key/value heads",
+                self.tensor, arch.num_kv_heads
+            ));
+        }
+        let both = self.sequence.saturating_mul(self.tensor);
+        if !(arch.num_heads as u64).is_multiple_of(both) {
+            return bad(format!(
+                "the sequence-parallel degree times the tensor-parallel one is {both}; it should divide the model's {} heads",
+                arch.num_heads
+            ));
+        }
+        if self.pipeline > arch.num_layers as u64 {
+            return bad(format!(
+                "the pipeline-parallel degree is {}; the model has {} layers",
+                self.pipeline, arch.num_layers
+            ));
+        }
+        Ok(())
+    }
+
+    /// One device's share of the weights.
+    #[must_use]
+    pub fn weights(&self, bytes: u64) -> u64 {
+        self.state(bytes, Zero::Stage3)
+    }
+
+    /// One device's share of the gradients.
+    #[must_use]
+    pub fn gradients(&self, bytes: u64) -> u64 {
+        self.state(bytes, Zero::Stage2)
+    }
+
+    /// One device's share of the optimizer's state.
+    #[must_use]
+    pub fn optimizer(&self, bytes: u64) -> u64 {
+        self.state(bytes, Zero::Stage1)
+    }
+
+    fn state(&self, bytes: u64, from: Zero) -> u64 {
+        let replicas = if self.zero >= from { self.data } else { 1 };
+        bytes.div_ceil(self.tensor * self.pipeline * replicas)
+    }
+
+    /// One device's share of activations between halves.
+    #[must_use]
+    pub fn between(&self, bytes: u64) -> u64 {
+        bytes.div_ceil(self.sequence)
+    }
+
+    /// One device's share of activations inside a half.
+    #[must_use]
+    pub fn inside(&self, bytes: u64) -> u64 {
+        bytes.div_ceil(self.sequence * self.tensor)
+    }
+
+    /// One device's share of keys and values.
+    #[must_use]
+    pub fn cache(&self, bytes: u64) -> u64 {
+        self.inside(bytes).div_ceil(self.pipeline)
+    }
+
+    /// One device's share of sequences or prompts.
+    #[must_use]
+    pub fn sequences(&self, count: u64) -> u64 {
+        count.div_ceil(self.data)
+    }
+
+    /// One device's share of logits.
+    #[must_use]
+    pub fn tensor_share(&self, bytes: u64) -> u64 {
+        bytes.div_ceil(self.tensor * self.sequence)
+    }
+
+    /// Buffers of the communication between devices, for `tokens` of a micro-batch.
+    #[must_use]
+    pub fn buffers(&self, sizes: &Sizes, tokens: u64, hidden: u64) -> u64 {
+        let layer = sizes.layer() * F32 / self.tensor;
+        let gathered = if self.zero == Zero::Stage3 && self.data > 1 {
+            2 * layer
+        } else {
+            0
+        };
+        let reduced = if self.zero > Zero::Off && self.data > 1 {
+            layer
+        } else {
+            0
+        };
+        let activation = if self.tensor > 1 || self.sequence > 1 {
+            self.between(tokens * hidden * F32)
+        } else {
+            0
+        };
+        gathered + reduced + activation
+    }
+}
+
+impl fmt::Display for Parallel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stage = match self.zero {
+            Zero::Off => "",
+            Zero::Stage1 => " (ZeRO-1)",
+            Zero::Stage2 => " (ZeRO-2)",
+            Zero::Stage3 => " (ZeRO-3)",
+        };
+        let degrees = [
+            ("data", self.data, stage),
+            ("tensor", self.tensor, ""),
+            ("pipeline", self.pipeline, ""),
+            ("sequence", self.sequence, ""),
+        ];
+        let several: Vec<String> = degrees
+            .iter()
+            .filter(|(_, n, _)| *n > 1)
+            .map(|(name, n, more)| format!("{name} {n}{more}"))
+            .collect();
+        match self.devices() {
+            1 => f.write_str("1 device"),
+            n => write!(f, "{n} devices: {}", several.join(" x ")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_stage_of_zero_shares_out_one_thing_more() {
+        let of = |zero| {
+            let p = Parallel {
+                data: 4,
+                zero,
+                ..Parallel::default()
+            };
+            [p.optimizer(400), p.gradients(400), p.weights(400)]
+        };
+        assert_eq!(of(Zero::Off), [400, 400, 400]);
+        assert_eq!(of(Zero::Stage1), [100, 400, 400]);
+        assert_eq!(of(Zero::Stage2), [100, 100, 400]);
+        assert_eq!(of(Zero::Stage3), [100, 100, 100]);
+    }
+
+    #[test]
+    fn tensor_and_pipeline_parallelism_divide_every_state() {
+        let p = Parallel {
+            tensor: 2,
+            pipeline: 4,
+            ..Parallel::default()
+        };
+        assert_eq!(
+            [p.weights(800), p.gradients(800), p.optimizer(800)],
+            [100; 3]
+        );
+        assert_eq!(p.cache(800), 100);
+        assert_eq!(p.to_string(), "8 devices: tensor 2 x pipeline 4");
+    }
+}

@@ -1,0 +1,142 @@
+//! Numbers of parameters, by what holds them.
+
+use firebrick_models::Arch;
+use firebrick_models::adapter::LoraConfig;
+use firebrick_models::arch::HeadKind;
+use firebrick_models::unit::{ParamSpec, UnitKind, unit_specs};
+
+/// Bytes of one number: weights, gradients and activations are f32.
+pub(super) const F32: u64 = 4;
+
+/// Parameters of an architecture's parts, adapters included. All layers are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// The embedding.
+    pub embedding: u64,
+    /// One attention half.
+    pub attention: u64,
+    /// One MLP half.
+    pub mlp: u64,
+    /// Final norm and, where it is not the embedding, the projection.
+    pub head: u64,
+    /// Layers.
+    pub layers: u64,
+    /// The largest matrix.
+    pub largest: u64,
+    /// The projection that the head uses, whoever owns it.
+    pub projection: u64,
+    /// Adapters of an attention and of an MLP half, where they alone are trained.
+    adapters: Option<[u64; 2]>,
+    /// The largest matrix that is trained.
+    pub largest_trained: u64,
+}
+
+impl Sizes {
+    /// Counts an architecture's parameters. With adapters they alone are trained.
+    #[must_use]
+    pub fn of(arch: &Arch, lora: Option<&LoraConfig>) -> Self {
+        let specs = |kind| {
+            let mut specs = unit_specs(arch, kind);
+            let own = lora.map_or_else(Vec::new, |l| l.specs(&specs));
+            specs.extend(own);
+            specs
+        };
+        let trained = |spec: &&ParamSpec| lora.is_none() || spec.slot.is_adapter();
+        let count = |specs: &[ParamSpec]| specs.iter().map(|s| s.numel() as u64).sum::<u64>();
+        let adapters = |specs: &[ParamSpec]| {
+            let own = specs.iter().filter(|s| s.slot.is_adapter());
+            own.map(|s| s.numel() as u64).sum::<u64>()
+        };
+        let units = [
+            UnitKind::Embedding,
+            UnitKind::Attention(0),
+            UnitKind::Mlp(0),
+            UnitKind::Head,
+        ]
+        .map(specs);
+        let all = || units.iter().flatten();
+        let largest = |specs: &mut dyn Iterator<Item = &ParamSpec>| {
+            specs.map(ParamSpec::numel).max().unwrap_or(0) as u64
+        };
+        let projection = match arch.head {
+            HeadKind::LanguageModel => arch.vocab_size * arch.hidden_size,
+            HeadKind::Scalar { .. } => arch.hidden_size,
+        };
+        let [embedding, attention, mlp, head] = &units;
+        Self {
+            embedding: count(embedding),
+            attention: count(attention),
+            mlp: count(mlp),
+            head: count(head),
+            layers: arch.num_layers as u64,
+            largest: largest(&mut all()),
+            projection: projection as u64,
+            adapters: lora.map(|_| [adapters(attention), adapters(mlp)]),
+            largest_trained: largest(&mut all().filter(trained)),
+        }
+    }
+
+    /// Parameters of a unit of the body that are trained.
+    #[must_use]
+    pub fn trained_unit(&self, index: usize) -> u64 {
+        match self.adapters {
+            None => self.unit(index),
+            Some([attention, _]) if is_attention(index) => attention,
+            Some([_, mlp]) => mlp,
+        }
+    }
+
+    /// Parameters that are trained.
+    #[must_use]
+    pub fn trained(&self) -> u64 {
+        match self.adapters {
+            None => self.total(),
+            Some([attention, mlp]) => self.layers * (attention + mlp),
+        }
+    }
+
+    /// Whether embedding and head are trained: `numbers` of theirs, or none.
+    #[must_use]
+    pub fn trained_ends(&self, numbers: u64) -> u64 {
+        if self.adapters.is_some() { 0 } else { numbers }
+    }
+
+    /// One layer.
+    #[must_use]
+    pub fn layer(&self) -> u64 {
+        self.attention + self.mlp
+    }
+
+    /// Everything between embedding and head.
+    #[must_use]
+    pub fn body(&self) -> u64 {
+        self.layers * self.layer()
+    }
+
+    /// Embedding and head.
+    #[must_use]
+    pub fn ends(&self) -> u64 {
+        self.embedding + self.head
+    }
+
+    /// All parameters, tied ones once.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.body() + self.ends()
+    }
+
+    /// A unit of the body by its index in the chain: attention halves are odd, MLP halves even.
+    #[must_use]
+    pub fn unit(&self, index: usize) -> u64 {
+        if is_attention(index) {
+            self.attention
+        } else {
+            self.mlp
+        }
+    }
+}
+
+/// Whether a unit of the body is an attention half: the chain is embedding, (attention, MLP) × layers, head.
+pub(super) fn is_attention(unit: usize) -> bool {
+    unit % 2 == 1
+}

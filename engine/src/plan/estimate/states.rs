@@ -1,0 +1,227 @@
+//! What a run holds whatever it computes at the moment: weights, gradients, masters, moments. `P` parameters, four bytes each; with
+//! adapters, gradients, masters and moments are the adapters' alone.
+//!
+//! | held | bytes | where |
+//! |---|---|---|
+//! | weights | 4 P | device; streamed: host, and `1 + prefetch` segments on the device while the model runs; all of them during sampling |
+//! | gradients | 4 P | device, or host as each segment is complete; with the update in the backward pass one segment's, on the last micro-batch |
+//! | masters | 4 P · fraction | host, with the optimizer there |
+//! | moments | 8 P in f32, 4 P in bf16, 2 P + 8 P / 256 in 8-bit blocks | device or host; idle ones visit for the update |
+//! | reference | 4 P | like a policy's weights, in the phases that it is idle in and in its own |
+//!
+//! The norm of the gradient needs one number more for each element of the largest matrix. An update works on slices of at
+//! most 2²¹ elements and needs a few times that.
+
+use super::sizes::{F32, Sizes};
+use super::tally::Held;
+use super::{Parallel, Workload};
+use crate::plan::{ModelPlan, MomentKind, Plan};
+use firebrick_backends::accounts::{Category, Home};
+
+/// Elements that an update works on at a time.
+const SLICE: u64 = 1 << 21;
+
+/// Elements that share one scale in 8-bit moments.
+const BLOCK: u64 = 256;
+
+impl MomentKind {
+    /// Bytes of both moments of so many parameters.
+    #[must_use]
+    pub fn bytes(self, parameters: u64) -> u64 {
+        match self {
+            Self::F32 => 8 * parameters,
+            Self::Bf16 => 4 * parameters,
+            Self::Block8 => 2 * (parameters + F32 * parameters.div_ceil(BLOCK)),
+        }
+    }
+}
+
+/// What the run is about to do, as far as it decides where whole models wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// The policy samples.
+    Sample,
+    /// The policy scores.
+    Policy,
+    /// The reference scores.
+    Reference,
+    /// The policy trains.
+    Train,
+    /// The optimizer updates.
+    Update,
+}
+
+/// Weights of both models, and the optimizer's state.
+pub(super) fn standing(
+    workload: &Workload,
+    sizes: &Sizes,
+    plan: &Plan,
+    parallel: &Parallel,
+    doing: Use,
+) -> Held {
+    let policy = plan.policy();
+    let mut held = weights(
+        sizes,
+        policy,
+        Category::Parameters,
+        parallel,
+        match doing {
+            Use::Sample => Presence::Whole,
+            Use::Policy | Use::Train | Use::Update => Presence::Running,
+            Use::Reference => Presence::Idle,
+        },
+    );
+    if let Some(reference) = plan.reference() {
+        let presence = match doing {
+            Use::Reference => Presence::Running,
+            _ => Presence::Idle,
+        };
+        held += weights(sizes, reference, Category::Reference, parallel, presence);
+    }
+    held += optimizer(sizes, policy, parallel, doing);
+    if workload.critic {
+        // a body of the same size with one number a token for a head; it waits with its optimizer's state on the device
+        let body = sizes.body() + sizes.embedding;
+        held = held
+            .on_device(Category::Critic, parallel.weights(F32 * body))
+            .on_device(
+                Category::Critic,
+                parallel.optimizer(policy.optimizer.moments.bytes(body)),
+            );
+    }
+    held
+}
+
+impl ModelPlan {
+    /// Parameters whose weights live on the host, embedding and head apart.
+    pub(super) fn streamed(&self, sizes: &Sizes) -> u64 {
+        self.on_host(|u| sizes.unit(u))
+    }
+
+    /// Sum over the units whose weights live on the host.
+    fn on_host(&self, count: impl Fn(usize) -> u64) -> u64 {
+        self.segments
+            .iter()
+            .filter(|s| s.weights == Home::Host)
+            .flat_map(|s| s.units.clone())
+            .map(count)
+            .sum()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    /// All weights on the device.
+    Whole,
+    /// In use, segment by segment.
+    Running,
+    /// Not in use.
+    Idle,
+}
+
+fn weights(
+    sizes: &Sizes,
+    plan: &ModelPlan,
+    category: Category,
+    parallel: &Parallel,
+    presence: Presence,
+) -> Held {
+    let held = Held::default();
+    let share = |numbers: u64| parallel.weights(F32 * numbers);
+    let on = |home| held.and(home, category, share(sizes.total()));
+    match presence {
+        Presence::Whole => on(Home::Device),
+        Presence::Idle if plan.idle == Home::Host => on(Home::Host),
+        Presence::Running | Presence::Idle => {
+            let body: [u64; 2] = plan.segments.iter().fold([0, 0], |mut sum, segment| {
+                sum[segment.weights as usize] +=
+                    segment.units.clone().map(|u| sizes.unit(u)).sum::<u64>();
+                sum
+            });
+            let mut places = body;
+            places[plan.ends as usize] += sizes.ends();
+            held.and(Home::Device, category, share(places[Home::Device as usize]))
+                .and(Home::Host, category, share(places[Home::Host as usize]))
+        }
+    }
+}
+
+/// Bytes of streamed weights on the device while segment `index` runs: its own and those of `ahead` segments on their way.
+pub(super) fn visiting(sizes: &Sizes, plan: &ModelPlan, index: usize, ahead: usize) -> u64 {
+    let streamed = |s: &crate::plan::Segment| -> u64 {
+        match s.weights {
+            Home::Host => s.units.clone().map(|u| sizes.unit(u)).sum(),
+            Home::Device => 0,
+        }
+    };
+    let last = plan.segments.len().saturating_sub(1);
+    // in the backward pass the next ones to be fetched stand before this one
+    let first = index.saturating_sub(ahead);
+    let around = &plan.segments[first..=index.min(last)];
+    F32 * around.iter().map(streamed).sum::<u64>()
+}
+
+fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, doing: Use) -> Held {
+    let optimizer = &plan.optimizer;
+    let total = sizes.trained();
+    let on_host = match optimizer.home {
+        Home::Host => (optimizer.offload_fraction * total as f64).round() as u64,
+        Home::Device => 0,
+    };
+    let moments = |numbers| parallel.optimizer(optimizer.moments.bytes(numbers));
+    // moments that wait on the host visit the device one matrix at a time
+    let visit = match (doing, optimizer.idle) {
+        (Use::Update, Home::Host) => moments(sizes.largest_trained.min(total - on_host)),
+        _ => 0,
+    };
+    // streamed weights are on the host anyway: the update works on them there
+    let ends = match plan.ends {
+        Home::Host => sizes.trained_ends(sizes.ends()),
+        Home::Device => 0,
+    };
+    let streamed = ends + plan.on_host(|u| sizes.trained_unit(u));
+    let masters = on_host.saturating_sub(streamed);
+    Held::default()
+        .on_host(Category::MasterWeights, parallel.optimizer(F32 * masters))
+        .on_host(Category::Moments, moments(on_host))
+        .and(
+            optimizer.idle,
+            Category::Moments,
+            moments(total - on_host) - visit,
+        )
+        .on_device(Category::Moments, visit)
+}
+
+/// What an update needs besides weights, gradients and moments: the square of the largest gradient for the norm; then
+/// temporaries of a slice of a matrix.
+pub(super) fn update_buffers(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel) -> Held {
+    let whole = parallel.gradients(F32 * sizes.largest_trained);
+    let slice = parallel.gradients(F32 * sizes.largest_trained.min(SLICE));
+    let temporaries = slice
+        * match plan.optimizer.moments {
+            MomentKind::F32 => 2,
+            MomentKind::Bf16 => 4,
+            MomentKind::Block8 => 6,
+        };
+    let held = Held::default();
+    match (plan.optimizer.home, plan.grads) {
+        // the norm squares one gradient at a time
+        (Home::Device, Home::Device) => held.on_device(Category::Buffers, whole.max(temporaries)),
+        (Home::Device, Home::Host) => held.on_device(Category::Buffers, temporaries),
+        // the new weight on its way up, where it lives on the device
+        (Home::Host, _) if plan.ends == Home::Device => held.on_device(Category::Buffers, whole),
+        (Home::Host, _) => held,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_take_eight_four_and_about_two_bytes_a_parameter() {
+        assert_eq!(MomentKind::F32.bytes(1024), 8192);
+        assert_eq!(MomentKind::Bf16.bytes(1024), 4096);
+        assert_eq!(MomentKind::Block8.bytes(1024), 2 * (1024 + 16));
+    }
+}

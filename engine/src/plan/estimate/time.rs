@@ -1,0 +1,309 @@
+//! Seconds of a step, roughly: enough to say which of two plans is faster, and by about how much.
+//!
+//! A forward of `n` tokens takes the larger of its floating-point operations over the device's rate and its element-wise
+//! traffic over the memory's bandwidth (their sum: they do not overlap), and a launch for each operation:
+//!
+//! | work | operations |
+//! |---|---|
+//! | products of a layer | 2 (attention + MLP parameters) n |
+//! | attention scores and mixing | 4 · q · keys · n; in chunks half of that, since later keys are left out |
+//! | head | 2 V d for each scored token |
+//! | backward | twice the forward; the head's gradient too |
+//! | recomputed segments | their forward once more; chunked attention its scores once more |
+//!
+//! Decoding reads all weights and the cache for each token of a batch of sequences. Copies between host and device take
+//! bytes over the link; with `prefetch` they hide behind the computation of their phase as far as that lasts.
+//!
+//! Of several devices only what they compute is divided: traffic between them is left out, and pipeline stages are not taken to
+//! work side by side.
+
+use super::Context;
+use super::activations::{Half, Shape, is_chunked};
+use super::sizes::F32;
+use crate::plan::{Keep, ModelPlan, MomentKind, Order};
+use firebrick_backends::accounts::Home;
+use serde::{Deserialize, Serialize};
+
+/// Operations of a layer's forward; a backward has about twice as many.
+const LAYER_OPERATIONS: f64 = 60.0;
+/// Operations that choose a token.
+const CHOICE_OPERATIONS: f64 = 15.0;
+/// Operations of an update of one matrix, and matrices of a layer.
+const UPDATE_OPERATIONS: f64 = 16.0 * 9.0;
+/// Times that a byte an element-wise operation keeps is read or written in the forward.
+const TRAFFIC: f64 = 3.0;
+
+/// Estimated seconds of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Seconds {
+    /// Sampling.
+    pub rollout: f64,
+    /// Scoring by policy and reference.
+    pub score: f64,
+    /// Forward and backward of all micro-batches, over all epochs.
+    pub backward: f64,
+    /// Updates.
+    pub optimizer: f64,
+}
+
+impl Seconds {
+    /// The whole step.
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        self.rollout + self.score + self.backward + self.optimizer
+    }
+}
+
+pub(super) fn seconds(ctx: &Context<'_>) -> Seconds {
+    Seconds {
+        rollout: rollout(ctx),
+        score: score(ctx),
+        backward: backward(ctx),
+        optimizer: optimizer(ctx),
+    }
+}
+
+/// Computation and copies of a phase: one behind the other, or side by side.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    compute: f64,
+    copies: f64,
+}
+
+impl Cost {
+    fn total(self, prefetch: usize) -> f64 {
+        if prefetch > 0 {
+            self.compute.max(self.copies)
+        } else {
+            self.compute + self.copies
+        }
+    }
+}
+
+impl Context<'_> {
+    fn flops(&self, operations: f64) -> f64 {
+        let shares = (self.parallel.tensor * self.parallel.sequence) as f64;
+        operations / self.profile.matmul_flops.f32 / shares
+    }
+
+    fn copy(&self, bytes: f64) -> f64 {
+        // in one memory a copy is a copy all the same
+        let rate = self
+            .profile
+            .host_link
+            .unwrap_or(self.profile.memory_bandwidth / 2.0);
+        bytes / rate
+    }
+
+    fn launch(&self, operations: f64) -> f64 {
+        operations * self.profile.kernel_overhead
+    }
+
+    /// Scores of attention, in operations a layer.
+    fn attention_operations(&self, shape: Shape, rows: usize) -> f64 {
+        let arch = &self.workload.arch;
+        let q = (arch.num_heads * arch.head_dim) as f64;
+        let whole = 4.0 * q * shape.length as f64 * shape.tokens as f64;
+        if is_chunked(shape, rows) {
+            whole * (1.0 + rows as f64 / shape.length as f64) / 2.0
+        } else {
+            whole
+        }
+    }
+
+    /// A layer's forward.
+    fn layer(&self, shape: Shape, rows: usize) -> f64 {
+        let tokens = shape.tokens as f64;
+        let products = 2.0 * self.sizes.layer() as f64 * tokens;
+        let kept: u64 = Half::BOTH
+            .iter()
+            .map(|&h| self.widths.kept(h).bytes(shape.tokens, self.parallel))
+            .sum();
+        let scores = F32 as f64 * self.attention_operations(shape, rows)
+            / (4.0 * self.workload.arch.head_dim as f64);
+        let traffic = TRAFFIC * (kept as f64 + 2.0 * scores) / self.profile.memory_bandwidth;
+        let chunks = if is_chunked(shape, rows) {
+            shape.length.div_ceil(rows as u64) as f64
+        } else {
+            1.0
+        };
+        self.flops(products + self.attention_operations(shape, rows))
+            + traffic
+            + self.launch(LAYER_OPERATIONS + 8.0 * (chunks - 1.0))
+    }
+
+    /// The scores of attention alone, once more.
+    fn scores_again(&self, shape: Shape, rows: usize) -> f64 {
+        if is_chunked(shape, rows) {
+            let operations = self.attention_operations(shape, rows);
+            let scores = F32 as f64 * operations / (4.0 * self.workload.arch.head_dim as f64);
+            self.flops(operations) + 2.0 * TRAFFIC * scores / self.profile.memory_bandwidth
+        } else {
+            0.0
+        }
+    }
+
+    /// The head's forward over scored tokens.
+    fn head(&self, scored: u64, head_rows: usize) -> f64 {
+        let arch = &self.workload.arch;
+        let logits = (arch.vocab_size as u64 * scored) as f64;
+        let chunks = scored.div_ceil(head_rows as u64) as f64;
+        self.flops(2.0 * logits * arch.hidden_size as f64)
+            + 8.0 * F32 as f64 * logits / self.profile.memory_bandwidth
+            + self.launch(20.0 * chunks)
+    }
+}
+
+/// Weights that are streamed in one pass over the model, in bytes.
+fn streamed(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
+    let body = plan.streamed(&ctx.sizes);
+    let ends = match plan.ends {
+        Home::Host => ctx.sizes.ends(),
+        Home::Device => 0,
+    };
+    (F32 * (body + ends)) as f64
+}
+
+pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
+    let w = ctx.workload;
+    let group = w.group.max(1);
+    let own = ctx.parallel.sequences(w.prompts).max(1);
+    let prompts = (ctx.plan.rollout.max_num_seqs as u64 / group).clamp(1, own);
+    let rows = prompts * group;
+    let waves = own.div_ceil(prompts) as f64;
+    let prefill = Shape {
+        tokens: prompts * w.prompt_length,
+        length: w.prompt_length,
+        scored: prompts,
+    };
+    let layers = ctx.sizes.layers as f64;
+    let prefill = layers * ctx.layer(prefill, 0);
+    let weights = (F32 * ctx.sizes.total()) as f64;
+    let cached = w.prompt_length as f64 + w.response_length as f64 / 2.0;
+    let cache = rows as f64 * cached * w.arch.cache_bytes_per_token() as f64;
+    let products = 2.0 * (ctx.sizes.body() + ctx.sizes.projection) as f64 * rows as f64;
+    let logits = (w.arch.vocab_size as u64 * rows) as f64 * F32 as f64 * 10.0;
+    let token = ctx.flops(products)
+        + (weights + 2.0 * cache + logits) / ctx.profile.memory_bandwidth
+        + ctx.launch(layers * LAYER_OPERATIONS + CHOICE_OPERATIONS);
+    let policy = ctx.plan.policy();
+    // streamed and idle weights come to the device for sampling, once
+    let fetched = if policy.idle == Home::Host {
+        weights
+    } else {
+        streamed(ctx, policy)
+    };
+    waves * (prefill + w.response_length as f64 * token) + ctx.copy(fetched)
+}
+
+/// A forward of all rollouts in micro-batches of a plan.
+fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
+    let shape = ctx.score_shape(plan);
+    let each = (shape.tokens / shape.length).max(1);
+    let micros = ctx
+        .workload
+        .rollouts()
+        .div_ceil(ctx.parallel.data)
+        .div_ceil(each) as f64;
+    let body = ctx.sizes.layers as f64 * ctx.layer(shape, plan.attention_rows);
+    let cost = Cost {
+        compute: body + ctx.head(shape.scored, plan.head_rows),
+        copies: ctx.copy(streamed(ctx, plan)),
+    };
+    micros * cost.total(plan.prefetch)
+}
+
+pub(crate) fn score(ctx: &Context<'_>) -> f64 {
+    let mut seconds = 0.0;
+    for scores in [ctx.workload.old_log_probs, ctx.workload.adapters_off] {
+        if scores {
+            seconds += forward(ctx, ctx.plan.policy());
+        }
+    }
+    if let Some(reference) = ctx.plan.reference() {
+        seconds += forward(ctx, reference);
+        if reference.idle == Home::Host {
+            seconds += ctx.copy((2 * F32 * ctx.sizes.total()) as f64);
+        }
+    }
+    seconds
+}
+
+pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
+    let plan = ctx.plan.policy();
+    let shape = ctx.train_shape();
+    let micros = ctx.micro_batches() as f64;
+    let layer = ctx.layer(shape, plan.attention_rows);
+    let recomputed = |s: &&super::super::Segment| matches!(s.keep, Keep::Input(_));
+    let units: usize = plan
+        .segments
+        .iter()
+        .filter(recomputed)
+        .map(|s| s.units.len())
+        .sum();
+    let layers = ctx.sizes.layers as f64;
+    let again = units as f64 / 2.0 * layer + layers * ctx.scores_again(shape, plan.attention_rows);
+    // beside frozen weights there are no gradients of weights
+    let passes = if ctx.workload.lora.is_some() {
+        2.0
+    } else {
+        3.0
+    };
+    let compute = passes * (layers * layer + ctx.head(shape.scored, plan.head_rows)) + again;
+
+    let row = (F32 * shape.tokens * ctx.widths.hidden()) as f64;
+    let inputs = plan
+        .segments
+        .iter()
+        .filter(|s| s.keep == Keep::Input(Home::Host));
+    let fetched = 2.0 * streamed(ctx, plan);
+    let mut copies = ctx.copy(2.0 * row * inputs.count() as f64);
+    copies += match plan.order {
+        Order::MicroMajor => ctx.copy(fetched),
+        Order::SegmentMajor => ctx.copy(fetched) / micros,
+    };
+    if plan.grads == Home::Host {
+        let bytes = (F32 * ctx.sizes.trained()) as f64;
+        copies += ctx.copy(bytes) + 3.0 * bytes / ctx.profile.host_bandwidth;
+    }
+    let steps = steps(ctx);
+    steps * micros * Cost { compute, copies }.total(plan.prefetch)
+}
+
+/// Optimizer steps of a training step.
+fn steps(ctx: &Context<'_>) -> f64 {
+    let w = ctx.workload;
+    (w.epochs.max(1) * w.prompts.div_ceil(w.mini_batch.max(1))) as f64
+}
+
+pub(crate) fn optimizer(ctx: &Context<'_>) -> f64 {
+    let plan = ctx.plan.policy();
+    let optimizer = &plan.optimizer;
+    let total = ctx.sizes.trained() as f64 / (ctx.parallel.tensor * ctx.parallel.pipeline) as f64;
+    let on_host = match optimizer.home {
+        Home::Host => total * optimizer.offload_fraction,
+        Home::Device => 0.0,
+    };
+    let on_device = total - on_host;
+    // bytes a parameter: weight and gradient, moments, and passes over temporaries
+    let moved = match optimizer.moments {
+        MomentKind::F32 => 60.0,
+        MomentKind::Bf16 => 72.0,
+        MomentKind::Block8 => 120.0,
+    };
+    let device = on_device * moved / ctx.profile.memory_bandwidth
+        + ctx.launch(ctx.sizes.layers as f64 * UPDATE_OPERATIONS);
+    let host = on_host * 36.0 / ctx.profile.host_bandwidth;
+    let bytes = F32 as f64;
+    let mut copies = on_host * bytes;
+    if plan.grads != optimizer.home {
+        copies += match plan.grads {
+            Home::Host => on_device * bytes,
+            Home::Device => on_host * bytes,
+        };
+    }
+    if optimizer.idle == Home::Host {
+        copies += 2.0 * optimizer.moments.bytes(on_device as u64) as f64;
+    }
+    steps(ctx) * (device + host + ctx.copy(copies))
+}

@@ -1,0 +1,117 @@
+//! What a schedule runs with: the copier, the accounts, and the limit that stands for a smaller device.
+
+use crate::error::OutOfMemory;
+use crate::{Error, Result};
+use burn::tensor::{Device, Tensor};
+use firebrick_backends::accounts::Accounts;
+use firebrick_backends::allocator;
+use firebrick_backends::memory::{Source, read};
+use firebrick_backends::transfer::Copier;
+use std::sync::Arc;
+
+/// Shared by everything that works for one run.
+#[derive(Debug)]
+pub struct Runtime {
+    /// Who holds how much.
+    pub accounts: Arc<Accounts>,
+    /// Copies between host and device.
+    pub copier: Copier,
+    device: Device,
+    limit: Option<u64>,
+    on_host: bool,
+    measure: bool,
+}
+
+impl Runtime {
+    /// Copies in place, no limit.
+    #[must_use]
+    pub fn new(device: &Device) -> Self {
+        Self {
+            accounts: Accounts::new(),
+            copier: Copier::synchronous(),
+            device: device.clone(),
+            limit: None,
+            on_host: read(device).source == Source::CountedHeap,
+            measure: false,
+        }
+    }
+
+    /// Copies on a thread of their own, where `prefetch` copies may be in flight.
+    #[must_use]
+    pub fn with_prefetch(mut self, prefetch: usize) -> Self {
+        self.copier = if prefetch > 0 {
+            Copier::asynchronous()
+        } else {
+            Copier::synchronous()
+        };
+        self
+    }
+
+    /// Treats device bytes above `limit` as out of memory: the counters are read at every segment boundary.
+    #[must_use]
+    pub fn with_limit(mut self, limit: Option<u64>) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Reads the device's pools at every boundary too, which waits for the device: for measurements of live graphs.
+    #[must_use]
+    pub fn measuring(mut self) -> Self {
+        self.measure = true;
+        self
+    }
+
+    /// The device that computes.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The limit, where one is set.
+    #[must_use]
+    pub fn limit(&self) -> Option<u64> {
+        self.limit
+    }
+
+    /// Bytes in use now, where reading them is cheap (the counted heap) or asked for.
+    #[must_use]
+    pub fn in_use(&self) -> Option<u64> {
+        if self.on_host {
+            allocator::heap().map(|heap| heap.current_bytes)
+        } else if self.measure {
+            Some(read(&self.device).in_use_bytes)
+        } else {
+            None
+        }
+    }
+
+    /// Lets go of graphs that nobody will differentiate. Burn keeps the nodes of a graph whose tensors are gone until some
+    /// later backward pass sweeps them; this is one, of a single number.
+    pub fn forget_graphs(&self) {
+        let one = Tensor::<1>::ones([1], &self.device)
+            .autodiff()
+            .require_grad();
+        let _ = (one.clone() * one).backward();
+    }
+
+    /// A boundary: an error where more is, or since the phase's start was, in use than the limit allows.
+    pub fn check(&self) -> Result<()> {
+        let Some(limit) = self.limit else {
+            return Ok(());
+        };
+        let used = if self.on_host {
+            allocator::heap().map_or(0, |heap| heap.peak_bytes)
+        } else {
+            read(&self.device).in_use_bytes
+        };
+        if used <= limit {
+            return Ok(());
+        }
+        Err(Error::OutOfMemory(Box::new(OutOfMemory {
+            in_use_bytes: Some(used),
+            limit_bytes: Some(limit),
+            ranked: self.accounts.ranked(),
+            ..OutOfMemory::default()
+        })))
+    }
+}

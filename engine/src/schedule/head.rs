@@ -1,0 +1,169 @@
+//! The head and the loss, a chunk of rows at a time: each chunk's logits live for its own loss and gradient only.
+//!
+//! Losses that separate over tokens need one pass. Losses that look at whole sequences get all log-probs from a pass
+//! without gradients first, are differentiated on those vectors, and the chunks run a second time with the result.
+
+use super::sums::{LossSums, Running};
+use crate::Result;
+use crate::batch::MicroBatch;
+use crate::gradients::Gradients;
+use crate::objective::{Loss, Scores, TokenInputs, TokenLoss};
+use burn::tensor::Tensor;
+use firebrick_models::Decoder;
+use firebrick_models::head::{Head, HeadChunk};
+use firebrick_models::unit::Weights;
+
+/// Head of one micro-batch in training.
+pub(super) struct HeadPass<'a> {
+    pub decoder: &'a Decoder,
+    pub weights: &'a Weights,
+    pub rows: usize,
+    pub temperature: f64,
+}
+
+impl HeadPass<'_> {
+    /// Gradient of the scored rows of `hidden`, `[scored, hidden]`; the weights' gradients go into `gradients`.
+    pub fn backward(
+        &self,
+        micro: &MicroBatch,
+        hidden: Tensor<2>,
+        loss: &dyn TokenLoss,
+        gradients: &mut Gradients,
+    ) -> Result<(Tensor<2>, LossSums)> {
+        let hidden = hidden.select(0, micro.rows.clone());
+        if micro.scored() == 0 {
+            return Ok((hidden, LossSums::default()));
+        }
+        let head = self.decoder.head_with(self.weights);
+        if loss.separates() {
+            self.one_pass(&head, micro, &hidden, loss, gradients)
+        } else {
+            self.two_passes(&head, micro, &hidden, loss, gradients)
+        }
+    }
+
+    fn one_pass(
+        &self,
+        head: &Head<'_>,
+        micro: &MicroBatch,
+        hidden: &Tensor<2>,
+        loss: &dyn TokenLoss,
+        gradients: &mut Gradients,
+    ) -> Result<(Tensor<2>, LossSums)> {
+        let mut d_hidden = Vec::new();
+        let mut sums = Running::default();
+        for (start, len) in chunks(micro.scored(), self.rows) {
+            let chunk = self.chunk(head, micro, hidden, start, len);
+            let scores = (chunk.scores.logp.clone(), chunk.scores.entropy.clone());
+            let inputs = micro.inputs.narrow(start, len);
+            let differentiated = differentiate(loss, scores, &inputs);
+            d_hidden.push(self.absorb(
+                chunk,
+                differentiated.d_logp,
+                differentiated.d_entropy,
+                gradients,
+            ));
+            sums.add(differentiated.loss);
+        }
+        Ok((Tensor::cat(d_hidden, 0), sums.read(micro.scored())?))
+    }
+
+    fn two_passes(
+        &self,
+        head: &Head<'_>,
+        micro: &MicroBatch,
+        hidden: &Tensor<2>,
+        loss: &dyn TokenLoss,
+        gradients: &mut Gradients,
+    ) -> Result<(Tensor<2>, LossSums)> {
+        let (mut logp, mut entropy) = (Vec::new(), Vec::new());
+        for (start, len) in chunks(micro.scored(), self.rows) {
+            let scores = self.chunk(head, micro, hidden, start, len).scores;
+            logp.push(scores.logp);
+            entropy.push(scores.entropy);
+        }
+        let scores = (Tensor::cat(logp, 0), Tensor::cat(entropy, 0));
+        let whole = differentiate(loss, scores, &micro.inputs);
+        let mut d_hidden = Vec::new();
+        for (start, len) in chunks(micro.scored(), self.rows) {
+            let chunk = self.chunk(head, micro, hidden, start, len);
+            let d_logp = whole.d_logp.clone().narrow(0, start, len);
+            let d_entropy = whole.d_entropy.as_ref();
+            let d_entropy = d_entropy.map(|d| d.clone().narrow(0, start, len));
+            d_hidden.push(self.absorb(chunk, d_logp, d_entropy, gradients));
+        }
+        let mut sums = Running::default();
+        sums.add(whole.loss);
+        Ok((Tensor::cat(d_hidden, 0), sums.read(micro.scored())?))
+    }
+
+    fn chunk<'h>(
+        &self,
+        head: &'h Head<'_>,
+        micro: &MicroBatch,
+        hidden: &Tensor<2>,
+        start: usize,
+        len: usize,
+    ) -> HeadChunk<'h> {
+        head.chunk(
+            hidden.clone().narrow(0, start, len),
+            micro.targets.clone().narrow(0, start, len),
+            self.temperature,
+        )
+    }
+
+    /// The chunk's gradient: that of its rows is returned, those of the weights are added up.
+    fn absorb(
+        &self,
+        chunk: HeadChunk<'_>,
+        d_logp: Tensor<1>,
+        d_entropy: Option<Tensor<1>>,
+        gradients: &mut Gradients,
+    ) -> Tensor<2> {
+        let units = self.decoder.units();
+        let norm = units[units.len() - 1].range.start;
+        let chunk = chunk.backward(d_logp, d_entropy);
+        let projection = self.decoder.projection_index();
+        for (index, gradient) in [(norm, chunk.norm), (projection, chunk.projection)] {
+            if let Some(gradient) = gradient {
+                gradients.add(index, gradient);
+            }
+        }
+        chunk.hidden
+    }
+}
+
+/// A loss and its gradient with respect to the scores.
+struct Differentiated {
+    loss: Loss,
+    d_logp: Tensor<1>,
+    d_entropy: Option<Tensor<1>>,
+}
+
+fn differentiate(
+    loss: &dyn TokenLoss,
+    (logp, entropy): (Tensor<1>, Tensor<1>),
+    inputs: &TokenInputs,
+) -> Differentiated {
+    let scores = Scores {
+        logp: logp.clone().autodiff().require_grad(),
+        entropy: entropy.autodiff().require_grad(),
+    };
+    let loss = loss.loss(&scores, inputs);
+    let mut tape = loss.total.backward();
+    Differentiated {
+        d_logp: scores
+            .logp
+            .grad_remove(&mut tape)
+            .unwrap_or_else(|| logp.zeros_like()),
+        d_entropy: scores.entropy.grad_remove(&mut tape),
+        loss,
+    }
+}
+
+/// Start and length of each chunk.
+pub(super) fn chunks(rows: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..rows)
+        .step_by(size)
+        .map(move |start| (start, size.min(rows - start)))
+}

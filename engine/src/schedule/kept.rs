@@ -1,0 +1,214 @@
+//! Inputs that segments keep for their second run: a stack, whose lower part may wait on the host.
+
+use crate::Result;
+use crate::runtime::Runtime;
+use burn::tensor::Tensor;
+use firebrick_backends::accounts::{Category, Hold, Home};
+use firebrick_backends::transfer::{Download, HostTensor, Pending};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+type OnDevice = (Tensor<2>, Hold);
+type OnHost = (HostTensor, Hold);
+
+/// Inputs that are copied together, first pushed first.
+enum Group {
+    Leaving(Pending<Vec<OnHost>>),
+    Away(Vec<OnHost>),
+    /// On the device again, or on its way there: in the device's queue, before the work that needs it.
+    Back(Vec<OnDevice>),
+}
+
+/// What the forward pass pushes and the backward pass pops in reverse.
+pub(super) struct Kept<'r> {
+    runtime: &'r Runtime,
+    prefetch: usize,
+    group: usize,
+    /// Inputs that stay on the device, and those of a group that is not yet full.
+    here: Vec<OnDevice>,
+    open: Vec<OnDevice>,
+    groups: VecDeque<Group>,
+    /// Inputs of the group that is being popped.
+    back: Vec<OnDevice>,
+}
+
+impl<'r> Kept<'r> {
+    pub fn new(runtime: &'r Runtime, prefetch: usize, group: usize) -> Self {
+        Self {
+            runtime,
+            prefetch,
+            group,
+            here: Vec::new(),
+            open: Vec::new(),
+            groups: VecDeque::new(),
+            back: Vec::new(),
+        }
+    }
+
+    pub fn push(&mut self, input: Tensor<2>, home: Home) -> Result<()> {
+        let kept = self.on_device(input);
+        match home {
+            Home::Device => self.here.push(kept),
+            Home::Host => {
+                self.open.push(kept);
+                if self.open.len() == self.group {
+                    self.send()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn on_device(&self, input: Tensor<2>) -> OnDevice {
+        let hold = hold(self.runtime, Home::Device, bytes(&input));
+        (input, hold)
+    }
+
+    /// Sends the open group away, once no more than `prefetch` others are on their way.
+    fn send(&mut self) -> Result<()> {
+        let group: Vec<(Download, Hold)> = std::mem::take(&mut self.open)
+            .into_iter()
+            .map(|(input, hold)| (Download::matrix(input), hold))
+            .collect();
+        let accounts = Arc::clone(&self.runtime.accounts);
+        let leaving = self.runtime.copier.run(move || {
+            group
+                .into_iter()
+                .map(|(input, here)| {
+                    let host = input.finish_matrix()?;
+                    drop(here);
+                    let hold = accounts.hold(Category::KeptInputs, Home::Host, host.bytes());
+                    Ok((host, hold))
+                })
+                .collect()
+        });
+        self.groups.push_back(Group::Leaving(leaving));
+        let arrived = self.groups.len().saturating_sub(self.prefetch);
+        // earlier ones have landed already: only the newest of these can still be leaving
+        for group in self.groups.iter_mut().take(arrived).rev() {
+            if !land(group)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The input pushed last, on the device again. `home` is the one it was pushed with.
+    pub fn pop(&mut self, home: Home) -> Result<Tensor<2>> {
+        let popped = match home {
+            Home::Device => self.here.pop(),
+            Home::Host => {
+                if self.open.is_empty() && self.back.is_empty() {
+                    self.bring_back()?;
+                }
+                // the open group is newer than any that left
+                self.open.pop().or_else(|| self.back.pop())
+            }
+        };
+        let Some((input, _hold)) = popped else {
+            unreachable!("as many inputs are popped as were pushed")
+        };
+        Ok(input)
+    }
+
+    /// Waits for the newest group, after starting the copies of those before it.
+    fn bring_back(&mut self) -> Result<()> {
+        let newest = self.groups.len();
+        for index in (newest.saturating_sub(1 + self.prefetch)..newest).rev() {
+            self.start_return(index)?;
+        }
+        self.back = match self.groups.pop_back() {
+            Some(Group::Back(inputs)) => inputs,
+            _ => unreachable!("its return was just started"),
+        };
+        Ok(())
+    }
+
+    fn start_return(&mut self, index: usize) -> Result<()> {
+        land(&mut self.groups[index])?;
+        let group = &mut self.groups[index];
+        if let Group::Away(inputs) = group {
+            let runtime = self.runtime;
+            let back = std::mem::take(inputs).into_iter().map(|(host, there)| {
+                let hold = hold(runtime, Home::Device, host.bytes());
+                drop(there);
+                (host.into_device(runtime.device()), hold)
+            });
+            *group = Group::Back(back.collect());
+        }
+        Ok(())
+    }
+}
+
+/// Waits for a leaving group; false where it had landed before.
+fn land(group: &mut Group) -> Result<bool> {
+    if !matches!(group, Group::Leaving(_)) {
+        return Ok(false);
+    }
+    if let Group::Leaving(leaving) = std::mem::replace(group, Group::Away(Vec::new())) {
+        *group = Group::Away(leaving.wait()?);
+    }
+    Ok(true)
+}
+
+fn hold(runtime: &Runtime, home: Home, bytes: usize) -> Hold {
+    runtime.accounts.hold(Category::KeptInputs, home, bytes)
+}
+
+fn bytes(tensor: &Tensor<2>) -> usize {
+    let [rows, cols] = tensor.dims();
+    rows * cols * tensor.dtype().size()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+
+    fn number(value: f32, device: &Device) -> Tensor<2> {
+        Tensor::from_data([[value, value]], device)
+    }
+
+    #[test]
+    fn inputs_come_back_in_reverse_however_they_travelled() {
+        let device = Device::flex();
+        for prefetch in 0..4 {
+            for group in 1..5 {
+                let runtime = Runtime::new(&device).with_prefetch(prefetch);
+                let mut kept = Kept::new(&runtime, prefetch, group);
+                let home = |i: usize| {
+                    if i.is_multiple_of(3) {
+                        Home::Device
+                    } else {
+                        Home::Host
+                    }
+                };
+                for i in 0..11 {
+                    kept.push(number(i as f32, &device), home(i)).unwrap();
+                }
+                for i in (0..11).rev() {
+                    let values: Vec<f32> = kept.pop(home(i)).unwrap().try_into_vec_as().unwrap();
+                    assert_eq!(values, [i as f32; 2], "prefetch {prefetch}, group {group}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_device_holds_only_what_is_under_way() {
+        let device = Device::flex();
+        for (prefetch, most) in [(0, 1), (1, 2), (2, 3)] {
+            let runtime = Runtime::new(&device).with_prefetch(prefetch);
+            let mut kept = Kept::new(&runtime, prefetch, 1);
+            for i in 0..20 {
+                kept.push(number(i as f32, &device), Home::Host).unwrap();
+            }
+            for _ in 0..20 {
+                kept.pop(Home::Host).unwrap();
+            }
+            let balance = runtime.accounts.balance(Category::KeptInputs, Home::Device);
+            assert!(balance.peak_bytes <= most * 8, "{prefetch}: {balance:?}");
+            assert_eq!(balance.bytes, 0);
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! Runs a plan: forward over segments, the head in chunks of rows, backward over segments.
+//!
+//! Everything the plan decides happens between two segments; units know nothing of it.
+
+mod fetch;
+mod head;
+mod kept;
+mod sums;
+mod trace;
+
+pub use sums::{LossSums, MicroScores};
+
+use crate::Result;
+use crate::batch::{Cut, DropoutStep, MicroBatch, Sequence, pack};
+use crate::gradients::Gradients;
+use crate::objective::TokenLoss;
+use crate::plan::{Keep, ModelPlan, Order, Role};
+use crate::runtime::Runtime;
+use burn::tensor::Tensor;
+use fetch::{Fetched, Fetcher};
+use firebrick_backends::accounts::{Category, Hold, Home};
+use firebrick_models::Decoder;
+use firebrick_models::head::TokenScores;
+use head::HeadPass;
+use kept::Kept;
+use std::ops::Range;
+use sums::by_sequence;
+use trace::Piece;
+
+/// What happens to a unit whose gradient is complete, while others' are still being computed.
+pub trait AfterUnit {
+    /// Called once for each unit on an optimizer step's last micro-batches, in the order in which gradients are complete.
+    fn complete(
+        &mut self,
+        decoder: &mut Decoder,
+        gradients: &mut Gradients,
+        unit: usize,
+    ) -> Result<()>;
+}
+
+/// Executes a [`ModelPlan`] on a decoder.
+#[derive(Clone, Copy, Debug)]
+pub struct Schedule<'a> {
+    plan: &'a ModelPlan,
+    runtime: &'a Runtime,
+    temperature: f64,
+    role: Role,
+    dropout: Option<DropoutStep>,
+}
+
+/// A segment under its graph, and the bytes that it is accounted for.
+type Traced = (Vec<Piece>, Option<Hold>);
+
+/// One optimizer step's way through a model, for several micro-batches at once where the plan's order says so.
+struct Pass<'a, 'r> {
+    schedule: &'a Schedule<'r>,
+    micros: Vec<MicroBatch>,
+    fetch: Fetcher<'r>,
+    kept: Kept<'r>,
+    /// Graphs of segments that keep them, in the order in which they were traced.
+    graphs: Vec<Traced>,
+}
+
+impl<'a> Schedule<'a> {
+    /// A schedule for the policy. Log-probs are those of logits / temperature.
+    #[must_use]
+    pub fn new(plan: &'a ModelPlan, runtime: &'a Runtime, temperature: f64) -> Self {
+        Self {
+            plan,
+            runtime,
+            temperature,
+            role: Role::Policy,
+            dropout: None,
+        }
+    }
+
+    /// The same with the dropout of an optimizer step, in its backward passes.
+    #[must_use]
+    pub fn with_dropout(mut self, at: DropoutStep) -> Self {
+        self.dropout = Some(at);
+        self
+    }
+
+    /// The same for a model in another role, whose weights are accounted as its own.
+    #[must_use]
+    pub fn for_role(mut self, role: Role) -> Self {
+        self.role = role;
+        self
+    }
+
+    /// Accounts for what tracing has added to `before`, where bytes can be read on the way.
+    fn hold_graph(&self, before: Option<u64>) -> Option<Hold> {
+        let (now, before) = self.runtime.in_use().zip(before)?;
+        let bytes = now.saturating_sub(before) as usize;
+        let accounts = &self.runtime.accounts;
+        Some(accounts.hold(Category::LiveGraph, Home::Device, bytes))
+    }
+
+    fn category(&self) -> Category {
+        match self.role {
+            Role::Policy => Category::Parameters,
+            Role::Reference => Category::Reference,
+        }
+    }
+
+    fn fetcher(&self, visits: Vec<Range<usize>>) -> Fetcher<'a> {
+        Fetcher::new(self.runtime, self.category(), visits, self.plan.prefetch)
+    }
+
+    /// Embedding, segments, head.
+    fn forward_visits(&self, decoder: &Decoder) -> Vec<Range<usize>> {
+        let head = decoder.units().len() - 1;
+        let segments = self.plan.segments.iter().map(|s| s.units.clone());
+        std::iter::once(0..1)
+            .chain(segments)
+            .chain(std::iter::once(head..head + 1))
+            .collect()
+    }
+
+    fn micro(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
+        let rows = self.plan.attention_rows;
+        MicroBatch::new(decoder.arch(), sequences, rows, decoder.device())
+    }
+
+    /// A micro-batch as training sees it.
+    fn dropped(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
+        let micro = self.micro(decoder, sequences);
+        match self.dropout {
+            Some(at) => micro.with_dropout(decoder, sequences, at),
+            None => micro,
+        }
+    }
+
+    /// Micro-batches that go through the segments together.
+    fn groups<'b, T>(&self, micros: &'b [T]) -> impl Iterator<Item = &'b [T]> + use<'b, T> {
+        micros.chunks(match self.plan.order {
+            Order::MicroMajor => 1,
+            Order::SegmentMajor => micros.len().max(1),
+        })
+    }
+
+    /// Scores micro-batches without a graph, in their order.
+    pub fn score(&self, decoder: &Decoder, micros: &[Vec<&Sequence>]) -> Result<Vec<MicroScores>> {
+        let mut scores = Vec::with_capacity(micros.len());
+        for group in self.groups(micros) {
+            scores.extend(self.score_group(decoder, group)?);
+        }
+        Ok(scores)
+    }
+
+    fn score_group(&self, decoder: &Decoder, group: &[Vec<&Sequence>]) -> Result<Vec<MicroScores>> {
+        let micros: Vec<MicroBatch> = group.iter().map(|s| self.micro(decoder, s)).collect();
+        let mut fetch = self.fetcher(self.forward_visits(decoder));
+        let mut rows = embed(decoder, &fetch.next(decoder)?, &micros);
+        for segment in &self.plan.segments {
+            let fetched = fetch.next(decoder)?;
+            for (x, micro) in rows.iter_mut().zip(&micros) {
+                run(decoder, segment.units.clone(), &fetched, x, micro);
+            }
+            self.runtime.check()?;
+        }
+        let fetched = fetch.next(decoder)?;
+        let head = decoder.head_with(&fetched.weights[0]);
+        let scored = rows.into_iter().zip(&micros).map(|(hidden, micro)| {
+            let hidden = hidden.select(0, micro.rows.clone());
+            let (mut logp, mut entropy) = (Vec::new(), Vec::new());
+            for (start, len) in head::chunks(micro.scored(), self.plan.head_rows) {
+                let TokenScores {
+                    logp: l,
+                    entropy: e,
+                } = head.score(
+                    hidden.clone().narrow(0, start, len),
+                    micro.targets.clone().narrow(0, start, len),
+                    self.temperature,
+                );
+                logp.push(l);
+                entropy.push(e);
+            }
+            self.runtime.check()?;
+            Ok(MicroScores {
+                logp: by_sequence(logp, &micro.lengths)?,
+                entropy: by_sequence(entropy, &micro.lengths)?,
+            })
+        });
+        scored.collect()
+    }
+
+    /// Forward and backward of an optimizer step's micro-batches: adds to `gradients`, returns the sums of the loss.
+    /// `after` is told of every unit whose gradient is complete.
+    pub fn backward(
+        &self,
+        decoder: &mut Decoder,
+        micros: &[Vec<&Sequence>],
+        loss: &dyn TokenLoss,
+        gradients: &mut Gradients,
+        mut after: Option<&mut dyn AfterUnit>,
+    ) -> Result<LossSums> {
+        let mut sums = LossSums::default();
+        let groups: Vec<&[Vec<&Sequence>]> = self.groups(micros).collect();
+        for (i, group) in groups.iter().enumerate() {
+            let last = i + 1 == groups.len();
+            let mut visits = self.forward_visits(decoder);
+            visits.extend(self.plan.segments.iter().rev().map(|s| s.units.clone()));
+            let mut pass = Pass {
+                schedule: self,
+                micros: group.iter().map(|s| self.dropped(decoder, s)).collect(),
+                fetch: self.fetcher(visits),
+                kept: Kept::new(self.runtime, self.plan.prefetch, self.plan.offload_group),
+                graphs: Vec::new(),
+            };
+            let hidden = pass.forward(decoder)?;
+            let rows = pass.head(decoder, hidden, loss, gradients, &mut sums)?;
+            let mut done = |decoder: &mut Decoder, gradients: &mut Gradients, unit| match after
+                .as_deref_mut()
+                .filter(|_| last)
+            {
+                Some(after) => after.complete(decoder, gradients, unit),
+                None => Ok(()),
+            };
+            done(decoder, gradients, decoder.units().len() - 1)?;
+            pass.backward(decoder, rows, gradients, &mut done)?;
+        }
+        gradients.finish()?;
+        Ok(sums)
+    }
+}
+
+type Done<'d> = &'d mut dyn FnMut(&mut Decoder, &mut Gradients, usize) -> Result<()>;
+
+impl Pass<'_, '_> {
+    fn forward(&mut self, decoder: &Decoder) -> Result<Vec<Tensor<2>>> {
+        let mut rows = embed(decoder, &self.fetch.next(decoder)?, &self.micros);
+        for segment in &self.schedule.plan.segments {
+            let fetched = self.fetch.next(decoder)?;
+            for (x, micro) in rows.iter_mut().zip(&self.micros) {
+                match segment.keep {
+                    Keep::Graph => {
+                        let before = self.schedule.runtime.in_use();
+                        let input = take(x);
+                        let units = segment.units.clone();
+                        let (pieces, y) =
+                            trace::trace(decoder, units, &fetched.weights, input, micro);
+                        let hold = self.schedule.hold_graph(before);
+                        self.graphs.push((pieces, hold));
+                        *x = y;
+                    }
+                    Keep::Input(home) => {
+                        self.kept.push(x.clone(), home)?;
+                        run(decoder, segment.units.clone(), &fetched, x, micro);
+                    }
+                }
+                self.schedule.runtime.check()?;
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Head and loss of every micro-batch: the gradients of their last layer's rows.
+    fn head(
+        &mut self,
+        decoder: &Decoder,
+        hidden: Vec<Tensor<2>>,
+        loss: &dyn TokenLoss,
+        gradients: &mut Gradients,
+        sums: &mut LossSums,
+    ) -> Result<Vec<Tensor<2>>> {
+        let runtime = self.schedule.runtime;
+        let fetched = self.fetch.next(decoder)?;
+        let pass = HeadPass {
+            decoder,
+            weights: &fetched.weights[0],
+            rows: self.schedule.plan.head_rows,
+            temperature: self.schedule.temperature,
+        };
+        let mut rows = Vec::with_capacity(hidden.len());
+        for (hidden, micro) in hidden.into_iter().zip(&self.micros) {
+            let (d_scored, own) = pass.backward(micro, hidden, loss, gradients)?;
+            sums.absorb(&own);
+            // unscored rows read the row of zeros that stands behind the scored ones: a gather, not a scatter
+            let zero = Tensor::<2>::zeros([1, d_scored.dims()[1]], &d_scored.device());
+            rows.push(Tensor::cat(vec![d_scored, zero], 0).select(0, micro.places.clone()));
+            runtime.check()?;
+        }
+        let head = decoder.units()[decoder.units().len() - 1].range.clone();
+        gradients.settle(head, runtime)?;
+        gradients.settle(0..1, runtime)?;
+        Ok(rows)
+    }
+
+    fn backward(
+        mut self,
+        decoder: &mut Decoder,
+        mut rows: Vec<Tensor<2>>,
+        gradients: &mut Gradients,
+        done: Done<'_>,
+    ) -> Result<()> {
+        let Schedule { plan, runtime, .. } = *self.schedule;
+        for segment in plan.segments.iter().rev() {
+            let fetched = self.fetch.next(decoder)?;
+            for (d, micro) in rows.iter_mut().zip(&self.micros).rev() {
+                let before = runtime.in_use();
+                let (pieces, hold) = match segment.keep {
+                    Keep::Graph => self.graphs.pop().unwrap_or_default(),
+                    Keep::Input(home) => {
+                        let input = self.kept.pop(home)?;
+                        let units = segment.units.clone();
+                        let weights = &fetched.weights;
+                        let (pieces, _) = trace::trace(decoder, units, weights, input, micro);
+                        (pieces, self.schedule.hold_graph(before))
+                    }
+                };
+                runtime.check()?;
+                *d = trace::backward(decoder, pieces, take(d), micro, gradients);
+                drop(hold);
+                runtime.check()?;
+            }
+            drop(fetched);
+            for unit in segment.units.clone().rev() {
+                gradients.settle(decoder.units()[unit].range.clone(), runtime)?;
+                done(decoder, gradients, unit)?;
+            }
+        }
+        if !decoder.units()[0].trains() {
+            return done(decoder, gradients, 0);
+        }
+        for (mut d, micro) in rows.into_iter().zip(&self.micros) {
+            if let Some(scale) = decoder.arch().embedding_scale {
+                d = d * scale;
+            }
+            gradients.add_rows(0, decoder.arch().vocab_size, &micro.ids, d, runtime)?;
+        }
+        done(decoder, gradients, 0)
+    }
+}
+
+fn embed(decoder: &Decoder, fetched: &Fetched, micros: &[MicroBatch]) -> Vec<Tensor<2>> {
+    micros
+        .iter()
+        .map(|micro| decoder.embed_with(&fetched.weights[0], micro.ids.clone()))
+        .collect()
+}
+
+/// Runs a segment without a graph.
+fn run(
+    decoder: &Decoder,
+    units: Range<usize>,
+    fetched: &Fetched,
+    x: &mut Tensor<2>,
+    micro: &MicroBatch,
+) {
+    for (unit, weights) in units.zip(&fetched.weights) {
+        *x = decoder.run(unit, weights, take(x), &micro.ctx);
+    }
+}
+
+/// Moves a tensor out of its place, so that it has one owner while it is used up.
+fn take(x: &mut Tensor<2>) -> Tensor<2> {
+    let empty = Tensor::empty([0, 0], &x.device());
+    std::mem::replace(x, empty)
+}
+
+/// Log-probs and entropies of sequences, in their order, in micro-batches under the budget.
+pub fn score_all(
+    schedule: &Schedule<'_>,
+    decoder: &Decoder,
+    sequences: &[Sequence],
+    cut: Cut,
+) -> Result<MicroScores> {
+    let mut scores = MicroScores {
+        logp: vec![Vec::new(); sequences.len()],
+        entropy: vec![Vec::new(); sequences.len()],
+    };
+    let micros = pack(sequences, cut)?;
+    let batches: Vec<Vec<&Sequence>> = micros
+        .iter()
+        .map(|m| m.iter().map(|&i| &sequences[i]).collect())
+        .collect();
+    for (indices, own) in micros.iter().zip(schedule.score(decoder, &batches)?) {
+        for ((&i, logp), entropy) in indices.iter().zip(own.logp).zip(own.entropy) {
+            scores.logp[i] = logp;
+            scores.entropy[i] = entropy;
+        }
+    }
+    Ok(scores)
+}

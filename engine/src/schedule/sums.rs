@@ -1,0 +1,106 @@
+//! Numbers that a pass leaves behind: the loss, the objective's metrics, scores by sequence.
+
+use crate::Result;
+use crate::gradients::device_error;
+use crate::objective::{Loss, Metric, Reduce};
+use burn::tensor::Tensor;
+
+/// Log-probs and entropies of a micro-batch's scored tokens, by sequence.
+#[derive(Clone, Debug, Default)]
+pub struct MicroScores {
+    /// Log-probs.
+    pub logp: Vec<Vec<f32>>,
+    /// Entropies.
+    pub entropy: Vec<Vec<f32>>,
+}
+
+/// Sums that a backward pass leaves behind: the loss and the objective's metrics.
+#[derive(Clone, Debug, Default)]
+pub struct LossSums {
+    /// Sum of the loss.
+    pub loss: f64,
+    /// Scored tokens.
+    pub tokens: usize,
+    /// Metric sums, in the order in which the objective reports them.
+    pub metrics: Vec<(&'static str, Reduce, f64)>,
+}
+
+impl LossSums {
+    /// Adds another micro-batch's sums.
+    pub fn absorb(&mut self, other: &Self) {
+        self.loss += other.loss;
+        self.tokens += other.tokens;
+        for &(name, reduce, sum) in &other.metrics {
+            match self.metrics.iter_mut().find(|(n, ..)| *n == name) {
+                Some((.., total)) => *total += sum,
+                None => self.metrics.push((name, reduce, sum)),
+            }
+        }
+    }
+
+    /// Metric values.
+    pub fn values(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let tokens = self.tokens.max(1) as f64;
+        self.metrics
+            .iter()
+            .map(move |&(name, reduce, sum)| match reduce {
+                Reduce::Sum => (name, sum),
+                Reduce::TokenMean => (name, sum / tokens),
+            })
+    }
+}
+
+/// Sums on the device while a micro-batch's chunks add to them.
+#[derive(Default)]
+pub(super) struct Running(Option<(Vec<Metric>, Tensor<1>)>);
+
+impl Running {
+    pub fn add(&mut self, loss: Loss) {
+        let mut values: Vec<Tensor<1>> = loss.metrics.iter().map(|m| m.sum.clone()).collect();
+        values.push(loss.total.inner());
+        let values = Tensor::cat(values, 0);
+        self.0 = Some(match self.0.take() {
+            None => (loss.metrics, values),
+            Some((metrics, total)) => (metrics, total + values),
+        });
+    }
+
+    /// One read for all of a micro-batch's numbers.
+    pub fn read(self, tokens: usize) -> Result<LossSums> {
+        let Some((metrics, values)) = self.0 else {
+            return Ok(LossSums::default());
+        };
+        let values: Vec<f64> = values
+            .try_into_vec_as()
+            .map_err(|e| device_error("reading the loss", &e))?;
+        Ok(LossSums {
+            loss: values[metrics.len()],
+            tokens,
+            metrics: metrics
+                .iter()
+                .zip(&values)
+                .map(|(m, &v)| (m.name, m.reduce, v))
+                .collect(),
+        })
+    }
+}
+
+pub(super) fn by_sequence(chunks: Vec<Tensor<1>>, lengths: &[usize]) -> Result<Vec<Vec<f32>>> {
+    let mut flat: Vec<f32> = Vec::new();
+    for chunk in chunks {
+        flat.extend(
+            chunk
+                .try_into_vec_as::<f32>()
+                .map_err(|e| device_error("reading log-probs", &e))?,
+        );
+    }
+    let mut rest = flat.as_slice();
+    Ok(lengths
+        .iter()
+        .map(|&n| {
+            let (own, others) = rest.split_at(n);
+            rest = others;
+            own.to_vec()
+        })
+        .collect())
+}

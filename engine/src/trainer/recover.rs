@@ -1,0 +1,164 @@
+//! Running out of memory, and going on: the work is done again under the next cheaper plan.
+//!
+//! Nothing of a failed attempt stays: accumulators are dropped with it, and weights change only once all gradients are
+//! there. Normalisers are fixed for the whole optimizer step, so a step that is cut differently is the same step.
+
+use super::{Event, Trainer};
+use crate::error::OutOfMemory;
+use crate::plan::planner::{Failure, Fit};
+use crate::{Error, Result};
+use firebrick_backends::allocator;
+use firebrick_backends::device::panic_message;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What drivers and allocators say when there is no memory left.
+const SIGNS: [&str; 6] = [
+    "out of memory",
+    "outofmemory",
+    "out_of_memory",
+    "memory allocation",
+    "allocation failed",
+    "not enough memory",
+];
+
+/// Phase of the estimate that a trainer's phase belongs to.
+fn estimated(phase: &str) -> Option<&'static str> {
+    match phase {
+        "gen" | "testing" => Some("rollout"),
+        "old_log_prob" | "ref" => Some("score"),
+        "update_actor" => Some("backward"),
+        _ => None,
+    }
+}
+
+/// An error that says, in whatever words, that memory ran out.
+fn out_of_memory(error: Error) -> Result<Box<OutOfMemory>, Error> {
+    let detail = match &error {
+        Error::OutOfMemory(_) => String::new(),
+        Error::Model(firebrick_models::Error::Device { detail, .. })
+        | Error::Device(firebrick_backends::Error::Transfer(detail)) => detail.clone(),
+        _ => return Err(error),
+    };
+    if let Error::OutOfMemory(what) = error {
+        return Ok(what);
+    }
+    if !is_sign(&detail) {
+        return Err(error);
+    }
+    Ok(Box::new(OutOfMemory {
+        detail,
+        ..OutOfMemory::default()
+    }))
+}
+
+fn is_sign(text: &str) -> bool {
+    let text = text.to_lowercase();
+    SIGNS.iter().any(|sign| text.contains(sign))
+}
+
+impl Trainer {
+    /// Runs work that can be run again from its start. Where memory runs out, it is: under the next cheaper plan, until it
+    /// gets by or no plan is left.
+    pub(super) fn recovering<T>(
+        &mut self,
+        phase: &'static str,
+        mut work: impl FnMut(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        loop {
+            let attempt = catch_unwind(AssertUnwindSafe(|| {
+                let done = work(self)?;
+                self.learner.runtime.check()?;
+                Ok(done)
+            }));
+            let error = match attempt {
+                Ok(Ok(done)) => return Ok(done),
+                Ok(Err(error)) => error,
+                Err(panic) => {
+                    let detail = panic_message(panic.as_ref());
+                    if !is_sign(&detail) {
+                        std::panic::resume_unwind(panic);
+                    }
+                    Error::OutOfMemory(Box::new(OutOfMemory {
+                        detail,
+                        ranked: self.learner.runtime.accounts.ranked(),
+                        ..OutOfMemory::default()
+                    }))
+                }
+            };
+            let what = out_of_memory(error)?;
+            self.step_down(phase, what)?;
+        }
+    }
+
+    /// After work that cannot be run again: where it needed more than it may, the next cheaper plan is for what follows.
+    pub(super) fn check_after(&mut self, phase: &'static str) -> Result<()> {
+        match self.learner.runtime.check() {
+            Err(Error::OutOfMemory(what)) => self.step_down(phase, what),
+            other => other,
+        }
+    }
+
+    /// Takes the next cheaper plan, or says why not and what would help.
+    fn step_down(&mut self, phase: &'static str, mut what: Box<OutOfMemory>) -> Result<()> {
+        (what.phase, what.step) = (phase, self.phase_step);
+        let failure = Failure {
+            phase: estimated(phase).map(str::to_owned),
+            used: what.in_use_bytes,
+            limit: what.limit_bytes,
+        };
+        let next = self.request.next_cheaper(&self.plan, &failure);
+        let partly = self.plan.policy().optimizer.in_backward && phase == "update_actor";
+        match next {
+            Ok(fit) if self.config.memory.recover && !partly => self.adopt(&what, &fit),
+            Ok(fit) => {
+                let settings = fit.overrides().join(" ");
+                what.advice = if partly {
+                    format!(
+                        "memory.step_in_backward updates segments on the way, so the step cannot be replayed; resume from \
+                         the last checkpoint with: {settings}"
+                    )
+                } else {
+                    format!(
+                        "memory.recover is off; the smallest change that should fit: {settings}"
+                    )
+                };
+                Err(Error::OutOfMemory(what))
+            }
+            Err(Error::NothingFits(nothing)) => {
+                what.advice = nothing.to_string();
+                Err(Error::OutOfMemory(what))
+            }
+            Err(other) => Err(other),
+        }
+    }
+
+    fn adopt(&mut self, what: &OutOfMemory, fit: &Fit) -> Result<()> {
+        tracing::warn!("out of memory: {what}");
+        self.learner.runtime.forget_graphs();
+        let learner = &mut self.learner;
+        let plan = fit.plan.policy().clone();
+        if plan.optimizer != learner.policy.plan.optimizer {
+            learner.replan_optimizer(plan.optimizer)?;
+        }
+        learner.policy.plan = plan;
+        if let (Some(model), Some(plan)) = (&mut self.reference, fit.plan.reference()) {
+            model.plan = plan.clone();
+        }
+        self.plan = fit.plan.clone();
+        self.replans += 1;
+        self.write_plans()?;
+        let settings = fit.overrides();
+        self.observer.event(Event::Replanned {
+            phase: what.phase,
+            step: what.step,
+            used: what.in_use_bytes,
+            limit: what.limit_bytes,
+            settings: &settings,
+        });
+        self.settle_again()?;
+        // what the failed attempt needed is no longer held: the next one is measured by itself
+        self.ledger.begin();
+        allocator::reset_peak();
+        Ok(())
+    }
+}

@@ -1,0 +1,164 @@
+//! Dropout before a bypass, as a function of what is dropped and of nothing else.
+
+use crate::random::philox;
+use burn::tensor::{Bool, Device, Tensor, TensorData};
+use rayon::prelude::*;
+
+/// Names a sequence of an optimizer step: every draw for it follows from this, the position, the layer, the module and the
+/// element, so that neither the cut of a batch nor running a segment again changes what is dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct DropoutKey {
+    /// The run's seed.
+    pub seed: u64,
+    /// Optimizer step.
+    pub step: u32,
+    /// Index of the prompt among all the run's draws.
+    pub draw: u64,
+    /// Index of the completion in its group.
+    pub sample: u32,
+}
+
+impl DropoutKey {
+    /// The key of the sequence's own generator.
+    fn words(&self) -> [u32; 2] {
+        // whitened, so that it never replays a `DrawKey`'s counter under its key
+        let key = [
+            self.seed as u32 ^ 0xD20B_0A75,
+            (self.seed >> 32) as u32 ^ 0x1F83_C96E,
+        ];
+        let counter = [
+            self.step,
+            self.draw as u32,
+            (self.draw >> 32) as u32,
+            self.sample,
+        ];
+        let [low, high, ..] = philox(counter, key);
+        [low, high]
+    }
+}
+
+/// The dropout of one forward over sequences that are padded on the right.
+#[derive(Clone, Debug)]
+pub struct Dropout {
+    rate: f64,
+    keys: Vec<[u32; 2]>,
+    device: Device,
+}
+
+impl Dropout {
+    /// Drops a share `rate` of the elements, for the sequences of a forward in their order. `None` where nothing is dropped.
+    #[must_use]
+    pub fn new(
+        rate: f64,
+        sequences: impl IntoIterator<Item = DropoutKey>,
+        device: &Device,
+    ) -> Option<Self> {
+        (rate > 0.0).then(|| Self {
+            rate,
+            keys: sequences.into_iter().map(|key| key.words()).collect(),
+            device: device.clone(),
+        })
+    }
+
+    /// The share that is kept: what is kept has to be divided by it.
+    pub(crate) fn keep(&self) -> f64 {
+        1.0 - self.rate
+    }
+
+    /// `x` of shape `[sequences · length, width]` with the dropped elements zero; `place` tells bypasses apart.
+    pub(crate) fn apply(&self, x: Tensor<2>, place: usize) -> Tensor<2> {
+        let [rows, width] = x.dims();
+        let dropped = self.dropped(rows, width, place as u32);
+        let dropped = TensorData::new(dropped, [rows, width]);
+        x.mask_fill(Tensor::<2, Bool>::from_data(dropped, &self.device), 0.0)
+    }
+
+    fn dropped(&self, rows: usize, width: usize, place: u32) -> Vec<bool> {
+        // below 2³² as the rate is below one
+        let threshold = (self.rate * 2.0_f64.powi(32)) as u32;
+        let length = rows / self.keys.len().max(1);
+        let mut dropped = vec![false; rows * width];
+        let by_row = dropped.par_chunks_mut(width.max(1)).enumerate();
+        by_row.for_each(|(row, values)| {
+            let (key, position) = (self.keys[row / length], (row % length) as u32);
+            for (block, four) in values.chunks_mut(4).enumerate() {
+                let words = philox([position, place, block as u32, 0], key);
+                for (value, word) in four.iter_mut().zip(words) {
+                    *value = word < threshold;
+                }
+            }
+        });
+        dropped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(draw: u64, sample: u32) -> DropoutKey {
+        DropoutKey {
+            seed: 7,
+            step: 3,
+            draw,
+            sample,
+        }
+    }
+
+    fn dropped(keys: &[DropoutKey], length: usize, width: usize, place: u32) -> Vec<bool> {
+        Dropout::new(0.1, keys.iter().copied(), &Device::flex())
+            .unwrap()
+            .dropped(keys.len() * length, width, place)
+    }
+
+    #[test]
+    fn what_is_dropped_follows_the_sample_and_not_the_batch() {
+        let (a, b) = (key(1, 0), key(1, 1));
+        let (length, width) = (5, 13);
+        let together = dropped(&[a, b], length, width, 4);
+        let alone = dropped(&[b], length, width, 4);
+        assert_eq!(together[length * width..], alone);
+        let longer = dropped(&[b], length + 2, width, 4);
+        assert_eq!(longer[..length * width], alone);
+    }
+
+    #[test]
+    fn samples_steps_seeds_and_places_drop_other_elements() {
+        let first = dropped(&[key(1, 0)], 8, 32, 4);
+        let others = [
+            dropped(&[key(2, 0)], 8, 32, 4),
+            dropped(&[key(1 << 40, 0)], 8, 32, 4),
+            dropped(&[key(1, 1)], 8, 32, 4),
+            dropped(&[key(1, 0)], 8, 32, 5),
+            dropped(
+                &[DropoutKey {
+                    step: 4,
+                    ..key(1, 0)
+                }],
+                8,
+                32,
+                4,
+            ),
+            dropped(
+                &[DropoutKey {
+                    seed: 8,
+                    ..key(1, 0)
+                }],
+                8,
+                32,
+                4,
+            ),
+        ];
+        for other in others {
+            assert_ne!(first, other);
+        }
+    }
+
+    #[test]
+    fn the_rate_is_what_was_asked_for() {
+        let dropped = dropped(&[key(0, 0)], 64, 512, 0);
+        let share = dropped.iter().filter(|d| **d).count() as f64 / dropped.len() as f64;
+        assert!((share - 0.1).abs() < 0.01, "{share}");
+        assert!(Dropout::new(0.0, [key(0, 0)], &Device::flex()).is_none());
+    }
+}

@@ -1,0 +1,313 @@
+//! `firebrick plan`.
+
+use super::UserError;
+use crate::arguments::PlanArgs;
+use crate::table::Table;
+use firebrick::backends::accounts::Category;
+use firebrick::backends::device::Backend;
+use firebrick::backends::memory::free_bytes;
+use firebrick::backends::profile::{DeviceProfile, Origin};
+use firebrick::engine::config;
+use firebrick::engine::dataset::Survey;
+use firebrick::engine::plan::estimate::{Sizes, rules};
+use firebrick::engine::plan::planner::Request;
+use firebrick::engine::plan::size::Bytes;
+use firebrick::engine::plan::{PlanReport, Preset};
+use firebrick::engine::source::architecture;
+use std::io::Write;
+
+pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
+    let mut config = config::load(&args.config, &args.overrides)?;
+    if args.budget.is_some() {
+        config.memory.budget = args.budget;
+    }
+    let arch = architecture(&config)?;
+    let (profile, info) = DeviceProfile::look_up(config.device);
+    let free = info.as_ref().and_then(free_bytes);
+    let mut request =
+        Request::of_run(&config, &arch, profile, free)?.spread(args.parallel.degrees())?;
+    match Survey::of(&config) {
+        Ok(survey) => request.workload.observe(survey),
+        Err(e) => tracing::info!(
+            "prompts are taken to be as long as allowed, since they were not read: {e}"
+        ),
+    }
+    let fit = match request.budget {
+        Some(_) => request.fit()?,
+        None => request.as_configured()?,
+    };
+    let report = PlanReport::new(&request, fit)?;
+    if let Some(path) = &args.output {
+        let text = serde_json::to_string_pretty(&report)?;
+        std::fs::write(path, text + "\n")
+            .map_err(|e| UserError(format!("cannot write {}: {e}", path.display())))?;
+    }
+    if args.json {
+        return say(&(serde_json::to_string_pretty(&report)? + "\n"));
+    }
+    let written = args.output.as_ref().map_or_else(String::new, |path| {
+        let path = path.display();
+        if request.parallel.is_several() {
+            format!("\nwritten to {path}; it is no plan for `firebrick train`, which runs on one device\n")
+        } else {
+            format!("\nwritten to {path}; `firebrick train ... --plan {path}` runs it\n")
+        }
+    });
+    say(&format!(
+        "{}\n{}\n{}\n{}{written}",
+        heading(&request, &report),
+        phases(&report),
+        decisions(&request, &report),
+        thumb(&request)?
+    ))
+}
+
+/// Prints; whoever reads may stop after the first lines.
+fn say(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
+}
+
+fn bytes(bytes: u64) -> String {
+    Bytes(bytes).to_string()
+}
+
+fn heading(request: &Request, report: &PlanReport) -> String {
+    let w = &request.workload;
+    let millions = Sizes::of(&w.arch, w.lora.as_ref()).total() as f64 / 1e6;
+    let origin = match report.profile {
+        Origin::Measured => "measured",
+        Origin::DataSheet => "from its data sheet",
+        Origin::Assumed => "assumed; `firebrick devices --measure` times it",
+    };
+    let budget = match (request.budget, request.allowed()) {
+        (Some(budget), Some(allowed)) => format!(
+            "budget  {}, of which predictions may use {} (memory.margin {})",
+            bytes(budget),
+            bytes(allowed),
+            request.memory.margin
+        ),
+        _ => "budget  none: the settings as they are".to_owned(),
+    };
+    let host = match request.host_budget {
+        Some(host) => format!("; host {}", bytes(host)),
+        None => String::new(),
+    };
+    let several = match report.parallel {
+        Some(parallel) => format!(
+            "spread  {parallel}\n        Arithmetic: bytes, budget and batch are those of one of them, and seconds leave out traffic between\n        \
+             them. The trainer runs on one device, so `firebrick train --plan` refuses this plan.\n"
+        ),
+        None => String::new(),
+    };
+    let replicas = match request.parallel.data {
+        1 => String::new(),
+        n => format!(" x {n} replicas"),
+    };
+    let b = &report.batch;
+    format!(
+        "model   {millions:.1} million parameters, {} layers, hidden size {}, vocabulary {}\n\
+         step    {} prompts x {} completions of {} + {} tokens\n\
+         device  {}, speed {origin}\n\
+         {several}{budget}{host}\n\
+         batch   {} sequences a micro-batch x {}{replicas} make {} an optimizer step; {} sampled at a time\n",
+        w.arch.num_layers,
+        w.arch.hidden_size,
+        w.arch.vocab_size,
+        b.prompts,
+        b.group_size,
+        w.prompt_length,
+        w.response_length,
+        report.device,
+        b.micro_batch,
+        b.accumulation,
+        b.effective_batch,
+        b.max_num_seqs,
+    )
+}
+
+/// Categories down, phases across, the peak marked.
+fn phases(report: &PlanReport) -> String {
+    let peak = report.worst().map(|p| p.name.clone()).unwrap_or_default();
+    let names: Vec<String> = report
+        .phases
+        .iter()
+        .map(|p| {
+            if p.name == peak {
+                format!("{} *", p.name)
+            } else {
+                p.name.clone()
+            }
+        })
+        .collect();
+    let header: Vec<&str> = std::iter::once("")
+        .chain(names.iter().map(String::as_str))
+        .collect();
+    let mut table = Table::new(1, &header);
+    let line = |name: &str, cells: Vec<String>| -> Vec<String> {
+        std::iter::once(name.to_owned()).chain(cells).collect()
+    };
+    for category in Category::ALL {
+        let held: Vec<u64> = report
+            .phases
+            .iter()
+            .map(|p| p.categories.get(&category).copied().unwrap_or(0))
+            .collect();
+        if held.iter().any(|&b| b > 0) {
+            let cells = held
+                .iter()
+                .map(|&b| if b > 0 { bytes(b) } else { "-".into() });
+            table.row(line(category.name(), cells.collect()));
+        }
+    }
+    let totals = report.phases.iter().map(|p| bytes(p.total_bytes));
+    table.row(line("total", totals.collect()));
+    if report.host_peak_bytes > 0 {
+        let host = report.phases.iter().map(|p| bytes(p.host_bytes));
+        table.row(line("host", host.collect()));
+    }
+    let s = &report.seconds;
+    let seconds = report.phases.iter().map(|p| match p.name.as_str() {
+        "rollout" => duration(s.rollout),
+        "score" => duration(s.score),
+        "backward" => duration(s.backward),
+        "optimizer" => duration(s.optimizer),
+        _ => "-".into(),
+    });
+    table.row(line("time", seconds.collect()));
+    let moment = report.worst().map(|p| p.moment.clone()).unwrap_or_default();
+    format!(
+        "{}* the peak, {}, at this moment: {moment}. A step takes about {}.\n",
+        table.render(),
+        bytes(report.peak_bytes),
+        duration(s.total()),
+    )
+}
+
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s >= 600.0 => format!("{:.0} min", s / 60.0),
+        s if s >= 10.0 => format!("{s:.0} s"),
+        s if s >= 0.1 => format!("{s:.1} s"),
+        s => format!("{:.1} ms", s * 1e3),
+    }
+}
+
+fn decisions(request: &Request, report: &PlanReport) -> String {
+    if report.decisions.is_empty() {
+        return "Nothing is recomputed, moved or cut smaller: everything fits as it is.\n".into();
+    }
+    let step = report.seconds.total();
+    let mut table = Table::new(2, &["TURNED ON", "SETTING", "SAVES", "IN", "COSTS A STEP"]);
+    for d in &report.decisions {
+        let share = d.costs_seconds / (step - d.costs_seconds).max(1e-12) * 100.0;
+        table.row(vec![
+            d.what.clone(),
+            d.settings.clone(),
+            bytes(d.saves_bytes),
+            d.phase.clone(),
+            format!("{share:+.0} %"),
+        ]);
+    }
+    let why = match request.budget {
+        Some(_) => {
+            "Each by itself, the others as they are; together the fastest way into the budget:"
+        }
+        None => "Each by itself, the others as they are:",
+    };
+    format!(
+        "{why}\n{}\nthe same as settings: {}\n",
+        table.render(),
+        report.settings.join(" ")
+    )
+}
+
+/// Rules of thumb, and what the formulas say for public models.
+fn thumb(request: &Request) -> anyhow::Result<String> {
+    // host memory helps only where it is another one
+    let gpu = if request.profile.is_unified() {
+        DeviceProfile::assumed(Backend::Cuda)
+    } else {
+        request.profile.clone()
+    };
+    let mut rule = Table::new(
+        1,
+        &[
+            "RULES OF THUMB: device bytes over bf16 weights",
+            "RULE",
+            "PRESET",
+        ],
+    );
+    for m in rules::MULTIPLIERS {
+        let [low, high] = m.rule;
+        rule.row(vec![
+            m.with.into(),
+            format!("{low} to {high}"),
+            preset(m.preset),
+        ]);
+    }
+    let header: Vec<String> = rules::MULTIPLIERS
+        .iter()
+        .map(|m| preset(m.preset))
+        .collect();
+    let header: Vec<&str> = std::iter::once("PUBLIC MODELS, f32 here")
+        .chain(["parameters"])
+        .chain(header.iter().map(String::as_str))
+        .collect();
+    let mut models = Table::new(1, &header);
+    for model in rules::table(&gpu)? {
+        let mut cells = vec![
+            model.name.to_owned(),
+            format!("{:.2} billion", model.parameters as f64 / 1e9),
+        ];
+        cells.extend(model.presets.iter().map(|need| {
+            let device = need
+                .smallest_device_gib
+                .map_or_else(|| "none".into(), |gib| format!("{gib} GiB"));
+            format!(
+                "{} x{:.1} ({device}) t{:.1}",
+                bytes(need.device_bytes),
+                need.multiplier,
+                need.relative_time
+            )
+        }));
+        models.row(cells);
+    }
+    let smallest: Vec<String> = rules::SMALLEST_DEVICE
+        .iter()
+        .map(|(size, gib)| format!("{size} {gib} GiB"))
+        .collect();
+    let mut techniques = Table::new(
+        1,
+        &["EACH TECHNIQUE BY ITSELF, on this step", "BYTES", "TIME"],
+    );
+    for cost in rules::techniques(
+        &request.workload,
+        &request.memory,
+        &request.profile,
+        &request.parallel,
+    )? {
+        let percent = |ratio: f64| format!("{:+.0} %", (ratio - 1.0) * 100.0);
+        techniques.row(vec![
+            format!("memory.{}", cost.settings),
+            percent(cost.bytes),
+            percent(cost.time),
+        ]);
+    }
+    Ok(format!(
+        "{}the first beside the whole graph, the others beside gradient checkpointing\n\n{}smallest device by rule, bf16, everything on: {}\n\n{}\
+         on one device: its bytes, over the weights' bytes, smallest one sold that holds them, time over that of `fast`; 32 rollouts of \
+         512 + 512 tokens, no reference\n",
+        techniques.render(),
+        rule.render(),
+        smallest.join(", "),
+        models.render()
+    ))
+}
+
+fn preset(preset: Preset) -> String {
+    let name = serde_json::to_value(preset).unwrap_or_default();
+    name.as_str().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,413 @@
+//! What a plan needs on the CPU: predicted, and counted by the allocator while it runs.
+
+use firebrick::backends::allocator;
+use firebrick::backends::device::{Backend, DeviceSpec, open};
+use firebrick::backends::profile::DeviceProfile;
+use firebrick::engine::batch::{Sequence, pack};
+use firebrick::engine::gradients::Gradients;
+use firebrick::engine::learner::{Learner, train_cut};
+use firebrick::engine::objective::sft::Nll;
+use firebrick::engine::optim::OptimConfig;
+use firebrick::engine::placed::{Placed, Use};
+use firebrick::engine::plan::estimate::{Workload, estimate};
+use firebrick::engine::plan::{MemoryConfig, Plan};
+use firebrick::engine::runtime::Runtime;
+use firebrick::engine::schedule::Schedule;
+use firebrick::models::adapter::LoraConfig;
+use firebrick::models::generate::{Generator, Request, Sampling};
+use firebrick::models::random::DrawKey;
+use firebrick::models::{Arch, Decoder};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// A model and how much is trained on at a time.
+pub struct Case {
+    pub name: &'static str,
+    pub arch: Arch,
+    pub prompt: usize,
+    pub response: usize,
+    pub sequences: usize,
+    /// Completions a prompt.
+    pub group: usize,
+    /// Whether sampling is measured too: it takes long.
+    pub samples: bool,
+    pub lora: Option<LoraConfig>,
+}
+
+impl Case {
+    pub fn new(name: &'static str, config: &Value, lengths: [usize; 3]) -> Self {
+        let Value::Object(map) = config else {
+            panic!("a config is an object")
+        };
+        let arch = Arch::from_config(map, Path::new(name)).expect("a valid architecture");
+        let [prompt, response, sequences] = lengths;
+        Self {
+            name,
+            arch,
+            prompt,
+            response,
+            sequences,
+            group: 1,
+            samples: false,
+            lora: None,
+        }
+    }
+
+    /// The same, sampled in groups of this size.
+    pub fn sampled(self, group: usize) -> Self {
+        Self {
+            group,
+            samples: true,
+            ..self
+        }
+    }
+
+    /// The same with adapters.
+    pub fn adapted(self) -> Self {
+        Self {
+            lora: Some(LoraConfig::default()),
+            ..self
+        }
+    }
+
+    fn workload(&self) -> Workload {
+        let prompts = (self.sequences / self.group) as u64;
+        Workload {
+            arch: self.arch.clone(),
+            prompt_length: self.prompt as u64,
+            response_length: self.response as u64,
+            prompts,
+            group: self.group as u64,
+            mini_batch: prompts,
+            epochs: 1,
+            validation: 0,
+            lora: self.lora.clone(),
+            reference: false,
+            adapters_off: false,
+            old_log_probs: true,
+            entropy: false,
+            clips: true,
+            critic: false,
+        }
+    }
+
+    fn sequence(&self, salt: usize) -> Sequence {
+        let vocab = self.arch.vocab_size;
+        let token = |i: usize| ((i * 7919 + salt * 104_729) % vocab) as u32;
+        let length = self.prompt + self.response;
+        let tokens: Vec<u32> = (0..length).map(token).collect();
+        let mut sequence = Sequence::completion(&tokens[..self.prompt], &tokens[self.prompt..]);
+        sequence.weights = vec![1e-3; self.response];
+        sequence
+    }
+}
+
+/// Bytes of one phase.
+pub struct Phase {
+    pub name: &'static str,
+    pub predicted: u64,
+    pub measured: u64,
+    pub moment: String,
+}
+
+fn counted<T>(work: impl FnOnce() -> T) -> (T, u64) {
+    allocator::reset_peak();
+    let out = work();
+    let heap = allocator::heap().expect("the counting allocator is installed");
+    (out, heap.peak_bytes)
+}
+
+/// Bytes on the heap before the first measurement.
+fn baseline() -> u64 {
+    static BEFORE: OnceLock<u64> = OnceLock::new();
+    *BEFORE.get_or_init(|| allocator::heap().map_or(0, |h| h.current_bytes))
+}
+
+/// Runs two steps under a plan and compares the second, in which all state exists, with the prediction.
+fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Phase> {
+    let before = baseline();
+    let plan = memory
+        .plans(&case.arch, false, case.sequences)
+        .expect("a plan");
+    let profile = DeviceProfile::assumed(Backend::Cpu);
+    let predicted = estimate(&case.workload(), &plan, &profile);
+    run(case, &plan)
+        .into_iter()
+        .map(|(name, measured)| {
+            let phase = predicted.phase(name).expect("a phase");
+            Phase {
+                name,
+                predicted: phase.total_bytes,
+                measured: measured - before,
+                moment: phase.moment.clone(),
+            }
+        })
+        .collect()
+}
+
+fn run(case: &Case, plan: &Plan) -> Vec<(&'static str, u64)> {
+    let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
+    let mut decoder = Decoder::random(case.arch.clone(), 1, &device);
+    if let Some(lora) = &case.lora {
+        decoder = decoder.with_fresh_adapters(lora.clone(), 1);
+    }
+    let config = OptimConfig {
+        lr: 1e-6,
+        ..OptimConfig::default()
+    };
+    let plan = plan.policy();
+    let runtime = Runtime::new(&device).with_prefetch(plan.prefetch);
+    let mut learner = Learner::new(decoder, plan.clone(), config, runtime);
+    learner.policy.settle(Use::Pass).expect("weights in place");
+    let sequences: Vec<Sequence> = (0..case.sequences).map(|i| case.sequence(i)).collect();
+    let mut peaks = Vec::new();
+    // a first step over little, so that moments exist
+    let mut short = case.sequence(0);
+    short.positions.truncate(8);
+    short.weights.truncate(8);
+    short.tokens.truncate(case.prompt + 8);
+    for sequences in [vec![short], sequences] {
+        let (_, score) = counted(|| learner.score(&sequences, 1.0).expect("scores"));
+        let (gradients, backward) = counted(|| backward(&mut learner, &sequences));
+        let (_, update) = counted(|| {
+            let Learner {
+                policy,
+                optimizer,
+                runtime,
+                ..
+            } = &mut learner;
+            optimizer
+                .step(&mut policy.decoder, gradients, 1e-6, runtime)
+                .expect("an update")
+        });
+        peaks = vec![
+            ("score", score),
+            ("backward", backward),
+            ("optimizer", update),
+        ];
+    }
+    if case.samples {
+        let ((), rollout) = counted(|| sample(case, &mut learner));
+        peaks.push(("rollout", rollout));
+    }
+    peaks
+}
+
+fn sample(case: &Case, learner: &mut Learner) {
+    learner
+        .policy
+        .settle(Use::Rollout)
+        .expect("weights in place");
+    let sampling = Sampling {
+        max_new_tokens: case.response,
+        ..Sampling::default()
+    };
+    let requests: Vec<Request> = (0..case.sequences / case.group)
+        .map(|i| Request {
+            tokens: case.sequence(i).tokens[..case.prompt].to_vec(),
+            key: DrawKey {
+                seed: 1,
+                step: 0,
+                draw: i as u32,
+                sample: 0,
+            },
+        })
+        .collect();
+    Generator::new(learner.decoder(), None, &sampling)
+        .and_then(|g| g.run(&requests, case.group, case.sequences))
+        .expect("samples");
+}
+
+fn backward(learner: &mut Learner, sequences: &[Sequence]) -> Gradients {
+    let Learner {
+        policy, runtime, ..
+    } = learner;
+    let Placed { decoder, plan, .. } = policy;
+    let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
+    let micros: Vec<Vec<&Sequence>> = pack(sequences, train_cut(plan))
+        .expect("micro-batches")
+        .iter()
+        .map(|m| m.iter().map(|&i| &sequences[i]).collect())
+        .collect();
+    Schedule::new(plan, runtime, 1.0)
+        .backward(decoder, &micros, &Nll, &mut gradients, None)
+        .expect("a backward pass");
+    gradients
+}
+
+/// Predicted and measured bytes of a plan at its peak, and by phase.
+pub struct Row {
+    pub case: &'static str,
+    pub plan: String,
+    pub phases: Vec<Phase>,
+}
+
+impl Row {
+    pub fn predicted(&self) -> u64 {
+        self.phases.iter().map(|p| p.predicted).max().unwrap_or(0)
+    }
+
+    pub fn measured(&self) -> u64 {
+        self.phases.iter().map(|p| p.measured).max().unwrap_or(0)
+    }
+}
+
+/// Predicted over measured, less one.
+pub fn error(predicted: u64, measured: u64) -> f64 {
+    predicted as f64 / measured as f64 - 1.0
+}
+
+/// Measures every case under its plans; `seen` is told of each.
+pub fn rows(mut seen: impl FnMut(&Row)) -> Vec<Row> {
+    let mut all = Vec::new();
+    for (case, plans) in cases() {
+        for (name, settings) in plans {
+            let memory = serde_json::from_value(settings).expect("settings of the memory section");
+            let row = Row {
+                case: case.name,
+                plan: name.to_owned(),
+                phases: measure(&case, &memory),
+            };
+            seen(&row);
+            all.push(row);
+        }
+    }
+    all
+}
+
+type Plans = Vec<(&'static str, Value)>;
+
+/// A model of 26 million parameters over 1,024 tokens under every technique, and small ones of other families.
+fn cases() -> Vec<(Case, Plans)> {
+    let large = Case::new("llama, 26 M, 2 x 512 tokens", &llama(), [256, 256, 2]);
+    let long = Case::new("llama, 26 M, 1 x 1,024 tokens", &llama(), [512, 512, 1]);
+    let adapted = Case::new("llama, 26 M, adapters", &llama(), [256, 256, 2]).adapted();
+    let sampled = Case::new("llama, 26 M, sampling", &llama(), [48, 16, 32]).sampled(8);
+    let mut all = vec![
+        (large, techniques()),
+        (long, long_plans()),
+        (adapted, few_plans()),
+        (
+            sampled,
+            vec![(
+                "sampling 32 at a time",
+                json!({"head_rows": 64, "score_tokens": 256, "train_tokens": 256, "gradient_checkpointing": true}),
+            )],
+        ),
+    ];
+    for family in ["llama", "qwen2", "qwen3", "gemma2", "mistral"] {
+        let case = Case::new(family, &small(family), [128, 64, 16]).sampled(4);
+        all.push((case, few_plans()));
+    }
+    all
+}
+
+/// Settings over gradient checkpointing of every layer, attention and head in small pieces.
+fn over(value: Value) -> Value {
+    let mut all = json!({"gradient_checkpointing": true, "attention_rows": 128, "head_rows": 64});
+    if let (Value::Object(all), Value::Object(own)) = (&mut all, value) {
+        all.extend(own);
+    }
+    all
+}
+
+fn techniques() -> Plans {
+    vec![
+        ("plain", json!({"attention_rows": 0})),
+        ("plain, attention_rows 256", json!({"attention_rows": 256})),
+        (
+            "plain, head_rows 64",
+            json!({"attention_rows": 0, "head_rows": 64}),
+        ),
+        ("checkpoint_every 1", over(json!({}))),
+        ("checkpoint_every 2", over(json!({"checkpoint_every": 2}))),
+        (
+            "checkpoint_every 4, attention whole",
+            over(json!({"checkpoint_every": 4, "attention_rows": 0})),
+        ),
+        (
+            "checkpoint_layers 0, 3, 5",
+            over(json!({"checkpoint_layers": [0, 3, 5]})),
+        ),
+        (
+            "checkpoint_ratio 0.5",
+            over(json!({"checkpoint_ratio": 0.5, "head_rows": 256})),
+        ),
+        (
+            "recompute_granularity half",
+            over(json!({"recompute_granularity": "half", "head_rows": 1024})),
+        ),
+        (
+            "activation_offload",
+            over(json!({"activation_offload": true})),
+        ),
+        ("grad_offload", over(json!({"grad_offload": true}))),
+        (
+            "param_offload streamed",
+            over(json!({"param_offload": "streamed"})),
+        ),
+        (
+            "optimizer_offload idle",
+            over(json!({"optimizer_offload": "idle"})),
+        ),
+        (
+            "optimizer_offload cpu",
+            over(json!({"optimizer_offload": "cpu"})),
+        ),
+        ("moments bf16", over(json!({"moments": "bf16"}))),
+        ("moments block8", over(json!({"moments": "block8"}))),
+        ("micro_batch_size 1", over(json!({"micro_batch_size": 1}))),
+        (
+            "everything on the host, segment_major",
+            over(json!({
+                "activation_offload": true, "param_offload": "streamed", "order": "segment_major",
+                "grad_offload": true, "optimizer_offload": "cpu", "micro_batch_size": 1
+            })),
+        ),
+    ]
+}
+
+fn long_plans() -> Plans {
+    vec![
+        ("plain", json!({"attention_rows": 0})),
+        (
+            "checkpoint_every 1, attention whole",
+            over(json!({"attention_rows": 0})),
+        ),
+        (
+            "checkpoint_every 2, attention_rows 512",
+            over(json!({"checkpoint_every": 2, "attention_rows": 512})),
+        ),
+    ]
+}
+
+fn few_plans() -> Plans {
+    vec![
+        ("plain", json!({"attention_rows": 0, "head_rows": 64})),
+        ("checkpoint_every 1", over(json!({"attention_rows": 0}))),
+        (
+            "checkpoint_every 1, chunks",
+            over(json!({"attention_rows": 64, "train_tokens": 1024})),
+        ),
+    ]
+}
+
+/// A llama of about 26 million parameters with a vocabulary of 32,768, tied.
+fn llama() -> Value {
+    json!({
+        "model_type": "llama", "vocab_size": 32768, "hidden_size": 384, "intermediate_size": 1024,
+        "num_hidden_layers": 8, "num_attention_heads": 6, "num_key_value_heads": 3,
+        "max_position_embeddings": 4096, "tie_word_embeddings": true
+    })
+}
+
+/// A small model of another family: biases, norms on q and k, soft-caps, windows, norms after each half.
+fn small(family: &str) -> Value {
+    json!({
+        "model_type": family, "vocab_size": 4096, "hidden_size": 192, "intermediate_size": 512,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 48,
+        "max_position_embeddings": 2048, "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0, "sliding_window": 128
+    })
+}

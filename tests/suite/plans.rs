@@ -1,0 +1,135 @@
+//! Every memory technique in f32: the same loss and gradients as the plain plan, and the same weights after an update.
+
+use std::collections::BTreeMap;
+
+use firebrick_engine::batch::Sequence;
+use firebrick_engine::learner::Learner;
+use firebrick_engine::objective::sft::Nll;
+use firebrick_engine::optim::OptimConfig;
+use firebrick_engine::placed::Use;
+use firebrick_engine::plan::MemoryConfig;
+use firebrick_engine::runtime::Runtime;
+
+use crate::support::model::{Model, nll_rows};
+use crate::support::techniques::{MOMENTS, Technique, optimizers, passes};
+use crate::support::{assert_close, assert_gradient, checked, fixtures, folders};
+
+/// Relative L2 a tensor: the order of sums differs.
+const TOLERANCE: f64 = 5e-5;
+
+fn rows(model: &Model) -> Vec<Sequence> {
+    nll_rows(&model.golden("forward.safetensors"))
+}
+
+/// One micro-batch a sequence, where a sequence's scores do not depend on the others.
+fn cut<'r>(model: &Model, rows: &'r [Sequence]) -> Vec<Vec<&'r Sequence>> {
+    if model.manifest.is_local() {
+        rows.iter().map(|row| vec![row]).collect()
+    } else {
+        vec![rows.iter().collect()]
+    }
+}
+
+/// Loss and gradients of a model under plans of the table, against the plain plan; how many were compared.
+pub fn compare_passes(model: &Model, table: &[(String, MemoryConfig)]) -> usize {
+    let rows = rows(model);
+    let micros = cut(model, &rows);
+    let expected = model.backward(&model.plain(1024), 1.0, &Nll, &micros);
+    for (name, memory) in table {
+        let label = format!("{}, {name}", model.name);
+        let plan = memory.plan(model.decoder.arch()).expect("a plan");
+        let (sums, found) = model.backward(&plan, 1.0, &Nll, &micros);
+        assert_close(&label, sums.loss, expected.0.loss, TOLERANCE);
+        assert!(
+            found.keys().eq(expected.1.keys()),
+            "{label}: other parameters"
+        );
+        for (parameter, found) in &found {
+            let label = format!("{label}: {parameter}");
+            assert_gradient(&label, found, &expected.1[parameter], TOLERANCE);
+        }
+    }
+    table.len()
+}
+
+/// Weights after two updates under a plan, by name, as their change from the start.
+fn changes(model: &Model, memory: &MemoryConfig) -> BTreeMap<String, Vec<f64>> {
+    let plan = memory.plan(model.decoder.arch()).expect("a plan");
+    let runtime = Runtime::new(model.decoder.device()).with_prefetch(plan.prefetch);
+    let optim = OptimConfig {
+        clip_grad: None,
+        weight_decay: 0.0,
+        // far above the noise of a gradient that is zero but for rounding, whose direction nothing decides
+        eps: 1e-3,
+        ..OptimConfig::default()
+    };
+    let mut learner = Learner::new(model.decoder.clone(), plan, optim, runtime);
+    learner
+        .policy
+        .settle(Use::Pass)
+        .expect("weights in their place");
+    for _ in 0..2 {
+        let updated = learner
+            .update(&rows(model), 1.0, &Nll, 1e-2)
+            .expect("an update");
+        assert!(updated.outcome.applied && updated.outcome.grad_norm > 0.0);
+    }
+    let before = model.decoder.params();
+    let pairs = before.zip(learner.decoder().params());
+    pairs
+        .map(|((spec, before), (_, after))| {
+            let values =
+                |p: firebrick_models::decoder::Param| p.download().expect("values").to_f64();
+            let change = values(after)
+                .iter()
+                .zip(values(before))
+                .map(|(a, b)| a - b)
+                .collect();
+            (spec.name.clone(), change)
+        })
+        .collect()
+}
+
+/// Updates under plans of the table, against the plain plan; how many were compared.
+pub fn compare_updates(model: &Model, table: &[(String, MemoryConfig)]) -> usize {
+    let expected = changes(model, &MemoryConfig::default());
+    for (name, memory) in table {
+        for (parameter, found) in &changes(model, memory) {
+            let label = format!("{}, {name}: change of {parameter}", model.name);
+            assert_gradient(&label, found, &expected[parameter], 1e-3);
+        }
+    }
+    table.len()
+}
+
+/// The device computes with what is stored in fewer bits: close to the plain update, not equal to it.
+pub fn compare_moments(model: &Model, kinds: &[Technique]) -> usize {
+    let expected = changes(model, &MemoryConfig::default());
+    for (name, turn_on) in kinds {
+        let mut memory = MemoryConfig::default();
+        turn_on(&mut memory);
+        for (parameter, found) in &changes(model, &memory) {
+            let label = format!("{}, {name}: change of {parameter}", model.name);
+            assert_gradient(&label, found, &expected[parameter], 0.05);
+        }
+    }
+    kinds.len()
+}
+
+#[test]
+fn every_plan_gives_the_loss_and_gradients_of_the_plain_one_in_f32() {
+    let table = passes();
+    let models = folders("models").into_iter().map(|dir| Model::load(&dir));
+    let cases = models
+        .filter(|m| m.golden_gradients().is_some())
+        .map(|m| compare_passes(&m, &table))
+        .sum();
+    checked("plans against the plain one in f32", cases);
+}
+
+#[test]
+fn every_place_of_the_optimizer_gives_the_weights_of_the_plain_one_in_f32() {
+    let model = Model::load(&fixtures().join("models/llama-gqa"));
+    let cases = compare_updates(&model, &optimizers()) + compare_moments(&model, &MOMENTS);
+    checked("places and kinds of moments", cases);
+}

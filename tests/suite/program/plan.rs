@@ -1,0 +1,169 @@
+//! `firebrick plan`: tables, JSON, and what it says where nothing fits.
+
+use super::{Bench, refused, succeeded};
+use serde_json::Value;
+
+fn json(bench: &Bench, args: &[&str]) -> Value {
+    let args = [&["--json"], args].concat();
+    serde_json::from_str(&succeeded(&bench.firebrick("plan", &args))).unwrap()
+}
+
+#[test]
+fn a_plan_is_a_table_a_person_can_read() {
+    let bench = Bench::new();
+    let said = succeeded(&bench.firebrick("plan", &["--budget", "1GiB"]));
+    for part in [
+        "budget  1.00 GiB, of which predictions may use 922 MiB",
+        "4 prompts x 4 completions",
+        "kv_cache",
+        "* the peak",
+        "RULES OF THUMB",
+        "Qwen2.5-7B",
+        "memory.gradient_checkpointing: true",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in:\n{said}");
+    }
+    assert!(
+        !bench.path("run").exists(),
+        "planning leaves nothing behind"
+    );
+}
+
+#[test]
+fn json_has_phases_whose_categories_add_up_and_the_plan() {
+    let bench = Bench::new();
+    let plan = json(&bench, &[]);
+    let peak = plan["peak_bytes"].as_u64().unwrap();
+    let phases = plan["phases"].as_array().unwrap();
+    let names: Vec<&str> = phases.iter().map(|p| p["name"].as_str().unwrap()).collect();
+    for name in ["load", "rollout", "score", "backward", "optimizer"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    for phase in phases {
+        let total = phase["total_bytes"].as_u64().unwrap();
+        let categories = phase["categories"].as_object().unwrap().values();
+        let sum: u64 = categories.map(|b| b.as_u64().unwrap()).sum();
+        assert_eq!(sum, total, "{phase}");
+        assert!(total <= peak);
+    }
+    assert!(plan["plan"]["models"]["policy"]["segments"].is_array());
+    assert_eq!(plan["budget_bytes"], Value::Null);
+}
+
+#[test]
+fn a_budget_on_the_command_line_wins_and_less_of_it_never_predicts_more() {
+    let bench = Bench::new();
+    let peak = |args: &[&str]| json(&bench, args)["peak_bytes"].as_u64().unwrap();
+    let free = peak(&[]);
+    let tight = peak(&["--budget", "7MiB", "memory.budget=1GiB"]);
+    assert!(tight <= 7 << 20 && tight <= free, "{tight} of {free}");
+}
+
+#[test]
+fn where_nothing_fits_it_says_by_how_much_and_what_would_do() {
+    let bench = Bench::new();
+    let output = bench.firebrick("plan", &["--budget", "4MiB"]);
+    refused(
+        &output,
+        &["no plan fits 4.00 MiB", "too much", "a budget of"],
+    );
+    let output = bench.firebrick("plan", &["--budget", "much"]);
+    refused(&output, &["much", "8GiB"]);
+}
+
+#[test]
+fn a_model_needs_no_weights_to_be_planned() {
+    let bench = Bench::new();
+    let config = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "hidden_size": 4096,
+        "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6}"#;
+    bench.write("model/config.json", config);
+    let model = format!("model.path={}", bench.path("model").display());
+    let plan = json(&bench, &[&model, "model.arch=null"]);
+    let load = &plan["phases"][0]["categories"]["parameters"];
+    assert_eq!(
+        load.as_u64().unwrap(),
+        4 * 6_738_415_616,
+        "6.7 billion numbers in f32"
+    );
+}
+
+#[test]
+fn several_devices_are_arithmetic_and_each_holds_its_share() {
+    let bench = Bench::new();
+    let alone = json(&bench, &[]);
+    assert_eq!(alone.get("parallel"), None);
+    let fsdp = ["--data-parallel", "4", "--zero-stage", "3"];
+    let shared = json(&bench, &fsdp);
+    assert_eq!(shared["parallel"]["data"], 4);
+    assert_eq!(shared["parallel"]["zero"], "stage3");
+    for key in alone.as_object().unwrap().keys() {
+        assert!(shared.get(key).is_some(), "{key} is gone");
+    }
+    let held = |plan: &Value, phase: &str, category: &str| {
+        let phases = plan["phases"].as_array().unwrap();
+        let phase = phases.iter().find(|p| p["name"] == phase).unwrap();
+        phase["categories"][category].as_u64().unwrap_or(0)
+    };
+    for (phase, category) in [("save", "parameters"), ("optimizer", "moments")] {
+        let whole = held(&alone, phase, category);
+        assert!(whole > 0);
+        assert_eq!(held(&shared, phase, category), whole.div_ceil(4));
+    }
+    assert_eq!(held(&alone, "backward", "communication"), 0);
+    assert!(held(&shared, "backward", "communication") > 0);
+    let batch = &shared["batch"];
+    assert_eq!(batch["effective_batch"], 16);
+    assert_eq!(
+        batch["micro_batch"].as_u64().unwrap() * batch["accumulation"].as_u64().unwrap(),
+        4
+    );
+
+    let said = succeeded(&bench.firebrick("plan", &fsdp));
+    for part in [
+        "spread  4 devices: data 4 (ZeRO-3)",
+        "Arithmetic",
+        "communication",
+        "The trainer runs on one device",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in:\n{said}");
+    }
+    let tight = [&fsdp[..], &["--budget", "6MiB"]].concat();
+    assert!(json(&bench, &tight)["peak_bytes"].as_u64().unwrap() <= 6 << 20);
+}
+
+#[test]
+fn a_plan_for_several_devices_is_not_run() {
+    let bench = Bench::new();
+    let said = succeeded(&bench.firebrick(
+        "plan",
+        &["--pipeline-parallel", "2", "--output", "plan.json"],
+    ));
+    assert!(said.contains("no plan for `firebrick train`"), "{said}");
+    let output = bench.firebrick("train", &["--plan", "plan.json"]);
+    refused(
+        &output,
+        &["plan.json", "2 devices: pipeline 2", "runs on one device"],
+    );
+}
+
+#[test]
+fn degrees_that_divide_nothing_are_refused() {
+    let bench = Bench::new();
+    for (args, expected) in [
+        (&["--data-parallel", "0"][..], "at least 1"),
+        (&["--data-parallel", "17"], "16 sequences"),
+        (
+            &["--zero-stage", "2"],
+            "data-parallel degree should be at least 2",
+        ),
+        (&["--zero-stage", "4"], "0..=3"),
+        (&["--tensor-parallel", "3"], "2 key/value heads"),
+        (
+            &["--tensor-parallel", "2", "--sequence-parallel", "2"],
+            "2 heads",
+        ),
+        (&["--pipeline-parallel", "3"], "2 layers"),
+    ] {
+        refused(&bench.firebrick("plan", args), &[expected]);
+    }
+}
