@@ -7,13 +7,14 @@
 
 use firebrick::backends::accounts::{Category, Home};
 use firebrick::backends::allocator::{CountingAllocator, heap, reset_peak};
-use firebrick::backends::device::open;
-use firebrick::backends::memory::read;
+use firebrick::backends::device::{Backend, open};
+use firebrick::backends::profile::DeviceProfile;
 use firebrick::engine::batch::Sequence;
 use firebrick::engine::learner::Learner;
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::optim::OptimConfig;
 use firebrick::engine::placed::Use;
+use firebrick::engine::plan::estimate::{Workload, estimate};
 use firebrick::engine::plan::{
     Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload,
 };
@@ -148,10 +149,16 @@ struct Measured {
     seconds: f64,
     heap: u64,
     device: Vec<(Category, u64)>,
+    /// Most in use at a boundary, by the pool's own count.
     pool: u64,
+    /// What the estimator says of the same.
+    predicted: u64,
 }
 
 fn measure(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig, runs: usize) -> Measured {
+    // a copy of the weights that the learner replaces at its first step
+    let idle = decoder.bytes_in(Home::Device) as u64;
+    let predicted = predict(decoder, rows, memory);
     let plan = memory.plan(decoder.arch()).expect("a plan");
     let runtime = Runtime::new(decoder.device())
         .with_prefetch(plan.prefetch)
@@ -171,6 +178,7 @@ fn measure(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig, runs: us
     };
     update();
     learner.runtime.accounts.reset_peaks();
+    let _ = learner.runtime.take_most();
     let mut update = || {
         let updated = learner.update(rows, 1.0, &Nll, 1e-4).expect("an update");
         assert!(updated.outcome.applied);
@@ -191,8 +199,38 @@ fn measure(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig, runs: us
             .into_iter()
             .map(|c| (c, accounts.balance(c, Home::Device).peak_bytes))
             .collect(),
-        pool: read(decoder.device()).in_use_bytes,
+        pool: learner.runtime.take_most().saturating_sub(idle),
+        predicted,
     }
+}
+
+/// Device bytes in use at the worst moment of an update, what the pool adds left out.
+fn predict(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig) -> u64 {
+    let length = rows[0].tokens.len() as u64;
+    let workload = Workload {
+        arch: decoder.arch().clone(),
+        prompt_length: 1,
+        response_length: length - 1,
+        prompts: rows.len() as u64,
+        group: 1,
+        mini_batch: rows.len() as u64,
+        epochs: 1,
+        validation: 0,
+        lora: None,
+        reference: false,
+        adapters_off: false,
+        old_log_probs: true,
+        entropy: false,
+        clips: false,
+        critic: false,
+    };
+    let plan = memory.plans(decoder.arch(), false, 1).expect("a plan");
+    let estimate = estimate(&workload, &plan, &DeviceProfile::assumed(Backend::Wgpu));
+    let used = estimate.phase("backward").map_or(0, |phase| {
+        let overhead = phase.categories.get(&Category::Overhead);
+        phase.total_bytes - overhead.copied().unwrap_or(0)
+    });
+    used
 }
 
 fn main() {
@@ -221,9 +259,16 @@ fn main() {
     );
     println!(
         "| plan | parameters | gradients | moments | kept inputs | live graph | {} | time |",
-        if on_cpu { "peak heap" } else { "in use after" }
+        if on_cpu {
+            "peak heap"
+        } else {
+            "in use, predicted | in use, read"
+        }
     );
-    println!("|---|---:|---:|---:|---:|---:|---:|---:|");
+    println!(
+        "|---|---:|---:|---:|---:|---:|---:|---:|{}",
+        if on_cpu { "" } else { "---:|" }
+    );
     let mut plain = None;
     for (name, turn_on) in TECHNIQUES {
         let mut memory = MemoryConfig::default();
@@ -244,7 +289,11 @@ fn main() {
             of(Category::Moments),
             of(Category::KeptInputs),
             of(Category::LiveGraph),
-            mib(if on_cpu { found.heap } else { found.pool }),
+            if on_cpu {
+                mib(found.heap)
+            } else {
+                format!("{} | {}", mib(found.predicted), mib(found.pool))
+            },
         ];
         let time = if on_cpu {
             format!("{:.2}", found.seconds / base)

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use crate::device::panic_message;
+use crate::device::{is_cpu, panic_message};
 use crate::{Error, Result};
 
 /// A copy that takes longer than this is taken for a device that hangs.
@@ -173,6 +173,8 @@ type Reading = Pin<Box<dyn Future<Output = Result<TensorData>> + Send>>;
 pub struct Download {
     reading: Reading,
     done: Option<Result<TensorData>>,
+    /// What arrives lies in a staging buffer of the device's pool, and would keep it.
+    staged: bool,
 }
 
 impl std::fmt::Debug for Download {
@@ -185,7 +187,7 @@ impl Download {
     /// Starts copying a matrix.
     #[must_use]
     pub fn matrix(tensor: Tensor<2>) -> Self {
-        Self::start(async move {
+        Self::start(!is_cpu(&tensor.device()), async move {
             let data = tensor.into_data_async().await;
             data.map_err(|e| Error::Transfer(e.to_string()))
         })
@@ -194,13 +196,16 @@ impl Download {
     /// Starts copying indices.
     #[must_use]
     pub fn indices(tensor: Tensor<1, Int>) -> Self {
-        Self::start(async move {
+        Self::start(!is_cpu(&tensor.device()), async move {
             let data = tensor.into_data_async().await;
             data.map_err(|e| Error::Transfer(e.to_string()))
         })
     }
 
-    fn start(reading: impl Future<Output = Result<TensorData>> + Send + 'static) -> Self {
+    fn start(
+        staged: bool,
+        reading: impl Future<Output = Result<TensorData>> + Send + 'static,
+    ) -> Self {
         let mut reading: Reading = Box::pin(reading);
         // the first poll is what puts the read into the queue
         let mut context = Context::from_waker(Waker::noop());
@@ -208,11 +213,29 @@ impl Download {
             Poll::Ready(result) => Some(result),
             Poll::Pending => None,
         };
-        Self { reading, done }
+        Self {
+            reading,
+            done,
+            staged,
+        }
     }
 
-    /// Waits for the copy.
-    pub fn finish(mut self) -> Result<TensorData> {
+    /// Waits for the copy. The result is the host's own: no buffer of the device's stays with it.
+    pub fn finish(self) -> Result<TensorData> {
+        let staged = self.staged;
+        let data = self.arrive()?;
+        if !staged {
+            return Ok(data);
+        }
+        let (shape, dtype) = (data.shape().clone(), data.dtype());
+        Ok(TensorData::from_bytes_vec(
+            data.as_bytes().to_vec(),
+            shape,
+            dtype,
+        ))
+    }
+
+    fn arrive(mut self) -> Result<TensorData> {
         if let Some(result) = self.done.take() {
             return result;
         }

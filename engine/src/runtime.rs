@@ -8,6 +8,7 @@ use firebrick_backends::allocator;
 use firebrick_backends::memory::{Source, read};
 use firebrick_backends::transfer::Copier;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Shared by everything that works for one run.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub struct Runtime {
     limit: Option<u64>,
     on_host: bool,
     measure: bool,
+    /// Most that a reading of the pools found.
+    most: AtomicU64,
 }
 
 impl Runtime {
@@ -33,6 +36,7 @@ impl Runtime {
             limit: None,
             on_host: read(device).source == Source::CountedHeap,
             measure: false,
+            most: AtomicU64::new(0),
         }
     }
 
@@ -79,7 +83,9 @@ impl Runtime {
         if self.on_host {
             allocator::heap().map(|heap| heap.current_bytes)
         } else if self.measure {
-            Some(read(&self.device).in_use_bytes)
+            let bytes = read(&self.device).in_use_bytes;
+            self.most.fetch_max(bytes, Relaxed);
+            Some(bytes)
         } else {
             None
         }
@@ -92,6 +98,12 @@ impl Runtime {
             .autodiff()
             .require_grad();
         let _ = (one.clone() * one).backward();
+    }
+
+    /// Most bytes in use at any boundary since the last call, where they were measured.
+    #[must_use]
+    pub fn take_most(&self) -> u64 {
+        self.most.swap(0, Relaxed)
     }
 
     /// A boundary: an error where more is, or since the phase's start was, in use than the limit allows.

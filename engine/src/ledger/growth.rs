@@ -26,11 +26,11 @@ pub struct Leak {
     pub steps: usize,
 }
 
-/// Readings at the ends of steps.
+/// Readings at the ends of steps, as the sums that a line through them needs: what looks for growth must not grow.
 #[derive(Debug, Default)]
 pub struct Growth {
-    total: Vec<f64>,
-    owned: BTreeMap<String, Vec<f64>>,
+    total: Line,
+    owned: BTreeMap<String, Line>,
     settling: usize,
     told: bool,
 }
@@ -42,21 +42,16 @@ impl Growth {
             self.settling += 1;
             return None;
         }
-        let steps = self.total.len();
-        self.total.push(in_use);
+        let step = self.total.steps;
+        self.total.add(step, in_use);
         for (name, bytes) in owned {
-            let series = self.owned.entry(name).or_default();
-            series.resize(steps, 0.0);
-            series.push(bytes);
+            self.owned.entry(name).or_default().add(step, bytes);
         }
-        for series in self.owned.values_mut() {
-            series.resize(steps + 1, 0.0);
-        }
-        let steps = self.total.len();
+        let steps = self.total.steps;
         if self.told || steps < FEWEST || !steps.is_multiple_of(10) {
             return None;
         }
-        let trend = Trend::of(&self.total);
+        let trend = self.total.trend(steps);
         let least = (SHARE * trend.mean).max(LEAST);
         if trend.slope * (steps as f64) < least || trend.slope < CERTAINTY * trend.error {
             return None;
@@ -64,8 +59,8 @@ impl Growth {
         self.told = true;
         let mut rest = trend.slope;
         let mut most = ("unaccounted".to_owned(), 0.0);
-        for (name, series) in &self.owned {
-            let slope = Trend::of(series).slope;
+        for (name, line) in &self.owned {
+            let slope = line.trend(steps).slope;
             rest -= slope;
             if slope > most.1 {
                 most = (name.clone(), slope);
@@ -82,39 +77,52 @@ impl Growth {
     }
 }
 
-/// A least-squares line.
-#[derive(Clone, Copy, Debug)]
-pub struct Trend {
-    /// Change a step.
-    pub slope: f64,
-    /// Standard error of the slope.
-    pub error: f64,
-    /// Mean of the values.
-    pub mean: f64,
+/// Sums of a series, counted from its first value so that they keep their digits. A step without a value counts as zero.
+#[derive(Debug, Default)]
+struct Line {
+    steps: usize,
+    first: Option<f64>,
+    y: f64,
+    ty: f64,
+    yy: f64,
 }
 
-impl Trend {
-    /// The line through values at steps 0, 1, 2, …
-    #[must_use]
-    pub fn of(values: &[f64]) -> Self {
-        let n = values.len() as f64;
-        let (mean_t, mean) = ((n - 1.0) / 2.0, values.iter().sum::<f64>() / n);
-        let (mut tt, mut ty) = (0.0, 0.0);
-        for (t, y) in values.iter().enumerate() {
-            let t = t as f64 - mean_t;
-            tt += t * t;
-            ty += t * (y - mean);
-        }
-        let slope = ty / tt;
-        let rest: f64 = values
-            .iter()
-            .enumerate()
-            .map(|(t, y)| (y - mean - slope * (t as f64 - mean_t)).powi(2))
-            .sum();
-        Self {
+/// A least-squares line.
+#[derive(Clone, Copy, Debug)]
+struct Trend {
+    /// Change a step.
+    slope: f64,
+    /// Standard error of the slope.
+    error: f64,
+    /// Mean of the values.
+    mean: f64,
+}
+
+impl Line {
+    fn add(&mut self, step: usize, value: f64) {
+        // an account that appears late was empty before: its values count from zero
+        let from = *self
+            .first
+            .get_or_insert(if step == 0 { value } else { 0.0 });
+        let y = value - from;
+        self.steps = step + 1;
+        self.y += y;
+        self.ty += step as f64 * y;
+        self.yy += y * y;
+    }
+
+    /// The line through the values at steps 0 to `steps` − 1.
+    fn trend(&self, steps: usize) -> Trend {
+        let n = steps as f64;
+        let mean_t = (n - 1.0) / 2.0;
+        let tt = n * (n * n - 1.0) / 12.0;
+        let mean = self.y / n;
+        let slope = (self.ty - mean_t * self.y) / tt;
+        let rest = (self.yy - n * mean * mean - slope * slope * tt).max(0.0);
+        Trend {
             slope,
             error: (rest / (n - 2.0).max(1.0) / tt).sqrt(),
-            mean,
+            mean: mean + self.first.unwrap_or(0.0),
         }
     }
 }

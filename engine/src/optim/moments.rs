@@ -6,6 +6,7 @@ use crate::gradients::device_error;
 use crate::plan::MomentKind;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
+use firebrick_backends::transfer::Download;
 
 /// One moment of a slice of a parameter.
 #[derive(Debug)]
@@ -72,7 +73,7 @@ impl DeviceMoment {
 
     pub fn park(self) -> Result<Self> {
         Ok(match self {
-            Self::Float(value) => Self::ParkedFloat(read(value.try_into_data())?),
+            Self::Float(value) => Self::ParkedFloat(Download::matrix(value).finish()?),
             Self::Block8(blocks) => Self::ParkedBlock8(blocks.download()?, blocks.dims()),
             Self::Near(blocks, shape) => Self::ParkedBlock8(blocks, shape),
             parked => parked,
