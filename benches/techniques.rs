@@ -226,11 +226,10 @@ fn predict(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig) -> u64 {
     };
     let plan = memory.plans(decoder.arch(), false, 1).expect("a plan");
     let estimate = estimate(&workload, &plan, &DeviceProfile::assumed(Backend::Wgpu));
-    let used = estimate.phase("backward").map_or(0, |phase| {
+    estimate.phase("backward").map_or(0, |phase| {
         let overhead = phase.categories.get(&Category::Overhead);
         phase.total_bytes - overhead.copied().unwrap_or(0)
-    });
-    used
+    })
 }
 
 fn main() {

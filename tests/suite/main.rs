@@ -10,6 +10,8 @@ mod plans;
 mod program;
 #[cfg(feature = "wgpu")]
 mod wgpu;
+#[cfg(feature = "wgpu")]
+mod wgpu_memory;
 
 /// What this binary's tensors are.
 const PRECISION: burn::tensor::FloatDType = burn::tensor::FloatDType::F32;

@@ -29,7 +29,7 @@ const TOLERANCE: f64 = 1e-4;
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// The adapter, held alone. `None` where there is none, unless `FIREBRICK_REQUIRE_WGPU=1` makes that a failure.
-fn adapter() -> Option<(Device, MutexGuard<'static, ()>)> {
+pub(super) fn adapter() -> Option<(Device, MutexGuard<'static, ()>)> {
     let guard = ONE_AT_A_TIME
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -16,7 +16,8 @@ use crate::source::Source;
 use crate::task::Task;
 use crate::trainer_state::{self, Mode, TrainerState};
 use crate::{Error, Result};
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType};
+use firebrick_backends::accounts::Home;
 use firebrick_backends::memory::{Source as ReadingSource, free_bytes, read};
 use firebrick_backends::profile::DeviceProfile;
 use firebrick_backends::{DeviceInfo, device};
@@ -93,51 +94,20 @@ impl Trainer {
             _ => config.optim.clone(),
         };
         for (section, optim) in optimizers(&config, sft.as_ref(), mode) {
-            plan.policy().check_optimizer(optim, section)?;
-            if plan.policy().optimizer.moments == MomentKind::Bf16 && optim.betas[1] > 0.99 {
-                // a change of 1 − β₂ is below half of bf16's last digit
-                tracing::warn!(
-                    "bf16 second moments cannot shrink where {section}.betas[1] is above 0.99 (it is {}): steps get smaller \
-                     than they should; memory.moments: block8 saves more and does not have that",
-                    optim.betas[1]
-                );
-            }
+            check_optimizer(&plan, &device, optim, section)?;
         }
-        if config.memory.limit.is_some() && read(&device).source == ReadingSource::None {
-            return Err(Error::Config(
-                "memory.limit needs bytes to be counted, and this program does not count its heap: make \
-                 firebrick::backends::allocator::CountingAllocator its global allocator"
-                    .into(),
-            ));
-        }
+        check_limit(&config, &device)?;
         let runtime = Runtime::new(&device)
             .with_prefetch(plan.models.values().map(|m| m.prefetch).max().unwrap_or(0))
             .with_limit(config.memory.limit.map(|limit| limit.0));
         let learner = |decoder| Learner::new(decoder, plan.policy().clone(), optim, runtime);
-        let (run, learner, state, resumed) = match start {
-            Start::Fresh => {
-                RunDir::check_free(&config.output)?;
-                // the folder is made last, so that a run that cannot start leaves nothing in its own way
-                let learner = learner(source.decoder(&config, &device)?);
-                let run = RunDir::create(&config.output, &config.to_yaml()?)?;
-                (run, learner, TrainerState::new(mode), false)
-            }
-            Start::Resume => {
-                let (run, newest) = resume(&config, mode)?;
-                match &newest {
-                    None => {
-                        let learner = learner(source.decoder(&config, &device)?);
-                        (run, learner, TrainerState::new(mode), false)
-                    }
-                    Some(dir) => {
-                        let (decoder, state) = restored(&config, &source, dir, &device)?;
-                        let mut learner = learner(decoder);
-                        restore_optimizer(dir, &state, &mut learner)?;
-                        (run, learner, state, true)
-                    }
-                }
-            }
-        };
+        let begun = begin(&config, &source, &device, (mode, start), learner)?;
+        let Begun {
+            run,
+            learner,
+            state,
+            resumed,
+        } = begun;
         let reference = match plan.reference() {
             None => None,
             Some(own) => {
@@ -221,6 +191,91 @@ fn check_schedules(config: &RunConfig, sft: Option<&SftConfig>) -> Result<()> {
         .build(config.optim.lr, config.trainer.steps)?;
     if let Some(sft) = sft {
         sft.optim.lr_scheduler.build(sft.optim.lr, sft.steps)?;
+    }
+    Ok(())
+}
+
+/// A run whose folder and models are there.
+struct Begun {
+    run: RunDir,
+    learner: Learner,
+    state: TrainerState,
+    resumed: bool,
+}
+
+/// Begins a new run, or finds the one in the output folder.
+fn begin(
+    config: &RunConfig,
+    source: &Source,
+    device: &Device,
+    (mode, start): (Mode, Start),
+    learner: impl FnOnce(Decoder) -> Learner,
+) -> Result<Begun> {
+    let newest = match start {
+        Start::Fresh => {
+            RunDir::check_free(&config.output)?;
+            None
+        }
+        Start::Resume => Some(resume(config, mode)?),
+    };
+    if let Some((run, Some(dir))) = newest {
+        let (decoder, state) = restored(config, source, &dir, device)?;
+        let mut learner = learner(decoder);
+        restore_optimizer(&dir, &state, &mut learner)?;
+        return Ok(Begun {
+            run,
+            learner,
+            state,
+            resumed: true,
+        });
+    }
+    let learner = learner(source.decoder(config, device)?);
+    let run = match newest {
+        Some((run, _)) => run,
+        // the folder is made last, so that a run that cannot start leaves nothing in its own way
+        None => RunDir::create(&config.output, &config.to_yaml()?)?,
+    };
+    Ok(Begun {
+        run,
+        learner,
+        state: TrainerState::new(mode),
+        resumed: false,
+    })
+}
+
+/// Refuses an optimizer that the plan or the device cannot serve, and warns of one that will not do what it says.
+fn check_optimizer(plan: &Plan, device: &Device, optim: &OptimConfig, section: &str) -> Result<()> {
+    let policy = plan.policy();
+    policy.check_optimizer(optim, section)?;
+    if policy.optimizer.moments != MomentKind::Bf16 {
+        return Ok(());
+    }
+    if policy.optimizer.home == Home::Device && !device.supports_dtype(FloatDType::BF16) {
+        return Err(Error::Config(
+            "memory.moments: bf16 needs a device that stores bf16, and this one does not; use block8, or keep them on the \
+             host with memory.optimizer_offload: cpu"
+                .into(),
+        ));
+    }
+    if optim.betas[1] > 0.99 {
+        // a change of 1 − β₂ is below half of bf16's last digit
+        tracing::warn!(
+            "bf16 second moments cannot shrink where {section}.betas[1] is above 0.99 (it is {}): steps get smaller than \
+             they should; memory.moments: block8 saves more and does not have that",
+            optim.betas[1]
+        );
+    }
+    Ok(())
+}
+
+/// A limit on bytes that nobody counts would be none.
+fn check_limit(config: &RunConfig, device: &Device) -> Result<()> {
+    if config.memory.limit.is_some() && read(device).source == ReadingSource::None {
+        return Err(Error::Config(
+            "memory.limit needs bytes to be counted, and this program does not count its heap: make \
+             firebrick::backends::allocator::CountingAllocator its global allocator"
+                .into(),
+        ));
     }
     Ok(())
 }

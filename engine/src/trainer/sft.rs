@@ -97,7 +97,7 @@ impl Trainer {
         };
         let samples = &[(Role::Policy, Use::Rollout)];
         let reward = self.phase("testing", samples, &mut Metrics::new(), |t| {
-            t.recovering("testing", |t| t.greedy())
+            t.recovering("testing", Self::greedy)
         })?;
         Ok(reward >= target)
     }

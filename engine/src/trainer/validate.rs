@@ -18,7 +18,7 @@ impl Trainer {
             "testing",
             &[(Role::Policy, Use::Rollout)],
             &mut metrics,
-            |t| t.recovering("testing", |t| t.greedy()),
+            |t| t.recovering("testing", Self::greedy),
         )?;
         let values =
             Metrics::from([(format!("val-core/{}/reward", self.data.task().name()), mean)]);
