@@ -5,6 +5,7 @@
 use firebrick_engine::plan::{
     Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload,
 };
+use firebrick_models::random::Stream;
 
 /// A technique, and the settings that turn it on.
 pub type Technique = (&'static str, fn(&mut MemoryConfig));
@@ -153,4 +154,12 @@ pub fn optimizers() -> Vec<(String, MemoryConfig)> {
     }
     table.push(vec![every, streamed]);
     table.iter().map(|parts| settings(parts)).collect()
+}
+
+/// A combination drawn at random: each technique with even odds, one way of keeping.
+pub fn drawn(random: &mut Stream) -> (String, MemoryConfig) {
+    let mut parts = vec![KEEPS[random.below(KEEPS.len() as u32) as usize]];
+    let all = ANYWHERE.iter().chain(&CHECKPOINTED).chain(&OPTIMIZERS);
+    parts.extend(all.filter(|_| random.below(2) == 1).copied());
+    settings(&parts)
 }

@@ -271,6 +271,41 @@ fn every_place_of_the_optimizer_gives_the_weights_of_the_plain_one() {
 }
 
 #[test]
+fn combinations_drawn_at_random_give_the_gradients_of_the_plain_plan_or_are_refused() {
+    let (mut cases, mut refused) = (0, 0);
+    let mut random = Stream::new(11, 0);
+    for (model, rows) in models() {
+        if !model.manifest.is_local() {
+            continue;
+        }
+        let micros: Vec<Vec<&Sequence>> = rows.iter().map(|row| vec![row]).collect();
+        let objective = objective();
+        let plain = model.plain(HEAD_ROWS);
+        let expected = model.backward(&plain, TEMPERATURE, &objective, &micros);
+        for _ in 0..60 {
+            let (name, memory) = techniques::drawn(&mut random);
+            match memory.plan(model.decoder.arch()) {
+                Ok(plan) => {
+                    let found = model.backward(&plan, TEMPERATURE, &objective, &micros);
+                    assert_same(&format!("{}, {name}", model.name), &found, &expected);
+                    cases += 1;
+                }
+                Err(error) => {
+                    let message = error.to_string();
+                    assert!(
+                        message.contains("memory.") || message.contains("plan:"),
+                        "{message}"
+                    );
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(refused > 0, "some combinations make no sense");
+    checked("combinations drawn at random", cases);
+}
+
+#[test]
 fn every_cut_of_a_batch_gives_its_loss_and_gradients() {
     let mut cases = 0;
     for (model, rows) in models() {
