@@ -288,9 +288,14 @@ pub fn allow_tf32(allow: bool) {
         #[cfg(any(feature = "wgpu", feature = "cuda"))]
         {
             use cubek_std::config::{CubekConfig, MatmulConfig, RuntimeConfig};
-            CubekConfig::set(CubekConfig {
+            let config = CubekConfig {
                 matmul: MatmulConfig { allow_tf32: allow },
-            });
+            };
+            if !CubekConfig::try_set(config) {
+                tracing::warn!(
+                    "this program had used a GPU before: whether f32 products are rounded to TF32 was decided then"
+                );
+            }
         }
         tracing::debug!("TF32 allowed: {allow}");
     });
