@@ -123,8 +123,8 @@ fn memory_lines(summary: &Summary) -> Vec<String> {
     let ratio = summary.measured_peak_bytes as f64 / predicted.max(1) as f64;
     if (ratio - 1.0).abs() > TRUSTED && summary.replans == 0 {
         lines.push(format!(
-            "  warning: the measured peak is {:.0} % of the predicted one; predictions take every prompt and completion to \
-             be as long as allowed",
+            "  warning: the measured peak is {:.0} % of the predicted one; predictions take every completion to be as long \
+             as allowed",
             ratio * 100.0
         ));
     }

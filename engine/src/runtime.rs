@@ -71,12 +71,6 @@ impl Runtime {
         &self.device
     }
 
-    /// The limit, where one is set.
-    #[must_use]
-    pub fn limit(&self) -> Option<u64> {
-        self.limit
-    }
-
     /// Bytes in use now, where reading them is cheap (the counted heap) or asked for.
     #[must_use]
     pub fn in_use(&self) -> Option<u64> {

@@ -103,12 +103,6 @@ impl AdamW {
         self.steps
     }
 
-    /// Settings.
-    #[must_use]
-    pub fn config(&self) -> &OptimConfig {
-        &self.config
-    }
-
     /// Whether a parameter has moments: it had a gradient before.
     #[must_use]
     pub fn has_moments(&self, index: usize) -> bool {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// Which layers keep their input instead of their graph; exactly one of the ways of saying so.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Checkpointing {
+enum Checkpointing {
     /// None.
     Off,
     /// All layers, this many a segment.

@@ -97,26 +97,6 @@ impl ModelPlan {
         }
         self
     }
-
-    /// Whether any weights are streamed.
-    #[must_use]
-    pub fn streams(&self) -> bool {
-        self.ends == Home::Host || self.segments.iter().any(|s| s.weights == Home::Host)
-    }
-
-    /// Whether anything is copied between host and device in a training pass.
-    #[must_use]
-    pub fn transfers(&self) -> bool {
-        self.streams() || self.grads == Home::Host || self.offloads_inputs()
-    }
-
-    /// Whether any kept input goes to the host.
-    #[must_use]
-    pub fn offloads_inputs(&self) -> bool {
-        self.segments
-            .iter()
-            .any(|s| s.keep == Keep::Input(Home::Host))
-    }
 }
 
 fn pieces(body: Range<usize>, units: usize, keep: Keep) -> Vec<Segment> {

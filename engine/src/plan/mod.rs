@@ -12,9 +12,7 @@ mod preset;
 pub mod saved;
 pub mod size;
 
-pub use config::{
-    Checkpointing, Granularity, MemoryConfig, OptimizerOffload, ParamOffload, RoleMemory,
-};
+pub use config::{Granularity, MemoryConfig, OptimizerOffload, ParamOffload, RoleMemory};
 pub use preset::Preset;
 pub use saved::PlanReport;
 

@@ -19,7 +19,7 @@ pub(super) struct Fetched {
 }
 
 /// One unit's weights on their way.
-enum Copy {
+enum Transit {
     /// They live on the device.
     Resident,
     /// The host makes the copy that the device will take over.
@@ -35,7 +35,7 @@ pub(super) struct Fetcher<'r> {
     /// Visits whose copies have not started.
     ahead: VecDeque<Range<usize>>,
     /// Visits under way, in order.
-    started: VecDeque<(Range<usize>, Vec<Copy>)>,
+    started: VecDeque<(Range<usize>, Vec<Transit>)>,
     prefetch: usize,
 }
 
@@ -75,13 +75,13 @@ impl<'r> Fetcher<'r> {
         for (unit, copy) in units.zip(copies) {
             match copy {
                 // read now and not ahead: an update in the backward pass replaces what is on the device
-                Copy::Resident => fetched.weights.push(decoder.weights(unit)),
-                Copy::Copying(copy) => {
+                Transit::Resident => fetched.weights.push(decoder.weights(unit)),
+                Transit::Copying(copy) => {
                     let (weights, hold) = self.upload(decoder, copy.wait()?);
                     fetched.weights.push(weights);
                     fetched.holds.push(hold);
                 }
-                Copy::There(weights, hold) => {
+                Transit::There(weights, hold) => {
                     fetched.weights.push(weights);
                     fetched.holds.push(hold);
                 }
@@ -96,11 +96,11 @@ impl<'r> Fetcher<'r> {
         let mut started = std::mem::take(&mut self.started);
         for (_, copies) in &mut started {
             for copy in copies {
-                if let Copy::Copying(pending) = copy
+                if let Transit::Copying(pending) = copy
                     && let Some(host) = pending.take_ready()
                 {
                     let (weights, hold) = self.upload(decoder, host?);
-                    *copy = Copy::There(weights, hold);
+                    *copy = Transit::There(weights, hold);
                 }
             }
         }
@@ -120,16 +120,16 @@ impl<'r> Fetcher<'r> {
     }
 
     /// Starts the copy that the device will take over. The host keeps its own.
-    fn start(&self, decoder: &Decoder, unit: usize) -> Copy {
+    fn start(&self, decoder: &Decoder, unit: usize) -> Transit {
         match &decoder.units()[unit].store {
-            Store::Device(_) => Copy::Resident,
+            Store::Device(_) => Transit::Resident,
             Store::Host(host) => {
                 let host = Arc::clone(host);
                 let copy = self
                     .runtime
                     .copier
                     .run(move || Ok(HostWeights::clone(&host)));
-                Copy::Copying(copy)
+                Transit::Copying(copy)
             }
         }
     }

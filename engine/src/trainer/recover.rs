@@ -7,7 +7,6 @@ use super::{Event, Trainer};
 use crate::error::OutOfMemory;
 use crate::plan::planner::{Failure, Fit};
 use crate::{Error, Result};
-use firebrick_backends::allocator;
 use firebrick_backends::device::panic_message;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -33,22 +32,19 @@ fn estimated(phase: &str) -> Option<&'static str> {
 
 /// An error that says, in whatever words, that memory ran out.
 fn out_of_memory(error: Error) -> Result<Box<OutOfMemory>, Error> {
-    let detail = match &error {
-        Error::OutOfMemory(_) => String::new(),
+    match error {
+        Error::OutOfMemory(what) => Ok(what),
         Error::Model(firebrick_models::Error::Device { detail, .. })
-        | Error::Device(firebrick_backends::Error::Transfer(detail)) => detail.clone(),
-        _ => return Err(error),
-    };
-    if let Error::OutOfMemory(what) = error {
-        return Ok(what);
+        | Error::Device(firebrick_backends::Error::Transfer(detail))
+            if is_sign(&detail) =>
+        {
+            Ok(Box::new(OutOfMemory {
+                detail,
+                ..OutOfMemory::default()
+            }))
+        }
+        other => Err(other),
     }
-    if !is_sign(&detail) {
-        return Err(error);
-    }
-    Ok(Box::new(OutOfMemory {
-        detail,
-        ..OutOfMemory::default()
-    }))
 }
 
 fn is_sign(text: &str) -> bool {
@@ -158,7 +154,6 @@ impl Trainer {
         self.settle_again()?;
         // what the failed attempt needed is no longer held: the next one is measured by itself
         self.ledger.begin();
-        allocator::reset_peak();
         Ok(())
     }
 }
