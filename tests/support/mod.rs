@@ -19,10 +19,13 @@ const ELSEWHERE: &str = "FIREBRICK_FIXTURES";
 
 /// The reference numbers: `FIREBRICK_FIXTURES`, or the project's own.
 pub fn fixtures() -> PathBuf {
-    std::env::var_os(ELSEWHERE).map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"),
-        PathBuf::from,
-    )
+    std::env::var_os(ELSEWHERE).map_or_else(|| project().join("tests/fixtures"), PathBuf::from)
+}
+
+/// The project's folder as cargo says it at run time: a target folder shared by two checkouts may hold the other's binary.
+pub fn project() -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }
 
 /// Whether the reference numbers are not the project's own, so that what this project added to them may be missing.

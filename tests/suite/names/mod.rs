@@ -4,7 +4,6 @@
 mod terms;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 use firebrick_engine::config::parse;
 use firebrick_engine::plan::Preset;
@@ -55,9 +54,7 @@ const COMPANIONS: [&[&str]; 4] = [
 const ANSWERS: [&str; 3] = ["built in", "estimator", "not here"];
 
 fn page(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("docs")
-        .join(name);
+    let path = crate::support::project().join("docs").join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
