@@ -47,6 +47,12 @@ impl Family {
         FAMILIES.iter().find(|f| f.0 == self).map_or("", |f| f.1)
     }
 
+    /// Its class of models with one number a sequence or token.
+    pub(crate) fn scorer_class(self) -> String {
+        let class = FAMILIES.iter().find(|f| f.0 == self).map_or("", |f| f.2);
+        format!("{class}ForSequenceClassification")
+    }
+
     /// The class names it is known by, for messages.
     fn known() -> String {
         FAMILIES
@@ -206,6 +212,16 @@ impl Arch {
             RopeScaling::Dynamic { .. } => None,
             _ => Some(self.max_positions),
         }
+    }
+
+    /// The same body with one number a token for a head: what a critic beside this model is.
+    #[must_use]
+    pub fn with_value_head(mut self) -> Self {
+        if self.head == HeadKind::LanguageModel {
+            self.head = HeadKind::Scalar { bias: false };
+            self.tied = false;
+        }
+        self
     }
 
     /// Query heads that share one key/value head.

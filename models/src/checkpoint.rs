@@ -8,6 +8,7 @@ mod weights;
 pub use adapter::{adapter_shape, is_adapter, load_adapter, save_adapter};
 pub use export::{ExportOptions, export};
 
+use crate::arch::HeadKind;
 use crate::{Arch, Decoder, Error, Result};
 use burn::tensor::Device;
 use serde_json::{Map, Value, json};
@@ -126,6 +127,24 @@ impl Checkpoint {
     #[must_use]
     pub fn stored_as_f32(mut self) -> Self {
         self.dtypes.clear();
+        self
+    }
+
+    /// The critic beside this model: the same body with one label for a head, stored in full precision, as
+    /// transformers' `…ForSequenceClassification`. A model that has such a head already keeps it.
+    #[must_use]
+    pub fn with_value_head(mut self) -> Self {
+        self.dtypes.clear();
+        if self.arch.head == HeadKind::LanguageModel {
+            let class = self.arch.family.scorer_class();
+            self.config.insert("architectures".into(), json!([class]));
+            self.config.insert("num_labels".into(), json!(1));
+            self.config
+                .insert("id2label".into(), json!({"0": "LABEL_0"}));
+            self.config.insert("label2id".into(), json!({"LABEL_0": 0}));
+            self.generation = None;
+            self.arch = self.arch.with_value_head();
+        }
         self
     }
 

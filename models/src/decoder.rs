@@ -1,6 +1,7 @@
 //! A decoder: a chain of units with their weights on a device.
 
 mod adapters;
+mod value;
 
 use crate::Result;
 use crate::adapter::LoraConfig;
@@ -243,8 +244,7 @@ impl Decoder {
     /// One parameter by its place in the flat order. A host value is copied.
     #[must_use]
     pub fn param(&self, index: usize) -> Param {
-        let unit = self.units.partition_point(|u| u.range.end <= index);
-        let unit = &self.units[unit];
+        let unit = &self.units[self.units.partition_point(|u| u.range.end <= index)];
         let place = index - unit.range.start;
         match &unit.store {
             Store::Device(weights) => Param::Device(weights.at(place)),

@@ -45,6 +45,16 @@ pub struct HeadChunk<'a> {
     pub scores: TokenScores,
 }
 
+/// A chunk of a scalar head whose values are known and whose gradient can be taken.
+#[derive(Debug)]
+pub struct ValueChunk<'a> {
+    head: &'a Head<'a>,
+    hidden: Tensor<2>,
+    normed: Tensor<2>,
+    /// One number a row, `[rows]`.
+    pub values: Tensor<1>,
+}
+
 /// Gradients of a chunk.
 #[derive(Debug)]
 pub struct HeadGradients {
@@ -52,8 +62,10 @@ pub struct HeadGradients {
     pub hidden: Tensor<2>,
     /// With respect to the final norm's weight, `[1, hidden]`, where it trains.
     pub norm: Option<Tensor<2>>,
-    /// With respect to the projection, `[vocab, hidden]`, where it trains.
+    /// With respect to the projection, `[vocab, hidden]` (`[1, hidden]` of a scalar head), where it trains.
     pub projection: Option<Tensor<2>>,
+    /// With respect to the projection's bias, `[1, 1]`, where a scalar head has one that trains.
+    pub bias: Option<Tensor<2>>,
 }
 
 impl<'a> Head<'a> {
@@ -74,14 +86,40 @@ impl<'a> Head<'a> {
     /// One number a row from a scalar head (reward models and critics): `[rows]`.
     #[must_use]
     pub fn scalar(&self, hidden: Tensor<2>) -> Tensor<1> {
-        let normed = rms_norm(self.arch, hidden, self.norm.clone());
-        let y = normed.matmul(self.projection.clone().transpose());
+        self.value_chunk(hidden).values
+    }
+
+    /// The same, and what its gradient needs.
+    #[must_use]
+    pub fn value_chunk(&'a self, hidden: Tensor<2>) -> ValueChunk<'a> {
+        let normed = rms_norm(self.arch, hidden.clone(), self.norm.clone());
+        let y = normed.clone().matmul(self.projection.clone().transpose());
         let y = match &self.bias {
             Some(bias) => y + bias.clone(),
             None => y,
         };
         let [rows, _] = y.dims();
-        y.reshape([rows])
+        ValueChunk {
+            head: self,
+            hidden,
+            normed,
+            values: y.reshape([rows]),
+        }
+    }
+
+    /// Gradients of the rows `[rows, hidden]` and of the norm's weight, given that of the normed rows.
+    fn norm_backward(
+        &self,
+        hidden: Tensor<2>,
+        d_normed: Tensor<2>,
+    ) -> (Tensor<2>, Option<Tensor<2>>) {
+        let x = hidden.autodiff().require_grad();
+        let w = self.norm.clone().autodiff();
+        let w = if self.trainable { w.require_grad() } else { w };
+        let y = rms_norm(self.arch, x.clone(), w.clone());
+        let mut grads = (y * d_normed.autodiff()).sum().backward();
+        let d_hidden = x.grad_remove(&mut grads).expect("a leaf of this graph");
+        (d_hidden, w.grad_remove(&mut grads))
     }
 
     /// Scores target tokens `[rows]` given hidden rows `[rows, hidden]`, without keeping anything for a gradient.
@@ -166,15 +204,35 @@ impl HeadChunk<'_> {
             .then(|| dz.clone().transpose().matmul(self.normed));
         let d_normed = dz.matmul(head.projection.clone());
 
-        let x = self.hidden.autodiff().require_grad();
-        let w = head.norm.clone().autodiff();
-        let w = if head.trainable { w.require_grad() } else { w };
-        let y = rms_norm(head.arch, x.clone(), w.clone());
-        let mut grads = (y * d_normed.autodiff()).sum().backward();
+        let (hidden, norm) = head.norm_backward(self.hidden, d_normed);
         HeadGradients {
-            hidden: x.grad_remove(&mut grads).expect("a leaf of this graph"),
-            norm: w.grad_remove(&mut grads),
+            hidden,
+            norm,
             projection,
+            bias: None,
+        }
+    }
+}
+
+impl ValueChunk<'_> {
+    /// Gradients given those of the values, `[rows]`: with v = n wᵀ + b of normed rows n, `∂n = g w`, `∂w = gᵀ n`, `∂b = Σ g`.
+    #[must_use]
+    pub fn backward(self, d_values: Tensor<1>) -> HeadGradients {
+        let head = self.head;
+        let rows = self.hidden.dims()[0];
+        let d_values = d_values.reshape([rows, 1]);
+        let projection = head
+            .trainable
+            .then(|| d_values.clone().transpose().matmul(self.normed));
+        let bias = head.bias.as_ref().filter(|_| head.trainable);
+        let bias = bias.map(|_| d_values.clone().sum_dim(0));
+        let d_normed = d_values.matmul(head.projection.clone());
+        let (hidden, norm) = head.norm_backward(self.hidden, d_normed);
+        HeadGradients {
+            hidden,
+            norm,
+            projection,
+            bias,
         }
     }
 }

@@ -50,10 +50,6 @@ const LATER: &[(&str, When, &str)] = &[
     ("compute_policy_loss_geo_mean", Always, FAMILY),
     ("compute_policy_loss_kl_cov", Always, FAMILY),
     ("compute_policy_loss_reinforce", Always, FAMILY),
-    ("compute_value_loss", Always, FAMILY),
-    ("compute_rewards", Always, FAMILY),
-    ("compute_gae_advantage_return", Always, FAMILY),
-    ("masked_whiten", Always, FAMILY),
     ("compute_rloo_outcome_advantage", Always, FAMILY),
     ("compute_rloo_vectorized_outcome_advantage", Always, FAMILY),
     ("compute_opo_outcome_advantage", Always, FAMILY),
@@ -69,7 +65,6 @@ const LATER: &[(&str, When, &str)] = &[
     ),
     ("compute_remax_outcome_advantage", Always, FAMILY),
     ("compute_grpo_passk_outcome_advantage", Always, FAMILY),
-    ("AdaptiveKLController", Always, FAMILY),
     // runs of train/grpo.json
     ("train/grpo", Is("level", r#""sequence""#), FAMILY),
 ];

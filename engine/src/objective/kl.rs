@@ -20,6 +20,23 @@ pub enum KlType {
     Abs,
 }
 
+impl KlType {
+    /// The estimate for one token, on the host.
+    #[must_use]
+    pub fn estimate(self, logp: f64, ref_logp: f64) -> f64 {
+        let d = logp - ref_logp;
+        match self {
+            Self::K1 => d,
+            Self::Abs => d.abs(),
+            Self::K2 => 0.5 * d * d,
+            Self::K3 => {
+                let minus_d = (-d).clamp(-20.0, 20.0);
+                (minus_d.exp() - minus_d - 1.0).clamp(-10.0, 10.0)
+            }
+        }
+    }
+}
+
 /// The estimate for each token, `[tokens]`; differentiable in `logp`.
 #[must_use]
 pub fn kl_penalty(kind: KlType, logp: Tensor<1>, ref_logp: Tensor<1>) -> Tensor<1> {

@@ -4,10 +4,13 @@
 
 pub mod advantage;
 pub mod aggregate;
+pub mod gae;
 pub mod grpo;
 pub mod kl;
+pub mod kl_controller;
 pub mod policy;
 pub mod sft;
+pub mod value;
 
 use crate::rollout::Rollout;
 use burn::tensor::Tensor;

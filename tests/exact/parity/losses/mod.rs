@@ -1,5 +1,6 @@
 //! Every case of `losses/` that is built: advantages, aggregation, policy losses, KL, entropy.
 
+mod ppo;
 mod trl;
 mod verl;
 
@@ -91,6 +92,11 @@ fn check(case: &Case, set: &Set) {
         "compute_grpo_outcome_advantage" => verl::grpo_advantages(case, set),
         "kl_penalty" => verl::kl(case, set),
         "compute_entropy_loss" => verl::entropy_loss(case, set),
+        "compute_value_loss" => ppo::value_loss(case, set),
+        "compute_rewards" => ppo::rewards(case, set),
+        "compute_gae_advantage_return" => ppo::gae(case, set),
+        "masked_whiten" => ppo::whiten(case, set),
+        "AdaptiveKLController" => ppo::adaptive_kl(case),
         other => panic!("{}: unknown fn {other}", case.name),
     }
 }

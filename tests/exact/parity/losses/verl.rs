@@ -139,9 +139,14 @@ pub(super) fn kl(case: &Case, set: &Set) {
     let own = |own: &Option<Value>, name: &str| rows(own.as_ref().unwrap_or_else(|| &set[name]));
     let logp_rows = own(&params.logprobs, "logprobs");
     let reference = own(&params.ref_logprobs, "ref_logprobs").concat();
+    let expected = rows(case.output("kl")).concat();
+    let on_host = logp_rows.iter().flatten().zip(&reference);
+    let on_host: Vec<f64> = on_host
+        .map(|(&logp, &reference)| params.kind.estimate(logp, reference))
+        .collect();
+    assert_all_close(&case.name, &on_host, &expected, EXACT);
     let logp = vector(logp_rows.concat()).autodiff().require_grad();
     let kl = kl_penalty(params.kind, logp.clone(), vector(reference));
-    let expected = rows(case.output("kl")).concat();
     assert_all_close(&case.name, &values(kl.clone().inner()), &expected, EXACT);
     if let Some(expected) = case.gradient("logprobs") {
         assert_eq!(
