@@ -23,6 +23,16 @@ pub struct Sequence {
     pub old_logp: Vec<f32>,
     /// Log-prob of each under the reference policy, where one is used.
     pub ref_logp: Vec<f32>,
+    /// Log-prob of each under the distribution that it was drawn from, where the loss looks at it.
+    pub sampler_logp: Vec<f32>,
+    /// Importance-sampling correction of each; 1 where empty.
+    pub correction: Vec<f64>,
+    /// 1 for those that the policy term keeps; all where empty.
+    pub keep: Vec<f64>,
+    /// 1 for those that the objective has chosen out of the whole step; none where empty.
+    pub chosen: Vec<f64>,
+    /// Weight of each one's entropy in the loss; no bonus where empty.
+    pub bonus: Vec<f64>,
     /// Which sample it is.
     pub id: SampleId,
 }
@@ -233,11 +243,20 @@ fn inputs(sequences: &[&Sequence], device: &Device) -> TokenInputs {
             )
         })
     };
+    let some = |f: fn(&Sequence) -> &[f64]| {
+        let known = sequences.iter().any(|s| !f(s).is_empty());
+        known.then(|| tensor(sequences.iter().flat_map(|s| f(s).to_vec()).collect()))
+    };
     TokenInputs {
         weight: column(|s| &s.weights),
         advantage: column(|s| &s.advantages),
         old_logp: logps(|s| &s.old_logp),
         ref_logp: logps(|s| &s.ref_logp),
+        sampler_logp: logps(|s| &s.sampler_logp),
+        correction: some(|s| &s.correction),
+        keep: some(|s| &s.keep),
+        chosen: some(|s| &s.chosen),
+        bonus: some(|s| &s.bonus),
         lengths: sequences.iter().map(|s| s.positions.len()).collect(),
     }
 }

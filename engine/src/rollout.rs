@@ -32,8 +32,31 @@ pub struct Rollout {
     pub reward: f64,
     /// The reward's parts by name, before weighting.
     pub reward_parts: Vec<(String, f64)>,
+    /// Weights of the parts in the reward.
+    pub reward_weights: Vec<f64>,
+    /// Reward of the greedy completion of its prompt, where the objective compares with it.
+    pub baseline: Option<f64>,
+    /// Which completion tokens are scored; empty until credit is given.
+    pub mask: Vec<bool>,
+    /// Importance-sampling correction of each scored token; empty where there is none.
+    pub correction: Vec<f64>,
     /// Advantage of each completion token.
     pub advantages: Vec<f64>,
+}
+
+impl Rollout {
+    /// Log-probs under the policy that the update starts from: the trainer's, or else the sampler's.
+    #[must_use]
+    pub fn old(&self) -> &[f32] {
+        self.old_logp.as_deref().unwrap_or(&self.full_logp)
+    }
+
+    /// Those of the completion tokens' values that belong to scored tokens.
+    #[must_use]
+    pub fn scored<T: Copy>(&self, values: &[T]) -> Vec<T> {
+        let pairs = values.iter().zip(&self.mask);
+        pairs.filter(|(_, m)| **m).map(|(v, _)| *v).collect()
+    }
 }
 
 /// A rollout as `samples.jsonl` keeps it.

@@ -1,5 +1,6 @@
 //! What a checkpoint keeps beside the model: where the run stands, and the optimizer's moments.
 
+use crate::objective::controls::Controls;
 use crate::optim::AdamW;
 use crate::{Error, Result};
 use firebrick_backends::host::{MappedFile, write_synced};
@@ -54,6 +55,9 @@ pub struct TrainerState {
     pub first_validation: BTreeMap<String, f64>,
     /// Latest validation value by metric.
     pub last_validation: BTreeMap<String, f64>,
+    /// Coefficients of the objective that follow a measurement.
+    #[serde(default)]
+    pub controls: Controls,
 }
 
 impl TrainerState {
@@ -71,6 +75,7 @@ impl TrainerState {
             peak_bytes: 0,
             first_validation: BTreeMap::new(),
             last_validation: BTreeMap::new(),
+            controls: Controls::default(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! YAML plus `key.path=value` overrides into a [`RunConfig`], with unknown keys refused and the nearest one named.
 
 use super::RunConfig;
+use crate::objective::Algorithm;
 use crate::plan::Preset;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
@@ -113,8 +114,25 @@ fn lay_over(under: &mut Map<String, Value>, over: Map<String, Value>) {
     }
 }
 
+/// Puts an algorithm's settings under those that stand beside its name.
+fn expand_objective(root: &mut Map<String, Value>) {
+    let Some(Value::Object(section)) = root.get_mut("objective") else {
+        return;
+    };
+    let named = section.get("name").cloned().map(serde_json::from_value);
+    // a name that is no algorithm is reported with its place when the section is read
+    if let Some(Ok(algorithm)) = named {
+        let algorithm: Algorithm = algorithm;
+        if let Ok(Value::Object(mut settings)) = serde_json::to_value(algorithm.settings()) {
+            lay_over(&mut settings, std::mem::take(section));
+            *section = settings;
+        }
+    }
+}
+
 fn typed(mut root: Map<String, Value>) -> Result<RunConfig> {
     expand_preset(&mut root);
+    expand_objective(&mut root);
     let mut config: RunConfig =
         serde_path_to_error::deserialize(Value::Object(root)).map_err(|e| {
             let path = e.path().to_string();

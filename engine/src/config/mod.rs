@@ -5,7 +5,8 @@ mod load;
 pub use load::{load, parse};
 
 use crate::lora::LoraSettings;
-use crate::objective::grpo::GrpoConfig;
+pub use crate::objective::ObjectiveConfig;
+use crate::objective::advantage::AdvEstimator;
 use crate::optim::OptimConfig;
 use crate::plan::MemoryConfig;
 use crate::task::TaskConfig;
@@ -72,20 +73,6 @@ pub struct ModelConfig {
     pub tokenizer: Option<PathBuf>,
     /// Train low-rank adapters beside the model at `path`, and leave its own weights as they are.
     pub lora: Option<LoraSettings>,
-}
-
-/// The algorithm and its settings.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(tag = "name", rename_all = "snake_case")]
-pub enum ObjectiveConfig {
-    /// Group-relative policy optimisation.
-    Grpo(GrpoConfig),
-}
-
-impl Default for ObjectiveConfig {
-    fn default() -> Self {
-        Self::Grpo(GrpoConfig::default())
-    }
 }
 
 /// Sampling, under verl's and vLLM's names.
@@ -321,8 +308,8 @@ impl RunConfig {
             .check()
             .map_err(|e| Error::Config(format!("rollout: {e}")))?;
         self.check_groups()?;
-        let ObjectiveConfig::Grpo(grpo) = &self.objective;
-        grpo.check().map_err(Error::Config)?;
+        self.objective.check().map_err(Error::Config)?;
+        self.check_objective()?;
         self.memory.check()?;
         self.optim.check("optim")?;
         if self
@@ -341,6 +328,25 @@ impl RunConfig {
                     )));
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Refuses an objective that the rest of the run cannot serve.
+    fn check_objective(&self) -> Result<()> {
+        let objective = &self.objective;
+        let bad = |what: &str| Err(Error::Config(format!("objective: {what}")));
+        if objective.adv_estimator == AdvEstimator::PassAtK && self.rollout.n < 2 {
+            return bad(
+                "adv_estimator: pass_at_k compares the two best completions of a prompt; set rollout.n to at least 2",
+            );
+        }
+        let corrects = objective.rollout_is.is_some() || objective.rollout_rs.is_some();
+        if corrects && self.update.old_log_probs == OldLogProbs::Sampler {
+            return bad(
+                "rollout_is and rollout_rs compare the trainer's old log-probs with the sampler's; set update.old_log_probs: \
+                 trainer",
+            );
         }
         Ok(())
     }

@@ -3,7 +3,8 @@
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-/// Which estimator, with d = logp − ref (verl's `kl_loss_type`).
+/// Which estimator, with d = logp − ref (verl's `kl_loss_type`). With a `+` its value is the estimator's and its gradient
+/// that of k2, the one whose expectation is the gradient of the KL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlType {
@@ -11,13 +12,22 @@ pub enum KlType {
     #[serde(alias = "kl")]
     K1,
     /// d² / 2.
-    #[serde(alias = "mse")]
+    #[serde(alias = "mse", alias = "k2+", alias = "mse+")]
     K2,
     /// e^{−d} + d − 1, with −d clamped to ±20 and the result to ±10.
     #[serde(alias = "low_var_kl")]
     K3,
     /// |d|.
     Abs,
+    /// d, with k2's gradient.
+    #[serde(rename = "k1+", alias = "kl+")]
+    K1Plus,
+    /// k3, with k2's gradient.
+    #[serde(rename = "k3+", alias = "low_var_kl+")]
+    K3Plus,
+    /// |d|, with k2's gradient.
+    #[serde(rename = "abs+")]
+    AbsPlus,
 }
 
 impl KlType {
@@ -26,10 +36,10 @@ impl KlType {
     pub fn estimate(self, logp: f64, ref_logp: f64) -> f64 {
         let d = logp - ref_logp;
         match self {
-            Self::K1 => d,
-            Self::Abs => d.abs(),
+            Self::K1 | Self::K1Plus => d,
+            Self::Abs | Self::AbsPlus => d.abs(),
             Self::K2 => 0.5 * d * d,
-            Self::K3 => {
+            Self::K3 | Self::K3Plus => {
                 let minus_d = (-d).clamp(-20.0, 20.0);
                 (minus_d.exp() - minus_d - 1.0).clamp(-10.0, 10.0)
             }
@@ -50,6 +60,47 @@ pub fn kl_penalty(kind: KlType, logp: Tensor<1>, ref_logp: Tensor<1>) -> Tensor<
         KlType::K3 => {
             let minus_d = (ref_logp - logp).clamp(-20.0, 20.0);
             (minus_d.clone().exp() - minus_d - 1.0).clamp(-10.0, 10.0)
+        }
+        KlType::K1Plus => straight_through(KlType::K1, logp, ref_logp),
+        KlType::K3Plus => straight_through(KlType::K3, logp, ref_logp),
+        KlType::AbsPlus => straight_through(KlType::Abs, logp, ref_logp),
+    }
+}
+
+/// The value of one estimator with the gradient of k2.
+fn straight_through(value: KlType, logp: Tensor<1>, ref_logp: Tensor<1>) -> Tensor<1> {
+    let forward = kl_penalty(value, logp.clone().inner(), ref_logp.clone());
+    let backward = kl_penalty(KlType::K2, logp, ref_logp);
+    let correction = forward - backward.clone().inner();
+    backward + correction
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::{Device, TensorData};
+
+    #[test]
+    fn a_plus_keeps_the_value_and_takes_the_gradient_of_k2() {
+        let device = Device::flex();
+        let vector = |v: [f32; 3]| Tensor::<1>::from_data(TensorData::from(v), &device);
+        let (logp, reference) = ([-1.0, -2.5, -0.1], [-1.5, -1.0, -0.1]);
+        for (plain, plus) in [
+            (KlType::K1, KlType::K1Plus),
+            (KlType::K3, KlType::K3Plus),
+            (KlType::Abs, KlType::AbsPlus),
+        ] {
+            let leaf = vector(logp).autodiff().require_grad();
+            let kl = kl_penalty(plus, leaf.clone(), vector(reference));
+            let values = kl.clone().inner().into_data().try_to_vec::<f32>().unwrap();
+            let mut tape = kl.sum().backward();
+            let gradient = leaf.grad_remove(&mut tape).unwrap();
+            let gradient = gradient.into_data().try_to_vec::<f32>().unwrap();
+            for i in 0..3 {
+                let (l, r) = (f64::from(logp[i]), f64::from(reference[i]));
+                assert!((f64::from(values[i]) - plain.estimate(l, r)).abs() < 1e-6);
+                assert!((f64::from(gradient[i]) - (l - r)).abs() < 1e-6, "{plus:?}");
+            }
         }
     }
 }

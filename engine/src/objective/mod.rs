@@ -1,19 +1,36 @@
 //! Rewards into advantages, per-token scores into a loss.
 //!
-//! Credit works on plain slices, losses on vectors of token scores: an objective never sees a model.
+//! Credit works on plain slices, losses on vectors of token scores: an objective never sees a model. The policy-gradient
+//! family is one composition, [`ObjectiveConfig`]: an advantage estimator, a policy term, what it is multiplied by, a KL
+//! term, an entropy bonus, and how tokens add up. Its [algorithms](Algorithm) are names for settings of it.
 
 pub mod advantage;
 pub mod aggregate;
+mod algorithm;
+mod check;
+mod config;
+pub mod controls;
+pub mod correction;
+mod credit;
+pub mod entropy;
 pub mod gae;
-pub mod grpo;
 pub mod kl;
 pub mod kl_controller;
+mod loss;
 pub mod policy;
+mod prepare;
+pub mod segments;
 pub mod sft;
 pub mod value;
 
+pub use algorithm::Algorithm;
+pub use config::ObjectiveConfig;
+
+use crate::batch::Sequence;
 use crate::rollout::Rollout;
+use crate::schedule::{LossSums, MicroScores};
 use burn::tensor::Tensor;
+use controls::Controls;
 
 /// Scores of the tokens of a chunk as leaves of a graph, `[tokens]` each.
 #[derive(Clone, Debug)]
@@ -35,20 +52,53 @@ pub struct TokenInputs {
     pub old_logp: Option<Tensor<1>>,
     /// Log-prob under the reference policy.
     pub ref_logp: Option<Tensor<1>>,
+    /// Log-prob under the distribution that the token was drawn from, for losses that look at it.
+    pub sampler_logp: Option<Tensor<1>>,
+    /// Importance-sampling correction of the policy term, and of it alone; 1 where absent.
+    pub correction: Option<Tensor<1>>,
+    /// 1 for tokens that the policy term keeps, 0 for the others; all are kept where absent.
+    pub keep: Option<Tensor<1>>,
+    /// 1 for tokens that the objective has chosen out of the whole optimizer step; none where absent.
+    pub chosen: Option<Tensor<1>>,
+    /// Weight of the token's entropy in the loss, the coefficient in it; no bonus where absent.
+    pub bonus: Option<Tensor<1>>,
     /// Tokens of each sequence, in order; empty for a chunk, which may begin and end inside one.
     pub lengths: Vec<usize>,
 }
 
 impl TokenInputs {
+    /// Tokens of whole sequences with a weight and an advantage, and nothing else known of them.
+    #[must_use]
+    pub fn new(weight: Tensor<1>, advantage: Tensor<1>, lengths: Vec<usize>) -> Self {
+        Self {
+            weight,
+            advantage,
+            old_logp: None,
+            ref_logp: None,
+            sampler_logp: None,
+            correction: None,
+            keep: None,
+            chosen: None,
+            bonus: None,
+            lengths,
+        }
+    }
+
     /// A chunk of the tokens.
     #[must_use]
     pub fn narrow(&self, start: usize, len: usize) -> Self {
         let cut = |t: &Tensor<1>| t.clone().narrow(0, start, len);
+        let cut_some = |t: &Option<Tensor<1>>| t.as_ref().map(cut);
         Self {
             weight: cut(&self.weight),
             advantage: cut(&self.advantage),
-            old_logp: self.old_logp.as_ref().map(cut),
-            ref_logp: self.ref_logp.as_ref().map(cut),
+            old_logp: cut_some(&self.old_logp),
+            ref_logp: cut_some(&self.ref_logp),
+            sampler_logp: cut_some(&self.sampler_logp),
+            correction: cut_some(&self.correction),
+            keep: cut_some(&self.keep),
+            chosen: cut_some(&self.chosen),
+            bonus: cut_some(&self.bonus),
             lengths: Vec::new(),
         }
     }
@@ -96,16 +146,55 @@ pub trait TokenLoss {
     }
 }
 
-/// An algorithm: how rewards become advantages, how tokens are weighted, and the loss.
+/// What an objective wants to know beyond rewards; each costs a pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a pass that there is or is not"
+)]
+pub struct Needs {
+    /// Log-probs under a reference policy.
+    pub reference: bool,
+    /// The reward of a greedy completion of every prompt.
+    pub greedy: bool,
+    /// Scores of a whole optimizer step under the current policy before its first backward, because something is chosen
+    /// out of the whole step: so the choice does not depend on how the step is cut.
+    pub scores: bool,
+    /// Gradients of the entropy.
+    pub entropy: bool,
+}
+
+/// What an optimizer step is made of, before its first backward.
+#[derive(Debug)]
+pub struct OptimizerStep<'a> {
+    /// Its sequences. Their advantages, log-probs and corrections are there; weights and choices are filled in.
+    pub sequences: &'a mut [Sequence],
+    /// Longest possible completion.
+    pub max_length: usize,
+    /// The current policy's scores of the sequences, where [`Needs::scores`] asks for them.
+    pub scores: Option<&'a MicroScores>,
+    /// The run's seed.
+    pub seed: u64,
+    /// Optimizer steps before it.
+    pub step: u64,
+}
+
+/// An algorithm, in the order in which a step asks it: what it needs, credit, then for every optimizer step what is fixed
+/// before the first backward, the loss, and what is learnt from its numbers.
 pub trait Objective: TokenLoss + Send + Sync {
-    /// Fills in the advantages of a step's rollouts. Rollouts of one prompt have the same `draw`.
-    fn credit(&self, rollouts: &mut [Rollout]);
+    /// What it wants to know beyond rewards.
+    fn needs(&self) -> Needs;
 
-    /// Weights of the tokens of one optimizer step, given each sequence's number of scored tokens.
-    fn weights(&self, lengths: &[usize], max_length: usize) -> Vec<Vec<f64>>;
+    /// Fills in the advantages, masks and corrections of a training step's rollouts, and says what to report. Rollouts of
+    /// one prompt have the same `draw`.
+    fn credit(&self, rollouts: &mut [Rollout], controls: &mut Controls) -> Vec<(String, f64)>;
 
-    /// Whether a reference policy's log-probs are needed.
-    fn needs_reference(&self) -> bool;
+    /// Fixes everything of an optimizer step that its tokens share: weights with their normalisers, and choices out of the
+    /// whole step.
+    fn prepare(&self, step: &mut OptimizerStep<'_>, controls: &mut Controls);
+
+    /// Moves coefficients that follow a measurement, after an optimizer step.
+    fn observe(&self, _sums: &LossSums, _controls: &mut Controls) {}
 }
 
 pub(crate) fn token_mean(name: &'static str, values: Tensor<1>) -> Metric {

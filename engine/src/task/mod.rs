@@ -128,6 +128,8 @@ pub struct Reward {
     pub total: f64,
     /// Each part's name and value before weighting.
     pub parts: Vec<(String, f64)>,
+    /// Each part's weight, in the same order.
+    pub weights: Vec<f64>,
 }
 
 impl Reward {
@@ -137,6 +139,7 @@ impl Reward {
         Self {
             total: value,
             parts: vec![(name.into(), value)],
+            weights: vec![1.0],
         }
     }
 }

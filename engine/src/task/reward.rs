@@ -347,6 +347,7 @@ impl Rewards {
         let mut reward = Reward {
             total: 0.0,
             parts: Vec::with_capacity(self.parts.len()),
+            weights: self.parts.iter().map(|part| part.weight).collect(),
         };
         for part in &self.parts {
             let value =

@@ -1,5 +1,6 @@
 //! The trainer: a run from its first step to its last.
 
+mod greedy;
 mod recover;
 mod report;
 mod rl;

@@ -1,6 +1,6 @@
 //! Reinforcement learning, one step a page: sample, judge, score, credit, update.
 
-use super::update::UpdateSums;
+use super::update::{UPDATE, UpdateSums};
 use super::{Event, Metrics, Trainer};
 use crate::Result;
 use crate::batch::{SampleId, Sequence};
@@ -8,8 +8,8 @@ use crate::config::OldLogProbs;
 use crate::dataset::Prompt;
 use crate::evaluate::{Place, checked};
 use crate::learner::score_placed;
-use crate::objective::TokenLoss;
 use crate::objective::advantage::zero_std_share;
+use crate::objective::{OptimizerStep, TokenLoss};
 use crate::optim::schedule::Schedule as LrSchedule;
 use crate::placed::{Placed, Use};
 use crate::plan::Role;
@@ -69,21 +69,25 @@ impl Trainer {
         self.phase("reward", &[], &mut metrics, |t| {
             t.reward(&prompts, &mut rollouts)
         })?;
+        if self.objective.needs().greedy {
+            self.phase("gen_max", SAMPLES, &mut metrics, |t| {
+                t.recovering("gen_max", |t| t.greedy_baselines(&prompts, &mut rollouts))
+            })?;
+        }
         if self.config.update.old_log_probs == OldLogProbs::Trainer {
             self.phase("old_log_prob", POLICY, &mut metrics, |t| {
                 t.recovering("old_log_prob", |t| t.score_old(&mut rollouts))
             })?;
         }
-        if self.objective.needs_reference() {
+        if self.objective.needs().reference {
             let with_adapters = self.learner.decoder().lora().is_some();
             let uses = if with_adapters { POLICY } else { REFERENCE };
             self.phase("ref", uses, &mut metrics, |t| {
                 t.recovering("ref", |t| t.score_reference(&mut rollouts))
             })?;
         }
-        self.phase("adv", &[], &mut metrics, |t| {
-            t.objective.credit(&mut rollouts);
-            Ok(())
+        let credited = self.phase("adv", &[], &mut metrics, |t| {
+            Ok(t.objective.credit(&mut rollouts, &mut t.state.controls))
         })?;
         let lr = schedule.lr(self.state.step);
         let update = self.phase("update_actor", POLICY, &mut metrics, |t| {
@@ -93,6 +97,10 @@ impl Trainer {
             .append("samples.jsonl", &self.records(&prompts, &rollouts))?;
 
         metrics.extend(update.metrics());
+        metrics.extend(credited);
+        if let Some(control) = &self.state.controls.entropy {
+            metrics.insert("actor/entropy_coeff".into(), control.coeff);
+        }
         metrics.insert("actor/lr".into(), lr);
         self.rollout_metrics(&rollouts, &mut metrics);
         self.state.optimizer_steps = self.learner.optimizer.steps();
@@ -146,6 +154,10 @@ impl Trainer {
                 policy_version: version,
                 reward: 0.0,
                 reward_parts: Vec::new(),
+                reward_weights: Vec::new(),
+                baseline: None,
+                mask: Vec::new(),
+                correction: Vec::new(),
                 advantages: Vec::new(),
             })
             .collect())
@@ -171,6 +183,7 @@ impl Trainer {
             rollout.text = text;
             rollout.reward = reward.total;
             rollout.reward_parts = reward.parts;
+            rollout.reward_weights = reward.weights;
         }
         Ok(())
     }
@@ -211,23 +224,34 @@ impl Trainer {
         let temperature = self.config.rollout.temperature;
         for epoch in 0..self.config.update.ppo_epochs {
             for mini in self.minibatches(rollouts, epoch) {
-                let sequences = self.weighted(&mini);
+                let sequences = self.prepared(&mini)?;
                 let loss: &dyn TokenLoss = objective.as_ref();
-                self.optimizer_step(&sequences, temperature, loss, lr, &mut sums)?;
+                let own = self.optimizer_step(&sequences, temperature, loss, lr, &mut sums)?;
+                objective.observe(&own, &mut self.state.controls);
             }
         }
         Ok(sums)
     }
 
-    /// Sequences of one optimizer step, their weights holding its normalisers.
-    fn weighted(&self, mini: &[&Rollout]) -> Vec<Sequence> {
-        let lengths: Vec<usize> = mini.iter().map(|r| r.completion.len()).collect();
-        let longest = self.config.rollout.response_length;
-        let weights = self.objective.weights(&lengths, longest);
-        mini.iter()
-            .zip(weights)
-            .map(|(rollout, weights)| sequence(rollout, weights))
-            .collect()
+    /// Sequences of one optimizer step, with everything fixed that they share.
+    fn prepared(&mut self, mini: &[&Rollout]) -> Result<Vec<Sequence>> {
+        let mut sequences: Vec<Sequence> = mini.iter().map(|r| sequence(r)).collect();
+        let temperature = self.config.rollout.temperature;
+        let score = |t: &mut Self| t.learner.score(&sequences, temperature);
+        let scores = if self.objective.needs().scores {
+            Some(self.recovering(UPDATE, score)?)
+        } else {
+            None
+        };
+        let mut step = OptimizerStep {
+            sequences: &mut sequences,
+            max_length: self.config.rollout.response_length,
+            scores: scores.as_ref(),
+            seed: self.config.trainer.seed,
+            step: self.learner.optimizer.steps() + self.state.skipped_steps,
+        };
+        self.objective.prepare(&mut step, &mut self.state.controls);
+        Ok(sequences)
     }
 
     /// Groups of a step, cut into mini-batches; shuffled by (seed, step, epoch) where there are several.
@@ -372,20 +396,24 @@ fn bare(rollouts: &[Rollout]) -> Vec<Sequence> {
         .collect()
 }
 
-fn sequence(rollout: &Rollout, weights: Vec<f64>) -> Sequence {
+/// The sequence of a rollout, its scored tokens being those of the mask.
+fn sequence(rollout: &Rollout) -> Sequence {
+    let whole = Sequence::completion(&rollout.prompt, &rollout.completion);
     Sequence {
-        weights,
-        advantages: rollout.advantages.clone(),
-        old_logp: rollout
-            .old_logp
-            .clone()
-            .unwrap_or_else(|| rollout.full_logp.clone()),
-        ref_logp: rollout.ref_logp.clone().unwrap_or_default(),
+        positions: rollout.scored(&whole.positions),
+        advantages: rollout.scored(&rollout.advantages),
+        old_logp: rollout.scored(rollout.old()),
+        ref_logp: rollout
+            .ref_logp
+            .as_deref()
+            .map_or_else(Vec::new, |l| rollout.scored(l)),
+        sampler_logp: rollout.scored(&rollout.sampler_logp),
+        correction: rollout.correction.clone(),
         id: SampleId {
             draw: rollout.draw,
             sample: rollout.sample,
         },
-        ..Sequence::completion(&rollout.prompt, &rollout.completion)
+        ..whole
     }
 }
 

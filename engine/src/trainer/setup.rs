@@ -1,7 +1,7 @@
 //! Everything a run needs before its first step: device, tokenizer, model, data, run folder; fresh or resumed.
 
 use super::{Observer, Trainer};
-use crate::config::{ObjectiveConfig, RunConfig, SftConfig};
+use crate::config::{RunConfig, SftConfig};
 use crate::dataset::{Dataset, Survey};
 use crate::learner::Learner;
 use crate::ledger::Ledger;
@@ -28,12 +28,6 @@ use std::sync::Arc;
 
 /// Folder of the reference policy in the run folder.
 const REFERENCE: &str = "reference";
-
-fn objective(config: &ObjectiveConfig) -> Arc<dyn Objective> {
-    match config {
-        ObjectiveConfig::Grpo(grpo) => Arc::new(grpo.clone()),
-    }
-}
 
 /// Which run: a new one, or the one in the output folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,10 +67,10 @@ impl Trainer {
         let source = Source::open(&config.model, task.as_ref())?;
         let arch = source.checkpoint.arch().clone();
         source.check_lengths(&config)?;
-        let objective = objective(&config.objective);
+        let objective: Arc<dyn Objective> = Arc::new(config.objective.clone());
         // with adapters the reference is the policy itself, with them off
         let compares =
-            mode == Mode::Rl && objective.needs_reference() && config.model.lora.is_none();
+            mode == Mode::Rl && objective.needs().reference && config.model.lora.is_none();
         let sft = sft_config(&config, mode)?;
         check_schedules(&config, sft.as_ref())?;
         device::allow_tf32(config.allow_tf32);

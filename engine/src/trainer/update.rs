@@ -4,10 +4,11 @@ use super::{MAX_SKIPPED, Metrics, Trainer};
 use crate::batch::{DropoutStep, Sequence};
 use crate::learner::Updated;
 use crate::objective::TokenLoss;
+use crate::schedule::LossSums;
 use crate::{Error, Result};
 
 /// The phase's name.
-const UPDATE: &str = "update_actor";
+pub(super) const UPDATE: &str = "update_actor";
 
 /// Sums over the optimizer steps of a training step, averaged when reported.
 #[derive(Default)]
@@ -50,7 +51,7 @@ impl Trainer {
         loss: &dyn TokenLoss,
         lr: f64,
         into: &mut UpdateSums,
-    ) -> Result<()> {
+    ) -> Result<LossSums> {
         self.learner.dropout = DropoutStep {
             seed: self.config.trainer.seed,
             step: self.learner.optimizer.steps() + self.state.skipped_steps,
@@ -64,7 +65,7 @@ impl Trainer {
         into.absorb(&updated);
         if outcome.applied {
             self.skipped_in_a_row = 0;
-            return Ok(());
+            return Ok(updated.sums);
         }
         self.state.skipped_steps += 1;
         self.skipped_in_a_row += 1;
@@ -79,6 +80,6 @@ impl Trainer {
                 count: self.skipped_in_a_row,
             });
         }
-        Ok(())
+        Ok(updated.sums)
     }
 }

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use firebrick_backends::accounts::Home;
 use firebrick_engine::batch::{Cut, Sequence, pack};
 use firebrick_engine::learner::Learner;
-use firebrick_engine::objective::grpo::GrpoConfig;
+use firebrick_engine::objective::ObjectiveConfig;
 use firebrick_engine::objective::kl::KlType;
 use firebrick_engine::objective::{Loss, Scores, TokenInputs, TokenLoss};
 use firebrick_engine::optim::OptimConfig;
@@ -38,14 +38,17 @@ pub(super) fn models() -> Vec<(Model, Vec<Sequence>)> {
     .collect()
 }
 
+/// Weight of the entropy bonus.
+const ENTROPY: f64 = 0.02;
+
 /// Every term of the loss at work: clipping on both sides, dual clip, KL, entropy bonus.
-pub(super) fn objective() -> GrpoConfig {
-    GrpoConfig {
+pub(super) fn objective() -> ObjectiveConfig {
+    ObjectiveConfig {
         clip_ratio_c: Some(1.5),
         kl_loss_coef: 0.05,
         kl_loss_type: KlType::K3,
-        entropy_coeff: 0.02,
-        ..GrpoConfig::default()
+        entropy_coeff: ENTROPY,
+        ..ObjectiveConfig::default()
     }
 }
 
@@ -67,6 +70,7 @@ fn batch(model: &Model) -> Vec<Sequence> {
             .iter()
             .map(|_| f64::from(random.normal()))
             .collect();
+        row.bonus = row.weights.iter().map(|w| w * ENTROPY).collect();
     }
     let scores = model.score(&model.plain(HEAD_ROWS), TEMPERATURE, &rows);
     for (row, logp) in rows.iter_mut().zip(scores.logp) {

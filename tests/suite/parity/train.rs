@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 
 use firebrick_engine::batch::Sequence;
 use firebrick_engine::gradients::Gradients;
-use firebrick_engine::objective::TokenLoss;
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
-use firebrick_engine::objective::grpo::GrpoConfig;
 use firebrick_engine::objective::kl::KlType;
 use firebrick_engine::objective::sft::Nll;
+use firebrick_engine::objective::{ObjectiveConfig, TokenLoss};
 use firebrick_engine::optim::schedule::{ScheduleConfig, SchedulerType};
 use firebrick_engine::optim::{AdamW, OptimConfig};
 use firebrick_engine::runtime::Runtime;
@@ -236,7 +235,7 @@ fn grpo_run(golden: &Grpo, run: &GrpoRun) -> usize {
 }
 
 /// The objective and the batch of a run.
-fn grpo_step(golden: &Grpo, run: &GrpoRun, hyper: &GrpoHyper) -> (GrpoConfig, Vec<Sequence>) {
+fn grpo_step(golden: &Grpo, run: &GrpoRun, hyper: &GrpoHyper) -> (ObjectiveConfig, Vec<Sequence>) {
     let inputs = &golden.inputs;
     let mode = match hyper.loss_type.as_str() {
         "grpo" => LossAggMode::SeqMeanTokenMean,
@@ -244,14 +243,14 @@ fn grpo_step(golden: &Grpo, run: &GrpoRun, hyper: &GrpoHyper) -> (GrpoConfig, Ve
         "dr_grpo" => LossAggMode::SeqMeanTokenSumNorm,
         other => panic!("unknown loss_type {other}"),
     };
-    let objective = GrpoConfig {
+    let objective = ObjectiveConfig {
         clip_ratio_low: hyper.epsilon,
         clip_ratio_high: hyper.epsilon_high,
         clip_ratio_c: None,
         loss_agg_mode: mode,
         kl_loss_coef: hyper.beta,
         kl_loss_type: KlType::K3,
-        ..GrpoConfig::default()
+        ..ObjectiveConfig::default()
     };
     let real = |ids: &[u32], mask: &[u8]| -> Vec<u32> {
         let pairs = ids.iter().zip(mask).filter(|(_, m)| **m == 1);

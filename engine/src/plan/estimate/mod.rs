@@ -21,7 +21,7 @@ pub use time::Seconds;
 
 use super::{ModelPlan, Plan};
 use crate::Result;
-use crate::config::{ObjectiveConfig, OldLogProbs, RunConfig};
+use crate::config::{OldLogProbs, RunConfig};
 use crate::dataset::Survey;
 use activations::{Half, Shape, Widths, is_chunked};
 use firebrick_backends::accounts::Category;
@@ -79,10 +79,10 @@ pub struct Workload {
 impl Workload {
     /// The workload of a configuration.
     pub fn new(config: &RunConfig, arch: &Arch) -> Result<Self> {
-        let ObjectiveConfig::Grpo(grpo) = &config.objective;
+        let needs = config.objective.needed();
         let lora = config.model.lora.as_ref();
         let lora = lora.map(|lora| lora.shape(arch)).transpose()?;
-        let compares = grpo.kl_loss_coef != 0.0;
+        let compares = needs.reference;
         let prompts = config.trainer.train_batch_size as u64;
         Ok(Self {
             arch: arch.clone(),
@@ -103,7 +103,7 @@ impl Workload {
             adapters_off: compares && lora.is_some(),
             lora,
             old_log_probs: config.update.old_log_probs == OldLogProbs::Trainer,
-            entropy: grpo.entropy_coeff != 0.0,
+            entropy: needs.entropy,
             clips: config.optim.clip_grad.is_some(),
             critic: false,
         })

@@ -1,10 +1,9 @@
 //! TRL's GRPO: losses of its `loss_type`s, and advantages of weighted rewards.
 
-use firebrick_engine::objective::TokenInputs;
 use firebrick_engine::objective::advantage::{ScaleRewards, grpo};
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
-use firebrick_engine::objective::grpo::GrpoConfig;
 use firebrick_engine::objective::kl::KlType;
+use firebrick_engine::objective::{ObjectiveConfig, TokenInputs};
 use serde::Deserialize;
 
 use super::{Case, Mask, Outcome, Set, assert_rows, rows, run, vector};
@@ -65,15 +64,15 @@ impl Params {
         }
     }
 
-    fn objective(&self, mode: LossAggMode) -> GrpoConfig {
-        GrpoConfig {
+    fn objective(&self, mode: LossAggMode) -> ObjectiveConfig {
+        ObjectiveConfig {
             clip_ratio_low: self.epsilon,
             clip_ratio_high: self.epsilon_high,
             clip_ratio_c: self.delta,
             loss_agg_mode: mode,
             kl_loss_coef: self.beta,
             kl_loss_type: KlType::K3,
-            ..GrpoConfig::default()
+            ..ObjectiveConfig::default()
         }
     }
 }
@@ -89,33 +88,16 @@ pub(super) fn compute_loss(case: &Case, set: &Set) {
     let (logp, entropy) = (scored("logprobs"), scored("entropies"));
     let (mode, by) = params.aggregation(&mask);
     let weights = |mode, by| vector(token_weights(mode, &mask.lengths(), by).concat());
-    let inputs = TokenInputs {
-        weight: weights(mode, by),
-        advantage: vector(mask.advantages(&set["advantages"])),
-        old_logp: params.old.then(|| vector(scored("old_logprobs"))),
-        ref_logp: Some(vector(scored("ref_logprobs"))),
-        lengths: mask.lengths(),
-    };
-    let mut outcome = run(&params.objective(mode), &logp, &entropy, &inputs);
+    let advantage = vector(mask.advantages(&set["advantages"]));
+    let mut inputs = TokenInputs::new(weights(mode, by), advantage, mask.lengths());
+    inputs.old_logp = params.old.then(|| vector(scored("old_logprobs")));
+    inputs.ref_logp = Some(vector(scored("ref_logprobs")));
     if params.entropy_coef != 0.0 {
-        // TRL's bonus is a mean over tokens whatever the loss type, ours is weighted like the loss:
-        // in a token mean the two are the same, so the bonus alone is taken from one
+        // TRL's bonus is a mean over tokens whatever the loss type, ours is weighted like the loss
         let tokens = Denominators::trl(&mask.lengths(), 1).repeated(params.grad_accum);
-        let bonus = GrpoConfig {
-            entropy_coeff: params.entropy_coef,
-            loss_agg_mode: LossAggMode::TokenMean,
-            ..GrpoConfig::default()
-        };
-        let inputs = TokenInputs {
-            weight: weights(LossAggMode::TokenMean, tokens),
-            advantage: inputs.advantage.zeros_like(),
-            ref_logp: None,
-            ..inputs
-        };
-        let bonus = run(&bonus, &logp, &entropy, &inputs);
-        outcome.loss += bonus.loss;
-        outcome.d_entropy = bonus.d_entropy;
+        inputs.bonus = Some(weights(LossAggMode::TokenMean, tokens) * params.entropy_coef);
     }
+    let outcome = run(&params.objective(mode), &logp, &entropy, &inputs);
     compare(case, &params, &mask, &outcome);
 }
 

@@ -1,11 +1,10 @@
 //! verl's `core_algos.py`.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use firebrick_engine::objective::TokenInputs;
 use firebrick_engine::objective::advantage::{ScaleRewards, grpo};
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
-use firebrick_engine::objective::grpo::GrpoConfig;
 use firebrick_engine::objective::kl::{KlType, kl_penalty};
+use firebrick_engine::objective::{ObjectiveConfig, TokenInputs};
 use firebrick_models::{Checkpoint, Decoder};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -61,22 +60,18 @@ pub(super) fn policy_loss(case: &Case, set: &Set) {
     let mask = Mask::new(&set[&params.mask]);
     let lengths = mask.lengths();
     let scored = |name: &str| mask.pick(&rows(&set[name]));
-    let objective = GrpoConfig {
+    let objective = ObjectiveConfig {
         clip_ratio_low: params.clip_low,
         clip_ratio_high: params.clip_high,
         clip_ratio_c: Some(params.clip_c),
         loss_agg_mode: params.mode,
-        ..GrpoConfig::default()
+        ..ObjectiveConfig::default()
     };
     let by = Denominators::new(&lengths, mask.width());
     let old = params.old.as_deref().unwrap_or("old_logprobs");
-    let inputs = TokenInputs {
-        weight: vector(token_weights(params.mode, &lengths, by).concat()),
-        advantage: vector(scored("advantages")),
-        old_logp: Some(vector(scored(old))),
-        ref_logp: None,
-        lengths: mask.lengths(),
-    };
+    let weights = vector(token_weights(params.mode, &lengths, by).concat());
+    let mut inputs = TokenInputs::new(weights, vector(scored("advantages")), lengths);
+    inputs.old_logp = Some(vector(scored(old)));
     let logp = scored("logprobs");
     let found = run(&objective, &logp, &vec![0.0; logp.len()], &inputs);
     let loss: f64 = parse(&case.name, case.output("loss"));

@@ -1,6 +1,6 @@
-//! The clipped policy-gradient loss of PPO (arXiv:1707.06347), per token, with clip-higher and dual clip.
+//! The clipped policy-gradient loss of PPO (arXiv:1707.06347), with clip-higher and dual clip.
 
-use burn::tensor::Tensor;
+use super::{PolicyTerms, Ratios};
 
 /// Where the probability ratio is clipped.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,24 +13,10 @@ pub struct Clip {
     pub dual: Option<f64>,
 }
 
-/// Per-token loss and what happened, `[tokens]` each.
-#[derive(Clone, Debug)]
-pub struct PolicyTerms {
-    /// To be minimised.
-    pub loss: Tensor<1>,
-    /// 1 where the ratio was clipped.
-    pub clipped: Tensor<1>,
-    /// 1 where the dual clip took hold.
-    pub clipped_lower: Tensor<1>,
-    /// old − logp: its mean estimates the KL of the update.
-    pub kl: Tensor<1>,
-}
-
-/// `max(−A r, −A clip(r, 1 − low, 1 + high))`, and `min(that, −A c)` where A < 0; r = exp(logp − old), the exponent clamped to ±20.
-#[must_use]
-pub fn ppo_clip(clip: Clip, logp: Tensor<1>, old: Tensor<1>, advantage: Tensor<1>) -> PolicyTerms {
-    let log_ratio = (logp - old).clamp(-20.0, 20.0);
-    let ratio = log_ratio.clone().exp();
+/// `max(−A r, −A clip(r, 1 − low, 1 + high))`, and `min(that, −A c)` where A < 0.
+pub(super) fn clip(clip: Clip, ratios: &Ratios<'_>) -> PolicyTerms {
+    let advantage = ratios.inputs.advantage.clone();
+    let ratio = ratios.log_ratio.clone().exp();
     let minus_a = advantage.clone().neg();
     let plain = minus_a.clone() * ratio.clone();
     let bounded = minus_a.clone() * ratio.clamp(1.0 - clip.low, 1.0 + clip.high);
@@ -50,6 +36,5 @@ pub fn ppo_clip(clip: Clip, logp: Tensor<1>, old: Tensor<1>, advantage: Tensor<1
         loss,
         clipped,
         clipped_lower,
-        kl: log_ratio.neg(),
     }
 }

@@ -1,0 +1,28 @@
+//! GRPO: the group's mean as baseline.
+
+use super::{ScaleRewards, mean, members, std};
+
+/// Group-relative advantages (GRPO, arXiv:2402.03300): `(R − mean_group) / (std + eps)`.
+///
+/// `groups[i]` names the group of reward `i`. A group of one keeps its reward: mean 0, std 1 (verl).
+#[must_use]
+pub fn grpo(rewards: &[f64], groups: &[u64], scale: ScaleRewards, eps: f64) -> Vec<f64> {
+    let batch_std = std(rewards);
+    let mut out = vec![0.0; rewards.len()];
+    for members in members(groups) {
+        let own: Vec<f64> = members.iter().map(|&i| rewards[i]).collect();
+        let (centre, spread) = match own.len() {
+            1 => (0.0, 1.0),
+            _ => (mean(&own), std(&own)),
+        };
+        for &i in &members {
+            let deviation = rewards[i] - centre;
+            out[i] = match scale {
+                ScaleRewards::Group => deviation / (spread + eps),
+                ScaleRewards::Batch => deviation / (batch_std + eps),
+                ScaleRewards::None => deviation,
+            };
+        }
+    }
+    out
+}

@@ -1,0 +1,51 @@
+//! REINFORCE++: no critic and no group, but advantages normalised over the whole step (arXiv:2501.03262).
+
+use super::{Outcomes, mean, members};
+use crate::objective::gae::Whitening;
+
+/// The rewards from each token on, discounted by `gamma` a token. A token that is not scored ends what came after it
+/// (verl).
+#[must_use]
+pub fn returns(rewards: &[f64], mask: &[bool], gamma: f64) -> Vec<f64> {
+    let mut out = vec![0.0; rewards.len()];
+    let mut later = 0.0;
+    for t in (0..rewards.len()).rev() {
+        out[t] = rewards[t] + gamma * later;
+        later = if mask[t] { out[t] } else { 0.0 };
+    }
+    out
+}
+
+/// Returns by token, normalised over the step's scored tokens.
+#[must_use]
+pub fn reinforce_plus_plus(outcomes: Outcomes<'_>, gamma: f64) -> Vec<Vec<f64>> {
+    let all = outcomes.rewards.iter().zip(outcomes.masks);
+    let mut values: Vec<Vec<f64>> = all.map(|(r, mask)| returns(r, mask, gamma)).collect();
+    whiten(&mut values, outcomes.masks);
+    values
+}
+
+/// The reward less the group's mean, normalised over the step's scored tokens. A group of one keeps its reward.
+#[must_use]
+pub fn reinforce_plus_plus_baseline(outcomes: Outcomes<'_>) -> Vec<Vec<f64>> {
+    let mut totals = outcomes.totals();
+    for members in members(outcomes.groups) {
+        let own: Vec<f64> = members.iter().map(|&i| totals[i]).collect();
+        let centre = if own.len() == 1 { 0.0 } else { mean(&own) };
+        for &i in &members {
+            totals[i] -= centre;
+        }
+    }
+    let mut values = outcomes.spread(&totals);
+    whiten(&mut values, outcomes.masks);
+    values
+}
+
+/// Whitens all tokens by the scored ones of all completions.
+fn whiten(rows: &mut [Vec<f64>], masks: &[Vec<bool>]) {
+    let pairs = rows.iter().flatten().zip(masks.iter().flatten());
+    let by = Whitening::of(pairs.filter(|(_, m)| **m).map(|(v, _)| *v));
+    for value in rows.iter_mut().flatten() {
+        *value = by.apply(*value);
+    }
+}
