@@ -169,7 +169,7 @@ fn measure(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig, runs: us
     };
     let mut learner = Learner::new(decoder.clone(), plan, optim, runtime);
     learner
-        .policy
+        .model
         .settle(Use::Pass)
         .expect("weights in their place");
     let mut update = || {
@@ -222,9 +222,11 @@ fn predict(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig) -> u64 {
         old_log_probs: true,
         entropy: false,
         clips: false,
-        critic: false,
+        critic: None,
     };
-    let plan = memory.plans(decoder.arch(), false, 1).expect("a plan");
+    let plan = memory
+        .plans(decoder.arch(), false, None, 1)
+        .expect("a plan");
     let estimate = estimate(&workload, &plan, &DeviceProfile::assumed(Backend::Wgpu));
     estimate.phase("backward").map_or(0, |phase| {
         let overhead = phase.categories.get(&Category::Overhead);

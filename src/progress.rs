@@ -4,6 +4,7 @@ use crate::table::Table;
 use firebrick::engine::plan::size::Bytes;
 use firebrick::engine::trainer::{Event, Metrics, Observer, Summary};
 use indicatif::{ProgressBar, ProgressStyle};
+use std::fmt::Write;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
@@ -131,6 +132,24 @@ fn memory_lines(summary: &Summary) -> Vec<String> {
     lines
 }
 
+/// What a step is told by. A step may leave the policy as it is, and not every objective has a critic.
+fn step_line(metrics: &Metrics) -> String {
+    let mut text = format!("reward {:.3}", value(metrics, "critic/score/mean"));
+    for (label, name) in [
+        ("loss", "actor/pg_loss"),
+        ("entropy", "actor/entropy"),
+        ("grad_norm", "actor/grad_norm"),
+        ("vf_loss", "critic/vf_loss"),
+    ] {
+        if let Some(value) = metrics.get(name) {
+            let _ = write!(text, " {label} {value:.4}");
+        }
+    }
+    let seconds = value(metrics, "timing_s/step");
+    let _ = write!(text, " {seconds:.2} s/step");
+    text
+}
+
 impl Observer for Progress {
     fn event(&mut self, event: Event<'_>) {
         match event {
@@ -192,15 +211,7 @@ impl Observer for Progress {
                 steps,
                 metrics,
             } => {
-                let text = format!(
-                    "reward {:.3} loss {:+.4} entropy {:.3} grad_norm {:.3} {:.2} s/step",
-                    value(metrics, "critic/rewards/mean"),
-                    value(metrics, "actor/pg_loss"),
-                    value(metrics, "actor/entropy"),
-                    value(metrics, "actor/grad_norm"),
-                    value(metrics, "timing_s/step")
-                );
-                self.advance("train", step, steps, &text);
+                self.advance("train", step, steps, &step_line(metrics));
             }
             Event::Validated { step, metrics } => {
                 for (name, value) in metrics {

@@ -1,6 +1,7 @@
 //! Sequences made ready for one optimizer step, and their micro-batches under a hard token budget.
 
 use crate::objective::TokenInputs;
+use crate::objective::value::ValueInputs;
 use crate::{Error, Result};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_models::adapter::{Dropout, DropoutKey};
@@ -33,6 +34,10 @@ pub struct Sequence {
     pub chosen: Vec<f64>,
     /// Weight of each one's entropy in the loss; no bonus where empty.
     pub bonus: Vec<f64>,
+    /// The critic's value of each before its update, where a critic is updated.
+    pub values: Vec<f32>,
+    /// What each turned out to be worth, where a critic is updated.
+    pub returns: Vec<f64>,
     /// Which sample it is.
     pub id: SampleId,
 }
@@ -131,6 +136,8 @@ pub struct MicroBatch {
     pub lengths: Vec<usize>,
     /// What the loss needs to know of the scored tokens.
     pub inputs: TokenInputs,
+    /// What the critic's loss needs to know of them, where they have returns.
+    pub value_inputs: Option<ValueInputs>,
     /// Tokens, padding included.
     pub padded_tokens: usize,
 }
@@ -182,6 +189,7 @@ impl MicroBatch {
             places: ints(places),
             targets: ints(targets),
             inputs: inputs(sequences, device),
+            value_inputs: value_inputs(sequences, device),
             lengths,
             padded_tokens: padded,
         }
@@ -212,6 +220,20 @@ impl MicroBatch {
     pub fn scored(&self) -> usize {
         self.lengths.iter().sum()
     }
+}
+
+fn value_inputs(sequences: &[&Sequence], device: &Device) -> Option<ValueInputs> {
+    let known = sequences.iter().any(|s| !s.returns.is_empty());
+    let column = |of: fn(&Sequence) -> Vec<f64>| {
+        let values: Vec<f64> = sequences.iter().flat_map(|s| of(s)).collect();
+        let n = values.len();
+        Tensor::<1>::from_data(TensorData::new(values, [n]), device)
+    };
+    known.then(|| ValueInputs {
+        weight: column(|s| s.weights.clone()),
+        returns: column(|s| s.returns.clone()),
+        old: column(|s| s.values.iter().map(|&v| f64::from(v)).collect()),
+    })
 }
 
 fn inputs(sequences: &[&Sequence], device: &Device) -> TokenInputs {

@@ -1,25 +1,25 @@
-//! What learns: the policy, its optimizer, and the plan under which one updates the other.
+//! What learns, policy or critic: the model, its optimizer, and the plan under which one updates the other.
 
 use crate::Result;
-use crate::batch::{Cut, DropoutStep, Sequence, pack};
+use crate::batch::{Cut, DropoutStep, Sequence};
 use crate::gradients::Gradients;
-use crate::objective::TokenLoss;
 use crate::optim::{AdamW, OptimConfig, StepOutcome};
 use crate::placed::Placed;
-use crate::plan::{ModelPlan, OptimizerPlan, Role};
+use crate::plan::{ModelPlan, Role};
 use crate::runtime::Runtime;
-use crate::schedule::{LossSums, MicroScores, Schedule, score_all};
+use crate::schedule::{HeadLoss, LossSums, MicroScores, Schedule, batches, score_all, values_all};
 use firebrick_models::Decoder;
+use std::sync::Arc;
 
-/// The policy and everything that changes it.
+/// A model that is trained and everything that changes it.
 #[derive(Debug)]
 pub struct Learner {
-    /// The policy, in its place.
-    pub policy: Placed,
+    /// The model, in its place.
+    pub model: Placed,
     /// Its optimizer.
     pub optimizer: AdamW,
-    /// Copier, accounts, limit.
-    pub runtime: Runtime,
+    /// Copier, accounts, limit; all learners of a run share them.
+    pub runtime: Arc<Runtime>,
     /// What the next update's dropout follows from.
     pub dropout: DropoutStep,
 }
@@ -46,57 +46,86 @@ pub struct Accumulated {
 }
 
 impl Learner {
-    /// A learner without history.
+    /// A policy's learner without history.
     #[must_use]
-    pub fn new(decoder: Decoder, plan: ModelPlan, optim: OptimConfig, runtime: Runtime) -> Self {
+    pub fn new(
+        decoder: Decoder,
+        plan: ModelPlan,
+        optim: OptimConfig,
+        runtime: impl Into<Arc<Runtime>>,
+    ) -> Self {
+        Self::for_role(Role::Policy, decoder, plan, optim, runtime)
+    }
+
+    /// A learner without history of a model in any role that is trained.
+    #[must_use]
+    pub fn for_role(
+        role: Role,
+        decoder: Decoder,
+        plan: ModelPlan,
+        optim: OptimConfig,
+        runtime: impl Into<Arc<Runtime>>,
+    ) -> Self {
+        let runtime = runtime.into();
         let accounts = &runtime.accounts;
         let optimizer = AdamW::planned(optim, &decoder, plan.optimizer, accounts);
         Self {
-            policy: Placed::new(decoder, plan, Role::Policy, accounts),
+            model: Placed::new(decoder, plan, role, accounts),
             optimizer,
             runtime,
             dropout: DropoutStep::default(),
         }
     }
 
-    /// The policy.
+    /// The model.
     #[must_use]
     pub fn decoder(&self) -> &Decoder {
-        &self.policy.decoder
+        &self.model.decoder
     }
 
-    /// A fresh optimizer for the same policy, under the same plan.
+    /// A fresh optimizer for the same model, under the same plan.
     #[must_use]
     pub fn fresh_optimizer(&self, optim: OptimConfig) -> AdamW {
-        let (decoder, plan) = (&self.policy.decoder, self.policy.plan.optimizer);
+        let (decoder, plan) = (&self.model.decoder, self.model.plan.optimizer);
         AdamW::planned(optim, decoder, plan, &self.runtime.accounts)
     }
 
     /// Log-probs and entropies of sequences, in their order.
     pub fn score(&self, sequences: &[Sequence], temperature: f64) -> Result<MicroScores> {
-        score_placed(&self.policy, &self.runtime, sequences, temperature)
+        score_placed(&self.model, &self.runtime, sequences, temperature)
     }
 
-    /// Replaces where the optimizer works; what it has learnt stays.
-    pub fn replan_optimizer(&mut self, plan: OptimizerPlan) -> Result<()> {
-        let decoder = &self.policy.decoder;
-        self.optimizer.replan(plan, decoder)
+    /// A critic's values of sequences' scored tokens, in their order.
+    pub fn values(&self, sequences: &[Sequence]) -> Result<Vec<Vec<f32>>> {
+        let Placed { decoder, plan, .. } = &self.model;
+        let schedule = Schedule::new(plan, &self.runtime, 1.0).for_role(self.model.role());
+        values_all(&schedule, decoder, sequences, score_cut(plan))
+    }
+
+    /// Takes another plan; what the optimizer has learnt stays. Weights move when they are next settled.
+    pub fn replan(&mut self, plan: &ModelPlan) -> Result<()> {
+        let model = &mut self.model;
+        if plan.optimizer != model.plan.optimizer {
+            self.optimizer.replan(plan.optimizer, &model.decoder)?;
+        }
+        model.plan = plan.clone();
+        Ok(())
     }
 
     /// The same under the policy with its adapters off: the reference policy of a run that trains adapters.
     pub fn score_base(&self, sequences: &[Sequence], temperature: f64) -> Result<MicroScores> {
-        let plan = &self.policy.plan;
+        let plan = &self.model.plan;
         let schedule = Schedule::new(plan, &self.runtime, temperature);
-        let base = self.policy.decoder.adapters_off();
+        let base = self.model.decoder.adapters_off();
         score_all(&schedule, &base, sequences, score_cut(plan))
     }
 
-    /// One optimizer step over sequences whose weights already hold the step's normalisers.
-    pub fn update(
+    /// One optimizer step over sequences whose weights already hold the step's normalisers. A critic knows no temperature.
+    pub fn update<'l>(
         &mut self,
         sequences: &[Sequence],
         temperature: f64,
-        loss: &dyn TokenLoss,
+        loss: impl Into<HeadLoss<'l>>,
         lr: f64,
     ) -> Result<Updated> {
         let accumulated = self.accumulate(sequences, temperature, loss, lr)?;
@@ -105,26 +134,26 @@ impl Learner {
 
     /// The first half of an optimizer step: forward and backward over all micro-batches. Unless the plan updates in the
     /// backward pass, it changes nothing and may be run again after an error.
-    pub fn accumulate(
+    pub fn accumulate<'l>(
         &mut self,
         sequences: &[Sequence],
         temperature: f64,
-        loss: &dyn TokenLoss,
+        loss: impl Into<HeadLoss<'l>>,
         lr: f64,
     ) -> Result<Accumulated> {
         let Self {
-            policy,
+            model,
             optimizer,
             runtime,
             dropout,
         } = self;
-        let Placed { decoder, plan, .. } = policy;
-        let schedule = Schedule::new(plan, runtime, temperature).with_dropout(*dropout);
+        let role = model.role();
+        let Placed { decoder, plan, .. } = model;
+        let schedule = Schedule::new(plan, runtime, temperature)
+            .for_role(role)
+            .with_dropout(*dropout);
         let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
-        let micros: Vec<Vec<&Sequence>> = pack(sequences, train_cut(plan))?
-            .iter()
-            .map(|m| m.iter().map(|&i| &sequences[i]).collect())
-            .collect();
+        let (_, micros) = batches(sequences, train_cut(plan))?;
         let mut applied = None;
         let sums = if plan.optimizer.in_backward {
             let mut step = optimizer.in_backward(lr);
@@ -157,7 +186,7 @@ impl Learner {
         let outcome = match applied {
             Some(outcome) => outcome,
             None => {
-                let decoder = &mut self.policy.decoder;
+                let decoder = &mut self.model.decoder;
                 self.optimizer.step(decoder, gradients, lr, &self.runtime)?
             }
         };

@@ -4,6 +4,7 @@
 
 pub mod batch;
 pub mod config;
+pub mod critic;
 pub mod dataset;
 pub mod error;
 pub mod evaluate;

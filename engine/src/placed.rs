@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::plan::{ModelPlan, Role};
-use firebrick_backends::accounts::{Accounts, Category, Hold, Home};
+use firebrick_backends::accounts::{Accounts, Hold, Home};
 use firebrick_models::Decoder;
 use std::sync::Arc;
 
@@ -85,10 +85,7 @@ impl Placed {
     }
 
     fn account(&mut self) {
-        let category = match self.role {
-            Role::Policy => Category::Parameters,
-            Role::Reference => Category::Reference,
-        };
+        let category = self.role.category();
         // given back first, so that a peak never counts a model twice
         self.holds.clear();
         self.holds = [Home::Device, Home::Host]

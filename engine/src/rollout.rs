@@ -40,6 +40,12 @@ pub struct Rollout {
     pub mask: Vec<bool>,
     /// Importance-sampling correction of each scored token; empty where there is none.
     pub correction: Vec<f64>,
+    /// A critic's value of the state that each completion token was drawn in; empty without a critic.
+    pub values: Vec<f32>,
+    /// What each completion token turned out to be worth, by rewards and values; empty without a critic.
+    pub returns: Vec<f64>,
+    /// Sum of its tokens' rewards: the reward, less the KL penalties where the objective takes them off.
+    pub penalised: f64,
     /// Advantage of each completion token.
     pub advantages: Vec<f64>,
 }

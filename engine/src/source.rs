@@ -163,9 +163,12 @@ impl Source {
              rollout.prompt_length + rollout.response_length at or below {original}, or set rope_type to linear"
             )));
         }
+        let critic = config.memory.of_critic()?;
         for (key, budget) in [
             ("memory.train_tokens", config.memory.train_tokens),
             ("memory.score_tokens", config.memory.score_tokens),
+            ("memory.critic.train_tokens", critic.train_tokens),
+            ("memory.critic.score_tokens", critic.score_tokens),
         ] {
             if budget < length {
                 return Err(Error::Budget {

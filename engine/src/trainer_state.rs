@@ -43,6 +43,9 @@ pub struct TrainerState {
     pub draws: u64,
     /// Applied optimizer steps.
     pub optimizer_steps: u64,
+    /// Applied optimizer steps of the critic.
+    #[serde(default)]
+    pub critic_steps: u64,
     /// Optimizer steps skipped for a non-finite gradient norm.
     pub skipped_steps: u64,
     /// Tokens sampled and trained on.
@@ -69,6 +72,7 @@ impl TrainerState {
             step: 0,
             draws: 0,
             optimizer_steps: 0,
+            critic_steps: 0,
             skipped_steps: 0,
             tokens: 0,
             seconds: 0.0,
@@ -104,7 +108,19 @@ pub fn save(
     })?;
     let path = dir.join(STATE);
     write_synced(&path, text.as_bytes()).map_err(Error::io("write", &path))?;
+    save_optimizer(dir, optimizer, decoder)?;
+    if masters {
+        let params = decoder.specs().enumerate().map(|(index, spec)| {
+            let read = move || Ok(decoder.param(index).download()?.to_f32());
+            (spec.name.clone(), LazyTensor::f32(&spec.rows_cols(), read))
+        });
+        write_tensors(&dir.join(MASTERS), params.collect(), &[])?;
+    }
+    Ok(())
+}
 
+/// Writes an optimizer's moments into a folder that exists.
+pub fn save_optimizer(dir: &Path, optimizer: &AdamW, decoder: &Decoder) -> Result<()> {
     let mut tensors = Vec::new();
     for (index, spec) in decoder.specs().enumerate() {
         if !optimizer.has_moments(index) {
@@ -121,15 +137,7 @@ pub fn save(
             tensors.push((format!("{}.{name}", spec.name), tensor));
         }
     }
-    write_tensors(&dir.join(OPTIMIZER), tensors, &[])?;
-    if masters {
-        let params = decoder.specs().enumerate().map(|(index, spec)| {
-            let read = move || Ok(decoder.param(index).download()?.to_f32());
-            (spec.name.clone(), LazyTensor::f32(&spec.rows_cols(), read))
-        });
-        write_tensors(&dir.join(MASTERS), params.collect(), &[])?;
-    }
-    Ok(())
+    Ok(write_tensors(&dir.join(OPTIMIZER), tensors, &[])?)
 }
 
 /// Names of the two moments in the optimizer file, torch's own.

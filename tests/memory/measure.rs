@@ -7,19 +7,20 @@ use firebrick::engine::batch::{Sequence, pack};
 use firebrick::engine::gradients::Gradients;
 use firebrick::engine::learner::{Learner, train_cut};
 use firebrick::engine::objective::sft::Nll;
+use firebrick::engine::objective::value::ValueLoss;
 use firebrick::engine::optim::OptimConfig;
 use firebrick::engine::placed::{Placed, Use};
-use firebrick::engine::plan::estimate::{Workload, estimate};
-use firebrick::engine::plan::{MemoryConfig, Plan};
+use firebrick::engine::plan::estimate::{CriticWork, Workload, estimate};
+use firebrick::engine::plan::{MemoryConfig, Plan, Role};
 use firebrick::engine::runtime::Runtime;
-use firebrick::engine::schedule::Schedule;
+use firebrick::engine::schedule::{HeadLoss, Schedule};
 use firebrick::models::adapter::LoraConfig;
 use firebrick::models::generate::{Generator, Request, Sampling};
 use firebrick::models::random::DrawKey;
 use firebrick::models::{Arch, Decoder};
 use serde_json::{Value, json};
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// A model and how much is trained on at a time.
 pub struct Case {
@@ -33,6 +34,8 @@ pub struct Case {
     /// Whether sampling is measured too: it takes long.
     pub samples: bool,
     pub lora: Option<LoraConfig>,
+    /// Whether a critic of the same size is trained beside the policy.
+    pub critic: bool,
 }
 
 impl Case {
@@ -51,6 +54,7 @@ impl Case {
             group: 1,
             samples: false,
             lora: None,
+            critic: false,
         }
     }
 
@@ -71,6 +75,18 @@ impl Case {
         }
     }
 
+    /// The same with a critic.
+    pub fn criticised(self) -> Self {
+        Self {
+            critic: true,
+            ..self
+        }
+    }
+
+    fn critic_arch(&self) -> Option<Arch> {
+        self.critic.then(|| self.arch.clone().with_value_head())
+    }
+
     fn workload(&self) -> Workload {
         let prompts = (self.sequences / self.group) as u64;
         Workload {
@@ -88,7 +104,9 @@ impl Case {
             old_log_probs: true,
             entropy: false,
             clips: true,
-            critic: false,
+            critic: self
+                .critic_arch()
+                .map(|arch| CriticWork { arch, clips: true }),
         }
     }
 
@@ -99,6 +117,8 @@ impl Case {
         let tokens: Vec<u32> = (0..length).map(token).collect();
         let mut sequence = Sequence::completion(&tokens[..self.prompt], &tokens[self.prompt..]);
         sequence.weights = vec![1e-3; self.response];
+        sequence.returns = vec![1.0; self.response];
+        sequence.values = vec![0.0; self.response];
         sequence
     }
 }
@@ -128,7 +148,12 @@ fn baseline() -> u64 {
 fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Phase> {
     let before = baseline();
     let plan = memory
-        .plans(&case.arch, false, case.sequences)
+        .plans(
+            &case.arch,
+            false,
+            case.critic_arch().as_ref(),
+            case.sequences,
+        )
         .expect("a plan");
     let profile = DeviceProfile::assumed(Backend::Cpu);
     let predicted = estimate(&case.workload(), &plan, &profile);
@@ -156,36 +181,47 @@ fn run(case: &Case, plan: &Plan) -> Vec<(&'static str, u64)> {
         lr: 1e-6,
         ..OptimConfig::default()
     };
-    let plan = plan.policy();
-    let runtime = Runtime::new(&device).with_prefetch(plan.prefetch);
-    let mut learner = Learner::new(decoder, plan.clone(), config, runtime);
-    learner.policy.settle(Use::Pass).expect("weights in place");
+    let prefetch = plan.models.values().map(|m| m.prefetch).max().unwrap_or(0);
+    let runtime = Arc::new(Runtime::new(&device).with_prefetch(prefetch));
+    let critic = plan.critic().map(|own| {
+        let decoder = decoder.with_value_head(1);
+        let runtime = Arc::clone(&runtime);
+        Learner::for_role(Role::Critic, decoder, own.clone(), config.clone(), runtime)
+    });
+    let mut learner = Learner::new(decoder, plan.policy().clone(), config, runtime);
     let sequences: Vec<Sequence> = (0..case.sequences).map(|i| case.sequence(i)).collect();
-    let mut peaks = Vec::new();
     // a first step over little, so that moments exist
     let mut short = case.sequence(0);
     short.positions.truncate(8);
     short.weights.truncate(8);
+    short.returns.truncate(8);
+    short.values.truncate(8);
     short.tokens.truncate(case.prompt + 8);
-    for sequences in [vec![short], sequences] {
-        let (_, score) = counted(|| learner.score(&sequences, 1.0).expect("scores"));
-        let (gradients, backward) = counted(|| backward(&mut learner, &sequences));
-        let (_, update) = counted(|| {
-            let Learner {
-                policy,
-                optimizer,
-                runtime,
-                ..
-            } = &mut learner;
-            optimizer
-                .step(&mut policy.decoder, gradients, 1e-6, runtime)
-                .expect("an update")
-        });
-        peaks = vec![
+    let batches = [vec![short], sequences];
+    let mut peaks = Vec::new();
+    let mut critic = critic;
+    for batch in &batches {
+        peaks.clear();
+        if let Some(critic) = &mut critic {
+            learner.model.settle(Use::Idle).expect("weights away");
+            critic.model.settle(Use::Pass).expect("weights in place");
+            let (_, values) = counted(|| critic.values(batch).expect("values"));
+            let [backward, update] = step(critic, batch, ValueLoss { clip_range: 0.5 });
+            peaks.extend([
+                ("values", values),
+                ("critic_backward", backward),
+                ("critic_optimizer", update),
+            ]);
+            critic.model.settle(Use::Idle).expect("weights away");
+        }
+        learner.model.settle(Use::Pass).expect("weights in place");
+        let (_, score) = counted(|| learner.score(batch, 1.0).expect("scores"));
+        let [backward, update] = step(&mut learner, batch, &Nll);
+        peaks.extend([
             ("score", score),
             ("backward", backward),
             ("optimizer", update),
-        ];
+        ]);
     }
     if case.samples {
         let ((), rollout) = counted(|| sample(case, &mut learner));
@@ -196,7 +232,7 @@ fn run(case: &Case, plan: &Plan) -> Vec<(&'static str, u64)> {
 
 fn sample(case: &Case, learner: &mut Learner) {
     learner
-        .policy
+        .model
         .settle(Use::Rollout)
         .expect("weights in place");
     let sampling = Sampling {
@@ -219,11 +255,35 @@ fn sample(case: &Case, learner: &mut Learner) {
         .expect("samples");
 }
 
-fn backward(learner: &mut Learner, sequences: &[Sequence]) -> Gradients {
+/// Bytes of a backward pass and of the update after it.
+fn step<'l>(
+    learner: &mut Learner,
+    sequences: &[Sequence],
+    loss: impl Into<HeadLoss<'l>>,
+) -> [u64; 2] {
+    let (gradients, backward) = counted(|| backward(learner, sequences, loss));
     let Learner {
-        policy, runtime, ..
+        model,
+        optimizer,
+        runtime,
+        ..
     } = learner;
-    let Placed { decoder, plan, .. } = policy;
+    let (_, update) = counted(|| {
+        optimizer
+            .step(&mut model.decoder, gradients, 1e-6, runtime)
+            .expect("an update")
+    });
+    [backward, update]
+}
+
+fn backward<'l>(
+    learner: &mut Learner,
+    sequences: &[Sequence],
+    loss: impl Into<HeadLoss<'l>>,
+) -> Gradients {
+    let Learner { model, runtime, .. } = learner;
+    let role = model.role();
+    let Placed { decoder, plan, .. } = model;
     let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
     let micros: Vec<Vec<&Sequence>> = pack(sequences, train_cut(plan))
         .expect("micro-batches")
@@ -231,7 +291,8 @@ fn backward(learner: &mut Learner, sequences: &[Sequence]) -> Gradients {
         .map(|m| m.iter().map(|&i| &sequences[i]).collect())
         .collect();
     Schedule::new(plan, runtime, 1.0)
-        .backward(decoder, &micros, &Nll, &mut gradients, None)
+        .for_role(role)
+        .backward(decoder, &micros, loss, &mut gradients, None)
         .expect("a backward pass");
     gradients
 }
@@ -283,11 +344,13 @@ fn cases() -> Vec<(Case, Plans)> {
     let large = Case::new("llama, 26 M, 2 x 512 tokens", &llama(), [256, 256, 2]);
     let long = Case::new("llama, 26 M, 1 x 1,024 tokens", &llama(), [512, 512, 1]);
     let adapted = Case::new("llama, 26 M, adapters", &llama(), [256, 256, 2]).adapted();
+    let critic = Case::new("llama, 26 M, with a critic", &llama(), [256, 256, 2]).criticised();
     let sampled = Case::new("llama, 26 M, sampling", &llama(), [48, 16, 32]).sampled(8);
     let mut all = vec![
         (large, techniques()),
         (long, long_plans()),
         (adapted, few_plans()),
+        (critic, critic_plans()),
         (
             sampled,
             vec![(
@@ -378,6 +441,23 @@ fn long_plans() -> Plans {
         (
             "checkpoint_every 2, attention_rows 512",
             over(json!({"checkpoint_every": 2, "attention_rows": 512})),
+        ),
+    ]
+}
+
+fn critic_plans() -> Plans {
+    vec![
+        ("plain", json!({"attention_rows": 0, "head_rows": 64})),
+        (
+            "checkpoint_every 1, the critic's graph whole",
+            over(json!({"critic": {"gradient_checkpointing": false, "attention_rows": 0}})),
+        ),
+        (
+            "everything on the host",
+            over(json!({
+                "activation_offload": true, "param_offload": "streamed", "order": "segment_major",
+                "grad_offload": true, "optimizer_offload": "cpu", "micro_batch_size": 1
+            })),
         ),
     ]
 }

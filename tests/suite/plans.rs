@@ -65,7 +65,7 @@ fn changes(model: &Model, memory: &MemoryConfig) -> BTreeMap<String, Vec<f64>> {
     };
     let mut learner = Learner::new(model.decoder.clone(), plan, optim, runtime);
     learner
-        .policy
+        .model
         .settle(Use::Pass)
         .expect("weights in their place");
     for _ in 0..2 {

@@ -84,9 +84,11 @@ fn predicted(memory: &MemoryConfig) -> u64 {
         old_log_probs: true,
         entropy: false,
         clips: false,
-        critic: false,
+        critic: None,
     };
-    let plan = memory.plans(&workload.arch, false, 1).expect("a plan");
+    let plan = memory
+        .plans(&workload.arch, false, None, 1)
+        .expect("a plan");
     let profile = DeviceProfile::assumed(Backend::Wgpu);
     let estimate = estimate(&workload, &plan, &profile);
     let phase = estimate.phase("backward").expect("the phase");
@@ -111,7 +113,7 @@ fn counted(memory: &MemoryConfig, device: &Device) -> u64 {
     };
     let mut learner = Learner::new(Decoder::random(arch(), 1, device), plan, optim, runtime);
     learner
-        .policy
+        .model
         .settle(Use::Pass)
         .expect("weights in their place");
     let rows = rows();

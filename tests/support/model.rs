@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use burn::tensor::{Int, Tensor, TensorData};
 use firebrick_engine::batch::{DropoutStep, Sequence};
 use firebrick_engine::gradients::Gradients;
-use firebrick_engine::objective::TokenLoss;
 use firebrick_engine::placed::{Placed, Use};
 use firebrick_engine::plan::{MemoryConfig, ModelPlan, Role};
 use firebrick_engine::runtime::Runtime;
-use firebrick_engine::schedule::{LossSums, MicroScores, Schedule};
+use firebrick_engine::schedule::{HeadLoss, LossSums, MicroScores, Schedule};
 use firebrick_models::{Checkpoint, Decoder};
 use serde::Deserialize;
 
@@ -138,11 +137,11 @@ impl Model {
     }
 
     /// Loss and gradients by parameter name of micro-batches that add up to one step.
-    pub fn backward(
+    pub fn backward<'l>(
         &self,
         plan: &ModelPlan,
         temperature: f64,
-        loss: &dyn TokenLoss,
+        loss: impl Into<HeadLoss<'l>>,
         micros: &[Vec<&Sequence>],
     ) -> (LossSums, BTreeMap<String, Vec<f64>>) {
         let runtime = self.runtime(plan);
@@ -150,12 +149,12 @@ impl Model {
     }
 
     /// The same, with accounts to look at afterwards.
-    pub fn backward_with(
+    pub fn backward_with<'l>(
         &self,
         runtime: &Runtime,
         plan: &ModelPlan,
         temperature: f64,
-        loss: &dyn TokenLoss,
+        loss: impl Into<HeadLoss<'l>>,
         micros: &[Vec<&Sequence>],
     ) -> (LossSums, BTreeMap<String, Vec<f64>>) {
         let mut placed = self.placed(plan, runtime);

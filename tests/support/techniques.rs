@@ -104,7 +104,8 @@ pub const MOMENTS: [Technique; 2] = [
     ("8-bit moments", |m| m.moments = MomentKind::Block8),
 ];
 
-fn settings(parts: &[Technique]) -> (String, MemoryConfig) {
+/// The settings of some techniques together.
+pub fn settings(parts: &[Technique]) -> (String, MemoryConfig) {
     let mut config = MemoryConfig::default();
     for (_, turn_on) in parts {
         turn_on(&mut config);

@@ -8,21 +8,23 @@ use serde_json::{Map, Value};
 use std::path::Path;
 
 /// Sections that `null` turns off.
-const SECTIONS: [&str; 8] = [
+const SECTIONS: [&str; 9] = [
     "task",
     "objective",
     "rollout",
     "update",
     "optim",
+    "critic",
     "warmup",
     "sft",
     "memory",
 ];
 
 /// Keys that name files.
-const FILES: [&str; 6] = [
+const FILES: [&str; 7] = [
     "/memory/plan",
     "/model/path",
+    "/critic/model/path",
     "/model/lora/path",
     "/model/tokenizer",
     "/task/train",
@@ -138,6 +140,9 @@ fn typed(mut root: Map<String, Value>) -> Result<RunConfig> {
             let path = e.path().to_string();
             Error::Config(describe(&path, &e.into_inner().to_string()))
         })?;
+    if config.objective.needed().values {
+        config.critic.get_or_insert_default();
+    }
     config.check()?;
     if let Some(lora) = &mut config.model.lora {
         lora.spell_out();

@@ -1,7 +1,9 @@
 //! The configuration of a run: what a user writes, read strictly and resolved once.
 
+mod critic;
 mod load;
 
+pub use critic::{CriticConfig, CriticModel};
 pub use load::{load, parse};
 
 use crate::lora::LoraSettings;
@@ -40,6 +42,9 @@ pub struct RunConfig {
     /// The optimizer of the RL steps.
     #[serde(default)]
     pub optim: OptimConfig,
+    /// The critic, where the objective has one.
+    #[serde(default)]
+    pub critic: Option<CriticConfig>,
     /// Length and rhythm of the run.
     #[serde(default)]
     pub trainer: TrainerConfig,
@@ -310,6 +315,7 @@ impl RunConfig {
         self.check_groups()?;
         self.objective.check().map_err(Error::Config)?;
         self.check_objective()?;
+        self.check_critic()?;
         self.memory.check()?;
         self.optim.check("optim")?;
         if self
@@ -349,6 +355,24 @@ impl RunConfig {
             );
         }
         Ok(())
+    }
+
+    /// A critic where the objective has one, and nowhere else.
+    fn check_critic(&self) -> Result<()> {
+        let values = self.objective.needed().values;
+        match &self.critic {
+            Some(critic) if values => critic.check(self.trainer.steps),
+            None if values => Err(Error::Config(
+                "objective.adv_estimator: gae needs a critic; write `critic: {}` for one with default settings".into(),
+            )),
+            None if self.memory.critic.is_empty() => Ok(()),
+            _ => {
+                let key = if self.critic.is_some() { "critic" } else { "memory.critic" };
+                Err(Error::Config(format!(
+                    "{key} goes with objective: ppo (objective.adv_estimator: gae); no other objective has a critic"
+                )))
+            }
+        }
     }
 
     fn check_groups(&self) -> Result<()> {

@@ -49,11 +49,13 @@ pub enum Algorithm {
     Opo,
     /// Credit for the best of a group alone (arXiv:2503.19595).
     PassAtK,
+    /// Proximal policy optimisation with a critic (arXiv:1707.06347).
+    Ppo,
 }
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Grpo,
         Self::DrGrpo,
         Self::Dapo,
@@ -73,6 +75,7 @@ impl Algorithm {
         Self::Remax,
         Self::Opo,
         Self::PassAtK,
+        Self::Ppo,
     ];
 
     /// What the algorithm's paper sets, and GRPO's defaults for the rest.
@@ -168,6 +171,10 @@ impl Algorithm {
             },
             Self::PassAtK => ObjectiveConfig {
                 adv_estimator: AdvEstimator::PassAtK,
+                ..base
+            },
+            Self::Ppo => ObjectiveConfig {
+                adv_estimator: AdvEstimator::Gae,
                 ..base
             },
         }

@@ -81,8 +81,12 @@ impl ObjectiveConfig {
         if let Some((key, _)) = shares.iter().find(|(_, v)| !(*v > 0.0 && *v <= 1.0)) {
             return Err(format!("objective.{key} should be above 0 and at most 1"));
         }
-        if !(0.0..=1.0).contains(&self.gamma) {
-            return Err("objective.gamma should be between 0 and 1".into());
+        for (key, value) in [("gamma", self.gamma), ("lam", self.lam)] {
+            if !(0.0..=1.0).contains(&value) {
+                return Err(format!(
+                    "objective.{key} is {value}; a number between 0 and 1 was expected"
+                ));
+            }
         }
         if !self.entropy_coeff.is_finite() {
             return Err("objective.entropy_coeff should be a number".into());
@@ -109,7 +113,7 @@ impl ObjectiveConfig {
     }
 
     /// Settings of advantages, rewards and corrections that not every objective reads.
-    fn readers_of_rewards(&self) -> [Reader; 7] {
+    fn readers_of_rewards(&self) -> [Reader; 8] {
         let adv = |estimators: &[AdvEstimator]| estimators.contains(&self.adv_estimator);
         [
             (
@@ -119,8 +123,13 @@ impl ObjectiveConfig {
             ),
             (
                 &["gamma"],
-                adv(&[AdvEstimator::ReinforcePlusPlus]),
-                "objective.adv_estimator: reinforce_plus_plus",
+                adv(&[AdvEstimator::ReinforcePlusPlus, AdvEstimator::Gae]),
+                "objective.adv_estimator: reinforce_plus_plus or gae",
+            ),
+            (
+                &["lam"],
+                adv(&[AdvEstimator::Gae]),
+                "objective.adv_estimator: gae",
             ),
             (
                 &["normalize_advantages"],
@@ -246,10 +255,14 @@ impl ObjectiveConfig {
             );
         }
         if self.policy_loss == PolicyLoss::GeoMean
-            && self.adv_estimator == AdvEstimator::ReinforcePlusPlus
+            && matches!(
+                self.adv_estimator,
+                AdvEstimator::ReinforcePlusPlus | AdvEstimator::Gae
+            )
         {
             return refuse(
-                "policy_loss: geo_mean takes one advantage a sequence, and adv_estimator: reinforce_plus_plus gives one a token",
+                "policy_loss: geo_mean takes one advantage a sequence, and adv_estimator: reinforce_plus_plus and gae give one a \
+                 token",
             );
         }
         if self.policy_loss == PolicyLoss::Vespo

@@ -3,6 +3,7 @@
 use super::advantage::{AdvEstimator, MultiObjective, ScaleRewards};
 use super::aggregate::LossAggMode;
 use super::correction::{RolloutIs, RolloutRs};
+use super::gae::Gae;
 use super::kl::KlType;
 use super::kl_controller::KlControlConfig;
 use super::policy::{Clip, Level, PolicyLoss};
@@ -29,6 +30,8 @@ pub struct ObjectiveConfig {
     pub adv_eps: f64,
     /// Discount of later rewards, where advantages are by token.
     pub gamma: f64,
+    /// With a critic: how far an advantage looks beyond the next value; 0: no further, 1: to the end (verl's name).
+    pub lam: f64,
     /// Advantages less their mean over the step, over their standard deviation (TRL's, of RLOO).
     pub normalize_advantages: bool,
     /// Several rewards: summed and normalised, or each normalised by itself and summed (TRL's name).
@@ -133,6 +136,7 @@ impl Default for ObjectiveConfig {
             scale_rewards: ScaleRewards::Group,
             adv_eps: 1e-6,
             gamma: 1.0,
+            lam: 1.0,
             normalize_advantages: false,
             multi_objective_aggregation: MultiObjective::SumThenNormalize,
             use_kl_in_reward: false,
@@ -190,6 +194,15 @@ impl ObjectiveConfig {
         }
     }
 
+    /// Discount and decay of advantages by a critic.
+    #[must_use]
+    pub fn gae(&self) -> Gae {
+        Gae {
+            gamma: self.gamma,
+            lam: self.lam,
+        }
+    }
+
     /// Whether the loss has an entropy bonus.
     #[must_use]
     pub fn has_bonus(&self) -> bool {
@@ -203,6 +216,7 @@ impl ObjectiveConfig {
         Needs {
             reference: self.kl_loss_coef != 0.0 || self.use_kl_in_reward,
             greedy: self.adv_estimator == AdvEstimator::Remax,
+            values: self.adv_estimator == AdvEstimator::Gae,
             scores: chooses || self.top_entropy_quantile < 1.0,
             entropy: self.has_bonus(),
         }

@@ -1,7 +1,9 @@
 //! A training step's rollouts: which tokens are scored, their rewards, advantages and corrections.
 
 use super::ObjectiveConfig;
-use super::advantage::{MultiObjective, Outcomes, estimate, mean, normalize_then_sum};
+use super::advantage::{
+    AdvEstimator, MultiObjective, Outcomes, estimate, mean, normalize_then_sum,
+};
 use super::controls::Controls;
 use super::kl_controller::penalised;
 use crate::rollout::Rollout;
@@ -20,11 +22,14 @@ impl ObjectiveConfig {
         let groups: Vec<u64> = rollouts.iter().map(|r| r.draw).collect();
         let masks: Vec<Vec<bool>> = rollouts.iter().map(|r| r.mask.clone()).collect();
         let baselines: Vec<f64> = rollouts.iter().filter_map(|r| r.baseline).collect();
+        let wide = |values: &Vec<f32>| values.iter().map(|&v| f64::from(v)).collect();
+        let values: Vec<Vec<f64>> = rollouts.iter().map(|r| wide(&r.values)).collect();
         let outcomes = Outcomes {
             rewards: &rewards,
             masks: &masks,
             groups: &groups,
             baselines: &baselines,
+            values: &values,
         };
         let advantages = match self.multi_objective_aggregation {
             MultiObjective::SumThenNormalize => estimate(self, outcomes),
@@ -43,8 +48,16 @@ impl ObjectiveConfig {
                 outcomes.spread(&normalize_then_sum(&parts, &weights, &groups, self.adv_eps))
             }
         };
-        for (rollout, advantages) in rollouts.iter_mut().zip(advantages) {
+        if self.adv_estimator == AdvEstimator::Gae {
+            // of the advantages as they are before they are normalised
+            for (i, rollout) in rollouts.iter_mut().enumerate() {
+                let (_, returns) = self.gae().estimate(&rewards[i], &values[i], &masks[i]);
+                rollout.returns = returns;
+            }
+        }
+        for ((rollout, advantages), rewards) in rollouts.iter_mut().zip(advantages).zip(&rewards) {
             rollout.advantages = advantages;
+            rollout.penalised = rewards.iter().sum();
         }
         metrics
     }

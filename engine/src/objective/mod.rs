@@ -157,6 +157,8 @@ pub struct Needs {
     pub reference: bool,
     /// The reward of a greedy completion of every prompt.
     pub greedy: bool,
+    /// A critic's value of every token; and the critic learns from what the tokens turned out to be worth.
+    pub values: bool,
     /// Scores of a whole optimizer step under the current policy before its first backward, because something is chosen
     /// out of the whole step: so the choice does not depend on how the step is cut.
     pub scores: bool,

@@ -37,7 +37,7 @@ pub struct ValueLoss {
 impl ValueLoss {
     /// The loss of a chunk's values.
     #[must_use]
-    pub fn loss(&self, values: &Tensor<1>, inputs: &ValueInputs) -> Loss {
+    pub fn loss(self, values: &Tensor<1>, inputs: &ValueInputs) -> Loss {
         let square = |v: Tensor<1>| {
             let apart = v - inputs.returns.clone();
             apart.clone() * apart

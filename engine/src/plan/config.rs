@@ -6,6 +6,7 @@ use crate::{Error, Result};
 use firebrick_backends::accounts::Home;
 use firebrick_models::Arch;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 /// Which layers keep their input instead of their graph; exactly one of the ways of saying so.
 #[derive(Clone, Debug, PartialEq)]
@@ -136,6 +137,8 @@ pub struct MemoryConfig {
     pub cleanup_every: u64,
     /// The reference policy's own settings.
     pub reference: RoleMemory,
+    /// The critic's own settings: any of the keys above that belong to a model. What it leaves out is the policy's.
+    pub critic: Map<String, Value>,
 }
 
 impl Default for MemoryConfig {
@@ -170,6 +173,7 @@ impl Default for MemoryConfig {
             micro_batch_size: None,
             cleanup_every: 0,
             reference: RoleMemory::default(),
+            critic: Map::new(),
         }
     }
 }
@@ -178,7 +182,8 @@ impl MemoryConfig {
     /// Refuses settings that cannot work, whatever the model.
     pub fn check(&self) -> Result<()> {
         self.check_sizes()?;
-        self.check_switches()
+        self.check_switches()?;
+        self.of_critic().map(|_| ())
     }
 
     /// The policy's plan that these settings spell out.
@@ -221,10 +226,19 @@ impl MemoryConfig {
     }
 
     /// The plans of all models.
-    pub fn plans(&self, arch: &Arch, reference: bool, max_num_seqs: usize) -> Result<Plan> {
+    pub fn plans(
+        &self,
+        arch: &Arch,
+        reference: bool,
+        critic: Option<&Arch>,
+        max_num_seqs: usize,
+    ) -> Result<Plan> {
         let mut models = std::collections::BTreeMap::from([(Role::Policy, self.plan(arch)?)]);
         if reference {
             models.insert(Role::Reference, self.reference_plan(arch)?);
+        }
+        if let Some(arch) = critic {
+            models.insert(Role::Critic, self.critic_plan(arch)?);
         }
         Ok(Plan {
             models,

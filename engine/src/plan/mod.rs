@@ -5,6 +5,7 @@
 
 mod check;
 mod config;
+mod critic;
 mod cut;
 pub mod estimate;
 pub mod planner;
@@ -16,7 +17,7 @@ pub use config::{Granularity, MemoryConfig, OptimizerOffload, ParamOffload, Role
 pub use preset::Preset;
 pub use saved::PlanReport;
 
-use firebrick_backends::accounts::Home;
+use firebrick_backends::accounts::{Category, Home};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,6 +30,20 @@ pub enum Role {
     Policy,
     /// The frozen model that KL terms compare with.
     Reference,
+    /// The model that says what a state is worth, trained beside the policy.
+    Critic,
+}
+
+impl Role {
+    /// What its weights are accounted as.
+    #[must_use]
+    pub fn category(self) -> Category {
+        match self {
+            Self::Policy => Category::Parameters,
+            Self::Reference => Category::Reference,
+            Self::Critic => Category::Critic,
+        }
+    }
 }
 
 /// What a segment leaves behind in the forward pass for its backward.
@@ -150,5 +165,11 @@ impl Plan {
     #[must_use]
     pub fn reference(&self) -> Option<&ModelPlan> {
         self.models.get(&Role::Reference)
+    }
+
+    /// The critic's plan, where there is one.
+    #[must_use]
+    pub fn critic(&self) -> Option<&ModelPlan> {
+        self.models.get(&Role::Critic)
     }
 }

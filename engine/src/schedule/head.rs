@@ -7,11 +7,39 @@ use super::sums::{LossSums, Running};
 use crate::Result;
 use crate::batch::MicroBatch;
 use crate::gradients::Gradients;
+use crate::objective::value::ValueLoss;
 use crate::objective::{Loss, Scores, TokenInputs, TokenLoss};
 use burn::tensor::Tensor;
 use firebrick_models::Decoder;
-use firebrick_models::head::{Head, HeadChunk};
+use firebrick_models::head::{Head, HeadChunk, HeadGradients};
 use firebrick_models::unit::Weights;
+
+/// What a head's rows are differentiated by.
+#[derive(Clone, Copy)]
+pub enum HeadLoss<'l> {
+    /// A loss of a language model's log-probs and entropies.
+    Tokens(&'l dyn TokenLoss),
+    /// The loss of a critic's values.
+    Values(ValueLoss),
+}
+
+impl<'l, L: TokenLoss> From<&'l L> for HeadLoss<'l> {
+    fn from(loss: &'l L) -> Self {
+        Self::Tokens(loss)
+    }
+}
+
+impl<'l> From<&'l dyn TokenLoss> for HeadLoss<'l> {
+    fn from(loss: &'l dyn TokenLoss) -> Self {
+        Self::Tokens(loss)
+    }
+}
+
+impl From<ValueLoss> for HeadLoss<'_> {
+    fn from(loss: ValueLoss) -> Self {
+        Self::Values(loss)
+    }
+}
 
 /// Head of one micro-batch in training.
 pub(super) struct HeadPass<'a> {
@@ -27,7 +55,7 @@ impl HeadPass<'_> {
         &self,
         micro: &MicroBatch,
         hidden: Tensor<2>,
-        loss: &dyn TokenLoss,
+        loss: HeadLoss<'_>,
         gradients: &mut Gradients,
     ) -> Result<(Tensor<2>, LossSums)> {
         let hidden = hidden.select(0, micro.rows.clone());
@@ -35,11 +63,39 @@ impl HeadPass<'_> {
             return Ok((hidden, LossSums::default()));
         }
         let head = self.decoder.head_with(self.weights);
-        if loss.separates() {
-            self.one_pass(&head, micro, &hidden, loss, gradients)
-        } else {
-            self.two_passes(&head, micro, &hidden, loss, gradients)
+        match loss {
+            HeadLoss::Tokens(loss) if loss.separates() => {
+                self.one_pass(&head, micro, &hidden, loss, gradients)
+            }
+            HeadLoss::Tokens(loss) => self.two_passes(&head, micro, &hidden, loss, gradients),
+            HeadLoss::Values(loss) => self.values(&head, micro, &hidden, loss, gradients),
         }
+    }
+
+    fn values(
+        &self,
+        head: &Head<'_>,
+        micro: &MicroBatch,
+        hidden: &Tensor<2>,
+        loss: ValueLoss,
+        gradients: &mut Gradients,
+    ) -> Result<(Tensor<2>, LossSums)> {
+        let Some(inputs) = &micro.value_inputs else {
+            unreachable!("sequences of a critic's update have returns")
+        };
+        let mut d_hidden = Vec::new();
+        let mut sums = Running::default();
+        for (start, len) in chunks(micro.scored(), self.rows) {
+            let chunk = head.value_chunk(hidden.clone().narrow(0, start, len));
+            let values = chunk.values.clone().autodiff().require_grad();
+            let loss = loss.loss(&values, &inputs.narrow(start, len));
+            let mut tape = loss.total.backward();
+            let d_values = values.grad_remove(&mut tape);
+            let d_values = d_values.unwrap_or_else(|| chunk.values.zeros_like());
+            d_hidden.push(self.add(chunk.backward(d_values), gradients));
+            sums.add(loss);
+        }
+        Ok((Tensor::cat(d_hidden, 0), sums.read(micro.scored())?))
     }
 
     fn one_pass(
@@ -120,11 +176,19 @@ impl HeadPass<'_> {
         d_entropy: Option<Tensor<1>>,
         gradients: &mut Gradients,
     ) -> Tensor<2> {
+        self.add(chunk.backward(d_logp, d_entropy), gradients)
+    }
+
+    /// Adds up a chunk's gradients of weights and gives that of its rows.
+    fn add(&self, chunk: HeadGradients, gradients: &mut Gradients) -> Tensor<2> {
         let units = self.decoder.units();
         let norm = units[units.len() - 1].range.start;
-        let chunk = chunk.backward(d_logp, d_entropy);
         let projection = self.decoder.projection_index();
-        for (index, gradient) in [(norm, chunk.norm), (projection, chunk.projection)] {
+        for (index, gradient) in [
+            (norm, chunk.norm),
+            (projection, chunk.projection),
+            (projection + 1, chunk.bias),
+        ] {
             if let Some(gradient) = gradient {
                 gradients.add(index, gradient);
             }

@@ -8,19 +8,19 @@ mod kept;
 mod sums;
 mod trace;
 
+pub use head::HeadLoss;
 pub use sums::{LossSums, MicroScores};
 
 use crate::Result;
 use crate::batch::{Cut, DropoutStep, MicroBatch, Sequence, pack};
 use crate::gradients::Gradients;
-use crate::objective::TokenLoss;
 use crate::plan::{Keep, ModelPlan, Order, Role};
 use crate::runtime::Runtime;
 use burn::tensor::Tensor;
 use fetch::{Fetched, Fetcher};
 use firebrick_backends::accounts::{Category, Hold, Home};
 use firebrick_models::Decoder;
-use firebrick_models::head::TokenScores;
+use firebrick_models::head::Head;
 use head::HeadPass;
 use kept::Kept;
 use std::ops::Range;
@@ -96,15 +96,13 @@ impl<'a> Schedule<'a> {
         Some(accounts.hold(Category::LiveGraph, Home::Device, bytes))
     }
 
-    fn category(&self) -> Category {
-        match self.role {
-            Role::Policy => Category::Parameters,
-            Role::Reference => Category::Reference,
-        }
-    }
-
     fn fetcher(&self, visits: Vec<Range<usize>>) -> Fetcher<'a> {
-        Fetcher::new(self.runtime, self.category(), visits, self.plan.prefetch)
+        Fetcher::new(
+            self.runtime,
+            self.role.category(),
+            visits,
+            self.plan.prefetch,
+        )
     }
 
     /// Embedding, segments, head.
@@ -141,60 +139,78 @@ impl<'a> Schedule<'a> {
 
     /// Scores micro-batches without a graph, in their order.
     pub fn score(&self, decoder: &Decoder, micros: &[Vec<&Sequence>]) -> Result<Vec<MicroScores>> {
-        let mut scores = Vec::with_capacity(micros.len());
-        for group in self.groups(micros) {
-            scores.extend(self.score_group(decoder, group)?);
-        }
-        Ok(scores)
-    }
-
-    fn score_group(&self, decoder: &Decoder, group: &[Vec<&Sequence>]) -> Result<Vec<MicroScores>> {
-        let micros: Vec<MicroBatch> = group.iter().map(|s| self.micro(decoder, s)).collect();
-        let mut fetch = self.fetcher(self.forward_visits(decoder));
-        let mut rows = embed(decoder, &fetch.next(decoder)?, &micros);
-        for segment in &self.plan.segments {
-            let fetched = fetch.next(decoder)?;
-            for (x, micro) in rows.iter_mut().zip(&micros) {
-                run(decoder, segment.units.clone(), &fetched, x, micro);
-            }
-            self.runtime.check()?;
-        }
-        let fetched = fetch.next(decoder)?;
-        let head = decoder.head_with(&fetched.weights[0]);
-        let scored = rows.into_iter().zip(&micros).map(|(hidden, micro)| {
-            let hidden = hidden.select(0, micro.rows.clone());
+        self.forward(decoder, micros, |head, micro, hidden| {
             let (mut logp, mut entropy) = (Vec::new(), Vec::new());
             for (start, len) in head::chunks(micro.scored(), self.plan.head_rows) {
-                let TokenScores {
-                    logp: l,
-                    entropy: e,
-                } = head.score(
+                let scores = head.score(
                     hidden.clone().narrow(0, start, len),
                     micro.targets.clone().narrow(0, start, len),
                     self.temperature,
                 );
-                logp.push(l);
-                entropy.push(e);
+                logp.push(scores.logp);
+                entropy.push(scores.entropy);
             }
-            self.runtime.check()?;
             Ok(MicroScores {
                 logp: by_sequence(logp, &micro.lengths)?,
                 entropy: by_sequence(entropy, &micro.lengths)?,
             })
-        });
-        scored.collect()
+        })
+    }
+
+    /// A critic's values of the scored tokens of micro-batches, without a graph, by sequence.
+    pub fn values(
+        &self,
+        critic: &Decoder,
+        micros: &[Vec<&Sequence>],
+    ) -> Result<Vec<Vec<Vec<f32>>>> {
+        self.forward(critic, micros, |head, micro, hidden| {
+            let chunks = head::chunks(micro.scored(), self.plan.head_rows);
+            let values = chunks.map(|(start, n)| head.scalar(hidden.clone().narrow(0, start, n)));
+            by_sequence(values.collect(), &micro.lengths)
+        })
+    }
+
+    /// Runs micro-batches without a graph and reads their scored rows off the head.
+    fn forward<T>(
+        &self,
+        decoder: &Decoder,
+        micros: &[Vec<&Sequence>],
+        read: impl Fn(&Head<'_>, &MicroBatch, Tensor<2>) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let mut all = Vec::with_capacity(micros.len());
+        for group in self.groups(micros) {
+            let micros: Vec<MicroBatch> = group.iter().map(|s| self.micro(decoder, s)).collect();
+            let mut fetch = self.fetcher(self.forward_visits(decoder));
+            let mut rows = embed(decoder, &fetch.next(decoder)?, &micros);
+            for segment in &self.plan.segments {
+                let fetched = fetch.next(decoder)?;
+                for (x, micro) in rows.iter_mut().zip(&micros) {
+                    run(decoder, segment.units.clone(), &fetched, x, micro);
+                }
+                self.runtime.check()?;
+            }
+            let fetched = fetch.next(decoder)?;
+            let head = decoder.head_with(&fetched.weights[0]);
+            for (hidden, micro) in rows.into_iter().zip(&micros) {
+                let hidden = hidden.select(0, micro.rows.clone());
+                self.runtime.check()?;
+                all.push(read(&head, micro, hidden)?);
+            }
+        }
+        Ok(all)
     }
 
     /// Forward and backward of an optimizer step's micro-batches: adds to `gradients`, returns the sums of the loss.
     /// `after` is told of every unit whose gradient is complete.
-    pub fn backward(
+    pub fn backward<'l>(
         &self,
         decoder: &mut Decoder,
         micros: &[Vec<&Sequence>],
-        loss: &dyn TokenLoss,
+        loss: impl Into<HeadLoss<'l>>,
         gradients: &mut Gradients,
         mut after: Option<&mut dyn AfterUnit>,
     ) -> Result<LossSums> {
+        let loss = loss.into();
         let mut sums = LossSums::default();
         let groups: Vec<&[Vec<&Sequence>]> = self.groups(micros).collect();
         for (i, group) in groups.iter().enumerate() {
@@ -260,7 +276,7 @@ impl Pass<'_, '_> {
         &mut self,
         decoder: &Decoder,
         hidden: Vec<Tensor<2>>,
-        loss: &dyn TokenLoss,
+        loss: HeadLoss<'_>,
         gradients: &mut Gradients,
         sums: &mut LossSums,
     ) -> Result<Vec<Tensor<2>>> {
@@ -370,11 +386,7 @@ pub fn score_all(
         logp: vec![Vec::new(); sequences.len()],
         entropy: vec![Vec::new(); sequences.len()],
     };
-    let micros = pack(sequences, cut)?;
-    let batches: Vec<Vec<&Sequence>> = micros
-        .iter()
-        .map(|m| m.iter().map(|&i| &sequences[i]).collect())
-        .collect();
+    let (micros, batches) = batches(sequences, cut)?;
     for (indices, own) in micros.iter().zip(schedule.score(decoder, &batches)?) {
         for ((&i, logp), entropy) in indices.iter().zip(own.logp).zip(own.entropy) {
             scores.logp[i] = logp;
@@ -382,4 +394,33 @@ pub fn score_all(
         }
     }
     Ok(scores)
+}
+
+/// A critic's values of sequences' scored tokens, in their order, in micro-batches under the budget.
+pub fn values_all(
+    schedule: &Schedule<'_>,
+    critic: &Decoder,
+    sequences: &[Sequence],
+    cut: Cut,
+) -> Result<Vec<Vec<f32>>> {
+    let mut all = vec![Vec::new(); sequences.len()];
+    let (micros, batches) = batches(sequences, cut)?;
+    for (indices, own) in micros.iter().zip(schedule.values(critic, &batches)?) {
+        for (&i, values) in indices.iter().zip(own) {
+            all[i] = values;
+        }
+    }
+    Ok(all)
+}
+
+type Batches<'s> = (Vec<Vec<usize>>, Vec<Vec<&'s Sequence>>);
+
+/// Micro-batches under a budget: indices of their sequences, and the sequences.
+pub(crate) fn batches(sequences: &[Sequence], cut: Cut) -> Result<Batches<'_>> {
+    let micros = pack(sequences, cut)?;
+    let batches = micros
+        .iter()
+        .map(|m| m.iter().map(|&i| &sequences[i]).collect())
+        .collect();
+    Ok((micros, batches))
 }

@@ -1,5 +1,6 @@
 //! The trainer: a run from its first step to its last.
 
+mod critic;
 mod greedy;
 mod recover;
 mod report;
@@ -13,6 +14,7 @@ pub use report::{Event, Metrics, Observer, PhaseMemory, Silent, Summary};
 pub use setup::Start;
 
 use crate::config::RunConfig;
+use crate::critic::CriticSource;
 use crate::dataset::Dataset;
 use crate::learner::Learner;
 use crate::ledger::Ledger;
@@ -30,11 +32,15 @@ use firebrick_backends::DeviceInfo;
 use firebrick_backends::device::panic_message;
 use firebrick_backends::memory::peak_resident_bytes;
 use firebrick_models::Decoder;
-use firebrick_models::checkpoint::StoredDtype;
+use firebrick_models::checkpoint::{ExportOptions, StoredDtype};
 use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Folder of the critic in the trainer's part of a checkpoint.
+const CRITIC: &str = "critic";
 
 /// Non-finite optimizer steps in a row that end a run.
 const MAX_SKIPPED: u64 = 10;
@@ -48,6 +54,9 @@ pub struct Trainer {
     data: Dataset,
     learner: Learner,
     reference: Option<Placed>,
+    /// What says how much a state is worth, where the objective has a critic, and where its weights come from.
+    critic: Option<Learner>,
+    critic_source: Option<CriticSource>,
     /// What the planner was asked, and the plan in force.
     request: Request,
     plan: Plan,
@@ -147,15 +156,16 @@ impl Trainer {
     fn settle_again(&mut self) -> Result<()> {
         let uses = self.uses.clone();
         let used = |role| uses.iter().find(|(r, _)| *r == role).map(|(_, now)| *now);
-        let mut models: Vec<(&mut Placed, Use)> =
-            [Some(&mut self.learner.policy), self.reference.as_mut()]
-                .into_iter()
-                .flatten()
-                .map(|model| {
-                    let now = used(model.role()).unwrap_or(Use::Idle);
-                    (model, now)
-                })
-                .collect();
+        let critic = self.critic.as_mut().map(|critic| &mut critic.model);
+        let policy = Some(&mut self.learner.model);
+        let mut models: Vec<(&mut Placed, Use)> = [policy, self.reference.as_mut(), critic]
+            .into_iter()
+            .flatten()
+            .map(|model| {
+                let now = used(model.role()).unwrap_or(Use::Idle);
+                (model, now)
+            })
+            .collect();
         models.sort_by_key(|(_, now)| *now != Use::Idle);
         models
             .into_iter()
@@ -248,11 +258,25 @@ impl Trainer {
                     &self.learner.optimizer,
                     decoder,
                     masters,
-                )
+                )?;
+                self.save_critic(&dir.join("trainer"))
             })?;
         self.run.prune(self.config.trainer.max_ckpt_to_keep)?;
         self.observer.event(Event::Saved { path });
         Ok(())
+    }
+
+    /// Writes the critic and its moments beside the policy's.
+    fn save_critic(&self, trainer: &Path) -> Result<()> {
+        let (Some(critic), Some(source)) = (&self.critic, &self.critic_source) else {
+            return Ok(());
+        };
+        let dir = trainer.join(CRITIC);
+        let options = ExportOptions {
+            max_shard_bytes: self.config.trainer.max_shard_bytes,
+        };
+        source.save(critic.decoder(), &dir, options)?;
+        trainer_state::save_optimizer(&dir, &critic.optimizer, critic.decoder())
     }
 
     /// Predicted beside measured bytes, by phase of the estimate.
@@ -273,6 +297,12 @@ impl Trainer {
                 "update",
                 of(&["backward", "optimizer"]),
                 measured(&["update_actor"]),
+            ),
+            ("values", of(&["values"]), measured(&["values"])),
+            (
+                "update_critic",
+                of(&["critic_backward", "critic_optimizer"]),
+                measured(&["update_critic"]),
             ),
         ]
         .into_iter()

@@ -26,6 +26,8 @@ fn estimated(phase: &str) -> Option<&'static str> {
         "gen" | "testing" => Some("rollout"),
         "old_log_prob" | "ref" => Some("score"),
         "update_actor" => Some("backward"),
+        "values" => Some("values"),
+        "update_critic" => Some("critic_backward"),
         _ => None,
     }
 }
@@ -103,7 +105,12 @@ impl Trainer {
             limit: what.limit_bytes,
         };
         let next = self.request.next_cheaper(&self.plan, &failure);
-        let partly = self.plan.policy().optimizer.in_backward && phase == "update_actor";
+        let updated = match phase {
+            "update_actor" => Some(self.plan.policy()),
+            "update_critic" => self.plan.critic(),
+            _ => None,
+        };
+        let partly = updated.is_some_and(|plan| plan.optimizer.in_backward);
         match next {
             Ok(fit) if self.config.memory.recover && !partly => self.adopt(&what, &fit),
             Ok(fit) => {
@@ -131,12 +138,10 @@ impl Trainer {
     fn adopt(&mut self, what: &OutOfMemory, fit: &Fit) -> Result<()> {
         tracing::warn!("out of memory: {what}");
         self.learner.runtime.forget_graphs();
-        let learner = &mut self.learner;
-        let plan = fit.plan.policy().clone();
-        if plan.optimizer != learner.policy.plan.optimizer {
-            learner.replan_optimizer(plan.optimizer)?;
+        self.learner.replan(fit.plan.policy())?;
+        if let (Some(critic), Some(plan)) = (&mut self.critic, fit.plan.critic()) {
+            critic.replan(plan)?;
         }
-        learner.policy.plan = plan;
         if let (Some(model), Some(plan)) = (&mut self.reference, fit.plan.reference()) {
             model.plan = plan.clone();
         }

@@ -95,7 +95,7 @@ impl Observer for Silent {
 /// Predicted beside measured bytes of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PhaseMemory {
-    /// `rollout`, `score` or `update`.
+    /// `rollout`, `score` or `update`; with a critic also `values` and `update_critic`.
     pub phase: &'static str,
     /// What the estimator said.
     pub predicted_bytes: u64,

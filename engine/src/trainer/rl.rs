@@ -1,6 +1,7 @@
 //! Reinforcement learning, one step a page: sample, judge, score, credit, update.
 
-use super::update::{UPDATE, UpdateSums};
+use super::critic::value_metrics;
+use super::update::{UPDATE, UPDATE_CRITIC, UpdateSums};
 use super::{Event, Metrics, Trainer};
 use crate::Result;
 use crate::batch::{SampleId, Sequence};
@@ -26,6 +27,7 @@ const MINI_BATCH_STREAM: u64 = 2 << 32;
 const SAMPLES: &[(Role, Use)] = &[(Role::Policy, Use::Rollout)];
 const POLICY: &[(Role, Use)] = &[(Role::Policy, Use::Pass)];
 const REFERENCE: &[(Role, Use)] = &[(Role::Reference, Use::Pass)];
+const CRITIC: &[(Role, Use)] = &[(Role::Critic, Use::Pass)];
 
 impl Trainer {
     pub(super) fn train(&mut self) -> Result<()> {
@@ -40,6 +42,7 @@ impl Trainer {
                 self.warm_up(&sft)?;
             }
             self.keep_reference()?;
+            self.begin_critic()?;
             let mut metrics = self.validate()?;
             self.flush_memory()?;
             metrics.insert("training/global_step".into(), 0.0);
@@ -86,23 +89,36 @@ impl Trainer {
                 t.recovering("ref", |t| t.score_reference(&mut rollouts))
             })?;
         }
+        if self.objective.needs().values {
+            self.phase("values", CRITIC, &mut metrics, |t| {
+                t.recovering("values", |t| t.score_values(&mut rollouts))
+            })?;
+        }
         let credited = self.phase("adv", &[], &mut metrics, |t| {
             Ok(t.objective.credit(&mut rollouts, &mut t.state.controls))
         })?;
+        if let Some(lr) = self.critic_lr()? {
+            let update = self.phase(UPDATE_CRITIC, CRITIC, &mut metrics, |t| {
+                t.update_critic(&rollouts, lr)
+            })?;
+            metrics.extend(update.metrics());
+            metrics.insert("critic/lr".into(), lr);
+        }
         let lr = schedule.lr(self.state.step);
-        let update = self.phase("update_actor", POLICY, &mut metrics, |t| {
-            t.update(&rollouts, lr)
-        })?;
+        if self.updates_policy() {
+            let update = self.phase(UPDATE, POLICY, &mut metrics, |t| t.update(&rollouts, lr))?;
+            metrics.extend(update.metrics());
+            metrics.insert("actor/lr".into(), lr);
+        }
         self.run
             .append("samples.jsonl", &self.records(&prompts, &rollouts))?;
 
-        metrics.extend(update.metrics());
         metrics.extend(credited);
         if let Some(control) = &self.state.controls.entropy {
             metrics.insert("actor/entropy_coeff".into(), control.coeff);
         }
-        metrics.insert("actor/lr".into(), lr);
         self.rollout_metrics(&rollouts, &mut metrics);
+        value_metrics(&rollouts, &mut metrics);
         self.state.optimizer_steps = self.learner.optimizer.steps();
         self.state.draws += prompts.len() as u64;
         Ok(metrics)
@@ -158,6 +174,9 @@ impl Trainer {
                 baseline: None,
                 mask: Vec::new(),
                 correction: Vec::new(),
+                values: Vec::new(),
+                returns: Vec::new(),
+                penalised: 0.0,
                 advantages: Vec::new(),
             })
             .collect())
@@ -189,7 +208,7 @@ impl Trainer {
     }
 
     fn score_old(&self, rollouts: &mut [Rollout]) -> Result<()> {
-        let scored = self.log_probs(&self.learner.policy, rollouts)?;
+        let scored = self.log_probs(&self.learner.model, rollouts)?;
         for (rollout, logp) in rollouts.iter_mut().zip(scored) {
             rollout.old_logp = Some(logp);
         }
@@ -219,7 +238,7 @@ impl Trainer {
 
     /// Epochs and mini-batches over a step's rollouts: one optimizer step each.
     fn update(&mut self, rollouts: &[Rollout], lr: f64) -> Result<UpdateSums> {
-        let mut sums = UpdateSums::default();
+        let mut sums = UpdateSums::of_policy();
         let objective = Arc::clone(&self.objective);
         let temperature = self.config.rollout.temperature;
         for epoch in 0..self.config.update.ppo_epochs {
@@ -255,7 +274,11 @@ impl Trainer {
     }
 
     /// Groups of a step, cut into mini-batches; shuffled by (seed, step, epoch) where there are several.
-    fn minibatches<'r>(&self, rollouts: &'r [Rollout], epoch: usize) -> Vec<Vec<&'r Rollout>> {
+    pub(super) fn minibatches<'r>(
+        &self,
+        rollouts: &'r [Rollout],
+        epoch: usize,
+    ) -> Vec<Vec<&'r Rollout>> {
         let mut groups: Vec<&[Rollout]> = rollouts.chunk_by(|a, b| a.draw == b.draw).collect();
         let size = self
             .config
@@ -295,21 +318,11 @@ impl Trainer {
     }
 
     fn rollout_metrics(&mut self, rollouts: &[Rollout], metrics: &mut Metrics) {
-        let mut spread = |name: &str, values: &[f64]| {
-            metrics.insert(format!("{name}/mean"), mean(values.iter().copied()));
-            metrics.insert(
-                format!("{name}/max"),
-                values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-            );
-            metrics.insert(
-                format!("{name}/min"),
-                values.iter().copied().fold(f64::INFINITY, f64::min),
-            );
-        };
+        let mut spread = |name: &str, values: &[f64]| spread(name, values, metrics);
         let of = |f: fn(&Rollout) -> f64| rollouts.iter().map(f).collect::<Vec<f64>>();
         let rewards = of(|r| r.reward);
         spread("critic/score", &rewards);
-        spread("critic/rewards", &rewards);
+        spread("critic/rewards", &of(|r| r.penalised));
         spread(
             "critic/advantages",
             &of(|r| mean(r.advantages.iter().copied())),
@@ -389,7 +402,7 @@ fn probability_differences(rollout: &Rollout) -> impl Iterator<Item = f64> {
         .map(|(a, b)| (f64::from(*a).exp() - f64::from(*b).exp()).abs())
 }
 
-fn bare(rollouts: &[Rollout]) -> Vec<Sequence> {
+pub(super) fn bare(rollouts: &[Rollout]) -> Vec<Sequence> {
     rollouts
         .iter()
         .map(|r| Sequence::completion(&r.prompt, &r.completion))
@@ -397,7 +410,7 @@ fn bare(rollouts: &[Rollout]) -> Vec<Sequence> {
 }
 
 /// The sequence of a rollout, its scored tokens being those of the mask.
-fn sequence(rollout: &Rollout) -> Sequence {
+pub(super) fn sequence(rollout: &Rollout) -> Sequence {
     let whole = Sequence::completion(&rollout.prompt, &rollout.completion);
     Sequence {
         positions: rollout.scored(&whole.positions),
@@ -409,12 +422,22 @@ fn sequence(rollout: &Rollout) -> Sequence {
             .map_or_else(Vec::new, |l| rollout.scored(l)),
         sampler_logp: rollout.scored(&rollout.sampler_logp),
         correction: rollout.correction.clone(),
+        values: rollout.scored(&rollout.values),
+        returns: rollout.scored(&rollout.returns),
         id: SampleId {
             draw: rollout.draw,
             sample: rollout.sample,
         },
         ..whole
     }
+}
+
+/// Mean, largest and smallest of some values.
+pub(super) fn spread(name: &str, values: &[f64], metrics: &mut Metrics) {
+    let fold = |from, pick: fn(f64, f64) -> f64| values.iter().copied().fold(from, pick);
+    metrics.insert(format!("{name}/mean"), mean(values.iter().copied()));
+    metrics.insert(format!("{name}/max"), fold(f64::NEG_INFINITY, f64::max));
+    metrics.insert(format!("{name}/min"), fold(f64::INFINITY, f64::min));
 }
 
 fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {

@@ -1,7 +1,8 @@
 //! Everything a run needs before its first step: device, tokenizer, model, data, run folder; fresh or resumed.
 
-use super::{Observer, Trainer};
+use super::{Observer, Trainer, critic};
 use crate::config::{RunConfig, SftConfig};
+use crate::critic::CriticSource;
 use crate::dataset::{Dataset, Survey};
 use crate::learner::Learner;
 use crate::ledger::Ledger;
@@ -9,7 +10,7 @@ use crate::objective::Objective;
 use crate::optim::OptimConfig;
 use crate::placed::Placed;
 use crate::plan::planner::Request;
-use crate::plan::{MomentKind, Plan, Role};
+use crate::plan::{ModelPlan, MomentKind, Plan, Role};
 use crate::run_dir::RunDir;
 use crate::runtime::Runtime;
 use crate::source::Source;
@@ -23,7 +24,7 @@ use firebrick_backends::profile::DeviceProfile;
 use firebrick_backends::{DeviceInfo, device};
 use firebrick_models::{Arch, Checkpoint, Decoder};
 use serde_json::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Folder of the reference policy in the run folder.
@@ -82,13 +83,24 @@ impl Trainer {
             config.rollout.prompt_length,
             max_validation,
         )?;
-        let (request, plan) = planned(&config, &arch, &info, compares, data.survey()?)?;
+        let own = config.critic.as_ref().filter(|_| mode == Mode::Rl);
+        let critic_source = own
+            .map(|critic| CriticSource::open(&config, critic, &source))
+            .transpose()?;
+        let models = Models {
+            reference: compares,
+            critic: critic_source.is_some(),
+        };
+        let (request, plan) = planned(&config, &arch, &info, models, data.survey()?)?;
         let optim = match (&sft, mode) {
             (Some(sft), Mode::Sft) => sft.optim.clone(),
             _ => config.optim.clone(),
         };
         for (section, optim) in optimizers(&config, sft.as_ref(), mode) {
-            check_optimizer(&plan, &device, optim, section)?;
+            check_optimizer(plan.policy(), &device, optim, section)?;
+        }
+        if let (Some(critic), Some(plan)) = (own, plan.critic()) {
+            check_optimizer(plan, &device, &critic.optim, "critic.optim")?;
         }
         check_limit(&config, &device)?;
         let runtime = Runtime::new(&device)
@@ -100,8 +112,16 @@ impl Trainer {
             run,
             learner,
             state,
-            resumed,
+            step,
         } = begun;
+        let resumed = step.is_some();
+        let critic = critic::begin(
+            &config,
+            critic_source.as_ref(),
+            &plan,
+            &learner,
+            step.as_deref().map(|step| (step, &state)),
+        )?;
         let reference = match plan.reference() {
             None => None,
             Some(own) => {
@@ -123,6 +143,8 @@ impl Trainer {
             data,
             learner,
             reference,
+            critic,
+            critic_source,
             request,
             plan,
             replans: 0,
@@ -183,6 +205,10 @@ fn check_schedules(config: &RunConfig, sft: Option<&SftConfig>) -> Result<()> {
         .optim
         .lr_scheduler
         .build(config.optim.lr, config.trainer.steps)?;
+    if let Some(critic) = &config.critic {
+        let optim = &critic.optim;
+        optim.lr_scheduler.build(optim.lr, config.trainer.steps)?;
+    }
     if let Some(sft) = sft {
         sft.optim.lr_scheduler.build(sft.optim.lr, sft.steps)?;
     }
@@ -194,7 +220,15 @@ struct Begun {
     run: RunDir,
     learner: Learner,
     state: TrainerState,
-    resumed: bool,
+    /// The checkpoint that it goes on from.
+    step: Option<PathBuf>,
+}
+
+/// Which models a run has beside the policy.
+#[derive(Clone, Copy)]
+struct Models {
+    reference: bool,
+    critic: bool,
 }
 
 /// Begins a new run, or finds the one in the output folder.
@@ -220,7 +254,7 @@ fn begin(
             run,
             learner,
             state,
-            resumed: true,
+            step: Some(dir),
         });
     }
     let learner = learner(source.decoder(config, device)?);
@@ -233,18 +267,22 @@ fn begin(
         run,
         learner,
         state: TrainerState::new(mode),
-        resumed: false,
+        step: None,
     })
 }
 
 /// Refuses an optimizer that the plan or the device cannot serve, and warns of one that will not do what it says.
-fn check_optimizer(plan: &Plan, device: &Device, optim: &OptimConfig, section: &str) -> Result<()> {
-    let policy = plan.policy();
-    policy.check_optimizer(optim, section)?;
-    if policy.optimizer.moments != MomentKind::Bf16 {
+fn check_optimizer(
+    plan: &ModelPlan,
+    device: &Device,
+    optim: &OptimConfig,
+    section: &str,
+) -> Result<()> {
+    plan.check_optimizer(optim, section)?;
+    if plan.optimizer.moments != MomentKind::Bf16 {
         return Ok(());
     }
-    if policy.optimizer.home == Home::Device && !device.supports_dtype(FloatDType::BF16) {
+    if plan.optimizer.home == Home::Device && !device.supports_dtype(FloatDType::BF16) {
         return Err(Error::Config(
             "memory.moments: bf16 needs a device that stores bf16, and this one does not; use block8, or keep them on the \
              host with memory.optimizer_offload: cpu"
@@ -279,27 +317,39 @@ fn planned(
     config: &RunConfig,
     arch: &Arch,
     info: &DeviceInfo,
-    compares: bool,
+    models: Models,
     survey: Survey,
 ) -> Result<(Request, Plan)> {
     let profile = DeviceProfile::of(info);
     let mut request = Request::of_run(config, arch, profile, free_bytes(info))?;
-    request.workload.reference = compares;
+    request.workload.reference = models.reference;
+    if !models.critic {
+        request.workload.critic = None;
+    }
     request.workload.observe(survey);
     let plan = match (&config.memory.plan, request.budget) {
         (Some(path), _) => Plan::load(path)?,
         (None, Some(_)) => request.fit()?.plan,
         (None, None) => request.as_configured()?.plan,
     };
-    for model in plan.models.values() {
-        model.check(arch)?;
+    for (role, model) in &plan.models {
+        let critic = request.workload.critic_arch();
+        model.check(critic.filter(|_| *role == Role::Critic).unwrap_or(arch))?;
     }
-    if compares && plan.reference().is_none() {
-        return Err(Error::Plan(
-            "the objective compares with a reference policy, and the plan has none; make one for this configuration with \
-             `firebrick plan CONFIG --output FILE`"
-                .into(),
-        ));
+    for (wanted, found, what) in [
+        (
+            models.reference,
+            plan.reference(),
+            "compares with a reference policy",
+        ),
+        (models.critic, plan.critic(), "has a critic"),
+    ] {
+        if wanted && found.is_none() {
+            return Err(Error::Plan(format!(
+                "the objective {what}, and the plan has none; make one for this configuration with \
+                 `firebrick plan CONFIG --output FILE`"
+            )));
+        }
     }
     Ok((request, plan))
 }
@@ -334,15 +384,15 @@ fn restored(
 
 fn restore_optimizer(dir: &Path, state: &TrainerState, learner: &mut Learner) -> Result<()> {
     let Learner {
-        policy, optimizer, ..
+        model, optimizer, ..
     } = learner;
     let (trainer, steps) = (dir.join("trainer"), state.optimizer_steps);
-    trainer_state::load_optimizer(&trainer, steps, &policy.decoder, optimizer)
+    trainer_state::load_optimizer(&trainer, steps, &model.decoder, optimizer)
 }
 
 /// Opens the run folder, checks that it is the same run, and rewinds its logs to the newest checkpoint.
 /// `None`: it was killed before its first checkpoint and starts over.
-fn resume(config: &RunConfig, mode: Mode) -> Result<(RunDir, Option<std::path::PathBuf>)> {
+fn resume(config: &RunConfig, mode: Mode) -> Result<(RunDir, Option<PathBuf>)> {
     let run = RunDir::open(&config.output)?;
     let newest = run.checkpoints()?.pop();
     if newest.is_some() {
@@ -404,6 +454,7 @@ fn check_same_run(earlier: &RunConfig, now: &RunConfig, mode: Mode) -> Result<()
             "rollout",
             "update",
             "optim",
+            "critic",
             "warmup",
         ],
         Mode::Sft if now.sft.is_some() => &["model", "task", "sft"],

@@ -108,7 +108,7 @@ impl Trainer {
         let sums = self.phase("update_actor", passes, &mut metrics, |t| {
             let sequences = t.demonstrations(step, config.batch_size)?;
             t.state.tokens += sequences.iter().map(|s| s.tokens.len() as u64).sum::<u64>();
-            let mut update = UpdateSums::default();
+            let mut update = UpdateSums::of_policy();
             t.optimizer_step(&sequences, 1.0, &Nll, lr, &mut update)?;
             Ok(update)
         })?;
@@ -166,7 +166,7 @@ impl Trainer {
             }
             .into());
         }
-        let budget = self.learner.policy.plan.train_tokens;
+        let budget = self.learner.model.plan.train_tokens;
         if tokens.len() > budget {
             let key = "memory.train_tokens";
             return Err(Error::Budget {

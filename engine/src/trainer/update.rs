@@ -9,16 +9,39 @@ use crate::{Error, Result};
 
 /// The phase's name.
 pub(super) const UPDATE: &str = "update_actor";
+/// The critic's.
+pub(super) const UPDATE_CRITIC: &str = "update_critic";
 
 /// Sums over the optimizer steps of a training step, averaged when reported.
-#[derive(Default)]
 pub(super) struct UpdateSums {
+    grad_norm: &'static str,
+    num_micro_batches: &'static str,
     values: Metrics,
     steps: u64,
     micro_batches: u64,
 }
 
 impl UpdateSums {
+    /// Of the policy's update.
+    pub fn of_policy() -> Self {
+        Self::new("actor/grad_norm", "batch/num_micro_batches")
+    }
+
+    /// Of the critic's.
+    pub fn of_critic() -> Self {
+        Self::new("critic/grad_norm", "batch/num_critic_micro_batches")
+    }
+
+    fn new(grad_norm: &'static str, num_micro_batches: &'static str) -> Self {
+        Self {
+            grad_norm,
+            num_micro_batches,
+            values: Metrics::new(),
+            steps: 0,
+            micro_batches: 0,
+        }
+    }
+
     /// Means over the optimizer steps.
     pub fn metrics(&self) -> Metrics {
         let steps = self.steps.max(1) as f64;
@@ -27,7 +50,7 @@ impl UpdateSums {
             .iter()
             .map(|(k, v)| (k.clone(), v / steps))
             .collect();
-        metrics.insert("batch/num_micro_batches".into(), self.micro_batches as f64);
+        metrics.insert(self.num_micro_batches.into(), self.micro_batches as f64);
         metrics
     }
 
@@ -36,7 +59,7 @@ impl UpdateSums {
             *self.values.entry(name.to_owned()).or_default() += value;
         }
         let norm = updated.outcome.grad_norm;
-        *self.values.entry("actor/grad_norm".into()).or_default() += norm;
+        *self.values.entry(self.grad_norm.into()).or_default() += norm;
         self.micro_batches += updated.micro_batches as u64;
         self.steps += 1;
     }
@@ -61,6 +84,16 @@ impl Trainer {
         })?;
         let updated = self.learner.apply(gradients, lr)?;
         self.check_after(UPDATE)?;
+        self.concluded(UPDATE, updated, into)
+    }
+
+    /// Notes what an optimizer step did. Too many skipped ones in a row end the run.
+    pub(super) fn concluded(
+        &mut self,
+        phase: &'static str,
+        updated: Updated,
+        into: &mut UpdateSums,
+    ) -> Result<LossSums> {
         let outcome = updated.outcome;
         into.absorb(&updated);
         if outcome.applied {
@@ -71,7 +104,7 @@ impl Trainer {
         self.skipped_in_a_row += 1;
         let step = self.state.step + 1;
         tracing::warn!(
-            "step {step}: the gradient norm is {}; the update is skipped",
+            "step {step}, {phase}: the gradient norm is {}; the update is skipped",
             outcome.grad_norm
         );
         if self.skipped_in_a_row >= MAX_SKIPPED {

@@ -1,6 +1,7 @@
 //! Losses, gradients, metrics and updates against TRL, verl and torch, and every plan against the plain one.
 
 mod adapters;
+mod critic;
 mod losses;
 #[path = "../../suite/parity/optim.rs"]
 mod optim;

@@ -22,7 +22,7 @@ use crate::support::techniques;
 use crate::support::{assert_close, assert_gradient, checked, folders};
 
 /// Losses and metrics, absolute up to one; gradient tensors, relative L2.
-const TOLERANCE: f64 = 1e-10;
+pub(super) const TOLERANCE: f64 = 1e-10;
 pub(super) const TEMPERATURE: f64 = 0.7;
 pub(super) const HEAD_ROWS: usize = 1024;
 
@@ -231,7 +231,7 @@ fn trained(model: &Model, rows: &[Sequence], memory: &MemoryConfig) -> Gradients
     };
     let mut learner = Learner::new(model.decoder.clone(), plan, optim, runtime);
     learner
-        .policy
+        .model
         .settle(Use::Pass)
         .expect("weights in their place");
     for _ in 0..2 {

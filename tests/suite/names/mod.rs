@@ -14,8 +14,7 @@ use crate::support::{checked, fixtures};
 use terms::GUIDES;
 
 /// The least configuration, with every section that may be absent, so that all keys exist.
-const COMPLETE: &str =
-    "model: {path: m}\noutput: runs/x\ntask: {kind: arithmetic}\nwarmup: {sft: {}}\nsft: {}\n";
+const COMPLETE: &str = "model: {path: m}\noutput: runs/x\ntask: {kind: arithmetic}\nobjective: ppo\ncritic: {}\nwarmup: {sft: {}}\nsft: {}\n";
 
 /// Sections of a configuration whose keys the page may name.
 const SECTIONS: [&str; 12] = [

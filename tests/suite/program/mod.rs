@@ -5,6 +5,7 @@ mod bad_input;
 mod commands;
 mod memory;
 mod plan;
+mod ppo;
 mod runs;
 
 use std::path::{Path, PathBuf};

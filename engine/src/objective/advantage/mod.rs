@@ -1,5 +1,6 @@
 //! Rewards into advantages, on plain slices: an estimator a page.
 
+mod gae;
 mod gpg;
 mod grpo;
 mod objectives;
@@ -9,6 +10,7 @@ mod reinforce_plus_plus;
 mod remax;
 mod rloo;
 
+pub use gae::gae;
 pub use gpg::gpg;
 pub use grpo::grpo;
 pub use objectives::normalize_then_sum;
@@ -44,13 +46,15 @@ pub enum AdvEstimator {
     PassAtK,
     /// Less the group's mean, times the step's completions over those with a reward.
     Gpg,
+    /// By a critic: generalised advantage estimation, normalised over the step (PPO).
+    Gae,
 }
 
 impl AdvEstimator {
     /// Whether completions of one prompt are compared, so that a group needs at least two.
     #[must_use]
     pub fn compares_a_group(self) -> bool {
-        !matches!(self, Self::ReinforcePlusPlus | Self::Remax)
+        !matches!(self, Self::ReinforcePlusPlus | Self::Remax | Self::Gae)
     }
 
     /// Whether it normalises over the step by itself.
@@ -58,7 +62,7 @@ impl AdvEstimator {
     pub fn whitens(self) -> bool {
         matches!(
             self,
-            Self::ReinforcePlusPlus | Self::ReinforcePlusPlusBaseline
+            Self::ReinforcePlusPlus | Self::ReinforcePlusPlusBaseline | Self::Gae
         )
     }
 }
@@ -96,6 +100,8 @@ pub struct Outcomes<'a> {
     pub groups: &'a [u64],
     /// Reward of the greedy completion of its prompt, where there is one.
     pub baselines: &'a [f64],
+    /// A critic's value of every token, where there is one.
+    pub values: &'a [Vec<f64>],
 }
 
 impl Outcomes<'_> {
@@ -127,6 +133,7 @@ pub fn estimate(config: &ObjectiveConfig, outcomes: Outcomes<'_>) -> Vec<Vec<f64
     let by_completion = match config.adv_estimator {
         AdvEstimator::ReinforcePlusPlus => return reinforce_plus_plus(outcomes, config.gamma),
         AdvEstimator::ReinforcePlusPlusBaseline => return reinforce_plus_plus_baseline(outcomes),
+        AdvEstimator::Gae => return gae(outcomes, config.gae()),
         AdvEstimator::Remax => return remax(outcomes),
         AdvEstimator::Grpo => grpo(&totals, groups, config.scale_rewards, config.adv_eps),
         AdvEstimator::Rloo => rloo(&totals, groups),

@@ -10,6 +10,7 @@
 use super::activations::Shape;
 use super::sizes::F32;
 use firebrick_models::Arch;
+use firebrick_models::arch::HeadKind;
 
 /// Most rows of a product's inner dimension that the CPU packs at a time.
 const PACKED: u64 = 512;
@@ -25,7 +26,10 @@ pub(super) struct HeadCost {
 impl HeadCost {
     pub fn of(arch: &Arch, head_rows: usize) -> Self {
         Self {
-            vocab: arch.vocab_size as u64,
+            vocab: match arch.head {
+                HeadKind::LanguageModel => arch.vocab_size as u64,
+                HeadKind::Scalar { .. } => 1,
+            },
             d: arch.hidden_size as u64,
             rows: head_rows as u64,
         }

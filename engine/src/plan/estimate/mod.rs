@@ -19,9 +19,10 @@ pub use parallel::{Parallel, Zero};
 pub use sizes::Sizes;
 pub use time::Seconds;
 
-use super::{ModelPlan, Plan};
+use super::{ModelPlan, Plan, Role};
 use crate::Result;
 use crate::config::{OldLogProbs, RunConfig};
+use crate::critic::critic_architecture;
 use crate::dataset::Survey;
 use activations::{Half, Shape, Widths, is_chunked};
 use firebrick_backends::accounts::Category;
@@ -72,8 +73,17 @@ pub struct Workload {
     pub entropy: bool,
     /// Gradients are clipped by their global norm, so that no segment can be updated before all are complete.
     pub clips: bool,
-    /// A critic of the policy's size is trained beside it. The trainer has none yet: arithmetic for those who plan one.
-    pub critic: bool,
+    /// A critic, where one is trained beside the policy.
+    pub critic: Option<CriticWork>,
+}
+
+/// What a run asks for a critic.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CriticWork {
+    /// Its architecture, with a scalar head.
+    pub arch: Arch,
+    /// Its gradients are clipped by their global norm.
+    pub clips: bool,
 }
 
 impl Workload {
@@ -105,8 +115,29 @@ impl Workload {
             old_log_probs: config.update.old_log_probs == OldLogProbs::Trainer,
             entropy: needs.entropy,
             clips: config.optim.clip_grad.is_some(),
-            critic: false,
+            critic: config
+                .critic
+                .as_ref()
+                .map(|critic| {
+                    Ok::<_, crate::Error>(CriticWork {
+                        arch: critic_architecture(critic, arch)?,
+                        clips: critic.optim.clip_grad.is_some(),
+                    })
+                })
+                .transpose()?,
         })
+    }
+
+    /// The critic's architecture.
+    #[must_use]
+    pub fn critic_arch(&self) -> Option<&Arch> {
+        self.critic.as_ref().map(|critic| &critic.arch)
+    }
+
+    /// Whether every model that is trained can be updated segment by segment: no gradient is clipped by a global norm.
+    #[must_use]
+    pub fn steps_in_backward(&self) -> bool {
+        !self.clips && self.critic.as_ref().is_none_or(|critic| !critic.clips)
     }
 
     /// Takes over what the task's prompts are like, where they were read.
@@ -137,7 +168,8 @@ impl Workload {
 /// Bytes of a phase at its worst moment.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct PhaseEstimate {
-    /// `load`, `rollout`, `score`, `backward`, `optimizer` or `save`.
+    /// `load`, `rollout`, `score`, `backward`, `optimizer` or `save`; with a critic also `values`, `critic_backward` and
+    /// `critic_optimizer`.
     pub name: String,
     /// Reserved device bytes: what is in use, and what the pool adds.
     pub total_bytes: u64,
@@ -176,14 +208,21 @@ impl Estimate {
     }
 }
 
-/// Everything an estimate looks at.
+/// Everything an estimate looks at, for one of the models that are trained.
 pub(crate) struct Context<'a> {
     pub workload: &'a Workload,
     pub plan: &'a Plan,
     pub profile: &'a DeviceProfile,
     pub parallel: &'a Parallel,
+    /// The model that scores, trains or samples.
+    pub role: Role,
+    pub arch: &'a Arch,
+    /// Its adapters, where they alone are trained.
+    pub lora: Option<&'a LoraConfig>,
     pub sizes: Sizes,
     pub widths: Widths,
+    /// Models that are trained.
+    trained: Vec<(Role, Sizes)>,
 }
 
 impl<'a> Context<'a> {
@@ -193,22 +232,53 @@ impl<'a> Context<'a> {
         profile: &'a DeviceProfile,
         parallel: &'a Parallel,
     ) -> Self {
+        let (arch, lora) = (&workload.arch, workload.lora.as_ref());
+        let sizes = Sizes::of(arch, lora);
+        let mut trained = vec![(Role::Policy, sizes)];
+        if let (Some(arch), Some(_)) = (workload.critic_arch(), plan.critic()) {
+            trained.push((Role::Critic, Sizes::of(arch, None)));
+        }
         Self {
-            sizes: Sizes::of(&workload.arch, workload.lora.as_ref()),
-            widths: Widths::of(
-                &workload.arch,
-                workload.lora.as_ref(),
-                profile.product_copies,
-            ),
+            widths: Widths::of(arch, lora, profile.product_copies),
             workload,
             plan,
             profile,
             parallel,
+            role: Role::Policy,
+            arch,
+            lora,
+            sizes,
+            trained,
         }
     }
 
+    /// The same for the critic, where there is one.
+    pub fn critic(&self) -> Option<Self> {
+        let (role, sizes) = *self.trained.get(1)?;
+        let arch = self.workload.critic_arch()?;
+        Some(Self {
+            role,
+            arch,
+            lora: None,
+            sizes,
+            widths: Widths::of(arch, None, self.profile.product_copies),
+            trained: self.trained.clone(),
+            ..*self
+        })
+    }
+
+    /// The plan of the model at hand.
+    pub fn model(&self) -> &'a ModelPlan {
+        &self.plan.models[&self.role]
+    }
+
+    /// Whether the loss looks at entropy: a critic has none.
+    fn has_entropy(&self) -> bool {
+        self.workload.entropy && self.role == Role::Policy
+    }
+
     fn standing(&self, doing: Use) -> Held {
-        states::standing(self.workload, &self.sizes, self.plan, self.parallel, doing)
+        states::standing(&self.trained, self.plan, self.parallel, doing)
     }
 
     fn shape(&self, budget: usize, most: Option<usize>, rollouts: u64) -> Shape {
@@ -225,7 +295,7 @@ impl<'a> Context<'a> {
 
     /// The largest training micro-batch.
     pub fn train_shape(&self) -> Shape {
-        let plan = self.plan.policy();
+        let plan = self.model();
         let rollouts = self.workload.mini_rollouts();
         self.shape(plan.train_tokens, plan.micro_batch_size, rollouts)
     }
@@ -271,7 +341,7 @@ impl<'a> Context<'a> {
     /// Ids, positions, angles and masks of micro-batches, what the step's rollouts take on the host, and buffers of
     /// several devices.
     fn batch_buffers(&self, shape: Shape, rows: usize, micros: u64) -> Held {
-        let arch = &self.workload.arch;
+        let arch = self.arch;
         let queries = if is_chunked(shape, rows) {
             rows as u64
         } else {
@@ -320,10 +390,10 @@ impl<'a> Context<'a> {
     /// Weights come from a file one matrix at a time.
     pub fn load(&self) -> PhaseEstimate {
         self.phase("load", |worst| {
-            let mut held = self.standing(Use::Policy);
+            let mut held = self.standing(Use::Pass(Role::Policy));
             held.device.clear(Category::Moments);
             held.host.clear(Category::Moments);
-            let matrix = F32 * self.sizes.largest;
+            let matrix = F32 * self.largest();
             worst.see("reading weights", held.on_host(Category::Buffers, matrix));
         })
     }
@@ -335,12 +405,41 @@ impl<'a> Context<'a> {
     pub fn score(&self) -> PhaseEstimate {
         self.phase("score", |worst| {
             if self.workload.old_log_probs || self.workload.adapters_off {
-                sample::score(self, self.plan.policy(), Use::Policy, worst);
+                sample::score(self, self.plan.policy(), Role::Policy, worst);
             }
             if let Some(reference) = self.plan.reference() {
-                sample::score(self, reference, Use::Reference, worst);
+                sample::score(self, reference, Role::Reference, worst);
             }
         })
+    }
+
+    /// The critic's phases: its values, its backward pass, its update.
+    pub fn of_critic(&self) -> Vec<PhaseEstimate> {
+        let Some(critic) = self.critic() else {
+            return Vec::new();
+        };
+        let named = |mut phase: PhaseEstimate| {
+            phase.name = format!("critic_{}", phase.name);
+            phase
+        };
+        vec![
+            critic.values(),
+            named(critic.backward()),
+            named(critic.optimizer()),
+        ]
+    }
+
+    /// Forward passes of the critic, for values.
+    pub fn values(&self) -> PhaseEstimate {
+        self.phase("values", |worst| {
+            sample::score(self, self.model(), self.role, worst);
+        })
+    }
+
+    /// The largest matrix of any model that is trained.
+    fn largest(&self) -> u64 {
+        let all = self.trained.iter().map(|(_, sizes)| sizes.largest);
+        all.max().unwrap_or(0)
     }
 
     pub fn backward(&self) -> PhaseEstimate {
@@ -348,7 +447,7 @@ impl<'a> Context<'a> {
     }
 
     pub fn optimizer(&self) -> PhaseEstimate {
-        let plan = self.plan.policy();
+        let plan = self.model();
         self.phase("optimizer", |worst| {
             let gradients = if plan.optimizer.in_backward && self.micro_batches() == 1 {
                 self.sizes.trained_ends(self.sizes.ends())
@@ -356,7 +455,7 @@ impl<'a> Context<'a> {
                 self.sizes.trained()
             };
             let bytes = self.parallel.gradients(F32 * gradients);
-            let held = self.standing(Use::Update)
+            let held = self.standing(Use::Update(self.role))
                 + states::update_buffers(&self.sizes, plan, self.parallel)
                 + self.rollouts();
             worst.see(
@@ -369,9 +468,9 @@ impl<'a> Context<'a> {
     /// A checkpoint is written one matrix at a time: its values, and their bytes twice while they grow.
     pub fn save(&self) -> PhaseEstimate {
         self.phase("save", |worst| {
-            let matrix = 3 * F32 * self.sizes.largest;
+            let matrix = 3 * F32 * self.largest();
             let held = self
-                .standing(Use::Policy)
+                .standing(Use::Pass(Role::Policy))
                 .on_host(Category::Buffers, matrix);
             worst.see("writing a checkpoint", held);
         })
@@ -383,7 +482,9 @@ impl<'a> Context<'a> {
         if w.old_log_probs || w.adapters_off || self.plan.reference().is_some() {
             phases.push(self.score());
         }
-        phases.extend([self.backward(), self.optimizer(), self.save()]);
+        phases.extend([self.backward(), self.optimizer()]);
+        phases.extend(self.of_critic());
+        phases.push(self.save());
         let most = |f: fn(&PhaseEstimate) -> u64| phases.iter().map(f).max().unwrap_or(0);
         Estimate {
             peak_bytes: most(|p| p.total_bytes),

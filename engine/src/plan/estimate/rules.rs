@@ -220,7 +220,7 @@ fn row(name: &'static str, profile: &DeviceProfile) -> Result<PublicModel> {
         old_log_probs: true,
         entropy: false,
         clips: true,
-        critic: false,
+        critic: None,
     };
     let estimates = MULTIPLIERS
         .iter()
@@ -255,7 +255,12 @@ pub fn smallest_device(bytes: u64) -> Option<u64> {
 
 fn preset(workload: &Workload, preset: Preset, profile: &DeviceProfile) -> Result<Estimate> {
     let memory = with_preset(preset)?;
-    let plan = memory.plans(&workload.arch, workload.reference, 32)?;
+    let plan = memory.plans(
+        &workload.arch,
+        workload.reference,
+        workload.critic_arch(),
+        32,
+    )?;
     Ok(estimate(workload, &plan, profile))
 }
 
@@ -286,7 +291,12 @@ pub fn techniques(
 ) -> Result<Vec<TechniqueCost>> {
     let seqs = workload.group.max(1) as usize;
     let of = |memory: &MemoryConfig| -> Result<Estimate> {
-        let plan = memory.plans(&workload.arch, workload.reference, seqs)?;
+        let plan = memory.plans(
+            &workload.arch,
+            workload.reference,
+            workload.critic_arch(),
+            seqs,
+        )?;
         Ok(estimate_parallel(workload, &plan, profile, parallel))
     };
     let plain = MemoryConfig {

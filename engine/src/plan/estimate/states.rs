@@ -8,14 +8,15 @@
 //! | masters | 4 P · fraction | host, with the optimizer there |
 //! | moments | 8 P in f32, 4 P in bf16, 2 P + 8 P / 256 in 8-bit blocks | device or host; idle ones visit for the update |
 //! | reference | 4 P | like a policy's weights, in the phases that it is idle in and in its own |
+//! | critic | all of the policy's rows, with its own `P` | as its own plan says |
 //!
 //! The norm of the gradient needs one number more for each element of the largest matrix. An update works on slices of at
 //! most 2²¹ elements and needs a few times that.
 
+use super::Parallel;
 use super::sizes::{F32, Sizes};
 use super::tally::Held;
-use super::{Parallel, Workload};
-use crate::plan::{ModelPlan, MomentKind, Plan};
+use crate::plan::{ModelPlan, MomentKind, Plan, Role};
 use firebrick_backends::accounts::{Category, Home};
 
 /// Elements that an update works on at a time.
@@ -41,53 +42,45 @@ impl MomentKind {
 pub(super) enum Use {
     /// The policy samples.
     Sample,
-    /// The policy scores.
-    Policy,
-    /// The reference scores.
-    Reference,
-    /// The policy trains.
-    Train,
-    /// The optimizer updates.
-    Update,
+    /// A model scores or trains.
+    Pass(Role),
+    /// A model's optimizer updates.
+    Update(Role),
 }
 
-/// Weights of both models, and the optimizer's state.
+impl Use {
+    /// Where the weights of a model are meanwhile.
+    fn presence(self, role: Role) -> Presence {
+        match self {
+            Self::Sample if role == Role::Policy => Presence::Whole,
+            Self::Pass(at_work) | Self::Update(at_work) if at_work == role => Presence::Running,
+            _ => Presence::Idle,
+        }
+    }
+}
+
+/// Weights of all models, and the state of the optimizers of those that are `trained`.
 pub(super) fn standing(
-    workload: &Workload,
-    sizes: &Sizes,
+    trained: &[(Role, Sizes)],
     plan: &Plan,
     parallel: &Parallel,
     doing: Use,
 ) -> Held {
-    let policy = plan.policy();
-    let mut held = weights(
-        sizes,
-        policy,
-        Category::Parameters,
-        parallel,
-        match doing {
-            Use::Sample => Presence::Whole,
-            Use::Policy | Use::Train | Use::Update => Presence::Running,
-            Use::Reference => Presence::Idle,
-        },
-    );
-    if let Some(reference) = plan.reference() {
-        let presence = match doing {
-            Use::Reference => Presence::Running,
-            _ => Presence::Idle,
-        };
-        held += weights(sizes, reference, Category::Reference, parallel, presence);
+    let mut held = Held::default();
+    for (role, sizes) in trained {
+        let model = &plan.models[role];
+        held += weights(
+            sizes,
+            model,
+            role.category(),
+            parallel,
+            doing.presence(*role),
+        );
+        held += optimizer(sizes, model, parallel, doing == Use::Update(*role));
     }
-    held += optimizer(sizes, policy, parallel, doing);
-    if workload.critic {
-        // a body of the same size with one number a token for a head; it waits with its optimizer's state on the device
-        let body = sizes.body() + sizes.embedding;
-        held = held
-            .on_device(Category::Critic, parallel.weights(F32 * body))
-            .on_device(
-                Category::Critic,
-                parallel.optimizer(policy.optimizer.moments.bytes(body)),
-            );
+    if let (Some(reference), Some((_, sizes))) = (plan.reference(), trained.first()) {
+        let (role, now) = (Role::Reference, doing.presence(Role::Reference));
+        held += weights(sizes, reference, role.category(), parallel, now);
     }
     held
 }
@@ -161,7 +154,7 @@ pub(super) fn visiting(sizes: &Sizes, plan: &ModelPlan, index: usize, ahead: usi
     F32 * around.iter().map(streamed).sum::<u64>()
 }
 
-fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, doing: Use) -> Held {
+fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool) -> Held {
     let optimizer = &plan.optimizer;
     let total = sizes.trained();
     let on_host = match optimizer.home {
@@ -170,8 +163,8 @@ fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, doing: Use) -
     };
     let moments = |numbers| parallel.optimizer(optimizer.moments.bytes(numbers));
     // moments that wait on the host visit the device one matrix at a time
-    let visit = match (doing, optimizer.idle) {
-        (Use::Update, Home::Host) => moments(sizes.largest_trained.min(total - on_host)),
+    let visit = match (updates, optimizer.idle) {
+        (true, Home::Host) => moments(sizes.largest_trained.min(total - on_host)),
         _ => 0,
     };
     // streamed weights are on the host anyway: the update works on them there

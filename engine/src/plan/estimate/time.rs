@@ -19,6 +19,7 @@
 
 use super::Context;
 use super::activations::{Half, Shape, is_chunked};
+use super::head::HeadCost;
 use super::sizes::F32;
 use crate::plan::{Keep, ModelPlan, MomentKind, Order};
 use firebrick_backends::accounts::Home;
@@ -44,22 +45,38 @@ pub struct Seconds {
     pub backward: f64,
     /// Updates.
     pub optimizer: f64,
+    /// The critic's values.
+    #[serde(default)]
+    pub values: f64,
+    /// Its forward and backward of all micro-batches, over all epochs.
+    #[serde(default)]
+    pub critic_backward: f64,
+    /// Its updates.
+    #[serde(default)]
+    pub critic_optimizer: f64,
 }
 
 impl Seconds {
     /// The whole step.
     #[must_use]
     pub fn total(&self) -> f64 {
-        self.rollout + self.score + self.backward + self.optimizer
+        let policy = self.rollout + self.score + self.backward + self.optimizer;
+        policy + self.values + self.critic_backward + self.critic_optimizer
     }
 }
 
 pub(super) fn seconds(ctx: &Context<'_>) -> Seconds {
+    let critic = ctx.critic();
+    let of_critic =
+        |seconds: fn(&Context<'_>) -> f64| critic.as_ref().map_or(0.0, |critic| seconds(critic));
     Seconds {
         rollout: rollout(ctx),
         score: score(ctx),
         backward: backward(ctx),
         optimizer: optimizer(ctx),
+        values: of_critic(values),
+        critic_backward: of_critic(backward),
+        critic_optimizer: of_critic(optimizer),
     }
 }
 
@@ -101,7 +118,7 @@ impl Context<'_> {
 
     /// Scores of attention, in operations a layer.
     fn attention_operations(&self, shape: Shape, rows: usize) -> f64 {
-        let arch = &self.workload.arch;
+        let arch = self.arch;
         let q = (arch.num_heads * arch.head_dim) as f64;
         let whole = 4.0 * q * shape.length as f64 * shape.tokens as f64;
         if is_chunked(shape, rows) {
@@ -119,8 +136,8 @@ impl Context<'_> {
             .iter()
             .map(|&h| self.widths.kept(h).bytes(shape.tokens, self.parallel))
             .sum();
-        let scores = F32 as f64 * self.attention_operations(shape, rows)
-            / (4.0 * self.workload.arch.head_dim as f64);
+        let scores =
+            F32 as f64 * self.attention_operations(shape, rows) / (4.0 * self.arch.head_dim as f64);
         let traffic = TRAFFIC * (kept as f64 + 2.0 * scores) / self.profile.memory_bandwidth;
         let chunks = if is_chunked(shape, rows) {
             shape.length.div_ceil(rows as u64) as f64
@@ -136,7 +153,7 @@ impl Context<'_> {
     fn scores_again(&self, shape: Shape, rows: usize) -> f64 {
         if is_chunked(shape, rows) {
             let operations = self.attention_operations(shape, rows);
-            let scores = F32 as f64 * operations / (4.0 * self.workload.arch.head_dim as f64);
+            let scores = F32 as f64 * operations / (4.0 * self.arch.head_dim as f64);
             self.flops(operations) + 2.0 * TRAFFIC * scores / self.profile.memory_bandwidth
         } else {
             0.0
@@ -145,10 +162,10 @@ impl Context<'_> {
 
     /// The head's forward over scored tokens.
     fn head(&self, scored: u64, head_rows: usize) -> f64 {
-        let arch = &self.workload.arch;
-        let logits = (arch.vocab_size as u64 * scored) as f64;
+        let width = self.arch.hidden_size;
+        let logits = HeadCost::of(self.arch, head_rows).logits(scored) as f64;
         let chunks = scored.div_ceil(head_rows as u64) as f64;
-        self.flops(2.0 * logits * arch.hidden_size as f64)
+        self.flops(2.0 * logits * width as f64)
             + 8.0 * F32 as f64 * logits / self.profile.memory_bandwidth
             + self.launch(20.0 * chunks)
     }
@@ -229,8 +246,17 @@ pub(crate) fn score(ctx: &Context<'_>) -> f64 {
     seconds
 }
 
+/// The critic's values of all rollouts.
+pub(crate) fn values(ctx: &Context<'_>) -> f64 {
+    let visit = match ctx.model().idle {
+        Home::Host => ctx.copy((2 * F32 * ctx.sizes.total()) as f64),
+        Home::Device => 0.0,
+    };
+    forward(ctx, ctx.model()) + visit
+}
+
 pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
-    let plan = ctx.plan.policy();
+    let plan = ctx.model();
     let shape = ctx.train_shape();
     let micros = ctx.micro_batches() as f64;
     let layer = ctx.layer(shape, plan.attention_rows);
@@ -244,11 +270,7 @@ pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
     let layers = ctx.sizes.layers as f64;
     let again = units as f64 / 2.0 * layer + layers * ctx.scores_again(shape, plan.attention_rows);
     // beside frozen weights there are no gradients of weights
-    let passes = if ctx.workload.lora.is_some() {
-        2.0
-    } else {
-        3.0
-    };
+    let passes = if ctx.lora.is_some() { 2.0 } else { 3.0 };
     let compute = passes * (layers * layer + ctx.head(shape.scored, plan.head_rows)) + again;
 
     let row = (F32 * shape.tokens * ctx.widths.hidden()) as f64;
@@ -277,7 +299,7 @@ fn steps(ctx: &Context<'_>) -> f64 {
 }
 
 pub(crate) fn optimizer(ctx: &Context<'_>) -> f64 {
-    let plan = ctx.plan.policy();
+    let plan = ctx.model();
     let optimizer = &plan.optimizer;
     let total = ctx.sizes.trained() as f64 / (ctx.parallel.tensor * ctx.parallel.pipeline) as f64;
     let on_host = match optimizer.home {

@@ -13,7 +13,7 @@ use super::{Context, states};
 use crate::plan::{Keep, ModelPlan, Order, Segment};
 use firebrick_backends::accounts::{Category, Home};
 
-/// A walk over the segments of the policy.
+/// A walk over the segments of a model that is trained.
 pub(super) struct Walk<'a> {
     ctx: &'a Context<'a>,
     plan: &'a ModelPlan,
@@ -30,7 +30,7 @@ pub(super) struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     pub fn new(ctx: &'a Context<'a>) -> Self {
-        let plan = ctx.plan.policy();
+        let plan = ctx.model();
         let shape = ctx.train_shape();
         let micros = ctx.micro_batches();
         let copies = match plan.order {
@@ -39,7 +39,8 @@ impl<'a> Walk<'a> {
         };
         Self {
             plan,
-            base: ctx.standing(Use::Train) + ctx.batch_buffers(shape, plan.attention_rows, copies),
+            base: ctx.standing(Use::Pass(ctx.role))
+                + ctx.batch_buffers(shape, plan.attention_rows, copies),
             row: ctx
                 .parallel
                 .between(F32 * shape.tokens * ctx.widths.hidden()),
@@ -60,7 +61,7 @@ impl<'a> Walk<'a> {
         worst.see("the head", self.head(forward));
         let sizes = &self.ctx.sizes;
         let mut done = sizes.trained_ends(sizes.head);
-        if self.ctx.workload.arch.tied {
+        if self.ctx.arch.tied {
             done += sizes.trained_ends(sizes.embedding);
         }
         for (index, segment) in self.plan.segments.iter().enumerate().rev() {
@@ -146,7 +147,7 @@ impl<'a> Walk<'a> {
             count.saturating_sub(1),
             self.plan.prefetch,
         );
-        let held = Held::default().on_device(Category::Parameters, ctx.parallel.weights(visiting));
+        let held = Held::default().on_device(ctx.role.category(), ctx.parallel.weights(visiting));
         if self.plan.segments.iter().all(|s| s.keep == Keep::Graph) {
             return held;
         }
@@ -176,7 +177,7 @@ impl<'a> Walk<'a> {
     fn head(&self, held: Held) -> Held {
         let ctx = self.ctx;
         let shape = ctx.train_shape();
-        let cost = HeadCost::of(&ctx.workload.arch, self.plan.head_rows);
+        let cost = HeadCost::of(ctx.arch, self.plan.head_rows);
         let sizes = &ctx.sizes;
         let own = match self.plan.ends {
             Home::Host => sizes.projection,
@@ -195,7 +196,7 @@ impl<'a> Walk<'a> {
         };
         let backward = ctx
             .parallel
-            .tensor_share(cost.backward(shape, ctx.workload.entropy));
+            .tensor_share(cost.backward(shape, ctx.has_entropy()));
         let gradients = match self.plan.grads {
             Home::Device => fresh,
             // chunks are summed on the device before the sum leaves it
@@ -211,10 +212,7 @@ impl<'a> Walk<'a> {
                 Category::Buffers,
                 self.row * self.copies + 2 * cost.picked(shape),
             )
-            .on_device(
-                Category::Parameters,
-                ctx.parallel.weights(F32 * own + ahead),
-            )
+            .on_device(ctx.role.category(), ctx.parallel.weights(F32 * own + ahead))
             .on_device(
                 Category::Gradients,
                 ctx.parallel.gradients(F32 * (gradients + made)),
@@ -231,7 +229,7 @@ impl<'a> Walk<'a> {
             Keep::Input(Home::Device) => 0,
         };
         let below = below
-            .on_device(Category::Parameters, ctx.parallel.weights(visiting))
+            .on_device(ctx.role.category(), ctx.parallel.weights(visiting))
             .on_device(Category::LiveGraph, input)
             // the gradient that came in, for every micro-batch on its way
             .on_device(Category::Buffers, self.row * self.copies);

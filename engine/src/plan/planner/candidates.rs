@@ -16,10 +16,18 @@ pub(super) struct Candidate {
 
 impl Candidate {
     pub fn plan(&self, workload: &Workload) -> Result<Plan> {
-        self.memory
-            .plans(&workload.arch, workload.reference, self.max_num_seqs)
+        let critic = workload.critic_arch();
+        self.memory.plans(
+            &workload.arch,
+            workload.reference,
+            critic,
+            self.max_num_seqs,
+        )
     }
 }
+
+/// Settings of the critic's own that are not the planner's to choose.
+const KEPT_FOR_CRITIC: [&str; 2] = ["micro_batch_size", "prefetch"];
 
 /// Settings that are the planner's to choose, back at their defaults; limits and everything else as they are.
 fn cleared(memory: &MemoryConfig) -> MemoryConfig {
@@ -43,6 +51,13 @@ fn cleared(memory: &MemoryConfig) -> MemoryConfig {
         moments: memory.moments,
         step_in_backward: false,
         reference,
+        // the critic goes as the policy goes; its sizes are limits, which the search lays over the policy's
+        critic: memory
+            .critic
+            .iter()
+            .filter(|(key, _)| KEPT_FOR_CRITIC.contains(&key.as_str()))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect(),
         ..memory.clone()
     }
 }
@@ -50,7 +65,7 @@ fn cleared(memory: &MemoryConfig) -> MemoryConfig {
 /// Where weights, gradients and the optimizer's state live. Everything else is open.
 pub(super) fn homes(request: &Request) -> Vec<MemoryConfig> {
     let mut all = vec![cleared(&request.memory)];
-    if !request.workload.clips {
+    if request.workload.steps_in_backward() {
         all = both(&all, |m| m.step_in_backward = true);
     }
     all = with_moments(&all);
@@ -85,7 +100,7 @@ pub(super) fn homes(request: &Request) -> Vec<MemoryConfig> {
             with(ParamOffload::Streamed, Order::MicroMajor),
             with(ParamOffload::Streamed, Order::SegmentMajor),
         ];
-        if request.workload.reference {
+        if request.workload.reference || request.workload.critic.is_some() {
             options.push(with(ParamOffload::Idle, Order::MicroMajor));
         }
         options

@@ -143,7 +143,7 @@ impl<'a> Home<'a> {
             if !phases.iter().all(|p| self.limits.hold(p)) {
                 return Ok(None);
             }
-            time::optimizer(&ctx)
+            time::optimizer(&ctx) + ctx.critic().map_or(0.0, |c| time::optimizer(&c))
         };
         let Some((seqs, rollout)) = self.rollout(&mut plan) else {
             return Ok(None);
@@ -183,7 +183,8 @@ impl<'a> Home<'a> {
     fn rows(&self, plan: &mut Plan) -> Vec<Rows> {
         let w = &self.request.workload;
         let base = &self.request.memory;
-        let budgets = if w.old_log_probs || w.reference || w.adapters_off {
+        let scores = w.old_log_probs || w.reference || w.adapters_off || w.critic.is_some();
+        let budgets = if scores {
             let own = self.request.parallel.sequences(w.rollouts());
             tokens(base.score_tokens, w.length(), own)
         } else {
@@ -204,11 +205,15 @@ impl<'a> Home<'a> {
                     if let (Some(own), Some(model)) = (own, plan.models.get_mut(&Role::Reference)) {
                         model.score_tokens = own;
                     }
+                    if let Some(model) = plan.models.get_mut(&Role::Critic) {
+                        self.limit_critic(model);
+                    }
                     let ctx = self.context(plan);
-                    if !self.limits.hold(&ctx.score()) {
+                    if !self.limits.hold(&ctx.score()) || !self.values_fit(&ctx) {
                         continue;
                     }
-                    let seconds = time::score(&ctx);
+                    let seconds =
+                        time::score(&ctx) + ctx.critic().map_or(0.0, |c| time::values(&c));
                     if best.as_ref().is_none_or(|b| seconds < b.seconds) {
                         best = Some(Rows {
                             head,
@@ -254,8 +259,10 @@ impl<'a> Home<'a> {
         for (shape, (_, plan)) in shapes.iter_mut().enumerate() {
             for (row, r) in rows.iter().enumerate() {
                 for &train_tokens in &budgets {
-                    set(plan, r, train_tokens);
-                    let seconds = before + r.seconds + time::backward(&self.context(plan));
+                    self.set(plan, r, train_tokens);
+                    let ctx = self.context(plan);
+                    let critic = ctx.critic().map_or(0.0, |c| time::backward(&c));
+                    let seconds = before + r.seconds + time::backward(&ctx) + critic;
                     if seconds < most {
                         options.push((seconds, shape, row, train_tokens));
                     }
@@ -266,33 +273,62 @@ impl<'a> Home<'a> {
         for (seconds, shape, row, train_tokens) in options {
             let (memory, plan) = &mut shapes[shape];
             let r = &rows[row];
-            set(plan, r, train_tokens);
+            self.set(plan, r, train_tokens);
             let ctx = self.context(plan);
-            if self.limits.hold(&ctx.backward()) && self.limits.hold(&ctx.optimizer()) {
-                let memory = MemoryConfig {
+            let mut phases = vec![ctx.backward(), ctx.optimizer()];
+            phases.extend(ctx.of_critic());
+            if phases.iter().all(|p| self.limits.hold(p)) {
+                let mut memory = MemoryConfig {
                     head_rows: r.head,
                     attention_rows: r.attention,
                     score_tokens: r.score_tokens,
                     train_tokens,
                     ..memory.clone()
                 };
+                if let Some(critic) = plan.critic() {
+                    for (key, policys, own) in [
+                        ("head_rows", r.head, critic.head_rows),
+                        ("score_tokens", r.score_tokens, critic.score_tokens),
+                        ("train_tokens", train_tokens, critic.train_tokens),
+                    ] {
+                        memory.set_critic(key, Some(own).filter(|own| *own != policys));
+                    }
+                }
                 return Ok(Some((seconds, memory)));
             }
         }
         Ok(None)
     }
-}
 
-fn set(plan: &mut Plan, rows: &Rows, train_tokens: usize) {
-    if let Some(ModelPlan {
-        head_rows,
-        attention_rows,
-        train_tokens: tokens,
-        ..
-    }) = plan.models.get_mut(&Role::Policy)
-    {
-        *head_rows = rows.head;
-        *attention_rows = rows.attention;
-        *tokens = train_tokens;
+    fn values_fit(&self, ctx: &Context<'_>) -> bool {
+        let values = ctx.critic().map(|critic| critic.values());
+        values.is_none_or(|phase| self.limits.hold(&phase))
+    }
+
+    /// The critic's own sizes are limits.
+    fn limit_critic(&self, model: &mut ModelPlan) {
+        let base = &self.request.memory;
+        for (key, size) in [
+            ("head_rows", &mut model.head_rows),
+            ("score_tokens", &mut model.score_tokens),
+            ("train_tokens", &mut model.train_tokens),
+        ] {
+            *size = base.critic_size(key).map_or(*size, |most| most.min(*size));
+        }
+    }
+
+    fn set(&self, plan: &mut Plan, rows: &Rows, train_tokens: usize) {
+        for (role, model) in &mut plan.models {
+            if *role == Role::Reference {
+                continue;
+            }
+            model.head_rows = rows.head;
+            model.attention_rows = rows.attention;
+            model.train_tokens = train_tokens;
+            if *role == Role::Critic {
+                model.score_tokens = rows.score_tokens;
+                self.limit_critic(model);
+            }
+        }
     }
 }

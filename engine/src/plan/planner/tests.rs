@@ -37,7 +37,7 @@ fn request(arch: Arch, backend: Backend) -> Request {
             old_log_probs: true,
             entropy: false,
             clips: true,
-            critic: false,
+            critic: None,
         },
         memory: MemoryConfig::default(),
         max_num_seqs: 64,
@@ -256,9 +256,12 @@ fn settings_of_a_fit_spell_out_the_same_plan() {
     let request = within(request(arch(8, 512, 32_000), Backend::Cuda), 2 * GIB);
     let fit = request.fit().expect("fits");
     let w = &request.workload;
-    let plan = fit
-        .memory
-        .plans(&w.arch, w.reference, fit.plan.rollout.max_num_seqs);
+    let plan = fit.memory.plans(
+        &w.arch,
+        w.reference,
+        w.critic_arch(),
+        fit.plan.rollout.max_num_seqs,
+    );
     assert_eq!(plan.expect("a plan"), fit.plan);
     assert!(fit.overrides().iter().any(|s| s.starts_with("memory.")));
     let decisions = fit.decisions(&request).expect("decisions");

@@ -1,0 +1,91 @@
+//! Where a critic's weights come from, and the folder that keeps them.
+
+use crate::config::{CriticConfig, RunConfig};
+use crate::source::Source;
+use crate::{Error, Result};
+use burn::tensor::Device;
+use firebrick_models::checkpoint::{ExportOptions, export};
+use firebrick_models::{Arch, Checkpoint, Decoder};
+use std::path::Path;
+
+/// Folder of the critic's weights, under the trainer's part of a checkpoint.
+const MODEL: &str = "model";
+
+/// What a critic starts from and is written as.
+#[derive(Clone, Debug)]
+pub struct CriticSource {
+    checkpoint: Checkpoint,
+    /// Whether the checkpoint is the policy's.
+    is_policys: bool,
+}
+
+impl CriticSource {
+    /// Reads what the configuration says of the critic, and refuses one that cannot score the policy's completions.
+    pub fn open(config: &RunConfig, critic: &CriticConfig, policy: &Source) -> Result<Self> {
+        let Some(path) = &critic.model.path else {
+            return Ok(Self {
+                checkpoint: policy.checkpoint.clone(),
+                is_policys: true,
+            });
+        };
+        let checkpoint = Checkpoint::open(path)?;
+        let arch = checkpoint.arch();
+        let vocabulary = policy.tokenizer.vocab_size();
+        if arch.vocab_size < vocabulary {
+            return Err(Error::Config(format!(
+                "critic.model.path: its embedding has {} rows (vocab_size), and the policy's tokenizer {vocabulary} tokens; a \
+                 critic reads the policy's tokens, so both need one tokenizer",
+                arch.vocab_size
+            )));
+        }
+        let length = config.rollout.prompt_length + config.rollout.response_length;
+        if arch.context().is_some_and(|context| length > context) {
+            return Err(Error::Config(format!(
+                "critic.model.path: its context is {} (max_position_embeddings), and rollout.prompt_length + \
+                 rollout.response_length is {length}",
+                arch.max_positions
+            )));
+        }
+        Ok(Self {
+            checkpoint,
+            is_policys: false,
+        })
+    }
+
+    /// The critic of a run that begins with this policy.
+    pub fn start(&self, policy: &Decoder, seed: u64) -> Result<Decoder> {
+        if self.is_policys {
+            return Ok(policy.with_value_head(seed));
+        }
+        let own = self.checkpoint.load(policy.device())?;
+        Ok(own.with_value_head(seed))
+    }
+
+    /// Whether it starts from the policy, as that is before the first RL step.
+    #[must_use]
+    pub fn follows_policy(&self) -> bool {
+        self.is_policys
+    }
+
+    /// Writes a critic into a folder, in full precision.
+    pub fn save(&self, critic: &Decoder, dir: &Path, options: ExportOptions) -> Result<()> {
+        let dir = dir.join(MODEL);
+        std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
+        let as_critic = self.checkpoint.clone().with_value_head();
+        Ok(export(critic, &as_critic, None, &dir, options)?)
+    }
+
+    /// The critic of a folder that [`save`](Self::save) wrote.
+    pub fn saved(dir: &Path, device: &Device) -> Result<Decoder> {
+        Ok(Checkpoint::open(&dir.join(MODEL))?.load(device)?)
+    }
+}
+
+/// The architecture of a run's critic, given the policy's: from its `config.json` alone.
+pub fn critic_architecture(critic: &CriticConfig, policy: &Arch) -> Result<Arch> {
+    let own = match &critic.model.path {
+        Some(path) => Checkpoint::architecture(path)?,
+        None => policy.clone(),
+    };
+    Ok(own.with_value_head())
+}

@@ -1,0 +1,304 @@
+//! A critic: its gradients against one graph over the whole model, every plan and cut of it against the plain one, and a step
+//! of policy, critic and reference together.
+
+use std::sync::Arc;
+
+use firebrick_engine::batch::{Cut, MicroBatch, Sequence, pack};
+use firebrick_engine::learner::{Learner, score_placed};
+use firebrick_engine::objective::value::ValueLoss;
+use firebrick_engine::optim::OptimConfig;
+use firebrick_engine::placed::{Placed, Use};
+use firebrick_engine::plan::{MemoryConfig, Role};
+use firebrick_engine::runtime::Runtime;
+use firebrick_engine::schedule::Schedule;
+use firebrick_models::Decoder;
+use firebrick_models::arch::HeadKind;
+use firebrick_models::decoder::Param;
+use firebrick_models::random::Stream;
+use firebrick_models::unit::Weights;
+
+use super::plans::{
+    Gradients, HEAD_ROWS, TEMPERATURE, TOLERANCE, assert_same, models, objective, plans,
+};
+use crate::support::model::Model;
+use crate::support::techniques;
+use crate::support::{assert_close, assert_gradient, checked, values};
+
+/// Narrow enough that some values are clipped.
+const LOSS: ValueLoss = ValueLoss { clip_range: 0.05 };
+
+/// The models with a value head on their bodies, and rows with returns and with values from before an update.
+fn critics() -> Vec<(Model, Vec<Sequence>)> {
+    let mut all = models();
+    for (i, (model, rows)) in all.iter_mut().enumerate() {
+        model.decoder = model.decoder.with_value_head(3 + i as u64);
+        let mut random = Stream::new(17, i as u64);
+        for row in rows {
+            for _ in &row.positions {
+                row.returns.push(f64::from(random.normal()));
+                row.values.push(0.1 * random.normal());
+            }
+        }
+    }
+    all
+}
+
+fn whole(rows: &[Sequence]) -> Vec<Vec<&Sequence>> {
+    vec![rows.iter().collect()]
+}
+
+/// Loss and gradients by one graph over embedding, layers and head: nothing of the schedule, and the head traced.
+fn traced(model: &Model, rows: &[Sequence]) -> (f64, Gradients) {
+    let decoder = &model.decoder;
+    let micro = MicroBatch::new(decoder.arch(), &whole(rows)[0], 0, decoder.device());
+    let leaves: Vec<_> = (0..decoder.units().len())
+        .map(|unit| decoder.units()[unit].leaves(&decoder.weights(unit)))
+        .collect();
+    let embedded = decoder.embed_with(&leaves[0], micro.ids.clone());
+    let hidden = decoder.body().fold(embedded, |x, unit| {
+        decoder.run(unit, &leaves[unit], x, &micro.ctx)
+    });
+    let head = decoder.head_with(&leaves[leaves.len() - 1]);
+    let found = head.scalar(hidden.select(0, micro.rows.clone()));
+    let inputs = micro.value_inputs.as_ref().expect("rows with returns");
+    let loss = LOSS.loss(&found, inputs).total;
+    let mut tape = loss.backward();
+    let leaves = leaves.iter().flat_map(Weights::tensors);
+    let gradients = decoder.specs().zip(leaves).map(|(spec, leaf)| {
+        let gradient = leaf.grad_remove(&mut tape);
+        let gradient = gradient.unwrap_or_else(|| leaf.clone().inner().zeros_like());
+        (spec.name.clone(), values(gradient))
+    });
+    let gradients = gradients.collect();
+    (values(loss.inner())[0], gradients)
+}
+
+#[test]
+fn a_critics_gradients_are_those_of_one_graph_over_all_of_it() {
+    let mut tensors = 0;
+    for (model, rows) in critics() {
+        let scalar = matches!(model.decoder.arch().head, HeadKind::Scalar { .. });
+        assert!(scalar, "{}", model.name);
+        let found = model.backward(&model.plain(HEAD_ROWS), TEMPERATURE, LOSS, &whole(&rows));
+        let (loss, expected) = traced(&model, &rows);
+        assert_close(&model.name, found.0.loss, loss, TOLERANCE);
+        let clipped = found
+            .0
+            .values()
+            .find(|(name, _)| *name == "critic/vf_clipfrac");
+        assert!(clipped.expect("a metric").1 > 0.0, "{}", model.name);
+        assert!(expected.keys().eq(found.1.keys()), "{}", model.name);
+        for (name, expected) in &expected {
+            let label = format!("{}: {name}", model.name);
+            assert_gradient(&label, &found.1[name], expected, TOLERANCE);
+            tensors += 1;
+        }
+    }
+    checked("gradients of critics", tensors);
+}
+
+#[test]
+fn every_plan_gives_a_critic_the_loss_and_gradients_of_the_plain_one() {
+    let mut cases = 0;
+    for (model, rows) in critics() {
+        let plain = model.plain(HEAD_ROWS);
+        let expected = model.backward(&plain, TEMPERATURE, LOSS, &whole(&rows));
+        // where a row's values depend on the rest of its batch, so does the loss
+        let micros = if model.manifest.is_local() {
+            rows.iter().map(|row| vec![row]).collect()
+        } else {
+            whole(&rows)
+        };
+        for (name, plan) in plans(&model) {
+            let found = model.backward(&plan, TEMPERATURE, LOSS, &micros);
+            let label = format!("{}, critic, {name}", model.name);
+            assert_same(&label, &found, &expected);
+            cases += 1;
+        }
+    }
+    checked("plans of a critic against the plain one", cases);
+}
+
+#[test]
+fn every_cut_of_a_batch_gives_a_critic_its_loss_gradients_and_values() {
+    let mut cases = 0;
+    for (model, rows) in critics() {
+        if !model.manifest.is_local() {
+            continue;
+        }
+        let plain = model.plain(HEAD_ROWS);
+        let expected = model.backward(&plain, TEMPERATURE, LOSS, &whole(&rows));
+        let runtime = Runtime::new(model.decoder.device());
+        let schedule = Schedule::new(&plain, &runtime, 1.0).for_role(Role::Critic);
+        let at_once = schedule.values(&model.decoder, &whole(&rows));
+        let at_once = at_once.expect("values").remove(0);
+        for max_sequences in 1..=3 {
+            let by = Cut {
+                max_tokens: usize::MAX,
+                max_sequences: Some(max_sequences),
+                key: "memory.train_tokens",
+            };
+            let packed = pack(&rows, by).expect("every row fits");
+            let micro = |own: &Vec<usize>| own.iter().map(|&i| &rows[i]).collect();
+            let micros: Vec<Vec<&Sequence>> = packed.iter().map(micro).collect();
+            let label = format!("{}, critic, {} micro-batches", model.name, micros.len());
+            let found = model.backward(&plain, TEMPERATURE, LOSS, &micros);
+            assert_same(&label, &found, &expected);
+            let cut = schedule.values(&model.decoder, &micros).expect("values");
+            for (own, cut) in packed.iter().zip(cut) {
+                for (&i, cut) in own.iter().zip(cut) {
+                    for (a, b) in cut.iter().zip(&at_once[i]) {
+                        // read off in f32
+                        assert_close(&label, f64::from(*a), f64::from(*b), 1e-6);
+                    }
+                }
+            }
+            cases += 1;
+        }
+    }
+    checked("cuts of a critic's batch", cases);
+}
+
+/// What a step leaves behind: what was scored, and the weights of both models.
+struct Step {
+    scored: Vec<f64>,
+    weights: Vec<(String, Vec<f64>)>,
+}
+
+/// Values, reference log-probs, and two updates of critic and policy under one plan of all three models.
+fn step(model: &Model, rows: &[Sequence], memory: &MemoryConfig) -> Step {
+    let policy = &model.decoder;
+    let critic = policy.with_value_head(5);
+    let memory = MemoryConfig {
+        micro_batch_size: Some(1),
+        reference: firebrick_engine::plan::RoleMemory {
+            param_offload: memory.param_offload,
+            ..memory.reference.clone()
+        },
+        ..memory.clone()
+    };
+    let plan = memory
+        .plans(policy.arch(), true, Some(critic.arch()), 1)
+        .unwrap_or_else(|error| panic!("{}: {error}", model.name));
+    let runtime = Arc::new(Runtime::new(policy.device()).with_prefetch(memory.prefetch));
+    let optim = OptimConfig {
+        lr: 1e-2,
+        clip_grad: None,
+        ..OptimConfig::default()
+    };
+    let learner = |role, decoder: Decoder| {
+        let own = plan.models[&role].clone();
+        Learner::for_role(role, decoder, own, optim.clone(), Arc::clone(&runtime))
+    };
+    let mut policy = learner(Role::Policy, model.decoder.clone());
+    let mut critic = learner(Role::Critic, critic);
+    let accounts = &runtime.accounts;
+    let frozen = plan.reference().expect("a reference").clone();
+    let mut reference = Placed::new(model.decoder.clone(), frozen, Role::Reference, accounts);
+
+    let settle = |uses: [(&mut Placed, Use); 3]| {
+        for (placed, now) in uses {
+            placed.settle(now).expect("weights in their place");
+        }
+    };
+    let (pass, idle) = (Use::Pass, Use::Idle);
+    let mut rows = rows.to_vec();
+    settle([
+        (&mut policy.model, idle),
+        (&mut reference, pass),
+        (&mut critic.model, idle),
+    ]);
+    let scores = score_placed(&reference, &runtime, &rows, TEMPERATURE).expect("log-probs");
+    settle([
+        (&mut policy.model, idle),
+        (&mut reference, idle),
+        (&mut critic.model, pass),
+    ]);
+    let old = critic.values(&rows).expect("values");
+    let scored = scores.logp.iter().chain(&old).flatten();
+    let scored = scored.map(|&x| f64::from(x)).collect();
+    for (row, values) in rows.iter_mut().zip(old) {
+        row.returns = values.iter().map(|v| f64::from(*v) + 1.0).collect();
+        row.values = values;
+    }
+    // so wide that a second update still has a gradient
+    let wide = ValueLoss { clip_range: 1e3 };
+    for _ in 0..2 {
+        settle([
+            (&mut policy.model, idle),
+            (&mut reference, idle),
+            (&mut critic.model, pass),
+        ]);
+        let updated = critic.update(&rows, 1.0, wide, 1e-2).expect("an update");
+        assert!(updated.outcome.applied && updated.outcome.grad_norm > 0.0);
+        settle([
+            (&mut policy.model, pass),
+            (&mut reference, idle),
+            (&mut critic.model, idle),
+        ]);
+        let objective = objective();
+        let updated = policy.update(&rows, TEMPERATURE, &objective, 1e-2);
+        assert!(updated.expect("an update").outcome.applied);
+    }
+    let weights = [&policy, &critic].into_iter().flat_map(|learner| {
+        let role = learner.model.role();
+        learner.decoder().params().map(move |(spec, value)| {
+            let value = value.download().expect("values").to_f64();
+            (format!("{role:?} {}", spec.name), value)
+        })
+    });
+    Step {
+        scored,
+        weights: weights.collect(),
+    }
+}
+
+#[test]
+fn policy_critic_and_reference_learn_the_same_together_under_every_technique() {
+    let mut cases = 0;
+    for (model, rows) in models() {
+        if !model.manifest.is_local() {
+            continue;
+        }
+        let expected = step(&model, &rows, &MemoryConfig::default());
+        let alone = techniques::KEEPS[1..]
+            .iter()
+            .map(|t| techniques::settings(&[*t]));
+        for (name, memory) in techniques::optimizers().into_iter().chain(alone) {
+            let found = step(&model, &rows, &memory);
+            for (a, b) in found.scored.iter().zip(&expected.scored) {
+                assert_close(&format!("{}, {name}: scores", model.name), *a, *b, 1e-6);
+            }
+            for ((parameter, found), (_, expected)) in found.weights.iter().zip(&expected.weights) {
+                let label = format!("{}, {name}: {parameter}", model.name);
+                assert_gradient(&label, found, expected, TOLERANCE);
+            }
+            cases += 1;
+        }
+    }
+    checked("techniques for three models at once", cases);
+}
+
+#[test]
+fn a_value_head_leaves_the_body_as_it_is_and_its_own_numbers_follow_the_seed() {
+    let mut cases = 0;
+    for (model, _) in models() {
+        let critic = model.decoder.with_value_head(1);
+        let named = |decoder: &Decoder| -> Gradients {
+            let read = |p: &Param| values(p.upload(decoder.device()));
+            let params = decoder.params();
+            params.map(|(s, p)| (s.name.clone(), read(&p))).collect()
+        };
+        let (body, own) = (named(&model.decoder), named(&critic));
+        for (name, values) in &own {
+            match body.get(name) {
+                Some(same) => assert_eq!(values, same, "{}: {name}", model.name),
+                None => assert_eq!(name, "score.weight", "{}", model.name),
+            }
+        }
+        assert_eq!(own, named(&model.decoder.with_value_head(1)));
+        assert_ne!(own, named(&model.decoder.with_value_head(2)));
+        cases += 1;
+    }
+    checked("value heads", cases);
+}
