@@ -107,9 +107,16 @@ fn heading(request: &Request, report: &PlanReport) -> String {
         n => format!(" x {n} replicas"),
     };
     let b = &report.batch;
+    let critic = w.critic_arch().map_or_else(String::new, |arch| {
+        let millions = Sizes::of(arch, None).total() as f64 / 1e6;
+        format!(
+            "critic  {millions:.1} million parameters, {} layers, hidden size {}\n",
+            arch.num_layers, arch.hidden_size
+        )
+    });
     format!(
         "model   {millions:.1} million parameters, {} layers, hidden size {}, vocabulary {}\n\
-         step    {} prompts x {} completions of {} + {} tokens\n\
+         {critic}step    {} prompts x {} completions of {} + {} tokens\n\
          device  {}, speed {origin}\n\
          {several}{budget}{host}\n\
          batch   {} sequences a micro-batch x {}{replicas} make {} an optimizer step; {} sampled at a time\n",
@@ -174,6 +181,9 @@ fn phases(report: &PlanReport) -> String {
         "score" => duration(s.score),
         "backward" => duration(s.backward),
         "optimizer" => duration(s.optimizer),
+        "values" => duration(s.values),
+        "critic_backward" => duration(s.critic_backward),
+        "critic_optimizer" => duration(s.critic_optimizer),
         _ => "-".into(),
     });
     table.row(line("time", seconds.collect()));

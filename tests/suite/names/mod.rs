@@ -5,7 +5,7 @@ mod terms;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use firebrick_engine::config::parse;
+use firebrick_engine::config::{load, parse};
 use firebrick_engine::plan::Preset;
 use firebrick_models::Checkpoint;
 use serde_json::{Map, Value};
@@ -209,6 +209,20 @@ fn every_example_on_the_page_is_read() {
         parse(&example, &[]).unwrap_or_else(|error| panic!("docs/memory.md: {error}\n{block}"));
     }
     checked("examples on the page of memory", blocks.len());
+}
+
+#[test]
+fn every_example_of_the_project_is_read() {
+    let folder = crate::support::project().join("examples");
+    let files = std::fs::read_dir(&folder).expect("examples");
+    let files = files.map(|entry| entry.expect("an entry").path());
+    let yaml: Vec<_> = files
+        .filter(|path| path.extension().is_some_and(|e| e == "yaml"))
+        .collect();
+    for path in &yaml {
+        load(path, &[]).unwrap_or_else(|error| panic!("{error}"));
+    }
+    checked("examples", yaml.len());
 }
 
 #[test]

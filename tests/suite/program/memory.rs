@@ -126,6 +126,56 @@ fn a_run_that_hits_its_limit_goes_on_under_a_cheaper_plan_and_learns_the_same() 
 }
 
 #[test]
+fn a_run_with_a_critic_keeps_its_budget_and_goes_on_after_its_limit() {
+    let bench = bench();
+    let ppo = [
+        "objective={name: ppo, kl_loss_coef: 0.01, entropy_coeff: 0.001}",
+        "critic.optim.lr=0.001",
+        "rollout.n=1",
+        "trainer.train_batch_size=192",
+    ];
+    let run = |name: &str, more: &[&str]| {
+        let output = train(&bench, name, &[&ppo[..], more].concat());
+        succeeded(&output);
+        stderr(&output)
+    };
+    let values = |name: &str| -> Vec<f64> {
+        let text = bench.read(&format!("{name}/metrics.jsonl"));
+        let lines = text
+            .lines()
+            .map(|l| serde_json::from_str::<Value>(l).unwrap());
+        lines.filter_map(|l| l["critic/vf_loss"].as_f64()).collect()
+    };
+    run("plain", &[]);
+    let least = peak(&bench, "plain") * 6 / 10;
+    run(
+        "tight",
+        &[
+            &format!("memory.budget={least}"),
+            &format!("memory.limit={least}"),
+        ],
+    );
+    assert_eq!(summary(&bench, "tight")["replans"], 0);
+    assert!(peak(&bench, "tight") <= least);
+    let said = run("limited", &[&format!("memory.limit={least}")]);
+    // the critic is updated before the policy
+    assert!(
+        said.contains("out of memory in the update_critic phase of step 1"),
+        "{said}"
+    );
+    for name in ["tight", "limited"] {
+        same(&bench, name, "plain");
+        assert_eq!(values(name).len(), 3);
+        for (a, b) in values(name).iter().zip(values("plain")) {
+            assert!(
+                (a - b).abs() <= 1e-4 * b.abs().max(1e-2),
+                "{name}: {a} instead of {b}"
+            );
+        }
+    }
+}
+
+#[test]
 fn without_recovery_the_error_ranks_what_is_held_and_names_the_change_that_would_fit() {
     let bench = bench();
     succeeded(&train(&bench, "plain", &[]));

@@ -181,6 +181,31 @@ fn a_critic_comes_from_any_checkpoint_that_reads_the_policys_tokens() {
 }
 
 #[test]
+fn a_critic_beside_adapters_is_a_whole_model() {
+    let bench = Bench::new();
+    let policy = bench.path("policy");
+    copy_model("qwen2-tied", &policy);
+    let policy = format!("model={{path: {}, lora: {{rank: 2}}}}", policy.display());
+    let args = [policy.as_str(), "rollout.prompt_length=16", "warmup=null"];
+    succeeded(&ppo(&bench, &args));
+    let lines = metrics(&bench, "run");
+    assert!(lines[3]["critic/grad_norm"].as_f64().unwrap() > 0.0);
+    assert!(lines[3]["actor/grad_norm"].as_f64().unwrap() > 0.0);
+    let step = "run/checkpoints/step-000003";
+    assert!(
+        bench
+            .path(&format!("{step}/model/adapter_config.json"))
+            .is_file()
+    );
+    let critic = bench.path(&format!("{step}/trainer/critic/model/model.safetensors"));
+    let whole = std::fs::metadata(bench.path("policy/model.safetensors"))
+        .unwrap()
+        .len();
+    let own = std::fs::metadata(critic).unwrap().len();
+    assert!(own >= whole, "{own} bytes of {whole}");
+}
+
+#[test]
 fn a_critic_of_another_vocabulary_is_refused() {
     let bench = Bench::new();
     succeeded(&ppo(&bench, &["trainer.steps=1"]));

@@ -1,5 +1,5 @@
 use super::*;
-use crate::plan::estimate::{Sizes, Zero, rules};
+use crate::plan::estimate::{CriticWork, Sizes, Zero, rules};
 use crate::plan::{MomentKind, OptimizerOffload, ParamOffload, PlanReport};
 use firebrick_backends::device::Backend;
 use proptest::prelude::*;
@@ -46,6 +46,15 @@ fn request(arch: Arch, backend: Backend) -> Request {
         host_budget: None,
         parallel: Parallel::default(),
     }
+}
+
+/// The same beside a critic of the policy's body.
+fn with_critic(mut request: Request) -> Request {
+    request.workload.critic = Some(CriticWork {
+        arch: request.workload.arch.clone().with_value_head(),
+        clips: true,
+    });
+    request
 }
 
 fn within(mut request: Request, budget: u64) -> Request {
@@ -268,6 +277,32 @@ fn settings_of_a_fit_spell_out_the_same_plan() {
     assert!(decisions.iter().any(|d| d.saves_bytes > 0), "{decisions:?}");
 }
 
+#[test]
+fn a_critic_moves_what_the_policy_moves_and_keeps_its_own_limits() {
+    let free = with_critic(request(arch(8, 512, 32_000), Backend::Cuda));
+    let alone = request(arch(8, 512, 32_000), Backend::Cuda).as_configured();
+    let (alone, both) = (alone.expect("plans"), free.as_configured().expect("plans"));
+    for phase in &alone.estimate.phases {
+        let beside = both.estimate.phase(&phase.name).expect("the same phases");
+        assert!(beside.total_bytes > phase.total_bytes, "{}", phase.name);
+    }
+    assert!(both.estimate.seconds.total() > alone.estimate.seconds.total());
+
+    let mut limited = within(free, 3 * GIB);
+    limited.memory.set_critic("train_tokens", Some(512));
+    let fit = limited.fit().expect("fits");
+    let (policy, critic) = (fit.plan.policy(), fit.plan.critic().expect("a critic"));
+    assert!(fit.estimate.peak_bytes <= 3 * GIB * 9 / 10);
+    assert!(critic.train_tokens <= 512 && critic.train_tokens <= policy.train_tokens);
+    assert_eq!((critic.grads, critic.idle), (policy.grads, policy.idle));
+    let w = &limited.workload;
+    let seqs = fit.plan.rollout.max_num_seqs;
+    let spelled = fit
+        .memory
+        .plans(&w.arch, w.reference, w.critic_arch(), seqs);
+    assert_eq!(spelled.expect("a plan"), fit.plan);
+}
+
 fn backends() -> impl Strategy<Value = Backend> {
     prop::sample::select(vec![Backend::Cpu, Backend::Cuda, Backend::Metal])
 }
@@ -281,10 +316,14 @@ proptest! {
         width in 1_usize..6,
         backend in backends(),
         reference in any::<bool>(),
+        critic in any::<bool>(),
         shares in prop::collection::vec(1.0_f64..6.0, 2),
     ) {
         let mut free = request(arch(layers, 128 * width, 8192), backend);
         free.workload.reference = reference;
+        if critic {
+            free = with_critic(free);
+        }
         let smallest = search::smallest(&free).expect("searches").expect("some").0;
         let fitted = |share: f64| {
             let budget = (smallest as f64 * share / (1.0 - free.memory.margin)) as u64 + 1;
