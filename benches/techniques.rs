@@ -215,6 +215,8 @@ fn predict(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig) -> u64 {
         group: 1,
         mini_batch: rows.len() as u64,
         epochs: 1,
+        max_num_batched_tokens: 2048,
+        kv_cache_bytes: None,
         validation: 0,
         lora: None,
         reference: false,

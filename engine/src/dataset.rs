@@ -153,6 +153,12 @@ impl Dataset {
         })
     }
 
+    /// The task, shared.
+    #[must_use]
+    pub fn shared_task(&self) -> Arc<dyn Task> {
+        Arc::clone(&self.task)
+    }
+
     /// The task.
     #[must_use]
     pub fn task(&self) -> &dyn Task {

@@ -2,12 +2,16 @@
 
 use crate::config::{RolloutConfig, RunConfig};
 use crate::dataset::{Dataset, Prompt};
+use crate::plan::engine_limits;
+use crate::plan::planner::Request;
 use crate::source::Source;
 use crate::task::{Completion, Reward, Task};
 use crate::{Error, Result};
 use firebrick_backends::device;
+use firebrick_backends::memory::free_bytes;
+use firebrick_backends::profile::DeviceProfile;
 use firebrick_models::Decoder;
-use firebrick_models::generate::{Finish, Generator, Request};
+use firebrick_models::generate::{self, Finish, Generator, Limits};
 use firebrick_models::random::DrawKey;
 use serde::Serialize;
 use std::path::Path;
@@ -45,9 +49,13 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     if data.validation.is_empty() {
         return Err(Error::Config("the task holds no validation prompts".into()));
     }
-    let (device, _) = device::open(config.device)?;
+    let (device, info) = device::open(config.device)?;
+    let arch = source.checkpoint.arch();
+    let request = Request::of_run(config, arch, DeviceProfile::of(&info), free_bytes(&info))?;
+    let cache = request.workload.kv_cache_bytes;
+    let limits = engine_limits(&config.rollout, arch, config.rollout.max_num_seqs, cache)?;
     let decoder = source.decoder(config, &device)?;
-    let reward = greedy_reward(&decoder, &source, &data, &config.rollout)?;
+    let reward = greedy_reward(&decoder, &source, &data, &config.rollout, &limits)?;
     Ok(Evaluation {
         task: data.task().name().to_owned(),
         reward,
@@ -61,6 +69,7 @@ pub(crate) fn greedy_reward(
     source: &Source,
     data: &Dataset,
     rollout: &RolloutConfig,
+    limits: &Limits,
 ) -> Result<f64> {
     let sampling = rollout.greedy(source.stop_ids.clone());
     let key = DrawKey {
@@ -69,21 +78,22 @@ pub(crate) fn greedy_reward(
         draw: 0,
         sample: 0,
     };
-    let requests: Vec<Request> = data
+    let requests: Vec<generate::Request> = data
         .validation
         .iter()
-        .map(|p| Request {
+        .map(|p| generate::Request {
             tokens: p.tokens.clone(),
             key,
         })
         .collect();
-    let samples = Generator::new(decoder, Some(&source.tokenizer), &sampling)?.run(
+    let generated = Generator::new(decoder, Some(&source.tokenizer), &sampling)?.run_with(
         &requests,
         1,
-        rollout.max_num_seqs,
+        limits,
+        |_| {},
     )?;
     let mut total = 0.0;
-    for sample in &samples {
+    for sample in &generated.samples {
         let prompt = &data.validation[sample.request];
         let text = source.tokenizer.decode(&sample.tokens, true)?;
         let completion = Completion {
@@ -100,7 +110,7 @@ pub(crate) fn greedy_reward(
         };
         total += checked(judged, prompt, &text, place)?.total;
     }
-    Ok(total / samples.len().max(1) as f64)
+    Ok(total / generated.samples.len().max(1) as f64)
 }
 
 /// Which sample a reward belongs to, for messages.

@@ -6,7 +6,7 @@ mod value;
 use crate::Result;
 use crate::adapter::LoraConfig;
 use crate::arch::Arch;
-use crate::cache::KvCache;
+use crate::cache::{KvCache, Reach};
 use crate::head::Head;
 use crate::layer::{self, AttentionRows, Context, Projected};
 use crate::random::Stream;
@@ -399,25 +399,25 @@ impl Decoder {
     }
 
     /// The same for new columns of sequences whose earlier ones are in `cache`.
-    #[must_use]
     pub fn hidden_cached(
         &self,
         ids: Tensor<1, Int>,
         ctx: &Context,
         cache: &mut KvCache,
     ) -> Tensor<2> {
+        let reach = Reach::new(&self.arch, cache, ctx.len, &self.device);
         let mut x = self.embed(ids);
         for index in self.body() {
             let weights = self.weights(index);
             x = match self.units[index].kind {
                 UnitKind::Attention(i) => {
-                    let bypass = self.bypass(i, ctx);
-                    let cache = Some(cache.layer(i));
+                    let (bypass, cache) = (self.bypass(i, ctx), Some((cache.layer(i), &reach)));
                     layer::attention(&self.arch, i, &weights, x, ctx, bypass, cache)
                 }
                 _ => self.run(index, &weights, x, ctx),
             };
         }
+        cache.advance(ctx.len);
         x
     }
 

@@ -2,7 +2,7 @@
 
 use crate::adapter::{Bypass, Dropout};
 use crate::arch::{Activation, Arch};
-use crate::cache::LayerCache;
+use crate::cache::{LayerCache, Reach};
 use crate::rope::Angles;
 use crate::unit::{Slot, Weights};
 use burn::tensor::activation::{gelu, gelu_approximate, silu, softmax};
@@ -59,22 +59,8 @@ impl Context {
     /// `[heads, len, len]` scores exist in longer sequences.
     #[must_use]
     pub fn chunked(arch: &Arch, columns: Columns<'_>, rows: usize, device: &Device) -> Self {
-        let Columns { starts, first, len } = columns;
-        let positions: Vec<u32> = starts
-            .iter()
-            .flat_map(|&start| (first..first + len).map(move |c| c.saturating_sub(start) as u32))
-            .collect();
-        let mut this = Self {
-            batch: starts.len(),
-            len,
-            angles: Angles::new(arch, &positions, device),
-            starts: starts.to_vec(),
-            first,
-            rows,
-            masks: Vec::new(),
-            device: device.clone(),
-            dropout: None,
-        };
+        let mut this = Self::cached(arch, columns, device);
+        this.rows = rows;
         if !this.is_chunked() {
             for &window in &arch.windows {
                 if this.masks.iter().all(|(w, _)| *w != window) {
@@ -84,6 +70,27 @@ impl Context {
             }
         }
         this
+    }
+
+    /// The same for a forward over a cache, which knows itself what its rows see: positions alone, no masks.
+    #[must_use]
+    pub fn cached(arch: &Arch, columns: Columns<'_>, device: &Device) -> Self {
+        let Columns { starts, first, len } = columns;
+        let positions: Vec<u32> = starts
+            .iter()
+            .flat_map(|&start| (first..first + len).map(move |c| c.saturating_sub(start) as u32))
+            .collect();
+        Self {
+            batch: starts.len(),
+            len,
+            angles: Angles::new(arch, &positions, device),
+            starts: starts.to_vec(),
+            first,
+            rows: 0,
+            masks: Vec::new(),
+            device: device.clone(),
+            dropout: None,
+        }
     }
 
     /// The same forward with dropout before the bypasses: for training alone.
@@ -208,7 +215,7 @@ impl Projected {
 /// The attention half: norm, q/k/v, rotary embedding, attention, output projection, residual.
 ///
 /// `x` is `[batch · len, hidden]`. With a cache, keys and values of this forward are written to it and
-/// attention runs over all it holds.
+/// attention runs over what it holds of each sequence.
 pub(crate) fn attention(
     arch: &Arch,
     layer: usize,
@@ -216,24 +223,29 @@ pub(crate) fn attention(
     x: Tensor<2>,
     ctx: &Context,
     bypass: Option<Bypass<'_>>,
-    cache: Option<&mut LayerCache>,
+    cache: Option<(&mut LayerCache, &Reach)>,
 ) -> Tensor<2> {
-    let mut qkv = project(arch, w, x.clone(), ctx, bypass);
-    if let Some(cache) = cache {
-        (qkv.k, qkv.v) = cache.append(qkv.k, qkv.v);
-    }
+    let qkv = project(arch, w, x.clone(), ctx, bypass);
+    let mixed = match cache {
+        Some((cache, reach)) => cache.attend(arch, layer, qkv, reach),
+        None => attend_in_chunks(arch, layer, &qkv, ctx),
+    };
+    let [batch, len, width] = mixed.dims();
+    merge(arch, w, x, mixed.reshape([batch * len, width]), bypass)
+}
+
+/// Attention without a cache, in the chunks that the context asks for.
+fn attend_in_chunks(arch: &Arch, layer: usize, qkv: &Projected, ctx: &Context) -> Tensor<3> {
     let window = arch.windows[layer];
     let mut chunks: Vec<Tensor<3>> = ctx
         .chunks(window)
         .iter()
         .map(|rows| attend(arch, qkv.narrow(rows), ctx.mask(window, rows)))
         .collect();
-    let mixed = match chunks.len() {
+    match chunks.len() {
         1 => chunks.remove(0),
         _ => Tensor::cat(chunks, 1),
-    };
-    let [batch, len, width] = mixed.dims();
-    merge(arch, w, x, mixed.reshape([batch * len, width]), bypass)
+    }
 }
 
 /// Norm, q/k/v, rotary embedding.

@@ -15,7 +15,7 @@ use firebrick::engine::plan::{MemoryConfig, Plan, Role};
 use firebrick::engine::runtime::Runtime;
 use firebrick::engine::schedule::{HeadLoss, Schedule};
 use firebrick::models::adapter::LoraConfig;
-use firebrick::models::generate::{Generator, Request, Sampling};
+use firebrick::models::generate::{Generator, MAX_NUM_BATCHED_TOKENS, Request, Sampling};
 use firebrick::models::random::DrawKey;
 use firebrick::models::{Arch, Decoder};
 use serde_json::{Value, json};
@@ -97,6 +97,8 @@ impl Case {
             group: self.group as u64,
             mini_batch: prompts,
             epochs: 1,
+            max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS as u64,
+            kv_cache_bytes: None,
             validation: 0,
             lora: self.lora.clone(),
             reference: false,

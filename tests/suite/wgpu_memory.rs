@@ -77,6 +77,8 @@ fn predicted(memory: &MemoryConfig) -> u64 {
         group: 1,
         mini_batch: 4,
         epochs: 1,
+        max_num_batched_tokens: 2048,
+        kv_cache_bytes: None,
         validation: 0,
         lora: None,
         reference: false,

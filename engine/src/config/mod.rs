@@ -2,19 +2,22 @@
 
 mod critic;
 mod load;
+mod rollout;
 
 pub use critic::{CriticConfig, CriticModel};
 pub use load::{load, parse};
+pub use rollout::DynamicSampling;
 
 use crate::lora::LoraSettings;
 pub use crate::objective::ObjectiveConfig;
 use crate::objective::advantage::AdvEstimator;
 use crate::optim::OptimConfig;
 use crate::plan::MemoryConfig;
+use crate::plan::size::Bytes;
 use crate::task::TaskConfig;
 use crate::{Error, Result};
 use firebrick_backends::DeviceSpec;
-use firebrick_models::generate::Sampling;
+use firebrick_models::generate::{MAX_NUM_BATCHED_TOKENS, Sampling};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
@@ -100,8 +103,22 @@ pub struct RolloutConfig {
     pub response_length: usize,
     /// Texts that end a completion.
     pub stop: Vec<String>,
-    /// Most sequences sampled at a time.
+    /// Most sequences sampled at a time: the engine's slots.
     pub max_num_seqs: usize,
+    /// Most tokens of one forward of prompts: longer ones are run in chunks, between which decoding goes on.
+    pub max_num_batched_tokens: usize,
+    /// Most tokens of a sequence, prompt and completion; prompt and response length together where absent.
+    pub max_model_len: Option<usize>,
+    /// Every forward runs operation by operation, with no captured graph. The engine knows no other way: `false` is refused.
+    pub enforce_eager: bool,
+    /// Most bytes of keys and values. Where they run short, the youngest sequences wait and are computed again.
+    pub kv_cache_memory_bytes: Option<Bytes>,
+    /// Instead: the share of the device's total memory that weights, keys, values and temporaries may have while sampling.
+    pub gpu_memory_utilization: Option<f64>,
+    /// Whether the pages of the cache are given back to the device before training.
+    pub free_cache: bool,
+    /// Groups whose rewards are all equal are replaced by fresh prompts.
+    pub dynamic_sampling: DynamicSampling,
 }
 
 impl Default for RolloutConfig {
@@ -116,6 +133,13 @@ impl Default for RolloutConfig {
             response_length: 256,
             stop: Vec::new(),
             max_num_seqs: 256,
+            max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS,
+            max_model_len: None,
+            enforce_eager: true,
+            kv_cache_memory_bytes: None,
+            gpu_memory_utilization: None,
+            free_cache: true,
+            dynamic_sampling: DynamicSampling::default(),
         }
     }
 }
@@ -295,11 +319,7 @@ impl RunConfig {
                 "trainer.steps should be at least 1; for supervised training alone there is `firebrick sft`",
             );
         }
-        if self.rollout.n > self.rollout.max_num_seqs {
-            return bad(
-                "rollout.n should not exceed rollout.max_num_seqs: a group is sampled together",
-            );
-        }
+        self.rollout.check().map_err(Error::Config)?;
         if self.rollout.top_k == 0 || self.rollout.top_k < -1 {
             return bad("rollout.top_k should be at least 1, or -1 for all tokens");
         }

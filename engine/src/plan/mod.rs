@@ -3,6 +3,7 @@
 //!
 //! Policies are functions that edit a plan; [`schedule`](crate::schedule) executes one.
 
+mod cache_budget;
 mod check;
 mod config;
 mod critic;
@@ -13,6 +14,7 @@ mod preset;
 pub mod saved;
 pub mod size;
 
+pub use cache_budget::engine_limits;
 pub use config::{Granularity, MemoryConfig, OptimizerOffload, ParamOffload, RoleMemory};
 pub use preset::Preset;
 pub use saved::PlanReport;

@@ -32,8 +32,9 @@ impl Trainer {
             .collect();
         let (decoder, tokenizer) = (self.learner.decoder(), &self.source.tokenizer);
         let generator = Generator::new(decoder, Some(tokenizer), &sampling)?;
-        let samples = generator.run(&requests, 1, self.plan.rollout.max_num_seqs)?;
-        for sample in samples {
+        let limits = self.engine_limits()?;
+        let generated = generator.run_with(&requests, 1, &limits, |_| {})?;
+        for sample in generated.samples {
             let (prompt, draw) = (
                 &prompts[sample.request],
                 self.state.draws + sample.request as u64,

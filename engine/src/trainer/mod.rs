@@ -5,6 +5,7 @@ mod greedy;
 mod recover;
 mod report;
 mod rl;
+mod rollout;
 mod setup;
 mod sft;
 mod update;

@@ -1,30 +1,27 @@
 //! Reinforcement learning, one step a page: sample, judge, score, credit, update.
 
 use super::critic::value_metrics;
+use super::rollout::{Rolled, SAMPLES};
 use super::update::{UPDATE, UPDATE_CRITIC, UpdateSums};
 use super::{Event, Metrics, Trainer};
 use crate::Result;
 use crate::batch::{SampleId, Sequence};
 use crate::config::OldLogProbs;
 use crate::dataset::Prompt;
-use crate::evaluate::{Place, checked};
 use crate::learner::score_placed;
-use crate::objective::advantage::zero_std_share;
 use crate::objective::{OptimizerStep, TokenLoss};
 use crate::optim::schedule::Schedule as LrSchedule;
 use crate::placed::{Placed, Use};
 use crate::plan::Role;
 use crate::rollout::{Rollout, SampleRecord};
-use crate::task::Completion;
-use firebrick_models::generate::{Finish, Generator, Request};
-use firebrick_models::random::{DrawKey, Stream};
+use firebrick_models::generate::Finish;
+use firebrick_models::random::Stream;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Stream of the shuffle of groups among mini-batches; the step is added.
 const MINI_BATCH_STREAM: u64 = 2 << 32;
 
-const SAMPLES: &[(Role, Use)] = &[(Role::Policy, Use::Rollout)];
 const POLICY: &[(Role, Use)] = &[(Role::Policy, Use::Pass)];
 const REFERENCE: &[(Role, Use)] = &[(Role::Reference, Use::Pass)];
 const CRITIC: &[(Role, Use)] = &[(Role::Critic, Use::Pass)];
@@ -65,13 +62,10 @@ impl Trainer {
 
     fn step(&mut self, schedule: &LrSchedule) -> Result<Metrics> {
         let mut metrics = Metrics::new();
-        let prompts = self.draw()?;
-        let mut rollouts = self.phase("gen", SAMPLES, &mut metrics, |t| {
-            t.recovering("gen", |t| t.sample(&prompts))
-        })?;
-        self.phase("reward", &[], &mut metrics, |t| {
-            t.reward(&prompts, &mut rollouts)
-        })?;
+        let Rolled {
+            prompts,
+            mut rollouts,
+        } = self.roll_out(&mut metrics)?;
         if self.objective.needs().greedy {
             self.phase("gen_max", SAMPLES, &mut metrics, |t| {
                 t.recovering("gen_max", |t| t.greedy_baselines(&prompts, &mut rollouts))
@@ -122,89 +116,6 @@ impl Trainer {
         self.state.optimizer_steps = self.learner.optimizer.steps();
         self.state.draws += prompts.len() as u64;
         Ok(metrics)
-    }
-
-    fn draw(&self) -> Result<Vec<Prompt>> {
-        let first = self.state.draws;
-        (0..self.config.trainer.train_batch_size as u64)
-            .map(|i| self.data.draw(self.config.trainer.seed, first + i))
-            .collect()
-    }
-
-    fn sample(&self, prompts: &[Prompt]) -> Result<Vec<Rollout>> {
-        let sampling = self.config.rollout.sampling(self.source.stop_ids.clone());
-        let version = self.state.step;
-        let requests: Vec<Request> = prompts
-            .iter()
-            .zip(self.state.draws..)
-            .map(|(prompt, draw)| Request {
-                tokens: prompt.tokens.clone(),
-                key: DrawKey {
-                    seed: self.config.trainer.seed,
-                    step: version as u32 + 1,
-                    draw: draw as u32,
-                    sample: 0,
-                },
-            })
-            .collect();
-        let generator = Generator::new(
-            self.learner.decoder(),
-            Some(&self.source.tokenizer),
-            &sampling,
-        )?;
-        let rollout = &self.config.rollout;
-        let samples = generator.run(&requests, rollout.n, self.plan.rollout.max_num_seqs)?;
-        Ok(samples
-            .into_iter()
-            .map(|s| Rollout {
-                draw: self.state.draws + s.request as u64,
-                sample: s.sample,
-                prompt: requests[s.request].tokens.clone(),
-                completion: s.tokens,
-                text: String::new(),
-                sampler_logp: s.logps,
-                full_logp: s.full_logps,
-                old_logp: None,
-                ref_logp: None,
-                finish: s.finish,
-                policy_version: version,
-                reward: 0.0,
-                reward_parts: Vec::new(),
-                reward_weights: Vec::new(),
-                baseline: None,
-                mask: Vec::new(),
-                correction: Vec::new(),
-                values: Vec::new(),
-                returns: Vec::new(),
-                penalised: 0.0,
-                advantages: Vec::new(),
-            })
-            .collect())
-    }
-
-    fn reward(&self, prompts: &[Prompt], rollouts: &mut [Rollout]) -> Result<()> {
-        for rollout in rollouts {
-            let prompt = &prompts[(rollout.draw - self.state.draws) as usize];
-            let text = self.source.tokenizer.decode(&rollout.completion, true)?;
-            let completion = Completion {
-                text: &text,
-                tokens: &rollout.completion,
-                finished: rollout.finish == Finish::Stop,
-                max_tokens: self.config.rollout.response_length,
-            };
-            let judged = self.data.task().reward(&prompt.example, &completion);
-            let place = Place {
-                step: self.state.step + 1,
-                draw: rollout.draw,
-                sample: rollout.sample,
-            };
-            let reward = checked(judged, prompt, &text, place)?;
-            rollout.text = text;
-            rollout.reward = reward.total;
-            rollout.reward_parts = reward.parts;
-            rollout.reward_weights = reward.weights;
-        }
-        Ok(())
     }
 
     fn score_old(&self, rollouts: &mut [Rollout]) -> Result<()> {
@@ -336,11 +247,6 @@ impl Trainer {
         metrics.insert(
             "response_length/clip_ratio".into(),
             cut as f64 / rollouts.len() as f64,
-        );
-        let groups: Vec<u64> = rollouts.iter().map(|r| r.draw).collect();
-        metrics.insert(
-            "frac_reward_zero_std".into(),
-            zero_std_share(&rewards, &groups),
         );
         for (name, _) in rollouts
             .first()

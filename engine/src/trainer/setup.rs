@@ -431,6 +431,16 @@ fn resume(config: &RunConfig, mode: Mode) -> Result<(RunDir, Option<PathBuf>)> {
     Ok((run, newest.map(|(_, dir)| dir)))
 }
 
+/// Keys of `rollout` that are about memory and time alone.
+const ENGINE_KEYS: [&str; 6] = [
+    "/rollout/max_num_seqs",
+    "/rollout/max_num_batched_tokens",
+    "/rollout/enforce_eager",
+    "/rollout/kv_cache_memory_bytes",
+    "/rollout/gpu_memory_utilization",
+    "/rollout/free_cache",
+];
+
 /// Only the run's length, rhythm, device and memory may change between sessions; what the mode does not read may too.
 fn check_same_run(earlier: &RunConfig, now: &RunConfig, mode: Mode) -> Result<()> {
     let value = |config: &RunConfig| {
@@ -442,6 +452,10 @@ fn check_same_run(earlier: &RunConfig, now: &RunConfig, mode: Mode) -> Result<()
                 "/warmup/sft/steps"
             };
             value.pointer_mut(steps).map(Value::take);
+        }
+        // how many are sampled at a time, and where, changes no token
+        for key in ENGINE_KEYS {
+            value.pointer_mut(key).map(Value::take);
         }
         value
     };

@@ -2,7 +2,6 @@
 
 use super::{Event, Metrics, Trainer};
 use crate::Result;
-use crate::config::RolloutConfig;
 use crate::evaluate::greedy_reward;
 use crate::placed::Use;
 use crate::plan::Role;
@@ -33,10 +32,8 @@ impl Trainer {
 
     /// Mean reward of greedy completions, as many at a time as the plan in force allows.
     pub(super) fn greedy(&mut self) -> Result<f64> {
-        let rollout = RolloutConfig {
-            max_num_seqs: self.plan.rollout.max_num_seqs,
-            ..self.config.rollout.clone()
-        };
-        greedy_reward(self.learner.decoder(), &self.source, &self.data, &rollout)
+        let (rollout, decoder) = (&self.config.rollout, self.learner.decoder());
+        let limits = self.engine_limits()?;
+        greedy_reward(decoder, &self.source, &self.data, rollout, &limits)
     }
 }

@@ -2,19 +2,23 @@
 
 use super::Sampling;
 use super::choose::Chosen;
+use std::cmp::Ordering;
+
+/// Tokens that are put in order first, where nothing says how many will be kept.
+const FIRST: usize = 64;
 
 /// Draws from one row of `z` = logits / temperature with the uniform number `u`. Ties at a boundary are kept by token id.
 pub(super) fn draw_truncated(z: &[f32], sampling: &Sampling, u: f32) -> Chosen {
     let max = z.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let weight = |i: usize| f64::from(z[i] - max).exp();
-    let full: f64 = (0..z.len()).map(weight).sum();
-    let kept = kept(z, &weight, sampling);
-    let mass: f64 = kept.iter().map(|&i| weight(i)).sum();
+    let weights: Vec<f64> = z.iter().map(|z| f64::from(z - max).exp()).collect();
+    let full: f64 = weights.iter().sum();
+    let kept = kept(&weights, sampling);
+    let mass: f64 = kept.iter().map(|&i| weights[i]).sum();
 
     let threshold = f64::from(u) * mass;
     let mut below = 0.0;
     let reached = kept.iter().position(|&i| {
-        below += weight(i);
+        below += weights[i];
         below >= threshold
     });
     let token = kept[reached.unwrap_or(kept.len() - 1)];
@@ -27,29 +31,50 @@ pub(super) fn draw_truncated(z: &[f32], sampling: &Sampling, u: f32) -> Chosen {
 }
 
 /// The tokens that survive, in order of their ids.
-fn kept(z: &[f32], weight: &impl Fn(usize) -> f64, sampling: &Sampling) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..z.len()).collect();
-    order.sort_by(|&a, &b| z[b].total_cmp(&z[a]).then(a.cmp(&b)));
-    if let Some(k) = sampling.top_k {
+fn kept(weights: &[f64], sampling: &Sampling) -> Vec<usize> {
+    let likelier = |a: &usize, b: &usize| weights[*b].total_cmp(&weights[*a]).then(a.cmp(b));
+    let mut order: Vec<usize> = (0..weights.len()).collect();
+    if let Some(k) = sampling.top_k.filter(|&k| k < order.len()) {
+        order.select_nth_unstable_by(k, likelier);
         order.truncate(k.max(1));
     }
     if sampling.top_p < 1.0 {
-        let mass: f64 = order.iter().map(|&i| weight(i)).sum();
-        let mut before = 0.0;
-        let keep = order
-            .iter()
-            .take_while(|&&i| {
-                let keep = before < sampling.top_p * mass;
-                before += weight(i);
-                keep
-            })
-            .count();
-        order.truncate(keep.max(1));
+        let share = sampling.top_p * order.iter().map(|&i| weights[i]).sum::<f64>();
+        let keep = nucleus(&mut order, weights, share, likelier);
+        order.truncate(keep);
     }
     // the likeliest token has weight 1
-    order.retain(|&i| weight(i) >= sampling.min_p);
+    order.retain(|&i| weights[i] >= sampling.min_p);
     order.sort_unstable();
     order
+}
+
+/// Puts the likeliest tokens first, and says how many of them hold `share` together. Only as many are sorted as it takes.
+fn nucleus(
+    order: &mut [usize],
+    weights: &[f64],
+    share: f64,
+    likelier: impl Fn(&usize, &usize) -> Ordering,
+) -> usize {
+    let (mut sorted, mut before) = (0, 0.0);
+    let mut size = FIRST;
+    while sorted < order.len() {
+        let rest = &mut order[sorted..];
+        let next = size.min(rest.len());
+        if next < rest.len() {
+            rest.select_nth_unstable_by(next, &likelier);
+        }
+        rest[..next].sort_unstable_by(&likelier);
+        for &i in &rest[..next] {
+            if before >= share {
+                return sorted.max(1);
+            }
+            before += weights[i];
+            sorted += 1;
+        }
+        size *= 4;
+    }
+    sorted
 }
 
 #[cfg(test)]
@@ -72,12 +97,53 @@ mod tests {
 
     #[test]
     fn each_truncation_keeps_what_it_says() {
-        let weight = |i: usize| f64::from(row()[i] - row()[0]).exp();
-        assert_eq!(kept(&row(), &weight, &sampling(Some(2), 1.0, 0.0)), [0, 1]);
-        assert_eq!(kept(&row(), &weight, &sampling(None, 0.7, 0.0)), [0, 1]);
-        assert_eq!(kept(&row(), &weight, &sampling(None, 0.8, 0.0)), [0, 1, 2]);
-        assert_eq!(kept(&row(), &weight, &sampling(None, 1.0, 0.3)), [0, 1]);
-        assert_eq!(kept(&row(), &weight, &sampling(None, 1e-9, 0.0)), [0]);
+        let weights: Vec<f64> = row()
+            .iter()
+            .map(|z| f64::from(z - row()[0]).exp())
+            .collect();
+        let kept = |top_k, top_p, min_p| kept(&weights, &sampling(top_k, top_p, min_p));
+        assert_eq!(kept(Some(2), 1.0, 0.0), [0, 1]);
+        assert_eq!(kept(None, 0.7, 0.0), [0, 1]);
+        assert_eq!(kept(None, 0.8, 0.0), [0, 1, 2]);
+        assert_eq!(kept(None, 1.0, 0.3), [0, 1]);
+        assert_eq!(kept(None, 1e-9, 0.0), [0]);
+        assert_eq!(kept(Some(9), 1.0, 0.0), [0, 1, 2, 3]);
+    }
+
+    /// The same by sorting everything.
+    fn sorted(weights: &[f64], s: &Sampling) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..weights.len()).collect();
+        order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]).then(a.cmp(&b)));
+        order.truncate(s.top_k.unwrap_or(usize::MAX));
+        let share = s.top_p * order.iter().map(|&i| weights[i]).sum::<f64>();
+        let mut before = 0.0;
+        order.retain(|&i| {
+            let keep = before == 0.0 || s.top_p >= 1.0 || before < share;
+            before += weights[i];
+            keep && weights[i] >= s.min_p
+        });
+        order.sort_unstable();
+        order
+    }
+
+    #[test]
+    fn a_part_of_the_order_gives_what_the_whole_order_gives() {
+        let mut stream = crate::random::Stream::new(5, 0);
+        for _ in 0..200 {
+            let length = 1 + stream.below(900) as usize;
+            // few values, so that there are ties
+            let mut weights: Vec<f64> = (0..length)
+                .map(|_| f64::from(stream.below(40)) / 40.0)
+                .collect();
+            weights[stream.below(length as u32) as usize] = 1.0;
+            let k = Some(1 + stream.below(500) as usize).filter(|k| k % 3 > 0);
+            let s = sampling(
+                k,
+                f64::from(stream.uniform()),
+                f64::from(stream.uniform()) * 0.3,
+            );
+            assert_eq!(kept(&weights, &s), sorted(&weights, &s), "{s:?}");
+        }
     }
 
     #[test]

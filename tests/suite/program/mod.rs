@@ -6,6 +6,7 @@ mod commands;
 mod memory;
 mod plan;
 mod ppo;
+mod rollout;
 mod runs;
 
 use std::path::{Path, PathBuf};

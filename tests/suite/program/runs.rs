@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 /// Metrics that are promised to repeat: everything but times and bytes.
 pub(super) fn metrics(bench: &Bench, run: &str) -> Vec<Value> {
-    let timed = |key: &str| ["timing", "perf/"].iter().any(|p| key.starts_with(p));
+    let timed = |key: &str| {
+        ["timing", "perf/"].iter().any(|p| key.starts_with(p)) || key.ends_with("per_second")
+    };
     bench
         .read(&format!("{run}/metrics.jsonl"))
         .lines()

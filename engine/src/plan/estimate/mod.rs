@@ -59,6 +59,10 @@ pub struct Workload {
     pub mini_batch: u64,
     /// Passes over a step's rollouts.
     pub epochs: u64,
+    /// Most tokens of a forward of prompts.
+    pub max_num_batched_tokens: u64,
+    /// Most bytes of keys and values, where there is a limit.
+    pub kv_cache_bytes: Option<u64>,
     /// Validation prompts; more than can be sampled at a time where their number is not known.
     pub validation: u64,
     /// Adapters, where they alone are trained.
@@ -97,7 +101,7 @@ impl Workload {
         Ok(Self {
             arch: arch.clone(),
             prompt_length: config.rollout.prompt_length as u64,
-            response_length: config.rollout.response_length as u64,
+            response_length: config.rollout.longest_response() as u64,
             prompts,
             group: config.rollout.n as u64,
             mini_batch: config
@@ -105,6 +109,8 @@ impl Workload {
                 .ppo_mini_batch_size
                 .map_or(prompts, |n| n as u64),
             epochs: config.update.ppo_epochs as u64,
+            max_num_batched_tokens: config.rollout.max_num_batched_tokens as u64,
+            kv_cache_bytes: config.rollout.kv_cache_memory_bytes.map(|bytes| bytes.0),
             validation: config
                 .trainer
                 .val_max_samples

@@ -213,6 +213,8 @@ fn row(name: &'static str, profile: &DeviceProfile) -> Result<PublicModel> {
         group: 8,
         mini_batch: 4,
         epochs: 1,
+        max_num_batched_tokens: 2048,
+        kv_cache_bytes: None,
         validation: 0,
         lora: None,
         reference: false,

@@ -1,7 +1,9 @@
 //! Sampling and scoring: no graph, so running activations, attention scores, logits, and keys and values.
 //!
-//! Keys and values take `8 · layers · kv_heads · head_dim` bytes for every column of every sequence, `prompt + response`
-//! columns allocated at once. The prompts are run once a group and their columns copied to its members, a layer at a time.
+//! Keys and values take `8 · layers · kv_heads · head_dim` bytes for every column of every slot. Slots get columns a step ahead of
+//! their use; where more sequences wait than there are slots, windows that began at different times share columns, and up to a
+//! step more is to spare. Prompts run once a group, in chunks of `max_num_batched_tokens`, beside the slots; their keys and values
+//! are copied to the slots of the group's members. Growing copies a layer at a time.
 //! Choosing a token has three `[sequences, vocabulary]` tensors at a time: logits, exponentials, their running sum.
 
 use super::Context;
@@ -16,58 +18,105 @@ use firebrick_backends::accounts::{Category, Home};
 /// Score-sized tensors while a token is chosen.
 const CHOICE: u64 = 3;
 
+/// Columns that slots get at a time.
+const STEP: u64 = 64;
+
+/// Queries of a prompt that are scored together.
+const QUERIES: u64 = 256;
+
 pub(super) fn rollout(ctx: &Context<'_>, worst: &mut Worst) {
     let w = ctx.workload;
-    let most = ctx.plan.rollout.max_num_seqs as u64;
-    let group = w.group.max(1);
-    let prompts = (most / group).clamp(1, ctx.parallel.sequences(w.prompts).max(1));
-    sampling(ctx, prompts, group, worst);
-    // validation samples every prompt once, as many at a time: more prompts to run
-    let validated = most.min(ctx.parallel.sequences(w.validation));
+    sampling(
+        ctx,
+        ctx.parallel.sequences(w.prompts),
+        w.group.max(1),
+        worst,
+    );
+    // validation samples every prompt once: more prompts to run at a time
+    let validated = ctx.parallel.sequences(w.validation);
     if validated > 0 {
         sampling(ctx, validated, 1, worst);
     }
 }
 
+/// Prompts that run together, and the tokens of one of their forwards.
+fn prefill(ctx: &Context<'_>, prompts: u64, group: u64, rows: u64) -> (u64, Shape) {
+    let w = ctx.workload;
+    let length = w.prompt_length.max(1);
+    let most = w.max_num_batched_tokens;
+    let together = rows
+        .div_ceil(group)
+        .min(prompts)
+        .min((most / length).max(1));
+    let shape = Shape {
+        tokens: (together * length).min(most.max(1)),
+        length,
+        scored: together,
+    };
+    (together, shape)
+}
+
 fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
     let w = ctx.workload;
     let arch = &w.arch;
-    let rows = prompts * group;
-    let columns = w.length();
+    let all = prompts.saturating_mul(group);
+    let rows = (ctx.plan.rollout.max_num_seqs as u64).min(all).max(1);
+    let spare = if all > rows {
+        STEP.min(w.response_length)
+    } else {
+        0
+    };
+    let columns = w.length() + spare;
     let token = arch.cache_bytes_per_token() as u64;
     let column = ctx.parallel.cache(token);
     let layers = ctx.sizes.layers.max(1);
     let base = ctx.standing(Use::Sample);
+    let limit = w.kv_cache_bytes.unwrap_or(u64::MAX);
 
-    let prefill = Shape {
-        tokens: prompts * w.prompt_length,
-        length: w.prompt_length,
-        scored: prompts,
-    };
-    let masks = 2 * prefill.tokens * w.prompt_length;
-    let running = base + ctx.forward(prefill, 0) + ctx.batch_buffers(prefill, 0, 1);
+    let (together, prefill) = prefill(ctx, prompts, group, rows);
+    let staged = column * together * w.prompt_length;
+    let slots = (column * rows * columns).min(limit);
+    let both = (slots + staged).min(limit);
+    // the first prompts run before there are slots
+    let beside = if together * group < all { both } else { staged };
+    let queries = QUERIES * w.prompt_length.div_ceil(prefill.tokens.max(1)).max(1);
+    let running = ctx.forward(prefill, queries as usize) + ctx.batch_buffers(prefill, 0, 1);
+    let masks = prefill.tokens * w.prompt_length;
     worst.see(
         "the prompts' forward",
-        running
-            .on_device(Category::KvCache, column * prefill.tokens)
+        (base + running)
+            .on_device(Category::KvCache, beside)
             .on_device(Category::Buffers, masks),
     );
-    let cache = base.on_device(Category::KvCache, column * rows * columns);
-    let copied = ctx.parallel.inside(token) * rows * w.prompt_length / layers;
+    let head = HeadCost::of(arch, 1);
+    let logits = |rows| ctx.parallel.tensor_share(F32 * CHOICE * head.logits(rows));
+    worst.see(
+        "choosing first tokens",
+        base.on_device(Category::KvCache, beside)
+            .on_device(Category::Head, logits(rows.min(together * group)))
+            + ctx.rollouts(),
+    );
+    let copied = ctx.parallel.inside(token) * group * w.prompt_length / layers;
     worst.see(
         "copying the prompts' keys and values",
-        cache.on_device(Category::Buffers, 2 * copied),
+        base.on_device(Category::KvCache, both)
+            .on_device(Category::Buffers, copied),
     );
+    let cache = base.on_device(Category::KvCache, slots);
+    if w.response_length > STEP {
+        worst.see(
+            "making room for more columns",
+            cache.on_device(Category::Buffers, slots / layers),
+        );
+    }
     let decode = Shape {
         tokens: rows,
         length: columns,
         scored: rows,
     };
-    let head = HeadCost::of(arch, 1);
-    let logits = ctx.parallel.tensor_share(F32 * CHOICE * head.logits(rows));
     worst.see(
         "choosing tokens",
-        cache.on_device(Category::Head, logits) + ctx.rollouts(),
+        cache.on_device(Category::Head, logits(rows)) + ctx.rollouts(),
     );
     worst.see("a token's forward", cache + ctx.forward(decode, 0));
 }

@@ -185,9 +185,10 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
     let w = ctx.workload;
     let group = w.group.max(1);
     let own = ctx.parallel.sequences(w.prompts).max(1);
-    let prompts = (ctx.plan.rollout.max_num_seqs as u64 / group).clamp(1, own);
-    let rows = prompts * group;
-    let waves = own.div_ceil(prompts) as f64;
+    let rows = (ctx.plan.rollout.max_num_seqs as u64).clamp(1, own * group);
+    // slots are taken again as they come free, so the last wave need not be full
+    let waves = (own * group) as f64 / rows as f64;
+    let prompts = rows.div_ceil(group);
     let prefill = Shape {
         tokens: prompts * w.prompt_length,
         length: w.prompt_length,
@@ -210,7 +211,7 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
     } else {
         streamed(ctx, policy)
     };
-    waves * (prefill + w.response_length as f64 * token) + ctx.copy(fetched)
+    waves * prefill + waves.ceil() * w.response_length as f64 * token + ctx.copy(fetched)
 }
 
 /// A forward of all rollouts in micro-batches of a plan.

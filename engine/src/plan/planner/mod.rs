@@ -130,7 +130,11 @@ impl Request {
                 )));
             }
         };
-        Self::new(config, arch, profile, budget)
+        let mut this = Self::new(config, arch, profile, budget)?;
+        if let Some(share) = config.rollout.gpu_memory_utilization {
+            this.workload.kv_cache_bytes = Some(this.cache_bytes_of_share(share)?);
+        }
+        Ok(this)
     }
 
     /// The same request with the run spread over several devices, which the workload must be divisible by.

@@ -30,6 +30,8 @@ fn request(arch: Arch, backend: Backend) -> Request {
             group: 8,
             mini_batch: 8,
             epochs: 1,
+            max_num_batched_tokens: 2048,
+            kv_cache_bytes: None,
             validation: 0,
             lora: None,
             reference: true,

@@ -1,0 +1,101 @@
+//! Sampling: uniform and long-tailed lengths, on the CPU.
+//!
+//! `cargo bench --no-default-features --bench rollout`
+#![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
+
+use firebrick::backends::DeviceSpec;
+use firebrick::backends::device::open;
+use firebrick::models::generate::{Generator, Request, Sample, Sampling};
+use firebrick::models::random::DrawKey;
+use firebrick::models::{Arch, Decoder};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::Instant;
+
+const VOCAB: usize = 4096;
+const RUNS: usize = 3;
+
+fn decoder() -> Decoder {
+    let Value::Object(config) = json!({
+        "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 704,
+        "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4
+    }) else {
+        unreachable!("an object")
+    };
+    let arch = Arch::from_config(&config, Path::new("bench")).expect("a valid architecture");
+    let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
+    Decoder::random(arch, 1, &device)
+}
+
+fn requests(count: usize, lengths: impl Fn(usize) -> usize) -> Vec<Request> {
+    let tokens =
+        |salt: usize| (0..lengths(salt)).map(move |i| ((i * 7919 + salt * 104_729) % VOCAB) as u32);
+    (0..count)
+        .map(|i| Request {
+            tokens: tokens(i).collect(),
+            key: DrawKey {
+                seed: 1,
+                step: 0,
+                draw: i as u32,
+                sample: 0,
+            },
+        })
+        .collect()
+}
+
+/// Median over `RUNS` of the new tokens a second, after one run that does not count.
+fn measure(name: &str, work: impl Fn() -> Vec<Sample>) {
+    let new = |samples: &[Sample]| samples.iter().map(|s| s.tokens.len()).sum::<usize>();
+    let tokens = new(&work());
+    let mut seconds: Vec<f64> = (0..RUNS)
+        .map(|_| {
+            let started = Instant::now();
+            work();
+            started.elapsed().as_secs_f64()
+        })
+        .collect();
+    seconds.sort_by(f64::total_cmp);
+    let median = seconds[RUNS / 2];
+    println!(
+        "{name:<56} {tokens:>6} tokens {:>9.1} ms {:>9.0} tokens/s",
+        median * 1e3,
+        tokens as f64 / median
+    );
+}
+
+fn main() {
+    let decoder = decoder();
+    let uniform = Sampling {
+        max_new_tokens: 64,
+        ..Sampling::default()
+    };
+    // each draw ends a completion with probability 1/32: geometric lengths
+    let ragged = Sampling {
+        max_new_tokens: 256,
+        stop_ids: (0..VOCAB as u32).step_by(32).collect(),
+        ..Sampling::default()
+    };
+    let truncated = Sampling {
+        top_p: 0.9,
+        top_k: Some(50),
+        ..uniform.clone()
+    };
+    let run = |sampling: &Sampling, requests: &[Request], n, seqs| {
+        Generator::new(&decoder, None, sampling)
+            .and_then(|g| g.run(requests, n, seqs))
+            .expect("samples")
+    };
+    let same = requests(64, |_| 64);
+    measure("64 sequences, 64 + 64", || run(&uniform, &same, 1, 64));
+    let groups = requests(8, |_| 64);
+    measure("8 prompts x 8, 64 + 64", || run(&uniform, &groups, 8, 64));
+    measure("64 sequences, 64 + 64, top-k and top-p", || {
+        run(&truncated, &same, 1, 64)
+    });
+    let many = requests(256, |i| 16 + i * 37 % 96);
+    measure("256 sequences, 16..112 + geometric, 64 at a time", || {
+        run(&ragged, &many, 1, 64)
+    });
+    let grouped = requests(32, |i| 16 + i * 37 % 96);
+    measure("32 prompts x 8, the same", || run(&ragged, &grouped, 8, 64));
+}

@@ -1,0 +1,303 @@
+//! A step's rollouts: prompts are drawn, completions sampled, and each judged on a thread of its own while others are still
+//! sampled. With dynamic sampling, groups whose rewards do not differ are replaced by fresh prompts.
+
+use super::{Metrics, Trainer};
+use crate::config::DynamicSampling;
+use crate::dataset::Prompt;
+use crate::evaluate::{Place, checked};
+use crate::objective::advantage::zero_std_share;
+use crate::placed::Use;
+use crate::plan::{Role, engine_limits};
+use crate::rollout::Rollout;
+use crate::task::{Completion, Reward, Task};
+use crate::{Error, Result};
+use firebrick_models::Tokenizer;
+use firebrick_models::generate::{Finish, Generated, Generator, Limits, Request, Sample, Stats};
+use firebrick_models::random::DrawKey;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+/// What sampling uses.
+pub(super) const SAMPLES: &[(Role, Use)] = &[(Role::Policy, Use::Rollout)];
+
+/// Completions by index of their request and sample, each with its text and what it is worth.
+type Judged = BTreeMap<(usize, usize), Result<(String, Reward)>>;
+
+/// Judges completions as they come, on a thread of its own. The results do not depend on the order.
+struct Judge {
+    samples: Sender<Sample>,
+    thread: JoinHandle<Judged>,
+}
+
+/// What judging needs, shared with its thread.
+struct Bench {
+    task: Arc<dyn Task>,
+    tokenizer: Arc<Tokenizer>,
+    prompts: Arc<Vec<Prompt>>,
+    max_tokens: usize,
+    /// The step, and the draw of the first prompt.
+    step: u64,
+    first: u64,
+}
+
+impl Bench {
+    fn judge(&self, sample: &Sample) -> Result<(String, Reward)> {
+        let prompt = &self.prompts[sample.request];
+        let text = self.tokenizer.decode(&sample.tokens, true)?;
+        let completion = Completion {
+            text: &text,
+            tokens: &sample.tokens,
+            finished: sample.finish == Finish::Stop,
+            max_tokens: self.max_tokens,
+        };
+        let judged = self.task.reward(&prompt.example, &completion);
+        let place = Place {
+            step: self.step,
+            draw: self.first + sample.request as u64,
+            sample: sample.sample,
+        };
+        let reward = checked(judged, prompt, &text, place)?;
+        Ok((text, reward))
+    }
+}
+
+impl Judge {
+    fn start(bench: Bench) -> Self {
+        let (samples, coming) = channel::<Sample>();
+        let thread = std::thread::spawn(move || {
+            coming
+                .into_iter()
+                .map(|s| ((s.request, s.sample), bench.judge(&s)))
+                .collect()
+        });
+        Self { samples, thread }
+    }
+
+    /// Waits for the last judgement. A panic in a task goes on here.
+    fn finish(self) -> Judged {
+        drop(self.samples);
+        match self.thread.join() {
+            Ok(judged) => judged,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+/// Prompts of a step in the order of their draws, and the rollouts that are trained on.
+pub(super) struct Rolled {
+    pub prompts: Vec<Prompt>,
+    pub rollouts: Vec<Rollout>,
+}
+
+/// What sampling and judging a step came to.
+#[derive(Default)]
+struct Tally {
+    stats: Stats,
+    batches: usize,
+    groups: usize,
+    flat: f64,
+}
+
+impl Trainer {
+    /// Samples and judges a step's rollouts: `train_batch_size` groups, in the order of their draws.
+    pub(super) fn roll_out(&mut self, metrics: &mut Metrics) -> Result<Rolled> {
+        let wanted = self.config.trainer.train_batch_size;
+        let dynamic = self.config.rollout.dynamic_sampling.clone();
+        let (mut prompts, mut kept, mut flat) = (Vec::new(), Vec::new(), Vec::new());
+        let mut tally = Tally::default();
+        loop {
+            let first = self.state.draws + prompts.len() as u64;
+            let fresh = Arc::new(self.draw(first, dynamic.prompts(wanted - kept.len()))?);
+            let groups = self.sampled_groups(&fresh, first, metrics, &mut tally)?;
+            prompts.extend(Arc::unwrap_or_clone(fresh));
+            for group in groups {
+                if !dynamic.enable || differs(&group, &dynamic.metric)? {
+                    kept.push(group);
+                } else {
+                    flat.push(group);
+                }
+            }
+            if kept.len() >= wanted || tally.batches == dynamic.max_num_gen_batches {
+                break;
+            }
+        }
+        kept.truncate(wanted);
+        flat.truncate(wanted - kept.len());
+        if !flat.is_empty() {
+            tracing::warn!(
+                "step {}: {} of {wanted} groups have no spread of `{}` after {} batches of prompts",
+                self.phase_step,
+                flat.len(),
+                dynamic.metric,
+                tally.batches
+            );
+        }
+        kept.append(&mut flat);
+        kept.sort_by_key(|group| group[0].draw);
+        tally.report(kept.len(), metrics);
+        if self.config.rollout.free_cache {
+            self.device.memory_cleanup();
+        }
+        Ok(Rolled {
+            prompts,
+            rollouts: kept.into_iter().flatten().collect(),
+        })
+    }
+
+    fn draw(&self, first: u64, count: usize) -> Result<Vec<Prompt>> {
+        (first..first + count as u64)
+            .map(|draw| self.data.draw(self.config.trainer.seed, draw))
+            .collect()
+    }
+
+    /// One group of judged rollouts a prompt.
+    fn sampled_groups(
+        &mut self,
+        prompts: &Arc<Vec<Prompt>>,
+        first: u64,
+        metrics: &mut Metrics,
+        tally: &mut Tally,
+    ) -> Result<Vec<Vec<Rollout>>> {
+        let (generated, judge) = self.phase("gen", SAMPLES, metrics, |t| {
+            t.recovering("gen", |t| t.sample(prompts, first))
+        })?;
+        let judged = self.phase("reward", &[], metrics, |_| Ok(judge.finish()))?;
+        tally.stats.add(&generated.stats);
+        tally.batches += 1;
+        let version = self.state.step;
+        let mut rollouts = Vec::with_capacity(generated.samples.len());
+        // by request and sample, as the judgements are: the first error is the first sample's
+        for (s, judged) in generated.samples.into_iter().zip(judged.into_values()) {
+            let (text, reward) = judged?;
+            rollouts.push(Rollout {
+                draw: first + s.request as u64,
+                sample: s.sample,
+                prompt: prompts[s.request].tokens.clone(),
+                completion: s.tokens,
+                text,
+                sampler_logp: s.logps,
+                full_logp: s.full_logps,
+                old_logp: None,
+                ref_logp: None,
+                finish: s.finish,
+                policy_version: version,
+                reward: reward.total,
+                reward_parts: reward.parts,
+                reward_weights: reward.weights,
+                baseline: None,
+                mask: Vec::new(),
+                correction: Vec::new(),
+                values: Vec::new(),
+                returns: Vec::new(),
+                penalised: 0.0,
+                advantages: Vec::new(),
+            });
+        }
+        let rewards: Vec<f64> = rollouts.iter().map(|r| r.reward).collect();
+        let draws: Vec<u64> = rollouts.iter().map(|r| r.draw).collect();
+        tally.groups += prompts.len();
+        tally.flat += zero_std_share(&rewards, &draws) * prompts.len() as f64;
+        let mut groups: Vec<Vec<Rollout>> = Vec::with_capacity(prompts.len());
+        for rollout in rollouts {
+            match groups.last_mut().filter(|g| g[0].draw == rollout.draw) {
+                Some(group) => group.push(rollout),
+                None => groups.push(vec![rollout]),
+            }
+        }
+        Ok(groups)
+    }
+
+    /// What the engine may use under the plan in force.
+    pub(super) fn engine_limits(&self) -> Result<Limits> {
+        engine_limits(
+            &self.config.rollout,
+            self.learner.decoder().arch(),
+            self.plan.rollout.max_num_seqs,
+            self.request.workload.kv_cache_bytes,
+        )
+    }
+
+    /// Completions of prompts; whoever judges them has them already, as far as they have ended.
+    fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64) -> Result<(Generated, Judge)> {
+        let rollout = &self.config.rollout;
+        let sampling = rollout.sampling(self.source.stop_ids.clone());
+        let step = self.state.step + 1;
+        let requests: Vec<Request> = prompts
+            .iter()
+            .zip(first..)
+            .map(|(prompt, draw)| Request {
+                tokens: prompt.tokens.clone(),
+                key: DrawKey {
+                    seed: self.config.trainer.seed,
+                    step: step as u32,
+                    draw: draw as u32,
+                    sample: 0,
+                },
+            })
+            .collect();
+        let decoder = self.learner.decoder();
+        let limits = self.engine_limits()?;
+        let judge = Judge::start(Bench {
+            task: self.data.shared_task(),
+            tokenizer: Arc::clone(&self.source.tokenizer),
+            prompts: Arc::clone(prompts),
+            max_tokens: rollout.response_length,
+            step,
+            first,
+        });
+        let generated = Generator::new(decoder, Some(&self.source.tokenizer), &sampling)?
+            .accounted(&self.learner.runtime.accounts)
+            .run_with(&requests, rollout.n, &limits, |sample| {
+                // a judge that is gone has panicked, and says so when it is waited for
+                let _ = judge.samples.send(sample.clone());
+            })?;
+        Ok((generated, judge))
+    }
+}
+
+impl Tally {
+    fn report(&self, kept: usize, metrics: &mut Metrics) {
+        let stats = &self.stats;
+        let values = [
+            ("rollout/prefill_tokens_per_second", stats.prefill_rate()),
+            ("rollout/decode_tokens_per_second", stats.decode_rate()),
+            ("rollout/slot_occupancy", stats.occupancy()),
+            ("rollout/preemptions", stats.preemptions as f64),
+            ("rollout/recomputed_tokens", stats.recomputed_tokens as f64),
+            ("rollout/peak_cache_bytes", stats.peak_cache_bytes as f64),
+            ("rollout/num_gen_batches", self.batches as f64),
+            ("rollout/dropped_groups", (self.groups - kept) as f64),
+            (
+                "frac_reward_zero_std",
+                self.flat / self.groups.max(1) as f64,
+            ),
+        ];
+        metrics.extend(values.map(|(name, value)| (name.to_owned(), value)));
+    }
+}
+
+/// Whether a group's values of a metric differ.
+fn differs(group: &[Rollout], metric: &str) -> Result<bool> {
+    let value = |rollout: &Rollout| {
+        if metric == DynamicSampling::SCORE {
+            return Ok(rollout.reward);
+        }
+        let part = rollout.reward_parts.iter().find(|(name, _)| name == metric);
+        part.map(|(_, value)| *value).ok_or_else(|| {
+            let parts: Vec<&str> = rollout.reward_parts.iter().map(|(n, _)| n.as_str()).collect();
+            Error::Config(format!(
+                "rollout.dynamic_sampling.metric is {metric:?}; the reward's parts are {}; `score` is the whole",
+                parts.join(", ")
+            ))
+        })
+    };
+    let first = value(&group[0])?;
+    for rollout in &group[1..] {
+        if value(rollout)?.to_bits() != first.to_bits() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

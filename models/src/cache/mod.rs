@@ -1,0 +1,266 @@
+//! The KV cache: keys and values of many sequences of different length, written in place.
+//!
+//! One tensor a layer for keys and one for values, `[rows, kv_heads, capacity, head_dim]`. All sequences share the column
+//! that is written next, so that one slice assignment writes the new column of all of them on every backend; a sequence is
+//! the window of its row that ends there. A sequence that enters later has a shorter window: its prompt's columns are copied
+//! to just before the shared column, over those of whoever had the row before.
+//!
+//! ```text
+//!             0         lo                    used      capacity
+//! row 0       ......................pppppccccc.........           p: prompt, c: completion
+//! row 1       ..........ppppppppppccccccccccccc.........          the longest window begins at `lo`
+//! row 2       ..........................pppppcc.........
+//! ```
+//!
+//! Where columns run out, rows end, or more rows are wanted, [`KvCache::lay_out`] copies what lives to the front of new
+//! tensors, a layer at a time, the longest window first. Keys carry their position (rotary embedding), so columns mean nothing
+//! to attention, and a window may move.
+
+mod attention;
+
+pub(crate) use attention::Reach;
+
+use crate::arch::Arch;
+use crate::layer::Projected;
+use burn::tensor::{Device, Int, Tensor};
+use std::ops::Range;
+
+/// Keys and values of one layer, `[rows, kv_heads, capacity, head_dim]` each.
+#[derive(Debug)]
+pub struct LayerCache {
+    // Taken out while being written, so that the tensor has one owner and is written in place.
+    tensors: Option<(Tensor<4>, Tensor<4>)>,
+}
+
+impl LayerCache {
+    fn new(shape: [usize; 4], device: &Device) -> Self {
+        let zeros = || Tensor::<4>::zeros(shape, device);
+        Self {
+            tensors: Some((zeros(), zeros())),
+        }
+    }
+
+    fn change(&mut self, f: impl FnOnce(Tensor<4>, Tensor<4>) -> (Tensor<4>, Tensor<4>)) {
+        let (keys, values) = self
+            .tensors
+            .take()
+            .unwrap_or_else(|| unreachable!("a cache in use twice"));
+        self.tensors = Some(f(keys, values));
+    }
+
+    /// The keys and the values, all rows and columns.
+    fn whole(&self) -> (Tensor<4>, Tensor<4>) {
+        self.tensors
+            .clone()
+            .unwrap_or_else(|| unreachable!("a cache in use twice"))
+    }
+
+    /// Writes keys and values into rows, from a column on.
+    fn write(&mut self, rows: Range<usize>, first: usize, k: Tensor<4>, v: Tensor<4>) {
+        let [_, heads, len, dim] = k.dims();
+        let place = [rows, 0..heads, first..first + len, 0..dim];
+        self.change(|keys, values| {
+            (
+                keys.slice_assign(place.clone(), k),
+                values.slice_assign(place, v),
+            )
+        });
+    }
+
+    /// Writes the keys and values of new columns, and mixes the values that their queries see:
+    /// `[rows, columns, heads · head_dim]`.
+    pub(crate) fn attend(
+        &mut self,
+        arch: &Arch,
+        layer: usize,
+        qkv: Projected,
+        reach: &Reach,
+    ) -> Tensor<3> {
+        let Projected { q, k, v } = qkv;
+        self.write(0..k.dims()[0], reach.first(), k, v);
+        let (keys, values) = self.whole();
+        reach.attend(arch, layer, &q, &keys, &values)
+    }
+}
+
+/// The cache of a decoder.
+#[derive(Debug)]
+pub struct KvCache {
+    layers: Vec<LayerCache>,
+    /// First column of each sequence's window.
+    starts: Vec<usize>,
+    /// Columns written: the next one is written for all sequences.
+    used: usize,
+    rows: usize,
+    capacity: usize,
+    /// Bytes of one row's column, all layers.
+    token_bytes: usize,
+    device: Device,
+}
+
+impl KvCache {
+    /// Room for `capacity` columns of `starts.len()` sequences, padded on the left so that all share a column, whose first
+    /// real columns are `starts`.
+    #[must_use]
+    pub fn new(arch: &Arch, starts: Vec<usize>, capacity: usize, device: &Device) -> Self {
+        let rows = starts.len();
+        Self {
+            starts,
+            ..Self::empty(arch, rows, capacity, device)
+        }
+    }
+
+    /// Room for `capacity` columns of `rows` sequences, none there yet.
+    #[must_use]
+    pub fn empty(arch: &Arch, rows: usize, capacity: usize, device: &Device) -> Self {
+        let shape = [rows, arch.num_kv_heads, capacity, arch.head_dim];
+        let layer = |_| LayerCache::new(shape, device);
+        Self {
+            layers: (0..arch.num_layers).map(layer).collect(),
+            starts: Vec::new(),
+            used: 0,
+            rows,
+            capacity,
+            token_bytes: arch.cache_bytes_per_token(),
+            device: device.clone(),
+        }
+    }
+
+    /// Columns written.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Columns allocated.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Rows allocated.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Tokens that there is room for: rows times columns.
+    #[must_use]
+    pub fn cells(&self) -> usize {
+        self.rows * self.capacity
+    }
+
+    /// Bytes allocated.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.cells() * self.token_bytes
+    }
+
+    /// First column of each sequence's window. Sequences take the first rows.
+    #[must_use]
+    pub fn starts(&self) -> &[usize] {
+        &self.starts
+    }
+
+    /// Columns of the longest window.
+    #[must_use]
+    pub fn longest(&self) -> usize {
+        self.starts.iter().min().map_or(0, |lo| self.used - lo)
+    }
+
+    pub(crate) fn layer(&mut self, index: usize) -> &mut LayerCache {
+        &mut self.layers[index]
+    }
+
+    /// The columns that a forward has written are there.
+    pub(crate) fn advance(&mut self, columns: usize) {
+        self.used += columns;
+    }
+
+    /// Forgets all sequences, and takes the next column to be `used`.
+    pub fn clear(&mut self, used: usize) {
+        assert!(used <= self.capacity, "a column outside the cache");
+        self.starts.clear();
+        self.used = used;
+    }
+
+    /// Copies a sequence of another cache into `rows`, which are taken, or the next ones. Its window must fit before the
+    /// shared column.
+    pub fn adopt(&mut self, rows: Range<usize>, source: &Self, row: usize) {
+        let start = source.starts[row];
+        let len = source.used - start;
+        assert!(
+            len <= self.used && rows.end <= self.rows && rows.start <= self.starts.len(),
+            "a sequence that does not fit"
+        );
+        let first = self.used - len;
+        for (layer, from) in self.layers.iter_mut().zip(&source.layers) {
+            let (k, v) = from.whole();
+            let [_, heads, _, dim] = k.dims();
+            let pick = |t: Tensor<4>| {
+                let window = t.narrow(0, row, 1).narrow(2, start, len);
+                window.expand([rows.len(), heads, len, dim])
+            };
+            layer.write(rows.clone(), first, pick(k), pick(v));
+        }
+        let taken = rows.end.max(self.starts.len());
+        self.starts.resize(taken, first);
+        self.starts[rows].fill(first);
+    }
+
+    /// The last sequence takes the place of the one in `row`, which has ended.
+    pub fn drop_row(&mut self, row: usize) {
+        let last = self.starts.len() - 1;
+        if row < last {
+            let (start, used) = (self.starts[last], self.used);
+            let index = Tensor::<1, Int>::from_ints([last as i32], &self.device);
+            for layer in &mut self.layers {
+                // a copy of its own, so that the tensors have one owner again when they are written
+                let pick = |t: Tensor<4>| t.narrow(2, start, used - start).select(0, index.clone());
+                let (k, v) = layer.whole();
+                let (k, v) = (pick(k), pick(v));
+                layer.write(row..row + 1, start, k, v);
+            }
+        }
+        self.starts.swap_remove(row);
+    }
+
+    /// Moves the sequences `order`, which become the first rows, to new tensors of `rows` rows and `capacity` columns,
+    /// such that the next column is `used`. Sequences that are not named are forgotten.
+    pub fn lay_out(&mut self, order: &[usize], rows: usize, used: usize, capacity: usize) {
+        let starts: Vec<usize> = order.iter().map(|&row| self.starts[row]).collect();
+        let lo = starts.iter().copied().min().unwrap_or(self.used);
+        let len = self.used - lo;
+        assert!(
+            len <= used && used <= capacity && order.len() <= rows,
+            "a cache that is too small"
+        );
+        let in_place = order.iter().enumerate().all(|(i, &row)| i == row);
+        let index: Vec<i32> = order.iter().map(|&row| row as i32).collect();
+        let index = Tensor::<1, Int>::from_ints(index.as_slice(), &self.device);
+        let (count, device) = (order.len(), &self.device);
+        let carry = |old: Tensor<4>| {
+            let [_, heads, _, dim] = old.dims();
+            let live = old.narrow(2, lo, len);
+            let live = if in_place {
+                live.narrow(0, 0, count)
+            } else {
+                live.select(0, index.clone())
+            };
+            let fresh = Tensor::<4>::zeros([rows, heads, capacity, dim], device);
+            fresh.slice_assign([0..count, 0..heads, used - len..used, 0..dim], live)
+        };
+        for layer in &mut self.layers {
+            if count == 0 || len == 0 {
+                let [_, heads, _, dim] = layer.whole().0.dims();
+                layer.tensors = None;
+                *layer = LayerCache::new([rows, heads, capacity, dim], device);
+            } else {
+                layer.change(|k, v| (carry(k), carry(v)));
+            }
+        }
+        let shift = |start: usize| used - (self.used - start);
+        self.starts = starts.into_iter().map(shift).collect();
+        (self.used, self.rows, self.capacity) = (used, rows, capacity);
+    }
+}

@@ -1,0 +1,334 @@
+//! Whatever the schedule, every token is the draw of its key from the distribution that a plain forward gives.
+
+use super::truncate::draw_truncated;
+use super::*;
+use crate::Arch;
+use crate::layer::{Columns, Context};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::path::Path;
+
+const VOCAB: usize = 61;
+
+/// How near a draw may be to a boundary between two tokens to go either way, and how far log-probs may be apart.
+const NEAR: f64 = 1e-5;
+
+fn decoder(family: &str) -> Decoder {
+    let Value::Object(config) = json!({
+        "model_type": family, "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "sliding_window": 6, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 20.0,
+        "initializer_range": 0.12
+    }) else {
+        unreachable!("an object")
+    };
+    let arch = Arch::from_config(&config, Path::new(family)).expect("a valid architecture");
+    Decoder::random(arch, 1, &Device::flex())
+}
+
+/// Logits over temperature after every token of a sequence, by one forward without a cache.
+fn scores(decoder: &Decoder, tokens: &[u32], temperature: f64) -> Vec<Vec<f32>> {
+    let columns = Columns {
+        starts: &[0],
+        first: 0,
+        len: tokens.len(),
+    };
+    let ctx = Context::new(decoder.arch(), columns, decoder.device());
+    let ids: Vec<i32> = tokens.iter().map(|&t| t as i32).collect();
+    let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [tokens.len()]), decoder.device());
+    let logits = decoder.head().logits(decoder.hidden(ids, &ctx)) / temperature;
+    let logits: Vec<f32> = logits.try_into_vec_as().expect("values");
+    logits.chunks(VOCAB).map(<[f32]>::to_vec).collect()
+}
+
+/// Checks one completion token by token.
+fn check(
+    decoder: &Decoder,
+    request: &Request,
+    sampling: &Sampling,
+    limits: &Limits,
+    found: &Sample,
+) {
+    let tokens = [request.tokens.as_slice(), &found.tokens].concat();
+    let temperature = sampling.scoring_temperature();
+    let rows = scores(decoder, &tokens, temperature);
+    let key = DrawKey {
+        sample: request.key.sample + found.sample as u32,
+        ..request.key
+    };
+    for (i, &token) in found.tokens.iter().enumerate() {
+        let row = &rows[request.tokens.len() + i - 1];
+        let place = format!(
+            "token {i} of sample {} of prompt {}",
+            found.sample, found.request
+        );
+        if sampling.is_greedy() {
+            let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            assert!(f64::from(most - row[token as usize]) < NEAR, "{place}");
+            continue;
+        }
+        let u = key.uniform(i as u32);
+        let draw = |shift: f64| draw_truncated(row, sampling, (f64::from(u) + shift) as f32);
+        let drawn = draw(0.0);
+        let near = [draw(-NEAR), draw(NEAR)];
+        assert!(
+            drawn.token == token || near.iter().any(|d| d.token == token),
+            "{place}: {token}, and its draw is {}",
+            drawn.token
+        );
+        if drawn.token == token {
+            let apart = |a: f32, b: f32| f64::from((a - b).abs());
+            assert!(
+                apart(drawn.logp, found.logps[i]) < NEAR,
+                "{place}: {} and {}",
+                drawn.logp,
+                found.logps[i]
+            );
+            assert!(
+                apart(drawn.full_logp, found.full_logps[i]) < NEAR,
+                "{place}: full"
+            );
+        }
+    }
+    let stop = |t: &u32| sampling.stop_ids.contains(t);
+    let (last, before) = found.tokens.split_last().expect("at least one token");
+    assert!(!before.iter().any(stop), "a sequence went on after its end");
+    let room = limits
+        .max_model_len
+        .map_or(usize::MAX, |most| most - request.tokens.len());
+    let most = sampling.max_new_tokens.min(room);
+    let expected = if stop(last) {
+        Finish::Stop
+    } else {
+        Finish::Length
+    };
+    assert_eq!(found.finish, expected);
+    assert!(
+        expected == Finish::Stop || found.tokens.len() == most,
+        "cut at {}",
+        found.tokens.len()
+    );
+}
+
+#[derive(Clone, Debug)]
+struct Schedule {
+    family: &'static str,
+    lengths: Vec<usize>,
+    n: usize,
+    sampling: Sampling,
+    limits: Limits,
+    /// Bytes of the cache over the least it may have.
+    budget: Option<f64>,
+}
+
+fn schedule() -> impl Strategy<Value = Schedule> {
+    let samplings = prop_oneof![
+        Just(Sampling::default()),
+        Just(Sampling {
+            temperature: 0.0,
+            ..Sampling::default()
+        }),
+        Just(Sampling {
+            temperature: 0.7,
+            top_k: Some(9),
+            ..Sampling::default()
+        }),
+        Just(Sampling {
+            top_p: 0.8,
+            min_p: 0.02,
+            ..Sampling::default()
+        }),
+    ];
+    let model_len = prop_oneof![Just(None), (32_usize..48).prop_map(Some)];
+    (
+        prop_oneof![Just("llama"), Just("gemma2"), Just("mistral")],
+        prop::collection::vec(1_usize..30, 1..9),
+        1_usize..5,
+        (samplings, 1_usize..24, 0_u32..8),
+        (1_usize..9, 0_usize..80, model_len),
+        prop::option::of(1.0_f64..6.0),
+    )
+        .prop_map(
+            |(family, lengths, n, (sampling, new, stops), (slots, batched, model_len), budget)| {
+                Schedule {
+                    family,
+                    lengths,
+                    n,
+                    sampling: Sampling {
+                        max_new_tokens: new,
+                        stop_ids: (0..stops * 2).collect(),
+                        ..sampling
+                    },
+                    limits: Limits {
+                        max_num_batched_tokens: slots + batched,
+                        max_model_len: model_len,
+                        ..Limits::new(slots)
+                    },
+                    budget,
+                }
+            },
+        )
+}
+
+fn requests(lengths: &[usize]) -> Vec<Request> {
+    let token = |i: usize, salt: usize| ((i * 7919 + salt * 104_729) % VOCAB) as u32;
+    let request = |(salt, &len): (usize, &usize)| Request {
+        tokens: (0..len).map(|i| token(i, salt)).collect(),
+        key: DrawKey {
+            seed: 3,
+            step: 1,
+            draw: salt as u32,
+            sample: 0,
+        },
+    };
+    lengths.iter().enumerate().map(request).collect()
+}
+
+fn run(schedule: &Schedule) -> Generated {
+    let decoder = decoder(schedule.family);
+    let requests = requests(&schedule.lengths);
+    let mut limits = schedule.limits;
+    let generator = Generator::new(&decoder, None, &schedule.sampling).expect("valid settings");
+    limits.kv_cache_bytes = schedule.budget.map(|share| {
+        let length = |r: &Request| r.tokens.len() + generator.most_new(r, &limits);
+        let longest = requests.iter().map(length).max().unwrap_or(0);
+        (Limits::least_cache_bytes(decoder.arch(), longest) as f64 * share) as usize
+    });
+    let mut seen = Vec::new();
+    let generated = generator
+        .run_with(&requests, schedule.n, &limits, |s| {
+            seen.push((s.request, s.sample));
+        })
+        .expect("samples");
+    let names: Vec<_> = generated
+        .samples
+        .iter()
+        .map(|s| (s.request, s.sample))
+        .collect();
+    let all: Vec<_> = (0..requests.len())
+        .flat_map(|r| (0..schedule.n).map(move |s| (r, s)))
+        .collect();
+    assert_eq!(names, all, "every sample, in order");
+    seen.sort_unstable();
+    assert_eq!(seen, all, "every sample is told once");
+    for sample in &generated.samples {
+        let request = &requests[sample.request];
+        check(&decoder, request, &schedule.sampling, &limits, sample);
+    }
+    let stats = &generated.stats;
+    let drawn: usize = generated.samples.iter().map(|s| s.tokens.len()).sum();
+    assert!(
+        stats.new_tokens >= drawn && (stats.preemptions > 0 || stats.new_tokens == drawn),
+        "{stats:?}"
+    );
+    assert!(stats.occupied <= stats.slots);
+    if let Some(bytes) = limits.kv_cache_bytes {
+        assert!(
+            stats.peak_cache_bytes <= bytes,
+            "{} of {bytes}",
+            stats.peak_cache_bytes
+        );
+    }
+    generated
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 160, ..ProptestConfig::default() })]
+
+    #[test]
+    fn tokens_and_log_probs_are_those_of_a_plain_forward_under_every_schedule(schedule in schedule()) {
+        run(&schedule);
+    }
+}
+
+fn crowded(budget: Option<f64>) -> Schedule {
+    Schedule {
+        family: "llama",
+        lengths: vec![5, 9, 3, 12, 7, 4, 8, 6],
+        n: 3,
+        sampling: Sampling {
+            max_new_tokens: 40,
+            ..Sampling::default()
+        },
+        limits: Limits::new(8),
+        budget,
+    }
+}
+
+#[test]
+fn a_short_cache_preempts_and_loses_nothing() {
+    let plenty = run(&crowded(None));
+    let short = run(&crowded(Some(1.5)));
+    assert_eq!(plenty.stats.preemptions, 0);
+    assert!(short.stats.preemptions > 0 && short.stats.recomputed_tokens > 0);
+    let tokens = |g: &Generated| {
+        g.samples
+            .iter()
+            .map(|s| s.tokens.clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(tokens(&plenty), tokens(&short));
+}
+
+#[test]
+fn slots_stay_taken_while_prompts_wait() {
+    let ragged = Schedule {
+        sampling: Sampling {
+            max_new_tokens: 32,
+            stop_ids: (0..4).collect(),
+            ..Sampling::default()
+        },
+        lengths: vec![6; 60],
+        ..crowded(None)
+    };
+    let stats = run(&ragged).stats;
+    assert!(stats.occupancy() > 0.85, "{stats:?}");
+}
+
+#[test]
+fn the_prompt_of_a_group_is_run_once() {
+    let stats = run(&crowded(None)).stats;
+    assert_eq!(stats.prefill_tokens, 5 + 9 + 3 + 12 + 7 + 4 + 8 + 6);
+}
+
+#[test]
+fn a_cache_too_small_for_one_sequence_is_refused_with_the_smallest_that_would_do() {
+    let decoder = decoder("llama");
+    let sampling = Sampling {
+        max_new_tokens: 10,
+        ..Sampling::default()
+    };
+    let limits = Limits {
+        kv_cache_bytes: Some(1000),
+        ..Limits::new(4)
+    };
+    let generator = Generator::new(&decoder, None, &sampling).expect("valid settings");
+    let error = generator
+        .run_with(&requests(&[4]), 1, &limits, |_| {})
+        .expect_err("too small");
+    let least = Limits::least_cache_bytes(decoder.arch(), 14);
+    assert!(error.to_string().contains(&least.to_string()), "{error}");
+}
+
+#[test]
+fn the_account_holds_what_the_cache_takes_and_gives_it_back() {
+    let decoder = decoder("llama");
+    let sampling = Sampling {
+        max_new_tokens: 10,
+        ..Sampling::default()
+    };
+    let accounts = Accounts::new();
+    let generator = Generator::new(&decoder, None, &sampling)
+        .expect("valid settings")
+        .accounted(&accounts);
+    let generated = generator
+        .run_with(&requests(&[4, 7]), 2, &Limits::new(4), |_| {})
+        .expect("samples");
+    let balance = accounts.balance(
+        firebrick_backends::accounts::Category::KvCache,
+        firebrick_backends::accounts::Home::Device,
+    );
+    assert_eq!(balance.peak_bytes, generated.stats.peak_cache_bytes as u64);
+    assert_eq!(balance.bytes, 0);
+}

@@ -1,0 +1,159 @@
+//! The engine as a run shows it: its limits, its metrics, dynamic sampling.
+
+use super::runs::metrics;
+use super::{Bench, refused, succeeded};
+use serde_json::Value;
+
+fn samples(bench: &Bench) -> Vec<Value> {
+    let text = bench.read("run/samples.jsonl");
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// What a run sampled and was paid for: everything but advantages' and log-probs' last digits.
+fn completions(bench: &Bench) -> Vec<[Value; 4]> {
+    let keys = ["step", "draw", "sample", "completion"];
+    samples(bench)
+        .iter()
+        .map(|s| keys.map(|key| s[key].clone()))
+        .collect()
+}
+
+#[test]
+fn limits_of_the_engine_change_no_token() {
+    let plain = Bench::new();
+    succeeded(&plain.firebrick("train", &["trainer.steps=1"]));
+    for limits in [
+        &["rollout.max_num_seqs=3", "rollout.max_num_batched_tokens=4"][..],
+        // two sequences of ten tokens, 256 bytes a token
+        &["rollout.kv_cache_memory_bytes=5200"],
+        &["rollout.free_cache=false", "rollout.enforce_eager=true"],
+    ] {
+        let bench = Bench::new();
+        succeeded(&bench.firebrick("train", &[&["trainer.steps=1"], limits].concat()));
+        assert_eq!(completions(&plain), completions(&bench), "{limits:?}");
+    }
+}
+
+#[test]
+fn the_engine_reports_what_it_did() {
+    let bench = Bench::new();
+    succeeded(&bench.firebrick("train", &["rollout.kv_cache_memory_bytes=8KiB"]));
+    for line in &metrics(&bench, "run")[1..] {
+        let value = |key: &str| {
+            line[key]
+                .as_f64()
+                .unwrap_or_else(|| panic!("{key}: {line}"))
+        };
+        let occupancy = value("rollout/slot_occupancy");
+        assert!(occupancy > 0.0 && occupancy <= 1.0, "{line}");
+        let bytes = value("rollout/peak_cache_bytes");
+        assert!(bytes > 0.0 && bytes <= 8192.0, "{line}");
+        assert!(value("rollout/preemptions") >= 0.0 && value("rollout/recomputed_tokens") >= 0.0);
+        assert!((value("rollout/num_gen_batches") - 1.0).abs() < 1e-9);
+        assert!(value("rollout/dropped_groups").abs() < 1e-9);
+        assert!(
+            value("training/rollout_probs_diff_mean") <= value("training/rollout_probs_diff_max")
+        );
+    }
+    let text = bench.read("run/metrics.jsonl");
+    for key in [
+        "rollout/prefill_tokens_per_second",
+        "rollout/decode_tokens_per_second",
+    ] {
+        assert!(text.lines().last().unwrap().contains(key), "{key}");
+    }
+    // the account of the cache, in the readings of the phase
+    let memory = bench.read("run/memory.jsonl");
+    assert!(memory.contains("kv_cache"), "{memory}");
+}
+
+/// With a policy that gets some sums right.
+const DYNAMIC: [&str; 4] = [
+    "warmup.sft={steps: 60, optim: {lr: 0.01}}",
+    "rollout.dynamic_sampling.enable=true",
+    "rollout.dynamic_sampling.oversampling=1.5",
+    "rollout.dynamic_sampling.max_num_gen_batches=4",
+];
+
+#[test]
+fn dynamic_sampling_replaces_groups_without_spread_and_keeps_the_size_of_the_batch() {
+    let bench = Bench::new();
+    succeeded(&bench.firebrick("train", &DYNAMIC));
+    let samples = samples(&bench);
+    assert_eq!(samples.len(), 3 * 4 * 4);
+    let lines = metrics(&bench, "run");
+    let mut flat = 0;
+    for (group, step) in samples.chunks(4).zip((0..12).map(|g| 1 + g / 4)) {
+        assert_eq!(group[0]["step"], step);
+        assert!(group.iter().all(|s| s["draw"] == group[0]["draw"]));
+        if group.iter().all(|s| s["reward"] == group[0]["reward"]) {
+            flat += 1;
+            let batches = lines[step]["rollout/num_gen_batches"].as_f64().unwrap();
+            assert!(
+                (batches - 4.0).abs() < 1e-9,
+                "a flat group before the last batch: {batches}"
+            );
+        }
+    }
+    let dropped: f64 = lines[1..]
+        .iter()
+        .map(|l| l["rollout/dropped_groups"].as_f64().unwrap())
+        .sum();
+    assert!(dropped > 0.0, "nothing was dropped");
+    assert!(flat < 12, "nothing was replaced");
+    let draws: Vec<u64> = samples
+        .iter()
+        .map(|s| s["draw"].as_u64().unwrap())
+        .collect();
+    assert!(draws.is_sorted(), "{draws:?}");
+}
+
+#[test]
+fn a_resumed_run_draws_the_prompts_that_come_next() {
+    let (whole, cut) = (Bench::new(), Bench::new());
+    let args = |steps: &'static str| [&DYNAMIC[..], &[steps, "trainer.save_freq=1"]].concat();
+    succeeded(&whole.firebrick("train", &args("trainer.steps=3")));
+    succeeded(&cut.firebrick("train", &args("trainer.steps=1")));
+    let resume = [&args("trainer.steps=3")[..], &["--resume"]].concat();
+    succeeded(&cut.firebrick("train", &resume));
+    assert_eq!(samples(&whole), samples(&cut));
+}
+
+#[test]
+fn what_the_engine_cannot_do_is_refused() {
+    for (setting, parts) in [
+        (
+            "rollout.enforce_eager=false",
+            &["rollout.enforce_eager", "eager"][..],
+        ),
+        (
+            "rollout.max_num_batched_tokens=8",
+            &["rollout.max_num_batched_tokens", "rollout.max_num_seqs"],
+        ),
+        (
+            "rollout.max_model_len=6",
+            &["rollout.max_model_len", "rollout.prompt_length"],
+        ),
+        ("rollout.kv_cache_memory_bytes=1KiB", &["KV cache", "5120"]),
+        (
+            "rollout.gpu_memory_utilization=1.5",
+            &["rollout.gpu_memory_utilization", "1.5"],
+        ),
+        (
+            "rollout.dynamic_sampling={enable: true, max_num_gen_batches: 0}",
+            &["max_num_gen_batches"],
+        ),
+        (
+            "rollout.dynamic_sampling={enable: true, oversampling: 0.5}",
+            &["oversampling"],
+        ),
+        (
+            "rollout.dynamic_sampling={enable: true, metric: taste}",
+            &["taste", "score"],
+        ),
+    ] {
+        refused(&Bench::new().firebrick("train", &[setting]), parts);
+    }
+}
