@@ -6,6 +6,7 @@ mod recover;
 mod report;
 mod rl;
 mod rollout;
+mod same_run;
 mod setup;
 mod sft;
 mod update;

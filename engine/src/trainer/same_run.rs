@@ -1,0 +1,77 @@
+//! What may change between the sessions of a run.
+
+use crate::config::RunConfig;
+use crate::trainer_state::Mode;
+use crate::{Error, Result};
+use serde_json::Value;
+
+/// Keys of `rollout` that are about memory and time alone.
+const ENGINE_KEYS: [&str; 6] = [
+    "/rollout/max_num_seqs",
+    "/rollout/max_num_batched_tokens",
+    "/rollout/enforce_eager",
+    "/rollout/kv_cache_memory_bytes",
+    "/rollout/gpu_memory_utilization",
+    "/rollout/free_cache",
+];
+
+/// Only the run's length, rhythm, device and memory may change between sessions; what the mode does not read may too.
+pub(super) fn check_same_run(earlier: &RunConfig, now: &RunConfig, mode: Mode) -> Result<()> {
+    let value = |config: &RunConfig| {
+        let mut value = serde_json::to_value(config).unwrap_or(Value::Null);
+        if mode == Mode::Sft {
+            let steps = if config.sft.is_some() {
+                "/sft/steps"
+            } else {
+                "/warmup/sft/steps"
+            };
+            value.pointer_mut(steps).map(Value::take);
+        }
+        // how many are sampled at a time, and where, changes no token
+        for key in ENGINE_KEYS {
+            value.pointer_mut(key).map(Value::take);
+        }
+        value
+    };
+    let (before, after) = (value(earlier), value(now));
+    let used: &[&str] = match mode {
+        Mode::Rl => &[
+            "model",
+            "task",
+            "objective",
+            "rollout",
+            "update",
+            "optim",
+            "critic",
+            "warmup",
+        ],
+        Mode::Sft if now.sft.is_some() => &["model", "task", "sft"],
+        Mode::Sft => &["model", "task", "warmup"],
+    };
+    let mut changed: Vec<String> = used
+        .iter()
+        .chain(&["allow_tf32"])
+        .filter(|k| before[**k] != after[**k])
+        .map(|k| (*k).to_owned())
+        .collect();
+    let trainer: &[&str] = match mode {
+        Mode::Rl => &["seed", "train_batch_size"],
+        Mode::Sft => &["seed"],
+    };
+    for key in trainer {
+        if before["trainer"][*key] != after["trainer"][*key] {
+            changed.push(format!("trainer.{key}"));
+        }
+    }
+    if changed.is_empty() {
+        return Ok(());
+    }
+    let detail = format!(
+        "the configuration differs from the run's own in {}; change it back, or start a new run with another `output`",
+        changed.join(", ")
+    );
+    Err(Error::Resume {
+        path: now.output.clone(),
+        detail,
+    })
+}
