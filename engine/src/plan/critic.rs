@@ -19,6 +19,16 @@ const NOT_ITS_OWN: [&str; 10] = [
     "critic",
 ];
 
+/// Keys that say how much is done at a time, and not where things live.
+const SIZES: [&str; 6] = [
+    "head_rows",
+    "attention_rows",
+    "train_tokens",
+    "score_tokens",
+    "micro_batch_size",
+    "prefetch",
+];
+
 impl MemoryConfig {
     /// The settings that the critic's plan is made of.
     pub fn of_critic(&self) -> Result<Self> {
@@ -53,7 +63,12 @@ impl MemoryConfig {
         self.of_critic()?.plan(arch)
     }
 
-    /// The same section with a key of the critic's own set, or left to the policy.
+    /// Leaves everything but sizes and limits to the policy's settings.
+    pub(crate) fn critic_follows(&mut self) {
+        self.critic.retain(|key, _| SIZES.contains(&key.as_str()));
+    }
+
+    /// Sets a size of the critic's own, or leaves it to the policy.
     pub(crate) fn set_critic(&mut self, key: &str, value: Option<usize>) {
         match value {
             Some(value) => self.critic.insert(key.to_owned(), value.into()),

@@ -318,6 +318,13 @@ fn every_preset_teaches_policy_and_critic_the_same() {
             &["memory.preset=huge", "memory.step_in_backward=true"],
         ),
         (
+            "streamed",
+            &[
+                "memory.preset=balanced",
+                "memory.critic.param_offload=streamed",
+            ],
+        ),
+        (
             "apart",
             &[
                 "memory.preset=fast",

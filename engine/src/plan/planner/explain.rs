@@ -131,6 +131,10 @@ impl List<'_> {
             max_num_seqs: self.fit.plan.rollout.max_num_seqs,
         };
         undo(&mut without);
+        if without.memory.of_critic().is_err() {
+            // a setting of the critic's own stood on what was undone: it goes with it
+            without.memory.critic_follows();
+        }
         self.all.push(Technique {
             what,
             settings,
