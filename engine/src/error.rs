@@ -80,10 +80,14 @@ pub enum Error {
     },
     /// Gradients stayed non-finite.
     #[error(
-        "the gradient norm was not finite for {count} optimizer steps in a row, last at step {step}; nothing of them was \
-         applied. Lower optim.lr, check the rewards in samples.jsonl, and resume from the last checkpoint"
+        "the gradient norm was not finite for {count} optimizer steps of {phase} in a row, last at step {step}; nothing of them \
+         was applied. Lower {section}.lr, check the rewards in samples.jsonl, and resume from the last checkpoint"
     )]
     NonFinite {
+        /// The phase that updates.
+        phase: &'static str,
+        /// The section of its optimizer.
+        section: &'static str,
         /// Training step.
         step: u64,
         /// Skipped steps in a row.

@@ -36,6 +36,7 @@ use firebrick_backends::memory::peak_resident_bytes;
 use firebrick_models::Decoder;
 use firebrick_models::checkpoint::{ExportOptions, StoredDtype};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
@@ -72,7 +73,8 @@ pub struct Trainer {
     ledger: Ledger,
     observer: Box<dyn Observer>,
     resumed: bool,
-    skipped_in_a_row: u64,
+    /// Optimizer steps skipped in a row, by phase.
+    skipped_in_a_row: BTreeMap<&'static str, u64>,
     /// The step that phases belong to: 0 before the first.
     phase_step: u64,
 }

@@ -24,6 +24,7 @@ use firebrick_backends::memory::{Source as ReadingSource, free_bytes, read};
 use firebrick_backends::profile::DeviceProfile;
 use firebrick_backends::{DeviceInfo, device};
 use firebrick_models::{Arch, Checkpoint, Decoder};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -154,7 +155,7 @@ impl Trainer {
             state,
             observer,
             resumed,
-            skipped_in_a_row: 0,
+            skipped_in_a_row: BTreeMap::new(),
             phase_step: 0,
         };
         this.write_plans()?;

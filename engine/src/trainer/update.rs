@@ -97,20 +97,28 @@ impl Trainer {
         let outcome = updated.outcome;
         into.absorb(&updated);
         if outcome.applied {
-            self.skipped_in_a_row = 0;
+            self.skipped_in_a_row.remove(phase);
             return Ok(updated.sums);
         }
         self.state.skipped_steps += 1;
-        self.skipped_in_a_row += 1;
+        let count = self.skipped_in_a_row.entry(phase).or_default();
+        *count += 1;
         let step = self.state.step + 1;
         tracing::warn!(
             "step {step}, {phase}: the gradient norm is {}; the update is skipped",
             outcome.grad_norm
         );
-        if self.skipped_in_a_row >= MAX_SKIPPED {
+        if *count >= MAX_SKIPPED {
+            let count = *count;
+            let section = match phase {
+                UPDATE_CRITIC => "critic.optim",
+                _ => "optim",
+            };
             return Err(Error::NonFinite {
+                phase,
+                section,
                 step,
-                count: self.skipped_in_a_row,
+                count,
             });
         }
         Ok(updated.sums)
