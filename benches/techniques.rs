@@ -223,6 +223,7 @@ fn predict(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig) -> u64 {
         adapters_off: false,
         old_log_probs: true,
         entropy: false,
+        scores: false,
         clips: false,
         critic: None,
     };

@@ -105,6 +105,7 @@ impl Case {
             adapters_off: false,
             old_log_probs: true,
             entropy: false,
+            scores: false,
             clips: true,
             critic: self
                 .critic_arch()

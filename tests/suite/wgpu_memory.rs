@@ -85,6 +85,7 @@ fn predicted(memory: &MemoryConfig) -> u64 {
         adapters_off: false,
         old_log_probs: true,
         entropy: false,
+        scores: false,
         clips: false,
         critic: None,
     };

@@ -1,7 +1,6 @@
 //! What the test binaries share: where fixtures are, how goldens are read and compared, what is not built yet.
 
 pub mod golden;
-pub mod later;
 pub mod model;
 pub mod techniques;
 

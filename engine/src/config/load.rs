@@ -271,6 +271,106 @@ mod tests {
     }
 
     #[test]
+    fn an_algorithm_sets_what_is_not_written_beside_its_name() {
+        let objective = |section: &str| {
+            let config = parse(&format!("{MINIMAL}objective: {section}\n"), &[]).unwrap();
+            assert_eq!(parse(&config.to_yaml().unwrap(), &[]).unwrap(), config);
+            config.objective
+        };
+        for algorithm in Algorithm::ALL {
+            let name = serde_json::to_value(algorithm).unwrap();
+            let settings = objective(name.as_str().unwrap());
+            assert_eq!(settings, algorithm.settings(), "{name}");
+        }
+        let dapo = objective("{name: dapo, clip_ratio_high: 0.3}");
+        assert!((dapo.clip_ratio_high - 0.3).abs() < 1e-12 && dapo.clip_ratio_c.is_none());
+        let message = error(MINIMAL, &["objective=gpso"]);
+        assert!(message.contains("did you mean `gspo`?"), "{message}");
+    }
+
+    #[test]
+    fn objective_settings_that_make_no_sense_are_refused_with_the_reason() {
+        for (overrides, reason) in [
+            (&["objective.tau_pos=2"][..], "policy_loss: sapo"),
+            (
+                &["objective=sapo", "objective.clip_ratio_high=0.3"],
+                "that clips",
+            ),
+            (
+                &["objective=gspo", "objective.policy_loss=vespo"],
+                "one of their own",
+            ),
+            (
+                &["objective=rloo", "objective.scale_rewards=none"],
+                "grpo or pass_at_k",
+            ),
+            (
+                &["objective.gamma=0.9"],
+                "adv_estimator: reinforce_plus_plus or gae",
+            ),
+            (
+                &["objective=remax", "objective.normalize_advantages=true"],
+                "one advantage a completion",
+            ),
+            (&["objective.kl_ctrl.kl_coef=0.1"], "use_kl_in_reward"),
+            (
+                &["objective.use_bias_correction_kl=true"],
+                "kl_loss_coef above 0",
+            ),
+            (&["objective.entropy_target=1"], "use_adaptive_entropy"),
+            (
+                &[
+                    "objective.use_adaptive_entropy=true",
+                    "objective.entropy_coeff=2",
+                ],
+                "entropy_coef_max",
+            ),
+            (
+                &["objective.rollout_is_threshold=3"],
+                "objective.rollout_is",
+            ),
+            (
+                &["objective.rollout_rs=token_k1"],
+                "needs rollout_rs_threshold",
+            ),
+            (
+                &[
+                    "objective.rollout_rs=token_k2",
+                    "objective.rollout_rs_threshold=1",
+                    "objective.rollout_rs_threshold_lower=0.5",
+                ],
+                "k1 kinds",
+            ),
+            (
+                &["objective=vespo", "objective.rollout_is=sequence"],
+                "token_truncate",
+            ),
+            (
+                &["objective=gmpo", "objective.top_entropy_quantile=0.2"],
+                "one term a sequence",
+            ),
+            (
+                &["objective.top_entropy_quantile=0"],
+                "above 0 and at most 1",
+            ),
+            (
+                &["objective.loss_scale_factor=8"],
+                "seq-mean-token-sum-norm",
+            ),
+            (
+                &[
+                    "objective=opo",
+                    "objective.multi_objective_aggregation=normalize_then_sum",
+                ],
+                "adv_estimator: grpo",
+            ),
+        ] {
+            let message = error(MINIMAL, overrides);
+            assert!(message.contains(reason), "{overrides:?}: {message}");
+        }
+    }
+
+    #[test]
     fn a_preset_sets_what_is_not_written_beside_it() {
         let with = |memory: &str| {
             let config = parse(&format!("{MINIMAL}memory: {memory}\n"), &[]).unwrap();

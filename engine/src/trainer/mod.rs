@@ -295,7 +295,11 @@ impl Trainer {
             own.map(|p| p.total_bytes).max().unwrap_or(0)
         };
         [
-            ("rollout", of(&["rollout"]), measured(&["gen", "testing"])),
+            (
+                "rollout",
+                of(&["rollout"]),
+                measured(&["gen", "gen_max", "testing"]),
+            ),
             ("score", of(&["score"]), measured(&["old_log_prob", "ref"])),
             (
                 "update",

@@ -23,7 +23,7 @@ const SIGNS: [&str; 6] = [
 /// Phase of the estimate that a trainer's phase belongs to.
 fn estimated(phase: &str) -> Option<&'static str> {
     match phase {
-        "gen" | "testing" => Some("rollout"),
+        "gen" | "gen_max" | "testing" => Some("rollout"),
         "old_log_prob" | "ref" => Some("score"),
         "update_actor" => Some("backward"),
         "values" => Some("values"),

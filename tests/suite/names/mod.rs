@@ -1,6 +1,7 @@
 //! `docs/memory.md` and the code: every key that the page names is one, every key of `memory` is on the page, and so is
 //! every option, technique and term of the guides that it answers.
 
+mod objectives;
 mod terms;
 
 use std::collections::{BTreeMap, BTreeSet};

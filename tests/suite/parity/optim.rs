@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::support::{
-    assert_all_close, assert_close, checked, device, fixtures, later, parse, read, values,
+    assert_all_close, assert_close, checked, device, fixtures, parse, read, values,
 };
 
 /// How torch spells this binary's precision, and how closely two codes agree in it.
@@ -84,9 +84,6 @@ fn adamw_and_clipping() {
     let golden: Golden = read(&fixtures().join("optim/optim.json"));
     let (mut updates, mut clippings) = (0, 0);
     for case in &golden.cases {
-        if later::topic(&case.func, &case.params).is_some() {
-            continue;
-        }
         match case.func.as_str() {
             "torch.optim.AdamW" => updates += check_adamw(case, &golden.inputs),
             "torch.nn.utils.clip_grad_norm_" => clippings += check_clipping(case, &golden.inputs),

@@ -4,6 +4,7 @@ mod adapters;
 mod bad_input;
 mod commands;
 mod memory;
+mod objectives;
 mod plan;
 mod ppo;
 mod rollout;

@@ -3,15 +3,14 @@
 use super::{Outcomes, mean, members};
 use crate::objective::gae::Whitening;
 
-/// The rewards from each token on, discounted by `gamma` a token. A token that is not scored ends what came after it
-/// (verl).
+/// The rewards from each token on, discounted by `gamma` a token.
 #[must_use]
-pub fn returns(rewards: &[f64], mask: &[bool], gamma: f64) -> Vec<f64> {
+pub fn returns(rewards: &[f64], gamma: f64) -> Vec<f64> {
     let mut out = vec![0.0; rewards.len()];
     let mut later = 0.0;
-    for t in (0..rewards.len()).rev() {
-        out[t] = rewards[t] + gamma * later;
-        later = if mask[t] { out[t] } else { 0.0 };
+    for (out, reward) in out.iter_mut().zip(rewards).rev() {
+        later = reward + gamma * later;
+        *out = later;
     }
     out
 }
@@ -19,8 +18,8 @@ pub fn returns(rewards: &[f64], mask: &[bool], gamma: f64) -> Vec<f64> {
 /// Returns by token, normalised over the step's scored tokens.
 #[must_use]
 pub fn reinforce_plus_plus(outcomes: Outcomes<'_>, gamma: f64) -> Vec<Vec<f64>> {
-    let all = outcomes.rewards.iter().zip(outcomes.masks);
-    let mut values: Vec<Vec<f64>> = all.map(|(r, mask)| returns(r, mask, gamma)).collect();
+    let all = outcomes.rewards.iter();
+    let mut values: Vec<Vec<f64>> = all.map(|own| returns(own, gamma)).collect();
     whiten(&mut values, outcomes.masks);
     values
 }

@@ -5,9 +5,14 @@ use super::Outcomes;
 /// At every token the rewards from there on less the greedy completion's reward.
 #[must_use]
 pub fn remax(outcomes: Outcomes<'_>) -> Vec<Vec<f64>> {
-    let of = |(i, rewards): (usize, &Vec<f64>)| {
-        let own = super::returns(rewards, &outcomes.masks[i], 1.0);
-        own.iter().map(|r| r - outcomes.baselines[i]).collect()
+    let of = |(rewards, baseline): (&Vec<f64>, &f64)| {
+        let own = super::returns(rewards, 1.0);
+        own.iter().map(|r| r - baseline).collect()
     };
-    outcomes.rewards.iter().enumerate().map(of).collect()
+    outcomes
+        .rewards
+        .iter()
+        .zip(outcomes.baselines)
+        .map(of)
+        .collect()
 }

@@ -5,12 +5,17 @@ use super::{Clip, PolicyTerms, Ratios};
 use crate::objective::ObjectiveConfig;
 use firebrick_models::random::Stream;
 
+/// Differences of log-probs up to this are those of rounding: on policy their sign would be a gradient of its own.
+const ROUNDING: f64 = 1e-5;
+
 /// `−A r`, and `+ coefficient · |logp − old|` for the chosen tokens.
 pub(super) fn kl_cov(coefficient: f64, ratios: &Ratios<'_>) -> PolicyTerms {
     let advantage = ratios.inputs.advantage.clone();
     let mut loss = ratios.log_ratio.clone().exp() * advantage.clone().neg();
     if let Some(chosen) = &ratios.inputs.chosen {
-        loss = loss + ratios.difference.clone().abs() * (chosen.clone() * coefficient);
+        let apart = ratios.difference.clone().abs();
+        let moved = apart.clone().inner().greater_elem(ROUNDING).float();
+        loss = loss + apart * (chosen.clone() * moved * coefficient);
     }
     let none = advantage.zeros_like();
     PolicyTerms {
@@ -46,11 +51,13 @@ pub fn covariances(logp: &[f64], advantages: &[f64]) -> Vec<f64> {
         .collect()
 }
 
-/// KL-Cov's choice: this share of the tokens, at least one, those with the largest covariance; of equals the first.
+/// KL-Cov's choice: this share of the tokens, at least one, those with the largest covariance. Of those
+/// that are equal but for rounding the first: completions of one prompt often begin alike.
 #[must_use]
 pub fn largest(covariances: &[f64], share: f64) -> Vec<bool> {
+    let rounded: Vec<f64> = covariances.iter().map(|c| (c * 1e4).round()).collect();
     let mut order: Vec<usize> = (0..covariances.len()).collect();
-    order.sort_by(|&a, &b| covariances[b].total_cmp(&covariances[a]));
+    order.sort_by(|&a, &b| rounded[b].total_cmp(&rounded[a]));
     let mut chosen = vec![false; covariances.len()];
     let count = ((covariances.len() as f64 * share) as usize).max(1);
     for &i in order.iter().take(count) {
@@ -79,4 +86,39 @@ pub fn drawn(
         chosen[i] = true;
     }
     chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_share_is_penalised_and_never_nothing() {
+        let covariances = [0.1, 5.0, -3.0, 2.0];
+        assert_eq!(largest(&covariances, 0.5), [false, true, false, true]);
+        assert_eq!(largest(&covariances, 1e-4), [false, true, false, false]);
+    }
+
+    #[test]
+    fn tokens_are_drawn_between_the_bounds_and_not_where_the_clip_acts() {
+        let config = ObjectiveConfig {
+            clip_cov_ratio: 0.5,
+            ..ObjectiveConfig::default()
+        };
+        let covariances = [2.0, 3.0, 4.0, 2.5, 0.5, 9.0];
+        let clipped = [true, false, false, false, false, false];
+        let drawn = |seed| drawn(&config, &covariances, &clipped, Stream::new(seed, 0));
+        for seed in 0..20 {
+            let chosen = drawn(seed);
+            assert_eq!(chosen, [false, true, true, true, false, false]);
+        }
+        let fewer = ObjectiveConfig {
+            clip_cov_ratio: 0.2,
+            ..config.clone()
+        };
+        let one = |seed| super::drawn(&fewer, &covariances, &clipped, Stream::new(seed, 0));
+        assert_eq!(one(1).iter().filter(|c| **c).count(), 1);
+        assert_eq!(one(1), one(1), "the same seed draws the same");
+        assert!((0..20).any(|seed| one(seed) != one(0)), "another, another");
+    }
 }

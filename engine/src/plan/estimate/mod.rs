@@ -75,6 +75,8 @@ pub struct Workload {
     pub old_log_probs: bool,
     /// The loss looks at entropy.
     pub entropy: bool,
+    /// The policy scores every optimizer step once more before its first backward: something is chosen out of the whole step.
+    pub scores: bool,
     /// Gradients are clipped by their global norm, so that no segment can be updated before all are complete.
     pub clips: bool,
     /// A critic, where one is trained beside the policy.
@@ -120,6 +122,7 @@ impl Workload {
             lora,
             old_log_probs: config.update.old_log_probs == OldLogProbs::Trainer,
             entropy: needs.entropy,
+            scores: needs.scores,
             clips: config.optim.clip_grad.is_some(),
             critic: config
                 .critic
@@ -150,6 +153,12 @@ impl Workload {
     pub fn observe(&mut self, survey: Survey) {
         self.prompt_length = self.prompt_length.min(survey.longest_prompt as u64);
         self.validation = survey.validation as u64;
+    }
+
+    /// Whether the policy scores rollouts, apart from its training.
+    #[must_use]
+    pub fn policy_scores(&self) -> bool {
+        self.old_log_probs || self.adapters_off || self.scores
     }
 
     /// Most tokens of a sequence.
@@ -410,7 +419,7 @@ impl<'a> Context<'a> {
 
     pub fn score(&self) -> PhaseEstimate {
         self.phase("score", |worst| {
-            if self.workload.old_log_probs || self.workload.adapters_off {
+            if self.workload.policy_scores() {
                 sample::score(self, self.plan.policy(), Role::Policy, worst);
             }
             if let Some(reference) = self.plan.reference() {
@@ -485,7 +494,7 @@ impl<'a> Context<'a> {
     pub fn estimate(&self) -> Estimate {
         let mut phases = vec![self.load(), self.rollout()];
         let w = self.workload;
-        if w.old_log_probs || w.adapters_off || self.plan.reference().is_some() {
+        if w.policy_scores() || self.plan.reference().is_some() {
             phases.push(self.score());
         }
         phases.extend([self.backward(), self.optimizer()]);

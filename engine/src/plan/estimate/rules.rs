@@ -221,6 +221,7 @@ fn row(name: &'static str, profile: &DeviceProfile) -> Result<PublicModel> {
         adapters_off: false,
         old_log_probs: true,
         entropy: false,
+        scores: false,
         clips: true,
         critic: None,
     };

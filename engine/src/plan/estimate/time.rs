@@ -232,12 +232,11 @@ fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
 }
 
 pub(crate) fn score(ctx: &Context<'_>) -> f64 {
-    let mut seconds = 0.0;
-    for scores in [ctx.workload.old_log_probs, ctx.workload.adapters_off] {
-        if scores {
-            seconds += forward(ctx, ctx.plan.policy());
-        }
-    }
+    let w = ctx.workload;
+    // once more in every epoch where something is chosen out of an optimizer step
+    let choices = if w.scores { w.epochs } else { 0 };
+    let passes = u64::from(w.old_log_probs) + u64::from(w.adapters_off) + choices;
+    let mut seconds = passes as f64 * forward(ctx, ctx.plan.policy());
     if let Some(reference) = ctx.plan.reference() {
         seconds += forward(ctx, reference);
         if reference.idle == Home::Host {

@@ -183,7 +183,7 @@ impl<'a> Home<'a> {
     fn rows(&self, plan: &mut Plan) -> Vec<Rows> {
         let w = &self.request.workload;
         let base = &self.request.memory;
-        let scores = w.old_log_probs || w.reference || w.adapters_off || w.critic.is_some();
+        let scores = w.policy_scores() || w.reference || w.critic.is_some();
         let budgets = if scores {
             let own = self.request.parallel.sequences(w.rollouts());
             tokens(base.score_tokens, w.length(), own)

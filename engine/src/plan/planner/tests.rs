@@ -38,6 +38,7 @@ fn request(arch: Arch, backend: Backend) -> Request {
             adapters_off: false,
             old_log_probs: true,
             entropy: false,
+            scores: false,
             clips: true,
             critic: None,
         },

@@ -1,9 +1,14 @@
-//! TRL's GRPO: losses of its `loss_type`s, and advantages of weighted rewards.
+//! TRL's GRPO and RLOO: losses, and advantages of weighted rewards.
 
-use firebrick_engine::objective::advantage::{ScaleRewards, grpo};
+use firebrick_engine::objective::advantage::{
+    MultiObjective, Outcomes, ScaleRewards, estimate, grpo, normalize_then_sum,
+};
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
+use firebrick_engine::objective::entropy::highest;
 use firebrick_engine::objective::kl::KlType;
-use firebrick_engine::objective::{ObjectiveConfig, TokenInputs};
+use firebrick_engine::objective::kl_controller::penalised;
+use firebrick_engine::objective::policy::{Level, PolicyLoss};
+use firebrick_engine::objective::{Algorithm, ObjectiveConfig, TokenInputs};
 use serde::Deserialize;
 
 use super::{Case, Mask, Outcome, Set, assert_rows, rows, run, vector};
@@ -30,6 +35,12 @@ struct Params {
     max_completion_length: usize,
     old: bool,
     is_ratio: bool,
+    sapo_temperature_pos: Option<f64>,
+    sapo_temperature_neg: Option<f64>,
+    vespo_k_pos: Option<f64>,
+    vespo_lambda_pos: Option<f64>,
+    vespo_k_neg: Option<f64>,
+    vespo_lambda_neg: Option<f64>,
 }
 
 #[derive(Clone, Copy, Deserialize, PartialEq)]
@@ -39,12 +50,10 @@ enum LossType {
     Bnpo,
     DrGrpo,
     Dapo,
-}
-
-#[derive(Deserialize, PartialEq)]
-#[serde(rename_all = "snake_case")]
-enum Level {
-    Token,
+    Luspo,
+    Cispo,
+    Sapo,
+    Vespo,
 }
 
 impl Params {
@@ -53,10 +62,11 @@ impl Params {
         let by = Denominators::trl(&mask.lengths(), self.max_completion_length);
         let by = by.repeated(self.grad_accum);
         match self.loss_type {
-            LossType::Grpo => (LossAggMode::SeqMeanTokenMean, by),
+            LossType::Grpo | LossType::Sapo => (LossAggMode::SeqMeanTokenMean, by),
             LossType::Bnpo => (LossAggMode::TokenMean, by),
             LossType::DrGrpo => (LossAggMode::SeqMeanTokenSumNorm, by),
-            LossType::Dapo => {
+            LossType::Luspo => (LossAggMode::SeqMeanTokenSum, by),
+            LossType::Dapo | LossType::Cispo | LossType::Vespo => {
                 let steps = self.grad_accum as f64 / self.steps_per_generation as f64;
                 let tokens = self.num_items_in_batch * steps;
                 (LossAggMode::TokenMean, Denominators { tokens, ..by })
@@ -64,40 +74,69 @@ impl Params {
         }
     }
 
-    fn objective(&self, mode: LossAggMode) -> ObjectiveConfig {
+    fn objective(&self) -> ObjectiveConfig {
+        let base = ObjectiveConfig::default();
+        // TRL's CISPO bounds the ratio above by epsilon_high itself, and not below
+        let (policy_loss, clip_ratio_low, clip_ratio_high) = match self.loss_type {
+            LossType::Cispo => (PolicyLoss::Cispo, 1.0, self.epsilon_high - 1.0),
+            LossType::Sapo => (PolicyLoss::Sapo, self.epsilon, self.epsilon_high),
+            LossType::Vespo => (PolicyLoss::Vespo, self.epsilon, self.epsilon_high),
+            _ => (PolicyLoss::Clip, self.epsilon, self.epsilon_high),
+        };
         ObjectiveConfig {
-            clip_ratio_low: self.epsilon,
-            clip_ratio_high: self.epsilon_high,
+            policy_loss,
+            importance_sampling_level: self.level,
+            clip_ratio_low,
+            clip_ratio_high,
             clip_ratio_c: self.delta,
-            loss_agg_mode: mode,
+            tau_pos: self.sapo_temperature_pos.unwrap_or(base.tau_pos),
+            tau_neg: self.sapo_temperature_neg.unwrap_or(base.tau_neg),
+            vespo_k_pos: self.vespo_k_pos.unwrap_or(base.vespo_k_pos),
+            vespo_lambda_pos: self.vespo_lambda_pos.unwrap_or(base.vespo_lambda_pos),
+            vespo_k_neg: self.vespo_k_neg.unwrap_or(base.vespo_k_neg),
+            vespo_lambda_neg: self.vespo_lambda_neg.unwrap_or(base.vespo_lambda_neg),
+            off_policy_mask_threshold: self.off_policy_mask_threshold,
             kl_loss_coef: self.beta,
             kl_loss_type: KlType::K3,
-            ..ObjectiveConfig::default()
+            use_bias_correction_kl: self.kl_bias,
+            ..base
         }
+    }
+
+    /// Tokens that the policy term and the bonus look at.
+    fn keep(&self, entropy: &[f64]) -> Option<Vec<f64>> {
+        let kept = highest(entropy, self.top_entropy_quantile);
+        let some = self.top_entropy_quantile < 1.0;
+        some.then(|| kept.iter().map(|&k| f64::from(u8::from(k))).collect())
+    }
+
+    /// TRL's bonus is a mean over the tokens that it looks at whatever the loss type.
+    fn bonus(&self, keep: Option<&Vec<f64>>, tokens: usize) -> Option<Vec<f64>> {
+        let all = vec![1.0; tokens];
+        let keep = keep.unwrap_or(&all);
+        let each = self.entropy_coef / keep.iter().sum::<f64>() / self.grad_accum as f64;
+        (self.entropy_coef != 0.0).then(|| keep.iter().map(|k| k * each).collect())
     }
 }
 
 pub(super) fn compute_loss(case: &Case, set: &Set) {
     let params: Params = case.params();
-    // what the list of later cases holds back
-    assert!(params.level == Level::Token && !params.kl_bias && !params.is_ratio);
-    assert!(params.top_entropy_quantile >= 1.0 && params.off_policy_mask_threshold.is_none());
-
     let mask = Mask::new(&set["mask"]);
     let scored = |name: &str| mask.pick(&rows(&set[name]));
     let (logp, entropy) = (scored("logprobs"), scored("entropies"));
     let (mode, by) = params.aggregation(&mask);
-    let weights = |mode, by| vector(token_weights(mode, &mask.lengths(), by).concat());
+    let weights = vector(token_weights(mode, &mask.lengths(), by).concat());
     let advantage = vector(mask.advantages(&set["advantages"]));
-    let mut inputs = TokenInputs::new(weights(mode, by), advantage, mask.lengths());
+    let keep = params.keep(&entropy);
+    let mut inputs = TokenInputs::new(weights, advantage, mask.lengths());
     inputs.old_logp = params.old.then(|| vector(scored("old_logprobs")));
     inputs.ref_logp = Some(vector(scored("ref_logprobs")));
-    if params.entropy_coef != 0.0 {
-        // TRL's bonus is a mean over tokens whatever the loss type, ours is weighted like the loss
-        let tokens = Denominators::trl(&mask.lengths(), 1).repeated(params.grad_accum);
-        inputs.bonus = Some(weights(LossAggMode::TokenMean, tokens) * params.entropy_coef);
+    inputs.bonus = params.bonus(keep.as_ref(), logp.len()).map(vector);
+    inputs.keep = keep.map(vector);
+    if params.is_ratio {
+        inputs.correction = Some(vector(scored("importance_sampling_ratio")));
     }
-    let outcome = run(&params.objective(mode), &logp, &entropy, &inputs);
+    let outcome = run(&params.objective(), &logp, &entropy, &inputs);
     compare(case, &params, &mask, &outcome);
 }
 
@@ -128,15 +167,19 @@ fn compare(case: &Case, params: &Params, mask: &Mask, found: &Outcome) {
         let Some(expected) = expected.as_f64() else {
             panic!("{name}: {metric} is {expected}")
         };
+        let by_token = params.level == Level::Token;
         let found = match metric.as_str() {
             "entropy" => found.metrics["actor/entropy"],
             "policy_loss" => found.metrics["actor/pg_loss"],
-            "clip_ratio/region_mean" => found.metrics["actor/pg_clipfrac"],
+            "clip_ratio/region_mean" if by_token => found.metrics["actor/pg_clipfrac"],
             // a mean over tokens: ours where the loss is one
             "kl" if token_mean => found.metrics["actor/kl_loss"],
             "entropy_coef" => params.entropy_coef,
             // without a counterpart
             "kl"
+            | "cispo_clip_ratio"
+            | "vespo/phi_seq_mean"
+            | "clip_ratio/region_mean"
             | "clip_ratio/low_mean"
             | "clip_ratio/high_mean"
             | "clip_ratio/low_min"
@@ -152,31 +195,140 @@ fn compare(case: &Case, params: &Params, mask: &Mask, found: &Outcome) {
 struct AdvantageParams {
     num_generations: u64,
     reward_weights: Vec<f64>,
-    multi_objective_aggregation: String,
+    multi_objective_aggregation: MultiObjective,
     scale_rewards: ScaleRewards,
     eps: f64,
 }
 
-/// The weighted sum of the rewards that are there. A completion without any takes no part and gets no advantage.
+/// A completion without any reward takes no part and gets no advantage.
 pub(super) fn advantages(case: &Case) {
     let params: AdvantageParams = case.params();
-    assert_eq!(params.multi_objective_aggregation, "sum_then_normalize");
-    let by_func: Vec<Vec<Option<f64>>> = parse(&case.name, &case.inputs["rewards_per_func"]);
+    let parts: Vec<Vec<Option<f64>>> = parse(&case.name, &case.inputs["rewards_per_func"]);
+    let groups: Vec<u64> = (0..parts.len() as u64)
+        .map(|i| i / params.num_generations)
+        .collect();
+    let found = match params.multi_objective_aggregation {
+        MultiObjective::SumThenNormalize => sum_then_normalize(&params, &parts, &groups),
+        MultiObjective::NormalizeThenSum => {
+            normalize_then_sum(&parts, &params.reward_weights, &groups, params.eps)
+        }
+    };
+    let expected: Vec<f64> = parse(&case.name, case.output("advantages"));
+    assert_all_close(&case.name, &found, &expected, TOLERANCE);
+}
+
+/// The weighted sum of the rewards that are there, as one reward.
+fn sum_then_normalize(
+    params: &AdvantageParams,
+    parts: &[Vec<Option<f64>>],
+    groups: &[u64],
+) -> Vec<f64> {
     let reward = |row: &Vec<Option<f64>>| {
         let parts = row.iter().zip(&params.reward_weights);
         let known: Vec<f64> = parts.filter_map(|(r, w)| r.map(|r| r * w)).collect();
         (!known.is_empty()).then(|| known.iter().sum::<f64>())
     };
-    let rewards: Vec<Option<f64>> = by_func.iter().map(reward).collect();
-    let known: Vec<(u64, f64)> = (0..)
-        .zip(&rewards)
-        .filter_map(|(i, reward)| reward.map(|r| (i / params.num_generations, r)))
-        .collect();
-    let (groups, values): (Vec<u64>, Vec<f64>) = known.into_iter().unzip();
+    let rewards: Vec<Option<f64>> = parts.iter().map(reward).collect();
+    let known = groups.iter().zip(&rewards);
+    let known = known.filter_map(|(&group, reward)| reward.map(|r| (group, r)));
+    let (groups, values): (Vec<u64>, Vec<f64>) = known.unzip();
     let mut found = grpo(&values, &groups, params.scale_rewards, params.eps).into_iter();
-    let found: Vec<f64> = rewards
+    rewards
         .iter()
         .map(|reward| reward.map_or(0.0, |_| found.next().expect("an advantage")))
+        .collect()
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RlooParams {
+    epsilon: f64,
+    epsilon_high: f64,
+}
+
+/// RLOO's whole completions as actions, and a mean over them.
+pub(super) fn rloo_loss(case: &Case, set: &Set) {
+    let params: RlooParams = case.params();
+    let mask = Mask::new(&set["mask"]);
+    let scored = |name: &str| mask.pick(&rows(&set[name]));
+    let objective = ObjectiveConfig {
+        clip_ratio_low: params.epsilon,
+        clip_ratio_high: params.epsilon_high,
+        ..Algorithm::Rloo.settings()
+    };
+    let by = Denominators::trl(&mask.lengths(), mask.width());
+    let weights = token_weights(objective.loss_agg_mode, &mask.lengths(), by).concat();
+    let advantage = vector(mask.advantages(&set["advantages"]));
+    let mut inputs = TokenInputs::new(vector(weights), advantage, mask.lengths());
+    inputs.old_logp = Some(vector(scored("old_logprobs")));
+    let found = run(
+        &objective,
+        &scored("logprobs"),
+        &scored("entropies"),
+        &inputs,
+    );
+    let loss: f64 = parse(&case.name, case.output("loss"));
+    assert_close(&case.name, found.loss, loss, TOLERANCE);
+    if let Some(expected) = case.gradient("logprobs") {
+        assert_rows(&case.name, &mask, &found.d_logp, &expected, TOLERANCE);
+    }
+    let metrics: Set = parse(&case.name, case.output("metrics"));
+    let entropy: f64 = parse(&case.name, &metrics["entropy"]);
+    assert_close(
+        &case.name,
+        found.metrics["actor/entropy"],
+        entropy,
+        TOLERANCE,
+    );
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RlooAdvantageParams {
+    num_generations: u64,
+    normalize_advantages: bool,
+    beta: f64,
+    eps: f64,
+}
+
+/// Rewards less the KL to the reference, summed over the completion.
+pub(super) fn rloo_advantages(case: &Case) {
+    let params: RlooAdvantageParams = case.params();
+    let mask = Mask::new(&case.inputs["mask"]);
+    let rewards: Vec<f64> = parse(&case.name, &case.inputs["rewards"]);
+    let (old, reference) = (
+        rows(&case.inputs["old_logprobs"]),
+        rows(&case.inputs["ref_logprobs"]),
+    );
+    let by_token: Vec<Vec<f64>> = (0..rewards.len())
+        .map(|i| {
+            let scored = mask.0[i].iter().zip(old[i].iter().zip(&reference[i]));
+            let kl: Vec<f64> = scored
+                .filter(|(m, _)| **m)
+                .map(|(_, (&old, &reference))| KlType::K1.estimate(old, reference))
+                .collect();
+            penalised(rewards[i], &kl, params.beta)
+        })
+        .collect();
+    let masks: Vec<Vec<bool>> = by_token.iter().map(|row| vec![true; row.len()]).collect();
+    let groups: Vec<u64> = (0..rewards.len() as u64)
+        .map(|i| i / params.num_generations)
+        .collect();
+    let objective = ObjectiveConfig {
+        normalize_advantages: params.normalize_advantages,
+        adv_eps: params.eps,
+        ..Algorithm::Rloo.settings()
+    };
+    let outcomes = Outcomes {
+        rewards: &by_token,
+        masks: &masks,
+        groups: &groups,
+        baselines: &[],
+        values: &[],
+    };
+    let found: Vec<f64> = estimate(&objective, outcomes)
+        .iter()
+        .map(|row| row[0])
         .collect();
     let expected: Vec<f64> = parse(&case.name, case.output("advantages"));
     assert_all_close(&case.name, &found, &expected, TOLERANCE);

@@ -1,9 +1,12 @@
 //! verl's `core_algos.py`.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use firebrick_engine::objective::advantage::{ScaleRewards, grpo};
+use firebrick_engine::objective::advantage::{
+    AdvEstimator, Outcomes, ScaleRewards, estimate, returns,
+};
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use firebrick_engine::objective::kl::{KlType, kl_penalty};
+use firebrick_engine::objective::policy::{Level, PolicyLoss, cov};
 use firebrick_engine::objective::{ObjectiveConfig, TokenInputs};
 use firebrick_models::{Checkpoint, Decoder};
 use serde::Deserialize;
@@ -47,32 +50,87 @@ pub(super) fn agg_loss(case: &Case, set: &Set) {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PolicyParams {
-    clip_low: f64,
-    clip_high: f64,
-    clip_c: f64,
-    mode: LossAggMode,
+    clip_low: Option<f64>,
+    clip_high: Option<f64>,
+    clip_c: Option<f64>,
+    tau_pos: Option<f64>,
+    tau_neg: Option<f64>,
+    kl_cov_ratio: Option<f64>,
+    ppo_kl_coef: Option<f64>,
+    mode: Option<LossAggMode>,
     mask: String,
     old: Option<String>,
+    #[serde(default)]
+    rollout_is_weights: bool,
+}
+
+impl PolicyParams {
+    /// The objective whose policy term a function of verl's computes.
+    fn objective(&self, case: &Case) -> ObjectiveConfig {
+        let (policy_loss, level) = match case.func.as_str() {
+            "compute_policy_loss_vanilla" => (PolicyLoss::Clip, Level::Token),
+            "compute_policy_loss_gspo" => (PolicyLoss::Clip, Level::SequenceToken),
+            "compute_policy_loss_sapo" => (PolicyLoss::Sapo, Level::Token),
+            "compute_policy_loss_cispo" => (PolicyLoss::Cispo, Level::Token),
+            "compute_policy_loss_gpg" | "compute_policy_loss_reinforce" => {
+                (PolicyLoss::Reinforce, Level::Token)
+            }
+            "compute_policy_loss_geo_mean" => (PolicyLoss::GeoMean, Level::Token),
+            "compute_policy_loss_kl_cov" => (PolicyLoss::KlCov, Level::Token),
+            other => panic!("{}: unknown fn {other}", case.name),
+        };
+        let base = ObjectiveConfig::default();
+        ObjectiveConfig {
+            policy_loss,
+            importance_sampling_level: level,
+            clip_ratio_low: self.clip_low.unwrap_or(base.clip_ratio_low),
+            clip_ratio_high: self.clip_high.unwrap_or(base.clip_ratio_high),
+            clip_ratio_c: self.clip_c,
+            tau_pos: self.tau_pos.unwrap_or(base.tau_pos),
+            tau_neg: self.tau_neg.unwrap_or(base.tau_neg),
+            kl_cov_ratio: self.kl_cov_ratio.unwrap_or(base.kl_cov_ratio),
+            ppo_kl_coef: self.ppo_kl_coef.unwrap_or(base.ppo_kl_coef),
+            ..base
+        }
+    }
+
+    /// Weights of the scored tokens. Without a mode: a mean over all sequences, those without tokens too.
+    fn weights(&self, mask: &Mask) -> Vec<f64> {
+        let lengths = mask.lengths();
+        let weights = match self.mode {
+            Some(mode) => token_weights(mode, &lengths, Denominators::new(&lengths, mask.width())),
+            None => token_weights(
+                LossAggMode::SeqMeanTokenMean,
+                &lengths,
+                Denominators::trl(&lengths, mask.width()),
+            ),
+        };
+        weights.concat()
+    }
 }
 
 pub(super) fn policy_loss(case: &Case, set: &Set) {
     let params: PolicyParams = case.params();
     let mask = Mask::new(&set[&params.mask]);
-    let lengths = mask.lengths();
     let scored = |name: &str| mask.pick(&rows(&set[name]));
-    let objective = ObjectiveConfig {
-        clip_ratio_low: params.clip_low,
-        clip_ratio_high: params.clip_high,
-        clip_ratio_c: Some(params.clip_c),
-        loss_agg_mode: params.mode,
-        ..ObjectiveConfig::default()
-    };
-    let by = Denominators::new(&lengths, mask.width());
+    let objective = params.objective(case);
+    let (logp, advantages) = (scored("logprobs"), scored("advantages"));
     let old = params.old.as_deref().unwrap_or("old_logprobs");
-    let weights = vector(token_weights(params.mode, &lengths, by).concat());
-    let mut inputs = TokenInputs::new(weights, vector(scored("advantages")), lengths);
+    let mut inputs = TokenInputs::new(
+        vector(params.weights(&mask)),
+        vector(advantages.clone()),
+        mask.lengths(),
+    );
     inputs.old_logp = Some(vector(scored(old)));
-    let logp = scored("logprobs");
+    inputs.correction = params
+        .rollout_is_weights
+        .then(|| vector(scored("rollout_is_weights")));
+    if objective.policy_loss == PolicyLoss::KlCov {
+        let covariances = cov::covariances(&logp, &advantages);
+        let chosen = cov::largest(&covariances, objective.kl_cov_ratio);
+        let chosen = chosen.iter().map(|&c| f64::from(u8::from(c))).collect();
+        inputs.chosen = Some(vector(chosen));
+    }
     let found = run(&objective, &logp, &vec![0.0; logp.len()], &inputs);
     let loss: f64 = parse(&case.name, case.output("loss"));
     assert_close(&case.name, found.loss, loss, TOLERANCE);
@@ -95,27 +153,70 @@ pub(super) fn policy_loss(case: &Case, set: &Set) {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct GrpoParams {
-    norm_by_std: bool,
-    eps: f64,
+struct AdvantageParams {
+    norm_by_std: Option<bool>,
+    eps: Option<f64>,
+    gamma: Option<f64>,
+    rewards: Option<String>,
+    group_index: Option<Vec<u64>>,
+    reward_baselines: Option<Vec<f64>>,
+    #[serde(rename = "note")]
+    _note: Option<String>,
 }
 
-/// Rewards are the sums of the outcome rewards' rows; advantages stand on scored tokens.
-pub(super) fn grpo_advantages(case: &Case, set: &Set) {
-    let params: GrpoParams = case.params();
+/// Rewards by token; advantages stand on scored tokens.
+pub(super) fn advantages(case: &Case, set: &Set) {
+    let params: AdvantageParams = case.params();
     let mask = Mask::new(&set["mask"]);
-    let outcomes = rows(&set["outcome_rewards"]);
-    let rewards: Vec<f64> = outcomes.iter().map(|row| row.iter().sum()).collect();
-    let groups: Vec<u64> = parse(&case.name, &set["group_index"]);
-    let scale = if params.norm_by_std {
-        ScaleRewards::Group
-    } else {
-        ScaleRewards::None
+    let rewards = rows(&set[params.rewards.as_deref().unwrap_or("outcome_rewards")]);
+    let own_groups = params.group_index.clone();
+    let groups = own_groups.unwrap_or_else(|| parse(&case.name, &set["group_index"]));
+    let adv_estimator = match case.func.as_str() {
+        "compute_grpo_outcome_advantage" => AdvEstimator::Grpo,
+        "compute_rloo_outcome_advantage" => AdvEstimator::Rloo,
+        "compute_rloo_vectorized_outcome_advantage" => AdvEstimator::RlooVectorized,
+        "compute_opo_outcome_advantage" => AdvEstimator::Opo,
+        "compute_reinforce_plus_plus_outcome_advantage" => AdvEstimator::ReinforcePlusPlus,
+        "compute_reinforce_plus_plus_baseline_outcome_advantage" => {
+            AdvEstimator::ReinforcePlusPlusBaseline
+        }
+        "compute_remax_outcome_advantage" => AdvEstimator::Remax,
+        "compute_grpo_passk_outcome_advantage" => AdvEstimator::PassAtK,
+        other => panic!("{}: unknown fn {other}", case.name),
     };
-    let found = grpo(&rewards, &groups, scale, params.eps);
-    let by_token: Rows = found.iter().map(|&a| vec![a; mask.width()]).collect();
+    let base = ObjectiveConfig::default();
+    let objective = ObjectiveConfig {
+        adv_estimator,
+        scale_rewards: match params.norm_by_std {
+            Some(false) => ScaleRewards::None,
+            _ => ScaleRewards::Group,
+        },
+        adv_eps: params.eps.unwrap_or(base.adv_eps),
+        gamma: params.gamma.unwrap_or(base.gamma),
+        ..base
+    };
+    let outcomes = Outcomes {
+        rewards: &rewards,
+        masks: &mask.0,
+        groups: &groups,
+        baselines: params.reward_baselines.as_deref().unwrap_or_default(),
+        values: &[],
+    };
+    let found = estimate(&objective, outcomes);
     let expected = rows(case.output("advantages"));
-    assert_rows(&case.name, &mask, &mask.pick(&by_token), &expected, EXACT);
+    assert_rows(&case.name, &mask, &mask.pick(&found), &expected, TOLERANCE);
+    if let Some(expected) = case.outputs.get("returns") {
+        let of = |own: &Vec<f64>| returns(own, objective.gamma);
+        let found: Rows = rewards.iter().map(of).collect();
+        let label = format!("{}: returns", case.name);
+        assert_rows(
+            &label,
+            &mask,
+            &mask.pick(&found),
+            &rows(expected),
+            TOLERANCE,
+        );
+    }
 }
 
 #[derive(Deserialize)]
