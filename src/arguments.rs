@@ -198,7 +198,7 @@ pub struct LogprobsArgs {
     /// Logits are divided by this
     #[arg(long, default_value_t = 1.0)]
     pub temperature: f64,
-    /// Most tokens scored at a time, padding included
+    /// Most tokens scored at a time
     #[arg(long, default_value_t = 16_384)]
     pub max_tokens: usize,
 }

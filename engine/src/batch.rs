@@ -1,12 +1,23 @@
 //! Sequences made ready for one optimizer step, and their micro-batches under a hard token budget.
 
+mod pack;
+mod partition;
+
+pub use pack::{Batch, BatchStats, Cut};
+
 use crate::objective::TokenInputs;
 use crate::objective::value::ValueInputs;
-use crate::{Error, Result};
+use crate::plan::Layout;
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use firebrick_backends::device::is_cpu;
 use firebrick_models::adapter::{Dropout, DropoutKey};
-use firebrick_models::layer::{Columns, Context};
+use firebrick_models::attention::{Grouping, Sequences};
+use firebrick_models::layer::Context;
 use firebrick_models::{Arch, Decoder};
+
+/// Largest share of the rows that attention works on together that may be padding, where a launch costs something. On a CPU
+/// it costs next to nothing, and only sequences of one length attend together.
+const ATTENTION_WASTE: f64 = 0.1;
 
 /// A sequence and the tokens of it that are scored.
 #[derive(Clone, Debug, Default)]
@@ -77,58 +88,16 @@ impl Sequence {
     }
 }
 
-/// How sequences are cut into micro-batches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
-    /// Most tokens of a micro-batch, padding included.
-    pub max_tokens: usize,
-    /// Most sequences of one, where a fixed micro-batch size is asked for.
-    pub max_sequences: Option<usize>,
-    /// The config key of the budget, for messages.
-    pub key: &'static str,
-}
-
-/// Indices of the sequences of each micro-batch: longest first, each as full as the budget allows, none above it.
-pub fn pack(sequences: &[Sequence], cut: Cut) -> Result<Vec<Vec<usize>>> {
-    let mut order: Vec<usize> = (0..sequences.len()).collect();
-    order.sort_by_key(|&i| (std::cmp::Reverse(sequences[i].tokens.len()), i));
-    if let Some(&longest) = order.first() {
-        let tokens = sequences[longest].tokens.len();
-        if tokens > cut.max_tokens {
-            return Err(Error::Budget {
-                tokens,
-                budget: cut.max_tokens,
-                key: cut.key,
-            });
-        }
-    }
-    let mut micros: Vec<Vec<usize>> = Vec::new();
-    let mut width = 0;
-    for i in order {
-        let fits = micros.last().is_some_and(|m| {
-            (m.len() + 1) * width <= cut.max_tokens && cut.max_sequences.is_none_or(|n| m.len() < n)
-        });
-        match micros.last_mut() {
-            Some(micro) if fits => micro.push(i),
-            _ => {
-                width = sequences[i].tokens.len().max(1);
-                micros.push(vec![i]);
-            }
-        }
-    }
-    Ok(micros)
-}
-
-/// A micro-batch on a device: right-padded rows, and where in them the scored tokens stand.
+/// A micro-batch on a device: the rows of its sequences, and which of them are scored.
 #[derive(Debug)]
 pub struct MicroBatch {
-    /// Token ids, `[sequences · width]`.
+    /// Token ids, `[rows]`.
     pub ids: Tensor<1, Int>,
-    /// Positions and masks.
+    /// Positions, and how rows belong to sequences.
     pub ctx: Context,
     /// Rows that are scored, `[scored]`.
     pub rows: Tensor<1, Int>,
-    /// For every row its place among the scored ones; the number of scored rows where it is none. `[sequences · width]`
+    /// For every row its place among the scored ones; the number of scored rows where it is none. `[rows]`
     pub places: Tensor<1, Int>,
     /// The token each scored row predicts, `[scored]`.
     pub targets: Tensor<1, Int>,
@@ -138,8 +107,8 @@ pub struct MicroBatch {
     pub inputs: TokenInputs,
     /// What the critic's loss needs to know of them, where they have returns.
     pub value_inputs: Option<ValueInputs>,
-    /// Tokens, padding included.
-    pub padded_tokens: usize,
+    /// Rows of each sequence.
+    strides: Vec<usize>,
 }
 
 impl MicroBatch {
@@ -148,50 +117,46 @@ impl MicroBatch {
     pub fn new(
         arch: &Arch,
         sequences: &[&Sequence],
+        layout: Layout,
         attention_rows: usize,
         device: &Device,
     ) -> Self {
-        let width = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
-        let padded = sequences.len() * width;
-        let mut ids = vec![0_i32; padded];
+        let own: Vec<usize> = sequences.iter().map(|s| s.tokens.len()).collect();
+        let all = match layout {
+            Layout::Packed => Sequences::packed(&own, grouping(attention_rows, device), device),
+            Layout::Padded => Sequences::padded(own.len(), own.iter().copied().max().unwrap_or(0)),
+        };
+        let strides = all.lengths().to_vec();
+        let mut ids = vec![0_i32; all.tokens()];
         let (mut rows, mut targets) = (Vec::new(), Vec::new());
-        for (i, sequence) in sequences.iter().enumerate() {
-            let start = i * width;
+        let mut start = 0;
+        for (sequence, stride) in sequences.iter().zip(&strides) {
             for (id, &token) in ids[start..].iter_mut().zip(&sequence.tokens) {
                 *id = token as i32;
             }
             rows.extend(sequence.positions.iter().map(|p| (start + p) as i32));
-            targets.extend(
-                sequence
-                    .positions
-                    .iter()
-                    .map(|&p| sequence.target(p) as i32),
-            );
+            let target = |&p: &usize| sequence.target(p) as i32;
+            targets.extend(sequence.positions.iter().map(target));
+            start += stride;
         }
-        let mut places = vec![rows.len() as i32; padded];
+        let mut places = vec![rows.len() as i32; ids.len()];
         for (place, &row) in rows.iter().enumerate() {
             places[row as usize] = place as i32;
         }
-        let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
         let ints = |v: Vec<i32>| {
             let n = v.len();
             Tensor::<1, Int>::from_data(TensorData::new(v, [n]), device)
         };
-        let columns = Columns {
-            starts: &vec![0; sequences.len()],
-            first: 0,
-            len: width,
-        };
         Self {
             ids: ints(ids),
-            ctx: Context::chunked(arch, columns, attention_rows, device),
+            ctx: Context::whole(arch, all, attention_rows, device),
             rows: ints(rows),
             places: ints(places),
             targets: ints(targets),
             inputs: inputs(sequences, device),
             value_inputs: value_inputs(sequences, device),
-            lengths,
-            padded_tokens: padded,
+            lengths: sequences.iter().map(|s| s.positions.len()).collect(),
+            strides,
         }
     }
 
@@ -210,7 +175,8 @@ impl MicroBatch {
             draw: sequence.id.draw,
             sample: sequence.id.sample as u32,
         });
-        let dropout = Dropout::new(rate, keys, decoder.device());
+        let rows = keys.zip(self.strides.iter().copied());
+        let dropout = Dropout::new(rate, rows, decoder.device());
         self.ctx = self.ctx.with_dropout(dropout);
         self
     }
@@ -283,58 +249,11 @@ fn inputs(sequences: &[&Sequence], device: &Device) -> TokenInputs {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn sequences(lengths: &[usize]) -> Vec<Sequence> {
-        lengths
-            .iter()
-            .map(|&n| Sequence {
-                tokens: vec![1; n],
-                ..Sequence::default()
-            })
-            .collect()
-    }
-
-    fn cut(max_tokens: usize, max_sequences: Option<usize>) -> Cut {
-        Cut {
-            max_tokens,
-            max_sequences,
-            key: "update.max_token_len",
-        }
-    }
-
-    #[test]
-    fn a_sequence_above_the_budget_is_refused_with_the_smallest_budget_that_would_do() {
-        let message = pack(&sequences(&[3, 9, 4]), cut(8, None))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            message.contains("9 tokens") && message.contains("update.max_token_len = 8"),
-            "{message}"
-        );
-        assert!(message.ends_with("would do is 9"), "{message}");
-    }
-
-    proptest! {
-        #[test]
-        fn no_micro_batch_exceeds_the_budget_and_none_is_lost(
-            lengths in prop::collection::vec(1_usize..200, 1..60),
-            extra in 0_usize..800,
-            most in prop::option::of(1_usize..8),
-        ) {
-            let budget = lengths.iter().max().unwrap() + extra;
-            let micros = pack(&sequences(&lengths), cut(budget, most)).unwrap();
-            for micro in &micros {
-                let width = micro.iter().map(|&i| lengths[i]).max().unwrap();
-                prop_assert!(width * micro.len() <= budget);
-                prop_assert!(most.is_none_or(|n| micro.len() <= n));
-            }
-            let mut all: Vec<usize> = micros.concat();
-            all.sort_unstable();
-            prop_assert_eq!(all, (0..lengths.len()).collect::<Vec<_>>());
-        }
+/// Which packed sequences attend together on a device, at most `attention_rows` queries at a time (0: any number).
+#[must_use]
+pub fn grouping(attention_rows: usize, device: &Device) -> Grouping {
+    Grouping {
+        waste: if is_cpu(device) { 0.0 } else { ATTENTION_WASTE },
+        queries: attention_rows,
     }
 }

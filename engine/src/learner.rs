@@ -1,14 +1,15 @@
 //! What learns, policy or critic: the model, its optimizer, and the plan under which one updates the other.
 
 use crate::Result;
-use crate::batch::{Cut, DropoutStep, Sequence};
+use crate::batch::{Batch, BatchStats, Cut, DropoutStep, Sequence, grouping};
 use crate::gradients::Gradients;
 use crate::optim::{AdamW, OptimConfig, StepOutcome};
 use crate::placed::Placed;
+use crate::plan::estimate::Sizes;
 use crate::plan::{ModelPlan, Role};
 use crate::runtime::Runtime;
-use crate::schedule::{HeadLoss, LossSums, MicroScores, Schedule, batches, score_all, values_all};
-use firebrick_models::Decoder;
+use crate::schedule::{HeadLoss, LossSums, MicroScores, Schedule, score_all, values_all};
+use firebrick_models::{Arch, Decoder};
 use std::sync::Arc;
 
 /// A model that is trained and everything that changes it.
@@ -31,8 +32,8 @@ pub struct Updated {
     pub sums: LossSums,
     /// Norm of the gradient, and whether it was applied.
     pub outcome: StepOutcome,
-    /// Micro-batches.
-    pub micro_batches: usize,
+    /// How its sequences were cut.
+    pub batch: BatchStats,
 }
 
 /// Gradients of a whole optimizer step, before they are applied.
@@ -42,7 +43,7 @@ pub struct Accumulated {
     sums: LossSums,
     /// Where the plan updated in the backward pass.
     applied: Option<StepOutcome>,
-    micro_batches: usize,
+    batch: BatchStats,
 }
 
 impl Learner {
@@ -99,7 +100,8 @@ impl Learner {
     pub fn values(&self, sequences: &[Sequence]) -> Result<Vec<Vec<f32>>> {
         let Placed { decoder, plan, .. } = &self.model;
         let schedule = Schedule::new(plan, &self.runtime, 1.0).for_role(self.model.role());
-        values_all(&schedule, decoder, sequences, score_cut(plan))
+        let cut = score_cut(plan, decoder.arch());
+        values_all(&schedule, decoder, sequences, cut)
     }
 
     /// Takes another plan; what the optimizer has learnt stays. Weights move when they are next settled.
@@ -117,7 +119,8 @@ impl Learner {
         let plan = &self.model.plan;
         let schedule = Schedule::new(plan, &self.runtime, temperature);
         let base = self.model.decoder.adapters_off();
-        score_all(&schedule, &base, sequences, score_cut(plan))
+        let cut = score_cut(plan, base.arch());
+        score_all(&schedule, &base, sequences, cut)
     }
 
     /// One optimizer step over sequences whose weights already hold the step's normalisers. A critic knows no temperature.
@@ -153,7 +156,8 @@ impl Learner {
             .for_role(role)
             .with_dropout(*dropout);
         let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
-        let (_, micros) = batches(sequences, train_cut(plan))?;
+        let batch = Batch::pack(sequences, train_cut(plan, decoder.arch()))?;
+        let micros = batch.micros();
         let mut applied = None;
         let sums = if plan.optimizer.in_backward {
             let mut step = optimizer.in_backward(lr);
@@ -171,7 +175,7 @@ impl Learner {
             gradients,
             sums,
             applied,
-            micro_batches: micros.len(),
+            batch: batch.stats(grouping(plan.attention_rows, decoder.device())),
         })
     }
 
@@ -181,7 +185,7 @@ impl Learner {
             gradients,
             sums,
             applied,
-            micro_batches,
+            batch,
         } = accumulated;
         let outcome = match applied {
             Some(outcome) => outcome,
@@ -193,7 +197,7 @@ impl Learner {
         Ok(Updated {
             sums,
             outcome,
-            micro_batches,
+            batch,
         })
     }
 }
@@ -206,25 +210,31 @@ pub fn score_placed(
     temperature: f64,
 ) -> Result<MicroScores> {
     let schedule = Schedule::new(&model.plan, runtime, temperature).for_role(model.role());
-    score_all(&schedule, &model.decoder, sequences, score_cut(&model.plan))
+    let cut = score_cut(&model.plan, model.decoder.arch());
+    score_all(&schedule, &model.decoder, sequences, cut)
 }
 
 /// How a plan cuts training batches.
 #[must_use]
-pub fn train_cut(plan: &ModelPlan) -> Cut {
-    Cut {
-        max_tokens: plan.train_tokens,
-        max_sequences: plan.micro_batch_size,
-        key: "memory.train_tokens",
-    }
+pub fn train_cut(plan: &ModelPlan, arch: &Arch) -> Cut {
+    cut(plan, arch, plan.train_tokens, "memory.train_tokens")
 }
 
 /// How a plan cuts forward-only batches.
 #[must_use]
-pub fn score_cut(plan: &ModelPlan) -> Cut {
+pub fn score_cut(plan: &ModelPlan, arch: &Arch) -> Cut {
+    cut(plan, arch, plan.score_tokens, "memory.score_tokens")
+}
+
+fn cut(plan: &ModelPlan, arch: &Arch, max_tokens: usize, key: &'static str) -> Cut {
+    let sizes = Sizes::of(arch, None);
+    // 4 · width · keys operations of attention against 2 for every weight
+    let attention = 2 * arch.num_layers * arch.num_heads * arch.head_dim;
     Cut {
-        max_tokens: plan.score_tokens,
+        max_tokens,
         max_sequences: plan.micro_batch_size,
-        key: "memory.score_tokens",
+        layout: plan.layout,
+        key_cost: attention as f64 / (sizes.body() + sizes.projection) as f64,
+        key,
     }
 }

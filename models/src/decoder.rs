@@ -6,9 +6,10 @@ mod value;
 use crate::Result;
 use crate::adapter::LoraConfig;
 use crate::arch::Arch;
+use crate::attention::{self, Projected, Scoring, Sequences};
 use crate::cache::{KvCache, Reach};
 use crate::head::Head;
-use crate::layer::{self, AttentionRows, Context, Projected};
+use crate::layer::{self, Context};
 use crate::random::Stream;
 use crate::unit::{ParamSpec, Slot, UnitKind, Weights, chain, unit_specs};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -449,7 +450,7 @@ impl Decoder {
         self.units[unit].kind
     }
 
-    /// The first part of an attention unit: queries, keys and values, `[batch, heads, len, head_dim]` each.
+    /// The first part of an attention unit: queries, keys and values, `[tokens, heads, head_dim]` each.
     #[must_use]
     pub fn project(
         &self,
@@ -462,16 +463,32 @@ impl Decoder {
         layer::project(&self.arch, weights, x, ctx, bypass)
     }
 
-    /// The middle part, for the queries of some columns: `[batch, columns, heads · head_dim]`. `seen` are the keys' columns.
+    /// The middle part, over whole sequences: mixed values, `[tokens, heads · head_dim]`.
     #[must_use]
-    pub fn attend(
+    pub fn attend(&self, unit: usize, qkv: &Projected, ctx: &Context) -> Tensor<2> {
+        let (scoring, sequences) = self.attention(unit, ctx);
+        attention::attend(qkv, scoring, sequences)
+    }
+
+    /// Gradients of queries, keys and values, given the mixed values and their gradient.
+    #[must_use]
+    pub fn attend_backward(
         &self,
         unit: usize,
-        qkv: Projected,
+        qkv: &Projected,
+        mixed: Tensor<2>,
+        d_mixed: Tensor<2>,
         ctx: &Context,
-        rows: &AttentionRows,
-    ) -> Tensor<3> {
-        layer::attend(&self.arch, qkv, ctx.mask(self.window(unit), rows))
+    ) -> Projected {
+        let (scoring, sequences) = self.attention(unit, ctx);
+        attention::attend_backward(qkv, mixed, d_mixed, scoring, sequences)
+    }
+
+    fn attention<'c>(&self, unit: usize, ctx: &'c Context) -> (Scoring, &'c Sequences) {
+        match (self.units[unit].kind, ctx.sequences()) {
+            (UnitKind::Attention(layer), Some(all)) => (layer::scoring(&self.arch, layer), all),
+            _ => unreachable!("attention of whole sequences is asked of an attention unit"),
+        }
     }
 
     /// The last part: output projection and residual, from mixed values `[tokens, heads · head_dim]`.
@@ -486,14 +503,5 @@ impl Decoder {
     ) -> Tensor<2> {
         let bypass = self.unit_bypass(unit, ctx);
         layer::merge(&self.arch, weights, x, mixed, bypass)
-    }
-
-    /// How many columns an attention unit sees back, where it does not see all.
-    #[must_use]
-    pub fn window(&self, unit: usize) -> Option<usize> {
-        match self.units[unit].kind {
-            UnitKind::Attention(layer) => self.arch.windows[layer],
-            _ => None,
-        }
     }
 }

@@ -2,12 +2,12 @@
 
 use crate::adapter::{Bypass, Dropout};
 use crate::arch::{Activation, Arch};
+use crate::attention::{self, Projected, Scoring, Sequences};
 use crate::cache::{LayerCache, Reach};
 use crate::rope::Angles;
 use crate::unit::{Slot, Weights};
-use burn::tensor::activation::{gelu, gelu_approximate, silu, softmax};
+use burn::tensor::activation::{gelu, gelu_approximate, silu};
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use std::ops::Range;
 
 /// How the rows of a forward belong to sequences, and what each may see. Built once, used by every layer.
 #[derive(Clone, Debug)]
@@ -19,10 +19,9 @@ pub struct Context {
     angles: Angles,
     starts: Vec<usize>,
     first: usize,
-    /// Queries scored at a time; 0 is all.
-    rows: usize,
-    /// Masks of whole forwards by window. Those of chunks are made as they are needed.
     masks: Vec<(Option<usize>, Option<Tensor<4, Bool>>)>,
+    /// Of a forward over whole sequences, without a cache.
+    sequences: Option<Sequences>,
     device: Device,
     dropout: Option<Dropout>,
 }
@@ -38,35 +37,16 @@ pub struct Columns<'a> {
     pub len: usize,
 }
 
-/// Queries of a forward that attention scores together, and the keys that any of them sees. Columns of the forward.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AttentionRows {
-    /// Queries.
-    pub queries: Range<usize>,
-    /// Keys.
-    pub keys: Range<usize>,
-}
-
 impl Context {
     /// Prepares angles and masks for `len` columns a sequence from column `first` on, the cache
     /// holding the columns before it.
     #[must_use]
     pub fn new(arch: &Arch, columns: Columns<'_>, device: &Device) -> Self {
-        Self::chunked(arch, columns, 0, device)
-    }
-
-    /// The same, for a forward without a cache whose attention scores `rows` queries at a time (0: all at once), so that no
-    /// `[heads, len, len]` scores exist in longer sequences.
-    #[must_use]
-    pub fn chunked(arch: &Arch, columns: Columns<'_>, rows: usize, device: &Device) -> Self {
         let mut this = Self::cached(arch, columns, device);
-        this.rows = rows;
-        if !this.is_chunked() {
-            for &window in &arch.windows {
-                if this.masks.iter().all(|(w, _)| *w != window) {
-                    let mask = this.make_mask(window, &this.whole());
-                    this.masks.push((window, mask));
-                }
+        for &window in &arch.windows {
+            if this.masks.iter().all(|(w, _)| *w != window) {
+                let mask = this.make_mask(window);
+                this.masks.push((window, mask));
             }
         }
         this
@@ -86,11 +66,40 @@ impl Context {
             angles: Angles::new(arch, &positions, device),
             starts: starts.to_vec(),
             first,
-            rows: 0,
             masks: Vec::new(),
+            sequences: None,
             device: device.clone(),
             dropout: None,
         }
+    }
+
+    /// Prepares a forward over whole sequences, without a cache. Attention scores `chunk` queries at a time in those that are
+    /// longer than that (0: all at once).
+    #[must_use]
+    pub fn whole(arch: &Arch, sequences: Sequences, chunk: usize, device: &Device) -> Self {
+        Self {
+            batch: sequences.lengths().len(),
+            len: sequences.longest(),
+            angles: Angles::new(arch, &sequences.positions(), device),
+            starts: vec![0; sequences.lengths().len()],
+            first: 0,
+            masks: Vec::new(),
+            sequences: Some(sequences.prepared(&arch.windows, chunk, device)),
+            device: device.clone(),
+            dropout: None,
+        }
+    }
+
+    /// The sequences of a forward without a cache.
+    #[must_use]
+    pub fn sequences(&self) -> Option<&Sequences> {
+        self.sequences.as_ref()
+    }
+
+    /// Whether the scores of attention are computed again in the backward, outside of its graph.
+    #[must_use]
+    pub fn recomputes_attention(&self) -> bool {
+        self.sequences.as_ref().is_some_and(Sequences::recomputes)
     }
 
     /// The same forward with dropout before the bypasses: for training alone.
@@ -104,67 +113,26 @@ impl Context {
         self.dropout.as_ref()
     }
 
-    /// Whether attention takes its queries in more than one chunk.
-    #[must_use]
-    pub fn is_chunked(&self) -> bool {
-        self.rows > 0 && self.rows < self.len
-    }
-
-    /// The chunks in which attention takes its queries. Keys after a chunk's last query, and before its window, are left out.
-    #[must_use]
-    pub fn chunks(&self, window: Option<usize>) -> Vec<AttentionRows> {
-        if !self.is_chunked() {
-            return vec![self.whole()];
-        }
-        (0..self.len)
-            .step_by(self.rows)
-            .map(|start| {
-                let end = (start + self.rows).min(self.len);
-                let oldest = window.map_or(0, |w| (start + 1).saturating_sub(w));
-                AttentionRows {
-                    queries: start..end,
-                    keys: oldest..end,
-                }
-            })
-            .collect()
-    }
-
-    fn whole(&self) -> AttentionRows {
-        AttentionRows {
-            queries: 0..self.len,
-            keys: 0..self.first + self.len,
-        }
-    }
-
-    pub(crate) fn mask(
-        &self,
-        window: Option<usize>,
-        rows: &AttentionRows,
-    ) -> Option<Tensor<4, Bool>> {
-        if self.is_chunked() {
-            return self.make_mask(window, rows);
-        }
-        self.masks
-            .iter()
-            .find(|(w, _)| *w == window)
-            .and_then(|(_, m)| m.clone())
+    fn mask(&self, window: Option<usize>) -> Option<Tensor<4, Bool>> {
+        let known = self.masks.iter().find(|(w, _)| *w == window);
+        known.and_then(|(_, mask)| mask.clone())
     }
 
     /// True where a key is hidden: `[batch or 1, 1, queries, keys]`. `None` where every key is visible.
-    fn make_mask(&self, window: Option<usize>, rows: &AttentionRows) -> Option<Tensor<4, Bool>> {
+    fn make_mask(&self, window: Option<usize>) -> Option<Tensor<4, Bool>> {
         let same = self.starts.iter().all(|&s| s == 0);
         let starts: &[usize] = if same { &[0] } else { &self.starts };
         let hidden = |start: usize, query: usize, key: usize| {
             key > query || key < start || window.is_some_and(|w| query - key >= w)
         };
-        let mut values = Vec::with_capacity(starts.len() * rows.queries.len() * rows.keys.len());
+        let keys = self.first + self.len;
+        let mut values = Vec::with_capacity(starts.len() * self.len * keys);
         for &start in starts {
-            for query in rows.queries.clone() {
-                let query = self.first + query;
-                values.extend(rows.keys.clone().map(|key| hidden(start, query, key)));
+            for query in self.first..keys {
+                values.extend((0..keys).map(|key| hidden(start, query, key)));
             }
         }
-        let shape = [starts.len(), 1, rows.queries.len(), rows.keys.len()];
+        let shape = [starts.len(), 1, self.len, keys];
         values
             .contains(&true)
             .then(|| Tensor::<4, Bool>::from_data(TensorData::new(values, shape), &self.device))
@@ -182,40 +150,10 @@ pub(crate) fn rms_norm(arch: &Arch, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2
     x * (mean + arch.norm_eps).sqrt().recip() * weight
 }
 
-/// Queries, keys and values, `[batch, heads, columns, head_dim]` each.
-#[derive(Clone, Debug)]
-pub struct Projected {
-    /// Queries, `[batch, heads, columns, head_dim]`.
-    pub q: Tensor<4>,
-    /// Keys, `[batch, kv_heads, columns, head_dim]`.
-    pub k: Tensor<4>,
-    /// Values, the same shape.
-    pub v: Tensor<4>,
-}
-
-impl Projected {
-    /// The queries and keys of a chunk.
-    #[must_use]
-    pub fn narrow(&self, rows: &AttentionRows) -> Self {
-        let cut = |t: &Tensor<4>, r: &Range<usize>| {
-            if t.dims()[2] == r.len() {
-                t.clone()
-            } else {
-                t.clone().narrow(2, r.start, r.len())
-            }
-        };
-        Self {
-            q: cut(&self.q, &rows.queries),
-            k: cut(&self.k, &rows.keys),
-            v: cut(&self.v, &rows.keys),
-        }
-    }
-}
-
 /// The attention half: norm, q/k/v, rotary embedding, attention, output projection, residual.
 ///
-/// `x` is `[batch · len, hidden]`. With a cache, keys and values of this forward are written to it and
-/// attention runs over what it holds of each sequence.
+/// `x` is `[tokens, hidden]`. With a cache, keys and values of this forward are written to it and attention runs over what it
+/// holds of each sequence.
 pub(crate) fn attention(
     arch: &Arch,
     layer: usize,
@@ -226,26 +164,42 @@ pub(crate) fn attention(
     cache: Option<(&mut LayerCache, &Reach)>,
 ) -> Tensor<2> {
     let qkv = project(arch, w, x.clone(), ctx, bypass);
-    let mixed = match cache {
-        Some((cache, reach)) => cache.attend(arch, layer, qkv, reach),
-        None => attend_in_chunks(arch, layer, &qkv, ctx),
+    let scoring = scoring(arch, layer);
+    let mixed = match (cache, &ctx.sequences) {
+        (Some((cache, reach)), _) => {
+            let [q, k, v] = by_head(qkv, ctx);
+            rows(cache.attend(scoring, [q, k, v], reach))
+        }
+        (None, Some(sequences)) => attention::attend(&qkv, scoring, sequences),
+        (None, None) => {
+            let [q, k, v] = by_head(qkv, ctx);
+            rows(attention::mix(q, k, v, scoring, ctx.mask(scoring.window)))
+        }
     };
-    let [batch, len, width] = mixed.dims();
-    merge(arch, w, x, mixed.reshape([batch * len, width]), bypass)
+    merge(arch, w, x, mixed, bypass)
 }
 
-/// Attention without a cache, in the chunks that the context asks for.
-fn attend_in_chunks(arch: &Arch, layer: usize, qkv: &Projected, ctx: &Context) -> Tensor<3> {
-    let window = arch.windows[layer];
-    let mut chunks: Vec<Tensor<3>> = ctx
-        .chunks(window)
-        .iter()
-        .map(|rows| attend(arch, qkv.narrow(rows), ctx.mask(window, rows)))
-        .collect();
-    match chunks.len() {
-        1 => chunks.remove(0),
-        _ => Tensor::cat(chunks, 1),
+/// What a layer's scores go through.
+pub(crate) fn scoring(arch: &Arch, layer: usize) -> Scoring {
+    Scoring {
+        scale: arch.attention_scale,
+        softcap: arch.attention_softcap,
+        window: arch.windows[layer],
     }
+}
+
+/// Queries, keys and values of columns, `[batch, heads, columns, head_dim]` each.
+fn by_head(qkv: Projected, ctx: &Context) -> [Tensor<4>; 3] {
+    [qkv.q, qkv.k, qkv.v].map(|t| {
+        let [_, heads, dim] = t.dims();
+        t.reshape([ctx.batch, ctx.len, heads, dim]).swap_dims(1, 2)
+    })
+}
+
+/// Mixed values `[batch, heads, columns, head_dim]` as rows `[tokens, heads · head_dim]`.
+fn rows(mixed: Tensor<4>) -> Tensor<2> {
+    let [batch, heads, len, dim] = mixed.dims();
+    mixed.swap_dims(1, 2).reshape([batch * len, heads * dim])
 }
 
 /// Norm, q/k/v, rotary embedding.
@@ -273,17 +227,9 @@ pub(crate) fn project(
         .angles
         .rotate(heads(Slot::K, Slot::KBias, Slot::KNorm, arch.num_kv_heads));
     let v = w.linear(h, Slot::V, Slot::VBias, bypass);
-    let by_head = |t: Tensor<3>| {
-        let n = t.dims()[1];
-        t.reshape([ctx.batch, ctx.len, n, arch.head_dim])
-            .swap_dims(1, 2)
-    };
-    let tokens = ctx.batch * ctx.len;
-    Projected {
-        q: by_head(q),
-        k: by_head(k),
-        v: by_head(v.reshape([tokens, arch.num_kv_heads, arch.head_dim])),
-    }
+    let tokens = v.dims()[0];
+    let v = v.reshape([tokens, arch.num_kv_heads, arch.head_dim]);
+    Projected { q, k, v }
 }
 
 /// Output projection and residual.
@@ -297,34 +243,6 @@ pub(crate) fn merge(
     let y = w.linear(mixed, Slot::O, Slot::OBias, bypass);
     x + post_norm(arch, w, y)
 }
-
-/// Softmax attention of queries over keys and values, `[batch, queries, heads · head_dim]`. The query heads of a group
-/// meet their key head as more rows of one product, so that keys and values are never repeated.
-pub(crate) fn attend(arch: &Arch, qkv: Projected, mask: Option<Tensor<4, Bool>>) -> Tensor<3> {
-    let Projected { q, k, v } = qkv;
-    let [batch, heads, len, dim] = q.dims();
-    let [_, kv, keys, _] = k.dims();
-    let folded = q.reshape([batch, kv, heads / kv * len, dim]);
-    let mut scores = (folded * arch.attention_scale).matmul(k.swap_dims(2, 3));
-    if let Some(cap) = arch.attention_softcap {
-        scores = (scores / cap).tanh() * cap;
-    }
-    if let Some(mask) = mask {
-        let shape = [batch, heads, len, keys];
-        scores = scores
-            .reshape(shape)
-            .mask_fill(mask.expand(shape), HIDDEN_SCORE)
-            .reshape([batch, kv, heads / kv * len, keys]);
-    }
-    softmax(scores, 3)
-        .matmul(v)
-        .reshape([batch, heads, len, dim])
-        .swap_dims(1, 2)
-        .reshape([batch, len, heads * dim])
-}
-
-/// Finite, so that a row that sees nothing (a padding query) stays finite too.
-const HIDDEN_SCORE: f64 = -1e9;
 
 fn post_norm(arch: &Arch, w: &Weights, y: Tensor<2>) -> Tensor<2> {
     match w.get(Slot::PostNorm) {

@@ -27,6 +27,7 @@
 
 pub mod adapter;
 pub mod arch;
+pub mod attention;
 pub mod cache;
 pub mod checkpoint;
 pub mod decoder;

@@ -4,6 +4,7 @@ use super::{Loaded, UserError, load};
 use crate::arguments::LogprobsArgs;
 use anyhow::Context;
 use firebrick::engine::batch::{Cut, Sequence};
+use firebrick::engine::learner::score_cut;
 use firebrick::engine::plan::MemoryConfig;
 use firebrick::engine::runtime::Runtime;
 use firebrick::engine::schedule::{Schedule, score_all};
@@ -73,8 +74,8 @@ pub fn run(args: &LogprobsArgs) -> anyhow::Result<()> {
     let schedule = Schedule::new(&plan, &runtime, args.temperature);
     let cut = Cut {
         max_tokens: args.max_tokens,
-        max_sequences: None,
         key: "--max-tokens",
+        ..score_cut(&plan, decoder.arch())
     };
     let scores = score_all(&schedule, &decoder, &sequences, cut)?;
     let mut out = String::new();

@@ -3,7 +3,7 @@
 use firebrick::backends::allocator;
 use firebrick::backends::device::{Backend, DeviceSpec, open};
 use firebrick::backends::profile::DeviceProfile;
-use firebrick::engine::batch::{Sequence, pack};
+use firebrick::engine::batch::{Batch, Sequence};
 use firebrick::engine::gradients::Gradients;
 use firebrick::engine::learner::{Learner, train_cut};
 use firebrick::engine::objective::sft::Nll;
@@ -271,11 +271,12 @@ fn step<'l>(
         runtime,
         ..
     } = learner;
-    let (_, update) = counted(|| {
+    let (outcome, update) = counted(|| {
         optimizer
             .step(&mut model.decoder, gradients, 1e-6, runtime)
             .expect("an update")
     });
+    assert!(outcome.applied, "{outcome:?}");
     [backward, update]
 }
 
@@ -288,14 +289,10 @@ fn backward<'l>(
     let role = model.role();
     let Placed { decoder, plan, .. } = model;
     let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
-    let micros: Vec<Vec<&Sequence>> = pack(sequences, train_cut(plan))
-        .expect("micro-batches")
-        .iter()
-        .map(|m| m.iter().map(|&i| &sequences[i]).collect())
-        .collect();
+    let batch = Batch::pack(sequences, train_cut(plan, decoder.arch())).expect("micro-batches");
     Schedule::new(plan, runtime, 1.0)
         .for_role(role)
-        .backward(decoder, &micros, loss, &mut gradients, None)
+        .backward(decoder, &batch.micros(), loss, &mut gradients, None)
         .expect("a backward pass");
     gradients
 }
@@ -382,6 +379,14 @@ fn techniques() -> Plans {
     vec![
         ("plain", json!({"attention_rows": 0})),
         ("plain, attention_rows 256", json!({"attention_rows": 256})),
+        (
+            "plain, padded",
+            json!({"attention_rows": 0, "packing": "padded"}),
+        ),
+        (
+            "plain, padded, attention_rows 256",
+            json!({"attention_rows": 256, "packing": "padded"}),
+        ),
         (
             "plain, head_rows 64",
             json!({"attention_rows": 0, "head_rows": 64}),
@@ -472,6 +477,10 @@ fn few_plans() -> Plans {
         (
             "checkpoint_every 1, chunks",
             over(json!({"attention_rows": 64, "train_tokens": 1024})),
+        ),
+        (
+            "plain, padded",
+            json!({"attention_rows": 0, "head_rows": 64, "packing": "padded"}),
         ),
     ]
 }

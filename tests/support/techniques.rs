@@ -3,7 +3,7 @@
 //! A new technique joins this table before it joins the docs.
 
 use firebrick_engine::plan::{
-    Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload,
+    Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, Packing, ParamOffload,
 };
 use firebrick_models::random::Stream;
 
@@ -38,9 +38,10 @@ pub const KEEPS: [Technique; 6] = [
 ];
 
 /// Techniques that go with any way of keeping.
-pub const ANYWHERE: [Technique; 5] = [
+pub const ANYWHERE: [Technique; 6] = [
     ("small head chunks", |m| m.head_rows = 3),
     ("attention in chunks", |m| m.attention_rows = 3),
+    ("padded rows", |m| m.packing = Packing::Padded),
     ("gradients on the host", |m| m.grad_offload = true),
     ("gradients on the host, copied in place", |m| {
         m.grad_offload = true;
@@ -131,7 +132,7 @@ pub fn passes() -> Vec<(String, MemoryConfig)> {
         KEEPS[5],
         ANYWHERE[0],
         ANYWHERE[1],
-        ANYWHERE[2],
+        ANYWHERE[3],
         CHECKPOINTED[1],
         CHECKPOINTED[4],
     ]);
@@ -149,9 +150,9 @@ pub fn optimizers() -> Vec<(String, MemoryConfig)> {
     let (every, streamed) = (KEEPS[0], CHECKPOINTED[4]);
     let mut table: Vec<Vec<Technique>> = OPTIMIZERS.iter().map(|&t| vec![t]).collect();
     for optimizer in OPTIMIZERS {
-        table.push(vec![optimizer, ANYWHERE[2]]);
+        table.push(vec![optimizer, ANYWHERE[3]]);
         table.push(vec![optimizer, every, streamed]);
-        table.push(vec![optimizer, every, streamed, ANYWHERE[2]]);
+        table.push(vec![optimizer, every, streamed, ANYWHERE[3]]);
     }
     table.push(vec![every, streamed]);
     table.iter().map(|parts| settings(parts)).collect()

@@ -1,7 +1,7 @@
 //! The `memory` section of a configuration, under the words of the field, and the plan that it spells out.
 
 use super::cut::spread;
-use super::{ModelPlan, MomentKind, OptimizerPlan, Order, Plan, Preset, Role, RolloutPlan};
+use super::{Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, Preset, Role, RolloutPlan};
 use crate::{Error, Result};
 use firebrick_backends::accounts::Home;
 use firebrick_models::Arch;
@@ -56,6 +56,30 @@ pub enum OptimizerOffload {
     Idle,
     /// On the host, always; the update is computed there (Megatron's `optimizer_cpu_offload`).
     Cpu,
+}
+
+/// How the sequences of a micro-batch lie in its rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Packing {
+    /// Whichever was measured to be faster.
+    #[default]
+    Auto,
+    /// One behind the other, without padding (verl's `use_remove_padding`).
+    Packed,
+    /// Each padded to the longest of its micro-batch.
+    Padded,
+}
+
+impl Packing {
+    /// The layout it comes to.
+    #[must_use]
+    pub fn layout(self) -> Layout {
+        match self {
+            Self::Auto | Self::Packed => Layout::Packed,
+            Self::Padded => Layout::Padded,
+        }
+    }
 }
 
 /// Settings of a model that is not trained.
@@ -126,7 +150,9 @@ pub struct MemoryConfig {
     pub head_rows: usize,
     /// Queries that attention scores at a time in sequences longer than that; 0 scores all at once.
     pub attention_rows: usize,
-    /// Most tokens of a training micro-batch, padding included; hard (verl's `ppo_max_token_len_per_gpu`).
+    /// How sequences lie in the rows of a micro-batch.
+    pub packing: Packing,
+    /// Most tokens of a training micro-batch; hard (verl's `ppo_max_token_len_per_gpu`). Padding counts where there is any.
     pub train_tokens: usize,
     /// Most tokens of a forward-only micro-batch (verl's `log_prob_max_token_len_per_gpu`).
     pub score_tokens: usize,
@@ -168,6 +194,7 @@ impl Default for MemoryConfig {
             prefetch: 1,
             head_rows: 1024,
             attention_rows: 512,
+            packing: Packing::Auto,
             train_tokens: 16_384,
             score_tokens: 32_768,
             micro_batch_size: None,
@@ -215,6 +242,7 @@ impl MemoryConfig {
         let own = Self {
             score_tokens: self.reference.score_tokens.unwrap_or(self.score_tokens),
             micro_batch_size: self.micro_batch_size,
+            packing: self.packing,
             head_rows: self.head_rows,
             attention_rows: self.attention_rows,
             prefetch: self.prefetch,

@@ -67,6 +67,7 @@ impl ModelPlan {
             order: config.order,
             head_rows: config.head_rows,
             attention_rows: config.attention_rows,
+            layout: config.packing.layout(),
             train_tokens: config.train_tokens,
             score_tokens: config.score_tokens,
             micro_batch_size: config.micro_batch_size,

@@ -15,7 +15,7 @@ pub mod saved;
 pub mod size;
 
 pub use cache_budget::engine_limits;
-pub use config::{Granularity, MemoryConfig, OptimizerOffload, ParamOffload, RoleMemory};
+pub use config::{Granularity, MemoryConfig, OptimizerOffload, Packing, ParamOffload, RoleMemory};
 pub use preset::Preset;
 pub use saved::PlanReport;
 
@@ -94,6 +94,27 @@ pub enum Order {
     SegmentMajor,
 }
 
+/// How the sequences of a micro-batch lie in its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layout {
+    /// One behind the other: no row stands for padding.
+    Packed,
+    /// Each as many rows as the longest of them.
+    Padded,
+}
+
+impl Layout {
+    /// Rows of sequences of the given lengths.
+    #[must_use]
+    pub fn rows(self, lengths: impl Iterator<Item = usize> + Clone) -> usize {
+        match self {
+            Self::Packed => lengths.sum(),
+            Self::Padded => lengths.clone().count() * lengths.max().unwrap_or(0),
+        }
+    }
+}
+
 /// Where the optimizer works.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct OptimizerPlan {
@@ -128,9 +149,11 @@ pub struct ModelPlan {
     pub head_rows: usize,
     /// Queries that attention scores at a time in sequences longer than that; 0 scores all at once.
     pub attention_rows: usize,
-    /// Most tokens of a training micro-batch, padding included.
+    /// How sequences lie in the rows of a micro-batch.
+    pub layout: Layout,
+    /// Most rows of a training micro-batch: tokens, and padding where there is any.
     pub train_tokens: usize,
-    /// Most tokens of a forward-only micro-batch.
+    /// Most rows of a forward-only micro-batch.
     pub score_tokens: usize,
     /// Most sequences of a micro-batch, where a fixed size is wanted.
     pub micro_batch_size: Option<usize>,

@@ -12,7 +12,7 @@ pub use head::HeadLoss;
 pub use sums::{LossSums, MicroScores};
 
 use crate::Result;
-use crate::batch::{Cut, DropoutStep, MicroBatch, Sequence, pack};
+use crate::batch::{Batch, Cut, DropoutStep, MicroBatch, Sequence};
 use crate::gradients::Gradients;
 use crate::plan::{Keep, ModelPlan, Order, Role};
 use crate::runtime::Runtime;
@@ -116,8 +116,13 @@ impl<'a> Schedule<'a> {
     }
 
     fn micro(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
-        let rows = self.plan.attention_rows;
-        MicroBatch::new(decoder.arch(), sequences, rows, decoder.device())
+        let ModelPlan {
+            layout,
+            attention_rows,
+            ..
+        } = *self.plan;
+        let (arch, device) = (decoder.arch(), decoder.device());
+        MicroBatch::new(arch, sequences, layout, attention_rows, device)
     }
 
     /// A micro-batch as training sees it.
@@ -386,8 +391,9 @@ pub fn score_all(
         logp: vec![Vec::new(); sequences.len()],
         entropy: vec![Vec::new(); sequences.len()],
     };
-    let (micros, batches) = batches(sequences, cut)?;
-    for (indices, own) in micros.iter().zip(schedule.score(decoder, &batches)?) {
+    let batch = Batch::pack(sequences, cut)?;
+    let scored = schedule.score(decoder, &batch.micros())?;
+    for (indices, own) in batch.indices().iter().zip(scored) {
         for ((&i, logp), entropy) in indices.iter().zip(own.logp).zip(own.entropy) {
             scores.logp[i] = logp;
             scores.entropy[i] = entropy;
@@ -404,23 +410,12 @@ pub fn values_all(
     cut: Cut,
 ) -> Result<Vec<Vec<f32>>> {
     let mut all = vec![Vec::new(); sequences.len()];
-    let (micros, batches) = batches(sequences, cut)?;
-    for (indices, own) in micros.iter().zip(schedule.values(critic, &batches)?) {
+    let batch = Batch::pack(sequences, cut)?;
+    let values = schedule.values(critic, &batch.micros())?;
+    for (indices, own) in batch.indices().iter().zip(values) {
         for (&i, values) in indices.iter().zip(own) {
             all[i] = values;
         }
     }
     Ok(all)
-}
-
-type Batches<'s> = (Vec<Vec<usize>>, Vec<Vec<&'s Sequence>>);
-
-/// Micro-batches under a budget: indices of their sequences, and the sequences.
-pub(crate) fn batches(sequences: &[Sequence], cut: Cut) -> Result<Batches<'_>> {
-    let micros = pack(sequences, cut)?;
-    let batches = micros
-        .iter()
-        .map(|m| m.iter().map(|&i| &sequences[i]).collect())
-        .collect();
-    Ok((micros, batches))
 }

@@ -1,13 +1,15 @@
 //! A segment under a graph, and its gradient.
 //!
-//! Attention over long sequences is not traced as one piece: its scores are computed chunk by chunk without a graph and
-//! once more, chunk by chunk, on the way back, so that no `[heads, T, T]` tensor exists.
+//! Attention over packed rows, or over long sequences, is not traced: its scores are computed without a graph and once more,
+//! a few sequences or a chunk of queries at a time, on the way back. So no `[heads, T, T]` tensor is kept, and rows are
+//! gathered for attention and put back by gathers in both directions.
 
 use crate::batch::MicroBatch;
 use crate::gradients::Gradients;
 use burn::tensor::{Gradients as Tape, Tensor};
 use firebrick_models::Decoder;
-use firebrick_models::layer::Projected;
+use firebrick_models::attention::Projected;
+use firebrick_models::layer::Context;
 use firebrick_models::unit::{UnitKind, Weights};
 use std::ops::Range;
 
@@ -48,9 +50,9 @@ pub(super) fn trace(
     let mut pieces: Vec<Piece> = Vec::new();
     let mut x = input;
     for (unit, weights) in units.zip(weights) {
-        let splits = matches!(decoder.kind(unit), UnitKind::Attention(_)) && micro.ctx.is_chunked();
-        if splits {
-            let piece = SplitAttention::trace(decoder, unit, weights, x, micro);
+        let is_attention = matches!(decoder.kind(unit), UnitKind::Attention(_));
+        if is_attention && micro.ctx.recomputes_attention() {
+            let piece = SplitAttention::trace(decoder, unit, weights, x, &micro.ctx);
             x = piece.output.clone().inner();
             pieces.push(Piece::Attention(Box::new(piece)));
             continue;
@@ -86,7 +88,7 @@ pub(super) fn backward(
         .rev()
         .fold(d_output, |d, piece| match piece {
             Piece::Units(graph) => graph.backward(decoder, d, gradients),
-            Piece::Attention(piece) => piece.backward(decoder, d, micro, gradients),
+            Piece::Attention(piece) => piece.backward(decoder, d, &micro.ctx, gradients),
         })
 }
 
@@ -133,26 +135,15 @@ impl SplitAttention {
         unit: usize,
         weights: &Weights,
         x: Tensor<2>,
-        micro: &MicroBatch,
+        ctx: &Context,
     ) -> Self {
         let weights = decoder.units()[unit].leaves(weights);
         let input = x.clone().autodiff().require_grad();
-        let qkv = decoder.project(unit, &weights, input.clone(), &micro.ctx);
-        let plain = inner(&qkv);
-        let chunks: Vec<Tensor<3>> = micro
-            .ctx
-            .chunks(decoder.window(unit))
-            .iter()
-            .map(|rows| decoder.attend(unit, plain.narrow(rows), &micro.ctx, rows))
-            .collect();
-        let mixed = Tensor::cat(chunks, 1);
-        let [batch, len, width] = mixed.dims();
-        let mixed = mixed
-            .reshape([batch * len, width])
-            .autodiff()
-            .require_grad();
+        let qkv = decoder.project(unit, &weights, input.clone(), ctx);
+        let mixed = decoder.attend(unit, &inner(&qkv), ctx);
+        let mixed = mixed.autodiff().require_grad();
         let residual = x.autodiff().require_grad();
-        let output = decoder.merge(unit, &weights, residual.clone(), mixed.clone(), &micro.ctx);
+        let output = decoder.merge(unit, &weights, residual.clone(), mixed.clone(), ctx);
         Self {
             unit,
             weights,
@@ -168,7 +159,7 @@ impl SplitAttention {
         self,
         decoder: &Decoder,
         d_output: Tensor<2>,
-        micro: &MicroBatch,
+        ctx: &Context,
         gradients: &mut Gradients,
     ) -> Tensor<2> {
         let mut tape = (self.output * d_output).sum().backward();
@@ -177,7 +168,9 @@ impl SplitAttention {
         let d_mixed = taken(&self.mixed, &mut tape);
         drop(tape);
 
-        let d = scores_backward(decoder, self.unit, &inner(&self.qkv), d_mixed, micro);
+        let (plain, mixed) = (inner(&self.qkv), self.mixed.inner());
+        let d = decoder.attend_backward(self.unit, &plain, mixed, d_mixed, ctx);
+        drop(plain);
         let root = (self.qkv.q * d.q).sum() + (self.qkv.k * d.k).sum() + (self.qkv.v * d.v).sum();
         let mut tape = root.backward();
         collect(decoder, self.unit, &self.weights, &mut tape, gradients);
@@ -191,51 +184,4 @@ fn inner(qkv: &Projected) -> Projected {
         k: qkv.k.clone().inner(),
         v: qkv.v.clone().inner(),
     }
-}
-
-/// Gradients of queries, keys and values: the scores of each chunk are computed again, and dropped before the next.
-fn scores_backward(
-    decoder: &Decoder,
-    unit: usize,
-    qkv: &Projected,
-    d_mixed: Tensor<2>,
-    micro: &MicroBatch,
-) -> Projected {
-    let (batch, len) = (micro.ctx.batch, micro.ctx.len);
-    let d_mixed = {
-        let width = d_mixed.dims()[1];
-        d_mixed.reshape([batch, len, width])
-    };
-    let mut d_q = Vec::new();
-    let (mut d_k, mut d_v) = (qkv.k.zeros_like(), qkv.v.zeros_like());
-    for rows in micro.ctx.chunks(decoder.window(unit)) {
-        let own = qkv.narrow(&rows);
-        let leaf = |t: Tensor<4>| t.autodiff().require_grad();
-        let own = Projected {
-            q: leaf(own.q),
-            k: leaf(own.k),
-            v: leaf(own.v),
-        };
-        let mixed = decoder.attend(unit, own.clone(), &micro.ctx, &rows);
-        let d = d_mixed
-            .clone()
-            .narrow(1, rows.queries.start, rows.queries.len());
-        let mut tape = (mixed * d).sum().backward();
-        d_q.push(taken(&own.q, &mut tape));
-        d_k = add_columns(d_k, &rows.keys, taken(&own.k, &mut tape));
-        d_v = add_columns(d_v, &rows.keys, taken(&own.v, &mut tape));
-    }
-    Projected {
-        q: Tensor::cat(d_q, 2),
-        k: d_k,
-        v: d_v,
-    }
-}
-
-/// Adds to some columns of `[batch, heads, columns, dim]`.
-fn add_columns(sum: Tensor<4>, columns: &Range<usize>, part: Tensor<4>) -> Tensor<4> {
-    let [batch, heads, _, dim] = sum.dims();
-    let place = [0..batch, 0..heads, columns.clone(), 0..dim];
-    let own = sum.clone().slice(place.clone());
-    sum.slice_assign(place, own + part)
 }

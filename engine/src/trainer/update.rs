@@ -1,7 +1,7 @@
 //! Optimizer steps of a training step, and what they add up to.
 
 use super::{MAX_SKIPPED, Metrics, Trainer};
-use crate::batch::{DropoutStep, Sequence};
+use crate::batch::{BatchStats, DropoutStep, Sequence};
 use crate::learner::Updated;
 use crate::objective::TokenLoss;
 use crate::schedule::LossSums;
@@ -16,29 +16,33 @@ pub(super) const UPDATE_CRITIC: &str = "update_critic";
 pub(super) struct UpdateSums {
     grad_norm: &'static str,
     num_micro_batches: &'static str,
+    /// Of what else is said of the micro-batches.
+    prefix: &'static str,
     values: Metrics,
     steps: u64,
-    micro_batches: u64,
+    batch: BatchStats,
 }
 
 impl UpdateSums {
     /// Of the policy's update.
     pub fn of_policy() -> Self {
-        Self::new("actor/grad_norm", "batch/num_micro_batches")
+        Self::new("actor/grad_norm", "batch/num_micro_batches", "batch/")
     }
 
     /// Of the critic's.
     pub fn of_critic() -> Self {
-        Self::new("critic/grad_norm", "batch/num_critic_micro_batches")
+        let micro_batches = "batch/num_critic_micro_batches";
+        Self::new("critic/grad_norm", micro_batches, "batch/critic_")
     }
 
-    fn new(grad_norm: &'static str, num_micro_batches: &'static str) -> Self {
+    fn new(grad_norm: &'static str, num_micro_batches: &'static str, prefix: &'static str) -> Self {
         Self {
             grad_norm,
             num_micro_batches,
+            prefix,
             values: Metrics::new(),
             steps: 0,
-            micro_batches: 0,
+            batch: BatchStats::default(),
         }
     }
 
@@ -50,7 +54,17 @@ impl UpdateSums {
             .iter()
             .map(|(k, v)| (k.clone(), v / steps))
             .collect();
-        metrics.insert(self.num_micro_batches.into(), self.micro_batches as f64);
+        let batch = &self.batch;
+        metrics.insert(self.num_micro_batches.into(), batch.micro_batches as f64);
+        let cut = [
+            ("tokens", batch.tokens as f64),
+            ("padding", batch.padding()),
+            ("attention_padding", batch.attention_padding()),
+            ("largest_micro_batch", batch.largest as f64),
+            ("token_budget", batch.budget as f64),
+            ("imbalance", batch.imbalance),
+        ];
+        metrics.extend(cut.map(|(name, value)| (format!("{}{name}", self.prefix), value)));
         metrics
     }
 
@@ -60,7 +74,7 @@ impl UpdateSums {
         }
         let norm = updated.outcome.grad_norm;
         *self.values.entry(self.grad_norm.into()).or_default() += norm;
-        self.micro_batches += updated.micro_batches as u64;
+        self.batch.absorb(updated.batch);
         self.steps += 1;
     }
 }

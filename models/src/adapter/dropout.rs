@@ -37,25 +37,31 @@ impl DropoutKey {
     }
 }
 
-/// The dropout of one forward over sequences that are padded on the right.
+/// The dropout of one forward over the rows of whole sequences.
 #[derive(Clone, Debug)]
 pub struct Dropout {
     rate: f64,
-    keys: Vec<[u32; 2]>,
+    /// Key and position of every row.
+    rows: Vec<([u32; 2], u32)>,
     device: Device,
 }
 
 impl Dropout {
-    /// Drops a share `rate` of the elements, for the sequences of a forward in their order. `None` where nothing is dropped.
+    /// Drops a share `rate` of the elements, for the sequences of a forward in their order and the rows that each has there.
+    /// `None` where nothing is dropped.
     #[must_use]
     pub fn new(
         rate: f64,
-        sequences: impl IntoIterator<Item = DropoutKey>,
+        sequences: impl IntoIterator<Item = (DropoutKey, usize)>,
         device: &Device,
     ) -> Option<Self> {
+        let rows = |(key, length): (DropoutKey, usize)| {
+            let words = key.words();
+            (0..length as u32).map(move |position| (words, position))
+        };
         (rate > 0.0).then(|| Self {
             rate,
-            keys: sequences.into_iter().map(|key| key.words()).collect(),
+            rows: sequences.into_iter().flat_map(rows).collect(),
             device: device.clone(),
         })
     }
@@ -65,22 +71,22 @@ impl Dropout {
         1.0 - self.rate
     }
 
-    /// `x` of shape `[sequences · length, width]` with the dropped elements zero; `place` tells bypasses apart.
+    /// `x` of shape `[rows, width]` with the dropped elements zero; `place` tells bypasses apart.
     pub(crate) fn apply(&self, x: Tensor<2>, place: usize) -> Tensor<2> {
         let [rows, width] = x.dims();
-        let dropped = self.dropped(rows, width, place as u32);
+        assert_eq!(rows, self.rows.len(), "a row of every sequence");
+        let dropped = self.dropped(width, place as u32);
         let dropped = TensorData::new(dropped, [rows, width]);
         x.mask_fill(Tensor::<2, Bool>::from_data(dropped, &self.device), 0.0)
     }
 
-    fn dropped(&self, rows: usize, width: usize, place: u32) -> Vec<bool> {
+    fn dropped(&self, width: usize, place: u32) -> Vec<bool> {
         // below 2³² as the rate is below one
         let threshold = (self.rate * 2.0_f64.powi(32)) as u32;
-        let length = rows / self.keys.len().max(1);
-        let mut dropped = vec![false; rows * width];
+        let mut dropped = vec![false; self.rows.len() * width];
         let by_row = dropped.par_chunks_mut(width.max(1)).enumerate();
         by_row.for_each(|(row, values)| {
-            let (key, position) = (self.keys[row / length], (row % length) as u32);
+            let (key, position) = self.rows[row];
             for (block, four) in values.chunks_mut(4).enumerate() {
                 let words = philox([position, place, block as u32, 0], key);
                 for (value, word) in four.iter_mut().zip(words) {
@@ -106,9 +112,14 @@ mod tests {
     }
 
     fn dropped(keys: &[DropoutKey], length: usize, width: usize, place: u32) -> Vec<bool> {
-        Dropout::new(0.1, keys.iter().copied(), &Device::flex())
+        let sequences: Vec<_> = keys.iter().map(|&key| (key, length)).collect();
+        dropped_rows(&sequences, width, place)
+    }
+
+    fn dropped_rows(sequences: &[(DropoutKey, usize)], width: usize, place: u32) -> Vec<bool> {
+        Dropout::new(0.1, sequences.iter().copied(), &Device::flex())
             .unwrap()
-            .dropped(keys.len() * length, width, place)
+            .dropped(width, place)
     }
 
     #[test]
@@ -120,6 +131,8 @@ mod tests {
         assert_eq!(together[length * width..], alone);
         let longer = dropped(&[b], length + 2, width, 4);
         assert_eq!(longer[..length * width], alone);
+        let behind_a_shorter_one = dropped_rows(&[(a, 2), (b, length)], width, 4);
+        assert_eq!(behind_a_shorter_one[2 * width..], alone);
     }
 
     #[test]
@@ -159,6 +172,6 @@ mod tests {
         let dropped = dropped(&[key(0, 0)], 64, 512, 0);
         let share = dropped.iter().filter(|d| **d).count() as f64 / dropped.len() as f64;
         assert!((share - 0.1).abs() < 0.01, "{share}");
-        assert!(Dropout::new(0.0, [key(0, 0)], &Device::flex()).is_none());
+        assert!(Dropout::new(0.0, [(key(0, 0), 1)], &Device::flex()).is_none());
     }
 }

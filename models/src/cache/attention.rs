@@ -7,7 +7,7 @@
 
 use super::KvCache;
 use crate::arch::Arch;
-use crate::layer::{Projected, attend};
+use crate::attention::{Scoring, mix};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
 use std::ops::Range;
@@ -65,39 +65,34 @@ impl Reach {
         self.first
     }
 
-    /// Softmax attention over keys and values `[rows, kv_heads, capacity, head_dim]`: `[rows, queries, heads · head_dim]`.
+    /// Softmax attention over keys and values `[rows, kv_heads, capacity, head_dim]`, in the shape of the queries.
     ///
     /// The one place that reads a cache: a fused kernel that walks each row's window would stand here.
     pub fn attend(
         &self,
-        arch: &Arch,
-        layer: usize,
+        scoring: Scoring,
         q: &Tensor<4>,
         keys: &Tensor<4>,
         values: &Tensor<4>,
-    ) -> Tensor<3> {
-        let window = arch.windows[layer];
-        let blocks = self.blocks.iter().find(|(w, _)| *w == window);
+    ) -> Tensor<4> {
+        let blocks = self.blocks.iter().find(|(w, _)| *w == scoring.window);
         let blocks = blocks.map_or(&[][..], |(_, blocks)| blocks);
-        let mut mixed: Vec<Tensor<3>> = blocks
+        let mut mixed: Vec<Tensor<4>> = blocks
             .iter()
             .map(|block| {
                 let cut = |t: &Tensor<4>, columns: &Range<usize>| {
                     let rows = t.clone().narrow(0, block.rows.start, block.rows.len());
                     rows.narrow(2, columns.start, columns.len())
                 };
-                let qkv = Projected {
-                    q: cut(q, &block.queries),
-                    k: cut(keys, &block.keys),
-                    v: cut(values, &block.keys),
-                };
-                attend(arch, qkv, block.mask.clone())
+                let q = cut(q, &block.queries);
+                let [k, v] = [keys, values].map(|t| cut(t, &block.keys));
+                mix(q, k, v, scoring, block.mask.clone())
             })
             .collect();
         match mixed.len() {
             1 => mixed.remove(0),
             // one query: bands of rows; several: chunks of queries
-            _ => Tensor::cat(mixed, usize::from(q.dims()[2] > 1)),
+            _ => Tensor::cat(mixed, if q.dims()[2] > 1 { 2 } else { 0 }),
         }
     }
 }

@@ -21,7 +21,7 @@ mod attention;
 pub(crate) use attention::Reach;
 
 use crate::arch::Arch;
-use crate::layer::Projected;
+use crate::attention::Scoring;
 use burn::tensor::{Device, Int, Tensor};
 use std::ops::Range;
 
@@ -67,19 +67,17 @@ impl LayerCache {
         });
     }
 
-    /// Writes the keys and values of new columns, and mixes the values that their queries see:
-    /// `[rows, columns, heads · head_dim]`.
+    /// Writes the keys and values of new columns, and mixes the values that their queries see, `[rows, heads, columns, head_dim]`
+    /// all.
     pub(crate) fn attend(
         &mut self,
-        arch: &Arch,
-        layer: usize,
-        qkv: Projected,
+        scoring: Scoring,
+        [q, k, v]: [Tensor<4>; 3],
         reach: &Reach,
-    ) -> Tensor<3> {
-        let Projected { q, k, v } = qkv;
+    ) -> Tensor<4> {
         self.write(0..k.dims()[0], reach.first(), k, v);
         let (keys, values) = self.whole();
-        reach.attend(arch, layer, &q, &keys, &values)
+        reach.attend(scoring, &q, &keys, &values)
     }
 }
 

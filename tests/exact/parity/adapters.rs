@@ -3,9 +3,10 @@
 use std::convert::Infallible;
 
 use burn::tensor::{Tensor, TensorData};
-use firebrick_engine::batch::{Cut, DropoutStep, SampleId, Sequence, pack};
+use firebrick_engine::batch::{Batch, DropoutStep, SampleId, Sequence};
+use firebrick_engine::learner::train_cut;
 use firebrick_engine::objective::TokenLoss;
-use firebrick_engine::plan::ModelPlan;
+use firebrick_engine::plan::{Layout, ModelPlan};
 use firebrick_engine::schedule::LossSums;
 use firebrick_models::adapter::{LoraConfig, Target};
 use firebrick_models::random::Stream;
@@ -93,18 +94,23 @@ fn every_cut_of_a_batch_gives_its_loss_and_gradients_beside_adapters() {
         let plain = model.plain(HEAD_ROWS);
         let loss = objective();
         let expected = run(&model, &plain, &loss, &[rows.iter().collect()]);
-        for max_sequences in 1..=3 {
-            let by = Cut {
-                max_tokens: usize::MAX,
-                max_sequences: Some(max_sequences),
-                key: "memory.train_tokens",
-            };
-            let packed = pack(&rows, by).expect("every row fits");
-            let micro = |own: &Vec<usize>| own.iter().map(|&i| &rows[i]).collect();
-            let micros: Vec<Vec<&Sequence>> = packed.iter().map(micro).collect();
-            let label = format!("{}, adapters, {} micro-batches", model.name, micros.len());
-            assert_same(&label, &run(&model, &plain, &loss, &micros), &expected);
-            cases += 1;
+        for layout in [Layout::Packed, Layout::Padded] {
+            for max_sequences in 1..=3 {
+                let plan = ModelPlan {
+                    layout,
+                    micro_batch_size: Some(max_sequences),
+                    ..plain.clone()
+                };
+                let cut = train_cut(&plan, model.decoder.arch());
+                let micros = Batch::pack(&rows, cut).expect("every row fits").micros();
+                let label = format!(
+                    "{}, adapters, {layout:?}, {} micro-batches",
+                    model.name,
+                    micros.len()
+                );
+                assert_same(&label, &run(&model, &plan, &loss, &micros), &expected);
+                cases += 1;
+            }
         }
     }
     checked("cuts of a batch, beside adapters", cases);

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use firebrick_engine::batch::{Cut, MicroBatch, Sequence, pack};
-use firebrick_engine::learner::{Learner, score_placed};
+use firebrick_engine::batch::{Batch, MicroBatch, Sequence};
+use firebrick_engine::learner::{Learner, score_placed, train_cut};
 use firebrick_engine::objective::value::ValueLoss;
 use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::placed::{Placed, Use};
-use firebrick_engine::plan::{MemoryConfig, Role};
+use firebrick_engine::plan::{Layout, MemoryConfig, ModelPlan, Role};
 use firebrick_engine::runtime::Runtime;
 use firebrick_engine::schedule::Schedule;
 use firebrick_models::Decoder;
@@ -50,7 +50,8 @@ fn whole(rows: &[Sequence]) -> Vec<Vec<&Sequence>> {
 /// Loss and gradients by one graph over embedding, layers and head: nothing of the schedule, and the head traced.
 fn traced(model: &Model, rows: &[Sequence]) -> (f64, Gradients) {
     let decoder = &model.decoder;
-    let micro = MicroBatch::new(decoder.arch(), &whole(rows)[0], 0, decoder.device());
+    let (arch, device) = (decoder.arch(), decoder.device());
+    let micro = MicroBatch::new(arch, &whole(rows)[0], Layout::Padded, 0, device);
     let leaves: Vec<_> = (0..decoder.units().len())
         .map(|unit| decoder.units()[unit].leaves(&decoder.weights(unit)))
         .collect();
@@ -132,20 +133,28 @@ fn every_cut_of_a_batch_gives_a_critic_its_loss_gradients_and_values() {
         let schedule = Schedule::new(&plain, &runtime, 1.0).for_role(Role::Critic);
         let at_once = schedule.values(&model.decoder, &whole(&rows));
         let at_once = at_once.expect("values").remove(0);
-        for max_sequences in 1..=3 {
-            let by = Cut {
-                max_tokens: usize::MAX,
-                max_sequences: Some(max_sequences),
-                key: "memory.train_tokens",
+        for (layout, max_sequences) in [Layout::Packed, Layout::Padded]
+            .into_iter()
+            .flat_map(|layout| (1..=3).map(move |n| (layout, n)))
+        {
+            let plan = ModelPlan {
+                layout,
+                micro_batch_size: Some(max_sequences),
+                ..plain.clone()
             };
-            let packed = pack(&rows, by).expect("every row fits");
-            let micro = |own: &Vec<usize>| own.iter().map(|&i| &rows[i]).collect();
-            let micros: Vec<Vec<&Sequence>> = packed.iter().map(micro).collect();
-            let label = format!("{}, critic, {} micro-batches", model.name, micros.len());
-            let found = model.backward(&plain, TEMPERATURE, LOSS, &micros);
+            let cut = train_cut(&plan, model.decoder.arch());
+            let batch = Batch::pack(&rows, cut).expect("every row fits");
+            let micros = batch.micros();
+            let label = format!(
+                "{}, critic, {layout:?}, {} micro-batches",
+                model.name,
+                micros.len()
+            );
+            let found = model.backward(&plan, TEMPERATURE, LOSS, &micros);
             assert_same(&label, &found, &expected);
+            let schedule = Schedule::new(&plan, &runtime, 1.0).for_role(Role::Critic);
             let cut = schedule.values(&model.decoder, &micros).expect("values");
-            for (own, cut) in packed.iter().zip(cut) {
+            for (own, cut) in batch.indices().iter().zip(cut) {
                 for (&i, cut) in own.iter().zip(cut) {
                     for (a, b) in cut.iter().zip(&at_once[i]) {
                         // read off in f32

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 
 use burn::tensor::Tensor;
 use firebrick_backends::accounts::Home;
-use firebrick_engine::batch::{Cut, Sequence, pack};
-use firebrick_engine::learner::Learner;
+use firebrick_engine::batch::{Batch, Sequence};
+use firebrick_engine::learner::{Learner, train_cut};
 use firebrick_engine::objective::ObjectiveConfig;
 use firebrick_engine::objective::kl::KlType;
 use firebrick_engine::objective::{Loss, Scores, TokenInputs, TokenLoss};
 use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::placed::Use;
-use firebrick_engine::plan::{Keep, MemoryConfig, ModelPlan, Segment};
+use firebrick_engine::plan::{Keep, Layout, MemoryConfig, ModelPlan, Segment};
 use firebrick_engine::runtime::Runtime;
 use firebrick_engine::schedule::LossSums;
 use firebrick_models::random::Stream;
@@ -329,22 +329,41 @@ fn every_cut_of_a_batch_gives_its_loss_and_gradients() {
             (usize::MAX, Some(1)),
             (usize::MAX, None),
         ] {
-            let by = Cut {
-                max_tokens,
-                max_sequences,
-                key: "memory.train_tokens",
-            };
-            let packed = pack(&rows, by).expect("every row fits");
-            let micros: Vec<Vec<&Sequence>> = packed
-                .iter()
-                .map(|micro| micro.iter().map(|&i| &rows[i]).collect())
-                .collect();
-            for plan in [model.plain(3), model.checkpointed(HEAD_ROWS, 1)] {
-                let label = format!("{}, {} micro-batches", model.name, micros.len());
+            for plan in layouts(&model) {
+                let plan = ModelPlan {
+                    train_tokens: max_tokens,
+                    micro_batch_size: max_sequences,
+                    ..plan
+                };
+                let cut = train_cut(&plan, model.decoder.arch());
+                let micros = Batch::pack(&rows, cut).expect("every row fits").micros();
+                let label = format!(
+                    "{}, {:?}, {} micro-batches",
+                    model.name,
+                    plan.layout,
+                    micros.len()
+                );
                 assert_same(&label, &run(&plan, &micros), &expected);
                 cases += 1;
             }
         }
     }
     checked("cuts of a batch", cases);
+}
+
+/// Both layouts, with graphs and inputs kept, attention whole and in chunks.
+fn layouts(model: &Model) -> Vec<ModelPlan> {
+    let mut all = Vec::new();
+    for layout in [Layout::Packed, Layout::Padded] {
+        for attention_rows in [0, 3] {
+            for plan in [model.plain(3), model.checkpointed(HEAD_ROWS, 1)] {
+                all.push(ModelPlan {
+                    layout,
+                    attention_rows,
+                    ..plan
+                });
+            }
+        }
+    }
+    all
 }

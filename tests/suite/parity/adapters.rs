@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use firebrick_backends::accounts::Home;
 use firebrick_engine::batch::{MicroBatch, Sequence};
 use firebrick_engine::objective::sft::Nll;
+use firebrick_engine::plan::Layout;
 use firebrick_models::Decoder;
 use firebrick_models::adapter::{LoraConfig, Target};
 use firebrick_models::checkpoint::{load_adapter, save_adapter};
@@ -64,7 +65,7 @@ fn adapted() -> (Model, Manifest, Golden) {
 fn logits(model: &Model, decoder: &Decoder) -> Vec<f64> {
     let rows = scored_rows(&model.golden(FORWARD));
     let own: Vec<&Sequence> = rows.iter().collect();
-    let micro = MicroBatch::new(decoder.arch(), &own, 0, decoder.device());
+    let micro = MicroBatch::new(decoder.arch(), &own, Layout::Padded, 0, decoder.device());
     values(decoder.head().logits(decoder.hidden(micro.ids, &micro.ctx)))
 }
 

@@ -3,6 +3,7 @@
 use burn::tensor::Tensor;
 use firebrick_engine::batch::{MicroBatch, Sequence};
 use firebrick_engine::objective::sft::Nll;
+use firebrick_engine::plan::Layout;
 use firebrick_models::cache::KvCache;
 use firebrick_models::generate::{Finish, Generator, Request, Sampling};
 use firebrick_models::layer::{Columns, Context};
@@ -60,7 +61,7 @@ fn every_stored_tensor_is_one_that_is_compared() {
 }
 
 #[test]
-fn logits_of_a_right_padded_batch() {
+fn logits_of_a_batch_padded_on_the_right_or_packed() {
     let mut rows = 0;
     for (model, golden) in models() {
         let (shape, expected) = golden.shaped("logits_right");
@@ -69,14 +70,24 @@ fn logits_of_a_right_padded_batch() {
         };
         let sequences = scored_rows(&golden);
         let own: Vec<&Sequence> = sequences.iter().collect();
-        let micro = MicroBatch::new(model.decoder.arch(), &own, 0, model.decoder.device());
-        let hidden = model.decoder.hidden(micro.ids, &micro.ctx);
-        let found = values(model.decoder.head().logits(hidden));
-        for (i, sequence) in sequences.iter().enumerate() {
-            let real = i * width * vocab..(i * width + sequence.tokens.len()) * vocab;
-            let label = format!("{}: logits of row {i}", model.name);
-            assert_all_close(&label, &found[real.clone()], &expected[real], SCORES);
-            rows += 1;
+        for layout in [Layout::Padded, Layout::Packed] {
+            let (arch, device) = (model.decoder.arch(), model.decoder.device());
+            let micro = MicroBatch::new(arch, &own, layout, 0, device);
+            let hidden = model.decoder.hidden(micro.ids, &micro.ctx);
+            let found = values(model.decoder.head().logits(hidden));
+            let mut start = 0;
+            for (i, sequence) in sequences.iter().enumerate() {
+                let length = sequence.tokens.len() * vocab;
+                let found = &found[start..start + length];
+                let expected = &expected[i * width * vocab..][..length];
+                let label = format!("{}, {layout:?}: logits of row {i}", model.name);
+                assert_all_close(&label, found, expected, SCORES);
+                start += match layout {
+                    Layout::Padded => width * vocab,
+                    Layout::Packed => length,
+                };
+                rows += 1;
+            }
         }
     }
     checked("rows of logits", rows);

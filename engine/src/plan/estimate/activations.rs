@@ -124,8 +124,10 @@ impl Numbers {
 /// Sequences of one micro-batch, all as long as the longest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Tokens, padding included.
+    /// Rows: tokens, and padding where there is any.
     pub tokens: u64,
+    /// Whether sequences lie one behind the other.
+    pub packed: bool,
     /// Tokens of the longest sequence.
     pub length: u64,
     /// Tokens whose log-prob is wanted.
@@ -195,49 +197,54 @@ impl Widths {
         }
     }
 
-    /// Score-sized tensors of a traced attention: kept, and the most there are at a time in its backward.
-    fn score_copies(&self) -> (u64, u64) {
-        let kept = 3 + u64::from(self.softcap);
-        // the gradient of the probabilities, a product, comes while all of them are there
-        (kept, kept + 1 + self.copies)
+    /// Score-sized tensors that a traced attention keeps.
+    fn score_copies(&self) -> u64 {
+        3 + u64::from(self.softcap)
     }
 
-    /// Scores that a traced attention keeps, over all tokens. In chunks it keeps none: each is run again.
+    /// Scores that are there at a time, one tensor of them.
+    fn scores(&self, shape: Shape, rows: usize) -> u64 {
+        let all = if shape.packed {
+            shape.length * at_most(rows, shape.tokens)
+        } else {
+            shape.tokens * at_most(rows, shape.length)
+        };
+        self.heads * all
+    }
+
+    /// Scores that a traced attention keeps, over all tokens. Where they are computed again it keeps none.
     #[must_use]
     pub fn scores_kept(&self, shape: Shape, rows: usize) -> u64 {
-        if is_chunked(shape, rows) {
+        if shape.recomputes(rows) {
             0
         } else {
-            self.score_copies().0 * self.heads * shape.length * shape.tokens
+            self.score_copies() * self.scores(shape, rows)
         }
     }
 
-    /// Scores that an attention half's backward has besides those it keeps, over all tokens.
+    /// Scores that an attention half's backward has besides those it keeps.
     #[must_use]
     pub fn scores_extra(&self, shape: Shape, rows: usize) -> u64 {
-        let (kept, most) = self.score_copies();
-        if is_chunked(shape, rows) {
-            most * self.heads * rows as u64 * shape.tokens
+        let copies = if shape.recomputes(rows) {
+            // the probabilities and their gradient, a product; under a soft-cap the tanh of the scores
+            2 + self.copies + u64::from(self.softcap)
         } else {
-            (most - kept) * self.heads * shape.length * shape.tokens
-        }
+            // the gradient of the probabilities, a product, comes while all of them are there
+            1 + self.copies
+        };
+        copies * self.scores(shape, rows)
     }
 
-    /// Scores of a forward without a graph, over all tokens: before and after softmax.
+    /// Scores of a forward without a graph: before and after softmax.
     #[must_use]
     pub fn scores_forward(&self, shape: Shape, rows: usize) -> u64 {
-        let keys = if is_chunked(shape, rows) {
-            rows as u64
-        } else {
-            shape.length
-        };
-        2 * self.heads * keys * shape.tokens
+        2 * self.scores(shape, rows)
     }
 
     /// Gradients on their way through a half, besides what it keeps and scores apart.
     #[must_use]
-    pub fn extra(&self, half: Half, chunked: bool) -> Numbers {
-        let inside = match (half, chunked) {
+    pub fn extra(&self, half: Half, recomputes: bool) -> Numbers {
+        let inside = match (half, recomputes) {
             (Half::Attention, false) => self.q,
             // the mixed values' gradient, the queries' by chunks and in one piece, the keys' and values'
             (Half::Attention, true) => 3 * self.q + 2 * self.k,
@@ -270,7 +277,21 @@ impl Widths {
     }
 }
 
-/// Whether attention takes its queries in chunks of `rows`.
-pub(super) fn is_chunked(shape: Shape, rows: usize) -> bool {
-    rows > 0 && (rows as u64) < shape.length
+impl Shape {
+    /// Whether attention takes its queries in chunks of `rows`.
+    #[must_use]
+    pub fn is_chunked(self, rows: usize) -> bool {
+        at_most(rows, self.length) < self.length
+    }
+
+    /// Whether attention computes its scores once more in the backward.
+    #[must_use]
+    pub fn recomputes(self, rows: usize) -> bool {
+        self.packed || self.is_chunked(rows)
+    }
+}
+
+/// Queries of `all` that are scored at a time; 0 rows are all.
+fn at_most(rows: usize, all: u64) -> u64 {
+    if rows == 0 { all } else { all.min(rows as u64) }
 }

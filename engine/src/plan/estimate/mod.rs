@@ -19,12 +19,12 @@ pub use parallel::{Parallel, Zero};
 pub use sizes::Sizes;
 pub use time::Seconds;
 
-use super::{ModelPlan, Plan, Role};
+use super::{Layout, ModelPlan, Plan, Role};
 use crate::Result;
 use crate::config::{OldLogProbs, RunConfig};
 use crate::critic::critic_architecture;
 use crate::dataset::Survey;
-use activations::{Half, Shape, Widths, is_chunked};
+use activations::{Half, Shape, Widths};
 use firebrick_backends::accounts::Category;
 use firebrick_backends::profile::DeviceProfile;
 use firebrick_models::Arch;
@@ -296,13 +296,15 @@ impl<'a> Context<'a> {
         states::standing(&self.trained, self.plan, self.parallel, doing)
     }
 
-    fn shape(&self, budget: usize, most: Option<usize>, rollouts: u64) -> Shape {
+    fn shape(&self, plan: &ModelPlan, budget: usize, rollouts: u64) -> Shape {
         let length = self.workload.length().max(1);
         let sequences = self.parallel.sequences(rollouts);
+        let most = plan.micro_batch_size;
         let sequences = most.map_or(sequences, |n| sequences.min(n as u64)).max(1);
         let tokens = (budget as u64).min(sequences * length).max(length);
         Shape {
             tokens,
+            packed: plan.layout == Layout::Packed,
             length,
             scored: (tokens * self.workload.response_length).div_ceil(length),
         }
@@ -312,16 +314,12 @@ impl<'a> Context<'a> {
     pub fn train_shape(&self) -> Shape {
         let plan = self.model();
         let rollouts = self.workload.mini_rollouts();
-        self.shape(plan.train_tokens, plan.micro_batch_size, rollouts)
+        self.shape(plan, plan.train_tokens, rollouts)
     }
 
     /// The largest forward-only micro-batch of a model.
     pub fn score_shape(&self, plan: &ModelPlan) -> Shape {
-        self.shape(
-            plan.score_tokens,
-            plan.micro_batch_size,
-            self.workload.rollouts(),
-        )
+        self.shape(plan, plan.score_tokens, self.workload.rollouts())
     }
 
     /// Micro-batches of an optimizer step, with every sequence as long as allowed.
@@ -357,7 +355,7 @@ impl<'a> Context<'a> {
     /// several devices.
     fn batch_buffers(&self, shape: Shape, rows: usize, micros: u64) -> Held {
         let arch = self.arch;
-        let queries = if is_chunked(shape, rows) {
+        let queries = if shape.is_chunked(rows) {
             rows as u64
         } else {
             shape.length

@@ -50,6 +50,7 @@ fn prefill(ctx: &Context<'_>, prompts: u64, group: u64, rows: u64) -> (u64, Shap
         .min((most / length).max(1));
     let shape = Shape {
         tokens: (together * length).min(most.max(1)),
+        packed: false,
         length,
         scored: together,
     };
@@ -111,6 +112,7 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
     }
     let decode = Shape {
         tokens: rows,
+        packed: false,
         length: columns,
         scored: rows,
     };

@@ -9,7 +9,7 @@
 //! | attention scores and mixing | 4 · q · keys · n; in chunks half of that, since later keys are left out |
 //! | head | 2 V d for each scored token |
 //! | backward | twice the forward; the head's gradient too |
-//! | recomputed segments | their forward once more; chunked attention its scores once more |
+//! | recomputed segments | their forward once more; packed and chunked attention its scores once more |
 //!
 //! Decoding reads all weights and the cache for each token of a batch of sequences. Copies between host and device take
 //! bytes over the link; with `prefetch` they hide behind the computation of their phase as far as that lasts.
@@ -18,7 +18,7 @@
 //! work side by side.
 
 use super::Context;
-use super::activations::{Half, Shape, is_chunked};
+use super::activations::{Half, Shape};
 use super::head::HeadCost;
 use super::sizes::F32;
 use crate::plan::{Keep, ModelPlan, MomentKind, Order};
@@ -121,7 +121,7 @@ impl Context<'_> {
         let arch = self.arch;
         let q = (arch.num_heads * arch.head_dim) as f64;
         let whole = 4.0 * q * shape.length as f64 * shape.tokens as f64;
-        if is_chunked(shape, rows) {
+        if shape.is_chunked(rows) {
             whole * (1.0 + rows as f64 / shape.length as f64) / 2.0
         } else {
             whole
@@ -139,11 +139,7 @@ impl Context<'_> {
         let scores =
             F32 as f64 * self.attention_operations(shape, rows) / (4.0 * self.arch.head_dim as f64);
         let traffic = TRAFFIC * (kept as f64 + 2.0 * scores) / self.profile.memory_bandwidth;
-        let chunks = if is_chunked(shape, rows) {
-            shape.length.div_ceil(rows as u64) as f64
-        } else {
-            1.0
-        };
+        let chunks = chunks(shape, rows) as f64;
         self.flops(products + self.attention_operations(shape, rows))
             + traffic
             + self.launch(LAYER_OPERATIONS + 8.0 * (chunks - 1.0))
@@ -151,7 +147,7 @@ impl Context<'_> {
 
     /// The scores of attention alone, once more.
     fn scores_again(&self, shape: Shape, rows: usize) -> f64 {
-        if is_chunked(shape, rows) {
+        if shape.recomputes(rows) {
             let operations = self.attention_operations(shape, rows);
             let scores = F32 as f64 * operations / (4.0 * self.arch.head_dim as f64);
             self.flops(operations) + 2.0 * TRAFFIC * scores / self.profile.memory_bandwidth
@@ -168,6 +164,17 @@ impl Context<'_> {
         self.flops(2.0 * logits * width as f64)
             + 8.0 * F32 as f64 * logits / self.profile.memory_bandwidth
             + self.launch(20.0 * chunks)
+    }
+}
+
+/// Pieces in which a layer's attention is computed.
+fn chunks(shape: Shape, rows: usize) -> u64 {
+    if rows == 0 {
+        1
+    } else if shape.packed {
+        shape.tokens.div_ceil(rows as u64)
+    } else {
+        shape.length.div_ceil(rows as u64)
     }
 }
 
@@ -191,6 +198,7 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
     let prompts = rows.div_ceil(group);
     let prefill = Shape {
         tokens: prompts * w.prompt_length,
+        packed: false,
         length: w.prompt_length,
         scored: prompts,
     };

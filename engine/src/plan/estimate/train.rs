@@ -4,7 +4,7 @@
 //! before it that keep theirs, its own graph (of what lies below the half at hand), gradients on their way, and the
 //! parameters' gradients so far. From the second micro-batch on these are all parameters' and the segment's once more.
 
-use super::activations::{Half, is_chunked};
+use super::activations::Half;
 use super::head::HeadCost;
 use super::sizes::F32;
 use super::states::{Use, visiting};
@@ -25,7 +25,7 @@ pub(super) struct Walk<'a> {
     copies: u64,
     /// Whether an earlier micro-batch left a gradient for every parameter.
     full: bool,
-    chunked: bool,
+    recomputes: bool,
 }
 
 impl<'a> Walk<'a> {
@@ -47,7 +47,7 @@ impl<'a> Walk<'a> {
             copies,
             // segment by segment, a parameter's gradients of all micro-batches meet in its own sum
             full: micros > copies,
-            chunked: is_chunked(shape, plan.attention_rows),
+            recomputes: shape.recomputes(plan.attention_rows),
             ctx,
         }
     }
@@ -237,7 +237,7 @@ impl<'a> Walk<'a> {
         for unit in segment.units.clone().rev() {
             let half = Half::of(unit);
             let own = ctx.sizes.trained_unit(unit);
-            let extra = ctx.widths.extra(half, self.chunked);
+            let extra = ctx.widths.extra(half, self.recomputes);
             let mut held = (below + self.graph(segment, unit + 1))
                 .on_device(Category::LiveGraph, extra.bytes(shape.tokens, ctx.parallel));
             if half == Half::Attention {
@@ -252,8 +252,8 @@ impl<'a> Walk<'a> {
                 // the largest matrix of a half has about a third of it, and its product is made beside the others
                 self.with_gradients(held, done + added, fresh + own / 3),
             );
-            // attention in chunks cuts the graph at every attention half; elsewhere a segment is one graph
-            if self.chunked {
+            // attention that is computed again cuts the graph at every attention half; elsewhere a segment is one graph
+            if self.recomputes {
                 added += own;
             } else {
                 fresh += own;

@@ -1,0 +1,250 @@
+//! A batch cut into micro-batches that cost about the same, none above its token budget.
+
+use super::Sequence;
+use super::partition::{Capacity, best_fit, by_size, largest_differencing, longest_first};
+use crate::plan::Layout;
+use crate::{Error, Result};
+use firebrick_models::attention::Grouping;
+
+/// Costs are counted in this many parts of a token.
+const COST_UNIT: f64 = 1024.0;
+
+/// How sequences are cut into micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cut {
+    /// Most tokens of a micro-batch: real ones where they are packed, padding included where they are padded.
+    pub max_tokens: usize,
+    /// Most sequences of one, where a fixed micro-batch size is asked for.
+    pub max_sequences: Option<usize>,
+    /// Whether rows stand for padding.
+    pub layout: Layout,
+    /// What a key costs a query, as a share of what a token costs apart from attention.
+    pub key_cost: f64,
+    /// The config key of the budget, for messages.
+    pub key: &'static str,
+}
+
+/// Sequences of one optimizer step or one scoring pass, and the micro-batches that they are cut into.
+#[derive(Clone, Debug)]
+pub struct Batch<'a> {
+    sequences: &'a [Sequence],
+    micros: Vec<Vec<usize>>,
+    cut: Cut,
+}
+
+/// What a cut came to. Those of several batches add up.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BatchStats {
+    /// Micro-batches.
+    pub micro_batches: usize,
+    /// Tokens of the sequences.
+    pub tokens: usize,
+    /// Rows that products, norms and the MLP work on.
+    pub rows: usize,
+    /// Rows that attention works on.
+    pub attended: usize,
+    /// Rows of the largest micro-batch.
+    pub largest: usize,
+    /// The budget that none of them exceeds.
+    pub budget: usize,
+    /// Cost of the most costly micro-batch over the mean one's; the worst of several batches.
+    pub imbalance: f64,
+}
+
+impl BatchStats {
+    /// Adds another batch's.
+    pub fn absorb(&mut self, other: Self) {
+        *self = Self {
+            micro_batches: self.micro_batches + other.micro_batches,
+            tokens: self.tokens + other.tokens,
+            rows: self.rows + other.rows,
+            attended: self.attended + other.attended,
+            largest: self.largest.max(other.largest),
+            budget: self.budget.max(other.budget),
+            imbalance: self.imbalance.max(other.imbalance),
+        };
+    }
+
+    /// Share of the rows of token-wise work that is padding.
+    #[must_use]
+    pub fn padding(&self) -> f64 {
+        padding(self.tokens, self.rows)
+    }
+
+    /// Share of the rows of attention that is padding.
+    #[must_use]
+    pub fn attention_padding(&self) -> f64 {
+        padding(self.tokens, self.attended)
+    }
+}
+
+fn padding(tokens: usize, rows: usize) -> f64 {
+    1.0 - tokens as f64 / rows.max(1) as f64
+}
+
+impl Cut {
+    /// Cost of a sequence: its tokens, and every key for every query.
+    fn cost(&self, length: usize) -> u64 {
+        let length = length as f64;
+        (COST_UNIT * length * (1.0 + self.key_cost * length)) as u64
+    }
+
+    fn capacity(&self) -> Capacity {
+        Capacity {
+            size: self.max_tokens,
+            count: self.max_sequences.unwrap_or(usize::MAX),
+        }
+    }
+}
+
+impl<'a> Batch<'a> {
+    /// Cuts sequences into as few micro-batches as the budget allows, about equally costly, the largest first: memory that
+    /// it takes is there for the others, and where it is too much, little work is lost. A sequence longer than the budget is
+    /// refused.
+    pub fn pack(sequences: &'a [Sequence], cut: Cut) -> Result<Self> {
+        let lengths: Vec<usize> = sequences.iter().map(|s| s.tokens.len()).collect();
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        if longest > cut.max_tokens {
+            return Err(Error::Budget {
+                tokens: longest,
+                budget: cut.max_tokens,
+                key: cut.key,
+            });
+        }
+        let mut micros = match cut.layout {
+            Layout::Packed => packed(&lengths, cut),
+            Layout::Padded => padded(&lengths, cut),
+        };
+        for micro in &mut micros {
+            // those of one length stand together
+            micro.sort_by_key(|&i| (std::cmp::Reverse(lengths[i]), i));
+        }
+        let rows = |micro: &Vec<usize>| cut.layout.rows(micro.iter().map(|&i| lengths[i]));
+        micros.sort_by_key(|micro| (std::cmp::Reverse(rows(micro)), micro.first().copied()));
+        Ok(Self {
+            sequences,
+            micros,
+            cut,
+        })
+    }
+
+    /// Indices of the sequences of each micro-batch.
+    #[must_use]
+    pub fn indices(&self) -> &[Vec<usize>] {
+        &self.micros
+    }
+
+    /// The sequences of each micro-batch.
+    #[must_use]
+    pub fn micros(&self) -> Vec<Vec<&'a Sequence>> {
+        let micro = |own: &Vec<usize>| own.iter().map(|&i| &self.sequences[i]).collect();
+        self.micros.iter().map(micro).collect()
+    }
+
+    /// What the cut came to, where packed sequences attend in these groups.
+    #[must_use]
+    pub fn stats(&self, grouping: Grouping) -> BatchStats {
+        let mut stats = BatchStats {
+            micro_batches: self.micros.len(),
+            budget: self.cut.max_tokens,
+            ..BatchStats::default()
+        };
+        let (mut most, mut sum) = (0, 0);
+        for micro in &self.micros {
+            let lengths: Vec<usize> = micro
+                .iter()
+                .map(|&i| self.sequences[i].tokens.len())
+                .collect();
+            let rows = self.cut.layout.rows(lengths.iter().copied());
+            stats.tokens += lengths.iter().sum::<usize>();
+            stats.rows += rows;
+            stats.largest = stats.largest.max(rows);
+            stats.attended += match self.cut.layout {
+                Layout::Padded => rows,
+                Layout::Packed => grouping
+                    .of(&lengths)
+                    .map(|group| group.sequences.len() * group.width)
+                    .sum(),
+            };
+            let cost: u64 = match self.cut.layout {
+                Layout::Padded => padded_cost(&lengths, self.cut),
+                Layout::Packed => lengths.iter().map(|&n| self.cut.cost(n)).sum(),
+            };
+            (most, sum) = (cost.max(most), sum + cost);
+        }
+        let mean = sum as f64 / self.micros.len().max(1) as f64;
+        stats.imbalance = if sum > 0 { most as f64 / mean } else { 1.0 };
+        stats
+    }
+}
+
+/// Any sequences together: as many micro-batches as best-fit decreasing needs, balanced by differencing. Where that breaks a
+/// budget that is all but used up, one micro-batch more leaves room for the balance; else they are filled greedily.
+fn packed(lengths: &[usize], cut: Cut) -> Vec<Vec<usize>> {
+    let capacity = cut.capacity();
+    let costs: Vec<u64> = lengths.iter().map(|&n| cut.cost(n)).collect();
+    let tight = best_fit(lengths, capacity);
+    let more = usize::from(cut.max_sequences.is_none());
+    for parts in tight.len()..=tight.len() + more {
+        let differencing = largest_differencing(&costs, parts);
+        if capacity.hold_all(&differencing, lengths) {
+            return differencing;
+        }
+    }
+    longest_first(&costs, lengths, tight.len(), capacity).unwrap_or(tight)
+}
+
+/// Sequences of similar length together, the longest first: as few micro-batches as the budget allows, and of these cuts
+/// the one whose most costly micro-batch costs least.
+fn padded(lengths: &[usize], cut: Cut) -> Vec<Vec<usize>> {
+    let order = by_size(lengths);
+    let fewest = filled(&order, lengths, cut, u64::MAX);
+    let costs = |micros: &[Vec<usize>]| -> u64 {
+        let own = |micro: &Vec<usize>| micro.iter().map(|&i| lengths[i]).collect::<Vec<_>>();
+        let costs = micros.iter().map(|micro| padded_cost(&own(micro), cut));
+        costs.max().unwrap_or(0)
+    };
+    let (mut low, mut high) = (0, costs(&fewest));
+    let mut best = fewest;
+    while low < high {
+        let middle = low.midpoint(high);
+        let found = filled(&order, lengths, cut, middle);
+        if found.len() <= best.len() && costs(&found) <= middle {
+            (best, high) = (found, middle);
+        } else {
+            low = middle + 1;
+        }
+    }
+    best
+}
+
+/// Micro-batches filled one after the other up to the budget and a cost.
+fn filled(order: &[usize], lengths: &[usize], cut: Cut, most: u64) -> Vec<Vec<usize>> {
+    let mut micros: Vec<Vec<usize>> = Vec::new();
+    let mut width = 0;
+    for &i in order {
+        let fits = micros.last().is_some_and(|m| {
+            let count = m.len() + 1;
+            count.saturating_mul(width) <= cut.max_tokens
+                && cut.max_sequences.is_none_or(|n| count <= n)
+                && cut.cost(width).saturating_mul(count as u64) <= most
+        });
+        match micros.last_mut() {
+            Some(micro) if fits => micro.push(i),
+            _ => {
+                width = lengths[i].max(1);
+                micros.push(vec![i]);
+            }
+        }
+    }
+    micros
+}
+
+/// Cost of a padded micro-batch.
+fn padded_cost(lengths: &[usize], cut: Cut) -> u64 {
+    let width = lengths.iter().copied().max().unwrap_or(0);
+    cut.cost(width) * lengths.len() as u64
+}
+
+#[cfg(test)]
+mod tests;

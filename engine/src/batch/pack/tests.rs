@@ -1,0 +1,178 @@
+use super::*;
+use firebrick_models::random::Stream;
+use proptest::prelude::*;
+
+const LAYOUTS: [Layout; 2] = [Layout::Packed, Layout::Padded];
+
+fn sequences(lengths: &[usize]) -> Vec<Sequence> {
+    lengths
+        .iter()
+        .map(|&n| Sequence {
+            tokens: vec![1; n],
+            ..Sequence::default()
+        })
+        .collect()
+}
+
+fn cut(layout: Layout, max_tokens: usize, max_sequences: Option<usize>) -> Cut {
+    Cut {
+        max_tokens,
+        max_sequences,
+        layout,
+        // hidden size 256, 6 layers: attention costs as much as everything else at 1,500 tokens
+        key_cost: 1.0 / 1500.0,
+        key: "memory.train_tokens",
+    }
+}
+
+fn wasting(waste: f64) -> Grouping {
+    Grouping { waste, queries: 0 }
+}
+
+/// Prompt and completion of grade-school word problems: log-normal, 250 tokens in the middle, a tenth above 400.
+fn word_problems(count: usize, seed: u64) -> Vec<usize> {
+    let mut random = Stream::new(seed, 0);
+    let length = |_| (5.5 + 0.38 * f64::from(random.normal())).exp().round();
+    let lengths = (0..count).map(length);
+    lengths.map(|n| n.clamp(60.0, 1024.0) as usize).collect()
+}
+
+#[test]
+fn a_sequence_above_the_budget_is_refused_with_the_smallest_budget_that_would_do() {
+    for layout in LAYOUTS {
+        let message = Batch::pack(&sequences(&[3, 9, 4]), cut(layout, 8, None))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.contains("9 tokens") && message.contains("memory.train_tokens = 8"),
+            "{message}"
+        );
+        assert!(message.ends_with("would do is 9"), "{message}");
+    }
+}
+
+#[test]
+fn packed_micro_batches_cost_within_a_tenth_of_the_least_that_the_largest_can() {
+    for seed in 0..20 {
+        for budget in [2048, 4096, 8192, 16_384] {
+            let sequences = sequences(&word_problems(256, seed));
+            let cut = cut(Layout::Packed, budget, None);
+            let batch = Batch::pack(&sequences, cut).unwrap();
+            let cost = |micro: &Vec<usize>| -> u64 {
+                let own = micro.iter().map(|&i| cut.cost(sequences[i].tokens.len()));
+                own.sum()
+            };
+            let costs: Vec<u64> = batch.indices().iter().map(cost).collect();
+            // no cut into as many micro-batches has a cheaper one at its top than the mean, or than the longest sequence
+            let mean = costs.iter().sum::<u64>() as f64 / costs.len() as f64;
+            let longest = sequences.iter().map(|s| cut.cost(s.tokens.len())).max();
+            let bound = mean.max(longest.unwrap() as f64);
+            let most = *costs.iter().max().unwrap() as f64;
+            assert!(most <= 1.1 * bound, "{most} over {bound}, budget {budget}");
+
+            let tokens: usize = sequences.iter().map(|s| s.tokens.len()).sum();
+            let fewest = tokens.div_ceil(budget);
+            assert!(costs.len() <= fewest + 1, "{} of {fewest}", costs.len());
+        }
+    }
+}
+
+#[test]
+fn packed_rows_have_no_padding_and_attention_little() {
+    let sequences = sequences(&word_problems(256, 1));
+    for budget in [2048, 8192] {
+        let packed = Batch::pack(&sequences, cut(Layout::Packed, budget, None)).unwrap();
+        for (waste, most) in [(0.0, 0.0), (0.1, 0.1)] {
+            let stats = packed.stats(wasting(waste));
+            assert!(stats.padding().abs() < f64::EPSILON);
+            assert!(stats.attention_padding() <= most);
+        }
+        let padded = Batch::pack(&sequences, cut(Layout::Padded, budget, None)).unwrap();
+        let stats = padded.stats(wasting(0.0));
+        assert!(stats.padding() > 0.01 && stats.rows > packed.stats(wasting(0.0)).rows);
+        assert!((stats.padding() - stats.attention_padding()).abs() < f64::EPSILON);
+    }
+}
+
+#[test]
+fn the_largest_micro_batch_comes_first_and_equal_lengths_stand_together() {
+    let sequences = sequences(&[5, 9, 5, 7, 9, 5, 3]);
+    for layout in LAYOUTS {
+        let batch = Batch::pack(&sequences, cut(layout, 18, None)).unwrap();
+        let lengths: Vec<Vec<usize>> = batch
+            .micros()
+            .iter()
+            .map(|micro| micro.iter().map(|s| s.tokens.len()).collect())
+            .collect();
+        let rows: Vec<usize> = lengths
+            .iter()
+            .map(|own| layout.rows(own.iter().copied()))
+            .collect();
+        assert!(rows.is_sorted_by(|a, b| a >= b), "{rows:?}");
+        for own in lengths {
+            assert!(own.is_sorted_by(|a, b| a >= b), "{own:?}");
+        }
+    }
+}
+
+#[test]
+fn a_fixed_size_gives_as_few_micro_batches_as_it_can() {
+    for layout in LAYOUTS {
+        let sequences = sequences(&word_problems(30, 3));
+        let batch = Batch::pack(&sequences, cut(layout, usize::MAX, Some(4))).unwrap();
+        assert_eq!(batch.indices().len(), 8, "{layout:?}");
+        assert!(batch.indices().iter().all(|micro| micro.len() <= 4));
+    }
+}
+
+#[test]
+fn an_empty_batch_has_no_micro_batches() {
+    for layout in LAYOUTS {
+        let batch = Batch::pack(&[], cut(layout, 8, None)).unwrap();
+        assert!(batch.indices().is_empty());
+        assert_eq!(batch.stats(wasting(0.1)).rows, 0);
+    }
+}
+
+#[test]
+fn numbers_of_several_batches_add_up() {
+    let sequences = sequences(&[4, 2]);
+    let one = |layout| {
+        Batch::pack(&sequences, cut(layout, 8, None))
+            .unwrap()
+            .stats(wasting(0.0))
+    };
+    let mut sum = one(Layout::Padded);
+    sum.absorb(one(Layout::Packed));
+    assert_eq!((sum.micro_batches, sum.tokens, sum.rows), (2, 12, 14));
+    assert_eq!((sum.largest, sum.budget), (8, 8));
+    assert!((sum.padding() - 1.0 / 7.0).abs() < 1e-12);
+}
+
+proptest! {
+    #[test]
+    fn no_micro_batch_exceeds_the_budget_and_none_is_lost(
+        // heavy-tailed: powers of a uniform number
+        roots in prop::collection::vec(0.03_f64..1.0, 0..80),
+        extra in 0_usize..3000,
+        most in prop::option::of(1_usize..8),
+    ) {
+        let lengths: Vec<usize> = roots.iter().map(|u| (3.0 / u.powi(2)) as usize).collect();
+        let sequences = sequences(&lengths);
+        let budget = lengths.iter().max().unwrap_or(&0) + extra;
+        for layout in LAYOUTS {
+            let batch = Batch::pack(&sequences, cut(layout, budget, most)).unwrap();
+            for micro in batch.indices() {
+                prop_assert!(layout.rows(micro.iter().map(|&i| lengths[i])) <= budget);
+                prop_assert!(most.is_none_or(|n| micro.len() <= n));
+                prop_assert!(!micro.is_empty());
+            }
+            let mut all: Vec<usize> = batch.indices().concat();
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..lengths.len()).collect::<Vec<_>>());
+            let stats = batch.stats(wasting(0.1));
+            prop_assert!(stats.largest <= budget && stats.attention_padding() <= 1.0);
+            prop_assert_eq!(stats.tokens, lengths.iter().sum::<usize>());
+        }
+    }
+}
