@@ -297,7 +297,10 @@ mod tests {
                 "that clips",
             ),
             (
-                &["objective=gspo", "objective.policy_loss=vespo"],
+                &[
+                    "objective.importance_sampling_level=sequence",
+                    "objective.policy_loss=vespo",
+                ],
                 "one of their own",
             ),
             (
