@@ -226,6 +226,7 @@ fn predict(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig) -> u64 {
         scores: false,
         clips: false,
         critic: None,
+        rewards: Vec::new(),
     };
     let plan = memory
         .plans(decoder.arch(), false, None, 1)

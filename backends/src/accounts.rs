@@ -46,6 +46,8 @@ pub enum Category {
     Reference,
     /// Weights of the critic.
     Critic,
+    /// Weights of reward models.
+    RewardModel,
     /// Everything else that a phase needs: ids, masks, running activations, transfers.
     Buffers,
     /// Gathered weights and reduced gradients of several devices.
@@ -56,7 +58,7 @@ pub enum Category {
 
 impl Category {
     /// All categories, in the order in which they are reported.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Parameters,
         Self::MasterWeights,
         Self::Gradients,
@@ -68,6 +70,7 @@ impl Category {
         Self::KvCache,
         Self::Reference,
         Self::Critic,
+        Self::RewardModel,
         Self::Buffers,
         Self::Communication,
         Self::Overhead,
@@ -88,6 +91,7 @@ impl Category {
             Self::KvCache => "kv_cache",
             Self::Reference => "reference",
             Self::Critic => "critic",
+            Self::RewardModel => "reward_model",
             Self::Buffers => "buffers",
             Self::Communication => "communication",
             Self::Overhead => "overhead",

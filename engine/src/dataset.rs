@@ -68,6 +68,7 @@ impl Dataset {
         max_validation: Option<usize>,
     ) -> Result<Self> {
         let mut dataset = Self::held_out(task, tokenizer, max_prompt, max_validation)?;
+        dataset.kept = None;
         if let Some(len) = dataset.task.len(Split::Train) {
             dataset.keep_fitting(len)?;
         }
@@ -87,7 +88,7 @@ impl Dataset {
             task,
             tokenizer,
             max_prompt,
-            kept: None,
+            kept: Some(Vec::new()),
             filtered: 0,
             validation: Vec::new(),
             longest: 0,
@@ -157,6 +158,12 @@ impl Dataset {
     #[must_use]
     pub fn shared_task(&self) -> Arc<dyn Task> {
         Arc::clone(&self.task)
+    }
+
+    /// Training examples that can be drawn; `None` of an endless task.
+    #[must_use]
+    pub fn examples(&self) -> Option<u64> {
+        self.kept.as_ref().map(|kept| kept.len() as u64)
     }
 
     /// The task.

@@ -2,16 +2,19 @@
 
 use crate::config::{RolloutConfig, RunConfig};
 use crate::dataset::{Dataset, Prompt};
+use crate::judge::{Answer, Judge, Place, Purpose};
 use crate::plan::engine_limits;
 use crate::plan::planner::Request;
+use crate::reward_model::Surroundings;
 use crate::source::Source;
-use crate::task::{Completion, Reward, Task};
+use crate::task::{Reward, Shaping, Task};
 use crate::{Error, Result};
+use firebrick_backends::accounts::Accounts;
 use firebrick_backends::device;
 use firebrick_backends::memory::free_bytes;
 use firebrick_backends::profile::DeviceProfile;
 use firebrick_models::Decoder;
-use firebrick_models::generate::{self, Finish, Generator, Limits};
+use firebrick_models::generate::{self, Finish, Generator, Limits, Sample};
 use firebrick_models::random::DrawKey;
 use serde::Serialize;
 use std::path::Path;
@@ -55,7 +58,18 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     let cache = request.workload.kv_cache_bytes;
     let limits = engine_limits(&config.rollout, arch, config.rollout.max_num_seqs, cache)?;
     let decoder = source.decoder(config, &device)?;
-    let reward = greedy_reward(&decoder, &source, &data, &config.rollout, &limits)?;
+    let mut judge = Judge::open(
+        data.task(),
+        Surroundings {
+            device: &device,
+            memory: &config.memory,
+            accounts: &Accounts::new(),
+            tokenizer: &source.tokenizer,
+        },
+    )?;
+    let samples = greedy_samples(&decoder, &source, &data, &config.rollout, &limits)?;
+    let longest = config.rollout.response_length;
+    let reward = mean_reward(&mut judge, &source, &data, &samples, longest)?;
     Ok(Evaluation {
         task: data.task().name().to_owned(),
         reward,
@@ -63,14 +77,14 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     })
 }
 
-/// Mean validation reward of greedy completions.
-pub(crate) fn greedy_reward(
+/// Greedy completions of the validation prompts.
+pub(crate) fn greedy_samples(
     decoder: &Decoder,
     source: &Source,
     data: &Dataset,
     rollout: &RolloutConfig,
     limits: &Limits,
-) -> Result<f64> {
+) -> Result<Vec<Sample>> {
     let sampling = rollout.greedy(source.stop_ids.clone());
     let key = DrawKey {
         seed: 0,
@@ -92,56 +106,52 @@ pub(crate) fn greedy_reward(
         limits,
         |_| {},
     )?;
-    let mut total = 0.0;
-    for sample in &generated.samples {
-        let prompt = &data.validation[sample.request];
-        let text = source.tokenizer.decode(&sample.tokens, true)?;
-        let completion = Completion {
-            text: &text,
-            tokens: &sample.tokens,
-            finished: sample.finish == Finish::Stop,
-            max_tokens: sampling.max_new_tokens,
-        };
-        let judged = data.task().validation_reward(&prompt.example, &completion);
-        let place = Place {
-            step: 0,
-            draw: sample.request as u64,
-            sample: sample.sample,
-        };
-        total += checked(judged, prompt, &text, place)?.total;
-    }
-    Ok(total / generated.samples.len().max(1) as f64)
+    Ok(generated.samples)
 }
 
-/// Which sample a reward belongs to, for messages.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    pub step: u64,
-    pub draw: u64,
-    pub sample: usize,
+/// Completions of prompts as a judge takes them; `place` says which sample each is.
+pub(crate) fn answers<'a>(
+    prompts: &'a [Prompt],
+    samples: &'a [Sample],
+    source: &Source,
+    place: impl Fn(&Sample) -> Place,
+) -> Result<Vec<Answer<'a>>> {
+    samples
+        .iter()
+        .map(|sample| {
+            Ok(Answer {
+                prompt: &prompts[sample.request],
+                text: source.tokenizer.decode(&sample.tokens, true)?,
+                tokens: &sample.tokens,
+                finished: sample.finish == Finish::Stop,
+                place: place(sample),
+            })
+        })
+        .collect()
 }
 
-/// A reward that failed, or that is no number, comes back with its sample.
-pub(crate) fn checked(
-    reward: Result<Reward, crate::task::TaskError>,
-    prompt: &Prompt,
-    text: &str,
-    place: Place,
-) -> Result<Reward> {
-    let failed = |reason: String| Error::Reward {
-        step: place.step,
-        draw: place.draw,
-        sample: place.sample,
-        prompt: prompt.text.clone(),
-        completion: text.to_owned(),
-        reason,
-    };
-    match reward {
-        Ok(reward) if reward.total.is_finite() => Ok(reward),
-        Ok(reward) => Err(failed(format!(
-            "it is {}, and rewards should be finite numbers",
-            reward.total
-        ))),
-        Err(e) => Err(failed(e.to_string())),
+/// Mean validation reward of completions of the validation prompts.
+pub(crate) fn mean_reward(
+    judge: &mut Judge,
+    source: &Source,
+    data: &Dataset,
+    samples: &[Sample],
+    max_tokens: usize,
+) -> Result<f64> {
+    let answers = answers(&data.validation, samples, source, |sample| Place {
+        step: 0,
+        draw: sample.request as u64,
+        sample: sample.sample,
+    })?;
+    let scores = judge.scores(&answers)?;
+    let task = data.task();
+    let rules = answers
+        .iter()
+        .map(|answer| answer.by_rules(task, max_tokens, Purpose::Validation));
+    let mut rewards = rules.collect::<Result<Vec<Reward>>>()?;
+    if let Some(list) = task.rewards() {
+        list.complete(&mut rewards, &scores, Shaping::Plain);
     }
+    let total: f64 = rewards.iter().map(|r| r.total).sum();
+    Ok(total / rewards.len().max(1) as f64)
 }

@@ -40,6 +40,13 @@ impl Runtime {
         }
     }
 
+    /// The same with accounts that others use too.
+    #[must_use]
+    pub fn with_accounts(mut self, accounts: Arc<Accounts>) -> Self {
+        self.accounts = accounts;
+        self
+    }
+
     /// Copies on a thread of their own, where `prefetch` copies may be in flight.
     #[must_use]
     pub fn with_prefetch(mut self, prefetch: usize) -> Self {

@@ -2,6 +2,7 @@
 
 use crate::objective::controls::Controls;
 use crate::optim::AdamW;
+use crate::task::Running;
 use crate::{Error, Result};
 use firebrick_backends::host::{MappedFile, write_synced};
 use firebrick_backends::transfer::HostTensor;
@@ -61,6 +62,9 @@ pub struct TrainerState {
     /// Coefficients of the objective that follow a measurement.
     #[serde(default)]
     pub controls: Controls,
+    /// Running statistics of rewards that are normalised, by name.
+    #[serde(default)]
+    pub rewards: BTreeMap<String, Running>,
 }
 
 impl TrainerState {
@@ -80,6 +84,7 @@ impl TrainerState {
             first_validation: BTreeMap::new(),
             last_validation: BTreeMap::new(),
             controls: Controls::default(),
+            rewards: BTreeMap::new(),
         }
     }
 

@@ -148,6 +148,13 @@ impl Checkpoint {
         self
     }
 
+    /// The padding token's id, where the config names one. Scalar heads are read before trailing ones.
+    #[must_use]
+    pub fn pad_id(&self) -> Option<u32> {
+        let id = self.config.get("pad_token_id").and_then(Value::as_u64)?;
+        u32::try_from(id).ok()
+    }
+
     /// Token ids that end a completion: `generation_config.json`'s (a number or a list), else the config's.
     #[must_use]
     pub fn eos_ids(&self) -> Vec<u32> {

@@ -110,6 +110,7 @@ impl Case {
             critic: self
                 .critic_arch()
                 .map(|arch| CriticWork { arch, clips: true }),
+            rewards: Vec::new(),
         }
     }
 

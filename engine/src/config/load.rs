@@ -21,14 +21,17 @@ const SECTIONS: [&str; 9] = [
 ];
 
 /// Keys that name files.
-const FILES: [&str; 7] = [
+const FILES: [&str; 10] = [
     "/memory/plan",
     "/model/path",
     "/critic/model/path",
     "/model/lora/path",
     "/model/tokenizer",
+    "/sft/train",
+    "/sft/validation",
     "/task/train",
     "/task/validation",
+    "/warmup/sft/train",
 ];
 
 /// Reads a configuration file and applies overrides. Paths in the file are relative to its folder, those in overrides to
@@ -66,8 +69,11 @@ fn mapping(text: &str) -> Result<Map<String, Value>> {
 
 fn resolve_files(root: &mut Map<String, Value>, base: &Path) -> Result<()> {
     let mut whole = Value::Object(std::mem::take(root));
-    for pointer in FILES {
-        if let Some(Value::String(file)) = whole.pointer_mut(pointer) {
+    let rewards = whole.pointer("/task/rewards").and_then(Value::as_array);
+    let models = (0..rewards.map_or(0, Vec::len)).map(|i| format!("/task/rewards/{i}/path"));
+    let files: Vec<String> = FILES.map(str::to_owned).into_iter().chain(models).collect();
+    for pointer in files {
+        if let Some(Value::String(file)) = whole.pointer_mut(&pointer) {
             let path = base.join(&*file);
             let path = std::path::absolute(&path).map_err(Error::io("resolve", path))?;
             *file = path.to_string_lossy().into_owned();
@@ -161,7 +167,8 @@ fn name_objective(root: &mut Map<String, Value>) {
     }
 }
 
-/// Sets one value: `a.b.c=1`. The value is read as YAML, so that numbers, lists and `null` work.
+/// Sets one value: `a.b.c=1`; entries of lists go by their number, from 0. The value is read as YAML, so that numbers, lists
+/// and `null` work.
 fn apply(root: &mut Map<String, Value>, text: &str) -> Result<()> {
     let Some((path, value)) = text.split_once('=') else {
         return Err(Error::Config(format!(
@@ -170,25 +177,38 @@ fn apply(root: &mut Map<String, Value>, text: &str) -> Result<()> {
     };
     let value: Value = serde_saphyr::from_str(value)
         .map_err(|e| Error::Config(format!("override {text:?}: the value is not YAML: {e}")))?;
-    let mut keys: Vec<&str> = path.split('.').collect();
-    let last = keys.pop().unwrap_or_default();
-    let mut at = root;
-    for key in keys {
-        let next = at.entry(key).or_insert_with(|| Value::Object(Map::new()));
-        if next.is_null() {
-            *next = Value::Object(Map::new());
-        }
-        at = match next {
-            Value::Object(map) => map,
-            _ => {
-                return Err(Error::Config(format!(
-                    "override {text:?}: `{key}` is a value, not a section"
-                )));
-            }
-        };
+    let keys: Vec<&str> = path.split('.').collect();
+    let mut whole = Value::Object(std::mem::take(root));
+    let done = set(&mut whole, "", &keys, value);
+    if let Value::Object(map) = whole {
+        *root = map;
     }
-    at.insert(last.to_owned(), value);
-    Ok(())
+    done.map_err(|what| Error::Config(format!("override {text:?}: {what}")))
+}
+
+/// Sets the value at a path below `at`, which is called `name`; sections that are missing are made.
+fn set(at: &mut Value, name: &str, keys: &[&str], value: Value) -> Result<(), String> {
+    let Some((key, rest)) = keys.split_first() else {
+        *at = value;
+        return Ok(());
+    };
+    if at.is_null() {
+        *at = Value::Object(Map::new());
+    }
+    let next = match at {
+        Value::Object(map) => map.entry(*key).or_insert(Value::Null),
+        Value::Array(list) => {
+            let len = list.len();
+            let entry = key.parse().ok().and_then(|at: usize| list.get_mut(at));
+            entry.ok_or_else(|| {
+                format!(
+                    "`{name}` is a list of {len} entries, counted from 0; `{key}` is none of them"
+                )
+            })?
+        }
+        _ => return Err(format!("`{name}` is a value, not a section")),
+    };
+    set(next, key, rest, value)
 }
 
 /// Adds the place and, for an unknown key, the nearest known one to serde's message.
@@ -371,6 +391,20 @@ mod tests {
             let message = error(MINIMAL, overrides);
             assert!(message.contains(reason), "{overrides:?}: {message}");
         }
+    }
+
+    #[test]
+    fn overrides_reach_into_lists() {
+        let task =
+            "{kind: jsonl, train: t.jsonl, rewards: [{kind: exact}, {kind: length, max: 3}]}";
+        let text = format!("model: {{path: m}}\noutput: o\ntask: {task}\n");
+        let config = parse(&text, &["task.rewards.1.weight=0.5".to_owned()]).unwrap();
+        let task = serde_json::to_value(&config.task).unwrap();
+        assert_eq!(task["rewards"][1]["weight"], 0.5);
+        assert_eq!(task["rewards"][0]["weight"], 1.0);
+        let message = error(&text, &["task.rewards.2.weight=1"]);
+        assert!(message.contains("a list of 2 entries"), "{message}");
+        assert!(error(&text, &["output.x=1"]).contains("`output` is a value"));
     }
 
     #[test]

@@ -3,10 +3,12 @@
 mod critic;
 mod load;
 mod rollout;
+mod sft;
 
 pub use critic::{CriticConfig, CriticModel};
 pub use load::{load, parse};
 pub use rollout::DynamicSampling;
+pub use sft::SftConfig;
 
 use crate::lora::LoraSettings;
 pub use crate::objective::ObjectiveConfig;
@@ -246,37 +248,8 @@ impl Default for TrainerConfig {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WarmupConfig {
-    /// Supervised training on the task's solutions.
+    /// Supervised training, on rows of a file or on the task's solutions.
     pub sft: Option<SftConfig>,
-}
-
-/// Supervised training on the task's solutions.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SftConfig {
-    /// Optimizer steps.
-    pub steps: u64,
-    /// Examples a step.
-    pub batch_size: usize,
-    /// In `warmup.sft`: validation reward that ends the warm-up early, looked at every ten steps, so that RL starts from
-    /// about the same place whatever the seed.
-    pub until_reward: Option<f64>,
-    /// The optimizer.
-    pub optim: OptimConfig,
-}
-
-impl Default for SftConfig {
-    fn default() -> Self {
-        Self {
-            steps: 100,
-            batch_size: 32,
-            until_reward: None,
-            optim: OptimConfig {
-                lr: 1e-5,
-                ..OptimConfig::default()
-            },
-        }
-    }
 }
 
 impl RunConfig {
@@ -338,21 +311,9 @@ impl RunConfig {
         self.check_critic()?;
         self.memory.check()?;
         self.optim.check("optim")?;
-        if self
-            .sft
-            .as_ref()
-            .is_some_and(|sft| sft.until_reward.is_some())
-        {
-            return bad("sft.until_reward: only warmup.sft can end early");
-        }
         for (section, sft) in [("warmup.sft", &self.warmup.sft), ("sft", &self.sft)] {
             if let Some(sft) = sft {
-                sft.optim.check(&format!("{section}.optim"))?;
-                if sft.batch_size == 0 || sft.steps == 0 {
-                    return Err(Error::Config(format!(
-                        "{section}: steps and batch_size should be at least 1"
-                    )));
-                }
+                sft.check(section, section == "warmup.sft")?;
             }
         }
         Ok(())

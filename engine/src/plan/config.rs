@@ -239,15 +239,29 @@ impl MemoryConfig {
 
     /// The plan of the reference policy.
     pub fn reference_plan(&self, arch: &Arch) -> Result<ModelPlan> {
+        let RoleMemory {
+            param_offload,
+            score_tokens,
+        } = self.reference;
+        self.scorer_plan(arch, score_tokens, param_offload)
+    }
+
+    /// The plan of a model that only scores, with a budget of its own where it has one.
+    pub fn scorer_plan(
+        &self,
+        arch: &Arch,
+        score_tokens: Option<usize>,
+        param_offload: ParamOffload,
+    ) -> Result<ModelPlan> {
         let own = Self {
-            score_tokens: self.reference.score_tokens.unwrap_or(self.score_tokens),
+            score_tokens: score_tokens.unwrap_or(self.score_tokens),
             micro_batch_size: self.micro_batch_size,
             packing: self.packing,
             head_rows: self.head_rows,
             attention_rows: self.attention_rows,
             prefetch: self.prefetch,
             gradient_checkpointing: true,
-            param_offload: self.reference.param_offload,
+            param_offload,
             ..Self::default()
         };
         own.plan(arch)

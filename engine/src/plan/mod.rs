@@ -34,6 +34,8 @@ pub enum Role {
     Reference,
     /// The model that says what a state is worth, trained beside the policy.
     Critic,
+    /// A frozen model whose score of a completion is part of its reward.
+    RewardModel,
 }
 
 impl Role {
@@ -44,6 +46,7 @@ impl Role {
             Self::Policy => Category::Parameters,
             Self::Reference => Category::Reference,
             Self::Critic => Category::Critic,
+            Self::RewardModel => Category::RewardModel,
         }
     }
 }

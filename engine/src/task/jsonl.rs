@@ -253,6 +253,10 @@ impl Task for Jsonl {
             })
     }
 
+    fn rewards(&self) -> Option<&Rewards> {
+        Some(&self.rewards)
+    }
+
     fn reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {
         self.rewards.score(&example.answer, completion)
     }

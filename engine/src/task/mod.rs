@@ -9,11 +9,11 @@ mod error;
 pub mod jsonl;
 mod number;
 mod operation;
-mod recipe;
+pub(crate) mod recipe;
 pub mod reward;
-mod rows;
+pub(crate) mod rows;
 mod shuffle;
-mod template;
+pub(crate) mod template;
 
 use std::path::Path;
 
@@ -24,7 +24,10 @@ use serde_json::{Map, Value};
 pub use self::arithmetic::{Arithmetic, ArithmeticConfig};
 pub use self::error::{Place, TaskError};
 pub use self::jsonl::{Jsonl, JsonlConfig};
-pub use self::reward::{Gsm8kMethod, RewardConfig, Rewards};
+pub use self::reward::{
+    Gsm8kMethod, RewardConfig, RewardInput, RewardKind, RewardModelConfig, RewardOptions, Rewards,
+    Running, Shaping,
+};
 pub use self::shuffle::{Permutation, shuffled_index};
 
 /// A source of prompts, and the judge of their completions.
@@ -47,6 +50,13 @@ pub trait Task: Send + Sync {
     /// The characters of its prompts and answers, where a model that starts from random weights may have one token a
     /// character. `None`: such a model needs a tokenizer from elsewhere.
     fn alphabet(&self) -> Option<&str> {
+        None
+    }
+
+    /// The list that the reward is the weighted sum of, where the task has one. It names the reward models, which judge all
+    /// of a step's completions together, and says what is normalised and clipped; [`Task::reward`] then gives what its rules
+    /// say.
+    fn rewards(&self) -> Option<&Rewards> {
         None
     }
 
@@ -122,11 +132,11 @@ pub struct Completion<'a> {
 }
 
 /// What a completion is worth.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reward {
-    /// The weighted sum of the parts.
+    /// The weighted sum of the parts, in training after what the task's list says of normalising and clipping them.
     pub total: f64,
-    /// Each part's name and value before weighting.
+    /// Each part's name and value before all that.
     pub parts: Vec<(String, f64)>,
     /// Each part's weight, in the same order.
     pub weights: Vec<f64>,
@@ -141,6 +151,13 @@ impl Reward {
             parts: vec![(name.into(), value)],
             weights: vec![1.0],
         }
+    }
+
+    /// Adds a part.
+    pub fn add(&mut self, name: impl Into<String>, value: f64, weight: f64) {
+        self.total += weight * value;
+        self.parts.push((name.into(), value));
+        self.weights.push(weight);
     }
 }
 

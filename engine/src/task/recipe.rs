@@ -183,7 +183,7 @@ impl Recipe {
                 Value::String(text) => return Ok(PromptText::Text(text.clone())),
                 Value::Array(list) if !list.is_empty() => list
                     .iter()
-                    .map(|value| message(value, path, row))
+                    .map(|value| message(value, path, PROMPT_FIELD, row))
                     .collect::<Result<_, _>>()?,
                 other => {
                     let detail = format!(
@@ -211,7 +211,12 @@ impl Recipe {
 }
 
 /// A chat message of a row. Content other than text (images, tool calls) is not ours to drop.
-fn message(value: &Value, path: &str, row: &Row) -> Result<Message, TaskError> {
+pub(crate) fn message(
+    value: &Value,
+    path: &str,
+    setting: &str,
+    row: &Row,
+) -> Result<Message, TaskError> {
     let text = |key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
     if let (Some(role), Some(content)) = (text("role"), text("content")) {
         return Ok(Message { role, content });
@@ -220,7 +225,7 @@ fn message(value: &Value, path: &str, row: &Row) -> Result<Message, TaskError> {
         "field `{path}` has the message {value}; expected an object with the texts `role` \
          and `content`"
     );
-    Err(row.bad(PROMPT_FIELD, detail))
+    Err(row.bad(setting, detail))
 }
 
 impl Extraction {

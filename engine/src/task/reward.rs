@@ -1,181 +1,79 @@
-//! Rule rewards: what a completion is worth, from its text, its length and the ground truth.
+//! What a completion is worth: rules on its text, its length and the ground truth, reward models, and their weighted sum.
 
+mod config;
 mod length;
+mod running;
 
 use regex::{Regex, RegexBuilder};
-use serde::{Deserialize, Serialize};
 
+pub use self::config::{
+    Gsm8kMethod, RewardConfig, RewardInput, RewardKind, RewardModelConfig, RewardOptions,
+};
 use self::length::Length;
+pub use self::running::{Running, Shaping};
 use super::error::TaskError;
 use super::number::{Decimal, last_flexible, last_marked, last_number, parse_float};
 use super::{Completion, Reward};
 
-/// One reward of a task. A task's reward is the weighted sum of all of its rewards.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum RewardConfig {
-    /// 1 if the number the completion concludes with is the answer (verl's GSM8K rule), else 0.
-    Gsm8k {
-        /// Which number is the conclusion. verl: `method`.
-        #[serde(default)]
-        method: Gsm8kMethod,
-        /// Factor in the sum (TRL: `reward_weights`).
-        #[serde(default = "one")]
-        weight: f64,
-        /// Name in metrics and samples; the kind if absent.
-        #[serde(default)]
-        name: Option<String>,
-    },
-    /// 1 if the completion is the answer, both trimmed, else 0.
-    Exact {
-        /// Whether upper and lower case are the same.
-        #[serde(default)]
-        ignore_case: bool,
-        /// Factor in the sum.
-        #[serde(default = "one")]
-        weight: f64,
-        /// Name in metrics and samples; the kind if absent.
-        #[serde(default)]
-        name: Option<String>,
-    },
-    /// 1 if the completion contains the answer (trimmed), else 0.
-    Contains {
-        /// Whether upper and lower case are the same.
-        #[serde(default)]
-        ignore_case: bool,
-        /// Factor in the sum.
-        #[serde(default = "one")]
-        weight: f64,
-        /// Name in metrics and samples; the kind if absent.
-        #[serde(default)]
-        name: Option<String>,
-    },
-    /// With a capture group: 1 if group 1 of the last match is the answer, both trimmed, else 0.
-    /// Without one: 1 if the pattern matches (a format reward), else 0.
-    Regex {
-        /// The pattern, in Rust's regex syntax; `.` also matches a line break.
-        pattern: String,
-        /// Factor in the sum.
-        #[serde(default = "one")]
-        weight: f64,
-        /// Name in metrics and samples; the kind if absent.
-        #[serde(default)]
-        name: Option<String>,
-    },
-    /// 1 if the last number in the completion is the answer, else 0.
-    Number {
-        /// Largest absolute difference that still counts as equal.
-        #[serde(default = "default_tolerance")]
-        tolerance: f64,
-        /// Factor in the sum.
-        #[serde(default = "one")]
-        weight: f64,
-        /// Name in metrics and samples; the kind if absent.
-        #[serde(default)]
-        name: Option<String>,
-    },
-    /// A penalty between 0 and −1 by the completion's tokens. Set exactly one of `target`, `max`
-    /// and `buffer`; a negative weight makes it a bonus.
-    Length {
-        /// Tokens. 0 at this length, falling linearly to −1 at zero tokens and at twice as many.
-        #[serde(default)]
-        target: Option<usize>,
-        /// Tokens. 0 up to this length, −1 beyond.
-        #[serde(default)]
-        max: Option<usize>,
-        /// Tokens. DAPO's soft overlong penalty: 0 up to the completion limit less this buffer,
-        /// then linearly down to −1 at the limit. verl: `overlong_buffer.len`, and its
-        /// `penalty_factor` is our weight.
-        #[serde(default)]
-        buffer: Option<usize>,
-        /// Factor in the sum.
-        #[serde(default = "one")]
-        weight: f64,
-        /// Name in metrics and samples; the kind if absent.
-        #[serde(default)]
-        name: Option<String>,
-    },
-}
-
-/// How the GSM8K reward finds a completion's conclusion, within its last 300 characters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Gsm8kMethod {
-    /// The last number written as `#### 42`.
-    #[default]
-    Strict,
-    /// The last number.
-    Flexible,
-}
-
-fn one() -> f64 {
-    1.0
-}
-
-fn default_tolerance() -> f64 {
-    1e-6
-}
-
 impl RewardConfig {
-    /// The name in metrics and samples.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        let (name, kind) = match self {
-            Self::Gsm8k { name, .. } => (name, "gsm8k"),
-            Self::Exact { name, .. } => (name, "exact"),
-            Self::Contains { name, .. } => (name, "contains"),
-            Self::Regex { name, .. } => (name, "regex"),
-            Self::Number { name, .. } => (name, "number"),
-            Self::Length { name, .. } => (name, "length"),
-        };
-        name.as_deref().unwrap_or(kind)
-    }
-
-    /// The factor in the sum.
-    #[must_use]
-    pub fn weight(&self) -> f64 {
-        match self {
-            Self::Gsm8k { weight, .. }
-            | Self::Exact { weight, .. }
-            | Self::Contains { weight, .. }
-            | Self::Regex { weight, .. }
-            | Self::Number { weight, .. }
-            | Self::Length { weight, .. } => *weight,
-        }
-    }
-
-    fn rule(&self) -> Result<Rule, TaskError> {
+    fn judge(&self) -> Result<Judge, TaskError> {
         let setting = |key: &str| format!("rewards.{}.{key}", self.name());
-        Ok(match self {
-            Self::Gsm8k { method, .. } => Rule::Gsm8k(*method),
-            Self::Exact { ignore_case, .. } => Rule::Exact {
+        let rule = match &self.kind {
+            RewardKind::Gsm8k { method } => Rule::Gsm8k(*method),
+            RewardKind::Exact { ignore_case } => Rule::Exact {
                 ignore_case: *ignore_case,
             },
-            Self::Contains { ignore_case, .. } => Rule::Contains {
+            RewardKind::Contains { ignore_case } => Rule::Contains {
                 ignore_case: *ignore_case,
             },
-            Self::Regex { pattern, .. } => Rule::Regex(compile(pattern, &setting("pattern"))?),
-            Self::Number { tolerance, .. } if tolerance.is_finite() && *tolerance >= 0.0 => {
+            RewardKind::Regex { pattern } => Rule::Regex(compile(pattern, &setting("pattern"))?),
+            RewardKind::Number { tolerance } if tolerance.is_finite() && *tolerance >= 0.0 => {
                 Rule::Number {
                     tolerance: *tolerance,
                 }
             }
-            Self::Number { tolerance, .. } => {
+            RewardKind::Number { tolerance } => {
                 let detail = format!("expected a number that is not negative, found {tolerance}");
                 return Err(TaskError::config(setting("tolerance"), detail));
             }
-            Self::Length {
+            RewardKind::Length {
                 target,
                 max,
                 buffer,
-                ..
             } => Rule::Length(Length::new(
                 *target,
                 *max,
                 *buffer,
                 &format!("rewards.{}", self.name()),
             )?),
-        })
+            RewardKind::Model(model) => {
+                if model.score_tokens == Some(0) {
+                    let detail = "expected at least 1 token, found 0";
+                    return Err(TaskError::config(setting("score_tokens"), detail));
+                }
+                return Ok(Judge::Model(model.clone()));
+            }
+        };
+        Ok(Judge::Rule(rule))
+    }
+
+    /// Refuses options that make no sense, whatever judges.
+    fn check(&self) -> Result<(), TaskError> {
+        let setting = |key: &str| format!("rewards.{}.{key}", self.name());
+        let RewardOptions { weight, clip, .. } = &self.options;
+        if !weight.is_finite() {
+            let detail = format!("expected a finite number, found {weight}");
+            return Err(TaskError::config(setting("weight"), detail));
+        }
+        match clip {
+            Some([low, high]) if !low.is_finite() || !high.is_finite() || low >= high => {
+                let detail = format!(
+                    "expected two finite numbers, the smaller one first, found [{low}, {high}]"
+                );
+                Err(TaskError::config(setting("clip"), detail))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -288,8 +186,30 @@ pub struct Rewards {
 #[derive(Clone, Debug)]
 struct Part {
     name: String,
-    weight: f64,
-    rule: Rule,
+    options: RewardOptions,
+    judge: Judge,
+}
+
+#[derive(Clone, Debug)]
+enum Judge {
+    Rule(Rule),
+    Model(RewardModelConfig),
+}
+
+impl Part {
+    fn rule(&self) -> Option<&Rule> {
+        match &self.judge {
+            Judge::Rule(rule) => Some(rule),
+            Judge::Model(_) => None,
+        }
+    }
+
+    fn model(&self) -> Option<&RewardModelConfig> {
+        match &self.judge {
+            Judge::Rule(_) => None,
+            Judge::Model(model) => Some(model),
+        }
+    }
 }
 
 impl Rewards {
@@ -307,13 +227,10 @@ impl Rewards {
                 let detail = format!("two rewards are named `{name}`; give one another `name`");
                 return Err(TaskError::config("rewards", detail));
             }
-            if !config.weight().is_finite() {
-                let detail = format!("expected a finite number, found {}", config.weight());
-                return Err(TaskError::config(format!("rewards.{name}.weight"), detail));
-            }
+            config.check()?;
             parts.push(Part {
-                weight: config.weight(),
-                rule: config.rule()?,
+                options: config.options.clone(),
+                judge: config.judge()?,
                 name,
             });
         }
@@ -325,8 +242,14 @@ impl Rewards {
     pub fn needs_answer(&self) -> Option<&str> {
         self.parts
             .iter()
-            .find(|part| part.rule.needs_answer())
+            .find(|part| part.rule().is_some_and(Rule::needs_answer))
             .map(|part| part.name.as_str())
+    }
+
+    /// Name and settings of every reward model, in the order of the list.
+    pub fn models(&self) -> impl Iterator<Item = (&str, &RewardModelConfig)> {
+        let parts = self.parts.iter();
+        parts.filter_map(|part| Some((part.name.as_str(), part.model()?)))
     }
 
     /// Whether a ground truth is one that every reward can compare with, so that a broken row is
@@ -341,26 +264,58 @@ impl Rewards {
         self.score(answer, &nothing).map(|_| ())
     }
 
-    /// Judges a completion. An error means that the sample cannot be judged (its ground truth is
-    /// not what a reward compares with), never that the completion is wrong.
+    /// Judges a completion by the rules of the list; what its models say comes later, for many completions at a time
+    /// ([`Rewards::complete`]). An error means that the sample cannot be judged (its ground truth is not what a reward
+    /// compares with), never that the completion is wrong.
     pub fn score(&self, answer: &str, completion: &Completion<'_>) -> Result<Reward, TaskError> {
-        let mut reward = Reward {
-            total: 0.0,
-            parts: Vec::with_capacity(self.parts.len()),
-            weights: self.parts.iter().map(|part| part.weight).collect(),
-        };
+        let mut reward = Reward::default();
         for part in &self.parts {
-            let value =
-                part.rule
-                    .score(answer, completion)
-                    .map_err(|reason| TaskError::Reward {
-                        reward: part.name.clone(),
-                        reason,
-                    })?;
-            reward.total += part.weight * value;
-            reward.parts.push((part.name.clone(), value));
+            let Some(rule) = part.rule() else { continue };
+            let value = rule
+                .score(answer, completion)
+                .map_err(|reason| TaskError::Reward {
+                    reward: part.name.clone(),
+                    reason,
+                })?;
+            reward.add(&part.name, value, part.options.weight);
         }
         Ok(reward)
+    }
+
+    /// Puts the models' scores (one list a model, in the order of [`Rewards::models`], one number a completion) between the
+    /// rules', and makes the sums.
+    pub fn complete(&self, rewards: &mut [Reward], models: &[Vec<f64>], shaping: Shaping<'_>) {
+        let mut models = models.iter();
+        for (place, part) in self.parts.iter().enumerate() {
+            if part.model().is_none() {
+                continue;
+            }
+            let Some(scores) = models.next() else {
+                unreachable!("one list of scores a model")
+            };
+            for (reward, &score) in rewards.iter_mut().zip(scores) {
+                reward.parts.insert(place, (part.name.clone(), score));
+                reward.weights.insert(place, part.options.weight);
+            }
+        }
+        for reward in rewards.iter_mut() {
+            reward.total = 0.0;
+        }
+        let mut shaping = shaping;
+        for (place, part) in self.parts.iter().enumerate() {
+            let values: Vec<f64> = rewards.iter().map(|r| r.parts[place].1).collect();
+            let shaped = shaping.of(&part.name, &part.options, &values);
+            for (reward, value) in rewards.iter_mut().zip(shaped) {
+                reward.total += part.options.weight * value;
+            }
+        }
+    }
+
+    /// Whether training changes any value before it is weighted.
+    #[must_use]
+    pub fn shapes(&self) -> bool {
+        let mut parts = self.parts.iter();
+        parts.any(|part| part.options.normalize || part.options.clip.is_some())
     }
 }
 

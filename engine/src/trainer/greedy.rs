@@ -3,19 +3,16 @@
 use super::Trainer;
 use crate::Result;
 use crate::dataset::Prompt;
-use crate::evaluate::{Place, checked};
+use crate::evaluate::answers;
+use crate::judge::{Place, Purpose};
 use crate::rollout::Rollout;
-use crate::task::Completion;
-use firebrick_models::generate::{Finish, Generator, Request};
+use crate::task::{Reward, Shaping};
+use firebrick_models::generate::{Generator, Request, Sample};
 use firebrick_models::random::DrawKey;
 
 impl Trainer {
-    /// Samples a greedy completion of every prompt and notes its reward with the prompt's rollouts.
-    pub(super) fn greedy_baselines(
-        &self,
-        prompts: &[Prompt],
-        rollouts: &mut [Rollout],
-    ) -> Result<()> {
+    /// A greedy completion of every prompt.
+    pub(super) fn greedy_baselines(&self, prompts: &[Prompt]) -> Result<Vec<Sample>> {
         let sampling = self.config.rollout.greedy(self.source.stop_ids.clone());
         let key = DrawKey {
             seed: self.config.trainer.seed,
@@ -33,28 +30,40 @@ impl Trainer {
         let (decoder, tokenizer) = (self.learner.decoder(), &self.source.tokenizer);
         let generator = Generator::new(decoder, Some(tokenizer), &sampling)?;
         let limits = self.engine_limits()?;
-        let generated = generator.run_with(&requests, 1, &limits, |_| {})?;
-        for sample in generated.samples {
-            let (prompt, draw) = (
-                &prompts[sample.request],
-                self.state.draws + sample.request as u64,
+        Ok(generator.run_with(&requests, 1, &limits, |_| {})?.samples)
+    }
+
+    /// Notes the rewards of greedy completions with their prompts' rollouts.
+    pub(super) fn judge_baselines(
+        &mut self,
+        prompts: &[Prompt],
+        samples: &[Sample],
+        rollouts: &mut [Rollout],
+    ) -> Result<()> {
+        let (step, first) = (self.state.step + 1, self.state.draws);
+        let answers = answers(prompts, samples, &self.source, |sample| Place {
+            step,
+            draw: first + sample.request as u64,
+            sample: sample.sample,
+        })?;
+        let scores = self.recovering("reward", |t| t.judge.scores(&answers))?;
+        let task = self.data.task();
+        let longest = self.config.rollout.response_length;
+        let rules = answers
+            .iter()
+            .map(|answer| answer.by_rules(task, longest, Purpose::Training));
+        let mut rewards = rules.collect::<Result<Vec<Reward>>>()?;
+        if let Some(list) = task.rewards() {
+            list.complete(
+                &mut rewards,
+                &scores,
+                Shaping::Comparing(&self.state.rewards),
             );
-            let text = tokenizer.decode(&sample.tokens, true)?;
-            let completion = Completion {
-                text: &text,
-                tokens: &sample.tokens,
-                finished: sample.finish == Finish::Stop,
-                max_tokens: sampling.max_new_tokens,
-            };
-            let judged = self.data.task().reward(&prompt.example, &completion);
-            let place = Place {
-                step: self.state.step + 1,
-                draw,
-                sample: sample.sample,
-            };
-            let reward = checked(judged, prompt, &text, place)?.total;
+        }
+        for (answer, reward) in answers.iter().zip(rewards) {
+            let draw = answer.place.draw;
             for rollout in rollouts.iter_mut().filter(|r| r.draw == draw) {
-                rollout.baseline = Some(reward);
+                rollout.baseline = Some(reward.total);
             }
         }
         Ok(())

@@ -4,6 +4,7 @@ mod critic;
 mod greedy;
 mod recover;
 mod report;
+mod resume;
 mod rl;
 mod rollout;
 mod same_run;
@@ -18,6 +19,8 @@ pub use setup::Start;
 use crate::config::RunConfig;
 use crate::critic::CriticSource;
 use crate::dataset::Dataset;
+use crate::demonstrations::Demonstrations;
+use crate::judge::Judge;
 use crate::learner::Learner;
 use crate::ledger::Ledger;
 use crate::objective::Objective;
@@ -55,11 +58,15 @@ pub struct Trainer {
     device: Device,
     source: Source,
     data: Dataset,
+    /// Examples of supervised training, where there is or was to come any.
+    demonstrations: Option<Arc<Demonstrations>>,
     learner: Learner,
     reference: Option<Placed>,
     /// What says how much a state is worth, where the objective has a critic, and where its weights come from.
     critic: Option<Learner>,
     critic_source: Option<CriticSource>,
+    /// The task's reward models.
+    judge: Judge,
     /// What the planner was asked, and the plan in force.
     request: Request,
     plan: Plan,
@@ -91,7 +98,7 @@ impl Trainer {
             trainable: self.learner.decoder().num_trainable(),
             output: self.run.path().to_owned(),
             resumed_from: self.state.step,
-            filtered: self.data.filtered,
+            filtered: self.data.filtered + self.demonstrations.as_ref().map_or(0, |d| d.filtered),
             validation: self.data.validation.len(),
         });
         match self.state.mode {

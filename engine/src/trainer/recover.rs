@@ -24,7 +24,8 @@ const SIGNS: [&str; 6] = [
 fn estimated(phase: &str) -> Option<&'static str> {
     match phase {
         "gen" | "gen_max" | "testing" => Some("rollout"),
-        "old_log_prob" | "ref" => Some("score"),
+        "old_log_prob" | "ref" | "val_loss" => Some("score"),
+        "reward" | "reward_max" | "testing_reward" => Some("reward"),
         "update_actor" => Some("backward"),
         "values" => Some("values"),
         "update_critic" => Some("critic_backward"),

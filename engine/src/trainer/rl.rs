@@ -67,8 +67,11 @@ impl Trainer {
             mut rollouts,
         } = self.roll_out(&mut metrics)?;
         if self.objective.needs().greedy {
-            self.phase("gen_max", SAMPLES, &mut metrics, |t| {
-                t.recovering("gen_max", |t| t.greedy_baselines(&prompts, &mut rollouts))
+            let greedy = self.phase("gen_max", SAMPLES, &mut metrics, |t| {
+                t.recovering("gen_max", |t| t.greedy_baselines(&prompts))
+            })?;
+            self.phase("reward_max", &[], &mut metrics, |t| {
+                t.judge_baselines(&prompts, &greedy, &mut rollouts)
             })?;
         }
         if self.config.update.old_log_probs == OldLogProbs::Trainer {
@@ -263,6 +266,10 @@ impl Trainer {
                 format!("reward/{name}/mean"),
                 mean(rollouts.iter().map(part)),
             );
+            if let Some(running) = self.state.rewards.get(&name) {
+                metrics.insert(format!("reward/{name}/running_mean"), running.mean);
+                metrics.insert(format!("reward/{name}/running_std"), running.std());
+            }
         }
         let differences: Vec<f64> = rollouts.iter().flat_map(probability_differences).collect();
         if !differences.is_empty() {

@@ -4,12 +4,12 @@
 use super::{Metrics, Trainer};
 use crate::config::DynamicSampling;
 use crate::dataset::Prompt;
-use crate::evaluate::{Place, checked};
+use crate::judge::{Answer, Place, Purpose};
 use crate::objective::advantage::zero_std_share;
 use crate::placed::Use;
 use crate::plan::{Role, engine_limits};
 use crate::rollout::Rollout;
-use crate::task::{Completion, Reward, Task};
+use crate::task::{Reward, Shaping, Task};
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
 use firebrick_models::generate::{Finish, Generated, Generator, Limits, Request, Sample, Stats};
@@ -25,8 +25,8 @@ pub(super) const SAMPLES: &[(Role, Use)] = &[(Role::Policy, Use::Rollout)];
 /// Completions by index of their request and sample, each with its text and what it is worth.
 type Judged = BTreeMap<(usize, usize), Result<(String, Reward)>>;
 
-/// Judges completions as they come, on a thread of its own. The results do not depend on the order.
-struct Judge {
+/// Judges completions by the task's rules as they come, on a thread of its own. The results do not depend on the order.
+struct Rules {
     samples: Sender<Sample>,
     thread: JoinHandle<Judged>,
 }
@@ -44,26 +44,34 @@ struct Bench {
 
 impl Bench {
     fn judge(&self, sample: &Sample) -> Result<(String, Reward)> {
-        let prompt = &self.prompts[sample.request];
         let text = self.tokenizer.decode(&sample.tokens, true)?;
-        let completion = Completion {
-            text: &text,
-            tokens: &sample.tokens,
-            finished: sample.finish == Finish::Stop,
-            max_tokens: self.max_tokens,
-        };
-        let judged = self.task.reward(&prompt.example, &completion);
-        let place = Place {
-            step: self.step,
-            draw: self.first + sample.request as u64,
-            sample: sample.sample,
-        };
-        let reward = checked(judged, prompt, &text, place)?;
-        Ok((text, reward))
+        let answer = answer(&self.prompts, sample, text, (self.step, self.first));
+        let reward = answer.by_rules(self.task.as_ref(), self.max_tokens, Purpose::Training)?;
+        Ok((answer.text, reward))
     }
 }
 
-impl Judge {
+/// A completion as a judge takes it, in a step whose first prompt has this draw.
+fn answer<'a>(
+    prompts: &'a [Prompt],
+    sample: &'a Sample,
+    text: String,
+    (step, first): (u64, u64),
+) -> Answer<'a> {
+    Answer {
+        prompt: &prompts[sample.request],
+        text,
+        tokens: &sample.tokens,
+        finished: sample.finish == Finish::Stop,
+        place: Place {
+            step,
+            draw: first + sample.request as u64,
+            sample: sample.sample,
+        },
+    }
+}
+
+impl Rules {
     fn start(bench: Bench) -> Self {
         let (samples, coming) = channel::<Sample>();
         let thread = std::thread::spawn(move || {
@@ -160,17 +168,17 @@ impl Trainer {
         metrics: &mut Metrics,
         tally: &mut Tally,
     ) -> Result<Vec<Vec<Rollout>>> {
-        let (generated, judge) = self.phase("gen", SAMPLES, metrics, |t| {
+        let (generated, rules) = self.phase("gen", SAMPLES, metrics, |t| {
             t.recovering("gen", |t| t.sample(prompts, first))
         })?;
-        let judged = self.phase("reward", &[], metrics, |_| Ok(judge.finish()))?;
+        let judged = self.phase("reward", &[], metrics, |t| {
+            t.judged(prompts, first, &generated.samples, rules.finish())
+        })?;
         tally.stats.add(&generated.stats);
         tally.batches += 1;
         let version = self.state.step;
         let mut rollouts = Vec::with_capacity(generated.samples.len());
-        // by request and sample, as the judgements are: the first error is the first sample's
-        for (s, judged) in generated.samples.into_iter().zip(judged.into_values()) {
-            let (text, reward) = judged?;
+        for (s, (text, reward)) in generated.samples.into_iter().zip(judged) {
             rollouts.push(Rollout {
                 draw: first + s.request as u64,
                 sample: s.sample,
@@ -209,6 +217,31 @@ impl Trainer {
         Ok(groups)
     }
 
+    /// Texts and rewards of completions, given what the rules say of them: the reward models judge all of them together.
+    fn judged(
+        &mut self,
+        prompts: &[Prompt],
+        first: u64,
+        samples: &[Sample],
+        rules: Judged,
+    ) -> Result<Vec<(String, Reward)>> {
+        let at = (self.state.step + 1, first);
+        let (mut answers, mut rewards) = (Vec::new(), Vec::new());
+        // by request and sample, as the judgements are: the first error is the first sample's
+        for (sample, judged) in samples.iter().zip(rules.into_values()) {
+            let (text, reward) = judged?;
+            answers.push(answer(prompts, sample, text, at));
+            rewards.push(reward);
+        }
+        let scores = self.recovering("reward", |t| t.judge.scores(&answers))?;
+        if let Some(list) = self.data.task().rewards() {
+            let shaping = Shaping::Learning(&mut self.state.rewards);
+            list.complete(&mut rewards, &scores, shaping);
+        }
+        let texts = answers.into_iter().map(|answer| answer.text);
+        Ok(texts.zip(rewards).collect())
+    }
+
     /// What the engine may use under the plan in force.
     pub(super) fn engine_limits(&self) -> Result<Limits> {
         engine_limits(
@@ -220,7 +253,7 @@ impl Trainer {
     }
 
     /// Completions of prompts; whoever judges them has them already, as far as they have ended.
-    fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64) -> Result<(Generated, Judge)> {
+    fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64) -> Result<(Generated, Rules)> {
         let rollout = &self.config.rollout;
         let sampling = rollout.sampling(self.source.stop_ids.clone());
         let step = self.state.step + 1;
@@ -239,7 +272,7 @@ impl Trainer {
             .collect();
         let decoder = self.learner.decoder();
         let limits = self.engine_limits()?;
-        let judge = Judge::start(Bench {
+        let rules = Rules::start(Bench {
             task: self.data.shared_task(),
             tokenizer: Arc::clone(&self.source.tokenizer),
             prompts: Arc::clone(prompts),
@@ -251,9 +284,9 @@ impl Trainer {
             .accounted(&self.learner.runtime.accounts)
             .run_with(&requests, rollout.n, &limits, |sample| {
                 // a judge that is gone has panicked, and says so when it is waited for
-                let _ = judge.samples.send(sample.clone());
+                let _ = rules.samples.send(sample.clone());
             })?;
-        Ok((generated, judge))
+        Ok((generated, rules))
     }
 }
 

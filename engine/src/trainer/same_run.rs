@@ -20,12 +20,18 @@ pub(super) fn check_same_run(earlier: &RunConfig, now: &RunConfig, mode: Mode) -
     let value = |config: &RunConfig| {
         let mut value = serde_json::to_value(config).unwrap_or(Value::Null);
         if mode == Mode::Sft {
-            let steps = if config.sft.is_some() {
-                "/sft/steps"
+            let section = if config.sft.is_some() {
+                "/sft"
             } else {
-                "/warmup/sft/steps"
+                "/warmup/sft"
             };
-            value.pointer_mut(steps).map(Value::take);
+            // how long, but not by what it is counted
+            for key in ["steps", "epochs"] {
+                let length = value.pointer_mut(&format!("{section}/{key}"));
+                if let Some(length) = length.filter(|l| l.is_number()) {
+                    *length = Value::Bool(true);
+                }
+            }
         }
         // how many are sampled at a time, and where, changes no token
         for key in ENGINE_KEYS {

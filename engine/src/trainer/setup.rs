@@ -1,21 +1,26 @@
 //! Everything a run needs before its first step: device, tokenizer, model, data, run folder; fresh or resumed.
 
-use super::same_run::check_same_run;
+use super::resume::resume;
 use super::{Observer, Trainer, critic};
 use crate::config::{RunConfig, SftConfig};
 use crate::critic::CriticSource;
 use crate::dataset::{Dataset, Survey};
+use crate::demonstrations::{Demonstrations, RowsAlone};
+use crate::judge::Judge;
 use crate::learner::Learner;
 use crate::ledger::Ledger;
 use crate::objective::Objective;
+use crate::objective::advantage::MultiObjective;
 use crate::optim::OptimConfig;
 use crate::placed::Placed;
+use crate::plan::estimate::RewardWork;
 use crate::plan::planner::Request;
 use crate::plan::{ModelPlan, MomentKind, Plan, Role};
+use crate::reward_model::{Surroundings, architecture};
 use crate::run_dir::RunDir;
 use crate::runtime::Runtime;
 use crate::source::Source;
-use crate::task::Task;
+use crate::task::{Split, Task};
 use crate::trainer_state::{self, Mode, TrainerState};
 use crate::{Error, Result};
 use burn::tensor::{Device, FloatDType};
@@ -48,13 +53,16 @@ impl Trainer {
         start: Start,
         observer: Box<dyn Observer>,
     ) -> Result<Self> {
-        let Some(task) = &config.task else {
-            return Err(Error::Config(
-                "`task` is missing; give its `kind` (arithmetic or jsonl)".into(),
-            ));
+        let task: Arc<dyn Task> = match &config.task {
+            Some(task) => Arc::from(task.build(Path::new("."))?),
+            None if mode == Mode::Sft && RowsAlone::suffice(&config) => Arc::new(RowsAlone),
+            None => {
+                return Err(Error::Config(
+                    "`task` is missing; give its `kind` (arithmetic or jsonl)".into(),
+                ));
+            }
         };
-        let task = task.build(Path::new("."))?;
-        Self::with_task(config, Arc::from(task), mode, start, observer)
+        Self::with_task(config, task, mode, start, observer)
     }
 
     /// A run with a task of one's own.
@@ -68,22 +76,20 @@ impl Trainer {
         config.check()?;
         let source = Source::open(&config.model, task.as_ref())?;
         let arch = source.checkpoint.arch().clone();
-        source.check_lengths(&config)?;
+        let samples = mode == Mode::Rl || !task.is_empty(Split::Validation);
+        if samples {
+            source.check_lengths(&config)?;
+        }
+        check_rewards(&config, task.as_ref())?;
         let objective: Arc<dyn Objective> = Arc::new(config.objective.clone());
         // with adapters the reference is the policy itself, with them off
         let compares =
             mode == Mode::Rl && objective.needs().reference && config.model.lora.is_none();
         let sft = sft_config(&config, mode)?;
-        check_schedules(&config, sft.as_ref())?;
+        check_schedules(&config)?;
         device::allow_tf32(config.allow_tf32);
         let (device, info) = device::open(config.device)?;
-        let max_validation = config.trainer.val_max_samples;
-        let data = Dataset::new(
-            task,
-            source.tokenizer.clone(),
-            config.rollout.prompt_length,
-            max_validation,
-        )?;
+        let (data, demonstrations) = examples(&config, task, &source, mode, sft.as_ref())?;
         let own = config.critic.as_ref().filter(|_| mode == Mode::Rl);
         let critic_source = own
             .map(|critic| CriticSource::open(&config, critic, &source))
@@ -92,21 +98,37 @@ impl Trainer {
             reference: compares,
             critic: critic_source.is_some(),
         };
-        let (request, plan) = planned(&config, &arch, &info, models, data.survey()?)?;
-        let optim = match (&sft, mode) {
-            (Some(sft), Mode::Sft) => sft.optim.clone(),
-            _ => config.optim.clone(),
+        let rewards = data.task().rewards();
+        let asked = Asked {
+            models,
+            rewards: rewards.map_or_else(|| Ok(Vec::new()), |r| RewardWork::of(r, &config))?,
+            survey: data.survey()?,
+            longest: demonstrations.as_ref().map_or(0, |d| d.longest()),
         };
+        let (request, plan) = planned(&config, &arch, &info, asked)?;
         for (section, optim) in optimizers(&config, sft.as_ref(), mode) {
-            check_optimizer(plan.policy(), &device, optim, section)?;
+            check_optimizer(plan.policy(), &device, optim, &section)?;
         }
         if let (Some(critic), Some(plan)) = (own, plan.critic()) {
             check_optimizer(plan, &device, &critic.optim, "critic.optim")?;
         }
+        let optim = match (sft, mode) {
+            (Some((_, sft)), Mode::Sft) => sft.optim,
+            _ => config.optim.clone(),
+        };
         check_limit(&config, &device)?;
         let runtime = Runtime::new(&device)
             .with_prefetch(plan.models.values().map(|m| m.prefetch).max().unwrap_or(0))
             .with_limit(config.memory.limit.map(|limit| limit.0));
+        let judge = Judge::open(
+            data.task(),
+            Surroundings {
+                device: &device,
+                memory: &config.memory,
+                accounts: &runtime.accounts,
+                tokenizer: &source.tokenizer,
+            },
+        )?;
         let learner = |decoder| Learner::new(decoder, plan.policy().clone(), optim, runtime);
         let begun = begin(&config, &source, &device, (mode, start), learner)?;
         let Begun {
@@ -123,18 +145,7 @@ impl Trainer {
             &learner,
             step.as_deref().map(|step| (step, &state)),
         )?;
-        let reference = match plan.reference() {
-            None => None,
-            Some(own) => {
-                let decoder = if resumed {
-                    Checkpoint::open(&run.path().join(REFERENCE))?.load(&device)?
-                } else {
-                    learner.decoder().clone()
-                };
-                let accounts = &learner.runtime.accounts;
-                Some(Placed::new(decoder, own.clone(), Role::Reference, accounts))
-            }
-        };
+        let reference = reference(&plan, &learner, &run, resumed)?;
         let this = Self {
             ledger: Ledger::new(state.peak_bytes, &device, &learner.runtime.accounts),
             config,
@@ -142,8 +153,10 @@ impl Trainer {
             device,
             source,
             data,
+            demonstrations,
             learner,
             reference,
+            judge,
             critic,
             critic_source,
             request,
@@ -184,34 +197,89 @@ impl Trainer {
     }
 }
 
-fn sft_config(config: &RunConfig, mode: Mode) -> Result<Option<SftConfig>> {
+/// The reference policy: the policy as it is, or the one that a resumed run keeps in its folder.
+fn reference(
+    plan: &Plan,
+    learner: &Learner,
+    run: &RunDir,
+    resumed: bool,
+) -> Result<Option<Placed>> {
+    let Some(own) = plan.reference() else {
+        return Ok(None);
+    };
+    let runtime = &learner.runtime;
+    let decoder = if resumed {
+        Checkpoint::open(&run.path().join(REFERENCE))?.load(runtime.device())?
+    } else {
+        learner.decoder().clone()
+    };
+    let (own, accounts) = (own.clone(), &runtime.accounts);
+    Ok(Some(Placed::new(decoder, own, Role::Reference, accounts)))
+}
+
+/// The task's prompts, and what supervised training learns from where there is any.
+fn examples(
+    config: &RunConfig,
+    task: Arc<dyn Task>,
+    source: &Source,
+    mode: Mode,
+    sft: Option<&(&'static str, SftConfig)>,
+) -> Result<(Dataset, Option<Arc<Demonstrations>>)> {
+    let rows_alone = mode == Mode::Sft && sft.is_some_and(|(_, sft)| sft.train.is_some());
+    let read = if rows_alone {
+        Dataset::held_out
+    } else {
+        Dataset::new
+    };
+    let (longest, most) = (config.rollout.prompt_length, config.trainer.val_max_samples);
+    let data = read(task, source.tokenizer.clone(), longest, most)?;
+    let Some((section, sft)) = sft else {
+        return Ok((data, None));
+    };
+    let examples = Demonstrations::new(sft, section, source, &data)?;
+    sft.optim.lr_scheduler.build(sft.optim.lr, examples.steps)?;
+    Ok((data, Some(Arc::new(examples))))
+}
+
+/// The supervised part of a mode, and its section in the configuration.
+fn sft_config(config: &RunConfig, mode: Mode) -> Result<Option<(&'static str, SftConfig)>> {
+    let warm_up = config.warmup.sft.clone().map(|sft| ("warmup.sft", sft));
     match mode {
-        Mode::Rl => Ok(config.warmup.sft.clone()),
-        Mode::Sft => config
-            .sft
-            .clone()
-            .or_else(|| config.warmup.sft.clone())
-            .map(Some)
-            .ok_or_else(|| {
+        Mode::Rl => Ok(warm_up),
+        Mode::Sft => {
+            let own = config.sft.clone().map(|sft| ("sft", sft));
+            own.or(warm_up).map(Some).ok_or_else(|| {
                 Error::Config(
                     "`sft` is missing: firebrick sft reads steps, batch_size and optim from it"
                         .into(),
                 )
-            }),
+            })
+        }
     }
 }
 
-fn check_schedules(config: &RunConfig, sft: Option<&SftConfig>) -> Result<()> {
-    config
-        .optim
-        .lr_scheduler
-        .build(config.optim.lr, config.trainer.steps)?;
-    if let Some(critic) = &config.critic {
-        let optim = &critic.optim;
-        optim.lr_scheduler.build(optim.lr, config.trainer.steps)?;
+/// Refuses what an objective would undo, and reward models that are none, before anything is loaded.
+fn check_rewards(config: &RunConfig, task: &dyn Task) -> Result<()> {
+    let Some(rewards) = task.rewards() else {
+        return Ok(());
+    };
+    for (name, model) in rewards.models() {
+        architecture(name, model)?;
     }
-    if let Some(sft) = sft {
-        sft.optim.lr_scheduler.build(sft.optim.lr, sft.steps)?;
+    let by_part = config.objective.multi_objective_aggregation == MultiObjective::NormalizeThenSum;
+    if by_part && rewards.shapes() {
+        return Err(Error::Config(
+            "objective.multi_objective_aggregation: normalize_then_sum normalises every reward in its group, whatever              `normalize` and `clip` of a reward say; remove those, or use sum_then_normalize"
+                .into(),
+        ));
+    }
+    Ok(())
+}
+
+fn check_schedules(config: &RunConfig) -> Result<()> {
+    let critic = config.critic.as_ref().map(|critic| &critic.optim);
+    for optim in std::iter::once(&config.optim).chain(critic) {
+        optim.lr_scheduler.build(optim.lr, config.trainer.steps)?;
     }
     Ok(())
 }
@@ -230,6 +298,16 @@ struct Begun {
 struct Models {
     reference: bool,
     critic: bool,
+}
+
+/// What a run asks of its plan beyond its configuration.
+struct Asked {
+    models: Models,
+    /// Reward models on its device.
+    rewards: Vec<RewardWork>,
+    survey: Survey,
+    /// Tokens of the longest demonstration.
+    longest: usize,
 }
 
 /// Begins a new run, or finds the one in the output folder.
@@ -318,16 +396,23 @@ fn planned(
     config: &RunConfig,
     arch: &Arch,
     info: &DeviceInfo,
-    models: Models,
-    survey: Survey,
+    asked: Asked,
 ) -> Result<(Request, Plan)> {
+    let Asked {
+        models,
+        rewards,
+        survey,
+        longest,
+    } = asked;
     let profile = DeviceProfile::of(info);
     let mut request = Request::of_run(config, arch, profile, free_bytes(info))?;
     request.workload.reference = models.reference;
     if !models.critic {
         request.workload.critic = None;
     }
+    request.workload.rewards = rewards;
     request.workload.observe(survey);
+    request.workload.admit(longest);
     let plan = match (&config.memory.plan, request.budget) {
         (Some(path), _) => Plan::load(path)?,
         (None, Some(_)) => request.fit()?.plan,
@@ -358,15 +443,11 @@ fn planned(
 /// The optimizers that a mode will use, and the sections of the config that describe them.
 fn optimizers<'c>(
     config: &'c RunConfig,
-    sft: Option<&'c SftConfig>,
+    sft: Option<&'c (&'static str, SftConfig)>,
     mode: Mode,
-) -> Vec<(&'static str, &'c OptimConfig)> {
-    let section = match mode {
-        Mode::Sft if config.sft.is_some() => "sft.optim",
-        _ => "warmup.sft.optim",
-    };
-    let sft = sft.map(|sft| (section, &sft.optim));
-    let rl = (mode == Mode::Rl).then_some(("optim", &config.optim));
+) -> Vec<(String, &'c OptimConfig)> {
+    let sft = sft.map(|(section, sft)| (format!("{section}.optim"), &sft.optim));
+    let rl = (mode == Mode::Rl).then_some(("optim".to_owned(), &config.optim));
     sft.into_iter().chain(rl).collect()
 }
 
@@ -389,45 +470,4 @@ fn restore_optimizer(dir: &Path, state: &TrainerState, learner: &mut Learner) ->
     } = learner;
     let (trainer, steps) = (dir.join("trainer"), state.optimizer_steps);
     trainer_state::load_optimizer(&trainer, steps, &model.decoder, optimizer)
-}
-
-/// Opens the run folder, checks that it is the same run, and rewinds its logs to the newest checkpoint.
-/// `None`: it was killed before its first checkpoint and starts over.
-fn resume(config: &RunConfig, mode: Mode) -> Result<(RunDir, Option<PathBuf>)> {
-    let run = RunDir::open(&config.output)?;
-    let newest = run.checkpoints()?.pop();
-    if newest.is_some() {
-        let earlier = crate::config::parse(&run.config_yaml()?, &[])?;
-        check_same_run(&earlier, config, mode)?;
-    }
-    let step = newest.as_ref().map_or(0, |(step, _)| *step);
-    if let Some((_, dir)) = &newest {
-        let text = std::fs::read_to_string(dir.join("trainer/state.json")).unwrap_or_default();
-        let other = match mode {
-            Mode::Rl => Mode::Sft,
-            Mode::Sft => Mode::Rl,
-        };
-        if serde_json::from_str::<TrainerState>(&text).is_ok_and(|s| s.mode == other) {
-            let detail =
-                "the run in it was started by the other command (train or sft); use that one"
-                    .into();
-            return Err(Error::Resume {
-                path: config.output.clone(),
-                detail,
-            });
-        }
-    }
-    for (file, key) in [
-        ("metrics.jsonl", "training/global_step"),
-        ("samples.jsonl", "step"),
-        ("memory.jsonl", "step"),
-    ] {
-        // a run that starts over keeps nothing; one that goes on keeps what its checkpoint knows
-        match &newest {
-            Some(_) => run.rewind(file, key, step)?,
-            None => run.write(file, b"")?,
-        }
-    }
-    run.write("config.yaml", config.to_yaml()?.as_bytes())?;
-    Ok((run, newest.map(|(_, dir)| dir)))
 }

@@ -1,20 +1,16 @@
-//! Supervised training on the task's solutions: the warm-up of `train`, and the whole of `sft`.
+//! Supervised training on rows of a file or on the task's solutions: the warm-up of `train`, and the whole of `sft`.
 
 use super::update::UpdateSums;
 use super::{Event, Metrics, Trainer};
-use crate::batch::{SampleId, Sequence};
+use crate::Result;
 use crate::config::SftConfig;
-use crate::objective::aggregate::{Denominators, LossAggMode, token_weights};
+use crate::demonstrations::Demonstrations;
 use crate::objective::sft::Nll;
 use crate::optim::schedule::Schedule as LrSchedule;
 use crate::placed::Use;
 use crate::plan::Role;
-use crate::{Error, Result};
+use std::sync::Arc;
 use std::time::Instant;
-
-/// Supervised training draws from here on, far from the draws of RL: an endless task gives it other examples, a finite
-/// one other epochs.
-const SFT_DRAWS: u64 = 1 << 40;
 
 /// Steps between looks at the validation reward during a warm-up that may end early.
 const WARM_UP_CHECK: u64 = 10;
@@ -27,57 +23,64 @@ impl Trainer {
             .sft
             .clone()
             .or_else(|| self.config.warmup.sft.clone());
-        let Some(config) = config else {
+        let (Some(config), Some(examples)) = (config, self.demonstrations.clone()) else {
             unreachable!("checked before the run folder was made")
         };
-        let schedule = config
-            .optim
-            .lr_scheduler
-            .build(config.optim.lr, config.steps)?;
+        let steps = examples.steps;
+        let schedule = config.optim.lr_scheduler.build(config.optim.lr, steps)?;
         if !self.resumed {
             let mut metrics = self.validate()?;
             self.flush_memory()?;
             metrics.insert("training/global_step".into(), 0.0);
             self.log(&metrics)?;
         }
-        while self.state.step < config.steps {
+        while self.state.step < steps {
             let started = Instant::now();
             self.phase_step = self.state.step + 1;
             let lr = schedule.lr(self.state.step);
-            let metrics = self.sft_step(&config, self.state.step, lr)?;
+            let metrics = self.sft_step(&examples, self.state.step, lr)?;
             self.state.optimizer_steps = self.learner.optimizer.steps();
             let mut metrics = self.finish_step(metrics, started)?;
             self.observer.event(Event::Sft {
                 step: self.state.step,
-                steps: config.steps,
+                steps,
                 metrics: &metrics,
             });
-            self.rhythm(&mut metrics, config.steps)?;
+            self.rhythm(&mut metrics, steps)?;
         }
         Ok(())
     }
 
     /// The warm-up before the first RL step. It leaves weights behind and nothing else.
     pub(super) fn warm_up(&mut self, config: &SftConfig) -> Result<()> {
+        let Some(examples) = self.demonstrations.clone() else {
+            unreachable!("read with the configuration")
+        };
         let schedule = config
             .optim
             .lr_scheduler
-            .build(config.optim.lr, config.steps)?;
+            .build(config.optim.lr, examples.steps)?;
         let own = self.learner.fresh_optimizer(config.optim.clone());
         let rl = std::mem::replace(&mut self.learner.optimizer, own);
-        let warmed = self.warm_up_steps(config, &schedule);
+        let warmed = self.warm_up_steps(config, &examples, &schedule);
         self.learner.optimizer = rl;
+        self.demonstrations = None;
         warmed
     }
 
-    fn warm_up_steps(&mut self, config: &SftConfig, schedule: &LrSchedule) -> Result<()> {
-        for step in 0..config.steps {
+    fn warm_up_steps(
+        &mut self,
+        config: &SftConfig,
+        examples: &Arc<Demonstrations>,
+        schedule: &LrSchedule,
+    ) -> Result<()> {
+        for step in 0..examples.steps {
             let started = Instant::now();
-            let metrics = self.sft_step(config, step, schedule.lr(step))?;
+            let metrics = self.sft_step(examples, step, schedule.lr(step))?;
             self.state.seconds += started.elapsed().as_secs_f64();
             self.observer.event(Event::Sft {
                 step: step + 1,
-                steps: config.steps,
+                steps: examples.steps,
                 metrics: &metrics,
             });
             if (step + 1).is_multiple_of(WARM_UP_CHECK) && self.is_warm(config)? {
@@ -95,89 +98,46 @@ impl Trainer {
         else {
             return Ok(false);
         };
-        let samples = &[(Role::Policy, Use::Rollout)];
-        let reward = self.phase("testing", samples, &mut Metrics::new(), |t| {
-            t.recovering("testing", Self::greedy)
-        })?;
-        Ok(reward >= target)
+        Ok(self.greedy(&mut Metrics::new())? >= target)
     }
 
-    fn sft_step(&mut self, config: &SftConfig, step: u64, lr: f64) -> Result<Metrics> {
+    fn sft_step(&mut self, examples: &Demonstrations, step: u64, lr: f64) -> Result<Metrics> {
         let mut metrics = Metrics::new();
         let passes = &[(Role::Policy, Use::Pass)];
-        let sums = self.phase("update_actor", passes, &mut metrics, |t| {
-            let sequences = t.demonstrations(step, config.batch_size)?;
+        let (sums, epochs) = self.phase("update_actor", passes, &mut metrics, |t| {
+            let seed = t.config.trainer.seed;
+            let (sequences, epochs) = examples.step(step, seed, &t.source, &t.data)?;
             t.state.tokens += sequences.iter().map(|s| s.tokens.len() as u64).sum::<u64>();
             let mut update = UpdateSums::of_policy();
             t.optimizer_step(&sequences, 1.0, &Nll, lr, &mut update)?;
-            Ok(update)
+            Ok((update, epochs))
         })?;
         metrics.extend(sums.metrics());
         metrics.insert("actor/lr".into(), lr);
+        if let Some(epochs) = epochs {
+            metrics.insert("training/epoch".into(), epochs);
+        }
         Ok(metrics)
     }
 
-    /// The examples of a step, prompt and solution, with the solution's tokens (and its end) scored.
-    fn demonstrations(&self, step: u64, batch: usize) -> Result<Vec<Sequence>> {
-        let seed = self.config.trainer.seed;
-        let first = SFT_DRAWS + step * batch as u64;
-        let mut sequences = Vec::with_capacity(batch);
-        for i in 0..batch as u64 {
-            let prompt = self.data.draw(seed, first + i)?;
-            let Some(solution) = &prompt.example.solution else {
-                return Err(Error::Config(format!(
-                    "supervised training needs solutions, and the task has none for prompt {:?}; give `solution` in \
-                     the task's configuration",
-                    prompt.text
-                )));
-            };
-            let mut completion = self.source.tokenizer.encode(solution, false)?;
-            completion.extend(self.source.end_of_answer());
-            let mut sequence = Sequence::completion(&prompt.tokens, &completion);
-            sequence.id = SampleId {
-                draw: first + i,
-                sample: 0,
-            };
-            self.check_demonstration(&sequence.tokens, &prompt.text)?;
-            sequences.push(sequence);
-        }
-        let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
-        let weights = token_weights(
-            LossAggMode::TokenMean,
-            &lengths,
-            Denominators::new(&lengths, 1),
-        );
-        for (sequence, weights) in sequences.iter_mut().zip(weights) {
-            sequence.weights = weights;
-        }
-        Ok(sequences)
-    }
-
-    fn check_demonstration(&self, tokens: &[u32], prompt: &str) -> Result<()> {
-        let arch = self.learner.decoder().arch();
-        let context = self.source.trained_context();
-        if tokens.len() > context {
-            let what = format!("prompt {prompt:?} with its solution");
-            let length = tokens.len();
-            return Err(firebrick_models::Error::TooLong {
-                what,
-                length,
-                context,
-            }
-            .into());
-        }
-        let budget = self.learner.model.plan.train_tokens;
-        if tokens.len() > budget {
-            let key = "memory.train_tokens";
-            return Err(Error::Budget {
-                tokens: tokens.len(),
-                budget,
-                key,
-            });
-        }
-        Ok(firebrick_models::generate::check_ids(
-            tokens,
-            arch.vocab_size,
-        )?)
+    /// Mean negative log-likelihood of the held-out examples' scored tokens, as `val/loss`, and its exponential. Nothing where
+    /// there are none.
+    pub(super) fn validation_loss(&mut self, metrics: &mut Metrics) -> Result<Metrics> {
+        let examples = self.demonstrations.clone();
+        let Some(examples) = examples.filter(|e| !e.validation.is_empty()) else {
+            return Ok(Metrics::new());
+        };
+        let scores = self.phase("val_loss", &[(Role::Policy, Use::Pass)], metrics, |t| {
+            t.recovering("val_loss", |t| t.learner.score(&examples.validation, 1.0))
+        })?;
+        let all = scores.logp.iter().zip(&examples.validation);
+        let loss: f64 = all
+            .flat_map(|(logp, s)| logp.iter().zip(&s.weights))
+            .map(|(&logp, weight)| -f64::from(logp) * weight)
+            .sum();
+        Ok(Metrics::from([
+            ("val/loss".into(), loss),
+            ("val/perplexity".into(), loss.exp()),
+        ]))
     }
 }

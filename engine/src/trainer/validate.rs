@@ -1,26 +1,28 @@
-//! Validation: greedy completions of the held-out prompts and their rewards.
+//! Validation: greedy completions of the held-out prompts and their rewards; the loss of held-out examples.
 
 use super::{Event, Metrics, Trainer};
 use crate::Result;
-use crate::evaluate::greedy_reward;
+use crate::evaluate::{greedy_samples, mean_reward};
 use crate::placed::Use;
 use crate::plan::Role;
+use crate::trainer_state::Mode;
 
 impl Trainer {
-    /// Mean reward on the validation prompts, as `val-core/<task>/reward`. Nothing where there are none.
+    /// Mean reward on the validation prompts, as `val-core/<task>/reward`; in supervised training the loss of the held-out
+    /// examples too. Nothing where there are none.
     pub(super) fn validate(&mut self) -> Result<Metrics> {
         let mut metrics = Metrics::new();
-        if self.data.validation.is_empty() {
+        let mut values = match self.state.mode {
+            Mode::Rl => Metrics::new(),
+            Mode::Sft => self.validation_loss(&mut metrics)?,
+        };
+        if !self.data.validation.is_empty() {
+            let mean = self.greedy(&mut metrics)?;
+            values.insert(format!("val-core/{}/reward", self.data.task().name()), mean);
+        }
+        if values.is_empty() {
             return Ok(metrics);
         }
-        let mean = self.phase(
-            "testing",
-            &[(Role::Policy, Use::Rollout)],
-            &mut metrics,
-            |t| t.recovering("testing", Self::greedy),
-        )?;
-        let values =
-            Metrics::from([(format!("val-core/{}/reward", self.data.task().name()), mean)]);
         self.state.validated(&values);
         self.observer.event(Event::Validated {
             step: self.state.step,
@@ -31,9 +33,18 @@ impl Trainer {
     }
 
     /// Mean reward of greedy completions, as many at a time as the plan in force allows.
-    pub(super) fn greedy(&mut self) -> Result<f64> {
-        let (rollout, decoder) = (&self.config.rollout, self.learner.decoder());
-        let limits = self.engine_limits()?;
-        greedy_reward(decoder, &self.source, &self.data, rollout, &limits)
+    pub(super) fn greedy(&mut self, metrics: &mut Metrics) -> Result<f64> {
+        let samples = self.phase("testing", &[(Role::Policy, Use::Rollout)], metrics, |t| {
+            t.recovering("testing", |t| {
+                let (rollout, decoder) = (&t.config.rollout, t.learner.decoder());
+                greedy_samples(decoder, &t.source, &t.data, rollout, &t.engine_limits()?)
+            })
+        })?;
+        let longest = self.config.rollout.response_length;
+        self.phase("testing_reward", &[], metrics, |t| {
+            t.recovering("testing_reward", |t| {
+                mean_reward(&mut t.judge, &t.source, &t.data, &samples, longest)
+            })
+        })
     }
 }

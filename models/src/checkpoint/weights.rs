@@ -1,6 +1,7 @@
 //! Weights from safetensors: one file or shards behind an index, memory-mapped, checked exactly.
 
 use super::{StoredDtype, read_object};
+use crate::arch::HeadKind;
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
 use burn::tensor::{Device, Tensor, TensorData};
@@ -178,9 +179,11 @@ pub(super) fn dtypes(dir: &Path) -> Result<BTreeMap<String, StoredDtype>> {
         .collect()
 }
 
-/// Tensors that older exports carry and no architecture needs: derived values, and the tied head's copy.
+/// Tensors that older exports carry and no architecture needs: derived values, the tied head's copy, and the head of the
+/// language model that a scorer was made from.
 fn ignorable(arch: &Arch, name: &str) -> bool {
-    name.ends_with("rotary_emb.inv_freq") || (arch.tied && name == "lm_head.weight")
+    let scores = matches!(arch.head, HeadKind::Scalar { .. });
+    name.ends_with("rotary_emb.inv_freq") || ((arch.tied || scores) && name == "lm_head.weight")
 }
 
 pub(super) fn load(dir: &Path, arch: &Arch, device: &Device) -> Result<Decoder> {

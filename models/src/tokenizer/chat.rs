@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use minijinja::syntax::SyntaxConfig;
@@ -38,10 +39,18 @@ impl Message {
 /// The name under which a template's own errors give their lines.
 const NAME: &str = "chat_template";
 
+/// Around what a template marks as generated: two of Unicode's noncharacters, which no text holds.
+const MARKS: [char; 2] = ['\u{10FFFE}', '\u{10FFFF}'];
+
+/// The filter that writes them.
+const MARK: &str = "mark_generation";
+
 /// The compiled template of a tokenizer.
 pub(super) struct ChatTemplate {
     origin: PathBuf,
     state: State,
+    /// Whether it says which words are the assistant's.
+    marks: bool,
 }
 
 enum State {
@@ -53,6 +62,7 @@ enum State {
 
 impl ChatTemplate {
     pub(super) fn new(origin: &Path, source: &TemplateSource) -> Self {
+        let marks = matches!(source, TemplateSource::Text(text) if matches!(marked_generation(text), Cow::Owned(_)));
         let state = match source {
             TemplateSource::Absent => State::Absent("there is none".to_owned()),
             TemplateSource::NoDefault(names) => {
@@ -66,6 +76,7 @@ impl ChatTemplate {
         Self {
             origin: origin.to_owned(),
             state,
+            marks,
         }
     }
 
@@ -73,7 +84,48 @@ impl ChatTemplate {
         !matches!(self.state, State::Absent(_))
     }
 
+    /// Whether it says which words are the assistant's, by `{% generation %}`.
+    pub(super) fn marks_generation(&self) -> bool {
+        self.marks
+    }
+
     pub(super) fn render(
+        &self,
+        special_tokens: &BTreeMap<String, String>,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String> {
+        let marked = self.render_marked(special_tokens, messages, add_generation_prompt)?;
+        Ok(marked.0)
+    }
+
+    /// The same, and the bytes that the template marks as generated.
+    pub(super) fn render_marked(
+        &self,
+        special_tokens: &BTreeMap<String, String>,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<(String, Vec<Range<usize>>)> {
+        let text = self.rendered(special_tokens, messages, add_generation_prompt)?;
+        if !self.marks {
+            return Ok((text, Vec::new()));
+        }
+        let (mut plain, mut spans) = (String::with_capacity(text.len()), Vec::new());
+        for c in text.chars() {
+            match c {
+                c if c == MARKS[0] => spans.push(plain.len()..plain.len()),
+                c if c == MARKS[1] => {
+                    if let Some(span) = spans.last_mut() {
+                        span.end = plain.len();
+                    }
+                }
+                c => plain.push(c),
+            }
+        }
+        Ok((plain, spans))
+    }
+
+    fn rendered(
         &self,
         special_tokens: &BTreeMap<String, String>,
         messages: &[Message],
@@ -132,9 +184,12 @@ fn compile(source: &str) -> Result<Environment<'static>, minijinja::Error> {
         !value.is_none() && value.try_iter().is_ok()
     });
     environment.add_filter("tojson", tojson);
+    environment.add_filter(MARK, |text: String| {
+        format!("{}{text}{}", MARKS[0], MARKS[1])
+    });
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
-    environment.add_template_owned(NAME, without_generation_tags(source).into_owned())?;
+    environment.add_template_owned(NAME, marked_generation(source).into_owned())?;
     Ok(environment)
 }
 
@@ -182,13 +237,13 @@ fn own_words(error: &minijinja::Error) -> String {
 }
 
 /// Replaces transformers' `{% generation %}` … `{% endgeneration %}`, which mark the assistant's
-/// words and print nothing themselves, by a condition that always holds: same output, same
-/// whitespace control, same lines.
-fn without_generation_tags(source: &str) -> Cow<'_, str> {
-    if !source.contains("generation") {
+/// words, by a filter that writes marks around them: same whitespace control, same lines.
+fn marked_generation(source: &str) -> Cow<'_, str> {
+    if !source.contains("endgeneration") {
         return Cow::Borrowed(source);
     }
     let mut out = String::with_capacity(source.len());
+    let mut found = false;
     let mut rest = source;
     while let Some((before, after)) = rest.split_once("{%") {
         out.push_str(before);
@@ -197,13 +252,17 @@ fn without_generation_tags(source: &str) -> Cow<'_, str> {
         if let Some((inside, _)) = after.split_once("%}") {
             let word = inside.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
             let instead = match word {
-                "generation" => "if true",
-                "endgeneration" => "endif",
+                "generation" => format!("filter {MARK}"),
+                "endgeneration" => "endfilter".to_owned(),
                 _ => continue,
             };
-            out.push_str(&inside.replace(word, instead));
+            found = true;
+            out.push_str(&inside.replace(word, &instead));
             rest = &after[inside.len()..];
         }
+    }
+    if !found {
+        return Cow::Borrowed(source);
     }
     out.push_str(rest);
     Cow::Owned(out)

@@ -9,6 +9,7 @@ mod chat;
 mod files;
 mod json;
 mod settings;
+mod spoken;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use tokenizers::{AddedToken, ModelWrapper, Tokenizer as Backend};
 
 pub use chat::Message;
+pub use spoken::ChatTokens;
 
 use crate::error::{Error, Result};
 use chat::ChatTemplate;
@@ -174,6 +176,21 @@ impl Tokenizer {
     #[must_use]
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.backend.token_to_id(token)
+    }
+
+    /// The first id that another tokenizer writes otherwise, with what each of them writes: ids of the one mean nothing to a
+    /// model of the other. Ids that only one of them has, it writes and the other does not.
+    #[must_use]
+    pub fn differing_id(&self, other: &Self) -> Option<(u32, [String; 2])> {
+        let most = self.vocab_size.max(other.vocab_size) as u32;
+        let spelled = |token: Option<String>| match token {
+            Some(token) => format!("{token:?}"),
+            None => "no token".to_owned(),
+        };
+        (0..most)
+            .map(|id| (id, [self, other].map(|t| t.backend.id_to_token(id))))
+            .find(|(_, [own, other])| own != other)
+            .map(|(id, both)| (id, both.map(spelled)))
     }
 
     /// Whether the checkpoint has a chat template.

@@ -4,6 +4,8 @@ mod adapters;
 mod heads;
 mod models;
 mod optim;
+mod rewards;
 mod schedules;
+mod sft;
 mod tokenizers;
 mod train;

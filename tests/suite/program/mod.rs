@@ -7,8 +7,10 @@ mod memory;
 mod objectives;
 mod plan;
 mod ppo;
+mod rewards;
 mod rollout;
 mod runs;
+mod sft;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

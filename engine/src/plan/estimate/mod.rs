@@ -14,16 +14,14 @@ pub mod states;
 pub mod tally;
 pub mod time;
 mod train;
+mod workload;
 
 pub use parallel::{Parallel, Zero};
 pub use sizes::Sizes;
 pub use time::Seconds;
+pub use workload::{CriticWork, RewardWork, Workload};
 
 use super::{Layout, ModelPlan, Plan, Role};
-use crate::Result;
-use crate::config::{OldLogProbs, RunConfig};
-use crate::critic::critic_architecture;
-use crate::dataset::Survey;
 use activations::{Half, Shape, Widths};
 use firebrick_backends::accounts::Category;
 use firebrick_backends::profile::DeviceProfile;
@@ -38,152 +36,10 @@ use tally::{Held, Worst};
 /// Bytes on the host for a token of a step's rollouts: ids, log-probs, weights, advantages.
 const TOKEN_BYTES: u64 = 64;
 
-/// What a run asks for, memory decisions apart.
-#[derive(Clone, Debug, PartialEq)]
-#[allow(
-    clippy::struct_excessive_bools,
-    reason = "each is a part of a step that there is or is not"
-)]
-pub struct Workload {
-    /// The policy.
-    pub arch: Arch,
-    /// Most tokens of a prompt.
-    pub prompt_length: u64,
-    /// Most tokens of a completion.
-    pub response_length: u64,
-    /// Prompts a step.
-    pub prompts: u64,
-    /// Completions a prompt.
-    pub group: u64,
-    /// Prompts an optimizer step.
-    pub mini_batch: u64,
-    /// Passes over a step's rollouts.
-    pub epochs: u64,
-    /// Most tokens of a forward of prompts.
-    pub max_num_batched_tokens: u64,
-    /// Most bytes of keys and values, where there is a limit.
-    pub kv_cache_bytes: Option<u64>,
-    /// Validation prompts; more than can be sampled at a time where their number is not known.
-    pub validation: u64,
-    /// Adapters, where they alone are trained.
-    pub lora: Option<LoraConfig>,
-    /// A second model, the frozen reference policy, scores the rollouts.
-    pub reference: bool,
-    /// The policy scores the rollouts with its adapters off: the reference of a run that trains them.
-    pub adapters_off: bool,
-    /// The policy scores its own rollouts before the update.
-    pub old_log_probs: bool,
-    /// The loss looks at entropy.
-    pub entropy: bool,
-    /// The policy scores every optimizer step once more before its first backward: something is chosen out of the whole step.
-    pub scores: bool,
-    /// Gradients are clipped by their global norm, so that no segment can be updated before all are complete.
-    pub clips: bool,
-    /// A critic, where one is trained beside the policy.
-    pub critic: Option<CriticWork>,
-}
-
-/// What a run asks for a critic.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CriticWork {
-    /// Its architecture, with a scalar head.
-    pub arch: Arch,
-    /// Its gradients are clipped by their global norm.
-    pub clips: bool,
-}
-
-impl Workload {
-    /// The workload of a configuration.
-    pub fn new(config: &RunConfig, arch: &Arch) -> Result<Self> {
-        let needs = config.objective.needed();
-        let lora = config.model.lora.as_ref();
-        let lora = lora.map(|lora| lora.shape(arch)).transpose()?;
-        let compares = needs.reference;
-        let prompts = config.trainer.train_batch_size as u64;
-        Ok(Self {
-            arch: arch.clone(),
-            prompt_length: config.rollout.prompt_length as u64,
-            response_length: config.rollout.longest_response() as u64,
-            prompts,
-            group: config.rollout.n as u64,
-            mini_batch: config
-                .update
-                .ppo_mini_batch_size
-                .map_or(prompts, |n| n as u64),
-            epochs: config.update.ppo_epochs as u64,
-            max_num_batched_tokens: config.rollout.max_num_batched_tokens as u64,
-            kv_cache_bytes: config.rollout.kv_cache_memory_bytes.map(|bytes| bytes.0),
-            validation: config
-                .trainer
-                .val_max_samples
-                .map_or(u64::MAX, |n| n as u64),
-            reference: compares && lora.is_none(),
-            adapters_off: compares && lora.is_some(),
-            lora,
-            old_log_probs: config.update.old_log_probs == OldLogProbs::Trainer,
-            entropy: needs.entropy,
-            scores: needs.scores,
-            clips: config.optim.clip_grad.is_some(),
-            critic: config
-                .critic
-                .as_ref()
-                .map(|critic| {
-                    Ok::<_, crate::Error>(CriticWork {
-                        arch: critic_architecture(critic, arch)?,
-                        clips: critic.optim.clip_grad.is_some(),
-                    })
-                })
-                .transpose()?,
-        })
-    }
-
-    /// The critic's architecture.
-    #[must_use]
-    pub fn critic_arch(&self) -> Option<&Arch> {
-        self.critic.as_ref().map(|critic| &critic.arch)
-    }
-
-    /// Whether every model that is trained can be updated segment by segment: no gradient is clipped by a global norm.
-    #[must_use]
-    pub fn steps_in_backward(&self) -> bool {
-        !self.clips && self.critic.as_ref().is_none_or(|critic| !critic.clips)
-    }
-
-    /// Takes over what the task's prompts are like, where they were read.
-    pub fn observe(&mut self, survey: Survey) {
-        self.prompt_length = self.prompt_length.min(survey.longest_prompt as u64);
-        self.validation = survey.validation as u64;
-    }
-
-    /// Whether the policy scores rollouts, apart from its training.
-    #[must_use]
-    pub fn policy_scores(&self) -> bool {
-        self.old_log_probs || self.adapters_off || self.scores
-    }
-
-    /// Most tokens of a sequence.
-    #[must_use]
-    pub fn length(&self) -> u64 {
-        self.prompt_length + self.response_length
-    }
-
-    /// Sequences a step.
-    #[must_use]
-    pub fn rollouts(&self) -> u64 {
-        self.prompts * self.group
-    }
-
-    /// Sequences an optimizer step.
-    #[must_use]
-    pub fn mini_rollouts(&self) -> u64 {
-        self.mini_batch.min(self.prompts).max(1) * self.group
-    }
-}
-
 /// Bytes of a phase at its worst moment.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct PhaseEstimate {
-    /// `load`, `rollout`, `score`, `backward`, `optimizer` or `save`; with a critic also `values`, `critic_backward` and
+    /// `load`, `rollout`, `score`, `backward`, `optimizer` or `save`; with reward models also `reward`, with a critic `values`, `critic_backward` and
     /// `critic_optimizer`.
     pub name: String,
     /// Reserved device bytes: what is in use, and what the pool adds.
@@ -238,6 +94,8 @@ pub(crate) struct Context<'a> {
     pub widths: Widths,
     /// Models that are trained.
     trained: Vec<(Role, Sizes)>,
+    /// Reward models.
+    rewards: Vec<(&'a ModelPlan, Sizes)>,
 }
 
 impl<'a> Context<'a> {
@@ -264,6 +122,26 @@ impl<'a> Context<'a> {
             lora,
             sizes,
             trained,
+            rewards: workload
+                .rewards
+                .iter()
+                .map(|own| (&own.plan, Sizes::of(&own.arch, None)))
+                .collect(),
+        }
+    }
+
+    /// The same for a reward model.
+    fn reward(&self, index: usize) -> Self {
+        let arch = &self.workload.rewards[index].arch;
+        Self {
+            role: Role::RewardModel,
+            arch,
+            lora: None,
+            sizes: self.rewards[index].1,
+            widths: Widths::of(arch, None, self.profile.product_copies),
+            trained: self.trained.clone(),
+            rewards: self.rewards.clone(),
+            ..*self
         }
     }
 
@@ -278,6 +156,7 @@ impl<'a> Context<'a> {
             sizes,
             widths: Widths::of(arch, None, self.profile.product_copies),
             trained: self.trained.clone(),
+            rewards: self.rewards.clone(),
             ..*self
         })
     }
@@ -293,7 +172,13 @@ impl<'a> Context<'a> {
     }
 
     fn standing(&self, doing: Use) -> Held {
-        states::standing(&self.trained, self.plan, self.parallel, doing)
+        states::standing(
+            &self.trained,
+            &self.rewards,
+            self.plan,
+            self.parallel,
+            doing,
+        )
     }
 
     fn shape(&self, plan: &ModelPlan, budget: usize, rollouts: u64) -> Shape {
@@ -418,10 +303,19 @@ impl<'a> Context<'a> {
     pub fn score(&self) -> PhaseEstimate {
         self.phase("score", |worst| {
             if self.workload.policy_scores() {
-                sample::score(self, self.plan.policy(), Role::Policy, worst);
+                sample::score(self, self.plan.policy(), Use::Pass(Role::Policy), worst);
             }
             if let Some(reference) = self.plan.reference() {
-                sample::score(self, reference, Role::Reference, worst);
+                sample::score(self, reference, Use::Pass(Role::Reference), worst);
+            }
+        })
+    }
+
+    /// Forward passes of the reward models, one model after the other.
+    pub fn reward_scores(&self) -> PhaseEstimate {
+        self.phase("reward", |worst| {
+            for (index, (plan, _)) in self.rewards.iter().enumerate() {
+                sample::score(&self.reward(index), plan, Use::Reward(index), worst);
             }
         })
     }
@@ -445,7 +339,7 @@ impl<'a> Context<'a> {
     /// Forward passes of the critic, for values.
     pub fn values(&self) -> PhaseEstimate {
         self.phase("values", |worst| {
-            sample::score(self, self.model(), self.role, worst);
+            sample::score(self, self.model(), Use::Pass(self.role), worst);
         })
     }
 
@@ -491,6 +385,9 @@ impl<'a> Context<'a> {
 
     pub fn estimate(&self) -> Estimate {
         let mut phases = vec![self.load(), self.rollout()];
+        if !self.rewards.is_empty() {
+            phases.push(self.reward_scores());
+        }
         let w = self.workload;
         if w.policy_scores() || self.plan.reference().is_some() {
             phases.push(self.score());

@@ -224,6 +224,7 @@ fn row(name: &'static str, profile: &DeviceProfile) -> Result<PublicModel> {
         scores: false,
         clips: true,
         critic: None,
+        rewards: Vec::new(),
     };
     let estimates = MULTIPLIERS
         .iter()

@@ -12,7 +12,7 @@ use super::head::HeadCost;
 use super::sizes::F32;
 use super::states::{Use, visiting};
 use super::tally::{Held, Worst};
-use crate::plan::{ModelPlan, Role};
+use crate::plan::ModelPlan;
 use firebrick_backends::accounts::{Category, Home};
 
 /// Score-sized tensors while a token is chosen.
@@ -123,12 +123,15 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
     worst.see("a token's forward", cache + ctx.forward(decode, 0));
 }
 
-/// Log-probs of the policy or the reference, or values of the critic.
-pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, role: Role, worst: &mut Worst) {
+/// Log-probs of the policy or the reference, values of the critic, or the scores of a reward model.
+pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Use, worst: &mut Worst) {
     let shape = ctx.score_shape(plan);
-    let category = role.category();
+    let category = match doing {
+        Use::Pass(role) => role.category(),
+        _ => ctx.role.category(),
+    };
     let head = HeadCost::of(ctx.arch, plan.head_rows);
-    let base = ctx.standing(Use::Pass(role)) + ctx.batch_buffers(shape, plan.attention_rows, 1);
+    let base = ctx.standing(doing) + ctx.batch_buffers(shape, plan.attention_rows, 1);
     let last = plan.segments.len().saturating_sub(1);
     let fetched = ctx
         .parallel

@@ -44,6 +44,8 @@ pub(super) enum Use {
     Sample,
     /// A model scores or trains.
     Pass(Role),
+    /// The reward model of this place in the list scores.
+    Reward(usize),
     /// A model's optimizer updates.
     Update(Role),
 }
@@ -62,6 +64,7 @@ impl Use {
 /// Weights of all models, and the state of the optimizers of those that are `trained`.
 pub(super) fn standing(
     trained: &[(Role, Sizes)],
+    rewards: &[(&ModelPlan, Sizes)],
     plan: &Plan,
     parallel: &Parallel,
     doing: Use,
@@ -81,6 +84,13 @@ pub(super) fn standing(
     if let (Some(reference), Some((_, sizes))) = (plan.reference(), trained.first()) {
         let (role, now) = (Role::Reference, doing.presence(Role::Reference));
         held += weights(sizes, reference, role.category(), parallel, now);
+    }
+    for (index, (own, sizes)) in rewards.iter().enumerate() {
+        let now = match doing {
+            Use::Reward(at_work) if at_work == index => Presence::Running,
+            _ => Presence::Idle,
+        };
+        held += weights(sizes, own, Category::RewardModel, parallel, now);
     }
     held
 }

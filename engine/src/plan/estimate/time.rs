@@ -45,6 +45,9 @@ pub struct Seconds {
     pub backward: f64,
     /// Updates.
     pub optimizer: f64,
+    /// Scores of the reward models.
+    #[serde(default)]
+    pub reward: f64,
     /// The critic's values.
     #[serde(default)]
     pub values: f64,
@@ -60,7 +63,7 @@ impl Seconds {
     /// The whole step.
     #[must_use]
     pub fn total(&self) -> f64 {
-        let policy = self.rollout + self.score + self.backward + self.optimizer;
+        let policy = self.rollout + self.reward + self.score + self.backward + self.optimizer;
         policy + self.values + self.critic_backward + self.critic_optimizer
     }
 }
@@ -71,6 +74,7 @@ pub(super) fn seconds(ctx: &Context<'_>) -> Seconds {
         |seconds: fn(&Context<'_>) -> f64| critic.as_ref().map_or(0.0, |critic| seconds(critic));
     Seconds {
         rollout: rollout(ctx),
+        reward: reward(ctx),
         score: score(ctx),
         backward: backward(ctx),
         optimizer: optimizer(ctx),
@@ -252,6 +256,20 @@ pub(crate) fn score(ctx: &Context<'_>) -> f64 {
         }
     }
     seconds
+}
+
+/// The reward models' scores of all rollouts.
+fn reward(ctx: &Context<'_>) -> f64 {
+    let models = ctx.rewards.iter().enumerate();
+    models
+        .map(|(index, (plan, sizes))| {
+            let visit = match plan.idle {
+                Home::Host => ctx.copy((2 * F32 * sizes.total()) as f64),
+                Home::Device => 0.0,
+            };
+            forward(&ctx.reward(index), plan) + visit
+        })
+        .sum()
 }
 
 /// The critic's values of all rollouts.

@@ -41,6 +41,7 @@ fn request(arch: Arch, backend: Backend) -> Request {
             scores: false,
             clips: true,
             critic: None,
+            rewards: Vec::new(),
         },
         memory: MemoryConfig::default(),
         max_num_seqs: 64,

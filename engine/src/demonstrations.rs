@@ -1,0 +1,313 @@
+//! What supervised training learns from: rows of a file, or the task's solutions.
+//!
+//! A row is a conversation (`messages`), of which the assistant's turns are scored, or a `prompt` with a `completion`, of which
+//! the completion is: both texts, or both lists of messages. Examples of a file are encoded once, when it is read.
+
+use crate::batch::{SampleId, Sequence};
+use crate::config::{RunConfig, SftConfig};
+use crate::dataset::{Dataset, Prompt};
+use crate::objective::aggregate::{Denominators, LossAggMode, token_weights};
+use crate::source::Source;
+use crate::task::recipe::message;
+use crate::task::rows::read;
+use crate::task::template::Row;
+use crate::task::{Completion, Example, Reward, Split, Task, TaskError, shuffled_index};
+use crate::{Error, Result};
+use firebrick_models::tokenizer::{ChatTokens, Message};
+use serde_json::Value;
+use std::ops::Range;
+use std::path::Path;
+
+/// Supervised training draws from here on, far from the draws of RL: an endless task gives it other examples, a finite
+/// one other epochs.
+const SFT_DRAWS: u64 = 1 << 40;
+
+/// Examples of supervised training.
+#[derive(Debug)]
+pub struct Demonstrations {
+    config: SftConfig,
+    /// Examples of `train`; the task's are drawn where absent.
+    rows: Option<Vec<Sequence>>,
+    /// Number of examples; `None` of an endless task.
+    examples: Option<u64>,
+    /// Held-out examples.
+    pub validation: Vec<Sequence>,
+    /// Rows left out for their length.
+    pub filtered: u64,
+    /// Optimizer steps.
+    pub steps: u64,
+}
+
+impl Demonstrations {
+    /// Reads and encodes what a section (`sft` or `warmup.sft`) names.
+    pub fn new(
+        config: &SftConfig,
+        section: &'static str,
+        source: &Source,
+        data: &Dataset,
+    ) -> Result<Self> {
+        let mut filtered = 0;
+        let mut of_file = |file: &Path, setting| {
+            let (rows, dropped) = encoded(config, file, setting, source)?;
+            filtered += dropped;
+            Ok::<_, Error>(rows)
+        };
+        let train = match section {
+            "sft" => ["sft.train", "sft.validation"],
+            _ => ["warmup.sft.train", "warmup.sft.validation"],
+        };
+        let rows = match &config.train {
+            Some(file) => Some(of_file(file, train[0])?),
+            None => None,
+        };
+        let validation = match &config.validation {
+            Some(file) => of_file(file, train[1])?,
+            None => held_out(source, data)?,
+        };
+        let examples = match &rows {
+            Some(rows) => Some(rows.len() as u64),
+            None => data.examples(),
+        };
+        Ok(Self {
+            config: config.clone(),
+            steps: config.length(section, examples)?,
+            rows,
+            examples,
+            validation: weighted(validation),
+            filtered,
+        })
+    }
+
+    /// Tokens of the longest row of a file.
+    #[must_use]
+    pub fn longest(&self) -> usize {
+        let rows = self.rows.iter().flatten().chain(&self.validation);
+        rows.map(|s| s.tokens.len()).max().unwrap_or(0)
+    }
+
+    /// The examples of a step, their weights being the mean over its scored tokens; and how many epochs are over with it,
+    /// where the examples are finite.
+    pub fn step(
+        &self,
+        step: u64,
+        seed: u64,
+        source: &Source,
+        data: &Dataset,
+    ) -> Result<(Vec<Sequence>, Option<f64>)> {
+        let draws = self.draws(step);
+        let first = self.first_draw();
+        let epochs = self.examples.map(|n| (draws.end - first) as f64 / n as f64);
+        let drawn = draws.map(|draw| {
+            let sequence = match &self.rows {
+                Some(rows) => {
+                    let index = shuffled_index(self.examples, seed, draw);
+                    rows[index.unwrap_or_default() as usize].clone()
+                }
+                None => solved(&data.draw(seed, draw)?, source)?,
+            };
+            let id = SampleId { draw, sample: 0 };
+            Ok(Sequence { id, ..sequence })
+        });
+        Ok((weighted(drawn.collect::<Result<_>>()?), epochs))
+    }
+
+    /// The first draw: the beginning of an epoch.
+    fn first_draw(&self) -> u64 {
+        self.examples
+            .map_or(SFT_DRAWS, |n| SFT_DRAWS.next_multiple_of(n.max(1)))
+    }
+
+    /// The draws of a step. Where epochs are counted the last step of each has what is left of it; otherwise a step may
+    /// reach into the next epoch.
+    fn draws(&self, step: u64) -> Range<u64> {
+        let (first, batch) = (self.first_draw(), self.config.batch_size as u64);
+        match (self.config.epochs, self.examples) {
+            (Some(_), Some(n)) => {
+                let each = n.div_ceil(batch);
+                let epoch = first + step / each * n;
+                let start = epoch + step % each * batch;
+                start..(start + batch).min(epoch + n)
+            }
+            _ => first + step * batch..first + (step + 1) * batch,
+        }
+    }
+}
+
+/// A file's rows that fit, and the number of those that do not.
+fn encoded(
+    config: &SftConfig,
+    file: &Path,
+    setting: &'static str,
+    source: &Source,
+) -> Result<(Vec<Sequence>, u64)> {
+    let context = source.trained_context();
+    let most = config.max_length.unwrap_or(context).min(context);
+    let rows = read(file, setting, None)?;
+    let (all, mut shortest) = (rows.len(), usize::MAX);
+    let mut kept = Vec::with_capacity(all);
+    for row in rows {
+        let sequence = sequence(&row, setting, source)?;
+        shortest = shortest.min(sequence.tokens.len());
+        firebrick_models::generate::check_ids(
+            &sequence.tokens,
+            source.checkpoint.arch().vocab_size,
+        )?;
+        if sequence.tokens.len() <= most {
+            kept.push(sequence);
+        }
+    }
+    if kept.is_empty() {
+        return Err(Error::Config(format!(
+            "{setting}: all {all} rows are over {most} tokens (the shortest has {shortest}); raise max_length (the model's \
+             context is {context})"
+        )));
+    }
+    let dropped = all - kept.len();
+    if dropped > 0 {
+        tracing::warn!("{dropped} of {all} rows of {setting} are over {most} tokens and left out");
+    }
+    Ok((kept, dropped as u64))
+}
+
+fn sequence(row: &Row, setting: &str, source: &Source) -> Result<Sequence> {
+    let chat = |key: &str, list: &[Value]| {
+        let messages = list.iter().map(|value| message(value, key, setting, row));
+        messages.collect::<Result<Vec<Message>, TaskError>>()
+    };
+    let fields = ["messages", "prompt", "completion"].map(|key| row.fields.get(key));
+    let spoken = match fields {
+        [Some(Value::Array(list)), None, None] => {
+            source.tokenizer.encode_spoken(&chat("messages", list)?, 0)
+        }
+        [
+            None,
+            Some(Value::Array(prompt)),
+            Some(Value::Array(completion)),
+        ] => {
+            let mut messages = chat("prompt", prompt)?;
+            let from = messages.len();
+            messages.extend(chat("completion", completion)?);
+            source.tokenizer.encode_spoken(&messages, from)
+        }
+        [
+            None,
+            Some(Value::String(prompt)),
+            Some(Value::String(completion)),
+        ] => {
+            let prompt = source.tokenizer.encode(prompt, true)?;
+            if prompt.is_empty() {
+                return Err(row.bad(setting, "its prompt has no token").into());
+            }
+            return completed(&prompt, completion, source);
+        }
+        _ => {
+            let detail = "expected a list of `messages`; or `prompt` and `completion`, both texts or both lists of messages";
+            return Err(row.bad(setting, detail).into());
+        }
+    };
+    let ChatTokens { tokens, spoken } =
+        spoken.map_err(|e| Error::from(row.bad(setting, e.to_string())))?;
+    // the first token is predicted by none
+    let positions: Vec<usize> = (1..tokens.len())
+        .filter(|&t| spoken[t])
+        .map(|t| t - 1)
+        .collect();
+    if positions.is_empty() {
+        let detail = "there is nothing to learn: no turn of the assistant, or none with a word";
+        return Err(row.bad(setting, detail).into());
+    }
+    Ok(Sequence {
+        tokens,
+        positions,
+        ..Sequence::default()
+    })
+}
+
+/// A prompt with its completion and the token that ends it, which are scored.
+fn completed(prompt: &[u32], completion: &str, source: &Source) -> Result<Sequence> {
+    let mut completion = source.tokenizer.encode(completion, false)?;
+    completion.extend(source.end_of_answer());
+    Ok(Sequence::completion(prompt, &completion))
+}
+
+/// A task's prompt with its solution.
+fn solved(prompt: &Prompt, source: &Source) -> Result<Sequence> {
+    let Some(solution) = &prompt.example.solution else {
+        return Err(Error::Config(format!(
+            "supervised training needs solutions, and the task has none for prompt {:?}; give `solution` in the task's \
+             configuration, or rows to learn from as `sft.train` (`warmup.sft.train`)",
+            prompt.text
+        )));
+    };
+    let sequence = completed(&prompt.tokens, solution, source)?;
+    let (length, context) = (sequence.tokens.len(), source.trained_context());
+    if length > context {
+        let what = format!("prompt {:?} with its solution", prompt.text);
+        return Err(firebrick_models::Error::TooLong {
+            what,
+            length,
+            context,
+        }
+        .into());
+    }
+    firebrick_models::generate::check_ids(&sequence.tokens, source.checkpoint.arch().vocab_size)?;
+    Ok(sequence)
+}
+
+/// The task's validation prompts with their solutions; none where it has none.
+fn held_out(source: &Source, data: &Dataset) -> Result<Vec<Sequence>> {
+    if data.validation.iter().any(|p| p.example.solution.is_none()) {
+        return Ok(Vec::new());
+    }
+    data.validation.iter().map(|p| solved(p, source)).collect()
+}
+
+/// Gives every scored token the same weight, one in sum.
+fn weighted(mut sequences: Vec<Sequence>) -> Vec<Sequence> {
+    let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
+    let denominators = Denominators::new(&lengths, 1);
+    let weights = token_weights(LossAggMode::TokenMean, &lengths, denominators);
+    for (sequence, weights) in sequences.iter_mut().zip(weights) {
+        sequence.weights = weights;
+    }
+    sequences
+}
+
+/// The task of a run that has none: supervised training on the rows of a file.
+#[derive(Clone, Copy, Debug)]
+pub struct RowsAlone;
+
+impl RowsAlone {
+    /// Whether a configuration asks for no task.
+    #[must_use]
+    pub fn suffice(config: &RunConfig) -> bool {
+        let sft = config.sft.as_ref().or(config.warmup.sft.as_ref());
+        config.task.is_none() && sft.is_some_and(|sft| sft.train.is_some())
+    }
+}
+
+impl Task for RowsAlone {
+    fn name(&self) -> &'static str {
+        "sft"
+    }
+
+    fn len(&self, _: Split) -> Option<u64> {
+        Some(0)
+    }
+
+    fn example(&self, split: Split, index: u64) -> Result<Example, TaskError> {
+        Err(TaskError::NoSuchExample {
+            task: self.name().to_owned(),
+            split: split.name(),
+            index,
+            len: 0,
+        })
+    }
+
+    fn reward(&self, _: &Example, _: &Completion<'_>) -> Result<Reward, TaskError> {
+        Err(TaskError::Reward {
+            reward: self.name().to_owned(),
+            reason: "a run without `task` has no rewards".to_owned(),
+        })
+    }
+}

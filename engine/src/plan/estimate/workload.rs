@@ -1,0 +1,193 @@
+//! What a run asks for, as far as its memory depends on it.
+
+use super::ModelPlan;
+use crate::Result;
+use crate::config::{OldLogProbs, RunConfig};
+use crate::critic::critic_architecture;
+use crate::dataset::Survey;
+use crate::reward_model;
+use crate::task::{RewardModelConfig, Rewards, TaskConfig};
+use firebrick_models::Arch;
+use firebrick_models::adapter::LoraConfig;
+
+/// What a run asks for, memory decisions apart.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a part of a step that there is or is not"
+)]
+pub struct Workload {
+    /// The policy.
+    pub arch: Arch,
+    /// Most tokens of a prompt.
+    pub prompt_length: u64,
+    /// Most tokens of a completion.
+    pub response_length: u64,
+    /// Prompts a step.
+    pub prompts: u64,
+    /// Completions a prompt.
+    pub group: u64,
+    /// Prompts an optimizer step.
+    pub mini_batch: u64,
+    /// Passes over a step's rollouts.
+    pub epochs: u64,
+    /// Most tokens of a forward of prompts.
+    pub max_num_batched_tokens: u64,
+    /// Most bytes of keys and values, where there is a limit.
+    pub kv_cache_bytes: Option<u64>,
+    /// Validation prompts; more than can be sampled at a time where their number is not known.
+    pub validation: u64,
+    /// Adapters, where they alone are trained.
+    pub lora: Option<LoraConfig>,
+    /// A second model, the frozen reference policy, scores the rollouts.
+    pub reference: bool,
+    /// The policy scores the rollouts with its adapters off: the reference of a run that trains them.
+    pub adapters_off: bool,
+    /// The policy scores its own rollouts before the update.
+    pub old_log_probs: bool,
+    /// The loss looks at entropy.
+    pub entropy: bool,
+    /// The policy scores every optimizer step once more before its first backward: something is chosen out of the whole step.
+    pub scores: bool,
+    /// Gradients are clipped by their global norm, so that no segment can be updated before all are complete.
+    pub clips: bool,
+    /// A critic, where one is trained beside the policy.
+    pub critic: Option<CriticWork>,
+    /// Reward models that score the rollouts on the run's device. Their plans are those of their own settings.
+    pub rewards: Vec<RewardWork>,
+}
+
+/// What a run asks for a reward model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RewardWork {
+    /// Its architecture, with a scalar head.
+    pub arch: Arch,
+    /// Its plan.
+    pub plan: ModelPlan,
+}
+
+impl RewardWork {
+    /// Those of a list of rewards that compute on the run's device.
+    pub fn of(rewards: &Rewards, config: &RunConfig) -> Result<Vec<Self>> {
+        let here = |own: &RewardModelConfig| own.device.is_none_or(|own| own == config.device);
+        rewards
+            .models()
+            .filter(|(_, own)| here(own))
+            .map(|(name, own)| {
+                let arch = reward_model::architecture(name, own)?;
+                let memory = &config.memory;
+                let plan = memory.scorer_plan(&arch, own.score_tokens, own.param_offload)?;
+                Ok(Self { arch, plan })
+            })
+            .collect()
+    }
+}
+
+/// What a run asks for a critic.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CriticWork {
+    /// Its architecture, with a scalar head.
+    pub arch: Arch,
+    /// Its gradients are clipped by their global norm.
+    pub clips: bool,
+}
+
+impl Workload {
+    /// The workload of a configuration.
+    pub fn new(config: &RunConfig, arch: &Arch) -> Result<Self> {
+        let needs = config.objective.needed();
+        let lora = config.model.lora.as_ref();
+        let lora = lora.map(|lora| lora.shape(arch)).transpose()?;
+        let compares = needs.reference;
+        let prompts = config.trainer.train_batch_size as u64;
+        Ok(Self {
+            arch: arch.clone(),
+            prompt_length: config.rollout.prompt_length as u64,
+            response_length: config.rollout.longest_response() as u64,
+            prompts,
+            group: config.rollout.n as u64,
+            mini_batch: config
+                .update
+                .ppo_mini_batch_size
+                .map_or(prompts, |n| n as u64),
+            epochs: config.update.ppo_epochs as u64,
+            max_num_batched_tokens: config.rollout.max_num_batched_tokens as u64,
+            kv_cache_bytes: config.rollout.kv_cache_memory_bytes.map(|bytes| bytes.0),
+            validation: config
+                .trainer
+                .val_max_samples
+                .map_or(u64::MAX, |n| n as u64),
+            reference: compares && lora.is_none(),
+            adapters_off: compares && lora.is_some(),
+            lora,
+            old_log_probs: config.update.old_log_probs == OldLogProbs::Trainer,
+            entropy: needs.entropy,
+            scores: needs.scores,
+            clips: config.optim.clip_grad.is_some(),
+            critic: config
+                .critic
+                .as_ref()
+                .map(|critic| {
+                    Ok::<_, crate::Error>(CriticWork {
+                        arch: critic_architecture(critic, arch)?,
+                        clips: critic.optim.clip_grad.is_some(),
+                    })
+                })
+                .transpose()?,
+            rewards: match &config.task {
+                Some(TaskConfig::Jsonl(rows)) => {
+                    RewardWork::of(&Rewards::new(&rows.rewards)?, config)?
+                }
+                _ => Vec::new(),
+            },
+        })
+    }
+
+    /// The critic's architecture.
+    #[must_use]
+    pub fn critic_arch(&self) -> Option<&Arch> {
+        self.critic.as_ref().map(|critic| &critic.arch)
+    }
+
+    /// Whether every model that is trained can be updated segment by segment: no gradient is clipped by a global norm.
+    #[must_use]
+    pub fn steps_in_backward(&self) -> bool {
+        !self.clips && self.critic.as_ref().is_none_or(|critic| !critic.clips)
+    }
+
+    /// Takes over what the task's prompts are like, where they were read.
+    pub fn observe(&mut self, survey: Survey) {
+        self.prompt_length = self.prompt_length.min(survey.longest_prompt as u64);
+        self.validation = survey.validation as u64;
+    }
+
+    /// Whether the policy scores rollouts, apart from its training.
+    #[must_use]
+    pub fn policy_scores(&self) -> bool {
+        self.old_log_probs || self.adapters_off || self.scores
+    }
+
+    /// Makes room for sequences of so many tokens, prompt and completion.
+    pub fn admit(&mut self, tokens: usize) {
+        let prompt = (tokens as u64).saturating_sub(self.response_length);
+        self.prompt_length = self.prompt_length.max(prompt);
+    }
+
+    /// Most tokens of a sequence.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.prompt_length + self.response_length
+    }
+
+    /// Sequences a step.
+    #[must_use]
+    pub fn rollouts(&self) -> u64 {
+        self.prompts * self.group
+    }
+
+    /// Sequences an optimizer step.
+    #[must_use]
+    pub fn mini_rollouts(&self) -> u64 {
+        self.mini_batch.min(self.prompts).max(1) * self.group
+    }
+}

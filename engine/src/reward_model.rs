@@ -1,0 +1,255 @@
+//! A reward model: a checkpoint with one label that scores a prompt with its completion.
+//!
+//! The score of a sequence is the head's number at its last real token, as transformers' `…ForSequenceClassification` reads it:
+//! the last one that is not the padding token of the model's config.
+
+use crate::batch::Sequence;
+use crate::learner::score_cut;
+use crate::placed::{Placed, Use};
+use crate::plan::{MemoryConfig, Role};
+use crate::runtime::Runtime;
+use crate::schedule::{Schedule, values_all};
+use crate::task::{PromptText, RewardInput, RewardModelConfig};
+use crate::{Error, Result};
+use burn::tensor::Device;
+use firebrick_backends::accounts::Accounts;
+use firebrick_backends::device;
+use firebrick_models::arch::HeadKind;
+use firebrick_models::tokenizer::Message;
+use firebrick_models::{Arch, Checkpoint, Tokenizer};
+use std::path::Path;
+use std::sync::Arc;
+
+/// What the models of a run share.
+#[derive(Clone, Copy)]
+pub struct Surroundings<'a> {
+    /// The run's device.
+    pub device: &'a Device,
+    /// The `memory` section.
+    pub memory: &'a MemoryConfig,
+    /// The run's accounts.
+    pub accounts: &'a Arc<Accounts>,
+    /// The policy's tokenizer.
+    pub tokenizer: &'a Tokenizer,
+}
+
+/// A prompt with a completion, as a reward model may read it.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading<'a> {
+    /// The prompt before tokenization.
+    pub prompt: &'a PromptText,
+    /// Its text, rendered.
+    pub prompt_text: &'a str,
+    /// Its tokens, the policy's.
+    pub prompt_tokens: &'a [u32],
+    /// The completion's text, without special tokens.
+    pub completion: &'a str,
+    /// Its tokens, the policy's.
+    pub completion_tokens: &'a [u32],
+}
+
+/// A reward model in its place.
+#[derive(Debug)]
+pub struct RewardModel {
+    name: String,
+    input: RewardInput,
+    placed: Placed,
+    runtime: Runtime,
+    /// Its own; none where it reads the policy's ids.
+    tokenizer: Option<Tokenizer>,
+    pad: Option<u32>,
+    context: usize,
+}
+
+/// The architecture of a reward model's folder, from its config alone.
+pub fn architecture(name: &str, config: &RewardModelConfig) -> Result<Arch> {
+    let refused = |what: &str| {
+        Err(refusal(
+            name,
+            &config.path,
+            format!(
+                "{what}; a reward model is a …ForSequenceClassification checkpoint with one label, as TRL's RewardTrainer or \
+                 transformers with num_labels=1 saves it"
+            ),
+        ))
+    };
+    let arch = Checkpoint::architecture(&config.path)
+        .map_err(|e| refusal(name, &config.path, e.to_string()))?;
+    match arch.head {
+        HeadKind::Scalar { bias: false } => Ok(arch),
+        HeadKind::Scalar { bias: true } => {
+            refused("it is a …ForTokenClassification model, which has a number for every token")
+        }
+        HeadKind::LanguageModel => refused("it is a causal language model and has no score head"),
+    }
+}
+
+fn refusal(name: &str, path: &Path, detail: impl std::fmt::Display) -> Error {
+    Error::Config(format!("reward `{name}` ({}): {detail}", path.display()))
+}
+
+impl RewardModel {
+    /// Loads a reward model onto its device, and sends it to where it waits.
+    pub fn open(name: &str, config: &RewardModelConfig, around: Surroundings<'_>) -> Result<Self> {
+        let arch = architecture(name, config)?;
+        let checkpoint = Checkpoint::open(&config.path)?;
+        let tokenizer = Self::vocabulary(name, config, &arch, around.tokenizer)?;
+        let own = config.device.map(device::open).transpose()?;
+        let device = own.as_ref().map_or(around.device, |(device, _)| device);
+        let accounts = if device == around.device {
+            Arc::clone(around.accounts)
+        } else {
+            Accounts::new()
+        };
+        let memory = around.memory;
+        let runtime = Runtime::new(device)
+            .with_accounts(accounts)
+            .with_prefetch(memory.prefetch)
+            .with_limit(
+                memory
+                    .limit
+                    .map(|l| l.0)
+                    .filter(|_| device == around.device),
+            );
+        let plan = memory.scorer_plan(&arch, config.score_tokens, config.param_offload)?;
+        let decoder = checkpoint.load(device)?;
+        let mut placed = Placed::new(decoder, plan, Role::RewardModel, &runtime.accounts);
+        placed.settle(Use::Idle)?;
+        Ok(Self {
+            name: name.to_owned(),
+            input: config.input,
+            placed,
+            runtime,
+            tokenizer,
+            pad: checkpoint.pad_id(),
+            context: arch.max_positions,
+        })
+    }
+
+    /// The tokenizer that it reads with; none where it reads the policy's ids, which must then mean the same to it.
+    fn vocabulary(
+        name: &str,
+        config: &RewardModelConfig,
+        arch: &Arch,
+        policy: &Tokenizer,
+    ) -> Result<Option<Tokenizer>> {
+        let refused = |detail: String| Err(refusal(name, &config.path, detail));
+        let own = Tokenizer::from_dir(&config.path);
+        if config.input == RewardInput::Tokens {
+            if policy.vocab_size() > arch.vocab_size {
+                return refused(format!(
+                    "`input: tokens` hands it the policy's token ids, of which there are {}, and its embedding has {} rows; use \
+                     `input: text` or `chat`, which encode with its own tokenizer",
+                    policy.vocab_size(),
+                    arch.vocab_size
+                ));
+            }
+            let differing = own.as_ref().ok().and_then(|own| own.differing_id(policy));
+            return match differing {
+                None => Ok(None),
+                Some((id, [own, other])) => refused(format!(
+                    "`input: tokens` hands it the policy's token ids, and id {id} is {own} to it, {other} to the policy; use \
+                     `input: text` or `chat`, which encode with its own tokenizer"
+                )),
+            };
+        }
+        let own = own.map_err(|e| {
+            let advice = "without a tokenizer it can only read the policy's ids (`input: tokens`)";
+            refusal(name, &config.path, format!("{e}; {advice}"))
+        })?;
+        if own.vocab_size() > arch.vocab_size {
+            return refused(format!(
+                "its tokenizer has {} tokens, its embedding {} rows (vocab_size): the tokenizer is another model's",
+                own.vocab_size(),
+                arch.vocab_size
+            ));
+        }
+        if config.input == RewardInput::Chat && !own.has_chat_template() {
+            return refused(
+                "`input: chat` needs a chat template, and its tokenizer has none; use `input: text`"
+                    .into(),
+            );
+        }
+        Ok(Some(own))
+    }
+
+    /// Its name among the rewards.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The token ids that it reads of a prompt with its completion.
+    pub fn read(&self, reading: &Reading<'_>) -> Result<Vec<u32>> {
+        let Some(tokenizer) = &self.tokenizer else {
+            return Ok([reading.prompt_tokens, reading.completion_tokens].concat());
+        };
+        let turn = |role: &str, content: &str| Message {
+            role: role.to_owned(),
+            content: content.to_owned(),
+        };
+        let mut messages = match (self.input, reading.prompt) {
+            (RewardInput::Chat, PromptText::Text(text)) => vec![turn("user", text)],
+            (RewardInput::Chat, PromptText::Chat(messages)) => messages.clone(),
+            (RewardInput::Auto, PromptText::Chat(messages)) if tokenizer.has_chat_template() => {
+                messages.clone()
+            }
+            _ => {
+                let text = format!("{}{}", reading.prompt_text, reading.completion);
+                return Ok(tokenizer.encode(&text, true)?);
+            }
+        };
+        messages.push(turn("assistant", reading.completion));
+        let text = tokenizer.render_chat(&messages, false)?;
+        Ok(tokenizer.encode(&text, false)?)
+    }
+
+    /// Why a sequence of so many tokens cannot be scored, where it cannot.
+    pub fn refuses(&self, tokens: usize) -> Option<String> {
+        let (name, budget) = (&self.name, self.placed.plan.score_tokens);
+        if tokens == 0 {
+            Some(format!("reward `{name}` has nothing to read: no token"))
+        } else if tokens > self.context {
+            Some(format!(
+                "reward `{name}` reads {tokens} tokens of it, and its context is {} (max_position_embeddings); lower \
+                 rollout.response_length or rollout.prompt_length",
+                self.context
+            ))
+        } else if tokens > budget {
+            Some(format!(
+                "reward `{name}` reads {tokens} tokens of it, and may compute on {budget} at a time; raise its score_tokens (or \
+                 memory.score_tokens) to {tokens}"
+            ))
+        } else {
+            None
+        }
+    }
+
+    /// Scores of token rows, in their order, in batches under its budget. The model visits its device for that.
+    pub fn score(&mut self, rows: Vec<Vec<u32>>) -> Result<Vec<f64>> {
+        self.placed.settle(Use::Pass)?;
+        let scored = self.scored(rows);
+        self.placed.settle(Use::Idle)?;
+        scored
+    }
+
+    fn scored(&self, rows: Vec<Vec<u32>>) -> Result<Vec<f64>> {
+        let last_real = |row: &[u32]| match self.pad {
+            Some(pad) => row.iter().rposition(|&id| id != pad).unwrap_or(0),
+            None => row.len() - 1,
+        };
+        let sequences: Vec<Sequence> = rows
+            .into_iter()
+            .map(|row| Sequence {
+                positions: vec![last_real(&row)],
+                tokens: row,
+                ..Sequence::default()
+            })
+            .collect();
+        let Placed { decoder, plan, .. } = &self.placed;
+        let schedule = Schedule::new(plan, &self.runtime, 1.0).for_role(Role::RewardModel);
+        let cut = score_cut(plan, decoder.arch());
+        let scores = values_all(&schedule, decoder, &sequences, cut)?;
+        Ok(scores.iter().map(|own| f64::from(own[0])).collect())
+    }
+}

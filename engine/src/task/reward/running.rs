@@ -1,0 +1,111 @@
+//! Mean and spread of everything a reward has given so far, a value at a time (Welford's recurrence).
+
+use super::RewardOptions;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Added to the standard deviation.
+const EPS: f64 = 1e-8;
+
+/// Running statistics of a reward: part of the trainer's state, so that a resumed run goes on with the same numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Running {
+    /// Values so far.
+    pub count: u64,
+    /// Their mean.
+    pub mean: f64,
+    /// Sum of their squared distances from it.
+    pub squares: f64,
+}
+
+impl Running {
+    /// Takes a value in.
+    pub fn add(&mut self, value: f64) {
+        self.count += 1;
+        let apart = value - self.mean;
+        self.mean += apart / self.count as f64;
+        self.squares += apart * (value - self.mean);
+    }
+
+    /// Standard deviation, Bessel-corrected; 1 of a single value.
+    #[must_use]
+    pub fn std(&self) -> f64 {
+        if self.count < 2 {
+            return 1.0;
+        }
+        (self.squares / (self.count - 1) as f64).sqrt()
+    }
+
+    /// `(value − mean) / (std + 1e-8)`.
+    #[must_use]
+    pub fn normalize(&self, value: f64) -> f64 {
+        (value - self.mean) / (self.std() + EPS)
+    }
+}
+
+/// What is done to values before they are weighted.
+#[derive(Debug)]
+pub enum Shaping<'a> {
+    /// Nothing: validation reports plain sums.
+    Plain,
+    /// Normalised and clipped as the list says, by statistics that take the values in first: a step's rollouts.
+    Learning(&'a mut BTreeMap<String, Running>),
+    /// The same by statistics that stay as they are: what a step's rollouts are compared with.
+    Comparing(&'a BTreeMap<String, Running>),
+}
+
+impl Shaping<'_> {
+    /// The values of one reward.
+    pub(super) fn of(&mut self, name: &str, options: &RewardOptions, values: &[f64]) -> Vec<f64> {
+        let statistics = match self {
+            Self::Plain => return values.to_vec(),
+            Self::Learning(all) if options.normalize => {
+                let own = all.entry(name.to_owned()).or_default();
+                for &value in values {
+                    own.add(value);
+                }
+                Some(*own)
+            }
+            Self::Comparing(all) if options.normalize => all.get(name).copied(),
+            _ => None,
+        };
+        let shaped = values.iter().map(|&value| {
+            let value = statistics.map_or(value, |s| s.normalize(value));
+            match options.clip {
+                Some([low, high]) => value.clamp(low, high),
+                None => value,
+            }
+        });
+        shaped.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn statistics_are_those_of_all_values(values in prop::collection::vec(-1e3..1e3f64, 2..60)) {
+            let mut running = Running::default();
+            for &value in &values {
+                running.add(value);
+            }
+            let n = values.len() as f64;
+            let mean = values.iter().sum::<f64>() / n;
+            let var = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (n - 1.0);
+            prop_assert!((running.mean - mean).abs() < 1e-9);
+            prop_assert!((running.std() - var.sqrt()).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn equal_values_are_worth_nothing() {
+        let mut running = Running::default();
+        for _ in 0..5 {
+            running.add(3.0);
+        }
+        assert!(running.normalize(3.0).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,49 @@
+//! Which run a folder holds: whether it is the one that is asked for, and where it goes on.
+
+use super::same_run::check_same_run;
+use crate::config::RunConfig;
+use crate::run_dir::RunDir;
+use crate::trainer_state::{Mode, TrainerState};
+use crate::{Error, Result};
+use std::path::PathBuf;
+
+/// Opens the run folder, checks that it is the same run, and rewinds its logs to the newest checkpoint.
+/// `None`: it was killed before its first checkpoint and starts over.
+pub(super) fn resume(config: &RunConfig, mode: Mode) -> Result<(RunDir, Option<PathBuf>)> {
+    let run = RunDir::open(&config.output)?;
+    let newest = run.checkpoints()?.pop();
+    if newest.is_some() {
+        let earlier = crate::config::parse(&run.config_yaml()?, &[])?;
+        check_same_run(&earlier, config, mode)?;
+    }
+    let step = newest.as_ref().map_or(0, |(step, _)| *step);
+    if let Some((_, dir)) = &newest {
+        let text = std::fs::read_to_string(dir.join("trainer/state.json")).unwrap_or_default();
+        let other = match mode {
+            Mode::Rl => Mode::Sft,
+            Mode::Sft => Mode::Rl,
+        };
+        if serde_json::from_str::<TrainerState>(&text).is_ok_and(|s| s.mode == other) {
+            let detail =
+                "the run in it was started by the other command (train or sft); use that one"
+                    .into();
+            return Err(Error::Resume {
+                path: config.output.clone(),
+                detail,
+            });
+        }
+    }
+    for (file, key) in [
+        ("metrics.jsonl", "training/global_step"),
+        ("samples.jsonl", "step"),
+        ("memory.jsonl", "step"),
+    ] {
+        // a run that starts over keeps nothing; one that goes on keeps what its checkpoint knows
+        match &newest {
+            Some(_) => run.rewind(file, key, step)?,
+            None => run.write(file, b"")?,
+        }
+    }
+    run.write("config.yaml", config.to_yaml()?.as_bytes())?;
+    Ok((run, newest.map(|(_, dir)| dir)))
+}

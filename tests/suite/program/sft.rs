@@ -1,0 +1,163 @@
+//! Supervised runs on rows of a file: epochs, validation loss, resuming, and what they refuse.
+
+use super::runs::metrics;
+use super::{Bench, refused, succeeded};
+use crate::support::fixtures;
+use serde_json::{Value, json};
+
+/// Seven conversations to learn from and two to validate on.
+fn chats(bench: &Bench, sft: &str) {
+    let row = |i: usize| {
+        let turn = |role: &str, content: String| json!({"role": role, "content": content});
+        let mut messages = vec![
+            turn("user", format!("What comes after {i}?")),
+            turn("assistant", (i + 1).to_string()),
+        ];
+        if i.is_multiple_of(3) {
+            messages.push(turn("user", "And then?".into()));
+            messages.push(turn("assistant", format!("{} it is.", i + 2)));
+        }
+        json!({ "messages": messages }).to_string()
+    };
+    let lines = |range: std::ops::Range<usize>| range.map(row).collect::<Vec<_>>().join("\n");
+    bench.write("train.jsonl", &lines(0..7));
+    bench.write("validation.jsonl", &lines(7..9));
+    let model = fixtures().join("models/qwen2-tied");
+    bench.write(
+        "config.yaml",
+        &format!(
+            "model: {{path: {}}}\noutput: {}\ndevice: cpu\nsft: {{train: train.jsonl, validation: validation.jsonl, \
+             batch_size: 3, optim: {{lr: 0.003}}, {sft}}}\ntrainer: {{test_freq: 2, save_freq: 2}}\n",
+            model.display(),
+            bench.path("run").display()
+        ),
+    );
+}
+
+fn number(line: &Value, key: &str) -> f64 {
+    let value = line[key].as_f64();
+    value.unwrap_or_else(|| panic!("{key} is not in {line}"))
+}
+
+#[test]
+fn rows_of_chats_are_learnt_in_epochs_without_a_task() {
+    let bench = Bench::new();
+    chats(&bench, "epochs: 3");
+    succeeded(&bench.firebrick("sft", &[]));
+    let lines = metrics(&bench, "run");
+    // seven rows by three are three steps an epoch, the last of one row
+    assert_eq!(lines.len(), 1 + 9);
+    for epoch in 1..=3 {
+        let found = number(&lines[3 * epoch], "training/epoch");
+        assert!((found - epoch as f64).abs() < 1e-12, "{found}");
+    }
+    let (first, last) = (number(&lines[0], "val/loss"), number(&lines[9], "val/loss"));
+    assert!(last < first - 0.5, "from {first} to {last}");
+    let perplexity = number(&lines[9], "val/perplexity");
+    assert!((perplexity - last.exp()).abs() < 1e-9 * perplexity);
+    assert!(lines[1]["val/loss"].is_null() && lines[2]["val/loss"].is_number());
+    let summary: Value = serde_json::from_str(&bench.read("run/summary.json")).unwrap();
+    assert_eq!(summary["last"]["val/loss"].as_f64(), Some(last));
+}
+
+#[test]
+fn a_resumed_supervised_run_equals_one_that_was_never_stopped() {
+    let bench = Bench::new();
+    chats(&bench, "epochs: 2");
+    let whole = format!("output={}", bench.path("whole").display());
+    succeeded(&bench.firebrick("sft", &["sft.epochs=4", &whole]));
+    succeeded(&bench.firebrick("sft", &[]));
+    succeeded(&bench.firebrick("sft", &["sft.epochs=4", "--resume"]));
+    assert_eq!(metrics(&bench, "run"), metrics(&bench, "whole"));
+    let weights = |run: &str| {
+        let file = format!("{run}/checkpoints/step-000012/model/model.safetensors");
+        std::fs::read(bench.path(&file)).unwrap()
+    };
+    assert!(weights("run") == weights("whole"), "the weights differ");
+    refused(
+        &bench.firebrick("sft", &["sft.epochs=null", "sft.steps=20", "--resume"]),
+        &["differs", "sft"],
+    );
+}
+
+#[test]
+fn supervised_settings_that_cannot_work_are_refused() {
+    let bench = Bench::new();
+    for (overrides, parts) in [
+        (
+            &["sft.steps=2", "sft.epochs=2"][..],
+            &["steps and epochs"][..],
+        ),
+        (&["sft.epochs=2"], &["sft.epochs", "endless", "sft.steps"]),
+        (&["sft.epochs=0"], &["at least 1"]),
+        (
+            &["sft.max_length=9"],
+            &["sft.max_length", "rollout.prompt_length"],
+        ),
+        (
+            &["sft.until_reward=0.5"],
+            &["only warmup.sft can end early"],
+        ),
+        (
+            &["warmup.sft.validation=rows.jsonl"],
+            &["warmup.sft.validation", "`firebrick sft`"],
+        ),
+        (
+            &["sft.train=no/such.jsonl"],
+            &["no/such.jsonl", "sft.train"],
+        ),
+    ] {
+        refused(&bench.firebrick("sft", overrides), parts);
+    }
+    chats(&bench, "steps: 2");
+    for (row, part) in [
+        (r#"{"text": "x"}"#, "expected a list of `messages`"),
+        (
+            r#"{"prompt": "x", "completion": [{"role": "user", "content": "y"}]}"#,
+            "both texts",
+        ),
+        (
+            r#"{"messages": [{"role": "user", "content": "y"}]}"#,
+            "nothing to learn",
+        ),
+        (
+            r#"{"messages": [{"role": "assistant", "content": "y"}]}"#,
+            "begins with the assistant",
+        ),
+    ] {
+        bench.write("bad.jsonl", row);
+        refused(
+            &bench.firebrick("sft", &["sft.train=bad.jsonl"]),
+            &["bad.jsonl, line 1", "sft.train", part],
+        );
+    }
+    refused(
+        &bench.firebrick("sft", &["sft.max_length=5"]),
+        &["sft.train", "over 5 tokens", "raise max_length"],
+    );
+}
+
+#[test]
+fn a_warm_up_learns_from_rows_too() {
+    let bench = Bench::new();
+    chats(&bench, "steps: 1");
+    let data = fixtures().join("gsm8k");
+    let task = format!(
+        "task={{kind: jsonl, train: {}, prompt: '{{question}}', limit: 20, rewards: [{{kind: length, max: 4}}]}}",
+        data.join("train.jsonl").display()
+    );
+    let warmup = format!(
+        "warmup.sft={{train: {}, epochs: 1, batch_size: 4}}",
+        bench.path("train.jsonl").display()
+    );
+    let small = [
+        "rollout={n: 2, prompt_length: 128, response_length: 8}",
+        "trainer={steps: 1, train_batch_size: 2}",
+    ];
+    let output = bench.firebrick(
+        "train",
+        &[&[task.as_str(), warmup.as_str()][..], &small].concat(),
+    );
+    succeeded(&output);
+    assert_eq!(metrics(&bench, "run").len(), 2);
+}
