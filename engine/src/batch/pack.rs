@@ -9,6 +9,9 @@ use firebrick_models::attention::Grouping;
 /// Costs are counted in this many parts of a token.
 const COST_UNIT: f64 = 1024.0;
 
+/// The most costly micro-batch over the mean one, or over the longest sequence, where they count as balanced.
+const BALANCED: f64 = 1.05;
+
 /// How sequences are cut into micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cut {
@@ -178,20 +181,40 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Any sequences together: as many micro-batches as best-fit decreasing needs, balanced by differencing. Where that breaks a
-/// budget that is all but used up, one micro-batch more leaves room for the balance; else they are filled greedily.
+/// Any sequences together: as many micro-batches as best-fit decreasing needs, or one more where that leaves no room for the
+/// balance. Differencing by cost breaks a budget that is all but used up; by tokens it hardly does, and costs follow tokens
+/// closely; the greedy way keeps any bound. The first of these that is balanced is taken, or else the one that comes closest.
 fn packed(lengths: &[usize], cut: Cut) -> Vec<Vec<usize>> {
     let capacity = cut.capacity();
     let costs: Vec<u64> = lengths.iter().map(|&n| cut.cost(n)).collect();
-    let tight = best_fit(lengths, capacity);
+    let tokens: Vec<u64> = lengths.iter().map(|&n| n as u64).collect();
+    let longest = costs.iter().copied().max().unwrap_or(0) as f64;
+    let imbalance = |parts: &[Vec<usize>]| {
+        let cost = |part: &Vec<usize>| part.iter().map(|&i| costs[i]).sum::<u64>();
+        let most = parts.iter().map(cost).max().unwrap_or(0) as f64;
+        let mean = costs.iter().sum::<u64>() as f64 / parts.len().max(1) as f64;
+        most / mean.max(longest)
+    };
+    let mut best = best_fit(lengths, capacity);
+    let fewest = best.len();
+    // a fixed size is asked for to have as few as it allows
     let more = usize::from(cut.max_sequences.is_none());
-    for parts in tight.len()..=tight.len() + more {
-        let differencing = largest_differencing(&costs, parts);
-        if capacity.hold_all(&differencing, lengths) {
-            return differencing;
+    for parts in fewest..=fewest + more {
+        let greedy = longest_first(&costs, lengths, parts, capacity);
+        let all = [
+            largest_differencing(&costs, parts),
+            largest_differencing(&tokens, parts),
+        ];
+        for found in all.into_iter().chain(greedy) {
+            if capacity.hold_all(&found, lengths) && imbalance(&found) < imbalance(&best) {
+                best = found;
+            }
+            if imbalance(&best) <= BALANCED {
+                return best;
+            }
         }
     }
-    longest_first(&costs, lengths, tight.len(), capacity).unwrap_or(tight)
+    best
 }
 
 /// Sequences of similar length together, the longest first: as few micro-batches as the budget allows, and of these cuts
