@@ -12,7 +12,7 @@ mod table;
 
 use arguments::{Arguments, Command};
 use clap::Parser;
-use firebrick::backends::allocator::{CountingAllocator, on_refusal};
+use firebrick::backends::allocator::{CountingAllocator, keep_freed_memory, on_refusal};
 use firebrick::backends::device::panic_message;
 use firebrick::engine::trainer::Start;
 use firebrick::engine::trainer_state::Mode;
@@ -48,6 +48,7 @@ fn report_refusal(bytes: usize) {
 
 fn main() -> ExitCode {
     on_refusal(report_refusal);
+    keep_freed_memory();
     let arguments = Arguments::parse();
     let filter =
         EnvFilter::try_from_env("FIREBRICK_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));

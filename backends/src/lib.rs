@@ -5,6 +5,7 @@ pub mod allocator;
 pub mod device;
 pub mod error;
 pub mod host;
+pub mod kernels;
 pub mod memory;
 pub mod profile;
 pub mod transfer;

@@ -1,7 +1,7 @@
 //! The last unit, a chunk of rows at a time: logits exist for the rows of a chunk and no longer.
 //!
-//! The gradient is written out instead of traced, so that a chunk keeps two `[rows, vocab]` tensors and not the seven
-//! of `log_softmax` + `gather` + entropy under autodiff.
+//! The gradient is written out instead of traced, so that a chunk keeps two `[rows, vocab]` tensors (one where a kernel
+//! computes it) and not the seven of `log_softmax` + `gather` + entropy under autodiff.
 //!
 //! With z = softcap(h Wᵀ) / τ and p = softmax(z):
 //! log-prob of token t is `z_t − logsumexp(z)`, entropy is `H = logsumexp(z) − Σ p z`, and
@@ -9,7 +9,9 @@
 
 use crate::arch::Arch;
 use crate::layer::rms_norm;
+use crate::unit::product;
 use burn::tensor::{Int, Tensor};
+use firebrick_backends::kernels::{self, RowScores, ScoreGradients};
 
 /// Final norm and projection of a decoder.
 #[derive(Clone, Debug)]
@@ -37,10 +39,8 @@ pub struct HeadChunk<'a> {
     temperature: f64,
     hidden: Tensor<2>,
     normed: Tensor<2>,
-    targets: Tensor<2, Int>,
-    z: Tensor<2>,
-    probs: Tensor<2>,
-    mean_z: Tensor<2>,
+    targets: Tensor<1, Int>,
+    distribution: Distribution,
     /// The chunk's scores.
     pub scores: TokenScores,
 }
@@ -53,6 +53,19 @@ pub struct ValueChunk<'a> {
     normed: Tensor<2>,
     /// One number a row, `[rows]`.
     pub values: Tensor<1>,
+}
+
+/// What the gradient needs of the distributions of a chunk's rows.
+#[derive(Debug)]
+enum Distribution {
+    /// Raw logits `[rows, vocab]`, which the gradient takes the place of.
+    Logits(Tensor<2>, RowScores),
+    /// z and p `[rows, vocab]`, `Σ p z` `[rows, 1]`.
+    Probabilities {
+        z: Tensor<2>,
+        probs: Tensor<2>,
+        mean_z: Tensor<2>,
+    },
 }
 
 /// Gradients of a chunk.
@@ -72,11 +85,13 @@ impl<'a> Head<'a> {
     /// Logits of hidden rows `[rows, hidden]`: `[rows, vocab]`, soft-capped, before temperature.
     #[must_use]
     pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
-        self.project(rms_norm(self.arch, hidden, self.norm.clone()))
+        self.cap(product(
+            &rms_norm(self.arch, hidden, self.norm.clone()),
+            &self.projection,
+        ))
     }
 
-    fn project(&self, normed: Tensor<2>) -> Tensor<2> {
-        let logits = normed.matmul(self.projection.clone().transpose());
+    fn cap(&self, logits: Tensor<2>) -> Tensor<2> {
         match self.arch.logit_softcap {
             Some(cap) => (logits / cap).tanh() * cap,
             None => logits,
@@ -141,64 +156,67 @@ impl<'a> Head<'a> {
         targets: Tensor<1, Int>,
         temperature: f64,
     ) -> HeadChunk<'a> {
-        let rows = hidden.dims()[0];
         let normed = rms_norm(self.arch, hidden.clone(), self.norm.clone());
-        let logits = self.project(normed.clone());
-        let z = if (temperature - 1.0).abs() < f64::EPSILON {
-            logits
-        } else {
-            logits / temperature
-        };
-        let targets = targets.reshape([rows, 1]);
-
-        let max = z.clone().max_dim(1);
-        let exp = (z.clone() - max.clone()).exp();
-        let sum = exp.clone().sum_dim(1);
-        let lse = sum.clone().log() + max;
-        let probs = exp / sum;
-        let mean_z = (probs.clone() * z.clone()).sum_dim(1);
-        let scores = TokenScores {
-            logp: (z.clone().gather(1, targets.clone()) - lse.clone()).reshape([rows]),
-            entropy: (lse - mean_z.clone()).reshape([rows]),
-        };
+        let logits = product(&normed, &self.projection);
+        let softcap = self.arch.logit_softcap;
+        let (distribution, scores) =
+            match kernels::score_rows(&logits, &targets, temperature, softcap) {
+                Some(rows) => {
+                    let scores = TokenScores {
+                        logp: rows.logp.clone(),
+                        entropy: rows.entropy.clone(),
+                    };
+                    (Distribution::Logits(logits, rows), scores)
+                }
+                None => score(self.cap(logits), &targets, temperature),
+            };
         HeadChunk {
             head: self,
             temperature,
             hidden,
             normed,
             targets,
-            z,
-            probs,
-            mean_z,
+            distribution,
             scores,
         }
     }
+}
+
+/// Scores of capped logits in tensor operations.
+fn score(
+    logits: Tensor<2>,
+    targets: &Tensor<1, Int>,
+    temperature: f64,
+) -> (Distribution, TokenScores) {
+    let rows = logits.dims()[0];
+    let z = if (temperature - 1.0).abs() < f64::EPSILON {
+        logits
+    } else {
+        logits / temperature
+    };
+    let max = z.clone().max_dim(1);
+    let exp = (z.clone() - max.clone()).exp();
+    let sum = exp.clone().sum_dim(1);
+    let lse = sum.clone().log() + max;
+    let probs = exp / sum;
+    let mean_z = (probs.clone() * z.clone()).sum_dim(1);
+    let target_z = z.clone().gather(1, targets.clone().reshape([rows, 1]));
+    let scores = TokenScores {
+        logp: (target_z - lse.clone()).reshape([rows]),
+        entropy: (lse - mean_z.clone()).reshape([rows]),
+    };
+    (Distribution::Probabilities { z, probs, mean_z }, scores)
 }
 
 impl HeadChunk<'_> {
     /// Gradients given those of the scores, `[rows]` each; `d_entropy` only where the loss looks at entropy. The product of
     /// `[vocab, hidden]` is left out where the head is frozen.
     #[must_use]
-    pub fn backward(self, d_logp: Tensor<1>, d_entropy: Option<Tensor<1>>) -> HeadGradients {
+    pub fn backward(self, d_logp: &Tensor<1>, d_entropy: Option<&Tensor<1>>) -> HeadGradients {
         let head = self.head;
-        let rows = self.hidden.dims()[0];
-        let d_logp = d_logp.reshape([rows, 1]);
-        let mut dz = match d_entropy {
-            None => self.probs * d_logp.clone().neg(),
-            Some(d_entropy) => {
-                let centred = self.z.clone() - self.mean_z;
-                (centred * d_entropy.reshape([rows, 1]) + d_logp.clone()) * self.probs.neg()
-            }
-        };
-        // one target a row, so no two additions meet
-        dz = dz.scatter(1, self.targets, d_logp, burn::tensor::IndexingUpdateOp::Add);
-        if let Some(cap) = head.arch.logit_softcap {
-            let t = self.z * (self.temperature / cap);
-            dz = dz * (t.clone() * t).neg().add_scalar(1.0);
-        }
-        if (self.temperature - 1.0).abs() >= f64::EPSILON {
-            dz = dz / self.temperature;
-        }
+        let dz =
+            self.distribution
+                .gradient(head, &self.targets, self.temperature, d_logp, d_entropy);
         let projection = head
             .trainable
             .then(|| dz.clone().transpose().matmul(self.normed));
@@ -234,5 +252,54 @@ impl ValueChunk<'_> {
             projection,
             bias,
         }
+    }
+}
+
+impl Distribution {
+    /// Gradient with respect to the raw logits.
+    fn gradient(
+        self,
+        head: &Head<'_>,
+        targets: &Tensor<1, Int>,
+        temperature: f64,
+        d_logp: &Tensor<1>,
+        d_entropy: Option<&Tensor<1>>,
+    ) -> Tensor<2> {
+        let softcap = head.arch.logit_softcap;
+        let (z, probs, mean_z) = match self {
+            Self::Logits(logits, scores) => {
+                let upstream = ScoreGradients { d_logp, d_entropy };
+                return kernels::score_gradient(
+                    logits,
+                    targets,
+                    &scores,
+                    upstream,
+                    temperature,
+                    softcap,
+                )
+                .expect("what the kernels scored they differentiate");
+            }
+            Self::Probabilities { z, probs, mean_z } => (z, probs, mean_z),
+        };
+        let rows = z.dims()[0];
+        let d_logp = d_logp.clone().reshape([rows, 1]);
+        let mut dz = match d_entropy {
+            None => probs * d_logp.clone().neg(),
+            Some(d_entropy) => {
+                let centred = z.clone() - mean_z;
+                (centred * d_entropy.clone().reshape([rows, 1]) + d_logp.clone()) * probs.neg()
+            }
+        };
+        // one target a row, so no two additions meet
+        let targets = targets.clone().reshape([rows, 1]);
+        dz = dz.scatter(1, targets, d_logp, burn::tensor::IndexingUpdateOp::Add);
+        if let Some(cap) = softcap {
+            let t = z * (temperature / cap);
+            dz = dz * (t.clone() * t).neg().add_scalar(1.0);
+        }
+        if (temperature - 1.0).abs() >= f64::EPSILON {
+            dz = dz / temperature;
+        }
+        dz
     }
 }

@@ -8,6 +8,7 @@ use crate::rope::Angles;
 use crate::unit::{Slot, Weights};
 use burn::tensor::activation::{gelu, gelu_approximate, silu};
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use firebrick_backends::kernels;
 
 /// How the rows of a forward belong to sequences, and what each may see. Built once, used by every layer.
 #[derive(Clone, Debug)]
@@ -141,6 +142,10 @@ impl Context {
 
 /// `x / rms(x) · w` over the last dimension (Zhang & Sennrich, 2019); `w` of shape `[1, n]`.
 pub(crate) fn rms_norm(arch: &Arch, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    let offset = if arch.norm_offset { 1.0 } else { 0.0 };
+    if let Some(y) = kernels::rms_norm(&x, &weight, arch.norm_eps, offset) {
+        return y;
+    }
     let weight = if arch.norm_offset {
         weight + 1.0
     } else {
@@ -255,17 +260,16 @@ fn post_norm(arch: &Arch, w: &Weights, y: Tensor<2>) -> Tensor<2> {
 pub(crate) fn mlp(arch: &Arch, w: &Weights, x: Tensor<2>, bypass: Option<Bypass<'_>>) -> Tensor<2> {
     let h = rms_norm(arch, x.clone(), w.need(Slot::InputNorm));
     let gate = w.linear(h.clone(), Slot::Gate, Slot::GateBias, bypass);
-    let gate = match arch.activation {
-        Activation::Silu => silu(gate),
-        Activation::GeluTanh => gelu_approximate(gate),
-        Activation::Gelu => gelu(gate),
+    let up = w.linear(h, Slot::Up, Slot::UpBias, bypass);
+    let gated = match arch.activation {
+        Activation::Silu => match kernels::glu(&gate, &up) {
+            Some(gated) => gated,
+            None => silu(gate) * up,
+        },
+        Activation::GeluTanh => gelu_approximate(gate) * up,
+        Activation::Gelu => gelu(gate) * up,
     };
-    let y = w.linear(
-        gate * w.linear(h, Slot::Up, Slot::UpBias, bypass),
-        Slot::Down,
-        Slot::DownBias,
-        bypass,
-    );
+    let y = w.linear(gated, Slot::Down, Slot::DownBias, bypass);
     x + post_norm(arch, w, y)
 }
 

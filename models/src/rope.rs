@@ -3,6 +3,7 @@
 
 use crate::arch::{Arch, RopeScaling};
 use burn::tensor::{Device, Tensor, TensorData};
+use firebrick_backends::kernels;
 
 /// Angles' cosines and sines for the tokens of one forward: each `[tokens, 1, head_dim / 2]`.
 #[derive(Clone, Debug)]
@@ -34,6 +35,9 @@ impl Angles {
     /// Rotates `x` of shape `[tokens, heads, head_dim]`.
     #[must_use]
     pub fn rotate(&self, x: Tensor<3>) -> Tensor<3> {
+        if let Some(y) = kernels::rotary(&x, &self.cos, &self.sin) {
+            return y;
+        }
         let half = x.dims()[2] / 2;
         let a = x.clone().narrow(2, 0, half);
         let b = x.narrow(2, half, half);

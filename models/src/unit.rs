@@ -6,6 +6,7 @@
 use crate::adapter::{Bypass, Target};
 use crate::arch::{Arch, Family, HeadKind};
 use burn::tensor::Tensor;
+use firebrick_backends::kernels;
 
 /// A link of the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -322,7 +323,7 @@ impl Weights {
         bias: Slot,
         bypass: Option<Bypass<'_>>,
     ) -> Tensor<2> {
-        let y = x.clone().matmul(self.need(weight).transpose());
+        let y = product(&x, &self.need(weight));
         let y = match self.get(bias) {
             Some(b) => y + b,
             None => y,
@@ -335,4 +336,9 @@ impl Weights {
             None => y,
         }
     }
+}
+
+/// `x · Wᵀ` for `x` of shape `[rows, in]` and `w` of shape `[out, in]`.
+pub(crate) fn product(x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
+    kernels::linear(x, w).unwrap_or_else(|| x.clone().matmul(w.clone().transpose()))
 }

@@ -176,7 +176,7 @@ impl HeadPass<'_> {
         d_entropy: Option<Tensor<1>>,
         gradients: &mut Gradients,
     ) -> Tensor<2> {
-        self.add(chunk.backward(d_logp, d_entropy), gradients)
+        self.add(chunk.backward(&d_logp, d_entropy.as_ref()), gradients)
     }
 
     /// Adds up a chunk's gradients of weights and gives that of its rows.

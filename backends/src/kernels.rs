@@ -1,0 +1,35 @@
+//! Fused operations of a decoder on the CPU backend, forward and backward, in f32 and f64.
+//!
+//! Burn's flex backend makes one pass over memory for every small operation, most of them on one core. A kernel here
+//! makes one pass for a whole formula, on all cores, with the widest vectors the machine has (chosen at run time). Every
+//! function returns `None` for tensors that are not the CPU backend's f32 or f64: the caller then writes the formula in
+//! tensor operations, and tests hold the two against each other.
+//!
+//! Work is cut into blocks of fixed size, never by the number of threads, so that sums come out the same on any machine.
+
+#![allow(
+    clippy::inline_always,
+    reason = "a vectoriser sees only what is inlined into the function that has the wide instructions"
+)]
+
+mod attention;
+mod decode;
+mod glu;
+mod linear;
+mod norm;
+mod parallel;
+mod real;
+mod rotary;
+mod scores;
+mod tape;
+
+pub use attention::{AttentionShape, attention};
+pub use decode::{DecodeShape, decode_attention};
+pub use glu::glu;
+pub use linear::linear;
+pub use norm::rms_norm;
+pub use rotary::rotary;
+pub use scores::{RowScores, ScoreGradients, score_gradient, score_rows};
+
+#[cfg(test)]
+mod tests;

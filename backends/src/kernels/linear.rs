@@ -1,0 +1,169 @@
+//! x · Wᵀ, whose gradients come out as the weights lie in memory.
+
+use super::parallel::{dims, elements, tensor};
+use super::real::Real;
+use super::tape::{Kernel, each, input, knows, run};
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+use gemm::Parallelism;
+
+/// Multiplications from which a product goes to all cores.
+const LARGE: usize = 1 << 20;
+
+/// `x · Wᵀ` for `x` of shape `[rows, inputs]` and `w` of shape `[outputs, inputs]`.
+///
+/// `None` where the kernels do not know the tensors.
+#[must_use]
+pub fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+    if !(knows(x) && knows(w)) || x.dtype() != w.dtype() {
+        return None;
+    }
+    Some(run(Linear, [input(x.clone()), input(w.clone())]))
+}
+
+#[derive(Clone, Debug)]
+struct Linear;
+
+impl Kernel<2> for Linear {
+    type Saved = [FlexTensor; 2];
+
+    fn forward(&self, inputs: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
+        let [x, w] = &inputs;
+        let ([rows, inner], [outputs, _]) = (dims(x), dims(w));
+        let size = [rows, inner, outputs];
+        let out = each!(x.dtype(), product(size, (x, [inner, 1]), (w, [1, inner])));
+        (out, inputs)
+    }
+
+    fn backward(
+        &self,
+        [x, w]: Self::Saved,
+        gradient: FlexTensor,
+        wanted: [bool; 2],
+    ) -> [Option<FlexTensor>; 2] {
+        let ([rows, inner], [outputs, _]) = (dims(&x), dims(&w));
+        let g = &gradient;
+        let dx = || {
+            let size = [rows, outputs, inner];
+            each!(
+                x.dtype(),
+                product(size, (g, [outputs, 1]), (&w, [inner, 1]))
+            )
+        };
+        let dw = || {
+            let size = [outputs, rows, inner];
+            each!(
+                x.dtype(),
+                product(size, (g, [1, outputs]), (&x, [inner, 1]))
+            )
+        };
+        [wanted[0].then(dx), wanted[1].then(dw)]
+    }
+}
+
+/// The product of a `[m, k]` and a `[k, n]` matrix, each with its strides of rows and columns.
+fn product<T: Real>(
+    [m, k, n]: [usize; 3],
+    (a, a_strides): (&FlexTensor, [usize; 2]),
+    (b, b_strides): (&FlexTensor, [usize; 2]),
+) -> FlexTensor {
+    let mut out = Vec::with_capacity(m * n);
+    multiply(
+        Size { m, k, n },
+        Target {
+            start: out.as_mut_ptr(),
+            row: n,
+            add: false,
+        },
+        Matrix {
+            start: elements::<T>(a).as_ptr(),
+            row: a_strides[0],
+            column: a_strides[1],
+        },
+        Matrix {
+            start: elements::<T>(b).as_ptr(),
+            row: b_strides[0],
+            column: b_strides[1],
+        },
+        if m * k * n < LARGE {
+            Parallelism::None
+        } else {
+            Parallelism::Rayon(0)
+        },
+    );
+    // SAFETY: the product has written every one of the m · n elements.
+    #[allow(unsafe_code, reason = "zeroing first would cost a pass over memory")]
+    unsafe {
+        out.set_len(m * n);
+    }
+    tensor(out, [m, n])
+}
+
+/// Rows, inner length and columns of a product.
+#[derive(Clone, Copy)]
+pub(super) struct Size {
+    pub m: usize,
+    pub k: usize,
+    pub n: usize,
+}
+
+/// A matrix to read: where it begins, and elements from a row or column to the next.
+pub(super) struct Matrix<T> {
+    pub start: *const T,
+    pub row: usize,
+    pub column: usize,
+}
+
+/// A matrix to write, its columns side by side.
+#[derive(Clone, Copy)]
+pub(super) struct Target<T> {
+    pub start: *mut T,
+    /// Elements from a row to the next.
+    pub row: usize,
+    /// Whether the product is added to what is there.
+    pub add: bool,
+}
+
+impl<T> Clone for Matrix<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Matrix<T> {}
+
+/// `out = a · b`, or `out += a · b`.
+pub(super) fn multiply<T: Real>(
+    size: Size,
+    out: Target<T>,
+    a: Matrix<T>,
+    b: Matrix<T>,
+    parallelism: Parallelism,
+) {
+    let (scale, one) = (if out.add { T::ONE } else { T::ZERO }, T::ONE);
+    // SAFETY: callers hand in matrices of this size with these strides, the one written to no other core's.
+    #[allow(unsafe_code, reason = "the gemm crate takes pointers")]
+    unsafe {
+        gemm::gemm(
+            size.m,
+            size.n,
+            size.k,
+            out.start,
+            1,
+            out.row as isize,
+            out.add,
+            a.start,
+            a.column as isize,
+            a.row as isize,
+            b.start,
+            b.column as isize,
+            b.row as isize,
+            scale,
+            one,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}

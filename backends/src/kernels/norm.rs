@@ -1,0 +1,124 @@
+//! `RMSNorm` (Zhang & Sennrich, 2019): y = x / rms(x) · w over the last dimension.
+
+use super::parallel::{by_rows, dims, elements, tensor, vectorised};
+use super::real::{Real, dot, sum_of};
+use super::tape::{Kernel, each, input, knows, run};
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+
+/// Rows a core takes at a time; also the rows whose weight gradients are added up first.
+const ROWS: usize = 64;
+
+/// `x / √(mean(x²) + eps) · (w + offset)` for `x` of shape `[rows, n]` and `w` of shape `[1, n]`.
+///
+/// `None` where the kernels do not know the tensors.
+#[must_use]
+pub fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<Tensor<2>> {
+    if !(knows(x) && knows(w)) || x.dtype() != w.dtype() {
+        return None;
+    }
+    let kernel = RmsNorm { eps, offset };
+    Some(run(kernel, [input(x.clone()), input(w.clone())]))
+}
+
+#[derive(Clone, Debug)]
+struct RmsNorm {
+    eps: f64,
+    offset: f64,
+}
+
+impl Kernel<2> for RmsNorm {
+    type Saved = [FlexTensor; 2];
+
+    fn forward(&self, inputs: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
+        let [x, w] = &inputs;
+        let out = each!(x.dtype(), forward(self, x, w));
+        (out, inputs)
+    }
+
+    fn backward(
+        &self,
+        [x, w]: Self::Saved,
+        gradient: FlexTensor,
+        wanted: [bool; 2],
+    ) -> [Option<FlexTensor>; 2] {
+        let [dx, dw] = each!(x.dtype(), backward(self, &x, &w, &gradient));
+        [wanted[0].then_some(dx), wanted[1].then_some(dw)]
+    }
+}
+
+fn forward<T: Real>(norm: &RmsNorm, x: &FlexTensor, w: &FlexTensor) -> FlexTensor {
+    let [rows, n] = dims(x);
+    let weight = scaled::<T>(norm, w);
+    let x: &[T] = elements(x);
+    let mut out = vec![T::ZERO; rows * n];
+    by_rows(&mut out, n, ROWS, |block, out| {
+        let x = &x[block * ROWS * n..][..out.len()];
+        vectorised(|| {
+            for (out, x) in out.chunks_exact_mut(n).zip(x.chunks_exact(n)) {
+                let r = reciprocal(norm, x);
+                for i in 0..n {
+                    out[i] = x[i] * r * weight[i];
+                }
+            }
+        });
+    });
+    tensor(out, [rows, n])
+}
+
+/// With r = 1 / rms and ĝ = g · w: dx = r (ĝ − x r² mean(ĝ x)), dw = Σ g x r.
+fn backward<T: Real>(
+    norm: &RmsNorm,
+    x: &FlexTensor,
+    w: &FlexTensor,
+    g: &FlexTensor,
+) -> [FlexTensor; 2] {
+    let [rows, n] = dims(x);
+    let w_shape: [usize; 2] = dims(w);
+    let weight = scaled::<T>(norm, w);
+    let (x, g): (&[T], &[T]) = (elements(x), elements(g));
+    let mut dx = vec![T::ZERO; rows * n];
+    let mut partial = vec![T::ZERO; rows.div_ceil(ROWS) * n];
+    super::parallel::by_rows_of_two(
+        (&mut dx, ROWS * n),
+        (&mut partial, n),
+        1,
+        |block, dx, dw| {
+            let from = block * ROWS * n;
+            let (x, g) = (&x[from..][..dx.len()], &g[from..][..dx.len()]);
+            vectorised(|| {
+                let rows = dx
+                    .chunks_exact_mut(n)
+                    .zip(x.chunks_exact(n))
+                    .zip(g.chunks_exact(n));
+                for ((dx, x), g) in rows {
+                    let r = reciprocal(norm, x);
+                    let mean = sum_of(n, |i| g[i] * weight[i] * x[i]) / T::of(n as f64);
+                    let pull = r * r * mean;
+                    for i in 0..n {
+                        dx[i] = r * (g[i] * weight[i] - x[i] * pull);
+                        dw[i] += g[i] * x[i] * r;
+                    }
+                }
+            });
+        },
+    );
+    let mut dw = vec![T::ZERO; n];
+    for partial in partial.chunks_exact(n) {
+        for (sum, part) in dw.iter_mut().zip(partial) {
+            *sum += *part;
+        }
+    }
+    [tensor(dx, [rows, n]), tensor(dw, w_shape)]
+}
+
+fn scaled<T: Real>(norm: &RmsNorm, w: &FlexTensor) -> Vec<T> {
+    let offset = T::of(norm.offset);
+    elements::<T>(w).iter().map(|&w| w + offset).collect()
+}
+
+#[inline(always)]
+fn reciprocal<T: Real>(norm: &RmsNorm, x: &[T]) -> T {
+    let mean = dot(x, x) / T::of(x.len() as f64);
+    T::ONE / (mean + T::of(norm.eps)).sqrt()
+}

@@ -1,0 +1,151 @@
+//! The two element types of the kernels, and the functions that a vectoriser can turn into vector code.
+
+use burn::tensor::Element;
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
+
+/// f32 or f64.
+pub(super) trait Real:
+    Element
+    + bytemuck::Pod
+    + PartialOrd
+    + Sum
+    + Add<Output = Self>
+    + AddAssign
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+{
+    const ZERO: Self;
+    const ONE: Self;
+    const LOWEST: Self;
+
+    fn of(value: f64) -> Self;
+    fn sqrt(self) -> Self;
+    fn tanh(self) -> Self;
+    fn ln(self) -> Self;
+    /// eˣ within two units in the last place for f32; 0 or a number next to it where it underflows.
+    fn exp(self) -> Self;
+    /// The larger of two numbers, neither of them NaN; a comparison and a choice, which vectorises.
+    #[inline(always)]
+    fn larger(self, other: Self) -> Self {
+        if self > other { self } else { other }
+    }
+}
+
+impl Real for f32 {
+    const ZERO: Self = 0.0;
+    const ONE: Self = 1.0;
+    const LOWEST: Self = Self::NEG_INFINITY;
+
+    #[inline(always)]
+    fn of(value: f64) -> Self {
+        value as Self
+    }
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        self.sqrt()
+    }
+    #[inline(always)]
+    fn tanh(self) -> Self {
+        self.tanh()
+    }
+    #[inline(always)]
+    fn ln(self) -> Self {
+        self.ln()
+    }
+
+    /// 2ⁿ · eʳ with r in ±ln 2 / 2 and a polynomial for eʳ (Cody & Waite's reduction). Branch-free, so that loops over it
+    /// become vector code, which libm's function does not.
+    #[inline(always)]
+    fn exp(self) -> Self {
+        // adding and taking away 1.5 · 2²³ rounds to the nearest integer
+        const ROUND: f32 = 12_582_912.0;
+        const LN2_HIGH: f32 = 0.693_359_4;
+        const LN2_LOW: f32 = -2.121_944_4e-4;
+        // NaN stays NaN through both choices
+        let x = if self > 88.72 { 88.72 } else { self };
+        let x = if x < -87.33 { -87.33 } else { x };
+        let n = (x * std::f32::consts::LOG2_E + ROUND) - ROUND;
+        let r = (x - n * LN2_HIGH) - n * LN2_LOW;
+        let p = 1.987_569_1e-4;
+        let p = p * r + 1.398_199_9e-3;
+        let p = p * r + 8.333_452e-3;
+        let p = p * r + 4.166_579_6e-2;
+        let p = p * r + 1.666_666_5e-1;
+        let p = p * r + 0.5;
+        let e = p * r * r + r + 1.0;
+        // in two halves, for 2¹²⁸ is no f32
+        let n = n as i32;
+        let half = n >> 1;
+        let power = |n: i32| f32::from_bits(((n + 127) << 23) as u32);
+        e * power(half) * power(n - half)
+    }
+}
+
+impl Real for f64 {
+    const ZERO: Self = 0.0;
+    const ONE: Self = 1.0;
+    const LOWEST: Self = Self::NEG_INFINITY;
+
+    #[inline(always)]
+    fn of(value: f64) -> Self {
+        value
+    }
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        self.sqrt()
+    }
+    #[inline(always)]
+    fn tanh(self) -> Self {
+        self.tanh()
+    }
+    #[inline(always)]
+    fn ln(self) -> Self {
+        self.ln()
+    }
+    #[inline(always)]
+    fn exp(self) -> Self {
+        self.exp()
+    }
+}
+
+/// Sixteen sums side by side, which vectorise as one sum in order cannot; added up in a fixed order.
+#[inline(always)]
+pub(super) fn dot<T: Real>(a: &[T], b: &[T]) -> T {
+    sum_of(a.len(), |i| a[i] * b[i])
+}
+
+/// Σ f(i) for i below `n`, in sixteen lanes.
+#[inline(always)]
+pub(super) fn sum_of<T: Real>(n: usize, f: impl Fn(usize) -> T) -> T {
+    const LANES: usize = 16;
+    let mut lanes = [T::ZERO; LANES];
+    let whole = n - n % LANES;
+    for start in (0..whole).step_by(LANES) {
+        for (lane, sum) in lanes.iter_mut().enumerate() {
+            *sum += f(start + lane);
+        }
+    }
+    let rest: T = (whole..n).map(f).sum();
+    lanes.into_iter().sum::<T>() + rest
+}
+
+/// The largest of a row; [`Real::LOWEST`] of an empty one.
+#[inline(always)]
+pub(super) fn largest<T: Real>(row: &[T]) -> T {
+    const LANES: usize = 16;
+    let mut lanes = [T::LOWEST; LANES];
+    let chunks = row.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+            *lane = lane.larger(value);
+        }
+    }
+    lanes
+        .iter()
+        .chain(rest)
+        .fold(T::LOWEST, |a, &b| a.larger(b))
+}

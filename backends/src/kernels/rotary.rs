@@ -1,0 +1,79 @@
+//! Rotary position embedding in its rotate-half form (Su et al., 2021).
+
+use super::parallel::{by_rows, dims, elements, tensor, vectorised};
+use super::real::Real;
+use super::tape::{Kernel, contiguous, each, input, knows, plain, run};
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+
+/// Tokens a core takes at a time.
+const ROWS: usize = 32;
+
+/// Rotates each pair `(x[i], x[i + dim/2])` of `x`, `[tokens, heads, dim]`, by the token's angle i, whose cosines and sines
+/// are `cos` and `sin`, `[tokens, 1, dim/2]` each.
+///
+/// `None` where the kernels do not know the tensors.
+#[must_use]
+pub fn rotary(x: &Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Option<Tensor<3>> {
+    let known = knows(x) && knows(cos) && knows(sin);
+    if !known || x.dtype() != cos.dtype() || x.dtype() != sin.dtype() {
+        return None;
+    }
+    let kernel = Rotary {
+        cos: plain(cos.clone()),
+        sin: plain(sin.clone()),
+    };
+    Some(run(kernel, [input(x.clone())]))
+}
+
+#[derive(Clone, Debug)]
+struct Rotary {
+    cos: FlexTensor,
+    sin: FlexTensor,
+}
+
+impl Kernel<1> for Rotary {
+    type Saved = ();
+
+    fn forward(&self, [x]: [FlexTensor; 1]) -> (FlexTensor, ()) {
+        (each!(x.dtype(), rotate(&x, &self.cos, &self.sin, 1.0)), ())
+    }
+
+    /// A rotation's transpose turns back.
+    fn backward(&self, (): (), gradient: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
+        let gradient = contiguous(gradient);
+        [Some(each!(
+            gradient.dtype(),
+            rotate(&gradient, &self.cos, &self.sin, -1.0)
+        ))]
+    }
+}
+
+fn rotate<T: Real>(x: &FlexTensor, cos: &FlexTensor, sin: &FlexTensor, way: f64) -> FlexTensor {
+    let [tokens, heads, dim] = dims(x);
+    let (half, way) = (dim / 2, T::of(way));
+    let (x, cos, sin): (&[T], &[T], &[T]) = (elements(x), elements(cos), elements(sin));
+    let mut out = vec![T::ZERO; x.len()];
+    by_rows(&mut out, heads * dim, ROWS, |block, out| {
+        let x = &x[block * ROWS * heads * dim..][..out.len()];
+        vectorised(|| {
+            let tokens = out
+                .chunks_exact_mut(heads * dim)
+                .zip(x.chunks_exact(heads * dim));
+            for (token, (out, x)) in tokens.enumerate() {
+                let at = (block * ROWS + token) * half;
+                let (cos, sin) = (&cos[at..][..half], &sin[at..][..half]);
+                for (out, x) in out.chunks_exact_mut(dim).zip(x.chunks_exact(dim)) {
+                    let (first, second) = out.split_at_mut(half);
+                    let (a, b) = x.split_at(half);
+                    for i in 0..half {
+                        let s = sin[i] * way;
+                        first[i] = a[i] * cos[i] - b[i] * s;
+                        second[i] = b[i] * cos[i] + a[i] * s;
+                    }
+                }
+            }
+        });
+    });
+    tensor(out, [tokens, heads, dim])
+}

@@ -1,0 +1,181 @@
+//! Kernels as operations of Burn's autodiff.
+
+use super::parallel::dims;
+use crate::device::is_cpu;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::flex::FlexTensor;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, Flex};
+use burn::tensor::{DType, Tensor};
+use std::fmt::Debug;
+
+/// A function of `N` tensors with its gradient.
+pub(super) trait Kernel<const N: usize>: Clone + Debug + Send + 'static {
+    /// What the gradient needs of the forward pass.
+    type Saved: Clone + Debug + Send + 'static;
+
+    /// The result, and what the gradient will need.
+    fn forward(&self, inputs: [FlexTensor; N]) -> (FlexTensor, Self::Saved);
+
+    /// Gradients of the inputs that are wanted, given that of the result.
+    fn backward(
+        &self,
+        saved: Self::Saved,
+        gradient: FlexTensor,
+        wanted: [bool; N],
+    ) -> [Option<FlexTensor>; N];
+}
+
+/// Whether the kernels know tensors like this one.
+pub(super) fn knows<const D: usize>(tensor: &Tensor<D>) -> bool {
+    matches!(tensor.dtype(), DType::F32 | DType::F64) && is_cpu(&tensor.device())
+}
+
+/// A tensor of the CPU backend, on the tape or not.
+pub(super) enum Input {
+    Plain(FlexTensor),
+    Traced(FloatTensor<Autodiff<Flex>>),
+}
+
+/// Takes a tensor to its backend's own form, where kernels know it.
+pub(super) fn input<const D: usize>(tensor: Tensor<D>) -> Input {
+    const CHECKED: &str = "the device was looked at before";
+    if tensor.device().is_autodiff() {
+        Input::Traced(
+            tensor
+                .try_into_primitive::<Autodiff<Flex>>()
+                .expect(CHECKED),
+        )
+    } else {
+        Input::Plain(tensor.try_into_primitive::<Flex>().expect(CHECKED))
+    }
+}
+
+/// A tensor off the tape, contiguous.
+pub(super) fn plain<const D: usize>(tensor: Tensor<D>) -> FlexTensor {
+    let tensor = tensor.inner_if_traced();
+    contiguous(match input(tensor) {
+        Input::Plain(tensor) => tensor,
+        Input::Traced(_) => unreachable!("taken off the tape"),
+    })
+}
+
+/// The tensor of a backend's own form.
+pub(super) fn wrap<const D: usize>(tensor: FlexTensor) -> Tensor<D> {
+    debug_assert_eq!(tensor.layout().num_dims(), D, "{:?}", dims::<1>(&tensor));
+    Tensor::from_primitive::<Flex>(tensor)
+}
+
+pub(super) fn contiguous(tensor: FlexTensor) -> FlexTensor {
+    if tensor.is_contiguous() {
+        tensor
+    } else {
+        tensor.to_contiguous()
+    }
+}
+
+trait InnerIfTraced {
+    fn inner_if_traced(self) -> Self;
+}
+
+impl<const D: usize> InnerIfTraced for Tensor<D> {
+    fn inner_if_traced(self) -> Self {
+        if self.device().is_autodiff() {
+            self.inner()
+        } else {
+            self
+        }
+    }
+}
+
+/// Runs a kernel; on the tape if any input is.
+pub(super) fn run<const N: usize, const D: usize, K: Kernel<N>>(
+    kernel: K,
+    inputs: [Input; N],
+) -> Tensor<D> {
+    let traced = inputs.iter().any(|i| matches!(i, Input::Traced(_)));
+    if !traced {
+        let inputs = inputs.map(|input| match input {
+            Input::Plain(tensor) => contiguous(tensor),
+            Input::Traced(_) => unreachable!("none is on the tape"),
+        });
+        return wrap(kernel.forward(inputs).0);
+    }
+    let (primitives, nodes) = unzip(inputs.map(|input| {
+        let tensor = match input {
+            Input::Traced(tensor) => tensor,
+            Input::Plain(tensor) => {
+                // an input without a gradient, as Burn's own operations see it
+                let constant: Tensor<1> = Tensor::from_primitive::<Flex>(tensor);
+                constant
+                    .autodiff()
+                    .try_into_primitive::<Autodiff<Flex>>()
+                    .expect("made on the tape")
+            }
+        };
+        let (primitive, node) = tensor.into_parts();
+        (contiguous(primitive), node)
+    }));
+    let prepared = Taped(kernel.clone())
+        .prepare::<NoCheckpointing>(nodes)
+        .compute_bound()
+        .stateful();
+    let (result, saved) = kernel.forward(primitives);
+    let result = match prepared {
+        OpsKind::Tracked(tracked) => tracked.finish((kernel, saved), result),
+        OpsKind::UnTracked(untracked) => untracked.finish(result),
+    };
+    Tensor::from_primitive::<Autodiff<Flex>>(result)
+}
+
+fn unzip<A, B, const N: usize>(pairs: [(A, B); N]) -> ([A; N], [B; N]) {
+    let mut second = Vec::with_capacity(N);
+    let first = pairs.map(|(a, b)| {
+        second.push(b);
+        a
+    });
+    let second = second
+        .try_into()
+        .unwrap_or_else(|_| unreachable!("one of each"));
+    (first, second)
+}
+
+/// A kernel on the tape.
+#[derive(Clone, Debug)]
+struct Taped<K>(K);
+
+impl<const N: usize, K: Kernel<N>> Backward<Flex, N> for Taped<K> {
+    type State = (K, K::Saved);
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, N>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let gradient = contiguous(grads.consume::<Flex>(&ops.node));
+        let (kernel, saved) = ops.state;
+        let wanted = ops.parents.each_ref().map(Option::is_some);
+        let gradients = kernel.backward(saved, gradient, wanted);
+        for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
+            if let (Some(parent), Some(gradient)) = (parent, gradient) {
+                grads.register::<Flex>(parent.id, gradient);
+            }
+        }
+    }
+}
+
+/// Runs the same code for f32 and f64: `each!(dtype, function(arguments))` calls `function::<T>`.
+macro_rules! each {
+    ($dtype:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
+        match $dtype {
+            burn::tensor::DType::F32 => $function::<f32>($($argument),*),
+            burn::tensor::DType::F64 => $function::<f64>($($argument),*),
+            other => unreachable!("{other:?} was refused before"),
+        }
+    };
+}
+pub(super) use each;

@@ -1,0 +1,372 @@
+//! Kernels against the same formulas in tensor operations, forward and backward. Shapes are no multiples of a vector or block.
+
+use super::{
+    AttentionShape, DecodeShape, ScoreGradients, attention, decode_attention, glu, linear,
+    rms_norm, rotary, score_gradient, score_rows,
+};
+use burn::tensor::activation::{log_softmax, silu, softmax};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use std::ops::Range;
+
+/// Numbers between −1 and 1 that look random and are the same every time.
+fn numbers<const D: usize>(shape: [usize; D], salt: u32) -> Tensor<D> {
+    let n: usize = shape.iter().product();
+    let values: Vec<f32> = (0..n as u32)
+        .map(|i| {
+            let x = (i.wrapping_add(salt << 16)).wrapping_mul(0x9E37_79B9);
+            let x = (x ^ (x >> 15)).wrapping_mul(0x85EB_CA6B);
+            (x >> 8) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect();
+    Tensor::from_data(TensorData::new(values, shape), &Device::flex())
+}
+
+fn leaf<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
+    tensor.clone().autodiff().require_grad()
+}
+
+#[track_caller]
+fn assert_same<const D: usize>(what: &str, found: &Tensor<D>, expected: &Tensor<D>) {
+    assert_eq!(found.dims(), expected.dims(), "{what}");
+    let vec = |t: &Tensor<D>| t.clone().into_data().iter::<f64>().collect::<Vec<_>>();
+    let (found, expected) = (vec(found), vec(expected));
+    let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
+    let apart = norm(&mut found.iter().zip(&expected).map(|(a, b)| a - b));
+    let size = norm(&mut expected.iter().copied()).max(1e-6);
+    assert!(
+        apart / size < 2e-6,
+        "{what}: {:e} relative L2 apart",
+        apart / size
+    );
+}
+
+/// Holds a kernel of two inputs against its formula: values, and gradients under random weights.
+fn hold<const A: usize, const B: usize, const O: usize>(
+    a: &Tensor<A>,
+    b: &Tensor<B>,
+    kernel: impl Fn(&Tensor<A>, &Tensor<B>) -> Tensor<O>,
+    formula: impl Fn(Tensor<A>, Tensor<B>) -> Tensor<O>,
+) {
+    let expected = formula(a.clone(), b.clone());
+    assert_same("off the tape", &kernel(a, b), &expected);
+    let weights = numbers(expected.dims(), 99).autodiff();
+    let (ka, kb, fa, fb) = (leaf(a), leaf(b), leaf(a), leaf(b));
+    let y = kernel(&ka, &kb);
+    assert_same("on the tape", &y.clone().inner(), &expected);
+    let found = (y * weights.clone()).sum().backward();
+    let wanted = (formula(fa.clone(), fb.clone()) * weights.clone())
+        .sum()
+        .backward();
+    let grad = "a leaf of this graph";
+    assert_same(
+        "first gradient",
+        &ka.grad(&found).expect(grad),
+        &fa.grad(&wanted).expect(grad),
+    );
+    assert_same(
+        "second gradient",
+        &kb.grad(&found).expect(grad),
+        &fb.grad(&wanted).expect(grad),
+    );
+    // an input that is no leaf gets no gradient, and the other the same
+    let y = kernel(&ka, b);
+    let alone = (y * weights).sum().backward();
+    assert_same(
+        "gradient beside a constant",
+        &ka.grad(&alone).expect(grad),
+        &fa.grad(&wanted).expect(grad),
+    );
+}
+
+#[test]
+fn rms_norm_is_its_formula_with_and_without_an_offset() {
+    for (shape, offset) in [([1, 7], 0.0), ([131, 48], 0.0), ([700, 67], 1.0)] {
+        let (x, w) = (numbers(shape, 1), numbers([1, shape[1]], 2));
+        hold(
+            &x,
+            &w,
+            |x, w| rms_norm(x, w, 1e-6, offset).expect("f32 on the CPU"),
+            |x, w| {
+                let mean = (x.clone() * x.clone()).mean_dim(1);
+                x * (mean + 1e-6).sqrt().recip() * (w + offset)
+            },
+        );
+    }
+}
+
+#[test]
+fn glu_is_its_formula() {
+    for shape in [[1, 5], [77, 130], [300, 129]] {
+        let (gate, up) = (numbers(shape, 3) * 9.0, numbers(shape, 4));
+        hold(
+            &gate,
+            &up,
+            |a, b| glu(a, b).expect("f32 on the CPU"),
+            |a, b| silu(a) * b,
+        );
+    }
+}
+
+#[test]
+fn linear_is_its_formula() {
+    for [rows, inner, outer] in [[1, 3, 5], [130, 33, 71], [257, 128, 200]] {
+        let (x, w) = (numbers([rows, inner], 5), numbers([outer, inner], 6));
+        hold(
+            &x,
+            &w,
+            |x, w| linear(x, w).expect("f32 on the CPU"),
+            |x, w| x.matmul(w.transpose()),
+        );
+    }
+}
+
+#[test]
+fn rotary_turns_and_its_gradient_turns_back() {
+    for [tokens, heads, dim] in [[1, 1, 2], [37, 3, 10], [300, 4, 32]] {
+        let angle = numbers([tokens, 1, dim / 2], 7) * 3.0;
+        let (cos, sin) = (angle.clone().cos(), angle.sin());
+        let formula = |x: Tensor<3>, _: Tensor<1>| {
+            let on = |t: &Tensor<3>| {
+                if x.device().is_autodiff() {
+                    t.clone().autodiff()
+                } else {
+                    t.clone()
+                }
+            };
+            let (cos, sin) = (on(&cos), on(&sin));
+            let (a, b) = (
+                x.clone().narrow(2, 0, dim / 2),
+                x.narrow(2, dim / 2, dim / 2),
+            );
+            let first = a.clone() * cos.clone() - b.clone() * sin.clone();
+            Tensor::cat(vec![first, b * cos + a * sin], 2)
+        };
+        let x = numbers([tokens, heads, dim], 8);
+        let found = rotary(&x, &cos, &sin).expect("f32 on the CPU");
+        let nothing = numbers([1], 0);
+        assert_same("values", &found, &formula(x.clone(), nothing.clone()));
+        let weights = numbers(x.dims(), 9).autodiff();
+        let (a, b) = (leaf(&x), leaf(&x));
+        let y = rotary(&a, &cos, &sin).expect("f32 on the CPU");
+        let found = (y * weights.clone()).sum().backward();
+        let wanted = (formula(b.clone(), nothing) * weights).sum().backward();
+        assert_same(
+            "gradient",
+            &a.grad(&found).expect("a leaf"),
+            &b.grad(&wanted).expect("a leaf"),
+        );
+    }
+}
+
+/// Attention of one sequence of rows in tensor operations, `[rows, heads, dim]`.
+fn plain_attention([q, k, v]: &[Tensor<3>; 3], shape: &AttentionShape) -> Tensor<3> {
+    let ([rows, heads, _], [_, kv, _]) = (q.dims(), k.dims());
+    let device = q.device();
+    let mut hidden = Vec::new();
+    for query in 0..rows {
+        for key in 0..rows {
+            hidden.push(key > query || shape.window.is_some_and(|w| key + w <= query));
+        }
+    }
+    let mask =
+        Tensor::<2, burn::tensor::Bool>::from_data(TensorData::new(hidden, [rows, rows]), &device);
+    let out = (0..heads).map(|head| {
+        let of = |t: &Tensor<3>, h: usize| {
+            let [rows, _, dim] = t.dims();
+            t.clone().narrow(1, h, 1).reshape([rows, dim])
+        };
+        let (q, k, v) = (
+            of(q, head),
+            of(k, head / (heads / kv)),
+            of(v, head / (heads / kv)),
+        );
+        let mut scores = q.matmul(k.transpose()) * shape.scale;
+        if let Some(cap) = shape.softcap {
+            scores = (scores / cap).tanh() * cap;
+        }
+        let mixed = softmax(scores.mask_fill(mask.clone(), -1e9), 1).matmul(v);
+        let [rows, dim] = mixed.dims();
+        mixed.reshape([rows, 1, dim])
+    });
+    Tensor::cat(out.collect(), 1)
+}
+
+fn packed_attention(
+    q: &Tensor<3>,
+    k: &Tensor<3>,
+    v: &Tensor<3>,
+    shape: &AttentionShape,
+) -> Tensor<3> {
+    let parts = shape.sequences.iter().map(|rows| {
+        let cut = |t: &Tensor<3>| t.clone().narrow(0, rows.start, rows.len());
+        plain_attention(&[cut(q), cut(k), cut(v)], shape)
+    });
+    Tensor::cat(parts.collect(), 0)
+}
+
+#[test]
+fn attention_is_its_formula_over_packed_sequences() {
+    type Case<'a> = (&'a [usize], [usize; 3], Option<usize>, Option<f64>);
+    let cases: [Case<'_>; 5] = [
+        (&[1], [1, 1, 4], None, None),
+        (&[5, 130, 64, 1], [4, 2, 8], None, None),
+        (&[70, 200], [6, 2, 10], Some(17), None),
+        (&[33, 90], [2, 2, 16], None, Some(2.0)),
+        (&[129], [3, 1, 6], Some(64), Some(1.5)),
+    ];
+    for (lengths, [heads, kv, dim], window, softcap) in cases {
+        let mut at = 0;
+        let sequences: Vec<Range<usize>> = lengths
+            .iter()
+            .map(|n| {
+                at += n;
+                at - n..at
+            })
+            .collect();
+        let shape = AttentionShape {
+            sequences: sequences.into(),
+            window,
+            scale: 1.7 / (dim as f64).sqrt(),
+            softcap,
+        };
+        let q = numbers([at, heads, dim], 10) * 2.0;
+        let (k, v) = (numbers([at, kv, dim], 11) * 2.0, numbers([at, kv, dim], 12));
+        let kernel = |q: &Tensor<3>, k: &Tensor<3>, v: &Tensor<3>| {
+            attention(q, k, v, &shape).expect("f32 on the CPU")
+        };
+        assert_same(
+            "values",
+            &kernel(&q, &k, &v),
+            &packed_attention(&q, &k, &v, &shape),
+        );
+        let weights = numbers(q.dims(), 13).autodiff();
+        let a = [&q, &k, &v].map(leaf);
+        let b = [&q, &k, &v].map(leaf);
+        let found = (kernel(&a[0], &a[1], &a[2]) * weights.clone())
+            .sum()
+            .backward();
+        let wanted = packed_attention(&b[0], &b[1], &b[2], &shape) * weights;
+        let wanted = wanted.sum().backward();
+        for (name, (a, b)) in ["dq", "dk", "dv"].iter().zip(a.iter().zip(&b)) {
+            let what = format!("{name} of {lengths:?}, window {window:?}, cap {softcap:?}");
+            assert_same(
+                &what,
+                &a.grad(&found).expect("a leaf"),
+                &b.grad(&wanted).expect("a leaf"),
+            );
+        }
+    }
+}
+
+#[test]
+fn decoding_reads_live_columns_alone() {
+    let (heads, kv, dim, columns) = (6, 2, 10, 50);
+    let (keys, values) = (
+        numbers([4, kv, columns, dim], 14),
+        numbers([4, kv, columns, dim], 15),
+    );
+    let q = numbers([3, heads, dim], 16) * 3.0;
+    let (slots, live) = ([2, 0, 3], [0..50, 7..8, 13..49]);
+    for softcap in [None, Some(2.0)] {
+        let shape = DecodeShape {
+            slots: &slots,
+            live: &live,
+            scale: 0.4,
+            softcap,
+        };
+        let found = decode_attention(&q, &keys, &values, &shape).expect("f32 on the CPU");
+        for (row, (&slot, live)) in slots.iter().zip(&live).enumerate() {
+            for head in 0..heads {
+                let of = |t: &Tensor<4>| {
+                    t.clone()
+                        .slice([slot..slot + 1, head / 3..head / 3 + 1, live.clone(), 0..dim])
+                        .reshape([live.len(), dim])
+                };
+                let q = q
+                    .clone()
+                    .slice([row..row + 1, head..head + 1, 0..dim])
+                    .reshape([1, dim]);
+                let mut scores = q.matmul(of(&keys).transpose()) * 0.4;
+                if let Some(cap) = softcap {
+                    scores = (scores / cap).tanh() * cap;
+                }
+                let expected = softmax(scores, 1).matmul(of(&values));
+                let found = found
+                    .clone()
+                    .slice([row..row + 1, head * dim..(head + 1) * dim]);
+                assert_same("a head", &found, &expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn scores_and_their_gradient_are_those_of_log_softmax() {
+    let cases = [
+        ([1, 3], 1.0, None),
+        ([9, 130], 0.7, None),
+        ([70, 1001], 1.3, Some(3.0)),
+    ];
+    for ([rows, vocab], temperature, softcap) in cases {
+        let logits = numbers([rows, vocab], 17) * 8.0;
+        let targets: Vec<i64> = (0..rows).map(|r| (r * 31 % vocab) as i64).collect();
+        let targets =
+            Tensor::<1, Int>::from_data(TensorData::new(targets, [rows]), &Device::flex());
+        let formula = |logits: Tensor<2>, targets: Tensor<1, Int>| {
+            let capped = match softcap {
+                Some(cap) => (logits / cap).tanh() * cap,
+                None => logits,
+            };
+            let logp = log_softmax(capped / temperature, 1);
+            let entropy = -(logp.clone().exp() * logp.clone())
+                .sum_dim(1)
+                .reshape([rows]);
+            (
+                logp.gather(1, targets.reshape([rows, 1])).reshape([rows]),
+                entropy,
+            )
+        };
+        let found = score_rows(&logits, &targets, temperature, softcap).expect("f32 on the CPU");
+        let (logp, entropy) = formula(logits.clone(), targets.clone());
+        assert_same("log-probs", &found.logp, &logp);
+        assert_same("entropies", &found.entropy, &entropy);
+        let (d_logp, d_entropy) = (numbers([rows], 18), numbers([rows], 19));
+        for d_entropy in [None, Some(&d_entropy)] {
+            let upstream = ScoreGradients {
+                d_logp: &d_logp,
+                d_entropy,
+            };
+            let gradient = score_gradient(
+                logits.clone(),
+                &targets,
+                &found,
+                upstream,
+                temperature,
+                softcap,
+            );
+            let leaf = leaf(&logits);
+            let (logp, entropy) = formula(leaf.clone(), targets.clone().autodiff());
+            let mut loss = (logp * d_logp.clone().autodiff()).sum();
+            if let Some(d) = d_entropy {
+                loss = loss + (entropy * d.clone().autodiff()).sum();
+            }
+            let expected = leaf.grad(&loss.backward()).expect("a leaf");
+            assert_same("gradient", &gradient.expect("f32 on the CPU"), &expected);
+        }
+    }
+}
+
+#[test]
+fn exponentials_are_exact_to_two_units_and_end_well() {
+    use super::real::Real;
+    let mut worst = 0.0_f64;
+    for i in -87_000..88_500 {
+        let x = i as f32 * 1e-3;
+        let (found, exact) = (f64::from(Real::exp(x)), f64::from(x).exp());
+        worst = worst.max(((found - exact) / exact).abs());
+    }
+    assert!(worst < 2.5e-7, "{worst:e}");
+    assert!(Real::exp(-1e9_f32) < 1e-37 && Real::exp(f32::NEG_INFINITY) < 1e-37);
+    assert!(Real::exp(f32::NAN).is_nan());
+    assert!(Real::exp(200.0_f32) > 3e38);
+}
