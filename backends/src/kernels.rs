@@ -23,7 +23,7 @@ mod rotary;
 mod scores;
 mod tape;
 
-pub use attention::{AttentionShape, attention};
+pub use attention::{AttentionShape, Family, attention};
 pub use decode::{DecodeShape, decode_attention};
 pub use glu::glu;
 pub use linear::linear;

@@ -2,7 +2,8 @@
 //!
 //! Queries are taken a block at a time; a block's scores against all keys that it sees fit in a core's cache. The gradient
 //! computes them again (as `FlashAttention` does; Dao et al., 2022), so that nothing but queries, keys and values is kept.
-//! The query heads of a group share their key head's rows in memory.
+//! The query heads of a group share their key head's rows in memory, and sequences that begin alike share the rows of their
+//! beginning: completions of one prompt need its keys and values once.
 
 use super::linear::{Matrix, Size, Target, multiply};
 use super::parallel::{Shared, dims, elements, tensor, vectorised};
@@ -18,11 +19,20 @@ use std::sync::Arc;
 /// Queries of a block.
 const BLOCK: usize = 64;
 
+/// Sequences that begin with the same rows, and the rows that each goes on with. A sequence of its own has an empty prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Family {
+    /// Rows that all members begin with; they see each other, and each member's rows see them.
+    pub prefix: Range<usize>,
+    /// The rows of each member after the prefix.
+    pub members: Vec<Range<usize>>,
+}
+
 /// Which rows belong together, and how scores are made.
 #[derive(Clone, Debug)]
 pub struct AttentionShape {
-    /// Rows of each sequence; none overlap. Rows of none get zeros.
-    pub sequences: Arc<[Range<usize>]>,
+    /// The sequences. No row is in two ranges; rows in none get zeros.
+    pub families: Arc<[Family]>,
     /// A query sees itself and the `window − 1` keys before it; all keys before it where `None`.
     pub window: Option<usize>,
     /// What products are multiplied by.
@@ -112,23 +122,65 @@ impl Heads {
     }
 }
 
-/// A block of queries and the keys that any of them sees, as rows.
+/// The rows of one sequence: those it shares, then its own. Its tokens are numbered through both.
+#[derive(Clone, Debug)]
+struct Rows {
+    prefix: Range<usize>,
+    own: Range<usize>,
+}
+
+impl Rows {
+    /// The row of a token of the sequence's own part.
+    fn own_row(&self, token: usize) -> usize {
+        self.own.start + token - self.prefix.len()
+    }
+
+    /// Tokens as runs of rows side by side: each run's tokens and its first row.
+    fn runs(&self, tokens: &Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> + use<> {
+        let shared = self.prefix.len();
+        let first = tokens.start.min(shared)..tokens.end.min(shared);
+        let second = tokens.start.max(shared)..tokens.end.max(shared);
+        [
+            (first.clone(), self.prefix.start + first.start),
+            (second.clone(), self.own.start + second.start - shared),
+        ]
+        .into_iter()
+        .filter(|(tokens, _)| !tokens.is_empty())
+    }
+
+    /// Blocks of the sequence's own queries.
+    fn blocks(&self, window: Option<usize>) -> impl Iterator<Item = Block> + use<> {
+        let (first, end) = (self.prefix.len(), self.prefix.len() + self.own.len());
+        (first..end).step_by(BLOCK).map(move |start| {
+            let end = (start + BLOCK).min(end);
+            let oldest = window.map_or(0, |w| (start + 1).saturating_sub(w));
+            Block {
+                queries: start..end,
+                keys: oldest..end,
+            }
+        })
+    }
+}
+
+impl Family {
+    /// Every sequence of queries: the prefix by itself, then each member behind it.
+    fn sequences(&self) -> impl Iterator<Item = Rows> + '_ {
+        let prefix = Rows {
+            prefix: self.prefix.start..self.prefix.start,
+            own: self.prefix.clone(),
+        };
+        std::iter::once(prefix).chain(self.members.iter().map(|own| Rows {
+            prefix: self.prefix.clone(),
+            own: own.clone(),
+        }))
+    }
+}
+
+/// A block of queries and the keys that any of them sees, as tokens of their sequence.
 #[derive(Clone)]
 struct Block {
     queries: Range<usize>,
     keys: Range<usize>,
-}
-
-fn blocks(sequence: &Range<usize>, window: Option<usize>) -> impl Iterator<Item = Block> + use<> {
-    let sequence = sequence.clone();
-    sequence.clone().step_by(BLOCK).map(move |start| {
-        let end = (start + BLOCK).min(sequence.end);
-        let oldest = window.map_or(sequence.start, |w| (start + 1).saturating_sub(w));
-        Block {
-            queries: start..end,
-            keys: oldest.max(sequence.start)..end,
-        }
-    })
 }
 
 /// Element `offset` of a tensor, its rows `row` apart and the elements of a row side by side.
@@ -207,50 +259,50 @@ fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: &[FlexTensor; 3]) -> Flex
     let (q, k, v): (&[T], &[T], &[T]) = (elements(q), elements(k), elements(v));
     let mut out = vec![T::ZERO; q.len()];
     let target = Shared(out.as_mut_ptr());
-    let tasks: Vec<(usize, Block)> = shape
-        .sequences
+    let sequences: Vec<Rows> = shape.families.iter().flat_map(Family::sequences).collect();
+    let tasks: Vec<(usize, &Rows, Block)> = sequences
         .iter()
-        .flat_map(|s| blocks(s, shape.window))
-        .flat_map(|block| (0..heads.query).map(move |head| (head, block.clone())))
+        .flat_map(|rows| rows.blocks(shape.window).map(move |block| (rows, block)))
+        .flat_map(|(rows, block)| (0..heads.query).map(move |head| (head, rows, block.clone())))
         .collect();
+    let one = Parallelism::None;
     tasks
         .par_iter()
-        .for_each_init(Vec::new, |scores, (head, block)| {
+        .for_each_init(Vec::new, |scores, (head, rows, block)| {
             let (head, kv) = (*head, head / heads.group());
             let (m, n) = (block.queries.len(), block.keys.len());
             scores.resize(m * n, T::ZERO);
-            let queries = rows_of(q, heads.query(block.queries.start, head), heads.q_row());
-            let keys = rows_of(k, heads.key(block.keys.start, kv), heads.kv_row());
-            let values = rows_of(v, heads.key(block.keys.start, kv), heads.kv_row());
-            let size = Size { m, k: heads.dim, n };
-            multiply(
-                size,
-                local(scores, n),
-                queries,
-                transposed(keys),
-                Parallelism::None,
-            );
+            let query = heads.query(rows.own_row(block.queries.start), head);
+            let queries = rows_of(q, query, heads.q_row());
+            for (tokens, row) in rows.runs(&block.keys) {
+                let keys = rows_of(k, heads.key(row, kv), heads.kv_row());
+                let tile = local(&mut scores[tokens.start - block.keys.start..], n);
+                let size = Size {
+                    m,
+                    k: heads.dim,
+                    n: tokens.len(),
+                };
+                multiply(size, tile, queries, transposed(keys), one);
+            }
             vectorised(|| probabilities(scores, block, shape));
             // SAFETY: no other task has this head of these rows.
             #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
-            let start = unsafe { target.get().add(heads.query(block.queries.start, head)) };
-            let mixed = Target {
-                start,
-                row: heads.q_row(),
-                add: false,
-            };
-            let size = Size {
-                m,
-                k: n,
-                n: heads.dim,
-            };
-            multiply(
-                size,
-                mixed,
-                rows_of(scores, 0, n),
-                values,
-                Parallelism::None,
-            );
+            let start = unsafe { target.get().add(query) };
+            for (i, (tokens, row)) in rows.runs(&block.keys).enumerate() {
+                let values = rows_of(v, heads.key(row, kv), heads.kv_row());
+                let weights = rows_of(scores, tokens.start - block.keys.start, n);
+                let mixed = Target {
+                    start,
+                    row: heads.q_row(),
+                    add: i > 0,
+                };
+                let size = Size {
+                    m,
+                    k: tokens.len(),
+                    n: heads.dim,
+                };
+                multiply(size, mixed, weights, values, one);
+            }
         });
     tensor(out, dims)
 }
@@ -279,10 +331,11 @@ fn backward<T: Real>(
     let mut dk = vec![T::ZERO; k.len()];
     let mut dv = vec![T::ZERO; v.len()];
     let targets = [&mut dq, &mut dk, &mut dv].map(|t| Shared(t.as_mut_ptr()));
-    let tasks: Vec<(usize, &Range<usize>)> = shape
-        .sequences
+    // a family shares rows of keys, so one task has them all
+    let tasks: Vec<(usize, &Family)> = shape
+        .families
         .iter()
-        .flat_map(|s| (0..heads.kv).map(move |kv| (kv, s)))
+        .flat_map(|family| (0..heads.kv).map(move |kv| (kv, family)))
         .collect();
     let empty = || Scratch {
         p: Vec::new(),
@@ -291,105 +344,135 @@ fn backward<T: Real>(
     };
     tasks
         .par_iter()
-        .for_each_init(empty, |scratch, &(kv, sequence)| {
+        .for_each_init(empty, |scratch, &(kv, family)| {
+            let pass = Pass {
+                shape,
+                heads,
+                kv,
+                inputs: [q, k, v, g],
+                targets,
+            };
             for head in kv * heads.group()..(kv + 1) * heads.group() {
-                for block in blocks(sequence, shape.window) {
-                    differentiate(
-                        shape,
-                        heads,
-                        (kv, head, &block),
-                        [q, k, v, g],
-                        targets,
-                        scratch,
-                    );
+                for rows in family.sequences() {
+                    for block in rows.blocks(shape.window) {
+                        pass.block(head, &rows, &block, scratch);
+                    }
                 }
             }
         });
     [tensor(dq, q_dims), tensor(dk, kv_dims), tensor(dv, kv_dims)]
 }
 
-/// One head's block of queries: its dQ, and what it adds to dK and dV.
-fn differentiate<T: Real>(
-    shape: &AttentionShape,
+/// The backward of one key head.
+struct Pass<'a, T> {
+    shape: &'a AttentionShape,
     heads: Heads,
-    (kv, head, block): (usize, usize, &Block),
-    [q, k, v, g]: [&[T]; 4],
+    kv: usize,
+    /// Queries, keys, values, and the gradient of what came out.
+    inputs: [&'a [T]; 4],
+    /// dQ, dK, dV.
     targets: [Shared<T>; 3],
-    scratch: &mut Scratch<T>,
-) {
-    let (m, n, dim) = (block.queries.len(), block.keys.len(), heads.dim);
-    let query = heads.query(block.queries.start, head);
-    let key = heads.key(block.keys.start, kv);
-    let queries = rows_of(q, query, heads.q_row());
-    let keys = rows_of(k, key, heads.kv_row());
-    let values = rows_of(v, key, heads.kv_row());
-    let d_out = rows_of(g, query, heads.q_row());
-    let Scratch { p, ds, raw } = scratch;
-    p.resize(m * n, T::ZERO);
-    ds.resize(m * n, T::ZERO);
-    let one = Parallelism::None;
-    let inner = Size { m, k: dim, n };
-    multiply(inner, local(p, n), queries, transposed(keys), one);
-    if shape.softcap.is_some() {
-        raw.clear();
-        raw.extend_from_slice(p);
+}
+
+impl<T: Real> Pass<'_, T> {
+    /// One head's block of queries: its dQ, and what it adds to dK and dV.
+    fn block(&self, head: usize, rows: &Rows, block: &Block, scratch: &mut Scratch<T>) {
+        let (heads, one) = (self.heads, Parallelism::None);
+        let (q_row, kv_row) = (heads.q_row(), heads.kv_row());
+        let [q, k, v, g] = self.inputs;
+        let [dq, dk, dv] = self.targets;
+        let (m, n) = (block.queries.len(), block.keys.len());
+        let query = heads.query(rows.own_row(block.queries.start), head);
+        let (queries, d_out) = (rows_of(q, query, q_row), rows_of(g, query, q_row));
+        scratch.p.resize(m * n, T::ZERO);
+        scratch.ds.resize(m * n, T::ZERO);
+        for (tokens, row) in rows.runs(&block.keys) {
+            let (column, key) = (tokens.start - block.keys.start, heads.key(row, self.kv));
+            let size = Size {
+                m,
+                k: heads.dim,
+                n: tokens.len(),
+            };
+            let keys = transposed(rows_of(k, key, kv_row));
+            multiply(size, local(&mut scratch.p[column..], n), queries, keys, one);
+            let values = transposed(rows_of(v, key, kv_row));
+            multiply(
+                size,
+                local(&mut scratch.ds[column..], n),
+                d_out,
+                values,
+                one,
+            );
+        }
+        self.score_gradients(block, scratch);
+        // SAFETY: dQ has no other writer for this head and these rows.
+        #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+        let dq = unsafe { dq.get().add(query) };
+        for (i, (tokens, row)) in rows.runs(&block.keys).enumerate() {
+            let (column, key) = (tokens.start - block.keys.start, heads.key(row, self.kv));
+            let (p, ds) = (
+                rows_of(&scratch.p, column, n),
+                rows_of(&scratch.ds, column, n),
+            );
+            let keys = rows_of(k, key, kv_row);
+            let target = Target {
+                start: dq,
+                row: q_row,
+                add: i > 0,
+            };
+            multiply(
+                Size {
+                    m,
+                    k: tokens.len(),
+                    n: heads.dim,
+                },
+                target,
+                ds,
+                keys,
+                one,
+            );
+            // SAFETY: dK and dV of a key head and a family's rows are this task's alone.
+            #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+            let (dk, dv) = unsafe { (dk.get().add(key), dv.get().add(key)) };
+            let size = Size {
+                m: tokens.len(),
+                k: m,
+                n: heads.dim,
+            };
+            let target = |start| Target {
+                start,
+                row: kv_row,
+                add: true,
+            };
+            multiply(size, target(dk), transposed(ds), queries, one);
+            multiply(size, target(dv), transposed(p), d_out, one);
+        }
     }
-    multiply(inner, local(ds, n), d_out, transposed(values), one);
-    vectorised(|| {
-        probabilities(p, block, shape);
-        let scale = T::of(shape.scale);
-        for (p, ds) in p.chunks_exact(n).zip(ds.chunks_exact_mut(n)) {
-            let mean = dot(p, ds);
-            for (ds, &p) in ds.iter_mut().zip(p) {
-                *ds = p * (*ds - mean) * scale;
-            }
+
+    /// Raw scores become probabilities, and dP becomes the gradient of the raw scores.
+    fn score_gradients(&self, block: &Block, scratch: &mut Scratch<T>) {
+        let (shape, n) = (self.shape, block.keys.len());
+        let Scratch { p, ds, raw } = scratch;
+        if shape.softcap.is_some() {
+            raw.clear();
+            raw.extend_from_slice(p);
         }
-        if let Some(cap) = shape.softcap {
-            let shrink = T::of(shape.scale / cap);
-            for (ds, &raw) in ds.iter_mut().zip(raw.iter()) {
-                let t = (raw * shrink).tanh();
-                *ds = *ds * (T::ONE - t * t);
+        vectorised(|| {
+            probabilities(p, block, shape);
+            let scale = T::of(shape.scale);
+            for (p, ds) in p.chunks_exact(n).zip(ds.chunks_exact_mut(n)) {
+                let mean = dot(p, ds);
+                for (ds, &p) in ds.iter_mut().zip(p) {
+                    *ds = p * (*ds - mean) * scale;
+                }
             }
-        }
-    });
-    let [dq, dk, dv] = targets;
-    // SAFETY: dQ has no other writer for this head and these rows; dK and dV of a key head are one task's alone.
-    #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
-    let (dq, dk, dv) = unsafe { (dq.get().add(query), dk.get().add(key), dv.get().add(key)) };
-    let (p, ds) = (rows_of(p, 0, n), rows_of(ds, 0, n));
-    let (q_row, kv_row) = (heads.q_row(), heads.kv_row());
-    multiply(
-        Size { m, k: n, n: dim },
-        Target {
-            start: dq,
-            row: q_row,
-            add: false,
-        },
-        ds,
-        keys,
-        one,
-    );
-    let outer = Size { m: n, k: m, n: dim };
-    multiply(
-        outer,
-        Target {
-            start: dk,
-            row: kv_row,
-            add: true,
-        },
-        transposed(ds),
-        queries,
-        one,
-    );
-    multiply(
-        outer,
-        Target {
-            start: dv,
-            row: kv_row,
-            add: true,
-        },
-        transposed(p),
-        d_out,
-        one,
-    );
+            if let Some(cap) = shape.softcap {
+                let shrink = T::of(shape.scale / cap);
+                for (ds, &raw) in ds.iter_mut().zip(raw.iter()) {
+                    let t = (raw * shrink).tanh();
+                    *ds = *ds * (T::ONE - t * t);
+                }
+            }
+        });
+    }
 }

@@ -12,52 +12,58 @@ const LARGE: usize = 1 << 20;
 
 /// `x · Wᵀ` for `x` of shape `[rows, inputs]` and `w` of shape `[outputs, inputs]`.
 ///
+/// `w` must be a leaf of the graph or a constant. Beside a constant nothing of `x` is kept, for no gradient needs it.
+///
 /// `None` where the kernels do not know the tensors.
 #[must_use]
 pub fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
     if !(knows(x) && knows(w)) || x.dtype() != w.dtype() {
         return None;
     }
-    Some(run(Linear, [input(x.clone()), input(w.clone())]))
+    let kernel = Linear {
+        trains: w.is_require_grad(),
+    };
+    Some(run(kernel, [input(x.clone()), input(w.clone())]))
 }
 
 #[derive(Clone, Debug)]
-struct Linear;
+struct Linear {
+    trains: bool,
+}
 
 impl Kernel<2> for Linear {
-    type Saved = [FlexTensor; 2];
+    type Saved = (Option<FlexTensor>, FlexTensor);
 
-    fn forward(&self, inputs: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
-        let [x, w] = &inputs;
-        let ([rows, inner], [outputs, _]) = (dims(x), dims(w));
+    fn forward(&self, [x, w]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
+        let ([rows, inner], [outputs, _]) = (dims(&x), dims(&w));
         let size = [rows, inner, outputs];
-        let out = each!(x.dtype(), product(size, (x, [inner, 1]), (w, [1, inner])));
-        (out, inputs)
+        let out = each!(x.dtype(), product(size, (&x, [inner, 1]), (&w, [1, inner])));
+        (out, (self.trains.then_some(x), w))
     }
 
     fn backward(
         &self,
-        [x, w]: Self::Saved,
+        (x, w): Self::Saved,
         gradient: FlexTensor,
         wanted: [bool; 2],
     ) -> [Option<FlexTensor>; 2] {
-        let ([rows, inner], [outputs, _]) = (dims(&x), dims(&w));
+        let ([rows, outputs], [_, inner]) = (dims(&gradient), dims(&w));
         let g = &gradient;
         let dx = || {
             let size = [rows, outputs, inner];
             each!(
-                x.dtype(),
+                w.dtype(),
                 product(size, (g, [outputs, 1]), (&w, [inner, 1]))
             )
         };
-        let dw = || {
+        let dw = |x: FlexTensor| {
             let size = [outputs, rows, inner];
             each!(
-                x.dtype(),
+                w.dtype(),
                 product(size, (g, [1, outputs]), (&x, [inner, 1]))
             )
         };
-        [wanted[0].then(dx), wanted[1].then(dw)]
+        [wanted[0].then(dx), x.filter(|_| wanted[1]).map(dw)]
     }
 }
 

@@ -1,7 +1,7 @@
 //! Kernels against the same formulas in tensor operations, forward and backward. Shapes are no multiples of a vector or block.
 
 use super::{
-    AttentionShape, DecodeShape, ScoreGradients, attention, decode_attention, glu, linear,
+    AttentionShape, DecodeShape, Family, ScoreGradients, attention, decode_attention, glu, linear,
     rms_norm, rotary, score_gradient, score_rows,
 };
 use burn::tensor::activation::{log_softmax, silu, softmax};
@@ -191,54 +191,99 @@ fn plain_attention([q, k, v]: &[Tensor<3>; 3], shape: &AttentionShape) -> Tensor
     Tensor::cat(out.collect(), 1)
 }
 
+/// The same of packed rows, every sequence spelled out.
 fn packed_attention(
     q: &Tensor<3>,
     k: &Tensor<3>,
     v: &Tensor<3>,
     shape: &AttentionShape,
 ) -> Tensor<3> {
-    let parts = shape.sequences.iter().map(|rows| {
-        let cut = |t: &Tensor<3>| t.clone().narrow(0, rows.start, rows.len());
-        plain_attention(&[cut(q), cut(k), cut(v)], shape)
-    });
-    Tensor::cat(parts.collect(), 0)
+    let cut = |t: &Tensor<3>, rows: &Range<usize>| t.clone().narrow(0, rows.start, rows.len());
+    let mut parts = Vec::new();
+    for Family { prefix, members } in shape.families.iter() {
+        if !prefix.is_empty() {
+            let alone = [q, k, v].map(|t| cut(t, prefix));
+            parts.push(plain_attention(&alone, shape));
+        }
+        for own in members {
+            let whole = [q, k, v].map(|t| match prefix.len() {
+                0 => cut(t, own),
+                _ => Tensor::cat(vec![cut(t, prefix), cut(t, own)], 0),
+            });
+            let out = plain_attention(&whole, shape);
+            parts.push(out.narrow(0, prefix.len(), own.len()));
+        }
+    }
+    Tensor::cat(parts, 0)
+}
+
+/// Families laid out one after the other: the lengths of a prefix and of its members.
+fn families(lengths: &[(usize, &[usize])]) -> Vec<Family> {
+    let mut at = 0;
+    let mut next = |n: usize| {
+        at += n;
+        at - n..at
+    };
+    let family = |&(prefix, members): &(usize, &[usize])| Family {
+        prefix: next(prefix),
+        members: members.iter().map(|&n| next(n)).collect(),
+    };
+    lengths.iter().map(family).collect()
 }
 
 #[test]
-fn attention_is_its_formula_over_packed_sequences() {
-    type Case<'a> = (&'a [usize], [usize; 3], Option<usize>, Option<f64>);
-    let cases: [Case<'_>; 5] = [
-        (&[1], [1, 1, 4], None, None),
-        (&[5, 130, 64, 1], [4, 2, 8], None, None),
-        (&[70, 200], [6, 2, 10], Some(17), None),
-        (&[33, 90], [2, 2, 16], None, Some(2.0)),
-        (&[129], [3, 1, 6], Some(64), Some(1.5)),
+fn attention_is_its_formula_over_packed_sequences_and_shared_prefixes() {
+    type Case<'a> = (
+        &'a [(usize, &'a [usize])],
+        [usize; 3],
+        Option<usize>,
+        Option<f64>,
+    );
+    let cases: [Case<'_>; 7] = [
+        (&[(0, &[1])], [1, 1, 4], None, None),
+        (
+            &[(0, &[5, 130]), (0, &[64]), (0, &[1])],
+            [4, 2, 8],
+            None,
+            None,
+        ),
+        (&[(0, &[70, 200])], [6, 2, 10], Some(17), None),
+        (&[(0, &[33, 90])], [2, 2, 16], None, Some(2.0)),
+        (&[(0, &[129])], [3, 1, 6], Some(64), Some(1.5)),
+        (
+            &[(37, &[5, 90, 1]), (0, &[20]), (100, &[3, 64])],
+            [4, 2, 8],
+            None,
+            None,
+        ),
+        (
+            &[(80, &[30, 7, 70]), (3, &[90])],
+            [2, 1, 12],
+            Some(40),
+            Some(2.0),
+        ),
     ];
     for (lengths, [heads, kv, dim], window, softcap) in cases {
-        let mut at = 0;
-        let sequences: Vec<Range<usize>> = lengths
-            .iter()
-            .map(|n| {
-                at += n;
-                at - n..at
-            })
-            .collect();
         let shape = AttentionShape {
-            sequences: sequences.into(),
+            families: families(lengths).into(),
             window,
             scale: 1.7 / (dim as f64).sqrt(),
             softcap,
         };
-        let q = numbers([at, heads, dim], 10) * 2.0;
-        let (k, v) = (numbers([at, kv, dim], 11) * 2.0, numbers([at, kv, dim], 12));
+        let rows = lengths
+            .iter()
+            .map(|(p, m)| p + m.iter().sum::<usize>())
+            .sum();
+        let q = numbers([rows, heads, dim], 10) * 2.0;
+        let (k, v) = (
+            numbers([rows, kv, dim], 11) * 2.0,
+            numbers([rows, kv, dim], 12),
+        );
         let kernel = |q: &Tensor<3>, k: &Tensor<3>, v: &Tensor<3>| {
             attention(q, k, v, &shape).expect("f32 on the CPU")
         };
-        assert_same(
-            "values",
-            &kernel(&q, &k, &v),
-            &packed_attention(&q, &k, &v, &shape),
-        );
+        let expected = packed_attention(&q, &k, &v, &shape);
+        assert_same("values", &kernel(&q, &k, &v), &expected);
         let weights = numbers(q.dims(), 13).autodiff();
         let a = [&q, &k, &v].map(leaf);
         let b = [&q, &k, &v].map(leaf);
@@ -249,11 +294,8 @@ fn attention_is_its_formula_over_packed_sequences() {
         let wanted = wanted.sum().backward();
         for (name, (a, b)) in ["dq", "dk", "dv"].iter().zip(a.iter().zip(&b)) {
             let what = format!("{name} of {lengths:?}, window {window:?}, cap {softcap:?}");
-            assert_same(
-                &what,
-                &a.grad(&found).expect("a leaf"),
-                &b.grad(&wanted).expect("a leaf"),
-            );
+            let (found, wanted) = (a.grad(&found), b.grad(&wanted));
+            assert_same(&what, &found.expect("a leaf"), &wanted.expect("a leaf"));
         }
     }
 }

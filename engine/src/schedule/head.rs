@@ -115,8 +115,8 @@ impl HeadPass<'_> {
             let differentiated = differentiate(loss, scores, &inputs);
             d_hidden.push(self.absorb(
                 chunk,
-                differentiated.d_logp,
-                differentiated.d_entropy,
+                &differentiated.d_logp,
+                differentiated.d_entropy.as_ref(),
                 gradients,
             ));
             sums.add(differentiated.loss);
@@ -146,7 +146,7 @@ impl HeadPass<'_> {
             let d_logp = whole.d_logp.clone().narrow(0, start, len);
             let d_entropy = whole.d_entropy.as_ref();
             let d_entropy = d_entropy.map(|d| d.clone().narrow(0, start, len));
-            d_hidden.push(self.absorb(chunk, d_logp, d_entropy, gradients));
+            d_hidden.push(self.absorb(chunk, &d_logp, d_entropy.as_ref(), gradients));
         }
         let mut sums = Running::default();
         sums.add(whole.loss);
@@ -172,11 +172,11 @@ impl HeadPass<'_> {
     fn absorb(
         &self,
         chunk: HeadChunk<'_>,
-        d_logp: Tensor<1>,
-        d_entropy: Option<Tensor<1>>,
+        d_logp: &Tensor<1>,
+        d_entropy: Option<&Tensor<1>>,
         gradients: &mut Gradients,
     ) -> Tensor<2> {
-        self.add(chunk.backward(&d_logp, d_entropy.as_ref()), gradients)
+        self.add(chunk.backward(d_logp, d_entropy), gradients)
     }
 
     /// Adds up a chunk's gradients of weights and gives that of its rows.
