@@ -349,7 +349,7 @@ fn head_alone(decoder: &Decoder) {
                     1.0,
                 );
                 let ones = chunk.scores.logp.ones_like();
-                let found = chunk.backward(ones, None);
+                let found = chunk.backward(&ones, None);
                 rows.push(found.hidden);
                 let own = found.projection.expect("a trained projection");
                 sum = Some(match sum {

@@ -26,6 +26,8 @@ pub enum Command {
     Sft(RunArgs),
     /// What memory a run will need, where it goes, and the fastest plan within a budget
     Plan(PlanArgs),
+    /// Where the time of a training step goes: by phase, by family of kernels, as a trace
+    Bench(BenchArgs),
     /// Mean reward of a checkpoint on the task's held-out prompts
     Eval(EvalArgs),
     /// Sample from a checkpoint
@@ -73,6 +75,27 @@ pub struct PlanArgs {
     pub output: Option<PathBuf>,
     #[command(flatten)]
     pub parallel: ParallelArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Configuration file (YAML): the run whose steps are timed
+    pub config: PathBuf,
+    /// Values to set over the file's: `rollout.n=4 device=cuda:0`
+    #[arg(value_name = "KEY.PATH=VALUE")]
+    pub overrides: Vec<String>,
+    /// Steps that count, after one that warms up
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
+    pub steps: u64,
+    /// Write every span here, in the format that Perfetto and Chrome's trace viewer open
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// What computes, over the file's `device`
+    #[arg(long)]
+    pub device: Option<DeviceSpec>,
+    /// One JSON object instead of tables
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Several devices, on paper.

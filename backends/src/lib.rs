@@ -8,6 +8,7 @@ pub mod host;
 pub mod kernels;
 pub mod memory;
 pub mod profile;
+pub mod trace;
 pub mod transfer;
 
 pub use device::{DeviceInfo, DeviceSpec};

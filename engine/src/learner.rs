@@ -9,6 +9,7 @@ use crate::plan::estimate::Sizes;
 use crate::plan::{ModelPlan, Role};
 use crate::runtime::Runtime;
 use crate::schedule::{HeadLoss, LossSums, MicroScores, Schedule, score_all, values_all};
+use firebrick_backends::trace::span_on;
 use firebrick_models::{Arch, Decoder};
 use std::sync::Arc;
 
@@ -181,6 +182,7 @@ impl Learner {
 
     /// The second half: clips and updates.
     pub fn apply(&mut self, accumulated: Accumulated, lr: f64) -> Result<Updated> {
+        let _span = span_on("optimizer", self.model.decoder.device());
         let Accumulated {
             gradients,
             sums,

@@ -1,5 +1,6 @@
 //! One module a command.
 
+pub mod bench;
 pub mod devices;
 pub mod eval;
 pub mod generate;

@@ -62,6 +62,7 @@ pub fn attention(
 struct Attention(AttentionShape);
 
 impl Kernel<3> for Attention {
+    const NAME: &str = "attention";
     type Saved = [FlexTensor; 3];
 
     fn forward(&self, inputs: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {

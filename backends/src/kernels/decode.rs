@@ -3,6 +3,7 @@
 use super::parallel::{Shared, dims, elements, tensor, vectorised};
 use super::real::{Real, dot, largest, sum_of};
 use super::tape::{each, knows, plain, wrap};
+use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use rayon::prelude::*;
@@ -35,6 +36,7 @@ pub fn decode_attention(
     if !(knows(q) && knows(keys) && knows(values)) || q.dtype() != keys.dtype() {
         return None;
     }
+    let _span = span("decode attention", 0.0);
     let (q, keys, values) = (plain(q.clone()), plain(keys.clone()), plain(values.clone()));
     Some(wrap(each!(q.dtype(), attend(&q, &keys, &values, shape))))
 }

@@ -24,6 +24,7 @@ pub fn glu(gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
 struct Glu;
 
 impl Kernel<2> for Glu {
+    const NAME: &str = "gate";
     type Saved = [FlexTensor; 2];
 
     fn forward(&self, inputs: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {

@@ -3,6 +3,7 @@
 use super::parallel::{dims, elements, tensor};
 use super::real::Real;
 use super::tape::{Kernel, each, input, knows, run};
+use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use gemm::Parallelism;
@@ -32,6 +33,7 @@ struct Linear {
 }
 
 impl Kernel<2> for Linear {
+    const NAME: &str = "product";
     type Saved = (Option<FlexTensor>, FlexTensor);
 
     fn forward(&self, [x, w]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
@@ -73,6 +75,7 @@ fn product<T: Real>(
     (a, a_strides): (&FlexTensor, [usize; 2]),
     (b, b_strides): (&FlexTensor, [usize; 2]),
 ) -> FlexTensor {
+    let _span = span("product", 2.0 * (m * k * n) as f64);
     let mut out = Vec::with_capacity(m * n);
     multiply(
         Size { m, k, n },

@@ -28,6 +28,7 @@ struct RmsNorm {
 }
 
 impl Kernel<2> for RmsNorm {
+    const NAME: &str = "norm";
     type Saved = [FlexTensor; 2];
 
     fn forward(&self, inputs: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {

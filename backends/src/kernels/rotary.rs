@@ -33,6 +33,7 @@ struct Rotary {
 }
 
 impl Kernel<1> for Rotary {
+    const NAME: &str = "rotary";
     type Saved = ();
 
     fn forward(&self, [x]: [FlexTensor; 1]) -> (FlexTensor, ()) {

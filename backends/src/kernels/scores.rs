@@ -6,6 +6,7 @@
 use super::parallel::{by_rows, dims, elements, tensor, vectorised};
 use super::real::{Real, largest};
 use super::tape::{each, knows, plain, wrap};
+use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{Int, Tensor};
 
@@ -47,6 +48,7 @@ pub fn score_rows(
     if !knows(logits) {
         return None;
     }
+    let _span = span("scores", 0.0);
     let logits = plain(logits.clone());
     let [rows, _] = dims(&logits);
     let scaling = Scaling {
@@ -80,6 +82,7 @@ pub fn score_gradient(
     if !knows(&logits) {
         return None;
     }
+    let _span = span("scores", 0.0);
     let scaling = Scaling {
         temperature,
         softcap,

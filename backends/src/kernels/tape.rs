@@ -2,6 +2,7 @@
 
 use super::parallel::dims;
 use crate::device::is_cpu;
+use crate::trace::span;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
 use burn::backend::autodiff::grads::Gradients;
@@ -14,6 +15,9 @@ use std::fmt::Debug;
 
 /// A function of `N` tensors with its gradient.
 pub(super) trait Kernel<const N: usize>: Clone + Debug + Send + 'static {
+    /// What a recording calls it.
+    const NAME: &'static str;
+
     /// What the gradient needs of the forward pass.
     type Saved: Clone + Debug + Send + 'static;
 
@@ -96,6 +100,7 @@ pub(super) fn run<const N: usize, const D: usize, K: Kernel<N>>(
     kernel: K,
     inputs: [Input; N],
 ) -> Tensor<D> {
+    let _span = span(K::NAME, 0.0);
     let traced = inputs.iter().any(|i| matches!(i, Input::Traced(_)));
     if !traced {
         let inputs = inputs.map(|input| match input {
@@ -156,6 +161,7 @@ impl<const N: usize, K: Kernel<N>> Backward<Flex, N> for Taped<K> {
         grads: &mut Gradients,
         _checkpointer: &mut Checkpointer,
     ) {
+        let _span = span(K::NAME, 0.0);
         let gradient = contiguous(grads.consume::<Flex>(&ops.node));
         let (kernel, saved) = ops.state;
         let wanted = ops.parents.each_ref().map(Option::is_some);

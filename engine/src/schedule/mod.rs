@@ -19,6 +19,7 @@ use crate::runtime::Runtime;
 use burn::tensor::Tensor;
 use fetch::{Fetched, Fetcher};
 use firebrick_backends::accounts::{Category, Hold, Home};
+use firebrick_backends::trace::span_on;
 use firebrick_models::Decoder;
 use firebrick_models::head::Head;
 use head::HeadPass;
@@ -144,6 +145,7 @@ impl<'a> Schedule<'a> {
 
     /// Scores micro-batches without a graph, in their order.
     pub fn score(&self, decoder: &Decoder, micros: &[Vec<&Sequence>]) -> Result<Vec<MicroScores>> {
+        let _span = span_on("scoring", decoder.device());
         self.forward(decoder, micros, |head, micro, hidden| {
             let (mut logp, mut entropy) = (Vec::new(), Vec::new());
             for (start, len) in head::chunks(micro.scored(), self.plan.head_rows) {
@@ -250,6 +252,7 @@ type Done<'d> = &'d mut dyn FnMut(&mut Decoder, &mut Gradients, usize) -> Result
 
 impl Pass<'_, '_> {
     fn forward(&mut self, decoder: &Decoder) -> Result<Vec<Tensor<2>>> {
+        let _span = span_on("segments forward", decoder.device());
         let mut rows = embed(decoder, &self.fetch.next(decoder)?, &self.micros);
         for segment in &self.schedule.plan.segments {
             let fetched = self.fetch.next(decoder)?;
@@ -285,6 +288,7 @@ impl Pass<'_, '_> {
         gradients: &mut Gradients,
         sums: &mut LossSums,
     ) -> Result<Vec<Tensor<2>>> {
+        let _span = span_on("head", decoder.device());
         let runtime = self.schedule.runtime;
         let fetched = self.fetch.next(decoder)?;
         let pass = HeadPass {
@@ -316,13 +320,16 @@ impl Pass<'_, '_> {
         done: Done<'_>,
     ) -> Result<()> {
         let Schedule { plan, runtime, .. } = *self.schedule;
+        let device = decoder.device().clone();
         for segment in plan.segments.iter().rev() {
+            let _span = span_on("segments backward", &device);
             let fetched = self.fetch.next(decoder)?;
             for (d, micro) in rows.iter_mut().zip(&self.micros).rev() {
                 let before = runtime.in_use();
                 let (pieces, hold) = match segment.keep {
                     Keep::Graph => self.graphs.pop().unwrap_or_default(),
                     Keep::Input(home) => {
+                        let _span = span_on("recompute", decoder.device());
                         let input = self.kept.pop(home)?;
                         let units = segment.units.clone();
                         let weights = &fetched.weights;
@@ -344,6 +351,7 @@ impl Pass<'_, '_> {
         if !decoder.units()[0].trains() {
             return done(decoder, gradients, 0);
         }
+        let _span = span_on("embedding gradient", &device);
         for (mut d, micro) in rows.into_iter().zip(&self.micros) {
             if let Some(scale) = decoder.arch().embedding_scale {
                 d = d * scale;

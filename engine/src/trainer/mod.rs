@@ -36,6 +36,8 @@ use burn::tensor::Device;
 use firebrick_backends::DeviceInfo;
 use firebrick_backends::device::panic_message;
 use firebrick_backends::memory::peak_resident_bytes;
+use firebrick_backends::profile::DeviceProfile;
+use firebrick_backends::trace::span_on;
 use firebrick_models::Decoder;
 use firebrick_models::checkpoint::{ExportOptions, StoredDtype};
 use serde_json::{Value, json};
@@ -117,6 +119,12 @@ impl Trainer {
         self.learner.decoder()
     }
 
+    /// How fast and how large the device is, as the planner sees it.
+    #[must_use]
+    pub fn profile(&self) -> &DeviceProfile {
+        &self.request.profile
+    }
+
     /// Runs one phase: brings the models to where it needs them, times it, reads memory at its end, and turns a backend's
     /// panic into an error that names it.
     fn phase<T>(
@@ -131,10 +139,12 @@ impl Trainer {
         let started = Instant::now();
         let step = self.phase_step;
         self.uses = uses.to_vec();
+        let span = span_on(name, &self.device);
         let result = catch_unwind(AssertUnwindSafe(|| {
             self.settle_again()?;
             work(self)
         }));
+        drop(span);
         *metrics.entry(format!("timing_s/{name}")).or_default() += started.elapsed().as_secs_f64();
         self.ledger.end(step, name, &self.device);
         let failed = |detail| Error::Phase {

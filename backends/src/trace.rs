@@ -1,0 +1,200 @@
+//! Where time goes: spans that cost one look at a flag until somebody records them.
+//!
+//! A recording holds what one thread did. Spans nest: a phase holds segments, a segment holds kernels. On a device that works
+//! behind the program's back, a span with a device waits for it before it ends while a recording runs, so that its time is the
+//! device's; without a recording nothing waits.
+
+use burn::tensor::Device;
+use serde::Serialize;
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Instant;
+
+/// Whether any thread records. A hint that spares everybody else the thread's own state.
+static ANYBODY: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static RECORDING: RefCell<Option<Recording>> = const { RefCell::new(None) };
+}
+
+struct Recording {
+    origin: Instant,
+    spans: Vec<Record>,
+    depth: usize,
+}
+
+/// One span of a recording. Times are seconds since its start.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Record {
+    /// What ran: a phase, a segment's pass, a family of kernels.
+    pub name: &'static str,
+    /// When it began.
+    pub start: f64,
+    /// How long it took, what it held included.
+    pub seconds: f64,
+    /// Spans around it.
+    pub depth: usize,
+    /// Floating-point operations of its own, where they are known.
+    pub flops: f64,
+}
+
+/// Something under way; it ends when dropped.
+#[derive(Debug)]
+#[must_use = "a span ends when it is dropped"]
+pub struct Span {
+    /// Its place in the recording, if there is one.
+    place: Option<usize>,
+    device: Option<Device>,
+}
+
+/// Begins a span. `flops` are the floating-point operations that it does itself, 0 where nobody counts them.
+#[inline]
+pub fn span(name: &'static str, flops: f64) -> Span {
+    let place = ANYBODY.load(Relaxed).then(|| begin(name, flops)).flatten();
+    Span {
+        place,
+        device: None,
+    }
+}
+
+/// Begins a span that waits for a device at its end while a recording runs.
+pub fn span_on(name: &'static str, device: &Device) -> Span {
+    let mut span = span(name, 0.0);
+    span.device = span.place.map(|_| device.clone());
+    span
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        let Some(place) = self.place else { return };
+        if let Some(device) = &self.device {
+            // what fails here fails again, with a name, at the next read
+            let _ = device.sync();
+        }
+        RECORDING.with_borrow_mut(|recording| {
+            if let Some(recording) = recording {
+                let now = recording.origin.elapsed().as_secs_f64();
+                recording.depth -= 1;
+                let span = &mut recording.spans[place];
+                span.seconds = now - span.start;
+            }
+        });
+    }
+}
+
+fn begin(name: &'static str, flops: f64) -> Option<usize> {
+    RECORDING.with_borrow_mut(|recording| {
+        let recording = recording.as_mut()?;
+        let start = recording.origin.elapsed().as_secs_f64();
+        let depth = recording.depth;
+        recording.depth += 1;
+        recording.spans.push(Record {
+            name,
+            start,
+            seconds: 0.0,
+            depth,
+            flops,
+        });
+        Some(recording.spans.len() - 1)
+    })
+}
+
+/// Records what this thread does from now on. A recording that ran already is thrown away.
+pub fn record() {
+    ANYBODY.store(true, Relaxed);
+    RECORDING.set(Some(Recording {
+        origin: Instant::now(),
+        spans: Vec::new(),
+        depth: 0,
+    }));
+}
+
+/// Ends this thread's recording: its spans in the order in which they began.
+pub fn finish() -> Vec<Record> {
+    RECORDING.take().map_or_else(Vec::new, |r| r.spans)
+}
+
+/// What all spans of one name add up to.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Family {
+    /// Spans.
+    pub calls: u64,
+    /// Seconds, without those of the spans inside.
+    pub own_seconds: f64,
+    /// Seconds, with them.
+    pub seconds: f64,
+    /// Floating-point operations.
+    pub flops: f64,
+}
+
+/// Totals by name, in order of first appearance.
+#[must_use]
+pub fn families(spans: &[Record]) -> Vec<(&'static str, Family)> {
+    let mut totals: Vec<(&'static str, Family)> = Vec::new();
+    // seconds of the children of the span that is open at each depth
+    let mut open: Vec<usize> = Vec::new();
+    for span in spans {
+        let place = totals.iter().position(|(name, _)| *name == span.name);
+        let place = place.unwrap_or_else(|| {
+            totals.push((span.name, Family::default()));
+            totals.len() - 1
+        });
+        let family = &mut totals[place].1;
+        family.calls += 1;
+        family.own_seconds += span.seconds;
+        family.seconds += span.seconds;
+        family.flops += span.flops;
+        open.truncate(span.depth);
+        if let Some(&parent) = open.last() {
+            totals[parent].1.own_seconds -= span.seconds;
+        }
+        open.push(place);
+    }
+    totals
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_recorded_until_somebody_asks() {
+        drop(span("before", 1.0));
+        record();
+        {
+            let _outer = span("outer", 0.0);
+            drop(span("inner", 2.0));
+            drop(span("inner", 3.0));
+        }
+        let spans = finish();
+        drop(span("after", 1.0));
+        let names: Vec<_> = spans.iter().map(|s| (s.name, s.depth)).collect();
+        assert_eq!(names, [("outer", 0), ("inner", 1), ("inner", 1)]);
+        assert!(finish().is_empty());
+    }
+
+    #[test]
+    fn a_family_s_own_seconds_leave_out_what_it_holds() {
+        let at = |name, start, seconds, depth| Record {
+            name,
+            start,
+            seconds,
+            depth,
+            flops: 1.0,
+        };
+        let spans = [
+            at("step", 0.0, 10.0, 0),
+            at("layer", 1.0, 4.0, 1),
+            at("product", 1.0, 3.0, 2),
+            at("layer", 5.0, 2.0, 1),
+            at("step", 10.0, 1.0, 0),
+        ];
+        let families = families(&spans);
+        let of = |name| &families.iter().find(|(n, _)| *n == name).expect("there").1;
+        assert!((of("step").own_seconds - 5.0).abs() < 1e-12);
+        assert!((of("layer").own_seconds - 3.0).abs() < 1e-12);
+        assert!((of("product").own_seconds - 3.0).abs() < 1e-12);
+        assert_eq!((of("step").calls, of("layer").calls), (2, 2));
+        assert!((of("layer").flops - 2.0).abs() < 1e-12);
+    }
+}

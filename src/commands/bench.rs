@@ -1,0 +1,286 @@
+//! `firebrick bench`: where the time of a training step goes.
+
+use crate::arguments::BenchArgs;
+use crate::table::Table;
+use anyhow::Context;
+use firebrick::backends::profile::{DeviceProfile, Origin};
+use firebrick::backends::trace::{self, Family, Record};
+use firebrick::engine::config;
+use firebrick::engine::trainer::{Event, Metrics, Observer, Start, Trainer};
+use firebrick::engine::trainer_state::Mode;
+use firebrick::models::Arch;
+use serde::Serialize;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Steps before the ones that count: kernels are compiled and memory is faulted in.
+const WARM_UP: u64 = 1;
+
+/// What the observed steps left behind.
+#[derive(Default)]
+struct Collected {
+    steps: Vec<Metrics>,
+    spans: Vec<Record>,
+    device: String,
+}
+
+/// Starts recording after the warm-up, and stops after the last step.
+struct Recorder(Arc<Mutex<Collected>>);
+
+impl Observer for Recorder {
+    fn event(&mut self, event: Event<'_>) {
+        let mut collected = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Event::Ready { device, .. } => collected.device = device,
+            Event::Step {
+                step,
+                steps,
+                metrics,
+            } => {
+                if step > WARM_UP {
+                    collected.steps.push(metrics.clone());
+                }
+                if step == steps {
+                    collected.spans = trace::finish();
+                } else if step == WARM_UP {
+                    trace::record();
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What a run of steps did, a step.
+#[derive(Debug, Serialize)]
+struct Report {
+    device: String,
+    steps: usize,
+    seconds_per_step: f64,
+    /// Sampled tokens a second of sampling.
+    generated_tokens_per_second: f64,
+    /// Prompt and completion tokens a second of updating.
+    updated_tokens_per_second: f64,
+    /// Floating-point operations of the model itself, a second of the whole step.
+    model_flops_per_second: f64,
+    /// The same over what the device's matrix products reach.
+    model_flop_utilisation: f64,
+    /// Where that rate comes from.
+    peak: Origin,
+    phases: Vec<Line>,
+    families: Vec<Line>,
+}
+
+#[derive(Debug, Serialize)]
+struct Line {
+    name: &'static str,
+    calls_per_step: f64,
+    /// Without what it holds, for families; with it, for phases.
+    seconds_per_step: f64,
+    share: f64,
+    /// Floating-point operations a second of its own time, where they are counted.
+    flops_per_second: Option<f64>,
+}
+
+/// A folder of its own for the run that is measured; gone afterwards.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> anyhow::Result<Self> {
+        let path = std::env::temp_dir().join(format!("firebrick-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&path)
+            .with_context(|| format!("{} cannot be made", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // what cannot be removed is the system's temporary folder's to clean
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let mut config = config::load(&args.config, &args.overrides)?;
+    if let Some(device) = args.device {
+        config.device = device;
+    }
+    let scratch = Scratch::new()?;
+    config.output = scratch.0.join("run");
+    config.warmup.sft = None;
+    config.trainer.steps = WARM_UP + args.steps;
+    config.trainer.test_freq = 0;
+    config.trainer.save_freq = 0;
+    config.trainer.val_max_samples = Some(1);
+    let epochs = config.update.ppo_epochs;
+
+    let collected = Arc::new(Mutex::new(Collected::default()));
+    let recorder = Box::new(Recorder(Arc::clone(&collected)));
+    let mut trainer = Trainer::new(config, Mode::Rl, Start::Fresh, recorder)?;
+    trainer.run()?;
+    let profile = trainer.profile().clone();
+    let arch = trainer.policy().arch().clone();
+    let products = trainer.policy().num_params() - looked_up(&arch);
+    drop(trainer);
+
+    let collected = std::mem::take(&mut *collected.lock().unwrap_or_else(PoisonError::into_inner));
+    if let Some(path) = &args.trace {
+        write_trace(path, &collected.spans)?;
+    }
+    let work = Work {
+        products: products as f64,
+        arch: &arch,
+        epochs: epochs as f64,
+    };
+    let report = report(&collected, &work, &profile);
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print(&report);
+    }
+    Ok(())
+}
+
+/// Parameters that are looked up and not multiplied.
+fn looked_up(arch: &Arch) -> usize {
+    if arch.tied {
+        0
+    } else {
+        arch.vocab_size * arch.hidden_size
+    }
+}
+
+/// What the model has to compute.
+struct Work<'a> {
+    products: f64,
+    arch: &'a Arch,
+    epochs: f64,
+}
+
+impl Work<'_> {
+    /// Operations of one token's forward, in sequences of this length: two for each parameter that is multiplied, and four
+    /// for each query number and key of attention (`PaLM`'s count, arXiv:2204.02311, which does not halve for causality).
+    fn forward(&self, length: f64) -> f64 {
+        let a = self.arch;
+        let attention = 4.0 * (a.num_layers * a.num_heads * a.head_dim) as f64 * length;
+        2.0 * self.products + attention
+    }
+
+    /// Operations of a whole step: one forward of sampling, one of each scoring, three of each update.
+    fn step(&self, metrics: &Metrics) -> f64 {
+        let value = |name: &str| metrics.get(name).copied().unwrap_or(0.0);
+        let length = value("prompt_length/mean") + value("response_length/mean");
+        let scorings = ["timing_s/old_log_prob", "timing_s/ref"];
+        let scorings = scorings
+            .iter()
+            .filter(|n| metrics.contains_key(**n))
+            .count();
+        let passes = 1.0 + scorings as f64 + 3.0 * self.epochs;
+        passes * value("perf/total_num_tokens") * self.forward(length)
+    }
+}
+
+fn report(collected: &Collected, work: &Work<'_>, profile: &DeviceProfile) -> Report {
+    let steps = collected.steps.len().max(1) as f64;
+    let sum = |name: &str| -> f64 {
+        let values = collected.steps.iter().filter_map(|m| m.get(name));
+        values.sum()
+    };
+    let seconds = sum("perf/time_per_step");
+    let tokens = sum("perf/total_num_tokens");
+    let lengths = sum("prompt_length/mean") + sum("response_length/mean");
+    let generated = tokens * sum("response_length/mean") / lengths.max(1e-9);
+    let flops: f64 = collected.steps.iter().map(|m| work.step(m)).sum();
+    let line = |name, family: &Family, own: f64| Line {
+        name,
+        calls_per_step: family.calls as f64 / steps,
+        seconds_per_step: own / steps,
+        share: own / seconds.max(1e-9),
+        flops_per_second: (family.flops > 0.0).then(|| family.flops / own.max(1e-9)),
+    };
+    let top: Vec<Record> = collected
+        .spans
+        .iter()
+        .filter(|s| s.depth == 0)
+        .cloned()
+        .collect();
+    let phases = trace::families(&top);
+    let mut families: Vec<Line> = trace::families(&collected.spans)
+        .iter()
+        .map(|(name, family)| line(name, family, family.own_seconds))
+        .collect();
+    families.sort_by(|a, b| b.seconds_per_step.total_cmp(&a.seconds_per_step));
+    let rate = flops / seconds.max(1e-9);
+    Report {
+        device: collected.device.clone(),
+        steps: collected.steps.len(),
+        seconds_per_step: seconds / steps,
+        generated_tokens_per_second: generated / sum("timing_s/gen").max(1e-9),
+        updated_tokens_per_second: work.epochs * tokens / sum("timing_s/update_actor").max(1e-9),
+        model_flops_per_second: rate,
+        model_flop_utilisation: rate / profile.matmul_flops.f32,
+        peak: profile.origin,
+        phases: phases
+            .iter()
+            .map(|(name, family)| line(name, family, family.seconds))
+            .collect(),
+        families,
+    }
+}
+
+fn print(report: &Report) {
+    println!(
+        "{}: {} steps after one of warm-up, {:.3} s a step",
+        report.device, report.steps, report.seconds_per_step
+    );
+    println!(
+        "sampling {:.0} tokens/s, update {:.0} tokens/s, {:.1} GFLOP/s of the model: {:.0} % of what products reach{}\n",
+        report.generated_tokens_per_second,
+        report.updated_tokens_per_second,
+        report.model_flops_per_second / 1e9,
+        report.model_flop_utilisation * 100.0,
+        match report.peak {
+            Origin::Measured => " (measured)",
+            Origin::DataSheet => " (from the data sheet; firebrick devices --measure knows better)",
+            Origin::Assumed => " (assumed; firebrick devices --measure knows better)",
+        }
+    );
+    for (title, lines) in [
+        ("PHASE", &report.phases),
+        ("FAMILY, OWN TIME", &report.families),
+    ] {
+        let mut table = Table::new(1, &[title, "CALLS", "MS", "SHARE", "GFLOP/S"]);
+        for line in lines {
+            let rate = line.flops_per_second;
+            table.row(vec![
+                line.name.into(),
+                format!("{:.0}", line.calls_per_step),
+                format!("{:.2}", line.seconds_per_step * 1e3),
+                format!("{:.1} %", line.share * 100.0),
+                rate.map_or_else(String::new, |r| format!("{:.1}", r / 1e9)),
+            ]);
+        }
+        println!("{}", table.render());
+    }
+    println!(
+        "A family's own time leaves out the families inside it. What no family names is tensor operations of the backend."
+    );
+}
+
+/// Spans in the Trace Event Format (complete events), which Perfetto and Chrome's trace viewer open.
+fn write_trace(path: &Path, spans: &[Record]) -> anyhow::Result<()> {
+    let events: Vec<_> = spans
+        .iter()
+        .map(|span| {
+            json!({
+                "name": span.name, "ph": "X", "pid": 1, "tid": 1,
+                "ts": span.start * 1e6, "dur": span.seconds * 1e6,
+                "args": {"flops": span.flops},
+            })
+        })
+        .collect();
+    let text = serde_json::to_string(&json!({"traceEvents": events, "displayTimeUnit": "ms"}))?;
+    std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
+}
