@@ -26,10 +26,11 @@ mod tape;
 pub use attention::{AttentionShape, Family, attention};
 pub use decode::{DecodeShape, decode_attention};
 pub use glu::glu;
-pub use linear::linear;
+pub use linear::{linear, product, product_tn};
 pub use norm::rms_norm;
 pub use rotary::rotary;
 pub use scores::{RowScores, ScoreGradients, score_gradient, score_rows};
+pub use tape::{available, enable};
 
 #[cfg(test)]
 mod tests;

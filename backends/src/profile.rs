@@ -44,9 +44,8 @@ pub struct DeviceProfile {
     pub capacity_bytes: Option<u64>,
     /// How reserved bytes grow above those in use.
     pub pool: Pool,
-    /// Copies of its result that a matrix product makes besides the result itself: one on the CPU backend, which zeroes an
-    /// unaligned buffer first and moves it to an aligned one.
-    pub product_copies: u64,
+    /// Whether models run through the fused kernels of the CPU backend, which keep less than tensor operations do.
+    pub fused: bool,
     /// Where the numbers come from.
     pub origin: Origin,
 }
@@ -113,7 +112,7 @@ impl DeviceProfile {
             kernel_overhead: overhead,
             capacity_bytes: None,
             pool: Self::pool(backend),
-            product_copies: u64::from(backend == Backend::Cpu),
+            fused: backend == Backend::Cpu,
             origin: Origin::Assumed,
         }
     }

@@ -8,7 +8,7 @@ mod dropout;
 pub use dropout::{Dropout, DropoutKey};
 
 use crate::layer::Context;
-use crate::unit::{ParamSpec, Slot};
+use crate::unit::{ParamSpec, Slot, product};
 use burn::tensor::Tensor;
 
 /// What PEFT puts before the name of an adapted module.
@@ -193,8 +193,8 @@ impl<'a> Bypass<'a> {
         &self,
         x: Tensor<2>,
         target: Target,
-        a: Tensor<2>,
-        b: Tensor<2>,
+        a: &Tensor<2>,
+        b: &Tensor<2>,
     ) -> Tensor<2> {
         let (x, scale) = match self.dropout {
             Some(dropout) => (
@@ -203,7 +203,7 @@ impl<'a> Bypass<'a> {
             ),
             None => (x, self.scale),
         };
-        (x.matmul(a.transpose()) * scale).matmul(b.transpose())
+        product(&(product(&x, a) * scale), b)
     }
 }
 

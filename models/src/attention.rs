@@ -15,7 +15,9 @@
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use firebrick_backends::kernels::{self, AttentionShape, Family};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Finite, so that a row that sees nothing (a padding query) stays finite too.
 const HIDDEN_SCORE: f64 = -1e9;
@@ -52,6 +54,8 @@ pub struct Sequences {
     /// Whether rows may stand for padding.
     packed: bool,
     masks: Vec<Mask>,
+    /// Where a kernel does it all: the sequences as rows.
+    fused: Option<Arc<[Family]>>,
 }
 
 /// Consecutive sequences that attend together, as rows of one width.
@@ -175,6 +179,7 @@ impl Sequences {
             chunk: 0,
             packed,
             masks: Vec::new(),
+            fused: None,
         }
     }
 
@@ -182,6 +187,10 @@ impl Sequences {
     #[must_use]
     pub fn prepared(mut self, windows: &[Option<usize>], chunk: usize, device: &Device) -> Self {
         self.chunk = chunk;
+        if kernels::available(device) {
+            self.fused = Some(self.families());
+            return self;
+        }
         let longest = self.longest();
         for &window in windows {
             if self.masks.iter().all(|m| m.window != window) {
@@ -189,6 +198,20 @@ impl Sequences {
             }
         }
         self
+    }
+
+    /// Every sequence as rows of its own.
+    fn families(&self) -> Arc<[Family]> {
+        let mut row = 0;
+        let own = self.lengths.iter().map(|&n| {
+            row += n;
+            row - n..row
+        });
+        own.map(|rows| Family {
+            prefix: rows.start..rows.start,
+            members: vec![rows],
+        })
+        .collect()
     }
 
     /// Rows of each sequence, padding included where the layout has some.
@@ -215,10 +238,11 @@ impl Sequences {
         self.lengths.iter().copied().max().unwrap_or(0)
     }
 
-    /// Whether scores are computed again in the backward: where they are packed, or too many for one piece.
+    /// Whether scores are computed again in a backward outside of the graph: where they are packed, or too many for one piece.
+    /// A kernel on the graph does so by itself.
     #[must_use]
     pub fn recomputes(&self) -> bool {
-        self.packed || self.is_chunked(self.longest())
+        self.fused.is_none() && (self.packed || self.is_chunked(self.longest()))
     }
 
     /// Position of every row in its sequence.
@@ -372,6 +396,18 @@ impl Group {
 #[must_use]
 pub fn attend(qkv: &Projected, scoring: Scoring, sequences: &Sequences) -> Tensor<2> {
     let [tokens, heads, dim] = qkv.q.dims();
+    if let Some(families) = &sequences.fused {
+        let shape = AttentionShape {
+            families: Arc::clone(families),
+            window: scoring.window,
+            scale: scoring.scale,
+            softcap: scoring.softcap,
+        };
+        let mixed = kernels::attention(&qkv.q, &qkv.k, &qkv.v, &shape);
+        return mixed
+            .expect("tensors of the device that the sequences were laid out for")
+            .reshape([tokens, heads * dim]);
+    }
     let groups = sequences.groups.iter().map(|group| {
         let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|t| group.by_head(t));
         let chunks = sequences.chunks(group.width, scoring.window);

@@ -217,10 +217,9 @@ impl HeadChunk<'_> {
         let dz =
             self.distribution
                 .gradient(head, &self.targets, self.temperature, d_logp, d_entropy);
-        let projection = head
-            .trainable
-            .then(|| dz.clone().transpose().matmul(self.normed));
-        let d_normed = dz.matmul(head.projection.clone());
+        let projection = head.trainable.then(|| product_tn(&dz, &self.normed));
+        let d_normed = kernels::product(&dz, &head.projection)
+            .unwrap_or_else(|| dz.matmul(head.projection.clone()));
 
         let (hidden, norm) = head.norm_backward(self.hidden, d_normed);
         HeadGradients {
@@ -253,6 +252,11 @@ impl ValueChunk<'_> {
             bias,
         }
     }
+}
+
+/// `aᵀ · b`, off the graph.
+fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Tensor<2> {
+    kernels::product_tn(a, b).unwrap_or_else(|| a.clone().transpose().matmul(b.clone()))
 }
 
 impl Distribution {

@@ -332,7 +332,7 @@ impl Weights {
             return y;
         };
         match self.bypass(target) {
-            Some((a, b)) => y + bypass.run(x, target, a, b),
+            Some((a, b)) => y + bypass.run(x, target, &a, &b),
             None => y,
         }
     }

@@ -2,7 +2,7 @@
 
 use super::parallel::{dims, elements, tensor};
 use super::real::Real;
-use super::tape::{Kernel, each, input, knows, run};
+use super::tape::{Kernel, each, input, knows, plain, run, wrap};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -39,7 +39,10 @@ impl Kernel<2> for Linear {
     fn forward(&self, [x, w]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
         let ([rows, inner], [outputs, _]) = (dims(&x), dims(&w));
         let size = [rows, inner, outputs];
-        let out = each!(x.dtype(), product(size, (&x, [inner, 1]), (&w, [1, inner])));
+        let out = each!(
+            x.dtype(),
+            multiplied(size, (&x, [inner, 1]), (&w, [1, inner]))
+        );
         (out, (self.trains.then_some(x), w))
     }
 
@@ -55,14 +58,14 @@ impl Kernel<2> for Linear {
             let size = [rows, outputs, inner];
             each!(
                 w.dtype(),
-                product(size, (g, [outputs, 1]), (&w, [inner, 1]))
+                multiplied(size, (g, [outputs, 1]), (&w, [inner, 1]))
             )
         };
         let dw = |x: FlexTensor| {
             let size = [outputs, rows, inner];
             each!(
                 w.dtype(),
-                product(size, (g, [1, outputs]), (&x, [inner, 1]))
+                multiplied(size, (g, [1, outputs]), (&x, [inner, 1]))
             )
         };
         [wanted[0].then(dx), x.filter(|_| wanted[1]).map(dw)]
@@ -70,7 +73,7 @@ impl Kernel<2> for Linear {
 }
 
 /// The product of a `[m, k]` and a `[k, n]` matrix, each with its strides of rows and columns.
-fn product<T: Real>(
+fn multiplied<T: Real>(
     [m, k, n]: [usize; 3],
     (a, a_strides): (&FlexTensor, [usize; 2]),
     (b, b_strides): (&FlexTensor, [usize; 2]),
@@ -106,6 +109,40 @@ fn product<T: Real>(
         out.set_len(m * n);
     }
     tensor(out, [m, n])
+}
+
+/// `a · b` for `[m, k]` and `[k, n]`.
+///
+/// `None` where the kernels do not know the tensors. Not differentiable.
+#[must_use]
+pub fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    let ([m, k], [_, n]) = (a.dims(), b.dims());
+    untraced([m, k, n], (a, [k, 1]), (b, [n, 1]))
+}
+
+/// `aᵀ · b` for `[k, m]` and `[k, n]`.
+///
+/// `None` where the kernels do not know the tensors. Not differentiable.
+#[must_use]
+pub fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    let ([k, m], [_, n]) = (a.dims(), b.dims());
+    untraced([m, k, n], (a, [1, m]), (b, [n, 1]))
+}
+
+fn untraced(
+    size: [usize; 3],
+    (a, a_strides): (&Tensor<2>, [usize; 2]),
+    (b, b_strides): (&Tensor<2>, [usize; 2]),
+) -> Option<Tensor<2>> {
+    if !(knows(a) && knows(b)) || a.dtype() != b.dtype() {
+        return None;
+    }
+    let (a, b) = (plain(a.clone()), plain(b.clone()));
+    let out = each!(
+        a.dtype(),
+        multiplied(size, (&a, a_strides), (&b, b_strides))
+    );
+    Some(wrap(out))
 }
 
 /// Rows, inner length and columns of a product.

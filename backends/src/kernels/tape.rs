@@ -10,8 +10,9 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Flex};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use std::fmt::Debug;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// A function of `N` tensors with its gradient.
 pub(super) trait Kernel<const N: usize>: Clone + Debug + Send + 'static {
@@ -33,9 +34,31 @@ pub(super) trait Kernel<const N: usize>: Clone + Debug + Send + 'static {
     ) -> [Option<FlexTensor>; N];
 }
 
+/// Whether kernels are used at all.
+static ENABLED: AtomicBool = AtomicBool::new(true);
+
+/// Turns the kernels on or off for the whole process, to compare them with the tensor operations that they stand for.
+pub fn enable(on: bool) {
+    ENABLED.store(on, Relaxed);
+}
+
+/// Whether models on this device run through kernels.
+#[must_use]
+pub fn available(device: &Device) -> bool {
+    let known = || {
+        matches!(
+            device.settings().float_dtype,
+            FloatDType::F32 | FloatDType::F64
+        )
+    };
+    ENABLED.load(Relaxed) && is_cpu(device) && known()
+}
+
 /// Whether the kernels know tensors like this one.
 pub(super) fn knows<const D: usize>(tensor: &Tensor<D>) -> bool {
-    matches!(tensor.dtype(), DType::F32 | DType::F64) && is_cpu(&tensor.device())
+    matches!(tensor.dtype(), DType::F32 | DType::F64)
+        && ENABLED.load(Relaxed)
+        && is_cpu(&tensor.device())
 }
 
 /// A tensor of the CPU backend, on the tape or not.

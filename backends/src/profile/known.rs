@@ -91,7 +91,7 @@ pub fn known(name: &str) -> Option<DeviceProfile> {
         kernel_overhead: if unified { 1.5e-5 } else { 6e-6 },
         capacity_bytes: Some((row.gib * f64::from(1 << 30)) as u64),
         pool: Pool::GPU,
-        product_copies: 0,
+        fused: false,
         origin: Origin::DataSheet,
     })
 }

@@ -17,6 +17,16 @@
 //! | MLP, `gelu` by tanh | gate, tanh's argument, 1 + tanh, activation, up, gate · up | 6 f |
 //! | with a norm after the half | its input, and that divided | 2 d |
 //!
+//! The fused kernels of the CPU backend keep their inputs and nothing else:
+//!
+//! | half | kept | numbers |
+//! |---|---|---|
+//! | both | what the norm gives | d |
+//! | attention | queries, keys, values, the mixed values | 2 q + 2 k |
+//! | | with norms on q and k: each before its norm | q + k |
+//! | MLP, `silu` | gate, up, gate · up | 3 f |
+//! | with a norm after the half | its input | d |
+//!
 //! Beside frozen weights (adapters alone are trained) less is kept: no input of a product whose matrix is frozen, and no
 //! factor of a frozen norm's weight. A bypass keeps its input (`d`, `q` or `f`; once for those that share it) and the `rank`
 //! numbers between its matrices; with dropout its input is its own, with a byte of mask for each element.
@@ -42,9 +52,13 @@ pub struct Widths {
     softcap: bool,
     mlp_kept: u64,
     bypass: Option<Bypass>,
-    /// Copies of a product's result while it is made.
-    copies: u64,
+    /// Whether kernels compute the halves.
+    fused: bool,
 }
+
+/// Cores whose blocks of scores are there at a time where kernels compute attention, and queries of a block.
+const CORES: u64 = 4;
+const BLOCK: u64 = 64;
 
 /// What bypasses keep, in numbers a token: inputs as wide as the residual stream, and as something inside a half.
 #[derive(Clone, Copy, Debug, Default)]
@@ -137,7 +151,7 @@ pub struct Shape {
 impl Widths {
     /// The widths that matter to memory.
     #[must_use]
-    pub fn of(arch: &Arch, lora: Option<&LoraConfig>, product_copies: u64) -> Self {
+    pub fn of(arch: &Arch, lora: Option<&LoraConfig>, fused: bool) -> Self {
         let heads = arch.num_heads as u64;
         let dim = arch.head_dim as u64;
         let (d, f, q) = (
@@ -155,12 +169,13 @@ impl Widths {
             qk_norm: arch.qk_norm,
             softcap: arch.attention_softcap.is_some(),
             mlp_kept: match arch.activation {
+                Activation::Silu if fused => 3,
                 Activation::Silu => 5,
                 Activation::Gelu => 4,
                 Activation::GeluTanh => 6,
             },
             bypass: lora.map(|l| Bypass::of(l, d, q, f)),
-            copies: product_copies,
+            fused,
         }
     }
 
@@ -169,20 +184,21 @@ impl Widths {
     pub fn kept(&self, half: Half) -> Numbers {
         // each norm keeps its quotient, and what it gives is kept by the products after it
         let frozen = self.bypass.is_some();
-        let norm = if frozen { 1 } else { 2 };
+        let norm = if frozen || self.fused { 1 } else { 2 };
         let normed = if self.qk_norm {
             norm * (self.q + self.k)
         } else {
             0
         };
         let post = if self.post { norm * self.d } else { 0 };
+        let first = if self.fused { self.d } else { 2 * self.d };
         match (half, self.bypass) {
             (Half::Attention, None) => Numbers {
-                between: 2 * self.d + post,
+                between: first + post,
                 inside: normed + 2 * self.q + 2 * self.k,
             },
             (Half::Mlp, None) => Numbers {
-                between: 2 * self.d + post,
+                between: first + post,
                 inside: self.mlp_kept * self.f,
             },
             (Half::Attention, Some(bypass)) => Numbers {
@@ -204,6 +220,9 @@ impl Widths {
 
     /// Scores that are there at a time, one tensor of them.
     fn scores(&self, shape: Shape, rows: usize) -> u64 {
+        if self.fused {
+            return CORES * BLOCK.min(shape.length) * shape.length;
+        }
         let all = if shape.packed {
             shape.length * at_most(rows, shape.tokens)
         } else {
@@ -215,7 +234,7 @@ impl Widths {
     /// Scores that a traced attention keeps, over all tokens. Where they are computed again it keeps none.
     #[must_use]
     pub fn scores_kept(&self, shape: Shape, rows: usize) -> u64 {
-        if shape.recomputes(rows) {
+        if self.recomputes(shape, rows) {
             0
         } else {
             self.score_copies() * self.scores(shape, rows)
@@ -225,12 +244,12 @@ impl Widths {
     /// Scores that an attention half's backward has besides those it keeps.
     #[must_use]
     pub fn scores_extra(&self, shape: Shape, rows: usize) -> u64 {
-        let copies = if shape.recomputes(rows) {
-            // the probabilities and their gradient, a product; under a soft-cap the tanh of the scores
-            2 + self.copies + u64::from(self.softcap)
+        let copies = if self.fused || self.recomputes(shape, rows) {
+            // the probabilities and their gradient; under a soft-cap the tanh of the scores
+            2 + u64::from(self.softcap)
         } else {
-            // the gradient of the probabilities, a product, comes while all of them are there
-            1 + self.copies
+            // the gradient of the probabilities comes while all of them are there
+            1
         };
         copies * self.scores(shape, rows)
     }
@@ -238,17 +257,33 @@ impl Widths {
     /// Scores of a forward without a graph: before and after softmax.
     #[must_use]
     pub fn scores_forward(&self, shape: Shape, rows: usize) -> u64 {
-        2 * self.scores(shape, rows)
+        let copies = if self.fused { 1 } else { 2 };
+        copies * self.scores(shape, rows)
+    }
+
+    /// Whether a trained attention keeps no scores.
+    #[must_use]
+    pub fn recomputes(&self, shape: Shape, rows: usize) -> bool {
+        self.fused || shape.recomputes(rows)
+    }
+
+    /// Whether attention's backward runs outside of the graph, which cuts it at every attention half.
+    #[must_use]
+    pub fn splits(&self, shape: Shape, rows: usize) -> bool {
+        !self.fused && shape.recomputes(rows)
     }
 
     /// Gradients on their way through a half, besides what it keeps and scores apart.
     #[must_use]
     pub fn extra(&self, half: Half, recomputes: bool) -> Numbers {
         let inside = match (half, recomputes) {
+            // the queries', keys' and values' gradients, when the mixed values are gone
+            (Half::Attention, _) if self.fused => self.q + 2 * self.k,
             (Half::Attention, false) => self.q,
             // the mixed values' gradient, the queries' by chunks and in one piece, the keys' and values'
             (Half::Attention, true) => 3 * self.q + 2 * self.k,
-            (Half::Mlp, _) => (1 + self.copies) * self.f,
+            (Half::Mlp, _) if self.fused => 2 * self.f,
+            (Half::Mlp, _) => self.f,
         };
         Numbers {
             between: 2 * self.d,
@@ -262,10 +297,12 @@ impl Widths {
         Numbers {
             between: 2 * self.d,
             inside: match half {
+                Half::Attention if self.fused => 2 * self.q + 2 * self.k,
                 // queries, keys, values, and the mixed values by chunks and in one piece
                 Half::Attention => 3 * self.q + 2 * self.k,
+                Half::Mlp if self.fused => 3 * self.f,
                 // the activation while up is made
-                Half::Mlp => (2 + self.copies) * self.f,
+                Half::Mlp => 2 * self.f,
             },
         }
     }
@@ -284,9 +321,9 @@ impl Shape {
         at_most(rows, self.length) < self.length
     }
 
-    /// Whether attention computes its scores once more in the backward.
+    /// Whether attention in tensor operations computes its scores once more in the backward.
     #[must_use]
-    pub fn recomputes(self, rows: usize) -> bool {
+    fn recomputes(self, rows: usize) -> bool {
         self.packed || self.is_chunked(rows)
     }
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | scores of a chunk: logits, probabilities, and their product while it is summed | 3 r V |
 //! | gradient of a chunk: logits and their gradient; with entropy in the loss the centred logits too | 2 r V, or 3 r V |
+//! | the same where a kernel computes them: the logits, and their gradient in their place | r V |
 //! | gradient of the projection: this chunk's, and the sum it is added to | 2 V d |
 //! | rows picked for scoring, normed, and their gradients | 4 r d, and 2 d a scored token |
 
@@ -21,15 +22,17 @@ pub(super) struct HeadCost {
     vocab: u64,
     d: u64,
     rows: u64,
+    fused: bool,
 }
 
 impl HeadCost {
-    pub fn of(arch: &Arch, head_rows: usize) -> Self {
+    pub fn of(arch: &Arch, head_rows: usize, fused: bool) -> Self {
         Self {
             vocab: match arch.head {
                 HeadKind::LanguageModel => arch.vocab_size as u64,
                 HeadKind::Scalar { .. } => 1,
             },
+            fused,
             d: arch.hidden_size as u64,
             rows: head_rows as u64,
         }
@@ -42,13 +45,18 @@ impl HeadCost {
     /// Bytes while a chunk is scored.
     pub fn score(&self, shape: Shape) -> u64 {
         let r = self.chunk(shape.scored);
-        F32 * (3 * r * self.vocab + 2 * r * self.d)
+        let copies = if self.fused { 1 } else { 3 };
+        F32 * (copies * r * self.vocab + 2 * r * self.d)
     }
 
     /// Bytes while a chunk's gradient is taken, gradients of parameters apart.
     pub fn backward(&self, shape: Shape, entropy: bool) -> u64 {
         let r = self.chunk(shape.scored);
-        let copies = if entropy { 3 } else { 2 };
+        let copies = match (self.fused, entropy) {
+            (true, _) => 1,
+            (false, false) => 2,
+            (false, true) => 3,
+        };
         F32 * (copies * r * self.vocab + 4 * r * self.d)
     }
 

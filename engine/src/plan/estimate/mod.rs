@@ -112,7 +112,7 @@ impl<'a> Context<'a> {
             trained.push((Role::Critic, Sizes::of(arch, None)));
         }
         Self {
-            widths: Widths::of(arch, lora, profile.product_copies),
+            widths: Widths::of(arch, lora, profile.fused),
             workload,
             plan,
             profile,

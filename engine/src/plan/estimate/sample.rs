@@ -130,7 +130,7 @@ pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Use, worst: &mut
         Use::Pass(role) => role.category(),
         _ => ctx.role.category(),
     };
-    let head = HeadCost::of(ctx.arch, plan.head_rows);
+    let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile.fused);
     let base = ctx.standing(doing) + ctx.batch_buffers(shape, plan.attention_rows, 1);
     let last = plan.segments.len().saturating_sub(1);
     let fetched = ctx

@@ -151,7 +151,7 @@ impl Context<'_> {
 
     /// The scores of attention alone, once more.
     fn scores_again(&self, shape: Shape, rows: usize) -> f64 {
-        if shape.recomputes(rows) {
+        if self.widths.recomputes(shape, rows) {
             let operations = self.attention_operations(shape, rows);
             let scores = F32 as f64 * operations / (4.0 * self.arch.head_dim as f64);
             self.flops(operations) + 2.0 * TRAFFIC * scores / self.profile.memory_bandwidth

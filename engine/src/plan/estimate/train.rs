@@ -25,7 +25,7 @@ pub(super) struct Walk<'a> {
     copies: u64,
     /// Whether an earlier micro-batch left a gradient for every parameter.
     full: bool,
-    recomputes: bool,
+    splits: bool,
 }
 
 impl<'a> Walk<'a> {
@@ -47,7 +47,7 @@ impl<'a> Walk<'a> {
             copies,
             // segment by segment, a parameter's gradients of all micro-batches meet in its own sum
             full: micros > copies,
-            recomputes: shape.recomputes(plan.attention_rows),
+            splits: ctx.widths.splits(shape, plan.attention_rows),
             ctx,
         }
     }
@@ -177,7 +177,7 @@ impl<'a> Walk<'a> {
     fn head(&self, held: Held) -> Held {
         let ctx = self.ctx;
         let shape = ctx.train_shape();
-        let cost = HeadCost::of(ctx.arch, self.plan.head_rows);
+        let cost = HeadCost::of(ctx.arch, self.plan.head_rows, ctx.profile.fused);
         let sizes = &ctx.sizes;
         let own = match self.plan.ends {
             Home::Host => sizes.projection,
@@ -202,10 +202,11 @@ impl<'a> Walk<'a> {
             // chunks are summed on the device before the sum leaves it
             Home::Host => projection * (1 + u64::from(cost.adds(shape, 1))),
         };
-        // the product that gives the projection's gradient
+        // what the product for the projection's gradient packs on the CPU
         let made = match projection {
             0 => 0,
-            n => ctx.profile.product_copies * n.max(cost.packed(shape)),
+            _ if ctx.profile.fused => cost.packed(shape),
+            _ => 0,
         };
         held.on_device(Category::Head, backward)
             .on_device(
@@ -237,7 +238,7 @@ impl<'a> Walk<'a> {
         for unit in segment.units.clone().rev() {
             let half = Half::of(unit);
             let own = ctx.sizes.trained_unit(unit);
-            let extra = ctx.widths.extra(half, self.recomputes);
+            let extra = ctx.widths.extra(half, self.splits);
             let mut held = (below + self.graph(segment, unit + 1))
                 .on_device(Category::LiveGraph, extra.bytes(shape.tokens, ctx.parallel));
             if half == Half::Attention {
@@ -253,7 +254,7 @@ impl<'a> Walk<'a> {
                 self.with_gradients(held, done + added, fresh + own / 3),
             );
             // attention that is computed again cuts the graph at every attention half; elsewhere a segment is one graph
-            if self.recomputes {
+            if self.splits {
                 added += own;
             } else {
                 fresh += own;
