@@ -41,6 +41,10 @@ use firebrick_models::arch::Activation;
 
 /// Widths of an architecture.
 #[derive(Clone, Copy, Debug)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a part that a layer has or has not"
+)]
 pub struct Widths {
     d: u64,
     f: u64,

@@ -154,7 +154,7 @@ impl<'a> Context<'a> {
             arch,
             lora: None,
             sizes,
-            widths: Widths::of(arch, None, self.profile.product_copies),
+            widths: Widths::of(arch, None, self.profile.fused),
             trained: self.trained.clone(),
             rewards: self.rewards.clone(),
             ..*self

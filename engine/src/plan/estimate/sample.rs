@@ -89,7 +89,7 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
             .on_device(Category::KvCache, beside)
             .on_device(Category::Buffers, masks),
     );
-    let head = HeadCost::of(arch, 1);
+    let head = HeadCost::of(arch, 1, ctx.profile.fused);
     let logits = |rows| ctx.parallel.tensor_share(F32 * CHOICE * head.logits(rows));
     worst.see(
         "choosing first tokens",

@@ -163,7 +163,7 @@ impl Context<'_> {
     /// The head's forward over scored tokens.
     fn head(&self, scored: u64, head_rows: usize) -> f64 {
         let width = self.arch.hidden_size;
-        let logits = HeadCost::of(self.arch, head_rows).logits(scored) as f64;
+        let logits = HeadCost::of(self.arch, head_rows, self.profile.fused).logits(scored) as f64;
         let chunks = scored.div_ceil(head_rows as u64) as f64;
         self.flops(2.0 * logits * width as f64)
             + 8.0 * F32 as f64 * logits / self.profile.memory_bandwidth
