@@ -3,6 +3,7 @@
 //! Rows with windows of much different length are scored in bands of neighbouring rows, each from the first column of its
 //! own longest window on; a layer with a sliding window reads no more than that. What a band still reads in vain is hidden
 //! by a mask. A band costs a few operations of its own, so there are as few as pay: one where all windows are alike.
+//! On the CPU a kernel reads each sequence's live columns and no others, and there are neither bands nor masks.
 //! Many columns at once (a prompt) are scored a few queries at a time, each chunk up to its own last column.
 
 use super::KvCache;
@@ -10,6 +11,7 @@ use crate::arch::Arch;
 use crate::attention::{Scoring, mix};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
+use firebrick_backends::kernels::{self, DecodeShape};
 use std::ops::Range;
 
 /// Keys read in vain (rows times columns) that cost as much as the operations of another band: measured on a CPU with 8 heads
@@ -37,6 +39,8 @@ struct Block {
 #[derive(Clone, Debug)]
 pub(crate) struct Reach {
     first: usize,
+    /// First column of each sequence, where a kernel decodes one token of each and needs no blocks.
+    fused: Option<Vec<usize>>,
     /// Blocks by a layer's sliding window.
     blocks: Vec<(Option<usize>, Vec<Block>)>,
 }
@@ -45,6 +49,13 @@ impl Reach {
     /// For the next `len` columns of a cache's sequences.
     pub fn new(arch: &Arch, cache: &KvCache, len: usize, device: &Device) -> Self {
         let (starts, first) = (cache.starts(), cache.used());
+        if len == 1 && kernels::available(device) {
+            return Self {
+                first,
+                fused: Some(starts.to_vec()),
+                blocks: Vec::new(),
+            };
+        }
         let cost = BAND_COST[usize::from(!is_cpu(device))];
         let mut blocks: Vec<(Option<usize>, Vec<Block>)> = Vec::new();
         for &window in &arch.windows {
@@ -57,7 +68,11 @@ impl Reach {
                 blocks.push((window, masked.collect()));
             }
         }
-        Self { first, blocks }
+        Self {
+            first,
+            fused: None,
+            blocks,
+        }
     }
 
     /// The column of the first query.
@@ -67,7 +82,7 @@ impl Reach {
 
     /// Softmax attention over keys and values `[rows, kv_heads, capacity, head_dim]`, in the shape of the queries.
     ///
-    /// The one place that reads a cache: a fused kernel that walks each row's window would stand here.
+    /// The one place that reads a cache.
     pub fn attend(
         &self,
         scoring: Scoring,
@@ -75,6 +90,9 @@ impl Reach {
         keys: &Tensor<4>,
         values: &Tensor<4>,
     ) -> Tensor<4> {
+        if let Some(starts) = &self.fused {
+            return self.decode(starts, scoring, q, keys, values);
+        }
         let blocks = self.blocks.iter().find(|(w, _)| *w == scoring.window);
         let blocks = blocks.map_or(&[][..], |(_, blocks)| blocks);
         let mut mixed: Vec<Tensor<4>> = blocks
@@ -94,6 +112,34 @@ impl Reach {
             // one query: bands of rows; several: chunks of queries
             _ => Tensor::cat(mixed, if q.dims()[2] > 1 { 2 } else { 0 }),
         }
+    }
+}
+
+impl Reach {
+    /// One new token of each sequence, by a kernel that reads live columns alone.
+    fn decode(
+        &self,
+        starts: &[usize],
+        scoring: Scoring,
+        q: &Tensor<4>,
+        keys: &Tensor<4>,
+        values: &Tensor<4>,
+    ) -> Tensor<4> {
+        let [rows, heads, _, dim] = q.dims();
+        let end = self.first + 1;
+        let oldest = scoring.window.map_or(0, |w| end.saturating_sub(w));
+        let live: Vec<Range<usize>> = starts.iter().map(|&s| s.max(oldest)..end).collect();
+        let slots: Vec<usize> = (0..rows).collect();
+        let shape = DecodeShape {
+            slots: &slots,
+            live: &live,
+            scale: scoring.scale,
+            softcap: scoring.softcap,
+        };
+        let q = q.clone().reshape([rows, heads, dim]);
+        kernels::decode_attention(&q, keys, values, &shape)
+            .expect("tensors of the device that the cache is on")
+            .reshape([rows, heads, 1, dim])
     }
 }
 
