@@ -138,7 +138,7 @@ impl<'a> Context<'a> {
             arch,
             lora: None,
             sizes: self.rewards[index].1,
-            widths: Widths::of(arch, None, self.profile.product_copies),
+            widths: Widths::of(arch, None, self.profile.fused),
             trained: self.trained.clone(),
             rewards: self.rewards.clone(),
             ..*self
