@@ -14,6 +14,7 @@
 
 mod attention;
 mod decode;
+mod draw;
 mod glu;
 mod linear;
 mod norm;
@@ -25,6 +26,7 @@ mod tape;
 
 pub use attention::{AttentionShape, Family, attention};
 pub use decode::{DecodeShape, decode_attention};
+pub use draw::{Drawn, draw_rows};
 pub use glu::glu;
 pub use linear::{linear, product, product_tn};
 pub use norm::rms_norm;

@@ -412,3 +412,29 @@ fn exponentials_are_exact_to_two_units_and_end_well() {
     assert!(Real::exp(f32::NAN).is_nan());
     assert!(Real::exp(200.0_f32) > 3e38);
 }
+
+#[test]
+fn draws_invert_the_cumulative_distribution_and_the_likeliest_is_the_argmax() {
+    use super::draw_rows;
+    let (rows, vocab, temperature) = (7, 1003, 0.8);
+    let logits = numbers([rows, vocab], 21) * 6.0;
+    let logp = log_softmax(logits.clone() / temperature, 1);
+    let logp: Vec<f64> = logp.into_data().iter::<f64>().collect();
+    let uniforms: Vec<f32> = (0..rows).map(|r| (r as f32 + 0.37) / rows as f32).collect();
+    let drawn = draw_rows(&logits, temperature, Some(&uniforms)).expect("f32 on the CPU");
+    for (row, &(token, found)) in drawn.iter().enumerate() {
+        let own = &logp[row * vocab..][..vocab];
+        let (token, u) = (token as usize, f64::from(uniforms[row]));
+        let up_to = |end: usize| own[..end].iter().map(|l| l.exp()).sum::<f64>();
+        assert!(
+            up_to(token) <= u + 1e-5 && up_to(token + 1) >= u - 1e-5,
+            "row {row}"
+        );
+        assert!((f64::from(found) - own[token]).abs() < 1e-5, "row {row}");
+    }
+    let greedy = draw_rows(&logits, 1.0, None).expect("f32 on the CPU");
+    for (row, (token, _)) in greedy.into_iter().enumerate() {
+        let own = &logp[row * vocab..][..vocab];
+        assert!(own.iter().all(|&l| l <= own[token as usize]), "row {row}");
+    }
+}

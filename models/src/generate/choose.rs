@@ -5,6 +5,7 @@ use super::truncate::draw_truncated;
 use crate::random::DrawKey;
 use crate::{Error, Result};
 use burn::tensor::{Tensor, TensorData};
+use firebrick_backends::kernels;
 use rayon::prelude::*;
 
 /// A chosen token and its log-probs.
@@ -46,6 +47,19 @@ pub(super) fn choose(
     sampling: &Sampling,
     draws: &[Draw],
 ) -> Result<Vec<Chosen>> {
+    let uniforms: Vec<f32> = draws.iter().map(Draw::uniform).collect();
+    if !sampling.is_truncated() || sampling.is_greedy() {
+        let uniforms = (!sampling.is_greedy()).then_some(&uniforms[..]);
+        let temperature = sampling.scoring_temperature();
+        if let Some(drawn) = kernels::draw_rows(&logits, temperature, uniforms) {
+            let chosen = |(token, logp)| Chosen {
+                token,
+                logp,
+                full_logp: logp,
+            };
+            return Ok(drawn.into_iter().map(chosen).collect());
+        }
+    }
     if sampling.is_greedy() {
         return on_device(logits, None);
     }
@@ -54,7 +68,6 @@ pub(super) fn choose(
     } else {
         logits / sampling.temperature
     };
-    let uniforms: Vec<f32> = draws.iter().map(Draw::uniform).collect();
     if !sampling.is_truncated() {
         return on_device(z, Some(uniforms));
     }

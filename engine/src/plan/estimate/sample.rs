@@ -90,7 +90,8 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
             .on_device(Category::Buffers, masks),
     );
     let head = HeadCost::of(arch, 1, ctx.profile.fused);
-    let logits = |rows| ctx.parallel.tensor_share(F32 * CHOICE * head.logits(rows));
+    let copies = if ctx.profile.fused { 1 } else { CHOICE };
+    let logits = |rows| ctx.parallel.tensor_share(F32 * copies * head.logits(rows));
     worst.see(
         "choosing first tokens",
         base.on_device(Category::KvCache, beside)

@@ -1,0 +1,78 @@
+//! One token for every row of logits: the likeliest, or a draw from the whole distribution.
+
+use super::parallel::{dims, elements, vectorised};
+use super::real::{Real, largest, sum_of};
+use super::tape::{each, knows, plain};
+use crate::trace::span;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+
+/// Tokens whose weights are added up at once while the drawn one is looked for.
+const STRIDE: usize = 256;
+
+/// A token and its log-probability, in nats.
+pub type Drawn = (u32, f32);
+
+/// For every row of `logits`, `[rows, vocab]`: the first token at which the running sum of `softmax(logits / temperature)` reaches
+/// the row's uniform number, or the likeliest where there are no numbers; with its log-probability.
+///
+/// `None` where the kernels do not know the tensor.
+#[must_use]
+pub fn draw_rows(
+    logits: &Tensor<2>,
+    temperature: f64,
+    uniforms: Option<&[f32]>,
+) -> Option<Vec<Drawn>> {
+    if !knows(logits) {
+        return None;
+    }
+    let _span = span("draw", 0.0);
+    let logits = plain(logits.clone());
+    Some(each!(logits.dtype(), draw(&logits, temperature, uniforms)))
+}
+
+fn draw<T: Real>(logits: &FlexTensor, temperature: f64, uniforms: Option<&[f32]>) -> Vec<Drawn> {
+    let [rows, vocab] = dims(logits);
+    let logits: &[T] = elements(logits);
+    let inverse = T::of(1.0 / temperature);
+    let one = |weights: &mut Vec<T>, row: usize| {
+        weights.resize(vocab, T::ZERO);
+        let z = &logits[row * vocab..][..vocab];
+        vectorised(|| {
+            let max = largest(z);
+            for (weight, &z) in weights.iter_mut().zip(z) {
+                *weight = ((z - max) * inverse).exp();
+            }
+            let total = sum_of(vocab, |i| weights[i]);
+            let token = match uniforms {
+                None => z.iter().position(|&v| v == max).unwrap_or(0),
+                Some(uniforms) => reach(weights, total * T::of(f64::from(uniforms[row]))),
+            };
+            let logp = (z[token] - max) * inverse - total.ln();
+            (token as u32, logp.elem::<f32>())
+        })
+    };
+    (0..rows).into_par_iter().map_init(Vec::new, one).collect()
+}
+
+/// The first place at which the running sum reaches a threshold; the last where rounding keeps it below.
+#[inline(always)]
+fn reach<T: Real>(weights: &[T], threshold: T) -> usize {
+    let mut before = T::ZERO;
+    for (stride, part) in weights.chunks(STRIDE).enumerate() {
+        let after = before + sum_of(part.len(), |i| part[i]);
+        if after >= threshold {
+            let mut sum = before;
+            for (i, &weight) in part.iter().enumerate() {
+                sum += weight;
+                if sum >= threshold {
+                    return stride * STRIDE + i;
+                }
+            }
+            return stride * STRIDE + part.len() - 1;
+        }
+        before = after;
+    }
+    weights.len() - 1
+}
