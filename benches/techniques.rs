@@ -208,25 +208,13 @@ fn measure(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig, runs: us
 fn predict(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig) -> u64 {
     let length = rows[0].tokens.len() as u64;
     let workload = Workload {
-        arch: decoder.arch().clone(),
-        prompt_length: 1,
-        response_length: length - 1,
-        prompts: rows.len() as u64,
-        group: 1,
-        mini_batch: rows.len() as u64,
-        epochs: 1,
-        max_num_batched_tokens: 2048,
-        kv_cache_bytes: None,
-        validation: 0,
-        lora: None,
-        reference: false,
-        adapters_off: false,
-        old_log_probs: true,
-        entropy: false,
-        scores: false,
         clips: false,
-        critic: None,
-        rewards: Vec::new(),
+        ..Workload::grpo(
+            decoder.arch().clone(),
+            [1, length - 1],
+            rows.len() as u64,
+            1,
+        )
     };
     let plan = memory
         .plans(decoder.arch(), false, None, 1)

@@ -2,9 +2,13 @@
 
 mod measure;
 
+use firebrick::backends::DeviceSpec;
 use firebrick::backends::allocator::CountingAllocator;
+use firebrick::backends::device::open;
+use firebrick::backends::memory::MemoryScope;
 use measure::{error, rows};
 use std::io::Write;
+use std::sync::{Mutex, PoisonError};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -12,8 +16,31 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// How far a prediction may be from what was counted.
 const TOLERANCE: f64 = 0.15;
 
+/// Whoever counts wants to be alone.
+static COUNTING: Mutex<()> = Mutex::new(());
+
+#[test]
+fn a_scope_counts_before_after_and_the_peak_of_what_it_encloses_and_leaves_the_outer_peak() {
+    const MIB: usize = 1 << 20;
+    let _alone = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
+    let outer = MemoryScope::enter(&device);
+    drop(vec![1_u8; 9 * MIB]);
+    let inner = MemoryScope::enter(&device);
+    let kept = vec![1_u8; MIB];
+    drop(vec![1_u8; 4 * MIB]);
+    let inner = inner.finish();
+    let outer = outer.finish();
+    let grew = |bytes: u64, mib: u64| bytes.abs_diff(mib * MIB as u64) < MIB as u64 / 4;
+    assert!(grew(inner.after_bytes - inner.before_bytes, 1), "{inner:?}");
+    assert!(grew(inner.peak_bytes - inner.before_bytes, 5), "{inner:?}");
+    assert!(grew(outer.peak_bytes - outer.before_bytes, 9), "{outer:?}");
+    drop(kept);
+}
+
 #[test]
 fn predictions_are_within_15_percent_of_what_is_counted() {
+    let _alone = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     let mut off = Vec::new();
     let rows = rows(|row| {
         for phase in &row.phases {

@@ -89,28 +89,14 @@ impl Case {
 
     fn workload(&self) -> Workload {
         let prompts = (self.sequences / self.group) as u64;
+        let lengths = [self.prompt as u64, self.response as u64];
         Workload {
-            arch: self.arch.clone(),
-            prompt_length: self.prompt as u64,
-            response_length: self.response as u64,
-            prompts,
-            group: self.group as u64,
-            mini_batch: prompts,
-            epochs: 1,
             max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS as u64,
-            kv_cache_bytes: None,
-            validation: 0,
             lora: self.lora.clone(),
-            reference: false,
-            adapters_off: false,
-            old_log_probs: true,
-            entropy: false,
-            scores: false,
-            clips: true,
             critic: self
                 .critic_arch()
                 .map(|arch| CriticWork { arch, clips: true }),
-            rewards: Vec::new(),
+            ..Workload::grpo(self.arch.clone(), lengths, prompts, self.group as u64)
         }
     }
 

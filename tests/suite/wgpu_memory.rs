@@ -70,24 +70,8 @@ fn rows() -> Vec<Sequence> {
 /// Bytes in use at the worst moment of a backward pass, what the pool adds left out.
 fn predicted(memory: &MemoryConfig) -> u64 {
     let workload = Workload {
-        arch: arch(),
-        prompt_length: 1,
-        response_length: LENGTH as u64 - 1,
-        prompts: 4,
-        group: 1,
-        mini_batch: 4,
-        epochs: 1,
-        max_num_batched_tokens: 2048,
-        kv_cache_bytes: None,
-        validation: 0,
-        lora: None,
-        reference: false,
-        adapters_off: false,
-        old_log_probs: true,
-        entropy: false,
-        scores: false,
         clips: false,
-        critic: None,
+        ..Workload::grpo(arch(), [1, LENGTH as u64 - 1], 4, 1)
     };
     let plan = memory
         .plans(&workload.arch, false, None, 1)

@@ -205,27 +205,7 @@ pub fn table(profile: &DeviceProfile) -> Result<Vec<PublicModel>> {
 fn row(name: &'static str, profile: &DeviceProfile) -> Result<PublicModel> {
     let arch = public(name)?;
     let parameters = Sizes::of(&arch, None).total();
-    let workload = Workload {
-        arch,
-        prompt_length: 512,
-        response_length: 512,
-        prompts: 4,
-        group: 8,
-        mini_batch: 4,
-        epochs: 1,
-        max_num_batched_tokens: 2048,
-        kv_cache_bytes: None,
-        validation: 0,
-        lora: None,
-        reference: false,
-        adapters_off: false,
-        old_log_probs: true,
-        entropy: false,
-        scores: false,
-        clips: true,
-        critic: None,
-        rewards: Vec::new(),
-    };
+    let workload = Workload::grpo(arch, [512, 512], 4, 8);
     let estimates = MULTIPLIERS
         .iter()
         .map(|m| Ok((m.preset, preset(&workload, m.preset, profile)?)))

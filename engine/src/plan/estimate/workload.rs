@@ -93,6 +93,38 @@ pub struct CriticWork {
 }
 
 impl Workload {
+    /// The least that a step of GRPO asks for: `prompts` groups of `group` completions, one optimizer step over all of them,
+    /// clipped by the global norm; the policy scores them itself, and there is no other model.
+    #[must_use]
+    pub fn grpo(
+        arch: Arch,
+        [prompt_length, response_length]: [u64; 2],
+        prompts: u64,
+        group: u64,
+    ) -> Self {
+        Self {
+            arch,
+            prompt_length,
+            response_length,
+            prompts,
+            group,
+            mini_batch: prompts,
+            epochs: 1,
+            max_num_batched_tokens: 2048,
+            kv_cache_bytes: None,
+            validation: 0,
+            lora: None,
+            reference: false,
+            adapters_off: false,
+            old_log_probs: true,
+            entropy: false,
+            scores: false,
+            clips: true,
+            critic: None,
+            rewards: Vec::new(),
+        }
+    }
+
     /// The workload of a configuration.
     pub fn new(config: &RunConfig, arch: &Arch) -> Result<Self> {
         let needs = config.objective.needed();

@@ -23,25 +23,8 @@ fn arch(layers: usize, hidden: usize, vocab: usize) -> Arch {
 fn request(arch: Arch, backend: Backend) -> Request {
     Request {
         workload: Workload {
-            arch,
-            prompt_length: 256,
-            response_length: 256,
-            prompts: 8,
-            group: 8,
-            mini_batch: 8,
-            epochs: 1,
-            max_num_batched_tokens: 2048,
-            kv_cache_bytes: None,
-            validation: 0,
-            lora: None,
             reference: true,
-            adapters_off: false,
-            old_log_probs: true,
-            entropy: false,
-            scores: false,
-            clips: true,
-            critic: None,
-            rewards: Vec::new(),
+            ..Workload::grpo(arch, [256, 256], 8, 8)
         },
         memory: MemoryConfig::default(),
         max_num_seqs: 64,
