@@ -14,7 +14,7 @@ use std::ops::Range;
 pub struct DecodeShape<'a> {
     /// Slot of the cache that each row of queries reads.
     pub slots: &'a [usize],
-    /// Live columns of that slot, for each row: those that the query sees.
+    /// Live columns of that slot, for each row: those that the query sees. A row that sees none gets zeros.
     pub live: &'a [Range<usize>],
     /// What products are multiplied by.
     pub scale: f64,
@@ -95,6 +95,9 @@ fn one_head<T: Real>(
     shape: &DecodeShape<'_>,
 ) {
     let n = keys.len() / dim;
+    if n == 0 {
+        return;
+    }
     scores.resize(n, T::ZERO);
     for (q, out) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)) {
         for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {

@@ -128,7 +128,9 @@ impl Reach {
         let [rows, heads, _, dim] = q.dims();
         let end = self.first + 1;
         let oldest = scoring.window.map_or(0, |w| end.saturating_sub(w));
-        let live: Vec<Range<usize>> = starts.iter().map(|&s| s.max(oldest)..end).collect();
+        // a sequence that begins in a later column sees nothing yet
+        let live = |&start: &usize| start.max(oldest).min(end)..end;
+        let live: Vec<Range<usize>> = starts.iter().map(live).collect();
         let slots: Vec<usize> = (0..rows).collect();
         let shape = DecodeShape {
             slots: &slots,
