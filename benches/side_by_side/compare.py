@@ -23,6 +23,7 @@ output: FOLDER/run
 device: cpu
 objective: {name: grpo, adv_eps: 1.0e-4}
 rollout: {n: 8, prompt_length: 64, response_length: 64, max_num_seqs: 64}
+memory: {train_tokens: 2048}
 update: {old_log_probs: sampler}
 optim: {lr: 1.0e-6, weight_decay: 0.0}
 trainer: {steps: STEPS, train_batch_size: 8}

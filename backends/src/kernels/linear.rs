@@ -38,11 +38,21 @@ impl Kernel<2> for Linear {
 
     fn forward(&self, [x, w]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
         let ([rows, inner], [outputs, _]) = (dims(&x), dims(&w));
-        let size = [rows, inner, outputs];
-        let out = each!(
-            x.dtype(),
-            multiplied(size, (&x, [inner, 1]), (&w, [1, inner]))
-        );
+        let out = if rows <= FEW {
+            // so the weights are read as they lie; the other way round they are packed first
+            let size = [outputs, inner, rows];
+            let turned = each!(
+                x.dtype(),
+                multiplied(size, (&w, [inner, 1]), (&x, [1, inner]))
+            );
+            each!(x.dtype(), transpose(&turned))
+        } else {
+            let size = [rows, inner, outputs];
+            each!(
+                x.dtype(),
+                multiplied(size, (&x, [inner, 1]), (&w, [1, inner]))
+            )
+        };
         (out, (self.trains.then_some(x), w))
     }
 
@@ -111,6 +121,24 @@ fn multiplied<T: Real>(
     tensor(out, [m, n])
 }
 
+/// `[m, n]` to `[n, m]`, a square at a time.
+fn transpose<T: Real>(turned: &FlexTensor) -> FlexTensor {
+    const SIDE: usize = 16;
+    let [m, n] = dims(turned);
+    let from: &[T] = elements(turned);
+    let mut out = vec![T::ZERO; m * n];
+    for top in (0..m).step_by(SIDE) {
+        for left in (0..n).step_by(SIDE) {
+            for column in left..(left + SIDE).min(n) {
+                for row in top..(top + SIDE).min(m) {
+                    out[column * m + row] = from[row * n + column];
+                }
+            }
+        }
+    }
+    tensor(out, [n, m])
+}
+
 /// `a · b` for `[m, k]` and `[k, n]`.
 ///
 /// `None` where the kernels do not know the tensors. Not differentiable.
@@ -144,6 +172,9 @@ fn untraced(
     );
     Some(wrap(out))
 }
+
+/// Rows up to which a product is made the other way round: those of decoding.
+const FEW: usize = 128;
 
 /// Rows, inner length and columns of a product.
 #[derive(Clone, Copy)]

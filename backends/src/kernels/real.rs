@@ -111,16 +111,27 @@ impl Real for f64 {
     }
 }
 
-/// Sixteen sums side by side, which vectorise as one sum in order cannot; added up in a fixed order.
+/// Numbers that are added up side by side: a vectoriser may not change the order of a sum.
+const LANES: usize = 16;
+
+/// Σ a b, in sixteen lanes. Both of one length.
 #[inline(always)]
 pub(super) fn dot<T: Real>(a: &[T], b: &[T]) -> T {
-    sum_of(a.len(), |i| a[i] * b[i])
+    let mut lanes = [T::ZERO; LANES];
+    let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let rest = a.remainder().iter().zip(b.remainder());
+    let rest: T = rest.map(|(&a, &b)| a * b).sum();
+    for (a, b) in a.zip(b) {
+        for lane in 0..LANES {
+            lanes[lane] += a[lane] * b[lane];
+        }
+    }
+    together(lanes) + rest
 }
 
 /// Σ f(i) for i below `n`, in sixteen lanes.
 #[inline(always)]
 pub(super) fn sum_of<T: Real>(n: usize, f: impl Fn(usize) -> T) -> T {
-    const LANES: usize = 16;
     let mut lanes = [T::ZERO; LANES];
     let whole = n - n % LANES;
     for start in (0..whole).step_by(LANES) {
@@ -128,14 +139,25 @@ pub(super) fn sum_of<T: Real>(n: usize, f: impl Fn(usize) -> T) -> T {
             *sum += f(start + lane);
         }
     }
-    let rest: T = (whole..n).map(f).sum();
-    lanes.into_iter().sum::<T>() + rest
+    together(lanes) + (whole..n).map(f).sum::<T>()
+}
+
+/// Halves onto halves: sixteen sums one after the other would take longer than a short row's products.
+#[inline(always)]
+fn together<T: Real>(mut lanes: [T; LANES]) -> T {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            lanes[lane] += lanes[lane + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
 }
 
 /// The largest of a row; [`Real::LOWEST`] of an empty one.
 #[inline(always)]
 pub(super) fn largest<T: Real>(row: &[T]) -> T {
-    const LANES: usize = 16;
     let mut lanes = [T::LOWEST; LANES];
     let chunks = row.chunks_exact(LANES);
     let rest = chunks.remainder();
