@@ -8,3 +8,6 @@ mod parity;
 
 /// What this binary's tensors are.
 const PRECISION: burn::tensor::FloatDType = burn::tensor::FloatDType::F64;
+
+/// Whether models run through kernels.
+const KERNELS: bool = true;

@@ -15,3 +15,6 @@ mod wgpu_memory;
 
 /// What this binary's tensors are.
 const PRECISION: burn::tensor::FloatDType = burn::tensor::FloatDType::F32;
+
+/// Whether models run through kernels.
+const KERNELS: bool = true;

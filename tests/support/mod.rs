@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 
 use burn::tensor::{Device, FloatDType, Tensor};
 use firebrick_backends::device::{DeviceSpec, open};
+use firebrick_backends::kernels;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -48,6 +49,7 @@ pub fn device() -> Device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let open = || {
         let (mut device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
+        kernels::enable(crate::KERNELS);
         if crate::PRECISION == FloatDType::F64 {
             device
                 .configure(crate::PRECISION)

@@ -318,7 +318,7 @@ fn several_updates_and_a_killed_run_go_on_under_every_offload() {
 fn a_process_that_the_system_refuses_memory_leaves_a_plan_to_go_on_with() {
     let bench = bench();
     let config = bench.path("config.yaml");
-    let settings = ["trainer.train_batch_size=96", "trainer.save_freq=1"];
+    let settings = ["trainer.train_batch_size=160", "trainer.save_freq=1"];
     let binary = program(&[]).get_program().to_owned();
     let limited = |kib: u64, more: &[&str]| {
         let mut command = std::process::Command::new("sh");
