@@ -78,6 +78,11 @@ impl Kernel<2> for Linear {
                 multiplied(size, (g, [1, outputs]), (&x, [inner, 1]))
             )
         };
+        // a weight that is neither leaf nor constant would lose its gradient without a word
+        assert!(
+            x.is_some() || !wanted[1],
+            "kernels::linear wants a leaf or a constant as its matrix"
+        );
         [wanted[0].then(dx), x.filter(|_| wanted[1]).map(dw)]
     }
 }

@@ -127,3 +127,29 @@ fn eval_scores_a_trained_checkpoint_like_the_run_did() {
     );
     assert_eq!(result["prompts"], 10);
 }
+
+#[test]
+fn bench_says_where_the_time_of_a_step_goes_and_leaves_nothing_but_its_trace() {
+    let bench = Bench::new();
+    let trace = bench.path("trace.json");
+    let args = ["--steps", "2", "--json", "--trace", trace.to_str().unwrap()];
+    let report: Value = serde_json::from_str(&succeeded(&bench.firebrick("bench", &args))).unwrap();
+    assert_eq!(report["steps"], 2);
+    let seconds = |list: &str, name: &str| {
+        let lines = report[list].as_array().unwrap();
+        let line = lines.iter().find(|l| l["name"] == name);
+        line.unwrap_or_else(|| panic!("no {name} in {report}"))["seconds_per_step"]
+            .as_f64()
+            .unwrap()
+    };
+    let step = report["seconds_per_step"].as_f64().unwrap();
+    let phases = seconds("phases", "gen") + seconds("phases", "update_actor");
+    assert!(phases > 0.5 * step && phases <= 1.001 * step, "{report}");
+    assert!(seconds("families", "product") > 0.0, "{report}");
+    let spans: Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
+    assert!(spans["traceEvents"].as_array().unwrap().len() > 10);
+    assert!(
+        !bench.path("run").exists(),
+        "the run that is timed is not the user's"
+    );
+}

@@ -1,0 +1,271 @@
+//! From text to a configuration, and every refusal on the way.
+
+use super::*;
+
+const MINIMAL: &str = "model: {path: m}\ntask: {kind: arithmetic}\noutput: runs/x\n";
+
+fn error(text: &str, overrides: &[&str]) -> String {
+    let overrides: Vec<String> = overrides.iter().map(|&s| s.to_owned()).collect();
+    parse(text, &overrides).unwrap_err().to_string()
+}
+
+#[test]
+fn a_handful_of_keys_is_enough() {
+    let config = parse(MINIMAL, &[]).unwrap();
+    assert_eq!(config.rollout.n, 8);
+    assert_eq!(config.objective, crate::config::ObjectiveConfig::default());
+}
+
+#[test]
+fn overrides_set_any_value_and_the_resolved_config_reads_back_the_same() {
+    let overrides = [
+        "trainer.steps=7",
+        "objective=grpo",
+        "objective.kl_loss_coef=0.01",
+        "optim.clip_grad=null",
+    ];
+    let config = parse(MINIMAL, &overrides.map(str::to_owned)).unwrap();
+    assert_eq!(config.trainer.steps, 7);
+    assert_eq!(config.optim.clip_grad, None);
+    assert_eq!(parse(&config.to_yaml().unwrap(), &[]).unwrap(), config);
+    assert!(
+        parse(MINIMAL, &["objective.adv_eps=0.1".to_owned()]).is_ok(),
+        "GRPO needs no name"
+    );
+    let warmed = format!("{MINIMAL}warmup: {{sft: {{steps: 3}}}}\n");
+    let off = parse(&warmed, &["warmup=null".to_owned()]).unwrap();
+    assert_eq!(off.warmup.sft, None, "null turns a section off");
+    assert!(error(MINIMAL, &["warmpu=null"]).contains("did you mean `warmup`?"));
+}
+
+#[test]
+fn an_algorithm_sets_what_is_not_written_beside_its_name() {
+    let objective = |section: &str| {
+        let config = parse(&format!("{MINIMAL}objective: {section}\n"), &[]).unwrap();
+        assert_eq!(parse(&config.to_yaml().unwrap(), &[]).unwrap(), config);
+        config.objective
+    };
+    for algorithm in Algorithm::ALL {
+        let name = serde_json::to_value(algorithm).unwrap();
+        let settings = objective(name.as_str().unwrap());
+        assert_eq!(settings, algorithm.settings(), "{name}");
+    }
+    let dapo = objective("{name: dapo, clip_ratio_high: 0.3}");
+    assert!((dapo.clip_ratio_high - 0.3).abs() < 1e-12 && dapo.clip_ratio_c.is_none());
+    let message = error(MINIMAL, &["objective=gpso"]);
+    assert!(message.contains("did you mean `gspo`?"), "{message}");
+}
+
+#[test]
+fn objective_settings_that_make_no_sense_are_refused_with_the_reason() {
+    for (overrides, reason) in [
+        (&["objective.tau_pos=2"][..], "policy_loss: sapo"),
+        (
+            &["objective=sapo", "objective.clip_ratio_high=0.3"],
+            "that clips",
+        ),
+        (
+            &[
+                "objective.importance_sampling_level=sequence",
+                "objective.policy_loss=vespo",
+            ],
+            "one of their own",
+        ),
+        (
+            &["objective=rloo", "objective.scale_rewards=none"],
+            "grpo or pass_at_k",
+        ),
+        (
+            &["objective.gamma=0.9"],
+            "adv_estimator: reinforce_plus_plus or gae",
+        ),
+        (
+            &["objective=remax", "objective.normalize_advantages=true"],
+            "one advantage a completion",
+        ),
+        (&["objective.kl_ctrl.kl_coef=0.1"], "use_kl_in_reward"),
+        (
+            &["objective.use_bias_correction_kl=true"],
+            "kl_loss_coef above 0",
+        ),
+        (&["objective.entropy_target=1"], "use_adaptive_entropy"),
+        (
+            &[
+                "objective.use_adaptive_entropy=true",
+                "objective.entropy_coeff=2",
+            ],
+            "entropy_coef_max",
+        ),
+        (
+            &["objective.rollout_is_threshold=3"],
+            "objective.rollout_is",
+        ),
+        (
+            &["objective.rollout_rs=token_k1"],
+            "needs rollout_rs_threshold",
+        ),
+        (
+            &[
+                "objective.rollout_rs=token_k2",
+                "objective.rollout_rs_threshold=1",
+                "objective.rollout_rs_threshold_lower=0.5",
+            ],
+            "k1 kinds",
+        ),
+        (
+            &["objective=vespo", "objective.rollout_is=sequence"],
+            "token_truncate",
+        ),
+        (
+            &["objective=gmpo", "objective.top_entropy_quantile=0.2"],
+            "one term a sequence",
+        ),
+        (
+            &["objective.top_entropy_quantile=0"],
+            "above 0 and at most 1",
+        ),
+        (
+            &["objective.loss_scale_factor=8"],
+            "seq-mean-token-sum-norm",
+        ),
+        (
+            &[
+                "objective=opo",
+                "objective.multi_objective_aggregation=normalize_then_sum",
+            ],
+            "adv_estimator: grpo",
+        ),
+    ] {
+        let message = error(MINIMAL, overrides);
+        assert!(message.contains(reason), "{overrides:?}: {message}");
+    }
+}
+
+#[test]
+fn overrides_reach_into_lists() {
+    let task = "{kind: jsonl, train: t.jsonl, rewards: [{kind: exact}, {kind: length, max: 3}]}";
+    let text = format!("model: {{path: m}}\noutput: o\ntask: {task}\n");
+    let config = parse(&text, &["task.rewards.1.weight=0.5".to_owned()]).unwrap();
+    let task = serde_json::to_value(&config.task).unwrap();
+    assert_eq!(task["rewards"][1]["weight"], 0.5);
+    assert_eq!(task["rewards"][0]["weight"], 1.0);
+    let message = error(&text, &["task.rewards.2.weight=1"]);
+    assert!(message.contains("a list of 2 entries"), "{message}");
+    assert!(error(&text, &["output.x=1"]).contains("`output` is a value"));
+}
+
+#[test]
+fn a_preset_sets_what_is_not_written_beside_it() {
+    let with = |memory: &str| {
+        let config = parse(&format!("{MINIMAL}memory: {memory}\n"), &[]).unwrap();
+        assert_eq!(parse(&config.to_yaml().unwrap(), &[]).unwrap(), config);
+        config.memory
+    };
+    for preset in ["constrained", "balanced", "fast", "huge"] {
+        with(&format!("{{preset: {preset}}}"));
+    }
+    let memory = with("{preset: constrained, head_rows: 32, reference: {score_tokens: 64}}");
+    assert!(memory.activation_offload && memory.gradient_checkpointing);
+    assert_eq!(memory.head_rows, 32);
+    assert_eq!(memory.reference.score_tokens, Some(64));
+    assert_eq!(
+        memory.reference.param_offload,
+        crate::plan::ParamOffload::Idle
+    );
+    let message = error(MINIMAL, &["memory.preset=balance"]);
+    assert!(message.contains("did you mean `balanced`?"), "{message}");
+}
+
+#[test]
+fn memory_settings_that_make_no_sense_together_are_refused_with_the_reason() {
+    for (overrides, reason) in [
+        (
+            &["memory.activation_offload=true"][..],
+            "turn on memory.gradient_checkpointing",
+        ),
+        (
+            &["memory.param_offload=streamed"],
+            "a kept graph would hold on to them",
+        ),
+        (
+            &["memory.order=segment_major"],
+            "goes with memory.param_offload: streamed",
+        ),
+        (
+            &["memory.offload_fraction=0.5"],
+            "goes with memory.optimizer_offload: cpu",
+        ),
+        (&["memory.offload_fraction=1.5"], "between 0 and 1"),
+        (
+            &["memory.activation_offload_group=2"],
+            "goes with memory.activation_offload",
+        ),
+        (
+            &["memory.checkpoint_every=2"],
+            "turn on memory.gradient_checkpointing",
+        ),
+        (
+            &["memory.checkpoint_layers=[0]"],
+            "turn on memory.gradient_checkpointing",
+        ),
+        (
+            &["memory.recompute_granularity=half"],
+            "goes with memory.gradient_checkpointing",
+        ),
+        (
+            &[
+                "memory.step_in_backward=true",
+                "memory.optimizer_offload=idle",
+            ],
+            "optimizer_offload: cpu",
+        ),
+        (
+            &["memory.head_rows=0"],
+            "memory.head_rows should be at least 1",
+        ),
+        (&["memory.margin=1"], "between 0 and 0.9"),
+        (&["memory.budget=much"], "8GiB"),
+    ] {
+        let message = error(MINIMAL, overrides);
+        assert!(message.contains(reason), "{overrides:?}: {message}");
+    }
+}
+
+#[test]
+fn an_unknown_key_is_refused_with_its_place_and_the_nearest_known_one() {
+    let message = error(&format!("{MINIMAL}trainer: {{stepz: 3}}\n"), &[]);
+    assert!(
+        message.contains("trainer") && message.contains("`stepz`; did you mean `steps`?"),
+        "{message}"
+    );
+    let message = error(MINIMAL, &["rolout.n=4"]);
+    assert!(message.contains("did you mean `rollout`?"), "{message}");
+}
+
+#[test]
+fn a_wrong_type_names_the_key() {
+    let message = error(&format!("{MINIMAL}trainer: {{steps: many}}\n"), &[]);
+    assert!(
+        message.contains("trainer.steps") && message.contains("many"),
+        "{message}"
+    );
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused_by_key() {
+    for (overrides, key) in [
+        (&["rollout.n=0"][..], "rollout.n"),
+        (&["rollout.temperature=0"], "rollout.temperature"),
+        (&["rollout.top_p=0"], "top_p"),
+        (&["optim.betas=[1.0, 0.9]"], "optim.betas"),
+        (
+            &["update.ppo_mini_batch_size=5"],
+            "update.ppo_mini_batch_size",
+        ),
+        (&["objective.clip_ratio_c=0.5"], "clip_ratio_c"),
+        (&["trainer.steps"], "key.path=value"),
+    ] {
+        let message = error(MINIMAL, overrides);
+        assert!(message.contains(key), "{message}");
+    }
+}
