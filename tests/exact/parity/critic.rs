@@ -1,6 +1,7 @@
 //! A critic: its gradients against one graph over the whole model, every plan and cut of it against the plain one, and a step
-//! of policy, critic and reference together.
+//! of policy, critic, reference and reward model together.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use firebrick_engine::batch::{Batch, MicroBatch, Sequence};
@@ -9,13 +10,17 @@ use firebrick_engine::objective::value::ValueLoss;
 use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::placed::{Placed, Use};
 use firebrick_engine::plan::{Layout, MemoryConfig, ModelPlan, Role};
+use firebrick_engine::reward_model::{RewardModel, Surroundings};
 use firebrick_engine::runtime::Runtime;
 use firebrick_engine::schedule::Schedule;
-use firebrick_models::Decoder;
+use firebrick_engine::task::{RewardInput, RewardModelConfig};
 use firebrick_models::arch::HeadKind;
+use firebrick_models::checkpoint::{ExportOptions, export};
 use firebrick_models::decoder::Param;
 use firebrick_models::random::Stream;
 use firebrick_models::unit::Weights;
+use firebrick_models::{Checkpoint, Decoder, Tokenizer};
+use tempfile::TempDir;
 
 use super::plans::{
     Gradients, HEAD_ROWS, TEMPERATURE, TOLERANCE, assert_same, models, objective, plans,
@@ -168,14 +173,57 @@ fn every_cut_of_a_batch_gives_a_critic_its_loss_gradients_and_values() {
     checked("cuts of a critic's batch", cases);
 }
 
-/// What a step leaves behind: what was scored, and the weights of both models.
+/// What a step leaves behind: what was scored, and the weights of both models that learn.
 struct Step {
     scored: Vec<f64>,
     weights: Vec<(String, Vec<f64>)>,
 }
 
-/// Values, reference log-probs, and two updates of critic and policy under one plan of all three models.
-fn step(model: &Model, rows: &[Sequence], memory: &MemoryConfig) -> Step {
+/// A folder with the policy's body under a score head: a reward model that reads the policy's ids.
+fn judge_of(model: &Model) -> TempDir {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let source = Checkpoint::open(&model.dir).expect("the policy's checkpoint");
+    export(
+        &model.decoder.with_value_head(9),
+        &source.with_value_head(),
+        None,
+        dir.path(),
+        ExportOptions::default(),
+    )
+    .expect("a reward model");
+    dir
+}
+
+/// Scores of a reward model whose weights live where the policy's do.
+fn rewards(
+    model: &Model,
+    judge: &Path,
+    rows: &[Sequence],
+    memory: &MemoryConfig,
+    runtime: &Runtime,
+) -> Vec<f64> {
+    let config = RewardModelConfig {
+        path: judge.to_owned(),
+        device: None,
+        input: RewardInput::Tokens,
+        score_tokens: rows.iter().map(|row| row.tokens.len()).max(),
+        param_offload: memory.param_offload,
+    };
+    let around = Surroundings {
+        device: model.decoder.device(),
+        memory,
+        accounts: &runtime.accounts,
+        tokenizer: &Tokenizer::from_dir(&model.dir).expect("the policy's tokenizer"),
+    };
+    let mut judge = RewardModel::open("judge", &config, around)
+        .unwrap_or_else(|error| panic!("{}: {error}", model.name));
+    let rows = rows.iter().map(|row| row.tokens.clone()).collect();
+    judge.score(rows).expect("scores")
+}
+
+/// Scores of a reward model, reference log-probs, values, and two updates of critic and policy by what the scores are more than
+/// the values: all under one plan of all four models.
+fn step(model: &Model, judge: &Path, rows: &[Sequence], memory: &MemoryConfig) -> Step {
     let policy = &model.decoder;
     let critic = policy.with_value_head(5);
     let memory = MemoryConfig {
@@ -205,6 +253,7 @@ fn step(model: &Model, rows: &[Sequence], memory: &MemoryConfig) -> Step {
     let frozen = plan.reference().expect("a reference").clone();
     let mut reference = Placed::new(model.decoder.clone(), frozen, Role::Reference, accounts);
 
+    let rewards = rewards(model, judge, rows, &memory, &runtime);
     let settle = |uses: [(&mut Placed, Use); 3]| {
         for (placed, now) in uses {
             placed.settle(now).expect("weights in their place");
@@ -225,9 +274,12 @@ fn step(model: &Model, rows: &[Sequence], memory: &MemoryConfig) -> Step {
     ]);
     let old = critic.values(&rows).expect("values");
     let scored = scores.logp.iter().chain(&old).flatten();
-    let scored = scored.map(|&x| f64::from(x)).collect();
-    for (row, values) in rows.iter_mut().zip(old) {
-        row.returns = values.iter().map(|v| f64::from(*v) + 1.0).collect();
+    let scored = scored.map(|&x| f64::from(x));
+    let scored = scored.chain(rewards.iter().copied()).collect();
+    for ((row, values), reward) in rows.iter_mut().zip(old).zip(rewards) {
+        // the score stands on the last token, and nothing is discounted
+        row.returns = vec![reward; values.len()];
+        row.advantages = values.iter().map(|v| reward - f64::from(*v)).collect();
         row.values = values;
     }
     // so wide that a second update still has a gradient
@@ -263,18 +315,19 @@ fn step(model: &Model, rows: &[Sequence], memory: &MemoryConfig) -> Step {
 }
 
 #[test]
-fn policy_critic_and_reference_learn_the_same_together_under_every_technique() {
+fn policy_critic_reference_and_reward_model_do_the_same_together_under_every_technique() {
     let mut cases = 0;
     for (model, rows) in models() {
         if !model.manifest.is_local() {
             continue;
         }
-        let expected = step(&model, &rows, &MemoryConfig::default());
-        let alone = techniques::KEEPS[1..]
-            .iter()
-            .map(|t| techniques::settings(&[*t]));
+        let dir = judge_of(&model);
+        let judge = dir.path();
+        let expected = step(&model, judge, &rows, &MemoryConfig::default());
+        let alone = [&techniques::KEEPS[1..], &techniques::ANYWHERE].concat();
+        let alone = alone.iter().map(|t| techniques::settings(&[*t]));
         for (name, memory) in techniques::optimizers().into_iter().chain(alone) {
-            let found = step(&model, &rows, &memory);
+            let found = step(&model, judge, &rows, &memory);
             for (a, b) in found.scored.iter().zip(&expected.scored) {
                 assert_close(&format!("{}, {name}: scores", model.name), *a, *b, 1e-6);
             }
@@ -285,7 +338,7 @@ fn policy_critic_and_reference_learn_the_same_together_under_every_technique() {
             cases += 1;
         }
     }
-    checked("techniques for three models at once", cases);
+    checked("techniques for four models at once", cases);
 }
 
 #[test]
