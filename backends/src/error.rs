@@ -51,6 +51,17 @@ pub enum Error {
         /// What the driver said.
         detail: String,
     },
+    /// A float type that the device cannot compute in.
+    #[error(
+        "this device does not compute in {asked}; it does in {known}: set `precision` to one of these, or another `device` \
+         (`firebrick devices` lists the types of each)"
+    )]
+    Precision {
+        /// The type that was asked for.
+        asked: &'static str,
+        /// The types that it computes in.
+        known: String,
+    },
     /// A driver that is known to end the process.
     #[error(
         "{device} is {adapter}, a software driver that crashes on SPIR-V kernels; \

@@ -1,9 +1,9 @@
-//! Fused operations of a decoder on the CPU backend, forward and backward, in f32 and f64.
+//! Fused operations of a decoder on the CPU backend, forward and backward.
 //!
 //! Burn's flex backend makes one pass over memory for every small operation, most of them on one core. A kernel here
 //! makes one pass for a whole formula, on all cores, with the widest vectors the machine has (chosen at run time). Every
-//! function returns `None` for tensors that are not the CPU backend's f32 or f64: the caller then writes the formula in
-//! tensor operations, and tests hold the two against each other.
+//! function returns `None` for tensors that it does not know: the caller then writes the formula in tensor operations, and
+//! tests hold the two against each other. Tensors in half precision are kept in two bytes and computed with in f32.
 //!
 //! Work is cut into blocks of fixed size, never by the number of threads, so that sums come out the same on any machine.
 
@@ -16,6 +16,7 @@ mod attention;
 mod decode;
 mod draw;
 mod glu;
+mod half;
 mod linear;
 mod norm;
 mod parallel;

@@ -8,7 +8,7 @@
 use super::linear::{Matrix, Size, Target, multiply};
 use super::parallel::{Shared, dims, elements, tensor, vectorised};
 use super::real::{Real, dot, largest};
-use super::tape::{Kernel, each, input, knows, run};
+use super::tape::{Kernel, all, each, input, knows, run};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use gemm::Parallelism;
@@ -63,19 +63,18 @@ struct Attention(AttentionShape);
 
 impl Kernel<3> for Attention {
     const NAME: &str = "attention";
-    type Saved = [FlexTensor; 3];
 
-    fn forward(&self, inputs: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
-        let out = each!(inputs[0].dtype(), forward(&self.0, &inputs));
-        (out, inputs)
+    fn forward(&self, inputs: &[FlexTensor; 3]) -> FlexTensor {
+        each!(inputs[0].dtype(), forward(&self.0, inputs))
     }
 
     fn backward(
         &self,
-        inputs: Self::Saved,
+        kept: [Option<FlexTensor>; 3],
         gradient: FlexTensor,
         wanted: [bool; 3],
     ) -> [Option<FlexTensor>; 3] {
+        let inputs = all(kept);
         let gradients = each!(inputs[0].dtype(), backward(&self.0, &inputs, &gradient));
         let mut wanted = wanted.into_iter();
         gradients.map(|g| wanted.next().unwrap_or(false).then_some(g))

@@ -2,7 +2,7 @@
 
 use super::parallel::{Shared, dims, elements, tensor, vectorised};
 use super::real::{Real, dot, largest, sum_of};
-use super::tape::{each, knows, plain, wrap};
+use super::tape::{each, exact, plain, wrap};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -25,7 +25,7 @@ pub struct DecodeShape<'a> {
 /// Attention of `q`, `[rows, heads, dim]`, over a cache of keys and values `[slots, kv_heads, columns, dim]`:
 /// `[rows, heads · dim]`.
 ///
-/// `None` where the kernels do not know the tensors. Not differentiable.
+/// `None` where the tensors are not the CPU backend's f32 or f64. Not differentiable.
 #[must_use]
 pub fn decode_attention(
     q: &Tensor<3>,
@@ -33,7 +33,7 @@ pub fn decode_attention(
     values: &Tensor<4>,
     shape: &DecodeShape<'_>,
 ) -> Option<Tensor<2>> {
-    if !(knows(q) && knows(keys) && knows(values)) || q.dtype() != keys.dtype() {
+    if !(exact(q) && exact(keys) && exact(values)) || q.dtype() != keys.dtype() {
         return None;
     }
     let _span = span("decode attention", 0.0);

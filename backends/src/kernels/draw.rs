@@ -2,7 +2,7 @@
 
 use super::parallel::{dims, elements, vectorised};
 use super::real::{Real, largest, sum_of};
-use super::tape::{each, knows, plain};
+use super::tape::{each, exact, plain};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -17,14 +17,14 @@ pub type Drawn = (u32, f32);
 /// For every row of `logits`, `[rows, vocab]`: the first token at which the running sum of `softmax(logits / temperature)` reaches
 /// the row's uniform number, or the likeliest where there are no numbers; with its log-probability.
 ///
-/// `None` where the kernels do not know the tensor.
+/// `None` where the tensor is not the CPU backend's f32 or f64.
 #[must_use]
 pub fn draw_rows(
     logits: &Tensor<2>,
     temperature: f64,
     uniforms: Option<&[f32]>,
 ) -> Option<Vec<Drawn>> {
-    if !knows(logits) {
+    if !exact(logits) {
         return None;
     }
     let _span = span("draw", 0.0);

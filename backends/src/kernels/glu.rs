@@ -2,7 +2,7 @@
 
 use super::parallel::{by_rows, by_rows_of_two, elements, tensor, vectorised};
 use super::real::Real;
-use super::tape::{Kernel, each, input, knows, run};
+use super::tape::{Kernel, all, each, input, knows, run};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 
@@ -25,20 +25,18 @@ struct Glu;
 
 impl Kernel<2> for Glu {
     const NAME: &str = "gate";
-    type Saved = [FlexTensor; 2];
 
-    fn forward(&self, inputs: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
-        let [gate, up] = &inputs;
-        let out = each!(gate.dtype(), forward(gate, up));
-        (out, inputs)
+    fn forward(&self, [gate, up]: &[FlexTensor; 2]) -> FlexTensor {
+        each!(gate.dtype(), forward(gate, up))
     }
 
     fn backward(
         &self,
-        [gate, up]: Self::Saved,
+        kept: [Option<FlexTensor>; 2],
         gradient: FlexTensor,
         wanted: [bool; 2],
     ) -> [Option<FlexTensor>; 2] {
+        let [gate, up] = all(kept);
         let [d_gate, d_up] = each!(gate.dtype(), backward(&gate, &up, &gradient));
         [wanted[0].then_some(d_gate), wanted[1].then_some(d_up)]
     }

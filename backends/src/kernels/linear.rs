@@ -1,8 +1,9 @@
 //! x · Wᵀ, whose gradients come out as the weights lie in memory.
 
+use super::half;
 use super::parallel::{dims, elements, tensor};
 use super::real::Real;
-use super::tape::{Kernel, each, input, knows, plain, run, wrap};
+use super::tape::{Kernel, all, computed_in, each, input, knows, plain, run, wrap};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -34,34 +35,37 @@ struct Linear {
 
 impl Kernel<2> for Linear {
     const NAME: &str = "product";
-    type Saved = (Option<FlexTensor>, FlexTensor);
 
-    fn forward(&self, [x, w]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
-        let ([rows, inner], [outputs, _]) = (dims(&x), dims(&w));
-        let out = if rows <= FEW {
+    fn keeps(&self) -> [bool; 2] {
+        [self.trains, true]
+    }
+
+    fn forward(&self, [x, w]: &[FlexTensor; 2]) -> FlexTensor {
+        let ([rows, inner], [outputs, _]) = (dims(x), dims(w));
+        if rows <= FEW {
             // so the weights are read as they lie; the other way round they are packed first
             let size = [outputs, inner, rows];
             let turned = each!(
                 x.dtype(),
-                multiplied(size, (&w, [inner, 1]), (&x, [1, inner]))
+                multiplied(size, (w, [inner, 1]), (x, [1, inner]))
             );
             each!(x.dtype(), transpose(&turned))
         } else {
             let size = [rows, inner, outputs];
             each!(
                 x.dtype(),
-                multiplied(size, (&x, [inner, 1]), (&w, [1, inner]))
+                multiplied(size, (x, [inner, 1]), (w, [1, inner]))
             )
-        };
-        (out, (self.trains.then_some(x), w))
+        }
     }
 
     fn backward(
         &self,
-        (x, w): Self::Saved,
+        [x, w]: [Option<FlexTensor>; 2],
         gradient: FlexTensor,
         wanted: [bool; 2],
     ) -> [Option<FlexTensor>; 2] {
+        let [w] = all([w]);
         let ([rows, outputs], [_, inner]) = (dims(&gradient), dims(&w));
         let g = &gradient;
         let dx = || {
@@ -144,7 +148,7 @@ fn transpose<T: Real>(turned: &FlexTensor) -> FlexTensor {
     tensor(out, [n, m])
 }
 
-/// `a · b` for `[m, k]` and `[k, n]`.
+/// `a · b` for `[m, k]` and `[k, n]`; in f32 where they are stored in half precision.
 ///
 /// `None` where the kernels do not know the tensors. Not differentiable.
 #[must_use]
@@ -153,7 +157,7 @@ pub fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     untraced([m, k, n], (a, [k, 1]), (b, [n, 1]))
 }
 
-/// `aᵀ · b` for `[k, m]` and `[k, n]`.
+/// `aᵀ · b` for `[k, m]` and `[k, n]`; in f32 where they are stored in half precision.
 ///
 /// `None` where the kernels do not know the tensors. Not differentiable.
 #[must_use]
@@ -167,10 +171,11 @@ fn untraced(
     (a, a_strides): (&Tensor<2>, [usize; 2]),
     (b, b_strides): (&Tensor<2>, [usize; 2]),
 ) -> Option<Tensor<2>> {
-    if !(knows(a) && knows(b)) || a.dtype() != b.dtype() {
+    let [first, second] = [a, b].map(|t| computed_in(t.dtype()));
+    if !(knows(a) && knows(b)) || first != second {
         return None;
     }
-    let (a, b) = (plain(a.clone()), plain(b.clone()));
+    let [a, b] = [a, b].map(|t| half::widened(plain(t.clone())));
     let out = each!(
         a.dtype(),
         multiplied(size, (&a, a_strides), (&b, b_strides))

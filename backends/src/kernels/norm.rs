@@ -2,7 +2,7 @@
 
 use super::parallel::{by_rows, dims, elements, tensor, vectorised};
 use super::real::{Real, dot, sum_of};
-use super::tape::{Kernel, each, input, knows, run};
+use super::tape::{Kernel, all, each, input, knows, run};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 
@@ -29,20 +29,18 @@ struct RmsNorm {
 
 impl Kernel<2> for RmsNorm {
     const NAME: &str = "norm";
-    type Saved = [FlexTensor; 2];
 
-    fn forward(&self, inputs: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
-        let [x, w] = &inputs;
-        let out = each!(x.dtype(), forward(self, x, w));
-        (out, inputs)
+    fn forward(&self, [x, w]: &[FlexTensor; 2]) -> FlexTensor {
+        each!(x.dtype(), forward(self, x, w))
     }
 
     fn backward(
         &self,
-        [x, w]: Self::Saved,
+        kept: [Option<FlexTensor>; 2],
         gradient: FlexTensor,
         wanted: [bool; 2],
     ) -> [Option<FlexTensor>; 2] {
+        let [x, w] = all(kept);
         let [dx, dw] = each!(x.dtype(), backward(self, &x, &w, &gradient));
         [wanted[0].then_some(dx), wanted[1].then_some(dw)]
     }

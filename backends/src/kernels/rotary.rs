@@ -2,7 +2,7 @@
 
 use super::parallel::{by_rows, dims, elements, tensor, vectorised};
 use super::real::Real;
-use super::tape::{Kernel, contiguous, each, input, knows, plain, run};
+use super::tape::{Kernel, computed_in, contiguous, each, input, knows, plain, run};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 
@@ -16,7 +16,8 @@ const ROWS: usize = 32;
 #[must_use]
 pub fn rotary(x: &Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Option<Tensor<3>> {
     let known = knows(x) && knows(cos) && knows(sin);
-    if !known || x.dtype() != cos.dtype() || x.dtype() != sin.dtype() {
+    let computed = computed_in(x.dtype());
+    if !known || computed != cos.dtype() || computed != sin.dtype() {
         return None;
     }
     let kernel = Rotary {
@@ -34,14 +35,22 @@ struct Rotary {
 
 impl Kernel<1> for Rotary {
     const NAME: &str = "rotary";
-    type Saved = ();
 
-    fn forward(&self, [x]: [FlexTensor; 1]) -> (FlexTensor, ()) {
-        (each!(x.dtype(), rotate(&x, &self.cos, &self.sin, 1.0)), ())
+    fn keeps(&self) -> [bool; 1] {
+        [false]
+    }
+
+    fn forward(&self, [x]: &[FlexTensor; 1]) -> FlexTensor {
+        each!(x.dtype(), rotate(x, &self.cos, &self.sin, 1.0))
     }
 
     /// A rotation's transpose turns back.
-    fn backward(&self, (): (), gradient: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
+    fn backward(
+        &self,
+        _: [Option<FlexTensor>; 1],
+        gradient: FlexTensor,
+        _: [bool; 1],
+    ) -> [Option<FlexTensor>; 1] {
         let gradient = contiguous(gradient);
         [Some(each!(
             gradient.dtype(),

@@ -5,7 +5,7 @@
 
 use super::parallel::{by_rows, dims, elements, tensor, vectorised};
 use super::real::{Real, largest};
-use super::tape::{each, knows, plain, wrap};
+use super::tape::{each, exact, plain, wrap};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{Int, Tensor};
@@ -37,7 +37,7 @@ pub struct ScoreGradients<'a> {
 
 /// Scores of raw logits `[rows, vocab]` for targets `[rows]`, at a positive temperature and under a soft-cap if there is one.
 ///
-/// `None` where the kernels do not know the tensors. Not differentiable: [`score_gradient`] is its gradient.
+/// `None` where the tensors are not the CPU backend's f32 or f64. Not differentiable: [`score_gradient`] is its gradient.
 #[must_use]
 pub fn score_rows(
     logits: &Tensor<2>,
@@ -45,7 +45,7 @@ pub fn score_rows(
     temperature: f64,
     softcap: Option<f64>,
 ) -> Option<RowScores> {
-    if !knows(logits) {
+    if !exact(logits) {
         return None;
     }
     let _span = span("scores", 0.0);
@@ -69,7 +69,7 @@ pub fn score_rows(
 /// Gradient with respect to the raw logits, given those of log-probs and (where the loss looks at it) entropy. Takes the
 /// place of the logits in memory if nobody else holds them.
 ///
-/// `None` where the kernels do not know the tensors.
+/// `None` where the tensors are not the CPU backend's f32 or f64.
 #[must_use]
 pub fn score_gradient(
     logits: Tensor<2>,
@@ -79,7 +79,7 @@ pub fn score_gradient(
     temperature: f64,
     softcap: Option<f64>,
 ) -> Option<Tensor<2>> {
-    if !knows(&logits) {
+    if !exact(&logits) {
         return None;
     }
     let _span = span("scores", 0.0);

@@ -1,5 +1,6 @@
 //! Kernels as operations of Burn's autodiff.
 
+use super::half;
 use super::parallel::dims;
 use crate::device::is_cpu;
 use crate::trace::span;
@@ -14,24 +15,33 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// A function of `N` tensors with its gradient.
+/// A function of `N` tensors with its gradient, in f32 or f64.
+///
+/// Tensors in half precision are stored as such and computed with in f32: see [`run`].
 pub(super) trait Kernel<const N: usize>: Clone + Debug + Send + 'static {
     /// What a recording calls it.
     const NAME: &'static str;
 
-    /// What the gradient needs of the forward pass.
-    type Saved: Clone + Debug + Send + 'static;
+    /// The inputs that the gradient needs.
+    fn keeps(&self) -> [bool; N] {
+        [true; N]
+    }
 
-    /// The result, and what the gradient will need.
-    fn forward(&self, inputs: [FlexTensor; N]) -> (FlexTensor, Self::Saved);
+    /// The result.
+    fn forward(&self, inputs: &[FlexTensor; N]) -> FlexTensor;
 
-    /// Gradients of the inputs that are wanted, given that of the result.
+    /// Gradients of the inputs that are wanted, given those that were kept and the gradient of the result.
     fn backward(
         &self,
-        saved: Self::Saved,
+        kept: [Option<FlexTensor>; N],
         gradient: FlexTensor,
         wanted: [bool; N],
     ) -> [Option<FlexTensor>; N];
+}
+
+/// The inputs of a kernel that keeps all of them.
+pub(super) fn all<const N: usize>(kept: [Option<FlexTensor>; N]) -> [FlexTensor; N] {
+    kept.map(|input| input.unwrap_or_else(|| unreachable!("kept by the forward pass")))
 }
 
 /// Whether kernels are used at all.
@@ -54,11 +64,26 @@ pub fn available(device: &Device) -> bool {
     ENABLED.load(Relaxed) && is_cpu(device) && known()
 }
 
+/// Whether tensors like this one are computed with as they are stored: f32 or f64.
+pub(super) fn exact<const D: usize>(tensor: &Tensor<D>) -> bool {
+    knows(tensor) && computed_in(tensor.dtype()) == tensor.dtype()
+}
+
 /// Whether the kernels know tensors like this one.
 pub(super) fn knows<const D: usize>(tensor: &Tensor<D>) -> bool {
-    matches!(tensor.dtype(), DType::F32 | DType::F64)
-        && ENABLED.load(Relaxed)
+    matches!(
+        tensor.dtype(),
+        DType::F32 | DType::F64 | DType::BF16 | DType::F16
+    ) && ENABLED.load(Relaxed)
         && is_cpu(&tensor.device())
+}
+
+/// The type that kernels compute with tensors of this one in.
+pub(super) fn computed_in(stored: DType) -> DType {
+    match stored {
+        DType::BF16 | DType::F16 => DType::F32,
+        own => own,
+    }
 }
 
 /// A tensor of the CPU backend, on the tape or not.
@@ -119,6 +144,9 @@ impl<const D: usize> InnerIfTraced for Tensor<D> {
 }
 
 /// Runs a kernel; on the tape if any input is.
+///
+/// Inputs in half precision, which have one type, are widened to f32 and the result is narrowed to theirs, in the backward pass
+/// too; what is kept between the passes is kept in two bytes.
 pub(super) fn run<const N: usize, const D: usize, K: Kernel<N>>(
     kernel: K,
     inputs: [Input; N],
@@ -130,7 +158,7 @@ pub(super) fn run<const N: usize, const D: usize, K: Kernel<N>>(
             Input::Plain(tensor) => contiguous(tensor),
             Input::Traced(_) => unreachable!("none is on the tape"),
         });
-        return wrap(kernel.forward(inputs).0);
+        return wrap(forward(&kernel, &inputs));
     }
     let (primitives, nodes) = unzip(inputs.map(|input| {
         let tensor = match input {
@@ -151,12 +179,26 @@ pub(super) fn run<const N: usize, const D: usize, K: Kernel<N>>(
         .prepare::<NoCheckpointing>(nodes)
         .compute_bound()
         .stateful();
-    let (result, saved) = kernel.forward(primitives);
+    let result = forward(&kernel, &primitives);
     let result = match prepared {
-        OpsKind::Tracked(tracked) => tracked.finish((kernel, saved), result),
+        OpsKind::Tracked(tracked) => {
+            let mut keeps = kernel.keeps().into_iter();
+            let kept = primitives.map(|p| keeps.next().unwrap_or(true).then_some(p));
+            tracked.finish((kernel, kept), result)
+        }
         OpsKind::UnTracked(untracked) => untracked.finish(result),
     };
     Tensor::from_primitive::<Autodiff<Flex>>(result)
+}
+
+/// The result of a kernel, in the type that its inputs are stored in.
+fn forward<const N: usize, K: Kernel<N>>(kernel: &K, inputs: &[FlexTensor; N]) -> FlexTensor {
+    let stored = inputs[0].dtype();
+    if computed_in(stored) == stored {
+        return kernel.forward(inputs);
+    }
+    let wide = inputs.each_ref().map(|t| half::widened(t.clone()));
+    half::narrowed(kernel.forward(&wide), stored)
 }
 
 fn unzip<A, B, const N: usize>(pairs: [(A, B); N]) -> ([A; N], [B; N]) {
@@ -176,7 +218,7 @@ fn unzip<A, B, const N: usize>(pairs: [(A, B); N]) -> ([A; N], [B; N]) {
 struct Taped<K>(K);
 
 impl<const N: usize, K: Kernel<N>> Backward<Flex, N> for Taped<K> {
-    type State = (K, K::Saved);
+    type State = (K, [Option<FlexTensor>; N]);
 
     fn backward(
         self,
@@ -186,9 +228,12 @@ impl<const N: usize, K: Kernel<N>> Backward<Flex, N> for Taped<K> {
     ) {
         let _span = span(K::NAME, 0.0);
         let gradient = contiguous(grads.consume::<Flex>(&ops.node));
-        let (kernel, saved) = ops.state;
+        let (kernel, kept) = ops.state;
+        let stored = gradient.dtype();
+        let kept = kept.map(|input| input.map(half::widened));
         let wanted = ops.parents.each_ref().map(Option::is_some);
-        let gradients = kernel.backward(saved, gradient, wanted);
+        let gradients = kernel.backward(kept, half::widened(gradient), wanted);
+        let gradients = gradients.map(|g| g.map(|g| half::narrowed(g, stored)));
         for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 grads.register::<Flex>(parent.id, gradient);

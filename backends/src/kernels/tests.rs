@@ -5,7 +5,7 @@ use super::{
     rms_norm, rotary, score_gradient, score_rows,
 };
 use burn::tensor::activation::{log_softmax, silu, softmax};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use std::ops::Range;
 
 /// Numbers between −1 and 1 that look random and are the same every time.
@@ -442,4 +442,58 @@ fn draws_invert_the_cumulative_distribution_and_the_likeliest_is_the_argmax() {
         let own = &logp[row * vocab..][..vocab];
         assert!(own.iter().all(|&l| l <= own[token as usize]), "row {row}");
     }
+}
+
+/// What a kernel of two inputs makes of them in f32, rounded to their type: its result and both gradients.
+fn hold_half<const D: usize, const O: usize>(
+    a: &Tensor<D>,
+    b: &Tensor<D>,
+    kernel: impl Fn(&Tensor<D>, &Tensor<D>) -> Tensor<O>,
+) {
+    for dtype in [DType::BF16, DType::F16] {
+        let (a, b) = (a.clone().cast(dtype), b.clone().cast(dtype));
+        let run = |a: &Tensor<D>, b: &Tensor<D>| {
+            let (a, b) = (leaf(a), leaf(b));
+            let y = kernel(&a, &b);
+            let weights = numbers(y.dims(), 99).cast(dtype).cast(y.dtype());
+            let grads = (y.clone() * weights.autodiff()).sum().backward();
+            let leaf = "a leaf of this graph";
+            let of = |t: &Tensor<D>| t.grad(&grads).expect(leaf);
+            (y.inner(), of(&a), of(&b))
+        };
+        let (y, da, db) = run(&a, &b);
+        assert_eq!([y.dtype(), da.dtype(), db.dtype()], [dtype; 3]);
+        let (wy, wa, wb) = run(&a.cast(DType::F32), &b.cast(DType::F32));
+        assert_same("result", &y, &wy.cast(dtype));
+        assert_same("first gradient", &da, &wa.cast(dtype));
+        assert_same("second gradient", &db, &wb.cast(dtype));
+    }
+}
+
+#[test]
+fn half_precision_is_f32_rounded_once() {
+    hold_half(&numbers([13, 37], 1), &numbers([1, 37], 2), |x, w| {
+        rms_norm(x, w, 1e-6, 1.0).unwrap()
+    });
+    hold_half(&numbers([13, 37], 3), &numbers([13, 37], 4), |a, b| {
+        glu(a, b).unwrap()
+    });
+    hold_half(&numbers([150, 37], 5), &numbers([21, 37], 6), |x, w| {
+        linear(x, w).unwrap()
+    });
+    let shape = AttentionShape {
+        families: families(&[(0, &[7, 12])]).into(),
+        window: Some(5),
+        scale: 0.3,
+        softcap: None,
+    };
+    let values = numbers([19, 2, 8], 11).cast(DType::BF16);
+    hold_half(&numbers([19, 2, 8], 7), &numbers([19, 2, 8], 8), |q, k| {
+        attention(q, k, &values.clone().cast(q.dtype()), &shape).unwrap()
+    });
+    let zeros: Tensor<3> = Tensor::zeros([19, 2, 8], &Device::flex());
+    let (cos, sin) = (numbers([19, 1, 4], 9), numbers([19, 1, 4], 10));
+    hold_half(&numbers([19, 2, 8], 7), &zeros, |x, y| {
+        rotary(x, &cos, &sin).unwrap() + y.clone()
+    });
 }
