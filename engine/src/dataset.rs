@@ -1,11 +1,8 @@
 //! A task's examples as token prompts: rendered, encoded, over-long ones left out and counted.
 
-use crate::config::RunConfig;
-use crate::source::Source;
 use crate::task::{Example, PromptText, Split, Task, shuffled_index};
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
-use std::path::Path;
 use std::sync::Arc;
 
 /// An example with its prompt's tokens and text.
@@ -36,28 +33,6 @@ pub struct Dataset {
 
 /// Draws of an endless task that are looked at for the length of its prompts.
 const GLANCE: u64 = 256;
-
-/// What memory planning wants to know of a task's prompts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Survey {
-    /// Tokens of the longest prompt; of an endless task, of the longest in a first look.
-    pub longest_prompt: usize,
-    /// Validation prompts.
-    pub validation: usize,
-}
-
-impl Survey {
-    /// Reads the configured task with the configured tokenizer, weights apart.
-    pub fn of(config: &RunConfig) -> Result<Self> {
-        let Some(task) = &config.task else {
-            return Err(Error::Config("`task` is missing".into()));
-        };
-        let task: Arc<dyn Task> = Arc::from(task.build(Path::new("."))?);
-        let source = Source::open(&config.model, task.as_ref())?;
-        let (longest, most) = (config.rollout.prompt_length, config.trainer.val_max_samples);
-        Dataset::new(task, source.tokenizer.clone(), longest, most)?.survey()
-    }
-}
 
 impl Dataset {
     /// Encodes a finite task's prompts once, and keeps those of at most `max_prompt` tokens.
@@ -139,18 +114,25 @@ impl Dataset {
         Ok(())
     }
 
-    /// What memory planning wants to know.
-    pub fn survey(&self) -> Result<Survey> {
-        let mut longest_prompt = self.longest;
+    /// Tokens of the longest prompt; of an endless task, of the longest in a first look.
+    pub fn longest(&self) -> Result<usize> {
+        let mut longest = self.longest;
         if self.kept.is_none() {
             for index in 0..GLANCE {
                 let tokens = self.prompt(Split::Train, index)?.tokens.len();
-                longest_prompt = longest_prompt.max(tokens.min(self.max_prompt));
+                longest = longest.max(tokens.min(self.max_prompt));
             }
         }
-        Ok(Survey {
-            longest_prompt,
-            validation: self.validation.len(),
+        Ok(longest)
+    }
+
+    /// Training prompts for a look at their lengths: all of a finite task, some of an endless one.
+    pub fn glance(&self) -> impl Iterator<Item = Result<Prompt>> + '_ {
+        let kept = self.kept.as_deref();
+        let number = kept.map_or(GLANCE, |kept| kept.len() as u64);
+        (0..number).map(move |i| {
+            let index = kept.map_or(i, |kept| kept[i as usize]);
+            self.prompt(Split::Train, index)
         })
     }
 

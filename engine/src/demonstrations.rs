@@ -78,11 +78,17 @@ impl Demonstrations {
         })
     }
 
-    /// Tokens of the longest row of a file.
-    #[must_use]
-    pub fn longest(&self) -> usize {
-        let rows = self.rows.iter().flatten().chain(&self.validation);
-        rows.map(|s| s.tokens.len()).max().unwrap_or(0)
+    /// Tokens of the longest example: of a file's rows and all that is validated, or of the task's solutions, of which an
+    /// endless task has those of a first look.
+    pub fn longest(&self, source: &Source, data: &Dataset) -> Result<usize> {
+        let read = self.rows.iter().flatten().chain(&self.validation);
+        let mut longest = read.map(|s| s.tokens.len()).max().unwrap_or(0);
+        if self.rows.is_none() {
+            for prompt in data.glance() {
+                longest = longest.max(solved(&prompt?, source)?.tokens.len());
+            }
+        }
+        Ok(longest)
     }
 
     /// The examples of a step, their weights being the mean over its scored tokens; and how many epochs are over with it,

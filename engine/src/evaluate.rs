@@ -8,6 +8,7 @@ use crate::plan::planner::Request;
 use crate::reward_model::Surroundings;
 use crate::source::Source;
 use crate::task::{Reward, Shaping, Task};
+use crate::trainer_state::Mode;
 use crate::{Error, Result};
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::device;
@@ -54,7 +55,13 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     }
     let (device, info) = device::open(config.device)?;
     let arch = source.checkpoint.arch();
-    let request = Request::of_run(config, arch, DeviceProfile::of(&info), free_bytes(&info))?;
+    let request = Request::of_run(
+        config,
+        Mode::Rl,
+        arch,
+        DeviceProfile::of(&info),
+        free_bytes(&info),
+    )?;
     let cache = request.workload.kv_cache_bytes;
     let limits = engine_limits(&config.rollout, arch, config.rollout.max_num_seqs, cache)?;
     let decoder = source.decoder(config, &device)?;

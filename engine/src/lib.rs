@@ -5,6 +5,7 @@
 pub mod batch;
 pub mod config;
 pub mod critic;
+pub mod data;
 pub mod dataset;
 pub mod demonstrations;
 pub mod error;

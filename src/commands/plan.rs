@@ -8,7 +8,7 @@ use firebrick::backends::device::Backend;
 use firebrick::backends::memory::free_bytes;
 use firebrick::backends::profile::{DeviceProfile, Origin};
 use firebrick::engine::config;
-use firebrick::engine::dataset::Survey;
+use firebrick::engine::data::{Survey, mode_of};
 use firebrick::engine::plan::estimate::{Sizes, rules};
 use firebrick::engine::plan::planner::Request;
 use firebrick::engine::plan::size::Bytes;
@@ -24,12 +24,12 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let arch = architecture(&config)?;
     let (profile, info) = DeviceProfile::look_up(config.device);
     let free = info.as_ref().and_then(free_bytes);
-    let mut request =
-        Request::of_run(&config, &arch, profile, free)?.spread(args.parallel.degrees())?;
+    let mut request = Request::of_run(&config, mode_of(&config), &arch, profile, free)?
+        .spread(args.parallel.degrees())?;
     match Survey::of(&config) {
         Ok(survey) => request.workload.observe(survey),
         Err(e) => tracing::info!(
-            "prompts are taken to be as long as allowed, since they were not read: {e}"
+            "prompts and examples are taken to be as long as allowed, since they were not read: {e}"
         ),
     }
     let fit = match request.budget {
@@ -107,6 +107,21 @@ fn heading(request: &Request, report: &PlanReport) -> String {
         n => format!(" x {n} replicas"),
     };
     let b = &report.batch;
+    let step = match w.examples {
+        Some(examples) => format!(
+            "{} examples of up to {} tokens, supervised",
+            b.prompts, examples.length
+        ),
+        None => format!(
+            "{} prompts x {} completions of {} + {} tokens",
+            b.prompts, b.group_size, w.prompt_length, w.response_length
+        ),
+    };
+    let sampled = if w.samples() {
+        format!("; {} sampled at a time", b.max_num_seqs)
+    } else {
+        String::new()
+    };
     let critic = w.critic_arch().map_or_else(String::new, |arch| {
         let millions = Sizes::of(arch, None).total() as f64 / 1e6;
         format!(
@@ -116,22 +131,17 @@ fn heading(request: &Request, report: &PlanReport) -> String {
     });
     format!(
         "model   {millions:.1} million parameters, {} layers, hidden size {}, vocabulary {}\n\
-         {critic}step    {} prompts x {} completions of {} + {} tokens\n\
+         {critic}step    {step}\n\
          device  {}, speed {origin}\n\
          {several}{budget}{host}\n\
-         batch   {} sequences a micro-batch x {}{replicas} make {} an optimizer step; {} sampled at a time\n",
+         batch   {} sequences a micro-batch x {}{replicas} make {} an optimizer step{sampled}\n",
         w.arch.num_layers,
         w.arch.hidden_size,
         w.arch.vocab_size,
-        b.prompts,
-        b.group_size,
-        w.prompt_length,
-        w.response_length,
         report.device,
         b.micro_batch,
         b.accumulation,
         b.effective_batch,
-        b.max_num_seqs,
     )
 }
 

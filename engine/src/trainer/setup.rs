@@ -4,8 +4,7 @@ use super::resume::resume;
 use super::{Observer, Trainer, critic};
 use crate::config::{RunConfig, SftConfig};
 use crate::critic::CriticSource;
-use crate::dataset::{Dataset, Survey};
-use crate::demonstrations::{Demonstrations, RowsAlone};
+use crate::data::{Data, Survey, sft_of, task_of};
 use crate::judge::Judge;
 use crate::learner::Learner;
 use crate::ledger::Ledger;
@@ -53,15 +52,7 @@ impl Trainer {
         start: Start,
         observer: Box<dyn Observer>,
     ) -> Result<Self> {
-        let task: Arc<dyn Task> = match &config.task {
-            Some(task) => Arc::from(task.build(Path::new("."))?),
-            None if mode == Mode::Sft && RowsAlone::suffice(&config) => Arc::new(RowsAlone),
-            None => {
-                return Err(Error::Config(
-                    "`task` is missing; give its `kind` (arithmetic or jsonl)".into(),
-                ));
-            }
-        };
+        let task = task_of(&config, mode)?;
         Self::with_task(config, task, mode, start, observer)
     }
 
@@ -85,11 +76,11 @@ impl Trainer {
         // with adapters the reference is the policy itself, with them off
         let compares =
             mode == Mode::Rl && objective.needs().reference && config.model.lora.is_none();
-        let sft = sft_config(&config, mode)?;
+        let sft = sft_of(&config, mode)?;
         check_schedules(&config)?;
         device::allow_tf32(config.allow_tf32);
         let (device, info) = device::open(config.device)?;
-        let (data, demonstrations) = examples(&config, task, &source, mode, sft.as_ref())?;
+        let data = Data::read(&config, task, &source, mode)?;
         let own = config.critic.as_ref().filter(|_| mode == Mode::Rl);
         let critic_source = own
             .map(|critic| CriticSource::open(&config, critic, &source))
@@ -98,12 +89,12 @@ impl Trainer {
             reference: compares,
             critic: critic_source.is_some(),
         };
-        let rewards = data.task().rewards();
+        let rewards = data.prompts.task().rewards();
         let asked = Asked {
             models,
             rewards: rewards.map_or_else(|| Ok(Vec::new()), |r| RewardWork::of(r, &config))?,
-            survey: data.survey()?,
-            longest: demonstrations.as_ref().map_or(0, |d| d.longest()),
+            survey: data.survey(&source)?,
+            mode,
         };
         let (request, plan) = planned(&config, &arch, &info, asked)?;
         for (section, optim) in optimizers(&config, sft.as_ref(), mode) {
@@ -121,7 +112,7 @@ impl Trainer {
             .with_prefetch(plan.models.values().map(|m| m.prefetch).max().unwrap_or(0))
             .with_limit(config.memory.limit.map(|limit| limit.0));
         let judge = Judge::open(
-            data.task(),
+            data.prompts.task(),
             Surroundings {
                 device: &device,
                 memory: &config.memory,
@@ -152,8 +143,8 @@ impl Trainer {
             info,
             device,
             source,
-            data,
-            demonstrations,
+            data: data.prompts,
+            demonstrations: data.demonstrations,
             learner,
             reference,
             judge,
@@ -217,47 +208,6 @@ fn reference(
     Ok(Some(Placed::new(decoder, own, Role::Reference, accounts)))
 }
 
-/// The task's prompts, and what supervised training learns from where there is any.
-fn examples(
-    config: &RunConfig,
-    task: Arc<dyn Task>,
-    source: &Source,
-    mode: Mode,
-    sft: Option<&(&'static str, SftConfig)>,
-) -> Result<(Dataset, Option<Arc<Demonstrations>>)> {
-    let rows_alone = mode == Mode::Sft && sft.is_some_and(|(_, sft)| sft.train.is_some());
-    let read = if rows_alone {
-        Dataset::held_out
-    } else {
-        Dataset::new
-    };
-    let (longest, most) = (config.rollout.prompt_length, config.trainer.val_max_samples);
-    let data = read(task, source.tokenizer.clone(), longest, most)?;
-    let Some((section, sft)) = sft else {
-        return Ok((data, None));
-    };
-    let examples = Demonstrations::new(sft, section, source, &data)?;
-    sft.optim.lr_scheduler.build(sft.optim.lr, examples.steps)?;
-    Ok((data, Some(Arc::new(examples))))
-}
-
-/// The supervised part of a mode, and its section in the configuration.
-fn sft_config(config: &RunConfig, mode: Mode) -> Result<Option<(&'static str, SftConfig)>> {
-    let warm_up = config.warmup.sft.clone().map(|sft| ("warmup.sft", sft));
-    match mode {
-        Mode::Rl => Ok(warm_up),
-        Mode::Sft => {
-            let own = config.sft.clone().map(|sft| ("sft", sft));
-            own.or(warm_up).map(Some).ok_or_else(|| {
-                Error::Config(
-                    "`sft` is missing: firebrick sft reads steps, batch_size and optim from it"
-                        .into(),
-                )
-            })
-        }
-    }
-}
-
 /// Refuses what an objective would undo, and reward models that are none, before anything is loaded.
 fn check_rewards(config: &RunConfig, task: &dyn Task) -> Result<()> {
     let Some(rewards) = task.rewards() else {
@@ -306,8 +256,7 @@ struct Asked {
     /// Reward models on its device.
     rewards: Vec<RewardWork>,
     survey: Survey,
-    /// Tokens of the longest demonstration.
-    longest: usize,
+    mode: Mode,
 }
 
 /// Begins a new run, or finds the one in the output folder.
@@ -402,17 +351,16 @@ fn planned(
         models,
         rewards,
         survey,
-        longest,
+        mode,
     } = asked;
     let profile = DeviceProfile::of(info);
-    let mut request = Request::of_run(config, arch, profile, free_bytes(info))?;
+    let mut request = Request::of_run(config, mode, arch, profile, free_bytes(info))?;
     request.workload.reference = models.reference;
     if !models.critic {
         request.workload.critic = None;
     }
     request.workload.rewards = rewards;
     request.workload.observe(survey);
-    request.workload.admit(longest);
     let plan = match (&config.memory.plan, request.budget) {
         (Some(path), _) => Plan::load(path)?,
         (None, Some(_)) => request.fit()?.plan,

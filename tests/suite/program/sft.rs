@@ -161,3 +161,62 @@ fn a_warm_up_learns_from_rows_too() {
     succeeded(&output);
     assert_eq!(metrics(&bench, "run").len(), 2);
 }
+
+#[test]
+fn a_plan_of_supervised_training_reads_the_rows_and_predicts_what_the_run_says_of_itself() {
+    let bench = Bench::new();
+    chats(&bench, "epochs: 1");
+    let plan = |args: &[&str]| -> Value {
+        let args = [&["--json"], args].concat();
+        serde_json::from_str(&succeeded(&bench.firebrick("plan", &args))).unwrap()
+    };
+    let read = plan(&[]);
+    let names: Vec<&str> = read["phases"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| p["name"].as_str().unwrap())
+        .collect();
+    // the validation rows are scored, and nothing is sampled
+    assert_eq!(names, ["load", "score", "backward", "optimizer", "save"]);
+    assert_eq!(read["batch"]["effective_batch"], 3);
+    let said = succeeded(&bench.firebrick("plan", &[]));
+    assert!(
+        said.contains("3 examples of up to") && !said.contains("sampled at a time"),
+        "{said}"
+    );
+
+    succeeded(&bench.firebrick("sft", &[]));
+    let own: Value = serde_json::from_str(&bench.read("run/plan.json")).unwrap();
+    assert_eq!(own["phases"], read["phases"]);
+
+    // one longer row, and the step needs more
+    let backward = |plan: &Value| plan["phases"][2]["total_bytes"].as_u64().unwrap();
+    let long = json!({"messages": [{"role": "user", "content": "Go on."}, {"role": "assistant", "content": "1 2 3 4 ".repeat(6)}]});
+    let rows = bench.read("train.jsonl");
+    bench.write("train.jsonl", &format!("{rows}\n{long}"));
+    assert!(backward(&plan(&[])) > backward(&read));
+}
+
+#[test]
+fn a_plan_makes_room_for_the_solutions_of_a_task() {
+    let bench = Bench::new();
+    let plan = |args: &[&str]| -> Value {
+        let args = [&["--json"], args].concat();
+        serde_json::from_str(&succeeded(&bench.firebrick("plan", &args))).unwrap()
+    };
+    let own = plan(&["sft={batch_size: 5}"]);
+    assert_eq!(own["batch"]["effective_batch"], 5);
+    let said = succeeded(&bench.firebrick("plan", &["sft={batch_size: 5}"]));
+    // 9+9=18 and the end token
+    assert!(said.contains("5 examples of up to 7 tokens"), "{said}");
+    // validation samples
+    assert!(
+        own["phases"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|p| p["name"] == "rollout")
+    );
+    assert_eq!(own["seconds"]["rollout"], 0.0);
+}

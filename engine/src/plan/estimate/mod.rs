@@ -19,7 +19,7 @@ mod workload;
 pub use parallel::{Parallel, Zero};
 pub use sizes::Sizes;
 pub use time::Seconds;
-pub use workload::{CriticWork, RewardWork, Workload};
+pub use workload::{CriticWork, Examples, RewardWork, Workload};
 
 use super::{Layout, ModelPlan, Plan, Role};
 use activations::{Half, Shape, Widths};
@@ -182,7 +182,7 @@ impl<'a> Context<'a> {
     }
 
     fn shape(&self, plan: &ModelPlan, budget: usize, rollouts: u64) -> Shape {
-        let length = self.workload.length().max(1);
+        let length = self.workload.scored_length().max(1);
         let sequences = self.parallel.sequences(rollouts);
         let most = plan.micro_batch_size;
         let sequences = most.map_or(sequences, |n| sequences.min(n as u64)).max(1);
@@ -191,7 +191,11 @@ impl<'a> Context<'a> {
             tokens,
             packed: plan.layout == Layout::Packed,
             length,
-            scored: (tokens * self.workload.response_length).div_ceil(length),
+            scored: match self.workload.examples {
+                // a row may be scored to its last token
+                Some(_) => tokens,
+                None => (tokens * self.workload.response_length).div_ceil(length),
+            },
         }
     }
 
@@ -204,7 +208,7 @@ impl<'a> Context<'a> {
 
     /// The largest forward-only micro-batch of a model.
     pub fn score_shape(&self, plan: &ModelPlan) -> Shape {
-        self.shape(plan, plan.score_tokens, self.workload.rollouts())
+        self.shape(plan, plan.score_tokens, self.workload.scored_sequences())
     }
 
     /// Micro-batches of an optimizer step, with every sequence as long as allowed.
@@ -259,7 +263,7 @@ impl<'a> Context<'a> {
 
     /// What the rollouts of a step take on the host.
     fn rollouts(&self) -> Held {
-        let tokens = self.workload.rollouts() * self.workload.length();
+        let tokens = self.workload.rollouts() * self.workload.scored_length();
         Held::default().on_host(Category::Buffers, TOKEN_BYTES * tokens)
     }
 
@@ -384,7 +388,10 @@ impl<'a> Context<'a> {
     }
 
     pub fn estimate(&self) -> Estimate {
-        let mut phases = vec![self.load(), self.rollout()];
+        let mut phases = vec![self.load()];
+        if self.workload.samples() {
+            phases.push(self.rollout());
+        }
         if !self.rewards.is_empty() {
             phases.push(self.reward_scores());
         }

@@ -26,12 +26,10 @@ const QUERIES: u64 = 256;
 
 pub(super) fn rollout(ctx: &Context<'_>, worst: &mut Worst) {
     let w = ctx.workload;
-    sampling(
-        ctx,
-        ctx.parallel.sequences(w.prompts),
-        w.group.max(1),
-        worst,
-    );
+    if w.examples.is_none() {
+        let prompts = ctx.parallel.sequences(w.prompts);
+        sampling(ctx, prompts, w.group.max(1), worst);
+    }
     // validation samples every prompt once: more prompts to run at a time
     let validated = ctx.parallel.sequences(w.validation);
     if validated > 0 {

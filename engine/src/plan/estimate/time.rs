@@ -194,6 +194,10 @@ fn streamed(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
 
 pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
     let w = ctx.workload;
+    if w.examples.is_some() {
+        // a step of supervised training samples nothing
+        return 0.0;
+    }
     let group = w.group.max(1);
     let own = ctx.parallel.sequences(w.prompts).max(1);
     let rows = (ctx.plan.rollout.max_num_seqs as u64).clamp(1, own * group);

@@ -2,9 +2,9 @@
 
 use super::ModelPlan;
 use crate::Result;
-use crate::config::{OldLogProbs, RunConfig};
+use crate::config::{OldLogProbs, RunConfig, SftConfig};
 use crate::critic::critic_architecture;
-use crate::dataset::Survey;
+use crate::data::Survey;
 use crate::reward_model;
 use crate::task::{RewardModelConfig, Rewards, TaskConfig};
 use firebrick_models::Arch;
@@ -55,6 +55,17 @@ pub struct Workload {
     pub critic: Option<CriticWork>,
     /// Reward models that score the rollouts on the run's device. Their plans are those of their own settings.
     pub rewards: Vec<RewardWork>,
+    /// Supervised training: what a step learns from instead of rollouts. Each example counts as a prompt of its own.
+    pub examples: Option<Examples>,
+}
+
+/// What supervised training learns from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Examples {
+    /// Most tokens of one.
+    pub length: u64,
+    /// Those whose loss is validated.
+    pub validation: u64,
 }
 
 /// What a run asks for a reward model.
@@ -122,6 +133,7 @@ impl Workload {
             clips: true,
             critic: None,
             rewards: Vec::new(),
+            examples: None,
         }
     }
 
@@ -172,6 +184,34 @@ impl Workload {
                 }
                 _ => Vec::new(),
             },
+            examples: None,
+        })
+    }
+
+    /// The workload of supervised training under a section of a configuration: steps over examples, and validation.
+    pub fn supervised(config: &RunConfig, sft: &SftConfig, arch: &Arch) -> Result<Self> {
+        let batch = sft.batch_size as u64;
+        let context = arch.context().unwrap_or(arch.max_positions);
+        let samples = config.task.is_some();
+        let both = Self::new(config, arch)?;
+        Ok(Self {
+            prompts: batch,
+            group: 1,
+            mini_batch: batch,
+            epochs: 1,
+            validation: if samples { both.validation } else { 0 },
+            reference: false,
+            adapters_off: false,
+            old_log_probs: false,
+            entropy: false,
+            scores: false,
+            clips: sft.optim.clip_grad.is_some(),
+            critic: None,
+            examples: Some(Examples {
+                length: sft.max_length.unwrap_or(context).min(context) as u64,
+                validation: u64::from(samples || sft.validation.is_some()) * u64::MAX,
+            }),
+            ..both
         })
     }
 
@@ -187,28 +227,58 @@ impl Workload {
         !self.clips && self.critic.as_ref().is_none_or(|critic| !critic.clips)
     }
 
-    /// Takes over what the task's prompts are like, where they were read.
+    /// Takes over what the task's prompts and the demonstrations are like, where they were read.
     pub fn observe(&mut self, survey: Survey) {
         self.prompt_length = self.prompt_length.min(survey.longest_prompt as u64);
         self.validation = survey.validation as u64;
+        let Some(read) = survey.demonstrations else {
+            return;
+        };
+        match &mut self.examples {
+            Some(examples) => {
+                *examples = Examples {
+                    length: read.longest as u64,
+                    validation: read.validation as u64,
+                }
+            }
+            // a warm-up shares the plan of the rollouts
+            None => {
+                let prompt = (read.longest as u64).saturating_sub(self.response_length);
+                self.prompt_length = self.prompt_length.max(prompt);
+            }
+        }
     }
 
-    /// Whether the policy scores rollouts, apart from its training.
+    /// Whether the policy scores sequences apart from its training: rollouts, or examples whose loss is validated.
     #[must_use]
     pub fn policy_scores(&self) -> bool {
-        self.old_log_probs || self.adapters_off || self.scores
+        let validates = self.examples.is_some_and(|e| e.validation > 0);
+        self.old_log_probs || self.adapters_off || self.scores || validates
     }
 
-    /// Makes room for sequences of so many tokens, prompt and completion.
-    pub fn admit(&mut self, tokens: usize) {
-        let prompt = (tokens as u64).saturating_sub(self.response_length);
-        self.prompt_length = self.prompt_length.max(prompt);
+    /// Whether anything is sampled: rollouts, or completions of validation prompts.
+    #[must_use]
+    pub fn samples(&self) -> bool {
+        self.examples.is_none() || self.validation > 0
     }
 
-    /// Most tokens of a sequence.
+    /// Most tokens of a sequence that is sampled.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.prompt_length + self.response_length
+    }
+
+    /// Most tokens of a sequence that is scored or trained on.
+    #[must_use]
+    pub fn scored_length(&self) -> u64 {
+        self.examples.map_or_else(|| self.length(), |e| e.length)
+    }
+
+    /// Sequences that are scored together.
+    #[must_use]
+    pub fn scored_sequences(&self) -> u64 {
+        self.examples
+            .map_or_else(|| self.rollouts(), |e| e.validation.max(1))
     }
 
     /// Sequences a step.

@@ -261,7 +261,8 @@ impl List<'_> {
                 c.memory.attention_rows = rows;
             });
         }
-        let share = |sequences| request.parallel.sequences(sequences) * request.workload.length();
+        let share =
+            |sequences| request.parallel.sequences(sequences) * request.workload.scored_length();
         let step = share(request.workload.mini_rollouts());
         if (m.train_tokens as u64) < step.min(base.train_tokens as u64) {
             let (tokens, settings) = (
@@ -272,7 +273,7 @@ impl List<'_> {
                 c.memory.train_tokens = tokens;
             });
         }
-        let step = share(request.workload.rollouts());
+        let step = share(request.workload.scored_sequences());
         if (m.score_tokens as u64) < step.min(base.score_tokens as u64) {
             let (tokens, settings) = (
                 base.score_tokens,
@@ -285,7 +286,7 @@ impl List<'_> {
         let (seqs, most) = (self.fit.plan.rollout.max_num_seqs, request.max_num_seqs);
         let prompts = request.parallel.sequences(request.workload.prompts);
         let step = prompts * request.workload.group;
-        if (seqs as u64) < (most as u64).min(step) {
+        if request.workload.samples() && (seqs as u64) < (most as u64).min(step) {
             let settings = format!("rollout.max_num_seqs={seqs}");
             self.add("fewer sequences sampled at a time", settings, |c| {
                 c.max_num_seqs = most;

@@ -21,6 +21,8 @@ use super::estimate::{Estimate, Parallel, Workload, estimate_parallel};
 use super::size::Budget;
 use super::{MemoryConfig, Plan};
 use crate::config::RunConfig;
+use crate::data::sft_of;
+use crate::trainer_state::Mode;
 use crate::{Error, Result};
 use candidates::Candidate;
 use firebrick_backends::profile::DeviceProfile;
@@ -93,15 +95,19 @@ pub struct Failure {
 const STEP_DOWN: f64 = 0.1;
 
 impl Request {
-    /// The request of a configuration. `budget` in bytes; `None` sets no limit.
+    /// The request of a configuration in one of its modes. `budget` in bytes; `None` sets no limit.
     pub fn new(
         config: &RunConfig,
+        mode: Mode,
         arch: &Arch,
         profile: DeviceProfile,
         budget: Option<u64>,
     ) -> Result<Self> {
         Ok(Self {
-            workload: Workload::new(config, arch)?,
+            workload: match sft_of(config, mode)? {
+                Some((_, sft)) if mode == Mode::Sft => Workload::supervised(config, &sft, arch)?,
+                _ => Workload::new(config, arch)?,
+            },
             memory: config.memory.clone(),
             max_num_seqs: config.rollout.max_num_seqs,
             profile,
@@ -114,6 +120,7 @@ impl Request {
     /// The request of a configuration whose budget may be `auto`: `free` is what the device has free, where that is known.
     pub fn of_run(
         config: &RunConfig,
+        mode: Mode,
         arch: &Arch,
         profile: DeviceProfile,
         free: Option<u64>,
@@ -130,7 +137,7 @@ impl Request {
                 )));
             }
         };
-        let mut this = Self::new(config, arch, profile, budget)?;
+        let mut this = Self::new(config, mode, arch, profile, budget)?;
         if let Some(share) = config.rollout.gpu_memory_utilization {
             this.workload.kv_cache_bytes = Some(this.cache_bytes_of_share(share)?);
         }
@@ -223,7 +230,7 @@ impl Request {
         let estimate = self.estimate(&plan);
         let w = &self.workload;
         let policy = plan.policy();
-        let fits = (policy.train_tokens as u64 / w.length().max(1)).max(1);
+        let fits = (policy.train_tokens as u64 / w.scored_length().max(1)).max(1);
         let most = policy.micro_batch_size.map_or(u64::MAX, |n| n as u64);
         let own = self.parallel.sequences(w.mini_rollouts());
         let micro_batch = fits.min(most).min(own);

@@ -2,7 +2,7 @@
 
 use super::{Request, search};
 use crate::Result;
-use crate::plan::estimate::Sizes;
+use crate::plan::estimate::{Examples, Sizes};
 use crate::plan::size::Bytes;
 use firebrick_models::adapter::LoraConfig;
 use std::fmt;
@@ -116,8 +116,11 @@ fn above(bytes: u64) -> String {
     format!("{}MiB", bytes.div_ceil(1 << 20))
 }
 
+/// A change: of which kind, its settings, and the request with it.
+type Change = (&'static str, String, Request);
+
 /// Single changes by kind, the mildest of each kind first.
-fn changes(request: &Request) -> Vec<(&'static str, String, Request)> {
+fn changes(request: &Request) -> Vec<Change> {
     let w = &request.workload;
     let mut all = Vec::new();
     let mut group = w.group;
@@ -133,6 +136,51 @@ fn changes(request: &Request) -> Vec<(&'static str, String, Request)> {
         );
         all.push(("group", text, changed));
     }
+    match w.examples {
+        Some(examples) => shorter_examples(request, examples, &mut all),
+        None => fewer_tokens(request, &mut all),
+    }
+    if w.reference {
+        let mut changed = request.clone();
+        changed.workload.reference = false;
+        let text = "objective.kl_loss_coef=0: no reference model".to_owned();
+        all.push(("reference", text, changed));
+    }
+    if w.lora.is_none() {
+        let mut changed = request.clone();
+        changed.workload.lora = Some(LoraConfig::default());
+        changed.workload.adapters_off = changed.workload.reference;
+        changed.workload.reference = false;
+        let text = "model.lora={rank: 16}: adapters are trained instead of all weights".to_owned();
+        all.push(("lora", text, changed));
+    }
+    if w.clips {
+        let mut changed = request.clone();
+        changed.workload.clips = false;
+        let section = if w.examples.is_some() { "sft." } else { "" };
+        let text =
+            format!("{section}optim.clip_grad=null: segments are updated in the backward pass");
+        all.push(("clip", text, changed));
+    }
+    for share in [2, 4, 8] {
+        let layers = w.arch.num_layers / share;
+        if layers > 0 {
+            let mut changed = request.clone();
+            changed.workload.arch.num_layers = layers;
+            changed.workload.arch.windows.truncate(layers);
+            let millions = Sizes::of(&changed.workload.arch, None).total() / 1_000_000;
+            let text = format!(
+                "a smaller model: {layers} layers of this width have {millions} million parameters"
+            );
+            all.push(("model", text, changed));
+        }
+    }
+    all
+}
+
+/// Shorter or fewer rollouts.
+fn fewer_tokens(request: &Request, all: &mut Vec<Change>) {
+    let w = &request.workload;
     for share in [2, 4, 8] {
         let length = w.response_length / share;
         if length > 0 {
@@ -163,38 +211,27 @@ fn changes(request: &Request) -> Vec<(&'static str, String, Request)> {
             all.push(("prompts", text, changed));
         }
     }
-    if w.reference {
-        let mut changed = request.clone();
-        changed.workload.reference = false;
-        let text = "objective.kl_loss_coef=0: no reference model".to_owned();
-        all.push(("reference", text, changed));
-    }
-    if w.lora.is_none() {
-        let mut changed = request.clone();
-        changed.workload.lora = Some(LoraConfig::default());
-        changed.workload.adapters_off = changed.workload.reference;
-        changed.workload.reference = false;
-        let text = "model.lora={rank: 16}: adapters are trained instead of all weights".to_owned();
-        all.push(("lora", text, changed));
-    }
-    if w.clips {
-        let mut changed = request.clone();
-        changed.workload.clips = false;
-        let text = "optim.clip_grad=null: segments are updated in the backward pass".to_owned();
-        all.push(("clip", text, changed));
-    }
+}
+
+/// Shorter or fewer examples of supervised training.
+fn shorter_examples(request: &Request, examples: Examples, all: &mut Vec<Change>) {
     for share in [2, 4, 8] {
-        let layers = w.arch.num_layers / share;
-        if layers > 0 {
+        let length = examples.length / share;
+        if length > 1 {
             let mut changed = request.clone();
-            changed.workload.arch.num_layers = layers;
-            changed.workload.arch.windows.truncate(layers);
-            let millions = Sizes::of(&changed.workload.arch, None).total() / 1_000_000;
-            let text = format!(
-                "a smaller model: {layers} layers of this width have {millions} million parameters"
-            );
-            all.push(("model", text, changed));
+            changed.workload.examples = Some(Examples { length, ..examples });
+            let text = format!("sft.max_length={length}: longer rows are left out");
+            all.push(("length", text, changed));
         }
     }
-    all
+    for share in [2, 4] {
+        let batch = request.workload.prompts / share;
+        if batch > 0 {
+            let mut changed = request.clone();
+            changed.workload.prompts = batch;
+            changed.workload.mini_batch = batch;
+            let text = format!("sft.batch_size={batch} (fewer examples a step)");
+            all.push(("batch", text, changed));
+        }
+    }
 }

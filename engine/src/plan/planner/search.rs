@@ -105,9 +105,9 @@ impl<'a> Home<'a> {
         let smallest = |rows: Vec<usize>| rows.last().copied().unwrap_or(0);
         let frugal = MemoryConfig {
             head_rows: smallest(head_rows(base.head_rows)),
-            attention_rows: smallest(attention_rows(base.attention_rows, w.length())),
-            train_tokens: w.length().max(1) as usize,
-            score_tokens: w.length().max(1) as usize,
+            attention_rows: smallest(attention_rows(base.attention_rows, w.scored_length())),
+            train_tokens: w.scored_length().max(1) as usize,
+            score_tokens: w.scored_length().max(1) as usize,
             ..self.memory.clone()
         };
         let seqs = smallest(sequences(self.request));
@@ -128,8 +128,8 @@ impl<'a> Home<'a> {
     fn best(&self, most: f64) -> Result<Option<(f64, Candidate)>> {
         let w = &self.request.workload;
         let frugal = MemoryConfig {
-            train_tokens: w.length().max(1) as usize,
-            score_tokens: w.length().max(1) as usize,
+            train_tokens: w.scored_length().max(1) as usize,
+            score_tokens: w.scored_length().max(1) as usize,
             ..keeps(&self.memory, w.arch.num_layers, true)[0].clone()
         };
         let mut plan = Candidate {
@@ -185,15 +185,15 @@ impl<'a> Home<'a> {
         let base = &self.request.memory;
         let scores = w.policy_scores() || w.reference || w.critic.is_some();
         let budgets = if scores {
-            let own = self.request.parallel.sequences(w.rollouts());
-            tokens(base.score_tokens, w.length(), own)
+            let own = self.request.parallel.sequences(w.scored_sequences());
+            tokens(base.score_tokens, w.scored_length(), own)
         } else {
             // nothing is scored
             vec![base.score_tokens]
         };
         let mut all = Vec::new();
         for head in head_rows(base.head_rows) {
-            for attention in attention_rows(base.attention_rows, w.length()) {
+            for attention in attention_rows(base.attention_rows, w.scored_length()) {
                 let mut best: Option<Rows> = None;
                 for &score_tokens in &budgets {
                     for model in plan.models.values_mut() {
@@ -240,7 +240,7 @@ impl<'a> Home<'a> {
         let unified = self.request.profile.is_unified();
         let budgets = tokens(
             self.request.memory.train_tokens,
-            w.length(),
+            w.scored_length(),
             self.request.parallel.sequences(w.mini_rollouts()),
         );
         let shapes: Vec<(MemoryConfig, Plan)> = keeps(&self.memory, w.arch.num_layers, unified)
