@@ -29,7 +29,7 @@ pub use attention::{AttentionShape, Family, attention};
 pub use decode::{DecodeShape, decode_attention};
 pub use draw::{Drawn, draw_rows};
 pub use glu::glu;
-pub use linear::{linear, product, product_tn};
+pub use linear::{linear, product, product_nt, product_tn};
 pub use norm::rms_norm;
 pub use rotary::rotary;
 pub use scores::{RowScores, ScoreGradients, score_gradient, score_rows};

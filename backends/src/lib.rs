@@ -7,9 +7,11 @@ pub mod error;
 pub mod host;
 pub mod kernels;
 pub mod memory;
+pub mod precision;
 pub mod profile;
 pub mod trace;
 pub mod transfer;
 
 pub use device::{DeviceInfo, DeviceSpec};
 pub use error::{Error, Result};
+pub use precision::Precision;

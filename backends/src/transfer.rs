@@ -1,6 +1,6 @@
 //! Host copies of tensors, and the thread that copies while the device computes.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use rayon::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use crate::device::{is_cpu, panic_message};
-use crate::{Error, Result};
+use crate::{Error, Precision, Result};
 
 /// A copy that takes longer than this is taken for a device that hangs.
 const PATIENCE: Duration = Duration::from_mins(10);
@@ -19,7 +19,8 @@ const PATIENCE: Duration = Duration::from_mins(10);
 /// Elements a worker takes at a time in host arithmetic.
 const GRAIN: usize = 1 << 15;
 
-/// A matrix in host memory, in the float type of its device (f32; f64 where the device computes in f64).
+/// A matrix in host memory, in the float type that it had on its device: f32, or two bytes for weights in half precision, or f64
+/// in exactness tests.
 #[derive(Clone, Debug)]
 pub struct HostTensor(TensorData);
 
@@ -44,13 +45,42 @@ impl HostTensor {
     /// The matrix on a device; the host keeps its copy.
     #[must_use]
     pub fn upload(&self, device: &Device) -> Tensor<2> {
-        Tensor::from_data(self.0.clone(), device)
+        self.clone().into_device(device)
     }
 
     /// The matrix on a device; the host's copy is given up.
     #[must_use]
     pub fn into_device(self, device: &Device) -> Tensor<2> {
-        Tensor::from_data(self.0, device)
+        match self.0.dtype() {
+            // without a type it would take the device's own
+            half @ (DType::BF16 | DType::F16) => Tensor::from_data(self.0, (device, half)),
+            _ => Tensor::from_data(self.0, device),
+        }
+    }
+
+    /// The values in f32 where they are stored in two bytes, else as they are.
+    #[must_use]
+    pub fn widened(self) -> Self {
+        match self.0.dtype() {
+            DType::BF16 | DType::F16 => Self(self.0.convert_dtype(DType::F32)),
+            _ => self,
+        }
+    }
+
+    /// A copy as it is stored in a precision.
+    #[must_use]
+    pub fn rounded(&self, precision: Precision) -> Self {
+        Self(match precision {
+            Precision::F32 => self.0.clone(),
+            Precision::Bf16 => self.0.clone().convert_dtype(DType::BF16),
+            Precision::F16 => self.0.clone().convert_dtype(DType::F16),
+        })
+    }
+
+    /// The precision that the values are stored in.
+    #[must_use]
+    pub fn precision(&self) -> Precision {
+        Precision::of(self.0.dtype())
     }
 
     /// Moves the host's copy to memory that the device copies from fastest (pinned, where the backend can).
@@ -71,7 +101,7 @@ impl HostTensor {
         self.0.as_bytes().len()
     }
 
-    /// Values to work on.
+    /// Values to work on, which are not in half precision: [`HostTensor::widened`] ones.
     pub fn values(&mut self) -> HostValues<'_> {
         // one of the two always holds: nothing else is ever downloaded
         if self.0.as_slice::<f64>().is_ok() {

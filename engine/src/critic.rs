@@ -28,7 +28,7 @@ impl CriticSource {
                 is_policys: true,
             });
         };
-        let checkpoint = Checkpoint::open(path)?;
+        let checkpoint = Checkpoint::open(path)?.in_precision(config.precision);
         let arch = checkpoint.arch();
         let vocabulary = policy.tokenizer.vocab_size();
         if arch.vocab_size < vocabulary {
@@ -76,8 +76,10 @@ impl CriticSource {
     }
 
     /// The critic of a folder that [`save`](Self::save) wrote.
-    pub fn saved(dir: &Path, device: &Device) -> Result<Decoder> {
-        Ok(Checkpoint::open(&dir.join(MODEL))?.load(device)?)
+    pub fn saved(&self, dir: &Path, device: &Device) -> Result<Decoder> {
+        let precision = self.checkpoint.arch().precision;
+        let saved = Checkpoint::open(&dir.join(MODEL))?.in_precision(precision);
+        Ok(saved.load(device)?)
     }
 }
 
@@ -87,5 +89,5 @@ pub fn critic_architecture(critic: &CriticConfig, policy: &Arch) -> Result<Arch>
         Some(path) => Checkpoint::architecture(path)?,
         None => policy.clone(),
     };
-    Ok(own.with_value_head())
+    Ok(own.with_value_head().in_precision(policy.precision))
 }

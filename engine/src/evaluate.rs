@@ -41,7 +41,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
         ));
     };
     let task: Arc<dyn Task> = Arc::from(task.build(Path::new("."))?);
-    let source = Source::open(&config.model, task.as_ref())?;
+    let source = Source::open(&config.model, task.as_ref())?.in_precision(config.precision);
     source.check_lengths(config)?;
     let max_validation = config.trainer.val_max_samples;
     let data = Dataset::held_out(
@@ -54,6 +54,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
         return Err(Error::Config("the task holds no validation prompts".into()));
     }
     let (device, info) = device::open(config.device)?;
+    config.precision.check(&device)?;
     let arch = source.checkpoint.arch();
     let request = Request::of_run(
         config,
@@ -71,6 +72,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
             device: &device,
             memory: &config.memory,
             accounts: &Accounts::new(),
+            precision: config.precision,
             tokenizer: &source.tokenizer,
         },
     )?;

@@ -1,10 +1,12 @@
-//! Accumulated gradients of a decoder's parameters, in its flat order: on the device, or leaving it as they are complete.
+//! Accumulated gradients of a decoder's parameters, in its flat order and at least in f32: on the device, or leaving it as they
+//! are complete.
 
 use crate::plan::ModelPlan;
 use crate::runtime::Runtime;
 use crate::{Error, Result};
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use firebrick_backends::accounts::{Accounts, Category, Hold, Home};
+use firebrick_backends::precision::widened;
 use firebrick_backends::transfer::{Download, HostTensor, Pending};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -88,6 +90,7 @@ impl Gradients {
 
     /// Adds a contribution.
     pub fn add(&mut self, index: usize, gradient: Tensor<2>) {
+        let gradient = widened(gradient);
         let sum = match self.slots[index].take() {
             Some((sum, hold)) => (sum + gradient, hold),
             None => {
@@ -108,6 +111,7 @@ impl Gradients {
         gradient: Tensor<2>,
         runtime: &Runtime,
     ) -> Result<()> {
+        let gradient = widened(gradient);
         let shape = [rows, gradient.dims()[1]];
         if self.home == Home::Host {
             let (at, values) = (Download::indices(at.clone()), Download::matrix(gradient));

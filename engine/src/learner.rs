@@ -155,7 +155,8 @@ impl Learner {
         let Placed { decoder, plan, .. } = model;
         let schedule = Schedule::new(plan, runtime, temperature)
             .for_role(role)
-            .with_dropout(*dropout);
+            .with_dropout(*dropout)
+            .with_loss_scale(optimizer.loss_scale());
         let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
         let batch = Batch::pack(sequences, train_cut(plan, decoder.arch()))?;
         let micros = batch.micros();
@@ -164,10 +165,7 @@ impl Learner {
             let mut step = optimizer.in_backward(lr);
             let sums =
                 schedule.backward(decoder, &micros, loss, &mut gradients, Some(&mut step))?;
-            applied = Some(StepOutcome {
-                grad_norm: step.grad_norm(),
-                applied: true,
-            });
+            applied = Some(StepOutcome::applied(step.grad_norm()));
             sums
         } else {
             schedule.backward(decoder, &micros, loss, &mut gradients, None)?

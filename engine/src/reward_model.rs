@@ -13,7 +13,7 @@ use crate::task::{PromptText, RewardInput, RewardModelConfig};
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::accounts::Accounts;
-use firebrick_backends::device;
+use firebrick_backends::{Precision, device};
 use firebrick_models::arch::HeadKind;
 use firebrick_models::tokenizer::Message;
 use firebrick_models::{Arch, Checkpoint, Tokenizer};
@@ -29,6 +29,8 @@ pub struct Surroundings<'a> {
     pub memory: &'a MemoryConfig,
     /// The run's accounts.
     pub accounts: &'a Arc<Accounts>,
+    /// The run's precision.
+    pub precision: Precision,
     /// The policy's tokenizer.
     pub tokenizer: &'a Tokenizer,
 }
@@ -91,11 +93,13 @@ fn refusal(name: &str, path: &Path, detail: impl std::fmt::Display) -> Error {
 impl RewardModel {
     /// Loads a reward model onto its device, and sends it to where it waits.
     pub fn open(name: &str, config: &RewardModelConfig, around: Surroundings<'_>) -> Result<Self> {
-        let arch = architecture(name, config)?;
-        let checkpoint = Checkpoint::open(&config.path)?;
+        let arch = architecture(name, config)?.in_precision(around.precision);
+        let checkpoint = Checkpoint::open(&config.path)?.in_precision(around.precision);
         let tokenizer = Self::vocabulary(name, config, &arch, around.tokenizer)?;
         let own = config.device.map(device::open).transpose()?;
         let device = own.as_ref().map_or(around.device, |(device, _)| device);
+        let precision = around.precision.check(device);
+        precision.map_err(|e| refusal(name, &config.path, e.to_string()))?;
         let accounts = if device == around.device {
             Arc::clone(around.accounts)
         } else {

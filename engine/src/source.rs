@@ -4,6 +4,7 @@ use crate::config::{ModelConfig, RunConfig};
 use crate::task::Task;
 use crate::{Error, Result};
 use burn::tensor::Device;
+use firebrick_backends::Precision;
 use firebrick_models::arch::{HeadKind, RopeScaling};
 use firebrick_models::checkpoint::{ExportOptions, export, load_adapter, save_adapter};
 use firebrick_models::{Arch, Checkpoint, Decoder, Tokenizer};
@@ -70,6 +71,13 @@ impl Source {
         Ok((checkpoint, tokenizer))
     }
 
+    /// The same model, to be run in a precision.
+    #[must_use]
+    pub fn in_precision(mut self, precision: Precision) -> Self {
+        self.checkpoint = self.checkpoint.in_precision(precision);
+        self
+    }
+
     /// The policy at the start of a run: the checkpoint's weights, or random ones by seed; with its adapters.
     pub fn decoder(&self, config: &RunConfig, device: &Device) -> Result<Decoder> {
         let seed = config.trainer.seed;
@@ -88,7 +96,9 @@ impl Source {
         let dir = step.join(MODEL);
         Ok(match &config.model.lora {
             Some(_) => load_adapter(&self.checkpoint.load(device)?, &dir)?,
-            None => Checkpoint::open(&dir)?.load(device)?,
+            None => Checkpoint::open(&dir)?
+                .in_precision(config.precision)
+                .load(device)?,
         })
     }
 
@@ -185,6 +195,10 @@ impl Source {
 /// The architecture of a configured model, from its `config.json` or `model.arch` alone: no weights are read, and where the
 /// vocabulary's size is written nothing else either.
 pub fn architecture(config: &RunConfig) -> Result<Arch> {
+    Ok(described(config)?.in_precision(config.precision))
+}
+
+fn described(config: &RunConfig) -> Result<Arch> {
     if let Some(dir) = &config.model.path {
         return Ok(Checkpoint::architecture(dir)?);
     }

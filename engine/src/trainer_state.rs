@@ -1,7 +1,7 @@
 //! What a checkpoint keeps beside the model: where the run stands, and the optimizer's moments.
 
 use crate::objective::controls::Controls;
-use crate::optim::AdamW;
+use crate::optim::{AdamW, Scaler};
 use crate::task::Running;
 use crate::{Error, Result};
 use firebrick_backends::host::{MappedFile, write_synced};
@@ -62,6 +62,12 @@ pub struct TrainerState {
     /// Coefficients of the objective that follow a measurement.
     #[serde(default)]
     pub controls: Controls,
+    /// The policy's loss scale.
+    #[serde(default)]
+    pub loss_scale: Option<Scaler>,
+    /// The critic's.
+    #[serde(default)]
+    pub critic_loss_scale: Option<Scaler>,
     /// Running statistics of rewards that are normalised, by name.
     #[serde(default)]
     pub rewards: BTreeMap<String, Running>,
@@ -84,6 +90,8 @@ impl TrainerState {
             first_validation: BTreeMap::new(),
             last_validation: BTreeMap::new(),
             controls: Controls::default(),
+            loss_scale: None,
+            critic_loss_scale: None,
             rewards: BTreeMap::new(),
         }
     }
@@ -115,13 +123,21 @@ pub fn save(
     write_synced(&path, text.as_bytes()).map_err(Error::io("write", &path))?;
     save_optimizer(dir, optimizer, decoder)?;
     if masters {
-        let params = decoder.specs().enumerate().map(|(index, spec)| {
-            let read = move || Ok(decoder.param(index).download()?.to_f32());
-            (spec.name.clone(), LazyTensor::f32(&spec.rows_cols(), read))
-        });
-        write_tensors(&dir.join(MASTERS), params.collect(), &[])?;
+        save_masters(dir, optimizer, decoder)?;
     }
     Ok(())
+}
+
+/// Writes the weights that updates work on, in f32, into a folder that exists.
+pub fn save_masters(dir: &Path, optimizer: &AdamW, decoder: &Decoder) -> Result<()> {
+    let params = decoder.specs().enumerate().map(|(index, spec)| {
+        let read = move || match optimizer.master(index).map_err(into_model)? {
+            Some(master) => Ok(master),
+            None => Ok(decoder.param(index).download()?.to_f32()),
+        };
+        (spec.name.clone(), LazyTensor::f32(&spec.rows_cols(), read))
+    });
+    Ok(write_tensors(&dir.join(MASTERS), params.collect(), &[])?)
 }
 
 /// Writes an optimizer's moments into a folder that exists.
@@ -168,8 +184,9 @@ pub fn load_state(dir: &Path) -> Result<TrainerState> {
     })
 }
 
-/// Reads the f32 masters of a trainer folder, where there are any, into the decoder.
-pub fn load_masters(dir: &Path, decoder: &mut Decoder) -> Result<()> {
+/// Reads the f32 masters of a trainer folder, where there are any, into the decoder; where that is in half precision it gets them
+/// rounded, and the optimizer as they are.
+pub fn load_masters(dir: &Path, decoder: &mut Decoder, optimizer: &mut AdamW) -> Result<()> {
     let path = dir.join(MASTERS);
     if !path.is_file() {
         return Ok(());
@@ -177,14 +194,22 @@ pub fn load_masters(dir: &Path, decoder: &mut Decoder) -> Result<()> {
     let file = SavedTensors::open(&path)?;
     file.with(|tensors| {
         let device = decoder.device().clone();
-        decoder.update(|_, spec, value| {
+        let precision = decoder.arch().precision;
+        decoder.update(|index, spec, value| {
             let Some(values) = tensors.read(&spec.name, spec)? else {
                 return Err(tensors.damaged(&format!("the f32 master of {} is missing", spec.name)));
             };
-            let master = HostTensor::from_values(values, spec.rows_cols());
+            let mut own = HostTensor::from_values(values, spec.rows_cols());
+            if precision.is_half() {
+                let rounded = own.rounded(precision);
+                if spec.trainable {
+                    optimizer.set_master(index, own.to_f32(), &device)?;
+                }
+                own = rounded;
+            }
             Ok(match value {
-                Param::Device(_) => Param::Device(master.into_device(&device)),
-                Param::Host(_) => Param::Host(master),
+                Param::Device(_) => Param::Device(own.into_device(&device)),
+                Param::Host(_) => Param::Host(own),
             })
         })
     })

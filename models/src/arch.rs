@@ -2,6 +2,7 @@
 
 mod config;
 
+use firebrick_backends::Precision;
 use serde_json::{Map, Value};
 
 /// A published decoder family. One [`Arch`] covers them all; the family decides names and defaults.
@@ -202,6 +203,8 @@ pub struct Arch {
     pub tied: bool,
     /// Standard deviation of a random start.
     pub initializer_range: f64,
+    /// The float type that its parameters and activations have when it runs: what a run asks for, not what a file stores.
+    pub precision: Precision,
 }
 
 impl Arch {
@@ -224,15 +227,22 @@ impl Arch {
         self
     }
 
+    /// The same to be run in another precision.
+    #[must_use]
+    pub fn in_precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self
+    }
+
     /// Query heads that share one key/value head.
     #[must_use]
     pub fn group(&self) -> usize {
         self.num_heads / self.num_kv_heads
     }
 
-    /// Bytes of keys and values a token keeps in the cache, over all layers, in f32.
+    /// Bytes of keys and values a token keeps in the cache, over all layers.
     #[must_use]
     pub fn cache_bytes_per_token(&self) -> usize {
-        2 * self.num_layers * self.num_kv_heads * self.head_dim * 4
+        2 * self.num_layers * self.num_kv_heads * self.head_dim * self.precision.width() as usize
     }
 }

@@ -16,6 +16,7 @@
 use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{self, AttentionShape, Family};
+use firebrick_backends::precision::{stored_as, widened};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -355,7 +356,7 @@ impl Group {
         let own = match &self.gather {
             Some(gather) => {
                 let [_, heads, dim] = own.dims();
-                let zero = Tensor::zeros([1, heads, dim], &own.device());
+                let zero = Tensor::zeros([1, heads, dim], (&own.device(), own.dtype()));
                 Tensor::cat(vec![own, zero], 0).select(0, gather.spread_or_zero.clone())
             }
             None => own,
@@ -467,7 +468,7 @@ pub fn attend_backward(
 
 /// Softmax attention of queries `[batch, heads, queries, dim]` over keys and values, `[batch, kv_heads, keys, dim]`: mixed
 /// values in the shape of the queries. The query heads of a group meet their key head as more rows of one product, so that
-/// keys and values are never repeated. `mask` is true where a key is hidden.
+/// keys and values are never repeated. Softmax is at least in f32. `mask` is true where a key is hidden.
 #[must_use]
 pub(crate) fn mix(
     q: Tensor<4>,
@@ -478,13 +479,16 @@ pub(crate) fn mix(
 ) -> Tensor<4> {
     let shape = q.dims();
     let kv = k.dims()[1];
-    let mut scores = (grouped(q, kv) * scoring.scale).matmul(k.swap_dims(2, 3));
+    let stored = v.dtype();
+    let mut scores = widened((grouped(q, kv) * scoring.scale).matmul(k.swap_dims(2, 3)));
     if let Some(cap) = scoring.softcap {
         // not divided: Burn's gradient of a division by a number rounds it to f32
         scores = (scores * cap.recip()).tanh() * cap;
     }
     let scores = hide(scores, shape, mask);
-    softmax(scores, 3).matmul(v).reshape(shape)
+    stored_as(softmax(scores, 3), stored)
+        .matmul(v)
+        .reshape(shape)
 }
 
 /// Gradients of queries, keys and values, from `[queries, mixed values, their gradient]` and `[keys, values]`.
@@ -498,7 +502,8 @@ fn mix_backward(
     let kv = k.dims()[1];
     let q = grouped(q, kv) * scoring.scale;
     let (o, d) = (grouped(o, kv), grouped(d, kv));
-    let mut scores = q.clone().matmul(k.clone().swap_dims(2, 3));
+    let stored = v.dtype();
+    let mut scores = widened(q.clone().matmul(k.clone().swap_dims(2, 3)));
     let mut tanh = None;
     if let Some(cap) = scoring.softcap {
         let t = (scores * cap.recip()).tanh();
@@ -506,12 +511,15 @@ fn mix_backward(
         tanh = Some(t);
     }
     let probs = softmax(hide(scores, shape, mask), 3);
-    let d_v = probs.clone().swap_dims(2, 3).matmul(d.clone());
-    let shared = (d.clone() * o).sum_dim(3);
-    let mut d_scores = probs * (d.matmul(v.swap_dims(2, 3)) - shared);
+    let d_v = stored_as(probs.clone(), stored)
+        .swap_dims(2, 3)
+        .matmul(d.clone());
+    let shared = (widened(d.clone()) * widened(o)).sum_dim(3);
+    let mut d_scores = probs * (widened(d.matmul(v.swap_dims(2, 3))) - shared);
     if let Some(t) = tanh {
         d_scores = d_scores * (t.clone() * t).neg().add_scalar(1.0);
     }
+    let d_scores = stored_as(d_scores, stored);
     let d_k = d_scores.clone().swap_dims(2, 3).matmul(q);
     let d_q = d_scores.matmul(k) * scoring.scale;
     [d_q.reshape(shape), d_k, d_v]

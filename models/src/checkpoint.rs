@@ -11,6 +11,7 @@ pub use export::{ExportOptions, export};
 use crate::arch::HeadKind;
 use crate::{Arch, Decoder, Error, Result};
 use burn::tensor::Device;
+use firebrick_backends::Precision;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -100,7 +101,7 @@ impl Checkpoint {
         })
     }
 
-    /// Loads the weights onto a device, checking that they are exactly what the config calls for.
+    /// Loads the weights onto a device, in the architecture's precision, checking that they are exactly what the config calls for.
     pub fn load(&self, device: &Device) -> Result<Decoder> {
         weights::load(&self.dir, &self.arch, device)
     }
@@ -121,6 +122,13 @@ impl Checkpoint {
     #[must_use]
     pub fn stored_dtype(&self, tensor: &str) -> StoredDtype {
         self.dtypes.get(tensor).copied().unwrap_or(StoredDtype::F32)
+    }
+
+    /// The same model, to be run in a precision whatever its files store.
+    #[must_use]
+    pub fn in_precision(mut self, precision: Precision) -> Self {
+        self.arch = self.arch.in_precision(precision);
+        self
     }
 
     /// The same model stored in full precision.

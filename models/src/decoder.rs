@@ -12,8 +12,10 @@ use crate::head::Head;
 use crate::layer::{self, Context};
 use crate::random::Stream;
 use crate::unit::{ParamSpec, Slot, UnitKind, Weights, chain, unit_specs};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor};
+use firebrick_backends::Precision;
 use firebrick_backends::accounts::Home;
+use firebrick_backends::precision::stored_as;
 use firebrick_backends::transfer::HostTensor;
 use std::ops::Range;
 use std::sync::Arc;
@@ -95,6 +97,24 @@ pub enum Param {
 }
 
 impl Param {
+    /// Where it lives.
+    #[must_use]
+    pub fn home(&self) -> Home {
+        match self {
+            Self::Device(_) => Home::Device,
+            Self::Host(_) => Home::Host,
+        }
+    }
+
+    /// The precision that it is stored in.
+    #[must_use]
+    pub fn precision(&self) -> Precision {
+        match self {
+            Self::Device(tensor) => Precision::of(tensor.dtype()),
+            Self::Host(own) => own.precision(),
+        }
+    }
+
     /// A copy of its values on the host.
     pub fn download(&self) -> Result<HostTensor> {
         match self {
@@ -151,12 +171,13 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Builds the chain, asking `value` for every parameter in flat order.
+    /// Builds the chain, asking `value` for every parameter in flat order, and stores it in the architecture's precision.
     pub fn build<E>(
         arch: Arch,
         device: &Device,
         mut value: impl FnMut(usize, &ParamSpec) -> Result<Tensor<2>, E>,
     ) -> Result<Self, E> {
+        let dtype = arch.precision.dtype(device);
         let mut units = Vec::new();
         let mut next = 0;
         for kind in chain(&arch) {
@@ -166,7 +187,7 @@ impl Decoder {
             let entries = specs
                 .iter()
                 .zip(range.clone())
-                .map(|(spec, index)| Ok((spec.slot, value(index, spec)?)))
+                .map(|(spec, index)| Ok((spec.slot, stored_as(value(index, spec)?, dtype))))
                 .collect::<Result<Vec<_>, E>>()?;
             units.push(Unit {
                 kind,
@@ -192,6 +213,7 @@ impl Decoder {
             arch.initializer_range as f32,
             if arch.norm_offset { 0.0 } else { 1.0 },
         );
+        let precision = arch.precision;
         let built = Self::build(arch, device, |index, spec| {
             let values: Vec<f32> = if spec.slot.is_norm() {
                 vec![norm; spec.numel()]
@@ -201,10 +223,7 @@ impl Decoder {
                 let mut stream = Stream::new(seed, INIT_STREAM + index as u64);
                 (0..spec.numel()).map(|_| stream.normal() * std).collect()
             };
-            Ok::<_, std::convert::Infallible>(Tensor::from_data(
-                TensorData::new(values, spec.rows_cols()),
-                device,
-            ))
+            Ok::<_, std::convert::Infallible>(precision.matrix(values, spec.rows_cols(), device))
         });
         match built {
             Ok(decoder) => decoder,

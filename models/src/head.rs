@@ -12,6 +12,7 @@ use crate::layer::rms_norm;
 use crate::unit::product;
 use burn::tensor::{Int, Tensor};
 use firebrick_backends::kernels::{self, RowScores, ScoreGradients};
+use firebrick_backends::precision::{stored_as, widened};
 
 /// Final norm and projection of a decoder.
 #[derive(Clone, Debug)]
@@ -85,10 +86,14 @@ impl<'a> Head<'a> {
     /// Logits of hidden rows `[rows, hidden]`: `[rows, vocab]`, soft-capped, before temperature.
     #[must_use]
     pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
-        self.cap(product(
-            &rms_norm(self.arch, hidden, self.norm.clone()),
-            &self.projection,
-        ))
+        let normed = rms_norm(self.arch, hidden, self.norm.clone());
+        self.cap(self.raw(&normed))
+    }
+
+    /// Logits of normed rows as they come out of the product, at least in f32.
+    fn raw(&self, normed: &Tensor<2>) -> Tensor<2> {
+        let wide = kernels::product_nt(normed, &self.projection);
+        wide.unwrap_or_else(|| widened(product(normed, &self.projection)))
     }
 
     fn cap(&self, logits: Tensor<2>) -> Tensor<2> {
@@ -108,9 +113,10 @@ impl<'a> Head<'a> {
     #[must_use]
     pub fn value_chunk(&'a self, hidden: Tensor<2>) -> ValueChunk<'a> {
         let normed = rms_norm(self.arch, hidden.clone(), self.norm.clone());
-        let y = normed.clone().matmul(self.projection.clone().transpose());
+        let projection = widened(self.projection.clone());
+        let y = widened(normed.clone()).matmul(projection.transpose());
         let y = match &self.bias {
-            Some(bias) => y + bias.clone(),
+            Some(bias) => y + widened(bias.clone()),
             None => y,
         };
         let [rows, _] = y.dims();
@@ -128,6 +134,7 @@ impl<'a> Head<'a> {
         hidden: Tensor<2>,
         d_normed: Tensor<2>,
     ) -> (Tensor<2>, Option<Tensor<2>>) {
+        let d_normed = stored_as(d_normed, hidden.dtype());
         let x = hidden.autodiff().require_grad();
         let w = self.norm.clone().autodiff();
         let w = if self.trainable { w.require_grad() } else { w };
@@ -157,7 +164,7 @@ impl<'a> Head<'a> {
         temperature: f64,
     ) -> HeadChunk<'a> {
         let normed = rms_norm(self.arch, hidden.clone(), self.norm.clone());
-        let logits = product(&normed, &self.projection);
+        let logits = self.raw(&normed);
         let softcap = self.arch.logit_softcap;
         let (distribution, scores) =
             match kernels::score_rows(&logits, &targets, temperature, softcap) {
@@ -218,9 +225,9 @@ impl HeadChunk<'_> {
             self.distribution
                 .gradient(head, &self.targets, self.temperature, d_logp, d_entropy);
         let projection = head.trainable.then(|| product_tn(&dz, &self.normed));
+        let stored = head.projection.dtype();
         let d_normed = kernels::product(&dz, &head.projection)
-            .unwrap_or_else(|| dz.matmul(head.projection.clone()));
-
+            .unwrap_or_else(|| stored_as(dz, stored).matmul(head.projection.clone()));
         let (hidden, norm) = head.norm_backward(self.hidden, d_normed);
         HeadGradients {
             hidden,
@@ -240,10 +247,10 @@ impl ValueChunk<'_> {
         let d_values = d_values.reshape([rows, 1]);
         let projection = head
             .trainable
-            .then(|| d_values.clone().transpose().matmul(self.normed));
+            .then(|| d_values.clone().transpose().matmul(widened(self.normed)));
         let bias = head.bias.as_ref().filter(|_| head.trainable);
         let bias = bias.map(|_| d_values.clone().sum_dim(0));
-        let d_normed = d_values.matmul(head.projection.clone());
+        let d_normed = d_values.matmul(widened(head.projection.clone()));
         let (hidden, norm) = head.norm_backward(self.hidden, d_normed);
         HeadGradients {
             hidden,
@@ -254,9 +261,10 @@ impl ValueChunk<'_> {
     }
 }
 
-/// `aᵀ · b`, off the graph.
+/// `aᵀ · b`, off the graph; of `a` no more is used than `b` is stored in.
 fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Tensor<2> {
-    kernels::product_tn(a, b).unwrap_or_else(|| a.clone().transpose().matmul(b.clone()))
+    let product = || stored_as(a.clone(), b.dtype()).transpose();
+    kernels::product_tn(a, b).unwrap_or_else(|| product().matmul(b.clone()))
 }
 
 impl Distribution {

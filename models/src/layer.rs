@@ -9,6 +9,7 @@ use crate::unit::{Slot, Weights};
 use burn::tensor::activation::{gelu, gelu_approximate, silu};
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use firebrick_backends::kernels;
+use firebrick_backends::precision::{stored_as, widened};
 
 /// How the rows of a forward belong to sequences, and what each may see. Built once, used by every layer.
 #[derive(Clone, Debug)]
@@ -140,19 +141,21 @@ impl Context {
     }
 }
 
-/// `x / rms(x) · w` over the last dimension (Zhang & Sennrich, 2019); `w` of shape `[1, n]`.
+/// `x / rms(x) · w` over the last dimension (Zhang & Sennrich, 2019); `w` of shape `[1, n]`. At least in f32.
 pub(crate) fn rms_norm(arch: &Arch, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     let offset = if arch.norm_offset { 1.0 } else { 0.0 };
     if let Some(y) = kernels::rms_norm(&x, &weight, arch.norm_eps, offset) {
         return y;
     }
+    let stored = x.dtype();
+    let (x, weight) = (widened(x), widened(weight));
     let weight = if arch.norm_offset {
         weight + 1.0
     } else {
         weight
     };
     let mean = (x.clone() * x.clone()).mean_dim(1);
-    x * (mean + arch.norm_eps).sqrt().recip() * weight
+    stored_as(x * (mean + arch.norm_eps).sqrt().recip() * weight, stored)
 }
 
 /// The attention half: norm, q/k/v, rotary embedding, attention, output projection, residual.

@@ -4,6 +4,7 @@
 use crate::arch::{Arch, RopeScaling};
 use burn::tensor::{Device, Tensor, TensorData};
 use firebrick_backends::kernels;
+use firebrick_backends::precision::{stored_as, widened};
 
 /// Angles' cosines and sines for the tokens of one forward: each `[tokens, 1, head_dim / 2]`.
 #[derive(Clone, Debug)]
@@ -32,23 +33,21 @@ impl Angles {
         }
     }
 
-    /// Rotates `x` of shape `[tokens, heads, head_dim]`.
+    /// Rotates `x` of shape `[tokens, heads, head_dim]`, at least in f32.
     #[must_use]
     pub fn rotate(&self, x: Tensor<3>) -> Tensor<3> {
         if let Some(y) = kernels::rotary(&x, &self.cos, &self.sin) {
             return y;
         }
+        let stored = x.dtype();
+        let x = widened(x);
         let half = x.dims()[2] / 2;
         let a = x.clone().narrow(2, 0, half);
         let b = x.narrow(2, half, half);
         let (cos, sin) = (self.cos.clone(), self.sin.clone());
-        Tensor::cat(
-            vec![
-                a.clone() * cos.clone() - b.clone() * sin.clone(),
-                b * cos + a * sin,
-            ],
-            2,
-        )
+        let first = a.clone() * cos.clone() - b.clone() * sin.clone();
+        let second = b * cos + a * sin;
+        stored_as(Tensor::cat(vec![first, second], 2), stored)
     }
 }
 

@@ -157,6 +157,15 @@ pub fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     untraced([m, k, n], (a, [k, 1]), (b, [n, 1]))
 }
 
+/// `a · bᵀ` for `[m, k]` and `[n, k]`; in f32 where they are stored in half precision.
+///
+/// `None` where the kernels do not know the tensors. Not differentiable.
+#[must_use]
+pub fn product_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    let ([m, k], [n, _]) = (a.dims(), b.dims());
+    untraced([m, k, n], (a, [k, 1]), (b, [1, k]))
+}
+
 /// `aᵀ · b` for `[k, m]` and `[k, n]`; in f32 where they are stored in half precision.
 ///
 /// `None` where the kernels do not know the tensors. Not differentiable.

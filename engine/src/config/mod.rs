@@ -18,7 +18,7 @@ use crate::plan::MemoryConfig;
 use crate::plan::size::Bytes;
 use crate::task::TaskConfig;
 use crate::{Error, Result};
-use firebrick_backends::DeviceSpec;
+use firebrick_backends::{DeviceSpec, Precision};
 use firebrick_models::generate::{MAX_NUM_BATCHED_TOKENS, Sampling};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -65,6 +65,10 @@ pub struct RunConfig {
     /// What computes.
     #[serde(default)]
     pub device: DeviceSpec,
+    /// The float type of parameters and activations, for every model of the run. Masters, moments, accumulated gradients, norms,
+    /// softmax, log-probs and losses stay in f32.
+    #[serde(default)]
+    pub precision: Precision,
     /// Whether f32 matrix products may be rounded to TF32 (10 bits) where the device has it. Off: f32 means f32.
     #[serde(default)]
     pub allow_tf32: bool,

@@ -1,12 +1,14 @@
 //! `AdamW` over a decoder's parameters, each updated where the plan says.
 
 use super::config::{OptimConfig, UpdateAt};
+use super::scale::Scaler;
 use super::state::{ParamState, Update};
 use crate::gradients::{Gradient, Gradients};
 use crate::plan::OptimizerPlan;
 use crate::runtime::Runtime;
 use crate::schedule::AfterUnit;
 use crate::{Error, Result};
+use burn::tensor::Device;
 use firebrick_backends::accounts::{Accounts, Home};
 use firebrick_backends::transfer::{Download, HostTensor, Pending};
 use firebrick_models::Decoder;
@@ -20,15 +22,33 @@ pub struct StepOutcome {
     pub grad_norm: f64,
     /// False where the norm was not finite and nothing was applied.
     pub applied: bool,
+    /// What the loss was multiplied by, where it was.
+    pub loss_scale: Option<f64>,
+    /// Not applied because gradients overflowed under a scale that is smaller from now on.
+    pub rescaled: bool,
 }
 
-/// `AdamW` over a decoder's parameters. Masters and arithmetic are f32 (f64 where the device computes in f64); moments are
-/// stored as the plan says.
+impl StepOutcome {
+    /// Gradients of this norm were applied.
+    #[must_use]
+    pub fn applied(grad_norm: f64) -> Self {
+        Self {
+            grad_norm,
+            applied: true,
+            loss_scale: None,
+            rescaled: false,
+        }
+    }
+}
+
+/// `AdamW` over a decoder's parameters. Arithmetic is f32 (f64 where the device computes in f64), on masters where the parameters
+/// are in half precision; moments are stored as the plan says. Gradients come multiplied by the loss scale.
 #[derive(Debug)]
 pub struct AdamW {
     config: OptimConfig,
     states: Vec<ParamState>,
     steps: u64,
+    scaler: Option<Scaler>,
     accounts: Arc<Accounts>,
 }
 
@@ -60,6 +80,7 @@ impl AdamW {
             })
             .collect();
         Self {
+            scaler: config.scaler(decoder.arch().precision),
             config,
             states,
             steps: 0,
@@ -88,13 +109,54 @@ impl AdamW {
         let config = self.config.clone();
         let next = Self::planned(config, decoder, plan, &self.accounts);
         let device = decoder.device();
+        let half = decoder.arch().precision.is_half();
         for (state, mut fresh) in self.states.iter_mut().zip(next.states) {
             if let Some(moments) = state.moments()? {
                 fresh.restore(moments, device, &self.accounts)?;
             }
+            if half && let Some(master) = state.master()? {
+                fresh.set_master(master, device, &self.accounts)?;
+            }
             *state = fresh;
         }
         Ok(())
+    }
+
+    /// What losses are multiplied by before their gradients are taken.
+    #[must_use]
+    pub fn loss_scale(&self) -> f64 {
+        self.scaler.map_or(1.0, |scaler| scaler.scale)
+    }
+
+    /// Where the loss scale stands.
+    #[must_use]
+    pub fn scaler(&self) -> Option<Scaler> {
+        self.scaler
+    }
+
+    /// Goes on with a loss scale that was saved.
+    pub fn set_scaler(&mut self, saved: Option<Scaler>) {
+        if self.scaler.is_some_and(|own| own.dynamic) && saved.is_some() {
+            self.scaler = saved;
+        }
+    }
+
+    /// The weights of a parameter that updates work on, in f32, where the parameter itself is stored in half precision and was
+    /// updated before.
+    pub fn master(&self, index: usize) -> Result<Option<Vec<f32>>> {
+        self.states[index].master()
+    }
+
+    /// Weights that the updates of a parameter go on with.
+    pub fn set_master(&mut self, index: usize, values: Vec<f32>, device: &Device) -> Result<()> {
+        self.states[index].set_master(values, device, &self.accounts)
+    }
+
+    /// Takes over the masters of an optimizer that updated the same decoder before.
+    pub fn adopt_masters(&mut self, other: &mut Self) {
+        for (own, other) in self.states.iter_mut().zip(&mut other.states) {
+            own.adopt_master(other);
+        }
     }
 
     /// Applied steps so far.
@@ -122,14 +184,21 @@ impl AdamW {
         lr: f64,
         runtime: &Runtime,
     ) -> Result<StepOutcome> {
-        let grad_norm = gradients.global_norm()?;
+        let scale = self.loss_scale();
+        let loss_scale = self.scaler.map(|scaler| scaler.scale);
+        let grad_norm = gradients.global_norm()? / scale;
         if !grad_norm.is_finite() {
             return Ok(StepOutcome {
                 grad_norm,
                 applied: false,
+                loss_scale,
+                rescaled: self.scaler.as_mut().is_some_and(Scaler::overflowed),
             });
         }
-        let clip = self.config.clip_coefficient(grad_norm);
+        let clip = self.config.clip_coefficient(grad_norm) / scale;
+        if let Some(scaler) = &mut self.scaler {
+            scaler.applied();
+        }
         self.steps += 1;
         let mut ahead = Ahead::default();
         for unit in 0..decoder.units().len() {
@@ -140,8 +209,8 @@ impl AdamW {
             })?;
         }
         Ok(StepOutcome {
-            grad_norm,
-            applied: true,
+            loss_scale,
+            ..StepOutcome::applied(grad_norm)
         })
     }
 

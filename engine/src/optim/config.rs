@@ -1,9 +1,11 @@
 //! Settings of the optimizer, and the arithmetic of `AdamW` (arXiv:1711.05101) on one tensor as `torch.optim.AdamW`
 //! computes it.
 
+use super::scale::{LossScale, Scaler};
 use super::schedule::ScheduleConfig;
 use crate::{Error, Result};
 use burn::tensor::Tensor;
+use firebrick_backends::Precision;
 use serde::{Deserialize, Serialize};
 
 /// The `optim` section of a configuration.
@@ -22,6 +24,9 @@ pub struct OptimConfig {
     pub decay_norms_and_biases: bool,
     /// Gradients are scaled down to this global norm (verl's `clip_grad`, TRL's `max_grad_norm`); `null` turns it off.
     pub clip_grad: Option<f64>,
+    /// What the loss is multiplied by before its gradients are taken: a number, or `dynamic`. Absent: `dynamic` in f16, and no
+    /// scaling in other precisions.
+    pub loss_scale: Option<LossScale>,
     /// How the rate changes over the run.
     pub lr_scheduler: ScheduleConfig,
 }
@@ -35,6 +40,7 @@ impl Default for OptimConfig {
             weight_decay: 0.01,
             decay_norms_and_biases: false,
             clip_grad: Some(1.0),
+            loss_scale: None,
             lr_scheduler: ScheduleConfig::default(),
         }
     }
@@ -56,7 +62,20 @@ impl OptimConfig {
         if self.clip_grad.is_some_and(|c| c.is_nan() || c <= 0.0) {
             return bad("clip_grad should be above 0; null turns clipping off");
         }
+        if let Some(LossScale::Fixed(scale)) = self.loss_scale
+            && !(scale.is_finite() && scale > 0.0)
+        {
+            return bad("loss_scale should be `dynamic` or a number above 0");
+        }
         Ok(())
+    }
+
+    /// How the loss of a model in a precision is scaled.
+    #[must_use]
+    pub fn scaler(&self, precision: Precision) -> Option<Scaler> {
+        let own = self.loss_scale;
+        let usual = (precision == Precision::F16).then_some(LossScale::DYNAMIC);
+        own.or(usual).map(Scaler::new)
     }
 
     /// What gradients of this global norm are multiplied by: `torch.nn.utils.clip_grad_norm_`'s coefficient, at most one.

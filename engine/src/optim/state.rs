@@ -8,6 +8,7 @@ use crate::gradients::Gradient;
 use crate::plan::MomentKind;
 use burn::tensor::{Device, Tensor, TensorData};
 use firebrick_backends::accounts::{Accounts, Category, Hold, Home};
+use firebrick_backends::precision::{stored_as, widened};
 use firebrick_backends::transfer::{HostTensor, HostValues};
 use firebrick_models::decoder::Param;
 use std::ops::Range;
@@ -44,8 +45,37 @@ pub(super) struct ParamState {
     kind: MomentKind,
     shape: [usize; 2],
     stored: Option<(Stored, Hold)>,
-    /// The weights of a parameter that lives on the device and is updated on the host.
-    master: Option<(HostTensor, Hold)>,
+    /// The weights that are updated, where the parameter itself is something else: in half precision, or on the device while
+    /// the host updates.
+    master: Option<(Master, Hold)>,
+}
+
+/// Weights that an update works on, at least in f32.
+#[derive(Debug)]
+enum Master {
+    Device(Tensor<2>),
+    Host(HostTensor),
+}
+
+impl Master {
+    fn new(own: HostTensor, accounts: &Arc<Accounts>) -> (Self, Hold) {
+        let hold = accounts.hold(Category::MasterWeights, Home::Host, own.bytes());
+        (Self::Host(own), hold)
+    }
+
+    fn on_device(own: Tensor<2>, accounts: &Arc<Accounts>) -> (Self, Hold) {
+        let [rows, cols] = own.dims();
+        let bytes = rows * cols * own.dtype().size();
+        let hold = accounts.hold(Category::MasterWeights, Home::Device, bytes);
+        (Self::Device(own), hold)
+    }
+
+    fn into_host(self) -> Result<HostTensor> {
+        match self {
+            Self::Device(tensor) => Ok(HostTensor::download(tensor)?),
+            Self::Host(own) => Ok(own),
+        }
+    }
 }
 
 impl ParamState {
@@ -87,14 +117,12 @@ impl ParamState {
             accounts,
         } = update;
         let mut gradient = gradient.into_host()?;
-        let (mut weights, hold) = match (value, self.master.take()) {
-            (Param::Host(own), _) => (own, None),
-            (Param::Device(_), Some((master, hold))) => (master, Some(hold)),
-            (Param::Device(tensor), None) => {
-                let master = HostTensor::download(tensor)?;
-                let hold = accounts.hold(Category::MasterWeights, Home::Host, master.bytes());
-                (master, Some(hold))
-            }
+        let (home, precision) = (value.home(), value.precision());
+        let is_its_own = home == Home::Host && !precision.is_half();
+        let mut weights = match (value, self.master.take()) {
+            (_, Some((master, _))) => master.into_host()?,
+            (Param::Host(own), None) => own.widened(),
+            (Param::Device(tensor), None) => HostTensor::download(tensor)?.widened(),
         };
         let (mut moments, held) = match self.stored.take() {
             Some((Stored::Host(moments), held)) => (moments, held),
@@ -120,13 +148,14 @@ impl ParamState {
             _ => unreachable!("a parameter and its gradient have one type"),
         }
         self.stored = Some((Stored::Host(moments), held));
-        Ok(match hold {
-            None => Param::Host(weights),
-            Some(hold) => {
-                let fresh = weights.upload(device);
-                self.master = Some((weights, hold));
-                Param::Device(fresh)
-            }
+        if is_its_own {
+            return Ok(Param::Host(weights));
+        }
+        let fresh = weights.rounded(precision);
+        self.master = Some(Master::new(weights, accounts));
+        Ok(match home {
+            Home::Host => Param::Host(fresh),
+            Home::Device => Param::Device(fresh.into_device(device)),
         })
     }
 
@@ -139,10 +168,13 @@ impl ParamState {
             accounts,
         } = update;
         self.wake(device, accounts);
-        let streamed = matches!(value, Param::Host(_));
-        let mut value = match value {
-            Param::Device(tensor) => tensor,
-            Param::Host(host) => host.into_device(device),
+        let (home, precision) = (value.home(), value.precision());
+        let stored = precision.dtype(device);
+        let mut value = match (value, self.master.take()) {
+            (_, Some((Master::Device(master), _))) => master,
+            (_, Some((Master::Host(master), _))) => master.into_device(device),
+            (Param::Device(tensor), None) => widened(tensor),
+            (Param::Host(host), None) => host.widened().into_device(device),
         };
         let dtype = value.dtype();
         let gradient = gradient.into_device(device);
@@ -181,11 +213,55 @@ impl ParamState {
         if self.idle == Home::Host {
             self.park(accounts)?;
         }
-        Ok(if streamed {
-            Param::Host(HostTensor::download(value)?)
+        let fresh = if precision.is_half() {
+            let fresh = stored_as(value.clone(), stored);
+            self.keep_master(value, accounts)?;
+            fresh
         } else {
-            Param::Device(value)
+            value
+        };
+        Ok(match home {
+            Home::Host => Param::Host(HostTensor::download(fresh)?),
+            Home::Device => Param::Device(fresh),
         })
+    }
+
+    /// A master waits where the moments of its parameter do.
+    fn keep_master(&mut self, value: Tensor<2>, accounts: &Arc<Accounts>) -> Result<()> {
+        self.master = Some(match self.idle {
+            Home::Device => Master::on_device(value, accounts),
+            Home::Host => Master::new(HostTensor::download(value)?, accounts),
+        });
+        Ok(())
+    }
+
+    /// The weights that updates work on, in f32, where the parameter itself is stored in half precision.
+    pub fn master(&self) -> Result<Option<Vec<f32>>> {
+        Ok(match &self.master {
+            None => None,
+            Some((Master::Host(own), _)) => Some(own.to_f32()),
+            Some((Master::Device(own), _)) => Some(HostTensor::download(own.clone())?.to_f32()),
+        })
+    }
+
+    /// Weights that updates go on with.
+    pub fn set_master(
+        &mut self,
+        values: Vec<f32>,
+        device: &Device,
+        accounts: &Arc<Accounts>,
+    ) -> Result<()> {
+        let own = HostTensor::from_values(values, self.shape);
+        match self.home {
+            Home::Host => self.master = Some(Master::new(own, accounts)),
+            Home::Device => self.keep_master(own.into_device(device), accounts)?,
+        }
+        Ok(())
+    }
+
+    /// Takes over the master of another optimizer's state of the same parameter.
+    pub fn adopt_master(&mut self, other: &mut Self) {
+        self.master = other.master.take();
     }
 
     /// Rows that are updated together.

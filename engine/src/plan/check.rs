@@ -4,6 +4,7 @@ use super::cut::body;
 use super::{Keep, ModelPlan};
 use crate::optim::OptimConfig;
 use crate::{Error, Result};
+use firebrick_backends::Precision;
 use firebrick_backends::accounts::Home;
 use firebrick_models::Arch;
 
@@ -51,7 +52,19 @@ impl ModelPlan {
     }
 
     /// Refuses an optimizer that this plan cannot serve.
-    pub fn check_optimizer(&self, optim: &OptimConfig, section: &str) -> Result<()> {
+    pub fn check_optimizer(
+        &self,
+        optim: &OptimConfig,
+        precision: Precision,
+        section: &str,
+    ) -> Result<()> {
+        if self.optimizer.in_backward && optim.scaler(precision).is_some() {
+            return Err(Error::Config(format!(
+                "memory.step_in_backward updates segments before all gradients are known to be finite, which a loss scale \
+                 needs (f16 has one by itself): use precision: bf16, set {section}.loss_scale to nothing in other precisions, \
+                 or leave step_in_backward off"
+            )));
+        }
         if self.optimizer.in_backward && optim.clip_grad.is_some() {
             return Err(Error::Config(format!(
                 "memory.step_in_backward updates segments before the gradient's global norm is known, so it cannot be \

@@ -47,6 +47,8 @@ pub(super) struct HeadPass<'a> {
     pub weights: &'a Weights,
     pub rows: usize,
     pub temperature: f64,
+    /// What the loss is multiplied by before its gradients are taken.
+    pub loss_scale: f64,
 }
 
 impl HeadPass<'_> {
@@ -92,6 +94,7 @@ impl HeadPass<'_> {
             let mut tape = loss.total.backward();
             let d_values = values.grad_remove(&mut tape);
             let d_values = d_values.unwrap_or_else(|| chunk.values.zeros_like());
+            let d_values = scaled(d_values, self.loss_scale);
             d_hidden.push(self.add(chunk.backward(d_values), gradients));
             sums.add(loss);
         }
@@ -112,7 +115,7 @@ impl HeadPass<'_> {
             let chunk = self.chunk(head, micro, hidden, start, len);
             let scores = (chunk.scores.logp.clone(), chunk.scores.entropy.clone());
             let inputs = micro.inputs.narrow(start, len);
-            let differentiated = differentiate(loss, scores, &inputs);
+            let differentiated = differentiate(loss, scores, &inputs, self.loss_scale);
             d_hidden.push(self.absorb(
                 chunk,
                 &differentiated.d_logp,
@@ -139,7 +142,7 @@ impl HeadPass<'_> {
             entropy.push(scores.entropy);
         }
         let scores = (Tensor::cat(logp, 0), Tensor::cat(entropy, 0));
-        let whole = differentiate(loss, scores, &micro.inputs);
+        let whole = differentiate(loss, scores, &micro.inputs, self.loss_scale);
         let mut d_hidden = Vec::new();
         for (start, len) in chunks(micro.scored(), self.rows) {
             let chunk = self.chunk(head, micro, hidden, start, len);
@@ -197,7 +200,7 @@ impl HeadPass<'_> {
     }
 }
 
-/// A loss and its gradient with respect to the scores.
+/// A loss and its gradient with respect to the scores, the latter times the loss scale.
 struct Differentiated {
     loss: Loss,
     d_logp: Tensor<1>,
@@ -208,6 +211,7 @@ fn differentiate(
     loss: &dyn TokenLoss,
     (logp, entropy): (Tensor<1>, Tensor<1>),
     inputs: &TokenInputs,
+    loss_scale: f64,
 ) -> Differentiated {
     let scores = Scores {
         logp: logp.clone().autodiff().require_grad(),
@@ -215,13 +219,21 @@ fn differentiate(
     };
     let loss = loss.loss(&scores, inputs);
     let mut tape = loss.total.backward();
+    let d_logp = scores.logp.grad_remove(&mut tape);
+    let d_entropy = scores.entropy.grad_remove(&mut tape);
     Differentiated {
-        d_logp: scores
-            .logp
-            .grad_remove(&mut tape)
-            .unwrap_or_else(|| logp.zeros_like()),
-        d_entropy: scores.entropy.grad_remove(&mut tape),
+        d_logp: scaled(d_logp.unwrap_or_else(|| logp.zeros_like()), loss_scale),
+        d_entropy: d_entropy.map(|d| scaled(d, loss_scale)),
         loss,
+    }
+}
+
+/// A gradient of the scores under a loss scale.
+fn scaled(gradient: Tensor<1>, loss_scale: f64) -> Tensor<1> {
+    if (loss_scale - 1.0).abs() < f64::EPSILON {
+        gradient
+    } else {
+        gradient * loss_scale
     }
 }
 

@@ -47,6 +47,7 @@ pub struct Schedule<'a> {
     temperature: f64,
     role: Role,
     dropout: Option<DropoutStep>,
+    loss_scale: f64,
 }
 
 /// A segment under its graph, and the bytes that it is accounted for.
@@ -72,7 +73,15 @@ impl<'a> Schedule<'a> {
             temperature,
             role: Role::Policy,
             dropout: None,
+            loss_scale: 1.0,
         }
+    }
+
+    /// The same with gradients of so many times the loss.
+    #[must_use]
+    pub fn with_loss_scale(mut self, scale: f64) -> Self {
+        self.loss_scale = scale;
+        self
     }
 
     /// The same with the dropout of an optimizer step, in its backward passes.
@@ -296,13 +305,17 @@ impl Pass<'_, '_> {
             weights: &fetched.weights[0],
             rows: self.schedule.plan.head_rows,
             temperature: self.schedule.temperature,
+            loss_scale: self.schedule.loss_scale,
         };
         let mut rows = Vec::with_capacity(hidden.len());
         for (hidden, micro) in hidden.into_iter().zip(&self.micros) {
             let (d_scored, own) = pass.backward(micro, hidden, loss, gradients)?;
             sums.absorb(&own);
             // unscored rows read the row of zeros that stands behind the scored ones: a gather, not a scatter
-            let zero = Tensor::<2>::zeros([1, d_scored.dims()[1]], &d_scored.device());
+            let zero = Tensor::<2>::zeros(
+                [1, d_scored.dims()[1]],
+                (&d_scored.device(), d_scored.dtype()),
+            );
             rows.push(Tensor::cat(vec![d_scored, zero], 0).select(0, micro.places.clone()));
             runtime.check()?;
         }

@@ -37,10 +37,12 @@ pub(super) fn begin(
         return Ok(Some(learner(fresh)));
     };
     let dir = step.join("trainer").join(CRITIC);
-    let mut critic = learner(CriticSource::saved(&dir, policy.decoder().device())?);
+    let mut critic = learner(source.saved(&dir, policy.decoder().device())?);
     let Learner {
         model, optimizer, ..
     } = &mut critic;
+    trainer_state::load_masters(&dir, &mut model.decoder, optimizer)?;
+    optimizer.set_scaler(state.critic_loss_scale);
     trainer_state::load_optimizer(&dir, state.critic_steps, &model.decoder, optimizer)?;
     Ok(Some(critic))
 }
@@ -109,7 +111,10 @@ impl Trainer {
         let updated = self.critic().0.apply(gradients, lr)?;
         self.check_after(UPDATE_CRITIC)?;
         self.concluded(UPDATE_CRITIC, updated, into)?;
-        self.state.critic_steps = self.critic().0.optimizer.steps();
+        let (critic, _) = self.critic();
+        let optimizer = &critic.optimizer;
+        (self.state.critic_steps, self.state.critic_loss_scale) =
+            (optimizer.steps(), optimizer.scaler());
         Ok(())
     }
 

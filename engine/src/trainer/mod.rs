@@ -265,9 +265,10 @@ impl Trainer {
 
     fn save(&mut self) -> Result<()> {
         let (decoder, source) = (self.learner.decoder(), &self.source);
-        // an f32 folder is its own master copy, and so is an adapter
+        // an f32 folder of an f32 model is its own master copy, and so is an adapter
         let masters = decoder.specs().any(|spec| {
-            spec.trainable && source.checkpoint.stored_dtype(&spec.name) != StoredDtype::F32
+            let stored = source.checkpoint.stored_dtype(&spec.name);
+            spec.trainable && (decoder.arch().precision.is_half() || stored != StoredDtype::F32)
         });
         let path = self
             .run
@@ -297,6 +298,9 @@ impl Trainer {
             max_shard_bytes: self.config.trainer.max_shard_bytes,
         };
         source.save(critic.decoder(), &dir, options)?;
+        if critic.decoder().arch().precision.is_half() {
+            trainer_state::save_masters(&dir, &critic.optimizer, critic.decoder())?;
+        }
         trainer_state::save_optimizer(&dir, &critic.optimizer, critic.decoder())
     }
 
@@ -372,7 +376,7 @@ impl Trainer {
             replans: self.replans,
             peak_resident_bytes: peak_resident_bytes(),
             device: self.info.device.to_string(),
-            precision: "f32",
+            precision: self.config.precision.name(),
             skipped_steps: self.state.skipped_steps,
         }
     }

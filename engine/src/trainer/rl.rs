@@ -117,6 +117,7 @@ impl Trainer {
         self.rollout_metrics(&rollouts, &mut metrics);
         value_metrics(&rollouts, &mut metrics);
         self.state.optimizer_steps = self.learner.optimizer.steps();
+        self.state.loss_scale = self.learner.optimizer.scaler();
         self.state.draws += prompts.len() as u64;
         Ok(metrics)
     }

@@ -56,7 +56,7 @@ pub(super) fn check_same_run(earlier: &RunConfig, now: &RunConfig, mode: Mode) -
     };
     let mut changed: Vec<String> = used
         .iter()
-        .chain(&["allow_tf32"])
+        .chain(&["precision", "allow_tf32"])
         .filter(|k| before[**k] != after[**k])
         .map(|k| (*k).to_owned())
         .collect();

@@ -26,7 +26,7 @@ use burn::tensor::{Device, FloatDType};
 use firebrick_backends::accounts::Home;
 use firebrick_backends::memory::{Source as ReadingSource, free_bytes, read};
 use firebrick_backends::profile::DeviceProfile;
-use firebrick_backends::{DeviceInfo, device};
+use firebrick_backends::{DeviceInfo, Precision, device};
 use firebrick_models::{Arch, Checkpoint, Decoder};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ impl Trainer {
         observer: Box<dyn Observer>,
     ) -> Result<Self> {
         config.check()?;
-        let source = Source::open(&config.model, task.as_ref())?;
+        let source = Source::open(&config.model, task.as_ref())?.in_precision(config.precision);
         let arch = source.checkpoint.arch().clone();
         let samples = mode == Mode::Rl || !task.is_empty(Split::Validation);
         if samples {
@@ -78,8 +78,7 @@ impl Trainer {
             mode == Mode::Rl && objective.needs().reference && config.model.lora.is_none();
         let sft = sft_of(&config, mode)?;
         check_schedules(&config)?;
-        device::allow_tf32(config.allow_tf32);
-        let (device, info) = device::open(config.device)?;
+        let (device, info) = open_device(&config)?;
         let data = Data::read(&config, task, &source, mode)?;
         let own = config.critic.as_ref().filter(|_| mode == Mode::Rl);
         let critic_source = own
@@ -97,16 +96,14 @@ impl Trainer {
             mode,
         };
         let (request, plan) = planned(&config, &arch, &info, asked)?;
+        let at = (&device, config.precision);
         for (section, optim) in optimizers(&config, sft.as_ref(), mode) {
-            check_optimizer(plan.policy(), &device, optim, &section)?;
+            check_optimizer(plan.policy(), at, optim, &section)?;
         }
         if let (Some(critic), Some(plan)) = (own, plan.critic()) {
-            check_optimizer(plan, &device, &critic.optim, "critic.optim")?;
+            check_optimizer(plan, at, &critic.optim, "critic.optim")?;
         }
-        let optim = match (sft, mode) {
-            (Some((_, sft)), Mode::Sft) => sft.optim,
-            _ => config.optim.clone(),
-        };
+        let optim = own_optimizer(&config, sft, mode);
         check_limit(&config, &device)?;
         let runtime = Runtime::new(&device)
             .with_prefetch(plan.models.values().map(|m| m.prefetch).max().unwrap_or(0))
@@ -117,6 +114,7 @@ impl Trainer {
                 device: &device,
                 memory: &config.memory,
                 accounts: &runtime.accounts,
+                precision: config.precision,
                 tokenizer: &source.tokenizer,
             },
         )?;
@@ -200,7 +198,9 @@ fn reference(
     };
     let runtime = &learner.runtime;
     let decoder = if resumed {
-        Checkpoint::open(&run.path().join(REFERENCE))?.load(runtime.device())?
+        Checkpoint::open(&run.path().join(REFERENCE))?
+            .in_precision(learner.decoder().arch().precision)
+            .load(runtime.device())?
     } else {
         learner.decoder().clone()
     };
@@ -302,11 +302,11 @@ fn begin(
 /// Refuses an optimizer that the plan or the device cannot serve, and warns of one that will not do what it says.
 fn check_optimizer(
     plan: &ModelPlan,
-    device: &Device,
+    (device, precision): (&Device, Precision),
     optim: &OptimConfig,
     section: &str,
 ) -> Result<()> {
-    plan.check_optimizer(optim, section)?;
+    plan.check_optimizer(optim, precision, section)?;
     if plan.optimizer.moments != MomentKind::Bf16 {
         return Ok(());
     }
@@ -388,6 +388,26 @@ fn planned(
     Ok((request, plan))
 }
 
+/// The device of a run, which has to compute in the run's precision.
+fn open_device(config: &RunConfig) -> Result<(Device, DeviceInfo)> {
+    device::allow_tf32(config.allow_tf32);
+    let (device, info) = device::open(config.device)?;
+    config.precision.check(&device)?;
+    Ok((device, info))
+}
+
+/// The optimizer that the policy begins with.
+fn own_optimizer(
+    config: &RunConfig,
+    sft: Option<(&'static str, SftConfig)>,
+    mode: Mode,
+) -> OptimConfig {
+    match (sft, mode) {
+        (Some((_, sft)), Mode::Sft) => sft.optim,
+        _ => config.optim.clone(),
+    }
+}
+
 /// The optimizers that a mode will use, and the sections of the config that describe them.
 fn optimizers<'c>(
     config: &'c RunConfig,
@@ -405,10 +425,9 @@ fn restored(
     dir: &Path,
     device: &Device,
 ) -> Result<(Decoder, TrainerState)> {
-    let mut decoder = source.saved(config, dir, device)?;
+    let decoder = source.saved(config, dir, device)?;
     let trainer = dir.join("trainer");
     let state = trainer_state::load_state(&trainer)?;
-    trainer_state::load_masters(&trainer, &mut decoder)?;
     Ok((decoder, state))
 }
 
@@ -417,5 +436,7 @@ fn restore_optimizer(dir: &Path, state: &TrainerState, learner: &mut Learner) ->
         model, optimizer, ..
     } = learner;
     let (trainer, steps) = (dir.join("trainer"), state.optimizer_steps);
+    trainer_state::load_masters(&trainer, &mut model.decoder, optimizer)?;
+    optimizer.set_scaler(state.loss_scale);
     trainer_state::load_optimizer(&trainer, steps, &model.decoder, optimizer)
 }

@@ -40,6 +40,7 @@ impl Trainer {
             let lr = schedule.lr(self.state.step);
             let metrics = self.sft_step(&examples, self.state.step, lr)?;
             self.state.optimizer_steps = self.learner.optimizer.steps();
+            self.state.loss_scale = self.learner.optimizer.scaler();
             let mut metrics = self.finish_step(metrics, started)?;
             self.observer.event(Event::Sft {
                 step: self.state.step,
@@ -63,7 +64,8 @@ impl Trainer {
         let own = self.learner.fresh_optimizer(config.optim.clone());
         let rl = std::mem::replace(&mut self.learner.optimizer, own);
         let warmed = self.warm_up_steps(config, &examples, &schedule);
-        self.learner.optimizer = rl;
+        let mut warm = std::mem::replace(&mut self.learner.optimizer, rl);
+        self.learner.optimizer.adopt_masters(&mut warm);
         self.demonstrations = None;
         warmed
     }

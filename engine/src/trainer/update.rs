@@ -15,6 +15,7 @@ pub(super) const UPDATE_CRITIC: &str = "update_critic";
 /// Sums over the optimizer steps of a training step, averaged when reported.
 pub(super) struct UpdateSums {
     grad_norm: &'static str,
+    loss_scale: &'static str,
     num_micro_batches: &'static str,
     /// Of what else is said of the micro-batches.
     prefix: &'static str,
@@ -26,18 +27,25 @@ pub(super) struct UpdateSums {
 impl UpdateSums {
     /// Of the policy's update.
     pub fn of_policy() -> Self {
-        Self::new("actor/grad_norm", "batch/num_micro_batches", "batch/")
+        let names = ["actor/grad_norm", "actor/loss_scale"];
+        Self::new(names, "batch/num_micro_batches", "batch/")
     }
 
     /// Of the critic's.
     pub fn of_critic() -> Self {
         let micro_batches = "batch/num_critic_micro_batches";
-        Self::new("critic/grad_norm", micro_batches, "batch/critic_")
+        let names = ["critic/grad_norm", "critic/loss_scale"];
+        Self::new(names, micro_batches, "batch/critic_")
     }
 
-    fn new(grad_norm: &'static str, num_micro_batches: &'static str, prefix: &'static str) -> Self {
+    fn new(
+        [grad_norm, loss_scale]: [&'static str; 2],
+        num_micro_batches: &'static str,
+        prefix: &'static str,
+    ) -> Self {
         Self {
             grad_norm,
+            loss_scale,
             num_micro_batches,
             prefix,
             values: Metrics::new(),
@@ -71,6 +79,9 @@ impl UpdateSums {
     fn absorb(&mut self, updated: &Updated) {
         for (name, value) in updated.sums.values() {
             *self.values.entry(name.to_owned()).or_default() += value;
+        }
+        if let Some(scale) = updated.outcome.loss_scale {
+            *self.values.entry(self.loss_scale.into()).or_default() += scale;
         }
         let norm = updated.outcome.grad_norm;
         *self.values.entry(self.grad_norm.into()).or_default() += norm;
@@ -115,6 +126,14 @@ impl Trainer {
             return Ok(updated.sums);
         }
         self.state.skipped_steps += 1;
+        if let (true, Some(scale)) = (outcome.rescaled, outcome.loss_scale) {
+            let (step, next) = (self.state.step + 1, scale / 2.0);
+            tracing::info!(
+                "step {step}, {phase}: gradients overflow under a loss scale of {scale}; the update is skipped, and the scale \
+                 is {next} from now on"
+            );
+            return Ok(updated.sums);
+        }
         let count = self.skipped_in_a_row.entry(phase).or_default();
         *count += 1;
         let step = self.state.step + 1;

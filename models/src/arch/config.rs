@@ -2,6 +2,7 @@
 
 use super::{Activation, Arch, FAMILIES, Family, HeadKind, Rope, RopeScaling};
 use crate::{Error, Result};
+use firebrick_backends::Precision;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -139,6 +140,7 @@ impl Arch {
             embedding_scale: gemma.then(|| (hidden_size as f64).sqrt()),
             tied: head == HeadKind::LanguageModel && f.flag("tie_word_embeddings", gemma)?,
             initializer_range: f.number("initializer_range")?.unwrap_or(0.02),
+            precision: Precision::default(),
         })
     }
 

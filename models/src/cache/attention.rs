@@ -49,7 +49,7 @@ impl Reach {
     /// For the next `len` columns of a cache's sequences.
     pub fn new(arch: &Arch, cache: &KvCache, len: usize, device: &Device) -> Self {
         let (starts, first) = (cache.starts(), cache.used());
-        if len == 1 && kernels::available(device) {
+        if len == 1 && kernels::available(device) && !arch.precision.is_half() {
             return Self {
                 first,
                 fused: Some(starts.to_vec()),

@@ -22,7 +22,7 @@ pub(crate) use attention::Reach;
 
 use crate::arch::Arch;
 use crate::attention::Scoring;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use std::ops::Range;
 
 /// Keys and values of one layer, `[rows, kv_heads, capacity, head_dim]` each.
@@ -33,8 +33,8 @@ pub struct LayerCache {
 }
 
 impl LayerCache {
-    fn new(shape: [usize; 4], device: &Device) -> Self {
-        let zeros = || Tensor::<4>::zeros(shape, device);
+    fn new(shape: [usize; 4], dtype: DType, device: &Device) -> Self {
+        let zeros = || Tensor::<4>::zeros(shape, (device, dtype));
         Self {
             tensors: Some((zeros(), zeros())),
         }
@@ -93,6 +93,7 @@ pub struct KvCache {
     capacity: usize,
     /// Bytes of one row's column, all layers.
     token_bytes: usize,
+    dtype: DType,
     device: Device,
 }
 
@@ -112,7 +113,8 @@ impl KvCache {
     #[must_use]
     pub fn empty(arch: &Arch, rows: usize, capacity: usize, device: &Device) -> Self {
         let shape = [rows, arch.num_kv_heads, capacity, arch.head_dim];
-        let layer = |_| LayerCache::new(shape, device);
+        let dtype = arch.precision.dtype(device);
+        let layer = |_| LayerCache::new(shape, dtype, device);
         Self {
             layers: (0..arch.num_layers).map(layer).collect(),
             starts: Vec::new(),
@@ -120,6 +122,7 @@ impl KvCache {
             rows,
             capacity,
             token_bytes: arch.cache_bytes_per_token(),
+            dtype,
             device: device.clone(),
         }
     }
@@ -236,7 +239,7 @@ impl KvCache {
         let in_place = order.iter().enumerate().all(|(i, &row)| i == row);
         let index: Vec<i32> = order.iter().map(|&row| row as i32).collect();
         let index = Tensor::<1, Int>::from_ints(index.as_slice(), &self.device);
-        let (count, device) = (order.len(), &self.device);
+        let (count, device, dtype) = (order.len(), &self.device, self.dtype);
         let carry = |old: Tensor<4>| {
             let [_, heads, _, dim] = old.dims();
             let live = old.narrow(2, lo, len);
@@ -245,14 +248,14 @@ impl KvCache {
             } else {
                 live.select(0, index.clone())
             };
-            let fresh = Tensor::<4>::zeros([rows, heads, capacity, dim], device);
+            let fresh = Tensor::<4>::zeros([rows, heads, capacity, dim], (device, dtype));
             fresh.slice_assign([0..count, 0..heads, used - len..used, 0..dim], live)
         };
         for layer in &mut self.layers {
             if count == 0 || len == 0 {
                 let [_, heads, _, dim] = layer.whole().0.dims();
                 layer.tensors = None;
-                *layer = LayerCache::new([rows, heads, capacity, dim], device);
+                *layer = LayerCache::new([rows, heads, capacity, dim], dtype, device);
             } else {
                 layer.change(|k, v| (carry(k), carry(v)));
             }

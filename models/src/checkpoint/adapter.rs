@@ -7,7 +7,7 @@ use super::weights::WeightFile;
 use crate::adapter::{LoraConfig, Target};
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::Tensor;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -127,8 +127,9 @@ fn read(
         );
         return Err(unfit(file, config, &how));
     }
-    let data = TensorData::new(file.values(spec, info)?, spec.rows_cols());
-    Ok(Tensor::from_data(data, base.device()))
+    let values = file.values(spec, info)?;
+    let precision = base.arch().precision;
+    Ok(precision.matrix(values, spec.rows_cols(), base.device()))
 }
 
 /// The adapter and the base model do not go together.

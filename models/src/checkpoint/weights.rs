@@ -4,7 +4,7 @@ use super::{StoredDtype, read_object};
 use crate::arch::HeadKind;
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::Device;
 use firebrick_backends::host::MappedFile;
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
@@ -195,10 +195,7 @@ pub(super) fn load(dir: &Path, arch: &Arch, device: &Device) -> Result<Decoder> 
             Some(info) => file.values(spec, info)?,
             None => unreachable!("the name came from this file's header"),
         };
-        Ok(Tensor::from_data(
-            TensorData::new(values, spec.rows_cols()),
-            device,
-        ))
+        Ok(arch.precision.matrix(values, spec.rows_cols(), device))
     })
 }
 

@@ -5,7 +5,8 @@ use crate::adapter::{Bypass, LoraConfig, Target, init_stream};
 use crate::layer::Context;
 use crate::random::Stream;
 use crate::unit::{ParamSpec, Slot, UnitKind, Weights};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::Tensor;
+use firebrick_backends::precision::{stored_as, widened};
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -38,6 +39,7 @@ impl Decoder {
         mut value: impl FnMut(UnitKind, &ParamSpec) -> Result<Tensor<2>, E>,
     ) -> Result<Self, E> {
         let mut decoder = self.without_adapters();
+        let dtype = self.arch.precision.dtype(&self.device);
         for unit in &mut decoder.units {
             let mut entries: Vec<_> = unit.store.fetch(&self.device).into_entries().collect();
             let own = lora.specs(&unit.specs);
@@ -45,7 +47,8 @@ impl Decoder {
                 spec.trainable = false;
             }
             for spec in own {
-                entries.push((spec.slot, value(unit.kind, &spec)?));
+                let value = stored_as(value(unit.kind, &spec)?, dtype);
+                entries.push((spec.slot, value));
                 unit.specs.push(spec);
             }
             unit.store = Store::Device(Weights::new(entries));
@@ -69,8 +72,8 @@ impl Decoder {
                 }
                 _ => vec![0.0; spec.numel()],
             };
-            let data = TensorData::new(values, spec.rows_cols());
-            Ok::<_, Infallible>(Tensor::from_data(data, &self.device))
+            let precision = self.arch.precision;
+            Ok::<_, Infallible>(precision.matrix(values, spec.rows_cols(), &self.device))
         });
         match built {
             Ok(decoder) => decoder,
@@ -124,7 +127,8 @@ impl Decoder {
         decoder
     }
 
-    /// One parameter, by its place in the flat order, as the merged model has it: W + s · B A where a bypass stands beside it.
+    /// One parameter, by its place in the flat order, as the merged model has it: W + s · B A, at least in f32, where a bypass
+    /// stands beside it.
     #[must_use]
     pub fn merged_param(&self, index: usize) -> Param {
         let value = self.param(index);
@@ -140,18 +144,21 @@ impl Decoder {
             return value;
         };
         let fetch = |place: usize| self.param(unit.range.start + place).upload(&self.device);
-        let weight = value.upload(&self.device);
-        Param::Device(weight + fetch(b).matmul(fetch(a)) * lora.scale())
+        let weight = widened(value.upload(&self.device));
+        let bypass = widened(fetch(b)).matmul(widened(fetch(a)));
+        Param::Device(weight + bypass * lora.scale())
     }
 
     /// A plain model, on the device, that computes the same: every adapted matrix is W + s · B A.
     #[must_use]
     pub fn merged(&self) -> Self {
         let mut decoder = self.without_adapters();
+        let dtype = self.arch.precision.dtype(&self.device);
         for (unit, adapted) in decoder.units.iter_mut().zip(&self.units) {
             let value = |(place, spec): (usize, &ParamSpec)| {
                 let value = self.merged_param(adapted.range.start + place);
-                (spec.slot, value.upload(&self.device))
+                let value = stored_as(value.upload(&self.device), dtype);
+                (spec.slot, value)
             };
             let entries = unit.specs.iter().enumerate().map(value).collect();
             unit.store = Store::Device(Weights::new(entries));

@@ -3,7 +3,6 @@
 use super::{Decoder, INIT_STREAM};
 use crate::random::Stream;
 use crate::unit::{ParamSpec, Slot};
-use burn::tensor::{Tensor, TensorData};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 
@@ -34,7 +33,9 @@ impl Decoder {
                         }
                         _ => vec![0.0; spec.numel()],
                     };
-                    Tensor::from_data(TensorData::new(values, spec.rows_cols()), &self.device)
+                    self.arch
+                        .precision
+                        .matrix(values, spec.rows_cols(), &self.device)
                 }
             };
             Ok::<_, Infallible>(value)

@@ -85,7 +85,7 @@ impl RewardWork {
             .models()
             .filter(|(_, own)| here(own))
             .map(|(name, own)| {
-                let arch = reward_model::architecture(name, own)?;
+                let arch = reward_model::architecture(name, own)?.in_precision(config.precision);
                 let memory = &config.memory;
                 let plan = memory.scorer_plan(&arch, own.score_tokens, own.param_offload)?;
                 Ok(Self { arch, plan })
