@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use firebrick_backends::Precision;
 use firebrick_engine::batch::{Batch, MicroBatch, Sequence};
 use firebrick_engine::learner::{Learner, score_placed, train_cut};
 use firebrick_engine::objective::value::ValueLoss;
@@ -210,6 +211,7 @@ fn rewards(
         param_offload: memory.param_offload,
     };
     let around = Surroundings {
+        precision: Precision::F32,
         device: model.decoder.device(),
         memory,
         accounts: &runtime.accounts,

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use firebrick_backends::Precision;
 use firebrick_backends::accounts::Accounts;
 use firebrick_engine::plan::{MemoryConfig, ParamOffload};
 use firebrick_engine::reward_model::{Reading, RewardModel, Surroundings};
@@ -56,6 +57,7 @@ fn open(dir: &Path, input: RewardInput, memory: &MemoryConfig) -> RewardModel {
     };
     let tokenizer = Tokenizer::from_dir(dir).expect("a tokenizer");
     let around = Surroundings {
+        precision: Precision::F32,
         device: &device(),
         memory,
         accounts: &Accounts::new(),
@@ -172,6 +174,7 @@ fn refused(dir: &Path, input: RewardInput, policy: &Tokenizer, parts: &[&str]) {
         param_offload: ParamOffload::None,
     };
     let around = Surroundings {
+        precision: Precision::F32,
         device: &device(),
         memory: &MemoryConfig::default(),
         accounts: &Arc::clone(&Accounts::new()),

@@ -100,6 +100,7 @@ fn sft(golden: &Sft) -> usize {
     let mut run = Run::new(
         &golden.model,
         OptimConfig {
+            loss_scale: None,
             lr: hyper.lr,
             betas: hyper.betas,
             eps: hyper.eps,
@@ -187,6 +188,7 @@ fn grpo_run(golden: &Grpo, run: &GrpoRun) -> usize {
     let hyper: GrpoHyper = parse("train/grpo", &run.config);
     let (objective, rows) = grpo_step(golden, run, &hyper);
     let optim = OptimConfig {
+        loss_scale: None,
         lr: hyper.lr,
         betas: hyper.betas,
         eps: hyper.eps,
