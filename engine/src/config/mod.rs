@@ -127,6 +127,16 @@ pub struct RolloutConfig {
     pub dynamic_sampling: DynamicSampling,
 }
 
+impl RunConfig {
+    /// Whether the loss of a model that is trained is scaled.
+    #[must_use]
+    pub fn scales_loss(&self) -> bool {
+        let critic = self.critic.as_ref().map(|critic| &critic.optim);
+        let mut optims = std::iter::once(&self.optim).chain(critic);
+        optims.any(|optim| optim.scaler(self.precision).is_some())
+    }
+}
+
 impl Default for RolloutConfig {
     fn default() -> Self {
         Self {

@@ -1,5 +1,5 @@
 //! What the halves of a layer keep for their backward, and what they need besides while they run. All in numbers (four
-//! bytes each), for one token unless it says otherwise.
+//! bytes each, two in half precision), for one token unless it says otherwise.
 //!
 //! Counted from `models::layer` operation by operation: autodiff keeps the inputs of products, of `exp`, `sqrt` and
 //! `sigmoid`, and both sides of element-wise products; sums keep nothing. `d` is the hidden size, `f` the MLP's width,
@@ -26,6 +26,9 @@
 //! | | with norms on q and k: each before its norm | q + k |
 //! | MLP, `silu` | gate, up, gate · up | 3 f |
 //! | with a norm after the half | its input | d |
+//!
+//! In half precision those kernels widen what they read and narrow what they give: the f32 inputs and results of one of them at
+//! a time, and of its matrix, come on top of what runs. Scores are f32 in every precision.
 //!
 //! Beside frozen weights (adapters alone are trained) less is kept: no input of a product whose matrix is frozen, and no
 //! factor of a frozen norm's weight. A bypass keeps its input (`d`, `q` or `f`; once for those that share it) and the `rank`
@@ -58,6 +61,8 @@ pub struct Widths {
     bypass: Option<Bypass>,
     /// Whether kernels compute the halves.
     fused: bool,
+    /// Bytes of a number.
+    width: u64,
 }
 
 /// Cores whose blocks of scores are there at a time where kernels compute attention, and queries of a block.
@@ -132,10 +137,10 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// Bytes of one device for so many tokens.
-    #[must_use]
-    pub fn bytes(self, tokens: u64, parallel: &Parallel) -> u64 {
-        parallel.between(F32 * tokens * self.between) + parallel.inside(F32 * tokens * self.inside)
+    /// Bytes of one device for so many tokens, of `width` each.
+    fn bytes(self, width: u64, tokens: u64, parallel: &Parallel) -> u64 {
+        parallel.between(width * tokens * self.between)
+            + parallel.inside(width * tokens * self.inside)
     }
 }
 
@@ -180,7 +185,39 @@ impl Widths {
             },
             bypass: lora.map(|l| Bypass::of(l, d, q, f)),
             fused,
+            width: arch.precision.width(),
         }
+    }
+
+    /// Bytes of one device for so many tokens.
+    #[must_use]
+    pub fn bytes(&self, numbers: Numbers, tokens: u64, parallel: &Parallel) -> u64 {
+        numbers.bytes(self.width, tokens, parallel)
+    }
+
+    /// Bytes of a row of so many tokens, as wide as the residual stream.
+    #[must_use]
+    pub fn row(&self, tokens: u64) -> u64 {
+        self.width * tokens * self.d
+    }
+
+    /// f32 copies of what a kernel reads and gives in a pass over a half, where that is stored in half precision.
+    #[must_use]
+    pub fn widened(&self, half: Half, backward: bool, tokens: u64, parallel: &Parallel) -> u64 {
+        if !self.fused || self.width == F32 {
+            return 0;
+        }
+        let (tensor, matrix) = match (half, backward) {
+            (Half::Attention, false) => (2 * self.q + 2 * self.k, self.d * self.q),
+            (Half::Attention, true) => (3 * self.q + 4 * self.k, 2 * self.d * self.q),
+            (Half::Mlp, false) => (3 * self.f, self.d * self.f),
+            (Half::Mlp, true) => (5 * self.f, 2 * self.d * self.f),
+        };
+        let product = match half {
+            Half::Attention => tokens * (self.d + self.q),
+            Half::Mlp => tokens * (self.d + self.f),
+        };
+        parallel.inside(F32 * (tokens * tensor).max(product + matrix))
     }
 
     /// Kept by a half, scores apart.

@@ -1,4 +1,5 @@
-//! The head, a chunk of rows at a time. `V` is the vocabulary, `d` the hidden size, `r` the rows of a chunk; four bytes each.
+//! The head, a chunk of rows at a time. `V` is the vocabulary, `d` the hidden size, `r` the rows of a chunk; four bytes each, and
+//! two for what is as wide as `d` in half precision.
 //!
 //! | moment | numbers |
 //! |---|---|
@@ -6,6 +7,7 @@
 //! | gradient of a chunk: logits and their gradient; with entropy in the loss the centred logits too | 2 r V, or 3 r V |
 //! | the same where a kernel computes them: the logits, and their gradient in their place | r V |
 //! | gradient of the projection: this chunk's, and the sum it is added to | 2 V d |
+//! | half precision: both factors of a product in f32 where a kernel makes it; else its narrow result | V d + r d; r V of two bytes |
 //! | rows picked for scoring, normed, and their gradients | 4 r d, and 2 d a scored token |
 
 use super::activations::Shape;
@@ -23,6 +25,8 @@ pub(super) struct HeadCost {
     d: u64,
     rows: u64,
     fused: bool,
+    /// Bytes of an activation.
+    width: u64,
 }
 
 impl HeadCost {
@@ -34,6 +38,7 @@ impl HeadCost {
             },
             fused,
             d: arch.hidden_size as u64,
+            width: arch.precision.width(),
             rows: head_rows as u64,
         }
     }
@@ -46,7 +51,24 @@ impl HeadCost {
     pub fn score(&self, shape: Shape) -> u64 {
         let r = self.chunk(shape.scored);
         let copies = if self.fused { 1 } else { 3 };
-        F32 * (copies * r * self.vocab + 2 * r * self.d)
+        F32 * copies * r * self.vocab + self.rows_bytes(r, 2) + self.widened(r)
+    }
+
+    /// Bytes of `count` tensors of rows.
+    fn rows_bytes(&self, rows: u64, count: u64) -> u64 {
+        self.width * count * rows * self.d
+    }
+
+    /// What a product in f32 of numbers in half precision needs: both factors wider where a kernel makes it, else the narrower
+    /// result beside the wider.
+    fn widened(&self, rows: u64) -> u64 {
+        if self.width == F32 {
+            0
+        } else if self.fused {
+            F32 * (self.vocab + rows) * self.d
+        } else {
+            self.width * rows * self.vocab
+        }
     }
 
     /// Bytes while a chunk's gradient is taken, gradients of parameters apart.
@@ -57,12 +79,12 @@ impl HeadCost {
             (false, false) => 2,
             (false, true) => 3,
         };
-        F32 * (copies * r * self.vocab + 4 * r * self.d)
+        F32 * copies * r * self.vocab + self.rows_bytes(r, 4) + self.widened(r)
     }
 
     /// Bytes of the rows that are picked for scoring.
     pub fn picked(&self, shape: Shape) -> u64 {
-        F32 * shape.scored * self.d
+        self.rows_bytes(shape.scored, 1)
     }
 
     /// Whether the projection's gradient is made more than once and added up.

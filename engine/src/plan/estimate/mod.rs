@@ -222,7 +222,7 @@ impl<'a> Context<'a> {
     /// Running tensors of the larger half, without a graph.
     fn forward(&self, shape: Shape, rows: usize) -> Held {
         let halves = Half::BOTH.map(|half| {
-            let running = self.widths.forward(half).bytes(shape.tokens, self.parallel);
+            let running = self.running(half, shape.tokens);
             let held = Held::default().on_device(Category::Buffers, running);
             match half {
                 Half::Mlp => held,
@@ -238,6 +238,13 @@ impl<'a> Context<'a> {
         } else {
             b
         }
+    }
+
+    /// Running tensors of a half without a graph, scores apart.
+    fn running(&self, half: Half, tokens: u64) -> u64 {
+        let (widths, parallel) = (&self.widths, self.parallel);
+        widths.bytes(widths.forward(half), tokens, parallel)
+            + widths.widened(half, false, tokens, parallel)
     }
 
     /// Ids, positions, angles and masks of micro-batches, what the step's rollouts take on the host, and buffers of

@@ -20,7 +20,7 @@
 //! `ZeRO`: arXiv:1910.02054. Tensor and sequence parallelism: arXiv:1909.08053, arXiv:2205.05198, arXiv:2309.14509.
 
 use super::Workload;
-use super::sizes::{F32, Sizes};
+use super::sizes::Sizes;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -193,7 +193,7 @@ impl Parallel {
     /// Buffers of the communication between devices, for `tokens` of a micro-batch.
     #[must_use]
     pub fn buffers(&self, sizes: &Sizes, tokens: u64, hidden: u64) -> u64 {
-        let layer = sizes.layer() * F32 / self.tensor;
+        let layer = sizes.layer() * sizes.width / self.tensor;
         let gathered = if self.zero == Zero::Stage3 && self.data > 1 {
             2 * layer
         } else {
@@ -205,7 +205,7 @@ impl Parallel {
             0
         };
         let activation = if self.tensor > 1 || self.sequence > 1 {
-            self.between(tokens * hidden * F32)
+            self.between(tokens * hidden * sizes.width)
         } else {
             0
         };

@@ -139,11 +139,9 @@ pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Use, worst: &mut
         "scoring: a layer's forward",
         base.on_device(category, fetched) + ctx.forward(shape, plan.attention_rows),
     );
-    let row = ctx
-        .parallel
-        .between(F32 * shape.tokens * ctx.widths.hidden());
+    let row = ctx.parallel.between(ctx.widths.row(shape.tokens));
     let ends = match plan.ends {
-        Home::Host => F32 * ctx.sizes.projection,
+        Home::Host => ctx.sizes.width * ctx.sizes.projection,
         Home::Device => 0,
     };
     let scored: Held = base

@@ -5,7 +5,7 @@ use firebrick_models::adapter::LoraConfig;
 use firebrick_models::arch::HeadKind;
 use firebrick_models::unit::{ParamSpec, UnitKind, unit_specs};
 
-/// Bytes of one number: weights, gradients and activations are f32.
+/// Bytes of a number that is f32 in every precision.
 pub(super) const F32: u64 = 4;
 
 /// Parameters of an architecture's parts, adapters included. All layers are alike.
@@ -29,6 +29,8 @@ pub struct Sizes {
     adapters: Option<[u64; 2]>,
     /// The largest matrix that is trained.
     pub largest_trained: u64,
+    /// Bytes of a weight.
+    pub width: u64,
 }
 
 impl Sizes {
@@ -73,7 +75,14 @@ impl Sizes {
             projection: projection as u64,
             adapters: lora.map(|_| [adapters(attention), adapters(mlp)]),
             largest_trained: largest(&mut all().filter(trained)),
+            width: arch.precision.width(),
         }
+    }
+
+    /// Whether weights are rounded copies of f32 masters.
+    #[must_use]
+    pub fn is_half(&self) -> bool {
+        self.width < F32
     }
 
     /// Parameters of a unit of the body that are trained.

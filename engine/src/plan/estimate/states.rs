@@ -1,13 +1,13 @@
-//! What a run holds whatever it computes at the moment: weights, gradients, masters, moments. `P` parameters, four bytes each; with
-//! adapters, gradients, masters and moments are the adapters' alone.
+//! What a run holds whatever it computes at the moment: weights, gradients, masters, moments. `P` parameters of `w` bytes: 4, or 2 in
+//! half precision; with adapters, gradients, masters and moments are the adapters' alone.
 //!
 //! | held | bytes | where |
 //! |---|---|---|
-//! | weights | 4 P | device; streamed: host, and `1 + prefetch` segments on the device while the model runs; all of them during sampling |
+//! | weights | w P | device; streamed: host, and `1 + prefetch` segments on the device while the model runs; all of them during sampling |
 //! | gradients | 4 P | device, or host as each segment is complete; with the update in the backward pass one segment's, on the last micro-batch |
-//! | masters | 4 P · fraction | host, with the optimizer there |
+//! | masters | 4 P · fraction; 4 P in half precision | host, with the optimizer there; in half precision with the moments, wherever they are |
 //! | moments | 8 P in f32, 4 P in bf16, 2 P + 8 P / 256 in 8-bit blocks | device or host; idle ones visit for the update |
-//! | reference | 4 P | like a policy's weights, in the phases that it is idle in and in its own |
+//! | reference | w P | like a policy's weights, in the phases that it is idle in and in its own |
 //! | critic | all of the policy's rows, with its own `P` | as its own plan says |
 //!
 //! The norm of the gradient needs one number more for each element of the largest matrix. An update works on slices of at
@@ -130,7 +130,7 @@ fn weights(
     presence: Presence,
 ) -> Held {
     let held = Held::default();
-    let share = |numbers: u64| parallel.weights(F32 * numbers);
+    let share = |numbers: u64| parallel.weights(sizes.width * numbers);
     let on = |home| held.and(home, category, share(sizes.total()));
     match presence {
         Presence::Whole => on(Home::Device),
@@ -161,7 +161,7 @@ pub(super) fn visiting(sizes: &Sizes, plan: &ModelPlan, index: usize, ahead: usi
     // in the backward pass the next ones to be fetched stand before this one
     let first = index.saturating_sub(ahead);
     let around = &plan.segments[first..=index.min(last)];
-    F32 * around.iter().map(streamed).sum::<u64>()
+    sizes.width * around.iter().map(streamed).sum::<u64>()
 }
 
 fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool) -> Held {
@@ -183,10 +183,23 @@ fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool
         Home::Device => 0,
     };
     let streamed = ends + plan.on_host(|u| sizes.trained_unit(u));
-    let masters = on_host.saturating_sub(streamed);
-    Held::default()
-        .on_host(Category::MasterWeights, parallel.optimizer(F32 * masters))
-        .on_host(Category::Moments, moments(on_host))
+    let bytes = |numbers| parallel.optimizer(F32 * numbers);
+    let held = if sizes.is_half() {
+        let visit = match (updates, optimizer.idle) {
+            (true, Home::Host) => sizes.largest_trained.min(total - on_host),
+            _ => 0,
+        };
+        let waiting = bytes(total - on_host) - bytes(visit);
+        Held::default()
+            .on_host(Category::MasterWeights, bytes(on_host))
+            .and(optimizer.idle, Category::MasterWeights, waiting)
+            .on_device(Category::MasterWeights, bytes(visit))
+    } else {
+        // an f32 weight on the host is its own master
+        let masters = on_host.saturating_sub(streamed);
+        Held::default().on_host(Category::MasterWeights, bytes(masters))
+    };
+    held.on_host(Category::Moments, moments(on_host))
         .and(
             optimizer.idle,
             Category::Moments,
@@ -206,13 +219,21 @@ pub(super) fn update_buffers(sizes: &Sizes, plan: &ModelPlan, parallel: &Paralle
             MomentKind::Bf16 => 4,
             MomentKind::Block8 => 6,
         };
-    let held = Held::default();
+    // the new weight beside its master
+    let rounded = if sizes.is_half() && plan.optimizer.home == Home::Device {
+        parallel.weights(sizes.width * sizes.largest_trained)
+    } else {
+        0
+    };
+    let held = Held::default().on_device(Category::Buffers, rounded);
     match (plan.optimizer.home, plan.grads) {
         // the norm squares one gradient at a time
         (Home::Device, Home::Device) => held.on_device(Category::Buffers, whole.max(temporaries)),
         (Home::Device, Home::Host) => held.on_device(Category::Buffers, temporaries),
         // the new weight on its way up, where it lives on the device
-        (Home::Host, _) if plan.ends == Home::Device => held.on_device(Category::Buffers, whole),
+        (Home::Host, _) if plan.ends == Home::Device => {
+            held.on_device(Category::Buffers, whole * sizes.width / F32)
+        }
         (Home::Host, _) => held,
     }
 }

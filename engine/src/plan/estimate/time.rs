@@ -104,7 +104,12 @@ impl Cost {
 impl Context<'_> {
     fn flops(&self, operations: f64) -> f64 {
         let shares = (self.parallel.tensor * self.parallel.sequence) as f64;
-        operations / self.profile.matmul_flops.f32 / shares
+        let rates = &self.profile.matmul_flops;
+        let rate = match rates.bf16 {
+            Some(half) if self.sizes.is_half() => half,
+            _ => rates.f32,
+        };
+        operations / rate / shares
     }
 
     fn copy(&self, bytes: f64) -> f64 {
@@ -138,7 +143,10 @@ impl Context<'_> {
         let products = 2.0 * self.sizes.layer() as f64 * tokens;
         let kept: u64 = Half::BOTH
             .iter()
-            .map(|&h| self.widths.kept(h).bytes(shape.tokens, self.parallel))
+            .map(|&h| {
+                let kept = self.widths.kept(h);
+                self.widths.bytes(kept, shape.tokens, self.parallel)
+            })
             .sum();
         let scores =
             F32 as f64 * self.attention_operations(shape, rows) / (4.0 * self.arch.head_dim as f64);
@@ -189,7 +197,7 @@ fn streamed(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
         Home::Host => ctx.sizes.ends(),
         Home::Device => 0,
     };
-    (F32 * (body + ends)) as f64
+    (ctx.sizes.width * (body + ends)) as f64
 }
 
 pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
@@ -212,7 +220,7 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
     };
     let layers = ctx.sizes.layers as f64;
     let prefill = layers * ctx.layer(prefill, 0);
-    let weights = (F32 * ctx.sizes.total()) as f64;
+    let weights = (ctx.sizes.width * ctx.sizes.total()) as f64;
     let cached = w.prompt_length as f64 + w.response_length as f64 / 2.0;
     let cache = rows as f64 * cached * w.arch.cache_bytes_per_token() as f64;
     let products = 2.0 * (ctx.sizes.body() + ctx.sizes.projection) as f64 * rows as f64;
@@ -256,7 +264,7 @@ pub(crate) fn score(ctx: &Context<'_>) -> f64 {
     if let Some(reference) = ctx.plan.reference() {
         seconds += forward(ctx, reference);
         if reference.idle == Home::Host {
-            seconds += ctx.copy((2 * F32 * ctx.sizes.total()) as f64);
+            seconds += ctx.copy((2 * ctx.sizes.width * ctx.sizes.total()) as f64);
         }
     }
     seconds
@@ -268,7 +276,7 @@ fn reward(ctx: &Context<'_>) -> f64 {
     models
         .map(|(index, (plan, sizes))| {
             let visit = match plan.idle {
-                Home::Host => ctx.copy((2 * F32 * sizes.total()) as f64),
+                Home::Host => ctx.copy((2 * sizes.width * sizes.total()) as f64),
                 Home::Device => 0.0,
             };
             forward(&ctx.reward(index), plan) + visit
@@ -279,7 +287,7 @@ fn reward(ctx: &Context<'_>) -> f64 {
 /// The critic's values of all rollouts.
 pub(crate) fn values(ctx: &Context<'_>) -> f64 {
     let visit = match ctx.model().idle {
-        Home::Host => ctx.copy((2 * F32 * ctx.sizes.total()) as f64),
+        Home::Host => ctx.copy((2 * ctx.sizes.width * ctx.sizes.total()) as f64),
         Home::Device => 0.0,
     };
     forward(ctx, ctx.model()) + visit
@@ -303,7 +311,7 @@ pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
     let passes = if ctx.lora.is_some() { 2.0 } else { 3.0 };
     let compute = passes * (layers * layer + ctx.head(shape.scored, plan.head_rows)) + again;
 
-    let row = (F32 * shape.tokens * ctx.widths.hidden()) as f64;
+    let row = ctx.widths.row(shape.tokens) as f64;
     let inputs = plan
         .segments
         .iter()

@@ -41,9 +41,7 @@ impl<'a> Walk<'a> {
             plan,
             base: ctx.standing(Use::Pass(ctx.role))
                 + ctx.batch_buffers(shape, plan.attention_rows, copies),
-            row: ctx
-                .parallel
-                .between(F32 * shape.tokens * ctx.widths.hidden()),
+            row: ctx.parallel.between(ctx.widths.row(shape.tokens)),
             copies,
             // segment by segment, a parameter's gradients of all micro-batches meet in its own sum
             full: micros > copies,
@@ -126,7 +124,8 @@ impl<'a> Walk<'a> {
         let mut held = Held::default();
         for unit in segment.units.start..end {
             let half = Half::of(unit);
-            let kept = ctx.widths.kept(half).bytes(shape.tokens, ctx.parallel);
+            let kept = ctx.widths.kept(half);
+            let kept = ctx.widths.bytes(kept, shape.tokens, ctx.parallel);
             // the output of every half but the last is the next one's input
             let inner = if unit + 1 < end { self.row } else { 0 };
             held = held.on_device(Category::LiveGraph, kept + inner);
@@ -213,7 +212,10 @@ impl<'a> Walk<'a> {
                 Category::Buffers,
                 self.row * self.copies + 2 * cost.picked(shape),
             )
-            .on_device(ctx.role.category(), ctx.parallel.weights(F32 * own + ahead))
+            .on_device(
+                ctx.role.category(),
+                ctx.parallel.weights(sizes.width * own + ahead),
+            )
             .on_device(
                 Category::Gradients,
                 ctx.parallel.gradients(F32 * (gradients + made)),
@@ -238,9 +240,11 @@ impl<'a> Walk<'a> {
         for unit in segment.units.clone().rev() {
             let half = Half::of(unit);
             let own = ctx.sizes.trained_unit(unit);
-            let extra = ctx.widths.extra(half, self.splits);
-            let mut held = (below + self.graph(segment, unit + 1))
-                .on_device(Category::LiveGraph, extra.bytes(shape.tokens, ctx.parallel));
+            let (widths, parallel) = (&ctx.widths, ctx.parallel);
+            let extra = widths.bytes(widths.extra(half, self.splits), shape.tokens, parallel)
+                + widths.widened(half, true, shape.tokens, parallel);
+            let mut held =
+                (below + self.graph(segment, unit + 1)).on_device(Category::LiveGraph, extra);
             if half == Half::Attention {
                 let scores = ctx.widths.scores_extra(shape, self.plan.attention_rows);
                 held = held.on_device(Category::Attention, ctx.parallel.inside(F32 * scores));

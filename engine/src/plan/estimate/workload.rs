@@ -51,6 +51,8 @@ pub struct Workload {
     pub scores: bool,
     /// Gradients are clipped by their global norm, so that no segment can be updated before all are complete.
     pub clips: bool,
+    /// Losses are scaled, so that all gradients are seen before any is applied.
+    pub scales_loss: bool,
     /// A critic, where one is trained beside the policy.
     pub critic: Option<CriticWork>,
     /// Reward models that score the rollouts on the run's device. Their plans are those of their own settings.
@@ -131,6 +133,7 @@ impl Workload {
             entropy: false,
             scores: false,
             clips: true,
+            scales_loss: false,
             critic: None,
             rewards: Vec::new(),
             examples: None,
@@ -168,6 +171,7 @@ impl Workload {
             entropy: needs.entropy,
             scores: needs.scores,
             clips: config.optim.clip_grad.is_some(),
+            scales_loss: config.scales_loss(),
             critic: config
                 .critic
                 .as_ref()
@@ -221,10 +225,11 @@ impl Workload {
         self.critic.as_ref().map(|critic| &critic.arch)
     }
 
-    /// Whether every model that is trained can be updated segment by segment: no gradient is clipped by a global norm.
+    /// Whether every model that is trained can be updated segment by segment: no gradient is clipped by a global norm or comes of
+    /// a scaled loss.
     #[must_use]
     pub fn steps_in_backward(&self) -> bool {
-        !self.clips && self.critic.as_ref().is_none_or(|critic| !critic.clips)
+        !self.scales_loss && !self.clips && self.critic.as_ref().is_none_or(|critic| !critic.clips)
     }
 
     /// Takes over what the task's prompts and the demonstrations are like, where they were read.
