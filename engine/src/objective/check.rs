@@ -3,8 +3,9 @@
 use super::ObjectiveConfig;
 use super::advantage::{AdvEstimator, MultiObjective};
 use super::aggregate::LossAggMode;
-use super::correction::{RolloutIs, RolloutRs};
+use super::correction::RolloutIs;
 use super::policy::{Level, PolicyLoss};
+use super::rejection::Criteria;
 
 /// Keys, whether something reads them, and what that would be.
 type Reader = (&'static [&'static str], bool, &'static str);
@@ -41,14 +42,6 @@ impl ObjectiveConfig {
             ("tau_pos", self.tau_pos),
             ("tau_neg", self.tau_neg),
             ("rollout_is_threshold", self.rollout_is_threshold),
-            (
-                "rollout_rs_threshold",
-                self.rollout_rs_threshold.unwrap_or(1.0),
-            ),
-            (
-                "rollout_rs_threshold_lower",
-                self.rollout_rs_threshold_lower.unwrap_or(1.0),
-            ),
         ];
         let not_negative = [
             ("kl_loss_coef", self.kl_loss_coef),
@@ -157,7 +150,7 @@ impl ObjectiveConfig {
             ),
             (
                 &["rollout_rs_threshold_lower"],
-                self.rollout_rs.is_some_and(RolloutRs::is_k1),
+                self.rollout_rs.as_ref().is_some_and(Criteria::has_k1),
                 "one of the k1 kinds of objective.rollout_rs",
             ),
         ]
@@ -279,16 +272,8 @@ impl ObjectiveConfig {
         {
             return refuse("rollout_is_threshold_lower should not exceed rollout_is_threshold");
         }
-        if self.rollout_rs.is_some() && self.rollout_rs_threshold.is_none() {
-            return refuse(
-                "rollout_rs needs rollout_rs_threshold: how far the sampler may be from the trainer",
-            );
-        }
-        let rs = self
-            .rollout_rs_threshold
-            .zip(self.rollout_rs_threshold_lower);
-        if rs.is_some_and(|(high, low)| low > high) {
-            return refuse("rollout_rs_threshold_lower should not exceed rollout_rs_threshold");
+        if let Err(reason) = self.rejections() {
+            return refuse(&reason);
         }
         if self.clip_cov_lb.is_nan()
             || self.clip_cov_ub.is_nan()

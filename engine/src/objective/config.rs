@@ -2,11 +2,12 @@
 
 use super::advantage::{AdvEstimator, MultiObjective, ScaleRewards};
 use super::aggregate::LossAggMode;
-use super::correction::{RolloutIs, RolloutRs};
+use super::correction::RolloutIs;
 use super::gae::Gae;
 use super::kl::KlType;
 use super::kl_controller::KlControlConfig;
 use super::policy::{Clip, Level, PolicyLoss};
+use super::rejection::{Criteria, Thresholds};
 use super::{Algorithm, Needs};
 use serde::{Deserialize, Serialize};
 
@@ -119,11 +120,12 @@ pub struct ObjectiveConfig {
     pub rollout_is_threshold_lower: Option<f64>,
     /// Divides the weights by their mean over the step (verl's name).
     pub rollout_is_batch_normalize: bool,
-    /// Leaves out tokens or sequences that the sampler and the trainer disagree about (verl's name). `null`: none.
-    pub rollout_rs: Option<RolloutRs>,
-    /// Most disagreement; for the `k1` kinds the largest ratio of sampler and trainer.
-    pub rollout_rs_threshold: Option<f64>,
-    /// For the `k1` kinds the least ratio. `null`: 1 / `rollout_rs_threshold`.
+    /// Leaves out tokens or sequences that the sampler and the trainer disagree about, by one criterion or several, joined by
+    /// commas (verl's name). `null`: none.
+    pub rollout_rs: Option<Criteria>,
+    /// Most disagreement, for all criteria or each; for the `k1` kinds the largest ratio of sampler and trainer, or both bounds.
+    pub rollout_rs_threshold: Option<Thresholds>,
+    /// For the `k1` kinds the least ratio, where the threshold has none. `null`: 1 / `rollout_rs_threshold`.
     pub rollout_rs_threshold_lower: Option<f64>,
 }
 

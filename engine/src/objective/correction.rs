@@ -1,6 +1,6 @@
-//! Tokens are drawn by a sampler whose log-probs are not quite the trainer's. Corrections weigh the difference, or leave out
-//! what differs too much (truncated importance sampling; verl's `rollout_correction`, TRL's
-//! `vllm_importance_sampling_mode`).
+//! Tokens are drawn by a sampler whose log-probs are not quite the trainer's. Corrections weigh the difference (truncated
+//! importance sampling; verl's `rollout_correction`, TRL's `vllm_importance_sampling_mode`); what differs too much is
+//! [left out](super::rejection).
 
 use super::ObjectiveConfig;
 use super::advantage::mean;
@@ -37,76 +37,7 @@ impl RolloutIs {
     }
 }
 
-/// What sampler and trainer may disagree by before tokens or sequences are left out, with d = old − sampler: k1 = −d,
-/// k2 = d²/2, k3 = e^d − 1 − d (verl's `rollout_rs`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "what they are is in their names")]
-pub enum RolloutRs {
-    TokenK1,
-    TokenK2,
-    TokenK3,
-    SeqSumK1,
-    SeqSumK2,
-    SeqSumK3,
-    SeqMeanK1,
-    SeqMeanK2,
-    SeqMeanK3,
-    SeqMaxK2,
-    SeqMaxK3,
-}
-
-impl RolloutRs {
-    /// Whether it bounds the log of a ratio from both sides.
-    #[must_use]
-    pub fn is_k1(self) -> bool {
-        matches!(self, Self::TokenK1 | Self::SeqSumK1 | Self::SeqMeanK1)
-    }
-
-    fn of_token(self, d: f64) -> f64 {
-        let d = d.clamp(-BOUND, BOUND);
-        match self {
-            Self::TokenK1 | Self::SeqSumK1 | Self::SeqMeanK1 => -d,
-            Self::TokenK2 | Self::SeqSumK2 | Self::SeqMeanK2 | Self::SeqMaxK2 => d * d / 2.0,
-            Self::TokenK3 | Self::SeqSumK3 | Self::SeqMeanK3 | Self::SeqMaxK3 => d.exp() - 1.0 - d,
-        }
-    }
-
-    /// What is compared, for every token of a sequence.
-    fn statistics(self, differences: &[f64]) -> Vec<f64> {
-        let own: Vec<f64> = differences.iter().map(|&d| self.of_token(d)).collect();
-        let all = |value: f64| vec![value; own.len()];
-        match self {
-            Self::TokenK1 | Self::TokenK2 | Self::TokenK3 => own,
-            Self::SeqSumK1 | Self::SeqSumK2 | Self::SeqSumK3 => all(own.iter().sum()),
-            Self::SeqMeanK1 | Self::SeqMeanK2 | Self::SeqMeanK3 => all(mean(&own)),
-            Self::SeqMaxK2 | Self::SeqMaxK3 => all(own.iter().copied().fold(0.0, f64::max)),
-        }
-    }
-}
-
 impl ObjectiveConfig {
-    /// Which tokens the sampler and the trainer agree about closely enough; `differences` are old − sampler by sequence.
-    #[must_use]
-    pub fn agreed(&self, differences: &[Vec<f64>]) -> Vec<Vec<bool>> {
-        let bounds = self.rollout_rs.map(|kind| {
-            let upper = self.rollout_rs_threshold.unwrap_or(f64::INFINITY);
-            let lower = self.rollout_rs_threshold_lower.unwrap_or(upper.recip());
-            if kind.is_k1() {
-                return (kind, lower.ln()..=upper.ln());
-            }
-            (kind, f64::NEG_INFINITY..=upper)
-        });
-        let of = |own: &Vec<f64>| match &bounds {
-            None => vec![true; own.len()],
-            Some((kind, range)) => {
-                let statistics = kind.statistics(own);
-                statistics.iter().map(|s| range.contains(s)).collect()
-            }
-        };
-        differences.iter().map(of).collect()
-    }
-
     /// Weights of the policy term by token, and what to report of them; `differences` are old − sampler of the scored
     /// tokens by sequence.
     #[must_use]
@@ -221,34 +152,5 @@ mod tests {
         close(&weights, &[&[1.6, 1.6], &[0.4]]);
         let factor = metrics.last().expect("a metric");
         assert!(factor.0.ends_with("batch_norm_factor") && (factor.1 - 1.25).abs() < 1e-12);
-    }
-
-    #[test]
-    fn what_sampler_and_trainer_disagree_about_is_left_out() {
-        let differences = [vec![0.0, 1.0], vec![0.1, -0.1]];
-        let with = |kind, threshold| ObjectiveConfig {
-            rollout_rs: Some(kind),
-            rollout_rs_threshold: Some(threshold),
-            ..ObjectiveConfig::default()
-        };
-        let agreed = |kind, threshold| with(kind, threshold).agreed(&differences);
-        assert_eq!(
-            agreed(RolloutRs::TokenK1, 2.0),
-            [[true, false], [true, true]]
-        );
-        assert_eq!(
-            agreed(RolloutRs::SeqSumK1, 2.0),
-            [[false, false], [true, true]]
-        );
-        assert_eq!(
-            agreed(RolloutRs::SeqMeanK2, 0.2),
-            [[false, false], [true, true]]
-        );
-        assert_eq!(
-            agreed(RolloutRs::SeqMaxK3, 1.0),
-            [[true, true], [true, true]]
-        );
-        let all = ObjectiveConfig::default().agreed(&differences);
-        assert!(all.iter().flatten().all(|&kept| kept));
     }
 }

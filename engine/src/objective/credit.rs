@@ -64,7 +64,10 @@ impl ObjectiveConfig {
 
     /// Which tokens are scored.
     fn mask(&self, rollouts: &mut [Rollout]) -> Vec<(String, f64)> {
-        let agreed = self.rollout_rs.map(|_| self.agreed(&differences(rollouts)));
+        let agreed = self
+            .rollout_rs
+            .as_ref()
+            .map(|_| self.agreed(&differences(rollouts)));
         for (i, rollout) in rollouts.iter_mut().enumerate() {
             let cut = self.mask_truncated_completions && rollout.finish == Finish::Length;
             rollout.mask = match &agreed {

@@ -36,6 +36,7 @@ impl TokenLoss for ObjectiveConfig {
             difference: difference.clone(),
             inputs,
             segments: segments.as_ref(),
+            level: self.importance_sampling_level,
         };
         let terms = self.policy_terms(&ratios);
         let mut policy = terms.loss * inputs.weight.clone();
@@ -64,6 +65,7 @@ impl TokenLoss for ObjectiveConfig {
             token_mean("actor/ppo_kl", ppo_kl.clamp(-20.0, 20.0)),
             token_mean(ENTROPY, scores.entropy.clone()),
         ];
+        metrics.extend(terms.metrics);
         let mut total = policy.sum();
         if let (true, Some(reference)) = (self.kl_loss_coef != 0.0, &inputs.ref_logp) {
             let mut kl = kl_penalty(self.kl_loss_type, logp, reference.clone());

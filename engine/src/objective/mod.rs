@@ -19,6 +19,7 @@ pub mod kl_controller;
 mod loss;
 pub mod policy;
 mod prepare;
+pub mod rejection;
 pub mod segments;
 pub mod sft;
 pub mod value;
@@ -111,6 +112,34 @@ pub enum Reduce {
     Sum,
     /// The mean over scored tokens.
     TokenMean,
+    /// The mean over sequences that have scored tokens. This and the next two are of losses that look at whole sequences.
+    SequenceMean,
+    /// The least of the sequences'.
+    Least,
+    /// The largest of the sequences'.
+    Largest,
+}
+
+impl Reduce {
+    /// Two micro-batches' numbers as one.
+    #[must_use]
+    pub fn join(self, a: f64, b: f64) -> f64 {
+        match self {
+            Self::Sum | Self::TokenMean | Self::SequenceMean => a + b,
+            Self::Least => a.min(b),
+            Self::Largest => a.max(b),
+        }
+    }
+
+    /// The value of a number that is joined over so many tokens and sequences.
+    #[must_use]
+    pub fn value(self, joined: f64, tokens: usize, sequences: usize) -> f64 {
+        match self {
+            Self::Sum | Self::Least | Self::Largest => joined,
+            Self::TokenMean => joined / tokens.max(1) as f64,
+            Self::SequenceMean => joined / sequences.max(1) as f64,
+        }
+    }
 }
 
 /// A number that the loss reports, as a sum over the chunk: `[1]`.
@@ -120,7 +149,7 @@ pub struct Metric {
     pub name: &'static str,
     /// How sums become the value.
     pub reduce: Reduce,
-    /// Sum over the chunk.
+    /// Sum over the chunk; the least or largest number of its sequences where that is asked for.
     pub sum: Tensor<1>,
 }
 

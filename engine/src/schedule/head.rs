@@ -98,7 +98,7 @@ impl HeadPass<'_> {
             d_hidden.push(self.add(chunk.backward(d_values), gradients));
             sums.add(loss);
         }
-        Ok((Tensor::cat(d_hidden, 0), sums.read(micro.scored())?))
+        Ok((Tensor::cat(d_hidden, 0), sums.read(&micro.lengths)?))
     }
 
     fn one_pass(
@@ -124,7 +124,7 @@ impl HeadPass<'_> {
             ));
             sums.add(differentiated.loss);
         }
-        Ok((Tensor::cat(d_hidden, 0), sums.read(micro.scored())?))
+        Ok((Tensor::cat(d_hidden, 0), sums.read(&micro.lengths)?))
     }
 
     fn two_passes(
@@ -153,7 +153,7 @@ impl HeadPass<'_> {
         }
         let mut sums = Running::default();
         sums.add(whole.loss);
-        Ok((Tensor::cat(d_hidden, 0), sums.read(micro.scored())?))
+        Ok((Tensor::cat(d_hidden, 0), sums.read(&micro.lengths)?))
     }
 
     fn chunk<'h>(

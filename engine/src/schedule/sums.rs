@@ -21,6 +21,8 @@ pub struct LossSums {
     pub loss: f64,
     /// Scored tokens.
     pub tokens: usize,
+    /// Sequences with scored tokens.
+    pub sequences: usize,
     /// Metric sums, in the order in which the objective reports them.
     pub metrics: Vec<(&'static str, Reduce, f64)>,
 }
@@ -30,9 +32,10 @@ impl LossSums {
     pub fn absorb(&mut self, other: &Self) {
         self.loss += other.loss;
         self.tokens += other.tokens;
+        self.sequences += other.sequences;
         for &(name, reduce, sum) in &other.metrics {
             match self.metrics.iter_mut().find(|(n, ..)| *n == name) {
-                Some((.., total)) => *total += sum,
+                Some((.., total)) => *total = reduce.join(*total, sum),
                 None => self.metrics.push((name, reduce, sum)),
             }
         }
@@ -40,13 +43,10 @@ impl LossSums {
 
     /// Metric values.
     pub fn values(&self) -> impl Iterator<Item = (&'static str, f64)> {
-        let tokens = self.tokens.max(1) as f64;
+        let (tokens, sequences) = (self.tokens, self.sequences);
         self.metrics
             .iter()
-            .map(move |&(name, reduce, sum)| match reduce {
-                Reduce::Sum => (name, sum),
-                Reduce::TokenMean => (name, sum / tokens),
-            })
+            .map(move |&(name, reduce, sum)| (name, reduce.value(sum, tokens, sequences)))
     }
 }
 
@@ -65,8 +65,8 @@ impl Running {
         });
     }
 
-    /// One read for all of a micro-batch's numbers.
-    pub fn read(self, tokens: usize) -> Result<LossSums> {
+    /// One read for all of a micro-batch's numbers, given each sequence's scored tokens.
+    pub fn read(self, lengths: &[usize]) -> Result<LossSums> {
         let Some((metrics, values)) = self.0 else {
             return Ok(LossSums::default());
         };
@@ -75,7 +75,8 @@ impl Running {
             .map_err(|e| device_error("reading the loss", &e))?;
         Ok(LossSums {
             loss: values[metrics.len()],
-            tokens,
+            tokens: lengths.iter().sum(),
+            sequences: lengths.iter().filter(|&&n| n > 0).count(),
             metrics: metrics
                 .iter()
                 .zip(&values)

@@ -114,8 +114,8 @@ fn corrections_are_reported_and_an_adaptive_coefficient_moves() {
         "train",
         &[
             "objective.rollout_is=token",
-            "objective.rollout_rs=seq_mean_k1",
-            "objective.rollout_rs_threshold=1.5",
+            "objective.rollout_rs=seq_mean_k1,token_k2",
+            "objective.rollout_rs_threshold=0.5_1.5,2",
             "objective.use_adaptive_entropy=true",
             "objective.entropy_target=9",
             "objective.use_kl_in_reward=true",
@@ -127,6 +127,8 @@ fn corrections_are_reported_and_an_adaptive_coefficient_moves() {
         "rollout_corr/rollout_is_mean",
         "rollout_corr/rollout_is_eff_sample_size",
         "rollout_corr/rollout_rs_masked_fraction",
+        "rollout_corr/rollout_rs_seq_masked_fraction",
+        "clip_ratio/region_mean",
         "actor/reward_kl_penalty",
         "actor/reward_kl_penalty_coeff",
     ] {

@@ -6,10 +6,15 @@ use super::{Clip, PolicyTerms, Ratios};
 pub(super) fn cispo(clip: Clip, ratios: &Ratios<'_>) -> PolicyTerms {
     let ratio = ratios.log_ratio.clone().inner().exp();
     let bounded = ratio.clone().clamp(1.0 - clip.low, 1.0 + clip.high);
+    let ratio_is_above = ratio.clone().greater_elem(1.0 + clip.high).float();
     let clipped = bounded.clone().not_equal(ratio).float();
     let weight = bounded * ratios.inputs.advantage.clone().neg();
+    let advantage = ratios.inputs.advantage.clone();
+    let above = ratio_is_above * advantage.greater_elem(0.0).float();
     PolicyTerms {
         loss: ratios.logp.clone() * weight,
+        // TRL's name
+        metrics: vec![ratios.mean("cispo_clip_ratio", above)],
         clipped_lower: clipped.zeros_like(),
         clipped,
     }

@@ -1,6 +1,8 @@
 //! The clipped policy-gradient loss of PPO (arXiv:1707.06347), with clip-higher and dual clip.
 
 use super::{PolicyTerms, Ratios};
+use crate::objective::{Metric, Reduce};
+use burn::tensor::Tensor;
 
 /// Where the probability ratio is clipped.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,7 +36,38 @@ pub(super) fn clip(clip: Clip, ratios: &Ratios<'_>) -> PolicyTerms {
     };
     PolicyTerms {
         loss,
+        metrics: shares(ratios, &clipped),
         clipped,
         clipped_lower,
     }
+}
+
+/// How much was clipped on either side, under TRL's names: shares of the tokens, or of the sequences where each has one ratio. A
+/// loss that looks at whole sequences also knows the sequence with the least below and the one with the most above.
+fn shares(ratios: &Ratios<'_>, clipped: &Tensor<1>) -> Vec<Metric> {
+    let clipped = clipped.clone().inner();
+    let advantage = ratios.inputs.advantage.clone();
+    let low = clipped.clone() * advantage.clone().lower_elem(0.0).float();
+    let high = clipped.clone() * advantage.greater_elem(0.0).float();
+    let mut metrics = vec![
+        ratios.mean("clip_ratio/low_mean", low.clone()),
+        ratios.mean("clip_ratio/high_mean", high.clone()),
+        ratios.mean("clip_ratio/region_mean", clipped),
+    ];
+    if let Some(segments) = ratios.segments {
+        let of_sequences = |name, reduce, sum| Metric { name, reduce, sum };
+        metrics.extend([
+            of_sequences(
+                "clip_ratio/low_min",
+                Reduce::Least,
+                segments.mean(low).min(),
+            ),
+            of_sequences(
+                "clip_ratio/high_max",
+                Reduce::Largest,
+                segments.mean(high).max(),
+            ),
+        ]);
+    }
+    metrics
 }

@@ -22,6 +22,7 @@ pub(super) fn kl_cov(coefficient: f64, ratios: &Ratios<'_>) -> PolicyTerms {
         loss,
         clipped: none.clone(),
         clipped_lower: none,
+        metrics: Vec::new(),
     }
 }
 
@@ -37,6 +38,7 @@ pub(super) fn clip_cov(clip: Clip, ratios: &Ratios<'_>) -> PolicyTerms {
         loss: terms.loss * (chosen.clone().neg() + 1.0),
         clipped: chosen,
         clipped_lower: terms.clipped_lower,
+        metrics: terms.metrics,
     }
 }
 

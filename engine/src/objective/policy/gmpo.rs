@@ -28,5 +28,6 @@ pub(super) fn gmpo(clip: Clip, ratios: &Ratios<'_>) -> PolicyTerms {
         loss: segments.spread(exponent.exp() * advantage.neg()),
         clipped: outside.clone() * sign.clone().greater_elem(0.0).float(),
         clipped_lower: outside * sign.lower_elem(0.0).float(),
+        metrics: Vec::new(),
     }
 }

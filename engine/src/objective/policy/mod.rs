@@ -11,7 +11,7 @@ mod vespo;
 pub use clip::Clip;
 
 use super::segments::Segments;
-use super::{ObjectiveConfig, TokenInputs};
+use super::{Metric, ObjectiveConfig, Reduce, TokenInputs, token_mean};
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +63,8 @@ pub struct PolicyTerms {
     pub clipped: Tensor<1>,
     /// 1 where the loss was held back on the other side: by the dual clip, or by GMPO's clip of negative advantages.
     pub clipped_lower: Tensor<1>,
+    /// What the loss reports of its own.
+    pub metrics: Vec<Metric>,
 }
 
 /// What a policy term looks at, `[tokens]` each.
@@ -77,6 +79,8 @@ pub(super) struct Ratios<'a> {
     pub inputs: &'a TokenInputs,
     /// Where sequences begin and end, for losses that do not separate.
     pub segments: Option<&'a Segments>,
+    /// What the ratio is of.
+    pub level: Level,
 }
 
 impl ObjectiveConfig {
@@ -126,5 +130,22 @@ impl Ratios<'_> {
     fn segments(&self) -> &Segments {
         self.segments
             .expect("a loss that does not separate gets whole sequences")
+    }
+
+    /// A mean over what has a ratio: tokens, or sequences where all tokens of one have the same.
+    fn mean(&self, name: &'static str, values: Tensor<1>) -> Metric {
+        match self.level {
+            Level::Token | Level::SequenceToken => token_mean(name, values),
+            Level::Sequence | Level::SequenceProduct => self.sequence_mean(name, values),
+        }
+    }
+
+    /// A mean over sequences of their tokens' means.
+    fn sequence_mean(&self, name: &'static str, values: Tensor<1>) -> Metric {
+        Metric {
+            name,
+            reduce: Reduce::SequenceMean,
+            sum: self.segments().mean(values.inner()).sum(),
+        }
     }
 }

@@ -10,5 +10,6 @@ pub(super) fn reinforce(ratios: &Ratios<'_>) -> PolicyTerms {
         loss: ratios.logp.clone() * advantage.neg(),
         clipped: none.clone(),
         clipped_lower: none,
+        metrics: Vec::new(),
     }
 }

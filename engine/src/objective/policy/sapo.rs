@@ -15,5 +15,6 @@ pub(super) fn sapo(positive: f64, negative: f64, ratios: &Ratios<'_>) -> PolicyT
         loss: gate * advantage.neg(),
         clipped: none.clone(),
         clipped_lower: none,
+        metrics: Vec::new(),
     }
 }

@@ -26,6 +26,8 @@ pub(super) fn vespo(config: &ObjectiveConfig, ratios: &Ratios<'_>) -> PolicyTerm
     let phi = (lambda.clone() + k * log_w.clone() - lambda * log_w.exp()).exp();
     let none = advantage.zeros_like();
     PolicyTerms {
+        // TRL's name
+        metrics: vec![ratios.sequence_mean("vespo/phi_seq_mean", phi.clone())],
         loss: ratios.logp.clone() * (phi * advantage.neg()),
         clipped: none.clone(),
         clipped_lower: none,

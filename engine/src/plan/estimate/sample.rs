@@ -29,6 +29,9 @@ pub(super) fn rollout(ctx: &Context<'_>, worst: &mut Worst) {
     if w.examples.is_none() {
         let prompts = ctx.parallel.sequences(w.prompts);
         sampling(ctx, prompts, w.group.max(1), worst);
+        if w.greedy {
+            sampling(ctx, prompts, 1, worst);
+        }
     }
     // validation samples every prompt once: more prompts to run at a time
     let validated = ctx.parallel.sequences(w.validation);

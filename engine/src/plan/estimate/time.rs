@@ -206,7 +206,20 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
         // a step of supervised training samples nothing
         return 0.0;
     }
-    let group = w.group.max(1);
+    let greedy = if w.greedy { sampling(ctx, 1) } else { 0.0 };
+    let policy = ctx.plan.policy();
+    // streamed and idle weights come to the device for sampling, once
+    let fetched = if policy.idle == Home::Host {
+        (F32 * ctx.sizes.total()) as f64
+    } else {
+        streamed(ctx, policy)
+    };
+    sampling(ctx, w.group.max(1)) + greedy + ctx.copy(fetched)
+}
+
+/// So many completions of every prompt.
+fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
+    let w = ctx.workload;
     let own = ctx.parallel.sequences(w.prompts).max(1);
     let rows = (ctx.plan.rollout.max_num_seqs as u64).clamp(1, own * group);
     // slots are taken again as they come free, so the last wave need not be full
@@ -228,14 +241,7 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
     let token = ctx.flops(products)
         + (weights + 2.0 * cache + logits) / ctx.profile.memory_bandwidth
         + ctx.launch(layers * LAYER_OPERATIONS + CHOICE_OPERATIONS);
-    let policy = ctx.plan.policy();
-    // streamed and idle weights come to the device for sampling, once
-    let fetched = if policy.idle == Home::Host {
-        weights
-    } else {
-        streamed(ctx, policy)
-    };
-    waves * prefill + waves.ceil() * w.response_length as f64 * token + ctx.copy(fetched)
+    waves * prefill + waves.ceil() * w.response_length as f64 * token
 }
 
 /// A forward of all rollouts in micro-batches of a plan.
@@ -272,6 +278,8 @@ pub(crate) fn score(ctx: &Context<'_>) -> f64 {
 
 /// The reward models' scores of all rollouts.
 fn reward(ctx: &Context<'_>) -> f64 {
+    let w = ctx.workload;
+    let judged = 1.0 + f64::from(u8::from(w.greedy)) / w.group.max(1) as f64;
     let models = ctx.rewards.iter().enumerate();
     models
         .map(|(index, (plan, sizes))| {
@@ -279,7 +287,7 @@ fn reward(ctx: &Context<'_>) -> f64 {
                 Home::Host => ctx.copy((2 * sizes.width * sizes.total()) as f64),
                 Home::Device => 0.0,
             };
-            forward(&ctx.reward(index), plan) + visit
+            judged * forward(&ctx.reward(index), plan) + visit
         })
         .sum()
 }

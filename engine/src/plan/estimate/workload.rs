@@ -27,6 +27,8 @@ pub struct Workload {
     pub prompts: u64,
     /// Completions a prompt.
     pub group: u64,
+    /// Every prompt has a greedy completion besides, which is judged and not trained on (`ReMax`).
+    pub greedy: bool,
     /// Prompts an optimizer step.
     pub mini_batch: u64,
     /// Passes over a step's rollouts.
@@ -121,6 +123,7 @@ impl Workload {
             response_length,
             prompts,
             group,
+            greedy: false,
             mini_batch: prompts,
             epochs: 1,
             max_num_batched_tokens: 2048,
@@ -153,6 +156,7 @@ impl Workload {
             response_length: config.rollout.longest_response() as u64,
             prompts,
             group: config.rollout.n as u64,
+            greedy: needs.greedy,
             mini_batch: config
                 .update
                 .ppo_mini_batch_size
@@ -201,6 +205,7 @@ impl Workload {
         Ok(Self {
             prompts: batch,
             group: 1,
+            greedy: false,
             mini_batch: batch,
             epochs: 1,
             validation: if samples { both.validation } else { 0 },

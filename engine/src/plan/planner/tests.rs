@@ -61,6 +61,18 @@ fn nothing(error: Error) -> NothingFits {
 }
 
 #[test]
+fn a_greedy_completion_of_every_prompt_takes_its_time() {
+    let plain = request(arch(8, 512, 32_000), Backend::Cuda);
+    let mut greedy = plain.clone();
+    greedy.workload.greedy = true;
+    let seconds = |request: &Request| request.as_configured().expect("a plan").estimate.seconds;
+    let (without, with) = (seconds(&plain), seconds(&greedy));
+    assert!(with.rollout > without.rollout && with.rollout < 2.0 * without.rollout);
+    let trained = with.backward - without.backward;
+    assert!(trained.abs() < 1e-12, "it is not trained on");
+}
+
+#[test]
 fn without_a_budget_nothing_that_costs_time_is_turned_on() {
     let fit = request(arch(8, 512, 32_000), Backend::Cuda)
         .fit()

@@ -188,11 +188,8 @@ fn run(loss: &dyn TokenLoss, logp: &[f64], entropy: &[f64], inputs: &TokenInputs
         None => vec![0.0; logp.len()],
     };
     let (d_logp, d_entropy) = (gradient(&scores.logp), gradient(&scores.entropy));
-    let tokens = logp.len() as f64;
-    let value = |reduce, sum: f64| match reduce {
-        Reduce::Sum => sum,
-        Reduce::TokenMean => sum / tokens,
-    };
+    let sequences = inputs.lengths.iter().filter(|&&n| n > 0).count();
+    let value = |reduce: Reduce, sum| reduce.value(sum, logp.len(), sequences);
     Outcome {
         loss: values(total.inner())[0],
         metrics: metrics

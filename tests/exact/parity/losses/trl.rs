@@ -137,10 +137,12 @@ pub(super) fn compute_loss(case: &Case, set: &Set) {
         inputs.correction = Some(vector(scored("importance_sampling_ratio")));
     }
     let outcome = run(&params.objective(), &logp, &entropy, &inputs);
-    compare(case, &params, &mask, &outcome);
+    let by_token = set["advantages"][0].is_array();
+    compare(case, &params, &mask, by_token, &outcome);
 }
 
-fn compare(case: &Case, params: &Params, mask: &Mask, found: &Outcome) {
+/// `by_token`: whether advantages differ by token.
+fn compare(case: &Case, params: &Params, mask: &Mask, by_token: bool, found: &Outcome) {
     let name = &case.name;
     let loss: f64 = parse(name, case.output("loss"));
     assert_close(&format!("{name}: loss"), found.loss, loss, TOLERANCE);
@@ -167,27 +169,42 @@ fn compare(case: &Case, params: &Params, mask: &Mask, found: &Outcome) {
         let Some(expected) = expected.as_f64() else {
             panic!("{name}: {metric} is {expected}")
         };
-        let by_token = params.level == Level::Token;
         let found = match metric.as_str() {
             "entropy" => found.metrics["actor/entropy"],
             "policy_loss" => found.metrics["actor/pg_loss"],
-            "clip_ratio/region_mean" if by_token => found.metrics["actor/pg_clipfrac"],
+            // of every sequence, whatever the ratio is of; known to losses that look at whole sequences
+            "clip_ratio/low_min" | "clip_ratio/high_max" if params.level == Level::Token => {
+                continue;
+            }
+            // with a ratio a sequence and an advantage a token, TRL's share is of tokens; ours is a mean over sequences
+            "clip_ratio/low_mean" | "clip_ratio/high_mean" | "clip_ratio/region_mean"
+                if by_token && params.level == Level::Sequence =>
+            {
+                continue;
+            }
+            // TRL counts sequences without a token too: their φ is 1, and nothing of them is clipped
+            "vespo/phi_seq_mean" => with_empty(mask, found.metrics["vespo/phi_seq_mean"], 1.0),
+            own if params.level == Level::Sequence && own.ends_with("_mean") => {
+                with_empty(mask, found.metrics[own], 0.0)
+            }
+            own if found.metrics.contains_key(own) => found.metrics[own],
             // a mean over tokens: ours where the loss is one
             "kl" if token_mean => found.metrics["actor/kl_loss"],
             "entropy_coef" => params.entropy_coef,
             // without a counterpart
-            "kl"
-            | "cispo_clip_ratio"
-            | "vespo/phi_seq_mean"
-            | "clip_ratio/region_mean"
-            | "clip_ratio/low_mean"
-            | "clip_ratio/high_mean"
-            | "clip_ratio/low_min"
-            | "clip_ratio/high_max" => continue,
+            "kl" => continue,
             other => panic!("{name}: unknown metric {other}"),
         };
         assert_close(&format!("{name}: {metric}"), found, expected, TOLERANCE);
     }
+}
+
+/// A mean over the sequences that have tokens, as one over all of them.
+fn with_empty(mask: &Mask, mean: f64, empty: f64) -> f64 {
+    let lengths = mask.lengths();
+    let none = lengths.iter().filter(|n| **n == 0).count() as f64;
+    let all = lengths.len() as f64;
+    (mean * (all - none) + empty * none) / all
 }
 
 #[derive(Deserialize)]
