@@ -1,5 +1,6 @@
 //! What a plan needs on the CPU: predicted, and counted by the allocator while it runs.
 
+use firebrick::backends::Precision;
 use firebrick::backends::allocator;
 use firebrick::backends::device::{Backend, DeviceSpec, open};
 use firebrick::backends::profile::DeviceProfile;
@@ -63,6 +64,14 @@ impl Case {
         Self {
             group,
             samples: true,
+            ..self
+        }
+    }
+
+    /// The same in another precision.
+    pub fn in_precision(self, precision: Precision) -> Self {
+        Self {
+            arch: self.arch.in_precision(precision),
             ..self
         }
     }
@@ -346,6 +355,10 @@ fn cases() -> Vec<(Case, Plans)> {
             )],
         ),
     ];
+    let half = Case::new("llama, 26 M, bf16", &llama(), [256, 256, 2]);
+    all.push((half.in_precision(Precision::Bf16), half_plans()));
+    let half = Case::new("qwen3, f16", &small("qwen3"), [128, 64, 16]);
+    all.push((half.in_precision(Precision::F16).sampled(4), few_plans()));
     for family in ["llama", "qwen2", "qwen3", "gemma2", "mistral"] {
         let case = Case::new(family, &small(family), [128, 64, 16]).sampled(4);
         all.push((case, few_plans()));
@@ -449,6 +462,28 @@ fn critic_plans() -> Plans {
         ),
         (
             "everything on the host",
+            over(json!({
+                "activation_offload": true, "param_offload": "streamed", "order": "segment_major",
+                "grad_offload": true, "optimizer_offload": "cpu", "micro_batch_size": 1
+            })),
+        ),
+    ]
+}
+
+fn half_plans() -> Plans {
+    vec![
+        ("plain", json!({"attention_rows": 0, "head_rows": 64})),
+        ("checkpoint_every 1", over(json!({}))),
+        (
+            "optimizer_offload cpu",
+            over(json!({"optimizer_offload": "cpu"})),
+        ),
+        (
+            "optimizer_offload idle, moments block8",
+            over(json!({"optimizer_offload": "idle", "moments": "block8"})),
+        ),
+        (
+            "everything on the host, segment_major",
             over(json!({
                 "activation_offload": true, "param_offload": "streamed", "order": "segment_major",
                 "grad_offload": true, "optimizer_offload": "cpu", "micro_batch_size": 1

@@ -7,6 +7,7 @@ mod support;
 mod names;
 mod parity;
 mod plans;
+mod precision;
 mod program;
 #[cfg(feature = "wgpu")]
 mod wgpu;

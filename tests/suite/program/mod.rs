@@ -7,6 +7,7 @@ mod memory;
 mod objectives;
 mod plan;
 mod ppo;
+mod precision;
 mod rewards;
 mod rollout;
 mod runs;

@@ -211,7 +211,7 @@ impl Widths {
             (Half::Attention, false) => (2 * self.q + 2 * self.k, self.d * self.q),
             (Half::Attention, true) => (3 * self.q + 4 * self.k, 2 * self.d * self.q),
             (Half::Mlp, false) => (3 * self.f, self.d * self.f),
-            (Half::Mlp, true) => (5 * self.f, 2 * self.d * self.f),
+            (Half::Mlp, true) => (3 * self.f, 2 * self.d * self.f),
         };
         let product = match half {
             Half::Attention => tokens * (self.d + self.q),
