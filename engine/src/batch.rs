@@ -49,6 +49,8 @@ pub struct Sequence {
     pub values: Vec<f32>,
     /// What each turned out to be worth, where a critic is updated.
     pub returns: Vec<f64>,
+    /// Weight of each in the value loss, where that is another than `weights`: with a critic that shares the policy's trunk.
+    pub value_weights: Vec<f64>,
     /// Which sample it is.
     pub id: SampleId,
 }
@@ -196,7 +198,10 @@ fn value_inputs(sequences: &[&Sequence], device: &Device) -> Option<ValueInputs>
         Tensor::<1>::from_data(TensorData::new(values, [n]), device)
     };
     known.then(|| ValueInputs {
-        weight: column(|s| s.weights.clone()),
+        weight: column(|s| match s.value_weights.as_slice() {
+            [] => s.weights.clone(),
+            own => own.to_vec(),
+        }),
         returns: column(|s| s.returns.clone()),
         old: column(|s| s.values.iter().map(|&v| f64::from(v)).collect()),
     })

@@ -79,6 +79,13 @@ impl Learner {
         }
     }
 
+    /// The same with a value head that learns so many times as fast as the policy beside it.
+    #[must_use]
+    pub fn with_value_rate(mut self, rate: f64) -> Self {
+        self.optimizer.set_value_rate(rate);
+        self
+    }
+
     /// The model.
     #[must_use]
     pub fn decoder(&self) -> &Decoder {

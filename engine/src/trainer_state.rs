@@ -18,6 +18,7 @@ use std::path::Path;
 const STATE: &str = "state.json";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const MASTERS: &str = "masters.safetensors";
+const VALUE_HEAD: &str = "value_head.safetensors";
 
 /// What to do about a checkpoint that is damaged.
 const EARLIER: &str =
@@ -122,10 +123,52 @@ pub fn save(
     let path = dir.join(STATE);
     write_synced(&path, text.as_bytes()).map_err(Error::io("write", &path))?;
     save_optimizer(dir, optimizer, decoder)?;
+    if let Some(index) = decoder.value_index() {
+        save_value_head(dir, decoder, index)?;
+    }
     if masters {
         save_masters(dir, optimizer, decoder)?;
     }
     Ok(())
+}
+
+/// Writes the value head that stands beside a policy's projection: its exported folder is a plain language model.
+fn save_value_head(dir: &Path, decoder: &Decoder, index: usize) -> Result<()> {
+    let spec = decoder.specs().nth(index);
+    let tensor = spec.map(|spec| {
+        let read = move || Ok(decoder.param(index).download()?.to_f32());
+        (spec.name.clone(), LazyTensor::f32(&spec.rows_cols(), read))
+    });
+    Ok(write_tensors(
+        &dir.join(VALUE_HEAD),
+        tensor.into_iter().collect(),
+        &[],
+    )?)
+}
+
+/// Reads it back into a decoder that has one.
+pub fn load_value_head(dir: &Path, decoder: &mut Decoder) -> Result<()> {
+    let Some(own) = decoder.value_index() else {
+        return Ok(());
+    };
+    let path = dir.join(VALUE_HEAD);
+    let file = SavedTensors::open(&path)?;
+    file.with(|tensors| {
+        let (device, precision) = (decoder.device().clone(), decoder.arch().precision);
+        decoder.update(|index, spec, value| {
+            if index != own {
+                return Ok(value);
+            }
+            let Some(values) = tensors.read(&spec.name, spec)? else {
+                return Err(tensors.damaged("the value head is missing"));
+            };
+            let values = HostTensor::from_values(values, spec.rows_cols()).rounded(precision);
+            Ok(match value {
+                Param::Device(_) => Param::Device(values.into_device(&device)),
+                Param::Host(_) => Param::Host(values),
+            })
+        })
+    })
 }
 
 /// Writes the weights that updates work on, in f32, into a folder that exists.

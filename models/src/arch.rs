@@ -155,6 +155,8 @@ pub struct Arch {
     pub family: Family,
     /// Kind of the last unit.
     pub head: HeadKind,
+    /// Beside logits the last unit gives one number a token: a critic that shares the language model's trunk.
+    pub joint_value_head: bool,
     /// Rows of the embedding.
     pub vocab_size: usize,
     /// Width of the residual stream.
@@ -222,8 +224,16 @@ impl Arch {
     pub fn with_value_head(mut self) -> Self {
         if self.head == HeadKind::LanguageModel {
             self.head = HeadKind::Scalar { bias: false };
+            self.joint_value_head = false;
             self.tied = false;
         }
+        self
+    }
+
+    /// The same language model with a number a token beside its logits, from the same hidden rows.
+    #[must_use]
+    pub fn with_joint_value_head(mut self) -> Self {
+        self.joint_value_head = self.head == HeadKind::LanguageModel;
         self
     }
 

@@ -454,12 +454,16 @@ impl Decoder {
             Some(own) => own,
             None => self.weights(0).need(Slot::Embedding),
         };
+        let own = &self.units[self.units.len() - 1].specs;
+        let trainable = own.iter().any(|s| s.slot == Slot::InputNorm && s.trainable);
         Head {
             arch: &self.arch,
             norm: weights.need(Slot::InputNorm),
             projection,
             bias: weights.get(Slot::ProjectionBias),
-            trainable: self.units[self.units.len() - 1].trains(),
+            value: weights.get(Slot::Value),
+            trainable,
+            projection_trains: trainable,
         }
     }
 

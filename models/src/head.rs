@@ -21,7 +21,12 @@ pub struct Head<'a> {
     pub(crate) norm: Tensor<2>,
     pub(crate) projection: Tensor<2>,
     pub(crate) bias: Option<Tensor<2>>,
+    /// The value head beside the projection, `[1, hidden]`, where there is one.
+    pub(crate) value: Option<Tensor<2>>,
+    /// Whether the norm trains.
     pub(crate) trainable: bool,
+    /// Whether the projection does.
+    pub(crate) projection_trains: bool,
 }
 
 /// What the head says of a chunk of rows, each `[rows]`.
@@ -101,6 +106,19 @@ impl<'a> Head<'a> {
             Some(cap) => (logits / cap).tanh() * cap,
             None => logits,
         }
+    }
+
+    /// The value head beside a language model's projection as a scalar head of its own, where there is one. It trains also where
+    /// the model is frozen.
+    #[must_use]
+    pub fn joint_value(&self) -> Option<Self> {
+        Some(Self {
+            projection: self.value.clone()?,
+            bias: None,
+            value: None,
+            projection_trains: true,
+            ..self.clone()
+        })
     }
 
     /// One number a row from a scalar head (reward models and critics): `[rows]`.
@@ -224,7 +242,9 @@ impl HeadChunk<'_> {
         let dz =
             self.distribution
                 .gradient(head, &self.targets, self.temperature, d_logp, d_entropy);
-        let projection = head.trainable.then(|| product_tn(&dz, &self.normed));
+        let projection = head
+            .projection_trains
+            .then(|| product_tn(&dz, &self.normed));
         let stored = head.projection.dtype();
         let d_normed = kernels::product(&dz, &head.projection)
             .unwrap_or_else(|| stored_as(dz, stored).matmul(head.projection.clone()));
@@ -246,9 +266,9 @@ impl ValueChunk<'_> {
         let rows = self.hidden.dims()[0];
         let d_values = d_values.reshape([rows, 1]);
         let projection = head
-            .trainable
+            .projection_trains
             .then(|| d_values.clone().transpose().matmul(widened(self.normed)));
-        let bias = head.bias.as_ref().filter(|_| head.trainable);
+        let bias = head.bias.as_ref().filter(|_| head.projection_trains);
         let bias = bias.map(|_| d_values.clone().sum_dim(0));
         let d_normed = d_values.matmul(widened(head.projection.clone()));
         let (hidden, norm) = head.norm_backward(self.hidden, d_normed);

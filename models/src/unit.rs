@@ -49,6 +49,7 @@ pub enum Slot {
     DownBias,
     Projection,
     ProjectionBias,
+    Value,
     LoraA(Target),
     LoraB(Target),
 }
@@ -68,6 +69,7 @@ impl Slot {
                 | Self::Up
                 | Self::Down
                 | Self::Projection
+                | Self::Value
                 | Self::LoraA(_)
                 | Self::LoraB(_)
         )
@@ -245,6 +247,9 @@ fn head_specs(arch: &Arch) -> Vec<ParamSpec> {
                 specs.push(ParamSpec::new(Slot::ProjectionBias, "score.bias", &[1]));
             }
         }
+    }
+    if arch.joint_value_head {
+        specs.push(ParamSpec::new(Slot::Value, "v_head.weight", &[1, d]));
     }
     specs
 }

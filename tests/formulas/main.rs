@@ -9,6 +9,7 @@ mod parity {
     mod adapters;
     mod critic;
     mod plans;
+    mod shared;
 }
 
 /// What this binary's tensors are.

@@ -1,8 +1,10 @@
 //! The `critic` section.
 
+use crate::objective::TokenLoss;
 use crate::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use crate::objective::value::ValueLoss;
 use crate::optim::OptimConfig;
+use crate::schedule::HeadLoss;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -21,6 +23,12 @@ pub struct CriticConfig {
     pub cliprange_value: f64,
     /// How token losses become one number.
     pub loss_agg_mode: LossAggMode,
+    /// The policy itself with a value head beside its projection: one forward and backward, one optimizer, one plan.
+    pub shared_trunk: bool,
+    /// With a shared trunk: the value loss's weight beside the policy's loss (TRL's name).
+    pub vf_coef: f64,
+    /// With a shared trunk: the value head's full learning rate; `optim.lr` where absent.
+    pub head_lr: Option<f64>,
 }
 
 /// Where a critic comes from.
@@ -44,6 +52,9 @@ impl Default for CriticConfig {
             warmup: 0,
             cliprange_value: 0.5,
             loss_agg_mode: LossAggMode::TokenMean,
+            shared_trunk: false,
+            vf_coef: 0.1,
+            head_lr: None,
         }
     }
 }
@@ -58,6 +69,16 @@ impl CriticConfig {
                 self.cliprange_value
             )));
         }
+        if self.shared_trunk {
+            return self.check_shared();
+        }
+        if self.head_lr.is_some() || (self.vf_coef - Self::default().vf_coef).abs() > 0.0 {
+            return Err(Error::Config(
+                "critic.vf_coef and critic.head_lr go with critic.shared_trunk: true; a critic of its own has its own loss \
+                 and critic.optim"
+                    .into(),
+            ));
+        }
         if self.warmup >= steps {
             return Err(Error::Config(format!(
                 "critic.warmup is {}, and the run has {steps} steps (trainer.steps): the policy would never be updated",
@@ -67,11 +88,58 @@ impl CriticConfig {
         Ok(())
     }
 
+    /// Refuses what a critic that is part of the policy cannot have of its own.
+    fn check_shared(&self) -> Result<()> {
+        let bad = |what: &str| Err(Error::Config(format!("critic.{what}")));
+        if !(self.vf_coef.is_finite() && self.vf_coef > 0.0) {
+            return bad(
+                "vf_coef should be above 0: without the value loss nothing would train the value head",
+            );
+        }
+        if self.head_lr.is_some_and(|lr| !(lr.is_finite() && lr > 0.0)) {
+            return bad("head_lr should be above 0; null takes optim.lr");
+        }
+        if self.model != CriticModel::default() {
+            return bad(
+                "model.path is another trunk, and critic.shared_trunk: true shares the policy's; remove one of the two",
+            );
+        }
+        if self.optim != Self::default().optim {
+            return bad(
+                "optim: with critic.shared_trunk: true there is one backward pass and one optimizer, that of `optim`; only \
+                 critic.head_lr is the value head's own",
+            );
+        }
+        if self.warmup > 0 {
+            return bad(
+                "warmup updates the critic and not the policy, and with critic.shared_trunk: true they are one model; remove \
+                 it, or give the critic a model of its own",
+            );
+        }
+        Ok(())
+    }
+
+    /// The value head's learning rate over the policy's, at every step.
+    #[must_use]
+    pub fn value_rate(&self, policy: &OptimConfig) -> f64 {
+        self.head_lr.map_or(1.0, |lr| lr / policy.lr)
+    }
+
     /// Its loss.
     #[must_use]
     pub fn loss(&self) -> ValueLoss {
         ValueLoss {
             clip_range: self.cliprange_value,
+        }
+    }
+
+    /// The policy's loss with its own, where both have one trunk.
+    #[must_use]
+    pub fn joint_loss<'l>(&self, tokens: &'l dyn TokenLoss) -> HeadLoss<'l> {
+        HeadLoss::Joint {
+            tokens,
+            values: self.loss(),
+            coefficient: self.vf_coef,
         }
     }
 

@@ -131,7 +131,7 @@ impl RunConfig {
     /// Whether the loss of a model that is trained is scaled.
     #[must_use]
     pub fn scales_loss(&self) -> bool {
-        let critic = self.critic.as_ref().map(|critic| &critic.optim);
+        let critic = self.own_critic().map(|critic| &critic.optim);
         let mut optims = std::iter::once(&self.optim).chain(critic);
         optims.any(|optim| optim.scaler(self.precision).is_some())
     }
@@ -356,6 +356,13 @@ impl RunConfig {
     fn check_critic(&self) -> Result<()> {
         let values = self.objective.needed().values;
         match &self.critic {
+            Some(critic) if values && critic.shared_trunk && !self.memory.critic.is_empty() => {
+                Err(Error::Config(
+                    "memory.critic is a plan of its own, and with critic.shared_trunk: true the critic is part of the policy: one \
+                     forward and backward, one token budget; remove it, or give the critic a model of its own"
+                        .into(),
+                ))
+            }
             Some(critic) if values => critic.check(self.trainer.steps),
             None if values => Err(Error::Config(
                 "objective.adv_estimator: gae needs a critic; write `critic: {}` for one with default settings".into(),
@@ -368,6 +375,18 @@ impl RunConfig {
                 )))
             }
         }
+    }
+
+    /// The critic's settings, where it shares the policy's trunk.
+    #[must_use]
+    pub fn shared_critic(&self) -> Option<&CriticConfig> {
+        self.critic.as_ref().filter(|critic| critic.shared_trunk)
+    }
+
+    /// Those of a critic that is a model of its own.
+    #[must_use]
+    pub fn own_critic(&self) -> Option<&CriticConfig> {
+        self.critic.as_ref().filter(|critic| !critic.shared_trunk)
     }
 
     fn check_groups(&self) -> Result<()> {

@@ -12,6 +12,7 @@ use burn::tensor::Device;
 use firebrick_backends::accounts::{Accounts, Home};
 use firebrick_backends::transfer::{Download, HostTensor, Pending};
 use firebrick_models::Decoder;
+use firebrick_models::unit::Slot;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -50,6 +51,8 @@ pub struct AdamW {
     steps: u64,
     scaler: Option<Scaler>,
     accounts: Arc<Accounts>,
+    /// The value head's learning rate over everything else's.
+    value_rate: f64,
 }
 
 impl AdamW {
@@ -85,7 +88,14 @@ impl AdamW {
             states,
             steps: 0,
             accounts: Arc::clone(accounts),
+            value_rate: 1.0,
         }
+    }
+
+    /// Makes a value head beside the policy's projection a parameter group of its own, which learns so many times as fast as
+    /// everything else.
+    pub fn set_value_rate(&mut self, rate: f64) {
+        self.value_rate = rate;
     }
 
     /// Goes on after `steps` applied steps: `read` gives a parameter's saved moments, first and second, by flat index.
@@ -228,6 +238,7 @@ impl AdamW {
             states,
             steps,
             accounts,
+            value_rate,
             ..
         } = self;
         decoder.update_unit(unit, |index, spec, value| {
@@ -236,7 +247,10 @@ impl AdamW {
             };
             let at = UpdateAt {
                 step: *steps,
-                lr,
+                lr: match spec.slot {
+                    Slot::Value => lr * *value_rate,
+                    _ => lr,
+                },
                 decays: config.decay_norms_and_biases || !spec.slot.is_norm_or_bias(),
             };
             let update = Update {

@@ -21,6 +21,15 @@ pub enum HeadLoss<'l> {
     Tokens(&'l dyn TokenLoss),
     /// The loss of a critic's values.
     Values(ValueLoss),
+    /// Both, of a policy with a value head beside its projection: tokens + coefficient · values.
+    Joint {
+        /// The policy's.
+        tokens: &'l dyn TokenLoss,
+        /// The critic's.
+        values: ValueLoss,
+        /// Its weight (TRL's `vf_coef`).
+        coefficient: f64,
+    },
 }
 
 impl<'l, L: TokenLoss> From<&'l L> for HeadLoss<'l> {
@@ -66,42 +75,31 @@ impl HeadPass<'_> {
         }
         let head = self.decoder.head_with(self.weights);
         match loss {
-            HeadLoss::Tokens(loss) if loss.separates() => {
-                self.one_pass(&head, micro, &hidden, loss, gradients)
+            HeadLoss::Tokens(loss) => self.tokens(&head, micro, &hidden, loss, gradients),
+            HeadLoss::Values(loss) => {
+                let projection = self.decoder.projection_index();
+                self.values(&head, micro, &hidden, (loss, 1.0), (projection, gradients))
             }
-            HeadLoss::Tokens(loss) => self.two_passes(&head, micro, &hidden, loss, gradients),
-            HeadLoss::Values(loss) => self.values(&head, micro, &hidden, loss, gradients),
+            HeadLoss::Joint {
+                tokens,
+                values,
+                coefficient,
+            } => {
+                let both = head.joint_value().zip(self.decoder.value_index());
+                let Some((value_head, index)) = both else {
+                    unreachable!("a joint loss is one of a policy with a value head")
+                };
+                let (d_tokens, mut sums) = self.tokens(&head, micro, &hidden, tokens, gradients)?;
+                let loss = (values, coefficient);
+                let (d_values, own) =
+                    self.values(&value_head, micro, &hidden, loss, (index, gradients))?;
+                sums.join(own, coefficient);
+                Ok((d_tokens + d_values, sums))
+            }
         }
     }
 
-    fn values(
-        &self,
-        head: &Head<'_>,
-        micro: &MicroBatch,
-        hidden: &Tensor<2>,
-        loss: ValueLoss,
-        gradients: &mut Gradients,
-    ) -> Result<(Tensor<2>, LossSums)> {
-        let Some(inputs) = &micro.value_inputs else {
-            unreachable!("sequences of a critic's update have returns")
-        };
-        let mut d_hidden = Vec::new();
-        let mut sums = Running::default();
-        for (start, len) in chunks(micro.scored(), self.rows) {
-            let chunk = head.value_chunk(hidden.clone().narrow(0, start, len));
-            let values = chunk.values.clone().autodiff().require_grad();
-            let loss = loss.loss(&values, &inputs.narrow(start, len));
-            let mut tape = loss.total.backward();
-            let d_values = values.grad_remove(&mut tape);
-            let d_values = d_values.unwrap_or_else(|| chunk.values.zeros_like());
-            let d_values = scaled(d_values, self.loss_scale);
-            d_hidden.push(self.add(chunk.backward(d_values), gradients));
-            sums.add(loss);
-        }
-        Ok((Tensor::cat(d_hidden, 0), sums.read(&micro.lengths)?))
-    }
-
-    fn one_pass(
+    fn tokens(
         &self,
         head: &Head<'_>,
         micro: &MicroBatch,
@@ -109,20 +107,56 @@ impl HeadPass<'_> {
         loss: &dyn TokenLoss,
         gradients: &mut Gradients,
     ) -> Result<(Tensor<2>, LossSums)> {
-        let mut d_hidden = Vec::new();
-        let mut sums = Running::default();
-        for (start, len) in chunks(micro.scored(), self.rows) {
+        if !loss.separates() {
+            return self.two_passes(head, micro, hidden, loss, gradients);
+        }
+        self.by_chunks(micro, |start, len| {
             let chunk = self.chunk(head, micro, hidden, start, len);
             let scores = (chunk.scores.logp.clone(), chunk.scores.entropy.clone());
             let inputs = micro.inputs.narrow(start, len);
-            let differentiated = differentiate(loss, scores, &inputs, self.loss_scale);
-            d_hidden.push(self.absorb(
-                chunk,
-                &differentiated.d_logp,
-                differentiated.d_entropy.as_ref(),
-                gradients,
-            ));
-            sums.add(differentiated.loss);
+            let found = differentiate(loss, scores, &inputs, self.loss_scale);
+            let d_hidden = self.absorb(chunk, &found.d_logp, found.d_entropy.as_ref(), gradients);
+            (d_hidden, found.loss)
+        })
+    }
+
+    /// The value loss times a coefficient; the projection's gradient goes where its index says.
+    fn values(
+        &self,
+        head: &Head<'_>,
+        micro: &MicroBatch,
+        hidden: &Tensor<2>,
+        (loss, coefficient): (ValueLoss, f64),
+        (projection, gradients): (usize, &mut Gradients),
+    ) -> Result<(Tensor<2>, LossSums)> {
+        let Some(inputs) = &micro.value_inputs else {
+            unreachable!("sequences of a critic's update have returns")
+        };
+        self.by_chunks(micro, |start, len| {
+            let chunk = head.value_chunk(hidden.clone().narrow(0, start, len));
+            let values = chunk.values.clone().autodiff().require_grad();
+            let loss = loss.loss(&values, &inputs.narrow(start, len));
+            let mut tape = loss.total.backward();
+            let d_values = values.grad_remove(&mut tape);
+            let d_values = d_values.unwrap_or_else(|| chunk.values.zeros_like());
+            let d_values = scaled(d_values, self.loss_scale * coefficient);
+            let d_hidden = self.add(chunk.backward(d_values), projection, gradients);
+            (d_hidden, loss)
+        })
+    }
+
+    /// One pass over the chunks of a loss that separates: each gives the gradient of its rows and its loss.
+    fn by_chunks(
+        &self,
+        micro: &MicroBatch,
+        mut chunk: impl FnMut(usize, usize) -> (Tensor<2>, Loss),
+    ) -> Result<(Tensor<2>, LossSums)> {
+        let mut d_hidden = Vec::new();
+        let mut sums = Running::default();
+        for (start, len) in chunks(micro.scored(), self.rows) {
+            let (d, loss) = chunk(start, len);
+            d_hidden.push(d);
+            sums.add(loss);
         }
         Ok((Tensor::cat(d_hidden, 0), sums.read(&micro.lengths)?))
     }
@@ -179,14 +213,14 @@ impl HeadPass<'_> {
         d_entropy: Option<&Tensor<1>>,
         gradients: &mut Gradients,
     ) -> Tensor<2> {
-        self.add(chunk.backward(d_logp, d_entropy), gradients)
+        let projection = self.decoder.projection_index();
+        self.add(chunk.backward(d_logp, d_entropy), projection, gradients)
     }
 
     /// Adds up a chunk's gradients of weights and gives that of its rows.
-    fn add(&self, chunk: HeadGradients, gradients: &mut Gradients) -> Tensor<2> {
+    fn add(&self, chunk: HeadGradients, projection: usize, gradients: &mut Gradients) -> Tensor<2> {
         let units = self.decoder.units();
         let norm = units[units.len() - 1].range.start;
-        let projection = self.decoder.projection_index();
         for (index, gradient) in [
             (norm, chunk.norm),
             (projection, chunk.projection),

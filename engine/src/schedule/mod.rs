@@ -152,7 +152,7 @@ impl<'a> Schedule<'a> {
         })
     }
 
-    /// Scores micro-batches without a graph, in their order.
+    /// Scores micro-batches without a graph, in their order; with values where the policy has a value head of its own.
     pub fn score(&self, decoder: &Decoder, micros: &[Vec<&Sequence>]) -> Result<Vec<MicroScores>> {
         let _span = span_on("scoring", decoder.device());
         self.forward(decoder, micros, |head, micro, hidden| {
@@ -169,8 +169,24 @@ impl<'a> Schedule<'a> {
             Ok(MicroScores {
                 logp: by_sequence(logp, &micro.lengths)?,
                 entropy: by_sequence(entropy, &micro.lengths)?,
+                values: match head.joint_value().filter(|_| self.role == Role::Policy) {
+                    Some(head) => self.read_values(&head, micro, &hidden)?,
+                    None => Vec::new(),
+                },
             })
         })
+    }
+
+    /// Values of a micro-batch's scored rows.
+    fn read_values(
+        &self,
+        head: &Head<'_>,
+        micro: &MicroBatch,
+        hidden: &Tensor<2>,
+    ) -> Result<Vec<Vec<f32>>> {
+        let chunks = head::chunks(micro.scored(), self.plan.head_rows);
+        let values = chunks.map(|(start, n)| head.scalar(hidden.clone().narrow(0, start, n)));
+        by_sequence(values.collect(), &micro.lengths)
     }
 
     /// A critic's values of the scored tokens of micro-batches, without a graph, by sequence.
@@ -180,9 +196,7 @@ impl<'a> Schedule<'a> {
         micros: &[Vec<&Sequence>],
     ) -> Result<Vec<Vec<Vec<f32>>>> {
         self.forward(critic, micros, |head, micro, hidden| {
-            let chunks = head::chunks(micro.scored(), self.plan.head_rows);
-            let values = chunks.map(|(start, n)| head.scalar(hidden.clone().narrow(0, start, n)));
-            by_sequence(values.collect(), &micro.lengths)
+            self.read_values(head, micro, &hidden)
         })
     }
 
@@ -411,13 +425,18 @@ pub fn score_all(
     let mut scores = MicroScores {
         logp: vec![Vec::new(); sequences.len()],
         entropy: vec![Vec::new(); sequences.len()],
+        values: vec![Vec::new(); sequences.len()],
     };
     let batch = Batch::pack(sequences, cut)?;
     let scored = schedule.score(decoder, &batch.micros())?;
     for (indices, own) in batch.indices().iter().zip(scored) {
-        for ((&i, logp), entropy) in indices.iter().zip(own.logp).zip(own.entropy) {
+        let both = own.logp.into_iter().zip(own.entropy);
+        for (&i, (logp, entropy)) in indices.iter().zip(both) {
             scores.logp[i] = logp;
             scores.entropy[i] = entropy;
+        }
+        for (&i, values) in indices.iter().zip(own.values) {
+            scores.values[i] = values;
         }
     }
     Ok(scores)

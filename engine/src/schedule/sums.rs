@@ -12,6 +12,8 @@ pub struct MicroScores {
     pub logp: Vec<Vec<f32>>,
     /// Entropies.
     pub entropy: Vec<Vec<f32>>,
+    /// Values, where a value head stands beside the projection and they were asked for.
+    pub values: Vec<Vec<f32>>,
 }
 
 /// Sums that a backward pass leaves behind: the loss and the objective's metrics.
@@ -39,6 +41,12 @@ impl LossSums {
                 None => self.metrics.push((name, reduce, sum)),
             }
         }
+    }
+
+    /// Adds another loss of the same tokens, times a coefficient; its metrics stay what they are.
+    pub fn join(&mut self, other: Self, coefficient: f64) {
+        self.loss += coefficient * other.loss;
+        self.metrics.extend(other.metrics);
     }
 
     /// Metric values.

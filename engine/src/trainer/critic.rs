@@ -24,7 +24,7 @@ pub(super) fn begin(
     policy: &Learner,
     resumed: Option<(&Path, &TrainerState)>,
 ) -> Result<Option<Learner>> {
-    let (Some(own), Some(source), Some(plan)) = (&config.critic, source, plan.critic()) else {
+    let (Some(own), Some(source), Some(plan)) = (config.own_critic(), source, plan.critic()) else {
         return Ok(None);
     };
     let learner = |decoder| {

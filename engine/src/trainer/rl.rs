@@ -74,7 +74,8 @@ impl Trainer {
                 t.judge_baselines(&prompts, &greedy, &mut rollouts)
             })?;
         }
-        if self.config.update.old_log_probs == OldLogProbs::Trainer {
+        let shared = self.config.shared_critic().is_some();
+        if shared || self.config.update.old_log_probs == OldLogProbs::Trainer {
             self.phase("old_log_prob", POLICY, &mut metrics, |t| {
                 t.recovering("old_log_prob", |t| t.score_old(&mut rollouts))
             })?;
@@ -86,7 +87,7 @@ impl Trainer {
                 t.recovering("ref", |t| t.score_reference(&mut rollouts))
             })?;
         }
-        if self.objective.needs().values {
+        if self.critic.is_some() {
             self.phase("values", CRITIC, &mut metrics, |t| {
                 t.recovering("values", |t| t.score_values(&mut rollouts))
             })?;
@@ -106,6 +107,10 @@ impl Trainer {
             let update = self.phase(UPDATE, POLICY, &mut metrics, |t| t.update(&rollouts, lr))?;
             metrics.extend(update.metrics());
             metrics.insert("actor/lr".into(), lr);
+            if let Some(critic) = self.config.shared_critic() {
+                let rate = critic.value_rate(&self.config.optim);
+                metrics.insert("critic/lr".into(), lr * rate);
+            }
         }
         self.run
             .append("samples.jsonl", &self.records(&prompts, &rollouts))?;
@@ -122,10 +127,16 @@ impl Trainer {
         Ok(metrics)
     }
 
+    /// The policy's log-probs before the update, and its values where it has a value head: one pass for both.
     fn score_old(&self, rollouts: &mut [Rollout]) -> Result<()> {
-        let scored = self.log_probs(&self.learner.model, rollouts)?;
-        for (rollout, logp) in rollouts.iter_mut().zip(scored) {
-            rollout.old_logp = Some(logp);
+        let temperature = self.config.rollout.temperature;
+        let scored = self.learner.score(&bare(rollouts), temperature)?;
+        let both = scored.logp.into_iter().zip(scored.values);
+        for (rollout, (logp, values)) in rollouts.iter_mut().zip(both) {
+            rollout.values = values;
+            if self.config.update.old_log_probs == OldLogProbs::Trainer {
+                rollout.old_logp = Some(logp);
+            }
         }
         Ok(())
     }
@@ -159,7 +170,11 @@ impl Trainer {
         for epoch in 0..self.config.update.ppo_epochs {
             for mini in self.minibatches(rollouts, epoch) {
                 let sequences = self.prepared(&mini)?;
-                let loss: &dyn TokenLoss = objective.as_ref();
+                let tokens: &dyn TokenLoss = objective.as_ref();
+                let loss = match self.config.shared_critic() {
+                    Some(critic) => critic.joint_loss(tokens),
+                    None => tokens.into(),
+                };
                 let own = self.optimizer_step(&sequences, temperature, loss, lr, &mut sums)?;
                 objective.observe(&own, &mut self.state.controls);
             }
@@ -185,6 +200,13 @@ impl Trainer {
             step: self.learner.optimizer.steps() + self.state.skipped_steps,
         };
         self.objective.prepare(&mut step, &mut self.state.controls);
+        if let Some(critic) = self.config.shared_critic() {
+            let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
+            let weights = critic.weights(&lengths, self.config.rollout.response_length);
+            for (sequence, weights) in sequences.iter_mut().zip(weights) {
+                sequence.value_weights = weights;
+            }
+        }
         Ok(sequences)
     }
 

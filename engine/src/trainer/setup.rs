@@ -80,7 +80,7 @@ impl Trainer {
         check_schedules(&config)?;
         let (device, info) = open_device(&config)?;
         let data = Data::read(&config, task, &source, mode)?;
-        let own = config.critic.as_ref().filter(|_| mode == Mode::Rl);
+        let own = config.own_critic().filter(|_| mode == Mode::Rl);
         let critic_source = own
             .map(|critic| CriticSource::open(&config, critic, &source))
             .transpose()?;
@@ -88,21 +88,18 @@ impl Trainer {
             reference: compares,
             critic: critic_source.is_some(),
         };
-        let rewards = data.prompts.task().rewards();
         let asked = Asked {
             models,
-            rewards: rewards.map_or_else(|| Ok(Vec::new()), |r| RewardWork::of(r, &config))?,
+            rewards: data
+                .prompts
+                .task()
+                .rewards()
+                .map_or_else(|| Ok(Vec::new()), |r| RewardWork::of(r, &config))?,
             survey: data.survey(&source)?,
             mode,
         };
         let (request, plan) = planned(&config, &arch, &info, asked)?;
-        let at = (&device, config.precision);
-        for (section, optim) in optimizers(&config, sft.as_ref(), mode) {
-            check_optimizer(plan.policy(), at, optim, &section)?;
-        }
-        if let (Some(critic), Some(plan)) = (own, plan.critic()) {
-            check_optimizer(plan, at, &critic.optim, "critic.optim")?;
-        }
+        check_optimizers(&config, sft.as_ref(), mode, &plan, &device)?;
         let optim = own_optimizer(&config, sft, mode);
         check_limit(&config, &device)?;
         let runtime = Runtime::new(&device)
@@ -118,7 +115,10 @@ impl Trainer {
                 tokenizer: &source.tokenizer,
             },
         )?;
-        let learner = |decoder| Learner::new(decoder, plan.policy().clone(), optim, runtime);
+        let learner = |decoder| {
+            let (decoder, value_rate) = with_shared_critic(decoder, &config, mode);
+            Learner::new(decoder, plan.policy().clone(), optim, runtime).with_value_rate(value_rate)
+        };
         let begun = begin(&config, &source, &device, (mode, start), learner)?;
         let Begun {
             run,
@@ -186,6 +186,17 @@ impl Trainer {
     }
 }
 
+/// The policy with a value head, where the critic shares its trunk, and how fast that head learns beside it.
+fn with_shared_critic(policy: Decoder, config: &RunConfig, mode: Mode) -> (Decoder, f64) {
+    match config.shared_critic().filter(|_| mode == Mode::Rl) {
+        Some(critic) => (
+            policy.with_joint_value_head(config.trainer.seed),
+            critic.value_rate(&config.optim),
+        ),
+        None => (policy, 1.0),
+    }
+}
+
 /// The reference policy: the policy as it is, or the one that a resumed run keeps in its folder.
 fn reference(
     plan: &Plan,
@@ -227,7 +238,7 @@ fn check_rewards(config: &RunConfig, task: &dyn Task) -> Result<()> {
 }
 
 fn check_schedules(config: &RunConfig) -> Result<()> {
-    let critic = config.critic.as_ref().map(|critic| &critic.optim);
+    let critic = config.own_critic().map(|critic| &critic.optim);
     for optim in std::iter::once(&config.optim).chain(critic) {
         optim.lr_scheduler.build(optim.lr, config.trainer.steps)?;
     }
@@ -297,6 +308,26 @@ fn begin(
         state: TrainerState::new(mode),
         step: None,
     })
+}
+
+/// Refuses optimizers that a run's plans or device cannot serve.
+fn check_optimizers(
+    config: &RunConfig,
+    sft: Option<&(&'static str, SftConfig)>,
+    mode: Mode,
+    plan: &Plan,
+    device: &Device,
+) -> Result<()> {
+    let at = (device, config.precision);
+    for (section, optim) in optimizers(config, sft, mode) {
+        check_optimizer(plan.policy(), at, optim, &section)?;
+    }
+    match (config.own_critic(), plan.critic()) {
+        (Some(critic), Some(plan)) if mode == Mode::Rl => {
+            check_optimizer(plan, at, &critic.optim, "critic.optim")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses an optimizer that the plan or the device cannot serve, and warns of one that will not do what it says.
@@ -436,6 +467,7 @@ fn restore_optimizer(dir: &Path, state: &TrainerState, learner: &mut Learner) ->
         model, optimizer, ..
     } = learner;
     let (trainer, steps) = (dir.join("trainer"), state.optimizer_steps);
+    trainer_state::load_value_head(&trainer, &mut model.decoder)?;
     trainer_state::load_masters(&trainer, &mut model.decoder, optimizer)?;
     optimizer.set_scaler(state.loss_scale);
     trainer_state::load_optimizer(&trainer, steps, &model.decoder, optimizer)

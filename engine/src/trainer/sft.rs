@@ -111,7 +111,7 @@ impl Trainer {
             let (sequences, epochs) = examples.step(step, seed, &t.source, &t.data)?;
             t.state.tokens += sequences.iter().map(|s| s.tokens.len() as u64).sum::<u64>();
             let mut update = UpdateSums::of_policy();
-            t.optimizer_step(&sequences, 1.0, &Nll, lr, &mut update)?;
+            t.optimizer_step(&sequences, 1.0, (&Nll).into(), lr, &mut update)?;
             Ok((update, epochs))
         })?;
         metrics.extend(sums.metrics());

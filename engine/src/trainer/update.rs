@@ -3,8 +3,7 @@
 use super::{MAX_SKIPPED, Metrics, Trainer};
 use crate::batch::{BatchStats, DropoutStep, Sequence};
 use crate::learner::Updated;
-use crate::objective::TokenLoss;
-use crate::schedule::LossSums;
+use crate::schedule::{HeadLoss, LossSums};
 use crate::{Error, Result};
 
 /// The phase's name.
@@ -96,7 +95,7 @@ impl Trainer {
         &mut self,
         sequences: &[Sequence],
         temperature: f64,
-        loss: &dyn TokenLoss,
+        loss: HeadLoss<'_>,
         lr: f64,
         into: &mut UpdateSums,
     ) -> Result<LossSums> {

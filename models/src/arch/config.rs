@@ -138,6 +138,7 @@ impl Arch {
                 .transpose()?
                 .flatten(),
             embedding_scale: gemma.then(|| (hidden_size as f64).sqrt()),
+            joint_value_head: false,
             tied: head == HeadKind::LanguageModel && f.flag("tie_word_embeddings", gemma)?,
             initializer_range: f.number("initializer_range")?.unwrap_or(0.02),
             precision: Precision::default(),

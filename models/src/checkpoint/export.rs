@@ -2,7 +2,7 @@
 
 use super::stream::{LazyTensor, write_tensors};
 use super::{Checkpoint, StoredDtype};
-use crate::unit::ParamSpec;
+use crate::unit::{ParamSpec, Slot};
 use crate::{Decoder, Error, Result, Tokenizer};
 use firebrick_backends::host::write_synced;
 use half::{bf16, f16};
@@ -81,7 +81,8 @@ pub fn export(
     let specs: Vec<(usize, &ParamSpec)> = decoder
         .specs()
         .enumerate()
-        .filter(|(_, spec)| !spec.slot.is_adapter())
+        // a value head beside the projection is no part of the language model
+        .filter(|(_, spec)| !spec.slot.is_adapter() && spec.slot != Slot::Value)
         .collect();
     let width = |name: &str| match source.stored_dtype(name) {
         StoredDtype::F32 => 4,

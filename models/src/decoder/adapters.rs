@@ -44,7 +44,8 @@ impl Decoder {
             let mut entries: Vec<_> = unit.store.fetch(&self.device).into_entries().collect();
             let own = lora.specs(&unit.specs);
             for spec in &mut unit.specs {
-                spec.trainable = false;
+                // a value head is no part of the model that the bypasses stand beside
+                spec.trainable = spec.slot == Slot::Value;
             }
             for spec in own {
                 let value = stored_as(value(unit.kind, &spec)?, dtype);

@@ -6,3 +6,4 @@ mod losses;
 #[path = "../../suite/parity/optim.rs"]
 mod optim;
 mod plans;
+mod shared;

@@ -12,6 +12,7 @@ mod rewards;
 mod rollout;
 mod runs;
 mod sft;
+mod shared_trunk;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -248,8 +248,8 @@ fn a_critic_that_cannot_serve_the_run_is_refused_with_the_reason() {
         ),
         (&["critic.optim.lr=-1"], &["critic.optim.lr"]),
         (
-            &["critic.shared_trunk=true"],
-            &["unknown key `shared_trunk`", "did you mean"],
+            &["critic.shared_trunks=true"],
+            &["unknown key `shared_trunks`", "did you mean"],
         ),
         (
             &["objective={name: grpo}"],

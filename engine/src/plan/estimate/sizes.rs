@@ -3,7 +3,7 @@
 use firebrick_models::Arch;
 use firebrick_models::adapter::LoraConfig;
 use firebrick_models::arch::HeadKind;
-use firebrick_models::unit::{ParamSpec, UnitKind, unit_specs};
+use firebrick_models::unit::{ParamSpec, Slot, UnitKind, unit_specs};
 
 /// Bytes of a number that is f32 in every precision.
 pub(super) const F32: u64 = 4;
@@ -27,6 +27,8 @@ pub struct Sizes {
     pub projection: u64,
     /// Adapters of an attention and of an MLP half, where they alone are trained.
     adapters: Option<[u64; 2]>,
+    /// The value head beside the projection, which trains beside adapters too.
+    value: u64,
     /// The largest matrix that is trained.
     pub largest_trained: u64,
     /// Bytes of a weight.
@@ -43,7 +45,9 @@ impl Sizes {
             specs.extend(own);
             specs
         };
-        let trained = |spec: &&ParamSpec| lora.is_none() || spec.slot.is_adapter();
+        let trained = |spec: &&ParamSpec| {
+            lora.is_none() || spec.slot.is_adapter() || spec.slot == Slot::Value
+        };
         let count = |specs: &[ParamSpec]| specs.iter().map(|s| s.numel() as u64).sum::<u64>();
         let adapters = |specs: &[ParamSpec]| {
             let own = specs.iter().filter(|s| s.slot.is_adapter());
@@ -74,6 +78,11 @@ impl Sizes {
             largest: largest(&mut all()),
             projection: projection as u64,
             adapters: lora.map(|_| [adapters(attention), adapters(mlp)]),
+            value: if arch.joint_value_head {
+                arch.hidden_size as u64
+            } else {
+                0
+            },
             largest_trained: largest(&mut all().filter(trained)),
             width: arch.precision.width(),
         }
@@ -100,7 +109,7 @@ impl Sizes {
     pub fn trained(&self) -> u64 {
         match self.adapters {
             None => self.total(),
-            Some([attention, mlp]) => self.layers * (attention + mlp),
+            Some([attention, mlp]) => self.layers * (attention + mlp) + self.value,
         }
     }
 

@@ -150,8 +150,13 @@ impl Workload {
         let lora = lora.map(|lora| lora.shape(arch)).transpose()?;
         let compares = needs.reference;
         let prompts = config.trainer.train_batch_size as u64;
+        let shared = config.shared_critic().is_some();
         Ok(Self {
-            arch: arch.clone(),
+            arch: if shared {
+                arch.clone().with_joint_value_head()
+            } else {
+                arch.clone()
+            },
             prompt_length: config.rollout.prompt_length as u64,
             response_length: config.rollout.longest_response() as u64,
             prompts,
@@ -171,14 +176,14 @@ impl Workload {
             reference: compares && lora.is_none(),
             adapters_off: compares && lora.is_some(),
             lora,
-            old_log_probs: config.update.old_log_probs == OldLogProbs::Trainer,
+            // values of a shared trunk come out of the same pass
+            old_log_probs: shared || config.update.old_log_probs == OldLogProbs::Trainer,
             entropy: needs.entropy,
             scores: needs.scores,
             clips: config.optim.clip_grad.is_some(),
             scales_loss: config.scales_loss(),
             critic: config
-                .critic
-                .as_ref()
+                .own_critic()
                 .map(|critic| {
                     Ok::<_, crate::Error>(CriticWork {
                         arch: critic_architecture(critic, arch)?,
@@ -206,6 +211,7 @@ impl Workload {
             prompts: batch,
             group: 1,
             greedy: false,
+            arch: arch.clone(),
             mini_batch: batch,
             epochs: 1,
             validation: if samples { both.validation } else { 0 },
