@@ -3,6 +3,7 @@
 pub mod golden;
 pub mod model;
 pub mod techniques;
+pub mod tolerance;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -27,34 +28,6 @@ pub fn project() -> PathBuf {
     std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }
-
-/// Makes a test on every device of each function that takes one: in `cpu`, and in `wgpu` where that is built in.
-#[allow(unused_macros, reason = "each test binary uses its own part")]
-macro_rules! on_devices {
-    ($($test:ident),* $(,)?) => {
-        mod cpu {
-            $(
-                #[test]
-                fn $test() {
-                    super::$test(&crate::support::device());
-                }
-            )*
-        }
-        #[cfg(feature = "wgpu")]
-        mod wgpu {
-            $(
-                #[test]
-                fn $test() {
-                    if let Some((device, _alone)) = crate::wgpu::adapter() {
-                        super::$test(&device);
-                    }
-                }
-            )*
-        }
-    };
-}
-#[allow(unused_imports, reason = "each test binary uses its own part")]
-pub(crate) use on_devices;
 
 /// Whether the reference numbers are not the project's own, so that what this project added to them may be missing.
 pub fn is_foreign() -> bool {

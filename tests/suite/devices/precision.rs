@@ -1,10 +1,12 @@
 //! bf16 and f16: parameters and activations in two bytes, everything that adds up in f32. Each device runs the precisions that
 //! it computes in and refuses the others by name.
 
+use super::{model_in, on_devices};
 use crate::support::golden::Golden;
 use crate::support::model::{Model, nll_rows, scored_rows};
 use crate::support::techniques::Technique;
-use crate::support::{assert_close, checked, fixtures, folders, on_devices};
+use crate::support::tolerance::spacing;
+use crate::support::{assert_close, checked, fixtures, folders};
 use burn::tensor::Device;
 use firebrick_backends::Precision;
 use firebrick_engine::batch::Sequence;
@@ -14,10 +16,9 @@ use firebrick_engine::optim::{LossScale, OptimConfig};
 use firebrick_engine::placed::Use;
 use firebrick_engine::plan::{MemoryConfig, ModelPlan, MomentKind, OptimizerOffload, ParamOffload};
 use firebrick_engine::runtime::Runtime;
+use firebrick_models::Decoder;
 use firebrick_models::generate::{Generator, Request, Sampling};
 use firebrick_models::random::DrawKey;
-use firebrick_models::{Checkpoint, Decoder};
-use std::path::Path;
 
 on_devices! {
     log_probs_are_those_of_f32_to_the_precision_s_digits,
@@ -34,24 +35,14 @@ const GRADIENTS: f64 = 25.0;
 
 /// Half precisions of a device, and about how far apart neighbouring numbers of each are.
 fn halves(device: &Device) -> Vec<(Precision, f64)> {
-    [(Precision::Bf16, 8e-3), (Precision::F16, 1e-3)]
-        .into_iter()
-        .filter(|(precision, _)| precision.check(device).is_ok())
-        .collect()
-}
-
-fn load(dir: &Path, precision: Precision, device: &Device) -> Model {
-    let mut model = Model::load(dir);
-    let checkpoint = Checkpoint::open(dir).unwrap().in_precision(precision);
-    model.decoder = checkpoint.load(device).unwrap();
-    model
+    let halves = Precision::ALL.into_iter().filter(|p| p.is_half());
+    let known = halves.filter(|precision| precision.check(device).is_ok());
+    known.map(|p| (p, spacing(p))).collect()
 }
 
 /// A model with gradients among the golden numbers.
 fn tied(precision: Precision, device: &Device) -> (Model, Golden) {
-    let model = load(&fixtures().join("models/qwen2-tied"), precision, device);
-    let golden = model.golden("forward.safetensors");
-    (model, golden)
+    model_in(precision, &fixtures().join("models/qwen2-tied"), device)
 }
 
 /// Relative L2 distance.
@@ -65,8 +56,7 @@ fn log_probs_are_those_of_f32_to_the_precision_s_digits(device: &Device) {
     let mut rows = 0;
     for (precision, spacing) in halves(device) {
         for dir in folders("models") {
-            let model = load(&dir, precision, device);
-            let golden = model.golden("forward.safetensors");
+            let (model, golden) = model_in(precision, &dir, device);
             let sequences = scored_rows(&golden);
             let scores = model.score(&model.plain(1024), 1.0, &sequences);
             let expected = golden.float_rows("logprobs_right");

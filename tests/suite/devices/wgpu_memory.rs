@@ -17,9 +17,9 @@ use firebrick_models::{Arch, Decoder};
 use serde_json::{Value, json};
 use std::path::Path;
 
+use super::gpu;
 use crate::support::checked;
 use crate::support::techniques::Technique;
-use crate::wgpu::adapter;
 
 /// How far a prediction may be from what the pool counts.
 const TOLERANCE: f64 = 0.15;
@@ -118,7 +118,7 @@ fn counted(memory: &MemoryConfig, device: &Device) -> u64 {
 
 #[test]
 fn predictions_are_within_15_percent_of_what_the_pool_counts() {
-    let Some((device, _alone)) = adapter() else {
+    let Some((device, _alone)) = gpu("wgpu") else {
         return;
     };
     for (name, turn_on) in PLANS {

@@ -1,0 +1,131 @@
+//! Sampling: tokens and log-probs do not depend on the device, the slots or the chunks.
+
+use super::{model, on_devices};
+use crate::support::model::Model;
+use crate::support::tolerance::F32_ELSEWHERE;
+use crate::support::{assert_close, checked, fixtures, folders};
+use burn::tensor::Device;
+use firebrick_models::generate::{Generator, Limits, Request, Sample, Sampling};
+use firebrick_models::random::DrawKey;
+
+on_devices! {
+    greedy_continuations_are_those_of_transformers,
+    draws_are_those_of_the_cpu,
+    slots_chunks_and_a_short_cache_change_no_token,
+}
+
+fn greedy_continuations_are_those_of_transformers(device: &Device) {
+    let mut samples = 0;
+    for dir in folders("models") {
+        let (model, _) = model(&dir, device);
+        if !model.manifest.is_local() {
+            continue;
+        }
+        let greedy = model.manifest.greedy.as_ref().expect("continuations");
+        let prompts: Vec<Vec<u32>> = greedy
+            .samples
+            .iter()
+            .map(|s| s.prompt_ids.clone())
+            .collect();
+        let asked = Asked {
+            temperature: 0.0,
+            new: greedy.max_new_tokens,
+            n: 1,
+        };
+        let found = generate(&model, &prompts, asked, &Limits::new(64));
+        for (found, expected) in found.iter().zip(&greedy.samples) {
+            assert_eq!(found.tokens, expected.new_ids, "{}", model.name);
+            samples += 1;
+        }
+    }
+    checked("greedy continuations", samples);
+}
+
+fn draws_are_those_of_the_cpu(device: &Device) {
+    let (here, _) = model(&fixtures().join("models/llama-gqa"), device);
+    let on_cpu = Model::load(&here.dir);
+    let sample = |model: &Model| {
+        generate(
+            model,
+            &PROMPTS.map(<[u32]>::to_vec),
+            DRAWN,
+            &Limits::new(64),
+        )
+    };
+    assert_same(&sample(&here), &sample(&on_cpu));
+}
+
+fn slots_chunks_and_a_short_cache_change_no_token(device: &Device) {
+    let (model, _) = model(&fixtures().join("models/qwen2-tied"), device);
+    let arch = model.decoder.arch();
+    let sample = |limits: &Limits| generate(&model, &PROMPTS.map(<[u32]>::to_vec), DRAWN, limits);
+    let expected = sample(&Limits::new(64));
+    let least = Limits::least_cache_bytes(arch, PROMPTS[1].len() + DRAWN.new);
+    let chunked = Limits {
+        max_num_batched_tokens: 3,
+        ..Limits::new(3)
+    };
+    let short = Limits {
+        kv_cache_bytes: Some(2 * least),
+        ..Limits::new(4)
+    };
+    for limits in [Limits::new(1), chunked, short] {
+        assert_same(&sample(&limits), &expected);
+    }
+}
+
+const PROMPTS: [&[u32]; 2] = [&[7, 41, 68], &[7, 47, 18, 66, 71]];
+
+/// Drawn from the whole distribution.
+const DRAWN: Asked = Asked {
+    temperature: 1.0,
+    new: 12,
+    n: 3,
+};
+
+#[track_caller]
+fn assert_same(found: &[Sample], expected: &[Sample]) {
+    assert_eq!(found.len(), expected.len());
+    for (a, b) in found.iter().zip(expected) {
+        assert_eq!(
+            a.tokens, b.tokens,
+            "sample {} of prompt {}",
+            a.sample, a.request
+        );
+        for (a, b) in a.logps.iter().zip(&b.logps) {
+            assert_close("log-prob", f64::from(*a), f64::from(*b), F32_ELSEWHERE);
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Asked {
+    temperature: f64,
+    /// Most new tokens.
+    new: usize,
+    /// Samples a prompt.
+    n: usize,
+}
+
+fn generate(model: &Model, prompts: &[Vec<u32>], asked: Asked, limits: &Limits) -> Vec<Sample> {
+    let sampling = Sampling {
+        temperature: asked.temperature,
+        max_new_tokens: asked.new,
+        ..Sampling::default()
+    };
+    let request = |(draw, tokens): (usize, &Vec<u32>)| Request {
+        tokens: tokens.clone(),
+        key: DrawKey {
+            seed: 3,
+            step: 0,
+            draw: draw as u32,
+            sample: 0,
+        },
+    };
+    let requests: Vec<Request> = prompts.iter().enumerate().map(request).collect();
+    let generator = Generator::new(&model.decoder, None, &sampling).expect("sampling that works");
+    let generated = generator.run_with(&requests, asked.n, limits, |_| {});
+    let mut samples = generated.expect("samples").samples;
+    samples.sort_by_key(|s| (s.request, s.sample));
+    samples
+}
