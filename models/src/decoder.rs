@@ -231,6 +231,19 @@ impl Decoder {
         }
     }
 
+    /// A copy of this model with its weights rounded to another precision, on the device.
+    #[must_use]
+    pub fn in_precision(&self, precision: Precision) -> Self {
+        let mut decoder = self.clone();
+        decoder.arch.precision = precision;
+        let dtype = precision.dtype(&self.device);
+        for unit in &mut decoder.units {
+            let weights = unit.store.fetch(&self.device);
+            unit.store = Store::Device(weights.map(|w| stored_as(w.clone(), dtype)));
+        }
+        decoder
+    }
+
     /// The architecture.
     #[must_use]
     pub fn arch(&self) -> &Arch {

@@ -115,6 +115,9 @@ pub struct RolloutConfig {
     pub max_num_batched_tokens: usize,
     /// Most tokens of a sequence, prompt and completion; prompt and response length together where absent.
     pub max_model_len: Option<usize>,
+    /// The float type that completions are sampled in, where that is another than the run's `precision`: a rounded copy of the
+    /// weights is made for each round of sampling.
+    pub precision: Option<Precision>,
     /// Every forward runs operation by operation, with no captured graph. The engine knows no other way: `false` is refused.
     pub enforce_eager: bool,
     /// Most bytes of keys and values. Where they run short, the youngest sequences wait and are computed again.
@@ -151,6 +154,7 @@ impl Default for RolloutConfig {
             max_num_seqs: 256,
             max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS,
             max_model_len: None,
+            precision: None,
             enforce_eager: true,
             kv_cache_memory_bytes: None,
             gpu_memory_utilization: None,
@@ -306,7 +310,7 @@ impl RunConfig {
                 "trainer.steps should be at least 1; for supervised training alone there is `firebrick sft`",
             );
         }
-        self.rollout.check().map_err(Error::Config)?;
+        self.rollout.check(self.precision).map_err(Error::Config)?;
         if self.rollout.top_k == 0 || self.rollout.top_k < -1 {
             return bad("rollout.top_k should be at least 1, or -1 for all tokens");
         }

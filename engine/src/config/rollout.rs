@@ -1,6 +1,7 @@
 //! What of the `rollout` section can be refused, and dynamic sampling.
 
 use super::RolloutConfig;
+use firebrick_backends::Precision;
 use serde::{Deserialize, Serialize};
 
 /// Replacing groups that teach nothing (DAPO, arXiv:2503.14476), under the names of verl's `algorithm.filter_groups`.
@@ -79,7 +80,19 @@ impl RolloutConfig {
         self.response_length.min(room.unwrap_or(usize::MAX))
     }
 
-    pub(super) fn check(&self) -> Result<(), String> {
+    /// What completions are sampled in, in a run of this precision.
+    #[must_use]
+    pub fn precision(&self, run: Precision) -> Precision {
+        self.precision.unwrap_or(run)
+    }
+
+    pub(super) fn check(&self, run: Precision) -> Result<(), String> {
+        if self.precision(run).width() > run.width() {
+            return Err(format!(
+                "rollout.precision: f32 would sample from weights that are {run}: they hold no more digits than that; leave it \
+                 out, or set precision: f32"
+            ));
+        }
         if self.max_num_batched_tokens < self.max_num_seqs {
             return Err(format!(
                 "rollout.max_num_batched_tokens ({}) should not be below rollout.max_num_seqs ({}): decoding runs one token of \

@@ -11,9 +11,10 @@ use crate::plan::{Role, engine_limits};
 use crate::rollout::Rollout;
 use crate::task::{Reward, Shaping, Task};
 use crate::{Error, Result};
-use firebrick_models::Tokenizer;
+use firebrick_backends::accounts::{Category, Hold, Home};
 use firebrick_models::generate::{Finish, Generated, Generator, Limits, Request, Sample, Stats};
 use firebrick_models::random::DrawKey;
+use firebrick_models::{Decoder, Tokenizer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -252,6 +253,20 @@ impl Trainer {
         )
     }
 
+    /// The policy as it samples: itself, or rounded to the precision of the rollout, and what the copy takes.
+    fn sampler(&self) -> (Decoder, Option<Hold>) {
+        let decoder = self.learner.decoder();
+        let precision = self.config.rollout.precision(self.config.precision);
+        if precision == self.config.precision {
+            return (decoder.clone(), None);
+        }
+        let rounded = decoder.in_precision(precision);
+        let accounts = &self.learner.runtime.accounts;
+        let bytes = rounded.bytes_in(Home::Device);
+        let hold = accounts.hold(Category::Parameters, Home::Device, bytes);
+        (rounded, Some(hold))
+    }
+
     /// Completions of prompts; whoever judges them has them already, as far as they have ended.
     fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64) -> Result<(Generated, Rules)> {
         let rollout = &self.config.rollout;
@@ -270,8 +285,13 @@ impl Trainer {
                 },
             })
             .collect();
-        let decoder = self.learner.decoder();
-        let limits = self.engine_limits()?;
+        let (sampler, _hold) = self.sampler();
+        let limits = engine_limits(
+            rollout,
+            sampler.arch(),
+            self.plan.rollout.max_num_seqs,
+            self.request.workload.kv_cache_bytes,
+        )?;
         let rules = Rules::start(Bench {
             task: self.data.shared_task(),
             tokenizer: Arc::clone(&self.source.tokenizer),
@@ -280,7 +300,7 @@ impl Trainer {
             step,
             first,
         });
-        let generated = Generator::new(decoder, Some(&self.source.tokenizer), &sampling)?
+        let generated = Generator::new(&sampler, Some(&self.source.tokenizer), &sampling)?
             .accounted(&self.learner.runtime.accounts)
             .run_with(&requests, rollout.n, &limits, |sample| {
                 // a judge that is gone has panicked, and says so when it is waited for

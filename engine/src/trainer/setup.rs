@@ -424,6 +424,7 @@ fn open_device(config: &RunConfig) -> Result<(Device, DeviceInfo)> {
     device::allow_tf32(config.allow_tf32);
     let (device, info) = device::open(config.device)?;
     config.precision.check(&device)?;
+    config.rollout.precision(config.precision).check(&device)?;
     Ok((device, info))
 }
 

@@ -100,3 +100,19 @@ fn a_loss_scale_is_a_number_above_zero_or_dynamic() {
     let line = bench.read("run/metrics.jsonl");
     assert!(line.contains("\"actor/loss_scale\":65536.0"), "{line}");
 }
+
+#[test]
+fn a_rollout_in_half_precision_differs_from_the_trainer_by_its_digits_and_the_run_says_so() {
+    let differs = |precision: &[&str]| {
+        let bench = Bench::new();
+        succeeded(&bench.firebrick("train", &[&["trainer.steps=2"], precision].concat()));
+        let line = bench.read("run/metrics.jsonl");
+        let last: Value = serde_json::from_str(line.lines().last().unwrap()).unwrap();
+        last["training/rollout_probs_diff_mean"].as_f64().unwrap()
+    };
+    let same = differs(&[]);
+    let half = differs(&["rollout.precision=bf16"]);
+    assert!(same < 1e-6 && half > 1e-5 && half < 0.02, "{same} and {half}");
+    let output = Bench::new().firebrick("train", &["precision=bf16", "rollout.precision=f32"]);
+    refused(&output, &["rollout.precision", "precision: f32"]);
+}

@@ -189,6 +189,12 @@ impl Widths {
         }
     }
 
+    /// The same with numbers of so many bytes.
+    #[must_use]
+    pub fn of_width(self, width: u64) -> Self {
+        Self { width, ..self }
+    }
+
     /// Bytes of one device for so many tokens.
     #[must_use]
     pub fn bytes(&self, numbers: Numbers, tokens: u64, parallel: &Parallel) -> u64 {

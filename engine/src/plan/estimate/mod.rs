@@ -92,6 +92,8 @@ pub(crate) struct Context<'a> {
     pub lora: Option<&'a LoraConfig>,
     pub sizes: Sizes,
     pub widths: Widths,
+    /// Bytes of a copy of the policy that samples in its place, rounded to another precision.
+    pub rounded: u64,
     /// Models that are trained.
     trained: Vec<(Role, Sizes)>,
     /// Reward models.
@@ -118,6 +120,7 @@ impl<'a> Context<'a> {
             profile,
             parallel,
             role: Role::Policy,
+            rounded: 0,
             arch,
             lora,
             sizes,
@@ -139,6 +142,26 @@ impl<'a> Context<'a> {
             lora: None,
             sizes: self.rewards[index].1,
             widths: Widths::of(arch, None, self.profile.fused),
+            trained: self.trained.clone(),
+            rewards: self.rewards.clone(),
+            ..*self
+        }
+    }
+
+    /// The same for the policy as it samples.
+    fn sampling(&self) -> Self {
+        let w = self.workload;
+        let mut sizes = self.sizes;
+        sizes.width = w.rollout_precision.width();
+        let widths = Widths::of(&w.arch, self.lora, self.profile.fused);
+        Self {
+            rounded: if w.rollout_precision == w.arch.precision {
+                0
+            } else {
+                sizes.width * sizes.total()
+            },
+            sizes,
+            widths: widths.of_width(sizes.width),
             trained: self.trained.clone(),
             rewards: self.rewards.clone(),
             ..*self

@@ -28,7 +28,7 @@ pub(super) fn rollout(ctx: &Context<'_>, worst: &mut Worst) {
     let w = ctx.workload;
     if w.examples.is_none() {
         let prompts = ctx.parallel.sequences(w.prompts);
-        sampling(ctx, prompts, w.group.max(1), worst);
+        sampling(&ctx.sampling(), prompts, w.group.max(1), worst);
         if w.greedy {
             sampling(ctx, prompts, 1, worst);
         }
@@ -60,7 +60,7 @@ fn prefill(ctx: &Context<'_>, prompts: u64, group: u64, rows: u64) -> (u64, Shap
 
 fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
     let w = ctx.workload;
-    let arch = &w.arch;
+    let arch = ctx.arch;
     let all = prompts.saturating_mul(group);
     let rows = (ctx.plan.rollout.max_num_seqs as u64).min(all).max(1);
     let spare = if all > rows {
@@ -69,10 +69,13 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
         0
     };
     let columns = w.length() + spare;
-    let token = arch.cache_bytes_per_token() as u64;
+    let token = arch.cache_bytes_per_token() as u64 * ctx.sizes.width / arch.precision.width();
     let column = ctx.parallel.cache(token);
     let layers = ctx.sizes.layers.max(1);
-    let base = ctx.standing(Use::Sample);
+    let copy = ctx.parallel.weights(ctx.rounded);
+    let base = ctx
+        .standing(Use::Sample)
+        .on_device(Category::Parameters, copy);
     let limit = w.kv_cache_bytes.unwrap_or(u64::MAX);
 
     let (together, prefill) = prefill(ctx, prompts, group, rows);

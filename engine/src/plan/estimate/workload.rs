@@ -7,6 +7,7 @@ use crate::critic::critic_architecture;
 use crate::data::Survey;
 use crate::reward_model;
 use crate::task::{RewardModelConfig, Rewards, TaskConfig};
+use firebrick_backends::Precision;
 use firebrick_models::Arch;
 use firebrick_models::adapter::LoraConfig;
 
@@ -55,6 +56,8 @@ pub struct Workload {
     pub clips: bool,
     /// Losses are scaled, so that all gradients are seen before any is applied.
     pub scales_loss: bool,
+    /// What completions are sampled in.
+    pub rollout_precision: Precision,
     /// A critic, where one is trained beside the policy.
     pub critic: Option<CriticWork>,
     /// Reward models that score the rollouts on the run's device. Their plans are those of their own settings.
@@ -118,6 +121,7 @@ impl Workload {
         group: u64,
     ) -> Self {
         Self {
+            rollout_precision: arch.precision,
             arch,
             prompt_length,
             response_length,
@@ -182,6 +186,7 @@ impl Workload {
             scores: needs.scores,
             clips: config.optim.clip_grad.is_some(),
             scales_loss: config.scales_loss(),
+            rollout_precision: config.rollout.precision(config.precision),
             critic: config
                 .own_critic()
                 .map(|critic| {
