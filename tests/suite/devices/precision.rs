@@ -9,6 +9,7 @@ use crate::support::tolerance::spacing;
 use crate::support::{assert_close, checked, fixtures, folders};
 use burn::tensor::Device;
 use firebrick_backends::Precision;
+use firebrick_backends::device::is_cpu;
 use firebrick_engine::batch::Sequence;
 use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::sft::Nll;
@@ -55,7 +56,9 @@ fn apart(found: &[f64], expected: &[f64]) -> f64 {
 fn log_probs_are_those_of_f32_to_the_precision_s_digits(device: &Device) {
     let mut rows = 0;
     for (precision, spacing) in halves(device) {
-        for dir in folders("models") {
+        // a GPU compiles kernels for every shape that it meets: one model there
+        let most = if is_cpu(device) { usize::MAX } else { 1 };
+        for dir in folders("models").into_iter().take(most) {
             let (model, golden) = model_in(precision, &dir, device);
             let sequences = scored_rows(&golden);
             let scores = model.score(&model.plain(1024), 1.0, &sequences);

@@ -112,7 +112,10 @@ fn a_rollout_in_half_precision_differs_from_the_trainer_by_its_digits_and_the_ru
     };
     let same = differs(&[]);
     let half = differs(&["rollout.precision=bf16"]);
-    assert!(same < 1e-6 && half > 1e-5 && half < 0.02, "{same} and {half}");
+    assert!(
+        same < 1e-6 && half > 1e-5 && half < 0.02,
+        "{same} and {half}"
+    );
     let output = Bench::new().firebrick("train", &["precision=bf16", "rollout.precision=f32"]);
     refused(&output, &["rollout.precision", "precision: f32"]);
 }
