@@ -54,10 +54,11 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         }
     });
     say(&format!(
-        "{}\n{}\n{}\n{}{written}",
+        "{}\n{}\n{}\n{}{}{written}",
         heading(&request, &report),
         phases(&report),
         decisions(&request, &report),
+        groups(&report),
         thumb(&request)?
     ))
 }
@@ -242,6 +243,34 @@ fn decisions(request: &Request, report: &PlanReport) -> String {
         table.render(),
         report.settings.join(" ")
     )
+}
+
+/// Group sizes that the same settings could serve, at as many rollouts a step.
+fn groups(report: &PlanReport) -> String {
+    if report.groups.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(
+        1,
+        &[
+            "AS MANY ROLLOUTS A STEP, under these settings",
+            "SAMPLED AT A TIME",
+            "PEAK",
+            "TIME",
+            "FITS",
+        ],
+    );
+    for own in &report.groups {
+        let (n, prompts) = (own.group_size, own.prompts);
+        table.row(vec![
+            format!("rollout.n={n} trainer.train_batch_size={prompts}"),
+            own.max_num_seqs.to_string(),
+            bytes(own.peak_bytes),
+            duration(own.seconds),
+            if own.fits { "yes" } else { "no" }.to_owned(),
+        ]);
+    }
+    table.render() + "\n"
 }
 
 /// Rules of thumb, and what the formulas say for public models.

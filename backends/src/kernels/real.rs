@@ -34,7 +34,19 @@ pub(super) trait Real:
     }
 }
 
+/// Functions that are the type's own.
+macro_rules! own {
+    ($($name:ident),*) => {$(
+        #[inline(always)]
+        fn $name(self) -> Self {
+            self.$name()
+        }
+    )*};
+}
+
 impl Real for f32 {
+    own!(sqrt, tanh, ln);
+
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     const LOWEST: Self = Self::NEG_INFINITY;
@@ -42,18 +54,6 @@ impl Real for f32 {
     #[inline(always)]
     fn of(value: f64) -> Self {
         value as Self
-    }
-    #[inline(always)]
-    fn sqrt(self) -> Self {
-        self.sqrt()
-    }
-    #[inline(always)]
-    fn tanh(self) -> Self {
-        self.tanh()
-    }
-    #[inline(always)]
-    fn ln(self) -> Self {
-        self.ln()
     }
 
     /// 2ⁿ · eʳ with r in ±ln 2 / 2 and a polynomial for eʳ (Cody & Waite's reduction). Branch-free, so that loops over it
@@ -85,6 +85,8 @@ impl Real for f32 {
 }
 
 impl Real for f64 {
+    own!(sqrt, tanh, ln, exp);
+
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     const LOWEST: Self = Self::NEG_INFINITY;
@@ -92,22 +94,6 @@ impl Real for f64 {
     #[inline(always)]
     fn of(value: f64) -> Self {
         value
-    }
-    #[inline(always)]
-    fn sqrt(self) -> Self {
-        self.sqrt()
-    }
-    #[inline(always)]
-    fn tanh(self) -> Self {
-        self.tanh()
-    }
-    #[inline(always)]
-    fn ln(self) -> Self {
-        self.ln()
-    }
-    #[inline(always)]
-    fn exp(self) -> Self {
-        self.exp()
     }
 }
 

@@ -1,7 +1,7 @@
 //! A plan as a file: what `firebrick plan --output` writes, what a run folder keeps, and what `train --plan` reads.
 
 use super::estimate::{Parallel, PhaseEstimate, Seconds};
-use super::planner::{BatchProposal, Decision, Fit, Request};
+use super::planner::{BatchProposal, Decision, Fit, GroupProposal, Request};
 use super::{Plan, Role};
 use crate::{Error, Result};
 use firebrick_backends::profile::Origin;
@@ -28,6 +28,9 @@ pub struct PlanReport {
     pub batch: BatchProposal,
     /// What was turned on, what it saves and costs.
     pub decisions: Vec<Decision>,
+    /// Other group sizes at as many rollouts a step, under the same settings.
+    #[serde(default)]
+    pub groups: Vec<GroupProposal>,
     /// The same plan as settings of a configuration.
     pub settings: Vec<String>,
     /// The device that it was made for.
@@ -51,6 +54,7 @@ impl PlanReport {
             budget_bytes: request.budget,
             margin: request.memory.margin,
             decisions: fit.decisions(request)?,
+            groups: fit.groups(request)?,
             settings: fit.overrides(),
             phases: fit.estimate.phases,
             seconds: fit.estimate.seconds,

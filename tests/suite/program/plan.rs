@@ -20,6 +20,7 @@ fn a_plan_is_a_table_a_person_can_read() {
         "RULES OF THUMB",
         "Qwen2.5-7B",
         "memory.gradient_checkpointing: true",
+        "rollout.n=2 trainer.train_batch_size=8",
     ] {
         assert!(said.contains(part), "{part:?} is not in:\n{said}");
     }

@@ -278,10 +278,11 @@ impl Widths {
         self.heads * all
     }
 
-    /// Scores that a traced attention keeps, over all tokens. Where they are computed again it keeps none.
+    /// Scores that a traced attention keeps, over all tokens: none where they are computed again. Padded micro-batches of sequences
+    /// that are too short for chunks keep theirs whatever the length limit is: at most `rows` of them a token.
     #[must_use]
     pub fn scores_kept(&self, shape: Shape, rows: usize) -> u64 {
-        if self.recomputes(shape, rows) {
+        if self.fused || shape.packed {
             0
         } else {
             self.score_copies() * self.scores(shape, rows)

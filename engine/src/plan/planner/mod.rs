@@ -10,10 +10,12 @@
 
 mod candidates;
 mod explain;
+mod groups;
 mod nothing;
 mod search;
 
 pub use explain::Decision;
+pub use groups::GroupProposal;
 pub use nothing::NothingFits;
 pub use search::lossy;
 

@@ -1,6 +1,7 @@
 use super::*;
 use crate::plan::estimate::{CriticWork, Sizes, Zero, rules};
-use crate::plan::{MomentKind, OptimizerOffload, ParamOffload, PlanReport};
+use crate::plan::{MomentKind, OptimizerOffload, Packing, ParamOffload, PlanReport};
+use firebrick_backends::accounts::Category;
 use firebrick_backends::device::Backend;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -58,6 +59,57 @@ fn nothing(error: Error) -> NothingFits {
         Error::NothingFits(nothing) => *nothing,
         other => panic!("{other}"),
     }
+}
+
+#[test]
+fn other_groups_are_proposed_at_as_many_rollouts() {
+    let free = request(arch(8, 512, 32_000), Backend::Cuda);
+    let all = free.fit().expect("fits").groups(&free).expect("groups");
+    let sizes: Vec<u64> = all.iter().map(|own| own.group_size).collect();
+    assert_eq!(sizes, [2, 4, 16, 32]);
+    for own in &all {
+        assert_eq!(own.group_size * own.prompts, free.workload.rollouts());
+        assert!(own.fits && own.max_num_seqs.is_multiple_of(own.group_size));
+    }
+    // prompts are run once a group
+    assert!(all[3].seconds < all[0].seconds);
+    let peak = all.iter().map(|own| own.peak_bytes).min().expect("some");
+    let mut tight = free.clone();
+    let fit = free.fit().expect("fits");
+    tight.budget = Some(peak / 2);
+    let tight = fit.groups(&tight).expect("groups");
+    assert!(
+        tight.iter().all(|own| !own.fits),
+        "half of the least is too little"
+    );
+
+    let mut alone = free;
+    alone.workload.group = 1;
+    let fit = alone.fit().expect("fits");
+    assert!(fit.groups(&alone).expect("groups").is_empty());
+}
+
+#[test]
+fn a_padded_plan_has_room_for_sequences_that_are_too_short_for_chunks() {
+    let mut long = request(arch(4, 512, 32_000), Backend::Cuda);
+    long.memory.packing = Packing::Padded;
+    long.memory.attention_rows = 256;
+    long.workload.prompt_length = 1024;
+    long.workload.response_length = 1024;
+    let mut short = long.clone();
+    // as many tokens, in sequences that attention scores at once
+    short.workload.prompt_length = 128;
+    short.workload.response_length = 128;
+    short.workload.prompts *= 8;
+    short.workload.mini_batch *= 8;
+    let bytes = |request: &Request, category| {
+        let fit = request.as_configured().expect("a plan");
+        let backward = fit.estimate.phase("backward").expect("a phase").clone();
+        backward.categories.get(&category).copied().unwrap_or(0)
+    };
+    let kept = bytes(&short, Category::Attention);
+    assert!(kept > 0);
+    assert!(bytes(&long, Category::Attention) >= kept);
 }
 
 #[test]
