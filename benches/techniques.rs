@@ -2,13 +2,21 @@
 //! plan in the same run.
 //!
 //! `cargo bench --no-default-features --bench techniques` on the CPU, a decoder of 26 M parameters with a vocabulary of
-//! 32,768, 1,024 tokens; `cargo bench --bench techniques -- wgpu` on a GPU, 1 M parameters, bytes only.
+//! 32,768, 1,024 tokens; `cargo bench --bench techniques -- wgpu` on a GPU, 1 M parameters. Times of a software driver are
+//! left out. A model of one's own is `--model CONFIG.json` (transformers' keys), `--sequences N`, `--length TOKENS`,
+//! `--precision bf16`; `--only 'NAME;NAME'` leaves out techniques, `--json FILE` writes a line for each.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
+#[allow(dead_code, reason = "each bench uses its own part")]
+mod support;
+
+use burn::tensor::Device;
 use firebrick::backends::accounts::{Category, Home};
 use firebrick::backends::allocator::{CountingAllocator, heap, reset_peak};
-use firebrick::backends::device::{Backend, open};
+use firebrick::backends::device::{Backend, is_cpu, panic_message};
+use firebrick::backends::memory::read;
 use firebrick::backends::profile::DeviceProfile;
+use firebrick::backends::{DeviceInfo, Precision};
 use firebrick::engine::batch::Sequence;
 use firebrick::engine::learner::Learner;
 use firebrick::engine::objective::sft::Nll;
@@ -19,10 +27,13 @@ use firebrick::engine::plan::{
     Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload,
 };
 use firebrick::engine::runtime::Runtime;
+use firebrick::models::adapter::LoraConfig;
 use firebrick::models::{Arch, Decoder};
 use serde_json::{Value, json};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::Instant;
+use support::{Options, fail};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -30,9 +41,12 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// Updates that are timed, after one that is not.
 const RUNS: usize = 3;
 
+/// What adapters beside frozen weights are called here: not a setting of memory, but what they save is of the same kind.
+const LORA: [&str; 2] = ["lora, rank 16", "  lora, rank 16"];
+
 type Technique = (&'static str, fn(&mut MemoryConfig));
 
-const TECHNIQUES: [Technique; 20] = [
+const TECHNIQUES: [Technique; 22] = [
     ("plain", |_| {}),
     ("head_rows 64", |m| m.head_rows = 64),
     ("attention_rows 128", |m| m.attention_rows = 128),
@@ -96,6 +110,8 @@ const TECHNIQUES: [Technique; 20] = [
         m.head_rows = 64;
         m.attention_rows = 128;
     }),
+    (LORA[0], |_| {}),
+    (LORA[1], checkpointed),
 ];
 
 fn checkpointed(memory: &mut MemoryConfig) {
@@ -151,18 +167,22 @@ struct Measured {
     device: Vec<(Category, u64)>,
     /// Most in use at a boundary, by the pool's own count.
     pool: u64,
+    /// What the pools held in the end.
+    reserved: u64,
+    /// Weights of the bench's own; left out of `pool` and `reserved`.
+    idle: u64,
     /// What the estimator says of the same.
     predicted: u64,
 }
 
-fn measure(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig, runs: usize) -> Measured {
-    // a copy of the weights that the learner replaces at its first step
-    let idle = decoder.bytes_in(Home::Device) as u64;
-    let predicted = predict(decoder, rows, memory);
+fn learner(decoder: &Decoder, memory: &MemoryConfig, measuring: bool) -> Learner {
     let plan = memory.plan(decoder.arch()).expect("a plan");
-    let runtime = Runtime::new(decoder.device())
-        .with_prefetch(plan.prefetch)
-        .measuring();
+    let runtime = Runtime::new(decoder.device()).with_prefetch(plan.prefetch);
+    let runtime = if measuring {
+        runtime.measuring()
+    } else {
+        runtime
+    };
     let optim = OptimConfig {
         clip_grad: None,
         ..OptimConfig::default()
@@ -172,36 +192,65 @@ fn measure(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig, runs: us
         .model
         .settle(Use::Pass)
         .expect("weights in their place");
+    learner
+}
+
+/// Median seconds of some updates.
+fn timed(learner: &mut Learner, rows: &[Sequence], runs: usize) -> f64 {
+    let device = learner.decoder().device().clone();
     let mut update = || {
-        let updated = learner.update(rows, 1.0, &Nll, 1e-4).expect("an update");
-        assert!(updated.outcome.applied);
-    };
-    update();
-    learner.runtime.accounts.reset_peaks();
-    let _ = learner.runtime.take_most();
-    let mut update = || {
-        let updated = learner.update(rows, 1.0, &Nll, 1e-4).expect("an update");
-        assert!(updated.outcome.applied);
-    };
-    let mut seconds: Vec<f64> = Vec::new();
-    reset_peak();
-    for _ in 0..runs {
         let started = Instant::now();
-        update();
-        seconds.push(started.elapsed().as_secs_f64());
-    }
+        let updated = learner.update(rows, 1.0, &Nll, 1e-4).expect("an update");
+        device.sync().expect("a device that computes");
+        assert!(updated.outcome.applied);
+        started.elapsed().as_secs_f64()
+    };
+    let mut seconds: Vec<f64> = (0..runs).map(|_| update()).collect();
     seconds.sort_by(f64::total_cmp);
-    let accounts = &learner.runtime.accounts;
-    Measured {
-        seconds: seconds[seconds.len() / 2],
+    seconds[seconds.len() / 2]
+}
+
+fn measure(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig, runs: usize) -> Measured {
+    let device = decoder.device();
+    // a copy of the weights that the learner replaces at its first step, unless they are frozen
+    let idle = match decoder.lora() {
+        Some(_) => 0,
+        None => decoder.bytes_in(Home::Device) as u64,
+    };
+    let predicted = predict(decoder, rows, memory);
+    let mut counted = learner(decoder, memory, true);
+    // the first does not count
+    timed(&mut counted, rows, 1);
+    counted.runtime.accounts.reset_peaks();
+    let _ = counted.runtime.take_most();
+    reset_peak();
+    let on_cpu = is_cpu(device);
+    let seconds = timed(&mut counted, rows, if on_cpu { runs } else { 1 });
+    let accounts = &counted.runtime.accounts;
+    let mut found = Measured {
+        seconds,
         heap: heap().map_or(0, |h| h.peak_bytes),
         device: Category::ALL
             .into_iter()
             .map(|c| (c, accounts.balance(c, Home::Device).peak_bytes))
             .collect(),
-        pool: learner.runtime.take_most().saturating_sub(idle),
+        pool: counted.runtime.take_most().saturating_sub(idle),
+        reserved: 0,
+        idle,
         predicted,
+    };
+    if !on_cpu {
+        // reading the pools at every boundary waits for the device: times are those of a run that does not
+        drop(counted);
+        device.memory_cleanup();
+        let mut free = learner(decoder, memory, false);
+        timed(&mut free, rows, 1);
+        found.seconds = timed(&mut free, rows, runs);
+        found.reserved = read(device).reserved_bytes.saturating_sub(idle);
+        drop(free);
+        device.memory_cleanup();
     }
+    found
 }
 
 /// Device bytes in use at the worst moment of an update, what the pool adds left out.
@@ -226,24 +275,77 @@ fn predict(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig) -> u64 {
     })
 }
 
-fn main() {
-    let device = std::env::args().nth(1).filter(|a| !a.starts_with("--"));
-    let on_cpu = device.is_none();
-    let (device, info) = open(
-        device
-            .as_deref()
-            .unwrap_or("cpu")
-            .parse()
-            .expect("a device"),
-    )
-    .unwrap_or_else(|e| panic!("{e}"));
-    let size = if on_cpu { large() } else { small() };
-    let Value::Object(config) = &size.config else {
-        unreachable!("an object")
+/// What the command line asks for.
+fn size(options: &Options, on_cpu: bool) -> Size {
+    let mut size = if on_cpu && !options.small {
+        large()
+    } else {
+        small()
     };
-    let arch = Arch::from_config(config, Path::new("bench")).expect("a valid architecture");
-    let rows = sequences(&size, arch.vocab_size);
-    let decoder = Decoder::random(arch, 1, &device);
+    if let Some(path) = options.own("--model") {
+        let text = std::fs::read_to_string(path).unwrap_or_else(|e| fail(&format!("{path}: {e}")));
+        size.config = serde_json::from_str(&text).unwrap_or_else(|e| fail(&format!("{path}: {e}")));
+    }
+    let number = |flag: &str, otherwise: usize| {
+        let given = options.own(flag).map(str::parse);
+        match given.transpose() {
+            Ok(value) => value.unwrap_or(otherwise),
+            Err(_) => fail(&format!("{flag} should be a number")),
+        }
+    };
+    size.sequences = number("--sequences", size.sequences);
+    size.length = number("--length", size.length);
+    size
+}
+
+/// The model on the device, in the precision that is asked for.
+fn model(size: &Size, options: &Options, device: &Device) -> Decoder {
+    let Value::Object(config) = &size.config else {
+        fail("--model: a JSON object with transformers' keys is wanted")
+    };
+    let name = options.own("--precision").unwrap_or("f32");
+    let precision = Precision::ALL.into_iter().find(|p| p.name() == name);
+    let precision =
+        precision.unwrap_or_else(|| fail(&format!("--precision {name}: f32, bf16 or f16")));
+    precision
+        .check(device)
+        .unwrap_or_else(|error| fail(&error.to_string()));
+    let arch = Arch::from_config(config, Path::new("bench"))
+        .unwrap_or_else(|error| fail(&error.to_string()));
+    Decoder::random(arch.in_precision(precision), 1, device)
+}
+
+/// The techniques that are asked for.
+fn chosen(options: &Options, info: &DeviceInfo) -> Vec<Technique> {
+    let only = options
+        .own("--only")
+        .map(|names| names.split(';').collect::<Vec<_>>());
+    if let Some(only) = &only
+        && let Some(unknown) = only
+            .iter()
+            .find(|name| TECHNIQUES.iter().all(|(known, _)| known != *name))
+    {
+        fail(&format!("--only: there is no technique `{unknown}`"));
+    }
+    let mut all = TECHNIQUES.to_vec();
+    all.retain(|(name, _)| only.as_ref().is_none_or(|only| only.contains(name)));
+    all.retain(|(name, _)| *name != "moments bf16" || info.dtypes.contains(&"bf16"));
+    all
+}
+
+fn main() {
+    let mut options = Options::parse(&[
+        "--model",
+        "--sequences",
+        "--length",
+        "--precision",
+        "--only",
+    ]);
+    let (device, info) = options.open();
+    let on_cpu = is_cpu(&device);
+    let size = size(&options, on_cpu);
+    let decoder = model(&size, &options, &device);
+    let rows = sequences(&size, decoder.arch().vocab_size);
     println!(
         "{} parameters, {} tokens, {}\n",
         decoder.num_params(),
@@ -262,46 +364,76 @@ fn main() {
         "|---|---:|---:|---:|---:|---:|---:|---:|{}",
         if on_cpu { "" } else { "---:|" }
     );
+    let with_adapters = decoder.with_fresh_adapters(LoraConfig::default(), 1);
     let mut plain = None;
-    for (name, turn_on) in TECHNIQUES {
+    for (name, turn_on) in chosen(&options, &info) {
         let mut memory = MemoryConfig::default();
         turn_on(&mut memory);
-        let bf16 = memory.moments == MomentKind::Bf16;
-        if !on_cpu && bf16 {
-            continue;
-        }
-        let found = measure(&decoder, &rows, &memory, if on_cpu { RUNS } else { 1 });
-        let base = *plain.get_or_insert(found.seconds);
-        let of = |category| {
-            let own = found.device.iter().find(|(c, _)| *c == category);
-            mib(own.map_or(0, |(_, bytes)| *bytes))
-        };
-        let cells = [
-            of(Category::Parameters),
-            of(Category::Gradients),
-            of(Category::Moments),
-            of(Category::KeptInputs),
-            of(Category::LiveGraph),
-            if on_cpu {
-                mib(found.heap)
-            } else {
-                format!("{} | {}", mib(found.predicted), mib(found.pool))
-            },
-        ];
-        let time = if on_cpu {
-            format!("{:.2}", found.seconds / base)
+        let own = if LORA.contains(&name) {
+            &with_adapters
         } else {
-            "-".to_owned()
+            &decoder
         };
-        println!(
-            "| {} | {} | {time} |",
-            name.replace("  ", "… "),
-            cells.join(" | ")
-        );
+        let runs = if info.software { 1 } else { RUNS };
+        let found = catch_unwind(AssertUnwindSafe(|| measure(own, &rows, &memory, runs)));
+        let name = name.replace("  ", "… ");
+        match found {
+            Ok(found) => {
+                let base = *plain.get_or_insert(found.seconds);
+                let time = (!info.software).then_some(found.seconds / base);
+                print_row(&name, &found, time, on_cpu);
+                options.write(&line(&name, &found, time));
+            }
+            Err(panic) => {
+                let why = panic_message(panic.as_ref());
+                println!("| {name} | failed: {why} |");
+                options.write(&json!({"technique": name, "error": why}));
+                device.memory_cleanup();
+            }
+        }
     }
-    if on_cpu {
+    if on_cpu && !options.small && options.own("--only").is_none() {
         head_alone(&decoder);
     }
+}
+
+fn print_row(name: &str, found: &Measured, time: Option<f64>, on_cpu: bool) {
+    let of = |category| {
+        let own = found.device.iter().find(|(c, _)| *c == category);
+        mib(own.map_or(0, |(_, bytes)| *bytes))
+    };
+    let cells = [
+        of(Category::Parameters),
+        of(Category::Gradients),
+        of(Category::Moments),
+        of(Category::KeptInputs),
+        of(Category::LiveGraph),
+        if on_cpu {
+            mib(found.heap)
+        } else {
+            format!("{} | {}", mib(found.predicted), mib(found.pool))
+        },
+        time.map_or_else(|| "-".to_owned(), |time| format!("{time:.2}")),
+    ];
+    println!("| {name} | {} |", cells.join(" | "));
+}
+
+/// The same for a script. `peak_bytes` is the counted heap on the CPU and what the pools held elsewhere.
+fn line(name: &str, found: &Measured, time: Option<f64>) -> Value {
+    let accounts: serde_json::Map<String, Value> = found
+        .device
+        .iter()
+        .map(|(category, bytes)| (category.name().to_owned(), json!(bytes)))
+        .collect();
+    let peak = if found.reserved > 0 {
+        found.reserved
+    } else {
+        found.heap.saturating_sub(found.idle)
+    };
+    json!({
+        "technique": name, "seconds": found.seconds, "of_plain": time, "peak_bytes": peak,
+        "in_use_bytes": found.pool, "predicted_bytes": found.predicted, "accounts": accounts
+    })
 }
 
 /// The head's memory against `head_rows` and against the number of tokens.

@@ -112,7 +112,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     config.warmup.sft = None;
     config.trainer.steps = WARM_UP + args.steps;
     config.trainer.test_freq = 0;
-    config.trainer.save_freq = 0;
+    config.trainer.save_freq = -1;
     config.trainer.val_max_samples = Some(1);
     let epochs = config.update.ppo_epochs;
 

@@ -239,8 +239,8 @@ pub struct TrainerConfig {
     pub test_freq: u64,
     /// Validation prompts used; all where absent.
     pub val_max_samples: Option<usize>,
-    /// Steps between checkpoints; 0: after the last only.
-    pub save_freq: u64,
+    /// Steps between checkpoints; 0: after the last only; −1: never.
+    pub save_freq: i64,
     /// Checkpoints kept; the oldest are removed.
     pub max_ckpt_to_keep: usize,
     /// Largest weight file of a checkpoint, in bytes.
@@ -308,6 +308,11 @@ impl RunConfig {
         if self.trainer.steps == 0 {
             return bad(
                 "trainer.steps should be at least 1; for supervised training alone there is `firebrick sft`",
+            );
+        }
+        if self.trainer.save_freq < -1 {
+            return bad(
+                "trainer.save_freq should be a number of steps, 0 (after the last step only) or -1 (never)",
             );
         }
         self.rollout.check(self.precision).map_err(Error::Config)?;

@@ -235,7 +235,8 @@ impl Trainer {
             self.flush_memory()?;
         }
         self.log(metrics)?;
-        if due(self.config.trainer.save_freq) {
+        // a negative one: never
+        if u64::try_from(self.config.trainer.save_freq).is_ok_and(due) {
             self.save()?;
         }
         Ok(())

@@ -107,6 +107,17 @@ fn the_resolved_config_reproduces_the_run() {
 }
 
 #[test]
+fn a_run_that_never_saves_leaves_its_figures_and_no_checkpoint() {
+    let bench = Bench::new();
+    succeeded(&bench.firebrick("train", &["trainer.save_freq=-1"]));
+    assert_eq!(metrics(&bench, "run").len(), 4);
+    assert!(!bench.path("run/checkpoints/step-000003").exists());
+    let output = format!("output={}", bench.path("other").display());
+    let wrong = bench.firebrick("train", &["trainer.save_freq=-2", &output]);
+    super::refused(&wrong, &["trainer.save_freq", "-1 (never)"]);
+}
+
+#[test]
 fn a_resumed_run_equals_one_that_was_never_stopped() {
     let bench = Bench::new();
     let kl = [

@@ -1,0 +1,337 @@
+"""What `run` does, stage by stage. A stage returns rows for the table and figures for the JSON, or raises `Failed`."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import measure
+import workload
+from build import HERE, ROOT
+
+GIB = 2**30
+GROWTH_STEPS = 1000
+# Readings of in-use bytes may differ by this much, or a hundredth.
+GROWTH_BYTES = 2**20
+# As benches/techniques.rs has them; two spaces: beside gradient_checkpointing.
+TECHNIQUES = [
+    "plain",
+    "gradient_checkpointing",
+    "  activation_offload",
+    "  param_offload streamed",
+    "grad_offload",
+    "optimizer_offload cpu",
+    "optimizer_offload idle",
+    "moments block8",
+    "lora, rank 16",
+]
+
+
+class Failed(Exception):
+    """A stage that did not do what it should, with what it found all the same."""
+
+    def __init__(self, why: str, result: "Result | None" = None) -> None:
+        super().__init__(why)
+        self.result = result or Result()
+
+
+@dataclass
+class Row:
+    """A line of the table. `ratio` is PyTorch's time over Firebrick's, or Firebrick's bytes over PyTorch's."""
+
+    what: str
+    ours: str = ""
+    theirs: str = ""
+    ratio: float | None = None
+
+
+@dataclass
+class Result:
+    rows: list[Row] = field(default_factory=list)
+    figures: dict = field(default_factory=dict)
+
+
+@dataclass
+class Context:
+    """What every stage runs with."""
+
+    programs: dict[str, Path]
+    device: str
+    precision: str
+    small: bool
+    # The interpreter of the PyTorch side, or why there is none; both None where it is not wanted.
+    python: str | None
+    no_peer: str | None
+    torch_device: str
+    folder: Path
+
+    def program(self, name: str) -> Path:
+        if name not in self.programs:
+            raise Failed(f"the program `{name}` is missing here; pack the archive again")
+        return self.programs[name]
+
+    def ours(self, name: str, words: list, limit: float, log: str) -> measure.Finished:
+        # tests find the project by this
+        env = {"CARGO_MANIFEST_DIR": str(ROOT), f"FIREBRICK_REQUIRE_{self.device.upper()}": "1"}
+        return measure.run([self.program(name), *words], limit, self.folder / f"{log}.log", env)
+
+    def peer(self, script: str, words: list, limit: float, log: str) -> measure.Finished:
+        env = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONDONTWRITEBYTECODE": "1"}
+        if self.torch_device == "cpu":
+            env["CUDA_VISIBLE_DEVICES"] = ""
+        command = [self.python, HERE / script, *words, "--device", self.torch_device]
+        return measure.run(command, limit, self.folder / f"{log}.log", env)
+
+
+def lines(path: Path) -> list[dict]:
+    """The whole lines of a JSON Lines file; none where there is no file."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def size(count: float | None) -> str:
+    """Bytes as a person reads them."""
+    if not count:
+        return ""
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / 2**20:.2f} MiB"
+
+
+def over(theirs: float | None, ours: float | None) -> float | None:
+    return theirs / ours if theirs and ours else None
+
+
+def parity(context: Context, limit: float) -> Result:
+    """The device suite of the test binary, on this device alone."""
+    kind = context.device
+    listed = context.ours("suite", ["--list", "--format=terse"], limit, "parity-list")
+    if not listed.ok:
+        raise Failed(listed.why())
+    names = [line.removesuffix(": test") for line in listed.output.splitlines() if line.endswith(": test")]
+    own = (f"::{kind}::", f"::{kind}_memory::")
+    wanted = [name for name in names if name.startswith("devices::") and any(part in name for part in own)]
+    if not wanted:
+        raise Failed(f"the test binary has no tests of {kind}: build it with --features {kind}")
+    done = context.ours("suite", ["--exact", *wanted], limit - listed.seconds, "parity")
+    passed = sum(line.startswith("test ") and line.endswith(" ok") for line in done.output.splitlines())
+    result = Result(
+        rows=[Row("tests passed", f"{passed} of {len(wanted)}")],
+        figures={"passed": passed, "tests": len(wanted), "seconds": done.seconds},
+    )
+    if not done.ok or passed < len(wanted):
+        raise Failed(done.why(), result)
+    return result
+
+
+def kernels(context: Context, limit: float) -> Result:
+    """Bytes that each fused kernel moves, over the time it takes, beside a copy."""
+    words = [context.device, "--json"] + ["--rows", 64, "--width", 256] * context.small
+    done = context.ours("kernels", words, limit, "kernels")
+    reports = [json.loads(line) for line in done.output.splitlines() if line.startswith("{")]
+    if not done.ok or not reports:
+        raise Failed(done.why())
+    rows = [
+        Row(kernel["kernel"], f"{kernel['bytes'] / kernel['seconds'] / 1e9:.4g} GB/s ({kernel['of_copy']:.0%} of a copy)")
+        for kernel in reports[-1]["kernels"]
+    ]
+    return Result(rows, reports[-1])
+
+
+def rates(context: Context, limit: float) -> Result:
+    """Products, attention, copies and launches, and the same cases in PyTorch."""
+    output, peer_output = context.folder / "rates.jsonl", context.folder / "rates-peer.jsonl"
+    words = ["--device", context.device, "--json", output] + ["--small"] * context.small
+    # the peer knows no autotuning: a third of the time is plenty
+    done = context.ours("rates", words, limit * (2 / 3 if context.python else 1), "rates")
+    cases = lines(output)
+    problems = [] if done.ok else [done.why()]
+    if context.python and cases:
+        peer = context.peer("rates_peer.py", [output, "--output", peer_output], limit - done.seconds, "rates-peer")
+        if not peer.ok:
+            problems.append(f"PyTorch: {peer.why()}")
+    elif context.no_peer:
+        problems.append(context.no_peer)
+    results = ("seconds", "tflops", "bytes_per_second", "of_best_square", "error")
+    key = lambda case: json.dumps({k: v for k, v in case.items() if k not in results}, sort_keys=True)
+    theirs = {key(case): case for case in lines(peer_output)}
+    result = Result(figures={"cases": []})
+    for case in cases[1:]:
+        other = theirs.get(key(case), {})
+        result.figures["cases"].append(case | {"torch": {k: other[k] for k in results if k in other}})
+        if "error" in case:
+            problems.append(f"{named(case)}: {case['error']}")
+        result.rows.append(Row(named(case), rate(case), rate(other), over(other.get("seconds"), case.get("seconds"))))
+    if problems:
+        raise Failed("; ".join(problems), result)
+    return result
+
+
+def named(case: dict) -> str:
+    """A case in a few words."""
+    extent = f"{case['rows']} rows" if "rows" in case else f"{case['tokens']} tokens" if "tokens" in case else ""
+    words = [case["case"], case.get("name", ""), case.get("dtype", ""), extent, case.get("pass", "")]
+    return " ".join(word for word in words if word)
+
+
+def rate(case: dict) -> str:
+    """A case's figure, in the unit of its kind."""
+    if "tflops" in case:
+        share, flops = case.get("of_best_square"), case["tflops"]
+        unit = f"{flops:.4g} TFLOP/s" if flops >= 1 else f"{flops * 1e3:.4g} GFLOP/s"
+        return unit + (f" ({share:.0%})" if share else "")
+    if "bytes_per_second" in case:
+        return f"{case['bytes_per_second'] / 1e9:.4g} GB/s"
+    return f"{case['seconds'] * 1e6:.3g} µs" if "seconds" in case else "failed" if "error" in case else ""
+
+
+def growth(context: Context, limit: float) -> Result:
+    """Bytes in use after 100 and after 1,000 steps."""
+    folder = context.folder / "growth"
+    folder.mkdir()
+    config = folder / "run.yaml"
+    config.write_text(json.dumps(workload.growth_config(folder, context.device, GROWTH_STEPS)), encoding="utf-8")
+    done = context.ours("firebrick", ["train", config], limit, "growth")
+    last = {line["step"]: line for line in lines(folder / "run" / "memory.jsonl")}
+    early, late = last.get(GROWTH_STEPS // 10), last.get(GROWTH_STEPS)
+    result = Result(figures={"steps": max(last, default=0), "seconds": done.seconds})
+    if not done.ok or not early or not late:
+        raise Failed(f"after {max(last, default=0)} of {GROWTH_STEPS} steps: {done.why()}", result)
+    bytes_of = lambda line: {key: line[key] for key in ("source", "in_use_bytes", "reserved_bytes")}
+    result.figures |= {"early": bytes_of(early), "late": bytes_of(late)}
+    before, after = early["in_use_bytes"], late["in_use_bytes"]
+    for step, line in ((GROWTH_STEPS // 10, early), (GROWTH_STEPS, late)):
+        result.rows.append(Row(f"in use after step {step}", size(line["in_use_bytes"])))
+    if after > before + max(GROWTH_BYTES, before // 100):
+        raise Failed(f"memory grew from {before} to {after} bytes from step {GROWTH_STEPS // 10} to {GROWTH_STEPS}", result)
+    return result
+
+
+def step_of(model: str):
+    """The stage of a GRPO step of one model."""
+
+    def stage(context: Context, limit: float) -> Result:
+        arch, sizes = workload.models(context.small)[model], workload.step(context.small)
+        folder = context.folder / f"step-{model}"
+        folder.mkdir()
+        prompts = workload.prompts(arch["vocab_size"], sizes)
+        workload.write_tokenizer(folder / "tokenizer", arch["vocab_size"])
+        workload.write_prompts(folder / "prompts.jsonl", prompts)
+        job = {"arch": arch, "sizes": sizes, "prompts": prompts}
+        (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        result, problems = Result(figures={"sizes": sizes, "precision": context.precision}), []
+
+        mine, problem = step_ours(context, folder, limit * (0.65 if context.python else 1))
+        problems += problem
+        theirs = {}
+        if context.python:
+            theirs, problem = step_theirs(context, folder, limit - mine["wall_seconds"])
+            problems += problem
+        elif context.no_peer:
+            problems.append(context.no_peer)
+        result.figures |= {"firebrick": mine, "torch": theirs}
+        result.rows = step_rows(sizes, mine, theirs)
+        if problems:
+            raise Failed("; ".join(problems), result)
+        return result
+
+    return stage
+
+
+def step_ours(context: Context, folder: Path, limit: float) -> tuple[dict, list[str]]:
+    """Two steps, of which the second counts; the first where time ran out before it."""
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    config = workload.step_config(folder, job["arch"], job["sizes"], context.device, context.precision, 2)
+    (folder / "run.yaml").write_text(json.dumps(config), encoding="utf-8")
+    done = context.ours("firebrick", ["train", folder / "run.yaml"], limit, f"{folder.name}-firebrick")
+    steps = [line for line in lines(folder / "run" / "metrics.jsonl") if "timing_s/update_actor" in line]
+    found = {
+        "wall_seconds": done.seconds,
+        "peak_resident_bytes": done.peak_resident_bytes,
+        "peak_driver_bytes": done.peak_driver_bytes,
+        "steps": steps,
+    }
+    problems = [] if done.ok else [f"Firebrick: {done.why()}"]
+    if steps:
+        last = steps[-1]
+        found |= {
+            "warm": len(steps) > 1,
+            "sampling": last["timing_s/gen"],
+            "update": last["timing_s/update_actor"],
+            "reserved_bytes": last["perf/max_memory_reserved_gb"] * GIB,
+        }
+        wanted = job["sizes"]["new_tokens"]
+        if last["response_length/min"] != wanted:
+            problems.append(f"Firebrick: a completion of {last['response_length/min']:.0f} tokens, {wanted} were wanted")
+    return found, problems
+
+
+def step_theirs(context: Context, folder: Path, limit: float) -> tuple[dict, list[str]]:
+    output = folder / "peer.json"
+    words = [folder / "job.json", "--dtype", context.precision, "--output", output]
+    done = context.peer("peer.py", words, limit, f"{folder.name}-peer")
+    found = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
+    found = {key: found.get(key) for key in ("sampling", "update")}
+    parts = [part for part in found.values() if part]
+    most = lambda key: max((part[key] for part in parts if part[key]), default=None)
+    theirs = {key: part["seconds"] for key, part in found.items() if part}
+    theirs |= {
+        "wall_seconds": done.seconds,
+        "peak_resident_bytes": done.peak_resident_bytes,
+        "peak_driver_bytes": done.peak_driver_bytes,
+        "allocated_bytes": most("allocated_bytes"),
+        "reserved_bytes": most("reserved_bytes"),
+    }
+    return theirs, [] if done.ok else [f"PyTorch: {done.why()}"]
+
+
+def step_rows(sizes: dict, mine: dict, theirs: dict) -> list[Row]:
+    sequences = sizes["prompts"] * sizes["n"]
+    tokens = {
+        "sampling": sequences * sizes["new_tokens"],
+        "update": sequences * (sizes["new_tokens"] + sizes["prompt_tokens"]),
+    }
+    both = lambda side: sum(side[part] for part in tokens) if all(side.get(part) for part in tokens) else None
+    shown = lambda count, time: f"{count / time:,.0f} tokens/s" if time else ""
+    rows = []
+    for part, count in tokens.items():
+        a, b = mine.get(part), theirs.get(part)
+        rows.append(Row(part, shown(count, a), shown(count, b), over(b, a)))
+    a, b = both(mine), both(theirs)
+    note = "" if mine.get("warm", True) else " (first step, compiling included)"
+    rows.append(Row("step" + note, f"{a:.2f} s" if a else "", f"{b:.2f} s" if b else "", over(b, a)))
+    # the same instrument on both sides comes first
+    for what, key in (
+        ("peak by the driver", "peak_driver_bytes"),
+        ("peak by its own count", "reserved_bytes"),
+        ("peak resident set", "peak_resident_bytes"),
+    ):
+        a, b = mine.get(key), theirs.get(key)
+        if a or b:
+            rows.append(Row(what, size(a), size(b), over(a, b)))
+    return rows
+
+
+def techniques(context: Context, limit: float) -> Result:
+    """One update under each memory technique."""
+    model, arch = next(iter(workload.models(context.small).items()))
+    sizes = workload.update(context.small)
+    (context.folder / "arch.json").write_text(json.dumps(arch), encoding="utf-8")
+    output = context.folder / "techniques.jsonl"
+    words = ["--device", context.device, "--model", context.folder / "arch.json", "--precision", context.precision]
+    words += ["--sequences", sizes["sequences"], "--length", sizes["length"], "--only", ";".join(TECHNIQUES)]
+    done = context.ours("techniques", [*words, "--json", output], limit, "techniques")
+    found = lines(output)
+    result = Result(figures={"model": model, "sizes": sizes, "techniques": found})
+    plain = found[0] if found and "error" not in found[0] else None
+    for line in found:
+        if "error" in line:
+            result.rows.append(Row(line["technique"], "failed"))
+            continue
+        share = f" ({line['peak_bytes'] / plain['peak_bytes']:.0%} of plain)" if plain else ""
+        bytes_ = f"{line['seconds'] * 1e3:.0f} ms, {size(line['peak_bytes'])}{share}"
+        pace = f"time x {line['of_plain']:.2f}" if line["of_plain"] else ""
+        result.rows.append(Row(line["technique"], f"{bytes_}, {pace}".rstrip(", ")))
+    failures = [f"{line['technique']}: {line['error']}" for line in found if "error" in line]
+    if not done.ok or failures:
+        raise Failed("; ".join(failures if done.ok else [done.why(), *failures]), result)
+    return result

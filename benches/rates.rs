@@ -1,0 +1,491 @@
+//! How fast a device is at what decoders are made of: matrix products and attention at the shapes of Qwen2.5-0.5B and 1.5B,
+//! copies, launches. Products stand beside the best square one of the same run.
+//!
+//! `cargo bench --bench rates -- --device cuda [--json FILE]`; `--small` for a processor or a software driver.
+#![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
+
+#[allow(dead_code, reason = "each bench uses its own part")]
+mod support;
+
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use firebrick::backends::device::{is_cpu, panic_message};
+use firebrick::backends::kernels;
+use firebrick::backends::transfer::HostTensor;
+use firebrick::engine::batch::grouping;
+use firebrick::models::attention::{Projected, Scoring, Sequences, attend, attend_backward};
+use serde_json::{Value, json};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+use support::Options;
+
+/// Each number is measured for about this long.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Queries scored at a time, as `memory.attention_rows` has it.
+const ATTENTION_ROWS: usize = 512;
+
+/// What shapes follow from.
+struct Model {
+    name: &'static str,
+    hidden: usize,
+    intermediate: usize,
+    vocabulary: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+const MODELS: [Model; 2] = [
+    Model {
+        name: "0.5B",
+        hidden: 896,
+        intermediate: 4864,
+        vocabulary: 151_936,
+        heads: 14,
+        kv_heads: 2,
+        head_dim: 64,
+    },
+    Model {
+        name: "1.5B",
+        hidden: 1536,
+        intermediate: 8960,
+        vocabulary: 151_936,
+        heads: 12,
+        kv_heads: 2,
+        head_dim: 128,
+    },
+];
+
+const SMALL: [Model; 1] = [Model {
+    name: "small",
+    hidden: 96,
+    intermediate: 256,
+    vocabulary: 2048,
+    heads: 6,
+    kv_heads: 2,
+    head_dim: 16,
+}];
+
+/// The sizes of a run.
+struct Sizes {
+    models: &'static [Model],
+    squares: &'static [usize],
+    /// Rows of a product; the last of them in backward products too.
+    rows: &'static [usize],
+    head_rows: usize,
+    /// Tokens of a sequence, of which there are as many as make `tokens`.
+    lengths: &'static [usize],
+    tokens: usize,
+    /// Side of the square matrix that is copied.
+    copied: usize,
+}
+
+const FULL: Sizes = Sizes {
+    models: &MODELS,
+    squares: &[2048, 4096, 8192],
+    rows: &[512, 2048, 16_384],
+    head_rows: 2048,
+    lengths: &[512, 1024, 2048, 4096],
+    tokens: 8192,
+    copied: 8192,
+};
+
+const LITTLE: Sizes = Sizes {
+    models: &SMALL,
+    squares: &[128, 256],
+    rows: &[64, 256],
+    head_rows: 64,
+    lengths: &[64, 128],
+    tokens: 256,
+    copied: 512,
+};
+
+/// Which product of a layer `y = x Wᵀ`.
+#[derive(Clone, Copy)]
+enum Pass {
+    Forward,
+    /// `dx = dy W`
+    Inputs,
+    /// `dW = dyᵀ x`
+    Weights,
+}
+
+impl Pass {
+    const ALL: [Self; 3] = [Self::Forward, Self::Inputs, Self::Weights];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Inputs => "inputs",
+            Self::Weights => "weights",
+        }
+    }
+}
+
+/// One product: `[rows, inner]` by `[outputs, inner]`, and what is computed of it.
+struct Product {
+    name: String,
+    rows: usize,
+    inner: usize,
+    outputs: usize,
+    pass: Pass,
+}
+
+/// A device under measurement.
+struct Bench {
+    device: Device,
+    options: Options,
+}
+
+fn main() {
+    let options = Options::parse(&[]);
+    let (device, info) = options.open();
+    let sizes = if options.small { &LITTLE } else { &FULL };
+    let mut bench = Bench { device, options };
+    println!("{} ({})", info.name, info.device);
+    bench.options.write(&json!({
+        "case": "device", "device": info.device.to_string(), "name": info.name, "dtypes": info.dtypes
+    }));
+    bench.launches();
+    bench.copies(sizes.copied);
+    let types = [("bf16", DType::BF16), ("f32", DType::F32)];
+    let known = types.iter().filter(|(name, _)| info.dtypes.contains(name));
+    for &(name, dtype) in known {
+        let squares = sizes.squares.iter().map(|&side| Product {
+            name: format!("square {side}"),
+            rows: side,
+            inner: side,
+            outputs: side,
+            pass: Pass::Forward,
+        });
+        let best = squares
+            .filter_map(|product| bench.product(&product, (name, dtype), None))
+            .fold(0.0, f64::max);
+        for product in sizes.models.iter().flat_map(|model| products(model, sizes)) {
+            bench.product(&product, (name, dtype), Some(best));
+        }
+        for model in sizes.models {
+            for &length in sizes.lengths {
+                bench.attention(model, (length, sizes.tokens / length), (name, dtype));
+            }
+        }
+    }
+}
+
+/// The products of a decoder's layers and head.
+fn products(model: &Model, sizes: &Sizes) -> Vec<Product> {
+    let (queries, keys) = (
+        model.heads * model.head_dim,
+        model.kv_heads * model.head_dim,
+    );
+    let layers = [
+        ("q_proj", model.hidden, queries),
+        ("k_proj", model.hidden, keys),
+        ("gate_proj", model.hidden, model.intermediate),
+        ("down_proj", model.intermediate, model.hidden),
+    ];
+    let product = |name: &str, [rows, inner, outputs]: [usize; 3], pass| Product {
+        name: format!("{} {name}", model.name),
+        rows,
+        inner,
+        outputs,
+        pass,
+    };
+    let mut all = Vec::new();
+    for &rows in sizes.rows {
+        let last = Some(&rows) == sizes.rows.last();
+        let passes = if last {
+            &Pass::ALL[..]
+        } else {
+            &Pass::ALL[..1]
+        };
+        for (name, inner, outputs) in layers {
+            all.extend(
+                passes
+                    .iter()
+                    .map(|&pass| product(name, [rows, inner, outputs], pass)),
+            );
+        }
+    }
+    let head = [sizes.head_rows, model.hidden, model.vocabulary];
+    all.extend(Pass::ALL.map(|pass| product("lm_head", head, pass)));
+    all
+}
+
+impl Bench {
+    /// Runs a case and writes it down. What fails is said, and the next one tried.
+    fn case(&mut self, mut line: Value, work: impl FnOnce(&Device) -> Value) -> Option<f64> {
+        let done = catch_unwind(AssertUnwindSafe(|| work(&self.device)));
+        let found = done.unwrap_or_else(|panic| json!({"error": panic_message(panic.as_ref())}));
+        if let (Value::Object(line), Value::Object(found)) = (&mut line, found) {
+            line.extend(found);
+        }
+        self.options.write(&line);
+        let words = ["case", "name", "dtype", "rows", "pass", "tokens"];
+        let words = words.iter().filter_map(|key| match &line[*key] {
+            Value::Null => None,
+            Value::String(text) => Some(text.clone()),
+            other => Some(other.to_string()),
+        });
+        let what = words.collect::<Vec<_>>().join(" ");
+        let number = |key: &str| line[key].as_f64();
+        match (
+            number("seconds"),
+            number("tflops"),
+            number("bytes_per_second"),
+        ) {
+            (Some(_), Some(rate), _) => println!("{what:<48} {rate:>10.3} TFLOP/s"),
+            (Some(_), _, Some(rate)) => println!("{what:<48} {:>10.3} GB/s", rate / 1e9),
+            (Some(seconds), ..) => println!("{what:<48} {:>10.3} µs", seconds * 1e6),
+            (None, ..) => println!("{what:<48} failed: {}", line["error"]),
+        }
+        number("tflops")
+    }
+
+    /// An operation so small that launching it is all it costs.
+    fn launches(&mut self) {
+        const CHAIN: usize = 256;
+        self.case(json!({"case": "launch"}), |device| {
+            let x = Tensor::<2>::ones([1, 8], device);
+            let time = seconds(device, || {
+                let _ = (0..CHAIN).fold(x.clone(), |x, _| x + 1.0);
+            });
+            json!({"seconds": time / CHAIN as f64})
+        });
+    }
+
+    /// Over the device's own memory, one read and one write for a number; to the device from pinned memory, and back.
+    fn copies(&mut self, side: usize) {
+        let bytes = side * side * 4;
+        let rate = |moved: usize, time: f64| json!({"seconds": time, "bytes_per_second": moved as f64 / time});
+        let shape = [side, side];
+        let line = |case: &str| json!({"case": case, "bytes": bytes});
+        self.case(line("copy"), |device| {
+            let x = Tensor::<2>::ones(shape, device);
+            let time = seconds(device, || {
+                let _ = x.clone() + 1.0;
+            });
+            rate(2 * bytes, time)
+        });
+        if is_cpu(&self.device) {
+            return;
+        }
+        self.case(line("host to device"), |device| {
+            let mut host = HostTensor::from_values(vec![1.0; side * side], shape);
+            host.pin(device);
+            rate(
+                bytes,
+                shortest(
+                    device,
+                    || host.clone(),
+                    |host| {
+                        let _ = host.into_device(device);
+                    },
+                ),
+            )
+        });
+        self.case(line("device to host"), |device| {
+            let x = Tensor::<2>::ones(shape, device);
+            let time = shortest(
+                device,
+                || x.clone() + 1.0,
+                |x| {
+                    HostTensor::download(x).expect("a copy");
+                },
+            );
+            rate(bytes, time)
+        });
+    }
+
+    /// `TFLOP/s` of a product.
+    fn product(
+        &mut self,
+        product: &Product,
+        (name, dtype): (&str, DType),
+        best: Option<f64>,
+    ) -> Option<f64> {
+        let &Product {
+            rows,
+            inner,
+            outputs,
+            pass,
+            ..
+        } = product;
+        let line = json!({
+            "case": "product", "name": product.name, "dtype": name, "pass": pass.name(),
+            "rows": rows, "inner": inner, "outputs": outputs
+        });
+        self.case(line, |device| {
+            let x = random([rows, inner], dtype, device);
+            let w = random([outputs, inner], dtype, device);
+            let dy = match pass {
+                Pass::Forward => None,
+                _ => Some(random([rows, outputs], dtype, device)),
+            };
+            let time = seconds(device, || {
+                let _ = match (&dy, pass) {
+                    (Some(dy), Pass::Inputs) => dy.clone().matmul(w.clone()),
+                    (Some(dy), _) => dy.clone().transpose().matmul(x.clone()),
+                    // as models do it
+                    (None, _) => kernels::linear(&x, &w)
+                        .unwrap_or_else(|| x.clone().matmul(w.clone().transpose())),
+                };
+            });
+            let rate = 2.0 * (rows * inner * outputs) as f64 / time / 1e12;
+            json!({"seconds": time, "tflops": rate, "of_best_square": best.map(|best| rate / best)})
+        })
+    }
+
+    /// Causal attention of `sequences` of one length, and its gradient; only pairs that see each other count.
+    fn attention(
+        &mut self,
+        model: &Model,
+        (length, sequences): (usize, usize),
+        (name, dtype): (&str, DType),
+    ) {
+        let &Model {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = model;
+        let pairs = (sequences * heads * length * (length + 1) / 2) as f64;
+        let work = 4.0 * pairs * head_dim as f64;
+        let line = |pass: &str| {
+            json!({
+                "case": "attention", "name": model.name, "dtype": name, "pass": pass, "tokens": length,
+                "sequences": sequences, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim
+            })
+        };
+        let made = |device: &Device| Attention::new(model, (length, sequences), dtype, device);
+        let rate = |work: f64, time: f64| json!({"seconds": time, "tflops": work / time / 1e12});
+        self.case(line("forward"), |device| {
+            let attention = made(device);
+            let time = seconds(device, || {
+                let _ = attention.forward();
+            });
+            rate(work, time)
+        });
+        self.case(line("backward"), |device| {
+            let attention = made(device);
+            rate(2.5 * work, attention.backward_seconds(device))
+        });
+    }
+}
+
+/// Queries, keys and values of some sequences, and a gradient of what they are mixed to.
+struct Attention {
+    qkv: Projected,
+    gradient: Tensor<2>,
+    scoring: Scoring,
+    sequences: Sequences,
+}
+
+impl Attention {
+    fn new(
+        model: &Model,
+        (length, sequences): (usize, usize),
+        dtype: DType,
+        device: &Device,
+    ) -> Self {
+        let tokens = length * sequences;
+        let rows = |heads: usize| {
+            random([tokens, heads * model.head_dim], dtype, device).reshape([
+                tokens,
+                heads,
+                model.head_dim,
+            ])
+        };
+        let lengths = vec![length; sequences];
+        let grouping = grouping(ATTENTION_ROWS, device);
+        Self {
+            qkv: Projected {
+                q: rows(model.heads),
+                k: rows(model.kv_heads),
+                v: rows(model.kv_heads),
+            },
+            gradient: random([tokens, model.heads * model.head_dim], dtype, device),
+            scoring: Scoring {
+                scale: 1.0 / (model.head_dim as f64).sqrt(),
+                softcap: None,
+                window: None,
+            },
+            sequences: Sequences::packed(&lengths, grouping, device).prepared(
+                &[None],
+                ATTENTION_ROWS,
+                device,
+            ),
+        }
+    }
+
+    fn forward(&self) -> Tensor<2> {
+        attend(&self.qkv, self.scoring, &self.sequences)
+    }
+
+    /// The gradient alone: where the graph holds it, forward and backward less forward.
+    fn backward_seconds(&self, device: &Device) -> f64 {
+        if self.sequences.recomputes() {
+            let mixed = self.forward();
+            return seconds(device, || {
+                let (mixed, gradient) = (mixed.clone(), self.gradient.clone());
+                let _ = attend_backward(&self.qkv, mixed, gradient, self.scoring, &self.sequences);
+            });
+        }
+        let whole = seconds(device, || {
+            let leaf = |t: &Tensor<3>| t.clone().autodiff().require_grad();
+            let qkv = Projected {
+                q: leaf(&self.qkv.q),
+                k: leaf(&self.qkv.k),
+                v: leaf(&self.qkv.v),
+            };
+            let mixed = attend(&qkv, self.scoring, &self.sequences);
+            let _ = (mixed * self.gradient.clone().autodiff()).sum().backward();
+        });
+        let forward = seconds(device, || {
+            let _ = self.forward();
+        });
+        (whole - forward).max(f64::MIN_POSITIVE)
+    }
+}
+
+/// Normal numbers: a device that multiplies ones draws less power and is faster than with real values.
+fn random(shape: [usize; 2], dtype: DType, device: &Device) -> Tensor<2> {
+    let values: Tensor<2> = Tensor::random(shape, Distribution::Normal(0.0, 1.0), device);
+    values.cast(dtype)
+}
+
+/// Seconds a run, after one that does not count. Several are in the queue at a time, so that waiting is not what is timed.
+fn seconds(device: &Device, mut work: impl FnMut()) -> f64 {
+    let wait = || device.sync().expect("a device that computes");
+    work();
+    wait();
+    let started = Instant::now();
+    work();
+    wait();
+    let one = started.elapsed();
+    let batch =
+        (PATIENCE.as_secs_f64() / 4.0 / one.as_secs_f64().max(1e-6)).clamp(1.0, 100.0) as u32;
+    let (started, mut runs) = (Instant::now(), 0);
+    while runs == 0 || started.elapsed() < PATIENCE {
+        for _ in 0..batch {
+            work();
+        }
+        wait();
+        runs += batch;
+    }
+    started.elapsed().as_secs_f64() / f64::from(runs)
+}
+
+/// Seconds of the fastest of some runs on what `before` makes, whose time does not count.
+fn shortest<T>(device: &Device, before: impl Fn() -> T, work: impl Fn(T)) -> f64 {
+    let wait = || device.sync().expect("a device that computes");
+    let runs = (0..6).map(|_| {
+        let input = before();
+        wait();
+        let started = Instant::now();
+        work(input);
+        wait();
+        started.elapsed().as_secs_f64()
+    });
+    runs.fold(f64::INFINITY, f64::min)
+}
