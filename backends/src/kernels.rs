@@ -13,8 +13,10 @@
 )]
 
 mod attention;
+mod cores;
 mod decode;
 mod draw;
+mod few;
 mod glu;
 mod half;
 mod linear;
@@ -26,8 +28,10 @@ mod scores;
 mod tape;
 
 pub use attention::{AttentionShape, Family, attention};
-pub use decode::{DecodeShape, decode_attention};
+pub use cores::on_a_core;
+pub use decode::{DecodeShape, Kin, decode_attention};
 pub use draw::{Drawn, draw_rows};
+pub use few::{linear_each, linear_gated, linear_onto};
 pub use glu::glu;
 pub use linear::{linear, product, product_nt, product_tn};
 pub use norm::rms_norm;

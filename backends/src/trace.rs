@@ -114,6 +114,22 @@ pub fn finish() -> Vec<Record> {
     RECORDING.take().map_or_else(Vec::new, |r| r.spans)
 }
 
+/// Takes this thread's recording out, for another thread that goes on in its place.
+pub(crate) fn leave() -> Option<Carried> {
+    let anybody = ANYBODY.load(Relaxed);
+    anybody.then(|| RECORDING.take()).flatten().map(Carried)
+}
+
+/// Goes on with another thread's recording.
+pub(crate) fn enter(recording: Option<Carried>) {
+    if let Some(Carried(recording)) = recording {
+        RECORDING.set(Some(recording));
+    }
+}
+
+/// A recording between two threads.
+pub(crate) struct Carried(Recording);
+
 /// What all spans of one name add up to.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Family {

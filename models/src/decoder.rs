@@ -534,7 +534,7 @@ impl Decoder {
         unit: usize,
         weights: &Weights,
         x: Tensor<2>,
-        mixed: Tensor<2>,
+        mixed: &Tensor<2>,
         ctx: &Context,
     ) -> Tensor<2> {
         let bypass = self.unit_bypass(unit, ctx);

@@ -171,20 +171,28 @@ pub(crate) fn attention(
     bypass: Option<Bypass<'_>>,
     cache: Option<(&mut LayerCache, &Reach)>,
 ) -> Tensor<2> {
-    let qkv = project(arch, w, x.clone(), ctx, bypass);
     let scoring = scoring(arch, layer);
     let mixed = match (cache, &ctx.sequences) {
-        (Some((cache, reach)), _) => {
-            let [q, k, v] = by_head(qkv, ctx);
-            rows(cache.attend(scoring, [q, k, v], reach))
+        (Some((cache, reach)), _) => match reach.kin() {
+            Some(kin) => {
+                let qkv = unturned(arch, w, x.clone(), bypass);
+                cache.decode(scoring, qkv, &ctx.angles, kin)
+            }
+            None => {
+                let qkv = by_head(project(arch, w, x.clone(), ctx, bypass), ctx);
+                rows(cache.attend(scoring, qkv, reach))
+            }
+        },
+        (None, Some(sequences)) => {
+            let qkv = project(arch, w, x.clone(), ctx, bypass);
+            attention::attend(&qkv, scoring, sequences)
         }
-        (None, Some(sequences)) => attention::attend(&qkv, scoring, sequences),
         (None, None) => {
-            let [q, k, v] = by_head(qkv, ctx);
+            let [q, k, v] = by_head(project(arch, w, x.clone(), ctx, bypass), ctx);
             rows(attention::mix(q, k, v, scoring, ctx.mask(scoring.window)))
         }
     };
-    merge(arch, w, x, mixed, bypass)
+    merge(arch, w, x, &mixed, bypass)
 }
 
 /// What a layer's scores go through.
@@ -218,26 +226,35 @@ pub(crate) fn project(
     ctx: &Context,
     bypass: Option<Bypass<'_>>,
 ) -> Projected {
+    let [q, k, v] = unturned(arch, w, x, bypass).map(|y| {
+        let [tokens, width] = y.dims();
+        y.reshape([tokens, width / arch.head_dim, arch.head_dim])
+    });
+    Projected {
+        q: ctx.angles.rotate(q),
+        k: ctx.angles.rotate(k),
+        v,
+    }
+}
+
+/// The same before the rotary embedding, the heads of a row side by side.
+fn unturned(arch: &Arch, w: &Weights, x: Tensor<2>, bypass: Option<Bypass<'_>>) -> [Tensor<2>; 3] {
     let h = rms_norm(arch, x, w.need(Slot::InputNorm));
-    let heads = |weight, bias, norm, n: usize| {
-        let y = w.linear(h.clone(), weight, bias, bypass);
-        let tokens = y.dims()[0];
-        let y = match w.get(norm) {
-            Some(weight) => rms_norm(arch, y.reshape([tokens * n, arch.head_dim]), weight),
-            None => y,
-        };
-        y.reshape([tokens, n, arch.head_dim])
+    let maps = [
+        (Slot::Q, Slot::QBias),
+        (Slot::K, Slot::KBias),
+        (Slot::V, Slot::VBias),
+    ];
+    let [q, k, v] = w.linear_each(&h, maps, bypass);
+    let normed = |y: Tensor<2>, norm| match w.get(norm) {
+        Some(weight) => {
+            let [tokens, width] = y.dims();
+            let heads = y.reshape([tokens * width / arch.head_dim, arch.head_dim]);
+            rms_norm(arch, heads, weight).reshape([tokens, width])
+        }
+        None => y,
     };
-    let q = ctx
-        .angles
-        .rotate(heads(Slot::Q, Slot::QBias, Slot::QNorm, arch.num_heads));
-    let k = ctx
-        .angles
-        .rotate(heads(Slot::K, Slot::KBias, Slot::KNorm, arch.num_kv_heads));
-    let v = w.linear(h, Slot::V, Slot::VBias, bypass);
-    let tokens = v.dims()[0];
-    let v = v.reshape([tokens, arch.num_kv_heads, arch.head_dim]);
-    Projected { q, k, v }
+    [normed(q, Slot::QNorm), normed(k, Slot::KNorm), v]
 }
 
 /// Output projection and residual.
@@ -245,35 +262,55 @@ pub(crate) fn merge(
     arch: &Arch,
     w: &Weights,
     x: Tensor<2>,
-    mixed: Tensor<2>,
+    mixed: &Tensor<2>,
     bypass: Option<Bypass<'_>>,
 ) -> Tensor<2> {
-    let y = w.linear(mixed, Slot::O, Slot::OBias, bypass);
-    x + post_norm(arch, w, y)
+    onto(arch, w, x, mixed, [Slot::O, Slot::OBias], bypass)
 }
 
-fn post_norm(arch: &Arch, w: &Weights, y: Tensor<2>) -> Tensor<2> {
+/// The residual, and a half's last product, normed where the architecture does so.
+fn onto(
+    arch: &Arch,
+    w: &Weights,
+    x: Tensor<2>,
+    y: &Tensor<2>,
+    [weight, bias]: [Slot; 2],
+    bypass: Option<Bypass<'_>>,
+) -> Tensor<2> {
     match w.get(Slot::PostNorm) {
-        Some(weight) => rms_norm(arch, y, weight),
-        None => y,
+        Some(norm) => x + rms_norm(arch, w.linear(y, weight, bias, bypass), norm),
+        None => w.linear_onto(x, y, weight, bias, bypass),
     }
 }
 
 /// The MLP half: norm, gated MLP, residual.
 pub(crate) fn mlp(arch: &Arch, w: &Weights, x: Tensor<2>, bypass: Option<Bypass<'_>>) -> Tensor<2> {
     let h = rms_norm(arch, x.clone(), w.need(Slot::InputNorm));
-    let gate = w.linear(h.clone(), Slot::Gate, Slot::GateBias, bypass);
-    let up = w.linear(h, Slot::Up, Slot::UpBias, bypass);
-    let gated = match arch.activation {
+    let gated = gated(arch, w, &h, bypass);
+    onto(arch, w, x, &gated, [Slot::Down, Slot::DownBias], bypass)
+}
+
+/// The gated half of an MLP.
+fn gated(arch: &Arch, w: &Weights, h: &Tensor<2>, bypass: Option<Bypass<'_>>) -> Tensor<2> {
+    let maps = [(Slot::Gate, Slot::GateBias), (Slot::Up, Slot::UpBias)];
+    let alone = maps
+        .iter()
+        .all(|&(weight, bias)| w.is_alone(weight, bias, bypass));
+    if arch.activation == Activation::Silu
+        && alone
+        && let Some(y) = kernels::linear_gated(h, &w.need(Slot::Gate), &w.need(Slot::Up))
+    {
+        return y;
+    }
+    let [gate, up] = w.linear_each(h, maps, bypass);
+    match arch.activation {
         Activation::Silu => match kernels::glu(&gate, &up) {
             Some(gated) => gated,
             None => silu(gate) * up,
         },
         Activation::GeluTanh => gelu_approximate(gate) * up,
         Activation::Gelu => gelu(gate) * up,
-    };
-    let y = w.linear(gated, Slot::Down, Slot::DownBias, bypass);
-    x + post_norm(arch, w, y)
+    }
 }
 
 /// Rows of the embedding matrix: `[tokens, hidden]`.

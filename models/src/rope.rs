@@ -33,6 +33,11 @@ impl Angles {
         }
     }
 
+    /// Cosines and sines.
+    pub(crate) fn tables(&self) -> [&Tensor<3>; 2] {
+        [&self.cos, &self.sin]
+    }
+
     /// Rotates `x` of shape `[tokens, heads, head_dim]`, at least in f32.
     #[must_use]
     pub fn rotate(&self, x: Tensor<3>) -> Tensor<3> {

@@ -323,12 +323,66 @@ impl Weights {
     /// `x · Wᵀ (+ b) (+ bypass)` for `x` of shape `[rows, in]`.
     pub(crate) fn linear(
         &self,
-        x: Tensor<2>,
+        x: &Tensor<2>,
         weight: Slot,
         bias: Slot,
         bypass: Option<Bypass<'_>>,
     ) -> Tensor<2> {
-        let y = product(&x, &self.need(weight));
+        let y = product(x, &self.need(weight));
+        self.beside(y, x, weight, bias, bypass)
+    }
+
+    /// The same with several matrices and their biases, of the same rows.
+    pub(crate) fn linear_each<const N: usize>(
+        &self,
+        x: &Tensor<2>,
+        maps: [(Slot, Slot); N],
+        bypass: Option<Bypass<'_>>,
+    ) -> [Tensor<2>; N] {
+        let weights = maps.map(|(weight, _)| self.need(weight));
+        let weights = weights.each_ref();
+        let products = kernels::linear_each(x, weights);
+        let mut products = products
+            .unwrap_or_else(|| weights.map(|w| product(x, w)))
+            .into_iter();
+        maps.map(|(weight, bias)| {
+            let y = products.next().unwrap_or_else(|| unreachable!("one each"));
+            self.beside(y, x, weight, bias, bypass)
+        })
+    }
+
+    /// The same, added to `base`.
+    pub(crate) fn linear_onto(
+        &self,
+        base: Tensor<2>,
+        x: &Tensor<2>,
+        weight: Slot,
+        bias: Slot,
+        bypass: Option<Bypass<'_>>,
+    ) -> Tensor<2> {
+        let alone = self.is_alone(weight, bias, bypass);
+        let fused = alone.then(|| kernels::linear_onto(&base, x, &self.need(weight)));
+        match fused.flatten() {
+            Some(y) => y,
+            None => base + self.linear(x, weight, bias, bypass),
+        }
+    }
+
+    /// Whether a matrix has neither bias nor bypass beside it.
+    pub(crate) fn is_alone(&self, weight: Slot, bias: Slot, bypass: Option<Bypass<'_>>) -> bool {
+        let target = bypass.and_then(|_| Target::of(weight));
+        self.get(bias).is_none() && target.and_then(|t| self.bypass(t)).is_none()
+    }
+
+    /// A product with the bias and the bypass that stand beside its matrix.
+    fn beside(
+        &self,
+        y: Tensor<2>,
+        x: &Tensor<2>,
+        weight: Slot,
+        bias: Slot,
+        bypass: Option<Bypass<'_>>,
+    ) -> Tensor<2> {
         let y = match self.get(bias) {
             Some(b) => y + b,
             None => y,
@@ -337,7 +391,7 @@ impl Weights {
             return y;
         };
         match self.bypass(target) {
-            Some((a, b)) => y + bypass.run(x, target, &a, &b),
+            Some((a, b)) => y + bypass.run(x.clone(), target, &a, &b),
             None => y,
         }
     }

@@ -284,7 +284,10 @@ fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: &[FlexTensor; 3]) -> Flex
                 };
                 multiply(size, tile, queries, transposed(keys), one);
             }
-            vectorised(|| probabilities(scores, block, shape));
+            vectorised(
+                #[inline(always)]
+                || probabilities(scores, block, shape),
+            );
             // SAFETY: no other task has this head of these rows.
             #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
             let start = unsafe { target.get().add(query) };
@@ -457,22 +460,25 @@ impl<T: Real> Pass<'_, T> {
             raw.clear();
             raw.extend_from_slice(p);
         }
-        vectorised(|| {
-            probabilities(p, block, shape);
-            let scale = T::of(shape.scale);
-            for (p, ds) in p.chunks_exact(n).zip(ds.chunks_exact_mut(n)) {
-                let mean = dot(p, ds);
-                for (ds, &p) in ds.iter_mut().zip(p) {
-                    *ds = p * (*ds - mean) * scale;
+        vectorised(
+            #[inline(always)]
+            || {
+                probabilities(p, block, shape);
+                let scale = T::of(shape.scale);
+                for (p, ds) in p.chunks_exact(n).zip(ds.chunks_exact_mut(n)) {
+                    let mean = dot(p, ds);
+                    for (ds, &p) in ds.iter_mut().zip(p) {
+                        *ds = p * (*ds - mean) * scale;
+                    }
                 }
-            }
-            if let Some(cap) = shape.softcap {
-                let shrink = T::of(shape.scale / cap);
-                for (ds, &raw) in ds.iter_mut().zip(raw.iter()) {
-                    let t = (raw * shrink).tanh();
-                    *ds = *ds * (T::ONE - t * t);
+                if let Some(cap) = shape.softcap {
+                    let shrink = T::of(shape.scale / cap);
+                    for (ds, &raw) in ds.iter_mut().zip(raw.iter()) {
+                        let t = (raw * shrink).tanh();
+                        *ds = *ds * (T::ONE - t * t);
+                    }
                 }
-            }
-        });
+            },
+        );
     }
 }

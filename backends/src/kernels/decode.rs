@@ -1,124 +1,359 @@
-//! Attention of one new token a sequence over its cached keys and values: live columns alone are read.
+//! Attention of one new token a sequence: its key and value go into the cache, and live columns alone are read.
+//!
+//! Sequences that begin alike, completions of one prompt, each have its keys and values in a row of their own. They are
+//! read from one of these rows for all, as products of several queries, so that the others' are not fetched from memory.
 
+use super::linear::{Matrix, Size, Target, multiply};
 use super::parallel::{Shared, dims, elements, tensor, vectorised};
-use super::real::{Real, dot, largest, sum_of};
+use super::real::{Real, dots, largest, sum_of, weighted};
+use super::rotary::turn;
 use super::tape::{each, exact, plain, wrap};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
+use gemm::Parallelism;
 use rayon::prelude::*;
 use std::ops::Range;
+
+/// Members of a family that one core takes at a time.
+const TOGETHER: usize = 8;
+
+/// Numbers read from which the work goes to all cores.
+const LARGE: usize = 1 << 15;
+
+/// Rows of a cache whose sequences begin with the same tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kin {
+    /// A row, and the columns of it that hold what all begin with; none for a sequence of its own.
+    pub prefix: (usize, Range<usize>),
+    /// Each row, and the columns of it that follow, up to those of the new token.
+    pub members: Vec<(usize, Range<usize>)>,
+}
 
 /// What each row sees of its cache, and how scores are made.
 #[derive(Clone, Debug)]
 pub struct DecodeShape<'a> {
-    /// Slot of the cache that each row of queries reads.
-    pub slots: &'a [usize],
-    /// Live columns of that slot, for each row: those that the query sees. A row that sees none gets zeros.
-    pub live: &'a [Range<usize>],
+    /// The rows, each in one place at most; those in none get zeros, and nothing is written for them.
+    pub kin: &'a [Kin],
+    /// Angles of the rows' positions: cosines and sines, `[rows, 1, dim / 2]`.
+    pub angles: [&'a Tensor<3>; 2],
+    /// A query sees its own column and the `window − 1` before it; all of its sequence where `None`.
+    pub window: Option<usize>,
     /// What products are multiplied by.
     pub scale: f64,
     /// Scores s become `cap · tanh(s / cap)`.
     pub softcap: Option<f64>,
 }
 
-/// Attention of `q`, `[rows, heads, dim]`, over a cache of keys and values `[slots, kv_heads, columns, dim]`:
-/// `[rows, heads · dim]`.
+/// Attention of `q`, `[rows, heads · dim]`, over a cache of keys and values `[rows, kv_heads, columns, dim]`, into whose last
+/// live column of each row the row of `k` and `v`, `[rows, kv_heads · dim]`, is written first; queries and keys are turned by
+/// their angles. Gives `[rows, heads · dim]` and the cache.
 ///
-/// `None` where the tensors are not the CPU backend's f32 or f64. Not differentiable.
+/// `None` where [`decodes`] is false. Not differentiable.
 #[must_use]
 pub fn decode_attention(
-    q: &Tensor<3>,
-    keys: &Tensor<4>,
-    values: &Tensor<4>,
+    [q, k, v]: [&Tensor<2>; 3],
+    [keys, values]: [Tensor<4>; 2],
     shape: &DecodeShape<'_>,
-) -> Option<Tensor<2>> {
-    if !(exact(q) && exact(keys) && exact(values)) || q.dtype() != keys.dtype() {
+) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
+    let [cos, sin] = shape.angles;
+    let same = |dtype| dtype == q.dtype();
+    let known = [q, k, v].iter().all(|t| exact(t) && same(t.dtype()))
+        && [&keys, &values].iter().all(|t| exact(t) && same(t.dtype()))
+        && [cos, sin].iter().all(|t| exact(t) && same(t.dtype()));
+    if !known {
         return None;
     }
     let _span = span("decode attention", 0.0);
-    let (q, keys, values) = (plain(q.clone()), plain(keys.clone()), plain(values.clone()));
-    Some(wrap(each!(q.dtype(), attend(&q, &keys, &values, shape))))
+    let fresh = [q, k, v].map(|t| plain(t.clone()));
+    let angles = [cos, sin].map(|t| plain(t.clone()));
+    let cache = [keys, values].map(plain);
+    let (out, cache) = each!(fresh[0].dtype(), attend(&fresh, &angles, cache, shape));
+    Some((wrap(out), cache.map(wrap)))
+}
+
+/// Where the numbers of a cache and of a step lie.
+struct Step<'a, T> {
+    shape: &'a DecodeShape<'a>,
+    q: &'a [T],
+    k: &'a [T],
+    v: &'a [T],
+    cos: &'a [T],
+    sin: &'a [T],
+    keys: Shared<T>,
+    values: Shared<T>,
+    out: Shared<T>,
+    heads: usize,
+    kv: usize,
+    dim: usize,
+    columns: usize,
+}
+
+/// Room for one core's work.
+struct Scratch<T> {
+    queries: Vec<T>,
+    scores: Vec<T>,
+    mixed: Vec<T>,
 }
 
 fn attend<T: Real>(
-    q: &FlexTensor,
-    keys: &FlexTensor,
-    values: &FlexTensor,
+    [q, k, v]: &[FlexTensor; 3],
+    [cos, sin]: &[FlexTensor; 2],
+    mut cache: [FlexTensor; 2],
     shape: &DecodeShape<'_>,
-) -> FlexTensor {
-    let [rows, heads, dim] = dims(q);
-    let [_, kv, columns, _] = dims(keys);
-    let group = heads / kv;
-    let (q, keys, values): (&[T], &[T], &[T]) = (elements(q), elements(keys), elements(values));
-    let mut out = vec![T::ZERO; q.len()];
-    let target = Shared(out.as_mut_ptr());
-    let work = |scores: &mut Vec<T>, task: usize| {
-        let (row, head) = (task / kv, task % kv);
-        let live = &shape.live[row];
-        let slab = (shape.slots[row] * kv + head) * columns * dim;
-        let (keys, values) = (
-            &keys[slab..][..columns * dim],
-            &values[slab..][..columns * dim],
-        );
-        let at = row * heads * dim + head * group * dim;
-        let q = &q[at..][..group * dim];
-        // SAFETY: no other task has these heads of this row.
-        #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
-        let out = unsafe { std::slice::from_raw_parts_mut(target.get().add(at), group * dim) };
-        let (keys, values) = (
-            &keys[live.start * dim..live.end * dim],
-            &values[live.start * dim..live.end * dim],
-        );
-        vectorised(|| one_head(q, keys, values, out, dim, scores, shape));
+) -> (FlexTensor, [FlexTensor; 2]) {
+    let [rows, width] = dims(q);
+    let [_, kv, columns, dim] = dims(&cache[0]);
+    let mut out = vec![T::ZERO; rows * width];
+    // a tensor that somebody else holds is copied here, and written in place elsewhere
+    let [keys, values] = cache.each_mut().map(|t| {
+        let first = t.layout().start_offset();
+        Shared(t.storage_mut::<T>()[first..].as_mut_ptr())
+    });
+    let step = Step {
+        shape,
+        q: elements(q),
+        k: elements(k),
+        v: elements(v),
+        cos: elements(cos),
+        sin: elements(sin),
+        keys,
+        values,
+        out: Shared(out.as_mut_ptr()),
+        heads: width / dim,
+        kv,
+        dim,
+        columns,
     };
-    let tasks = rows * kv;
-    let live: usize = shape.live.iter().map(ExactSizeIterator::len).sum();
-    if live * heads * dim < 1 << 15 {
-        let mut scores = Vec::new();
-        (0..tasks).for_each(|task| work(&mut scores, task));
+    // kin one after the other, so that a core finds what they share in its cache
+    let tasks: Vec<(usize, &Kin, Range<usize>)> = shape
+        .kin
+        .iter()
+        .flat_map(|kin| (0..kv).map(move |head| (head, kin)))
+        .flat_map(|(head, kin)| {
+            let firsts = (0..kin.members.len()).step_by(TOGETHER);
+            firsts.map(move |first| (head, kin, first..(first + TOGETHER).min(kin.members.len())))
+        })
+        .collect();
+    let read =
+        |kin: &Kin| kin.prefix.1.len() + kin.members.iter().map(|m| m.1.len()).sum::<usize>();
+    let size = shape.kin.iter().map(read).sum::<usize>() * width;
+    let empty = || Scratch {
+        queries: Vec::new(),
+        scores: Vec::new(),
+        mixed: Vec::new(),
+    };
+    let work = |scratch: &mut Scratch<T>, (head, kin, members): &(usize, &Kin, Range<usize>)| {
+        let members = &kin.members[members.clone()];
+        vectorised(
+            #[inline(always)]
+            || step.run(*head, &kin.prefix, members, scratch),
+        );
+    };
+    if size < LARGE {
+        let mut scratch = empty();
+        for task in &tasks {
+            work(&mut scratch, task);
+        }
     } else {
-        (0..tasks).into_par_iter().for_each_init(Vec::new, work);
+        tasks.par_iter().for_each_init(empty, work);
     }
-    tensor(out, [rows, heads * dim])
+    (tensor(out, [rows, width]), cache)
 }
 
-/// The query heads of one key head.
-#[inline(always)]
-fn one_head<T: Real>(
-    q: &[T],
-    keys: &[T],
-    values: &[T],
-    out: &mut [T],
-    dim: usize,
-    scores: &mut Vec<T>,
-    shape: &DecodeShape<'_>,
-) {
-    let n = keys.len() / dim;
-    if n == 0 {
-        return;
+impl<T: Real> Step<'_, T> {
+    /// First number of a column of a row's key head.
+    fn place(&self, row: usize, head: usize, column: usize) -> usize {
+        ((row * self.kv + head) * self.columns + column) * self.dim
     }
-    scores.resize(n, T::ZERO);
-    for (q, out) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)) {
-        for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
-            let s = dot(q, key) * T::of(shape.scale);
-            *score = match shape.softcap {
-                None => s,
-                Some(cap) => (s / T::of(cap)).tanh() * T::of(cap),
-            };
+
+    /// Some columns of a key head, of the keys or of the values.
+    #[inline(always)]
+    fn read(&self, cache: Shared<T>, row: usize, head: usize, columns: &Range<usize>) -> &[T] {
+        assert!(columns.end <= self.columns, "a column outside the cache");
+        // SAFETY: nobody writes what another task reads: a step writes each row's new column alone, which no prefix has.
+        #[allow(
+            unsafe_code,
+            reason = "cores read and write disjoint places of one tensor"
+        )]
+        unsafe {
+            let start = cache.get().add(self.place(row, head, columns.start));
+            std::slice::from_raw_parts(start, columns.len() * self.dim)
+        }
+    }
+
+    /// A row's new column of a key head.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref, reason = "a place of this task alone")]
+    fn fresh(&self, cache: Shared<T>, row: usize, head: usize, column: usize) -> &mut [T] {
+        assert!(column < self.columns, "a column outside the cache");
+        // SAFETY: no other task has this head of this row.
+        #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+        unsafe {
+            let start = cache.get().add(self.place(row, head, column));
+            std::slice::from_raw_parts_mut(start, self.dim)
+        }
+    }
+
+    /// Columns of the prefix that a member no longer sees, and those of its own that it does.
+    fn seen(&self, prefix: usize, own: &Range<usize>) -> (usize, Range<usize>) {
+        let hidden = match self.shape.window {
+            Some(window) => (prefix + own.len()).saturating_sub(window),
+            None => 0,
+        };
+        (
+            hidden.min(prefix),
+            own.start + hidden.saturating_sub(prefix)..own.end,
+        )
+    }
+
+    /// The query heads of one key head, of some members.
+    #[inline(always)]
+    fn run(
+        &self,
+        head: usize,
+        (twin, prefix): &(usize, Range<usize>),
+        members: &[(usize, Range<usize>)],
+        scratch: &mut Scratch<T>,
+    ) {
+        let (dim, group) = (self.dim, self.heads / self.kv);
+        let queries = members.len() * group;
+        let Scratch {
+            queries: q,
+            scores,
+            mixed,
+        } = scratch;
+        q.resize(queries * dim, T::ZERO);
+        for ((row, own), q) in members.iter().zip(q.chunks_exact_mut(group * dim)) {
+            self.enter(head, *row, own.end - 1, q);
+        }
+        let hidden = |own: &Range<usize>| self.seen(prefix.len(), own).0;
+        let unseen = members
+            .iter()
+            .map(|(_, own)| hidden(own))
+            .min()
+            .unwrap_or(0);
+        let shared = prefix.start + unseen..prefix.end;
+        let most = members.iter().map(|(_, own)| own.len()).max().unwrap_or(0);
+        let width = shared.len() + most;
+        scores.resize(queries * width, T::ZERO);
+        mixed.clear();
+        mixed.resize(queries * dim, T::ZERO);
+        let (m, n) = (queries, shared.len());
+        if n > 0 {
+            let keys = self.read(self.keys, *twin, head, &shared);
+            multiply(
+                Size { m, k: dim, n },
+                target(scores, width),
+                by_rows(q, dim),
+                turned(keys, dim),
+                Parallelism::None,
+            );
+        }
+        let each = |i: usize| {
+            let (row, own) = &members[i / group];
+            let (gone, own) = self.seen(prefix.len(), own);
+            (*row, gone - unseen, own)
+        };
+        for i in 0..queries {
+            let (row, gone, own) = each(i);
+            let scores = &mut scores[i * width..][..n + own.len()];
+            scores[..gone].fill(T::LOWEST);
+            let keys = self.read(self.keys, row, head, &own);
+            dots(&q[i * dim..][..dim], keys, &mut scores[n..]);
+            self.exponentials(scores, gone);
+        }
+        if n > 0 {
+            let values = self.read(self.values, *twin, head, &shared);
+            multiply(
+                Size { m, k: n, n: dim },
+                target(mixed, dim),
+                by_rows(scores, width),
+                by_rows(values, dim),
+                Parallelism::None,
+            );
+        }
+        for i in 0..queries {
+            let (row, _, own) = each(i);
+            let mixed = &mut mixed[i * dim..][..dim];
+            let values = self.read(self.values, row, head, &own);
+            weighted(&scores[i * width + n..][..own.len()], values, mixed);
+            let at = (row * self.heads + head * group + i % group) * dim;
+            // SAFETY: no other task has these heads of this row.
+            #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+            let out = unsafe { std::slice::from_raw_parts_mut(self.out.get().add(at), dim) };
+            out.copy_from_slice(mixed);
+        }
+    }
+
+    /// Turns a row's queries, and writes its key and value to a column of the cache.
+    #[inline(always)]
+    fn enter(&self, head: usize, row: usize, column: usize, queries: &mut [T]) {
+        let (dim, half) = (self.dim, self.dim / 2);
+        let (cos, sin) = (
+            &self.cos[row * half..][..half],
+            &self.sin[row * half..][..half],
+        );
+        let from = &self.q[row * self.heads * dim + head * queries.len()..][..queries.len()];
+        for (out, x) in queries.chunks_exact_mut(dim).zip(from.chunks_exact(dim)) {
+            turn(out, x, cos, sin, T::ONE);
+        }
+        let at = (row * self.kv + head) * dim;
+        turn(
+            self.fresh(self.keys, row, head, column),
+            &self.k[at..][..dim],
+            cos,
+            sin,
+            T::ONE,
+        );
+        self.fresh(self.values, row, head, column)
+            .copy_from_slice(&self.v[at..][..dim]);
+    }
+
+    /// Products become probabilities: the first few, which are hidden, as near to 0 as it gets.
+    #[inline(always)]
+    fn exponentials(&self, scores: &mut [T], hidden: usize) {
+        let scale = T::of(self.shape.scale);
+        let seen = &mut scores[hidden..];
+        for s in seen.iter_mut() {
+            *s = *s * scale;
+        }
+        if let Some(cap) = self.shape.softcap.map(T::of) {
+            for s in seen.iter_mut() {
+                *s = (*s / cap).tanh() * cap;
+            }
         }
         let max = largest(scores);
         for s in scores.iter_mut() {
             *s = (*s - max).exp();
         }
-        for (&weight, value) in scores.iter().zip(values.chunks_exact(dim)) {
-            for (out, &value) in out.iter_mut().zip(value) {
-                *out += weight * value;
-            }
+        let inverse = T::ONE / sum_of(scores.len(), |i| scores[i]);
+        for s in scores.iter_mut() {
+            *s = *s * inverse;
         }
-        let inverse = T::ONE / sum_of(n, |i| scores[i]);
-        for o in out.iter_mut() {
-            *o = *o * inverse;
-        }
+    }
+}
+
+fn by_rows<T>(values: &[T], row: usize) -> Matrix<T> {
+    Matrix {
+        start: values.as_ptr(),
+        row,
+        column: 1,
+    }
+}
+
+fn turned<T>(values: &[T], row: usize) -> Matrix<T> {
+    Matrix {
+        start: values.as_ptr(),
+        row: 1,
+        column: row,
+    }
+}
+
+fn target<T>(values: &mut [T], row: usize) -> Target<T> {
+    Target {
+        start: values.as_mut_ptr(),
+        row,
+        add: false,
     }
 }

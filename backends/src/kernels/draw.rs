@@ -39,19 +39,22 @@ fn draw<T: Real>(logits: &FlexTensor, temperature: f64, uniforms: Option<&[f32]>
     let one = |weights: &mut Vec<T>, row: usize| {
         weights.resize(vocab, T::ZERO);
         let z = &logits[row * vocab..][..vocab];
-        vectorised(|| {
-            let max = largest(z);
-            for (weight, &z) in weights.iter_mut().zip(z) {
-                *weight = ((z - max) * inverse).exp();
-            }
-            let total = sum_of(vocab, |i| weights[i]);
-            let token = match uniforms {
-                None => z.iter().position(|&v| v == max).unwrap_or(0),
-                Some(uniforms) => reach(weights, total * T::of(f64::from(uniforms[row]))),
-            };
-            let logp = (z[token] - max) * inverse - total.ln();
-            (token as u32, logp.elem::<f32>())
-        })
+        vectorised(
+            #[inline(always)]
+            || {
+                let max = largest(z);
+                for (weight, &z) in weights.iter_mut().zip(z) {
+                    *weight = ((z - max) * inverse).exp();
+                }
+                let total = sum_of(vocab, |i| weights[i]);
+                let token = match uniforms {
+                    None => z.iter().position(|&v| v == max).unwrap_or(0),
+                    Some(uniforms) => reach(weights, total * T::of(f64::from(uniforms[row]))),
+                };
+                let logp = (z[token] - max) * inverse - total.ln();
+                (token as u32, logp.elem::<f32>())
+            },
+        )
     };
     (0..rows).into_par_iter().map_init(Vec::new, one).collect()
 }

@@ -49,11 +49,14 @@ fn forward<T: Real>(gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
     by_rows(&mut out, BLOCK, 1, |block, out| {
         let from = block * BLOCK;
         let (gate, up) = (&gate[from..][..out.len()], &up[from..][..out.len()]);
-        vectorised(|| {
-            for i in 0..out.len() {
-                out[i] = gate[i] * sigmoid(gate[i]) * up[i];
-            }
-        });
+        vectorised(
+            #[inline(always)]
+            || {
+                for i in 0..out.len() {
+                    out[i] = gate[i] * sigmoid(gate[i]) * up[i];
+                }
+            },
+        );
     });
     tensor(out, shape)
 }
@@ -72,13 +75,16 @@ fn backward<T: Real>(gate: &FlexTensor, up: &FlexTensor, g: &FlexTensor) -> [Fle
             let (from, n) = (block * BLOCK, d_gate.len());
             let (gate, up, g) = (&gate[from..][..n], &up[from..][..n], &g[from..][..n]);
             let d_up = &mut d_up[..n];
-            vectorised(|| {
-                for i in 0..n {
-                    let s = sigmoid(gate[i]);
-                    d_up[i] = g[i] * gate[i] * s;
-                    d_gate[i] = g[i] * up[i] * s * (T::ONE + gate[i] * (T::ONE - s));
-                }
-            });
+            vectorised(
+                #[inline(always)]
+                || {
+                    for i in 0..n {
+                        let s = sigmoid(gate[i]);
+                        d_up[i] = g[i] * gate[i] * s;
+                        d_gate[i] = g[i] * up[i] * s * (T::ONE + gate[i] * (T::ONE - s));
+                    }
+                },
+            );
         },
     );
     [tensor(d_gate, shape.clone()), tensor(d_up, shape)]

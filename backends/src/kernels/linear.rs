@@ -1,5 +1,6 @@
 //! x · Wᵀ, whose gradients come out as the weights lie in memory.
 
+use super::few::{FEW, products};
 use super::half;
 use super::parallel::{dims, elements, tensor};
 use super::real::Real;
@@ -43,13 +44,9 @@ impl Kernel<2> for Linear {
     fn forward(&self, [x, w]: &[FlexTensor; 2]) -> FlexTensor {
         let ([rows, inner], [outputs, _]) = (dims(x), dims(w));
         if rows <= FEW {
-            // so the weights are read as they lie; the other way round they are packed first
-            let size = [outputs, inner, rows];
-            let turned = each!(
-                x.dtype(),
-                multiplied(size, (w, [inner, 1]), (x, [1, inner]))
-            );
-            each!(x.dtype(), transpose(&turned))
+            let out = each!(x.dtype(), products(x, std::slice::from_ref(w), None));
+            let one = out.into_iter().next();
+            one.unwrap_or_else(|| unreachable!("one each"))
         } else {
             let size = [rows, inner, outputs];
             each!(
@@ -130,24 +127,6 @@ fn multiplied<T: Real>(
     tensor(out, [m, n])
 }
 
-/// `[m, n]` to `[n, m]`, a square at a time.
-fn transpose<T: Real>(turned: &FlexTensor) -> FlexTensor {
-    const SIDE: usize = 16;
-    let [m, n] = dims(turned);
-    let from: &[T] = elements(turned);
-    let mut out = vec![T::ZERO; m * n];
-    for top in (0..m).step_by(SIDE) {
-        for left in (0..n).step_by(SIDE) {
-            for column in left..(left + SIDE).min(n) {
-                for row in top..(top + SIDE).min(m) {
-                    out[column * m + row] = from[row * n + column];
-                }
-            }
-        }
-    }
-    tensor(out, [n, m])
-}
-
 /// `a · b` for `[m, k]` and `[k, n]`; in f32 where they are stored in half precision.
 ///
 /// `None` where the kernels do not know the tensors. Not differentiable.
@@ -191,9 +170,6 @@ fn untraced(
     );
     Some(wrap(out))
 }
-
-/// Rows up to which a product is made the other way round: those of decoding.
-const FEW: usize = 128;
 
 /// Rows, inner length and columns of a product.
 #[derive(Clone, Copy)]

@@ -53,14 +53,17 @@ fn forward<T: Real>(norm: &RmsNorm, x: &FlexTensor, w: &FlexTensor) -> FlexTenso
     let mut out = vec![T::ZERO; rows * n];
     by_rows(&mut out, n, ROWS, |block, out| {
         let x = &x[block * ROWS * n..][..out.len()];
-        vectorised(|| {
-            for (out, x) in out.chunks_exact_mut(n).zip(x.chunks_exact(n)) {
-                let r = reciprocal(norm, x);
-                for i in 0..n {
-                    out[i] = x[i] * r * weight[i];
+        vectorised(
+            #[inline(always)]
+            || {
+                for (out, x) in out.chunks_exact_mut(n).zip(x.chunks_exact(n)) {
+                    let r = reciprocal(norm, x);
+                    for i in 0..n {
+                        out[i] = x[i] * r * weight[i];
+                    }
                 }
-            }
-        });
+            },
+        );
     });
     tensor(out, [rows, n])
 }
@@ -85,21 +88,24 @@ fn backward<T: Real>(
         |block, dx, dw| {
             let from = block * ROWS * n;
             let (x, g) = (&x[from..][..dx.len()], &g[from..][..dx.len()]);
-            vectorised(|| {
-                let rows = dx
-                    .chunks_exact_mut(n)
-                    .zip(x.chunks_exact(n))
-                    .zip(g.chunks_exact(n));
-                for ((dx, x), g) in rows {
-                    let r = reciprocal(norm, x);
-                    let mean = sum_of(n, |i| g[i] * weight[i] * x[i]) / T::of(n as f64);
-                    let pull = r * r * mean;
-                    for i in 0..n {
-                        dx[i] = r * (g[i] * weight[i] - x[i] * pull);
-                        dw[i] += g[i] * x[i] * r;
+            vectorised(
+                #[inline(always)]
+                || {
+                    let rows = dx
+                        .chunks_exact_mut(n)
+                        .zip(x.chunks_exact(n))
+                        .zip(g.chunks_exact(n));
+                    for ((dx, x), g) in rows {
+                        let r = reciprocal(norm, x);
+                        let mean = sum_of(n, |i| g[i] * weight[i] * x[i]) / T::of(n as f64);
+                        let pull = r * r * mean;
+                        for i in 0..n {
+                            dx[i] = r * (g[i] * weight[i] - x[i] * pull);
+                            dw[i] += g[i] * x[i] * r;
+                        }
                     }
-                }
-            });
+                },
+            );
         },
     );
     let mut dw = vec![T::ZERO; n];

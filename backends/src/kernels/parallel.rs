@@ -9,7 +9,8 @@ use rayon::prelude::*;
 /// Elements below which one core is faster than telling the others.
 const SMALL: usize = 1 << 15;
 
-/// Runs a body of `#[inline(always)]` functions with the widest vectors of this machine.
+/// Runs a body of `#[inline(always)]` functions with the widest vectors of this machine. The closure says `#[inline(always)]`
+/// itself: one that is called, for its size, runs with the narrow vectors that every machine has.
 #[inline]
 pub(super) fn vectorised<R>(body: impl FnOnce() -> R) -> R {
     Arch::new().dispatch(body)

@@ -115,6 +115,76 @@ pub(super) fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     together(lanes) + rest
 }
 
+/// The products of `q` with rows of its length that lie one behind the other.
+#[inline(always)]
+pub(super) fn dots<T: Real>(q: &[T], rows: &[T], out: &mut [T]) {
+    const AT_ONCE: usize = 4;
+    let n = q.len();
+    let whole = n - n % LANES;
+    let mut blocks = rows.chunks_exact(AT_ONCE * n);
+    let mut outs = out.chunks_exact_mut(AT_ONCE);
+    for (block, out) in (&mut blocks).zip(&mut outs) {
+        let mut lanes = [[T::ZERO; LANES]; AT_ONCE];
+        for start in (0..whole).step_by(LANES) {
+            let q = &q[start..][..LANES];
+            for (i, lanes) in lanes.iter_mut().enumerate() {
+                let row = &block[i * n + start..][..LANES];
+                for lane in 0..LANES {
+                    lanes[lane] += q[lane] * row[lane];
+                }
+            }
+        }
+        for (i, (out, lanes)) in out.iter_mut().zip(lanes).enumerate() {
+            let rest = (whole..n).map(|at| q[at] * block[i * n + at]);
+            *out = together(lanes) + rest.sum::<T>();
+        }
+    }
+    let rest = blocks.remainder().chunks_exact(n);
+    for (out, row) in outs.into_remainder().iter_mut().zip(rest) {
+        *out = dot(q, row);
+    }
+}
+
+/// Adds rows that lie one behind the other to `out`, each by its weight.
+#[inline(always)]
+pub(super) fn weighted<T: Real>(weights: &[T], rows: &[T], out: &mut [T]) {
+    let n = out.len();
+    let whole = n - n % LANES;
+    for start in (0..whole).step_by(LANES) {
+        // two sums by turns, so that an addition need not wait for the one before it
+        let mut lanes = [[T::ZERO; LANES]; 2];
+        let mut pairs = weights.chunks_exact(2);
+        let mut blocks = rows.chunks_exact(2 * n);
+        for (pair, block) in (&mut pairs).zip(&mut blocks) {
+            let (a, b) = (&block[start..][..LANES], &block[n + start..][..LANES]);
+            for lane in 0..LANES {
+                lanes[0][lane] += pair[0] * a[lane];
+                lanes[1][lane] += pair[1] * b[lane];
+            }
+        }
+        let last = pairs
+            .remainder()
+            .iter()
+            .zip(blocks.remainder().chunks_exact(n));
+        for (&weight, row) in last {
+            let row = &row[start..][..LANES];
+            for lane in 0..LANES {
+                lanes[0][lane] += weight * row[lane];
+            }
+        }
+        for (lane, out) in out[start..][..LANES].iter_mut().enumerate() {
+            *out += lanes[0][lane] + lanes[1][lane];
+        }
+    }
+    if whole < n {
+        for (&weight, row) in weights.iter().zip(rows.chunks_exact(n)) {
+            for (out, &value) in out[whole..].iter_mut().zip(&row[whole..]) {
+                *out += weight * value;
+            }
+        }
+    }
+}
+
 /// Σ f(i) for i below `n`, in sixteen lanes.
 #[inline(always)]
 pub(super) fn sum_of<T: Real>(n: usize, f: impl Fn(usize) -> T) -> T {

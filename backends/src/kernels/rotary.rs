@@ -66,24 +66,35 @@ fn rotate<T: Real>(x: &FlexTensor, cos: &FlexTensor, sin: &FlexTensor, way: f64)
     let mut out = vec![T::ZERO; x.len()];
     by_rows(&mut out, heads * dim, ROWS, |block, out| {
         let x = &x[block * ROWS * heads * dim..][..out.len()];
-        vectorised(|| {
-            let tokens = out
-                .chunks_exact_mut(heads * dim)
-                .zip(x.chunks_exact(heads * dim));
-            for (token, (out, x)) in tokens.enumerate() {
-                let at = (block * ROWS + token) * half;
-                let (cos, sin) = (&cos[at..][..half], &sin[at..][..half]);
-                for (out, x) in out.chunks_exact_mut(dim).zip(x.chunks_exact(dim)) {
-                    let (first, second) = out.split_at_mut(half);
-                    let (a, b) = x.split_at(half);
-                    for i in 0..half {
-                        let s = sin[i] * way;
-                        first[i] = a[i] * cos[i] - b[i] * s;
-                        second[i] = b[i] * cos[i] + a[i] * s;
+        vectorised(
+            #[inline(always)]
+            || {
+                let tokens = out
+                    .chunks_exact_mut(heads * dim)
+                    .zip(x.chunks_exact(heads * dim));
+                for (token, (out, x)) in tokens.enumerate() {
+                    let at = (block * ROWS + token) * half;
+                    let (cos, sin) = (&cos[at..][..half], &sin[at..][..half]);
+                    for (out, x) in out.chunks_exact_mut(dim).zip(x.chunks_exact(dim)) {
+                        turn(out, x, cos, sin, way);
                     }
                 }
-            }
-        });
+            },
+        );
     });
     tensor(out, [tokens, heads, dim])
+}
+
+/// One head's row, turned by its token's angles; back where `way` is −1.
+#[inline(always)]
+pub(super) fn turn<T: Real>(out: &mut [T], x: &[T], cos: &[T], sin: &[T], way: T) {
+    let half = cos.len();
+    let (first, second) = out.split_at_mut(half);
+    let (a, b) = x.split_at(half);
+    let (second, b, sin) = (&mut second[..half], &b[..half], &sin[..half]);
+    for i in 0..half {
+        let s = sin[i] * way;
+        first[i] = a[i] * cos[i] - b[i] * s;
+        second[i] = b[i] * cos[i] + a[i] * s;
+    }
 }

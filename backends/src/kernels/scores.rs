@@ -121,36 +121,39 @@ fn score<T: Real>(logits: &FlexTensor, targets: &[usize], scaling: Scaling) -> F
     // as large as the logits for the choice between one core and all
     let parallel = rows * vocab > 1 << 15;
     let body = |block: usize, out: &mut [T]| {
-        vectorised(|| {
-            let mut z = vec![T::ZERO; vocab];
-            for (i, out) in out.chunks_exact_mut(4).enumerate() {
-                let row = block * ROWS + i;
-                scale(&logits[row * vocab..][..vocab], &mut z, scaling);
-                let max = largest(&z);
-                let (mut sum, mut moment) = ([T::ZERO; 16], [T::ZERO; 16]);
-                let whole = vocab - vocab % 16;
-                for start in (0..whole).step_by(16) {
-                    for lane in 0..16 {
-                        let centred = z[start + lane] - max;
-                        let e = centred.exp();
-                        sum[lane] += e;
-                        moment[lane] += e * centred;
+        vectorised(
+            #[inline(always)]
+            || {
+                let mut z = vec![T::ZERO; vocab];
+                for (i, out) in out.chunks_exact_mut(4).enumerate() {
+                    let row = block * ROWS + i;
+                    scale(&logits[row * vocab..][..vocab], &mut z, scaling);
+                    let max = largest(&z);
+                    let (mut sum, mut moment) = ([T::ZERO; 16], [T::ZERO; 16]);
+                    let whole = vocab - vocab % 16;
+                    for start in (0..whole).step_by(16) {
+                        for lane in 0..16 {
+                            let centred = z[start + lane] - max;
+                            let e = centred.exp();
+                            sum[lane] += e;
+                            moment[lane] += e * centred;
+                        }
                     }
+                    for &value in &z[whole..] {
+                        let e = (value - max).exp();
+                        sum[0] += e;
+                        moment[0] += e * (value - max);
+                    }
+                    let sum: T = sum.into_iter().sum();
+                    let lse = sum.ln() + max;
+                    let mean = moment.into_iter().sum::<T>() / sum + max;
+                    out[0] = z[targets[row]] - lse;
+                    out[1] = lse - mean;
+                    out[2] = lse;
+                    out[3] = mean;
                 }
-                for &value in &z[whole..] {
-                    let e = (value - max).exp();
-                    sum[0] += e;
-                    moment[0] += e * (value - max);
-                }
-                let sum: T = sum.into_iter().sum();
-                let lse = sum.ln() + max;
-                let mean = moment.into_iter().sum::<T>() / sum + max;
-                out[0] = z[targets[row]] - lse;
-                out[1] = lse - mean;
-                out[2] = lse;
-                out[3] = mean;
-            }
-        });
+            },
+        );
     };
     if parallel {
         use rayon::prelude::*;
@@ -203,33 +206,36 @@ fn gradient<T: Real>(
     let inverse = T::of(1.0 / scaling.temperature);
     let values = &mut logits.storage_mut::<T>()[..rows * vocab];
     by_rows(values, vocab, ROWS, |block, out| {
-        vectorised(|| {
-            for (i, out) in out.chunks_exact_mut(vocab).enumerate() {
-                let row = block * ROWS + i;
-                let (lse, mean, d_logp) = (lse[row], mean[row], d_logp[row]);
-                let d_entropy = d_entropy.map_or(T::ZERO, |d| d[row]);
-                let target = targets[row];
-                let one = |z: T| -((z - lse).exp() * (d_logp + d_entropy * (z - mean)));
-                match scaling.softcap {
-                    None => {
-                        for out in out.iter_mut() {
-                            *out = one(*out * inverse) * inverse;
+        vectorised(
+            #[inline(always)]
+            || {
+                for (i, out) in out.chunks_exact_mut(vocab).enumerate() {
+                    let row = block * ROWS + i;
+                    let (lse, mean, d_logp) = (lse[row], mean[row], d_logp[row]);
+                    let d_entropy = d_entropy.map_or(T::ZERO, |d| d[row]);
+                    let target = targets[row];
+                    let one = |z: T| -((z - lse).exp() * (d_logp + d_entropy * (z - mean)));
+                    match scaling.softcap {
+                        None => {
+                            for out in out.iter_mut() {
+                                *out = one(*out * inverse) * inverse;
+                            }
+                            out[target] += d_logp * inverse;
                         }
-                        out[target] += d_logp * inverse;
-                    }
-                    Some(cap) => {
-                        let (cap, shrink) = (T::of(cap), T::of(1.0 / cap));
-                        let slope = |t: T| (T::ONE - t * t) * inverse;
-                        let t = (out[target] * shrink).tanh();
-                        for out in out.iter_mut() {
-                            let t = (*out * shrink).tanh();
-                            *out = one(t * cap * inverse) * slope(t);
+                        Some(cap) => {
+                            let (cap, shrink) = (T::of(cap), T::of(1.0 / cap));
+                            let slope = |t: T| (T::ONE - t * t) * inverse;
+                            let t = (out[target] * shrink).tanh();
+                            for out in out.iter_mut() {
+                                let t = (*out * shrink).tanh();
+                                *out = one(t * cap * inverse) * slope(t);
+                            }
+                            out[target] += d_logp * slope(t);
                         }
-                        out[target] += d_logp * slope(t);
                     }
                 }
-            }
-        });
+            },
+        );
     });
     logits
 }

@@ -6,6 +6,7 @@
 
 pub mod advantage;
 pub mod aggregate;
+pub mod agreement;
 mod algorithm;
 mod check;
 mod config;
@@ -112,11 +113,11 @@ pub enum Reduce {
     Sum,
     /// The mean over scored tokens.
     TokenMean,
-    /// The mean over sequences that have scored tokens. This and the next two are of losses that look at whole sequences.
+    /// The mean over sequences that have scored tokens. Of losses that look at whole sequences.
     SequenceMean,
-    /// The least of the sequences'.
+    /// The least of the sequences' or tokens'.
     Least,
-    /// The largest of the sequences'.
+    /// The largest of the sequences' or tokens'.
     Largest,
 }
 
@@ -149,7 +150,7 @@ pub struct Metric {
     pub name: &'static str,
     /// How sums become the value.
     pub reduce: Reduce,
-    /// Sum over the chunk; the least or largest number of its sequences where that is asked for.
+    /// Sum over the chunk; the least or largest number where that is asked for.
     pub sum: Tensor<1>,
 }
 

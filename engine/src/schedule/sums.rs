@@ -69,7 +69,19 @@ impl Running {
         let values = Tensor::cat(values, 0);
         self.0 = Some(match self.0.take() {
             None => (loss.metrics, values),
-            Some((metrics, total)) => (metrics, total + values),
+            Some((metrics, total)) => {
+                let sums = total.clone() + values.clone();
+                let both = metrics.iter().enumerate().fold(sums, |sums, (i, metric)| {
+                    let [a, b] = [&total, &values].map(|t| t.clone().narrow(0, i, 1));
+                    let own = match metric.reduce {
+                        Reduce::Least => a.min_pair(b),
+                        Reduce::Largest => a.max_pair(b),
+                        _ => return sums,
+                    };
+                    sums.slice_assign(i..=i, own)
+                });
+                (metrics, both)
+            }
         });
     }
 

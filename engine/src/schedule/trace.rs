@@ -143,7 +143,7 @@ impl SplitAttention {
         let mixed = decoder.attend(unit, &inner(&qkv), ctx);
         let mixed = mixed.autodiff().require_grad();
         let residual = x.autodiff().require_grad();
-        let output = decoder.merge(unit, &weights, residual.clone(), mixed.clone(), ctx);
+        let output = decoder.merge(unit, &weights, residual.clone(), &mixed, ctx);
         Self {
             unit,
             weights,

@@ -9,6 +9,7 @@ use crate::batch::{SampleId, Sequence};
 use crate::config::OldLogProbs;
 use crate::dataset::Prompt;
 use crate::learner::score_placed;
+use crate::objective::agreement::{Compared, DIFF_MAX, DIFF_MEAN};
 use crate::objective::{OptimizerStep, TokenLoss};
 use crate::optim::schedule::Schedule as LrSchedule;
 use crate::placed::{Placed, Use};
@@ -167,10 +168,15 @@ impl Trainer {
         let mut sums = UpdateSums::of_policy();
         let objective = Arc::clone(&self.objective);
         let temperature = self.config.rollout.temperature;
+        let compared = Compared(objective.as_ref());
         for epoch in 0..self.config.update.ppo_epochs {
-            for mini in self.minibatches(rollouts, epoch) {
+            for (i, mini) in self.minibatches(rollouts, epoch).into_iter().enumerate() {
                 let sequences = self.prepared(&mini)?;
-                let tokens: &dyn TokenLoss = objective.as_ref();
+                let tokens: &dyn TokenLoss = if epoch + i == 0 && self.compares() {
+                    &compared
+                } else {
+                    objective.as_ref()
+                };
                 let loss = match self.config.shared_critic() {
                     Some(critic) => critic.joint_loss(tokens),
                     None => tokens.into(),
@@ -180,6 +186,14 @@ impl Trainer {
             }
         }
         Ok(sums)
+    }
+
+    /// Whether the update's own forward says what the sampler's log-probs are worth: nobody computed them again, and no
+    /// dropout is in between.
+    fn compares(&self) -> bool {
+        let lora = self.learner.decoder().lora();
+        let drops = lora.is_some_and(|lora| lora.dropout > 0.0);
+        self.config.update.old_log_probs == OldLogProbs::Sampler && !drops
     }
 
     /// Sequences of one optimizer step, with everything fixed that they share.
@@ -297,11 +311,8 @@ impl Trainer {
         let differences: Vec<f64> = rollouts.iter().flat_map(probability_differences).collect();
         if !differences.is_empty() {
             let most = differences.iter().copied().fold(0.0, f64::max);
-            metrics.insert("training/rollout_probs_diff_max".into(), most);
-            metrics.insert(
-                "training/rollout_probs_diff_mean".into(),
-                mean(differences.iter().copied()),
-            );
+            let centre = mean(differences.iter().copied());
+            metrics.extend([(DIFF_MAX.into(), most), (DIFF_MEAN.into(), centre)]);
         }
         let generated: usize = rollouts.iter().map(|r| r.completion.len()).sum();
         let total: usize = rollouts

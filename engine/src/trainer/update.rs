@@ -5,6 +5,7 @@ use crate::batch::{BatchStats, DropoutStep, Sequence};
 use crate::learner::Updated;
 use crate::schedule::{HeadLoss, LossSums};
 use crate::{Error, Result};
+use std::collections::BTreeMap;
 
 /// The phase's name.
 pub(super) const UPDATE: &str = "update_actor";
@@ -18,8 +19,8 @@ pub(super) struct UpdateSums {
     num_micro_batches: &'static str,
     /// Of what else is said of the micro-batches.
     prefix: &'static str,
-    values: Metrics,
-    steps: u64,
+    /// Sums of the metrics, and the optimizer steps that reported them.
+    values: BTreeMap<String, (f64, u64)>,
     batch: BatchStats,
 }
 
@@ -47,20 +48,16 @@ impl UpdateSums {
             loss_scale,
             num_micro_batches,
             prefix,
-            values: Metrics::new(),
-            steps: 0,
+            values: BTreeMap::new(),
             batch: BatchStats::default(),
         }
     }
 
-    /// Means over the optimizer steps.
+    /// Means over the optimizer steps that reported each.
     pub fn metrics(&self) -> Metrics {
-        let steps = self.steps.max(1) as f64;
-        let mut metrics: Metrics = self
-            .values
-            .iter()
-            .map(|(k, v)| (k.clone(), v / steps))
-            .collect();
+        let mean =
+            |(name, &(sum, steps)): (&String, &(f64, u64))| (name.clone(), sum / steps as f64);
+        let mut metrics: Metrics = self.values.iter().map(mean).collect();
         let batch = &self.batch;
         metrics.insert(self.num_micro_batches.into(), batch.micro_batches as f64);
         let cut = [
@@ -76,16 +73,15 @@ impl UpdateSums {
     }
 
     fn absorb(&mut self, updated: &Updated) {
-        for (name, value) in updated.sums.values() {
-            *self.values.entry(name.to_owned()).or_default() += value;
+        let outcome = &updated.outcome;
+        let norm = (self.grad_norm, outcome.grad_norm);
+        let scale = outcome.loss_scale.map(|scale| (self.loss_scale, scale));
+        for (name, value) in updated.sums.values().chain([norm]).chain(scale) {
+            let (sum, steps) = self.values.entry(name.to_owned()).or_default();
+            *sum += value;
+            *steps += 1;
         }
-        if let Some(scale) = updated.outcome.loss_scale {
-            *self.values.entry(self.loss_scale.into()).or_default() += scale;
-        }
-        let norm = updated.outcome.grad_norm;
-        *self.values.entry(self.grad_norm.into()).or_default() += norm;
         self.batch.absorb(updated.batch);
-        self.steps += 1;
     }
 }
 

@@ -11,7 +11,7 @@ use crate::arch::Arch;
 use crate::attention::{Scoring, mix};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
-use firebrick_backends::kernels::{self, DecodeShape};
+use firebrick_backends::kernels::{self, Kin};
 use std::ops::Range;
 
 /// Keys read in vain (rows times columns) that cost as much as the operations of another band: measured on a CPU with 8 heads
@@ -39,8 +39,8 @@ struct Block {
 #[derive(Clone, Debug)]
 pub(crate) struct Reach {
     first: usize,
-    /// First column of each sequence, where a kernel decodes one token of each and needs no blocks.
-    fused: Option<Vec<usize>>,
+    /// The sequences by what they share, where a kernel decodes one token of each and needs no blocks.
+    fused: Option<Vec<Kin>>,
     /// Blocks by a layer's sliding window.
     blocks: Vec<(Option<usize>, Vec<Block>)>,
 }
@@ -52,7 +52,7 @@ impl Reach {
         if len == 1 && kernels::available(device) && !arch.precision.is_half() {
             return Self {
                 first,
-                fused: Some(starts.to_vec()),
+                fused: Some(cache.kin()),
                 blocks: Vec::new(),
             };
         }
@@ -75,6 +75,11 @@ impl Reach {
         }
     }
 
+    /// The sequences by what they share, where [`LayerCache::decode`](super::LayerCache::decode) attends.
+    pub fn kin(&self) -> Option<&[Kin]> {
+        self.fused.as_deref()
+    }
+
     /// The column of the first query.
     pub fn first(&self) -> usize {
         self.first
@@ -82,7 +87,7 @@ impl Reach {
 
     /// Softmax attention over keys and values `[rows, kv_heads, capacity, head_dim]`, in the shape of the queries.
     ///
-    /// The one place that reads a cache.
+    /// Where there is no kernel that does it: [`Self::kin`] has none.
     pub fn attend(
         &self,
         scoring: Scoring,
@@ -90,9 +95,6 @@ impl Reach {
         keys: &Tensor<4>,
         values: &Tensor<4>,
     ) -> Tensor<4> {
-        if let Some(starts) = &self.fused {
-            return self.decode(starts, scoring, q, keys, values);
-        }
         let blocks = self.blocks.iter().find(|(w, _)| *w == scoring.window);
         let blocks = blocks.map_or(&[][..], |(_, blocks)| blocks);
         let mut mixed: Vec<Tensor<4>> = blocks
@@ -112,36 +114,6 @@ impl Reach {
             // one query: bands of rows; several: chunks of queries
             _ => Tensor::cat(mixed, if q.dims()[2] > 1 { 2 } else { 0 }),
         }
-    }
-}
-
-impl Reach {
-    /// One new token of each sequence, by a kernel that reads live columns alone.
-    fn decode(
-        &self,
-        starts: &[usize],
-        scoring: Scoring,
-        q: &Tensor<4>,
-        keys: &Tensor<4>,
-        values: &Tensor<4>,
-    ) -> Tensor<4> {
-        let [rows, heads, _, dim] = q.dims();
-        let end = self.first + 1;
-        let oldest = scoring.window.map_or(0, |w| end.saturating_sub(w));
-        // a sequence that begins in a later column sees nothing yet
-        let live = |&start: &usize| start.max(oldest).min(end)..end;
-        let live: Vec<Range<usize>> = starts.iter().map(live).collect();
-        let slots: Vec<usize> = (0..rows).collect();
-        let shape = DecodeShape {
-            slots: &slots,
-            live: &live,
-            scale: scoring.scale,
-            softcap: scoring.softcap,
-        };
-        let q = q.clone().reshape([rows, heads, dim]);
-        kernels::decode_attention(&q, keys, values, &shape)
-            .expect("tensors of the device that the cache is on")
-            .reshape([rows, heads, 1, dim])
     }
 }
 

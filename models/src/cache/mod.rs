@@ -22,8 +22,11 @@ pub(crate) use attention::Reach;
 
 use crate::arch::Arch;
 use crate::attention::Scoring;
+use crate::rope::Angles;
 use burn::tensor::{DType, Device, Int, Tensor};
+use firebrick_backends::kernels::{self, DecodeShape, Kin};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Keys and values of one layer, `[rows, kv_heads, capacity, head_dim]` each.
 #[derive(Debug)]
@@ -67,6 +70,32 @@ impl LayerCache {
         });
     }
 
+    /// The same for one new column, by a kernel that turns queries and keys by their angles too: all `[rows, heads · head_dim]`.
+    pub(crate) fn decode(
+        &mut self,
+        scoring: Scoring,
+        [q, k, v]: [Tensor<2>; 3],
+        angles: &Angles,
+        kin: &[Kin],
+    ) -> Tensor<2> {
+        let shape = DecodeShape {
+            kin,
+            angles: angles.tables(),
+            window: scoring.window,
+            scale: scoring.scale,
+            softcap: scoring.softcap,
+        };
+        let mut mixed = None;
+        self.change(|keys, values| {
+            let (out, [keys, values]) =
+                kernels::decode_attention([&q, &k, &v], [keys, values], &shape)
+                    .expect("tensors of the device that the cache is on");
+            mixed = Some(out);
+            (keys, values)
+        });
+        mixed.unwrap_or_else(|| unreachable!("the cache was there"))
+    }
+
     /// Writes the keys and values of new columns, and mixes the values that their queries see, `[rows, heads, columns, head_dim]`
     /// all.
     pub(crate) fn attend(
@@ -81,12 +110,32 @@ impl LayerCache {
     }
 }
 
+/// Where a sequence came from, and how many of its tokens it had then: those it shares with all others from there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Origin {
+    id: u64,
+    tokens: usize,
+}
+
+impl Origin {
+    /// One that nothing else has.
+    fn own() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self {
+            id: NEXT.fetch_add(1, Relaxed),
+            tokens: 0,
+        }
+    }
+}
+
 /// The cache of a decoder.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
     /// First column of each sequence's window.
     starts: Vec<usize>,
+    /// Where each sequence came from.
+    origins: Vec<Origin>,
     /// Columns written: the next one is written for all sequences.
     used: usize,
     rows: usize,
@@ -105,6 +154,7 @@ impl KvCache {
         let rows = starts.len();
         Self {
             starts,
+            origins: (0..rows).map(|_| Origin::own()).collect(),
             ..Self::empty(arch, rows, capacity, device)
         }
     }
@@ -118,6 +168,7 @@ impl KvCache {
         Self {
             layers: (0..arch.num_layers).map(layer).collect(),
             starts: Vec::new(),
+            origins: Vec::new(),
             used: 0,
             rows,
             capacity,
@@ -169,6 +220,34 @@ impl KvCache {
         self.starts.iter().min().map_or(0, |lo| self.used - lo)
     }
 
+    /// The sequences that have begun, with the column that is written next: those that were copied from one together.
+    fn kin(&self) -> Vec<Kin> {
+        let mut families: Vec<(u64, Kin)> = Vec::new();
+        for (row, (&start, origin)) in self.starts.iter().zip(&self.origins).enumerate() {
+            if start > self.used {
+                continue;
+            }
+            let own = (row, start + origin.tokens..self.used + 1);
+            match families.iter_mut().find(|(id, _)| *id == origin.id) {
+                Some((_, kin)) => kin.members.push(own),
+                None => {
+                    let prefix = (row, start..own.1.start);
+                    let members = vec![own];
+                    families.push((origin.id, Kin { prefix, members }));
+                }
+            }
+        }
+        let whole = |(_, mut kin): (u64, Kin)| {
+            // alone, a sequence shares nothing
+            if let [(_, own)] = &mut kin.members[..] {
+                own.start = kin.prefix.1.start;
+                kin.prefix.1.end = kin.prefix.1.start;
+            }
+            kin
+        };
+        families.into_iter().map(whole).collect()
+    }
+
     pub(crate) fn layer(&mut self, index: usize) -> &mut LayerCache {
         &mut self.layers[index]
     }
@@ -182,6 +261,7 @@ impl KvCache {
     pub fn clear(&mut self, used: usize) {
         assert!(used <= self.capacity, "a column outside the cache");
         self.starts.clear();
+        self.origins.clear();
         self.used = used;
     }
 
@@ -205,8 +285,14 @@ impl KvCache {
             layer.write(rows.clone(), first, pick(k), pick(v));
         }
         let taken = rows.end.max(self.starts.len());
+        let origin = Origin {
+            tokens: len,
+            ..source.origins[row]
+        };
         self.starts.resize(taken, first);
-        self.starts[rows].fill(first);
+        self.origins.resize(taken, origin);
+        self.starts[rows.clone()].fill(first);
+        self.origins[rows].fill(origin);
     }
 
     /// The last sequence takes the place of the one in `row`, which has ended.
@@ -224,6 +310,7 @@ impl KvCache {
             }
         }
         self.starts.swap_remove(row);
+        self.origins.swap_remove(row);
     }
 
     /// Moves the sequences `order`, which become the first rows, to new tensors of `rows` rows and `capacity` columns,
@@ -262,6 +349,7 @@ impl KvCache {
         }
         let shift = |start: usize| used - (self.used - start);
         self.starts = starts.into_iter().map(shift).collect();
+        self.origins = order.iter().map(|&row| self.origins[row]).collect();
         (self.used, self.rows, self.capacity) = (used, rows, capacity);
     }
 }

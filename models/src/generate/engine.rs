@@ -18,6 +18,7 @@ use crate::{Decoder, Result};
 use burn::tensor::{Int, Tensor, TensorData};
 use firebrick_backends::accounts::{Category, Hold, Home};
 use firebrick_backends::device::is_cpu;
+use firebrick_backends::kernels::on_a_core;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Instant;
@@ -302,10 +303,12 @@ impl<'a> Engine<'a> {
             first: cache.used(),
             len: 1,
         };
-        let ctx = Context::cached(self.decoder.arch(), columns, self.decoder.device());
-        let hidden = self.decoder.hidden_cached(ids, &ctx, cache);
-        let logits = self.decoder.head().logits(hidden);
-        let chosen = choose(logits, self.generator.sampling, &draws)?;
+        let (decoder, sampling) = (self.decoder, self.generator.sampling);
+        let ctx = Context::cached(decoder.arch(), columns, decoder.device());
+        let chosen = on_a_core(decoder.device(), || {
+            let hidden = decoder.hidden_cached(ids, &ctx, cache);
+            choose(decoder.head().logits(hidden), sampling, &draws)
+        })?;
         for (row, chosen) in chosen.into_iter().enumerate() {
             let Some(mut sequence) = self.slots.rows_mut()[row].take() else {
                 continue;

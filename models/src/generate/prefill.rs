@@ -5,6 +5,7 @@ use crate::Decoder;
 use crate::cache::KvCache;
 use crate::layer::{Columns, Context};
 use burn::tensor::{Int, Tensor, TensorData};
+use firebrick_backends::kernels::on_a_core;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -63,7 +64,8 @@ impl Filling {
         let device = decoder.device();
         let ctx = Context::cached(decoder.arch(), columns, device);
         let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [rows * len]), device);
-        let hidden = decoder.hidden_cached(ids, &ctx, &mut self.cache);
+        let cache = &mut self.cache;
+        let hidden = on_a_core(device, || decoder.hidden_cached(ids, &ctx, cache));
         let [_, d] = hidden.dims();
         (self.cache.used() == self.width).then(|| {
             let hidden = hidden.reshape([rows, len, d]);

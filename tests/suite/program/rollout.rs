@@ -37,6 +37,37 @@ fn limits_of_the_engine_change_no_token() {
 }
 
 #[test]
+fn sampler_and_trainer_are_compared_wherever_the_old_log_probs_come_from() {
+    let differences = |settings: &[&str]| {
+        let bench = Bench::new();
+        succeeded(&bench.firebrick("train", settings));
+        let lines = metrics(&bench, "run");
+        let of = |line: &Value| {
+            ["mean", "max"].map(|kind| {
+                let key = format!("training/rollout_probs_diff_{kind}");
+                line[&key]
+                    .as_f64()
+                    .unwrap_or_else(|| panic!("{key}: {line}"))
+            })
+        };
+        lines[1..].iter().map(of).collect::<Vec<_>>()
+    };
+    let found = differences(&["update.old_log_probs=sampler", "rollout.temperature=0.7"]);
+    let expected = differences(&["rollout.temperature=0.7"]);
+    assert_eq!(found.len(), expected.len());
+    for ([mean, max], [other_mean, other_max]) in found.iter().zip(&expected) {
+        assert!(mean <= max && *max < 1e-4, "{mean} {max}");
+        assert!((mean - other_mean).abs() < 1e-6 && (max - other_max).abs() < 1e-5);
+    }
+    // of several optimizer steps the first one knows, and its numbers stay its own
+    let cut = differences(&["update.old_log_probs=sampler", "update.ppo_epochs=3"]);
+    assert!(
+        cut.iter().all(|[mean, max]| mean <= max && *max < 1e-4),
+        "{cut:?}"
+    );
+}
+
+#[test]
 fn the_engine_reports_what_it_did() {
     let bench = Bench::new();
     succeeded(&bench.firebrick("train", &["rollout.kv_cache_memory_bytes=8KiB"]));
