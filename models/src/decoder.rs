@@ -376,6 +376,34 @@ impl Decoder {
         (0..self.units.len()).try_for_each(|unit| self.move_unit(unit, home))
     }
 
+    /// The same model, its weights shared, with a copy of every matrix that is laid out for products with few rows, where a
+    /// kernel knows them: for sampling, which reads all of them for every token.
+    #[must_use]
+    pub fn packed(&self) -> Self {
+        let mut packed = self.clone();
+        let tied = self.arch.tied;
+        let matrix = |slot: Slot| match slot {
+            Slot::Embedding => tied,
+            slot => !slot.is_norm_or_bias() && !slot.is_adapter(),
+        };
+        for unit in &mut packed.units {
+            if let Store::Device(weights) = &mut unit.store {
+                *weights = weights.packed(matrix);
+            }
+        }
+        packed
+    }
+
+    /// Bytes of such copies.
+    #[must_use]
+    pub fn packed_bytes(&self) -> usize {
+        let own = |unit: &Unit| match &unit.store {
+            Store::Device(weights) => weights.packed_bytes(),
+            Store::Host(_) => 0,
+        };
+        self.units.iter().map(own).sum()
+    }
+
     /// Bytes of all weights that live in `home`.
     #[must_use]
     pub fn bytes_in(&self, home: Home) -> usize {
@@ -463,9 +491,13 @@ impl Decoder {
     /// The head with its unit's weights given from outside; a tied projection comes from the embedding.
     #[must_use]
     pub fn head_with(&self, weights: &Weights) -> Head<'_> {
-        let projection = match weights.get(Slot::Projection) {
-            Some(own) => own,
-            None => self.weights(0).need(Slot::Embedding),
+        let (projection, panels) = match weights.get(Slot::Projection) {
+            Some(own) => (own, weights.panels(Slot::Projection).cloned()),
+            None => {
+                let embedding = self.weights(0);
+                let panels = embedding.panels(Slot::Embedding).cloned();
+                (embedding.need(Slot::Embedding), panels)
+            }
         };
         let own = &self.units[self.units.len() - 1].specs;
         let trainable = own.iter().any(|s| s.slot == Slot::InputNorm && s.trainable);
@@ -473,6 +505,7 @@ impl Decoder {
             arch: &self.arch,
             norm: weights.need(Slot::InputNorm),
             projection,
+            panels,
             bias: weights.get(Slot::ProjectionBias),
             value: weights.get(Slot::Value),
             trainable,

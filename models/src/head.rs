@@ -11,7 +11,7 @@ use crate::arch::Arch;
 use crate::layer::rms_norm;
 use crate::unit::product;
 use burn::tensor::{Int, Tensor};
-use firebrick_backends::kernels::{self, RowScores, ScoreGradients};
+use firebrick_backends::kernels::{self, Panels, RowScores, ScoreGradients};
 use firebrick_backends::precision::{stored_as, widened};
 
 /// Final norm and projection of a decoder.
@@ -20,6 +20,8 @@ pub struct Head<'a> {
     pub(crate) arch: &'a Arch,
     pub(crate) norm: Tensor<2>,
     pub(crate) projection: Tensor<2>,
+    /// A copy of the projection for few rows, while sampling.
+    pub(crate) panels: Option<Panels>,
     pub(crate) bias: Option<Tensor<2>>,
     /// The value head beside the projection, `[1, hidden]`, where there is one.
     pub(crate) value: Option<Tensor<2>>,
@@ -97,8 +99,12 @@ impl<'a> Head<'a> {
 
     /// Logits of normed rows as they come out of the product, at least in f32.
     fn raw(&self, normed: &Tensor<2>) -> Tensor<2> {
-        let wide = kernels::product_nt(normed, &self.projection);
-        wide.unwrap_or_else(|| widened(product(normed, &self.projection)))
+        let packed = self.panels.as_ref().and_then(|w| w.linear(normed));
+        let few = || kernels::linear_each(normed, [&self.projection]).map(|[y]| y);
+        packed
+            .or_else(few)
+            .or_else(|| kernels::product_nt(normed, &self.projection))
+            .unwrap_or_else(|| widened(product(normed, &self.projection)))
     }
 
     fn cap(&self, logits: Tensor<2>) -> Tensor<2> {

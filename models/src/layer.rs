@@ -298,7 +298,7 @@ fn gated(arch: &Arch, w: &Weights, h: &Tensor<2>, bypass: Option<Bypass<'_>>) ->
         .all(|&(weight, bias)| w.is_alone(weight, bias, bypass));
     if arch.activation == Activation::Silu
         && alone
-        && let Some(y) = kernels::linear_gated(h, &w.need(Slot::Gate), &w.need(Slot::Up))
+        && let Some(y) = w.linear_gated(h)
     {
         return y;
     }

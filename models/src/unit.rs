@@ -6,7 +6,7 @@
 use crate::adapter::{Bypass, Target};
 use crate::arch::{Arch, Family, HeadKind};
 use burn::tensor::Tensor;
-use firebrick_backends::kernels;
+use firebrick_backends::kernels::{self, Panels};
 
 /// A link of the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -256,19 +256,48 @@ fn head_specs(arch: &Arch) -> Vec<ParamSpec> {
 
 /// A unit's weights as tensors: `[out, in]` matrices and `[1, n]` vectors, in the order of its specs.
 #[derive(Clone, Debug)]
-pub struct Weights(Vec<(Slot, Tensor<2>)>);
+pub struct Weights {
+    entries: Vec<(Slot, Tensor<2>)>,
+    /// Copies of matrices that are laid out for products with few rows.
+    panels: Vec<(Slot, Panels)>,
+}
 
 impl Weights {
     /// Pairs tensors with their slots.
     #[must_use]
     pub fn new(entries: Vec<(Slot, Tensor<2>)>) -> Self {
-        Self(entries)
+        Self {
+            entries,
+            panels: Vec::new(),
+        }
+    }
+
+    /// The same with copies of the matrices in these slots that are laid out for products with few rows.
+    #[must_use]
+    pub(crate) fn packed(&self, slots: impl Fn(Slot) -> bool) -> Self {
+        let wanted = self.entries.iter().filter(|(slot, _)| slots(*slot));
+        let panels = wanted.filter_map(|(slot, w)| Some((*slot, Panels::pack(w)?)));
+        Self {
+            entries: self.entries.clone(),
+            panels: panels.collect(),
+        }
+    }
+
+    /// The copy of a slot's matrix, if there is one.
+    pub(crate) fn panels(&self, slot: Slot) -> Option<&Panels> {
+        let own = self.panels.iter().find(|(s, _)| *s == slot);
+        own.map(|(_, panels)| panels)
+    }
+
+    /// Bytes of the copies.
+    pub(crate) fn packed_bytes(&self) -> usize {
+        self.panels.iter().map(|(_, panels)| panels.bytes()).sum()
     }
 
     /// The tensor in `slot`, if the unit has one.
     #[must_use]
     pub fn get(&self, slot: Slot) -> Option<Tensor<2>> {
-        self.0
+        self.entries
             .iter()
             .find(|(s, _)| *s == slot)
             .map(|(_, t)| t.clone())
@@ -282,34 +311,34 @@ impl Weights {
 
     /// The tensor at a place in the order.
     pub(crate) fn at(&self, index: usize) -> Tensor<2> {
-        self.0[index].1.clone()
+        self.entries[index].1.clone()
     }
 
     /// Takes a tensor out, to be put back: until then an empty one stands in its place.
     pub(crate) fn take(&mut self, index: usize) -> Tensor<2> {
-        let device = self.0[index].1.device();
-        std::mem::replace(&mut self.0[index].1, Tensor::empty([0, 0], &device))
+        let device = self.entries[index].1.device();
+        std::mem::replace(&mut self.entries[index].1, Tensor::empty([0, 0], &device))
     }
 
     /// Puts a tensor back.
     pub(crate) fn put(&mut self, index: usize, value: Tensor<2>) {
-        self.0[index].1 = value;
+        self.entries[index].1 = value;
     }
 
     /// Tensors in order.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor<2>> {
-        self.0.iter().map(|(_, t)| t)
+        self.entries.iter().map(|(_, t)| t)
     }
 
     /// Slots and tensors in order.
     pub fn into_entries(self) -> impl Iterator<Item = (Slot, Tensor<2>)> {
-        self.0.into_iter()
+        self.entries.into_iter()
     }
 
     /// The same slots with other tensors.
     #[must_use]
     pub fn map(&self, f: impl Fn(&Tensor<2>) -> Tensor<2>) -> Self {
-        Self(self.0.iter().map(|(s, t)| (*s, f(t))).collect())
+        Self::new(self.entries.iter().map(|(s, t)| (*s, f(t))).collect())
     }
 
     /// A and B of a bypass, if there is one.
@@ -328,7 +357,7 @@ impl Weights {
         bias: Slot,
         bypass: Option<Bypass<'_>>,
     ) -> Tensor<2> {
-        let y = product(x, &self.need(weight));
+        let [y] = self.products(x, [weight]);
         self.beside(y, x, weight, bias, bypass)
     }
 
@@ -339,12 +368,8 @@ impl Weights {
         maps: [(Slot, Slot); N],
         bypass: Option<Bypass<'_>>,
     ) -> [Tensor<2>; N] {
-        let weights = maps.map(|(weight, _)| self.need(weight));
-        let weights = weights.each_ref();
-        let products = kernels::linear_each(x, weights);
-        let mut products = products
-            .unwrap_or_else(|| weights.map(|w| product(x, w)))
-            .into_iter();
+        let products = self.products(x, maps.map(|(weight, _)| weight));
+        let mut products = products.into_iter();
         maps.map(|(weight, bias)| {
             let y = products.next().unwrap_or_else(|| unreachable!("one each"));
             self.beside(y, x, weight, bias, bypass)
@@ -361,11 +386,36 @@ impl Weights {
         bypass: Option<Bypass<'_>>,
     ) -> Tensor<2> {
         let alone = self.is_alone(weight, bias, bypass);
-        let fused = alone.then(|| kernels::linear_onto(&base, x, &self.need(weight)));
-        match fused.flatten() {
+        let fused = || {
+            let packed = self.panels(weight);
+            packed
+                .and_then(|w| w.linear_onto(&base, x))
+                .or_else(|| kernels::linear_onto(&base, x, &self.need(weight)))
+        };
+        match alone.then(fused).flatten() {
             Some(y) => y,
             None => base + self.linear(x, weight, bias, bypass),
         }
+    }
+
+    /// `silu(x · gateᵀ) ∘ (x · upᵀ)` where a kernel makes it of one piece.
+    pub(crate) fn linear_gated(&self, x: &Tensor<2>) -> Option<Tensor<2>> {
+        let packed = self.panels(Slot::Gate).zip(self.panels(Slot::Up));
+        packed
+            .and_then(|(gate, up)| Panels::linear_gated(gate, up, x))
+            .or_else(|| kernels::linear_gated(x, &self.need(Slot::Gate), &self.need(Slot::Up)))
+    }
+
+    /// `x · Wᵀ` with the matrices of several slots.
+    fn products<const N: usize>(&self, x: &Tensor<2>, slots: [Slot; N]) -> [Tensor<2>; N] {
+        let packed: Vec<&Panels> = slots.iter().filter_map(|&s| self.panels(s)).collect();
+        let packed: Option<[&Panels; N]> = packed.try_into().ok();
+        if let Some(products) = packed.and_then(|packed| Panels::linear_each(x, packed)) {
+            return products;
+        }
+        let weights = slots.map(|slot| self.need(slot));
+        let weights = weights.each_ref();
+        kernels::linear_each(x, weights).unwrap_or_else(|| weights.map(|w| product(x, w)))
     }
 
     /// Whether a matrix has neither bias nor bypass beside it.

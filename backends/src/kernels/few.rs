@@ -2,6 +2,7 @@
 //!
 //! Each core takes parts of the outputs. Weights are read as they lie, once for all rows; the rows of `x` are what is packed.
 
+use super::glu::sigmoid;
 use super::linear::{Matrix, Size, Target, multiply};
 use super::parallel::{Shared, dims, elements, tensor, vectorised};
 use super::real::Real;
@@ -200,7 +201,7 @@ fn gated<T: Real>(x: &FlexTensor, gate: &FlexTensor, up: &FlexTensor) -> FlexTen
             #[inline(always)]
             || {
                 for (gate, &up) in gates.iter_mut().zip(ups.iter()) {
-                    *gate = *gate / (T::ONE + (-*gate).exp()) * up;
+                    *gate = *gate * sigmoid(*gate) * up;
                 }
                 place.write(gates, x.rows, None);
             },

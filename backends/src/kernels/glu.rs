@@ -91,6 +91,6 @@ fn backward<T: Real>(gate: &FlexTensor, up: &FlexTensor, g: &FlexTensor) -> [Fle
 }
 
 #[inline(always)]
-fn sigmoid<T: Real>(x: T) -> T {
+pub(super) fn sigmoid<T: Real>(x: T) -> T {
     T::ONE / (T::ONE + (-x).exp())
 }

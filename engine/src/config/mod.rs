@@ -124,6 +124,9 @@ pub struct RolloutConfig {
     pub kv_cache_memory_bytes: Option<Bytes>,
     /// Instead: the share of the device's total memory that weights, keys, values and temporaries may have while sampling.
     pub gpu_memory_utilization: Option<f64>,
+    /// Whether matrices are copied into a layout for products with few rows while completions are sampled; by a rule where
+    /// absent.
+    pub pack_weights: Option<bool>,
     /// Whether the pages of the cache are given back to the device before training.
     pub free_cache: bool,
     /// Groups whose rewards are all equal are replaced by fresh prompts.
@@ -131,6 +134,15 @@ pub struct RolloutConfig {
 }
 
 impl RunConfig {
+    /// Whether sampling copies matrices into a layout for products with few rows, where a kernel knows one. The rule: where all
+    /// weights are trained, so that gradients will take as much when the copies are gone, and no budget is to be met.
+    #[must_use]
+    pub fn packs_weights(&self) -> bool {
+        let rule = || self.model.lora.is_none() && self.memory.budget.is_none();
+        let half = self.rollout.precision(self.precision).is_half();
+        !half && self.rollout.pack_weights.unwrap_or_else(rule)
+    }
+
     /// Whether the loss of a model that is trained is scaled.
     #[must_use]
     pub fn scales_loss(&self) -> bool {
@@ -158,6 +170,7 @@ impl Default for RolloutConfig {
             enforce_eager: true,
             kv_cache_memory_bytes: None,
             gpu_memory_utilization: None,
+            pack_weights: None,
             free_cache: true,
             dynamic_sampling: DynamicSampling::default(),
         }

@@ -6,11 +6,12 @@ use crate::{Error, Result};
 use serde_json::Value;
 
 /// Keys of `rollout` that are about memory and time alone.
-const ENGINE_KEYS: [&str; 6] = [
+const ENGINE_KEYS: [&str; 7] = [
     "/rollout/max_num_seqs",
     "/rollout/max_num_batched_tokens",
     "/rollout/enforce_eager",
     "/rollout/kv_cache_memory_bytes",
+    "/rollout/pack_weights",
     "/rollout/gpu_memory_utilization",
     "/rollout/free_cache",
 ];

@@ -50,12 +50,12 @@ pub(super) struct Engine<'a> {
 impl<'a> Engine<'a> {
     pub fn new(
         generator: &'a Generator<'a>,
+        decoder: &'a Decoder,
         requests: &'a [Request],
         n: usize,
         limits: Limits,
         ended: &'a mut dyn FnMut(Sample),
     ) -> Result<Self> {
-        let decoder = generator.decoder;
         let length = |r: &Request| r.tokens.len() + generator.most_new(r, &limits);
         let longest = requests.iter().map(length).max().unwrap_or(0);
         let queue = Queue::new(requests, n);

@@ -19,7 +19,7 @@ pub use stats::Stats;
 use crate::random::DrawKey;
 use crate::{Decoder, Error, Result, Tokenizer};
 use engine::Engine;
-use firebrick_backends::accounts::Accounts;
+use firebrick_backends::accounts::{Accounts, Category, Home};
 use std::sync::Arc;
 
 /// A prompt and where its randomness comes from.
@@ -74,6 +74,7 @@ pub struct Generator<'a> {
     tokenizer: Option<&'a Tokenizer>,
     sampling: &'a Sampling,
     accounts: Option<Arc<Accounts>>,
+    packs: bool,
 }
 
 impl<'a> Generator<'a> {
@@ -92,6 +93,7 @@ impl<'a> Generator<'a> {
             tokenizer,
             sampling,
             accounts: None,
+            packs: false,
         })
     }
 
@@ -99,6 +101,13 @@ impl<'a> Generator<'a> {
     #[must_use]
     pub fn accounted(mut self, accounts: &Arc<Accounts>) -> Self {
         self.accounts = Some(Arc::clone(accounts));
+        self
+    }
+
+    /// The same, with matrices copied into a layout for products with few rows as long as it runs, where a kernel knows one.
+    #[must_use]
+    pub fn packing(mut self, on: bool) -> Self {
+        self.packs = on;
         self
     }
 
@@ -125,7 +134,13 @@ impl<'a> Generator<'a> {
             ended(&sample);
             samples.push(sample);
         };
-        let stats = Engine::new(self, requests, n, *limits, &mut keep)?.run()?;
+        let packed = self.packs.then(|| self.decoder.packed());
+        let decoder = packed.as_ref().unwrap_or(self.decoder);
+        let copies = self.accounts.as_ref().map(|accounts| {
+            accounts.hold(Category::Parameters, Home::Device, decoder.packed_bytes())
+        });
+        let stats = Engine::new(self, decoder, requests, n, *limits, &mut keep)?.run()?;
+        drop(copies);
         samples.sort_by_key(|s| (s.request, s.sample));
         Ok(Generated { samples, stats })
     }

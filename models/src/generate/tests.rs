@@ -120,6 +120,8 @@ struct Schedule {
     limits: Limits,
     /// Bytes of the cache over the least it may have.
     budget: Option<f64>,
+    /// Whether matrices are copied into panels.
+    packs: bool,
 }
 
 fn schedule() -> impl Strategy<Value = Schedule> {
@@ -147,10 +149,11 @@ fn schedule() -> impl Strategy<Value = Schedule> {
         1_usize..5,
         (samplings, 1_usize..24, 0_u32..8),
         (1_usize..9, 0_usize..80, model_len),
-        prop::option::of(1.0_f64..6.0),
+        (prop::option::of(1.0_f64..6.0), any::<bool>()),
     )
         .prop_map(
-            |(family, lengths, n, (sampling, new, stops), (slots, batched, model_len), budget)| {
+            |(family, lengths, n, (sampling, new, stops), (slots, batched, model_len), memory)| {
+                let (budget, packs) = memory;
                 Schedule {
                     family,
                     lengths,
@@ -166,6 +169,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
                         ..Limits::new(slots)
                     },
                     budget,
+                    packs,
                 }
             },
         )
@@ -190,6 +194,7 @@ fn run(schedule: &Schedule) -> Generated {
     let requests = requests(&schedule.lengths);
     let mut limits = schedule.limits;
     let generator = Generator::new(&decoder, None, &schedule.sampling).expect("valid settings");
+    let generator = generator.packing(schedule.packs);
     limits.kv_cache_bytes = schedule.budget.map(|share| {
         let length = |r: &Request| r.tokens.len() + generator.most_new(r, &limits);
         let longest = requests.iter().map(length).max().unwrap_or(0);
@@ -253,6 +258,7 @@ fn crowded(budget: Option<f64>) -> Schedule {
         },
         limits: Limits::new(8),
         budget,
+        packs: false,
     }
 }
 
@@ -321,14 +327,16 @@ fn the_account_holds_what_the_cache_takes_and_gives_it_back() {
     let accounts = Accounts::new();
     let generator = Generator::new(&decoder, None, &sampling)
         .expect("valid settings")
-        .accounted(&accounts);
+        .accounted(&accounts)
+        .packing(true);
     let generated = generator
         .run_with(&requests(&[4, 7]), 2, &Limits::new(4), |_| {})
         .expect("samples");
-    let balance = accounts.balance(
-        firebrick_backends::accounts::Category::KvCache,
-        firebrick_backends::accounts::Home::Device,
-    );
+    let balance = accounts.balance(Category::KvCache, Home::Device);
     assert_eq!(balance.peak_bytes, generated.stats.peak_cache_bytes as u64);
     assert_eq!(balance.bytes, 0);
+    // and what copies of the matrices take
+    let copies = accounts.balance(Category::Parameters, Home::Device);
+    assert_eq!(copies.peak_bytes, decoder.packed().packed_bytes() as u64);
+    assert!(copies.peak_bytes > 0 && copies.bytes == 0);
 }

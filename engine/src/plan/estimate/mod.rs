@@ -92,8 +92,8 @@ pub(crate) struct Context<'a> {
     pub lora: Option<&'a LoraConfig>,
     pub sizes: Sizes,
     pub widths: Widths,
-    /// Bytes of a copy of the policy that samples in its place, rounded to another precision.
-    pub rounded: u64,
+    /// Bytes of copies of the policy's weights that sampling makes: rounded to another precision, laid out in panels.
+    pub copies: u64,
     /// Models that are trained.
     trained: Vec<(Role, Sizes)>,
     /// Reward models.
@@ -120,7 +120,7 @@ impl<'a> Context<'a> {
             profile,
             parallel,
             role: Role::Policy,
-            rounded: 0,
+            copies: 0,
             arch,
             lora,
             sizes,
@@ -154,12 +154,18 @@ impl<'a> Context<'a> {
         let mut sizes = self.sizes;
         sizes.width = w.rollout_precision.width();
         let widths = Widths::of(&w.arch, self.lora, self.profile.fused);
+        let rounded = if w.rollout_precision == w.arch.precision {
+            0
+        } else {
+            sizes.width * sizes.total()
+        };
+        let panels = if w.pack_weights && self.profile.fused {
+            sizes.width * (sizes.layers * (sizes.attention + sizes.mlp) + sizes.projection)
+        } else {
+            0
+        };
         Self {
-            rounded: if w.rollout_precision == w.arch.precision {
-                0
-            } else {
-                sizes.width * sizes.total()
-            },
+            copies: rounded + panels,
             sizes,
             widths: widths.of_width(sizes.width),
             trained: self.trained.clone(),

@@ -4,7 +4,7 @@
 //! their use; where more sequences wait than there are slots, windows that began at different times share columns, and up to a
 //! step more is to spare. Prompts run once a group, in chunks of `max_num_batched_tokens`, beside the slots; their keys and values
 //! are copied to the slots of the group's members. Growing copies a layer at a time.
-//! Choosing a token has three `[sequences, vocabulary]` tensors at a time: logits, exponentials, their running sum.
+//! The CPU's kernels may have the matrices a second time. Choosing a token has three `[sequences, vocabulary]` tensors at a time: logits, exponentials, their running sum.
 
 use super::Context;
 use super::activations::Shape;
@@ -72,7 +72,7 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
     let token = arch.cache_bytes_per_token() as u64 * ctx.sizes.width / arch.precision.width();
     let column = ctx.parallel.cache(token);
     let layers = ctx.sizes.layers.max(1);
-    let copy = ctx.parallel.weights(ctx.rounded);
+    let copy = ctx.parallel.weights(ctx.copies);
     let base = ctx
         .standing(Use::Sample)
         .on_device(Category::Parameters, copy);

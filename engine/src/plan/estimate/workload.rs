@@ -38,6 +38,8 @@ pub struct Workload {
     pub max_num_batched_tokens: u64,
     /// Most bytes of keys and values, where there is a limit.
     pub kv_cache_bytes: Option<u64>,
+    /// Sampling copies matrices into a layout for products with few rows, where a kernel knows one.
+    pub pack_weights: bool,
     /// Validation prompts; more than can be sampled at a time where their number is not known.
     pub validation: u64,
     /// Adapters, where they alone are trained.
@@ -132,6 +134,7 @@ impl Workload {
             epochs: 1,
             max_num_batched_tokens: 2048,
             kv_cache_bytes: None,
+            pack_weights: false,
             validation: 0,
             lora: None,
             reference: false,
@@ -173,6 +176,7 @@ impl Workload {
             epochs: config.update.ppo_epochs as u64,
             max_num_batched_tokens: config.rollout.max_num_batched_tokens as u64,
             kv_cache_bytes: config.rollout.kv_cache_memory_bytes.map(|bytes| bytes.0),
+            pack_weights: config.packs_weights(),
             validation: config
                 .trainer
                 .val_max_samples
