@@ -1,45 +1,33 @@
-//! Fused operations of a decoder on the CPU backend, forward and backward.
+//! Fused operations of a decoder, forward and backward, on every backend.
 //!
-//! Burn's flex backend makes one pass over memory for every small operation, most of them on one core. A kernel here
-//! makes one pass for a whole formula, on all cores, with the widest vectors the machine has (chosen at run time). Every
-//! function returns `None` for tensors that it does not know: the caller then writes the formula in tensor operations, and
-//! tests hold the two against each other. Tensors in half precision are kept in two bytes and computed with in f32.
-//!
-//! Work is cut into blocks of fixed size, never by the number of threads, so that sums come out the same on any machine.
+//! Burn makes a pass over memory for every small operation. A kernel makes one for a whole formula. Every function here takes
+//! tensors of any backend and returns `None` for those that no kernel is used for: the caller then writes the formula in tensor
+//! operations, and tests hold the two against each other. `cpu` has the kernels of the CPU backend, in f32 and f64; `cube` those
+//! of `CubeCL` backends, in f32 inside and f32, f16 or bf16 outside; [`used`] says which are used where.
 
-#![allow(
-    clippy::inline_always,
-    reason = "a vectoriser sees only what is inlined into the function that has the wide instructions"
-)]
-
-mod attention;
-mod cores;
-mod decode;
-mod draw;
-mod few;
-mod glu;
-mod half;
-mod linear;
-mod norm;
-mod panels;
-mod parallel;
-mod real;
-mod rotary;
-mod scores;
+mod choice;
+mod cpu;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
+#[cfg(not(any(feature = "wgpu", feature = "cuda")))]
+#[path = "kernels/no_cube.rs"]
+mod cube;
+mod dispatch;
+mod shapes;
 mod tape;
 
-pub use attention::{AttentionShape, Family, attention};
-pub use cores::on_a_core;
-pub use decode::{DecodeShape, Kin, decode_attention};
-pub use draw::{Drawn, draw_rows};
-pub use few::{linear_each, linear_gated, linear_onto};
-pub use glu::glu;
-pub use linear::{linear, product, product_nt, product_tn};
-pub use norm::rms_norm;
-pub use panels::Panels;
-pub use rotary::rotary;
-pub use scores::{RowScores, ScoreGradients, score_gradient, score_rows};
-pub use tape::{available, enable};
-
-#[cfg(test)]
-mod tests;
+pub use choice::{Operation, TILE, used};
+pub use cpu::cores::on_a_core;
+pub use cpu::decode::{DecodeShape, Kin, decode_attention};
+pub use cpu::few::{linear_each, linear_gated, linear_onto};
+pub use cpu::panels::Panels;
+pub use dispatch::{
+    adamw, add_rows, attention, available, dequantise8, draw_rows, glu, linear, product,
+    product_nt, product_tn, quantise8, rms_norm, rotary, score_gradient, score_rows, score_tile,
+    scores, tile_gradient, updates, vocabulary_tile,
+};
+pub use shapes::{
+    AdamWStep, AttentionShape, Blocks8, Drawn, Family, Gate, Map8, RowScores, RunningScores,
+    Scaling, ScoreGradients, Segments, Updated,
+};
+pub use tape::enable;

@@ -44,8 +44,8 @@ pub struct DeviceProfile {
     pub capacity_bytes: Option<u64>,
     /// How reserved bytes grow above those in use.
     pub pool: Pool,
-    /// Whether models run through the fused kernels of the CPU backend, which keep less than tensor operations do.
-    pub fused: bool,
+    /// What drives it, and with that which kernels models run through: they keep less than tensor operations do.
+    pub backend: Backend,
     /// Where the numbers come from.
     pub origin: Origin,
 }
@@ -112,7 +112,7 @@ impl DeviceProfile {
             kernel_overhead: overhead,
             capacity_bytes: None,
             pool: Self::pool(backend),
-            fused: backend == Backend::Cpu,
+            backend,
             origin: Origin::Assumed,
         }
     }
@@ -139,6 +139,9 @@ impl DeviceProfile {
                     ..Self::assumed(backend)
                 }
             });
+        if let DeviceSpec::Named { backend, .. } = info.device {
+            profile.backend = backend;
+        }
         profile.capacity_bytes = info.memory_bytes.or(profile.capacity_bytes);
         profile
     }

@@ -10,6 +10,7 @@ use crate::objective::value::ValueInputs;
 use crate::plan::Layout;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
+use firebrick_backends::kernels::{self, Operation, Segments};
 use firebrick_models::adapter::{Dropout, DropoutKey};
 use firebrick_models::attention::{Grouping, Sequences};
 use firebrick_models::layer::Context;
@@ -95,6 +96,8 @@ impl Sequence {
 pub struct MicroBatch {
     /// Token ids, `[rows]`.
     pub ids: Tensor<1, Int>,
+    /// The rows of each token, where a kernel adds up the embedding's gradient.
+    pub segments: Option<Segments>,
     /// Positions, and how rows belong to sequences.
     pub ctx: Context,
     /// Rows that are scored, `[scored]`.
@@ -149,7 +152,9 @@ impl MicroBatch {
             let n = v.len();
             Tensor::<1, Int>::from_data(TensorData::new(v, [n]), device)
         };
+        let sorts = kernels::available(Operation::Embedding, device);
         Self {
+            segments: sorts.then(|| Segments::new(&ids, device)),
             ids: ints(ids),
             ctx: Context::whole(arch, all, attention_rows, device),
             rows: ints(rows),

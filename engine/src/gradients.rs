@@ -6,6 +6,7 @@ use crate::runtime::Runtime;
 use crate::{Error, Result};
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use firebrick_backends::accounts::{Accounts, Category, Hold, Home};
+use firebrick_backends::kernels::{self, Segments};
 use firebrick_backends::precision::widened;
 use firebrick_backends::transfer::{Download, HostTensor, Pending};
 use std::collections::VecDeque;
@@ -101,13 +102,14 @@ impl Gradients {
         self.slots[index] = Some(sum);
     }
 
-    /// Adds rows of a gradient at the given row indices: `[n, columns]` into a matrix of `rows` rows. On the host only the
+    /// Adds rows of a gradient at the given row indices (sorted, where a kernel adds them up): `[n, columns]` into a matrix of
+    /// `rows` rows. On the host only the
     /// rows are copied: the whole matrix never exists on the device.
     pub(crate) fn add_rows(
         &mut self,
         index: usize,
         rows: usize,
-        at: &Tensor<1, Int>,
+        (at, segments): (&Tensor<1, Int>, Option<&Segments>),
         gradient: Tensor<2>,
         runtime: &Runtime,
     ) -> Result<()> {
@@ -134,7 +136,13 @@ impl Gradients {
             let hold = self.hold(shape, gradient.dtype().size());
             (Tensor::zeros(shape, &gradient.device()), hold)
         });
-        let sum = sum.select_assign(0, at.clone(), gradient, IndexingUpdateOp::Add);
+        let added = match segments {
+            Some(segments) => kernels::add_rows(sum, segments, &gradient),
+            None => Err(sum),
+        };
+        let sum = added.unwrap_or_else(|sum| {
+            sum.select_assign(0, at.clone(), gradient, IndexingUpdateOp::Add)
+        });
         self.slots[index] = Some((sum, hold));
         Ok(())
     }

@@ -15,7 +15,7 @@
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use firebrick_backends::kernels::{self, AttentionShape, Family};
+use firebrick_backends::kernels::{self, AttentionShape, Family, Operation};
 use firebrick_backends::precision::{stored_as, widened};
 use std::ops::Range;
 use std::sync::Arc;
@@ -188,7 +188,7 @@ impl Sequences {
     #[must_use]
     pub fn prepared(mut self, windows: &[Option<usize>], chunk: usize, device: &Device) -> Self {
         self.chunk = chunk;
-        if kernels::available(device) {
+        if kernels::available(Operation::Attention, device) {
             self.fused = Some(self.families());
             return self;
         }

@@ -1,7 +1,9 @@
 //! The last unit, a chunk of rows at a time: logits exist for the rows of a chunk and no longer.
 //!
 //! The gradient is written out instead of traced, so that a chunk keeps two `[rows, vocab]` tensors (one where a kernel
-//! computes it) and not the seven of `log_softmax` + `gather` + entropy under autodiff.
+//! computes it) and not the seven of `log_softmax` + `gather` + entropy under autodiff. On GPUs a large vocabulary is taken in
+//! tiles, with an online softmax over them: a chunk has the logits of one tile at a time, and makes them once more for the
+//! gradient.
 //!
 //! With z = softcap(h Wᵀ) / τ and p = softmax(z):
 //! log-prob of token t is `z_t − logsumexp(z)`, entropy is `H = logsumexp(z) − Σ p z`, and
@@ -11,7 +13,7 @@ use crate::arch::Arch;
 use crate::layer::rms_norm;
 use crate::unit::product;
 use burn::tensor::{Int, Tensor};
-use firebrick_backends::kernels::{self, Panels, RowScores, ScoreGradients};
+use firebrick_backends::kernels::{self, Panels, RowScores, Scaling, ScoreGradients};
 use firebrick_backends::precision::{stored_as, widened};
 
 /// Final norm and projection of a decoder.
@@ -68,6 +70,8 @@ pub struct ValueChunk<'a> {
 enum Distribution {
     /// Raw logits `[rows, vocab]`, which the gradient takes the place of.
     Logits(Tensor<2>, RowScores),
+    /// Raw logits of tiles this wide are made again.
+    Tiles(usize, RowScores),
     /// z and p `[rows, vocab]`, `Σ p z` `[rows, 1]`.
     Probabilities {
         z: Tensor<2>,
@@ -188,19 +192,26 @@ impl<'a> Head<'a> {
         temperature: f64,
     ) -> HeadChunk<'a> {
         let normed = rms_norm(self.arch, hidden.clone(), self.norm.clone());
-        let logits = self.raw(&normed);
-        let softcap = self.arch.logit_softcap;
-        let (distribution, scores) =
-            match kernels::score_rows(&logits, &targets, temperature, softcap) {
-                Some(rows) => {
-                    let scores = TokenScores {
-                        logp: rows.logp.clone(),
-                        entropy: rows.entropy.clone(),
-                    };
-                    (Distribution::Logits(logits, rows), scores)
+        let [vocab, _] = self.projection.dims();
+        let tile = kernels::vocabulary_tile(&normed.device()).filter(|&tile| tile < vocab);
+        let scaling = self.scaling(temperature);
+        let (distribution, scores) = match tile {
+            Some(tile) => {
+                let rows = self.score_tiles(&normed, &targets, tile, scaling);
+                let scores = TokenScores::of(&rows);
+                (Distribution::Tiles(tile, rows), scores)
+            }
+            None => {
+                let logits = self.raw(&normed);
+                match kernels::score_rows(&logits, &targets, scaling) {
+                    Some(rows) => {
+                        let scores = TokenScores::of(&rows);
+                        (Distribution::Logits(logits, rows), scores)
+                    }
+                    None => score(self.cap(logits), &targets, temperature),
                 }
-                None => score(self.cap(logits), &targets, temperature),
-            };
+            }
+        };
         HeadChunk {
             head: self,
             temperature,
@@ -209,6 +220,83 @@ impl<'a> Head<'a> {
             targets,
             distribution,
             scores,
+        }
+    }
+}
+
+impl Head<'_> {
+    fn scaling(&self, temperature: f64) -> Scaling {
+        Scaling {
+            temperature,
+            softcap: self.arch.logit_softcap,
+        }
+    }
+
+    /// The projection's rows of each tile of the vocabulary, with the first of them.
+    fn tiles(&self, tile: usize) -> impl Iterator<Item = (usize, Tensor<2>)> {
+        let [vocab, _] = self.projection.dims();
+        (0..vocab).step_by(tile).map(move |first| {
+            let rows = tile.min(vocab - first);
+            (first, self.projection.clone().narrow(0, first, rows))
+        })
+    }
+
+    fn score_tiles(
+        &self,
+        normed: &Tensor<2>,
+        targets: &Tensor<1, Int>,
+        tile: usize,
+        scaling: Scaling,
+    ) -> RowScores {
+        let running = self.tiles(tile).fold(None, |running, (first, rows)| {
+            let logits = product(normed, &rows);
+            let running = kernels::score_tile(&logits, first, targets, running, scaling);
+            Some(running.expect("the device scores by tiles"))
+        });
+        kernels::scores(running.expect("a vocabulary has tokens"))
+    }
+
+    /// Gradients of the normed rows and of the projection, where it trains: a tile's logits, their gradient in their place, and
+    /// its two products.
+    fn tile_gradients(
+        &self,
+        chunk: &HeadChunk<'_>,
+        (tile, scores): (usize, &RowScores),
+        upstream: ScoreGradients<'_>,
+    ) -> (Tensor<2>, Option<Tensor<2>>) {
+        let scaling = self.scaling(chunk.temperature);
+        let [vocab, hidden] = self.projection.dims();
+        let mut d_normed: Option<Tensor<2>> = None;
+        let mut d_projection = self.projection_trains.then(|| {
+            Tensor::empty(
+                [vocab, hidden],
+                (&chunk.normed.device(), chunk.normed.dtype()),
+            )
+        });
+        for (first, rows) in self.tiles(tile) {
+            let logits = product(&chunk.normed, &rows);
+            let dz =
+                kernels::tile_gradient(logits, first, &chunk.targets, scores, upstream, scaling)
+                    .expect("what the kernels scored they differentiate");
+            d_projection = d_projection.map(|all| {
+                let own = product_tn(&dz, &chunk.normed);
+                all.slice_assign([first..first + own.dims()[0], 0..hidden], own)
+            });
+            let own = dz.matmul(rows);
+            d_normed = Some(match d_normed {
+                Some(sum) => sum + own,
+                None => own,
+            });
+        }
+        (d_normed.expect("a vocabulary has tokens"), d_projection)
+    }
+}
+
+impl TokenScores {
+    fn of(rows: &RowScores) -> Self {
+        Self {
+            logp: rows.logp.clone(),
+            entropy: rows.entropy.clone(),
         }
     }
 }
@@ -245,15 +333,21 @@ impl HeadChunk<'_> {
     #[must_use]
     pub fn backward(self, d_logp: &Tensor<1>, d_entropy: Option<&Tensor<1>>) -> HeadGradients {
         let head = self.head;
-        let dz =
-            self.distribution
-                .gradient(head, &self.targets, self.temperature, d_logp, d_entropy);
-        let projection = head
-            .projection_trains
-            .then(|| product_tn(&dz, &self.normed));
-        let stored = head.projection.dtype();
-        let d_normed = kernels::product(&dz, &head.projection)
-            .unwrap_or_else(|| stored_as(dz, stored).matmul(head.projection.clone()));
+        let (d_normed, projection) = if let Distribution::Tiles(tile, scores) = &self.distribution {
+            let upstream = ScoreGradients { d_logp, d_entropy };
+            head.tile_gradients(&self, (*tile, scores), upstream)
+        } else {
+            let (targets, temperature) = (&self.targets, self.temperature);
+            let distribution = self.distribution;
+            let dz = distribution.gradient(head, targets, temperature, d_logp, d_entropy);
+            let projection = head
+                .projection_trains
+                .then(|| product_tn(&dz, &self.normed));
+            let stored = head.projection.dtype();
+            let d_normed = kernels::product(&dz, &head.projection)
+                .unwrap_or_else(|| stored_as(dz, stored).matmul(head.projection.clone()));
+            (d_normed, projection)
+        };
         let (hidden, norm) = head.norm_backward(self.hidden, d_normed);
         HeadGradients {
             hidden,
@@ -307,16 +401,11 @@ impl Distribution {
         let (z, probs, mean_z) = match self {
             Self::Logits(logits, scores) => {
                 let upstream = ScoreGradients { d_logp, d_entropy };
-                return kernels::score_gradient(
-                    logits,
-                    targets,
-                    &scores,
-                    upstream,
-                    temperature,
-                    softcap,
-                )
-                .expect("what the kernels scored they differentiate");
+                let scaling = head.scaling(temperature);
+                return kernels::score_gradient(logits, targets, &scores, upstream, scaling)
+                    .expect("what the kernels scored they differentiate");
             }
+            Self::Tiles(..) => unreachable!("tiles are differentiated one by one"),
             Self::Probabilities { z, probs, mean_z } => (z, probs, mean_z),
         };
         let rows = z.dims()[0];

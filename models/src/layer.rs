@@ -8,7 +8,7 @@ use crate::rope::Angles;
 use crate::unit::{Slot, Weights};
 use burn::tensor::activation::{gelu, gelu_approximate, silu};
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use firebrick_backends::kernels;
+use firebrick_backends::kernels::{self, Gate};
 use firebrick_backends::precision::{stored_as, widened};
 
 /// How the rows of a forward belong to sequences, and what each may see. Built once, used by every layer.
@@ -303,14 +303,16 @@ fn gated(arch: &Arch, w: &Weights, h: &Tensor<2>, bypass: Option<Bypass<'_>>) ->
         return y;
     }
     let [gate, up] = w.linear_each(h, maps, bypass);
-    match arch.activation {
-        Activation::Silu => match kernels::glu(&gate, &up) {
-            Some(gated) => gated,
-            None => silu(gate) * up,
-        },
+    let activation = match arch.activation {
+        Activation::Silu => Gate::Silu,
+        Activation::Gelu => Gate::Gelu,
+        Activation::GeluTanh => Gate::GeluTanh,
+    };
+    kernels::glu(activation, &gate, &up).unwrap_or_else(|| match arch.activation {
+        Activation::Silu => silu(gate) * up,
         Activation::GeluTanh => gelu_approximate(gate) * up,
         Activation::Gelu => gelu(gate) * up,
-    }
+    })
 }
 
 /// Rows of the embedding matrix: `[tokens, hidden]`.

@@ -41,9 +41,10 @@ impl Angles {
     /// Rotates `x` of shape `[tokens, heads, head_dim]`, at least in f32.
     #[must_use]
     pub fn rotate(&self, x: Tensor<3>) -> Tensor<3> {
-        if let Some(y) = kernels::rotary(&x, &self.cos, &self.sin) {
-            return y;
-        }
+        let x = match kernels::rotary(x, &self.cos, &self.sin) {
+            Ok(rotated) => return rotated,
+            Err(x) => x,
+        };
         let stored = x.dtype();
         let x = widened(x);
         let half = x.dims()[2] / 2;

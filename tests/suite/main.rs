@@ -8,6 +8,8 @@ mod devices;
 mod names;
 mod parity;
 mod program;
+#[cfg(feature = "wgpu")]
+mod wgpu_kernels;
 
 /// What this binary's tensors are.
 const PRECISION: burn::tensor::FloatDType = burn::tensor::FloatDType::F32;

@@ -1,204 +1,166 @@
-//! Kernels as operations of Burn's autodiff.
+//! Kernels as operations of Burn's autodiff, on any backend.
 
-use super::half;
-use super::parallel::dims;
-use crate::device::is_cpu;
 use crate::trace::span;
+use burn::backend::Autodiff;
+use burn::backend::Backend;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
-use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Flex};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::Tensor;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// A function of `N` tensors with its gradient, in f32 or f64.
-///
-/// Tensors in half precision are stored as such and computed with in f32: see [`run`].
-pub(super) trait Kernel<const N: usize>: Clone + Debug + Send + 'static {
+/// A backend that kernels are written for, and the way from its own tensors to Burn's and back.
+pub(super) trait Engine: Backend {
+    /// The backend's own form of a tensor that is not on the tape. The tensor must be this backend's.
+    fn open<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Self>;
+    /// The same of a tensor on the tape.
+    fn open_traced<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Autodiff<Self>>;
+    /// The way back.
+    fn close<const D: usize>(tensor: FloatTensor<Self>) -> Tensor<D>;
+    /// The way back of a tensor on the tape.
+    fn close_traced<const D: usize>(tensor: FloatTensor<Autodiff<Self>>) -> Tensor<D>;
+    /// The same numbers, in order and without gaps.
+    fn contiguous(tensor: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+/// The ways of a backend, which Burn spells per type.
+macro_rules! engine {
+    ($backend:ty, $contiguous:expr) => {
+        impl crate::kernels::tape::Engine for $backend {
+            fn open<const D: usize>(
+                tensor: burn::tensor::Tensor<D>,
+            ) -> burn::backend::tensor::FloatTensor<Self> {
+                let opened = tensor.try_into_primitive::<Self>();
+                opened.expect("the device was looked at before")
+            }
+
+            fn open_traced<const D: usize>(
+                tensor: burn::tensor::Tensor<D>,
+            ) -> burn::backend::tensor::FloatTensor<burn::backend::Autodiff<Self>> {
+                let opened = tensor.try_into_primitive::<burn::backend::Autodiff<Self>>();
+                opened.expect("the device was looked at before")
+            }
+
+            fn close<const D: usize>(
+                tensor: burn::backend::tensor::FloatTensor<Self>,
+            ) -> burn::tensor::Tensor<D> {
+                burn::tensor::Tensor::from_primitive::<Self>(tensor)
+            }
+
+            fn close_traced<const D: usize>(
+                tensor: burn::backend::tensor::FloatTensor<burn::backend::Autodiff<Self>>,
+            ) -> burn::tensor::Tensor<D> {
+                burn::tensor::Tensor::from_primitive::<burn::backend::Autodiff<Self>>(tensor)
+            }
+
+            fn contiguous(
+                tensor: burn::backend::tensor::FloatTensor<Self>,
+            ) -> burn::backend::tensor::FloatTensor<Self> {
+                $contiguous(tensor)
+            }
+        }
+    };
+}
+pub(super) use engine;
+
+/// A function of `N` tensors with its gradient.
+pub(super) trait Kernel<B: Engine, const N: usize>: Clone + Debug + Send + 'static {
     /// What a recording calls it.
     const NAME: &'static str;
 
-    /// The inputs that the gradient needs.
-    fn keeps(&self) -> [bool; N] {
-        [true; N]
-    }
+    /// What the gradient needs of the forward pass.
+    type Saved: Clone + Debug + Send + 'static;
 
-    /// The result.
-    fn forward(&self, inputs: &[FlexTensor; N]) -> FlexTensor;
+    /// The result, and what the gradient will need.
+    fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, Self::Saved);
 
-    /// Gradients of the inputs that are wanted, given those that were kept and the gradient of the result.
+    /// Gradients of the inputs that are wanted, given that of the result.
     fn backward(
         &self,
-        kept: [Option<FlexTensor>; N],
-        gradient: FlexTensor,
+        saved: Self::Saved,
+        gradient: FloatTensor<B>,
         wanted: [bool; N],
-    ) -> [Option<FlexTensor>; N];
-}
-
-/// The inputs of a kernel that keeps all of them.
-pub(super) fn all<const N: usize>(kept: [Option<FlexTensor>; N]) -> [FlexTensor; N] {
-    kept.map(|input| input.unwrap_or_else(|| unreachable!("kept by the forward pass")))
+    ) -> [Option<FloatTensor<B>>; N];
 }
 
 /// Whether kernels are used at all.
 static ENABLED: AtomicBool = AtomicBool::new(true);
 
-/// Turns the kernels on or off for the whole process, to compare them with the tensor operations that they stand for.
+/// Turns the kernels on or off for the whole process, on every backend, to compare them with the tensor operations that they
+/// stand for.
 pub fn enable(on: bool) {
     ENABLED.store(on, Relaxed);
 }
 
-/// Whether models on this device run through kernels.
-#[must_use]
-pub fn available(device: &Device) -> bool {
-    let known = || {
-        matches!(
-            device.settings().float_dtype,
-            FloatDType::F32 | FloatDType::F64
-        )
-    };
-    ENABLED.load(Relaxed) && is_cpu(device) && known()
+/// Whether they are on.
+pub(super) fn enabled() -> bool {
+    ENABLED.load(Relaxed)
 }
 
-/// Whether tensors like this one are computed with as they are stored: f32 or f64.
-pub(super) fn exact<const D: usize>(tensor: &Tensor<D>) -> bool {
-    knows(tensor) && computed_in(tensor.dtype()) == tensor.dtype()
+/// A tensor of a backend, on the tape or not.
+pub(super) enum Input<B: Engine> {
+    Plain(FloatTensor<B>),
+    Traced(FloatTensor<Autodiff<B>>),
 }
 
-/// Whether the kernels know tensors like this one.
-pub(super) fn knows<const D: usize>(tensor: &Tensor<D>) -> bool {
-    matches!(
-        tensor.dtype(),
-        DType::F32 | DType::F64 | DType::BF16 | DType::F16
-    ) && ENABLED.load(Relaxed)
-        && is_cpu(&tensor.device())
-}
-
-/// The type that kernels compute with tensors of this one in.
-pub(super) fn computed_in(stored: DType) -> DType {
-    match stored {
-        DType::BF16 | DType::F16 => DType::F32,
-        own => own,
-    }
-}
-
-/// A tensor of the CPU backend, on the tape or not.
-pub(super) enum Input {
-    Plain(FlexTensor),
-    Traced(FloatTensor<Autodiff<Flex>>),
-}
-
-/// Takes a tensor to its backend's own form, where kernels know it.
-pub(super) fn input<const D: usize>(tensor: Tensor<D>) -> Input {
-    const CHECKED: &str = "the device was looked at before";
+/// Takes a tensor to its backend's own form. The tensor must be this backend's.
+pub(super) fn input<B: Engine, const D: usize>(tensor: Tensor<D>) -> Input<B> {
     if tensor.device().is_autodiff() {
-        Input::Traced(
-            tensor
-                .try_into_primitive::<Autodiff<Flex>>()
-                .expect(CHECKED),
-        )
+        Input::Traced(B::open_traced(tensor))
     } else {
-        Input::Plain(tensor.try_into_primitive::<Flex>().expect(CHECKED))
+        Input::Plain(B::open(tensor))
     }
 }
 
-/// A tensor off the tape, contiguous.
-pub(super) fn plain<const D: usize>(tensor: Tensor<D>) -> FlexTensor {
-    let tensor = tensor.inner_if_traced();
-    contiguous(match input(tensor) {
-        Input::Plain(tensor) => tensor,
-        Input::Traced(_) => unreachable!("taken off the tape"),
-    })
-}
-
-/// The tensor of a backend's own form.
-pub(super) fn wrap<const D: usize>(tensor: FlexTensor) -> Tensor<D> {
-    debug_assert_eq!(tensor.layout().num_dims(), D, "{:?}", dims::<1>(&tensor));
-    Tensor::from_primitive::<Flex>(tensor)
-}
-
-pub(super) fn contiguous(tensor: FlexTensor) -> FlexTensor {
-    if tensor.is_contiguous() {
+/// A tensor off the tape, contiguous. The tensor must be this backend's.
+pub(super) fn plain<B: Engine, const D: usize>(tensor: Tensor<D>) -> FloatTensor<B> {
+    let tensor = if tensor.device().is_autodiff() {
+        tensor.inner()
+    } else {
         tensor
-    } else {
-        tensor.to_contiguous()
-    }
-}
-
-trait InnerIfTraced {
-    fn inner_if_traced(self) -> Self;
-}
-
-impl<const D: usize> InnerIfTraced for Tensor<D> {
-    fn inner_if_traced(self) -> Self {
-        if self.device().is_autodiff() {
-            self.inner()
-        } else {
-            self
-        }
-    }
+    };
+    B::contiguous(B::open(tensor))
 }
 
 /// Runs a kernel; on the tape if any input is.
-///
-/// Inputs in half precision, which have one type, are widened to f32 and the result is narrowed to theirs, in the backward pass
-/// too; what is kept between the passes is kept in two bytes.
-pub(super) fn run<const N: usize, const D: usize, K: Kernel<N>>(
+pub(super) fn run<B: Engine, const N: usize, const D: usize, K: Kernel<B, N>>(
     kernel: K,
-    inputs: [Input; N],
+    inputs: [Input<B>; N],
 ) -> Tensor<D> {
     let _span = span(K::NAME, 0.0);
     let traced = inputs.iter().any(|i| matches!(i, Input::Traced(_)));
     if !traced {
         let inputs = inputs.map(|input| match input {
-            Input::Plain(tensor) => contiguous(tensor),
+            Input::Plain(tensor) => B::contiguous(tensor),
             Input::Traced(_) => unreachable!("none is on the tape"),
         });
-        return wrap(forward(&kernel, &inputs));
+        return B::close(kernel.forward(inputs).0);
     }
     let (primitives, nodes) = unzip(inputs.map(|input| {
         let tensor = match input {
             Input::Traced(tensor) => tensor,
             Input::Plain(tensor) => {
                 // an input without a gradient, as Burn's own operations see it
-                let constant: Tensor<1> = Tensor::from_primitive::<Flex>(tensor);
-                constant
-                    .autodiff()
-                    .try_into_primitive::<Autodiff<Flex>>()
-                    .expect("made on the tape")
+                let constant: Tensor<1> = B::close(tensor);
+                B::open_traced(constant.autodiff())
             }
         };
         let (primitive, node) = tensor.into_parts();
-        (contiguous(primitive), node)
+        (B::contiguous(primitive), node)
     }));
     let prepared = Taped(kernel.clone())
         .prepare::<NoCheckpointing>(nodes)
         .compute_bound()
         .stateful();
-    let result = forward(&kernel, &primitives);
+    let (result, saved) = kernel.forward(primitives);
     let result = match prepared {
-        OpsKind::Tracked(tracked) => {
-            let mut keeps = kernel.keeps().into_iter();
-            let kept = primitives.map(|p| keeps.next().unwrap_or(true).then_some(p));
-            tracked.finish((kernel, kept), result)
-        }
+        OpsKind::Tracked(tracked) => tracked.finish((kernel, saved), result),
         OpsKind::UnTracked(untracked) => untracked.finish(result),
     };
-    Tensor::from_primitive::<Autodiff<Flex>>(result)
-}
-
-/// The result of a kernel, in the type that its inputs are stored in.
-fn forward<const N: usize, K: Kernel<N>>(kernel: &K, inputs: &[FlexTensor; N]) -> FlexTensor {
-    let stored = inputs[0].dtype();
-    if computed_in(stored) == stored {
-        return kernel.forward(inputs);
-    }
-    let wide = inputs.each_ref().map(|t| half::widened(t.clone()));
-    half::narrowed(kernel.forward(&wide), stored)
+    B::close_traced(result)
 }
 
 fn unzip<A, B, const N: usize>(pairs: [(A, B); N]) -> ([A; N], [B; N]) {
@@ -217,8 +179,8 @@ fn unzip<A, B, const N: usize>(pairs: [(A, B); N]) -> ([A; N], [B; N]) {
 #[derive(Clone, Debug)]
 struct Taped<K>(K);
 
-impl<const N: usize, K: Kernel<N>> Backward<Flex, N> for Taped<K> {
-    type State = (K, [Option<FlexTensor>; N]);
+impl<B: Engine, const N: usize, K: Kernel<B, N>> Backward<B, N> for Taped<K> {
+    type State = (K, K::Saved);
 
     fn backward(
         self,
@@ -227,29 +189,14 @@ impl<const N: usize, K: Kernel<N>> Backward<Flex, N> for Taped<K> {
         _checkpointer: &mut Checkpointer,
     ) {
         let _span = span(K::NAME, 0.0);
-        let gradient = contiguous(grads.consume::<Flex>(&ops.node));
-        let (kernel, kept) = ops.state;
-        let stored = gradient.dtype();
-        let kept = kept.map(|input| input.map(half::widened));
+        let gradient = B::contiguous(grads.consume::<B>(&ops.node));
+        let (kernel, saved) = ops.state;
         let wanted = ops.parents.each_ref().map(Option::is_some);
-        let gradients = kernel.backward(kept, half::widened(gradient), wanted);
-        let gradients = gradients.map(|g| g.map(|g| half::narrowed(g, stored)));
+        let gradients = kernel.backward(saved, gradient, wanted);
         for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
-                grads.register::<Flex>(parent.id, gradient);
+                grads.register::<B>(parent.id, gradient);
             }
         }
     }
 }
-
-/// Runs the same code for f32 and f64: `each!(dtype, function(arguments))` calls `function::<T>`.
-macro_rules! each {
-    ($dtype:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
-        match $dtype {
-            burn::tensor::DType::F32 => $function::<f32>($($argument),*),
-            burn::tensor::DType::F64 => $function::<f64>($($argument),*),
-            other => unreachable!("{other:?} was refused before"),
-        }
-    };
-}
-pub(super) use each;

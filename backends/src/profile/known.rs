@@ -1,6 +1,7 @@
 //! GPUs that many people have, by name.
 
 use super::{DeviceProfile, MatmulFlops, Origin, Pool};
+use crate::device::Backend;
 
 /// A row of the makers' data sheets (2026): peak TFLOP/s of plain f32 and of dense bf16 (0: none), GB/s of memory, GB/s of
 /// the host link in one direction (0: unified memory), GiB.
@@ -91,7 +92,12 @@ pub fn known(name: &str) -> Option<DeviceProfile> {
         kernel_overhead: if unified { 1.5e-5 } else { 6e-6 },
         capacity_bytes: Some((row.gib * f64::from(1 << 30)) as u64),
         pool: Pool::GPU,
-        fused: false,
+        // the likeliest; whoever opens the device knows
+        backend: if unified {
+            Backend::Metal
+        } else {
+            Backend::Cuda
+        },
         origin: Origin::DataSheet,
     })
 }

@@ -42,7 +42,7 @@ pub fn measure(device: &Device, info: &DeviceInfo) -> Result<DeviceProfile> {
             kernel_overhead: launches(device)?,
             capacity_bytes: info.memory_bytes.or(assumed.capacity_bytes),
             pool: assumed.pool,
-            fused: assumed.fused,
+            backend: assumed.backend,
             origin: Origin::Measured,
         })
     }));

@@ -6,6 +6,7 @@ use super::schedule::ScheduleConfig;
 use crate::{Error, Result};
 use burn::tensor::Tensor;
 use firebrick_backends::Precision;
+use firebrick_backends::kernels::AdamWStep;
 use serde::{Deserialize, Serialize};
 
 /// The `optim` section of a configuration.
@@ -85,6 +86,25 @@ impl OptimConfig {
             .map_or(1.0, |max| (max / (grad_norm + 1e-6)).min(1.0))
     }
 
+    /// The numbers of one update of a parameter whose gradient is multiplied by `clip`.
+    #[must_use]
+    pub fn step(&self, at: UpdateAt, clip: f64) -> AdamWStep {
+        let step = i32::try_from(at.step).unwrap_or(i32::MAX);
+        let [b1, b2] = self.betas;
+        AdamWStep {
+            clip,
+            betas: self.betas,
+            eps: self.eps,
+            second_root: (1.0 - b2.powi(step)).sqrt(),
+            rate: at.lr / (1.0 - b1.powi(step)),
+            keep: if at.decays {
+                1.0 - at.lr * self.weight_decay
+            } else {
+                1.0
+            },
+        }
+    }
+
     /// `AdamW` on one tensor: its new value and moments. `gradient` is already clipped; no `moments` are zero ones.
     #[must_use]
     pub fn update(
@@ -94,20 +114,18 @@ impl OptimConfig {
         gradient: Tensor<2>,
         moments: Option<Moments>,
     ) -> (Tensor<2>, Moments) {
-        let UpdateAt { step, lr, decays } = at;
         let [b1, b2] = self.betas;
+        let own = self.step(at, 1.0);
         let squared = gradient.clone() * gradient.clone() * (1.0 - b2);
         let scaled = gradient * (1.0 - b1);
         let (first, second) = match moments {
             Some(m) => (m.first * b1 + scaled, m.second * b2 + squared),
             None => (scaled, squared),
         };
-        let step = i32::try_from(step).unwrap_or(i32::MAX);
-        let (c1, c2) = (1.0 - b1.powi(step), 1.0 - b2.powi(step));
-        let denominator = second.clone().sqrt() / c2.sqrt() + self.eps;
-        let change = first.clone() / denominator * (lr / c1);
-        let value = if decays && self.weight_decay != 0.0 {
-            value * (1.0 - lr * self.weight_decay)
+        let denominator = second.clone().sqrt() / own.second_root + self.eps;
+        let change = first.clone() / denominator * own.rate;
+        let value = if at.decays && self.weight_decay != 0.0 {
+            value * own.keep
         } else {
             value
         };

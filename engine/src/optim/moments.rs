@@ -59,6 +59,14 @@ impl DeviceMoment {
         }
     }
 
+    /// The moment in f32, or as it is stored where that is in floats.
+    pub fn take(self, device: &Device) -> Tensor<2> {
+        match self {
+            Self::Float(value) => value,
+            other => other.load(DType::F32, device),
+        }
+    }
+
     pub fn bytes(&self) -> usize {
         match self {
             Self::Float(value) => {

@@ -8,6 +8,7 @@ use crate::gradients::Gradient;
 use crate::plan::MomentKind;
 use burn::tensor::{Device, Tensor, TensorData};
 use firebrick_backends::accounts::{Accounts, Category, Hold, Home};
+use firebrick_backends::kernels;
 use firebrick_backends::precision::{stored_as, widened};
 use firebrick_backends::transfer::{HostTensor, HostValues};
 use firebrick_models::decoder::Param;
@@ -161,11 +162,7 @@ impl ParamState {
 
     fn on_device(&mut self, update: Update<'_>, value: Param, gradient: Gradient) -> Result<Param> {
         let Update {
-            config,
-            at,
-            clip,
-            device,
-            accounts,
+            device, accounts, ..
         } = update;
         self.wake(device, accounts);
         let (home, precision) = (value.home(), value.precision());
@@ -176,39 +173,13 @@ impl ParamState {
             (Param::Device(tensor), None) => widened(tensor),
             (Param::Host(host), None) => host.widened().into_device(device),
         };
-        let dtype = value.dtype();
         let gradient = gradient.into_device(device);
         let before = match self.stored.take() {
-            Some((Stored::Device(slices), _)) => slices.into_iter().map(Some).collect(),
+            Some((Stored::Device(slices), _)) => slices,
             _ => Vec::new(),
         };
-        let mut before = before.into_iter();
-        let mut after = Vec::new();
-        let slices = self.slices();
-        for rows in &slices {
-            let cut = |t: &Tensor<2>| match slices.len() {
-                1 => t.clone(),
-                _ => t.clone().narrow(0, rows.start, rows.len()),
-            };
-            let moments = before.next().flatten().map(|[first, second]| Moments {
-                first: first.load(dtype, device),
-                second: second.load(dtype, device),
-            });
-            let own = cut(&value);
-            if slices.len() == 1 {
-                value = Tensor::empty([0, 0], device);
-            }
-            let (new, moments) = config.update(at, own, cut(&gradient) * clip, moments);
-            value = if slices.len() == 1 {
-                new
-            } else {
-                value.slice_assign([rows.clone(), 0..self.shape[1]], new)
-            };
-            after.push([
-                DeviceMoment::store(self.kind, moments.first, true),
-                DeviceMoment::store(self.kind, moments.second, false),
-            ]);
-        }
+        let after;
+        (value, after) = self.stepped(update, value, &gradient, before);
         self.keep(after, accounts);
         if self.idle == Home::Host {
             self.park(accounts)?;
@@ -224,6 +195,67 @@ impl ParamState {
             Home::Host => Param::Host(HostTensor::download(fresh)?),
             Home::Device => Param::Device(fresh),
         })
+    }
+
+    /// New value and moments, from those before and the gradient: a slice of rows at a time.
+    fn stepped(
+        &self,
+        update: Update<'_>,
+        mut value: Tensor<2>,
+        gradient: &Tensor<2>,
+        before: Vec<[DeviceMoment; 2]>,
+    ) -> (Tensor<2>, Vec<[DeviceMoment; 2]>) {
+        let Update {
+            config,
+            at,
+            clip,
+            device,
+            ..
+        } = update;
+        let dtype = value.dtype();
+        let mut before = before.into_iter();
+        let mut after = Vec::new();
+        let slices = self.slices();
+        if kernels::updates(&value) {
+            // in one pass and in place: slices bound nothing but what moments in fewer bits take
+            let step = config.step(at, clip);
+            for rows in slices {
+                let moments = before.next().map(|pair| pair.map(|m| m.take(device)));
+                let new = kernels::adamw(value, rows, gradient, moments, &step);
+                value = new.value;
+                after.push(self.store(new.moments));
+            }
+            return (value, after);
+        }
+        for rows in &slices {
+            let cut = |t: &Tensor<2>| match slices.len() {
+                1 => t.clone(),
+                _ => t.clone().narrow(0, rows.start, rows.len()),
+            };
+            let moments = before.next().map(|[first, second]| Moments {
+                first: first.load(dtype, device),
+                second: second.load(dtype, device),
+            });
+            let own = cut(&value);
+            if slices.len() == 1 {
+                value = Tensor::empty([0, 0], device);
+            }
+            let (new, moments) = config.update(at, own, cut(gradient) * clip, moments);
+            value = if slices.len() == 1 {
+                new
+            } else {
+                value.slice_assign([rows.clone(), 0..self.shape[1]], new)
+            };
+            after.push(self.store([moments.first, moments.second]));
+        }
+        (value, after)
+    }
+
+    fn store(&self, [first, second]: [Tensor<2>; 2]) -> [DeviceMoment; 2] {
+        [
+            DeviceMoment::store(self.kind, first, true),
+            DeviceMoment::store(self.kind, second, false),
+        ]
     }
 
     /// A master waits where the moments of its parameter do.

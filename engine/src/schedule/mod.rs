@@ -383,7 +383,8 @@ impl Pass<'_, '_> {
             if let Some(scale) = decoder.arch().embedding_scale {
                 d = d * scale;
             }
-            gradients.add_rows(0, decoder.arch().vocab_size, &micro.ids, d, runtime)?;
+            let at = (&micro.ids, micro.segments.as_ref());
+            gradients.add_rows(0, decoder.arch().vocab_size, at, d, runtime)?;
         }
         done(decoder, gradients, 0)
     }

@@ -11,7 +11,7 @@ use crate::arch::Arch;
 use crate::attention::{Scoring, mix};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
-use firebrick_backends::kernels::{self, Kin};
+use firebrick_backends::kernels::{self, Kin, Operation};
 use std::ops::Range;
 
 /// Keys read in vain (rows times columns) that cost as much as the operations of another band: measured on a CPU with 8 heads
@@ -49,7 +49,8 @@ impl Reach {
     /// For the next `len` columns of a cache's sequences.
     pub fn new(arch: &Arch, cache: &KvCache, len: usize, device: &Device) -> Self {
         let (starts, first) = (cache.starts(), cache.used());
-        if len == 1 && kernels::available(device) && !arch.precision.is_half() {
+        let available = kernels::available(Operation::DecodeAttention, device);
+        if len == 1 && available && !arch.precision.is_half() {
             return Self {
                 first,
                 fused: Some(cache.kin()),

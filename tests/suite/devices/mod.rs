@@ -69,7 +69,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A GPU, held alone. `None` where there is none, unless `FIREBRICK_REQUIRE_WGPU=1` (or `…_CUDA=1`) makes that a failure.
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
-fn gpu(name: &str) -> Option<(Device, MutexGuard<'static, ()>)> {
+pub(crate) fn gpu(name: &str) -> Option<(Device, MutexGuard<'static, ()>)> {
     let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     match open(name.parse().expect("a device's name")) {
         Ok((device, _)) => Some((device, guard)),

@@ -1,9 +1,10 @@
-//! The same quantisation by tensor operations, on any device.
+//! The same quantisation on any device: by kernels, or by tensor operations where none is used.
 
 use super::{BLOCK, Codebook, HostBlock8, SMALLEST};
 use crate::Result;
 use crate::gradients::device_error;
 use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor, TensorData};
+use firebrick_backends::kernels::{self, Blocks8, Map8};
 
 /// Elements that are worked on at a time: what bounds temporaries, about ten times 4 bytes each.
 const SLICE: usize = 1 << 20;
@@ -32,6 +33,19 @@ impl DeviceBlock8 {
         let n = shape[0] * shape[1];
         let book = Codebook::of(signed);
         let midpoints = table(&book.midpoints, &values.device());
+        let map = Map8 {
+            midpoints: &midpoints,
+            smallest: SMALLEST,
+        };
+        if let Some(Blocks8 { codes, scales }) = kernels::quantise8(&values, &map) {
+            return Self {
+                codes,
+                scales,
+                shape,
+                signed,
+                dtype,
+            };
+        }
         let values = values.reshape([n]);
         let (codes, scales) = (0..n)
             .step_by(SLICE)
@@ -54,6 +68,13 @@ impl DeviceBlock8 {
     pub fn dequantise(&self) -> Tensor<2> {
         let device = self.scales.device();
         let values = table(&Codebook::of(self.signed).values, &device);
+        let blocks = Blocks8 {
+            codes: self.codes.clone(),
+            scales: self.scales.clone(),
+        };
+        if let Some(whole) = kernels::dequantise8(&blocks, &values, self.shape, self.dtype) {
+            return whole;
+        }
         let n = self.shape[0] * self.shape[1];
         // slices are written into their place: joining them would hold everything twice
         let mut all = Tensor::<1>::empty([n], (&device, self.dtype));

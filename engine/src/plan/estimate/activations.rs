@@ -17,17 +17,17 @@
 //! | MLP, `gelu` by tanh | gate, tanh's argument, 1 + tanh, activation, up, gate · up | 6 f |
 //! | with a norm after the half | its input, and that divided | 2 d |
 //!
-//! The fused kernels of the CPU backend keep their inputs and nothing else:
+//! Kernels keep their inputs and nothing else (`kernels::used` says which are used; the CPU has none for `gelu`):
 //!
 //! | half | kept | numbers |
 //! |---|---|---|
 //! | both | what the norm gives | d |
 //! | attention | queries, keys, values, the mixed values | 2 q + 2 k |
 //! | | with norms on q and k: each before its norm | q + k |
-//! | MLP, `silu` | gate, up, gate · up | 3 f |
+//! | MLP | gate, up, gate · up | 3 f |
 //! | with a norm after the half | its input | d |
 //!
-//! In half precision those kernels widen what they read and narrow what they give: the f32 inputs and results of one of them at
+//! In half precision the kernels of the CPU widen what they read and narrow what they give: the f32 inputs and results of one of them at
 //! a time, and of its matrix, come on top of what runs. Scores are f32 in every precision.
 //!
 //! Beside frozen weights (adapters alone are trained) less is kept: no input of a product whose matrix is frozen, and no
@@ -38,6 +38,8 @@
 
 use super::Parallel;
 use super::sizes::{F32, is_attention};
+use firebrick_backends::device::Backend;
+use firebrick_backends::kernels::{Operation, used};
 use firebrick_models::Arch;
 use firebrick_models::adapter::{LoraConfig, Target};
 use firebrick_models::arch::Activation;
@@ -59,8 +61,15 @@ pub struct Widths {
     softcap: bool,
     mlp_kept: u64,
     bypass: Option<Bypass>,
-    /// Whether kernels compute the halves.
-    fused: bool,
+    /// Whether a kernel computes norms.
+    norms: bool,
+    /// As wide as the MLP: gradients that its backward has besides what is kept, and tensors of a forward without a graph.
+    mlp_room: [u64; 2],
+    /// Whether a kernel computes attention, and the numbers of scores that it has at a time for a token of the longest
+    /// sequence.
+    attention: Option<u64>,
+    /// Whether kernels widen half precision to f32 before they compute.
+    widens: bool,
     /// Bytes of a number.
     width: u64,
 }
@@ -160,7 +169,10 @@ pub struct Shape {
 impl Widths {
     /// The widths that matter to memory.
     #[must_use]
-    pub fn of(arch: &Arch, lora: Option<&LoraConfig>, fused: bool) -> Self {
+    pub fn of(arch: &Arch, lora: Option<&LoraConfig>, backend: Backend) -> Self {
+        let on_cpu = backend == Backend::Cpu;
+        let gates =
+            used(Operation::Gate, backend) && (!on_cpu || arch.activation == Activation::Silu);
         let heads = arch.num_heads as u64;
         let dim = arch.head_dim as u64;
         let (d, f, q) = (
@@ -178,13 +190,22 @@ impl Widths {
             qk_norm: arch.qk_norm,
             softcap: arch.attention_softcap.is_some(),
             mlp_kept: match arch.activation {
-                Activation::Silu if fused => 3,
+                _ if gates => 3,
                 Activation::Silu => 5,
                 Activation::Gelu => 4,
                 Activation::GeluTanh => 6,
             },
             bypass: lora.map(|l| Bypass::of(l, d, q, f)),
-            fused,
+            norms: used(Operation::Norm, backend),
+            mlp_room: match (on_cpu, gates) {
+                (true, _) => [2, 3],
+                // the gate's gradients take the place of its inputs
+                (false, true) => [1, 3],
+                // the activation while up is made
+                (false, false) => [1, 2],
+            },
+            attention: used(Operation::Attention, backend).then_some(CORES * BLOCK),
+            widens: on_cpu,
             width: arch.precision.width(),
         }
     }
@@ -210,7 +231,7 @@ impl Widths {
     /// f32 copies of what a kernel reads and gives in a pass over a half, where that is stored in half precision.
     #[must_use]
     pub fn widened(&self, half: Half, backward: bool, tokens: u64, parallel: &Parallel) -> u64 {
-        if !self.fused || self.width == F32 {
+        if !self.widens || self.width == F32 {
             return 0;
         }
         let (tensor, matrix) = match (half, backward) {
@@ -231,14 +252,14 @@ impl Widths {
     pub fn kept(&self, half: Half) -> Numbers {
         // each norm keeps its quotient, and what it gives is kept by the products after it
         let frozen = self.bypass.is_some();
-        let norm = if frozen || self.fused { 1 } else { 2 };
+        let norm = if frozen || self.norms { 1 } else { 2 };
         let normed = if self.qk_norm {
             norm * (self.q + self.k)
         } else {
             0
         };
         let post = if self.post { norm * self.d } else { 0 };
-        let first = if self.fused { self.d } else { 2 * self.d };
+        let first = if self.norms { self.d } else { 2 * self.d };
         match (half, self.bypass) {
             (Half::Attention, None) => Numbers {
                 between: first + post,
@@ -267,8 +288,8 @@ impl Widths {
 
     /// Scores that are there at a time, one tensor of them.
     fn scores(&self, shape: Shape, rows: usize) -> u64 {
-        if self.fused {
-            return CORES * BLOCK.min(shape.length) * shape.length;
+        if let Some(scored) = self.attention {
+            return scored.min(CORES * shape.length) * shape.length;
         }
         let all = if shape.packed {
             shape.length * at_most(rows, shape.tokens)
@@ -282,7 +303,7 @@ impl Widths {
     /// that are too short for chunks keep theirs whatever the length limit is: at most `rows` of them a token.
     #[must_use]
     pub fn scores_kept(&self, shape: Shape, rows: usize) -> u64 {
-        if self.fused || shape.packed {
+        if self.attention.is_some() || shape.packed {
             0
         } else {
             self.score_copies() * self.scores(shape, rows)
@@ -292,7 +313,7 @@ impl Widths {
     /// Scores that an attention half's backward has besides those it keeps.
     #[must_use]
     pub fn scores_extra(&self, shape: Shape, rows: usize) -> u64 {
-        let copies = if self.fused || self.recomputes(shape, rows) {
+        let copies = if self.recomputes(shape, rows) {
             // the probabilities and their gradient; under a soft-cap the tanh of the scores
             2 + u64::from(self.softcap)
         } else {
@@ -305,20 +326,20 @@ impl Widths {
     /// Scores of a forward without a graph: before and after softmax.
     #[must_use]
     pub fn scores_forward(&self, shape: Shape, rows: usize) -> u64 {
-        let copies = if self.fused { 1 } else { 2 };
+        let copies = if self.attention.is_some() { 1 } else { 2 };
         copies * self.scores(shape, rows)
     }
 
     /// Whether a trained attention keeps no scores.
     #[must_use]
     pub fn recomputes(&self, shape: Shape, rows: usize) -> bool {
-        self.fused || shape.recomputes(rows)
+        self.attention.is_some() || shape.recomputes(rows)
     }
 
     /// Whether attention's backward runs outside of the graph, which cuts it at every attention half.
     #[must_use]
     pub fn splits(&self, shape: Shape, rows: usize) -> bool {
-        !self.fused && shape.recomputes(rows)
+        self.attention.is_none() && shape.recomputes(rows)
     }
 
     /// Gradients on their way through a half, besides what it keeps and scores apart.
@@ -326,12 +347,11 @@ impl Widths {
     pub fn extra(&self, half: Half, recomputes: bool) -> Numbers {
         let inside = match (half, recomputes) {
             // the queries', keys' and values' gradients, when the mixed values are gone
-            (Half::Attention, _) if self.fused => self.q + 2 * self.k,
+            (Half::Attention, _) if self.attention.is_some() => self.q + 2 * self.k,
             (Half::Attention, false) => self.q,
             // the mixed values' gradient, the queries' by chunks and in one piece, the keys' and values'
             (Half::Attention, true) => 3 * self.q + 2 * self.k,
-            (Half::Mlp, _) if self.fused => 2 * self.f,
-            (Half::Mlp, _) => self.f,
+            (Half::Mlp, _) => self.mlp_room[0] * self.f,
         };
         Numbers {
             between: 2 * self.d,
@@ -345,12 +365,10 @@ impl Widths {
         Numbers {
             between: 2 * self.d,
             inside: match half {
-                Half::Attention if self.fused => 2 * self.q + 2 * self.k,
+                Half::Attention if self.attention.is_some() => 2 * self.q + 2 * self.k,
                 // queries, keys, values, and the mixed values by chunks and in one piece
                 Half::Attention => 3 * self.q + 2 * self.k,
-                Half::Mlp if self.fused => 3 * self.f,
-                // the activation while up is made
-                Half::Mlp => 2 * self.f,
+                Half::Mlp => self.mlp_room[1] * self.f,
             },
         }
     }

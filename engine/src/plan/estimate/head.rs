@@ -6,12 +6,15 @@
 //! | scores of a chunk: logits, probabilities, and their product while it is summed | 3 r V |
 //! | gradient of a chunk: logits and their gradient; with entropy in the loss the centred logits too | 2 r V, or 3 r V |
 //! | the same where a kernel computes them: the logits, and their gradient in their place | r V |
+//! | on a GPU whose kernels take the vocabulary in tiles of T: a tile's logits, and its part of the projection's gradient | r T + T d |
 //! | gradient of the projection: this chunk's, and the sum it is added to | 2 V d |
 //! | half precision: both factors of a product in f32 where a kernel makes it; else its narrow result | V d + r d; r V of two bytes |
 //! | rows picked for scoring, normed, and their gradients | 4 r d, and 2 d a scored token |
 
 use super::activations::Shape;
 use super::sizes::F32;
+use firebrick_backends::device::Backend;
+use firebrick_backends::kernels::{Operation, TILE, used};
 use firebrick_models::Arch;
 use firebrick_models::arch::HeadKind;
 
@@ -25,19 +28,28 @@ pub(super) struct HeadCost {
     d: u64,
     rows: u64,
     fused: bool,
+    /// Whether the CPU's kernels make products.
+    on_cpu: bool,
     /// Bytes of an activation.
     width: u64,
+    /// Columns whose logits are there at a time, where those are not all.
+    tile: Option<u64>,
 }
 
 impl HeadCost {
-    pub fn of(arch: &Arch, head_rows: usize, fused: bool) -> Self {
+    pub fn of(arch: &Arch, head_rows: usize, backend: Backend) -> Self {
+        let vocab = match arch.head {
+            HeadKind::LanguageModel => arch.vocab_size as u64,
+            HeadKind::Scalar { .. } => 1,
+        };
+        let fused = used(Operation::Scores, backend);
+        let tile = (fused && backend != Backend::Cpu).then_some(TILE as u64);
         Self {
-            vocab: match arch.head {
-                HeadKind::LanguageModel => arch.vocab_size as u64,
-                HeadKind::Scalar { .. } => 1,
-            },
+            vocab,
             fused,
+            tile: tile.filter(|&tile| tile < vocab),
             d: arch.hidden_size as u64,
+            on_cpu: backend == Backend::Cpu,
             width: arch.precision.width(),
             rows: head_rows as u64,
         }
@@ -51,7 +63,7 @@ impl HeadCost {
     pub fn score(&self, shape: Shape) -> u64 {
         let r = self.chunk(shape.scored);
         let copies = if self.fused { 1 } else { 3 };
-        F32 * copies * r * self.vocab + self.rows_bytes(r, 2) + self.widened(r)
+        self.logits_bytes(r, copies) + self.rows_bytes(r, 2)
     }
 
     /// Bytes of `count` tensors of rows.
@@ -59,12 +71,20 @@ impl HeadCost {
         self.width * count * rows * self.d
     }
 
+    /// Bytes of as many tensors of logits, with what their product needs. Tiles stay as narrow as they come out of it.
+    fn logits_bytes(&self, rows: u64, copies: u64) -> u64 {
+        match self.tile {
+            Some(tile) => self.width * copies * rows * tile,
+            None => F32 * copies * rows * self.vocab + self.widened(rows),
+        }
+    }
+
     /// What a product in f32 of numbers in half precision needs: both factors wider where a kernel makes it, else the narrower
     /// result beside the wider.
     fn widened(&self, rows: u64) -> u64 {
         if self.width == F32 {
             0
-        } else if self.fused {
+        } else if self.on_cpu {
             F32 * (self.vocab + rows) * self.d
         } else {
             self.width * rows * self.vocab
@@ -79,7 +99,13 @@ impl HeadCost {
             (false, false) => 2,
             (false, true) => 3,
         };
-        F32 * copies * r * self.vocab + self.rows_bytes(r, 4) + self.widened(r)
+        let part = self.tile.map_or(0, |tile| self.width * tile * self.d);
+        self.logits_bytes(r, copies) + part + self.rows_bytes(r, 4)
+    }
+
+    /// Whether the gradient makes the logits once more.
+    pub fn repeats(&self) -> bool {
+        self.tile.is_some()
     }
 
     /// Bytes of the rows that are picked for scoring.

@@ -24,6 +24,7 @@ pub use workload::{CriticWork, Examples, RewardWork, Workload};
 use super::{Layout, ModelPlan, Plan, Role};
 use activations::{Half, Shape, Widths};
 use firebrick_backends::accounts::Category;
+use firebrick_backends::device::Backend;
 use firebrick_backends::profile::DeviceProfile;
 use firebrick_models::Arch;
 use firebrick_models::adapter::LoraConfig;
@@ -114,7 +115,7 @@ impl<'a> Context<'a> {
             trained.push((Role::Critic, Sizes::of(arch, None)));
         }
         Self {
-            widths: Widths::of(arch, lora, profile.fused),
+            widths: Widths::of(arch, lora, profile.backend),
             workload,
             plan,
             profile,
@@ -141,7 +142,7 @@ impl<'a> Context<'a> {
             arch,
             lora: None,
             sizes: self.rewards[index].1,
-            widths: Widths::of(arch, None, self.profile.fused),
+            widths: Widths::of(arch, None, self.profile.backend),
             trained: self.trained.clone(),
             rewards: self.rewards.clone(),
             ..*self
@@ -153,13 +154,13 @@ impl<'a> Context<'a> {
         let w = self.workload;
         let mut sizes = self.sizes;
         sizes.width = w.rollout_precision.width();
-        let widths = Widths::of(&w.arch, self.lora, self.profile.fused);
+        let widths = Widths::of(&w.arch, self.lora, self.profile.backend);
         let rounded = if w.rollout_precision == w.arch.precision {
             0
         } else {
             sizes.width * sizes.total()
         };
-        let panels = if w.pack_weights && self.profile.fused {
+        let panels = if w.pack_weights && self.profile.backend == Backend::Cpu {
             sizes.width * (sizes.layers * (sizes.attention + sizes.mlp) + sizes.projection)
         } else {
             0
@@ -183,7 +184,7 @@ impl<'a> Context<'a> {
             arch,
             lora: None,
             sizes,
-            widths: Widths::of(arch, None, self.profile.fused),
+            widths: Widths::of(arch, None, self.profile.backend),
             trained: self.trained.clone(),
             rewards: self.rewards.clone(),
             ..*self

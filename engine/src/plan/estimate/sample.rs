@@ -14,6 +14,7 @@ use super::states::{Use, visiting};
 use super::tally::{Held, Worst};
 use crate::plan::ModelPlan;
 use firebrick_backends::accounts::{Category, Home};
+use firebrick_backends::kernels::{Operation, used};
 
 /// Score-sized tensors while a token is chosen.
 const CHOICE: u64 = 3;
@@ -93,8 +94,12 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
             .on_device(Category::KvCache, beside)
             .on_device(Category::Buffers, masks),
     );
-    let head = HeadCost::of(arch, 1, ctx.profile.fused);
-    let copies = if ctx.profile.fused { 1 } else { CHOICE };
+    let head = HeadCost::of(arch, 1, ctx.profile.backend);
+    let copies = if used(Operation::Draw, ctx.profile.backend) {
+        1
+    } else {
+        CHOICE
+    };
     let logits = |rows| ctx.parallel.tensor_share(F32 * copies * head.logits(rows));
     worst.see(
         "choosing first tokens",
@@ -135,7 +140,7 @@ pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Use, worst: &mut
         Use::Pass(role) => role.category(),
         _ => ctx.role.category(),
     };
-    let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile.fused);
+    let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile.backend);
     let base = ctx.standing(doing) + ctx.batch_buffers(shape, plan.attention_rows, 1);
     let last = plan.segments.len().saturating_sub(1);
     let fetched = ctx

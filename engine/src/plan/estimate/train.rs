@@ -12,6 +12,7 @@ use super::tally::{Held, Worst};
 use super::{Context, states};
 use crate::plan::{Keep, ModelPlan, Order, Segment};
 use firebrick_backends::accounts::{Category, Home};
+use firebrick_backends::device::Backend;
 
 /// A walk over the segments of a model that is trained.
 pub(super) struct Walk<'a> {
@@ -176,7 +177,7 @@ impl<'a> Walk<'a> {
     fn head(&self, held: Held) -> Held {
         let ctx = self.ctx;
         let shape = ctx.train_shape();
-        let cost = HeadCost::of(ctx.arch, self.plan.head_rows, ctx.profile.fused);
+        let cost = HeadCost::of(ctx.arch, self.plan.head_rows, ctx.profile.backend);
         let sizes = &ctx.sizes;
         let own = match self.plan.ends {
             Home::Host => sizes.projection,
@@ -204,7 +205,7 @@ impl<'a> Walk<'a> {
         // what the product for the projection's gradient packs on the CPU
         let made = match projection {
             0 => 0,
-            _ if ctx.profile.fused => cost.packed(shape),
+            _ if ctx.profile.backend == Backend::Cpu => cost.packed(shape),
             _ => 0,
         };
         held.on_device(Category::Head, backward)

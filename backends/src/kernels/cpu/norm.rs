@@ -12,8 +12,12 @@ const ROWS: usize = 64;
 /// `x / √(mean(x²) + eps) · (w + offset)` for `x` of shape `[rows, n]` and `w` of shape `[1, n]`.
 ///
 /// `None` where the kernels do not know the tensors.
-#[must_use]
-pub fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<Tensor<2>> {
+pub(in crate::kernels) fn rms_norm(
+    x: &Tensor<2>,
+    w: &Tensor<2>,
+    eps: f64,
+    offset: f64,
+) -> Option<Tensor<2>> {
     if !(knows(x) && knows(w)) || x.dtype() != w.dtype() {
         return None;
     }

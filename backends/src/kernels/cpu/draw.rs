@@ -3,6 +3,7 @@
 use super::parallel::{dims, elements, vectorised};
 use super::real::{Real, largest, sum_of};
 use super::tape::{each, exact, plain};
+use crate::kernels::shapes::Drawn;
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -11,15 +12,11 @@ use rayon::prelude::*;
 /// Tokens whose weights are added up at once while the drawn one is looked for.
 const STRIDE: usize = 256;
 
-/// A token and its log-probability, in nats.
-pub type Drawn = (u32, f32);
-
 /// For every row of `logits`, `[rows, vocab]`: the first token at which the running sum of `softmax(logits / temperature)` reaches
 /// the row's uniform number, or the likeliest where there are no numbers; with its log-probability.
 ///
 /// `None` where the tensor is not the CPU backend's f32 or f64.
-#[must_use]
-pub fn draw_rows(
+pub(in crate::kernels) fn draw_rows(
     logits: &Tensor<2>,
     temperature: f64,
     uniforms: Option<&[f32]>,

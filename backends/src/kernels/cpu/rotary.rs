@@ -12,19 +12,22 @@ const ROWS: usize = 32;
 /// Rotates each pair `(x[i], x[i + dim/2])` of `x`, `[tokens, heads, dim]`, by the token's angle i, whose cosines and sines
 /// are `cos` and `sin`, `[tokens, 1, dim/2]` each.
 ///
-/// `None` where the kernels do not know the tensors.
-#[must_use]
-pub fn rotary(x: &Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Option<Tensor<3>> {
-    let known = knows(x) && knows(cos) && knows(sin);
+/// Gives `x` back where the kernels do not know the tensors.
+pub(in crate::kernels) fn rotary(
+    x: Tensor<3>,
+    cos: &Tensor<3>,
+    sin: &Tensor<3>,
+) -> Result<Tensor<3>, Tensor<3>> {
+    let known = knows(&x) && knows(cos) && knows(sin);
     let computed = computed_in(x.dtype());
     if !known || computed != cos.dtype() || computed != sin.dtype() {
-        return None;
+        return Err(x);
     }
     let kernel = Rotary {
         cos: plain(cos.clone()),
         sin: plain(sin.clone()),
     };
-    Some(run(kernel, [input(x.clone())]))
+    Ok(run(kernel, [input(x)]))
 }
 
 #[derive(Clone, Debug)]

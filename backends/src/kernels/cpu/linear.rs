@@ -18,8 +18,7 @@ const LARGE: usize = 1 << 20;
 /// `w` must be a leaf of the graph or a constant. Beside a constant nothing of `x` is kept, for no gradient needs it.
 ///
 /// `None` where the kernels do not know the tensors.
-#[must_use]
-pub fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+pub(in crate::kernels) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
     if !(knows(x) && knows(w)) || x.dtype() != w.dtype() {
         return None;
     }
@@ -130,8 +129,7 @@ fn multiplied<T: Real>(
 /// `a · b` for `[m, k]` and `[k, n]`; in f32 where they are stored in half precision.
 ///
 /// `None` where the kernels do not know the tensors. Not differentiable.
-#[must_use]
-pub fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+pub(in crate::kernels) fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     let ([m, k], [_, n]) = (a.dims(), b.dims());
     untraced([m, k, n], (a, [k, 1]), (b, [n, 1]))
 }
@@ -139,8 +137,7 @@ pub fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
 /// `a · bᵀ` for `[m, k]` and `[n, k]`; in f32 where they are stored in half precision.
 ///
 /// `None` where the kernels do not know the tensors. Not differentiable.
-#[must_use]
-pub fn product_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+pub(in crate::kernels) fn product_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     let ([m, k], [n, _]) = (a.dims(), b.dims());
     untraced([m, k, n], (a, [k, 1]), (b, [1, k]))
 }
@@ -148,8 +145,7 @@ pub fn product_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
 /// `aᵀ · b` for `[k, m]` and `[k, n]`; in f32 where they are stored in half precision.
 ///
 /// `None` where the kernels do not know the tensors. Not differentiable.
-#[must_use]
-pub fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+pub(in crate::kernels) fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     let ([k, m], [_, n]) = (a.dims(), b.dims());
     untraced([m, k, n], (a, [1, m]), (b, [n, 1]))
 }

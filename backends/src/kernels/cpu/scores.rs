@@ -6,6 +6,7 @@
 use super::parallel::{by_rows, dims, elements, tensor, vectorised};
 use super::real::{Real, largest};
 use super::tape::{each, exact, plain, wrap};
+use crate::kernels::shapes::{RowScores, Scaling, ScoreGradients};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{Int, Tensor};
@@ -13,37 +14,13 @@ use burn::tensor::{Int, Tensor};
 /// Rows a core takes at a time.
 const ROWS: usize = 4;
 
-/// What a pass over logits says of each row, `[rows]` each.
-#[derive(Clone, Debug)]
-pub struct RowScores {
-    /// Log-probability of the row's target, in nats.
-    pub logp: Tensor<1>,
-    /// Entropy, in nats.
-    pub entropy: Tensor<1>,
-    /// `logsumexp(z)`.
-    pub lse: Tensor<1>,
-    /// `Σ p z`.
-    pub mean: Tensor<1>,
-}
-
-/// Gradients of a loss with respect to a chunk's scores, `[rows]` each.
-#[derive(Clone, Copy, Debug)]
-pub struct ScoreGradients<'a> {
-    /// With respect to log-probs.
-    pub d_logp: &'a Tensor<1>,
-    /// With respect to entropies, where the loss looks at them.
-    pub d_entropy: Option<&'a Tensor<1>>,
-}
-
 /// Scores of raw logits `[rows, vocab]` for targets `[rows]`, at a positive temperature and under a soft-cap if there is one.
 ///
 /// `None` where the tensors are not the CPU backend's f32 or f64. Not differentiable: [`score_gradient`] is its gradient.
-#[must_use]
-pub fn score_rows(
+pub(in crate::kernels) fn score_rows(
     logits: &Tensor<2>,
     targets: &Tensor<1, Int>,
-    temperature: f64,
-    softcap: Option<f64>,
+    scaling: Scaling,
 ) -> Option<RowScores> {
     if !exact(logits) {
         return None;
@@ -51,10 +28,6 @@ pub fn score_rows(
     let _span = span("scores", 0.0);
     let logits = plain(logits.clone());
     let [rows, _] = dims(&logits);
-    let scaling = Scaling {
-        temperature,
-        softcap,
-    };
     let scored = each!(logits.dtype(), score(&logits, &indices(targets), scaling));
     let scored: Tensor<2> = wrap(scored);
     let column = |i| scored.clone().narrow(0, i, 1).reshape([rows]);
@@ -70,23 +43,17 @@ pub fn score_rows(
 /// place of the logits in memory if nobody else holds them.
 ///
 /// `None` where the tensors are not the CPU backend's f32 or f64.
-#[must_use]
-pub fn score_gradient(
+pub(in crate::kernels) fn score_gradient(
     logits: Tensor<2>,
     targets: &Tensor<1, Int>,
     scores: &RowScores,
     upstream: ScoreGradients<'_>,
-    temperature: f64,
-    softcap: Option<f64>,
+    scaling: Scaling,
 ) -> Option<Tensor<2>> {
     if !exact(&logits) {
         return None;
     }
     let _span = span("scores", 0.0);
-    let scaling = Scaling {
-        temperature,
-        softcap,
-    };
     let row_inputs = [
         Some(scores.lse.clone()),
         Some(scores.mean.clone()),
@@ -100,12 +67,6 @@ pub fn score_gradient(
         logits.dtype(),
         gradient(logits, &targets, &row_inputs, scaling)
     )))
-}
-
-#[derive(Clone, Copy)]
-struct Scaling {
-    temperature: f64,
-    softcap: Option<f64>,
 }
 
 fn indices(targets: &Tensor<1, Int>) -> Vec<usize> {

@@ -9,43 +9,20 @@ use super::linear::{Matrix, Size, Target, multiply};
 use super::parallel::{Shared, dims, elements, tensor, vectorised};
 use super::real::{Real, dot, largest};
 use super::tape::{Kernel, all, each, input, knows, run};
+use crate::kernels::shapes::{AttentionShape, Family};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use gemm::Parallelism;
 use rayon::prelude::*;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Queries of a block.
 const BLOCK: usize = 64;
 
-/// Sequences that begin with the same rows, and the rows that each goes on with. A sequence of its own has an empty prefix.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Family {
-    /// Rows that all members begin with; they see each other, and each member's rows see them.
-    pub prefix: Range<usize>,
-    /// The rows of each member after the prefix.
-    pub members: Vec<Range<usize>>,
-}
-
-/// Which rows belong together, and how scores are made.
-#[derive(Clone, Debug)]
-pub struct AttentionShape {
-    /// The sequences. No row is in two ranges; rows in none get zeros.
-    pub families: Arc<[Family]>,
-    /// A query sees itself and the `window − 1` keys before it; all keys before it where `None`.
-    pub window: Option<usize>,
-    /// What products are multiplied by.
-    pub scale: f64,
-    /// Scores s become `cap · tanh(s / cap)`.
-    pub softcap: Option<f64>,
-}
-
 /// Attention of `q`, `[rows, heads, dim]`, over `k` and `v`, `[rows, kv_heads, dim]`: `[rows, heads, dim]`.
 ///
 /// `None` where the kernels do not know the tensors.
-#[must_use]
-pub fn attention(
+pub(in crate::kernels) fn attention(
     q: &Tensor<3>,
     k: &Tensor<3>,
     v: &Tensor<3>,

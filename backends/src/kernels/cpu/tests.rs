@@ -1,9 +1,9 @@
 //! Kernels against the same formulas in tensor operations, forward and backward. Shapes are no multiples of a vector or block.
 
-use super::{
-    AttentionShape, DecodeShape, Family, Kin, Panels, ScoreGradients, attention, decode_attention,
-    glu, linear, linear_each, linear_gated, linear_onto, rms_norm, rotary, score_gradient,
-    score_rows,
+use crate::kernels::{
+    AttentionShape, DecodeShape, Family, Gate, Kin, Panels, Scaling, ScoreGradients, attention,
+    decode_attention, glu, linear, linear_each, linear_gated, linear_onto, rms_norm, rotary,
+    score_gradient, score_rows,
 };
 use burn::tensor::activation::{log_softmax, silu, softmax};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -102,7 +102,7 @@ fn glu_is_its_formula() {
         hold(
             &gate,
             &up,
-            |a, b| glu(a, b).expect("f32 on the CPU"),
+            |a, b| glu(Gate::Silu, a, b).expect("f32 on the CPU"),
             |a, b| silu(a) * b,
         );
     }
@@ -143,12 +143,12 @@ fn rotary_turns_and_its_gradient_turns_back() {
             Tensor::cat(vec![first, b * cos + a * sin], 2)
         };
         let x = numbers([tokens, heads, dim], 8);
-        let found = rotary(&x, &cos, &sin).expect("f32 on the CPU");
+        let found = rotary(x.clone(), &cos, &sin).expect("f32 on the CPU");
         let nothing = numbers([1], 0);
         assert_same("values", &found, &formula(x.clone(), nothing.clone()));
         let weights = numbers(x.dims(), 9).autodiff();
         let (a, b) = (leaf(&x), leaf(&x));
-        let y = rotary(&a, &cos, &sin).expect("f32 on the CPU");
+        let y = rotary(a.clone(), &cos, &sin).expect("f32 on the CPU");
         let found = (y * weights.clone()).sum().backward();
         let wanted = (formula(b.clone(), nothing) * weights).sum().backward();
         assert_same(
@@ -344,7 +344,7 @@ fn decoding_writes_the_new_column_and_reads_live_ones_alone() {
     let (cos, sin) = (angle.clone().cos(), angle.sin());
     let turned = |t: &Tensor<2>, n| {
         let t = t.clone().reshape([6, n, dim]);
-        rotary(&t, &cos, &sin).expect("f32 on the CPU")
+        rotary(t.clone(), &cos, &sin).expect("f32 on the CPU")
     };
     let place = [0..6, 0..kv, column..column + 1, 0..dim];
     let as_column = |t: Tensor<3>| t.reshape([6, kv, 1, dim]);
@@ -490,7 +490,11 @@ fn scores_and_their_gradient_are_those_of_log_softmax() {
                 entropy,
             )
         };
-        let found = score_rows(&logits, &targets, temperature, softcap).expect("f32 on the CPU");
+        let scaling = Scaling {
+            temperature,
+            softcap,
+        };
+        let found = score_rows(&logits, &targets, scaling).expect("f32 on the CPU");
         let (logp, entropy) = formula(logits.clone(), targets.clone());
         assert_same("log-probs", &found.logp, &logp);
         assert_same("entropies", &found.entropy, &entropy);
@@ -500,14 +504,7 @@ fn scores_and_their_gradient_are_those_of_log_softmax() {
                 d_logp: &d_logp,
                 d_entropy,
             };
-            let gradient = score_gradient(
-                logits.clone(),
-                &targets,
-                &found,
-                upstream,
-                temperature,
-                softcap,
-            );
+            let gradient = score_gradient(logits.clone(), &targets, &found, upstream, scaling);
             let leaf = leaf(&logits);
             let (logp, entropy) = formula(leaf.clone(), targets.clone().autodiff());
             let mut loss = (logp * d_logp.clone().autodiff()).sum();
@@ -537,7 +534,7 @@ fn exponentials_are_exact_to_two_units_and_end_well() {
 
 #[test]
 fn draws_invert_the_cumulative_distribution_and_the_likeliest_is_the_argmax() {
-    use super::draw_rows;
+    use crate::kernels::draw_rows;
     let (rows, vocab, temperature) = (7, 1003, 0.8);
     let logits = numbers([rows, vocab], 21) * 6.0;
     let logp = log_softmax(logits.clone() / temperature, 1);
@@ -593,7 +590,7 @@ fn half_precision_is_f32_rounded_once() {
         rms_norm(x, w, 1e-6, 1.0).unwrap()
     });
     hold_half(&numbers([13, 37], 3), &numbers([13, 37], 4), |a, b| {
-        glu(a, b).unwrap()
+        glu(Gate::Silu, a, b).unwrap()
     });
     hold_half(&numbers([150, 37], 5), &numbers([21, 37], 6), |x, w| {
         linear(x, w).unwrap()
@@ -611,6 +608,6 @@ fn half_precision_is_f32_rounded_once() {
     let zeros: Tensor<3> = Tensor::zeros([19, 2, 8], &Device::flex());
     let (cos, sin) = (numbers([19, 1, 4], 9), numbers([19, 1, 4], 10));
     hold_half(&numbers([19, 2, 8], 7), &zeros, |x, y| {
-        rotary(x, &cos, &sin).unwrap() + y.clone()
+        rotary(x.clone(), &cos, &sin).unwrap() + y.clone()
     });
 }

@@ -3,6 +3,7 @@
 use super::parallel::{by_rows, by_rows_of_two, elements, tensor, vectorised};
 use super::real::Real;
 use super::tape::{Kernel, all, each, input, knows, run};
+use crate::kernels::shapes::Gate;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 
@@ -11,10 +12,14 @@ const BLOCK: usize = 1 << 13;
 
 /// `silu(gate) · up`, element by element.
 ///
-/// `None` where the kernels do not know the tensors.
-#[must_use]
-pub fn glu(gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
-    if !(knows(gate) && knows(up)) || gate.dtype() != up.dtype() {
+/// `None` where the kernels do not know the activation or the tensors.
+pub(in crate::kernels) fn glu(
+    activation: Gate,
+    gate: &Tensor<2>,
+    up: &Tensor<2>,
+) -> Option<Tensor<2>> {
+    let known = activation == Gate::Silu && knows(gate) && knows(up);
+    if !known || gate.dtype() != up.dtype() {
         return None;
     }
     Some(run(Glu, [input(gate.clone()), input(up.clone())]))

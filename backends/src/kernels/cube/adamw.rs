@@ -1,0 +1,125 @@
+//! `AdamW` (Loshchilov & Hutter, 2019) in one pass over parameter, gradient and both moments.
+
+use super::launch::{address, elem, elementwise, empty, in_place_of, knows, plain, result};
+use crate::kernels::choice::Operation;
+use crate::kernels::shapes::{AdamWStep, Updated};
+use crate::kernels::tape::Engine;
+use crate::trace::span;
+use burn::backend::Cube;
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::cubecl;
+use cubecl::prelude::*;
+use std::ops::Range;
+
+/// Whether a kernel updates parameters like this one.
+pub(in crate::kernels) fn updates(value: &Tensor<2>) -> bool {
+    value.dtype() == DType::F32 && knows(Operation::AdamW, value)
+}
+
+/// Updates some rows of a parameter in place, where nobody else holds it; see [`crate::kernels::adamw`].
+pub(in crate::kernels) fn adamw(
+    value: Tensor<2>,
+    rows: Range<usize>,
+    gradient: &Tensor<2>,
+    moments: Option<[Tensor<2>; 2]>,
+    step: &AdamWStep,
+) -> Updated {
+    let _span = span("adamw", 0.0);
+    let [_, columns] = value.dims();
+    let value = plain(value);
+    // the rows before and after stay as they are
+    let value = if value.can_mut() { value } else { value.copy() };
+    let n = rows.len() * columns;
+    let shape = [rows.len(), columns];
+    let fresh = moments.is_none();
+    let moments = moments.map_or_else(
+        || {
+            [
+                empty(&value, shape, DType::F32),
+                empty(&value, shape, DType::F32),
+            ]
+        },
+        |moments| {
+            moments.map(|m| {
+                // some devices store a type that they do not compute in
+                let known = knows(Operation::AdamW, &m);
+                plain(if known { m } else { m.cast(DType::F32) })
+            })
+        },
+    );
+    let [first, second] = moments;
+    let dtype = elem(&first);
+    let (new_first, first_in_place) = in_place_of(&first);
+    let (new_second, second_in_place) = in_place_of(&second);
+    let gradient = plain(gradient.clone());
+    let (count, dim) = elementwise(&value, n);
+    let types = [elem(&gradient), dtype];
+    update::launch(
+        &value.client.clone(),
+        count,
+        dim,
+        address([&value]),
+        value.clone().into_buffer_arg(),
+        gradient.into_buffer_arg(),
+        first.into_buffer_arg(),
+        second.into_buffer_arg(),
+        result(&new_first, first_in_place, 2),
+        result(&new_second, second_in_place, 3),
+        n,
+        rows.start * columns,
+        u32::from(fresh),
+        step.clip as f32,
+        step.betas[0] as f32,
+        (1.0 - step.betas[0]) as f32,
+        step.betas[1] as f32,
+        (1.0 - step.betas[1]) as f32,
+        step.second_root as f32,
+        step.eps as f32,
+        step.rate as f32,
+        step.keep as f32,
+        types,
+    );
+    Updated {
+        value: Cube::close(value),
+        moments: [new_first, new_second].map(Cube::close),
+    }
+}
+
+/// The same arithmetic in the same order as in tensor operations.
+#[cube(launch, address_type = "dynamic")]
+fn update<G: Float, M: Float>(
+    value: &mut [f32],
+    gradient: &[G],
+    first: &[M],
+    second: &[M],
+    new_first: &mut [M],
+    new_second: &mut [M],
+    n: usize,
+    start: usize,
+    fresh: u32,
+    clip: f32,
+    b1: f32,
+    rest1: f32,
+    b2: f32,
+    rest2: f32,
+    second_root: f32,
+    eps: f32,
+    rate: f32,
+    keep: f32,
+    #[define(G, M)] _dtypes: [ElemType; 2],
+) {
+    let i = ABSOLUTE_POS;
+    if i < n {
+        let g = f32::cast_from(gradient[start + i]) * clip;
+        let mut m = g * rest1;
+        let mut v = g * g * rest2;
+        if fresh == 0 {
+            m += f32::cast_from(first[i]) * b1;
+            v += f32::cast_from(second[i]) * b2;
+        }
+        let change = m / (v.sqrt() / second_root + eps) * rate;
+        value[start + i] = value[start + i] * keep - change;
+        new_first[i] = M::cast_from(m);
+        new_second[i] = M::cast_from(v);
+    }
+}

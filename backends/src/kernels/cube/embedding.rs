@@ -1,0 +1,71 @@
+//! The gradient of an embedding: every token's rows are added up by a unit of their own, in the batch's order.
+
+use super::launch::{UNITS, address, cubes, dims, elem, integers, knows, plain};
+use crate::kernels::choice::Operation;
+use crate::kernels::shapes::Segments;
+use crate::kernels::tape::Engine;
+use crate::trace::span;
+use burn::backend::Cube;
+use burn::tensor::Tensor;
+use burn_cubecl::cubecl;
+use cubecl::prelude::*;
+
+/// Adds rows to those of a sum; see [`crate::kernels::add_rows`].
+pub(in crate::kernels) fn add_rows(
+    sum: Tensor<2>,
+    segments: &Segments,
+    rows: &Tensor<2>,
+) -> Result<Tensor<2>, Tensor<2>> {
+    if !knows(Operation::Embedding, &sum) || sum.dtype() != rows.dtype() {
+        return Err(sum);
+    }
+    let _span = span("embedding gradient", 0.0);
+    let (sum, rows) = (plain(sum), plain(rows.clone()));
+    let [_, width] = dims(&rows);
+    // the rows that no token stands for stay as they are
+    let out = if sum.can_mut() { sum } else { sum.copy() };
+    let columns = width.div_ceil(UNITS);
+    add::launch(
+        &out.client.clone(),
+        cubes(&out, segments.count * columns),
+        CubeDim::new_1d(UNITS as u32),
+        address([&out, &rows]),
+        out.clone().into_buffer_arg(),
+        rows.into_buffer_arg(),
+        integers(&segments.order).into_buffer_arg(),
+        integers(&segments.starts).into_buffer_arg(),
+        integers(&segments.ids).into_buffer_arg(),
+        segments.count,
+        width,
+        columns,
+        elem(&out),
+    );
+    Ok(Cube::close(out))
+}
+
+/// A unit adds up one column of one token's rows.
+#[cube(launch, address_type = "dynamic")]
+fn add<F: Float>(
+    out: &mut [F],
+    rows: &[F],
+    order: &[i32],
+    starts: &[i32],
+    ids: &[i32],
+    count: usize,
+    width: usize,
+    columns: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let segment = CUBE_POS / columns;
+    let column = (CUBE_POS % columns) * UNITS + UNIT_POS as usize;
+    if segment < count && column < width {
+        let at = ids[segment] as usize * width + column;
+        let from = starts[segment] as usize;
+        let to = starts[segment + 1] as usize;
+        let mut sum = 0.0f32;
+        for i in from..to {
+            sum += f32::cast_from(rows[order[i] as usize * width + column]);
+        }
+        out[at] = F::cast_from(f32::cast_from(out[at]) + sum);
+    }
+}

@@ -1,0 +1,217 @@
+//! The way to a `CubeCL` backend's tensors and back, and what all kernels share: buffers, grids, sums over the units of a row.
+
+use crate::device::{Backend, is_cpu};
+use crate::kernels::choice::{Operation, used};
+use crate::kernels::tape::{self, Engine, enabled, engine};
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Shape, Tensor};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeDevice, cubecl};
+use cubecl::ir::{AddressType, ElemType};
+use cubecl::prelude::*;
+use cubecl::server::CubeCountSelection;
+use std::sync::{Mutex, PoisonError};
+
+engine!(Cube, into_contiguous);
+
+/// Units of a cube: what every GPU has, and few enough for several cubes on a core.
+pub(super) const UNITS: usize = 256;
+
+/// What is known of a device, asked once.
+#[derive(Clone, Copy, Debug)]
+struct Traits {
+    backend: Backend,
+    f16: bool,
+    bf16: bool,
+}
+
+fn traits(device: &Device) -> Traits {
+    static KNOWN: Mutex<Vec<(Device, Traits)>> = Mutex::new(Vec::new());
+    let device = device.clone().inner();
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, traits)) = known.iter().find(|(d, _)| *d == device) {
+        return *traits;
+    }
+    let probe = Cube::open(Tensor::<1>::empty([1], &device));
+    let traits = Traits {
+        backend: backend(&probe.device),
+        f16: device.supports_dtype(FloatDType::F16),
+        bf16: device.supports_dtype(FloatDType::BF16),
+    };
+    known.push((device, traits));
+    traits
+}
+
+/// Features unify: with `vulkan` or `metal` built in, wgpu compiles to SPIR-V or MSL.
+fn backend(device: &CubeDevice) -> Backend {
+    match device {
+        CubeDevice::Cuda(_) => Backend::Cuda,
+        _ if cfg!(feature = "metal") => Backend::Metal,
+        _ if cfg!(feature = "vulkan") => Backend::Vulkan,
+        _ => Backend::Wgpu,
+    }
+}
+
+/// Whether models on this device run an operation through its kernel.
+pub(in crate::kernels) fn available(operation: Operation, device: &Device) -> bool {
+    let dtype = device.settings().float_dtype.into();
+    enabled() && !is_cpu(device) && supports(operation, device, dtype)
+}
+
+/// Whether a kernel is used for tensors like this one: on a `CubeCL` backend that computes in their type.
+pub(super) fn knows<const D: usize>(operation: Operation, tensor: &Tensor<D>) -> bool {
+    let device = tensor.device();
+    enabled() && !is_cpu(&device) && supports(operation, &device, tensor.dtype())
+}
+
+fn supports(operation: Operation, device: &Device, dtype: DType) -> bool {
+    let traits = traits(device);
+    let computes = match dtype {
+        DType::F32 => true,
+        DType::F16 => traits.f16,
+        DType::BF16 => traits.bf16,
+        _ => false,
+    };
+    computes && used(operation, traits.backend)
+}
+
+/// A tensor off the tape, contiguous.
+pub(super) fn plain<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
+    tape::plain::<Cube, D>(tensor)
+}
+
+/// Indices as 32-bit integers, contiguous.
+pub(super) fn integers(tensor: &Tensor<1, Int>) -> CubeTensor {
+    let tensor = tensor.clone().cast(IntDType::I32);
+    let opened = tensor.try_into_primitive::<Cube>();
+    into_contiguous(opened.expect("the device was looked at before"))
+}
+
+/// A new buffer on a tensor's device.
+pub(super) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+    let (client, device) = (like.client.clone(), like.device.clone());
+    empty_device_contiguous_dtype(client, device, shape.into(), dtype)
+}
+
+/// Where a result goes: the buffer of an input that nobody else holds, or a new one like it.
+pub(super) fn in_place_of(input: &CubeTensor) -> (CubeTensor, bool) {
+    if input.can_mut() {
+        (input.clone(), true)
+    } else {
+        (empty(input, input.shape(), input.dtype), false)
+    }
+}
+
+/// The argument of a result that may lie in the buffer of the `input`-th argument.
+pub(super) fn result(out: &CubeTensor, in_place: bool, input: usize) -> BufferArg {
+    if in_place {
+        let length = [out.shape().num_elements()];
+        BufferArg::Alias {
+            input_pos: input,
+            length,
+        }
+    } else {
+        out.clone().into_buffer_arg()
+    }
+}
+
+/// What indexes the largest of these tensors.
+pub(super) fn address<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
+    let needed = tensors.into_iter().map(CubeTensor::required_address_type);
+    needed.max().unwrap_or_default()
+}
+
+/// A tensor's type, as kernels are told of it.
+pub(super) fn elem(tensor: &CubeTensor) -> ElemType {
+    dtype_to_storage_type(tensor.dtype)
+}
+
+/// The dimensions of a tensor.
+pub(super) fn dims<const D: usize>(tensor: &CubeTensor) -> [usize; D] {
+    tensor.shape().dims()
+}
+
+/// At least `count` cubes: those beyond have nothing to do.
+pub(super) fn cubes(like: &CubeTensor, count: usize) -> CubeCount {
+    CubeCountSelection::new(&like.client, count as u32).cube_count()
+}
+
+/// Cubes of [`UNITS`] units, a unit for each of `count` numbers.
+pub(super) fn elementwise(like: &CubeTensor, count: usize) -> (CubeCount, CubeDim) {
+    let grid = cubes(like, count.div_ceil(UNITS));
+    (grid, CubeDim::new_1d(UNITS as u32))
+}
+
+/// Rows of a cube and units of a row, for rows of `n` numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowGrid {
+    pub units: usize,
+    pub rows: usize,
+}
+
+impl RowGrid {
+    /// A power of two of units, about one for every four numbers; short rows share a cube.
+    pub fn of(n: usize) -> Self {
+        let units = n.div_ceil(4).next_power_of_two().clamp(32, UNITS);
+        Self {
+            units,
+            rows: UNITS / units,
+        }
+    }
+
+    pub fn dim(self) -> CubeDim {
+        CubeDim::new_2d(self.units as u32, self.rows as u32)
+    }
+
+    pub fn count(self, like: &CubeTensor, rows: usize) -> CubeCount {
+        cubes(like, rows.div_ceil(self.rows))
+    }
+}
+
+/// The sum of a number over the units of a row (those with one `UNIT_POS_Y`), always in the same order. `lanes` has a place for
+/// every unit of the cube.
+#[cube]
+pub(super) fn row_sum(lanes: &mut Shared<[f32]>, value: f32, #[comptime] units: usize) -> f32 {
+    let first = UNIT_POS_Y as usize * units;
+    let own = first + UNIT_POS_X as usize;
+    lanes[own] = value;
+    sync_cube();
+    let steps = comptime!(units.ilog2() as usize);
+    #[unroll]
+    for step in 0..steps {
+        let half = comptime!(units >> (step + 1));
+        if (UNIT_POS_X as usize) < half {
+            let other = lanes[own + half];
+            lanes[own] += other;
+        }
+        sync_cube();
+    }
+    let sum = lanes[first];
+    sync_cube();
+    sum
+}
+
+/// The largest of a number over the units of a row.
+#[cube]
+pub(super) fn row_max(lanes: &mut Shared<[f32]>, value: f32, #[comptime] units: usize) -> f32 {
+    let first = UNIT_POS_Y as usize * units;
+    let own = first + UNIT_POS_X as usize;
+    lanes[own] = value;
+    sync_cube();
+    let steps = comptime!(units.ilog2() as usize);
+    #[unroll]
+    for step in 0..steps {
+        let half = comptime!(units >> (step + 1));
+        if (UNIT_POS_X as usize) < half {
+            let other = lanes[own + half];
+            lanes[own] = max(lanes[own], other);
+        }
+        sync_cube();
+    }
+    let largest = lanes[first];
+    sync_cube();
+    largest
+}

@@ -1,0 +1,277 @@
+//! `RMSNorm` (Zhang & Sennrich, 2019), a pass over memory forward and two backward.
+
+use super::launch::{
+    RowGrid, UNITS, address, cubes, dims, elem, empty, in_place_of, knows, result, row_sum,
+};
+use crate::kernels::choice::Operation;
+use crate::kernels::tape::{self, Kernel, run};
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::cubecl;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// Rows whose contributions to the weight's gradient a unit adds up, one after the other.
+const BLOCK: usize = 64;
+
+/// `x / √(mean(x²) + eps) · (w + offset)`; see [`crate::kernels::rms_norm`].
+pub(in crate::kernels) fn rms_norm(
+    x: &Tensor<2>,
+    w: &Tensor<2>,
+    eps: f64,
+    offset: f64,
+) -> Option<Tensor<2>> {
+    if !(knows(Operation::Norm, x) && knows(Operation::Norm, w)) || x.dtype() != w.dtype() {
+        return None;
+    }
+    let kernel = Norm { eps, offset };
+    Some(run(
+        kernel,
+        [tape::input(x.clone()), tape::input(w.clone())],
+    ))
+}
+
+#[derive(Clone, Debug)]
+struct Norm {
+    eps: f64,
+    offset: f64,
+}
+
+impl Kernel<Cube, 2> for Norm {
+    const NAME: &str = "norm";
+    type Saved = [CubeTensor; 2];
+
+    fn forward(&self, inputs: [CubeTensor; 2]) -> (CubeTensor, Self::Saved) {
+        let [x, w] = inputs.clone();
+        let [rows, n] = dims(&x);
+        let y = empty(&x, [rows, n], x.dtype);
+        let grid = RowGrid::of(n);
+        normalise::launch(
+            &y.client,
+            grid.count(&x, rows),
+            grid.dim(),
+            address([&x]),
+            x.into_buffer_arg(),
+            w.into_buffer_arg(),
+            y.clone().into_buffer_arg(),
+            rows,
+            n,
+            self.eps as f32,
+            self.offset as f32,
+            grid.units,
+            grid.rows,
+            elem(&y),
+        );
+        (y, inputs)
+    }
+
+    fn backward(
+        &self,
+        [x, w]: Self::Saved,
+        gradient: CubeTensor,
+        wanted: [bool; 2],
+    ) -> [Option<CubeTensor>; 2] {
+        let [rows, n] = dims(&x);
+        let reciprocals = empty(&x, [rows], DType::F32);
+        let grid = RowGrid::of(n);
+        // the weight's gradient reads the incoming one again
+        let (dx, in_place) = if wanted[1] {
+            (empty(&x, [rows, n], x.dtype), false)
+        } else {
+            in_place_of(&gradient)
+        };
+        input_gradient::launch(
+            &x.client,
+            grid.count(&x, rows),
+            grid.dim(),
+            address([&x]),
+            x.clone().into_buffer_arg(),
+            w.clone().into_buffer_arg(),
+            gradient.clone().into_buffer_arg(),
+            result(&dx, in_place, 2),
+            reciprocals.clone().into_buffer_arg(),
+            rows,
+            n,
+            self.eps as f32,
+            self.offset as f32,
+            grid.units,
+            grid.rows,
+            elem(&x),
+        );
+        let dw = wanted[1].then(|| weight_gradient(&x, &gradient, reciprocals, w.shape().dims()));
+        [wanted[0].then_some(dx), dw]
+    }
+}
+
+/// Σ over rows of g x r, in blocks of rows whose sums are then added up: no atomics, one order.
+fn weight_gradient(
+    x: &CubeTensor,
+    gradient: &CubeTensor,
+    reciprocals: CubeTensor,
+    shape: [usize; 2],
+) -> CubeTensor {
+    let [rows, n] = dims(x);
+    let blocks = rows.div_ceil(BLOCK).max(1);
+    let columns = n.div_ceil(UNITS);
+    let partial = empty(x, [blocks, n], DType::F32);
+    block_sums::launch(
+        &x.client,
+        cubes(x, blocks * columns),
+        CubeDim::new_1d(UNITS as u32),
+        address([x]),
+        x.clone().into_buffer_arg(),
+        gradient.clone().into_buffer_arg(),
+        reciprocals.into_buffer_arg(),
+        partial.clone().into_buffer_arg(),
+        rows,
+        n,
+        columns,
+        BLOCK,
+        elem(x),
+    );
+    let dw = empty(x, shape, x.dtype);
+    sum_rows::launch(
+        &x.client,
+        cubes(x, columns),
+        CubeDim::new_1d(UNITS as u32),
+        address([&partial]),
+        partial.into_buffer_arg(),
+        dw.clone().into_buffer_arg(),
+        blocks,
+        n,
+        elem(x),
+    );
+    dw
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn normalise<F: Float>(
+    x: &[F],
+    w: &[F],
+    y: &mut [F],
+    rows: usize,
+    n: usize,
+    eps: f32,
+    offset: f32,
+    #[comptime] units: usize,
+    #[comptime] height: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut lanes = Shared::<[f32]>::new_slice(units * height);
+    let row = CUBE_POS * height + UNIT_POS_Y as usize;
+    let first = row * n;
+    let mut squares = 0.0f32;
+    if row < rows {
+        let mut i = UNIT_POS_X as usize;
+        while i < n {
+            let value = f32::cast_from(x[first + i]);
+            squares += value * value;
+            i += units;
+        }
+    }
+    let sum = row_sum(&mut lanes, squares, units);
+    if row < rows {
+        let r = 1.0f32 / (sum / n as f32 + eps).sqrt();
+        let mut i = UNIT_POS_X as usize;
+        while i < n {
+            let value = f32::cast_from(x[first + i]) * r;
+            y[first + i] = F::cast_from(value * (f32::cast_from(w[i]) + offset));
+            i += units;
+        }
+    }
+}
+
+/// With r = 1 / rms and ĝ = g · w: dx = r (ĝ − x r² mean(ĝ x)). Also keeps r.
+#[cube(launch, address_type = "dynamic")]
+fn input_gradient<F: Float>(
+    x: &[F],
+    w: &[F],
+    g: &[F],
+    dx: &mut [F],
+    reciprocals: &mut [f32],
+    rows: usize,
+    n: usize,
+    eps: f32,
+    offset: f32,
+    #[comptime] units: usize,
+    #[comptime] height: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut lanes = Shared::<[f32]>::new_slice(units * height);
+    let row = CUBE_POS * height + UNIT_POS_Y as usize;
+    let first = row * n;
+    let mut squares = 0.0f32;
+    let mut products = 0.0f32;
+    if row < rows {
+        let mut i = UNIT_POS_X as usize;
+        while i < n {
+            let value = f32::cast_from(x[first + i]);
+            let weighted = f32::cast_from(g[first + i]) * (f32::cast_from(w[i]) + offset);
+            squares += value * value;
+            products += weighted * value;
+            i += units;
+        }
+    }
+    let squares = row_sum(&mut lanes, squares, units);
+    let products = row_sum(&mut lanes, products, units);
+    if row < rows {
+        let r = 1.0f32 / (squares / n as f32 + eps).sqrt();
+        let pull = r * r * products / n as f32;
+        let mut i = UNIT_POS_X as usize;
+        while i < n {
+            let value = f32::cast_from(x[first + i]);
+            let weighted = f32::cast_from(g[first + i]) * (f32::cast_from(w[i]) + offset);
+            dx[first + i] = F::cast_from(r * (weighted - value * pull));
+            i += units;
+        }
+        if UNIT_POS_X == 0 {
+            reciprocals[row] = r;
+        }
+    }
+}
+
+/// A unit sums a column of a block of rows: `[blocks, n]`.
+#[cube(launch, address_type = "dynamic")]
+fn block_sums<F: Float>(
+    x: &[F],
+    g: &[F],
+    reciprocals: &[f32],
+    partial: &mut [f32],
+    rows: usize,
+    n: usize,
+    columns: usize,
+    height: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let block = CUBE_POS / columns;
+    let column = (CUBE_POS % columns) * CUBE_DIM as usize + UNIT_POS as usize;
+    let from = block * height;
+    if from < rows && column < n {
+        let to = min(from + height, rows);
+        let mut sum = 0.0f32;
+        for row in from..to {
+            let i = row * n + column;
+            sum += f32::cast_from(g[i]) * f32::cast_from(x[i]) * reciprocals[row];
+        }
+        partial[block * n + column] = sum;
+    }
+}
+
+/// A unit sums a column.
+#[cube(launch, address_type = "dynamic")]
+fn sum_rows<F: Float>(
+    partial: &[f32],
+    out: &mut [F],
+    rows: usize,
+    n: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let column = ABSOLUTE_POS;
+    if column < n {
+        let mut sum = 0.0f32;
+        for row in 0..rows {
+            sum += partial[row * n + column];
+        }
+        out[column] = F::cast_from(sum);
+    }
+}

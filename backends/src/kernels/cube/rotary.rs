@@ -1,0 +1,99 @@
+//! Rotary position embedding in its rotate-half form (Su et al., 2021), in place where the buffer is ours alone.
+
+use super::launch::{address, dims, elem, elementwise, in_place_of, knows, plain, result};
+use crate::kernels::choice::Operation;
+use crate::kernels::tape::{self, Kernel, run};
+use burn::backend::Cube;
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::cubecl;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// Rotates pairs of each head; see [`crate::kernels::rotary`].
+pub(in crate::kernels) fn rotary(
+    x: Tensor<3>,
+    cos: &Tensor<3>,
+    sin: &Tensor<3>,
+) -> Result<Tensor<3>, Tensor<3>> {
+    let known = knows(Operation::Rotary, &x);
+    if !known {
+        return Err(x);
+    }
+    let [cos, sin] = [cos, sin].map(|angles| plain(angles.clone().cast(DType::F32)));
+    let kernel = Rotary { cos, sin };
+    Ok(run(kernel, [tape::input(x)]))
+}
+
+#[derive(Clone, Debug)]
+struct Rotary {
+    cos: CubeTensor,
+    sin: CubeTensor,
+}
+
+impl Rotary {
+    /// Turns by the angles, or back.
+    fn turn(&self, x: CubeTensor, way: f32) -> CubeTensor {
+        let [tokens, heads, dim] = dims(&x);
+        // a unit has both numbers of its pair before it writes either
+        let (out, in_place) = in_place_of(&x);
+        let pairs = tokens * heads * dim / 2;
+        let (count, cube) = elementwise(&x, pairs);
+        rotate::launch(
+            &out.client,
+            count,
+            cube,
+            address([&x]),
+            x.into_buffer_arg(),
+            self.cos.clone().into_buffer_arg(),
+            self.sin.clone().into_buffer_arg(),
+            result(&out, in_place, 0),
+            pairs,
+            heads,
+            dim / 2,
+            way,
+            elem(&out),
+        );
+        out
+    }
+}
+
+impl Kernel<Cube, 1> for Rotary {
+    const NAME: &str = "rotary";
+    type Saved = ();
+
+    fn forward(&self, [x]: [CubeTensor; 1]) -> (CubeTensor, ()) {
+        (self.turn(x, 1.0), ())
+    }
+
+    /// A rotation's transpose turns back.
+    fn backward(&self, (): (), gradient: CubeTensor, _: [bool; 1]) -> [Option<CubeTensor>; 1] {
+        [Some(self.turn(gradient, -1.0))]
+    }
+}
+
+/// A unit turns one pair of one head.
+#[cube(launch, address_type = "dynamic")]
+fn rotate<F: Float>(
+    x: &[F],
+    cos: &[f32],
+    sin: &[f32],
+    out: &mut [F],
+    pairs: usize,
+    heads: usize,
+    half: usize,
+    way: f32,
+    #[define(F)] _dtype: ElemType,
+) {
+    let pair = ABSOLUTE_POS;
+    if pair < pairs {
+        let (row, i) = (pair / half, pair % half);
+        let angle = row / heads * half + i;
+        let c = cos[angle];
+        let s = sin[angle] * way;
+        let first = row * half * 2 + i;
+        let a = f32::cast_from(x[first]);
+        let b = f32::cast_from(x[first + half]);
+        out[first] = F::cast_from(a * c - b * s);
+        out[first + half] = F::cast_from(b * c + a * s);
+    }
+}

@@ -1,0 +1,281 @@
+//! Log-probabilities and entropies of rows of logits, a tile of the vocabulary at a time, and the gradient of both in the
+//! logits' place.
+//!
+//! With z = softcap(logits) / τ, a row's state over the tiles so far is the largest z, Σ e, Σ e (z − largest) with
+//! e = exp(z − largest), and the target's z (online softmax; Milakov & Gimelshein, 2018). Formulas: [`crate::kernels::score_rows`].
+
+use super::glu::tanh;
+use super::launch::{
+    RowGrid, address, dims, elem, elementwise, empty, in_place_of, integers, knows, plain, result,
+    row_max, row_sum,
+};
+use crate::kernels::choice::Operation;
+use crate::kernels::shapes::{RowScores, RunningScores, Scaling, ScoreGradients};
+use crate::kernels::tape::Engine;
+use crate::trace::span;
+use burn::backend::Cube;
+use burn::tensor::{DType, Int, Tensor};
+use burn_cubecl::cubecl;
+use cubecl::prelude::*;
+
+/// Adds a tile of logits, `[rows, width]`, that begins at column `first` of the vocabulary; see [`crate::kernels::score_tile`].
+pub(in crate::kernels) fn score_tile(
+    logits: &Tensor<2>,
+    first: usize,
+    targets: &Tensor<1, Int>,
+    running: Option<RunningScores>,
+    scaling: Scaling,
+) -> Option<RunningScores> {
+    if !knows(Operation::Scores, logits) {
+        return None;
+    }
+    let _span = span("scores", 0.0);
+    let logits = plain(logits.clone());
+    let [rows, width] = dims(&logits);
+    let fresh = running.is_none();
+    let state = match running {
+        Some(running) => Cube::open(running.0),
+        None => empty(&logits, [rows, 4], DType::F32),
+    };
+    let grid = RowGrid::of(width);
+    let dtype = elem(&logits);
+    fold::launch(
+        &state.client,
+        grid.count(&state, rows),
+        grid.dim(),
+        address([&logits]),
+        logits.into_buffer_arg(),
+        integers(targets).into_buffer_arg(),
+        state.clone().into_buffer_arg(),
+        rows,
+        width,
+        first as i32,
+        u32::from(fresh),
+        1.0 / scaling.temperature as f32,
+        scaling.softcap.unwrap_or(1.0) as f32,
+        scaling.softcap.is_some(),
+        grid.units,
+        grid.rows,
+        dtype,
+    );
+    Some(RunningScores(Cube::close(state)))
+}
+
+/// What the state over all tiles says.
+pub(in crate::kernels) fn finish(running: RunningScores) -> RowScores {
+    let state = Cube::open(running.0);
+    let [rows, _] = dims(&state);
+    let out = empty(&state, [4, rows], DType::F32);
+    let (count, dim) = elementwise(&state, rows);
+    conclude::launch(
+        &out.client,
+        count,
+        dim,
+        state.into_buffer_arg(),
+        out.clone().into_buffer_arg(),
+        rows,
+    );
+    let out: Tensor<2> = Cube::close(out);
+    let row = |i| out.clone().narrow(0, i, 1).reshape([rows]);
+    RowScores {
+        logp: row(0),
+        entropy: row(1),
+        lse: row(2),
+        mean: row(3),
+    }
+}
+
+/// Gradient with respect to a tile of raw logits, in their place if nobody else holds them; see
+/// [`crate::kernels::tile_gradient`].
+pub(in crate::kernels) fn tile_gradient(
+    logits: Tensor<2>,
+    first: usize,
+    targets: &Tensor<1, Int>,
+    scores: &RowScores,
+    upstream: ScoreGradients<'_>,
+    scaling: Scaling,
+) -> Option<Tensor<2>> {
+    if !knows(Operation::Scores, &logits) {
+        return None;
+    }
+    let _span = span("scores", 0.0);
+    let logits = plain(logits);
+    let [rows, width] = dims(&logits);
+    let (out, in_place) = in_place_of(&logits);
+    let float = |t: &Tensor<1>| plain(t.clone().cast(DType::F32));
+    let d_entropy = upstream.d_entropy.unwrap_or(upstream.d_logp);
+    let (count, dim) = elementwise(&logits, rows * width);
+    differentiate::launch(
+        &out.client,
+        count,
+        dim,
+        address([&out]),
+        logits.into_buffer_arg(),
+        integers(targets).into_buffer_arg(),
+        float(&scores.lse).into_buffer_arg(),
+        float(&scores.mean).into_buffer_arg(),
+        float(upstream.d_logp).into_buffer_arg(),
+        float(d_entropy).into_buffer_arg(),
+        result(&out, in_place, 0),
+        rows,
+        width,
+        first as i32,
+        1.0 / scaling.temperature as f32,
+        scaling.softcap.unwrap_or(1.0) as f32,
+        scaling.softcap.is_some(),
+        upstream.d_entropy.is_some(),
+        elem(&out),
+    );
+    Some(Cube::close(out))
+}
+
+/// z of a logit.
+#[cube]
+fn scaled(logit: f32, inverse: f32, cap: f32, #[comptime] capped: bool) -> f32 {
+    if capped {
+        tanh(logit / cap) * cap * inverse
+    } else {
+        logit * inverse
+    }
+}
+
+/// What a state of largest `from` is multiplied by to be one of largest `to`, which is no smaller.
+#[cube]
+fn shrunk(from: f32, to: f32) -> f32 {
+    // a state of nothing has a sum of 0, whatever it is multiplied by; the difference stays finite
+    (from - to).exp()
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn fold<F: Float>(
+    logits: &[F],
+    targets: &[i32],
+    state: &mut [f32],
+    rows: usize,
+    width: usize,
+    first: i32,
+    fresh: u32,
+    inverse: f32,
+    cap: f32,
+    #[comptime] capped: bool,
+    #[comptime] units: usize,
+    #[comptime] height: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut lanes = Shared::<[f32]>::new_slice(units * height);
+    let row = CUBE_POS * height + UNIT_POS_Y as usize;
+    let mut largest = f32::new(-1.0e30);
+    let mut sum = 0.0f32;
+    let mut moment = 0.0f32;
+    if row < rows {
+        let mut i = UNIT_POS_X as usize;
+        while i < width {
+            let z = scaled(
+                f32::cast_from(logits[row * width + i]),
+                inverse,
+                cap,
+                capped,
+            );
+            if z > largest {
+                let f = shrunk(largest, z);
+                moment = f * (moment + sum * (largest - z));
+                sum *= f;
+                largest = z;
+            }
+            let e = (z - largest).exp();
+            sum += e;
+            moment += e * (z - largest);
+            i += units;
+        }
+    }
+    let tile_max = row_max(&mut lanes, largest, units);
+    let f = shrunk(largest, tile_max);
+    let tile_sum = row_sum(&mut lanes, sum * f, units);
+    let tile_moment = row_sum(&mut lanes, f * (moment + sum * (largest - tile_max)), units);
+    if row < rows && UNIT_POS_X == 0 {
+        let at = row * 4;
+        let mut total_max = tile_max;
+        let mut total_sum = tile_sum;
+        let mut total_moment = tile_moment;
+        let mut target_z = 0.0f32;
+        if fresh == 0 {
+            let old_max = state[at];
+            let old_sum = state[at + 1];
+            let old_moment = state[at + 2];
+            target_z = state[at + 3];
+            total_max = max(old_max, tile_max);
+            let a = shrunk(old_max, total_max);
+            let b = shrunk(tile_max, total_max);
+            total_sum = a * old_sum + b * tile_sum;
+            total_moment = a * (old_moment + old_sum * (old_max - total_max))
+                + b * (tile_moment + tile_sum * (tile_max - total_max));
+        }
+        let target = targets[row] - first;
+        if target >= 0 && target < width as i32 {
+            let logit = f32::cast_from(logits[row * width + target as usize]);
+            target_z = scaled(logit, inverse, cap, capped);
+        }
+        state[at] = total_max;
+        state[at + 1] = total_sum;
+        state[at + 2] = total_moment;
+        state[at + 3] = target_z;
+    }
+}
+
+/// Log-prob, entropy, logsumexp and Σ p z of every row: `[4, rows]`.
+#[cube(launch)]
+fn conclude(state: &[f32], out: &mut [f32], rows: usize) {
+    let row = ABSOLUTE_POS;
+    if row < rows {
+        let at = row * 4;
+        let log_sum = state[at + 1].ln();
+        let centred = state[at + 2] / state[at + 1];
+        let lse = state[at] + log_sum;
+        out[row] = state[at + 3] - lse;
+        out[rows + row] = log_sum - centred;
+        out[2 * rows + row] = lse;
+        out[3 * rows + row] = state[at] + centred;
+    }
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn differentiate<F: Float>(
+    logits: &[F],
+    targets: &[i32],
+    lse: &[f32],
+    mean: &[f32],
+    d_logp: &[f32],
+    d_entropy: &[f32],
+    out: &mut [F],
+    rows: usize,
+    width: usize,
+    first: i32,
+    inverse: f32,
+    cap: f32,
+    #[comptime] capped: bool,
+    #[comptime] entropy: bool,
+    #[define(F)] _dtype: ElemType,
+) {
+    let i = ABSOLUTE_POS;
+    if i < rows * width {
+        let row = i / width;
+        let column = (i % width) as i32;
+        let logit = f32::cast_from(logits[i]);
+        let mut z = logit * inverse;
+        let mut slope = inverse;
+        if capped {
+            let t = tanh(logit / cap);
+            z = t * cap * inverse;
+            slope = (1.0f32 - t * t) * inverse;
+        }
+        let mut upstream = d_logp[row];
+        if entropy {
+            upstream += d_entropy[row] * (z - mean[row]);
+        }
+        let mut d = -(z - lse[row]).exp() * upstream;
+        if targets[row] - first == column {
+            d += d_logp[row];
+        }
+        out[i] = F::cast_from(d * slope);
+    }
+}

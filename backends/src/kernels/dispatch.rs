@@ -1,0 +1,236 @@
+//! What models call: each function goes to the backend of its tensors.
+
+use super::choice::{Operation, TILE};
+use super::cpu;
+use super::cube;
+use super::shapes::{
+    AdamWStep, AttentionShape, Blocks8, Drawn, Gate, Map8, RowScores, RunningScores, Scaling,
+    ScoreGradients, Segments, Updated,
+};
+use crate::device::is_cpu;
+use burn::tensor::{DType, Device, Int, Tensor};
+use std::ops::Range;
+
+/// Whether models on this device run an operation through its kernel.
+#[must_use]
+pub fn available(operation: Operation, device: &Device) -> bool {
+    if cube::available(operation, device) {
+        return true;
+    }
+    cpu::available(operation, device)
+}
+
+/// `x / √(mean(x²) + eps) · (w + offset)` for `x` of shape `[rows, n]` and `w` of shape `[1, n]`.
+///
+/// `None` where no kernel is used for the tensors.
+#[must_use]
+pub fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<Tensor<2>> {
+    cpu::norm::rms_norm(x, w, eps, offset).or_else(|| cube::norm::rms_norm(x, w, eps, offset))
+}
+
+/// `activation(gate) · up`, element by element.
+///
+/// `None` where no kernel is used for the activation or the tensors.
+#[must_use]
+pub fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
+    cpu::glu::glu(activation, gate, up).or_else(|| cube::glu::glu(activation, gate, up))
+}
+
+/// Rotates each pair `(x[i], x[i + dim/2])` of `x`, `[tokens, heads, dim]`, by the token's angle i, whose cosines and sines
+/// are `cos` and `sin`, `[tokens, 1, dim/2]` each. A GPU does so in place where nobody else holds `x`.
+///
+/// Gives `x` back where no kernel is used for the tensors.
+pub fn rotary(x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Result<Tensor<3>, Tensor<3>> {
+    cpu::rotary::rotary(x, cos, sin).or_else(|x| cube::rotary::rotary(x, cos, sin))
+}
+
+/// `x · Wᵀ` for `x` of shape `[rows, inputs]` and `w` of shape `[outputs, inputs]`.
+///
+/// `w` must be a leaf of the graph or a constant. Beside a constant nothing of `x` is kept, for no gradient needs it.
+///
+/// `None` where no kernel is used for the tensors.
+#[must_use]
+pub fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+    cpu::linear::linear(x, w)
+}
+
+/// `a · b` for `[m, k]` and `[k, n]`; in f32 where they are stored in half precision.
+///
+/// `None` where no kernel is used for the tensors. Not differentiable.
+#[must_use]
+pub fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    cpu::linear::product(a, b)
+}
+
+/// `a · bᵀ` for `[m, k]` and `[n, k]`; in f32 where they are stored in half precision.
+///
+/// `None` where no kernel is used for the tensors. Not differentiable.
+#[must_use]
+pub fn product_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    cpu::linear::product_nt(a, b)
+}
+
+/// `aᵀ · b` for `[k, m]` and `[k, n]`; in f32 where they are stored in half precision.
+///
+/// `None` where no kernel is used for the tensors. Not differentiable.
+#[must_use]
+pub fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    cpu::linear::product_tn(a, b)
+}
+
+/// Attention of `q`, `[rows, heads, dim]`, over `k` and `v`, `[rows, kv_heads, dim]`: `[rows, heads, dim]`.
+///
+/// `None` where no kernel is used for the tensors.
+#[must_use]
+pub fn attention(
+    q: &Tensor<3>,
+    k: &Tensor<3>,
+    v: &Tensor<3>,
+    shape: &AttentionShape,
+) -> Option<Tensor<3>> {
+    cpu::attention::attention(q, k, v, shape)
+}
+
+/// For every row of `logits`, `[rows, vocab]`: the first token at which the running sum of `softmax(logits / temperature)` reaches
+/// the row's uniform number, or the likeliest where there are no numbers; with its log-probability.
+///
+/// `None` where no kernel is used for the tensor.
+#[must_use]
+pub fn draw_rows(
+    logits: &Tensor<2>,
+    temperature: f64,
+    uniforms: Option<&[f32]>,
+) -> Option<Vec<Drawn>> {
+    cpu::draw::draw_rows(logits, temperature, uniforms)
+}
+
+/// Scores of raw logits `[rows, vocab]` for targets `[rows]`.
+///
+/// `None` where no kernel is used for the tensors. Not differentiable: [`score_gradient`] is its gradient.
+#[must_use]
+pub fn score_rows(
+    logits: &Tensor<2>,
+    targets: &Tensor<1, Int>,
+    scaling: Scaling,
+) -> Option<RowScores> {
+    cpu::scores::score_rows(logits, targets, scaling).or_else(|| {
+        cube::scores::score_tile(logits, 0, targets, None, scaling).map(cube::scores::finish)
+    })
+}
+
+/// Gradient with respect to the raw logits, given those of log-probs and (where the loss looks at it) entropy. Takes the
+/// place of the logits in memory if nobody else holds them.
+///
+/// `None` where no kernel is used for the tensors.
+#[must_use]
+pub fn score_gradient(
+    logits: Tensor<2>,
+    targets: &Tensor<1, Int>,
+    scores: &RowScores,
+    upstream: ScoreGradients<'_>,
+    scaling: Scaling,
+) -> Option<Tensor<2>> {
+    if is_cpu(&logits.device()) {
+        return cpu::scores::score_gradient(logits, targets, scores, upstream, scaling);
+    }
+    tile_gradient(logits, 0, targets, scores, upstream, scaling)
+}
+
+/// Columns of the vocabulary whose logits exist at a time where kernels score by tiles; all of a smaller one. `None` where they
+/// score whole rows, or not at all.
+#[must_use]
+pub fn vocabulary_tile(device: &Device) -> Option<usize> {
+    (!is_cpu(device) && available(Operation::Scores, device)).then_some(TILE)
+}
+
+/// Scores of rows after one more tile of their raw logits, `[rows, width]`, which begins at column `first` of the vocabulary;
+/// `running` are those before it. [`scores`] reads them after the last.
+///
+/// `None` where no kernel is used for the tensors.
+#[must_use]
+pub fn score_tile(
+    logits: &Tensor<2>,
+    first: usize,
+    targets: &Tensor<1, Int>,
+    running: Option<RunningScores>,
+    scaling: Scaling,
+) -> Option<RunningScores> {
+    cube::scores::score_tile(logits, first, targets, running, scaling)
+}
+
+/// What the tiles of a whole vocabulary say of each row.
+#[must_use]
+pub fn scores(running: RunningScores) -> RowScores {
+    cube::scores::finish(running)
+}
+
+/// [`score_gradient`] of one tile of the logits, which begins at column `first` of the vocabulary.
+///
+/// `None` where no kernel is used for the tensors.
+#[must_use]
+pub fn tile_gradient(
+    logits: Tensor<2>,
+    first: usize,
+    targets: &Tensor<1, Int>,
+    scores: &RowScores,
+    upstream: ScoreGradients<'_>,
+    scaling: Scaling,
+) -> Option<Tensor<2>> {
+    cube::scores::tile_gradient(logits, first, targets, scores, upstream, scaling)
+}
+
+/// Whether [`adamw`] updates parameters like this one.
+#[must_use]
+pub fn updates(value: &Tensor<2>) -> bool {
+    cube::adamw::updates(value)
+}
+
+/// One `AdamW` update of some rows of a parameter, in place where nobody else holds it: parameter, gradient and moments are read
+/// once and written once. `gradient` is that of the whole parameter; the moments are those of the rows, in any float type (none are
+/// zeros), and come back in the same (new ones in f32).
+///
+/// # Panics
+/// Where [`updates`] says no.
+#[must_use]
+pub fn adamw(
+    value: Tensor<2>,
+    rows: Range<usize>,
+    gradient: &Tensor<2>,
+    moments: Option<[Tensor<2>; 2]>,
+    step: &AdamWStep,
+) -> Updated {
+    cube::adamw::adamw(value, rows, gradient, moments, step)
+}
+
+/// Quantises a matrix to 8 bits a number (arXiv:2110.02861).
+///
+/// `None` where no kernel is used for the tensor.
+#[must_use]
+pub fn quantise8(values: &Tensor<2>, map: &Map8<'_>) -> Option<Blocks8> {
+    cube::block8::quantise(values, map)
+}
+
+/// The matrix of a shape and type that blocks stand for, given the map's 256 entries.
+///
+/// `None` where no kernel is used for the tensors.
+#[must_use]
+pub fn dequantise8(
+    blocks: &Blocks8,
+    entries: &Tensor<1>,
+    shape: [usize; 2],
+    dtype: DType,
+) -> Option<Tensor<2>> {
+    cube::block8::dequantise(blocks, entries, shape, dtype)
+}
+
+/// Adds each of `rows`, `[tokens, n]`, to the row of `sum`, `[vocab, n]`, of its token; in place where nobody else holds the sum.
+/// Always in the same order, without atomics.
+///
+/// Gives `sum` back where no kernel is used for the tensors.
+pub fn add_rows(
+    sum: Tensor<2>,
+    segments: &Segments,
+    rows: &Tensor<2>,
+) -> Result<Tensor<2>, Tensor<2>> {
+    cube::embedding::add_rows(sum, segments, rows)
+}

@@ -1,0 +1,159 @@
+//! What kernels are told besides their tensors, and what they give back, on any backend.
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What the gate of an MLP goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gate {
+    /// x σ(x) (`SwiGLU`; Shazeer, 2020).
+    Silu,
+    /// x Φ(x), by the error function (`GeGLU`).
+    Gelu,
+    /// The same with tanh's approximation of Φ.
+    GeluTanh,
+}
+
+/// Sequences that begin with the same rows, and the rows that each goes on with. A sequence of its own has an empty prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Family {
+    /// Rows that all members begin with; they see each other, and each member's rows see them.
+    pub prefix: Range<usize>,
+    /// The rows of each member after the prefix.
+    pub members: Vec<Range<usize>>,
+}
+
+/// Which rows belong together, and how scores are made.
+#[derive(Clone, Debug)]
+pub struct AttentionShape {
+    /// The sequences. No row is in two ranges; rows in none get zeros.
+    pub families: Arc<[Family]>,
+    /// A query sees itself and the `window − 1` keys before it; all keys before it where `None`.
+    pub window: Option<usize>,
+    /// What products are multiplied by.
+    pub scale: f64,
+    /// Scores s become `cap · tanh(s / cap)`.
+    pub softcap: Option<f64>,
+}
+
+/// A token and its log-probability, in nats.
+pub type Drawn = (u32, f32);
+
+/// What a pass over logits says of each row, `[rows]` each.
+#[derive(Clone, Debug)]
+pub struct RowScores {
+    /// Log-probability of the row's target, in nats.
+    pub logp: Tensor<1>,
+    /// Entropy, in nats.
+    pub entropy: Tensor<1>,
+    /// `logsumexp(z)`.
+    pub lse: Tensor<1>,
+    /// `Σ p z`.
+    pub mean: Tensor<1>,
+}
+
+/// Gradients of a loss with respect to a chunk's scores, `[rows]` each.
+#[derive(Clone, Copy, Debug)]
+pub struct ScoreGradients<'a> {
+    /// With respect to log-probs.
+    pub d_logp: &'a Tensor<1>,
+    /// With respect to entropies, where the loss looks at them.
+    pub d_entropy: Option<&'a Tensor<1>>,
+}
+
+/// What logits go through before softmax.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scaling {
+    /// They are divided by it last; positive.
+    pub temperature: f64,
+    /// Before that they become `cap · tanh(logit / cap)`.
+    pub softcap: Option<f64>,
+}
+
+/// What is known of rows after some tiles of their logits: made by [`crate::kernels::score_tile`].
+#[derive(Debug)]
+pub struct RunningScores(pub(super) Tensor<2>);
+
+/// One `AdamW` update, as `torch.optim.AdamW` makes it: with g = clip · gradient, m ← β₁ m + (1 − β₁) g and v ← β₂ v + (1 − β₂) g²,
+/// the value becomes `keep · value − rate · m / (√v / second_root + eps)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWStep {
+    /// What the gradient is multiplied by.
+    pub clip: f64,
+    /// β₁ and β₂.
+    pub betas: [f64; 2],
+    /// ε.
+    pub eps: f64,
+    /// √(1 − β₂ᵗ).
+    pub second_root: f64,
+    /// Learning rate over 1 − β₁ᵗ.
+    pub rate: f64,
+    /// 1 less learning rate times weight decay, or 1.
+    pub keep: f64,
+}
+
+/// What an update gives.
+#[derive(Debug)]
+pub struct Updated {
+    /// The parameter.
+    pub value: Tensor<2>,
+    /// First and second moment.
+    pub moments: [Tensor<2>; 2],
+}
+
+/// A map of 8-bit codes, on a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Map8<'a> {
+    /// Between each of the 256 sorted entries and the next, the last one infinite: `[256]`.
+    pub midpoints: &'a Tensor<1>,
+    /// Blocks whose values are all nearer to 0 than this are zeros.
+    pub smallest: f32,
+}
+
+/// A matrix in 8 bits a number: blocks of 256 in row-major order, the last one padded with zeros.
+#[derive(Clone, Debug)]
+pub struct Blocks8 {
+    /// Four codes in an i32, the first in the lowest bits.
+    pub codes: Tensor<1, Int>,
+    /// Of each block its value of largest magnitude; NaN where one is not finite.
+    pub scales: Tensor<1>,
+}
+
+/// The rows of a batch that each token stands in, for the gradient of an embedding.
+#[derive(Clone, Debug)]
+pub struct Segments {
+    /// Rows, those of one token side by side and in order.
+    pub(super) order: Tensor<1, Int>,
+    /// Where each token's rows begin, and where the last one's end.
+    pub(super) starts: Tensor<1, Int>,
+    pub(super) ids: Tensor<1, Int>,
+    /// Tokens.
+    pub(super) count: usize,
+}
+
+impl Segments {
+    /// Sorts the tokens of a batch.
+    #[must_use]
+    pub fn new(ids: &[i32], device: &Device) -> Self {
+        let mut order: Vec<i32> = (0..ids.len() as i32).collect();
+        order.sort_by_key(|&row| ids[row as usize]);
+        let own = order.chunk_by(|&a, &b| ids[a as usize] == ids[b as usize]);
+        let (mut tokens, mut starts, mut end) = (Vec::new(), vec![0], 0);
+        for rows in own {
+            tokens.push(ids[rows[0] as usize]);
+            end += rows.len() as i32;
+            starts.push(end);
+        }
+        let ints = |values: Vec<i32>| {
+            let n = values.len();
+            Tensor::from_data(TensorData::new(values, [n]), (device, DType::I32))
+        };
+        Self {
+            count: tokens.len(),
+            order: ints(order),
+            starts: ints(starts),
+            ids: ints(tokens),
+        }
+    }
+}

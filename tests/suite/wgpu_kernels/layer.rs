@@ -1,0 +1,217 @@
+//! Norm, gate and rotary embedding.
+
+use super::{adapter, assert_near, cases, leaf, numbers, precisions, stored, values};
+use burn::tensor::{DType, Device};
+use firebrick_backends::kernels::{self, Gate};
+
+/// A function of two rows of numbers with its gradients, given that of the result.
+struct Expected {
+    y: Vec<f64>,
+    d_first: Vec<f64>,
+    d_second: Vec<f64>,
+}
+
+fn rms_norm(x: &[f64], w: &[f64], g: &[f64], eps: f64, offset: f64) -> Expected {
+    let n = w.len();
+    let mut all = Expected {
+        y: Vec::new(),
+        d_first: Vec::new(),
+        d_second: vec![0.0; n],
+    };
+    for (x, g) in x.chunks(n).zip(g.chunks(n)) {
+        let mean = x.iter().map(|x| x * x).sum::<f64>() / n as f64;
+        let r = 1.0 / (mean + eps).sqrt();
+        let through: f64 = (0..n).map(|i| g[i] * (w[i] + offset) * x[i]).sum();
+        for i in 0..n {
+            all.y.push(x[i] * r * (w[i] + offset));
+            let pull = x[i] * r * r * through / n as f64;
+            all.d_first.push(r * (g[i] * (w[i] + offset) - pull));
+            all.d_second[i] += g[i] * x[i] * r;
+        }
+    }
+    all
+}
+
+fn hold_norm(shape: [usize; 2], offset: f64, dtype: DType, tolerance: f64, device: &Device) {
+    let [rows, n] = shape;
+    let (x, xs) = stored(numbers(rows * n, 1, 2.0), shape, dtype, device);
+    let (w, ws) = stored(numbers(n, 2, 1.0), [1, n], dtype, device);
+    let (g, gs) = stored(numbers(rows * n, 3, 1.0), shape, dtype, device);
+    let expected = rms_norm(&xs, &ws, &gs, 1e-6, offset);
+    let what = format!("norm of {shape:?} in {dtype:?}");
+
+    let (x, w) = (leaf(&x), leaf(&w));
+    let y = kernels::rms_norm(&x, &w, 1e-6, offset).expect("a kernel");
+    assert_near(&what, &values(y.clone().inner()), &expected.y, tolerance);
+    let mut grads = (y * g.autodiff()).sum().backward();
+    let dx = x.grad_remove(&mut grads).expect("a leaf");
+    let dw = w.grad_remove(&mut grads).expect("a leaf");
+    assert_near(
+        &format!("{what}: dx"),
+        &values(dx),
+        &expected.d_first,
+        tolerance,
+    );
+    assert_near(
+        &format!("{what}: dw"),
+        &values(dw),
+        &expected.d_second,
+        tolerance,
+    );
+}
+
+#[test]
+fn norm_and_its_gradients_are_their_formulas() {
+    let Some((device, _alone)) = adapter() else {
+        return;
+    };
+    for (dtype, tolerance) in precisions(&device) {
+        let offset = 1.0;
+        cases((1_usize..200, 1_usize..150), |(rows, n)| {
+            hold_norm([rows, n], offset, dtype, tolerance, &device);
+        });
+        // several blocks of rows, and rows that need all units of a cube
+        hold_norm([131, 1027], 0.0, dtype, tolerance, &device);
+    }
+}
+
+fn gated(gate: Gate, x: f64) -> (f64, f64) {
+    match gate {
+        Gate::Silu => {
+            let s = 1.0 / (1.0 + (-x).exp());
+            (x * s, s * (1.0 + x * (1.0 - s)))
+        }
+        Gate::Gelu => {
+            // Φ by Simpson's rule from 0 on
+            let density = |t: f64| (-0.5 * t * t).exp() / std::f64::consts::TAU.sqrt();
+            let steps = 200;
+            let h = x / f64::from(steps);
+            let weight = |i: i32| match i {
+                0 => 1.0,
+                i if i == steps => 1.0,
+                i if i % 2 == 1 => 4.0,
+                _ => 2.0,
+            };
+            let sum: f64 = (0..=steps)
+                .map(|i| weight(i) * density(h * f64::from(i)))
+                .sum();
+            let below = 0.5 + sum * h / 3.0;
+            (x * below, below + x * density(x))
+        }
+        Gate::GeluTanh => {
+            let a = (2.0 / std::f64::consts::PI).sqrt();
+            let t = (a * (x + 0.044_715 * x.powi(3))).tanh();
+            let slope = a * (1.0 + 3.0 * 0.044_715 * x * x);
+            let half = 0.5 * (1.0 + t);
+            (x * half, half + 0.5 * x * (1.0 - t * t) * slope)
+        }
+    }
+}
+
+fn hold_gate(gate: Gate, shape: [usize; 2], dtype: DType, tolerance: f64, device: &Device) {
+    let n = shape[0] * shape[1];
+    let (x, xs) = stored(numbers(n, 4, 6.0), shape, dtype, device);
+    let (u, us) = stored(numbers(n, 5, 1.0), shape, dtype, device);
+    let (g, gs) = stored(numbers(n, 6, 1.0), shape, dtype, device);
+    let what = format!("{gate:?} of {shape:?} in {dtype:?}");
+    let along = |f: &dyn Fn(usize) -> f64| (0..n).map(f).collect::<Vec<f64>>();
+
+    let (x, u) = (leaf(&x), leaf(&u));
+    let y = kernels::glu(gate, &x, &u).expect("a kernel");
+    let expected = along(&|i| gated(gate, xs[i]).0 * us[i]);
+    assert_near(&what, &values(y.clone().inner()), &expected, tolerance);
+    let mut grads = (y * g.autodiff()).sum().backward();
+    let dx = x.grad_remove(&mut grads).expect("a leaf");
+    let du = u.grad_remove(&mut grads).expect("a leaf");
+    let expected = along(&|i| gs[i] * us[i] * gated(gate, xs[i]).1);
+    assert_near(
+        &format!("{what}: d gate"),
+        &values(dx),
+        &expected,
+        tolerance,
+    );
+    let expected = along(&|i| gs[i] * gated(gate, xs[i]).0);
+    assert_near(&format!("{what}: d up"), &values(du), &expected, tolerance);
+}
+
+#[test]
+fn every_gate_and_its_gradients_are_their_formulas() {
+    let Some((device, _alone)) = adapter() else {
+        return;
+    };
+    for (dtype, tolerance) in precisions(&device) {
+        for gate in [Gate::Silu, Gate::Gelu, Gate::GeluTanh] {
+            cases((1_usize..40, 1_usize..40), |(rows, n)| {
+                hold_gate(gate, [rows, n], dtype, tolerance, &device);
+            });
+        }
+    }
+}
+
+#[test]
+fn a_gate_leaves_what_others_hold_as_it_was() {
+    let Some((device, _alone)) = adapter() else {
+        return;
+    };
+    let (gate, numbers_in) = stored(numbers(35, 7, 2.0), [5, 7], DType::F32, &device);
+    let x = leaf(&gate);
+    let y = kernels::glu(Gate::Silu, &x, &x).expect("a kernel");
+    let _ = y.sum().backward();
+    assert_near("the input", &values(gate), &numbers_in, 0.0);
+}
+
+fn hold_rotary([tokens, heads, half]: [usize; 3], dtype: DType, tolerance: f64, device: &Device) {
+    let n = tokens * heads * half * 2;
+    let shape = [tokens, heads, half * 2];
+    let (x, xs) = stored(numbers(n, 8, 1.0), shape, dtype, device);
+    let (g, gs) = stored(numbers(n, 9, 1.0), shape, dtype, device);
+    let angles = numbers(tokens * half, 10, 3.0);
+    let turn = |f: fn(f64) -> f64| angles.iter().map(|&a| f(a)).collect();
+    let (cos, cosines) = stored(turn(f64::cos), [tokens, 1, half], dtype, device);
+    let (sin, sines) = stored(turn(f64::sin), [tokens, 1, half], dtype, device);
+    let turned = |x: &[f64], way: f64| {
+        let mut y = vec![0.0; n];
+        for row in 0..tokens * heads {
+            for i in 0..half {
+                let (at, angle) = (row * half * 2 + i, row / heads * half + i);
+                let (c, s) = (cosines[angle], sines[angle] * way);
+                y[at] = x[at] * c - x[at + half] * s;
+                y[at + half] = x[at + half] * c + x[at] * s;
+            }
+        }
+        y
+    };
+    let what = format!("rotary of {shape:?} in {dtype:?}");
+    let own = leaf(&x);
+    let y = kernels::rotary(own.clone(), &cos, &sin).expect("a kernel");
+    assert_near(
+        &what,
+        &values(y.clone().inner()),
+        &turned(&xs, 1.0),
+        tolerance,
+    );
+    let mut grads = (y * g.autodiff()).sum().backward();
+    let dx = own.grad_remove(&mut grads).expect("a leaf");
+    assert_near(
+        &format!("{what}: gradient"),
+        &values(dx),
+        &turned(&gs, -1.0),
+        tolerance,
+    );
+    // somebody else holds it: it stays as it was
+    let again = kernels::rotary(x.clone(), &cos, &sin).expect("a kernel");
+    assert_near(&what, &values(again), &turned(&xs, 1.0), tolerance);
+    assert_near("the input", &values(x), &xs, 0.0);
+}
+
+#[test]
+fn rotary_turns_and_its_gradient_turns_back() {
+    let Some((device, _alone)) = adapter() else {
+        return;
+    };
+    for (dtype, tolerance) in precisions(&device) {
+        cases((1_usize..30, 1_usize..5, 1_usize..20), |(t, h, d)| {
+            hold_rotary([t, h, d], dtype, tolerance, &device);
+        });
+    }
+}

@@ -1,0 +1,150 @@
+//! The optimizer's update, 8-bit moments, and the gradient of the embedding.
+
+use super::{adapter, assert_near, cases, numbers, precisions, stored, values};
+use burn::tensor::{DType, Device, Tensor};
+use firebrick_backends::kernels::{self, AdamWStep, Map8, Segments};
+
+const STEP: AdamWStep = AdamWStep {
+    clip: 0.5,
+    betas: [0.9, 0.95],
+    eps: 1e-8,
+    second_root: 0.3,
+    rate: 0.01,
+    keep: 0.99,
+};
+
+/// Value and moments of one number.
+fn updated(p: f64, g: f64, [m, v]: [f64; 2]) -> [f64; 3] {
+    let g = g * STEP.clip;
+    let m = STEP.betas[0] * m + (1.0 - STEP.betas[0]) * g;
+    let v = STEP.betas[1] * v + (1.0 - STEP.betas[1]) * g * g;
+    let change = STEP.rate * m / (v.sqrt() / STEP.second_root + STEP.eps);
+    [STEP.keep * p - change, m, v]
+}
+
+fn hold_update([rows, n]: [usize; 2], dtype: DType, tolerance: f64, device: &Device) {
+    let shape = [rows, n];
+    let (p, mut ps) = stored(numbers(rows * n, 21, 1.0), shape, DType::F32, device);
+    let (g, gs) = stored(numbers(rows * n, 22, 1.0), shape, DType::F32, device);
+    // all rows but the first
+    let part = 1..rows;
+    let mut state = vec![[0.0; 2]; (rows - 1) * n];
+    let mut value = p.clone();
+    let mut moments: Option<[Tensor<2>; 2]> = None;
+    for _ in 0..3 {
+        let moments_in = moments.map(|m| m.map(|t| t.cast(dtype)));
+        let new = kernels::adamw(value, part.clone(), &g, moments_in, &STEP);
+        value = new.value;
+        for (i, state) in state.iter_mut().enumerate() {
+            let [p, m, v] = updated(ps[n + i], gs[n + i], *state);
+            ps[n + i] = p;
+            *state = [m, v];
+        }
+        moments = Some(new.moments);
+    }
+    let what = format!("update of {shape:?} with moments in {dtype:?}");
+    assert_near(&what, &values(value), &ps, tolerance);
+    let [first, second] = moments.expect("three updates").map(values);
+    let column = |i: usize| state.iter().map(|s| s[i]).collect::<Vec<f64>>();
+    assert_near(&what, &first, &column(0), tolerance);
+    assert_near(&what, &second, &column(1), tolerance);
+    let before = numbers(rows * n, 21, 1.0);
+    let rounded: Vec<f64> = before.iter().map(|&x| f64::from(x as f32)).collect();
+    assert_near(
+        "a parameter that somebody else holds",
+        &values(p),
+        &rounded,
+        0.0,
+    );
+}
+
+#[test]
+fn an_update_is_its_formula_and_touches_no_other_row() {
+    let Some((device, _alone)) = adapter() else {
+        return;
+    };
+    for (dtype, tolerance) in precisions(&device) {
+        cases((2_usize..30, 1_usize..90), |(rows, n)| {
+            hold_update([rows, n], dtype, tolerance, &device);
+        });
+    }
+}
+
+#[test]
+fn blocks_of_8_bits_have_their_largest_value_and_the_nearest_entries() {
+    let Some((device, _alone)) = adapter() else {
+        return;
+    };
+    // entries from −1 to 1, the last two far apart
+    let entries: Vec<f64> = (0..255)
+        .map(|i| f64::from(i) / 200.0 - 0.9)
+        .chain([1.0])
+        .collect();
+    let midpoint = |i: usize| f64::midpoint(entries[i], entries[i + 1]);
+    let midpoints = (0..255).map(midpoint).chain([f64::INFINITY]).collect();
+    let (midpoints, _) = stored(midpoints, [256], DType::F32, &device);
+    let (table, entries) = stored(entries, [256], DType::F32, &device);
+    let map = Map8 {
+        midpoints: &midpoints,
+        smallest: 1e-31,
+    };
+    for (dtype, _) in precisions(&device) {
+        cases((1_usize..9, 1_usize..200), |(rows, n)| {
+            let mut raw = numbers(rows * n, 23, 3.0);
+            // a block of zeros, where there are two
+            raw.iter_mut()
+                .take(256)
+                .filter(|_| rows * n > 256)
+                .for_each(|x| *x = 0.0);
+            let (x, xs) = stored(raw, [rows, n], dtype, &device);
+            let blocks = kernels::quantise8(&x, &map).expect("a kernel");
+            let scales = values(blocks.scales.clone());
+            let back = kernels::dequantise8(&blocks, &table, [rows, n], DType::F32);
+            let back = values(back.expect("a kernel"));
+            for ((block, back), &scale) in xs.chunks(256).zip(back.chunks(256)).zip(&scales) {
+                let largest = block
+                    .iter()
+                    .fold(0.0, |a: f64, &x| if x.abs() > a.abs() { x } else { a });
+                assert!((scale - largest).abs() == 0.0, "{scale} of {largest}");
+                for (&x, &back) in block.iter().zip(back) {
+                    let error = |entry: &f64| (entry * scale - x).abs();
+                    let best = entries.iter().map(error).fold(f64::INFINITY, f64::min);
+                    let found = (back - x).abs();
+                    assert!(
+                        found <= best + 1e-6 * scale.abs(),
+                        "{back} for {x} of {scale}"
+                    );
+                }
+            }
+        });
+    }
+    let (x, _) = stored(vec![1.0, f64::NAN, 2.0], [1, 3], DType::F32, &device);
+    let blocks = kernels::quantise8(&x, &map).expect("a kernel");
+    assert!(values(blocks.scales)[0].is_nan());
+}
+
+#[test]
+fn rows_are_added_to_their_tokens() {
+    let Some((device, _alone)) = adapter() else {
+        return;
+    };
+    for (dtype, tolerance) in precisions(&device) {
+        cases((1_usize..60, 1_usize..300), |(tokens, n)| {
+            let vocab = 17;
+            let ids: Vec<i32> = (0..tokens).map(|i| (i * i % vocab) as i32).collect();
+            let (rows, rs) = stored(numbers(tokens * n, 24, 1.0), [tokens, n], dtype, &device);
+            let (sum, mut expected) =
+                stored(numbers(vocab * n, 25, 1.0), [vocab, n], dtype, &device);
+            let before = expected.clone();
+            for (row, &id) in rs.chunks(n).zip(&ids) {
+                for (sum, x) in expected[id as usize * n..].iter_mut().zip(row) {
+                    *sum += x;
+                }
+            }
+            let segments = Segments::new(&ids, &device);
+            let found = kernels::add_rows(sum.clone(), &segments, &rows).expect("a kernel");
+            assert_near("the sum", &values(found), &expected, tolerance);
+            assert_near("the old sum", &values(sum), &before, 0.0);
+        });
+    }
+}
