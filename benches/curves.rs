@@ -5,6 +5,11 @@
 //! on two idle cores. It can be stopped and started again.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
+#[path = "support/plot.rs"]
+mod plot;
+
+use plot::{COLOURS, Chart, Line};
+use plotters::style::RGBColor;
 use serde_json::Value;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -17,7 +22,6 @@ const SCORE: &str = "val-core/arithmetic/reward";
 
 struct Algorithm {
     name: &'static str,
-    colour: &'static str,
     config: &'static str,
     settings: &'static [&'static str],
 }
@@ -27,13 +31,11 @@ struct Algorithm {
 const ALGORITHMS: [Algorithm; 5] = [
     Algorithm {
         name: "grpo",
-        colour: "#0072b2",
         config: "arithmetic.yaml",
         settings: &GROUPS,
     },
     Algorithm {
         name: "ppo",
-        colour: "#d55e00",
         config: "ppo_arithmetic.yaml",
         settings: &[
             "trainer.train_batch_size=768",
@@ -43,7 +45,6 @@ const ALGORITHMS: [Algorithm; 5] = [
     },
     Algorithm {
         name: "rloo",
-        colour: "#009e73",
         config: "arithmetic.yaml",
         settings: &[
             "objective=rloo",
@@ -54,13 +55,11 @@ const ALGORITHMS: [Algorithm; 5] = [
     },
     Algorithm {
         name: "dapo",
-        colour: "#cc79a7",
         config: "arithmetic.yaml",
         settings: &["objective=dapo", GROUPS[0], GROUPS[1], GROUPS[2]],
     },
     Algorithm {
         name: "gspo",
-        colour: "#e69f00",
         config: "arithmetic.yaml",
         settings: &["objective=gspo", GROUPS[0], GROUPS[1], GROUPS[2]],
     },
@@ -92,8 +91,7 @@ fn main() {
                 .into()
         })
         .collect();
-    let picture = project().join("docs/curves.svg");
-    std::fs::write(&picture, draw(&curves)).expect("a picture");
+    draw(&curves);
     print!("{}", table(&curves));
 }
 
@@ -186,96 +184,38 @@ fn curve(run: &Path) -> Curve {
     lines.filter_map(point).collect()
 }
 
-const WIDTH: f64 = 720.0;
-const HEIGHT: f64 = 400.0;
-const LEFT: f64 = 56.0;
-const TOP: f64 = 16.0;
-const RIGHT: f64 = 90.0;
-const BOTTOM: f64 = 44.0;
-
-fn x(step: u64) -> f64 {
-    LEFT + step as f64 / STEPS as f64 * (WIDTH - LEFT - RIGHT)
+/// The mean of the seeds at each step, and the least and largest.
+fn line(own: &Algorithm, colour: RGBColor, curves: &[Curve]) -> Line {
+    let at = |i: usize| curves.iter().map(move |c| c[i].1);
+    let steps = || curves[0].iter().map(|point| point.0 as f64).enumerate();
+    Line {
+        name: own.name.to_uppercase(),
+        colour,
+        points: steps()
+            .map(|(i, step)| (step, at(i).sum::<f64>() / curves.len() as f64))
+            .collect(),
+        band: Some(
+            steps()
+                .map(|(i, _)| (at(i).fold(1.0, f64::min), at(i).fold(0.0, f64::max)))
+                .collect(),
+        ),
+    }
 }
 
-fn y(accuracy: f64) -> f64 {
-    TOP + (1.0 - accuracy) * (HEIGHT - TOP - BOTTOM)
-}
-
-/// Mean, least and largest of the seeds at each step.
-fn spread(curves: &[Curve]) -> Vec<(u64, f64, f64, f64)> {
-    let steps = curves[0].iter().enumerate();
-    steps
-        .map(|(i, &(step, _))| {
-            let all = curves.iter().map(|c| c[i].1);
-            let mean = all.clone().sum::<f64>() / curves.len() as f64;
-            let (low, high) = (all.clone().fold(1.0, f64::min), all.fold(0.0, f64::max));
-            (step, mean, low, high)
-        })
-        .collect()
-}
-
-fn draw(all: &[Vec<Curve>]) -> String {
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-         <title>Accuracy by step on two-digit sums: mean and range of three seeds</title>\n\
-         <style>text{{fill:#444}}.grid{{stroke:#ccc}}@media(prefers-color-scheme:dark){{text{{fill:#bbb}}.grid{{stroke:#555}}}}</style>\n"
-    );
-    let line = |x1: f64, y1: f64, x2: f64, y2: f64, more: &str| {
-        format!(
-            "<line class=\"grid\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"{more}/>\n"
-        )
+fn draw(all: &[Vec<Curve>]) {
+    let lines = ALGORITHMS.iter().zip(COLOURS).zip(all);
+    let chart = Chart {
+        title: "Two-digit sums: mean and range of three seeds",
+        x: "RL steps of 768 completions",
+        y: "held-out sums that are right",
+        ends: (STEPS as f64, 1.0),
+        ordinate: |share| format!("{:.0} %", 100.0 * share),
+        mark: Some(0.9),
+        lines: lines
+            .map(|((own, colour), curves)| line(own, colour, curves))
+            .collect(),
     };
-    let text = |x: f64, y: f64, more: &str, what: &str| {
-        format!("<text x=\"{x:.1}\" y=\"{y:.1}\"{more}>{what}</text>\n")
-    };
-    for tenth in (0..=10).step_by(2) {
-        let at = f64::from(tenth) / 10.0;
-        svg += &line(x(0), y(at), x(STEPS), y(at), "");
-        let label = format!("{} %", tenth * 10);
-        svg += &text(x(0) - 6.0, y(at) + 4.0, " text-anchor=\"end\"", &label);
-    }
-    svg += &line(x(0), y(0.9), x(STEPS), y(0.9), " stroke-dasharray=\"4 4\"");
-    for step in (0..=STEPS).step_by(30) {
-        svg += &text(
-            x(step),
-            y(0.0) + 18.0,
-            " text-anchor=\"middle\"",
-            &step.to_string(),
-        );
-    }
-    let middle = " text-anchor=\"middle\"";
-    svg += &text(
-        x(STEPS / 2),
-        HEIGHT - 6.0,
-        middle,
-        "RL steps of 768 completions",
-    );
-    let turned = " text-anchor=\"middle\" transform=\"rotate(-90 14 180)\"";
-    svg += &text(14.0, 180.0, turned, "held-out sums that are right");
-    for (i, (own, curves)) in ALGORITHMS.iter().zip(all).enumerate() {
-        let points = spread(curves);
-        let upper = points.iter().map(|p| (p.0, p.3));
-        let lower = points.iter().rev().map(|p| (p.0, p.2));
-        let place = |(step, at): (u64, f64)| format!("{:.1},{:.1}", x(step), y(at));
-        let band: Vec<String> = upper.chain(lower).map(place).collect();
-        let mean: Vec<String> = points.iter().map(|p| place((p.0, p.1))).collect();
-        let Algorithm { name, colour, .. } = own;
-        let _ = write!(
-            svg,
-            "<polygon points=\"{}\" fill=\"{colour}\" opacity=\"0.13\"/>\n\
-             <polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>\n",
-            band.join(" "),
-            mean.join(" ")
-        );
-        let (row, right) = (TOP + 14.0 + 18.0 * i as f64, WIDTH - RIGHT + 14.0);
-        let _ = writeln!(
-            svg,
-            "<rect x=\"{right}\" y=\"{:.1}\" width=\"14\" height=\"4\" fill=\"{colour}\"/>",
-            row - 6.0
-        );
-        svg += &text(right + 20.0, row, "", &name.to_uppercase());
-    }
-    svg + "</svg>\n"
+    plot::draw(&project().join("docs/curves.svg"), &[chart]);
 }
 
 fn table(all: &[Vec<Curve>]) -> String {

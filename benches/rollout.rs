@@ -1,13 +1,18 @@
-//! Sampling: uniform and long-tailed lengths, on the CPU.
+//! Sampling on the CPU: uniform and long-tailed lengths, and what it costs by tokens and by sequences at a time.
 //!
-//! `cargo bench --no-default-features --bench rollout`
+//! `cargo bench --no-default-features --bench rollout [-- --plot]`: with `--plot` the costs alone, which go to
+//! `docs/sampling.svg` too.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
+
+#[path = "support/plot.rs"]
+mod plot;
 
 use firebrick::backends::DeviceSpec;
 use firebrick::backends::device::open;
 use firebrick::models::generate::{Generator, Request, Sample, Sampling};
 use firebrick::models::random::DrawKey;
 use firebrick::models::{Arch, Decoder};
+use plot::{COLOURS, Chart, Line};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Instant;
@@ -63,8 +68,80 @@ fn measure(name: &str, work: impl Fn() -> Vec<Sample>) {
     );
 }
 
+/// Seconds that it takes to sample, the median over `RUNS` after one run that does not count.
+fn seconds(decoder: &Decoder, sequences: usize, new: usize) -> f64 {
+    let sampling = Sampling {
+        max_new_tokens: new,
+        ..Sampling::default()
+    };
+    let requests = requests(sequences, |_| 32);
+    let once = || {
+        let generator = Generator::new(decoder, None, &sampling).expect("valid settings");
+        let started = Instant::now();
+        generator
+            .packing(true)
+            .run(&requests, 1, sequences)
+            .expect("samples");
+        started.elapsed().as_secs_f64()
+    };
+    let mut all: Vec<f64> = (0..=RUNS).map(|_| once()).skip(1).collect();
+    all.sort_by(f64::total_cmp);
+    all[RUNS / 2]
+}
+
+/// What sampling costs by new tokens and by sequences at a time: a table, and a plot.
+fn costs(decoder: &Decoder) {
+    let by_tokens = [32, 64, 128, 256, 512, 1024].map(|new| (new, seconds(decoder, 16, new)));
+    let by_sequences = [1, 2, 4, 8, 16, 32, 64, 128].map(|n| (n, seconds(decoder, n, 64)));
+    println!("| new tokens, of 16 sequences | seconds | ms a token of all 16 |\n|---:|---:|---:|");
+    for (new, seconds) in by_tokens {
+        println!(
+            "| {new} | {seconds:.3} | {:.2} |",
+            1e3 * seconds / new as f64
+        );
+    }
+    println!(
+        "\n| sequences at a time, 64 new tokens each | seconds | tokens/s |\n|---:|---:|---:|"
+    );
+    for (n, seconds) in by_sequences {
+        println!("| {n} | {seconds:.3} | {:.0} |", (n * 64) as f64 / seconds);
+    }
+    let chart = |title, x, points: &[(usize, f64)], colour| {
+        let most = points.iter().map(|p| p.1).fold(0.0, f64::max);
+        let last = points.last().expect("points").0;
+        Chart {
+            title,
+            x,
+            y: "seconds",
+            ends: (last as f64, 1.05 * most),
+            ordinate: |seconds| format!("{seconds:.1}"),
+            mark: None,
+            lines: vec![Line {
+                name: String::new(),
+                colour,
+                points: points.iter().map(|&(x, y)| (x as f64, y)).collect(),
+                band: None,
+            }],
+        }
+    };
+    let picture = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/sampling.svg");
+    let charts = [
+        chart("16 sequences", "new tokens of each", &by_tokens, COLOURS[0]),
+        chart(
+            "64 new tokens each",
+            "sequences at a time",
+            &by_sequences,
+            COLOURS[1],
+        ),
+    ];
+    plot::draw(&picture, &charts);
+}
+
 fn main() {
     let decoder = decoder();
+    if std::env::args().any(|a| a == "--plot") {
+        return costs(&decoder);
+    }
     let uniform = Sampling {
         max_new_tokens: 64,
         ..Sampling::default()

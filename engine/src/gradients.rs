@@ -102,9 +102,9 @@ impl Gradients {
         self.slots[index] = Some(sum);
     }
 
-    /// Adds rows of a gradient at the given row indices (sorted, where a kernel adds them up): `[n, columns]` into a matrix of
-    /// `rows` rows. On the host only the
-    /// rows are copied: the whole matrix never exists on the device.
+    /// Adds rows of a gradient at the given row indices, `[n, columns]`, into a matrix of `rows` rows: by the kernel that takes
+    /// sorted rows where there is one, in an order of its own. On the host only the rows are copied: the whole matrix never
+    /// exists on the device.
     pub(crate) fn add_rows(
         &mut self,
         index: usize,
@@ -136,7 +136,7 @@ impl Gradients {
             let hold = self.hold(shape, gradient.dtype().size());
             (Tensor::zeros(shape, &gradient.device()), hold)
         });
-        let added = match segments {
+        let added = match segments.filter(|_| runtime.is_deterministic()) {
             Some(segments) => kernels::add_rows(sum, segments, &gradient),
             None => Err(sum),
         };

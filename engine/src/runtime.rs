@@ -21,6 +21,7 @@ pub struct Runtime {
     limit: Option<u64>,
     on_host: bool,
     measure: bool,
+    deterministic: bool,
     /// Most that a reading of the pools found.
     most: AtomicU64,
 }
@@ -36,6 +37,7 @@ impl Runtime {
             limit: None,
             on_host: read(device).source == Source::CountedHeap,
             measure: false,
+            deterministic: true,
             most: AtomicU64::new(0),
         }
     }
@@ -70,6 +72,19 @@ impl Runtime {
     pub fn measuring(mut self) -> Self {
         self.measure = true;
         self
+    }
+
+    /// Whether the same numbers come out of the same numbers, to the bit: on by default. Off, GPUs may add with atomics.
+    #[must_use]
+    pub fn with_determinism(mut self, on: bool) -> Self {
+        self.deterministic = on;
+        self
+    }
+
+    /// Whether nothing may be added in an order that threads decide.
+    #[must_use]
+    pub fn is_deterministic(&self) -> bool {
+        self.deterministic
     }
 
     /// The device that computes.

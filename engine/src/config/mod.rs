@@ -72,6 +72,13 @@ pub struct RunConfig {
     /// Whether f32 matrix products may be rounded to TF32 (10 bits) where the device has it. Off: f32 means f32.
     #[serde(default)]
     pub allow_tf32: bool,
+    /// Whether a run on a GPU is repeatable to the bit, as one on the CPU always is: no float is added with atomics.
+    #[serde(default = "yes")]
+    pub deterministic: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// The policy: a checkpoint, or a random start.

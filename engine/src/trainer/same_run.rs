@@ -57,7 +57,7 @@ pub(super) fn check_same_run(earlier: &RunConfig, now: &RunConfig, mode: Mode) -
     };
     let mut changed: Vec<String> = used
         .iter()
-        .chain(&["precision", "allow_tf32"])
+        .chain(&["precision", "allow_tf32", "deterministic"])
         .filter(|k| before[**k] != after[**k])
         .map(|k| (*k).to_owned())
         .collect();

@@ -104,7 +104,8 @@ impl Trainer {
         check_limit(&config, &device)?;
         let runtime = Runtime::new(&device)
             .with_prefetch(plan.models.values().map(|m| m.prefetch).max().unwrap_or(0))
-            .with_limit(config.memory.limit.map(|limit| limit.0));
+            .with_limit(config.memory.limit.map(|limit| limit.0))
+            .with_determinism(config.deterministic);
         let judge = Judge::open(
             data.prompts.task(),
             Surroundings {

@@ -22,6 +22,7 @@ use std::path::Path;
 on_devices! {
     twenty_steps_of_grpo_on_replayed_rollouts_have_the_losses_of_the_cpu,
     three_steps_of_training_follow_the_cpu,
+    a_run_repeats_to_the_bit,
 }
 
 /// Rollouts as if sampled from a model near this one: the golden rows, their first tokens a prompt, with advantages, old and
@@ -113,23 +114,50 @@ fn name(device: &Device) -> &'static str {
     found.expect("a device of these tests").name()
 }
 
+/// Trains for three steps into a folder.
+fn train(output: &Path, device: &str) {
+    let overrides = [
+        format!("output={}", output.display()),
+        format!("device={device}"),
+    ];
+    let config = parse(TRAINING, &overrides).unwrap();
+    let mut trainer = Trainer::new(config, Mode::Rl, Start::Fresh, Box::new(Silent)).unwrap();
+    assert_eq!(trainer.run().unwrap().steps, 3);
+}
+
+fn a_run_repeats_to_the_bit(device: &Device) {
+    let temp = tempfile::tempdir().unwrap();
+    let runs = ["first", "second"].map(|run| temp.path().join(run));
+    for run in &runs {
+        train(run, name(device));
+    }
+    let read = |file: &str| {
+        runs.each_ref()
+            .map(|run| std::fs::read(run.join(file)).unwrap())
+    };
+    for file in [
+        "samples.jsonl",
+        "checkpoints/step-000003/model/model.safetensors",
+        "checkpoints/step-000003/trainer/optimizer.safetensors",
+    ] {
+        let [first, second] = read(file);
+        assert!(!first.is_empty() && first == second, "{file} differs");
+    }
+}
+
 fn three_steps_of_training_follow_the_cpu(device: &Device) {
     let temp = tempfile::tempdir().unwrap();
     let run = |device: &str| {
-        let output = tempfile::tempdir_in(temp.path())
-            .unwrap()
-            .keep()
-            .join("run");
-        let overrides = [
-            format!("output={}", output.display()),
-            format!("device={device}"),
-        ];
-        let config = parse(TRAINING, &overrides).unwrap();
-        let mut trainer = Trainer::new(config, Mode::Rl, Start::Fresh, Box::new(Silent)).unwrap();
-        assert_eq!(trainer.run().unwrap().steps, 3);
+        let output = temp.path().join(device);
+        train(&output, device);
         metrics(&output)
     };
-    let (here, cpu) = (run(name(device)), run("cpu"));
+    let here = run(name(device));
+    let cpu = if is_cpu(device) {
+        here.clone()
+    } else {
+        run("cpu")
+    };
     assert_eq!(here.len(), 4);
     for (a, b) in here.iter().zip(&cpu).skip(1) {
         for key in [
