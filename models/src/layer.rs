@@ -173,10 +173,10 @@ pub(crate) fn attention(
 ) -> Tensor<2> {
     let scoring = scoring(arch, layer);
     let mixed = match (cache, &ctx.sequences) {
-        (Some((cache, reach)), _) => match reach.kin() {
-            Some(kin) => {
+        (Some((cache, reach)), _) => match reach.decoded() {
+            Some(decoded) => {
                 let qkv = unturned(arch, w, x.clone(), bypass);
-                cache.decode(scoring, qkv, &ctx.angles, kin)
+                cache.decode(scoring, qkv, &ctx.angles, decoded)
             }
             None => {
                 let qkv = by_head(project(arch, w, x.clone(), ctx, bypass), ctx);

@@ -53,11 +53,14 @@ impl Operation {
 #[must_use]
 pub fn used(operation: Operation, backend: Backend) -> bool {
     match operation {
-        Operation::Norm | Operation::Gate | Operation::Rotary | Operation::Scores => true,
+        Operation::Norm
+        | Operation::Gate
+        | Operation::Rotary
+        | Operation::Scores
+        | Operation::Draw
+        | Operation::DecodeAttention => true,
         // the CPU updates in tensor operations, or on the host's own path
         Operation::AdamW | Operation::Block8 | Operation::Embedding => backend != Backend::Cpu,
-        Operation::Draw | Operation::DecodeAttention | Operation::Attention => {
-            backend == Backend::Cpu
-        }
+        Operation::Attention => backend == Backend::Cpu,
     }
 }

@@ -12,6 +12,8 @@
 
 pub(super) mod adamw;
 pub(super) mod block8;
+pub(super) mod decode;
+pub(super) mod draw;
 pub(super) mod embedding;
 pub(super) mod glu;
 mod launch;

@@ -4,8 +4,8 @@ use super::choice::{Operation, TILE};
 use super::cpu;
 use super::cube;
 use super::shapes::{
-    AdamWStep, AttentionShape, Blocks8, Drawn, Gate, Map8, RowScores, RunningScores, Scaling,
-    ScoreGradients, Segments, Updated,
+    AdamWStep, AttentionShape, Blocks8, Choice, DecodeShape, Drawn, Gate, Map8, RowScores,
+    RunningScores, Scaling, ScoreGradients, Segments, Updated,
 };
 use crate::device::is_cpu;
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -91,6 +91,23 @@ pub fn attention(
     cpu::attention::attention(q, k, v, shape)
 }
 
+/// Attention of `q`, `[rows, heads · dim]`, over a cache of keys and values `[rows, kv_heads, columns, dim]`, into whose last
+/// live column of each row the row of `k` and `v`, `[rows, kv_heads · dim]`, is written first; queries and keys are turned by
+/// their angles. Gives `[rows, heads · dim]` and the cache.
+///
+/// `None` where no kernel is used for the tensors. Not differentiable.
+#[must_use]
+pub fn decode_attention(
+    qkv: [Tensor<2>; 3],
+    cache: [Tensor<4>; 2],
+    shape: &DecodeShape<'_>,
+) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
+    if is_cpu(&qkv[0].device()) {
+        return cpu::decode::decode_attention(&qkv, cache, shape);
+    }
+    cube::decode::decode_attention(qkv, cache, shape)
+}
+
 /// For every row of `logits`, `[rows, vocab]`: the first token at which the running sum of `softmax(logits / temperature)` reaches
 /// the row's uniform number, or the likeliest where there are no numbers; with its log-probability.
 ///
@@ -102,6 +119,15 @@ pub fn draw_rows(
     uniforms: Option<&[f32]>,
 ) -> Option<Vec<Drawn>> {
     cpu::draw::draw_rows(logits, temperature, uniforms)
+}
+
+/// A token for every row of `logits`, `[rows, vocab]`, on the device: `[rows, 3]` in f32 of its id, its log-prob under what it was
+/// drawn from, and its log-prob under the whole distribution, in nats.
+///
+/// `None` where no kernel is used for the tensor: the CPU has [`draw_rows`].
+#[must_use]
+pub fn choose_rows(logits: &Tensor<2>, choice: Choice<'_>) -> Option<Tensor<2>> {
+    cube::draw::choose_rows(logits, choice)
 }
 
 /// Scores of raw logits `[rows, vocab]` for targets `[rows]`.

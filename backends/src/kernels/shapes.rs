@@ -1,5 +1,6 @@
 //! What kernels are told besides their tensors, and what they give back, on any backend.
 
+use crate::device::is_cpu;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,6 +40,92 @@ pub struct AttentionShape {
 
 /// A token and its log-probability, in nats.
 pub type Drawn = (u32, f32);
+
+/// Rows of a cache whose sequences begin with the same tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kin {
+    /// A row, and the columns of it that hold what all begin with; none for a sequence of its own.
+    pub prefix: (usize, Range<usize>),
+    /// Each row, and the columns of it that follow, up to those of the new token. What all begin with stands before them in
+    /// every row.
+    pub members: Vec<(usize, Range<usize>)>,
+}
+
+/// The sequences of a cache, as a token of each is decoded. Made once, used by every layer.
+#[derive(Clone, Debug)]
+pub struct Decoded {
+    pub(super) kin: Vec<Kin>,
+    /// Of every row the first column that it sees and the one after its last, where a GPU reads them: `[rows · 2]`.
+    pub(super) live: Option<Tensor<1, Int>>,
+}
+
+impl Decoded {
+    /// For a cache's first `rows` rows, each in one place at most; those in none get zeros, and nothing is written for them.
+    #[must_use]
+    pub fn new(kin: Vec<Kin>, rows: usize, device: &Device) -> Self {
+        let live = (!is_cpu(device)).then(|| {
+            let mut live = vec![0; rows * 2];
+            for Kin { prefix, members } in &kin {
+                for (row, own) in members {
+                    let first = own.start - prefix.1.len();
+                    live[row * 2] = first as i32;
+                    live[row * 2 + 1] = own.end as i32;
+                }
+            }
+            Tensor::from_data(TensorData::new(live, [rows * 2]), (device, DType::I32))
+        });
+        Self { kin, live }
+    }
+}
+
+/// What each row sees of its cache, and how scores are made.
+#[derive(Clone, Debug)]
+pub struct DecodeShape<'a> {
+    /// The sequences.
+    pub decoded: &'a Decoded,
+    /// Angles of the rows' positions: cosines and sines, `[rows, 1, dim / 2]`.
+    pub angles: [&'a Tensor<3>; 2],
+    /// A query sees its own column and the `window − 1` before it; all of its sequence where `None`.
+    pub window: Option<usize>,
+    /// What products are multiplied by.
+    pub scale: f64,
+    /// Scores s become `cap · tanh(s / cap)`.
+    pub softcap: Option<f64>,
+}
+
+/// Which tokens a draw leaves out: top-k, then top-p, then min-p, as transformers orders them. Ties at a boundary are kept by
+/// id. The default leaves out none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Truncation {
+    /// Only the `k` likeliest tokens.
+    pub top_k: Option<usize>,
+    /// Only the likeliest that together hold this probability; 1 is all.
+    pub top_p: f64,
+    /// Only those at least this share as likely as the likeliest; 0 is all.
+    pub min_p: f64,
+}
+
+impl Default for Truncation {
+    fn default() -> Self {
+        Self {
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+        }
+    }
+}
+
+/// How a token is chosen for every row of logits.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice<'a> {
+    /// Logits are divided by it; positive.
+    pub temperature: f64,
+    /// What is left out of the distribution before it is drawn from.
+    pub truncation: Truncation,
+    /// A number in [0, 1) for every row: the first token is drawn at which the running sum of probabilities reaches it. The
+    /// likeliest of all is taken where there are none.
+    pub uniforms: Option<&'a [f32]>,
+}
 
 /// What a pass over logits says of each row, `[rows]` each.
 #[derive(Clone, Debug)]

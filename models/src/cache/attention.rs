@@ -3,7 +3,7 @@
 //! Rows with windows of much different length are scored in bands of neighbouring rows, each from the first column of its
 //! own longest window on; a layer with a sliding window reads no more than that. What a band still reads in vain is hidden
 //! by a mask. A band costs a few operations of its own, so there are as few as pay: one where all windows are alike.
-//! On the CPU a kernel reads each sequence's live columns and no others, and there are neither bands nor masks.
+//! Where a kernel decodes, it reads each sequence's live columns and no others, and there are neither bands nor masks.
 //! Many columns at once (a prompt) are scored a few queries at a time, each chunk up to its own last column.
 
 use super::KvCache;
@@ -11,7 +11,7 @@ use crate::arch::Arch;
 use crate::attention::{Scoring, mix};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
-use firebrick_backends::kernels::{self, Kin, Operation};
+use firebrick_backends::kernels::{self, Decoded, Operation};
 use std::ops::Range;
 
 /// Keys read in vain (rows times columns) that cost as much as the operations of another band: measured on a CPU with 8 heads
@@ -39,8 +39,8 @@ struct Block {
 #[derive(Clone, Debug)]
 pub(crate) struct Reach {
     first: usize,
-    /// The sequences by what they share, where a kernel decodes one token of each and needs no blocks.
-    fused: Option<Vec<Kin>>,
+    /// The sequences, where a kernel decodes one token of each and needs no blocks.
+    fused: Option<Decoded>,
     /// Blocks by a layer's sliding window.
     blocks: Vec<(Option<usize>, Vec<Block>)>,
 }
@@ -50,10 +50,12 @@ impl Reach {
     pub fn new(arch: &Arch, cache: &KvCache, len: usize, device: &Device) -> Self {
         let (starts, first) = (cache.starts(), cache.used());
         let available = kernels::available(Operation::DecodeAttention, device);
-        if len == 1 && available && !arch.precision.is_half() {
+        // the CPU's kernel has no half precision
+        let known = available && !(is_cpu(device) && arch.precision.is_half());
+        if len == 1 && known {
             return Self {
                 first,
-                fused: Some(cache.kin()),
+                fused: Some(Decoded::new(cache.kin(), starts.len(), device)),
                 blocks: Vec::new(),
             };
         }
@@ -76,9 +78,9 @@ impl Reach {
         }
     }
 
-    /// The sequences by what they share, where [`LayerCache::decode`](super::LayerCache::decode) attends.
-    pub fn kin(&self) -> Option<&[Kin]> {
-        self.fused.as_deref()
+    /// The sequences, where [`LayerCache::decode`](super::LayerCache::decode) attends.
+    pub fn decoded(&self) -> Option<&Decoded> {
+        self.fused.as_ref()
     }
 
     /// The column of the first query.
@@ -88,7 +90,7 @@ impl Reach {
 
     /// Softmax attention over keys and values `[rows, kv_heads, capacity, head_dim]`, in the shape of the queries.
     ///
-    /// Where there is no kernel that does it: [`Self::kin`] has none.
+    /// Where there is no kernel that does it: [`Self::decoded`] has none.
     pub fn attend(
         &self,
         scoring: Scoring,

@@ -24,7 +24,7 @@ use crate::arch::Arch;
 use crate::attention::Scoring;
 use crate::rope::Angles;
 use burn::tensor::{DType, Device, Int, Tensor};
-use firebrick_backends::kernels::{self, DecodeShape, Kin};
+use firebrick_backends::kernels::{self, DecodeShape, Decoded, Kin};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -74,12 +74,12 @@ impl LayerCache {
     pub(crate) fn decode(
         &mut self,
         scoring: Scoring,
-        [q, k, v]: [Tensor<2>; 3],
+        qkv: [Tensor<2>; 3],
         angles: &Angles,
-        kin: &[Kin],
+        decoded: &Decoded,
     ) -> Tensor<2> {
         let shape = DecodeShape {
-            kin,
+            decoded,
             angles: angles.tables(),
             window: scoring.window,
             scale: scoring.scale,
@@ -87,9 +87,8 @@ impl LayerCache {
         };
         let mut mixed = None;
         self.change(|keys, values| {
-            let (out, [keys, values]) =
-                kernels::decode_attention([&q, &k, &v], [keys, values], &shape)
-                    .expect("tensors of the device that the cache is on");
+            let (out, [keys, values]) = kernels::decode_attention(qkv, [keys, values], &shape)
+                .expect("tensors of the device that the cache is on");
             mixed = Some(out);
             (keys, values)
         });

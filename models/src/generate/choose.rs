@@ -5,7 +5,7 @@ use super::truncate::draw_truncated;
 use crate::random::DrawKey;
 use crate::{Error, Result};
 use burn::tensor::{Tensor, TensorData};
-use firebrick_backends::kernels;
+use firebrick_backends::kernels::{self, Choice, Truncation};
 use rayon::prelude::*;
 
 /// A chosen token and its log-probs.
@@ -38,10 +38,12 @@ impl Draw {
     }
 }
 
-/// Chooses by argmax, by a draw from the whole distribution (both on the device: a token and its log-prob come back),
-/// or by a draw from a truncated one, on the host: no backend sorts on the device, and finding the boundaries without sorting, by
-/// bisection, takes some eighty passes over the logits, which is no faster than reading them back once and sorting the few
-/// that matter.
+/// Chooses by argmax, by a draw from the whole distribution, or from a truncated one.
+///
+/// A GPU's kernel does all three on the device: a token and its log-probs come back. The CPU's does the first two. Where there is
+/// no kernel, tensor operations do them on the device too, but truncate on the host: no backend sorts on the device, and finding
+/// boundaries by bisection in tensor operations takes some eighty passes over the logits, which is no faster than reading them
+/// back once and sorting the few that matter.
 pub(super) fn choose(
     logits: Tensor<2>,
     sampling: &Sampling,
@@ -59,6 +61,24 @@ pub(super) fn choose(
             };
             return Ok(drawn.into_iter().map(chosen).collect());
         }
+    }
+    let choice = Choice {
+        temperature: sampling.scoring_temperature(),
+        truncation: Truncation {
+            top_k: sampling.top_k,
+            top_p: sampling.top_p,
+            min_p: sampling.min_p,
+        },
+        uniforms: (!sampling.is_greedy()).then_some(&uniforms),
+    };
+    if let Some(rows) = kernels::choose_rows(&logits, choice) {
+        let rows: Vec<f32> = read(rows)?;
+        let chosen = |row: &[f32]| Chosen {
+            token: row[0] as u32,
+            logp: row[1],
+            full_logp: row[2],
+        };
+        return Ok(rows.chunks_exact(3).map(chosen).collect());
     }
     if sampling.is_greedy() {
         return on_device(logits, None);

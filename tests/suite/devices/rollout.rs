@@ -31,6 +31,7 @@ fn greedy_continuations_are_those_of_transformers(device: &Device) {
             temperature: 0.0,
             new: greedy.max_new_tokens,
             n: 1,
+            kept: None,
         };
         let found = generate(&model, &prompts, asked, &Limits::new(64));
         for (found, expected) in found.iter().zip(&greedy.samples) {
@@ -44,15 +45,17 @@ fn greedy_continuations_are_those_of_transformers(device: &Device) {
 fn draws_are_those_of_the_cpu(device: &Device) {
     let (here, _) = model(&fixtures().join("models/llama-gqa"), device);
     let on_cpu = Model::load(&here.dir);
-    let sample = |model: &Model| {
-        generate(
-            model,
-            &PROMPTS.map(<[u32]>::to_vec),
-            DRAWN,
-            &Limits::new(64),
-        )
-    };
-    assert_same(&sample(&here), &sample(&on_cpu));
+    for asked in [DRAWN, TRUNCATED] {
+        let sample = |model: &Model| {
+            generate(
+                model,
+                &PROMPTS.map(<[u32]>::to_vec),
+                asked,
+                &Limits::new(64),
+            )
+        };
+        assert_same(&sample(&here), &sample(&on_cpu));
+    }
 }
 
 fn slots_chunks_and_a_short_cache_change_no_token(device: &Device) {
@@ -81,6 +84,14 @@ const DRAWN: Asked = Asked {
     temperature: 1.0,
     new: 12,
     n: 3,
+    kept: None,
+};
+
+/// Drawn from the likeliest tokens, by all three kinds of truncation.
+const TRUNCATED: Asked = Asked {
+    temperature: 0.8,
+    kept: Some((20, 0.9, 0.01)),
+    ..DRAWN
 };
 
 #[track_caller]
@@ -92,7 +103,8 @@ fn assert_same(found: &[Sample], expected: &[Sample]) {
             "sample {} of prompt {}",
             a.sample, a.request
         );
-        for (a, b) in a.logps.iter().zip(&b.logps) {
+        let [a, b] = [a, b].map(|s| s.logps.iter().chain(&s.full_logps));
+        for (a, b) in a.zip(b) {
             assert_close("log-prob", f64::from(*a), f64::from(*b), F32_ELSEWHERE);
         }
     }
@@ -105,11 +117,17 @@ struct Asked {
     new: usize,
     /// Samples a prompt.
     n: usize,
+    /// Top-k, top-p and min-p, where tokens are left out.
+    kept: Option<(usize, f64, f64)>,
 }
 
 fn generate(model: &Model, prompts: &[Vec<u32>], asked: Asked, limits: &Limits) -> Vec<Sample> {
+    let (top_p, min_p) = asked.kept.map_or((1.0, 0.0), |(_, p, m)| (p, m));
     let sampling = Sampling {
         temperature: asked.temperature,
+        top_k: asked.kept.map(|(k, ..)| k),
+        top_p,
+        min_p,
         max_new_tokens: asked.new,
         ..Sampling::default()
     };

@@ -1,7 +1,9 @@
 //! Kernels of `CubeCL` backends on wgpu, held against their formulas in f64 on plain numbers. Shapes are no multiples of
 //! anything.
 
+mod decode;
 mod layer;
+mod sampling;
 mod scores;
 mod update;
 

@@ -8,6 +8,7 @@ use super::parallel::{Shared, dims, elements, tensor, vectorised};
 use super::real::{Real, dots, largest, sum_of, weighted};
 use super::rotary::turn;
 use super::tape::{each, exact, plain, wrap};
+use crate::kernels::shapes::{DecodeShape, Kin};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -21,38 +22,11 @@ const TOGETHER: usize = 8;
 /// Numbers read from which the work goes to all cores.
 const LARGE: usize = 1 << 15;
 
-/// Rows of a cache whose sequences begin with the same tokens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kin {
-    /// A row, and the columns of it that hold what all begin with; none for a sequence of its own.
-    pub prefix: (usize, Range<usize>),
-    /// Each row, and the columns of it that follow, up to those of the new token.
-    pub members: Vec<(usize, Range<usize>)>,
-}
-
-/// What each row sees of its cache, and how scores are made.
-#[derive(Clone, Debug)]
-pub struct DecodeShape<'a> {
-    /// The rows, each in one place at most; those in none get zeros, and nothing is written for them.
-    pub kin: &'a [Kin],
-    /// Angles of the rows' positions: cosines and sines, `[rows, 1, dim / 2]`.
-    pub angles: [&'a Tensor<3>; 2],
-    /// A query sees its own column and the `window − 1` before it; all of its sequence where `None`.
-    pub window: Option<usize>,
-    /// What products are multiplied by.
-    pub scale: f64,
-    /// Scores s become `cap · tanh(s / cap)`.
-    pub softcap: Option<f64>,
-}
-
-/// Attention of `q`, `[rows, heads · dim]`, over a cache of keys and values `[rows, kv_heads, columns, dim]`, into whose last
-/// live column of each row the row of `k` and `v`, `[rows, kv_heads · dim]`, is written first; queries and keys are turned by
-/// their angles. Gives `[rows, heads · dim]` and the cache.
+/// See [`crate::kernels::decode_attention`].
 ///
-/// `None` where [`decodes`] is false. Not differentiable.
-#[must_use]
-pub fn decode_attention(
-    [q, k, v]: [&Tensor<2>; 3],
+/// `None` where the tensors are not the CPU backend's f32 or f64.
+pub(in crate::kernels) fn decode_attention(
+    [q, k, v]: &[Tensor<2>; 3],
     [keys, values]: [Tensor<4>; 2],
     shape: &DecodeShape<'_>,
 ) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
@@ -127,6 +101,7 @@ fn attend<T: Real>(
     };
     // kin one after the other, so that a core finds what they share in its cache
     let tasks: Vec<(usize, &Kin, Range<usize>)> = shape
+        .decoded
         .kin
         .iter()
         .flat_map(|kin| (0..kv).map(move |head| (head, kin)))
@@ -137,7 +112,7 @@ fn attend<T: Real>(
         .collect();
     let read =
         |kin: &Kin| kin.prefix.1.len() + kin.members.iter().map(|m| m.1.len()).sum::<usize>();
-    let size = shape.kin.iter().map(read).sum::<usize>() * width;
+    let size = shape.decoded.kin.iter().map(read).sum::<usize>() * width;
     let empty = || Scratch {
         queries: Vec::new(),
         scores: Vec::new(),

@@ -1,9 +1,9 @@
 //! Kernels against the same formulas in tensor operations, forward and backward. Shapes are no multiples of a vector or block.
 
 use crate::kernels::{
-    AttentionShape, DecodeShape, Family, Gate, Kin, Panels, Scaling, ScoreGradients, attention,
-    decode_attention, glu, linear, linear_each, linear_gated, linear_onto, rms_norm, rotary,
-    score_gradient, score_rows,
+    AttentionShape, DecodeShape, Decoded, Family, Gate, Kin, Panels, Scaling, ScoreGradients,
+    attention, decode_attention, glu, linear, linear_each, linear_gated, linear_onto, rms_norm,
+    rotary, score_gradient, score_rows,
 };
 use burn::tensor::activation::{log_softmax, silu, softmax};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -352,6 +352,7 @@ fn decoding_writes_the_new_column_and_reads_live_ones_alone() {
         as_column(turned(&k, kv)),
         as_column(v.clone().reshape([6, kv, dim])),
     ];
+    let decoded = Decoded::new(kin.to_vec(), 6, &Device::flex());
     for (window, softcap) in [
         (None, None),
         (None, Some(2.0)),
@@ -359,14 +360,15 @@ fn decoding_writes_the_new_column_and_reads_live_ones_alone() {
         (Some(3), None),
     ] {
         let shape = DecodeShape {
-            kin: &kin,
+            decoded: &decoded,
             angles: [&cos, &sin],
             window,
             scale: 0.4,
             softcap,
         };
         let (found, written) =
-            decode_attention([&q, &k, &v], cache.clone(), &shape).expect("f32 on the CPU");
+            decode_attention([q.clone(), k.clone(), v.clone()], cache.clone(), &shape)
+                .expect("f32 on the CPU");
         let queries = turned(&q, heads);
         let nothing = found.clone().slice([3..4, 0..heads * dim]);
         assert!(

@@ -1,6 +1,6 @@
 //! `AdamW` (Loshchilov & Hutter, 2019) in one pass over parameter, gradient and both moments.
 
-use super::launch::{address, elem, elementwise, empty, in_place_of, knows, plain, result};
+use super::launch::{address, elem, elementwise, empty, in_place_of, knows, owned, plain, result};
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::{AdamWStep, Updated};
 use crate::kernels::tape::Engine;
@@ -26,9 +26,8 @@ pub(in crate::kernels) fn adamw(
 ) -> Updated {
     let _span = span("adamw", 0.0);
     let [_, columns] = value.dims();
-    let value = plain(value);
     // the rows before and after stay as they are
-    let value = if value.can_mut() { value } else { value.copy() };
+    let value = owned(plain(value));
     let n = rows.len() * columns;
     let shape = [rows.len(), columns];
     let fresh = moments.is_none();

@@ -1,6 +1,6 @@
 //! The gradient of an embedding: every token's rows are added up by a unit of their own, in the batch's order.
 
-use super::launch::{UNITS, address, cubes, dims, elem, integers, knows, plain};
+use super::launch::{UNITS, address, cubes, dims, elem, integers, knows, owned, plain};
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::Segments;
 use crate::kernels::tape::Engine;
@@ -20,10 +20,10 @@ pub(in crate::kernels) fn add_rows(
         return Err(sum);
     }
     let _span = span("embedding gradient", 0.0);
-    let (sum, rows) = (plain(sum), plain(rows.clone()));
+    let rows = plain(rows.clone());
     let [_, width] = dims(&rows);
     // the rows that no token stands for stay as they are
-    let out = if sum.can_mut() { sum } else { sum.copy() };
+    let out = owned(plain(sum));
     let columns = width.div_ceil(UNITS);
     add::launch(
         &out.client.clone(),

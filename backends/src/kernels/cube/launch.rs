@@ -96,6 +96,15 @@ pub(super) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) ->
     empty_device_contiguous_dtype(client, device, shape.into(), dtype)
 }
 
+/// A tensor that may be written to: the same where nobody else holds it.
+pub(super) fn owned(tensor: CubeTensor) -> CubeTensor {
+    if tensor.can_mut() {
+        tensor
+    } else {
+        tensor.copy()
+    }
+}
+
 /// Where a result goes: the buffer of an input that nobody else holds, or a new one like it.
 pub(super) fn in_place_of(input: &CubeTensor) -> (CubeTensor, bool) {
     if input.can_mut() {

@@ -1,0 +1,538 @@
+//! One token for every row of logits: the likeliest, or a draw from the whole distribution or from a truncated one, without
+//! sorting.
+//!
+//! A cube has a row. Where its distribution is cut off is found by the bits of floats, two at a time: of all ranks in the order
+//! of floats, the largest from which on enough tokens or enough probability are there. The token at which the running sum
+//! reaches the uniform number is looked for in parts of the row, then in parts of that part, then one by one.
+
+use super::launch::{UNITS, address, cubes, dims, elem, empty, knows, plain, row_max, row_sum};
+use crate::kernels::choice::Operation;
+use crate::kernels::shapes::Choice;
+use crate::kernels::tape::Engine;
+use crate::trace::span;
+use burn::backend::Cube;
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_cubecl::cubecl;
+use cubecl::prelude::*;
+
+/// Parts of a row that are weighed first, each by [`BESIDE`] units that read side by side.
+const PARTS: usize = 16;
+const BESIDE: usize = UNITS / PARTS;
+
+/// Tokens whose ids f32 has.
+const IDS: usize = 1 << 24;
+
+/// See [`crate::kernels::choose_rows`].
+pub(in crate::kernels) fn choose_rows(logits: &Tensor<2>, choice: Choice<'_>) -> Option<Tensor<2>> {
+    if !knows(Operation::Draw, logits) || logits.dims()[1] > IDS {
+        return None;
+    }
+    let _span = span("draw", 0.0);
+    let device = logits.device();
+    let logits = plain(logits.clone());
+    let [rows, vocab] = dims(&logits);
+    let out = empty(&logits, [rows, 3], DType::F32);
+    let (count, dim, at) = (
+        cubes(&out, rows),
+        CubeDim::new_1d(UNITS as u32),
+        address([&logits]),
+    );
+    let (inverse, dtype) = (1.0 / choice.temperature as f32, elem(&logits));
+    // bits of f32 that are the same in all numbers of a type
+    let spare = match logits.dtype {
+        DType::BF16 => 16,
+        DType::F16 => 13,
+        _ => 0,
+    };
+    let logits = logits.into_buffer_arg();
+    let written = out.clone().into_buffer_arg();
+    let Some(uniforms) = choice.uniforms else {
+        take::launch(
+            &out.client,
+            count,
+            dim,
+            at,
+            logits,
+            written,
+            rows,
+            vocab,
+            inverse,
+            dtype,
+        );
+        return Some(Cube::close(out));
+    };
+    let uniforms = TensorData::new(uniforms.to_vec(), [rows]);
+    let uniforms = Tensor::<1>::from_data(uniforms, (&device, DType::F32));
+    let cut = choice.truncation;
+    let top_k = cut.top_k.unwrap_or(vocab).max(1);
+    draw::launch(
+        &out.client,
+        count,
+        dim,
+        at,
+        logits,
+        plain(uniforms).into_buffer_arg(),
+        written,
+        rows,
+        vocab,
+        inverse,
+        top_k as f32,
+        cut.top_p as f32,
+        cut.min_p as f32,
+        top_k < vocab,
+        cut.top_p < 1.0,
+        spare,
+        dtype,
+    );
+    Some(Cube::close(out))
+}
+
+/// A row, and how its logits become weights: 1 for the largest.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone))]
+struct Row {
+    /// Place of its first logit.
+    first: usize,
+    vocab: usize,
+    largest: f32,
+    inverse: f32,
+}
+
+/// What is kept of a row: tokens above a rank, and of those at it the first few.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone))]
+struct Cut {
+    rank: u32,
+    /// How many of those at the rank.
+    ties: f32,
+    /// What each of them weighs.
+    tied: f32,
+    /// Nothing is kept that weighs less.
+    least: f32,
+}
+
+#[cube]
+fn weight_of(z: f32, row: &Row) -> f32 {
+    ((z - row.largest) * row.inverse).exp()
+}
+
+/// Floats as integers in the same order, without the bits that all have alike.
+#[cube]
+fn rank_of(z: f32, #[comptime] spare: u32) -> u32 {
+    let bits = u32::reinterpret(z);
+    let mut ordered = bits | 0x8000_0000u32;
+    if bits >= 0x8000_0000u32 {
+        ordered = bits ^ 0xffff_ffffu32;
+    }
+    ordered >> spare
+}
+
+/// The way back.
+#[cube]
+fn value_of(rank: u32, #[comptime] spare: u32) -> f32 {
+    let ordered = rank << spare;
+    let mut bits = ordered ^ 0x8000_0000u32;
+    if ordered < 0x8000_0000u32 {
+        // the bits left out are zeros in the float
+        bits = (ordered ^ 0xffff_ffffu32) - comptime!((1u32 << spare) - 1);
+    }
+    f32::reinterpret(bits)
+}
+
+/// The largest logit, and what all of them weigh.
+#[cube]
+fn survey<F: Float>(
+    logits: &[F],
+    lanes: &mut Shared<[f32]>,
+    first: usize,
+    vocab: usize,
+    inverse: f32,
+) -> (f32, f32) {
+    let mut largest = f32::new(-3.0e38);
+    let mut sum = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < vocab {
+        let z = f32::cast_from(logits[first + i]);
+        if z > largest {
+            sum *= ((largest - z) * inverse).exp();
+            largest = z;
+        }
+        sum += ((z - largest) * inverse).exp();
+        i += UNITS;
+    }
+    let all = row_max(lanes, largest, UNITS);
+    let scaled = sum * ((largest - all) * inverse).exp();
+    let full = row_sum(lanes, scaled, UNITS);
+    (all, full)
+}
+
+/// The first token with the largest logit.
+#[cube]
+fn likeliest<F: Float>(logits: &[F], lanes: &mut Shared<[f32]>, row: &Row) -> usize {
+    let mut place = f32::new(-3.0e38);
+    let mut i = UNIT_POS as usize;
+    while i < row.vocab {
+        if f32::cast_from(logits[row.first + i]) >= row.largest && place < -1.0e38f32 {
+            place = -f32::cast_from(i as u32);
+        }
+        i += UNITS;
+    }
+    // the first is the largest of the negated ones; a row of no numbers has none
+    let first = max(row_max(lanes, place, UNITS), 1.0f32 - row.vocab as f32);
+    u32::cast_from(-first) as usize
+}
+
+/// Of a row's tokens, those at or above `rank` and one, two or three steps: how many, or what they weigh.
+#[cube]
+fn above<F: Float>(
+    logits: &[F],
+    lanes: &mut Shared<[f32]>,
+    row: &Row,
+    rank: u32,
+    step: u32,
+    #[comptime] weigh: bool,
+    #[comptime] spare: u32,
+) -> (f32, f32, f32) {
+    let mut one = 0.0f32;
+    let mut two = 0.0f32;
+    let mut three = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < row.vocab {
+        let z = f32::cast_from(logits[row.first + i]);
+        let own = rank_of(z, spare);
+        if own >= rank + step {
+            let mut amount = 1.0f32;
+            if weigh {
+                amount = weight_of(z, row);
+            }
+            one += amount;
+            if own >= rank + 2u32 * step {
+                two += amount;
+            }
+            if own >= rank + 3u32 * step {
+                three += amount;
+            }
+        }
+        i += UNITS;
+    }
+    let one = row_sum(lanes, one, UNITS);
+    let two = row_sum(lanes, two, UNITS);
+    let three = row_sum(lanes, three, UNITS);
+    (one, two, three)
+}
+
+/// The largest rank from which on there is enough: tokens, or weight.
+#[cube]
+fn boundary<F: Float>(
+    logits: &[F],
+    lanes: &mut Shared<[f32]>,
+    row: &Row,
+    enough: f32,
+    #[comptime] weigh: bool,
+    #[comptime] spare: u32,
+) -> u32 {
+    let mut rank = 0u32;
+    let mut step = comptime!(1u32 << ((31 - spare) / 2 * 2)).runtime();
+    while step > 0u32 {
+        let (one, two, three) = above::<F>(logits, lanes, row, rank, step, weigh, spare);
+        if three >= enough {
+            rank += 3u32 * step;
+        } else if two >= enough {
+            rank += 2u32 * step;
+        } else if one >= enough {
+            rank += step;
+        }
+        step >>= 2u32;
+    }
+    rank
+}
+
+/// What a row's tokens above a rank weigh, and how many they are.
+#[cube]
+fn beyond<F: Float>(
+    logits: &[F],
+    lanes: &mut Shared<[f32]>,
+    row: &Row,
+    rank: u32,
+    #[comptime] spare: u32,
+) -> (f32, f32) {
+    let mut weight = 0.0f32;
+    let mut count = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < row.vocab {
+        let z = f32::cast_from(logits[row.first + i]);
+        if rank_of(z, spare) > rank {
+            weight += weight_of(z, row);
+            count += 1.0f32;
+        }
+        i += UNITS;
+    }
+    let weight = row_sum(lanes, weight, UNITS);
+    let count = row_sum(lanes, count, UNITS);
+    (weight, count)
+}
+
+/// What top-k, then top-p, then min-p keep of a row whose tokens weigh `full` together.
+#[cube]
+fn cut_of<F: Float>(
+    logits: &[F],
+    lanes: &mut Shared<[f32]>,
+    row: &Row,
+    full: f32,
+    top_k: f32,
+    top_p: f32,
+    min_p: f32,
+    #[comptime] by_count: bool,
+    #[comptime] by_share: bool,
+    #[comptime] spare: u32,
+) -> Cut {
+    // no number has rank 0
+    let mut rank = 0u32;
+    let mut ties = 0.0f32;
+    let mut held = full;
+    if by_count {
+        rank = boundary::<F>(logits, lanes, row, top_k, false, spare);
+        let (weight, count) = beyond::<F>(logits, lanes, row, rank, spare);
+        ties = top_k - count;
+        held = weight + ties * weight_of(value_of(rank, spare), row);
+    }
+    if by_share {
+        let share = top_p * held;
+        let end = boundary::<F>(logits, lanes, row, share, true, spare);
+        let (before, _count) = beyond::<F>(logits, lanes, row, end, spare);
+        let tied = weight_of(value_of(end, spare), row);
+        let wanted = max(((share - before) / tied).ceil(), 1.0f32);
+        if end > rank {
+            rank = end;
+            ties = wanted;
+        } else if end == rank {
+            ties = min(ties, wanted);
+        }
+    }
+    let mut tied = 0.0f32;
+    if rank > 0u32 {
+        let weight = weight_of(value_of(rank, spare), row);
+        if weight >= min_p {
+            tied = weight;
+        }
+    }
+    Cut {
+        rank,
+        ties,
+        tied,
+        least: min_p,
+    }
+}
+
+/// Every `stride`-th token of a row from `from` on: what those above the cut weigh, and how many are at it.
+#[cube]
+fn weigh<F: Float>(
+    logits: &[F],
+    row: &Row,
+    cut: &Cut,
+    from: usize,
+    to: usize,
+    stride: usize,
+    #[comptime] spare: u32,
+) -> (f32, f32) {
+    let mut weight = 0.0f32;
+    let mut ties = 0.0f32;
+    let mut i = from;
+    while i < to {
+        let z = f32::cast_from(logits[row.first + i]);
+        let rank = rank_of(z, spare);
+        let own = weight_of(z, row);
+        if rank == cut.rank {
+            ties += 1.0f32;
+        } else if rank > cut.rank && own >= cut.least {
+            weight += own;
+        }
+        i += stride;
+    }
+    (weight, ties)
+}
+
+/// Of parts that were weighed by `beside` units each, the first by which the running weight of what is kept reaches a
+/// threshold, or the last that has any; the weight and the ties before it, and the weight after all.
+#[cube]
+fn reach(
+    lanes: &mut Shared<[f32]>,
+    tied: &mut Shared<[f32]>,
+    cut: &Cut,
+    before: f32,
+    ties_then: f32,
+    threshold: f32,
+    #[comptime] beside: usize,
+) -> (usize, f32, f32, f32) {
+    let mut running = before;
+    let mut seen = ties_then;
+    let mut part = 0usize;
+    let mut start = before;
+    let mut ties_before = ties_then;
+    let mut found = false;
+    for p in 0..comptime!(UNITS / beside) {
+        let mut weight = 0.0f32;
+        let mut ties = 0.0f32;
+        for lane in 0..beside {
+            weight += lanes[p * beside + lane];
+            ties += tied[p * beside + lane];
+        }
+        let own_ties = max(min(cut.ties - seen, ties), 0.0f32);
+        let kept = weight + own_ties * cut.tied;
+        if kept > 0.0f32 && !found {
+            part = p;
+            start = running;
+            ties_before = seen;
+            found = running + kept >= threshold;
+        }
+        running += kept;
+        seen += ties;
+    }
+    (part, start, ties_before, running)
+}
+
+/// Of a unit's tokens, the first by which the running weight of what is kept reaches a threshold, or the last that is kept.
+#[cube]
+fn walk<F: Float>(
+    logits: &[F],
+    row: &Row,
+    cut: &Cut,
+    from: usize,
+    to: usize,
+    before: f32,
+    ties_then: f32,
+    threshold: f32,
+    #[comptime] spare: u32,
+) -> usize {
+    let mut sum = before;
+    let mut seen = ties_then;
+    let mut found = false;
+    let mut token = min(from, row.vocab - 1);
+    for i in from..to {
+        let z = f32::cast_from(logits[row.first + i]);
+        let rank = rank_of(z, spare);
+        let weight = weight_of(z, row);
+        let mut keep = rank > cut.rank;
+        if rank == cut.rank {
+            keep = seen < cut.ties;
+            seen += 1.0f32;
+        }
+        if keep && weight >= cut.least && !found {
+            sum += weight;
+            token = i;
+            found = sum >= threshold;
+        }
+    }
+    token
+}
+
+/// The token at which the running weight of what is kept reaches a share of it, the unit that knows it, and that weight.
+#[cube]
+fn drawn<F: Float>(
+    logits: &[F],
+    lanes: &mut Shared<[f32]>,
+    row: &Row,
+    cut: &Cut,
+    uniform: f32,
+    #[comptime] spare: u32,
+) -> (usize, usize, f32) {
+    let mut tied = Shared::<[f32]>::new_slice(UNITS);
+    let unit = UNIT_POS as usize;
+    let each = row.vocab.div_ceil(PARTS);
+    let first = min(unit / BESIDE * each, row.vocab);
+    let end = min(first + each, row.vocab);
+    let (weight, ties) = weigh::<F>(logits, row, cut, first + unit % BESIDE, end, BESIDE, spare);
+    lanes[unit] = weight;
+    tied[unit] = ties;
+    sync_cube();
+    let none = f32::new(0.0);
+    let all = f32::new(3.0e38);
+    let (_part, _start, _ties, mass) = reach(lanes, &mut tied, cut, none, none, all, BESIDE);
+    let threshold = uniform * mass;
+    let (part, start, ties, _all) = reach(lanes, &mut tied, cut, none, none, threshold, BESIDE);
+    sync_cube();
+    let first = min(part * each, row.vocab);
+    let end = min(first + each, row.vocab);
+    let few = each.div_ceil(UNITS);
+    let from = min(first + unit * few, end);
+    let to = min(from + few, end);
+    let (weight, own_ties) = weigh::<F>(logits, row, cut, from, to, 1usize, spare);
+    lanes[unit] = weight;
+    tied[unit] = own_ties;
+    sync_cube();
+    let (winner, start, ties, _all) = reach(lanes, &mut tied, cut, start, ties, threshold, 1usize);
+    let mut token = 0usize;
+    if unit == winner {
+        token = walk::<F>(logits, row, cut, from, to, start, ties, threshold, spare);
+    }
+    (token, winner, mass)
+}
+
+/// A row's token and its log-probs, given what it was drawn from.
+#[cube]
+fn write<F: Float>(logits: &[F], out: &mut [f32], row: &Row, token: usize, mass: f32, full: f32) {
+    let at = row.first / row.vocab * 3;
+    let centred = (f32::cast_from(logits[row.first + token]) - row.largest) * row.inverse;
+    out[at] = f32::cast_from(token as u32);
+    out[at + 1] = centred - mass.ln();
+    out[at + 2] = centred - full.ln();
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn take<F: Float>(
+    logits: &[F],
+    out: &mut [f32],
+    rows: usize,
+    vocab: usize,
+    inverse: f32,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut lanes = Shared::<[f32]>::new_slice(UNITS);
+    let first = min(CUBE_POS, rows - 1) * vocab;
+    let (largest, full) = survey::<F>(logits, &mut lanes, first, vocab, inverse);
+    let row = Row {
+        first,
+        vocab,
+        largest,
+        inverse,
+    };
+    let token = likeliest::<F>(logits, &mut lanes, &row);
+    if UNIT_POS == 0 && CUBE_POS < rows {
+        write::<F>(logits, out, &row, token, full, full);
+    }
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn draw<F: Float>(
+    logits: &[F],
+    uniforms: &[f32],
+    out: &mut [f32],
+    rows: usize,
+    vocab: usize,
+    inverse: f32,
+    top_k: f32,
+    top_p: f32,
+    min_p: f32,
+    #[comptime] by_count: bool,
+    #[comptime] by_share: bool,
+    #[comptime] spare: u32,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut lanes = Shared::<[f32]>::new_slice(UNITS);
+    let own = min(CUBE_POS, rows - 1);
+    let first = own * vocab;
+    let (largest, full) = survey::<F>(logits, &mut lanes, first, vocab, inverse);
+    let row = Row {
+        first,
+        vocab,
+        largest,
+        inverse,
+    };
+    let cut = cut_of::<F>(
+        logits, &mut lanes, &row, full, top_k, top_p, min_p, by_count, by_share, spare,
+    );
+    let (token, winner, mass) = drawn::<F>(logits, &mut lanes, &row, &cut, uniforms[own], spare);
+    if UNIT_POS as usize == winner && CUBE_POS < rows {
+        write::<F>(logits, out, &row, token, mass, full);
+    }
+}
