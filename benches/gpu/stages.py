@@ -125,16 +125,17 @@ def parity(context: Context, limit: float) -> Result:
 
 def kernels(context: Context, limit: float) -> Result:
     """Bytes that each fused kernel moves, over the time it takes, beside a copy."""
-    words = [context.device, "--json"] + ["--rows", 64, "--width", 256] * context.small
+    output = context.folder / "kernels.jsonl"
+    words = ["--device", context.device, "--json", output] + ["--small"] * context.small
     done = context.ours("kernels", words, limit, "kernels")
-    reports = [json.loads(line) for line in done.output.splitlines() if line.startswith("{")]
-    if not done.ok or not reports:
-        raise Failed(done.why())
-    rows = [
-        Row(kernel["kernel"], f"{kernel['bytes'] / kernel['seconds'] / 1e9:.4g} GB/s ({kernel['of_copy']:.0%} of a copy)")
-        for kernel in reports[-1]["kernels"]
-    ]
-    return Result(rows, reports[-1])
+    found = lines(output)[1:]
+    result = Result(figures={"kernels": found})
+    for case in found:
+        rate = f"{case['bytes'] / case['seconds'] / 1e9:.4g} GB/s ({case['of_copy']:.0%} of a copy)"
+        result.rows.append(Row(f"{case['kernel']} {case['dtype']}", rate))
+    if not done.ok or not found:
+        raise Failed(done.why(), result)
+    return result
 
 
 def rates(context: Context, limit: float) -> Result:
