@@ -1,6 +1,7 @@
 //! Bytes in use on a GPU: predicted, and counted by the backend's pool at segment boundaries.
 
-use burn::tensor::Device;
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::accounts::{Category, Home};
 use firebrick_backends::device::Backend;
 use firebrick_backends::memory::read;
@@ -13,13 +14,14 @@ use firebrick_engine::placed::Use;
 use firebrick_engine::plan::estimate::{Workload, estimate};
 use firebrick_engine::plan::{MemoryConfig, Order, ParamOffload};
 use firebrick_engine::runtime::Runtime;
+use firebrick_models::unit::{Slot, Weights};
 use firebrick_models::{Arch, Decoder};
 use serde_json::{Value, json};
 use std::path::Path;
 
 use super::gpu;
-use crate::support::checked;
 use crate::support::techniques::Technique;
+use crate::support::{assert_gradient, checked, report, values};
 
 /// How far a prediction may be from what the pool counts.
 const TOLERANCE: f64 = 0.15;
@@ -136,4 +138,111 @@ fn predictions_are_within_15_percent_of_what_the_pool_counts() {
         );
     }
     checked("predictions against wgpu's pool", PLANS.len());
+}
+
+/// The vocabulary of Qwen2.5, rows of a chunk, and hidden dimensions: few, so that logits are what counts.
+const VOCABULARY: usize = 152_064;
+const ROWS: usize = 128;
+const HIDDEN: usize = 16;
+const TEMPERATURE: f64 = 0.8;
+
+/// A model whose head is large, and rows for it.
+struct Chunk {
+    decoder: Decoder,
+    hidden: Tensor<2>,
+    targets: Tensor<1, Int>,
+}
+
+impl Chunk {
+    fn new(device: &Device) -> Self {
+        let config = json!({
+            "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 16,
+            "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "rms_norm_eps": 1e-6
+        });
+        let Value::Object(config) = config else {
+            unreachable!("an object")
+        };
+        let arch = Arch::from_config(&config, Path::new("test")).expect("a valid architecture");
+        let numbers = (0..ROWS * HIDDEN).map(|i| (i as f32 * 0.37).sin());
+        let hidden = TensorData::new(numbers.collect::<Vec<f32>>(), [ROWS, HIDDEN]);
+        let targets: Vec<i32> = (0..ROWS).map(|i| (i * 2377 % VOCABULARY) as i32).collect();
+        Self {
+            decoder: Decoder::random(arch, 1, device),
+            hidden: Tensor::from_data(hidden, device),
+            targets: Tensor::from_data(TensorData::new(targets, [ROWS]), device),
+        }
+    }
+
+    fn head(&self) -> Weights {
+        self.decoder.weights(self.decoder.units().len() - 1)
+    }
+}
+
+/// Log-probs, entropies, and the gradients of hidden rows and projection, of a chunk; with the bytes by which the pools grow. A
+/// thread has pools of its own, which are empty at first.
+fn grown(device: &Device, work: fn(&Chunk) -> [Tensor<2>; 4]) -> (u64, [Vec<f64>; 4]) {
+    let measure = || {
+        let chunk = Chunk::new(device);
+        let before = read(device).reserved_bytes;
+        let made = work(&chunk);
+        (read(device).reserved_bytes - before, made.map(values))
+    };
+    std::thread::scope(|scope| scope.spawn(measure).join()).expect("a thread that ends well")
+}
+
+/// As whole logits on the graph.
+fn with_logits(chunk: &Chunk) -> [Tensor<2>; 4] {
+    let leaf = |t: &Tensor<2>| t.clone().autodiff().require_grad();
+    let projection = chunk
+        .head()
+        .get(Slot::Projection)
+        .expect("a head of its own");
+    let (x, w) = (leaf(&chunk.hidden), leaf(&projection));
+    let mean = (x.clone() * x.clone()).mean_dim(1);
+    let normed = x.clone() * (mean + 1e-6).sqrt().recip();
+    let logits = normed.matmul(w.clone().transpose()) / TEMPERATURE;
+    let logps = log_softmax(logits, 1);
+    let targets = chunk.targets.clone().reshape([ROWS, 1]);
+    let logp = logps.clone().gather(1, targets);
+    let entropy = (logps.clone().exp() * logps).sum_dim(1).neg();
+    let mut grads = (logp.clone() + entropy.clone()).sum().backward();
+    let d_x = x.grad_remove(&mut grads).expect("a leaf");
+    let d_w = w.grad_remove(&mut grads).expect("a leaf");
+    [logp.inner(), entropy.inner(), d_x, d_w]
+}
+
+/// By tiles of the vocabulary.
+fn with_tiles(chunk: &Chunk) -> [Tensor<2>; 4] {
+    let weights = chunk.head();
+    let head = chunk.decoder.head_with(&weights);
+    let scored = head.chunk(chunk.hidden.clone(), chunk.targets.clone(), TEMPERATURE);
+    let scores = scored.scores.clone();
+    let ones = Tensor::<1>::ones([ROWS], &chunk.hidden.device());
+    let gradients = scored.backward(&ones, Some(&ones));
+    [
+        scores.logp.reshape([ROWS, 1]),
+        scores.entropy.reshape([ROWS, 1]),
+        gradients.hidden,
+        gradients.projection.expect("the head trains"),
+    ]
+}
+
+#[test]
+fn the_head_of_a_large_vocabulary_needs_a_twentieth_of_what_whole_logits_need() {
+    let Some((device, _alone)) = gpu("wgpu") else {
+        return;
+    };
+    let (whole, expected) = grown(&device, with_logits);
+    let (tiled, found) = grown(&device, with_tiles);
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_gradient("tiles against whole logits", found, expected, 1e-4);
+    }
+    // the gradient of the projection is the result, not what it takes
+    let result = (VOCABULARY * HIDDEN * 4) as u64;
+    let said =
+        format!("{tiled} bytes by tiles, {whole} with whole logits, {result} of them the result");
+    report(&format!(
+        "a head of {ROWS} rows and {VOCABULARY} tokens: {said}"
+    ));
+    assert!(20 * (tiled - result) <= whole - result, "{said}");
 }
