@@ -1,5 +1,6 @@
 //! Devices by name: parsing, listing without panics, opening.
 
+use crate::kernels::largest_buffer;
 use crate::{Error, Result};
 use burn::tensor::{Device, DeviceType, FloatDType};
 use serde::{Deserialize, Serialize};
@@ -176,6 +177,8 @@ pub struct DeviceInfo {
     pub software: bool,
     /// Bytes it can hold, where its driver says.
     pub memory_bytes: Option<u64>,
+    /// Bytes of the largest tensor that it holds in one piece, where there is a limit: WebGPU binds buffers of some size only.
+    pub largest_buffer: Option<u64>,
     /// Float types it computes in.
     pub dtypes: Vec<&'static str>,
 }
@@ -248,6 +251,7 @@ fn describe(backend: Backend, index: usize, device: &Device) -> Result<DeviceInf
             name,
             software,
             memory_bytes: device.memory_capacity(),
+            largest_buffer: largest_buffer(device),
             dtypes,
         }
     });

@@ -17,13 +17,14 @@ mod shapes;
 mod tape;
 
 pub use choice::{Operation, TILE, used};
+pub use cpu::columns::copy_columns;
 pub use cpu::cores::on_a_core;
 pub use cpu::few::{linear_each, linear_gated, linear_onto};
 pub use cpu::panels::Panels;
 pub use dispatch::{
     adamw, add_rows, attention, available, choose_rows, decode_attention, dequantise8, draw_rows,
-    glu, linear, product, product_nt, product_tn, quantise8, rms_norm, rotary, score_gradient,
-    score_rows, score_tile, scores, tile_gradient, updates, vocabulary_tile,
+    glu, largest_buffer, linear, product, product_nt, product_tn, quantise8, rms_norm, rotary,
+    score_gradient, score_rows, score_tile, scores, tile_gradient, updates, vocabulary_tile,
 };
 pub use shapes::{
     AdamWStep, AttentionShape, Blocks8, Choice, DecodeShape, Decoded, Drawn, Family, Gate, Kin,

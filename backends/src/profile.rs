@@ -42,6 +42,9 @@ pub struct DeviceProfile {
     pub kernel_overhead: f64,
     /// Bytes the device holds, where that is known.
     pub capacity_bytes: Option<u64>,
+    /// Bytes of the largest tensor that it holds in one piece, where there is a limit.
+    #[serde(default)]
+    pub largest_buffer: Option<u64>,
     /// How reserved bytes grow above those in use.
     pub pool: Pool,
     /// What drives it, and with that which kernels models run through: they keep less than tensor operations do.
@@ -111,6 +114,7 @@ impl DeviceProfile {
             host_link: link,
             kernel_overhead: overhead,
             capacity_bytes: None,
+            largest_buffer: None,
             pool: Self::pool(backend),
             backend,
             origin: Origin::Assumed,
@@ -143,6 +147,7 @@ impl DeviceProfile {
             profile.backend = backend;
         }
         profile.capacity_bytes = info.memory_bytes.or(profile.capacity_bytes);
+        profile.largest_buffer = info.largest_buffer;
         profile
     }
 

@@ -398,16 +398,7 @@ impl Group {
 pub fn attend(qkv: &Projected, scoring: Scoring, sequences: &Sequences) -> Tensor<2> {
     let [tokens, heads, dim] = qkv.q.dims();
     if let Some(families) = &sequences.fused {
-        let shape = AttentionShape {
-            families: Arc::clone(families),
-            window: scoring.window,
-            scale: scoring.scale,
-            softcap: scoring.softcap,
-        };
-        let mixed = kernels::attention(&qkv.q, &qkv.k, &qkv.v, &shape);
-        return mixed
-            .expect("tensors of the device that the sequences were laid out for")
-            .reshape([tokens, heads * dim]);
+        return attend_rows(qkv, scoring, families);
     }
     let groups = sequences.groups.iter().map(|group| {
         let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|t| group.by_head(t));
@@ -420,6 +411,25 @@ pub fn attend(qkv: &Projected, scoring: Scoring, sequences: &Sequences) -> Tenso
         group.rows(joined(mixed.collect(), 2))
     });
     joined(groups.collect(), 0).reshape([tokens, heads * dim])
+}
+
+/// The same by the kernel, where the device has it, with zeros in rows of no sequence.
+#[must_use]
+pub(crate) fn attend_rows(
+    qkv: &Projected,
+    scoring: Scoring,
+    families: &Arc<[Family]>,
+) -> Tensor<2> {
+    let [tokens, heads, dim] = qkv.q.dims();
+    let shape = AttentionShape {
+        families: Arc::clone(families),
+        window: scoring.window,
+        scale: scoring.scale,
+        softcap: scoring.softcap,
+    };
+    kernels::attention(&qkv.q, &qkv.k, &qkv.v, &shape)
+        .expect("tensors of the device that the sequences were laid out for")
+        .reshape([tokens, heads * dim])
 }
 
 /// Gradients of queries, keys and values, given what [`attend`] made of them and its gradient, `[tokens, heads · head_dim]`

@@ -179,8 +179,15 @@ pub(crate) fn attention(
                 cache.decode(scoring, qkv, &ctx.angles, decoded)
             }
             None => {
-                let qkv = by_head(project(arch, w, x.clone(), ctx, bypass), ctx);
-                rows(cache.attend(scoring, qkv, reach))
+                let projected = project(arch, w, x.clone(), ctx, bypass);
+                let [q, k, v] = by_head(projected.clone(), ctx);
+                match reach.prompts() {
+                    Some(families) => {
+                        cache.enter(k, v, reach);
+                        attention::attend_rows(&projected, scoring, families)
+                    }
+                    None => rows(cache.attend(scoring, [q, k, v], reach)),
+                }
             }
         },
         (None, Some(sequences)) => {

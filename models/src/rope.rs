@@ -20,11 +20,20 @@ impl Angles {
         let longest = positions.iter().max().map_or(0, |&p| p as usize + 1);
         let frequencies = frequencies(arch, longest);
         let half = frequencies.len();
+        // sequences side by side have the same positions: each is computed once
+        let mut distinct = positions.to_vec();
+        distinct.sort_unstable();
+        distinct.dedup();
         let table = |f: fn(f64) -> f64| {
-            let values: Vec<f64> = positions
+            let known: Vec<f64> = distinct
                 .iter()
                 .flat_map(|&p| frequencies.iter().map(move |&w| f(f64::from(p) * w)))
                 .collect();
+            let mut values = Vec::with_capacity(positions.len() * half);
+            for position in positions {
+                let at = distinct.binary_search(position).unwrap_or_default() * half;
+                values.extend_from_slice(&known[at..at + half]);
+            }
             Tensor::<3>::from_data(TensorData::new(values, [positions.len(), 1, half]), device)
         };
         Self {

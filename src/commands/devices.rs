@@ -15,22 +15,25 @@ pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     println!(
-        "{:<12} {:<36} {:>10}  {:<18} NOTE",
-        "DEVICE", "NAME", "MEMORY", "DTYPES"
+        "{:<12} {:<36} {:>10} {:>14}  {:<18} NOTE",
+        "DEVICE", "NAME", "MEMORY", "LARGEST TENSOR", "DTYPES"
     );
     for report in &reports {
         for device in &report.devices {
-            let memory = device.memory_bytes.map_or_else(
-                || "-".into(),
-                |b| format!("{:.1} GiB", b as f64 / f64::from(1 << 30)),
-            );
+            let size = |bytes: Option<u64>| {
+                bytes.map_or_else(
+                    || "-".into(),
+                    |b| format!("{:.1} GiB", b as f64 / f64::from(1 << 30)),
+                )
+            };
+            let (memory, largest) = (size(device.memory_bytes), size(device.largest_buffer));
             let note = if device.software {
                 "software adapter: works, slowly; never picked by auto"
             } else {
                 ""
             };
             println!(
-                "{:<12} {:<36} {memory:>10}  {:<18} {note}",
+                "{:<12} {:<36} {memory:>10} {largest:>14}  {:<18} {note}",
                 device.device.to_string(),
                 device.name,
                 device.dtypes.join(" ")
@@ -38,8 +41,9 @@ pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
         }
         if let Some(note) = &report.note {
             println!(
-                "{:<12} {:<36} {:>10}  {:<18} {note}",
+                "{:<12} {:<36} {:>10} {:>14}  {:<18} {note}",
                 report.backend.name(),
+                "-",
                 "-",
                 "-",
                 "-"

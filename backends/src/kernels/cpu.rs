@@ -12,6 +12,7 @@
 )]
 
 pub(super) mod attention;
+pub(super) mod columns;
 pub(super) mod cores;
 pub(super) mod decode;
 pub(super) mod draw;

@@ -21,4 +21,4 @@ pub(super) mod norm;
 pub(super) mod rotary;
 pub(super) mod scores;
 
-pub(super) use launch::available;
+pub(super) use launch::{available, largest_buffer};

@@ -20,6 +20,12 @@ pub fn available(operation: Operation, device: &Device) -> bool {
     cpu::available(operation, device)
 }
 
+/// Bytes of the largest tensor that a device holds in one piece, where there is a limit.
+#[must_use]
+pub fn largest_buffer(device: &Device) -> Option<u64> {
+    cube::largest_buffer(device)
+}
+
 /// `x / √(mean(x²) + eps) · (w + offset)` for `x` of shape `[rows, n]` and `w` of shape `[1, n]`.
 ///
 /// `None` where no kernel is used for the tensors.

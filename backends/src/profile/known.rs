@@ -91,6 +91,7 @@ pub fn known(name: &str) -> Option<DeviceProfile> {
         host_link: (!unified).then_some(row.link * 1e9 * REACHED),
         kernel_overhead: if unified { 1.5e-5 } else { 6e-6 },
         capacity_bytes: Some((row.gib * f64::from(1 << 30)) as u64),
+        largest_buffer: None,
         pool: Pool::GPU,
         // the likeliest; whoever opens the device knows
         backend: if unified {

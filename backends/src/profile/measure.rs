@@ -41,6 +41,7 @@ pub fn measure(device: &Device, info: &DeviceInfo) -> Result<DeviceProfile> {
             },
             kernel_overhead: launches(device)?,
             capacity_bytes: info.memory_bytes.or(assumed.capacity_bytes),
+            largest_buffer: info.largest_buffer,
             pool: assumed.pool,
             backend: assumed.backend,
             origin: Origin::Measured,

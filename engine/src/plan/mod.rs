@@ -3,6 +3,7 @@
 //!
 //! Policies are functions that edit a plan; [`schedule`](crate::schedule) executes one.
 
+mod buffers;
 mod cache_budget;
 mod check;
 mod config;

@@ -231,7 +231,7 @@ fn check_rewards(config: &RunConfig, task: &dyn Task) -> Result<()> {
     let by_part = config.objective.multi_objective_aggregation == MultiObjective::NormalizeThenSum;
     if by_part && rewards.shapes() {
         return Err(Error::Config(
-            "objective.multi_objective_aggregation: normalize_then_sum normalises every reward in its group, whatever              `normalize` and `clip` of a reward say; remove those, or use sum_then_normalize"
+            "objective.multi_objective_aggregation: normalize_then_sum normalises every reward in its group, whatever `normalize` and `clip` of a reward say; remove those, or use sum_then_normalize"
                 .into(),
         ));
     }
@@ -402,6 +402,7 @@ fn planned(
         let critic = request.workload.critic_arch();
         model.check(critic.filter(|_| *role == Role::Critic).unwrap_or(arch))?;
     }
+    request.check_buffers(&plan)?;
     for (wanted, found, what) in [
         (
             models.reference,

@@ -11,8 +11,9 @@ use crate::arch::Arch;
 use crate::attention::{Scoring, mix};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
-use firebrick_backends::kernels::{self, Decoded, Operation};
+use firebrick_backends::kernels::{self, Decoded, Family, Operation};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Keys read in vain (rows times columns) that cost as much as the operations of another band: measured on a CPU with 8 heads
 /// of 32; a GPU reads faster, and waits longer for a launch.
@@ -41,6 +42,8 @@ pub(crate) struct Reach {
     first: usize,
     /// The sequences, where a kernel decodes one token of each and needs no blocks.
     fused: Option<Decoded>,
+    /// Rows of a forward that begins the sequences, where a kernel attends over whole ones.
+    prompts: Option<Arc<[Family]>>,
     /// Blocks by a layer's sliding window.
     blocks: Vec<(Option<usize>, Vec<Block>)>,
 }
@@ -56,6 +59,15 @@ impl Reach {
             return Self {
                 first,
                 fused: Some(Decoded::new(cache.kin(), starts.len(), device)),
+                prompts: None,
+                blocks: Vec::new(),
+            };
+        }
+        if first == 0 && len > 1 && kernels::available(Operation::Attention, device) {
+            return Self {
+                first,
+                fused: None,
+                prompts: Some(prompts(starts, len)),
                 blocks: Vec::new(),
             };
         }
@@ -74,8 +86,14 @@ impl Reach {
         Self {
             first,
             fused: None,
+            prompts: None,
             blocks,
         }
+    }
+
+    /// The rows of each sequence that begins with this forward, where [`attend_rows`](crate::attention::attend_rows) mixes them.
+    pub fn prompts(&self) -> Option<&Arc<[Family]>> {
+        self.prompts.as_ref()
     }
 
     /// The sequences, where [`LayerCache::decode`](super::LayerCache::decode) attends.
@@ -90,7 +108,7 @@ impl Reach {
 
     /// Softmax attention over keys and values `[rows, kv_heads, capacity, head_dim]`, in the shape of the queries.
     ///
-    /// Where there is no kernel that does it: [`Self::decoded`] has none.
+    /// Where there is no kernel that does it: [`Self::decoded`] and [`Self::prompts`] have none.
     pub fn attend(
         &self,
         scoring: Scoring,
@@ -118,6 +136,19 @@ impl Reach {
             _ => Tensor::cat(mixed, if q.dims()[2] > 1 { 2 } else { 0 }),
         }
     }
+}
+
+/// The rows of sequences padded on the left to `len` columns, without the padding.
+fn prompts(starts: &[usize], len: usize) -> Arc<[Family]> {
+    let rows = starts.iter().enumerate().map(|(row, &start)| {
+        let own = row * len + start.min(len)..(row + 1) * len;
+        Family {
+            prefix: own.start..own.start,
+            members: vec![own],
+        }
+    });
+    rows.filter(|family| !family.members[0].is_empty())
+        .collect()
 }
 
 impl Block {

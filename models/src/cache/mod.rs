@@ -95,6 +95,11 @@ impl LayerCache {
         mixed.unwrap_or_else(|| unreachable!("the cache was there"))
     }
 
+    /// Writes the keys and values of new columns, `[rows, kv_heads, columns, head_dim]` each.
+    pub(crate) fn enter(&mut self, k: Tensor<4>, v: Tensor<4>, reach: &Reach) {
+        self.write(0..k.dims()[0], reach.first(), k, v);
+    }
+
     /// Writes the keys and values of new columns, and mixes the values that their queries see, `[rows, heads, columns, head_dim]`
     /// all.
     pub(crate) fn attend(
@@ -103,7 +108,7 @@ impl LayerCache {
         [q, k, v]: [Tensor<4>; 3],
         reach: &Reach,
     ) -> Tensor<4> {
-        self.write(0..k.dims()[0], reach.first(), k, v);
+        self.enter(k, v, reach);
         let (keys, values) = self.whole();
         reach.attend(scoring, &q, &keys, &values)
     }
@@ -274,14 +279,20 @@ impl KvCache {
             "a sequence that does not fit"
         );
         let first = self.used - len;
+        let copied = |target: Tensor<4>, from: &Tensor<4>| {
+            let columns = start..start + len;
+            kernels::copy_columns(target, rows.clone(), first, from, (row, columns)).unwrap_or_else(
+                |target| {
+                    let [_, heads, _, dim] = from.dims();
+                    let window = from.clone().narrow(0, row, 1).narrow(2, start, len);
+                    let place = [rows.clone(), 0..heads, first..first + len, 0..dim];
+                    target.slice_assign(place, window.expand([rows.len(), heads, len, dim]))
+                },
+            )
+        };
         for (layer, from) in self.layers.iter_mut().zip(&source.layers) {
             let (k, v) = from.whole();
-            let [_, heads, _, dim] = k.dims();
-            let pick = |t: Tensor<4>| {
-                let window = t.narrow(0, row, 1).narrow(2, start, len);
-                window.expand([rows.len(), heads, len, dim])
-            };
-            layer.write(rows.clone(), first, pick(k), pick(v));
+            layer.change(|keys, values| (copied(keys, &k), copied(values, &v)));
         }
         let taken = rows.end.max(self.starts.len());
         let origin = Origin {

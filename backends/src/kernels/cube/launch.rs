@@ -26,6 +26,7 @@ struct Traits {
     backend: Backend,
     f16: bool,
     bf16: bool,
+    largest_buffer: u64,
 }
 
 fn traits(device: &Device) -> Traits {
@@ -40,6 +41,7 @@ fn traits(device: &Device) -> Traits {
         backend: backend(&probe.device),
         f16: device.supports_dtype(FloatDType::F16),
         bf16: device.supports_dtype(FloatDType::BF16),
+        largest_buffer: probe.client.properties().memory.max_page_size,
     };
     known.push((device, traits));
     traits
@@ -53,6 +55,11 @@ fn backend(device: &CubeDevice) -> Backend {
         _ if cfg!(feature = "vulkan") => Backend::Vulkan,
         _ => Backend::Wgpu,
     }
+}
+
+/// Bytes of the largest buffer that a kernel can be given.
+pub(in crate::kernels) fn largest_buffer(device: &Device) -> Option<u64> {
+    (!is_cpu(device)).then(|| traits(device).largest_buffer)
 }
 
 /// Whether models on this device run an operation through its kernel.

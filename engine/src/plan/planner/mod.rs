@@ -182,7 +182,7 @@ impl Request {
 
     /// The plan with the least estimated time that fits.
     pub fn fit(&self) -> Result<Fit> {
-        match search::search(self, &self.limits())? {
+        match search::search(&self.within_buffers(), &self.limits())? {
             Some(best) => self.settled(best),
             None => Err(Error::NothingFits(Box::new(nothing::explain(self)?))),
         }
@@ -207,7 +207,7 @@ impl Request {
             Some(phase) => limits.phase = Some((phase.name.clone(), bound)),
             None => limits.device = limits.device.min(bound),
         }
-        match search::search(self, &limits)? {
+        match search::search(&self.within_buffers(), &limits)? {
             Some(best) => self.settled(best),
             None => {
                 let mut tighter = self.clone();
@@ -225,6 +225,7 @@ impl Request {
 
     fn settled(&self, candidate: Candidate) -> Result<Fit> {
         let plan = candidate.plan(&self.workload)?;
+        self.check_buffers(&plan)?;
         Ok(self.described(plan, candidate.memory))
     }
 

@@ -1,0 +1,212 @@
+//! The largest single tensors of a run. A device may hold gigabytes and bind no buffer above 128 MiB, as WebGPU may.
+
+use super::estimate::{Sizes, Workload};
+use super::planner::Request;
+use super::size::Bytes;
+use super::{Plan, Role};
+use crate::{Error, Result};
+use firebrick_backends::device::Backend;
+use firebrick_backends::kernels::{Operation, TILE, used};
+use firebrick_models::Arch;
+use firebrick_models::arch::HeadKind;
+use std::fmt::Write;
+
+const F32: u64 = 4;
+
+/// A tensor that a run makes.
+struct Buffer {
+    what: String,
+    bytes: u64,
+    /// How it becomes smaller.
+    smaller: &'static str,
+}
+
+/// Bytes of the largest tensor for each of what a setting counts.
+struct Each {
+    /// A row of the head: logits, of a tile where kernels take the vocabulary in tiles.
+    head_row: u64,
+    /// A token: activations of the MLP or of the queries.
+    token: u64,
+    /// A sequence that is sampled: its logits, or its keys in one layer.
+    sequence: u64,
+}
+
+impl Each {
+    fn of(arch: &Arch, workload: &Workload, backend: Backend) -> Self {
+        let vocab = match arch.head {
+            HeadKind::LanguageModel => arch.vocab_size as u64,
+            HeadKind::Scalar { .. } => 1,
+        };
+        let tiled = used(Operation::Scores, backend) && backend != Backend::Cpu;
+        let columns = if tiled { vocab.min(TILE as u64) } else { vocab };
+        let widest = arch
+            .intermediate_size
+            .max(arch.num_heads * arch.head_dim)
+            .max(arch.hidden_size);
+        let keys = workload.length() * (arch.num_kv_heads * arch.head_dim) as u64;
+        Self {
+            head_row: F32 * columns,
+            token: arch.precision.width() * widest as u64,
+            sequence: (F32 * vocab).max(workload.rollout_precision.width() * keys),
+        }
+    }
+}
+
+/// Every kind of tensor that may be too large, of every model that the plan trains or scores.
+fn buffers(workload: &Workload, plan: &Plan, backend: Backend) -> Vec<Buffer> {
+    let mut all = Vec::new();
+    for (role, model) in &plan.models {
+        let (arch, who) = match role {
+            Role::Critic => (workload.critic_arch().unwrap_or(&workload.arch), "critic"),
+            Role::Reference => (&workload.arch, "reference policy"),
+            Role::Policy | Role::RewardModel => (&workload.arch, "policy"),
+        };
+        let sizes = Sizes::of(arch, workload.lora.as_ref());
+        let each = Each::of(arch, workload, backend);
+        let mut add = |what: &str, bytes, smaller| {
+            let what = format!("{what} of the {who}");
+            all.push(Buffer {
+                what,
+                bytes,
+                smaller,
+            });
+        };
+        add(
+            "the largest matrix",
+            sizes.width * sizes.largest,
+            "precision: bf16 or f16 halves it",
+        );
+        if matches!(role, Role::Policy | Role::Critic) {
+            add(
+                "its gradient or moments",
+                F32 * sizes.largest_trained,
+                "model.lora trains small matrices instead",
+            );
+        }
+        let tokens = model.train_tokens.max(model.score_tokens) as u64;
+        add(
+            "the activations of a micro-batch",
+            each.token * tokens,
+            "lower memory.train_tokens and memory.score_tokens, or lengths",
+        );
+        add(
+            "the head's logits",
+            each.head_row * (model.head_rows as u64).min(tokens),
+            "lower memory.head_rows",
+        );
+    }
+    if workload.samples() {
+        let each = Each::of(&workload.arch, workload, backend);
+        all.push(Buffer {
+            what: "what sampling holds of a layer's keys, or of logits".into(),
+            bytes: each.sequence * plan.rollout.max_num_seqs as u64,
+            smaller: "lower rollout.max_num_seqs, or lengths",
+        });
+    }
+    all
+}
+
+impl Request {
+    /// Refuses a plan with tensors that the device cannot hold in one piece, whatever it holds in all.
+    pub fn check_buffers(&self, plan: &Plan) -> Result<()> {
+        let Some(limit) = self.profile.largest_buffer else {
+            return Ok(());
+        };
+        if self.parallel.is_several() {
+            // arithmetic for machines that are not here
+            return Ok(());
+        }
+        let mut too_large = String::new();
+        for buffer in buffers(&self.workload, plan, self.profile.backend) {
+            if buffer.bytes > limit {
+                let (bytes, Buffer { what, smaller, .. }) = (Bytes(buffer.bytes), &buffer);
+                let _ = write!(too_large, "\n  {what}: {bytes}; {smaller}");
+            }
+        }
+        if too_large.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Plan(format!(
+            "{} holds no tensor above {} in one piece, and there would be larger ones:{too_large}",
+            self.profile.name,
+            Bytes(limit)
+        )))
+    }
+
+    /// The same with upper limits under which no tensor that a setting sizes is too large for the device.
+    pub(super) fn within_buffers(&self) -> Self {
+        let mut capped = self.clone();
+        let Some(limit) = self.profile.largest_buffer else {
+            return capped;
+        };
+        let each = Each::of(&self.workload.arch, &self.workload, self.profile.backend);
+        let cap = |value: &mut usize, bytes: u64, least: u64| {
+            let most = (limit / bytes.max(1)).max(least).max(1);
+            *value = (*value).min(usize::try_from(most).unwrap_or(usize::MAX));
+        };
+        // a sequence has to fit; where it does not, `check` says so
+        let length = self.workload.scored_length();
+        cap(&mut capped.memory.head_rows, each.head_row, 1);
+        cap(&mut capped.memory.train_tokens, each.token, length);
+        cap(&mut capped.memory.score_tokens, each.token, length);
+        cap(&mut capped.max_num_seqs, each.sequence, 1);
+        capped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::MemoryConfig;
+    use crate::plan::estimate::Parallel;
+    use firebrick_backends::profile::DeviceProfile;
+    use serde_json::{Value, json};
+    use std::path::Path;
+
+    /// A device that binds 8 MiB at most.
+    fn small_buffers() -> Request {
+        let Value::Object(config) = json!({
+            "model_type": "qwen2", "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 768,
+            "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2
+        }) else {
+            unreachable!("an object")
+        };
+        let arch = Arch::from_config(&config, Path::new("test")).expect("an architecture");
+        let mut profile = DeviceProfile::assumed(Backend::Wgpu);
+        profile.largest_buffer = Some(8 << 20);
+        Request {
+            workload: Workload::grpo(arch, [256, 256], 8, 8),
+            memory: MemoryConfig::default(),
+            max_num_seqs: 64,
+            profile,
+            budget: None,
+            host_budget: None,
+            parallel: Parallel::default(),
+        }
+    }
+
+    #[test]
+    fn a_tensor_that_the_device_cannot_hold_in_one_piece_is_named_with_what_makes_it_smaller() {
+        let mut request = small_buffers();
+        assert!(request.as_configured().is_ok());
+        request.memory.train_tokens = 1 << 20;
+        let message = request.as_configured().expect_err("too large").to_string();
+        for part in ["8 MiB", "activations", "memory.train_tokens"] {
+            assert!(message.contains(part), "{message}");
+        }
+        request.profile.largest_buffer = None;
+        assert!(request.as_configured().is_ok(), "no limit is known");
+    }
+
+    #[test]
+    fn the_planner_proposes_no_tensor_that_is_too_large() {
+        let mut request = small_buffers();
+        request.memory.train_tokens = 1 << 20;
+        request.memory.head_rows = 1 << 20;
+        request.max_num_seqs = 1 << 20;
+        request.budget = Some(64 << 30);
+        let fit = request.fit().expect("fits");
+        assert!(request.check_buffers(&fit.plan).is_ok());
+        assert!(fit.plan.policy().train_tokens < 1 << 20);
+    }
+}
