@@ -1,7 +1,7 @@
 //! Learning curves: GRPO, PPO, RLOO, DAPO and GSPO on two-digit sums, three seeds each, from the same warmed-up policy.
 //!
 //! `cargo bench --no-default-features --bench curves [-- DIR]` trains what is not yet in DIR (`runs/curves`), at most `JOBS` runs (2)
-//! at a time on one thread each, draws `docs/curves.svg` and prints a table. `FIREBRICK` names a built program. About twenty minutes
+//! at a time on one thread each, draws `docs/curves.svg` and prints a table. `FIREBRICK` names a built program. About half an hour
 //! on two idle cores. It can be stopped and started again.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -17,7 +17,7 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 const SEEDS: [u64; 3] = [1, 2, 3];
-const STEPS: u64 = 150;
+const STEPS: u64 = 240;
 const SCORE: &str = "val-core/arithmetic/reward";
 
 struct Algorithm {

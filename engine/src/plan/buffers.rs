@@ -83,7 +83,9 @@ fn buffers(workload: &Workload, plan: &Plan, backend: Backend) -> Vec<Buffer> {
                 "model.lora trains small matrices instead",
             );
         }
-        let tokens = model.train_tokens.max(model.score_tokens) as u64;
+        // a budget may be larger than what there is
+        let there = workload.rollouts().max(1) * workload.scored_length();
+        let tokens = there.min(model.train_tokens.max(model.score_tokens) as u64);
         add(
             "the activations of a micro-batch",
             each.token * tokens,
@@ -99,7 +101,8 @@ fn buffers(workload: &Workload, plan: &Plan, backend: Backend) -> Vec<Buffer> {
         let each = Each::of(&workload.arch, workload, backend);
         all.push(Buffer {
             what: "what sampling holds of a layer's keys, or of logits".into(),
-            bytes: each.sequence * plan.rollout.max_num_seqs as u64,
+            bytes: each.sequence
+                * (plan.rollout.max_num_seqs as u64).min(workload.rollouts().max(1)),
             smaller: "lower rollout.max_num_seqs, or lengths",
         });
     }
@@ -163,7 +166,7 @@ mod tests {
     use serde_json::{Value, json};
     use std::path::Path;
 
-    /// A device that binds 8 MiB at most.
+    /// A device that binds 128 MiB at most.
     fn small_buffers() -> Request {
         let Value::Object(config) = json!({
             "model_type": "qwen2", "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 768,
@@ -173,9 +176,9 @@ mod tests {
         };
         let arch = Arch::from_config(&config, Path::new("test")).expect("an architecture");
         let mut profile = DeviceProfile::assumed(Backend::Wgpu);
-        profile.largest_buffer = Some(8 << 20);
+        profile.largest_buffer = Some(128 << 20);
         Request {
-            workload: Workload::grpo(arch, [256, 256], 8, 8),
+            workload: Workload::grpo(arch, [256, 256], 64, 8),
             memory: MemoryConfig::default(),
             max_num_seqs: 64,
             profile,
@@ -191,7 +194,7 @@ mod tests {
         assert!(request.as_configured().is_ok());
         request.memory.train_tokens = 1 << 20;
         let message = request.as_configured().expect_err("too large").to_string();
-        for part in ["8 MiB", "activations", "memory.train_tokens"] {
+        for part in ["128 MiB", "activations", "memory.train_tokens"] {
             assert!(message.contains(part), "{message}");
         }
         request.profile.largest_buffer = None;
