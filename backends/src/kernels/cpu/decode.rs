@@ -5,7 +5,7 @@
 
 use super::linear::{Matrix, Size, Target, multiply};
 use super::parallel::{Shared, dims, elements, tensor, vectorised};
-use super::real::{Real, dots, largest, sum_of, weighted};
+use super::real::{Real, dots, largest, sum, weighted};
 use super::rotary::turn;
 use super::tape::{each, exact, plain, wrap};
 use crate::kernels::shapes::{DecodeShape, Kin};
@@ -302,7 +302,7 @@ impl<T: Real> Step<'_, T> {
         for s in scores.iter_mut() {
             *s = (*s - max).exp();
         }
-        let inverse = T::ONE / sum_of(scores.len(), |i| scores[i]);
+        let inverse = T::ONE / sum(scores);
         for s in scores.iter_mut() {
             *s = *s * inverse;
         }

@@ -1,7 +1,7 @@
 //! One token for every row of logits: the likeliest, or a draw from the whole distribution.
 
 use super::parallel::{dims, elements, vectorised};
-use super::real::{Real, largest, sum_of};
+use super::real::{Real, largest, sum};
 use super::tape::{each, exact, plain};
 use crate::kernels::shapes::Drawn;
 use crate::trace::span;
@@ -43,7 +43,7 @@ fn draw<T: Real>(logits: &FlexTensor, temperature: f64, uniforms: Option<&[f32]>
                 for (weight, &z) in weights.iter_mut().zip(z) {
                     *weight = ((z - max) * inverse).exp();
                 }
-                let total = sum_of(vocab, |i| weights[i]);
+                let total = sum(weights);
                 let token = match uniforms {
                     None => z.iter().position(|&v| v == max).unwrap_or(0),
                     Some(uniforms) => reach(weights, total * T::of(f64::from(uniforms[row]))),
@@ -61,7 +61,7 @@ fn draw<T: Real>(logits: &FlexTensor, temperature: f64, uniforms: Option<&[f32]>
 fn reach<T: Real>(weights: &[T], threshold: T) -> usize {
     let mut before = T::ZERO;
     for (stride, part) in weights.chunks(STRIDE).enumerate() {
-        let after = before + sum_of(part.len(), |i| part[i]);
+        let after = before + sum(part);
         if after >= threshold {
             let mut sum = before;
             for (i, &weight) in part.iter().enumerate() {

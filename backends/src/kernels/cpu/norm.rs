@@ -1,7 +1,7 @@
 //! `RMSNorm` (Zhang & Sennrich, 2019): y = x / rms(x) · w over the last dimension.
 
 use super::parallel::{by_rows, dims, elements, tensor, vectorised};
-use super::real::{Real, dot, sum_of};
+use super::real::{Real, dot};
 use super::tape::{Kernel, all, each, input, knows, run};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -62,8 +62,8 @@ fn forward<T: Real>(norm: &RmsNorm, x: &FlexTensor, w: &FlexTensor) -> FlexTenso
             || {
                 for (out, x) in out.chunks_exact_mut(n).zip(x.chunks_exact(n)) {
                     let r = reciprocal(norm, x);
-                    for i in 0..n {
-                        out[i] = x[i] * r * weight[i];
+                    for ((out, &x), &w) in out.iter_mut().zip(x).zip(&weight) {
+                        *out = x * r * w;
                     }
                 }
             },
@@ -95,17 +95,22 @@ fn backward<T: Real>(
             vectorised(
                 #[inline(always)]
                 || {
+                    // lengths that are known leave no bounds to check, which would keep loops from vector code
+                    let (weight, dw) = (&weight[..n], &mut dw[..n]);
                     let rows = dx
                         .chunks_exact_mut(n)
                         .zip(x.chunks_exact(n))
                         .zip(g.chunks_exact(n));
                     for ((dx, x), g) in rows {
+                        let (dx, x, g) = (&mut dx[..n], &x[..n], &g[..n]);
                         let r = reciprocal(norm, x);
-                        let mean = sum_of(n, |i| g[i] * weight[i] * x[i]) / T::of(n as f64);
-                        let pull = r * r * mean;
                         for i in 0..n {
-                            dx[i] = r * (g[i] * weight[i] - x[i] * pull);
+                            dx[i] = g[i] * weight[i];
                             dw[i] += g[i] * x[i] * r;
+                        }
+                        let pull = r * r * (dot(dx, x) / T::of(n as f64));
+                        for i in 0..n {
+                            dx[i] = r * (dx[i] - x[i] * pull);
                         }
                     }
                 },

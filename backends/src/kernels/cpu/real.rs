@@ -185,17 +185,18 @@ pub(super) fn weighted<T: Real>(weights: &[T], rows: &[T], out: &mut [T]) {
     }
 }
 
-/// Σ f(i) for i below `n`, in sixteen lanes.
+/// The sum of a row, in sixteen lanes.
 #[inline(always)]
-pub(super) fn sum_of<T: Real>(n: usize, f: impl Fn(usize) -> T) -> T {
+pub(super) fn sum<T: Real>(row: &[T]) -> T {
     let mut lanes = [T::ZERO; LANES];
-    let whole = n - n % LANES;
-    for start in (0..whole).step_by(LANES) {
-        for (lane, sum) in lanes.iter_mut().enumerate() {
-            *sum += f(start + lane);
+    let chunks = row.chunks_exact(LANES);
+    let rest = chunks.remainder().iter().copied();
+    for chunk in chunks {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+            *lane += value;
         }
     }
-    together(lanes) + (whole..n).map(f).sum::<T>()
+    together(lanes) + rest.sum::<T>()
 }
 
 /// Halves onto halves: sixteen sums one after the other would take longer than a short row's products.
