@@ -117,10 +117,9 @@ fn costs(decoder: &Decoder) {
             ordinate: |seconds| format!("{seconds:.1}"),
             mark: None,
             lines: vec![Line {
-                name: String::new(),
+                name: None,
                 colour,
                 points: points.iter().map(|&(x, y)| (x as f64, y)).collect(),
-                band: None,
             }],
         }
     };

@@ -4,14 +4,13 @@ use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 use std::path::Path;
 
-/// A curve with its name.
+/// A curve.
 pub struct Line {
-    pub name: String,
+    /// What the legend calls it; several may have one name between them.
+    pub name: Option<String>,
     pub colour: RGBColor,
     /// Abscissa and ordinate.
     pub points: Vec<(f64, f64)>,
-    /// Least and largest ordinate at each of these, where the curve is a mean.
-    pub band: Option<Vec<(f64, f64)>>,
 }
 
 /// A chart: axes from zero.
@@ -91,18 +90,12 @@ where
     X: Ranged<ValueType = f64> + ValueFormatter<f64>,
     Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
-    if let Some(band) = &line.band {
-        let xs = line.points.iter().map(|p| p.0);
-        let upper = xs.clone().zip(band.iter().map(|b| b.1));
-        let lower = xs.zip(band.iter().map(|b| b.0));
-        let outline: Vec<(f64, f64)> = upper.chain(lower.rev()).collect();
-        let filled = Polygon::new(outline, line.colour.mix(0.13));
-        axes.draw_series([filled]).expect("a band");
-    }
     let style = line.colour.stroke_width(2);
-    let series = LineSeries::new(line.points.iter().copied(), style).point_size(3);
-    axes.draw_series(series)
-        .expect("a curve")
-        .label(&line.name)
-        .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], style));
+    let series = LineSeries::new(line.points.iter().copied(), style).point_size(2);
+    let drawn = axes.draw_series(series).expect("a curve");
+    if let Some(name) = &line.name {
+        drawn
+            .label(name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], style));
+    }
 }
