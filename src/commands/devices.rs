@@ -4,6 +4,7 @@ use crate::arguments::DevicesArgs;
 use crate::table::Table;
 use firebrick::backends::device::{BackendReport, open, probe};
 use firebrick::backends::profile::{DeviceProfile, measure};
+use firebrick::engine::plan::size::Bytes;
 
 pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
     let reports = probe();
@@ -20,12 +21,8 @@ pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
     );
     for report in &reports {
         for device in &report.devices {
-            let size = |bytes: Option<u64>| {
-                bytes.map_or_else(
-                    || "-".into(),
-                    |b| format!("{:.1} GiB", b as f64 / f64::from(1 << 30)),
-                )
-            };
+            let size =
+                |bytes: Option<u64>| bytes.map_or_else(|| "-".into(), |b| Bytes(b).to_string());
             let (memory, largest) = (size(device.memory_bytes), size(device.largest_buffer));
             let note = if device.software {
                 "software adapter: works, slowly; never picked by auto"

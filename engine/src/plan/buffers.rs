@@ -64,7 +64,7 @@ fn buffers(workload: &Workload, plan: &Plan, backend: Backend) -> Vec<Buffer> {
         let sizes = Sizes::of(arch, workload.lora.as_ref());
         let each = Each::of(arch, workload, backend);
         let mut add = |what: &str, bytes, smaller| {
-            let what = format!("{what} of the {who}");
+            let what = format!("the {who}'s {what}");
             all.push(Buffer {
                 what,
                 bytes,
@@ -72,13 +72,13 @@ fn buffers(workload: &Workload, plan: &Plan, backend: Backend) -> Vec<Buffer> {
             });
         };
         add(
-            "the largest matrix",
+            "largest matrix",
             sizes.width * sizes.largest,
             "precision: bf16 or f16 halves it",
         );
         if matches!(role, Role::Policy | Role::Critic) {
             add(
-                "its gradient or moments",
+                "gradient or moments of its largest matrix",
                 F32 * sizes.largest_trained,
                 "model.lora trains small matrices instead",
             );
@@ -87,12 +87,12 @@ fn buffers(workload: &Workload, plan: &Plan, backend: Backend) -> Vec<Buffer> {
         let there = workload.rollouts().max(1) * workload.scored_length();
         let tokens = there.min(model.train_tokens.max(model.score_tokens) as u64);
         add(
-            "the activations of a micro-batch",
+            "activations of a micro-batch",
             each.token * tokens,
             "lower memory.train_tokens and memory.score_tokens, or lengths",
         );
         add(
-            "the head's logits",
+            "logits of a chunk",
             each.head_row * (model.head_rows as u64).min(tokens),
             "lower memory.head_rows",
         );
