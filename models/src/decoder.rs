@@ -1,7 +1,10 @@
 //! A decoder: a chain of units with their weights on a device.
 
 mod adapters;
+mod packing;
 mod value;
+
+pub use packing::{Packing, Quantization};
 
 use crate::Result;
 use crate::adapter::LoraConfig;
@@ -374,34 +377,6 @@ impl Decoder {
     /// Moves all weights.
     pub fn move_to(&mut self, home: Home) -> Result<()> {
         (0..self.units.len()).try_for_each(|unit| self.move_unit(unit, home))
-    }
-
-    /// The same model, its weights shared, with a copy of every matrix that is laid out for products with few rows, where a
-    /// kernel knows them: for sampling, which reads all of them for every token.
-    #[must_use]
-    pub fn packed(&self) -> Self {
-        let mut packed = self.clone();
-        let tied = self.arch.tied;
-        let matrix = |slot: Slot| match slot {
-            Slot::Embedding => tied,
-            slot => !slot.is_norm_or_bias() && !slot.is_adapter(),
-        };
-        for unit in &mut packed.units {
-            if let Store::Device(weights) = &mut unit.store {
-                *weights = weights.packed(matrix);
-            }
-        }
-        packed
-    }
-
-    /// Bytes of such copies.
-    #[must_use]
-    pub fn packed_bytes(&self) -> usize {
-        let own = |unit: &Unit| match &unit.store {
-            Store::Device(weights) => weights.packed_bytes(),
-            Store::Host(_) => 0,
-        };
-        self.units.iter().map(own).sum()
     }
 
     /// Bytes of all weights that live in `home`.

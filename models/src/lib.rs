@@ -42,6 +42,6 @@ pub mod unit;
 
 pub use arch::Arch;
 pub use checkpoint::Checkpoint;
-pub use decoder::Decoder;
+pub use decoder::{Decoder, Packing, Quantization};
 pub use error::{Error, Result};
 pub use tokenizer::Tokenizer;

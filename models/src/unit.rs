@@ -58,20 +58,17 @@ impl Slot {
     /// Norm weights and biases: excluded from weight decay where decay groups are asked for.
     #[must_use]
     pub fn is_norm_or_bias(self) -> bool {
-        !matches!(
+        !matches!(self, Self::Embedding | Self::Projection | Self::Value)
+            && !self.is_linear()
+            && !self.is_adapter()
+    }
+
+    /// The matrices of a layer: projections and MLP.
+    #[must_use]
+    pub fn is_linear(self) -> bool {
+        matches!(
             self,
-            Self::Embedding
-                | Self::Q
-                | Self::K
-                | Self::V
-                | Self::O
-                | Self::Gate
-                | Self::Up
-                | Self::Down
-                | Self::Projection
-                | Self::Value
-                | Self::LoraA(_)
-                | Self::LoraB(_)
+            Self::Q | Self::K | Self::V | Self::O | Self::Gate | Self::Up | Self::Down
         )
     }
 
@@ -272,15 +269,19 @@ impl Weights {
         }
     }
 
-    /// The same with copies of the matrices in these slots that are laid out for products with few rows.
-    #[must_use]
-    pub(crate) fn packed(&self, slots: impl Fn(Slot) -> bool) -> Self {
-        let wanted = self.entries.iter().filter(|(slot, _)| slots(*slot));
-        let panels = wanted.filter_map(|(slot, w)| Some((*slot, Panels::pack(w)?)));
-        Self {
-            entries: self.entries.clone(),
-            panels: panels.collect(),
+    /// The same with copies of some matrices that products with few rows read instead; `copy` says of which.
+    pub(crate) fn packed<E>(
+        &self,
+        copy: impl Fn(Slot, &Tensor<2>) -> Result<Option<Panels>, E>,
+    ) -> Result<Self, E> {
+        let mut panels = Vec::new();
+        for (slot, matrix) in &self.entries {
+            panels.extend(copy(*slot, matrix)?.map(|own| (*slot, own)));
         }
+        Ok(Self {
+            entries: self.entries.clone(),
+            panels,
+        })
     }
 
     /// The copy of a slot's matrix, if there is one.

@@ -18,7 +18,7 @@ use firebrick::engine::schedule::{HeadLoss, Schedule};
 use firebrick::models::adapter::LoraConfig;
 use firebrick::models::generate::{Generator, MAX_NUM_BATCHED_TOKENS, Request, Sampling};
 use firebrick::models::random::DrawKey;
-use firebrick::models::{Arch, Decoder};
+use firebrick::models::{Arch, Decoder, Packing, Quantization};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -34,6 +34,8 @@ pub struct Case {
     pub group: usize,
     /// Whether sampling is measured too: it takes long.
     pub samples: bool,
+    /// Copies of its matrices while it is sampled.
+    pub packing: Packing,
     pub lora: Option<LoraConfig>,
     /// Whether a critic of the same size is trained beside the policy.
     pub critic: bool,
@@ -54,8 +56,20 @@ impl Case {
             sequences,
             group: 1,
             samples: false,
+            packing: Packing::default(),
             lora: None,
             critic: false,
+        }
+    }
+
+    /// The same with copies of its matrices while it is sampled.
+    pub fn packed(self, quantization: Option<Quantization>) -> Self {
+        Self {
+            packing: Packing {
+                panels: true,
+                quantization,
+            },
+            ..self
         }
     }
 
@@ -101,6 +115,7 @@ impl Case {
         let lengths = [self.prompt as u64, self.response as u64];
         Workload {
             max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS as u64,
+            packing: self.packing,
             lora: self.lora.clone(),
             critic: self
                 .critic_arch()
@@ -250,6 +265,7 @@ fn sample(case: &Case, learner: &mut Learner) {
         })
         .collect();
     Generator::new(learner.decoder(), None, &sampling)
+        .map(|g| g.packing(case.packing))
         .and_then(|g| g.run(&requests, case.group, case.sequences))
         .expect("samples");
 }
@@ -355,6 +371,17 @@ fn cases() -> Vec<(Case, Plans)> {
             )],
         ),
     ];
+    for (name, quantization) in [
+        ("llama, 26 M, sampling from panels", None),
+        ("llama, 26 M, sampling in 8 bits", Some(Quantization::Int8)),
+    ] {
+        let case = Case::new(name, &llama(), [16, 16, 16]).sampled(8);
+        let plan = json!({"head_rows": 64, "score_tokens": 64, "train_tokens": 64, "gradient_checkpointing": true});
+        all.push((
+            case.packed(quantization),
+            vec![("sampling 16 at a time", plan)],
+        ));
+    }
     let half = Case::new("llama, 26 M, bf16", &llama(), [256, 256, 2]);
     all.push((half.in_precision(Precision::Bf16), half_plans()));
     let half = Case::new("qwen3, f16", &small("qwen3"), [128, 64, 16]);

@@ -20,6 +20,7 @@ use crate::task::TaskConfig;
 use crate::{Error, Result};
 use firebrick_backends::{DeviceSpec, Precision};
 use firebrick_models::generate::{MAX_NUM_BATCHED_TOKENS, Sampling};
+use firebrick_models::{Packing, Quantization};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
@@ -125,6 +126,8 @@ pub struct RolloutConfig {
     /// The float type that completions are sampled in, where that is another than the run's `precision`: a rounded copy of the
     /// weights is made for each round of sampling.
     pub precision: Option<Precision>,
+    /// How the layers' matrices are kept while completions are sampled, where that is in fewer bits than they are trained in.
+    pub quantization: Option<Quantization>,
     /// Every forward runs operation by operation, with no captured graph. The engine knows no other way: `false` is refused.
     pub enforce_eager: bool,
     /// Most bytes of keys and values. Where they run short, the youngest sequences wait and are computed again.
@@ -141,13 +144,16 @@ pub struct RolloutConfig {
 }
 
 impl RunConfig {
-    /// Whether sampling copies matrices into a layout for products with few rows, where a kernel knows one. The rule: where all
-    /// weights are trained, so that gradients will take as much when the copies are gone, and no budget is to be met.
+    /// The copies that sampling makes of the matrices. The rule for those in a layout for products with few rows: where all weights
+    /// are trained, so that gradients will take as much when the copies are gone, and no budget is to be met.
     #[must_use]
-    pub fn packs_weights(&self) -> bool {
+    pub fn packing(&self) -> Packing {
         let rule = || self.model.lora.is_none() && self.memory.budget.is_none();
         let half = self.rollout.precision(self.precision).is_half();
-        !half && self.rollout.pack_weights.unwrap_or_else(rule)
+        Packing {
+            panels: !half && self.rollout.pack_weights.unwrap_or_else(rule),
+            quantization: self.rollout.quantization,
+        }
     }
 
     /// Whether the loss of a model that is trained is scaled.
@@ -174,6 +180,7 @@ impl Default for RolloutConfig {
             max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS,
             max_model_len: None,
             precision: None,
+            quantization: None,
             enforce_eager: true,
             kv_cache_memory_bytes: None,
             gpu_memory_utilization: None,

@@ -1,7 +1,10 @@
 //! What of the `rollout` section can be refused, and dynamic sampling.
 
 use super::RolloutConfig;
+use crate::{Error, Result};
 use firebrick_backends::Precision;
+use firebrick_backends::device::Backend;
+use firebrick_models::Quantization;
 use serde::{Deserialize, Serialize};
 
 /// Replacing groups that teach nothing (DAPO, arXiv:2503.14476), under the names of verl's `algorithm.filter_groups`.
@@ -86,11 +89,31 @@ impl RolloutConfig {
         self.precision.unwrap_or(run)
     }
 
+    /// Refuses what a backend cannot sample with.
+    pub fn check_on(&self, backend: Backend) -> Result<()> {
+        match (self.quantization, backend) {
+            (None, _) | (Some(Quantization::Int8), Backend::Cpu) => Ok(()),
+            (Some(Quantization::Int8), gpu) => Err(Error::Config(format!(
+                "rollout.quantization: int8 is read by products of the CPU alone; on {} every matrix would be widened again before \
+                 each product, which takes longer than reading it and frees nothing: set rollout.precision: bf16, or device: cpu",
+                gpu.name()
+            ))),
+        }
+    }
+
     pub(super) fn check(&self, run: Precision) -> Result<(), String> {
         if self.precision(run).width() > run.width() {
             return Err(format!(
                 "rollout.precision: f32 would sample from weights that are {run}: they hold no more digits than that; leave it \
                  out, or set precision: f32"
+            ));
+        }
+        if let (Some(Quantization::Int8), true) = (self.quantization, self.precision(run).is_half())
+        {
+            return Err(format!(
+                "rollout.quantization: int8 keeps weights in 8 bits and computes in f32, and completions would be sampled in {}; \
+                 leave one of them out",
+                self.precision(run)
             ));
         }
         if self.max_num_batched_tokens < self.max_num_seqs {

@@ -302,7 +302,7 @@ impl Trainer {
         });
         let generated = Generator::new(&sampler, Some(&self.source.tokenizer), &sampling)?
             .accounted(&self.learner.runtime.accounts)
-            .packing(self.request.workload.pack_weights)
+            .packing(self.request.workload.packing)
             .run_with(&requests, rollout.n, &limits, |sample| {
                 // a judge that is gone has panicked, and says so when it is waited for
                 let _ = rules.samples.send(sample.clone());

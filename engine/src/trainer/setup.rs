@@ -427,6 +427,7 @@ fn open_device(config: &RunConfig) -> Result<(Device, DeviceInfo)> {
     let (device, info) = device::open(config.device)?;
     config.precision.check(&device)?;
     config.rollout.precision(config.precision).check(&device)?;
+    config.rollout.check_on(DeviceProfile::of(&info).backend)?;
     Ok((device, info))
 }
 

@@ -16,6 +16,7 @@ pub use limits::{Limits, MAX_NUM_BATCHED_TOKENS};
 pub use sampling::Sampling;
 pub use stats::Stats;
 
+use crate::decoder::Packing;
 use crate::random::DrawKey;
 use crate::{Decoder, Error, Result, Tokenizer};
 use engine::Engine;
@@ -74,7 +75,7 @@ pub struct Generator<'a> {
     tokenizer: Option<&'a Tokenizer>,
     sampling: &'a Sampling,
     accounts: Option<Arc<Accounts>>,
-    packs: bool,
+    packing: Packing,
 }
 
 impl<'a> Generator<'a> {
@@ -93,7 +94,7 @@ impl<'a> Generator<'a> {
             tokenizer,
             sampling,
             accounts: None,
-            packs: false,
+            packing: Packing::default(),
         })
     }
 
@@ -104,10 +105,10 @@ impl<'a> Generator<'a> {
         self
     }
 
-    /// The same, with matrices copied into a layout for products with few rows as long as it runs, where a kernel knows one.
+    /// The same, reading copies of the matrices as long as it runs.
     #[must_use]
-    pub fn packing(mut self, on: bool) -> Self {
-        self.packs = on;
+    pub fn packing(mut self, packing: Packing) -> Self {
+        self.packing = packing;
         self
     }
 
@@ -134,8 +135,7 @@ impl<'a> Generator<'a> {
             ended(&sample);
             samples.push(sample);
         };
-        let packed = self.packs.then(|| self.decoder.packed());
-        let decoder = packed.as_ref().unwrap_or(self.decoder);
+        let decoder = &self.decoder.packed(self.packing)?;
         let copies = self.accounts.as_ref().map(|accounts| {
             accounts.hold(Category::Parameters, Home::Device, decoder.packed_bytes())
         });

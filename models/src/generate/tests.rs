@@ -3,8 +3,10 @@
 use super::truncate::draw_truncated;
 use super::*;
 use crate::Arch;
+use crate::decoder::{Param, Quantization};
 use crate::layer::{Columns, Context};
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use firebrick_backends::Precision;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -13,6 +15,16 @@ const VOCAB: usize = 61;
 
 /// How near a draw may be to a boundary between two tokens to go either way, and how far log-probs may be apart.
 const NEAR: f64 = 1e-5;
+
+const PANELS: Packing = Packing {
+    panels: true,
+    quantization: None,
+};
+
+const INT8: Packing = Packing {
+    panels: false,
+    quantization: Some(Quantization::Int8),
+};
 
 fn decoder(family: &str) -> Decoder {
     let Value::Object(config) = json!({
@@ -25,6 +37,29 @@ fn decoder(family: &str) -> Decoder {
     };
     let arch = Arch::from_config(&config, Path::new(family)).expect("a valid architecture");
     Decoder::random(arch, 1, &Device::flex())
+}
+
+/// The model whose layers' matrices are what 8 bits leave of them.
+fn in_8_bits(decoder: &Decoder) -> Decoder {
+    let round = |row: &[f32]| {
+        let scale = row.iter().fold(0.0_f32, |most, w| most.max(w.abs())) / 127.0;
+        let rounded = row.iter().map(|w| scale * (w / scale).round_ties_even());
+        rounded.collect::<Vec<_>>()
+    };
+    let mut rounded = decoder.clone();
+    rounded
+        .update(|_, spec, param| match param {
+            Param::Device(w) if spec.slot.is_linear() => {
+                let (shape, device) = (w.dims(), w.device());
+                let values: Vec<f32> = w.try_into_vec_as().expect("values");
+                let values: Vec<f32> = values.chunks(shape[1]).flat_map(round).collect();
+                let w = Tensor::from_data(TensorData::new(values, shape), &device);
+                Ok::<_, Error>(Param::Device(w))
+            }
+            other => Ok(other),
+        })
+        .expect("rounded weights");
+    rounded
 }
 
 /// Logits over temperature after every token of a sequence, by one forward without a cache.
@@ -120,8 +155,14 @@ struct Schedule {
     limits: Limits,
     /// Bytes of the cache over the least it may have.
     budget: Option<f64>,
-    /// Whether matrices are copied into panels.
-    packs: bool,
+    packing: Packing,
+}
+
+fn packing() -> impl Strategy<Value = Packing> {
+    (any::<bool>(), any::<bool>()).prop_map(|(panels, rounds)| Packing {
+        panels,
+        quantization: rounds.then_some(Quantization::Int8),
+    })
 }
 
 fn schedule() -> impl Strategy<Value = Schedule> {
@@ -149,11 +190,11 @@ fn schedule() -> impl Strategy<Value = Schedule> {
         1_usize..5,
         (samplings, 1_usize..24, 0_u32..8),
         (1_usize..9, 0_usize..80, model_len),
-        (prop::option::of(1.0_f64..6.0), any::<bool>()),
+        (prop::option::of(1.0_f64..6.0), packing()),
     )
         .prop_map(
             |(family, lengths, n, (sampling, new, stops), (slots, batched, model_len), memory)| {
-                let (budget, packs) = memory;
+                let (budget, packing) = memory;
                 Schedule {
                     family,
                     lengths,
@@ -169,7 +210,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
                         ..Limits::new(slots)
                     },
                     budget,
-                    packs,
+                    packing,
                 }
             },
         )
@@ -194,7 +235,11 @@ fn run(schedule: &Schedule) -> Generated {
     let requests = requests(&schedule.lengths);
     let mut limits = schedule.limits;
     let generator = Generator::new(&decoder, None, &schedule.sampling).expect("valid settings");
-    let generator = generator.packing(schedule.packs);
+    let generator = generator.packing(schedule.packing);
+    let read = match schedule.packing.quantization {
+        Some(Quantization::Int8) => in_8_bits(&decoder),
+        None => decoder.clone(),
+    };
     limits.kv_cache_bytes = schedule.budget.map(|share| {
         let length = |r: &Request| r.tokens.len() + generator.most_new(r, &limits);
         let longest = requests.iter().map(length).max().unwrap_or(0);
@@ -219,7 +264,7 @@ fn run(schedule: &Schedule) -> Generated {
     assert_eq!(seen, all, "every sample is told once");
     for sample in &generated.samples {
         let request = &requests[sample.request];
-        check(&decoder, request, &schedule.sampling, &limits, sample);
+        check(&read, request, &schedule.sampling, &limits, sample);
     }
     let stats = &generated.stats;
     let drawn: usize = generated.samples.iter().map(|s| s.tokens.len()).sum();
@@ -258,7 +303,7 @@ fn crowded(budget: Option<f64>) -> Schedule {
         },
         limits: Limits::new(8),
         budget,
-        packs: false,
+        packing: Packing::default(),
     }
 }
 
@@ -328,7 +373,7 @@ fn the_account_holds_what_the_cache_takes_and_gives_it_back() {
     let generator = Generator::new(&decoder, None, &sampling)
         .expect("valid settings")
         .accounted(&accounts)
-        .packing(true);
+        .packing(PANELS);
     let generated = generator
         .run_with(&requests(&[4, 7]), 2, &Limits::new(4), |_| {})
         .expect("samples");
@@ -337,6 +382,63 @@ fn the_account_holds_what_the_cache_takes_and_gives_it_back() {
     assert_eq!(balance.bytes, 0);
     // and what copies of the matrices take
     let copies = accounts.balance(Category::Parameters, Home::Device);
-    assert_eq!(copies.peak_bytes, decoder.packed().packed_bytes() as u64);
+    assert_eq!(
+        copies.peak_bytes,
+        decoder.packed(PANELS).expect("panels").packed_bytes() as u64
+    );
     assert!(copies.peak_bytes > 0 && copies.bytes == 0);
+}
+
+#[test]
+fn log_probs_in_8_bits_are_near_those_of_the_trained_weights_and_not_the_same() {
+    let mut apart = Vec::new();
+    for family in ["llama", "gemma2", "mistral"] {
+        let schedule = Schedule {
+            family,
+            packing: INT8,
+            ..crowded(None)
+        };
+        let decoder = decoder(family);
+        for (sample, request) in run(&schedule).samples.iter().flat_map(|sample| {
+            let all = requests(&schedule.lengths);
+            [(sample.clone(), all[sample.request].clone())]
+        }) {
+            let tokens = [request.tokens.as_slice(), &sample.tokens].concat();
+            let rows = scores(&decoder, &tokens, 1.0);
+            for (i, (&token, &logp)) in sample.tokens.iter().zip(&sample.logps).enumerate() {
+                let row = &rows[request.tokens.len() + i - 1];
+                let sum: f64 = row.iter().map(|&z| f64::from(z).exp()).sum();
+                apart.push((f64::from(row[token as usize]) - sum.ln() - f64::from(logp)).abs());
+            }
+        }
+    }
+    let mean = apart.iter().sum::<f64>() / apart.len() as f64;
+    let most = apart.iter().copied().fold(0.0, f64::max);
+    assert!(mean > 1e-4 && mean < 0.01 && most < 0.06, "{mean} {most}");
+}
+
+#[test]
+fn eight_bits_take_a_quarter_and_what_no_kernel_would_read_is_refused() {
+    let decoder = decoder("llama");
+    let bytes = |packing| decoder.packed(packing).expect("copies").packed_bytes();
+    assert_eq!(bytes(Packing::default()), 0);
+    let head = 4 * VOCAB.next_multiple_of(32) * 32;
+    let [exact, codes] = [bytes(PANELS) - head, bytes(INT8)];
+    assert!(
+        4 * codes > exact && 4 * codes < exact * 5 / 4,
+        "{exact} {codes}"
+    );
+    let both = Packing {
+        panels: true,
+        ..INT8
+    };
+    assert_eq!(bytes(both), codes + head);
+    for unread in [decoder.in_precision(Precision::Bf16), {
+        let mut away = decoder.clone();
+        away.move_to(Home::Host).expect("weights on the host");
+        away
+    }] {
+        let error = unread.packed(INT8).expect_err("no kernel").to_string();
+        assert!(error.contains("without quantization"), "{error}");
+    }
 }

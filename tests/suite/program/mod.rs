@@ -8,6 +8,7 @@ mod objectives;
 mod plan;
 mod ppo;
 mod precision;
+mod quantization;
 mod rewards;
 mod rollout;
 mod runs;

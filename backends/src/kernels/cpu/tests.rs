@@ -1,9 +1,11 @@
 //! Kernels against the same formulas in tensor operations, forward and backward. Shapes are no multiples of a vector or block.
 
+mod panels;
+
 use crate::kernels::{
-    AttentionShape, DecodeShape, Decoded, Family, Gate, Kin, Panels, Scaling, ScoreGradients,
-    attention, decode_attention, glu, linear, linear_each, linear_gated, linear_onto, rms_norm,
-    rotary, score_gradient, score_rows,
+    AttentionShape, DecodeShape, Decoded, Family, Gate, Kin, Scaling, ScoreGradients, attention,
+    decode_attention, glu, linear, linear_each, linear_gated, linear_onto, rms_norm, rotary,
+    score_gradient, score_rows,
 };
 use burn::tensor::activation::{log_softmax, silu, softmax};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -412,33 +414,6 @@ fn decoding_writes_the_new_column_and_reads_live_ones_alone() {
                 }
             }
         }
-    }
-}
-
-#[test]
-fn products_with_panels_are_their_formulas() {
-    for [rows, inner, outer] in [[1, 3, 5], [11, 33, 71], [64, 128, 200], [150, 40, 32]] {
-        let x = numbers([rows, inner], 5);
-        let [a, b] = [6, 7].map(|seed| numbers([outer, inner], seed));
-        let c = numbers([3, inner], 8);
-        let plain = |w: &Tensor<2>| x.clone().matmul(w.clone().transpose());
-        let pack = |w: &Tensor<2>| Panels::pack(w).expect("f32 on the CPU");
-        let [pa, pb, pc] = [&a, &b, &c].map(pack);
-        let found = Panels::linear_each(&x, [&pa, &pc, &pb]).expect("f32 on the CPU");
-        for (found, w) in found.iter().zip([&a, &c, &b]) {
-            assert_same("products", found, &plain(w));
-        }
-        let base = numbers([rows, outer], 9);
-        let found = pa.linear_onto(&base, &x).expect("f32 on the CPU");
-        assert_same("on top", &found, &(base + plain(&a)));
-        let found = Panels::linear_gated(&pa, &pb, &x).expect("f32 on the CPU");
-        assert_same("gated", &found, &(silu(plain(&a)) * plain(&b)));
-        assert!(pa.bytes() >= 4 * outer * inner && pa.bytes() <= 4 * (outer + 31) * inner);
-        let wide = x.cast(DType::F64);
-        assert!(
-            pa.linear(&wide).is_none() && Panels::pack(&wide).is_none(),
-            "f32 alone"
-        );
     }
 }
 

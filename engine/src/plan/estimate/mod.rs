@@ -26,8 +26,8 @@ use activations::{Half, Shape, Widths};
 use firebrick_backends::accounts::Category;
 use firebrick_backends::device::Backend;
 use firebrick_backends::profile::DeviceProfile;
-use firebrick_models::Arch;
 use firebrick_models::adapter::LoraConfig;
+use firebrick_models::{Arch, Quantization};
 use serde::{Deserialize, Serialize};
 use sizes::F32;
 use states::Use;
@@ -80,6 +80,16 @@ impl Estimate {
     }
 }
 
+/// Bytes of the copies of matrices that the CPU's kernels read while completions are sampled.
+fn packed(w: &Workload, sizes: &Sizes) -> u64 {
+    let panels = |numbers| u64::from(w.packing.panels) * sizes.width * numbers;
+    let layers = match w.packing.quantization {
+        None => panels(sizes.layers * (sizes.attention + sizes.mlp)),
+        Some(Quantization::Int8) => sizes.layers * sizes::layer_in_8_bits(&w.arch),
+    };
+    layers + panels(sizes.projection)
+}
+
 /// Everything an estimate looks at, for one of the models that are trained.
 pub(crate) struct Context<'a> {
     pub workload: &'a Workload,
@@ -93,7 +103,7 @@ pub(crate) struct Context<'a> {
     pub lora: Option<&'a LoraConfig>,
     pub sizes: Sizes,
     pub widths: Widths,
-    /// Bytes of copies of the policy's weights that sampling makes: rounded to another precision, laid out in panels.
+    /// Bytes of copies of the policy's weights that sampling makes: rounded to another precision or to 8 bits, laid out in panels.
     pub copies: u64,
     /// Models that are trained.
     trained: Vec<(Role, Sizes)>,
@@ -160,8 +170,8 @@ impl<'a> Context<'a> {
         } else {
             sizes.width * sizes.total()
         };
-        let panels = if w.pack_weights && self.profile.backend == Backend::Cpu {
-            sizes.width * (sizes.layers * (sizes.attention + sizes.mlp) + sizes.projection)
+        let panels = if self.profile.backend == Backend::Cpu {
+            packed(w, &sizes)
         } else {
             0
         };

@@ -8,6 +8,20 @@ use firebrick_models::unit::{ParamSpec, Slot, UnitKind, unit_specs};
 /// Bytes of a number that is f32 in every precision.
 pub(super) const F32: u64 = 4;
 
+/// Outputs that the CPU's kernels lay side by side; the last ones are filled up.
+const PANEL: usize = 32;
+
+/// Bytes of a layer's matrices in 8 bits: a byte a number, and an f32 scale an output.
+pub(super) fn layer_in_8_bits(arch: &Arch) -> u64 {
+    let halves = [UnitKind::Attention(0), UnitKind::Mlp(0)];
+    let specs = halves.into_iter().flat_map(|half| unit_specs(arch, half));
+    let bytes = specs.filter(|spec| spec.slot.is_linear()).map(|spec| {
+        let [outputs, inputs] = spec.rows_cols();
+        outputs.next_multiple_of(PANEL) as u64 * (inputs as u64 + F32)
+    });
+    bytes.sum()
+}
+
 /// Parameters of an architecture's parts, adapters included. All layers are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {

@@ -8,8 +8,8 @@ use crate::data::Survey;
 use crate::reward_model;
 use crate::task::{RewardModelConfig, Rewards, TaskConfig};
 use firebrick_backends::Precision;
-use firebrick_models::Arch;
 use firebrick_models::adapter::LoraConfig;
+use firebrick_models::{Arch, Packing};
 
 /// What a run asks for, memory decisions apart.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,8 +38,8 @@ pub struct Workload {
     pub max_num_batched_tokens: u64,
     /// Most bytes of keys and values, where there is a limit.
     pub kv_cache_bytes: Option<u64>,
-    /// Sampling copies matrices into a layout for products with few rows, where a kernel knows one.
-    pub pack_weights: bool,
+    /// The copies that sampling makes of the matrices, where a kernel reads them.
+    pub packing: Packing,
     /// Validation prompts; more than can be sampled at a time where their number is not known.
     pub validation: u64,
     /// Adapters, where they alone are trained.
@@ -134,7 +134,7 @@ impl Workload {
             epochs: 1,
             max_num_batched_tokens: 2048,
             kv_cache_bytes: None,
-            pack_weights: false,
+            packing: Packing::default(),
             validation: 0,
             lora: None,
             reference: false,
@@ -176,7 +176,7 @@ impl Workload {
             epochs: config.update.ppo_epochs as u64,
             max_num_batched_tokens: config.rollout.max_num_batched_tokens as u64,
             kv_cache_bytes: config.rollout.kv_cache_memory_bytes.map(|bytes| bytes.0),
-            pack_weights: config.packs_weights(),
+            packing: config.packing(),
             validation: config
                 .trainer
                 .val_max_samples
