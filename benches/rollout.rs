@@ -11,7 +11,7 @@ use firebrick::backends::DeviceSpec;
 use firebrick::backends::device::open;
 use firebrick::models::generate::{Generator, Request, Sample, Sampling};
 use firebrick::models::random::DrawKey;
-use firebrick::models::{Arch, Decoder};
+use firebrick::models::{Arch, Decoder, Packing};
 use plot::{COLOURS, Chart, Line};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -19,6 +19,11 @@ use std::time::Instant;
 
 const VOCAB: usize = 4096;
 const RUNS: usize = 3;
+
+const PANELS: Packing = Packing {
+    panels: true,
+    quantization: None,
+};
 
 fn decoder() -> Decoder {
     let Value::Object(config) = json!({
@@ -79,7 +84,7 @@ fn seconds(decoder: &Decoder, sequences: usize, new: usize) -> f64 {
         let generator = Generator::new(decoder, None, &sampling).expect("valid settings");
         let started = Instant::now();
         generator
-            .packing(true)
+            .packing(PANELS)
             .run(&requests, 1, sequences)
             .expect("samples");
         started.elapsed().as_secs_f64()
