@@ -1,6 +1,7 @@
 //! Predicted bytes against counted ones, on the CPU. A test binary of its own: its allocator counts everything in it.
 
 mod measure;
+mod reuse;
 
 use firebrick::backends::DeviceSpec;
 use firebrick::backends::allocator::CountingAllocator;
@@ -8,7 +9,7 @@ use firebrick::backends::device::open;
 use firebrick::backends::memory::MemoryScope;
 use measure::{error, rows};
 use std::io::Write;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -19,10 +20,14 @@ const TOLERANCE: f64 = 0.15;
 /// Whoever counts wants to be alone.
 static COUNTING: Mutex<()> = Mutex::new(());
 
+fn alone() -> MutexGuard<'static, ()> {
+    COUNTING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn a_scope_counts_before_after_and_the_peak_of_what_it_encloses_and_leaves_the_outer_peak() {
     const MIB: usize = 1 << 20;
-    let _alone = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
     let outer = MemoryScope::enter(&device);
     drop(vec![1_u8; 9 * MIB]);
@@ -40,7 +45,7 @@ fn a_scope_counts_before_after_and_the_peak_of_what_it_encloses_and_leaves_the_o
 
 #[test]
 fn predictions_are_within_15_percent_of_what_is_counted() {
-    let _alone = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let mut off = Vec::new();
     let rows = rows(|row| {
         for phase in &row.phases {
