@@ -10,8 +10,8 @@ mod support;
 
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use firebrick::backends::kernels::{
-    self, AdamWStep, Blocks8, Choice, Gate, Map8, Operation, Scaling, ScoreGradients, Segments,
-    Truncation,
+    self, AdamWStep, Blocks8, Choice, DecodeShape, Decoded, Gate, Kin, Map8, Operation, Scaling,
+    ScoreGradients, Segments, Truncation,
 };
 use serde_json::json;
 use std::time::Instant;
@@ -23,21 +23,27 @@ const RUNS: usize = 7;
 /// Launches of a run.
 const LAUNCHES: usize = 4;
 
-/// Matrices of layers, `[tokens, hidden]`, and of logits, `[rows, vocabulary]`.
+/// Matrices of layers, `[tokens, hidden]`, and of logits, `[rows, vocabulary]`; rows and columns of a cache.
 #[derive(Clone, Copy)]
 struct Sizes {
     layer: [usize; 2],
     logits: [usize; 2],
+    cache: [usize; 2],
 }
+
+/// Key heads of the cache, query heads of each, and dimensions: those of Qwen2.5-1.5B.
+const HEADS: [usize; 3] = [2, 6, 128];
 
 const FULL: Sizes = Sizes {
     layer: [8192, 4096],
     logits: [256, 151_936],
+    cache: [256, 1024],
 };
 
 const LITTLE: Sizes = Sizes {
     layer: [64, 256],
     logits: [8, 2000],
+    cache: [4, 100],
 };
 
 struct Bench {
@@ -74,6 +80,7 @@ fn main() {
             bench.layers();
             bench.scores();
             bench.draws();
+            bench.decode();
             bench.embedding();
         }
     }
@@ -224,6 +231,35 @@ impl Bench {
         }
     }
 
+    fn decode(&mut self) {
+        if !kernels::available(Operation::DecodeAttention, &self.device) {
+            return;
+        }
+        let ([rows, columns], [kv, group, dim]) = (self.sizes.cache, HEADS);
+        let qkv = [kv * group, kv, kv].map(|heads| self.numbers([rows, heads * dim]));
+        let cache = [(); 2].map(|()| {
+            let numbers = self.numbers([rows * kv * columns, dim]);
+            numbers.reshape([rows, kv, columns, dim])
+        });
+        let angles = Tensor::<3>::ones([rows, 1, dim / 2], (&self.device, DType::F32)) * 0.1;
+        let kin = (0..rows).map(|row| Kin {
+            prefix: (row, 0..0),
+            members: vec![(row, 0..columns)],
+        });
+        let decoded = Decoded::new(kin.collect(), rows, &self.device);
+        let shape = DecodeShape {
+            decoded: &decoded,
+            angles: [&angles, &angles],
+            window: None,
+            scale: (dim as f64).sqrt().recip(),
+            softcap: None,
+        };
+        let bytes = 2.0 * self.bytes([rows * kv * columns, dim]);
+        self.time("attention over a cache", bytes, cache, |cache| {
+            kernels::decode_attention(qkv.clone(), cache, &shape).map(|(_, cache)| cache)
+        });
+    }
+
     fn embedding(&mut self) {
         let shape @ [rows, width] = self.sizes.layer;
         if !kernels::available(Operation::Embedding, &self.device) {
@@ -256,7 +292,7 @@ impl Bench {
         if kernels::updates(&value) {
             let state = (value.clone(), moments);
             self.time("update", 7.0 * bytes, state, |(value, moments)| {
-                let new = kernels::adamw(value, 0..rows, &gradient, Some(moments), &step);
+                let new = kernels::adamw(value, 0..rows, &gradient, Some(moments), None, &step);
                 Some((new.value, new.moments))
             });
         }

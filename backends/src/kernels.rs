@@ -13,6 +13,7 @@ mod cube;
 #[path = "kernels/no_cube.rs"]
 mod cube;
 mod dispatch;
+mod families;
 mod shapes;
 mod tape;
 
@@ -23,11 +24,13 @@ pub use cpu::few::{linear_each, linear_gated, linear_onto};
 pub use cpu::panels::Panels;
 pub use dispatch::{
     adamw, add_rows, attention, available, choose_rows, decode_attention, dequantise8, draw_rows,
-    glu, largest_buffer, linear, product, product_nt, product_tn, quantise8, rms_norm, rotary,
-    score_gradient, score_rows, score_tile, scores, tile_gradient, updates, vocabulary_tile,
+    glu, largest_buffer, linear, product, product_nt, product_tn, quantise8, rms_norm,
+    rms_norm_onto, rotary, score_gradient, score_rows, score_tile, scores, tile_gradient, updates,
+    vocabulary_tile,
 };
+pub use families::{Families, Family};
 pub use shapes::{
-    AdamWStep, AttentionShape, Blocks8, Choice, DecodeShape, Decoded, Drawn, Family, Gate, Kin,
-    Map8, RowScores, RunningScores, Scaling, ScoreGradients, Segments, Truncation, Updated,
+    AdamWStep, AttentionShape, Blocks8, Choice, DecodeShape, Decoded, Drawn, Gate, Kin, Map8,
+    RowScores, RunningScores, Scaling, ScoreGradients, Segments, Truncation, Updated,
 };
 pub use tape::enable;

@@ -15,10 +15,9 @@
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use firebrick_backends::kernels::{self, AttentionShape, Family, Operation};
+use firebrick_backends::kernels::{self, AttentionShape, Families, Family, Operation};
 use firebrick_backends::precision::{stored_as, widened};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Finite, so that a row that sees nothing (a padding query) stays finite too.
 const HIDDEN_SCORE: f64 = -1e9;
@@ -56,7 +55,7 @@ pub struct Sequences {
     packed: bool,
     masks: Vec<Mask>,
     /// Where a kernel does it all: the sequences as rows.
-    fused: Option<Arc<[Family]>>,
+    fused: Option<Families>,
 }
 
 /// Consecutive sequences that attend together, as rows of one width.
@@ -188,8 +187,11 @@ impl Sequences {
     #[must_use]
     pub fn prepared(mut self, windows: &[Option<usize>], chunk: usize, device: &Device) -> Self {
         self.chunk = chunk;
-        if kernels::available(Operation::Attention, device) {
-            self.fused = Some(self.families());
+        let long = self.is_chunked(self.longest());
+        if kernels::available(Operation::Attention, device)
+            || (long && kernels::available(Operation::LongAttention, device))
+        {
+            self.fused = Some(self.families(device));
             return self;
         }
         let longest = self.longest();
@@ -202,17 +204,17 @@ impl Sequences {
     }
 
     /// Every sequence as rows of its own.
-    fn families(&self) -> Arc<[Family]> {
+    fn families(&self, device: &Device) -> Families {
         let mut row = 0;
         let own = self.lengths.iter().map(|&n| {
             row += n;
             row - n..row
         });
-        own.map(|rows| Family {
+        let families = own.map(|rows| Family {
             prefix: rows.start..rows.start,
             members: vec![rows],
-        })
-        .collect()
+        });
+        Families::new(families.collect(), device)
     }
 
     /// Rows of each sequence, padding included where the layout has some.
@@ -415,14 +417,10 @@ pub fn attend(qkv: &Projected, scoring: Scoring, sequences: &Sequences) -> Tenso
 
 /// The same by the kernel, where the device has it, with zeros in rows of no sequence.
 #[must_use]
-pub(crate) fn attend_rows(
-    qkv: &Projected,
-    scoring: Scoring,
-    families: &Arc<[Family]>,
-) -> Tensor<2> {
+pub(crate) fn attend_rows(qkv: &Projected, scoring: Scoring, families: &Families) -> Tensor<2> {
     let [tokens, heads, dim] = qkv.q.dims();
     let shape = AttentionShape {
-        families: Arc::clone(families),
+        families: families.clone(),
         window: scoring.window,
         scale: scoring.scale,
         softcap: scoring.softcap,

@@ -285,7 +285,12 @@ fn onto(
     bypass: Option<Bypass<'_>>,
 ) -> Tensor<2> {
     match w.get(Slot::PostNorm) {
-        Some(norm) => x + rms_norm(arch, w.linear(y, weight, bias, bypass), norm),
+        Some(norm) => {
+            let y = w.linear(y, weight, bias, bypass);
+            let offset = if arch.norm_offset { 1.0 } else { 0.0 };
+            kernels::rms_norm_onto(x, &y, &norm, arch.norm_eps, offset)
+                .unwrap_or_else(|x| x + rms_norm(arch, y, norm))
+        }
         None => w.linear_onto(x, y, weight, bias, bypass),
     }
 }

@@ -19,6 +19,8 @@ pub enum Operation {
     DecodeAttention,
     /// Attention of whole sequences.
     Attention,
+    /// The same where they are too long for all scores of one to be there at once.
+    LongAttention,
     /// The update of a parameter by `AdamW`.
     AdamW,
     /// 8-bit moments.
@@ -32,7 +34,7 @@ pub const TILE: usize = 8192;
 
 impl Operation {
     /// All.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Norm,
         Self::Gate,
         Self::Rotary,
@@ -40,6 +42,7 @@ impl Operation {
         Self::Draw,
         Self::DecodeAttention,
         Self::Attention,
+        Self::LongAttention,
         Self::AdamW,
         Self::Block8,
         Self::Embedding,
@@ -48,8 +51,8 @@ impl Operation {
 
 /// Whether models on a backend run an operation through its kernel.
 ///
-/// On the CPU every kernel was measured against tensor operations. On GPUs the choice is by bytes moved until a real one has
-/// been measured: a kernel that loses there gets a line of its own here.
+/// On the CPU every kernel was measured against tensor operations. On GPUs the choice is by bytes moved and operations until a
+/// real one has been measured: a kernel that loses there gets a line of its own here.
 #[must_use]
 pub fn used(operation: Operation, backend: Backend) -> bool {
     match operation {
@@ -62,5 +65,10 @@ pub fn used(operation: Operation, backend: Backend) -> bool {
         // the CPU updates in tensor operations, or on the host's own path
         Operation::AdamW | Operation::Block8 | Operation::Embedding => backend != Backend::Cpu,
         Operation::Attention => backend == Backend::Cpu,
+        // The kernel for GPUs has no tensor cores. Forward and backward, it makes 18 · dim operations a score; tensor operations
+        // in chunks make as many, and move some 140 bytes of scores besides. With f32 products that is about even, and takes no
+        // memory for scores. Beside bf16 products on tensor cores, an H100's at 20 to 40 times the rate, the bytes cost a
+        // quarter of what the kernel's operations do.
+        Operation::LongAttention => backend != Backend::Cuda,
     }
 }

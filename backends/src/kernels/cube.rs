@@ -11,6 +11,7 @@
 )]
 
 pub(super) mod adamw;
+pub(super) mod attention;
 pub(super) mod block8;
 pub(super) mod decode;
 pub(super) mod draw;

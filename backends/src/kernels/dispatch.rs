@@ -34,6 +34,19 @@ pub fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<T
     cpu::norm::rms_norm(x, w, eps, offset).or_else(|| cube::norm::rms_norm(x, w, eps, offset))
 }
 
+/// The same added to `base`, `[rows, n]`, in one pass; in its place where nobody else holds it.
+///
+/// Gives `base` back where no kernel is used for the tensors.
+pub fn rms_norm_onto(
+    base: Tensor<2>,
+    x: &Tensor<2>,
+    w: &Tensor<2>,
+    eps: f64,
+    offset: f64,
+) -> Result<Tensor<2>, Tensor<2>> {
+    cube::norm::rms_norm_onto(base, x, w, eps, offset)
+}
+
 /// `activation(gate) · up`, element by element.
 ///
 /// `None` where no kernel is used for the activation or the tensors.
@@ -86,7 +99,8 @@ pub fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
 
 /// Attention of `q`, `[rows, heads, dim]`, over `k` and `v`, `[rows, kv_heads, dim]`: `[rows, heads, dim]`.
 ///
-/// `None` where no kernel is used for the tensors.
+/// `None` where no kernel is used for the tensors: on the CPU as [`Operation::Attention`], on a GPU as
+/// [`Operation::LongAttention`].
 #[must_use]
 pub fn attention(
     q: &Tensor<3>,
@@ -94,7 +108,7 @@ pub fn attention(
     v: &Tensor<3>,
     shape: &AttentionShape,
 ) -> Option<Tensor<3>> {
-    cpu::attention::attention(q, k, v, shape)
+    cpu::attention::attention(q, k, v, shape).or_else(|| cube::attention::attention(q, k, v, shape))
 }
 
 /// Attention of `q`, `[rows, heads · dim]`, over a cache of keys and values `[rows, kv_heads, columns, dim]`, into whose last
@@ -219,7 +233,8 @@ pub fn updates(value: &Tensor<2>) -> bool {
 
 /// One `AdamW` update of some rows of a parameter, in place where nobody else holds it: parameter, gradient and moments are read
 /// once and written once. `gradient` is that of the whole parameter; the moments are those of the rows, in any float type (none are
-/// zeros), and come back in the same (new ones in f32).
+/// zeros), and come back in the same (new ones in f32). Where the parameter is the f32 master of one that is stored in half
+/// precision, the rows of `stored` are written in the same pass.
 ///
 /// # Panics
 /// Where [`updates`] says no.
@@ -229,9 +244,10 @@ pub fn adamw(
     rows: Range<usize>,
     gradient: &Tensor<2>,
     moments: Option<[Tensor<2>; 2]>,
+    stored: Option<Tensor<2>>,
     step: &AdamWStep,
 ) -> Updated {
-    cube::adamw::adamw(value, rows, gradient, moments, step)
+    cube::adamw::adamw(value, rows, gradient, moments, stored, step)
 }
 
 /// Quantises a matrix to 8 bits a number (arXiv:2110.02861).

@@ -23,6 +23,16 @@ pub(super) mod norm {
     pub fn rms_norm(_: &Tensor<2>, _: &Tensor<2>, _: f64, _: f64) -> Option<Tensor<2>> {
         None
     }
+
+    pub fn rms_norm_onto(
+        base: Tensor<2>,
+        _: &Tensor<2>,
+        _: &Tensor<2>,
+        _: f64,
+        _: f64,
+    ) -> Result<Tensor<2>, Tensor<2>> {
+        Err(base)
+    }
 }
 
 pub(super) mod glu {
@@ -86,6 +96,7 @@ pub(super) mod adamw {
         _: Range<usize>,
         _: &Tensor<2>,
         _: Option<[Tensor<2>; 2]>,
+        _: Option<Tensor<2>>,
         _: &AdamWStep,
     ) -> Updated {
         unreachable!("nobody was told that a kernel updates {value:?}")
@@ -143,6 +154,24 @@ pub(super) mod decode {
         shape: &DecodeShape<'_>,
     ) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
         debug_assert!(shape.decoded.live.is_none(), "there is no GPU to read it");
+        None
+    }
+}
+
+pub(super) mod attention {
+    use crate::kernels::families::Blocks;
+    use crate::kernels::shapes::AttentionShape;
+    use burn::tensor::Tensor;
+
+    pub fn attention(
+        _: &Tensor<3>,
+        _: &Tensor<3>,
+        _: &Tensor<3>,
+        shape: &AttentionShape,
+    ) -> Option<Tensor<3>> {
+        if let Some(Blocks { table, count, rows }) = &shape.families.blocks {
+            unreachable!("there is no GPU for {count} blocks of {rows} rows: {table:?}");
+        }
         None
     }
 }

@@ -1,9 +1,9 @@
 //! What kernels are told besides their tensors, and what they give back, on any backend.
 
+use super::families::Families;
 use crate::device::is_cpu;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// What the gate of an MLP goes through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,20 +16,11 @@ pub enum Gate {
     GeluTanh,
 }
 
-/// Sequences that begin with the same rows, and the rows that each goes on with. A sequence of its own has an empty prefix.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Family {
-    /// Rows that all members begin with; they see each other, and each member's rows see them.
-    pub prefix: Range<usize>,
-    /// The rows of each member after the prefix.
-    pub members: Vec<Range<usize>>,
-}
-
 /// Which rows belong together, and how scores are made.
 #[derive(Clone, Debug)]
 pub struct AttentionShape {
-    /// The sequences. No row is in two ranges; rows in none get zeros.
-    pub families: Arc<[Family]>,
+    /// The sequences; rows in none get zeros.
+    pub families: Families,
     /// A query sees itself and the `window − 1` keys before it; all keys before it where `None`.
     pub window: Option<usize>,
     /// What products are multiplied by.
@@ -187,6 +178,8 @@ pub struct Updated {
     pub value: Tensor<2>,
     /// First and second moment.
     pub moments: [Tensor<2>; 2],
+    /// The parameter as it is stored, where that is asked for.
+    pub stored: Option<Tensor<2>>,
 }
 
 /// A map of 8-bit codes, on a device.

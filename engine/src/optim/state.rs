@@ -6,7 +6,7 @@ use super::moments::DeviceMoment;
 use crate::Result;
 use crate::gradients::Gradient;
 use crate::plan::MomentKind;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use firebrick_backends::accounts::{Accounts, Category, Hold, Home};
 use firebrick_backends::kernels;
 use firebrick_backends::precision::{stored_as, widened};
@@ -77,6 +77,14 @@ impl Master {
             Self::Host(own) => Ok(own),
         }
     }
+}
+
+/// What an update gives.
+struct Stepped {
+    value: Tensor<2>,
+    /// The value in half precision, where a kernel has written it.
+    stored: Option<Tensor<2>>,
+    moments: Vec<[DeviceMoment; 2]>,
 }
 
 impl ParamState {
@@ -178,14 +186,16 @@ impl ParamState {
             Some((Stored::Device(slices), _)) => slices,
             _ => Vec::new(),
         };
-        let after;
-        (value, after) = self.stepped(update, value, &gradient, before);
-        self.keep(after, accounts);
+        let half = precision.is_half().then_some(stored);
+        let stepped = self.stepped(update, value, &gradient, before, half);
+        value = stepped.value;
+        self.keep(stepped.moments, accounts);
         if self.idle == Home::Host {
             self.park(accounts)?;
         }
         let fresh = if precision.is_half() {
-            let fresh = stored_as(value.clone(), stored);
+            let fresh = stepped.stored;
+            let fresh = fresh.unwrap_or_else(|| stored_as(value.clone(), stored));
             self.keep_master(value, accounts)?;
             fresh
         } else {
@@ -197,14 +207,16 @@ impl ParamState {
         })
     }
 
-    /// New value and moments, from those before and the gradient: a slice of rows at a time.
+    /// New value and moments, from those before and the gradient: a slice of rows at a time. Where the value is stored in half
+    /// precision, a kernel writes that too.
     fn stepped(
         &self,
         update: Update<'_>,
         mut value: Tensor<2>,
         gradient: &Tensor<2>,
         before: Vec<[DeviceMoment; 2]>,
-    ) -> (Tensor<2>, Vec<[DeviceMoment; 2]>) {
+        half: Option<DType>,
+    ) -> Stepped {
         let Update {
             config,
             at,
@@ -219,13 +231,18 @@ impl ParamState {
         if kernels::updates(&value) {
             // in one pass and in place: slices bound nothing but what moments in fewer bits take
             let step = config.step(at, clip);
+            let mut stored = half.map(|dtype| Tensor::empty(self.shape, (device, dtype)));
             for rows in slices {
                 let moments = before.next().map(|pair| pair.map(|m| m.take(device)));
-                let new = kernels::adamw(value, rows, gradient, moments, &step);
-                value = new.value;
+                let new = kernels::adamw(value, rows, gradient, moments, stored, &step);
+                (value, stored) = (new.value, new.stored);
                 after.push(self.store(new.moments));
             }
-            return (value, after);
+            return Stepped {
+                value,
+                stored,
+                moments: after,
+            };
         }
         for rows in &slices {
             let cut = |t: &Tensor<2>| match slices.len() {
@@ -248,7 +265,11 @@ impl ParamState {
             };
             after.push(self.store([moments.first, moments.second]));
         }
-        (value, after)
+        Stepped {
+            value,
+            stored: None,
+            moments: after,
+        }
     }
 
     fn store(&self, [first, second]: [Tensor<2>; 2]) -> [DeviceMoment; 2] {

@@ -11,9 +11,8 @@ use crate::arch::Arch;
 use crate::attention::{Scoring, mix};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
-use firebrick_backends::kernels::{self, Decoded, Family, Operation};
+use firebrick_backends::kernels::{self, Decoded, Families, Family, Operation};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Keys read in vain (rows times columns) that cost as much as the operations of another band: measured on a CPU with 8 heads
 /// of 32; a GPU reads faster, and waits longer for a launch.
@@ -43,7 +42,7 @@ pub(crate) struct Reach {
     /// The sequences, where a kernel decodes one token of each and needs no blocks.
     fused: Option<Decoded>,
     /// Rows of a forward that begins the sequences, where a kernel attends over whole ones.
-    prompts: Option<Arc<[Family]>>,
+    prompts: Option<Families>,
     /// Blocks by a layer's sliding window.
     blocks: Vec<(Option<usize>, Vec<Block>)>,
 }
@@ -67,7 +66,7 @@ impl Reach {
             return Self {
                 first,
                 fused: None,
-                prompts: Some(prompts(starts, len)),
+                prompts: Some(prompts(starts, len, device)),
                 blocks: Vec::new(),
             };
         }
@@ -92,7 +91,7 @@ impl Reach {
     }
 
     /// The rows of each sequence that begins with this forward, where [`attend_rows`](crate::attention::attend_rows) mixes them.
-    pub fn prompts(&self) -> Option<&Arc<[Family]>> {
+    pub fn prompts(&self) -> Option<&Families> {
         self.prompts.as_ref()
     }
 
@@ -139,7 +138,7 @@ impl Reach {
 }
 
 /// The rows of sequences padded on the left to `len` columns, without the padding.
-fn prompts(starts: &[usize], len: usize) -> Arc<[Family]> {
+fn prompts(starts: &[usize], len: usize, device: &Device) -> Families {
     let rows = starts.iter().enumerate().map(|(row, &start)| {
         let own = row * len + start.min(len)..(row + 1) * len;
         Family {
@@ -147,8 +146,8 @@ fn prompts(starts: &[usize], len: usize) -> Arc<[Family]> {
             members: vec![own],
         }
     });
-    rows.filter(|family| !family.members[0].is_empty())
-        .collect()
+    let begun = rows.filter(|family| !family.members[0].is_empty());
+    Families::new(begun.collect(), device)
 }
 
 impl Block {

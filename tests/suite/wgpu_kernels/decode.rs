@@ -3,6 +3,7 @@
 use super::{adapter, assert_near, cases, numbers, precisions, stored, values};
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::kernels::{self, DecodeShape, Decoded, Kin};
+use firebrick_backends::memory::read;
 use std::ops::Range;
 
 /// Rows, key heads, query heads of each, dimensions, columns.
@@ -249,4 +250,48 @@ fn a_cube_has_some_of_many_query_heads_and_a_unit_several_of_many_dimensions() {
         hold(sizes, None, None, (DType::F32, 1e-5), &device);
         hold(sizes, Some(70), None, (DType::F32, 1e-5), &device);
     }
+}
+
+/// Bytes by which the pools grow while a few tokens are decoded.
+fn grown(sizes: Sizes, device: &Device) -> u64 {
+    let step = Step::new(sizes, DType::F32, device);
+    let kin = (0..sizes.rows).map(|row| Kin {
+        prefix: (row, 0..0),
+        members: vec![(row, 0..40)],
+    });
+    let decoded = Decoded::new(kin.collect(), sizes.rows, device);
+    let [cos, sin] = &step.angles;
+    let shape = DecodeShape {
+        decoded: &decoded,
+        angles: [cos, sin],
+        window: None,
+        scale: 1.0,
+        softcap: None,
+    };
+    let mut cache = step.cache;
+    let before = read(device).reserved_bytes;
+    for _ in 0..3 {
+        let qkv = step.tensors.clone();
+        let (_, written) = kernels::decode_attention(qkv, cache, &shape).expect("a kernel");
+        cache = written;
+    }
+    read(device).reserved_bytes - before
+}
+
+#[test]
+fn a_cache_that_nobody_else_holds_is_written_where_it_is() {
+    let Some((device, _alone)) = adapter() else {
+        return;
+    };
+    let sizes = Sizes {
+        rows: 3,
+        kv: 2,
+        group: 2,
+        dim: 64,
+        columns: 4000,
+    };
+    // a thread has pools of its own
+    let grown = std::thread::scope(|scope| scope.spawn(|| grown(sizes, &device)).join());
+    let cache = ((sizes.rows + 1) * sizes.kv * sizes.columns * sizes.dim * 4) as u64;
+    assert!(grown.expect("a thread that ends well") < cache / 2);
 }

@@ -60,6 +60,45 @@ fn hold_norm(shape: [usize; 2], offset: f64, dtype: DType, tolerance: f64, devic
     );
 }
 
+fn hold_norm_onto(shape: [usize; 2], dtype: DType, tolerance: f64, device: &Device) {
+    let [rows, n] = shape;
+    let (base, bases) = stored(numbers(rows * n, 26, 2.0), shape, dtype, device);
+    let (x, xs) = stored(numbers(rows * n, 27, 2.0), shape, dtype, device);
+    let (w, ws) = stored(numbers(n, 28, 1.0), [1, n], dtype, device);
+    let (g, gs) = stored(numbers(rows * n, 29, 1.0), shape, dtype, device);
+    let normed = rms_norm(&xs, &ws, &gs, 1e-6, 1.0);
+    let sum: Vec<f64> = bases.iter().zip(&normed.y).map(|(a, b)| a + b).collect();
+    let what = format!("norm with a residual of {shape:?} in {dtype:?}");
+    let leaves = [&base, &x, &w].map(leaf);
+    let [b, x, w] = &leaves;
+    let y = kernels::rms_norm_onto(b.clone(), x, w, 1e-6, 1.0).expect("a kernel");
+    assert_near(&what, &values(y.clone().inner()), &sum, tolerance);
+    let mut grads = (y * g.autodiff()).sum().backward();
+    let expected = [&gs, &normed.d_first, &normed.d_second];
+    for (leaf, expected) in leaves.iter().zip(expected) {
+        let found = leaf.grad_remove(&mut grads).expect("a leaf");
+        assert_near(
+            &format!("{what}: gradient"),
+            &values(found),
+            expected,
+            tolerance,
+        );
+    }
+    assert_near("the residual", &values(base), &bases, 0.0);
+}
+
+#[test]
+fn a_norm_is_added_to_its_residual_in_one_pass() {
+    let Some((device, _alone)) = adapter() else {
+        return;
+    };
+    for (dtype, tolerance) in precisions(&device) {
+        cases((1_usize..90, 1_usize..150), |(rows, n)| {
+            hold_norm_onto([rows, n], dtype, tolerance, &device);
+        });
+    }
+}
+
 #[test]
 fn norm_and_its_gradients_are_their_formulas() {
     let Some((device, _alone)) = adapter() else {

@@ -1,6 +1,7 @@
 //! Kernels of `CubeCL` backends on wgpu, held against their formulas in f64 on plain numbers. Shapes are no multiples of
 //! anything.
 
+mod attention;
 mod decode;
 mod layer;
 mod sampling;

@@ -31,10 +31,13 @@ fn hold_update([rows, n]: [usize; 2], dtype: DType, tolerance: f64, device: &Dev
     let mut state = vec![[0.0; 2]; (rows - 1) * n];
     let mut value = p.clone();
     let mut moments: Option<[Tensor<2>; 2]> = None;
+    let mut stored = None;
     for _ in 0..3 {
         let moments_in = moments.map(|m| m.map(|t| t.cast(dtype)));
-        let new = kernels::adamw(value, part.clone(), &g, moments_in, &STEP);
+        let low = Some(Tensor::zeros(shape, (device, dtype)));
+        let new = kernels::adamw(value, part.clone(), &g, moments_in, low, &STEP);
         value = new.value;
+        stored = new.stored;
         for (i, state) in state.iter_mut().enumerate() {
             let [p, m, v] = updated(ps[n + i], gs[n + i], *state);
             ps[n + i] = p;
@@ -43,6 +46,10 @@ fn hold_update([rows, n]: [usize; 2], dtype: DType, tolerance: f64, device: &Dev
         moments = Some(new.moments);
     }
     let what = format!("update of {shape:?} with moments in {dtype:?}");
+    // the rows that are updated, once more as they are stored
+    let low = values(stored.expect("asked for").cast(DType::F32));
+    assert_near(&what, &low[n..], &values(value.clone())[n..], tolerance);
+    assert!(low[..n].iter().all(|&x| x == 0.0), "{what}: another row");
     assert_near(&what, &values(value), &ps, tolerance);
     let [first, second] = moments.expect("three updates").map(values);
     let column = |i: usize| state.iter().map(|s| s[i]).collect::<Vec<f64>>();

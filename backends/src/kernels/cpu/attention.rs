@@ -9,7 +9,8 @@ use super::linear::{Matrix, Size, Target, multiply};
 use super::parallel::{Shared, dims, elements, tensor, vectorised};
 use super::real::{Real, dot, largest};
 use super::tape::{Kernel, all, each, input, knows, run};
-use crate::kernels::shapes::{AttentionShape, Family};
+use crate::kernels::families::Family;
+use crate::kernels::shapes::AttentionShape;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use gemm::Parallelism;
@@ -236,7 +237,12 @@ fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: &[FlexTensor; 3]) -> Flex
     let (q, k, v): (&[T], &[T], &[T]) = (elements(q), elements(k), elements(v));
     let mut out = vec![T::ZERO; q.len()];
     let target = Shared(out.as_mut_ptr());
-    let sequences: Vec<Rows> = shape.families.iter().flat_map(Family::sequences).collect();
+    let sequences: Vec<Rows> = shape
+        .families
+        .all
+        .iter()
+        .flat_map(Family::sequences)
+        .collect();
     let tasks: Vec<(usize, &Rows, Block)> = sequences
         .iter()
         .flat_map(|rows| rows.blocks(shape.window).map(move |block| (rows, block)))
@@ -314,6 +320,7 @@ fn backward<T: Real>(
     // a family shares rows of keys, so one task has them all
     let tasks: Vec<(usize, &Family)> = shape
         .families
+        .all
         .iter()
         .flat_map(|family| (0..heads.kv).map(move |kv| (kv, family)))
         .collect();

@@ -3,9 +3,9 @@
 mod panels;
 
 use crate::kernels::{
-    AttentionShape, DecodeShape, Decoded, Family, Gate, Kin, Scaling, ScoreGradients, attention,
-    decode_attention, glu, linear, linear_each, linear_gated, linear_onto, rms_norm, rotary,
-    score_gradient, score_rows,
+    AttentionShape, DecodeShape, Decoded, Families, Family, Gate, Kin, Scaling, ScoreGradients,
+    attention, decode_attention, glu, linear, linear_each, linear_gated, linear_onto, rms_norm,
+    rotary, score_gradient, score_rows,
 };
 use burn::tensor::activation::{log_softmax, silu, softmax};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -203,7 +203,7 @@ fn packed_attention(
 ) -> Tensor<3> {
     let cut = |t: &Tensor<3>, rows: &Range<usize>| t.clone().narrow(0, rows.start, rows.len());
     let mut parts = Vec::new();
-    for Family { prefix, members } in shape.families.iter() {
+    for Family { prefix, members } in shape.families.all.iter() {
         if !prefix.is_empty() {
             let alone = [q, k, v].map(|t| cut(t, prefix));
             parts.push(plain_attention(&alone, shape));
@@ -268,7 +268,7 @@ fn attention_is_its_formula_over_packed_sequences_and_shared_prefixes() {
     ];
     for (lengths, [heads, kv, dim], window, softcap) in cases {
         let shape = AttentionShape {
-            families: families(lengths).into(),
+            families: Families::new(families(lengths), &Device::flex()),
             window,
             scale: 1.7 / (dim as f64).sqrt(),
             softcap,
@@ -573,7 +573,7 @@ fn half_precision_is_f32_rounded_once() {
         linear(x, w).unwrap()
     });
     let shape = AttentionShape {
-        families: families(&[(0, &[7, 12])]).into(),
+        families: Families::new(families(&[(0, &[7, 12])]), &Device::flex()),
         window: Some(5),
         scale: 0.3,
         softcap: None,

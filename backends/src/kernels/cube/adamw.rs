@@ -22,6 +22,7 @@ pub(in crate::kernels) fn adamw(
     rows: Range<usize>,
     gradient: &Tensor<2>,
     moments: Option<[Tensor<2>; 2]>,
+    stored: Option<Tensor<2>>,
     step: &AdamWStep,
 ) -> Updated {
     let _span = span("adamw", 0.0);
@@ -52,21 +53,21 @@ pub(in crate::kernels) fn adamw(
     let (new_second, second_in_place) = in_place_of(&second);
     let gradient = plain(gradient.clone());
     let (count, dim) = elementwise(&value, n);
+    let stored = stored.map(|t| owned(plain(t)));
     let types = [elem(&gradient), dtype];
-    update::launch(
-        &value.client.clone(),
-        count,
-        dim,
-        address([&value]),
+    let at = address([&value]);
+    let client = value.client.clone();
+    let buffers = (
         value.clone().into_buffer_arg(),
         gradient.into_buffer_arg(),
         first.into_buffer_arg(),
         second.into_buffer_arg(),
         result(&new_first, first_in_place, 2),
         result(&new_second, second_in_place, 3),
-        n,
-        rows.start * columns,
-        u32::from(fresh),
+    );
+    let (value_arg, gradient, first, second, first_arg, second_arg) = buffers;
+    let (start, fresh) = (rows.start * columns, u32::from(fresh));
+    let told = StepLaunch::new(
         step.clip as f32,
         step.betas[0] as f32,
         (1.0 - step.betas[0]) as f32,
@@ -76,15 +77,73 @@ pub(in crate::kernels) fn adamw(
         step.eps as f32,
         step.rate as f32,
         step.keep as f32,
-        types,
     );
+    match &stored {
+        None => update::launch(
+            &client, count, dim, at, value_arg, gradient, first, second, first_arg, second_arg, n,
+            start, fresh, told, types,
+        ),
+        Some(stored) => update_both::launch(
+            &client,
+            count,
+            dim,
+            at,
+            value_arg,
+            gradient,
+            first,
+            second,
+            first_arg,
+            second_arg,
+            stored.clone().into_buffer_arg(),
+            n,
+            start,
+            fresh,
+            told,
+            [types[0], types[1], elem(stored)],
+        ),
+    }
     Updated {
         value: Cube::close(value),
         moments: [new_first, new_second].map(Cube::close),
+        stored: stored.map(Cube::close),
     }
 }
 
-/// The same arithmetic in the same order as in tensor operations.
+/// Numbers of a step.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Step {
+    clip: f32,
+    b1: f32,
+    rest1: f32,
+    b2: f32,
+    rest2: f32,
+    second_root: f32,
+    eps: f32,
+    rate: f32,
+    keep: f32,
+}
+
+/// A number's new value and moments. The same arithmetic in the same order as in tensor operations.
+#[cube]
+fn updated(
+    value: f32,
+    gradient: f32,
+    first: f32,
+    second: f32,
+    fresh: u32,
+    step: &Step,
+) -> (f32, f32, f32) {
+    let g = gradient * step.clip;
+    let mut m = g * step.rest1;
+    let mut v = g * g * step.rest2;
+    if fresh == 0 {
+        m += first * step.b1;
+        v += second * step.b2;
+    }
+    let change = m / (v.sqrt() / step.second_root + step.eps) * step.rate;
+    (value * step.keep - change, m, v)
+}
+
 #[cube(launch, address_type = "dynamic")]
 fn update<G: Float, M: Float>(
     value: &mut [f32],
@@ -96,28 +155,53 @@ fn update<G: Float, M: Float>(
     n: usize,
     start: usize,
     fresh: u32,
-    clip: f32,
-    b1: f32,
-    rest1: f32,
-    b2: f32,
-    rest2: f32,
-    second_root: f32,
-    eps: f32,
-    rate: f32,
-    keep: f32,
+    step: Step,
     #[define(G, M)] _dtypes: [ElemType; 2],
 ) {
     let i = ABSOLUTE_POS;
     if i < n {
-        let g = f32::cast_from(gradient[start + i]) * clip;
-        let mut m = g * rest1;
-        let mut v = g * g * rest2;
-        if fresh == 0 {
-            m += f32::cast_from(first[i]) * b1;
-            v += f32::cast_from(second[i]) * b2;
-        }
-        let change = m / (v.sqrt() / second_root + eps) * rate;
-        value[start + i] = value[start + i] * keep - change;
+        let (p, m, v) = updated(
+            value[start + i],
+            f32::cast_from(gradient[start + i]),
+            f32::cast_from(first[i]),
+            f32::cast_from(second[i]),
+            fresh,
+            &step,
+        );
+        value[start + i] = p;
+        new_first[i] = M::cast_from(m);
+        new_second[i] = M::cast_from(v);
+    }
+}
+
+/// The same, and the new value once more as another type.
+#[cube(launch, address_type = "dynamic")]
+fn update_both<G: Float, M: Float, S: Float>(
+    value: &mut [f32],
+    gradient: &[G],
+    first: &[M],
+    second: &[M],
+    new_first: &mut [M],
+    new_second: &mut [M],
+    stored: &mut [S],
+    n: usize,
+    start: usize,
+    fresh: u32,
+    step: Step,
+    #[define(G, M, S)] _dtypes: [ElemType; 3],
+) {
+    let i = ABSOLUTE_POS;
+    if i < n {
+        let (p, m, v) = updated(
+            value[start + i],
+            f32::cast_from(gradient[start + i]),
+            f32::cast_from(first[i]),
+            f32::cast_from(second[i]),
+            fresh,
+            &step,
+        );
+        value[start + i] = p;
+        stored[start + i] = S::cast_from(p);
         new_first[i] = M::cast_from(m);
         new_second[i] = M::cast_from(v);
     }

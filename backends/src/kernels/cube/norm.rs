@@ -31,10 +31,77 @@ pub(in crate::kernels) fn rms_norm(
     ))
 }
 
+/// The same, added to `base`; see [`crate::kernels::rms_norm_onto`].
+pub(in crate::kernels) fn rms_norm_onto(
+    base: Tensor<2>,
+    x: &Tensor<2>,
+    w: &Tensor<2>,
+    eps: f64,
+    offset: f64,
+) -> Result<Tensor<2>, Tensor<2>> {
+    let alike = |t: &Tensor<2>| knows(Operation::Norm, t) && t.dtype() == x.dtype();
+    if ![&base, x, w].into_iter().all(alike) {
+        return Err(base);
+    }
+    let inputs = [
+        tape::input(base),
+        tape::input(x.clone()),
+        tape::input(w.clone()),
+    ];
+    Ok(run(Onto(Norm { eps, offset }), inputs))
+}
+
 #[derive(Clone, Debug)]
 struct Norm {
     eps: f64,
     offset: f64,
+}
+
+/// A norm with a residual.
+#[derive(Clone, Debug)]
+struct Onto(Norm);
+
+impl Kernel<Cube, 3> for Onto {
+    const NAME: &str = "norm";
+    type Saved = [CubeTensor; 2];
+
+    fn forward(&self, [base, x, w]: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
+        let [rows, n] = dims(&x);
+        let grid = RowGrid::of(n);
+        let (out, in_place) = in_place_of(&base);
+        normalise_onto::launch(
+            &out.client,
+            grid.count(&x, rows),
+            grid.dim(),
+            address([&x]),
+            base.into_buffer_arg(),
+            x.clone().into_buffer_arg(),
+            w.clone().into_buffer_arg(),
+            result(&out, in_place, 0),
+            rows,
+            n,
+            self.0.eps as f32,
+            self.0.offset as f32,
+            grid.units,
+            grid.rows,
+            elem(&x),
+        );
+        (out, [x, w])
+    }
+
+    fn backward(
+        &self,
+        saved: Self::Saved,
+        gradient: CubeTensor,
+        [base, x, w]: [bool; 3],
+    ) -> [Option<CubeTensor>; 3] {
+        let d_base = base.then(|| gradient.clone());
+        if !(x || w) {
+            return [d_base, None, None];
+        }
+        let [d_x, d_w] = self.0.backward(saved, gradient, [x, w]);
+        [d_base, d_x, d_w]
+    }
 }
 
 impl Kernel<Cube, 2> for Norm {
@@ -176,6 +243,44 @@ fn normalise<F: Float>(
         while i < n {
             let value = f32::cast_from(x[first + i]) * r;
             y[first + i] = F::cast_from(value * (f32::cast_from(w[i]) + offset));
+            i += units;
+        }
+    }
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn normalise_onto<F: Float>(
+    base: &[F],
+    x: &[F],
+    w: &[F],
+    y: &mut [F],
+    rows: usize,
+    n: usize,
+    eps: f32,
+    offset: f32,
+    #[comptime] units: usize,
+    #[comptime] height: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut lanes = Shared::<[f32]>::new_slice(units * height);
+    let row = CUBE_POS * height + UNIT_POS_Y as usize;
+    let first = row * n;
+    let mut squares = 0.0f32;
+    if row < rows {
+        let mut i = UNIT_POS_X as usize;
+        while i < n {
+            let value = f32::cast_from(x[first + i]);
+            squares += value * value;
+            i += units;
+        }
+    }
+    let sum = row_sum(&mut lanes, squares, units);
+    if row < rows {
+        let r = 1.0f32 / (sum / n as f32 + eps).sqrt();
+        let mut i = UNIT_POS_X as usize;
+        while i < n {
+            let value = f32::cast_from(x[first + i]) * r * (f32::cast_from(w[i]) + offset);
+            y[first + i] = F::cast_from(f32::cast_from(base[first + i]) + value);
             i += units;
         }
     }

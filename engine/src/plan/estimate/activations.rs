@@ -27,6 +27,9 @@
 //! | MLP | gate, up, gate · up | 3 f |
 //! | with a norm after the half | its input | d |
 //!
+//! Where a GPU's kernel attends there are no scores: to sequences longer than what is scored at a time, and over a cache to one token
+//! of each sequence.
+//!
 //! In half precision the kernels of the CPU widen what they read and narrow what they give: the f32 inputs and results of one of them at
 //! a time, and of its matrix, come on top of what runs. Scores are f32 in every precision.
 //!
@@ -68,6 +71,10 @@ pub struct Widths {
     /// Whether a kernel computes attention, and the numbers of scores that it has at a time for a token of the longest
     /// sequence.
     attention: Option<u64>,
+    /// Whether one does for sequences that are longer than what is scored at a time, without any scores.
+    long_attention: bool,
+    /// Whether one does for a token over a cache.
+    decodes: bool,
     /// Whether kernels widen half precision to f32 before they compute.
     widens: bool,
     /// Bytes of a number.
@@ -164,6 +171,17 @@ pub struct Shape {
     pub length: u64,
     /// Tokens whose log-prob is wanted.
     pub scored: u64,
+    /// Whether they attend over a cache: prompts, or a token of each sequence.
+    pub over: Option<Cached>,
+}
+
+/// What attends over a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cached {
+    /// Tokens of prompts.
+    Prompts,
+    /// A token of each sequence.
+    Tokens,
 }
 
 impl Widths {
@@ -205,6 +223,8 @@ impl Widths {
                 (false, false) => [1, 2],
             },
             attention: used(Operation::Attention, backend).then_some(CORES * BLOCK),
+            long_attention: !on_cpu && used(Operation::LongAttention, backend),
+            decodes: !on_cpu && used(Operation::DecodeAttention, backend),
             widens: on_cpu,
             width: arch.precision.width(),
         }
@@ -286,10 +306,18 @@ impl Widths {
         3 + u64::from(self.softcap)
     }
 
+    /// Whether a kernel attends without scores, on the graph.
+    fn keeps_none(&self, shape: Shape, rows: usize) -> bool {
+        self.long_attention && shape.over.is_none() && shape.is_chunked(rows)
+    }
+
     /// Scores that are there at a time, one tensor of them.
     fn scores(&self, shape: Shape, rows: usize) -> u64 {
         if let Some(scored) = self.attention {
             return scored.min(CORES * shape.length) * shape.length;
+        }
+        if self.keeps_none(shape, rows) || (self.decodes && shape.over == Some(Cached::Tokens)) {
+            return 0;
         }
         let all = if shape.packed {
             shape.length * at_most(rows, shape.tokens)
@@ -339,7 +367,7 @@ impl Widths {
     /// Whether attention's backward runs outside of the graph, which cuts it at every attention half.
     #[must_use]
     pub fn splits(&self, shape: Shape, rows: usize) -> bool {
-        self.attention.is_none() && shape.recomputes(rows)
+        self.attention.is_none() && !self.keeps_none(shape, rows) && shape.recomputes(rows)
     }
 
     /// Gradients on their way through a half, besides what it keeps and scores apart.

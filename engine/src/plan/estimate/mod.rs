@@ -236,6 +236,7 @@ impl<'a> Context<'a> {
                 Some(_) => tokens,
                 None => (tokens * self.workload.response_length).div_ceil(length),
             },
+            over: None,
         }
     }
 

@@ -7,7 +7,7 @@
 //! The CPU's kernels may have the matrices a second time. Choosing a token has three `[sequences, vocabulary]` tensors at a time: logits, exponentials, their running sum.
 
 use super::Context;
-use super::activations::Shape;
+use super::activations::{Cached, Shape};
 use super::head::HeadCost;
 use super::sizes::F32;
 use super::states::{Use, visiting};
@@ -55,6 +55,7 @@ fn prefill(ctx: &Context<'_>, prompts: u64, group: u64, rows: u64) -> (u64, Shap
         packed: false,
         length,
         scored: together,
+        over: Some(Cached::Prompts),
     };
     (together, shape)
 }
@@ -125,6 +126,7 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
         packed: false,
         length: columns,
         scored: rows,
+        over: Some(Cached::Tokens),
     };
     worst.see(
         "choosing tokens",

@@ -18,7 +18,7 @@
 //! work side by side.
 
 use super::Context;
-use super::activations::{Half, Shape};
+use super::activations::{Cached, Half, Shape};
 use super::head::HeadCost;
 use super::sizes::{F32, layer_in_8_bits};
 use crate::plan::{Keep, ModelPlan, MomentKind, Order};
@@ -243,6 +243,7 @@ fn sampling(ctx: &Context<'_>, group: u64, weights: u64) -> f64 {
         packed: false,
         length: w.prompt_length,
         scored: prompts,
+        over: Some(Cached::Prompts),
     };
     let layers = ctx.sizes.layers as f64;
     let prefill = layers * ctx.layer(prefill, 0);

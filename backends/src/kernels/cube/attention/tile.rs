@@ -1,0 +1,265 @@
+//! Tiles of scores: the products of a block's rows with some rows of the other side, by slices of both in shared memory, and of
+//! such a tile with rows of the other side. Each unit has 4 × 2 numbers of a tile. Shared memory is below 16 KiB, as much as
+//! WebGPU promises.
+
+use super::super::launch::UNITS;
+use crate::kernels::families::BLOCK;
+use burn_cubecl::cubecl;
+use cubecl::prelude::*;
+
+/// Rows of the other side that are taken at a time.
+pub(super) const TILE: usize = 32;
+
+/// Units along each side of a tile.
+pub(super) const SIDE: usize = 16;
+
+/// Rows of the block, and of the other side, that a unit has.
+pub(super) const OWN: usize = BLOCK / SIDE;
+pub(super) const OTHER: usize = TILE / SIDE;
+
+/// Dimensions that are in shared memory at a time while a tile is made; a pitch that keeps rows side by side in different banks.
+pub(super) const SLICE: usize = 16;
+pub(super) const SLICE_PITCH: usize = SLICE + 1;
+pub(super) const TILE_PITCH: usize = TILE + 4;
+
+/// Numbers of both sides' slices.
+pub(super) const STAGE: usize = (BLOCK + TILE) * SLICE_PITCH;
+
+/// Units of a row while its softmax is made.
+pub(super) const LANES: usize = UNITS / BLOCK;
+
+/// One head of some rows: the place of the first number, how many rows, and how far apart they are.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone))]
+pub(super) struct Rows {
+    pub at: usize,
+    pub count: usize,
+    pub pitch: usize,
+}
+
+/// A block: its first row, how many, the position of the first, and its spans.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone))]
+pub(super) struct Block {
+    pub from: usize,
+    pub count: usize,
+    pub position: i32,
+    pub entry: usize,
+    pub last: usize,
+}
+
+/// The rows of a span that a block meets, and what a row's position is above its number.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone))]
+pub(super) struct Part {
+    pub row: i32,
+    pub end: i32,
+    pub shift: i32,
+}
+
+/// What becomes of the product of a query and a key.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone))]
+pub(super) struct Scoring {
+    pub window: i32,
+    pub scale: f32,
+    pub cap: f32,
+}
+
+#[cube]
+pub(super) fn block_of(table: &[i32], at: usize) -> Block {
+    let from = table[at] as usize;
+    Block {
+        from,
+        count: table[at + 1] as usize - from,
+        position: table[at + 2],
+        entry: table[at + 3] as usize,
+        last: table[at + 4] as usize,
+    }
+}
+
+/// Keys of a span: those before the first query's window are seen by none, and those after the last query.
+#[cube]
+pub(super) fn keys_of(table: &[i32], at: usize, block: &Block, window: i32) -> Part {
+    let first = table[at];
+    let start = table[at + 2];
+    let row = first + max(block.position - window + 1 - start, 0);
+    let after = block.position + block.count as i32 - start;
+    Part {
+        row,
+        end: min(table[at + 1], first + after),
+        shift: start - first,
+    }
+}
+
+/// Queries of a span: those before the first key see none, and those whose window begins after the last one.
+#[cube]
+pub(super) fn queries_of(table: &[i32], at: usize, block: &Block, window: i32) -> Part {
+    let first = table[at];
+    let start = table[at + 2];
+    let row = first + max(block.position - start, 0);
+    let after = max(block.position + block.count as i32 - 1 + window - start, 0);
+    Part {
+        row,
+        end: min(table[at + 1], first + after),
+        shift: start - first,
+    }
+}
+
+/// Adds to a unit's numbers of a tile the products of its rows of the block with its rows of the other side.
+#[cube]
+pub(super) fn product<F: Float>(
+    own: &[F],
+    own_rows: &Rows,
+    other: &[F],
+    other_rows: &Rows,
+    stage: &mut Shared<[f32]>,
+    sums: &mut Array<f32>,
+    #[comptime] dim: usize,
+) {
+    let unit = UNIT_POS as usize;
+    let column = unit % SLICE;
+    let across = unit / SIDE;
+    let along = unit % SIDE;
+    let mut slice = 0usize;
+    while slice < dim {
+        let d = slice + column;
+        #[unroll]
+        for i in 0..comptime!(BLOCK * SLICE / UNITS) {
+            let row = unit / SLICE + comptime!(i * UNITS / SLICE);
+            let mut x = 0.0f32;
+            if row < own_rows.count && d < dim {
+                x = f32::cast_from(own[own_rows.at + row * own_rows.pitch + d]);
+            }
+            stage[row * SLICE_PITCH + column] = x;
+        }
+        #[unroll]
+        for i in 0..comptime!(TILE * SLICE / UNITS) {
+            let row = unit / SLICE + comptime!(i * UNITS / SLICE);
+            let mut x = 0.0f32;
+            if row < other_rows.count && d < dim {
+                x = f32::cast_from(other[other_rows.at + row * other_rows.pitch + d]);
+            }
+            stage[(BLOCK + row) * SLICE_PITCH + column] = x;
+        }
+        sync_cube();
+        for d in 0..SLICE {
+            #[unroll]
+            for j in 0..OTHER {
+                let b = stage[(along + comptime!(BLOCK + j * SIDE)) * SLICE_PITCH + d];
+                #[unroll]
+                for i in 0..OWN {
+                    let a = stage[(across + comptime!(i * SIDE)) * SLICE_PITCH + d];
+                    sums[comptime!(i * OTHER + j)] += a * b;
+                }
+            }
+        }
+        sync_cube();
+        slice += SLICE;
+    }
+}
+
+/// Adds the product of a tile with rows of the other side to a unit's part of the block's rows.
+#[cube]
+pub(super) fn accumulate<F: Float>(
+    tile: &mut Shared<[f32]>,
+    other: &[F],
+    rows: &Rows,
+    stage: &mut Shared<[f32]>,
+    sums: &mut Array<f32>,
+    #[comptime] dim: usize,
+) {
+    let each = comptime!(dim.div_ceil(SIDE));
+    let together = comptime!((STAGE / dim).clamp(1, TILE));
+    let unit = UNIT_POS as usize;
+    let across = unit / SIDE;
+    let along = unit % SIDE;
+    let mut first = 0usize;
+    while first < TILE {
+        let mut i = unit;
+        while i < comptime!(together * dim) {
+            let row = first + i / dim;
+            let mut x = 0.0f32;
+            if row < rows.count {
+                x = f32::cast_from(other[rows.at + row * rows.pitch + i % dim]);
+            }
+            stage[i] = x;
+            i += UNITS;
+        }
+        sync_cube();
+        let end = min(TILE - first, together);
+        for row in 0..end {
+            let mut weights = Array::<f32>::new(OWN);
+            #[unroll]
+            for i in 0..OWN {
+                weights[i] = tile[(across + comptime!(i * SIDE)) * TILE_PITCH + first + row];
+            }
+            #[unroll]
+            for j in 0..each {
+                // units beyond the last dimension add up what nobody reads
+                let d = min(along + comptime!(j * SIDE), dim - 1);
+                let x = stage[row * dim + d];
+                #[unroll]
+                for i in 0..OWN {
+                    sums[comptime!(i * each + j)] += weights[i] * x;
+                }
+            }
+        }
+        sync_cube();
+        first += together;
+    }
+}
+
+/// Writes a unit's part of the block's rows.
+#[cube]
+pub(super) fn store<F: Float>(
+    sums: &mut Array<f32>,
+    out: &mut [F],
+    rows: &Rows,
+    writes: bool,
+    #[comptime] dim: usize,
+) {
+    let each = comptime!(dim.div_ceil(SIDE));
+    let unit = UNIT_POS as usize;
+    #[unroll]
+    for i in 0..OWN {
+        let row = unit / SIDE + comptime!(i * SIDE);
+        #[unroll]
+        for j in 0..each {
+            let d = unit % SIDE + comptime!(j * SIDE);
+            if writes && row < rows.count && d < dim {
+                let x = sums[comptime!(i * each + j)];
+                out[rows.at + row * rows.pitch + d] = F::cast_from(x);
+            }
+        }
+    }
+}
+
+#[cube]
+pub(super) fn clear(numbers: &mut Array<f32>, #[comptime] count: usize) {
+    #[unroll]
+    for i in 0..count {
+        numbers[i] = 0.0f32;
+    }
+}
+
+/// Whether a query sees a key, by their positions.
+#[cube]
+pub(super) fn sees(query: i32, key: i32, window: i32) -> bool {
+    key <= query && query - key < window
+}
+
+/// Writes a unit's numbers to the tile.
+#[cube]
+pub(super) fn spread(numbers: &mut Array<f32>, tile: &mut Shared<[f32]>) {
+    let unit = UNIT_POS as usize;
+    #[unroll]
+    for i in 0..OWN {
+        #[unroll]
+        for j in 0..OTHER {
+            let r = unit / SIDE + comptime!(i * SIDE);
+            let c = unit % SIDE + comptime!(j * SIDE);
+            tile[r * TILE_PITCH + c] = numbers[comptime!(i * OTHER + j)];
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Attention of packed sequences and its gradients.
+
+use super::{adapter, assert_near, leaf, numbers, precisions, stored, values};
+use burn::tensor::{DType, Device};
+use firebrick_backends::kernels::{self, AttentionShape, Families, Family};
+use std::ops::Range;
+
+/// Families laid out one after the other, with a row between them that is in none: the lengths of a prefix and of its members.
+fn families(lengths: &[(usize, &[usize])]) -> (Vec<Family>, usize) {
+    let mut at = 0;
+    let mut next = |n: usize| {
+        at += n;
+        at - n..at
+    };
+    let family = |&(prefix, members): &(usize, &[usize])| {
+        let family = Family {
+            prefix: next(prefix),
+            members: members.iter().map(|&n| next(n)).collect(),
+        };
+        next(1);
+        family
+    };
+    let families = lengths.iter().map(family).collect();
+    (families, at)
+}
+
+/// Heads, key heads, dimensions.
+#[derive(Clone, Copy, Debug)]
+struct Heads {
+    query: usize,
+    kv: usize,
+    dim: usize,
+}
+
+struct Rows<'a> {
+    q: &'a [f64],
+    k: &'a [f64],
+    v: &'a [f64],
+    gradient: &'a [f64],
+    heads: Heads,
+}
+
+/// Mixed values, and gradients of queries, keys and values.
+struct Expected([Vec<f64>; 4]);
+
+impl Expected {
+    /// Adds one head of one query, which sees some rows of keys.
+    fn add(
+        &mut self,
+        rows: &Rows<'_>,
+        shape: &AttentionShape,
+        row: usize,
+        head: usize,
+        keys: &[usize],
+    ) {
+        let Heads { query, kv, dim } = rows.heads;
+        let at = (row * query + head) * dim..(row * query + head + 1) * dim;
+        let key = |row: usize| {
+            let first = (row * kv + head / (query / kv)) * dim;
+            first..first + dim
+        };
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let (q, g) = (&rows.q[at.clone()], &rows.gradient[at.clone()]);
+        let scored = keys.iter().map(|&row| {
+            let s = dot(q, &rows.k[key(row)]) * shape.scale;
+            shape.softcap.map_or((s, 1.0), |cap| {
+                let t = (s / cap).tanh();
+                (t * cap, 1.0 - t * t)
+            })
+        });
+        let scored: Vec<(f64, f64)> = scored.collect();
+        let total: f64 = scored.iter().map(|(s, _)| s.exp()).sum();
+        let probs: Vec<f64> = scored.iter().map(|(s, _)| s.exp() / total).collect();
+        let through: Vec<f64> = keys.iter().map(|&row| dot(g, &rows.v[key(row)])).collect();
+        let mean = dot(&probs, &through);
+        let [out, d_q, d_k, d_v] = &mut self.0;
+        for (i, &row) in keys.iter().enumerate() {
+            let d = probs[i] * (through[i] - mean) * scored[i].1 * shape.scale;
+            for j in 0..dim {
+                let (own, other) = (at.start + j, key(row).start + j);
+                out[own] += probs[i] * rows.v[other];
+                d_q[own] += d * rows.k[other];
+                d_k[other] += d * q[j];
+                d_v[other] += probs[i] * g[j];
+            }
+        }
+    }
+}
+
+/// Rows of keys that a row sees: of those before its own range, then up to itself.
+fn seen(
+    prefix: &Range<usize>,
+    own: &Range<usize>,
+    row: usize,
+    window: Option<usize>,
+) -> Vec<usize> {
+    let mut keys: Vec<usize> = prefix.clone().chain(own.start..=row).collect();
+    let unseen = keys.len().saturating_sub(window.unwrap_or(usize::MAX));
+    keys.split_off(unseen)
+}
+
+fn hold(
+    lengths: &[(usize, &[usize])],
+    heads: Heads,
+    (window, softcap): (Option<usize>, Option<f64>),
+    (dtype, tolerance): (DType, f64),
+    device: &Device,
+) {
+    let (families, rows) = families(lengths);
+    let Heads { query, kv, dim } = heads;
+    let wide = |n: usize, salt| {
+        let raw = numbers(rows * n * dim, salt, 2.0);
+        stored(raw, [rows, n, dim], dtype, device)
+    };
+    let ((q, qs), (k, ks), (v, vs), (g, gs)) =
+        (wide(query, 51), wide(kv, 52), wide(kv, 53), wide(query, 54));
+    let shape = AttentionShape {
+        families: Families::new(families.clone(), device),
+        window,
+        scale: 1.0 / (dim as f64).sqrt(),
+        softcap,
+    };
+    let numbers = Rows {
+        q: &qs,
+        k: &ks,
+        v: &vs,
+        gradient: &gs,
+        heads,
+    };
+    let mut expected = Expected([qs.len(), qs.len(), ks.len(), vs.len()].map(|n| vec![0.0; n]));
+    for Family { prefix, members } in &families {
+        let none = prefix.start..prefix.start;
+        let ranges = std::iter::once((&none, prefix)).chain(members.iter().map(|m| (prefix, m)));
+        for (prefix, own) in ranges {
+            for row in own.clone() {
+                let keys = seen(prefix, own, row, window);
+                for head in 0..query {
+                    expected.add(&numbers, &shape, row, head, &keys);
+                }
+            }
+        }
+    }
+    let what = format!("{lengths:?}, {heads:?}, window {window:?}, cap {softcap:?} in {dtype:?}");
+    let leaves = [&q, &k, &v].map(leaf);
+    let [a, b, c] = &leaves;
+    let out = kernels::attention(a, b, c, &shape).expect("a kernel");
+    assert_near(
+        &what,
+        &values(out.clone().inner()),
+        &expected.0[0],
+        tolerance,
+    );
+    let mut grads = (out * g.autodiff()).sum().backward();
+    for ((leaf, name), expected) in leaves.iter().zip(["dq", "dk", "dv"]).zip(&expected.0[1..]) {
+        let found = leaf.grad_remove(&mut grads).expect("a leaf");
+        assert_near(
+            &format!("{name} of {what}"),
+            &values(found),
+            expected,
+            tolerance,
+        );
+    }
+}
+
+#[test]
+fn attention_of_packed_sequences_and_its_gradients_are_their_formulas() {
+    let Some((device, _alone)) = adapter() else {
+        return;
+    };
+    let heads = |query, kv, dim| Heads { query, kv, dim };
+    for precision in precisions(&device) {
+        // a block and more, a tile and less, one row; sequences that share a beginning
+        hold(
+            &[(0, &[130]), (0, &[1]), (0, &[31, 70])],
+            heads(2, 1, 20),
+            (None, None),
+            precision,
+            &device,
+        );
+        hold(
+            &[(37, &[5, 90, 1]), (0, &[20]), (100, &[3, 64])],
+            heads(4, 2, 20),
+            (None, None),
+            precision,
+            &device,
+        );
+        for window in [1, 17, 40, 100] {
+            hold(
+                &[(80, &[30, 7, 70]), (3, &[90])],
+                heads(3, 3, 20),
+                (Some(window), None),
+                precision,
+                &device,
+            );
+        }
+        hold(
+            &[(12, &[50, 40])],
+            heads(6, 2, 20),
+            (Some(33), Some(1.5)),
+            precision,
+            &device,
+        );
+    }
+    for dim in [6, 130] {
+        hold(
+            &[(0, &[67, 33])],
+            heads(2, 1, dim),
+            (None, None),
+            (DType::F32, 1e-5),
+            &device,
+        );
+    }
+}
