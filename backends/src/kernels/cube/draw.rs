@@ -5,6 +5,8 @@
 //! of floats, the largest from which on enough tokens or enough probability are there. The token at which the running sum
 //! reaches the uniform number is looked for in parts of the row, then in parts of that part, then one by one.
 
+mod cut;
+
 use super::launch::{UNITS, address, cubes, dims, elem, empty, knows, plain, row_max, row_sum};
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::Choice;
@@ -14,6 +16,7 @@ use burn::backend::Cube;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
+use cut::{Cut, Row, cut_of, rank_of, weight_of};
 
 /// Parts of a row that are weighed first, each by [`BESIDE`] units that read side by side.
 const PARTS: usize = 16;
@@ -87,58 +90,6 @@ pub(in crate::kernels) fn choose_rows(logits: &Tensor<2>, choice: Choice<'_>) ->
     Some(Cube::close(out))
 }
 
-/// A row, and how its logits become weights: 1 for the largest.
-#[derive(CubeType, Clone, Copy)]
-#[expand(derive(Clone))]
-struct Row {
-    /// Place of its first logit.
-    first: usize,
-    vocab: usize,
-    largest: f32,
-    inverse: f32,
-}
-
-/// What is kept of a row: tokens above a rank, and of those at it the first few.
-#[derive(CubeType, Clone, Copy)]
-#[expand(derive(Clone))]
-struct Cut {
-    rank: u32,
-    /// How many of those at the rank.
-    ties: f32,
-    /// What each of them weighs.
-    tied: f32,
-    /// Nothing is kept that weighs less.
-    least: f32,
-}
-
-#[cube]
-fn weight_of(z: f32, row: &Row) -> f32 {
-    ((z - row.largest) * row.inverse).exp()
-}
-
-/// Floats as integers in the same order, without the bits that all have alike.
-#[cube]
-fn rank_of(z: f32, #[comptime] spare: u32) -> u32 {
-    let bits = u32::reinterpret(z);
-    let mut ordered = bits | 0x8000_0000u32;
-    if bits >= 0x8000_0000u32 {
-        ordered = bits ^ 0xffff_ffffu32;
-    }
-    ordered >> spare
-}
-
-/// The way back.
-#[cube]
-fn value_of(rank: u32, #[comptime] spare: u32) -> f32 {
-    let ordered = rank << spare;
-    let mut bits = ordered ^ 0x8000_0000u32;
-    if ordered < 0x8000_0000u32 {
-        // the bits left out are zeros in the float
-        bits = (ordered ^ 0xffff_ffffu32) - comptime!((1u32 << spare) - 1);
-    }
-    f32::reinterpret(bits)
-}
-
 /// The largest logit, and what all of them weigh.
 #[cube]
 fn survey<F: Float>(
@@ -180,148 +131,6 @@ fn likeliest<F: Float>(logits: &[F], lanes: &mut Shared<[f32]>, row: &Row) -> us
     // the first is the largest of the negated ones; a row of no numbers has none
     let first = max(row_max(lanes, place, UNITS), 1.0f32 - row.vocab as f32);
     u32::cast_from(-first) as usize
-}
-
-/// Of a row's tokens, those at or above `rank` and one, two or three steps: how many, or what they weigh.
-#[cube]
-fn above<F: Float>(
-    logits: &[F],
-    lanes: &mut Shared<[f32]>,
-    row: &Row,
-    rank: u32,
-    step: u32,
-    #[comptime] weigh: bool,
-    #[comptime] spare: u32,
-) -> (f32, f32, f32) {
-    let mut one = 0.0f32;
-    let mut two = 0.0f32;
-    let mut three = 0.0f32;
-    let mut i = UNIT_POS as usize;
-    while i < row.vocab {
-        let z = f32::cast_from(logits[row.first + i]);
-        let own = rank_of(z, spare);
-        if own >= rank + step {
-            let mut amount = 1.0f32;
-            if weigh {
-                amount = weight_of(z, row);
-            }
-            one += amount;
-            if own >= rank + 2u32 * step {
-                two += amount;
-            }
-            if own >= rank + 3u32 * step {
-                three += amount;
-            }
-        }
-        i += UNITS;
-    }
-    let one = row_sum(lanes, one, UNITS);
-    let two = row_sum(lanes, two, UNITS);
-    let three = row_sum(lanes, three, UNITS);
-    (one, two, three)
-}
-
-/// The largest rank from which on there is enough: tokens, or weight.
-#[cube]
-fn boundary<F: Float>(
-    logits: &[F],
-    lanes: &mut Shared<[f32]>,
-    row: &Row,
-    enough: f32,
-    #[comptime] weigh: bool,
-    #[comptime] spare: u32,
-) -> u32 {
-    let mut rank = 0u32;
-    let mut step = comptime!(1u32 << ((31 - spare) / 2 * 2)).runtime();
-    while step > 0u32 {
-        let (one, two, three) = above::<F>(logits, lanes, row, rank, step, weigh, spare);
-        if three >= enough {
-            rank += 3u32 * step;
-        } else if two >= enough {
-            rank += 2u32 * step;
-        } else if one >= enough {
-            rank += step;
-        }
-        step >>= 2u32;
-    }
-    rank
-}
-
-/// What a row's tokens above a rank weigh, and how many they are.
-#[cube]
-fn beyond<F: Float>(
-    logits: &[F],
-    lanes: &mut Shared<[f32]>,
-    row: &Row,
-    rank: u32,
-    #[comptime] spare: u32,
-) -> (f32, f32) {
-    let mut weight = 0.0f32;
-    let mut count = 0.0f32;
-    let mut i = UNIT_POS as usize;
-    while i < row.vocab {
-        let z = f32::cast_from(logits[row.first + i]);
-        if rank_of(z, spare) > rank {
-            weight += weight_of(z, row);
-            count += 1.0f32;
-        }
-        i += UNITS;
-    }
-    let weight = row_sum(lanes, weight, UNITS);
-    let count = row_sum(lanes, count, UNITS);
-    (weight, count)
-}
-
-/// What top-k, then top-p, then min-p keep of a row whose tokens weigh `full` together.
-#[cube]
-fn cut_of<F: Float>(
-    logits: &[F],
-    lanes: &mut Shared<[f32]>,
-    row: &Row,
-    full: f32,
-    top_k: f32,
-    top_p: f32,
-    min_p: f32,
-    #[comptime] by_count: bool,
-    #[comptime] by_share: bool,
-    #[comptime] spare: u32,
-) -> Cut {
-    // no number has rank 0
-    let mut rank = 0u32;
-    let mut ties = 0.0f32;
-    let mut held = full;
-    if by_count {
-        rank = boundary::<F>(logits, lanes, row, top_k, false, spare);
-        let (weight, count) = beyond::<F>(logits, lanes, row, rank, spare);
-        ties = top_k - count;
-        held = weight + ties * weight_of(value_of(rank, spare), row);
-    }
-    if by_share {
-        let share = top_p * held;
-        let end = boundary::<F>(logits, lanes, row, share, true, spare);
-        let (before, _count) = beyond::<F>(logits, lanes, row, end, spare);
-        let tied = weight_of(value_of(end, spare), row);
-        let wanted = max(((share - before) / tied).ceil(), 1.0f32);
-        if end > rank {
-            rank = end;
-            ties = wanted;
-        } else if end == rank {
-            ties = min(ties, wanted);
-        }
-    }
-    let mut tied = 0.0f32;
-    if rank > 0u32 {
-        let weight = weight_of(value_of(rank, spare), row);
-        if weight >= min_p {
-            tied = weight;
-        }
-    }
-    Cut {
-        rank,
-        ties,
-        tied,
-        least: min_p,
-    }
 }
 
 /// Every `stride`-th token of a row from `from` on: what those above the cut weigh, and how many are at it.

@@ -1,0 +1,199 @@
+//! Where a row's distribution is cut off: by the bits of floats, two at a time.
+
+use super::super::launch::{UNITS, row_sum};
+use burn_cubecl::cubecl;
+use cubecl::prelude::*;
+
+/// A row, and how its logits become weights: 1 for the largest.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone))]
+pub(super) struct Row {
+    /// Place of its first logit.
+    pub first: usize,
+    pub vocab: usize,
+    pub largest: f32,
+    pub inverse: f32,
+}
+
+/// What is kept of a row: tokens above a rank, and of those at it the first few.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone))]
+pub(super) struct Cut {
+    pub rank: u32,
+    /// How many of those at the rank.
+    pub ties: f32,
+    /// What each of them weighs.
+    pub tied: f32,
+    /// Nothing is kept that weighs less.
+    pub least: f32,
+}
+
+#[cube]
+pub(super) fn weight_of(z: f32, row: &Row) -> f32 {
+    ((z - row.largest) * row.inverse).exp()
+}
+
+/// Floats as integers in the same order, without the bits that all have alike.
+#[cube]
+pub(super) fn rank_of(z: f32, #[comptime] spare: u32) -> u32 {
+    let bits = u32::reinterpret(z);
+    let mut ordered = bits | 0x8000_0000u32;
+    if bits >= 0x8000_0000u32 {
+        ordered = bits ^ 0xffff_ffffu32;
+    }
+    ordered >> spare
+}
+
+/// The way back.
+#[cube]
+fn value_of(rank: u32, #[comptime] spare: u32) -> f32 {
+    let ordered = rank << spare;
+    let mut bits = ordered ^ 0x8000_0000u32;
+    if ordered < 0x8000_0000u32 {
+        // the bits left out are zeros in the float
+        bits = (ordered ^ 0xffff_ffffu32) - comptime!((1u32 << spare) - 1);
+    }
+    f32::reinterpret(bits)
+}
+
+/// Of a row's tokens, those at or above `rank` and one, two or three steps: how many, or what they weigh.
+#[cube]
+fn above<F: Float>(
+    logits: &[F],
+    lanes: &mut Shared<[f32]>,
+    row: &Row,
+    rank: u32,
+    step: u32,
+    #[comptime] weigh: bool,
+    #[comptime] spare: u32,
+) -> (f32, f32, f32) {
+    let mut one = 0.0f32;
+    let mut two = 0.0f32;
+    let mut three = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < row.vocab {
+        let z = f32::cast_from(logits[row.first + i]);
+        let own = rank_of(z, spare);
+        if own >= rank + step {
+            let mut amount = 1.0f32;
+            if weigh {
+                amount = weight_of(z, row);
+            }
+            one += amount;
+            if own >= rank + 2u32 * step {
+                two += amount;
+            }
+            if own >= rank + 3u32 * step {
+                three += amount;
+            }
+        }
+        i += UNITS;
+    }
+    let one = row_sum(lanes, one, UNITS);
+    let two = row_sum(lanes, two, UNITS);
+    let three = row_sum(lanes, three, UNITS);
+    (one, two, three)
+}
+
+/// The largest rank from which on there is enough: tokens, or weight.
+#[cube]
+fn boundary<F: Float>(
+    logits: &[F],
+    lanes: &mut Shared<[f32]>,
+    row: &Row,
+    enough: f32,
+    #[comptime] weigh: bool,
+    #[comptime] spare: u32,
+) -> u32 {
+    let mut rank = 0u32;
+    let mut step = comptime!(1u32 << ((31 - spare) / 2 * 2)).runtime();
+    while step > 0u32 {
+        let (one, two, three) = above::<F>(logits, lanes, row, rank, step, weigh, spare);
+        if three >= enough {
+            rank += 3u32 * step;
+        } else if two >= enough {
+            rank += 2u32 * step;
+        } else if one >= enough {
+            rank += step;
+        }
+        step >>= 2u32;
+    }
+    rank
+}
+
+/// What a row's tokens above a rank weigh, and how many they are.
+#[cube]
+fn beyond<F: Float>(
+    logits: &[F],
+    lanes: &mut Shared<[f32]>,
+    row: &Row,
+    rank: u32,
+    #[comptime] spare: u32,
+) -> (f32, f32) {
+    let mut weight = 0.0f32;
+    let mut count = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < row.vocab {
+        let z = f32::cast_from(logits[row.first + i]);
+        if rank_of(z, spare) > rank {
+            weight += weight_of(z, row);
+            count += 1.0f32;
+        }
+        i += UNITS;
+    }
+    let weight = row_sum(lanes, weight, UNITS);
+    let count = row_sum(lanes, count, UNITS);
+    (weight, count)
+}
+
+/// What top-k, then top-p, then min-p keep of a row whose tokens weigh `full` together.
+#[cube]
+pub(super) fn cut_of<F: Float>(
+    logits: &[F],
+    lanes: &mut Shared<[f32]>,
+    row: &Row,
+    full: f32,
+    top_k: f32,
+    top_p: f32,
+    min_p: f32,
+    #[comptime] by_count: bool,
+    #[comptime] by_share: bool,
+    #[comptime] spare: u32,
+) -> Cut {
+    // no number has rank 0
+    let mut rank = 0u32;
+    let mut ties = 0.0f32;
+    let mut held = full;
+    if by_count {
+        rank = boundary::<F>(logits, lanes, row, top_k, false, spare);
+        let (weight, count) = beyond::<F>(logits, lanes, row, rank, spare);
+        ties = top_k - count;
+        held = weight + ties * weight_of(value_of(rank, spare), row);
+    }
+    if by_share {
+        let share = top_p * held;
+        let end = boundary::<F>(logits, lanes, row, share, true, spare);
+        let (before, _count) = beyond::<F>(logits, lanes, row, end, spare);
+        let tied = weight_of(value_of(end, spare), row);
+        let wanted = max(((share - before) / tied).ceil(), 1.0f32);
+        if end > rank {
+            rank = end;
+            ties = wanted;
+        } else if end == rank {
+            ties = min(ties, wanted);
+        }
+    }
+    let mut tied = 0.0f32;
+    if rank > 0u32 {
+        let weight = weight_of(value_of(rank, spare), row);
+        if weight >= min_p {
+            tied = weight;
+        }
+    }
+    Cut {
+        rank,
+        ties,
+        tied,
+        least: min_p,
+    }
+}
