@@ -258,6 +258,7 @@ fn predict(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig) -> u64 {
     let length = rows[0].tokens.len() as u64;
     let workload = Workload {
         clips: false,
+        lora: decoder.lora().cloned(),
         ..Workload::grpo(
             decoder.arch().clone(),
             [1, length - 1],
