@@ -3,11 +3,12 @@
 use super::estimate::{Sizes, Workload};
 use super::planner::Request;
 use super::size::Bytes;
-use super::{Plan, Role};
+use super::{ModelPlan, Plan, Role};
 use crate::{Error, Result};
 use firebrick_backends::device::Backend;
 use firebrick_backends::kernels::{Operation, TILE, used};
 use firebrick_models::Arch;
+use firebrick_models::adapter::LoraConfig;
 use firebrick_models::arch::HeadKind;
 use std::fmt::Write;
 
@@ -52,51 +53,89 @@ impl Each {
     }
 }
 
-/// Every kind of tensor that may be too large, of every model that the plan trains or scores.
-fn buffers(workload: &Workload, plan: &Plan, backend: Backend) -> Vec<Buffer> {
-    let mut all = Vec::new();
-    for (role, model) in &plan.models {
-        let (arch, who) = match role {
-            Role::Critic => (workload.critic_arch().unwrap_or(&workload.arch), "critic"),
-            Role::Reference => (&workload.arch, "reference policy"),
-            Role::Policy | Role::RewardModel => (&workload.arch, "policy"),
+/// A model of a run.
+struct Model<'a> {
+    who: &'static str,
+    arch: &'a Arch,
+    plan: &'a ModelPlan,
+    lora: Option<&'a LoraConfig>,
+    trained: bool,
+}
+
+impl Model<'_> {
+    /// Every kind of its tensors that may be too large.
+    fn buffers(&self, workload: &Workload, backend: Backend) -> Vec<Buffer> {
+        let sizes = Sizes::of(self.arch, self.lora);
+        let each = Each::of(self.arch, workload, backend);
+        // a budget may be larger than what there is
+        let there = workload.rollouts().max(1) * workload.scored_length();
+        let tokens = there.min(self.plan.train_tokens.max(self.plan.score_tokens) as u64);
+        let buffer = |what: &str, bytes, smaller| Buffer {
+            what: format!("the {}'s {what}", self.who),
+            bytes,
+            smaller,
         };
-        let sizes = Sizes::of(arch, workload.lora.as_ref());
-        let each = Each::of(arch, workload, backend);
-        let mut add = |what: &str, bytes, smaller| {
-            let what = format!("the {who}'s {what}");
-            all.push(Buffer {
-                what,
-                bytes,
-                smaller,
-            });
-        };
-        add(
-            "largest matrix",
-            sizes.width * sizes.largest,
-            "precision: bf16 or f16 halves it",
-        );
-        if matches!(role, Role::Policy | Role::Critic) {
-            add(
+        let mut all = vec![
+            buffer(
+                "largest matrix",
+                sizes.width * sizes.largest,
+                "precision: bf16 or f16 halves it",
+            ),
+            buffer(
+                "activations of a micro-batch",
+                each.token * tokens,
+                "lower memory.train_tokens and memory.score_tokens, or lengths",
+            ),
+            buffer(
+                "logits of a chunk",
+                each.head_row * (self.plan.head_rows as u64).min(tokens),
+                "lower memory.head_rows",
+            ),
+        ];
+        if self.trained {
+            all.push(buffer(
                 "gradient or moments of its largest matrix",
                 F32 * sizes.largest_trained,
                 "model.lora trains small matrices instead",
-            );
+            ));
         }
-        // a budget may be larger than what there is
-        let there = workload.rollouts().max(1) * workload.scored_length();
-        let tokens = there.min(model.train_tokens.max(model.score_tokens) as u64);
-        add(
-            "activations of a micro-batch",
-            each.token * tokens,
-            "lower memory.train_tokens and memory.score_tokens, or lengths",
-        );
-        add(
-            "logits of a chunk",
-            each.head_row * (model.head_rows as u64).min(tokens),
-            "lower memory.head_rows",
-        );
+        all
     }
+}
+
+/// Every kind of tensor that may be too large, of every model on the run's device.
+fn buffers(workload: &Workload, plan: &Plan, backend: Backend) -> Vec<Buffer> {
+    let own = |role: Role, plan| {
+        let (who, arch, lora) = match role {
+            Role::Policy => ("policy", &workload.arch, workload.lora.as_ref()),
+            Role::Reference => ("reference policy", &workload.arch, None),
+            Role::Critic => ("critic", workload.critic_arch()?, None),
+            // those have plans of their own
+            Role::RewardModel => return None,
+        };
+        Some(Model {
+            who,
+            arch,
+            plan,
+            lora,
+            trained: role != Role::Reference,
+        })
+    };
+    let rewards = workload.rewards.iter().map(|reward| Model {
+        who: "reward model",
+        arch: &reward.arch,
+        plan: &reward.plan,
+        lora: None,
+        trained: false,
+    });
+    let models = plan
+        .models
+        .iter()
+        .filter_map(|(role, plan)| own(*role, plan));
+    let mut all: Vec<Buffer> = models
+        .chain(rewards)
+        .flat_map(|model| model.buffers(workload, backend))
+        .collect();
     if workload.samples() {
         let each = Each::of(&workload.arch, workload, backend);
         all.push(Buffer {
@@ -161,7 +200,7 @@ impl Request {
 mod tests {
     use super::*;
     use crate::plan::MemoryConfig;
-    use crate::plan::estimate::Parallel;
+    use crate::plan::estimate::{Parallel, RewardWork};
     use firebrick_backends::profile::DeviceProfile;
     use serde_json::{Value, json};
     use std::path::Path;
@@ -199,6 +238,26 @@ mod tests {
         }
         request.profile.largest_buffer = None;
         assert!(request.as_configured().is_ok(), "no limit is known");
+    }
+
+    #[test]
+    fn a_reward_model_on_the_run_s_device_is_looked_at_too() {
+        let mut request = small_buffers();
+        let plan = request.as_configured().expect("a plan").plan;
+        let mut arch = request.workload.arch.clone();
+        arch.vocab_size = 1 << 20;
+        request.workload.rewards.push(RewardWork {
+            arch,
+            plan: plan.policy().clone(),
+        });
+        let message = request
+            .check_buffers(&plan)
+            .expect_err("too large")
+            .to_string();
+        assert!(
+            message.contains("the reward model's largest matrix"),
+            "{message}"
+        );
     }
 
     #[test]
