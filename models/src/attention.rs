@@ -1,6 +1,6 @@
 //! Attention of whole sequences over themselves, on rows `[tokens, heads, head_dim]` that stand one sequence behind the
-//! other. [`attend`] and [`attend_backward`] are the only two ways in: what computes them knows nothing of layers, and a layer
-//! nothing of how they are computed.
+//! other. [`attend`] and [`attend_backward`] are the ways in for whole sequences, `attend_rows` for prompts that go into a cache: what
+//! computes them knows nothing of layers, and a layer nothing of how they are computed.
 //!
 //! Products, norms and the MLP run on rows and need no padding. Attention alone wants `[sequences, heads, length, head_dim]`:
 //! consecutive sequences of one length are that already, and others are gathered into padded rows where a [`Grouping`] allows

@@ -211,6 +211,30 @@ fn weight_gradient(
     dw
 }
 
+/// 1 / rms of the row that begins at `first`, for each of its units; all units of a cube have to come here, also those of no row.
+#[cube]
+fn reciprocal<F: Float>(
+    lanes: &mut Shared<[f32]>,
+    x: &[F],
+    first: usize,
+    is_row: bool,
+    n: usize,
+    eps: f32,
+    #[comptime] units: usize,
+) -> f32 {
+    let mut squares = 0.0f32;
+    if is_row {
+        let mut i = UNIT_POS_X as usize;
+        while i < n {
+            let value = f32::cast_from(x[first + i]);
+            squares += value * value;
+            i += units;
+        }
+    }
+    let sum = row_sum(lanes, squares, units);
+    1.0f32 / (sum / n as f32 + eps).sqrt()
+}
+
 #[cube(launch, address_type = "dynamic")]
 fn normalise<F: Float>(
     x: &[F],
@@ -227,18 +251,8 @@ fn normalise<F: Float>(
     let mut lanes = Shared::<[f32]>::new_slice(units * height);
     let row = CUBE_POS * height + UNIT_POS_Y as usize;
     let first = row * n;
-    let mut squares = 0.0f32;
+    let r = reciprocal::<F>(&mut lanes, x, first, row < rows, n, eps, units);
     if row < rows {
-        let mut i = UNIT_POS_X as usize;
-        while i < n {
-            let value = f32::cast_from(x[first + i]);
-            squares += value * value;
-            i += units;
-        }
-    }
-    let sum = row_sum(&mut lanes, squares, units);
-    if row < rows {
-        let r = 1.0f32 / (sum / n as f32 + eps).sqrt();
         let mut i = UNIT_POS_X as usize;
         while i < n {
             let value = f32::cast_from(x[first + i]) * r;
@@ -265,18 +279,8 @@ fn normalise_onto<F: Float>(
     let mut lanes = Shared::<[f32]>::new_slice(units * height);
     let row = CUBE_POS * height + UNIT_POS_Y as usize;
     let first = row * n;
-    let mut squares = 0.0f32;
+    let r = reciprocal::<F>(&mut lanes, x, first, row < rows, n, eps, units);
     if row < rows {
-        let mut i = UNIT_POS_X as usize;
-        while i < n {
-            let value = f32::cast_from(x[first + i]);
-            squares += value * value;
-            i += units;
-        }
-    }
-    let sum = row_sum(&mut lanes, squares, units);
-    if row < rows {
-        let r = 1.0f32 / (sum / n as f32 + eps).sqrt();
         let mut i = UNIT_POS_X as usize;
         while i < n {
             let value = f32::cast_from(x[first + i]) * r * (f32::cast_from(w[i]) + offset);
