@@ -18,7 +18,7 @@ mod shapes;
 mod tape;
 
 pub use choice::{Operation, TILE, used};
-pub use cpu::columns::copy_columns;
+pub use cpu::columns::{Window, copy_columns, zeros};
 pub use cpu::cores::on_a_core;
 pub use cpu::few::{linear_each, linear_gated, linear_onto};
 pub use cpu::panels::Panels;

@@ -24,7 +24,7 @@ use crate::arch::Arch;
 use crate::attention::Scoring;
 use crate::rope::Angles;
 use burn::tensor::{DType, Device, Int, Tensor};
-use firebrick_backends::kernels::{self, DecodeShape, Decoded, Kin};
+use firebrick_backends::kernels::{self, DecodeShape, Decoded, Kin, Window};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -37,7 +37,7 @@ pub struct LayerCache {
 
 impl LayerCache {
     fn new(shape: [usize; 4], dtype: DType, device: &Device) -> Self {
-        let zeros = || Tensor::<4>::zeros(shape, (device, dtype));
+        let zeros = || kernels::zeros(shape, dtype, device);
         Self {
             tensors: Some((zeros(), zeros())),
         }
@@ -279,9 +279,14 @@ impl KvCache {
             "a sequence that does not fit"
         );
         let first = self.used - len;
+        let window = Window {
+            row,
+            columns: start..start + len,
+            rows: rows.clone(),
+            first,
+        };
         let copied = |target: Tensor<4>, from: &Tensor<4>| {
-            let columns = start..start + len;
-            kernels::copy_columns(target, rows.clone(), first, from, (row, columns)).unwrap_or_else(
+            kernels::copy_columns(target, from, std::slice::from_ref(&window)).unwrap_or_else(
                 |target| {
                     let [_, heads, _, dim] = from.dims();
                     let window = from.clone().narrow(0, row, 1).narrow(2, start, len);
@@ -337,16 +342,29 @@ impl KvCache {
         let index: Vec<i32> = order.iter().map(|&row| row as i32).collect();
         let index = Tensor::<1, Int>::from_ints(index.as_slice(), &self.device);
         let (count, device, dtype) = (order.len(), &self.device, self.dtype);
+        let windows: Vec<Window> = order
+            .iter()
+            .zip(&starts)
+            .enumerate()
+            .map(|(to, (&row, &start))| Window {
+                row,
+                columns: start..self.used,
+                rows: to..to + 1,
+                first: used - (self.used - start),
+            })
+            .collect();
         let carry = |old: Tensor<4>| {
             let [_, heads, _, dim] = old.dims();
-            let live = old.narrow(2, lo, len);
-            let live = if in_place {
-                live.narrow(0, 0, count)
-            } else {
-                live.select(0, index.clone())
-            };
-            let fresh = Tensor::<4>::zeros([rows, heads, capacity, dim], (device, dtype));
-            fresh.slice_assign([0..count, 0..heads, used - len..used, 0..dim], live)
+            let fresh = kernels::zeros([rows, heads, capacity, dim], dtype, device);
+            kernels::copy_columns(fresh, &old, &windows).unwrap_or_else(|fresh| {
+                let live = old.narrow(2, lo, len);
+                let live = if in_place {
+                    live.narrow(0, 0, count)
+                } else {
+                    live.select(0, index.clone())
+                };
+                fresh.slice_assign([0..count, 0..heads, used - len..used, 0..dim], live)
+            })
         };
         for layer in &mut self.layers {
             if count == 0 || len == 0 {

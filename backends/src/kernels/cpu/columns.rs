@@ -1,67 +1,91 @@
-//! Columns of one cache of keys or values, copied into rows of another.
+//! Caches of keys and values, `[rows, heads, columns, dim]`: room for one, and what moves from one to another.
 
-use super::parallel::{Shared, dims, elements};
+use super::parallel::{Shared, dims, elements, tensor};
 use super::real::Real;
 use super::tape::{each, exact, plain, wrap};
+use crate::device::is_cpu;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Device, Tensor};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Copies some columns of a row of `source`, `[rows, heads, columns, dim]`, into each of `rows` of `target`, from column `first`
-/// on. The target comes back as it was where no kernel knows the tensors. Not differentiable.
+/// Columns of one row of a cache, and where they go in another.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// The row they are in.
+    pub row: usize,
+    /// The columns.
+    pub columns: Range<usize>,
+    /// The rows that each get a copy. No two windows of a call have a row in common.
+    pub rows: Range<usize>,
+    /// The column there that the first becomes.
+    pub first: usize,
+}
+
+/// Room for a cache's keys or values, all zeros. On the CPU it is taken from the system as it is: the backend's own function writes
+/// zeros twice.
+#[must_use]
+pub fn zeros(shape: [usize; 4], dtype: DType, device: &Device) -> Tensor<4> {
+    let n = shape.iter().product();
+    let own = is_cpu(device) && !device.is_autodiff();
+    match dtype {
+        DType::F32 if own => wrap(tensor(vec![0.0_f32; n], shape)),
+        DType::F64 if own => wrap(tensor(vec![0.0_f64; n], shape)),
+        _ => Tensor::zeros(shape, (device, dtype)),
+    }
+}
+
+/// Copies columns of `source` into rows of `target`. The target comes back as it was where no kernel knows the tensors. Not
+/// differentiable.
 pub fn copy_columns(
     target: Tensor<4>,
-    rows: Range<usize>,
-    first: usize,
     source: &Tensor<4>,
-    (row, columns): (usize, Range<usize>),
+    windows: &[Window],
 ) -> Result<Tensor<4>, Tensor<4>> {
     if !exact(&target) || !exact(source) || target.dtype() != source.dtype() {
         return Err(target);
     }
     let (target, source) = (plain(target), plain(source.clone()));
-    let place = Place {
-        rows,
-        first,
-        row,
-        columns,
-    };
-    Ok(wrap(each!(source.dtype(), copy(target, &source, &place))))
+    Ok(wrap(each!(source.dtype(), copy(target, &source, windows))))
 }
 
-/// What goes where.
-struct Place {
-    rows: Range<usize>,
-    first: usize,
-    row: usize,
-    columns: Range<usize>,
-}
-
-fn copy<T: Real>(mut target: FlexTensor, source: &FlexTensor, place: &Place) -> FlexTensor {
+fn copy<T: Real>(mut target: FlexTensor, source: &FlexTensor, windows: &[Window]) -> FlexTensor {
     let [all, heads, capacity, dim] = dims(&target);
-    let [_, same, wide, _] = dims(source);
-    let (len, columns) = (place.columns.len(), &place.columns);
-    assert!(
-        heads == same
-            && columns.end <= wide
-            && place.first + len <= capacity
-            && place.rows.end <= all,
-        "columns outside a cache"
-    );
+    let [sources, same, wide, _] = dims(source);
+    let mut taken = vec![false; all];
+    for window in windows {
+        assert!(
+            window.row < sources
+                && window.columns.end <= wide
+                && window.first + window.columns.len() <= capacity
+                && window.rows.end <= all,
+            "columns outside a cache"
+        );
+        for taken in &mut taken[window.rows.clone()] {
+            assert!(
+                !std::mem::replace(taken, true),
+                "a row that is filled twice"
+            );
+        }
+    }
+    assert_eq!(heads, same, "caches of other heads");
     let from: &[T] = elements(source);
     let begin = target.layout().start_offset();
     let to = Shared(target.storage_mut::<T>()[begin..].as_mut_ptr());
-    let one = |at: usize| {
-        let (row, head) = (place.rows.start + at / heads, at % heads);
-        let window = ((place.row * heads + head) * wide + columns.start) * dim;
-        let window = &from[window..][..len * dim];
-        let at = ((row * heads + head) * capacity + place.first) * dim;
-        // SAFETY: inside the target, as asserted; no two tasks have the same row and head.
-        #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
-        let out = unsafe { std::slice::from_raw_parts_mut(to.get().add(at), len * dim) };
-        out.copy_from_slice(window);
-    };
-    (0..place.rows.len() * heads).into_par_iter().for_each(one);
+    let copies: Vec<(&Window, usize)> = windows
+        .iter()
+        .flat_map(|window| window.rows.clone().map(move |row| (window, row)))
+        .collect();
+    copies.par_iter().for_each(|&(window, row)| {
+        let (columns, len) = (&window.columns, window.columns.len());
+        for head in 0..heads {
+            let from = &from[((window.row * heads + head) * wide + columns.start) * dim..];
+            let at = ((row * heads + head) * capacity + window.first) * dim;
+            // SAFETY: inside the target and its row in no other window, as asserted.
+            #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+            let out = unsafe { std::slice::from_raw_parts_mut(to.get().add(at), len * dim) };
+            out.copy_from_slice(&from[..len * dim]);
+        }
+    });
     target
 }

@@ -4,8 +4,8 @@
 //! read from one of these rows for all, as products of several queries, so that the others' are not fetched from memory.
 
 use super::linear::{Matrix, Size, Target, multiply};
-use super::parallel::{Shared, dims, elements, tensor, vectorised};
-use super::real::{Real, dots, largest, sum, weighted};
+use super::parallel::{CACHE_LINE, Shared, dims, elements, prefetch, tensor, vectorised};
+use super::real::{LANES, Real, dots, largest, sum, weighted};
 use super::rotary::turn;
 use super::tape::{each, exact, plain, wrap};
 use crate::kernels::shapes::{DecodeShape, Kin};
@@ -210,7 +210,8 @@ impl<T: Real> Step<'_, T> {
             .unwrap_or(0);
         let shared = prefix.start + unseen..prefix.end;
         let most = members.iter().map(|(_, own)| own.len()).max().unwrap_or(0);
-        let width = shared.len() + most;
+        // whole vectors, so that exponentials are never taken one by one
+        let width = (shared.len() + most).next_multiple_of(LANES);
         scores.resize(queries * width, T::ZERO);
         mixed.clear();
         mixed.resize(queries * dim, T::ZERO);
@@ -232,11 +233,18 @@ impl<T: Real> Step<'_, T> {
         };
         for i in 0..queries {
             let (row, gone, own) = each(i);
-            let scores = &mut scores[i * width..][..n + own.len()];
-            scores[..gone].fill(T::LOWEST);
+            if i % group == 0 {
+                near(self.read(self.values, row, head, &own));
+                if i + group < queries {
+                    let (row, _, own) = each(i + group);
+                    near(self.read(self.keys, row, head, &own));
+                }
+            }
+            let seen = n + own.len();
+            let scores = &mut scores[i * width..][..seen.next_multiple_of(LANES)];
             let keys = self.read(self.keys, row, head, &own);
-            dots(&q[i * dim..][..dim], keys, &mut scores[n..]);
-            self.exponentials(scores, gone);
+            dots(&q[i * dim..][..dim], keys, &mut scores[n..seen]);
+            self.exponentials(scores, gone..seen);
         }
         if n > 0 {
             let values = self.read(self.values, *twin, head, &shared);
@@ -285,28 +293,46 @@ impl<T: Real> Step<'_, T> {
             .copy_from_slice(&self.v[at..][..dim]);
     }
 
-    /// Products become probabilities: the first few, which are hidden, as near to 0 as it gets.
+    /// Products become probabilities; those outside `seen` nothing.
     #[inline(always)]
-    fn exponentials(&self, scores: &mut [T], hidden: usize) {
+    fn exponentials(&self, scores: &mut [T], seen: Range<usize>) {
         let scale = T::of(self.shape.scale);
-        let seen = &mut scores[hidden..];
-        for s in seen.iter_mut() {
+        for s in &mut scores[seen.clone()] {
             *s = *s * scale;
         }
         if let Some(cap) = self.shape.softcap.map(T::of) {
-            for s in seen.iter_mut() {
+            for s in &mut scores[seen.clone()] {
                 *s = (*s / cap).tanh() * cap;
             }
         }
+        outside(scores, &seen, T::LOWEST);
         let max = largest(scores);
         for s in scores.iter_mut() {
             *s = (*s - max).exp();
         }
+        outside(scores, &seen, T::ZERO);
         let inverse = T::ONE / sum(scores);
         for s in scores.iter_mut() {
             *s = *s * inverse;
         }
     }
+}
+
+/// Asks for the beginning of what is read next; processors go on by themselves.
+#[inline(always)]
+fn near<T>(values: &[T]) {
+    const BYTES: usize = 1 << 13;
+    let bytes = size_of_val(values).min(BYTES);
+    for at in (0..bytes).step_by(CACHE_LINE) {
+        prefetch(values.as_ptr().cast::<u8>().wrapping_add(at));
+    }
+}
+
+/// Fills what is not in a range.
+#[inline(always)]
+fn outside<T: Copy>(values: &mut [T], range: &Range<usize>, value: T) {
+    values[..range.start].fill(value);
+    values[range.end..].fill(value);
 }
 
 fn by_rows<T>(values: &[T], row: usize) -> Matrix<T> {

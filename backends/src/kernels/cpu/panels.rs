@@ -4,7 +4,7 @@
 
 mod product;
 
-use super::parallel::{dims, elements, vectorised};
+use super::parallel::{CACHE_LINE, dims, elements, vectorised};
 use super::tape::{exact, plain, wrap};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
@@ -33,9 +33,9 @@ struct Codes([i8; WIDTH]);
 /// What a panel has for each of its inputs, panel by panel.
 #[derive(Clone)]
 enum Numbers {
-    Exact(Arc<[Line]>),
+    Exact(Arc<Vec<Line>>),
     /// Codes, and the scales of all outputs, filled up with zeros.
-    Int8(Arc<[Codes]>, Arc<[f32]>),
+    Int8(Arc<Vec<Codes>>, Arc<Vec<f32>>),
 }
 
 /// A matrix `[outputs, inputs]` in panels `[inputs, 32]`, the last filled up with zeros. Clones share it.
@@ -62,17 +62,33 @@ impl Panels {
     pub fn pack(matrix: &Tensor<2>) -> Option<Self> {
         let matrix = known(matrix)?;
         let [outputs, inner] = dims(&matrix);
-        let mut lines = vec![Line([0.0; WIDTH]); outputs.div_ceil(WIDTH) * inner];
-        let panels = lines.par_chunks_mut(inner.max(1)).enumerate();
-        panels.for_each(|(panel, lines)| {
-            for (o, row) in rows(&matrix, panel).enumerate() {
-                for (line, &value) in lines.iter_mut().zip(row) {
-                    line.0[o] = value;
+        let count = outputs.div_ceil(WIDTH) * inner;
+        let mut lines = Vec::with_capacity(count);
+        let panels = lines.spare_capacity_mut()[..count].par_chunks_mut(inner.max(1));
+        panels.enumerate().for_each(|(panel, lines)| {
+            // as many inputs at a time as a row has in a cache line, so that all are near
+            for (i, lines) in lines.chunks_mut(CACHE_LINE / 4).enumerate() {
+                let mut own = [Line([0.0; WIDTH]); CACHE_LINE / 4];
+                for (o, row) in rows(&matrix, panel).enumerate() {
+                    for (own, &value) in own.iter_mut().zip(&row[i * (CACHE_LINE / 4)..]) {
+                        own.0[o] = value;
+                    }
+                }
+                for (line, own) in lines.iter_mut().zip(own) {
+                    line.write(own);
                 }
             }
         });
+        // SAFETY: all are written.
+        #[allow(
+            unsafe_code,
+            reason = "matrices are large, and zeros would be written first"
+        )]
+        unsafe {
+            lines.set_len(count);
+        }
         Some(Self {
-            numbers: Numbers::Exact(lines.into()),
+            numbers: Numbers::Exact(Arc::new(lines)),
             outputs,
             inner,
         })
@@ -101,7 +117,7 @@ impl Panels {
             }
         });
         Some(Self {
-            numbers: Numbers::Int8(codes.into(), scales.into()),
+            numbers: Numbers::Int8(Arc::new(codes), Arc::new(scales)),
             outputs,
             inner,
         })
@@ -111,8 +127,8 @@ impl Panels {
     #[must_use]
     pub fn bytes(&self) -> usize {
         match &self.numbers {
-            Numbers::Exact(lines) => size_of_val(&**lines),
-            Numbers::Int8(codes, scales) => size_of_val(&**codes) + size_of_val(&**scales),
+            Numbers::Exact(lines) => size_of_val(lines.as_slice()),
+            Numbers::Int8(codes, scales) => size_of_val(codes.as_slice()) + size_of_val(scales.as_slice()),
         }
     }
 

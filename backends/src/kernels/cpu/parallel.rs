@@ -9,6 +9,9 @@ use rayon::prelude::*;
 /// Elements below which one core is faster than telling the others.
 const SMALL: usize = 1 << 15;
 
+/// Bytes that a core fetches at once.
+pub(super) const CACHE_LINE: usize = 64;
+
 /// Runs a body of `#[inline(always)]` functions with the widest vectors of this machine. The closure says `#[inline(always)]`
 /// itself: one that is called, for its size, runs with the narrow vectors that every machine has.
 #[inline]
@@ -91,4 +94,49 @@ impl<T> Shared<T> {
     pub(super) fn get(self) -> *mut T {
         self.0
     }
+}
+
+/// Place for a tensor's elements that cores write through a pointer, without zeros that nobody would read.
+pub(super) struct Room<T> {
+    values: Vec<T>,
+    len: usize,
+}
+
+impl<T: Real> Room<T> {
+    pub(super) fn new(len: usize) -> Self {
+        Self {
+            values: Vec::with_capacity(len),
+            len,
+        }
+    }
+
+    /// Where the elements belong. Reading one before it is written is undefined.
+    pub(super) fn place(&mut self) -> Shared<T> {
+        Shared(self.values.as_mut_ptr())
+    }
+
+    /// The elements.
+    ///
+    /// # Safety
+    /// All are written.
+    #[allow(unsafe_code, reason = "nobody else knows what was written")]
+    pub(super) unsafe fn filled(mut self) -> Vec<T> {
+        // SAFETY: there is room, and the rest is the caller's.
+        unsafe { self.values.set_len(self.len) };
+        self.values
+    }
+}
+
+/// Asks for the bytes at an address, which need not be any; nothing happens where processors have no way to be asked.
+#[inline(always)]
+pub(super) fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every processor of this kind has the instruction, and no address makes it fail.
+    #[allow(unsafe_code, reason = "an instruction")]
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }

@@ -98,7 +98,7 @@ impl Real for f64 {
 }
 
 /// Numbers that are added up side by side: a vectoriser may not change the order of a sum.
-const LANES: usize = 16;
+pub(super) const LANES: usize = 16;
 
 /// Σ a b, in sixteen lanes. Both of one length.
 #[inline(always)]

@@ -2,13 +2,13 @@
 
 use super::{Codes, Line, Numbers, Panels, WIDTH};
 use crate::kernels::cpu::glu::sigmoid;
-use crate::kernels::cpu::parallel::{Shared, dims, elements, tensor};
+use crate::kernels::cpu::parallel::{CACHE_LINE, Room, Shared, dims, elements, prefetch, tensor};
 use burn::backend::flex::FlexTensor;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 /// Most rows whose sums are in registers, with vectors of 16 numbers and with narrower ones.
-const ROWS: [usize; 2] = [12, 6];
+const ROWS: [usize; 2] = [13, 6];
 
 /// Multiplications from which products go to all cores.
 const LARGE: usize = 1 << 18;
@@ -29,8 +29,8 @@ pub(super) fn products(x: &FlexTensor, w: &[&Panels], end: &End<'_>) -> Vec<Flex
         "matrices of other inputs"
     );
     let x: &[f32] = elements(x);
-    let mut out: Vec<Vec<f32>> = w.iter().map(|w| vec![0.0; rows * w.outputs]).collect();
-    let targets: Vec<Shared<f32>> = out.iter_mut().map(|o| Shared(o.as_mut_ptr())).collect();
+    let mut out: Vec<Room<f32>> = w.iter().map(|w| Room::new(rows * w.outputs)).collect();
+    let targets: Vec<Shared<f32>> = out.iter_mut().map(Room::place).collect();
     let tasks: Vec<(usize, usize)> = w
         .iter()
         .enumerate()
@@ -55,7 +55,12 @@ pub(super) fn products(x: &FlexTensor, w: &[&Panels], end: &End<'_>) -> Vec<Flex
     }
     let sized = out.into_iter().zip(w);
     sized
-        .map(|(out, w)| tensor(out, [rows, w.outputs]))
+        .map(|(out, w)| {
+            // SAFETY: panels are tasks, and hold all outputs.
+            #[allow(unsafe_code, reason = "each task wrote its part")]
+            let out = unsafe { out.filled() };
+            tensor(out, [rows, w.outputs])
+        })
         .collect()
 }
 
@@ -77,58 +82,118 @@ impl WithSimd for Work<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let most = ROWS[usize::from(S::F32_LANES < 16)];
-        let block = most * self.inner.max(1);
-        for (i, x) in self.x.chunks(block).enumerate() {
-            let rows = x.len() / self.inner.max(1);
-            let mut sums: Tile = [[0.0; WIDTH]; ROWS[0]];
-            self.w.sums(simd, x, self.panel, &mut sums[..rows]);
-            if let End::Gate(up) = self.end {
-                let mut ups: Tile = [[0.0; WIDTH]; ROWS[0]];
-                up.sums(simd, x, self.panel, &mut ups[..rows]);
-                for (gates, ups) in sums.iter_mut().zip(&ups).take(rows) {
-                    for (gate, &up) in gates.iter_mut().zip(ups) {
-                        *gate = *gate * sigmoid(*gate) * up;
-                    }
-                }
-            }
-            self.write(&sums[..rows], i * most);
+        let after = self.w.address(self.panel + 1);
+        if let End::Gate(up) = *self.end {
+            // one matrix after the other: two panels at once do not fit the nearest cache beside the rows
+            self.pass(simd, self.w, up.address(self.panel), |at, sums| {
+                self.write(at, sums);
+            });
+            self.pass(simd, up, after, |at, sums| self.gate(at, sums));
+        } else {
+            self.pass(simd, self.w, after, |at, sums| self.write(at, sums));
         }
     }
 }
 
 impl Work<'_> {
+    /// All rows with this panel of a matrix, as evenly as they can be cut. `end` gets where sums belong in the output.
     #[inline(always)]
-    fn write(&self, sums: &[[f32; WIDTH]], first: usize) {
-        let left = self.panel * WIDTH;
-        let width = WIDTH.min(self.w.outputs - left);
-        for (row, sums) in (first..).zip(sums) {
-            let at = row * self.w.outputs + left;
-            // SAFETY: no other core has these outputs.
-            #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
-            let out = unsafe { std::slice::from_raw_parts_mut(self.out.get().add(at), width) };
-            match self.end {
-                End::Onto(base) => {
-                    let base = &base[at..][..width];
-                    for ((out, &sum), &base) in out.iter_mut().zip(sums).zip(base) {
-                        *out = base + sum;
-                    }
-                }
-                _ => out.copy_from_slice(&sums[..width]),
+    fn pass<S: Simd>(
+        &self,
+        simd: S,
+        w: &Panels,
+        after: *const u8,
+        end: impl Fn(usize, &[f32; WIDTH]),
+    ) {
+        let inner = self.inner.max(1);
+        let rows = self.x.len() / inner;
+        let blocks = rows.div_ceil(ROWS[usize::from(S::F32_LANES < 16)]);
+        let mut first = 0;
+        for block in 0..blocks {
+            let next = first + (rows - first).div_ceil(blocks - block);
+            let mut sums: Tile = [[0.0; WIDTH]; ROWS[0]];
+            let sums = &mut sums[..next - first];
+            let ahead = Ahead {
+                panel: after,
+                block,
+                blocks,
+            };
+            w.sums(simd, &self.x[first * inner..], self.panel, ahead, sums);
+            for (row, sums) in (first..).zip(&*sums) {
+                end(row * w.outputs + self.panel * WIDTH, sums);
             }
+            first = next;
+        }
+    }
+
+    /// Outputs of this panel; the last may have fewer than 32.
+    #[inline(always)]
+    fn width(&self) -> usize {
+        WIDTH.min(self.w.outputs - self.panel * WIDTH)
+    }
+
+    #[inline(always)]
+    fn write(&self, at: usize, sums: &[f32; WIDTH]) {
+        let mut sums = *sums;
+        if let End::Onto(base) = self.end {
+            for (sum, &base) in sums.iter_mut().zip(&base[at..][..self.width()]) {
+                *sum += base;
+            }
+        }
+        // SAFETY: no other core has these outputs.
+        #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+        unsafe {
+            let out = self.out.get().add(at);
+            out.copy_from_nonoverlapping(sums.as_ptr(), self.width());
+        }
+    }
+
+    /// Multiplies with what was written.
+    #[inline(always)]
+    fn gate(&self, at: usize, ups: &[f32; WIDTH]) {
+        // SAFETY: no other core has these outputs, and this one wrote them.
+        #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+        let out = unsafe { std::slice::from_raw_parts_mut(self.out.get().add(at), self.width()) };
+        for (gate, &up) in out.iter_mut().zip(ups) {
+            *gate = *gate * sigmoid(*gate) * up;
         }
     }
 }
 
+/// What to ask the memory for meanwhile: the panel that comes next, a part of it for each block of rows.
+#[derive(Clone, Copy)]
+struct Ahead {
+    panel: *const u8,
+    block: usize,
+    blocks: usize,
+}
+
 impl Panels {
-    /// The sums of up to twelve rows with a panel, as many as `out` has place for.
+    /// Where a panel lies, or would lie.
     #[inline(always)]
-    fn sums<S: Simd>(&self, simd: S, x: &[f32], panel: usize, out: &mut [[f32; WIDTH]]) {
+    fn address(&self, panel: usize) -> *const u8 {
+        let inputs = panel * self.inner;
+        match &self.numbers {
+            Numbers::Exact(lines) => lines.as_ptr().wrapping_add(inputs).cast(),
+            Numbers::Int8(codes, _) => codes.as_ptr().wrapping_add(inputs).cast(),
+        }
+    }
+
+    /// The sums of the first rows with a panel, as many as `out` has place for.
+    #[inline(always)]
+    fn sums<S: Simd>(
+        &self,
+        simd: S,
+        x: &[f32],
+        panel: usize,
+        ahead: Ahead,
+        out: &mut [[f32; WIDTH]],
+    ) {
         let place = panel * self.inner..(panel + 1) * self.inner;
         match &self.numbers {
-            Numbers::Exact(lines) => fill(simd, x, &lines[place], out),
+            Numbers::Exact(lines) => fill(simd, x, &lines[place], ahead, out),
             Numbers::Int8(codes, scales) => {
-                fill(simd, x, &codes[place], out);
+                fill(simd, x, &codes[place], ahead, out);
                 let scales = &scales[panel * WIDTH..][..WIDTH];
                 for sums in out {
                     for (sum, &scale) in sums.iter_mut().zip(scales) {
@@ -183,20 +248,27 @@ impl Input for Codes {
 }
 
 #[inline(always)]
-fn fill<S: Simd, I: Input>(simd: S, x: &[f32], panel: &[I], out: &mut [[f32; WIDTH]]) {
+fn fill<S: Simd, I: Input>(
+    simd: S,
+    x: &[f32],
+    panel: &[I],
+    ahead: Ahead,
+    out: &mut [[f32; WIDTH]],
+) {
     match out.len() {
-        12 => sums::<S, I, 12>(simd, x, panel, out),
-        11 => sums::<S, I, 11>(simd, x, panel, out),
-        10 => sums::<S, I, 10>(simd, x, panel, out),
-        9 => sums::<S, I, 9>(simd, x, panel, out),
-        8 => sums::<S, I, 8>(simd, x, panel, out),
-        7 => sums::<S, I, 7>(simd, x, panel, out),
-        6 => sums::<S, I, 6>(simd, x, panel, out),
-        5 => sums::<S, I, 5>(simd, x, panel, out),
-        4 => sums::<S, I, 4>(simd, x, panel, out),
-        3 => sums::<S, I, 3>(simd, x, panel, out),
-        2 => sums::<S, I, 2>(simd, x, panel, out),
-        _ => sums::<S, I, 1>(simd, x, panel, out),
+        13 => sums::<S, I, 13>(simd, x, panel, ahead, out),
+        12 => sums::<S, I, 12>(simd, x, panel, ahead, out),
+        11 => sums::<S, I, 11>(simd, x, panel, ahead, out),
+        10 => sums::<S, I, 10>(simd, x, panel, ahead, out),
+        9 => sums::<S, I, 9>(simd, x, panel, ahead, out),
+        8 => sums::<S, I, 8>(simd, x, panel, ahead, out),
+        7 => sums::<S, I, 7>(simd, x, panel, ahead, out),
+        6 => sums::<S, I, 6>(simd, x, panel, ahead, out),
+        5 => sums::<S, I, 5>(simd, x, panel, ahead, out),
+        4 => sums::<S, I, 4>(simd, x, panel, ahead, out),
+        3 => sums::<S, I, 3>(simd, x, panel, ahead, out),
+        2 => sums::<S, I, 2>(simd, x, panel, ahead, out),
+        _ => sums::<S, I, 1>(simd, x, panel, ahead, out),
     }
 }
 
@@ -205,11 +277,16 @@ fn sums<S: Simd, I: Input, const R: usize>(
     simd: S,
     x: &[f32],
     panel: &[I],
+    ahead: Ahead,
     out: &mut [[f32; WIDTH]],
 ) {
     let (lanes, inner) = (S::F32_LANES, panel.len());
     assert!(x.len() >= R * inner, "rows that are not there");
-    for left in (0..WIDTH).step_by(2 * lanes) {
+    let vectors = 2 * lanes;
+    let share = size_of::<I>().div_ceil(ahead.blocks * (WIDTH / vectors));
+    for left in (0..WIDTH).step_by(vectors) {
+        let before = (ahead.block * (WIDTH / vectors) + left / vectors) * inner;
+        let mut wanted = ahead.panel.wrapping_add(before * share);
         let mut sums = [[simd.splat_f32s(0.0); 2]; R];
         // SAFETY: `x` has R rows of `inner` numbers and the panel as many of 32; a vector has `lanes`, of which 32 is a
         // multiple of twice as many.
@@ -219,6 +296,11 @@ fn sums<S: Simd, I: Input, const R: usize>(
         )]
         unsafe {
             for (i, input) in panel.iter().enumerate() {
+                prefetch(wanted);
+                if share > CACHE_LINE {
+                    prefetch(wanted.wrapping_add(CACHE_LINE));
+                }
+                wanted = wanted.wrapping_add(share);
                 let [a, b] = input.vectors::<S>(left);
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let x = simd.splat_f32s(*x.as_ptr().add(r * inner + i));
