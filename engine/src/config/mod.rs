@@ -130,6 +130,8 @@ pub struct RolloutConfig {
     pub quantization: Option<Quantization>,
     /// Every forward runs operation by operation, with no captured graph. The engine knows no other way: `false` is refused.
     pub enforce_eager: bool,
+    /// Whether a token is run before the host has seen the one before it: on GPUs where absent. No token changes.
+    pub async_scheduling: Option<bool>,
     /// Most bytes of keys and values. Where they run short, the youngest sequences wait and are computed again.
     pub kv_cache_memory_bytes: Option<Bytes>,
     /// Instead: the share of the device's total memory that weights, keys, values and temporaries may have while sampling.
@@ -182,6 +184,7 @@ impl Default for RolloutConfig {
             precision: None,
             quantization: None,
             enforce_eager: true,
+            async_scheduling: None,
             kv_cache_memory_bytes: None,
             gpu_memory_utilization: None,
             pack_weights: None,

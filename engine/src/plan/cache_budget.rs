@@ -58,5 +58,6 @@ pub fn engine_limits(
         max_num_batched_tokens: config.max_num_batched_tokens.max(max_num_seqs),
         max_model_len: config.max_model_len,
         kv_cache_bytes: kv_cache_bytes.map(|bytes| bytes as usize),
+        async_scheduling: config.async_scheduling,
     })
 }

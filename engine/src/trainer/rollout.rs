@@ -318,6 +318,7 @@ impl Tally {
             ("rollout/prefill_tokens_per_second", stats.prefill_rate()),
             ("rollout/decode_tokens_per_second", stats.decode_rate()),
             ("rollout/slot_occupancy", stats.occupancy()),
+            ("rollout/overrun_tokens", stats.overrun as f64),
             ("rollout/preemptions", stats.preemptions as f64),
             ("rollout/recomputed_tokens", stats.recomputed_tokens as f64),
             ("rollout/peak_cache_bytes", stats.peak_cache_bytes as f64),

@@ -1,10 +1,10 @@
-//! One token for every row of a batch of logits.
+//! One token for every row of a batch of logits, on the device until somebody looks.
 
 use super::Sampling;
 use super::truncate::draw_truncated;
 use crate::random::DrawKey;
 use crate::{Error, Result};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{self, Choice, Truncation};
 use rayon::prelude::*;
 
@@ -16,6 +16,44 @@ pub(super) struct Chosen {
     pub logp: f32,
     /// Under the full one.
     pub full_logp: f32,
+}
+
+/// A token for every row: on the host, or where it was drawn.
+#[derive(Debug)]
+pub(super) enum Drawn {
+    Host(Vec<Chosen>),
+    /// `[rows, 3]`: its id, its log-prob and that under the full distribution; or `[rows, 2]` where both are the same. In one
+    /// tensor, for each reading waits for the device. Ids are exact in f32 up to 2²⁴.
+    Device(Tensor<2>),
+}
+
+impl Drawn {
+    /// The tokens as inputs of a forward, `[rows]`. Nobody waits for them.
+    pub fn ids(&self, device: &Device) -> Tensor<1, Int> {
+        match self {
+            Self::Host(chosen) => {
+                let ids: Vec<i32> = chosen.iter().map(|c| c.token as i32).collect();
+                Tensor::from_data(TensorData::new(ids, [chosen.len()]), device)
+            }
+            Self::Device(rows) => rows.clone().narrow(1, 0, 1).squeeze_dim::<1>(1).int(),
+        }
+    }
+
+    /// The tokens and their log-probs, as soon as the device has them.
+    pub fn read(self) -> Result<Vec<Chosen>> {
+        let rows = match self {
+            Self::Host(chosen) => return Ok(chosen),
+            Self::Device(rows) => rows,
+        };
+        let [_, width] = rows.dims();
+        let rows: Vec<f32> = read(rows)?;
+        let chosen = |row: &[f32]| Chosen {
+            token: row[0] as u32,
+            logp: row[1],
+            full_logp: row[width - 1],
+        };
+        Ok(rows.chunks_exact(width).map(chosen).collect())
+    }
 }
 
 /// What decides a row's token: nothing where nobody looks at it.
@@ -44,11 +82,7 @@ impl Draw {
 /// no kernel, tensor operations do them on the device too, but truncate on the host: no backend sorts on the device, and finding
 /// boundaries by bisection in tensor operations takes some eighty passes over the logits, which is no faster than reading them
 /// back once and sorting the few that matter.
-pub(super) fn choose(
-    logits: Tensor<2>,
-    sampling: &Sampling,
-    draws: &[Draw],
-) -> Result<Vec<Chosen>> {
+pub(super) fn choose(logits: Tensor<2>, sampling: &Sampling, draws: &[Draw]) -> Result<Drawn> {
     let uniforms: Vec<f32> = draws.iter().map(Draw::uniform).collect();
     if !sampling.is_truncated() || sampling.is_greedy() {
         let uniforms = (!sampling.is_greedy()).then_some(&uniforms[..]);
@@ -59,7 +93,7 @@ pub(super) fn choose(
                 logp,
                 full_logp: logp,
             };
-            return Ok(drawn.into_iter().map(chosen).collect());
+            return Ok(Drawn::Host(drawn.into_iter().map(chosen).collect()));
         }
     }
     let choice = Choice {
@@ -72,16 +106,10 @@ pub(super) fn choose(
         uniforms: (!sampling.is_greedy()).then_some(&uniforms),
     };
     if let Some(rows) = kernels::choose_rows(&logits, choice) {
-        let rows: Vec<f32> = read(rows)?;
-        let chosen = |row: &[f32]| Chosen {
-            token: row[0] as u32,
-            logp: row[1],
-            full_logp: row[2],
-        };
-        return Ok(rows.chunks_exact(3).map(chosen).collect());
+        return Ok(Drawn::Device(rows));
     }
     if sampling.is_greedy() {
-        return on_device(logits, None);
+        return Ok(Drawn::Device(on_device(logits, None)));
     }
     let z = if (sampling.temperature - 1.0).abs() < f64::EPSILON {
         logits
@@ -89,18 +117,17 @@ pub(super) fn choose(
         logits / sampling.temperature
     };
     if !sampling.is_truncated() {
-        return on_device(z, Some(uniforms));
+        return Ok(Drawn::Device(on_device(z, Some(uniforms))));
     }
     let vocab = z.dims()[1];
     let z: Vec<f32> = read(z)?;
-    Ok(z.par_chunks(vocab)
-        .zip(uniforms)
-        .map(|(row, u)| draw_truncated(row, sampling, u))
-        .collect())
+    let rows = z.par_chunks(vocab).zip(uniforms);
+    let chosen = rows.map(|(row, u)| draw_truncated(row, sampling, u));
+    Ok(Drawn::Host(chosen.collect()))
 }
 
-/// Argmax, or inversion of the cumulative distribution at the given uniform numbers.
-fn on_device(z: Tensor<2>, uniforms: Option<Vec<f32>>) -> Result<Vec<Chosen>> {
+/// Argmax, or inversion of the cumulative distribution at the given uniform numbers: `[rows, 2]` of ids and log-probs.
+fn on_device(z: Tensor<2>, uniforms: Option<Vec<f32>>) -> Tensor<2> {
     let [rows, _] = z.dims();
     let device = z.device();
     let max = z.clone().max_dim(1);
@@ -118,14 +145,7 @@ fn on_device(z: Tensor<2>, uniforms: Option<Vec<f32>>) -> Result<Vec<Chosen>> {
         }
     };
     let logp = z.gather(1, tokens.clone()) - max - total.log();
-    // in one piece: each reading waits for the device. Ids are exact in f32 up to 2^24
-    let both: Vec<f32> = read(Tensor::cat(vec![tokens.float(), logp], 1))?;
-    let chosen = |pair: &[f32]| Chosen {
-        token: pair[0] as u32,
-        logp: pair[1],
-        full_logp: pair[1],
-    };
-    Ok(both.chunks_exact(2).map(chosen).collect())
+    Tensor::cat(vec![tokens.float(), logp], 1)
 }
 
 fn read(t: Tensor<2>) -> Result<Vec<f32>> {

@@ -3,11 +3,16 @@
 //! A round lets ready sequences enter free slots, runs one chunk of prompts where slots will be free, and then one token of
 //! every sequence in a slot. So prompts, however long, hold decoding up for one forward of `max_num_batched_tokens` at most.
 //!
+//! A GPU works behind the program's back. There a token is run from the one before it before the host has seen that one, as long as
+//! the host has nothing to change: no sequence that waits for a slot, no column to make, no completion that is about to be as long as
+//! it may be. So the device always has work, and a sequence that ended with the token unseen has run for one more, which nobody
+//! reads.
+//!
 //! Where the cache runs short, sequences that are ready but not in a slot give theirs back first, then the youngest in a slot
 //! lose their place: they wait, and are computed again from their prompt and what they have drawn. A draw depends on the
 //! sequence and the position alone, so the tokens are the same. The oldest never loses its place, so all of them end.
 
-use super::choose::{Chosen, Draw, choose};
+use super::choose::{Chosen, Draw, Drawn, choose};
 use super::prefill::{Filling, Ready};
 use super::queue::{Queue, Sequence};
 use super::slots::{Around, Room, Slots};
@@ -42,9 +47,19 @@ pub(super) struct Engine<'a> {
     one_by_one: bool,
     /// Whether the sequences in the slots have begun to decode.
     begun: bool,
+    /// Whether a token is run before the host has seen the one before it.
+    ahead: bool,
+    /// The last token of every row that had a sequence, which the host has not seen.
+    unseen: Option<Unseen>,
     stats: Stats,
     hold: Option<Hold>,
     ended: &'a mut dyn FnMut(Sample),
+}
+
+/// Tokens that were run, and of how many sequences.
+struct Unseen {
+    drawn: Drawn,
+    live: usize,
 }
 
 impl<'a> Engine<'a> {
@@ -76,6 +91,10 @@ impl<'a> Engine<'a> {
             most: room.rows,
             one_by_one: false,
             begun: false,
+            ahead: limits
+                .async_scheduling
+                .unwrap_or_else(|| !is_cpu(decoder.device())),
+            unseen: None,
             stats: Stats::default(),
             hold: None,
             ended,
@@ -85,6 +104,9 @@ impl<'a> Engine<'a> {
     /// Runs until every sequence has ended.
     pub fn run(mut self) -> Result<Stats> {
         loop {
+            if !self.may_run_ahead() {
+                self.look()?;
+            }
             self.enter();
             if self.wants_prompts() {
                 let started = Instant::now();
@@ -263,7 +285,8 @@ impl<'a> Engine<'a> {
                 self.decoder.head().logits(hidden),
                 self.generator.sampling,
                 &draws,
-            )?;
+            )?
+            .read()?;
             for ((job, mut sequence), chosen) in few.into_iter().zip(chosen) {
                 if self.accept(&mut sequence, chosen)? {
                     self.end(sequence);
@@ -277,23 +300,52 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
+    /// Whether another token can be run before the host sees the last: nothing changes the rows, whatever that is.
+    fn may_run_ahead(&self) -> bool {
+        let (device, live) = (self.decoder.device(), self.slots.live());
+        let waiting = self.filling.is_some() || !self.ready.is_empty() || !self.queue.is_empty();
+        let full = live >= self.most && self.filling.is_none();
+        let lasts = |sequence: &Sequence| {
+            let request = &self.queue.requests()[sequence.sample.request];
+            sequence.sample.tokens.len() + 1 < self.generator.most_new(request, &self.limits)
+        };
+        live > 0
+            && (full || !waiting)
+            && self.slots.has_column()
+            && !self.slots.should_close(!is_cpu(device))
+            && self.slots.rows().iter().flatten().all(lasts)
+    }
+
     /// One token of every sequence in a slot.
     fn decode(&mut self) -> Result<()> {
-        self.slots.close(!is_cpu(self.decoder.device()));
-        self.make_column();
+        let unseen = self.unseen.take();
+        if unseen.is_none() {
+            self.slots.close(!is_cpu(self.decoder.device()));
+            self.make_column();
+        }
         self.begun = true;
-        let rows = self.slots.rows();
+        let (rows, live) = (self.slots.rows(), self.slots.live());
         let last = |row: &Option<Sequence>| {
             let token = row.as_ref().and_then(|s| s.sample.tokens.last());
             token.map_or(0, |&t| t as i32)
         };
-        let ids = self.ints(rows.iter().map(last).collect());
+        let ids = match &unseen {
+            Some(unseen) => unseen.drawn.ids(self.decoder.device()),
+            None => self.ints(rows.iter().map(last).collect()),
+        };
+        let later = u32::from(unseen.is_some());
+        let next = |sequence: &Sequence| {
+            let draw = draw(sequence);
+            Draw {
+                position: draw.position + later,
+                ..draw
+            }
+        };
         let draws: Vec<Draw> = rows
             .iter()
-            .map(|row| row.as_ref().map_or(Draw::NONE, draw))
+            .map(|row| row.as_ref().map_or(Draw::NONE, next))
             .collect();
         self.stats.decode_steps += 1;
-        self.stats.occupied += self.slots.live();
         self.stats.slots += self.room.rows;
         let Some(cache) = self.slots.cache_mut() else {
             return Ok(());
@@ -305,11 +357,35 @@ impl<'a> Engine<'a> {
         };
         let (decoder, sampling) = (self.decoder, self.generator.sampling);
         let ctx = Context::cached(decoder.arch(), columns, decoder.device());
-        let chosen = on_a_core(decoder.device(), || {
+        let drawn = on_a_core(decoder.device(), || {
             let hidden = decoder.hidden_cached(ids, &ctx, cache);
             choose(decoder.head().logits(hidden), sampling, &draws)
         })?;
-        for (row, chosen) in chosen.into_iter().enumerate() {
+        // the device has its next work: time to look at what it did before
+        if let Some(unseen) = unseen {
+            self.see(unseen)?;
+        }
+        self.unseen = Some(Unseen { drawn, live });
+        if self.ahead { Ok(()) } else { self.look() }
+    }
+
+    /// Looks at tokens that nobody has seen, if there are any.
+    fn look(&mut self) -> Result<()> {
+        match self.unseen.take() {
+            Some(unseen) => self.see(unseen),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives every sequence in a slot its token.
+    fn see(&mut self, unseen: Unseen) -> Result<()> {
+        let live = self.slots.live();
+        self.stats.occupied += live;
+        self.stats.overrun += unseen.live - live;
+        if live == 0 {
+            return Ok(());
+        }
+        for (row, chosen) in unseen.drawn.read()?.into_iter().enumerate() {
             let Some(mut sequence) = self.slots.rows_mut()[row].take() else {
                 continue;
             };

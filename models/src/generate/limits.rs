@@ -17,6 +17,9 @@ pub struct Limits {
     pub max_model_len: Option<usize>,
     /// Most bytes of keys and values. Where they run short, the youngest sequences wait and are computed again.
     pub kv_cache_bytes: Option<usize>,
+    /// Whether a token is run before the host has seen the one before it. Where `None`: on GPUs, which work behind the program's
+    /// back. No token changes.
+    pub async_scheduling: Option<bool>,
 }
 
 impl Limits {
@@ -28,6 +31,7 @@ impl Limits {
             max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS.max(max_num_seqs),
             max_model_len: None,
             kv_cache_bytes: None,
+            async_scheduling: None,
         }
     }
 

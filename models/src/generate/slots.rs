@@ -169,9 +169,14 @@ impl Slots {
         }
     }
 
+    /// Whether there is a column to write.
+    pub fn has_column(&self) -> bool {
+        self.cache.as_ref().is_some_and(|c| c.used() < c.capacity())
+    }
+
     /// Makes sure that there is a column to write. False where the cache may not grow so far.
     pub fn make_column(&mut self, arch: &Arch, device: &Device, around: Around) -> bool {
-        if self.cache.as_ref().is_some_and(|c| c.used() < c.capacity()) {
+        if self.has_column() {
             return true;
         }
         let (live, used) = (self.live(), self.longest());
@@ -256,10 +261,19 @@ impl Slots {
         }
     }
 
-    /// Closes holes: the last sequences move into them. As long as `spare` of the rows are holes they stay, where the number
-    /// of rows should not change often.
+    /// Whether holes should be closed. A quarter of the rows may be holes where the number of rows should not change often.
+    pub fn should_close(&self, lazy: bool) -> bool {
+        let (live, rows) = (self.live(), self.rows.len());
+        if lazy {
+            live * 4 <= rows * 3
+        } else {
+            live < rows
+        }
+    }
+
+    /// Closes holes where it should: the last sequences move into them.
     pub fn close(&mut self, lazy: bool) {
-        if lazy && self.live() * 4 > self.rows.len() * 3 {
+        if !self.should_close(lazy) {
             return;
         }
         let Some(cache) = &mut self.cache else { return };

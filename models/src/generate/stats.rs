@@ -17,6 +17,8 @@ pub struct Stats {
     pub occupied: usize,
     /// Slots there could have been, summed over those forwards.
     pub slots: usize,
+    /// Tokens that were run for sequences that had ended: the host had not seen the end yet.
+    pub overrun: usize,
     /// Times that a sequence lost its place because the cache was short.
     pub preemptions: usize,
     /// Most bytes of keys and values at a time.
@@ -57,6 +59,7 @@ impl Stats {
         self.decode_steps += other.decode_steps;
         self.occupied += other.occupied;
         self.slots += other.slots;
+        self.overrun += other.overrun;
         self.preemptions += other.preemptions;
         self.peak_cache_bytes = self.peak_cache_bytes.max(other.peak_cache_bytes);
         self.prefill_time += other.prefill_time;

@@ -189,11 +189,18 @@ fn schedule() -> impl Strategy<Value = Schedule> {
         prop::collection::vec(1_usize..30, 1..9),
         1_usize..5,
         (samplings, 1_usize..24, 0_u32..8),
-        (1_usize..9, 0_usize..80, model_len),
+        (1_usize..9, 0_usize..80, model_len, any::<bool>()),
         (prop::option::of(1.0_f64..6.0), packing()),
     )
         .prop_map(
-            |(family, lengths, n, (sampling, new, stops), (slots, batched, model_len), memory)| {
+            |(
+                family,
+                lengths,
+                n,
+                (sampling, new, stops),
+                (slots, batched, model_len, ahead),
+                memory,
+            )| {
                 let (budget, packing) = memory;
                 Schedule {
                     family,
@@ -207,6 +214,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
                     limits: Limits {
                         max_num_batched_tokens: slots + batched,
                         max_model_len: model_len,
+                        async_scheduling: Some(ahead),
                         ..Limits::new(slots)
                     },
                     budget,
@@ -272,7 +280,11 @@ fn run(schedule: &Schedule) -> Generated {
         stats.new_tokens >= drawn && (stats.preemptions > 0 || stats.new_tokens == drawn),
         "{stats:?}"
     );
-    assert!(stats.occupied <= stats.slots);
+    assert!(stats.occupied + stats.overrun <= stats.slots);
+    assert!(
+        stats.overrun <= drawn && (stats.overrun == 0 || limits.async_scheduling == Some(true)),
+        "{stats:?}"
+    );
     if let Some(bytes) = limits.kv_cache_bytes {
         assert!(
             stats.peak_cache_bytes <= bytes,

@@ -5,13 +5,14 @@ use crate::support::model::Model;
 use crate::support::tolerance::F32_ELSEWHERE;
 use crate::support::{assert_close, checked, fixtures, folders};
 use burn::tensor::Device;
-use firebrick_models::generate::{Generator, Limits, Request, Sample, Sampling};
+use firebrick_models::generate::{Generated, Generator, Limits, Request, Sample, Sampling};
 use firebrick_models::random::DrawKey;
 
 on_devices! {
     greedy_continuations_are_those_of_transformers,
     draws_are_those_of_the_cpu,
     slots_chunks_and_a_short_cache_change_no_token,
+    a_token_that_is_run_before_the_last_is_seen_changes_none,
 }
 
 fn greedy_continuations_are_those_of_transformers(device: &Device) {
@@ -32,6 +33,7 @@ fn greedy_continuations_are_those_of_transformers(device: &Device) {
             new: greedy.max_new_tokens,
             n: 1,
             kept: None,
+            stop_ids: 0,
         };
         let found = generate(&model, &prompts, asked, &Limits::new(64));
         for (found, expected) in found.iter().zip(&greedy.samples) {
@@ -77,6 +79,27 @@ fn slots_chunks_and_a_short_cache_change_no_token(device: &Device) {
     }
 }
 
+fn a_token_that_is_run_before_the_last_is_seen_changes_none(device: &Device) {
+    let (model, _) = model(&fixtures().join("models/qwen2-tied"), device);
+    let asked = Asked {
+        stop_ids: 20,
+        new: 24,
+        ..DRAWN
+    };
+    let run = |ahead| {
+        let limits = Limits {
+            async_scheduling: Some(ahead),
+            ..Limits::new(64)
+        };
+        run(&model, &PROMPTS.map(<[u32]>::to_vec), asked, &limits)
+    };
+    let (late, at_once) = (run(true), run(false));
+    assert_same(&late.samples, &at_once.samples);
+    assert_eq!(at_once.stats.overrun, 0);
+    assert!(late.stats.overrun > 0, "{:?}", late.stats);
+    assert_eq!(late.stats.new_tokens, at_once.stats.new_tokens);
+}
+
 const PROMPTS: [&[u32]; 2] = [&[7, 41, 68], &[7, 47, 18, 66, 71]];
 
 /// Drawn from the whole distribution.
@@ -85,6 +108,7 @@ const DRAWN: Asked = Asked {
     new: 12,
     n: 3,
     kept: None,
+    stop_ids: 0,
 };
 
 /// Drawn from the likeliest tokens, by all three kinds of truncation.
@@ -119,9 +143,15 @@ struct Asked {
     n: usize,
     /// Top-k, top-p and min-p, where tokens are left out.
     kept: Option<(usize, f64, f64)>,
+    /// The first so many tokens end a completion.
+    stop_ids: u32,
 }
 
 fn generate(model: &Model, prompts: &[Vec<u32>], asked: Asked, limits: &Limits) -> Vec<Sample> {
+    run(model, prompts, asked, limits).samples
+}
+
+fn run(model: &Model, prompts: &[Vec<u32>], asked: Asked, limits: &Limits) -> Generated {
     let (top_p, min_p) = asked.kept.map_or((1.0, 0.0), |(_, p, m)| (p, m));
     let sampling = Sampling {
         temperature: asked.temperature,
@@ -129,6 +159,7 @@ fn generate(model: &Model, prompts: &[Vec<u32>], asked: Asked, limits: &Limits) 
         top_p,
         min_p,
         max_new_tokens: asked.new,
+        stop_ids: (0..asked.stop_ids).collect(),
         ..Sampling::default()
     };
     let request = |(draw, tokens): (usize, &Vec<u32>)| Request {
@@ -143,7 +174,5 @@ fn generate(model: &Model, prompts: &[Vec<u32>], asked: Asked, limits: &Limits) 
     let requests: Vec<Request> = prompts.iter().enumerate().map(request).collect();
     let generator = Generator::new(&model.decoder, None, &sampling).expect("sampling that works");
     let generated = generator.run_with(&requests, asked.n, limits, |_| {});
-    let mut samples = generated.expect("samples").samples;
-    samples.sort_by_key(|s| (s.request, s.sample));
-    samples
+    generated.expect("samples")
 }

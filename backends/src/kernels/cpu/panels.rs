@@ -128,7 +128,9 @@ impl Panels {
     pub fn bytes(&self) -> usize {
         match &self.numbers {
             Numbers::Exact(lines) => size_of_val(lines.as_slice()),
-            Numbers::Int8(codes, scales) => size_of_val(codes.as_slice()) + size_of_val(scales.as_slice()),
+            Numbers::Int8(codes, scales) => {
+                size_of_val(codes.as_slice()) + size_of_val(scales.as_slice())
+            }
         }
     }
 
