@@ -55,7 +55,7 @@ impl Backend {
     fn hint(self) -> &'static str {
         match self {
             Self::Cpu => "it is always there",
-            Self::Cuda => "it needs an NVIDIA driver and a CUDA toolkit with NVRTC",
+            Self::Cuda => "it needs an NVIDIA driver and a CUDA toolkit (NVRTC and headers)",
             Self::Wgpu => "it needs a graphics driver: Vulkan, Metal or DX12",
             Self::Vulkan => "it needs a Vulkan driver",
             Self::Metal => "it needs macOS",
@@ -234,6 +234,13 @@ fn probe_backend(backend: Backend) -> BackendReport {
 
 fn describe(backend: Backend, index: usize, device: &Device) -> Result<DeviceInfo> {
     let spec = DeviceSpec::Named { backend, index };
+    #[cfg(feature = "cuda")]
+    if let (Backend::Cuda, Some(detail)) = (backend, crate::toolkit::missing_here()) {
+        return Err(Error::Open {
+            device: spec.to_string(),
+            detail,
+        });
+    }
     let opened = quietly(|| {
         let (name, software) = identity(backend, device);
         let dtypes = [
@@ -282,6 +289,19 @@ fn identity(backend: Backend, _device: &Device) -> (String, bool) {
 #[must_use]
 pub fn is_cpu(device: &Device) -> bool {
     device.clone().inner() == Device::flex()
+}
+
+/// Whether a device has processors of its own, which work while the program goes on: neither the CPU backend nor a driver in
+/// software.
+#[must_use]
+pub fn works_beside(device: &Device) -> bool {
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    let software = device
+        .identity()
+        .is_some_and(|identity| identity.physical.is_none());
+    #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
+    let software = false;
+    !is_cpu(device) && !software
 }
 
 /// Whether f32 matrix products may be rounded to TF32 on devices that have it. The first call of a process decides, and

@@ -9,6 +9,8 @@ pub mod kernels;
 pub mod memory;
 pub mod precision;
 pub mod profile;
+#[cfg(any(feature = "cuda", test))]
+mod toolkit;
 pub mod trace;
 pub mod transfer;
 

@@ -55,6 +55,8 @@ class Context:
     """What every stage runs with."""
 
     programs: dict[str, Path]
+    # What they need in their environment beside what is there.
+    env: dict[str, str]
     device: str
     precision: str
     small: bool
@@ -71,7 +73,7 @@ class Context:
 
     def ours(self, name: str, words: list, limit: float, log: str) -> measure.Finished:
         # tests find the project by this
-        env = {"CARGO_MANIFEST_DIR": str(ROOT), f"FIREBRICK_REQUIRE_{self.device.upper()}": "1"}
+        env = self.env | {"CARGO_MANIFEST_DIR": str(ROOT), f"FIREBRICK_REQUIRE_{self.device.upper()}": "1"}
         return measure.run([self.program(name), *words], limit, self.folder / f"{log}.log", env)
 
     def peer(self, script: str, words: list, limit: float, log: str) -> measure.Finished:

@@ -130,7 +130,8 @@ pub struct RolloutConfig {
     pub quantization: Option<Quantization>,
     /// Every forward runs operation by operation, with no captured graph. The engine knows no other way: `false` is refused.
     pub enforce_eager: bool,
-    /// Whether a token is run before the host has seen the one before it: on GPUs where absent. No token changes.
+    /// Whether a token is run before the host has seen the one before it: where absent, on devices that work
+    /// beside the program. No token changes.
     pub async_scheduling: Option<bool>,
     /// Most bytes of keys and values. Where they run short, the youngest sequences wait and are computed again.
     pub kv_cache_memory_bytes: Option<Bytes>,

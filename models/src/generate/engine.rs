@@ -22,7 +22,7 @@ use crate::layer::{Columns, Context};
 use crate::{Decoder, Result};
 use burn::tensor::{Int, Tensor, TensorData};
 use firebrick_backends::accounts::{Category, Hold, Home};
-use firebrick_backends::device::is_cpu;
+use firebrick_backends::device::{is_cpu, works_beside};
 use firebrick_backends::kernels::on_a_core;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -93,7 +93,7 @@ impl<'a> Engine<'a> {
             begun: false,
             ahead: limits
                 .async_scheduling
-                .unwrap_or_else(|| !is_cpu(decoder.device())),
+                .unwrap_or_else(|| works_beside(decoder.device())),
             unseen: None,
             stats: Stats::default(),
             hold: None,

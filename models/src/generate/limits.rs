@@ -17,8 +17,8 @@ pub struct Limits {
     pub max_model_len: Option<usize>,
     /// Most bytes of keys and values. Where they run short, the youngest sequences wait and are computed again.
     pub kv_cache_bytes: Option<usize>,
-    /// Whether a token is run before the host has seen the one before it. Where `None`: on GPUs, which work behind the program's
-    /// back. No token changes.
+    /// Whether a token is run before the host has seen the one before it. Where `None`: on devices that work beside the program. No
+    /// token changes.
     pub async_scheduling: Option<bool>,
 }
 
