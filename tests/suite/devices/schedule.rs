@@ -22,6 +22,7 @@ use crate::support::{assert_close, assert_gradient, checked, fixtures, folders};
 on_devices! {
     every_plan_gives_the_loss_and_gradients_of_the_plain_one,
     every_place_of_the_optimizer_gives_the_weights_of_the_plain_one,
+    sums_in_any_order_give_the_weights_of_those_in_one_order,
 }
 
 fn rows(model: &Model) -> Vec<Sequence> {
@@ -61,8 +62,16 @@ fn compare_passes(model: &Model, table: &[(String, MemoryConfig)]) -> usize {
 
 /// Weights after two updates under a plan, by name, as their change from the start.
 fn changes(model: &Model, memory: &MemoryConfig) -> BTreeMap<String, Vec<f64>> {
+    changes_on(model, memory, Runtime::new(model.decoder.device()))
+}
+
+fn changes_on(
+    model: &Model,
+    memory: &MemoryConfig,
+    runtime: Runtime,
+) -> BTreeMap<String, Vec<f64>> {
     let plan = memory.plan(model.decoder.arch()).expect("a plan");
-    let runtime = Runtime::new(model.decoder.device()).with_prefetch(plan.prefetch);
+    let runtime = runtime.with_prefetch(plan.prefetch);
     let optim = OptimConfig {
         clip_grad: None,
         weight_decay: 0.0,
@@ -145,4 +154,16 @@ fn every_place_of_the_optimizer_gives_the_weights_of_the_plain_one(device: &Devi
     let kinds = usize::from(Precision::Bf16.check(device).is_err());
     let cases = compare_updates(&model, &places) + compare_moments(&model, &MOMENTS[kinds..]);
     checked("places and kinds of moments", cases);
+}
+
+fn sums_in_any_order_give_the_weights_of_those_in_one_order(device: &Device) {
+    let (model, _) = model(&fixtures().join("models/llama-gqa"), device);
+    let memory = MemoryConfig::default();
+    let expected = changes(&model, &memory);
+    let runtime = Runtime::new(device).with_determinism(false);
+    let found = changes_on(&model, &memory, runtime);
+    for (parameter, found) in &found {
+        assert_gradient(parameter, found, &expected[parameter], F32_UPDATE);
+    }
+    checked("parameters", found.len());
 }
