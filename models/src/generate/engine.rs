@@ -105,7 +105,9 @@ impl<'a> Engine<'a> {
     pub fn run(mut self) -> Result<Stats> {
         loop {
             if !self.may_run_ahead() {
+                let started = Instant::now();
                 self.look()?;
+                self.stats.decode_time += started.elapsed();
             }
             self.enter();
             if self.wants_prompts() {

@@ -13,7 +13,7 @@ pub struct Stats {
     pub new_tokens: usize,
     /// Forwards of one token a sequence.
     pub decode_steps: usize,
-    /// Sequences that were in a slot, summed over those forwards.
+    /// Sequences in a slot that had not ended, summed over those forwards.
     pub occupied: usize,
     /// Slots there could have been, summed over those forwards.
     pub slots: usize,
@@ -25,7 +25,7 @@ pub struct Stats {
     pub peak_cache_bytes: usize,
     /// Time of the prompts' forwards, first tokens included.
     pub prefill_time: Duration,
-    /// Time of all other forwards.
+    /// Time of all other forwards, waiting for their tokens included.
     pub decode_time: Duration,
 }
 

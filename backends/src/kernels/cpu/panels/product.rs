@@ -28,6 +28,8 @@ pub(super) fn products(x: &FlexTensor, w: &[&Panels], end: &End<'_>) -> Vec<Flex
         w.iter().all(|w| w.inner == inner),
         "matrices of other inputs"
     );
+    // without inputs there is no sum that anything would write
+    assert!(inner > 0, "matrices without inputs");
     let x: &[f32] = elements(x);
     let mut out: Vec<Room<f32>> = w.iter().map(|w| Room::new(rows * w.outputs)).collect();
     let targets: Vec<Shared<f32>> = out.iter_mut().map(Room::place).collect();
@@ -105,7 +107,7 @@ impl Work<'_> {
         after: *const u8,
         end: impl Fn(usize, &[f32; WIDTH]),
     ) {
-        let inner = self.inner.max(1);
+        let inner = self.inner;
         let rows = self.x.len() / inner;
         let blocks = rows.div_ceil(ROWS[usize::from(S::F32_LANES < 16)]);
         let mut first = 0;
