@@ -166,7 +166,12 @@ fn main() {
         }
         for model in sizes.models {
             for &length in sizes.lengths {
-                bench.attention(model, (length, sizes.tokens / length), (name, dtype));
+                let extent = (length, sizes.tokens / length);
+                bench.attention(model, extent, (name, dtype), true);
+                // on a GPU the choice between the two is made by what this measures
+                if !is_cpu(&bench.device) {
+                    bench.attention(model, extent, (name, dtype), false);
+                }
             }
         }
     }
@@ -336,12 +341,14 @@ impl Bench {
         })
     }
 
-    /// Causal attention of `sequences` of one length, and its gradient; only pairs that see each other count.
+    /// Causal attention of `sequences` of one length, and its gradient; only pairs that see each other count. As models do it, or
+    /// in tensor operations.
     fn attention(
         &mut self,
         model: &Model,
         (length, sequences): (usize, usize),
         (name, dtype): (&str, DType),
+        as_models: bool,
     ) {
         let &Model {
             heads,
@@ -349,15 +356,25 @@ impl Bench {
             head_dim,
             ..
         } = model;
+        let case = if as_models {
+            "attention"
+        } else {
+            "attention in operations"
+        };
         let pairs = (sequences * heads * length * (length + 1) / 2) as f64;
         let work = 4.0 * pairs * head_dim as f64;
         let line = |pass: &str| {
             json!({
-                "case": "attention", "name": model.name, "dtype": name, "pass": pass, "tokens": length,
+                "case": case, "name": model.name, "dtype": name, "pass": pass, "tokens": length,
                 "sequences": sequences, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim
             })
         };
-        let made = |device: &Device| Attention::new(model, (length, sequences), dtype, device);
+        let made = |device: &Device| {
+            kernels::enable(as_models);
+            let made = Attention::new(model, (length, sequences), dtype, device);
+            kernels::enable(true);
+            made
+        };
         let rate = |work: f64, time: f64| json!({"seconds": time, "tflops": work / time / 1e12});
         self.case(line("forward"), |device| {
             let attention = made(device);

@@ -5,11 +5,11 @@
 mod support;
 
 mod devices;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod kernels;
 mod names;
 mod parity;
 mod program;
-#[cfg(feature = "wgpu")]
-mod wgpu_kernels;
 
 /// What this binary's tensors are.
 const PRECISION: burn::tensor::FloatDType = burn::tensor::FloatDType::F32;

@@ -19,7 +19,7 @@ pub enum Operation {
     DecodeAttention,
     /// Attention of whole sequences.
     Attention,
-    /// The same where they are too long for all scores of one to be there at once.
+    /// Attention of sequences that are too long for all scores of one to be there at once.
     LongAttention,
     /// The update of a parameter by `AdamW`.
     AdamW,
@@ -56,19 +56,19 @@ impl Operation {
 #[must_use]
 pub fn used(operation: Operation, backend: Backend) -> bool {
     match operation {
-        Operation::Norm
+        // the CPU updates in tensor operations, or on the host's own path
+        Operation::AdamW | Operation::Block8 | Operation::Embedding => backend != Backend::Cpu,
+        // On GPUs in half precision the kernel's products are on tensor cores where there are any. On plain units it makes 18 · dim
+        // operations a score, forward and backward; tensor operations make as many, and move some 140 bytes of scores besides.
+        // With products in f32 that is about even, and takes no memory for scores: CUDA has it for all lengths, for the sake of
+        // half precision; others, whose half precision is on plain units too, where scores would not fit at once.
+        Operation::Attention => matches!(backend, Backend::Cpu | Backend::Cuda),
+        Operation::LongAttention
+        | Operation::Norm
         | Operation::Gate
         | Operation::Rotary
         | Operation::Scores
         | Operation::Draw
         | Operation::DecodeAttention => true,
-        // the CPU updates in tensor operations, or on the host's own path
-        Operation::AdamW | Operation::Block8 | Operation::Embedding => backend != Backend::Cpu,
-        Operation::Attention => backend == Backend::Cpu,
-        // The kernel for GPUs has no tensor cores. Forward and backward, it makes 18 · dim operations a score; tensor operations
-        // in chunks make as many, and move some 140 bytes of scores besides. With f32 products that is about even, and takes no
-        // memory for scores. Beside bf16 products on tensor cores, an H100's at 20 to 40 times the rate, the bytes cost a
-        // quarter of what the kernel's operations do.
-        Operation::LongAttention => backend != Backend::Cuda,
     }
 }

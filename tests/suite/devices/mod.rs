@@ -5,14 +5,14 @@
 //! A GPU runs one test at a time: kernels are compiled once a process, and a software adapter has the same cores as the tests.
 
 mod batching;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod memory;
 mod objectives;
 mod parity;
 mod precision;
 mod rollout;
 mod schedule;
 mod training;
-#[cfg(feature = "wgpu")]
-mod wgpu_memory;
 
 use crate::support::golden::Golden;
 use crate::support::model::Model;
@@ -27,17 +27,10 @@ use std::path::Path;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Makes a test on every device of each function that takes one.
-macro_rules! on_devices {
+/// Makes a test on every GPU that the build knows of each function that takes a device.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+macro_rules! on_gpus {
     ($($test:ident),* $(,)?) => {
-        mod cpu {
-            $(
-                #[test]
-                fn $test() {
-                    super::$test(&crate::support::device());
-                }
-            )*
-        }
         #[cfg(feature = "wgpu")]
         mod wgpu {
             $(
@@ -60,6 +53,24 @@ macro_rules! on_devices {
                 }
             )*
         }
+    };
+}
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+pub(crate) use on_gpus;
+
+/// Makes a test on every device of each function that takes one.
+macro_rules! on_devices {
+    ($($test:ident),* $(,)?) => {
+        mod cpu {
+            $(
+                #[test]
+                fn $test() {
+                    super::$test(&crate::support::device());
+                }
+            )*
+        }
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        crate::devices::on_gpus!($($test),*);
     };
 }
 use on_devices;

@@ -4,25 +4,29 @@
 //! it goes; each row's logsumexp is kept. Backward, scores are made again: a cube that has a block of queries adds up their
 //! gradient, and one that has a block of keys adds up those of the keys and their values over all query heads of their group. So
 //! nothing is added from two places, and there are no atomics.
+//!
+//! There are two kinds of each kernel: on tensor cores for half precision (`cores`), and on plain units for the rest (`units`).
 
-mod backward;
-mod forward;
-mod tile;
+mod blocks;
+mod cores;
+mod units;
 
-use super::launch::{UNITS, address, cubes, dims, elem, elementwise, empty, integers, knows};
+use super::launch::{
+    UNITS, address, cubes, dims, elem, elementwise, empty, has_cores, integers, knows,
+};
 use crate::kernels::choice::Operation;
 use crate::kernels::families::BLOCK_FIELDS;
 use crate::kernels::shapes::AttentionShape;
 use crate::kernels::tape::{self, Kernel, run};
-use backward::{differentiate_keys, differentiate_queries, meet};
+use blocks::meet;
 use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::cubecl;
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
+use cores::{Sizes, VECTOR};
 use cubecl::prelude::*;
-use forward::attend;
-use tile::STAGE;
+use units::STAGE;
 
 /// Attention of packed rows; see [`crate::kernels::attention`].
 pub(in crate::kernels) fn attention(
@@ -55,6 +59,36 @@ struct Told {
     group: usize,
     dim: usize,
     window: i32,
+    scale: f32,
+    /// One where scores have none.
+    cap: f32,
+    capped: bool,
+    /// Where tensor cores make the products.
+    cores: Option<Sizes>,
+}
+
+/// Launches a kernel of the kind that there is for the tensors, on so many cubes: buffers, the table and the number of its
+/// blocks, places in the table, and what else is told.
+macro_rules! launch {
+    ($kernel:ident, $told:expr, $like:expr, $count:expr, [$($buffer:expr),*], [$($place:ident),*]) => {{
+        let (told, like): (&Told, &CubeTensor) = ($told, $like);
+        let cube = CubeDim::new_1d(UNITS as u32);
+        let (client, count, address, dtype) = (&like.client, cubes(like, $count), address([like]), elem(like));
+        match told.cores {
+            Some(sizes) => cores::$kernel::launch(
+                client, count, cube, address, VECTOR,
+                $($buffer.clone().into_buffer_arg(),)*
+                told.table.clone().into_buffer_arg(), told.blocks, $(told.$place,)* told.heads, told.group, told.window,
+                told.scale, told.cap, told.capped, sizes, dtype,
+            ),
+            None => units::$kernel::launch(
+                client, count, cube, address,
+                $($buffer.clone().into_buffer_arg(),)*
+                told.table.clone().into_buffer_arg(), told.blocks, $(told.$place,)* told.heads, told.group, told.window,
+                told.scale, told.cap, told.capped, told.dim, dtype,
+            ),
+        }
+    }};
 }
 
 impl Attention {
@@ -75,22 +109,37 @@ impl Attention {
                 .0
                 .window
                 .map_or(i32::MAX / 2, |w| w.min(1 << 29) as i32),
+            scale: self.0.scale as f32,
+            cap: self.0.softcap.unwrap_or(1.0) as f32,
+            capped: self.0.softcap.is_some(),
+            cores: on_cores(q, dim),
         }
     }
+}
 
-    fn cap(&self) -> f32 {
-        self.0.softcap.unwrap_or(1.0) as f32
-    }
+/// Sizes of the kernels on tensor cores, where a device has those that they want, and shared memory for them.
+fn on_cores(q: &CubeTensor, dim: usize) -> Option<Sizes> {
+    let sizes = Sizes { dim };
+    let fits = dim.is_multiple_of(cores::SIDE);
+    (fits && has_cores(q, cores::SIDE, cores::PLANE, sizes.shared_bytes())).then_some(sizes)
 }
 
 /// Room for a result: rows in no sequence get zeros.
 fn room(like: &CubeTensor, whole: bool) -> CubeTensor {
     if whole {
-        empty(like, like.shape(), like.dtype)
-    } else {
-        let (client, device) = (like.client.clone(), like.device.clone());
-        zeros_client(client, device, like.shape(), like.dtype)
+        return empty(like, like.shape(), like.dtype);
     }
+    // CUDA pads the rows of zeros, unless there is but one
+    let all = Shape::new([like.shape().num_elements()]);
+    let (client, device) = (like.client.clone(), like.device.clone());
+    let flat = zeros_client(client, device, all, like.dtype);
+    CubeTensor::new_contiguous(
+        flat.client,
+        flat.device,
+        like.shape(),
+        flat.handle,
+        flat.dtype,
+    )
 }
 
 impl Kernel<Cube, 3> for Attention {
@@ -103,28 +152,8 @@ impl Kernel<Cube, 3> for Attention {
         let out = room(&q, told.whole);
         let [rows, ..] = dims::<3>(&q);
         let lse = empty(&q, [rows, told.heads], DType::F32);
-        attend::launch(
-            &out.client,
-            cubes(&out, told.blocks * told.heads),
-            CubeDim::new_1d(UNITS as u32),
-            address([&q]),
-            q.clone().into_buffer_arg(),
-            k.clone().into_buffer_arg(),
-            v.clone().into_buffer_arg(),
-            out.clone().into_buffer_arg(),
-            lse.clone().into_buffer_arg(),
-            told.table.into_buffer_arg(),
-            told.blocks,
-            told.spans,
-            told.heads,
-            told.group,
-            told.window,
-            self.0.scale as f32,
-            self.cap(),
-            self.0.softcap.is_some(),
-            told.dim,
-            elem(&q),
-        );
+        let count = told.blocks * told.heads;
+        launch!(attend, &told, &q, count, [q, k, v, out, lse], [spans]);
         (out.clone(), [q, k, v, out, lse])
     }
 
@@ -137,9 +166,9 @@ impl Kernel<Cube, 3> for Attention {
         let told = self.told(&q, &k);
         let rows = row_numbers(out, &gradient, lse);
         let inputs = [&q, &k, &v, &gradient, &rows];
-        let d_q = wanted[0].then(|| self.query_gradient(&told, inputs));
+        let d_q = wanted[0].then(|| query_gradient(&told, inputs));
         let [d_k, d_v] = if wanted[1] || wanted[2] {
-            self.key_gradients(&told, inputs).map(Some)
+            key_gradients(&told, inputs).map(Some)
         } else {
             [None, None]
         };
@@ -169,70 +198,30 @@ fn row_numbers(out: CubeTensor, gradient: &CubeTensor, lse: CubeTensor) -> CubeT
     both
 }
 
-impl Attention {
-    fn query_gradient(
-        &self,
-        told: &Told,
-        [q, k, v, gradient, rows]: [&CubeTensor; 5],
-    ) -> CubeTensor {
-        let d_q = room(q, told.whole);
-        differentiate_queries::launch(
-            &d_q.client,
-            cubes(&d_q, told.blocks * told.heads),
-            CubeDim::new_1d(UNITS as u32),
-            address([q]),
-            q.clone().into_buffer_arg(),
-            k.clone().into_buffer_arg(),
-            v.clone().into_buffer_arg(),
-            gradient.clone().into_buffer_arg(),
-            rows.clone().into_buffer_arg(),
-            d_q.clone().into_buffer_arg(),
-            told.table.clone().into_buffer_arg(),
-            told.blocks,
-            told.spans,
-            told.heads,
-            told.group,
-            told.window,
-            self.0.scale as f32,
-            self.cap(),
-            self.0.softcap.is_some(),
-            told.dim,
-            elem(q),
-        );
-        d_q
-    }
+fn query_gradient(told: &Told, [q, k, v, gradient, rows]: [&CubeTensor; 5]) -> CubeTensor {
+    let d_q = room(q, told.whole);
+    let count = told.blocks * told.heads;
+    launch!(
+        differentiate_queries,
+        told,
+        q,
+        count,
+        [q, k, v, gradient, rows, d_q],
+        [spans]
+    );
+    d_q
+}
 
-    fn key_gradients(
-        &self,
-        told: &Told,
-        [q, k, v, gradient, rows]: [&CubeTensor; 5],
-    ) -> [CubeTensor; 2] {
-        let [d_k, d_v] = [k, v].map(|t| room(t, told.whole));
-        differentiate_keys::launch(
-            &d_k.client,
-            cubes(&d_k, told.blocks * told.heads / told.group),
-            CubeDim::new_1d(UNITS as u32),
-            address([q]),
-            q.clone().into_buffer_arg(),
-            k.clone().into_buffer_arg(),
-            v.clone().into_buffer_arg(),
-            gradient.clone().into_buffer_arg(),
-            rows.clone().into_buffer_arg(),
-            d_k.clone().into_buffer_arg(),
-            d_v.clone().into_buffer_arg(),
-            told.table.clone().into_buffer_arg(),
-            told.blocks,
-            told.keys,
-            told.spans,
-            told.heads,
-            told.group,
-            told.window,
-            self.0.scale as f32,
-            self.cap(),
-            self.0.softcap.is_some(),
-            told.dim,
-            elem(q),
-        );
-        [d_k, d_v]
-    }
+fn key_gradients(told: &Told, [q, k, v, gradient, rows]: [&CubeTensor; 5]) -> [CubeTensor; 2] {
+    let [d_k, d_v] = [k, v].map(|t| room(t, told.whole));
+    let count = told.blocks * told.heads / told.group;
+    launch!(
+        differentiate_keys,
+        told,
+        q,
+        count,
+        [q, k, v, gradient, rows, d_k, d_v],
+        [keys, spans]
+    );
+    [d_k, d_v]
 }

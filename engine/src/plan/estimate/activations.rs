@@ -71,14 +71,23 @@ pub struct Widths {
     /// Whether a kernel computes attention, and the numbers of scores that it has at a time for a token of the longest
     /// sequence.
     attention: Option<u64>,
-    /// Whether one does for sequences that are longer than what is scored at a time, without any scores.
-    long_attention: bool,
+    /// Which sequences one does it for without any scores.
+    attends: Attends,
     /// Whether one does for a token over a cache.
     decodes: bool,
     /// Whether kernels widen half precision to f32 before they compute.
     widens: bool,
     /// Bytes of a number.
     width: u64,
+}
+
+/// Sequences that a kernel attends over without a tensor of scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attends {
+    None,
+    /// Those longer than what is scored at a time.
+    Long,
+    All,
 }
 
 /// Cores whose blocks of scores are there at a time where kernels compute attention, and queries of a block.
@@ -222,8 +231,15 @@ impl Widths {
                 // the activation while up is made
                 (false, false) => [1, 2],
             },
-            attention: used(Operation::Attention, backend).then_some(CORES * BLOCK),
-            long_attention: !on_cpu && used(Operation::LongAttention, backend),
+            attention: (on_cpu && used(Operation::Attention, backend)).then_some(CORES * BLOCK),
+            attends: match [Operation::Attention, Operation::LongAttention]
+                .map(|o| used(o, backend))
+            {
+                _ if on_cpu => Attends::None,
+                [true, _] => Attends::All,
+                [false, true] => Attends::Long,
+                [false, false] => Attends::None,
+            },
             decodes: !on_cpu && used(Operation::DecodeAttention, backend),
             widens: on_cpu,
             width: arch.precision.width(),
@@ -306,9 +322,26 @@ impl Widths {
         3 + u64::from(self.softcap)
     }
 
+    /// Whether a kernel attends over sequences, or prompts, and no scores go through memory.
+    #[must_use]
+    pub fn attends_by_kernel(&self, shape: Shape, rows: usize) -> bool {
+        let over_tokens = shape.over == Some(Cached::Tokens);
+        !over_tokens && (self.attention.is_some() || self.keeps_none(shape, rows))
+    }
+
     /// Whether a kernel attends without scores, on the graph.
     fn keeps_none(&self, shape: Shape, rows: usize) -> bool {
-        self.long_attention && shape.over.is_none() && shape.is_chunked(rows)
+        let attends = match self.attends {
+            Attends::None => false,
+            Attends::Long => shape.is_chunked(rows),
+            Attends::All => true,
+        };
+        match shape.over {
+            None => attends,
+            // prompts that run in one piece attend as sequences do
+            Some(Cached::Prompts) => self.attends == Attends::All && shape.tokens >= shape.length,
+            Some(Cached::Tokens) => false,
+        }
     }
 
     /// Scores that are there at a time, one tensor of them.
@@ -319,6 +352,11 @@ impl Widths {
         if self.keeps_none(shape, rows) || (self.decodes && shape.over == Some(Cached::Tokens)) {
             return 0;
         }
+        self.scores_of_operations(shape, rows)
+    }
+
+    /// The same where tensor operations attend.
+    fn scores_of_operations(&self, shape: Shape, rows: usize) -> u64 {
         let all = if shape.packed {
             shape.length * at_most(rows, shape.tokens)
         } else {
@@ -331,10 +369,10 @@ impl Widths {
     /// that are too short for chunks keep theirs whatever the length limit is: at most `rows` of them a token.
     #[must_use]
     pub fn scores_kept(&self, shape: Shape, rows: usize) -> u64 {
-        if self.attention.is_some() || shape.packed {
+        if self.attention.is_some() || self.attends == Attends::All || shape.packed {
             0
         } else {
-            self.score_copies() * self.scores(shape, rows)
+            self.score_copies() * self.scores_of_operations(shape, rows)
         }
     }
 
@@ -361,7 +399,7 @@ impl Widths {
     /// Whether a trained attention keeps no scores.
     #[must_use]
     pub fn recomputes(&self, shape: Shape, rows: usize) -> bool {
-        self.attention.is_some() || shape.recomputes(rows)
+        self.attention.is_some() || self.keeps_none(shape, rows) || shape.recomputes(rows)
     }
 
     /// Whether attention's backward runs outside of the graph, which cuts it at every attention half.

@@ -6,7 +6,7 @@
 //! | work | operations |
 //! |---|---|
 //! | products of a layer | 2 (attention + MLP parameters) n |
-//! | attention scores and mixing | 4 · q · keys · n; in chunks half of that, since later keys are left out |
+//! | attention scores and mixing | 4 · q · keys · n; in chunks and by a kernel half of that, since later keys are left out |
 //! | head | 2 V d for each scored token |
 //! | backward | twice the forward; the head's gradient too |
 //! | recomputed segments | their forward once more; packed and chunked attention its scores once more |
@@ -131,11 +131,21 @@ impl Context<'_> {
         let arch = self.arch;
         let q = (arch.num_heads * arch.head_dim) as f64;
         let whole = 4.0 * q * shape.length as f64 * shape.tokens as f64;
-        if shape.is_chunked(rows) {
+        if self.widths.attends_by_kernel(shape, rows) {
+            whole / 2.0
+        } else if shape.is_chunked(rows) {
             whole * (1.0 + rows as f64 / shape.length as f64) / 2.0
         } else {
             whole
         }
+    }
+
+    /// Bytes of a layer's scores: none where a kernel has a few at a time.
+    fn scores_bytes(&self, shape: Shape, rows: usize) -> f64 {
+        if self.widths.attends_by_kernel(shape, rows) {
+            return 0.0;
+        }
+        F32 as f64 * self.attention_operations(shape, rows) / (4.0 * self.arch.head_dim as f64)
     }
 
     /// A layer's forward.
@@ -149,10 +159,13 @@ impl Context<'_> {
                 self.widths.bytes(kept, shape.tokens, self.parallel)
             })
             .sum();
-        let scores =
-            F32 as f64 * self.attention_operations(shape, rows) / (4.0 * self.arch.head_dim as f64);
+        let scores = self.scores_bytes(shape, rows);
         let traffic = TRAFFIC * (kept as f64 + 2.0 * scores) / self.profile.memory_bandwidth;
-        let chunks = chunks(shape, rows) as f64;
+        let chunks = if self.widths.attends_by_kernel(shape, rows) {
+            1.0
+        } else {
+            chunks(shape, rows) as f64
+        };
         self.flops(products + self.attention_operations(shape, rows))
             + traffic
             + self.launch(LAYER_OPERATIONS + 8.0 * (chunks - 1.0))
@@ -161,9 +174,9 @@ impl Context<'_> {
     /// The scores of attention alone, once more.
     fn scores_again(&self, shape: Shape, rows: usize) -> f64 {
         if self.widths.recomputes(shape, rows) {
-            let operations = self.attention_operations(shape, rows);
-            let scores = F32 as f64 * operations / (4.0 * self.arch.head_dim as f64);
-            self.flops(operations) + 2.0 * TRAFFIC * scores / self.profile.memory_bandwidth
+            let scores = self.scores_bytes(shape, rows);
+            self.flops(self.attention_operations(shape, rows))
+                + 2.0 * TRAFFIC * scores / self.profile.memory_bandwidth
         } else {
             0.0
         }

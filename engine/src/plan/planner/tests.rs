@@ -91,7 +91,7 @@ fn other_groups_are_proposed_at_as_many_rollouts() {
 
 #[test]
 fn a_padded_plan_has_room_for_sequences_that_are_too_short_for_chunks() {
-    let mut long = request(arch(4, 512, 32_000), Backend::Cuda);
+    let mut long = request(arch(4, 512, 32_000), Backend::Metal);
     long.memory.packing = Packing::Padded;
     long.memory.attention_rows = 256;
     long.workload.prompt_length = 1024;
@@ -110,6 +110,19 @@ fn a_padded_plan_has_room_for_sequences_that_are_too_short_for_chunks() {
     let kept = bytes(&short, Category::Attention);
     assert!(kept > 0);
     assert!(bytes(&long, Category::Attention) >= kept);
+    // where a kernel attends over sequences of every length there are no scores
+    short.profile = DeviceProfile::assumed(Backend::Cuda);
+    assert_eq!(bytes(&short, Category::Attention), 0);
+}
+
+#[test]
+fn scores_that_no_memory_sees_take_no_time_there() {
+    let mut plain = request(arch(4, 512, 32_000), Backend::Metal);
+    plain.memory.attention_rows = 0;
+    let mut kernel = plain.clone();
+    kernel.profile.backend = Backend::Cuda;
+    let seconds = |request: &Request| request.as_configured().expect("a plan").estimate.seconds;
+    assert!(seconds(&kernel).backward < seconds(&plain).backward);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Kernels of `CubeCL` backends on wgpu, held against their formulas in f64 on plain numbers. Shapes are no multiples of
-//! anything.
+//! Kernels of `CubeCL` backends on every GPU that the build knows, held against their formulas in f64 on plain numbers. Shapes are
+//! no multiples of anything.
 
 mod attention;
 mod decode;
@@ -8,16 +8,11 @@ mod sampling;
 mod scores;
 mod update;
 
+use crate::devices::on_gpus;
 use crate::support::relative_l2;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use std::sync::MutexGuard;
-
-/// The adapter, held alone.
-fn adapter() -> Option<(Device, MutexGuard<'static, ()>)> {
-    crate::devices::gpu("wgpu")
-}
 
 /// Element types that a device computes in, and how far its kernels may be from the formula.
 fn precisions(device: &Device) -> Vec<(DType, f64)> {

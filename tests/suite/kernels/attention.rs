@@ -1,9 +1,11 @@
 //! Attention of packed sequences and its gradients.
 
-use super::{adapter, assert_near, leaf, numbers, precisions, stored, values};
+use super::{assert_near, leaf, numbers, on_gpus, precisions, stored, values};
 use burn::tensor::{DType, Device};
 use firebrick_backends::kernels::{self, AttentionShape, Families, Family};
 use std::ops::Range;
+
+on_gpus!(attention_of_packed_sequences_and_its_gradients_are_their_formulas,);
 
 /// Families laid out one after the other, with a row between them that is in none: the lengths of a prefix and of its members.
 fn families(lengths: &[(usize, &[usize])]) -> (Vec<Family>, usize) {
@@ -103,17 +105,33 @@ fn hold(
     lengths: &[(usize, &[usize])],
     heads: Heads,
     (window, softcap): (Option<usize>, Option<f64>),
+    precision: (DType, f64),
+    device: &Device,
+) {
+    hold_sized(lengths, heads, (window, softcap), precision, 2.0, device);
+}
+
+/// Of queries and keys up to `size`.
+fn hold_sized(
+    lengths: &[(usize, &[usize])],
+    heads: Heads,
+    (window, softcap): (Option<usize>, Option<f64>),
     (dtype, tolerance): (DType, f64),
+    size: f64,
     device: &Device,
 ) {
     let (families, rows) = families(lengths);
     let Heads { query, kv, dim } = heads;
-    let wide = |n: usize, salt| {
-        let raw = numbers(rows * n * dim, salt, 2.0);
+    let wide = |n: usize, salt, size| {
+        let raw = numbers(rows * n * dim, salt, size);
         stored(raw, [rows, n, dim], dtype, device)
     };
-    let ((q, qs), (k, ks), (v, vs), (g, gs)) =
-        (wide(query, 51), wide(kv, 52), wide(kv, 53), wide(query, 54));
+    let ((q, qs), (k, ks), (v, vs), (g, gs)) = (
+        wide(query, 51, size),
+        wide(kv, 52, size),
+        wide(kv, 53, 2.0),
+        wide(query, 54, 2.0),
+    );
     let shape = AttentionShape {
         families: Families::new(families.clone(), device),
         window,
@@ -162,27 +180,23 @@ fn hold(
     }
 }
 
-#[test]
-fn attention_of_packed_sequences_and_its_gradients_are_their_formulas() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
+fn attention_of_packed_sequences_and_its_gradients_are_their_formulas(device: &Device) {
     let heads = |query, kv, dim| Heads { query, kv, dim };
-    for precision in precisions(&device) {
+    for precision in precisions(device) {
         // a block and more, a tile and less, one row; sequences that share a beginning
         hold(
             &[(0, &[130]), (0, &[1]), (0, &[31, 70])],
             heads(2, 1, 20),
             (None, None),
             precision,
-            &device,
+            device,
         );
         hold(
             &[(37, &[5, 90, 1]), (0, &[20]), (100, &[3, 64])],
             heads(4, 2, 20),
             (None, None),
             precision,
-            &device,
+            device,
         );
         for window in [1, 17, 40, 100] {
             hold(
@@ -190,7 +204,7 @@ fn attention_of_packed_sequences_and_its_gradients_are_their_formulas() {
                 heads(3, 3, 20),
                 (Some(window), None),
                 precision,
-                &device,
+                device,
             );
         }
         hold(
@@ -198,8 +212,50 @@ fn attention_of_packed_sequences_and_its_gradients_are_their_formulas() {
             heads(6, 2, 20),
             (Some(33), Some(1.5)),
             precision,
-            &device,
+            device,
         );
+    }
+    // heads of which tensor cores make matrices, in half precision; those of 128 by other sizes
+    for precision in precisions(device) {
+        hold(
+            &[(37, &[5, 90, 1]), (0, &[20]), (100, &[3, 64])],
+            heads(4, 2, 64),
+            (None, None),
+            precision,
+            device,
+        );
+        hold(
+            &[(12, &[50, 40]), (0, &[130])],
+            heads(6, 2, 16),
+            (Some(33), Some(1.5)),
+            precision,
+            device,
+        );
+        hold(
+            &[(80, &[30, 7, 70]), (0, &[1])],
+            heads(3, 1, 128),
+            (Some(70), None),
+            precision,
+            device,
+        );
+        hold(
+            &[(0, &[100])],
+            heads(1, 1, 80),
+            (None, Some(2.0)),
+            precision,
+            device,
+        );
+        // scores so far apart that sums are multiplied anew from tile to tile
+        for dim in [32, 128] {
+            hold_sized(
+                &[(40, &[200, 60])],
+                heads(2, 1, dim),
+                (None, None),
+                precision,
+                6.0,
+                device,
+            );
+        }
     }
     for dim in [6, 130] {
         hold(
@@ -207,7 +263,7 @@ fn attention_of_packed_sequences_and_its_gradients_are_their_formulas() {
             heads(2, 1, dim),
             (None, None),
             (DType::F32, 1e-5),
-            &device,
+            device,
         );
     }
 }

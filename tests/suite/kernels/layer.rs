@@ -1,8 +1,16 @@
 //! Norm, gate and rotary embedding.
 
-use super::{adapter, assert_near, cases, leaf, numbers, precisions, stored, values};
+use super::{assert_near, cases, leaf, numbers, on_gpus, precisions, stored, values};
 use burn::tensor::{DType, Device};
 use firebrick_backends::kernels::{self, Gate};
+
+on_gpus!(
+    a_norm_is_added_to_its_residual_in_one_pass,
+    norm_and_its_gradients_are_their_formulas,
+    every_gate_and_its_gradients_are_their_formulas,
+    a_gate_leaves_what_others_hold_as_it_was,
+    rotary_turns_and_its_gradient_turns_back,
+);
 
 /// A function of two rows of numbers with its gradients, given that of the result.
 struct Expected {
@@ -87,30 +95,22 @@ fn hold_norm_onto(shape: [usize; 2], dtype: DType, tolerance: f64, device: &Devi
     assert_near("the residual", &values(base), &bases, 0.0);
 }
 
-#[test]
-fn a_norm_is_added_to_its_residual_in_one_pass() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
-    for (dtype, tolerance) in precisions(&device) {
+fn a_norm_is_added_to_its_residual_in_one_pass(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
         cases((1_usize..90, 1_usize..150), |(rows, n)| {
-            hold_norm_onto([rows, n], dtype, tolerance, &device);
+            hold_norm_onto([rows, n], dtype, tolerance, device);
         });
     }
 }
 
-#[test]
-fn norm_and_its_gradients_are_their_formulas() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
-    for (dtype, tolerance) in precisions(&device) {
+fn norm_and_its_gradients_are_their_formulas(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
         let offset = 1.0;
         cases((1_usize..200, 1_usize..150), |(rows, n)| {
-            hold_norm([rows, n], offset, dtype, tolerance, &device);
+            hold_norm([rows, n], offset, dtype, tolerance, device);
         });
         // several blocks of rows, and rows that need all units of a cube
-        hold_norm([131, 1027], 0.0, dtype, tolerance, &device);
+        hold_norm([131, 1027], 0.0, dtype, tolerance, device);
     }
 }
 
@@ -173,26 +173,18 @@ fn hold_gate(gate: Gate, shape: [usize; 2], dtype: DType, tolerance: f64, device
     assert_near(&format!("{what}: d up"), &values(du), &expected, tolerance);
 }
 
-#[test]
-fn every_gate_and_its_gradients_are_their_formulas() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
-    for (dtype, tolerance) in precisions(&device) {
+fn every_gate_and_its_gradients_are_their_formulas(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
         for gate in [Gate::Silu, Gate::Gelu, Gate::GeluTanh] {
             cases((1_usize..40, 1_usize..40), |(rows, n)| {
-                hold_gate(gate, [rows, n], dtype, tolerance, &device);
+                hold_gate(gate, [rows, n], dtype, tolerance, device);
             });
         }
     }
 }
 
-#[test]
-fn a_gate_leaves_what_others_hold_as_it_was() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
-    let (gate, numbers_in) = stored(numbers(35, 7, 2.0), [5, 7], DType::F32, &device);
+fn a_gate_leaves_what_others_hold_as_it_was(device: &Device) {
+    let (gate, numbers_in) = stored(numbers(35, 7, 2.0), [5, 7], DType::F32, device);
     let x = leaf(&gate);
     let y = kernels::glu(Gate::Silu, &x, &x).expect("a kernel");
     let _ = y.sum().backward();
@@ -243,14 +235,10 @@ fn hold_rotary([tokens, heads, half]: [usize; 3], dtype: DType, tolerance: f64, 
     assert_near("the input", &values(x), &xs, 0.0);
 }
 
-#[test]
-fn rotary_turns_and_its_gradient_turns_back() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
-    for (dtype, tolerance) in precisions(&device) {
+fn rotary_turns_and_its_gradient_turns_back(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
         cases((1_usize..30, 1_usize..5, 1_usize..20), |(t, h, d)| {
-            hold_rotary([t, h, d], dtype, tolerance, &device);
+            hold_rotary([t, h, d], dtype, tolerance, device);
         });
     }
 }

@@ -1,17 +1,15 @@
 //! Mixed values of blocks of queries.
 
-use super::super::glu::tanh;
-use super::super::launch::UNITS;
+use super::super::super::launch::UNITS;
+use super::super::blocks::{
+    Block, HIDDEN, Part, Scoring, block_of, from_row, keys_of, next_rows, own_rows, scored, sees,
+};
 use super::tile::{
-    Block, LANES, OTHER, OWN, Part, Rows, SIDE, STAGE, Scoring, TILE, TILE_PITCH, accumulate,
-    block_of, clear, keys_of, product, sees, spread, store,
+    LANES, OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, spread, store,
 };
 use crate::kernels::families::{BLOCK, BLOCK_FIELDS, SPAN_FIELDS};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
-
-/// What a hidden score is: finite, so that differences are.
-const HIDDEN: f64 = -1.0e30;
 
 /// Products of queries and keys become scores, those of keys that a query does not see become hidden ones.
 #[cube]
@@ -30,10 +28,8 @@ fn score(
         for j in 0..OTHER {
             let r = unit / SIDE + comptime!(i * SIDE);
             let c = unit % SIDE + comptime!(j * SIDE);
-            let mut z = scores[comptime!(i * OTHER + j)] * scoring.scale;
-            if capped {
-                z = tanh(z / scoring.cap) * scoring.cap;
-            }
+            let (score, _) = scored(scores[comptime!(i * OTHER + j)], scoring, capped);
+            let mut z = score;
             let query = block.position + r as i32;
             let key = part.row + part.shift + c as i32;
             if r >= block.count || c >= count || !sees(query, key, scoring.window) {
@@ -126,7 +122,7 @@ fn conclude(
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn attend<F: Float>(
+pub(in super::super) fn attend<F: Float>(
     q: &[F],
     k: &[F],
     v: &[F],
@@ -154,12 +150,7 @@ pub(super) fn attend<F: Float>(
     let block = block_of(table, min(CUBE_POS / heads, blocks - 1) * BLOCK_FIELDS);
     let head = CUBE_POS % heads;
     let writes = CUBE_POS < blocks * heads;
-    let own = Rows {
-        at: (block.from * heads + head) * dim,
-        count: block.count,
-        pitch: heads * dim,
-    };
-    let pitch = heads / group * dim;
+    let own = own_rows(&block, heads, head, dim);
     let mut largest = f32::new(HIDDEN);
     let mut total = 0.0f32;
     let mut entry = block.entry;
@@ -167,16 +158,8 @@ pub(super) fn attend<F: Float>(
         let keys = keys_of(table, spans + entry * SPAN_FIELDS, &block, window);
         let mut row = keys.row;
         while row < keys.end {
-            let part = Part {
-                row,
-                end: keys.end,
-                shift: keys.shift,
-            };
-            let other = Rows {
-                at: row as usize * pitch + head / group * dim,
-                count: min((keys.end - row) as usize, TILE),
-                pitch,
-            };
+            let part = from_row(&keys, row);
+            let other = next_rows(&part, heads / group, head / group, dim, TILE);
             clear(&mut scores, comptime!(OWN * OTHER));
             product::<F>(q, &own, k, &other, &mut stage, &mut scores, dim);
             score(&mut scores, &block, &part, other.count, &scoring, capped);

@@ -1,8 +1,15 @@
 //! Tokens that are chosen on the device, under every truncation.
 
-use super::{adapter, cases, numbers, precisions, stored, values};
+use super::{cases, numbers, on_gpus, precisions, stored, values};
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::kernels::{self, Choice, Truncation};
+
+on_gpus!(
+    tokens_are_drawn_from_what_is_kept_with_both_log_probs,
+    a_vocabulary_of_152_064_tokens_is_drawn_from_whole_and_truncated,
+    draws_are_those_of_the_cpus_kernel,
+    a_row_without_numbers_still_gives_a_token_of_the_vocabulary,
+);
 
 const TEMPERATURE: f64 = 0.9;
 
@@ -118,16 +125,12 @@ fn tied(n: usize, salt: u32) -> Vec<f64> {
     numbers(n, salt, 4.0).iter().map(round).collect()
 }
 
-#[test]
-fn tokens_are_drawn_from_what_is_kept_with_both_log_probs() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
-    for (dtype, _) in precisions(&device) {
+fn tokens_are_drawn_from_what_is_kept_with_both_log_probs(device: &Device) {
+    for (dtype, _) in precisions(device) {
         cases((1_usize..9, 1_usize..1500), |(rows, vocab)| {
             let shape = [rows, vocab];
-            let (ties, raw_ties) = stored(tied(rows * vocab, 41), shape, dtype, &device);
-            let (many, raw_many) = stored(numbers(rows * vocab, 42, 9.0), shape, dtype, &device);
+            let (ties, raw_ties) = stored(tied(rows * vocab, 41), shape, dtype, device);
+            let (many, raw_many) = stored(numbers(rows * vocab, 42, 9.0), shape, dtype, device);
             hold_likeliest(&ties, &raw_ties);
             hold_likeliest(&many, &raw_many);
             for cut in CUTS {
@@ -138,14 +141,10 @@ fn tokens_are_drawn_from_what_is_kept_with_both_log_probs() {
     }
 }
 
-#[test]
-fn a_vocabulary_of_152_064_tokens_is_drawn_from_whole_and_truncated() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
+fn a_vocabulary_of_152_064_tokens_is_drawn_from_whole_and_truncated(device: &Device) {
     let shape = [3, 152_064];
     let raw = numbers(shape[0] * shape[1], 43, 12.0);
-    let (logits, raw) = stored(raw, shape, DType::F32, &device);
+    let (logits, raw) = stored(raw, shape, DType::F32, device);
     hold_likeliest(&logits, &raw);
     for cut in [
         CUTS[0],
@@ -157,11 +156,7 @@ fn a_vocabulary_of_152_064_tokens_is_drawn_from_whole_and_truncated() {
     }
 }
 
-#[test]
-fn draws_are_those_of_the_cpus_kernel() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
+fn draws_are_those_of_the_cpus_kernel(device: &Device) {
     let (rows, vocab) = (40, 777);
     let own = |device: &Device| {
         stored(
@@ -172,7 +167,7 @@ fn draws_are_those_of_the_cpus_kernel() {
         )
         .0
     };
-    let logits = own(&device);
+    let logits = own(device);
     for greedy in [false, true] {
         let (found, uniforms) = choose(&logits, Truncation::default(), greedy);
         let uniforms = (!greedy).then_some(&uniforms[..]);
@@ -184,12 +179,8 @@ fn draws_are_those_of_the_cpus_kernel() {
     }
 }
 
-#[test]
-fn a_row_without_numbers_still_gives_a_token_of_the_vocabulary() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
-    let (logits, _) = stored(vec![f64::NAN; 2 * 35], [2, 35], DType::F32, &device);
+fn a_row_without_numbers_still_gives_a_token_of_the_vocabulary(device: &Device) {
+    let (logits, _) = stored(vec![f64::NAN; 2 * 35], [2, 35], DType::F32, device);
     for cut in [CUTS[0], CUTS[7]] {
         for greedy in [false, true] {
             let (found, _) = choose(&logits, cut, greedy);

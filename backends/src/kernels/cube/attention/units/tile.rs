@@ -2,7 +2,8 @@
 //! such a tile with rows of the other side. Each unit has 4 × 2 numbers of a tile. Shared memory is below 16 KiB, as much as
 //! WebGPU promises.
 
-use super::super::launch::UNITS;
+use super::super::super::launch::UNITS;
+use super::super::blocks::Rows;
 use crate::kernels::families::BLOCK;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
@@ -23,88 +24,10 @@ pub(super) const SLICE_PITCH: usize = SLICE + 1;
 pub(super) const TILE_PITCH: usize = TILE + 4;
 
 /// Numbers of both sides' slices.
-pub(super) const STAGE: usize = (BLOCK + TILE) * SLICE_PITCH;
+pub(in super::super) const STAGE: usize = (BLOCK + TILE) * SLICE_PITCH;
 
 /// Units of a row while its softmax is made.
 pub(super) const LANES: usize = UNITS / BLOCK;
-
-/// One head of some rows: the place of the first number, how many rows, and how far apart they are.
-#[derive(CubeType, Clone, Copy)]
-#[expand(derive(Clone))]
-pub(super) struct Rows {
-    pub at: usize,
-    pub count: usize,
-    pub pitch: usize,
-}
-
-/// A block: its first row, how many, the position of the first, and its spans.
-#[derive(CubeType, Clone, Copy)]
-#[expand(derive(Clone))]
-pub(super) struct Block {
-    pub from: usize,
-    pub count: usize,
-    pub position: i32,
-    pub entry: usize,
-    pub last: usize,
-}
-
-/// The rows of a span that a block meets, and what a row's position is above its number.
-#[derive(CubeType, Clone, Copy)]
-#[expand(derive(Clone))]
-pub(super) struct Part {
-    pub row: i32,
-    pub end: i32,
-    pub shift: i32,
-}
-
-/// What becomes of the product of a query and a key.
-#[derive(CubeType, Clone, Copy)]
-#[expand(derive(Clone))]
-pub(super) struct Scoring {
-    pub window: i32,
-    pub scale: f32,
-    pub cap: f32,
-}
-
-#[cube]
-pub(super) fn block_of(table: &[i32], at: usize) -> Block {
-    let from = table[at] as usize;
-    Block {
-        from,
-        count: table[at + 1] as usize - from,
-        position: table[at + 2],
-        entry: table[at + 3] as usize,
-        last: table[at + 4] as usize,
-    }
-}
-
-/// Keys of a span: those before the first query's window are seen by none, and those after the last query.
-#[cube]
-pub(super) fn keys_of(table: &[i32], at: usize, block: &Block, window: i32) -> Part {
-    let first = table[at];
-    let start = table[at + 2];
-    let row = first + max(block.position - window + 1 - start, 0);
-    let after = block.position + block.count as i32 - start;
-    Part {
-        row,
-        end: min(table[at + 1], first + after),
-        shift: start - first,
-    }
-}
-
-/// Queries of a span: those before the first key see none, and those whose window begins after the last one.
-#[cube]
-pub(super) fn queries_of(table: &[i32], at: usize, block: &Block, window: i32) -> Part {
-    let first = table[at];
-    let start = table[at + 2];
-    let row = first + max(block.position - start, 0);
-    let after = max(block.position + block.count as i32 - 1 + window - start, 0);
-    Part {
-        row,
-        end: min(table[at + 1], first + after),
-        shift: start - first,
-    }
-}
 
 /// Adds to a unit's numbers of a tile the products of its rows of the block with its rows of the other side.
 #[cube]
@@ -241,12 +164,6 @@ pub(super) fn clear(numbers: &mut Array<f32>, #[comptime] count: usize) {
     for i in 0..count {
         numbers[i] = 0.0f32;
     }
-}
-
-/// Whether a query sees a key, by their positions.
-#[cube]
-pub(super) fn sees(query: i32, key: i32, window: i32) -> bool {
-    key <= query && query - key < window
 }
 
 /// Writes a unit's numbers to the tile.

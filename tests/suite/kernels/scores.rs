@@ -1,8 +1,10 @@
 //! Log-probs and entropies of logits by tiles of the vocabulary, their gradient, and what the head needs of memory.
 
-use super::{adapter, assert_near, cases, ints, numbers, precisions, stored, values};
+use super::{assert_near, cases, ints, numbers, on_gpus, precisions, stored, values};
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::kernels::{self, Scaling, ScoreGradients};
+
+on_gpus!(scores_by_tiles_and_their_gradient_are_those_of_the_whole_row,);
 
 /// Log-probs, entropies, and gradients of the logits.
 fn formula(
@@ -98,12 +100,8 @@ fn hold(
     assert_near("the logits", &values(logits), &raw, 0.0);
 }
 
-#[test]
-fn scores_by_tiles_and_their_gradient_are_those_of_the_whole_row() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
-    for precision in precisions(&device) {
+fn scores_by_tiles_and_their_gradient_are_those_of_the_whole_row(device: &Device) {
+    for precision in precisions(device) {
         for softcap in [None, Some(5.0)] {
             cases(
                 (1_usize..20, 2_usize..400, 1_usize..200),
@@ -112,7 +110,7 @@ fn scores_by_tiles_and_their_gradient_are_those_of_the_whole_row() {
                         temperature: 0.7,
                         softcap,
                     };
-                    hold([rows, vocab, tile.min(vocab)], scaling, precision, &device);
+                    hold([rows, vocab, tile.min(vocab)], scaling, precision, device);
                 },
             );
         }
@@ -121,5 +119,5 @@ fn scores_by_tiles_and_their_gradient_are_those_of_the_whole_row() {
         temperature: 1.0,
         softcap: None,
     };
-    hold([3, 5000, 2048], plain, (DType::F32, 1e-5), &device);
+    hold([3, 5000, 2048], plain, (DType::F32, 1e-5), device);
 }

@@ -3,7 +3,7 @@
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::accounts::{Category, Home};
-use firebrick_backends::device::Backend;
+use firebrick_backends::device::{Backend, open};
 use firebrick_backends::memory::read;
 use firebrick_backends::profile::DeviceProfile;
 use firebrick_engine::batch::Sequence;
@@ -19,9 +19,14 @@ use firebrick_models::{Arch, Decoder};
 use serde_json::{Value, json};
 use std::path::Path;
 
-use super::gpu;
+use super::on_gpus;
 use crate::support::techniques::Technique;
 use crate::support::{assert_gradient, checked, report, values};
+
+on_gpus!(
+    predictions_are_within_15_percent_of_what_the_pool_counts,
+    the_head_of_a_large_vocabulary_needs_a_twentieth_of_what_whole_logits_need,
+);
 
 /// How far a prediction may be from what the pool counts.
 const TOLERANCE: f64 = 0.15;
@@ -69,8 +74,17 @@ fn rows() -> Vec<Sequence> {
     (0..4).map(row).collect()
 }
 
+fn backend(device: &Device) -> Backend {
+    let has = |backend: &Backend| {
+        let opened = open(backend.name().parse().expect("a device's name"));
+        opened.is_ok_and(|(found, _)| found == *device)
+    };
+    let gpus = Backend::ALL.into_iter().filter(|b| *b != Backend::Cpu);
+    gpus.into_iter().find(has).expect("a GPU of this build")
+}
+
 /// Bytes in use at the worst moment of a backward pass, what the pool adds left out.
-fn predicted(memory: &MemoryConfig) -> u64 {
+fn predicted(memory: &MemoryConfig, device: &Device) -> u64 {
     let workload = Workload {
         clips: false,
         ..Workload::grpo(arch(), [1, LENGTH as u64 - 1], 4, 1)
@@ -78,7 +92,7 @@ fn predicted(memory: &MemoryConfig) -> u64 {
     let plan = memory
         .plans(&workload.arch, false, None, 1)
         .expect("a plan");
-    let profile = DeviceProfile::assumed(Backend::Wgpu);
+    let profile = DeviceProfile::assumed(backend(device));
     let estimate = estimate(&workload, &plan, &profile);
     let phase = estimate.phase("backward").expect("the phase");
     phase.total_bytes
@@ -118,18 +132,14 @@ fn counted(memory: &MemoryConfig, device: &Device) -> u64 {
     learner.runtime.take_most() - before
 }
 
-#[test]
-fn predictions_are_within_15_percent_of_what_the_pool_counts() {
-    let Some((device, _alone)) = gpu("wgpu") else {
-        return;
-    };
+fn predictions_are_within_15_percent_of_what_the_pool_counts(device: &Device) {
     for (name, turn_on) in PLANS {
         let mut memory = MemoryConfig {
             gradient_checkpointing: true,
             ..MemoryConfig::default()
         };
         turn_on(&mut memory);
-        let (predicted, counted) = (predicted(&memory), counted(&memory, &device));
+        let (predicted, counted) = (predicted(&memory, device), counted(&memory, device));
         let apart = predicted as f64 / counted as f64 - 1.0;
         assert!(
             apart.abs() <= TOLERANCE,
@@ -137,7 +147,7 @@ fn predictions_are_within_15_percent_of_what_the_pool_counts() {
             100.0 * apart
         );
     }
-    checked("predictions against wgpu's pool", PLANS.len());
+    checked("predictions against a pool", PLANS.len());
 }
 
 /// The vocabulary of Qwen2.5, rows of a chunk, and hidden dimensions: few, so that logits are what counts.
@@ -227,13 +237,9 @@ fn with_tiles(chunk: &Chunk) -> [Tensor<2>; 4] {
     ]
 }
 
-#[test]
-fn the_head_of_a_large_vocabulary_needs_a_twentieth_of_what_whole_logits_need() {
-    let Some((device, _alone)) = gpu("wgpu") else {
-        return;
-    };
-    let (whole, expected) = grown(&device, with_logits);
-    let (tiled, found) = grown(&device, with_tiles);
+fn the_head_of_a_large_vocabulary_needs_a_twentieth_of_what_whole_logits_need(device: &Device) {
+    let (whole, expected) = grown(device, with_logits);
+    let (tiled, found) = grown(device, with_tiles);
     for (found, expected) in found.iter().zip(&expected) {
         assert_gradient("tiles against whole logits", found, expected, 1e-4);
     }

@@ -1,8 +1,14 @@
 //! The optimizer's update, 8-bit moments, and the gradient of the embedding.
 
-use super::{adapter, assert_near, cases, numbers, precisions, stored, values};
+use super::{assert_near, cases, numbers, on_gpus, precisions, stored, values};
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::kernels::{self, AdamWStep, Map8, Segments};
+
+on_gpus!(
+    an_update_is_its_formula_and_touches_no_other_row,
+    blocks_of_8_bits_have_their_largest_value_and_the_nearest_entries,
+    rows_are_added_to_their_tokens,
+);
 
 const STEP: AdamWStep = AdamWStep {
     clip: 0.5,
@@ -65,23 +71,15 @@ fn hold_update([rows, n]: [usize; 2], dtype: DType, tolerance: f64, device: &Dev
     );
 }
 
-#[test]
-fn an_update_is_its_formula_and_touches_no_other_row() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
-    for (dtype, tolerance) in precisions(&device) {
+fn an_update_is_its_formula_and_touches_no_other_row(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
         cases((2_usize..30, 1_usize..90), |(rows, n)| {
-            hold_update([rows, n], dtype, tolerance, &device);
+            hold_update([rows, n], dtype, tolerance, device);
         });
     }
 }
 
-#[test]
-fn blocks_of_8_bits_have_their_largest_value_and_the_nearest_entries() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
+fn blocks_of_8_bits_have_their_largest_value_and_the_nearest_entries(device: &Device) {
     // entries from −1 to 1, the last two far apart
     let entries: Vec<f64> = (0..255)
         .map(|i| f64::from(i) / 200.0 - 0.9)
@@ -89,13 +87,13 @@ fn blocks_of_8_bits_have_their_largest_value_and_the_nearest_entries() {
         .collect();
     let midpoint = |i: usize| f64::midpoint(entries[i], entries[i + 1]);
     let midpoints = (0..255).map(midpoint).chain([f64::INFINITY]).collect();
-    let (midpoints, _) = stored(midpoints, [256], DType::F32, &device);
-    let (table, entries) = stored(entries, [256], DType::F32, &device);
+    let (midpoints, _) = stored(midpoints, [256], DType::F32, device);
+    let (table, entries) = stored(entries, [256], DType::F32, device);
     let map = Map8 {
         midpoints: &midpoints,
         smallest: 1e-31,
     };
-    for (dtype, _) in precisions(&device) {
+    for (dtype, _) in precisions(device) {
         cases((1_usize..9, 1_usize..200), |(rows, n)| {
             let mut raw = numbers(rows * n, 23, 3.0);
             // a block of zeros, where there are two
@@ -103,7 +101,7 @@ fn blocks_of_8_bits_have_their_largest_value_and_the_nearest_entries() {
                 .take(256)
                 .filter(|_| rows * n > 256)
                 .for_each(|x| *x = 0.0);
-            let (x, xs) = stored(raw, [rows, n], dtype, &device);
+            let (x, xs) = stored(raw, [rows, n], dtype, device);
             let blocks = kernels::quantise8(&x, &map).expect("a kernel");
             let scales = values(blocks.scales.clone());
             let back = kernels::dequantise8(&blocks, &table, [rows, n], DType::F32);
@@ -125,30 +123,26 @@ fn blocks_of_8_bits_have_their_largest_value_and_the_nearest_entries() {
             }
         });
     }
-    let (x, _) = stored(vec![1.0, f64::NAN, 2.0], [1, 3], DType::F32, &device);
+    let (x, _) = stored(vec![1.0, f64::NAN, 2.0], [1, 3], DType::F32, device);
     let blocks = kernels::quantise8(&x, &map).expect("a kernel");
     assert!(values(blocks.scales)[0].is_nan());
 }
 
-#[test]
-fn rows_are_added_to_their_tokens() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
-    for (dtype, tolerance) in precisions(&device) {
+fn rows_are_added_to_their_tokens(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
         cases((1_usize..60, 1_usize..300), |(tokens, n)| {
             let vocab = 17;
             let ids: Vec<i32> = (0..tokens).map(|i| (i * i % vocab) as i32).collect();
-            let (rows, rs) = stored(numbers(tokens * n, 24, 1.0), [tokens, n], dtype, &device);
+            let (rows, rs) = stored(numbers(tokens * n, 24, 1.0), [tokens, n], dtype, device);
             let (sum, mut expected) =
-                stored(numbers(vocab * n, 25, 1.0), [vocab, n], dtype, &device);
+                stored(numbers(vocab * n, 25, 1.0), [vocab, n], dtype, device);
             let before = expected.clone();
             for (row, &id) in rs.chunks(n).zip(&ids) {
                 for (sum, x) in expected[id as usize * n..].iter_mut().zip(row) {
                     *sum += x;
                 }
             }
-            let segments = Segments::new(&ids, &device);
+            let segments = Segments::new(&ids, device);
             let found = kernels::add_rows(sum.clone(), &segments, &rows).expect("a kernel");
             assert_near("the sum", &values(found), &expected, tolerance);
             assert_near("the old sum", &values(sum), &before, 0.0);

@@ -1,10 +1,16 @@
 //! Attention of one new token a sequence over a cache.
 
-use super::{adapter, assert_near, cases, numbers, precisions, stored, values};
+use super::{assert_near, cases, numbers, on_gpus, precisions, stored, values};
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::kernels::{self, DecodeShape, Decoded, Kin};
 use firebrick_backends::memory::read;
 use std::ops::Range;
+
+on_gpus!(
+    decoding_writes_the_new_column_and_reads_live_ones_alone,
+    a_cube_has_some_of_many_query_heads_and_a_unit_several_of_many_dimensions,
+    a_cache_that_nobody_else_holds_is_written_where_it_is,
+);
 
 /// Rows, key heads, query heads of each, dimensions, columns.
 #[derive(Clone, Copy, Debug)]
@@ -209,12 +215,8 @@ fn hold(
     }
 }
 
-#[test]
-fn decoding_writes_the_new_column_and_reads_live_ones_alone() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
-    for precision in precisions(&device) {
+fn decoding_writes_the_new_column_and_reads_live_ones_alone(device: &Device) {
+    for precision in precisions(device) {
         for softcap in [None, Some(2.0)] {
             for (group, dim) in [(1, 34), (3, 10)] {
                 let sizes = (1_usize..6, 1_usize..4, 1_usize..90, 0_usize..60);
@@ -227,18 +229,14 @@ fn decoding_writes_the_new_column_and_reads_live_ones_alone() {
                         columns,
                     };
                     let window = Some(window).filter(|&w| w > 0);
-                    hold(sizes, window, softcap, precision, &device);
+                    hold(sizes, window, softcap, precision, device);
                 });
             }
         }
     }
 }
 
-#[test]
-fn a_cube_has_some_of_many_query_heads_and_a_unit_several_of_many_dimensions() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
+fn a_cube_has_some_of_many_query_heads_and_a_unit_several_of_many_dimensions(device: &Device) {
     for (group, dim) in [(11, 6), (5, 300), (7, 128)] {
         let sizes = Sizes {
             rows: 3,
@@ -247,8 +245,8 @@ fn a_cube_has_some_of_many_query_heads_and_a_unit_several_of_many_dimensions() {
             dim,
             columns: 211,
         };
-        hold(sizes, None, None, (DType::F32, 1e-5), &device);
-        hold(sizes, Some(70), None, (DType::F32, 1e-5), &device);
+        hold(sizes, None, None, (DType::F32, 1e-5), device);
+        hold(sizes, Some(70), None, (DType::F32, 1e-5), device);
     }
 }
 
@@ -278,11 +276,7 @@ fn grown(sizes: Sizes, device: &Device) -> u64 {
     read(device).reserved_bytes - before
 }
 
-#[test]
-fn a_cache_that_nobody_else_holds_is_written_where_it_is() {
-    let Some((device, _alone)) = adapter() else {
-        return;
-    };
+fn a_cache_that_nobody_else_holds_is_written_where_it_is(device: &Device) {
     let sizes = Sizes {
         rows: 3,
         kv: 2,
@@ -291,7 +285,7 @@ fn a_cache_that_nobody_else_holds_is_written_where_it_is() {
         columns: 4000,
     };
     // a thread has pools of its own
-    let grown = std::thread::scope(|scope| scope.spawn(|| grown(sizes, &device)).join());
+    let grown = std::thread::scope(|scope| scope.spawn(|| grown(sizes, device)).join());
     let cache = ((sizes.rows + 1) * sizes.kv * sizes.columns * sizes.dim * 4) as u64;
     assert!(grown.expect("a thread that ends well") < cache / 2);
 }

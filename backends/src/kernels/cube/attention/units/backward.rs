@@ -1,9 +1,11 @@
 //! Gradients of blocks of queries, and of blocks of keys and their values.
 
-use super::super::glu::tanh;
+use super::super::blocks::{
+    Block, Part, Rows, Scoring, block_of, from_row, keys_of, next_rows, own_rows, queries_of,
+    scored, sees,
+};
 use super::tile::{
-    Block, OTHER, OWN, Part, Rows, SIDE, STAGE, Scoring, TILE, TILE_PITCH, accumulate, block_of,
-    clear, keys_of, product, queries_of, sees, spread, store,
+    OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, spread, store,
 };
 use crate::kernels::families::{BLOCK, BLOCK_FIELDS, SPAN_FIELDS};
 use burn_cubecl::cubecl;
@@ -44,13 +46,7 @@ fn differentiate(
             let mut d = 0.0f32;
             if r < block.count && c < count && seen {
                 let at = (row * heads + head) * 2;
-                let mut z = scores[comptime!(i * OTHER + j)] * scoring.scale;
-                let mut slope = scoring.scale;
-                if capped {
-                    let t = tanh(z / scoring.cap);
-                    z = t * scoring.cap;
-                    slope *= 1.0f32 - t * t;
-                }
+                let (z, slope) = scored(scores[comptime!(i * OTHER + j)], scoring, capped);
                 p = (z - numbers[at]).exp();
                 d = p * (upstream[comptime!(i * OTHER + j)] - numbers[at + 1]) * slope;
             }
@@ -60,30 +56,8 @@ fn differentiate(
     }
 }
 
-/// A unit has one head of a row.
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn meet<F: Float>(
-    out: &[F],
-    gradient: &[F],
-    lse: &[f32],
-    both: &mut [f32],
-    rows: usize,
-    dim: usize,
-    #[define(F)] _dtype: ElemType,
-) {
-    let row = ABSOLUTE_POS;
-    if row < rows {
-        let mut sum = 0.0f32;
-        for i in row * dim..row * dim + dim {
-            sum += f32::cast_from(out[i]) * f32::cast_from(gradient[i]);
-        }
-        both[2 * row] = lse[row];
-        both[2 * row + 1] = sum;
-    }
-}
-
-#[cube(launch, address_type = "dynamic")]
-pub(super) fn differentiate_queries<F: Float>(
+pub(in super::super) fn differentiate_queries<F: Float>(
     q: &[F],
     k: &[F],
     v: &[F],
@@ -113,27 +87,14 @@ pub(super) fn differentiate_queries<F: Float>(
     let block = block_of(table, min(CUBE_POS / heads, blocks - 1) * BLOCK_FIELDS);
     let head = CUBE_POS % heads;
     let writes = CUBE_POS < blocks * heads;
-    let own = Rows {
-        at: (block.from * heads + head) * dim,
-        count: block.count,
-        pitch: heads * dim,
-    };
-    let pitch = heads / group * dim;
+    let own = own_rows(&block, heads, head, dim);
     let mut entry = block.entry;
     while entry < block.last {
         let keys = keys_of(table, spans + entry * SPAN_FIELDS, &block, window);
         let mut row = keys.row;
         while row < keys.end {
-            let part = Part {
-                row,
-                end: keys.end,
-                shift: keys.shift,
-            };
-            let other = Rows {
-                at: row as usize * pitch + head / group * dim,
-                count: min((keys.end - row) as usize, TILE),
-                pitch,
-            };
+            let part = from_row(&keys, row);
+            let other = next_rows(&part, heads / group, head / group, dim, TILE);
             clear(&mut scores, comptime!(OWN * OTHER));
             clear(&mut upstream, comptime!(OWN * OTHER));
             product::<F>(q, &own, k, &other, &mut stage, &mut scores, dim);
@@ -185,16 +146,8 @@ fn add_head<F: Float>(
     let mut upstream = Array::<f32>::new(comptime!(OWN * OTHER));
     let mut row = queries.row;
     while row < queries.end {
-        let part = Part {
-            row,
-            end: queries.end,
-            shift: queries.shift,
-        };
-        let other = Rows {
-            at: (row as usize * heads + head) * dim,
-            count: min((queries.end - row) as usize, TILE),
-            pitch: heads * dim,
-        };
+        let part = from_row(queries, row);
+        let other = next_rows(&part, heads, head, dim, TILE);
         clear(&mut scores, comptime!(OWN * OTHER));
         clear(&mut upstream, comptime!(OWN * OTHER));
         product::<F>(k, own, q, &other, stage, &mut scores, dim);
@@ -221,7 +174,7 @@ fn add_head<F: Float>(
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn differentiate_keys<F: Float>(
+pub(in super::super) fn differentiate_keys<F: Float>(
     q: &[F],
     k: &[F],
     v: &[F],
@@ -255,11 +208,7 @@ pub(super) fn differentiate_keys<F: Float>(
     let block = block_of(table, at);
     let kv_head = CUBE_POS % kv;
     let writes = CUBE_POS < blocks * kv;
-    let own = Rows {
-        at: (block.from * kv + kv_head) * dim,
-        count: block.count,
-        pitch: kv * dim,
-    };
+    let own = own_rows(&block, kv, kv_head, dim);
     let mut entry = block.entry;
     while entry < block.last {
         let queries = queries_of(table, spans + entry * SPAN_FIELDS, &block, window);
