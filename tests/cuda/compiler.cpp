@@ -1,8 +1,8 @@
 /* Stands in for NVRTC: a kernel's CUDA source becomes a library of this machine's, by the C++ compiler and kernel.h. What it gives
  * back as PTX is the library's path.
  *
- * Libraries are kept beside this one, with their sources before (.cu) and after rewriting (.cpp), under a hash of the latter. STAND_IN_FLAGS are further flags of the C++ compiler
- * (-fsanitize=undefined, say).
+ * Libraries are kept beside this one, with their sources before (.cu) and after rewriting (.cpp), under a hash of the latter.
+ * STAND_IN_FLAGS are further flags of the C++ compiler (-fsanitize=undefined, say).
  */
 #include <dlfcn.h>
 #include <sys/wait.h>
@@ -39,7 +39,7 @@ static std::string held_to_lengths(const std::string &text, size_t entry)
 	std::vector<std::string> buffers;
 	std::smatch found;
 	if (!std::regex_search(taken, found, std::regex("info_st const (\\w+)$")) || text.find(" static_meta[") == std::string::npos)
-		return text;
+		return "#error this kernel is told no lengths of its buffers\n" + text;
 	std::string lengths = found[1].str() + ".static_meta";
 	static const std::regex buffer("\\*(?: const)? __restrict__ (\\w+)");
 	for (std::sregex_iterator each(taken.begin(), taken.end(), buffer), end; each != end; each++)

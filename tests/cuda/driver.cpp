@@ -406,7 +406,8 @@ struct module {
 int cuModuleLoadData(module **loaded, const char *image)
 {
 	*loaded = new module{};
-	if (image[0] != '/')
+	/* PTX begins with a comment, a library's path with one stroke */
+	if (image[0] != '/' || image[1] == '/')
 		return OK;
 	handle library = dlopen(image, RTLD_NOW | RTLD_LOCAL);
 	if (!library)
