@@ -10,8 +10,8 @@ mod support;
 
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use firebrick::backends::kernels::{
-    self, AdamWStep, Blocks8, Choice, DecodeShape, Decoded, Gate, Kin, Map8, Operation, Scaling,
-    ScoreGradients, Segments, Truncation,
+    self, AdamWStep, Blocks8, Choice, DecodeShape, Decoded, Gate, Kin, Map8, Operation, Panels,
+    Scaling, ScoreGradients, Segments, Truncation,
 };
 use serde_json::json;
 use std::time::Instant;
@@ -82,6 +82,7 @@ fn main() {
             bench.draws();
             bench.decode();
             bench.embedding();
+            bench.quantised();
         }
     }
     bench.dtype = types[0];
@@ -274,6 +275,31 @@ impl Bench {
         self.time("embedding's gradient", bytes, sum, |sum| {
             kernels::add_rows(sum, &segments, &added).ok()
         });
+    }
+
+    /// Products of few rows with weights in 8 bits, and with the same as they are.
+    fn quantised(&mut self) {
+        let shape @ [outputs, inputs] = self.sizes.layer;
+        let weights = self.numbers(shape);
+        let Some(codes) = Panels::quantise(&weights) else {
+            return;
+        };
+        let all = codes.bytes() as f64;
+        self.time("weights to 8 bits", self.bytes(shape) + all, (), |()| {
+            Panels::quantise(&weights).map(|_| ())
+        });
+        for rows in [1, 16, 64, 256] {
+            let x = self.numbers([rows, inputs]);
+            let rest = self.bytes([rows, inputs + outputs]);
+            let exact = self.bytes(shape) + rest;
+            self.time(&format!("product, {rows} rows"), exact, (), |()| {
+                let _ = x.clone().matmul(weights.clone().transpose());
+                Some(())
+            });
+            self.time(&format!("in 8 bits, {rows} rows"), all + rest, (), |()| {
+                codes.linear(&x).map(|_| ())
+            });
+        }
     }
 
     fn update(&mut self) {

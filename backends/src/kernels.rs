@@ -14,14 +14,14 @@ mod cube;
 mod cube;
 mod dispatch;
 mod families;
+mod panels;
 mod shapes;
 mod tape;
 
-pub use choice::{Operation, TILE, used};
+pub use choice::{Operation, TILE, few_rows, used};
 pub use cpu::columns::{Window, copy_columns, zeros};
 pub use cpu::cores::on_a_core;
 pub use cpu::few::{linear_each, linear_gated, linear_onto};
-pub use cpu::panels::Panels;
 pub use dispatch::{
     adamw, add_rows, attention, available, choose_rows, decode_attention, dequantise8, draw_rows,
     glu, largest_buffer, linear, product, product_nt, product_tn, quantise8, rms_norm,
@@ -29,6 +29,7 @@ pub use dispatch::{
     vocabulary_tile,
 };
 pub use families::{Families, Family};
+pub use panels::Panels;
 pub use shapes::{
     AdamWStep, AttentionShape, Blocks8, Choice, DecodeShape, Decoded, Drawn, Gate, Kin, Map8,
     RowScores, RunningScores, Scaling, ScoreGradients, Segments, Truncation, Updated,

@@ -23,7 +23,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     }
     let arch = architecture(&config)?;
     let (profile, info) = DeviceProfile::look_up(config.device);
-    config.rollout.check_on(profile.backend)?;
+    config.rollout.check_on(profile.backend, config.precision)?;
     let free = info.as_ref().and_then(free_bytes);
     let mut request = Request::of_run(&config, mode_of(&config), &arch, profile, free)?
         .spread(args.parallel.degrees())?;

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use firebrick_engine::batch::{DropoutStep, Sequence};
 use firebrick_engine::gradients::Gradients;
 use firebrick_engine::placed::{Placed, Use};
 use firebrick_engine::plan::{MemoryConfig, ModelPlan, Role};
 use firebrick_engine::runtime::Runtime;
 use firebrick_engine::schedule::{HeadLoss, LossSums, MicroScores, Schedule};
+use firebrick_models::decoder::Param;
 use firebrick_models::{Checkpoint, Decoder};
 use serde::Deserialize;
 
@@ -55,6 +56,29 @@ impl Manifest {
         padded.is_none_or(|same| same.iter().all(|&s| s))
             && !self.cache_changes_greedy.contains(&true)
     }
+}
+
+/// The model whose layers' matrices are what 8 bits leave of them: each output's numbers are the nearest of 255 even steps up to its
+/// largest.
+pub fn in_8_bits(decoder: &Decoder) -> Decoder {
+    let round = |row: &[f32]| {
+        let step = row.iter().fold(0.0_f32, |most, w| most.max(w.abs())) / 127.0;
+        let rounded = row.iter().map(|w| step * (w / step).round_ties_even());
+        rounded.collect::<Vec<_>>()
+    };
+    let mut rounded = decoder.clone();
+    let all = rounded.update(|_, spec, param| match param {
+        Param::Device(w) if spec.slot.is_linear() => {
+            let (shape, place) = (w.dims(), (&w.device(), w.dtype()));
+            let values: Vec<f32> = w.cast(DType::F32).try_into_vec_as().expect("values");
+            let values: Vec<f32> = values.chunks(shape[1]).flat_map(round).collect();
+            let w = Tensor::from_data(TensorData::new(values, shape), place);
+            Ok::<_, firebrick_models::Error>(Param::Device(w))
+        }
+        other => Ok(other),
+    });
+    all.expect("weights on the device");
+    rounded
 }
 
 /// A checkpoint folder with goldens.

@@ -15,6 +15,8 @@ pub enum Operation {
     Scores,
     /// A token for every row of logits.
     Draw,
+    /// Products with weights in 8 bits, while sampling.
+    Quantised,
     /// Attention of one new token over a cache.
     DecodeAttention,
     /// Attention of whole sequences.
@@ -32,14 +34,31 @@ pub enum Operation {
 /// Columns of the vocabulary whose logits exist at a time on GPUs.
 pub const TILE: usize = 8192;
 
+/// See [`few_rows`]: of a GPU's plain units, and of tensor cores.
+pub(super) const FEW_ROWS: usize = 64;
+pub(super) const FEW_ROWS_ON_CORES: usize = 1024;
+
+/// Rows up to which a product with weights in 8 bits widens them as it multiplies, in half precision or not. With more the matrix is
+/// widened as a whole, for a product in tensor operations: each number then takes part in so many sums that writing and reading
+/// it again is little beside them.
+#[must_use]
+pub fn few_rows(backend: Backend, half: bool) -> usize {
+    match backend {
+        Backend::Cpu => usize::MAX,
+        Backend::Cuda if half => FEW_ROWS_ON_CORES,
+        _ => FEW_ROWS,
+    }
+}
+
 impl Operation {
     /// All.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Norm,
         Self::Gate,
         Self::Rotary,
         Self::Scores,
         Self::Draw,
+        Self::Quantised,
         Self::DecodeAttention,
         Self::Attention,
         Self::LongAttention,
@@ -69,6 +88,7 @@ pub fn used(operation: Operation, backend: Backend) -> bool {
         | Operation::Rotary
         | Operation::Scores
         | Operation::Draw
+        | Operation::Quantised
         | Operation::DecodeAttention => true,
     }
 }

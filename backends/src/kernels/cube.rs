@@ -18,7 +18,9 @@ pub(super) mod draw;
 pub(super) mod embedding;
 pub(super) mod glu;
 mod launch;
+mod matrices;
 pub(super) mod norm;
+pub(super) mod panels;
 pub(super) mod rotary;
 pub(super) mod scores;
 

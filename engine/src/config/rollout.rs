@@ -89,15 +89,17 @@ impl RolloutConfig {
         self.precision.unwrap_or(run)
     }
 
-    /// Refuses what a backend cannot sample with.
-    pub fn check_on(&self, backend: Backend) -> Result<()> {
+    /// Refuses what a backend cannot sample with, in a run of this precision.
+    pub fn check_on(&self, backend: Backend, run: Precision) -> Result<()> {
+        let sampled = self.precision(run);
         match (self.quantization, backend) {
-            (None, _) | (Some(Quantization::Int8), Backend::Cpu) => Ok(()),
-            (Some(Quantization::Int8), gpu) => Err(Error::Config(format!(
-                "rollout.quantization: int8 is read by products of the CPU alone; on {} every matrix would be widened again before \
-                 each product, which takes longer than reading it and frees nothing: set rollout.precision: bf16, or device: cpu",
-                gpu.name()
-            ))),
+            (Some(Quantization::Int8), Backend::Cpu) if sampled.is_half() => {
+                Err(Error::Config(format!(
+                    "rollout.quantization: int8 keeps weights in 8 bits and on the CPU computes in f32, and completions would be \
+                     sampled in {sampled}; leave one of them out"
+                )))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -106,14 +108,6 @@ impl RolloutConfig {
             return Err(format!(
                 "rollout.precision: f32 would sample from weights that are {run}: they hold no more digits than that; leave it \
                  out, or set precision: f32"
-            ));
-        }
-        if let (Some(Quantization::Int8), true) = (self.quantization, self.precision(run).is_half())
-        {
-            return Err(format!(
-                "rollout.quantization: int8 keeps weights in 8 bits and computes in f32, and completions would be sampled in {}; \
-                 leave one of them out",
-                self.precision(run)
             ));
         }
         if self.max_num_batched_tokens < self.max_num_seqs {

@@ -24,6 +24,7 @@ use crate::trainer_state::{self, Mode, TrainerState};
 use crate::{Error, Result};
 use burn::tensor::{Device, FloatDType};
 use firebrick_backends::accounts::Home;
+use firebrick_backends::kernels::few_rows;
 use firebrick_backends::memory::{Source as ReadingSource, free_bytes, read};
 use firebrick_backends::profile::DeviceProfile;
 use firebrick_backends::{DeviceInfo, Precision, device};
@@ -427,7 +428,17 @@ fn open_device(config: &RunConfig) -> Result<(Device, DeviceInfo)> {
     let (device, info) = device::open(config.device)?;
     config.precision.check(&device)?;
     config.rollout.precision(config.precision).check(&device)?;
-    config.rollout.check_on(DeviceProfile::of(&info).backend)?;
+    let backend = DeviceProfile::of(&info).backend;
+    config.rollout.check_on(backend, config.precision)?;
+    let half = config.rollout.precision(config.precision).is_half();
+    let (few, most) = (few_rows(backend, half), config.rollout.max_num_seqs);
+    if config.rollout.quantization.is_some() && most > few {
+        tracing::warn!(
+            "rollout.quantization: int8 with rollout.max_num_seqs: {most}: above {few} sequences at a time every token widens \
+             whole matrices on {}, which moves more bytes than the weights have; lower one or leave out the other",
+            backend.name()
+        );
+    }
     Ok((device, info))
 }
 

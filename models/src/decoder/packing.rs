@@ -28,8 +28,8 @@ pub struct Packing {
 impl Decoder {
     /// The same model, its weights shared, with copies of its matrices.
     ///
-    /// Fails where matrices should be quantised and no kernel reads them then: the CPU's do, in f32, where the weights are on the
-    /// device.
+    /// Fails where matrices should be quantised and no kernel reads them then: kernels do where the weights are on the device, on
+    /// the CPU in f32 alone.
     pub fn packed(&self, packing: Packing) -> Result<Self> {
         let mut packed = self.clone();
         let tied = self.arch.tied;
@@ -67,8 +67,7 @@ impl Decoder {
 
 fn unread() -> Error {
     Error::Sampling(
-        "8-bit weights are read by the kernels of the CPU alone, in f32 and from weights on the device; sample without \
-         quantization"
+        "8-bit weights are made of those on the device, on the CPU of f32 alone; sample without quantization"
             .into(),
     )
 }

@@ -1,18 +1,22 @@
 //! Sampling: tokens and log-probs do not depend on the device, the slots or the chunks.
 
 use super::{model, on_devices};
-use crate::support::model::Model;
+use crate::support::model::{Model, in_8_bits};
 use crate::support::tolerance::F32_ELSEWHERE;
 use crate::support::{assert_close, checked, fixtures, folders};
 use burn::tensor::Device;
+use firebrick_backends::device::Backend;
+use firebrick_backends::kernels::few_rows;
 use firebrick_models::generate::{Generated, Generator, Limits, Request, Sample, Sampling};
 use firebrick_models::random::DrawKey;
+use firebrick_models::{Packing, Quantization};
 
 on_devices! {
     greedy_continuations_are_those_of_transformers,
     draws_are_those_of_the_cpu,
     slots_chunks_and_a_short_cache_change_no_token,
     a_token_that_is_run_before_the_last_is_seen_changes_none,
+    weights_in_8_bits_draw_what_a_model_of_those_numbers_draws,
 }
 
 fn greedy_continuations_are_those_of_transformers(device: &Device) {
@@ -100,6 +104,36 @@ fn a_token_that_is_run_before_the_last_is_seen_changes_none(device: &Device) {
     assert_eq!(late.stats.new_tokens, at_once.stats.new_tokens);
 }
 
+fn weights_in_8_bits_draw_what_a_model_of_those_numbers_draws(device: &Device) {
+    let dir = fixtures().join("models/qwen2-tied");
+    let (here, _) = model(&dir, device);
+    let mut rounded = Model::load(&dir);
+    let exact = rounded.decoder.clone();
+    rounded.decoder = in_8_bits(&exact);
+    // the last prompt is of many rows, for which a GPU widens matrices as a whole
+    let many = few_rows(Backend::Wgpu, false) as u32 + 9;
+    let long: Vec<u32> = (0..many).map(|i| i * 7 % 61 + 3).collect();
+    let prompts = [PROMPTS[0].to_vec(), PROMPTS[1].to_vec(), long];
+    let limits = [
+        Limits::new(64),
+        Limits {
+            max_num_batched_tokens: 16,
+            ..Limits::new(2)
+        },
+    ];
+    for limits in &limits {
+        let expected = generate(&rounded, &prompts, DRAWN, limits);
+        let packing = Packing {
+            quantization: Some(Quantization::Int8),
+            ..Packing::default()
+        };
+        let found = run_packed(&here, &prompts, DRAWN, limits, packing).samples;
+        assert_same(&found, &expected);
+        let trained = generate(&here, &prompts, DRAWN, limits);
+        assert!(found.iter().zip(&trained).any(|(a, b)| a.logps != b.logps));
+    }
+}
+
 const PROMPTS: [&[u32]; 2] = [&[7, 41, 68], &[7, 47, 18, 66, 71]];
 
 /// Drawn from the whole distribution.
@@ -152,6 +186,16 @@ fn generate(model: &Model, prompts: &[Vec<u32>], asked: Asked, limits: &Limits) 
 }
 
 fn run(model: &Model, prompts: &[Vec<u32>], asked: Asked, limits: &Limits) -> Generated {
+    run_packed(model, prompts, asked, limits, Packing::default())
+}
+
+fn run_packed(
+    model: &Model,
+    prompts: &[Vec<u32>],
+    asked: Asked,
+    limits: &Limits,
+    packing: Packing,
+) -> Generated {
     let (top_p, min_p) = asked.kept.map_or((1.0, 0.0), |(_, p, m)| (p, m));
     let sampling = Sampling {
         temperature: asked.temperature,
@@ -173,6 +217,7 @@ fn run(model: &Model, prompts: &[Vec<u32>], asked: Asked, limits: &Limits) -> Ge
     };
     let requests: Vec<Request> = prompts.iter().enumerate().map(request).collect();
     let generator = Generator::new(&model.decoder, None, &sampling).expect("sampling that works");
+    let generator = generator.packing(packing);
     let generated = generator.run_with(&requests, asked.n, limits, |_| {});
     generated.expect("samples")
 }

@@ -4,6 +4,7 @@
 mod attention;
 mod decode;
 mod layer;
+mod quantised;
 mod sampling;
 mod scores;
 mod update;

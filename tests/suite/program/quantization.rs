@@ -99,8 +99,14 @@ fn rewards_rise_while_completions_are_sampled_in_8_bits() {
 fn where_8_bits_cannot_be_they_are_refused_with_what_can() {
     let bench = Bench::new();
     for (settings, parts) in [
-        (&["precision=bf16"][..], ["computes in f32", "bf16"]),
-        (&["rollout.precision=f16"], ["computes in f32", "f16"]),
+        (
+            &["precision=bf16"][..],
+            ["on the CPU computes in f32", "bf16"],
+        ),
+        (
+            &["rollout.precision=f16"],
+            ["on the CPU computes in f32", "f16"],
+        ),
     ] {
         let output = bench.firebrick("train", &[&[INT8], settings].concat());
         refused(&output, &parts);
@@ -108,16 +114,6 @@ fn where_8_bits_cannot_be_they_are_refused_with_what_can() {
     }
     let output = bench.firebrick("train", &["rollout.quantization=int4"]);
     refused(&output, &["rollout.quantization", "int8"]);
-    let output = bench.firebrick("plan", &[INT8, "device=cuda:0"]);
-    refused(
-        &output,
-        &[
-            "rollout.quantization: int8",
-            "on cuda",
-            "rollout.precision: bf16",
-            "device: cpu",
-        ],
-    );
 }
 
 #[test]
@@ -135,9 +131,16 @@ fn a_plan_counts_the_copies() {
         let own = phases.iter().find(|p| p["name"] == "rollout").unwrap();
         own["categories"]["parameters"].as_u64().unwrap()
     };
-    let plain = rollout(&[]);
-    let int8 = rollout(&[INT8]);
     // two layers of q, k, v, o of [16, 16], gate and up of [32, 16], down of [16, 32]: 32 outputs a panel
     let (square, wide, down) = (32 * (16 + 4), 32 * (16 + 4), 32 * (32 + 4));
-    assert_eq!(int8 - plain, 2 * (4 * square + 2 * wide + down));
+    let copies = 2 * (4 * square + 2 * wide + down);
+    for settings in [
+        &[][..],
+        &["device=cuda:0"],
+        &["device=cuda:0", "precision=bf16"],
+        &["device=wgpu", "rollout.precision=f16"],
+    ] {
+        let int8 = rollout(&[settings, &[INT8]].concat());
+        assert_eq!(int8 - rollout(settings), copies, "{settings:?}");
+    }
 }

@@ -94,10 +94,7 @@ impl Panels {
         })
     }
 
-    /// A copy of a matrix in 8 bits: each number the nearest of 255 that lie evenly between its output's largest magnitude and its
-    /// negative (absmax quantisation a row, as of weights in LLM.int8, arXiv:2208.07339). Products are in f32.
-    ///
-    /// An output with a number that is not finite gives NaN. `None` as in [`Self::pack`].
+    /// A copy of a matrix in 8 bits; see [`crate::kernels::Panels::quantise`].
     #[must_use]
     pub fn quantise(matrix: &Tensor<2>) -> Option<Self> {
         let matrix = known(matrix)?;

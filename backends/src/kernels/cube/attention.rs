@@ -11,9 +11,8 @@ mod blocks;
 mod cores;
 mod units;
 
-use super::launch::{
-    UNITS, address, cubes, dims, elem, elementwise, empty, has_cores, integers, knows,
-};
+use super::launch::{UNITS, address, cubes, dims, elem, elementwise, empty, integers, knows};
+use super::matrices::{SIDE, VECTOR, has_cores};
 use crate::kernels::choice::Operation;
 use crate::kernels::families::BLOCK_FIELDS;
 use crate::kernels::shapes::AttentionShape;
@@ -24,7 +23,7 @@ use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::cubecl;
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
-use cores::{Sizes, VECTOR};
+use cores::Sizes;
 use cubecl::prelude::*;
 use units::STAGE;
 
@@ -120,8 +119,8 @@ impl Attention {
 /// Sizes of the kernels on tensor cores, where a device has those that they want, and shared memory for them.
 fn on_cores(q: &CubeTensor, dim: usize) -> Option<Sizes> {
     let sizes = Sizes { dim };
-    let fits = dim.is_multiple_of(cores::SIDE);
-    (fits && has_cores(q, cores::SIDE, cores::PLANE, sizes.shared_bytes())).then_some(sizes)
+    let fits = dim.is_multiple_of(SIDE);
+    (fits && has_cores(q, sizes.shared_bytes())).then_some(sizes)
 }
 
 /// Room for a result: rows in no sequence get zeros.

@@ -10,7 +10,6 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeDevice, cubecl};
-use cubecl::ir::features::MmaConfig;
 use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
 use cubecl::server::CubeCountSelection;
@@ -84,26 +83,6 @@ fn supports(operation: Operation, device: &Device, dtype: DType) -> bool {
         _ => false,
     };
     computes && used(operation, traits.backend)
-}
-
-/// Whether tensor cores multiply matrices of `side` × `side` numbers of a tensor's type, summed up in f32, by planes of so many
-/// units, and a cube gets as much shared memory.
-pub(super) fn has_cores(like: &CubeTensor, side: usize, plane: usize, shared: usize) -> bool {
-    let properties = like.client.properties();
-    let hardware = &properties.hardware;
-    let (factor, side, plane) = (elem(like), side as u32, plane as u32);
-    let wanted = |c: &MmaConfig| {
-        let types = [c.a_type, c.b_type] == [factor; 2] && c.cd_type == f32_type();
-        types && [c.m, c.n, c.k].map(u32::from) == [side; 3]
-    };
-    factor.size() == 2
-        && properties.features.matmul.cmma.iter().any(wanted)
-        && [hardware.plane_size_min, hardware.plane_size_max] == [plane; 2]
-        && hardware.max_shared_memory_size >= shared
-}
-
-fn f32_type() -> ElemType {
-    dtype_to_storage_type(DType::F32)
 }
 
 /// A tensor off the tape, contiguous.

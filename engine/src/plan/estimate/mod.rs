@@ -29,7 +29,7 @@ use firebrick_backends::profile::DeviceProfile;
 use firebrick_models::adapter::LoraConfig;
 use firebrick_models::{Arch, Quantization};
 use serde::{Deserialize, Serialize};
-use sizes::F32;
+use sizes::{EightBits, F32};
 use states::Use;
 use std::collections::BTreeMap;
 use tally::{Held, Worst};
@@ -80,12 +80,15 @@ impl Estimate {
     }
 }
 
-/// Bytes of the copies of matrices that the CPU's kernels read while completions are sampled.
-fn packed(w: &Workload, sizes: &Sizes) -> u64 {
-    let panels = |numbers| u64::from(w.packing.panels) * sizes.width * numbers;
+/// Bytes of the copies of matrices that kernels read while completions are sampled; only the CPU's read panels of whole numbers.
+fn packed(w: &Workload, sizes: &Sizes, backend: Backend) -> u64 {
+    let panels = w.packing.panels && backend == Backend::Cpu;
+    let panels = |numbers| u64::from(panels) * sizes.width * numbers;
     let layers = match w.packing.quantization {
         None => panels(sizes.layers * (sizes.attention + sizes.mlp)),
-        Some(Quantization::Int8) => sizes.layers * sizes::layer_in_8_bits(&w.arch),
+        Some(Quantization::Int8) => {
+            sizes.layers * EightBits::of(&w.arch, backend, sizes.width).bytes
+        }
     };
     layers + panels(sizes.projection)
 }
@@ -105,6 +108,8 @@ pub(crate) struct Context<'a> {
     pub widths: Widths,
     /// Bytes of copies of the policy's weights that sampling makes: rounded to another precision or to 8 bits, laid out in panels.
     pub copies: u64,
+    /// The policy's layers as it samples, where that is in 8 bits.
+    pub eight_bits: Option<EightBits>,
     /// Models that are trained.
     trained: Vec<(Role, Sizes)>,
     /// Reward models.
@@ -132,6 +137,7 @@ impl<'a> Context<'a> {
             parallel,
             role: Role::Policy,
             copies: 0,
+            eight_bits: None,
             arch,
             lora,
             sizes,
@@ -170,13 +176,13 @@ impl<'a> Context<'a> {
         } else {
             sizes.width * sizes.total()
         };
-        let panels = if self.profile.backend == Backend::Cpu {
-            packed(w, &sizes)
-        } else {
-            0
-        };
+        let eight_bits = w
+            .packing
+            .quantization
+            .map(|Quantization::Int8| EightBits::of(&w.arch, self.profile.backend, sizes.width));
         Self {
-            copies: rounded + panels,
+            copies: rounded + packed(w, &sizes, self.profile.backend),
+            eight_bits,
             sizes,
             widths: widths.of_width(sizes.width),
             trained: self.trained.clone(),

@@ -4,7 +4,8 @@
 //! their use; where more sequences wait than there are slots, windows that began at different times share columns, and up to a
 //! step more is to spare. Prompts run once a group, in chunks of `max_num_batched_tokens`, beside the slots; their keys and values
 //! are copied to the slots of the group's members. Growing copies a layer at a time.
-//! The CPU's kernels may have the matrices a second time. Choosing a token has three `[sequences, vocabulary]` tensors at a time: logits, exponentials, their running sum.
+//! The matrices may be there a second time, in panels or in 8 bits; of those in 8 bits a GPU widens one at a time for products with
+//! many rows. Choosing a token has three `[sequences, vocabulary]` tensors at a time: logits, exponentials, their running sum.
 
 use super::Context;
 use super::activations::{Cached, Shape};
@@ -60,6 +61,14 @@ fn prefill(ctx: &Context<'_>, prompts: u64, group: u64, rows: u64) -> (u64, Shap
     (together, shape)
 }
 
+/// Bytes of a matrix that is widened from 8 bits for a product with so many rows.
+fn widened(ctx: &Context<'_>, rows: u64) -> u64 {
+    let wide = ctx.eight_bits.filter(|codes| rows > codes.few_rows);
+    wide.map_or(0, |codes| {
+        ctx.parallel.tensor_share(ctx.sizes.width * codes.largest)
+    })
+}
+
 fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
     let w = ctx.workload;
     let arch = ctx.arch;
@@ -93,7 +102,7 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
         "the prompts' forward",
         (base + running)
             .on_device(Category::KvCache, beside)
-            .on_device(Category::Buffers, masks),
+            .on_device(Category::Buffers, masks + widened(ctx, prefill.tokens)),
     );
     let head = HeadCost::of(arch, 1, ctx.profile.backend);
     let copies = if used(Operation::Draw, ctx.profile.backend) {
@@ -132,7 +141,10 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
         "choosing tokens",
         cache.on_device(Category::Head, logits(rows)) + ctx.rollouts(),
     );
-    worst.see("a token's forward", cache + ctx.forward(decode, 0));
+    worst.see(
+        "a token's forward",
+        (cache + ctx.forward(decode, 0)).on_device(Category::Buffers, widened(ctx, rows)),
+    );
 }
 
 /// Log-probs of the policy or the reference, values of the critic, or the scores of a reward model.

@@ -1,5 +1,7 @@
 //! Numbers of parameters, by what holds them.
 
+use firebrick_backends::device::Backend;
+use firebrick_backends::kernels::few_rows;
 use firebrick_models::Arch;
 use firebrick_models::adapter::LoraConfig;
 use firebrick_models::arch::HeadKind;
@@ -8,18 +10,45 @@ use firebrick_models::unit::{ParamSpec, Slot, UnitKind, unit_specs};
 /// Bytes of a number that is f32 in every precision.
 pub(super) const F32: u64 = 4;
 
-/// Outputs that the CPU's kernels lay side by side; the last ones are filled up.
+/// Outputs that kernels lay side by side; the last ones are filled up.
 const PANEL: usize = 32;
 
-/// Bytes of a layer's matrices in 8 bits: a byte a number, and an f32 scale an output.
-pub(super) fn layer_in_8_bits(arch: &Arch) -> u64 {
-    let halves = [UnitKind::Attention(0), UnitKind::Mlp(0)];
-    let specs = halves.into_iter().flat_map(|half| unit_specs(arch, half));
-    let bytes = specs.filter(|spec| spec.slot.is_linear()).map(|spec| {
-        let [outputs, inputs] = spec.rows_cols();
-        outputs.next_multiple_of(PANEL) as u64 * (inputs as u64 + F32)
-    });
-    bytes.sum()
+/// Codes of inputs that a GPU has in a word.
+const WORD: usize = 4;
+
+/// A layer's matrices in 8 bits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EightBits {
+    /// Bytes of all of them: a byte a number, and an f32 scale an output.
+    pub bytes: u64,
+    /// Numbers of them, and of the largest.
+    pub numbers: u64,
+    pub largest: u64,
+    /// Rows up to which a product widens numbers as it reads them. With more the matrix is widened first.
+    pub few_rows: u64,
+}
+
+impl EightBits {
+    /// Of an architecture's layers, sampled in weights of so many bytes.
+    pub fn of(arch: &Arch, backend: Backend, width: u64) -> Self {
+        let halves = [UnitKind::Attention(0), UnitKind::Mlp(0)];
+        let specs = halves.into_iter().flat_map(|half| unit_specs(arch, half));
+        let shapes: Vec<[usize; 2]> = specs
+            .filter(|spec| spec.slot.is_linear())
+            .map(|spec| spec.rows_cols())
+            .collect();
+        let word = if backend == Backend::Cpu { 1 } else { WORD };
+        let bytes = |&[outputs, inputs]: &[usize; 2]| {
+            outputs.next_multiple_of(PANEL) as u64 * (inputs.next_multiple_of(word) as u64 + F32)
+        };
+        let numbers = |[outputs, inputs]: &[usize; 2]| (outputs * inputs) as u64;
+        Self {
+            bytes: shapes.iter().map(bytes).sum(),
+            numbers: shapes.iter().map(numbers).sum(),
+            largest: shapes.iter().map(numbers).max().unwrap_or(0),
+            few_rows: few_rows(backend, width < F32) as u64,
+        }
+    }
 }
 
 /// Parameters of an architecture's parts, adapters included. All layers are alike.

@@ -20,10 +20,9 @@
 use super::Context;
 use super::activations::{Cached, Half, Shape};
 use super::head::HeadCost;
-use super::sizes::{F32, layer_in_8_bits};
+use super::sizes::F32;
 use crate::plan::{Keep, ModelPlan, MomentKind, Order};
 use firebrick_backends::accounts::Home;
-use firebrick_models::Quantization;
 use serde::{Deserialize, Serialize};
 
 /// Operations of a layer's forward; a backward has about twice as many.
@@ -220,19 +219,7 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
         // a step of supervised training samples nothing
         return 0.0;
     }
-    let weights = ctx.sizes.width * ctx.sizes.total();
-    let greedy = if w.greedy {
-        sampling(ctx, 1, weights)
-    } else {
-        0.0
-    };
-    let read = match w.packing.quantization {
-        None => weights,
-        Some(Quantization::Int8) => {
-            let exact = ctx.sizes.width * ctx.sizes.ends();
-            exact + ctx.sizes.layers * layer_in_8_bits(&w.arch)
-        }
-    };
+    let greedy = if w.greedy { sampling(ctx, 1) } else { 0.0 };
     let policy = ctx.plan.policy();
     // streamed and idle weights come to the device for sampling, once
     let fetched = if policy.idle == Home::Host {
@@ -240,11 +227,26 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
     } else {
         streamed(ctx, policy)
     };
-    sampling(ctx, w.group.max(1), read) + greedy + ctx.copy(fetched)
+    sampling(&ctx.sampling(), w.group.max(1)) + greedy + ctx.copy(fetched)
 }
 
-/// So many completions of every prompt, for each token of which these bytes of weights are read.
-fn sampling(ctx: &Context<'_>, group: u64, weights: u64) -> f64 {
+/// Bytes of weights that a token of so many sequences moves.
+fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
+    let (sizes, width) = (&ctx.sizes, ctx.sizes.width);
+    let Some(codes) = &ctx.eight_bits else {
+        return width * sizes.total();
+    };
+    // what is widened as a whole is written and read again
+    let widened = if rows > codes.few_rows {
+        2 * width * codes.numbers
+    } else {
+        0
+    };
+    width * sizes.ends() + sizes.layers * (codes.bytes + widened)
+}
+
+/// So many completions of every prompt.
+fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
     let w = ctx.workload;
     let own = ctx.parallel.sequences(w.prompts).max(1);
     let rows = (ctx.plan.rollout.max_num_seqs as u64).clamp(1, own * group);
@@ -265,7 +267,7 @@ fn sampling(ctx: &Context<'_>, group: u64, weights: u64) -> f64 {
     let products = 2.0 * (ctx.sizes.body() + ctx.sizes.projection) as f64 * rows as f64;
     let logits = (w.arch.vocab_size as u64 * rows) as f64 * F32 as f64 * 10.0;
     let token = ctx.flops(products)
-        + (weights as f64 + 2.0 * cache + logits) / ctx.profile.memory_bandwidth
+        + (weights_moved(ctx, rows) as f64 + 2.0 * cache + logits) / ctx.profile.memory_bandwidth
         + ctx.launch(layers * LAYER_OPERATIONS + CHOICE_OPERATIONS);
     waves * prefill + waves.ceil() * w.response_length as f64 * token
 }

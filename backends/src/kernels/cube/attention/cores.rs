@@ -1,4 +1,4 @@
-//! On tensor cores, for half precision: products of 16 × 16 numbers by a plane of units, from shared memory, summed up in f32.
+//! On tensor cores, for half precision: rows and scores in shared memory, sums in the registers of planes.
 
 mod backward;
 mod forward;
@@ -6,4 +6,4 @@ mod tile;
 
 pub(super) use backward::{differentiate_keys, differentiate_queries};
 pub(super) use forward::attend;
-pub(super) use tile::{PLANE, SIDE, Sizes, VECTOR};
+pub(super) use tile::Sizes;

@@ -1,10 +1,11 @@
 //! Gradients of blocks of queries, and of blocks of keys and their values.
 
+use super::super::super::matrices::{VECTOR, aligned};
 use super::super::blocks::{
     Block, Part, Scoring, block_of, from_row, keys_of, next_rows, own_rows, queries_of, scored,
     sees,
 };
-use super::tile::{LANES, Sizes, VECTOR, aligned, no_sums, products, stage, store, weigh};
+use super::tile::{LANES, Sizes, no_sums, products, stage, store, weigh};
 use crate::kernels::families::{BLOCK, BLOCK_FIELDS, SPAN_FIELDS};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;

@@ -1,11 +1,10 @@
 //! Mixed values of blocks of queries.
 
+use super::super::super::matrices::{VECTOR, aligned};
 use super::super::blocks::{
     Block, HIDDEN, Part, Scoring, block_of, from_row, keys_of, next_rows, own_rows, scored, sees,
 };
-use super::tile::{
-    LANES, Sizes, VECTOR, aligned, fill, no_sums, products, spill, stage, store, weigh,
-};
+use super::tile::{LANES, Sizes, fill, no_sums, products, spill, stage, store, weigh};
 use crate::kernels::families::{BLOCK, BLOCK_FIELDS, SPAN_FIELDS};
 use burn_cubecl::cubecl;
 use cubecl::cmma::Matrix;

@@ -1,25 +1,15 @@
 //! Rows of both sides in shared memory, their products, and the sums that planes keep in their registers from tile to tile.
 
 use super::super::super::launch::UNITS;
+use super::super::super::matrices::{ALIGNMENT, PLANE, PLANES, SIDE, VECTOR, no_sum, operand};
 use super::super::blocks::Rows;
 use crate::kernels::families::BLOCK;
 use burn_cubecl::cubecl;
 use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
 use cubecl::prelude::*;
 
-/// Rows and columns of a matrix of the tensor cores, and units of a plane, which works on one.
-pub(in super::super) const SIDE: usize = 16;
-pub(in super::super) const PLANE: usize = 32;
-const PLANES: usize = UNITS / PLANE;
-
-/// Numbers that are read and staged at a time.
-pub(in super::super) const VECTOR: usize = 8;
-
 /// Units of a row while its scores are worked on.
 pub(super) const LANES: usize = UNITS / BLOCK;
-
-/// Alignment of what tensor cores read.
-const ALIGNMENT: usize = 128;
 
 /// Dimensions of a head, a multiple of 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,12 +70,6 @@ impl Sizes {
     }
 }
 
-/// Room in shared memory that tensor cores read.
-#[cube]
-pub(super) fn aligned<T: CubePrimitive>(#[comptime] length: usize) -> Shared<[T]> {
-    Shared::<[T]>::new_aligned_slice(length, ALIGNMENT)
-}
-
 /// Copies rows to shared memory, zeros for those beyond the last. Places and pitches of `rows` are in vectors.
 #[cube]
 pub(super) fn stage<F: Float, N: Size>(
@@ -125,14 +109,7 @@ pub(super) fn products<F: Float, N: Size>(
     #[unroll]
     for i in 0..each {
         let matrix = plane * each + i;
-        let sum = Matrix::<f32>::from_value(
-            MatrixIdent::Accumulator,
-            SIDE,
-            SIDE,
-            SIDE,
-            MatrixLayout::Undefined,
-            0.0f32,
-        );
+        let sum = no_sum();
         #[unroll]
         for k in 0..comptime!(sizes.along()) {
             let column = comptime!(k * SIDE / VECTOR);
@@ -155,39 +132,13 @@ pub(super) fn products<F: Float, N: Size>(
     }
 }
 
-/// A matrix from shared memory.
-#[cube]
-#[allow(
-    unsafe_code,
-    reason = "a matrix has no numbers until it is loaded, in the next line"
-)]
-fn operand<F: Float, T: CubePrimitive>(
-    #[comptime] ident: MatrixIdent,
-    #[comptime] layout: MatrixLayout,
-    from: &Shared<[T]>,
-    at: usize,
-    pitch: u32,
-) -> Matrix<F> {
-    // SAFETY: it is loaded before anything reads it.
-    let mut matrix = unsafe { Matrix::<F>::uninitialized(ident, SIDE, SIDE, SIDE, layout) };
-    cmma::load(&mut matrix, &from[at..from.len()], pitch);
-    matrix
-}
-
 /// A plane's part of a block's sums, zeros.
 #[cube]
 pub(super) fn no_sums(#[comptime] sizes: Sizes) -> Sequence<Matrix<f32>> {
     let mut sums = Sequence::<Matrix<f32>>::new();
     #[unroll]
     for _ in 0..comptime!(sizes.sums()) {
-        sums.push(Matrix::<f32>::from_value(
-            MatrixIdent::Accumulator,
-            SIDE,
-            SIDE,
-            SIDE,
-            MatrixLayout::Undefined,
-            0.0f32,
-        ));
+        sums.push(no_sum());
     }
     sums
 }

@@ -1,0 +1,189 @@
+//! On plain units, in f32. A cube has some rows and a panel; a unit has four outputs, a few inputs at a time, and all the rows: it
+//! widens four words in registers and reads each row's numbers once for sixteen products. Then the units of an output add up.
+
+use super::super::launch::UNITS;
+use super::{PANEL, WORD, code};
+use burn_cubecl::cubecl;
+use cubecl::prelude::*;
+
+/// Most rows of a cube.
+pub(super) const ROWS: usize = 16;
+
+/// Units that have a panel between them, each as many outputs as a word has inputs.
+const ACROSS: usize = PANEL / WORD;
+
+/// Words of an output that are multiplied at a time, each by another unit.
+const CHUNK: usize = UNITS / ACROSS;
+
+/// Rows that are added up at a time, and parts in which the units of an output are: all that is shared stays below the 16 KiB that
+/// WebGPU promises.
+const TOGETHER: usize = 4;
+const PARTS: usize = CHUNK / TOGETHER;
+
+/// Copies a chunk of the rows' inputs to shared memory, zeros for what is beyond the last.
+#[cube]
+fn stage<F: Float, N: Size>(
+    x: &[F],
+    shared: &mut Shared<[Vector<f32, N>]>,
+    first: usize,
+    rows: usize,
+    chunk: usize,
+    inner: usize,
+    #[comptime] most: usize,
+) {
+    let mut i = UNIT_POS as usize;
+    while i < comptime!(most * CHUNK) {
+        let row = first + i / CHUNK;
+        let input = (chunk + i % CHUNK) * WORD;
+        let mut own = Vector::<f32, N>::cast_from(0u32);
+        #[unroll]
+        for j in 0..WORD {
+            if row < rows && input + j < inner {
+                own.insert(j, f32::cast_from(x[row * inner + input + j]));
+            }
+        }
+        shared[i] = own;
+        i += UNITS;
+    }
+}
+
+/// Adds to a unit's sums, for each row those of its outputs, what its words of a chunk make.
+#[cube]
+fn accumulate<N: Size>(
+    words: Vector<i32, N>,
+    shared: &Shared<[Vector<f32, N>]>,
+    sums: &mut Array<Vector<f32, N>>,
+    #[comptime] most: usize,
+) {
+    let slice = UNIT_POS as usize / ACROSS;
+    #[unroll]
+    for j in 0..WORD {
+        let mut weights = Vector::<f32, N>::cast_from(0u32);
+        #[unroll]
+        for output in 0..WORD {
+            weights.insert(output, code(words.extract(output), j));
+        }
+        #[unroll]
+        for m in 0..most {
+            let x = shared[comptime!(m * CHUNK) + slice].extract(j);
+            sums[m] += Vector::<f32, N>::new(x) * weights;
+        }
+    }
+}
+
+/// Adds up the sums of all units that have an output, some rows at a time, and writes them times the outputs' scales.
+#[cube]
+fn conclude<F: Float, N: Size>(
+    sums: &mut Array<Vector<f32, N>>,
+    shared: &mut Shared<[Vector<f32, N>]>,
+    scales: &[f32],
+    out: &mut [F],
+    first: usize,
+    rows: usize,
+    panel: usize,
+    outputs: usize,
+    writes: bool,
+    #[comptime] most: usize,
+) {
+    let unit = UNIT_POS as usize;
+    let each = comptime!(if most < TOGETHER { most } else { TOGETHER });
+    let row = unit / ACROSS % each;
+    let part = unit / comptime!(ACROSS * each);
+    #[unroll]
+    for round in 0..comptime!(most / each) {
+        sync_cube();
+        #[unroll]
+        for m in 0..each {
+            shared[comptime!(m * UNITS) + unit] = sums[comptime!(round * each + m)];
+        }
+        sync_cube();
+        // parts in another order than that of the units: of each row as many, some of its slices each
+        let mut sum = Vector::<f32, N>::cast_from(0u32);
+        if part < PARTS {
+            #[unroll]
+            for i in 0..comptime!(CHUNK / PARTS) {
+                let slice = part * comptime!(CHUNK / PARTS) + i;
+                sum += shared[row * UNITS + slice * ACROSS + unit % ACROSS];
+            }
+        }
+        sync_cube();
+        shared[unit] = sum;
+        sync_cube();
+        if part == 0 {
+            #[unroll]
+            for other in 1..PARTS {
+                sum += shared[comptime!(other * ACROSS * each) + unit];
+            }
+            let row = first + comptime!(round * each) + row;
+            #[unroll]
+            for j in 0..WORD {
+                let output = panel * PANEL + unit % ACROSS * WORD + j;
+                if row < rows && output < outputs && writes {
+                    out[row * outputs + output] = F::cast_from(sum.extract(j) * scales[output]);
+                }
+            }
+        }
+    }
+}
+
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn multiply<F: Float, N: Size>(
+    x: &[F],
+    codes: &[Vector<i32, N>],
+    scales: &[f32],
+    out: &mut [F],
+    rows: usize,
+    inner: usize,
+    outputs: usize,
+    words: usize,
+    tiles: usize,
+    #[comptime] most: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(room(most)));
+    let panels = outputs.div_ceil(PANEL);
+    let panel = min(CUBE_POS / tiles, panels - 1);
+    let first = CUBE_POS % tiles * most;
+    let unit = UNIT_POS as usize;
+    let mut sums = Array::<Vector<f32, N>>::new(most);
+    #[unroll]
+    for m in 0..most {
+        sums[m] = Vector::<f32, N>::cast_from(0u32);
+    }
+    let mut chunk = 0usize;
+    while chunk < words {
+        let word = chunk + unit / ACROSS;
+        let mut own = Vector::<i32, N>::cast_from(0i32);
+        if word < words {
+            own = codes[(panel * words + word) * ACROSS + unit % ACROSS];
+        }
+        stage(x, &mut shared, first, rows, chunk, inner, most);
+        sync_cube();
+        accumulate(own, &shared, &mut sums, most);
+        sync_cube();
+        chunk += CHUNK;
+    }
+    let writes = CUBE_POS < tiles * panels;
+    conclude(
+        &mut sums,
+        &mut shared,
+        scales,
+        out,
+        first,
+        rows,
+        panel,
+        outputs,
+        writes,
+        most,
+    );
+}
+
+/// Vectors of shared memory: a chunk of the rows, and then some rows' sums of all units.
+const fn room(most: usize) -> usize {
+    let (staged, each) = (most * CHUNK, if most < TOGETHER { most } else { TOGETHER });
+    if staged > each * UNITS {
+        staged
+    } else {
+        each * UNITS
+    }
+}
