@@ -23,12 +23,14 @@ const RUNS: usize = 7;
 /// Launches of a run.
 const LAUNCHES: usize = 4;
 
-/// Matrices of layers, `[tokens, hidden]`, and of logits, `[rows, vocabulary]`; rows and columns of a cache.
+/// Matrices of layers, `[tokens, hidden]`, and of logits, `[rows, vocabulary]`; rows and columns of a cache, of many sequences and of
+/// the last few.
 #[derive(Clone, Copy)]
 struct Sizes {
     layer: [usize; 2],
     logits: [usize; 2],
     cache: [usize; 2],
+    last: [usize; 2],
 }
 
 /// Key heads of the cache, query heads of each, and dimensions: those of Qwen2.5-1.5B.
@@ -38,12 +40,14 @@ const FULL: Sizes = Sizes {
     layer: [8192, 4096],
     logits: [256, 151_936],
     cache: [256, 1024],
+    last: [2, 16_384],
 };
 
 const LITTLE: Sizes = Sizes {
     layer: [64, 256],
     logits: [8, 2000],
     cache: [4, 100],
+    last: [1, 1500],
 };
 
 struct Bench {
@@ -80,7 +84,8 @@ fn main() {
             bench.layers();
             bench.scores();
             bench.draws();
-            bench.decode();
+            bench.decode("attention over a cache", bench.sizes.cache);
+            bench.decode("… of a few long sequences", bench.sizes.last);
             bench.embedding();
             bench.quantised();
         }
@@ -232,11 +237,11 @@ impl Bench {
         }
     }
 
-    fn decode(&mut self) {
+    fn decode(&mut self, kernel: &str, [rows, columns]: [usize; 2]) {
         if !kernels::available(Operation::DecodeAttention, &self.device) {
             return;
         }
-        let ([rows, columns], [kv, group, dim]) = (self.sizes.cache, HEADS);
+        let [kv, group, dim] = HEADS;
         let qkv = [kv * group, kv, kv].map(|heads| self.numbers([rows, heads * dim]));
         let cache = [(); 2].map(|()| {
             let numbers = self.numbers([rows * kv * columns, dim]);
@@ -256,7 +261,7 @@ impl Bench {
             softcap: None,
         };
         let bytes = 2.0 * self.bytes([rows * kv * columns, dim]);
-        self.time("attention over a cache", bytes, cache, |cache| {
+        self.time(kernel, bytes, cache, |cache| {
             kernels::decode_attention(qkv.clone(), cache, &shape).map(|(_, cache)| cache)
         });
     }

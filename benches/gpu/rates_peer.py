@@ -1,4 +1,4 @@
-"""The cases of benches/rates.rs in PyTorch: reads its lines, writes the same ones with PyTorch's seconds.
+"""The cases of benches/rates/main.rs in PyTorch: reads its lines, writes the same ones with PyTorch's seconds.
 
     rates_peer.py RATES.jsonl --device cuda|cpu --output FILE
 """

@@ -167,7 +167,7 @@ pub(super) mod draw {
 }
 
 pub(super) mod decode {
-    use crate::kernels::shapes::DecodeShape;
+    use crate::kernels::shapes::{DecodeShape, Live};
     use burn::tensor::Tensor;
 
     pub fn decode_attention(
@@ -175,7 +175,14 @@ pub(super) mod decode {
         _: [Tensor<4>; 2],
         shape: &DecodeShape<'_>,
     ) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
-        debug_assert!(shape.decoded.live.is_none(), "there is no GPU to read it");
+        if let Some(Live {
+            table,
+            rows,
+            longest,
+        }) = &shape.decoded.live
+        {
+            unreachable!("there is no GPU for {rows} rows of up to {longest} columns: {table:?}");
+        }
         None
     }
 }

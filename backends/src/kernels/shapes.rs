@@ -46,25 +46,50 @@ pub struct Kin {
 #[derive(Clone, Debug)]
 pub struct Decoded {
     pub(super) kin: Vec<Kin>,
-    /// Of every row the first column that it sees and the one after its last, where a GPU reads them: `[rows · 2]`.
-    pub(super) live: Option<Tensor<1, Int>>,
+    /// What a GPU reads.
+    pub(super) live: Option<Live>,
+}
+
+/// The rows of a cache that are in a sequence, where a GPU reads them.
+#[derive(Clone, Debug)]
+pub(super) struct Live {
+    /// `[rows · 4]`: of every row the first column that it sees and the one after its last; the rows that are in a sequence, filled
+    /// up with zeros; and every row's place among those.
+    pub table: Tensor<1, Int>,
+    /// Rows in a sequence, and the columns of the longest.
+    pub rows: usize,
+    pub longest: usize,
+}
+
+impl Live {
+    fn new(kin: &[Kin], rows: usize, device: &Device) -> Self {
+        let mut table = vec![0; rows * 4];
+        let (mut count, mut longest) = (0, 0);
+        for Kin { prefix, members } in kin {
+            for (row, own) in members {
+                let first = own.start - prefix.1.len();
+                table[row * 2] = first as i32;
+                table[row * 2 + 1] = own.end as i32;
+                table[rows * 2 + count] = *row as i32;
+                table[rows * 3 + row] = count as i32;
+                count += 1;
+                longest = longest.max(own.end - first);
+            }
+        }
+        let table = TensorData::new(table, [rows * 4]);
+        Self {
+            table: Tensor::from_data(table, (device, DType::I32)),
+            rows: count,
+            longest,
+        }
+    }
 }
 
 impl Decoded {
     /// For a cache's first `rows` rows, each in one place at most; those in none get zeros, and nothing is written for them.
     #[must_use]
     pub fn new(kin: Vec<Kin>, rows: usize, device: &Device) -> Self {
-        let live = (!is_cpu(device)).then(|| {
-            let mut live = vec![0; rows * 2];
-            for Kin { prefix, members } in &kin {
-                for (row, own) in members {
-                    let first = own.start - prefix.1.len();
-                    live[row * 2] = first as i32;
-                    live[row * 2 + 1] = own.end as i32;
-                }
-            }
-            Tensor::from_data(TensorData::new(live, [rows * 2]), (device, DType::I32))
-        });
+        let live = (!is_cpu(device)).then(|| Live::new(&kin, rows, device));
         Self { kin, live }
     }
 }

@@ -9,11 +9,14 @@ use firebrick_backends::device::Backend;
 use firebrick_backends::kernels::few_rows;
 use firebrick_models::generate::{Generated, Generator, Limits, Request, Sample, Sampling};
 use firebrick_models::random::DrawKey;
-use firebrick_models::{Packing, Quantization};
+use firebrick_models::{Arch, Decoder, Packing, Quantization};
+use serde_json::{Value, json};
+use std::path::Path;
 
 on_devices! {
     greedy_continuations_are_those_of_transformers,
     draws_are_those_of_the_cpu,
+    draws_of_a_few_long_sequences_are_those_of_the_cpu,
     slots_chunks_and_a_short_cache_change_no_token,
     a_token_that_is_run_before_the_last_is_seen_changes_none,
     weights_in_8_bits_draw_what_a_model_of_those_numbers_draws,
@@ -62,6 +65,32 @@ fn draws_are_those_of_the_cpu(device: &Device) {
         };
         assert_same(&sample(&here), &sample(&on_cpu));
     }
+}
+
+fn draws_of_a_few_long_sequences_are_those_of_the_cpu(device: &Device) {
+    let Value::Object(config) = json!({
+        "model_type": "qwen2", "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.2
+    }) else {
+        unreachable!("an object")
+    };
+    let arch = Arch::from_config(&config, Path::new("test")).expect("a valid architecture");
+    let random = |device: &Device| {
+        let mut model = Model::load(&fixtures().join("models/qwen2-tied"));
+        model.decoder = Decoder::random(arch.clone(), 1, device);
+        model
+    };
+    let (here, on_cpu) = (random(device), random(&crate::support::device()));
+    // columns enough for a GPU to divide them among cubes
+    let long: Vec<u32> = (0..1100).map(|i| i * 31 % 59 + 3).collect();
+    let prompts = [long, PROMPTS[0].to_vec()];
+    let asked = Asked {
+        new: 4,
+        n: 1,
+        ..DRAWN
+    };
+    let sample = |model: &Model| generate(model, &prompts, asked, &Limits::new(4));
+    assert_same(&sample(&here), &sample(&on_cpu));
 }
 
 fn slots_chunks_and_a_short_cache_change_no_token(device: &Device) {

@@ -245,6 +245,14 @@ fn attention_of_packed_sequences_and_its_gradients_are_their_formulas(device: &D
             precision,
             device,
         );
+        // Gemma 2's, for which most shared memory is wanted
+        hold(
+            &[(12, &[50, 40]), (0, &[33])],
+            heads(2, 1, 256),
+            (Some(48), Some(2.0)),
+            precision,
+            device,
+        );
         // scores so far apart that sums are multiplied anew from tile to tile
         for dim in [32, 128] {
             hold_sized(

@@ -9,6 +9,7 @@ use std::ops::Range;
 on_gpus!(
     decoding_writes_the_new_column_and_reads_live_ones_alone,
     a_cube_has_some_of_many_query_heads_and_a_unit_several_of_many_dimensions,
+    the_columns_of_a_few_long_rows_are_divided_among_cubes,
     a_cache_that_nobody_else_holds_is_written_where_it_is,
 );
 
@@ -247,6 +248,24 @@ fn a_cube_has_some_of_many_query_heads_and_a_unit_several_of_many_dimensions(dev
         };
         hold(sizes, None, None, (DType::F32, 1e-5), device);
         hold(sizes, Some(70), None, (DType::F32, 1e-5), device);
+    }
+}
+
+fn the_columns_of_a_few_long_rows_are_divided_among_cubes(device: &Device) {
+    for precision in precisions(device) {
+        for (group, dim) in [(2, 128), (9, 34)] {
+            for (rows, columns) in [(1, 1024), (3, 1500)] {
+                let sizes = Sizes {
+                    rows,
+                    kv: 2,
+                    group,
+                    dim,
+                    columns,
+                };
+                hold(sizes, None, None, precision, device);
+                hold(sizes, Some(1111), Some(2.0), precision, device);
+            }
+        }
     }
 }
 

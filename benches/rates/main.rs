@@ -4,7 +4,9 @@
 //! `cargo bench --bench rates -- --device cuda [--json FILE]`; `--small` for a processor or a software driver.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
+mod shapes;
 #[allow(dead_code, reason = "each bench uses its own part")]
+#[path = "../support/mod.rs"]
 mod support;
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
@@ -14,6 +16,7 @@ use firebrick::backends::transfer::HostTensor;
 use firebrick::engine::batch::grouping;
 use firebrick::models::attention::{Projected, Scoring, Sequences, attend, attend_backward};
 use serde_json::{Value, json};
+use shapes::{FULL, LITTLE, Model, Pass, Product, products};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use support::Options;
@@ -23,113 +26,6 @@ const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Queries scored at a time, as `memory.attention_rows` has it.
 const ATTENTION_ROWS: usize = 512;
-
-/// What shapes follow from.
-struct Model {
-    name: &'static str,
-    hidden: usize,
-    intermediate: usize,
-    vocabulary: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-}
-
-const MODELS: [Model; 2] = [
-    Model {
-        name: "0.5B",
-        hidden: 896,
-        intermediate: 4864,
-        vocabulary: 151_936,
-        heads: 14,
-        kv_heads: 2,
-        head_dim: 64,
-    },
-    Model {
-        name: "1.5B",
-        hidden: 1536,
-        intermediate: 8960,
-        vocabulary: 151_936,
-        heads: 12,
-        kv_heads: 2,
-        head_dim: 128,
-    },
-];
-
-const SMALL: [Model; 1] = [Model {
-    name: "small",
-    hidden: 96,
-    intermediate: 256,
-    vocabulary: 2048,
-    heads: 6,
-    kv_heads: 2,
-    head_dim: 16,
-}];
-
-/// The sizes of a run.
-struct Sizes {
-    models: &'static [Model],
-    squares: &'static [usize],
-    /// Rows of a product; the last of them in backward products too.
-    rows: &'static [usize],
-    head_rows: usize,
-    /// Tokens of a sequence, of which there are as many as make `tokens`.
-    lengths: &'static [usize],
-    tokens: usize,
-    /// Side of the square matrix that is copied.
-    copied: usize,
-}
-
-const FULL: Sizes = Sizes {
-    models: &MODELS,
-    squares: &[2048, 4096, 8192],
-    rows: &[512, 2048, 16_384],
-    head_rows: 2048,
-    lengths: &[512, 1024, 2048, 4096],
-    tokens: 8192,
-    copied: 8192,
-};
-
-const LITTLE: Sizes = Sizes {
-    models: &SMALL,
-    squares: &[128, 256],
-    rows: &[64, 256],
-    head_rows: 64,
-    lengths: &[64, 128],
-    tokens: 256,
-    copied: 512,
-};
-
-/// Which product of a layer `y = x Wᵀ`.
-#[derive(Clone, Copy)]
-enum Pass {
-    Forward,
-    /// `dx = dy W`
-    Inputs,
-    /// `dW = dyᵀ x`
-    Weights,
-}
-
-impl Pass {
-    const ALL: [Self; 3] = [Self::Forward, Self::Inputs, Self::Weights];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Inputs => "inputs",
-            Self::Weights => "weights",
-        }
-    }
-}
-
-/// One product: `[rows, inner]` by `[outputs, inner]`, and what is computed of it.
-struct Product {
-    name: String,
-    rows: usize,
-    inner: usize,
-    outputs: usize,
-    pass: Pass,
-}
 
 /// A device under measurement.
 struct Bench {
@@ -175,46 +71,6 @@ fn main() {
             }
         }
     }
-}
-
-/// The products of a decoder's layers and head.
-fn products(model: &Model, sizes: &Sizes) -> Vec<Product> {
-    let (queries, keys) = (
-        model.heads * model.head_dim,
-        model.kv_heads * model.head_dim,
-    );
-    let layers = [
-        ("q_proj", model.hidden, queries),
-        ("k_proj", model.hidden, keys),
-        ("gate_proj", model.hidden, model.intermediate),
-        ("down_proj", model.intermediate, model.hidden),
-    ];
-    let product = |name: &str, [rows, inner, outputs]: [usize; 3], pass| Product {
-        name: format!("{} {name}", model.name),
-        rows,
-        inner,
-        outputs,
-        pass,
-    };
-    let mut all = Vec::new();
-    for &rows in sizes.rows {
-        let last = Some(&rows) == sizes.rows.last();
-        let passes = if last {
-            &Pass::ALL[..]
-        } else {
-            &Pass::ALL[..1]
-        };
-        for (name, inner, outputs) in layers {
-            all.extend(
-                passes
-                    .iter()
-                    .map(|&pass| product(name, [rows, inner, outputs], pass)),
-            );
-        }
-    }
-    let head = [sizes.head_rows, model.hidden, model.vocabulary];
-    all.extend(Pass::ALL.map(|pass| product("lm_head", head, pass)));
-    all
 }
 
 impl Bench {

@@ -1,0 +1,462 @@
+//! What a cube does with the columns it has, and the kernel for whole rows of them.
+
+use super::super::glu::tanh;
+use super::super::launch::UNITS;
+use super::{KEYS, LANES, NOTHING, PITCH};
+use burn_cubecl::cubecl;
+use cubecl::prelude::*;
+
+/// A number as a type stores it.
+#[cube]
+fn rounded<F: Float>(x: f32) -> f32 {
+    f32::cast_from(F::cast_from(x))
+}
+
+/// A pair that is turned by an angle, as a type stores it.
+#[cube]
+pub(super) fn turned<F: Float>(a: F, b: F, cos: f32, sin: f32) -> (f32, f32) {
+    let a = f32::cast_from(a);
+    let b = f32::cast_from(b);
+    (
+        rounded::<F>(a * cos - b * sin),
+        rounded::<F>(b * cos + a * sin),
+    )
+}
+
+/// What a cube has: query heads of one key head of a row.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone))]
+pub(super) struct Place {
+    pub row: usize,
+    /// Of keys, among all rows'.
+    pub key_head: usize,
+    /// First number of the first query head, and how many heads.
+    pub first: usize,
+    pub own: usize,
+    /// First number of the key head in the cache.
+    pub base: usize,
+    /// Columns that are seen; those before `cached` are in the cache, and a last one beyond them in shared memory.
+    pub from: usize,
+    pub to: usize,
+    pub cached: usize,
+}
+
+/// Of the `task % chunks`-th of a key head's chunks of queries; what a row sees ends with its new column.
+#[cube]
+pub(super) fn place_of(
+    live: &[i32],
+    row: usize,
+    task: usize,
+    kv: usize,
+    group: usize,
+    chunks: usize,
+    columns: usize,
+    window: usize,
+    #[comptime] heads: usize,
+    #[comptime] dim: usize,
+) -> Place {
+    let chunk = task % chunks;
+    let head = task / chunks % kv;
+    let to = live[row * 2 + 1] as usize;
+    let mut from = live[row * 2] as usize;
+    if to > from + window {
+        from = to - window;
+    }
+    Place {
+        row,
+        key_head: row * kv + head,
+        first: (row * kv * group + head * group + chunk * heads) * dim,
+        own: min(group - chunk * heads, heads),
+        base: (row * kv + head) * columns * dim,
+        from,
+        to,
+        // a row in no sequence has no column
+        cached: max(to, 1) - 1,
+    }
+}
+
+/// Turns queries and the new key to shared memory, with the new value, and writes key and value to the cache.
+#[cube]
+fn enter<F: Float>(
+    q: &mut [F],
+    k: &[F],
+    v: &[F],
+    keys: &mut [F],
+    values: &mut [F],
+    cos: &[f32],
+    sin: &[f32],
+    query: &mut Shared<[f32]>,
+    fresh: &mut Shared<[f32]>,
+    place: &Place,
+    enters: bool,
+    scale: f32,
+    #[comptime] heads: usize,
+    #[comptime] dim: usize,
+) {
+    let half = comptime!(dim / 2);
+    let unit = UNIT_POS as usize;
+    let new = place.key_head * dim;
+    let mut i = unit;
+    while i < comptime!(heads * half) {
+        let h = i / half;
+        let pair = i % half;
+        let mut a = 0.0f32;
+        let mut b = 0.0f32;
+        if h < place.own {
+            let angle = place.row * half + pair;
+            let at = place.first + h * dim + pair;
+            let (x, y) = turned::<F>(q[at], q[at + half], cos[angle], sin[angle]);
+            a = x * scale;
+            b = y * scale;
+        }
+        query[h * dim + pair] = a;
+        query[h * dim + half + pair] = b;
+        i += UNITS;
+    }
+    let mut i = unit;
+    while i < half {
+        let angle = place.row * half + i;
+        let (a, b) = turned::<F>(k[new + i], k[new + half + i], cos[angle], sin[angle]);
+        fresh[i] = a;
+        fresh[half + i] = b;
+        if enters {
+            let at = place.base + (place.to - 1) * dim + i;
+            keys[at] = F::cast_from(a);
+            keys[at + half] = F::cast_from(b);
+        }
+        i += UNITS;
+    }
+    let mut i = unit;
+    while i < dim {
+        let x = v[new + i];
+        fresh[dim + i] = f32::cast_from(x);
+        if enters {
+            values[place.base + (place.to - 1) * dim + i] = x;
+        }
+        i += UNITS;
+    }
+    sync_cube();
+}
+
+/// Products of a tile's keys with all queries, each in the parts that its lanes have.
+#[cube]
+fn multiply<F: Float>(
+    keys: &[F],
+    fresh: &mut Shared<[f32]>,
+    query: &mut Shared<[f32]>,
+    partial: &mut Shared<[f32]>,
+    place: &Place,
+    tile: usize,
+    #[comptime] heads: usize,
+    #[comptime] dim: usize,
+) {
+    let unit = UNIT_POS as usize;
+    let lane = unit % LANES;
+    let column = tile + unit / LANES;
+    let mut products = Array::<f32>::new(heads);
+    #[unroll]
+    for h in 0..heads {
+        products[h] = 0.0f32;
+    }
+    if column < place.to {
+        let mut d = lane;
+        while d < dim {
+            let mut x = fresh[d];
+            // the new column may not be in the cache yet
+            if column < place.cached {
+                x = f32::cast_from(keys[place.base + column * dim + d]);
+            }
+            #[unroll]
+            for h in 0..heads {
+                products[h] += x * query[h * dim + d];
+            }
+            d += LANES;
+        }
+    }
+    #[unroll]
+    for h in 0..heads {
+        partial[lane * PITCH + comptime!(h * KEYS) + unit / LANES] = products[h];
+    }
+    sync_cube();
+}
+
+/// Softmax goes on by a tile, of which a unit has one key and one query. `partial` then has weights, query by query, and behind
+/// them what each query's sums so far are multiplied by. The largest score, and what the unit's keys weigh.
+#[cube]
+fn soften(
+    partial: &mut Shared<[f32]>,
+    scores: &mut Shared<[f32]>,
+    place: &Place,
+    tile: usize,
+    largest: f32,
+    total: f32,
+    cap: f32,
+    #[comptime] capped: bool,
+    #[comptime] heads: usize,
+) -> (f32, f32) {
+    let unit = UNIT_POS as usize;
+    let scored = unit < comptime!(heads * KEYS) && tile + unit % KEYS < place.to;
+    let mut score = f32::new(NOTHING);
+    if scored {
+        score = 0.0f32;
+        #[unroll]
+        for lane in 0..LANES {
+            score += partial[comptime!(lane * PITCH) + unit];
+        }
+        if capped {
+            score = tanh(score / cap) * cap;
+        }
+    }
+    scores[unit] = score;
+    sync_cube();
+    let mut now = largest;
+    for c in 0..KEYS {
+        now = max(now, scores[unit / KEYS * KEYS + c]);
+    }
+    let shrunk = (largest - now).exp();
+    let mut weight = 0.0f32;
+    if scored {
+        weight = (score - now).exp();
+    }
+    partial[unit] = weight;
+    if unit % KEYS < 1 {
+        partial[UNITS + unit / KEYS] = shrunk;
+    }
+    sync_cube();
+    (now, total * shrunk + weight)
+}
+
+/// What the columns of a tile add to a unit's dimensions of the mixed values of all queries.
+#[cube]
+fn mix<F: Float>(
+    values: &[F],
+    fresh: &mut Shared<[f32]>,
+    partial: &mut Shared<[f32]>,
+    mixed: &mut Array<f32>,
+    place: &Place,
+    tile: usize,
+    #[comptime] heads: usize,
+    #[comptime] dim: usize,
+) {
+    let width = comptime!(if dim < UNITS { dim } else { UNITS });
+    let parts = comptime!(UNITS / width);
+    let each = comptime!(dim.div_ceil(width));
+    let unit = UNIT_POS as usize;
+    #[unroll]
+    for h in 0..heads {
+        let shrunk = partial[UNITS + h];
+        #[unroll]
+        for j in 0..each {
+            mixed[comptime!(h * each + j)] *= shrunk;
+        }
+    }
+    if unit < comptime!(parts * width) {
+        let end = min(tile + KEYS, place.to);
+        let mut column = tile + unit / width;
+        while column < end {
+            #[unroll]
+            for j in 0..each {
+                let d = unit % width + comptime!(j * width);
+                if d < dim {
+                    let mut x = fresh[dim + d];
+                    if column < place.cached {
+                        x = f32::cast_from(values[place.base + column * dim + d]);
+                    }
+                    #[unroll]
+                    for h in 0..heads {
+                        let weight = partial[h * KEYS + column - tile];
+                        mixed[comptime!(h * each + j)] += weight * x;
+                    }
+                }
+            }
+            column += parts;
+        }
+    }
+    sync_cube();
+}
+
+/// What a unit has so far: of its query the largest score and what the keys weigh, relative to it.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone))]
+pub(super) struct Softmax {
+    pub largest: f32,
+    pub total: f32,
+}
+
+/// Goes through the columns of a place; `mixed` has the unit's dimensions of the mixed values then.
+#[cube]
+pub(super) fn go_through<F: Float>(
+    keys: &[F],
+    values: &[F],
+    query: &mut Shared<[f32]>,
+    fresh: &mut Shared<[f32]>,
+    partial: &mut Shared<[f32]>,
+    scores: &mut Shared<[f32]>,
+    mixed: &mut Array<f32>,
+    place: &Place,
+    cap: f32,
+    #[comptime] capped: bool,
+    #[comptime] heads: usize,
+    #[comptime] dim: usize,
+) -> Softmax {
+    #[unroll]
+    for j in 0..comptime!(mixed_of(heads, dim)) {
+        mixed[j] = 0.0f32;
+    }
+    let mut largest = f32::new(NOTHING);
+    let mut total = 0.0f32;
+    let mut tile = place.from;
+    while tile < place.to {
+        multiply::<F>(keys, fresh, query, partial, place, tile, heads, dim);
+        let (now, sum) = soften(
+            partial, scores, place, tile, largest, total, cap, capped, heads,
+        );
+        largest = now;
+        total = sum;
+        mix::<F>(values, fresh, partial, mixed, place, tile, heads, dim);
+        tile += KEYS;
+    }
+    Softmax { largest, total }
+}
+
+/// Adds up what units have of each dimension, and writes it from `first` on: the mean of the values, or, of a part of the columns,
+/// the sum, behind which each head's largest score is and what its keys weigh.
+#[cube]
+pub(super) fn conclude<O: Float>(
+    out: &mut [O],
+    partial: &mut Shared<[f32]>,
+    totals: &mut Shared<[f32]>,
+    mixed: &mut Array<f32>,
+    softmax: Softmax,
+    first: usize,
+    own: usize,
+    writes: bool,
+    #[comptime] whole: bool,
+    #[comptime] heads: usize,
+    #[comptime] dim: usize,
+) {
+    let width = comptime!(if dim < UNITS { dim } else { UNITS });
+    let parts = comptime!(UNITS / width);
+    let each = comptime!(dim.div_ceil(width));
+    let unit = UNIT_POS as usize;
+    totals[unit] = softmax.total;
+    #[unroll]
+    for j in 0..each {
+        #[unroll]
+        for h in 0..heads {
+            partial[comptime!(h * UNITS) + unit] = mixed[comptime!(h * each + j)];
+        }
+        sync_cube();
+        let mut i = unit;
+        while i < own * width {
+            let h = i / width;
+            let d = i % width + comptime!(j * width);
+            let mut sum = 0.0f32;
+            for p in 0..parts {
+                sum += partial[h * UNITS + p * width + i % width];
+            }
+            if whole {
+                let all = weighed(totals, h);
+                // a row in no sequence sees nothing, and gets zeros
+                if all > 0.0f32 {
+                    sum /= all;
+                }
+            }
+            if d < dim && writes {
+                out[first + h * dim + d] = O::cast_from(sum);
+            }
+            i += UNITS;
+        }
+        sync_cube();
+    }
+    if !whole && unit < own * KEYS && unit % KEYS < 1 && writes {
+        let h = unit / KEYS;
+        let at = first + comptime!(heads * dim) + h;
+        out[at] = O::cast_from(softmax.largest);
+        out[at + heads] = O::cast_from(weighed(totals, h));
+    }
+}
+
+/// What all keys of a query weigh.
+#[cube]
+fn weighed(totals: &mut Shared<[f32]>, head: usize) -> f32 {
+    let mut all = 0.0f32;
+    for c in 0..KEYS {
+        all += totals[head * KEYS + c];
+    }
+    all
+}
+
+/// Numbers of the mixed values that a unit has: some dimensions of each head.
+pub(super) const fn mixed_of(heads: usize, dim: usize) -> usize {
+    let width = if dim < UNITS { dim } else { UNITS };
+    heads * dim.div_ceil(width)
+}
+
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn attend<F: Float>(
+    q: &mut [F],
+    k: &[F],
+    v: &[F],
+    keys: &mut [F],
+    values: &mut [F],
+    cos: &[f32],
+    sin: &[f32],
+    live: &[i32],
+    tasks: usize,
+    kv: usize,
+    group: usize,
+    chunks: usize,
+    columns: usize,
+    window: usize,
+    scale: f32,
+    cap: f32,
+    #[comptime] capped: bool,
+    #[comptime] heads: usize,
+    #[comptime] dim: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut query = Shared::<[f32]>::new_slice(comptime!(heads * dim));
+    // the new key, and the new value
+    let mut fresh = Shared::<[f32]>::new_slice(comptime!(2 * dim));
+    let mut partial = Shared::<[f32]>::new_slice(comptime!(LANES * PITCH));
+    let mut scores = Shared::<[f32]>::new_slice(UNITS);
+    let mut mixed = Array::<f32>::new(comptime!(mixed_of(heads, dim)));
+    let task = min(CUBE_POS, tasks - 1);
+    let row = task / (chunks * kv);
+    let place = place_of(
+        live, row, task, kv, group, chunks, columns, window, heads, dim,
+    );
+    let writes = CUBE_POS < tasks;
+    let enters = writes && task % chunks < 1 && place.to > place.from;
+    enter::<F>(
+        q, k, v, keys, values, cos, sin, &mut query, &mut fresh, &place, enters, scale, heads, dim,
+    );
+    let softmax = go_through::<F>(
+        &*keys,
+        &*values,
+        &mut query,
+        &mut fresh,
+        &mut partial,
+        &mut scores,
+        &mut mixed,
+        &place,
+        cap,
+        capped,
+        heads,
+        dim,
+    );
+    conclude::<F>(
+        q,
+        &mut partial,
+        &mut scores,
+        &mut mixed,
+        softmax,
+        place.first,
+        place.own,
+        writes,
+        true,
+        heads,
+        dim,
+    );
+}
