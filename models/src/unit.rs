@@ -386,33 +386,40 @@ impl Weights {
         bias: Slot,
         bypass: Option<Bypass<'_>>,
     ) -> Tensor<2> {
-        let alone = self.is_alone(weight, bias, bypass);
-        let fused = || {
-            let packed = self.panels(weight);
-            packed
-                .and_then(|w| w.linear_onto(&base, x))
-                .or_else(|| kernels::linear_onto(&base, x, &self.need(weight)))
-        };
-        match alone.then(fused).flatten() {
-            Some(y) => y,
-            None => base + self.linear(x, weight, bias, bypass),
+        let apart = |base| base + self.linear(x, weight, bias, bypass);
+        if !self.is_alone(weight, bias, bypass) {
+            return apart(base);
+        }
+        match self.panels(weight) {
+            Some(packed) => packed.linear_onto(base, x).unwrap_or_else(apart),
+            None => {
+                let fused = kernels::linear_onto(&base, x, &self.need(weight));
+                fused.unwrap_or_else(|| apart(base))
+            }
         }
     }
 
     /// `silu(x · gateᵀ) ∘ (x · upᵀ)` where a kernel makes it of one piece.
     pub(crate) fn linear_gated(&self, x: &Tensor<2>) -> Option<Tensor<2>> {
-        let packed = self.panels(Slot::Gate).zip(self.panels(Slot::Up));
-        packed
-            .and_then(|(gate, up)| Panels::linear_gated(gate, up, x))
-            .or_else(|| kernels::linear_gated(x, &self.need(Slot::Gate), &self.need(Slot::Up)))
+        match self.panels(Slot::Gate).zip(self.panels(Slot::Up)) {
+            Some((gate, up)) => Panels::linear_gated(gate, up, x),
+            None => kernels::linear_gated(x, &self.need(Slot::Gate), &self.need(Slot::Up)),
+        }
     }
 
     /// `x · Wᵀ` with the matrices of several slots.
     fn products<const N: usize>(&self, x: &Tensor<2>, slots: [Slot; N]) -> [Tensor<2>; N] {
         let packed: Vec<&Panels> = slots.iter().filter_map(|&s| self.panels(s)).collect();
         let packed: Option<[&Panels; N]> = packed.try_into().ok();
-        if let Some(products) = packed.and_then(|packed| Panels::linear_each(x, packed)) {
-            return products;
+        if let Some(packed) = packed {
+            if let Some(products) = Panels::linear_each(x, packed) {
+                return products;
+            }
+            // other numbers would be another policy, without a word
+            assert!(
+                packed.iter().all(|w| w.is_exact()),
+                "8-bit weights are made where kernels read them"
+            );
         }
         let weights = slots.map(|slot| self.need(slot));
         let weights = weights.each_ref();

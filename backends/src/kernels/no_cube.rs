@@ -101,6 +101,14 @@ pub(super) mod panels {
         pub fn linear(&self, _: &Tensor<2>) -> Option<Tensor<2>> {
             match *self {}
         }
+
+        pub fn linear_onto(&self, _: Tensor<2>, _: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
+            match *self {}
+        }
+
+        pub fn linear_gated(gate: &Self, _: &Self, _: &Tensor<2>) -> Option<Tensor<2>> {
+            match *gate {}
+        }
     }
 }
 

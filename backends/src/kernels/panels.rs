@@ -63,16 +63,29 @@ impl Panels {
         }
     }
 
-    /// `base + x · Wᵀ` in one piece. `None` where no kernel makes it so.
-    #[must_use]
-    pub fn linear_onto(&self, base: &Tensor<2>, x: &Tensor<2>) -> Option<Tensor<2>> {
-        self.on_cpu()?.linear_onto(base, x)
+    /// `base + x · Wᵀ` in one piece; a GPU does so in the base's place where nobody else holds it. Gives the base back where no
+    /// kernel makes it so.
+    pub fn linear_onto(&self, base: Tensor<2>, x: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
+        match &self.0 {
+            Kind::Cpu(own) => own.linear_onto(&base, x).ok_or(base),
+            Kind::Gpu(own) => own.linear_onto(base, x),
+        }
     }
 
     /// `silu(x · gateᵀ) ∘ (x · upᵀ)` in one piece, of two matrices of one shape. `None` where no kernel makes it so.
     #[must_use]
     pub fn linear_gated(gate: &Self, up: &Self, x: &Tensor<2>) -> Option<Tensor<2>> {
-        cpu::panels::Panels::linear_gated(gate.on_cpu()?, up.on_cpu()?, x)
+        match (&gate.0, &up.0) {
+            (Kind::Cpu(gate), Kind::Cpu(up)) => cpu::panels::Panels::linear_gated(gate, up, x),
+            (Kind::Gpu(gate), Kind::Gpu(up)) => cube::panels::Codes::linear_gated(gate, up, x),
+            _ => None,
+        }
+    }
+
+    /// Whether the copy has the matrix's own numbers.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.on_cpu().is_some_and(cpu::panels::Panels::is_exact)
     }
 
     fn on_cpu(&self) -> Option<&cpu::panels::Panels> {

@@ -103,6 +103,7 @@ impl Trainer {
         check_optimizers(&config, sft.as_ref(), mode, &plan, &device)?;
         let optim = own_optimizer(&config, sft, mode);
         check_limit(&config, &device)?;
+        check_quantised(&config, mode, &plan, &info);
         let runtime = Runtime::new(&device)
             .with_prefetch(plan.models.values().map(|m| m.prefetch).max().unwrap_or(0))
             .with_limit(config.memory.limit.map(|limit| limit.0))
@@ -430,16 +431,23 @@ fn open_device(config: &RunConfig) -> Result<(Device, DeviceInfo)> {
     config.rollout.precision(config.precision).check(&device)?;
     let backend = DeviceProfile::of(&info).backend;
     config.rollout.check_on(backend, config.precision)?;
-    let half = config.rollout.precision(config.precision).is_half();
-    let (few, most) = (few_rows(backend, half), config.rollout.max_num_seqs);
-    if config.rollout.quantization.is_some() && most > few {
+    Ok((device, info))
+}
+
+/// Says where sampling in 8 bits moves more bytes than it saves.
+fn check_quantised(config: &RunConfig, mode: Mode, plan: &Plan, info: &DeviceInfo) {
+    let (rollout, backend) = (&config.rollout, DeviceProfile::of(info).backend);
+    let few = few_rows(backend, rollout.precision(config.precision).is_half());
+    let prompts = config.trainer.train_batch_size;
+    let together = rollout.dynamic_sampling.prompts(prompts) * rollout.n;
+    let most = plan.rollout.max_num_seqs.min(together);
+    if mode == Mode::Rl && rollout.quantization.is_some() && most > few {
         tracing::warn!(
-            "rollout.quantization: int8 with rollout.max_num_seqs: {most}: above {few} sequences at a time every token widens \
-             whole matrices on {}, which moves more bytes than the weights have; lower one or leave out the other",
+            "rollout.quantization: int8 with {most} sequences at a time: above {few} every token widens whole matrices on {}, \
+             which moves more bytes than the weights have; set rollout.max_num_seqs: {few}, or leave the key out",
             backend.name()
         );
     }
-    Ok((device, info))
 }
 
 /// The optimizer that the policy begins with.

@@ -20,7 +20,7 @@ use crate::support::model::Model;
 use crate::support::report;
 use burn::tensor::Device;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
-use firebrick_backends::device::open;
+use firebrick_backends::device::{Backend, open};
 use firebrick_backends::precision::Precision;
 use firebrick_models::Checkpoint;
 use std::path::Path;
@@ -92,6 +92,17 @@ pub(crate) fn gpu(name: &str) -> Option<(Device, MutexGuard<'static, ()>)> {
             None
         }
     }
+}
+
+/// The backend of a GPU.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+pub(crate) fn backend(device: &Device) -> Backend {
+    let has = |backend: &Backend| {
+        let opened = open(backend.name().parse().expect("a device's name"));
+        opened.is_ok_and(|(found, _)| found == *device)
+    };
+    let gpus = Backend::ALL.into_iter().filter(|b| *b != Backend::Cpu);
+    gpus.into_iter().find(has).expect("a GPU of this build")
 }
 
 /// A model folder on a device, and its golden numbers.

@@ -270,13 +270,8 @@ fn what_is_sampled_has_the_log_probs_of_a_whole_forward(device: &Device) {
             .map(|row| row.tokens[..3].to_vec())
             .collect();
         let trained = model.decoder.clone();
-        hold_sampled(
-            &trained,
-            Packing::default(),
-            &model,
-            &prompts,
-            8.0 * spacing,
-        );
+        let plain = Packing::default();
+        let exact = hold_sampled(&trained, plain, &model, &prompts, 8.0 * spacing);
         // the CPU's kernels widen 8 bits to f32
         if !is_cpu(device) {
             // in which codes times scales are rounded once more, to half precision
@@ -285,19 +280,20 @@ fn what_is_sampled_has_the_log_probs_of_a_whole_forward(device: &Device) {
                 quantization: Some(Quantization::Int8),
                 ..Packing::default()
             };
-            hold_sampled(&trained, packing, &model, &prompts, 16.0 * spacing);
+            let rounded = hold_sampled(&trained, packing, &model, &prompts, 16.0 * spacing);
+            assert_ne!(exact, rounded, "{precision}: weights are read in 8 bits");
         }
     }
 }
 
-/// Samples from a decoder; a model's forward has the same log-probs.
+/// Samples from a decoder, and gives its log-probs; a model's forward has the same.
 fn hold_sampled(
     decoder: &Decoder,
     packing: Packing,
     model: &Model,
     prompts: &[Vec<u32>],
     tolerance: f64,
-) {
+) -> Vec<f32> {
     let request = |(i, tokens): (usize, &Vec<u32>)| Request {
         tokens: tokens.clone(),
         key: DrawKey {
@@ -326,6 +322,7 @@ fn hold_sampled(
             assert!(apart < tolerance, "{packing:?}: {sampled} and {scored}");
         }
     }
+    samples.iter().flat_map(|s| s.logps.clone()).collect()
 }
 
 fn a_precision_that_the_device_does_not_compute_in_is_refused_with_those_it_does(device: &Device) {

@@ -1,6 +1,7 @@
 //! Products with weights in 8 bits.
 
 use super::{assert_near, cases, numbers, on_gpus, precisions, stored, values};
+use crate::devices::backend;
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::device::Backend;
 use firebrick_backends::kernels::{Panels, few_rows};
@@ -9,6 +10,8 @@ on_gpus!(
     codes_are_the_nearest_of_255_even_steps_up_to_an_output_s_largest,
     a_product_is_that_of_what_the_codes_stand_for,
     many_rows_meet_the_same_numbers_as_few,
+    a_product_goes_onto_what_is_there_or_gates_another,
+    cubes_of_large_matrices_have_several_panels,
     outputs_of_zeros_are_zeros_and_of_nan_are_nan,
     what_has_a_graph_has_no_copy,
 );
@@ -22,7 +25,7 @@ fn quantised(
     let mut raw = numbers(outputs * inner, 31, 1.0);
     for (row, raw) in raw.chunks_mut(inner).enumerate() {
         for w in raw {
-            *w *= 0.1 + row as f64;
+            *w *= 0.5 + (row % 7) as f64;
         }
     }
     let (w, ws) = stored(raw, [outputs, inner], dtype, device);
@@ -55,18 +58,18 @@ fn codes_are_the_nearest_of_255_even_steps_up_to_an_output_s_largest(device: &De
     }
 }
 
+/// `x · Wᵀ`.
+fn product(x: &[f64], w: &[f64], inner: usize) -> Vec<f64> {
+    let dot = |x: &[f64], w: &[f64]| x.iter().zip(w).map(|(a, b)| a * b).sum::<f64>();
+    let row = |x| w.chunks(inner).map(move |w| dot(x, w));
+    x.chunks(inner).flat_map(row).collect()
+}
+
 fn hold_product(rows: usize, shape: [usize; 2], (dtype, tolerance): (DType, f64), device: &Device) {
     let [outputs, inner] = shape;
     let (_, packed, codes) = quantised(shape, dtype, device);
     let (x, xs) = stored(numbers(rows * inner, 32, 1.0), [rows, inner], dtype, device);
-    let expected: Vec<f64> = xs
-        .chunks(inner)
-        .flat_map(|x| {
-            codes
-                .chunks(inner)
-                .map(move |w| x.iter().zip(w).map(|(a, b)| a * b).sum::<f64>())
-        })
-        .collect();
+    let expected = product(&xs, &codes, inner);
     let found = packed.linear(&x).expect("a kernel");
     assert_eq!((found.dims(), found.dtype()), ([rows, outputs], dtype));
     let what = format!("{rows} rows of {inner}, {outputs} outputs, {dtype:?}");
@@ -96,6 +99,99 @@ fn many_rows_meet_the_same_numbers_as_few(device: &Device) {
         }
         hold_product(few + 1, [37, 23], precision, device);
     }
+}
+
+fn cubes_of_large_matrices_have_several_panels(device: &Device) {
+    for precision in precisions(device)
+        .into_iter()
+        .filter(|(dtype, _)| *dtype != DType::F32)
+    {
+        // as many cubes as an H200 wants, with two panels and with four, and a last block that is not full
+        for outputs in [1160, 2340] {
+            hold_product(1000, [outputs, 24], precision, device);
+            // elsewhere a matrix is widened as a whole for so many rows
+            if backend(device) == Backend::Cuda {
+                hold_ends(1000, [outputs, 24], precision, device);
+            }
+        }
+    }
+}
+
+fn hold_ends(rows: usize, shape: [usize; 2], (dtype, tolerance): (DType, f64), device: &Device) {
+    let [outputs, inner] = shape;
+    let what = format!("{rows} rows of {inner}, {outputs} outputs, {dtype:?}");
+    let (_, gate, gates) = quantised(shape, dtype, device);
+    let raw = numbers(outputs * inner, 36, 0.5);
+    let (up, _) = stored(raw, shape, dtype, device);
+    let up = Panels::quantise(&up).expect("a kernel");
+    let (x, xs) = stored(numbers(rows * inner, 37, 0.1), [rows, inner], dtype, device);
+    let (base, bases) = stored(
+        numbers(rows * outputs, 38, 1.0),
+        [rows, outputs],
+        dtype,
+        device,
+    );
+
+    let products = product(&xs, &gates, inner);
+    let expected: Vec<f64> = products.iter().zip(&bases).map(|(y, b)| y + b).collect();
+    let onto = gate.linear_onto(base.clone(), &x).expect("a kernel");
+    assert_near(
+        &format!("{what}: onto"),
+        &values(onto),
+        &expected,
+        tolerance,
+    );
+    assert_near(
+        "a base that others hold",
+        &values(base.clone()),
+        &bases,
+        0.0,
+    );
+    // which is then nobody's
+    let onto = gate.linear_onto(base, &x).expect("a kernel");
+    assert_near(
+        &format!("{what}: in place"),
+        &values(onto),
+        &expected,
+        tolerance,
+    );
+
+    let ups = values(up.linear(&x.clone().cast(DType::F32)).expect("a kernel"));
+    let silu = |y: f64| y / (1.0 + (-y).exp());
+    let expected: Vec<f64> = products
+        .iter()
+        .zip(ups)
+        .map(|(y, u)| silu(*y) * u)
+        .collect();
+    let gated = Panels::linear_gated(&gate, &up, &x).expect("a kernel");
+    assert_near(
+        &format!("{what}: gated"),
+        &values(gated),
+        &expected,
+        tolerance,
+    );
+}
+
+fn a_product_goes_onto_what_is_there_or_gates_another(device: &Device) {
+    for precision in precisions(device) {
+        let inner = (1_usize..300, 1_usize..40);
+        cases(
+            (1_usize..40, 1_usize..80, inner),
+            |(rows, outputs, inner)| {
+                hold_ends(rows, [outputs, inner.0], precision, device);
+                hold_ends(rows, [outputs, inner.1 * 8], precision, device);
+            },
+        );
+    }
+    // what is widened as a whole is added and gated by its caller
+    let rows = few_rows(Backend::Wgpu, false) + 1;
+    let (w, _) = stored(numbers(21, 39, 1.0), [3, 7], DType::F32, device);
+    let packed = Panels::quantise(&w).expect("a kernel");
+    let (x, _) = stored(numbers(rows * 7, 40, 1.0), [rows, 7], DType::F32, device);
+    let (base, bases) = stored(numbers(rows * 3, 41, 1.0), [rows, 3], DType::F32, device);
+    let back = packed.linear_onto(base, &x).expect_err("no kernel");
+    assert_near("the base", &values(back), &bases, 0.0);
+    assert!(Panels::linear_gated(&packed, &packed, &x).is_none());
 }
 
 fn outputs_of_zeros_are_zeros_and_of_nan_are_nan(device: &Device) {

@@ -144,3 +144,38 @@ fn a_plan_counts_the_copies() {
         assert_eq!(int8 - rollout(settings), copies, "{settings:?}");
     }
 }
+
+/// The program's own way through a GPU: what it says of a run, and the run.
+#[cfg(feature = "wgpu")]
+mod wgpu {
+    use super::*;
+
+    #[test]
+    fn a_gpu_samples_in_8_bits_and_says_above_how_many_sequences_that_does_not_pay() {
+        let Some((_device, _alone)) = crate::devices::gpu("wgpu") else {
+            return;
+        };
+        let run = |settings: &[&str]| {
+            let bench = Bench::new();
+            let fixed = ["device=wgpu", "trainer.steps=1"];
+            let output = bench.firebrick("train", &[&fixed, settings].concat());
+            succeeded(&output);
+            let line = metrics(&bench, "run").pop().expect("a step");
+            (
+                mean(&line, "training/rollout_probs_diff_mean"),
+                stderr(&output),
+            )
+        };
+        let (exact, _) = run(&[]);
+        let (apart, said) = run(&[INT8]);
+        assert!(
+            apart > 10.0 * exact && apart < 0.01,
+            "{apart}, and {exact} of exact weights"
+        );
+        assert!(!said.contains("sequences at a time"), "{said}");
+        let many = [INT8, "trainer.train_batch_size=18", "rollout.n=4"];
+        let (_, said) = run(&many);
+        assert!(said.contains("int8 with 72 sequences at a time"), "{said}");
+        assert!(said.contains("rollout.max_num_seqs: 64"), "{said}");
+    }
+}

@@ -120,6 +120,12 @@ impl Panels {
         })
     }
 
+    /// Whether the copy has the matrix's own numbers.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        matches!(self.numbers, Numbers::Exact(_))
+    }
+
     /// Bytes of the copy.
     #[must_use]
     pub fn bytes(&self) -> usize {

@@ -10,6 +10,7 @@ mod split;
 
 use super::launch::{
     UNITS, address, cubes, dims, elem, elementwise, empty, integers, knows, owned, plain,
+    wanted_cubes,
 };
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::DecodeShape;
@@ -40,10 +41,6 @@ const NOTHING: f64 = -1.0e30;
 /// Columns from which a row is divided, and the least that a part has: two launches more have to be worth it.
 const LONG: usize = 1024;
 const PART: usize = 128;
-
-/// Cubes that a core has at a time, and cores of a GPU that does not say.
-const CUBES: usize = 2;
-const CORES: usize = 32;
 
 /// What launches are told.
 struct Told {
@@ -110,16 +107,10 @@ pub(in crate::kernels) fn decode_attention(
 
 /// Cubes among which the columns of a row are divided, so that there are enough for all cores.
 fn parts(like: &CubeTensor, tasks: usize, longest: usize) -> usize {
-    let cores = like
-        .client
-        .properties()
-        .hardware
-        .num_streaming_multiprocessors;
-    let wanted = CUBES * cores.map_or(CORES, |cores| cores as usize);
     if longest < LONG || tasks == 0 {
         1
     } else {
-        (wanted / tasks).clamp(1, longest / PART)
+        wanted_cubes(like).div_ceil(tasks).clamp(1, longest / PART)
     }
 }
 

@@ -155,6 +155,14 @@ pub(super) fn cubes(like: &CubeTensor, count: usize) -> CubeCount {
     CubeCountSelection::new(&like.client, count as u32).cube_count()
 }
 
+/// Cubes that keep all cores of a GPU busy: two each, of 32 where it does not say how many it has.
+pub(super) fn wanted_cubes(like: &CubeTensor) -> usize {
+    let hardware = &like.client.properties().hardware;
+    2 * hardware
+        .num_streaming_multiprocessors
+        .map_or(32, |cores| cores as usize)
+}
+
 /// Cubes of [`UNITS`] units, a unit for each of `count` numbers.
 pub(super) fn elementwise(like: &CubeTensor, count: usize) -> (CubeCount, CubeDim) {
     let grid = cubes(like, count.div_ceil(UNITS));

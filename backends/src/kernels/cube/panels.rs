@@ -9,13 +9,13 @@ mod cores;
 mod units;
 
 use super::launch::{
-    RowGrid, UNITS, address, cubes, elem, elementwise, empty, integers, knows, plain, row_max,
-    row_sum,
+    RowGrid, UNITS, address, cubes, dims, elem, elementwise, empty, integers, knows, owned, plain,
+    row_max, row_sum,
 };
 use super::matrices::{VECTOR, has_cores};
 use crate::kernels::choice::{FEW_ROWS, FEW_ROWS_ON_CORES, Operation};
 use crate::kernels::tape::Engine;
-use crate::trace::span;
+use crate::trace::{Span, span};
 use burn::backend::Cube;
 use burn::tensor::{DType, Int, Tensor};
 use burn_cubecl::cubecl;
@@ -31,6 +31,24 @@ const WORD: usize = 4;
 
 /// The largest code.
 const MOST: f64 = 127.0;
+
+/// What follows a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum End {
+    Nothing,
+    /// It is added to what is there.
+    Onto,
+    /// It is the gate of another.
+    Gated,
+}
+
+/// How a product is made.
+enum Way {
+    /// By a kernel that widens codes itself.
+    Few { on_cores: bool },
+    /// In tensor operations, of the matrix widened as a whole.
+    Many,
+}
 
 /// A matrix `[outputs, inputs]` in 8 bits. Clones share it.
 #[derive(Clone)]
@@ -94,65 +112,113 @@ impl Codes {
 
     /// `x · Wᵀ` of `x`, `[rows, inputs]`, in its float type. `None` where `x` is of another backend, or has a graph.
     pub fn linear(&self, x: &Tensor<2>) -> Option<Tensor<2>> {
+        let (x, way) = self.way(x)?;
+        let _span = self.span(&x, 1);
+        let Way::Few { on_cores } = way else {
+            let wide = self.widened(x.dtype);
+            return Some(Cube::close(x).matmul(wide.transpose()));
+        };
+        let out = empty(&x, [dims::<2>(&x)[0], self.outputs], x.dtype);
+        self.multiply(self, x, &out, End::Nothing, on_cores);
+        Some(Cube::close(out))
+    }
+
+    /// `base + x · Wᵀ` with few rows, in the base's place where nobody else holds it. Gives the base back where there are many, or
+    /// the tensors are not known.
+    pub fn linear_onto(&self, base: Tensor<2>, x: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
+        let alike = base.dtype() == x.dtype() && !base.device().is_autodiff();
+        let Some((x, Way::Few { on_cores })) = self.way(x).filter(|_| alike) else {
+            return Err(base);
+        };
+        let _span = self.span(&x, 1);
+        let out = owned(plain(base));
+        self.multiply(self, x, &out, End::Onto, on_cores);
+        Ok(Cube::close(out))
+    }
+
+    /// `silu(x · gateᵀ) ∘ (x · upᵀ)` of two matrices of one shape with few rows. `None` as in [`Self::linear_onto`].
+    pub fn linear_gated(gate: &Self, up: &Self, x: &Tensor<2>) -> Option<Tensor<2>> {
+        let shapes = [gate, up].map(|codes| [codes.outputs, codes.inner]);
+        let (x, way) = gate.way(x).filter(|_| shapes[0] == shapes[1])?;
+        let Way::Few { on_cores } = way else {
+            return None;
+        };
+        let _span = gate.span(&x, 2);
+        let out = empty(&x, [dims::<2>(&x)[0], gate.outputs], x.dtype);
+        gate.multiply(up, x, &out, End::Gated, on_cores);
+        Some(Cube::close(out))
+    }
+
+    fn span(&self, x: &CubeTensor, matrices: usize) -> Span {
+        let [rows, inner] = dims(x);
+        span(
+            "product",
+            2.0 * (matrices * rows * inner * self.outputs) as f64,
+        )
+    }
+
+    /// The rows, and how products with so many are made, where they are.
+    fn way(&self, x: &Tensor<2>) -> Option<(CubeTensor, Way)> {
         if !knows(Operation::Quantised, x) || x.device().is_autodiff() {
             return None;
         }
         let [rows, inner] = x.dims();
-        let _span = span("product", 2.0 * (rows * inner * self.outputs) as f64);
+        debug_assert_eq!(inner, self.inner);
         let x = plain(x.clone());
-        let on_cores = inner.is_multiple_of(VECTOR) && has_cores(&x, cores::SHARED_BYTES);
+        let on_cores = inner.is_multiple_of(VECTOR) && has_cores(&x, cores::LEAST_SHARED);
         let few = if on_cores {
             FEW_ROWS_ON_CORES
         } else {
             FEW_ROWS
         };
-        Some(if rows <= few {
-            Cube::close(self.multiplied(x, rows, on_cores))
+        let way = if rows <= few {
+            Way::Few { on_cores }
         } else {
-            let wide = self.widened(x.dtype);
-            Cube::close(x).matmul(wide.transpose())
-        })
+            Way::Many
+        };
+        Some((x, way))
     }
 
-    /// The product with few rows.
-    fn multiplied(&self, x: CubeTensor, rows: usize, on_cores: bool) -> CubeTensor {
-        let out = empty(&x, [rows, self.outputs], x.dtype);
-        let [words, scales] = [integers(&self.words), plain(self.scales.clone())];
-        let address = address([&x, &words, &out]);
-        let most = if on_cores {
-            cores::ROWS
-        } else {
-            rows.next_power_of_two().min(units::ROWS)
-        };
-        let tiles = rows.div_ceil(most);
+    /// The product with few rows, with the sums of another matrix beside it where it is gated.
+    fn multiply(&self, up: &Self, x: CubeTensor, out: &CubeTensor, end: End, on_cores: bool) {
+        let [rows, inner] = dims(&x);
+        let [words, up_words] = [self, up].map(|codes| integers(&codes.words));
+        let [scales, up_scales] = [self, up].map(|codes| plain(codes.scales.clone()));
+        let address = address([&x, &words, out]);
+        let panels = self.outputs.div_ceil(PANEL);
         macro_rules! multiply {
-            ($kernels:ident, $vector:expr $(, $most:expr)?) => {
+            ($kernels:ident, $vector:expr, $blocks:expr, $tiles:expr, $size:expr) => {
                 $kernels::multiply::launch(
                     &out.client,
-                    cubes(&out, tiles * self.outputs.div_ceil(PANEL)),
+                    cubes(out, $tiles * $blocks),
                     CubeDim::new_1d(UNITS as u32),
                     address,
                     $vector,
                     x.into_buffer_arg(),
                     words.into_buffer_arg(),
                     scales.into_buffer_arg(),
+                    up_words.into_buffer_arg(),
+                    up_scales.into_buffer_arg(),
                     out.clone().into_buffer_arg(),
                     rows,
-                    self.inner,
+                    inner,
                     self.outputs,
-                    self.inner.div_ceil(WORD),
-                    tiles,
-                    $($most,)?
-                    elem(&out),
+                    inner.div_ceil(WORD),
+                    $tiles,
+                    end,
+                    $size,
+                    elem(out),
                 )
             };
         }
         if on_cores {
-            multiply!(cores, VECTOR);
+            let tiles = rows.div_ceil(cores::ROWS);
+            let wide = cores::wide(panels, tiles, end, out);
+            multiply!(cores, VECTOR, panels.div_ceil(wide), tiles, wide);
         } else {
-            multiply!(units, WORD, most);
+            let most = rows.next_power_of_two().min(units::most_rows(end));
+            multiply!(units, WORD, panels, rows.div_ceil(most), most);
         }
-        out
     }
 
     /// The matrix that the codes stand for.
@@ -183,6 +249,12 @@ impl Codes {
 fn code(word: i32, #[comptime] input: usize) -> f32 {
     // the code's sign is that of the word once it is on top
     f32::cast_from((word << comptime!(24 - 8 * input as i32)) >> 24)
+}
+
+/// x σ(x).
+#[cube]
+fn silu(x: f32) -> f32 {
+    x / (1.0f32 + (-x).exp())
 }
 
 #[cube(launch, address_type = "dynamic")]

@@ -80,7 +80,7 @@ impl Estimate {
     }
 }
 
-/// Bytes of the copies of matrices that kernels read while completions are sampled; only the CPU's read panels of whole numbers.
+/// Bytes of the copies of matrices that kernels read while completions are sampled; only the CPU's read panels of numbers as they are.
 fn packed(w: &Workload, sizes: &Sizes, backend: Backend) -> u64 {
     let panels = w.packing.panels && backend == Backend::Cpu;
     let panels = |numbers| u64::from(panels) * sizes.width * numbers;

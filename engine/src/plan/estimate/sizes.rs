@@ -26,6 +26,8 @@ pub(crate) struct EightBits {
     pub largest: u64,
     /// Rows up to which a product widens numbers as it reads them. With more the matrix is widened first.
     pub few_rows: u64,
+    /// Whether such a product is in the precision that is sampled in, on tensor cores; it is in f32 elsewhere.
+    pub on_cores: bool,
 }
 
 impl EightBits {
@@ -47,6 +49,7 @@ impl EightBits {
             numbers: shapes.iter().map(numbers).sum(),
             largest: shapes.iter().map(numbers).max().unwrap_or(0),
             few_rows: few_rows(backend, width < F32) as u64,
+            on_cores: backend == Backend::Cuda && width < F32,
         }
     }
 }

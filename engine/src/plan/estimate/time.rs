@@ -11,7 +11,7 @@
 //! | backward | twice the forward; the head's gradient too |
 //! | recomputed segments | their forward once more; packed and chunked attention its scores once more |
 //!
-//! Decoding reads all weights and the cache for each token of a batch of sequences. Copies between host and device take
+//! Decoding reads all weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies between host and device take
 //! bytes over the link; with `prefetch` they hide behind the computation of their phase as far as that lasts.
 //!
 //! Of several devices only what they compute is divided: traffic between them is left out, and pipeline stages are not taken to
@@ -20,7 +20,7 @@
 use super::Context;
 use super::activations::{Cached, Half, Shape};
 use super::head::HeadCost;
-use super::sizes::F32;
+use super::sizes::{EightBits, F32};
 use crate::plan::{Keep, ModelPlan, MomentKind, Order};
 use firebrick_backends::accounts::Home;
 use serde::{Deserialize, Serialize};
@@ -103,10 +103,15 @@ impl Cost {
 
 impl Context<'_> {
     fn flops(&self, operations: f64) -> f64 {
+        self.flops_in(operations, self.sizes.is_half())
+    }
+
+    /// Of products in half precision, or in f32.
+    fn flops_in(&self, operations: f64, half: bool) -> f64 {
         let shares = (self.parallel.tensor * self.parallel.sequence) as f64;
         let rates = &self.profile.matmul_flops;
         let rate = match rates.bf16 {
-            Some(half) if self.sizes.is_half() => half,
+            Some(rate) if half => rate,
             _ => rates.f32,
         };
         operations / rate / shares
@@ -263,10 +268,15 @@ fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
     let layers = ctx.sizes.layers as f64;
     let prefill = layers * ctx.layer(prefill, 0);
     let cached = w.prompt_length as f64 + w.response_length as f64 / 2.0;
-    let cache = rows as f64 * cached * w.arch.cache_bytes_per_token() as f64;
-    let products = 2.0 * (ctx.sizes.body() + ctx.sizes.projection) as f64 * rows as f64;
+    let width = ctx.sizes.width as f64 / w.arch.precision.width() as f64;
+    let cache = rows as f64 * cached * w.arch.cache_bytes_per_token() as f64 * width;
+    let body = 2.0 * ctx.sizes.body() as f64 * rows as f64;
+    let head = 2.0 * ctx.sizes.projection as f64 * rows as f64;
+    let widened_in_f32 = |codes: EightBits| rows <= codes.few_rows && !codes.on_cores;
+    let half = ctx.sizes.is_half() && !ctx.eight_bits.is_some_and(widened_in_f32);
     let logits = (w.arch.vocab_size as u64 * rows) as f64 * F32 as f64 * 10.0;
-    let token = ctx.flops(products)
+    let token = ctx.flops_in(body, half)
+        + ctx.flops(head)
         + (weights_moved(ctx, rows) as f64 + 2.0 * cache + logits) / ctx.profile.memory_bandwidth
         + ctx.launch(layers * LAYER_OPERATIONS + CHOICE_OPERATIONS);
     waves * prefill + waves.ceil() * w.response_length as f64 * token

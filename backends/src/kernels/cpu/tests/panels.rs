@@ -21,7 +21,7 @@ fn products_with_panels_are_their_formulas() {
             assert_same("products", found, &plain(w));
         }
         let base = numbers([rows, outer], 9);
-        let found = pa.linear_onto(&base, &x).expect(KNOWN);
+        let found = pa.linear_onto(base.clone(), &x).expect(KNOWN);
         assert_same("on top", &found, &(base + plain(&a)));
         let found = Panels::linear_gated(&pa, &pb, &x).expect(KNOWN);
         assert_same("gated", &found, &(silu(plain(&a)) * plain(&b)));
@@ -74,7 +74,7 @@ fn products_with_8_bit_panels_are_those_of_the_rounded_matrices() {
             assert_same("products", found, expected);
         }
         let base = numbers([rows, outer], 9);
-        let found = pa.linear_onto(&base, &x).expect(KNOWN);
+        let found = pa.linear_onto(base.clone(), &x).expect(KNOWN);
         assert_same("on top", &found, &(base + ra.clone()));
         let found = Panels::linear_gated(&pa, &pb, &x).expect(KNOWN);
         assert_same("gated", &found, &(silu(ra) * rb));

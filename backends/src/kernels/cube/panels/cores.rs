@@ -1,11 +1,17 @@
-//! On tensor cores, in half precision: a cube has a tile of rows and a panel, both in shared memory some inputs at a time, and each
-//! plane one matrix of sums. Codes are whole numbers below 128, which both kinds of half precision hold exactly.
+//! On tensor cores, in half precision: a cube has a tile of rows and some panels, both in shared memory a few inputs at a time, and
+//! each plane a matrix of sums of each panel. Codes are whole numbers below 128, which both kinds of half precision hold exactly.
 
-use super::super::launch::UNITS;
+#![allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "a matrix of sums is the registers of a plane"
+)]
+
+use super::super::launch::{UNITS, wanted_cubes};
 use super::super::matrices::{ALIGNMENT, PLANE, SIDE, VECTOR, aligned, no_sum, operand};
-use super::{PANEL, WORD, code};
+use super::{End, PANEL, WORD, code, silu};
 use burn_cubecl::cubecl;
-use cubecl::cmma::{self, MatrixIdent, MatrixLayout};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
 use cubecl::prelude::*;
 
 /// Rows of a cube.
@@ -21,8 +27,35 @@ const SUM_PITCH: usize = PANEL + 4;
 /// Outputs whose words units side by side read, a whole sector of memory.
 const SECTOR: usize = 8;
 
-pub(super) const SHARED_BYTES: usize =
-    2 * (ROWS + PANEL) * PITCH + 4 * ROWS * SUM_PITCH + 3 * ALIGNMENT;
+/// Most panels of a cube: a plane has a matrix of sums of each.
+const PANELS: usize = 4;
+
+/// Bytes of shared memory of a cube with so many panels.
+const fn shared_bytes(end: End, wide: usize) -> usize {
+    let both = match end {
+        End::Gated => 2,
+        End::Nothing | End::Onto => 1,
+    };
+    2 * (ROWS + both * wide * PANEL) * PITCH + both * 4 * ROWS * SUM_PITCH + 4 * ALIGNMENT
+}
+
+/// Bytes without which there is no kernel.
+pub(super) const LEAST_SHARED: usize = shared_bytes(End::Gated, 1);
+
+/// Panels of a cube, of `panels`: as many as leave cubes enough, for the rows are read again for each, and as memory is shared.
+pub(super) fn wide(panels: usize, tiles: usize, end: End, like: &CubeTensor) -> usize {
+    let most = if end == End::Gated {
+        PANELS / 2
+    } else {
+        PANELS
+    };
+    let shared = like.client.properties().hardware.max_shared_memory_size;
+    let wanted = wanted_cubes(like);
+    let fits = |&wide: &usize| {
+        tiles * panels.div_ceil(wide) >= wanted && shared_bytes(end, wide) <= shared
+    };
+    [most, most / 2].into_iter().find(fits).unwrap_or(1)
+}
 
 /// Copies a chunk of the rows' inputs to shared memory, zeros for what is beyond the last. Places are in vectors.
 #[cube]
@@ -49,11 +82,12 @@ fn stage_rows<F: Float, N: Size>(
     }
 }
 
-/// Widens a chunk of a panel to shared memory, zeros for what is beyond the last input.
+/// Widens a chunk of a panel to its place in shared memory, zeros for what is beyond the last input.
 #[cube]
 fn stage_codes<F: Float>(
     codes: &[i32],
     staged: &mut Shared<[F]>,
+    #[comptime] place: usize,
     panel: usize,
     chunk: usize,
     words: usize,
@@ -71,68 +105,138 @@ fn stage_codes<F: Float>(
         }
         #[unroll]
         for j in 0..WORD {
-            staged[output * PITCH + own * WORD + j] = F::cast_from(code(packed, j));
+            staged[comptime!(place * PANEL * PITCH) + output * PITCH + own * WORD + j] =
+                F::cast_from(code(packed, j));
         }
     }
 }
 
+/// Adds a chunk's products to a plane's sums, of the same rows and of as many outputs of each panel.
+#[cube]
+fn accumulate<F: Float, N: Size>(
+    inputs: &Shared<[Vector<F, N>]>,
+    weights: &Shared<[F]>,
+    sums: &mut Sequence<Matrix<f32>>,
+    across: usize,
+    along: usize,
+    #[comptime] panels: usize,
+) {
+    let (row, column) = (MatrixLayout::RowMajor, MatrixLayout::ColMajor);
+    let pitch = PITCH as u32;
+    #[unroll]
+    for k in 0..comptime!(CHUNK / SIDE) {
+        let a = across * comptime!(SIDE * PITCH / VECTOR) + comptime!(k * SIDE / VECTOR);
+        let a = operand::<F, Vector<F, N>>(MatrixIdent::A, row, inputs, a, pitch);
+        #[unroll]
+        for i in 0..panels {
+            let b = along * comptime!(SIDE * PITCH) + comptime!(i * PANEL * PITCH + k * SIDE);
+            let b = operand::<F, F>(MatrixIdent::B, column, weights, b, pitch);
+            let sum = sums.index(i);
+            cmma::execute(&a, &b, sum, sum);
+        }
+    }
+}
+
+#[cube]
+fn store(sum: &Matrix<f32>, sums: &mut Shared<[f32]>, across: usize, along: usize) {
+    let at = across * comptime!(SIDE * SUM_PITCH) + along * SIDE;
+    cmma::store(
+        &mut sums[at..comptime!(ROWS * SUM_PITCH)],
+        sum,
+        SUM_PITCH as u32,
+        MatrixLayout::RowMajor,
+    );
+}
+
+/// A cube has `wide` panels, and where it is gated as many of the other matrix.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn multiply<F: Float, N: Size>(
     x: &[Vector<F, N>],
     codes: &[i32],
     scales: &[f32],
+    up_codes: &[i32],
+    up_scales: &[f32],
     out: &mut [F],
     rows: usize,
     inner: usize,
     outputs: usize,
     words: usize,
     tiles: usize,
+    #[comptime] end: End,
+    #[comptime] wide: usize,
     #[define(F)] _dtype: ElemType,
 ) {
+    let gated = comptime!(end == End::Gated);
+    let staged = comptime!(if gated { 2 * wide } else { wide });
     let mut inputs = aligned::<Vector<F, N>>(comptime!(ROWS * PITCH / VECTOR));
-    let mut weights = aligned::<F>(comptime!(PANEL * PITCH));
-    let mut sums = aligned::<f32>(comptime!(ROWS * SUM_PITCH));
+    let mut weights = aligned::<F>(comptime!(staged * PANEL * PITCH));
+    let mut shared = aligned::<f32>(comptime!(ROWS * SUM_PITCH));
+    let mut up_shared = aligned::<f32>(comptime!(if gated { ROWS * SUM_PITCH } else { VECTOR }));
+    let mut sums = Sequence::<Matrix<f32>>::new();
+    #[unroll]
+    for _ in 0..staged {
+        sums.push(no_sum());
+    }
     let panels = outputs.div_ceil(PANEL);
-    let panel = min(CUBE_POS / tiles, panels - 1);
+    let blocks = panels.div_ceil(wide);
+    // a last block may reach beyond the last panel, and has that again
+    let panel = min(CUBE_POS / tiles, blocks - 1) * wide;
     let first = CUBE_POS % tiles * ROWS;
     let plane = UNIT_POS as usize / PLANE;
     let across = plane / comptime!(PANEL / SIDE);
     let along = plane % comptime!(PANEL / SIDE);
-    let sum = no_sum();
     let mut chunk = 0usize;
     while chunk < inner {
         stage_rows(x, &mut inputs, first, rows, chunk, inner);
-        stage_codes::<F>(codes, &mut weights, panel, chunk, words);
-        sync_cube();
         #[unroll]
-        for k in 0..comptime!(CHUNK / SIDE) {
-            let a = across * comptime!(SIDE * PITCH / VECTOR) + comptime!(k * SIDE / VECTOR);
-            let b = along * comptime!(SIDE * PITCH) + comptime!(k * SIDE);
-            let (row, column) = (MatrixLayout::RowMajor, MatrixLayout::ColMajor);
-            let pitch = PITCH as u32;
-            let a = operand::<F, Vector<F, N>>(MatrixIdent::A, row, &inputs, a, pitch);
-            let b = operand::<F, F>(MatrixIdent::B, column, &weights, b, pitch);
-            cmma::execute(&a, &b, &sum, &sum);
+        for i in 0..wide {
+            let own = min(panel + i, panels - 1);
+            stage_codes::<F>(codes, &mut weights, i, own, chunk, words);
+            if gated {
+                stage_codes::<F>(
+                    up_codes,
+                    &mut weights,
+                    comptime!(wide + i),
+                    own,
+                    chunk,
+                    words,
+                );
+            }
         }
+        sync_cube();
+        accumulate(&inputs, &weights, &mut sums, across, along, staged);
         sync_cube();
         chunk += CHUNK;
     }
-    let at = across * comptime!(SIDE * SUM_PITCH) + along * SIDE;
-    cmma::store(
-        &mut sums[at..comptime!(ROWS * SUM_PITCH)],
-        &sum,
-        SUM_PITCH as u32,
-        MatrixLayout::RowMajor,
-    );
-    sync_cube();
-    let writes = CUBE_POS < tiles * panels;
-    let mut i = UNIT_POS as usize;
-    while i < comptime!(ROWS * PANEL) {
-        let (row, output) = (first + i / PANEL, panel * PANEL + i % PANEL);
-        if row < rows && output < outputs && writes {
-            let sum = sums[i / PANEL * SUM_PITCH + i % PANEL];
-            out[row * outputs + output] = F::cast_from(sum * scales[output]);
+    let writes = CUBE_POS < tiles * blocks;
+    #[unroll]
+    for own in 0..wide {
+        sync_cube();
+        store(sums.index(own), &mut shared, across, along);
+        if gated {
+            store(
+                sums.index(comptime!(wide + own)),
+                &mut up_shared,
+                across,
+                along,
+            );
         }
-        i += UNITS;
+        sync_cube();
+        let mut i = UNIT_POS as usize;
+        while i < comptime!(ROWS * PANEL) {
+            let (row, output) = (first + i / PANEL, (panel + own) * PANEL + i % PANEL);
+            if row < rows && output < outputs && writes {
+                let from = i / PANEL * SUM_PITCH + i % PANEL;
+                let at = row * outputs + output;
+                let mut y = shared[from] * scales[output];
+                if gated {
+                    y = silu(y) * (up_shared[from] * up_scales[output]);
+                } else if comptime!(end == End::Onto) {
+                    y += f32::cast_from(out[at]);
+                }
+                out[at] = F::cast_from(y);
+            }
+            i += UNITS;
+        }
     }
 }

@@ -2,12 +2,17 @@
 //! widens four words in registers and reads each row's numbers once for sixteen products. Then the units of an output add up.
 
 use super::super::launch::UNITS;
-use super::{PANEL, WORD, code};
+use super::{End, PANEL, WORD, code, silu};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// Most rows of a cube.
-pub(super) const ROWS: usize = 16;
+/// Most rows of a cube: as many sums as a unit has registers for.
+pub(super) const fn most_rows(end: End) -> usize {
+    match end {
+        End::Gated => 8,
+        End::Nothing | End::Onto => 16,
+    }
+}
 
 /// Units that have a panel between them, each as many outputs as a word has inputs.
 const ACROSS: usize = PANEL / WORD;
@@ -15,8 +20,8 @@ const ACROSS: usize = PANEL / WORD;
 /// Words of an output that are multiplied at a time, each by another unit.
 const CHUNK: usize = UNITS / ACROSS;
 
-/// Rows that are added up at a time, and parts in which the units of an output are: all that is shared stays below the 16 KiB that
-/// WebGPU promises.
+/// Rows that are added up at a time, and parts in which the units of an output are: no more is shared than the 16 KiB that WebGPU
+/// promises.
 const TOGETHER: usize = 4;
 const PARTS: usize = CHUNK / TOGETHER;
 
@@ -71,59 +76,42 @@ fn accumulate<N: Size>(
     }
 }
 
-/// Adds up the sums of all units that have an output, some rows at a time, and writes them times the outputs' scales.
+/// Adds up the sums of all units that have an output, of some rows: the unit's part of them, which counts where it is the first.
 #[cube]
-fn conclude<F: Float, N: Size>(
+fn add_up<N: Size>(
     sums: &mut Array<Vector<f32, N>>,
     shared: &mut Shared<[Vector<f32, N>]>,
-    scales: &[f32],
-    out: &mut [F],
-    first: usize,
-    rows: usize,
-    panel: usize,
-    outputs: usize,
-    writes: bool,
-    #[comptime] most: usize,
-) {
+    #[comptime] round: usize,
+    #[comptime] each: usize,
+) -> Vector<f32, N> {
     let unit = UNIT_POS as usize;
-    let each = comptime!(if most < TOGETHER { most } else { TOGETHER });
     let row = unit / ACROSS % each;
     let part = unit / comptime!(ACROSS * each);
+    sync_cube();
     #[unroll]
-    for round in 0..comptime!(most / each) {
-        sync_cube();
+    for m in 0..each {
+        shared[comptime!(m * UNITS) + unit] = sums[comptime!(round * each + m)];
+    }
+    sync_cube();
+    // parts in another order than that of the units: of each row as many, some of its slices each
+    let mut sum = Vector::<f32, N>::cast_from(0u32);
+    if part < PARTS {
         #[unroll]
-        for m in 0..each {
-            shared[comptime!(m * UNITS) + unit] = sums[comptime!(round * each + m)];
-        }
-        sync_cube();
-        // parts in another order than that of the units: of each row as many, some of its slices each
-        let mut sum = Vector::<f32, N>::cast_from(0u32);
-        if part < PARTS {
-            #[unroll]
-            for i in 0..comptime!(CHUNK / PARTS) {
-                let slice = part * comptime!(CHUNK / PARTS) + i;
-                sum += shared[row * UNITS + slice * ACROSS + unit % ACROSS];
-            }
-        }
-        sync_cube();
-        shared[unit] = sum;
-        sync_cube();
-        if part == 0 {
-            #[unroll]
-            for other in 1..PARTS {
-                sum += shared[comptime!(other * ACROSS * each) + unit];
-            }
-            let row = first + comptime!(round * each) + row;
-            #[unroll]
-            for j in 0..WORD {
-                let output = panel * PANEL + unit % ACROSS * WORD + j;
-                if row < rows && output < outputs && writes {
-                    out[row * outputs + output] = F::cast_from(sum.extract(j) * scales[output]);
-                }
-            }
+        for i in 0..comptime!(CHUNK / PARTS) {
+            let slice = part * comptime!(CHUNK / PARTS) + i;
+            sum += shared[row * UNITS + slice * ACROSS + unit % ACROSS];
         }
     }
+    sync_cube();
+    shared[unit] = sum;
+    sync_cube();
+    if part == 0 {
+        #[unroll]
+        for other in 1..PARTS {
+            sum += shared[comptime!(other * ACROSS * each) + unit];
+        }
+    }
+    sum
 }
 
 #[cube(launch, address_type = "dynamic")]
@@ -131,51 +119,85 @@ pub(super) fn multiply<F: Float, N: Size>(
     x: &[F],
     codes: &[Vector<i32, N>],
     scales: &[f32],
+    up_codes: &[Vector<i32, N>],
+    up_scales: &[f32],
     out: &mut [F],
     rows: usize,
     inner: usize,
     outputs: usize,
     words: usize,
     tiles: usize,
+    #[comptime] end: End,
     #[comptime] most: usize,
     #[define(F)] _dtype: ElemType,
 ) {
+    let gated = comptime!(end == End::Gated);
     let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(room(most)));
     let panels = outputs.div_ceil(PANEL);
     let panel = min(CUBE_POS / tiles, panels - 1);
     let first = CUBE_POS % tiles * most;
     let unit = UNIT_POS as usize;
     let mut sums = Array::<Vector<f32, N>>::new(most);
-    #[unroll]
-    for m in 0..most {
-        sums[m] = Vector::<f32, N>::cast_from(0u32);
-    }
+    let mut up_sums = Array::<Vector<f32, N>>::new(comptime!(if gated { most } else { 1 }));
+    clear(&mut sums, most);
+    clear(&mut up_sums, comptime!(if gated { most } else { 1 }));
     let mut chunk = 0usize;
     while chunk < words {
         let word = chunk + unit / ACROSS;
         let mut own = Vector::<i32, N>::cast_from(0i32);
+        let mut up = Vector::<i32, N>::cast_from(0i32);
         if word < words {
-            own = codes[(panel * words + word) * ACROSS + unit % ACROSS];
+            let at = (panel * words + word) * ACROSS + unit % ACROSS;
+            own = codes[at];
+            if gated {
+                up = up_codes[at];
+            }
         }
         stage(x, &mut shared, first, rows, chunk, inner, most);
         sync_cube();
         accumulate(own, &shared, &mut sums, most);
+        if gated {
+            accumulate(up, &shared, &mut up_sums, most);
+        }
         sync_cube();
         chunk += CHUNK;
     }
     let writes = CUBE_POS < tiles * panels;
-    conclude(
-        &mut sums,
-        &mut shared,
-        scales,
-        out,
-        first,
-        rows,
-        panel,
-        outputs,
-        writes,
-        most,
-    );
+    let each = comptime!(if most < TOGETHER { most } else { TOGETHER });
+    #[unroll]
+    for round in 0..comptime!(most / each) {
+        let sum = add_up(&mut sums, &mut shared, round, each);
+        let mut up = Vector::<f32, N>::cast_from(0u32);
+        if gated {
+            up = add_up(&mut up_sums, &mut shared, round, each);
+        }
+        let row = first + comptime!(round * each) + unit / ACROSS % each;
+        if unit < comptime!(ACROSS * each) && row < rows && writes {
+            #[unroll]
+            for j in 0..WORD {
+                let output = panel * PANEL + unit % ACROSS * WORD + j;
+                if output < outputs {
+                    let mut y = sum.extract(j) * scales[output];
+                    let at = row * outputs + output;
+                    if gated {
+                        y = silu(y) * (up.extract(j) * up_scales[output]);
+                    } else if comptime!(end == End::Onto) {
+                        y += f32::cast_from(out[at]);
+                    }
+                    out[at] = F::cast_from(y);
+                }
+            }
+        }
+    }
+}
+
+/// Sums of nothing.
+#[cube]
+fn clear<N: Size>(sums: &mut Array<Vector<f32, N>>, #[comptime] count: usize) {
+    #[unroll]
+    for m in 0..count {
+        sums[m] = Vector::<f32, N>::cast_from(0u32);
+    }
 }
 
 /// Vectors of shared memory: a chunk of the rows, and then some rows' sums of all units.
