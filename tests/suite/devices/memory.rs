@@ -229,7 +229,7 @@ fn with_tiles(chunk: &Chunk) -> [Tensor<2>; 4] {
 
 fn the_head_of_a_large_vocabulary_needs_a_twentieth_of_what_whole_logits_need(device: &Device) {
     let (whole, expected) = grown(device, with_logits);
-    // a thread that is held up drops tensors late, and the pools grow meanwhile: the least is what it needs
+    // once in some dozen runs a page came back too late to be taken again: the least is what it needs
     let tries = (0..3).map(|_| grown(device, with_tiles));
     let (tiled, found) = tries.min_by_key(|(bytes, _)| *bytes).expect("three");
     for (found, expected) in found.iter().zip(&expected) {
