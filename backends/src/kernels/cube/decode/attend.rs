@@ -275,30 +275,27 @@ fn mix<F: Float>(
     sync_cube();
 }
 
-/// What a unit has so far: of its query the largest score and what the keys weigh, relative to it.
-#[derive(CubeType, Clone, Copy)]
-#[expand(derive(Clone))]
-pub(super) struct Softmax {
-    pub largest: f32,
-    pub total: f32,
-}
-
-/// Goes through the columns of a place; `mixed` has the unit's dimensions of the mixed values then.
+/// Goes through the columns of a place, and writes what it mixes from `first` on: the mean of the values, or, of a part of the
+/// columns, their sum, behind which each head's largest score is and what its keys weigh.
 #[cube]
-pub(super) fn go_through<F: Float>(
+pub(super) fn mix_columns<F: Float, O: Float>(
     keys: &[F],
     values: &[F],
+    out: &mut [O],
     query: &mut Shared<[f32]>,
     fresh: &mut Shared<[f32]>,
-    partial: &mut Shared<[f32]>,
-    scores: &mut Shared<[f32]>,
-    mixed: &mut Array<f32>,
     place: &Place,
+    first: usize,
+    writes: bool,
     cap: f32,
     #[comptime] capped: bool,
+    #[comptime] whole: bool,
     #[comptime] heads: usize,
     #[comptime] dim: usize,
-) -> Softmax {
+) {
+    let mut partial = Shared::<[f32]>::new_slice(comptime!(LANES * PITCH));
+    let mut scores = Shared::<[f32]>::new_slice(UNITS);
+    let mut mixed = Array::<f32>::new(comptime!(mixed_of(heads, dim)));
     #[unroll]
     for j in 0..comptime!(mixed_of(heads, dim)) {
         mixed[j] = 0.0f32;
@@ -307,27 +304,57 @@ pub(super) fn go_through<F: Float>(
     let mut total = 0.0f32;
     let mut tile = place.from;
     while tile < place.to {
-        multiply::<F>(keys, fresh, query, partial, place, tile, heads, dim);
+        multiply::<F>(keys, fresh, query, &mut partial, place, tile, heads, dim);
         let (now, sum) = soften(
-            partial, scores, place, tile, largest, total, cap, capped, heads,
+            &mut partial,
+            &mut scores,
+            place,
+            tile,
+            largest,
+            total,
+            cap,
+            capped,
+            heads,
         );
         largest = now;
         total = sum;
-        mix::<F>(values, fresh, partial, mixed, place, tile, heads, dim);
+        mix::<F>(
+            values,
+            fresh,
+            &mut partial,
+            &mut mixed,
+            place,
+            tile,
+            heads,
+            dim,
+        );
         tile += KEYS;
     }
-    Softmax { largest, total }
+    conclude::<O>(
+        out,
+        &mut partial,
+        &mut scores,
+        &mut mixed,
+        largest,
+        total,
+        first,
+        place.own,
+        writes,
+        whole,
+        heads,
+        dim,
+    );
 }
 
-/// Adds up what units have of each dimension, and writes it from `first` on: the mean of the values, or, of a part of the columns,
-/// the sum, behind which each head's largest score is and what its keys weigh.
+/// Adds up what units have of each dimension, and writes it.
 #[cube]
-pub(super) fn conclude<O: Float>(
+fn conclude<O: Float>(
     out: &mut [O],
     partial: &mut Shared<[f32]>,
     totals: &mut Shared<[f32]>,
     mixed: &mut Array<f32>,
-    softmax: Softmax,
+    largest: f32,
+    total: f32,
     first: usize,
     own: usize,
     writes: bool,
@@ -339,7 +366,7 @@ pub(super) fn conclude<O: Float>(
     let parts = comptime!(UNITS / width);
     let each = comptime!(dim.div_ceil(width));
     let unit = UNIT_POS as usize;
-    totals[unit] = softmax.total;
+    totals[unit] = total;
     #[unroll]
     for j in 0..each {
         #[unroll]
@@ -372,7 +399,7 @@ pub(super) fn conclude<O: Float>(
     if !whole && unit < own * KEYS && unit % KEYS < 1 && writes {
         let h = unit / KEYS;
         let at = first + comptime!(heads * dim) + h;
-        out[at] = O::cast_from(softmax.largest);
+        out[at] = O::cast_from(largest);
         out[at + heads] = O::cast_from(weighed(totals, h));
     }
 }
@@ -388,7 +415,7 @@ fn weighed(totals: &mut Shared<[f32]>, head: usize) -> f32 {
 }
 
 /// Numbers of the mixed values that a unit has: some dimensions of each head.
-pub(super) const fn mixed_of(heads: usize, dim: usize) -> usize {
+const fn mixed_of(heads: usize, dim: usize) -> usize {
     let width = if dim < UNITS { dim } else { UNITS };
     heads * dim.div_ceil(width)
 }
@@ -419,9 +446,6 @@ pub(super) fn attend<F: Float>(
     let mut query = Shared::<[f32]>::new_slice(comptime!(heads * dim));
     // the new key, and the new value
     let mut fresh = Shared::<[f32]>::new_slice(comptime!(2 * dim));
-    let mut partial = Shared::<[f32]>::new_slice(comptime!(LANES * PITCH));
-    let mut scores = Shared::<[f32]>::new_slice(UNITS);
-    let mut mixed = Array::<f32>::new(comptime!(mixed_of(heads, dim)));
     let task = min(CUBE_POS, tasks - 1);
     let row = task / (chunks * kv);
     let place = place_of(
@@ -432,29 +456,17 @@ pub(super) fn attend<F: Float>(
     enter::<F>(
         q, k, v, keys, values, cos, sin, &mut query, &mut fresh, &place, enters, scale, heads, dim,
     );
-    let softmax = go_through::<F>(
+    mix_columns::<F, F>(
         &*keys,
         &*values,
+        q,
         &mut query,
         &mut fresh,
-        &mut partial,
-        &mut scores,
-        &mut mixed,
         &place,
+        place.first,
+        writes,
         cap,
         capped,
-        heads,
-        dim,
-    );
-    conclude::<F>(
-        q,
-        &mut partial,
-        &mut scores,
-        &mut mixed,
-        softmax,
-        place.first,
-        place.own,
-        writes,
         true,
         heads,
         dim,

@@ -2,8 +2,8 @@
 //! Massa and Sizov, 2023). Queries and the new column come first, then parts of the columns, then what the parts make together.
 
 use super::super::launch::UNITS;
-use super::attend::{Place, conclude, go_through, mixed_of, place_of, turned};
-use super::{LANES, NOTHING, PITCH};
+use super::NOTHING;
+use super::attend::{Place, mix_columns, place_of, turned};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
@@ -87,9 +87,6 @@ pub(super) fn attend<F: Float>(
     let mut query = Shared::<[f32]>::new_slice(comptime!(heads * dim));
     // no column is anywhere but in the cache
     let mut fresh = Shared::<[f32]>::new_slice(comptime!(2 * dim));
-    let mut partial = Shared::<[f32]>::new_slice(comptime!(LANES * PITCH));
-    let mut scores = Shared::<[f32]>::new_slice(UNITS);
-    let mut mixed = Array::<f32>::new(comptime!(mixed_of(heads, dim)));
     let place_in = min(CUBE_POS, tasks * parts - 1);
     let task = place_in / parts;
     let row = live[2 * rows + task / (chunks * kv)] as usize;
@@ -119,32 +116,11 @@ pub(super) fn attend<F: Float>(
         i += UNITS;
     }
     sync_cube();
-    let softmax = go_through::<F>(
-        keys,
-        values,
-        &mut query,
-        &mut fresh,
-        &mut partial,
-        &mut scores,
-        &mut mixed,
-        &place,
-        cap,
-        capped,
-        heads,
-        dim,
-    );
-    conclude::<f32>(
-        out,
-        &mut partial,
-        &mut scores,
-        &mut mixed,
-        softmax,
-        place_in * comptime!(numbers(heads, dim)),
-        place.own,
-        CUBE_POS < tasks * parts,
-        false,
-        heads,
-        dim,
+    let first = place_in * comptime!(numbers(heads, dim));
+    let writes = CUBE_POS < tasks * parts;
+    mix_columns::<F, f32>(
+        keys, values, out, &mut query, &mut fresh, &place, first, writes, cap, capped, false,
+        heads, dim,
     );
 }
 
