@@ -111,8 +111,8 @@ impl Drop for MemoryScope {
     }
 }
 
-/// Bytes that a device has free, where they can be known: what the system says of its memory for the CPU (Linux), what the
-/// driver says a GPU holds; whatever else runs on that GPU is not known.
+/// Bytes that `auto` budgets take, where they can be known: the memory that the system calls available for the CPU (Linux), the
+/// whole capacity of a GPU as its driver reports it, whatever other programs hold there.
 #[must_use]
 pub fn free_bytes(info: &DeviceInfo) -> Option<u64> {
     if info.device != DeviceSpec::CPU {

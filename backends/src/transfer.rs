@@ -1,4 +1,6 @@
-//! Host copies of tensors, and the thread that copies while the device computes.
+//! Host copies of tensors, and a thread for the host's part of a copy: waiting for it, filling buffers, adding up.
+//!
+//! Transfers themselves are queued where kernels are (CUDA: one stream), so they do not overlap with computation on the device.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use rayon::prelude::*;
@@ -83,7 +85,8 @@ impl HostTensor {
         Precision::of(self.0.dtype())
     }
 
-    /// Moves the host's copy to memory that the device copies from fastest (pinned, where the backend can).
+    /// Moves the host's copy to memory that the device copies from fastest (pinned, where the backend can). Only
+    /// [`HostTensor::into_device`] would profit: [`HostTensor::upload`] copies the values into pageable memory first.
     pub fn pin(&mut self, device: &Device) {
         device.staging(std::iter::once(&mut self.0));
     }

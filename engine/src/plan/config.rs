@@ -104,8 +104,8 @@ pub struct MemoryConfig {
     pub preset: Option<Preset>,
     /// A plan that `firebrick plan --output` wrote, to be run as it is (also `train --plan FILE`).
     pub plan: Option<std::path::PathBuf>,
-    /// Device bytes that the planner may use: `8GiB`, plain bytes, or `auto` for what is free. Without it the settings
-    /// below are taken as they are.
+    /// Device bytes that the planner may use: `8GiB`, plain bytes, or `auto`: available memory on the CPU, a GPU's capacity. Without it the
+    /// settings below are taken as they are.
     pub budget: Option<super::size::Budget>,
     /// Host bytes that the planner may use.
     pub host_budget: Option<super::size::Bytes>,
@@ -113,7 +113,8 @@ pub struct MemoryConfig {
     pub margin: f64,
     /// Device bytes above which a run counts as out of memory: what a smaller device would do.
     pub limit: Option<super::size::Bytes>,
-    /// Whether an update that runs out of memory is replayed under the next cheaper plan.
+    /// Whether sampling, scoring, or the forward and backward passes of an update that run out of memory are run again under the
+    /// next cheaper plan.
     pub recover: bool,
     /// Keep segment inputs and recompute on the way back, instead of keeping the whole graph
     /// (verl's `enable_gradient_checkpointing`).

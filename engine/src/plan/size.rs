@@ -109,7 +109,7 @@ impl<'de> Deserialize<'de> for Bytes {
 /// A budget of device bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
-    /// What the device has free.
+    /// Available memory on the CPU, the capacity of a GPU.
     Auto,
     /// A number of bytes.
     Bytes(Bytes),

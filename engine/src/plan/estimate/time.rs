@@ -12,7 +12,8 @@
 //! | recomputed segments | their forward once more; packed and chunked attention its scores once more |
 //!
 //! Decoding reads all weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies between host and device take
-//! bytes over the link; with `prefetch` they hide behind the computation of their phase as far as that lasts.
+//! bytes over the link; with `prefetch` they are taken to hide behind the computation of their phase as far as that lasts. (On GPUs they
+//! do not yet: copies and kernels share one queue.)
 //!
 //! Of several devices only what they compute is divided: traffic between them is left out, and pipeline stages are not taken to
 //! work side by side.
