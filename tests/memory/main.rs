@@ -1,6 +1,9 @@
-//! Predicted bytes against counted ones, on the CPU. A test binary of its own: its allocator counts everything in it.
+//! Predicted bytes against counted ones, on the CPU. A test binary of its own, for its allocator; what that allocator counts
+//! is the whole process's, so each test runs in a process of its own ([`own_process`]).
 
+mod ended_rows;
 mod measure;
+mod own_process;
 mod reuse;
 
 use firebrick::backends::DeviceSpec;
@@ -8,8 +11,8 @@ use firebrick::backends::allocator::CountingAllocator;
 use firebrick::backends::device::open;
 use firebrick::backends::memory::MemoryScope;
 use measure::{error, rows};
+use own_process::in_own_process;
 use std::io::Write;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -17,17 +20,13 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// How far a prediction may be from what was counted.
 const TOLERANCE: f64 = 0.15;
 
-/// Whoever counts wants to be alone.
-static COUNTING: Mutex<()> = Mutex::new(());
+in_own_process!(
+    a_scope_counts_before_after_and_the_peak_of_what_it_encloses_and_leaves_the_outer_peak,
+    predictions_are_within_15_percent_of_what_is_counted,
+);
 
-fn alone() -> MutexGuard<'static, ()> {
-    COUNTING.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[test]
 fn a_scope_counts_before_after_and_the_peak_of_what_it_encloses_and_leaves_the_outer_peak() {
     const MIB: usize = 1 << 20;
-    let _alone = alone();
     let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
     let outer = MemoryScope::enter(&device);
     drop(vec![1_u8; 9 * MIB]);
@@ -43,9 +42,7 @@ fn a_scope_counts_before_after_and_the_peak_of_what_it_encloses_and_leaves_the_o
     drop(kept);
 }
 
-#[test]
 fn predictions_are_within_15_percent_of_what_is_counted() {
-    let _alone = alone();
     let mut off = Vec::new();
     let rows = rows(|row| {
         for phase in &row.phases {

@@ -1,6 +1,7 @@
 //! Host memory of updates that copy to it: had once, and then used again.
 #![cfg(target_os = "linux")]
 
+use crate::own_process::in_own_process;
 use firebrick::backends::allocator;
 use firebrick::backends::device::{DeviceSpec, open};
 use firebrick::engine::batch::{Batch, Sequence};
@@ -18,6 +19,8 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
+
+in_own_process!(a_warm_update_with_offload_takes_its_host_buffers_from_memory_that_it_has);
 
 /// Updates after which everything that repeats has been allocated, and those that count.
 const WARM: usize = 4;
@@ -107,9 +110,7 @@ fn update(learner: &mut Learner) {
     assert!(outcome.expect("an update").applied);
 }
 
-#[test]
 fn a_warm_update_with_offload_takes_its_host_buffers_from_memory_that_it_has() {
-    let _alone = super::alone();
     allocator::keep_freed_memory();
     let mut learner = learner();
     for _ in 0..WARM {

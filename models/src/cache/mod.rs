@@ -315,10 +315,15 @@ impl KvCache {
         let last = self.starts.len() - 1;
         if row < last {
             let (start, used) = (self.starts[last], self.used);
-            let index = Tensor::<1, Int>::from_ints([last as i32], &self.device);
+            let first = Tensor::<1, Int>::from_ints([0], &self.device);
             for layer in &mut self.layers {
-                // a copy of its own, so that the tensors have one owner again when they are written
-                let pick = |t: Tensor<4>| t.narrow(2, start, used - start).select(0, index.clone());
+                // The row before its columns: `select` copies whatever it is given into contiguous memory, and a range of
+                // columns of all rows would be the whole cache. It selects the one row there is, to have a copy: the tensors
+                // need one owner again when they are written.
+                let pick = |t: Tensor<4>| {
+                    let window = t.narrow(0, last, 1).narrow(2, start, used - start);
+                    window.select(0, first.clone())
+                };
                 let (k, v) = layer.whole();
                 let (k, v) = (pick(k), pick(v));
                 layer.write(row..row + 1, start, k, v);
