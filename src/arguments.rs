@@ -6,12 +6,12 @@ use firebrick::engine::plan::estimate::{Parallel, Zero};
 use firebrick::engine::plan::size::Budget;
 use std::path::PathBuf;
 
-/// Trains language models by reinforcement learning, on the machine at hand.
+/// Train language models with reinforcement learning, on CPUs and GPUs.
 #[derive(Debug, Parser)]
 #[command(version, about, max_term_width = 100)]
 #[command(
-    after_help = "Exit codes: 0 done, 1 the run failed, 2 the configuration, a file or an argument is wrong.\n\
-                        FIREBRICK_LOG=info (or debug) prints more of what happens."
+    after_help = "Exit codes: 0 success, 1 the run failed, 2 the configuration, a file or an argument is invalid.\n\
+                        Set FIREBRICK_LOG=info (or debug) for more log output."
 )]
 pub struct Arguments {
     #[command(subcommand)]
@@ -20,21 +20,21 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Train by reinforcement learning: warm-up if configured, then sample, score, update
+    /// Train with reinforcement learning, after a supervised warm-up if one is configured
     Train(RunArgs),
-    /// Train on demonstrations (the task's solutions)
+    /// Supervised fine-tuning on chats, on prompts with completions, or on the task's solutions
     Sft(RunArgs),
-    /// What memory a run will need, where it goes, and the fastest plan within a budget
+    /// Predict the memory and time of a run, and find the fastest plan within a budget
     Plan(PlanArgs),
-    /// Where the time of a training step goes: by phase, by family of kernels, as a trace
+    /// Profile training steps: time by phase and by kernel family, optionally as a trace
     Bench(BenchArgs),
-    /// Mean reward of a checkpoint on the task's held-out prompts
+    /// Compute the mean reward of a checkpoint on the task's held-out prompts
     Eval(EvalArgs),
     /// Sample from a checkpoint
     Generate(GenerateArgs),
-    /// Log-probabilities and entropies of given tokens under a checkpoint
+    /// Compute log-probabilities and entropies of given tokens under a checkpoint
     Logprobs(LogprobsArgs),
-    /// What can compute here
+    /// List the available devices
     Devices(DevicesArgs),
 }
 
@@ -42,16 +42,16 @@ pub enum Command {
 pub struct RunArgs {
     /// Configuration file (YAML)
     pub config: PathBuf,
-    /// Values to set over the file's: `trainer.steps=20 rollout.n=4`
+    /// Configuration values that override the file's: `trainer.steps=20 rollout.n=4`
     #[arg(value_name = "KEY.PATH=VALUE")]
     pub overrides: Vec<String>,
-    /// Go on from the newest checkpoint of the run in `output`
+    /// Continue from the latest checkpoint of the run in `output`
     #[arg(long)]
     pub resume: bool,
-    /// Run this plan (written by `firebrick plan --output`) instead of what the `memory` section spells out
+    /// Run this plan (written by `firebrick plan --output`) instead of the `memory` section's settings
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
-    /// What computes, over the file's `device`: cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], auto
+    /// Device to run on, overrides the file's: cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], auto
     #[arg(long)]
     pub device: Option<DeviceSpec>,
 }
@@ -60,17 +60,17 @@ pub struct RunArgs {
 pub struct PlanArgs {
     /// Configuration file (YAML)
     pub config: PathBuf,
-    /// Values to set over the file's: `rollout.n=4 device=cuda:0`
+    /// Configuration values that override the file's: `rollout.n=4 device=cuda:0`
     #[arg(value_name = "KEY.PATH=VALUE")]
     pub overrides: Vec<String>,
-    /// Device bytes to stay within, over the file's `memory.budget`: 8GiB, plain bytes, or auto. Without either the file's
-    /// settings are estimated as they are
+    /// Device memory to stay within, overrides the file's `memory.budget`: 8GiB, plain bytes, or auto. Without a budget the
+    /// file's settings are estimated as they are
     #[arg(long)]
     pub budget: Option<Budget>,
-    /// One JSON object instead of tables
+    /// Print one JSON object instead of tables
     #[arg(long)]
     pub json: bool,
-    /// Write the plan here, for `firebrick train CONFIG --plan FILE`
+    /// Write the plan to this file, for `firebrick train CONFIG --plan FILE`
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     #[command(flatten)]
@@ -79,44 +79,44 @@ pub struct PlanArgs {
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// Configuration file (YAML): the run whose steps are timed
+    /// Configuration file (YAML) of the run to profile
     pub config: PathBuf,
-    /// Values to set over the file's: `rollout.n=4 device=cuda:0`
+    /// Configuration values that override the file's: `rollout.n=4 device=cuda:0`
     #[arg(value_name = "KEY.PATH=VALUE")]
     pub overrides: Vec<String>,
-    /// Steps that count, after one that warms up
+    /// Steps to measure, after one warm-up step
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
-    /// Write every span here, in the format that Perfetto and Chrome's trace viewer open
+    /// Write all spans to this file, for Perfetto or Chrome's trace viewer
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// What computes, over the file's `device`
+    /// Device to run on, overrides the file's
     #[arg(long)]
     pub device: Option<DeviceSpec>,
-    /// One JSON object instead of tables
+    /// Print one JSON object instead of tables
     #[arg(long)]
     pub json: bool,
 }
 
-/// Several devices, on paper.
+/// Estimates for several devices.
 #[derive(Debug, Args)]
 #[command(
-    next_help_heading = "Several devices, as arithmetic (bytes of each; the trainer runs on one)"
+    next_help_heading = "Several devices (estimated bytes of each; training itself runs on one)"
 )]
 pub struct ParallelArgs {
-    /// Replicas that each take a share of the sequences
+    /// Number of data-parallel replicas
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub data_parallel: u64,
-    /// What the replicas share out: 1 the optimizer's state, 2 gradients too, 3 weights too (as FSDP does)
+    /// ZeRO stage, what the replicas shard: 1 optimizer state, 2 also gradients, 3 also weights (as FSDP does)
     #[arg(long, value_name = "0..3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub zero_stage: u8,
-    /// Devices that each hold a share of every matrix
+    /// Tensor-parallel degree: devices that share every matrix
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub tensor_parallel: u64,
-    /// Devices that each hold a share of the layers
+    /// Pipeline-parallel degree: devices that share the layers
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub pipeline_parallel: u64,
-    /// Devices that each take a share of every sequence (Ulysses)
+    /// Sequence-parallel degree (Ulysses): devices that share every sequence
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub sequence_parallel: u64,
 }
@@ -136,21 +136,21 @@ impl ParallelArgs {
 
 #[derive(Debug, Args)]
 pub struct EvalArgs {
-    /// Configuration file (YAML): its model and its task's validation split
+    /// Configuration file (YAML); uses its model and its task's validation split
     pub config: PathBuf,
-    /// Values to set over the file's
+    /// Configuration values that override the file's
     #[arg(value_name = "KEY.PATH=VALUE")]
     pub overrides: Vec<String>,
-    /// Evaluate this checkpoint folder instead of the file's model
+    /// Evaluate this checkpoint folder instead of the configured model
     #[arg(long)]
     pub model: Option<PathBuf>,
-    /// Evaluate with this PEFT adapter folder beside the model
+    /// Apply the PEFT adapter in this folder
     #[arg(long)]
     pub adapter: Option<PathBuf>,
-    /// What computes, over the file's `device`
+    /// Device to run on, overrides the file's
     #[arg(long)]
     pub device: Option<DeviceSpec>,
-    /// One JSON object instead of a line to read
+    /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
 }
@@ -160,43 +160,43 @@ pub struct GenerateArgs {
     /// Checkpoint folder
     #[arg(long)]
     pub model: PathBuf,
-    /// PEFT adapter folder to put beside the model
+    /// Apply the PEFT adapter in this folder
     #[arg(long)]
     pub adapter: Option<PathBuf>,
-    /// Prompt text; may be given several times
+    /// Prompt text; can be repeated
     #[arg(long, required = true)]
     pub prompt: Vec<String>,
-    /// Put each prompt through the model's chat template, as a user's message
+    /// Format each prompt as a user message with the model's chat template
     #[arg(long)]
     pub chat: bool,
-    /// Completions a prompt
+    /// Number of completions per prompt
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub n: u16,
-    /// Most tokens of a completion
+    /// Maximum number of tokens per completion
     #[arg(long, default_value_t = 128)]
     pub max_new_tokens: usize,
-    /// Logits are divided by this; 0 is greedy
+    /// Sampling temperature; 0 is greedy
     #[arg(long, default_value_t = 1.0)]
     pub temperature: f64,
-    /// Only the K likeliest tokens
+    /// Sample from the K most likely tokens only
     #[arg(long)]
     pub top_k: Option<usize>,
-    /// Only the likeliest tokens that together hold this probability
+    /// Sample from the most likely tokens whose probabilities add up to this
     #[arg(long, default_value_t = 1.0)]
     pub top_p: f64,
-    /// Only tokens at least this share as likely as the likeliest
+    /// Sample from tokens whose probability is at least this fraction of the most likely token's
     #[arg(long, default_value_t = 0.0)]
     pub min_p: f64,
-    /// Text that ends a completion; may be given several times
+    /// Stop string that ends a completion; can be repeated
     #[arg(long)]
     pub stop: Vec<String>,
-    /// Seed of the draws
+    /// Random seed
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// What computes
+    /// Device to run on
     #[arg(long, default_value_t = DeviceSpec::Auto)]
     pub device: DeviceSpec,
-    /// One JSON object a completion, with its tokens and log-probabilities
+    /// Print one JSON object per completion, with its tokens and log-probabilities
     #[arg(long)]
     pub json: bool,
 }
@@ -206,32 +206,32 @@ pub struct LogprobsArgs {
     /// Checkpoint folder
     #[arg(long)]
     pub model: PathBuf,
-    /// PEFT adapter folder to put beside the model
+    /// Apply the PEFT adapter in this folder
     #[arg(long)]
     pub adapter: Option<PathBuf>,
-    /// JSON Lines: `{"input_ids": [...]}` or `{"prompt": "...", "completion": "..."}`
+    /// Input file (JSON Lines): `{"input_ids": [...]}` or `{"prompt": "...", "completion": "..."}`
     #[arg(long)]
     pub input: PathBuf,
-    /// JSON Lines: `{"logprobs": [T-1 numbers], "entropy": [T numbers]}`, in nats, same order
+    /// Output file (JSON Lines): `{"logprobs": [T-1 numbers], "entropy": [T numbers]}`, in nats, in the same order
     #[arg(long)]
     pub output: PathBuf,
-    /// What computes
+    /// Device to run on
     #[arg(long, default_value_t = DeviceSpec::Auto)]
     pub device: DeviceSpec,
-    /// Logits are divided by this
+    /// Temperature that logits are divided by
     #[arg(long, default_value_t = 1.0)]
     pub temperature: f64,
-    /// Most tokens scored at a time
+    /// Maximum number of tokens per forward pass
     #[arg(long, default_value_t = 16_384)]
     pub max_tokens: usize,
 }
 
 #[derive(Debug, Args)]
 pub struct DevicesArgs {
-    /// Time products, memory and copies on every device that is no software adapter, and keep the results for the planner
+    /// Measure matrix products, memory bandwidth and copies on every hardware device, and save the results for the planner
     #[arg(long)]
     pub measure: bool,
-    /// One JSON array instead of a table
+    /// Print one JSON array instead of a table
     #[arg(long)]
     pub json: bool,
 }

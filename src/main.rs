@@ -24,20 +24,20 @@ use tracing_subscriber::EnvFilter;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// The user can mend it: configuration, files, arguments.
+/// The user can fix it: configuration, files, arguments.
 const EXIT_USER: u8 = 2;
 /// The run failed.
 const EXIT_FAILED: u8 = 1;
 
-/// The system refuses memory, and the process ends with the next instruction: nothing may be allocated here.
+/// Called when an allocation fails; the process then aborts. Must not allocate.
 fn report_refusal(bytes: usize) {
     let mut line = [0_u8; 512];
     let mut rest = &mut line[..];
     let said = writeln!(
         rest,
-        "error: the system refused {bytes} bytes of host memory. Go on from the last checkpoint with\n  \
-         firebrick train CONFIG --resume --plan OUTPUT/next_plan.json\nor set memory.budget (or memory.limit) below what \
-         the process may use."
+        "error: out of host memory (allocating {bytes} bytes failed). Continue from the last checkpoint with\n  \
+         firebrick train CONFIG --resume --plan OUTPUT/next_plan.json\nor set memory.budget (or memory.limit) below the \
+         memory available to the process."
     );
     let left = rest.len();
     if said.is_ok() {

@@ -1,4 +1,4 @@
-//! What a run looks like: a bar in a terminal, plain lines elsewhere, a summary at the end.
+//! Console output of a run: a progress bar in a terminal, plain lines elsewhere, a summary at the end.
 
 use crate::table::Table;
 use firebrick::engine::plan::size::Bytes;
@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-/// Plain output says something at least this often, and at every tenth of the way.
+/// Longest time between two lines of plain output, which also reports every tenth of the run.
 const QUIET: Duration = Duration::from_secs(10);
 
 pub struct Progress {
@@ -74,7 +74,7 @@ fn value(metrics: &Metrics, name: &str) -> f64 {
 
 fn summary_lines(summary: &Summary) -> String {
     let mut lines = vec![format!(
-        "done: {} steps in {:.0} s, {:.0} tokens/s on {}; peak memory {:.1} MiB",
+        "finished: {} steps in {:.0} s, {:.0} tokens/s on {}; peak memory {:.1} MiB",
         summary.steps,
         summary.seconds,
         summary.tokens_per_second,
@@ -88,17 +88,17 @@ fn summary_lines(summary: &Summary) -> String {
     lines.extend(memory_lines(summary));
     if summary.skipped_steps > 0 {
         lines.push(format!(
-            "  {} optimizer steps were skipped: their gradients were not finite",
+            "  {} optimizer steps were skipped because of non-finite gradients",
             summary.skipped_steps
         ));
     }
     lines.join("\n")
 }
 
-/// Share by which prediction and measurement may differ before a word is said.
+/// Relative difference between predicted and measured peak above which a warning is printed.
 const TRUSTED: f64 = 0.15;
 
-/// Predicted beside measured bytes.
+/// Predicted and measured bytes by phase.
 fn memory_lines(summary: &Summary) -> Vec<String> {
     if summary.memory.is_empty() {
         return Vec::new();
@@ -124,15 +124,14 @@ fn memory_lines(summary: &Summary) -> Vec<String> {
     let ratio = summary.measured_peak_bytes as f64 / predicted.max(1) as f64;
     if (ratio - 1.0).abs() > TRUSTED && summary.replans == 0 {
         lines.push(format!(
-            "  warning: the measured peak is {:.0} % of the predicted one; predictions take every completion to be as long \
-             as allowed",
+            "  warning: the measured peak is {:.0} % of the predicted peak; predictions assume completions of maximum length",
             ratio * 100.0
         ));
     }
     lines
 }
 
-/// What a step is told by. A step may leave the policy as it is, and not every objective has a critic.
+/// One line per step. Metrics that the step does not have (no policy update, no critic) are left out.
 fn step_line(metrics: &Metrics) -> String {
     let mut text = format!("reward {:.3}", value(metrics, "critic/score/mean"));
     for (label, name) in [
@@ -174,11 +173,11 @@ impl Observer for Progress {
                     output.display()
                 ));
                 let budget = match budget_bytes {
-                    Some(budget) => format!(" of a budget of {}", Bytes(budget)),
+                    Some(budget) => format!(", budget {}", Bytes(budget)),
                     None => String::new(),
                 };
                 self.line(&format!(
-                    "plan: a peak of {}{budget} is predicted (plan.json)",
+                    "plan: predicted peak {}{budget} (plan.json)",
                     Bytes(predicted_peak_bytes)
                 ));
                 if resumed_from > 0 {
@@ -186,11 +185,11 @@ impl Observer for Progress {
                 }
                 if filtered > 0 {
                     self.line(&format!(
-                        "{filtered} training prompts are over rollout.prompt_length and left out"
+                        "skipped {filtered} training prompts longer than rollout.prompt_length"
                     ));
                 }
                 if validation == 0 {
-                    self.line("no validation prompts: the run will not report val-core");
+                    self.line("no validation prompts: val-core metrics will not be reported");
                 }
             }
             Event::Sft {
@@ -226,9 +225,9 @@ impl Observer for Progress {
                 settings,
             } => {
                 let needed = used.map_or(String::new(), |b| format!(" with {} in use", Bytes(b)));
-                let allowed = limit.map_or(String::new(), |b| format!(", {} allowed", Bytes(b)));
+                let allowed = limit.map_or(String::new(), |b| format!(", limit {}", Bytes(b)));
                 self.line(&format!(
-                    "out of memory in the {phase} phase of step {step}{needed}{allowed}; going on with {}",
+                    "out of memory in the {phase} phase of step {step}{needed}{allowed}; continuing with {}",
                     settings.join(" ")
                 ));
             }

@@ -90,7 +90,7 @@ impl Scratch {
     fn new() -> anyhow::Result<Self> {
         let path = std::env::temp_dir().join(format!("firebrick-bench-{}", std::process::id()));
         std::fs::create_dir_all(&path)
-            .with_context(|| format!("{} cannot be made", path.display()))?;
+            .with_context(|| format!("cannot create {}", path.display()))?;
         Ok(Self(path))
     }
 }
@@ -232,24 +232,25 @@ fn report(collected: &Collected, work: &Work<'_>, profile: &DeviceProfile) -> Re
 
 fn print(report: &Report) {
     println!(
-        "{}: {} steps after one of warm-up, {:.3} s a step",
+        "{}: {} steps after one warm-up step, {:.3} s per step",
         report.device, report.steps, report.seconds_per_step
     );
     println!(
-        "sampling {:.0} tokens/s, update {:.0} tokens/s, {:.1} GFLOP/s of the model: {:.0} % of what products reach{}\n",
+        "sampling {:.0} tokens/s, update {:.0} tokens/s, model {:.1} GFLOP/s: {:.0} % of the matrix-product rate{}\n",
         report.generated_tokens_per_second,
         report.updated_tokens_per_second,
         report.model_flops_per_second / 1e9,
         report.model_flop_utilisation * 100.0,
         match report.peak {
             Origin::Measured => " (measured)",
-            Origin::DataSheet => " (from the data sheet; firebrick devices --measure knows better)",
-            Origin::Assumed => " (assumed; firebrick devices --measure knows better)",
+            Origin::DataSheet =>
+                " (from the data sheet; run firebrick devices --measure for a measured rate)",
+            Origin::Assumed => " (assumed; run firebrick devices --measure for a measured rate)",
         }
     );
     for (title, lines) in [
         ("PHASE", &report.phases),
-        ("FAMILY, OWN TIME", &report.families),
+        ("KERNEL FAMILY, OWN TIME", &report.families),
     ] {
         let mut table = Table::new(1, &[title, "CALLS", "MS", "SHARE", "GFLOP/S"]);
         for line in lines {
@@ -265,7 +266,7 @@ fn print(report: &Report) {
         println!("{}", table.render());
     }
     println!(
-        "A family's own time leaves out the families inside it. What no family names is tensor operations of the backend."
+        "Own time excludes nested families. Time in no family is spent in the backend's tensor operations."
     );
 }
 
@@ -282,5 +283,5 @@ fn write_trace(path: &Path, spans: &[Record]) -> anyhow::Result<()> {
         })
         .collect();
     let text = serde_json::to_string(&json!({"traceEvents": events, "displayTimeUnit": "ms"}))?;
-    std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }

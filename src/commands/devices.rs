@@ -25,7 +25,7 @@ pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
                 |bytes: Option<u64>| bytes.map_or_else(|| "-".into(), |b| Bytes(b).to_string());
             let (memory, largest) = (size(device.memory_bytes), size(device.largest_buffer));
             let note = if device.software {
-                "software adapter: works, slowly; never picked by auto"
+                "software adapter: slow, never selected by auto"
             } else {
                 ""
             };
@@ -50,7 +50,7 @@ pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures every device that is no software adapter and keeps the results.
+/// Measures every hardware device and saves the results.
 fn measure_all(reports: &[BackendReport], json: bool) -> anyhow::Result<()> {
     let mut profiles: Vec<DeviceProfile> = Vec::new();
     let mut table = Table::new(
@@ -58,7 +58,7 @@ fn measure_all(reports: &[BackendReport], json: bool) -> anyhow::Result<()> {
         &[
             "DEVICE",
             "NAME",
-            "F32 PRODUCTS",
+            "F32 MATMUL",
             "MEMORY",
             "HOST MEMORY",
             "LINK",
@@ -79,7 +79,7 @@ fn measure_all(reports: &[BackendReport], json: bool) -> anyhow::Result<()> {
             format!("{:.2} TFLOP/s", profile.matmul_flops.f32 / 1e12),
             rate(profile.memory_bandwidth),
             rate(profile.host_bandwidth),
-            profile.host_link.map_or_else(|| "one memory".into(), rate),
+            profile.host_link.map_or_else(|| "unified".into(), rate),
             format!("{:.1} us", profile.kernel_overhead * 1e6),
         ]);
         profiles.push(profile);
@@ -90,7 +90,7 @@ fn measure_all(reports: &[BackendReport], json: bool) -> anyhow::Result<()> {
     }
     print!("{}", table.render());
     if let Some(folder) = folder {
-        println!("kept in {}", folder.display());
+        println!("saved in {}", folder.display());
     }
     Ok(())
 }

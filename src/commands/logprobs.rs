@@ -38,7 +38,7 @@ impl Line {
 pub fn run(args: &LogprobsArgs) -> anyhow::Result<()> {
     if args.temperature.is_nan() || args.temperature <= 0.0 {
         return Err(UserError(format!(
-            "--temperature should be above 0, found {}",
+            "--temperature must be above 0, got {}",
             args.temperature
         ))
         .into());

@@ -1,4 +1,4 @@
-//! One module a command.
+//! One module per command.
 
 pub mod bench;
 pub mod devices;
@@ -12,7 +12,7 @@ use firebrick::models::checkpoint::load_adapter;
 use firebrick::models::{Checkpoint, Decoder, Tokenizer};
 use std::path::Path;
 
-/// A mistake in what the user gave, found by the program itself.
+/// Invalid user input.
 #[derive(Debug)]
 pub struct UserError(pub String);
 

@@ -30,7 +30,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     match Survey::of(&config) {
         Ok(survey) => request.workload.observe(survey),
         Err(e) => tracing::info!(
-            "prompts and examples are taken to be as long as allowed, since they were not read: {e}"
+            "could not read the prompts and examples, so the plan assumes the maximum lengths: {e}"
         ),
     }
     let fit = match request.budget {
@@ -49,9 +49,9 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let written = args.output.as_ref().map_or_else(String::new, |path| {
         let path = path.display();
         if request.parallel.is_several() {
-            format!("\nwritten to {path}; it is no plan for `firebrick train`, which runs on one device\n")
+            format!("\nwritten to {path}; `firebrick train` cannot run it, since it trains on one device\n")
         } else {
-            format!("\nwritten to {path}; `firebrick train ... --plan {path}` runs it\n")
+            format!("\nwritten to {path}; run it with `firebrick train ... --plan {path}`\n")
         }
     });
     say(&format!(
@@ -64,7 +64,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     ))
 }
 
-/// Prints; whoever reads may stop after the first lines.
+/// Prints to stdout. A closed pipe is not an error.
 fn say(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
@@ -82,16 +82,16 @@ fn heading(request: &Request, report: &PlanReport) -> String {
     let origin = match report.profile {
         Origin::Measured => "measured",
         Origin::DataSheet => "from its data sheet",
-        Origin::Assumed => "assumed; `firebrick devices --measure` times it",
+        Origin::Assumed => "assumed; measure it with `firebrick devices --measure`",
     };
     let budget = match (request.budget, request.allowed()) {
         (Some(budget), Some(allowed)) => format!(
-            "budget  {}, of which predictions may use {} (memory.margin {})",
+            "budget  {}, of which the plan may use {} (memory.margin {})",
             bytes(budget),
             bytes(allowed),
             request.memory.margin
         ),
-        _ => "budget  none: the settings as they are".to_owned(),
+        _ => "budget  none: settings as configured".to_owned(),
     };
     let host = match request.host_budget {
         Some(host) => format!("; host {}", bytes(host)),
@@ -99,8 +99,8 @@ fn heading(request: &Request, report: &PlanReport) -> String {
     };
     let several = match report.parallel {
         Some(parallel) => format!(
-            "spread  {parallel}\n        Arithmetic: bytes, budget and batch are those of one of them, and seconds leave out traffic between\n        \
-             them. The trainer runs on one device, so `firebrick train --plan` refuses this plan.\n"
+            "spread  {parallel}\n        An estimate: bytes, budget and batch are per device, and times exclude communication between\n        \
+             devices. Training runs on one device, so `firebrick train --plan` rejects this plan.\n"
         ),
         None => String::new(),
     };
@@ -201,7 +201,7 @@ fn phases(report: &PlanReport) -> String {
     table.row(line("time", seconds.collect()));
     let moment = report.worst().map(|p| p.moment.clone()).unwrap_or_default();
     format!(
-        "{}* the peak, {}, at this moment: {moment}. A step takes about {}.\n",
+        "{}* peak, {}, reached at: {moment}. A step takes about {}.\n",
         table.render(),
         bytes(report.peak_bytes),
         duration(s.total()),
@@ -219,10 +219,11 @@ fn duration(seconds: f64) -> String {
 
 fn decisions(request: &Request, report: &PlanReport) -> String {
     if report.decisions.is_empty() {
-        return "Nothing is recomputed, moved or cut smaller: everything fits as it is.\n".into();
+        return "Nothing is recomputed, offloaded or chunked: everything fits as configured.\n"
+            .into();
     }
     let step = report.seconds.total();
-    let mut table = Table::new(2, &["TURNED ON", "SETTING", "SAVES", "IN", "COSTS A STEP"]);
+    let mut table = Table::new(2, &["TECHNIQUE", "SETTING", "SAVES", "IN", "COST PER STEP"]);
     for d in &report.decisions {
         let share = d.costs_seconds / (step - d.costs_seconds).max(1e-12) * 100.0;
         table.row(vec![
@@ -235,12 +236,12 @@ fn decisions(request: &Request, report: &PlanReport) -> String {
     }
     let why = match request.budget {
         Some(_) => {
-            "Each by itself, the others as they are; together the fastest way into the budget:"
+            "Savings and costs of each technique on its own, the others unchanged. Together they are the fastest plan within the budget:"
         }
-        None => "Each by itself, the others as they are:",
+        None => "Savings and costs of each technique on its own, the others unchanged:",
     };
     format!(
-        "{why}\n{}\nthe same as settings: {}\n",
+        "{why}\n{}\nas settings: {}\n",
         table.render(),
         report.settings.join(" ")
     )
@@ -254,7 +255,7 @@ fn groups(report: &PlanReport) -> String {
     let mut table = Table::new(
         1,
         &[
-            "AS MANY ROLLOUTS A STEP, under these settings",
+            "SAME NUMBER OF ROLLOUTS PER STEP, same settings",
             "SAMPLED AT A TIME",
             "PEAK",
             "TIME",
@@ -285,7 +286,7 @@ fn thumb(request: &Request) -> anyhow::Result<String> {
     let mut rule = Table::new(
         1,
         &[
-            "RULES OF THUMB: device bytes over bf16 weights",
+            "RULES OF THUMB: device bytes / bytes of bf16 weights",
             "RULE",
             "PRESET",
         ],
@@ -302,7 +303,7 @@ fn thumb(request: &Request) -> anyhow::Result<String> {
         .iter()
         .map(|m| preset(m.preset))
         .collect();
-    let header: Vec<&str> = std::iter::once("PUBLIC MODELS, f32 here")
+    let header: Vec<&str> = std::iter::once("PUBLIC MODELS, in f32")
         .chain(["parameters"])
         .chain(header.iter().map(String::as_str))
         .collect();
@@ -331,7 +332,7 @@ fn thumb(request: &Request) -> anyhow::Result<String> {
         .collect();
     let mut techniques = Table::new(
         1,
-        &["EACH TECHNIQUE BY ITSELF, on this step", "BYTES", "TIME"],
+        &["EACH TECHNIQUE ON ITS OWN, for this step", "BYTES", "TIME"],
     );
     for cost in rules::techniques(
         &request.workload,
@@ -347,9 +348,9 @@ fn thumb(request: &Request) -> anyhow::Result<String> {
         ]);
     }
     Ok(format!(
-        "{}the first beside the whole graph, the others beside gradient checkpointing\n\n{}smallest device by rule, bf16, everything on: {}\n\n{}\
-         on one device: its bytes, over the weights' bytes, smallest one sold that holds them, time over that of `fast`; 32 rollouts of \
-         512 + 512 tokens, no reference\n",
+        "{}gradient checkpointing is compared with keeping the whole graph, the others with gradient checkpointing\n\n{}smallest device \
+         by rule, bf16, all techniques: {}\n\n{}on one device: bytes, multiple of the weights' bytes, smallest device sold that holds \
+         them, time relative to `fast`; 32 rollouts of 512 + 512 tokens, no reference\n",
         techniques.render(),
         rule.render(),
         smallest.join(", "),

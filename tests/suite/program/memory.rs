@@ -120,7 +120,7 @@ fn a_run_that_hits_its_limit_goes_on_under_a_cheaper_plan_and_learns_the_same() 
         said.contains("out of memory in the update_actor phase of step 1"),
         "{said}"
     );
-    assert!(said.contains("going on with memory."), "{said}");
+    assert!(said.contains("continuing with memory."), "{said}");
     assert!(summary(&bench, "limited")["replans"].as_u64().unwrap() >= 1);
     same(&bench, "limited", "plain");
 }
@@ -336,7 +336,7 @@ fn a_process_that_the_system_refuses_memory_leaves_a_plan_to_go_on_with() {
     let said = stderr(&output);
     assert!(!output.status.success(), "{said}");
     assert!(
-        said.contains("refused") && said.contains("next_plan.json"),
+        said.contains("out of host memory") && said.contains("next_plan.json"),
         "{said}"
     );
     // every plan names the next cheaper one, so restarts arrive at one that fits

@@ -85,7 +85,7 @@ fn a_run_leaves_everything_it_promises() {
     assert!(summary["measured_peak_bytes"].as_u64().unwrap() > 0);
     assert_eq!(bench.read("run/samples.jsonl").lines().count(), 3 * 4 * 4);
     assert!(
-        stderr(&output).contains("done: 3 steps"),
+        stderr(&output).contains("finished: 3 steps"),
         "{}",
         stderr(&output)
     );
