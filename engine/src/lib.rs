@@ -15,6 +15,7 @@ pub mod judge;
 pub mod learner;
 pub mod ledger;
 pub mod lora;
+pub mod metrics;
 pub mod objective;
 pub mod optim;
 pub mod placed;

@@ -4,6 +4,7 @@ mod growth;
 
 pub use growth::{Growth, Leak};
 
+use crate::metrics::Phase;
 use firebrick_backends::accounts::{Accounts, Balance, Home};
 use firebrick_backends::allocator;
 use firebrick_backends::memory::{Reading, Source, read};
@@ -17,7 +18,7 @@ pub struct LedgerEntry {
     /// Training step.
     pub step: u64,
     /// Phase that had just ended.
-    pub phase: &'static str,
+    pub phase: Phase,
     /// What was read.
     #[serde(flatten)]
     pub reading: Reading,
@@ -31,7 +32,7 @@ pub struct LedgerEntry {
 pub struct Ledger {
     peak_bytes: u64,
     /// Largest bytes by phase.
-    phases: BTreeMap<&'static str, u64>,
+    phases: BTreeMap<Phase, u64>,
     /// Tensors live on the counted heap.
     on_host: bool,
     accounts: Arc<Accounts>,
@@ -62,7 +63,7 @@ impl Ledger {
     }
 
     /// Ends a phase.
-    pub fn end(&mut self, step: u64, phase: &'static str, device: &burn::tensor::Device) {
+    pub fn end(&mut self, step: u64, phase: Phase, device: &burn::tensor::Device) {
         let reading = read(device);
         let peak = reading.peak_bytes.unwrap_or(reading.reserved_bytes);
         self.peak_bytes = self.peak_bytes.max(peak);
@@ -85,7 +86,7 @@ impl Ledger {
 
     /// Largest bytes of each phase in this session.
     #[must_use]
-    pub fn phases(&self) -> &BTreeMap<&'static str, u64> {
+    pub fn phases(&self) -> &BTreeMap<Phase, u64> {
         &self.phases
     }
 

@@ -5,6 +5,7 @@ use crate::Result;
 use crate::dataset::Prompt;
 use crate::evaluate::answers;
 use crate::judge::{Place, Purpose};
+use crate::metrics::Phase;
 use crate::rollout::Rollout;
 use crate::task::{Reward, Shaping};
 use firebrick_models::generate::{Generator, Request, Sample};
@@ -46,7 +47,7 @@ impl Trainer {
             draw: first + sample.request as u64,
             sample: sample.sample,
         })?;
-        let scores = self.recovering("reward", |t| t.judge.scores(&answers))?;
+        let scores = self.recovering(Phase::RewardBaseline, |t| t.judge.scores(&answers))?;
         let task = self.data.task();
         let longest = self.config.rollout.response_length;
         let rules = answers

@@ -1,13 +1,18 @@
 //! The trainer: a run from its first step to its last.
 
-mod critic;
+mod checks;
 mod greedy;
+mod models;
+mod phases;
 mod recover;
 mod report;
 mod resume;
 mod rl;
 mod rollout;
 mod same_run;
+mod save;
+mod score;
+mod sequences;
 mod setup;
 mod sft;
 mod update;
@@ -23,27 +28,24 @@ use crate::demonstrations::Demonstrations;
 use crate::judge::Judge;
 use crate::learner::Learner;
 use crate::ledger::Ledger;
+use crate::metrics::{Phase, PhaseTimings};
 use crate::objective::Objective;
-use crate::placed::{Placed, Use};
+use crate::optim::schedule::Schedule as LrSchedule;
+use crate::placed::Placed;
 use crate::plan::estimate::Estimate;
 use crate::plan::planner::{Failure, Request};
-use crate::plan::{Plan, PlanReport, Role};
+use crate::plan::{Plan, PlanReport};
 use crate::run_dir::RunDir;
 use crate::source::Source;
-use crate::trainer_state::{self, Mode, TrainerState};
+use crate::trainer_state::{Mode, TrainerState};
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::DeviceInfo;
-use firebrick_backends::device::panic_message;
 use firebrick_backends::memory::peak_resident_bytes;
 use firebrick_backends::profile::DeviceProfile;
-use firebrick_backends::trace::span_on;
 use firebrick_models::Decoder;
-use firebrick_models::checkpoint::{ExportOptions, StoredDtype};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -74,23 +76,47 @@ pub struct Trainer {
     plan: Plan,
     /// Plans taken because one before ran out of memory.
     replans: u64,
-    /// What the phase at hand uses.
-    uses: Vec<(Role, Use)>,
     objective: Arc<dyn Objective>,
     run: RunDir,
     state: TrainerState,
     ledger: Ledger,
     observer: Box<dyn Observer>,
-    resumed: bool,
+    /// Steps of the whole run, and the learning rate of each.
+    steps: u64,
+    lr: LrSchedule,
+    critic_lr: Option<LrSchedule>,
+    /// Whether all is done that comes before the first step.
+    begun: bool,
+    /// Seconds of the phases since they were last reported.
+    timings: PhaseTimings,
     /// Optimizer steps skipped in a row, by phase.
-    skipped_in_a_row: BTreeMap<&'static str, u64>,
+    skipped_in_a_row: BTreeMap<Phase, u64>,
     /// The step that phases belong to: 0 before the first.
     phase_step: u64,
 }
 
 impl Trainer {
-    /// Runs to the end: what the mode asks for, checkpoints and validations on the way, a summary at the end.
+    /// Runs to the end: what comes before the first step, the steps with their checkpoints and validations, a summary.
     pub fn run(&mut self) -> Result<Summary> {
+        self.announce();
+        self.begin()?;
+        while self.state.step < self.steps {
+            let started = Instant::now();
+            self.phase_step = self.state.step + 1;
+            let metrics = match self.state.mode {
+                Mode::Rl => self.rl_step()?,
+                Mode::Sft => self.sft_step()?,
+            };
+            self.close_step(metrics, started)?;
+        }
+        let summary = self.summary();
+        self.run.write_json("summary.json", &summary)?;
+        self.observer.event(Event::Finished(&summary));
+        Ok(summary)
+    }
+
+    /// Tells the observer what is about to run.
+    fn announce(&mut self) {
         let predicted = self.request.judge(self.plan.clone()).estimate;
         self.observer.event(Event::Ready {
             predicted_peak_bytes: predicted.peak_bytes,
@@ -103,14 +129,26 @@ impl Trainer {
             filtered: self.data.filtered + self.demonstrations.as_ref().map_or(0, |d| d.filtered),
             validation: self.data.validation.len(),
         });
-        match self.state.mode {
-            Mode::Rl => self.train()?,
-            Mode::Sft => self.sft()?,
+    }
+
+    /// What comes before the first step of a run: a warm-up, the models that start from the policy, the first validation.
+    fn begin(&mut self) -> Result<()> {
+        if self.begun {
+            return Ok(());
         }
-        let summary = self.summary();
-        self.run.write_json("summary.json", &summary)?;
-        self.observer.event(Event::Finished(&summary));
-        Ok(summary)
+        if self.state.mode == Mode::Rl {
+            if let Some(sft) = self.config.warmup.sft.clone() {
+                self.warm_up(&sft)?;
+            }
+            self.keep_reference()?;
+            self.begin_critic()?;
+        }
+        let mut metrics = self.validate()?;
+        self.flush_memory()?;
+        metrics.insert("training/global_step".into(), 0.0);
+        self.log(&metrics)?;
+        self.begun = true;
+        Ok(())
     }
 
     /// The policy as it stands.
@@ -125,80 +163,19 @@ impl Trainer {
         &self.request.profile
     }
 
-    /// Runs one phase: brings the models to where it needs them, times it, reads memory at its end, and turns a backend's
-    /// panic into an error that names it.
-    fn phase<T>(
-        &mut self,
-        name: &'static str,
-        uses: &[(Role, Use)],
-        metrics: &mut Metrics,
-        work: impl FnOnce(&mut Self) -> Result<T>,
-    ) -> Result<T> {
-        self.clean_up();
-        self.ledger.begin();
-        let started = Instant::now();
-        let step = self.phase_step;
-        self.uses = uses.to_vec();
-        let span = span_on(name, &self.device);
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            self.settle_again()?;
-            work(self)
-        }));
-        drop(span);
-        *metrics.entry(format!("timing_s/{name}")).or_default() += started.elapsed().as_secs_f64();
-        self.ledger.end(step, name, &self.device);
-        let failed = |detail| Error::Phase {
-            phase: name,
-            step,
-            detail,
-        };
-        match result {
-            Ok(Err(Error::Model(firebrick_models::Error::Device { doing, detail }))) => {
-                Err(failed(format!("{doing}: {detail}")))
-            }
-            Ok(Err(Error::Device(firebrick_backends::Error::Transfer(detail)))) => {
-                Err(failed(detail))
-            }
-            Ok(result) => result,
-            Err(panic) => Err(failed(panic_message(panic.as_ref()))),
-        }
-    }
-
-    /// Gives the pools' free pages back where a setting says so. Pools that keep pages for another phase's shapes cost
-    /// reserved bytes; giving them back costs the time of allocating again.
-    fn clean_up(&self) {
-        let every = self.config.memory.cleanup_every;
-        if every > 0 && self.phase_step.is_multiple_of(every) {
-            self.device.memory_cleanup();
-        }
-    }
-
-    /// Brings every model to where it is needed: first away, then here.
-    fn settle_again(&mut self) -> Result<()> {
-        let uses = self.uses.clone();
-        let used = |role| uses.iter().find(|(r, _)| *r == role).map(|(_, now)| *now);
-        let critic = self.critic.as_mut().map(|critic| &mut critic.model);
-        let policy = Some(&mut self.learner.model);
-        let mut models: Vec<(&mut Placed, Use)> = [policy, self.reference.as_mut(), critic]
-            .into_iter()
-            .flatten()
-            .map(|model| {
-                let now = used(model.role()).unwrap_or(Use::Idle);
-                (model, now)
-            })
-            .collect();
-        models.sort_by_key(|(_, now)| *now != Use::Idle);
-        models
-            .into_iter()
-            .try_for_each(|(model, now)| model.settle(now))
-    }
-
-    /// Closes a step: appends its metrics and memory readings, and everything that has a rhythm.
-    fn finish_step(&mut self, mut metrics: Metrics, started: Instant) -> Result<Metrics> {
+    /// Ends a step: counts it, writes its metrics and memory readings, tells the observer, and validates and saves where the
+    /// step's number asks for it.
+    fn close_step(&mut self, mut metrics: Metrics, started: Instant) -> Result<()> {
         let seconds = started.elapsed().as_secs_f64();
         self.state.step += 1;
         self.state.seconds += seconds;
         self.state.peak_bytes = self.ledger.peak_bytes();
+        self.state.optimizer_steps = self.learner.optimizer.steps();
+        self.state.loss_scale = self.learner.optimizer.scaler();
+        if let Some(critic) = &self.critic {
+            self.state.critic_steps = critic.optimizer.steps();
+            self.state.critic_loss_scale = critic.optimizer.scaler();
+        }
         metrics.insert("timing_s/step".into(), seconds);
         metrics.insert("perf/time_per_step".into(), seconds);
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
@@ -223,23 +200,41 @@ impl Trainer {
         );
         metrics.insert("training/global_step".into(), self.state.step as f64);
         self.run.append("memory.jsonl", &memory)?;
-        Ok(metrics)
-    }
-
-    /// Validates and saves if this step's number asks for it.
-    fn rhythm(&mut self, metrics: &mut Metrics, steps: u64) -> Result<()> {
-        let step = self.state.step;
+        let (step, steps) = (self.state.step, self.steps);
+        let metrics_so_far = &metrics;
+        self.observer.event(match self.state.mode {
+            Mode::Rl => Event::Step {
+                step,
+                steps,
+                metrics: metrics_so_far,
+            },
+            Mode::Sft => Event::Sft {
+                step,
+                steps,
+                metrics: metrics_so_far,
+            },
+        });
         let due = |freq: u64| step == steps || (freq > 0 && step.is_multiple_of(freq));
         if due(self.config.trainer.test_freq) {
             metrics.extend(self.validate()?);
             self.flush_memory()?;
         }
-        self.log(metrics)?;
+        self.log(&metrics)?;
         // a negative one: never
         if u64::try_from(self.config.trainer.save_freq).is_ok_and(due) {
-            self.save()?;
+            let path = self.save()?;
+            self.observer.event(Event::Saved { path });
         }
         Ok(())
+    }
+
+    /// Seconds of the phases since the last call, as metrics.
+    fn take_timings(&mut self) -> Metrics {
+        let timings = std::mem::take(&mut self.timings);
+        let named = timings
+            .iter()
+            .map(|(phase, seconds)| (format!("timing_s/{phase}"), seconds));
+        named.collect()
     }
 
     /// Writes memory readings that no step reports.
@@ -264,75 +259,33 @@ impl Trainer {
         self.run.append("metrics.jsonl", &[line])
     }
 
-    fn save(&mut self) -> Result<()> {
-        let (decoder, source) = (self.learner.decoder(), &self.source);
-        // an f32 folder of an f32 model is its own master copy, and so is an adapter
-        let masters = decoder.specs().any(|spec| {
-            let stored = source.checkpoint.stored_dtype(&spec.name);
-            spec.trainable && (decoder.arch().precision.is_half() || stored != StoredDtype::F32)
-        });
-        let path = self
-            .run
-            .publish(&RunDir::checkpoint_name(self.state.step), |dir| {
-                source.save(decoder, &self.config, dir)?;
-                trainer_state::save(
-                    &dir.join("trainer"),
-                    &self.state,
-                    &self.learner.optimizer,
-                    decoder,
-                    masters,
-                )?;
-                self.save_critic(&dir.join("trainer"))
-            })?;
-        self.run.prune(self.config.trainer.max_ckpt_to_keep)?;
-        self.observer.event(Event::Saved { path });
-        Ok(())
-    }
-
-    /// Writes the critic and its moments beside the policy's.
-    fn save_critic(&self, trainer: &Path) -> Result<()> {
-        let (Some(critic), Some(source)) = (&self.critic, &self.critic_source) else {
-            return Ok(());
-        };
-        let dir = trainer.join(CRITIC);
-        let options = ExportOptions {
-            max_shard_bytes: self.config.trainer.max_shard_bytes,
-        };
-        source.save(critic.decoder(), &dir, options)?;
-        if critic.decoder().arch().precision.is_half() {
-            trainer_state::save_masters(&dir, &critic.optimizer, critic.decoder())?;
-        }
-        trainer_state::save_optimizer(&dir, &critic.optimizer, critic.decoder())
-    }
-
     /// Predicted beside measured bytes, by phase of the estimate.
     fn phase_memory(&self, predicted: &Estimate) -> Vec<PhaseMemory> {
-        let measured = |names: &[&str]| {
+        let measured = |of: &[Phase]| {
             let phases = self.ledger.phases();
-            names.iter().filter_map(|n| phases.get(n)).max().copied()
+            of.iter().filter_map(|phase| phases.get(phase)).max()
         };
         let of = |names: &[&str]| {
             let totals = predicted.phases.iter();
             let own = totals.filter(|p| names.contains(&p.name.as_str()));
             own.map(|p| p.total_bytes).max().unwrap_or(0)
         };
+        let sampling = [Phase::Generate, Phase::GenerateBaseline, Phase::Validation];
+        let scoring = [Phase::OldLogProbs, Phase::ReferenceLogProbs];
+        let backward = ["critic_backward", "critic_optimizer"];
         [
-            (
-                "rollout",
-                of(&["rollout"]),
-                measured(&["gen", "gen_max", "testing"]),
-            ),
-            ("score", of(&["score"]), measured(&["old_log_prob", "ref"])),
+            ("rollout", of(&["rollout"]), measured(&sampling)),
+            ("score", of(&["score"]), measured(&scoring)),
             (
                 "update",
                 of(&["backward", "optimizer"]),
-                measured(&["update_actor"]),
+                measured(&[Phase::UpdateActor]),
             ),
-            ("values", of(&["values"]), measured(&["values"])),
+            ("values", of(&["values"]), measured(&[Phase::Values])),
             (
                 "update_critic",
-                of(&["critic_backward", "critic_optimizer"]),
-                measured(&["update_critic"]),
+                of(&backward),
+                measured(&[Phase::UpdateCritic]),
             ),
         ]
         .into_iter()
@@ -340,7 +293,7 @@ impl Trainer {
             Some(PhaseMemory {
                 phase,
                 predicted_bytes,
-                measured_bytes: measured?,
+                measured_bytes: *measured?,
             })
         })
         .collect()

@@ -5,6 +5,7 @@
 
 use super::{Event, Trainer};
 use crate::error::OutOfMemory;
+use crate::metrics::Phase;
 use crate::plan::planner::{Failure, Fit};
 use crate::{Error, Result};
 use firebrick_backends::device::panic_message;
@@ -19,19 +20,6 @@ const SIGNS: [&str; 6] = [
     "allocation failed",
     "not enough memory",
 ];
-
-/// Phase of the estimate that a trainer's phase belongs to.
-fn estimated(phase: &str) -> Option<&'static str> {
-    match phase {
-        "gen" | "gen_max" | "testing" => Some("rollout"),
-        "old_log_prob" | "ref" | "val_loss" => Some("score"),
-        "reward" | "reward_max" | "testing_reward" => Some("reward"),
-        "update_actor" => Some("backward"),
-        "values" => Some("values"),
-        "update_critic" => Some("critic_backward"),
-        _ => None,
-    }
-}
 
 /// An error that says, in whatever words, that memory ran out.
 fn out_of_memory(error: Error) -> Result<Box<OutOfMemory>, Error> {
@@ -60,7 +48,7 @@ impl Trainer {
     /// gets by or no plan is left.
     pub(super) fn recovering<T>(
         &mut self,
-        phase: &'static str,
+        phase: Phase,
         mut work: impl FnMut(&mut Self) -> Result<T>,
     ) -> Result<T> {
         loop {
@@ -90,7 +78,7 @@ impl Trainer {
     }
 
     /// After work that cannot be run again: where it needed more than it may, the next cheaper plan is for what follows.
-    pub(super) fn check_after(&mut self, phase: &'static str) -> Result<()> {
+    pub(super) fn check_after(&mut self, phase: Phase) -> Result<()> {
         match self.learner.runtime.check() {
             Err(Error::OutOfMemory(what)) => self.step_down(phase, what),
             other => other,
@@ -98,22 +86,18 @@ impl Trainer {
     }
 
     /// Takes the next cheaper plan, or says why not and what would help.
-    fn step_down(&mut self, phase: &'static str, mut what: Box<OutOfMemory>) -> Result<()> {
-        (what.phase, what.step) = (phase, self.phase_step);
+    fn step_down(&mut self, phase: Phase, mut what: Box<OutOfMemory>) -> Result<()> {
+        (what.phase, what.step) = (phase.name(), self.phase_step);
         let failure = Failure {
-            phase: estimated(phase).map(str::to_owned),
+            phase: phase.estimated().map(str::to_owned),
             used: what.in_use_bytes,
             limit: what.limit_bytes,
         };
         let next = self.request.next_cheaper(&self.plan, &failure);
-        let updated = match phase {
-            "update_actor" => Some(self.plan.policy()),
-            "update_critic" => self.plan.critic(),
-            _ => None,
-        };
+        let updated = phase.updates().and_then(|role| self.plan.models.get(&role));
         let partly = updated.is_some_and(|plan| plan.optimizer.in_backward);
         match next {
-            Ok(fit) if self.config.memory.recover && !partly => self.adopt(&what, &fit),
+            Ok(fit) if self.config.memory.recover && !partly => self.adopt(phase, &what, &fit),
             Ok(fit) => {
                 let settings = fit.overrides().join(" ");
                 what.advice = if partly {
@@ -136,7 +120,7 @@ impl Trainer {
         }
     }
 
-    fn adopt(&mut self, what: &OutOfMemory, fit: &Fit) -> Result<()> {
+    fn adopt(&mut self, phase: Phase, what: &OutOfMemory, fit: &Fit) -> Result<()> {
         tracing::warn!("out of memory: {what}");
         self.learner.runtime.forget_graphs();
         self.learner.replan(fit.plan.policy())?;
@@ -151,13 +135,13 @@ impl Trainer {
         self.write_plans()?;
         let settings = fit.overrides();
         self.observer.event(Event::Replanned {
-            phase: what.phase,
+            phase,
             step: what.step,
             used: what.in_use_bytes,
             limit: what.limit_bytes,
             settings: &settings,
         });
-        self.settle_again()?;
+        self.place_models(phase)?;
         // what the failed attempt needed is no longer held: the next one is measured by itself
         self.ledger.begin();
         Ok(())

@@ -1,5 +1,6 @@
 //! What a run says of itself: values for whoever watches.
 
+use crate::metrics::Phase;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -34,7 +35,7 @@ pub enum Event<'a> {
     /// A phase ran out of memory and goes on under another plan.
     Replanned {
         /// The phase.
-        phase: &'static str,
+        phase: Phase,
         /// Training step.
         step: u64,
         /// Bytes it needed, where they could be counted.

@@ -5,9 +5,9 @@ use super::{Metrics, Trainer};
 use crate::config::DynamicSampling;
 use crate::dataset::Prompt;
 use crate::judge::{Answer, Place, Purpose};
+use crate::metrics::Phase;
 use crate::objective::advantage::zero_std_share;
-use crate::placed::Use;
-use crate::plan::{Role, engine_limits};
+use crate::plan::engine_limits;
 use crate::rollout::Rollout;
 use crate::task::{Reward, Shaping, Task};
 use crate::{Error, Result};
@@ -19,9 +19,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
-
-/// What sampling uses.
-pub(super) const SAMPLES: &[(Role, Use)] = &[(Role::Policy, Use::Rollout)];
 
 /// Completions by index of their request and sample, each with its text and what it is worth.
 type Judged = BTreeMap<(usize, usize), Result<(String, Reward)>>;
@@ -94,12 +91,6 @@ impl Rules {
     }
 }
 
-/// Prompts of a step in the order of their draws, and the rollouts that are trained on.
-pub(super) struct Rolled {
-    pub prompts: Vec<Prompt>,
-    pub rollouts: Vec<Rollout>,
-}
-
 /// What sampling and judging a step came to.
 #[derive(Default)]
 struct Tally {
@@ -110,8 +101,12 @@ struct Tally {
 }
 
 impl Trainer {
-    /// Samples and judges a step's rollouts: `train_batch_size` groups, in the order of their draws.
-    pub(super) fn roll_out(&mut self, metrics: &mut Metrics) -> Result<Rolled> {
+    /// Samples and judges a step's rollouts: `train_batch_size` groups, in the order of their draws. Gives them behind all
+    /// prompts that were drawn, also in order.
+    pub(super) fn roll_out(
+        &mut self,
+        metrics: &mut Metrics,
+    ) -> Result<(Vec<Prompt>, Vec<Rollout>)> {
         let wanted = self.config.trainer.train_batch_size;
         let dynamic = self.config.rollout.dynamic_sampling.clone();
         let (mut prompts, mut kept, mut flat) = (Vec::new(), Vec::new(), Vec::new());
@@ -119,7 +114,7 @@ impl Trainer {
         loop {
             let first = self.state.draws + prompts.len() as u64;
             let fresh = Arc::new(self.draw(first, dynamic.prompts(wanted - kept.len()))?);
-            let groups = self.sampled_groups(&fresh, first, metrics, &mut tally)?;
+            let groups = self.sampled_groups(&fresh, first, &mut tally)?;
             prompts.extend(Arc::unwrap_or_clone(fresh));
             for group in groups {
                 if !dynamic.enable || differs(&group, &dynamic.metric)? {
@@ -149,10 +144,7 @@ impl Trainer {
         if self.config.rollout.free_cache {
             self.device.memory_cleanup();
         }
-        Ok(Rolled {
-            prompts,
-            rollouts: kept.into_iter().flatten().collect(),
-        })
+        Ok((prompts, kept.into_iter().flatten().collect()))
     }
 
     fn draw(&self, first: u64, count: usize) -> Result<Vec<Prompt>> {
@@ -166,13 +158,11 @@ impl Trainer {
         &mut self,
         prompts: &Arc<Vec<Prompt>>,
         first: u64,
-        metrics: &mut Metrics,
         tally: &mut Tally,
     ) -> Result<Vec<Vec<Rollout>>> {
-        let (generated, rules) = self.phase("gen", SAMPLES, metrics, |t| {
-            t.recovering("gen", |t| t.sample(prompts, first))
-        })?;
-        let judged = self.phase("reward", &[], metrics, |t| {
+        let (generated, rules) =
+            self.recovering_phase(Phase::Generate, |t| t.sample(prompts, first))?;
+        let judged = self.phase(Phase::Reward, |t| {
             t.judged(prompts, first, &generated.samples, rules.finish())
         })?;
         tally.stats.add(&generated.stats);
@@ -234,7 +224,7 @@ impl Trainer {
             answers.push(answer(prompts, sample, text, at));
             rewards.push(reward);
         }
-        let scores = self.recovering("reward", |t| t.judge.scores(&answers))?;
+        let scores = self.recovering(Phase::Reward, |t| t.judge.scores(&answers))?;
         if let Some(list) = self.data.task().rewards() {
             let shaping = Shaping::Learning(&mut self.state.rewards);
             list.complete(&mut rewards, &scores, shaping);

@@ -5,10 +5,9 @@ use super::{Event, Metrics, Trainer};
 use crate::Result;
 use crate::config::SftConfig;
 use crate::demonstrations::Demonstrations;
+use crate::metrics::Phase;
 use crate::objective::sft::Nll;
 use crate::optim::schedule::Schedule as LrSchedule;
-use crate::placed::Use;
-use crate::plan::Role;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,40 +15,13 @@ use std::time::Instant;
 const WARM_UP_CHECK: u64 = 10;
 
 impl Trainer {
-    /// `firebrick sft`: every step logged, validated and saved in the run's rhythm.
-    pub(super) fn sft(&mut self) -> Result<()> {
-        let config = self
-            .config
-            .sft
-            .clone()
-            .or_else(|| self.config.warmup.sft.clone());
-        let (Some(config), Some(examples)) = (config, self.demonstrations.clone()) else {
+    /// One step of `firebrick sft`.
+    pub(super) fn sft_step(&mut self) -> Result<Metrics> {
+        let Some(examples) = self.demonstrations.clone() else {
             unreachable!("checked before the run folder was made")
         };
-        let steps = examples.steps;
-        let schedule = config.optim.lr_scheduler.build(config.optim.lr, steps)?;
-        if !self.resumed {
-            let mut metrics = self.validate()?;
-            self.flush_memory()?;
-            metrics.insert("training/global_step".into(), 0.0);
-            self.log(&metrics)?;
-        }
-        while self.state.step < steps {
-            let started = Instant::now();
-            self.phase_step = self.state.step + 1;
-            let lr = schedule.lr(self.state.step);
-            let metrics = self.sft_step(&examples, self.state.step, lr)?;
-            self.state.optimizer_steps = self.learner.optimizer.steps();
-            self.state.loss_scale = self.learner.optimizer.scaler();
-            let mut metrics = self.finish_step(metrics, started)?;
-            self.observer.event(Event::Sft {
-                step: self.state.step,
-                steps,
-                metrics: &metrics,
-            });
-            self.rhythm(&mut metrics, steps)?;
-        }
-        Ok(())
+        let step = self.state.step;
+        self.supervised_step(&examples, step, self.lr.lr(step))
     }
 
     /// The warm-up before the first RL step. It leaves weights behind and nothing else.
@@ -78,7 +50,7 @@ impl Trainer {
     ) -> Result<()> {
         for step in 0..examples.steps {
             let started = Instant::now();
-            let metrics = self.sft_step(examples, step, schedule.lr(step))?;
+            let metrics = self.supervised_step(examples, step, schedule.lr(step))?;
             self.state.seconds += started.elapsed().as_secs_f64();
             self.observer.event(Event::Sft {
                 step: step + 1,
@@ -100,21 +72,29 @@ impl Trainer {
         else {
             return Ok(false);
         };
-        Ok(self.greedy(&mut Metrics::new())? >= target)
+        let reward = self.greedy()?;
+        self.take_timings();
+        Ok(reward >= target)
     }
 
-    fn sft_step(&mut self, examples: &Demonstrations, step: u64, lr: f64) -> Result<Metrics> {
-        let mut metrics = Metrics::new();
-        let passes = &[(Role::Policy, Use::Pass)];
-        let (sums, epochs) = self.phase("update_actor", passes, &mut metrics, |t| {
+    /// One optimizer step on a step's examples.
+    fn supervised_step(
+        &mut self,
+        examples: &Demonstrations,
+        step: u64,
+        lr: f64,
+    ) -> Result<Metrics> {
+        let (update, epochs) = self.phase(Phase::UpdateActor, |t| {
             let seed = t.config.trainer.seed;
             let (sequences, epochs) = examples.step(step, seed, &t.source, &t.data)?;
             t.state.tokens += sequences.iter().map(|s| s.tokens.len() as u64).sum::<u64>();
             let mut update = UpdateSums::of_policy();
-            t.optimizer_step(&sequences, 1.0, (&Nll).into(), lr, &mut update)?;
+            let loss = (&Nll).into();
+            t.optimizer_step(Phase::UpdateActor, &sequences, 1.0, loss, lr, &mut update)?;
             Ok((update, epochs))
         })?;
-        metrics.extend(sums.metrics());
+        let mut metrics = self.take_timings();
+        metrics.extend(update.metrics());
         metrics.insert("actor/lr".into(), lr);
         if let Some(epochs) = epochs {
             metrics.insert("training/epoch".into(), epochs);
@@ -124,13 +104,13 @@ impl Trainer {
 
     /// Mean negative log-likelihood of the held-out examples' scored tokens, as `val/loss`, and its exponential. Nothing where
     /// there are none.
-    pub(super) fn validation_loss(&mut self, metrics: &mut Metrics) -> Result<Metrics> {
+    pub(super) fn validation_loss(&mut self) -> Result<Metrics> {
         let examples = self.demonstrations.clone();
         let Some(examples) = examples.filter(|e| !e.validation.is_empty()) else {
             return Ok(Metrics::new());
         };
-        let scores = self.phase("val_loss", &[(Role::Policy, Use::Pass)], metrics, |t| {
-            t.recovering("val_loss", |t| t.learner.score(&examples.validation, 1.0))
+        let scores = self.recovering_phase(Phase::ValidationLoss, |t| {
+            t.learner.score(&examples.validation, 1.0)
         })?;
         let all = scores.logp.iter().zip(&examples.validation);
         let loss: f64 = all

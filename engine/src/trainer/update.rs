@@ -1,16 +1,23 @@
-//! Optimizer steps of a training step, and what they add up to.
+//! Updates: epochs and mini-batches over a step's rollouts, one optimizer step of the policy or the critic each.
 
+use super::sequences::sequence;
 use super::{MAX_SKIPPED, Metrics, Trainer};
 use crate::batch::{BatchStats, DropoutStep, Sequence};
-use crate::learner::Updated;
+use crate::config::{CriticConfig, OldLogProbs};
+use crate::learner::{Learner, Updated};
+use crate::metrics::Phase;
+use crate::objective::agreement::Compared;
+use crate::objective::{OptimizerStep, TokenLoss};
+use crate::plan::Role;
+use crate::rollout::Rollout;
 use crate::schedule::{HeadLoss, LossSums};
 use crate::{Error, Result};
+use firebrick_models::random::Stream;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-/// The phase's name.
-pub(super) const UPDATE: &str = "update_actor";
-/// The critic's.
-pub(super) const UPDATE_CRITIC: &str = "update_critic";
+/// Stream of the shuffle of groups among mini-batches; the step is added.
+const MINI_BATCH_STREAM: u64 = 2 << 32;
 
 /// Sums over the optimizer steps of a training step, averaged when reported.
 pub(super) struct UpdateSums {
@@ -86,69 +93,203 @@ impl UpdateSums {
 }
 
 impl Trainer {
-    /// One optimizer step: applied, or skipped with a word. Too many skips in a row end the run.
+    /// Epochs and mini-batches over a step's rollouts. `step` makes one optimizer step of a mini-batch; it is told whether it is
+    /// the update's first.
+    pub(super) fn update(
+        &mut self,
+        rollouts: &[Rollout],
+        mut step: impl FnMut(&mut Self, &[&Rollout], bool) -> Result<()>,
+    ) -> Result<()> {
+        for epoch in 0..self.config.update.ppo_epochs {
+            for (i, mini) in self.minibatches(rollouts, epoch).iter().enumerate() {
+                step(self, mini, epoch + i == 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The policy's update.
+    pub(super) fn update_policy(&mut self, rollouts: &[Rollout], lr: f64) -> Result<UpdateSums> {
+        let mut sums = UpdateSums::of_policy();
+        let objective = Arc::clone(&self.objective);
+        let temperature = self.config.rollout.temperature;
+        let compared = Compared(objective.as_ref());
+        self.update(rollouts, |t, mini, first| {
+            let sequences = t.policy_sequences(mini)?;
+            let tokens: &dyn TokenLoss = if first && t.compares_with_sampler() {
+                &compared
+            } else {
+                objective.as_ref()
+            };
+            let loss = match t.config.shared_critic() {
+                Some(critic) => critic.joint_loss(tokens),
+                None => tokens.into(),
+            };
+            let phase = Phase::UpdateActor;
+            let own = t.optimizer_step(phase, &sequences, temperature, loss, lr, &mut sums)?;
+            objective.observe(&own, &mut t.state.controls);
+            Ok(())
+        })?;
+        Ok(sums)
+    }
+
+    /// The critic's update.
+    pub(super) fn update_critic(&mut self, rollouts: &[Rollout], lr: f64) -> Result<UpdateSums> {
+        let mut sums = UpdateSums::of_critic();
+        let loss = self.critic().1.loss();
+        self.update(rollouts, |t, mini, _| {
+            let sequences = t.critic_sequences(mini);
+            let phase = Phase::UpdateCritic;
+            t.optimizer_step(phase, &sequences, 1.0, loss.into(), lr, &mut sums)?;
+            Ok(())
+        })?;
+        Ok(sums)
+    }
+
+    /// One optimizer step of the model that a phase updates: applied, or skipped with a warning. Too many skips in a row end
+    /// the run.
     pub(super) fn optimizer_step(
         &mut self,
+        phase: Phase,
         sequences: &[Sequence],
         temperature: f64,
         loss: HeadLoss<'_>,
         lr: f64,
         into: &mut UpdateSums,
     ) -> Result<LossSums> {
-        self.learner.dropout = DropoutStep {
-            seed: self.config.trainer.seed,
-            step: self.learner.optimizer.steps() + self.state.skipped_steps,
+        let (seed, skipped) = (self.config.trainer.seed, self.state.skipped_steps);
+        let learner = self.learner_of(phase);
+        learner.dropout = DropoutStep {
+            seed,
+            step: learner.optimizer.steps() + skipped,
         };
-        let gradients = self.recovering(UPDATE, |t| {
-            t.learner.accumulate(sequences, temperature, loss, lr)
+        let gradients = self.recovering(phase, |t| {
+            t.learner_of(phase)
+                .accumulate(sequences, temperature, loss, lr)
         })?;
-        let updated = self.learner.apply(gradients, lr)?;
-        self.check_after(UPDATE)?;
-        self.concluded(UPDATE, updated, into)
+        let updated = self.learner_of(phase).apply(gradients, lr)?;
+        self.check_after(phase)?;
+        into.absorb(&updated);
+        self.check_skipped(phase, &updated)?;
+        Ok(updated.sums)
     }
 
-    /// Notes what an optimizer step did. Too many skipped ones in a row end the run.
-    pub(super) fn concluded(
-        &mut self,
-        phase: &'static str,
-        updated: Updated,
-        into: &mut UpdateSums,
-    ) -> Result<LossSums> {
+    /// The learner that a phase updates.
+    fn learner_of(&mut self, phase: Phase) -> &mut Learner {
+        match phase.updates() {
+            Some(Role::Critic) => self.critic().0,
+            _ => &mut self.learner,
+        }
+    }
+
+    /// The critic and its settings, in a phase that only a run with a critic has.
+    pub(super) fn critic(&mut self) -> (&mut Learner, &CriticConfig) {
+        match (&mut self.critic, &self.config.critic) {
+            (Some(critic), Some(config)) => (critic, config),
+            _ => unreachable!("a phase of the critic"),
+        }
+    }
+
+    /// Counts an optimizer step that was skipped. Too many in a row end the run.
+    fn check_skipped(&mut self, phase: Phase, updated: &Updated) -> Result<()> {
         let outcome = updated.outcome;
-        into.absorb(&updated);
         if outcome.applied {
-            self.skipped_in_a_row.remove(phase);
-            return Ok(updated.sums);
+            self.skipped_in_a_row.remove(&phase);
+            return Ok(());
         }
         self.state.skipped_steps += 1;
+        let step = self.state.step + 1;
         if let (true, Some(scale)) = (outcome.rescaled, outcome.loss_scale) {
-            let (step, next) = (self.state.step + 1, scale / 2.0);
+            let next = scale / 2.0;
             tracing::info!(
                 "step {step}, {phase}: gradients overflow under a loss scale of {scale}; the update is skipped, and the scale \
                  is {next} from now on"
             );
-            return Ok(updated.sums);
+            return Ok(());
         }
         let count = self.skipped_in_a_row.entry(phase).or_default();
         *count += 1;
-        let step = self.state.step + 1;
         tracing::warn!(
             "step {step}, {phase}: the gradient norm is {}; the update is skipped",
             outcome.grad_norm
         );
-        if *count >= MAX_SKIPPED {
-            let count = *count;
-            let section = match phase {
-                UPDATE_CRITIC => "critic.optim",
-                _ => "optim",
-            };
-            return Err(Error::NonFinite {
-                phase,
-                section,
-                step,
-                count,
-            });
+        if *count < MAX_SKIPPED {
+            return Ok(());
         }
-        Ok(updated.sums)
+        Err(Error::NonFinite {
+            phase: phase.name(),
+            section: match phase {
+                Phase::UpdateCritic => "critic.optim",
+                _ => "optim",
+            },
+            step,
+            count: *count,
+        })
+    }
+
+    /// Whether the update's own forward measures the mismatch of sampler and trainer: nobody computed the sampler's log-probs
+    /// again, and no dropout is in between.
+    fn compares_with_sampler(&self) -> bool {
+        let lora = self.learner.decoder().lora();
+        let drops = lora.is_some_and(|lora| lora.dropout > 0.0);
+        self.config.update.old_log_probs == OldLogProbs::Sampler && !drops
+    }
+
+    /// Sequences of one optimizer step of the policy, with everything fixed that they share.
+    fn policy_sequences(&mut self, mini: &[&Rollout]) -> Result<Vec<Sequence>> {
+        let mut sequences: Vec<Sequence> = mini.iter().map(|r| sequence(r)).collect();
+        let temperature = self.config.rollout.temperature;
+        let score = |t: &mut Self| t.learner.score(&sequences, temperature);
+        let scores = if self.objective.needs().scores {
+            Some(self.recovering(Phase::UpdateActor, score)?)
+        } else {
+            None
+        };
+        let mut step = OptimizerStep {
+            sequences: &mut sequences,
+            max_length: self.config.rollout.response_length,
+            scores: scores.as_ref(),
+            seed: self.config.trainer.seed,
+            step: self.learner.optimizer.steps() + self.state.skipped_steps,
+        };
+        self.objective.prepare(&mut step, &mut self.state.controls);
+        if let Some(critic) = self.config.shared_critic() {
+            let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
+            let weights = critic.weights(&lengths, self.config.rollout.response_length);
+            for (sequence, weights) in sequences.iter_mut().zip(weights) {
+                sequence.value_weights = weights;
+            }
+        }
+        Ok(sequences)
+    }
+
+    /// Sequences of one optimizer step of the critic, with their weights.
+    fn critic_sequences(&mut self, mini: &[&Rollout]) -> Vec<Sequence> {
+        let longest = self.config.rollout.response_length;
+        let mut sequences: Vec<Sequence> = mini.iter().map(|r| sequence(r)).collect();
+        let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
+        let weights = self.critic().1.weights(&lengths, longest);
+        for (sequence, weights) in sequences.iter_mut().zip(weights) {
+            sequence.weights = weights;
+        }
+        sequences
+    }
+
+    /// Groups of a step, cut into mini-batches; shuffled by (seed, step, epoch) where there are several.
+    fn minibatches<'r>(&self, rollouts: &'r [Rollout], epoch: usize) -> Vec<Vec<&'r Rollout>> {
+        let mut groups: Vec<&[Rollout]> = rollouts.chunk_by(|a, b| a.draw == b.draw).collect();
+        let size = self
+            .config
+            .update
+            .ppo_mini_batch_size
+            .unwrap_or(groups.len());
+        if size < groups.len() {
+            let stream = MINI_BATCH_STREAM + (self.state.step << 8) + epoch as u64;
+            Stream::new(self.config.trainer.seed, stream).shuffle(&mut groups);
+        }
+        groups
+            .chunks(size)
+            .map(|c| c.iter().flat_map(|g| g.iter()).collect())
+            .collect()
     }
 }

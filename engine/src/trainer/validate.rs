@@ -3,23 +3,22 @@
 use super::{Event, Metrics, Trainer};
 use crate::Result;
 use crate::evaluate::{greedy_samples, mean_reward};
-use crate::placed::Use;
-use crate::plan::Role;
+use crate::metrics::Phase;
 use crate::trainer_state::Mode;
 
 impl Trainer {
     /// Mean reward on the validation prompts, as `val-core/<task>/reward`; in supervised training the loss of the held-out
     /// examples too. Nothing where there are none.
     pub(super) fn validate(&mut self) -> Result<Metrics> {
-        let mut metrics = Metrics::new();
         let mut values = match self.state.mode {
             Mode::Rl => Metrics::new(),
-            Mode::Sft => self.validation_loss(&mut metrics)?,
+            Mode::Sft => self.validation_loss()?,
         };
         if !self.data.validation.is_empty() {
-            let mean = self.greedy(&mut metrics)?;
+            let mean = self.greedy()?;
             values.insert(format!("val-core/{}/reward", self.data.task().name()), mean);
         }
+        let mut metrics = self.take_timings();
         if values.is_empty() {
             return Ok(metrics);
         }
@@ -33,18 +32,14 @@ impl Trainer {
     }
 
     /// Mean reward of greedy completions, as many at a time as the plan in force allows.
-    pub(super) fn greedy(&mut self, metrics: &mut Metrics) -> Result<f64> {
-        let samples = self.phase("testing", &[(Role::Policy, Use::Rollout)], metrics, |t| {
-            t.recovering("testing", |t| {
-                let (rollout, decoder) = (&t.config.rollout, t.learner.decoder());
-                greedy_samples(decoder, &t.source, &t.data, rollout, &t.engine_limits()?)
-            })
+    pub(super) fn greedy(&mut self) -> Result<f64> {
+        let samples = self.recovering_phase(Phase::Validation, |t| {
+            let (rollout, decoder) = (&t.config.rollout, t.learner.decoder());
+            greedy_samples(decoder, &t.source, &t.data, rollout, &t.engine_limits()?)
         })?;
         let longest = self.config.rollout.response_length;
-        self.phase("testing_reward", &[], metrics, |t| {
-            t.recovering("testing_reward", |t| {
-                mean_reward(&mut t.judge, &t.source, &t.data, &samples, longest)
-            })
+        self.recovering_phase(Phase::ValidationReward, |t| {
+            mean_reward(&mut t.judge, &t.source, &t.data, &samples, longest)
         })
     }
 }

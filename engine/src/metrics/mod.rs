@@ -1,0 +1,5 @@
+//! What a run measures.
+
+mod phase;
+
+pub use phase::{Phase, PhaseTimings};

@@ -1,0 +1,122 @@
+//! What a configuration asks for and the run's task, plans or device cannot serve: refused before anything is loaded.
+
+use crate::config::{RunConfig, SftConfig};
+use crate::objective::advantage::MultiObjective;
+use crate::optim::OptimConfig;
+use crate::plan::{ModelPlan, MomentKind, Plan};
+use crate::reward_model::architecture;
+use crate::task::Task;
+use crate::trainer_state::Mode;
+use crate::{Error, Result};
+use burn::tensor::{Device, FloatDType};
+use firebrick_backends::accounts::Home;
+use firebrick_backends::kernels::few_rows;
+use firebrick_backends::memory::{Source as ReadingSource, read};
+use firebrick_backends::profile::DeviceProfile;
+use firebrick_backends::{DeviceInfo, Precision};
+
+/// Refuses what an objective would undo, and reward models that are none, before anything is loaded.
+pub(super) fn check_rewards(config: &RunConfig, task: &dyn Task) -> Result<()> {
+    let Some(rewards) = task.rewards() else {
+        return Ok(());
+    };
+    for (name, model) in rewards.models() {
+        architecture(name, model)?;
+    }
+    let by_part = config.objective.multi_objective_aggregation == MultiObjective::NormalizeThenSum;
+    if by_part && rewards.shapes() {
+        return Err(Error::Config(
+            "objective.multi_objective_aggregation: normalize_then_sum normalises every reward in its group, whatever `normalize` and `clip` of a reward say; remove those, or use sum_then_normalize"
+                .into(),
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses optimizers that a run's plans or device cannot serve.
+pub(super) fn check_optimizers(
+    config: &RunConfig,
+    sft: Option<&(&'static str, SftConfig)>,
+    mode: Mode,
+    plan: &Plan,
+    device: &Device,
+) -> Result<()> {
+    let at = (device, config.precision);
+    for (section, optim) in optimizers(config, sft, mode) {
+        check_optimizer(plan.policy(), at, optim, &section)?;
+    }
+    match (config.own_critic(), plan.critic()) {
+        (Some(critic), Some(plan)) if mode == Mode::Rl => {
+            check_optimizer(plan, at, &critic.optim, "critic.optim")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses an optimizer that the plan or the device cannot serve, and warns of one that will not do what it says.
+fn check_optimizer(
+    plan: &ModelPlan,
+    (device, precision): (&Device, Precision),
+    optim: &OptimConfig,
+    section: &str,
+) -> Result<()> {
+    plan.check_optimizer(optim, precision, section)?;
+    if plan.optimizer.moments != MomentKind::Bf16 {
+        return Ok(());
+    }
+    if plan.optimizer.home == Home::Device && !device.supports_dtype(FloatDType::BF16) {
+        return Err(Error::Config(
+            "memory.moments: bf16 needs a device that stores bf16, and this one does not; use block8, or keep them on the \
+             host with memory.optimizer_offload: cpu"
+                .into(),
+        ));
+    }
+    if optim.betas[1] > 0.99 {
+        // a change of 1 − β₂ is below half of bf16's last digit
+        tracing::warn!(
+            "bf16 second moments cannot shrink where {section}.betas[1] is above 0.99 (it is {}): steps get smaller than \
+             they should; memory.moments: block8 saves more and does not have that",
+            optim.betas[1]
+        );
+    }
+    Ok(())
+}
+
+/// A limit on bytes that nobody counts would be none.
+pub(super) fn check_limit(config: &RunConfig, device: &Device) -> Result<()> {
+    if config.memory.limit.is_some() && read(device).source == ReadingSource::None {
+        return Err(Error::Config(
+            "memory.limit needs bytes to be counted, and this program does not count its heap: make \
+             firebrick::backends::allocator::CountingAllocator its global allocator"
+                .into(),
+        ));
+    }
+    Ok(())
+}
+
+/// Says where sampling in 8 bits moves more bytes than it saves.
+pub(super) fn check_quantised(config: &RunConfig, mode: Mode, plan: &Plan, info: &DeviceInfo) {
+    let (rollout, backend) = (&config.rollout, DeviceProfile::of(info).backend);
+    let few = few_rows(backend, rollout.precision(config.precision).is_half());
+    let prompts = config.trainer.train_batch_size;
+    let together = rollout.dynamic_sampling.prompts(prompts) * rollout.n;
+    let most = plan.rollout.max_num_seqs.min(together);
+    if mode == Mode::Rl && rollout.quantization.is_some() && most > few {
+        tracing::warn!(
+            "rollout.quantization: int8 with {most} sequences at a time: above {few} every token widens whole matrices on {}, \
+             which moves more bytes than the weights have; set rollout.max_num_seqs: {few}, or leave the key out",
+            backend.name()
+        );
+    }
+}
+
+/// The optimizers that a mode will use, and the sections of the config that describe them.
+fn optimizers<'c>(
+    config: &'c RunConfig,
+    sft: Option<&'c (&'static str, SftConfig)>,
+    mode: Mode,
+) -> Vec<(String, &'c OptimConfig)> {
+    let sft = sft.map(|(section, sft)| (format!("{section}.optim"), &sft.optim));
+    let rl = (mode == Mode::Rl).then_some(("optim".to_owned(), &config.optim));
+    sft.into_iter().chain(rl).collect()
+}

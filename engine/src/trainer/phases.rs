@@ -1,0 +1,97 @@
+//! Running a phase: models where it needs them, its time, its memory, its errors.
+
+use super::Trainer;
+use crate::metrics::Phase;
+use crate::placed::{Placed, Use};
+use crate::plan::Role;
+use crate::{Error, Result};
+use firebrick_backends::device::panic_message;
+use firebrick_backends::trace::span_on;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+impl Trainer {
+    /// Runs one phase: brings the models to where it needs them, times it, reads memory at its end, and turns a backend's
+    /// panic into an error that names it.
+    pub(super) fn phase<T>(
+        &mut self,
+        phase: Phase,
+        work: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        self.clean_up();
+        self.ledger.begin();
+        let started = Instant::now();
+        let step = self.phase_step;
+        let span = span_on(phase.name(), &self.device);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            self.place_models(phase)?;
+            work(self)
+        }));
+        drop(span);
+        self.timings.add(phase, started.elapsed().as_secs_f64());
+        self.ledger.end(step, phase, &self.device);
+        let failed = |detail| Error::Phase {
+            phase: phase.name(),
+            step,
+            detail,
+        };
+        match result {
+            Ok(Err(Error::Model(firebrick_models::Error::Device { doing, detail }))) => {
+                Err(failed(format!("{doing}: {detail}")))
+            }
+            Ok(Err(Error::Device(firebrick_backends::Error::Transfer(detail)))) => {
+                Err(failed(detail))
+            }
+            Ok(result) => result,
+            Err(panic) => Err(failed(panic_message(panic.as_ref()))),
+        }
+    }
+
+    /// Runs a phase whose whole work can be run again, and is where memory runs out: see [`recovering`](Self::recovering).
+    pub(super) fn recovering_phase<T>(
+        &mut self,
+        phase: Phase,
+        work: impl FnMut(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        self.phase(phase, |t| t.recovering(phase, work))
+    }
+
+    /// Gives the pools' free pages back where a setting says so. Pools that keep pages for another phase's shapes cost
+    /// reserved bytes; giving them back costs the time of allocating again.
+    fn clean_up(&self) {
+        let every = self.config.memory.cleanup_every;
+        if every > 0 && self.phase_step.is_multiple_of(every) {
+            self.device.memory_cleanup();
+        }
+    }
+
+    /// Brings every model to where a phase needs it: first away, then here.
+    pub(super) fn place_models(&mut self, phase: Phase) -> Result<()> {
+        // without a model of its own the reference is the policy with its adapters off
+        let reference = match self.reference {
+            Some(_) => Role::Reference,
+            None => Role::Policy,
+        };
+        let used = |role| {
+            let by_phase = phase.models().iter().find(|(used, _)| match used {
+                Role::Reference => role == reference,
+                used => role == *used,
+            });
+            by_phase.map_or(Use::Idle, |(_, now)| *now)
+        };
+        let critic = self.critic.as_mut().map(|critic| &mut critic.model);
+        let policy = Some(&mut self.learner.model);
+        let mut models: Vec<(&mut Placed, Use)> = [policy, self.reference.as_mut(), critic]
+            .into_iter()
+            .flatten()
+            .map(|model| {
+                let now = used(model.role());
+                (model, now)
+            })
+            .collect();
+        models.sort_by_key(|(_, now)| *now != Use::Idle);
+        models
+            .into_iter()
+            .try_for_each(|(model, now)| model.settle(now))
+    }
+}
