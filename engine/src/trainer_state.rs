@@ -1,6 +1,6 @@
 //! What a checkpoint keeps beside the model: where the run stands, and the optimizer's moments.
 
-use crate::objective::controls::Controls;
+use crate::objective::coefficients::AdaptiveCoefficients;
 use crate::optim::{AdamW, Scaler};
 use crate::task::Running;
 use crate::{Error, Result};
@@ -61,8 +61,8 @@ pub struct TrainerState {
     /// Latest validation value by metric.
     pub last_validation: BTreeMap<String, f64>,
     /// Coefficients of the objective that follow a measurement.
-    #[serde(default)]
-    pub controls: Controls,
+    #[serde(default, rename = "controls")]
+    pub coefficients: AdaptiveCoefficients,
     /// The policy's loss scale.
     #[serde(default)]
     pub loss_scale: Option<Scaler>,
@@ -90,7 +90,7 @@ impl TrainerState {
             peak_bytes: 0,
             first_validation: BTreeMap::new(),
             last_validation: BTreeMap::new(),
-            controls: Controls::default(),
+            coefficients: AdaptiveCoefficients::default(),
             loss_scale: None,
             critic_loss_scale: None,
             rewards: BTreeMap::new(),

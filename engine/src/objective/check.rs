@@ -1,10 +1,10 @@
 //! Settings that make no sense, alone or together, and what to do about them.
 
-use super::ObjectiveConfig;
-use super::advantage::{AdvEstimator, MultiObjective};
+use super::advantage::{AdvEstimator, MultiObjectiveAggregation};
 use super::aggregate::LossAggMode;
+use super::config::ObjectiveConfig;
 use super::correction::RolloutIs;
-use super::policy::{Level, PolicyLoss};
+use super::policy::{ImportanceSamplingLevel, PolicyLoss};
 use super::rejection::Criteria;
 
 /// Keys, whether something reads them, and what that would be.
@@ -229,12 +229,12 @@ impl ObjectiveConfig {
             self.policy_loss,
             PolicyLoss::Clip | PolicyLoss::Cispo | PolicyLoss::Sapo
         );
-        if self.importance_sampling_level != Level::Token && !by_level {
+        if self.importance_sampling_level != ImportanceSamplingLevel::Token && !by_level {
             return refuse(
                 "importance_sampling_level goes with policy_loss: clip, cispo or sapo; the others have no ratio or one of their own",
             );
         }
-        if self.multi_objective_aggregation == MultiObjective::NormalizeThenSum
+        if self.multi_objective_aggregation == MultiObjectiveAggregation::NormalizeThenSum
             && (self.adv_estimator != AdvEstimator::Grpo || self.use_kl_in_reward)
         {
             return refuse(

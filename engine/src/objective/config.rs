@@ -1,14 +1,14 @@
 //! Settings of the policy-gradient family, under verl's and TRL's names.
 
-use super::advantage::{AdvEstimator, MultiObjective, ScaleRewards};
+use super::advantage::{AdvEstimator, Gae, MultiObjectiveAggregation, ScaleRewards};
 use super::aggregate::LossAggMode;
+use super::algorithm::Algorithm;
 use super::correction::RolloutIs;
-use super::gae::Gae;
 use super::kl::KlType;
 use super::kl_controller::KlControlConfig;
-use super::policy::{Clip, Level, PolicyLoss};
+use super::policy::{Clip, ImportanceSamplingLevel, PolicyLoss};
 use super::rejection::{Criteria, Thresholds};
-use super::{Algorithm, Needs};
+use super::traits::Needs;
 use serde::{Deserialize, Serialize};
 
 /// The algorithm: a name, and every setting that it sets. Those that are not written are the named algorithm's own.
@@ -36,7 +36,7 @@ pub struct ObjectiveConfig {
     /// Advantages less their mean over the step, over their standard deviation (TRL's, of RLOO).
     pub normalize_advantages: bool,
     /// Several rewards: summed and normalised, or each normalised by itself and summed (TRL's name).
-    pub multi_objective_aggregation: MultiObjective,
+    pub multi_objective_aggregation: MultiObjectiveAggregation,
     /// Takes the coefficient of `kl_ctrl` · KL to the reference policy off each token's reward (verl's name).
     pub use_kl_in_reward: bool,
     /// Its estimator (verl's name).
@@ -49,7 +49,7 @@ pub struct ObjectiveConfig {
     /// The policy term (verl's `policy_loss.loss_mode`).
     pub policy_loss: PolicyLoss,
     /// What the probability ratio is of (TRL's name).
-    pub importance_sampling_level: Level,
+    pub importance_sampling_level: ImportanceSamplingLevel,
     /// ε below 1.
     pub clip_ratio_low: f64,
     /// ε above 1.
@@ -140,13 +140,13 @@ impl Default for ObjectiveConfig {
             gamma: 1.0,
             lam: 1.0,
             normalize_advantages: false,
-            multi_objective_aggregation: MultiObjective::SumThenNormalize,
+            multi_objective_aggregation: MultiObjectiveAggregation::SumThenNormalize,
             use_kl_in_reward: false,
             kl_penalty: KlType::K1,
             kl_ctrl: KlControlConfig::default(),
             mask_truncated_completions: false,
             policy_loss: PolicyLoss::Clip,
-            importance_sampling_level: Level::Token,
+            importance_sampling_level: ImportanceSamplingLevel::Token,
             clip_ratio_low: 0.2,
             clip_ratio_high: 0.2,
             clip_ratio_c: Some(3.0),

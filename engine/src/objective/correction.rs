@@ -2,8 +2,8 @@
 //! importance sampling; verl's `rollout_correction`, TRL's `vllm_importance_sampling_mode`); what differs too much is
 //! [left out](super::rejection).
 
-use super::ObjectiveConfig;
 use super::advantage::mean;
+use super::config::ObjectiveConfig;
 use serde::{Deserialize, Serialize};
 
 /// Exponents are held within ± this.

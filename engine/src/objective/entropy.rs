@@ -3,7 +3,7 @@
 /// Which tokens of a step have an entropy at or above the quantile 1 − `share` (between two of them: on the line between
 /// their values). The threshold is one of f32 numbers, as scores are.
 #[must_use]
-pub fn highest(entropies: &[f64], share: f64) -> Vec<bool> {
+pub fn high_entropy_mask(entropies: &[f64], share: f64) -> Vec<bool> {
     let mut sorted: Vec<f32> = entropies.iter().map(|&h| h as f32).collect();
     sorted.sort_by(f32::total_cmp);
     let Some(last) = sorted.len().checked_sub(1) else {
@@ -26,11 +26,11 @@ mod tests {
     fn a_share_of_the_tokens_is_kept_and_all_of_it_is_everything() {
         let entropies = [0.125, 0.875, 0.5, 0.75, 0.25];
         assert_eq!(
-            highest(&entropies, 0.4),
+            high_entropy_mask(&entropies, 0.4),
             [false, true, false, true, false],
             "the threshold lies between 0.5 and 0.75"
         );
-        assert!(highest(&entropies, 1.0).iter().all(|&kept| kept));
-        assert!(highest(&[], 0.5).is_empty());
+        assert!(high_entropy_mask(&entropies, 1.0).iter().all(|&kept| kept));
+        assert!(high_entropy_mask(&[], 0.5).is_empty());
     }
 }

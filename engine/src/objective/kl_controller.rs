@@ -78,7 +78,7 @@ impl KlControlConfig {
 
 /// Token-level rewards of one completion: its score on the last token, less the KL penalty of every token.
 #[must_use]
-pub fn penalised(score: f64, kl: &[f64], coefficient: f64) -> Vec<f64> {
+pub fn token_level_rewards(score: f64, kl: &[f64], coefficient: f64) -> Vec<f64> {
     let mut rewards: Vec<f64> = kl.iter().map(|kl| -coefficient * kl).collect();
     if let Some(last) = rewards.last_mut() {
         *last += score;
@@ -108,8 +108,8 @@ mod tests {
 
     #[test]
     fn the_score_stands_on_the_last_token_and_the_penalty_on_all() {
-        let rewards = penalised(1.0, &[0.5, -1.0], 0.5);
+        let rewards = token_level_rewards(1.0, &[0.5, -1.0], 0.5);
         assert!((rewards[0] + 0.25).abs() < 1e-12 && (rewards[1] - 1.5).abs() < 1e-12);
-        assert!(penalised(1.0, &[], 0.5).is_empty());
+        assert!(token_level_rewards(1.0, &[], 0.5).is_empty());
     }
 }

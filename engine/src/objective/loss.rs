@@ -1,13 +1,12 @@
 //! The loss of tokens: policy term, KL to the reference, entropy bonus.
 
-use super::controls::Controls;
+use super::coefficients::AdaptiveCoefficients;
+use super::config::ObjectiveConfig;
 use super::kl::kl_penalty;
 use super::policy::{PolicyLoss, Ratios};
-use super::segments::Segments;
-use super::{
-    Loss, Needs, Objective, ObjectiveConfig, OptimizerStep, Scores, TokenInputs, TokenLoss,
-    token_mean, weighted,
-};
+use super::sequence_reduction::SequenceReduction;
+use super::token_loss::{Loss, Scores, TokenInputs, TokenLoss, token_mean, weighted};
+use super::traits::{Needs, Objective, OptimizerStep};
 use crate::rollout::Rollout;
 use crate::schedule::LossSums;
 use burn::tensor::Tensor;
@@ -28,7 +27,7 @@ impl TokenLoss for ObjectiveConfig {
             .unwrap_or_else(|| logp.clone().inner());
         let segments = self
             .looks_at_sequences()
-            .then(|| Segments::new(&inputs.lengths, &logp.device()));
+            .then(|| SequenceReduction::new(&inputs.lengths, &logp.device()));
         let difference = logp.clone() - old.clone();
         let ratios = Ratios {
             logp: logp.clone(),
@@ -90,7 +89,7 @@ fn on_policy(
     logp: &Tensor<1>,
     sampler: Tensor<1>,
     inputs: &TokenInputs,
-    segments: &Segments,
+    segments: &SequenceReduction,
 ) -> Tensor<1> {
     let left = segments
         .mean(sampler - logp.clone().inner())
@@ -112,22 +111,26 @@ impl Objective for ObjectiveConfig {
         self.needed()
     }
 
-    fn credit(&self, rollouts: &mut [Rollout], controls: &mut Controls) -> Vec<(String, f64)> {
-        self.credit_rollouts(rollouts, controls)
+    fn compute_advantages(
+        &self,
+        rollouts: &mut [Rollout],
+        coefficients: &mut AdaptiveCoefficients,
+    ) -> Vec<(String, f64)> {
+        self.advantages_of(rollouts, coefficients)
     }
 
-    fn prepare(&self, step: &mut OptimizerStep<'_>, controls: &mut Controls) {
-        self.prepare_step(step, controls);
+    fn prepare(&self, step: &mut OptimizerStep<'_>, coefficients: &mut AdaptiveCoefficients) {
+        self.prepare_step(step, coefficients);
     }
 
-    fn observe(&self, sums: &LossSums, controls: &mut Controls) {
+    fn update_coefficients(&self, sums: &LossSums, coefficients: &mut AdaptiveCoefficients) {
         if !self.use_adaptive_entropy {
             return;
         }
         let of_all = sums.values().find(|(name, _)| *name == ENTROPY);
-        let measured = controls.measured.take().or(of_all.map(|(_, v)| v));
+        let measured = coefficients.measured.take().or(of_all.map(|(_, v)| v));
         if let Some(entropy) = measured {
-            controls.entropy_of(self).observe(entropy, self);
+            coefficients.entropy_of(self).update(entropy, self);
         }
     }
 }

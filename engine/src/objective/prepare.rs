@@ -2,9 +2,11 @@
 
 use super::advantage::mean;
 use super::aggregate::{Denominators, token_weights};
-use super::controls::Controls;
+use super::coefficients::AdaptiveCoefficients;
+use super::config::ObjectiveConfig;
+use super::entropy;
 use super::policy::{PolicyLoss, cov};
-use super::{ObjectiveConfig, OptimizerStep, entropy};
+use super::traits::OptimizerStep;
 use crate::batch::Sequence;
 use firebrick_models::random::Stream;
 
@@ -12,7 +14,11 @@ use firebrick_models::random::Stream;
 const CLIP_COV_STREAM: u64 = 3 << 32;
 
 impl ObjectiveConfig {
-    pub(super) fn prepare_step(&self, step: &mut OptimizerStep<'_>, controls: &mut Controls) {
+    pub(super) fn prepare_step(
+        &self,
+        step: &mut OptimizerStep<'_>,
+        coefficients: &mut AdaptiveCoefficients,
+    ) {
         let max_length = step.max_length;
         let lengths: Vec<usize> = step.sequences.iter().map(|s| s.positions.len()).collect();
         let weights = self.weights(&lengths, max_length);
@@ -24,13 +30,13 @@ impl ObjectiveConfig {
         }
         if self.top_entropy_quantile < 1.0 {
             let entropies = scores(step, |scores| &scores.entropy);
-            let kept = entropy::highest(&entropies, self.top_entropy_quantile);
+            let kept = entropy::high_entropy_mask(&entropies, self.top_entropy_quantile);
             hand_out(step.sequences, &kept, |sequence| &mut sequence.keep);
         }
         if let Some(chosen) = self.chosen(step) {
             hand_out(step.sequences, &chosen, |sequence| &mut sequence.chosen);
         }
-        self.bonus(step, controls);
+        self.bonus(step, coefficients);
     }
 
     /// Weight of every scored token of sequences with these numbers of them.
@@ -52,7 +58,7 @@ impl ObjectiveConfig {
         let advantages = all(|s| s.advantages.clone());
         let covariances = cov::covariances(&logp, &advantages);
         if self.policy_loss == PolicyLoss::KlCov {
-            return Some(cov::largest(&covariances, self.kl_cov_ratio));
+            return Some(cov::kl_cov_mask(&covariances, self.kl_cov_ratio));
         }
         let old = all(|s| s.old_logp.iter().map(|&l| f64::from(l)).collect());
         let clipped: Vec<bool> = (0..logp.len())
@@ -63,11 +69,11 @@ impl ObjectiveConfig {
             })
             .collect();
         let random = Stream::new(step.seed, CLIP_COV_STREAM + step.step);
-        Some(cov::drawn(self, &covariances, &clipped, random))
+        Some(cov::clip_cov_mask(self, &covariances, &clipped, random))
     }
 
     /// Weights of the entropy bonus: those of a loss over the tokens that it acts on, times the coefficient of this step.
-    fn bonus(&self, step: &mut OptimizerStep<'_>, controls: &mut Controls) {
+    fn bonus(&self, step: &mut OptimizerStep<'_>, coefficients: &mut AdaptiveCoefficients) {
         if !self.has_bonus() {
             return;
         }
@@ -77,7 +83,7 @@ impl ObjectiveConfig {
             .map(|s| kept_tokens(s).count())
             .collect();
         let coefficient = if self.use_adaptive_entropy {
-            controls.entropy_of(self).applied(self.entropy_target)
+            coefficients.entropy_of(self).applied(self.entropy_target)
         } else {
             self.entropy_coeff
         };
@@ -95,7 +101,7 @@ impl ObjectiveConfig {
             let of_kept: Vec<f64> = pairs
                 .flat_map(|(s, own)| kept_tokens(s).map(|t| f64::from(own[t])))
                 .collect();
-            controls.measured = Some(mean(&of_kept));
+            coefficients.measured = Some(mean(&of_kept));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Tokens and sequences that sampler and trainer disagree about by too much are left out (verl's `rollout_rs`).
 
-use super::ObjectiveConfig;
 use super::advantage::mean;
+use super::config::ObjectiveConfig;
 use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 use std::fmt;

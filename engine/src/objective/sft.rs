@@ -1,6 +1,6 @@
 //! Supervised fine-tuning: the weighted negative log-likelihood of the demonstration's tokens.
 
-use super::{Loss, Scores, TokenInputs, TokenLoss, token_mean, weighted};
+use super::token_loss::{Loss, Scores, TokenInputs, TokenLoss, token_mean, weighted};
 
 /// −Σ weight · logp.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,6 +1,7 @@
-//! The clipped value loss of PPO (arXiv:1707.06347), per token.
+//! The clipped value loss of PPO (arXiv:1707.06347), per token, and how well a critic predicts returns.
 
-use super::{Loss, token_mean, weighted};
+use super::advantage::Whitening;
+use super::token_loss::{Loss, token_mean, weighted};
 use burn::tensor::Tensor;
 
 /// What is known of a critic's scored tokens, `[tokens]` each, without graph.
@@ -60,5 +61,26 @@ impl ValueLoss {
             total: loss.sum(),
             metrics,
         }
+    }
+}
+
+/// Share of the returns' variance that values explain: 1 − var(R − V) / (var(R) + 1e-5), as verl reports it. 1 is a perfect
+/// critic, 0 one that knows no more than a constant.
+#[must_use]
+pub fn explained_variance(values: &[f64], returns: &[f64]) -> f64 {
+    let variance = |x: &[f64]| Whitening::of(x.iter().copied()).variance();
+    let rest: Vec<f64> = returns.iter().zip(values).map(|(r, v)| r - v).collect();
+    1.0 - variance(&rest) / (variance(returns) + 1e-5)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_critic_that_is_right_explains_everything_and_a_constant_nothing() {
+        let returns = [0.0, 1.0, 0.5, -2.0];
+        assert!((explained_variance(&returns, &returns) - 1.0).abs() < 1e-12);
+        assert!(explained_variance(&[0.7; 4], &returns).abs() < 1e-4);
     }
 }

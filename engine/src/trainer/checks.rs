@@ -1,7 +1,7 @@
 //! What a configuration asks for and the run's task, plans or device cannot serve: refused before anything is loaded.
 
 use crate::config::{RunConfig, SftConfig};
-use crate::objective::advantage::MultiObjective;
+use crate::objective::advantage::MultiObjectiveAggregation;
 use crate::optim::OptimConfig;
 use crate::plan::{ModelPlan, MomentKind, Plan};
 use crate::reward_model::architecture;
@@ -23,7 +23,8 @@ pub(super) fn check_rewards(config: &RunConfig, task: &dyn Task) -> Result<()> {
     for (name, model) in rewards.models() {
         architecture(name, model)?;
     }
-    let by_part = config.objective.multi_objective_aggregation == MultiObjective::NormalizeThenSum;
+    let by_part =
+        config.objective.multi_objective_aggregation == MultiObjectiveAggregation::NormalizeThenSum;
     if by_part && rewards.shapes() {
         return Err(Error::Config(
             "objective.multi_objective_aggregation: normalize_then_sum normalises every reward in its group, whatever `normalize` and `clip` of a reward say; remove those, or use sum_then_normalize"

@@ -5,8 +5,8 @@ use crate::Result;
 use crate::config::OldLogProbs;
 use crate::dataset::Prompt;
 use crate::metrics::Phase;
-use crate::objective::agreement::{DIFF_MAX, DIFF_MEAN};
-use crate::objective::gae::explained_variance;
+use crate::objective::mismatch::{DIFF_MAX, DIFF_MEAN};
+use crate::objective::value::explained_variance;
 use crate::rollout::{Rollout, SampleRecord};
 use firebrick_models::generate::Finish;
 
@@ -35,7 +35,8 @@ impl Trainer {
             self.recovering_phase(Phase::Values, |t| t.score_values(&mut rollouts))?;
         }
         let credited = self.phase(Phase::Advantages, |t| {
-            Ok(t.objective.credit(&mut rollouts, &mut t.state.controls))
+            Ok(t.objective
+                .compute_advantages(&mut rollouts, &mut t.state.coefficients))
         })?;
         let step = self.state.step;
         if let Some(lr) = self.critic_lr.as_ref().map(|schedule| schedule.lr(step)) {
@@ -57,7 +58,7 @@ impl Trainer {
             .append("samples.jsonl", &self.records(&prompts, &rollouts))?;
 
         metrics.extend(credited);
-        if let Some(control) = &self.state.controls.entropy {
+        if let Some(control) = &self.state.coefficients.entropy {
             metrics.insert("actor/entropy_coeff".into(), control.coeff);
         }
         self.rollout_metrics(&rollouts, &mut metrics);

@@ -6,7 +6,7 @@ use crate::config::DynamicSampling;
 use crate::dataset::Prompt;
 use crate::judge::{Answer, Place, Purpose};
 use crate::metrics::Phase;
-use crate::objective::advantage::zero_std_share;
+use crate::objective::advantage::frac_reward_zero_std;
 use crate::plan::engine_limits;
 use crate::rollout::Rollout;
 use crate::task::{Reward, Shaping, Task};
@@ -197,7 +197,7 @@ impl Trainer {
         let rewards: Vec<f64> = rollouts.iter().map(|r| r.reward).collect();
         let draws: Vec<u64> = rollouts.iter().map(|r| r.draw).collect();
         tally.groups += prompts.len();
-        tally.flat += zero_std_share(&rewards, &draws) * prompts.len() as f64;
+        tally.flat += frac_reward_zero_std(&rewards, &draws) * prompts.len() as f64;
         let mut groups: Vec<Vec<Rollout>> = Vec::with_capacity(prompts.len());
         for rollout in rollouts {
             match groups.last_mut().filter(|g| g[0].draw == rollout.draw) {

@@ -6,7 +6,7 @@ use crate::batch::{BatchStats, DropoutStep, Sequence};
 use crate::config::{CriticConfig, OldLogProbs};
 use crate::learner::{Learner, Updated};
 use crate::metrics::Phase;
-use crate::objective::agreement::Compared;
+use crate::objective::mismatch::MismatchMetrics;
 use crate::objective::{OptimizerStep, TokenLoss};
 use crate::plan::Role;
 use crate::rollout::Rollout;
@@ -113,7 +113,7 @@ impl Trainer {
         let mut sums = UpdateSums::of_policy();
         let objective = Arc::clone(&self.objective);
         let temperature = self.config.rollout.temperature;
-        let compared = Compared(objective.as_ref());
+        let compared = MismatchMetrics(objective.as_ref());
         self.update(rollouts, |t, mini, first| {
             let sequences = t.policy_sequences(mini)?;
             let tokens: &dyn TokenLoss = if first && t.compares_with_sampler() {
@@ -127,7 +127,7 @@ impl Trainer {
             };
             let phase = Phase::UpdateActor;
             let own = t.optimizer_step(phase, &sequences, temperature, loss, lr, &mut sums)?;
-            objective.observe(&own, &mut t.state.controls);
+            objective.update_coefficients(&own, &mut t.state.coefficients);
             Ok(())
         })?;
         Ok(sums)
@@ -252,7 +252,8 @@ impl Trainer {
             seed: self.config.trainer.seed,
             step: self.learner.optimizer.steps() + self.state.skipped_steps,
         };
-        self.objective.prepare(&mut step, &mut self.state.controls);
+        self.objective
+            .prepare(&mut step, &mut self.state.coefficients);
         if let Some(critic) = self.config.shared_critic() {
             let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
             let weights = critic.weights(&lengths, self.config.rollout.response_length);

@@ -6,7 +6,7 @@ use crate::support::model::Model;
 use crate::support::tolerance::F32_ELSEWHERE;
 use crate::support::{assert_close, assert_gradient, checked, fixtures};
 use burn::tensor::Device;
-use firebrick_engine::objective::controls::Controls;
+use firebrick_engine::objective::coefficients::AdaptiveCoefficients;
 use firebrick_engine::objective::{Algorithm, Objective, OptimizerStep, TokenLoss};
 
 on_devices! {
@@ -31,7 +31,7 @@ fn every_algorithm_has_the_loss_and_gradients_of_the_cpu(device: &Device) {
                 seed: 1,
                 step: 0,
             },
-            &mut Controls::default(),
+            &mut AdaptiveCoefficients::default(),
         );
         let loss: &dyn TokenLoss = &objective;
         let micros = vec![sequences.iter().collect()];

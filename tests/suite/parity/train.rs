@@ -6,7 +6,7 @@ use firebrick_engine::batch::Sequence;
 use firebrick_engine::gradients::Gradients;
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use firebrick_engine::objective::kl::KlType;
-use firebrick_engine::objective::policy::Level;
+use firebrick_engine::objective::policy::ImportanceSamplingLevel;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::objective::{ObjectiveConfig, TokenLoss};
 use firebrick_engine::optim::schedule::{ScheduleConfig, SchedulerType};
@@ -159,7 +159,7 @@ struct GrpoRun {
 #[serde(deny_unknown_fields)]
 struct GrpoHyper {
     loss_type: String,
-    level: Level,
+    level: ImportanceSamplingLevel,
     beta: f64,
     epsilon: f64,
     epsilon_high: f64,
@@ -208,7 +208,7 @@ fn grpo_run(golden: &Grpo, run: &GrpoRun) -> usize {
         for (name, expected) in &expected.metrics {
             let found = match name.as_str() {
                 "entropy" => found["actor/entropy"],
-                "clip_ratio/region_mean" if hyper.level == Level::Token => {
+                "clip_ratio/region_mean" if hyper.level == ImportanceSamplingLevel::Token => {
                     found["actor/pg_clipfrac"]
                 }
                 // without a counterpart: a mean over tokens where our weighted sum is none, one over sequences, and parts of it

@@ -1,11 +1,43 @@
-//! PPO's advantages by a critic (arXiv:1707.06347), normalised over the step.
+//! Generalised advantage estimation (arXiv:1506.02438), as PPO uses it (arXiv:1707.06347).
 
-use super::Outcomes;
-use crate::objective::gae::{Gae, Whitening};
+use super::inputs::AdvantageInputs;
+use super::whitening::Whitening;
+
+/// Discount and decay of the estimator.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gae {
+    /// γ: what a reward one token later is worth.
+    pub gamma: f64,
+    /// λ: 0 trusts the critic's next value alone, 1 the rewards alone.
+    pub lam: f64,
+}
+
+impl Gae {
+    /// Advantages and returns of one sequence. From the last token back, `δ_t = r_t + γ V_{t+1} − V_t` and
+    /// `A_t = δ_t + γλ A_{t+1}`; the returns are A + V. A token outside the mask hands on what stands behind it: its own
+    /// reward, value and advantage count for nobody.
+    ///
+    /// All slices are as long as the sequence.
+    #[must_use]
+    pub fn estimate(self, rewards: &[f64], values: &[f64], mask: &[bool]) -> (Vec<f64>, Vec<f64>) {
+        let mut advantages = vec![0.0; rewards.len()];
+        let (mut next_value, mut next_advantage) = (0.0, 0.0);
+        for t in (0..rewards.len()).rev() {
+            if mask[t] {
+                let delta = rewards[t] + self.gamma * next_value - values[t];
+                next_advantage = delta + self.gamma * self.lam * next_advantage;
+                next_value = values[t];
+            }
+            advantages[t] = next_advantage;
+        }
+        let returns = advantages.iter().zip(values).map(|(a, v)| a + v).collect();
+        (advantages, returns)
+    }
+}
 
 /// What each token turned out to be worth less its value, estimated backwards and normalised over the step's scored tokens.
 #[must_use]
-pub fn gae(outcomes: Outcomes<'_>, by: Gae) -> Vec<Vec<f64>> {
+pub fn gae(outcomes: AdvantageInputs<'_>, by: Gae) -> Vec<Vec<f64>> {
     let all = outcomes.rewards.iter().zip(outcomes.values);
     let all = all.zip(outcomes.masks);
     let mut advantages: Vec<Vec<f64>> = all
@@ -18,4 +50,36 @@ pub fn gae(outcomes: Outcomes<'_>, by: Gae) -> Vec<Vec<f64>> {
         *advantage = white.apply(*advantage);
     }
     advantages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_discount_and_decay_an_advantage_is_what_is_still_to_come_less_the_value() {
+        let rewards = [0.0, 0.5, 0.0, 1.0];
+        let values = [0.3, -0.2, 0.9, 0.4];
+        let gae = Gae {
+            gamma: 1.0,
+            lam: 1.0,
+        };
+        let (advantages, returns) = gae.estimate(&rewards, &values, &[true; 4]);
+        for (t, advantage) in advantages.iter().enumerate() {
+            let to_come: f64 = rewards[t..].iter().sum();
+            assert!((returns[t] - to_come).abs() < 1e-12);
+            assert!((advantage - (to_come - values[t])).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn tokens_outside_the_mask_change_nothing_for_those_inside() {
+        let gae = Gae {
+            gamma: 0.9,
+            lam: 0.8,
+        };
+        let (with, _) = gae.estimate(&[0.1, 9.0, 1.0], &[0.3, -7.0, 0.2], &[true, false, true]);
+        let (without, _) = gae.estimate(&[0.1, 1.0], &[0.3, 0.2], &[true; 2]);
+        assert!((with[0] - without[0]).abs() < 1e-12 && (with[2] - without[1]).abs() < 1e-12);
+    }
 }

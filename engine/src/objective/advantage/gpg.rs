@@ -1,6 +1,6 @@
 //! GPG: the group's mean as baseline, and more weight for a step in which few completions earn anything (arXiv:2504.02546).
 
-use super::{mean, members};
+use super::groups::{group_members, mean};
 
 /// `α (R − mean_group)` with α = completions of the step over those whose reward is not 0 (verl). A group of one keeps its
 /// reward.
@@ -9,7 +9,7 @@ pub fn gpg(rewards: &[f64], groups: &[u64]) -> Vec<f64> {
     let earning = rewards.iter().filter(|r| **r != 0.0).count().max(1);
     let alpha = rewards.len() as f64 / earning as f64;
     let mut out = vec![0.0; rewards.len()];
-    for members in members(groups) {
+    for members in group_members(groups) {
         let own: Vec<f64> = members.iter().map(|&i| rewards[i]).collect();
         let centre = if own.len() == 1 { 0.0 } else { mean(&own) };
         for (&i, reward) in members.iter().zip(&own) {

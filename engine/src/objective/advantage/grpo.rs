@@ -1,6 +1,6 @@
 //! GRPO: the group's mean as baseline.
 
-use super::{ScaleRewards, mean, members, std};
+use super::groups::{ScaleRewards, group_members, mean, std};
 
 /// Group-relative advantages (GRPO, arXiv:2402.03300): `(R − mean_group) / (std + eps)`.
 ///
@@ -9,7 +9,7 @@ use super::{ScaleRewards, mean, members, std};
 pub fn grpo(rewards: &[f64], groups: &[u64], scale: ScaleRewards, eps: f64) -> Vec<f64> {
     let batch_std = std(rewards);
     let mut out = vec![0.0; rewards.len()];
-    for members in members(groups) {
+    for members in group_members(groups) {
         let own: Vec<f64> = members.iter().map(|&i| rewards[i]).collect();
         let (centre, spread) = match own.len() {
             1 => (0.0, 1.0),

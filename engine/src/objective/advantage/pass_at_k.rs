@@ -1,6 +1,6 @@
 //! Pass@k: what the best of a group adds over the second best is credited to the best alone (arXiv:2503.19595).
 
-use super::{ScaleRewards, members, std};
+use super::groups::{ScaleRewards, group_members, std};
 
 /// `R_max − R_second` for the group's best (the first of several), 0 for the others; over the group's standard deviation
 /// with [`ScaleRewards::Group`], over the step's with `Batch`. A group of one has no second, and no advantage.
@@ -8,7 +8,7 @@ use super::{ScaleRewards, members, std};
 pub fn pass_at_k(rewards: &[f64], groups: &[u64], scale: ScaleRewards, eps: f64) -> Vec<f64> {
     let batch_std = std(rewards);
     let mut out = vec![0.0; rewards.len()];
-    for mut members in members(groups) {
+    for mut members in group_members(groups) {
         let own: Vec<f64> = members.iter().map(|&i| rewards[i]).collect();
         // stable: of equals, the first is the best
         members.sort_by(|&a, &b| rewards[b].total_cmp(&rewards[a]));

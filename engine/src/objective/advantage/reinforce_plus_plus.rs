@@ -1,7 +1,8 @@
 //! REINFORCE++: no critic and no group, but advantages normalised over the whole step (arXiv:2501.03262).
 
-use super::{Outcomes, mean, members};
-use crate::objective::gae::Whitening;
+use super::groups::{group_members, mean};
+use super::inputs::AdvantageInputs;
+use super::whitening::Whitening;
 
 /// The rewards from each token on, discounted by `gamma` a token.
 #[must_use]
@@ -17,7 +18,7 @@ pub fn returns(rewards: &[f64], gamma: f64) -> Vec<f64> {
 
 /// Returns by token, normalised over the step's scored tokens.
 #[must_use]
-pub fn reinforce_plus_plus(outcomes: Outcomes<'_>, gamma: f64) -> Vec<Vec<f64>> {
+pub fn reinforce_plus_plus(outcomes: AdvantageInputs<'_>, gamma: f64) -> Vec<Vec<f64>> {
     let all = outcomes.rewards.iter();
     let mut values: Vec<Vec<f64>> = all.map(|own| returns(own, gamma)).collect();
     whiten(&mut values, outcomes.masks);
@@ -26,16 +27,16 @@ pub fn reinforce_plus_plus(outcomes: Outcomes<'_>, gamma: f64) -> Vec<Vec<f64>> 
 
 /// The reward less the group's mean, normalised over the step's scored tokens. A group of one keeps its reward.
 #[must_use]
-pub fn reinforce_plus_plus_baseline(outcomes: Outcomes<'_>) -> Vec<Vec<f64>> {
-    let mut totals = outcomes.totals();
-    for members in members(outcomes.groups) {
+pub fn reinforce_plus_plus_baseline(outcomes: AdvantageInputs<'_>) -> Vec<Vec<f64>> {
+    let mut totals = outcomes.sequence_rewards();
+    for members in group_members(outcomes.groups) {
         let own: Vec<f64> = members.iter().map(|&i| totals[i]).collect();
         let centre = if own.len() == 1 { 0.0 } else { mean(&own) };
         for &i in &members {
             totals[i] -= centre;
         }
     }
-    let mut values = outcomes.spread(&totals);
+    let mut values = outcomes.expand(&totals);
     whiten(&mut values, outcomes.masks);
     values
 }

@@ -1,6 +1,6 @@
 //! RLOO: the mean of the group's other rewards as baseline (arXiv:2402.14740).
 
-use super::{mean, members};
+use super::groups::{group_members, mean};
 
 /// `G / (G − 1) · (R − mean_group)`: the reward less the mean of the others'. A group of one keeps its reward (verl's `rloo`).
 #[must_use]
@@ -16,7 +16,7 @@ pub fn rloo_vectorized(rewards: &[f64], groups: &[u64]) -> Vec<f64> {
 
 fn leave_one_out(rewards: &[f64], groups: &[u64], alone: fn(f64) -> f64) -> Vec<f64> {
     let mut out = vec![0.0; rewards.len()];
-    for members in members(groups) {
+    for members in group_members(groups) {
         let own: Vec<f64> = members.iter().map(|&i| rewards[i]).collect();
         let (n, centre) = (own.len() as f64, mean(&own));
         for (&i, &reward) in members.iter().zip(&own) {

@@ -1,6 +1,7 @@
 //! CISPO (arXiv:2506.13585): no token is dropped by a clip; its ratio is a bounded constant.
 
-use super::{Clip, PolicyTerms, Ratios};
+use super::clip::Clip;
+use super::terms::{PolicyTerms, Ratios};
 
 /// `−sg(clip(r, 1 − low, 1 + high)) · A · logp`. TRL bounds r above by `epsilon_high` itself: our `high` is that less 1, and `low` 1.
 pub(super) fn cispo(clip: Clip, ratios: &Ratios<'_>) -> PolicyTerms {

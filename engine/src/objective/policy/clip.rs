@@ -1,7 +1,7 @@
 //! The clipped policy-gradient loss of PPO (arXiv:1707.06347), with clip-higher and dual clip.
 
-use super::{PolicyTerms, Ratios};
-use crate::objective::{Metric, Reduce};
+use super::terms::{PolicyTerms, Ratios};
+use crate::objective::token_loss::{Metric, Reduce};
 use burn::tensor::Tensor;
 
 /// Where the probability ratio is clipped.

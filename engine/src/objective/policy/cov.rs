@@ -1,8 +1,9 @@
 //! KL-Cov and Clip-Cov (arXiv:2505.22617): entropy falls by the few tokens whose log-prob and advantage vary together most,
 //! so those are penalised or left out. They are chosen out of the whole optimizer step.
 
-use super::{Clip, PolicyTerms, Ratios};
-use crate::objective::ObjectiveConfig;
+use super::clip::Clip;
+use super::terms::{PolicyTerms, Ratios};
+use crate::objective::config::ObjectiveConfig;
 use firebrick_models::random::Stream;
 
 /// Differences of log-probs up to this are those of rounding: on policy their sign would be a gradient of its own.
@@ -56,7 +57,7 @@ pub fn covariances(logp: &[f64], advantages: &[f64]) -> Vec<f64> {
 /// KL-Cov's choice: this share of the tokens, at least one, those with the largest covariance. Of those
 /// that are equal but for rounding the first: completions of one prompt often begin alike.
 #[must_use]
-pub fn largest(covariances: &[f64], share: f64) -> Vec<bool> {
+pub fn kl_cov_mask(covariances: &[f64], share: f64) -> Vec<bool> {
     let rounded: Vec<f64> = covariances.iter().map(|c| (c * 1e4).round()).collect();
     let mut order: Vec<usize> = (0..covariances.len()).collect();
     order.sort_by(|&a, &b| rounded[b].total_cmp(&rounded[a]));
@@ -71,7 +72,7 @@ pub fn largest(covariances: &[f64], share: f64) -> Vec<bool> {
 /// Clip-Cov's choice: this share of all tokens, at least one, drawn from those that the clip leaves alone and whose
 /// covariance lies between the bounds.
 #[must_use]
-pub fn drawn(
+pub fn clip_cov_mask(
     config: &ObjectiveConfig,
     covariances: &[f64],
     clipped: &[bool],
@@ -97,8 +98,8 @@ mod tests {
     #[test]
     fn the_largest_share_is_penalised_and_never_nothing() {
         let covariances = [0.1, 5.0, -3.0, 2.0];
-        assert_eq!(largest(&covariances, 0.5), [false, true, false, true]);
-        assert_eq!(largest(&covariances, 1e-4), [false, true, false, false]);
+        assert_eq!(kl_cov_mask(&covariances, 0.5), [false, true, false, true]);
+        assert_eq!(kl_cov_mask(&covariances, 1e-4), [false, true, false, false]);
     }
 
     #[test]
@@ -109,7 +110,7 @@ mod tests {
         };
         let covariances = [2.0, 3.0, 4.0, 2.5, 0.5, 9.0];
         let clipped = [true, false, false, false, false, false];
-        let drawn = |seed| drawn(&config, &covariances, &clipped, Stream::new(seed, 0));
+        let drawn = |seed| clip_cov_mask(&config, &covariances, &clipped, Stream::new(seed, 0));
         for seed in 0..20 {
             let chosen = drawn(seed);
             assert_eq!(chosen, [false, true, true, true, false, false]);
@@ -118,7 +119,7 @@ mod tests {
             clip_cov_ratio: 0.2,
             ..config.clone()
         };
-        let one = |seed| super::drawn(&fewer, &covariances, &clipped, Stream::new(seed, 0));
+        let one = |seed| clip_cov_mask(&fewer, &covariances, &clipped, Stream::new(seed, 0));
         assert_eq!(one(1).iter().filter(|c| **c).count(), 1);
         assert_eq!(one(1), one(1), "the same seed draws the same");
         assert!((0..20).any(|seed| one(seed) != one(0)), "another, another");

@@ -1,6 +1,7 @@
 //! GMPO (arXiv:2507.20673): the geometric mean of a sequence's ratios, clipped token by token before it is taken.
 
-use super::{Clip, PolicyTerms, Ratios};
+use super::clip::Clip;
+use super::terms::{PolicyTerms, Ratios};
 
 /// `−A · exp(mean_t d_t)` for every token of a sequence, with `d = logp − old` bounded above by `high` where A > 0 and below
 /// by `−low` where A < 0, and A the mean of the sequence's advantages.

@@ -1,6 +1,6 @@
 //! The plain policy gradient: no ratio and nothing to clip (verl's `gpg` and `reinforce`).
 
-use super::{PolicyTerms, Ratios};
+use super::terms::{PolicyTerms, Ratios};
 
 /// `−A · logp`.
 pub(super) fn reinforce(ratios: &Ratios<'_>) -> PolicyTerms {

@@ -1,6 +1,6 @@
 //! SAPO (arXiv:2511.20347): a sigmoid gate of the ratio instead of a clip.
 
-use super::{PolicyTerms, Ratios};
+use super::terms::{PolicyTerms, Ratios};
 use burn::tensor::activation::sigmoid;
 
 /// `−σ(τ (r − 1)) · 4/τ · A`, with `positive` as τ where A > 0 and `negative` elsewhere.

@@ -1,7 +1,7 @@
 //! VESPO (arXiv:2602.10693): the log-prob weighted by a Gamma-shaped function of the whole sequence's ratio.
 
-use super::{PolicyTerms, Ratios};
-use crate::objective::ObjectiveConfig;
+use super::terms::{PolicyTerms, Ratios};
+use crate::objective::config::ObjectiveConfig;
 
 /// ln 1e-8: the least log of a weight, as the reference code bounds it.
 const LEAST: f64 = -18.420_680_743_952_367;

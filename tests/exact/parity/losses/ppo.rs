@@ -1,9 +1,9 @@
 //! verl's PPO with a critic: value loss, rewards with a KL penalty, advantages, whitening, the KL's coefficient.
 
+use firebrick_engine::objective::advantage::{Gae, Whitening};
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
-use firebrick_engine::objective::gae::{Gae, Whitening};
 use firebrick_engine::objective::kl::KlType;
-use firebrick_engine::objective::kl_controller::{KlControl, KlControlConfig, penalised};
+use firebrick_engine::objective::kl_controller::{KlControl, KlControlConfig, token_level_rewards};
 use firebrick_engine::objective::value::{ValueInputs, ValueLoss};
 use serde::Deserialize;
 
@@ -79,7 +79,7 @@ pub(super) fn rewards(case: &Case, set: &Set) {
             .zip(&reference[i])
             .map(|(&old, &reference)| KlType::K1.estimate(old, reference))
             .collect();
-        let found = penalised(0.0, &kl, params.kl_ratio);
+        let found = token_level_rewards(0.0, &kl, params.kl_ratio);
         let found: Vec<f64> = found.iter().zip(&scores[i]).map(|(r, s)| r + s).collect();
         assert_all_close(&format!("{}[{i}]", case.name), &found, row, EXACT);
     }

@@ -1,13 +1,13 @@
 //! TRL's GRPO and RLOO: losses, and advantages of weighted rewards.
 
 use firebrick_engine::objective::advantage::{
-    MultiObjective, Outcomes, ScaleRewards, estimate, grpo, normalize_then_sum,
+    AdvantageInputs, MultiObjectiveAggregation, ScaleRewards, estimate, grpo, normalize_then_sum,
 };
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
-use firebrick_engine::objective::entropy::highest;
+use firebrick_engine::objective::entropy::high_entropy_mask;
 use firebrick_engine::objective::kl::KlType;
-use firebrick_engine::objective::kl_controller::penalised;
-use firebrick_engine::objective::policy::{Level, PolicyLoss};
+use firebrick_engine::objective::kl_controller::token_level_rewards;
+use firebrick_engine::objective::policy::{ImportanceSamplingLevel, PolicyLoss};
 use firebrick_engine::objective::{Algorithm, ObjectiveConfig, TokenInputs};
 use serde::Deserialize;
 
@@ -20,7 +20,7 @@ const TOLERANCE: f64 = 1e-9;
 #[serde(deny_unknown_fields)]
 struct Params {
     loss_type: LossType,
-    level: Level,
+    level: ImportanceSamplingLevel,
     beta: f64,
     epsilon: f64,
     epsilon_high: f64,
@@ -105,7 +105,7 @@ impl Params {
 
     /// Tokens that the policy term and the bonus look at.
     fn keep(&self, entropy: &[f64]) -> Option<Vec<f64>> {
-        let kept = highest(entropy, self.top_entropy_quantile);
+        let kept = high_entropy_mask(entropy, self.top_entropy_quantile);
         let some = self.top_entropy_quantile < 1.0;
         some.then(|| kept.iter().map(|&k| f64::from(u8::from(k))).collect())
     }
@@ -173,18 +173,20 @@ fn compare(case: &Case, params: &Params, mask: &Mask, by_token: bool, found: &Ou
             "entropy" => found.metrics["actor/entropy"],
             "policy_loss" => found.metrics["actor/pg_loss"],
             // of every sequence, whatever the ratio is of; known to losses that look at whole sequences
-            "clip_ratio/low_min" | "clip_ratio/high_max" if params.level == Level::Token => {
+            "clip_ratio/low_min" | "clip_ratio/high_max"
+                if params.level == ImportanceSamplingLevel::Token =>
+            {
                 continue;
             }
             // with a ratio a sequence and an advantage a token, TRL's share is of tokens; ours is a mean over sequences
             "clip_ratio/low_mean" | "clip_ratio/high_mean" | "clip_ratio/region_mean"
-                if by_token && params.level == Level::Sequence =>
+                if by_token && params.level == ImportanceSamplingLevel::Sequence =>
             {
                 continue;
             }
             // TRL counts sequences without a token too: their φ is 1, and nothing of them is clipped
             "vespo/phi_seq_mean" => with_empty(mask, found.metrics["vespo/phi_seq_mean"], 1.0),
-            own if params.level == Level::Sequence && own.ends_with("_mean") => {
+            own if params.level == ImportanceSamplingLevel::Sequence && own.ends_with("_mean") => {
                 with_empty(mask, found.metrics[own], 0.0)
             }
             own if found.metrics.contains_key(own) => found.metrics[own],
@@ -212,7 +214,7 @@ fn with_empty(mask: &Mask, mean: f64, empty: f64) -> f64 {
 struct AdvantageParams {
     num_generations: u64,
     reward_weights: Vec<f64>,
-    multi_objective_aggregation: MultiObjective,
+    multi_objective_aggregation: MultiObjectiveAggregation,
     scale_rewards: ScaleRewards,
     eps: f64,
 }
@@ -225,8 +227,8 @@ pub(super) fn advantages(case: &Case) {
         .map(|i| i / params.num_generations)
         .collect();
     let found = match params.multi_objective_aggregation {
-        MultiObjective::SumThenNormalize => sum_then_normalize(&params, &parts, &groups),
-        MultiObjective::NormalizeThenSum => {
+        MultiObjectiveAggregation::SumThenNormalize => sum_then_normalize(&params, &parts, &groups),
+        MultiObjectiveAggregation::NormalizeThenSum => {
             normalize_then_sum(&parts, &params.reward_weights, &groups, params.eps)
         }
     };
@@ -324,7 +326,7 @@ pub(super) fn rloo_advantages(case: &Case) {
                 .filter(|(m, _)| **m)
                 .map(|(_, (&old, &reference))| KlType::K1.estimate(old, reference))
                 .collect();
-            penalised(rewards[i], &kl, params.beta)
+            token_level_rewards(rewards[i], &kl, params.beta)
         })
         .collect();
     let masks: Vec<Vec<bool>> = by_token.iter().map(|row| vec![true; row.len()]).collect();
@@ -336,7 +338,7 @@ pub(super) fn rloo_advantages(case: &Case) {
         adv_eps: params.eps,
         ..Algorithm::Rloo.settings()
     };
-    let outcomes = Outcomes {
+    let outcomes = AdvantageInputs {
         rewards: &by_token,
         masks: &masks,
         groups: &groups,

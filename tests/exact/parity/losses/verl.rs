@@ -2,11 +2,11 @@
 
 use burn::tensor::{Int, Tensor, TensorData};
 use firebrick_engine::objective::advantage::{
-    AdvEstimator, Outcomes, ScaleRewards, estimate, returns,
+    AdvEstimator, AdvantageInputs, ScaleRewards, estimate, returns,
 };
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use firebrick_engine::objective::kl::{KlType, kl_penalty};
-use firebrick_engine::objective::policy::{Level, PolicyLoss, cov};
+use firebrick_engine::objective::policy::{ImportanceSamplingLevel, PolicyLoss, cov};
 use firebrick_engine::objective::{ObjectiveConfig, TokenInputs};
 use firebrick_models::{Checkpoint, Decoder};
 use serde::Deserialize;
@@ -68,15 +68,17 @@ impl PolicyParams {
     /// The objective whose policy term a function of verl's computes.
     fn objective(&self, case: &Case) -> ObjectiveConfig {
         let (policy_loss, level) = match case.func.as_str() {
-            "compute_policy_loss_vanilla" => (PolicyLoss::Clip, Level::Token),
-            "compute_policy_loss_gspo" => (PolicyLoss::Clip, Level::SequenceToken),
-            "compute_policy_loss_sapo" => (PolicyLoss::Sapo, Level::Token),
-            "compute_policy_loss_cispo" => (PolicyLoss::Cispo, Level::Token),
-            "compute_policy_loss_gpg" | "compute_policy_loss_reinforce" => {
-                (PolicyLoss::Reinforce, Level::Token)
+            "compute_policy_loss_vanilla" => (PolicyLoss::Clip, ImportanceSamplingLevel::Token),
+            "compute_policy_loss_gspo" => {
+                (PolicyLoss::Clip, ImportanceSamplingLevel::SequenceToken)
             }
-            "compute_policy_loss_geo_mean" => (PolicyLoss::GeoMean, Level::Token),
-            "compute_policy_loss_kl_cov" => (PolicyLoss::KlCov, Level::Token),
+            "compute_policy_loss_sapo" => (PolicyLoss::Sapo, ImportanceSamplingLevel::Token),
+            "compute_policy_loss_cispo" => (PolicyLoss::Cispo, ImportanceSamplingLevel::Token),
+            "compute_policy_loss_gpg" | "compute_policy_loss_reinforce" => {
+                (PolicyLoss::Reinforce, ImportanceSamplingLevel::Token)
+            }
+            "compute_policy_loss_geo_mean" => (PolicyLoss::GeoMean, ImportanceSamplingLevel::Token),
+            "compute_policy_loss_kl_cov" => (PolicyLoss::KlCov, ImportanceSamplingLevel::Token),
             other => panic!("{}: unknown fn {other}", case.name),
         };
         let base = ObjectiveConfig::default();
@@ -127,7 +129,7 @@ pub(super) fn policy_loss(case: &Case, set: &Set) {
         .then(|| vector(scored("rollout_is_weights")));
     if objective.policy_loss == PolicyLoss::KlCov {
         let covariances = cov::covariances(&logp, &advantages);
-        let chosen = cov::largest(&covariances, objective.kl_cov_ratio);
+        let chosen = cov::kl_cov_mask(&covariances, objective.kl_cov_ratio);
         let chosen = chosen.iter().map(|&c| f64::from(u8::from(c))).collect();
         inputs.chosen = Some(vector(chosen));
     }
@@ -195,7 +197,7 @@ pub(super) fn advantages(case: &Case, set: &Set) {
         gamma: params.gamma.unwrap_or(base.gamma),
         ..base
     };
-    let outcomes = Outcomes {
+    let outcomes = AdvantageInputs {
         rewards: &rewards,
         masks: &mask.0,
         groups: &groups,

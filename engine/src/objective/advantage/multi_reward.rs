@@ -1,6 +1,6 @@
 //! Several rewards, each normalised by itself (GDPO, arXiv:2601.05242), so that one with a wide range does not drown others.
 
-use super::{mean, members, std};
+use super::groups::{group_members, mean, std};
 
 /// Each reward less its group's mean over its group's standard deviation, their weighted sum, and that less its mean over
 /// its standard deviation in the whole step. `None`: a reward that does not apply to a completion; one to which none
@@ -18,7 +18,7 @@ pub fn normalize_then_sum(
         .iter()
         .map(|own| own.iter().any(Option::is_some).then_some(0.0))
         .collect();
-    for members in members(groups) {
+    for members in group_members(groups) {
         for (k, weight) in weights.iter().enumerate() {
             let known: Vec<f64> = members.iter().filter_map(|&i| parts[i][k]).collect();
             // a reward that one member alone has cannot be compared with anything, unless that member is the group

@@ -1,30 +1,30 @@
 //! A training step's rollouts: which tokens are scored, their rewards, advantages and corrections.
 
-use super::ObjectiveConfig;
 use super::advantage::{
-    AdvEstimator, MultiObjective, Outcomes, estimate, mean, normalize_then_sum,
+    AdvEstimator, AdvantageInputs, MultiObjectiveAggregation, estimate, mean, normalize_then_sum,
 };
-use super::controls::Controls;
-use super::kl_controller::penalised;
+use super::coefficients::AdaptiveCoefficients;
+use super::config::ObjectiveConfig;
+use super::kl_controller::token_level_rewards;
 use crate::rollout::Rollout;
 use firebrick_models::generate::Finish;
 
 impl ObjectiveConfig {
     /// Fills in masks, corrections and advantages; returns what to report.
-    pub(super) fn credit_rollouts(
+    pub(super) fn advantages_of(
         &self,
         rollouts: &mut [Rollout],
-        controls: &mut Controls,
+        coefficients: &mut AdaptiveCoefficients,
     ) -> Vec<(String, f64)> {
         let mut metrics = self.mask(rollouts);
         metrics.extend(self.correct(rollouts));
-        let rewards = self.token_rewards(rollouts, controls, &mut metrics);
+        let rewards = self.token_rewards(rollouts, coefficients, &mut metrics);
         let groups: Vec<u64> = rollouts.iter().map(|r| r.draw).collect();
         let masks: Vec<Vec<bool>> = rollouts.iter().map(|r| r.mask.clone()).collect();
         let baselines: Vec<f64> = rollouts.iter().filter_map(|r| r.baseline).collect();
         let wide = |values: &Vec<f32>| values.iter().map(|&v| f64::from(v)).collect();
         let values: Vec<Vec<f64>> = rollouts.iter().map(|r| wide(&r.values)).collect();
-        let outcomes = Outcomes {
+        let outcomes = AdvantageInputs {
             rewards: &rewards,
             masks: &masks,
             groups: &groups,
@@ -32,8 +32,8 @@ impl ObjectiveConfig {
             values: &values,
         };
         let advantages = match self.multi_objective_aggregation {
-            MultiObjective::SumThenNormalize => estimate(self, outcomes),
-            MultiObjective::NormalizeThenSum => {
+            MultiObjectiveAggregation::SumThenNormalize => estimate(self, outcomes),
+            MultiObjectiveAggregation::NormalizeThenSum => {
                 let parts: Vec<Vec<Option<f64>>> = rollouts
                     .iter()
                     .map(|r| {
@@ -45,7 +45,7 @@ impl ObjectiveConfig {
                     .collect();
                 let weights = rollouts.first().map(|r| r.reward_weights.clone());
                 let weights = weights.unwrap_or_default();
-                outcomes.spread(&normalize_then_sum(&parts, &weights, &groups, self.adv_eps))
+                outcomes.expand(&normalize_then_sum(&parts, &weights, &groups, self.adv_eps))
             }
         };
         if self.adv_estimator == AdvEstimator::Gae {
@@ -112,21 +112,21 @@ impl ObjectiveConfig {
     fn token_rewards(
         &self,
         rollouts: &[Rollout],
-        controls: &mut Controls,
+        coefficients: &mut AdaptiveCoefficients,
         metrics: &mut Vec<(String, f64)>,
     ) -> Vec<Vec<f64>> {
-        let coefficient = controls.kl.unwrap_or(self.kl_ctrl.kl_coef);
+        let coefficient = coefficients.kl.unwrap_or(self.kl_ctrl.kl_coef);
         let kls: Vec<Vec<f64>> = rollouts.iter().map(|r| self.reward_kl(r)).collect();
         if self.use_kl_in_reward {
             let scored = rollouts.iter().zip(&kls).map(|(r, kl)| r.scored(kl));
             let means: Vec<f64> = scored.map(|kl| mean(&kl)).collect();
             let current = mean(&means);
-            controls.kl = Some(self.kl_ctrl.next(coefficient, current, rollouts.len()));
+            coefficients.kl = Some(self.kl_ctrl.next(coefficient, current, rollouts.len()));
             metrics.push(("actor/reward_kl_penalty".into(), current));
             metrics.push(("actor/reward_kl_penalty_coeff".into(), coefficient));
         }
         let all = rollouts.iter().zip(&kls);
-        all.map(|(rollout, kl)| penalised(rollout.reward, kl, coefficient))
+        all.map(|(rollout, kl)| token_level_rewards(rollout.reward, kl, coefficient))
             .collect()
     }
 

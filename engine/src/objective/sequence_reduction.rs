@@ -4,7 +4,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 /// Where the sequences of `[tokens]` vectors begin and end. Sequences without tokens are left out.
 #[derive(Clone, Debug)]
-pub struct Segments {
+pub struct SequenceReduction {
     /// For every sequence, padded to the longest: its tokens' places; the number of tokens where it has no more.
     /// `[sequences · width]`
     places: Tensor<1, Int>,
@@ -15,7 +15,7 @@ pub struct Segments {
     width: usize,
 }
 
-impl Segments {
+impl SequenceReduction {
     /// Sequences of these lengths, one after another.
     #[must_use]
     pub fn new(lengths: &[usize], device: &Device) -> Self {

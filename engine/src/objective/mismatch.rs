@@ -1,18 +1,19 @@
-//! How far the sampler and the trainer agree, where the update's own forward is the only one that can say so.
+//! Mismatch of sampler and trainer: how far apart their probabilities of the same tokens are, measured in the update's own
+//! forward where no other pass computes them.
 
-use super::{Loss, Metric, Reduce, Scores, TokenInputs, TokenLoss};
+use super::token_loss::{Loss, Metric, Reduce, Scores, TokenInputs, TokenLoss};
 
 /// Largest difference between the sampler's and the trainer's probability of a token.
 pub const DIFF_MAX: &str = "training/rollout_probs_diff_max";
 /// The mean one.
 pub const DIFF_MEAN: &str = "training/rollout_probs_diff_mean";
 
-/// A loss that also compares the probabilities it is given with the old ones, which are the sampler's. That says something
-/// before the first optimizer step after the rollout, and no later: then the policies are the same.
+/// A loss that also reports how far the probabilities it is given are from the old ones, which are the sampler's. This measures
+/// the mismatch in the first optimizer step after a rollout only: until then both have the same weights.
 #[derive(Clone, Copy)]
-pub struct Compared<'a>(pub &'a dyn TokenLoss);
+pub struct MismatchMetrics<'a>(pub &'a dyn TokenLoss);
 
-impl TokenLoss for Compared<'_> {
+impl TokenLoss for MismatchMetrics<'_> {
     fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss {
         let mut loss = self.0.loss(scores, inputs);
         if let Some(old) = &inputs.old_logp {

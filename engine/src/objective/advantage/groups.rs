@@ -1,0 +1,64 @@
+//! Completions of one prompt: their statistics, and what deviations are divided by.
+
+use serde::{Deserialize, Serialize};
+
+/// Whether and over what a reward's deviation is divided by its standard deviation (Bessel-corrected).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScaleRewards {
+    /// By the group's (GRPO; verl's `norm_adv_by_std_in_grpo: true`).
+    Group,
+    /// By the whole step's (TRL's `batch`).
+    Batch,
+    /// Not at all (Dr. GRPO, arXiv:2503.20783).
+    None,
+}
+
+/// Less their mean, over their standard deviation.
+#[must_use]
+pub fn normalized(values: &[f64], eps: f64) -> Vec<f64> {
+    let (centre, spread) = (mean(values), std(values));
+    values
+        .iter()
+        .map(|v| (v - centre) / (spread + eps))
+        .collect()
+}
+
+/// Share of groups whose rewards are all equal: they teach nothing (`frac_reward_zero_std`).
+#[must_use]
+pub fn frac_reward_zero_std(rewards: &[f64], groups: &[u64]) -> f64 {
+    let all = group_members(groups);
+    let flat = all.iter().filter(|m| {
+        m.iter()
+            .all(|&i| rewards[i].to_bits() == rewards[m[0]].to_bits())
+    });
+    flat.count() as f64 / all.len().max(1) as f64
+}
+
+/// Indices of each group's members, groups in order of first appearance.
+pub(super) fn group_members(groups: &[u64]) -> Vec<Vec<usize>> {
+    let mut order: Vec<(u64, Vec<usize>)> = Vec::new();
+    let mut place = std::collections::HashMap::new();
+    for (i, &group) in groups.iter().enumerate() {
+        let at = *place.entry(group).or_insert_with(|| {
+            order.push((group, Vec::new()));
+            order.len() - 1
+        });
+        order[at].1.push(i);
+    }
+    order.into_iter().map(|(_, m)| m).collect()
+}
+
+pub(crate) fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// Bessel-corrected; 0 for fewer than two values.
+pub(crate) fn std(values: &[f64]) -> f64 {
+    if values.len() < 2 {
+        return 0.0;
+    }
+    let centre = mean(values);
+    let squares: f64 = values.iter().map(|v| (v - centre).powi(2)).sum();
+    (squares / (values.len() - 1) as f64).sqrt()
+}

@@ -1,0 +1,38 @@
+//! What advantages are computed from.
+
+/// Judged completions of a step, one entry each.
+#[derive(Clone, Copy, Debug)]
+pub struct AdvantageInputs<'a> {
+    /// Reward of every token.
+    pub rewards: &'a [Vec<f64>],
+    /// Which tokens are scored.
+    pub masks: &'a [Vec<bool>],
+    /// The group it belongs to.
+    pub groups: &'a [u64],
+    /// Reward of the greedy completion of its prompt, where there is one.
+    pub baselines: &'a [f64],
+    /// A critic's value of every token, where there is one.
+    pub values: &'a [Vec<f64>],
+}
+
+impl AdvantageInputs<'_> {
+    /// Each completion's reward: the sum over its tokens.
+    #[must_use]
+    pub fn sequence_rewards(&self) -> Vec<f64> {
+        self.rewards.iter().map(|own| own.iter().sum()).collect()
+    }
+
+    /// Scored tokens of each.
+    #[must_use]
+    pub fn lengths(&self) -> Vec<usize> {
+        let scored = |mask: &Vec<bool>| mask.iter().filter(|m| **m).count();
+        self.masks.iter().map(scored).collect()
+    }
+
+    /// A number of each completion for all of its tokens.
+    #[must_use]
+    pub fn expand(&self, values: &[f64]) -> Vec<Vec<f64>> {
+        let of = |(mask, value): (&Vec<bool>, &f64)| vec![*value; mask.len()];
+        self.masks.iter().zip(values).map(of).collect()
+    }
+}
