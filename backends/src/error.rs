@@ -1,9 +1,9 @@
-//! What can go wrong when a device is named, opened or used.
+//! Errors of naming, opening and using a device.
 
 /// Errors of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The name is none of ours.
+    /// Unknown device name.
     #[error(
         "unknown device {found:?}; known: cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], auto"
     )]
@@ -11,9 +11,9 @@ pub enum Error {
         /// What was given.
         found: String,
     },
-    /// The backend was left out of this build.
+    /// The backend is not part of this build.
     #[error(
-        "this build has no {backend} backend; build it with `cargo build --release --features {feature}`, or use `--device cpu`"
+        "this build has no {backend} backend; rebuild with `cargo build --release --features {feature}`, or use `--device cpu`"
     )]
     NotBuilt {
         /// The backend.
@@ -21,19 +21,19 @@ pub enum Error {
         /// The cargo feature that adds it.
         feature: &'static str,
     },
-    /// The backend is built in and finds nothing to run on.
+    /// The backend is built in but finds no device.
     #[error(
-        "no {backend} device on this machine ({hint}); `--device cpu` always works, `firebrick devices` lists what there is"
+        "no {backend} device found ({hint}); use `--device cpu`, or run `firebrick devices` for a list of devices"
     )]
     NoDevice {
         /// The backend.
         backend: &'static str,
-        /// What is usually missing.
+        /// The usual cause.
         hint: &'static str,
     },
-    /// There are devices, but not that many.
+    /// The device index is out of range.
     #[error(
-        "device {wanted} does not exist: {backend} has {count} here, counted from 0; `firebrick devices` lists them"
+        "device {wanted} does not exist: {backend} has {count} device(s), numbered from 0; run `firebrick devices` for a list"
     )]
     NoSuchIndex {
         /// The device as named.
@@ -43,26 +43,26 @@ pub enum Error {
         /// Devices it has.
         count: usize,
     },
-    /// The device is there and cannot be opened.
-    #[error("{device} could not be opened: {detail}; try another device (`firebrick devices`)")]
+    /// The device exists but cannot be opened.
+    #[error("cannot open {device}: {detail}; try another device (see `firebrick devices`)")]
     Open {
         /// The device as named.
         device: String,
-        /// What the driver said.
+        /// The driver's message.
         detail: String,
     },
     /// A float type that the device cannot compute in.
     #[error(
-        "this device does not compute in {asked}; it does in {known}: set `precision` to one of these, or another `device` \
+        "this device does not support {asked}, only {known}; set `precision` to one of these, or choose another `device` \
          (`firebrick devices` lists the types of each)"
     )]
     Precision {
-        /// The type that was asked for.
+        /// The requested type.
         asked: &'static str,
-        /// The types that it computes in.
+        /// The supported types.
         known: String,
     },
-    /// A driver that is known to end the process.
+    /// A driver that is known to crash the process.
     #[error(
         "{device} is {adapter}, a software driver that crashes on SPIR-V kernels; \
          build without the `vulkan` feature (WGSL works there) or use `--device cpu`"
@@ -73,8 +73,8 @@ pub enum Error {
         /// The adapter.
         adapter: String,
     },
-    /// A device's profile could not be kept.
-    #[error("cannot keep the device's profile at {}: {detail}", path.display())]
+    /// A device profile could not be saved.
+    #[error("cannot save the device profile to {}: {detail}", path.display())]
     Profile {
         /// The file or folder.
         path: std::path::PathBuf,
@@ -82,7 +82,7 @@ pub enum Error {
         detail: String,
     },
     /// A copy between host and device failed.
-    #[error("copying between host and device: {0}")]
+    #[error("copy between host and device failed: {0}")]
     Transfer(String),
 }
 

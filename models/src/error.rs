@@ -1,4 +1,4 @@
-//! What can go wrong between a checkpoint folder and a running decoder.
+//! Errors of checkpoints, tokenizers, sampling and the device.
 
 use std::path::PathBuf;
 
@@ -12,16 +12,16 @@ pub enum Error {
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A checkpoint folder is not there.
+    /// The checkpoint folder does not exist.
     #[error(
-        "{} is no folder; give the path of a local Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)",
+        "{} is not a folder; expected a local Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)",
         dir.display()
     )]
     NoFolder {
-        /// What was given.
+        /// The given path.
         dir: PathBuf,
     },
     /// A checkpoint folder lacks a file.
@@ -29,12 +29,12 @@ pub enum Error {
     MissingFile {
         /// The checkpoint folder.
         dir: PathBuf,
-        /// The file that was looked for.
+        /// The missing file.
         file: String,
-        /// What to do about it.
+        /// How to fix it.
         hint: String,
     },
-    /// A JSON file does not say what it should.
+    /// A JSON file has invalid contents.
     #[error("{}: {detail}", path.display())]
     Config {
         /// The file.
@@ -42,15 +42,15 @@ pub enum Error {
         /// What was expected and what was found.
         detail: String,
     },
-    /// The architecture is not one of ours.
-    #[error("unknown architecture {found:?}; known: {known}")]
+    /// The architecture is not supported.
+    #[error("unsupported architecture {found:?}; supported: {known}")]
     UnknownArchitecture {
-        /// What the config names.
+        /// The architecture in the config.
         found: String,
-        /// What we know, separated by commas.
+        /// The supported ones, separated by commas.
         known: String,
     },
-    /// A weight file is shorter than its header says.
+    /// A weight file is shorter than its header requires.
     #[error(
         "{} is truncated: tensor {tensor} ends at byte {end}, the file has {found}; download or copy it again",
         path.display()
@@ -58,23 +58,23 @@ pub enum Error {
     Truncated {
         /// The file.
         path: PathBuf,
-        /// The first tensor that is not whole.
+        /// The first incomplete tensor.
         tensor: String,
         /// Where it should end.
         end: u64,
         /// Length of the file.
         found: u64,
     },
-    /// A weight file's header cannot be read.
-    #[error("{} is no safetensors file: {detail}; download or copy it again", path.display())]
+    /// A weight file's header is invalid.
+    #[error("{} is not a valid safetensors file: {detail}; download or copy it again", path.display())]
     Safetensors {
         /// The file.
         path: PathBuf,
-        /// What was wrong.
+        /// The cause.
         detail: String,
     },
-    /// The checkpoint lacks tensors that its config calls for.
-    #[error("{} lacks {count} of the tensors its config calls for; first missing: {tensor}", path.display())]
+    /// The checkpoint lacks tensors that its config requires.
+    #[error("{} lacks {count} tensor(s) that its config requires; first missing: {tensor}", path.display())]
     MissingTensor {
         /// The checkpoint folder.
         path: PathBuf,
@@ -83,9 +83,9 @@ pub enum Error {
         /// How many are missing.
         count: usize,
     },
-    /// The checkpoint has tensors that its config knows nothing of.
+    /// The checkpoint has tensors that its config does not define.
     #[error(
-        "{} has {count} tensors that its config does not call for; first: {tensor}; is config.json of another model?",
+        "{} has {count} unexpected tensor(s); first: {tensor}; does config.json belong to another model?",
         path.display()
     )]
     UnexpectedTensor {
@@ -96,20 +96,20 @@ pub enum Error {
         /// How many.
         count: usize,
     },
-    /// A tensor's shape is not what the config calls for.
-    #[error("{}: tensor {tensor} should have shape {expected:?}, found {found:?}", path.display())]
+    /// A tensor's shape differs from the config's.
+    #[error("{}: tensor {tensor} has shape {found:?}, expected {expected:?}", path.display())]
     WrongShape {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// By the config.
+        /// The config's shape.
         expected: Vec<usize>,
         /// In the file.
         found: Vec<usize>,
     },
-    /// A tensor's element type is not one that weights come in.
-    #[error("{}: tensor {tensor} is {found}; known: F32, BF16, F16", path.display())]
+    /// A tensor's element type is not supported.
+    #[error("{}: tensor {tensor} has type {found}; supported: F32, BF16, F16", path.display())]
     UnsupportedDtype {
         /// The file.
         path: PathBuf,
@@ -120,7 +120,7 @@ pub enum Error {
     },
     /// A sequence does not fit the model's context.
     #[error(
-        "{what} has {length} tokens, the model's context is {context} (max_position_embeddings); \
+        "{what} has {length} tokens, but the model's context is {context} (max_position_embeddings); \
          shorten it or allow fewer new tokens"
     )]
     TooLong {
@@ -128,12 +128,12 @@ pub enum Error {
         what: String,
         /// Its length, new tokens included.
         length: usize,
-        /// Positions the model was made for.
+        /// The model's maximum number of positions.
         context: usize,
     },
     /// A token id is outside the model's vocabulary.
     #[error(
-        "token id {id} is outside the model's vocabulary of {vocab}; is the tokenizer another model's?"
+        "token id {id} is outside the model's vocabulary of {vocab}; does the tokenizer belong to another model?"
     )]
     TokenOutOfRange {
         /// The id.
@@ -141,31 +141,31 @@ pub enum Error {
         /// Rows of the embedding.
         vocab: usize,
     },
-    /// Sampling settings that cannot work.
+    /// Invalid sampling settings.
     #[error("sampling: {0}")]
     Sampling(String),
     /// The device failed or a value could not be read back.
     #[error("the device failed while {doing}: {detail}")]
     Device {
-        /// What was going on.
+        /// The operation that failed.
         doing: &'static str,
-        /// What it said.
+        /// The device's message.
         detail: String,
     },
-    /// A tokenizer file could not be understood, or a text could not be encoded.
+    /// A tokenizer file is invalid, or a text could not be encoded.
     #[error("tokenizer {}: {detail}", path.display())]
     Tokenizer {
         /// The tokenizer's folder or file.
         path: PathBuf,
-        /// What was wrong and what to do.
+        /// The cause, and how to fix it.
         detail: String,
     },
-    /// A chat template is missing, broken, or raised an exception of its own.
+    /// A chat template is missing or invalid, or raised an exception.
     #[error("chat template of {}: {detail}", path.display())]
     ChatTemplate {
         /// The tokenizer's folder.
         path: PathBuf,
-        /// What was wrong and what to do.
+        /// The cause, and how to fix it.
         detail: String,
     },
 }

@@ -202,19 +202,19 @@ fn tensors_that_do_not_fit_the_config_are_each_their_own_error() {
         (
             "\"num_hidden_layers\": 2",
             "\"num_hidden_layers\": 3",
-            "lacks 9 of the tensors",
+            "lacks 9 tensor(s)",
             "model.layers.2.",
         ),
         (
             "\"num_hidden_layers\": 2",
             "\"num_hidden_layers\": 1",
-            "has 9 tensors",
+            "has 9 unexpected tensor(s)",
             "model.layers.1.",
         ),
         (
             "\"intermediate_size\": 160",
             "\"intermediate_size\": 96",
-            "should have shape [96, 64]",
+            "expected [96, 64]",
             "[160, 64]",
         ),
     ];
