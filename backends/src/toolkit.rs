@@ -1,12 +1,12 @@
-//! What CUDA needs at run time beside a driver: the compiler (NVRTC) and the headers that kernels include. Without them a kernel
-//! fails when it is first launched, on a thread of the backend's own; so a device is opened only where they are.
+//! What CUDA needs at run time besides the driver: the compiler (NVRTC) and the headers that kernels include. Without them a kernel
+//! fails at its first launch, on a thread of the backend, so a device is opened only if they are found.
 
 use std::path::{Path, PathBuf};
 
 /// Headers of kernels: half precision, tensor cores, and what the latter include.
 const HEADERS: [&str; 3] = ["cuda_fp16.h", "mma.h", "crt/mma.h"];
 
-/// Where the backend looks for a toolkit: `CUDA_PATH`, or else the first of the usual places that is there.
+/// The toolkit that the backend uses: `CUDA_PATH`, or else the first of the usual folders that exists.
 fn folder(named: Option<PathBuf>, exists: impl Fn(&Path) -> bool) -> Option<PathBuf> {
     if named.is_some() {
         return named;
@@ -17,32 +17,33 @@ fn folder(named: Option<PathBuf>, exists: impl Fn(&Path) -> bool) -> Option<Path
     installed.or_else(packaged).map(Path::to_path_buf)
 }
 
-/// What is missing of a toolkit, and what to do about it.
+/// The missing part of a toolkit, and how to install it.
 fn missing(folder: Option<&Path>, nvrtc: bool, exists: impl Fn(&Path) -> bool) -> Option<String> {
     let Some(folder) = folder else {
         return Some(
-            "there is no CUDA toolkit in /usr/local/cuda or /opt/cuda; install one, or set CUDA_PATH to where it is".into(),
+            "no CUDA toolkit found in /usr/local/cuda or /opt/cuda; install one, or set CUDA_PATH"
+                .into(),
         );
     };
     let include = folder.join("include");
     if let Some(header) = HEADERS.iter().find(|header| !exists(&include.join(header))) {
         return Some(format!(
-            "{} is missing, which kernels include; install the headers of a CUDA toolkit, or set CUDA_PATH to one that has them",
+            "{} not found, which the kernels include; install the headers of the CUDA toolkit, or set CUDA_PATH to a toolkit that has them",
             include.join(header).display()
         ));
     }
     (!nvrtc).then(|| {
         format!(
-            "libnvrtc.so is not found, which compiles kernels; add its folder ({}, say) to LD_LIBRARY_PATH",
+            "libnvrtc.so not found, which compiles the kernels; add its folder (for example {}) to LD_LIBRARY_PATH",
             folder.join("lib64").display()
         )
     })
 }
 
-/// What is missing here, and what to do about it.
+/// The missing part of this machine's toolkit, and how to install it.
 #[cfg(feature = "cuda")]
 pub(crate) fn missing_here() -> Option<String> {
-    // Windows finds its toolkit by itself, and lays it out otherwise
+    // on Windows the toolkit is found by itself and has another layout
     if cfg!(windows) {
         return None;
     }
@@ -78,7 +79,7 @@ mod tests {
         let without = |path: &Path| !path.ends_with("crt/mma.h");
         let header = missing(toolkit, true, without).expect("a header short");
         assert!(
-            header.contains("/opt/cuda/include/crt/mma.h is missing"),
+            header.contains("/opt/cuda/include/crt/mma.h not found"),
             "{header}"
         );
         let library = missing(toolkit, false, |_| true).expect("no compiler");

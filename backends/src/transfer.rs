@@ -305,7 +305,7 @@ impl Wake for Unpark {
 
 fn patience_lost() -> Error {
     Error::Transfer(format!(
-        "a copy between host and device did not end within {} s",
+        "a copy between host and device did not finish within {} s",
         PATIENCE.as_secs()
     ))
 }
@@ -342,7 +342,7 @@ impl Copier {
                 thread: Some(thread),
             },
             Err(e) => {
-                tracing::warn!("no thread for copies ({e}): they are made in place");
+                tracing::warn!("cannot start the copy thread ({e}); copies run synchronously");
                 Self::synchronous()
             }
         }
@@ -404,7 +404,11 @@ pub enum Pending<T> {
 impl<T> Pending<T> {
     /// What was copied, if it is finished; to be asked no more once it was.
     pub fn take_ready(&mut self) -> Option<Result<T>> {
-        let taken = || Err(Error::Transfer("a copy was taken twice".into()));
+        let taken = || {
+            Err(Error::Transfer(
+                "the result of a copy was taken twice".into(),
+            ))
+        };
         match self {
             Self::Done(result) => Some(std::mem::replace(result, taken())),
             Self::Running(result) => match result.try_recv() {
@@ -423,7 +427,7 @@ impl<T> Pending<T> {
                 Err(match e {
                     RecvTimeoutError::Timeout => patience_lost(),
                     RecvTimeoutError::Disconnected => {
-                        Error::Transfer("the thread that copies has ended".into())
+                        Error::Transfer("the copy thread has terminated".into())
                     }
                 })
             }),
