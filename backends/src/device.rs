@@ -1,6 +1,9 @@
 //! Devices by name: parsing, listing without panics, opening.
 
-use crate::kernels::largest_buffer;
+mod hardware;
+
+pub use hardware::{is_accelerator, is_cpu, largest_buffer};
+
 use crate::{Error, Result};
 use burn::tensor::{Device, DeviceType, FloatDType};
 use serde::{Deserialize, Serialize};
@@ -283,25 +286,6 @@ fn identity(backend: Backend, device: &Device) -> (String, bool) {
 #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
 fn identity(backend: Backend, _device: &Device) -> (String, bool) {
     (backend.name().to_owned(), false)
-}
-
-/// Whether a device is the CPU backend, whose tensors lie in host memory.
-#[must_use]
-pub fn is_cpu(device: &Device) -> bool {
-    device.clone().inner() == Device::flex()
-}
-
-/// Whether a device has processors of its own, which work while the program goes on: neither the CPU backend nor a driver in
-/// software.
-#[must_use]
-pub fn works_beside(device: &Device) -> bool {
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    let software = device
-        .identity()
-        .is_some_and(|identity| identity.physical.is_none());
-    #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
-    let software = false;
-    !is_cpu(device) && !software
 }
 
 /// Whether f32 matrix products may be rounded to TF32 on devices that have it. The first call of a process decides, and

@@ -2,7 +2,7 @@
 //!
 //! Burn's flex backend makes one pass over memory for every small operation, most of them on one core. A kernel here
 //! makes one pass for a whole formula, on all cores, with the widest vectors the machine has (chosen at run time). Tensors in half
-//! precision are kept in two bytes and computed with in f32.
+//! precision are saved in two bytes and computed with in f32.
 //!
 //! Work is cut into blocks of fixed size, never by the number of threads, so that sums come out the same on any machine.
 
@@ -11,24 +11,26 @@
     reason = "a vectoriser sees only what is inlined into the function that has the wide instructions"
 )]
 
-pub(super) mod attention;
+mod attention;
+mod autodiff;
+mod backend;
 pub(super) mod columns;
-pub(super) mod cores;
-pub(super) mod decode;
-pub(super) mod draw;
-pub(super) mod few;
-pub(super) mod glu;
+mod decode;
+mod draw;
+mod gemm;
+mod glu;
 mod half;
-pub(super) mod linear;
-pub(super) mod norm;
-pub(super) mod panels;
+mod linear;
+mod norm;
+mod packed;
 mod parallel;
 mod real;
-pub(super) mod rotary;
-pub(super) mod scores;
-mod tape;
+mod rotary;
+mod scores;
+mod skinny_gemm;
+pub(super) mod thread_pool;
 
-pub(super) use tape::available;
+pub(super) use backend::CpuKernels;
 
 #[cfg(test)]
 mod tests;

@@ -10,18 +10,19 @@
     reason = "kernels index buffers, each an argument; the macro reads the types' argument"
 )]
 
-pub(super) mod adamw;
-pub(super) mod attention;
-pub(super) mod block8;
-pub(super) mod decode;
-pub(super) mod draw;
-pub(super) mod embedding;
-pub(super) mod glu;
+mod adamw;
+mod attention;
+mod backend;
+mod block8;
+mod cmma;
+mod decode;
+mod draw;
+mod embedding;
+mod glu;
 mod launch;
-mod matrices;
-pub(super) mod norm;
-pub(super) mod panels;
-pub(super) mod rotary;
-pub(super) mod scores;
+mod norm;
+mod packed;
+mod rotary;
+mod scores;
 
-pub(super) use launch::{available, largest_buffer};
+pub(super) use backend::CubeKernels;

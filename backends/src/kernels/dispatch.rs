@@ -1,29 +1,35 @@
-//! What models call: each function goes to the backend of its tensors.
+//! What models call: each function goes to the kernels of the backend that its first tensor is on.
 
-use super::choice::{Operation, TILE};
-use super::cpu;
-use super::cube;
+use super::backend::Kernels;
+use super::choice::Operation;
+use super::cpu::CpuKernels;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use super::cube::CubeKernels;
 use super::shapes::{
     AdamWStep, AttentionShape, Blocks8, Choice, DecodeShape, Drawn, Gate, Map8, RowScores,
     RunningScores, Scaling, ScoreGradients, Segments, Updated,
 };
-use crate::device::is_cpu;
 use burn::tensor::{DType, Device, Int, Tensor};
 use std::ops::Range;
+
+/// The backends of this build that have kernels.
+const BACKENDS: &[&dyn Kernels] = &[
+    &CpuKernels,
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    &CubeKernels,
+];
+
+/// The kernels for tensors on a device.
+pub(super) fn kernels(device: &Device) -> &'static dyn Kernels {
+    let mut backends = BACKENDS.iter();
+    let found = backends.find(|backend| backend.runs_on(device));
+    *found.unwrap_or_else(|| unreachable!("{device:?} is of no backend of this build"))
+}
 
 /// Whether models on this device run an operation through its kernel.
 #[must_use]
 pub fn available(operation: Operation, device: &Device) -> bool {
-    if cube::available(operation, device) {
-        return true;
-    }
-    cpu::available(operation, device)
-}
-
-/// Bytes of the largest tensor that a device holds in one piece, where there is a limit.
-#[must_use]
-pub fn largest_buffer(device: &Device) -> Option<u64> {
-    cube::largest_buffer(device)
+    kernels(device).available(operation, device)
 }
 
 /// `x / √(mean(x²) + eps) · (w + offset)` for `x` of shape `[rows, n]` and `w` of shape `[1, n]`.
@@ -31,7 +37,7 @@ pub fn largest_buffer(device: &Device) -> Option<u64> {
 /// `None` where no kernel is used for the tensors.
 #[must_use]
 pub fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<Tensor<2>> {
-    cpu::norm::rms_norm(x, w, eps, offset).or_else(|| cube::norm::rms_norm(x, w, eps, offset))
+    kernels(&x.device()).rms_norm(x, w, eps, offset)
 }
 
 /// The same added to `base`, `[rows, n]`, in one pass; in its place where nobody else holds it.
@@ -44,7 +50,7 @@ pub fn rms_norm_onto(
     eps: f64,
     offset: f64,
 ) -> Result<Tensor<2>, Tensor<2>> {
-    cube::norm::rms_norm_onto(base, x, w, eps, offset)
+    kernels(&x.device()).rms_norm_onto(base, x, w, eps, offset)
 }
 
 /// `activation(gate) · up`, element by element.
@@ -52,7 +58,7 @@ pub fn rms_norm_onto(
 /// `None` where no kernel is used for the activation or the tensors.
 #[must_use]
 pub fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
-    cpu::glu::glu(activation, gate, up).or_else(|| cube::glu::glu(activation, gate, up))
+    kernels(&gate.device()).glu(activation, gate, up)
 }
 
 /// Rotates each pair `(x[i], x[i + dim/2])` of `x`, `[tokens, heads, dim]`, by the token's angle i, whose cosines and sines
@@ -60,7 +66,7 @@ pub fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<
 ///
 /// Gives `x` back where no kernel is used for the tensors.
 pub fn rotary(x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Result<Tensor<3>, Tensor<3>> {
-    cpu::rotary::rotary(x, cos, sin).or_else(|x| cube::rotary::rotary(x, cos, sin))
+    kernels(&x.device()).rotary(x, cos, sin)
 }
 
 /// `x · Wᵀ` for `x` of shape `[rows, inputs]` and `w` of shape `[outputs, inputs]`.
@@ -70,7 +76,33 @@ pub fn rotary(x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Result<Tensor<3
 /// `None` where no kernel is used for the tensors.
 #[must_use]
 pub fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
-    cpu::linear::linear(x, w)
+    kernels(&x.device()).linear(x, w)
+}
+
+/// [`linear`] of each of several matrices `[outputs, inputs]` and one `x`, in one call.
+///
+/// `None` where no kernel is used for the tensors: there are many rows, a graph, or tensors other than the CPU backend's f32 or
+/// f64.
+#[must_use]
+pub fn linear_each<const N: usize>(x: &Tensor<2>, w: [&Tensor<2>; N]) -> Option<[Tensor<2>; N]> {
+    let products = kernels(&x.device()).linear_each(x, &w)?;
+    products.try_into().ok()
+}
+
+/// `base + x · Wᵀ`, with `base` of the result's shape.
+///
+/// `None` as in [`linear_each`].
+#[must_use]
+pub fn linear_onto(base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+    kernels(&x.device()).linear_onto(base, x, w)
+}
+
+/// `silu(x · gateᵀ) ∘ (x · upᵀ)`, the gated half of an MLP.
+///
+/// `None` as in [`linear_each`].
+#[must_use]
+pub fn linear_gated(x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
+    kernels(&x.device()).linear_gated(x, gate, up)
 }
 
 /// `a · b` for `[m, k]` and `[k, n]`; in f32 where they are stored in half precision.
@@ -78,7 +110,7 @@ pub fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
 /// `None` where no kernel is used for the tensors. Not differentiable.
 #[must_use]
 pub fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-    cpu::linear::product(a, b)
+    kernels(&a.device()).product(a, b)
 }
 
 /// `a · bᵀ` for `[m, k]` and `[n, k]`; in f32 where they are stored in half precision.
@@ -86,7 +118,7 @@ pub fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
 /// `None` where no kernel is used for the tensors. Not differentiable.
 #[must_use]
 pub fn product_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-    cpu::linear::product_nt(a, b)
+    kernels(&a.device()).product_nt(a, b)
 }
 
 /// `aᵀ · b` for `[k, m]` and `[k, n]`; in f32 where they are stored in half precision.
@@ -94,7 +126,7 @@ pub fn product_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
 /// `None` where no kernel is used for the tensors. Not differentiable.
 #[must_use]
 pub fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-    cpu::linear::product_tn(a, b)
+    kernels(&a.device()).product_tn(a, b)
 }
 
 /// Attention of `q`, `[rows, heads, dim]`, over `k` and `v`, `[rows, kv_heads, dim]`: `[rows, heads, dim]`.
@@ -108,7 +140,7 @@ pub fn attention(
     v: &Tensor<3>,
     shape: &AttentionShape,
 ) -> Option<Tensor<3>> {
-    cpu::attention::attention(q, k, v, shape).or_else(|| cube::attention::attention(q, k, v, shape))
+    kernels(&q.device()).attention(q, k, v, shape)
 }
 
 /// Attention of `q`, `[rows, heads · dim]`, over a cache of keys and values `[rows, kv_heads, columns, dim]`, into whose last
@@ -122,10 +154,7 @@ pub fn decode_attention(
     cache: [Tensor<4>; 2],
     shape: &DecodeShape<'_>,
 ) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
-    if is_cpu(&qkv[0].device()) {
-        return cpu::decode::decode_attention(&qkv, cache, shape);
-    }
-    cube::decode::decode_attention(qkv, cache, shape)
+    kernels(&qkv[0].device()).decode_attention(qkv, cache, shape)
 }
 
 /// For every row of `logits`, `[rows, vocab]`: the first token at which the running sum of `softmax(logits / temperature)` reaches
@@ -138,7 +167,7 @@ pub fn draw_rows(
     temperature: f64,
     uniforms: Option<&[f32]>,
 ) -> Option<Vec<Drawn>> {
-    cpu::draw::draw_rows(logits, temperature, uniforms)
+    kernels(&logits.device()).draw_rows(logits, temperature, uniforms)
 }
 
 /// A token for every row of `logits`, `[rows, vocab]`, on the device: `[rows, 3]` in f32 of its id, its log-prob under what it was
@@ -147,7 +176,7 @@ pub fn draw_rows(
 /// `None` where no kernel is used for the tensor: the CPU has [`draw_rows`].
 #[must_use]
 pub fn choose_rows(logits: &Tensor<2>, choice: Choice<'_>) -> Option<Tensor<2>> {
-    cube::draw::choose_rows(logits, choice)
+    kernels(&logits.device()).choose_rows(logits, choice)
 }
 
 /// Scores of raw logits `[rows, vocab]` for targets `[rows]`.
@@ -159,9 +188,7 @@ pub fn score_rows(
     targets: &Tensor<1, Int>,
     scaling: Scaling,
 ) -> Option<RowScores> {
-    cpu::scores::score_rows(logits, targets, scaling).or_else(|| {
-        cube::scores::score_tile(logits, 0, targets, None, scaling).map(cube::scores::finish)
-    })
+    kernels(&logits.device()).score_rows(logits, targets, scaling)
 }
 
 /// Gradient with respect to the raw logits, given those of log-probs and (where the loss looks at it) entropy. Takes the
@@ -176,17 +203,14 @@ pub fn score_gradient(
     upstream: ScoreGradients<'_>,
     scaling: Scaling,
 ) -> Option<Tensor<2>> {
-    if is_cpu(&logits.device()) {
-        return cpu::scores::score_gradient(logits, targets, scores, upstream, scaling);
-    }
-    tile_gradient(logits, 0, targets, scores, upstream, scaling)
+    kernels(&logits.device()).score_gradient(logits, targets, scores, upstream, scaling)
 }
 
 /// Columns of the vocabulary whose logits exist at a time where kernels score by tiles; all of a smaller one. `None` where they
 /// score whole rows, or not at all.
 #[must_use]
 pub fn vocabulary_tile(device: &Device) -> Option<usize> {
-    (!is_cpu(device) && available(Operation::Scores, device)).then_some(TILE)
+    kernels(device).vocabulary_tile(device)
 }
 
 /// Scores of rows after one more tile of their raw logits, `[rows, width]`, which begins at column `first` of the vocabulary;
@@ -201,13 +225,14 @@ pub fn score_tile(
     running: Option<RunningScores>,
     scaling: Scaling,
 ) -> Option<RunningScores> {
-    cube::scores::score_tile(logits, first, targets, running, scaling)
+    kernels(&logits.device()).score_tile(logits, first, targets, running, scaling)
 }
 
 /// What the tiles of a whole vocabulary say of each row.
 #[must_use]
 pub fn scores(running: RunningScores) -> RowScores {
-    cube::scores::finish(running)
+    let kernels = kernels(&running.0.device());
+    kernels.scores(running).expect("made by `score_tile`")
 }
 
 /// [`score_gradient`] of one tile of the logits, which begins at column `first` of the vocabulary.
@@ -222,13 +247,13 @@ pub fn tile_gradient(
     upstream: ScoreGradients<'_>,
     scaling: Scaling,
 ) -> Option<Tensor<2>> {
-    cube::scores::tile_gradient(logits, first, targets, scores, upstream, scaling)
+    kernels(&logits.device()).tile_gradient(logits, first, targets, scores, upstream, scaling)
 }
 
 /// Whether [`adamw`] updates parameters like this one.
 #[must_use]
 pub fn updates(value: &Tensor<2>) -> bool {
-    cube::adamw::updates(value)
+    kernels(&value.device()).updates(value)
 }
 
 /// One `AdamW` update of some rows of a parameter, in place where nobody else holds it: parameter, gradient and moments are read
@@ -247,7 +272,9 @@ pub fn adamw(
     stored: Option<Tensor<2>>,
     step: &AdamWStep,
 ) -> Updated {
-    cube::adamw::adamw(value, rows, gradient, moments, stored, step)
+    let kernels = kernels(&value.device());
+    let updated = kernels.adamw(value, rows, gradient, moments, stored, step);
+    updated.expect("`updates` says that there is a kernel")
 }
 
 /// Quantises a matrix to 8 bits a number (arXiv:2110.02861).
@@ -255,7 +282,7 @@ pub fn adamw(
 /// `None` where no kernel is used for the tensor.
 #[must_use]
 pub fn quantise8(values: &Tensor<2>, map: &Map8<'_>) -> Option<Blocks8> {
-    cube::block8::quantise(values, map)
+    kernels(&values.device()).quantise8(values, map)
 }
 
 /// The matrix of a shape and type that blocks stand for, given the map's 256 entries.
@@ -268,7 +295,7 @@ pub fn dequantise8(
     shape: [usize; 2],
     dtype: DType,
 ) -> Option<Tensor<2>> {
-    cube::block8::dequantise(blocks, entries, shape, dtype)
+    kernels(&blocks.scales.device()).dequantise8(blocks, entries, shape, dtype)
 }
 
 /// Adds each of `rows`, `[tokens, n]`, to the row of `sum`, `[vocab, n]`, of its token; in place where nobody else holds the sum.
@@ -280,5 +307,5 @@ pub fn add_rows(
     segments: &Segments,
     rows: &Tensor<2>,
 ) -> Result<Tensor<2>, Tensor<2>> {
-    cube::embedding::add_rows(sum, segments, rows)
+    kernels(&sum.device()).add_rows(sum, segments, rows)
 }

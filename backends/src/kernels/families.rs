@@ -26,6 +26,7 @@ pub struct Family {
 pub struct Families {
     pub(super) all: Arc<[Family]>,
     /// Their blocks, where a GPU goes through them.
+    #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
     pub(super) blocks: Option<Blocks>,
 }
 
@@ -45,6 +46,7 @@ impl Families {
 /// that see them. Each block has its first row and the one after its last, the position of the first, and the first of its spans
 /// and the one after its last; each span its first row, the one after its last, and the position of the first.
 #[derive(Clone, Debug)]
+#[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
 pub(super) struct Blocks {
     /// Both kinds of blocks, and all spans.
     pub table: Tensor<1, Int>,

@@ -47,11 +47,13 @@ pub struct Kin {
 pub struct Decoded {
     pub(super) kin: Vec<Kin>,
     /// What a GPU reads.
+    #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
     pub(super) live: Option<Live>,
 }
 
 /// The rows of a cache that are in a sequence, where a GPU reads them.
 #[derive(Clone, Debug)]
+#[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
 pub(super) struct Live {
     /// `[rows · 4]`: of every row the first column that it sees and the one after its last; the rows that are in a sequence, filled
     /// up with zeros; and every row's place among those.
@@ -227,6 +229,7 @@ pub struct Blocks8 {
 
 /// The rows of a batch that each token stands in, for the gradient of an embedding.
 #[derive(Clone, Debug)]
+#[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
 pub struct Segments {
     /// Rows, those of one token side by side and in order.
     pub(super) order: Tensor<1, Int>,

@@ -22,8 +22,8 @@ use crate::layer::{Columns, Context};
 use crate::{Decoder, Result};
 use burn::tensor::{Int, Tensor, TensorData};
 use firebrick_backends::accounts::{Category, Hold, Home};
-use firebrick_backends::device::{is_cpu, works_beside};
-use firebrick_backends::kernels::on_a_core;
+use firebrick_backends::device::{is_accelerator, is_cpu};
+use firebrick_backends::kernels::in_thread_pool;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Instant;
@@ -93,7 +93,7 @@ impl<'a> Engine<'a> {
             begun: false,
             ahead: limits
                 .async_scheduling
-                .unwrap_or_else(|| works_beside(decoder.device())),
+                .unwrap_or_else(|| is_accelerator(decoder.device())),
             unseen: None,
             stats: Stats::default(),
             hold: None,
@@ -359,7 +359,7 @@ impl<'a> Engine<'a> {
         };
         let (decoder, sampling) = (self.decoder, self.generator.sampling);
         let ctx = Context::cached(decoder.arch(), columns, decoder.device());
-        let drawn = on_a_core(decoder.device(), || {
+        let drawn = in_thread_pool(decoder.device(), || {
             let hidden = decoder.hidden_cached(ids, &ctx, cache);
             choose(decoder.head().logits(hidden), sampling, &draws)
         })?;

@@ -5,7 +5,7 @@ use crate::Decoder;
 use crate::cache::KvCache;
 use crate::layer::{Columns, Context};
 use burn::tensor::{Int, Tensor, TensorData};
-use firebrick_backends::kernels::on_a_core;
+use firebrick_backends::kernels::in_thread_pool;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -65,7 +65,7 @@ impl Filling {
         let ctx = Context::cached(decoder.arch(), columns, device);
         let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [rows * len]), device);
         let cache = &mut self.cache;
-        let hidden = on_a_core(device, || decoder.hidden_cached(ids, &ctx, cache));
+        let hidden = in_thread_pool(device, || decoder.hidden_cached(ids, &ctx, cache));
         let [_, d] = hidden.dims();
         (self.cache.used() == self.width).then(|| {
             let hidden = hidden.reshape([rows, len, d]);

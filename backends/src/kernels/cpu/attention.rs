@@ -1,14 +1,14 @@
 //! Causal attention over the packed rows of several sequences, with its gradient, and no `[heads, T, T]` anywhere.
 //!
 //! Queries are taken a block at a time; a block's scores against all keys that it sees fit in a core's cache. The gradient
-//! computes them again (as `FlashAttention` does; Dao et al., 2022), so that nothing but queries, keys and values is kept.
+//! computes them again (as `FlashAttention` does; Dao et al., 2022), so that nothing but queries, keys and values is saved.
 //! The query heads of a group share their key head's rows in memory, and sequences that begin alike share the rows of their
 //! beginning: completions of one prompt need its keys and values once.
 
-use super::linear::{Matrix, Size, Target, multiply};
+use super::autodiff::{Kernel, all_saved, dispatch_float, input, run, supports};
+use super::gemm::{Matrix, Size, Target, multiply};
 use super::parallel::{Shared, dims, elements, tensor, vectorised};
 use super::real::{Real, dot, largest};
-use super::tape::{Kernel, all, each, input, knows, run};
 use crate::kernels::families::Family;
 use crate::kernels::shapes::AttentionShape;
 use burn::backend::flex::FlexTensor;
@@ -23,13 +23,16 @@ const BLOCK: usize = 64;
 /// Attention of `q`, `[rows, heads, dim]`, over `k` and `v`, `[rows, kv_heads, dim]`: `[rows, heads, dim]`.
 ///
 /// `None` where the kernels do not know the tensors.
-pub(in crate::kernels) fn attention(
+pub(super) fn attention(
     q: &Tensor<3>,
     k: &Tensor<3>,
     v: &Tensor<3>,
     shape: &AttentionShape,
 ) -> Option<Tensor<3>> {
-    if ![q, k, v].iter().all(|t| knows(t) && t.dtype() == q.dtype()) {
+    if ![q, k, v]
+        .iter()
+        .all(|t| supports(t) && t.dtype() == q.dtype())
+    {
         return None;
     }
     let inputs = [q, k, v].map(|t| input(t.clone()));
@@ -43,17 +46,17 @@ impl Kernel<3> for Attention {
     const NAME: &str = "attention";
 
     fn forward(&self, inputs: &[FlexTensor; 3]) -> FlexTensor {
-        each!(inputs[0].dtype(), forward(&self.0, inputs))
+        dispatch_float!(inputs[0].dtype(), forward(&self.0, inputs))
     }
 
     fn backward(
         &self,
-        kept: [Option<FlexTensor>; 3],
+        saved: [Option<FlexTensor>; 3],
         gradient: FlexTensor,
         wanted: [bool; 3],
     ) -> [Option<FlexTensor>; 3] {
-        let inputs = all(kept);
-        let gradients = each!(inputs[0].dtype(), backward(&self.0, &inputs, &gradient));
+        let inputs = all_saved(saved);
+        let gradients = dispatch_float!(inputs[0].dtype(), backward(&self.0, &inputs, &gradient));
         let mut wanted = wanted.into_iter();
         gradients.map(|g| wanted.next().unwrap_or(false).then_some(g))
     }

@@ -1,8 +1,8 @@
 //! Caches of keys and values, `[rows, heads, columns, dim]`: room for one, and what moves from one to another.
 
+use super::autodiff::{detached, dispatch_float, is_full_precision, to_tensor};
 use super::parallel::{Shared, dims, elements, tensor};
 use super::real::Real;
-use super::tape::{each, exact, plain, wrap};
 use crate::device::is_cpu;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Tensor};
@@ -29,8 +29,8 @@ pub fn zeros(shape: [usize; 4], dtype: DType, device: &Device) -> Tensor<4> {
     let n = shape.iter().product();
     let own = is_cpu(device) && !device.is_autodiff();
     match dtype {
-        DType::F32 if own => wrap(tensor(vec![0.0_f32; n], shape)),
-        DType::F64 if own => wrap(tensor(vec![0.0_f64; n], shape)),
+        DType::F32 if own => to_tensor(tensor(vec![0.0_f32; n], shape)),
+        DType::F64 if own => to_tensor(tensor(vec![0.0_f64; n], shape)),
         _ => Tensor::zeros(shape, (device, dtype)),
     }
 }
@@ -42,11 +42,15 @@ pub fn copy_columns(
     source: &Tensor<4>,
     windows: &[Window],
 ) -> Result<Tensor<4>, Tensor<4>> {
-    if !exact(&target) || !exact(source) || target.dtype() != source.dtype() {
+    if !is_full_precision(&target) || !is_full_precision(source) || target.dtype() != source.dtype()
+    {
         return Err(target);
     }
-    let (target, source) = (plain(target), plain(source.clone()));
-    Ok(wrap(each!(source.dtype(), copy(target, &source, windows))))
+    let (target, source) = (detached(target), detached(source.clone()));
+    Ok(to_tensor(dispatch_float!(
+        source.dtype(),
+        copy(target, &source, windows)
+    )))
 }
 
 fn copy<T: Real>(mut target: FlexTensor, source: &FlexTensor, windows: &[Window]) -> FlexTensor {

@@ -3,11 +3,11 @@
 //! Sequences that begin alike, completions of one prompt, each have its keys and values in a row of their own. They are
 //! read from one of these rows for all, as products of several queries, so that the others' are not fetched from memory.
 
-use super::linear::{Matrix, Size, Target, multiply};
+use super::autodiff::{detached, dispatch_float, is_full_precision, to_tensor};
+use super::gemm::{Matrix, Size, Target, multiply};
 use super::parallel::{CACHE_LINE, Shared, dims, elements, prefetch, tensor, vectorised};
 use super::real::{LANES, Real, dots, largest, sum, weighted};
 use super::rotary::turn;
-use super::tape::{each, exact, plain, wrap};
 use crate::kernels::shapes::{DecodeShape, Kin};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
@@ -25,25 +25,31 @@ const LARGE: usize = 1 << 15;
 /// See [`crate::kernels::decode_attention`].
 ///
 /// `None` where the tensors are not the CPU backend's f32 or f64.
-pub(in crate::kernels) fn decode_attention(
+pub(super) fn decode_attention(
     [q, k, v]: &[Tensor<2>; 3],
     [keys, values]: [Tensor<4>; 2],
     shape: &DecodeShape<'_>,
 ) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
     let [cos, sin] = shape.angles;
     let same = |dtype| dtype == q.dtype();
-    let known = [q, k, v].iter().all(|t| exact(t) && same(t.dtype()))
-        && [&keys, &values].iter().all(|t| exact(t) && same(t.dtype()))
-        && [cos, sin].iter().all(|t| exact(t) && same(t.dtype()));
+    let known = [q, k, v]
+        .iter()
+        .all(|t| is_full_precision(t) && same(t.dtype()))
+        && [&keys, &values]
+            .iter()
+            .all(|t| is_full_precision(t) && same(t.dtype()))
+        && [cos, sin]
+            .iter()
+            .all(|t| is_full_precision(t) && same(t.dtype()));
     if !known {
         return None;
     }
     let _span = span("decode attention", 0.0);
-    let fresh = [q, k, v].map(|t| plain(t.clone()));
-    let angles = [cos, sin].map(|t| plain(t.clone()));
-    let cache = [keys, values].map(plain);
-    let (out, cache) = each!(fresh[0].dtype(), attend(&fresh, &angles, cache, shape));
-    Some((wrap(out), cache.map(wrap)))
+    let fresh = [q, k, v].map(|t| detached(t.clone()));
+    let angles = [cos, sin].map(|t| detached(t.clone()));
+    let cache = [keys, values].map(detached);
+    let (out, cache) = dispatch_float!(fresh[0].dtype(), attend(&fresh, &angles, cache, shape));
+    Some((to_tensor(out), cache.map(to_tensor)))
 }
 
 /// Where the numbers of a cache and of a step lie.

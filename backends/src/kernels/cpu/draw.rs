@@ -1,8 +1,8 @@
 //! One token for every row of logits: the likeliest, or a draw from the whole distribution.
 
+use super::autodiff::{detached, dispatch_float, is_full_precision};
 use super::parallel::{dims, elements, vectorised};
 use super::real::{Real, largest, sum};
-use super::tape::{each, exact, plain};
 use crate::kernels::shapes::Drawn;
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
@@ -16,17 +16,20 @@ const STRIDE: usize = 256;
 /// the row's uniform number, or the likeliest where there are no numbers; with its log-probability.
 ///
 /// `None` where the tensor is not the CPU backend's f32 or f64.
-pub(in crate::kernels) fn draw_rows(
+pub(super) fn draw_rows(
     logits: &Tensor<2>,
     temperature: f64,
     uniforms: Option<&[f32]>,
 ) -> Option<Vec<Drawn>> {
-    if !exact(logits) {
+    if !is_full_precision(logits) {
         return None;
     }
     let _span = span("draw", 0.0);
-    let logits = plain(logits.clone());
-    Some(each!(logits.dtype(), draw(&logits, temperature, uniforms)))
+    let logits = detached(logits.clone());
+    Some(dispatch_float!(
+        logits.dtype(),
+        draw(&logits, temperature, uniforms)
+    ))
 }
 
 fn draw<T: Real>(logits: &FlexTensor, temperature: f64, uniforms: Option<&[f32]>) -> Vec<Drawn> {

@@ -1,8 +1,8 @@
 //! The gate of a gated MLP: silu(gate) · up (`SwiGLU`; Shazeer, 2020).
 
+use super::autodiff::{Kernel, all_saved, dispatch_float, input, run, supports};
 use super::parallel::{by_rows, by_rows_of_two, elements, tensor, vectorised};
 use super::real::Real;
-use super::tape::{Kernel, all, each, input, knows, run};
 use crate::kernels::shapes::Gate;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -13,12 +13,8 @@ const BLOCK: usize = 1 << 13;
 /// `silu(gate) · up`, element by element.
 ///
 /// `None` where the kernels do not know the activation or the tensors.
-pub(in crate::kernels) fn glu(
-    activation: Gate,
-    gate: &Tensor<2>,
-    up: &Tensor<2>,
-) -> Option<Tensor<2>> {
-    let known = activation == Gate::Silu && knows(gate) && knows(up);
+pub(super) fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
+    let known = activation == Gate::Silu && supports(gate) && supports(up);
     if !known || gate.dtype() != up.dtype() {
         return None;
     }
@@ -32,17 +28,17 @@ impl Kernel<2> for Glu {
     const NAME: &str = "gate";
 
     fn forward(&self, [gate, up]: &[FlexTensor; 2]) -> FlexTensor {
-        each!(gate.dtype(), forward(gate, up))
+        dispatch_float!(gate.dtype(), forward(gate, up))
     }
 
     fn backward(
         &self,
-        kept: [Option<FlexTensor>; 2],
+        saved: [Option<FlexTensor>; 2],
         gradient: FlexTensor,
         wanted: [bool; 2],
     ) -> [Option<FlexTensor>; 2] {
-        let [gate, up] = all(kept);
-        let [d_gate, d_up] = each!(gate.dtype(), backward(&gate, &up, &gradient));
+        let [gate, up] = all_saved(saved);
+        let [d_gate, d_up] = dispatch_float!(gate.dtype(), backward(&gate, &up, &gradient));
         [wanted[0].then_some(d_gate), wanted[1].then_some(d_up)]
     }
 }

@@ -1,10 +1,13 @@
 //! x · Wᵀ, whose gradients come out as the weights lie in memory.
 
-use super::few::{FEW, products};
+use super::autodiff::{
+    Kernel, all_saved, compute_dtype, detached, dispatch_float, input, run, supports, to_tensor,
+};
+use super::gemm::{Matrix, Size, Target, multiply};
 use super::half;
 use super::parallel::{dims, elements, tensor};
 use super::real::Real;
-use super::tape::{Kernel, all, computed_in, each, input, knows, plain, run, wrap};
+use super::skinny_gemm::{MAX_ROWS, products};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -15,11 +18,11 @@ const LARGE: usize = 1 << 20;
 
 /// `x · Wᵀ` for `x` of shape `[rows, inputs]` and `w` of shape `[outputs, inputs]`.
 ///
-/// `w` must be a leaf of the graph or a constant. Beside a constant nothing of `x` is kept, for no gradient needs it.
+/// `w` must be a leaf of the graph or a constant. Beside a constant nothing of `x` is saved, for no gradient needs it.
 ///
 /// `None` where the kernels do not know the tensors.
-pub(in crate::kernels) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
-    if !(knows(x) && knows(w)) || x.dtype() != w.dtype() {
+pub(super) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+    if !(supports(x) && supports(w)) || x.dtype() != w.dtype() {
         return None;
     }
     let kernel = Linear {
@@ -36,19 +39,19 @@ struct Linear {
 impl Kernel<2> for Linear {
     const NAME: &str = "product";
 
-    fn keeps(&self) -> [bool; 2] {
+    fn saves(&self) -> [bool; 2] {
         [self.trains, true]
     }
 
     fn forward(&self, [x, w]: &[FlexTensor; 2]) -> FlexTensor {
         let ([rows, inner], [outputs, _]) = (dims(x), dims(w));
-        if rows <= FEW {
-            let out = each!(x.dtype(), products(x, std::slice::from_ref(w), None));
+        if rows <= MAX_ROWS {
+            let out = dispatch_float!(x.dtype(), products(x, std::slice::from_ref(w), None));
             let one = out.into_iter().next();
             one.unwrap_or_else(|| unreachable!("one each"))
         } else {
             let size = [rows, inner, outputs];
-            each!(
+            dispatch_float!(
                 x.dtype(),
                 multiplied(size, (x, [inner, 1]), (w, [1, inner]))
             )
@@ -61,19 +64,19 @@ impl Kernel<2> for Linear {
         gradient: FlexTensor,
         wanted: [bool; 2],
     ) -> [Option<FlexTensor>; 2] {
-        let [w] = all([w]);
+        let [w] = all_saved([w]);
         let ([rows, outputs], [_, inner]) = (dims(&gradient), dims(&w));
         let g = &gradient;
         let dx = || {
             let size = [rows, outputs, inner];
-            each!(
+            dispatch_float!(
                 w.dtype(),
                 multiplied(size, (g, [outputs, 1]), (&w, [inner, 1]))
             )
         };
         let dw = |x: FlexTensor| {
             let size = [outputs, rows, inner];
-            each!(
+            dispatch_float!(
                 w.dtype(),
                 multiplied(size, (g, [1, outputs]), (&x, [inner, 1]))
             )
@@ -129,7 +132,7 @@ fn multiplied<T: Real>(
 /// `a · b` for `[m, k]` and `[k, n]`; in f32 where they are stored in half precision.
 ///
 /// `None` where the kernels do not know the tensors. Not differentiable.
-pub(in crate::kernels) fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+pub(super) fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     let ([m, k], [_, n]) = (a.dims(), b.dims());
     untraced([m, k, n], (a, [k, 1]), (b, [n, 1]))
 }
@@ -137,7 +140,7 @@ pub(in crate::kernels) fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor
 /// `a · bᵀ` for `[m, k]` and `[n, k]`; in f32 where they are stored in half precision.
 ///
 /// `None` where the kernels do not know the tensors. Not differentiable.
-pub(in crate::kernels) fn product_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+pub(super) fn product_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     let ([m, k], [n, _]) = (a.dims(), b.dims());
     untraced([m, k, n], (a, [k, 1]), (b, [1, k]))
 }
@@ -145,7 +148,7 @@ pub(in crate::kernels) fn product_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Ten
 /// `aᵀ · b` for `[k, m]` and `[k, n]`; in f32 where they are stored in half precision.
 ///
 /// `None` where the kernels do not know the tensors. Not differentiable.
-pub(in crate::kernels) fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+pub(super) fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     let ([k, m], [_, n]) = (a.dims(), b.dims());
     untraced([m, k, n], (a, [1, m]), (b, [n, 1]))
 }
@@ -155,83 +158,14 @@ fn untraced(
     (a, a_strides): (&Tensor<2>, [usize; 2]),
     (b, b_strides): (&Tensor<2>, [usize; 2]),
 ) -> Option<Tensor<2>> {
-    let [first, second] = [a, b].map(|t| computed_in(t.dtype()));
-    if !(knows(a) && knows(b)) || first != second {
+    let [first, second] = [a, b].map(|t| compute_dtype(t.dtype()));
+    if !(supports(a) && supports(b)) || first != second {
         return None;
     }
-    let [a, b] = [a, b].map(|t| half::widened(plain(t.clone())));
-    let out = each!(
+    let [a, b] = [a, b].map(|t| half::widened(detached(t.clone())));
+    let out = dispatch_float!(
         a.dtype(),
         multiplied(size, (&a, a_strides), (&b, b_strides))
     );
-    Some(wrap(out))
-}
-
-/// Rows, inner length and columns of a product.
-#[derive(Clone, Copy)]
-pub(super) struct Size {
-    pub m: usize,
-    pub k: usize,
-    pub n: usize,
-}
-
-/// A matrix to read: where it begins, and elements from a row or column to the next.
-pub(super) struct Matrix<T> {
-    pub start: *const T,
-    pub row: usize,
-    pub column: usize,
-}
-
-/// A matrix to write, its columns side by side.
-#[derive(Clone, Copy)]
-pub(super) struct Target<T> {
-    pub start: *mut T,
-    /// Elements from a row to the next.
-    pub row: usize,
-    /// Whether the product is added to what is there.
-    pub add: bool,
-}
-
-impl<T> Clone for Matrix<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Matrix<T> {}
-
-/// `out = a · b`, or `out += a · b`.
-pub(super) fn multiply<T: Real>(
-    size: Size,
-    out: Target<T>,
-    a: Matrix<T>,
-    b: Matrix<T>,
-    parallelism: Parallelism,
-) {
-    let (scale, one) = (if out.add { T::ONE } else { T::ZERO }, T::ONE);
-    // SAFETY: callers hand in matrices of this size with these strides, the one written to no other core's.
-    #[allow(unsafe_code, reason = "the gemm crate takes pointers")]
-    unsafe {
-        gemm::gemm(
-            size.m,
-            size.n,
-            size.k,
-            out.start,
-            1,
-            out.row as isize,
-            out.add,
-            a.start,
-            a.column as isize,
-            a.row as isize,
-            b.start,
-            b.column as isize,
-            b.row as isize,
-            scale,
-            one,
-            false,
-            false,
-            false,
-            parallelism,
-        );
-    }
+    Some(to_tensor(out))
 }

@@ -1,8 +1,8 @@
 //! `RMSNorm` (Zhang & Sennrich, 2019): y = x / rms(x) · w over the last dimension.
 
+use super::autodiff::{Kernel, all_saved, dispatch_float, input, run, supports};
 use super::parallel::{by_rows, dims, elements, tensor, vectorised};
 use super::real::{Real, dot};
-use super::tape::{Kernel, all, each, input, knows, run};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 
@@ -12,13 +12,8 @@ const ROWS: usize = 64;
 /// `x / √(mean(x²) + eps) · (w + offset)` for `x` of shape `[rows, n]` and `w` of shape `[1, n]`.
 ///
 /// `None` where the kernels do not know the tensors.
-pub(in crate::kernels) fn rms_norm(
-    x: &Tensor<2>,
-    w: &Tensor<2>,
-    eps: f64,
-    offset: f64,
-) -> Option<Tensor<2>> {
-    if !(knows(x) && knows(w)) || x.dtype() != w.dtype() {
+pub(super) fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<Tensor<2>> {
+    if !(supports(x) && supports(w)) || x.dtype() != w.dtype() {
         return None;
     }
     let kernel = RmsNorm { eps, offset };
@@ -35,17 +30,17 @@ impl Kernel<2> for RmsNorm {
     const NAME: &str = "norm";
 
     fn forward(&self, [x, w]: &[FlexTensor; 2]) -> FlexTensor {
-        each!(x.dtype(), forward(self, x, w))
+        dispatch_float!(x.dtype(), forward(self, x, w))
     }
 
     fn backward(
         &self,
-        kept: [Option<FlexTensor>; 2],
+        saved: [Option<FlexTensor>; 2],
         gradient: FlexTensor,
         wanted: [bool; 2],
     ) -> [Option<FlexTensor>; 2] {
-        let [x, w] = all(kept);
-        let [dx, dw] = each!(x.dtype(), backward(self, &x, &w, &gradient));
+        let [x, w] = all_saved(saved);
+        let [dx, dw] = dispatch_float!(x.dtype(), backward(self, &x, &w, &gradient));
         [wanted[0].then_some(dx), wanted[1].then_some(dw)]
     }
 }

@@ -1,8 +1,10 @@
 //! Rotary position embedding in its rotate-half form (Su et al., 2021).
 
+use super::autodiff::{
+    Kernel, compute_dtype, contiguous, detached, dispatch_float, input, run, supports,
+};
 use super::parallel::{by_rows, dims, elements, tensor, vectorised};
 use super::real::Real;
-use super::tape::{Kernel, computed_in, contiguous, each, input, knows, plain, run};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 
@@ -13,19 +15,19 @@ const ROWS: usize = 32;
 /// are `cos` and `sin`, `[tokens, 1, dim/2]` each.
 ///
 /// Gives `x` back where the kernels do not know the tensors.
-pub(in crate::kernels) fn rotary(
+pub(super) fn rotary(
     x: Tensor<3>,
     cos: &Tensor<3>,
     sin: &Tensor<3>,
 ) -> Result<Tensor<3>, Tensor<3>> {
-    let known = knows(&x) && knows(cos) && knows(sin);
-    let computed = computed_in(x.dtype());
+    let known = supports(&x) && supports(cos) && supports(sin);
+    let computed = compute_dtype(x.dtype());
     if !known || computed != cos.dtype() || computed != sin.dtype() {
         return Err(x);
     }
     let kernel = Rotary {
-        cos: plain(cos.clone()),
-        sin: plain(sin.clone()),
+        cos: detached(cos.clone()),
+        sin: detached(sin.clone()),
     };
     Ok(run(kernel, [input(x)]))
 }
@@ -39,12 +41,12 @@ struct Rotary {
 impl Kernel<1> for Rotary {
     const NAME: &str = "rotary";
 
-    fn keeps(&self) -> [bool; 1] {
+    fn saves(&self) -> [bool; 1] {
         [false]
     }
 
     fn forward(&self, [x]: &[FlexTensor; 1]) -> FlexTensor {
-        each!(x.dtype(), rotate(x, &self.cos, &self.sin, 1.0))
+        dispatch_float!(x.dtype(), rotate(x, &self.cos, &self.sin, 1.0))
     }
 
     /// A rotation's transpose turns back.
@@ -55,7 +57,7 @@ impl Kernel<1> for Rotary {
         _: [bool; 1],
     ) -> [Option<FlexTensor>; 1] {
         let gradient = contiguous(gradient);
-        [Some(each!(
+        [Some(dispatch_float!(
             gradient.dtype(),
             rotate(&gradient, &self.cos, &self.sin, -1.0)
         ))]

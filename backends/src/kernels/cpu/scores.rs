@@ -3,9 +3,9 @@
 //! With z = softcap(logits) / τ and p = softmax(z): log-prob of token t is `z_t − logsumexp(z)`, entropy is
 //! `H = logsumexp(z) − Σ p z`, and `∂/∂z = g_logp (1_t − p) − g_H p (z − Σ p z)`.
 
+use super::autodiff::{detached, dispatch_float, is_full_precision, to_tensor};
 use super::parallel::{by_rows, dims, elements, tensor, vectorised};
 use super::real::{Real, largest};
-use super::tape::{each, exact, plain, wrap};
 use crate::kernels::shapes::{RowScores, Scaling, ScoreGradients};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
@@ -17,19 +17,19 @@ const ROWS: usize = 4;
 /// Scores of raw logits `[rows, vocab]` for targets `[rows]`, at a positive temperature and under a soft-cap if there is one.
 ///
 /// `None` where the tensors are not the CPU backend's f32 or f64. Not differentiable: [`score_gradient`] is its gradient.
-pub(in crate::kernels) fn score_rows(
+pub(super) fn score_rows(
     logits: &Tensor<2>,
     targets: &Tensor<1, Int>,
     scaling: Scaling,
 ) -> Option<RowScores> {
-    if !exact(logits) {
+    if !is_full_precision(logits) {
         return None;
     }
     let _span = span("scores", 0.0);
-    let logits = plain(logits.clone());
+    let logits = detached(logits.clone());
     let [rows, _] = dims(&logits);
-    let scored = each!(logits.dtype(), score(&logits, &indices(targets), scaling));
-    let scored: Tensor<2> = wrap(scored);
+    let scored = dispatch_float!(logits.dtype(), score(&logits, &indices(targets), scaling));
+    let scored: Tensor<2> = to_tensor(scored);
     let column = |i| scored.clone().narrow(0, i, 1).reshape([rows]);
     Some(RowScores {
         logp: column(0),
@@ -43,14 +43,14 @@ pub(in crate::kernels) fn score_rows(
 /// place of the logits in memory if nobody else holds them.
 ///
 /// `None` where the tensors are not the CPU backend's f32 or f64.
-pub(in crate::kernels) fn score_gradient(
+pub(super) fn score_gradient(
     logits: Tensor<2>,
     targets: &Tensor<1, Int>,
     scores: &RowScores,
     upstream: ScoreGradients<'_>,
     scaling: Scaling,
 ) -> Option<Tensor<2>> {
-    if !exact(&logits) {
+    if !is_full_precision(&logits) {
         return None;
     }
     let _span = span("scores", 0.0);
@@ -60,10 +60,10 @@ pub(in crate::kernels) fn score_gradient(
         Some(upstream.d_logp.clone()),
         upstream.d_entropy.cloned(),
     ]
-    .map(|t| t.map(plain));
-    let logits = plain(logits);
+    .map(|t| t.map(detached));
+    let logits = detached(logits);
     let targets = indices(targets);
-    Some(wrap(each!(
+    Some(to_tensor(dispatch_float!(
         logits.dtype(),
         gradient(logits, &targets, &row_inputs, scaling)
     )))

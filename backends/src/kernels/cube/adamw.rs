@@ -1,9 +1,12 @@
 //! `AdamW` (Loshchilov & Hutter, 2019) in one pass over parameter, gradient and both moments.
 
-use super::launch::{address, elem, elementwise, empty, in_place_of, knows, owned, plain, result};
+use super::launch::{
+    address, detached, elem, elementwise, empty, into_writable, output_arg, reuse_or_alloc,
+    supports,
+};
+use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::{AdamWStep, Updated};
-use crate::kernels::tape::Engine;
 use crate::trace::span;
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
@@ -12,12 +15,12 @@ use cubecl::prelude::*;
 use std::ops::Range;
 
 /// Whether a kernel updates parameters like this one.
-pub(in crate::kernels) fn updates(value: &Tensor<2>) -> bool {
-    value.dtype() == DType::F32 && knows(Operation::AdamW, value)
+pub(super) fn updates(value: &Tensor<2>) -> bool {
+    value.dtype() == DType::F32 && supports(Operation::AdamW, value)
 }
 
 /// Updates some rows of a parameter in place, where nobody else holds it; see [`crate::kernels::adamw`].
-pub(in crate::kernels) fn adamw(
+pub(super) fn adamw(
     value: Tensor<2>,
     rows: Range<usize>,
     gradient: &Tensor<2>,
@@ -28,7 +31,7 @@ pub(in crate::kernels) fn adamw(
     let _span = span("adamw", 0.0);
     let [_, columns] = value.dims();
     // the rows before and after stay as they are
-    let value = owned(plain(value));
+    let value = into_writable(detached(value));
     let n = rows.len() * columns;
     let shape = [rows.len(), columns];
     let fresh = moments.is_none();
@@ -42,18 +45,18 @@ pub(in crate::kernels) fn adamw(
         |moments| {
             moments.map(|m| {
                 // some devices store a type that they do not compute in
-                let known = knows(Operation::AdamW, &m);
-                plain(if known { m } else { m.cast(DType::F32) })
+                let known = supports(Operation::AdamW, &m);
+                detached(if known { m } else { m.cast(DType::F32) })
             })
         },
     );
     let [first, second] = moments;
     let dtype = elem(&first);
-    let (new_first, first_in_place) = in_place_of(&first);
-    let (new_second, second_in_place) = in_place_of(&second);
-    let gradient = plain(gradient.clone());
+    let (new_first, first_in_place) = reuse_or_alloc(&first);
+    let (new_second, second_in_place) = reuse_or_alloc(&second);
+    let gradient = detached(gradient.clone());
     let (count, dim) = elementwise(&value, n);
-    let stored = stored.map(|t| owned(plain(t)));
+    let stored = stored.map(|t| into_writable(detached(t)));
     let types = [elem(&gradient), dtype];
     let at = address([&value]);
     let client = value.client.clone();
@@ -62,8 +65,8 @@ pub(in crate::kernels) fn adamw(
         gradient.into_buffer_arg(),
         first.into_buffer_arg(),
         second.into_buffer_arg(),
-        result(&new_first, first_in_place, 2),
-        result(&new_second, second_in_place, 3),
+        output_arg(&new_first, first_in_place, 2),
+        output_arg(&new_second, second_in_place, 3),
     );
     let (value_arg, gradient, first, second, first_arg, second_arg) = buffers;
     let (start, fresh) = (rows.start * columns, u32::from(fresh));
@@ -103,9 +106,9 @@ pub(in crate::kernels) fn adamw(
         ),
     }
     Updated {
-        value: Cube::close(value),
-        moments: [new_first, new_second].map(Cube::close),
-        stored: stored.map(Cube::close),
+        value: Cube::tensor(value),
+        moments: [new_first, new_second].map(Cube::tensor),
+        stored: stored.map(Cube::tensor),
     }
 }
 

@@ -5,40 +5,40 @@
 //! gradient, and one that has a block of keys adds up those of the keys and their values over all query heads of their group. So
 //! nothing is added from two places, and there are no atomics.
 //!
-//! There are two kinds of each kernel: on tensor cores for half precision (`cores`), and on plain units for the rest (`units`).
+//! There are two kinds of each kernel: on tensor cores for half precision (`tensor_core`), and on plain units for the rest (`simt`).
 
 mod blocks;
-mod cores;
-mod units;
+mod simt;
+mod tensor_core;
 
-use super::launch::{UNITS, address, cubes, dims, elem, elementwise, empty, integers, knows};
-use super::matrices::{SIDE, VECTOR, has_cores};
+use super::cmma::{SIDE, VECTOR, has_tensor_cores};
+use super::launch::{UNITS, address, cubes, dims, elem, elementwise, empty, integers, supports};
+use crate::kernels::autodiff::{self, Kernel, run};
 use crate::kernels::choice::Operation;
 use crate::kernels::families::BLOCK_FIELDS;
 use crate::kernels::shapes::AttentionShape;
-use crate::kernels::tape::{self, Kernel, run};
 use blocks::meet;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::cubecl;
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
-use cores::Sizes;
 use cubecl::prelude::*;
-use units::STAGE;
+use simt::STAGE;
+use tensor_core::Sizes;
 
 /// Attention of packed rows; see [`crate::kernels::attention`].
-pub(in crate::kernels) fn attention(
+pub(super) fn attention(
     q: &Tensor<3>,
     k: &Tensor<3>,
     v: &Tensor<3>,
     shape: &AttentionShape,
 ) -> Option<Tensor<3>> {
-    let known = |t: &Tensor<3>| knows(Operation::LongAttention, t) && t.dtype() == q.dtype();
+    let known = |t: &Tensor<3>| supports(Operation::LongAttention, t) && t.dtype() == q.dtype();
     if ![q, k, v].into_iter().all(known) || q.dims()[2] > STAGE || shape.families.blocks.is_none() {
         return None;
     }
-    let inputs = [q, k, v].map(|t| tape::input(t.clone()));
+    let inputs = [q, k, v].map(|t| autodiff::input(t.clone()));
     Some(run(Attention(shape.clone()), inputs))
 }
 
@@ -63,7 +63,7 @@ struct Told {
     cap: f32,
     capped: bool,
     /// Where tensor cores make the products.
-    cores: Option<Sizes>,
+    tensor_cores: Option<Sizes>,
 }
 
 /// Launches a kernel of the kind that there is for the tensors, on so many cubes: buffers, the table and the number of its
@@ -73,14 +73,14 @@ macro_rules! launch {
         let (told, like): (&Told, &CubeTensor) = ($told, $like);
         let cube = CubeDim::new_1d(UNITS as u32);
         let (client, count, address, dtype) = (&like.client, cubes(like, $count), address([like]), elem(like));
-        match told.cores {
-            Some(sizes) => cores::$kernel::launch(
+        match told.tensor_cores {
+            Some(sizes) => tensor_core::$kernel::launch(
                 client, count, cube, address, VECTOR,
                 $($buffer.clone().into_buffer_arg(),)*
                 told.table.clone().into_buffer_arg(), told.blocks, $(told.$place,)* told.heads, told.group, told.window,
                 told.scale, told.cap, told.capped, sizes, dtype,
             ),
-            None => units::$kernel::launch(
+            None => simt::$kernel::launch(
                 client, count, cube, address,
                 $($buffer.clone().into_buffer_arg(),)*
                 told.table.clone().into_buffer_arg(), told.blocks, $(told.$place,)* told.heads, told.group, told.window,
@@ -111,16 +111,16 @@ impl Attention {
             scale: self.0.scale as f32,
             cap: self.0.softcap.unwrap_or(1.0) as f32,
             capped: self.0.softcap.is_some(),
-            cores: on_cores(q, dim),
+            tensor_cores: tensor_core_sizes(q, dim),
         }
     }
 }
 
 /// Sizes of the kernels on tensor cores, where a device has those that they want, and shared memory for them.
-fn on_cores(q: &CubeTensor, dim: usize) -> Option<Sizes> {
+fn tensor_core_sizes(q: &CubeTensor, dim: usize) -> Option<Sizes> {
     let sizes = Sizes { dim };
     let fits = dim.is_multiple_of(SIDE);
-    (fits && has_cores(q, sizes.shared_bytes())).then_some(sizes)
+    (fits && has_tensor_cores(q, sizes.shared_bytes())).then_some(sizes)
 }
 
 /// Room for a result: rows in no sequence get zeros.

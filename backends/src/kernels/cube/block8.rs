@@ -1,11 +1,11 @@
 //! Block-wise 8-bit quantisation of moments (arXiv:2110.02861): a cube takes a block of 256, and reads and writes it once.
 
 use super::launch::{
-    address, cubes, elem, elementwise, empty, integers, knows, plain, row_max, row_sum,
+    address, cubes, detached, elem, elementwise, empty, integers, row_max, row_sum, supports,
 };
+use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::{Blocks8, Map8};
-use crate::kernels::tape::Engine;
 use crate::trace::span;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Tensor};
@@ -16,12 +16,12 @@ use cubecl::prelude::*;
 const BLOCK: usize = 256;
 
 /// Codes and scales of a matrix; see [`crate::kernels::quantise8`].
-pub(in crate::kernels) fn quantise(values: &Tensor<2>, map: &Map8<'_>) -> Option<Blocks8> {
-    if !knows(Operation::Block8, values) {
+pub(super) fn quantise(values: &Tensor<2>, map: &Map8<'_>) -> Option<Blocks8> {
+    if !supports(Operation::Block8, values) {
         return None;
     }
     let _span = span("8-bit moments", 0.0);
-    let values = plain(values.clone());
+    let values = detached(values.clone());
     let n = values.shape().num_elements();
     let blocks = n.div_ceil(BLOCK);
     let codes = empty(&values, [blocks * BLOCK / 4], DType::I32);
@@ -33,7 +33,7 @@ pub(in crate::kernels) fn quantise(values: &Tensor<2>, map: &Map8<'_>) -> Option
         CubeDim::new_1d(BLOCK as u32),
         address([&values]),
         values.into_buffer_arg(),
-        plain(map.midpoints.clone()).into_buffer_arg(),
+        detached(map.midpoints.clone()).into_buffer_arg(),
         codes.clone().into_buffer_arg(),
         scales.clone().into_buffer_arg(),
         n,
@@ -44,22 +44,22 @@ pub(in crate::kernels) fn quantise(values: &Tensor<2>, map: &Map8<'_>) -> Option
     );
     Some(Blocks8 {
         codes: Tensor::from_primitive::<Cube>(codes),
-        scales: Cube::close(scales),
+        scales: Cube::tensor(scales),
     })
 }
 
 /// The matrix that codes and scales stand for; see [`crate::kernels::dequantise8`].
-pub(in crate::kernels) fn dequantise(
+pub(super) fn dequantise(
     blocks: &Blocks8,
     entries: &Tensor<1>,
     shape: [usize; 2],
     dtype: DType,
 ) -> Option<Tensor<2>> {
-    if !knows(Operation::Block8, &blocks.scales) {
+    if !supports(Operation::Block8, &blocks.scales) {
         return None;
     }
     let _span = span("8-bit moments", 0.0);
-    let scales = plain(blocks.scales.clone());
+    let scales = detached(blocks.scales.clone());
     let out = empty(&scales, shape, dtype);
     let n = shape[0] * shape[1];
     let (count, dim) = elementwise(&out, n);
@@ -70,12 +70,12 @@ pub(in crate::kernels) fn dequantise(
         address([&out]),
         integers(&blocks.codes).into_buffer_arg(),
         scales.into_buffer_arg(),
-        plain(entries.clone()).into_buffer_arg(),
+        detached(entries.clone()).into_buffer_arg(),
         out.clone().into_buffer_arg(),
         n,
         elem(&out),
     );
-    Some(Cube::close(out))
+    Some(Cube::tensor(out))
 }
 
 #[cube(launch, address_type = "dynamic")]

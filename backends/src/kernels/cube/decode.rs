@@ -7,36 +7,22 @@
 
 mod attend;
 mod split;
+mod tile;
 
 use super::launch::{
-    UNITS, address, cubes, dims, elem, elementwise, empty, integers, knows, owned, plain,
-    wanted_cubes,
+    UNITS, address, cubes, detached, dims, elem, elementwise, empty, integers, into_writable,
+    supports, wanted_cubes,
 };
+use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::DecodeShape;
-use crate::kernels::tape::Engine;
 use crate::trace::span;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-
-/// Units that have a key between them.
-const LANES: usize = 8;
-
-/// Keys at a time.
-const KEYS: usize = UNITS / LANES;
-
-/// Most query heads of a cube, and numbers of them: WebGPU promises 16 KiB of shared memory.
-const HEADS: usize = 8;
-const QUERIES: usize = 1024;
-
-/// Numbers between those of one lane and the next, so that lanes side by side use different banks.
-const PITCH: usize = UNITS + 4;
-
-/// What a score is before there is one: finite, so that differences are.
-const NOTHING: f64 = -1.0e30;
+use tile::{HEADS, QUERIES};
 
 /// Columns from which a row is divided, and the least that a part has: two launches more have to be worth it.
 const LONG: usize = 1024;
@@ -61,14 +47,14 @@ struct Told {
 }
 
 /// See [`crate::kernels::decode_attention`].
-pub(in crate::kernels) fn decode_attention(
+pub(super) fn decode_attention(
     [q, k, v]: [Tensor<2>; 3],
     [keys, values]: [Tensor<4>; 2],
     shape: &DecodeShape<'_>,
 ) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
     let live = shape.decoded.live.as_ref()?;
     let alike = [k.dtype(), v.dtype(), keys.dtype(), values.dtype()];
-    if !knows(Operation::DecodeAttention, &q) || alike.iter().any(|&dtype| dtype != q.dtype()) {
+    if !supports(Operation::DecodeAttention, &q) || alike.iter().any(|&dtype| dtype != q.dtype()) {
         return None;
     }
     let _span = span("decode attention", 0.0);
@@ -91,9 +77,9 @@ pub(in crate::kernels) fn decode_attention(
         capped: shape.softcap.is_some(),
     };
     // the mixed values take the place of the queries: with a buffer of their own there would be nine
-    let [q, k, v] = [owned(plain(q)), plain(k), plain(v)];
-    let [keys, values] = [keys, values].map(|cache| owned(plain(cache)));
-    let angles = shape.angles.map(|t| plain(t.clone().cast(DType::F32)));
+    let [q, k, v] = [into_writable(detached(q)), detached(k), detached(v)];
+    let [keys, values] = [keys, values].map(|cache| into_writable(detached(cache)));
+    let angles = shape.angles.map(|t| detached(t.clone().cast(DType::F32)));
     debug_assert_eq!(dims(&k), [rows, kv * dim]);
     let tasks = live.rows * kv * told.chunks;
     let parts = parts(&q, tasks, live.longest.min(told.window));
@@ -102,7 +88,7 @@ pub(in crate::kernels) fn decode_attention(
     } else {
         whole(&told, [&q, &k, &v], [&keys, &values], angles);
     }
-    Some((Cube::close(q), [keys, values].map(Cube::close)))
+    Some((Cube::tensor(q), [keys, values].map(Cube::tensor)))
 }
 
 /// Cubes among which the columns of a row are divided, so that there are enough for all cores.

@@ -5,18 +5,20 @@
 //! of floats, the largest from which on enough tokens or enough probability are there. The token at which the running sum
 //! reaches the uniform number is looked for in parts of the row, then in parts of that part, then one by one.
 
-mod cut;
+mod truncation;
 
-use super::launch::{UNITS, address, cubes, dims, elem, empty, knows, plain, row_max, row_sum};
+use super::launch::{
+    UNITS, address, cubes, detached, dims, elem, empty, row_max, row_sum, supports,
+};
+use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::Choice;
-use crate::kernels::tape::Engine;
 use crate::trace::span;
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
-use cut::{Cut, Row, cut_of, rank_of, weight_of};
+use truncation::{Cut, Row, cut_of, rank_of, weight_of};
 
 /// Parts of a row that are weighed first, each by [`BESIDE`] units that read side by side.
 const PARTS: usize = 16;
@@ -26,13 +28,13 @@ const BESIDE: usize = UNITS / PARTS;
 const IDS: usize = 1 << 24;
 
 /// See [`crate::kernels::choose_rows`].
-pub(in crate::kernels) fn choose_rows(logits: &Tensor<2>, choice: Choice<'_>) -> Option<Tensor<2>> {
-    if !knows(Operation::Draw, logits) || logits.dims()[1] > IDS {
+pub(super) fn choose_rows(logits: &Tensor<2>, choice: Choice<'_>) -> Option<Tensor<2>> {
+    if !supports(Operation::Draw, logits) || logits.dims()[1] > IDS {
         return None;
     }
     let _span = span("draw", 0.0);
     let device = logits.device();
-    let logits = plain(logits.clone());
+    let logits = detached(logits.clone());
     let [rows, vocab] = dims(&logits);
     let out = empty(&logits, [rows, 3], DType::F32);
     let (count, dim, at) = (
@@ -62,7 +64,7 @@ pub(in crate::kernels) fn choose_rows(logits: &Tensor<2>, choice: Choice<'_>) ->
             inverse,
             dtype,
         );
-        return Some(Cube::close(out));
+        return Some(Cube::tensor(out));
     };
     let uniforms = TensorData::new(uniforms.to_vec(), [rows]);
     let uniforms = Tensor::<1>::from_data(uniforms, (&device, DType::F32));
@@ -74,7 +76,7 @@ pub(in crate::kernels) fn choose_rows(logits: &Tensor<2>, choice: Choice<'_>) ->
         dim,
         at,
         logits,
-        plain(uniforms).into_buffer_arg(),
+        detached(uniforms).into_buffer_arg(),
         written,
         rows,
         vocab,
@@ -87,7 +89,7 @@ pub(in crate::kernels) fn choose_rows(logits: &Tensor<2>, choice: Choice<'_>) ->
         spare,
         dtype,
     );
-    Some(Cube::close(out))
+    Some(Cube::tensor(out))
 }
 
 /// The largest logit, and what all of them weigh.

@@ -1,9 +1,11 @@
 //! The gradient of an embedding: every token's rows are added up by a unit of their own, in the batch's order.
 
-use super::launch::{UNITS, address, cubes, dims, elem, integers, knows, owned, plain};
+use super::launch::{
+    UNITS, address, cubes, detached, dims, elem, integers, into_writable, supports,
+};
+use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::Segments;
-use crate::kernels::tape::Engine;
 use crate::trace::span;
 use burn::backend::Cube;
 use burn::tensor::Tensor;
@@ -11,19 +13,19 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
 /// Adds rows to those of a sum; see [`crate::kernels::add_rows`].
-pub(in crate::kernels) fn add_rows(
+pub(super) fn add_rows(
     sum: Tensor<2>,
     segments: &Segments,
     rows: &Tensor<2>,
 ) -> Result<Tensor<2>, Tensor<2>> {
-    if !knows(Operation::Embedding, &sum) || sum.dtype() != rows.dtype() {
+    if !supports(Operation::Embedding, &sum) || sum.dtype() != rows.dtype() {
         return Err(sum);
     }
     let _span = span("embedding gradient", 0.0);
-    let rows = plain(rows.clone());
+    let rows = detached(rows.clone());
     let [_, width] = dims(&rows);
     // the rows that no token stands for stay as they are
-    let out = owned(plain(sum));
+    let out = into_writable(detached(sum));
     let columns = width.div_ceil(UNITS);
     add::launch(
         &out.client.clone(),
@@ -40,7 +42,7 @@ pub(in crate::kernels) fn add_rows(
         columns,
         elem(&out),
     );
-    Ok(Cube::close(out))
+    Ok(Cube::tensor(out))
 }
 
 /// A unit adds up one column of one token's rows.

@@ -1,9 +1,9 @@
 //! The gate of a gated MLP: activation(gate) · up.
 
-use super::launch::{address, elem, elementwise, empty, in_place_of, knows, result};
+use super::launch::{address, elem, elementwise, empty, output_arg, reuse_or_alloc, supports};
+use crate::kernels::autodiff::{self, Kernel, run};
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::Gate;
-use crate::kernels::tape::{self, Kernel, run};
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::Tensor;
 use burn_cubecl::cubecl;
@@ -12,16 +12,12 @@ use cubecl::prelude::*;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 /// `activation(gate) · up`; see [`crate::kernels::glu`].
-pub(in crate::kernels) fn glu(
-    activation: Gate,
-    gate: &Tensor<2>,
-    up: &Tensor<2>,
-) -> Option<Tensor<2>> {
-    let known = knows(Operation::Gate, gate) && knows(Operation::Gate, up);
+pub(super) fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
+    let known = supports(Operation::Gate, gate) && supports(Operation::Gate, up);
     if !known || gate.dtype() != up.dtype() {
         return None;
     }
-    let inputs = [gate, up].map(|t| tape::input(t.clone()));
+    let inputs = [gate, up].map(|t| autodiff::input(t.clone()));
     Some(run(Glu(activation), inputs))
 }
 
@@ -61,8 +57,8 @@ impl Kernel<Cube, 2> for Glu {
         let n = gate.shape().num_elements();
         let (count, dim) = elementwise(&gate, n);
         // each place is read before it is written, by the same unit
-        let (d_gate, gate_in_place) = in_place_of(&gate);
-        let (d_up, up_in_place) = in_place_of(&up);
+        let (d_gate, gate_in_place) = reuse_or_alloc(&gate);
+        let (d_up, up_in_place) = reuse_or_alloc(&up);
         let dtype = elem(&gate);
         backward::launch(
             &gate.client.clone(),
@@ -72,8 +68,8 @@ impl Kernel<Cube, 2> for Glu {
             gate.into_buffer_arg(),
             up.into_buffer_arg(),
             gradient.into_buffer_arg(),
-            result(&d_gate, gate_in_place, 0),
-            result(&d_up, up_in_place, 1),
+            output_arg(&d_gate, gate_in_place, 0),
+            output_arg(&d_up, up_in_place, 1),
             n,
             self.0,
             dtype,

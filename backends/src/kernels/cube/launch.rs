@@ -1,8 +1,8 @@
 //! The way to a `CubeCL` backend's tensors and back, and what all kernels share: buffers, grids, sums over the units of a row.
 
 use crate::device::{Backend, is_cpu};
+use crate::kernels::autodiff::{self, KernelBackend, enabled, kernel_backend};
 use crate::kernels::choice::{Operation, used};
-use crate::kernels::tape::{self, Engine, enabled, engine};
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Shape, Tensor};
@@ -15,7 +15,7 @@ use cubecl::prelude::*;
 use cubecl::server::CubeCountSelection;
 use std::sync::{Mutex, PoisonError};
 
-engine!(Cube, into_contiguous);
+kernel_backend!(Cube, into_contiguous);
 
 /// Units of a cube: what every GPU has, and few enough for several cubes on a core.
 pub(super) const UNITS: usize = 256;
@@ -26,7 +26,6 @@ struct Traits {
     backend: Backend,
     f16: bool,
     bf16: bool,
-    largest_buffer: u64,
 }
 
 fn traits(device: &Device) -> Traits {
@@ -36,12 +35,11 @@ fn traits(device: &Device) -> Traits {
     if let Some((_, traits)) = known.iter().find(|(d, _)| *d == device) {
         return *traits;
     }
-    let probe = Cube::open(Tensor::<1>::empty([1], &device));
+    let probe = Cube::primitive(Tensor::<1>::empty([1], &device));
     let traits = Traits {
         backend: backend(&probe.device),
         f16: device.supports_dtype(FloatDType::F16),
         bf16: device.supports_dtype(FloatDType::BF16),
-        largest_buffer: probe.client.properties().memory.max_page_size,
     };
     known.push((device, traits));
     traits
@@ -57,24 +55,19 @@ fn backend(device: &CubeDevice) -> Backend {
     }
 }
 
-/// Bytes of the largest buffer that a kernel can be given.
-pub(in crate::kernels) fn largest_buffer(device: &Device) -> Option<u64> {
-    (!is_cpu(device)).then(|| traits(device).largest_buffer)
-}
-
 /// Whether models on this device run an operation through its kernel.
-pub(in crate::kernels) fn available(operation: Operation, device: &Device) -> bool {
+pub(super) fn available(operation: Operation, device: &Device) -> bool {
     let dtype = device.settings().float_dtype.into();
-    enabled() && !is_cpu(device) && supports(operation, device, dtype)
+    enabled() && !is_cpu(device) && computes_in(operation, device, dtype)
 }
 
 /// Whether a kernel is used for tensors like this one: on a `CubeCL` backend that computes in their type.
-pub(super) fn knows<const D: usize>(operation: Operation, tensor: &Tensor<D>) -> bool {
+pub(super) fn supports<const D: usize>(operation: Operation, tensor: &Tensor<D>) -> bool {
     let device = tensor.device();
-    enabled() && !is_cpu(&device) && supports(operation, &device, tensor.dtype())
+    enabled() && !is_cpu(&device) && computes_in(operation, &device, tensor.dtype())
 }
 
-fn supports(operation: Operation, device: &Device, dtype: DType) -> bool {
+fn computes_in(operation: Operation, device: &Device, dtype: DType) -> bool {
     let traits = traits(device);
     let computes = match dtype {
         DType::F32 => true,
@@ -86,8 +79,8 @@ fn supports(operation: Operation, device: &Device, dtype: DType) -> bool {
 }
 
 /// A tensor off the tape, contiguous.
-pub(super) fn plain<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
-    tape::plain::<Cube, D>(tensor)
+pub(super) fn detached<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
+    autodiff::detached::<Cube, D>(tensor)
 }
 
 /// Indices as 32-bit integers, contiguous.
@@ -104,7 +97,7 @@ pub(super) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) ->
 }
 
 /// A tensor that may be written to: the same where nobody else holds it.
-pub(super) fn owned(tensor: CubeTensor) -> CubeTensor {
+pub(super) fn into_writable(tensor: CubeTensor) -> CubeTensor {
     if tensor.can_mut() {
         tensor
     } else {
@@ -113,7 +106,7 @@ pub(super) fn owned(tensor: CubeTensor) -> CubeTensor {
 }
 
 /// Where a result goes: the buffer of an input that nobody else holds, or a new one like it.
-pub(super) fn in_place_of(input: &CubeTensor) -> (CubeTensor, bool) {
+pub(super) fn reuse_or_alloc(input: &CubeTensor) -> (CubeTensor, bool) {
     if input.can_mut() {
         (input.clone(), true)
     } else {
@@ -122,7 +115,7 @@ pub(super) fn in_place_of(input: &CubeTensor) -> (CubeTensor, bool) {
 }
 
 /// The argument of a result that may lie in the buffer of the `input`-th argument.
-pub(super) fn result(out: &CubeTensor, in_place: bool, input: usize) -> BufferArg {
+pub(super) fn output_arg(out: &CubeTensor, in_place: bool, input: usize) -> BufferArg {
     if in_place {
         let length = [out.shape().num_elements()];
         BufferArg::Alias {

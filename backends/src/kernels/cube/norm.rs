@@ -1,10 +1,11 @@
 //! `RMSNorm` (Zhang & Sennrich, 2019), a pass over memory forward and two backward.
 
 use super::launch::{
-    RowGrid, UNITS, address, cubes, dims, elem, empty, in_place_of, knows, result, row_sum,
+    RowGrid, UNITS, address, cubes, dims, elem, empty, output_arg, reuse_or_alloc, row_sum,
+    supports,
 };
+use crate::kernels::autodiff::{self, Kernel, run};
 use crate::kernels::choice::Operation;
-use crate::kernels::tape::{self, Kernel, run};
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
@@ -15,38 +16,33 @@ use cubecl::prelude::*;
 const BLOCK: usize = 64;
 
 /// `x / √(mean(x²) + eps) · (w + offset)`; see [`crate::kernels::rms_norm`].
-pub(in crate::kernels) fn rms_norm(
-    x: &Tensor<2>,
-    w: &Tensor<2>,
-    eps: f64,
-    offset: f64,
-) -> Option<Tensor<2>> {
-    if !(knows(Operation::Norm, x) && knows(Operation::Norm, w)) || x.dtype() != w.dtype() {
+pub(super) fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<Tensor<2>> {
+    if !(supports(Operation::Norm, x) && supports(Operation::Norm, w)) || x.dtype() != w.dtype() {
         return None;
     }
     let kernel = Norm { eps, offset };
     Some(run(
         kernel,
-        [tape::input(x.clone()), tape::input(w.clone())],
+        [autodiff::input(x.clone()), autodiff::input(w.clone())],
     ))
 }
 
 /// The same, added to `base`; see [`crate::kernels::rms_norm_onto`].
-pub(in crate::kernels) fn rms_norm_onto(
+pub(super) fn rms_norm_onto(
     base: Tensor<2>,
     x: &Tensor<2>,
     w: &Tensor<2>,
     eps: f64,
     offset: f64,
 ) -> Result<Tensor<2>, Tensor<2>> {
-    let alike = |t: &Tensor<2>| knows(Operation::Norm, t) && t.dtype() == x.dtype();
+    let alike = |t: &Tensor<2>| supports(Operation::Norm, t) && t.dtype() == x.dtype();
     if ![&base, x, w].into_iter().all(alike) {
         return Err(base);
     }
     let inputs = [
-        tape::input(base),
-        tape::input(x.clone()),
-        tape::input(w.clone()),
+        autodiff::input(base),
+        autodiff::input(x.clone()),
+        autodiff::input(w.clone()),
     ];
     Ok(run(Onto(Norm { eps, offset }), inputs))
 }
@@ -68,7 +64,7 @@ impl Kernel<Cube, 3> for Onto {
     fn forward(&self, [base, x, w]: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
         let [rows, n] = dims(&x);
         let grid = RowGrid::of(n);
-        let (out, in_place) = in_place_of(&base);
+        let (out, in_place) = reuse_or_alloc(&base);
         normalise_onto::launch(
             &out.client,
             grid.count(&x, rows),
@@ -77,7 +73,7 @@ impl Kernel<Cube, 3> for Onto {
             base.into_buffer_arg(),
             x.clone().into_buffer_arg(),
             w.clone().into_buffer_arg(),
-            result(&out, in_place, 0),
+            output_arg(&out, in_place, 0),
             rows,
             n,
             self.0.eps as f32,
@@ -145,7 +141,7 @@ impl Kernel<Cube, 2> for Norm {
         let (dx, in_place) = if wanted[1] {
             (empty(&x, [rows, n], x.dtype), false)
         } else {
-            in_place_of(&gradient)
+            reuse_or_alloc(&gradient)
         };
         input_gradient::launch(
             &x.client,
@@ -155,7 +151,7 @@ impl Kernel<Cube, 2> for Norm {
             x.clone().into_buffer_arg(),
             w.clone().into_buffer_arg(),
             gradient.clone().into_buffer_arg(),
-            result(&dx, in_place, 2),
+            output_arg(&dx, in_place, 2),
             reciprocals.clone().into_buffer_arg(),
             rows,
             n,

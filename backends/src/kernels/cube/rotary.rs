@@ -1,8 +1,10 @@
 //! Rotary position embedding in its rotate-half form (Su et al., 2021), in place where the buffer is ours alone.
 
-use super::launch::{address, dims, elem, elementwise, in_place_of, knows, plain, result};
+use super::launch::{
+    address, detached, dims, elem, elementwise, output_arg, reuse_or_alloc, supports,
+};
+use crate::kernels::autodiff::{self, Kernel, run};
 use crate::kernels::choice::Operation;
-use crate::kernels::tape::{self, Kernel, run};
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
@@ -10,18 +12,18 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 /// Rotates pairs of each head; see [`crate::kernels::rotary`].
-pub(in crate::kernels) fn rotary(
+pub(super) fn rotary(
     x: Tensor<3>,
     cos: &Tensor<3>,
     sin: &Tensor<3>,
 ) -> Result<Tensor<3>, Tensor<3>> {
-    let known = knows(Operation::Rotary, &x);
+    let known = supports(Operation::Rotary, &x);
     if !known {
         return Err(x);
     }
-    let [cos, sin] = [cos, sin].map(|angles| plain(angles.clone().cast(DType::F32)));
+    let [cos, sin] = [cos, sin].map(|angles| detached(angles.clone().cast(DType::F32)));
     let kernel = Rotary { cos, sin };
-    Ok(run(kernel, [tape::input(x)]))
+    Ok(run(kernel, [autodiff::input(x)]))
 }
 
 #[derive(Clone, Debug)]
@@ -35,7 +37,7 @@ impl Rotary {
     fn turn(&self, x: CubeTensor, way: f32) -> CubeTensor {
         let [tokens, heads, dim] = dims(&x);
         // a unit has both numbers of its pair before it writes either
-        let (out, in_place) = in_place_of(&x);
+        let (out, in_place) = reuse_or_alloc(&x);
         let pairs = tokens * heads * dim / 2;
         let (count, cube) = elementwise(&x, pairs);
         rotate::launch(
@@ -46,7 +48,7 @@ impl Rotary {
             x.into_buffer_arg(),
             self.cos.clone().into_buffer_arg(),
             self.sin.clone().into_buffer_arg(),
-            result(&out, in_place, 0),
+            output_arg(&out, in_place, 0),
             pairs,
             heads,
             dim / 2,

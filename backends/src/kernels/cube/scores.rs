@@ -6,12 +6,12 @@
 
 use super::glu::tanh;
 use super::launch::{
-    RowGrid, address, dims, elem, elementwise, empty, in_place_of, integers, knows, plain, result,
-    row_max, row_sum,
+    RowGrid, address, detached, dims, elem, elementwise, empty, integers, output_arg,
+    reuse_or_alloc, row_max, row_sum, supports,
 };
+use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::{RowScores, RunningScores, Scaling, ScoreGradients};
-use crate::kernels::tape::Engine;
 use crate::trace::span;
 use burn::backend::Cube;
 use burn::tensor::{DType, Int, Tensor};
@@ -19,22 +19,22 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
 /// Adds a tile of logits, `[rows, width]`, that begins at column `first` of the vocabulary; see [`crate::kernels::score_tile`].
-pub(in crate::kernels) fn score_tile(
+pub(super) fn score_tile(
     logits: &Tensor<2>,
     first: usize,
     targets: &Tensor<1, Int>,
     running: Option<RunningScores>,
     scaling: Scaling,
 ) -> Option<RunningScores> {
-    if !knows(Operation::Scores, logits) {
+    if !supports(Operation::Scores, logits) {
         return None;
     }
     let _span = span("scores", 0.0);
-    let logits = plain(logits.clone());
+    let logits = detached(logits.clone());
     let [rows, width] = dims(&logits);
     let fresh = running.is_none();
     let state = match running {
-        Some(running) => Cube::open(running.0),
+        Some(running) => Cube::primitive(running.0),
         None => empty(&logits, [rows, 4], DType::F32),
     };
     let grid = RowGrid::of(width);
@@ -58,12 +58,12 @@ pub(in crate::kernels) fn score_tile(
         grid.rows,
         dtype,
     );
-    Some(RunningScores(Cube::close(state)))
+    Some(RunningScores(Cube::tensor(state)))
 }
 
 /// What the state over all tiles says.
-pub(in crate::kernels) fn finish(running: RunningScores) -> RowScores {
-    let state = Cube::open(running.0);
+pub(super) fn finish(running: RunningScores) -> RowScores {
+    let state = Cube::primitive(running.0);
     let [rows, _] = dims(&state);
     let out = empty(&state, [4, rows], DType::F32);
     let (count, dim) = elementwise(&state, rows);
@@ -75,7 +75,7 @@ pub(in crate::kernels) fn finish(running: RunningScores) -> RowScores {
         out.clone().into_buffer_arg(),
         rows,
     );
-    let out: Tensor<2> = Cube::close(out);
+    let out: Tensor<2> = Cube::tensor(out);
     let row = |i| out.clone().narrow(0, i, 1).reshape([rows]);
     RowScores {
         logp: row(0),
@@ -87,7 +87,7 @@ pub(in crate::kernels) fn finish(running: RunningScores) -> RowScores {
 
 /// Gradient with respect to a tile of raw logits, in their place if nobody else holds them; see
 /// [`crate::kernels::tile_gradient`].
-pub(in crate::kernels) fn tile_gradient(
+pub(super) fn tile_gradient(
     logits: Tensor<2>,
     first: usize,
     targets: &Tensor<1, Int>,
@@ -95,14 +95,14 @@ pub(in crate::kernels) fn tile_gradient(
     upstream: ScoreGradients<'_>,
     scaling: Scaling,
 ) -> Option<Tensor<2>> {
-    if !knows(Operation::Scores, &logits) {
+    if !supports(Operation::Scores, &logits) {
         return None;
     }
     let _span = span("scores", 0.0);
-    let logits = plain(logits);
+    let logits = detached(logits);
     let [rows, width] = dims(&logits);
-    let (out, in_place) = in_place_of(&logits);
-    let float = |t: &Tensor<1>| plain(t.clone().cast(DType::F32));
+    let (out, in_place) = reuse_or_alloc(&logits);
+    let float = |t: &Tensor<1>| detached(t.clone().cast(DType::F32));
     let d_entropy = upstream.d_entropy.unwrap_or(upstream.d_logp);
     let (count, dim) = elementwise(&logits, rows * width);
     differentiate::launch(
@@ -116,7 +116,7 @@ pub(in crate::kernels) fn tile_gradient(
         float(&scores.mean).into_buffer_arg(),
         float(upstream.d_logp).into_buffer_arg(),
         float(d_entropy).into_buffer_arg(),
-        result(&out, in_place, 0),
+        output_arg(&out, in_place, 0),
         rows,
         width,
         first as i32,
@@ -126,7 +126,7 @@ pub(in crate::kernels) fn tile_gradient(
         upstream.d_entropy.is_some(),
         elem(&out),
     );
-    Some(Cube::close(out))
+    Some(Cube::tensor(out))
 }
 
 /// z of a logit.

@@ -2,7 +2,7 @@
 
 use super::super::glu::tanh;
 use super::super::launch::UNITS;
-use super::{KEYS, LANES, NOTHING, PITCH};
+use super::tile::{KEYS, LANES, NOTHING, PITCH};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 

@@ -2,8 +2,8 @@
 //! Massa and Sizov, 2023). Queries and the new column come first, then parts of the columns, then what the parts make together.
 
 use super::super::launch::UNITS;
-use super::NOTHING;
 use super::attend::{Place, mix_columns, place_of, turned};
+use super::tile::NOTHING;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 

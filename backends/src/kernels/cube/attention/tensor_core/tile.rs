@@ -1,7 +1,7 @@
 //! Rows of both sides in shared memory, their products, and the sums that planes keep in their registers from tile to tile.
 
+use super::super::super::cmma::{ALIGNMENT, PLANE, PLANES, SIDE, VECTOR, no_sum, operand};
 use super::super::super::launch::UNITS;
-use super::super::super::matrices::{ALIGNMENT, PLANE, PLANES, SIDE, VECTOR, no_sum, operand};
 use super::super::blocks::Rows;
 use crate::kernels::families::BLOCK;
 use burn_cubecl::cubecl;
@@ -13,7 +13,7 @@ pub(super) const LANES: usize = UNITS / BLOCK;
 
 /// Dimensions of a head, a multiple of 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in super::super) struct Sizes {
+pub(crate) struct Sizes {
     pub dim: usize,
 }
 
@@ -64,7 +64,7 @@ impl Sizes {
     }
 
     /// Bytes of shared memory of the kernel that needs most, the one for gradients of keys and values.
-    pub(in super::super) const fn shared_bytes(self) -> usize {
+    pub(crate) const fn shared_bytes(self) -> usize {
         let staged = 2 * (self.staged(BLOCK) + self.staged(self.tile())) * VECTOR * 2;
         staged + 2 * (self.scores() * 4 + self.weights() * 2) + 8 * ALIGNMENT
     }

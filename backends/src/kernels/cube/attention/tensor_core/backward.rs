@@ -1,6 +1,6 @@
 //! Gradients of blocks of queries, and of blocks of keys and their values.
 
-use super::super::super::matrices::{VECTOR, aligned};
+use super::super::super::cmma::{VECTOR, aligned};
 use super::super::blocks::{
     Block, Part, Scoring, block_of, from_row, keys_of, next_rows, own_rows, queries_of, scored,
     sees,
@@ -60,7 +60,7 @@ fn differentiate<F: Float>(
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(in super::super) fn differentiate_queries<F: Float, N: Size>(
+pub(crate) fn differentiate_queries<F: Float, N: Size>(
     q: &[Vector<F, N>],
     k: &[Vector<F, N>],
     v: &[Vector<F, N>],
@@ -159,7 +159,7 @@ pub(in super::super) fn differentiate_queries<F: Float, N: Size>(
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(in super::super) fn differentiate_keys<F: Float, N: Size>(
+pub(crate) fn differentiate_keys<F: Float, N: Size>(
     q: &[Vector<F, N>],
     k: &[Vector<F, N>],
     v: &[Vector<F, N>],

@@ -13,44 +13,44 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// A backend that kernels are written for, and the way from its own tensors to Burn's and back.
-pub(super) trait Engine: Backend {
+pub(super) trait KernelBackend: Backend {
     /// The backend's own form of a tensor that is not on the tape. The tensor must be this backend's.
-    fn open<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Self>;
+    fn primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Self>;
     /// The same of a tensor on the tape.
-    fn open_traced<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Autodiff<Self>>;
+    fn autodiff_primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Autodiff<Self>>;
     /// The way back.
-    fn close<const D: usize>(tensor: FloatTensor<Self>) -> Tensor<D>;
+    fn tensor<const D: usize>(tensor: FloatTensor<Self>) -> Tensor<D>;
     /// The way back of a tensor on the tape.
-    fn close_traced<const D: usize>(tensor: FloatTensor<Autodiff<Self>>) -> Tensor<D>;
+    fn autodiff_tensor<const D: usize>(tensor: FloatTensor<Autodiff<Self>>) -> Tensor<D>;
     /// The same numbers, in order and without gaps.
     fn contiguous(tensor: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 /// The ways of a backend, which Burn spells per type.
-macro_rules! engine {
+macro_rules! kernel_backend {
     ($backend:ty, $contiguous:expr) => {
-        impl crate::kernels::tape::Engine for $backend {
-            fn open<const D: usize>(
+        impl crate::kernels::autodiff::KernelBackend for $backend {
+            fn primitive<const D: usize>(
                 tensor: burn::tensor::Tensor<D>,
             ) -> burn::backend::tensor::FloatTensor<Self> {
                 let opened = tensor.try_into_primitive::<Self>();
                 opened.expect("the device was looked at before")
             }
 
-            fn open_traced<const D: usize>(
+            fn autodiff_primitive<const D: usize>(
                 tensor: burn::tensor::Tensor<D>,
             ) -> burn::backend::tensor::FloatTensor<burn::backend::Autodiff<Self>> {
                 let opened = tensor.try_into_primitive::<burn::backend::Autodiff<Self>>();
                 opened.expect("the device was looked at before")
             }
 
-            fn close<const D: usize>(
+            fn tensor<const D: usize>(
                 tensor: burn::backend::tensor::FloatTensor<Self>,
             ) -> burn::tensor::Tensor<D> {
                 burn::tensor::Tensor::from_primitive::<Self>(tensor)
             }
 
-            fn close_traced<const D: usize>(
+            fn autodiff_tensor<const D: usize>(
                 tensor: burn::backend::tensor::FloatTensor<burn::backend::Autodiff<Self>>,
             ) -> burn::tensor::Tensor<D> {
                 burn::tensor::Tensor::from_primitive::<burn::backend::Autodiff<Self>>(tensor)
@@ -64,10 +64,12 @@ macro_rules! engine {
         }
     };
 }
-pub(super) use engine;
+pub(super) use kernel_backend;
 
 /// A function of `N` tensors with its gradient.
-pub(super) trait Kernel<B: Engine, const N: usize>: Clone + Debug + Send + 'static {
+pub(super) trait Kernel<B: KernelBackend, const N: usize>:
+    Clone + Debug + Send + 'static
+{
     /// What a recording calls it.
     const NAME: &'static str;
 
@@ -101,57 +103,57 @@ pub(super) fn enabled() -> bool {
 }
 
 /// A tensor of a backend, on the tape or not.
-pub(super) enum Input<B: Engine> {
+pub(super) enum Input<B: KernelBackend> {
     Plain(FloatTensor<B>),
-    Traced(FloatTensor<Autodiff<B>>),
+    Autodiff(FloatTensor<Autodiff<B>>),
 }
 
 /// Takes a tensor to its backend's own form. The tensor must be this backend's.
-pub(super) fn input<B: Engine, const D: usize>(tensor: Tensor<D>) -> Input<B> {
+pub(super) fn input<B: KernelBackend, const D: usize>(tensor: Tensor<D>) -> Input<B> {
     if tensor.device().is_autodiff() {
-        Input::Traced(B::open_traced(tensor))
+        Input::Autodiff(B::autodiff_primitive(tensor))
     } else {
-        Input::Plain(B::open(tensor))
+        Input::Plain(B::primitive(tensor))
     }
 }
 
 /// A tensor off the tape, contiguous. The tensor must be this backend's.
-pub(super) fn plain<B: Engine, const D: usize>(tensor: Tensor<D>) -> FloatTensor<B> {
+pub(super) fn detached<B: KernelBackend, const D: usize>(tensor: Tensor<D>) -> FloatTensor<B> {
     let tensor = if tensor.device().is_autodiff() {
         tensor.inner()
     } else {
         tensor
     };
-    B::contiguous(B::open(tensor))
+    B::contiguous(B::primitive(tensor))
 }
 
 /// Runs a kernel; on the tape if any input is.
-pub(super) fn run<B: Engine, const N: usize, const D: usize, K: Kernel<B, N>>(
+pub(super) fn run<B: KernelBackend, const N: usize, const D: usize, K: Kernel<B, N>>(
     kernel: K,
     inputs: [Input<B>; N],
 ) -> Tensor<D> {
     let _span = span(K::NAME, 0.0);
-    let traced = inputs.iter().any(|i| matches!(i, Input::Traced(_)));
+    let traced = inputs.iter().any(|i| matches!(i, Input::Autodiff(_)));
     if !traced {
         let inputs = inputs.map(|input| match input {
             Input::Plain(tensor) => B::contiguous(tensor),
-            Input::Traced(_) => unreachable!("none is on the tape"),
+            Input::Autodiff(_) => unreachable!("none is on the tape"),
         });
-        return B::close(kernel.forward(inputs).0);
+        return B::tensor(kernel.forward(inputs).0);
     }
     let (primitives, nodes) = unzip(inputs.map(|input| {
         let tensor = match input {
-            Input::Traced(tensor) => tensor,
+            Input::Autodiff(tensor) => tensor,
             Input::Plain(tensor) => {
                 // an input without a gradient, as Burn's own operations see it
-                let constant: Tensor<1> = B::close(tensor);
-                B::open_traced(constant.autodiff())
+                let constant: Tensor<1> = B::tensor(tensor);
+                B::autodiff_primitive(constant.autodiff())
             }
         };
         let (primitive, node) = tensor.into_parts();
         (B::contiguous(primitive), node)
     }));
-    let prepared = Taped(kernel.clone())
+    let prepared = BackwardStep(kernel.clone())
         .prepare::<NoCheckpointing>(nodes)
         .compute_bound()
         .stateful();
@@ -160,7 +162,7 @@ pub(super) fn run<B: Engine, const N: usize, const D: usize, K: Kernel<B, N>>(
         OpsKind::Tracked(tracked) => tracked.finish((kernel, saved), result),
         OpsKind::UnTracked(untracked) => untracked.finish(result),
     };
-    B::close_traced(result)
+    B::autodiff_tensor(result)
 }
 
 fn unzip<A, B, const N: usize>(pairs: [(A, B); N]) -> ([A; N], [B; N]) {
@@ -177,9 +179,9 @@ fn unzip<A, B, const N: usize>(pairs: [(A, B); N]) -> ([A; N], [B; N]) {
 
 /// A kernel on the tape.
 #[derive(Clone, Debug)]
-struct Taped<K>(K);
+struct BackwardStep<K>(K);
 
-impl<B: Engine, const N: usize, K: Kernel<B, N>> Backward<B, N> for Taped<K> {
+impl<B: KernelBackend, const N: usize, K: Kernel<B, N>> Backward<B, N> for BackwardStep<K> {
     type State = (K, K::Saved);
 
     fn backward(

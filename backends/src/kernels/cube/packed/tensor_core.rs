@@ -6,9 +6,9 @@
     reason = "a matrix of sums is the registers of a plane"
 )]
 
+use super::super::cmma::{ALIGNMENT, PLANE, SIDE, VECTOR, aligned, no_sum, operand};
 use super::super::launch::{UNITS, wanted_cubes};
-use super::super::matrices::{ALIGNMENT, PLANE, SIDE, VECTOR, aligned, no_sum, operand};
-use super::{End, PANEL, WORD, code, silu};
+use super::codes::{Epilogue, PANEL, WORD, code, silu};
 use burn_cubecl::cubecl;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
@@ -31,20 +31,20 @@ const SECTOR: usize = 8;
 const PANELS: usize = 4;
 
 /// Bytes of shared memory of a cube with so many panels.
-const fn shared_bytes(end: End, wide: usize) -> usize {
-    let both = match end {
-        End::Gated => 2,
-        End::Nothing | End::Onto => 1,
+const fn shared_bytes(epilogue: Epilogue, wide: usize) -> usize {
+    let both = match epilogue {
+        Epilogue::SwiGlu => 2,
+        Epilogue::None | Epilogue::Add => 1,
     };
     2 * (ROWS + both * wide * PANEL) * PITCH + both * 4 * ROWS * SUM_PITCH + 4 * ALIGNMENT
 }
 
 /// Bytes without which there is no kernel.
-pub(super) const LEAST_SHARED: usize = shared_bytes(End::Gated, 1);
+pub(super) const LEAST_SHARED: usize = shared_bytes(Epilogue::SwiGlu, 1);
 
 /// Panels of a cube, of `panels`: as many as leave cubes enough, for the rows are read again for each, and as memory is shared.
-pub(super) fn wide(panels: usize, tiles: usize, end: End, like: &CubeTensor) -> usize {
-    let most = if end == End::Gated {
+pub(super) fn wide(panels: usize, tiles: usize, epilogue: Epilogue, like: &CubeTensor) -> usize {
+    let most = if epilogue == Epilogue::SwiGlu {
         PANELS / 2
     } else {
         PANELS
@@ -52,7 +52,7 @@ pub(super) fn wide(panels: usize, tiles: usize, end: End, like: &CubeTensor) -> 
     let shared = like.client.properties().hardware.max_shared_memory_size;
     let wanted = wanted_cubes(like);
     let fits = |&wide: &usize| {
-        tiles * panels.div_ceil(wide) >= wanted && shared_bytes(end, wide) <= shared
+        tiles * panels.div_ceil(wide) >= wanted && shared_bytes(epilogue, wide) <= shared
     };
     [most, most / 2].into_iter().find(fits).unwrap_or(1)
 }
@@ -162,11 +162,11 @@ pub(super) fn multiply<F: Float, N: Size>(
     outputs: usize,
     words: usize,
     tiles: usize,
-    #[comptime] end: End,
+    #[comptime] epilogue: Epilogue,
     #[comptime] wide: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let gated = comptime!(end == End::Gated);
+    let gated = comptime!(epilogue == Epilogue::SwiGlu);
     let staged = comptime!(if gated { 2 * wide } else { wide });
     let mut inputs = aligned::<Vector<F, N>>(comptime!(ROWS * PITCH / VECTOR));
     let mut weights = aligned::<F>(comptime!(staged * PANEL * PITCH));
@@ -231,7 +231,7 @@ pub(super) fn multiply<F: Float, N: Size>(
                 let mut y = shared[from] * scales[output];
                 if gated {
                     y = silu(y) * (up_shared[from] * up_scales[output]);
-                } else if comptime!(end == End::Onto) {
+                } else if comptime!(epilogue == Epilogue::Add) {
                     y += f32::cast_from(out[at]);
                 }
                 out[at] = F::cast_from(y);

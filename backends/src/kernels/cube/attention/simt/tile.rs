@@ -24,7 +24,7 @@ pub(super) const SLICE_PITCH: usize = SLICE + 1;
 pub(super) const TILE_PITCH: usize = TILE + 4;
 
 /// Numbers of both sides' slices.
-pub(in super::super) const STAGE: usize = (BLOCK + TILE) * SLICE_PITCH;
+pub(crate) const STAGE: usize = (BLOCK + TILE) * SLICE_PITCH;
 
 /// Units of a row while its softmax is made.
 pub(super) const LANES: usize = UNITS / BLOCK;

@@ -122,7 +122,7 @@ fn conclude(
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(in super::super) fn attend<F: Float>(
+pub(crate) fn attend<F: Float>(
     q: &[F],
     k: &[F],
     v: &[F],

@@ -2,15 +2,15 @@
 //! widens four words in registers and reads each row's numbers once for sixteen products. Then the units of an output add up.
 
 use super::super::launch::UNITS;
-use super::{End, PANEL, WORD, code, silu};
+use super::codes::{Epilogue, PANEL, WORD, code, silu};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
 /// Most rows of a cube: as many sums as a unit has registers for.
-pub(super) const fn most_rows(end: End) -> usize {
-    match end {
-        End::Gated => 8,
-        End::Nothing | End::Onto => 16,
+pub(super) const fn most_rows(epilogue: Epilogue) -> usize {
+    match epilogue {
+        Epilogue::SwiGlu => 8,
+        Epilogue::None | Epilogue::Add => 16,
     }
 }
 
@@ -127,11 +127,11 @@ pub(super) fn multiply<F: Float, N: Size>(
     outputs: usize,
     words: usize,
     tiles: usize,
-    #[comptime] end: End,
+    #[comptime] epilogue: Epilogue,
     #[comptime] most: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let gated = comptime!(end == End::Gated);
+    let gated = comptime!(epilogue == Epilogue::SwiGlu);
     let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(room(most)));
     let panels = outputs.div_ceil(PANEL);
     let panel = min(CUBE_POS / tiles, panels - 1);
@@ -181,7 +181,7 @@ pub(super) fn multiply<F: Float, N: Size>(
                     let at = row * outputs + output;
                     if gated {
                         y = silu(y) * (up.extract(j) * up_scales[output]);
-                    } else if comptime!(end == End::Onto) {
+                    } else if comptime!(epilogue == Epilogue::Add) {
                         y += f32::cast_from(out[at]);
                     }
                     out[at] = F::cast_from(y);

@@ -1,6 +1,6 @@
-//! Products of rows with panels, and what they go through before they are written.
+//! Products of rows with panels, and their epilogues.
 
-use super::{Codes, Line, Numbers, Panels, WIDTH};
+use super::layout::{LineF32, LineI8, Lines, PanelMatrix, WIDTH};
 use crate::kernels::cpu::glu::sigmoid;
 use crate::kernels::cpu::parallel::{CACHE_LINE, Room, Shared, dims, elements, prefetch, tensor};
 use burn::backend::flex::FlexTensor;
@@ -13,16 +13,21 @@ const ROWS: [usize; 2] = [13, 6];
 /// Multiplications from which products go to all cores.
 const LARGE: usize = 1 << 18;
 
-/// What a product goes through before it is written.
-pub(super) enum End<'a> {
-    Nothing,
+/// What is done to a product before it is written.
+pub(super) enum Epilogue<'a> {
+    None,
     /// It is added to numbers of its shape.
-    Onto(&'a [f32]),
-    /// It is the gate of the product with this.
-    Gate(&'a Panels),
+    Add(&'a [f32]),
+    /// It gates the product with this matrix, by `silu`.
+    SwiGlu(&'a PanelMatrix),
 }
 
-pub(super) fn products(x: &FlexTensor, w: &[&Panels], end: &End<'_>) -> Vec<FlexTensor> {
+/// The products of `x`, `[rows, inputs]`, with several matrices of as many inputs.
+pub(super) fn products(
+    x: &FlexTensor,
+    w: &[&PanelMatrix],
+    epilogue: &Epilogue<'_>,
+) -> Vec<FlexTensor> {
     let [rows, inner] = dims(x);
     assert!(
         w.iter().all(|w| w.inner == inner),
@@ -45,7 +50,7 @@ pub(super) fn products(x: &FlexTensor, w: &[&Panels], end: &End<'_>) -> Vec<Flex
             inner,
             w: w[matrix],
             panel,
-            end,
+            epilogue,
             out: targets[matrix],
         });
     };
@@ -70,9 +75,9 @@ pub(super) fn products(x: &FlexTensor, w: &[&Panels], end: &End<'_>) -> Vec<Flex
 struct Work<'a> {
     x: &'a [f32],
     inner: usize,
-    w: &'a Panels,
+    w: &'a PanelMatrix,
     panel: usize,
-    end: &'a End<'a>,
+    epilogue: &'a Epilogue<'a>,
     out: Shared<f32>,
 }
 
@@ -85,7 +90,7 @@ impl WithSimd for Work<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let after = self.w.address(self.panel + 1);
-        if let End::Gate(up) = *self.end {
+        if let Epilogue::SwiGlu(up) = *self.epilogue {
             // one matrix after the other: two panels at once do not fit the nearest cache beside the rows
             self.pass(simd, self.w, up.address(self.panel), |at, sums| {
                 self.write(at, sums);
@@ -103,7 +108,7 @@ impl Work<'_> {
     fn pass<S: Simd>(
         &self,
         simd: S,
-        w: &Panels,
+        w: &PanelMatrix,
         after: *const u8,
         end: impl Fn(usize, &[f32; WIDTH]),
     ) {
@@ -137,7 +142,7 @@ impl Work<'_> {
     #[inline(always)]
     fn write(&self, at: usize, sums: &[f32; WIDTH]) {
         let mut sums = *sums;
-        if let End::Onto(base) = self.end {
+        if let Epilogue::Add(base) = self.epilogue {
             for (sum, &base) in sums.iter_mut().zip(&base[at..][..self.width()]) {
                 *sum += base;
             }
@@ -170,14 +175,14 @@ struct Ahead {
     blocks: usize,
 }
 
-impl Panels {
+impl PanelMatrix {
     /// Where a panel lies, or would lie.
     #[inline(always)]
     fn address(&self, panel: usize) -> *const u8 {
         let inputs = panel * self.inner;
-        match &self.numbers {
-            Numbers::Exact(lines) => lines.as_ptr().wrapping_add(inputs).cast(),
-            Numbers::Int8(codes, _) => codes.as_ptr().wrapping_add(inputs).cast(),
+        match &self.lines {
+            Lines::Exact(lines) => lines.as_ptr().wrapping_add(inputs).cast(),
+            Lines::Int8(codes, _) => codes.as_ptr().wrapping_add(inputs).cast(),
         }
     }
 
@@ -192,9 +197,9 @@ impl Panels {
         out: &mut [[f32; WIDTH]],
     ) {
         let place = panel * self.inner..(panel + 1) * self.inner;
-        match &self.numbers {
-            Numbers::Exact(lines) => fill(simd, x, &lines[place], ahead, out),
-            Numbers::Int8(codes, scales) => {
+        match &self.lines {
+            Lines::Exact(lines) => fill(simd, x, &lines[place], ahead, out),
+            Lines::Int8(codes, scales) => {
                 fill(simd, x, &codes[place], ahead, out);
                 let scales = &scales[panel * WIDTH..][..WIDTH];
                 for sums in out {
@@ -221,7 +226,7 @@ trait Input: Copy {
 }
 
 #[allow(unsafe_code, reason = "as above")]
-impl Input for Line {
+impl Input for LineF32 {
     #[inline(always)]
     unsafe fn vectors<S: Simd>(&self, left: usize) -> [S::f32s; 2] {
         // SAFETY: the caller's.
@@ -233,7 +238,7 @@ impl Input for Line {
 }
 
 #[allow(unsafe_code, reason = "as above")]
-impl Input for Codes {
+impl Input for LineI8 {
     #[inline(always)]
     unsafe fn vectors<S: Simd>(&self, left: usize) -> [S::f32s; 2] {
         let mut wide = [0.0_f32; WIDTH];

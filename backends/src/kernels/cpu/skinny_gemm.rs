@@ -1,12 +1,13 @@
-//! Products of few rows, as decoding has them: several matrices at once, and what follows before a core lets go of its part.
+//! Skinny matrix products: few rows, as in decoding, several matrices in one call, with an epilogue (add, `SwiGLU`) while a core
+//! still has its part in cache.
 //!
-//! Each core takes parts of the outputs. Weights are read as they lie, once for all rows; the rows of `x` are what is packed.
+//! Each core takes parts of the outputs. Weights are read once, from where they are, for all rows; only the rows of `x` are packed.
 
+use super::autodiff::{detached, dispatch_float, is_full_precision, to_tensor};
+use super::gemm::{Matrix, Size, Target, multiply};
 use super::glu::sigmoid;
-use super::linear::{Matrix, Size, Target, multiply};
 use super::parallel::{Shared, dims, elements, tensor, vectorised};
 use super::real::Real;
-use super::tape::{each, exact, plain, wrap};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -14,8 +15,8 @@ use gemm::Parallelism;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Rows up to which a product is made the other way round: those of decoding.
-pub(super) const FEW: usize = 128;
+/// Rows up to which a product is computed transposed, `W · xᵀ`: those of decoding.
+pub(super) const MAX_ROWS: usize = 128;
 
 /// Outputs that a core takes at a time.
 const PART: usize = 128;
@@ -26,53 +27,48 @@ const LARGE: usize = 1 << 18;
 /// `x · Wᵀ` for each of several matrices `[outputs, inputs]`, with `x` of shape `[rows, inputs]`.
 ///
 /// `None` where there are many rows, a graph, or tensors other than the CPU backend's f32 or f64.
-#[must_use]
-pub fn linear_each<const N: usize>(x: &Tensor<2>, w: [&Tensor<2>; N]) -> Option<[Tensor<2>; N]> {
-    if !(few(x) && w.iter().all(|w| alike(w, x))) {
+pub(super) fn linear_each(x: &Tensor<2>, w: &[&Tensor<2>]) -> Option<Vec<Tensor<2>>> {
+    if !(is_skinny(x) && w.iter().all(|w| is_like(w, x))) {
         return None;
     }
-    let (x, w) = (plain(x.clone()), w.map(|w| plain(w.clone())));
+    let x = detached(x.clone());
+    let w: Vec<FlexTensor> = w.iter().map(|&w| detached(w.clone())).collect();
     let _span = span("product", w.iter().map(|w| flops(&x, w)).sum());
-    let mut out = each!(x.dtype(), products(&x, &w, None)).into_iter();
-    Some(
-        w.each_ref()
-            .map(|_| wrap(out.next().unwrap_or_else(|| unreachable!("one each")))),
-    )
+    let out = dispatch_float!(x.dtype(), products(&x, &w, None));
+    Some(out.into_iter().map(to_tensor).collect())
 }
 
 /// `base + x · Wᵀ`, with `base` of the result's shape.
 ///
 /// `None` as in [`linear_each`].
-#[must_use]
-pub fn linear_onto(base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
-    if !(few(x) && alike(w, x) && alike(base, x)) {
+pub(super) fn linear_onto(base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+    if !(is_skinny(x) && is_like(w, x) && is_like(base, x)) {
         return None;
     }
-    let [base, x, w] = [base, x, w].map(|t| plain(t.clone()));
+    let [base, x, w] = [base, x, w].map(|t| detached(t.clone()));
     let _span = span("product", flops(&x, &w));
-    let out = each!(x.dtype(), products(&x, &[w], Some(&base)));
-    out.into_iter().next().map(wrap)
+    let out = dispatch_float!(x.dtype(), products(&x, &[w], Some(&base)));
+    out.into_iter().next().map(to_tensor)
 }
 
 /// `silu(x · gateᵀ) ∘ (x · upᵀ)`, the gated half of an MLP.
 ///
 /// `None` as in [`linear_each`].
-#[must_use]
-pub fn linear_gated(x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
-    if !(few(x) && alike(gate, x) && alike(up, x)) {
+pub(super) fn linear_gated(x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
+    if !(is_skinny(x) && is_like(gate, x) && is_like(up, x)) {
         return None;
     }
-    let [x, gate, up] = [x, gate, up].map(|t| plain(t.clone()));
+    let [x, gate, up] = [x, gate, up].map(|t| detached(t.clone()));
     let _span = span("product", flops(&x, &gate) + flops(&x, &up));
-    Some(wrap(each!(x.dtype(), gated(&x, &gate, &up))))
+    Some(to_tensor(dispatch_float!(x.dtype(), gated(&x, &gate, &up))))
 }
 
-fn few(x: &Tensor<2>) -> bool {
-    exact(x) && x.dims()[0] <= FEW && !x.device().is_autodiff()
+fn is_skinny(x: &Tensor<2>) -> bool {
+    is_full_precision(x) && x.dims()[0] <= MAX_ROWS && !x.device().is_autodiff()
 }
 
-fn alike(w: &Tensor<2>, x: &Tensor<2>) -> bool {
-    exact(w) && w.dtype() == x.dtype() && !w.device().is_autodiff()
+fn is_like(w: &Tensor<2>, x: &Tensor<2>) -> bool {
+    is_full_precision(w) && w.dtype() == x.dtype() && !w.device().is_autodiff()
 }
 
 fn flops(x: &FlexTensor, w: &FlexTensor) -> f64 {
@@ -81,13 +77,13 @@ fn flops(x: &FlexTensor, w: &FlexTensor) -> f64 {
 }
 
 /// The rows of `x`.
-struct Few<'a, T> {
+struct Input<'a, T> {
     x: &'a [T],
     rows: usize,
     inner: usize,
 }
 
-impl<'a, T: Real> Few<'a, T> {
+impl<'a, T: Real> Input<'a, T> {
     fn of(x: &'a FlexTensor) -> Self {
         let [rows, inner] = dims(x);
         Self {
@@ -97,8 +93,8 @@ impl<'a, T: Real> Few<'a, T> {
         }
     }
 
-    /// Some outputs of all rows, an output's behind each other: `[outputs, rows]`.
-    fn turned(&self, w: &[T], outputs: &Range<usize>, out: &mut [T]) {
+    /// Some outputs of all rows, transposed: `[outputs, rows]`.
+    fn multiply_transposed(&self, w: &[T], outputs: &Range<usize>, out: &mut [T]) {
         let size = Size {
             m: outputs.len(),
             k: self.inner,
@@ -133,7 +129,7 @@ fn parts(outputs: impl Iterator<Item = usize>) -> Vec<(usize, Range<usize>)> {
 }
 
 /// `body(scratch, part)` for all parts, on all cores where that pays.
-fn on_cores<T: Real>(
+fn for_parts<T: Real>(
     multiplications: usize,
     parts: &[(usize, Range<usize>)],
     body: impl Fn(&mut Vec<T>, &(usize, Range<usize>)) + Sync + Send,
@@ -154,7 +150,7 @@ pub(super) fn products<T: Real>(
     w: &[FlexTensor],
     base: Option<&FlexTensor>,
 ) -> Vec<FlexTensor> {
-    let x = Few::<T>::of(x);
+    let x = Input::<T>::of(x);
     let outputs: Vec<usize> = w.iter().map(|w| dims::<2>(w)[0]).collect();
     let mut out: Vec<Vec<T>> = outputs.iter().map(|n| vec![T::ZERO; x.rows * n]).collect();
     let targets: Vec<Shared<T>> = out.iter_mut().map(|o| Shared(o.as_mut_ptr())).collect();
@@ -162,17 +158,17 @@ pub(super) fn products<T: Real>(
     let base = base.map(elements::<T>);
     let parts = parts(outputs.iter().copied());
     let all: usize = outputs.iter().sum();
-    on_cores(x.rows * x.inner * all, &parts, |scratch, (matrix, part)| {
+    for_parts(x.rows * x.inner * all, &parts, |scratch, (matrix, part)| {
         scratch.resize(part.len() * x.rows, T::ZERO);
-        x.turned(w[*matrix], part, scratch);
-        let place = Place {
+        x.multiply_transposed(w[*matrix], part, scratch);
+        let columns = Columns {
             out: targets[*matrix],
             row: outputs[*matrix],
             first: part.start,
         };
         vectorised(
             #[inline(always)]
-            || place.write(scratch, x.rows, base),
+            || columns.write(scratch, x.rows, base),
         );
     });
     let sized = out.into_iter().zip(outputs);
@@ -180,19 +176,19 @@ pub(super) fn products<T: Real>(
 }
 
 fn gated<T: Real>(x: &FlexTensor, gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
-    let x = Few::<T>::of(x);
+    let x = Input::<T>::of(x);
     let [n, _] = dims(gate);
     let (gate, up): (&[T], &[T]) = (elements(gate), elements(up));
     let mut out = vec![T::ZERO; x.rows * n];
     let target = Shared(out.as_mut_ptr());
     let parts = parts(std::iter::once(n));
-    on_cores(2 * x.rows * x.inner * n, &parts, |scratch, (_, outputs)| {
+    for_parts(2 * x.rows * x.inner * n, &parts, |scratch, (_, outputs)| {
         let size = outputs.len() * x.rows;
         scratch.resize(2 * size, T::ZERO);
         let (gates, ups) = scratch.split_at_mut(size);
-        x.turned(gate, outputs, gates);
-        x.turned(up, outputs, ups);
-        let place = Place {
+        x.multiply_transposed(gate, outputs, gates);
+        x.multiply_transposed(up, outputs, ups);
+        let columns = Columns {
             out: target,
             row: n,
             first: outputs.start,
@@ -203,15 +199,15 @@ fn gated<T: Real>(x: &FlexTensor, gate: &FlexTensor, up: &FlexTensor) -> FlexTen
                 for (gate, &up) in gates.iter_mut().zip(ups.iter()) {
                     *gate = *gate * sigmoid(*gate) * up;
                 }
-                place.write(gates, x.rows, None);
+                columns.write(gates, x.rows, None);
             },
         );
     });
     tensor(out, [x.rows, n])
 }
 
-/// Where a core's outputs go.
-struct Place<T> {
+/// The columns of the result that a core writes.
+struct Columns<T> {
     out: Shared<T>,
     /// Outputs of a row.
     row: usize,
@@ -219,22 +215,22 @@ struct Place<T> {
     first: usize,
 }
 
-impl<T: Real> Place<T> {
-    /// Writes `[outputs, rows]` as rows of outputs, on top of what `base` has there.
+impl<T: Real> Columns<T> {
+    /// Writes `[outputs, rows]` as rows of outputs, plus what `base` has there.
     #[inline(always)]
-    fn write(&self, turned: &[T], rows: usize, base: Option<&[T]>) {
+    fn write(&self, transposed: &[T], rows: usize, base: Option<&[T]>) {
         const SIDE: usize = 16;
-        let outputs = turned.len() / rows;
+        let outputs = transposed.len() / rows;
         for left in (0..outputs).step_by(SIDE) {
             let width = SIDE.min(outputs - left);
-            let turned = &turned[left * rows..];
+            let transposed = &transposed[left * rows..];
             for row in 0..rows {
                 let at = row * self.row + self.first + left;
                 // SAFETY: no other core has these outputs.
                 #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
                 let out = unsafe { std::slice::from_raw_parts_mut(self.out.get().add(at), width) };
                 for (i, out) in out.iter_mut().enumerate() {
-                    *out = turned[i * rows + row];
+                    *out = transposed[i * rows + row];
                 }
                 if let Some(base) = base {
                     for (out, &base) in out.iter_mut().zip(&base[at..]) {

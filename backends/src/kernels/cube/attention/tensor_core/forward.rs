@@ -1,6 +1,6 @@
 //! Mixed values of blocks of queries.
 
-use super::super::super::matrices::{VECTOR, aligned};
+use super::super::super::cmma::{VECTOR, aligned};
 use super::super::blocks::{
     Block, HIDDEN, Part, Scoring, block_of, from_row, keys_of, next_rows, own_rows, scored, sees,
 };
@@ -143,7 +143,7 @@ fn conclude(
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(in super::super) fn attend<F: Float, N: Size>(
+pub(crate) fn attend<F: Float, N: Size>(
     q: &[Vector<F, N>],
     k: &[Vector<F, N>],
     v: &[Vector<F, N>],

@@ -21,7 +21,7 @@ pub(super) const VECTOR: usize = 8;
 pub(super) const ALIGNMENT: usize = 128;
 
 /// Whether tensor cores make such products of a tensor's type, and a cube gets as many bytes of shared memory.
-pub(super) fn has_cores(like: &CubeTensor, shared: usize) -> bool {
+pub(super) fn has_tensor_cores(like: &CubeTensor, shared: usize) -> bool {
     let properties = like.client.properties();
     let hardware = &properties.hardware;
     let (factor, sum) = (elem(like), dtype_to_storage_type(DType::F32));

@@ -57,7 +57,7 @@ fn differentiate(
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(in super::super) fn differentiate_queries<F: Float>(
+pub(crate) fn differentiate_queries<F: Float>(
     q: &[F],
     k: &[F],
     v: &[F],
@@ -174,7 +174,7 @@ fn add_head<F: Float>(
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(in super::super) fn differentiate_keys<F: Float>(
+pub(crate) fn differentiate_keys<F: Float>(
     q: &[F],
     k: &[F],
     v: &[F],

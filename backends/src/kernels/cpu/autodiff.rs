@@ -3,14 +3,14 @@
 use super::half;
 use super::parallel::dims;
 use crate::device::{Backend, is_cpu};
+use crate::kernels::autodiff::{self, KernelBackend, enabled, kernel_backend};
 use crate::kernels::choice::{Operation, used};
-use crate::kernels::tape::{self, Engine, enabled, engine};
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use std::fmt::Debug;
 
-engine!(Flex, contiguous);
+kernel_backend!(Flex, contiguous);
 
 /// A function of `N` tensors with its gradient, in f32 or f64.
 ///
@@ -20,32 +20,32 @@ pub(super) trait Kernel<const N: usize>: Clone + Debug + Send + 'static {
     const NAME: &'static str;
 
     /// The inputs that the gradient needs.
-    fn keeps(&self) -> [bool; N] {
+    fn saves(&self) -> [bool; N] {
         [true; N]
     }
 
     /// The result.
     fn forward(&self, inputs: &[FlexTensor; N]) -> FlexTensor;
 
-    /// Gradients of the inputs that are wanted, given those that were kept and the gradient of the result.
+    /// Gradients of the inputs that are wanted, given those that were saved and the gradient of the result.
     fn backward(
         &self,
-        kept: [Option<FlexTensor>; N],
+        saved: [Option<FlexTensor>; N],
         gradient: FlexTensor,
         wanted: [bool; N],
     ) -> [Option<FlexTensor>; N];
 }
 
 /// The inputs of a kernel that keeps all of them.
-pub(super) fn all<const N: usize>(kept: [Option<FlexTensor>; N]) -> [FlexTensor; N] {
-    kept.map(|input| input.unwrap_or_else(|| unreachable!("kept by the forward pass")))
+pub(super) fn all_saved<const N: usize>(saved: [Option<FlexTensor>; N]) -> [FlexTensor; N] {
+    saved.map(|input| input.unwrap_or_else(|| unreachable!("saved by the forward pass")))
 }
 
 /// An input of a kernel.
-pub(super) type Input = tape::Input<Flex>;
+pub(super) type Input = autodiff::Input<Flex>;
 
 /// Whether models on this device run through kernels.
-pub(in crate::kernels) fn available(operation: Operation, device: &Device) -> bool {
+pub(super) fn available(operation: Operation, device: &Device) -> bool {
     let known = || {
         matches!(
             device.settings().float_dtype,
@@ -56,12 +56,12 @@ pub(in crate::kernels) fn available(operation: Operation, device: &Device) -> bo
 }
 
 /// Whether tensors like this one are computed with as they are stored: f32 or f64.
-pub(super) fn exact<const D: usize>(tensor: &Tensor<D>) -> bool {
-    knows(tensor) && computed_in(tensor.dtype()) == tensor.dtype()
+pub(super) fn is_full_precision<const D: usize>(tensor: &Tensor<D>) -> bool {
+    supports(tensor) && compute_dtype(tensor.dtype()) == tensor.dtype()
 }
 
 /// Whether the kernels know tensors like this one.
-pub(super) fn knows<const D: usize>(tensor: &Tensor<D>) -> bool {
+pub(super) fn supports<const D: usize>(tensor: &Tensor<D>) -> bool {
     matches!(
         tensor.dtype(),
         DType::F32 | DType::F64 | DType::BF16 | DType::F16
@@ -70,7 +70,7 @@ pub(super) fn knows<const D: usize>(tensor: &Tensor<D>) -> bool {
 }
 
 /// The type that kernels compute with tensors of this one in.
-pub(super) fn computed_in(stored: DType) -> DType {
+pub(super) fn compute_dtype(stored: DType) -> DType {
     match stored {
         DType::BF16 | DType::F16 => DType::F32,
         own => own,
@@ -79,18 +79,18 @@ pub(super) fn computed_in(stored: DType) -> DType {
 
 /// Takes a tensor to its backend's own form, where kernels know it.
 pub(super) fn input<const D: usize>(tensor: Tensor<D>) -> Input {
-    tape::input(tensor)
+    autodiff::input(tensor)
 }
 
 /// A tensor off the tape, contiguous.
-pub(super) fn plain<const D: usize>(tensor: Tensor<D>) -> FlexTensor {
-    tape::plain::<Flex, D>(tensor)
+pub(super) fn detached<const D: usize>(tensor: Tensor<D>) -> FlexTensor {
+    autodiff::detached::<Flex, D>(tensor)
 }
 
 /// The tensor of a backend's own form.
-pub(super) fn wrap<const D: usize>(tensor: FlexTensor) -> Tensor<D> {
+pub(super) fn to_tensor<const D: usize>(tensor: FlexTensor) -> Tensor<D> {
     debug_assert_eq!(tensor.layout().num_dims(), D, "{:?}", dims::<1>(&tensor));
-    Flex::close(tensor)
+    Flex::tensor(tensor)
 }
 
 pub(super) fn contiguous(tensor: FlexTensor) -> FlexTensor {
@@ -104,50 +104,50 @@ pub(super) fn contiguous(tensor: FlexTensor) -> FlexTensor {
 /// Runs a kernel; on the tape if any input is.
 ///
 /// Inputs in half precision, which have one type, are widened to f32 and the result is narrowed to theirs, in the backward pass
-/// too; what is kept between the passes is kept in two bytes.
+/// too; what is saved between the passes is saved in two bytes.
 pub(super) fn run<const N: usize, const D: usize, K: Kernel<N>>(
     kernel: K,
     inputs: [Input; N],
 ) -> Tensor<D> {
-    tape::run(Widening(kernel), inputs)
+    autodiff::run(Widening(kernel), inputs)
 }
 
 /// A kernel in f32 or f64 with half precision around it.
 #[derive(Clone, Debug)]
 struct Widening<K>(K);
 
-impl<const N: usize, K: Kernel<N>> tape::Kernel<Flex, N> for Widening<K> {
+impl<const N: usize, K: Kernel<N>> autodiff::Kernel<Flex, N> for Widening<K> {
     const NAME: &str = K::NAME;
     type Saved = [Option<FlexTensor>; N];
 
     fn forward(&self, inputs: [FlexTensor; N]) -> (FlexTensor, Self::Saved) {
         let stored = inputs[0].dtype();
-        let result = if computed_in(stored) == stored {
+        let result = if compute_dtype(stored) == stored {
             self.0.forward(&inputs)
         } else {
             let wide = inputs.each_ref().map(|t| half::widened(t.clone()));
             half::narrowed(self.0.forward(&wide), stored)
         };
-        let mut keeps = self.0.keeps().into_iter();
-        let kept = inputs.map(|input| keeps.next().unwrap_or(true).then_some(input));
-        (result, kept)
+        let mut saves = self.0.saves().into_iter();
+        let saved = inputs.map(|input| saves.next().unwrap_or(true).then_some(input));
+        (result, saved)
     }
 
     fn backward(
         &self,
-        kept: Self::Saved,
+        saved: Self::Saved,
         gradient: FlexTensor,
         wanted: [bool; N],
     ) -> [Option<FlexTensor>; N] {
         let stored = gradient.dtype();
-        let kept = kept.map(|input| input.map(half::widened));
-        let gradients = self.0.backward(kept, half::widened(gradient), wanted);
+        let saved = saved.map(|input| input.map(half::widened));
+        let gradients = self.0.backward(saved, half::widened(gradient), wanted);
         gradients.map(|g| g.map(|g| half::narrowed(g, stored)))
     }
 }
 
-/// Runs the same code for f32 and f64: `each!(dtype, function(arguments))` calls `function::<T>`.
-macro_rules! each {
+/// Runs the same code for f32 and f64: `dispatch_float!(dtype, function(arguments))` calls `function::<T>`.
+macro_rules! dispatch_float {
     ($dtype:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
         match $dtype {
             burn::tensor::DType::F32 => $function::<f32>($($argument),*),
@@ -156,4 +156,4 @@ macro_rules! each {
         }
     };
 }
-pub(super) use each;
+pub(super) use dispatch_float;

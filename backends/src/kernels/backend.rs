@@ -1,0 +1,240 @@
+//! The fused operations that a backend may have a kernel for.
+
+use super::choice::Operation;
+use super::shapes::{
+    AdamWStep, AttentionShape, Blocks8, Choice, DecodeShape, Drawn, Gate, Map8, RowScores,
+    RunningScores, Scaling, ScoreGradients, Segments, Updated,
+};
+use burn::tensor::{DType, Device, Int, Tensor};
+use std::any::Any;
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The kernels of a backend. A method that a backend leaves out has no kernel there: it returns `None`, or gives back the tensor
+/// that it would have written to. The functions of [`crate::kernels`] document shapes and formulas.
+#[allow(unused_variables, reason = "a default reads no argument")]
+pub(super) trait Kernels: Sync {
+    /// Whether a device is this backend's.
+    fn runs_on(&self, device: &Device) -> bool;
+
+    /// Whether models on a device of this backend run an operation through its kernel.
+    fn available(&self, operation: Operation, device: &Device) -> bool;
+
+    /// Columns of the vocabulary whose logits are scored at a time; `None` where whole rows are.
+    fn vocabulary_tile(&self, device: &Device) -> Option<usize> {
+        None
+    }
+
+    fn rms_norm(&self, x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<Tensor<2>> {
+        None
+    }
+
+    fn rms_norm_onto(
+        &self,
+        base: Tensor<2>,
+        x: &Tensor<2>,
+        w: &Tensor<2>,
+        eps: f64,
+        offset: f64,
+    ) -> Result<Tensor<2>, Tensor<2>> {
+        Err(base)
+    }
+
+    fn glu(&self, activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
+        None
+    }
+
+    fn rotary(
+        &self,
+        x: Tensor<3>,
+        cos: &Tensor<3>,
+        sin: &Tensor<3>,
+    ) -> Result<Tensor<3>, Tensor<3>> {
+        Err(x)
+    }
+
+    fn linear(&self, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+        None
+    }
+
+    fn linear_each(&self, x: &Tensor<2>, w: &[&Tensor<2>]) -> Option<Vec<Tensor<2>>> {
+        None
+    }
+
+    fn linear_onto(&self, base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+        None
+    }
+
+    fn linear_gated(&self, x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
+        None
+    }
+
+    fn product(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+        None
+    }
+
+    fn product_nt(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+        None
+    }
+
+    fn product_tn(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+        None
+    }
+
+    /// Copies a matrix `[outputs, inputs]` for products with few rows, with its own numbers.
+    fn pack(&self, matrix: &Tensor<2>) -> Option<Arc<dyn PackedMatrix>> {
+        None
+    }
+
+    /// Copies a matrix `[outputs, inputs]` for products with few rows, rounded to 8 bits.
+    fn quantise(&self, matrix: &Tensor<2>) -> Option<Arc<dyn PackedMatrix>> {
+        None
+    }
+
+    fn attention(
+        &self,
+        q: &Tensor<3>,
+        k: &Tensor<3>,
+        v: &Tensor<3>,
+        shape: &AttentionShape,
+    ) -> Option<Tensor<3>> {
+        None
+    }
+
+    fn decode_attention(
+        &self,
+        qkv: [Tensor<2>; 3],
+        cache: [Tensor<4>; 2],
+        shape: &DecodeShape<'_>,
+    ) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
+        None
+    }
+
+    fn draw_rows(
+        &self,
+        logits: &Tensor<2>,
+        temperature: f64,
+        uniforms: Option<&[f32]>,
+    ) -> Option<Vec<Drawn>> {
+        None
+    }
+
+    fn choose_rows(&self, logits: &Tensor<2>, choice: Choice<'_>) -> Option<Tensor<2>> {
+        None
+    }
+
+    fn score_rows(
+        &self,
+        logits: &Tensor<2>,
+        targets: &Tensor<1, Int>,
+        scaling: Scaling,
+    ) -> Option<RowScores> {
+        None
+    }
+
+    fn score_gradient(
+        &self,
+        logits: Tensor<2>,
+        targets: &Tensor<1, Int>,
+        scores: &RowScores,
+        upstream: ScoreGradients<'_>,
+        scaling: Scaling,
+    ) -> Option<Tensor<2>> {
+        None
+    }
+
+    fn score_tile(
+        &self,
+        logits: &Tensor<2>,
+        first: usize,
+        targets: &Tensor<1, Int>,
+        running: Option<RunningScores>,
+        scaling: Scaling,
+    ) -> Option<RunningScores> {
+        None
+    }
+
+    /// Scores after the last tile; `None` where there is no `score_tile`.
+    fn scores(&self, running: RunningScores) -> Option<RowScores> {
+        None
+    }
+
+    fn tile_gradient(
+        &self,
+        logits: Tensor<2>,
+        first: usize,
+        targets: &Tensor<1, Int>,
+        scores: &RowScores,
+        upstream: ScoreGradients<'_>,
+        scaling: Scaling,
+    ) -> Option<Tensor<2>> {
+        None
+    }
+
+    /// Whether `adamw` updates parameters like this one.
+    fn updates(&self, value: &Tensor<2>) -> bool {
+        false
+    }
+
+    /// `None` where `updates` says no.
+    fn adamw(
+        &self,
+        value: Tensor<2>,
+        rows: Range<usize>,
+        gradient: &Tensor<2>,
+        moments: Option<[Tensor<2>; 2]>,
+        stored: Option<Tensor<2>>,
+        step: &AdamWStep,
+    ) -> Option<Updated> {
+        None
+    }
+
+    fn quantise8(&self, values: &Tensor<2>, map: &Map8<'_>) -> Option<Blocks8> {
+        None
+    }
+
+    fn dequantise8(
+        &self,
+        blocks: &Blocks8,
+        entries: &Tensor<1>,
+        shape: [usize; 2],
+        dtype: DType,
+    ) -> Option<Tensor<2>> {
+        None
+    }
+
+    fn add_rows(
+        &self,
+        sum: Tensor<2>,
+        segments: &Segments,
+        rows: &Tensor<2>,
+    ) -> Result<Tensor<2>, Tensor<2>> {
+        Err(sum)
+    }
+}
+
+/// A copy of a matrix `[outputs, inputs]` in the layout of a backend's kernels for products with few rows.
+pub(super) trait PackedMatrix: Any + Debug + Send + Sync {
+    /// Bytes of the copy.
+    fn bytes(&self) -> usize;
+
+    /// Whether the copy has the matrix's own numbers.
+    fn is_exact(&self) -> bool;
+
+    /// `x · Wᵀ`. `None` where the kernel does not take `x`.
+    fn linear(&self, x: &Tensor<2>) -> Option<Tensor<2>>;
+
+    /// The same of this matrix and others of its kind, in this order.
+    fn linear_each(&self, others: &[&dyn PackedMatrix], x: &Tensor<2>) -> Option<Vec<Tensor<2>>> {
+        let own = self.linear(x)?;
+        let others = others.iter().map(|w| w.linear(x));
+        std::iter::once(Some(own)).chain(others).collect()
+    }
+
+    /// `base + x · Wᵀ`. Gives the base back where the kernel does not take the tensors.
+    fn linear_onto(&self, base: Tensor<2>, x: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>>;
+
+    /// `silu(x · Wᵀ) ∘ (x · upᵀ)`, with `up` of the same kind and shape. `None` where the kernel does not take the tensors.
+    fn linear_gated(&self, up: &dyn PackedMatrix, x: &Tensor<2>) -> Option<Tensor<2>>;
+}

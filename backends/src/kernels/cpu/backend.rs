@@ -1,0 +1,127 @@
+//! What the CPU backend has kernels for.
+
+use super::packed::PanelMatrix;
+use super::{attention, autodiff, decode, draw, glu, linear, norm, rotary, scores, skinny_gemm};
+use crate::device::is_cpu;
+use crate::kernels::backend::{Kernels, PackedMatrix};
+use crate::kernels::choice::Operation;
+use crate::kernels::shapes::{
+    AttentionShape, DecodeShape, Drawn, Gate, RowScores, Scaling, ScoreGradients,
+};
+use burn::tensor::{Device, Int, Tensor};
+use std::sync::Arc;
+
+/// The kernels of the CPU backend, in f32 and f64.
+#[derive(Debug)]
+pub(crate) struct CpuKernels;
+
+impl Kernels for CpuKernels {
+    fn runs_on(&self, device: &Device) -> bool {
+        is_cpu(device)
+    }
+
+    fn available(&self, operation: Operation, device: &Device) -> bool {
+        autodiff::available(operation, device)
+    }
+
+    fn rms_norm(&self, x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<Tensor<2>> {
+        norm::rms_norm(x, w, eps, offset)
+    }
+
+    fn glu(&self, activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
+        glu::glu(activation, gate, up)
+    }
+
+    fn rotary(
+        &self,
+        x: Tensor<3>,
+        cos: &Tensor<3>,
+        sin: &Tensor<3>,
+    ) -> Result<Tensor<3>, Tensor<3>> {
+        rotary::rotary(x, cos, sin)
+    }
+
+    fn linear(&self, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+        linear::linear(x, w)
+    }
+
+    fn linear_each(&self, x: &Tensor<2>, w: &[&Tensor<2>]) -> Option<Vec<Tensor<2>>> {
+        skinny_gemm::linear_each(x, w)
+    }
+
+    fn linear_onto(&self, base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+        skinny_gemm::linear_onto(base, x, w)
+    }
+
+    fn linear_gated(&self, x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
+        skinny_gemm::linear_gated(x, gate, up)
+    }
+
+    fn product(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+        linear::product(a, b)
+    }
+
+    fn product_nt(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+        linear::product_nt(a, b)
+    }
+
+    fn product_tn(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+        linear::product_tn(a, b)
+    }
+
+    fn pack(&self, matrix: &Tensor<2>) -> Option<Arc<dyn PackedMatrix>> {
+        Some(Arc::new(PanelMatrix::pack(matrix)?))
+    }
+
+    fn quantise(&self, matrix: &Tensor<2>) -> Option<Arc<dyn PackedMatrix>> {
+        Some(Arc::new(PanelMatrix::quantise(matrix)?))
+    }
+
+    fn attention(
+        &self,
+        q: &Tensor<3>,
+        k: &Tensor<3>,
+        v: &Tensor<3>,
+        shape: &AttentionShape,
+    ) -> Option<Tensor<3>> {
+        attention::attention(q, k, v, shape)
+    }
+
+    fn decode_attention(
+        &self,
+        qkv: [Tensor<2>; 3],
+        cache: [Tensor<4>; 2],
+        shape: &DecodeShape<'_>,
+    ) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
+        decode::decode_attention(&qkv, cache, shape)
+    }
+
+    fn draw_rows(
+        &self,
+        logits: &Tensor<2>,
+        temperature: f64,
+        uniforms: Option<&[f32]>,
+    ) -> Option<Vec<Drawn>> {
+        draw::draw_rows(logits, temperature, uniforms)
+    }
+
+    fn score_rows(
+        &self,
+        logits: &Tensor<2>,
+        targets: &Tensor<1, Int>,
+        scaling: Scaling,
+    ) -> Option<RowScores> {
+        scores::score_rows(logits, targets, scaling)
+    }
+
+    fn score_gradient(
+        &self,
+        logits: Tensor<2>,
+        targets: &Tensor<1, Int>,
+        scores: &RowScores,
+        upstream: ScoreGradients<'_>,
+        scaling: Scaling,
+    ) -> Option<Tensor<2>> {
+        scores::score_gradient(logits, targets, scores, upstream, scaling)
+    }
+}

@@ -1,0 +1,73 @@
+//! Matrix products through the `gemm` crate, on strided matrices.
+
+use super::real::Real;
+use gemm::Parallelism;
+
+/// Rows, inner length and columns of a product.
+#[derive(Clone, Copy)]
+pub(super) struct Size {
+    pub m: usize,
+    pub k: usize,
+    pub n: usize,
+}
+
+/// A matrix to read: where it begins, and elements from a row or column to the next.
+pub(super) struct Matrix<T> {
+    pub start: *const T,
+    pub row: usize,
+    pub column: usize,
+}
+
+/// A matrix to write, its columns side by side.
+#[derive(Clone, Copy)]
+pub(super) struct Target<T> {
+    pub start: *mut T,
+    /// Elements from a row to the next.
+    pub row: usize,
+    /// Whether the product is added to what is there.
+    pub add: bool,
+}
+
+impl<T> Clone for Matrix<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Matrix<T> {}
+
+/// `out = a · b`, or `out += a · b`.
+pub(super) fn multiply<T: Real>(
+    size: Size,
+    out: Target<T>,
+    a: Matrix<T>,
+    b: Matrix<T>,
+    parallelism: Parallelism,
+) {
+    let (scale, one) = (if out.add { T::ONE } else { T::ZERO }, T::ONE);
+    // SAFETY: callers hand in matrices of this size with these strides, the one written to no other core's.
+    #[allow(unsafe_code, reason = "the gemm crate takes pointers")]
+    unsafe {
+        gemm::gemm(
+            size.m,
+            size.n,
+            size.k,
+            out.start,
+            1,
+            out.row as isize,
+            out.add,
+            a.start,
+            a.column as isize,
+            a.row as isize,
+            b.start,
+            b.column as isize,
+            b.row as isize,
+            scale,
+            one,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}

@@ -1,0 +1,173 @@
+//! What CubeCL backends have kernels for.
+
+use super::packed::QuantizedMatrix;
+use super::{adamw, attention, block8, decode, draw, embedding, glu, launch, norm, rotary, scores};
+use crate::device::is_cpu;
+use crate::kernels::backend::{Kernels, PackedMatrix};
+use crate::kernels::choice::{Operation, TILE};
+use crate::kernels::shapes::{
+    AdamWStep, AttentionShape, Blocks8, Choice, DecodeShape, Gate, Map8, RowScores, RunningScores,
+    Scaling, ScoreGradients, Segments, Updated,
+};
+use burn::tensor::{DType, Device, Int, Tensor};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The kernels of `CubeCL` backends: in f32 inside; f32, f16 or bf16 outside.
+#[derive(Debug)]
+pub(crate) struct CubeKernels;
+
+impl Kernels for CubeKernels {
+    fn runs_on(&self, device: &Device) -> bool {
+        !is_cpu(device)
+    }
+
+    fn available(&self, operation: Operation, device: &Device) -> bool {
+        launch::available(operation, device)
+    }
+
+    fn vocabulary_tile(&self, device: &Device) -> Option<usize> {
+        launch::available(Operation::Scores, device).then_some(TILE)
+    }
+
+    fn rms_norm(&self, x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<Tensor<2>> {
+        norm::rms_norm(x, w, eps, offset)
+    }
+
+    fn rms_norm_onto(
+        &self,
+        base: Tensor<2>,
+        x: &Tensor<2>,
+        w: &Tensor<2>,
+        eps: f64,
+        offset: f64,
+    ) -> Result<Tensor<2>, Tensor<2>> {
+        norm::rms_norm_onto(base, x, w, eps, offset)
+    }
+
+    fn glu(&self, activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
+        glu::glu(activation, gate, up)
+    }
+
+    fn rotary(
+        &self,
+        x: Tensor<3>,
+        cos: &Tensor<3>,
+        sin: &Tensor<3>,
+    ) -> Result<Tensor<3>, Tensor<3>> {
+        rotary::rotary(x, cos, sin)
+    }
+
+    fn quantise(&self, matrix: &Tensor<2>) -> Option<Arc<dyn PackedMatrix>> {
+        Some(Arc::new(QuantizedMatrix::quantise(matrix)?))
+    }
+
+    fn attention(
+        &self,
+        q: &Tensor<3>,
+        k: &Tensor<3>,
+        v: &Tensor<3>,
+        shape: &AttentionShape,
+    ) -> Option<Tensor<3>> {
+        attention::attention(q, k, v, shape)
+    }
+
+    fn decode_attention(
+        &self,
+        qkv: [Tensor<2>; 3],
+        cache: [Tensor<4>; 2],
+        shape: &DecodeShape<'_>,
+    ) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
+        decode::decode_attention(qkv, cache, shape)
+    }
+
+    fn choose_rows(&self, logits: &Tensor<2>, choice: Choice<'_>) -> Option<Tensor<2>> {
+        draw::choose_rows(logits, choice)
+    }
+
+    fn score_rows(
+        &self,
+        logits: &Tensor<2>,
+        targets: &Tensor<1, Int>,
+        scaling: Scaling,
+    ) -> Option<RowScores> {
+        scores::score_tile(logits, 0, targets, None, scaling).map(scores::finish)
+    }
+
+    fn score_gradient(
+        &self,
+        logits: Tensor<2>,
+        targets: &Tensor<1, Int>,
+        scores: &RowScores,
+        upstream: ScoreGradients<'_>,
+        scaling: Scaling,
+    ) -> Option<Tensor<2>> {
+        scores::tile_gradient(logits, 0, targets, scores, upstream, scaling)
+    }
+
+    fn score_tile(
+        &self,
+        logits: &Tensor<2>,
+        first: usize,
+        targets: &Tensor<1, Int>,
+        running: Option<RunningScores>,
+        scaling: Scaling,
+    ) -> Option<RunningScores> {
+        scores::score_tile(logits, first, targets, running, scaling)
+    }
+
+    fn scores(&self, running: RunningScores) -> Option<RowScores> {
+        Some(scores::finish(running))
+    }
+
+    fn tile_gradient(
+        &self,
+        logits: Tensor<2>,
+        first: usize,
+        targets: &Tensor<1, Int>,
+        scores: &RowScores,
+        upstream: ScoreGradients<'_>,
+        scaling: Scaling,
+    ) -> Option<Tensor<2>> {
+        scores::tile_gradient(logits, first, targets, scores, upstream, scaling)
+    }
+
+    fn updates(&self, value: &Tensor<2>) -> bool {
+        adamw::updates(value)
+    }
+
+    fn adamw(
+        &self,
+        value: Tensor<2>,
+        rows: Range<usize>,
+        gradient: &Tensor<2>,
+        moments: Option<[Tensor<2>; 2]>,
+        stored: Option<Tensor<2>>,
+        step: &AdamWStep,
+    ) -> Option<Updated> {
+        adamw::updates(&value).then(|| adamw::adamw(value, rows, gradient, moments, stored, step))
+    }
+
+    fn quantise8(&self, values: &Tensor<2>, map: &Map8<'_>) -> Option<Blocks8> {
+        block8::quantise(values, map)
+    }
+
+    fn dequantise8(
+        &self,
+        blocks: &Blocks8,
+        entries: &Tensor<1>,
+        shape: [usize; 2],
+        dtype: DType,
+    ) -> Option<Tensor<2>> {
+        block8::dequantise(blocks, entries, shape, dtype)
+    }
+
+    fn add_rows(
+        &self,
+        sum: Tensor<2>,
+        segments: &Segments,
+        rows: &Tensor<2>,
+    ) -> Result<Tensor<2>, Tensor<2>> {
+        embedding::add_rows(sum, segments, rows)
+    }
+}
