@@ -5,13 +5,12 @@
 
 use firebrick::backends::DeviceSpec;
 use firebrick::backends::device::open;
-use firebrick::engine::batch::{Batch, Sequence, grouping};
-use firebrick::engine::gradients::Gradients;
+use firebrick::engine::batch::{Batch, grouping};
+use firebrick::engine::executor::{Executor, Gradients, Runtime};
 use firebrick::engine::learner::train_cut;
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::plan::{MemoryConfig, Packing};
-use firebrick::engine::runtime::Runtime;
-use firebrick::engine::schedule::Schedule;
+use firebrick::engine::sequence::Sequence;
 use firebrick::models::random::Stream;
 use firebrick::models::{Arch, Decoder};
 use serde_json::{Value, json};
@@ -86,7 +85,7 @@ fn compare(name: &str, decoder: &mut Decoder, sequences: &[Sequence], memory: &M
             let started = Instant::now();
             let batch = Batch::pack(sequences, cut).expect("micro-batches");
             let mut gradients = Gradients::new(decoder.specs().count());
-            Schedule::new(plan, &runtime, 1.0)
+            Executor::new(plan, &runtime, 1.0)
                 .backward(decoder, &batch.micros(), &Nll, &mut gradients, None)
                 .expect("a backward pass");
             let elapsed = started.elapsed().as_secs_f64();

@@ -5,12 +5,10 @@
 
 use firebrick::backends::DeviceSpec;
 use firebrick::backends::device::open;
-use firebrick::engine::batch::Sequence;
-use firebrick::engine::gradients::Gradients;
+use firebrick::engine::executor::{Executor, Gradients, Runtime};
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::plan::{MemoryConfig, ModelPlan};
-use firebrick::engine::runtime::Runtime;
-use firebrick::engine::schedule::Schedule;
+use firebrick::engine::sequence::Sequence;
 use firebrick::models::generate::{Generator, Request, Sampling};
 use firebrick::models::random::DrawKey;
 use firebrick::models::{Arch, Decoder};
@@ -85,7 +83,7 @@ fn backward(decoder: &mut Decoder) {
         let name = format!("forward and backward, {SEQUENCES} x {LENGTH}, {name}");
         measure(&name, SEQUENCES * LENGTH, || {
             let mut gradients = Gradients::new(decoder.specs().count());
-            Schedule::new(&plan, &runtime, 1.0)
+            Executor::new(&plan, &runtime, 1.0)
                 .backward(decoder, &micros, &Nll, &mut gradients, None)
                 .expect("a backward pass");
         });

@@ -17,16 +17,15 @@ use firebrick::backends::device::{Backend, is_cpu, panic_message};
 use firebrick::backends::memory::read;
 use firebrick::backends::profile::DeviceProfile;
 use firebrick::backends::{DeviceInfo, Precision};
-use firebrick::engine::batch::Sequence;
+use firebrick::engine::executor::{Residency, Runtime};
 use firebrick::engine::learner::Learner;
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::optim::OptimConfig;
-use firebrick::engine::placed::Use;
 use firebrick::engine::plan::estimate::{Workload, estimate};
 use firebrick::engine::plan::{
     Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload,
 };
-use firebrick::engine::runtime::Runtime;
+use firebrick::engine::sequence::Sequence;
 use firebrick::models::adapter::LoraConfig;
 use firebrick::models::{Arch, Decoder};
 use serde_json::{Value, json};
@@ -190,7 +189,7 @@ fn learner(decoder: &Decoder, memory: &MemoryConfig, measuring: bool) -> Learner
     let mut learner = Learner::new(decoder.clone(), plan, optim, runtime);
     learner
         .model
-        .settle(Use::Pass)
+        .set_residency(Residency::Pass)
         .expect("weights in their place");
     learner
 }

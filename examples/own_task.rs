@@ -3,10 +3,10 @@
 //! `cargo run --release --example own_task -- output=runs/own_task`
 #![allow(clippy::print_stdout, reason = "an example shows what it did")]
 
+use firebrick::engine::config::Mode;
 use firebrick::engine::config::parse;
 use firebrick::engine::task::{Completion, Example, PromptText, Reward, Split, Task, TaskError};
 use firebrick::engine::trainer::{Silent, Start, Trainer};
-use firebrick::engine::trainer_state::Mode;
 use std::sync::Arc;
 
 struct Count;

@@ -1,6 +1,6 @@
 //! What can go wrong in a run.
 
-use crate::optim::schedule::ScheduleError;
+use crate::lr_scheduler::LrSchedulerError;
 use crate::plan::size::Bytes;
 use crate::task::TaskError;
 use firebrick_backends::accounts::{Balance, Home};
@@ -33,7 +33,7 @@ pub enum Error {
     Task(#[from] TaskError),
     /// The learning-rate schedule.
     #[error("optim.lr_scheduler: {0}")]
-    Schedule(#[from] ScheduleError),
+    LrScheduler(#[from] LrSchedulerError),
     /// A completion could not be judged.
     #[error(
         "reward failed at step {step}, draw {draw}, sample {sample}: {reason}\n  prompt: {prompt:?}\n  completion: {completion:?}"
@@ -191,7 +191,7 @@ impl Error {
             Self::Config(_)
             | Self::Io { .. }
             | Self::Task(_)
-            | Self::Schedule(_)
+            | Self::LrScheduler(_)
             | Self::Budget { .. }
             | Self::RunExists { .. }
             | Self::Plan(_)
@@ -210,3 +210,11 @@ impl Error {
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of the device, with what was being done.
+pub(crate) fn device_error(doing: &'static str, e: &impl std::fmt::Display) -> Error {
+    Error::Model(firebrick_models::Error::Device {
+        doing,
+        detail: e.to_string(),
+    })
+}

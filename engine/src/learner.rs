@@ -1,14 +1,15 @@
 //! What learns, policy or critic: the model, its optimizer, and the plan under which one updates the other.
 
 use crate::Result;
-use crate::batch::{Batch, BatchStats, Cut, DropoutStep, Sequence, grouping};
-use crate::gradients::Gradients;
+use crate::batch::{Batch, BatchStats, DropoutStep, MicroBatchLimits, grouping};
+use crate::executor::{
+    Executor, Gradients, HeadLoss, ResidentModel, Runtime, score_all, values_all,
+};
+use crate::objective::{LossSums, MicroScores};
 use crate::optim::{AdamW, OptimConfig, StepOutcome};
-use crate::placed::Placed;
 use crate::plan::estimate::Sizes;
 use crate::plan::{ModelPlan, Role};
-use crate::runtime::Runtime;
-use crate::schedule::{HeadLoss, LossSums, MicroScores, Schedule, score_all, values_all};
+use crate::sequence::Sequence;
 use firebrick_backends::trace::span_on;
 use firebrick_models::{Arch, Decoder};
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Learner {
     /// The model, in its place.
-    pub model: Placed,
+    pub model: ResidentModel,
     /// Its optimizer.
     pub optimizer: AdamW,
     /// Copier, accounts, limit; all learners of a run share them.
@@ -72,7 +73,7 @@ impl Learner {
         let accounts = &runtime.accounts;
         let optimizer = AdamW::planned(optim, &decoder, plan.optimizer, accounts);
         Self {
-            model: Placed::new(decoder, plan, role, accounts),
+            model: ResidentModel::new(decoder, plan, role, accounts),
             optimizer,
             runtime,
             dropout: DropoutStep::default(),
@@ -106,10 +107,10 @@ impl Learner {
 
     /// A critic's values of sequences' scored tokens, in their order.
     pub fn values(&self, sequences: &[Sequence]) -> Result<Vec<Vec<f32>>> {
-        let Placed { decoder, plan, .. } = &self.model;
-        let schedule = Schedule::new(plan, &self.runtime, 1.0).for_role(self.model.role());
+        let ResidentModel { decoder, plan, .. } = &self.model;
+        let executor = Executor::new(plan, &self.runtime, 1.0).for_role(self.model.role());
         let cut = score_cut(plan, decoder.arch());
-        values_all(&schedule, decoder, sequences, cut)
+        values_all(&executor, decoder, sequences, cut)
     }
 
     /// Takes another plan; what the optimizer has learnt stays. Weights move when they are next settled.
@@ -125,10 +126,10 @@ impl Learner {
     /// The same under the policy with its adapters off: the reference policy of a run that trains adapters.
     pub fn score_base(&self, sequences: &[Sequence], temperature: f64) -> Result<MicroScores> {
         let plan = &self.model.plan;
-        let schedule = Schedule::new(plan, &self.runtime, temperature);
+        let executor = Executor::new(plan, &self.runtime, temperature);
         let base = self.model.decoder.adapters_off();
         let cut = score_cut(plan, base.arch());
-        score_all(&schedule, &base, sequences, cut)
+        score_all(&executor, &base, sequences, cut)
     }
 
     /// One optimizer step over sequences whose weights already hold the step's normalisers. A critic knows no temperature.
@@ -159,8 +160,8 @@ impl Learner {
             dropout,
         } = self;
         let role = model.role();
-        let Placed { decoder, plan, .. } = model;
-        let schedule = Schedule::new(plan, runtime, temperature)
+        let ResidentModel { decoder, plan, .. } = model;
+        let executor = Executor::new(plan, runtime, temperature)
             .for_role(role)
             .with_dropout(*dropout)
             .with_loss_scale(optimizer.loss_scale());
@@ -171,11 +172,11 @@ impl Learner {
         let sums = if plan.optimizer.in_backward {
             let mut step = optimizer.in_backward(lr);
             let sums =
-                schedule.backward(decoder, &micros, loss, &mut gradients, Some(&mut step))?;
+                executor.backward(decoder, &micros, loss, &mut gradients, Some(&mut step))?;
             applied = Some(StepOutcome::applied(step.grad_norm()));
             sums
         } else {
-            schedule.backward(decoder, &micros, loss, &mut gradients, None)?
+            executor.backward(decoder, &micros, loss, &mut gradients, None)?
         };
         Ok(Accumulated {
             gradients,
@@ -211,33 +212,33 @@ impl Learner {
 
 /// Log-probs and entropies of sequences under any placed model, in their order.
 pub fn score_placed(
-    model: &Placed,
+    model: &ResidentModel,
     runtime: &Runtime,
     sequences: &[Sequence],
     temperature: f64,
 ) -> Result<MicroScores> {
-    let schedule = Schedule::new(&model.plan, runtime, temperature).for_role(model.role());
+    let executor = Executor::new(&model.plan, runtime, temperature).for_role(model.role());
     let cut = score_cut(&model.plan, model.decoder.arch());
-    score_all(&schedule, &model.decoder, sequences, cut)
+    score_all(&executor, &model.decoder, sequences, cut)
 }
 
 /// How a plan cuts training batches.
 #[must_use]
-pub fn train_cut(plan: &ModelPlan, arch: &Arch) -> Cut {
+pub fn train_cut(plan: &ModelPlan, arch: &Arch) -> MicroBatchLimits {
     cut(plan, arch, plan.train_tokens, "memory.train_tokens")
 }
 
 /// How a plan cuts forward-only batches.
 #[must_use]
-pub fn score_cut(plan: &ModelPlan, arch: &Arch) -> Cut {
+pub fn score_cut(plan: &ModelPlan, arch: &Arch) -> MicroBatchLimits {
     cut(plan, arch, plan.score_tokens, "memory.score_tokens")
 }
 
-fn cut(plan: &ModelPlan, arch: &Arch, max_tokens: usize, key: &'static str) -> Cut {
+fn cut(plan: &ModelPlan, arch: &Arch, max_tokens: usize, key: &'static str) -> MicroBatchLimits {
     let sizes = Sizes::of(arch, None);
     // 4 · width · keys operations of attention against 2 for every weight
     let attention = 2 * arch.num_layers * arch.num_heads * arch.head_dim;
-    Cut {
+    MicroBatchLimits {
         max_tokens,
         max_sequences: plan.micro_batch_size,
         layout: plan.layout,

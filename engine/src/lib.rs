@@ -1,33 +1,23 @@
-//! The trainer: tasks, rollouts, batches, objectives, plans, the segment schedule that executes them, checkpoints.
+//! The trainer: tasks, rollouts, batches, objectives, plans, the executor that runs them, checkpoints.
 //!
 //! The engine prints nothing: it reports through values, an [`Observer`](trainer::Observer) and `tracing`.
 
 pub mod batch;
+pub mod checkpoint;
 pub mod config;
-pub mod critic;
 pub mod data;
-pub mod dataset;
-pub mod demonstrations;
 pub mod error;
-pub mod evaluate;
-pub mod gradients;
-pub mod judge;
+pub mod executor;
 pub mod learner;
-pub mod ledger;
-pub mod lora;
+pub mod lr_scheduler;
 pub mod metrics;
 pub mod objective;
 pub mod optim;
-pub mod placed;
 pub mod plan;
-pub mod reward_model;
+pub mod reward;
 pub mod rollout;
-pub mod run_dir;
-pub mod runtime;
-pub mod schedule;
-pub mod source;
+pub mod sequence;
 pub mod task;
 pub mod trainer;
-pub mod trainer_state;
 
 pub use error::{Error, Result};

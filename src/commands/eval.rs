@@ -2,8 +2,8 @@
 
 use crate::arguments::EvalArgs;
 use firebrick::engine::config;
-use firebrick::engine::evaluate;
-use firebrick::engine::lora::LoraSettings;
+use firebrick::engine::config::LoraSettings;
+use firebrick::engine::trainer::evaluate;
 
 pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     let mut config = config::load(&args.config, &args.overrides)?;
@@ -19,7 +19,7 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     if let Some(adapter) = &args.adapter {
         config.model.lora = Some(LoraSettings::at(adapter.clone()));
     }
-    let result = evaluate::evaluate(&config)?;
+    let result = evaluate(&config)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&result)?);
     } else {

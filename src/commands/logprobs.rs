@@ -3,11 +3,11 @@
 use super::{Loaded, UserError, load};
 use crate::arguments::LogprobsArgs;
 use anyhow::Context;
-use firebrick::engine::batch::{Cut, Sequence};
+use firebrick::engine::batch::MicroBatchLimits;
+use firebrick::engine::executor::{Executor, Runtime, score_all};
 use firebrick::engine::learner::score_cut;
 use firebrick::engine::plan::MemoryConfig;
-use firebrick::engine::runtime::Runtime;
-use firebrick::engine::schedule::{Schedule, score_all};
+use firebrick::engine::sequence::Sequence;
 use firebrick::models::Tokenizer;
 use firebrick::models::generate::check_ids;
 use serde::Deserialize;
@@ -71,13 +71,13 @@ pub fn run(args: &LogprobsArgs) -> anyhow::Result<()> {
     }
     let plan = MemoryConfig::default().plan(decoder.arch())?;
     let runtime = Runtime::new(decoder.device());
-    let schedule = Schedule::new(&plan, &runtime, args.temperature);
-    let cut = Cut {
+    let executor = Executor::new(&plan, &runtime, args.temperature);
+    let cut = MicroBatchLimits {
         max_tokens: args.max_tokens,
         key: "--max-tokens",
         ..score_cut(&plan, decoder.arch())
     };
-    let scores = score_all(&schedule, &decoder, &sequences, cut)?;
+    let scores = score_all(&executor, &decoder, &sequences, cut)?;
     let mut out = String::new();
     for (logp, entropy) in scores.logp.iter().zip(&scores.entropy) {
         // the last position has an entropy and no next token

@@ -39,7 +39,7 @@ pub fn load(
 ) -> anyhow::Result<Loaded> {
     let checkpoint = Checkpoint::open(dir)?;
     let tokenizer = Tokenizer::from_dir(dir)?;
-    firebrick::engine::source::check_arch(checkpoint.arch(), &tokenizer)?;
+    firebrick::engine::checkpoint::check_arch(checkpoint.arch(), &tokenizer)?;
     let (device, _) = firebrick::backends::device::open(device)?;
     let decoder = checkpoint.load(&device)?;
     let decoder = match adapter {

@@ -7,13 +7,14 @@ use firebrick::backends::accounts::Category;
 use firebrick::backends::device::Backend;
 use firebrick::backends::memory::free_bytes;
 use firebrick::backends::profile::{DeviceProfile, Origin};
+use firebrick::engine::checkpoint::architecture;
 use firebrick::engine::config;
-use firebrick::engine::data::{Survey, mode_of};
+use firebrick::engine::config::mode_of;
+use firebrick::engine::data::DatasetStats;
 use firebrick::engine::plan::estimate::{Sizes, rules};
 use firebrick::engine::plan::planner::Request;
 use firebrick::engine::plan::size::Bytes;
 use firebrick::engine::plan::{PlanReport, Preset};
-use firebrick::engine::source::architecture;
 use std::io::Write;
 
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
@@ -27,7 +28,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let free = info.as_ref().and_then(free_bytes);
     let mut request = Request::of_run(&config, mode_of(&config), &arch, profile, free)?
         .spread(args.parallel.degrees())?;
-    match Survey::of(&config) {
+    match DatasetStats::of(&config) {
         Ok(survey) => request.workload.observe(survey),
         Err(e) => tracing::info!(
             "could not read the prompts and examples, so the plan assumes the maximum lengths: {e}"

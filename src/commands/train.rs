@@ -3,8 +3,8 @@
 use crate::arguments::RunArgs;
 use crate::progress::Progress;
 use firebrick::engine::config;
+use firebrick::engine::config::Mode;
 use firebrick::engine::trainer::{Start, Trainer};
-use firebrick::engine::trainer_state::Mode;
 
 pub fn run(args: &RunArgs, mode: Mode, start: Start) -> anyhow::Result<()> {
     let mut config = config::load(&args.config, &args.overrides)?;

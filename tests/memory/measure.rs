@@ -4,17 +4,17 @@ use firebrick::backends::Precision;
 use firebrick::backends::allocator;
 use firebrick::backends::device::{Backend, DeviceSpec, open};
 use firebrick::backends::profile::DeviceProfile;
-use firebrick::engine::batch::{Batch, Sequence};
-use firebrick::engine::gradients::Gradients;
+use firebrick::engine::batch::Batch;
+use firebrick::engine::executor::{
+    Executor, Gradients, HeadLoss, Residency, ResidentModel, Runtime,
+};
 use firebrick::engine::learner::{Learner, train_cut};
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::objective::value::ValueLoss;
 use firebrick::engine::optim::OptimConfig;
-use firebrick::engine::placed::{Placed, Use};
 use firebrick::engine::plan::estimate::{CriticWork, Workload, estimate};
 use firebrick::engine::plan::{MemoryConfig, Plan, Role};
-use firebrick::engine::runtime::Runtime;
-use firebrick::engine::schedule::{HeadLoss, Schedule};
+use firebrick::engine::sequence::Sequence;
 use firebrick::models::adapter::LoraConfig;
 use firebrick::models::generate::{Generator, MAX_NUM_BATCHED_TOKENS, Request, Sampling};
 use firebrick::models::random::DrawKey;
@@ -217,8 +217,14 @@ fn run(case: &Case, plan: &Plan) -> Vec<(&'static str, u64)> {
     for batch in &batches {
         peaks.clear();
         if let Some(critic) = &mut critic {
-            learner.model.settle(Use::Idle).expect("weights away");
-            critic.model.settle(Use::Pass).expect("weights in place");
+            learner
+                .model
+                .set_residency(Residency::Idle)
+                .expect("weights away");
+            critic
+                .model
+                .set_residency(Residency::Pass)
+                .expect("weights in place");
             let (_, values) = counted(|| critic.values(batch).expect("values"));
             let [backward, update] = step(critic, batch, ValueLoss { clip_range: 0.5 });
             peaks.extend([
@@ -226,9 +232,15 @@ fn run(case: &Case, plan: &Plan) -> Vec<(&'static str, u64)> {
                 ("critic_backward", backward),
                 ("critic_optimizer", update),
             ]);
-            critic.model.settle(Use::Idle).expect("weights away");
+            critic
+                .model
+                .set_residency(Residency::Idle)
+                .expect("weights away");
         }
-        learner.model.settle(Use::Pass).expect("weights in place");
+        learner
+            .model
+            .set_residency(Residency::Pass)
+            .expect("weights in place");
         let (_, score) = counted(|| learner.score(batch, 1.0).expect("scores"));
         let [backward, update] = step(&mut learner, batch, &Nll);
         peaks.extend([
@@ -247,7 +259,7 @@ fn run(case: &Case, plan: &Plan) -> Vec<(&'static str, u64)> {
 fn sample(case: &Case, learner: &mut Learner) {
     learner
         .model
-        .settle(Use::Rollout)
+        .set_residency(Residency::Rollout)
         .expect("weights in place");
     let sampling = Sampling {
         max_new_tokens: case.response,
@@ -299,10 +311,10 @@ fn backward<'l>(
 ) -> Gradients {
     let Learner { model, runtime, .. } = learner;
     let role = model.role();
-    let Placed { decoder, plan, .. } = model;
+    let ResidentModel { decoder, plan, .. } = model;
     let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
     let batch = Batch::pack(sequences, train_cut(plan, decoder.arch())).expect("micro-batches");
-    Schedule::new(plan, runtime, 1.0)
+    Executor::new(plan, runtime, 1.0)
         .for_role(role)
         .backward(decoder, &batch.micros(), loss, &mut gradients, None)
         .expect("a backward pass");

@@ -4,15 +4,13 @@
 use crate::own_process::in_own_process;
 use firebrick::backends::allocator;
 use firebrick::backends::device::{DeviceSpec, open};
-use firebrick::engine::batch::{Batch, Sequence};
-use firebrick::engine::gradients::Gradients;
+use firebrick::engine::batch::Batch;
+use firebrick::engine::executor::{Executor, Gradients, Residency, ResidentModel, Runtime};
 use firebrick::engine::learner::{Learner, train_cut};
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::optim::OptimConfig;
-use firebrick::engine::placed::{Placed, Use};
 use firebrick::engine::plan::MemoryConfig;
-use firebrick::engine::runtime::Runtime;
-use firebrick::engine::schedule::Schedule;
+use firebrick::engine::sequence::Sequence;
 use firebrick::models::{Arch, Decoder};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -79,7 +77,10 @@ fn learner() -> Learner {
     let decoder = Decoder::random(arch, 1, &device);
     let plan = plan.policy().clone();
     let mut learner = Learner::new(decoder, plan, OptimConfig::default(), runtime);
-    learner.model.settle(Use::Pass).expect("weights in place");
+    learner
+        .model
+        .set_residency(Residency::Pass)
+        .expect("weights in place");
     learner
 }
 
@@ -100,10 +101,10 @@ fn update(learner: &mut Learner) {
         runtime,
         ..
     } = learner;
-    let Placed { decoder, plan, .. } = model;
+    let ResidentModel { decoder, plan, .. } = model;
     let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
     let batch = Batch::pack(&sequences, train_cut(plan, decoder.arch())).expect("micro-batches");
-    Schedule::new(plan, runtime, 1.0)
+    Executor::new(plan, runtime, 1.0)
         .backward(decoder, &batch.micros(), &Nll, &mut gradients, None)
         .expect("a backward pass");
     let outcome = optimizer.step(decoder, gradients, 1e-6, runtime);

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use firebrick_engine::batch::{DropoutStep, Sequence};
-use firebrick_engine::gradients::Gradients;
-use firebrick_engine::placed::{Placed, Use};
+use firebrick_engine::batch::DropoutStep;
+use firebrick_engine::executor::{
+    Executor, Gradients, HeadLoss, Residency, ResidentModel, Runtime,
+};
+use firebrick_engine::objective::{LossSums, MicroScores};
 use firebrick_engine::plan::{MemoryConfig, ModelPlan, Role};
-use firebrick_engine::runtime::Runtime;
-use firebrick_engine::schedule::{HeadLoss, LossSums, MicroScores, Schedule};
+use firebrick_engine::sequence::Sequence;
 use firebrick_models::decoder::Param;
 use firebrick_models::{Checkpoint, Decoder};
 use serde::Deserialize;
@@ -139,10 +140,12 @@ impl Model {
     }
 
     /// The decoder with its weights where a plan wants them.
-    fn placed(&self, plan: &ModelPlan, runtime: &Runtime) -> Placed {
+    fn placed(&self, plan: &ModelPlan, runtime: &Runtime) -> ResidentModel {
         let decoder = self.decoder.clone();
-        let mut placed = Placed::new(decoder, plan.clone(), Role::Policy, &runtime.accounts);
-        placed.settle(Use::Pass).expect("weights in their place");
+        let mut placed = ResidentModel::new(decoder, plan.clone(), Role::Policy, &runtime.accounts);
+        placed
+            .set_residency(Residency::Pass)
+            .expect("weights in their place");
         placed
     }
 
@@ -154,9 +157,9 @@ impl Model {
     pub fn score(&self, plan: &ModelPlan, temperature: f64, rows: &[Sequence]) -> MicroScores {
         let runtime = self.runtime(plan);
         let placed = self.placed(plan, &runtime);
-        let schedule = Schedule::new(plan, &runtime, temperature);
+        let executor = Executor::new(plan, &runtime, temperature);
         let micro = vec![rows.iter().collect()];
-        let scores = schedule.score(&placed.decoder, &micro);
+        let scores = executor.score(&placed.decoder, &micro);
         scores.expect("scoring").remove(0)
     }
 
@@ -184,7 +187,7 @@ impl Model {
         let mut placed = self.placed(plan, runtime);
         let decoder = &mut placed.decoder;
         let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
-        let sums = Schedule::new(plan, runtime, temperature)
+        let sums = Executor::new(plan, runtime, temperature)
             .with_dropout(self.dropout)
             .backward(decoder, micros, loss, &mut gradients, None)
             .unwrap_or_else(|error| panic!("{}: {error}", self.name));

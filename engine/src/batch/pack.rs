@@ -14,7 +14,7 @@ const BALANCED: f64 = 1.05;
 
 /// How sequences are cut into micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Cut {
+pub struct MicroBatchLimits {
     /// Most tokens of a micro-batch: real ones where they are packed, padding included where they are padded.
     pub max_tokens: usize,
     /// Most sequences of one, where a fixed micro-batch size is asked for.
@@ -32,7 +32,7 @@ pub struct Cut {
 pub struct Batch<'a> {
     sequences: &'a [Sequence],
     micros: Vec<Vec<usize>>,
-    cut: Cut,
+    cut: MicroBatchLimits,
 }
 
 /// What a cut came to. Those of several batches add up.
@@ -85,7 +85,7 @@ fn padding(tokens: usize, rows: usize) -> f64 {
     1.0 - tokens as f64 / rows.max(1) as f64
 }
 
-impl Cut {
+impl MicroBatchLimits {
     /// Cost of a sequence: its tokens, and every key for every query.
     fn cost(&self, length: usize) -> u64 {
         let length = length as f64;
@@ -104,7 +104,7 @@ impl<'a> Batch<'a> {
     /// Cuts sequences into as few micro-batches as the budget allows, about equally costly, the largest first: memory that
     /// it takes is there for the others, and where it is too much, little work is lost. A sequence longer than the budget is
     /// refused.
-    pub fn pack(sequences: &'a [Sequence], cut: Cut) -> Result<Self> {
+    pub fn pack(sequences: &'a [Sequence], cut: MicroBatchLimits) -> Result<Self> {
         let lengths: Vec<usize> = sequences.iter().map(|s| s.tokens.len()).collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);
         if longest > cut.max_tokens {
@@ -184,7 +184,7 @@ impl<'a> Batch<'a> {
 /// Any sequences together: as many micro-batches as best-fit decreasing needs, or one more where that leaves no room for the
 /// balance. Differencing by cost breaks a budget that is all but used up; by tokens it hardly does, and costs follow tokens
 /// closely; the greedy way keeps any bound. The first of these that is balanced is taken, or else the one that comes closest.
-fn packed(lengths: &[usize], cut: Cut) -> Vec<Vec<usize>> {
+fn packed(lengths: &[usize], cut: MicroBatchLimits) -> Vec<Vec<usize>> {
     let capacity = cut.capacity();
     let costs: Vec<u64> = lengths.iter().map(|&n| cut.cost(n)).collect();
     let tokens: Vec<u64> = lengths.iter().map(|&n| n as u64).collect();
@@ -219,7 +219,7 @@ fn packed(lengths: &[usize], cut: Cut) -> Vec<Vec<usize>> {
 
 /// Sequences of similar length together, the longest first: as few micro-batches as the budget allows, and of these cuts
 /// the one whose most costly micro-batch costs least.
-fn padded(lengths: &[usize], cut: Cut) -> Vec<Vec<usize>> {
+fn padded(lengths: &[usize], cut: MicroBatchLimits) -> Vec<Vec<usize>> {
     let order = by_size(lengths);
     let fewest = filled(&order, lengths, cut, u64::MAX);
     let costs = |micros: &[Vec<usize>]| -> u64 {
@@ -242,7 +242,7 @@ fn padded(lengths: &[usize], cut: Cut) -> Vec<Vec<usize>> {
 }
 
 /// Micro-batches filled one after the other up to the budget and a cost.
-fn filled(order: &[usize], lengths: &[usize], cut: Cut, most: u64) -> Vec<Vec<usize>> {
+fn filled(order: &[usize], lengths: &[usize], cut: MicroBatchLimits, most: u64) -> Vec<Vec<usize>> {
     let mut micros: Vec<Vec<usize>> = Vec::new();
     let mut width = 0;
     for &i in order {
@@ -264,7 +264,7 @@ fn filled(order: &[usize], lengths: &[usize], cut: Cut, most: u64) -> Vec<Vec<us
 }
 
 /// Cost of a padded micro-batch.
-fn padded_cost(lengths: &[usize], cut: Cut) -> u64 {
+fn padded_cost(lengths: &[usize], cut: MicroBatchLimits) -> u64 {
     let width = lengths.iter().copied().max().unwrap_or(0);
     cut.cost(width) * lengths.len() as u64
 }

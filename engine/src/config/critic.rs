@@ -1,10 +1,10 @@
 //! The `critic` section.
 
+use crate::executor::HeadLoss;
 use crate::objective::TokenLoss;
 use crate::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use crate::objective::value::ValueLoss;
 use crate::optim::OptimConfig;
-use crate::schedule::HeadLoss;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

@@ -1,11 +1,117 @@
-//! What of the `rollout` section can be refused, and dynamic sampling.
+//! The `rollout` section, what of it can be refused, and dynamic sampling.
 
-use super::RolloutConfig;
+use crate::plan::size::Bytes;
 use crate::{Error, Result};
 use firebrick_backends::Precision;
 use firebrick_backends::device::Backend;
 use firebrick_models::Quantization;
+use firebrick_models::generate::{MAX_NUM_BATCHED_TOKENS, Sampling};
 use serde::{Deserialize, Serialize};
+
+/// Sampling, under verl's and vLLM's names.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RolloutConfig {
+    /// Completions a prompt: the group size.
+    pub n: usize,
+    /// Logits are divided by this, in training too. Must be above 0.
+    pub temperature: f64,
+    /// Only the `k` likeliest tokens; −1 is all.
+    pub top_k: i64,
+    /// Only the likeliest tokens that together hold this probability.
+    pub top_p: f64,
+    /// Only tokens at least this share as likely as the likeliest.
+    pub min_p: f64,
+    /// Most tokens of a prompt; longer ones are left out and counted.
+    pub prompt_length: usize,
+    /// Most tokens of a completion.
+    pub response_length: usize,
+    /// Texts that end a completion.
+    pub stop: Vec<String>,
+    /// Most sequences sampled at a time: the engine's slots.
+    pub max_num_seqs: usize,
+    /// Most tokens of one forward of prompts: longer ones are run in chunks, between which decoding goes on.
+    pub max_num_batched_tokens: usize,
+    /// Most tokens of a sequence, prompt and completion; prompt and response length together where absent.
+    pub max_model_len: Option<usize>,
+    /// The float type that completions are sampled in, where that is another than the run's `precision`: a rounded copy of the
+    /// weights is made for each round of sampling.
+    pub precision: Option<Precision>,
+    /// How the layers' matrices are kept while completions are sampled, where that is in fewer bits than they are trained in.
+    pub quantization: Option<Quantization>,
+    /// Every forward runs operation by operation, with no captured graph. The engine knows no other way: `false` is refused.
+    pub enforce_eager: bool,
+    /// Whether a token is run before the host has seen the one before it: where absent, on devices that work
+    /// beside the program. No token changes.
+    pub async_scheduling: Option<bool>,
+    /// Most bytes of keys and values. Where they run short, the youngest sequences wait and are computed again.
+    pub kv_cache_memory_bytes: Option<Bytes>,
+    /// Instead: the share of the device's total memory that weights, keys, values and temporaries may have while sampling.
+    pub gpu_memory_utilization: Option<f64>,
+    /// Whether matrices are copied into a layout for products with few rows while completions are sampled; by a rule where
+    /// absent.
+    pub pack_weights: Option<bool>,
+    /// Whether the pages of the cache are given back to the device before training.
+    pub free_cache: bool,
+    /// Groups whose rewards are all equal are replaced by fresh prompts.
+    pub dynamic_sampling: DynamicSampling,
+}
+
+impl Default for RolloutConfig {
+    fn default() -> Self {
+        Self {
+            n: 8,
+            temperature: 1.0,
+            top_k: -1,
+            top_p: 1.0,
+            min_p: 0.0,
+            prompt_length: 512,
+            response_length: 256,
+            stop: Vec::new(),
+            max_num_seqs: 256,
+            max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS,
+            max_model_len: None,
+            precision: None,
+            quantization: None,
+            enforce_eager: true,
+            async_scheduling: None,
+            kv_cache_memory_bytes: None,
+            gpu_memory_utilization: None,
+            pack_weights: None,
+            free_cache: true,
+            dynamic_sampling: DynamicSampling::default(),
+        }
+    }
+}
+
+impl RolloutConfig {
+    /// Sampling settings of training.
+    #[must_use]
+    pub fn sampling(&self, stop_ids: Vec<u32>) -> Sampling {
+        Sampling {
+            temperature: self.temperature,
+            top_k: usize::try_from(self.top_k).ok(),
+            top_p: self.top_p,
+            min_p: self.min_p,
+            max_new_tokens: self.response_length,
+            stop_ids,
+            stop_strings: self.stop.clone(),
+        }
+    }
+
+    /// Greedy sampling with the same limits, for validation.
+    #[must_use]
+    pub fn greedy(&self, stop_ids: Vec<u32>) -> Sampling {
+        let free = Self {
+            temperature: 0.0,
+            top_k: -1,
+            top_p: 1.0,
+            min_p: 0.0,
+            ..self.clone()
+        };
+        free.sampling(stop_ids)
+    }
+}
 
 /// Replacing groups that teach nothing (DAPO, arXiv:2503.14476), under the names of verl's `algorithm.filter_groups`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

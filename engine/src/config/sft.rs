@@ -89,3 +89,11 @@ impl SftConfig {
         }
     }
 }
+
+/// What runs before the first RL step.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WarmupConfig {
+    /// Supervised training, on rows of a file or on the task's solutions.
+    pub sft: Option<SftConfig>,
+}

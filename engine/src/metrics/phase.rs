@@ -1,15 +1,15 @@
 //! The phases of a run: what each is called, which models it uses, and which phase of the estimate predicts its bytes.
 
-use crate::placed::Use;
+use crate::executor::Residency;
 use crate::plan::Role;
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
 
-const SAMPLES_POLICY: &[(Role, Use)] = &[(Role::Policy, Use::Rollout)];
-const POLICY: &[(Role, Use)] = &[(Role::Policy, Use::Pass)];
-const REFERENCE: &[(Role, Use)] = &[(Role::Reference, Use::Pass)];
-const CRITIC: &[(Role, Use)] = &[(Role::Critic, Use::Pass)];
+const SAMPLES_POLICY: &[(Role, Residency)] = &[(Role::Policy, Residency::Rollout)];
+const POLICY: &[(Role, Residency)] = &[(Role::Policy, Residency::Pass)];
+const REFERENCE: &[(Role, Residency)] = &[(Role::Reference, Residency::Pass)];
+const CRITIC: &[(Role, Residency)] = &[(Role::Critic, Residency::Pass)];
 
 /// A part of a step that is timed, and at whose end memory is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,7 +66,7 @@ impl Phase {
     /// The models it uses, and how; all others are idle. A run whose reference policy is its policy without adapters uses the
     /// policy where it says [`Role::Reference`]. Reward models come and go by themselves.
     #[must_use]
-    pub fn models(self) -> &'static [(Role, Use)] {
+    pub fn models(self) -> &'static [(Role, Residency)] {
         match self {
             Self::Generate | Self::GenerateBaseline | Self::Validation => SAMPLES_POLICY,
             Self::OldLogProbs | Self::UpdateActor | Self::ValidationLoss => POLICY,

@@ -3,12 +3,12 @@
 use super::coefficients::AdaptiveCoefficients;
 use super::config::ObjectiveConfig;
 use super::kl::kl_penalty;
+use super::loss_sums::LossSums;
 use super::policy::{PolicyLoss, Ratios};
 use super::sequence_reduction::SequenceReduction;
 use super::token_loss::{Loss, Scores, TokenInputs, TokenLoss, token_mean, weighted};
 use super::traits::{Needs, Objective, OptimizerStep};
 use crate::rollout::Rollout;
-use crate::schedule::LossSums;
 use burn::tensor::Tensor;
 
 /// Mean entropy of the scored tokens.

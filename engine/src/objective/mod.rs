@@ -16,6 +16,7 @@ pub mod entropy;
 pub mod kl;
 pub mod kl_controller;
 mod loss;
+mod loss_sums;
 pub mod mismatch;
 pub mod policy;
 mod prepare;
@@ -29,5 +30,7 @@ pub mod value;
 
 pub use algorithm::Algorithm;
 pub use config::ObjectiveConfig;
+pub(crate) use loss_sums::{LossAccumulator, split_by_sequence};
+pub use loss_sums::{LossSums, MicroScores};
 pub use token_loss::{Loss, Metric, Reduce, Scores, TokenInputs, TokenLoss};
 pub use traits::{Needs, Objective, OptimizerStep};

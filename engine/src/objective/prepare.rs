@@ -7,7 +7,7 @@ use super::config::ObjectiveConfig;
 use super::entropy;
 use super::policy::{PolicyLoss, cov};
 use super::traits::OptimizerStep;
-use crate::batch::Sequence;
+use crate::sequence::Sequence;
 use firebrick_models::random::Stream;
 
 /// Stream of Clip-Cov's draws; the optimizer step is added.
@@ -115,7 +115,7 @@ fn kept_tokens(sequence: &Sequence) -> impl Iterator<Item = usize> {
 /// Scores of all tokens of the step.
 fn scores(
     step: &OptimizerStep<'_>,
-    of: fn(&crate::schedule::MicroScores) -> &Vec<Vec<f32>>,
+    of: fn(&super::loss_sums::MicroScores) -> &Vec<Vec<f32>>,
 ) -> Vec<f64> {
     let scores = step
         .scores

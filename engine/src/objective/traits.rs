@@ -1,10 +1,10 @@
 //! The interface between the trainer and an algorithm.
 
 use super::coefficients::AdaptiveCoefficients;
+use super::loss_sums::{LossSums, MicroScores};
 use super::token_loss::TokenLoss;
-use crate::batch::Sequence;
 use crate::rollout::Rollout;
-use crate::schedule::{LossSums, MicroScores};
+use crate::sequence::Sequence;
 
 /// What an objective wants to know beyond rewards; each costs a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

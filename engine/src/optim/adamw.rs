@@ -3,10 +3,8 @@
 use super::config::{OptimConfig, UpdateAt};
 use super::scale::Scaler;
 use super::state::{ParamState, Update};
-use crate::gradients::{Gradient, Gradients};
+use crate::executor::{Gradient, GradientHook, Gradients, Runtime};
 use crate::plan::OptimizerPlan;
-use crate::runtime::Runtime;
-use crate::schedule::AfterUnit;
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::accounts::{Accounts, Home};
@@ -336,7 +334,7 @@ impl StepInBackward<'_> {
     }
 }
 
-impl AfterUnit for StepInBackward<'_> {
+impl GradientHook for StepInBackward<'_> {
     fn complete(
         &mut self,
         decoder: &mut Decoder,

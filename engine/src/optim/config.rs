@@ -2,7 +2,7 @@
 //! computes it.
 
 use super::scale::{LossScale, Scaler};
-use super::schedule::ScheduleConfig;
+use crate::lr_scheduler::LrSchedulerConfig;
 use crate::{Error, Result};
 use burn::tensor::Tensor;
 use firebrick_backends::Precision;
@@ -29,7 +29,7 @@ pub struct OptimConfig {
     /// scaling in other precisions.
     pub loss_scale: Option<LossScale>,
     /// How the rate changes over the run.
-    pub lr_scheduler: ScheduleConfig,
+    pub lr_scheduler: LrSchedulerConfig,
 }
 
 impl Default for OptimConfig {
@@ -42,7 +42,7 @@ impl Default for OptimConfig {
             decay_norms_and_biases: false,
             clip_grad: Some(1.0),
             loss_scale: None,
-            lr_scheduler: ScheduleConfig::default(),
+            lr_scheduler: LrSchedulerConfig::default(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Optimizers and learning-rate schedules.
+//! The optimizer: AdamW with moments in f32, bf16 or 8-bit blocks, on the device or the host.
 
 pub mod adamw;
 pub mod block8;
@@ -6,7 +6,6 @@ pub mod config;
 pub mod host;
 mod moments;
 pub mod scale;
-pub mod schedule;
 mod state;
 
 pub use adamw::{AdamW, StepInBackward, StepOutcome};

@@ -2,7 +2,7 @@
 
 use super::block8::{DeviceBlock8, HostBlock8};
 use crate::Result;
-use crate::gradients::device_error;
+use crate::error::device_error;
 use crate::plan::MomentKind;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;

@@ -4,7 +4,7 @@ use super::config::{Moments, OptimConfig, UpdateAt};
 use super::host::{self, HostMoments};
 use super::moments::DeviceMoment;
 use crate::Result;
-use crate::gradients::Gradient;
+use crate::executor::Gradient;
 use crate::plan::MomentKind;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use firebrick_backends::accounts::{Accounts, Category, Hold, Home};

@@ -16,7 +16,7 @@ use super::number::{Decimal, last_flexible, last_marked, last_number, parse_floa
 use super::{Completion, Reward};
 
 impl RewardConfig {
-    fn judge(&self) -> Result<Judge, TaskError> {
+    fn judge(&self) -> Result<Grader, TaskError> {
         let setting = |key: &str| format!("rewards.{}.{key}", self.name());
         let rule = match &self.kind {
             RewardKind::Gsm8k { method } => Rule::Gsm8k(*method),
@@ -51,10 +51,10 @@ impl RewardConfig {
                     let detail = "expected at least 1 token, found 0";
                     return Err(TaskError::config(setting("score_tokens"), detail));
                 }
-                return Ok(Judge::Model(model.clone()));
+                return Ok(Grader::Model(model.clone()));
             }
         };
-        Ok(Judge::Rule(rule))
+        Ok(Grader::Rule(rule))
     }
 
     /// Refuses options that make no sense, whatever judges.
@@ -187,11 +187,11 @@ pub struct Rewards {
 struct Part {
     name: String,
     options: RewardOptions,
-    judge: Judge,
+    judge: Grader,
 }
 
 #[derive(Clone, Debug)]
-enum Judge {
+enum Grader {
     Rule(Rule),
     Model(RewardModelConfig),
 }
@@ -199,15 +199,15 @@ enum Judge {
 impl Part {
     fn rule(&self) -> Option<&Rule> {
         match &self.judge {
-            Judge::Rule(rule) => Some(rule),
-            Judge::Model(_) => None,
+            Grader::Rule(rule) => Some(rule),
+            Grader::Model(_) => None,
         }
     }
 
     fn model(&self) -> Option<&RewardModelConfig> {
         match &self.judge {
-            Judge::Rule(_) => None,
-            Judge::Model(model) => Some(model),
+            Grader::Rule(_) => None,
+            Grader::Model(model) => Some(model),
         }
     }
 }

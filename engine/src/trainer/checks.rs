@@ -1,12 +1,12 @@
 //! What a configuration asks for and the run's task, plans or device cannot serve: refused before anything is loaded.
 
+use crate::config::Mode;
 use crate::config::{RunConfig, SftConfig};
 use crate::objective::advantage::MultiObjectiveAggregation;
 use crate::optim::OptimConfig;
 use crate::plan::{ModelPlan, MomentKind, Plan};
-use crate::reward_model::architecture;
+use crate::reward::architecture;
 use crate::task::Task;
-use crate::trainer_state::Mode;
 use crate::{Error, Result};
 use burn::tensor::{Device, FloatDType};
 use firebrick_backends::accounts::Home;

@@ -1,11 +1,11 @@
 //! `ReMax`'s baseline: one greedy completion a prompt, judged like the others and not trained on.
 
 use super::Trainer;
+use super::evaluate::answers;
 use crate::Result;
-use crate::dataset::Prompt;
-use crate::evaluate::answers;
-use crate::judge::{Place, Purpose};
+use crate::data::Prompt;
 use crate::metrics::Phase;
+use crate::reward::{Place, Purpose};
 use crate::rollout::Rollout;
 use crate::task::{Reward, Shaping};
 use firebrick_models::generate::{Generator, Request, Sample};

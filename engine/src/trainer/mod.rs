@@ -1,6 +1,7 @@
 //! The trainer: a run from its first step to its last.
 
 mod checks;
+mod evaluate;
 mod greedy;
 mod models;
 mod phases;
@@ -9,7 +10,6 @@ mod report;
 mod resume;
 mod rl;
 mod rollout;
-mod same_run;
 mod save;
 mod score;
 mod sequences;
@@ -18,26 +18,23 @@ mod sft;
 mod update;
 mod validate;
 
+pub use evaluate::{Evaluation, evaluate};
 pub use report::{Event, Metrics, Observer, PhaseMemory, Silent, Summary};
 pub use setup::Start;
 
-use crate::config::RunConfig;
-use crate::critic::CriticSource;
-use crate::dataset::Dataset;
-use crate::demonstrations::Demonstrations;
-use crate::judge::Judge;
+use crate::checkpoint::trainer_state::TrainerState;
+use crate::checkpoint::{CriticSource, PolicySource, RunDir};
+use crate::config::{Mode, RunConfig};
+use crate::data::{PromptDataset, SftDataset};
+use crate::executor::ResidentModel;
 use crate::learner::Learner;
-use crate::ledger::Ledger;
-use crate::metrics::{Phase, PhaseTimings};
+use crate::lr_scheduler::LrSchedule;
+use crate::metrics::{Ledger, Phase, PhaseTimings};
 use crate::objective::Objective;
-use crate::optim::schedule::Schedule as LrSchedule;
-use crate::placed::Placed;
 use crate::plan::estimate::Estimate;
 use crate::plan::planner::{Failure, Request};
 use crate::plan::{Plan, PlanReport};
-use crate::run_dir::RunDir;
-use crate::source::Source;
-use crate::trainer_state::{Mode, TrainerState};
+use crate::reward::RewardManager;
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::DeviceInfo;
@@ -60,17 +57,17 @@ pub struct Trainer {
     config: RunConfig,
     info: DeviceInfo,
     device: Device,
-    source: Source,
-    data: Dataset,
+    source: PolicySource,
+    data: PromptDataset,
     /// Examples of supervised training, where there is or was to come any.
-    demonstrations: Option<Arc<Demonstrations>>,
+    demonstrations: Option<Arc<SftDataset>>,
     learner: Learner,
-    reference: Option<Placed>,
+    reference: Option<ResidentModel>,
     /// What says how much a state is worth, where the objective has a critic, and where its weights come from.
     critic: Option<Learner>,
     critic_source: Option<CriticSource>,
     /// The task's reward models.
-    judge: Judge,
+    judge: RewardManager,
     /// What the planner was asked, and the plan in force.
     request: Request,
     plan: Plan,
@@ -189,7 +186,7 @@ impl Trainer {
         }
         let memory = self.ledger.take();
         let most =
-            |f: fn(&crate::ledger::LedgerEntry) -> u64| memory.iter().map(f).max().unwrap_or(0);
+            |f: fn(&crate::metrics::LedgerEntry) -> u64| memory.iter().map(f).max().unwrap_or(0);
         let allocated = most(|e| e.reading.peak_bytes.unwrap_or(e.reading.in_use_bytes));
         let reserved = most(|e| e.reading.peak_bytes.unwrap_or(e.reading.reserved_bytes));
         metrics.insert("perf/max_memory_allocated_gb".into(), gib(allocated));

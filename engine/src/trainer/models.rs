@@ -2,13 +2,12 @@
 
 use super::{CRITIC, Trainer};
 use crate::Result;
-use crate::config::RunConfig;
-use crate::critic::CriticSource;
+use crate::checkpoint::trainer_state::{self, TrainerState};
+use crate::checkpoint::{CriticSource, RunDir};
+use crate::config::{Mode, RunConfig};
+use crate::executor::ResidentModel;
 use crate::learner::Learner;
-use crate::placed::Placed;
 use crate::plan::{Plan, Role};
-use crate::run_dir::RunDir;
-use crate::trainer_state::{self, Mode, TrainerState};
 use firebrick_models::{Checkpoint, Decoder};
 use std::path::Path;
 use std::sync::Arc;
@@ -37,7 +36,7 @@ pub(super) fn reference(
     learner: &Learner,
     run: &RunDir,
     resumed: bool,
-) -> Result<Option<Placed>> {
+) -> Result<Option<ResidentModel>> {
     let Some(own) = plan.reference() else {
         return Ok(None);
     };
@@ -50,7 +49,12 @@ pub(super) fn reference(
         learner.decoder().clone()
     };
     let (own, accounts) = (own.clone(), &runtime.accounts);
-    Ok(Some(Placed::new(decoder, own, Role::Reference, accounts)))
+    Ok(Some(ResidentModel::new(
+        decoder,
+        own,
+        Role::Reference,
+        accounts,
+    )))
 }
 
 /// The critic of a run that begins, or the one of the checkpoint that it goes on from.

@@ -1,8 +1,8 @@
 //! Running a phase: models where it needs them, its time, its memory, its errors.
 
 use super::Trainer;
+use crate::executor::{Residency, ResidentModel};
 use crate::metrics::Phase;
-use crate::placed::{Placed, Use};
 use crate::plan::Role;
 use crate::{Error, Result};
 use firebrick_backends::device::panic_message;
@@ -77,21 +77,22 @@ impl Trainer {
                 Role::Reference => role == reference,
                 used => role == *used,
             });
-            by_phase.map_or(Use::Idle, |(_, now)| *now)
+            by_phase.map_or(Residency::Idle, |(_, now)| *now)
         };
         let critic = self.critic.as_mut().map(|critic| &mut critic.model);
         let policy = Some(&mut self.learner.model);
-        let mut models: Vec<(&mut Placed, Use)> = [policy, self.reference.as_mut(), critic]
-            .into_iter()
-            .flatten()
-            .map(|model| {
-                let now = used(model.role());
-                (model, now)
-            })
-            .collect();
-        models.sort_by_key(|(_, now)| *now != Use::Idle);
+        let mut models: Vec<(&mut ResidentModel, Residency)> =
+            [policy, self.reference.as_mut(), critic]
+                .into_iter()
+                .flatten()
+                .map(|model| {
+                    let now = used(model.role());
+                    (model, now)
+                })
+                .collect();
+        models.sort_by_key(|(_, now)| *now != Residency::Idle);
         models
             .into_iter()
-            .try_for_each(|(model, now)| model.settle(now))
+            .try_for_each(|(model, now)| model.set_residency(now))
     }
 }

@@ -1,9 +1,7 @@
 //! Which run a folder holds: whether it is the one that is asked for, and where it goes on.
 
-use super::same_run::check_same_run;
-use crate::config::RunConfig;
-use crate::run_dir::RunDir;
-use crate::trainer_state::{Mode, TrainerState};
+use crate::checkpoint::{RunDir, TrainerState};
+use crate::config::{Mode, RunConfig, check_resume_compat};
 use crate::{Error, Result};
 use std::path::PathBuf;
 
@@ -14,7 +12,7 @@ pub(super) fn resume(config: &RunConfig, mode: Mode) -> Result<(RunDir, Option<P
     let newest = run.checkpoints()?.pop();
     if newest.is_some() {
         let earlier = crate::config::parse(&run.config_yaml()?, &[])?;
-        check_same_run(&earlier, config, mode)?;
+        check_resume_compat(&earlier, config, mode)?;
     }
     let step = newest.as_ref().map_or(0, |(step, _)| *step);
     if let Some((_, dir)) = &newest {

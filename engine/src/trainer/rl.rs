@@ -3,7 +3,7 @@
 use super::{Metrics, Trainer};
 use crate::Result;
 use crate::config::OldLogProbs;
-use crate::dataset::Prompt;
+use crate::data::Prompt;
 use crate::metrics::Phase;
 use crate::objective::mismatch::{DIFF_MAX, DIFF_MEAN};
 use crate::objective::value::explained_variance;

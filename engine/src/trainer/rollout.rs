@@ -3,11 +3,11 @@
 
 use super::{Metrics, Trainer};
 use crate::config::DynamicSampling;
-use crate::dataset::Prompt;
-use crate::judge::{Answer, Place, Purpose};
+use crate::data::Prompt;
 use crate::metrics::Phase;
 use crate::objective::advantage::frac_reward_zero_std;
 use crate::plan::engine_limits;
+use crate::reward::{Answer, Place, Purpose};
 use crate::rollout::Rollout;
 use crate::task::{Reward, Shaping, Task};
 use crate::{Error, Result};

@@ -2,8 +2,7 @@
 
 use super::{CRITIC, Trainer};
 use crate::Result;
-use crate::run_dir::RunDir;
-use crate::trainer_state;
+use crate::checkpoint::{RunDir, trainer_state};
 use firebrick_models::checkpoint::{ExportOptions, StoredDtype};
 use std::path::{Path, PathBuf};
 

@@ -4,8 +4,8 @@ use super::Trainer;
 use super::sequences::unmasked;
 use crate::Result;
 use crate::config::OldLogProbs;
+use crate::executor::ResidentModel;
 use crate::learner::score_placed;
-use crate::placed::Placed;
 use crate::rollout::Rollout;
 
 impl Trainer {
@@ -41,7 +41,7 @@ impl Trainer {
     }
 
     /// Log-probs of the completions under a model, at the training temperature.
-    fn log_probs(&self, model: &Placed, rollouts: &[Rollout]) -> Result<Vec<Vec<f32>>> {
+    fn log_probs(&self, model: &ResidentModel, rollouts: &[Rollout]) -> Result<Vec<Vec<f32>>> {
         let (runtime, temperature) = (&self.learner.runtime, self.config.rollout.temperature);
         Ok(score_placed(model, runtime, &unmasked(rollouts), temperature)?.logp)
     }

@@ -1,7 +1,7 @@
 //! Rollouts as the sequences of a pass or of an optimizer step.
 
-use crate::batch::{SampleId, Sequence};
 use crate::rollout::Rollout;
+use crate::sequence::{SampleId, Sequence};
 
 /// Prompts and completions, all completion tokens scored.
 pub(super) fn unmasked(rollouts: &[Rollout]) -> Vec<Sequence> {

@@ -3,25 +3,21 @@
 use super::checks::{check_limit, check_optimizers, check_quantised, check_rewards};
 use super::resume::resume;
 use super::{Observer, Trainer, models};
-use crate::config::{RunConfig, SftConfig};
-use crate::critic::CriticSource;
-use crate::data::{Data, Survey, sft_of, task_of};
-use crate::judge::Judge;
+use crate::checkpoint::trainer_state::{self, TrainerState};
+use crate::checkpoint::{CriticSource, PolicySource, RunDir};
+use crate::config::{Mode, RunConfig, SftConfig, sft_of};
+use crate::data::{Data, DatasetStats, task_of};
+use crate::executor::Runtime;
 use crate::learner::Learner;
-use crate::ledger::Ledger;
-use crate::metrics::PhaseTimings;
+use crate::lr_scheduler::LrSchedule;
+use crate::metrics::{Ledger, PhaseTimings};
 use crate::objective::Objective;
 use crate::optim::OptimConfig;
-use crate::optim::schedule::Schedule as LrSchedule;
 use crate::plan::estimate::RewardWork;
 use crate::plan::planner::Request;
 use crate::plan::{Plan, Role};
-use crate::reward_model::Surroundings;
-use crate::run_dir::RunDir;
-use crate::runtime::Runtime;
-use crate::source::Source;
+use crate::reward::{RewardManager, Surroundings};
 use crate::task::{Split, Task};
-use crate::trainer_state::{self, Mode, TrainerState};
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::memory::free_bytes;
@@ -62,7 +58,8 @@ impl Trainer {
         observer: Box<dyn Observer>,
     ) -> Result<Self> {
         config.check()?;
-        let source = Source::open(&config.model, task.as_ref())?.in_precision(config.precision);
+        let source =
+            PolicySource::open(&config.model, task.as_ref())?.in_precision(config.precision);
         let arch = source.checkpoint.arch().clone();
         let samples = mode == Mode::Rl || !task.is_empty(Split::Validation);
         if samples {
@@ -108,7 +105,7 @@ impl Trainer {
             .with_prefetch(plan.models.values().map(|m| m.prefetch).max().unwrap_or(0))
             .with_limit(config.memory.limit.map(|limit| limit.0))
             .with_determinism(config.deterministic);
-        let judge = Judge::open(
+        let judge = RewardManager::open(
             data.prompts.task(),
             Surroundings {
                 device: &device,
@@ -215,14 +212,14 @@ struct Asked {
     models: Models,
     /// Reward models on its device.
     rewards: Vec<RewardWork>,
-    survey: Survey,
+    survey: DatasetStats,
     mode: Mode,
 }
 
 /// Begins a new run, or finds the one in the output folder.
 fn begin(
     config: &RunConfig,
-    source: &Source,
+    source: &PolicySource,
     device: &Device,
     (mode, start): (Mode, Start),
     learner: impl FnOnce(Decoder) -> Learner,
@@ -333,7 +330,7 @@ fn own_optimizer(
 
 fn restored(
     config: &RunConfig,
-    source: &Source,
+    source: &PolicySource,
     dir: &Path,
     device: &Device,
 ) -> Result<(Decoder, TrainerState)> {

@@ -4,10 +4,10 @@ use super::update::UpdateSums;
 use super::{Event, Metrics, Trainer};
 use crate::Result;
 use crate::config::SftConfig;
-use crate::demonstrations::Demonstrations;
+use crate::data::SftDataset;
+use crate::lr_scheduler::LrSchedule;
 use crate::metrics::Phase;
 use crate::objective::sft::Nll;
-use crate::optim::schedule::Schedule as LrSchedule;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -45,7 +45,7 @@ impl Trainer {
     fn warm_up_steps(
         &mut self,
         config: &SftConfig,
-        examples: &Arc<Demonstrations>,
+        examples: &Arc<SftDataset>,
         schedule: &LrSchedule,
     ) -> Result<()> {
         for step in 0..examples.steps {
@@ -78,12 +78,7 @@ impl Trainer {
     }
 
     /// One optimizer step on a step's examples.
-    fn supervised_step(
-        &mut self,
-        examples: &Demonstrations,
-        step: u64,
-        lr: f64,
-    ) -> Result<Metrics> {
+    fn supervised_step(&mut self, examples: &SftDataset, step: u64, lr: f64) -> Result<Metrics> {
         let (update, epochs) = self.phase(Phase::UpdateActor, |t| {
             let seed = t.config.trainer.seed;
             let (sequences, epochs) = examples.step(step, seed, &t.source, &t.data)?;

@@ -2,15 +2,17 @@
 
 use super::sequences::sequence;
 use super::{MAX_SKIPPED, Metrics, Trainer};
-use crate::batch::{BatchStats, DropoutStep, Sequence};
+use crate::batch::{BatchStats, DropoutStep};
 use crate::config::{CriticConfig, OldLogProbs};
+use crate::executor::HeadLoss;
 use crate::learner::{Learner, Updated};
 use crate::metrics::Phase;
+use crate::objective::LossSums;
 use crate::objective::mismatch::MismatchMetrics;
 use crate::objective::{OptimizerStep, TokenLoss};
 use crate::plan::Role;
 use crate::rollout::Rollout;
-use crate::schedule::{HeadLoss, LossSums};
+use crate::sequence::Sequence;
 use crate::{Error, Result};
 use firebrick_models::random::Stream;
 use std::collections::BTreeMap;

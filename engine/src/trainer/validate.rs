@@ -1,10 +1,10 @@
 //! Validation: greedy completions of the held-out prompts and their rewards; the loss of held-out examples.
 
+use super::evaluate::{greedy_samples, mean_reward};
 use super::{Event, Metrics, Trainer};
 use crate::Result;
-use crate::evaluate::{greedy_samples, mean_reward};
+use crate::config::Mode;
 use crate::metrics::Phase;
-use crate::trainer_state::Mode;
 
 impl Trainer {
     /// Mean reward on the validation prompts, as `val-core/<task>/reward`; in supervised training the loss of the held-out

@@ -3,11 +3,11 @@
 use std::convert::Infallible;
 
 use burn::tensor::{Tensor, TensorData};
-use firebrick_engine::batch::{Batch, DropoutStep, SampleId, Sequence};
+use firebrick_engine::batch::{Batch, DropoutStep};
 use firebrick_engine::learner::train_cut;
-use firebrick_engine::objective::TokenLoss;
+use firebrick_engine::objective::{LossSums, TokenLoss};
 use firebrick_engine::plan::{Layout, ModelPlan};
-use firebrick_engine::schedule::LossSums;
+use firebrick_engine::sequence::{SampleId, Sequence};
 use firebrick_models::adapter::{LoraConfig, Target};
 use firebrick_models::random::Stream;
 

@@ -5,15 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use firebrick_backends::Precision;
-use firebrick_engine::batch::{Batch, MicroBatch, Sequence};
+use firebrick_engine::batch::{Batch, MicroBatch};
+use firebrick_engine::executor::{Executor, Residency, ResidentModel, Runtime};
 use firebrick_engine::learner::{Learner, score_placed, train_cut};
 use firebrick_engine::objective::value::ValueLoss;
 use firebrick_engine::optim::OptimConfig;
-use firebrick_engine::placed::{Placed, Use};
 use firebrick_engine::plan::{Layout, MemoryConfig, ModelPlan, Role};
-use firebrick_engine::reward_model::{RewardModel, Surroundings};
-use firebrick_engine::runtime::Runtime;
-use firebrick_engine::schedule::Schedule;
+use firebrick_engine::reward::{RewardModel, Surroundings};
+use firebrick_engine::sequence::Sequence;
 use firebrick_engine::task::{RewardInput, RewardModelConfig};
 use firebrick_models::arch::HeadKind;
 use firebrick_models::checkpoint::{ExportOptions, export};
@@ -27,8 +26,7 @@ use super::plans::{
     Gradients, HEAD_ROWS, TEMPERATURE, TOLERANCE, assert_same, models, objective, plans,
 };
 use crate::support::model::Model;
-use crate::support::techniques;
-use crate::support::{assert_close, assert_gradient, checked, values};
+use crate::support::{assert_close, assert_gradient, checked, techniques, values};
 
 /// Narrow enough that some values are clipped.
 const LOSS: ValueLoss = ValueLoss { clip_range: 0.05 };
@@ -53,7 +51,7 @@ fn whole(rows: &[Sequence]) -> Vec<Vec<&Sequence>> {
     vec![rows.iter().collect()]
 }
 
-/// Loss and gradients by one graph over embedding, layers and head: nothing of the schedule, and the head traced.
+/// Loss and gradients by one graph over embedding, layers and head: nothing of the executor, and the head traced.
 fn traced(model: &Model, rows: &[Sequence]) -> (f64, Gradients) {
     let decoder = &model.decoder;
     let (arch, device) = (decoder.arch(), decoder.device());
@@ -136,8 +134,8 @@ fn every_cut_of_a_batch_gives_a_critic_its_loss_gradients_and_values() {
         let plain = model.plain(HEAD_ROWS);
         let expected = model.backward(&plain, TEMPERATURE, LOSS, &whole(&rows));
         let runtime = Runtime::new(model.decoder.device());
-        let schedule = Schedule::new(&plain, &runtime, 1.0).for_role(Role::Critic);
-        let at_once = schedule.values(&model.decoder, &whole(&rows));
+        let executor = Executor::new(&plain, &runtime, 1.0).for_role(Role::Critic);
+        let at_once = executor.values(&model.decoder, &whole(&rows));
         let at_once = at_once.expect("values").remove(0);
         for (layout, max_sequences) in [Layout::Packed, Layout::Padded]
             .into_iter()
@@ -158,8 +156,8 @@ fn every_cut_of_a_batch_gives_a_critic_its_loss_gradients_and_values() {
             );
             let found = model.backward(&plan, TEMPERATURE, LOSS, &micros);
             assert_same(&label, &found, &expected);
-            let schedule = Schedule::new(&plan, &runtime, 1.0).for_role(Role::Critic);
-            let cut = schedule.values(&model.decoder, &micros).expect("values");
+            let executor = Executor::new(&plan, &runtime, 1.0).for_role(Role::Critic);
+            let cut = executor.values(&model.decoder, &micros).expect("values");
             for (own, cut) in batch.indices().iter().zip(cut) {
                 for (&i, cut) in own.iter().zip(cut) {
                     for (a, b) in cut.iter().zip(&at_once[i]) {
@@ -253,23 +251,24 @@ fn step(model: &Model, judge: &Path, rows: &[Sequence], memory: &MemoryConfig) -
     let mut critic = learner(Role::Critic, critic);
     let accounts = &runtime.accounts;
     let frozen = plan.reference().expect("a reference").clone();
-    let mut reference = Placed::new(model.decoder.clone(), frozen, Role::Reference, accounts);
+    let mut reference =
+        ResidentModel::new(model.decoder.clone(), frozen, Role::Reference, accounts);
 
     let rewards = rewards(model, judge, rows, &memory, &runtime);
-    let settle = |uses: [(&mut Placed, Use); 3]| {
+    let set_residency = |uses: [(&mut ResidentModel, Residency); 3]| {
         for (placed, now) in uses {
-            placed.settle(now).expect("weights in their place");
+            placed.set_residency(now).expect("weights in their place");
         }
     };
-    let (pass, idle) = (Use::Pass, Use::Idle);
+    let (pass, idle) = (Residency::Pass, Residency::Idle);
     let mut rows = rows.to_vec();
-    settle([
+    set_residency([
         (&mut policy.model, idle),
         (&mut reference, pass),
         (&mut critic.model, idle),
     ]);
     let scores = score_placed(&reference, &runtime, &rows, TEMPERATURE).expect("log-probs");
-    settle([
+    set_residency([
         (&mut policy.model, idle),
         (&mut reference, idle),
         (&mut critic.model, pass),
@@ -287,14 +286,14 @@ fn step(model: &Model, judge: &Path, rows: &[Sequence], memory: &MemoryConfig) -
     // so wide that a second update still has a gradient
     let wide = ValueLoss { clip_range: 1e3 };
     for _ in 0..2 {
-        settle([
+        set_residency([
             (&mut policy.model, idle),
             (&mut reference, idle),
             (&mut critic.model, pass),
         ]);
         let updated = critic.update(&rows, 1.0, wide, 1e-2).expect("an update");
         assert!(updated.outcome.applied && updated.outcome.grad_norm > 0.0);
-        settle([
+        set_residency([
             (&mut policy.model, pass),
             (&mut reference, idle),
             (&mut critic.model, idle),

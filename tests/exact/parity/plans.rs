@@ -5,21 +5,20 @@ use std::collections::BTreeMap;
 
 use burn::tensor::Tensor;
 use firebrick_backends::accounts::Home;
-use firebrick_engine::batch::{Batch, Sequence};
+use firebrick_engine::batch::Batch;
+use firebrick_engine::executor::{Residency, Runtime};
 use firebrick_engine::learner::{Learner, train_cut};
-use firebrick_engine::objective::ObjectiveConfig;
 use firebrick_engine::objective::kl::KlType;
-use firebrick_engine::objective::{Loss, Scores, TokenInputs, TokenLoss};
+use firebrick_engine::objective::{
+    Loss, LossSums, ObjectiveConfig, Scores, TokenInputs, TokenLoss,
+};
 use firebrick_engine::optim::OptimConfig;
-use firebrick_engine::placed::Use;
 use firebrick_engine::plan::{Keep, Layout, MemoryConfig, ModelPlan, Segment};
-use firebrick_engine::runtime::Runtime;
-use firebrick_engine::schedule::LossSums;
+use firebrick_engine::sequence::Sequence;
 use firebrick_models::random::Stream;
 
 use crate::support::model::{Model, scored_rows};
-use crate::support::techniques;
-use crate::support::{assert_close, assert_gradient, checked, folders};
+use crate::support::{assert_close, assert_gradient, checked, folders, techniques};
 
 /// Losses and metrics, absolute up to one; gradient tensors, relative L2.
 pub(super) const TOLERANCE: f64 = 1e-10;
@@ -232,7 +231,7 @@ fn trained(model: &Model, rows: &[Sequence], memory: &MemoryConfig) -> Gradients
     let mut learner = Learner::new(model.decoder.clone(), plan, optim, runtime);
     learner
         .model
-        .settle(Use::Pass)
+        .set_residency(Residency::Pass)
         .expect("weights in their place");
     for _ in 0..2 {
         let updated = learner.update(rows, TEMPERATURE, &objective(), 1e-2);

@@ -4,15 +4,14 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::activation::log_softmax;
-use firebrick_engine::batch::{Batch, MicroBatch, Sequence};
+use firebrick_engine::batch::{Batch, MicroBatch};
+use firebrick_engine::executor::{HeadLoss, Residency, Runtime};
 use firebrick_engine::learner::{Learner, train_cut};
 use firebrick_engine::objective::value::ValueLoss;
 use firebrick_engine::objective::{Scores, TokenLoss};
 use firebrick_engine::optim::OptimConfig;
-use firebrick_engine::placed::Use;
 use firebrick_engine::plan::{Layout, MemoryConfig, ModelPlan};
-use firebrick_engine::runtime::Runtime;
-use firebrick_engine::schedule::HeadLoss;
+use firebrick_engine::sequence::Sequence;
 use firebrick_models::adapter::LoraConfig;
 use firebrick_models::decoder::Param;
 use firebrick_models::random::Stream;
@@ -23,8 +22,7 @@ use super::plans::{
     plans,
 };
 use crate::support::model::Model;
-use crate::support::techniques;
-use crate::support::{assert_close, assert_gradient, checked, values};
+use crate::support::{assert_close, assert_gradient, checked, techniques, values};
 
 const HEAD: &str = "v_head.weight";
 
@@ -223,7 +221,7 @@ fn trained(model: &Model, rows: &[Sequence], memory: &MemoryConfig, rate: f64) -
     let runtime = Runtime::new(model.decoder.device()).with_prefetch(plan.prefetch);
     let learner = Learner::new(model.decoder.clone(), plan, optim(), runtime);
     let mut learner = learner.with_value_rate(rate);
-    let settled = learner.model.settle(Use::Pass);
+    let settled = learner.model.set_residency(Residency::Pass);
     settled.expect("weights in their place");
     let objective = objective();
     for _ in 0..2 {

@@ -5,10 +5,11 @@ use crate::support::model::nll_rows;
 use crate::support::tolerance::F32;
 use crate::support::{assert_close, assert_gradient, checked, fixtures};
 use burn::tensor::Device;
-use firebrick_engine::batch::{Batch, Sequence};
+use firebrick_engine::batch::Batch;
 use firebrick_engine::learner::train_cut;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::plan::{Layout, ModelPlan};
+use firebrick_engine::sequence::Sequence;
 
 on_devices! {
     any_cut_in_either_layout_gives_one_loss_and_gradients,

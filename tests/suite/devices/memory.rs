@@ -5,14 +5,13 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::accounts::{Category, Home};
 use firebrick_backends::memory::read;
 use firebrick_backends::profile::DeviceProfile;
-use firebrick_engine::batch::Sequence;
+use firebrick_engine::executor::{Residency, Runtime};
 use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::optim::OptimConfig;
-use firebrick_engine::placed::Use;
 use firebrick_engine::plan::estimate::{Workload, estimate};
 use firebrick_engine::plan::{MemoryConfig, Order, ParamOffload};
-use firebrick_engine::runtime::Runtime;
+use firebrick_engine::sequence::Sequence;
 use firebrick_models::unit::{Slot, Weights};
 use firebrick_models::{Arch, Decoder};
 use serde_json::{Value, json};
@@ -107,7 +106,7 @@ fn counted(memory: &MemoryConfig, device: &Device) -> u64 {
     let mut learner = Learner::new(Decoder::random(arch(), 1, device), plan, optim, runtime);
     learner
         .model
-        .settle(Use::Pass)
+        .set_residency(Residency::Pass)
         .expect("weights in their place");
     let rows = rows();
     for _ in 0..2 {

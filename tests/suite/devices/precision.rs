@@ -10,13 +10,12 @@ use crate::support::{assert_close, checked, fixtures, folders};
 use burn::tensor::Device;
 use firebrick_backends::Precision;
 use firebrick_backends::device::is_cpu;
-use firebrick_engine::batch::Sequence;
+use firebrick_engine::executor::{Residency, Runtime};
 use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::optim::{LossScale, OptimConfig};
-use firebrick_engine::placed::Use;
 use firebrick_engine::plan::{MemoryConfig, ModelPlan, MomentKind, OptimizerOffload, ParamOffload};
-use firebrick_engine::runtime::Runtime;
+use firebrick_engine::sequence::Sequence;
 use firebrick_models::generate::{Generator, Request, Sampling};
 use firebrick_models::random::DrawKey;
 use firebrick_models::{Decoder, Packing, Quantization};
@@ -152,7 +151,7 @@ fn learner(start: &Decoder, memory: &MemoryConfig, optim: &OptimConfig) -> Learn
     let plan = memory.plan(start.arch()).unwrap();
     let runtime = Runtime::new(start.device()).with_prefetch(plan.prefetch);
     let mut learner = Learner::new(start.clone(), plan, optim.clone(), runtime);
-    learner.model.settle(Use::Pass).unwrap();
+    learner.model.set_residency(Residency::Pass).unwrap();
     learner
 }
 

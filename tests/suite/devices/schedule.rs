@@ -6,13 +6,12 @@ use super::{model, on_devices};
 use burn::tensor::Device;
 use firebrick_backends::Precision;
 use firebrick_backends::device::is_cpu;
-use firebrick_engine::batch::Sequence;
+use firebrick_engine::executor::{Residency, Runtime};
 use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::optim::OptimConfig;
-use firebrick_engine::placed::Use;
 use firebrick_engine::plan::MemoryConfig;
-use firebrick_engine::runtime::Runtime;
+use firebrick_engine::sequence::Sequence;
 
 use crate::support::model::{Model, nll_rows};
 use crate::support::techniques::{MOMENTS, Technique, optimizers, passes};
@@ -82,7 +81,7 @@ fn changes_on(
     let mut learner = Learner::new(model.decoder.clone(), plan, optim, runtime);
     learner
         .model
-        .settle(Use::Pass)
+        .set_residency(Residency::Pass)
         .expect("weights in their place");
     for _ in 0..2 {
         let updated = learner

@@ -6,15 +6,13 @@ use crate::support::tolerance::F32_UPDATE;
 use crate::support::{assert_close, checked, fixtures};
 use burn::tensor::Device;
 use firebrick_backends::device::{Backend, DeviceSpec, is_cpu};
-use firebrick_engine::batch::Sequence;
-use firebrick_engine::config::parse;
+use firebrick_engine::config::{Mode, parse};
+use firebrick_engine::executor::{Residency, Runtime};
 use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::ObjectiveConfig;
 use firebrick_engine::optim::OptimConfig;
-use firebrick_engine::placed::Use;
-use firebrick_engine::runtime::Runtime;
+use firebrick_engine::sequence::Sequence;
 use firebrick_engine::trainer::{Silent, Start, Trainer};
-use firebrick_engine::trainer_state::Mode;
 use firebrick_models::random::Stream;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -63,7 +61,7 @@ fn curve(model: &Model, batches: &[Vec<Sequence>]) -> Vec<[f64; 2]> {
     let mut learner = Learner::new(model.decoder.clone(), plan, optim, runtime);
     learner
         .model
-        .settle(Use::Pass)
+        .set_residency(Residency::Pass)
         .expect("weights in their place");
     let steps = (0..20).map(|step| {
         let rows = &batches[step % batches.len()];

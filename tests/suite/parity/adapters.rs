@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use firebrick_backends::accounts::Home;
-use firebrick_engine::batch::{MicroBatch, Sequence};
+use firebrick_engine::batch::MicroBatch;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::plan::Layout;
+use firebrick_engine::sequence::Sequence;
 use firebrick_models::Decoder;
 use firebrick_models::adapter::{LoraConfig, Target};
 use firebrick_models::checkpoint::{load_adapter, save_adapter};

@@ -1,9 +1,10 @@
 //! Logits, log-probs, entropies, gradients and greedy continuations of every model folder against transformers.
 
 use burn::tensor::Tensor;
-use firebrick_engine::batch::{MicroBatch, Sequence};
+use firebrick_engine::batch::MicroBatch;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::plan::Layout;
+use firebrick_engine::sequence::Sequence;
 use firebrick_models::cache::KvCache;
 use firebrick_models::generate::{Finish, Generator, Request, Sampling};
 use firebrick_models::layer::{Columns, Context};

@@ -1,7 +1,7 @@
 //! `AdamW` and gradient clipping against torch, in the precision of the binary that includes this file.
 
 use burn::tensor::{FloatDType, Tensor, TensorData};
-use firebrick_engine::gradients::Gradients;
+use firebrick_engine::executor::Gradients;
 use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::optim::config::{Moments, UpdateAt};
 use serde::Deserialize;

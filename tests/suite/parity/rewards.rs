@@ -6,7 +6,7 @@ use std::sync::Arc;
 use firebrick_backends::Precision;
 use firebrick_backends::accounts::Accounts;
 use firebrick_engine::plan::{MemoryConfig, ParamOffload};
-use firebrick_engine::reward_model::{Reading, RewardModel, Surroundings};
+use firebrick_engine::reward::{Reading, RewardModel, Surroundings};
 use firebrick_engine::task::{PromptText, RewardInput, RewardModelConfig};
 use firebrick_models::tokenizer::{Message, Tokenizer};
 use serde::Deserialize;

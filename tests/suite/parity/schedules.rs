@@ -1,6 +1,6 @@
 //! Learning-rate schedules against transformers' `get_scheduler`.
 
-use firebrick_engine::optim::schedule::{ScheduleConfig, SchedulerType};
+use firebrick_engine::lr_scheduler::{LrSchedulerConfig, SchedulerType};
 use serde_json::{Map, Value};
 
 use crate::support::{checked, fixtures};
@@ -64,8 +64,8 @@ fn check(name: &str, case: &Value) -> usize {
 }
 
 /// The case's parameters as our settings, its full rate and its number of steps.
-fn config(name: &str, params: &Map<String, Value>) -> (ScheduleConfig, f64, u64) {
-    let mut config = ScheduleConfig::default();
+fn config(name: &str, params: &Map<String, Value>) -> (LrSchedulerConfig, f64, u64) {
+    let mut config = LrSchedulerConfig::default();
     let (mut kind, mut base_lr, mut total) = (None, None, None);
     for (key, value) in params {
         let number = || {

@@ -3,16 +3,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use firebrick_engine::batch::Sequence;
+use firebrick_engine::checkpoint::PolicySource;
 use firebrick_engine::config::{ModelConfig, SftConfig};
-use firebrick_engine::dataset::Dataset;
-use firebrick_engine::demonstrations::{Demonstrations, RowsAlone};
+use firebrick_engine::data::{PromptDataset, RowsAlone, SftDataset};
+use firebrick_engine::executor::Runtime;
 use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::plan::MemoryConfig;
-use firebrick_engine::runtime::Runtime;
-use firebrick_engine::source::Source;
+use firebrick_engine::sequence::Sequence;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -45,9 +44,9 @@ fn cases() -> Vec<Case> {
 
 /// The case's model with the case's template, its rows in a file, and what the program makes of them.
 struct Bench {
-    source: Source,
-    data: Dataset,
-    examples: Demonstrations,
+    source: PolicySource,
+    data: PromptDataset,
+    examples: SftDataset,
 }
 
 impl Bench {
@@ -63,14 +62,14 @@ impl Bench {
             path: Some(model),
             ..ModelConfig::default()
         };
-        let source = Source::open(&model, &RowsAlone).unwrap();
-        let data = Dataset::held_out(Arc::new(RowsAlone), source.tokenizer.clone(), 8, None);
+        let source = PolicySource::open(&model, &RowsAlone).unwrap();
+        let data = PromptDataset::held_out(Arc::new(RowsAlone), source.tokenizer.clone(), 8, None);
         let data = data.unwrap();
         let config = SftConfig {
             train: Some(rows),
             ..config
         };
-        let examples = Demonstrations::new(&config, "sft", &source, &data)
+        let examples = SftDataset::new(&config, "sft", &source, &data)
             .unwrap_or_else(|error| panic!("{}: {error}", case.name));
         Self {
             source,

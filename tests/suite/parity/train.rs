@@ -2,17 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use firebrick_engine::batch::Sequence;
-use firebrick_engine::gradients::Gradients;
+use firebrick_engine::executor::{Executor, Gradients, Runtime};
+use firebrick_engine::lr_scheduler::{LrSchedulerConfig, SchedulerType};
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use firebrick_engine::objective::kl::KlType;
 use firebrick_engine::objective::policy::ImportanceSamplingLevel;
 use firebrick_engine::objective::sft::Nll;
-use firebrick_engine::objective::{ObjectiveConfig, TokenLoss};
-use firebrick_engine::optim::schedule::{ScheduleConfig, SchedulerType};
+use firebrick_engine::objective::{LossSums, ObjectiveConfig, TokenLoss};
 use firebrick_engine::optim::{AdamW, OptimConfig};
-use firebrick_engine::runtime::Runtime;
-use firebrick_engine::schedule::{LossSums, Schedule};
+use firebrick_engine::sequence::Sequence;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -107,10 +105,10 @@ fn sft(golden: &Sft) -> usize {
             weight_decay: hyper.weight_decay,
             decay_norms_and_biases: true,
             clip_grad: Some(hyper.max_grad_norm),
-            lr_scheduler: ScheduleConfig {
+            lr_scheduler: LrSchedulerConfig {
                 lr_scheduler_type: hyper.schedule,
                 warmup_steps: hyper.warmup_steps,
-                ..ScheduleConfig::default()
+                ..LrSchedulerConfig::default()
             },
         },
         hyper.total_steps,
@@ -195,7 +193,7 @@ fn grpo_run(golden: &Grpo, run: &GrpoRun) -> usize {
         weight_decay: hyper.weight_decay,
         decay_norms_and_biases: true,
         clip_grad: Some(hyper.max_grad_norm),
-        lr_scheduler: ScheduleConfig::default(),
+        lr_scheduler: LrSchedulerConfig::default(),
     };
     let total = run.steps.len() as u64;
     let mut training = Run::new(&golden.model, optim, total, hyper.temperature);
@@ -283,7 +281,7 @@ fn grpo_step(golden: &Grpo, run: &GrpoRun, hyper: &GrpoHyper) -> (ObjectiveConfi
 struct Run {
     model: Model,
     optimizer: AdamW,
-    rate: firebrick_engine::optim::schedule::Schedule,
+    rate: firebrick_engine::lr_scheduler::LrSchedule,
     temperature: f64,
     done: u64,
 }
@@ -313,7 +311,7 @@ impl Run {
         let runtime = Runtime::new(decoder.device());
         let mut gradients = Gradients::new(decoder.specs().count());
         let whole = vec![rows.iter().collect()];
-        let sums = Schedule::new(&plan, &runtime, self.temperature)
+        let sums = Executor::new(&plan, &runtime, self.temperature)
             .backward(decoder, &whole, loss, &mut gradients, None)
             .expect("a backward pass");
         let outcome = self

@@ -14,8 +14,8 @@ fn sequences(lengths: &[usize]) -> Vec<Sequence> {
         .collect()
 }
 
-fn cut(layout: Layout, max_tokens: usize, max_sequences: Option<usize>) -> Cut {
-    Cut {
+fn cut(layout: Layout, max_tokens: usize, max_sequences: Option<usize>) -> MicroBatchLimits {
+    MicroBatchLimits {
         max_tokens,
         max_sequences,
         layout,

@@ -2,7 +2,7 @@
 
 use super::{BLOCK, Codebook, HostBlock8, SMALLEST};
 use crate::Result;
-use crate::gradients::device_error;
+use crate::error::device_error;
 use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor, TensorData};
 use firebrick_backends::kernels::{self, Blocks8, Map8};
 

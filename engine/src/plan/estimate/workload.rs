@@ -2,10 +2,10 @@
 
 use super::ModelPlan;
 use crate::Result;
+use crate::checkpoint::critic_architecture;
 use crate::config::{OldLogProbs, RunConfig, SftConfig};
-use crate::critic::critic_architecture;
-use crate::data::Survey;
-use crate::reward_model;
+use crate::data::DatasetStats;
+use crate::reward as reward_model;
 use crate::task::{RewardModelConfig, Rewards, TaskConfig};
 use firebrick_backends::Precision;
 use firebrick_models::adapter::LoraConfig;
@@ -253,7 +253,7 @@ impl Workload {
     }
 
     /// Takes over what the task's prompts and the demonstrations are like, where they were read.
-    pub fn observe(&mut self, survey: Survey) {
+    pub fn observe(&mut self, survey: DatasetStats) {
         self.prompt_length = self.prompt_length.min(survey.longest_prompt as u64);
         self.validation = survey.validation as u64;
         let Some(read) = survey.demonstrations else {

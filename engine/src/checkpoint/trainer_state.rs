@@ -1,5 +1,6 @@
 //! What a checkpoint keeps beside the model: where the run stands, and the optimizer's moments.
 
+use crate::config::Mode;
 use crate::objective::coefficients::AdaptiveCoefficients;
 use crate::optim::{AdamW, Scaler};
 use crate::task::Running;
@@ -23,16 +24,6 @@ const VALUE_HEAD: &str = "value_head.safetensors";
 /// What to do about a checkpoint that is damaged.
 const EARLIER: &str =
     "remove its step folder and resume: the run goes on from the checkpoint before it";
-
-/// Which of the two kinds of training a run is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Mode {
-    /// `firebrick train`.
-    Rl,
-    /// `firebrick sft`.
-    Sft,
-}
 
 /// Where a run stands.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

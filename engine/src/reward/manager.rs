@@ -1,7 +1,7 @@
 //! Judging completions: the task's rules one by one, its reward models all together, and the sum of both.
 
-use crate::dataset::Prompt;
-use crate::reward_model::{Reading, RewardModel, Surroundings};
+use crate::data::Prompt;
+use crate::reward::{Reading, RewardModel, Surroundings};
 use crate::task::{Completion, Reward, Rewards, Task, TaskError};
 use crate::{Error, Result};
 
@@ -42,11 +42,11 @@ pub enum Purpose {
 
 /// The reward models of a task, ready to score.
 #[derive(Debug, Default)]
-pub struct Judge {
+pub struct RewardManager {
     models: Vec<RewardModel>,
 }
 
-impl Judge {
+impl RewardManager {
     /// Loads the models that a task's list of rewards names.
     pub fn open(task: &dyn Task, around: Surroundings<'_>) -> Result<Self> {
         let models = task.rewards().into_iter().flat_map(Rewards::models);

@@ -18,7 +18,7 @@ const MODEL: &str = "model";
 const MERGED: &str = "merged";
 
 /// The model folder's description, its tokenizer, and the ids that end a completion.
-pub struct Source {
+pub struct PolicySource {
     /// Configs and element types of the checkpoint.
     pub checkpoint: Checkpoint,
     /// Its tokenizer.
@@ -27,7 +27,7 @@ pub struct Source {
     pub stop_ids: Vec<u32>,
 }
 
-impl Source {
+impl PolicySource {
     /// Reads the configured checkpoint folder, or makes the description of a random start.
     pub fn open(config: &ModelConfig, task: &dyn Task) -> Result<Self> {
         let (checkpoint, tokenizer) = match (&config.path, &config.arch) {
@@ -214,7 +214,7 @@ fn described(config: &RunConfig) -> Result<Arch> {
         ));
     };
     let task = task.build(Path::new("."))?;
-    Ok(Source::open(&config.model, task.as_ref())?
+    Ok(PolicySource::open(&config.model, task.as_ref())?
         .checkpoint
         .arch()
         .clone())

@@ -1,14 +1,16 @@
 //! Accumulated gradients of a decoder's parameters, in its flat order and at least in f32: on the device, or leaving it as they
 //! are complete.
 
+use super::runtime::Runtime;
+use crate::Result;
+use crate::error::device_error;
 use crate::plan::ModelPlan;
-use crate::runtime::Runtime;
-use crate::{Error, Result};
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use firebrick_backends::accounts::{Accounts, Category, Hold, Home};
 use firebrick_backends::kernels::{self, Segments};
 use firebrick_backends::precision::widened;
 use firebrick_backends::transfer::{Download, HostTensor, Pending};
+use firebrick_models::Decoder;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -149,7 +151,7 @@ impl Gradients {
 
     /// Says that nothing more will be added to these parameters by the current micro-batches: where gradients live on the
     /// host, they leave the device now.
-    pub(crate) fn settle(&mut self, params: Range<usize>, runtime: &Runtime) -> Result<()> {
+    pub(crate) fn offload(&mut self, params: Range<usize>, runtime: &Runtime) -> Result<()> {
         if self.home == Home::Device {
             return Ok(());
         }
@@ -244,9 +246,13 @@ impl Gradients {
     }
 }
 
-pub(crate) fn device_error(doing: &'static str, e: &impl std::fmt::Display) -> Error {
-    Error::Model(firebrick_models::Error::Device {
-        doing,
-        detail: e.to_string(),
-    })
+/// What happens to a unit whose gradient is complete, while others' are still being computed.
+pub trait GradientHook {
+    /// Called once for each unit on an optimizer step's last micro-batches, in the order in which gradients are complete.
+    fn complete(
+        &mut self,
+        decoder: &mut Decoder,
+        gradients: &mut Gradients,
+        unit: usize,
+    ) -> Result<()>;
 }

@@ -7,11 +7,11 @@ mod config;
 
 use std::f64::consts::PI;
 
-pub use self::config::{Curve, ScheduleConfig, ScheduleError, SchedulerType};
+pub use self::config::{Curve, LrSchedulerConfig, LrSchedulerError, SchedulerType};
 
 /// A schedule ready to be asked: settings checked, warm-up in steps.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Schedule {
+pub struct LrSchedule {
     base_lr: f64,
     warmup: u64,
     total: u64,
@@ -48,7 +48,7 @@ enum Shape {
     },
 }
 
-impl Schedule {
+impl LrSchedule {
     /// The learning rate of optimizer step `step`, counted from 0.
     #[must_use]
     pub fn lr(&self, step: u64) -> f64 {

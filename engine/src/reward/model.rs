@@ -3,12 +3,10 @@
 //! The score of a sequence is the head's number at its last real token, as transformers' `…ForSequenceClassification` reads it:
 //! the last one that is not the padding token of the model's config.
 
-use crate::batch::Sequence;
+use crate::executor::{Executor, Residency, ResidentModel, Runtime, values_all};
 use crate::learner::score_cut;
-use crate::placed::{Placed, Use};
 use crate::plan::{MemoryConfig, Role};
-use crate::runtime::Runtime;
-use crate::schedule::{Schedule, values_all};
+use crate::sequence::Sequence;
 use crate::task::{PromptText, RewardInput, RewardModelConfig};
 use crate::{Error, Result};
 use burn::tensor::Device;
@@ -55,7 +53,7 @@ pub struct Reading<'a> {
 pub struct RewardModel {
     name: String,
     input: RewardInput,
-    placed: Placed,
+    placed: ResidentModel,
     runtime: Runtime,
     /// Its own; none where it reads the policy's ids.
     tokenizer: Option<Tokenizer>,
@@ -117,8 +115,8 @@ impl RewardModel {
             );
         let plan = memory.scorer_plan(&arch, config.score_tokens, config.param_offload)?;
         let decoder = checkpoint.load(device)?;
-        let mut placed = Placed::new(decoder, plan, Role::RewardModel, &runtime.accounts);
-        placed.settle(Use::Idle)?;
+        let mut placed = ResidentModel::new(decoder, plan, Role::RewardModel, &runtime.accounts);
+        placed.set_residency(Residency::Idle)?;
         Ok(Self {
             name: name.to_owned(),
             input: config.input,
@@ -231,9 +229,9 @@ impl RewardModel {
 
     /// Scores of token rows, in their order, in batches under its budget. The model visits its device for that.
     pub fn score(&mut self, rows: Vec<Vec<u32>>) -> Result<Vec<f64>> {
-        self.placed.settle(Use::Pass)?;
+        self.placed.set_residency(Residency::Pass)?;
         let scored = self.scored(rows);
-        self.placed.settle(Use::Idle)?;
+        self.placed.set_residency(Residency::Idle)?;
         scored
     }
 
@@ -250,10 +248,10 @@ impl RewardModel {
                 ..Sequence::default()
             })
             .collect();
-        let Placed { decoder, plan, .. } = &self.placed;
-        let schedule = Schedule::new(plan, &self.runtime, 1.0).for_role(Role::RewardModel);
+        let ResidentModel { decoder, plan, .. } = &self.placed;
+        let executor = Executor::new(plan, &self.runtime, 1.0).for_role(Role::RewardModel);
         let cut = score_cut(plan, decoder.arch());
-        let scores = values_all(&schedule, decoder, &sequences, cut)?;
+        let scores = values_all(&executor, decoder, &sequences, cut)?;
         Ok(scores.iter().map(|own| f64::from(own[0])).collect())
     }
 }

@@ -1,7 +1,6 @@
 //! What may change between the sessions of a run.
 
-use crate::config::RunConfig;
-use crate::trainer_state::Mode;
+use crate::config::{Mode, RunConfig};
 use crate::{Error, Result};
 use serde_json::Value;
 
@@ -18,7 +17,7 @@ const ENGINE_KEYS: [&str; 8] = [
 ];
 
 /// Only the run's length, rhythm, device and memory may change between sessions; what the mode does not read may too.
-pub(super) fn check_same_run(earlier: &RunConfig, now: &RunConfig, mode: Mode) -> Result<()> {
+pub(crate) fn check_resume_compat(earlier: &RunConfig, now: &RunConfig, mode: Mode) -> Result<()> {
     let value = |config: &RunConfig| {
         let mut value = serde_json::to_value(config).unwrap_or(Value::Null);
         if mode == Mode::Sft {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// What a phase does with a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
+pub enum Residency {
     /// Samples from it: all weights are resident.
     Rollout,
     /// Runs it segment by segment, with or without gradients.
@@ -19,7 +19,7 @@ pub enum Use {
 
 /// A decoder, its plan, and the accounts of its weights.
 #[derive(Debug)]
-pub struct Placed {
+pub struct ResidentModel {
     /// The model.
     pub decoder: Decoder,
     /// Its plan.
@@ -29,7 +29,7 @@ pub struct Placed {
     holds: Vec<Hold>,
 }
 
-impl Placed {
+impl ResidentModel {
     /// Takes a model over as it is.
     #[must_use]
     pub fn new(decoder: Decoder, plan: ModelPlan, role: Role, accounts: &Arc<Accounts>) -> Self {
@@ -51,13 +51,13 @@ impl Placed {
     }
 
     /// Moves weights to where a phase needs them. What is there already stays.
-    pub fn settle(&mut self, now: Use) -> Result<()> {
+    pub fn set_residency(&mut self, now: Residency) -> Result<()> {
         let last = self.decoder.units().len() - 1;
         let mut homes = vec![Home::Device; last + 1];
         match now {
-            Use::Rollout => {}
-            Use::Idle if self.plan.idle == Home::Host => homes.fill(Home::Host),
-            Use::Pass | Use::Idle => {
+            Residency::Rollout => {}
+            Residency::Idle if self.plan.idle == Home::Host => homes.fill(Home::Host),
+            Residency::Pass | Residency::Idle => {
                 for segment in &self.plan.segments {
                     homes[segment.units.clone()].fill(segment.weights);
                 }

@@ -1,7 +1,7 @@
 //! Weights on their way to the device, ahead of their use.
 
+use super::runtime::Runtime;
 use crate::Result;
-use crate::runtime::Runtime;
 use firebrick_backends::accounts::{Category, Hold, Home};
 use firebrick_backends::transfer::Pending;
 use firebrick_models::Decoder;

@@ -1,8 +1,8 @@
 //! Numbers that a pass leaves behind: the loss, the objective's metrics, scores by sequence.
 
+use super::token_loss::{Loss, Metric, Reduce};
 use crate::Result;
-use crate::gradients::device_error;
-use crate::objective::{Loss, Metric, Reduce};
+use crate::error::device_error;
 use burn::tensor::Tensor;
 
 /// Log-probs and entropies of a micro-batch's scored tokens, by sequence.
@@ -60,9 +60,9 @@ impl LossSums {
 
 /// Sums on the device while a micro-batch's chunks add to them.
 #[derive(Default)]
-pub(super) struct Running(Option<(Vec<Metric>, Tensor<1>)>);
+pub(crate) struct LossAccumulator(Option<(Vec<Metric>, Tensor<1>)>);
 
-impl Running {
+impl LossAccumulator {
     pub fn add(&mut self, loss: Loss) {
         let mut values: Vec<Tensor<1>> = loss.metrics.iter().map(|m| m.sum.clone()).collect();
         values.push(loss.total.inner());
@@ -106,7 +106,11 @@ impl Running {
     }
 }
 
-pub(super) fn by_sequence(chunks: Vec<Tensor<1>>, lengths: &[usize]) -> Result<Vec<Vec<f32>>> {
+/// Values of chunks of scored tokens, by sequence.
+pub(crate) fn split_by_sequence(
+    chunks: Vec<Tensor<1>>,
+    lengths: &[usize],
+) -> Result<Vec<Vec<f32>>> {
     let mut flat: Vec<f32> = Vec::new();
     for chunk in chunks {
         flat.extend(

@@ -17,7 +17,7 @@ pub struct Prompt {
 }
 
 /// A task made ready for a model.
-pub struct Dataset {
+pub struct PromptDataset {
     task: Arc<dyn Task>,
     tokenizer: Arc<Tokenizer>,
     max_prompt: usize,
@@ -34,7 +34,7 @@ pub struct Dataset {
 /// Draws of an endless task that are looked at for the length of its prompts.
 const GLANCE: u64 = 256;
 
-impl Dataset {
+impl PromptDataset {
     /// Encodes a finite task's prompts once, and keeps those of at most `max_prompt` tokens.
     pub fn new(
         task: Arc<dyn Task>,

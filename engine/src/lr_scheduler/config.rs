@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Schedule, Shape};
+use super::{LrSchedule, Shape};
 
 /// Settings of a learning-rate schedule. An option that the chosen type has no use for is refused.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct ScheduleConfig {
+pub struct LrSchedulerConfig {
     /// The shape. The name is transformers' and TRL's; verl: `optim.lr_scheduler_type`.
     pub lr_scheduler_type: SchedulerType,
     /// Optimizer steps of linear warm-up from 0. `constant` ignores warm-up, as transformers does.
@@ -85,31 +85,31 @@ pub enum Curve {
 /// A schedule setting that makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{setting}`: {detail}")]
-pub struct ScheduleError {
+pub struct LrSchedulerError {
     /// The setting.
     pub setting: &'static str,
     /// What was expected, what was found, what to do.
     pub detail: String,
 }
 
-fn refuse<T>(setting: &'static str, detail: impl Into<String>) -> Result<T, ScheduleError> {
-    Err(ScheduleError {
+fn refuse<T>(setting: &'static str, detail: impl Into<String>) -> Result<T, LrSchedulerError> {
+    Err(LrSchedulerError {
         setting,
         detail: detail.into(),
     })
 }
 
-impl ScheduleConfig {
+impl LrSchedulerConfig {
     /// The schedule of a run of `total_steps` optimizer steps whose full learning rate is
     /// `base_lr`.
-    pub fn build(&self, base_lr: f64, total_steps: u64) -> Result<Schedule, ScheduleError> {
+    pub fn build(&self, base_lr: f64, total_steps: u64) -> Result<LrSchedule, LrSchedulerError> {
         if !(base_lr.is_finite() && base_lr > 0.0) {
             return refuse("lr", format!("expected a rate above 0, found {base_lr}"));
         }
         self.refuse_unused()?;
         let warmup = self.warmup(total_steps)?;
         let shape = self.shape(base_lr, warmup, total_steps)?;
-        Ok(Schedule {
+        Ok(LrSchedule {
             base_lr,
             warmup,
             total: total_steps,
@@ -117,7 +117,7 @@ impl ScheduleConfig {
         })
     }
 
-    fn warmup(&self, total: u64) -> Result<u64, ScheduleError> {
+    fn warmup(&self, total: u64) -> Result<u64, LrSchedulerError> {
         let ratio = self.warmup_ratio;
         if !(0.0..=1.0).contains(&ratio) {
             return refuse(
@@ -139,7 +139,7 @@ impl ScheduleConfig {
 
     /// Refuses options that the type would ignore: a rate that is not what it was set to be shows
     /// only in the curves.
-    fn refuse_unused(&self) -> Result<(), ScheduleError> {
+    fn refuse_unused(&self) -> Result<(), LrSchedulerError> {
         use SchedulerType::{
             Cosine, CosineWithMinLr, CosineWithRestarts, InverseSqrt, Polynomial, WarmupStableDecay,
         };
@@ -203,7 +203,7 @@ impl ScheduleConfig {
         Ok(())
     }
 
-    fn shape(&self, base_lr: f64, warmup: u64, total: u64) -> Result<Shape, ScheduleError> {
+    fn shape(&self, base_lr: f64, warmup: u64, total: u64) -> Result<Shape, LrSchedulerError> {
         let cycles = self.num_cycles.unwrap_or(0.5);
         Ok(match self.lr_scheduler_type {
             SchedulerType::Constant => Shape::Constant,

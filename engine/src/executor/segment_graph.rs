@@ -4,8 +4,8 @@
 //! a few sequences or a chunk of queries at a time, on the way back. So no `[heads, T, T]` tensor is kept, and rows are
 //! gathered for attention and put back by gathers in both directions.
 
+use super::gradients::Gradients;
 use crate::batch::MicroBatch;
-use crate::gradients::Gradients;
 use burn::tensor::{Gradients as Tape, Tensor};
 use firebrick_models::Decoder;
 use firebrick_models::attention::Projected;

@@ -1,7 +1,7 @@
 //! Where a critic's weights come from, and the folder that keeps them.
 
+use crate::checkpoint::PolicySource;
 use crate::config::{CriticConfig, RunConfig};
-use crate::source::Source;
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_models::checkpoint::{ExportOptions, export};
@@ -21,7 +21,7 @@ pub struct CriticSource {
 
 impl CriticSource {
     /// Reads what the configuration says of the critic, and refuses one that cannot score the policy's completions.
-    pub fn open(config: &RunConfig, critic: &CriticConfig, policy: &Source) -> Result<Self> {
+    pub fn open(config: &RunConfig, critic: &CriticConfig, policy: &PolicySource) -> Result<Self> {
         let Some(path) = &critic.model.path else {
             return Ok(Self {
                 checkpoint: policy.checkpoint.clone(),

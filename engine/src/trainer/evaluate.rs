@@ -1,14 +1,12 @@
 //! Judging completions, and the mean reward of greedy ones on held-out prompts.
 
-use crate::config::{RolloutConfig, RunConfig};
-use crate::dataset::{Dataset, Prompt};
-use crate::judge::{Answer, Judge, Place, Purpose};
+use crate::checkpoint::PolicySource;
+use crate::config::{Mode, RolloutConfig, RunConfig};
+use crate::data::{Prompt, PromptDataset};
 use crate::plan::engine_limits;
 use crate::plan::planner::Request;
-use crate::reward_model::Surroundings;
-use crate::source::Source;
+use crate::reward::{Answer, Place, Purpose, RewardManager, Surroundings};
 use crate::task::{Reward, Shaping, Task};
-use crate::trainer_state::Mode;
 use crate::{Error, Result};
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::device;
@@ -41,10 +39,10 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
         ));
     };
     let task: Arc<dyn Task> = Arc::from(task.build(Path::new("."))?);
-    let source = Source::open(&config.model, task.as_ref())?.in_precision(config.precision);
+    let source = PolicySource::open(&config.model, task.as_ref())?.in_precision(config.precision);
     source.check_lengths(config)?;
     let max_validation = config.trainer.val_max_samples;
-    let data = Dataset::held_out(
+    let data = PromptDataset::held_out(
         task,
         source.tokenizer.clone(),
         config.rollout.prompt_length,
@@ -66,7 +64,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     let cache = request.workload.kv_cache_bytes;
     let limits = engine_limits(&config.rollout, arch, config.rollout.max_num_seqs, cache)?;
     let decoder = source.decoder(config, &device)?;
-    let mut judge = Judge::open(
+    let mut judge = RewardManager::open(
         data.task(),
         Surroundings {
             device: &device,
@@ -89,8 +87,8 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
 /// Greedy completions of the validation prompts.
 pub(crate) fn greedy_samples(
     decoder: &Decoder,
-    source: &Source,
-    data: &Dataset,
+    source: &PolicySource,
+    data: &PromptDataset,
     rollout: &RolloutConfig,
     limits: &Limits,
 ) -> Result<Vec<Sample>> {
@@ -122,7 +120,7 @@ pub(crate) fn greedy_samples(
 pub(crate) fn answers<'a>(
     prompts: &'a [Prompt],
     samples: &'a [Sample],
-    source: &Source,
+    source: &PolicySource,
     place: impl Fn(&Sample) -> Place,
 ) -> Result<Vec<Answer<'a>>> {
     samples
@@ -141,9 +139,9 @@ pub(crate) fn answers<'a>(
 
 /// Mean validation reward of completions of the validation prompts.
 pub(crate) fn mean_reward(
-    judge: &mut Judge,
-    source: &Source,
-    data: &Dataset,
+    judge: &mut RewardManager,
+    source: &PolicySource,
+    data: &PromptDataset,
     samples: &[Sample],
     max_tokens: usize,
 ) -> Result<f64> {

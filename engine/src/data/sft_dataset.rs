@@ -3,11 +3,11 @@
 //! A row is a conversation (`messages`), of which the assistant's turns are scored, or a `prompt` with a `completion`, of which
 //! the completion is: both texts, or both lists of messages. Examples of a file are encoded once, when it is read.
 
-use crate::batch::{SampleId, Sequence};
-use crate::config::{RunConfig, SftConfig};
-use crate::dataset::{Dataset, Prompt};
+use crate::checkpoint::PolicySource;
+use crate::config::SftConfig;
+use crate::data::{Prompt, PromptDataset};
 use crate::objective::aggregate::{Denominators, LossAggMode, token_weights};
-use crate::source::Source;
+use crate::sequence::{SampleId, Sequence};
 use crate::task::recipe::message;
 use crate::task::rows::read;
 use crate::task::template::Row;
@@ -24,7 +24,7 @@ const SFT_DRAWS: u64 = 1 << 40;
 
 /// Examples of supervised training.
 #[derive(Debug)]
-pub struct Demonstrations {
+pub struct SftDataset {
     config: SftConfig,
     /// Examples of `train`; the task's are drawn where absent.
     rows: Option<Vec<Sequence>>,
@@ -38,13 +38,13 @@ pub struct Demonstrations {
     pub steps: u64,
 }
 
-impl Demonstrations {
+impl SftDataset {
     /// Reads and encodes what a section (`sft` or `warmup.sft`) names.
     pub fn new(
         config: &SftConfig,
         section: &'static str,
-        source: &Source,
-        data: &Dataset,
+        source: &PolicySource,
+        data: &PromptDataset,
     ) -> Result<Self> {
         let mut filtered = 0;
         let mut of_file = |file: &Path, setting| {
@@ -80,7 +80,7 @@ impl Demonstrations {
 
     /// Tokens of the longest example: of a file's rows and all that is validated, or of the task's solutions, of which an
     /// endless task has those of a first look.
-    pub fn longest(&self, source: &Source, data: &Dataset) -> Result<usize> {
+    pub fn longest(&self, source: &PolicySource, data: &PromptDataset) -> Result<usize> {
         let read = self.rows.iter().flatten().chain(&self.validation);
         let mut longest = read.map(|s| s.tokens.len()).max().unwrap_or(0);
         if self.rows.is_none() {
@@ -97,8 +97,8 @@ impl Demonstrations {
         &self,
         step: u64,
         seed: u64,
-        source: &Source,
-        data: &Dataset,
+        source: &PolicySource,
+        data: &PromptDataset,
     ) -> Result<(Vec<Sequence>, Option<f64>)> {
         let draws = self.draws(step);
         let first = self.first_draw();
@@ -144,7 +144,7 @@ fn encoded(
     config: &SftConfig,
     file: &Path,
     setting: &'static str,
-    source: &Source,
+    source: &PolicySource,
 ) -> Result<(Vec<Sequence>, u64)> {
     let context = source.trained_context();
     let most = config.max_length.unwrap_or(context).min(context);
@@ -175,7 +175,7 @@ fn encoded(
     Ok((kept, dropped as u64))
 }
 
-fn sequence(row: &Row, setting: &str, source: &Source) -> Result<Sequence> {
+fn sequence(row: &Row, setting: &str, source: &PolicySource) -> Result<Sequence> {
     let chat = |key: &str, list: &[Value]| {
         let messages = list.iter().map(|value| message(value, key, setting, row));
         messages.collect::<Result<Vec<Message>, TaskError>>()
@@ -230,14 +230,14 @@ fn sequence(row: &Row, setting: &str, source: &Source) -> Result<Sequence> {
 }
 
 /// A prompt with its completion and the token that ends it, which are scored.
-fn completed(prompt: &[u32], completion: &str, source: &Source) -> Result<Sequence> {
+fn completed(prompt: &[u32], completion: &str, source: &PolicySource) -> Result<Sequence> {
     let mut completion = source.tokenizer.encode(completion, false)?;
     completion.extend(source.end_of_answer());
     Ok(Sequence::completion(prompt, &completion))
 }
 
 /// A task's prompt with its solution.
-fn solved(prompt: &Prompt, source: &Source) -> Result<Sequence> {
+fn solved(prompt: &Prompt, source: &PolicySource) -> Result<Sequence> {
     let Some(solution) = &prompt.example.solution else {
         return Err(Error::Config(format!(
             "supervised training needs solutions, and the task has none for prompt {:?}; give `solution` in the task's \
@@ -261,7 +261,7 @@ fn solved(prompt: &Prompt, source: &Source) -> Result<Sequence> {
 }
 
 /// The task's validation prompts with their solutions; none where it has none.
-fn held_out(source: &Source, data: &Dataset) -> Result<Vec<Sequence>> {
+fn held_out(source: &PolicySource, data: &PromptDataset) -> Result<Vec<Sequence>> {
     if data.validation.iter().any(|p| p.example.solution.is_none()) {
         return Ok(Vec::new());
     }
@@ -282,15 +282,6 @@ fn weighted(mut sequences: Vec<Sequence>) -> Vec<Sequence> {
 /// The task of a run that has none: supervised training on the rows of a file.
 #[derive(Clone, Copy, Debug)]
 pub struct RowsAlone;
-
-impl RowsAlone {
-    /// Whether a configuration asks for no task.
-    #[must_use]
-    pub fn suffice(config: &RunConfig) -> bool {
-        let sft = config.sft.as_ref().or(config.warmup.sft.as_ref());
-        config.task.is_none() && sft.is_some_and(|sft| sft.train.is_some())
-    }
-}
 
 impl Task for RowsAlone {
     fn name(&self) -> &'static str {

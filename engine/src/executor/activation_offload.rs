@@ -1,7 +1,7 @@
 //! Inputs that segments keep for their second run: a stack, whose lower part may wait on the host.
 
+use super::runtime::Runtime;
 use crate::Result;
-use crate::runtime::Runtime;
 use burn::tensor::Tensor;
 use firebrick_backends::accounts::{Category, Hold, Home};
 use firebrick_backends::transfer::{Download, HostTensor, Pending};
@@ -20,7 +20,7 @@ enum Group {
 }
 
 /// What the forward pass pushes and the backward pass pops in reverse.
-pub(super) struct Kept<'r> {
+pub(super) struct ActivationStack<'r> {
     runtime: &'r Runtime,
     prefetch: usize,
     group: usize,
@@ -32,7 +32,7 @@ pub(super) struct Kept<'r> {
     back: Vec<OnDevice>,
 }
 
-impl<'r> Kept<'r> {
+impl<'r> ActivationStack<'r> {
     pub fn new(runtime: &'r Runtime, prefetch: usize, group: usize) -> Self {
         Self {
             runtime,
@@ -175,7 +175,7 @@ mod tests {
         for prefetch in 0..4 {
             for group in 1..5 {
                 let runtime = Runtime::new(&device).with_prefetch(prefetch);
-                let mut kept = Kept::new(&runtime, prefetch, group);
+                let mut kept = ActivationStack::new(&runtime, prefetch, group);
                 let home = |i: usize| {
                     if i.is_multiple_of(3) {
                         Home::Device
@@ -199,7 +199,7 @@ mod tests {
         let device = Device::flex();
         for (prefetch, most) in [(0, 1), (1, 2), (2, 3)] {
             let runtime = Runtime::new(&device).with_prefetch(prefetch);
-            let mut kept = Kept::new(&runtime, prefetch, 1);
+            let mut kept = ActivationStack::new(&runtime, prefetch, 1);
             for i in 0..20 {
                 kept.push(number(i as f32, &device), Home::Host).unwrap();
             }

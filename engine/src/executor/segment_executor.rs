@@ -2,46 +2,27 @@
 //!
 //! Everything the plan decides happens between two segments; units know nothing of it.
 
-mod fetch;
-mod head;
-mod kept;
-mod sums;
-mod trace;
-
-pub use head::HeadLoss;
-pub use sums::{LossSums, MicroScores};
-
+use super::activation_offload::ActivationStack;
+use super::fetch::{Fetched, Fetcher};
+use super::gradients::{GradientHook, Gradients};
+use super::head::{self, HeadLoss, HeadPass};
+use super::runtime::Runtime;
+use super::segment_graph::{self, Piece};
 use crate::Result;
-use crate::batch::{Batch, Cut, DropoutStep, MicroBatch, Sequence};
-use crate::gradients::Gradients;
+use crate::batch::{DropoutStep, MicroBatch};
+use crate::objective::{LossSums, MicroScores, split_by_sequence};
 use crate::plan::{Keep, ModelPlan, Order, Role};
-use crate::runtime::Runtime;
+use crate::sequence::Sequence;
 use burn::tensor::Tensor;
-use fetch::{Fetched, Fetcher};
 use firebrick_backends::accounts::{Category, Hold, Home};
 use firebrick_backends::trace::span_on;
 use firebrick_models::Decoder;
 use firebrick_models::head::Head;
-use head::HeadPass;
-use kept::Kept;
 use std::ops::Range;
-use sums::by_sequence;
-use trace::Piece;
-
-/// What happens to a unit whose gradient is complete, while others' are still being computed.
-pub trait AfterUnit {
-    /// Called once for each unit on an optimizer step's last micro-batches, in the order in which gradients are complete.
-    fn complete(
-        &mut self,
-        decoder: &mut Decoder,
-        gradients: &mut Gradients,
-        unit: usize,
-    ) -> Result<()>;
-}
 
 /// Executes a [`ModelPlan`] on a decoder.
 #[derive(Clone, Copy, Debug)]
-pub struct Schedule<'a> {
+pub struct Executor<'a> {
     plan: &'a ModelPlan,
     runtime: &'a Runtime,
     temperature: f64,
@@ -55,16 +36,16 @@ type Traced = (Vec<Piece>, Option<Hold>);
 
 /// One optimizer step's way through a model, for several micro-batches at once where the plan's order says so.
 struct Pass<'a, 'r> {
-    schedule: &'a Schedule<'r>,
+    executor: &'a Executor<'r>,
     micros: Vec<MicroBatch>,
     fetch: Fetcher<'r>,
-    kept: Kept<'r>,
+    kept: ActivationStack<'r>,
     /// Graphs of segments that keep them, in the order in which they were traced.
     graphs: Vec<Traced>,
 }
 
-impl<'a> Schedule<'a> {
-    /// A schedule for the policy. Log-probs are those of logits / temperature.
+impl<'a> Executor<'a> {
+    /// A executor for the policy. Log-probs are those of logits / temperature.
     #[must_use]
     pub fn new(plan: &'a ModelPlan, runtime: &'a Runtime, temperature: f64) -> Self {
         Self {
@@ -167,8 +148,8 @@ impl<'a> Schedule<'a> {
                 entropy.push(scores.entropy);
             }
             Ok(MicroScores {
-                logp: by_sequence(logp, &micro.lengths)?,
-                entropy: by_sequence(entropy, &micro.lengths)?,
+                logp: split_by_sequence(logp, &micro.lengths)?,
+                entropy: split_by_sequence(entropy, &micro.lengths)?,
                 values: match head.joint_value().filter(|_| self.role == Role::Policy) {
                     Some(head) => self.read_values(&head, micro, &hidden)?,
                     None => Vec::new(),
@@ -186,7 +167,7 @@ impl<'a> Schedule<'a> {
     ) -> Result<Vec<Vec<f32>>> {
         let chunks = head::chunks(micro.scored(), self.plan.head_rows);
         let values = chunks.map(|(start, n)| head.scalar(hidden.clone().narrow(0, start, n)));
-        by_sequence(values.collect(), &micro.lengths)
+        split_by_sequence(values.collect(), &micro.lengths)
     }
 
     /// A critic's values of the scored tokens of micro-batches, without a graph, by sequence.
@@ -238,7 +219,7 @@ impl<'a> Schedule<'a> {
         micros: &[Vec<&Sequence>],
         loss: impl Into<HeadLoss<'l>>,
         gradients: &mut Gradients,
-        mut after: Option<&mut dyn AfterUnit>,
+        mut after: Option<&mut dyn GradientHook>,
     ) -> Result<LossSums> {
         let loss = loss.into();
         let mut sums = LossSums::default();
@@ -248,10 +229,14 @@ impl<'a> Schedule<'a> {
             let mut visits = self.forward_visits(decoder);
             visits.extend(self.plan.segments.iter().rev().map(|s| s.units.clone()));
             let mut pass = Pass {
-                schedule: self,
+                executor: self,
                 micros: group.iter().map(|s| self.dropped(decoder, s)).collect(),
                 fetch: self.fetcher(visits),
-                kept: Kept::new(self.runtime, self.plan.prefetch, self.plan.offload_group),
+                kept: ActivationStack::new(
+                    self.runtime,
+                    self.plan.prefetch,
+                    self.plan.offload_group,
+                ),
                 graphs: Vec::new(),
             };
             let hidden = pass.forward(decoder)?;
@@ -277,17 +262,17 @@ impl Pass<'_, '_> {
     fn forward(&mut self, decoder: &Decoder) -> Result<Vec<Tensor<2>>> {
         let _span = span_on("segments forward", decoder.device());
         let mut rows = embed(decoder, &self.fetch.next(decoder)?, &self.micros);
-        for segment in &self.schedule.plan.segments {
+        for segment in &self.executor.plan.segments {
             let fetched = self.fetch.next(decoder)?;
             for (x, micro) in rows.iter_mut().zip(&self.micros) {
                 match segment.keep {
                     Keep::Graph => {
-                        let before = self.schedule.runtime.in_use();
+                        let before = self.executor.runtime.in_use();
                         let input = take(x);
                         let units = segment.units.clone();
                         let (pieces, y) =
-                            trace::trace(decoder, units, &fetched.weights, input, micro);
-                        let hold = self.schedule.hold_graph(before);
+                            segment_graph::trace(decoder, units, &fetched.weights, input, micro);
+                        let hold = self.executor.hold_graph(before);
                         self.graphs.push((pieces, hold));
                         *x = y;
                     }
@@ -296,7 +281,7 @@ impl Pass<'_, '_> {
                         run(decoder, segment.units.clone(), &fetched, x, micro);
                     }
                 }
-                self.schedule.runtime.check()?;
+                self.executor.runtime.check()?;
             }
         }
         Ok(rows)
@@ -312,14 +297,14 @@ impl Pass<'_, '_> {
         sums: &mut LossSums,
     ) -> Result<Vec<Tensor<2>>> {
         let _span = span_on("head", decoder.device());
-        let runtime = self.schedule.runtime;
+        let runtime = self.executor.runtime;
         let fetched = self.fetch.next(decoder)?;
         let pass = HeadPass {
             decoder,
             weights: &fetched.weights[0],
-            rows: self.schedule.plan.head_rows,
-            temperature: self.schedule.temperature,
-            loss_scale: self.schedule.loss_scale,
+            rows: self.executor.plan.head_rows,
+            temperature: self.executor.temperature,
+            loss_scale: self.executor.loss_scale,
         };
         let mut rows = Vec::with_capacity(hidden.len());
         for (hidden, micro) in hidden.into_iter().zip(&self.micros) {
@@ -334,8 +319,8 @@ impl Pass<'_, '_> {
             runtime.check()?;
         }
         let head = decoder.units()[decoder.units().len() - 1].range.clone();
-        gradients.settle(head, runtime)?;
-        gradients.settle(0..1, runtime)?;
+        gradients.offload(head, runtime)?;
+        gradients.offload(0..1, runtime)?;
         Ok(rows)
     }
 
@@ -346,7 +331,7 @@ impl Pass<'_, '_> {
         gradients: &mut Gradients,
         done: Done<'_>,
     ) -> Result<()> {
-        let Schedule { plan, runtime, .. } = *self.schedule;
+        let Executor { plan, runtime, .. } = *self.executor;
         let device = decoder.device().clone();
         for segment in plan.segments.iter().rev() {
             let _span = span_on("segments backward", &device);
@@ -360,18 +345,19 @@ impl Pass<'_, '_> {
                         let input = self.kept.pop(home)?;
                         let units = segment.units.clone();
                         let weights = &fetched.weights;
-                        let (pieces, _) = trace::trace(decoder, units, weights, input, micro);
-                        (pieces, self.schedule.hold_graph(before))
+                        let (pieces, _) =
+                            segment_graph::trace(decoder, units, weights, input, micro);
+                        (pieces, self.executor.hold_graph(before))
                     }
                 };
                 runtime.check()?;
-                *d = trace::backward(decoder, pieces, take(d), micro, gradients);
+                *d = segment_graph::backward(decoder, pieces, take(d), micro, gradients);
                 drop(hold);
                 runtime.check()?;
             }
             drop(fetched);
             for unit in segment.units.clone().rev() {
-                gradients.settle(decoder.units()[unit].range.clone(), runtime)?;
+                gradients.offload(decoder.units()[unit].range.clone(), runtime)?;
                 done(decoder, gradients, unit)?;
             }
         }
@@ -414,49 +400,4 @@ fn run(
 fn take(x: &mut Tensor<2>) -> Tensor<2> {
     let empty = Tensor::empty([0, 0], &x.device());
     std::mem::replace(x, empty)
-}
-
-/// Log-probs and entropies of sequences, in their order, in micro-batches under the budget.
-pub fn score_all(
-    schedule: &Schedule<'_>,
-    decoder: &Decoder,
-    sequences: &[Sequence],
-    cut: Cut,
-) -> Result<MicroScores> {
-    let mut scores = MicroScores {
-        logp: vec![Vec::new(); sequences.len()],
-        entropy: vec![Vec::new(); sequences.len()],
-        values: vec![Vec::new(); sequences.len()],
-    };
-    let batch = Batch::pack(sequences, cut)?;
-    let scored = schedule.score(decoder, &batch.micros())?;
-    for (indices, own) in batch.indices().iter().zip(scored) {
-        let both = own.logp.into_iter().zip(own.entropy);
-        for (&i, (logp, entropy)) in indices.iter().zip(both) {
-            scores.logp[i] = logp;
-            scores.entropy[i] = entropy;
-        }
-        for (&i, values) in indices.iter().zip(own.values) {
-            scores.values[i] = values;
-        }
-    }
-    Ok(scores)
-}
-
-/// A critic's values of sequences' scored tokens, in their order, in micro-batches under the budget.
-pub fn values_all(
-    schedule: &Schedule<'_>,
-    critic: &Decoder,
-    sequences: &[Sequence],
-    cut: Cut,
-) -> Result<Vec<Vec<f32>>> {
-    let mut all = vec![Vec::new(); sequences.len()];
-    let batch = Batch::pack(sequences, cut)?;
-    let values = schedule.values(critic, &batch.micros())?;
-    for (indices, own) in batch.indices().iter().zip(values) {
-        for (&i, values) in indices.iter().zip(own) {
-            all[i] = values;
-        }
-    }
-    Ok(all)
 }

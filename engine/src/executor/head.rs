@@ -3,12 +3,11 @@
 //! Losses that separate over tokens need one pass. Losses that look at whole sequences get all log-probs from a pass
 //! without gradients first, are differentiated on those vectors, and the chunks run a second time with the result.
 
-use super::sums::{LossSums, Running};
 use crate::Result;
 use crate::batch::MicroBatch;
-use crate::gradients::Gradients;
+use crate::executor::Gradients;
 use crate::objective::value::ValueLoss;
-use crate::objective::{Loss, Scores, TokenInputs, TokenLoss};
+use crate::objective::{Loss, LossAccumulator, LossSums, Scores, TokenInputs, TokenLoss};
 use burn::tensor::Tensor;
 use firebrick_models::Decoder;
 use firebrick_models::head::{Head, HeadChunk, HeadGradients};
@@ -152,7 +151,7 @@ impl HeadPass<'_> {
         mut chunk: impl FnMut(usize, usize) -> (Tensor<2>, Loss),
     ) -> Result<(Tensor<2>, LossSums)> {
         let mut d_hidden = Vec::new();
-        let mut sums = Running::default();
+        let mut sums = LossAccumulator::default();
         for (start, len) in chunks(micro.scored(), self.rows) {
             let (d, loss) = chunk(start, len);
             d_hidden.push(d);
@@ -185,7 +184,7 @@ impl HeadPass<'_> {
             let d_entropy = d_entropy.map(|d| d.clone().narrow(0, start, len));
             d_hidden.push(self.absorb(chunk, &d_logp, d_entropy.as_ref(), gradients));
         }
-        let mut sums = Running::default();
+        let mut sums = LossAccumulator::default();
         sums.add(whole.loss);
         Ok((Tensor::cat(d_hidden, 0), sums.read(&micro.lengths)?))
     }

@@ -3,11 +3,11 @@
 
 use super::*;
 
-fn config(json: &str) -> ScheduleConfig {
+fn config(json: &str) -> LrSchedulerConfig {
     serde_json::from_str(json).expect("schedule configuration")
 }
 
-fn schedule(json: &str) -> Schedule {
+fn schedule(json: &str) -> LrSchedule {
     config(json).build(2e-4, 100).expect("builds")
 }
 
@@ -54,7 +54,7 @@ fn falling_schedules_never_rise_after_warm_up_and_reach_zero() {
 
 #[test]
 fn the_default_is_the_constant_rate() {
-    let schedule = ScheduleConfig::default().build(1e-6, 0).expect("builds");
+    let schedule = LrSchedulerConfig::default().build(1e-6, 0).expect("builds");
     assert!(
         [0, 1, 1_000_000]
             .iter()
@@ -156,7 +156,7 @@ fn settings_that_make_no_sense_say_what_was_expected() {
         let found = refused(json);
         assert!(found.starts_with(expected), "{json}: {found}");
     }
-    let error = ScheduleConfig::default()
+    let error = LrSchedulerConfig::default()
         .build(0.0, 1)
         .expect_err("refused")
         .to_string();
@@ -169,7 +169,7 @@ fn a_name_is_what_serde_reads() {
         let kind = config(json).lr_scheduler_type;
         assert!(json.contains(&format!("\"{}\"", kind.name())));
     }
-    let error = serde_json::from_str::<ScheduleConfig>(r#"{"lr_scheduler_type": "cosin"}"#);
+    let error = serde_json::from_str::<LrSchedulerConfig>(r#"{"lr_scheduler_type": "cosin"}"#);
     assert!(
         error
             .expect_err("refused")

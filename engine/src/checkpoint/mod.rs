@@ -1,0 +1,11 @@
+//! The run folder and its checkpoints: where a policy or critic comes from, where a run stands, what is written.
+
+mod critic_source;
+mod policy_source;
+mod run_dir;
+pub mod trainer_state;
+
+pub use critic_source::{CriticSource, critic_architecture};
+pub use policy_source::{PolicySource, architecture, check_arch};
+pub use run_dir::RunDir;
+pub use trainer_state::TrainerState;

@@ -1,0 +1,136 @@
+//! What of a configuration cannot work, refused before anything is loaded.
+
+use super::run::RunConfig;
+use super::update::OldLogProbs;
+use crate::objective::advantage::AdvEstimator;
+use crate::{Error, Result};
+
+impl RunConfig {
+    /// Refuses settings that cannot work, before anything is loaded.
+    pub fn check(&self) -> Result<()> {
+        let bad = |what: &str| Err(Error::Config(what.to_owned()));
+        match (&self.model.path, &self.model.arch) {
+            (Some(_), Some(_)) => return bad("model: give either `path` or `arch`, not both"),
+            (None, None) => {
+                return bad("model: give `path` (a checkpoint folder) or `arch` (a random start)");
+            }
+            (Some(_), None) if self.model.tokenizer.is_some() => {
+                return bad(
+                    "model.tokenizer goes with model.arch; a checkpoint at model.path brings its own",
+                );
+            }
+            _ => {}
+        }
+        if let Some(lora) = &self.model.lora {
+            lora.check(self.model.path.is_some())?;
+        }
+        let sizes = [
+            ("rollout.n", self.rollout.n),
+            ("rollout.prompt_length", self.rollout.prompt_length),
+            ("rollout.response_length", self.rollout.response_length),
+            ("rollout.max_num_seqs", self.rollout.max_num_seqs),
+            ("trainer.train_batch_size", self.trainer.train_batch_size),
+            ("trainer.max_ckpt_to_keep", self.trainer.max_ckpt_to_keep),
+            ("update.ppo_epochs", self.update.ppo_epochs),
+            (
+                "update.ppo_mini_batch_size",
+                self.update.ppo_mini_batch_size.unwrap_or(1),
+            ),
+        ];
+        if let Some((key, _)) = sizes.iter().find(|(_, n)| *n == 0) {
+            return Err(Error::Config(format!("{key} should be at least 1")));
+        }
+        if self.trainer.steps == 0 {
+            return bad(
+                "trainer.steps should be at least 1; for supervised training alone there is `firebrick sft`",
+            );
+        }
+        if self.trainer.save_freq < -1 {
+            return bad(
+                "trainer.save_freq should be a number of steps, 0 (after the last step only) or -1 (never)",
+            );
+        }
+        self.rollout.check(self.precision).map_err(Error::Config)?;
+        if self.rollout.top_k == 0 || self.rollout.top_k < -1 {
+            return bad("rollout.top_k should be at least 1, or -1 for all tokens");
+        }
+        if self.rollout.temperature.is_nan() || self.rollout.temperature <= 0.0 {
+            return bad(
+                "rollout.temperature should be above 0: a greedy policy has nothing to compare in a group",
+            );
+        }
+        self.rollout
+            .sampling(Vec::new())
+            .check()
+            .map_err(|e| Error::Config(format!("rollout: {e}")))?;
+        self.check_groups()?;
+        self.objective.check().map_err(Error::Config)?;
+        self.check_objective()?;
+        self.check_critic()?;
+        self.memory.check()?;
+        self.optim.check("optim")?;
+        for (section, sft) in [("warmup.sft", &self.warmup.sft), ("sft", &self.sft)] {
+            if let Some(sft) = sft {
+                sft.check(section, section == "warmup.sft")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses an objective that the rest of the run cannot serve.
+    fn check_objective(&self) -> Result<()> {
+        let objective = &self.objective;
+        let bad = |what: &str| Err(Error::Config(format!("objective: {what}")));
+        if objective.adv_estimator == AdvEstimator::PassAtK && self.rollout.n < 2 {
+            return bad(
+                "adv_estimator: pass_at_k compares the two best completions of a prompt; set rollout.n to at least 2",
+            );
+        }
+        let corrects = objective.rollout_is.is_some() || objective.rollout_rs.is_some();
+        if corrects && self.update.old_log_probs == OldLogProbs::Sampler {
+            return bad(
+                "rollout_is and rollout_rs compare the trainer's old log-probs with the sampler's; set update.old_log_probs: \
+                 trainer",
+            );
+        }
+        Ok(())
+    }
+
+    /// A critic where the objective has one, and nowhere else.
+    fn check_critic(&self) -> Result<()> {
+        let values = self.objective.needed().values;
+        match &self.critic {
+            Some(critic) if values && critic.shared_trunk && !self.memory.critic.is_empty() => {
+                Err(Error::Config(
+                    "memory.critic is a plan of its own, and with critic.shared_trunk: true the critic is part of the policy: one \
+                     forward and backward, one token budget; remove it, or give the critic a model of its own"
+                        .into(),
+                ))
+            }
+            Some(critic) if values => critic.check(self.trainer.steps),
+            None if values => Err(Error::Config(
+                "objective.adv_estimator: gae needs a critic; write `critic: {}` for one with default settings".into(),
+            )),
+            None if self.memory.critic.is_empty() => Ok(()),
+            _ => {
+                let key = if self.critic.is_some() { "critic" } else { "memory.critic" };
+                Err(Error::Config(format!(
+                    "{key} goes with objective: ppo (objective.adv_estimator: gae); no other objective has a critic"
+                )))
+            }
+        }
+    }
+
+    fn check_groups(&self) -> Result<()> {
+        let (prompts, mini) = (
+            self.trainer.train_batch_size,
+            self.update.ppo_mini_batch_size,
+        );
+        match mini {
+            Some(mini) if mini > prompts || prompts % mini != 0 => Err(Error::Config(format!(
+                "update.ppo_mini_batch_size ({mini} prompts) should divide trainer.train_batch_size ({prompts})"
+            ))),
+            _ => Ok(()),
+        }
+    }
+}

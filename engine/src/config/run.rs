@@ -1,0 +1,115 @@
+//! The whole configuration of a run, and what its sections say together.
+
+use super::critic::CriticConfig;
+use super::model::ModelConfig;
+use super::rollout::RolloutConfig;
+use super::sft::{SftConfig, WarmupConfig};
+use super::trainer::TrainerConfig;
+use super::update::UpdateConfig;
+use crate::objective::ObjectiveConfig;
+use crate::optim::OptimConfig;
+use crate::plan::MemoryConfig;
+use crate::task::TaskConfig;
+use crate::{Error, Result};
+use firebrick_backends::{DeviceSpec, Precision};
+use firebrick_models::Packing;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Everything a run is made of. Written back complete as `config.yaml` in the run folder.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// The policy.
+    pub model: ModelConfig,
+    /// Prompts and rewards. Absent only where a program brings a task of its own.
+    #[serde(default)]
+    pub task: Option<TaskConfig>,
+    /// The run folder.
+    pub output: PathBuf,
+    /// The algorithm.
+    #[serde(default)]
+    pub objective: ObjectiveConfig,
+    /// Sampling during training and validation.
+    #[serde(default)]
+    pub rollout: RolloutConfig,
+    /// How rollouts become optimizer steps.
+    #[serde(default)]
+    pub update: UpdateConfig,
+    /// The optimizer of the RL steps.
+    #[serde(default)]
+    pub optim: OptimConfig,
+    /// The critic, where the objective has one.
+    #[serde(default)]
+    pub critic: Option<CriticConfig>,
+    /// Length and rhythm of the run.
+    #[serde(default)]
+    pub trainer: TrainerConfig,
+    /// What runs before the first RL step.
+    #[serde(default)]
+    pub warmup: WarmupConfig,
+    /// Settings of `firebrick sft`.
+    #[serde(default)]
+    pub sft: Option<SftConfig>,
+    /// What is kept between forward and backward, and the token budgets.
+    #[serde(default)]
+    pub memory: MemoryConfig,
+    /// What computes.
+    #[serde(default)]
+    pub device: DeviceSpec,
+    /// The float type of parameters and activations, for every model of the run. Masters, moments, accumulated gradients, norms,
+    /// softmax, log-probs and losses stay in f32.
+    #[serde(default)]
+    pub precision: Precision,
+    /// Whether f32 matrix products may be rounded to TF32 (10 bits) where the device has it. Off: f32 means f32.
+    #[serde(default)]
+    pub allow_tf32: bool,
+    /// Whether a run on a GPU is repeatable to the bit, as one on the CPU always is: no float is added with atomics.
+    #[serde(default = "yes")]
+    pub deterministic: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl RunConfig {
+    /// The critic's settings, where it shares the policy's trunk.
+    #[must_use]
+    pub fn shared_critic(&self) -> Option<&CriticConfig> {
+        self.critic.as_ref().filter(|critic| critic.shared_trunk)
+    }
+
+    /// Those of a critic that is a model of its own.
+    #[must_use]
+    pub fn own_critic(&self) -> Option<&CriticConfig> {
+        self.critic.as_ref().filter(|critic| !critic.shared_trunk)
+    }
+
+    /// The copies that sampling makes of the matrices. The rule for those in a layout for products with few rows: where all weights
+    /// are trained, so that gradients will take as much when the copies are gone, and no budget is to be met.
+    #[must_use]
+    pub fn packing(&self) -> Packing {
+        let rule = || self.model.lora.is_none() && self.memory.budget.is_none();
+        let half = self.rollout.precision(self.precision).is_half();
+        Packing {
+            panels: !half && self.rollout.pack_weights.unwrap_or_else(rule),
+            quantization: self.rollout.quantization,
+        }
+    }
+
+    /// Whether the loss of a model that is trained is scaled.
+    #[must_use]
+    pub fn scales_loss(&self) -> bool {
+        let critic = self.own_critic().map(|critic| &critic.optim);
+        let mut optims = std::iter::once(&self.optim).chain(critic);
+        optims.any(|optim| optim.scaler(self.precision).is_some())
+    }
+
+    /// The same run as YAML, complete: every default spelled out.
+    pub fn to_yaml(&self) -> Result<String> {
+        serde_saphyr::to_string(self).map_err(|e| {
+            Error::Config(format!("the resolved configuration cannot be written: {e}"))
+        })
+    }
+}

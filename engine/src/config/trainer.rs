@@ -1,0 +1,40 @@
+//! The `trainer` section.
+
+use serde::{Deserialize, Serialize};
+
+/// Length and rhythm of a run.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainerConfig {
+    /// RL steps, the warm-up apart.
+    pub steps: u64,
+    /// Prompts a step.
+    pub train_batch_size: usize,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// Steps between validations; 0: before the first and after the last only.
+    pub test_freq: u64,
+    /// Validation prompts used; all where absent.
+    pub val_max_samples: Option<usize>,
+    /// Steps between checkpoints; 0: after the last only; −1: never.
+    pub save_freq: i64,
+    /// Checkpoints kept; the oldest are removed.
+    pub max_ckpt_to_keep: usize,
+    /// Largest weight file of a checkpoint, in bytes.
+    pub max_shard_bytes: u64,
+}
+
+impl Default for TrainerConfig {
+    fn default() -> Self {
+        Self {
+            steps: 100,
+            train_batch_size: 32,
+            seed: 0,
+            test_freq: 0,
+            val_max_samples: None,
+            save_freq: 0,
+            max_ckpt_to_keep: 3,
+            max_shard_bytes: 5_000_000_000,
+        }
+    }
+}

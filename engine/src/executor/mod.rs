@@ -1,0 +1,20 @@
+//! Executes a plan on a model: weights in their place, forward and backward segment by segment, gradients added up.
+//!
+//! Everything the plan decides happens between two segments; units know nothing of it.
+
+mod activation_offload;
+mod fetch;
+mod gradients;
+mod head;
+mod resident_model;
+mod runtime;
+mod score;
+mod segment_executor;
+mod segment_graph;
+
+pub use gradients::{Gradient, GradientHook, Gradients};
+pub use head::HeadLoss;
+pub use resident_model::{Residency, ResidentModel};
+pub use runtime::Runtime;
+pub use score::{score_all, values_all};
+pub use segment_executor::Executor;
