@@ -15,8 +15,8 @@ use firebrick::backends::accounts::{Category, Home};
 use firebrick::backends::allocator::{CountingAllocator, heap, reset_peak};
 use firebrick::backends::device::{Backend, is_cpu, panic_message};
 use firebrick::backends::memory::read;
-use firebrick::backends::profile::DeviceProfile;
-use firebrick::backends::{DeviceInfo, Precision};
+use firebrick::backends::profile;
+use firebrick::backends::{DeviceInfo, Precision, PrecisionExt};
 use firebrick::engine::executor::{Residency, Runtime};
 use firebrick::engine::learner::Learner;
 use firebrick::engine::objective::sft::Nll;
@@ -268,7 +268,7 @@ fn predict(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig) -> u64 {
     let plan = memory
         .plans(decoder.arch(), false, None, 1)
         .expect("a plan");
-    let estimate = estimate(&workload, &plan, &DeviceProfile::assumed(Backend::Wgpu));
+    let estimate = estimate(&workload, &plan, &profile::assumed(Backend::Wgpu));
     estimate.phase("backward").map_or(0, |phase| {
         let overhead = phase.categories.get(&Category::Overhead);
         phase.total_bytes - overhead.copied().unwrap_or(0)

@@ -2,6 +2,7 @@
 
 mod hardware;
 
+pub use firebrick_spec::Backend;
 pub use hardware::{is_accelerator, is_cpu, largest_buffer};
 
 use crate::{Error, Result};
@@ -11,88 +12,54 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::str::FromStr;
 
-/// A kind of device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Backend {
-    /// Burn's flex: plain CPU, always there.
-    Cpu,
-    /// NVIDIA through CUDA.
-    Cuda,
-    /// WGSL on Vulkan, Metal or DX12, whichever the machine has.
-    Wgpu,
-    /// SPIR-V on Vulkan.
-    Vulkan,
-    /// MSL on Metal.
-    Metal,
-}
-
-impl Backend {
-    /// All, in the order in which `auto` prefers them.
-    pub const ALL: [Self; 5] = [Self::Cuda, Self::Metal, Self::Vulkan, Self::Wgpu, Self::Cpu];
-
-    /// Its name in a device's spelling.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Cpu => "cpu",
-            Self::Cuda => "cuda",
-            Self::Wgpu => "wgpu",
-            Self::Vulkan => "vulkan",
-            Self::Metal => "metal",
-        }
-    }
-
-    /// Whether this build contains it.
-    #[must_use]
-    pub fn is_built(self) -> bool {
-        match self {
-            Self::Cpu => true,
-            Self::Cuda => cfg!(feature = "cuda"),
-            Self::Wgpu => cfg!(feature = "wgpu"),
-            Self::Vulkan => cfg!(feature = "vulkan"),
-            Self::Metal => cfg!(feature = "metal"),
-        }
-    }
-
-    fn hint(self) -> &'static str {
-        match self {
-            Self::Cpu => "it is always there",
-            Self::Cuda => "it needs an NVIDIA driver and a CUDA toolkit (NVRTC and headers)",
-            Self::Wgpu => "it needs a graphics driver: Vulkan, Metal or DX12",
-            Self::Vulkan => "it needs a Vulkan driver",
-            Self::Metal => "it needs macOS",
-        }
-    }
-
-    fn device_type(self) -> Option<DeviceType> {
-        match self {
-            Self::Cpu => Some(DeviceType::Flex),
-            #[cfg(feature = "cuda")]
-            Self::Cuda => Some(DeviceType::Cuda),
-            #[cfg(feature = "wgpu")]
-            Self::Wgpu => Some(DeviceType::Wgpu),
-            #[cfg(feature = "vulkan")]
-            Self::Vulkan => Some(DeviceType::Vulkan),
-            #[cfg(feature = "metal")]
-            Self::Metal => Some(DeviceType::Metal),
-            #[allow(
-                unreachable_patterns,
-                reason = "reachable in builds that leave a backend out"
-            )]
-            _ => None,
-        }
-    }
-
-    /// Its devices, unopened; empty where a driver is missing or fails.
-    fn list(self) -> Vec<Device> {
-        let Some(kind) = self.device_type() else {
-            return Vec::new();
-        };
-        quietly(|| Device::enumerate(kind).into_vec()).unwrap_or_default()
+/// Whether this build contains a backend.
+#[must_use]
+pub fn is_built(backend: Backend) -> bool {
+    match backend {
+        Backend::Cpu => true,
+        Backend::Cuda => cfg!(feature = "cuda"),
+        Backend::Wgpu => cfg!(feature = "wgpu"),
+        Backend::Vulkan => cfg!(feature = "vulkan"),
+        Backend::Metal => cfg!(feature = "metal"),
     }
 }
 
+fn hint(backend: Backend) -> &'static str {
+    match backend {
+        Backend::Cpu => "it is always there",
+        Backend::Cuda => "it needs an NVIDIA driver and a CUDA toolkit (NVRTC and headers)",
+        Backend::Wgpu => "it needs a graphics driver: Vulkan, Metal or DX12",
+        Backend::Vulkan => "it needs a Vulkan driver",
+        Backend::Metal => "it needs macOS",
+    }
+}
+
+fn device_type(backend: Backend) -> Option<DeviceType> {
+    match backend {
+        Backend::Cpu => Some(DeviceType::Flex),
+        #[cfg(feature = "cuda")]
+        Backend::Cuda => Some(DeviceType::Cuda),
+        #[cfg(feature = "wgpu")]
+        Backend::Wgpu => Some(DeviceType::Wgpu),
+        #[cfg(feature = "vulkan")]
+        Backend::Vulkan => Some(DeviceType::Vulkan),
+        #[cfg(feature = "metal")]
+        Backend::Metal => Some(DeviceType::Metal),
+        #[allow(
+            unreachable_patterns,
+            reason = "reachable in builds that leave a backend out"
+        )]
+        _ => None,
+    }
+}
+
+/// A backend's devices, unopened; empty where a driver is missing or fails.
+fn list(backend: Backend) -> Vec<Device> {
+    let Some(kind) = device_type(backend) else {
+        return Vec::new();
+    };
+    quietly(|| Device::enumerate(kind).into_vec()).unwrap_or_default()
+}
 /// A device as users spell it: `cpu`, `cuda:0`, `wgpu`, `vulkan:1`, `metal`, `auto`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -208,7 +175,7 @@ pub fn probe() -> Vec<BackendReport> {
 fn probe_backend(backend: Backend) -> BackendReport {
     let mut report = BackendReport {
         backend,
-        built: backend.is_built(),
+        built: is_built(backend),
         devices: Vec::new(),
         note: None,
     };
@@ -222,9 +189,9 @@ fn probe_backend(backend: Backend) -> BackendReport {
         );
         return report;
     }
-    let devices = backend.list();
+    let devices = list(backend);
     if devices.is_empty() {
-        report.note = Some(format!("no device: {}", backend.hint()));
+        report.note = Some(format!("no device: {}", hint(backend)));
     }
     for (index, device) in devices.into_iter().enumerate() {
         match describe(backend, index, &device) {
@@ -324,9 +291,9 @@ pub fn open(spec: DeviceSpec) -> Result<(Device, DeviceInfo)> {
 fn open_auto() -> Result<(Device, DeviceInfo)> {
     for backend in Backend::ALL
         .into_iter()
-        .filter(|b| b.is_built() && *b != Backend::Cpu)
+        .filter(|b| is_built(*b) && *b != Backend::Cpu)
     {
-        for index in 0..backend.list().len() {
+        for index in 0..list(backend).len() {
             match open_named(backend, index) {
                 Ok((device, info)) if !info.software => return Ok((device, info)),
                 Ok(_) => {}
@@ -338,18 +305,18 @@ fn open_auto() -> Result<(Device, DeviceInfo)> {
 }
 
 fn open_named(backend: Backend, index: usize) -> Result<(Device, DeviceInfo)> {
-    if !backend.is_built() {
+    if !is_built(backend) {
         return Err(Error::NotBuilt {
             backend: backend.name(),
             feature: backend.name(),
         });
     }
-    let devices = backend.list();
+    let devices = list(backend);
     let count = devices.len();
     if count == 0 {
         return Err(Error::NoDevice {
             backend: backend.name(),
-            hint: backend.hint(),
+            hint: hint(backend),
         });
     }
     let Some(device) = devices.into_iter().nth(index) else {
@@ -430,7 +397,7 @@ mod tests {
 
     #[test]
     fn a_backend_that_is_not_built_names_the_feature_that_adds_it() {
-        for backend in Backend::ALL.into_iter().filter(|b| !b.is_built()) {
+        for backend in Backend::ALL.into_iter().filter(|b| !is_built(*b)) {
             let message = open(DeviceSpec::Named { backend, index: 0 })
                 .unwrap_err()
                 .to_string();

@@ -4,7 +4,7 @@
 //! tensors of any backend and returns `None` for those that no kernel is used for: the caller then writes the formula in tensor
 //! operations, and tests hold the two against each other. `cpu` has the kernels of the CPU backend, in f32 and f64; `cube` those
 //! of `CubeCL` backends, in f32 inside and f32, f16 or bf16 outside: each implements the trait `Kernels`, and `dispatch` picks one
-//! by the device of the tensors. [`used`] says which are used where.
+//! by the device of the tensors. [`table`] says which are used where.
 
 mod autodiff;
 mod backend;
@@ -18,7 +18,7 @@ mod packed;
 mod shapes;
 
 pub use autodiff::enable;
-pub use choice::{Operation, TILE, few_rows, used};
+pub use choice::table;
 pub use cpu::columns::{Window, copy_columns, zeros};
 pub use cpu::thread_pool::in_thread_pool;
 pub use dispatch::{
@@ -28,6 +28,7 @@ pub use dispatch::{
     tile_gradient, updates, vocabulary_tile,
 };
 pub use families::{Families, Family};
+pub use firebrick_spec::Operation;
 pub use packed::Panels;
 pub use shapes::{
     AdamWStep, AttentionShape, Blocks8, Choice, DecodeShape, Decoded, Drawn, Gate, Kin, Map8,

@@ -16,4 +16,5 @@ pub mod transfer;
 
 pub use device::{DeviceInfo, DeviceSpec};
 pub use error::{Error, Result};
-pub use precision::Precision;
+pub use firebrick_spec::Precision;
+pub use precision::PrecisionExt;

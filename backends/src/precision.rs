@@ -1,59 +1,29 @@
-//! The float type of parameters and activations.
-//!
-//! In half precision, weights and activations are stored in two bytes, and products take and give two bytes; whatever adds up
-//! many numbers or sees their tails is computed in f32: norms, rotary angles, softmax, log-probs, losses, accumulated gradients,
-//! master weights, moments.
+//! What a [`Precision`] means on a device: Burn's float types, matrices of it, casts.
 
 use crate::{Error, Result};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use serde::{Deserialize, Serialize};
-use std::fmt;
+use firebrick_spec::Precision;
 
-/// The float type that a model's parameters and activations have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    /// Four bytes, or the device's own type where that is another one (f64 in exactness tests).
-    #[default]
-    F32,
-    /// Two bytes with the range of f32 and 8 bits of mantissa.
-    Bf16,
-    /// Two bytes with 11 bits of mantissa; gradients below 6e-8 vanish, so the loss is scaled.
-    F16,
-}
-
-impl Precision {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
-
-    /// How configurations spell it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::F16 => "f16",
-        }
-    }
-
-    /// Bytes of a number.
-    #[must_use]
-    pub fn width(self) -> u64 {
-        match self {
-            Self::F32 => 4,
-            Self::Bf16 | Self::F16 => 2,
-        }
-    }
-
-    /// Whether it has two bytes.
-    #[must_use]
-    pub fn is_half(self) -> bool {
-        self != Self::F32
-    }
-
+/// A precision on Burn's devices.
+pub trait PrecisionExt: Sized {
     /// Burn's name for it on a device.
     #[must_use]
-    pub fn dtype(self, device: &Device) -> DType {
+    fn dtype(self, device: &Device) -> DType;
+
+    /// A matrix of these values on a device, rounded on the host, so that the device never holds them wider.
+    #[must_use]
+    fn matrix(self, values: Vec<f32>, shape: [usize; 2], device: &Device) -> Tensor<2>;
+
+    /// The precision of a tensor's type.
+    #[must_use]
+    fn of(dtype: DType) -> Self;
+
+    /// Refuses a type that the device cannot compute in, and says which it can.
+    fn check(self, device: &Device) -> Result<()>;
+}
+
+impl PrecisionExt for Precision {
+    fn dtype(self, device: &Device) -> DType {
         match self {
             Self::F32 => device.settings().float_dtype.into(),
             Self::Bf16 => DType::BF16,
@@ -61,9 +31,7 @@ impl Precision {
         }
     }
 
-    /// A matrix of these values on a device, rounded on the host, so that the device never holds them wider.
-    #[must_use]
-    pub fn matrix(self, values: Vec<f32>, shape: [usize; 2], device: &Device) -> Tensor<2> {
+    fn matrix(self, values: Vec<f32>, shape: [usize; 2], device: &Device) -> Tensor<2> {
         let data = TensorData::new(values, shape);
         if !self.is_half() {
             return Tensor::from_data(data, device);
@@ -72,9 +40,7 @@ impl Precision {
         Tensor::from_data(data.convert_dtype(dtype), (device, dtype))
     }
 
-    /// The precision of a tensor's type.
-    #[must_use]
-    pub fn of(dtype: DType) -> Self {
+    fn of(dtype: DType) -> Self {
         match dtype {
             DType::BF16 => Self::Bf16,
             DType::F16 => Self::F16,
@@ -82,8 +48,7 @@ impl Precision {
         }
     }
 
-    /// Refuses a type that the device cannot compute in, and says which it can.
-    pub fn check(self, device: &Device) -> Result<()> {
+    fn check(self, device: &Device) -> Result<()> {
         let known = |precision: Self| match precision {
             Self::F32 => true,
             Self::Bf16 => device.supports_dtype(FloatDType::BF16),
@@ -97,12 +62,6 @@ impl Precision {
             asked: self.name(),
             known: others.map(Self::name).collect::<Vec<_>>().join(" or "),
         })
-    }
-}
-
-impl fmt::Display for Precision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 
@@ -131,11 +90,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_configurations() {
+    fn a_tensor_type_tells_its_precision() {
         for precision in Precision::ALL {
-            let name = serde_json::to_string(&precision).unwrap();
-            assert_eq!(name, format!("\"{precision}\""));
-            assert_eq!(precision.width() == 2, precision.is_half());
             assert_eq!(Precision::of(precision.dtype(&Device::flex())), precision);
         }
     }

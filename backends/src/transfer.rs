@@ -13,7 +13,7 @@ use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use crate::device::{is_cpu, panic_message};
-use crate::{Error, Precision, Result};
+use crate::{Error, Precision, PrecisionExt, Result};
 
 /// A copy that takes longer than this is taken for a device that hangs.
 const PATIENCE: Duration = Duration::from_mins(10);

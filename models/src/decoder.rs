@@ -16,10 +16,10 @@ use crate::layer::{self, Context};
 use crate::random::Stream;
 use crate::unit::{ParamSpec, Slot, UnitKind, Weights, chain, unit_specs};
 use burn::tensor::{Device, Int, Tensor};
-use firebrick_backends::Precision;
 use firebrick_backends::accounts::Home;
 use firebrick_backends::precision::stored_as;
 use firebrick_backends::transfer::HostTensor;
+use firebrick_backends::{Precision, PrecisionExt};
 use std::ops::Range;
 use std::sync::Arc;
 

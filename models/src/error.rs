@@ -42,14 +42,9 @@ pub enum Error {
         /// What was expected and what was found.
         detail: String,
     },
-    /// The architecture is not supported.
-    #[error("unsupported architecture {found:?}; supported: {known}")]
-    UnknownArchitecture {
-        /// The architecture in the config.
-        found: String,
-        /// The supported ones, separated by commas.
-        known: String,
-    },
+    /// A model's `config.json` does not describe a supported decoder.
+    #[error(transparent)]
+    Architecture(#[from] firebrick_spec::Error),
     /// A weight file is shorter than its header requires.
     #[error(
         "{} is truncated: tensor {tensor} ends at byte {end}, the file has {found}; download or copy it again",

@@ -26,7 +26,6 @@
 //! ```
 
 pub mod adapter;
-pub mod arch;
 pub mod attention;
 pub mod cache;
 pub mod checkpoint;
@@ -40,8 +39,8 @@ pub mod rope;
 pub mod tokenizer;
 pub mod unit;
 
-pub use arch::Arch;
 pub use checkpoint::Checkpoint;
 pub use decoder::{Decoder, Packing, Quantization};
 pub use error::{Error, Result};
+pub use firebrick_spec::{Arch, arch};
 pub use tokenizer::Tokenizer;

@@ -3,12 +3,12 @@
 use crate::arguments::BenchArgs;
 use crate::table::Table;
 use anyhow::Context;
-use firebrick::backends::profile::{DeviceProfile, Origin};
 use firebrick::backends::trace::{self, Family, Record};
 use firebrick::engine::config;
 use firebrick::engine::config::Mode;
 use firebrick::engine::trainer::{Event, Metrics, Observer, Start, Trainer};
 use firebrick::models::Arch;
+use firebrick::spec::{DeviceProfile, Origin};
 use serde::Serialize;
 use serde_json::json;
 use std::path::{Path, PathBuf};

@@ -3,8 +3,9 @@
 use crate::arguments::DevicesArgs;
 use crate::table::Table;
 use firebrick::backends::device::{BackendReport, open, probe};
-use firebrick::backends::profile::{DeviceProfile, measure};
+use firebrick::backends::profile::{self, measure};
 use firebrick::engine::plan::size::Bytes;
+use firebrick::spec::DeviceProfile;
 
 pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
     let reports = probe();
@@ -70,7 +71,7 @@ fn measure_all(reports: &[BackendReport], json: bool) -> anyhow::Result<()> {
     for info in found.filter(|d| !d.software) {
         let (device, info) = open(info.device)?;
         let profile = measure(&device, &info)?;
-        let path = profile.save(info.device)?;
+        let path = profile::save(&profile, info.device)?;
         folder = path.parent().map(std::path::Path::to_owned);
         let rate = |bytes: f64| format!("{:.1} GB/s", bytes / 1e9);
         table.row(vec![

@@ -6,7 +6,7 @@ use crate::table::Table;
 use firebrick::backends::accounts::Category;
 use firebrick::backends::device::Backend;
 use firebrick::backends::memory::free_bytes;
-use firebrick::backends::profile::{DeviceProfile, Origin};
+use firebrick::backends::profile;
 use firebrick::engine::checkpoint::architecture;
 use firebrick::engine::config;
 use firebrick::engine::config::mode_of;
@@ -15,6 +15,7 @@ use firebrick::engine::plan::estimate::{Sizes, rules};
 use firebrick::engine::plan::planner::Request;
 use firebrick::engine::plan::size::Bytes;
 use firebrick::engine::plan::{PlanReport, Preset};
+use firebrick::spec::Origin;
 use std::io::Write;
 
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
@@ -23,7 +24,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         config.memory.budget = args.budget;
     }
     let arch = architecture(&config)?;
-    let (profile, info) = DeviceProfile::look_up(config.device);
+    let (profile, info) = profile::look_up(config.device);
     config.rollout.check_on(profile.backend, config.precision)?;
     let free = info.as_ref().and_then(free_bytes);
     let mut request = Request::of_run(&config, mode_of(&config), &arch, profile, free)?
@@ -280,7 +281,7 @@ fn groups(report: &PlanReport) -> String {
 fn thumb(request: &Request) -> anyhow::Result<String> {
     // host memory helps only where it is another one
     let gpu = if request.profile.is_unified() {
-        DeviceProfile::assumed(Backend::Cuda)
+        profile::assumed(Backend::Cuda)
     } else {
         request.profile.clone()
     };

@@ -3,7 +3,7 @@
 use firebrick::backends::Precision;
 use firebrick::backends::allocator;
 use firebrick::backends::device::{Backend, DeviceSpec, open};
-use firebrick::backends::profile::DeviceProfile;
+use firebrick::backends::profile;
 use firebrick::engine::batch::Batch;
 use firebrick::engine::executor::{
     Executor, Gradients, HeadLoss, Residency, ResidentModel, Runtime,
@@ -169,7 +169,7 @@ fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Phase> {
             case.sequences,
         )
         .expect("a plan");
-    let profile = DeviceProfile::assumed(Backend::Cpu);
+    let profile = profile::assumed(Backend::Cpu);
     let predicted = estimate(&case.workload(), &plan, &profile);
     run(case, &plan)
         .into_iter()

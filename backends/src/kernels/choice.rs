@@ -1,38 +1,11 @@
 //! Which kernels models use on which backend: the one place that says so.
 
-use crate::device::Backend;
+use firebrick_spec::{Backend, KernelTable, QuantizedProduct};
 
-/// A formula that there is a kernel for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
-    /// `RMSNorm`.
-    Norm,
-    /// The gate of an MLP.
-    Gate,
-    /// Rotary embedding.
-    Rotary,
-    /// Log-probs and entropies of logits, and their gradient.
-    Scores,
-    /// A token for every row of logits.
-    Draw,
-    /// Products with weights in 8 bits, while sampling.
-    Quantised,
-    /// Attention of one new token over a cache.
-    DecodeAttention,
-    /// Attention of whole sequences.
-    Attention,
-    /// Attention of sequences that are too long for all scores of one to be there at once.
-    LongAttention,
-    /// The update of a parameter by `AdamW`.
-    AdamW,
-    /// 8-bit moments.
-    Block8,
-    /// The gradient of the embedding.
-    Embedding,
-}
+pub(super) use firebrick_spec::Operation;
 
 /// Columns of the vocabulary whose logits exist at a time on GPUs.
-pub const TILE: usize = 8192;
+pub(super) const TILE: usize = 8192;
 
 /// See [`few_rows`]: of a GPU's plain units, and of tensor cores.
 pub(super) const FEW_ROWS: usize = 64;
@@ -41,8 +14,7 @@ pub(super) const FEW_ROWS_ON_CORES: usize = 1024;
 /// Rows up to which a product with weights in 8 bits widens them as it multiplies, in half precision or not. With more the matrix is
 /// widened as a whole, for a product in tensor operations: each number then takes part in so many sums that writing and reading
 /// it again is little beside them.
-#[must_use]
-pub fn few_rows(backend: Backend, half: bool) -> usize {
+fn few_rows(backend: Backend, half: bool) -> usize {
     match backend {
         Backend::Cpu => usize::MAX,
         Backend::Cuda if half => FEW_ROWS_ON_CORES,
@@ -50,30 +22,28 @@ pub fn few_rows(backend: Backend, half: bool) -> usize {
     }
 }
 
-impl Operation {
-    /// All.
-    pub const ALL: [Self; 12] = [
-        Self::Norm,
-        Self::Gate,
-        Self::Rotary,
-        Self::Scores,
-        Self::Draw,
-        Self::Quantised,
-        Self::DecodeAttention,
-        Self::Attention,
-        Self::LongAttention,
-        Self::AdamW,
-        Self::Block8,
-        Self::Embedding,
-    ];
+/// Which kernels models use on a backend's devices.
+#[must_use]
+pub fn table(backend: Backend) -> KernelTable {
+    let used = Operation::ALL.into_iter().filter(|&o| used(o, backend));
+    let quantized = |half| QuantizedProduct {
+        max_fused_rows: few_rows(backend, half),
+        tensor_cores: half && backend == Backend::Cuda,
+    };
+    let table = KernelTable::new(used).with_quantized(quantized(false), quantized(true));
+    // the CPU's kernel scores whole rows
+    if backend != Backend::Cpu && table.uses(Operation::Scores) {
+        table.with_vocabulary_tile(TILE)
+    } else {
+        table
+    }
 }
 
 /// Whether models on a backend run an operation through its kernel.
 ///
 /// On the CPU every kernel was measured against tensor operations. On GPUs the choice is by bytes moved and operations until a
 /// real one has been measured: a kernel that loses there gets a line of its own here.
-#[must_use]
-pub fn used(operation: Operation, backend: Backend) -> bool {
+pub(super) fn used(operation: Operation, backend: Backend) -> bool {
     match operation {
         // the CPU updates in tensor operations, or on the host's own path
         Operation::AdamW | Operation::Block8 | Operation::Embedding => backend != Backend::Cpu,

@@ -1,10 +1,10 @@
 //! Times products, copies and launches on a device.
 
-use super::{DeviceProfile, MatmulFlops, Origin};
-use crate::device::{Backend, DeviceInfo, DeviceSpec, panic_message};
+use crate::device::{DeviceInfo, panic_message};
 use crate::transfer::HostTensor;
-use crate::{Error, Result};
+use crate::{Error, Result, kernels};
 use burn::tensor::{Device, Tensor};
+use firebrick_spec::{Backend, DeviceProfile, MatmulFlops, Origin};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,9 @@ const PATIENCE: Duration = Duration::from_millis(700);
 
 /// Measures a device: some seconds. The device should have nothing else to do.
 pub fn measure(device: &Device, info: &DeviceInfo) -> Result<DeviceProfile> {
-    let backend = match info.device {
-        DeviceSpec::Named { backend, .. } => backend,
-        DeviceSpec::Auto => Backend::Cpu,
-    };
-    let assumed = super::known(&info.name).unwrap_or_else(|| DeviceProfile::assumed(backend));
+    let backend = super::backend(info.device);
+    let assumed =
+        DeviceProfile::known(&info.name).unwrap_or_else(|| DeviceProfile::assumed(backend));
     let timed = catch_unwind(AssertUnwindSafe(|| -> Result<DeviceProfile> {
         let side = if info.software || backend == Backend::Cpu {
             1024
@@ -44,6 +42,7 @@ pub fn measure(device: &Device, info: &DeviceInfo) -> Result<DeviceProfile> {
             largest_buffer: info.largest_buffer,
             pool: assumed.pool,
             backend: assumed.backend,
+            kernels: kernels::table(assumed.backend),
             origin: Origin::Measured,
         })
     }));

@@ -7,6 +7,7 @@ use crate::Result;
 use crate::executor::Gradient;
 use crate::plan::MomentKind;
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Category, Hold, Home};
 use firebrick_backends::kernels;
 use firebrick_backends::precision::{stored_as, widened};

@@ -5,11 +5,10 @@ use super::planner::Request;
 use super::size::Bytes;
 use super::{ModelPlan, Plan, Role};
 use crate::{Error, Result};
-use firebrick_backends::device::Backend;
-use firebrick_backends::kernels::{Operation, TILE, used};
 use firebrick_models::Arch;
 use firebrick_models::adapter::LoraConfig;
 use firebrick_models::arch::HeadKind;
+use firebrick_spec::KernelTable;
 use std::fmt::Write;
 
 const F32: u64 = 4;
@@ -33,13 +32,13 @@ struct Each {
 }
 
 impl Each {
-    fn of(arch: &Arch, workload: &Workload, backend: Backend) -> Self {
+    fn of(arch: &Arch, workload: &Workload, kernels: &KernelTable) -> Self {
         let vocab = match arch.head {
             HeadKind::LanguageModel => arch.vocab_size as u64,
             HeadKind::Scalar { .. } => 1,
         };
-        let tiled = used(Operation::Scores, backend) && backend != Backend::Cpu;
-        let columns = if tiled { vocab.min(TILE as u64) } else { vocab };
+        let tile = kernels.vocabulary_tile.map_or(vocab, |tile| tile as u64);
+        let columns = vocab.min(tile);
         let widest = arch
             .intermediate_size
             .max(arch.num_heads * arch.head_dim)
@@ -64,9 +63,9 @@ struct Model<'a> {
 
 impl Model<'_> {
     /// Every kind of its tensors that may be too large.
-    fn buffers(&self, workload: &Workload, backend: Backend) -> Vec<Buffer> {
+    fn buffers(&self, workload: &Workload, kernels: &KernelTable) -> Vec<Buffer> {
         let sizes = Sizes::of(self.arch, self.lora);
-        let each = Each::of(self.arch, workload, backend);
+        let each = Each::of(self.arch, workload, kernels);
         // a budget may be larger than what there is
         let there = workload.rollouts().max(1) * workload.scored_length();
         let tokens = there.min(self.plan.train_tokens.max(self.plan.score_tokens) as u64);
@@ -104,7 +103,7 @@ impl Model<'_> {
 }
 
 /// Every kind of tensor that may be too large, of every model on the run's device.
-fn buffers(workload: &Workload, plan: &Plan, backend: Backend) -> Vec<Buffer> {
+fn buffers(workload: &Workload, plan: &Plan, kernels: &KernelTable) -> Vec<Buffer> {
     let own = |role: Role, plan| {
         let (who, arch, lora) = match role {
             Role::Policy => ("policy", &workload.arch, workload.lora.as_ref()),
@@ -134,10 +133,10 @@ fn buffers(workload: &Workload, plan: &Plan, backend: Backend) -> Vec<Buffer> {
         .filter_map(|(role, plan)| own(*role, plan));
     let mut all: Vec<Buffer> = models
         .chain(rewards)
-        .flat_map(|model| model.buffers(workload, backend))
+        .flat_map(|model| model.buffers(workload, kernels))
         .collect();
     if workload.samples() {
-        let each = Each::of(&workload.arch, workload, backend);
+        let each = Each::of(&workload.arch, workload, kernels);
         all.push(Buffer {
             what: "what sampling holds of a layer's keys, or of logits".into(),
             bytes: each.sequence
@@ -159,7 +158,7 @@ impl Request {
             return Ok(());
         }
         let mut too_large = String::new();
-        for buffer in buffers(&self.workload, plan, self.profile.backend) {
+        for buffer in buffers(&self.workload, plan, &self.profile.kernels) {
             if buffer.bytes > limit {
                 let (bytes, Buffer { what, smaller, .. }) = (Bytes(buffer.bytes), &buffer);
                 let _ = write!(too_large, "\n  {what}: {bytes}; {smaller}");
@@ -181,7 +180,7 @@ impl Request {
         let Some(limit) = self.profile.largest_buffer else {
             return capped;
         };
-        let each = Each::of(&self.workload.arch, &self.workload, self.profile.backend);
+        let each = Each::of(&self.workload.arch, &self.workload, &self.profile.kernels);
         let cap = |value: &mut usize, bytes: u64, least: u64| {
             let most = (limit / bytes.max(1)).max(least).max(1);
             *value = (*value).min(usize::try_from(most).unwrap_or(usize::MAX));
@@ -201,7 +200,8 @@ mod tests {
     use super::*;
     use crate::plan::MemoryConfig;
     use crate::plan::estimate::{Parallel, RewardWork};
-    use firebrick_backends::profile::DeviceProfile;
+    use firebrick_backends::profile;
+    use firebrick_spec::Backend;
     use serde_json::{Value, json};
     use std::path::Path;
 
@@ -214,7 +214,7 @@ mod tests {
             unreachable!("an object")
         };
         let arch = Arch::from_config(&config, Path::new("test")).expect("an architecture");
-        let mut profile = DeviceProfile::assumed(Backend::Wgpu);
+        let mut profile = profile::assumed(Backend::Wgpu);
         profile.largest_buffer = Some(128 << 20);
         Request {
             workload: Workload::grpo(arch, [256, 256], 64, 8),

@@ -4,7 +4,7 @@ use super::estimate::{Parallel, PhaseEstimate, Seconds};
 use super::planner::{BatchProposal, Decision, Fit, GroupProposal, Request};
 use super::{Plan, Role};
 use crate::{Error, Result};
-use firebrick_backends::profile::Origin;
+use firebrick_spec::Origin;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::Path;

@@ -11,7 +11,7 @@ use crate::task::{PromptText, RewardInput, RewardModelConfig};
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::accounts::Accounts;
-use firebrick_backends::{Precision, device};
+use firebrick_backends::{Precision, PrecisionExt, device};
 use firebrick_models::arch::HeadKind;
 use firebrick_models::tokenizer::Message;
 use firebrick_models::{Arch, Checkpoint, Tokenizer};

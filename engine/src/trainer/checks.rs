@@ -10,10 +10,10 @@ use crate::task::Task;
 use crate::{Error, Result};
 use burn::tensor::{Device, FloatDType};
 use firebrick_backends::accounts::Home;
-use firebrick_backends::kernels::few_rows;
+use firebrick_backends::kernels;
 use firebrick_backends::memory::{Source as ReadingSource, read};
-use firebrick_backends::profile::DeviceProfile;
-use firebrick_backends::{DeviceInfo, Precision};
+
+use firebrick_backends::{DeviceInfo, Precision, profile};
 
 /// Refuses what an objective would undo, and reward models that are none, before anything is loaded.
 pub(super) fn check_rewards(config: &RunConfig, task: &dyn Task) -> Result<()> {
@@ -97,8 +97,9 @@ pub(super) fn check_limit(config: &RunConfig, device: &Device) -> Result<()> {
 
 /// Says where sampling in 8 bits moves more bytes than it saves.
 pub(super) fn check_quantised(config: &RunConfig, mode: Mode, plan: &Plan, info: &DeviceInfo) {
-    let (rollout, backend) = (&config.rollout, DeviceProfile::of(info).backend);
-    let few = few_rows(backend, rollout.precision(config.precision).is_half());
+    let (rollout, backend) = (&config.rollout, profile::of(info).backend);
+    let half = rollout.precision(config.precision).is_half();
+    let few = kernels::table(backend).quantized(half).max_fused_rows;
     let prompts = config.trainer.train_batch_size;
     let together = rollout.dynamic_sampling.prompts(prompts) * rollout.n;
     let most = plan.rollout.max_num_seqs.min(together);

@@ -8,10 +8,11 @@ use crate::plan::planner::Request;
 use crate::reward::{Answer, Place, Purpose, RewardManager, Surroundings};
 use crate::task::{Reward, Shaping, Task};
 use crate::{Error, Result};
+use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::device;
 use firebrick_backends::memory::free_bytes;
-use firebrick_backends::profile::DeviceProfile;
+use firebrick_backends::profile;
 use firebrick_models::Decoder;
 use firebrick_models::generate::{self, Finish, Generator, Limits, Sample};
 use firebrick_models::random::DrawKey;
@@ -58,7 +59,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
         config,
         Mode::Rl,
         arch,
-        DeviceProfile::of(&info),
+        profile::of(&info),
         free_bytes(&info),
     )?;
     let cache = request.workload.kv_cache_bytes;

@@ -21,8 +21,7 @@ use crate::task::{Split, Task};
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::memory::free_bytes;
-use firebrick_backends::profile::DeviceProfile;
-use firebrick_backends::{DeviceInfo, device};
+use firebrick_backends::{DeviceInfo, PrecisionExt, device, profile};
 use firebrick_models::{Arch, Decoder};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -269,7 +268,7 @@ fn planned(
         survey,
         mode,
     } = asked;
-    let profile = DeviceProfile::of(info);
+    let profile = profile::of(info);
     let mut request = Request::of_run(config, mode, arch, profile, free_bytes(info))?;
     request.workload.reference = models.reference;
     if !models.critic {
@@ -311,7 +310,7 @@ fn open_device(config: &RunConfig) -> Result<(Device, DeviceInfo)> {
     let (device, info) = device::open(config.device)?;
     config.precision.check(&device)?;
     config.rollout.precision(config.precision).check(&device)?;
-    let backend = DeviceProfile::of(&info).backend;
+    let backend = profile::of(&info).backend;
     config.rollout.check_on(backend, config.precision)?;
     Ok((device, info))
 }

@@ -24,6 +24,7 @@ use crate::arch::Arch;
 use crate::attention::Scoring;
 use crate::rope::Angles;
 use burn::tensor::{DType, Device, Int, Tensor};
+use firebrick_backends::PrecisionExt;
 use firebrick_backends::kernels::{self, DecodeShape, Decoded, Kin, Window};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -8,6 +8,7 @@ use crate::adapter::{LoraConfig, Target};
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
 use burn::tensor::Tensor;
+use firebrick_backends::PrecisionExt;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 

@@ -5,6 +5,7 @@ use crate::arch::HeadKind;
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
 use burn::tensor::Device;
+use firebrick_backends::PrecisionExt;
 use firebrick_backends::host::MappedFile;
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};

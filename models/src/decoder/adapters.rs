@@ -6,6 +6,7 @@ use crate::layer::Context;
 use crate::random::Stream;
 use crate::unit::{ParamSpec, Slot, UnitKind, Weights};
 use burn::tensor::Tensor;
+use firebrick_backends::PrecisionExt;
 use firebrick_backends::precision::{stored_as, widened};
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -5,6 +5,7 @@ use super::{Decoder, INIT_STREAM, Store};
 use crate::random::Stream;
 use crate::unit::{ParamSpec, Slot, UnitKind, Weights, unit_specs};
 use burn::tensor::Tensor;
+use firebrick_backends::PrecisionExt;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 

@@ -4,7 +4,7 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::accounts::{Category, Home};
 use firebrick_backends::memory::read;
-use firebrick_backends::profile::DeviceProfile;
+use firebrick_backends::profile;
 use firebrick_engine::executor::{Residency, Runtime};
 use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::sft::Nll;
@@ -81,7 +81,7 @@ fn predicted(memory: &MemoryConfig, device: &Device) -> u64 {
     let plan = memory
         .plans(&workload.arch, false, None, 1)
         .expect("a plan");
-    let profile = DeviceProfile::assumed(backend(device));
+    let profile = profile::assumed(backend(device));
     let estimate = estimate(&workload, &plan, &profile);
     let phase = estimate.phase("backward").expect("the phase");
     phase.total_bytes

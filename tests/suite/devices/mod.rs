@@ -19,9 +19,9 @@ use crate::support::model::Model;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use crate::support::report;
 use burn::tensor::Device;
+use firebrick_backends::Precision;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use firebrick_backends::device::{Backend, open};
-use firebrick_backends::precision::Precision;
 use firebrick_models::Checkpoint;
 use std::path::Path;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]

@@ -6,7 +6,7 @@ use crate::support::tolerance::F32_ELSEWHERE;
 use crate::support::{assert_close, checked, fixtures, folders};
 use burn::tensor::Device;
 use firebrick_backends::device::Backend;
-use firebrick_backends::kernels::few_rows;
+use firebrick_backends::kernels;
 use firebrick_models::generate::{Generated, Generator, Limits, Request, Sample, Sampling};
 use firebrick_models::random::DrawKey;
 use firebrick_models::{Arch, Decoder, Packing, Quantization};
@@ -140,7 +140,10 @@ fn weights_in_8_bits_draw_what_a_model_of_those_numbers_draws(device: &Device) {
     let exact = rounded.decoder.clone();
     rounded.decoder = in_8_bits(&exact);
     // the last prompt is of many rows, for which a GPU widens matrices as a whole
-    let many = few_rows(Backend::Wgpu, false) as u32 + 9;
+    let many = kernels::table(Backend::Wgpu)
+        .quantized(false)
+        .max_fused_rows as u32
+        + 9;
     let long: Vec<u32> = (0..many).map(|i| i * 7 % 61 + 3).collect();
     let prompts = [PROMPTS[0].to_vec(), PROMPTS[1].to_vec(), long];
     let limits = [

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::{model, on_devices};
 use burn::tensor::Device;
-use firebrick_backends::Precision;
 use firebrick_backends::device::is_cpu;
+use firebrick_backends::{Precision, PrecisionExt};
 use firebrick_engine::executor::{Residency, Runtime};
 use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::sft::Nll;

@@ -4,7 +4,7 @@ use super::{assert_near, cases, numbers, on_gpus, precisions, stored, values};
 use crate::devices::backend;
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::device::Backend;
-use firebrick_backends::kernels::{Panels, few_rows};
+use firebrick_backends::kernels::{self, Panels};
 
 on_gpus!(
     codes_are_the_nearest_of_255_even_steps_up_to_an_output_s_largest,
@@ -91,8 +91,10 @@ fn a_product_is_that_of_what_the_codes_stand_for(device: &Device) {
 }
 
 fn many_rows_meet_the_same_numbers_as_few(device: &Device) {
-    let few = few_rows(Backend::Wgpu, false);
-    let on_cores = few_rows(Backend::Cuda, true);
+    let few = kernels::table(Backend::Wgpu)
+        .quantized(false)
+        .max_fused_rows;
+    let on_cores = kernels::table(Backend::Cuda).quantized(true).max_fused_rows;
     for precision in precisions(device) {
         for rows in [few, few + 1, 150, on_cores + 1] {
             hold_product(rows, [37, 24], precision, device);
@@ -184,7 +186,10 @@ fn a_product_goes_onto_what_is_there_or_gates_another(device: &Device) {
         );
     }
     // what is widened as a whole is added and gated by its caller
-    let rows = few_rows(Backend::Wgpu, false) + 1;
+    let rows = kernels::table(Backend::Wgpu)
+        .quantized(false)
+        .max_fused_rows
+        + 1;
     let (w, _) = stored(numbers(21, 39, 1.0), [3, 7], DType::F32, device);
     let packed = Panels::quantise(&w).expect("a kernel");
     let (x, _) = stored(numbers(rows * 7, 40, 1.0), [rows, 7], DType::F32, device);

@@ -17,7 +17,7 @@
 //! | MLP, `gelu` by tanh | gate, tanh's argument, 1 + tanh, activation, up, gate · up | 6 f |
 //! | with a norm after the half | its input, and that divided | 2 d |
 //!
-//! Kernels keep their inputs and nothing else (`kernels::used` says which are used; the CPU has none for `gelu`):
+//! Kernels keep their inputs and nothing else (the profile's [`KernelTable`](firebrick_spec::KernelTable) says which are used; the CPU has none for `gelu`):
 //!
 //! | half | kept | numbers |
 //! |---|---|---|
@@ -41,11 +41,10 @@
 
 use super::Parallel;
 use super::sizes::{F32, is_attention};
-use firebrick_backends::device::Backend;
-use firebrick_backends::kernels::{Operation, used};
 use firebrick_models::Arch;
 use firebrick_models::adapter::{LoraConfig, Target};
 use firebrick_models::arch::Activation;
+use firebrick_spec::{Backend, DeviceProfile, Operation};
 
 /// Widths of an architecture.
 #[derive(Clone, Copy, Debug)]
@@ -196,10 +195,10 @@ pub enum Cached {
 impl Widths {
     /// The widths that matter to memory.
     #[must_use]
-    pub fn of(arch: &Arch, lora: Option<&LoraConfig>, backend: Backend) -> Self {
-        let on_cpu = backend == Backend::Cpu;
-        let gates =
-            used(Operation::Gate, backend) && (!on_cpu || arch.activation == Activation::Silu);
+    pub fn of(arch: &Arch, lora: Option<&LoraConfig>, profile: &DeviceProfile) -> Self {
+        let on_cpu = profile.backend == Backend::Cpu;
+        let used = |operation| profile.kernels.uses(operation);
+        let gates = used(Operation::Gate) && (!on_cpu || arch.activation == Activation::Silu);
         let heads = arch.num_heads as u64;
         let dim = arch.head_dim as u64;
         let (d, f, q) = (
@@ -223,7 +222,7 @@ impl Widths {
                 Activation::GeluTanh => 6,
             },
             bypass: lora.map(|l| Bypass::of(l, d, q, f)),
-            norms: used(Operation::Norm, backend),
+            norms: used(Operation::Norm),
             mlp_room: match (on_cpu, gates) {
                 (true, _) => [2, 3],
                 // the gate's gradients take the place of its inputs
@@ -231,16 +230,14 @@ impl Widths {
                 // the activation while up is made
                 (false, false) => [1, 2],
             },
-            attention: (on_cpu && used(Operation::Attention, backend)).then_some(CORES * BLOCK),
-            attends: match [Operation::Attention, Operation::LongAttention]
-                .map(|o| used(o, backend))
-            {
+            attention: (on_cpu && used(Operation::Attention)).then_some(CORES * BLOCK),
+            attends: match [Operation::Attention, Operation::LongAttention].map(used) {
                 _ if on_cpu => Attends::None,
                 [true, _] => Attends::All,
                 [false, true] => Attends::Long,
                 [false, false] => Attends::None,
             },
-            decodes: !on_cpu && used(Operation::DecodeAttention, backend),
+            decodes: !on_cpu && used(Operation::DecodeAttention),
             widens: on_cpu,
             width: arch.precision.width(),
         }

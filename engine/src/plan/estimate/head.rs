@@ -13,10 +13,9 @@
 
 use super::activations::Shape;
 use super::sizes::F32;
-use firebrick_backends::device::Backend;
-use firebrick_backends::kernels::{Operation, TILE, used};
 use firebrick_models::Arch;
 use firebrick_models::arch::HeadKind;
+use firebrick_spec::{Backend, DeviceProfile, Operation};
 
 /// Most rows of a product's inner dimension that the CPU packs at a time.
 const PACKED: u64 = 512;
@@ -37,19 +36,18 @@ pub(super) struct HeadCost {
 }
 
 impl HeadCost {
-    pub fn of(arch: &Arch, head_rows: usize, backend: Backend) -> Self {
+    pub fn of(arch: &Arch, head_rows: usize, profile: &DeviceProfile) -> Self {
         let vocab = match arch.head {
             HeadKind::LanguageModel => arch.vocab_size as u64,
             HeadKind::Scalar { .. } => 1,
         };
-        let fused = used(Operation::Scores, backend);
-        let tile = (fused && backend != Backend::Cpu).then_some(TILE as u64);
+        let tile = profile.kernels.vocabulary_tile.map(|tile| tile as u64);
         Self {
             vocab,
-            fused,
+            fused: profile.kernels.uses(Operation::Scores),
             tile: tile.filter(|&tile| tile < vocab),
             d: arch.hidden_size as u64,
-            on_cpu: backend == Backend::Cpu,
+            on_cpu: profile.backend == Backend::Cpu,
             width: arch.precision.width(),
             rows: head_rows as u64,
         }

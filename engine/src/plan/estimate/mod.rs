@@ -24,10 +24,9 @@ pub use workload::{CriticWork, Examples, RewardWork, Workload};
 use super::{Layout, ModelPlan, Plan, Role};
 use activations::{Half, Shape, Widths};
 use firebrick_backends::accounts::Category;
-use firebrick_backends::device::Backend;
-use firebrick_backends::profile::DeviceProfile;
 use firebrick_models::adapter::LoraConfig;
 use firebrick_models::{Arch, Quantization};
+use firebrick_spec::{Backend, DeviceProfile};
 use serde::{Deserialize, Serialize};
 use sizes::{EightBits, F32};
 use states::Use;
@@ -81,13 +80,13 @@ impl Estimate {
 }
 
 /// Bytes of the copies of matrices that kernels read while completions are sampled; only the CPU's read panels of numbers as they are.
-fn packed(w: &Workload, sizes: &Sizes, backend: Backend) -> u64 {
-    let panels = w.packing.panels && backend == Backend::Cpu;
+fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile) -> u64 {
+    let panels = w.packing.panels && profile.backend == Backend::Cpu;
     let panels = |numbers| u64::from(panels) * sizes.width * numbers;
     let layers = match w.packing.quantization {
         None => panels(sizes.layers * (sizes.attention + sizes.mlp)),
         Some(Quantization::Int8) => {
-            sizes.layers * EightBits::of(&w.arch, backend, sizes.width).bytes
+            sizes.layers * EightBits::of(&w.arch, profile, sizes.width).bytes
         }
     };
     layers + panels(sizes.projection)
@@ -130,7 +129,7 @@ impl<'a> Context<'a> {
             trained.push((Role::Critic, Sizes::of(arch, None)));
         }
         Self {
-            widths: Widths::of(arch, lora, profile.backend),
+            widths: Widths::of(arch, lora, profile),
             workload,
             plan,
             profile,
@@ -158,7 +157,7 @@ impl<'a> Context<'a> {
             arch,
             lora: None,
             sizes: self.rewards[index].1,
-            widths: Widths::of(arch, None, self.profile.backend),
+            widths: Widths::of(arch, None, self.profile),
             trained: self.trained.clone(),
             rewards: self.rewards.clone(),
             ..*self
@@ -170,7 +169,7 @@ impl<'a> Context<'a> {
         let w = self.workload;
         let mut sizes = self.sizes;
         sizes.width = w.rollout_precision.width();
-        let widths = Widths::of(&w.arch, self.lora, self.profile.backend);
+        let widths = Widths::of(&w.arch, self.lora, self.profile);
         let rounded = if w.rollout_precision == w.arch.precision {
             0
         } else {
@@ -179,9 +178,9 @@ impl<'a> Context<'a> {
         let eight_bits = w
             .packing
             .quantization
-            .map(|Quantization::Int8| EightBits::of(&w.arch, self.profile.backend, sizes.width));
+            .map(|Quantization::Int8| EightBits::of(&w.arch, self.profile, sizes.width));
         Self {
-            copies: rounded + packed(w, &sizes, self.profile.backend),
+            copies: rounded + packed(w, &sizes, self.profile),
             eight_bits,
             sizes,
             widths: widths.of_width(sizes.width),
@@ -200,7 +199,7 @@ impl<'a> Context<'a> {
             arch,
             lora: None,
             sizes,
-            widths: Widths::of(arch, None, self.profile.backend),
+            widths: Widths::of(arch, None, self.profile),
             trained: self.trained.clone(),
             rewards: self.rewards.clone(),
             ..*self

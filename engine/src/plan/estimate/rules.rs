@@ -3,8 +3,8 @@
 use super::{Estimate, Parallel, Sizes, Workload, estimate, estimate_parallel};
 use crate::plan::{MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload, Preset};
 use crate::{Error, Result};
-use firebrick_backends::profile::DeviceProfile;
 use firebrick_models::Arch;
+use firebrick_spec::DeviceProfile;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -166,7 +166,7 @@ pub fn public(name: &str) -> Result<Arch> {
     let Value::Object(config) = config else {
         return Err(Error::Config("a model's config should be an object".into()));
     };
-    Ok(Arch::from_config(&config, Path::new(name))?)
+    Ok(Arch::from_config(&config, Path::new(name)).map_err(firebrick_models::Error::from)?)
 }
 
 /// What one public model needs under the presets.

@@ -15,7 +15,7 @@ use super::states::{Use, visiting};
 use super::tally::{Held, Worst};
 use crate::plan::ModelPlan;
 use firebrick_backends::accounts::{Category, Home};
-use firebrick_backends::kernels::{Operation, used};
+use firebrick_spec::Operation;
 
 /// Score-sized tensors while a token is chosen.
 const CHOICE: u64 = 3;
@@ -104,8 +104,8 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
             .on_device(Category::KvCache, beside)
             .on_device(Category::Buffers, masks + widened(ctx, prefill.tokens)),
     );
-    let head = HeadCost::of(arch, 1, ctx.profile.backend);
-    let copies = if used(Operation::Draw, ctx.profile.backend) {
+    let head = HeadCost::of(arch, 1, ctx.profile);
+    let copies = if ctx.profile.kernels.uses(Operation::Draw) {
         1
     } else {
         CHOICE
@@ -154,7 +154,7 @@ pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Use, worst: &mut
         Use::Pass(role) => role.category(),
         _ => ctx.role.category(),
     };
-    let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile.backend);
+    let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile);
     let base = ctx.standing(doing) + ctx.batch_buffers(shape, plan.attention_rows, 1);
     let last = plan.segments.len().saturating_sub(1);
     let fetched = ctx

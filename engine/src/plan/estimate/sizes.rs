@@ -1,11 +1,10 @@
 //! Numbers of parameters, by what holds them.
 
-use firebrick_backends::device::Backend;
-use firebrick_backends::kernels::few_rows;
 use firebrick_models::Arch;
 use firebrick_models::adapter::LoraConfig;
 use firebrick_models::arch::HeadKind;
 use firebrick_models::unit::{ParamSpec, Slot, UnitKind, unit_specs};
+use firebrick_spec::{Backend, DeviceProfile};
 
 /// Bytes of a number that is f32 in every precision.
 pub(super) const F32: u64 = 4;
@@ -32,24 +31,29 @@ pub(crate) struct EightBits {
 
 impl EightBits {
     /// Of an architecture's layers, sampled in weights of so many bytes.
-    pub fn of(arch: &Arch, backend: Backend, width: u64) -> Self {
+    pub fn of(arch: &Arch, profile: &DeviceProfile, width: u64) -> Self {
         let halves = [UnitKind::Attention(0), UnitKind::Mlp(0)];
         let specs = halves.into_iter().flat_map(|half| unit_specs(arch, half));
         let shapes: Vec<[usize; 2]> = specs
             .filter(|spec| spec.slot.is_linear())
             .map(|spec| spec.rows_cols())
             .collect();
-        let word = if backend == Backend::Cpu { 1 } else { WORD };
+        let word = if profile.backend == Backend::Cpu {
+            1
+        } else {
+            WORD
+        };
         let bytes = |&[outputs, inputs]: &[usize; 2]| {
             outputs.next_multiple_of(PANEL) as u64 * (inputs.next_multiple_of(word) as u64 + F32)
         };
         let numbers = |[outputs, inputs]: &[usize; 2]| (outputs * inputs) as u64;
+        let product = profile.kernels.quantized(width < F32);
         Self {
             bytes: shapes.iter().map(bytes).sum(),
             numbers: shapes.iter().map(numbers).sum(),
             largest: shapes.iter().map(numbers).max().unwrap_or(0),
-            few_rows: few_rows(backend, width < F32) as u64,
-            on_cores: backend == Backend::Cuda && width < F32,
+            few_rows: product.max_fused_rows as u64,
+            on_cores: product.tensor_cores,
         }
     }
 }

@@ -190,7 +190,7 @@ impl Context<'_> {
     /// The head's forward over scored tokens.
     fn head(&self, scored: u64, head_rows: usize) -> f64 {
         let width = self.arch.hidden_size;
-        let logits = HeadCost::of(self.arch, head_rows, self.profile.backend).logits(scored) as f64;
+        let logits = HeadCost::of(self.arch, head_rows, self.profile).logits(scored) as f64;
         let chunks = scored.div_ceil(head_rows as u64) as f64;
         self.flops(2.0 * logits * width as f64)
             + 8.0 * F32 as f64 * logits / self.profile.memory_bandwidth
@@ -356,7 +356,7 @@ pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
     let again = units as f64 / 2.0 * layer + layers * ctx.scores_again(shape, plan.attention_rows);
     // beside frozen weights there are no gradients of weights
     let passes = if ctx.lora.is_some() { 2.0 } else { 3.0 };
-    let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile.backend);
+    let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile);
     let head_passes = passes + f64::from(u8::from(head.repeats()));
     let compute =
         passes * layers * layer + head_passes * ctx.head(shape.scored, plan.head_rows) + again;

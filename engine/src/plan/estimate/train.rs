@@ -177,7 +177,7 @@ impl<'a> Walk<'a> {
     fn head(&self, held: Held) -> Held {
         let ctx = self.ctx;
         let shape = ctx.train_shape();
-        let cost = HeadCost::of(ctx.arch, self.plan.head_rows, ctx.profile.backend);
+        let cost = HeadCost::of(ctx.arch, self.plan.head_rows, ctx.profile);
         let sizes = &ctx.sizes;
         let own = match self.plan.ends {
             Home::Host => sizes.projection,

@@ -25,8 +25,8 @@ use super::{MemoryConfig, Plan};
 use crate::config::{Mode, RunConfig, sft_of};
 use crate::{Error, Result};
 use candidates::Candidate;
-use firebrick_backends::profile::DeviceProfile;
 use firebrick_models::Arch;
+use firebrick_spec::DeviceProfile;
 use search::Limits;
 use serde::{Deserialize, Serialize};
 

@@ -3,6 +3,7 @@ use crate::plan::estimate::{CriticWork, Sizes, Zero, rules};
 use crate::plan::{MomentKind, OptimizerOffload, Packing, ParamOffload, PlanReport};
 use firebrick_backends::accounts::Category;
 use firebrick_backends::device::Backend;
+use firebrick_backends::{kernels, profile};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -29,7 +30,7 @@ fn request(arch: Arch, backend: Backend) -> Request {
         },
         memory: MemoryConfig::default(),
         max_num_seqs: 64,
-        profile: DeviceProfile::assumed(backend),
+        profile: profile::assumed(backend),
         budget: None,
         host_budget: None,
         parallel: Parallel::default(),
@@ -111,7 +112,7 @@ fn a_padded_plan_has_room_for_sequences_that_are_too_short_for_chunks() {
     assert!(kept > 0);
     assert!(bytes(&long, Category::Attention) >= kept);
     // where a kernel attends over sequences of every length there are no scores
-    short.profile = DeviceProfile::assumed(Backend::Cuda);
+    short.profile = profile::assumed(Backend::Cuda);
     assert_eq!(bytes(&short, Category::Attention), 0);
 }
 
@@ -121,6 +122,7 @@ fn scores_that_no_memory_sees_take_no_time_there() {
     plain.memory.attention_rows = 0;
     let mut kernel = plain.clone();
     kernel.profile.backend = Backend::Cuda;
+    kernel.profile.kernels = kernels::table(Backend::Cuda);
     let seconds = |request: &Request| request.as_configured().expect("a plan").estimate.seconds;
     assert!(seconds(&kernel).backward < seconds(&plain).backward);
 }

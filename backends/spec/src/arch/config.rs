@@ -1,8 +1,7 @@
 //! A Hugging Face `config.json` into an [`Arch`], in the style of transformers 4 or 5.
 
 use super::{Activation, Arch, FAMILIES, Family, HeadKind, Rope, RopeScaling};
-use crate::{Error, Result};
-use firebrick_backends::Precision;
+use crate::{Error, Precision, Result};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 

@@ -2,7 +2,7 @@
 
 mod config;
 
-use firebrick_backends::Precision;
+use crate::Precision;
 use serde_json::{Map, Value};
 
 /// A published decoder family. One [`Arch`] covers them all; the family decides names and defaults.
@@ -49,7 +49,8 @@ impl Family {
     }
 
     /// Its class of models with one number a sequence or token.
-    pub(crate) fn scorer_class(self) -> String {
+    #[must_use]
+    pub fn scorer_class(self) -> String {
         let class = FAMILIES.iter().find(|f| f.0 == self).map_or("", |f| f.2);
         format!("{class}ForSequenceClassification")
     }

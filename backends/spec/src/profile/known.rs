@@ -1,7 +1,7 @@
 //! GPUs that many people have, by name.
 
 use super::{DeviceProfile, MatmulFlops, Origin, Pool};
-use crate::device::Backend;
+use crate::{Backend, KernelTable};
 
 /// A row of the makers' data sheets (2026): peak TFLOP/s of plain f32 and of dense bf16 (0: none), GB/s of memory, GB/s of
 /// the host link in one direction (0: unified memory), GiB.
@@ -70,37 +70,40 @@ const ROWS: [Row; 36] = [
 /// Share of a data sheet's peaks that large products and long copies usually reach.
 const REACHED: f64 = 0.6;
 
-/// The profile of a GPU by its name, where it is one of the well-known.
-#[must_use]
-pub fn known(name: &str) -> Option<DeviceProfile> {
-    let fits = |row: &&Row| row.words.iter().all(|word| stands_in(name, word));
-    let row = ROWS.iter().find(fits)?;
-    let unified = row.link == 0.0;
-    Some(DeviceProfile {
-        name: name.to_owned(),
-        matmul_flops: MatmulFlops {
-            f32: row.f32 * 1e12 * REACHED,
-            bf16: (row.bf16 > 0.0).then_some(row.bf16 * 1e12 * REACHED),
-        },
-        memory_bandwidth: row.memory * 1e9 * REACHED,
-        host_bandwidth: if unified {
-            row.memory * 1e9 * REACHED
-        } else {
-            4e10
-        },
-        host_link: (!unified).then_some(row.link * 1e9 * REACHED),
-        kernel_overhead: if unified { 1.5e-5 } else { 6e-6 },
-        capacity_bytes: Some((row.gib * f64::from(1 << 30)) as u64),
-        largest_buffer: None,
-        pool: Pool::GPU,
-        // the likeliest; whoever opens the device knows
-        backend: if unified {
-            Backend::Metal
-        } else {
-            Backend::Cuda
-        },
-        origin: Origin::DataSheet,
-    })
+impl DeviceProfile {
+    /// The profile of a GPU by its name, where it is a well-known one; without kernels.
+    #[must_use]
+    pub fn known(name: &str) -> Option<Self> {
+        let fits = |row: &&Row| row.words.iter().all(|word| stands_in(name, word));
+        let row = ROWS.iter().find(fits)?;
+        let unified = row.link == 0.0;
+        Some(Self {
+            name: name.to_owned(),
+            matmul_flops: MatmulFlops {
+                f32: row.f32 * 1e12 * REACHED,
+                bf16: (row.bf16 > 0.0).then_some(row.bf16 * 1e12 * REACHED),
+            },
+            memory_bandwidth: row.memory * 1e9 * REACHED,
+            host_bandwidth: if unified {
+                row.memory * 1e9 * REACHED
+            } else {
+                4e10
+            },
+            host_link: (!unified).then_some(row.link * 1e9 * REACHED),
+            kernel_overhead: if unified { 1.5e-5 } else { 6e-6 },
+            capacity_bytes: Some((row.gib * f64::from(1 << 30)) as u64),
+            largest_buffer: None,
+            pool: Pool::GPU,
+            // the likeliest; whoever opens the device knows
+            backend: if unified {
+                Backend::Metal
+            } else {
+                Backend::Cuda
+            },
+            kernels: KernelTable::default(),
+            origin: Origin::DataSheet,
+        })
+    }
 }
 
 /// Whether `word` stands in `name` as a word of its own, so that an L40 is no L4.
@@ -114,7 +117,7 @@ fn stands_in(name: &str, word: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::known;
+    use crate::DeviceProfile;
 
     #[test]
     fn a_gpu_is_known_by_the_name_its_driver_gives() {
@@ -128,18 +131,21 @@ mod tests {
             ("Apple M3 Max", 14.2),
             ("Apple M2 Pro", 3.6),
         ] {
-            let profile = known(name).unwrap_or_else(|| panic!("{name}"));
+            let profile = DeviceProfile::known(name).unwrap_or_else(|| panic!("{name}"));
             assert!(
                 (profile.matmul_flops.f32 - tflops * 0.6e12).abs() < 1e9,
                 "{name}"
             );
         }
-        assert_eq!(known("llvmpipe (LLVM 15.0.6, 256 bits)"), None);
+        assert_eq!(
+            DeviceProfile::known("llvmpipe (LLVM 15.0.6, 256 bits)"),
+            None
+        );
     }
 
     #[test]
     fn apple_gpus_have_no_link_to_the_host() {
-        assert!(known("Apple M4 Max").is_some_and(|p| p.is_unified()));
-        assert!(known("Tesla T4").is_some_and(|p| !p.is_unified()));
+        assert!(DeviceProfile::known("Apple M4 Max").is_some_and(|p| p.is_unified()));
+        assert!(DeviceProfile::known("Tesla T4").is_some_and(|p| !p.is_unified()));
     }
 }

@@ -1,0 +1,25 @@
+//! Plain data that devices, models and plans are described by: architectures and their parameters, precisions, kinds of devices and
+//! their profiles, the kernels that models use on them, and what memory is held for.
+//!
+//! The lowest crate: no tensors, no Burn. `firebrick-backends` and `firebrick-models` compute with what is described here, and
+//! `firebrick-plan` predicts bytes and seconds from it.
+
+pub mod arch;
+pub mod backend;
+pub mod error;
+pub mod kernels;
+pub mod lora;
+pub mod memory;
+pub mod packing;
+pub mod parameters;
+pub mod precision;
+pub mod profile;
+
+pub use arch::Arch;
+pub use backend::Backend;
+pub use error::{Error, Result};
+pub use kernels::{KernelTable, Operation, QuantizedProduct};
+pub use memory::{Category, Home};
+pub use packing::{Packing, Quantization};
+pub use precision::Precision;
+pub use profile::{DeviceProfile, MatmulFlops, Origin, Pool};

@@ -1,0 +1,106 @@
+//! Low-rank adapters (Hu et al., 2021, arXiv:2106.09685): their settings, and the parameters they add to a unit.
+
+use crate::parameters::{ParamSpec, Slot, Target};
+
+/// What PEFT puts before the name of an adapted module.
+const PREFIX: &str = "base_model.model.";
+
+/// What a model's bypasses look like: everything but their numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraConfig {
+    /// Rows of A and columns of B (PEFT's `r`).
+    pub rank: usize,
+    /// Numerator of the scale (PEFT's `lora_alpha`).
+    pub alpha: f64,
+    /// Divide by the root of the rank instead of the rank (Kalajdzievski, 2023).
+    pub use_rslora: bool,
+    /// Share of a bypass's inputs that training drops.
+    pub dropout: f64,
+    /// Projections with a bypass, in every layer.
+    pub target_modules: Vec<Target>,
+}
+
+impl Default for LoraConfig {
+    /// TRL's rank and alpha, without dropout, beside every projection.
+    fn default() -> Self {
+        Self {
+            rank: 16,
+            alpha: 32.0,
+            use_rslora: false,
+            dropout: 0.0,
+            target_modules: Target::all(),
+        }
+    }
+}
+
+impl LoraConfig {
+    /// Refuses settings that cannot work, by PEFT's name without its prefix.
+    pub fn check(&self) -> Result<(), String> {
+        if self.rank == 0 {
+            return Err("rank should be at least 1".into());
+        }
+        if !(self.alpha.is_finite() && self.alpha > 0.0) {
+            return Err(format!("alpha should be above 0, found {}", self.alpha));
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(format!(
+                "dropout should be at least 0 and below 1, found {}",
+                self.dropout
+            ));
+        }
+        if self.target_modules.is_empty() {
+            return Err("target_modules names no module".into());
+        }
+        Ok(())
+    }
+
+    /// What a bypass is multiplied by: alpha / rank, or alpha / √rank.
+    #[must_use]
+    pub fn scale(&self) -> f64 {
+        let rank = self.rank as f64;
+        self.alpha / if self.use_rslora { rank.sqrt() } else { rank }
+    }
+
+    /// The parameters that these bypasses add to a unit, under PEFT's names.
+    #[must_use]
+    pub fn specs(&self, base: &[ParamSpec]) -> Vec<ParamSpec> {
+        let adapted = base.iter().filter_map(|spec| {
+            let target = Target::of(spec.slot)?;
+            let wanted = self.target_modules.contains(&target);
+            wanted.then_some((target, spec))
+        });
+        adapted
+            .flat_map(|(target, spec)| {
+                let [out, input] = spec.rows_cols();
+                let module = spec.name.strip_suffix(".weight").unwrap_or(&spec.name);
+                let adapter = |slot, matrix: &str, shape: &[usize]| {
+                    ParamSpec::new(slot, format!("{PREFIX}{module}.{matrix}.weight"), shape)
+                };
+                [
+                    adapter(Slot::LoraA(target), "lora_A", &[self.rank, input]),
+                    adapter(Slot::LoraB(target), "lora_B", &[out, self.rank]),
+                ]
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scale_is_alpha_over_the_rank_or_over_its_root() {
+        let plain = LoraConfig {
+            rank: 4,
+            alpha: 8.0,
+            ..LoraConfig::default()
+        };
+        let stabilised = LoraConfig {
+            use_rslora: true,
+            ..plain.clone()
+        };
+        assert!((plain.scale() - 2.0).abs() < 1e-12);
+        assert!((stabilised.scale() - 4.0).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,349 @@
+//! The parameters of a decoder: which units its chain has, and the name and shape of every parameter a unit owns.
+//!
+//! One table, [`unit_specs`], names every parameter once, and adapters ([`crate::lora`]) add theirs to the units they belong to;
+//! loading, export, random initialization, gradients, optimizer state and memory estimates all follow its order.
+
+use crate::arch::{Arch, Family, HeadKind};
+
+/// A link of the chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UnitKind {
+    /// Token ids to hidden rows.
+    Embedding,
+    /// The attention half of a layer, residual included.
+    Attention(usize),
+    /// The MLP half of a layer, residual included.
+    Mlp(usize),
+    /// Final norm and projection.
+    Head,
+}
+
+/// A projection that can have a bypass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(
+    missing_docs,
+    reason = "the variants are the field's own names for these matrices"
+)]
+pub enum Target {
+    Q,
+    K,
+    V,
+    O,
+    Gate,
+    Up,
+    Down,
+}
+
+/// Targets, the module names they go by, and the matrices they stand beside.
+const TARGETS: [(Target, &str, Slot); 7] = [
+    (Target::Q, "q_proj", Slot::Q),
+    (Target::K, "k_proj", Slot::K),
+    (Target::V, "v_proj", Slot::V),
+    (Target::O, "o_proj", Slot::O),
+    (Target::Gate, "gate_proj", Slot::Gate),
+    (Target::Up, "up_proj", Slot::Up),
+    (Target::Down, "down_proj", Slot::Down),
+];
+
+impl Target {
+    /// Every projection of a layer: PEFT's `all-linear`.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
+        TARGETS.iter().map(|t| t.0).collect()
+    }
+
+    /// The module's name: `q_proj`, …
+    #[must_use]
+    pub fn module(self) -> &'static str {
+        TARGETS[self as usize].1
+    }
+
+    /// Modules by name, in the order of the layer, each once.
+    pub fn parse(names: &[impl AsRef<str>]) -> Result<Vec<Self>, String> {
+        let mut targets = names
+            .iter()
+            .map(|name| {
+                let name = name.as_ref();
+                let found = TARGETS.iter().find(|t| t.1 == name);
+                found.map(|t| t.0).ok_or_else(|| {
+                    let known = TARGETS.map(|t| t.1).join(", ");
+                    format!(
+                        "unknown module {name:?}; known: {known}, or all-linear for all of them"
+                    )
+                })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        targets.sort_unstable();
+        targets.dedup();
+        Ok(targets)
+    }
+
+    /// The target beside whose matrix a bypass runs.
+    #[must_use]
+    pub fn of(slot: Slot) -> Option<Self> {
+        TARGETS.iter().find(|t| t.2 == slot).map(|t| t.0)
+    }
+
+    /// A number that no other target of any layer has.
+    #[must_use]
+    pub fn place(self, layer: usize) -> usize {
+        layer * TARGETS.len() + self as usize
+    }
+}
+
+/// What a parameter is used for in its unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(
+    missing_docs,
+    reason = "the variants are the field's own names for these matrices"
+)]
+pub enum Slot {
+    Embedding,
+    InputNorm,
+    Q,
+    K,
+    V,
+    O,
+    QBias,
+    KBias,
+    VBias,
+    OBias,
+    QNorm,
+    KNorm,
+    PostNorm,
+    Gate,
+    Up,
+    Down,
+    GateBias,
+    UpBias,
+    DownBias,
+    Projection,
+    ProjectionBias,
+    Value,
+    LoraA(Target),
+    LoraB(Target),
+}
+
+impl Slot {
+    /// Norm weights and biases: excluded from weight decay where decay groups are asked for.
+    #[must_use]
+    pub fn is_norm_or_bias(self) -> bool {
+        !matches!(self, Self::Embedding | Self::Projection | Self::Value)
+            && !self.is_linear()
+            && !self.is_adapter()
+    }
+
+    /// The matrices of a layer: projections and MLP.
+    #[must_use]
+    pub fn is_linear(self) -> bool {
+        matches!(
+            self,
+            Self::Q | Self::K | Self::V | Self::O | Self::Gate | Self::Up | Self::Down
+        )
+    }
+
+    /// Matrices of a bypass.
+    #[must_use]
+    pub fn is_adapter(self) -> bool {
+        matches!(self, Self::LoraA(_) | Self::LoraB(_))
+    }
+
+    /// Norm weights: start at one (or at zero where the family stores w − 1).
+    #[must_use]
+    pub fn is_norm(self) -> bool {
+        matches!(
+            self,
+            Self::InputNorm | Self::QNorm | Self::KNorm | Self::PostNorm
+        )
+    }
+}
+
+/// A parameter's use, checkpoint name and checkpoint shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParamSpec {
+    /// Use in its unit.
+    pub slot: Slot,
+    /// Hugging Face tensor name; PEFT's where it belongs to a bypass.
+    pub name: String,
+    /// Shape in the checkpoint: `[n]` or `[out, in]`.
+    pub shape: Vec<usize>,
+    /// Whether training changes it: beside bypasses, nothing else does.
+    pub trainable: bool,
+}
+
+impl ParamSpec {
+    /// A trainable parameter.
+    #[must_use]
+    pub fn new(slot: Slot, name: impl Into<String>, shape: &[usize]) -> Self {
+        Self {
+            slot,
+            name: name.into(),
+            shape: shape.to_vec(),
+            trainable: true,
+        }
+    }
+
+    /// Shape of the tensor in memory: vectors are single rows.
+    #[must_use]
+    pub fn rows_cols(&self) -> [usize; 2] {
+        match self.shape[..] {
+            [n] => [1, n],
+            [rows, cols] => [rows, cols],
+            _ => unreachable!("every parameter of a decoder is a vector or a matrix"),
+        }
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// The chain of an architecture, in order.
+#[must_use]
+pub fn chain(arch: &Arch) -> Vec<UnitKind> {
+    let layers = (0..arch.num_layers).flat_map(|i| [UnitKind::Attention(i), UnitKind::Mlp(i)]);
+    std::iter::once(UnitKind::Embedding)
+        .chain(layers)
+        .chain(std::iter::once(UnitKind::Head))
+        .collect()
+}
+
+/// The parameters that a unit owns, bypasses apart. A tied head owns no projection: it borrows the embedding's.
+#[must_use]
+pub fn unit_specs(arch: &Arch, kind: UnitKind) -> Vec<ParamSpec> {
+    match kind {
+        UnitKind::Embedding => {
+            vec![ParamSpec::new(
+                Slot::Embedding,
+                "model.embed_tokens.weight",
+                &[arch.vocab_size, arch.hidden_size],
+            )]
+        }
+        UnitKind::Attention(layer) => attention_specs(arch, layer),
+        UnitKind::Mlp(layer) => mlp_specs(arch, layer),
+        UnitKind::Head => head_specs(arch),
+    }
+}
+
+fn attention_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
+    let p = format!("model.layers.{layer}");
+    let (d, hd) = (arch.hidden_size, arch.head_dim);
+    let (q, kv) = (arch.num_heads * hd, arch.num_kv_heads * hd);
+    let mut specs = vec![
+        ParamSpec::new(Slot::InputNorm, format!("{p}.input_layernorm.weight"), &[d]),
+        ParamSpec::new(Slot::Q, format!("{p}.self_attn.q_proj.weight"), &[q, d]),
+        ParamSpec::new(Slot::K, format!("{p}.self_attn.k_proj.weight"), &[kv, d]),
+        ParamSpec::new(Slot::V, format!("{p}.self_attn.v_proj.weight"), &[kv, d]),
+        ParamSpec::new(Slot::O, format!("{p}.self_attn.o_proj.weight"), &[d, q]),
+    ];
+    if arch.qkv_bias {
+        specs.extend([
+            ParamSpec::new(Slot::QBias, format!("{p}.self_attn.q_proj.bias"), &[q]),
+            ParamSpec::new(Slot::KBias, format!("{p}.self_attn.k_proj.bias"), &[kv]),
+            ParamSpec::new(Slot::VBias, format!("{p}.self_attn.v_proj.bias"), &[kv]),
+        ]);
+    }
+    if arch.o_bias {
+        specs.push(ParamSpec::new(
+            Slot::OBias,
+            format!("{p}.self_attn.o_proj.bias"),
+            &[d],
+        ));
+    }
+    if arch.qk_norm {
+        specs.extend([
+            ParamSpec::new(Slot::QNorm, format!("{p}.self_attn.q_norm.weight"), &[hd]),
+            ParamSpec::new(Slot::KNorm, format!("{p}.self_attn.k_norm.weight"), &[hd]),
+        ]);
+    }
+    if arch.post_norms {
+        specs.push(ParamSpec::new(
+            Slot::PostNorm,
+            format!("{p}.post_attention_layernorm.weight"),
+            &[d],
+        ));
+    }
+    specs
+}
+
+fn mlp_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
+    let p = format!("model.layers.{layer}");
+    let (d, ff) = (arch.hidden_size, arch.intermediate_size);
+    let norm = match arch.family {
+        Family::Gemma2 => "pre_feedforward_layernorm",
+        _ => "post_attention_layernorm",
+    };
+    let mut specs = vec![
+        ParamSpec::new(Slot::InputNorm, format!("{p}.{norm}.weight"), &[d]),
+        ParamSpec::new(Slot::Gate, format!("{p}.mlp.gate_proj.weight"), &[ff, d]),
+        ParamSpec::new(Slot::Up, format!("{p}.mlp.up_proj.weight"), &[ff, d]),
+        ParamSpec::new(Slot::Down, format!("{p}.mlp.down_proj.weight"), &[d, ff]),
+    ];
+    if arch.mlp_bias {
+        specs.extend([
+            ParamSpec::new(Slot::GateBias, format!("{p}.mlp.gate_proj.bias"), &[ff]),
+            ParamSpec::new(Slot::UpBias, format!("{p}.mlp.up_proj.bias"), &[ff]),
+            ParamSpec::new(Slot::DownBias, format!("{p}.mlp.down_proj.bias"), &[d]),
+        ]);
+    }
+    if arch.post_norms {
+        specs.push(ParamSpec::new(
+            Slot::PostNorm,
+            format!("{p}.post_feedforward_layernorm.weight"),
+            &[d],
+        ));
+    }
+    specs
+}
+
+fn head_specs(arch: &Arch) -> Vec<ParamSpec> {
+    let d = arch.hidden_size;
+    let mut specs = vec![ParamSpec::new(Slot::InputNorm, "model.norm.weight", &[d])];
+    match arch.head {
+        HeadKind::LanguageModel if arch.tied => {}
+        HeadKind::LanguageModel => {
+            specs.push(ParamSpec::new(
+                Slot::Projection,
+                "lm_head.weight",
+                &[arch.vocab_size, d],
+            ));
+        }
+        HeadKind::Scalar { bias } => {
+            specs.push(ParamSpec::new(Slot::Projection, "score.weight", &[1, d]));
+            if bias {
+                specs.push(ParamSpec::new(Slot::ProjectionBias, "score.bias", &[1]));
+            }
+        }
+    }
+    if arch.joint_value_head {
+        specs.push(ParamSpec::new(Slot::Value, "v_head.weight", &[1, d]));
+    }
+    specs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_go_by_their_place_in_the_table() {
+        for (i, (target, module, slot)) in TARGETS.into_iter().enumerate() {
+            assert_eq!(target as usize, i);
+            assert_eq!(target.module(), module);
+            assert_eq!(Target::of(slot), Some(target));
+        }
+    }
+
+    #[test]
+    fn modules_are_named_once_each_and_unknown_ones_are_refused_with_the_known() {
+        let names = ["v_proj", "q_proj", "v_proj"];
+        assert_eq!(Target::parse(&names), Ok(vec![Target::Q, Target::V]));
+        let message = Target::parse(&["lm_head"]).unwrap_err();
+        assert!(
+            message.contains("\"lm_head\"") && message.contains("q_proj, k_proj"),
+            "{message}"
+        );
+    }
+}

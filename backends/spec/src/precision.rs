@@ -1,0 +1,71 @@
+//! The float type of parameters and activations.
+//!
+//! In half precision, weights and activations are stored in two bytes, and products take and give two bytes; whatever adds up
+//! many numbers or sees their tails is computed in f32: norms, rotary angles, softmax, log-probs, losses, accumulated gradients,
+//! master weights, moments.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// The float type that a model's parameters and activations have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Four bytes, or the device's own type where that is another one (f64 in exactness tests).
+    #[default]
+    F32,
+    /// Two bytes with the range of f32 and 8 bits of mantissa.
+    Bf16,
+    /// Two bytes with 11 bits of mantissa; gradients below 6e-8 vanish, so the loss is scaled.
+    F16,
+}
+
+impl Precision {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
+
+    /// How configurations spell it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        }
+    }
+
+    /// Bytes of a number.
+    #[must_use]
+    pub fn width(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+
+    /// Whether it has two bytes.
+    #[must_use]
+    pub fn is_half(self) -> bool {
+        self != Self::F32
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_configurations() {
+        for precision in Precision::ALL {
+            let name = serde_json::to_string(&precision).unwrap();
+            assert_eq!(name, format!("\"{precision}\""));
+            assert_eq!(precision.width() == 2, precision.is_half());
+        }
+    }
+}

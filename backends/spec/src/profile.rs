@@ -1,0 +1,156 @@
+//! How fast and how large a device is: numbers of data sheets for well-known GPUs, measured ones for the rest.
+
+mod known;
+
+use crate::{Backend, KernelTable};
+use serde::{Deserialize, Serialize};
+
+/// Where a profile's numbers come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// Timed on the device by `firebrick devices --measure`.
+    Measured,
+    /// The maker's data sheet, scaled to what kernels reach.
+    DataSheet,
+    /// A middling device of its kind; nothing better is known.
+    Assumed,
+}
+
+/// Numbers a planner needs of a device. Rates are what real kernels reach, not peaks.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceProfile {
+    /// The device, as it names itself.
+    pub name: String,
+    /// Matrix products, floating-point operations a second, by element type.
+    pub matmul_flops: MatmulFlops,
+    /// Device memory, bytes a second.
+    pub memory_bandwidth: f64,
+    /// Host memory, bytes a second: what an optimizer on the host is bound by.
+    pub host_bandwidth: f64,
+    /// Copies between host and device, bytes a second in one direction. `null` where both are the same memory: there is
+    /// nothing to copy and nothing to gain.
+    pub host_link: Option<f64>,
+    /// Launching one operation, seconds.
+    pub kernel_overhead: f64,
+    /// Bytes the device holds, where that is known.
+    pub capacity_bytes: Option<u64>,
+    /// Bytes of the largest tensor that it holds in one piece, where there is a limit.
+    #[serde(default)]
+    pub largest_buffer: Option<u64>,
+    /// How reserved bytes grow above those in use.
+    pub pool: Pool,
+    /// What drives it.
+    pub backend: Backend,
+    /// The kernels that models run through: they keep less than tensor operations do. No part of the file: the build that reads a
+    /// profile fills it in (`firebrick_backends::profile`).
+    #[serde(skip)]
+    pub kernels: KernelTable,
+    /// Where the numbers come from.
+    pub origin: Origin,
+}
+
+/// Rates of matrix products by element type, floating-point operations a second.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct MatmulFlops {
+    /// f32, without TF32.
+    pub f32: f64,
+    /// bfloat16, where the device computes in it.
+    pub bf16: Option<f64>,
+}
+
+/// What a backend's memory pool adds to the bytes in use.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pool {
+    /// Share of the bytes in use: pages that are not full, holes between tensors.
+    pub share: f64,
+    /// Bytes whatever runs: kernels, staging, the program itself on the CPU.
+    pub fixed_bytes: u64,
+}
+
+impl Pool {
+    /// The counted heap of the CPU backend has no pool: what is asked for is what is counted.
+    pub const HEAP: Self = Self {
+        share: 0.0,
+        fixed_bytes: 4 << 20,
+    };
+    /// A pool of pages on a GPU.
+    pub const GPU: Self = Self {
+        share: 0.08,
+        fixed_bytes: 64 << 20,
+    };
+}
+
+impl DeviceProfile {
+    /// Whether host and device are one memory: moving tensors to the host frees nothing.
+    #[must_use]
+    pub fn is_unified(&self) -> bool {
+        self.host_link.is_none()
+    }
+
+    /// An average device of a backend, without kernels.
+    #[must_use]
+    pub fn assumed(backend: Backend) -> Self {
+        let (flops, bandwidth, link, overhead) = match backend {
+            // two cores with AVX-512; element-wise operations run on one of them
+            Backend::Cpu => (1.5e11, 6e9, None, 1.5e-6),
+            Backend::Cuda => (1.5e13, 6e11, Some(1.2e10), 6e-6),
+            Backend::Metal => (3e12, 1.5e11, None, 1.5e-5),
+            Backend::Wgpu | Backend::Vulkan => (3e12, 2e11, Some(8e9), 2e-5),
+        };
+        Self {
+            name: backend.name().into(),
+            matmul_flops: MatmulFlops {
+                f32: flops,
+                bf16: None,
+            },
+            memory_bandwidth: bandwidth,
+            host_bandwidth: 1.5e10,
+            host_link: link,
+            kernel_overhead: overhead,
+            capacity_bytes: None,
+            largest_buffer: None,
+            pool: Self::pool(backend),
+            backend,
+            kernels: KernelTable::default(),
+            origin: Origin::Assumed,
+        }
+    }
+
+    /// The same with these kernels.
+    #[must_use]
+    pub fn with_kernels(mut self, kernels: KernelTable) -> Self {
+        self.kernels = kernels;
+        self
+    }
+
+    fn pool(backend: Backend) -> Pool {
+        match backend {
+            Backend::Cpu => Pool::HEAP,
+            Backend::Cuda | Backend::Metal | Backend::Vulkan | Backend::Wgpu => Pool::GPU,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_reads_back_as_it_was_written() {
+        let profile = DeviceProfile::assumed(Backend::Cuda);
+        let text = serde_json::to_string(&profile).expect("writes");
+        let back: DeviceProfile = serde_json::from_str(&text).expect("reads");
+        assert_eq!(back, profile);
+    }
+
+    #[test]
+    fn the_cpu_and_apple_gpus_share_one_memory_with_the_host() {
+        assert!(DeviceProfile::assumed(Backend::Cpu).is_unified());
+        assert!(DeviceProfile::assumed(Backend::Metal).is_unified());
+        assert!(!DeviceProfile::assumed(Backend::Cuda).is_unified());
+    }
+}
