@@ -83,8 +83,8 @@ impl Arithmetic {
             .unwrap_or(DEFAULT_VALIDATION.min(space / 5));
         if validation >= space {
             let detail = format!(
-                "there are {space} problems, so {validation} held out leave none to train on; \
-                 expected at most {}: lower it or raise `task.difficulty`",
+                "there are {space} problems, so holding out {validation} leaves none to train on; expected at most {}: lower \
+                 it or raise `task.difficulty`",
                 space - 1
             );
             return Err(TaskError::config("task.validation_size", detail));

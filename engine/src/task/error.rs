@@ -21,7 +21,7 @@ pub enum TaskError {
     },
     /// A dataset file has no rows.
     #[error(
-        "the dataset {} (setting `{setting}`) has no rows; expected one JSON object a line",
+        "the dataset {} (setting `{setting}`) has no rows; expected one JSON object per line",
         path.display()
     )]
     Empty {
@@ -31,7 +31,7 @@ pub enum TaskError {
         path: PathBuf,
     },
     /// A line is not a JSON object.
-    #[error("{place}: expected one JSON object a line, found {found}")]
+    #[error("{place}: expected one JSON object per line, found {found}")]
     NotARow {
         /// File and line.
         place: Place,
@@ -39,9 +39,7 @@ pub enum TaskError {
         found: String,
     },
     /// A row lacks a field that the configuration names.
-    #[error(
-        "{place}: the row has no field `{field}`, which `{setting}` names; its fields are {found}"
-    )]
+    #[error("{place}: the row has no field `{field}` (set by `{setting}`); its fields are {found}")]
     MissingField {
         /// File and line.
         place: Place,
@@ -65,7 +63,7 @@ pub enum TaskError {
     /// A prompt template does not parse.
     #[error(
         "the template {template:?} of `{setting}` {detail}; \
-         a field is written `{{name}}`, a literal brace `{{{{` or `}}}}`"
+         write a field as `{{name}}`, and a literal brace as `{{{{` or `}}}}`"
     )]
     Template {
         /// The setting.
@@ -95,7 +93,7 @@ pub enum TaskError {
     },
     /// A reward cannot judge a sample: not a wrong completion, but a broken ground truth or
     /// setting.
-    #[error("reward `{reward}` cannot judge this sample: {reason}")]
+    #[error("reward `{reward}` failed on this sample: {reason}")]
     Reward {
         /// The reward's name.
         reward: String,

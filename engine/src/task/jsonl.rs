@@ -137,8 +137,7 @@ impl JsonlConfig {
         };
         if held_out >= rows {
             let detail = format!(
-                "{held_out} rows held out of {rows} leave none to train on; lower it, or name a \
-                 `validation` file"
+                "holding out {held_out} of {rows} rows leaves none to train on; lower it, or set a `validation` file"
             );
             return Err(TaskError::config(setting, detail));
         }
@@ -147,7 +146,7 @@ impl JsonlConfig {
 
     fn rows(&self, base: &Path) -> Result<(Vec<Row>, Vec<Row>), TaskError> {
         if self.limit == Some(0) {
-            let detail = "expected at least 1 row, found 0; leave it out to read every row";
+            let detail = "expected at least 1 row, found 0; remove it to read all rows";
             return Err(TaskError::config("task.limit", detail));
         }
         let train = read(&base.join(&self.train), "task.train", self.limit)?;
@@ -156,8 +155,8 @@ impl JsonlConfig {
             return Ok(split(train, held_out, self.seed));
         };
         if self.validation_fraction.is_some() {
-            let detail = "is a share of `train`, and there is a `validation` file; remove one of \
-                          them, or set `validation_size`";
+            let detail = "is a fraction of `train`, but there is a `validation` file; remove one of them, or set \
+             `validation_size`";
             return Err(TaskError::config("task.validation_fraction", detail));
         }
         let mut validation = read(&base.join(file), "task.validation", None)?;
@@ -191,8 +190,7 @@ impl Jsonl {
         let recipe = Recipe::new(config)?;
         if let (Some(reward), None) = (rewards.needs_answer(), recipe.answer()) {
             let detail = format!(
-                "reward `{reward}` compares with a ground truth, and the task names none; set \
-                 `answer_field` or `answer`"
+                "reward `{reward}` compares with a ground truth, but the task has none; set `answer_field` or `answer`"
             );
             return Err(TaskError::config("task.answer_field", detail));
         }

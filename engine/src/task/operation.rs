@@ -89,7 +89,7 @@ impl TryFrom<TextOrList> for Operations {
                 }
             };
             if operations.contains(&operation) {
-                return Err(format!("operations: `{symbol}` is twice in {text:?}"));
+                return Err(format!("operations: `{symbol}` is repeated in {text:?}"));
             }
             operations.push(operation);
         }

@@ -108,7 +108,8 @@ impl Recipe {
             }
         };
         if let (Prompt::Text(_), Some(_)) = (&prompt, &config.system_prompt) {
-            let detail = "needs a chat, and `prompt` is plain text; write the prompt as `messages`";
+            let detail =
+                "needs a conversation, but `prompt` is plain text; write the prompt as `messages`";
             return Err(TaskError::config("task.system_prompt", detail));
         }
         let (answer, answer_field) = (config.answer.as_deref(), config.answer_field.as_deref());
@@ -116,7 +117,7 @@ impl Recipe {
         let extract = match &config.answer_extract {
             None => None,
             Some(_) if answer.is_none() => {
-                let detail = "there is no answer to take it out of; set `answer_field`";
+                let detail = "there is no answer to extract it from; set `answer_field`";
                 return Err(TaskError::config("task.answer_extract", detail));
             }
             Some(Extract::Gsm8k) => Some(Extraction::Gsm8k),
@@ -177,7 +178,7 @@ impl Recipe {
             Prompt::Field(path) => match row.get(path, PROMPT_FIELD)? {
                 Value::String(_) if self.system.is_some() => {
                     let detail =
-                        format!("field `{path}` is plain text; it needs a list of messages");
+                        format!("field `{path}` is plain text, expected a list of messages");
                     return Err(row.bad("task.system_prompt", detail));
                 }
                 Value::String(text) => return Ok(PromptText::Text(text.clone())),
@@ -187,7 +188,7 @@ impl Recipe {
                     .collect::<Result<_, _>>()?,
                 other => {
                     let detail = format!(
-                        "field `{path}` is {other}; expected a text or a list of chat messages"
+                        "field `{path}` is {other}, expected a string or a list of chat messages"
                     );
                     return Err(row.bad(PROMPT_FIELD, detail));
                 }
@@ -195,7 +196,8 @@ impl Recipe {
         };
         if let Some(system) = &self.system {
             if chat.first().is_some_and(|first| first.role == "system") {
-                let detail = "the prompt already begins with a system message; remove one of them";
+                let detail =
+                    "the prompt already begins with a system message; remove one of the two";
                 return Err(row.bad("task.system_prompt", detail));
             }
             chat.insert(
@@ -222,8 +224,7 @@ pub(crate) fn message(
         return Ok(Message { role, content });
     }
     let detail = format!(
-        "field `{path}` has the message {value}; expected an object with the texts `role` \
-         and `content`"
+        "field `{path}` has the message {value}, expected an object with the strings `role` and `content`"
     );
     Err(row.bad(setting, detail))
 }

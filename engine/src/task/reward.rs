@@ -33,7 +33,7 @@ impl RewardConfig {
                 }
             }
             RewardKind::Number { tolerance } => {
-                let detail = format!("expected a number that is not negative, found {tolerance}");
+                let detail = format!("expected a non-negative number, found {tolerance}");
                 return Err(TaskError::config(setting("tolerance"), detail));
             }
             RewardKind::Length {
@@ -68,7 +68,7 @@ impl RewardConfig {
         match clip {
             Some([low, high]) if !low.is_finite() || !high.is_finite() || low >= high => {
                 let detail = format!(
-                    "expected two finite numbers, the smaller one first, found [{low}, {high}]"
+                    "expected two finite numbers in ascending order, found [{low}, {high}]"
                 );
                 Err(TaskError::config(setting("clip"), detail))
             }
@@ -144,7 +144,7 @@ impl Rule {
             Self::Contains { ignore_case } => {
                 let answer = answer.trim();
                 if answer.is_empty() {
-                    return Err("the ground truth is empty, and every text contains it".to_owned());
+                    return Err("the ground truth is empty, which every text contains".to_owned());
                 }
                 fold(text, *ignore_case).contains(&fold(answer, *ignore_case))
             }
@@ -157,8 +157,7 @@ impl Rule {
             Self::Number { tolerance } => {
                 let answer = parse_float(answer).ok_or_else(|| {
                     format!(
-                        "the ground truth {answer:?} is not a number; set \
-                         `answer_extract` to take it out of a longer text"
+                        "the ground truth {answer:?} is not a number; set `answer_extract` to extract it from a longer text"
                     )
                 })?;
                 last_number(text).is_some_and(|found| (found - answer).abs() <= *tolerance)
@@ -224,7 +223,9 @@ impl Rewards {
         for config in configs {
             let name = config.name().to_owned();
             if parts.iter().any(|part| part.name == name) {
-                let detail = format!("two rewards are named `{name}`; give one another `name`");
+                let detail = format!(
+                    "two rewards are named `{name}`; set a different `name` for one of them"
+                );
                 return Err(TaskError::config("rewards", detail));
             }
             config.check()?;

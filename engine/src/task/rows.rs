@@ -50,10 +50,14 @@ fn parse(line: &str, place: Place) -> Result<Row, TaskError> {
     let found = match serde_json::from_str(line) {
         Ok(Value::Object(fields)) => return Ok(Row { place, fields }),
         Ok(Value::Array(_)) => {
-            "a list; a file that is one JSON list has to be written a row a line".to_owned()
+            "a list; rewrite a file that is one JSON list with one row per line".to_owned()
         }
         Ok(value) => format!("the value {value}"),
-        Err(error) => format!("no JSON at column {} ({})", error.column(), kind(&error)),
+        Err(error) => format!(
+            "invalid JSON at column {} ({})",
+            error.column(),
+            kind(&error)
+        ),
     };
     Err(TaskError::NotARow { place, found })
 }
@@ -123,10 +127,10 @@ mod tests {
     fn a_bad_line_is_named_with_what_it_has() {
         assert_eq!(
             refused("{\"a\": 1}\n{\"a\": }\n"),
-            "FILE, line 2: expected one JSON object a line, \
-             found no JSON at column 7 (expected value)"
+            "FILE, line 2: expected one JSON object per line, \
+             found invalid JSON at column 7 (expected value)"
         );
-        assert!(refused("[1]").contains("line 1: expected one JSON object a line, found a list"));
+        assert!(refused("[1]").contains("line 1: expected one JSON object per line, found a list"));
         assert!(refused("3").ends_with("found the value 3"));
     }
 
@@ -134,7 +138,7 @@ mod tests {
     fn an_empty_file_and_a_missing_file_name_the_setting() {
         assert_eq!(
             refused("\n \n"),
-            "the dataset FILE (setting `task.train`) has no rows; expected one JSON object a line"
+            "the dataset FILE (setting `task.train`) has no rows; expected one JSON object per line"
         );
         let error = read(Path::new("no/such.jsonl"), "task.train", None).expect_err("missing");
         let text = error.to_string();

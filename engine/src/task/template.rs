@@ -104,17 +104,17 @@ impl Template {
                 continue;
             }
             if brace == "}" {
-                return Err(fail("closes a brace that was not opened"));
+                return Err(fail("has a `}` without a `{`"));
             }
             let end = after
                 .find('}')
-                .ok_or_else(|| fail("opens a brace that is not closed"))?;
+                .ok_or_else(|| fail("has a `{` without a `}`"))?;
             let field = after[..end].trim();
             if field.is_empty() {
-                return Err(fail("has a pair of braces with no field name in it"));
+                return Err(fail("has empty braces"));
             }
             if field.contains('{') {
-                return Err(fail("opens a brace inside a field name"));
+                return Err(fail("has a `{` inside a field name"));
             }
             if !literal.is_empty() {
                 pieces.push(Piece::Literal(std::mem::take(&mut literal)));
@@ -217,11 +217,11 @@ mod tests {
     fn unbalanced_and_empty_braces_say_what_is_wrong() {
         assert_eq!(
             refused("Q: {question"),
-            "the template \"Q: {question\" of `prompt` opens a brace that is not closed; \
-             a field is written `{name}`, a literal brace `{{` or `}}`"
+            "the template \"Q: {question\" of `prompt` has a `{` without a `}`; \
+             write a field as `{name}`, and a literal brace as `{{` or `}}`"
         );
-        assert!(refused("a } b").contains("closes a brace that was not opened"));
-        assert!(refused("a { } b").contains("no field name"));
+        assert!(refused("a } b").contains("has a `}` without a `{`"));
+        assert!(refused("a { } b").contains("empty braces"));
         assert!(refused("a {b {c} d").contains("inside a field name"));
     }
 }

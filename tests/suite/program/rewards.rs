@@ -115,7 +115,7 @@ fn checkpoints_that_are_no_reward_model_end_a_run_before_it_starts() {
     assert!(!bench.path("run").exists());
     refused(
         &run(&bench, "run", &["task.rewards.0.clip=[1, 0]"]),
-        &["rewards.helpful.clip", "smaller one first"],
+        &["rewards.helpful.clip", "ascending order"],
     );
     refused(
         &run(&bench, "run", &["task.rewards.0.normalise=true"]),

@@ -110,7 +110,7 @@ fn a_system_prompt_is_refused_where_it_would_be_dropped_or_doubled() {
     let system = format!(r#""system_prompt": "S", {FREE}"#);
     let text = refused(r#"{"prompt": "p"}"#, &format!(r#""prompt": "p", {system}"#));
     assert!(
-        text.contains("needs a chat, and `prompt` is plain text"),
+        text.contains("needs a conversation, but `prompt` is plain text"),
         "{text}"
     );
     let text = refused(r#"{"prompt": "p"}"#, &system);
@@ -147,7 +147,7 @@ fn a_row_whose_answer_cannot_be_read_is_named_before_training() {
     let rows = "{\"answer\": 4}\n{\"answer\": \"#### 5\"}";
     assert_eq!(
         refused(rows, settings),
-        "train.jsonl, line 2: reward `gsm8k` cannot judge this sample: the ground truth \"#### 5\" \
+        "train.jsonl, line 2: reward `gsm8k` failed on this sample: the ground truth \"#### 5\" \
          is not a decimal number; for GSM8K rows set `answer_extract: gsm8k` (setting \
          `task.rewards`)"
     );
@@ -164,7 +164,7 @@ fn a_missing_field_names_the_setting_and_the_fields_of_the_row() {
     let text = refused(r#"{"problem": "x", "id": 1}"#, FREE);
     assert_eq!(
         text,
-        "train.jsonl, line 1: the row has no field `prompt`, which `task.prompt_field` names; its \
+        "train.jsonl, line 1: the row has no field `prompt` (set by `task.prompt_field`); its \
          fields are `problem`, `id`"
     );
 }
@@ -173,12 +173,12 @@ fn a_missing_field_names_the_setting_and_the_fields_of_the_row() {
 fn a_prompt_that_is_neither_text_nor_messages_is_refused() {
     let text = refused(r#"{"prompt": 3}"#, FREE);
     assert!(
-        text.contains("field `prompt` is 3; expected a text or a list"),
+        text.contains("field `prompt` is 3, expected a string or a list"),
         "{text}"
     );
     let text = refused(r#"{"prompt": [{"role": "user"}]}"#, FREE);
     assert!(
-        text.contains(r#"has the message {"role":"user"}; expected an object"#),
+        text.contains(r#"has the message {"role":"user"}, expected an object"#),
         "{text}"
     );
 }
@@ -189,10 +189,10 @@ fn contradictory_settings_are_refused() {
     let with = |settings: &str| refused(row, &format!("{settings}, {FREE}"));
     assert!(with(r#""prompt": "p", "prompt_field": "q""#).contains("at most one of `prompt`"));
     assert!(with(r#""answer": "p", "answer_field": "q""#).contains("and `task.answer_field`"));
-    assert!(with(r#""answer_extract": "gsm8k""#).contains("no answer to take it out of"));
+    assert!(with(r#""answer_extract": "gsm8k""#).contains("no answer to extract it from"));
     assert!(with(r#""messages": []"#).contains("expected at least one message"));
     assert!(with(r#""limit": 0"#).contains("expected at least 1 row"));
-    assert!(with(r#""validation_size": 1"#).contains("1 rows held out of 1 leave none"));
+    assert!(with(r#""validation_size": 1"#).contains("holding out 1 of 1 rows leaves none"));
     assert!(with(r#""validation_fraction": 1"#).contains("expected a share from 0"));
     let text = refused(row, r#""rewards": [{"kind": "exact"}]"#);
     assert!(
@@ -220,7 +220,7 @@ fn a_validation_file_is_read_whole_or_up_to_its_size() {
         "{text}"
     );
     let text = refused(rows, &format!(r#""validation_fraction": 0.5, {settings}"#));
-    assert!(text.contains("is a share of `train`"), "{text}");
+    assert!(text.contains("is a fraction of `train`"), "{text}");
 }
 
 #[test]
@@ -258,7 +258,7 @@ proptest! {
                 prop_assert!(!train.is_empty() && !validation.is_empty());
                 prop_assert_eq!(train.len() + validation.len(), len);
             }
-            Err(text) => prop_assert!(text.contains("leave none to train on"), "{}", text),
+            Err(text) => prop_assert!(text.contains("leaves none to train on"), "{}", text),
         }
     }
 }

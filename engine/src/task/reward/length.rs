@@ -50,8 +50,8 @@ impl Length {
                 let limit = completion.max_tokens;
                 let free = limit.checked_sub(buffer).ok_or_else(|| {
                     format!(
-                        "its buffer of {buffer} tokens is longer than the completion limit of \
-                         {limit}; lower `buffer` or raise the limit"
+                        "its buffer of {buffer} tokens exceeds the completion limit of {limit}; lower `buffer` or raise the \
+                         limit"
                     )
                 })?;
                 Ok(-(tokens.saturating_sub(free) as f64 / buffer as f64).min(1.0))

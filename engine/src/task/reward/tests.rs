@@ -70,12 +70,12 @@ fn a_ground_truth_that_is_no_number_is_an_error_with_its_reason() {
     let error = total(r#"{"kind": "gsm8k"}"#, "so #### 42", "#### 42", 1).expect_err("refused");
     assert_eq!(
         error,
-        "reward `gsm8k` cannot judge this sample: the ground truth \"so #### 42\" is not a decimal \
+        "reward `gsm8k` failed on this sample: the ground truth \"so #### 42\" is not a decimal \
          number; for GSM8K rows set `answer_extract: gsm8k`"
     );
     let error = total(r#"{"kind": "number", "name": "close"}"#, "", "42", 1).expect_err("refused");
     assert!(
-        error.starts_with("reward `close` cannot judge this sample"),
+        error.starts_with("reward `close` failed on this sample"),
         "{error}"
     );
 }
@@ -135,7 +135,9 @@ fn number_compares_the_last_number_within_a_tolerance() {
         ) > 0.5
     );
     assert!(pays(r#"{"kind": "number"}"#, "5", "none") < 0.5);
-    assert!(refuses(r#"{"kind": "number", "tolerance": -1}"#).contains("not negative, found -1"));
+    assert!(
+        refuses(r#"{"kind": "number", "tolerance": -1}"#).contains("non-negative number, found -1")
+    );
 }
 
 #[test]
@@ -146,7 +148,7 @@ fn the_overlong_penalty_falls_linearly_inside_the_buffer() {
         assert!((found - expected).abs() < EQUAL, "{tokens} tokens: {found}");
     }
     let error = total(r#"{"kind": "length", "buffer": 101}"#, "", "", 1).expect_err("refused");
-    assert!(error.contains("buffer of 101 tokens is longer than the completion limit of 100"));
+    assert!(error.contains("buffer of 101 tokens exceeds the completion limit of 100"));
 }
 
 #[test]
@@ -191,7 +193,7 @@ fn lists_that_cannot_be_reported_are_refused() {
     let two = r#"{"kind": "exact"}, {"kind": "exact"}"#;
     assert_eq!(
         refuses(two),
-        "`rewards`: two rewards are named `exact`; give one another `name`"
+        "`rewards`: two rewards are named `exact`; set a different `name` for one of them"
     );
     assert!(
         Rewards::new(&[])
