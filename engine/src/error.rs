@@ -53,9 +53,7 @@ pub enum Error {
         reason: String,
     },
     /// A sequence is longer than the token budget.
-    #[error(
-        "a sequence of {tokens} tokens does not fit {key} = {budget}; the smallest budget that would do is {tokens}"
-    )]
+    #[error("a sequence has {tokens} tokens, but {key} is {budget}; raise it to at least {tokens}")]
     Budget {
         /// Tokens of the sequence.
         tokens: usize,
@@ -65,7 +63,7 @@ pub enum Error {
         key: &'static str,
     },
     /// The run folder already holds a run.
-    #[error("{} already holds a run; continue it with --resume, or choose another `output`", path.display())]
+    #[error("{} already contains a run; continue it with --resume, or choose another `output`", path.display())]
     RunExists {
         /// The run folder.
         path: PathBuf,
@@ -80,7 +78,7 @@ pub enum Error {
     },
     /// Gradients stayed non-finite.
     #[error(
-        "the gradient norm was not finite for {count} optimizer steps of {phase} in a row, last at step {step}; nothing of them \
+        "the gradient norm was not finite for {count} optimizer steps of {phase} in a row, last at step {step}; none of them \
          was applied. Lower {section}.lr, check the rewards in samples.jsonl, and resume from the last checkpoint"
     )]
     NonFinite {
@@ -95,8 +93,8 @@ pub enum Error {
     },
     /// A gradient that was not finite after part of it had been applied.
     #[error(
-        "memory.step_in_backward met a gradient that is not finite after other segments had been updated, so the step is \
-         neither applied nor skipped; resume from the last checkpoint, with a lower optim.lr or without step_in_backward"
+        "a non-finite gradient occurred after memory.step_in_backward had updated other segments, so the step is only partly \
+         applied; resume from the last checkpoint, with a lower optim.lr or without step_in_backward"
     )]
     PartlyApplied,
     /// A plan that cannot be executed on this model.

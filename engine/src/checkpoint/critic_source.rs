@@ -33,15 +33,15 @@ impl CriticSource {
         let vocabulary = policy.tokenizer.vocab_size();
         if arch.vocab_size < vocabulary {
             return Err(Error::Config(format!(
-                "critic.model.path: its embedding has {} rows (vocab_size), and the policy's tokenizer {vocabulary} tokens; a \
-                 critic reads the policy's tokens, so both need one tokenizer",
+                "critic.model.path: its embedding has {} rows (vocab_size), but the policy's tokenizer has {vocabulary} \
+                 tokens; policy and critic must use the same tokenizer",
                 arch.vocab_size
             )));
         }
         let length = config.rollout.prompt_length + config.rollout.response_length;
         if arch.context().is_some_and(|context| length > context) {
             return Err(Error::Config(format!(
-                "critic.model.path: its context is {} (max_position_embeddings), and rollout.prompt_length + \
+                "critic.model.path: its context is {} (max_position_embeddings), but rollout.prompt_length + \
                  rollout.response_length is {length}",
                 arch.max_positions
             )));

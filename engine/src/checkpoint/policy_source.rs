@@ -57,8 +57,7 @@ impl PolicySource {
             (None, Some(alphabet)) => Tokenizer::characters(alphabet)?,
             (None, None) => {
                 return Err(Error::Config(
-                    "model.arch needs model.tokenizer (a folder with tokenizer.json): this task brings no alphabet of \
-                     its own"
+                    "model.arch needs model.tokenizer (a folder with tokenizer.json): this task does not define an alphabet"
                         .into(),
                 ));
             }
@@ -160,8 +159,8 @@ impl PolicySource {
         let length = prompt + response;
         if length > arch.max_positions {
             return Err(Error::Config(format!(
-                "rollout.prompt_length ({prompt}) + rollout.response_length ({response}) is {length}, the model's context \
-             {} (max_position_embeddings); lower one of them",
+                "rollout.prompt_length ({prompt}) + rollout.response_length ({response}) is {length}, but the model's \
+                 context is {} (max_position_embeddings); lower one of them",
                 arch.max_positions
             )));
         }
@@ -169,8 +168,8 @@ impl PolicySource {
             && length > original
         {
             return Err(Error::Config(format!(
-                "with dynamic rotary scaling, log-probs beyond {original} positions depend on what else is in the batch; keep \
-             rollout.prompt_length + rollout.response_length at or below {original}, or set rope_type to linear"
+                "with dynamic rotary scaling, log-probs beyond {original} positions depend on the rest of the batch; keep \
+                 rollout.prompt_length + rollout.response_length at or below {original}, or set rope_type to linear"
             )));
         }
         let critic = config.memory.of_critic()?;
@@ -210,7 +209,7 @@ fn described(config: &RunConfig) -> Result<Arch> {
     }
     let Some(task) = &config.task else {
         return Err(Error::Config(
-            "model.arch.vocab_size is missing, and without `task` there is no tokenizer to take it from; write it".into(),
+            "model.arch.vocab_size is missing, and without `task` there is no tokenizer to take it from; set it".into(),
         ));
     };
     let task = task.build(Path::new("."))?;
@@ -224,12 +223,14 @@ fn described(config: &RunConfig) -> Result<Arch> {
 pub fn check_arch(arch: &Arch, tokenizer: &Tokenizer) -> Result<()> {
     if arch.head != HeadKind::LanguageModel {
         return Err(Error::Config(
-            "a causal language model is needed; this checkpoint has a classification head (reward models and critics have one)".into(),
+            "expected a causal language model, but this checkpoint has a classification head (as reward models and critics \
+             do)".into(),
         ));
     }
     if tokenizer.vocab_size() > arch.vocab_size {
         return Err(Error::Config(format!(
-            "the tokenizer has {} tokens, the model's embedding {} rows (vocab_size): the tokenizer is another model's",
+            "the tokenizer has {} tokens, but the model's embedding has {} rows (vocab_size); does the tokenizer belong to \
+             another model?",
             tokenizer.vocab_size(),
             arch.vocab_size
         )));

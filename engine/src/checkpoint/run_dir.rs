@@ -42,7 +42,7 @@ impl RunDir {
     /// Opens a run folder to continue it.
     pub fn open(path: &Path) -> Result<Self> {
         if !path.join(CONFIG).is_file() {
-            let detail = "there is no run in it (no config.yaml); start it without --resume".into();
+            let detail = "it contains no run (no config.yaml); start one without --resume".into();
             return Err(Error::Resume {
                 path: path.to_owned(),
                 detail,

@@ -22,8 +22,7 @@ const MASTERS: &str = "masters.safetensors";
 const VALUE_HEAD: &str = "value_head.safetensors";
 
 /// What to do about a checkpoint that is damaged.
-const EARLIER: &str =
-    "remove its step folder and resume: the run goes on from the checkpoint before it";
+const EARLIER: &str = "delete its step folder and resume from the checkpoint before it";
 
 /// Where a run stands.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -316,7 +315,7 @@ impl Reader<'_> {
         let expected = spec.rows_cols();
         if view.shape() != expected || view.dtype() != Dtype::F32 {
             return Err(self.damaged(&format!(
-                "tensor {name} is {:?} of shape {:?}, F32 of shape {expected:?} was expected",
+                "tensor {name} is {:?} of shape {:?}, expected F32 of shape {expected:?}",
                 view.dtype(),
                 view.shape()
             )));

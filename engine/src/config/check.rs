@@ -10,13 +10,15 @@ impl RunConfig {
     pub fn check(&self) -> Result<()> {
         let bad = |what: &str| Err(Error::Config(what.to_owned()));
         match (&self.model.path, &self.model.arch) {
-            (Some(_), Some(_)) => return bad("model: give either `path` or `arch`, not both"),
+            (Some(_), Some(_)) => return bad("model: set either `path` or `arch`, not both"),
             (None, None) => {
-                return bad("model: give `path` (a checkpoint folder) or `arch` (a random start)");
+                return bad(
+                    "model: set `path` (a checkpoint folder) or `arch` (random initialization)",
+                );
             }
             (Some(_), None) if self.model.tokenizer.is_some() => {
                 return bad(
-                    "model.tokenizer goes with model.arch; a checkpoint at model.path brings its own",
+                    "model.tokenizer requires model.arch; a checkpoint at model.path has its own tokenizer",
                 );
             }
             _ => {}
@@ -38,25 +40,25 @@ impl RunConfig {
             ),
         ];
         if let Some((key, _)) = sizes.iter().find(|(_, n)| *n == 0) {
-            return Err(Error::Config(format!("{key} should be at least 1")));
+            return Err(Error::Config(format!("{key} must be at least 1")));
         }
         if self.trainer.steps == 0 {
             return bad(
-                "trainer.steps should be at least 1; for supervised training alone there is `firebrick sft`",
+                "trainer.steps must be at least 1; for supervised training only, use `firebrick sft`",
             );
         }
         if self.trainer.save_freq < -1 {
             return bad(
-                "trainer.save_freq should be a number of steps, 0 (after the last step only) or -1 (never)",
+                "trainer.save_freq must be a number of steps, 0 (after the last step only) or -1 (never)",
             );
         }
         self.rollout.check(self.precision).map_err(Error::Config)?;
         if self.rollout.top_k == 0 || self.rollout.top_k < -1 {
-            return bad("rollout.top_k should be at least 1, or -1 for all tokens");
+            return bad("rollout.top_k must be at least 1, or -1 for all tokens");
         }
         if self.rollout.temperature.is_nan() || self.rollout.temperature <= 0.0 {
             return bad(
-                "rollout.temperature should be above 0: a greedy policy has nothing to compare in a group",
+                "rollout.temperature must be above 0: greedy completions of a group are all equal",
             );
         }
         self.rollout
@@ -102,20 +104,20 @@ impl RunConfig {
         match &self.critic {
             Some(critic) if values && critic.shared_trunk && !self.memory.critic.is_empty() => {
                 Err(Error::Config(
-                    "memory.critic is a plan of its own, and with critic.shared_trunk: true the critic is part of the policy: one \
-                     forward and backward, one token budget; remove it, or give the critic a model of its own"
+                    "memory.critic plans a separate critic, but with critic.shared_trunk: true the critic is part of the \
+                     policy; remove it, or use a separate critic"
                         .into(),
                 ))
             }
             Some(critic) if values => critic.check(self.trainer.steps),
             None if values => Err(Error::Config(
-                "objective.adv_estimator: gae needs a critic; write `critic: {}` for one with default settings".into(),
+                "objective.adv_estimator: gae needs a critic; add `critic: {}` for one with default settings".into(),
             )),
             None if self.memory.critic.is_empty() => Ok(()),
             _ => {
                 let key = if self.critic.is_some() { "critic" } else { "memory.critic" };
                 Err(Error::Config(format!(
-                    "{key} goes with objective: ppo (objective.adv_estimator: gae); no other objective has a critic"
+                    "{key} requires objective: ppo (objective.adv_estimator: gae); no other objective has a critic"
                 )))
             }
         }
@@ -128,7 +130,7 @@ impl RunConfig {
         );
         match mini {
             Some(mini) if mini > prompts || prompts % mini != 0 => Err(Error::Config(format!(
-                "update.ppo_mini_batch_size ({mini} prompts) should divide trainer.train_batch_size ({prompts})"
+                "update.ppo_mini_batch_size ({mini} prompts) must divide trainer.train_batch_size ({prompts})"
             ))),
             _ => Ok(()),
         }

@@ -65,7 +65,7 @@ impl CriticConfig {
         self.optim.check("critic.optim")?;
         if self.cliprange_value.is_nan() || self.cliprange_value <= 0.0 {
             return Err(Error::Config(format!(
-                "critic.cliprange_value is {}; a number above 0 was expected (a large one clips nothing)",
+                "critic.cliprange_value must be above 0 (a large value disables clipping), found {}",
                 self.cliprange_value
             )));
         }
@@ -74,14 +74,13 @@ impl CriticConfig {
         }
         if self.head_lr.is_some() || (self.vf_coef - Self::default().vf_coef).abs() > 0.0 {
             return Err(Error::Config(
-                "critic.vf_coef and critic.head_lr go with critic.shared_trunk: true; a critic of its own has its own loss \
-                 and critic.optim"
+                "critic.vf_coef and critic.head_lr require critic.shared_trunk: true; a separate critic uses critic.optim"
                     .into(),
             ));
         }
         if self.warmup >= steps {
             return Err(Error::Config(format!(
-                "critic.warmup is {}, and the run has {steps} steps (trainer.steps): the policy would never be updated",
+                "critic.warmup is {}, but the run has {steps} steps (trainer.steps): the policy would never be updated",
                 self.warmup
             )));
         }
@@ -92,28 +91,26 @@ impl CriticConfig {
     fn check_shared(&self) -> Result<()> {
         let bad = |what: &str| Err(Error::Config(format!("critic.{what}")));
         if !(self.vf_coef.is_finite() && self.vf_coef > 0.0) {
-            return bad(
-                "vf_coef should be above 0: without the value loss nothing would train the value head",
-            );
+            return bad("vf_coef must be above 0: otherwise nothing trains the value head");
         }
         if self.head_lr.is_some_and(|lr| !(lr.is_finite() && lr > 0.0)) {
-            return bad("head_lr should be above 0; null takes optim.lr");
+            return bad("head_lr must be above 0, or null for optim.lr");
         }
         if self.model != CriticModel::default() {
             return bad(
-                "model.path is another trunk, and critic.shared_trunk: true shares the policy's; remove one of the two",
+                "model.path loads a separate model, but critic.shared_trunk: true uses the policy's; remove one of them",
             );
         }
         if self.optim != Self::default().optim {
             return bad(
-                "optim: with critic.shared_trunk: true there is one backward pass and one optimizer, that of `optim`; only \
-                 critic.head_lr is the value head's own",
+                "optim: with critic.shared_trunk: true policy and value head share the optimizer in `optim`; only \
+                 critic.head_lr is separate",
             );
         }
         if self.warmup > 0 {
             return bad(
-                "warmup updates the critic and not the policy, and with critic.shared_trunk: true they are one model; remove \
-                 it, or give the critic a model of its own",
+                "warmup updates the critic without the policy, but with critic.shared_trunk: true they are one model; remove \
+                 it, or use a separate critic",
             );
         }
         Ok(())

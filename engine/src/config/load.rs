@@ -61,7 +61,7 @@ fn mapping(text: &str) -> Result<Map<String, Value>> {
     match serde_saphyr::from_str(text) {
         Ok(Value::Object(root)) => Ok(root),
         Ok(_) => Err(Error::Config(
-            "should be a mapping of sections (model, task, output, …)".into(),
+            "must be a mapping of sections (model, task, output, …)".into(),
         )),
         Err(e) => Err(Error::Config(format!("is not YAML: {e}"))),
     }
@@ -172,11 +172,14 @@ fn name_objective(root: &mut Map<String, Value>) {
 fn apply(root: &mut Map<String, Value>, text: &str) -> Result<()> {
     let Some((path, value)) = text.split_once('=') else {
         return Err(Error::Config(format!(
-            "override {text:?} should be key.path=value"
+            "override {text:?} must have the form key.path=value"
         )));
     };
-    let value: Value = serde_saphyr::from_str(value)
-        .map_err(|e| Error::Config(format!("override {text:?}: the value is not YAML: {e}")))?;
+    let value: Value = serde_saphyr::from_str(value).map_err(|e| {
+        Error::Config(format!(
+            "override {text:?}: the value is not valid YAML: {e}"
+        ))
+    })?;
     let keys: Vec<&str> = path.split('.').collect();
     let mut whole = Value::Object(std::mem::take(root));
     let done = set(&mut whole, "", &keys, value);
@@ -202,7 +205,7 @@ fn set(at: &mut Value, name: &str, keys: &[&str], value: Value) -> Result<(), St
             let entry = key.parse().ok().and_then(|at: usize| list.get_mut(at));
             entry.ok_or_else(|| {
                 format!(
-                    "`{name}` is a list of {len} entries, counted from 0; `{key}` is none of them"
+                    "`{name}` is a list of {len} entries, numbered from 0; there is no entry `{key}`"
                 )
             })?
         }

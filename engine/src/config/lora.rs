@@ -37,7 +37,7 @@ pub struct LoraSettings {
 
 /// Modules with adapters: `all-linear`, or their names.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(untagged, expecting = "should be all-linear or a list of module names")]
+#[serde(untagged, expecting = "must be all-linear or a list of module names")]
 pub enum TargetModules {
     /// A word for several modules; the one there is is `all-linear`.
     Word(String),
@@ -70,7 +70,7 @@ impl LoraSettings {
     pub fn check(&self, has_base: bool) -> Result<()> {
         if !has_base {
             return Err(Error::Config(
-                "model.lora goes with model.path: adapters need a trained model to stand beside, and model.arch is a random one"
+                "model.lora requires model.path: adapters need a trained base model, and model.arch is initialized randomly"
                     .into(),
             ));
         }
@@ -153,7 +153,7 @@ fn agree(wanted: &LoraConfig, own: &LoraConfig, path: &Path) -> Result<()> {
     ];
     match rows.into_iter().find(|(_, wanted, own)| wanted != own) {
         Some((key, wanted, own)) => Err(Error::Config(format!(
-            "model.lora.{key} is {wanted}, the adapter in {} has {own}; leave the key out to take the adapter's",
+            "model.lora.{key} is {wanted}, but the adapter in {} has {own}; remove the key to use the adapter's",
             path.display()
         ))),
         None => Ok(()),

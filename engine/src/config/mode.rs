@@ -45,7 +45,7 @@ pub fn sft_of(config: &RunConfig, mode: Mode) -> Result<Option<(&'static str, Sf
             let own = config.sft.clone().map(|sft| ("sft", sft));
             own.or(warm_up).map(Some).ok_or_else(|| {
                 Error::Config(
-                    "`sft` is missing: firebrick sft reads steps, batch_size and optim from it"
+                    "`sft` is missing; firebrick sft reads steps, batch_size and optim from it"
                         .into(),
                 )
             })

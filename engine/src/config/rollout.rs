@@ -164,14 +164,14 @@ impl DynamicSampling {
         }
         if self.max_num_gen_batches == 0 {
             return Err(
-                "rollout.dynamic_sampling.max_num_gen_batches should be at least 1: where a policy gets everything right, \
-                 or nothing, a step without a limit would never end"
+                "rollout.dynamic_sampling.max_num_gen_batches must be at least 1: without a limit, a step whose completions \
+                 all get the same reward would never end"
                     .into(),
             );
         }
         if !(self.oversampling >= 1.0 && self.oversampling.is_finite()) {
             return Err(format!(
-                "rollout.dynamic_sampling.oversampling should be at least 1, found {}",
+                "rollout.dynamic_sampling.oversampling must be at least 1, found {}",
                 self.oversampling
             ));
         }
@@ -201,8 +201,8 @@ impl RolloutConfig {
         match (self.quantization, backend) {
             (Some(Quantization::Int8), Backend::Cpu) if sampled.is_half() => {
                 Err(Error::Config(format!(
-                    "rollout.quantization: int8 keeps weights in 8 bits and on the CPU computes in f32, and completions would be \
-                     sampled in {sampled}; leave one of them out"
+                    "rollout.quantization: int8 computes in f32 on the CPU, but completions would be sampled in {sampled}; \
+                     remove one of the two settings"
                 )))
             }
             _ => Ok(()),
@@ -212,14 +212,13 @@ impl RolloutConfig {
     pub(super) fn check(&self, run: Precision) -> Result<(), String> {
         if self.precision(run).width() > run.width() {
             return Err(format!(
-                "rollout.precision: f32 would sample from weights that are {run}: they hold no more digits than that; leave it \
-                 out, or set precision: f32"
+                "rollout.precision: f32 has no effect on {run} weights; remove it, or set precision: f32"
             ));
         }
         if self.max_num_batched_tokens < self.max_num_seqs {
             return Err(format!(
-                "rollout.max_num_batched_tokens ({}) should not be below rollout.max_num_seqs ({}): decoding runs one token of \
-                 each sequence in a forward",
+                "rollout.max_num_batched_tokens ({}) must be at least rollout.max_num_seqs ({}): a decoding step runs one \
+                 token of each sequence",
                 self.max_num_batched_tokens, self.max_num_seqs
             ));
         }
@@ -228,28 +227,27 @@ impl RolloutConfig {
             .filter(|&most| most <= self.prompt_length)
         {
             return Err(format!(
-                "rollout.max_model_len ({most}) should be above rollout.prompt_length ({}), or the longest prompts have no \
+                "rollout.max_model_len ({most}) must be above rollout.prompt_length ({}), or the longest prompts get no \
                  completion",
                 self.prompt_length
             ));
         }
         if !self.enforce_eager {
             return Err(
-                "rollout.enforce_eager: false asks for captured graphs, and the engine has none: every forward is eager; \
-                 leave it out"
+                "rollout.enforce_eager: false requires captured graphs, which are not supported; remove it"
                     .into(),
             );
         }
         match (self.kv_cache_memory_bytes, self.gpu_memory_utilization) {
             (Some(_), Some(_)) => {
                 return Err(
-                    "rollout.kv_cache_memory_bytes and rollout.gpu_memory_utilization both bound the KV cache; give one"
+                    "rollout.kv_cache_memory_bytes and rollout.gpu_memory_utilization both limit the KV cache; set only one"
                         .into(),
                 );
             }
             (None, Some(share)) if !(share > 0.0 && share <= 1.0) => {
                 return Err(format!(
-                    "rollout.gpu_memory_utilization should be above 0 and at most 1, found {share}"
+                    "rollout.gpu_memory_utilization must be above 0 and at most 1, found {share}"
                 ));
             }
             _ => {}

@@ -108,8 +108,7 @@ impl RunConfig {
 
     /// The same run as YAML, complete: every default spelled out.
     pub fn to_yaml(&self) -> Result<String> {
-        serde_saphyr::to_string(self).map_err(|e| {
-            Error::Config(format!("the resolved configuration cannot be written: {e}"))
-        })
+        serde_saphyr::to_string(self)
+            .map_err(|e| Error::Config(format!("cannot write the resolved configuration: {e}")))
     }
 }

@@ -55,22 +55,22 @@ impl SftConfig {
         let bad = |what: &str| Err(Error::Config(format!("{section}{what}")));
         self.optim.check(&format!("{section}.optim"))?;
         if self.steps.is_some() && self.epochs.is_some() {
-            return bad(": steps and epochs both say how long it is; give one");
+            return bad(": steps and epochs are exclusive; set only one");
         }
         if self.batch_size == 0 || self.steps == Some(0) || self.epochs == Some(0) {
-            return bad(": steps, epochs and batch_size should be at least 1");
+            return bad(": steps, epochs and batch_size must be at least 1");
         }
         if self.max_length.is_some_and(|n| n < 2) {
-            return bad(".max_length should be at least 2: a token, and one that it predicts");
+            return bad(".max_length must be at least 2: a token and the next one");
         }
         if self.max_length.is_some() && self.train.is_none() && self.validation.is_none() {
             return bad(
-                ".max_length is for the rows of a file: give train, or remove it (rollout.prompt_length bounds the task's \
+                ".max_length applies to the rows of a file: set train, or remove it (rollout.prompt_length limits the task's \
                  prompts)",
             );
         }
         if !warm_up && self.until_reward.is_some() {
-            return bad(".until_reward: only warmup.sft can end early");
+            return bad(".until_reward: only warmup.sft can stop early");
         }
         if warm_up && self.validation.is_some() {
             return bad(".validation: only `firebrick sft` reports val/loss; remove it");
@@ -84,7 +84,8 @@ impl SftConfig {
             (None, _) => Ok(self.steps.unwrap_or(DEFAULT_STEPS)),
             (Some(epochs), Some(n)) => Ok(epochs * n.div_ceil(self.batch_size as u64)),
             (Some(_), None) => Err(Error::Config(format!(
-                "{section}.epochs counts passes over the examples, and the task's are endless; give {section}.steps"
+                "{section}.epochs counts passes over the examples, but the task generates examples without end; set \
+                 {section}.steps"
             ))),
         }
     }

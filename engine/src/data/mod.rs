@@ -104,7 +104,7 @@ pub fn task_of(config: &RunConfig, mode: Mode) -> Result<Arc<dyn Task>> {
         Some(task) => Ok(Arc::from(task.build(Path::new("."))?)),
         None if mode == Mode::Sft && needs_no_task(config) => Ok(Arc::new(RowsAlone)),
         None => Err(Error::Config(
-            "`task` is missing; give its `kind` (arithmetic or jsonl)".into(),
+            "`task` is missing; set its `kind` (arithmetic or jsonl)".into(),
         )),
     }
 }

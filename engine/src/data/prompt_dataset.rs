@@ -77,13 +77,13 @@ impl PromptDataset {
         }
         if wanted > 0 && dataset.validation.is_empty() {
             return Err(Error::Config(format!(
-                "all {wanted} validation prompts are over rollout.prompt_length = {max_prompt} tokens; raise it"
+                "all {wanted} validation prompts are longer than rollout.prompt_length = {max_prompt} tokens; raise it"
             )));
         }
         let dropped = wanted as usize - dataset.validation.len();
         if dropped > 0 {
             tracing::warn!(
-                "{dropped} of {wanted} validation prompts are over rollout.prompt_length and left out"
+                "skipped {dropped} of {wanted} validation prompts longer than rollout.prompt_length"
             );
         }
         Ok(dataset)
@@ -105,7 +105,8 @@ impl PromptDataset {
         }
         if kept.is_empty() {
             return Err(Error::Config(format!(
-                "all {len} training prompts are over rollout.prompt_length = {} tokens (the shortest has {shortest}); raise it",
+                "all {len} training prompts are longer than rollout.prompt_length = {} tokens (the shortest has {shortest}); \
+                 raise it",
                 self.max_prompt
             )));
         }
@@ -166,7 +167,7 @@ impl PromptDataset {
         let prompt = self.prompt(Split::Train, index)?;
         if prompt.tokens.len() > self.max_prompt {
             return Err(Error::Config(format!(
-                "training prompt {index} has {} tokens, rollout.prompt_length is {}; raise it",
+                "training prompt {index} has {} tokens, but rollout.prompt_length is {}; raise it",
                 prompt.tokens.len(),
                 self.max_prompt
             )));

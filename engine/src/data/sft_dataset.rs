@@ -164,13 +164,13 @@ fn encoded(
     }
     if kept.is_empty() {
         return Err(Error::Config(format!(
-            "{setting}: all {all} rows are over {most} tokens (the shortest has {shortest}); raise max_length (the model's \
-             context is {context})"
+            "{setting}: all {all} rows are longer than {most} tokens (the shortest has {shortest}); raise max_length (the \
+             model's context is {context})"
         )));
     }
     let dropped = all - kept.len();
     if dropped > 0 {
-        tracing::warn!("{dropped} of {all} rows of {setting} are over {most} tokens and left out");
+        tracing::warn!("skipped {dropped} of {all} rows of {setting} longer than {most} tokens");
     }
     Ok((kept, dropped as u64))
 }
@@ -202,12 +202,13 @@ fn sequence(row: &Row, setting: &str, source: &PolicySource) -> Result<Sequence>
         ] => {
             let prompt = source.tokenizer.encode(prompt, true)?;
             if prompt.is_empty() {
-                return Err(row.bad(setting, "its prompt has no token").into());
+                return Err(row.bad(setting, "its prompt has no tokens").into());
             }
             return completed(&prompt, completion, source);
         }
         _ => {
-            let detail = "expected a list of `messages`; or `prompt` and `completion`, both texts or both lists of messages";
+            let detail = "expected `messages` (a list), or `prompt` and `completion` (both strings or both lists of \
+             messages)";
             return Err(row.bad(setting, detail).into());
         }
     };
@@ -219,7 +220,7 @@ fn sequence(row: &Row, setting: &str, source: &PolicySource) -> Result<Sequence>
         .map(|t| t - 1)
         .collect();
     if positions.is_empty() {
-        let detail = "there is nothing to learn: no turn of the assistant, or none with a word";
+        let detail = "there is no assistant turn with text to train on";
         return Err(row.bad(setting, detail).into());
     }
     Ok(Sequence {
@@ -240,8 +241,8 @@ fn completed(prompt: &[u32], completion: &str, source: &PolicySource) -> Result<
 fn solved(prompt: &Prompt, source: &PolicySource) -> Result<Sequence> {
     let Some(solution) = &prompt.example.solution else {
         return Err(Error::Config(format!(
-            "supervised training needs solutions, and the task has none for prompt {:?}; give `solution` in the task's \
-             configuration, or rows to learn from as `sft.train` (`warmup.sft.train`)",
+            "supervised training needs solutions, but the task has none for prompt {:?}; set `solution` in the task's \
+             configuration, or a file of rows as `sft.train` (`warmup.sft.train`)",
             prompt.text
         )));
     };

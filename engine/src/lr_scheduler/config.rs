@@ -104,7 +104,10 @@ impl LrSchedulerConfig {
     /// `base_lr`.
     pub fn build(&self, base_lr: f64, total_steps: u64) -> Result<LrSchedule, LrSchedulerError> {
         if !(base_lr.is_finite() && base_lr > 0.0) {
-            return refuse("lr", format!("expected a rate above 0, found {base_lr}"));
+            return refuse(
+                "lr",
+                format!("expected a learning rate above 0, found {base_lr}"),
+            );
         }
         self.refuse_unused()?;
         let warmup = self.warmup(total_steps)?;
@@ -193,7 +196,7 @@ impl LrSchedulerConfig {
             if set && !used_by.contains(&self.lr_scheduler_type) {
                 let users: Vec<_> = used_by.iter().map(|t| format!("`{}`", t.name())).collect();
                 let detail = format!(
-                    "`{}` has no use for it; remove it, or choose {}",
+                    "`{}` does not use it; remove it, or choose {}",
                     self.lr_scheduler_type.name(),
                     users.join(" or ")
                 );
@@ -216,13 +219,13 @@ impl LrSchedulerConfig {
                     (None, Some(share)) => share,
                     _ => {
                         let detail =
-                            "`cosine_with_min_lr` needs exactly one of it and `min_lr_rate`";
+                            "`cosine_with_min_lr` needs exactly one of `min_lr` and `min_lr_rate`";
                         return refuse("min_lr", detail);
                     }
                 };
                 if !(0.0..=1.0).contains(&floor) {
                     let detail = format!(
-                        "expected a least rate between 0 and the learning rate, found {floor} of it"
+                        "expected a minimum between 0 and the learning rate, found {floor} times it"
                     );
                     return refuse("min_lr", detail);
                 }
@@ -266,8 +269,7 @@ impl LrSchedulerConfig {
                 let left = total.checked_sub(warmup.saturating_add(decay));
                 let Some(stable) = self.num_stable_steps.or(left) else {
                     let detail = format!(
-                        "{warmup} steps of warm-up and {decay} of decay are more than the {total} \
-                         of the run"
+                        "{warmup} warm-up and {decay} decay steps exceed the run's {total} steps"
                     );
                     return refuse("num_decay_steps", detail);
                 };

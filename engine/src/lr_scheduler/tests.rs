@@ -112,7 +112,7 @@ fn a_run_that_is_all_warm_up_divides_by_nothing() {
 fn an_option_that_the_type_would_ignore_is_refused() {
     assert_eq!(
         refused(r#"{"lr_scheduler_type": "linear", "min_lr": 1e-6}"#),
-        "`min_lr`: `linear` has no use for it; remove it, or choose `cosine_with_min_lr`"
+        "`min_lr`: `linear` does not use it; remove it, or choose `cosine_with_min_lr`"
     );
     assert!(refused(r#"{"num_cycles": 2}"#).contains("choose `cosine` or `cosine_with_restarts`"));
 }
@@ -134,7 +134,7 @@ fn settings_that_make_no_sense_say_what_was_expected() {
         ),
         (
             r#"{"lr_scheduler_type": "cosine_with_min_lr", "min_lr": 1}"#,
-            "`min_lr`: expected a least",
+            "`min_lr`: expected a minimum",
         ),
         (
             r#"{"lr_scheduler_type": "polynomial", "lr_end": 1}"#,
@@ -150,7 +150,7 @@ fn settings_that_make_no_sense_say_what_was_expected() {
         ),
         (
             r#"{"lr_scheduler_type": "warmup_stable_decay", "num_decay_steps": 99, "warmup_steps": 2}"#,
-            "`num_decay_steps`: 2 steps of warm-up and 99 of decay are more than the 100",
+            "`num_decay_steps`: 2 warm-up and 99 decay steps exceed the run's 100",
         ),
     ] {
         let found = refused(json);
@@ -160,7 +160,7 @@ fn settings_that_make_no_sense_say_what_was_expected() {
         .build(0.0, 1)
         .expect_err("refused")
         .to_string();
-    assert_eq!(error, "`lr`: expected a rate above 0, found 0");
+    assert_eq!(error, "`lr`: expected a learning rate above 0, found 0");
 }
 
 #[test]

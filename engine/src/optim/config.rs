@@ -52,21 +52,21 @@ impl OptimConfig {
     pub fn check(&self, section: &str) -> Result<()> {
         let bad = |what: &str| Err(Error::Config(format!("{section}.{what}")));
         if !(self.lr.is_finite() && self.lr >= 0.0) {
-            return bad("lr should be 0 or more");
+            return bad("lr must be 0 or above");
         }
         if self.betas.iter().any(|b| !(0.0..1.0).contains(b)) {
-            return bad("betas should be two numbers of at least 0 and below 1");
+            return bad("betas must be two numbers of at least 0 and below 1");
         }
         if !(self.eps > 0.0 && self.weight_decay >= 0.0 && self.weight_decay.is_finite()) {
-            return bad("eps should be above 0 and weight_decay 0 or more");
+            return bad("eps must be above 0 and weight_decay 0 or above");
         }
         if self.clip_grad.is_some_and(|c| c.is_nan() || c <= 0.0) {
-            return bad("clip_grad should be above 0; null turns clipping off");
+            return bad("clip_grad must be above 0, or null for no clipping");
         }
         if let Some(LossScale::Fixed(scale)) = self.loss_scale
             && !(scale.is_finite() && scale > 0.0)
         {
-            return bad("loss_scale should be `dynamic` or a number above 0");
+            return bad("loss_scale must be `dynamic` or a number above 0");
         }
         Ok(())
     }

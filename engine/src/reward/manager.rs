@@ -66,7 +66,7 @@ impl RewardManager {
                 match scores.iter().position(|s| !s.is_finite()) {
                     None => Ok(scores),
                     Some(i) => Err(answers[i].failed(format!(
-                        "reward `{}` scores it {}, and rewards should be finite numbers",
+                        "reward `{}` returned {}; rewards must be finite",
                         model.name(),
                         scores[i]
                     ))),
@@ -123,7 +123,7 @@ impl Answer<'_> {
         match reward {
             Ok(reward) if reward.total.is_finite() => Ok(reward),
             Ok(reward) => Err(self.failed(format!(
-                "it is {}, and rewards should be finite numbers",
+                "the reward is {}; rewards must be finite",
                 reward.total
             ))),
             Err(e) => Err(self.failed(e.to_string())),

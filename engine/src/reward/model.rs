@@ -68,8 +68,8 @@ pub fn architecture(name: &str, config: &RewardModelConfig) -> Result<Arch> {
             name,
             &config.path,
             format!(
-                "{what}; a reward model is a …ForSequenceClassification checkpoint with one label, as TRL's RewardTrainer or \
-                 transformers with num_labels=1 saves it"
+                "{what}; a reward model must be a …ForSequenceClassification checkpoint with one label, as saved by TRL's \
+                 RewardTrainer or transformers with num_labels=1"
             ),
         ))
     };
@@ -78,7 +78,7 @@ pub fn architecture(name: &str, config: &RewardModelConfig) -> Result<Arch> {
     match arch.head {
         HeadKind::Scalar { bias: false } => Ok(arch),
         HeadKind::Scalar { bias: true } => {
-            refused("it is a …ForTokenClassification model, which has a number for every token")
+            refused("it is a …ForTokenClassification model, which scores every token")
         }
         HeadKind::LanguageModel => refused("it is a causal language model and has no score head"),
     }
@@ -140,8 +140,8 @@ impl RewardModel {
         if config.input == RewardInput::Tokens {
             if policy.vocab_size() > arch.vocab_size {
                 return refused(format!(
-                    "`input: tokens` hands it the policy's token ids, of which there are {}, and its embedding has {} rows; use \
-                     `input: text` or `chat`, which encode with its own tokenizer",
+                    "`input: tokens` passes it the policy's token ids, of which there are {}, but its embedding has {} rows; \
+                     use `input: text` or `chat`, which use its own tokenizer",
                     policy.vocab_size(),
                     arch.vocab_size
                 ));
@@ -150,25 +150,26 @@ impl RewardModel {
             return match differing {
                 None => Ok(None),
                 Some((id, [own, other])) => refused(format!(
-                    "`input: tokens` hands it the policy's token ids, and id {id} is {own} to it, {other} to the policy; use \
-                     `input: text` or `chat`, which encode with its own tokenizer"
+                    "`input: tokens` passes it the policy's token ids, but id {id} is {own} to it and {other} to the policy; \
+                     use `input: text` or `chat`, which use its own tokenizer"
                 )),
             };
         }
         let own = own.map_err(|e| {
-            let advice = "without a tokenizer it can only read the policy's ids (`input: tokens`)";
+            let advice = "it has no tokenizer, so only `input: tokens` is possible";
             refusal(name, &config.path, format!("{e}; {advice}"))
         })?;
         if own.vocab_size() > arch.vocab_size {
             return refused(format!(
-                "its tokenizer has {} tokens, its embedding {} rows (vocab_size): the tokenizer is another model's",
+                "its tokenizer has {} tokens, but its embedding has {} rows (vocab_size); does the tokenizer belong to \
+                 another model?",
                 own.vocab_size(),
                 arch.vocab_size
             ));
         }
         if config.input == RewardInput::Chat && !own.has_chat_template() {
             return refused(
-                "`input: chat` needs a chat template, and its tokenizer has none; use `input: text`"
+                "`input: chat` needs a chat template, but its tokenizer has none; use `input: text`"
                     .into(),
             );
         }
@@ -210,16 +211,16 @@ impl RewardModel {
     pub fn refuses(&self, tokens: usize) -> Option<String> {
         let (name, budget) = (&self.name, self.placed.plan.score_tokens);
         if tokens == 0 {
-            Some(format!("reward `{name}` has nothing to read: no token"))
+            Some(format!("reward `{name}` has no tokens to read"))
         } else if tokens > self.context {
             Some(format!(
-                "reward `{name}` reads {tokens} tokens of it, and its context is {} (max_position_embeddings); lower \
+                "reward `{name}` needs {tokens} tokens for it, but its context is {} (max_position_embeddings); lower \
                  rollout.response_length or rollout.prompt_length",
                 self.context
             ))
         } else if tokens > budget {
             Some(format!(
-                "reward `{name}` reads {tokens} tokens of it, and may compute on {budget} at a time; raise its score_tokens (or \
+                "reward `{name}` needs {tokens} tokens for it, but its budget is {budget}; raise its score_tokens (or \
                  memory.score_tokens) to {tokens}"
             ))
         } else {

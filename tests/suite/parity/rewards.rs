@@ -146,7 +146,7 @@ fn scores_do_not_depend_on_the_batch_nor_on_where_weights_wait() {
             }
             assert_eq!(model.refuses(longest), None);
             let refusal = model.refuses(score_tokens + 1).expect("too long");
-            assert!(refusal.contains("tokens of it"), "{refusal}");
+            assert!(refusal.contains("tokens for it"), "{refusal}");
         }
     }
 }
@@ -224,7 +224,7 @@ fn checkpoints_that_are_no_reward_model_are_refused_with_what_to_do() {
         values.path(),
         RewardInput::Auto,
         &own,
-        &["a number for every token", "…ForSequenceClassification"],
+        &["scores every token", "…ForSequenceClassification"],
     );
     let policy = fixtures().join("models").join("qwen2-tied");
     refused(

@@ -204,7 +204,7 @@ fn a_run_goes_on_from_an_adapter_and_takes_its_shape() {
     let args = ["model.arch=null", &path, &from, &more];
     refused(
         &bench.firebrick("train", &[&args[..], &["model.lora.rank=8"]].concat()),
-        &["model.lora.rank is 8", "has 2", "leave the key out"],
+        &["model.lora.rank is 8", "has 2", "remove the key"],
     );
     succeeded(&bench.firebrick("train", &[&args[..], &["trainer.steps=1"]].concat()));
     let saved = bench.read("more/checkpoints/step-000001/model/adapter_config.json");
@@ -225,7 +225,7 @@ fn adapters_that_cannot_be_are_refused() {
     let path = format!("model.path={}", model.display());
     refused(
         &bench.firebrick("train", &["model.lora.rank=2"]),
-        &["model.lora goes with model.path"],
+        &["model.lora requires model.path"],
     );
     for (setting, parts) in [
         (

@@ -222,7 +222,7 @@ fn a_critic_of_another_vocabulary_is_refused() {
     ];
     refused(
         &ppo(&bench, &[&args[..], &[&output(&bench, "other")]].concat()),
-        &["critic.model.path", "both need one tokenizer"],
+        &["critic.model.path", "must use the same tokenizer"],
     );
 }
 
@@ -253,7 +253,7 @@ fn a_critic_that_cannot_serve_the_run_is_refused_with_the_reason() {
         ),
         (
             &["objective={name: grpo}"],
-            &["critic goes with objective: ppo"],
+            &["critic requires objective: ppo"],
         ),
         (
             &[
@@ -261,7 +261,7 @@ fn a_critic_that_cannot_serve_the_run_is_refused_with_the_reason() {
                 "critic=null",
                 "memory.critic.head_rows=3",
             ],
-            &["memory.critic goes with objective: ppo"],
+            &["memory.critic requires objective: ppo"],
         ),
         (
             &["objective={name: grpo, lam: 0.5}", "critic=null"],

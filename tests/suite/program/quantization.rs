@@ -101,16 +101,19 @@ fn where_8_bits_cannot_be_they_are_refused_with_what_can() {
     for (settings, parts) in [
         (
             &["precision=bf16"][..],
-            ["on the CPU computes in f32", "bf16"],
+            ["computes in f32 on the CPU", "bf16"],
         ),
         (
             &["rollout.precision=f16"],
-            ["on the CPU computes in f32", "f16"],
+            ["computes in f32 on the CPU", "f16"],
         ),
     ] {
         let output = bench.firebrick("train", &[&[INT8], settings].concat());
         refused(&output, &parts);
-        refused(&output, &["rollout.quantization", "leave one of them out"]);
+        refused(
+            &output,
+            &["rollout.quantization", "remove one of the two settings"],
+        );
     }
     let output = bench.firebrick("train", &["rollout.quantization=int4"]);
     refused(&output, &["rollout.quantization", "int8"]);

@@ -136,7 +136,7 @@ fn a_completion_that_is_too_long_for_its_judge_ends_the_run_with_what_to_raise()
     let message = stderr(&output);
     for part in [
         "reward `helpful` reads",
-        "may compute on 20",
+        "its budget is 20",
         "raise its score_tokens",
     ] {
         assert!(message.contains(part), "{message}");

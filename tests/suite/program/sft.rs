@@ -96,7 +96,7 @@ fn supervised_settings_that_cannot_work_are_refused() {
         ),
         (
             &["sft.until_reward=0.5"],
-            &["only warmup.sft can end early"],
+            &["only warmup.sft can stop early"],
         ),
         (
             &["warmup.sft.validation=rows.jsonl"],
@@ -111,14 +111,14 @@ fn supervised_settings_that_cannot_work_are_refused() {
     }
     chats(&bench, "steps: 2");
     for (row, part) in [
-        (r#"{"text": "x"}"#, "expected a list of `messages`"),
+        (r#"{"text": "x"}"#, "expected `messages` (a list)"),
         (
             r#"{"prompt": "x", "completion": [{"role": "user", "content": "y"}]}"#,
-            "both texts",
+            "both strings",
         ),
         (
             r#"{"messages": [{"role": "user", "content": "y"}]}"#,
-            "nothing to learn",
+            "no assistant turn with text",
         ),
         (
             r#"{"messages": [{"role": "assistant", "content": "y"}]}"#,

@@ -176,11 +176,11 @@ fn what_would_be_a_critics_own_is_refused_with_the_reason() {
     for (setting, parts) in [
         (
             "memory.critic={train_tokens: 512}",
-            ["memory.critic", "one token budget"],
+            ["memory.critic", "part of the policy"],
         ),
         ("critic.optim={lr: 0.1}", ["critic.optim", "critic.head_lr"]),
         ("critic.warmup=1", ["critic.warmup", "one model"]),
-        (&elsewhere, ["critic.model.path", "another trunk"]),
+        (&elsewhere, ["critic.model.path", "a separate model"]),
         ("critic.vf_coef=0", ["critic.vf_coef", "above 0"]),
         (
             "critic.shared_trunk=false",
