@@ -1,12 +1,8 @@
 //! The `firebrick` program: parses arguments, runs a command, turns errors into exit codes.
-#![allow(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "the program is the only place that prints"
-)]
 
 mod arguments;
 mod commands;
+mod output;
 mod progress;
 mod table;
 
@@ -14,8 +10,10 @@ use arguments::{Arguments, Command};
 use clap::Parser;
 use firebrick::backends::allocator::{CountingAllocator, keep_freed_memory, on_refusal};
 use firebrick::backends::device::panic_message;
+use firebrick::backends::environment::without_display_server;
 use firebrick::engine::config::Mode;
 use firebrick::engine::trainer::Start;
+use output::Stderr;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -42,11 +40,12 @@ fn report_refusal(bytes: usize) {
     let left = rest.len();
     if said.is_ok() {
         let end = line.len() - left;
-        let _ = std::io::stderr().write_all(&line[..end]);
+        let _ = Stderr.write_all(&line[..end]);
     }
 }
 
 fn main() -> ExitCode {
+    without_display_server();
     on_refusal(report_refusal);
     keep_freed_memory();
     let arguments = Arguments::parse();
@@ -54,7 +53,7 @@ fn main() -> ExitCode {
         EnvFilter::try_from_env("FIREBRICK_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| Stderr)
         .without_time()
         .with_target(false)
         .init();
@@ -73,7 +72,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            output::message(&format!("error: {error:#}"));
             ExitCode::from(exit_code(&error))
         }
     }

@@ -1,5 +1,6 @@
 //! Console output of a run: a progress bar in a terminal, plain lines elsewhere, a summary at the end.
 
+use crate::output;
 use crate::table::Table;
 use firebrick::engine::plan::size::Bytes;
 use firebrick::engine::trainer::{Event, Metrics, Observer, Summary};
@@ -29,7 +30,7 @@ impl Progress {
     fn line(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.println(text),
-            None => eprintln!("{text}"),
+            None => output::message(text),
         }
     }
 

@@ -3,10 +3,12 @@
 pub mod accounts;
 pub mod allocator;
 pub mod device;
+pub mod environment;
 pub mod error;
 pub mod host;
 pub mod kernels;
 pub mod memory;
+pub mod out_of_memory;
 pub mod precision;
 pub mod profile;
 #[cfg(any(feature = "cuda", test))]

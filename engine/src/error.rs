@@ -6,21 +6,22 @@ use crate::task::TaskError;
 use firebrick_backends::accounts::{Balance, Home};
 use std::path::PathBuf;
 
-/// Errors of this crate. Every message says what was expected, what was found, where, and what to do.
+/// Errors of this crate. Every message says what was expected, what was found, where, and what to do. A message includes its cause, which
+/// [`source`](std::error::Error::source) therefore does not give again.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The configuration is wrong.
     #[error("config: {0}")]
     Config(String),
     /// A file could not be read or written.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {error}", path.display())]
     Io {
         /// `read`, `write`, `create`, …
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
         /// What the system said.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// The model, its weights or its tokenizer.
     #[error(transparent)]
@@ -30,10 +31,10 @@ pub enum Error {
     Device(#[from] firebrick_backends::Error),
     /// The task or its data.
     #[error("task: {0}")]
-    Task(#[from] TaskError),
+    Task(TaskError),
     /// The learning-rate schedule.
     #[error("optim.lr_scheduler: {0}")]
-    LrScheduler(#[from] LrSchedulerError),
+    LrScheduler(LrSchedulerError),
     /// A completion could not be judged.
     #[error(
         "reward failed at step {step}, draw {draw}, sample {sample}: {reason}\n  prompt: {prompt:?}\n  completion: {completion:?}"
@@ -175,10 +176,10 @@ impl Error {
         path: impl Into<PathBuf>,
     ) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
-        move |source| Self::Io {
+        move |error| Self::Io {
             action,
             path,
-            source,
+            error,
         }
     }
 
@@ -203,6 +204,18 @@ impl Error {
             | Self::PartlyApplied
             | Self::Phase { .. } => false,
         }
+    }
+}
+
+impl From<TaskError> for Error {
+    fn from(error: TaskError) -> Self {
+        Self::Task(error)
+    }
+}
+
+impl From<LrSchedulerError> for Error {
+    fn from(error: LrSchedulerError) -> Self {
+        Self::LrScheduler(error)
     }
 }
 

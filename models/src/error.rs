@@ -2,18 +2,19 @@
 
 use std::path::PathBuf;
 
-/// Errors of this crate. Every message says what was expected, what was found, where, and what to do.
+/// Errors of this crate. Every message says what was expected, what was found, where, and what to do. A message includes its cause, which
+/// [`source`](std::error::Error::source) therefore does not give again.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file could not be read or written.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {error}", path.display())]
     Io {
         /// `read`, `write`, `create`, …
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
         /// The system's error.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// The checkpoint folder does not exist.
     #[error(
@@ -172,10 +173,10 @@ impl Error {
         path: impl Into<PathBuf>,
     ) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
-        move |source| Self::Io {
+        move |error| Self::Io {
             action,
             path,
-            source,
+            error,
         }
     }
 }

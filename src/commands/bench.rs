@@ -1,6 +1,7 @@
 //! `firebrick bench`: where the time of a training step goes.
 
 use crate::arguments::BenchArgs;
+use crate::output;
 use crate::table::Table;
 use anyhow::Context;
 use firebrick::backends::trace::{self, Family, Record};
@@ -135,12 +136,12 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         epochs: epochs as f64,
     };
     let report = report(&collected, &work, &profile);
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+    let text = if args.json {
+        serde_json::to_string_pretty(&report)? + "\n"
     } else {
-        print(&report);
-    }
-    Ok(())
+        tables(&report)
+    };
+    output::print(&text)
 }
 
 /// Parameters that are looked up and not multiplied.
@@ -230,13 +231,13 @@ fn report(collected: &Collected, work: &Work<'_>, profile: &DeviceProfile) -> Re
     }
 }
 
-fn print(report: &Report) {
-    println!(
-        "{}: {} steps after one warm-up step, {:.3} s per step",
-        report.device, report.steps, report.seconds_per_step
-    );
-    println!(
-        "sampling {:.0} tokens/s, update {:.0} tokens/s, model {:.1} GFLOP/s: {:.0} % of the matrix-product rate{}\n",
+fn tables(report: &Report) -> String {
+    let mut text = format!(
+        "{}: {} steps after one warm-up step, {:.3} s per step\n\
+         sampling {:.0} tokens/s, update {:.0} tokens/s, model {:.1} GFLOP/s: {:.0} % of the matrix-product rate{}\n\n",
+        report.device,
+        report.steps,
+        report.seconds_per_step,
         report.generated_tokens_per_second,
         report.updated_tokens_per_second,
         report.model_flops_per_second / 1e9,
@@ -263,11 +264,10 @@ fn print(report: &Report) {
                 rate.map_or_else(String::new, |r| format!("{:.1}", r / 1e9)),
             ]);
         }
-        println!("{}", table.render());
+        text += &table.render();
+        text += "\n";
     }
-    println!(
-        "Own time excludes nested families. Time in no family is spent in the backend's tensor operations."
-    );
+    text + "Own time excludes nested families. Time in no family is spent in the backend's tensor operations.\n"
 }
 
 /// Spans in the Trace Event Format (complete events), which Perfetto and Chrome's trace viewer open.

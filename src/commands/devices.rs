@@ -1,26 +1,34 @@
 //! `firebrick devices`.
 
 use crate::arguments::DevicesArgs;
+use crate::output;
 use crate::table::Table;
 use firebrick::backends::device::{BackendReport, open, probe};
 use firebrick::backends::profile::{self, measure};
 use firebrick::engine::plan::size::Bytes;
 use firebrick::spec::DeviceProfile;
+use std::fmt::Write;
 
 pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
     let reports = probe();
     if args.measure {
         return measure_all(&reports, args.json);
     }
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&reports)?);
-        return Ok(());
-    }
-    println!(
-        "{:<12} {:<36} {:>10} {:>14}  {:<18} NOTE",
+    let text = if args.json {
+        serde_json::to_string_pretty(&reports)? + "\n"
+    } else {
+        table(&reports)
+    };
+    output::print(&text)
+}
+
+/// A line a device, and one for a backend that has none.
+fn table(reports: &[BackendReport]) -> String {
+    let mut text = format!(
+        "{:<12} {:<36} {:>10} {:>14}  {:<18} NOTE\n",
         "DEVICE", "NAME", "MEMORY", "LARGEST TENSOR", "DTYPES"
     );
-    for report in &reports {
+    for report in reports {
         for device in &report.devices {
             let size =
                 |bytes: Option<u64>| bytes.map_or_else(|| "-".into(), |b| Bytes(b).to_string());
@@ -30,7 +38,9 @@ pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
             } else {
                 ""
             };
-            println!(
+            // writing to a string cannot fail
+            let _ = writeln!(
+                text,
                 "{:<12} {:<36} {memory:>10} {largest:>14}  {:<18} {note}",
                 device.device.to_string(),
                 device.name,
@@ -38,7 +48,8 @@ pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
             );
         }
         if let Some(note) = &report.note {
-            println!(
+            let _ = writeln!(
+                text,
                 "{:<12} {:<36} {:>10} {:>14}  {:<18} {note}",
                 report.backend.name(),
                 "-",
@@ -48,7 +59,7 @@ pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
             );
         }
     }
-    Ok(())
+    text
 }
 
 /// Measures every hardware device and saves the results.
@@ -85,13 +96,13 @@ fn measure_all(reports: &[BackendReport], json: bool) -> anyhow::Result<()> {
         ]);
         profiles.push(profile);
     }
-    if json {
-        println!("{}", serde_json::to_string_pretty(&profiles)?);
-        return Ok(());
+    let mut text = if json {
+        serde_json::to_string_pretty(&profiles)? + "\n"
+    } else {
+        table.render()
+    };
+    if let (false, Some(folder)) = (json, folder) {
+        text += &format!("saved in {}\n", folder.display());
     }
-    print!("{}", table.render());
-    if let Some(folder) = folder {
-        println!("saved in {}", folder.display());
-    }
-    Ok(())
+    output::print(&text)
 }

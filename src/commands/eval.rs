@@ -1,6 +1,7 @@
 //! `firebrick eval`.
 
 use crate::arguments::EvalArgs;
+use crate::output;
 use firebrick::engine::config;
 use firebrick::engine::config::LoraSettings;
 use firebrick::engine::trainer::evaluate;
@@ -20,13 +21,13 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
         config.model.lora = Some(LoraSettings::at(adapter.clone()));
     }
     let result = evaluate(&config)?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&result)?);
+    let text = if args.json {
+        serde_json::to_string_pretty(&result)?
     } else {
-        println!(
+        format!(
             "val-core/{}/reward {:.4} over {} prompts",
             result.task, result.reward, result.prompts
-        );
-    }
-    Ok(())
+        )
+    };
+    output::print(&(text + "\n"))
 }

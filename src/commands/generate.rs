@@ -2,6 +2,7 @@
 
 use super::{Loaded, load};
 use crate::arguments::GenerateArgs;
+use crate::output;
 use firebrick::models::generate::{Generator, Request, Sampling};
 use firebrick::models::random::DrawKey;
 use firebrick::models::tokenizer::Message;
@@ -61,9 +62,9 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
                 "prompt": prompt, "sample": sample.sample, "completion": text, "tokens": sample.tokens,
                 "logprobs": sample.logps, "full_logprobs": sample.full_logps, "finish": sample.finish,
             });
-            println!("{line}");
+            output::print(&format!("{line}\n"))?;
         } else {
-            println!("{prompt}{text}");
+            output::print(&format!("{prompt}{text}\n"))?;
         }
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use super::UserError;
 use crate::arguments::PlanArgs;
+use crate::output;
 use crate::table::Table;
 use firebrick::backends::accounts::Category;
 use firebrick::backends::device::Backend;
@@ -16,7 +17,6 @@ use firebrick::engine::plan::planner::Request;
 use firebrick::engine::plan::size::Bytes;
 use firebrick::engine::plan::{PlanReport, Preset};
 use firebrick::spec::Origin;
-use std::io::Write;
 
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let mut config = config::load(&args.config, &args.overrides)?;
@@ -46,7 +46,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
             .map_err(|e| UserError(format!("cannot write {}: {e}", path.display())))?;
     }
     if args.json {
-        return say(&(serde_json::to_string_pretty(&report)? + "\n"));
+        return output::print(&(serde_json::to_string_pretty(&report)? + "\n"));
     }
     let written = args.output.as_ref().map_or_else(String::new, |path| {
         let path = path.display();
@@ -56,7 +56,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
             format!("\nwritten to {path}; run it with `firebrick train ... --plan {path}`\n")
         }
     });
-    say(&format!(
+    output::print(&format!(
         "{}\n{}\n{}\n{}{}{written}",
         heading(&request, &report),
         phases(&report),
@@ -64,14 +64,6 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         groups(&report),
         thumb(&request)?
     ))
-}
-
-/// Prints to stdout. A closed pipe is not an error.
-fn say(text: &str) -> anyhow::Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        written => Ok(written?),
-    }
 }
 
 fn bytes(bytes: u64) -> String {

@@ -83,7 +83,7 @@ impl RunDir {
         let mut text = serde_json::to_string_pretty(value).map_err(|e| Error::Io {
             action: "write",
             path: self.path.join(name),
-            source: e.into(),
+            error: e.into(),
         })?;
         text.push('\n');
         self.write(name, text.as_bytes())

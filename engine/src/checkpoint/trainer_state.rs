@@ -108,7 +108,7 @@ pub fn save(
     let text = serde_json::to_string_pretty(state).map_err(|e| Error::Io {
         action: "write",
         path: dir.join(STATE),
-        source: e.into(),
+        error: e.into(),
     })?;
     let path = dir.join(STATE);
     write_synced(&path, text.as_bytes()).map_err(Error::io("write", &path))?;

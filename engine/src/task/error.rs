@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-/// Errors of tasks and rewards.
+/// Errors of tasks and rewards. A message includes its cause, which [`source`](std::error::Error::source) therefore does not give
+/// again.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
     /// A dataset file could not be read.
     #[error(
-        "cannot read the dataset {} (setting `{setting}`): {source}; \
+        "cannot read the dataset {} (setting `{setting}`): {error}; \
          relative paths in a configuration file are relative to its folder",
         path.display()
     )]
@@ -17,7 +18,7 @@ pub enum TaskError {
         /// The file, resolved.
         path: PathBuf,
         /// What the system said.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// A dataset file has no rows.
     #[error(

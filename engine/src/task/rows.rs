@@ -15,10 +15,10 @@ pub(crate) fn read(
     setting: &'static str,
     limit: Option<u64>,
 ) -> Result<Vec<Row>, TaskError> {
-    let text = std::fs::read_to_string(path).map_err(|source| TaskError::Read {
+    let text = std::fs::read_to_string(path).map_err(|error| TaskError::Read {
         setting,
         path: path.to_owned(),
-        source,
+        error,
     })?;
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let limit = limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));

@@ -9,17 +9,8 @@ use crate::metrics::Phase;
 use crate::plan::planner::{Failure, Fit};
 use crate::{Error, Result};
 use firebrick_backends::device::panic_message;
+use firebrick_backends::out_of_memory::is_out_of_memory;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// What drivers and allocators say when there is no memory left.
-const SIGNS: [&str; 6] = [
-    "out of memory",
-    "outofmemory",
-    "out_of_memory",
-    "memory allocation",
-    "allocation failed",
-    "not enough memory",
-];
 
 /// An error that says, in whatever words, that memory ran out.
 fn out_of_memory(error: Error) -> Result<Box<OutOfMemory>, Error> {
@@ -27,7 +18,7 @@ fn out_of_memory(error: Error) -> Result<Box<OutOfMemory>, Error> {
         Error::OutOfMemory(what) => Ok(what),
         Error::Model(firebrick_models::Error::Device { detail, .. })
         | Error::Device(firebrick_backends::Error::Transfer(detail))
-            if is_sign(&detail) =>
+            if is_out_of_memory(&detail) =>
         {
             Ok(Box::new(OutOfMemory {
                 detail,
@@ -36,11 +27,6 @@ fn out_of_memory(error: Error) -> Result<Box<OutOfMemory>, Error> {
         }
         other => Err(other),
     }
-}
-
-fn is_sign(text: &str) -> bool {
-    let text = text.to_lowercase();
-    SIGNS.iter().any(|sign| text.contains(sign))
 }
 
 impl Trainer {
@@ -62,7 +48,7 @@ impl Trainer {
                 Ok(Err(error)) => error,
                 Err(panic) => {
                     let detail = panic_message(panic.as_ref());
-                    if !is_sign(&detail) {
+                    if !is_out_of_memory(&detail) {
                         std::panic::resume_unwind(panic);
                     }
                     Error::OutOfMemory(Box::new(OutOfMemory {

@@ -14,6 +14,7 @@ mod rollout;
 mod runs;
 mod sft;
 mod shared_trunk;
+mod streams;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -64,12 +65,16 @@ impl Bench {
 
     /// `firebrick COMMAND config.yaml ARGS…`
     pub fn firebrick(&self, command: &str, args: &[&str]) -> Output {
+        self.command(command, args).output().unwrap()
+    }
+
+    /// The same, not started.
+    pub fn command(&self, command: &str, args: &[&str]) -> Command {
         let config = self.path("config.yaml");
         let args = [&[command, config.to_str().unwrap()], args].concat();
-        program(&args)
-            .current_dir(self.dir.path())
-            .output()
-            .unwrap()
+        let mut command = program(&args);
+        command.current_dir(self.dir.path());
+        command
     }
 }
 

@@ -1,0 +1,37 @@
+//! The program's standard streams: results go to stdout, everything else to stderr.
+
+use anyhow::Context;
+use std::io::{ErrorKind, Write};
+
+/// Writes a command's result to stdout. A reader that closes the pipe early (`firebrick plan … | head`) has what it wants, so
+/// that is no error; a full disk is one.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes());
+    match written.and_then(|()| stdout.flush()) {
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write to stdout"),
+    }
+}
+
+/// Writes a line to stderr.
+pub fn message(line: &str) {
+    // one write a line, so that lines of several threads stay whole
+    let _ = Stderr.write_all(format!("{line}\n").as_bytes());
+}
+
+/// Stderr, to which writing always succeeds: a run must not end because nobody reads its progress.
+#[derive(Clone, Copy, Debug)]
+pub struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let _ = std::io::stderr().write_all(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        let _ = std::io::stderr().flush();
+        Ok(())
+    }
+}
