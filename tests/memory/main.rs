@@ -10,6 +10,7 @@ use firebrick::backends::DeviceSpec;
 use firebrick::backends::allocator::CountingAllocator;
 use firebrick::backends::device::open;
 use firebrick::backends::memory::MemoryScope;
+use firebrick::spec::Pool;
 use measure::{error, rows};
 use own_process::in_own_process;
 use std::io::Write;
@@ -17,8 +18,12 @@ use std::io::Write;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// How far a prediction may be from what was counted.
+/// How far a prediction may be from what was counted, as a share of the latter.
 const TOLERANCE: f64 = 0.15;
+
+/// How far it may be besides, in bytes: as many as predictions add for whatever runs. How much matrix products keep for packing
+/// depends on the machine's caches and cores; with two cores 3 MiB and 6 MiB were seen.
+const SCRATCH: u64 = Pool::HEAP.fixed_bytes;
 
 in_own_process!(
     a_scope_counts_before_after_and_the_peak_of_what_it_encloses_and_leaves_the_outer_peak,
@@ -58,7 +63,8 @@ fn predictions_are_within_15_percent_of_what_is_counted() {
                 100.0 * apart
             );
             writeln!(std::io::stderr(), "{line}").expect("writing to stderr");
-            if apart.abs() > TOLERANCE {
+            let allowed = TOLERANCE * phase.measured as f64 + SCRATCH as f64;
+            if phase.predicted.abs_diff(phase.measured) as f64 > allowed {
                 off.push(line);
             }
         }
