@@ -1,7 +1,7 @@
 //! What a checkpoint keeps beside the model: where the run stands, and the optimizer's moments.
 
 use crate::config::Mode;
-use crate::objective::coefficients::AdaptiveCoefficients;
+use crate::objective::AdaptiveCoefficients;
 use crate::optim::{AdamW, Scaler};
 use crate::task::Running;
 use crate::{Error, Result};

@@ -2,7 +2,8 @@
 
 use super::run::RunConfig;
 use super::update::OldLogProbs;
-use crate::objective::advantage::AdvEstimator;
+use crate::objective::advantage::{AdvantageEstimator, GroupEstimator};
+use crate::objective::{Objective, PolicyGradient};
 use crate::{Error, Result};
 
 impl RunConfig {
@@ -66,9 +67,9 @@ impl RunConfig {
             .check()
             .map_err(|e| Error::Config(format!("rollout: {e}")))?;
         self.check_groups()?;
-        self.objective.check().map_err(Error::Config)?;
-        self.check_objective()?;
-        self.check_critic()?;
+        let objective = self.objective.build()?;
+        self.check_objective(&objective)?;
+        self.check_critic(objective.needs().values)?;
         self.memory.check()?;
         self.optim.check("optim")?;
         for (section, sft) in [("warmup.sft", &self.warmup.sft), ("sft", &self.sft)] {
@@ -80,16 +81,22 @@ impl RunConfig {
     }
 
     /// Refuses an objective that the rest of the run cannot serve.
-    fn check_objective(&self) -> Result<()> {
-        let objective = &self.objective;
+    fn check_objective(&self, objective: &PolicyGradient) -> Result<()> {
         let bad = |what: &str| Err(Error::Config(format!("objective: {what}")));
-        if objective.adv_estimator == AdvEstimator::PassAtK && self.rollout.n < 2 {
+        let best_of_two = matches!(
+            objective.advantages().estimator(),
+            Some(AdvantageEstimator::Group {
+                baseline: GroupEstimator::PassAtK { .. },
+                ..
+            })
+        );
+        if best_of_two && self.rollout.n < 2 {
             return bad(
                 "adv_estimator: pass_at_k compares the two best completions of a prompt; set rollout.n to at least 2",
             );
         }
-        let corrects = objective.rollout_is.is_some() || objective.rollout_rs.is_some();
-        if corrects && self.update.old_log_probs == OldLogProbs::Sampler {
+        let compares = objective.compares_sampler_and_trainer();
+        if compares && self.update.old_log_probs == OldLogProbs::Sampler {
             return bad(
                 "rollout_is and rollout_rs compare the trainer's old log-probs with the sampler's; set update.old_log_probs: \
                  trainer",
@@ -99,8 +106,7 @@ impl RunConfig {
     }
 
     /// A critic where the objective has one, and nowhere else.
-    fn check_critic(&self) -> Result<()> {
-        let values = self.objective.needed().values;
+    fn check_critic(&self, values: bool) -> Result<()> {
         match &self.critic {
             Some(critic) if values && critic.shared_trunk && !self.memory.critic.is_empty() => {
                 Err(Error::Config(

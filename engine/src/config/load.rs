@@ -1,7 +1,7 @@
 //! YAML plus `key.path=value` overrides into a [`RunConfig`], with unknown keys refused and the nearest one named.
 
 use super::RunConfig;
-use crate::objective::Algorithm;
+use crate::objective::{Algorithm, Objective};
 use crate::plan::Preset;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
@@ -146,7 +146,7 @@ fn typed(mut root: Map<String, Value>) -> Result<RunConfig> {
             let path = e.path().to_string();
             Error::Config(describe(&path, &e.into_inner().to_string()))
         })?;
-    if config.objective.needed().values {
+    if config.objective.build()?.needs().values {
         config.critic.get_or_insert_default();
     }
     config.check()?;

@@ -19,6 +19,41 @@ pub enum LossAggMode {
     SeqMeanTokenSumNorm,
 }
 
+/// How per-token losses of an optimizer step become one number, with what the mode needs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Aggregation {
+    /// Σ L / Σ tokens.
+    TokenMean,
+    /// Σ of each sequence's sum, over sequences.
+    SeqMeanTokenSum,
+    /// Mean over sequences of each sequence's mean.
+    SeqMeanTokenMean,
+    /// Σ L / scale.
+    SeqMeanTokenSumNorm {
+        /// What the sum is divided by; sequences · longest possible completion where absent (Dr. GRPO, TRL).
+        scale: Option<f64>,
+    },
+}
+
+impl Aggregation {
+    /// Weight of every scored token of an optimizer step: `lengths` are the scored tokens of each of its sequences,
+    /// `max_length` is the longest possible completion.
+    #[must_use]
+    pub fn weights(self, lengths: &[usize], max_length: usize) -> Vec<Vec<f64>> {
+        let mut by = Denominators::new(lengths, max_length);
+        let mode = match self {
+            Self::TokenMean => LossAggMode::TokenMean,
+            Self::SeqMeanTokenSum => LossAggMode::SeqMeanTokenSum,
+            Self::SeqMeanTokenMean => LossAggMode::SeqMeanTokenMean,
+            Self::SeqMeanTokenSumNorm { scale } => {
+                by.scale = scale.unwrap_or(by.sequences * by.scale);
+                LossAggMode::SeqMeanTokenSumNorm
+            }
+        };
+        token_weights(mode, lengths, by)
+    }
+}
+
 /// What token losses are divided by, counted over one whole optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Denominators {
@@ -31,7 +66,7 @@ pub struct Denominators {
 }
 
 impl Denominators {
-    /// verl's, and ours: a sequence without scored tokens does not count; the scale is the longest possible completion.
+    /// verl's, and the default: a sequence without scored tokens does not count; the scale is the longest possible completion.
     #[must_use]
     pub fn new(lengths: &[usize], max_length: usize) -> Self {
         Self {
@@ -52,10 +87,10 @@ impl Denominators {
         }
     }
 
-    /// Those of a step of `micro_batches` micro-batches that all count like this one.
+    /// The denominators of a step of `micro_batches` micro-batches with the same counts as this one.
     ///
-    /// Of `tokens` this is true of no real step: it is TRL's `bnpo`, a mean over the micro-batch's own tokens, which
-    /// makes the loss depend on how the batch was cut. **For comparison with TRL only**; no configuration leads here.
+    /// This reproduces TRL's `bnpo`, a mean over the micro-batch's own tokens, which makes the loss depend on how the batch was
+    /// cut. **For comparison with TRL only**: no configuration uses it.
     #[must_use]
     pub fn repeated(self, micro_batches: usize) -> Self {
         let n = micro_batches as f64;
@@ -67,7 +102,7 @@ impl Denominators {
     }
 }
 
-/// Weight of every scored token of sequences with these numbers of them.
+/// Weight of every scored token; `lengths` are the numbers of scored tokens of each sequence.
 #[must_use]
 pub fn token_weights(mode: LossAggMode, lengths: &[usize], by: Denominators) -> Vec<Vec<f64>> {
     lengths
@@ -104,5 +139,8 @@ mod tests {
         assert!(close(w(LossAggMode::TokenMean)[0][0], 1.0 / 12.0));
         assert!(close(w(LossAggMode::SeqMeanTokenMean)[2][0], 1.0 / 24.0));
         assert!(close(w(LossAggMode::SeqMeanTokenSumNorm)[0][1], 1.0 / 48.0));
+
+        let norm = |scale| Aggregation::SeqMeanTokenSumNorm { scale }.weights(&lengths, 8)[0][0];
+        assert!(close(norm(None), 1.0 / 16.0) && close(norm(Some(5.0)), 1.0 / 5.0));
     }
 }

@@ -1,7 +1,8 @@
 //! Coefficients that follow a measurement from step to step. Checkpoints keep them.
 
-use super::config::ObjectiveConfig;
+use super::entropy::AdaptiveEntropy;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// An objective's coefficients that follow a measurement, as they stand.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
@@ -11,13 +12,15 @@ pub struct AdaptiveCoefficients {
     pub entropy: Option<EntropyCoefficient>,
     /// Coefficient of the KL penalty in the rewards, as the next step takes it.
     pub kl: Option<f64>,
+    /// Coefficients of an objective that is not one of this crate's, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub custom: BTreeMap<String, f64>,
     /// Entropy of the tokens that the bonus of the step at hand acts on, where those are not all.
     #[serde(skip)]
-    pub measured: Option<f64>,
+    pub(super) measured: Option<f64>,
 }
 
-/// An adaptive entropy bonus: a weight that rises while the entropy is at or below its target, and acts then only
-/// (Skywork-OR1, arXiv:2505.22312; TRL's `use_adaptive_entropy`).
+/// The adaptive weight of an entropy bonus, as it stands. It acts only while the entropy is at or below its target.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 pub struct EntropyCoefficient {
     /// The weight now.
@@ -37,12 +40,11 @@ impl EntropyCoefficient {
     }
 
     /// Takes a new measurement and moves the weight by one delta.
-    pub fn update(&mut self, entropy: f64, config: &ObjectiveConfig) {
-        let delta = config.entropy_coef_delta;
-        self.coeff = if entropy <= config.entropy_target {
-            (self.coeff + delta).min(config.entropy_coef_max)
+    pub fn update(&mut self, entropy: f64, by: &AdaptiveEntropy) {
+        self.coeff = if entropy <= by.target {
+            (self.coeff + by.delta).min(by.max)
         } else {
-            (self.coeff - delta).max(config.entropy_coef_min)
+            (self.coeff - by.delta).max(by.min)
         };
         self.measured = Some(entropy);
     }
@@ -50,9 +52,9 @@ impl EntropyCoefficient {
 
 impl AdaptiveCoefficients {
     /// The adaptive weight of the entropy bonus, at its start where there was none.
-    pub fn entropy_of(&mut self, config: &ObjectiveConfig) -> &mut EntropyCoefficient {
+    pub fn entropy_coefficient(&mut self, by: &AdaptiveEntropy) -> &mut EntropyCoefficient {
         self.entropy.get_or_insert(EntropyCoefficient {
-            coeff: config.entropy_coeff,
+            coeff: by.start,
             measured: None,
         })
     }
@@ -64,20 +66,20 @@ mod tests {
 
     #[test]
     fn the_weight_rises_below_the_target_and_acts_there_only() {
-        let config = ObjectiveConfig {
-            use_adaptive_entropy: true,
-            entropy_target: 1.0,
-            entropy_coef_delta: 0.1,
-            entropy_coef_max: 0.25,
-            ..ObjectiveConfig::default()
+        let by = AdaptiveEntropy {
+            start: 0.0,
+            target: 1.0,
+            min: 0.0,
+            max: 0.25,
+            delta: 0.1,
         };
         let mut coefficients = AdaptiveCoefficients::default();
-        let control = coefficients.entropy_of(&config);
+        let control = coefficients.entropy_coefficient(&by);
         assert!(control.applied(1.0).abs() < 1e-12, "nothing is known yet");
         let weights: Vec<f64> = [0.5, 0.5, 0.5, 2.0]
             .iter()
             .map(|&entropy| {
-                control.update(entropy, &config);
+                control.update(entropy, &by);
                 control.applied(1.0)
             })
             .collect();

@@ -1,80 +1,75 @@
-//! Tokens are drawn by a sampler whose log-probs are not quite the trainer's. Corrections weigh the difference (truncated
-//! importance sampling; verl's `rollout_correction`, TRL's `vllm_importance_sampling_mode`); what differs too much is
-//! [left out](super::rejection).
+//! Importance-sampling correction: the sampler's log-probs differ slightly from the trainer's, and weights of the policy loss
+//! correct for it (truncated importance sampling; verl's `rollout_correction`, TRL's `vllm_importance_sampling_mode`).
+//! [Rejection](super::rejection) leaves out what differs too much.
 
 use super::advantage::mean;
-use super::config::ObjectiveConfig;
-use serde::{Deserialize, Serialize};
 
-/// Exponents are held within ± this.
+/// Exponents are clamped to ± this.
 const BOUND: f64 = 20.0;
 
-/// How the policy term is corrected by `w = exp(old − sampler)` (TRL's names; verl's `token` and `sequence` truncate).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RolloutIs {
-    /// A weight a token, bounded by the thresholds.
-    #[serde(alias = "token")]
-    TokenTruncate,
-    /// A weight a token, 0 outside the thresholds.
-    TokenMask,
-    /// The product over the sequence, bounded by the thresholds.
-    #[serde(alias = "sequence")]
-    SequenceTruncate,
-    /// The product over the sequence, 0 outside the thresholds.
-    SequenceMask,
+/// What one weight is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CorrectionLevel {
+    /// Each token: `exp(old − sampler)`.
+    Token,
+    /// The sequence: the product of its tokens' ratios.
+    Sequence,
 }
 
-impl RolloutIs {
-    /// Whether a sequence has one weight.
-    #[must_use]
-    pub fn by_sequence(self) -> bool {
-        matches!(self, Self::SequenceTruncate | Self::SequenceMask)
-    }
-
-    fn masks(self) -> bool {
-        matches!(self, Self::TokenMask | Self::SequenceMask)
-    }
+/// What happens to weights outside the thresholds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CorrectionBound {
+    /// They become the nearest threshold.
+    Truncate,
+    /// They become 0.
+    Mask,
 }
 
-impl ObjectiveConfig {
-    /// Weights of the policy term by token, and what to report of them; `differences` are old − sampler of the scored
+/// Importance-sampling weights of the policy loss, `w = exp(old − sampler)` within thresholds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RolloutCorrection {
+    /// What one weight is for.
+    pub level: CorrectionLevel,
+    /// What happens outside the thresholds.
+    pub bound: CorrectionBound,
+    /// Least weight.
+    pub lower: f64,
+    /// Largest weight.
+    pub upper: f64,
+    /// Whether weights are divided by their mean over the step.
+    pub normalize: bool,
+}
+
+impl RolloutCorrection {
+    /// Weights of the policy loss by token, and what to report of them; `differences` are old − sampler of the scored
     /// tokens by sequence.
     #[must_use]
-    pub fn corrections(
-        &self,
-        kind: RolloutIs,
-        differences: &[Vec<f64>],
-    ) -> (Vec<Vec<f64>>, Vec<(String, f64)>) {
+    pub fn weights(&self, differences: &[Vec<f64>]) -> (Vec<Vec<f64>>, Vec<(String, f64)>) {
         let ratios: Vec<Vec<f64>> = differences
             .iter()
             .map(|own| {
-                if kind.by_sequence() {
+                if self.level == CorrectionLevel::Sequence {
                     let sum: f64 = own.iter().sum();
                     return vec![sum.clamp(-BOUND, BOUND).exp(); own.len()];
                 }
                 own.iter().map(|d| d.clamp(-BOUND, BOUND).exp()).collect()
             })
             .collect();
-        let (lower, upper) = (
-            self.rollout_is_threshold_lower.unwrap_or(0.0),
-            self.rollout_is_threshold,
-        );
-        let bounded = |ratio: &f64| match kind.masks() {
-            true if (lower..=upper).contains(ratio) => *ratio,
-            true => 0.0,
-            false => ratio.clamp(lower, upper),
+        let (lower, upper) = (self.lower, self.upper);
+        let bounded = |ratio: &f64| match self.bound {
+            CorrectionBound::Mask if (lower..=upper).contains(ratio) => *ratio,
+            CorrectionBound::Mask => 0.0,
+            CorrectionBound::Truncate => ratio.clamp(lower, upper),
         };
         let mut weights: Vec<Vec<f64>> = ratios
             .iter()
             .map(|own| own.iter().map(bounded).collect())
             .collect();
         let mut metrics = self.report(&ratios);
-        if self.rollout_is_batch_normalize {
-            let centre = if kind.by_sequence() {
-                mean(&firsts(&weights))
-            } else {
-                mean(&weights.concat())
+        if self.normalize {
+            let centre = match self.level {
+                CorrectionLevel::Sequence => mean(&firsts(&weights)),
+                CorrectionLevel::Token => mean(&weights.concat()),
             };
             let factor = if centre > 1e-8 { centre } else { 1.0 };
             weights.iter_mut().flatten().for_each(|w| *w /= factor);
@@ -89,11 +84,12 @@ impl ObjectiveConfig {
         if all.is_empty() {
             return Vec::new();
         }
-        let upper = self.rollout_is_threshold;
+        let upper = self.upper;
         let share = |test: &dyn Fn(f64) -> bool| {
             all.iter().filter(|r| test(**r)).count() as f64 / all.len() as f64
         };
-        let held: Vec<f64> = all.iter().map(|r| r.clamp(1.0 / upper, upper)).collect();
+        let clamped = all.iter().map(|r| r.max(1.0 / upper).min(upper));
+        let held: Vec<f64> = clamped.collect();
         let centre = mean(&held);
         let squares: Vec<f64> = held.iter().map(|r| (r / centre).powi(2)).collect();
         let variance = mean(&squares) * centre * centre - centre * centre;
@@ -132,23 +128,25 @@ mod tests {
     #[test]
     fn weights_are_bounded_or_left_out_by_token_or_by_sequence() {
         let differences = [vec![4_f64.ln(), 1_f64.ln()], vec![0.25_f64.ln()]];
-        let config = ObjectiveConfig {
-            rollout_is_threshold_lower: Some(0.5),
-            ..ObjectiveConfig::default()
+        let correction = |level, bound| RolloutCorrection {
+            level,
+            bound,
+            lower: 0.5,
+            upper: 2.0,
+            normalize: false,
         };
-        let weights = |kind| config.corrections(kind, &differences).0;
-        close(&weights(RolloutIs::TokenTruncate), &[&[2.0, 1.0], &[0.5]]);
-        close(&weights(RolloutIs::TokenMask), &[&[0.0, 1.0], &[0.0]]);
-        close(
-            &weights(RolloutIs::SequenceTruncate),
-            &[&[2.0, 2.0], &[0.5]],
-        );
-        close(&weights(RolloutIs::SequenceMask), &[&[0.0, 0.0], &[0.0]]);
-        let normal = ObjectiveConfig {
-            rollout_is_batch_normalize: true,
-            ..config
+        let weights = |level, bound| correction(level, bound).weights(&differences).0;
+        use CorrectionBound::{Mask, Truncate};
+        use CorrectionLevel::{Sequence, Token};
+        close(&weights(Token, Truncate), &[&[2.0, 1.0], &[0.5]]);
+        close(&weights(Token, Mask), &[&[0.0, 1.0], &[0.0]]);
+        close(&weights(Sequence, Truncate), &[&[2.0, 2.0], &[0.5]]);
+        close(&weights(Sequence, Mask), &[&[0.0, 0.0], &[0.0]]);
+        let normal = RolloutCorrection {
+            normalize: true,
+            ..correction(Sequence, Truncate)
         };
-        let (weights, metrics) = normal.corrections(RolloutIs::SequenceTruncate, &differences);
+        let (weights, metrics) = normal.weights(&differences);
         close(&weights, &[&[1.6, 1.6], &[0.4]]);
         let factor = metrics.last().expect("a metric");
         assert!(factor.0.ends_with("batch_norm_factor") && (factor.1 - 1.25).abs() < 1e-12);

@@ -1,7 +1,35 @@
-//! The tokens of highest entropy: forks in a text, where most of what is learnt is decided (arXiv:2506.01939).
+//! The entropy bonus, and the selection of the tokens of highest entropy (arXiv:2506.01939).
 
-/// Which tokens of a step have an entropy at or above the quantile 1 − `share` (between two of them: on the line between
-/// their values). The threshold is one of f32 numbers, as scores are.
+/// A bonus for the entropy of the policy's distributions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum EntropyBonus {
+    /// With one weight (verl's `entropy_coeff`).
+    Fixed {
+        /// The weight.
+        coef: f64,
+    },
+    /// With a weight that follows the entropy.
+    Adaptive(AdaptiveEntropy),
+}
+
+/// A weight that moves by `delta` an optimizer step: up while the entropy is at or below its target, down while it is above,
+/// where there is no bonus at all (Skywork-OR1, arXiv:2505.22312; TRL's `use_adaptive_entropy`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdaptiveEntropy {
+    /// The weight that it starts from, between `min` and `max`.
+    pub start: f64,
+    /// Target entropy, in nats.
+    pub target: f64,
+    /// Least weight.
+    pub min: f64,
+    /// Largest weight.
+    pub max: f64,
+    /// Change an optimizer step.
+    pub delta: f64,
+}
+
+/// Which tokens of a step have an entropy at or above the quantile 1 − `share`, linearly interpolated (TRL's
+/// `get_high_entropy_mask`). The threshold is rounded to f32, as scores are.
 #[must_use]
 pub fn high_entropy_mask(entropies: &[f64], share: f64) -> Vec<bool> {
     let mut sorted: Vec<f32> = entropies.iter().map(|&h| h as f32).collect();

@@ -3,8 +3,8 @@
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-/// Which estimator, with d = logp − ref (verl's `kl_loss_type`). With a `+` its value is the estimator's and its gradient
-/// that of k2, the one whose expectation is the gradient of the KL.
+/// An estimator of the KL, with d = logp − ref (verl's `kl_loss_type`). Those with a `+` have the value of the estimator and the
+/// gradient of k2, whose expectation is the gradient of the KL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlType {
@@ -45,6 +45,17 @@ impl KlType {
             }
         }
     }
+}
+
+/// The KL to the reference policy as a term of the loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KlLoss {
+    /// Its weight (verl's `kl_loss_coef`, TRL's `beta`).
+    pub coef: f64,
+    /// Its estimator.
+    pub estimator: KlType,
+    /// Whether each token's estimate is multiplied by its probability ratio (TRL's `use_bias_correction_kl`).
+    pub bias_correction: bool,
 }
 
 /// The estimate for each token, `[tokens]`; differentiable in `logp`.

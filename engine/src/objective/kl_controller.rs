@@ -1,82 +1,66 @@
-//! The coefficient of a KL penalty: fixed, or steered towards a target (arXiv:1909.08593).
+//! A KL penalty in the rewards: its estimator, and its coefficient, fixed or steered towards a target (arXiv:1909.08593).
 
-use serde::{Deserialize, Serialize};
+use super::kl::KlType;
 
-/// Most that one update changes the coefficient by, as a share of `n / horizon`.
+/// The relative error is clamped to ± this.
 const MOST_ERROR: f64 = 0.2;
 
-/// Whether the coefficient moves (verl's `kl_ctrl.type`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum KlControl {
+/// The KL to the reference policy as a penalty in each token's reward (verl's `use_kl_in_reward`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KlInReward {
+    /// Its estimator (verl's `kl_penalty`).
+    pub estimator: KlType,
+    /// Its coefficient (verl's `kl_ctrl`).
+    pub controller: KlController,
+}
+
+/// The coefficient of a KL penalty (verl's `kl_ctrl`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum KlController {
     /// It stays.
-    #[default]
-    Fixed,
+    Fixed {
+        /// The coefficient.
+        coef: f64,
+    },
     /// It follows the measured KL.
-    Adaptive,
+    Adaptive {
+        /// The coefficient that it starts from.
+        start: f64,
+        /// KL of a completion token that it aims at.
+        target: f64,
+        /// Completions over which it can change by a fifth of itself.
+        horizon: f64,
+    },
 }
 
-/// Settings of the controller, under verl's names (`algorithm.kl_ctrl`).
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct KlControlConfig {
-    /// Whether the coefficient moves.
-    #[serde(rename = "type")]
-    pub kind: KlControl,
-    /// The coefficient, or the one it starts from.
-    pub kl_coef: f64,
-    /// KL of a completion token that an adaptive coefficient aims at.
-    pub target_kl: f64,
-    /// Completions over which an adaptive coefficient can change by a fifth of itself.
-    pub horizon: f64,
-}
-
-impl Default for KlControlConfig {
-    fn default() -> Self {
-        Self {
-            kind: KlControl::Fixed,
-            kl_coef: 0.001,
-            target_kl: 0.1,
-            horizon: 10_000.0,
+impl KlController {
+    /// The coefficient of the first step.
+    #[must_use]
+    pub fn start(self) -> f64 {
+        match self {
+            Self::Fixed { coef } => coef,
+            Self::Adaptive { start, .. } => start,
         }
-    }
-}
-
-impl KlControlConfig {
-    /// Refuses settings that make no sense; `section` is where they stand in the config.
-    pub fn check(&self, section: &str) -> Result<(), String> {
-        if !(self.kl_coef.is_finite() && self.kl_coef >= 0.0) {
-            return Err(format!("{section}.kl_coef should be 0 or more"));
-        }
-        let positive = |x: f64| x.is_finite() && x > 0.0;
-        if !positive(self.target_kl) || !positive(self.horizon) {
-            return Err(format!(
-                "{section}: target_kl and horizon should be above 0"
-            ));
-        }
-        if self.kind == KlControl::Adaptive && self.kl_coef == 0.0 {
-            return Err(format!(
-                "{section}.kl_coef is 0, and an adaptive coefficient is multiplied: it would stay 0; start from above 0"
-            ));
-        }
-        Ok(())
     }
 
     /// The coefficient after `n` completions whose mean KL was `current`:
     /// β (1 + clip(KL / target − 1, ±0.2) · n / horizon) where it moves.
     #[must_use]
-    pub fn next(&self, coefficient: f64, current: f64, n: usize) -> f64 {
-        match self.kind {
-            KlControl::Fixed => coefficient,
-            KlControl::Adaptive => {
-                let error = (current / self.target_kl - 1.0).clamp(-MOST_ERROR, MOST_ERROR);
-                coefficient * (1.0 + error * n as f64 / self.horizon)
+    pub fn next(self, coefficient: f64, current: f64, n: usize) -> f64 {
+        match self {
+            Self::Fixed { .. } => coefficient,
+            Self::Adaptive {
+                target, horizon, ..
+            } => {
+                let error = (current / target - 1.0).clamp(-MOST_ERROR, MOST_ERROR);
+                coefficient * (1.0 + error * n as f64 / horizon)
             }
         }
     }
 }
 
-/// Token-level rewards of one completion: its score on the last token, less the KL penalty of every token.
+/// Token-level rewards of one completion (verl's `token_level_rewards`): its score on the last token, less `coefficient` · KL on
+/// every token.
 #[must_use]
 pub fn token_level_rewards(score: f64, kl: &[f64], coefficient: f64) -> Vec<f64> {
     let mut rewards: Vec<f64> = kl.iter().map(|kl| -coefficient * kl).collect();
@@ -92,11 +76,12 @@ mod tests {
 
     #[test]
     fn a_fixed_coefficient_stays_and_an_adaptive_one_goes_towards_its_target() {
-        let fixed = KlControlConfig::default();
+        let fixed = KlController::Fixed { coef: 0.3 };
         assert!((fixed.next(0.3, 9.0, 100) - 0.3).abs() < 1e-15);
-        let adaptive = KlControlConfig {
-            kind: KlControl::Adaptive,
-            ..fixed
+        let adaptive = KlController::Adaptive {
+            start: 0.3,
+            target: 0.1,
+            horizon: 10_000.0,
         };
         assert!(
             adaptive.next(0.3, 9.0, 100) > 0.3,

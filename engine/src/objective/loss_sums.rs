@@ -1,6 +1,6 @@
-//! Numbers that a pass leaves behind: the loss, the objective's metrics, scores by sequence.
+//! Results of a pass: sums of the loss and of the objective's metrics, scores by sequence.
 
-use super::token_loss::{Loss, Metric, Reduce};
+use super::token_loss::{Loss, Metric, Reduction};
 use crate::Result;
 use crate::error::device_error;
 use burn::tensor::Tensor;
@@ -16,7 +16,7 @@ pub struct MicroScores {
     pub values: Vec<Vec<f32>>,
 }
 
-/// Sums that a backward pass leaves behind: the loss and the objective's metrics.
+/// Sums of a backward pass: the loss and the objective's metrics.
 #[derive(Clone, Debug, Default)]
 pub struct LossSums {
     /// Sum of the loss.
@@ -26,7 +26,7 @@ pub struct LossSums {
     /// Sequences with scored tokens.
     pub sequences: usize,
     /// Metric sums, in the order in which the objective reports them.
-    pub metrics: Vec<(&'static str, Reduce, f64)>,
+    pub metrics: Vec<(&'static str, Reduction, f64)>,
 }
 
 impl LossSums {
@@ -35,10 +35,10 @@ impl LossSums {
         self.loss += other.loss;
         self.tokens += other.tokens;
         self.sequences += other.sequences;
-        for &(name, reduce, sum) in &other.metrics {
+        for &(name, reduction, sum) in &other.metrics {
             match self.metrics.iter_mut().find(|(n, ..)| *n == name) {
-                Some((.., total)) => *total = reduce.join(*total, sum),
-                None => self.metrics.push((name, reduce, sum)),
+                Some((.., total)) => *total = reduction.combine(*total, sum),
+                None => self.metrics.push((name, reduction, sum)),
             }
         }
     }
@@ -54,7 +54,7 @@ impl LossSums {
         let (tokens, sequences) = (self.tokens, self.sequences);
         self.metrics
             .iter()
-            .map(move |&(name, reduce, sum)| (name, reduce.value(sum, tokens, sequences)))
+            .map(move |&(name, reduction, sum)| (name, reduction.value(sum, tokens, sequences)))
     }
 }
 
@@ -73,10 +73,12 @@ impl LossAccumulator {
                 let sums = total.clone() + values.clone();
                 let both = metrics.iter().enumerate().fold(sums, |sums, (i, metric)| {
                     let [a, b] = [&total, &values].map(|t| t.clone().narrow(0, i, 1));
-                    let own = match metric.reduce {
-                        Reduce::Least => a.min_pair(b),
-                        Reduce::Largest => a.max_pair(b),
-                        _ => return sums,
+                    let own = match metric.reduction {
+                        Reduction::Min => a.min_pair(b),
+                        Reduction::Max => a.max_pair(b),
+                        Reduction::Sum | Reduction::TokenMean | Reduction::SequenceMean => {
+                            return sums;
+                        }
                     };
                     sums.slice_assign(i..=i, own)
                 });
@@ -100,7 +102,7 @@ impl LossAccumulator {
             metrics: metrics
                 .iter()
                 .zip(&values)
-                .map(|(m, &v)| (m.name, m.reduce, v))
+                .map(|(m, &v)| (m.name, m.reduction, v))
                 .collect(),
         })
     }

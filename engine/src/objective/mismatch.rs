@@ -1,11 +1,11 @@
 //! Mismatch of sampler and trainer: how far apart their probabilities of the same tokens are, measured in the update's own
 //! forward where no other pass computes them.
 
-use super::token_loss::{Loss, Metric, Reduce, Scores, TokenInputs, TokenLoss};
+use super::token_loss::{Loss, Metric, Reduction, Scores, TokenInputs, TokenLoss};
 
-/// Largest difference between the sampler's and the trainer's probability of a token.
+/// Metric: the largest difference between the sampler's and the trainer's probability of a token.
 pub const DIFF_MAX: &str = "training/rollout_probs_diff_max";
-/// The mean one.
+/// Metric: the mean difference.
 pub const DIFF_MEAN: &str = "training/rollout_probs_diff_mean";
 
 /// A loss that also reports how far the probabilities it is given are from the old ones, which are the sampler's. This measures
@@ -21,12 +21,12 @@ impl TokenLoss for MismatchMetrics<'_> {
             let difference = (found - old.clone().exp()).abs();
             loss.metrics.push(Metric {
                 name: DIFF_MAX,
-                reduce: Reduce::Largest,
+                reduction: Reduction::Max,
                 sum: difference.clone().max(),
             });
             loss.metrics.push(Metric {
                 name: DIFF_MEAN,
-                reduce: Reduce::TokenMean,
+                reduction: Reduction::TokenMean,
                 sum: difference.sum(),
             });
         }

@@ -1,36 +1,38 @@
 //! Rewards into advantages, per-token scores into a loss.
 //!
-//! Advantages are computed on plain slices, losses on vectors of token scores: an objective never sees a model. The
-//! policy-gradient family is one composition, [`ObjectiveConfig`]: an advantage estimator, a policy loss, what it is
-//! multiplied by, a KL term, an entropy bonus, and how tokens add up. Its [algorithms](Algorithm) are names for settings of it.
+//! Advantages are computed on plain slices, losses on vectors of token scores: an objective never sees a model. The trainer
+//! knows the trait [`Objective`]. This crate implements it once: [`PolicyGradient`] composes an advantage estimator, a policy
+//! loss, masks and corrections, KL terms, an entropy bonus, and an aggregation. [`ObjectiveConfig`] has its flat settings, as
+//! configuration files write them, and [`Algorithm`] the names of algorithms, which stand for settings.
 
 pub mod advantage;
 pub mod aggregate;
-mod algorithm;
-mod check;
 pub mod coefficients;
-mod compute_advantages;
-mod config;
 pub mod correction;
 pub mod entropy;
 pub mod kl;
 pub mod kl_controller;
-mod loss;
 mod loss_sums;
 pub mod mismatch;
 pub mod policy;
-mod prepare;
-mod presets;
+mod policy_gradient;
 pub mod rejection;
 mod sequence_reduction;
+mod settings;
 pub mod sft;
 mod token_loss;
 mod traits;
 pub mod value;
 
-pub use algorithm::Algorithm;
-pub use config::ObjectiveConfig;
+pub use coefficients::AdaptiveCoefficients;
 pub(crate) use loss_sums::{LossAccumulator, split_by_sequence};
 pub use loss_sums::{LossSums, MicroScores};
-pub use token_loss::{Loss, Metric, Reduce, Scores, TokenInputs, TokenLoss};
+pub use policy_gradient::{Advantages, PolicyGradient};
+pub use sequence_reduction::SequenceReduction;
+pub use settings::{
+    AdvEstimator, Algorithm, KlControl, KlControlConfig, MultiObjectiveAggregation,
+    ObjectiveConfig, PolicyLossMode, RejectionCriteria, RejectionThreshold, RejectionThresholds,
+    RolloutIs,
+};
+pub use token_loss::{Loss, Metric, Reduction, Scores, TokenInputs, TokenLoss};
 pub use traits::{Needs, Objective, OptimizerStep};

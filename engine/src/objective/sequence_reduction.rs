@@ -1,8 +1,11 @@
-//! Sums over the sequences of a micro-batch, and back to their tokens.
+//! Sums and means over the sequences of a micro-batch, and back to their tokens.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-/// Where the sequences of `[tokens]` vectors begin and end. Sequences without tokens are left out.
+/// Reduces `[tokens]` vectors by sequence, for losses that look at whole sequences: build it from [`TokenInputs::lengths`].
+/// Sequences without tokens are left out.
+///
+/// [`TokenInputs::lengths`]: super::TokenInputs::lengths
 #[derive(Clone, Debug)]
 pub struct SequenceReduction {
     /// For every sequence, padded to the longest: its tokens' places; the number of tokens where it has no more.
@@ -61,7 +64,7 @@ impl SequenceReduction {
 
     /// A number of each sequence for all of its tokens: `[sequences]` to `[tokens]`.
     #[must_use]
-    pub fn spread(&self, values: Tensor<1>) -> Tensor<1> {
+    pub fn broadcast(&self, values: Tensor<1>) -> Tensor<1> {
         values.select(0, self.owners.clone())
     }
 }

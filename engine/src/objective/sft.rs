@@ -1,6 +1,6 @@
 //! Supervised fine-tuning: the weighted negative log-likelihood of the demonstration's tokens.
 
-use super::token_loss::{Loss, Scores, TokenInputs, TokenLoss, token_mean, weighted};
+use super::token_loss::{Loss, Metric, Scores, TokenInputs, TokenLoss};
 
 /// −Σ weight · logp.
 #[derive(Clone, Copy, Debug, Default)]
@@ -10,8 +10,8 @@ impl TokenLoss for Nll {
     fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss {
         let nll = scores.logp.clone().neg() * inputs.weight.clone();
         let metrics = vec![
-            weighted("train/loss", nll.clone()),
-            token_mean("train/entropy", scores.entropy.clone()),
+            Metric::weighted_sum("train/loss", nll.clone()),
+            Metric::token_mean("train/entropy", scores.entropy.clone()),
         ];
         Loss {
             total: nll.sum(),

@@ -1,4 +1,4 @@
-//! Losses of tokens: what they see, what they return, and the trait they implement.
+//! Per-token losses: their inputs, their results, and the trait [`TokenLoss`].
 
 use burn::tensor::Tensor;
 
@@ -11,33 +11,33 @@ pub struct Scores {
     pub entropy: Tensor<1>,
 }
 
-/// What is known of the same tokens, `[tokens]` each, without graph.
+/// The other inputs of the same tokens, `[tokens]` each, detached.
 #[derive(Clone, Debug)]
 pub struct TokenInputs {
     /// Mask and normaliser in one: the loss is the sum of weight · per-token loss.
     pub weight: Tensor<1>,
     /// Advantage.
     pub advantage: Tensor<1>,
-    /// Log-prob under the policy that the rollouts are credited to; the current one's own (detached) where absent.
+    /// Log-prob under the policy that the update starts from; the current one's own (detached) where absent.
     pub old_logp: Option<Tensor<1>>,
     /// Log-prob under the reference policy.
     pub ref_logp: Option<Tensor<1>>,
     /// Log-prob under the distribution that the token was drawn from, for losses that look at it.
     pub sampler_logp: Option<Tensor<1>>,
-    /// Importance-sampling correction of the policy term, and of it alone; 1 where absent.
+    /// Importance-sampling correction of the policy loss only; 1 where absent.
     pub correction: Option<Tensor<1>>,
-    /// 1 for tokens that the policy term keeps, 0 for the others; all are kept where absent.
+    /// 1 for tokens that the policy loss keeps, 0 for the others; all are kept where absent.
     pub keep: Option<Tensor<1>>,
     /// 1 for tokens that the objective has chosen out of the whole optimizer step; none where absent.
     pub chosen: Option<Tensor<1>>,
-    /// Weight of the token's entropy in the loss, the coefficient in it; no bonus where absent.
+    /// Weight of the token's entropy in the loss, with the coefficient included; no bonus where absent.
     pub bonus: Option<Tensor<1>>,
     /// Tokens of each sequence, in order; empty for a chunk, which may begin and end inside one.
     pub lengths: Vec<usize>,
 }
 
 impl TokenInputs {
-    /// Tokens of whole sequences with a weight and an advantage, and nothing else known of them.
+    /// Whole sequences with a weight and an advantage for each token, and no other inputs.
     #[must_use]
     pub fn new(weight: Tensor<1>, advantage: Tensor<1>, lengths: Vec<usize>) -> Self {
         Self {
@@ -74,39 +74,39 @@ impl TokenInputs {
     }
 }
 
-/// How a metric's sums become its value.
+/// How a metric's numbers of chunks and micro-batches become its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reduce {
+pub enum Reduction {
     /// The sum over an optimizer step: it was weighted like the loss.
     Sum,
     /// The mean over scored tokens.
     TokenMean,
     /// The mean over sequences that have scored tokens. Of losses that look at whole sequences.
     SequenceMean,
-    /// The least of the sequences' or tokens'.
-    Least,
-    /// The largest of the sequences' or tokens'.
-    Largest,
+    /// The minimum over sequences or tokens.
+    Min,
+    /// The maximum over sequences or tokens.
+    Max,
 }
 
-impl Reduce {
+impl Reduction {
     /// Two micro-batches' numbers as one.
     #[must_use]
-    pub fn join(self, a: f64, b: f64) -> f64 {
+    pub fn combine(self, a: f64, b: f64) -> f64 {
         match self {
             Self::Sum | Self::TokenMean | Self::SequenceMean => a + b,
-            Self::Least => a.min(b),
-            Self::Largest => a.max(b),
+            Self::Min => a.min(b),
+            Self::Max => a.max(b),
         }
     }
 
-    /// The value of a number that is joined over so many tokens and sequences.
+    /// The value of a number that is combined over so many tokens and sequences.
     #[must_use]
-    pub fn value(self, joined: f64, tokens: usize, sequences: usize) -> f64 {
+    pub fn value(self, combined: f64, tokens: usize, sequences: usize) -> f64 {
         match self {
-            Self::Sum | Self::Least | Self::Largest => joined,
-            Self::TokenMean => joined / tokens.max(1) as f64,
-            Self::SequenceMean => joined / sequences.max(1) as f64,
+            Self::Sum | Self::Min | Self::Max => combined,
+            Self::TokenMean => combined / tokens.max(1) as f64,
+            Self::SequenceMean => combined / sequences.max(1) as f64,
         }
     }
 }
@@ -114,12 +114,34 @@ impl Reduce {
 /// A number that the loss reports, as a sum over the chunk: `[1]`.
 #[derive(Clone, Debug)]
 pub struct Metric {
-    /// verl's name.
+    /// Its name, by convention verl's where verl has it.
     pub name: &'static str,
     /// How sums become the value.
-    pub reduce: Reduce,
-    /// Sum over the chunk; the least or largest number where that is asked for.
+    pub reduction: Reduction,
+    /// Sum over the chunk; its minimum or maximum where the reduction is one.
     pub sum: Tensor<1>,
+}
+
+impl Metric {
+    /// The mean of `values` over scored tokens, `[tokens]`.
+    #[must_use]
+    pub fn token_mean(name: &'static str, values: Tensor<1>) -> Self {
+        Self {
+            name,
+            reduction: Reduction::TokenMean,
+            sum: values.inner().sum(),
+        }
+    }
+
+    /// The sum of `values` over an optimizer step, `[tokens]`; they are weighted like the loss.
+    #[must_use]
+    pub fn weighted_sum(name: &'static str, values: Tensor<1>) -> Self {
+        Self {
+            name,
+            reduction: Reduction::Sum,
+            sum: values.inner().sum(),
+        }
+    }
 }
 
 /// Loss of a chunk.
@@ -127,35 +149,20 @@ pub struct Metric {
 pub struct Loss {
     /// `[1]`, part of the graph.
     pub total: Tensor<1>,
-    /// What to report, off the graph.
+    /// What to report, detached.
     pub metrics: Vec<Metric>,
 }
 
-/// A per-token loss with fixed weights, so that chunks and micro-batches add up to the same loss however they were cut.
+/// A per-token loss. Its token weights are fixed before the first backward, so chunks and micro-batches add up to the same loss
+/// however the batch was cut.
 pub trait TokenLoss {
     /// The loss of a chunk; of whole sequences where it does not separate over tokens.
     fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss;
 
-    /// Whether the loss is a sum over tokens of terms that know nothing of each other, so that any chunk can be
-    /// differentiated by itself. A loss that looks at whole sequences says no, gets a micro-batch at a time, and finds
-    /// the sequences in [`TokenInputs::lengths`].
+    /// Whether the loss is a sum of independent terms, one a token, so that any chunk can be differentiated by itself. A loss
+    /// that looks at whole sequences returns `false`: it is called with one micro-batch at a time, and finds the sequences in
+    /// [`TokenInputs::lengths`].
     fn separates(&self) -> bool {
         true
-    }
-}
-
-pub(crate) fn token_mean(name: &'static str, values: Tensor<1>) -> Metric {
-    Metric {
-        name,
-        reduce: Reduce::TokenMean,
-        sum: values.inner().sum(),
-    }
-}
-
-pub(crate) fn weighted(name: &'static str, values: Tensor<1>) -> Metric {
-    Metric {
-        name,
-        reduce: Reduce::Sum,
-        sum: values.inner().sum(),
     }
 }

@@ -1,15 +1,15 @@
 //! The clipped value loss of PPO (arXiv:1707.06347), per token, and how well a critic predicts returns.
 
 use super::advantage::Whitening;
-use super::token_loss::{Loss, token_mean, weighted};
+use super::token_loss::{Loss, Metric};
 use burn::tensor::Tensor;
 
-/// What is known of a critic's scored tokens, `[tokens]` each, without graph.
+/// Inputs of the value loss, `[tokens]` each, detached.
 #[derive(Clone, Debug)]
 pub struct ValueInputs {
     /// Mask and normaliser in one: the loss is the sum of weight · per-token loss.
     pub weight: Tensor<1>,
-    /// What the token turned out to be worth.
+    /// The returns: advantages plus values (GAE).
     pub returns: Tensor<1>,
     /// The value before the update.
     pub old: Tensor<1>,
@@ -43,7 +43,7 @@ impl ValueLoss {
             let apart = v - inputs.returns.clone();
             apart.clone() * apart
         };
-        // bounds and not a clamped difference: a value inside them stays the same number
+        // clamped by bounds, not by difference, so that a value within them stays bit-identical
         let (low, high) = (
             inputs.old.clone() - self.clip_range,
             inputs.old.clone() + self.clip_range,
@@ -53,9 +53,9 @@ impl ValueLoss {
         let held = clipped.clone().greater(plain.clone()).float();
         let loss = plain.max_pair(clipped) * 0.5 * inputs.weight.clone();
         let metrics = vec![
-            weighted("critic/vf_loss", loss.clone()),
-            token_mean("critic/vf_clipfrac", held),
-            token_mean("critic/vpred_mean", values.clone()),
+            Metric::weighted_sum("critic/vf_loss", loss.clone()),
+            Metric::token_mean("critic/vf_clipfrac", held),
+            Metric::token_mean("critic/vpred_mean", values.clone()),
         ];
         Loss {
             total: loss.sum(),
@@ -64,8 +64,8 @@ impl ValueLoss {
     }
 }
 
-/// Share of the returns' variance that values explain: 1 − var(R − V) / (var(R) + 1e-5), as verl reports it. 1 is a perfect
-/// critic, 0 one that knows no more than a constant.
+/// Share of the returns' variance that values explain: 1 − var(R − V) / (var(R) + 1e-5), as verl reports it. 1 for a
+/// perfect critic, 0 for a constant.
 #[must_use]
 pub fn explained_variance(values: &[f64], returns: &[f64]) -> f64 {
     let variance = |x: &[f64]| Whitening::of(x.iter().copied()).variance();

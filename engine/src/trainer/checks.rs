@@ -2,7 +2,7 @@
 
 use crate::config::Mode;
 use crate::config::{RunConfig, SftConfig};
-use crate::objective::advantage::MultiObjectiveAggregation;
+use crate::objective::Advantages;
 use crate::optim::OptimConfig;
 use crate::plan::{ModelPlan, MomentKind, Plan};
 use crate::reward::architecture;
@@ -23,8 +23,8 @@ pub(super) fn check_rewards(config: &RunConfig, task: &dyn Task) -> Result<()> {
     for (name, model) in rewards.models() {
         architecture(name, model)?;
     }
-    let by_part =
-        config.objective.multi_objective_aggregation == MultiObjectiveAggregation::NormalizeThenSum;
+    let objective = config.objective.build()?;
+    let by_part = matches!(objective.advantages(), Advantages::NormalizeThenSum { .. });
     if by_part && rewards.shapes() {
         return Err(Error::Config(
             "objective.multi_objective_aggregation: normalize_then_sum normalises every reward in its group, whatever `normalize` and `clip` of a reward say; remove those, or use sum_then_normalize"

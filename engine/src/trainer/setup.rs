@@ -65,7 +65,7 @@ impl Trainer {
             source.check_lengths(&config)?;
         }
         check_rewards(&config, task.as_ref())?;
-        let objective: Arc<dyn Objective> = Arc::new(config.objective.clone());
+        let objective: Arc<dyn Objective> = Arc::new(config.objective.build()?);
         // with adapters the reference is the policy itself, with them off
         let compares =
             mode == Mode::Rl && objective.needs().reference && config.model.lora.is_none();

@@ -10,7 +10,7 @@ use firebrick_engine::executor::{Residency, Runtime};
 use firebrick_engine::learner::{Learner, train_cut};
 use firebrick_engine::objective::kl::KlType;
 use firebrick_engine::objective::{
-    Loss, LossSums, ObjectiveConfig, Scores, TokenInputs, TokenLoss,
+    Loss, LossSums, ObjectiveConfig, PolicyGradient, Scores, TokenInputs, TokenLoss,
 };
 use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::plan::{Keep, Layout, MemoryConfig, ModelPlan, Segment};
@@ -41,7 +41,7 @@ pub(super) fn models() -> Vec<(Model, Vec<Sequence>)> {
 const ENTROPY: f64 = 0.02;
 
 /// Every term of the loss at work: clipping on both sides, dual clip, KL, entropy bonus.
-pub(super) fn objective() -> ObjectiveConfig {
+pub(super) fn objective() -> PolicyGradient {
     ObjectiveConfig {
         clip_ratio_c: Some(1.5),
         kl_loss_coef: 0.05,
@@ -49,6 +49,8 @@ pub(super) fn objective() -> ObjectiveConfig {
         entropy_coeff: ENTROPY,
         ..ObjectiveConfig::default()
     }
+    .build()
+    .expect("an objective")
 }
 
 /// The golden rows; the first tokens of each are a prompt and not scored. Weights and advantages differ by token, and

@@ -6,8 +6,9 @@ use crate::support::model::Model;
 use crate::support::tolerance::F32_ELSEWHERE;
 use crate::support::{assert_close, assert_gradient, checked, fixtures};
 use burn::tensor::Device;
-use firebrick_engine::objective::coefficients::AdaptiveCoefficients;
-use firebrick_engine::objective::{Algorithm, Objective, OptimizerStep, TokenLoss};
+use firebrick_engine::objective::{
+    AdaptiveCoefficients, Algorithm, Objective, OptimizerStep, TokenLoss,
+};
 
 on_devices! {
     every_algorithm_has_the_loss_and_gradients_of_the_cpu,
@@ -18,9 +19,10 @@ fn every_algorithm_has_the_loss_and_gradients_of_the_cpu(device: &Device) {
     let on_cpu = Model::load(&here.dir);
     let start = rollouts(&on_cpu, 0);
     for algorithm in Algorithm::ALL {
-        let mut objective = algorithm.settings();
-        objective.entropy_coeff = 0.01;
-        objective.kl_loss_coef = 0.05;
+        let mut settings = algorithm.settings();
+        settings.entropy_coeff = 0.01;
+        settings.kl_loss_coef = 0.05;
+        let objective = settings.build().expect("an objective");
         let mut sequences = start.clone();
         let scores = on_cpu.score(&on_cpu.plain(64), 1.0, &sequences);
         objective.prepare(

@@ -50,7 +50,9 @@ fn curve(model: &Model, batches: &[Vec<Sequence>]) -> Vec<[f64; 2]> {
     let objective = ObjectiveConfig {
         kl_loss_coef: 0.1,
         ..ObjectiveConfig::default()
-    };
+    }
+    .build()
+    .expect("an objective");
     let optim = OptimConfig {
         lr: 3e-4,
         eps: 1e-5,

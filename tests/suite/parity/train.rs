@@ -8,7 +8,7 @@ use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_we
 use firebrick_engine::objective::kl::KlType;
 use firebrick_engine::objective::policy::ImportanceSamplingLevel;
 use firebrick_engine::objective::sft::Nll;
-use firebrick_engine::objective::{LossSums, ObjectiveConfig, TokenLoss};
+use firebrick_engine::objective::{LossSums, ObjectiveConfig, PolicyGradient, TokenLoss};
 use firebrick_engine::optim::{AdamW, OptimConfig};
 use firebrick_engine::sequence::Sequence;
 use serde::Deserialize;
@@ -234,7 +234,7 @@ fn grpo_run(golden: &Grpo, run: &GrpoRun) -> usize {
 }
 
 /// The objective and the batch of a run.
-fn grpo_step(golden: &Grpo, run: &GrpoRun, hyper: &GrpoHyper) -> (ObjectiveConfig, Vec<Sequence>) {
+fn grpo_step(golden: &Grpo, run: &GrpoRun, hyper: &GrpoHyper) -> (PolicyGradient, Vec<Sequence>) {
     let inputs = &golden.inputs;
     let mode = match hyper.loss_type.as_str() {
         "grpo" => LossAggMode::SeqMeanTokenMean,
@@ -251,7 +251,9 @@ fn grpo_step(golden: &Grpo, run: &GrpoRun, hyper: &GrpoHyper) -> (ObjectiveConfi
         kl_loss_coef: hyper.beta,
         kl_loss_type: KlType::K3,
         ..ObjectiveConfig::default()
-    };
+    }
+    .build()
+    .expect("an objective");
     let real = |ids: &[u32], mask: &[u8]| -> Vec<u32> {
         let pairs = ids.iter().zip(mask).filter(|(_, m)| **m == 1);
         pairs.map(|(&id, _)| id).collect()

@@ -1,86 +1,101 @@
 //! Which estimator turns rewards into advantages.
 
-use super::groups::normalized;
+use super::gae::{Gae, gae};
+use super::gpg::gpg;
+use super::groups::{ScaleRewards, normalized};
+use super::grpo::grpo;
 use super::inputs::AdvantageInputs;
-use super::{
-    gae, gpg, grpo, opo, pass_at_k, reinforce_plus_plus, reinforce_plus_plus_baseline, remax, rloo,
-    rloo_vectorized,
-};
-use crate::objective::config::ObjectiveConfig;
-use serde::{Deserialize, Serialize};
+use super::opo::opo;
+use super::pass_at_k::pass_at_k;
+use super::reinforce_plus_plus::{reinforce_plus_plus, reinforce_plus_plus_baseline};
+use super::remax::remax;
+use super::rloo::{rloo, rloo_vectorized};
 
-/// How rewards become advantages (verl's `adv_estimator`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AdvEstimator {
-    /// Less the group's mean, over its standard deviation.
-    Grpo,
-    /// Less the mean of the group's others. A group of one keeps its reward.
+/// How rewards become advantages.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum AdvantageEstimator {
+    /// One advantage a completion, by comparison with the other completions of its prompt.
+    Group {
+        /// What they are compared by.
+        baseline: GroupEstimator,
+        /// Normalises the advantages over the step: less their mean, over their standard deviation plus this (TRL's RLOO).
+        normalize: Option<f64>,
+    },
+    /// Returns by token, normalised over the step (arXiv:2501.03262).
+    ReinforcePlusPlus {
+        /// Discount a token.
+        gamma: f64,
+    },
+    /// The reward less the group's mean, normalised over the step.
+    ReinforcePlusPlusBaseline,
+    /// Returns by token less the reward of the greedy completion (arXiv:2310.10505).
+    Remax,
+    /// By a critic, normalised over the step (PPO, arXiv:1707.06347).
+    Gae(Gae),
+}
+
+/// How completions of one prompt are compared.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GroupEstimator {
+    /// Less the group's mean, over a standard deviation (arXiv:2402.03300).
+    Grpo {
+        /// Which standard deviation.
+        scale: ScaleRewards,
+        /// Added to it.
+        eps: f64,
+    },
+    /// Less the mean of the group's others (arXiv:2402.14740). A group of one keeps its reward.
     Rloo,
     /// The same; a group of one has no advantage.
     RlooVectorized,
-    /// Returns by token, normalised over the step.
-    ReinforcePlusPlus,
-    /// Less the group's mean, normalised over the step.
-    ReinforcePlusPlusBaseline,
-    /// Returns by token less the reward of the greedy completion.
-    Remax,
-    /// Less the group's mean weighted by length.
+    /// Less the group's mean weighted by length (arXiv:2505.23585).
     Opo,
-    /// The lead of the group's best, for the best alone (verl's `grpo_passk`).
-    #[serde(alias = "grpo_passk")]
-    PassAtK,
-    /// Less the group's mean, times the step's completions over those with a reward.
+    /// The lead of the group's best, for the best alone (arXiv:2503.19595).
+    PassAtK {
+        /// Which standard deviation it is divided by.
+        scale: ScaleRewards,
+        /// Added to it.
+        eps: f64,
+    },
+    /// Less the group's mean, times the step's completions over those with a reward (arXiv:2504.02546).
     Gpg,
-    /// By a critic: generalised advantage estimation, normalised over the step (PPO).
-    Gae,
 }
 
-impl AdvEstimator {
-    /// Whether completions of one prompt are compared, so that a group needs at least two.
+impl AdvantageEstimator {
+    /// The advantage of every token.
     #[must_use]
-    pub fn compares_a_group(self) -> bool {
-        !matches!(self, Self::ReinforcePlusPlus | Self::Remax | Self::Gae)
+    pub fn advantages(self, inputs: AdvantageInputs<'_>) -> Vec<Vec<f64>> {
+        match self {
+            Self::Group {
+                baseline,
+                normalize,
+            } => {
+                let advantages = baseline.advantages(inputs);
+                match normalize {
+                    Some(eps) => inputs.expand(&normalized(&advantages, eps)),
+                    None => inputs.expand(&advantages),
+                }
+            }
+            Self::ReinforcePlusPlus { gamma } => reinforce_plus_plus(inputs, gamma),
+            Self::ReinforcePlusPlusBaseline => reinforce_plus_plus_baseline(inputs),
+            Self::Remax => remax(inputs),
+            Self::Gae(by) => gae(inputs, by),
+        }
     }
+}
 
-    /// Whether it normalises over the step by itself.
+impl GroupEstimator {
+    /// The advantage of every completion.
     #[must_use]
-    pub fn whitens(self) -> bool {
-        matches!(
-            self,
-            Self::ReinforcePlusPlus | Self::ReinforcePlusPlusBaseline | Self::Gae
-        )
+    pub fn advantages(self, inputs: AdvantageInputs<'_>) -> Vec<f64> {
+        let (rewards, groups) = (inputs.sequence_rewards(), inputs.groups);
+        match self {
+            Self::Grpo { scale, eps } => grpo(&rewards, groups, scale, eps),
+            Self::Rloo => rloo(&rewards, groups),
+            Self::RlooVectorized => rloo_vectorized(&rewards, groups),
+            Self::Opo => opo(&rewards, groups, &inputs.lengths()),
+            Self::PassAtK { scale, eps } => pass_at_k(&rewards, groups, scale, eps),
+            Self::Gpg => gpg(&rewards, groups),
+        }
     }
-}
-
-/// What happens to several rewards (TRL's `multi_objective_aggregation`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MultiObjectiveAggregation {
-    /// Their weighted sum is one reward.
-    SumThenNormalize,
-    /// Each is normalised in its group, their weighted sum over the step (GDPO, arXiv:2601.05242).
-    NormalizeThenSum,
-}
-
-/// Advantages of every token under an objective's settings.
-#[must_use]
-pub fn estimate(config: &ObjectiveConfig, outcomes: AdvantageInputs<'_>) -> Vec<Vec<f64>> {
-    let (totals, groups) = (outcomes.sequence_rewards(), outcomes.groups);
-    let by_completion = match config.adv_estimator {
-        AdvEstimator::ReinforcePlusPlus => return reinforce_plus_plus(outcomes, config.gamma),
-        AdvEstimator::ReinforcePlusPlusBaseline => return reinforce_plus_plus_baseline(outcomes),
-        AdvEstimator::Gae => return gae(outcomes, config.gae()),
-        AdvEstimator::Remax => return remax(outcomes),
-        AdvEstimator::Grpo => grpo(&totals, groups, config.scale_rewards, config.adv_eps),
-        AdvEstimator::Rloo => rloo(&totals, groups),
-        AdvEstimator::RlooVectorized => rloo_vectorized(&totals, groups),
-        AdvEstimator::Opo => opo(&totals, groups, &outcomes.lengths()),
-        AdvEstimator::PassAtK => pass_at_k(&totals, groups, config.scale_rewards, config.adv_eps),
-        AdvEstimator::Gpg => gpg(&totals, groups),
-    };
-    if config.normalize_advantages {
-        return outcomes.expand(&normalized(&by_completion, config.adv_eps));
-    }
-    outcomes.expand(&by_completion)
 }

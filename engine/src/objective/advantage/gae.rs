@@ -6,16 +6,16 @@ use super::whitening::Whitening;
 /// Discount and decay of the estimator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gae {
-    /// γ: what a reward one token later is worth.
+    /// γ: discount of a reward one token later.
     pub gamma: f64,
-    /// λ: 0 trusts the critic's next value alone, 1 the rewards alone.
+    /// λ: 0 looks no further than the critic's next value, 1 at all rewards to the end.
     pub lam: f64,
 }
 
 impl Gae {
     /// Advantages and returns of one sequence. From the last token back, `δ_t = r_t + γ V_{t+1} − V_t` and
-    /// `A_t = δ_t + γλ A_{t+1}`; the returns are A + V. A token outside the mask hands on what stands behind it: its own
-    /// reward, value and advantage count for nobody.
+    /// `A_t = δ_t + γλ A_{t+1}`; the returns are A + V. A token outside the mask is
+    /// skipped: its reward and value change nothing, and it takes the advantage of the next token.
     ///
     /// All slices are as long as the sequence.
     #[must_use]
@@ -35,7 +35,7 @@ impl Gae {
     }
 }
 
-/// What each token turned out to be worth less its value, estimated backwards and normalised over the step's scored tokens.
+/// The advantage of every token, whitened over the step's scored tokens.
 #[must_use]
 pub fn gae(outcomes: AdvantageInputs<'_>, by: Gae) -> Vec<Vec<f64>> {
     let all = outcomes.rewards.iter().zip(outcomes.values);

@@ -1,4 +1,4 @@
-//! GPG: the group's mean as baseline, and more weight for a step in which few completions earn anything (arXiv:2504.02546).
+//! GPG: the group's mean as baseline, and more weight for a step in which few completions have a reward (arXiv:2504.02546).
 
 use super::groups::{group_members, mean};
 

@@ -1,8 +1,8 @@
-//! Completions of one prompt: their statistics, and what deviations are divided by.
+//! Groups, the completions of one prompt, and their statistics.
 
 use serde::{Deserialize, Serialize};
 
-/// Whether and over what a reward's deviation is divided by its standard deviation (Bessel-corrected).
+/// Which standard deviation (Bessel-corrected) a reward's deviation from the mean is divided by (TRL's `scale_rewards`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScaleRewards {
@@ -14,7 +14,7 @@ pub enum ScaleRewards {
     None,
 }
 
-/// Less their mean, over their standard deviation.
+/// The values less their mean, over their standard deviation plus `eps`.
 #[must_use]
 pub fn normalized(values: &[f64], eps: f64) -> Vec<f64> {
     let (centre, spread) = (mean(values), std(values));
@@ -24,7 +24,7 @@ pub fn normalized(values: &[f64], eps: f64) -> Vec<f64> {
         .collect()
 }
 
-/// Share of groups whose rewards are all equal: they teach nothing (`frac_reward_zero_std`).
+/// Share of groups whose rewards are all equal: their advantages are 0 (TRL's `frac_reward_zero_std`).
 #[must_use]
 pub fn frac_reward_zero_std(rewards: &[f64], groups: &[u64]) -> f64 {
     let all = group_members(groups);

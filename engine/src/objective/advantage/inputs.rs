@@ -1,17 +1,17 @@
 //! What advantages are computed from.
 
-/// Judged completions of a step, one entry each.
+/// What is known of the completions of a step, one entry each.
 #[derive(Clone, Copy, Debug)]
 pub struct AdvantageInputs<'a> {
     /// Reward of every token.
     pub rewards: &'a [Vec<f64>],
     /// Which tokens are scored.
     pub masks: &'a [Vec<bool>],
-    /// The group it belongs to.
+    /// The group each belongs to: completions of one prompt.
     pub groups: &'a [u64],
-    /// Reward of the greedy completion of its prompt, where there is one.
+    /// Reward of the greedy completion of its prompt; empty without one.
     pub baselines: &'a [f64],
-    /// A critic's value of every token, where there is one.
+    /// A critic's value of every token; empty without a critic.
     pub values: &'a [Vec<f64>],
 }
 
@@ -22,14 +22,14 @@ impl AdvantageInputs<'_> {
         self.rewards.iter().map(|own| own.iter().sum()).collect()
     }
 
-    /// Scored tokens of each.
+    /// Number of scored tokens of each.
     #[must_use]
     pub fn lengths(&self) -> Vec<usize> {
         let scored = |mask: &Vec<bool>| mask.iter().filter(|m| **m).count();
         self.masks.iter().map(scored).collect()
     }
 
-    /// A number of each completion for all of its tokens.
+    /// One number a completion, repeated for each of its tokens.
     #[must_use]
     pub fn expand(&self, values: &[f64]) -> Vec<Vec<f64>> {
         let of = |(mask, value): (&Vec<bool>, &f64)| vec![*value; mask.len()];

@@ -1,4 +1,4 @@
-//! Rewards into advantages, on plain slices: an estimator a page.
+//! Advantage estimators, on plain slices: one file each.
 
 mod estimator;
 mod gae;
@@ -14,7 +14,7 @@ mod remax;
 mod rloo;
 mod whitening;
 
-pub use estimator::{AdvEstimator, MultiObjectiveAggregation, estimate};
+pub use estimator::{AdvantageEstimator, GroupEstimator};
 pub use gae::{Gae, gae};
 pub use gpg::gpg;
 pub use groups::{ScaleRewards, frac_reward_zero_std, normalized};
@@ -28,7 +28,7 @@ pub use remax::remax;
 pub use rloo::{rloo, rloo_vectorized};
 pub use whitening::Whitening;
 
-pub(crate) use groups::mean;
+pub(in crate::objective) use groups::mean;
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! Several rewards, each normalised by itself (GDPO, arXiv:2601.05242), so that one with a wide range does not drown others.
+//! Several rewards, each normalised by itself (GDPO, arXiv:2601.05242), so that one with a wide range does not outweigh the others.
 
 use super::groups::{group_members, mean, std};
 

@@ -1,4 +1,4 @@
-//! Pass@k: what the best of a group adds over the second best is credited to the best alone (arXiv:2503.19595).
+//! Pass@k: the best of a group has an advantage, its lead over the second best; the others have none (arXiv:2503.19595).
 
 use super::groups::{ScaleRewards, group_members, std};
 

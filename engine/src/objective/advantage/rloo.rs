@@ -8,7 +8,7 @@ pub fn rloo(rewards: &[f64], groups: &[u64]) -> Vec<f64> {
     leave_one_out(rewards, groups, |reward| reward)
 }
 
-/// The same, and a group of one has no advantage (verl's `rloo_vectorized`).
+/// Like [`rloo`], but a group of one has no advantage (verl's `rloo_vectorized`).
 #[must_use]
 pub fn rloo_vectorized(rewards: &[f64], groups: &[u64]) -> Vec<f64> {
     leave_one_out(rewards, groups, |_| 0.0)

@@ -3,7 +3,7 @@
 /// Added to the variance before its root is taken (verl).
 const WHITEN_EPS: f64 = 1e-8;
 
-/// Mean and Bessel-corrected variance of what it was made from.
+/// The mean and Bessel-corrected variance of a set of values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Whitening {
     mean: f64,
@@ -11,7 +11,7 @@ pub struct Whitening {
 }
 
 impl Whitening {
-    /// Of the values that are scored; of fewer than two the variance is 0.
+    /// The statistics of these values. The variance of fewer than two is 0.
     #[must_use]
     pub fn of(scored: impl Iterator<Item = f64> + Clone) -> Self {
         let n = scored.clone().count() as f64;

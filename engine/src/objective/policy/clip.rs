@@ -1,30 +1,28 @@
 //! The clipped policy-gradient loss of PPO (arXiv:1707.06347), with clip-higher and dual clip.
 
 use super::terms::{PolicyTerms, Ratios};
-use crate::objective::token_loss::{Metric, Reduce};
+use crate::objective::token_loss::{Metric, Reduction};
 use burn::tensor::Tensor;
 
 /// Where the probability ratio is clipped.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Clip {
+pub struct ClipRange {
     /// ε below 1 (verl's `clip_ratio_low`).
     pub low: f64,
     /// ε above 1; larger than `low` is DAPO's clip-higher (verl's `clip_ratio_high`).
     pub high: f64,
-    /// Dual clip (arXiv:1912.09729): with a negative advantage the loss is at most −A·c (verl's `clip_ratio_c`, TRL's `delta`).
-    pub dual: Option<f64>,
 }
 
-/// `max(−A r, −A clip(r, 1 − low, 1 + high))`, and `min(that, −A c)` where A < 0.
-pub(super) fn clip(clip: Clip, ratios: &Ratios<'_>) -> PolicyTerms {
+/// `max(−A r, −A clip(r, 1 − low, 1 + high))`, and with a dual clip c `min(that, −A c)` where A < 0.
+pub(super) fn clip(range: ClipRange, dual: Option<f64>, ratios: &Ratios<'_>) -> PolicyTerms {
     let advantage = ratios.inputs.advantage.clone();
     let ratio = ratios.log_ratio.clone().exp();
     let minus_a = advantage.clone().neg();
     let plain = minus_a.clone() * ratio.clone();
-    let bounded = minus_a.clone() * ratio.clamp(1.0 - clip.low, 1.0 + clip.high);
+    let bounded = minus_a.clone() * ratio.clamp(1.0 - range.low, 1.0 + range.high);
     let clipped = bounded.clone().greater(plain.clone()).float();
     let outer = plain.max_pair(bounded);
-    let (loss, clipped_lower) = match clip.dual {
+    let (loss, clipped_lower) = match dual {
         None => (outer, clipped.zeros_like()),
         Some(c) => {
             let ceiling = minus_a * c;
@@ -54,18 +52,22 @@ fn shares(ratios: &Ratios<'_>, clipped: &Tensor<1>) -> Vec<Metric> {
         ratios.mean("clip_ratio/high_mean", high.clone()),
         ratios.mean("clip_ratio/region_mean", clipped),
     ];
-    if let Some(segments) = ratios.segments {
-        let of_sequences = |name, reduce, sum| Metric { name, reduce, sum };
+    if let Some(sequences) = ratios.sequences {
+        let of_sequences = |name, reduction, sum| Metric {
+            name,
+            reduction,
+            sum,
+        };
         metrics.extend([
             of_sequences(
                 "clip_ratio/low_min",
-                Reduce::Least,
-                segments.mean(low).min(),
+                Reduction::Min,
+                sequences.mean(low).min(),
             ),
             of_sequences(
                 "clip_ratio/high_max",
-                Reduce::Largest,
-                segments.mean(high).max(),
+                Reduction::Max,
+                sequences.mean(high).max(),
             ),
         ]);
     }

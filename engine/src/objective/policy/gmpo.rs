@@ -1,17 +1,17 @@
 //! GMPO (arXiv:2507.20673): the geometric mean of a sequence's ratios, clipped token by token before it is taken.
 
-use super::clip::Clip;
+use super::clip::ClipRange;
 use super::terms::{PolicyTerms, Ratios};
 
 /// `−A · exp(mean_t d_t)` for every token of a sequence, with `d = logp − old` bounded above by `high` where A > 0 and below
 /// by `−low` where A < 0, and A the mean of the sequence's advantages.
-pub(super) fn gmpo(clip: Clip, ratios: &Ratios<'_>) -> PolicyTerms {
+pub(super) fn gmpo(range: ClipRange, ratios: &Ratios<'_>) -> PolicyTerms {
     let Ratios {
         difference, inputs, ..
     } = ratios;
-    let segments = ratios.segments();
+    let sequences = ratios.sequences();
     let sign = inputs.advantage.clone().sign();
-    let bounded = difference.clone().clamp(-clip.low, clip.high);
+    let bounded = difference.clone().clamp(-range.low, range.high);
     let outside = bounded
         .clone()
         .inner()
@@ -19,14 +19,14 @@ pub(super) fn gmpo(clip: Clip, ratios: &Ratios<'_>) -> PolicyTerms {
         .float();
     // the smaller of both times the sign: one side only
     let held = (difference.clone() * sign.clone()).min_pair(bounded * sign.clone()) * sign.clone();
-    let mut exponent = segments.mean(held).clamp(-20.0, 20.0);
+    let mut exponent = sequences.mean(held).clamp(-20.0, 20.0);
     if let Some(correction) = &inputs.correction {
         // the correction of the sequence is the geometric mean of its tokens'
-        exponent = exponent + segments.mean((correction.clone() + 1e-10).log());
+        exponent = exponent + sequences.mean((correction.clone() + 1e-10).log());
     }
-    let advantage = segments.mean(inputs.advantage.clone());
+    let advantage = sequences.mean(inputs.advantage.clone());
     PolicyTerms {
-        loss: segments.spread(exponent.exp() * advantage.neg()),
+        loss: sequences.broadcast(exponent.exp() * advantage.neg()),
         clipped: outside.clone() * sign.clone().greater_elem(0.0).float(),
         clipped_lower: outside * sign.lower_elem(0.0).float(),
         metrics: Vec::new(),

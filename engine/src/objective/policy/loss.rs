@@ -1,75 +1,132 @@
-//! Which policy loss is minimised.
+//! The policy losses as one type.
 
+use super::cispo::cispo;
+use super::clip::{ClipRange, clip};
+use super::cov::{ClipCov, KlCov, clip_cov, kl_cov};
+use super::gmpo::gmpo;
+use super::reinforce::reinforce;
+use super::sapo::sapo;
 use super::terms::{ImportanceSamplingLevel, PolicyTerms, Ratios};
-use super::{cispo, clip, cov, gmpo, reinforce, sapo, vespo};
-use crate::objective::config::ObjectiveConfig;
-use crate::objective::sequence_reduction::SequenceReduction;
+use super::vespo::{Vespo, vespo};
 use burn::tensor::Tensor;
-use serde::{Deserialize, Serialize};
 
-/// The policy term (verl's `loss_mode`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
+/// The policy loss of every token, with its settings.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PolicyLoss {
-    /// PPO's clipped ratio, with clip-higher and dual clip.
-    #[serde(alias = "vanilla")]
-    Clip,
-    /// The clipped ratio as a constant weight of the log-prob.
-    Cispo,
-    /// A sigmoid of the ratio.
-    Sapo,
-    /// The geometric mean of the ratios of a sequence.
-    #[serde(alias = "gmpo")]
-    GeoMean,
+    /// PPO's clipped ratio (arXiv:1707.06347).
+    Clip {
+        /// What the ratio is of.
+        level: ImportanceSamplingLevel,
+        /// Where it is clipped.
+        range: ClipRange,
+        /// Dual clip (arXiv:1912.09729): with a negative advantage the loss is at most −A·c (verl's `clip_ratio_c`, TRL's
+        /// `delta`).
+        dual: Option<f64>,
+    },
+    /// The clipped ratio as a constant weight of the log-prob (arXiv:2506.13585).
+    Cispo {
+        /// What the ratio is of.
+        level: ImportanceSamplingLevel,
+        /// Where it is clipped.
+        range: ClipRange,
+    },
+    /// A sigmoid gate of the ratio (arXiv:2511.20347).
+    Sapo {
+        /// What the ratio is of.
+        level: ImportanceSamplingLevel,
+        /// Temperature where the advantage is positive.
+        tau_pos: f64,
+        /// Temperature elsewhere.
+        tau_neg: f64,
+    },
+    /// The geometric mean of a sequence's ratios (arXiv:2507.20673).
+    GeoMean {
+        /// Where the log of each token's ratio is clipped.
+        range: ClipRange,
+    },
     /// The log-prob itself.
-    #[serde(alias = "gpg")]
     Reinforce,
-    /// A KL penalty on the tokens of largest covariance.
-    KlCov,
-    /// Some tokens of large covariance left out.
-    ClipCov,
-    /// A smooth weight of the ratio of whole sequences.
-    Vespo,
+    /// A KL penalty on the tokens of largest covariance (arXiv:2505.22617).
+    KlCov(KlCov),
+    /// Some tokens of large covariance left out (arXiv:2505.22617).
+    ClipCov(ClipCov),
+    /// A smooth weight of the ratio of whole sequences (arXiv:2602.10693).
+    Vespo(Vespo),
 }
 
-impl ObjectiveConfig {
-    /// Whether the policy term looks at whole sequences.
-    pub(in crate::objective) fn looks_at_sequences(&self) -> bool {
-        self.importance_sampling_level != ImportanceSamplingLevel::Token
-            || matches!(self.policy_loss, PolicyLoss::GeoMean | PolicyLoss::Vespo)
-            || self.off_policy_mask_threshold.is_some()
-    }
-
-    /// The log of the probability ratio at the configured level, for every token; differentiable.
-    pub(in crate::objective) fn log_ratio(
-        &self,
-        difference: Tensor<1>,
-        segments: Option<&SequenceReduction>,
-    ) -> Tensor<1> {
-        let log_ratio = match (self.importance_sampling_level, segments) {
-            (ImportanceSamplingLevel::Token, _) | (_, None) => difference,
-            (ImportanceSamplingLevel::Sequence, Some(s)) => s.spread(s.mean(difference)),
-            (ImportanceSamplingLevel::SequenceProduct, Some(s)) => s.spread(s.sum(difference)),
-            (ImportanceSamplingLevel::SequenceToken, Some(s)) => {
-                let mean = s.spread(s.mean(difference.clone().inner()));
-                let own = difference.clone().inner();
-                difference + (mean - own)
+impl PolicyLoss {
+    /// What the probability ratio is of.
+    pub(in crate::objective) fn level(&self) -> ImportanceSamplingLevel {
+        match *self {
+            Self::Clip { level, .. } | Self::Cispo { level, .. } | Self::Sapo { level, .. } => {
+                level
             }
-        };
-        log_ratio.clamp(-20.0, 20.0)
+            Self::GeoMean { .. }
+            | Self::Reinforce
+            | Self::KlCov(_)
+            | Self::ClipCov(_)
+            | Self::Vespo(_) => ImportanceSamplingLevel::Token,
+        }
     }
 
-    /// The policy term of every token.
-    pub(in crate::objective) fn policy_terms(&self, ratios: &Ratios<'_>) -> PolicyTerms {
-        match self.policy_loss {
-            PolicyLoss::Clip => clip::clip(self.clip(), ratios),
-            PolicyLoss::Cispo => cispo::cispo(self.clip(), ratios),
-            PolicyLoss::Sapo => sapo::sapo(self.tau_pos, self.tau_neg, ratios),
-            PolicyLoss::GeoMean => gmpo::gmpo(self.clip(), ratios),
-            PolicyLoss::Reinforce => reinforce::reinforce(ratios),
-            PolicyLoss::KlCov => cov::kl_cov(self.ppo_kl_coef, ratios),
-            PolicyLoss::ClipCov => cov::clip_cov(self.clip(), ratios),
-            PolicyLoss::Vespo => vespo::vespo(self, ratios),
+    /// Whether it needs to know where sequences begin and end.
+    pub(in crate::objective) fn looks_at_sequences(&self) -> bool {
+        self.level() != ImportanceSamplingLevel::Token || self.takes_corrections()
+    }
+
+    /// Whether it takes the importance-sampling correction into its own terms, so that they are not multiplied by it.
+    pub(in crate::objective) fn takes_corrections(&self) -> bool {
+        match self {
+            Self::GeoMean { .. } | Self::Vespo(_) => true,
+            Self::Clip { .. }
+            | Self::Cispo { .. }
+            | Self::Sapo { .. }
+            | Self::Reinforce
+            | Self::KlCov(_)
+            | Self::ClipCov(_) => false,
+        }
+    }
+
+    /// Whether it acts on tokens that are chosen out of a whole optimizer step.
+    pub(in crate::objective) fn chooses_tokens(&self) -> bool {
+        match self {
+            Self::KlCov(_) | Self::ClipCov(_) => true,
+            Self::Clip { .. }
+            | Self::Cispo { .. }
+            | Self::Sapo { .. }
+            | Self::GeoMean { .. }
+            | Self::Reinforce
+            | Self::Vespo(_) => false,
+        }
+    }
+
+    /// The estimate of the KL between the old and the current policy that the loss reports, `[tokens]`, from logp − old.
+    pub(in crate::objective) fn ppo_kl(&self, difference: Tensor<1>) -> Tensor<1> {
+        match self {
+            Self::KlCov(_) => difference.abs(),
+            Self::Clip { .. }
+            | Self::Cispo { .. }
+            | Self::Sapo { .. }
+            | Self::GeoMean { .. }
+            | Self::Reinforce
+            | Self::ClipCov(_)
+            | Self::Vespo(_) => difference.neg(),
+        }
+    }
+
+    /// The loss of every token.
+    pub(in crate::objective) fn terms(&self, ratios: &Ratios<'_>) -> PolicyTerms {
+        match *self {
+            Self::Clip { range, dual, .. } => clip(range, dual, ratios),
+            Self::Cispo { range, .. } => cispo(range, ratios),
+            Self::Sapo {
+                tau_pos, tau_neg, ..
+            } => sapo(tau_pos, tau_neg, ratios),
+            Self::GeoMean { range } => gmpo(range, ratios),
+            Self::Reinforce => reinforce(ratios),
+            Self::KlCov(by) => kl_cov(by.coefficient, ratios),
+            Self::ClipCov(by) => clip_cov(by.range, ratios),
+            Self::Vespo(by) => vespo(by, ratios),
         }
     }
 }

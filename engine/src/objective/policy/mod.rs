@@ -1,4 +1,4 @@
-//! Policy losses per token: what is minimised, before weights, corrections and masks. A loss a page.
+//! Policy losses per token, before weights, corrections and masks: one file each.
 
 mod cispo;
 mod clip;
@@ -10,8 +10,10 @@ mod sapo;
 mod terms;
 mod vespo;
 
-pub use clip::Clip;
+pub use clip::ClipRange;
+pub use cov::{ClipCov, KlCov};
 pub use loss::PolicyLoss;
 pub use terms::{ImportanceSamplingLevel, PolicyTerms};
+pub use vespo::Vespo;
 
 pub(super) use terms::Ratios;

@@ -1,7 +1,7 @@
 //! What a policy loss sees of the tokens, and what it returns.
 
 use crate::objective::sequence_reduction::SequenceReduction;
-use crate::objective::token_loss::{Metric, Reduce, TokenInputs, token_mean};
+use crate::objective::token_loss::{Metric, Reduction, TokenInputs};
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
@@ -19,39 +19,39 @@ pub enum ImportanceSamplingLevel {
     SequenceProduct,
 }
 
-/// Per-token loss and what happened, `[tokens]` each.
+/// A policy loss and what was clipped, `[tokens]` each.
 #[derive(Clone, Debug)]
 pub struct PolicyTerms {
-    /// To be minimised.
+    /// The loss.
     pub loss: Tensor<1>,
     /// 1 where the ratio was clipped.
     pub clipped: Tensor<1>,
-    /// 1 where the loss was held back on the other side: by the dual clip, or by GMPO's clip of negative advantages.
+    /// 1 where the dual clip, or GMPO's clip of negative advantages, bounded the loss.
     pub clipped_lower: Tensor<1>,
-    /// What the loss reports of its own.
+    /// Metrics of this loss alone.
     pub metrics: Vec<Metric>,
 }
 
-/// What a policy term looks at, `[tokens]` each.
+/// What a policy loss looks at, `[tokens]` each.
 pub(in crate::objective) struct Ratios<'a> {
     /// Log-prob under the current policy.
     pub logp: Tensor<1>,
     /// logp − old, token by token.
     pub difference: Tensor<1>,
-    /// Its exponent at the configured level, clamped to ±20.
+    /// The log of the ratio at the configured level, clamped to ±20.
     pub log_ratio: Tensor<1>,
-    /// What is known of the tokens.
+    /// The tokens' inputs.
     pub inputs: &'a TokenInputs,
     /// Where sequences begin and end, for losses that do not separate.
-    pub segments: Option<&'a SequenceReduction>,
+    pub sequences: Option<&'a SequenceReduction>,
     /// What the ratio is of.
     pub level: ImportanceSamplingLevel,
 }
 
 impl Ratios<'_> {
     /// Where sequences begin and end.
-    pub fn segments(&self) -> &SequenceReduction {
-        self.segments
+    pub fn sequences(&self) -> &SequenceReduction {
+        self.sequences
             .expect("a loss that does not separate gets whole sequences")
     }
 
@@ -59,7 +59,7 @@ impl Ratios<'_> {
     pub fn mean(&self, name: &'static str, values: Tensor<1>) -> Metric {
         match self.level {
             ImportanceSamplingLevel::Token | ImportanceSamplingLevel::SequenceToken => {
-                token_mean(name, values)
+                Metric::token_mean(name, values)
             }
             ImportanceSamplingLevel::Sequence | ImportanceSamplingLevel::SequenceProduct => {
                 self.sequence_mean(name, values)
@@ -71,8 +71,30 @@ impl Ratios<'_> {
     pub fn sequence_mean(&self, name: &'static str, values: Tensor<1>) -> Metric {
         Metric {
             name,
-            reduce: Reduce::SequenceMean,
-            sum: self.segments().mean(values.inner()).sum(),
+            reduction: Reduction::SequenceMean,
+            sum: self.sequences().mean(values.inner()).sum(),
         }
+    }
+}
+
+impl ImportanceSamplingLevel {
+    /// The log of the probability ratio at this level for every token, within ±20; differentiable. `difference` is
+    /// logp − old, `[tokens]`.
+    pub(in crate::objective) fn log_ratio(
+        self,
+        difference: Tensor<1>,
+        sequences: Option<&SequenceReduction>,
+    ) -> Tensor<1> {
+        let log_ratio = match (self, sequences) {
+            (Self::Token, _) | (_, None) => difference,
+            (Self::Sequence, Some(s)) => s.broadcast(s.mean(difference)),
+            (Self::SequenceProduct, Some(s)) => s.broadcast(s.sum(difference)),
+            (Self::SequenceToken, Some(s)) => {
+                let mean = s.broadcast(s.mean(difference.clone().inner()));
+                let own = difference.clone().inner();
+                difference + (mean - own)
+            }
+        };
+        log_ratio.clamp(-20.0, 20.0)
     }
 }

@@ -5,6 +5,7 @@ use crate::Result;
 use crate::checkpoint::critic_architecture;
 use crate::config::{OldLogProbs, RunConfig, SftConfig};
 use crate::data::DatasetStats;
+use crate::objective::Objective;
 use crate::reward as reward_model;
 use crate::task::{RewardModelConfig, Rewards, TaskConfig};
 use firebrick_backends::Precision;
@@ -152,7 +153,7 @@ impl Workload {
 
     /// The workload of a configuration.
     pub fn new(config: &RunConfig, arch: &Arch) -> Result<Self> {
-        let needs = config.objective.needed();
+        let needs = config.objective.build()?.needs();
         let lora = config.model.lora.as_ref();
         let lora = lora.map(|lora| lora.shape(arch)).transpose()?;
         let compares = needs.reference;

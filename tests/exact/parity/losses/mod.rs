@@ -7,7 +7,7 @@ mod verl;
 use std::collections::BTreeMap;
 
 use burn::tensor::{Tensor, TensorData};
-use firebrick_engine::objective::{Loss, Reduce, Scores, TokenInputs, TokenLoss};
+use firebrick_engine::objective::{Loss, Reduction, Scores, TokenInputs, TokenLoss};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -189,12 +189,12 @@ fn run(loss: &dyn TokenLoss, logp: &[f64], entropy: &[f64], inputs: &TokenInputs
     };
     let (d_logp, d_entropy) = (gradient(&scores.logp), gradient(&scores.entropy));
     let sequences = inputs.lengths.iter().filter(|&&n| n > 0).count();
-    let value = |reduce: Reduce, sum| reduce.value(sum, logp.len(), sequences);
+    let value = |reduction: Reduction, sum| reduction.value(sum, logp.len(), sequences);
     Outcome {
         loss: values(total.inner())[0],
         metrics: metrics
             .into_iter()
-            .map(|m| (m.name, value(m.reduce, values(m.sum)[0])))
+            .map(|m| (m.name, value(m.reduction, values(m.sum)[0])))
             .collect(),
         d_logp,
         d_entropy,

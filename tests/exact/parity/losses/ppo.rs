@@ -3,7 +3,7 @@
 use firebrick_engine::objective::advantage::{Gae, Whitening};
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use firebrick_engine::objective::kl::KlType;
-use firebrick_engine::objective::kl_controller::{KlControl, KlControlConfig, token_level_rewards};
+use firebrick_engine::objective::kl_controller::{KlController, token_level_rewards};
 use firebrick_engine::objective::value::{ValueInputs, ValueLoss};
 use serde::Deserialize;
 
@@ -175,12 +175,12 @@ struct Moment {
 pub(super) fn adaptive_kl(case: &Case) {
     let params: ControllerParams = case.params();
     let trace: Vec<Moment> = parse(&case.name, case.output("trace"));
-    let [fixed, adaptive] = [KlControl::Fixed, KlControl::Adaptive].map(|kind| KlControlConfig {
-        kind,
-        kl_coef: params.init,
-        target_kl: params.target,
+    let fixed = KlController::Fixed { coef: params.init };
+    let adaptive = KlController::Adaptive {
+        start: params.init,
+        target: params.target,
         horizon: params.horizon,
-    });
+    };
     let mut coefficient = params.init;
     for at in &trace {
         coefficient = adaptive.next(coefficient, at.current_kl, at.n_steps);

@@ -1,14 +1,17 @@
 //! TRL's GRPO and RLOO: losses, and advantages of weighted rewards.
 
 use firebrick_engine::objective::advantage::{
-    AdvantageInputs, MultiObjectiveAggregation, ScaleRewards, estimate, grpo, normalize_then_sum,
+    AdvantageInputs, ScaleRewards, grpo, normalize_then_sum,
 };
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use firebrick_engine::objective::entropy::high_entropy_mask;
 use firebrick_engine::objective::kl::KlType;
 use firebrick_engine::objective::kl_controller::token_level_rewards;
-use firebrick_engine::objective::policy::{ImportanceSamplingLevel, PolicyLoss};
-use firebrick_engine::objective::{Algorithm, ObjectiveConfig, TokenInputs};
+use firebrick_engine::objective::policy::ImportanceSamplingLevel;
+use firebrick_engine::objective::{
+    Algorithm, MultiObjectiveAggregation, ObjectiveConfig, PolicyGradient, PolicyLossMode,
+    TokenInputs,
+};
 use serde::Deserialize;
 
 use super::{Case, Mask, Outcome, Set, assert_rows, rows, run, vector};
@@ -74,14 +77,14 @@ impl Params {
         }
     }
 
-    fn objective(&self) -> ObjectiveConfig {
+    fn objective(&self) -> PolicyGradient {
         let base = ObjectiveConfig::default();
         // TRL's CISPO bounds the ratio above by epsilon_high itself, and not below
         let (policy_loss, clip_ratio_low, clip_ratio_high) = match self.loss_type {
-            LossType::Cispo => (PolicyLoss::Cispo, 1.0, self.epsilon_high - 1.0),
-            LossType::Sapo => (PolicyLoss::Sapo, self.epsilon, self.epsilon_high),
-            LossType::Vespo => (PolicyLoss::Vespo, self.epsilon, self.epsilon_high),
-            _ => (PolicyLoss::Clip, self.epsilon, self.epsilon_high),
+            LossType::Cispo => (PolicyLossMode::Cispo, 1.0, self.epsilon_high - 1.0),
+            LossType::Sapo => (PolicyLossMode::Sapo, self.epsilon, self.epsilon_high),
+            LossType::Vespo => (PolicyLossMode::Vespo, self.epsilon, self.epsilon_high),
+            _ => (PolicyLossMode::Clip, self.epsilon, self.epsilon_high),
         };
         ObjectiveConfig {
             policy_loss,
@@ -101,6 +104,8 @@ impl Params {
             use_bias_correction_kl: self.kl_bias,
             ..base
         }
+        .build()
+        .expect("an objective")
     }
 
     /// Tokens that the policy term and the bonus look at.
@@ -270,18 +275,18 @@ pub(super) fn rloo_loss(case: &Case, set: &Set) {
     let params: RlooParams = case.params();
     let mask = Mask::new(&set["mask"]);
     let scored = |name: &str| mask.pick(&rows(&set[name]));
-    let objective = ObjectiveConfig {
+    let settings = ObjectiveConfig {
         clip_ratio_low: params.epsilon,
         clip_ratio_high: params.epsilon_high,
         ..Algorithm::Rloo.settings()
     };
     let by = Denominators::trl(&mask.lengths(), mask.width());
-    let weights = token_weights(objective.loss_agg_mode, &mask.lengths(), by).concat();
+    let weights = token_weights(settings.loss_agg_mode, &mask.lengths(), by).concat();
     let advantage = vector(mask.advantages(&set["advantages"]));
     let mut inputs = TokenInputs::new(vector(weights), advantage, mask.lengths());
     inputs.old_logp = Some(vector(scored("old_logprobs")));
     let found = run(
-        &objective,
+        &settings.build().expect("an objective"),
         &scored("logprobs"),
         &scored("entropies"),
         &inputs,
@@ -333,19 +338,22 @@ pub(super) fn rloo_advantages(case: &Case) {
     let groups: Vec<u64> = (0..rewards.len() as u64)
         .map(|i| i / params.num_generations)
         .collect();
-    let objective = ObjectiveConfig {
+    let settings = ObjectiveConfig {
         normalize_advantages: params.normalize_advantages,
         adv_eps: params.eps,
         ..Algorithm::Rloo.settings()
     };
-    let outcomes = AdvantageInputs {
+    let inputs = AdvantageInputs {
         rewards: &by_token,
         masks: &masks,
         groups: &groups,
         baselines: &[],
         values: &[],
     };
-    let found: Vec<f64> = estimate(&objective, outcomes)
+    let objective = settings.build().expect("an objective");
+    let estimator = objective.advantages().estimator().expect("one reward");
+    let found: Vec<f64> = estimator
+        .advantages(inputs)
         .iter()
         .map(|row| row[0])
         .collect();

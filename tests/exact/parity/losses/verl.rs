@@ -1,13 +1,11 @@
 //! verl's `core_algos.py`.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use firebrick_engine::objective::advantage::{
-    AdvEstimator, AdvantageInputs, ScaleRewards, estimate, returns,
-};
+use firebrick_engine::objective::advantage::{AdvantageInputs, ScaleRewards, returns};
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use firebrick_engine::objective::kl::{KlType, kl_penalty};
-use firebrick_engine::objective::policy::{ImportanceSamplingLevel, PolicyLoss, cov};
-use firebrick_engine::objective::{ObjectiveConfig, TokenInputs};
+use firebrick_engine::objective::policy::{ImportanceSamplingLevel, cov};
+use firebrick_engine::objective::{AdvEstimator, ObjectiveConfig, PolicyLossMode, TokenInputs};
 use firebrick_models::{Checkpoint, Decoder};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -66,19 +64,21 @@ struct PolicyParams {
 
 impl PolicyParams {
     /// The objective whose policy term a function of verl's computes.
-    fn objective(&self, case: &Case) -> ObjectiveConfig {
+    fn settings(&self, case: &Case) -> ObjectiveConfig {
         let (policy_loss, level) = match case.func.as_str() {
-            "compute_policy_loss_vanilla" => (PolicyLoss::Clip, ImportanceSamplingLevel::Token),
+            "compute_policy_loss_vanilla" => (PolicyLossMode::Clip, ImportanceSamplingLevel::Token),
             "compute_policy_loss_gspo" => {
-                (PolicyLoss::Clip, ImportanceSamplingLevel::SequenceToken)
+                (PolicyLossMode::Clip, ImportanceSamplingLevel::SequenceToken)
             }
-            "compute_policy_loss_sapo" => (PolicyLoss::Sapo, ImportanceSamplingLevel::Token),
-            "compute_policy_loss_cispo" => (PolicyLoss::Cispo, ImportanceSamplingLevel::Token),
+            "compute_policy_loss_sapo" => (PolicyLossMode::Sapo, ImportanceSamplingLevel::Token),
+            "compute_policy_loss_cispo" => (PolicyLossMode::Cispo, ImportanceSamplingLevel::Token),
             "compute_policy_loss_gpg" | "compute_policy_loss_reinforce" => {
-                (PolicyLoss::Reinforce, ImportanceSamplingLevel::Token)
+                (PolicyLossMode::Reinforce, ImportanceSamplingLevel::Token)
             }
-            "compute_policy_loss_geo_mean" => (PolicyLoss::GeoMean, ImportanceSamplingLevel::Token),
-            "compute_policy_loss_kl_cov" => (PolicyLoss::KlCov, ImportanceSamplingLevel::Token),
+            "compute_policy_loss_geo_mean" => {
+                (PolicyLossMode::GeoMean, ImportanceSamplingLevel::Token)
+            }
+            "compute_policy_loss_kl_cov" => (PolicyLossMode::KlCov, ImportanceSamplingLevel::Token),
             other => panic!("{}: unknown fn {other}", case.name),
         };
         let base = ObjectiveConfig::default();
@@ -115,7 +115,8 @@ pub(super) fn policy_loss(case: &Case, set: &Set) {
     let params: PolicyParams = case.params();
     let mask = Mask::new(&set[&params.mask]);
     let scored = |name: &str| mask.pick(&rows(&set[name]));
-    let objective = params.objective(case);
+    let settings = params.settings(case);
+    let objective = settings.build().expect("an objective");
     let (logp, advantages) = (scored("logprobs"), scored("advantages"));
     let old = params.old.as_deref().unwrap_or("old_logprobs");
     let mut inputs = TokenInputs::new(
@@ -127,9 +128,9 @@ pub(super) fn policy_loss(case: &Case, set: &Set) {
     inputs.correction = params
         .rollout_is_weights
         .then(|| vector(scored("rollout_is_weights")));
-    if objective.policy_loss == PolicyLoss::KlCov {
+    if settings.policy_loss == PolicyLossMode::KlCov {
         let covariances = cov::covariances(&logp, &advantages);
-        let chosen = cov::kl_cov_mask(&covariances, objective.kl_cov_ratio);
+        let chosen = cov::kl_cov_mask(&covariances, settings.kl_cov_ratio);
         let chosen = chosen.iter().map(|&c| f64::from(u8::from(c))).collect();
         inputs.chosen = Some(vector(chosen));
     }
@@ -187,7 +188,7 @@ pub(super) fn advantages(case: &Case, set: &Set) {
         other => panic!("{}: unknown fn {other}", case.name),
     };
     let base = ObjectiveConfig::default();
-    let objective = ObjectiveConfig {
+    let settings = ObjectiveConfig {
         adv_estimator,
         scale_rewards: match params.norm_by_std {
             Some(false) => ScaleRewards::None,
@@ -197,18 +198,20 @@ pub(super) fn advantages(case: &Case, set: &Set) {
         gamma: params.gamma.unwrap_or(base.gamma),
         ..base
     };
-    let outcomes = AdvantageInputs {
+    let inputs = AdvantageInputs {
         rewards: &rewards,
         masks: &mask.0,
         groups: &groups,
         baselines: params.reward_baselines.as_deref().unwrap_or_default(),
         values: &[],
     };
-    let found = estimate(&objective, outcomes);
+    let objective = settings.build().expect("an objective");
+    let estimator = objective.advantages().estimator().expect("one reward");
+    let found = estimator.advantages(inputs);
     let expected = rows(case.output("advantages"));
     assert_rows(&case.name, &mask, &mask.pick(&found), &expected, TOLERANCE);
     if let Some(expected) = case.outputs.get("returns") {
-        let of = |own: &Vec<f64>| returns(own, objective.gamma);
+        let of = |own: &Vec<f64>| returns(own, settings.gamma);
         let found: Rows = rewards.iter().map(of).collect();
         let label = format!("{}: returns", case.name);
         assert_rows(

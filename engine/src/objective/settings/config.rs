@@ -1,17 +1,18 @@
 //! Settings of the policy-gradient family, under verl's and TRL's names.
 
-use super::advantage::{AdvEstimator, Gae, MultiObjectiveAggregation, ScaleRewards};
-use super::aggregate::LossAggMode;
 use super::algorithm::Algorithm;
-use super::correction::RolloutIs;
-use super::kl::KlType;
-use super::kl_controller::KlControlConfig;
-use super::policy::{Clip, ImportanceSamplingLevel, PolicyLoss};
-use super::rejection::{Criteria, Thresholds};
-use super::traits::Needs;
+use super::choices::{AdvEstimator, MultiObjectiveAggregation, PolicyLossMode, RolloutIs};
+use super::kl_control::KlControlConfig;
+use super::rollout_rs::{RejectionCriteria, RejectionThresholds};
+use crate::objective::advantage::ScaleRewards;
+use crate::objective::aggregate::LossAggMode;
+use crate::objective::kl::KlType;
+use crate::objective::policy::ImportanceSamplingLevel;
 use serde::{Deserialize, Serialize};
 
-/// The algorithm: a name, and every setting that it sets. Those that are not written are the named algorithm's own.
+/// The flat settings of a policy-gradient objective, as a configuration file has them: a name, and every setting that it sets.
+/// Those that are not written are the named algorithm's own. [`build`](Self::build) makes a
+/// [`PolicyGradient`](crate::objective::PolicyGradient) of them and refuses what does not go together.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(
@@ -46,8 +47,8 @@ pub struct ObjectiveConfig {
     /// Leaves completions that ran into the length limit out of the loss (TRL's name; DAPO's overlong filtering).
     pub mask_truncated_completions: bool,
 
-    /// The policy term (verl's `policy_loss.loss_mode`).
-    pub policy_loss: PolicyLoss,
+    /// The policy loss (verl's `policy_loss.loss_mode`).
+    pub policy_loss: PolicyLossMode,
     /// What the probability ratio is of (TRL's name).
     pub importance_sampling_level: ImportanceSamplingLevel,
     /// ε below 1.
@@ -60,7 +61,7 @@ pub struct ObjectiveConfig {
     pub tau_pos: f64,
     /// SAPO's temperature elsewhere.
     pub tau_neg: f64,
-    /// KL-Cov: the share of the step's tokens that are penalised (verl's name).
+    /// KL-Cov: the share of the step's tokens that are penalized (verl's name).
     pub kl_cov_ratio: f64,
     /// KL-Cov: the weight of their penalty (verl's name).
     pub ppo_kl_coef: f64,
@@ -78,10 +79,10 @@ pub struct ObjectiveConfig {
     pub vespo_k_neg: f64,
     /// VESPO: decay in the ratio there.
     pub vespo_lambda_neg: f64,
-    /// Leaves tokens with a negative advantage out of the policy term in sequences whose mean log-prob under the sampler
+    /// Leaves tokens with a negative advantage out of the policy loss in sequences whose mean log-prob under the sampler
     /// is more than this above that under the policy (TRL's name). `null`: none.
     pub off_policy_mask_threshold: Option<f64>,
-    /// Share of the step's tokens, those of highest entropy, that the policy term and the entropy bonus look at (TRL's name).
+    /// Share of the step's tokens, those of highest entropy, that the policy loss and the entropy bonus look at (TRL's name).
     pub top_entropy_quantile: f64,
 
     /// How token losses become one number.
@@ -102,7 +103,7 @@ pub struct ObjectiveConfig {
     /// Moves the weight by `entropy_coef_delta` an optimizer step: up while the entropy is at or below `entropy_target`,
     /// down while it is above, where there is no bonus at all (TRL's name).
     pub use_adaptive_entropy: bool,
-    /// Entropy in nats that the adaptive weight holds on to.
+    /// Target entropy of the adaptive weight, in nats.
     pub entropy_target: f64,
     /// Least adaptive weight.
     pub entropy_coef_min: f64,
@@ -111,7 +112,7 @@ pub struct ObjectiveConfig {
     /// Its change an optimizer step.
     pub entropy_coef_delta: f64,
 
-    /// Importance-sampling correction of the policy term between the trainer's old log-probs and those that the tokens were
+    /// Importance-sampling correction of the policy loss between the trainer's old log-probs and those that the tokens were
     /// drawn with. `null`: none.
     pub rollout_is: Option<RolloutIs>,
     /// Its largest weight (verl's name; TRL's `vllm_importance_sampling_clip_max`).
@@ -120,11 +121,11 @@ pub struct ObjectiveConfig {
     pub rollout_is_threshold_lower: Option<f64>,
     /// Divides the weights by their mean over the step (verl's name).
     pub rollout_is_batch_normalize: bool,
-    /// Leaves out tokens or sequences that the sampler and the trainer disagree about, by one criterion or several, joined by
-    /// commas (verl's name). `null`: none.
-    pub rollout_rs: Option<Criteria>,
-    /// Most disagreement, for all criteria or each; for the `k1` kinds the largest ratio of sampler and trainer, or both bounds.
-    pub rollout_rs_threshold: Option<Thresholds>,
+    /// Leaves out tokens or sequences whose log-probs under sampler and trainer are too far apart, by one criterion or several,
+    /// joined by commas (verl's name). `null`: none.
+    pub rollout_rs: Option<RejectionCriteria>,
+    /// Largest divergence, for all criteria or each; for the `k1` kinds the largest ratio of sampler and trainer, or both bounds.
+    pub rollout_rs_threshold: Option<RejectionThresholds>,
     /// For the `k1` kinds the least ratio, where the threshold has none. `null`: 1 / `rollout_rs_threshold`.
     pub rollout_rs_threshold_lower: Option<f64>,
 }
@@ -145,7 +146,7 @@ impl Default for ObjectiveConfig {
             kl_penalty: KlType::K1,
             kl_ctrl: KlControlConfig::default(),
             mask_truncated_completions: false,
-            policy_loss: PolicyLoss::Clip,
+            policy_loss: PolicyLossMode::Clip,
             importance_sampling_level: ImportanceSamplingLevel::Token,
             clip_ratio_low: 0.2,
             clip_ratio_high: 0.2,
@@ -181,46 +182,6 @@ impl Default for ObjectiveConfig {
             rollout_rs: None,
             rollout_rs_threshold: None,
             rollout_rs_threshold_lower: None,
-        }
-    }
-}
-
-impl ObjectiveConfig {
-    /// The clip of the ratio.
-    #[must_use]
-    pub fn clip(&self) -> Clip {
-        Clip {
-            low: self.clip_ratio_low,
-            high: self.clip_ratio_high,
-            dual: self.clip_ratio_c,
-        }
-    }
-
-    /// Discount and decay of advantages by a critic.
-    #[must_use]
-    pub fn gae(&self) -> Gae {
-        Gae {
-            gamma: self.gamma,
-            lam: self.lam,
-        }
-    }
-
-    /// Whether the loss has an entropy bonus.
-    #[must_use]
-    pub fn has_bonus(&self) -> bool {
-        self.entropy_coeff != 0.0 || self.use_adaptive_entropy
-    }
-
-    /// What the objective wants to know beyond rewards; each costs a pass.
-    #[must_use]
-    pub fn needed(&self) -> Needs {
-        let chooses = matches!(self.policy_loss, PolicyLoss::KlCov | PolicyLoss::ClipCov);
-        Needs {
-            reference: self.kl_loss_coef != 0.0 || self.use_kl_in_reward,
-            greedy: self.adv_estimator == AdvEstimator::Remax,
-            values: self.adv_estimator == AdvEstimator::Gae,
-            scores: chooses || self.top_entropy_quantile < 1.0,
-            entropy: self.has_bonus(),
         }
     }
 }

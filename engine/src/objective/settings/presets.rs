@@ -1,11 +1,12 @@
 //! What each algorithm's paper sets, over GRPO's defaults.
 
-use super::advantage::{AdvEstimator, ScaleRewards};
-use super::aggregate::LossAggMode;
 use super::algorithm::Algorithm;
+use super::choices::{AdvEstimator, PolicyLossMode};
 use super::config::ObjectiveConfig;
-use super::kl::KlType;
-use super::policy::{ImportanceSamplingLevel, PolicyLoss};
+use crate::objective::advantage::ScaleRewards;
+use crate::objective::aggregate::LossAggMode;
+use crate::objective::kl::KlType;
+use crate::objective::policy::ImportanceSamplingLevel;
 
 impl Algorithm {
     /// What the algorithm's paper sets, and GRPO's defaults for the rest.
@@ -36,38 +37,38 @@ impl Algorithm {
                 ..self.whole_sequences(ImportanceSamplingLevel::Sequence)
             },
             Self::Cispo => ObjectiveConfig {
-                policy_loss: PolicyLoss::Cispo,
+                policy_loss: PolicyLossMode::Cispo,
                 clip_ratio_low: 1.0,
                 clip_ratio_high: 4.0,
                 ..base
             },
             Self::Sapo => ObjectiveConfig {
-                policy_loss: PolicyLoss::Sapo,
+                policy_loss: PolicyLossMode::Sapo,
                 loss_agg_mode: LossAggMode::SeqMeanTokenMean,
                 ..base
             },
             Self::Gmpo => ObjectiveConfig {
-                policy_loss: PolicyLoss::GeoMean,
+                policy_loss: PolicyLossMode::GeoMean,
                 clip_ratio_low: 0.4,
                 clip_ratio_high: 0.4,
                 loss_agg_mode: LossAggMode::SeqMeanTokenMean,
                 ..base
             },
             Self::Vespo => ObjectiveConfig {
-                policy_loss: PolicyLoss::Vespo,
+                policy_loss: PolicyLossMode::Vespo,
                 ..base
             },
             Self::Gpg => ObjectiveConfig {
                 adv_estimator: AdvEstimator::Gpg,
-                policy_loss: PolicyLoss::Reinforce,
+                policy_loss: PolicyLossMode::Reinforce,
                 ..base
             },
             Self::KlCov => ObjectiveConfig {
-                policy_loss: PolicyLoss::KlCov,
+                policy_loss: PolicyLossMode::KlCov,
                 ..base
             },
             Self::ClipCov => ObjectiveConfig {
-                policy_loss: PolicyLoss::ClipCov,
+                policy_loss: PolicyLossMode::ClipCov,
                 ..base
             },
             Self::Rloo => ObjectiveConfig {
@@ -90,13 +91,13 @@ impl Algorithm {
             },
             Self::Remax => ObjectiveConfig {
                 adv_estimator: AdvEstimator::Remax,
-                policy_loss: PolicyLoss::Reinforce,
+                policy_loss: PolicyLossMode::Reinforce,
                 loss_agg_mode: LossAggMode::SeqMeanTokenSum,
                 ..base
             },
             Self::Opo => ObjectiveConfig {
                 adv_estimator: AdvEstimator::Opo,
-                policy_loss: PolicyLoss::Reinforce,
+                policy_loss: PolicyLossMode::Reinforce,
                 ..base
             },
             Self::PassAtK => ObjectiveConfig {

@@ -1,0 +1,10 @@
+//! The policy-gradient family: one composition of advantages, a policy loss, masks, corrections, KL terms, an entropy bonus
+//! and an aggregation.
+
+mod advantages;
+mod composition;
+mod loss;
+mod objective;
+mod prepare;
+
+pub use composition::{Advantages, PolicyGradient};
