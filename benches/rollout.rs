@@ -9,9 +9,9 @@ mod plot;
 
 use firebrick::backends::DeviceSpec;
 use firebrick::backends::device::open;
-use firebrick::models::generate::{Generator, Request, Sample, Sampling};
+use firebrick::models::generate::{GenerationRequest, Generator, Sample, SamplingParams};
 use firebrick::models::random::DrawKey;
-use firebrick::models::{Arch, Decoder, Packing};
+use firebrick::models::{Arch, Decoder, Prepack};
 use plot::{COLOURS, Chart, Line};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -20,7 +20,7 @@ use std::time::Instant;
 const VOCAB: usize = 4096;
 const RUNS: usize = 3;
 
-const PANELS: Packing = Packing {
+const PANELS: Prepack = Prepack {
     panels: true,
     quantization: None,
 };
@@ -37,11 +37,11 @@ fn decoder() -> Decoder {
     Decoder::random(arch, 1, &device)
 }
 
-fn requests(count: usize, lengths: impl Fn(usize) -> usize) -> Vec<Request> {
+fn requests(count: usize, lengths: impl Fn(usize) -> usize) -> Vec<GenerationRequest> {
     let tokens =
         |salt: usize| (0..lengths(salt)).map(move |i| ((i * 7919 + salt * 104_729) % VOCAB) as u32);
     (0..count)
-        .map(|i| Request {
+        .map(|i| GenerationRequest {
             tokens: tokens(i).collect(),
             key: DrawKey {
                 seed: 1,
@@ -75,16 +75,16 @@ fn measure(name: &str, work: impl Fn() -> Vec<Sample>) {
 
 /// Seconds that it takes to sample, the median over `RUNS` after one run that does not count.
 fn seconds(decoder: &Decoder, sequences: usize, new: usize) -> f64 {
-    let sampling = Sampling {
+    let sampling = SamplingParams {
         max_new_tokens: new,
-        ..Sampling::default()
+        ..SamplingParams::default()
     };
     let requests = requests(sequences, |_| 32);
     let once = || {
         let generator = Generator::new(decoder, None, &sampling).expect("valid settings");
         let started = Instant::now();
         generator
-            .packing(PANELS)
+            .prepack(PANELS)
             .run(&requests, 1, sequences)
             .expect("samples");
         started.elapsed().as_secs_f64()
@@ -146,22 +146,22 @@ fn main() {
     if std::env::args().any(|a| a == "--plot") {
         return costs(&decoder);
     }
-    let uniform = Sampling {
+    let uniform = SamplingParams {
         max_new_tokens: 64,
-        ..Sampling::default()
+        ..SamplingParams::default()
     };
     // each draw ends a completion with probability 1/32: geometric lengths
-    let ragged = Sampling {
+    let ragged = SamplingParams {
         max_new_tokens: 256,
         stop_ids: (0..VOCAB as u32).step_by(32).collect(),
-        ..Sampling::default()
+        ..SamplingParams::default()
     };
-    let truncated = Sampling {
+    let truncated = SamplingParams {
         top_p: 0.9,
         top_k: Some(50),
         ..uniform.clone()
     };
-    let run = |sampling: &Sampling, requests: &[Request], n, seqs| {
+    let run = |sampling: &SamplingParams, requests: &[GenerationRequest], n, seqs| {
         Generator::new(&decoder, None, sampling)
             .and_then(|g| g.run(requests, n, seqs))
             .expect("samples")

@@ -1,4 +1,4 @@
-//! Sampling and one optimizer step of a small decoder on the CPU.
+//! SamplingParams and one optimizer step of a small decoder on the CPU.
 //!
 //! `cargo bench --no-default-features --bench step`
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
@@ -9,7 +9,7 @@ use firebrick::engine::executor::{Executor, Gradients, Runtime};
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::plan::{MemoryConfig, ModelPlan};
 use firebrick::engine::sequence::Sequence;
-use firebrick::models::generate::{Generator, Request, Sampling};
+use firebrick::models::generate::{GenerationRequest, Generator, SamplingParams};
 use firebrick::models::random::DrawKey;
 use firebrick::models::{Arch, Decoder};
 use serde_json::{Value, json};
@@ -91,12 +91,12 @@ fn backward(decoder: &mut Decoder) {
 }
 
 fn sampling(decoder: &Decoder) {
-    let sampling = Sampling {
+    let sampling = SamplingParams {
         max_new_tokens: NEW_TOKENS,
-        ..Sampling::default()
+        ..SamplingParams::default()
     };
-    let requests: Vec<Request> = (0..PROMPTS)
-        .map(|i| Request {
+    let requests: Vec<GenerationRequest> = (0..PROMPTS)
+        .map(|i| GenerationRequest {
             tokens: tokens(32, i),
             key: DrawKey {
                 seed: 1,

@@ -14,7 +14,7 @@ use firebrick::backends::device::{is_cpu, panic_message};
 use firebrick::backends::kernels;
 use firebrick::backends::transfer::HostTensor;
 use firebrick::engine::batch::grouping;
-use firebrick::models::attention::{Projected, Scoring, Sequences, attend, attend_backward};
+use firebrick::models::attention::{AttentionParams, Qkv, SequenceLayout, attend, attend_backward};
 use serde_json::{Value, json};
 use shapes::{FULL, LITTLE, Model, Pass, Product, products};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -248,10 +248,10 @@ impl Bench {
 
 /// Queries, keys and values of some sequences, and a gradient of what they are mixed to.
 struct Attention {
-    qkv: Projected,
+    qkv: Qkv,
     gradient: Tensor<2>,
-    scoring: Scoring,
-    sequences: Sequences,
+    params: AttentionParams,
+    sequences: SequenceLayout,
 }
 
 impl Attention {
@@ -272,18 +272,18 @@ impl Attention {
         let lengths = vec![length; sequences];
         let grouping = grouping(ATTENTION_ROWS, device);
         Self {
-            qkv: Projected {
+            qkv: Qkv {
                 q: rows(model.heads),
                 k: rows(model.kv_heads),
                 v: rows(model.kv_heads),
             },
             gradient: random([tokens, model.heads * model.head_dim], dtype, device),
-            scoring: Scoring {
+            params: AttentionParams {
                 scale: 1.0 / (model.head_dim as f64).sqrt(),
                 softcap: None,
                 window: None,
             },
-            sequences: Sequences::packed(&lengths, grouping, device).prepared(
+            sequences: SequenceLayout::packed(&lengths, grouping, device).prepared(
                 &[None],
                 ATTENTION_ROWS,
                 device,
@@ -292,7 +292,7 @@ impl Attention {
     }
 
     fn forward(&self) -> Tensor<2> {
-        attend(&self.qkv, self.scoring, &self.sequences)
+        attend(&self.qkv, self.params, &self.sequences)
     }
 
     /// The gradient alone: where the graph holds it, forward and backward less forward.
@@ -301,17 +301,17 @@ impl Attention {
             let mixed = self.forward();
             return seconds(device, || {
                 let (mixed, gradient) = (mixed.clone(), self.gradient.clone());
-                let _ = attend_backward(&self.qkv, mixed, gradient, self.scoring, &self.sequences);
+                let _ = attend_backward(&self.qkv, mixed, gradient, self.params, &self.sequences);
             });
         }
         let whole = seconds(device, || {
             let leaf = |t: &Tensor<3>| t.clone().autodiff().require_grad();
-            let qkv = Projected {
+            let qkv = Qkv {
                 q: leaf(&self.qkv.q),
                 k: leaf(&self.qkv.k),
                 v: leaf(&self.qkv.v),
             };
-            let mixed = attend(&qkv, self.scoring, &self.sequences);
+            let mixed = attend(&qkv, self.params, &self.sequences);
             let _ = (mixed * self.gradient.clone().autodiff()).sum().backward();
         });
         let forward = seconds(device, || {

@@ -13,8 +13,8 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
 use firebrick_backends::kernels::{self, Operation, Segments};
 use firebrick_models::adapter::{Dropout, DropoutKey};
-use firebrick_models::attention::{Grouping, Sequences};
-use firebrick_models::layer::Context;
+use firebrick_models::attention::{Grouping, SequenceLayout};
+use firebrick_models::forward_context::ForwardContext;
 use firebrick_models::{Arch, Decoder};
 
 /// Largest share of the rows that attention works on together that may be padding, where a launch costs something. On a CPU
@@ -38,7 +38,7 @@ pub struct MicroBatch {
     /// The rows of each token, where a kernel adds up the embedding's gradient.
     pub segments: Option<Segments>,
     /// Positions, and how rows belong to sequences.
-    pub ctx: Context,
+    pub ctx: ForwardContext,
     /// Rows that are scored, `[scored]`.
     pub rows: Tensor<1, Int>,
     /// For every row its place among the scored ones; the number of scored rows where it is none. `[rows]`
@@ -67,8 +67,12 @@ impl MicroBatch {
     ) -> Self {
         let own: Vec<usize> = sequences.iter().map(|s| s.tokens.len()).collect();
         let all = match layout {
-            Layout::Packed => Sequences::packed(&own, grouping(attention_rows, device), device),
-            Layout::Padded => Sequences::padded(own.len(), own.iter().copied().max().unwrap_or(0)),
+            Layout::Packed => {
+                SequenceLayout::packed(&own, grouping(attention_rows, device), device)
+            }
+            Layout::Padded => {
+                SequenceLayout::padded(own.len(), own.iter().copied().max().unwrap_or(0))
+            }
         };
         let strides = all.lengths().to_vec();
         let mut ids = vec![0_i32; all.tokens()];
@@ -95,7 +99,7 @@ impl MicroBatch {
         Self {
             segments: sorts.then(|| Segments::new(&ids, device)),
             ids: ints(ids),
-            ctx: Context::whole(arch, all, attention_rows, device),
+            ctx: ForwardContext::whole(arch, all, attention_rows, device),
             rows: ints(rows),
             places: ints(places),
             targets: ints(targets),

@@ -1,6 +1,6 @@
 //! Rollouts: sampled completions with everything that training needs to know of them.
 
-use firebrick_models::generate::Finish;
+use firebrick_models::generate::FinishReason;
 use serde::Serialize;
 
 /// One sampled completion.
@@ -25,7 +25,7 @@ pub struct Rollout {
     /// Log-probs under the reference policy.
     pub ref_logp: Option<Vec<f32>>,
     /// Why it ended.
-    pub finish: Finish,
+    pub finish: FinishReason,
     /// Training step whose weights sampled it.
     pub policy_version: u64,
     /// What it was worth.
@@ -87,7 +87,7 @@ pub struct SampleRecord<'a> {
     /// Advantage of its tokens (their mean where they differ).
     pub advantage: f64,
     /// Why it ended.
-    pub finish: Finish,
+    pub finish: FinishReason,
     /// Completion tokens.
     pub tokens: usize,
 }

@@ -1,21 +1,20 @@
-//! Attention of whole sequences over themselves, on rows `[tokens, heads, head_dim]` that stand one sequence behind the
-//! other. [`attend`] and [`attend_backward`] are the ways in for whole sequences, `attend_rows` for prompts that go into a cache: what
-//! computes them knows nothing of layers, and a layer nothing of how they are computed.
+//! Self-attention over whole sequences, on packed rows `[tokens, heads, head_dim]` (variable-length attention). [`attend`] and
+//! [`attend_backward`] take whole sequences, `attend_rows` prompts that are written to a cache.
 //!
-//! Products, norms and the MLP run on rows and need no padding. Attention alone wants `[sequences, heads, length, head_dim]`:
-//! consecutive sequences of one length are that already, and others are gathered into padded rows where a [`Grouping`] allows
-//! some. Rows go there and back by gathers, in the backward too: nothing is scattered.
+//! Products, norms and the MLP run on rows and need no padding. Attention needs `[sequences, heads, length, head_dim]`:
+//! consecutive sequences of one length have that shape already, and others are gathered into padded rows where a [`Grouping`]
+//! allows padding. Rows are gathered there and back, in the backward pass too: nothing is scattered.
 //!
 //! Scores of a sequence longer than `chunk` are computed `chunk` queries at a time, against the keys that any of them sees.
-//! The backward computes them again instead of keeping them (Dao et al., arXiv:2205.14135): with P = softmax(S), O = P V,
+//! The backward pass recomputes them (Dao et al., 2022, arXiv:2205.14135): with P = softmax(S), O = P V,
 //!
 //! `dV = Pᵀ dO`, `dS = P ∘ (dO Vᵀ − rowsum(dO ∘ O))`, `dQ = s dS K`, `dK = s dSᵀ Q`,
 //!
 //! and under a soft-cap `S = c tanh(s Q Kᵀ / c)` dS is multiplied by `1 − (S / c)²`.
 
-mod rows;
+mod sequence_layout;
 
-pub use rows::{Grouping, Sequences, Together};
+pub use sequence_layout::{Grouping, PaddedGroup, SequenceLayout};
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, Tensor};
@@ -23,23 +22,23 @@ use firebrick_backends::kernels::{self, AttentionShape, Families};
 use firebrick_backends::precision::{stored_as, widened};
 use std::ops::Range;
 
-/// Finite, so that a row that sees nothing (a padding query) stays finite too.
+/// Score of a hidden key. Finite, so that a query that sees no key (padding) has a finite softmax.
 const HIDDEN_SCORE: f64 = -1e9;
 
-/// What becomes of the product of a query and a key.
+/// How the product of a query and a key becomes a score.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scoring {
-    /// It is multiplied by this,
+pub struct AttentionParams {
+    /// The product is multiplied by this.
     pub scale: f64,
-    /// goes through `c · tanh(score / c)`,
+    /// `c · tanh(score / c)` is applied, where given.
     pub softcap: Option<f64>,
-    /// and is hidden where the key is this many tokens or more before the query, or after it.
+    /// Sliding window: keys this many tokens or more before the query are hidden. Keys after the query always are.
     pub window: Option<usize>,
 }
 
-/// Queries, keys and values of the rows of a forward.
+/// Queries, keys and values of the rows of a forward pass.
 #[derive(Clone, Debug)]
-pub struct Projected {
+pub struct Qkv {
     /// Queries, `[tokens, heads, head_dim]`.
     pub q: Tensor<3>,
     /// Keys, `[tokens, kv_heads, head_dim]`.
@@ -48,67 +47,68 @@ pub struct Projected {
     pub v: Tensor<3>,
 }
 
-/// Softmax attention of every sequence over itself: `[tokens, heads · head_dim]`.
+/// Causal softmax attention within each sequence: `[tokens, heads · head_dim]`.
 ///
-/// Differentiable where [`Sequences::recomputes`] is false; elsewhere [`attend_backward`] has the gradient.
+/// Differentiable by autodiff where [`SequenceLayout::recomputes`] is false; elsewhere [`attend_backward`] computes the gradient.
 #[must_use]
-pub fn attend(qkv: &Projected, scoring: Scoring, sequences: &Sequences) -> Tensor<2> {
+pub fn attend(qkv: &Qkv, params: AttentionParams, sequences: &SequenceLayout) -> Tensor<2> {
     let [tokens, heads, dim] = qkv.q.dims();
     if let Some(families) = &sequences.fused {
-        return attend_rows(qkv, scoring, families);
+        return attend_rows(qkv, params, families);
     }
     let groups = sequences.groups.iter().map(|group| {
         let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|t| group.by_head(t));
-        let chunks = sequences.chunks(group.width, scoring.window);
+        let chunks = sequences.chunks(group.width, params.window);
         let mixed = chunks.iter().map(|chunk| {
-            let mask = sequences.mask(scoring.window, chunk);
+            let mask = sequences.mask(params.window, chunk);
             let (k, v) = (columns(&k, &chunk.keys), columns(&v, &chunk.keys));
-            mix(columns(&q, &chunk.queries), k, v, scoring, mask)
+            scaled_dot_product_attention(columns(&q, &chunk.queries), k, v, params, mask)
         });
         group.rows(joined(mixed.collect(), 2))
     });
     joined(groups.collect(), 0).reshape([tokens, heads * dim])
 }
 
-/// The same by the kernel, where the device has it, with zeros in rows of no sequence.
+/// [`attend`] by a fused kernel, on devices that have it. Rows that belong to no sequence are zero.
 #[must_use]
-pub(crate) fn attend_rows(qkv: &Projected, scoring: Scoring, families: &Families) -> Tensor<2> {
+pub(crate) fn attend_rows(qkv: &Qkv, params: AttentionParams, families: &Families) -> Tensor<2> {
     let [tokens, heads, dim] = qkv.q.dims();
     let shape = AttentionShape {
         families: families.clone(),
-        window: scoring.window,
-        scale: scoring.scale,
-        softcap: scoring.softcap,
+        window: params.window,
+        scale: params.scale,
+        softcap: params.softcap,
     };
     kernels::attention(&qkv.q, &qkv.k, &qkv.v, &shape)
         .expect("tensors of the device that the sequences were laid out for")
         .reshape([tokens, heads * dim])
 }
 
-/// Gradients of queries, keys and values, given what [`attend`] made of them and its gradient, `[tokens, heads · head_dim]`
-/// each. None of these is part of a graph.
+/// Gradients of queries, keys and values, given the output of [`attend`] and its gradient, `[tokens, heads · head_dim]` each. No
+/// tensor is part of an autodiff graph.
 #[must_use]
 pub fn attend_backward(
-    qkv: &Projected,
+    qkv: &Qkv,
     mixed: Tensor<2>,
     d_mixed: Tensor<2>,
-    scoring: Scoring,
-    sequences: &Sequences,
-) -> Projected {
+    params: AttentionParams,
+    sequences: &SequenceLayout,
+) -> Qkv {
     let shape = qkv.q.dims();
     let (mixed, d_mixed) = (mixed.reshape(shape), d_mixed.reshape(shape));
     let mut all = [Vec::new(), Vec::new(), Vec::new()];
     for group in &sequences.groups {
         let [q, k, v, o] = [&qkv.q, &qkv.k, &qkv.v, &mixed].map(|t| group.by_head(t));
         let d = group.by_head_or_zero(&d_mixed);
-        let chunks = sequences.chunks(group.width, scoring.window);
+        let chunks = sequences.chunks(group.width, params.window);
         let mut d_q = Vec::with_capacity(chunks.len());
         let mut d_kv: Option<(Tensor<4>, Tensor<4>)> = None;
         for chunk in &chunks {
-            let mask = sequences.mask(scoring.window, chunk);
+            let mask = sequences.mask(params.window, chunk);
             let queries = [&q, &o, &d].map(|t| columns(t, &chunk.queries));
             let keys = [&k, &v].map(|t| columns(t, &chunk.keys));
-            let [own_q, own_k, own_v] = mix_backward(queries, keys, scoring, mask);
+            let [own_q, own_k, own_v] =
+                scaled_dot_product_attention_backward(queries, keys, params, mask);
             d_q.push(own_q);
             d_kv = Some(if chunks.len() == 1 {
                 (own_k, own_v)
@@ -126,25 +126,25 @@ pub fn attend_backward(
         }
     }
     let [q, k, v] = all.map(|parts| joined(parts, 0));
-    Projected { q, k, v }
+    Qkv { q, k, v }
 }
 
-/// Softmax attention of queries `[batch, heads, queries, dim]` over keys and values, `[batch, kv_heads, keys, dim]`: mixed
-/// values in the shape of the queries. The query heads of a group meet their key head as more rows of one product, so that
-/// keys and values are never repeated. Softmax is at least in f32. `mask` is true where a key is hidden.
+/// Softmax attention of queries `[batch, heads, queries, dim]` over keys and values `[batch, kv_heads, keys, dim]`; the output has
+/// the shape of the queries. The query heads of a group are further rows of the product with their key head, so that keys and
+/// values are not repeated. Softmax is in f32 or wider. `mask` is true where a key is hidden.
 #[must_use]
-pub(crate) fn mix(
+pub(crate) fn scaled_dot_product_attention(
     q: Tensor<4>,
     k: Tensor<4>,
     v: Tensor<4>,
-    scoring: Scoring,
+    params: AttentionParams,
     mask: Option<Tensor<4, Bool>>,
 ) -> Tensor<4> {
     let shape = q.dims();
     let kv = k.dims()[1];
     let stored = v.dtype();
-    let mut scores = widened((grouped(q, kv) * scoring.scale).matmul(k.swap_dims(2, 3)));
-    if let Some(cap) = scoring.softcap {
+    let mut scores = widened((grouped(q, kv) * params.scale).matmul(k.swap_dims(2, 3)));
+    if let Some(cap) = params.softcap {
         // not divided: Burn's gradient of a division by a number rounds it to f32
         scores = (scores * cap.recip()).tanh() * cap;
     }
@@ -154,21 +154,21 @@ pub(crate) fn mix(
         .reshape(shape)
 }
 
-/// Gradients of queries, keys and values, from `[queries, mixed values, their gradient]` and `[keys, values]`.
-fn mix_backward(
+/// Gradients of queries, keys and values, given `[queries, output, gradient of the output]` and `[keys, values]`.
+fn scaled_dot_product_attention_backward(
     [q, o, d]: [Tensor<4>; 3],
     [k, v]: [Tensor<4>; 2],
-    scoring: Scoring,
+    params: AttentionParams,
     mask: Option<Tensor<4, Bool>>,
 ) -> [Tensor<4>; 3] {
     let shape = q.dims();
     let kv = k.dims()[1];
-    let q = grouped(q, kv) * scoring.scale;
+    let q = grouped(q, kv) * params.scale;
     let (o, d) = (grouped(o, kv), grouped(d, kv));
     let stored = v.dtype();
     let mut scores = widened(q.clone().matmul(k.clone().swap_dims(2, 3)));
     let mut tanh = None;
-    if let Some(cap) = scoring.softcap {
+    if let Some(cap) = params.softcap {
         let t = (scores * cap.recip()).tanh();
         scores = t.clone() * cap;
         tanh = Some(t);
@@ -184,7 +184,7 @@ fn mix_backward(
     }
     let d_scores = stored_as(d_scores, stored);
     let d_k = d_scores.clone().swap_dims(2, 3).matmul(q);
-    let d_q = d_scores.matmul(k) * scoring.scale;
+    let d_q = d_scores.matmul(k) * params.scale;
     [d_q.reshape(shape), d_k, d_v]
 }
 
@@ -194,7 +194,7 @@ fn grouped(t: Tensor<4>, kv: usize) -> Tensor<4> {
     t.reshape([batch, kv, heads / kv * queries, dim])
 }
 
-/// Scores `[batch, kv_heads, heads / kv_heads · queries, keys]` with the hidden ones out of the way.
+/// Scores `[batch, kv_heads, heads / kv_heads · queries, keys]` with those of hidden keys replaced.
 fn hide(scores: Tensor<4>, queries: [usize; 4], mask: Option<Tensor<4, Bool>>) -> Tensor<4> {
     let Some(mask) = mask else {
         return scores;

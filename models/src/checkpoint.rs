@@ -1,33 +1,26 @@
-//! Hugging Face checkpoint folders: what their configs say, and their weights into a decoder.
+//! Hugging Face checkpoint folders: reading their configs, and loading and writing weights and adapters.
 
-mod adapter;
 mod export;
+mod json;
+mod peft;
 pub mod stream;
 mod weights;
 
-pub use adapter::{adapter_shape, is_adapter, load_adapter, save_adapter};
 pub use export::{ExportOptions, export};
+pub use peft::{adapter_shape, is_adapter, load_adapter, save_adapter};
+pub use weights::StoredDtype;
 
 use crate::arch::HeadKind;
 use crate::{Arch, Decoder, Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::Precision;
+use json::read_object;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Element type of a stored tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StoredDtype {
-    /// 32-bit float.
-    F32,
-    /// bfloat16.
-    BF16,
-    /// IEEE half.
-    F16,
-}
-
-/// What a checkpoint folder says of a model, weights apart: enough to write the same model again.
+/// The configs of a checkpoint folder and the element types of its tensors, without its weights: enough to write the same model
+/// again.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
@@ -52,7 +45,7 @@ impl Checkpoint {
         })
     }
 
-    /// The architecture in a folder's `config.json`; nothing else of it is read.
+    /// The architecture in a folder's `config.json`; no other file is read.
     pub fn architecture(dir: &Path) -> Result<Arch> {
         Self::config(dir).map(|(_, arch)| arch)
     }
@@ -77,7 +70,7 @@ impl Checkpoint {
         Ok((config, arch))
     }
 
-    /// A model that does not exist yet, from a config written by hand (transformers' key names).
+    /// A new model, from a config with transformers' key names; `eos` and `pad` are token ids.
     pub fn create(
         mut config: Map<String, Value>,
         eos: Option<u32>,
@@ -101,7 +94,7 @@ impl Checkpoint {
         })
     }
 
-    /// Loads the weights onto a device, in the architecture's precision, checking that they are exactly what the config calls for.
+    /// Loads the weights onto a device, in the architecture's precision. Missing, unexpected and misshapen tensors are errors.
     pub fn load(&self, device: &Device) -> Result<Decoder> {
         weights::load(&self.dir, &self.arch, device)
     }
@@ -112,34 +105,34 @@ impl Checkpoint {
         &self.arch
     }
 
-    /// The folder it was read from; empty for a model that was made.
+    /// The folder it was read from; empty for a new model.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Element type that a tensor is stored in: the source's, F32 for a model that was made.
+    /// Element type in which a tensor is stored: that of the folder read, F32 for a new model.
     #[must_use]
     pub fn stored_dtype(&self, tensor: &str) -> StoredDtype {
         self.dtypes.get(tensor).copied().unwrap_or(StoredDtype::F32)
     }
 
-    /// The same model, to be run in a precision whatever its files store.
+    /// This model, to be run in `precision` whatever its files store.
     #[must_use]
     pub fn in_precision(mut self, precision: Precision) -> Self {
         self.arch = self.arch.in_precision(precision);
         self
     }
 
-    /// The same model stored in full precision.
+    /// This model, to be stored in f32.
     #[must_use]
     pub fn stored_as_f32(mut self) -> Self {
         self.dtypes.clear();
         self
     }
 
-    /// The critic beside this model: the same body with one label for a head, stored in full precision, as
-    /// transformers' `…ForSequenceClassification`. A model that has such a head already keeps it.
+    /// A critic with the body of this model and a scalar head, stored in f32 as transformers' `…ForSequenceClassification` with one
+    /// label. A model that has such a head keeps it.
     #[must_use]
     pub fn with_value_head(mut self) -> Self {
         self.dtypes.clear();
@@ -156,7 +149,7 @@ impl Checkpoint {
         self
     }
 
-    /// The padding token's id, where the config names one. Scalar heads are read before trailing ones.
+    /// The padding token's id, if the config names one: a sequence's score is that of the last token before padding.
     #[must_use]
     pub fn pad_id(&self) -> Option<u32> {
         let id = self.config.get("pad_token_id").and_then(Value::as_u64)?;
@@ -181,26 +174,5 @@ impl Checkpoint {
         } else {
             own
         }
-    }
-}
-
-/// Reads a JSON object; `None` where the file is not there.
-fn read_object(dir: &Path, file: &str) -> Result<Option<Map<String, Value>>> {
-    let path = dir.join(file);
-    let text = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(Error::io("read", path)(e)),
-    };
-    match serde_json::from_str(&text) {
-        Ok(Value::Object(map)) => Ok(Some(map)),
-        Ok(_) => Err(Error::Config {
-            path,
-            detail: "should hold a JSON object".into(),
-        }),
-        Err(e) => Err(Error::Config {
-            path,
-            detail: format!("is not JSON: {e}"),
-        }),
     }
 }

@@ -1,17 +1,15 @@
-//! The last unit, a chunk of rows at a time: logits exist for the rows of a chunk and no longer.
+//! The last unit, computed a chunk of rows at a time, so that logits only exist for the rows of one chunk.
 //!
-//! The gradient is written out instead of traced, so that a chunk keeps two `[rows, vocab]` tensors (one where a kernel
-//! computes it) and not the seven of `log_softmax` + `gather` + entropy under autodiff. On GPUs a large vocabulary is taken in
-//! tiles, with an online softmax over them: a chunk has the logits of one tile at a time, and makes them once more for the
-//! gradient.
+//! The gradient is written out, not traced by autodiff, so that a chunk keeps two `[rows, vocab]` tensors (one with a fused kernel)
+//! instead of the seven of `log_softmax` + `gather` + entropy. On GPUs a large vocabulary is divided into tiles, with an online
+//! softmax over them: a chunk has the logits of one tile at a time, and recomputes them in the backward pass.
 //!
 //! With z = softcap(h Wᵀ) / τ and p = softmax(z):
 //! log-prob of token t is `z_t − logsumexp(z)`, entropy is `H = logsumexp(z) − Σ p z`, and
 //! `∂/∂z = g_logp (1_t − p) − g_H p (z − Σ p z)`.
 
 use crate::arch::Arch;
-use crate::layer::rms_norm;
-use crate::unit::product;
+use crate::functional::{linear, rms_norm};
 use burn::tensor::{Int, Tensor};
 use firebrick_backends::kernels::{self, Panels, RowScores, Scaling, ScoreGradients};
 use firebrick_backends::precision::{stored_as, widened};
@@ -22,18 +20,18 @@ pub struct Head<'a> {
     pub(crate) arch: &'a Arch,
     pub(crate) norm: Tensor<2>,
     pub(crate) projection: Tensor<2>,
-    /// A copy of the projection for few rows, while sampling.
+    /// A prepacked copy of the projection, for sampling.
     pub(crate) panels: Option<Panels>,
     pub(crate) bias: Option<Tensor<2>>,
     /// The value head beside the projection, `[1, hidden]`, where there is one.
     pub(crate) value: Option<Tensor<2>>,
-    /// Whether the norm trains.
+    /// Whether the norm is trained.
     pub(crate) trainable: bool,
-    /// Whether the projection does.
+    /// Whether the projection is trained.
     pub(crate) projection_trains: bool,
 }
 
-/// What the head says of a chunk of rows, each `[rows]`.
+/// Log-probabilities and entropies of a chunk of rows, `[rows]` each.
 #[derive(Clone, Debug)]
 pub struct TokenScores {
     /// Log-probability of the target token under softmax(logits / temperature), in nats.
@@ -42,7 +40,7 @@ pub struct TokenScores {
     pub entropy: Tensor<1>,
 }
 
-/// A chunk whose scores are known and whose gradient can be taken.
+/// A chunk with its scores, and what their gradient needs.
 #[derive(Debug)]
 pub struct HeadChunk<'a> {
     head: &'a Head<'a>,
@@ -55,23 +53,23 @@ pub struct HeadChunk<'a> {
     pub scores: TokenScores,
 }
 
-/// A chunk of a scalar head whose values are known and whose gradient can be taken.
+/// A chunk of a scalar head with its values, and what their gradient needs.
 #[derive(Debug)]
 pub struct ValueChunk<'a> {
     head: &'a Head<'a>,
     hidden: Tensor<2>,
     normed: Tensor<2>,
-    /// One number a row, `[rows]`.
+    /// The value of each row, `[rows]`.
     pub values: Tensor<1>,
 }
 
-/// What the gradient needs of the distributions of a chunk's rows.
+/// What the gradient needs of the token distributions of a chunk.
 #[derive(Debug)]
 enum Distribution {
-    /// Raw logits `[rows, vocab]`, which the gradient takes the place of.
+    /// Raw logits `[rows, vocab]`, which the gradient overwrites.
     Logits(Tensor<2>, RowScores),
-    /// Raw logits of tiles this wide are made again.
-    Tiles(usize, RowScores),
+    /// The backward pass recomputes the raw logits, tile by tile.
+    Tiles(TiledScores),
     /// z and p `[rows, vocab]`, `Σ p z` `[rows, 1]`.
     Probabilities {
         z: Tensor<2>,
@@ -80,16 +78,24 @@ enum Distribution {
     },
 }
 
+/// Scores of rows whose logits were computed a tile of the vocabulary at a time.
+#[derive(Debug)]
+struct TiledScores {
+    /// Tokens of a tile.
+    tile: usize,
+    rows: RowScores,
+}
+
 /// Gradients of a chunk.
 #[derive(Debug)]
 pub struct HeadGradients {
     /// With respect to the hidden rows, `[rows, hidden]`.
     pub hidden: Tensor<2>,
-    /// With respect to the final norm's weight, `[1, hidden]`, where it trains.
+    /// With respect to the final norm's weight, `[1, hidden]`, if it is trained.
     pub norm: Option<Tensor<2>>,
-    /// With respect to the projection, `[vocab, hidden]` (`[1, hidden]` of a scalar head), where it trains.
+    /// With respect to the projection, `[vocab, hidden]` (`[1, hidden]` for a scalar head), if it is trained.
     pub projection: Option<Tensor<2>>,
-    /// With respect to the projection's bias, `[1, 1]`, where a scalar head has one that trains.
+    /// With respect to the projection's bias, `[1, 1]`, if a scalar head has one that is trained.
     pub bias: Option<Tensor<2>>,
 }
 
@@ -101,14 +107,14 @@ impl<'a> Head<'a> {
         self.cap(self.raw(&normed))
     }
 
-    /// Logits of normed rows as they come out of the product, at least in f32.
+    /// Logits of normed rows before the soft-cap, in f32 or wider.
     fn raw(&self, normed: &Tensor<2>) -> Tensor<2> {
         let packed = self.panels.as_ref().and_then(|w| w.linear(normed));
         let few = || kernels::linear_each(normed, [&self.projection]).map(|[y]| y);
         packed
             .or_else(few)
             .or_else(|| kernels::product_nt(normed, &self.projection))
-            .unwrap_or_else(|| widened(product(normed, &self.projection)))
+            .unwrap_or_else(|| widened(linear(normed, &self.projection)))
     }
 
     fn cap(&self, logits: Tensor<2>) -> Tensor<2> {
@@ -118,8 +124,8 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// The value head beside a language model's projection as a scalar head of its own, where there is one. It trains also where
-    /// the model is frozen.
+    /// The value head beside a language model's projection as a scalar head, if there is one. It is trained even where the model is
+    /// frozen.
     #[must_use]
     pub fn joint_value(&self) -> Option<Self> {
         Some(Self {
@@ -131,13 +137,13 @@ impl<'a> Head<'a> {
         })
     }
 
-    /// One number a row from a scalar head (reward models and critics): `[rows]`.
+    /// Values of hidden states `[rows, hidden]` by a scalar head (reward models and critics): `[rows]`.
     #[must_use]
     pub fn scalar(&self, hidden: Tensor<2>) -> Tensor<1> {
         self.value_chunk(hidden).values
     }
 
-    /// The same, and what its gradient needs.
+    /// [`Self::scalar`], keeping what the gradient needs.
     #[must_use]
     pub fn value_chunk(&'a self, hidden: Tensor<2>) -> ValueChunk<'a> {
         let normed = rms_norm(self.arch, hidden.clone(), self.norm.clone());
@@ -172,7 +178,7 @@ impl<'a> Head<'a> {
         (d_hidden, w.grad_remove(&mut grads))
     }
 
-    /// Scores target tokens `[rows]` given hidden rows `[rows, hidden]`, without keeping anything for a gradient.
+    /// Log-probabilities of target tokens `[rows]` given hidden states `[rows, hidden]`, and entropies; nothing is kept for a gradient.
     #[must_use]
     pub fn score(
         &'a self,
@@ -183,7 +189,7 @@ impl<'a> Head<'a> {
         self.chunk(hidden, targets, temperature).scores
     }
 
-    /// Scores a chunk and keeps what its gradient needs. `temperature` must be positive.
+    /// [`Self::score`], keeping what the gradient needs. `temperature` must be positive.
     #[must_use]
     pub fn chunk(
         &'a self,
@@ -199,7 +205,7 @@ impl<'a> Head<'a> {
             Some(tile) => {
                 let rows = self.score_tiles(&normed, &targets, tile, scaling);
                 let scores = TokenScores::of(&rows);
-                (Distribution::Tiles(tile, rows), scores)
+                (Distribution::Tiles(TiledScores { tile, rows }), scores)
             }
             None => {
                 let logits = self.raw(&normed);
@@ -232,7 +238,7 @@ impl Head<'_> {
         }
     }
 
-    /// The projection's rows of each tile of the vocabulary, with the first of them.
+    /// The first token of each tile of the vocabulary, and the projection's rows of the tile.
     fn tiles(&self, tile: usize) -> impl Iterator<Item = (usize, Tensor<2>)> {
         let [vocab, _] = self.projection.dims();
         (0..vocab).step_by(tile).map(move |first| {
@@ -249,19 +255,19 @@ impl Head<'_> {
         scaling: Scaling,
     ) -> RowScores {
         let running = self.tiles(tile).fold(None, |running, (first, rows)| {
-            let logits = product(normed, &rows);
+            let logits = linear(normed, &rows);
             let running = kernels::score_tile(&logits, first, targets, running, scaling);
             Some(running.expect("the device scores by tiles"))
         });
         kernels::scores(running.expect("a vocabulary has tokens"))
     }
 
-    /// Gradients of the normed rows and of the projection, where it trains: a tile's logits, their gradient in their place, and
+    /// Gradients of the normed rows and, if it is trained, of the projection: for each tile the logits, their gradient in place, and
     /// its two products.
     fn tile_gradients(
         &self,
         chunk: &HeadChunk<'_>,
-        (tile, scores): (usize, &RowScores),
+        scores: &TiledScores,
         upstream: ScoreGradients<'_>,
     ) -> (Tensor<2>, Option<Tensor<2>>) {
         let scaling = self.scaling(chunk.temperature);
@@ -273,11 +279,17 @@ impl Head<'_> {
                 (&chunk.normed.device(), chunk.normed.dtype()),
             )
         });
-        for (first, rows) in self.tiles(tile) {
-            let logits = product(&chunk.normed, &rows);
-            let dz =
-                kernels::tile_gradient(logits, first, &chunk.targets, scores, upstream, scaling)
-                    .expect("what the kernels scored they differentiate");
+        for (first, rows) in self.tiles(scores.tile) {
+            let logits = linear(&chunk.normed, &rows);
+            let dz = kernels::tile_gradient(
+                logits,
+                first,
+                &chunk.targets,
+                &scores.rows,
+                upstream,
+                scaling,
+            )
+            .expect("what the kernels scored they differentiate");
             d_projection = d_projection.map(|all| {
                 let own = product_tn(&dz, &chunk.normed);
                 all.slice_assign([first..first + own.dims()[0], 0..hidden], own)
@@ -301,7 +313,7 @@ impl TokenScores {
     }
 }
 
-/// Scores of capped logits in tensor operations.
+/// Scores of soft-capped logits by tensor operations.
 fn score(
     logits: Tensor<2>,
     targets: &Tensor<1, Int>,
@@ -328,14 +340,14 @@ fn score(
 }
 
 impl HeadChunk<'_> {
-    /// Gradients given those of the scores, `[rows]` each; `d_entropy` only where the loss looks at entropy. The product of
-    /// `[vocab, hidden]` is left out where the head is frozen.
+    /// Gradients, given those of the scores, `[rows]` each; `d_entropy` is `None` where the loss has no entropy term. A frozen head
+    /// has no gradient of the projection.
     #[must_use]
     pub fn backward(self, d_logp: &Tensor<1>, d_entropy: Option<&Tensor<1>>) -> HeadGradients {
         let head = self.head;
-        let (d_normed, projection) = if let Distribution::Tiles(tile, scores) = &self.distribution {
+        let (d_normed, projection) = if let Distribution::Tiles(scores) = &self.distribution {
             let upstream = ScoreGradients { d_logp, d_entropy };
-            head.tile_gradients(&self, (*tile, scores), upstream)
+            head.tile_gradients(&self, scores, upstream)
         } else {
             let (targets, temperature) = (&self.targets, self.temperature);
             let distribution = self.distribution;
@@ -381,7 +393,7 @@ impl ValueChunk<'_> {
     }
 }
 
-/// `aᵀ · b`, off the graph; of `a` no more is used than `b` is stored in.
+/// `aᵀ · b` without an autodiff graph, with `a` in the type in which `b` is stored.
 fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Tensor<2> {
     let product = || stored_as(a.clone(), b.dtype()).transpose();
     kernels::product_tn(a, b).unwrap_or_else(|| product().matmul(b.clone()))

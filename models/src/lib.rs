@@ -1,10 +1,10 @@
-//! Language models as chains of units: architecture from a Hugging Face config, weights, KV cache, generation, tokenizers.
+//! Decoder language models as chains of units: weights, adapters, KV cache, generation, tokenizers, Hugging Face checkpoints.
 //!
-//! Models know no loss and no memory plan: they offer units and a head, and the engine decides when each runs.
+//! Models have no loss and no memory plan: they provide units and a head, and the engine decides when each runs.
 //!
 //! ```
 //! use burn::tensor::Device;
-//! use firebrick_models::generate::{Generator, Request, Sampling};
+//! use firebrick_models::generate::{GenerationRequest, Generator, SamplingParams};
 //! use firebrick_models::random::DrawKey;
 //! use firebrick_models::{Checkpoint, Decoder};
 //! use serde_json::json;
@@ -16,9 +16,9 @@
 //! let checkpoint = Checkpoint::create(config.as_object().unwrap().clone(), None, None)?;
 //! let decoder = Decoder::random(checkpoint.arch().clone(), 1, &Device::flex());
 //!
-//! let sampling = Sampling { max_new_tokens: 5, ..Sampling::default() };
+//! let sampling = SamplingParams { max_new_tokens: 5, ..SamplingParams::default() };
 //! let key = DrawKey { seed: 7, step: 0, draw: 0, sample: 0 };
-//! let requests = [Request { tokens: vec![1, 2, 3], key }];
+//! let requests = [GenerationRequest { tokens: vec![1, 2, 3], key }];
 //! let samples = Generator::new(&decoder, None, &sampling)?.run(&requests, 2, 8)?;
 //! assert_eq!(samples.len(), 2);
 //! assert_eq!(samples[0].tokens.len(), 5);
@@ -31,16 +31,19 @@ pub mod cache;
 pub mod checkpoint;
 pub mod decoder;
 pub mod error;
+pub mod forward_context;
+mod functional;
 pub mod generate;
 pub mod head;
-pub mod layer;
+mod layer;
 pub mod random;
 pub mod rope;
 pub mod tokenizer;
 pub mod unit;
+pub mod weights;
 
 pub use checkpoint::Checkpoint;
-pub use decoder::{Decoder, Packing, Quantization};
+pub use decoder::Decoder;
 pub use error::{Error, Result};
-pub use firebrick_spec::{Arch, arch};
+pub use firebrick_spec::{Arch, Prepack, Quantization, arch};
 pub use tokenizer::Tokenizer;

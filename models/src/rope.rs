@@ -1,26 +1,26 @@
-//! Rotary position embedding, rotate-half form (Su et al., 2021; layout of transformers), with positions
-//! of its own for every row.
+//! Rotary position embedding in rotate-half form (Su et al., 2021, arXiv:2104.09864; the layout of transformers), with a position
+//! for every row.
 
 use crate::arch::{Arch, RopeScaling};
 use burn::tensor::{Device, Tensor, TensorData};
 use firebrick_backends::kernels;
 use firebrick_backends::precision::{stored_as, widened};
 
-/// Angles' cosines and sines for the tokens of one forward: each `[tokens, 1, head_dim / 2]`.
+/// Cosines and sines of the rotation angles of one forward pass: `[tokens, 1, head_dim / 2]` each.
 #[derive(Clone, Debug)]
-pub struct Angles {
+pub struct RotaryEmbedding {
     cos: Tensor<3>,
     sin: Tensor<3>,
 }
 
-impl Angles {
-    /// Angles of the given positions, one a token.
+impl RotaryEmbedding {
+    /// The tables for these positions, one for each token.
     #[must_use]
     pub fn new(arch: &Arch, positions: &[u32], device: &Device) -> Self {
         let longest = positions.iter().max().map_or(0, |&p| p as usize + 1);
         let frequencies = frequencies(arch, longest);
         let half = frequencies.len();
-        // sequences side by side have the same positions: each is computed once
+        // many sequences have the same positions: each is computed once
         let mut distinct = positions.to_vec();
         distinct.sort_unstable();
         distinct.dedup();
@@ -47,7 +47,7 @@ impl Angles {
         [&self.cos, &self.sin]
     }
 
-    /// Rotates `x` of shape `[tokens, heads, head_dim]`, at least in f32.
+    /// Rotates `x` of shape `[tokens, heads, head_dim]`, in f32 or wider.
     #[must_use]
     pub fn rotate(&self, x: Tensor<3>) -> Tensor<3> {
         let x = match kernels::rotary(x, &self.cos, &self.sin) {
@@ -66,8 +66,8 @@ impl Angles {
     }
 }
 
-/// Angle a position for each pair of dimensions. `longest` is the number of positions of the forward,
-/// which only dynamic scaling looks at (as transformers does).
+/// Rotation angle per position of each pair of dimensions. `longest` is the number of positions of the forward pass, which only
+/// dynamic scaling uses (as transformers does).
 fn frequencies(arch: &Arch, longest: usize) -> Vec<f64> {
     let dim = arch.head_dim as f64;
     let base = |theta: f64| -> Vec<f64> {

@@ -3,7 +3,7 @@
 use super::{Loaded, load};
 use crate::arguments::GenerateArgs;
 use crate::output;
-use firebrick::models::generate::{Generator, Request, Sampling};
+use firebrick::models::generate::{GenerationRequest, Generator, SamplingParams};
 use firebrick::models::random::DrawKey;
 use firebrick::models::tokenizer::Message;
 use serde_json::json;
@@ -18,7 +18,7 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     if stop_ids.is_empty() {
         stop_ids.extend(tokenizer.eos_id());
     }
-    let sampling = Sampling {
+    let sampling = SamplingParams {
         temperature: args.temperature,
         top_k: args.top_k,
         top_p: args.top_p,
@@ -38,7 +38,7 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         } else {
             tokenizer.encode(prompt, true)?
         };
-        requests.push(Request {
+        requests.push(GenerationRequest {
             tokens,
             key: DrawKey {
                 seed: args.seed,

@@ -5,7 +5,7 @@ use burn::tensor::{Int, Tensor};
 use firebrick::backends::allocator;
 use firebrick::backends::device::{DeviceSpec, open};
 use firebrick::models::cache::KvCache;
-use firebrick::models::layer::{Columns, Context};
+use firebrick::models::forward_context::{Columns, ForwardContext};
 use firebrick::models::{Arch, Decoder};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -40,7 +40,7 @@ fn full(decoder: &Decoder) -> KvCache {
     };
     let ids: Vec<i32> = (0..PROMPT as i32).map(|i| i % 64).collect();
     let ids = Tensor::<1, Int>::from_ints(ids.as_slice(), device);
-    let context = Context::cached(arch, columns, device);
+    let context = ForwardContext::cached(arch, columns, device);
     drop(decoder.hidden_cached(ids, &context, &mut prompt));
     let mut cache = KvCache::empty(arch, ROWS, CAPACITY, device);
     cache.clear(PROMPT);

@@ -16,9 +16,11 @@ use firebrick::engine::plan::estimate::{CriticWork, Workload, estimate};
 use firebrick::engine::plan::{MemoryConfig, Plan, Role};
 use firebrick::engine::sequence::Sequence;
 use firebrick::models::adapter::LoraConfig;
-use firebrick::models::generate::{Generator, MAX_NUM_BATCHED_TOKENS, Request, Sampling};
+use firebrick::models::generate::{
+    GenerationRequest, Generator, MAX_NUM_BATCHED_TOKENS, SamplingParams,
+};
 use firebrick::models::random::DrawKey;
-use firebrick::models::{Arch, Decoder, Packing, Quantization};
+use firebrick::models::{Arch, Decoder, Prepack, Quantization};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -35,7 +37,7 @@ pub struct Case {
     /// Whether sampling is measured too: it takes long.
     pub samples: bool,
     /// Copies of its matrices while it is sampled.
-    pub packing: Packing,
+    pub prepack: Prepack,
     pub lora: Option<LoraConfig>,
     /// Whether a critic of the same size is trained beside the policy.
     pub critic: bool,
@@ -56,7 +58,7 @@ impl Case {
             sequences,
             group: 1,
             samples: false,
-            packing: Packing::default(),
+            prepack: Prepack::default(),
             lora: None,
             critic: false,
         }
@@ -65,7 +67,7 @@ impl Case {
     /// The same with copies of its matrices while it is sampled.
     pub fn packed(self, quantization: Option<Quantization>) -> Self {
         Self {
-            packing: Packing {
+            prepack: Prepack {
                 panels: true,
                 quantization,
             },
@@ -115,7 +117,7 @@ impl Case {
         let lengths = [self.prompt as u64, self.response as u64];
         Workload {
             max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS as u64,
-            packing: self.packing,
+            prepack: self.prepack,
             lora: self.lora.clone(),
             critic: self
                 .critic_arch()
@@ -261,12 +263,12 @@ fn sample(case: &Case, learner: &mut Learner) {
         .model
         .set_residency(Residency::Rollout)
         .expect("weights in place");
-    let sampling = Sampling {
+    let sampling = SamplingParams {
         max_new_tokens: case.response,
-        ..Sampling::default()
+        ..SamplingParams::default()
     };
-    let requests: Vec<Request> = (0..case.sequences / case.group)
-        .map(|i| Request {
+    let requests: Vec<GenerationRequest> = (0..case.sequences / case.group)
+        .map(|i| GenerationRequest {
             tokens: case.sequence(i).tokens[..case.prompt].to_vec(),
             key: DrawKey {
                 seed: 1,
@@ -277,7 +279,7 @@ fn sample(case: &Case, learner: &mut Learner) {
         })
         .collect();
     Generator::new(learner.decoder(), None, &sampling)
-        .map(|g| g.packing(case.packing))
+        .map(|g| g.prepack(case.prepack))
         .and_then(|g| g.run(&requests, case.group, case.sequences))
         .expect("samples");
 }

@@ -10,9 +10,9 @@ pub mod error;
 pub mod kernels;
 pub mod lora;
 pub mod memory;
-pub mod packing;
 pub mod parameters;
 pub mod precision;
+pub mod prepack;
 pub mod profile;
 
 pub use arch::Arch;
@@ -20,6 +20,6 @@ pub use backend::Backend;
 pub use error::{Error, Result};
 pub use kernels::{KernelTable, Operation, QuantizedProduct};
 pub use memory::{Category, Home};
-pub use packing::{Packing, Quantization};
 pub use precision::Precision;
+pub use prepack::{Prepack, Quantization};
 pub use profile::{DeviceProfile, MatmulFlops, Origin, Pool};

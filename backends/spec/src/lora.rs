@@ -1,40 +1,40 @@
-//! Low-rank adapters (Hu et al., 2021, arXiv:2106.09685): their settings, and the parameters they add to a unit.
+//! Low-rank adapters (LoRA: Hu et al., 2021, arXiv:2106.09685): their settings, and the parameters that they add to a unit.
 
-use crate::parameters::{ParamSpec, Slot, Target};
+use crate::parameters::{ParamSpec, Slot, TargetModule};
 
 /// What PEFT puts before the name of an adapted module.
 const PREFIX: &str = "base_model.model.";
 
-/// What a model's bypasses look like: everything but their numbers.
+/// The LoRA settings of a model, by PEFT's names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraConfig {
-    /// Rows of A and columns of B (PEFT's `r`).
+    /// Rows of A and columns of B (PEFT's `r`); at least 1.
     pub rank: usize,
     /// Numerator of the scale (PEFT's `lora_alpha`).
     pub alpha: f64,
-    /// Divide by the root of the rank instead of the rank (Kalajdzievski, 2023).
+    /// Whether the scale is alpha / √rank instead of alpha / rank (rsLoRA: Kalajdzievski, 2023, arXiv:2312.03732).
     pub use_rslora: bool,
-    /// Share of a bypass's inputs that training drops.
+    /// Dropout rate of an adapter's inputs in training, in [0, 1).
     pub dropout: f64,
-    /// Projections with a bypass, in every layer.
-    pub target_modules: Vec<Target>,
+    /// Modules with an adapter, in every layer.
+    pub target_modules: Vec<TargetModule>,
 }
 
 impl Default for LoraConfig {
-    /// TRL's rank and alpha, without dropout, beside every projection.
+    /// TRL's rank and alpha, no dropout, all modules.
     fn default() -> Self {
         Self {
             rank: 16,
             alpha: 32.0,
             use_rslora: false,
             dropout: 0.0,
-            target_modules: Target::all(),
+            target_modules: TargetModule::all(),
         }
     }
 }
 
 impl LoraConfig {
-    /// Refuses settings that cannot work, by PEFT's name without its prefix.
+    /// Refuses values out of range; the error names the setting.
     pub fn check(&self) -> Result<(), String> {
         if self.rank == 0 {
             return Err("rank should be at least 1".into());
@@ -54,18 +54,19 @@ impl LoraConfig {
         Ok(())
     }
 
-    /// What a bypass is multiplied by: alpha / rank, or alpha / √rank.
+    /// The factor of an adapter's output: alpha / rank, or alpha / √rank.
     #[must_use]
     pub fn scale(&self) -> f64 {
         let rank = self.rank as f64;
         self.alpha / if self.use_rslora { rank.sqrt() } else { rank }
     }
 
-    /// The parameters that these bypasses add to a unit, under PEFT's names.
+    /// The parameters that adapters add to a unit with the parameters `base`, by PEFT's names: A `[rank, in]` and B `[out, rank]` of each
+    /// target module.
     #[must_use]
     pub fn specs(&self, base: &[ParamSpec]) -> Vec<ParamSpec> {
         let adapted = base.iter().filter_map(|spec| {
-            let target = Target::of(spec.slot)?;
+            let target = TargetModule::of(spec.slot)?;
             let wanted = self.target_modules.contains(&target);
             wanted.then_some((target, spec))
         });

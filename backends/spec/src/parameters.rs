@@ -1,97 +1,24 @@
-//! The parameters of a decoder: which units its chain has, and the name and shape of every parameter a unit owns.
+//! The chain of units of an architecture, and the name and shape of every parameter of a unit.
 //!
-//! One table, [`unit_specs`], names every parameter once, and adapters ([`crate::lora`]) add theirs to the units they belong to;
-//! loading, export, random initialization, gradients, optimizer state and memory estimates all follow its order.
+//! [`unit_specs`] is the only list of parameters, and adapters ([`crate::lora`]) append theirs to the units they belong to. Loading,
+//! export, initialisation, gradients, optimizer state and memory estimates follow its order.
 
 use crate::arch::{Arch, Family, HeadKind};
 
-/// A link of the chain.
+/// A unit of the chain: the smallest part of a decoder that runs, is recomputed, or is offloaded by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnitKind {
     /// Token ids to hidden rows.
     Embedding,
-    /// The attention half of a layer, residual included.
+    /// The attention half of this layer, residual included.
     Attention(usize),
-    /// The MLP half of a layer, residual included.
+    /// The MLP half of this layer, residual included.
     Mlp(usize),
     /// Final norm and projection.
     Head,
 }
 
-/// A projection that can have a bypass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(
-    missing_docs,
-    reason = "the variants are the field's own names for these matrices"
-)]
-pub enum Target {
-    Q,
-    K,
-    V,
-    O,
-    Gate,
-    Up,
-    Down,
-}
-
-/// Targets, the module names they go by, and the matrices they stand beside.
-const TARGETS: [(Target, &str, Slot); 7] = [
-    (Target::Q, "q_proj", Slot::Q),
-    (Target::K, "k_proj", Slot::K),
-    (Target::V, "v_proj", Slot::V),
-    (Target::O, "o_proj", Slot::O),
-    (Target::Gate, "gate_proj", Slot::Gate),
-    (Target::Up, "up_proj", Slot::Up),
-    (Target::Down, "down_proj", Slot::Down),
-];
-
-impl Target {
-    /// Every projection of a layer: PEFT's `all-linear`.
-    #[must_use]
-    pub fn all() -> Vec<Self> {
-        TARGETS.iter().map(|t| t.0).collect()
-    }
-
-    /// The module's name: `q_proj`, …
-    #[must_use]
-    pub fn module(self) -> &'static str {
-        TARGETS[self as usize].1
-    }
-
-    /// Modules by name, in the order of the layer, each once.
-    pub fn parse(names: &[impl AsRef<str>]) -> Result<Vec<Self>, String> {
-        let mut targets = names
-            .iter()
-            .map(|name| {
-                let name = name.as_ref();
-                let found = TARGETS.iter().find(|t| t.1 == name);
-                found.map(|t| t.0).ok_or_else(|| {
-                    let known = TARGETS.map(|t| t.1).join(", ");
-                    format!(
-                        "unknown module {name:?}; known: {known}, or all-linear for all of them"
-                    )
-                })
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        targets.sort_unstable();
-        targets.dedup();
-        Ok(targets)
-    }
-
-    /// The target beside whose matrix a bypass runs.
-    #[must_use]
-    pub fn of(slot: Slot) -> Option<Self> {
-        TARGETS.iter().find(|t| t.2 == slot).map(|t| t.0)
-    }
-
-    /// A number that no other target of any layer has.
-    #[must_use]
-    pub fn place(self, layer: usize) -> usize {
-        layer * TARGETS.len() + self as usize
-    }
-}
-
-/// What a parameter is used for in its unit.
+/// The role of a parameter in its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(
     missing_docs,
@@ -120,11 +47,27 @@ pub enum Slot {
     Projection,
     ProjectionBias,
     Value,
-    LoraA(Target),
-    LoraB(Target),
+    LoraA(TargetModule),
+    LoraB(TargetModule),
 }
 
 impl Slot {
+    /// The bias that is added to the product with this matrix; `None` where no architecture has one.
+    #[must_use]
+    pub fn bias(self) -> Option<Self> {
+        Some(match self {
+            Self::Q => Self::QBias,
+            Self::K => Self::KBias,
+            Self::V => Self::VBias,
+            Self::O => Self::OBias,
+            Self::Gate => Self::GateBias,
+            Self::Up => Self::UpBias,
+            Self::Down => Self::DownBias,
+            Self::Projection => Self::ProjectionBias,
+            _ => return None,
+        })
+    }
+
     /// Norm weights and biases: excluded from weight decay where decay groups are asked for.
     #[must_use]
     pub fn is_norm_or_bias(self) -> bool {
@@ -133,7 +76,7 @@ impl Slot {
             && !self.is_adapter()
     }
 
-    /// The matrices of a layer: projections and MLP.
+    /// The weight matrices of a layer: those of attention and of the MLP.
     #[must_use]
     pub fn is_linear(self) -> bool {
         matches!(
@@ -142,13 +85,13 @@ impl Slot {
         )
     }
 
-    /// Matrices of a bypass.
+    /// The low-rank matrices of an adapter.
     #[must_use]
     pub fn is_adapter(self) -> bool {
         matches!(self, Self::LoraA(_) | Self::LoraB(_))
     }
 
-    /// Norm weights: start at one (or at zero where the family stores w − 1).
+    /// Norm weights: initialised to one (to zero where the family stores w − 1).
     #[must_use]
     pub fn is_norm(self) -> bool {
         matches!(
@@ -158,16 +101,89 @@ impl Slot {
     }
 }
 
-/// A parameter's use, checkpoint name and checkpoint shape.
+/// A matrix that can have an adapter (PEFT's `target_modules`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(
+    missing_docs,
+    reason = "the variants are the field's own names for these matrices"
+)]
+pub enum TargetModule {
+    Q,
+    K,
+    V,
+    O,
+    Gate,
+    Up,
+    Down,
+}
+
+/// Target modules in the order of the enum, their names, and the slots of their matrices.
+const TARGET_MODULES: [(TargetModule, &str, Slot); 7] = [
+    (TargetModule::Q, "q_proj", Slot::Q),
+    (TargetModule::K, "k_proj", Slot::K),
+    (TargetModule::V, "v_proj", Slot::V),
+    (TargetModule::O, "o_proj", Slot::O),
+    (TargetModule::Gate, "gate_proj", Slot::Gate),
+    (TargetModule::Up, "up_proj", Slot::Up),
+    (TargetModule::Down, "down_proj", Slot::Down),
+];
+
+impl TargetModule {
+    /// Every projection of a layer: PEFT's `all-linear`.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
+        TARGET_MODULES.iter().map(|t| t.0).collect()
+    }
+
+    /// The module's name in a checkpoint: `q_proj`, …
+    #[must_use]
+    pub fn module(self) -> &'static str {
+        TARGET_MODULES[self as usize].1
+    }
+
+    /// Modules by name, in the order of the layer, without duplicates. The error lists the known names.
+    pub fn parse(names: &[impl AsRef<str>]) -> Result<Vec<Self>, String> {
+        let mut targets = names
+            .iter()
+            .map(|name| {
+                let name = name.as_ref();
+                let found = TARGET_MODULES.iter().find(|t| t.1 == name);
+                found.map(|t| t.0).ok_or_else(|| {
+                    let known = TARGET_MODULES.map(|t| t.1).join(", ");
+                    format!(
+                        "unknown module {name:?}; known: {known}, or all-linear for all of them"
+                    )
+                })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        targets.sort_unstable();
+        targets.dedup();
+        Ok(targets)
+    }
+
+    /// The target module whose matrix is in `slot`, if there is one.
+    #[must_use]
+    pub fn of(slot: Slot) -> Option<Self> {
+        TARGET_MODULES.iter().find(|t| t.2 == slot).map(|t| t.0)
+    }
+
+    /// Index among the target modules of all layers, for random streams.
+    #[must_use]
+    pub fn index(self, layer: usize) -> usize {
+        layer * TARGET_MODULES.len() + self as usize
+    }
+}
+
+/// A parameter's role, and its name and shape in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParamSpec {
-    /// Use in its unit.
+    /// Role in its unit.
     pub slot: Slot,
-    /// Hugging Face tensor name; PEFT's where it belongs to a bypass.
+    /// Hugging Face tensor name; PEFT's for an adapter.
     pub name: String,
     /// Shape in the checkpoint: `[n]` or `[out, in]`.
     pub shape: Vec<usize>,
-    /// Whether training changes it: beside bypasses, nothing else does.
+    /// Whether it is trained: in a model with adapters only they are (and a value head).
     pub trainable: bool,
 }
 
@@ -183,7 +199,7 @@ impl ParamSpec {
         }
     }
 
-    /// Shape of the tensor in memory: vectors are single rows.
+    /// Shape of the tensor in memory, `[rows, columns]`: a vector is one row.
     #[must_use]
     pub fn rows_cols(&self) -> [usize; 2] {
         match self.shape[..] {
@@ -200,7 +216,7 @@ impl ParamSpec {
     }
 }
 
-/// The chain of an architecture, in order.
+/// The units of an architecture, in the order in which they run.
 #[must_use]
 pub fn chain(arch: &Arch) -> Vec<UnitKind> {
     let layers = (0..arch.num_layers).flat_map(|i| [UnitKind::Attention(i), UnitKind::Mlp(i)]);
@@ -210,7 +226,7 @@ pub fn chain(arch: &Arch) -> Vec<UnitKind> {
         .collect()
 }
 
-/// The parameters that a unit owns, bypasses apart. A tied head owns no projection: it borrows the embedding's.
+/// The parameters of a unit without adapters. A tied head has no projection of its own: it uses the embedding's.
 #[must_use]
 pub fn unit_specs(arch: &Arch, kind: UnitKind) -> Vec<ParamSpec> {
     match kind {
@@ -328,19 +344,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn targets_go_by_their_place_in_the_table() {
-        for (i, (target, module, slot)) in TARGETS.into_iter().enumerate() {
+    fn target_modules_are_listed_in_the_order_of_the_enum() {
+        for (i, (target, module, slot)) in TARGET_MODULES.into_iter().enumerate() {
             assert_eq!(target as usize, i);
             assert_eq!(target.module(), module);
-            assert_eq!(Target::of(slot), Some(target));
+            assert_eq!(TargetModule::of(slot), Some(target));
         }
     }
 
     #[test]
     fn modules_are_named_once_each_and_unknown_ones_are_refused_with_the_known() {
         let names = ["v_proj", "q_proj", "v_proj"];
-        assert_eq!(Target::parse(&names), Ok(vec![Target::Q, Target::V]));
-        let message = Target::parse(&["lm_head"]).unwrap_err();
+        assert_eq!(
+            TargetModule::parse(&names),
+            Ok(vec![TargetModule::Q, TargetModule::V])
+        );
+        let message = TargetModule::parse(&["lm_head"]).unwrap_err();
         assert!(
             message.contains("\"lm_head\"") && message.contains("q_proj, k_proj"),
             "{message}"

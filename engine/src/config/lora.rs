@@ -1,8 +1,9 @@
 //! Adapters of a run: the `model.lora` section, and how a policy with adapters starts and goes on.
 
 use crate::{Error, Result};
-use firebrick_models::adapter::{LoraConfig, Target};
+use firebrick_models::adapter::LoraConfig;
 use firebrick_models::checkpoint::{adapter_shape, load_adapter};
+use firebrick_models::unit::TargetModule;
 use firebrick_models::{Arch, Decoder};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -46,11 +47,11 @@ pub enum TargetModules {
 }
 
 impl TargetModules {
-    fn parse(&self) -> Result<Vec<Target>> {
+    fn parse(&self) -> Result<Vec<TargetModule>> {
         let targets = match self {
-            Self::Word(word) if word == ALL_LINEAR => Ok(Target::all()),
-            Self::Word(word) => Target::parse(&[word]),
-            Self::Names(names) => Target::parse(names),
+            Self::Word(word) if word == ALL_LINEAR => Ok(TargetModule::all()),
+            Self::Word(word) => TargetModule::parse(&[word]),
+            Self::Names(names) => TargetModule::parse(names),
         };
         targets.map_err(|e| Error::Config(format!("model.lora.target_modules: {e}")))
     }
@@ -133,7 +134,7 @@ impl LoraSettings {
 
 /// What decides the adapter's shape and scale is the folder's; only dropout, which training alone uses, may be another.
 fn agree(wanted: &LoraConfig, own: &LoraConfig, path: &Path) -> Result<()> {
-    let names = |targets: &[Target]| {
+    let names = |targets: &[TargetModule]| {
         let names: Vec<&str> = targets.iter().map(|t| t.module()).collect();
         names.join(", ")
     };

@@ -5,10 +5,10 @@ use crate::{Error, Result};
 use firebrick_backends::Precision;
 use firebrick_backends::device::Backend;
 use firebrick_models::Quantization;
-use firebrick_models::generate::{MAX_NUM_BATCHED_TOKENS, Sampling};
+use firebrick_models::generate::{MAX_NUM_BATCHED_TOKENS, SamplingParams};
 use serde::{Deserialize, Serialize};
 
-/// Sampling, under verl's and vLLM's names.
+/// SamplingParams, under verl's and vLLM's names.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RolloutConfig {
@@ -85,10 +85,10 @@ impl Default for RolloutConfig {
 }
 
 impl RolloutConfig {
-    /// Sampling settings of training.
+    /// SamplingParams settings of training.
     #[must_use]
-    pub fn sampling(&self, stop_ids: Vec<u32>) -> Sampling {
-        Sampling {
+    pub fn sampling(&self, stop_ids: Vec<u32>) -> SamplingParams {
+        SamplingParams {
             temperature: self.temperature,
             top_k: usize::try_from(self.top_k).ok(),
             top_p: self.top_p,
@@ -101,7 +101,7 @@ impl RolloutConfig {
 
     /// Greedy sampling with the same limits, for validation.
     #[must_use]
-    pub fn greedy(&self, stop_ids: Vec<u32>) -> Sampling {
+    pub fn greedy(&self, stop_ids: Vec<u32>) -> SamplingParams {
         let free = Self {
             temperature: 0.0,
             top_k: -1,

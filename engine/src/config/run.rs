@@ -12,7 +12,7 @@ use crate::plan::MemoryConfig;
 use crate::task::TaskConfig;
 use crate::{Error, Result};
 use firebrick_backends::{DeviceSpec, Precision};
-use firebrick_models::Packing;
+use firebrick_models::Prepack;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -89,10 +89,10 @@ impl RunConfig {
     /// The copies that sampling makes of the matrices. The rule for those in a layout for products with few rows: where all weights
     /// are trained, so that gradients will take as much when the copies are gone, and no budget is to be met.
     #[must_use]
-    pub fn packing(&self) -> Packing {
+    pub fn prepack(&self) -> Prepack {
         let rule = || self.model.lora.is_none() && self.memory.budget.is_none();
         let half = self.rollout.precision(self.precision).is_half();
-        Packing {
+        Prepack {
             panels: !half && self.rollout.pack_weights.unwrap_or_else(rule),
             quantization: self.rollout.quantization,
         }

@@ -181,10 +181,10 @@ fn sequence(row: &Row, setting: &str, source: &PolicySource) -> Result<Sequence>
         messages.collect::<Result<Vec<Message>, TaskError>>()
     };
     let fields = ["messages", "prompt", "completion"].map(|key| row.fields.get(key));
-    let spoken = match fields {
-        [Some(Value::Array(list)), None, None] => {
-            source.tokenizer.encode_spoken(&chat("messages", list)?, 0)
-        }
+    let encoded = match fields {
+        [Some(Value::Array(list)), None, None] => source
+            .tokenizer
+            .encode_with_assistant_mask(&chat("messages", list)?, 0),
         [
             None,
             Some(Value::Array(prompt)),
@@ -193,7 +193,7 @@ fn sequence(row: &Row, setting: &str, source: &PolicySource) -> Result<Sequence>
             let mut messages = chat("prompt", prompt)?;
             let from = messages.len();
             messages.extend(chat("completion", completion)?);
-            source.tokenizer.encode_spoken(&messages, from)
+            source.tokenizer.encode_with_assistant_mask(&messages, from)
         }
         [
             None,
@@ -212,11 +212,13 @@ fn sequence(row: &Row, setting: &str, source: &PolicySource) -> Result<Sequence>
             return Err(row.bad(setting, detail).into());
         }
     };
-    let ChatTokens { tokens, spoken } =
-        spoken.map_err(|e| Error::from(row.bad(setting, e.to_string())))?;
+    let ChatTokens {
+        tokens,
+        assistant_mask,
+    } = encoded.map_err(|e| Error::from(row.bad(setting, e.to_string())))?;
     // the first token is predicted by none
     let positions: Vec<usize> = (1..tokens.len())
-        .filter(|&t| spoken[t])
+        .filter(|&t| assistant_mask[t])
         .map(|t| t - 1)
         .collect();
     if positions.is_empty() {

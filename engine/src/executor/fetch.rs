@@ -6,7 +6,7 @@ use firebrick_backends::accounts::{Category, Hold, Home};
 use firebrick_backends::transfer::Pending;
 use firebrick_models::Decoder;
 use firebrick_models::decoder::{HostWeights, Store};
-use firebrick_models::unit::Weights;
+use firebrick_models::weights::Weights;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;

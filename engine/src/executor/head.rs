@@ -11,7 +11,7 @@ use crate::objective::{Loss, LossAccumulator, LossSums, Scores, TokenInputs, Tok
 use burn::tensor::Tensor;
 use firebrick_models::Decoder;
 use firebrick_models::head::{Head, HeadChunk, HeadGradients};
-use firebrick_models::unit::Weights;
+use firebrick_models::weights::Weights;
 
 /// What a head's rows are differentiated by.
 #[derive(Clone, Copy)]

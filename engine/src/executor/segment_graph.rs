@@ -8,9 +8,10 @@ use super::gradients::Gradients;
 use crate::batch::MicroBatch;
 use burn::tensor::{Gradients as Tape, Tensor};
 use firebrick_models::Decoder;
-use firebrick_models::attention::Projected;
-use firebrick_models::layer::Context;
-use firebrick_models::unit::{UnitKind, Weights};
+use firebrick_models::attention::Qkv;
+use firebrick_models::forward_context::ForwardContext;
+use firebrick_models::unit::UnitKind;
+use firebrick_models::weights::Weights;
 use std::ops::Range;
 
 /// Consecutive parts of a segment that one graph covers.
@@ -33,7 +34,7 @@ pub(super) struct SplitAttention {
     unit: usize,
     weights: Weights,
     input: Tensor<2>,
-    qkv: Projected,
+    qkv: Qkv,
     residual: Tensor<2>,
     mixed: Tensor<2>,
     output: Tensor<2>,
@@ -135,7 +136,7 @@ impl SplitAttention {
         unit: usize,
         weights: &Weights,
         x: Tensor<2>,
-        ctx: &Context,
+        ctx: &ForwardContext,
     ) -> Self {
         let weights = decoder.units()[unit].leaves(weights);
         let input = x.clone().autodiff().require_grad();
@@ -143,7 +144,7 @@ impl SplitAttention {
         let mixed = decoder.attend(unit, &inner(&qkv), ctx);
         let mixed = mixed.autodiff().require_grad();
         let residual = x.autodiff().require_grad();
-        let output = decoder.merge(unit, &weights, residual.clone(), &mixed, ctx);
+        let output = decoder.project_output(unit, &weights, residual.clone(), &mixed, ctx);
         Self {
             unit,
             weights,
@@ -159,7 +160,7 @@ impl SplitAttention {
         self,
         decoder: &Decoder,
         d_output: Tensor<2>,
-        ctx: &Context,
+        ctx: &ForwardContext,
         gradients: &mut Gradients,
     ) -> Tensor<2> {
         let mut tape = (self.output * d_output).sum().backward();
@@ -178,8 +179,8 @@ impl SplitAttention {
     }
 }
 
-fn inner(qkv: &Projected) -> Projected {
-    Projected {
+fn inner(qkv: &Qkv) -> Qkv {
+    Qkv {
         q: qkv.q.clone().inner(),
         k: qkv.k.clone().inner(),
         v: qkv.v.clone().inner(),

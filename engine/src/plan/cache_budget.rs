@@ -5,7 +5,7 @@ use crate::config::RolloutConfig;
 use crate::{Error, Result};
 use firebrick_backends::accounts::Category;
 use firebrick_models::Arch;
-use firebrick_models::generate::Limits;
+use firebrick_models::generate::SchedulerConfig;
 
 impl Request {
     /// Bytes of keys and values where everything that is on the device while sampling may have `share` of its memory: what is left
@@ -43,9 +43,9 @@ pub fn engine_limits(
     arch: &Arch,
     max_num_seqs: usize,
     kv_cache_bytes: Option<u64>,
-) -> Result<Limits> {
+) -> Result<SchedulerConfig> {
     let longest = config.prompt_length + config.longest_response();
-    let least = Limits::least_cache_bytes(arch, longest) as u64;
+    let least = SchedulerConfig::least_cache_bytes(arch, longest) as u64;
     if let Some(bytes) = kv_cache_bytes.filter(|&bytes| bytes < least) {
         return Err(Error::Config(format!(
             "the KV cache may have {bytes} bytes, and sequences of {longest} tokens (rollout.prompt_length and \
@@ -53,7 +53,7 @@ pub fn engine_limits(
              rollout.gpu_memory_utilization, or shorten the sequences"
         )));
     }
-    Ok(Limits {
+    Ok(SchedulerConfig {
         max_num_seqs,
         max_num_batched_tokens: config.max_num_batched_tokens.max(max_num_seqs),
         max_model_len: config.max_model_len,

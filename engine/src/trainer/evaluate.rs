@@ -14,7 +14,9 @@ use firebrick_backends::device;
 use firebrick_backends::memory::free_bytes;
 use firebrick_backends::profile;
 use firebrick_models::Decoder;
-use firebrick_models::generate::{self, Finish, Generator, Limits, Sample};
+use firebrick_models::generate::{
+    FinishReason, GenerationRequest, Generator, Sample, SchedulerConfig,
+};
 use firebrick_models::random::DrawKey;
 use serde::Serialize;
 use std::path::Path;
@@ -91,7 +93,7 @@ pub(crate) fn greedy_samples(
     source: &PolicySource,
     data: &PromptDataset,
     rollout: &RolloutConfig,
-    limits: &Limits,
+    limits: &SchedulerConfig,
 ) -> Result<Vec<Sample>> {
     let sampling = rollout.greedy(source.stop_ids.clone());
     let key = DrawKey {
@@ -100,10 +102,10 @@ pub(crate) fn greedy_samples(
         draw: 0,
         sample: 0,
     };
-    let requests: Vec<generate::Request> = data
+    let requests: Vec<GenerationRequest> = data
         .validation
         .iter()
-        .map(|p| generate::Request {
+        .map(|p| GenerationRequest {
             tokens: p.tokens.clone(),
             key,
         })
@@ -131,7 +133,7 @@ pub(crate) fn answers<'a>(
                 prompt: &prompts[sample.request],
                 text: source.tokenizer.decode(&sample.tokens, true)?,
                 tokens: &sample.tokens,
-                finished: sample.finish == Finish::Stop,
+                finished: sample.finish == FinishReason::Stop,
                 place: place(sample),
             })
         })

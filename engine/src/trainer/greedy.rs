@@ -8,7 +8,7 @@ use crate::metrics::Phase;
 use crate::reward::{Place, Purpose};
 use crate::rollout::Rollout;
 use crate::task::{Reward, Shaping};
-use firebrick_models::generate::{Generator, Request, Sample};
+use firebrick_models::generate::{GenerationRequest, Generator, Sample};
 use firebrick_models::random::DrawKey;
 
 impl Trainer {
@@ -21,9 +21,9 @@ impl Trainer {
             draw: 0,
             sample: 0,
         };
-        let requests: Vec<Request> = prompts
+        let requests: Vec<GenerationRequest> = prompts
             .iter()
-            .map(|prompt| Request {
+            .map(|prompt| GenerationRequest {
                 tokens: prompt.tokens.clone(),
                 key,
             })

@@ -8,7 +8,7 @@ use crate::metrics::Phase;
 use crate::objective::mismatch::{DIFF_MAX, DIFF_MEAN};
 use crate::objective::value::explained_variance;
 use crate::rollout::{Rollout, SampleRecord};
-use firebrick_models::generate::Finish;
+use firebrick_models::generate::FinishReason;
 
 impl Trainer {
     /// One RL step.
@@ -110,7 +110,7 @@ impl Trainer {
         spread("prompt_length", &of(|r| r.prompt.len() as f64));
         let cut = rollouts
             .iter()
-            .filter(|r| r.finish == Finish::Length)
+            .filter(|r| r.finish == FinishReason::Length)
             .count();
         metrics.insert(
             "response_length/clip_ratio".into(),

@@ -12,7 +12,9 @@ use crate::rollout::Rollout;
 use crate::task::{Reward, Shaping, Task};
 use crate::{Error, Result};
 use firebrick_backends::accounts::{Category, Hold, Home};
-use firebrick_models::generate::{Finish, Generated, Generator, Limits, Request, Sample, Stats};
+use firebrick_models::generate::{
+    FinishReason, Generated, GenerationRequest, GenerationStats, Generator, Sample, SchedulerConfig,
+};
 use firebrick_models::random::DrawKey;
 use firebrick_models::{Decoder, Tokenizer};
 use std::collections::BTreeMap;
@@ -60,7 +62,7 @@ fn answer<'a>(
         prompt: &prompts[sample.request],
         text,
         tokens: &sample.tokens,
-        finished: sample.finish == Finish::Stop,
+        finished: sample.finish == FinishReason::Stop,
         place: Place {
             step,
             draw: first + sample.request as u64,
@@ -94,7 +96,7 @@ impl Rules {
 /// What sampling and judging a step came to.
 #[derive(Default)]
 struct Tally {
-    stats: Stats,
+    stats: GenerationStats,
     batches: usize,
     groups: usize,
     flat: f64,
@@ -234,7 +236,7 @@ impl Trainer {
     }
 
     /// What the engine may use under the plan in force.
-    pub(super) fn engine_limits(&self) -> Result<Limits> {
+    pub(super) fn engine_limits(&self) -> Result<SchedulerConfig> {
         engine_limits(
             &self.config.rollout,
             self.learner.decoder().arch(),
@@ -262,10 +264,10 @@ impl Trainer {
         let rollout = &self.config.rollout;
         let sampling = rollout.sampling(self.source.stop_ids.clone());
         let step = self.state.step + 1;
-        let requests: Vec<Request> = prompts
+        let requests: Vec<GenerationRequest> = prompts
             .iter()
             .zip(first..)
-            .map(|(prompt, draw)| Request {
+            .map(|(prompt, draw)| GenerationRequest {
                 tokens: prompt.tokens.clone(),
                 key: DrawKey {
                     seed: self.config.trainer.seed,
@@ -292,7 +294,7 @@ impl Trainer {
         });
         let generated = Generator::new(&sampler, Some(&self.source.tokenizer), &sampling)?
             .accounted(&self.learner.runtime.accounts)
-            .packing(self.request.workload.packing)
+            .prepack(self.request.workload.prepack)
             .run_with(&requests, rollout.n, &limits, |sample| {
                 // a judge that is gone has panicked, and says so when it is waited for
                 let _ = rules.samples.send(sample.clone());

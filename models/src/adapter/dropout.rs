@@ -1,11 +1,11 @@
-//! Dropout before a bypass, as a function of what is dropped and of nothing else.
+//! Dropout of adapter inputs as a pure function of sample, position, layer, module and element.
 
 use crate::random::philox;
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use rayon::prelude::*;
 
-/// Names a sequence of an optimizer step: every draw for it follows from this, the position, the layer, the module and the
-/// element, so that neither the cut of a batch nor running a segment again changes what is dropped.
+/// Identifies a sequence of an optimizer step. What is dropped depends on this key, the position, the layer, the module and the
+/// element alone, so that neither the division into micro-batches nor recomputation changes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DropoutKey {
     /// The run's seed.
@@ -37,7 +37,7 @@ impl DropoutKey {
     }
 }
 
-/// The dropout of one forward over the rows of whole sequences.
+/// Dropout of one forward pass over the rows of whole sequences.
 #[derive(Clone, Debug)]
 pub struct Dropout {
     rate: f64,
@@ -47,8 +47,7 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Drops a share `rate` of the elements, for the sequences of a forward in their order and the rows that each has there.
-    /// `None` where nothing is dropped.
+    /// Dropout at `rate` in [0, 1) for the sequences of a forward pass, in order, each with its number of rows. `None` at rate 0.
     #[must_use]
     pub fn new(
         rate: f64,
@@ -66,15 +65,15 @@ impl Dropout {
         })
     }
 
-    /// The share that is kept: what is kept has to be divided by it.
+    /// 1 − rate, by which the kept elements have to be divided.
     pub(crate) fn keep(&self) -> f64 {
         1.0 - self.rate
     }
 
-    /// `x` of shape `[rows, width]` with the dropped elements zero; `place` tells bypasses apart.
+    /// `x` of shape `[rows, width]` with the dropped elements set to zero; `place` is the index of the adapter.
     pub(crate) fn apply(&self, x: Tensor<2>, place: usize) -> Tensor<2> {
         let [rows, width] = x.dims();
-        assert_eq!(rows, self.rows.len(), "a row of every sequence");
+        assert_eq!(rows, self.rows.len(), "rows of the sequences");
         let dropped = self.dropped(width, place as u32);
         let dropped = TensorData::new(dropped, [rows, width]);
         x.mask_fill(Tensor::<2, Bool>::from_data(dropped, &self.device), 0.0)

@@ -6,9 +6,9 @@
 //! Where a kernel decodes, it reads each sequence's live columns and no others, and there are neither bands nor masks.
 //! Many columns at once (a prompt) are scored a few queries at a time, each chunk up to its own last column.
 
-use super::KvCache;
+use super::{KvCache, LayerCache};
 use crate::arch::Arch;
-use crate::attention::{Scoring, mix};
+use crate::attention::{AttentionParams, scaled_dot_product_attention};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
 use firebrick_backends::kernels::{self, Decoded, Families, Family, Operation};
@@ -90,7 +90,7 @@ impl Reach {
         }
     }
 
-    /// The rows of each sequence that begins with this forward, where [`attend_rows`](crate::attention::attend_rows) mixes them.
+    /// The rows of each sequence that begins with this forward pass, where [`attend_rows`](crate::attention::attend_rows) attends.
     pub fn prompts(&self) -> Option<&Families> {
         self.prompts.as_ref()
     }
@@ -110,12 +110,12 @@ impl Reach {
     /// Where there is no kernel that does it: [`Self::decoded`] and [`Self::prompts`] have none.
     pub fn attend(
         &self,
-        scoring: Scoring,
+        params: AttentionParams,
         q: &Tensor<4>,
         keys: &Tensor<4>,
         values: &Tensor<4>,
     ) -> Tensor<4> {
-        let blocks = self.blocks.iter().find(|(w, _)| *w == scoring.window);
+        let blocks = self.blocks.iter().find(|(w, _)| *w == params.window);
         let blocks = blocks.map_or(&[][..], |(_, blocks)| blocks);
         let mut mixed: Vec<Tensor<4>> = blocks
             .iter()
@@ -126,7 +126,7 @@ impl Reach {
                 };
                 let q = cut(q, &block.queries);
                 let [k, v] = [keys, values].map(|t| cut(t, &block.keys));
-                mix(q, k, v, scoring, block.mask.clone())
+                scaled_dot_product_attention(q, k, v, params, block.mask.clone())
             })
             .collect();
         match mixed.len() {
@@ -134,6 +134,26 @@ impl Reach {
             // one query: bands of rows; several: chunks of queries
             _ => Tensor::cat(mixed, if q.dims()[2] > 1 { 2 } else { 0 }),
         }
+    }
+}
+
+impl LayerCache {
+    /// Writes the keys and values of new columns, `[rows, kv_heads, columns, head_dim]` each.
+    pub(crate) fn enter(&mut self, k: Tensor<4>, v: Tensor<4>, reach: &Reach) {
+        self.write(0..k.dims()[0], reach.first(), k, v);
+    }
+
+    /// Writes the keys and values of new columns, and attends over the cache with their queries: `[rows, heads, columns, head_dim]`
+    /// each.
+    pub(crate) fn attend(
+        &mut self,
+        params: AttentionParams,
+        [q, k, v]: [Tensor<4>; 3],
+        reach: &Reach,
+    ) -> Tensor<4> {
+        self.enter(k, v, reach);
+        let (keys, values) = self.whole();
+        reach.attend(params, &q, &keys, &values)
     }
 }
 

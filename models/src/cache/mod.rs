@@ -21,8 +21,8 @@ mod attention;
 pub(crate) use attention::Reach;
 
 use crate::arch::Arch;
-use crate::attention::Scoring;
-use crate::rope::Angles;
+use crate::attention::AttentionParams;
+use crate::rope::RotaryEmbedding;
 use burn::tensor::{DType, Device, Int, Tensor};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::kernels::{self, DecodeShape, Decoded, Kin, Window};
@@ -74,17 +74,17 @@ impl LayerCache {
     /// The same for one new column, by a kernel that turns queries and keys by their angles too: all `[rows, heads · head_dim]`.
     pub(crate) fn decode(
         &mut self,
-        scoring: Scoring,
+        params: AttentionParams,
         qkv: [Tensor<2>; 3],
-        angles: &Angles,
+        rotary: &RotaryEmbedding,
         decoded: &Decoded,
     ) -> Tensor<2> {
         let shape = DecodeShape {
             decoded,
-            angles: angles.tables(),
-            window: scoring.window,
-            scale: scoring.scale,
-            softcap: scoring.softcap,
+            angles: rotary.tables(),
+            window: params.window,
+            scale: params.scale,
+            softcap: params.softcap,
         };
         let mut mixed = None;
         self.change(|keys, values| {
@@ -94,24 +94,6 @@ impl LayerCache {
             (keys, values)
         });
         mixed.unwrap_or_else(|| unreachable!("the cache was there"))
-    }
-
-    /// Writes the keys and values of new columns, `[rows, kv_heads, columns, head_dim]` each.
-    pub(crate) fn enter(&mut self, k: Tensor<4>, v: Tensor<4>, reach: &Reach) {
-        self.write(0..k.dims()[0], reach.first(), k, v);
-    }
-
-    /// Writes the keys and values of new columns, and mixes the values that their queries see, `[rows, heads, columns, head_dim]`
-    /// all.
-    pub(crate) fn attend(
-        &mut self,
-        scoring: Scoring,
-        [q, k, v]: [Tensor<4>; 3],
-        reach: &Reach,
-    ) -> Tensor<4> {
-        self.enter(k, v, reach);
-        let (keys, values) = self.whole();
-        reach.attend(scoring, &q, &keys, &values)
     }
 }
 

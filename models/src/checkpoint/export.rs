@@ -1,10 +1,11 @@
 //! A decoder back into a Hugging Face checkpoint folder that transformers loads unchanged.
 
-use super::stream::{LazyTensor, write_tensors};
-use super::{Checkpoint, StoredDtype};
+use super::Checkpoint;
+use super::json::write_json;
+use super::stream::{LazyTensor, write_pt};
+use super::weights::StoredDtype;
 use crate::unit::{ParamSpec, Slot};
-use crate::{Decoder, Error, Result, Tokenizer};
-use firebrick_backends::host::write_synced;
+use crate::{Decoder, Result, Tokenizer};
 use half::{bf16, f16};
 use safetensors::tensor::Dtype;
 use serde_json::{Map, Value, json};
@@ -127,18 +128,6 @@ pub fn export(
         )?;
     }
     tokenizer.map_or(Ok(()), |t| t.save(dir))
-}
-
-/// Writes a safetensors file as transformers and PEFT read it.
-pub(super) fn write_pt(path: &Path, tensors: Vec<(String, LazyTensor<'_>)>) -> Result<()> {
-    // transformers refuses a file whose metadata does not say which framework's layout it has
-    write_tensors(path, tensors, &[("format", "pt")])
-}
-
-pub(super) fn write_json(path: &Path, value: &Value) -> Result<()> {
-    let mut text = format!("{value:#}");
-    text.push('\n');
-    write_synced(path, text.as_bytes()).map_err(Error::io("write", path))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Safetensors files written tensor by tensor: no more than one is in memory beside the model itself.
+//! Safetensors files written tensor by tensor: at most one is in memory beside the model.
 
 use crate::{Error, Result};
 use safetensors::tensor::{Dtype, View};
@@ -9,7 +9,7 @@ use std::fs::File;
 use std::path::Path;
 use std::rc::Rc;
 
-/// A tensor that is read when its turn to be written comes.
+/// A tensor that is read when it is written.
 pub struct LazyTensor<'a> {
     dtype: Dtype,
     shape: Vec<usize>,
@@ -24,7 +24,7 @@ impl std::fmt::Debug for LazyTensor<'_> {
 }
 
 impl<'a> LazyTensor<'a> {
-    /// A tensor whose little-endian bytes `read` gives.
+    /// A tensor of this shape; `read` gives its little-endian bytes.
     pub fn new(dtype: Dtype, shape: &[usize], read: impl Fn() -> Result<Vec<u8>> + 'a) -> Self {
         Self {
             dtype,
@@ -34,7 +34,7 @@ impl<'a> LazyTensor<'a> {
         }
     }
 
-    /// An f32 tensor whose values `read` gives.
+    /// An f32 tensor of this shape; `read` gives its values.
     pub fn f32(shape: &[usize], read: impl Fn() -> Result<Vec<f32>> + 'a) -> Self {
         Self::new(Dtype::F32, shape, move || {
             Ok(read()?.iter().flat_map(|v| v.to_le_bytes()).collect())
@@ -65,7 +65,7 @@ impl View for LazyTensor<'_> {
     }
 }
 
-/// Writes a safetensors file and waits until the disk has it. `metadata` goes into its header.
+/// Writes a safetensors file with `metadata` in its header, and waits until the disk has it.
 pub fn write_tensors(
     path: &Path,
     mut tensors: Vec<(String, LazyTensor<'_>)>,
@@ -93,6 +93,12 @@ pub fn write_tensors(
     File::open(path)
         .and_then(|file| file.sync_all())
         .map_err(Error::io("write", path))
+}
+
+/// Writes a safetensors file as transformers and PEFT read it.
+pub(super) fn write_pt(path: &Path, tensors: Vec<(String, LazyTensor<'_>)>) -> Result<()> {
+    // transformers refuses a file whose metadata does not name a framework
+    write_tensors(path, tensors, &[("format", "pt")])
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Weights from safetensors: one file or shards behind an index, memory-mapped, checked exactly.
 
-use super::{StoredDtype, read_object};
+use super::json::read_object;
 use crate::arch::HeadKind;
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
@@ -14,6 +14,17 @@ use std::path::{Path, PathBuf};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+
+/// Element type of a tensor in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredDtype {
+    /// 32-bit float.
+    F32,
+    /// bfloat16.
+    BF16,
+    /// IEEE half.
+    F16,
+}
 
 /// A mapped safetensors file with its header read.
 pub(super) struct WeightFile {

@@ -1,10 +1,11 @@
-//! A decoder with low-rank bypasses, with them off, without them, and with them folded into its matrices.
+//! A decoder with adapters: adding them, turning them off, removing them and merging them into its matrices.
 
 use super::{Decoder, Param, Store, Unit};
-use crate::adapter::{Bypass, LoraConfig, Target, init_stream};
-use crate::layer::Context;
+use crate::adapter::{LoraConfig, LoraForward, init_stream};
+use crate::forward_context::ForwardContext;
 use crate::random::Stream;
-use crate::unit::{ParamSpec, Slot, UnitKind, Weights};
+use crate::unit::{ParamSpec, Slot, TargetModule, UnitKind};
+use crate::weights::Weights;
 use burn::tensor::Tensor;
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::precision::{stored_as, widened};
@@ -12,28 +13,36 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 impl Decoder {
-    /// What its bypasses look like, if it has any.
+    /// The settings of its adapters, if it has any.
     #[must_use]
     pub fn lora(&self) -> Option<&LoraConfig> {
         self.lora.as_ref()
     }
 
-    /// How the bypasses of a layer run, where they do.
-    pub(super) fn bypass<'a>(&self, layer: usize, ctx: &'a Context) -> Option<Bypass<'a>> {
+    /// How the adapters of a layer run; `None` without adapters or with adapters off.
+    pub(super) fn lora_forward<'a>(
+        &self,
+        layer: usize,
+        ctx: &'a ForwardContext,
+    ) -> Option<LoraForward<'a>> {
         let lora = self.lora.as_ref().filter(|_| self.adapters_on)?;
-        Some(Bypass::new(lora, ctx, layer))
+        Some(LoraForward::new(lora, ctx.dropout(), layer))
     }
 
-    /// The same by unit.
-    pub(super) fn unit_bypass<'a>(&self, unit: usize, ctx: &'a Context) -> Option<Bypass<'a>> {
+    /// [`Self::lora_forward`] by index of the unit.
+    pub(super) fn unit_lora_forward<'a>(
+        &self,
+        unit: usize,
+        ctx: &'a ForwardContext,
+    ) -> Option<LoraForward<'a>> {
         match self.units[unit].kind {
-            UnitKind::Attention(layer) | UnitKind::Mlp(layer) => self.bypass(layer, ctx),
+            UnitKind::Attention(layer) | UnitKind::Mlp(layer) => self.lora_forward(layer, ctx),
             UnitKind::Embedding | UnitKind::Head => None,
         }
     }
 
-    /// The same model with bypasses, on the device, asking `value` for every matrix of theirs in flat order. They alone train
-    /// from then on.
+    /// This model with adapters, on the device; `value` gives their matrices, in flat order and in the shape of
+    /// [`ParamSpec::rows_cols`]. Only they (and a joint value head) are trained.
     pub fn with_adapters<E>(
         &self,
         lora: LoraConfig,
@@ -45,7 +54,7 @@ impl Decoder {
             let mut entries: Vec<_> = unit.store.fetch(&self.device).into_entries().collect();
             let own = lora.specs(&unit.specs);
             for spec in &mut unit.specs {
-                // a value head is no part of the model that the bypasses stand beside
+                // a joint value head is trained beside the frozen language model
                 spec.trainable = spec.slot == Slot::Value;
             }
             for spec in own {
@@ -56,12 +65,12 @@ impl Decoder {
             unit.store = Store::Device(Weights::new(entries));
         }
         decoder.lora = Some(lora);
-        number(&mut decoder.units);
+        set_ranges(&mut decoder.units);
         Ok(decoder)
     }
 
-    /// The same model with bypasses that change nothing yet, started as PEFT starts them: A uniform within 1 / √inputs
-    /// (Kaiming with a = √5), B zero. The numbers depend on the seed, the layer and the module alone.
+    /// This model with new adapters, initialised as in PEFT, so that the outputs do not change: A uniform within ±1 / √in (Kaiming
+    /// uniform with a = √5), B zero. A depends on the seed, the layer and the module alone.
     #[must_use]
     pub fn with_fresh_adapters(&self, lora: LoraConfig, seed: u64) -> Self {
         let built = self.with_adapters(lora, |kind, spec| {
@@ -83,7 +92,7 @@ impl Decoder {
         }
     }
 
-    /// The same model with another share dropped in training.
+    /// This model with another dropout rate of adapter inputs.
     #[must_use]
     pub fn with_adapter_dropout(mut self, dropout: f64) -> Self {
         if let Some(lora) = &mut self.lora {
@@ -92,7 +101,7 @@ impl Decoder {
         self
     }
 
-    /// The same model with its bypasses off: the reference policy. All weights are shared, wherever they are.
+    /// This model with its adapters off: the reference policy. All weights are shared.
     #[must_use]
     pub fn adapters_off(&self) -> Self {
         let mut decoder = self.clone();
@@ -100,7 +109,7 @@ impl Decoder {
         decoder
     }
 
-    /// The model that the bypasses stand beside. Weights on the device are shared, those on the host copied.
+    /// The base model, without adapters. Weights on the device are shared, those in host memory copied.
     #[must_use]
     pub fn without_adapters(&self) -> Self {
         let mut decoder = self.clone();
@@ -125,18 +134,17 @@ impl Decoder {
                 spec.trainable = true;
             }
         }
-        number(&mut decoder.units);
+        set_ranges(&mut decoder.units);
         decoder
     }
 
-    /// One parameter, by its place in the flat order, as the merged model has it: W + s · B A, at least in f32, where a bypass
-    /// stands beside it.
+    /// The parameter at a flat index as the merged model has it: W + s · B A, in f32 or wider, where W has an adapter.
     #[must_use]
     pub fn merged_param(&self, index: usize) -> Param {
         let value = self.param(index);
         let unit = self.units.partition_point(|u| u.range.end <= index);
         let unit = &self.units[unit];
-        let target = Target::of(unit.specs[index - unit.range.start].slot);
+        let target = TargetModule::of(unit.specs[index - unit.range.start].slot);
         let Some((lora, target)) = self.lora.as_ref().zip(target) else {
             return value;
         };
@@ -147,11 +155,11 @@ impl Decoder {
         };
         let fetch = |place: usize| self.param(unit.range.start + place).upload(&self.device);
         let weight = widened(value.upload(&self.device));
-        let bypass = widened(fetch(b)).matmul(widened(fetch(a)));
-        Param::Device(weight + bypass * lora.scale())
+        let product = widened(fetch(b)).matmul(widened(fetch(a)));
+        Param::Device(weight + product * lora.scale())
     }
 
-    /// A plain model, on the device, that computes the same: every adapted matrix is W + s · B A.
+    /// The merged model, on the device: every adapted matrix is W + s · B A, and there are no adapters.
     #[must_use]
     pub fn merged(&self) -> Self {
         let mut decoder = self.without_adapters();
@@ -169,8 +177,8 @@ impl Decoder {
     }
 }
 
-/// Gives every unit its place in the flat order.
-fn number(units: &mut [Unit]) {
+/// Sets the flat indices of every unit.
+fn set_ranges(units: &mut [Unit]) {
     let mut next = 0;
     for unit in units {
         unit.range = next..next + unit.specs.len();

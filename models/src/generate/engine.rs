@@ -1,121 +1,130 @@
-//! Continuous batching: a fixed number of slots, each taken again as soon as its sequence has ended.
+//! Continuous batching: sequences are decoded in a fixed number of slots, and a waiting sequence takes a slot as soon as another
+//! sequence ends.
 //!
-//! A round lets ready sequences enter free slots, runs one chunk of prompts where slots will be free, and then one token of
-//! every sequence in a slot. So prompts, however long, hold decoding up for one forward of `max_num_batched_tokens` at most.
+//! One iteration moves prefilled sequences into free slots, prefills one chunk of prompts if slots are free, and decodes one token of
+//! every sequence in a slot. So prompts of any length delay decoding by one forward pass of `max_num_batched_tokens` at most.
 //!
-//! A GPU works behind the program's back. There a token is run from the one before it before the host has seen that one, as long as
-//! the host has nothing to change: no sequence that waits for a slot, no column to make, no completion that is about to be as long as
-//! it may be. So the device always has work, and a sequence that ended with the token unseen has run for one more, which nobody
-//! reads.
+//! GPU work is asynchronous. With asynchronous scheduling the next token is launched before the host has read the last one, as long as
+//! the host has nothing to change: no sequence waits for a slot, the cache has a free column, and no completion is about to reach its
+//! length limit. The device is then never idle; a sequence that ends with the unread token is decoded for one token more, which is
+//! discarded.
 //!
-//! Where the cache runs short, sequences that are ready but not in a slot give theirs back first, then the youngest in a slot
-//! lose their place: they wait, and are computed again from their prompt and what they have drawn. A draw depends on the
-//! sequence and the position alone, so the tokens are the same. The oldest never loses its place, so all of them end.
+//! When the cache is full, prefilled sequences without a slot give up their cache first; then the youngest sequences in slots are
+//! preempted: they wait, and are recomputed from their prompt and their sampled tokens. A draw depends on the sequence and the
+//! position alone, so the tokens are the same. The oldest sequence is never preempted, so every sequence ends.
 
-use super::choose::{Chosen, Draw, Drawn, choose};
-use super::prefill::{Filling, Ready};
-use super::queue::{Queue, Sequence};
+use super::prefill::{Prefill, PrefilledGroup};
+use super::request::{FinishReason, GenerationRequest, Sample};
+use super::sampler::{RandomDraw, SampledTokens, sample};
+use super::scheduler_config::SchedulerConfig;
+use super::sequence::{SampledToken, Sequence};
 use super::slots::{Around, Room, Slots};
-use super::stats::Stats;
-use super::{Finish, Generator, Limits, Request, Sample};
-use crate::layer::{Columns, Context};
+use super::stats::GenerationStats;
+use super::stopping_criteria::StoppingCriteria;
+use super::waiting_queue::WaitingQueue;
+use crate::forward_context::{Columns, ForwardContext};
 use crate::{Decoder, Result};
 use burn::tensor::{Int, Tensor, TensorData};
-use firebrick_backends::accounts::{Category, Hold, Home};
+use firebrick_backends::accounts::{Accounts, Category, Hold, Home};
 use firebrick_backends::device::{is_accelerator, is_cpu};
 use firebrick_backends::kernels::in_thread_pool;
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
-/// The share of the slots for which prompts are run ahead, at least: short prompts are run a few at a time.
-const AHEAD: usize = 8;
+/// Prompts are prefilled for at least the slots over this, so that short prompts are not prefilled one at a time.
+const PREFILL_SHARE: usize = 8;
+
+/// What an engine runs with.
+pub(super) struct EngineArgs<'a> {
+    pub decoder: &'a Decoder,
+    pub criteria: StoppingCriteria<'a>,
+    pub config: SchedulerConfig,
+    pub accounts: Option<&'a Arc<Accounts>>,
+}
 
 /// One run over a list of requests.
 pub(super) struct Engine<'a> {
-    generator: &'a Generator<'a>,
-    decoder: &'a Decoder,
-    limits: Limits,
+    args: EngineArgs<'a>,
     room: Room,
-    queue: Queue<'a>,
-    filling: Option<Filling>,
-    ready: VecDeque<Ready>,
+    waiting: WaitingQueue<'a>,
+    prefill: Option<Prefill>,
+    prefilled: VecDeque<PrefilledGroup>,
     slots: Slots,
-    /// Sequences that may be in a slot now: fewer for a while after one has lost its place.
+    /// Most sequences in slots now: fewer for a while after a preemption.
     most: usize,
-    /// Whether the next prompts are run one at a time: the cache was too short for more.
+    /// Whether prompts are prefilled one at a time, since the cache was too small for more.
     one_by_one: bool,
-    /// Whether the sequences in the slots have begun to decode.
-    begun: bool,
-    /// Whether a token is run before the host has seen the one before it.
-    ahead: bool,
-    /// The last token of every row that had a sequence, which the host has not seen.
-    unseen: Option<Unseen>,
-    stats: Stats,
+    /// Whether the sequences in the slots have been decoded.
+    decoding: bool,
+    /// Whether a token is launched before the host has read the last one.
+    async_scheduling: bool,
+    /// The last token of every row, if the host has not read it.
+    pending: Option<PendingTokens>,
+    stats: GenerationStats,
     hold: Option<Hold>,
     ended: &'a mut dyn FnMut(Sample),
 }
 
-/// Tokens that were run, and of how many sequences.
-struct Unseen {
-    drawn: Drawn,
+/// Tokens that were launched, and the number of sequences.
+struct PendingTokens {
+    tokens: SampledTokens,
     live: usize,
 }
 
 impl<'a> Engine<'a> {
     pub fn new(
-        generator: &'a Generator<'a>,
-        decoder: &'a Decoder,
-        requests: &'a [Request],
+        args: EngineArgs<'a>,
+        requests: &'a [GenerationRequest],
         n: usize,
-        limits: Limits,
         ended: &'a mut dyn FnMut(Sample),
     ) -> Result<Self> {
-        let length = |r: &Request| r.tokens.len() + generator.most_new(r, &limits);
+        let (decoder, config) = (args.decoder, args.config);
+        let length =
+            |r: &GenerationRequest| r.tokens.len() + args.criteria.max_new_tokens(r, &config);
         let longest = requests.iter().map(length).max().unwrap_or(0);
-        let queue = Queue::new(requests, n);
+        let waiting = WaitingQueue::new(requests, n);
         let room = Room {
-            rows: limits.max_num_seqs.min(queue.waiting()),
-            cells: limits.cells(decoder.arch(), longest)?,
-            new_tokens: generator.sampling.max_new_tokens,
+            rows: config.max_num_seqs.min(waiting.sequences()),
+            cells: config.cells(decoder.arch(), longest)?,
+            new_tokens: args.criteria.sampling.max_new_tokens,
         };
         Ok(Self {
-            generator,
-            decoder,
-            limits,
+            args,
             room,
-            queue,
-            filling: None,
-            ready: VecDeque::new(),
+            waiting,
+            prefill: None,
+            prefilled: VecDeque::new(),
             slots: Slots::new(room),
             most: room.rows,
             one_by_one: false,
-            begun: false,
-            ahead: limits
+            decoding: false,
+            async_scheduling: config
                 .async_scheduling
                 .unwrap_or_else(|| is_accelerator(decoder.device())),
-            unseen: None,
-            stats: Stats::default(),
+            pending: None,
+            stats: GenerationStats::default(),
             hold: None,
             ended,
         })
     }
 
     /// Runs until every sequence has ended.
-    pub fn run(mut self) -> Result<Stats> {
+    pub fn run(mut self) -> Result<GenerationStats> {
         loop {
-            if !self.may_run_ahead() {
+            if !self.may_launch_ahead() {
                 let started = Instant::now();
-                self.look()?;
+                self.read_pending()?;
                 self.stats.decode_time += started.elapsed();
             }
-            self.enter();
-            if self.wants_prompts() {
+            self.admit();
+            if self.schedule_prefill() {
                 let started = Instant::now();
                 self.prefill()?;
                 self.stats.prefill_time += started.elapsed();
-                // sequences that begin together have windows alike: decoding waits until all slots are taken
-                if !self.begun {
+                // sequences that begin together have similar windows: decoding waits until all slots are taken
+                if !self.decoding {
                     continue;
                 }
             }
@@ -123,229 +132,237 @@ impl<'a> Engine<'a> {
                 let started = Instant::now();
                 self.decode()?;
                 self.stats.decode_time += started.elapsed();
-            } else if self.queue.is_empty() && self.ready.is_empty() && self.filling.is_none() {
+            } else if self.waiting.is_empty() && self.prefilled.is_empty() && self.prefill.is_none()
+            {
                 return Ok(self.stats);
             }
         }
     }
 
-    /// Sequences whose keys and values are there, and that have no slot.
+    /// Prefilled sequences without a slot.
     fn outside(&self) -> usize {
-        self.ready.iter().map(|ready| ready.members.len()).sum()
+        self.prefilled.iter().map(|group| group.members.len()).sum()
     }
 
-    /// Cells of caches outside of the slots.
+    /// Cells of the caches of prefill.
     fn staged(&self) -> usize {
         let mut seen: Vec<*const crate::cache::KvCache> = Vec::new();
-        let mut cells = self.filling.as_ref().map_or(0, Filling::cells);
-        for ready in &self.ready {
-            let cache = Rc::as_ptr(&ready.cache);
+        let mut cells = self.prefill.as_ref().map_or(0, Prefill::cells);
+        for group in &self.prefilled {
+            let cache = Rc::as_ptr(&group.cache);
             if !seen.contains(&cache) {
                 seen.push(cache);
-                cells += ready.cache.cells();
+                cells += group.cache.cells();
             }
         }
         cells
     }
 
     fn around(&self) -> Around {
-        let filling = self.filling.iter().flat_map(Filling::jobs);
-        let filling: usize = filling.map(|job| job.members.len()).sum();
+        let prefill = self.prefill.iter().flat_map(Prefill::groups);
+        let prefill: usize = prefill.map(|group| group.members.len()).sum();
         Around {
             cells: self.staged(),
-            waiting: (self.outside() + filling + self.queue.waiting()).min(self.most),
+            waiting: (self.outside() + prefill + self.waiting.sequences()).min(self.most),
         }
     }
 
-    /// Lets ready sequences take free slots.
-    fn enter(&mut self) {
+    /// Moves prefilled sequences into free slots.
+    fn admit(&mut self) {
         if self.slots.live() == 0 {
-            self.begun = false;
+            self.decoding = false;
         }
-        while let Some(ready) = self.ready.front() {
+        while let Some(group) = self.prefilled.front() {
             let live = self.slots.live();
             if live >= self.most {
                 break;
             }
-            let (arch, device) = (self.decoder.arch(), self.decoder.device());
-            // before decoding begins, columns are chosen for all prompts that are about to enter
-            let longest = if self.begun {
+            let (arch, device) = (self.args.decoder.arch(), self.args.decoder.device());
+            // before decoding begins, columns are chosen for all prompts that are about to be admitted
+            let longest = if self.decoding {
                 0
             } else {
-                self.queue.longest(self.most - live)
+                self.waiting.longest(self.most - live)
             };
             let around = self.around();
-            let len = ready.tokens.len();
+            let len = group.tokens.len();
             if !self.slots.make_room(arch, device, len, longest, around) {
                 if live == 0 {
-                    self.give_up_staged();
+                    self.drop_prefilled();
                     self.slots.release();
                 }
                 break;
             }
-            self.note();
-            if let Some(ready) = self.ready.front_mut() {
-                self.slots.enter(ready, self.most - live);
-                if ready.members.is_empty() {
-                    self.ready.pop_front();
+            self.record_cache_bytes();
+            if let Some(group) = self.prefilled.front_mut() {
+                self.slots.admit(group, self.most - live);
+                if group.members.is_empty() {
+                    self.prefilled.pop_front();
                 }
             }
         }
-        self.note();
+        self.record_cache_bytes();
     }
 
-    /// Whether a chunk of prompts should run now: one is under way, or slots are free that no ready sequence will take.
-    fn wants_prompts(&mut self) -> bool {
-        if self.filling.is_some() {
+    /// Whether a chunk of prompts should run now: a prefill has begun, or one begins for slots that no prefilled sequence will take.
+    fn schedule_prefill(&mut self) -> bool {
+        if self.prefill.is_some() {
             return true;
         }
         let free = (self.most - self.slots.live().min(self.most)).saturating_sub(self.outside());
-        if free == 0 || self.queue.is_empty() || (self.one_by_one && !self.ready.is_empty()) {
+        if free == 0 || self.waiting.is_empty() || (self.one_by_one && !self.prefilled.is_empty()) {
             return false;
         }
-        self.filling = self.next_prompts(free);
-        self.note();
-        self.filling.is_some()
+        self.prefill = self.next_prompts(free);
+        self.record_cache_bytes();
+        self.prefill.is_some()
     }
 
-    /// The next prompts: as many as have sequences for the free slots, within the tokens of one forward and the cache's
-    /// budget. None where the budget has no room beside the sequences in the slots.
-    fn next_prompts(&mut self, free: usize) -> Option<Filling> {
-        if self.slots.live() == 0 && self.ready.is_empty() && self.one_by_one {
+    /// The next prompts, as many as have sequences for the free slots, within the tokens of one forward pass and the budget of the
+    /// cache. `None` where the budget has no room beside the sequences in the slots.
+    fn next_prompts(&mut self, free: usize) -> Option<Prefill> {
+        if self.slots.live() == 0 && self.prefilled.is_empty() && self.one_by_one {
             self.slots.release();
         }
         let (staged, outside) = (self.staged(), self.outside());
-        let wanted = free.max(self.room.rows / AHEAD);
-        let (mut jobs, mut members, mut width) = (Vec::new(), 0, 0);
-        while let Some(len) = self.queue.front() {
-            let tokens = (jobs.len() + 1) * width.max(len);
+        let wanted = free.max(self.room.rows / PREFILL_SHARE);
+        let (mut groups, mut members, mut width) = (Vec::new(), 0, 0);
+        while let Some(len) = self.waiting.front() {
+            let tokens = (groups.len() + 1) * width.max(len);
             let fits = self
                 .slots
                 .could_take(outside + 1, width.max(len), staged + tokens);
-            if jobs.is_empty() {
+            if groups.is_empty() {
                 if !fits && self.slots.live() > 0 {
                     return None;
                 }
             } else if members >= wanted
                 || self.one_by_one
                 || !fits
-                || tokens > self.limits.max_num_batched_tokens
+                || tokens > self.args.config.max_num_batched_tokens
             {
                 break;
             }
-            let Some(job) = self.queue.pop() else { break };
+            let Some(group) = self.waiting.pop() else {
+                break;
+            };
             width = width.max(len);
-            members += job.members.len();
-            jobs.push(job);
+            members += group.members.len();
+            groups.push(group);
         }
-        if jobs.is_empty() {
+        if groups.is_empty() {
             return None;
         }
         let around = Around {
-            cells: staged + jobs.len() * width,
+            cells: staged + groups.len() * width,
             ..self.around()
         };
         self.slots
-            .make_way(self.decoder.arch(), self.decoder.device(), around);
-        Some(Filling::new(self.decoder, jobs))
+            .make_way(self.args.decoder.arch(), self.args.decoder.device(), around);
+        Some(Prefill::new(self.args.decoder, groups))
     }
 
-    /// Runs a chunk of prompts; after the last, every sequence gets its first token.
+    /// Prefills a chunk of prompts; after the last chunk every sequence gets its first token.
     fn prefill(&mut self) -> Result<()> {
-        let Some(filling) = &mut self.filling else {
+        let Some(prefill) = &mut self.prefill else {
             return Ok(());
         };
-        let Some(hidden) = filling.run(self.decoder, self.limits.max_num_batched_tokens) else {
+        let Some(hidden) = prefill.run(self.args.decoder, self.args.config.max_num_batched_tokens)
+        else {
             return Ok(());
         };
-        let Some(filling) = self.filling.take() else {
+        let Some(prefill) = self.prefill.take() else {
             return Ok(());
         };
-        for job in filling.jobs() {
-            let count = if job.again {
+        for group in prefill.groups() {
+            let count = if group.recomputed {
                 &mut self.stats.recomputed_tokens
             } else {
                 &mut self.stats.prefill_tokens
             };
-            *count += job.tokens.len();
+            *count += group.tokens.len();
         }
-        let mut ready: Vec<Ready> = filling.done().collect();
-        let mut drawing: Vec<(usize, Sequence)> = Vec::new();
-        for (job, ready) in ready.iter_mut().enumerate() {
-            drawing.extend(ready.members.drain(..).map(|sequence| (job, sequence)));
+        self.sample_first_tokens(&hidden, prefill.finish().collect())
+    }
+
+    /// Samples the first token of every sequence of these groups, given the hidden states of their last column, `[groups, hidden]`.
+    fn sample_first_tokens(
+        &mut self,
+        hidden: &Tensor<2>,
+        mut prefilled: Vec<PrefilledGroup>,
+    ) -> Result<()> {
+        let mut sequences: Vec<(usize, Sequence)> = Vec::new();
+        for (i, group) in prefilled.iter_mut().enumerate() {
+            sequences.extend(group.members.drain(..).map(|sequence| (i, sequence)));
         }
-        // no more rows of logits at a time than decoding has
-        let mut drawing = drawing.into_iter().peekable();
-        while drawing.peek().is_some() {
-            let few: Vec<(usize, Sequence)> = drawing.by_ref().take(self.room.rows).collect();
-            let rows: Vec<usize> = few.iter().map(|(job, _)| *job).collect();
-            let hidden = hidden
-                .clone()
-                .select(0, self.ints(rows.iter().map(|&r| r as i32).collect()));
-            let draws: Vec<Draw> = few.iter().map(|(_, sequence)| draw(sequence)).collect();
-            let chosen = choose(
-                self.decoder.head().logits(hidden),
-                self.generator.sampling,
-                &draws,
-            )?
-            .read()?;
-            for ((job, mut sequence), chosen) in few.into_iter().zip(chosen) {
-                if self.accept(&mut sequence, chosen)? {
+        // at most as many rows of logits at a time as in decoding
+        let mut sequences = sequences.into_iter().peekable();
+        while sequences.peek().is_some() {
+            let few: Vec<(usize, Sequence)> = sequences.by_ref().take(self.room.rows).collect();
+            let rows = self.ints(few.iter().map(|(group, _)| *group as i32).collect());
+            let draws: Vec<RandomDraw> = few.iter().map(|(_, sequence)| draw(sequence)).collect();
+            let logits = self
+                .args
+                .decoder
+                .head()
+                .logits(hidden.clone().select(0, rows));
+            let tokens = sample(logits, self.args.criteria.sampling, &draws)?.read()?;
+            for ((group, mut sequence), token) in few.into_iter().zip(tokens) {
+                if self.accept(&mut sequence, token)? {
                     self.end(sequence);
                 } else {
-                    ready[job].members.push_back(sequence);
+                    prefilled[group].members.push_back(sequence);
                 }
             }
         }
-        self.ready
-            .extend(ready.into_iter().filter(|ready| !ready.members.is_empty()));
+        prefilled.retain(|group| !group.members.is_empty());
+        self.prefilled.extend(prefilled);
         Ok(())
     }
 
-    /// Whether another token can be run before the host sees the last: nothing changes the rows, whatever that is.
-    fn may_run_ahead(&self) -> bool {
-        let (device, live) = (self.decoder.device(), self.slots.live());
-        let waiting = self.filling.is_some() || !self.ready.is_empty() || !self.queue.is_empty();
-        let full = live >= self.most && self.filling.is_none();
-        let lasts = |sequence: &Sequence| {
-            let request = &self.queue.requests()[sequence.sample.request];
-            sequence.sample.tokens.len() + 1 < self.generator.most_new(request, &self.limits)
-        };
+    /// Whether another token can be launched before the host reads the last one: no token can change the rows.
+    fn may_launch_ahead(&self) -> bool {
+        let (device, live) = (self.args.decoder.device(), self.slots.live());
+        let waiting =
+            self.prefill.is_some() || !self.prefilled.is_empty() || !self.waiting.is_empty();
+        let full = live >= self.most && self.prefill.is_none();
+        let lasts =
+            |sequence: &Sequence| sequence.sample.tokens.len() + 1 < self.max_new_tokens(sequence);
         live > 0
             && (full || !waiting)
             && self.slots.has_column()
-            && !self.slots.should_close(!is_cpu(device))
+            && !self.slots.should_compact(!is_cpu(device))
             && self.slots.rows().iter().flatten().all(lasts)
     }
 
-    /// One token of every sequence in a slot.
+    /// Decodes one token of every sequence in a slot.
     fn decode(&mut self) -> Result<()> {
-        let unseen = self.unseen.take();
-        if unseen.is_none() {
-            self.slots.close(!is_cpu(self.decoder.device()));
+        let pending = self.pending.take();
+        if pending.is_none() {
+            self.slots.compact(!is_cpu(self.args.decoder.device()));
             self.make_column();
         }
-        self.begun = true;
+        self.decoding = true;
         let (rows, live) = (self.slots.rows(), self.slots.live());
         let last = |row: &Option<Sequence>| {
             let token = row.as_ref().and_then(|s| s.sample.tokens.last());
             token.map_or(0, |&t| t as i32)
         };
-        let ids = match &unseen {
-            Some(unseen) => unseen.drawn.ids(self.decoder.device()),
+        let ids = match &pending {
+            Some(pending) => pending.tokens.ids(self.args.decoder.device()),
             None => self.ints(rows.iter().map(last).collect()),
         };
-        let later = u32::from(unseen.is_some());
+        let later = u32::from(pending.is_some());
         let next = |sequence: &Sequence| {
             let draw = draw(sequence);
-            Draw {
+            RandomDraw {
                 position: draw.position + later,
                 ..draw
             }
         };
-        let draws: Vec<Draw> = rows
+        let draws: Vec<RandomDraw> = rows
             .iter()
-            .map(|row| row.as_ref().map_or(Draw::NONE, next))
+            .map(|row| row.as_ref().map_or(RandomDraw::NONE, next))
             .collect();
         self.stats.decode_steps += 1;
         self.stats.slots += self.room.rows;
@@ -357,41 +374,45 @@ impl<'a> Engine<'a> {
             first: cache.used(),
             len: 1,
         };
-        let (decoder, sampling) = (self.decoder, self.generator.sampling);
-        let ctx = Context::cached(decoder.arch(), columns, decoder.device());
-        let drawn = in_thread_pool(decoder.device(), || {
+        let (decoder, sampling) = (self.args.decoder, self.args.criteria.sampling);
+        let ctx = ForwardContext::cached(decoder.arch(), columns, decoder.device());
+        let tokens = in_thread_pool(decoder.device(), || {
             let hidden = decoder.hidden_cached(ids, &ctx, cache);
-            choose(decoder.head().logits(hidden), sampling, &draws)
+            sample(decoder.head().logits(hidden), sampling, &draws)
         })?;
-        // the device has its next work: time to look at what it did before
-        if let Some(unseen) = unseen {
-            self.see(unseen)?;
+        // the device has its next work: read its last one
+        if let Some(pending) = pending {
+            self.accept_tokens(pending)?;
         }
-        self.unseen = Some(Unseen { drawn, live });
-        if self.ahead { Ok(()) } else { self.look() }
+        self.pending = Some(PendingTokens { tokens, live });
+        if self.async_scheduling {
+            Ok(())
+        } else {
+            self.read_pending()
+        }
     }
 
-    /// Looks at tokens that nobody has seen, if there are any.
-    fn look(&mut self) -> Result<()> {
-        match self.unseen.take() {
-            Some(unseen) => self.see(unseen),
+    /// Reads the pending tokens, if there are any.
+    fn read_pending(&mut self) -> Result<()> {
+        match self.pending.take() {
+            Some(pending) => self.accept_tokens(pending),
             None => Ok(()),
         }
     }
 
-    /// Gives every sequence in a slot its token.
-    fn see(&mut self, unseen: Unseen) -> Result<()> {
+    /// Appends a token to every sequence in a slot.
+    fn accept_tokens(&mut self, pending: PendingTokens) -> Result<()> {
         let live = self.slots.live();
         self.stats.occupied += live;
-        self.stats.overrun += unseen.live - live;
+        self.stats.overrun += pending.live - live;
         if live == 0 {
             return Ok(());
         }
-        for (row, chosen) in unseen.drawn.read()?.into_iter().enumerate() {
+        for (row, token) in pending.tokens.read()?.into_iter().enumerate() {
             let Some(mut sequence) = self.slots.rows_mut()[row].take() else {
                 continue;
             };
-            if self.accept(&mut sequence, chosen)? {
+            if self.accept(&mut sequence, token)? {
                 self.end(sequence);
             } else {
                 self.slots.rows_mut()[row] = Some(sequence);
@@ -400,50 +421,61 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// A column for the next token of every sequence. Where there is none within the budget, what is ready gives its cache
-    /// back, then the youngest sequences their places.
+    /// Makes sure that the cache has a column for the next token. Where the budget has none, prefilled sequences give up their
+    /// cache, then the youngest sequences are preempted.
     fn make_column(&mut self) {
-        let (arch, device) = (self.decoder.arch(), self.decoder.device());
+        let (arch, device) = (self.args.decoder.arch(), self.args.decoder.device());
         while !self.slots.make_column(arch, device, self.around()) {
-            if self.filling.is_some() || !self.ready.is_empty() {
-                self.give_up_staged();
-            } else if let Some(youngest) = self.slots.evict() {
+            if self.prefill.is_some() || !self.prefilled.is_empty() {
+                self.drop_prefilled();
+            } else if let Some(youngest) = self.slots.preempt() {
                 self.stats.preemptions += 1;
-                self.queue.put_back(youngest);
+                self.waiting.put_back(youngest);
                 self.most = self.slots.live().max(1);
             } else {
                 return;
             }
         }
-        self.note();
+        self.record_cache_bytes();
     }
 
-    /// Sequences outside of the slots wait again.
-    fn give_up_staged(&mut self) {
+    /// Sequences that were prefilled or are in prefill wait again.
+    fn drop_prefilled(&mut self) {
         self.one_by_one = true;
-        for ready in self.ready.drain(..) {
-            self.stats.preemptions += ready.members.len();
-            self.queue
-                .put_back_together(ready.tokens, ready.members.into());
+        for group in self.prefilled.drain(..) {
+            self.stats.preemptions += group.members.len();
+            self.waiting
+                .put_back_together(group.tokens, group.members.into());
         }
-        for job in self.filling.take().into_iter().flat_map(Filling::into_jobs) {
-            self.queue.put_back_together(job.tokens, job.members);
+        for group in self
+            .prefill
+            .take()
+            .into_iter()
+            .flat_map(Prefill::into_groups)
+        {
+            self.waiting.put_back_together(group.tokens, group.members);
         }
     }
 
-    /// Adds a token; says whether the sequence has ended.
-    fn accept(&mut self, sequence: &mut Sequence, chosen: Chosen) -> Result<bool> {
+    /// Appends a token; whether the sequence has ended with it.
+    fn accept(&mut self, sequence: &mut Sequence, token: SampledToken) -> Result<bool> {
         self.stats.new_tokens += 1;
+        sequence.push(token);
         let sample = &mut sequence.sample;
-        sample.tokens.push(chosen.token);
-        sample.logps.push(chosen.logp);
-        sample.full_logps.push(chosen.full_logp);
-        if self.generator.stops(sample)? {
-            sample.finish = Finish::Stop;
+        if self.args.criteria.is_met(sample)? {
+            sample.finish = FinishReason::Stop;
             return Ok(true);
         }
-        let request = &self.queue.requests()[sample.request];
-        Ok(sample.tokens.len() >= self.generator.most_new(request, &self.limits))
+        Ok(sample.tokens.len() >= self.max_new_tokens(sequence))
+    }
+
+    /// Most tokens of a sequence's completion.
+    fn max_new_tokens(&self, sequence: &Sequence) -> usize {
+        let request = &self.waiting.requests()[sequence.sample.request];
+        let EngineArgs {
+            criteria, config, ..
+        } = &self.args;
+        criteria.max_new_tokens(request, config)
     }
 
     fn end(&mut self, sequence: Sequence) {
@@ -452,12 +484,12 @@ impl<'a> Engine<'a> {
         (self.ended)(sequence.sample);
     }
 
-    /// Tells the account, and remembers the most.
-    fn note(&mut self) {
+    /// Records the bytes of all caches, in the account and as a peak.
+    fn record_cache_bytes(&mut self) {
         let cells = self.slots.cells() + self.staged();
-        let bytes = cells * self.decoder.arch().cache_bytes_per_token();
+        let bytes = cells * self.args.decoder.arch().cache_bytes_per_token();
         self.stats.peak_cache_bytes = self.stats.peak_cache_bytes.max(bytes);
-        if let Some(accounts) = &self.generator.accounts
+        if let Some(accounts) = self.args.accounts
             && self
                 .hold
                 .as_ref()
@@ -470,13 +502,13 @@ impl<'a> Engine<'a> {
 
     fn ints(&self, values: Vec<i32>) -> Tensor<1, Int> {
         let count = values.len();
-        Tensor::from_data(TensorData::new(values, [count]), self.decoder.device())
+        Tensor::from_data(TensorData::new(values, [count]), self.args.decoder.device())
     }
 }
 
-/// The draw that decides a sequence's next token.
-fn draw(sequence: &Sequence) -> Draw {
-    Draw {
+/// The random draw of a sequence's next token.
+fn draw(sequence: &Sequence) -> RandomDraw {
+    RandomDraw {
         key: Some(sequence.key),
         position: sequence.sample.tokens.len() as u32,
     }

@@ -1,59 +1,73 @@
-//! Forwards of prompts: a few at a time, in chunks of columns, each prompt once for all samples that share it.
+//! Chunked prefill: a few prompts at a time, in chunks of columns, each prompt once for all of its samples.
 
-use super::queue::{Job, Sequence};
+use super::sequence::{Sequence, SequenceGroup};
 use crate::Decoder;
 use crate::cache::KvCache;
-use crate::layer::{Columns, Context};
+use crate::forward_context::{Columns, ForwardContext};
 use burn::tensor::{Int, Tensor, TensorData};
 use firebrick_backends::kernels::in_thread_pool;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// Jobs whose forward is under way, padded on the left.
+/// Groups in prefill, padded on the left to one width.
 #[derive(Debug)]
-pub(super) struct Filling {
-    jobs: Vec<Job>,
+pub(super) struct Prefill {
+    groups: Vec<SequenceGroup>,
     cache: KvCache,
     width: usize,
 }
 
-/// A job whose keys and values are there, and those of its sequences that have no slot yet.
+/// A prefilled group, and those of its sequences that are not being decoded yet.
 #[derive(Debug)]
-pub(super) struct Ready {
+pub(super) struct PrefilledGroup {
     pub cache: Rc<KvCache>,
     pub row: usize,
     pub tokens: Vec<u32>,
     pub members: VecDeque<Sequence>,
 }
 
-impl Filling {
-    pub fn new(decoder: &Decoder, jobs: Vec<Job>) -> Self {
-        let width = jobs.iter().map(|job| job.tokens.len()).max().unwrap_or(0);
-        let starts = jobs.iter().map(|job| width - job.tokens.len()).collect();
+impl Prefill {
+    pub fn new(decoder: &Decoder, groups: Vec<SequenceGroup>) -> Self {
+        let width = groups
+            .iter()
+            .map(|group| group.tokens.len())
+            .max()
+            .unwrap_or(0);
+        let starts = groups
+            .iter()
+            .map(|group| width - group.tokens.len())
+            .collect();
         let cache = KvCache::new(decoder.arch(), starts, width, decoder.device());
-        Self { jobs, cache, width }
+        Self {
+            groups,
+            cache,
+            width,
+        }
     }
 
     pub fn cells(&self) -> usize {
         self.cache.cells()
     }
 
-    pub fn jobs(&self) -> &[Job] {
-        &self.jobs
+    pub fn groups(&self) -> &[SequenceGroup] {
+        &self.groups
     }
 
-    pub fn into_jobs(self) -> Vec<Job> {
-        self.jobs
+    pub fn into_groups(self) -> Vec<SequenceGroup> {
+        self.groups
     }
 
-    /// Runs the next columns, as many as `most` tokens allow. The hidden states of the last one, a row a job, once it is done.
+    /// Runs the next columns, of at most `most` tokens. After the last, the hidden states of the last column, `[groups, hidden]`.
     pub fn run(&mut self, decoder: &Decoder, most: usize) -> Option<Tensor<2>> {
-        let (rows, first) = (self.jobs.len(), self.cache.used());
+        let (rows, first) = (self.groups.len(), self.cache.used());
         let len = (most / rows).clamp(1, self.width - first);
         let starts = self.cache.starts().to_vec();
         let mut ids = Vec::with_capacity(rows * len);
-        for (job, start) in self.jobs.iter().zip(&starts) {
-            let column = |c: usize| c.checked_sub(*start).map_or(0, |at| job.tokens[at] as i32);
+        for (group, start) in self.groups.iter().zip(&starts) {
+            let column = |c: usize| {
+                c.checked_sub(*start)
+                    .map_or(0, |at| group.tokens[at] as i32)
+            };
             ids.extend((first..first + len).map(column));
         }
         let columns = Columns {
@@ -62,7 +76,7 @@ impl Filling {
             len,
         };
         let device = decoder.device();
-        let ctx = Context::cached(decoder.arch(), columns, device);
+        let ctx = ForwardContext::cached(decoder.arch(), columns, device);
         let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [rows * len]), device);
         let cache = &mut self.cache;
         let hidden = in_thread_pool(device, || decoder.hidden_cached(ids, &ctx, cache));
@@ -73,17 +87,17 @@ impl Filling {
         })
     }
 
-    /// The jobs, to be copied into slots.
-    pub fn done(self) -> impl Iterator<Item = Ready> {
+    /// The prefilled groups.
+    pub fn finish(self) -> impl Iterator<Item = PrefilledGroup> {
         let cache = Rc::new(self.cache);
-        self.jobs
+        self.groups
             .into_iter()
             .enumerate()
-            .map(move |(row, job)| Ready {
+            .map(move |(row, group)| PrefilledGroup {
                 cache: Rc::clone(&cache),
                 row,
-                tokens: job.tokens,
-                members: job.members.into(),
+                tokens: group.tokens,
+                members: group.members.into(),
             })
     }
 }

@@ -1,7 +1,7 @@
-//! Sequences that are being decoded, a row of the cache each.
+//! Sequences that are being decoded, one row of the cache each.
 
-use super::prefill::Ready;
-use super::queue::Sequence;
+use super::prefill::PrefilledGroup;
+use super::sequence::Sequence;
 use crate::arch::Arch;
 use crate::cache::KvCache;
 use burn::tensor::Device;
@@ -239,8 +239,8 @@ impl Slots {
         self.rows = order.into_iter().map(|row| self.rows[row].take()).collect();
     }
 
-    /// Lets sequences of a job enter, as many as there is room for next to each other, at most `most`.
-    pub fn enter(&mut self, ready: &mut Ready, most: usize) {
+    /// Copies sequences of a prefilled group into neighbouring free rows, at most `most`.
+    pub fn admit(&mut self, group: &mut PrefilledGroup, most: usize) {
         let Some(cache) = &mut self.cache else { return };
         let hole = self.rows.iter().position(Option::is_none);
         let first = hole.unwrap_or(self.rows.len());
@@ -248,11 +248,11 @@ impl Slots {
             |row: usize| row < cache.rows() && self.rows.get(row).is_none_or(Option::is_none);
         let count = (first..)
             .take_while(|&row| free(row))
-            .take(most.min(ready.members.len()))
+            .take(most.min(group.members.len()))
             .count();
-        cache.adopt(first..first + count, &ready.cache, ready.row);
+        cache.adopt(first..first + count, &group.cache, group.row);
         for row in first..first + count {
-            let sequence = ready.members.pop_front();
+            let sequence = group.members.pop_front();
             if row < self.rows.len() {
                 self.rows[row] = sequence;
             } else {
@@ -261,8 +261,8 @@ impl Slots {
         }
     }
 
-    /// Whether holes should be closed. A quarter of the rows may be holes where the number of rows should not change often.
-    pub fn should_close(&self, lazy: bool) -> bool {
+    /// Whether holes should be closed by moving the last rows. A quarter of the rows may be holes where the number of rows should not change often.
+    pub fn should_compact(&self, lazy: bool) -> bool {
         let (live, rows) = (self.live(), self.rows.len());
         if lazy {
             live * 4 <= rows * 3
@@ -271,9 +271,9 @@ impl Slots {
         }
     }
 
-    /// Closes holes where it should: the last sequences move into them.
-    pub fn close(&mut self, lazy: bool) {
-        if !self.should_close(lazy) {
+    /// Closes holes where [`Self::should_compact`] says so: the last sequences move into them.
+    pub fn compact(&mut self, lazy: bool) {
+        if !self.should_compact(lazy) {
             return;
         }
         let Some(cache) = &mut self.cache else { return };
@@ -285,10 +285,10 @@ impl Slots {
         }
     }
 
-    /// The youngest sequence loses its place.
-    pub fn evict(&mut self) -> Option<Sequence> {
+    /// Removes the youngest sequence, which is preempted.
+    pub fn preempt(&mut self) -> Option<Sequence> {
         let rows = self.rows.iter_mut().filter(|row| row.is_some());
-        rows.max_by_key(|row| row.as_ref().map(Sequence::age))?
+        rows.max_by_key(|row| row.as_ref().map(Sequence::arrival))?
             .take()
     }
 }

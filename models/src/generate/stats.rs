@@ -1,42 +1,42 @@
-//! What an engine did.
+//! Statistics of a generation run.
 
 use std::time::Duration;
 
-/// Counts and times of one run of an engine.
+/// Counts and times of one generation run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Stats {
-    /// Tokens of prompts whose keys and values were computed, padding and recomputation left out.
+pub struct GenerationStats {
+    /// Prompt tokens that were prefilled, without padding and recomputation.
     pub prefill_tokens: usize,
-    /// Tokens that were computed again after their sequence had lost its place.
+    /// Tokens that were recomputed after a preemption.
     pub recomputed_tokens: usize,
-    /// Tokens drawn.
+    /// Tokens sampled.
     pub new_tokens: usize,
-    /// Forwards of one token a sequence.
+    /// Forward passes that decoded one token of each sequence.
     pub decode_steps: usize,
-    /// Sequences in a slot that had not ended, summed over those forwards.
+    /// Sequences that were decoded, summed over those forward passes.
     pub occupied: usize,
-    /// Slots there could have been, summed over those forwards.
+    /// Sequences that could have been decoded, summed over those forward passes.
     pub slots: usize,
-    /// Tokens that were run for sequences that had ended: the host had not seen the end yet.
+    /// Tokens that were decoded for sequences that had already ended, before the host had read their last token.
     pub overrun: usize,
-    /// Times that a sequence lost its place because the cache was short.
+    /// Preemptions of sequences because the cache was full.
     pub preemptions: usize,
-    /// Most bytes of keys and values at a time.
+    /// Peak bytes of the KV cache.
     pub peak_cache_bytes: usize,
-    /// Time of the prompts' forwards, first tokens included.
+    /// Time of prefill, the sampling of first tokens included.
     pub prefill_time: Duration,
-    /// Time of all other forwards, waiting for their tokens included.
+    /// Time of decoding, waiting for its tokens included.
     pub decode_time: Duration,
 }
 
-impl Stats {
-    /// Share of the slots that held a sequence, over all decoding.
+impl GenerationStats {
+    /// Mean share of the sequences at a time that was used, in [0, 1].
     #[must_use]
     pub fn occupancy(&self) -> f64 {
         self.occupied as f64 / self.slots.max(1) as f64
     }
 
-    /// Prompt tokens a second of prefill.
+    /// Tokens per second of prefill.
     #[must_use]
     pub fn prefill_rate(&self) -> f64 {
         rate(
@@ -45,13 +45,13 @@ impl Stats {
         )
     }
 
-    /// Tokens a second of decoding.
+    /// Tokens per second of decoding.
     #[must_use]
     pub fn decode_rate(&self) -> f64 {
         rate(self.occupied, self.decode_time)
     }
 
-    /// Adds another run's; the peak is the larger.
+    /// Adds those of another run; the peak is the larger one.
     pub fn add(&mut self, other: &Self) {
         self.prefill_tokens += other.prefill_tokens;
         self.recomputed_tokens += other.recomputed_tokens;

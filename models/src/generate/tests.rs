@@ -1,12 +1,15 @@
 //! Whatever the schedule, every token is the draw of its key from the distribution that a plain forward gives.
 
-use super::truncate::draw_truncated;
+use super::top_k_top_p::sample_truncated;
 use super::*;
 use crate::Arch;
-use crate::decoder::{Param, Quantization};
-use crate::layer::{Columns, Context};
+use crate::decoder::Param;
+use crate::forward_context::{Columns, ForwardContext};
+use crate::random::DrawKey;
+use crate::{Decoder, Error, Prepack, Quantization};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::Precision;
+use firebrick_backends::accounts::{Accounts, Category, Home};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -16,12 +19,12 @@ const VOCAB: usize = 61;
 /// How near a draw may be to a boundary between two tokens to go either way, and how far log-probs may be apart.
 const NEAR: f64 = 1e-5;
 
-const PANELS: Packing = Packing {
+const PANELS: Prepack = Prepack {
     panels: true,
     quantization: None,
 };
 
-const INT8: Packing = Packing {
+const INT8: Prepack = Prepack {
     panels: false,
     quantization: Some(Quantization::Int8),
 };
@@ -69,7 +72,7 @@ fn scores(decoder: &Decoder, tokens: &[u32], temperature: f64) -> Vec<Vec<f32>> 
         first: 0,
         len: tokens.len(),
     };
-    let ctx = Context::new(decoder.arch(), columns, decoder.device());
+    let ctx = ForwardContext::new(decoder.arch(), columns, decoder.device());
     let ids: Vec<i32> = tokens.iter().map(|&t| t as i32).collect();
     let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [tokens.len()]), decoder.device());
     let logits = decoder.head().logits(decoder.hidden(ids, &ctx)) / temperature;
@@ -80,9 +83,9 @@ fn scores(decoder: &Decoder, tokens: &[u32], temperature: f64) -> Vec<Vec<f32>> 
 /// Checks one completion token by token.
 fn check(
     decoder: &Decoder,
-    request: &Request,
-    sampling: &Sampling,
-    limits: &Limits,
+    request: &GenerationRequest,
+    sampling: &SamplingParams,
+    limits: &SchedulerConfig,
     found: &Sample,
 ) {
     let tokens = [request.tokens.as_slice(), &found.tokens].concat();
@@ -104,7 +107,7 @@ fn check(
             continue;
         }
         let u = key.uniform(i as u32);
-        let draw = |shift: f64| draw_truncated(row, sampling, (f64::from(u) + shift) as f32);
+        let draw = |shift: f64| sample_truncated(row, sampling, (f64::from(u) + shift) as f32);
         let drawn = draw(0.0);
         let near = [draw(-NEAR), draw(NEAR)];
         assert!(
@@ -134,13 +137,13 @@ fn check(
         .map_or(usize::MAX, |most| most - request.tokens.len());
     let most = sampling.max_new_tokens.min(room);
     let expected = if stop(last) {
-        Finish::Stop
+        FinishReason::Stop
     } else {
-        Finish::Length
+        FinishReason::Length
     };
     assert_eq!(found.finish, expected);
     assert!(
-        expected == Finish::Stop || found.tokens.len() == most,
+        expected == FinishReason::Stop || found.tokens.len() == most,
         "cut at {}",
         found.tokens.len()
     );
@@ -151,15 +154,15 @@ struct Schedule {
     family: &'static str,
     lengths: Vec<usize>,
     n: usize,
-    sampling: Sampling,
-    limits: Limits,
+    sampling: SamplingParams,
+    limits: SchedulerConfig,
     /// Bytes of the cache over the least it may have.
     budget: Option<f64>,
-    packing: Packing,
+    prepack: Prepack,
 }
 
-fn packing() -> impl Strategy<Value = Packing> {
-    (any::<bool>(), any::<bool>()).prop_map(|(panels, rounds)| Packing {
+fn prepack() -> impl Strategy<Value = Prepack> {
+    (any::<bool>(), any::<bool>()).prop_map(|(panels, rounds)| Prepack {
         panels,
         quantization: rounds.then_some(Quantization::Int8),
     })
@@ -167,20 +170,20 @@ fn packing() -> impl Strategy<Value = Packing> {
 
 fn schedule() -> impl Strategy<Value = Schedule> {
     let samplings = prop_oneof![
-        Just(Sampling::default()),
-        Just(Sampling {
+        Just(SamplingParams::default()),
+        Just(SamplingParams {
             temperature: 0.0,
-            ..Sampling::default()
+            ..SamplingParams::default()
         }),
-        Just(Sampling {
+        Just(SamplingParams {
             temperature: 0.7,
             top_k: Some(9),
-            ..Sampling::default()
+            ..SamplingParams::default()
         }),
-        Just(Sampling {
+        Just(SamplingParams {
             top_p: 0.8,
             min_p: 0.02,
-            ..Sampling::default()
+            ..SamplingParams::default()
         }),
     ];
     let model_len = prop_oneof![Just(None), (32_usize..48).prop_map(Some)];
@@ -190,7 +193,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
         1_usize..5,
         (samplings, 1_usize..24, 0_u32..8),
         (1_usize..9, 0_usize..80, model_len, any::<bool>()),
-        (prop::option::of(1.0_f64..6.0), packing()),
+        (prop::option::of(1.0_f64..6.0), prepack()),
     )
         .prop_map(
             |(
@@ -201,32 +204,32 @@ fn schedule() -> impl Strategy<Value = Schedule> {
                 (slots, batched, model_len, ahead),
                 memory,
             )| {
-                let (budget, packing) = memory;
+                let (budget, prepack) = memory;
                 Schedule {
                     family,
                     lengths,
                     n,
-                    sampling: Sampling {
+                    sampling: SamplingParams {
                         max_new_tokens: new,
                         stop_ids: (0..stops * 2).collect(),
                         ..sampling
                     },
-                    limits: Limits {
+                    limits: SchedulerConfig {
                         max_num_batched_tokens: slots + batched,
                         max_model_len: model_len,
                         async_scheduling: Some(ahead),
-                        ..Limits::new(slots)
+                        ..SchedulerConfig::new(slots)
                     },
                     budget,
-                    packing,
+                    prepack,
                 }
             },
         )
 }
 
-fn requests(lengths: &[usize]) -> Vec<Request> {
+fn requests(lengths: &[usize]) -> Vec<GenerationRequest> {
     let token = |i: usize, salt: usize| ((i * 7919 + salt * 104_729) % VOCAB) as u32;
-    let request = |(salt, &len): (usize, &usize)| Request {
+    let request = |(salt, &len): (usize, &usize)| GenerationRequest {
         tokens: (0..len).map(|i| token(i, salt)).collect(),
         key: DrawKey {
             seed: 3,
@@ -243,15 +246,16 @@ fn run(schedule: &Schedule) -> Generated {
     let requests = requests(&schedule.lengths);
     let mut limits = schedule.limits;
     let generator = Generator::new(&decoder, None, &schedule.sampling).expect("valid settings");
-    let generator = generator.packing(schedule.packing);
-    let read = match schedule.packing.quantization {
+    let generator = generator.prepack(schedule.prepack);
+    let read = match schedule.prepack.quantization {
         Some(Quantization::Int8) => in_8_bits(&decoder),
         None => decoder.clone(),
     };
     limits.kv_cache_bytes = schedule.budget.map(|share| {
-        let length = |r: &Request| r.tokens.len() + generator.most_new(r, &limits);
+        let length =
+            |r: &GenerationRequest| r.tokens.len() + generator.criteria.max_new_tokens(r, &limits);
         let longest = requests.iter().map(length).max().unwrap_or(0);
-        (Limits::least_cache_bytes(decoder.arch(), longest) as f64 * share) as usize
+        (SchedulerConfig::least_cache_bytes(decoder.arch(), longest) as f64 * share) as usize
     });
     let mut seen = Vec::new();
     let generated = generator
@@ -309,13 +313,13 @@ fn crowded(budget: Option<f64>) -> Schedule {
         family: "llama",
         lengths: vec![5, 9, 3, 12, 7, 4, 8, 6],
         n: 3,
-        sampling: Sampling {
+        sampling: SamplingParams {
             max_new_tokens: 40,
-            ..Sampling::default()
+            ..SamplingParams::default()
         },
-        limits: Limits::new(8),
+        limits: SchedulerConfig::new(8),
         budget,
-        packing: Packing::default(),
+        prepack: Prepack::default(),
     }
 }
 
@@ -337,10 +341,10 @@ fn a_short_cache_preempts_and_loses_nothing() {
 #[test]
 fn slots_stay_taken_while_prompts_wait() {
     let ragged = Schedule {
-        sampling: Sampling {
+        sampling: SamplingParams {
             max_new_tokens: 32,
             stop_ids: (0..4).collect(),
-            ..Sampling::default()
+            ..SamplingParams::default()
         },
         lengths: vec![6; 60],
         ..crowded(None)
@@ -358,36 +362,36 @@ fn the_prompt_of_a_group_is_run_once() {
 #[test]
 fn a_cache_too_small_for_one_sequence_is_refused_with_the_smallest_that_would_do() {
     let decoder = decoder("llama");
-    let sampling = Sampling {
+    let sampling = SamplingParams {
         max_new_tokens: 10,
-        ..Sampling::default()
+        ..SamplingParams::default()
     };
-    let limits = Limits {
+    let limits = SchedulerConfig {
         kv_cache_bytes: Some(1000),
-        ..Limits::new(4)
+        ..SchedulerConfig::new(4)
     };
     let generator = Generator::new(&decoder, None, &sampling).expect("valid settings");
     let error = generator
         .run_with(&requests(&[4]), 1, &limits, |_| {})
         .expect_err("too small");
-    let least = Limits::least_cache_bytes(decoder.arch(), 14);
+    let least = SchedulerConfig::least_cache_bytes(decoder.arch(), 14);
     assert!(error.to_string().contains(&least.to_string()), "{error}");
 }
 
 #[test]
 fn the_account_holds_what_the_cache_takes_and_gives_it_back() {
     let decoder = decoder("llama");
-    let sampling = Sampling {
+    let sampling = SamplingParams {
         max_new_tokens: 10,
-        ..Sampling::default()
+        ..SamplingParams::default()
     };
     let accounts = Accounts::new();
     let generator = Generator::new(&decoder, None, &sampling)
         .expect("valid settings")
         .accounted(&accounts)
-        .packing(PANELS);
+        .prepack(PANELS);
     let generated = generator
-        .run_with(&requests(&[4, 7]), 2, &Limits::new(4), |_| {})
+        .run_with(&requests(&[4, 7]), 2, &SchedulerConfig::new(4), |_| {})
         .expect("samples");
     let balance = accounts.balance(Category::KvCache, Home::Device);
     assert_eq!(balance.peak_bytes, generated.stats.peak_cache_bytes as u64);
@@ -396,7 +400,7 @@ fn the_account_holds_what_the_cache_takes_and_gives_it_back() {
     let copies = accounts.balance(Category::Parameters, Home::Device);
     assert_eq!(
         copies.peak_bytes,
-        decoder.packed(PANELS).expect("panels").packed_bytes() as u64
+        decoder.prepacked(PANELS).expect("panels").prepacked_bytes() as u64
     );
     assert!(copies.peak_bytes > 0 && copies.bytes == 0);
 }
@@ -407,7 +411,7 @@ fn log_probs_in_8_bits_are_near_those_of_the_trained_weights_and_not_the_same() 
     for family in ["llama", "gemma2", "mistral"] {
         let schedule = Schedule {
             family,
-            packing: INT8,
+            prepack: INT8,
             ..crowded(None)
         };
         let decoder = decoder(family);
@@ -432,15 +436,20 @@ fn log_probs_in_8_bits_are_near_those_of_the_trained_weights_and_not_the_same() 
 #[test]
 fn eight_bits_take_a_quarter_and_what_no_kernel_would_read_is_refused() {
     let decoder = decoder("llama");
-    let bytes = |packing| decoder.packed(packing).expect("copies").packed_bytes();
-    assert_eq!(bytes(Packing::default()), 0);
+    let bytes = |prepack| {
+        decoder
+            .prepacked(prepack)
+            .expect("copies")
+            .prepacked_bytes()
+    };
+    assert_eq!(bytes(Prepack::default()), 0);
     let head = 4 * VOCAB.next_multiple_of(32) * 32;
     let [exact, codes] = [bytes(PANELS) - head, bytes(INT8)];
     assert!(
         4 * codes > exact && 4 * codes < exact * 5 / 4,
         "{exact} {codes}"
     );
-    let both = Packing {
+    let both = Prepack {
         panels: true,
         ..INT8
     };
@@ -450,7 +459,7 @@ fn eight_bits_take_a_quarter_and_what_no_kernel_would_read_is_refused() {
         away.move_to(Home::Host).expect("weights on the host");
         away
     }] {
-        let error = unread.packed(INT8).expect_err("no kernel").to_string();
+        let error = unread.prepacked(INT8).expect_err("no kernel").to_string();
         assert!(error.contains("without quantization"), "{error}");
     }
 }

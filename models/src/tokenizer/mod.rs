@@ -1,26 +1,26 @@
-//! Text to token ids and back, and conversations to text: what a Hugging Face checkpoint keeps in
+//! Hugging Face tokenizers and chat templates: text to token ids and back, and conversations to text, by
 //! `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and `chat_template.jinja`.
 //!
 //! The ids, the decoded text and the rendered chats are those of transformers v5; the parity tests
 //! hold them to its output.
 
-mod characters;
-mod chat;
+mod assistant_mask;
+mod char_level;
+mod chat_template;
 mod files;
-mod json;
 mod settings;
-mod spoken;
+mod tojson;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use tokenizers::{AddedToken, ModelWrapper, Tokenizer as Backend};
 
-pub use chat::Message;
-pub use spoken::ChatTokens;
+pub use assistant_mask::ChatTokens;
+pub use chat_template::Message;
 
 use crate::error::{Error, Result};
-use chat::ChatTemplate;
+use chat_template::ChatTemplate;
 use files::Files;
 use settings::Settings;
 
@@ -62,7 +62,7 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Tokenizer`] when `alphabet` is empty or names a character twice.
     pub fn characters(alphabet: &str) -> Result<Self> {
-        Self::from_files(Path::new(characters::ORIGIN), characters::files(alphabet)?)
+        Self::from_files(Path::new(char_level::ORIGIN), char_level::files(alphabet)?)
     }
 
     fn from_files(origin: &Path, files: Files) -> Result<Self> {
@@ -178,8 +178,8 @@ impl Tokenizer {
         self.backend.token_to_id(token)
     }
 
-    /// The first id that another tokenizer writes otherwise, with what each of them writes: ids of the one mean nothing to a
-    /// model of the other. Ids that only one of them has, it writes and the other does not.
+    /// The first id that stands for another token in the other tokenizer, with both tokens: ids of one mean nothing to a model of the
+    /// other. An id that only one of them has differs too.
     #[must_use]
     pub fn differing_id(&self, other: &Self) -> Option<(u32, [String; 2])> {
         let most = self.vocab_size.max(other.vocab_size) as u32;

@@ -8,8 +8,9 @@ use firebrick_engine::learner::train_cut;
 use firebrick_engine::objective::{LossSums, TokenLoss};
 use firebrick_engine::plan::{Layout, ModelPlan};
 use firebrick_engine::sequence::{SampleId, Sequence};
-use firebrick_models::adapter::{LoraConfig, Target};
+use firebrick_models::adapter::LoraConfig;
 use firebrick_models::random::Stream;
+use firebrick_models::unit::TargetModule;
 
 use super::plans::{
     Gradients, HEAD_ROWS, TEMPERATURE, WholeSequences, assert_same, models, objective, plans,
@@ -27,9 +28,9 @@ fn adapted() -> Vec<(Model, Vec<Sequence>)> {
             use_rslora: i % 2 == 1,
             dropout: 0.2,
             target_modules: if i % 2 == 0 {
-                Target::all()
+                TargetModule::all()
             } else {
-                vec![Target::V, Target::Down]
+                vec![TargetModule::V, TargetModule::Down]
             },
         };
         let mut random = Stream::new(13, i as u64);

@@ -18,7 +18,7 @@ use firebrick_models::arch::HeadKind;
 use firebrick_models::checkpoint::{ExportOptions, export};
 use firebrick_models::decoder::Param;
 use firebrick_models::random::Stream;
-use firebrick_models::unit::Weights;
+use firebrick_models::weights::Weights;
 use firebrick_models::{Checkpoint, Decoder, Tokenizer};
 use tempfile::TempDir;
 

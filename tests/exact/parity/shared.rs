@@ -15,7 +15,8 @@ use firebrick_engine::sequence::Sequence;
 use firebrick_models::adapter::LoraConfig;
 use firebrick_models::decoder::Param;
 use firebrick_models::random::Stream;
-use firebrick_models::unit::{ParamSpec, Slot, Weights};
+use firebrick_models::unit::{ParamSpec, Slot};
+use firebrick_models::weights::Weights;
 
 use super::plans::{
     Gradients, HEAD_ROWS, TEMPERATURE, TOLERANCE, WholeSequences, assert_same, models, objective,

@@ -16,9 +16,9 @@ use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::optim::{LossScale, OptimConfig};
 use firebrick_engine::plan::{MemoryConfig, ModelPlan, MomentKind, OptimizerOffload, ParamOffload};
 use firebrick_engine::sequence::Sequence;
-use firebrick_models::generate::{Generator, Request, Sampling};
+use firebrick_models::generate::{GenerationRequest, Generator, SamplingParams};
 use firebrick_models::random::DrawKey;
-use firebrick_models::{Decoder, Packing, Quantization};
+use firebrick_models::{Decoder, Prepack, Quantization};
 
 on_devices! {
     log_probs_are_those_of_f32_to_the_precision_s_digits,
@@ -269,17 +269,17 @@ fn what_is_sampled_has_the_log_probs_of_a_whole_forward(device: &Device) {
             .map(|row| row.tokens[..3].to_vec())
             .collect();
         let trained = model.decoder.clone();
-        let plain = Packing::default();
+        let plain = Prepack::default();
         let exact = hold_sampled(&trained, plain, &model, &prompts, 8.0 * spacing);
         // the CPU's kernels widen 8 bits to f32
         if !is_cpu(device) {
             // in which codes times scales are rounded once more, to half precision
             model.decoder = in_8_bits(&trained);
-            let packing = Packing {
+            let prepack = Prepack {
                 quantization: Some(Quantization::Int8),
-                ..Packing::default()
+                ..Prepack::default()
             };
-            let rounded = hold_sampled(&trained, packing, &model, &prompts, 16.0 * spacing);
+            let rounded = hold_sampled(&trained, prepack, &model, &prompts, 16.0 * spacing);
             assert_ne!(exact, rounded, "{precision}: weights are read in 8 bits");
         }
     }
@@ -288,12 +288,12 @@ fn what_is_sampled_has_the_log_probs_of_a_whole_forward(device: &Device) {
 /// Samples from a decoder, and gives its log-probs; a model's forward has the same.
 fn hold_sampled(
     decoder: &Decoder,
-    packing: Packing,
+    prepack: Prepack,
     model: &Model,
     prompts: &[Vec<u32>],
     tolerance: f64,
 ) -> Vec<f32> {
-    let request = |(i, tokens): (usize, &Vec<u32>)| Request {
+    let request = |(i, tokens): (usize, &Vec<u32>)| GenerationRequest {
         tokens: tokens.clone(),
         key: DrawKey {
             seed: 5,
@@ -302,13 +302,13 @@ fn hold_sampled(
             sample: 0,
         },
     };
-    let requests: Vec<Request> = prompts.iter().enumerate().map(request).collect();
-    let sampling = Sampling {
+    let requests: Vec<GenerationRequest> = prompts.iter().enumerate().map(request).collect();
+    let sampling = SamplingParams {
         max_new_tokens: 6,
-        ..Sampling::default()
+        ..SamplingParams::default()
     };
     let generator = Generator::new(decoder, None, &sampling).unwrap();
-    let samples = generator.packing(packing).run(&requests, 1, 4).unwrap();
+    let samples = generator.prepack(prepack).run(&requests, 1, 4).unwrap();
     let whole: Vec<Sequence> = prompts
         .iter()
         .zip(&samples)
@@ -318,7 +318,7 @@ fn hold_sampled(
     for (sample, scored) in samples.iter().zip(&scores.logp) {
         for (sampled, scored) in sample.logps.iter().zip(scored) {
             let apart = f64::from((sampled - scored).abs());
-            assert!(apart < tolerance, "{packing:?}: {sampled} and {scored}");
+            assert!(apart < tolerance, "{prepack:?}: {sampled} and {scored}");
         }
     }
     samples.iter().flat_map(|s| s.logps.clone()).collect()

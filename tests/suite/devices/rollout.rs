@@ -1,4 +1,4 @@
-//! Sampling: tokens and log-probs do not depend on the device, the slots or the chunks.
+//! SamplingParams: tokens and log-probs do not depend on the device, the slots or the chunks.
 
 use super::{model, on_devices};
 use crate::support::model::{Model, in_8_bits};
@@ -7,9 +7,11 @@ use crate::support::{assert_close, checked, fixtures, folders};
 use burn::tensor::Device;
 use firebrick_backends::device::Backend;
 use firebrick_backends::kernels;
-use firebrick_models::generate::{Generated, Generator, Limits, Request, Sample, Sampling};
+use firebrick_models::generate::{
+    Generated, GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig,
+};
 use firebrick_models::random::DrawKey;
-use firebrick_models::{Arch, Decoder, Packing, Quantization};
+use firebrick_models::{Arch, Decoder, Prepack, Quantization};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -42,7 +44,7 @@ fn greedy_continuations_are_those_of_transformers(device: &Device) {
             kept: None,
             stop_ids: 0,
         };
-        let found = generate(&model, &prompts, asked, &Limits::new(64));
+        let found = generate(&model, &prompts, asked, &SchedulerConfig::new(64));
         for (found, expected) in found.iter().zip(&greedy.samples) {
             assert_eq!(found.tokens, expected.new_ids, "{}", model.name);
             samples += 1;
@@ -60,7 +62,7 @@ fn draws_are_those_of_the_cpu(device: &Device) {
                 model,
                 &PROMPTS.map(<[u32]>::to_vec),
                 asked,
-                &Limits::new(64),
+                &SchedulerConfig::new(64),
             )
         };
         assert_same(&sample(&here), &sample(&on_cpu));
@@ -89,25 +91,26 @@ fn draws_of_a_few_long_sequences_are_those_of_the_cpu(device: &Device) {
         n: 1,
         ..DRAWN
     };
-    let sample = |model: &Model| generate(model, &prompts, asked, &Limits::new(4));
+    let sample = |model: &Model| generate(model, &prompts, asked, &SchedulerConfig::new(4));
     assert_same(&sample(&here), &sample(&on_cpu));
 }
 
 fn slots_chunks_and_a_short_cache_change_no_token(device: &Device) {
     let (model, _) = model(&fixtures().join("models/qwen2-tied"), device);
     let arch = model.decoder.arch();
-    let sample = |limits: &Limits| generate(&model, &PROMPTS.map(<[u32]>::to_vec), DRAWN, limits);
-    let expected = sample(&Limits::new(64));
-    let least = Limits::least_cache_bytes(arch, PROMPTS[1].len() + DRAWN.new);
-    let chunked = Limits {
+    let sample =
+        |limits: &SchedulerConfig| generate(&model, &PROMPTS.map(<[u32]>::to_vec), DRAWN, limits);
+    let expected = sample(&SchedulerConfig::new(64));
+    let least = SchedulerConfig::least_cache_bytes(arch, PROMPTS[1].len() + DRAWN.new);
+    let chunked = SchedulerConfig {
         max_num_batched_tokens: 3,
-        ..Limits::new(3)
+        ..SchedulerConfig::new(3)
     };
-    let short = Limits {
+    let short = SchedulerConfig {
         kv_cache_bytes: Some(2 * least),
-        ..Limits::new(4)
+        ..SchedulerConfig::new(4)
     };
-    for limits in [Limits::new(1), chunked, short] {
+    for limits in [SchedulerConfig::new(1), chunked, short] {
         assert_same(&sample(&limits), &expected);
     }
 }
@@ -120,9 +123,9 @@ fn a_token_that_is_run_before_the_last_is_seen_changes_none(device: &Device) {
         ..DRAWN
     };
     let run = |ahead| {
-        let limits = Limits {
+        let limits = SchedulerConfig {
             async_scheduling: Some(ahead),
-            ..Limits::new(64)
+            ..SchedulerConfig::new(64)
         };
         run(&model, &PROMPTS.map(<[u32]>::to_vec), asked, &limits)
     };
@@ -147,19 +150,19 @@ fn weights_in_8_bits_draw_what_a_model_of_those_numbers_draws(device: &Device) {
     let long: Vec<u32> = (0..many).map(|i| i * 7 % 61 + 3).collect();
     let prompts = [PROMPTS[0].to_vec(), PROMPTS[1].to_vec(), long];
     let limits = [
-        Limits::new(64),
-        Limits {
+        SchedulerConfig::new(64),
+        SchedulerConfig {
             max_num_batched_tokens: 16,
-            ..Limits::new(2)
+            ..SchedulerConfig::new(2)
         },
     ];
     for limits in &limits {
         let expected = generate(&rounded, &prompts, DRAWN, limits);
-        let packing = Packing {
+        let prepack = Prepack {
             quantization: Some(Quantization::Int8),
-            ..Packing::default()
+            ..Prepack::default()
         };
-        let found = run_packed(&here, &prompts, DRAWN, limits, packing).samples;
+        let found = run_packed(&here, &prompts, DRAWN, limits, prepack).samples;
         assert_same(&found, &expected);
         let trained = generate(&here, &prompts, DRAWN, limits);
         assert!(found.iter().zip(&trained).any(|(a, b)| a.logps != b.logps));
@@ -213,32 +216,37 @@ struct Asked {
     stop_ids: u32,
 }
 
-fn generate(model: &Model, prompts: &[Vec<u32>], asked: Asked, limits: &Limits) -> Vec<Sample> {
+fn generate(
+    model: &Model,
+    prompts: &[Vec<u32>],
+    asked: Asked,
+    limits: &SchedulerConfig,
+) -> Vec<Sample> {
     run(model, prompts, asked, limits).samples
 }
 
-fn run(model: &Model, prompts: &[Vec<u32>], asked: Asked, limits: &Limits) -> Generated {
-    run_packed(model, prompts, asked, limits, Packing::default())
+fn run(model: &Model, prompts: &[Vec<u32>], asked: Asked, limits: &SchedulerConfig) -> Generated {
+    run_packed(model, prompts, asked, limits, Prepack::default())
 }
 
 fn run_packed(
     model: &Model,
     prompts: &[Vec<u32>],
     asked: Asked,
-    limits: &Limits,
-    packing: Packing,
+    limits: &SchedulerConfig,
+    prepack: Prepack,
 ) -> Generated {
     let (top_p, min_p) = asked.kept.map_or((1.0, 0.0), |(_, p, m)| (p, m));
-    let sampling = Sampling {
+    let sampling = SamplingParams {
         temperature: asked.temperature,
         top_k: asked.kept.map(|(k, ..)| k),
         top_p,
         min_p,
         max_new_tokens: asked.new,
         stop_ids: (0..asked.stop_ids).collect(),
-        ..Sampling::default()
+        ..SamplingParams::default()
     };
-    let request = |(draw, tokens): (usize, &Vec<u32>)| Request {
+    let request = |(draw, tokens): (usize, &Vec<u32>)| GenerationRequest {
         tokens: tokens.clone(),
         key: DrawKey {
             seed: 3,
@@ -247,9 +255,9 @@ fn run_packed(
             sample: 0,
         },
     };
-    let requests: Vec<Request> = prompts.iter().enumerate().map(request).collect();
+    let requests: Vec<GenerationRequest> = prompts.iter().enumerate().map(request).collect();
     let generator = Generator::new(&model.decoder, None, &sampling).expect("sampling that works");
-    let generator = generator.packing(packing);
+    let generator = generator.prepack(prepack);
     let generated = generator.run_with(&requests, asked.n, limits, |_| {});
     generated.expect("samples")
 }

@@ -9,11 +9,12 @@ use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::plan::Layout;
 use firebrick_engine::sequence::Sequence;
 use firebrick_models::Decoder;
-use firebrick_models::adapter::{LoraConfig, Target};
+use firebrick_models::adapter::LoraConfig;
 use firebrick_models::checkpoint::{load_adapter, save_adapter};
 use firebrick_models::decoder::Param;
-use firebrick_models::generate::{Generator, Request, Sampling};
+use firebrick_models::generate::{GenerationRequest, Generator, SamplingParams};
 use firebrick_models::random::DrawKey;
+use firebrick_models::unit::TargetModule;
 use serde::Deserialize;
 
 use crate::support::golden::Golden;
@@ -156,7 +157,7 @@ fn an_adapter_that_is_saved_and_loaded_is_the_same_bit_for_bit() {
         alpha: 4.5,
         use_rslora: true,
         dropout: 0.05,
-        target_modules: vec![Target::K, Target::O, Target::Up],
+        target_modules: vec![TargetModule::K, TargetModule::O, TargetModule::Up],
     };
     let all = [
         model.decoder.clone(),
@@ -181,13 +182,13 @@ fn an_adapter_that_is_saved_and_loaded_is_the_same_bit_for_bit() {
 fn the_sampler_and_the_trainer_agree_beside_an_adapter() {
     let (model, _, _) = adapted();
     let rows = scored_rows(&model.golden(FORWARD));
-    let sampling = Sampling {
+    let sampling = SamplingParams {
         max_new_tokens: 8,
-        ..Sampling::default()
+        ..SamplingParams::default()
     };
-    let requests: Vec<Request> = (0..)
+    let requests: Vec<GenerationRequest> = (0..)
         .zip(&rows)
-        .map(|(draw, row)| Request {
+        .map(|(draw, row)| GenerationRequest {
             tokens: row.tokens[..4].to_vec(),
             key: DrawKey {
                 seed: 3,

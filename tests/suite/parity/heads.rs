@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use firebrick_models::Checkpoint;
-use firebrick_models::layer::{Columns, Context};
+use firebrick_models::forward_context::{Columns, ForwardContext};
 use serde_json::Value;
 
 use crate::support::golden::Golden;
@@ -78,7 +78,7 @@ fn forward(dir: &Path, ids: &[Vec<i64>], starts: &[usize]) -> Vec<Vec<f64>> {
         first: 0,
         len: width,
     };
-    let ctx = Context::new(decoder.arch(), columns, decoder.device());
+    let ctx = ForwardContext::new(decoder.arch(), columns, decoder.device());
     let flat = burn::tensor::TensorData::new(ids.concat(), [ids.len() * width]);
     let ids = burn::tensor::Tensor::from_data(flat, decoder.device());
     let found = values(decoder.head().scalar(decoder.hidden(ids, &ctx)));

@@ -6,8 +6,8 @@ use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::plan::Layout;
 use firebrick_engine::sequence::Sequence;
 use firebrick_models::cache::KvCache;
-use firebrick_models::generate::{Finish, Generator, Request, Sampling};
-use firebrick_models::layer::{Columns, Context};
+use firebrick_models::forward_context::{Columns, ForwardContext};
+use firebrick_models::generate::{FinishReason, GenerationRequest, Generator, SamplingParams};
 use firebrick_models::random::DrawKey;
 
 use crate::support::golden::Golden;
@@ -248,10 +248,10 @@ fn greedy_continuations_alone_and_in_a_left_padded_batch() {
             continue;
         };
         assert!(greedy.eos_ignored, "{}: eos ends continuations", model.name);
-        let sampling = Sampling {
+        let sampling = SamplingParams {
             temperature: 0.0,
             max_new_tokens: greedy.max_new_tokens,
-            ..Sampling::default()
+            ..SamplingParams::default()
         };
         let all: Vec<&GreedySample> = greedy.samples.iter().collect();
         for sample in &all {
@@ -266,13 +266,13 @@ fn greedy_continuations_alone_and_in_a_left_padded_batch() {
 /// Continues prompts together and compares those that should come out the same.
 fn check_greedy(
     model: &Model,
-    sampling: &Sampling,
+    sampling: &SamplingParams,
     samples: &[&GreedySample],
     same: &[bool],
 ) -> usize {
-    let requests: Vec<Request> = samples
+    let requests: Vec<GenerationRequest> = samples
         .iter()
-        .map(|sample| Request {
+        .map(|sample| GenerationRequest {
             tokens: sample.prompt_ids.clone(),
             key: DrawKey {
                 seed: 0,
@@ -290,7 +290,7 @@ fn check_greedy(
         if same[i] {
             let label = format!("{}: continuation {i} of {}", model.name, samples.len());
             assert_eq!(found.tokens, expected.new_ids, "{label}");
-            assert_eq!(found.finish, Finish::Length, "{label}");
+            assert_eq!(found.finish, FinishReason::Length, "{label}");
             assert_all_close(&label, &wide(&found.logps), &expected.logprobs, SCORES);
             cases += 1;
         }
@@ -324,13 +324,13 @@ impl LeftPadded {
         }
     }
 
-    fn context(&self, model: &Model, first: usize, len: usize) -> Context {
+    fn context(&self, model: &Model, first: usize, len: usize) -> ForwardContext {
         let columns = Columns {
             starts: &self.starts,
             first,
             len,
         };
-        Context::new(model.decoder.arch(), columns, model.decoder.device())
+        ForwardContext::new(model.decoder.arch(), columns, model.decoder.device())
     }
 
     /// Ids of some columns, row by row.

@@ -6,7 +6,7 @@ use crate::objective::coefficients::AdaptiveCoefficients;
 use crate::objective::kl_controller::{KlInReward, token_level_rewards};
 use crate::objective::rejection::kept_tokens;
 use crate::rollout::Rollout;
-use firebrick_models::generate::Finish;
+use firebrick_models::generate::FinishReason;
 
 impl PolicyGradient {
     /// Fills in masks, corrections and advantages; returns what to report.
@@ -61,7 +61,7 @@ impl PolicyGradient {
         let kept = (!self.rejections.is_empty())
             .then(|| kept_tokens(&self.rejections, &differences(rollouts)));
         for (i, rollout) in rollouts.iter_mut().enumerate() {
-            let cut = self.mask_truncated_completions && rollout.finish == Finish::Length;
+            let cut = self.mask_truncated_completions && rollout.finish == FinishReason::Length;
             rollout.mask = match &kept {
                 _ if cut => vec![false; rollout.completion.len()],
                 Some(kept) => kept[i].clone(),

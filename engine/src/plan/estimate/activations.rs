@@ -42,8 +42,9 @@
 use super::Parallel;
 use super::sizes::{F32, is_attention};
 use firebrick_models::Arch;
-use firebrick_models::adapter::{LoraConfig, Target};
+use firebrick_models::adapter::LoraConfig;
 use firebrick_models::arch::Activation;
+use firebrick_models::unit::TargetModule;
 use firebrick_spec::{Backend, DeviceProfile, Operation};
 
 /// Widths of an architecture.
@@ -103,7 +104,7 @@ struct Bypass {
 impl Bypass {
     fn of(lora: &LoraConfig, d: u64, q: u64, f: u64) -> Self {
         let has = |target| lora.target_modules.contains(&target);
-        let count = |targets: &[Target]| targets.iter().filter(|t| has(**t)).count() as u64;
+        let count = |targets: &[TargetModule]| targets.iter().filter(|t| has(**t)).count() as u64;
         let rank = lora.rank as u64;
         // an input of its own and a quarter of it for the mask's bytes, or one input for all that share it
         let inputs = |width: u64, sharing: u64| {
@@ -113,7 +114,7 @@ impl Bypass {
                 sharing.min(1) * width
             }
         };
-        let half = |wide: &[Target], narrow: Target, inner: u64| {
+        let half = |wide: &[TargetModule], narrow: TargetModule, inner: u64| {
             let (sharing, own) = (count(wide), count(&[narrow]));
             Numbers {
                 between: inputs(d, sharing),
@@ -121,8 +122,16 @@ impl Bypass {
             }
         };
         Self {
-            attention: half(&[Target::Q, Target::K, Target::V], Target::O, q),
-            mlp: half(&[Target::Gate, Target::Up], Target::Down, f),
+            attention: half(
+                &[TargetModule::Q, TargetModule::K, TargetModule::V],
+                TargetModule::O,
+                q,
+            ),
+            mlp: half(
+                &[TargetModule::Gate, TargetModule::Up],
+                TargetModule::Down,
+                f,
+            ),
         }
     }
 }

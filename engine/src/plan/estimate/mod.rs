@@ -81,9 +81,9 @@ impl Estimate {
 
 /// Bytes of the copies of matrices that kernels read while completions are sampled; only the CPU's read panels of numbers as they are.
 fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile) -> u64 {
-    let panels = w.packing.panels && profile.backend == Backend::Cpu;
+    let panels = w.prepack.panels && profile.backend == Backend::Cpu;
     let panels = |numbers| u64::from(panels) * sizes.width * numbers;
-    let layers = match w.packing.quantization {
+    let layers = match w.prepack.quantization {
         None => panels(sizes.layers * (sizes.attention + sizes.mlp)),
         Some(Quantization::Int8) => {
             sizes.layers * EightBits::of(&w.arch, profile, sizes.width).bytes
@@ -176,7 +176,7 @@ impl<'a> Context<'a> {
             sizes.width * sizes.total()
         };
         let eight_bits = w
-            .packing
+            .prepack
             .quantization
             .map(|Quantization::Int8| EightBits::of(&w.arch, self.profile, sizes.width));
         Self {

@@ -10,7 +10,7 @@ use crate::reward as reward_model;
 use crate::task::{RewardModelConfig, Rewards, TaskConfig};
 use firebrick_backends::Precision;
 use firebrick_models::adapter::LoraConfig;
-use firebrick_models::{Arch, Packing};
+use firebrick_models::{Arch, Prepack};
 
 /// What a run asks for, memory decisions apart.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +40,7 @@ pub struct Workload {
     /// Most bytes of keys and values, where there is a limit.
     pub kv_cache_bytes: Option<u64>,
     /// The copies that sampling makes of the matrices, where a kernel reads them.
-    pub packing: Packing,
+    pub prepack: Prepack,
     /// Validation prompts; more than can be sampled at a time where their number is not known.
     pub validation: u64,
     /// Adapters, where they alone are trained.
@@ -135,7 +135,7 @@ impl Workload {
             epochs: 1,
             max_num_batched_tokens: 2048,
             kv_cache_bytes: None,
-            packing: Packing::default(),
+            prepack: Prepack::default(),
             validation: 0,
             lora: None,
             reference: false,
@@ -177,7 +177,7 @@ impl Workload {
             epochs: config.update.ppo_epochs as u64,
             max_num_batched_tokens: config.rollout.max_num_batched_tokens as u64,
             kv_cache_bytes: config.rollout.kv_cache_memory_bytes.map(|bytes| bytes.0),
-            packing: config.packing(),
+            prepack: config.prepack(),
             validation: config
                 .trainer
                 .val_max_samples

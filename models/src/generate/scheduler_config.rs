@@ -1,29 +1,29 @@
-//! What an engine may use at a time.
+//! Limits of a generation run.
 
 use crate::arch::Arch;
 use crate::{Error, Result};
 
-/// Most tokens of one forward where nothing else is said.
+/// Default of [`SchedulerConfig::max_num_batched_tokens`].
 pub const MAX_NUM_BATCHED_TOKENS: usize = 2048;
 
-/// What an engine may use at a time, under vLLM's names.
+/// How much a generation run may use at a time, by vLLM's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Most sequences that are decoded at a time: the slots.
+pub struct SchedulerConfig {
+    /// Most sequences that are decoded at a time.
     pub max_num_seqs: usize,
-    /// Most tokens of one forward: longer prompts are run in chunks, between which decoding goes on.
+    /// Most tokens of one forward pass: longer prompts are prefilled in chunks, with decoding between them.
     pub max_num_batched_tokens: usize,
-    /// Most tokens of a sequence, prompt and completion; a completion that reaches it ends for its length.
+    /// Most tokens of a sequence, prompt and completion; a completion that reaches it ends with [`FinishReason::Length`](super::FinishReason::Length).
     pub max_model_len: Option<usize>,
-    /// Most bytes of keys and values. Where they run short, the youngest sequences wait and are computed again.
+    /// Most bytes of the KV cache. When it is full, the youngest sequences are preempted and recomputed later.
     pub kv_cache_bytes: Option<usize>,
-    /// Whether a token is run before the host has seen the one before it. Where `None`: on devices that work beside the program. No
-    /// token changes.
+    /// Whether the next token is launched before the host has read the last one. `None`: on devices that run asynchronously. Sampled
+    /// tokens do not depend on it.
     pub async_scheduling: Option<bool>,
 }
 
-impl Limits {
-    /// So many sequences at a time, and no other limit but the usual size of a forward.
+impl SchedulerConfig {
+    /// Limits of `max_num_seqs` sequences at a time and [`MAX_NUM_BATCHED_TOKENS`] tokens of a forward pass.
     #[must_use]
     pub fn new(max_num_seqs: usize) -> Self {
         Self {
@@ -35,7 +35,10 @@ impl Limits {
         }
     }
 
-    /// Refuses limits under which nothing can run.
+    /// Refuses limits within which nothing can run.
+    ///
+    /// # Errors
+    /// [`Error::Sampling`] with the limit.
     pub fn check(&self) -> Result<()> {
         if self.max_num_seqs == 0 {
             return Err(Error::Sampling("max_num_seqs should be at least 1".into()));
@@ -50,14 +53,14 @@ impl Limits {
         Ok(())
     }
 
-    /// The smallest `kv_cache_bytes` for sequences of up to `longest` tokens: one of them, and a copy of it while it moves from
-    /// the forward of its prompt to its slot.
+    /// The smallest [`Self::kv_cache_bytes`] for sequences of up to `longest` tokens: two copies of one sequence, since it is copied
+    /// from the cache of its prefill to that of decoding.
     #[must_use]
     pub fn least_cache_bytes(arch: &Arch, longest: usize) -> usize {
         2 * longest * arch.cache_bytes_per_token()
     }
 
-    /// Tokens that the cache may hold. Refuses a budget that cannot hold the longest sequence.
+    /// Tokens that the caches may hold. Refuses a budget that cannot hold the longest sequence.
     pub(super) fn cells(&self, arch: &Arch, longest: usize) -> Result<usize> {
         let Some(bytes) = self.kv_cache_bytes else {
             return Ok(usize::MAX);
@@ -65,8 +68,8 @@ impl Limits {
         let least = Self::least_cache_bytes(arch, longest);
         if bytes < least {
             return Err(Error::Sampling(format!(
-                "the KV cache may have {bytes} bytes, and one sequence of {longest} tokens takes {least} (it is held twice \
-                 while it enters its slot); allow more, or shorter sequences"
+                "the KV cache may have {bytes} bytes, and one sequence of {longest} tokens takes {least} (it is copied once \
+                 after its prefill); allow more, or shorter sequences"
             )));
         }
         Ok(bytes / arch.cache_bytes_per_token())

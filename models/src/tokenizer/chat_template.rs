@@ -1,7 +1,7 @@
-//! Chat templates: the Jinja programs with which a checkpoint turns a conversation into text.
+//! Chat templates: the Jinja templates with which a checkpoint formats a conversation.
 //!
-//! A template is written for the environment that transformers gives it (`apply_chat_template`), so
-//! this is that environment: Jinja blocks trimmed, loop controls, methods of Python's strings and
+//! Templates are written for the environment of transformers' `apply_chat_template`, which this
+//! module reproduces: Jinja blocks trimmed, loop controls, methods of Python's strings and
 //! dictionaries, and the functions `raise_exception`, `strftime_now` and `tojson`.
 
 use std::borrow::Cow;
@@ -15,17 +15,17 @@ use minijinja::value::ValueKind;
 use minijinja::{Environment, ErrorKind, Value, context};
 use serde::{Deserialize, Serialize};
 
-use super::json::tojson;
 use super::settings::TemplateSource;
+use super::tojson::tojson;
 use crate::error::{Error, Result};
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, or another role the template knows.
+    /// `system`, `user`, `assistant`, or another role that the template knows.
     pub role: String,
-    /// What is said.
+    /// The text of the message.
     pub content: String,
 }
 
@@ -39,7 +39,7 @@ impl Message {
 /// The name under which a template's own errors give their lines.
 const NAME: &str = "chat_template";
 
-/// Around what a template marks as generated: two of Unicode's noncharacters, which no text holds.
+/// Written around what a template marks as generated: two Unicode noncharacters, which occur in no text.
 const MARKS: [char; 2] = ['\u{10FFFE}', '\u{10FFFF}'];
 
 /// The filter that writes them.
@@ -49,7 +49,7 @@ const MARK: &str = "mark_generation";
 pub(super) struct ChatTemplate {
     origin: PathBuf,
     state: State,
-    /// Whether it says which words are the assistant's.
+    /// Whether it marks the assistant's text.
     marks: bool,
 }
 
@@ -84,7 +84,7 @@ impl ChatTemplate {
         !matches!(self.state, State::Absent(_))
     }
 
-    /// Whether it says which words are the assistant's, by `{% generation %}`.
+    /// Whether it marks the assistant's text by `{% generation %}`.
     pub(super) fn marks_generation(&self) -> bool {
         self.marks
     }

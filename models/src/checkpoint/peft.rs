@@ -1,11 +1,10 @@
-//! PEFT adapter folders: `adapter_config.json` and `adapter_model.safetensors`, read over a base model and written from one.
+//! PEFT adapter folders (`adapter_config.json` and `adapter_model.safetensors`): reading and writing.
 
-use super::export::{write_json, write_pt};
-use super::read_object;
-use super::stream::LazyTensor;
+use super::json::{read_object, write_json};
+use super::stream::{LazyTensor, write_pt};
 use super::weights::WeightFile;
-use crate::adapter::{LoraConfig, Target};
-use crate::unit::{ParamSpec, chain, unit_specs};
+use crate::adapter::LoraConfig;
+use crate::unit::{ParamSpec, TargetModule, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
 use burn::tensor::Tensor;
 use firebrick_backends::PrecisionExt;
@@ -15,7 +14,7 @@ use std::path::Path;
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// Options that are read.
+/// Options of `adapter_config.json` that are read.
 const READ: [&str; 5] = [
     "r",
     "lora_alpha",
@@ -24,7 +23,7 @@ const READ: [&str; 5] = [
     "target_modules",
 ];
 
-/// Options that say nothing of what is computed, whatever their value, or only together with one that is refused.
+/// Options that do not change what is computed, or only together with one that is refused.
 const IGNORED: [&str; 12] = [
     "auto_mapping",
     "base_model_name_or_path",
@@ -40,7 +39,7 @@ const IGNORED: [&str; 12] = [
     "init_lora_weights",
 ];
 
-/// Values of `init_lora_weights` that leave the base model as it is.
+/// Values of `init_lora_weights` that do not change the base model.
 const PLAIN_STARTS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
 /// Whether a folder holds an adapter rather than a model.
@@ -49,7 +48,7 @@ pub fn is_adapter(dir: &Path) -> bool {
     dir.join(CONFIG).is_file()
 }
 
-/// Puts the adapter in a folder beside the weights of its base model. The numbers are kept in f32.
+/// `base` with the adapter of a PEFT folder, in the precision of `base`.
 pub fn load_adapter(base: &Decoder, dir: &Path) -> Result<Decoder> {
     let config = adapter_config(dir)?;
     let lora = described(&config, &modules(base.specs()), dir)?;
@@ -75,7 +74,7 @@ pub fn load_adapter(base: &Decoder, dir: &Path) -> Result<Decoder> {
     }
 }
 
-/// What the adapter in a folder looks like beside a model of this architecture; its weights are not read.
+/// The settings of the adapter in a folder, for a base model of this architecture; its weights are not read.
 pub fn adapter_shape(arch: &Arch, dir: &Path) -> Result<LoraConfig> {
     let specs: Vec<ParamSpec> = chain(arch)
         .into_iter()
@@ -86,7 +85,7 @@ pub fn adapter_shape(arch: &Arch, dir: &Path) -> Result<LoraConfig> {
 
 fn described(
     config: &Map<String, Value>,
-    modules: &[(String, Target)],
+    modules: &[(String, TargetModule)],
     dir: &Path,
 ) -> Result<LoraConfig> {
     parse(config, modules).map_err(|detail| Error::Config {
@@ -95,10 +94,10 @@ fn described(
     })
 }
 
-/// Names of the modules that can have a bypass.
-fn modules<'a>(base: impl Iterator<Item = &'a ParamSpec>) -> Vec<(String, Target)> {
+/// Names of the modules that can have an adapter.
+fn modules<'a>(base: impl Iterator<Item = &'a ParamSpec>) -> Vec<(String, TargetModule)> {
     let module = |spec: &ParamSpec| {
-        let target = Target::of(spec.slot)?;
+        let target = TargetModule::of(spec.slot)?;
         Some((spec.name.strip_suffix(".weight")?.to_owned(), target))
     };
     base.filter_map(module).collect()
@@ -133,7 +132,7 @@ fn read(
     Ok(precision.matrix(values, spec.rows_cols(), base.device()))
 }
 
-/// The adapter and the base model do not go together.
+/// The error for an adapter that does not fit the base model.
 fn unfit(file: &WeightFile, config: &Map<String, Value>, how: &str) -> Error {
     let base = config
         .get("base_model_name_or_path")
@@ -160,8 +159,11 @@ fn adapter_config(dir: &Path) -> Result<Map<String, Value>> {
     })
 }
 
-/// What PEFT's config says, with everything refused by name that would compute something else.
-fn parse(config: &Map<String, Value>, modules: &[(String, Target)]) -> Result<LoraConfig, String> {
+/// Reads PEFT's config. Options that would compute something else are refused by name.
+fn parse(
+    config: &Map<String, Value>,
+    modules: &[(String, TargetModule)],
+) -> Result<LoraConfig, String> {
     let kind = config.get("peft_type").and_then(Value::as_str);
     if kind != Some("LORA") {
         return Err(format!(
@@ -211,8 +213,8 @@ fn parse(config: &Map<String, Value>, modules: &[(String, Target)]) -> Result<Lo
 
 fn targets(
     config: &Map<String, Value>,
-    modules: &[(String, Target)],
-) -> Result<Vec<Target>, String> {
+    modules: &[(String, TargetModule)],
+) -> Result<Vec<TargetModule>, String> {
     let wrong = || {
         format!(
             "`target_modules` should be a list of module names or \"all-linear\", found {}",
@@ -220,7 +222,7 @@ fn targets(
         )
     };
     match config.get("target_modules") {
-        Some(Value::String(all)) if all == "all-linear" => Ok(Target::all()),
+        Some(Value::String(all)) if all == "all-linear" => Ok(TargetModule::all()),
         Some(Value::Array(names)) => {
             let names: Option<Vec<&str>> = names.iter().map(Value::as_str).collect();
             covered(&names.ok_or_else(wrong)?, modules)
@@ -230,18 +232,21 @@ fn targets(
     }
 }
 
-/// The targets that a list of names covers. A name stands for the modules that are called so or end in it after a point, as in
-/// PEFT, which writes `all-linear` out as the full names of a small model's modules.
-fn covered(names: &[&str], modules: &[(String, Target)]) -> Result<Vec<Target>, String> {
+/// The target modules that a list of names covers. As in PEFT, a name stands for the modules with that name or with a name that ends
+/// in a point and that name; PEFT saves `all-linear` as such a list.
+fn covered(
+    names: &[&str],
+    modules: &[(String, TargetModule)],
+) -> Result<Vec<TargetModule>, String> {
     let fits = |module: &str, name: &str| {
         let before = module.strip_suffix(name);
         before.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     };
     let any = |name: &str| modules.iter().any(|(module, _)| fits(module, name));
     let unknown: Vec<&str> = names.iter().copied().filter(|name| !any(name)).collect();
-    Target::parse(&unknown)?;
+    TargetModule::parse(&unknown)?;
     let mut targets = Vec::new();
-    for target in Target::all() {
+    for target in TargetModule::all() {
         let own = modules.iter().filter(|(_, t)| *t == target);
         let (with, without): (Vec<_>, Vec<_>) =
             own.partition(|(module, _)| names.iter().any(|name| fits(module, name)));
@@ -277,8 +282,8 @@ fn shown(config: &Map<String, Value>, key: &str) -> String {
         .map_or_else(|| "nothing".into(), Value::to_string)
 }
 
-/// Writes the bypasses of a decoder as PEFT's `save_pretrained` does, in f32, into `dir`, which must exist.
-/// `base_model` is what the config names as the model they stand beside.
+/// Writes the adapters of a decoder as PEFT's `save_pretrained` does, in f32, into `dir`, which must exist. `base_model` is the
+/// config's `base_model_name_or_path`. Panics for a decoder without adapters.
 pub fn save_adapter(decoder: &Decoder, base_model: &str, dir: &Path) -> Result<()> {
     let Some(lora) = decoder.lora() else {
         unreachable!("a model without adapters is exported whole");
@@ -330,13 +335,16 @@ mod tests {
             config.extend(changes);
         }
         let modules = (0..2).flat_map(|layer| {
-            let named = |target: Target, half: &str| {
+            let named = |target: TargetModule, half: &str| {
                 (
                     format!("model.layers.{layer}.{half}.{}", target.module()),
                     target,
                 )
             };
-            [named(Target::Q, "self_attn"), named(Target::Up, "mlp")]
+            [
+                named(TargetModule::Q, "self_attn"),
+                named(TargetModule::Up, "mlp"),
+            ]
         });
         parse(config, &modules.collect::<Vec<_>>())
     }
@@ -350,7 +358,10 @@ mod tests {
             "layers.1.mlp.up_proj",
             "self_attn.q_proj",
         ];
-        assert_eq!(targets(json!(all)), Ok(vec![Target::Q, Target::Up]));
+        assert_eq!(
+            targets(json!(all)),
+            Ok(vec![TargetModule::Q, TargetModule::Up])
+        );
         let message = targets(json!([all[0], "q_proj"])).unwrap_err();
         assert!(
             message.contains("up_proj has an adapter in 1 of 2 layers"),
@@ -371,11 +382,11 @@ mod tests {
             alpha: 8.0,
             use_rslora: true,
             dropout: 0.05,
-            target_modules: vec![Target::Q],
+            target_modules: vec![TargetModule::Q],
         };
         assert_eq!(lora, expected);
         let all = with(json!({"target_modules": "all-linear"})).unwrap();
-        assert_eq!(all.target_modules, Target::all());
+        assert_eq!(all.target_modules, TargetModule::all());
         let none = with(json!({"target_modules": []})).unwrap_err();
         assert!(none.contains("names no module"), "{none}");
     }

@@ -1,34 +1,25 @@
-//! One token for every row of a batch of logits, on the device until somebody looks.
+//! Sampling one token for every row of logits, on the device where it can.
 
-use super::Sampling;
-use super::truncate::draw_truncated;
+use super::sampling_params::SamplingParams;
+use super::sequence::SampledToken;
+use super::top_k_top_p::sample_truncated;
 use crate::random::DrawKey;
 use crate::{Error, Result};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{self, Choice, Truncation};
 use rayon::prelude::*;
 
-/// A chosen token and its log-probs.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Chosen {
-    pub token: u32,
-    /// Under the distribution it was drawn from.
-    pub logp: f32,
-    /// Under the full one.
-    pub full_logp: f32,
-}
-
-/// A token for every row: on the host, or where it was drawn.
+/// A sampled token for every row, on the host or on the device.
 #[derive(Debug)]
-pub(super) enum Drawn {
-    Host(Vec<Chosen>),
-    /// `[rows, 3]`: its id, its log-prob and that under the full distribution; or `[rows, 2]` where both are the same. In one
-    /// tensor, for each reading waits for the device. Ids are exact in f32 up to 2²⁴.
+pub(super) enum SampledTokens {
+    Host(Vec<SampledToken>),
+    /// `[rows, 3]`: id, log-probability, and log-probability before truncation; or `[rows, 2]` where these are the same. One tensor,
+    /// since every read waits for the device. Ids are exact in f32 up to 2²⁴.
     Device(Tensor<2>),
 }
 
-impl Drawn {
-    /// The tokens as inputs of a forward, `[rows]`. Nobody waits for them.
+impl SampledTokens {
+    /// The token ids as inputs of a forward pass, `[rows]`, without waiting for the device.
     pub fn ids(&self, device: &Device) -> Tensor<1, Int> {
         match self {
             Self::Host(chosen) => {
@@ -39,15 +30,15 @@ impl Drawn {
         }
     }
 
-    /// The tokens and their log-probs, as soon as the device has them.
-    pub fn read(self) -> Result<Vec<Chosen>> {
+    /// Waits for the tokens and their log-probabilities.
+    pub fn read(self) -> Result<Vec<SampledToken>> {
         let rows = match self {
             Self::Host(chosen) => return Ok(chosen),
             Self::Device(rows) => rows,
         };
         let [_, width] = rows.dims();
         let rows: Vec<f32> = read(rows)?;
-        let chosen = |row: &[f32]| Chosen {
+        let chosen = |row: &[f32]| SampledToken {
             token: row[0] as u32,
             logp: row[1],
             full_logp: row[width - 1],
@@ -56,16 +47,16 @@ impl Drawn {
     }
 }
 
-/// What decides a row's token: nothing where nobody looks at it.
+/// The random number of a row: by key and position, or none for a row without a sequence.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Draw {
+pub(super) struct RandomDraw {
     pub key: Option<DrawKey>,
-    /// Of the token in its completion.
+    /// Index of the token in its completion.
     pub position: u32,
 }
 
-impl Draw {
-    /// Of a row that no sequence is in.
+impl RandomDraw {
+    /// For a row without a sequence.
     pub const NONE: Self = Self {
         key: None,
         position: 0,
@@ -76,24 +67,27 @@ impl Draw {
     }
 }
 
-/// Chooses by argmax, by a draw from the whole distribution, or from a truncated one.
+/// Samples a token for every row of logits `[rows, vocab]`: by argmax, from the whole distribution, or from a truncated one.
 ///
-/// A GPU's kernel does all three on the device: a token and its log-probs come back. The CPU's does the first two. Where there is
-/// no kernel, tensor operations do them on the device too, but truncate on the host: no backend sorts on the device, and finding
-/// boundaries by bisection in tensor operations takes some eighty passes over the logits, which is no faster than reading them
-/// back once and sorting the few that matter.
-pub(super) fn choose(logits: Tensor<2>, sampling: &Sampling, draws: &[Draw]) -> Result<Drawn> {
-    let uniforms: Vec<f32> = draws.iter().map(Draw::uniform).collect();
+/// The GPU kernel does all three on the device; the CPU kernel does the first two. Without a kernel, tensor operations do the first
+/// two on the device, and truncated rows are read back and sampled on the host: no backend sorts on the device, and bisection in
+/// tensor operations takes some eighty passes over the logits, which is no faster than one read and a partial sort.
+pub(super) fn sample(
+    logits: Tensor<2>,
+    sampling: &SamplingParams,
+    draws: &[RandomDraw],
+) -> Result<SampledTokens> {
+    let uniforms: Vec<f32> = draws.iter().map(RandomDraw::uniform).collect();
     if !sampling.is_truncated() || sampling.is_greedy() {
         let uniforms = (!sampling.is_greedy()).then_some(&uniforms[..]);
         let temperature = sampling.scoring_temperature();
         if let Some(drawn) = kernels::draw_rows(&logits, temperature, uniforms) {
-            let chosen = |(token, logp)| Chosen {
+            let chosen = |(token, logp)| SampledToken {
                 token,
                 logp,
                 full_logp: logp,
             };
-            return Ok(Drawn::Host(drawn.into_iter().map(chosen).collect()));
+            return Ok(SampledTokens::Host(drawn.into_iter().map(chosen).collect()));
         }
     }
     let choice = Choice {
@@ -106,10 +100,10 @@ pub(super) fn choose(logits: Tensor<2>, sampling: &Sampling, draws: &[Draw]) -> 
         uniforms: (!sampling.is_greedy()).then_some(&uniforms),
     };
     if let Some(rows) = kernels::choose_rows(&logits, choice) {
-        return Ok(Drawn::Device(rows));
+        return Ok(SampledTokens::Device(rows));
     }
     if sampling.is_greedy() {
-        return Ok(Drawn::Device(on_device(logits, None)));
+        return Ok(SampledTokens::Device(on_device(logits, None)));
     }
     let z = if (sampling.temperature - 1.0).abs() < f64::EPSILON {
         logits
@@ -117,16 +111,16 @@ pub(super) fn choose(logits: Tensor<2>, sampling: &Sampling, draws: &[Draw]) -> 
         logits / sampling.temperature
     };
     if !sampling.is_truncated() {
-        return Ok(Drawn::Device(on_device(z, Some(uniforms))));
+        return Ok(SampledTokens::Device(on_device(z, Some(uniforms))));
     }
     let vocab = z.dims()[1];
     let z: Vec<f32> = read(z)?;
     let rows = z.par_chunks(vocab).zip(uniforms);
-    let chosen = rows.map(|(row, u)| draw_truncated(row, sampling, u));
-    Ok(Drawn::Host(chosen.collect()))
+    let chosen = rows.map(|(row, u)| sample_truncated(row, sampling, u));
+    Ok(SampledTokens::Host(chosen.collect()))
 }
 
-/// Argmax, or inversion of the cumulative distribution at the given uniform numbers: `[rows, 2]` of ids and log-probs.
+/// Argmax, or inversion of the cumulative distribution at uniform numbers: `[rows, 2]` of ids and log-probabilities.
 fn on_device(z: Tensor<2>, uniforms: Option<Vec<f32>>) -> Tensor<2> {
     let [rows, _] = z.dims();
     let device = z.device();

@@ -2,26 +2,26 @@
 
 use crate::{Error, Result};
 
-/// How tokens are chosen and when a completion ends.
+/// How tokens are chosen and when a completion ends, by vLLM's names.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sampling {
-    /// Logits are divided by this; 0 is greedy.
+pub struct SamplingParams {
+    /// Divisor of the logits; 0 is greedy decoding.
     pub temperature: f64,
-    /// Only the `k` likeliest tokens (all where `None`).
+    /// Top-k: only the `k` likeliest tokens are drawn; all where `None`.
     pub top_k: Option<usize>,
-    /// Only the likeliest tokens that together hold this probability; 1 is off.
+    /// Top-p (nucleus): only the fewest likeliest tokens whose probabilities reach this sum, in (0, 1]; 1 is off.
     pub top_p: f64,
-    /// Only tokens at least this share as likely as the likeliest; 0 is off.
+    /// Min-p: only tokens at least this fraction as likely as the likeliest, in [0, 1); 0 is off.
     pub min_p: f64,
-    /// Most tokens a completion may have.
+    /// Most tokens of a completion.
     pub max_new_tokens: usize,
-    /// Ids that end a completion; the id itself belongs to it.
+    /// Token ids that end a completion; the id itself belongs to it.
     pub stop_ids: Vec<u32>,
-    /// Texts that end a completion; the tokens that spell them belong to it. Needs a tokenizer.
+    /// Strings that end a completion; their tokens belong to it. They need a tokenizer.
     pub stop_strings: Vec<String>,
 }
 
-impl Default for Sampling {
+impl Default for SamplingParams {
     fn default() -> Self {
         Self {
             temperature: 1.0,
@@ -35,20 +35,20 @@ impl Default for Sampling {
     }
 }
 
-impl Sampling {
-    /// Whether every token goes by the argmax.
+impl SamplingParams {
+    /// Whether every token is the argmax.
     #[must_use]
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }
 
-    /// Whether some tokens of the full distribution are excluded.
+    /// Whether tokens are truncated (top-k, top-p or min-p).
     #[must_use]
     pub fn is_truncated(&self) -> bool {
         self.top_k.is_some() || self.top_p < 1.0 || self.min_p > 0.0
     }
 
-    /// Temperature of the log-probs that are reported: greedy ones are those of the plain distribution.
+    /// Temperature of reported log-probabilities: 1 for greedy decoding.
     #[must_use]
     pub fn scoring_temperature(&self) -> f64 {
         if self.is_greedy() {
@@ -58,7 +58,10 @@ impl Sampling {
         }
     }
 
-    /// Refuses settings that cannot work.
+    /// Refuses values out of range.
+    ///
+    /// # Errors
+    /// [`Error::Sampling`] with the parameter and its range.
     pub fn check(&self) -> Result<()> {
         let bad = |what: String| Err(Error::Sampling(what));
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {

@@ -1,5 +1,4 @@
-//! The files of a tokenizer whose tokens are single characters: enough for arithmetic and other toy
-//! tasks, and readable by transformers.
+//! The files of a character-level tokenizer, for arithmetic and other small tasks; transformers reads them.
 
 use std::collections::HashSet;
 use std::path::PathBuf;

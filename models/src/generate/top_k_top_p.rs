@@ -1,14 +1,15 @@
-//! Draws from a truncated distribution: top-k, then top-p, then min-p, as transformers orders them.
+//! Sampling from a truncated distribution on the host: top-k, then top-p, then min-p, in transformers' order.
 
-use super::Sampling;
-use super::choose::Chosen;
+use super::sampling_params::SamplingParams;
+use super::sequence::SampledToken;
 use std::cmp::Ordering;
 
-/// Tokens that are put in order first, where nothing says how many will be kept.
+/// Tokens that top-p sorts first; four times as many follow each time.
 const FIRST: usize = 64;
 
-/// Draws from one row of `z` = logits / temperature with the uniform number `u`. Ties at a boundary are kept by token id.
-pub(super) fn draw_truncated(z: &[f32], sampling: &Sampling, u: f32) -> Chosen {
+/// Samples from one row of `z` = logits / temperature with the uniform number `u` in (0, 1). Of equally likely tokens at a boundary,
+/// those with the smallest ids are kept.
+pub(super) fn sample_truncated(z: &[f32], sampling: &SamplingParams, u: f32) -> SampledToken {
     let max = z.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f64> = z.iter().map(|z| f64::from(z - max).exp()).collect();
     let full: f64 = weights.iter().sum();
@@ -23,15 +24,15 @@ pub(super) fn draw_truncated(z: &[f32], sampling: &Sampling, u: f32) -> Chosen {
     });
     let token = kept[reached.unwrap_or(kept.len() - 1)];
     let centred = f64::from(z[token] - max);
-    Chosen {
+    SampledToken {
         token: token as u32,
         logp: (centred - mass.ln()) as f32,
         full_logp: (centred - full.ln()) as f32,
     }
 }
 
-/// The tokens that survive, in order of their ids.
-fn kept(weights: &[f64], sampling: &Sampling) -> Vec<usize> {
+/// The tokens that are not truncated, by id. `weights` are probabilities over that of the likeliest token.
+fn kept(weights: &[f64], sampling: &SamplingParams) -> Vec<usize> {
     let likelier = |a: &usize, b: &usize| weights[*b].total_cmp(&weights[*a]).then(a.cmp(b));
     let mut order: Vec<usize> = (0..weights.len()).collect();
     if let Some(k) = sampling.top_k.filter(|&k| k < order.len()) {
@@ -49,7 +50,7 @@ fn kept(weights: &[f64], sampling: &Sampling) -> Vec<usize> {
     order
 }
 
-/// Puts the likeliest tokens first, and says how many of them hold `share` together. Only as many are sorted as it takes.
+/// Moves the likeliest tokens to the front and returns how many of them reach the sum `share`. Only as many are sorted as needed.
 fn nucleus(
     order: &mut [usize],
     weights: &[f64],
@@ -81,12 +82,12 @@ fn nucleus(
 mod tests {
     use super::*;
 
-    fn sampling(top_k: Option<usize>, top_p: f64, min_p: f64) -> Sampling {
-        Sampling {
+    fn sampling(top_k: Option<usize>, top_p: f64, min_p: f64) -> SamplingParams {
+        SamplingParams {
             top_k,
             top_p,
             min_p,
-            ..Sampling::default()
+            ..SamplingParams::default()
         }
     }
 
@@ -111,7 +112,7 @@ mod tests {
     }
 
     /// The same by sorting everything.
-    fn sorted(weights: &[f64], s: &Sampling) -> Vec<usize> {
+    fn sorted(weights: &[f64], s: &SamplingParams) -> Vec<usize> {
         let mut order: Vec<usize> = (0..weights.len()).collect();
         order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]).then(a.cmp(&b)));
         order.truncate(s.top_k.unwrap_or(usize::MAX));
@@ -148,7 +149,7 @@ mod tests {
 
     #[test]
     fn both_log_probs_are_exact() {
-        let chosen = draw_truncated(&row(), &sampling(Some(2), 1.0, 0.0), 0.9);
+        let chosen = sample_truncated(&row(), &sampling(Some(2), 1.0, 0.0), 0.9);
         assert_eq!(chosen.token, 1);
         assert!(
             (chosen.logp - (1.0_f32 / 3.0).ln()).abs() < 1e-6,
@@ -162,7 +163,7 @@ mod tests {
 
     #[test]
     fn the_uniform_number_inverts_the_cumulative_distribution() {
-        let draw = |u| draw_truncated(&row(), &sampling(None, 0.99, 0.0), u).token;
+        let draw = |u| sample_truncated(&row(), &sampling(None, 0.99, 0.0), u).token;
         assert_eq!(
             [draw(0.01), draw(0.49), draw(0.51), draw(0.76), draw(0.99)],
             [0, 0, 1, 2, 3]

@@ -1,20 +1,22 @@
-//! A critic made from a language model: its body, and a fresh head that gives one number a token; or that head beside the model's
-//! own, on the same body.
+//! Value models (critics) made from a language model: its body with a new scalar head, or a scalar head beside the language model's
+//! own.
 
-use super::{Decoder, INIT_STREAM, Store};
+use super::init::INIT_STREAM;
+use super::{Decoder, Store};
 use crate::random::Stream;
-use crate::unit::{ParamSpec, Slot, UnitKind, Weights, unit_specs};
+use crate::unit::{ParamSpec, Slot, UnitKind, unit_specs};
+use crate::weights::Weights;
 use burn::tensor::Tensor;
 use firebrick_backends::PrecisionExt;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 
-/// Its place among the streams of a random start, beyond every parameter's own.
+/// Random stream of a new value head, beyond the indices of all parameters.
 const VALUE_HEAD: u64 = 1 << 31;
 
 impl Decoder {
-    /// The same model with a value head beside its projection, on the device: a critic that shares the trunk. Its numbers are
-    /// normal with the architecture's `initializer_range` and a function of the seed. A model that has one keeps it.
+    /// This model with a value head `[1, hidden]` beside its projection, on the device: a critic that shares the trunk. The head is
+    /// normal with standard deviation `initializer_range` and depends on the seed alone. A model that has one keeps it.
     #[must_use]
     pub fn with_joint_value_head(mut self, seed: u64) -> Self {
         let arch = self.arch.clone().with_joint_value_head();
@@ -36,7 +38,7 @@ impl Decoder {
         self
     }
 
-    /// Flat index of the value head beside the projection, where there is one.
+    /// Flat index of the value head beside the projection, if there is one.
     #[must_use]
     pub fn value_index(&self) -> Option<usize> {
         let head = &self.units[self.units.len() - 1];
@@ -52,9 +54,9 @@ impl Decoder {
         precision.matrix(values, spec.rows_cols(), &self.device)
     }
 
-    /// The same model with a value head, on the device: bypasses merged, the projection normal with the architecture's
-    /// `initializer_range`, its numbers a function of the seed. Weights are shared until one of the two replaces them. A
-    /// model that has a scalar head keeps it.
+    /// A value model with the body of this model, on the device: adapters merged, a scalar head in place of the projection, normal
+    /// with standard deviation `initializer_range`, which depends on the seed alone. Weights are shared until one of the two replaces
+    /// them. A model that has a scalar head keeps it.
     #[must_use]
     pub fn with_value_head(&self, seed: u64) -> Self {
         let arch = self.arch.clone().with_value_head();

@@ -1,46 +1,47 @@
-//! How rows belong to sequences: which attend together, and the way to padded rows and back.
+//! The layout of packed or padded rows: which rows belong to which sequence, which sequences share a padded attention product, and
+//! the gathers to padded rows and back.
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{self, Families, Family, Operation};
 use std::ops::Range;
 
-/// How rows belong to sequences, whose attention is computed together, and what stands in for rows that are not there.
+/// Which rows of a forward pass belong to which sequence, and which sequences are padded to one width for attention.
 #[derive(Clone, Debug)]
-pub struct Sequences {
+pub struct SequenceLayout {
     lengths: Vec<usize>,
     pub(super) groups: Vec<Group>,
-    /// Queries scored at a time; 0 is all.
+    /// Queries whose scores are computed at a time; 0 is all.
     chunk: usize,
-    /// Whether rows may stand for padding.
+    /// Whether the rows are packed, without padding between sequences.
     packed: bool,
     masks: Vec<Mask>,
-    /// Where a kernel does it all: the sequences as rows.
+    /// The rows of each sequence, where a fused kernel attends.
     pub(super) fused: Option<Families>,
 }
 
-/// Consecutive sequences that attend together, as rows of one width.
+/// Consecutive sequences in one attention product, padded to one width.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
-    /// Rows of the forward.
+    /// Rows of the forward pass.
     rows: Range<usize>,
     sequences: usize,
     pub width: usize,
     gather: Option<Gather>,
 }
 
-/// The way of packed rows to padded ones and back.
+/// Indices for gathering packed rows into padded ones and back.
 #[derive(Clone, Debug)]
 struct Gather {
-    /// The row for every padded place; its sequence's last where there is none. `[sequences · width]`
+    /// The row of every padded place, `[sequences · width]`; the sequence's last row for padding.
     spread: Tensor<1, Int>,
-    /// The same among the group's own rows, with the one behind them where there is none.
+    /// The same within the group's own rows; the index after them for padding.
     spread_or_zero: Tensor<1, Int>,
-    /// The padded place of every row.
+    /// The padded place of every row, `[tokens]`.
     places: Tensor<1, Int>,
 }
 
-/// What is hidden by a window, for any chunk: true at query i and column j where key `j − before` of those from the chunk's
-/// first query on is hidden.
+/// The causal mask with a sliding window, for any chunk: true at query i and column j where key `j − before`, counted from the
+/// chunk's first query, is hidden.
 #[derive(Clone, Debug)]
 struct Mask {
     window: Option<usize>,
@@ -48,34 +49,34 @@ struct Mask {
     hidden: Tensor<2, Bool>,
 }
 
-/// Queries that are scored together, and the keys that any of them sees. Columns of a group.
+/// Queries whose scores are computed together, and the keys that any of them sees, as columns of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
     pub queries: Range<usize>,
     pub keys: Range<usize>,
 }
 
-/// Consecutive sequences that attend together.
+/// Consecutive sequences that are padded to one width for attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Together {
-    /// Which.
+pub struct PaddedGroup {
+    /// Indices of the sequences.
     pub sequences: Range<usize>,
     /// Tokens of the longest of them.
     pub width: usize,
 }
 
-/// How many sequences attend together.
+/// How many sequences may share a padded attention product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Grouping {
-    /// Most of their rows that may be padding, as a share; with 0 only sequences of one length attend together.
+    /// Most padding, as a share of the padded rows in [0, 1); at 0 only sequences of one length share a product.
     pub waste: f64,
-    /// Most queries whose scores are there at a time; 0 is any number. A longer sequence attends alone, in chunks.
+    /// Most queries whose scores are in memory at a time; 0 is any number. A longer sequence is computed alone, in chunks.
     pub queries: usize,
 }
 
 impl Grouping {
-    /// Consecutive sequences in groups as large as they may be.
-    pub fn of(self, lengths: &[usize]) -> impl Iterator<Item = Together> {
+    /// Groups of consecutive sequences, each as large as the limits allow.
+    pub fn of(self, lengths: &[usize]) -> impl Iterator<Item = PaddedGroup> {
         let mut first = 0;
         std::iter::from_fn(move || {
             let (mut width, mut tokens) = (*lengths.get(first)?, lengths[first]);
@@ -90,7 +91,7 @@ impl Grouping {
                 }
                 (width, tokens, first) = (wider, more, first + 1);
             }
-            Some(Together {
+            Some(PaddedGroup {
                 sequences: start..first,
                 width,
             })
@@ -98,13 +99,13 @@ impl Grouping {
     }
 }
 
-impl Sequences {
-    /// Sequences of the given lengths without anything between them.
+impl SequenceLayout {
+    /// Sequences of these lengths (in tokens), packed one behind the other.
     #[must_use]
     pub fn packed(lengths: &[usize], grouping: Grouping, device: &Device) -> Self {
         let mut this = Self::empty(lengths.to_vec(), true);
         let mut row = 0;
-        for Together { sequences, width } in grouping.of(lengths) {
+        for PaddedGroup { sequences, width } in grouping.of(lengths) {
             let own = &lengths[sequences];
             let rows = row..row + own.iter().sum::<usize>();
             let padded = width * own.len() > rows.len();
@@ -119,7 +120,7 @@ impl Sequences {
         this
     }
 
-    /// Sequences that are padded on the right to `width` rows each, in every layer.
+    /// Sequences padded on the right to `width` rows each.
     #[must_use]
     pub fn padded(sequences: usize, width: usize) -> Self {
         let mut this = Self::empty(vec![width; sequences], false);
@@ -143,7 +144,7 @@ impl Sequences {
         }
     }
 
-    /// The same with what windows hide, and scores of at most `chunk` queries at a time (0: all).
+    /// This layout with the masks of sliding windows `windows`, and scores of at most `chunk` queries at a time (0: all).
     #[must_use]
     pub fn prepared(mut self, windows: &[Option<usize>], chunk: usize, device: &Device) -> Self {
         self.chunk = chunk;
@@ -163,7 +164,7 @@ impl Sequences {
         self
     }
 
-    /// Every sequence as rows of its own.
+    /// The rows of each sequence, without shared prefixes.
     fn families(&self, device: &Device) -> Families {
         let mut row = 0;
         let own = self.lengths.iter().map(|&n| {
@@ -177,19 +178,19 @@ impl Sequences {
         Families::new(families.collect(), device)
     }
 
-    /// Rows of each sequence, padding included where the layout has some.
+    /// Rows of each sequence, padding included in a padded layout.
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
-    /// Rows.
+    /// Rows of all sequences.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.lengths.iter().sum()
     }
 
-    /// Rows that attention works on: with those that are there for their width alone.
+    /// Rows that attention computes, its own padding included.
     #[must_use]
     pub fn attended(&self) -> usize {
         self.groups.iter().map(|g| g.sequences * g.width).sum()
@@ -201,14 +202,14 @@ impl Sequences {
         self.lengths.iter().copied().max().unwrap_or(0)
     }
 
-    /// Whether scores are computed again in a backward outside of the graph: where they are packed, or too many for one piece.
-    /// A kernel on the graph does so by itself.
+    /// Whether [`attend_backward`](super::attend_backward) has to compute the gradient: packed rows or chunked scores, without a fused
+    /// kernel (which differentiates itself).
     #[must_use]
     pub fn recomputes(&self) -> bool {
         self.fused.is_none() && (self.packed || self.is_chunked(self.longest()))
     }
 
-    /// Position of every row in its sequence.
+    /// Position of every row in its sequence, `[tokens]`.
     #[must_use]
     pub fn positions(&self) -> Vec<u32> {
         self.lengths.iter().flat_map(|&n| 0..n as u32).collect()
@@ -218,7 +219,7 @@ impl Sequences {
         self.chunk > 0 && self.chunk < width
     }
 
-    /// Keys after a chunk's last query, and before its window, are left out.
+    /// The chunks of a sequence, without keys after the chunk's last query or before its window.
     pub(super) fn chunks(&self, width: usize, window: Option<usize>) -> Vec<Chunk> {
         let size = if self.is_chunked(width) {
             self.chunk
@@ -238,7 +239,7 @@ impl Sequences {
             .collect()
     }
 
-    /// `[1, 1, queries, keys]`.
+    /// The mask of a chunk, `[1, 1, queries, keys]`; `None` where every key is visible.
     pub(super) fn mask(&self, window: Option<usize>, chunk: &Chunk) -> Option<Tensor<4, Bool>> {
         let [queries, keys] = [chunk.queries.len(), chunk.keys.len()];
         let mask = self.masks.iter().find(|m| m.window == window)?;
@@ -303,7 +304,7 @@ impl Group {
         self.rows.len()
     }
 
-    /// Rows `[tokens, heads, dim]` of all as `[sequences, heads, width, dim]` of the group.
+    /// The group's part of rows `[tokens, heads, dim]` as `[sequences, heads, width, dim]`.
     pub(super) fn by_head(&self, all: &Tensor<3>) -> Tensor<4> {
         let own = match &self.gather {
             Some(gather) => all.clone().select(0, gather.spread.clone()),
@@ -312,7 +313,7 @@ impl Group {
         self.folded(own)
     }
 
-    /// The same with zeros where there is no row: for what is summed over queries.
+    /// The same with zeros for padding: for what is summed over queries.
     pub(super) fn by_head_or_zero(&self, all: &Tensor<3>) -> Tensor<4> {
         let own = self.own(all);
         let own = match &self.gather {
@@ -340,7 +341,7 @@ impl Group {
             .swap_dims(1, 2)
     }
 
-    /// The way back.
+    /// `[sequences, heads, width, dim]` as rows `[tokens, heads, dim]` of the group.
     pub(super) fn rows(&self, own: Tensor<4>) -> Tensor<3> {
         let [_, heads, _, dim] = own.dims();
         let rows = own

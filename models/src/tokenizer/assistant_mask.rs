@@ -1,10 +1,9 @@
-//! Which tokens of a conversation the assistant says: what supervised training scores.
+//! The assistant mask of a conversation: the tokens that supervised training scores.
 //!
-//! A template with `{% generation %}` … `{% endgeneration %}` says it itself, as transformers'
-//! `return_assistant_tokens_mask` reads it. For any other the turn is what the template writes
-//! between the generation prompt and the end of the conversation up to that turn, provided that
-//! both are beginnings of the whole; a template that writes an earlier turn otherwise once later
-//! ones follow has no such place, and is refused.
+//! A template with `{% generation %}` … `{% endgeneration %}` marks them, as in transformers'
+//! `return_assistant_tokens_mask`. With any other template a turn is the text between the generation
+//! prompt before it and the end of the conversation up to it, provided that both are prefixes of the
+//! whole. A template that formats an earlier turn differently when later turns follow is refused.
 
 use std::ops::Range;
 
@@ -14,23 +13,27 @@ use crate::error::{Error, Result};
 /// The role whose turns are scored.
 const ASSISTANT: &str = "assistant";
 
-/// A conversation as tokens, and which of them the assistant says.
+/// A conversation as tokens, with the assistant's tokens marked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChatTokens {
     /// Token ids of the whole conversation.
     pub tokens: Vec<u32>,
-    /// Whether each is the assistant's: a token is that has a character of one of its turns.
-    pub spoken: Vec<bool>,
+    /// Whether each token belongs to the assistant: whether it has a character of one of its turns.
+    pub assistant_mask: Vec<bool>,
 }
 
 impl Tokenizer {
-    /// Tokens of a conversation, and which of them the assistant says in the messages from `from` on:
-    /// its words and the token that ends its turn, as far as the template's marks go.
+    /// Tokens of a conversation, with those marked that the assistant says in the messages from `from`
+    /// on: its text and the token that ends its turn, or what the template marks.
     ///
     /// # Errors
-    /// [`Error::ChatTemplate`] as [`Tokenizer::render_chat`] has it, and when the template does not
-    /// let the assistant's turns be told exactly, with the reason.
-    pub fn encode_spoken(&self, messages: &[Message], from: usize) -> Result<ChatTokens> {
+    /// [`Error::ChatTemplate`] as in [`Tokenizer::render_chat`], and when the template does not allow
+    /// to locate the assistant's turns exactly, with the reason.
+    pub fn encode_with_assistant_mask(
+        &self,
+        messages: &[Message],
+        from: usize,
+    ) -> Result<ChatTokens> {
         let (text, spans) = if self.template.marks_generation() {
             self.marked(messages, from)?
         } else {
@@ -43,14 +46,14 @@ impl Tokenizer {
                     path: self.origin.clone(),
                     detail: format!("cannot encode {text:?}: {cause}"),
                 })?;
-        let spoken = overlapping(encoding.get_offsets(), &spans);
+        let assistant_mask = overlapping(encoding.get_offsets(), &spans);
         Ok(ChatTokens {
             tokens: encoding.get_ids().to_vec(),
-            spoken,
+            assistant_mask,
         })
     }
 
-    /// The spans that the template marks, those of turns before `from` apart.
+    /// The spans that the template marks, without those of turns before `from`.
     fn marked(&self, messages: &[Message], from: usize) -> Result<(String, Vec<Range<usize>>)> {
         let named = self.settings.named();
         let (text, mut spans) = self.template.render_marked(named, messages, false)?;
@@ -68,7 +71,7 @@ impl Tokenizer {
         Ok((text, spans))
     }
 
-    /// What stands between the generation prompt and the end of each of the assistant's turns.
+    /// The text between the generation prompt and the end of each of the assistant's turns.
     fn between_prefixes(
         &self,
         messages: &[Message],
@@ -108,7 +111,7 @@ impl Tokenizer {
         Ok((text, spans))
     }
 
-    /// Space that a template writes behind the token that ends a turn is no part of it.
+    /// The end of a turn, without whitespace that the template writes after its end-of-turn token.
     fn end_of_turn(&self, text: &str, turn: Range<usize>) -> usize {
         let words = text[turn.clone()].trim_end();
         let added = self.backend.get_added_tokens_decoder();
@@ -133,7 +136,7 @@ impl Tokenizer {
     }
 }
 
-/// Bytes that two texts begin with alike, up to a character's start.
+/// Length in bytes of the common prefix of two texts.
 fn common(a: &str, b: &str) -> usize {
     let pairs = a.char_indices().zip(b.chars());
     let alike = pairs.take_while(|((_, x), y)| x == y);
@@ -143,28 +146,28 @@ fn common(a: &str, b: &str) -> usize {
         .unwrap_or(0)
 }
 
-/// A few characters from a place on.
+/// A few characters from a byte offset on.
 fn excerpt(text: &str, at: usize) -> String {
     text[at..].chars().take(24).collect()
 }
 
-/// Which tokens have a byte in one of the spans, given each token's bytes.
+/// Which tokens have a byte in one of the spans, given each token's byte offsets.
 ///
-/// Offsets may leave out spaces that a token begins with (`trim_offsets`), so that a token is taken to begin where the one
-/// before it ends; and all tokens of one character have the whole of it.
+/// Offsets may leave out leading spaces (`trim_offsets`), so a token begins where the one before it ends. Tokens of one character
+/// all have the offsets of that character.
 fn overlapping(offsets: &[(usize, usize)], spans: &[Range<usize>]) -> Vec<bool> {
-    let mut spoken = Vec::with_capacity(offsets.len());
+    let mut mask: Vec<bool> = Vec::with_capacity(offsets.len());
     let mut at = 0;
     for &(_, end) in offsets {
         let is = if end > at {
             spans.iter().any(|s| at < s.end && end > s.start)
         } else {
-            spoken.last().copied().unwrap_or(false)
+            mask.last().copied().unwrap_or(false)
         };
-        spoken.push(is);
+        mask.push(is);
         at = at.max(end);
     }
-    spoken
+    mask
 }
 
 #[cfg(test)]

@@ -1,0 +1,21 @@
+//! The copies of weights that sampling reads instead of those that are trained.
+
+use serde::{Deserialize, Serialize};
+
+/// The number format of the weights that sampling reads, where it has fewer bits than that of the trained ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Quantization {
+    /// Matrices of attention and MLP in 8 bits with one scale for each row (absmax). Activations, embedding, norms, biases, adapters
+    /// and the head stay as they are.
+    Int8,
+}
+
+/// The copies of a decoder's matrices that sampling reads instead of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prepack {
+    /// Whether matrices are copied into a layout for products with few rows, where a kernel reads it.
+    pub panels: bool,
+    /// Quantisation of the layers' matrices, which are copied into such a layout.
+    pub quantization: Option<Quantization>,
+}

@@ -1,0 +1,191 @@
+//! The forward pass of a decoder, whole and by unit.
+
+use super::Decoder;
+use crate::attention::{self, AttentionParams, Qkv, SequenceLayout};
+use crate::cache::{KvCache, Reach};
+use crate::forward_context::ForwardContext;
+use crate::head::Head;
+use crate::layer;
+use crate::unit::{Slot, UnitKind};
+use crate::weights::Weights;
+use burn::tensor::{Int, Tensor};
+use std::ops::Range;
+
+impl Decoder {
+    /// The weights of a unit on the device: shared, or uploaded from the host.
+    #[must_use]
+    pub fn weights(&self, unit: usize) -> Weights {
+        self.units[unit].store.fetch(&self.device)
+    }
+
+    /// Embeds token ids `[tokens]`: `[tokens, hidden]`.
+    #[must_use]
+    pub fn embed(&self, ids: Tensor<1, Int>) -> Tensor<2> {
+        self.embed_with(&self.weights(0), ids)
+    }
+
+    /// [`Self::embed`] with these weights of the embedding unit.
+    #[must_use]
+    pub fn embed_with(&self, weights: &Weights, ids: Tensor<1, Int>) -> Tensor<2> {
+        layer::embed(&self.arch, weights.need(Slot::Embedding), ids)
+    }
+
+    /// Runs one unit of [`Self::body`] on rows `[tokens, hidden]` with these weights (leaves of a graph, or uploaded from the host):
+    /// `[tokens, hidden]`.
+    #[must_use]
+    pub fn run(
+        &self,
+        unit: usize,
+        weights: &Weights,
+        x: Tensor<2>,
+        ctx: &ForwardContext,
+    ) -> Tensor<2> {
+        match self.units[unit].kind {
+            UnitKind::Attention(layer) => {
+                let lora = self.lora_forward(layer, ctx);
+                layer::attention(&self.arch, layer, weights, x, ctx, lora, None)
+            }
+            UnitKind::Mlp(layer) => {
+                layer::mlp(&self.arch, weights, x, self.lora_forward(layer, ctx))
+            }
+            UnitKind::Embedding | UnitKind::Head => {
+                unreachable!("embedding and head have methods of their own")
+            }
+        }
+    }
+
+    /// Indices of the units between embedding and head.
+    #[must_use]
+    pub fn body(&self) -> Range<usize> {
+        1..self.units.len() - 1
+    }
+
+    /// Hidden states after the last layer, `[tokens, hidden]`, for token ids `[tokens]`, without an autodiff graph.
+    #[must_use]
+    pub fn hidden(&self, ids: Tensor<1, Int>, ctx: &ForwardContext) -> Tensor<2> {
+        self.body().fold(self.embed(ids), |x, unit| {
+            self.run(unit, &self.weights(unit), x, ctx)
+        })
+    }
+
+    /// [`Self::hidden`] for the next columns of sequences whose earlier ones are in `cache`; these are written to it.
+    pub fn hidden_cached(
+        &self,
+        ids: Tensor<1, Int>,
+        ctx: &ForwardContext,
+        cache: &mut KvCache,
+    ) -> Tensor<2> {
+        let reach = Reach::new(&self.arch, cache, ctx.len, &self.device);
+        let mut x = self.embed(ids);
+        for index in self.body() {
+            let weights = self.weights(index);
+            x = match self.units[index].kind {
+                UnitKind::Attention(i) => {
+                    let (lora, cache) = (self.lora_forward(i, ctx), Some((cache.layer(i), &reach)));
+                    layer::attention(&self.arch, i, &weights, x, ctx, lora, cache)
+                }
+                _ => self.run(index, &weights, x, ctx),
+            };
+        }
+        cache.advance(ctx.len);
+        x
+    }
+
+    /// Final norm and projection.
+    #[must_use]
+    pub fn head(&self) -> Head<'_> {
+        self.head_with(&self.weights(self.units.len() - 1))
+    }
+
+    /// [`Self::head`] with these weights of the head unit; a tied projection comes from the embedding unit.
+    #[must_use]
+    pub fn head_with(&self, weights: &Weights) -> Head<'_> {
+        let (projection, panels) = match weights.get(Slot::Projection) {
+            Some(own) => (own, weights.panels(Slot::Projection).cloned()),
+            None => {
+                let embedding = self.weights(0);
+                let panels = embedding.panels(Slot::Embedding).cloned();
+                (embedding.need(Slot::Embedding), panels)
+            }
+        };
+        let own = &self.units[self.units.len() - 1].specs;
+        let trainable = own.iter().any(|s| s.slot == Slot::InputNorm && s.trainable);
+        Head {
+            arch: &self.arch,
+            norm: weights.need(Slot::InputNorm),
+            projection,
+            panels,
+            bias: weights.get(Slot::ProjectionBias),
+            value: weights.get(Slot::Value),
+            trainable,
+            projection_trains: trainable,
+        }
+    }
+
+    /// The kind of a unit.
+    #[must_use]
+    pub fn kind(&self, unit: usize) -> UnitKind {
+        self.units[unit].kind
+    }
+
+    /// The first part of an attention unit: norm, q/k/v and rotary embedding, `[tokens, heads, head_dim]` each.
+    #[must_use]
+    pub fn project(
+        &self,
+        unit: usize,
+        weights: &Weights,
+        x: Tensor<2>,
+        ctx: &ForwardContext,
+    ) -> Qkv {
+        let lora = self.unit_lora_forward(unit, ctx);
+        layer::project(&self.arch, weights, x, ctx, lora)
+    }
+
+    /// The middle part, over whole sequences: the output of attention, `[tokens, heads · head_dim]`.
+    #[must_use]
+    pub fn attend(&self, unit: usize, qkv: &Qkv, ctx: &ForwardContext) -> Tensor<2> {
+        let (params, sequences) = self.attention_of(unit, ctx);
+        attention::attend(qkv, params, sequences)
+    }
+
+    /// Gradients of queries, keys and values, given the output of [`Self::attend`] and its gradient.
+    #[must_use]
+    pub fn attend_backward(
+        &self,
+        unit: usize,
+        qkv: &Qkv,
+        mixed: Tensor<2>,
+        d_mixed: Tensor<2>,
+        ctx: &ForwardContext,
+    ) -> Qkv {
+        let (params, sequences) = self.attention_of(unit, ctx);
+        attention::attend_backward(qkv, mixed, d_mixed, params, sequences)
+    }
+
+    fn attention_of<'c>(
+        &self,
+        unit: usize,
+        ctx: &'c ForwardContext,
+    ) -> (AttentionParams, &'c SequenceLayout) {
+        match (self.units[unit].kind, ctx.sequences()) {
+            (UnitKind::Attention(layer), Some(all)) => {
+                (layer::attention_params(&self.arch, layer), all)
+            }
+            _ => unreachable!("attention of whole sequences is asked of an attention unit"),
+        }
+    }
+
+    /// The last part: output projection of `mixed`, `[tokens, heads · head_dim]`, and residual `x`: `[tokens, hidden]`.
+    #[must_use]
+    pub fn project_output(
+        &self,
+        unit: usize,
+        weights: &Weights,
+        x: Tensor<2>,
+        mixed: &Tensor<2>,
+        ctx: &ForwardContext,
+    ) -> Tensor<2> {
+        let lora = self.unit_lora_forward(unit, ctx);
+        layer::project_output(&self.arch, weights, x, mixed, lora)
+    }
+}

@@ -1,0 +1,145 @@
+//! A unit with its weights, on the device or on the host.
+
+use crate::Result;
+use crate::unit::{ParamSpec, Slot, UnitKind};
+use crate::weights::Weights;
+use burn::tensor::{Device, Tensor};
+use firebrick_backends::accounts::Home;
+use firebrick_backends::transfer::HostTensor;
+use firebrick_backends::{Precision, PrecisionExt};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A unit of the chain with its weights.
+#[derive(Clone, Debug)]
+pub struct Unit {
+    /// Kind of unit.
+    pub kind: UnitKind,
+    /// Its parameters, in the order of [`unit_specs`](crate::unit::unit_specs), those of adapters last.
+    pub specs: Vec<ParamSpec>,
+    /// Their values, in the same order.
+    pub store: Store,
+    /// Flat indices of its parameters among those of the decoder.
+    pub range: Range<usize>,
+}
+
+/// The weights of a unit in host memory.
+pub type HostWeights = Vec<(Slot, HostTensor)>;
+
+/// The weights of a unit, on the device or on the host.
+#[derive(Clone, Debug)]
+pub enum Store {
+    /// On the device.
+    Device(Weights),
+    /// In host memory; copied to the device while the unit runs.
+    Host(Arc<HostWeights>),
+}
+
+impl Store {
+    /// The home of the weights.
+    #[must_use]
+    pub fn home(&self) -> Home {
+        match self {
+            Self::Device(_) => Home::Device,
+            Self::Host(_) => Home::Host,
+        }
+    }
+
+    /// The weights on the device: shared with this unit, or uploaded from the host.
+    #[must_use]
+    pub fn fetch(&self, device: &Device) -> Weights {
+        match self {
+            Self::Device(weights) => weights.clone(),
+            Self::Host(host) => Weights::new(
+                host.iter()
+                    .map(|(slot, value)| (*slot, value.upload(device)))
+                    .collect(),
+            ),
+        }
+    }
+
+    /// Bytes of the weights.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Device(weights) => weights.tensors().map(tensor_bytes).sum(),
+            Self::Host(host) => host.iter().map(|(_, value)| value.bytes()).sum(),
+        }
+    }
+}
+
+/// Bytes of a matrix's values.
+fn tensor_bytes(tensor: &Tensor<2>) -> usize {
+    let [rows, cols] = tensor.dims();
+    rows * cols * tensor.dtype().size()
+}
+
+/// The value of one parameter, on the device or on the host.
+#[derive(Clone, Debug)]
+pub enum Param {
+    /// On the device.
+    Device(Tensor<2>),
+    /// On the host.
+    Host(HostTensor),
+}
+
+impl Param {
+    /// The home of the value.
+    #[must_use]
+    pub fn home(&self) -> Home {
+        match self {
+            Self::Device(_) => Home::Device,
+            Self::Host(_) => Home::Host,
+        }
+    }
+
+    /// The precision in which it is stored.
+    #[must_use]
+    pub fn precision(&self) -> Precision {
+        match self {
+            Self::Device(tensor) => Precision::of(tensor.dtype()),
+            Self::Host(own) => own.precision(),
+        }
+    }
+
+    /// A copy of its values on the host.
+    pub fn download(&self) -> Result<HostTensor> {
+        match self {
+            Self::Device(tensor) => Ok(HostTensor::download(tensor.clone())?),
+            Self::Host(host) => Ok(host.clone()),
+        }
+    }
+
+    /// Its values as a tensor on the device.
+    #[must_use]
+    pub fn upload(&self, device: &Device) -> Tensor<2> {
+        match self {
+            Self::Device(tensor) => tensor.clone(),
+            Self::Host(host) => host.upload(device),
+        }
+    }
+}
+
+impl Unit {
+    /// Whether any of its parameters is trained.
+    #[must_use]
+    pub fn trains(&self) -> bool {
+        self.specs.iter().any(|spec| spec.trainable)
+    }
+
+    /// Leaves of an autodiff graph with the values `weights`, this unit's on the device: parameters that are trained require a
+    /// gradient, the others do not.
+    #[must_use]
+    pub fn leaves(&self, weights: &Weights) -> Weights {
+        let leaf = |((slot, weight), spec): ((Slot, Tensor<2>), &ParamSpec)| {
+            let leaf = if spec.trainable {
+                weight.autodiff().require_grad()
+            } else {
+                weight
+            };
+            (slot, leaf)
+        };
+        let entries = weights.clone().into_entries().zip(&self.specs);
+        Weights::new(entries.map(leaf).collect())
+    }
+}

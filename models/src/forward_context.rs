@@ -1,0 +1,152 @@
+//! What all layers of a forward pass share: positions, masks, sequence lengths, dropout.
+
+use crate::adapter::Dropout;
+use crate::arch::Arch;
+use crate::attention::SequenceLayout;
+use crate::rope::RotaryEmbedding;
+use burn::tensor::{Bool, Device, Tensor, TensorData};
+
+/// How the rows of a forward pass belong to sequences, and which keys each may see (vLLM's `ForwardContext`). Built once, used by
+/// every layer.
+#[derive(Clone, Debug)]
+pub struct ForwardContext {
+    /// SequenceLayout.
+    pub batch: usize,
+    /// Columns of each sequence in this forward pass, padding included.
+    pub len: usize,
+    rotary: RotaryEmbedding,
+    starts: Vec<usize>,
+    first: usize,
+    masks: Vec<WindowMask>,
+    /// Of a forward pass over whole sequences, without a cache.
+    sequences: Option<SequenceLayout>,
+    device: Device,
+    dropout: Option<Dropout>,
+}
+
+/// The mask of layers with one sliding window: true where a key is hidden, `None` where every key is visible.
+#[derive(Clone, Debug)]
+struct WindowMask {
+    window: Option<usize>,
+    hidden: Option<Tensor<4, Bool>>,
+}
+
+/// The columns of a forward pass over sequences that are padded on the left. Positions count from each sequence's first column.
+#[derive(Clone, Copy, Debug)]
+pub struct Columns<'a> {
+    /// First column of each sequence that is not padding.
+    pub starts: &'a [usize],
+    /// First column of this forward pass.
+    pub first: usize,
+    /// Columns of each sequence in this forward pass.
+    pub len: usize,
+}
+
+impl ForwardContext {
+    /// Prepares rotary tables and masks for `len` columns of each sequence from column `first` on.
+    #[must_use]
+    pub fn new(arch: &Arch, columns: Columns<'_>, device: &Device) -> Self {
+        let mut this = Self::cached(arch, columns, device);
+        for &window in &arch.windows {
+            if this.masks.iter().all(|m| m.window != window) {
+                let hidden = this.make_mask(window);
+                this.masks.push(WindowMask { window, hidden });
+            }
+        }
+        this
+    }
+
+    /// The same without masks, for a forward pass over a cache: the cache knows which keys its rows see.
+    #[must_use]
+    pub fn cached(arch: &Arch, columns: Columns<'_>, device: &Device) -> Self {
+        let Columns { starts, first, len } = columns;
+        let positions: Vec<u32> = starts
+            .iter()
+            .flat_map(|&start| (first..first + len).map(move |c| c.saturating_sub(start) as u32))
+            .collect();
+        Self {
+            batch: starts.len(),
+            len,
+            rotary: RotaryEmbedding::new(arch, &positions, device),
+            starts: starts.to_vec(),
+            first,
+            masks: Vec::new(),
+            sequences: None,
+            device: device.clone(),
+            dropout: None,
+        }
+    }
+
+    /// Prepares a forward pass over whole sequences, without a cache. Attention over sequences of more than `chunk` tokens computes the
+    /// scores of `chunk` queries at a time (0: of all at once).
+    #[must_use]
+    pub fn whole(arch: &Arch, sequences: SequenceLayout, chunk: usize, device: &Device) -> Self {
+        Self {
+            batch: sequences.lengths().len(),
+            len: sequences.longest(),
+            rotary: RotaryEmbedding::new(arch, &sequences.positions(), device),
+            starts: vec![0; sequences.lengths().len()],
+            first: 0,
+            masks: Vec::new(),
+            sequences: Some(sequences.prepared(&arch.windows, chunk, device)),
+            device: device.clone(),
+            dropout: None,
+        }
+    }
+
+    /// The sequences of a forward pass without a cache.
+    #[must_use]
+    pub fn sequences(&self) -> Option<&SequenceLayout> {
+        self.sequences.as_ref()
+    }
+
+    /// Whether the backward pass recomputes attention scores outside of the autodiff graph.
+    #[must_use]
+    pub fn recomputes_attention(&self) -> bool {
+        self.sequences
+            .as_ref()
+            .is_some_and(SequenceLayout::recomputes)
+    }
+
+    /// The same forward pass with dropout of adapter inputs: for training.
+    #[must_use]
+    pub fn with_dropout(mut self, dropout: Option<Dropout>) -> Self {
+        self.dropout = dropout;
+        self
+    }
+
+    pub(crate) fn dropout(&self) -> Option<&Dropout> {
+        self.dropout.as_ref()
+    }
+
+    /// The rotary tables of the rows.
+    pub(crate) fn rotary(&self) -> &RotaryEmbedding {
+        &self.rotary
+    }
+
+    /// The mask of layers with this sliding window, `[batch or 1, 1, queries, keys]`; `None` where every key is visible.
+    pub(crate) fn mask(&self, window: Option<usize>) -> Option<Tensor<4, Bool>> {
+        let known = self.masks.iter().find(|m| m.window == window);
+        known.and_then(|m| m.hidden.clone())
+    }
+
+    /// True where a key is hidden: `[batch or 1, 1, queries, keys]`. `None` where every key is visible.
+    fn make_mask(&self, window: Option<usize>) -> Option<Tensor<4, Bool>> {
+        let same = self.starts.iter().all(|&s| s == 0);
+        let starts: &[usize] = if same { &[0] } else { &self.starts };
+        let hidden = |start: usize, query: usize, key: usize| {
+            key > query || key < start || window.is_some_and(|w| query - key >= w)
+        };
+        let keys = self.first + self.len;
+        let mut values = Vec::with_capacity(starts.len() * self.len * keys);
+        for &start in starts {
+            for query in self.first..keys {
+                values.extend((0..keys).map(|key| hidden(start, query, key)));
+            }
+        }
+        let shape = [starts.len(), 1, self.len, keys];
+        values
+            .contains(&true)
+            .then(|| Tensor::<4, Bool>::from_data(TensorData::new(values, shape), &self.device))
+    }
+}

@@ -1,0 +1,45 @@
+//! Operations that units and heads share, with a kernel where the device has one and tensor operations elsewhere.
+
+use crate::arch::Arch;
+use burn::tensor::Tensor;
+use firebrick_backends::kernels;
+use firebrick_backends::precision::{stored_as, widened};
+
+/// `x · Wᵀ`, `[rows, out]`, for `x` of shape `[rows, in]` and `w` of shape `[out, in]`.
+pub(crate) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
+    kernels::linear(x, w).unwrap_or_else(|| x.clone().matmul(w.clone().transpose()))
+}
+
+/// `x / rms(x) · w` over the last dimension (Zhang & Sennrich, 2019, arXiv:1910.07467), for `w` of shape `[1, n]`; computed in f32
+/// or wider, stored as `x` is.
+pub(crate) fn rms_norm(arch: &Arch, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    let offset = norm_offset(arch);
+    if let Some(y) = kernels::rms_norm(&x, &weight, arch.norm_eps, offset) {
+        return y;
+    }
+    let stored = x.dtype();
+    let (x, weight) = (widened(x), widened(weight));
+    let weight = if arch.norm_offset {
+        weight + 1.0
+    } else {
+        weight
+    };
+    let mean = (x.clone() * x.clone()).mean_dim(1);
+    stored_as(x * (mean + arch.norm_eps).sqrt().recip() * weight, stored)
+}
+
+/// `residual + rms_norm(y)`.
+pub(crate) fn rms_norm_onto(
+    arch: &Arch,
+    residual: Tensor<2>,
+    y: Tensor<2>,
+    weight: Tensor<2>,
+) -> Tensor<2> {
+    kernels::rms_norm_onto(residual, &y, &weight, arch.norm_eps, norm_offset(arch))
+        .unwrap_or_else(|residual| residual + rms_norm(arch, y, weight))
+}
+
+/// What is added to a stored norm weight.
+fn norm_offset(arch: &Arch) -> f64 {
+    if arch.norm_offset { 1.0 } else { 0.0 }
+}

@@ -1,0 +1,154 @@
+//! The public way in: a decoder with checked sampling parameters.
+
+use super::engine::{Engine, EngineArgs};
+use super::request::{GenerationRequest, Sample, check_ids};
+use super::sampling_params::SamplingParams;
+use super::scheduler_config::SchedulerConfig;
+use super::stats::GenerationStats;
+use super::stopping_criteria::StoppingCriteria;
+use crate::{Decoder, Error, Prepack, Result, Tokenizer};
+use firebrick_backends::accounts::{Accounts, Category, Home};
+use std::sync::Arc;
+
+/// Completions and statistics of one run.
+#[derive(Clone, Debug)]
+pub struct Generated {
+    /// In the order of requests and their samples.
+    pub samples: Vec<Sample>,
+    /// Counts and times.
+    pub stats: GenerationStats,
+}
+
+/// Samples completions with a decoder.
+#[derive(Debug)]
+pub struct Generator<'a> {
+    decoder: &'a Decoder,
+    pub(super) criteria: StoppingCriteria<'a>,
+    accounts: Option<Arc<Accounts>>,
+    prepack: Prepack,
+}
+
+impl<'a> Generator<'a> {
+    /// A generator. Only stop strings need a tokenizer.
+    ///
+    /// # Errors
+    /// [`Error::Sampling`] for parameters out of range, and for stop strings without a tokenizer.
+    pub fn new(
+        decoder: &'a Decoder,
+        tokenizer: Option<&'a Tokenizer>,
+        sampling: &'a SamplingParams,
+    ) -> Result<Self> {
+        sampling.check()?;
+        if tokenizer.is_none() && !sampling.stop_strings.is_empty() {
+            return Err(Error::Sampling("stop strings need a tokenizer".into()));
+        }
+        Ok(Self {
+            decoder,
+            criteria: StoppingCriteria {
+                tokenizer,
+                sampling,
+            },
+            accounts: None,
+            prepack: Prepack::default(),
+        })
+    }
+
+    /// Counts the bytes of the KV cache and of prepacked weights in these accounts.
+    #[must_use]
+    pub fn accounted(mut self, accounts: &Arc<Accounts>) -> Self {
+        self.accounts = Some(Arc::clone(accounts));
+        self
+    }
+
+    /// Samples with prepacked copies of the weights, which exist while it runs.
+    #[must_use]
+    pub fn prepack(mut self, prepack: Prepack) -> Self {
+        self.prepack = prepack;
+        self
+    }
+
+    /// Samples `n` completions of every request, at most `max_num_seqs` sequences at a time; they come in the order of requests and
+    /// their samples.
+    ///
+    /// # Errors
+    /// As [`Self::run_with`].
+    pub fn run(
+        &self,
+        requests: &[GenerationRequest],
+        n: usize,
+        max_num_seqs: usize,
+    ) -> Result<Vec<Sample>> {
+        let config = SchedulerConfig::new(max_num_seqs);
+        Ok(self.run_with(requests, n, &config, |_| {})?.samples)
+    }
+
+    /// The same within the limits of `config`. `ended` gets every completion as soon as it ends, in that order.
+    ///
+    /// # Errors
+    /// [`Error::Sampling`] for an empty prompt and limits that no sequence fits, [`Error::TooLong`] for a prompt that does not leave
+    /// room for a completion in the model's context, [`Error::TokenOutOfRange`], and [`Error::Device`].
+    pub fn run_with(
+        &self,
+        requests: &[GenerationRequest],
+        n: usize,
+        config: &SchedulerConfig,
+        mut ended: impl FnMut(&Sample),
+    ) -> Result<Generated> {
+        config.check()?;
+        for (i, request) in requests.iter().enumerate() {
+            self.check_request(i, request, config)?;
+        }
+        let mut samples = Vec::with_capacity(requests.len() * n);
+        let mut keep = |sample| {
+            ended(&sample);
+            samples.push(sample);
+        };
+        let decoder = &self.decoder.prepacked(self.prepack)?;
+        let copies = self.accounts.as_ref().map(|accounts| {
+            accounts.hold(
+                Category::Parameters,
+                Home::Device,
+                decoder.prepacked_bytes(),
+            )
+        });
+        let args = EngineArgs {
+            decoder,
+            criteria: self.criteria,
+            config: *config,
+            accounts: self.accounts.as_ref(),
+        };
+        let stats = Engine::new(args, requests, n, &mut keep)?.run()?;
+        drop(copies);
+        samples.sort_by_key(|s| (s.request, s.sample));
+        Ok(Generated { samples, stats })
+    }
+
+    fn check_request(
+        &self,
+        index: usize,
+        request: &GenerationRequest,
+        config: &SchedulerConfig,
+    ) -> Result<()> {
+        let arch = self.decoder.arch();
+        let tokens = request.tokens.len();
+        if tokens == 0 {
+            return Err(Error::Sampling(format!(
+                "prompt {index} is empty; it needs at least one token"
+            )));
+        }
+        if let Some(most) = config.max_model_len.filter(|&most| tokens >= most) {
+            return Err(Error::Sampling(format!(
+                "prompt {index} has {tokens} tokens and max_model_len is {most}, which leaves nothing for a completion"
+            )));
+        }
+        let length = tokens + self.criteria.max_new_tokens(request, config);
+        if let Some(context) = arch.context().filter(|&context| length > context) {
+            return Err(Error::TooLong {
+                what: format!("prompt {index} with max_new_tokens"),
+                length,
+                context,
+            });
+        }
+        check_ids(&request.tokens, arch.vocab_size)
+    }
+}

@@ -1,0 +1,52 @@
+//! What a generator is asked for, and what it returns.
+
+use crate::random::DrawKey;
+use crate::{Error, Result};
+
+/// A prompt, and the key of its randomness.
+#[derive(Clone, Debug)]
+pub struct GenerationRequest {
+    /// Token ids of the prompt; at least one.
+    pub tokens: Vec<u32>,
+    /// Key of its first sample; sample `i` adds `i` to [`DrawKey::sample`].
+    pub key: DrawKey,
+}
+
+/// Why a completion ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// A stop token or a stop string.
+    Stop,
+    /// The token limit.
+    Length,
+}
+
+/// One sampled completion.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// Index of its request.
+    pub request: usize,
+    /// Index among the samples of the request.
+    pub sample: usize,
+    /// Token ids of the completion, the stop token included.
+    pub tokens: Vec<u32>,
+    /// Log-probability of each token, in nats, under the distribution it was drawn from (after temperature and truncation).
+    pub logps: Vec<f32>,
+    /// Log-probability of each token, in nats, under the distribution before truncation at the same temperature; equal to `logps`
+    /// without truncation.
+    pub full_logps: Vec<f32>,
+    /// Why it ended.
+    pub finish: FinishReason,
+}
+
+/// Refuses token ids outside a vocabulary of `vocab` tokens.
+///
+/// # Errors
+/// [`Error::TokenOutOfRange`] with the first such id.
+pub fn check_ids(tokens: &[u32], vocab: usize) -> Result<()> {
+    match tokens.iter().find(|&&t| t as usize >= vocab) {
+        Some(&id) => Err(Error::TokenOutOfRange { id, vocab }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,71 @@
+//! Completions that are being sampled.
+
+use super::request::{FinishReason, GenerationRequest, Sample};
+use crate::random::DrawKey;
+
+/// A sampled token and its log-probabilities in nats.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SampledToken {
+    pub token: u32,
+    /// Under the distribution it was drawn from.
+    pub logp: f32,
+    /// Under the distribution before truncation.
+    pub full_logp: f32,
+}
+
+/// A completion that has not ended.
+#[derive(Debug)]
+pub(super) struct Sequence {
+    pub sample: Sample,
+    pub key: DrawKey,
+}
+
+impl Sequence {
+    /// A sequence without tokens, for sample `sample` of request `request`.
+    pub fn new(requests: &[GenerationRequest], request: usize, sample: usize) -> Self {
+        let key = requests[request].key;
+        Self {
+            sample: Sample {
+                request,
+                sample,
+                tokens: Vec::new(),
+                logps: Vec::new(),
+                full_logps: Vec::new(),
+                finish: FinishReason::Length,
+            },
+            key: DrawKey {
+                sample: key.sample + sample as u32,
+                ..key
+            },
+        }
+    }
+
+    /// Its order of arrival, which identifies it; the oldest is the smallest.
+    pub fn arrival(&self) -> (usize, usize) {
+        (self.sample.request, self.sample.sample)
+    }
+
+    pub fn push(&mut self, token: SampledToken) {
+        self.sample.tokens.push(token.token);
+        self.sample.logps.push(token.logp);
+        self.sample.full_logps.push(token.full_logp);
+    }
+
+    /// Removes its tokens; the same ones will be sampled again.
+    pub fn restart(&mut self) {
+        self.sample.tokens.clear();
+        self.sample.logps.clear();
+        self.sample.full_logps.clear();
+    }
+}
+
+/// Tokens to be prefilled, and the sequences that continue them.
+#[derive(Debug)]
+pub(super) struct SequenceGroup {
+    /// A prompt, followed by the sampled tokens of a preempted sequence.
+    pub tokens: Vec<u32>,
+    /// All samples of the prompt, or one preempted sequence.
+    pub members: Vec<Sequence>,
+    /// Whether the tokens were prefilled before.
+    pub recomputed: bool,
+}

@@ -1,0 +1,213 @@
+//! The weights of a unit as tensors, and the products of activations with them.
+
+use crate::adapter::LoraForward;
+use crate::functional::linear;
+use crate::unit::{Slot, TargetModule};
+use burn::tensor::Tensor;
+use firebrick_backends::kernels::{self, Panels};
+
+/// The weights of a unit: matrices `[out, in]` and vectors `[1, n]`, in the order of its [`ParamSpec`](crate::unit::ParamSpec)s.
+#[derive(Clone, Debug)]
+pub struct Weights {
+    entries: Vec<(Slot, Tensor<2>)>,
+    /// Prepacked copies of matrices, for products with few rows.
+    panels: Vec<(Slot, Panels)>,
+}
+
+impl Weights {
+    /// Pairs tensors with their slots.
+    #[must_use]
+    pub fn new(entries: Vec<(Slot, Tensor<2>)>) -> Self {
+        Self {
+            entries,
+            panels: Vec::new(),
+        }
+    }
+
+    /// These weights with prepacked copies, which products with few rows read instead: `copy` makes that of a slot, if it should have
+    /// one.
+    pub(crate) fn prepacked<E>(
+        &self,
+        copy: impl Fn(Slot, &Tensor<2>) -> Result<Option<Panels>, E>,
+    ) -> Result<Self, E> {
+        let mut panels = Vec::new();
+        for (slot, matrix) in &self.entries {
+            panels.extend(copy(*slot, matrix)?.map(|own| (*slot, own)));
+        }
+        Ok(Self {
+            entries: self.entries.clone(),
+            panels,
+        })
+    }
+
+    /// The prepacked copy of a slot's matrix, if there is one.
+    pub(crate) fn panels(&self, slot: Slot) -> Option<&Panels> {
+        let own = self.panels.iter().find(|(s, _)| *s == slot);
+        own.map(|(_, panels)| panels)
+    }
+
+    /// Bytes of the prepacked copies.
+    pub(crate) fn prepacked_bytes(&self) -> usize {
+        self.panels.iter().map(|(_, panels)| panels.bytes()).sum()
+    }
+
+    /// The tensor in `slot`, if the unit has one.
+    #[must_use]
+    pub fn get(&self, slot: Slot) -> Option<Tensor<2>> {
+        self.entries
+            .iter()
+            .find(|(s, _)| *s == slot)
+            .map(|(_, t)| t.clone())
+    }
+
+    /// The tensor in a slot that every unit of this kind has; panics where it is missing.
+    pub(crate) fn need(&self, slot: Slot) -> Tensor<2> {
+        self.get(slot)
+            .unwrap_or_else(|| unreachable!("a unit without its {slot:?}"))
+    }
+
+    /// The tensor at an index.
+    pub(crate) fn at(&self, index: usize) -> Tensor<2> {
+        self.entries[index].1.clone()
+    }
+
+    /// Takes a tensor out and leaves an empty one until [`Self::put`].
+    pub(crate) fn take(&mut self, index: usize) -> Tensor<2> {
+        let device = self.entries[index].1.device();
+        std::mem::replace(&mut self.entries[index].1, Tensor::empty([0, 0], &device))
+    }
+
+    /// Puts a tensor in at an index.
+    pub(crate) fn put(&mut self, index: usize, value: Tensor<2>) {
+        self.entries[index].1 = value;
+    }
+
+    /// Tensors in order.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor<2>> {
+        self.entries.iter().map(|(_, t)| t)
+    }
+
+    /// Slots and tensors in order.
+    pub fn into_entries(self) -> impl Iterator<Item = (Slot, Tensor<2>)> {
+        self.entries.into_iter()
+    }
+
+    /// The same slots with tensors that `f` makes of these. Prepacked copies are left out.
+    #[must_use]
+    pub fn map(&self, f: impl Fn(&Tensor<2>) -> Tensor<2>) -> Self {
+        Self::new(self.entries.iter().map(|(s, t)| (*s, f(t))).collect())
+    }
+
+    /// A and B of a module's adapter, if it has one.
+    fn adapter(&self, target: TargetModule) -> Option<(Tensor<2>, Tensor<2>)> {
+        Some((
+            self.get(Slot::LoraA(target))?,
+            self.get(Slot::LoraB(target))?,
+        ))
+    }
+
+    /// The bias that belongs to a matrix, `[1, out]`, if there is one.
+    fn bias(&self, matrix: Slot) -> Option<Tensor<2>> {
+        self.get(matrix.bias()?)
+    }
+
+    /// `x · Wᵀ (+ b) (+ adapter)`, `[rows, out]`, for `x` of shape `[rows, in]`.
+    pub(crate) fn linear(
+        &self,
+        x: &Tensor<2>,
+        matrix: Slot,
+        lora: Option<LoraForward<'_>>,
+    ) -> Tensor<2> {
+        let [y] = self.products(x, [matrix]);
+        self.add_bias_and_adapter(y, x, matrix, lora)
+    }
+
+    /// [`Self::linear`] with several matrices and the same `x`.
+    pub(crate) fn linear_each<const N: usize>(
+        &self,
+        x: &Tensor<2>,
+        matrices: [Slot; N],
+        lora: Option<LoraForward<'_>>,
+    ) -> [Tensor<2>; N] {
+        let mut products = self.products(x, matrices).into_iter();
+        matrices.map(|matrix| {
+            let y = products.next().unwrap_or_else(|| unreachable!("one each"));
+            self.add_bias_and_adapter(y, x, matrix, lora)
+        })
+    }
+
+    /// [`Self::linear`], added to `residual` of shape `[rows, out]`.
+    pub(crate) fn linear_onto(
+        &self,
+        residual: Tensor<2>,
+        x: &Tensor<2>,
+        matrix: Slot,
+        lora: Option<LoraForward<'_>>,
+    ) -> Tensor<2> {
+        let unfused = |residual| residual + self.linear(x, matrix, lora);
+        if !self.is_plain(matrix, lora) {
+            return unfused(residual);
+        }
+        match self.panels(matrix) {
+            Some(packed) => packed.linear_onto(residual, x).unwrap_or_else(unfused),
+            None => {
+                let fused = kernels::linear_onto(&residual, x, &self.need(matrix));
+                fused.unwrap_or_else(|| unfused(residual))
+            }
+        }
+    }
+
+    /// `silu(x · gateᵀ) ∘ (x · upᵀ)` by a fused kernel, where the device has one.
+    pub(crate) fn linear_gated(&self, x: &Tensor<2>) -> Option<Tensor<2>> {
+        match self.panels(Slot::Gate).zip(self.panels(Slot::Up)) {
+            Some((gate, up)) => Panels::linear_gated(gate, up, x),
+            None => kernels::linear_gated(x, &self.need(Slot::Gate), &self.need(Slot::Up)),
+        }
+    }
+
+    /// `x · Wᵀ` with the matrices of several slots.
+    fn products<const N: usize>(&self, x: &Tensor<2>, slots: [Slot; N]) -> [Tensor<2>; N] {
+        let packed: Vec<&Panels> = slots.iter().filter_map(|&s| self.panels(s)).collect();
+        let packed: Option<[&Panels; N]> = packed.try_into().ok();
+        if let Some(packed) = packed {
+            if let Some(products) = Panels::linear_each(x, packed) {
+                return products;
+            }
+            // falling back to the exact weights would silently sample from another policy
+            assert!(
+                packed.iter().all(|w| w.is_exact()),
+                "8-bit weights are made where kernels read them"
+            );
+        }
+        let weights = slots.map(|slot| self.need(slot));
+        let weights = weights.each_ref();
+        kernels::linear_each(x, weights).unwrap_or_else(|| weights.map(|w| linear(x, w)))
+    }
+
+    /// Whether the product with a matrix is all: there is neither a bias nor an adapter to add.
+    pub(crate) fn is_plain(&self, matrix: Slot, lora: Option<LoraForward<'_>>) -> bool {
+        let target = lora.and_then(|_| TargetModule::of(matrix));
+        self.bias(matrix).is_none() && target.and_then(|t| self.adapter(t)).is_none()
+    }
+
+    /// Adds the bias and the adapter that belong to a matrix to its product with `x`.
+    fn add_bias_and_adapter(
+        &self,
+        y: Tensor<2>,
+        x: &Tensor<2>,
+        matrix: Slot,
+        lora: Option<LoraForward<'_>>,
+    ) -> Tensor<2> {
+        let y = match self.bias(matrix) {
+            Some(b) => y + b,
+            None => y,
+        };
+        let Some((lora, target)) = lora.zip(TargetModule::of(matrix)) else {
+            return y;
+        };
+        match self.adapter(target) {
+            Some((a, b)) => y + lora.run(x.clone(), target, &a, &b),
+            None => y,
+        }
+    }
+}
