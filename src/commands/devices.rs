@@ -96,13 +96,10 @@ fn measure_all(reports: &[BackendReport], json: bool) -> anyhow::Result<()> {
         ]);
         profiles.push(profile);
     }
-    let mut text = if json {
-        serde_json::to_string_pretty(&profiles)? + "\n"
-    } else {
-        table.render()
+    let text = match (json, folder) {
+        (true, _) => serde_json::to_string_pretty(&profiles)? + "\n",
+        (false, Some(folder)) => format!("{}saved in {}\n", table.render(), folder.display()),
+        (false, None) => table.render(),
     };
-    if let (false, Some(folder)) = (json, folder) {
-        text += &format!("saved in {}\n", folder.display());
-    }
     output::print(&text)
 }
