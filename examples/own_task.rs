@@ -3,11 +3,9 @@
 //! `cargo run --release --example own_task -- output=runs/own_task`
 #![allow(clippy::print_stdout, reason = "an example shows what it did")]
 
-use firebrick::engine::config::Mode;
 use firebrick::engine::config::parse;
 use firebrick::engine::task::{Completion, Example, PromptText, Reward, Split, Task, TaskError};
-use firebrick::engine::trainer::{Silent, Start, Trainer};
-use std::sync::Arc;
+use firebrick::engine::trainer::Trainer;
 
 struct Count;
 
@@ -45,8 +43,7 @@ impl Task for Count {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let overrides: Vec<String> = std::env::args().skip(1).collect();
     let config = parse(include_str!("own_task.yaml"), &overrides)?;
-    let task = Arc::new(Count);
-    let mut trainer = Trainer::with_task(config, task, Mode::Rl, Start::Fresh, Box::new(Silent))?;
+    let mut trainer = Trainer::builder(config).task(Count).build()?;
     let summary = trainer.run()?;
     println!("reward {:?} -> {:?}", summary.first, summary.last);
     Ok(())

@@ -2,8 +2,8 @@
 
 use crate::output;
 use crate::table::Table;
+use firebrick::engine::metrics::{Event, Metrics, Observer, Summary};
 use firebrick::engine::plan::size::Bytes;
-use firebrick::engine::trainer::{Event, Metrics, Observer, Summary};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -210,6 +210,7 @@ impl Observer for Progress {
                 step,
                 steps,
                 metrics,
+                ..
             } => {
                 self.advance("train", step, steps, &step_line(metrics));
             }

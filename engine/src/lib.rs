@@ -1,6 +1,6 @@
 //! The trainer: tasks, rollouts, batches, objectives, plans, the executor that runs them, checkpoints.
 //!
-//! The engine prints nothing: it reports through values, an [`Observer`](trainer::Observer) and `tracing`.
+//! The engine prints nothing: it reports through values, an [`Observer`](metrics::Observer) and `tracing`.
 
 pub mod batch;
 pub mod checkpoint;

@@ -6,8 +6,8 @@ use crate::table::Table;
 use anyhow::Context;
 use firebrick::backends::trace::{self, Family, Record};
 use firebrick::engine::config;
-use firebrick::engine::config::Mode;
-use firebrick::engine::trainer::{Event, Metrics, Observer, Start, Trainer};
+use firebrick::engine::metrics::{Event, Metrics, Observer};
+use firebrick::engine::trainer::Trainer;
 use firebrick::models::Arch;
 use firebrick::spec::{DeviceProfile, Origin};
 use serde::Serialize;
@@ -38,6 +38,7 @@ impl Observer for Recorder {
                 step,
                 steps,
                 metrics,
+                ..
             } => {
                 if step > WARM_UP {
                     collected.steps.push(metrics.clone());
@@ -118,8 +119,8 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let epochs = config.update.ppo_epochs;
 
     let collected = Arc::new(Mutex::new(Collected::default()));
-    let recorder = Box::new(Recorder(Arc::clone(&collected)));
-    let mut trainer = Trainer::new(config, Mode::Rl, Start::Fresh, recorder)?;
+    let recorder = Recorder(Arc::clone(&collected));
+    let mut trainer = Trainer::builder(config).observer(recorder).build()?;
     trainer.run()?;
     let profile = trainer.profile().clone();
     let arch = trainer.policy().arch().clone();

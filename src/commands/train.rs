@@ -15,7 +15,11 @@ pub fn run(args: &RunArgs, mode: Mode, start: Start) -> anyhow::Result<()> {
         let absolute = std::path::absolute(plan);
         config.memory.plan = Some(absolute.unwrap_or_else(|_| plan.clone()));
     }
-    let mut trainer = Trainer::new(config, mode, start, Box::new(Progress::new()))?;
+    let mut trainer = Trainer::builder(config)
+        .mode(mode)
+        .start(start)
+        .observer(Progress::new())
+        .build()?;
     trainer.run()?;
     Ok(())
 }

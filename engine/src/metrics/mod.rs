@@ -1,7 +1,22 @@
-//! What a run measures: phases and their time, memory by phase.
+//! What a run reports of itself.
+//!
+//! A step is a [`StepReport`]: facts in types. [`metrics()`] is a pure function that puts them under names. The [`Recorder`] writes them
+//! into the files of the run folder and tells the [`Observer`]. The [`Ledger`] reads memory at the ends of phases.
 
+mod events;
 pub mod ledger;
+mod names;
 mod phase;
+mod recorder;
+mod report;
+mod summary;
 
+pub use events::{Control, Event, Observer, Silent};
 pub use ledger::{Growth, Leak, Ledger, LedgerEntry};
+pub use names::{GLOBAL_STEP, Metrics, metrics, timings, validation_metrics};
 pub use phase::{Phase, PhaseTimings};
+pub use recorder::Recorder;
+pub use report::{
+    Mean, RolloutReport, RolloutStats, StepMemory, StepReport, UpdateReport, ValidationReport,
+};
+pub use summary::{PhaseMemory, Summary, phase_memory};

@@ -2,7 +2,7 @@
 
 use crate::config::Mode;
 use crate::config::{RunConfig, SftConfig};
-use crate::objective::Advantages;
+use crate::objective::{Advantages, Objective};
 use crate::optim::OptimConfig;
 use crate::plan::{ModelPlan, MomentKind, Plan};
 use crate::reward::architecture;
@@ -12,8 +12,19 @@ use burn::tensor::{Device, FloatDType};
 use firebrick_backends::accounts::Home;
 use firebrick_backends::kernels;
 use firebrick_backends::memory::{Source as ReadingSource, read};
-
 use firebrick_backends::{DeviceInfo, Precision, profile};
+
+/// Refuses an objective of one's own that needs a critic where the configuration has none, or has one for nothing.
+pub(super) fn check_objective(objective: &dyn Objective, configured: &dyn Objective) -> Result<()> {
+    if objective.needs().values == configured.needs().values {
+        return Ok(());
+    }
+    Err(Error::Config(
+        "the objective that was passed in and the `objective` section disagree about a critic; use `objective: ppo` with one \
+         that needs values, and another with one that does not"
+            .into(),
+    ))
+}
 
 /// Refuses what an objective would undo, and reward models that are none, before anything is loaded.
 pub(super) fn check_rewards(config: &RunConfig, task: &dyn Task) -> Result<()> {

@@ -1,4 +1,4 @@
-//! `ReMax`'s baseline: one greedy completion a prompt, judged like the others and not trained on.
+//! `ReMax`'s baseline: one greedy completion a prompt, rewarded like the others and not trained on.
 
 use super::Trainer;
 use super::evaluate::answers;
@@ -35,7 +35,7 @@ impl Trainer {
     }
 
     /// Notes the rewards of greedy completions with their prompts' rollouts.
-    pub(super) fn judge_baselines(
+    pub(super) fn reward_baselines(
         &mut self,
         prompts: &[Prompt],
         samples: &[Sample],

@@ -1,12 +1,13 @@
 //! The trainer: a run from its first step to its last.
 
+mod begin;
+mod builder;
 mod checks;
 mod evaluate;
 mod greedy;
-mod models;
+mod load;
 mod phases;
 mod recover;
-mod report;
 mod resume;
 mod rl;
 mod rollout;
@@ -18,39 +19,61 @@ mod sft;
 mod update;
 mod validate;
 
-pub use evaluate::{Evaluation, evaluate};
-pub use report::{Event, Metrics, Observer, PhaseMemory, Silent, Summary};
-pub use setup::Start;
+#[cfg(test)]
+mod tests;
 
-use crate::checkpoint::trainer_state::TrainerState;
-use crate::checkpoint::{CriticSource, PolicySource, RunDir};
-use crate::config::{Mode, RunConfig};
-use crate::data::{PromptDataset, SftDataset};
+pub use builder::TrainerBuilder;
+pub use evaluate::{Evaluation, evaluate};
+
+use crate::Result;
+use crate::checkpoint::CriticSource;
+use crate::checkpoint::PolicySource;
+use crate::checkpoint::TrainerState;
+use crate::config::Mode;
+use crate::config::RunConfig;
+use crate::data::PromptDataset;
+use crate::data::SftDataset;
 use crate::executor::ResidentModel;
 use crate::learner::Learner;
 use crate::lr_scheduler::LrSchedule;
-use crate::metrics::{Ledger, Phase, PhaseTimings};
+use crate::metrics::Ledger;
+use crate::metrics::{
+    Control, Phase, PhaseTimings, Recorder, StepMemory, StepReport, Summary, phase_memory,
+};
 use crate::objective::Objective;
-use crate::plan::estimate::Estimate;
-use crate::plan::planner::{Failure, Request};
-use crate::plan::{Plan, PlanReport};
+use crate::plan::Plan;
+use crate::plan::planner::Request;
 use crate::reward::RewardManager;
-use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::DeviceInfo;
 use firebrick_backends::memory::peak_resident_bytes;
 use firebrick_models::Decoder;
 use firebrick_spec::DeviceProfile;
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Folder of the critic in the trainer's part of a checkpoint.
 const CRITIC: &str = "critic";
 
+/// Folder of the reference policy in the run folder.
+const REFERENCE: &str = "reference";
+
+/// Time between two questions to an observer that pauses the run.
+const PAUSE_POLL: Duration = Duration::from_millis(50);
+
 /// Non-finite optimizer steps in a row that end a run.
 const MAX_SKIPPED: u64 = 10;
+
+/// Which run: a new one, or the one in the output folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// A new run folder.
+    Fresh,
+    /// The newest complete checkpoint of the output folder.
+    Resume,
+}
 
 /// A run: policy, data, optimizer, plan, and where it stands.
 pub struct Trainer {
@@ -63,7 +86,7 @@ pub struct Trainer {
     demonstrations: Option<Arc<SftDataset>>,
     learner: Learner,
     reference: Option<ResidentModel>,
-    /// What says how much a state is worth, where the objective has a critic, and where its weights come from.
+    /// The value model, where it is a model of its own, and where its weights come from.
     critic: Option<Learner>,
     critic_source: Option<CriticSource>,
     /// The task's reward models.
@@ -74,16 +97,20 @@ pub struct Trainer {
     /// Plans taken because one before ran out of memory.
     replans: u64,
     objective: Arc<dyn Objective>,
-    run: RunDir,
     state: TrainerState,
     ledger: Ledger,
-    observer: Box<dyn Observer>,
-    /// Steps of the whole run, and the learning rate of each.
+    /// Files and observer of the run.
+    recorder: Recorder,
+    /// Steps of the whole run, and the learning rates of each.
     steps: u64,
-    lr: LrSchedule,
-    critic_lr: Option<LrSchedule>,
-    /// Whether all is done that comes before the first step.
-    begun: bool,
+    lr_schedule: LrSchedule,
+    critic_lr_schedule: Option<LrSchedule>,
+    /// Whether it goes on from a checkpoint.
+    resumed: bool,
+    /// Whether what comes before the first step is done.
+    started: bool,
+    /// The step of the newest checkpoint.
+    saved: Option<u64>,
     /// Seconds of the phases since they were last reported.
     timings: PhaseTimings,
     /// Optimizer steps skipped in a row, by phase.
@@ -93,59 +120,117 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Runs to the end: what comes before the first step, the steps with their checkpoints and validations, a summary.
+    /// Runs to the end, or until the observer says [`Control::Stop`]: what comes before the first step, the steps with their
+    /// validations and checkpoints, the summary. Between two steps the observer may steer the run.
+    ///
+    /// # Errors
+    ///
+    /// Where a file cannot be written, a reward cannot be computed, the device fails, memory runs out under every plan, or
+    /// gradients stay non-finite. The run can then go on from its last checkpoint.
     pub fn run(&mut self) -> Result<Summary> {
-        self.announce();
         self.begin()?;
         while self.state.step < self.steps {
-            let started = Instant::now();
-            self.phase_step = self.state.step + 1;
-            let metrics = match self.state.mode {
-                Mode::Rl => self.rl_step()?,
-                Mode::Sft => self.sft_step()?,
-            };
-            self.close_step(metrics, started)?;
+            self.step()?;
+            if self.control()?.is_break() {
+                break;
+            }
         }
+        self.finish()
+    }
+
+    /// Runs exactly one step and records it, with the validation and the checkpoint that are due after it; before the first one,
+    /// what comes before it. `while trainer.finished_steps() < trainer.steps() { trainer.step()?; }` and
+    /// [`finish`](Self::finish) leave what [`run`](Self::run) leaves.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`run`](Self::run).
+    pub fn step(&mut self) -> Result<StepReport> {
+        self.begin()?;
+        let started = Instant::now();
+        self.phase_step = self.state.step + 1;
+        let mut report = match self.state.mode {
+            Mode::Rl => self.rl_step()?,
+            Mode::Sft => self.sft_step()?,
+        };
+        report.seconds = started.elapsed().as_secs_f64();
+        self.count_step(report.seconds);
+        report.step = self.state.step;
+        report.timings = std::mem::take(&mut self.timings);
+        let leak = self.ledger.close_step();
+        report.memory = Some(StepMemory::new(self.ledger.take(), leak));
+        self.recorder.step(&report, self.steps, self.state.mode)?;
+        if self.is_due(self.config.trainer.test_freq) {
+            self.validate()?;
+        }
+        self.recorder.end_line(report.step)?;
+        // a negative one: never
+        let save_freq = u64::try_from(self.config.trainer.save_freq);
+        if save_freq.is_ok_and(|freq| self.is_due(freq)) {
+            self.save()?;
+        }
+        Ok(report)
+    }
+
+    /// Writes the summary of the steps so far.
+    ///
+    /// # Errors
+    ///
+    /// Where the file cannot be written.
+    pub fn finish(&mut self) -> Result<Summary> {
         let summary = self.summary();
-        self.run.write_json("summary.json", &summary)?;
-        self.observer.event(Event::Finished(&summary));
+        self.recorder.finished(&summary)?;
         Ok(summary)
     }
 
-    /// Tells the observer what is about to run.
-    fn announce(&mut self) {
-        let predicted = self.request.judge(self.plan.clone()).estimate;
-        self.observer.event(Event::Ready {
-            predicted_peak_bytes: predicted.peak_bytes,
-            budget_bytes: self.request.budget,
-            device: format!("{} ({})", self.info.device, self.info.name),
-            params: self.learner.decoder().num_params(),
-            trainable: self.learner.decoder().num_trainable(),
-            output: self.run.path().to_owned(),
-            resumed_from: self.state.step,
-            filtered: self.data.filtered + self.demonstrations.as_ref().map_or(0, |d| d.filtered),
-            validation: self.data.validation.len(),
-        });
+    /// Steps that have been run, in earlier sessions too.
+    #[must_use]
+    pub fn finished_steps(&self) -> u64 {
+        self.state.step
     }
 
-    /// What comes before the first step of a run: a warm-up, the models that start from the policy, the first validation.
-    fn begin(&mut self) -> Result<()> {
-        if self.begun {
-            return Ok(());
-        }
-        if self.state.mode == Mode::Rl {
-            if let Some(sft) = self.config.warmup.sft.clone() {
-                self.warm_up(&sft)?;
+    /// Steps of the whole run.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Does what the observer asks for between two steps.
+    fn control(&mut self) -> Result<ControlFlow<()>> {
+        loop {
+            match self.recorder.control() {
+                Control::Continue => return Ok(ControlFlow::Continue(())),
+                Control::Pause => std::thread::sleep(PAUSE_POLL),
+                Control::Save => {
+                    self.save()?;
+                    return Ok(ControlFlow::Continue(()));
+                }
+                Control::Stop => {
+                    self.save()?;
+                    return Ok(ControlFlow::Break(()));
+                }
             }
-            self.keep_reference()?;
-            self.begin_critic()?;
         }
-        let mut metrics = self.validate()?;
-        self.flush_memory()?;
-        metrics.insert("training/global_step".into(), 0.0);
-        self.log(&metrics)?;
-        self.begun = true;
-        Ok(())
+    }
+
+    /// Brings what checkpoints keep of the run up to date with a step that has ended.
+    fn count_step(&mut self, seconds: f64) {
+        let state = &mut self.state;
+        state.step += 1;
+        state.seconds += seconds;
+        state.peak_bytes = self.ledger.peak_bytes();
+        let optimizer = &self.learner.optimizer;
+        (state.optimizer_steps, state.loss_scale) = (optimizer.steps(), optimizer.scaler());
+        if let Some(critic) = &self.critic {
+            let optimizer = &critic.optimizer;
+            (state.critic_steps, state.critic_loss_scale) = (optimizer.steps(), optimizer.scaler());
+        }
+    }
+
+    /// Whether what is done every `freq` steps (0: at the end only) is due after the step that has ended.
+    fn is_due(&self, freq: u64) -> bool {
+        let step = self.state.step;
+        step == self.steps || (freq > 0 && step.is_multiple_of(freq))
     }
 
     /// The policy as it stands.
@@ -160,158 +245,6 @@ impl Trainer {
         &self.request.profile
     }
 
-    /// Ends a step: counts it, writes its metrics and memory readings, tells the observer, and validates and saves where the
-    /// step's number asks for it.
-    fn close_step(&mut self, mut metrics: Metrics, started: Instant) -> Result<()> {
-        let seconds = started.elapsed().as_secs_f64();
-        self.state.step += 1;
-        self.state.seconds += seconds;
-        self.state.peak_bytes = self.ledger.peak_bytes();
-        self.state.optimizer_steps = self.learner.optimizer.steps();
-        self.state.loss_scale = self.learner.optimizer.scaler();
-        if let Some(critic) = &self.critic {
-            self.state.critic_steps = critic.optimizer.steps();
-            self.state.critic_loss_scale = critic.optimizer.scaler();
-        }
-        metrics.insert("timing_s/step".into(), seconds);
-        metrics.insert("perf/time_per_step".into(), seconds);
-        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-        if let Some(leak) = self.ledger.close_step() {
-            tracing::warn!(
-                "memory grows: {:.0} KiB a step over the last {} steps, most of it in {}; memory.jsonl has the readings",
-                leak.bytes_per_step / 1024.0,
-                leak.steps,
-                leak.category
-            );
-        }
-        let memory = self.ledger.take();
-        let most =
-            |f: fn(&crate::metrics::LedgerEntry) -> u64| memory.iter().map(f).max().unwrap_or(0);
-        let allocated = most(|e| e.reading.peak_bytes.unwrap_or(e.reading.in_use_bytes));
-        let reserved = most(|e| e.reading.peak_bytes.unwrap_or(e.reading.reserved_bytes));
-        metrics.insert("perf/max_memory_allocated_gb".into(), gib(allocated));
-        metrics.insert("perf/max_memory_reserved_gb".into(), gib(reserved));
-        metrics.insert(
-            "perf/cpu_memory_used_gb".into(),
-            gib(peak_resident_bytes().unwrap_or(0)),
-        );
-        metrics.insert("training/global_step".into(), self.state.step as f64);
-        self.run.append("memory.jsonl", &memory)?;
-        let (step, steps) = (self.state.step, self.steps);
-        let metrics_so_far = &metrics;
-        self.observer.event(match self.state.mode {
-            Mode::Rl => Event::Step {
-                step,
-                steps,
-                metrics: metrics_so_far,
-            },
-            Mode::Sft => Event::Sft {
-                step,
-                steps,
-                metrics: metrics_so_far,
-            },
-        });
-        let due = |freq: u64| step == steps || (freq > 0 && step.is_multiple_of(freq));
-        if due(self.config.trainer.test_freq) {
-            metrics.extend(self.validate()?);
-            self.flush_memory()?;
-        }
-        self.log(&metrics)?;
-        // a negative one: never
-        if u64::try_from(self.config.trainer.save_freq).is_ok_and(due) {
-            let path = self.save()?;
-            self.observer.event(Event::Saved { path });
-        }
-        Ok(())
-    }
-
-    /// Seconds of the phases since the last call, as metrics.
-    fn take_timings(&mut self) -> Metrics {
-        let timings = std::mem::take(&mut self.timings);
-        let named = timings
-            .iter()
-            .map(|(phase, seconds)| (format!("timing_s/{phase}"), seconds));
-        named.collect()
-    }
-
-    /// Writes memory readings that no step reports.
-    fn flush_memory(&mut self) -> Result<()> {
-        let entries = self.ledger.take();
-        self.run.append("memory.jsonl", &entries)
-    }
-
-    fn log(&self, metrics: &Metrics) -> Result<()> {
-        let line: serde_json::Map<String, Value> = metrics
-            .iter()
-            .map(|(name, &value)| {
-                // a step number is a whole number, and JSON has no NaN
-                let value = if name == "training/global_step" {
-                    json!(value as u64)
-                } else {
-                    json!(value)
-                };
-                (name.clone(), value)
-            })
-            .collect();
-        self.run.append("metrics.jsonl", &[line])
-    }
-
-    /// Predicted beside measured bytes, by phase of the estimate.
-    fn phase_memory(&self, predicted: &Estimate) -> Vec<PhaseMemory> {
-        let measured = |of: &[Phase]| {
-            let phases = self.ledger.phases();
-            of.iter().filter_map(|phase| phases.get(phase)).max()
-        };
-        let of = |names: &[&str]| {
-            let totals = predicted.phases.iter();
-            let own = totals.filter(|p| names.contains(&p.name.as_str()));
-            own.map(|p| p.total_bytes).max().unwrap_or(0)
-        };
-        let sampling = [Phase::Generate, Phase::GenerateBaseline, Phase::Validation];
-        let scoring = [Phase::OldLogProbs, Phase::ReferenceLogProbs];
-        let backward = ["critic_backward", "critic_optimizer"];
-        [
-            ("rollout", of(&["rollout"]), measured(&sampling)),
-            ("score", of(&["score"]), measured(&scoring)),
-            (
-                "update",
-                of(&["backward", "optimizer"]),
-                measured(&[Phase::UpdateActor]),
-            ),
-            ("values", of(&["values"]), measured(&[Phase::Values])),
-            (
-                "update_critic",
-                of(&backward),
-                measured(&[Phase::UpdateCritic]),
-            ),
-        ]
-        .into_iter()
-        .filter_map(|(phase, predicted_bytes, measured)| {
-            Some(PhaseMemory {
-                phase,
-                predicted_bytes,
-                measured_bytes: *measured?,
-            })
-        })
-        .collect()
-    }
-
-    /// The plan in force and the one to try should it run out of memory, into the run folder: a process that the system
-    /// ends has no more time to think about it.
-    fn write_plans(&self) -> Result<()> {
-        let fit = self.request.judge(self.plan.clone());
-        let report = PlanReport::new(&self.request, fit)?;
-        self.run.write_json("plan.json", &report)?;
-        match self.request.next_cheaper(&self.plan, &Failure::default()) {
-            Ok(next) => {
-                let report = PlanReport::new(&self.request, next)?;
-                self.run.write_json("next_plan.json", &report)
-            }
-            Err(Error::NothingFits(_)) => self.run.remove("next_plan.json"),
-            Err(other) => Err(other),
-        }
-    }
-
     fn summary(&mut self) -> Summary {
         let predicted = self.request.judge(self.plan.clone()).estimate;
         let measured_peak_bytes = self.ledger.peak_bytes();
@@ -323,7 +256,7 @@ impl Trainer {
             last: self.state.last_validation.clone(),
             predicted_peak_bytes: Some(predicted.peak_bytes),
             measured_peak_bytes,
-            memory: self.phase_memory(&predicted),
+            memory: phase_memory(&predicted, self.ledger.phases()),
             replans: self.replans,
             peak_resident_bytes: peak_resident_bytes(),
             device: self.info.device.to_string(),

@@ -3,9 +3,9 @@
 //! Nothing of a failed attempt stays: accumulators are dropped with it, and weights change only once all gradients are
 //! there. Normalisers are fixed for the whole optimizer step, so a step that is cut differently is the same step.
 
-use super::{Event, Trainer};
+use super::Trainer;
 use crate::error::OutOfMemory;
-use crate::metrics::Phase;
+use crate::metrics::{Event, Phase};
 use crate::plan::planner::{Failure, Fit};
 use crate::{Error, Result};
 use firebrick_backends::device::panic_message;
@@ -118,9 +118,9 @@ impl Trainer {
         }
         self.plan = fit.plan.clone();
         self.replans += 1;
-        self.write_plans()?;
+        self.recorder.plans(&self.request, &self.plan)?;
         let settings = fit.overrides();
-        self.observer.event(Event::Replanned {
+        self.recorder.event(Event::Replanned {
             phase,
             step: what.step,
             used: what.in_use_bytes,

@@ -1,7 +1,11 @@
 //! Which run a folder holds: whether it is the one that is asked for, and where it goes on.
 
-use crate::checkpoint::{RunDir, TrainerState};
-use crate::config::{Mode, RunConfig, check_resume_compat};
+use crate::checkpoint::RunDir;
+use crate::checkpoint::TrainerState;
+use crate::config::Mode;
+use crate::config::RunConfig;
+use crate::config::check_resume_compat;
+use crate::metrics::Recorder;
 use crate::{Error, Result};
 use std::path::PathBuf;
 
@@ -14,7 +18,6 @@ pub(super) fn resume(config: &RunConfig, mode: Mode) -> Result<(RunDir, Option<P
         let earlier = crate::config::parse(&run.config_yaml()?, &[])?;
         check_resume_compat(&earlier, config, mode)?;
     }
-    let step = newest.as_ref().map_or(0, |(step, _)| *step);
     if let Some((_, dir)) = &newest {
         let text = std::fs::read_to_string(dir.join("trainer/state.json")).unwrap_or_default();
         let other = match mode {
@@ -31,17 +34,8 @@ pub(super) fn resume(config: &RunConfig, mode: Mode) -> Result<(RunDir, Option<P
             });
         }
     }
-    for (file, key) in [
-        ("metrics.jsonl", "training/global_step"),
-        ("samples.jsonl", "step"),
-        ("memory.jsonl", "step"),
-    ] {
-        // a run that starts over keeps nothing; one that goes on keeps what its checkpoint knows
-        match &newest {
-            Some(_) => run.rewind(file, key, step)?,
-            None => run.write(file, b"")?,
-        }
-    }
+    // a run that starts over keeps nothing; one that goes on keeps what its checkpoint knows
+    Recorder::rewind(&run, newest.as_ref().map(|(step, _)| *step))?;
     run.write("config.yaml", config.to_yaml()?.as_bytes())?;
     Ok((run, newest.map(|(_, dir)| dir)))
 }

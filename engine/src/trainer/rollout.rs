@@ -1,10 +1,10 @@
-//! A step's rollouts: prompts are drawn, completions sampled, and each judged on a thread of its own while others are still
-//! sampled. With dynamic sampling, groups whose rewards do not differ are replaced by fresh prompts.
+//! A step's rollouts: prompts are drawn and completions sampled; the rules' rewards are computed on a thread of its own while
+//! other completions are still sampled. With dynamic sampling, groups whose rewards do not differ are replaced by fresh prompts.
 
-use super::{Metrics, Trainer};
+use super::Trainer;
 use crate::config::DynamicSampling;
 use crate::data::Prompt;
-use crate::metrics::Phase;
+use crate::metrics::{Phase, RolloutReport, RolloutStats};
 use crate::objective::advantage::frac_reward_zero_std;
 use crate::plan::engine_limits;
 use crate::reward::{Answer, Place, Purpose};
@@ -13,7 +13,7 @@ use crate::task::{Reward, Shaping, Task};
 use crate::{Error, Result};
 use firebrick_backends::accounts::{Category, Hold, Home};
 use firebrick_models::generate::{
-    FinishReason, Generated, GenerationRequest, GenerationStats, Generator, Sample, SchedulerConfig,
+    FinishReason, Generated, GenerationRequest, Generator, Sample, SchedulerConfig,
 };
 use firebrick_models::random::DrawKey;
 use firebrick_models::{Decoder, Tokenizer};
@@ -22,16 +22,16 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
-/// Completions by index of their request and sample, each with its text and what it is worth.
-type Judged = BTreeMap<(usize, usize), Result<(String, Reward)>>;
+/// Texts and rewards of completions, by request and sample.
+type RuleRewards = BTreeMap<(usize, usize), Result<(String, Reward)>>;
 
-/// Judges completions by the task's rules as they come, on a thread of its own. The results do not depend on the order.
-struct Rules {
+/// Computes the rewards of the task's rules as completions come, on a thread of its own. The results do not depend on the order.
+struct ScoringThread {
     samples: Sender<Sample>,
-    thread: JoinHandle<Judged>,
+    thread: JoinHandle<RuleRewards>,
 }
 
-/// What judging needs, shared with its thread.
+/// What the rules need, shared with their thread.
 struct Bench {
     task: Arc<dyn Task>,
     tokenizer: Arc<Tokenizer>,
@@ -71,7 +71,7 @@ fn answer<'a>(
     }
 }
 
-impl Rules {
+impl ScoringThread {
     fn start(bench: Bench) -> Self {
         let (samples, coming) = channel::<Sample>();
         let thread = std::thread::spawn(move || {
@@ -83,70 +83,66 @@ impl Rules {
         Self { samples, thread }
     }
 
-    /// Waits for the last judgement. A panic in a task goes on here.
-    fn finish(self) -> Judged {
+    /// Waits for the last reward. A panic in a task goes on here.
+    fn finish(self) -> RuleRewards {
         drop(self.samples);
         match self.thread.join() {
-            Ok(judged) => judged,
+            Ok(rewards) => rewards,
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
 }
 
-/// What sampling and judging a step came to.
-#[derive(Default)]
-struct Tally {
-    stats: GenerationStats,
-    batches: usize,
-    groups: usize,
-    flat: f64,
-}
-
 impl Trainer {
-    /// Samples and judges a step's rollouts: `train_batch_size` groups, in the order of their draws. Gives them behind all
-    /// prompts that were drawn, also in order.
-    pub(super) fn roll_out(
-        &mut self,
-        metrics: &mut Metrics,
-    ) -> Result<(Vec<Prompt>, Vec<Rollout>)> {
+    /// Samples a step's rollouts with their rewards: `train_batch_size` groups, in the order of their prompts.
+    pub(super) fn roll_out(&mut self) -> Result<RolloutReport> {
         let wanted = self.config.trainer.train_batch_size;
         let dynamic = self.config.rollout.dynamic_sampling.clone();
-        let (mut prompts, mut kept, mut flat) = (Vec::new(), Vec::new(), Vec::new());
-        let mut tally = Tally::default();
+        let first_prompt = self.state.draws;
+        let (mut prompts, mut kept, mut equal) = (Vec::new(), Vec::new(), Vec::new());
+        let mut stats = RolloutStats::default();
         loop {
-            let first = self.state.draws + prompts.len() as u64;
+            let first = first_prompt + prompts.len() as u64;
             let fresh = Arc::new(self.draw(first, dynamic.prompts(wanted - kept.len()))?);
-            let groups = self.sampled_groups(&fresh, first, &mut tally)?;
+            let groups = self.sampled_groups(&fresh, first, &mut stats)?;
             prompts.extend(Arc::unwrap_or_clone(fresh));
             for group in groups {
                 if !dynamic.enable || differs(&group, &dynamic.metric)? {
                     kept.push(group);
                 } else {
-                    flat.push(group);
+                    equal.push(group);
                 }
             }
-            if kept.len() >= wanted || tally.batches == dynamic.max_num_gen_batches {
+            if kept.len() >= wanted || stats.gen_batches == dynamic.max_num_gen_batches {
                 break;
             }
         }
         kept.truncate(wanted);
-        flat.truncate(wanted - kept.len());
-        if !flat.is_empty() {
+        equal.truncate(wanted - kept.len());
+        if !equal.is_empty() {
             tracing::warn!(
                 "step {}: {} of {wanted} groups have no spread of `{}` after {} batches of prompts",
                 self.phase_step,
-                flat.len(),
+                equal.len(),
                 dynamic.metric,
-                tally.batches
+                stats.gen_batches
             );
         }
-        kept.append(&mut flat);
+        kept.append(&mut equal);
         kept.sort_by_key(|group| group[0].draw);
-        tally.report(kept.len(), metrics);
+        stats.kept_groups = kept.len();
         if self.config.rollout.free_cache {
             self.device.memory_cleanup();
         }
-        Ok((prompts, kept.into_iter().flatten().collect()))
+        Ok(RolloutReport {
+            prompts,
+            first_prompt,
+            rollouts: kept.into_iter().flatten().collect(),
+            stats,
+            advantages: Vec::new(),
+            entropy_coeff: None,
+            reward_stats: self.state.rewards.clone(),
+        })
     }
 
     fn draw(&self, first: u64, count: usize) -> Result<Vec<Prompt>> {
@@ -155,23 +151,23 @@ impl Trainer {
             .collect()
     }
 
-    /// One group of judged rollouts a prompt.
+    /// One group of rollouts with their rewards a prompt.
     fn sampled_groups(
         &mut self,
         prompts: &Arc<Vec<Prompt>>,
         first: u64,
-        tally: &mut Tally,
+        stats: &mut RolloutStats,
     ) -> Result<Vec<Vec<Rollout>>> {
         let (generated, rules) =
             self.recovering_phase(Phase::Generate, |t| t.sample(prompts, first))?;
-        let judged = self.phase(Phase::Reward, |t| {
-            t.judged(prompts, first, &generated.samples, rules.finish())
+        let rewards = self.phase(Phase::Reward, |t| {
+            t.rewards(prompts, first, &generated.samples, rules.finish())
         })?;
-        tally.stats.add(&generated.stats);
-        tally.batches += 1;
+        stats.engine.add(&generated.stats);
+        stats.gen_batches += 1;
         let version = self.state.step;
         let mut rollouts = Vec::with_capacity(generated.samples.len());
-        for (s, (text, reward)) in generated.samples.into_iter().zip(judged) {
+        for (s, (text, reward)) in generated.samples.into_iter().zip(rewards) {
             rollouts.push(Rollout {
                 draw: first + s.request as u64,
                 sample: s.sample,
@@ -198,8 +194,8 @@ impl Trainer {
         }
         let rewards: Vec<f64> = rollouts.iter().map(|r| r.reward).collect();
         let draws: Vec<u64> = rollouts.iter().map(|r| r.draw).collect();
-        tally.groups += prompts.len();
-        tally.flat += frac_reward_zero_std(&rewards, &draws) * prompts.len() as f64;
+        stats.sampled_groups += prompts.len();
+        stats.zero_std_groups += frac_reward_zero_std(&rewards, &draws) * prompts.len() as f64;
         let mut groups: Vec<Vec<Rollout>> = Vec::with_capacity(prompts.len());
         for rollout in rollouts {
             match groups.last_mut().filter(|g| g[0].draw == rollout.draw) {
@@ -211,18 +207,18 @@ impl Trainer {
     }
 
     /// Texts and rewards of completions, given what the rules say of them: the reward models judge all of them together.
-    fn judged(
+    fn rewards(
         &mut self,
         prompts: &[Prompt],
         first: u64,
         samples: &[Sample],
-        rules: Judged,
+        rules: RuleRewards,
     ) -> Result<Vec<(String, Reward)>> {
         let at = (self.state.step + 1, first);
         let (mut answers, mut rewards) = (Vec::new(), Vec::new());
         // by request and sample, as the judgements are: the first error is the first sample's
-        for (sample, judged) in samples.iter().zip(rules.into_values()) {
-            let (text, reward) = judged?;
+        for (sample, scored) in samples.iter().zip(rules.into_values()) {
+            let (text, reward) = scored?;
             answers.push(answer(prompts, sample, text, at));
             rewards.push(reward);
         }
@@ -260,7 +256,7 @@ impl Trainer {
     }
 
     /// Completions of prompts; whoever judges them has them already, as far as they have ended.
-    fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64) -> Result<(Generated, Rules)> {
+    fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64) -> Result<(Generated, ScoringThread)> {
         let rollout = &self.config.rollout;
         let sampling = rollout.sampling(self.source.stop_ids.clone());
         let step = self.state.step + 1;
@@ -284,7 +280,7 @@ impl Trainer {
             self.plan.rollout.max_num_seqs,
             self.request.workload.kv_cache_bytes,
         )?;
-        let rules = Rules::start(Bench {
+        let rules = ScoringThread::start(Bench {
             task: self.data.shared_task(),
             tokenizer: Arc::clone(&self.source.tokenizer),
             prompts: Arc::clone(prompts),
@@ -300,28 +296,6 @@ impl Trainer {
                 let _ = rules.samples.send(sample.clone());
             })?;
         Ok((generated, rules))
-    }
-}
-
-impl Tally {
-    fn report(&self, kept: usize, metrics: &mut Metrics) {
-        let stats = &self.stats;
-        let values = [
-            ("rollout/prefill_tokens_per_second", stats.prefill_rate()),
-            ("rollout/decode_tokens_per_second", stats.decode_rate()),
-            ("rollout/slot_occupancy", stats.occupancy()),
-            ("rollout/overrun_tokens", stats.overrun as f64),
-            ("rollout/preemptions", stats.preemptions as f64),
-            ("rollout/recomputed_tokens", stats.recomputed_tokens as f64),
-            ("rollout/peak_cache_bytes", stats.peak_cache_bytes as f64),
-            ("rollout/num_gen_batches", self.batches as f64),
-            ("rollout/dropped_groups", (self.groups - kept) as f64),
-            (
-                "frac_reward_zero_std",
-                self.flat / self.groups.max(1) as f64,
-            ),
-        ];
-        metrics.extend(values.map(|(name, value)| (name.to_owned(), value)));
     }
 }
 

@@ -2,14 +2,19 @@
 
 use super::{CRITIC, Trainer};
 use crate::Result;
-use crate::checkpoint::{RunDir, trainer_state};
+use crate::checkpoint::RunDir;
+use crate::checkpoint::trainer_state;
+use crate::metrics::Event;
 use firebrick_models::checkpoint::{ExportOptions, StoredDtype};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 impl Trainer {
     /// Writes a checkpoint of the run as it stands after its last step, and removes the oldest beyond
-    /// `trainer.max_ckpt_to_keep`. Gives its folder.
-    pub(super) fn save(&mut self) -> Result<PathBuf> {
+    /// `trainer.max_ckpt_to_keep`.
+    pub(super) fn save(&mut self) -> Result<()> {
+        if self.saved == Some(self.state.step) {
+            return Ok(());
+        }
         let (decoder, source) = (self.learner.decoder(), &self.source);
         // an f32 folder of an f32 model is its own master copy, and so is an adapter
         let masters = decoder.specs().any(|spec| {
@@ -17,15 +22,18 @@ impl Trainer {
             spec.trainable && (decoder.arch().precision.is_half() || stored != StoredDtype::F32)
         });
         let name = RunDir::checkpoint_name(self.state.step);
-        let path = self.run.publish(&name, |dir| {
+        let path = self.recorder.run().publish(&name, |dir| {
             source.save(decoder, &self.config, dir)?;
             let trainer = dir.join("trainer");
             let optimizer = &self.learner.optimizer;
             trainer_state::save(&trainer, &self.state, optimizer, decoder, masters)?;
             self.save_critic(&trainer)
         })?;
-        self.run.prune(self.config.trainer.max_ckpt_to_keep)?;
-        Ok(path)
+        let keep = self.config.trainer.max_ckpt_to_keep;
+        self.recorder.run().prune(keep)?;
+        self.saved = Some(self.state.step);
+        self.recorder.event(Event::Saved { path });
+        Ok(())
     }
 
     /// Writes the critic and its moments beside the policy's.

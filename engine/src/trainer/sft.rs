@@ -1,12 +1,11 @@
 //! Supervised training on rows of a file or on the task's solutions: the warm-up of `train`, and the whole of `sft`.
 
-use super::update::UpdateSums;
-use super::{Event, Metrics, Trainer};
+use super::Trainer;
 use crate::Result;
 use crate::config::SftConfig;
 use crate::data::SftDataset;
 use crate::lr_scheduler::LrSchedule;
-use crate::metrics::Phase;
+use crate::metrics::{Phase, PhaseTimings, StepReport, UpdateReport};
 use crate::objective::sft::Nll;
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,12 +15,12 @@ const WARM_UP_CHECK: u64 = 10;
 
 impl Trainer {
     /// One step of `firebrick sft`.
-    pub(super) fn sft_step(&mut self) -> Result<Metrics> {
+    pub(super) fn sft_step(&mut self) -> Result<StepReport> {
         let Some(examples) = self.demonstrations.clone() else {
             unreachable!("checked before the run folder was made")
         };
         let step = self.state.step;
-        self.supervised_step(&examples, step, self.lr.lr(step))
+        self.supervised_step(&examples, step, self.lr_schedule.lr(step))
     }
 
     /// The warm-up before the first RL step. It leaves weights behind and nothing else.
@@ -50,13 +49,12 @@ impl Trainer {
     ) -> Result<()> {
         for step in 0..examples.steps {
             let started = Instant::now();
-            let metrics = self.supervised_step(examples, step, schedule.lr(step))?;
-            self.state.seconds += started.elapsed().as_secs_f64();
-            self.observer.event(Event::Sft {
-                step: step + 1,
-                steps: examples.steps,
-                metrics: &metrics,
-            });
+            let mut report = self.supervised_step(examples, step, schedule.lr(step))?;
+            report.seconds = started.elapsed().as_secs_f64();
+            report.timings = std::mem::take(&mut self.timings);
+            report.step = step + 1;
+            self.state.seconds += report.seconds;
+            self.recorder.warm_up_step(&report, examples.steps);
             if (step + 1).is_multiple_of(WARM_UP_CHECK) && self.is_warm(config)? {
                 break;
             }
@@ -72,37 +70,35 @@ impl Trainer {
         else {
             return Ok(false);
         };
-        let reward = self.greedy()?;
-        self.take_timings();
+        let reward = self.validation_reward()?;
+        // of no step
+        self.timings = PhaseTimings::default();
         Ok(reward >= target)
     }
 
     /// One optimizer step on a step's examples.
-    fn supervised_step(&mut self, examples: &SftDataset, step: u64, lr: f64) -> Result<Metrics> {
-        let (update, epochs) = self.phase(Phase::UpdateActor, |t| {
+    fn supervised_step(&mut self, examples: &SftDataset, step: u64, lr: f64) -> Result<StepReport> {
+        let (actor, epoch) = self.phase(Phase::UpdateActor, |t| {
             let seed = t.config.trainer.seed;
-            let (sequences, epochs) = examples.step(step, seed, &t.source, &t.data)?;
+            let (sequences, epoch) = examples.step(step, seed, &t.source, &t.data)?;
             t.state.tokens += sequences.iter().map(|s| s.tokens.len() as u64).sum::<u64>();
-            let mut update = UpdateSums::of_policy();
+            let mut update = UpdateReport::new(lr);
             let loss = (&Nll).into();
-            t.optimizer_step(Phase::UpdateActor, &sequences, 1.0, loss, lr, &mut update)?;
-            Ok((update, epochs))
+            t.optimizer_step(Phase::UpdateActor, &sequences, 1.0, loss, &mut update)?;
+            Ok((update, epoch))
         })?;
-        let mut metrics = self.take_timings();
-        metrics.extend(update.metrics());
-        metrics.insert("actor/lr".into(), lr);
-        if let Some(epochs) = epochs {
-            metrics.insert("training/epoch".into(), epochs);
-        }
-        Ok(metrics)
+        Ok(StepReport {
+            actor: Some(actor),
+            epoch,
+            ..StepReport::default()
+        })
     }
 
-    /// Mean negative log-likelihood of the held-out examples' scored tokens, as `val/loss`, and its exponential. Nothing where
-    /// there are none.
-    pub(super) fn validation_loss(&mut self) -> Result<Metrics> {
+    /// Mean negative log-likelihood of the held-out examples' scored tokens; none where there are none.
+    pub(super) fn validation_loss(&mut self) -> Result<Option<f64>> {
         let examples = self.demonstrations.clone();
         let Some(examples) = examples.filter(|e| !e.validation.is_empty()) else {
-            return Ok(Metrics::new());
+            return Ok(None);
         };
         let scores = self.recovering_phase(Phase::ValidationLoss, |t| {
             t.learner.score(&examples.validation, 1.0)
@@ -112,9 +108,6 @@ impl Trainer {
             .flat_map(|(logp, s)| logp.iter().zip(&s.weights))
             .map(|(&logp, weight)| -f64::from(logp) * weight)
             .sum();
-        Ok(Metrics::from([
-            ("val/loss".into(), loss),
-            ("val/perplexity".into(), loss.exp()),
-        ]))
+        Ok(Some(loss))
     }
 }

@@ -1,12 +1,12 @@
 //! Updates: epochs and mini-batches over a step's rollouts, one optimizer step of the policy or the critic each.
 
 use super::sequences::sequence;
-use super::{MAX_SKIPPED, Metrics, Trainer};
-use crate::batch::{BatchStats, DropoutStep};
+use super::{MAX_SKIPPED, Trainer};
+use crate::batch::DropoutStep;
 use crate::config::{CriticConfig, OldLogProbs};
 use crate::executor::HeadLoss;
 use crate::learner::{Learner, Updated};
-use crate::metrics::Phase;
+use crate::metrics::{Phase, UpdateReport};
 use crate::objective::LossSums;
 use crate::objective::mismatch::MismatchMetrics;
 use crate::objective::{OptimizerStep, TokenLoss};
@@ -15,84 +15,10 @@ use crate::rollout::Rollout;
 use crate::sequence::Sequence;
 use crate::{Error, Result};
 use firebrick_models::random::Stream;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Stream of the shuffle of groups among mini-batches; the step is added.
 const MINI_BATCH_STREAM: u64 = 2 << 32;
-
-/// Sums over the optimizer steps of a training step, averaged when reported.
-pub(super) struct UpdateSums {
-    grad_norm: &'static str,
-    loss_scale: &'static str,
-    num_micro_batches: &'static str,
-    /// Of what else is said of the micro-batches.
-    prefix: &'static str,
-    /// Sums of the metrics, and the optimizer steps that reported them.
-    values: BTreeMap<String, (f64, u64)>,
-    batch: BatchStats,
-}
-
-impl UpdateSums {
-    /// Of the policy's update.
-    pub fn of_policy() -> Self {
-        let names = ["actor/grad_norm", "actor/loss_scale"];
-        Self::new(names, "batch/num_micro_batches", "batch/")
-    }
-
-    /// Of the critic's.
-    pub fn of_critic() -> Self {
-        let micro_batches = "batch/num_critic_micro_batches";
-        let names = ["critic/grad_norm", "critic/loss_scale"];
-        Self::new(names, micro_batches, "batch/critic_")
-    }
-
-    fn new(
-        [grad_norm, loss_scale]: [&'static str; 2],
-        num_micro_batches: &'static str,
-        prefix: &'static str,
-    ) -> Self {
-        Self {
-            grad_norm,
-            loss_scale,
-            num_micro_batches,
-            prefix,
-            values: BTreeMap::new(),
-            batch: BatchStats::default(),
-        }
-    }
-
-    /// Means over the optimizer steps that reported each.
-    pub fn metrics(&self) -> Metrics {
-        let mean =
-            |(name, &(sum, steps)): (&String, &(f64, u64))| (name.clone(), sum / steps as f64);
-        let mut metrics: Metrics = self.values.iter().map(mean).collect();
-        let batch = &self.batch;
-        metrics.insert(self.num_micro_batches.into(), batch.micro_batches as f64);
-        let cut = [
-            ("tokens", batch.tokens as f64),
-            ("padding", batch.padding()),
-            ("attention_padding", batch.attention_padding()),
-            ("largest_micro_batch", batch.largest as f64),
-            ("token_budget", batch.budget as f64),
-            ("imbalance", batch.imbalance),
-        ];
-        metrics.extend(cut.map(|(name, value)| (format!("{}{name}", self.prefix), value)));
-        metrics
-    }
-
-    fn absorb(&mut self, updated: &Updated) {
-        let outcome = &updated.outcome;
-        let norm = (self.grad_norm, outcome.grad_norm);
-        let scale = outcome.loss_scale.map(|scale| (self.loss_scale, scale));
-        for (name, value) in updated.sums.values().chain([norm]).chain(scale) {
-            let (sum, steps) = self.values.entry(name.to_owned()).or_default();
-            *sum += value;
-            *steps += 1;
-        }
-        self.batch.absorb(updated.batch);
-    }
-}
 
 impl Trainer {
     /// Epochs and mini-batches over a step's rollouts. `step` makes one optimizer step of a mini-batch; it is told whether it is
@@ -111,8 +37,10 @@ impl Trainer {
     }
 
     /// The policy's update.
-    pub(super) fn update_policy(&mut self, rollouts: &[Rollout], lr: f64) -> Result<UpdateSums> {
-        let mut sums = UpdateSums::of_policy();
+    pub(super) fn update_policy(&mut self, rollouts: &[Rollout], lr: f64) -> Result<UpdateReport> {
+        let mut report = UpdateReport::new(lr);
+        let shared = self.config.shared_critic();
+        report.value_lr = shared.map(|critic| lr * critic.value_rate(&self.config.optim));
         let objective = Arc::clone(&self.objective);
         let temperature = self.config.rollout.temperature;
         let compared = MismatchMetrics(objective.as_ref());
@@ -128,27 +56,27 @@ impl Trainer {
                 None => tokens.into(),
             };
             let phase = Phase::UpdateActor;
-            let own = t.optimizer_step(phase, &sequences, temperature, loss, lr, &mut sums)?;
+            let own = t.optimizer_step(phase, &sequences, temperature, loss, &mut report)?;
             objective.update_coefficients(&own, &mut t.state.coefficients);
             Ok(())
         })?;
-        Ok(sums)
+        Ok(report)
     }
 
     /// The critic's update.
-    pub(super) fn update_critic(&mut self, rollouts: &[Rollout], lr: f64) -> Result<UpdateSums> {
-        let mut sums = UpdateSums::of_critic();
+    pub(super) fn update_critic(&mut self, rollouts: &[Rollout], lr: f64) -> Result<UpdateReport> {
+        let mut report = UpdateReport::new(lr);
         let loss = self.critic().1.loss();
         self.update(rollouts, |t, mini, _| {
             let sequences = t.critic_sequences(mini);
             let phase = Phase::UpdateCritic;
-            t.optimizer_step(phase, &sequences, 1.0, loss.into(), lr, &mut sums)?;
+            t.optimizer_step(phase, &sequences, 1.0, loss.into(), &mut report)?;
             Ok(())
         })?;
-        Ok(sums)
+        Ok(report)
     }
 
-    /// One optimizer step of the model that a phase updates: applied, or skipped with a warning. Too many skips in a row end
+    /// One optimizer step of the model that a phase updates, at the report's learning rate: applied, or skipped with a warning. Too many skips in a row end
     /// the run.
     pub(super) fn optimizer_step(
         &mut self,
@@ -156,9 +84,9 @@ impl Trainer {
         sequences: &[Sequence],
         temperature: f64,
         loss: HeadLoss<'_>,
-        lr: f64,
-        into: &mut UpdateSums,
+        report: &mut UpdateReport,
     ) -> Result<LossSums> {
+        let lr = report.lr;
         let (seed, skipped) = (self.config.trainer.seed, self.state.skipped_steps);
         let learner = self.learner_of(phase);
         learner.dropout = DropoutStep {
@@ -171,7 +99,7 @@ impl Trainer {
         })?;
         let updated = self.learner_of(phase).apply(gradients, lr)?;
         self.check_after(phase)?;
-        into.absorb(&updated);
+        report.add(&updated);
         self.check_skipped(phase, &updated)?;
         Ok(updated.sums)
     }

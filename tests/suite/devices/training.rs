@@ -6,13 +6,13 @@ use crate::support::tolerance::F32_UPDATE;
 use crate::support::{assert_close, checked, fixtures};
 use burn::tensor::Device;
 use firebrick_backends::device::{Backend, DeviceSpec, is_cpu};
-use firebrick_engine::config::{Mode, parse};
+use firebrick_engine::config::parse;
 use firebrick_engine::executor::{Residency, Runtime};
 use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::ObjectiveConfig;
 use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::sequence::Sequence;
-use firebrick_engine::trainer::{Silent, Start, Trainer};
+use firebrick_engine::trainer::Trainer;
 use firebrick_models::random::Stream;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -121,7 +121,7 @@ fn train(output: &Path, device: &str) {
         format!("device={device}"),
     ];
     let config = parse(TRAINING, &overrides).unwrap();
-    let mut trainer = Trainer::new(config, Mode::Rl, Start::Fresh, Box::new(Silent)).unwrap();
+    let mut trainer = Trainer::builder(config).build().unwrap();
     assert_eq!(trainer.run().unwrap().steps, 3);
 }
 

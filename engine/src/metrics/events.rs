@@ -1,12 +1,10 @@
-//! What a run says of itself: values for whoever watches.
+//! What a run tells its observer.
 
-use crate::metrics::Phase;
-use serde::Serialize;
-use std::collections::BTreeMap;
+use super::names::Metrics;
+use super::phase::Phase;
+use super::report::StepReport;
+use super::summary::Summary;
 use std::path::PathBuf;
-
-/// Metrics of one step, under verl's names.
-pub type Metrics = BTreeMap<String, f64>;
 
 /// Something that happened in a run.
 #[derive(Clone, Debug)]
@@ -62,6 +60,8 @@ pub enum Event<'a> {
         steps: u64,
         /// Its metrics.
         metrics: &'a Metrics,
+        /// What they are made of.
+        report: &'a StepReport,
     },
     /// A validation.
     Validated {
@@ -79,58 +79,35 @@ pub enum Event<'a> {
     Finished(&'a Summary),
 }
 
-/// Whoever watches a run.
-pub trait Observer {
-    /// Called on the training thread, between phases.
-    fn event(&mut self, event: Event<'_>);
+/// What an observer asks of a run between two steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Control {
+    /// Run the next step.
+    #[default]
+    Continue,
+    /// Wait: the observer is asked again until it answers otherwise.
+    Pause,
+    /// Write a checkpoint, then run the next step.
+    Save,
+    /// Write a checkpoint and the summary, and end. The run can be resumed.
+    Stop,
 }
 
-/// Watches nothing.
+/// Watches a run, and may steer it.
+pub trait Observer {
+    /// Something has happened. Called on the training thread, between phases.
+    fn event(&mut self, event: Event<'_>);
+
+    /// What to do next. Asked on the training thread after every step, its validation and its checkpoint.
+    fn control(&mut self) -> Control {
+        Control::Continue
+    }
+}
+
+/// An observer that ignores everything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 
 impl Observer for Silent {
     fn event(&mut self, _event: Event<'_>) {}
-}
-
-/// Predicted beside measured bytes of a phase.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct PhaseMemory {
-    /// `rollout`, `score` or `update`; with a critic also `values` and `update_critic`.
-    pub phase: &'static str,
-    /// What the estimator said.
-    pub predicted_bytes: u64,
-    /// What was measured in this session (on the CPU the phase's peak, elsewhere reserved bytes at its end).
-    pub measured_bytes: u64,
-}
-
-/// `summary.json`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Summary {
-    /// Finished steps.
-    pub steps: u64,
-    /// Seconds of training, over all sessions of the run.
-    pub seconds: f64,
-    /// Tokens sampled and trained on, a second.
-    pub tokens_per_second: f64,
-    /// First value of each validation metric.
-    pub first: BTreeMap<String, f64>,
-    /// Last value of each.
-    pub last: BTreeMap<String, f64>,
-    /// Peak that was predicted of the plan in force.
-    pub predicted_peak_bytes: Option<u64>,
-    /// Largest bytes measured on the device (on the CPU: the counted heap).
-    pub measured_peak_bytes: u64,
-    /// The same by phase of the estimate.
-    pub memory: Vec<PhaseMemory>,
-    /// Times that a plan ran out of memory and the next cheaper one took over, in this session.
-    pub replans: u64,
-    /// Largest resident set of the process, where the system tells.
-    pub peak_resident_bytes: Option<u64>,
-    /// The device, as it is spelled.
-    pub device: String,
-    /// Float type of parameters and activations.
-    pub precision: &'static str,
-    /// Optimizer steps skipped for a non-finite gradient norm.
-    pub skipped_steps: u64,
 }

@@ -1,0 +1,350 @@
+//! The names of metrics, verl's where verl has the metric. Nothing else in the engine names one, but for what losses and
+//! advantages report of themselves.
+
+use super::phase::{Phase, PhaseTimings};
+use super::report::{RolloutReport, StepMemory, StepReport, UpdateReport, ValidationReport};
+use crate::objective::mismatch::{DIFF_MAX, DIFF_MEAN};
+use crate::objective::value::explained_variance;
+use crate::rollout::Rollout;
+use firebrick_models::generate::FinishReason;
+use std::collections::BTreeMap;
+
+/// Metrics of one step or validation, by name.
+pub type Metrics = BTreeMap<String, f64>;
+
+/// The metric that says which step a line of `metrics.jsonl` belongs to.
+pub const GLOBAL_STEP: &str = "training/global_step";
+
+/// The metrics of a step.
+#[must_use]
+pub fn metrics(report: &StepReport) -> Metrics {
+    let mut metrics = timings(&report.timings);
+    let mut put = |name: &str, value: f64| {
+        metrics.insert(name.to_owned(), value);
+    };
+    put(GLOBAL_STEP, report.step as f64);
+    put("timing_s/step", report.seconds);
+    put("perf/time_per_step", report.seconds);
+    if let Some(epoch) = report.epoch {
+        put("training/epoch", epoch);
+    }
+    if let Some(memory) = &report.memory {
+        memory_metrics(memory, &mut put);
+    }
+    if let Some(update) = &report.critic {
+        update_metrics(update, &CRITIC, &mut put);
+    }
+    if let Some(update) = &report.actor {
+        update_metrics(update, &ACTOR, &mut put);
+    }
+    if let Some(rollout) = &report.rollout {
+        sampling_metrics(rollout, &mut put);
+        reward_metrics(rollout, &mut put);
+        advantage_metrics(rollout, &mut put);
+        throughput_metrics(rollout, &report.timings, &mut put);
+    }
+    metrics
+}
+
+/// The values of a validation; none where there was nothing to validate on.
+#[must_use]
+pub fn validation_metrics(report: &ValidationReport) -> Metrics {
+    let mut metrics = Metrics::new();
+    if let Some(reward) = report.reward {
+        metrics.insert(format!("val-core/{}/reward", report.task), reward);
+    }
+    if let Some(loss) = report.loss {
+        metrics.insert("val/loss".into(), loss);
+        metrics.insert("val/perplexity".into(), loss.exp());
+    }
+    metrics
+}
+
+/// The seconds of phases.
+#[must_use]
+pub fn timings(timings: &PhaseTimings) -> Metrics {
+    let named = timings.iter();
+    named
+        .map(|(phase, seconds)| (format!("timing_s/{phase}"), seconds))
+        .collect()
+}
+
+fn memory_metrics(memory: &StepMemory, put: &mut impl FnMut(&str, f64)) {
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    put("perf/max_memory_allocated_gb", gib(memory.allocated_bytes));
+    put("perf/max_memory_reserved_gb", gib(memory.reserved_bytes));
+    let resident = memory.resident_bytes.unwrap_or(0);
+    put("perf/cpu_memory_used_gb", gib(resident));
+}
+
+/// Names of an update's metrics.
+struct UpdateNames {
+    lr: &'static str,
+    grad_norm: &'static str,
+    loss_scale: &'static str,
+    num_micro_batches: &'static str,
+    /// Of what else is reported of the micro-batches.
+    batch: &'static str,
+}
+
+const ACTOR: UpdateNames = UpdateNames {
+    lr: "actor/lr",
+    grad_norm: "actor/grad_norm",
+    loss_scale: "actor/loss_scale",
+    num_micro_batches: "batch/num_micro_batches",
+    batch: "batch/",
+};
+
+const CRITIC: UpdateNames = UpdateNames {
+    lr: "critic/lr",
+    grad_norm: "critic/grad_norm",
+    loss_scale: "critic/loss_scale",
+    num_micro_batches: "batch/num_critic_micro_batches",
+    batch: "batch/critic_",
+};
+
+/// Means over the optimizer steps, and the micro-batches of all of them.
+fn update_metrics(update: &UpdateReport, names: &UpdateNames, put: &mut impl FnMut(&str, f64)) {
+    let own = [
+        (names.grad_norm, update.grad_norm),
+        (names.loss_scale, update.loss_scale),
+    ];
+    let losses = update.losses.iter().map(|(&name, &mean)| (name, mean));
+    for (name, mean) in losses.chain(own) {
+        if let Some(value) = mean.value() {
+            put(name, value);
+        }
+    }
+    put(names.lr, update.lr);
+    if let Some(lr) = update.value_lr {
+        put(CRITIC.lr, lr);
+    }
+    let batch = &update.batch;
+    put(names.num_micro_batches, batch.micro_batches as f64);
+    for (name, value) in [
+        ("tokens", batch.tokens as f64),
+        ("padding", batch.padding()),
+        ("attention_padding", batch.attention_padding()),
+        ("largest_micro_batch", batch.largest as f64),
+        ("token_budget", batch.budget as f64),
+        ("imbalance", batch.imbalance),
+    ] {
+        put(&format!("{}{name}", names.batch), value);
+    }
+}
+
+fn sampling_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
+    let (stats, engine) = (&rollout.stats, &rollout.stats.engine);
+    let dropped = stats.sampled_groups - stats.kept_groups;
+    let zero_std = stats.zero_std_groups / stats.sampled_groups.max(1) as f64;
+    for (name, value) in [
+        ("rollout/prefill_tokens_per_second", engine.prefill_rate()),
+        ("rollout/decode_tokens_per_second", engine.decode_rate()),
+        ("rollout/slot_occupancy", engine.occupancy()),
+        ("rollout/overrun_tokens", engine.overrun as f64),
+        ("rollout/preemptions", engine.preemptions as f64),
+        ("rollout/recomputed_tokens", engine.recomputed_tokens as f64),
+        ("rollout/peak_cache_bytes", engine.peak_cache_bytes as f64),
+        ("rollout/num_gen_batches", stats.gen_batches as f64),
+        ("rollout/dropped_groups", dropped as f64),
+        ("frac_reward_zero_std", zero_std),
+    ] {
+        put(name, value);
+    }
+    let rollouts = &rollout.rollouts;
+    let lengths =
+        |of: fn(&Rollout) -> usize| -> Vec<f64> { rollouts.iter().map(|r| of(r) as f64).collect() };
+    spread("response_length", &lengths(|r| r.completion.len()), put);
+    spread("prompt_length", &lengths(|r| r.prompt.len()), put);
+    let cut = rollouts.iter().filter(|r| r.finish == FinishReason::Length);
+    let clip_ratio = cut.count() as f64 / rollouts.len() as f64;
+    put("response_length/clip_ratio", clip_ratio);
+    let differences: Vec<f64> = rollouts.iter().flat_map(probability_differences).collect();
+    if !differences.is_empty() {
+        put(DIFF_MAX, differences.iter().copied().fold(0.0, f64::max));
+        put(DIFF_MEAN, mean(&differences));
+    }
+}
+
+fn reward_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
+    let rollouts = &rollout.rollouts;
+    let of = |f: fn(&Rollout) -> f64| rollouts.iter().map(f).collect::<Vec<f64>>();
+    spread("critic/score", &of(|r| r.reward), put);
+    spread("critic/rewards", &of(|r| r.penalised), put);
+    let parts = rollouts.first().map(|r| r.reward_parts.as_slice());
+    for (name, _) in parts.unwrap_or_default() {
+        let part = |r: &Rollout| {
+            let own = r.reward_parts.iter().find(|(n, _)| n == name);
+            own.map_or(0.0, |(_, value)| *value)
+        };
+        let values: Vec<f64> = rollouts.iter().map(part).collect();
+        put(&format!("reward/{name}/mean"), mean(&values));
+        if let Some(running) = rollout.reward_stats.get(name) {
+            put(&format!("reward/{name}/running_mean"), running.mean);
+            put(&format!("reward/{name}/running_std"), running.std());
+        }
+    }
+}
+
+/// Advantages, values and returns of scored tokens.
+fn advantage_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
+    for (name, value) in &rollout.advantages {
+        put(name, *value);
+    }
+    if let Some(coefficient) = rollout.entropy_coeff {
+        put("actor/entropy_coeff", coefficient);
+    }
+    let scored = |of: fn(&Rollout) -> Vec<f64>| -> Vec<f64> {
+        let rollouts = rollout.rollouts.iter();
+        rollouts.flat_map(|r| r.scored(&of(r))).collect()
+    };
+    spread("critic/advantages", &scored(|r| r.advantages.clone()), put);
+    let values = scored(|r| r.values.iter().map(|&v| f64::from(v)).collect());
+    if values.is_empty() {
+        return;
+    }
+    let returns = scored(|r| r.returns.clone());
+    spread("critic/values", &values, put);
+    spread("critic/returns", &returns, put);
+    let explained = explained_variance(&values, &returns);
+    put("critic/vf_explained_var", explained);
+}
+
+/// Tokens, and the time they took: of the whole step by the seconds of its phases.
+fn throughput_metrics(
+    rollout: &RolloutReport,
+    timings: &PhaseTimings,
+    put: &mut impl FnMut(&str, f64),
+) {
+    let (sampled, total) = (rollout.completion_tokens(), rollout.total_tokens());
+    put("perf/total_num_tokens", total as f64);
+    let seconds = timings.total().max(1e-9);
+    put("perf/throughput", total as f64 / seconds);
+    for (phase, tokens) in [(Phase::Generate, sampled), (Phase::UpdateActor, total)] {
+        let ms = timings.seconds(phase) * 1e3 / tokens.max(1) as f64;
+        put(&format!("timing_per_token_ms/{phase}"), ms);
+    }
+}
+
+/// Difference between the sampler's and the trainer's probability of every token whose old log-prob was computed again.
+fn probability_differences(rollout: &Rollout) -> impl Iterator<Item = f64> {
+    let old = rollout.old_logp.as_deref().unwrap_or_default();
+    let pairs = rollout.full_logp.iter().zip(old);
+    pairs.map(|(a, b)| (f64::from(*a).exp() - f64::from(*b).exp()).abs())
+}
+
+/// Mean, largest and smallest of some values; nothing where there are none.
+fn spread(name: &str, values: &[f64], put: &mut impl FnMut(&str, f64)) {
+    if values.is_empty() {
+        return;
+    }
+    let fold = |from, pick: fn(f64, f64) -> f64| values.iter().copied().fold(from, pick);
+    put(&format!("{name}/mean"), mean(values));
+    put(&format!("{name}/max"), fold(f64::NEG_INFINITY, f64::max));
+    put(&format!("{name}/min"), fold(f64::INFINITY, f64::min));
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::RolloutStats;
+    use super::*;
+
+    fn rollout(mask: Vec<bool>, advantages: Vec<f64>) -> Rollout {
+        Rollout {
+            draw: 0,
+            sample: 0,
+            prompt: vec![1, 2],
+            completion: vec![3; mask.len()],
+            text: String::new(),
+            sampler_logp: Vec::new(),
+            full_logp: Vec::new(),
+            old_logp: None,
+            ref_logp: None,
+            finish: FinishReason::Stop,
+            policy_version: 0,
+            reward: 1.0,
+            reward_parts: Vec::new(),
+            reward_weights: Vec::new(),
+            baseline: None,
+            mask,
+            correction: Vec::new(),
+            values: Vec::new(),
+            returns: Vec::new(),
+            penalised: 1.0,
+            advantages,
+        }
+    }
+
+    fn step(rollouts: Vec<Rollout>, timings: PhaseTimings) -> Metrics {
+        metrics(&StepReport {
+            step: 3,
+            timings,
+            rollout: Some(RolloutReport {
+                prompts: Vec::new(),
+                first_prompt: 0,
+                rollouts,
+                stats: RolloutStats::default(),
+                advantages: Vec::new(),
+                entropy_coeff: None,
+                reward_stats: BTreeMap::new(),
+            }),
+            ..StepReport::default()
+        })
+    }
+
+    fn close(found: f64, wanted: f64) -> bool {
+        (found - wanted).abs() < 1e-12
+    }
+
+    #[test]
+    fn advantages_are_those_of_scored_tokens() {
+        let long = rollout(vec![true, true, true, false], vec![1.0, 1.0, 1.0, 9.0]);
+        let short = rollout(vec![true], vec![-3.0]);
+        let found = step(vec![long, short], PhaseTimings::default());
+        assert!(close(found["critic/advantages/mean"], 0.0), "{found:?}");
+        assert!(close(found["critic/advantages/max"], 1.0));
+        assert!(close(found["critic/advantages/min"], -3.0));
+        let none = step(
+            vec![rollout(vec![false], vec![2.0])],
+            PhaseTimings::default(),
+        );
+        assert!(!none.contains_key("critic/advantages/mean"));
+    }
+
+    #[test]
+    fn throughput_is_tokens_by_the_seconds_of_all_phases() {
+        let mut timings = PhaseTimings::default();
+        timings.add(Phase::Generate, 0.5);
+        timings.add(Phase::Generate, 0.5);
+        timings.add(Phase::UpdateActor, 1.0);
+        let found = step(vec![rollout(vec![true; 4], vec![0.0; 4])], timings);
+        assert!(close(found["perf/total_num_tokens"], 6.0));
+        assert!(close(found["perf/throughput"], 3.0));
+        assert!(close(found["timing_s/gen"], 1.0));
+        assert!(close(found["timing_per_token_ms/gen"], 250.0));
+    }
+
+    #[test]
+    fn an_update_is_named_by_its_model() {
+        let update = UpdateReport::new(0.5);
+        let found = metrics(&StepReport {
+            critic: Some(update.clone()),
+            actor: Some(update),
+            ..StepReport::default()
+        });
+        for name in [
+            "actor/lr",
+            "critic/lr",
+            "batch/tokens",
+            "batch/critic_tokens",
+        ] {
+            assert!(found.contains_key(name), "{name}");
+        }
+        // no optimizer step, no norm
+        assert!(!found.contains_key("actor/grad_norm"));
+    }
+}

@@ -1,0 +1,201 @@
+//! Where what a run reports goes: the files of its folder, and its observer.
+
+use super::events::{Control, Event, Observer};
+use super::ledger::LedgerEntry;
+use super::names::{GLOBAL_STEP, Metrics, metrics, timings, validation_metrics};
+use super::report::{RolloutReport, StepMemory, StepReport, ValidationReport};
+use super::summary::Summary;
+use crate::checkpoint::RunDir;
+use crate::config::Mode;
+use crate::plan::planner::{Failure, Request};
+use crate::plan::{Plan, PlanReport};
+use crate::rollout::SampleRecord;
+use crate::{Error, Result};
+use serde_json::{Map, Value, json};
+
+const METRICS: &str = "metrics.jsonl";
+const SAMPLES: &str = "samples.jsonl";
+const MEMORY: &str = "memory.jsonl";
+const SUMMARY: &str = "summary.json";
+const PLAN: &str = "plan.json";
+const NEXT_PLAN: &str = "next_plan.json";
+
+/// Writes `metrics.jsonl`, `samples.jsonl`, `memory.jsonl`, `summary.json` and the plans of a run, and tells its observer.
+pub struct Recorder {
+    run: RunDir,
+    observer: Box<dyn Observer>,
+    /// The line of `metrics.jsonl` that is not complete: a step and its validation share one.
+    line: Metrics,
+}
+
+impl Recorder {
+    /// A recorder of the run in a folder.
+    #[must_use]
+    pub fn new(run: RunDir, observer: Box<dyn Observer>) -> Self {
+        Self {
+            run,
+            observer,
+            line: Metrics::new(),
+        }
+    }
+
+    /// Drops what the files of a run folder say of later steps: of a run that goes on after `step`, or starts over where there is
+    /// none.
+    pub fn rewind(run: &RunDir, step: Option<u64>) -> Result<()> {
+        for (file, key) in [(METRICS, GLOBAL_STEP), (SAMPLES, "step"), (MEMORY, "step")] {
+            match step {
+                Some(step) => run.rewind(file, key, step)?,
+                None => run.write(file, b"")?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The run folder.
+    #[must_use]
+    pub fn run(&self) -> &RunDir {
+        &self.run
+    }
+
+    /// Asks the observer what the run is to do next.
+    pub fn control(&mut self) -> Control {
+        self.observer.control()
+    }
+
+    /// Tells the observer.
+    pub fn event(&mut self, event: Event<'_>) {
+        self.observer.event(event);
+    }
+
+    /// Records a step of `steps`: its samples, its memory, its metrics in the line that [`end_line`](Self::end_line) writes.
+    pub fn step(&mut self, report: &StepReport, steps: u64, mode: Mode) -> Result<()> {
+        if let Some(rollout) = &report.rollout {
+            self.run.append(SAMPLES, &samples(report.step, rollout))?;
+        }
+        if let Some(memory) = &report.memory {
+            self.memory(memory)?;
+        }
+        let metrics = metrics(report);
+        let step = report.step;
+        let metrics_of_step = &metrics;
+        self.observer.event(match mode {
+            Mode::Rl => Event::Step {
+                step,
+                steps,
+                metrics: metrics_of_step,
+                report,
+            },
+            Mode::Sft => Event::Sft {
+                step,
+                steps,
+                metrics: metrics_of_step,
+            },
+        });
+        self.line.extend(metrics);
+        Ok(())
+    }
+
+    /// Tells the observer of a step of the warm-up, which leaves no metrics in the run folder.
+    pub fn warm_up_step(&mut self, report: &StepReport, steps: u64) {
+        self.observer.event(Event::Sft {
+            step: report.step,
+            steps,
+            metrics: &metrics(report),
+        });
+    }
+
+    /// Records a validation: its memory readings, its values and times in the line that [`end_line`](Self::end_line) writes.
+    /// Gives the values.
+    pub fn validation(
+        &mut self,
+        report: &ValidationReport,
+        readings: &[LedgerEntry],
+    ) -> Result<Metrics> {
+        let values = validation_metrics(report);
+        if !values.is_empty() {
+            self.observer.event(Event::Validated {
+                step: report.step,
+                metrics: &values,
+            });
+        }
+        self.line.extend(timings(&report.timings));
+        self.line.extend(values.clone());
+        self.run.append(MEMORY, readings)?;
+        Ok(values)
+    }
+
+    /// Writes the line of a step into `metrics.jsonl`.
+    pub fn end_line(&mut self, step: u64) -> Result<()> {
+        let mut line = std::mem::take(&mut self.line);
+        line.insert(GLOBAL_STEP.into(), step as f64);
+        let line = line.into_iter().map(|(name, value)| {
+            // a step is a whole number; of NaN, which JSON has not, null is written
+            let value = match name.as_str() {
+                GLOBAL_STEP => json!(step),
+                _ => json!(value),
+            };
+            (name, value)
+        });
+        let line: Map<String, Value> = line.collect();
+        self.run.append(METRICS, &[line])
+    }
+
+    fn memory(&self, memory: &StepMemory) -> Result<()> {
+        if let Some(leak) = &memory.leak {
+            tracing::warn!(
+                "memory grows: {:.0} KiB a step over the last {} steps, most of it in {}; memory.jsonl has the readings",
+                leak.bytes_per_step / 1024.0,
+                leak.steps,
+                leak.category
+            );
+        }
+        self.run.append(MEMORY, &memory.readings)
+    }
+
+    /// Writes the plan in force and the one to try should it run out of memory: a process that the system ends can no longer
+    /// search for it.
+    pub fn plans(&self, request: &Request, plan: &Plan) -> Result<()> {
+        let fit = request.judge(plan.clone());
+        let report = PlanReport::new(request, fit)?;
+        self.run.write_json(PLAN, &report)?;
+        match request.next_cheaper(plan, &Failure::default()) {
+            Ok(next) => {
+                let report = PlanReport::new(request, next)?;
+                self.run.write_json(NEXT_PLAN, &report)
+            }
+            Err(Error::NothingFits(_)) => self.run.remove(NEXT_PLAN),
+            Err(other) => Err(other),
+        }
+    }
+
+    /// Writes the summary.
+    pub fn finished(&mut self, summary: &Summary) -> Result<()> {
+        self.run.write_json(SUMMARY, summary)?;
+        self.observer.event(Event::Finished(summary));
+        Ok(())
+    }
+}
+
+/// Rollouts as `samples.jsonl` keeps them.
+fn samples(step: u64, report: &RolloutReport) -> Vec<SampleRecord<'_>> {
+    let rollouts = report.rollouts.iter();
+    rollouts
+        .map(|r| {
+            let prompt = &report.prompts[(r.draw - report.first_prompt) as usize];
+            let advantages = r.advantages.iter().sum::<f64>();
+            SampleRecord {
+                step,
+                draw: r.draw,
+                sample: r.sample,
+                prompt: &prompt.text,
+                completion: &r.text,
+                answer: &prompt.example.answer,
+                reward: r.reward,
+                reward_parts: &r.reward_parts,
+                advantage: advantages / r.advantages.len().max(1) as f64,
+                finish: r.finish,
+                tokens: r.completion.len(),
+            }
+        })
+        .collect()
+}

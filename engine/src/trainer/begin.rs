@@ -1,0 +1,75 @@
+//! What comes before the first step of a run: a warm-up, the models that start from the policy, the first validation.
+
+use super::{REFERENCE, Trainer};
+use crate::Result;
+use crate::config::Mode;
+use crate::metrics::Event;
+use firebrick_models::checkpoint::{ExportOptions, export};
+
+impl Trainer {
+    /// Does it, once; a resumed run has it behind it.
+    pub(super) fn begin(&mut self) -> Result<()> {
+        if self.started {
+            return Ok(());
+        }
+        self.announce();
+        if !self.resumed {
+            if self.state.mode == Mode::Rl {
+                if let Some(sft) = self.config.warmup.sft.clone() {
+                    self.warm_up(&sft)?;
+                }
+                self.keep_reference()?;
+                self.begin_critic()?;
+            }
+            self.validate()?;
+            self.recorder.end_line(0)?;
+        }
+        self.started = true;
+        Ok(())
+    }
+
+    /// Tells the observer what is about to run.
+    fn announce(&mut self) {
+        let predicted = self.request.judge(self.plan.clone()).estimate;
+        let supervised = self.demonstrations.as_ref();
+        let ready = Event::Ready {
+            predicted_peak_bytes: predicted.peak_bytes,
+            budget_bytes: self.request.budget,
+            device: format!("{} ({})", self.info.device, self.info.name),
+            params: self.learner.decoder().num_params(),
+            trainable: self.learner.decoder().num_trainable(),
+            output: self.recorder.run().path().to_owned(),
+            resumed_from: self.state.step,
+            filtered: self.data.filtered + supervised.map_or(0, |d| d.filtered),
+            validation: self.data.validation.len(),
+        };
+        self.recorder.event(ready);
+    }
+
+    /// Keeps the reference policy with the run, in full precision, so that a resumed run compares with the same one.
+    fn keep_reference(&mut self) -> Result<()> {
+        let Some(reference) = &mut self.reference else {
+            return Ok(());
+        };
+        reference.replace(self.learner.decoder().clone());
+        let (decoder, tokenizer) = (self.learner.decoder(), &self.source.tokenizer);
+        let source = self.source.checkpoint.clone().stored_as_f32();
+        self.recorder.run().publish(REFERENCE, |dir| {
+            let options = ExportOptions::default();
+            Ok(export(decoder, &source, Some(tokenizer), dir, options)?)
+        })?;
+        Ok(())
+    }
+
+    /// The critic starts from the policy as it is now, where it has no checkpoint of its own. Nothing of it has been trained yet.
+    fn begin_critic(&mut self) -> Result<()> {
+        let seed = self.config.trainer.seed;
+        if let (Some(critic), Some(source)) = (&mut self.critic, &self.critic_source)
+            && source.follows_policy()
+        {
+            let decoder = source.start(self.learner.decoder(), seed)?;
+            critic.model.replace(decoder);
+        }
+        Ok(())
+    }
+}

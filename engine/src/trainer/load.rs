@@ -1,0 +1,187 @@
+//! Weights and state of a run: loaded fresh, or from the checkpoint that it goes on from.
+
+use super::resume::resume;
+use super::setup::{Opened, Planned};
+use super::{CRITIC, REFERENCE, Start};
+use crate::Result;
+use crate::checkpoint::RunDir;
+use crate::checkpoint::trainer_state::{self, TrainerState};
+use crate::config::Mode;
+use crate::executor::ResidentModel;
+use crate::executor::Runtime;
+use crate::learner::Learner;
+use crate::optim::Scaler;
+use crate::plan::{Plan, Role};
+use crate::reward::RewardManager;
+use crate::reward::Surroundings;
+use firebrick_models::{Checkpoint, Decoder};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The models of a run.
+pub(super) struct Loaded {
+    pub policy: Learner,
+    /// A critic of its own.
+    pub critic: Option<Learner>,
+    /// A reference policy of its own.
+    pub reference: Option<ResidentModel>,
+    pub judge: RewardManager,
+    /// The run folder, where there is one already.
+    folder: Option<RunDir>,
+    /// The checkpoint that the run goes on from.
+    checkpoint: Option<PathBuf>,
+}
+
+impl Loaded {
+    /// Loads the weights that a run starts with: of its newest checkpoint, or those of its configuration.
+    pub fn load(opened: &Opened, planned: &Planned, start: Start) -> Result<Self> {
+        let (config, plan) = (&opened.config, &planned.plan);
+        let runtime = runtime(opened, plan);
+        let judge = RewardManager::open(
+            opened.data.prompts.task(),
+            Surroundings {
+                device: &opened.device,
+                memory: &config.memory,
+                accounts: &runtime.accounts,
+                precision: config.precision,
+                tokenizer: &opened.source.tokenizer,
+            },
+        )?;
+        let (folder, checkpoint) = match start {
+            Start::Fresh => {
+                RunDir::check_free(&config.output)?;
+                (None, None)
+            }
+            Start::Resume => {
+                let (folder, checkpoint) = resume(config, opened.mode)?;
+                (Some(folder), checkpoint)
+            }
+        };
+        let decoder = match &checkpoint {
+            Some(dir) => opened.source.saved(config, dir, &opened.device)?,
+            None => opened.source.decoder(config, &opened.device)?,
+        };
+        let policy = policy_learner(opened, plan, decoder, runtime);
+        let checkpoint_path = checkpoint.as_deref();
+        let critic = critic_learner(opened, plan, &policy, checkpoint_path)?;
+        let kept = folder.as_ref().filter(|_| checkpoint.is_some());
+        let reference = reference(plan, &policy, kept)?;
+        Ok(Self {
+            policy,
+            critic,
+            reference,
+            judge,
+            folder,
+            checkpoint,
+        })
+    }
+
+    /// Where the run goes on from a checkpoint, restores what that keeps beside the weights. Gives the state that the run begins
+    /// with, and whether it is a checkpoint's.
+    pub fn restore(&mut self, mode: Mode) -> Result<(TrainerState, bool)> {
+        let Some(checkpoint) = &self.checkpoint else {
+            return Ok((TrainerState::new(mode), false));
+        };
+        let dir = checkpoint.join("trainer");
+        let state = trainer_state::load_state(&dir)?;
+        trainer_state::load_value_head(&dir, &mut self.policy.model.decoder)?;
+        let (steps, scaler) = (state.optimizer_steps, state.loss_scale);
+        restore_optimizer(&dir, steps, scaler, &mut self.policy)?;
+        if let Some(critic) = &mut self.critic {
+            let (steps, scaler) = (state.critic_steps, state.critic_loss_scale);
+            restore_optimizer(&dir.join(CRITIC), steps, scaler, critic)?;
+        }
+        Ok((state, true))
+    }
+
+    /// The run folder. A new one is made last, so that a run that cannot start leaves none in its own way.
+    pub fn folder(&mut self, opened: &Opened) -> Result<RunDir> {
+        match self.folder.take() {
+            Some(folder) => Ok(folder),
+            None => RunDir::create(&opened.config.output, &opened.config.to_yaml()?),
+        }
+    }
+}
+
+/// What all learners of a run share.
+fn runtime(opened: &Opened, plan: &Plan) -> Runtime {
+    let config = &opened.config;
+    Runtime::new(&opened.device)
+        .with_prefetch(plan.models.values().map(|m| m.prefetch).max().unwrap_or(0))
+        .with_limit(config.memory.limit.map(|limit| limit.0))
+        .with_determinism(config.deterministic)
+}
+
+/// The policy with its optimizer; with a value head, where the critic shares its trunk.
+fn policy_learner(opened: &Opened, plan: &Plan, decoder: Decoder, runtime: Runtime) -> Learner {
+    let (config, optim) = (&opened.config, opened.optimizer().clone());
+    let learner = |decoder| Learner::new(decoder, plan.policy().clone(), optim, runtime);
+    match config.shared_critic().filter(|_| opened.mode == Mode::Rl) {
+        Some(critic) => learner(decoder.with_joint_value_head(config.trainer.seed))
+            .with_value_rate(critic.value_rate(&config.optim)),
+        None => learner(decoder),
+    }
+}
+
+/// A critic of its own, fresh or with the weights of a checkpoint.
+fn critic_learner(
+    opened: &Opened,
+    plan: &Plan,
+    policy: &Learner,
+    checkpoint: Option<&Path>,
+) -> Result<Option<Learner>> {
+    let (Some(config), Some(source), Some(plan)) = (
+        opened.config.own_critic(),
+        &opened.critic_source,
+        plan.critic(),
+    ) else {
+        return Ok(None);
+    };
+    let decoder = match checkpoint {
+        Some(dir) => source.saved(&dir.join("trainer").join(CRITIC), &opened.device)?,
+        None => source.start(policy.decoder(), opened.config.trainer.seed)?,
+    };
+    let (optim, runtime) = (config.optim.clone(), Arc::clone(&policy.runtime));
+    let critic = Learner::for_role(Role::Critic, decoder, plan.clone(), optim, runtime);
+    Ok(Some(critic))
+}
+
+/// A reference policy of its own: the policy as it is, or the one that a resumed run keeps in its folder.
+fn reference(
+    plan: &Plan,
+    policy: &Learner,
+    resumed: Option<&RunDir>,
+) -> Result<Option<ResidentModel>> {
+    let Some(plan) = plan.reference() else {
+        return Ok(None);
+    };
+    let runtime = &policy.runtime;
+    let decoder = match resumed {
+        Some(run) => Checkpoint::open(&run.path().join(REFERENCE))?
+            .in_precision(policy.decoder().arch().precision)
+            .load(runtime.device())?,
+        None => policy.decoder().clone(),
+    };
+    let (plan, accounts) = (plan.clone(), &runtime.accounts);
+    Ok(Some(ResidentModel::new(
+        decoder,
+        plan,
+        Role::Reference,
+        accounts,
+    )))
+}
+
+/// Restores masters, loss scale and moments of an optimizer from a folder of a checkpoint.
+fn restore_optimizer(
+    dir: &Path,
+    steps: u64,
+    scaler: Option<Scaler>,
+    learner: &mut Learner,
+) -> Result<()> {
+    let Learner {
+        model, optimizer, ..
+    } = learner;
+    trainer_state::load_masters(dir, &mut model.decoder, optimizer)?;
+    optimizer.set_scaler(scaler);
+    trainer_state::load_optimizer(dir, steps, &model.decoder, optimizer)
+}

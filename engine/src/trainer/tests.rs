@@ -1,0 +1,190 @@
+use super::{Start, Trainer};
+use crate::config::{RunConfig, parse};
+use crate::metrics::{Control, Event, Observer};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+const TINY: &str = "
+model:
+  arch: {model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
+         max_position_embeddings: 32}
+task: {kind: arithmetic, difficulty: 1, partial: true, validation_size: 4}
+device: cpu
+rollout: {n: 2, prompt_length: 6, response_length: 3}
+trainer: {steps: 3, train_batch_size: 2, seed: 5, test_freq: 0, save_freq: -1}
+";
+
+/// A folder of runs.
+struct Runs(tempfile::TempDir);
+
+impl Runs {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, run: &str) -> PathBuf {
+        self.0.path().join(run)
+    }
+
+    fn config(&self, run: &str) -> RunConfig {
+        let mut config = parse(TINY, &[]).unwrap();
+        config.output = self.path(run);
+        config
+    }
+
+    fn trainer(&self, run: &str) -> Trainer {
+        Trainer::builder(self.config(run)).build().unwrap()
+    }
+
+    fn read(&self, run: &str, file: &str) -> String {
+        std::fs::read_to_string(self.path(run).join(file)).unwrap()
+    }
+
+    /// Steps whose checkpoints there are.
+    fn checkpoints(&self, run: &str) -> Vec<u64> {
+        let found = std::fs::read_dir(self.path(run).join("checkpoints")).unwrap();
+        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
+        let mut steps: Vec<u64> = found
+            .map(|entry| {
+                name(entry).to_str().unwrap()["step-".len()..]
+                    .parse()
+                    .unwrap()
+            })
+            .collect();
+        steps.sort_unstable();
+        steps
+    }
+}
+
+/// Answers from a list, then [`Control::Continue`]; notes every step and every answer.
+#[derive(Clone)]
+struct Scripted {
+    answers: Arc<Mutex<Vec<Control>>>,
+    noted: Arc<Mutex<Vec<String>>>,
+}
+
+impl Scripted {
+    fn new(answers: &[Control]) -> Self {
+        let mut answers = answers.to_vec();
+        answers.reverse();
+        Self {
+            answers: Arc::new(Mutex::new(answers)),
+            noted: Arc::default(),
+        }
+    }
+
+    fn note(&self, what: String) {
+        self.noted.lock().unwrap().push(what);
+    }
+
+    fn noted(&self) -> String {
+        self.noted.lock().unwrap().join(" ")
+    }
+}
+
+impl Observer for Scripted {
+    fn event(&mut self, event: Event<'_>) {
+        match event {
+            Event::Step { step, report, .. } => {
+                assert_eq!(report.step, step);
+                self.note(step.to_string());
+            }
+            Event::Saved { .. } => self.note("saved".into()),
+            Event::Finished(_) => self.note("finished".into()),
+            _ => {}
+        }
+    }
+
+    fn control(&mut self) -> Control {
+        let answer = self.answers.lock().unwrap().pop().unwrap_or_default();
+        self.note(format!("{answer:?}"));
+        answer
+    }
+}
+
+/// A run whose observer answers like this.
+fn steered(runs: &Runs, run: &str, answers: &[Control]) -> String {
+    let observer = Scripted::new(answers);
+    let builder = Trainer::builder(runs.config(run)).observer(observer.clone());
+    builder.build().unwrap().run().unwrap();
+    observer.noted()
+}
+
+#[test]
+fn an_observer_that_says_continue_changes_nothing() {
+    let runs = Runs::new();
+    let noted = steered(&runs, "run", &[]);
+    assert_eq!(noted, "1 Continue 2 Continue 3 Continue finished");
+}
+
+#[test]
+fn a_paused_run_waits_until_it_is_told_otherwise() {
+    let runs = Runs::new();
+    let noted = steered(&runs, "run", &[Control::Pause, Control::Pause]);
+    let wanted = "1 Pause Pause Continue 2 Continue 3 Continue finished";
+    assert_eq!(noted, wanted);
+}
+
+#[test]
+fn save_writes_a_checkpoint_of_the_step_at_hand_and_the_run_goes_on() {
+    let runs = Runs::new();
+    let noted = steered(&runs, "run", &[Control::Continue, Control::Save]);
+    assert_eq!(noted, "1 Continue 2 Save saved 3 Continue finished");
+    assert_eq!(runs.checkpoints("run"), [2]);
+}
+
+#[test]
+fn a_stopped_run_has_a_checkpoint_and_a_summary_and_can_be_resumed() {
+    let runs = Runs::new();
+    let noted = steered(&runs, "run", &[Control::Stop]);
+    assert_eq!(noted, "1 Stop saved finished");
+    assert_eq!(runs.checkpoints("run"), [1]);
+    let summary: Value = serde_json::from_str(&runs.read("run", "summary.json")).unwrap();
+    assert_eq!(summary["steps"], 1);
+    let rest = Trainer::builder(runs.config("run")).start(Start::Resume);
+    assert_eq!(rest.build().unwrap().run().unwrap().steps, 3);
+    steered(&runs, "whole", &[]);
+    let samples = |run| runs.read(run, "samples.jsonl");
+    assert_eq!(samples("run"), samples("whole"));
+}
+
+#[test]
+fn single_steps_leave_what_a_run_leaves() {
+    let runs = Runs::new();
+    let whole = runs.trainer("whole").run().unwrap();
+    let mut trainer = runs.trainer("steps");
+    while trainer.finished_steps() < trainer.steps() {
+        let report = trainer.step().unwrap();
+        assert_eq!(report.step, trainer.finished_steps());
+        let rollout = report.rollout.unwrap();
+        assert_eq!((rollout.rollouts.len(), rollout.prompts.len()), (4, 2));
+        assert!(report.actor.is_some() && report.critic.is_none());
+    }
+    let summary = trainer.finish().unwrap();
+    assert_eq!((summary.steps, &summary.last), (whole.steps, &whole.last));
+    assert_eq!(
+        runs.read("steps", "samples.jsonl"),
+        runs.read("whole", "samples.jsonl")
+    );
+    let losses = |run: &str| -> Vec<Value> {
+        let text = runs.read(run, "metrics.jsonl");
+        let lines = text
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.map(|line| line["actor/pg_loss"].clone()).collect()
+    };
+    assert_eq!(losses("steps"), losses("whole"));
+    assert_eq!(losses("steps").len(), 4);
+}
+
+#[test]
+fn an_objective_that_needs_a_critic_is_refused_where_there_is_none() {
+    let runs = Runs::new();
+    let ppo = parse(TINY, &["objective=ppo".into()]).unwrap();
+    let ppo = ppo.objective.build().unwrap();
+    let refused = Trainer::builder(runs.config("run")).objective(ppo).build();
+    let message = refused.err().expect("refused").to_string();
+    assert!(message.contains("critic"), "{message}");
+    assert!(!Path::new(&runs.path("run")).exists());
+}
