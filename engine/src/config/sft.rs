@@ -84,8 +84,7 @@ impl SftConfig {
             (None, _) => Ok(self.steps.unwrap_or(DEFAULT_STEPS)),
             (Some(epochs), Some(n)) => Ok(epochs * n.div_ceil(self.batch_size as u64)),
             (Some(_), None) => Err(Error::Config(format!(
-                "{section}.epochs counts passes over the examples, but the task generates examples without end; set \
-                 {section}.steps"
+                "{section}.epochs counts passes over the examples, but the task is endless; set {section}.steps"
             ))),
         }
     }

@@ -235,7 +235,10 @@ fn adapters_that_cannot_be_are_refused() {
         ("model.lora.rank=0", &["model.lora: rank should be"]),
         ("model.lora.dropout=1.5", &["model.lora: dropout should be"]),
         ("model.lora.ranks=4", &["unknown key `ranks`", "`rank`"]),
-        ("model.lora.path=no/adapter", &["no/adapter", "no folder"]),
+        (
+            "model.lora.path=no/adapter",
+            &["no/adapter", "not a folder"],
+        ),
     ] {
         refused(
             &bench.firebrick("train", &["model.arch=null", &path, setting]),

@@ -91,7 +91,7 @@ fn lengths_beyond_the_context_are_refused_before_anything_runs() {
         "train",
         &["rollout.prompt_length=30", "rollout.response_length=10"],
     );
-    refused(&output, &["is 40", "context 32", "lower one of them"]);
+    refused(&output, &["is 40", "context is 32", "lower one of them"]);
     assert!(
         !bench.path("run").exists(),
         "a refused run leaves nothing behind"
@@ -280,7 +280,7 @@ fn a_budget_below_a_sequence_names_the_smallest_that_would_do() {
     let output = Bench::new().firebrick("train", &["memory.train_tokens=8"]);
     refused(
         &output,
-        &["memory.train_tokens = 8", "raise it to at least 10"],
+        &["memory.train_tokens is 8", "raise it to at least 10"],
     );
 }
 

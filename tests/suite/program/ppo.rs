@@ -277,7 +277,7 @@ fn a_critic_that_cannot_serve_the_run_is_refused_with_the_reason() {
         ),
         (
             &["memory.critic.train_tokens=4"],
-            &["memory.critic.train_tokens = 4"],
+            &["memory.critic.train_tokens is 4"],
         ),
         (
             &["memory.critic.activation_offload=true"],

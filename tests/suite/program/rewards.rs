@@ -135,7 +135,7 @@ fn a_completion_that_is_too_long_for_its_judge_ends_the_run_with_what_to_raise()
     assert_eq!(output.status.code(), Some(1));
     let message = stderr(&output);
     for part in [
-        "reward `helpful` reads",
+        "reward `helpful` needs",
         "its budget is 20",
         "raise its score_tokens",
     ] {

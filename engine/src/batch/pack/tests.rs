@@ -44,10 +44,10 @@ fn a_sequence_above_the_budget_is_refused_with_the_smallest_budget_that_would_do
             .unwrap_err()
             .to_string();
         assert!(
-            message.contains("9 tokens") && message.contains("memory.train_tokens = 8"),
+            message.contains("9 tokens") && message.contains("memory.train_tokens is 8"),
             "{message}"
         );
-        assert!(message.ends_with("would do is 9"), "{message}");
+        assert!(message.ends_with("raise it to at least 9"), "{message}");
     }
 }
 
