@@ -60,7 +60,7 @@ impl Checkpoint {
             dir: dir.to_owned(),
             file: "config.json".into(),
             hint: if is_adapter(dir) {
-                "it is a PEFT adapter: give its base model here, and this folder as the adapter"
+                "it is a PEFT adapter: pass its base model here, and this folder as the adapter"
             } else {
                 "is it a Hugging Face checkpoint folder?"
             }

@@ -37,19 +37,19 @@ impl LoraConfig {
     /// Refuses values out of range; the error names the setting.
     pub fn check(&self) -> Result<(), String> {
         if self.rank == 0 {
-            return Err("rank should be at least 1".into());
+            return Err("rank must be at least 1".into());
         }
         if !(self.alpha.is_finite() && self.alpha > 0.0) {
-            return Err(format!("alpha should be above 0, found {}", self.alpha));
+            return Err(format!("alpha must be above 0, found {}", self.alpha));
         }
         if !(0.0..1.0).contains(&self.dropout) {
             return Err(format!(
-                "dropout should be at least 0 and below 1, found {}",
+                "dropout must be at least 0 and below 1, found {}",
                 self.dropout
             ));
         }
         if self.target_modules.is_empty() {
-            return Err("target_modules names no module".into());
+            return Err("target_modules is empty".into());
         }
         Ok(())
     }

@@ -151,7 +151,7 @@ impl TargetModule {
                 found.map(|t| t.0).ok_or_else(|| {
                     let known = TARGET_MODULES.map(|t| t.1).join(", ");
                     format!(
-                        "unknown module {name:?}; known: {known}, or all-linear for all of them"
+                        "unknown module {name:?}; supported: {known}, or all-linear for all of them"
                     )
                 })
             })

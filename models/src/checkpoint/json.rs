@@ -17,7 +17,7 @@ pub(super) fn read_object(dir: &Path, file: &str) -> Result<Option<Map<String, V
         Ok(Value::Object(map)) => Ok(Some(map)),
         Ok(_) => Err(Error::Config {
             path,
-            detail: "should hold a JSON object".into(),
+            detail: "expected a JSON object".into(),
         }),
         Err(e) => Err(Error::Config {
             path,

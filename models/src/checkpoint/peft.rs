@@ -57,7 +57,7 @@ pub fn load_adapter(base: &Decoder, dir: &Path) -> Result<Decoder> {
         return Err(Error::MissingFile {
             dir: dir.to_owned(),
             file: WEIGHTS.into(),
-            hint: "only safetensors adapters are read; convert others with PEFT's save_pretrained"
+            hint: "only safetensors adapters are supported; convert other formats with PEFT's save_pretrained"
                 .into(),
         });
     }
@@ -66,7 +66,7 @@ pub fn load_adapter(base: &Decoder, dir: &Path) -> Result<Decoder> {
     let extra: Vec<String> = file.names().filter(|name| !has(&adapted, name)).collect();
     match extra.iter().min() {
         Some(first) => {
-            let how = "not what its target_modules call for in this model";
+            let how = "not defined by its target_modules in this model";
             let how = format!("{} tensors are {how}; first: {first}", extra.len());
             Err(unfit(&file, &config, &how))
         }
@@ -116,13 +116,13 @@ fn read(
     config: &Map<String, Value>,
 ) -> Result<Tensor<2>> {
     let Some(info) = file.info(&spec.name) else {
-        let how = format!("tensor {} is missing, this model needs it", spec.name);
+        let how = format!("tensor {} is missing", spec.name);
         return Err(unfit(file, config, &how));
     };
     if info.shape != spec.shape {
         let ParamSpec { name, shape, .. } = spec;
         let how = format!(
-            "tensor {name} has shape {:?}, this model needs {shape:?}",
+            "tensor {name} has shape {:?}, expected {shape:?}",
             info.shape
         );
         return Err(unfit(file, config, &how));
@@ -167,7 +167,7 @@ fn parse(
     let kind = config.get("peft_type").and_then(Value::as_str);
     if kind != Some("LORA") {
         return Err(format!(
-            "`peft_type` should be \"LORA\", found {}",
+            "`peft_type` must be \"LORA\", found {}",
             shown(config, "peft_type")
         ));
     }
@@ -175,7 +175,7 @@ fn parse(
         let known = READ.contains(&key.as_str()) || IGNORED.contains(&key.as_str());
         if !known && !is_off(value) {
             return Err(format!(
-                "`{key}` is {value}, and adapters that use it are not supported; only plain LoRA on the projections is"
+                "`{key}` is {value}, which is not supported; only plain LoRA on the projections is"
             ));
         }
     }
@@ -185,7 +185,7 @@ fn parse(
         .is_some_and(|name| !PLAIN_STARTS.contains(&name))
     {
         return Err(format!(
-            "`init_lora_weights` is {start}: such adapters come with a changed base model; convert them with PEFT's \
+            "`init_lora_weights` is {start}: such adapters require a modified base model; convert them with PEFT's \
              path_initial_model_for_weight_conversion"
         ));
     }
@@ -193,12 +193,11 @@ fn parse(
         None => Ok(default),
         Some(value) => value
             .as_f64()
-            .ok_or_else(|| format!("`{key}` should be a number, found {value}")),
+            .ok_or_else(|| format!("`{key}` must be a number, found {value}")),
     };
     let rank = config.get("r").and_then(Value::as_u64);
     let lora = LoraConfig {
-        rank: rank
-            .ok_or_else(|| format!("`r` should be a whole number, found {}", shown(config, "r")))?
+        rank: rank.ok_or_else(|| format!("`r` must be an integer, found {}", shown(config, "r")))?
             as usize,
         alpha: number("lora_alpha", 8.0)?,
         use_rslora: config
@@ -217,7 +216,7 @@ fn targets(
 ) -> Result<Vec<TargetModule>, String> {
     let wrong = || {
         format!(
-            "`target_modules` should be a list of module names or \"all-linear\", found {}",
+            "`target_modules` must be a list of module names or \"all-linear\", found {}",
             shown(config, "target_modules")
         )
     };
@@ -255,7 +254,7 @@ fn covered(
             (_, 0) => targets.push(target),
             (some, others) => {
                 return Err(format!(
-                    "{} has an adapter in {some} of {} layers; only adapters in all of them are supported",
+                    "{} has an adapter in {some} of {} layers; adapters must be in all layers",
                     target.module(),
                     some + others
                 ));
@@ -388,7 +387,7 @@ mod tests {
         let all = with(json!({"target_modules": "all-linear"})).unwrap();
         assert_eq!(all.target_modules, TargetModule::all());
         let none = with(json!({"target_modules": []})).unwrap_err();
-        assert!(none.contains("names no module"), "{none}");
+        assert!(none.contains("is empty"), "{none}");
     }
 
     #[test]
@@ -413,12 +412,9 @@ mod tests {
                 json!({"target_modules": ["embed_tokens"]}),
                 "unknown module \"embed_tokens\"",
             ),
-            (json!({"r": 0}), "rank should be at least 1"),
-            (
-                json!({"r": "x"}),
-                "`r` should be a whole number, found \"x\"",
-            ),
-            (json!({"lora_dropout": 1.0}), "dropout should be"),
+            (json!({"r": 0}), "rank must be at least 1"),
+            (json!({"r": "x"}), "`r` must be an integer, found \"x\""),
+            (json!({"lora_dropout": 1.0}), "dropout must be"),
         ] {
             let message = with(changes).unwrap_err();
             assert!(message.contains(part), "{part:?} is not in: {message}");

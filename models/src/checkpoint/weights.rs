@@ -106,7 +106,7 @@ impl WeightFile {
 fn header(bytes: &[u8]) -> Result<(usize, Metadata), String> {
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
         return Err(format!(
-            "it has {} bytes, less than the length of a header",
+            "it has {} bytes, too few for a header",
             bytes.len()
         ));
     };
@@ -116,12 +116,12 @@ fn header(bytes: &[u8]) -> Result<(usize, Metadata), String> {
         .and_then(|n| rest.get(..n))
         .ok_or_else(|| {
             format!(
-                "its header should have {length} bytes, the file has {} after it",
+                "the header length is {length} bytes, but only {} follow",
                 rest.len()
             )
         })?;
     let metadata =
-        serde_json::from_slice(json).map_err(|e| format!("its header is damaged: {e}"))?;
+        serde_json::from_slice(json).map_err(|e| format!("the header is invalid: {e}"))?;
     Ok((8 + json.len(), metadata))
 }
 
@@ -150,20 +150,20 @@ fn open(dir: &Path) -> Result<(Vec<WeightFile>, BTreeMap<String, usize>)> {
         let map = index
             .get("weight_map")
             .and_then(|m| m.as_object())
-            .ok_or_else(|| bad("`weight_map` is missing; it should name a file for each tensor"))?;
+            .ok_or_else(|| bad("`weight_map` is missing; it must map each tensor to a file"))?;
         let files: Option<BTreeSet<String>> = map
             .values()
             .map(|v| v.as_str().map(str::to_owned))
             .collect();
         files
-            .ok_or_else(|| bad("`weight_map` should hold file names"))?
+            .ok_or_else(|| bad("the values of `weight_map` must be file names"))?
             .into_iter()
             .collect()
     } else {
         return Err(Error::MissingFile {
             dir: dir.to_owned(),
             file: format!("{SINGLE} (nor {INDEX})"),
-            hint: "only safetensors weights are read; convert others with transformers' save_pretrained".into(),
+            hint: "only safetensors weights are supported; convert other formats with transformers' save_pretrained".into(),
         });
     };
     let files = names

@@ -49,7 +49,7 @@ impl Decoder {
 
 fn unread() -> Error {
     Error::Sampling(
-        "8-bit weights are made of those on the device, on the CPU of f32 alone; sample without quantization"
+        "8-bit sampling needs the weights on the device, and on the CPU in f32; sample without quantization"
             .into(),
     )
 }

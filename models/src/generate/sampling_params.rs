@@ -66,32 +66,30 @@ impl SamplingParams {
         let bad = |what: String| Err(Error::Sampling(what));
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             return bad(format!(
-                "temperature should be 0 (greedy) or more, found {}",
+                "temperature must be 0 (greedy) or above, found {}",
                 self.temperature
             ));
         }
         if self.top_k == Some(0) {
-            return bad(
-                "top_k should be at least 1; leave it out (or give -1) for all tokens".into(),
-            );
+            return bad("top_k must be at least 1; omit it (or set -1) for all tokens".into());
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             return bad(format!(
-                "top_p should be above 0 and at most 1, found {}",
+                "top_p must be above 0 and at most 1, found {}",
                 self.top_p
             ));
         }
         if !(0.0..1.0).contains(&self.min_p) {
             return bad(format!(
-                "min_p should be at least 0 and below 1, found {}",
+                "min_p must be at least 0 and below 1, found {}",
                 self.min_p
             ));
         }
         if self.max_new_tokens == 0 {
-            return bad("max_new_tokens should be at least 1".into());
+            return bad("max_new_tokens must be at least 1".into());
         }
         if self.stop_strings.iter().any(String::is_empty) {
-            return bad("a stop string is empty; it would end every completion at once".into());
+            return bad("a stop string is empty; it would end every completion immediately".into());
         }
         Ok(())
     }

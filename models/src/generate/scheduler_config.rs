@@ -41,12 +41,12 @@ impl SchedulerConfig {
     /// [`Error::Sampling`] with the limit.
     pub fn check(&self) -> Result<()> {
         if self.max_num_seqs == 0 {
-            return Err(Error::Sampling("max_num_seqs should be at least 1".into()));
+            return Err(Error::Sampling("max_num_seqs must be at least 1".into()));
         }
         if self.max_num_batched_tokens < self.max_num_seqs {
             return Err(Error::Sampling(format!(
-                "max_num_batched_tokens ({}) should not be below max_num_seqs ({}): decoding runs one token of each \
-                 sequence in a forward",
+                "max_num_batched_tokens ({}) must be at least max_num_seqs ({}): a decoding step runs one token of each \
+                 sequence",
                 self.max_num_batched_tokens, self.max_num_seqs
             )));
         }
@@ -68,8 +68,8 @@ impl SchedulerConfig {
         let least = Self::least_cache_bytes(arch, longest);
         if bytes < least {
             return Err(Error::Sampling(format!(
-                "the KV cache may have {bytes} bytes, and one sequence of {longest} tokens takes {least} (it is copied once \
-                 after its prefill); allow more, or shorter sequences"
+                "the KV cache is limited to {bytes} bytes, but one sequence of {longest} tokens needs {least} (it is copied once \
+                 after its prefill); raise the limit, or shorten the sequences"
             )));
         }
         Ok(bytes / arch.cache_bytes_per_token())

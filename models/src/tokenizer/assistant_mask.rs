@@ -61,7 +61,7 @@ impl Tokenizer {
             let turns = |m: &[Message]| m.iter().filter(|m| m.role == ASSISTANT).count();
             if spans.len() != turns(messages) {
                 return Err(self.inexact(&format!(
-                    "it marks {} spans in {} turns of the assistant, so that those of the completion cannot be told",
+                    "it marks {} spans in {} assistant turns, so the completion's spans cannot be identified",
                     spans.len(),
                     turns(messages)
                 )));
@@ -84,7 +84,7 @@ impl Tokenizer {
                 continue;
             }
             if i == 0 {
-                return Err(self.inexact("the conversation begins with the assistant's turn"));
+                return Err(self.inexact("the conversation begins with an assistant turn"));
             }
             let before = self.render_chat(&messages[..i], true)?;
             let after = self.render_chat(&messages[..=i], false)?;
@@ -95,16 +95,14 @@ impl Tokenizer {
                 if !text.starts_with(part.as_str()) {
                     let at = common(&text, part);
                     return Err(self.inexact(&format!(
-                        "{what} turn {i} is written otherwise when the rest follows: {:?} is {:?} in the whole",
+                        "{what} turn {i} is rendered differently when later turns follow: {:?} becomes {:?}",
                         excerpt(part, at),
                         excerpt(&text, at)
                     )));
                 }
             }
             if after.len() < before.len() {
-                return Err(
-                    self.inexact(&format!("turn {i} ends before its generation prompt does"))
-                );
+                return Err(self.inexact(&format!("turn {i} ends before its generation prompt")));
             }
             spans.push(before.len()..self.end_of_turn(&text, before.len()..after.len()));
         }
@@ -129,8 +127,8 @@ impl Tokenizer {
         Error::ChatTemplate {
             path: self.origin.clone(),
             detail: format!(
-                "the assistant's turns cannot be told exactly: {why}; put them between {{% generation %}} and \
-                 {{% endgeneration %}} in the template, or train on rows of `prompt` and `completion`"
+                "cannot locate the assistant's tokens exactly: {why}; mark them with {{% generation %}} and {{% \
+                 endgeneration %}} in the template, or train on rows of `prompt` and `completion`"
             ),
         }
     }

@@ -22,13 +22,11 @@ pub(super) fn files(alphabet: &str) -> Result<Files> {
         })
     };
     if alphabet.is_empty() {
-        return wrong("the alphabet is empty; give at least one character".to_owned());
+        return wrong("the alphabet is empty; it needs at least one character".to_owned());
     }
     let mut seen = HashSet::new();
     if let Some(twice) = alphabet.chars().find(|&c| !seen.insert(c)) {
-        return wrong(format!(
-            "the alphabet has {twice:?} more than once; name each character once"
-        ));
+        return wrong(format!("the alphabet has {twice:?} more than once"));
     }
 
     let tokens = [PAD.to_owned(), EOS.to_owned()].into_iter();

@@ -65,9 +65,9 @@ impl ChatTemplate {
         let marks = matches!(source, TemplateSource::Text(text) if matches!(marked_generation(text), Cow::Owned(_)));
         let state = match source {
             TemplateSource::Absent => State::Absent("there is none".to_owned()),
-            TemplateSource::NoDefault(names) => {
-                State::Absent(format!("none is called \"default\", only {names:?}"))
-            }
+            TemplateSource::NoDefault(names) => State::Absent(format!(
+                "there is no template named \"default\", only {names:?}"
+            )),
             TemplateSource::Text(text) => match compile(text) {
                 Ok(environment) => State::Ready(Box::new(environment)),
                 Err(cause) => State::Broken(format!("not understood: {cause}")),
@@ -140,15 +140,13 @@ impl ChatTemplate {
             State::Broken(why) => return Err(failed(why.clone())),
             State::Absent(why) => {
                 return Err(failed(format!(
-                    "{why}; put a `chat_template` in tokenizer_config.json, or give the task a \
-                     prompt template instead of messages"
+                    "{why}; add a `chat_template` to tokenizer_config.json, or use a prompt template in the task instead of \
+                     messages"
                 )));
             }
         };
         if messages.is_empty() {
-            return Err(failed(
-                "the conversation has no messages; give at least one".to_owned(),
-            ));
+            return Err(failed("the conversation has no messages".to_owned()));
         }
         let variables = context! {
             messages => messages.iter().map(Message::variables).collect::<Vec<_>>(),

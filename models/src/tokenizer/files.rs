@@ -79,11 +79,10 @@ impl Files {
     /// What to do when `tokenizer.json` is missing.
     fn hint(&self) -> &'static str {
         if self.0.is_empty() {
-            "give the folder of a Hugging Face checkpoint, or copy the tokenizer files of the model \
-             it was trained from into it"
+            "pass the folder of a Hugging Face checkpoint, or copy the tokenizer files of its base model into this one"
         } else {
-            "only the older formats are there: load the folder with transformers' AutoTokenizer and \
-             `save_pretrained` it, which writes one"
+            "only older formats were found; load the folder with transformers' AutoTokenizer and `save_pretrained` it, which \
+             writes tokenizer.json"
         }
     }
 }

@@ -75,8 +75,8 @@ impl Tokenizer {
         let mut backend = Backend::from_bytes(files.get(files::TOKENIZER).unwrap_or_default())
             .map_err(|cause| {
                 broken(format!(
-                    "not a tokenizer of the Hugging Face `tokenizers` library: {cause}; write it \
-                     again with `save_pretrained` of a recent transformers"
+                    "not a valid tokenizer of the Hugging Face `tokenizers` library: {cause}; save it again with a recent \
+                     transformers"
                 ))
             })?;
         backend.with_padding(None);
@@ -119,8 +119,8 @@ impl Tokenizer {
                 path: self.origin.clone(),
                 detail: match self.unknown_character(text) {
                     Some(character) => format!(
-                        "the vocabulary has no token for {character:?} (U+{:04X}); add the \
-                         character to the vocabulary or take it out of the text",
+                        "the vocabulary has no token for {character:?} (U+{:04X}); add the character to the vocabulary or \
+                         remove it from the text",
                         u32::from(character)
                     ),
                     None => format!("cannot encode {text:?}: {cause}"),

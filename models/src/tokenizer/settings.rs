@@ -131,7 +131,7 @@ fn declared_tokens(dir: &Path, config: &Map<String, Value>) -> Result<BTreeMap<u
     };
     let Value::Object(entries) = value else {
         return Err(wrong(format!(
-            "`added_tokens_decoder` should map token ids to tokens, found {value}"
+            "`added_tokens_decoder` must map token ids to tokens, found {value}"
         )));
     };
     entries
@@ -139,12 +139,12 @@ fn declared_tokens(dir: &Path, config: &Map<String, Value>) -> Result<BTreeMap<u
         .map(|(id, entry)| {
             let number = id.parse().map_err(|_| {
                 wrong(format!(
-                    "`added_tokens_decoder` has the key {id:?}, which is no token id"
+                    "`added_tokens_decoder` has the key {id:?}, which is not a token id"
                 ))
             })?;
             let token = added_token(entry, false).ok_or_else(|| {
                 wrong(format!(
-                    "`added_tokens_decoder` says token {id} is {entry}, without content"
+                    "`added_tokens_decoder` has no content for token {id}: {entry}"
                 ))
             })?;
             Ok((number, token))
@@ -222,7 +222,7 @@ fn template_source(dir: &Path, files: &Files, value: Option<&Value>) -> Result<T
         Some(other) => Err(Error::Config {
             path: dir.join(CONFIG),
             detail: format!(
-                "`chat_template` should be a string or a list of {{name, template}}, found {other}"
+                "`chat_template` must be a string or a list of {{name, template}}, found {other}"
             ),
         }),
     }

@@ -75,7 +75,7 @@ impl Style {
             other => {
                 return Err(Error::new(
                     ErrorKind::InvalidOperation,
-                    format!("tojson: a value of kind {other} has no JSON form"),
+                    format!("tojson: a value of kind {other} cannot be written as JSON"),
                 ));
             }
         }

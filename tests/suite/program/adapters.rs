@@ -232,8 +232,8 @@ fn adapters_that_cannot_be_are_refused() {
             "model.lora.target_modules=[q_proj, lm_head]",
             &["model.lora.target_modules", "\"lm_head\"", "gate_proj"][..],
         ),
-        ("model.lora.rank=0", &["model.lora: rank should be"]),
-        ("model.lora.dropout=1.5", &["model.lora: dropout should be"]),
+        ("model.lora.rank=0", &["model.lora: rank must be"]),
+        ("model.lora.dropout=1.5", &["model.lora: dropout must be"]),
         ("model.lora.ranks=4", &["unknown key `ranks`", "`rank`"]),
         (
             "model.lora.path=no/adapter",
@@ -275,7 +275,7 @@ fn adapter_folders_that_do_not_fit_are_refused() {
         &generate("qwen3-sharded", &["--adapter", adapter]),
         &[
             "adapter_model.safetensors",
-            "this model needs",
+            "expected",
             "base model \"qwen2-tied\"",
         ],
     );
@@ -303,18 +303,14 @@ fn adapter_folders_that_do_not_fit_are_refused() {
         (
             "\"q_proj\",\n",
             "",
-            &["tensors are not what its target_modules call for", "q_proj"],
+            &["tensors are not defined by its target_modules", "q_proj"],
         ),
         (
             "\"q_proj\",",
             "\"q_proj\", \"k_proj\",",
             &["k_proj.lora_A.weight is missing"],
         ),
-        (
-            "\"r\": 4",
-            "\"r\": 8",
-            &["has shape [4, ", "this model needs [8, "],
-        ),
+        ("\"r\": 4", "\"r\": 8", &["has shape [4, ", "expected [8, "]),
     ] {
         assert!(text.contains(from), "{from}");
         bench.write("adapter/adapter_config.json", &text.replace(from, to));

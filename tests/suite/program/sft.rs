@@ -122,7 +122,7 @@ fn supervised_settings_that_cannot_work_are_refused() {
         ),
         (
             r#"{"messages": [{"role": "assistant", "content": "y"}]}"#,
-            "begins with the assistant",
+            "begins with an assistant",
         ),
     ] {
         bench.write("bad.jsonl", row);

@@ -31,7 +31,7 @@ impl Fields<'_> {
     ) -> Result<Option<T>> {
         self.present(key)
             .map(|v| {
-                read(v).ok_or_else(|| self.error(format!("`{key}` should be {kind}, found {v}")))
+                read(v).ok_or_else(|| self.error(format!("`{key}` must be {kind}, found {v}")))
             })
             .transpose()
     }
@@ -43,11 +43,8 @@ impl Fields<'_> {
     }
 
     fn required(&self, key: &str) -> Result<usize> {
-        self.size(key)?.ok_or_else(|| {
-            self.error(format!(
-                "`{key}` is missing; it should be a positive whole number"
-            ))
-        })
+        self.size(key)?
+            .ok_or_else(|| self.error(format!("`{key}` is missing; expected a positive integer")))
     }
 
     fn number(&self, key: &str) -> Result<Option<f64>> {
@@ -80,7 +77,7 @@ impl Arch {
         let num_kv_heads = f.size("num_key_value_heads")?.unwrap_or(num_heads);
         if num_heads % num_kv_heads != 0 {
             return Err(f.error(format!(
-                "`num_attention_heads` ({num_heads}) should be a multiple of `num_key_value_heads` ({num_kv_heads})"
+                "`num_attention_heads` ({num_heads}) must be a multiple of `num_key_value_heads` ({num_kv_heads})"
             )));
         }
         let head_dim = match f.size("head_dim")? {
@@ -90,14 +87,14 @@ impl Arch {
             None if hidden_size % num_heads == 0 => hidden_size / num_heads,
             None => {
                 return Err(f.error(format!(
-                    "`hidden_size` ({hidden_size}) is no multiple of `num_attention_heads` ({num_heads}) \
-                     and there is no `head_dim`"
+                    "`hidden_size` ({hidden_size}) is not a multiple of `num_attention_heads` ({num_heads}), and `head_dim` \
+                     is not set"
                 )));
             }
         };
         if head_dim % 2 != 0 {
             return Err(f.error(format!(
-                "`head_dim` should be even for rotary embedding, found {head_dim}"
+                "`head_dim` must be even for the rotary embedding, found {head_dim}"
             )));
         }
         let bias = f.flag("attention_bias", false)?;
@@ -180,11 +177,11 @@ fn check_one_label(f: &Fields<'_>) -> Result<()> {
     match labels {
         Some(1) => Ok(()),
         Some(n) => Err(f.error(format!(
-            "reward models and critics have one label; this one has {n}"
+            "reward models and critics must have one label; this one has {n}"
         ))),
         // transformers leaves num_labels out when it is its default of two
         None => Err(f.error(
-            "reward models and critics have one label; this config names none, which means two"
+            "reward models and critics must have one label; this config sets none, which means two"
                 .into(),
         )),
     }
