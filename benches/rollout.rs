@@ -46,7 +46,7 @@ fn requests(count: usize, lengths: impl Fn(usize) -> usize) -> Vec<GenerationReq
             key: DrawKey {
                 seed: 1,
                 step: 0,
-                draw: i as u32,
+                prompt_index: i as u32,
                 sample: 0,
             },
         })

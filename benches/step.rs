@@ -101,7 +101,7 @@ fn sampling(decoder: &Decoder) {
             key: DrawKey {
                 seed: 1,
                 step: 0,
-                draw: i as u32,
+                prompt_index: i as u32,
                 sample: 0,
             },
         })

@@ -122,7 +122,7 @@ impl MicroBatch {
         let keys = sequences.iter().map(|sequence| DropoutKey {
             seed: at.seed,
             step: at.step as u32,
-            draw: sequence.id.draw,
+            prompt_index: sequence.id.prompt_index,
             sample: sequence.id.sample as u32,
         });
         let rows = keys.zip(self.strides.iter().copied());

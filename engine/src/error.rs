@@ -37,13 +37,13 @@ pub enum Error {
     LrScheduler(LrSchedulerError),
     /// A completion could not be judged.
     #[error(
-        "reward failed at step {step}, draw {draw}, sample {sample}: {reason}\n  prompt: {prompt:?}\n  completion: {completion:?}"
+        "reward failed at step {step}, draw {prompt_index}, sample {sample}: {reason}\n  prompt: {prompt:?}\n  completion: {completion:?}"
     )]
     Reward {
         /// Training step.
         step: u64,
         /// Index of the prompt among the run's draws.
-        draw: u64,
+        prompt_index: u64,
         /// Index of the completion in its group.
         sample: usize,
         /// The prompt's text.

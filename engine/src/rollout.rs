@@ -7,7 +7,7 @@ use serde::Serialize;
 #[derive(Clone, Debug)]
 pub struct Rollout {
     /// Index of its prompt among the run's draws: names its group.
-    pub draw: u64,
+    pub prompt_index: u64,
     /// Index in the group.
     pub sample: usize,
     /// Prompt tokens.
@@ -45,7 +45,7 @@ pub struct Rollout {
     /// What each completion token turned out to be worth, by rewards and values; empty without a critic.
     pub returns: Vec<f64>,
     /// Sum of its tokens' rewards: the reward, less the KL penalties where the objective takes them off.
-    pub penalised: f64,
+    pub penalized_reward: f64,
     /// Advantage of each completion token.
     pub advantages: Vec<f64>,
 }
@@ -71,7 +71,8 @@ pub struct SampleRecord<'a> {
     /// Training step.
     pub step: u64,
     /// Index of the prompt among the run's draws.
-    pub draw: u64,
+    #[serde(rename = "draw")]
+    pub prompt_index: u64,
     /// Index in the group.
     pub sample: usize,
     /// The prompt's text.

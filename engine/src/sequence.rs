@@ -40,7 +40,7 @@ pub struct Sequence {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SampleId {
     /// Index of its prompt among the run's draws.
-    pub draw: u64,
+    pub prompt_index: u64,
     /// Index in its group.
     pub sample: usize,
 }

@@ -17,7 +17,7 @@
 //! let decoder = Decoder::random(checkpoint.arch().clone(), 1, &Device::flex());
 //!
 //! let sampling = SamplingParams { max_new_tokens: 5, ..SamplingParams::default() };
-//! let key = DrawKey { seed: 7, step: 0, draw: 0, sample: 0 };
+//! let key = DrawKey { seed: 7, step: 0, prompt_index: 0, sample: 0 };
 //! let requests = [GenerationRequest { tokens: vec![1, 2, 3], key }];
 //! let samples = Generator::new(&decoder, None, &sampling)?.run(&requests, 2, 8)?;
 //! assert_eq!(samples.len(), 2);

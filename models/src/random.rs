@@ -1,7 +1,7 @@
 //! Random numbers as a pure function of what they are for.
 //!
 //! Philox 4×32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011): a counter-based
-//! generator, so that a token's draw depends on (seed, step, draw, sample, position) and on nothing
+//! generator, so that a token's draw depends on (seed, step, prompt index, sample, position) and on nothing
 //! else: not on the batch it was sampled in, its slot, or the order of work.
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
@@ -41,7 +41,7 @@ pub struct DrawKey {
     /// Training step (0 outside of training).
     pub step: u32,
     /// Index of the prompt among all the run's draws.
-    pub draw: u32,
+    pub prompt_index: u32,
     /// Index of the completion in its group.
     pub sample: u32,
 }
@@ -51,7 +51,7 @@ impl DrawKey {
     #[must_use]
     pub fn uniform(&self, position: u32) -> f32 {
         let key = [self.seed as u32, (self.seed >> 32) as u32];
-        unit(philox([self.step, self.draw, self.sample, position], key)[0])
+        unit(philox([self.step, self.prompt_index, self.sample, position], key)[0])
     }
 }
 
@@ -156,7 +156,7 @@ mod tests {
         let key = DrawKey {
             seed: 7,
             step: 1,
-            draw: 2,
+            prompt_index: 2,
             sample: 3,
         };
         let mean = (0..4096).map(|p| f64::from(key.uniform(p))).sum::<f64>() / 4096.0;

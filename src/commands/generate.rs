@@ -28,7 +28,7 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         stop_strings: args.stop.clone(),
     };
     let mut requests = Vec::with_capacity(args.prompt.len());
-    for (draw, prompt) in args.prompt.iter().enumerate() {
+    for (index, prompt) in args.prompt.iter().enumerate() {
         let tokens = if args.chat {
             let message = Message {
                 role: "user".into(),
@@ -43,7 +43,7 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
             key: DrawKey {
                 seed: args.seed,
                 step: 0,
-                draw: draw as u32,
+                prompt_index: index as u32,
                 sample: 0,
             },
         });

@@ -273,7 +273,7 @@ fn sample(case: &Case, learner: &mut Learner) {
             key: DrawKey {
                 seed: 1,
                 step: 0,
-                draw: i as u32,
+                prompt_index: i as u32,
                 sample: 0,
             },
         })

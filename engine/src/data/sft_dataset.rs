@@ -111,7 +111,10 @@ impl SftDataset {
                 }
                 None => solved(&data.draw(seed, draw)?, source)?,
             };
-            let id = SampleId { draw, sample: 0 };
+            let id = SampleId {
+                prompt_index: draw,
+                sample: 0,
+            };
             Ok(Sequence { id, ..sequence })
         });
         Ok((weighted(drawn.collect::<Result<_>>()?), epochs))

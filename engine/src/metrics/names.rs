@@ -170,7 +170,7 @@ fn reward_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
     let rollouts = &rollout.rollouts;
     let of = |f: fn(&Rollout) -> f64| rollouts.iter().map(f).collect::<Vec<f64>>();
     spread("critic/score", &of(|r| r.reward), put);
-    spread("critic/rewards", &of(|r| r.penalised), put);
+    spread("critic/rewards", &of(|r| r.penalized_reward), put);
     let parts = rollouts.first().map(|r| r.reward_parts.as_slice());
     for (name, _) in parts.unwrap_or_default() {
         let part = |r: &Rollout| {
@@ -255,7 +255,7 @@ mod tests {
 
     fn rollout(mask: Vec<bool>, advantages: Vec<f64>) -> Rollout {
         Rollout {
-            draw: 0,
+            prompt_index: 0,
             sample: 0,
             prompt: vec![1, 2],
             completion: vec![3; mask.len()],
@@ -274,7 +274,7 @@ mod tests {
             correction: Vec::new(),
             values: Vec::new(),
             returns: Vec::new(),
-            penalised: 1.0,
+            penalized_reward: 1.0,
             advantages,
         }
     }

@@ -181,11 +181,11 @@ fn samples(step: u64, report: &RolloutReport) -> Vec<SampleRecord<'_>> {
     let rollouts = report.rollouts.iter();
     rollouts
         .map(|r| {
-            let prompt = &report.prompts[(r.draw - report.first_prompt) as usize];
+            let prompt = &report.prompts[(r.prompt_index - report.first_prompt) as usize];
             let advantages = r.advantages.iter().sum::<f64>();
             SampleRecord {
                 step,
-                draw: r.draw,
+                prompt_index: r.prompt_index,
                 sample: r.sample,
                 prompt: &prompt.text,
                 completion: &r.text,

@@ -90,7 +90,7 @@ impl OptimizerStep<'_> {
 ///             let tokens = rollout.completion.len();
 ///             rollout.mask = vec![true; tokens];
 ///             rollout.advantages = vec![rollout.reward - mean; tokens];
-///             rollout.penalised = rollout.reward;
+///             rollout.penalized_reward = rollout.reward;
 ///         }
 ///         vec![("reinforce/baseline".into(), mean)]
 ///     }
@@ -106,10 +106,10 @@ pub trait Objective: TokenLoss + Send + Sync {
     }
 
     /// Computes the advantages of a training step's rollouts, and returns metrics: names and values. Rollouts of one prompt
-    /// have the same `draw`.
+    /// have the same `prompt_index`.
     ///
     /// For every rollout it fills in `mask` (which completion tokens are scored), `advantages` (of each completion token)
-    /// and `penalised` (the reward that metrics report); where [`Needs::values`] is set, `returns` too; and `correction`
+    /// and `penalized_reward` (the reward that metrics report); where [`Needs::values`] is set, `returns` too; and `correction`
     /// (a weight of each scored token) where the policy loss is corrected.
     fn compute_advantages(
         &self,

@@ -26,7 +26,7 @@ pub struct Place {
     /// Training step.
     pub step: u64,
     /// Index of the prompt among the run's draws.
-    pub draw: u64,
+    pub prompt_index: u64,
     /// Index of the completion in its group.
     pub sample: usize,
 }
@@ -110,7 +110,7 @@ impl Answer<'_> {
     fn failed(&self, reason: String) -> Error {
         Error::Reward {
             step: self.place.step,
-            draw: self.place.draw,
+            prompt_index: self.place.prompt_index,
             sample: self.place.sample,
             prompt: self.prompt.text.clone(),
             completion: self.text.clone(),

@@ -99,7 +99,7 @@ pub(crate) fn greedy_samples(
     let key = DrawKey {
         seed: 0,
         step: 0,
-        draw: 0,
+        prompt_index: 0,
         sample: 0,
     };
     let requests: Vec<GenerationRequest> = data
@@ -150,7 +150,7 @@ pub(crate) fn mean_reward(
 ) -> Result<f64> {
     let answers = answers(&data.validation, samples, source, |sample| Place {
         step: 0,
-        draw: sample.request as u64,
+        prompt_index: sample.request as u64,
         sample: sample.sample,
     })?;
     let scores = judge.scores(&answers)?;

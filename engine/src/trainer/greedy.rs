@@ -18,7 +18,7 @@ impl Trainer {
         let key = DrawKey {
             seed: self.config.trainer.seed,
             step: self.state.step as u32 + 1,
-            draw: 0,
+            prompt_index: 0,
             sample: 0,
         };
         let requests: Vec<GenerationRequest> = prompts
@@ -44,7 +44,7 @@ impl Trainer {
         let (step, first) = (self.state.step + 1, self.state.draws);
         let answers = answers(prompts, samples, &self.source, |sample| Place {
             step,
-            draw: first + sample.request as u64,
+            prompt_index: first + sample.request as u64,
             sample: sample.sample,
         })?;
         let scores = self.recovering(Phase::RewardBaseline, |t| t.judge.scores(&answers))?;
@@ -62,8 +62,11 @@ impl Trainer {
             );
         }
         for (answer, reward) in answers.iter().zip(rewards) {
-            let draw = answer.place.draw;
-            for rollout in rollouts.iter_mut().filter(|r| r.draw == draw) {
+            let prompt_index = answer.place.prompt_index;
+            for rollout in rollouts
+                .iter_mut()
+                .filter(|r| r.prompt_index == prompt_index)
+            {
                 rollout.baseline = Some(reward.total);
             }
         }

@@ -37,7 +37,7 @@ struct Bench {
     tokenizer: Arc<Tokenizer>,
     prompts: Arc<Vec<Prompt>>,
     max_tokens: usize,
-    /// The step, and the draw of the first prompt.
+    /// The step, and the index of its first prompt.
     step: u64,
     first: u64,
 }
@@ -51,7 +51,7 @@ impl Bench {
     }
 }
 
-/// A completion as a judge takes it, in a step whose first prompt has this draw.
+/// A completion as a judge takes it, in a step whose first prompt has this index.
 fn answer<'a>(
     prompts: &'a [Prompt],
     sample: &'a Sample,
@@ -65,7 +65,7 @@ fn answer<'a>(
         finished: sample.finish == FinishReason::Stop,
         place: Place {
             step,
-            draw: first + sample.request as u64,
+            prompt_index: first + sample.request as u64,
             sample: sample.sample,
         },
     }
@@ -103,7 +103,7 @@ impl Trainer {
         let mut stats = RolloutStats::default();
         loop {
             let first = first_prompt + prompts.len() as u64;
-            let fresh = Arc::new(self.draw(first, dynamic.prompts(wanted - kept.len()))?);
+            let fresh = Arc::new(self.draw_prompts(first, dynamic.prompts(wanted - kept.len()))?);
             let groups = self.sampled_groups(&fresh, first, &mut stats)?;
             prompts.extend(Arc::unwrap_or_clone(fresh));
             for group in groups {
@@ -129,7 +129,7 @@ impl Trainer {
             );
         }
         kept.append(&mut equal);
-        kept.sort_by_key(|group| group[0].draw);
+        kept.sort_by_key(|group| group[0].prompt_index);
         stats.kept_groups = kept.len();
         if self.config.rollout.free_cache {
             self.device.memory_cleanup();
@@ -145,9 +145,10 @@ impl Trainer {
         })
     }
 
-    fn draw(&self, first: u64, count: usize) -> Result<Vec<Prompt>> {
+    /// Prompts of the run from an index on.
+    fn draw_prompts(&self, first: u64, count: usize) -> Result<Vec<Prompt>> {
         (first..first + count as u64)
-            .map(|draw| self.data.draw(self.config.trainer.seed, draw))
+            .map(|index| self.data.draw(self.config.trainer.seed, index))
             .collect()
     }
 
@@ -169,7 +170,7 @@ impl Trainer {
         let mut rollouts = Vec::with_capacity(generated.samples.len());
         for (s, (text, reward)) in generated.samples.into_iter().zip(rewards) {
             rollouts.push(Rollout {
-                draw: first + s.request as u64,
+                prompt_index: first + s.request as u64,
                 sample: s.sample,
                 prompt: prompts[s.request].tokens.clone(),
                 completion: s.tokens,
@@ -188,17 +189,20 @@ impl Trainer {
                 correction: Vec::new(),
                 values: Vec::new(),
                 returns: Vec::new(),
-                penalised: 0.0,
+                penalized_reward: 0.0,
                 advantages: Vec::new(),
             });
         }
         let rewards: Vec<f64> = rollouts.iter().map(|r| r.reward).collect();
-        let draws: Vec<u64> = rollouts.iter().map(|r| r.draw).collect();
+        let groups_of: Vec<u64> = rollouts.iter().map(|r| r.prompt_index).collect();
         stats.sampled_groups += prompts.len();
-        stats.zero_std_groups += frac_reward_zero_std(&rewards, &draws) * prompts.len() as f64;
+        stats.zero_std_groups += frac_reward_zero_std(&rewards, &groups_of) * prompts.len() as f64;
         let mut groups: Vec<Vec<Rollout>> = Vec::with_capacity(prompts.len());
         for rollout in rollouts {
-            match groups.last_mut().filter(|g| g[0].draw == rollout.draw) {
+            match groups
+                .last_mut()
+                .filter(|g| g[0].prompt_index == rollout.prompt_index)
+            {
                 Some(group) => group.push(rollout),
                 None => groups.push(vec![rollout]),
             }
@@ -263,12 +267,12 @@ impl Trainer {
         let requests: Vec<GenerationRequest> = prompts
             .iter()
             .zip(first..)
-            .map(|(prompt, draw)| GenerationRequest {
+            .map(|(prompt, index)| GenerationRequest {
                 tokens: prompt.tokens.clone(),
                 key: DrawKey {
                     seed: self.config.trainer.seed,
                     step: step as u32,
-                    draw: draw as u32,
+                    prompt_index: index as u32,
                     sample: 0,
                 },
             })

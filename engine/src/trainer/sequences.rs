@@ -27,7 +27,7 @@ pub(super) fn sequence(rollout: &Rollout) -> Sequence {
         values: rollout.scored(&rollout.values),
         returns: rollout.scored(&rollout.returns),
         id: SampleId {
-            draw: rollout.draw,
+            prompt_index: rollout.prompt_index,
             sample: rollout.sample,
         },
         ..whole

@@ -208,7 +208,9 @@ impl Trainer {
 
     /// Groups of a step, cut into mini-batches; shuffled by (seed, step, epoch) where there are several.
     fn minibatches<'r>(&self, rollouts: &'r [Rollout], epoch: usize) -> Vec<Vec<&'r Rollout>> {
-        let mut groups: Vec<&[Rollout]> = rollouts.chunk_by(|a, b| a.draw == b.draw).collect();
+        let mut groups: Vec<&[Rollout]> = rollouts
+            .chunk_by(|a, b| a.prompt_index == b.prompt_index)
+            .collect();
         let size = self
             .config
             .update

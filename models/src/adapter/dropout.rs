@@ -13,7 +13,7 @@ pub struct DropoutKey {
     /// Optimizer step.
     pub step: u32,
     /// Index of the prompt among all the run's draws.
-    pub draw: u64,
+    pub prompt_index: u64,
     /// Index of the completion in its group.
     pub sample: u32,
 }
@@ -28,8 +28,8 @@ impl DropoutKey {
         ];
         let counter = [
             self.step,
-            self.draw as u32,
-            (self.draw >> 32) as u32,
+            self.prompt_index as u32,
+            (self.prompt_index >> 32) as u32,
             self.sample,
         ];
         let [low, high, ..] = philox(counter, key);
@@ -101,11 +101,11 @@ impl Dropout {
 mod tests {
     use super::*;
 
-    fn key(draw: u64, sample: u32) -> DropoutKey {
+    fn key(prompt_index: u64, sample: u32) -> DropoutKey {
         DropoutKey {
             seed: 7,
             step: 3,
-            draw,
+            prompt_index,
             sample,
         }
     }

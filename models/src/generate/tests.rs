@@ -234,7 +234,7 @@ fn requests(lengths: &[usize]) -> Vec<GenerationRequest> {
         key: DrawKey {
             seed: 3,
             step: 1,
-            draw: salt as u32,
+            prompt_index: salt as u32,
             sample: 0,
         },
     };

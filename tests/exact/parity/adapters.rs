@@ -42,7 +42,10 @@ fn adapted() -> Vec<(Model, Vec<Sequence>)> {
         let Ok(adapted) = adapted;
         model.decoder = adapted;
         for (sample, row) in rows.iter_mut().enumerate() {
-            row.id = SampleId { draw: 9, sample };
+            row.id = SampleId {
+                prompt_index: 9,
+                sample,
+            };
         }
         model.dropout = DropoutStep { seed: 5, step: 2 };
     }

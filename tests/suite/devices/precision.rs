@@ -298,7 +298,7 @@ fn hold_sampled(
         key: DrawKey {
             seed: 5,
             step: 0,
-            draw: i as u32,
+            prompt_index: i as u32,
             sample: 0,
         },
     };

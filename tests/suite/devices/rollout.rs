@@ -251,7 +251,7 @@ fn run_packed(
         key: DrawKey {
             seed: 3,
             step: 0,
-            draw: draw as u32,
+            prompt_index: draw as u32,
             sample: 0,
         },
     };

@@ -188,12 +188,12 @@ fn the_sampler_and_the_trainer_agree_beside_an_adapter() {
     };
     let requests: Vec<GenerationRequest> = (0..)
         .zip(&rows)
-        .map(|(draw, row)| GenerationRequest {
+        .map(|(prompt_index, row)| GenerationRequest {
             tokens: row.tokens[..4].to_vec(),
             key: DrawKey {
                 seed: 3,
                 step: 1,
-                draw,
+                prompt_index,
                 sample: 0,
             },
         })

@@ -277,7 +277,7 @@ fn check_greedy(
             key: DrawKey {
                 seed: 0,
                 step: 0,
-                draw: 0,
+                prompt_index: 0,
                 sample: 0,
             },
         })

@@ -24,7 +24,7 @@ impl PolicyGradient {
                 .map(|r| token_level_rewards(r.reward, &vec![0.0; r.completion.len()], 0.0))
                 .collect(),
         };
-        let groups: Vec<u64> = rollouts.iter().map(|r| r.draw).collect();
+        let groups: Vec<u64> = rollouts.iter().map(|r| r.prompt_index).collect();
         let masks: Vec<Vec<bool>> = rollouts.iter().map(|r| r.mask.clone()).collect();
         let baselines: Vec<f64> = rollouts.iter().filter_map(|r| r.baseline).collect();
         let wide = |values: &Vec<f32>| values.iter().map(|&v| f64::from(v)).collect();
@@ -51,7 +51,7 @@ impl PolicyGradient {
         }
         for ((rollout, advantages), rewards) in rollouts.iter_mut().zip(advantages).zip(&rewards) {
             rollout.advantages = advantages;
-            rollout.penalised = rewards.iter().sum();
+            rollout.penalized_reward = rewards.iter().sum();
         }
         metrics
     }
