@@ -53,14 +53,17 @@ pub(super) fn check_optimizers(
     plan: &Plan,
     device: &Device,
 ) -> Result<()> {
-    let at = (device, config.precision);
     for (section, optim) in optimizers(config, sft, mode) {
-        check_optimizer(plan.policy(), at, optim, &section)?;
+        check_optimizer(plan.policy(), device, config.precision, optim, &section)?;
     }
     match (config.own_critic(), plan.critic()) {
-        (Some(critic), Some(plan)) if mode == Mode::Rl => {
-            check_optimizer(plan, at, &critic.optim, "critic.optim")
-        }
+        (Some(critic), Some(plan)) if mode == Mode::Rl => check_optimizer(
+            plan,
+            device,
+            config.precision,
+            &critic.optim,
+            "critic.optim",
+        ),
         _ => Ok(()),
     }
 }
@@ -68,7 +71,8 @@ pub(super) fn check_optimizers(
 /// Refuses an optimizer that the plan or the device cannot serve, and warns of one that will not do what it says.
 fn check_optimizer(
     plan: &ModelPlan,
-    (device, precision): (&Device, Precision),
+    device: &Device,
+    precision: Precision,
     optim: &OptimConfig,
     section: &str,
 ) -> Result<()> {

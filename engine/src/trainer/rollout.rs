@@ -32,7 +32,7 @@ struct ScoringThread {
 }
 
 /// What the rules need, shared with their thread.
-struct Bench {
+struct RuleScorer {
     task: Arc<dyn Task>,
     tokenizer: Arc<Tokenizer>,
     prompts: Arc<Vec<Prompt>>,
@@ -42,21 +42,22 @@ struct Bench {
     first: u64,
 }
 
-impl Bench {
-    fn judge(&self, sample: &Sample) -> Result<(String, Reward)> {
+impl RuleScorer {
+    fn score(&self, sample: &Sample) -> Result<(String, Reward)> {
         let text = self.tokenizer.decode(&sample.tokens, true)?;
-        let answer = answer(&self.prompts, sample, text, (self.step, self.first));
+        let answer = answer(&self.prompts, sample, text, self.step, self.first);
         let reward = answer.by_rules(self.task.as_ref(), self.max_tokens, Purpose::Training)?;
         Ok((answer.text, reward))
     }
 }
 
-/// A completion as a judge takes it, in a step whose first prompt has this index.
+/// A completion as rules and reward models take it, in a step whose first prompt has this index.
 fn answer<'a>(
     prompts: &'a [Prompt],
     sample: &'a Sample,
     text: String,
-    (step, first): (u64, u64),
+    step: u64,
+    first: u64,
 ) -> Answer<'a> {
     Answer {
         prompt: &prompts[sample.request],
@@ -72,12 +73,12 @@ fn answer<'a>(
 }
 
 impl ScoringThread {
-    fn start(bench: Bench) -> Self {
+    fn start(scorer: RuleScorer) -> Self {
         let (samples, coming) = channel::<Sample>();
         let thread = std::thread::spawn(move || {
             coming
                 .into_iter()
-                .map(|s| ((s.request, s.sample), bench.judge(&s)))
+                .map(|s| ((s.request, s.sample), scorer.score(&s)))
                 .collect()
         });
         Self { samples, thread }
@@ -107,7 +108,7 @@ impl Trainer {
             let groups = self.sampled_groups(&fresh, first, &mut stats)?;
             prompts.extend(Arc::unwrap_or_clone(fresh));
             for group in groups {
-                if !dynamic.enable || differs(&group, &dynamic.metric)? {
+                if !dynamic.enable || has_spread(&group, &dynamic.metric)? {
                     kept.push(group);
                 } else {
                     equal.push(group);
@@ -210,7 +211,7 @@ impl Trainer {
         Ok(groups)
     }
 
-    /// Texts and rewards of completions, given what the rules say of them: the reward models judge all of them together.
+    /// Texts and rewards of completions, given their rewards by the rules: the reward models score all of them together.
     fn rewards(
         &mut self,
         prompts: &[Prompt],
@@ -218,12 +219,12 @@ impl Trainer {
         samples: &[Sample],
         rules: RuleRewards,
     ) -> Result<Vec<(String, Reward)>> {
-        let at = (self.state.step + 1, first);
+        let step = self.state.step + 1;
         let (mut answers, mut rewards) = (Vec::new(), Vec::new());
-        // by request and sample, as the judgements are: the first error is the first sample's
+        // by request and sample, as the rules' rewards are: the first error is the first sample's
         for (sample, scored) in samples.iter().zip(rules.into_values()) {
             let (text, reward) = scored?;
-            answers.push(answer(prompts, sample, text, at));
+            answers.push(answer(prompts, sample, text, step, first));
             rewards.push(reward);
         }
         let scores = self.recovering(Phase::Reward, |t| t.judge.scores(&answers))?;
@@ -259,7 +260,7 @@ impl Trainer {
         (rounded, Some(hold))
     }
 
-    /// Completions of prompts; whoever judges them has them already, as far as they have ended.
+    /// Completions of prompts. Those that have ended are on their way to the rules already.
     fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64) -> Result<(Generated, ScoringThread)> {
         let rollout = &self.config.rollout;
         let sampling = rollout.sampling(self.source.stop_ids.clone());
@@ -284,7 +285,7 @@ impl Trainer {
             self.plan.rollout.max_num_seqs,
             self.request.workload.kv_cache_bytes,
         )?;
-        let rules = ScoringThread::start(Bench {
+        let rules = ScoringThread::start(RuleScorer {
             task: self.data.shared_task(),
             tokenizer: Arc::clone(&self.source.tokenizer),
             prompts: Arc::clone(prompts),
@@ -296,7 +297,7 @@ impl Trainer {
             .accounted(&self.learner.runtime.accounts)
             .prepack(self.request.workload.prepack)
             .run_with(&requests, rollout.n, &limits, |sample| {
-                // a judge that is gone has panicked, and says so when it is waited for
+                // a thread that is gone has panicked, which `finish` passes on
                 let _ = rules.samples.send(sample.clone());
             })?;
         Ok((generated, rules))
@@ -304,7 +305,7 @@ impl Trainer {
 }
 
 /// Whether a group's values of a metric differ.
-fn differs(group: &[Rollout], metric: &str) -> Result<bool> {
+fn has_spread(group: &[Rollout], metric: &str) -> Result<bool> {
     let value = |rollout: &Rollout| {
         if metric == DynamicSampling::SCORE {
             return Ok(rollout.reward);
