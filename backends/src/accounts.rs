@@ -1,7 +1,7 @@
-//! Bytes by category: who holds memory, and the most that each ever held.
+//! Bytes in use and their peaks by category.
 //!
-//! A backend's pool says how much is in use and not by whom. Whoever keeps tensors across a boundary takes out a
-//! [`Hold`] for their bytes; the category's account falls again when the hold is dropped.
+//! A backend's memory pool reports how much is in use, not for what. Code that keeps tensors across a phase or segment boundary
+//! registers their bytes with [`Accounts::hold`]; dropping the [`MemoryGuard`] subtracts them again.
 
 pub use firebrick_spec::{Category, Home};
 
@@ -15,13 +15,13 @@ struct Cell {
     peak: AtomicU64,
 }
 
-/// The accounts of one training run, shared by everything that holds memory for it.
+/// The memory accounts of one training run, shared by everything that allocates for it.
 #[derive(Debug, Default)]
 pub struct Accounts {
     cells: [[Cell; 2]; Category::ALL.len()],
 }
 
-/// One account as it stands.
+/// The state of one account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Balance {
     /// What the bytes are held for.
@@ -45,7 +45,7 @@ impl Accounts {
         &self.cells[category as usize][home as usize]
     }
 
-    /// Holds bytes until the returned value is dropped.
+    /// Adds bytes to an account until the returned guard is dropped.
     #[must_use]
     pub fn hold(self: &Arc<Self>, category: Category, home: Home, bytes: usize) -> Hold {
         let cell = self.cell(category, home);
@@ -72,7 +72,7 @@ impl Accounts {
         }
     }
 
-    /// Every account that ever held something, the largest peak first.
+    /// Every account with a peak above 0, the largest peak first.
     #[must_use]
     pub fn balances(&self) -> Vec<Balance> {
         let mut all: Vec<Balance> = Category::ALL
@@ -84,7 +84,7 @@ impl Accounts {
         all
     }
 
-    /// Every account that holds something now, the largest first.
+    /// Every account with bytes in use, the largest first.
     #[must_use]
     pub fn ranked(&self) -> Vec<Balance> {
         let mut live = self.balances();
@@ -93,7 +93,7 @@ impl Accounts {
         live
     }
 
-    /// Counts peaks from what is held now.
+    /// Sets peaks to what is held now.
     pub fn reset_peaks(&self) {
         for cell in self.cells.iter().flatten() {
             cell.peak.store(cell.now.load(Relaxed), Relaxed);
@@ -101,7 +101,7 @@ impl Accounts {
     }
 }
 
-/// Bytes held for a category; given back when dropped.
+/// Bytes registered in an account; subtracted when dropped.
 #[derive(Debug)]
 pub struct Hold {
     accounts: Arc<Accounts>,

@@ -1,4 +1,4 @@
-//! A global allocator that counts: the byte readings of the CPU backend, exact and free of the system's rounding.
+//! A global allocator that counts bytes: exact memory readings of the CPU backend.
 //!
 //! A program opts in with
 //! `#[global_allocator] static ALLOCATOR: CountingAllocator = CountingAllocator;`.
@@ -15,17 +15,17 @@ static PEAK: AtomicUsize = AtomicUsize::new(0);
 /// Called with the size of an allocation that the system refused, before the process ends.
 static ON_REFUSAL: OnceLock<fn(usize)> = OnceLock::new();
 
-/// Sets what to do when the system refuses an allocation: the process is about to end, and must not allocate.
+/// Sets a handler for a failed allocation. The process is about to abort; the handler must not allocate.
 pub fn on_refusal(report: fn(usize)) {
-    // only a program's start sets it, once
+    // set once, at the program's start
     let _ = ON_REFUSAL.set(report);
 }
 
-/// Keeps freed memory for the next allocations instead of giving it back to the system within milliseconds, and asks for large
-/// pages. Training frees and allocates the same large tensors again and again; faulting their pages in anew costs a third
-/// of an update. What `MIMALLOC_*` variables of the environment say goes first.
+/// Keeps freed memory for later allocations instead of returning it to the system within milliseconds, and asks for large pages.
+/// Training frees and allocates the same large tensors repeatedly; page faults would cost a third of an update. `MIMALLOC_*`
+/// environment variables take precedence.
 pub fn keep_freed_memory() {
-    /// Milliseconds until freed memory goes back to the system, −1 for never; mimalloc's `mi_option_purge_delay`.
+    /// Milliseconds until freed memory returns to the system, −1 for never; mimalloc's `mi_option_purge_delay`.
     const PURGE_DELAY: mi_option_t = 15;
     // SAFETY: both options exist in the mimalloc that is linked, and may be set at any time.
     #[allow(unsafe_code, reason = "mimalloc is written in C")]
@@ -108,7 +108,7 @@ pub fn heap() -> Option<HeapReading> {
     })
 }
 
-/// Starts a new peak from what is allocated now.
+/// Sets the peak to what is allocated now.
 pub fn reset_peak() {
     PEAK.store(CURRENT.load(Relaxed), Relaxed);
 }
@@ -123,6 +123,6 @@ pub(crate) fn raise_peak(bytes: usize) {
 pub struct HeapReading {
     /// Allocated now.
     pub current_bytes: u64,
-    /// Most since the start, or since [`reset_peak`].
+    /// Peak since the start, or since [`reset_peak`].
     pub peak_bytes: u64,
 }

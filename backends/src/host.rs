@@ -1,4 +1,4 @@
-//! The host's side: files mapped into memory, files written for good.
+//! Files of the host: memory-mapped reads, synced writes.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -26,7 +26,7 @@ impl MappedFile {
     }
 }
 
-/// Writes a file and waits until the disk has it.
+/// Writes a file and waits until it is on disk (`fsync`).
 pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(bytes)?;

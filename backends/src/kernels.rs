@@ -1,8 +1,8 @@
 //! Fused operations of a decoder, forward and backward, on every backend.
 //!
-//! Burn makes a pass over memory for every small operation. A kernel makes one for a whole formula. Every function here takes
-//! tensors of any backend and returns `None` for those that no kernel is used for: the caller then writes the formula in tensor
-//! operations, and tests hold the two against each other. `cpu` has the kernels of the CPU backend, in f32 and f64; `cube` those
+//! Burn makes a pass over memory for every small operation; a kernel makes one for a whole formula. Every function here takes
+//! tensors of any backend and returns `None` where no kernel is used for them: the caller then computes the formula in tensor
+//! operations, and tests compare the two. `cpu` has the kernels of the CPU backend, in f32 and f64; `cube` those
 //! of `CubeCL` backends, in f32 inside and f32, f16 or bf16 outside: each implements the trait `Kernels`, and `dispatch` picks one
 //! by the device of the tensors. [`table`] says which are used where.
 

@@ -1,4 +1,4 @@
-//! Readings of memory, each with the word for where it comes from.
+//! Readings of memory, each with its source.
 
 use crate::allocator;
 use crate::device::{DeviceInfo, DeviceSpec};
@@ -13,28 +13,28 @@ pub enum Source {
     CountedHeap,
     /// The backend's memory pool, sampled.
     BurnPool,
-    /// No source: the program did not install the counting allocator.
+    /// None: the program did not install the counting allocator.
     None,
 }
 
-/// Bytes of a device at one moment.
+/// Bytes of a device at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Reading {
-    /// Where the numbers come from.
+    /// The source of the values.
     pub source: Source,
     /// Held by live tensors (on the CPU: by anything on the heap).
     pub in_use_bytes: u64,
     /// Held by the pools, free pages included (on the CPU: the same).
     pub reserved_bytes: u64,
-    /// Most in use, where the source keeps a peak.
+    /// Peak in use, where the source records it.
     pub peak_bytes: Option<u64>,
 }
 
-/// Reads a device's memory. Waits for the device's queue, so call it at phase boundaries only.
+/// Reads a device's memory. Synchronises with the device, so call it at phase boundaries only.
 #[must_use]
 pub fn read(device: &Device) -> Reading {
     if device.memory_pool_usage().is_some() {
-        // a failed sync shows up at the next read of a value; a reading is no place to report it
+        // an error of the device is reported by the next read of a tensor
         let _ = device.sync();
     }
     match (device.memory_pool_usage(), allocator::heap()) {
@@ -59,18 +59,18 @@ pub fn read(device: &Device) -> Reading {
     }
 }
 
-/// What a piece of code did to a device's memory: bytes before, after, and at most in between.
+/// A device's memory around a piece of code: bytes before, after, and the peak in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ScopeReading {
     /// In use before.
     pub before_bytes: u64,
     /// In use after.
     pub after_bytes: u64,
-    /// Most in use on the way, where the source keeps a peak (the counted heap); the larger of the two ends elsewhere.
+    /// Peak in use, where the source records it (the counted heap); elsewhere the larger of before and after.
     pub peak_bytes: u64,
 }
 
-/// Measures a piece of code. Scopes may be nested; the CPU's peak is that of the whole process.
+/// Measures the memory of a piece of code. Scopes may be nested; on the CPU the peak is that of the whole process.
 #[derive(Debug)]
 pub struct MemoryScope {
     device: Device,
@@ -106,7 +106,7 @@ impl MemoryScope {
 
 impl Drop for MemoryScope {
     fn drop(&mut self) {
-        // whoever measures around this scope keeps the larger peak
+        // an enclosing scope must see the larger peak
         allocator::raise_peak(self.outer_peak as usize);
     }
 }
@@ -124,7 +124,7 @@ pub fn free_bytes(info: &DeviceInfo) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Peak resident set of this process in bytes, where the system tells (Linux).
+/// Peak resident set size of this process in bytes, where the system reports it (Linux).
 #[must_use]
 pub fn peak_resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;

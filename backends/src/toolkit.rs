@@ -49,8 +49,8 @@ pub(crate) fn missing_here() -> Option<String> {
     }
     let there = |path: &Path| path.exists();
     let folder = folder(std::env::var_os("CUDA_PATH").map(PathBuf::from), there);
-    // SAFETY: it opens and closes a library of NVIDIA's, whose initialisers do nothing but that.
-    #[allow(unsafe_code, reason = "opening a library runs code of it")]
+    // SAFETY: it opens and closes a library of NVIDIA's, whose initialisers only initialise it.
+    #[allow(unsafe_code, reason = "opening a library runs its initialisers")]
     let nvrtc = unsafe { cudarc::nvrtc::sys::is_culib_present() };
     missing(folder.as_deref(), nvrtc, there)
 }

@@ -1,8 +1,8 @@
-//! Where time goes: spans that cost one look at a flag until somebody records them.
+//! Profiling: spans that cost one read of a flag while nothing is recorded.
 //!
-//! A recording holds what one thread did. Spans nest: a phase holds segments, a segment holds kernels. On a device that works
-//! behind the program's back, a span with a device waits for it before it ends while a recording runs, so that its time is the
-//! device's; without a recording nothing waits.
+//! A recording has the spans of one thread. Spans nest: phases contain segments, which contain kernels. GPU work is asynchronous: while
+//! a recording runs, a span with a device synchronises with it at its end, so that it includes the device's time. Without a recording
+//! nothing waits.
 
 use burn::tensor::Device;
 use serde::Serialize;
@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Whether any thread records. A hint that spares everybody else the thread's own state.
+/// Whether any thread ever recorded. Spares other threads the access to their thread-local state.
 static ANYBODY: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -30,24 +30,24 @@ pub struct Record {
     pub name: &'static str,
     /// When it began.
     pub start: f64,
-    /// How long it took, what it held included.
+    /// How long it took, including nested spans.
     pub seconds: f64,
-    /// Spans around it.
+    /// Number of enclosing spans.
     pub depth: usize,
-    /// Floating-point operations of its own, where they are known.
+    /// Floating-point operations, without those of nested spans; 0 where they are not counted.
     pub flops: f64,
 }
 
-/// Something under way; it ends when dropped.
+/// A running span; it ends when dropped.
 #[derive(Debug)]
 #[must_use = "a span ends when it is dropped"]
 pub struct Span {
-    /// Its place in the recording, if there is one.
+    /// Its index in the recording, if there is one.
     place: Option<usize>,
     device: Option<Device>,
 }
 
-/// Begins a span. `flops` are the floating-point operations that it does itself, 0 where nobody counts them.
+/// Begins a span. `flops` counts the floating-point operations outside nested spans; 0 where they are not counted.
 #[inline]
 pub fn span(name: &'static str, flops: f64) -> Span {
     let place = ANYBODY.load(Relaxed).then(|| begin(name, flops)).flatten();
@@ -57,7 +57,7 @@ pub fn span(name: &'static str, flops: f64) -> Span {
     }
 }
 
-/// Begins a span that waits for a device at its end while a recording runs.
+/// Begins a span that synchronises with a device at its end while a recording runs.
 pub fn span_on(name: &'static str, device: &Device) -> Span {
     let mut span = span(name, 0.0);
     span.device = span.place.map(|_| device.clone());
@@ -68,7 +68,7 @@ impl Drop for Span {
     fn drop(&mut self) {
         let Some(place) = self.place else { return };
         if let Some(device) = &self.device {
-            // what fails here fails again, with a name, at the next read
+            // an error of the device is reported by the next read of a tensor
             let _ = device.sync();
         }
         RECORDING.with_borrow_mut(|recording| {
@@ -99,7 +99,7 @@ fn begin(name: &'static str, flops: f64) -> Option<usize> {
     })
 }
 
-/// Records what this thread does from now on. A recording that ran already is thrown away.
+/// Starts recording this thread's spans. Discards a running recording.
 pub fn record() {
     ANYBODY.store(true, Relaxed);
     RECORDING.set(Some(Recording {
@@ -114,30 +114,30 @@ pub fn finish() -> Vec<Record> {
     RECORDING.take().map_or_else(Vec::new, |r| r.spans)
 }
 
-/// Takes this thread's recording out, for another thread that goes on in its place.
+/// Takes this thread's recording, for another thread that continues it.
 pub(crate) fn leave() -> Option<Carried> {
     let anybody = ANYBODY.load(Relaxed);
     anybody.then(|| RECORDING.take()).flatten().map(Carried)
 }
 
-/// Goes on with another thread's recording.
+/// Continues another thread's recording on this one.
 pub(crate) fn enter(recording: Option<Carried>) {
     if let Some(Carried(recording)) = recording {
         RECORDING.set(Some(recording));
     }
 }
 
-/// A recording between two threads.
+/// A recording on its way between two threads.
 pub(crate) struct Carried(Recording);
 
-/// What all spans of one name add up to.
+/// The totals of all spans of one name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Family {
-    /// Spans.
+    /// Number of spans.
     pub calls: u64,
-    /// Seconds, without those of the spans inside.
+    /// Seconds, without nested spans.
     pub own_seconds: f64,
-    /// Seconds, with them.
+    /// Seconds, with nested spans.
     pub seconds: f64,
     /// Floating-point operations.
     pub flops: f64,
@@ -147,7 +147,7 @@ pub struct Family {
 #[must_use]
 pub fn families(spans: &[Record]) -> Vec<(&'static str, Family)> {
     let mut totals: Vec<(&'static str, Family)> = Vec::new();
-    // seconds of the children of the span that is open at each depth
+    // index in the totals of the span that is open at each depth
     let mut open: Vec<usize> = Vec::new();
     for span in spans {
         let place = totals.iter().position(|(name, _)| *name == span.name);

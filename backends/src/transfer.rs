@@ -15,19 +15,22 @@ use std::time::{Duration, Instant};
 use crate::device::{is_cpu, panic_message};
 use crate::{Error, Precision, PrecisionExt, Result};
 
-/// A copy that takes longer than this is taken for a device that hangs.
-const PATIENCE: Duration = Duration::from_mins(10);
+/// After this time a copy fails: the device hangs.
+const TIMEOUT: Duration = Duration::from_mins(10);
 
-/// Elements a worker takes at a time in host arithmetic.
+/// Elements of a task in host arithmetic.
 const GRAIN: usize = 1 << 15;
 
-/// A matrix in host memory, in the float type that it had on its device: f32, or two bytes for weights in half precision, or f64
-/// in exactness tests.
+/// A matrix in host memory, in the float type that it had on its device: f32, f16 or bf16 for weights in half precision, or f64 in
+/// exactness tests.
 #[derive(Clone, Debug)]
 pub struct HostTensor(TensorData);
 
 impl HostTensor {
-    /// Copies a matrix to the host. Waits for it to be computed.
+    /// Copies a matrix to the host. Waits until it is computed.
+    ///
+    /// # Errors
+    /// Where the device reports an error, or does not answer within ten minutes.
     pub fn download(tensor: Tensor<2>) -> Result<Self> {
         Download::matrix(tensor).finish_matrix()
     }
@@ -50,17 +53,17 @@ impl HostTensor {
         self.clone().into_device(device)
     }
 
-    /// The matrix on a device; the host's copy is given up.
+    /// The matrix on a device; consumes the host's copy.
     #[must_use]
     pub fn into_device(self, device: &Device) -> Tensor<2> {
         match self.0.dtype() {
-            // without a type it would take the device's own
+            // without a type Burn would convert it to the device's default
             half @ (DType::BF16 | DType::F16) => Tensor::from_data(self.0, (device, half)),
             _ => Tensor::from_data(self.0, device),
         }
     }
 
-    /// The values in f32 where they are stored in two bytes, else as they are.
+    /// The values in f32 where they are in half precision, else as they are.
     #[must_use]
     pub fn widened(self) -> Self {
         match self.0.dtype() {
@@ -69,7 +72,7 @@ impl HostTensor {
         }
     }
 
-    /// A copy as it is stored in a precision.
+    /// A copy in a precision.
     #[must_use]
     pub fn rounded(&self, precision: Precision) -> Self {
         Self(match precision {
@@ -104,9 +107,9 @@ impl HostTensor {
         self.0.as_bytes().len()
     }
 
-    /// Values to work on, which are not in half precision: [`HostTensor::widened`] ones.
+    /// The values, mutable. They must not be in half precision: see [`HostTensor::widened`].
     pub fn values(&mut self) -> HostValues<'_> {
-        // one of the two always holds: nothing else is ever downloaded
+        // one of the two always succeeds: values are f32 or f64
         if self.0.as_slice::<f64>().is_ok() {
             return match self.0.as_mut_slice::<f64>() {
                 Ok(values) => HostValues::F64(values),
@@ -131,7 +134,7 @@ impl HostTensor {
         self.0.iter::<f32>().collect()
     }
 
-    /// Adds another matrix of the same shape, on all cores.
+    /// Adds another matrix of the same shape, in parallel.
     pub fn add(&mut self, mut other: Self) {
         match (self.values(), other.values()) {
             (HostValues::F32(a), HostValues::F32(b)) => add(a, b),
@@ -196,17 +199,17 @@ fn add_rows<T: Copy + std::ops::AddAssign>(a: &mut [T], columns: usize, at: &[us
     }
 }
 
-/// What a read gives in the end.
+/// A pending read of a tensor.
 type Reading = Pin<Box<dyn Future<Output = Result<TensorData>> + Send>>;
 
-/// A copy to the host under way. It is started on the thread that computes, so that it stands behind the tensor's kernels
-/// in the device's queue, and may be waited for on any.
+/// A copy to the host in progress. It is started on the thread that computes, so that it follows the tensor's kernels in the device's
+/// queue, and may be waited for on any thread.
 ///
-/// Tensors themselves never leave their thread: each thread has a stream and pools of its own on the device.
+/// Tensors themselves never leave their thread: each thread has its own stream and memory pools on the device.
 pub struct Download {
     reading: Reading,
     done: Option<Result<TensorData>>,
-    /// What arrives lies in a staging buffer of the device's pool, and would keep it.
+    /// Whether the data arrive in a staging buffer of the device's pool, which they would keep allocated.
     staged: bool,
 }
 
@@ -240,7 +243,7 @@ impl Download {
         reading: impl Future<Output = Result<TensorData>> + Send + 'static,
     ) -> Self {
         let mut reading: Reading = Box::pin(reading);
-        // the first poll is what puts the read into the queue
+        // the first poll enqueues the read
         let mut context = Context::from_waker(Waker::noop());
         let done = match reading.as_mut().poll(&mut context) {
             Poll::Ready(result) => Some(result),
@@ -253,7 +256,7 @@ impl Download {
         }
     }
 
-    /// Waits for the copy. The result is the host's own: no buffer of the device's stays with it.
+    /// Waits for the copy. The result owns its memory: it keeps no staging buffer of the device.
     pub fn finish(self) -> Result<TensorData> {
         let staged = self.staged;
         let data = self.arrive()?;
@@ -280,21 +283,21 @@ impl Download {
             if let Poll::Ready(result) = self.reading.as_mut().poll(&mut context) {
                 return result;
             }
-            let left = PATIENCE.saturating_sub(started.elapsed());
+            let left = TIMEOUT.saturating_sub(started.elapsed());
             if left.is_zero() {
-                return Err(patience_lost());
+                return Err(timed_out());
             }
             std::thread::park_timeout(left);
         }
     }
 
-    /// Waits for a matrix.
+    /// Waits for a matrix; see [`Self::finish`].
     pub fn finish_matrix(self) -> Result<HostTensor> {
         self.finish().map(HostTensor)
     }
 }
 
-/// Wakes the thread that waits.
+/// Wakes the waiting thread.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -303,16 +306,16 @@ impl Wake for Unpark {
     }
 }
 
-fn patience_lost() -> Error {
+fn timed_out() -> Error {
     Error::Transfer(format!(
         "a copy between host and device did not finish within {} s",
-        PATIENCE.as_secs()
+        TIMEOUT.as_secs()
     ))
 }
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Waits for copies and works on what arrives: on a thread of its own beside the computation, or in place.
+/// Waits for copies and processes their data: on its own thread, concurrently with the computation, or synchronously.
 #[derive(Debug)]
 pub struct Copier {
     jobs: Option<Sender<Job>>,
@@ -320,7 +323,7 @@ pub struct Copier {
 }
 
 impl Copier {
-    /// A copier that copies in place: every copy is finished when its call returns.
+    /// A copier without a thread: every copy is finished when its call returns.
     #[must_use]
     pub fn synchronous() -> Self {
         Self {
@@ -329,7 +332,7 @@ impl Copier {
         }
     }
 
-    /// A copier with a thread of its own. Falls back to copying in place, with a warning, where no thread can be started.
+    /// A copier with its own thread. Falls back to a synchronous one, with a warning, where no thread can be started.
     #[must_use]
     pub fn asynchronous() -> Self {
         let (jobs, queue) = channel::<Job>();
@@ -348,7 +351,7 @@ impl Copier {
         }
     }
 
-    /// Whether copies run beside the computation.
+    /// Whether copies run concurrently with the computation.
     #[must_use]
     pub fn is_asynchronous(&self) -> bool {
         self.jobs.is_some()
@@ -368,7 +371,7 @@ impl Copier {
         };
         let (done, result) = channel();
         let job = Box::new(move || {
-            // whoever waits may have given up
+            // the receiver may be gone
             let _ = done.send(guarded());
         });
         match jobs.send(job) {
@@ -385,13 +388,13 @@ impl Drop for Copier {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // a job's panic was already turned into its result
+            // panics of jobs were turned into their results
             let _ = thread.join();
         }
     }
 }
 
-/// A copy under way.
+/// The result of a copy that may be in progress.
 #[derive(Debug)]
 #[must_use = "a copy may have failed"]
 pub enum Pending<T> {
@@ -402,7 +405,7 @@ pub enum Pending<T> {
 }
 
 impl<T> Pending<T> {
-    /// What was copied, if it is finished; to be asked no more once it was.
+    /// The result, if the copy is finished. Must not be called again after it returned `Some`.
     pub fn take_ready(&mut self) -> Option<Result<T>> {
         let taken = || {
             Err(Error::Transfer(
@@ -423,9 +426,9 @@ impl<T> Pending<T> {
     pub fn wait(self) -> Result<T> {
         match self {
             Self::Done(result) => result,
-            Self::Running(result) => result.recv_timeout(PATIENCE).unwrap_or_else(|e| {
+            Self::Running(result) => result.recv_timeout(TIMEOUT).unwrap_or_else(|e| {
                 Err(match e {
-                    RecvTimeoutError::Timeout => patience_lost(),
+                    RecvTimeoutError::Timeout => timed_out(),
                     RecvTimeoutError::Disconnected => {
                         Error::Transfer("the copy thread has terminated".into())
                     }

@@ -12,36 +12,36 @@ use burn::tensor::Tensor;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// A backend that kernels are written for, and the way from its own tensors to Burn's and back.
+/// A backend that kernels are written for, with conversions between its primitives and Burn's tensors.
 pub(super) trait KernelBackend: Backend {
-    /// The backend's own form of a tensor that is not on the tape. The tensor must be this backend's.
+    /// The primitive of a tensor without autodiff. The tensor must be this backend's.
     fn primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Self>;
-    /// The same of a tensor on the tape.
+    /// The same of a tensor with autodiff.
     fn autodiff_primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Autodiff<Self>>;
-    /// The way back.
+    /// The inverse of `primitive`.
     fn tensor<const D: usize>(tensor: FloatTensor<Self>) -> Tensor<D>;
-    /// The way back of a tensor on the tape.
+    /// The inverse of `autodiff_primitive`.
     fn autodiff_tensor<const D: usize>(tensor: FloatTensor<Autodiff<Self>>) -> Tensor<D>;
-    /// The same numbers, in order and without gaps.
+    /// The same values, contiguous in row-major order.
     fn contiguous(tensor: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// The ways of a backend, which Burn spells per type.
+/// Implements [`KernelBackend`]: Burn's conversions are per type, not generic.
 macro_rules! kernel_backend {
     ($backend:ty, $contiguous:expr) => {
         impl crate::kernels::autodiff::KernelBackend for $backend {
             fn primitive<const D: usize>(
                 tensor: burn::tensor::Tensor<D>,
             ) -> burn::backend::tensor::FloatTensor<Self> {
-                let opened = tensor.try_into_primitive::<Self>();
-                opened.expect("the device was looked at before")
+                let primitive = tensor.try_into_primitive::<Self>();
+                primitive.expect("the device was checked before")
             }
 
             fn autodiff_primitive<const D: usize>(
                 tensor: burn::tensor::Tensor<D>,
             ) -> burn::backend::tensor::FloatTensor<burn::backend::Autodiff<Self>> {
-                let opened = tensor.try_into_primitive::<burn::backend::Autodiff<Self>>();
-                opened.expect("the device was looked at before")
+                let primitive = tensor.try_into_primitive::<burn::backend::Autodiff<Self>>();
+                primitive.expect("the device was checked before")
             }
 
             fn tensor<const D: usize>(
@@ -70,16 +70,16 @@ pub(super) use kernel_backend;
 pub(super) trait Kernel<B: KernelBackend, const N: usize>:
     Clone + Debug + Send + 'static
 {
-    /// What a recording calls it.
+    /// Its name in recordings of [`crate::trace`].
     const NAME: &'static str;
 
-    /// What the gradient needs of the forward pass.
+    /// What the backward pass needs of the forward pass.
     type Saved: Clone + Debug + Send + 'static;
 
-    /// The result, and what the gradient will need.
+    /// The result, and what the backward pass needs.
     fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, Self::Saved);
 
-    /// Gradients of the inputs that are wanted, given that of the result.
+    /// Gradients of the inputs that are wanted, given the result's.
     fn backward(
         &self,
         saved: Self::Saved,
@@ -88,27 +88,27 @@ pub(super) trait Kernel<B: KernelBackend, const N: usize>:
     ) -> [Option<FloatTensor<B>>; N];
 }
 
-/// Whether kernels are used at all.
+/// Whether kernels are enabled in this process.
 static ENABLED: AtomicBool = AtomicBool::new(true);
 
-/// Turns the kernels on or off for the whole process, on every backend, to compare them with the tensor operations that they
-/// stand for.
+/// Enables or disables all kernels in this process, on every backend, to compare them with the tensor operations that they
+/// replace.
 pub fn enable(on: bool) {
     ENABLED.store(on, Relaxed);
 }
 
-/// Whether they are on.
+/// Whether kernels are enabled.
 pub(super) fn enabled() -> bool {
     ENABLED.load(Relaxed)
 }
 
-/// A tensor of a backend, on the tape or not.
+/// A backend's tensor, with autodiff or without.
 pub(super) enum Input<B: KernelBackend> {
     Plain(FloatTensor<B>),
     Autodiff(FloatTensor<Autodiff<B>>),
 }
 
-/// Takes a tensor to its backend's own form. The tensor must be this backend's.
+/// A tensor as an input of [`run`]. The tensor must be this backend's.
 pub(super) fn input<B: KernelBackend, const D: usize>(tensor: Tensor<D>) -> Input<B> {
     if tensor.device().is_autodiff() {
         Input::Autodiff(B::autodiff_primitive(tensor))
@@ -117,7 +117,7 @@ pub(super) fn input<B: KernelBackend, const D: usize>(tensor: Tensor<D>) -> Inpu
     }
 }
 
-/// A tensor off the tape, contiguous. The tensor must be this backend's.
+/// A tensor without autodiff, contiguous. The tensor must be this backend's.
 pub(super) fn detached<B: KernelBackend, const D: usize>(tensor: Tensor<D>) -> FloatTensor<B> {
     let tensor = if tensor.device().is_autodiff() {
         tensor.inner()
@@ -127,17 +127,17 @@ pub(super) fn detached<B: KernelBackend, const D: usize>(tensor: Tensor<D>) -> F
     B::contiguous(B::primitive(tensor))
 }
 
-/// Runs a kernel; on the tape if any input is.
+/// Runs a kernel, and records its backward pass if any input has autodiff.
 pub(super) fn run<B: KernelBackend, const N: usize, const D: usize, K: Kernel<B, N>>(
     kernel: K,
     inputs: [Input<B>; N],
 ) -> Tensor<D> {
     let _span = span(K::NAME, 0.0);
-    let traced = inputs.iter().any(|i| matches!(i, Input::Autodiff(_)));
-    if !traced {
+    let tracked = inputs.iter().any(|i| matches!(i, Input::Autodiff(_)));
+    if !tracked {
         let inputs = inputs.map(|input| match input {
             Input::Plain(tensor) => B::contiguous(tensor),
-            Input::Autodiff(_) => unreachable!("none is on the tape"),
+            Input::Autodiff(_) => unreachable!("no input has autodiff"),
         });
         return B::tensor(kernel.forward(inputs).0);
     }
@@ -177,7 +177,7 @@ fn unzip<A, B, const N: usize>(pairs: [(A, B); N]) -> ([A; N], [B; N]) {
     (first, second)
 }
 
-/// A kernel on the tape.
+/// The backward pass of a kernel.
 #[derive(Clone, Debug)]
 struct BackwardStep<K>(K);
 

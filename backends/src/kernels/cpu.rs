@@ -4,11 +4,11 @@
 //! makes one pass for a whole formula, on all cores, with the widest vectors the machine has (chosen at run time). Tensors in half
 //! precision are saved in two bytes and computed with in f32.
 //!
-//! Work is cut into blocks of fixed size, never by the number of threads, so that sums come out the same on any machine.
+//! Work is divided into blocks of fixed size, never by the number of threads, so that sums are the same on any machine.
 
 #![allow(
     clippy::inline_always,
-    reason = "a vectoriser sees only what is inlined into the function that has the wide instructions"
+    reason = "only what is inlined into the function with the wide instructions becomes vector code"
 )]
 
 mod attention;

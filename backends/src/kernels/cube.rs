@@ -1,13 +1,16 @@
 //! Fused operations on `CubeCL` backends, written once for CUDA (through NVRTC), Vulkan (SPIR-V), Metal (MSL) and WebGPU (WGSL).
 //!
-//! Each computes in f32 inside whatever type its tensors are stored in, and adds up in one order: there are no atomics. A
-//! kernel binds at most eight buffers, as many as WGSL guarantees.
+//! Every kernel computes in f32, whatever type its tensors are stored in, and sums in a fixed order, without atomics. It binds at
+//! most eight buffers, as many as WebGPU guarantees.
+//!
+//! Terms are `CubeCL`'s: a *cube* is a CUDA thread block, a *unit* a thread, a *plane* a warp. `simt` kernels compute on plain units;
+//! `tensor_core` kernels, for half precision, through matrix instructions (`cmma`).
 
 #![allow(
     clippy::needless_range_loop,
     clippy::too_many_arguments,
     clippy::used_underscore_binding,
-    reason = "kernels index buffers, each an argument; the macro reads the types' argument"
+    reason = "kernels index buffers, each of them an argument; the macro reads the argument of types"
 )]
 
 mod adamw;

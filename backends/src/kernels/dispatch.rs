@@ -40,9 +40,9 @@ pub fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<T
     kernels(&x.device()).rms_norm(x, w, eps, offset)
 }
 
-/// The same added to `base`, `[rows, n]`, in one pass; in its place where nobody else holds it.
+/// [`rms_norm`] added to `base`, `[rows, n]`, in one pass; in place where `base` is not shared.
 ///
-/// Gives `base` back where no kernel is used for the tensors.
+/// Gives `base` back, as an error, where no kernel is used for the tensors.
 pub fn rms_norm_onto(
     base: Tensor<2>,
     x: &Tensor<2>,
@@ -62,16 +62,16 @@ pub fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<
 }
 
 /// Rotates each pair `(x[i], x[i + dim/2])` of `x`, `[tokens, heads, dim]`, by the token's angle i, whose cosines and sines
-/// are `cos` and `sin`, `[tokens, 1, dim/2]` each. A GPU does so in place where nobody else holds `x`.
+/// are `cos` and `sin`, `[tokens, 1, dim/2]` each. On a GPU in place where `x` is not shared.
 ///
-/// Gives `x` back where no kernel is used for the tensors.
+/// Gives `x` back, as an error, where no kernel is used for the tensors.
 pub fn rotary(x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Result<Tensor<3>, Tensor<3>> {
     kernels(&x.device()).rotary(x, cos, sin)
 }
 
 /// `x · Wᵀ` for `x` of shape `[rows, inputs]` and `w` of shape `[outputs, inputs]`.
 ///
-/// `w` must be a leaf of the graph or a constant. Beside a constant nothing of `x` is kept, for no gradient needs it.
+/// `w` must be a leaf of the autodiff graph or a constant. With a constant `w` nothing of `x` is saved, since no gradient needs it.
 ///
 /// `None` where no kernel is used for the tensors.
 #[must_use]
@@ -105,7 +105,7 @@ pub fn linear_gated(x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<T
     kernels(&x.device()).linear_gated(x, gate, up)
 }
 
-/// `a · b` for `[m, k]` and `[k, n]`; in f32 where they are stored in half precision.
+/// `a · b` for `[m, k]` and `[k, n]`; an f32 result for half precision.
 ///
 /// `None` where no kernel is used for the tensors. Not differentiable.
 #[must_use]
@@ -113,7 +113,7 @@ pub fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     kernels(&a.device()).product(a, b)
 }
 
-/// `a · bᵀ` for `[m, k]` and `[n, k]`; in f32 where they are stored in half precision.
+/// `a · bᵀ` for `[m, k]` and `[n, k]`; an f32 result for half precision.
 ///
 /// `None` where no kernel is used for the tensors. Not differentiable.
 #[must_use]
@@ -121,7 +121,7 @@ pub fn product_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     kernels(&a.device()).product_nt(a, b)
 }
 
-/// `aᵀ · b` for `[k, m]` and `[k, n]`; in f32 where they are stored in half precision.
+/// `aᵀ · b` for `[k, m]` and `[k, n]`; an f32 result for half precision.
 ///
 /// `None` where no kernel is used for the tensors. Not differentiable.
 #[must_use]
@@ -129,7 +129,8 @@ pub fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     kernels(&a.device()).product_tn(a, b)
 }
 
-/// Attention of `q`, `[rows, heads, dim]`, over `k` and `v`, `[rows, kv_heads, dim]`: `[rows, heads, dim]`.
+/// Causal attention of packed sequences: `q`, `[rows, heads, dim]`, over `k` and `v`, `[rows, kv_heads, dim]`, gives
+/// `[rows, heads, dim]`; rows in no sequence get zeros.
 ///
 /// `None` where no kernel is used for the tensors: on the CPU as [`Operation::Attention`], on a GPU as
 /// [`Operation::LongAttention`].
@@ -143,9 +144,9 @@ pub fn attention(
     kernels(&q.device()).attention(q, k, v, shape)
 }
 
-/// Attention of `q`, `[rows, heads · dim]`, over a cache of keys and values `[rows, kv_heads, columns, dim]`, into whose last
-/// live column of each row the row of `k` and `v`, `[rows, kv_heads · dim]`, is written first; queries and keys are turned by
-/// their angles. Gives `[rows, heads · dim]` and the cache.
+/// Decode attention of one new token per sequence: `q`, `[rows, heads · dim]`, over a cache of keys and values,
+/// `[rows, kv_heads, columns, dim]`. Queries and keys are rotated by their rotary angles first, and `k` and `v`,
+/// `[rows, kv_heads · dim]`, are written to each row's last live column. Gives `[rows, heads · dim]` and the cache.
 ///
 /// `None` where no kernel is used for the tensors. Not differentiable.
 #[must_use]
@@ -157,8 +158,8 @@ pub fn decode_attention(
     kernels(&qkv[0].device()).decode_attention(qkv, cache, shape)
 }
 
-/// For every row of `logits`, `[rows, vocab]`: the first token at which the running sum of `softmax(logits / temperature)` reaches
-/// the row's uniform number, or the likeliest where there are no numbers; with its log-probability.
+/// Samples a token from every row of `logits`, `[rows, vocab]`: the first at which the cumulative sum of
+/// `softmax(logits / temperature)` reaches the row's uniform number, or the likeliest where there are no numbers.
 ///
 /// `None` where no kernel is used for the tensor.
 #[must_use]
@@ -170,8 +171,8 @@ pub fn draw_rows(
     kernels(&logits.device()).draw_rows(logits, temperature, uniforms)
 }
 
-/// A token for every row of `logits`, `[rows, vocab]`, on the device: `[rows, 3]` in f32 of its id, its log-prob under what it was
-/// drawn from, and its log-prob under the whole distribution, in nats.
+/// Samples a token from every row of `logits`, `[rows, vocab]`, on the device. Gives `[rows, 3]` in f32: its id, its log-prob under the
+/// truncated distribution, and its log-prob under the whole one, in nats.
 ///
 /// `None` where no kernel is used for the tensor: the CPU has [`draw_rows`].
 #[must_use]
@@ -179,7 +180,8 @@ pub fn choose_rows(logits: &Tensor<2>, choice: Choice<'_>) -> Option<Tensor<2>> 
     kernels(&logits.device()).choose_rows(logits, choice)
 }
 
-/// Scores of raw logits `[rows, vocab]` for targets `[rows]`.
+/// Log-probs of targets, `[rows]`, and entropies, given raw logits, `[rows, vocab]`. With z the logits after `scaling` and
+/// p = softmax(z): the log-prob of token t is `z_t − logsumexp(z)`, and the entropy is `logsumexp(z) − Σ p z`.
 ///
 /// `None` where no kernel is used for the tensors. Not differentiable: [`score_gradient`] is its gradient.
 #[must_use]
@@ -191,8 +193,8 @@ pub fn score_rows(
     kernels(&logits.device()).score_rows(logits, targets, scaling)
 }
 
-/// Gradient with respect to the raw logits, given those of log-probs and (where the loss looks at it) entropy. Takes the
-/// place of the logits in memory if nobody else holds them.
+/// The gradient with respect to raw logits, given the gradients with respect to log-probs and, where the loss depends on them,
+/// entropies. Overwrites the logits where they are not shared.
 ///
 /// `None` where no kernel is used for the tensors.
 #[must_use]
@@ -206,15 +208,15 @@ pub fn score_gradient(
     kernels(&logits.device()).score_gradient(logits, targets, scores, upstream, scaling)
 }
 
-/// Columns of the vocabulary whose logits exist at a time where kernels score by tiles; all of a smaller one. `None` where they
-/// score whole rows, or not at all.
+/// The columns of a tile where kernels score the vocabulary in tiles, so that never all logits exist at once. `None` where they score
+/// whole rows, or not at all.
 #[must_use]
 pub fn vocabulary_tile(device: &Device) -> Option<usize> {
     kernels(device).vocabulary_tile(device)
 }
 
-/// Scores of rows after one more tile of their raw logits, `[rows, width]`, which begins at column `first` of the vocabulary;
-/// `running` are those before it. [`scores`] reads them after the last.
+/// Updates the statistics of rows, `running`, by one more tile of their raw logits, `[rows, width]`, which begins at column `first` of
+/// the vocabulary. [`scores`] ends them after the last tile.
 ///
 /// `None` where no kernel is used for the tensors.
 #[must_use]
@@ -228,7 +230,7 @@ pub fn score_tile(
     kernels(&logits.device()).score_tile(logits, first, targets, running, scaling)
 }
 
-/// What the tiles of a whole vocabulary say of each row.
+/// Log-probs and entropies after the last tile of the vocabulary.
 #[must_use]
 pub fn scores(running: RunningScores) -> RowScores {
     let kernels = kernels(&running.0.device());
@@ -250,16 +252,17 @@ pub fn tile_gradient(
     kernels(&logits.device()).tile_gradient(logits, first, targets, scores, upstream, scaling)
 }
 
-/// Whether [`adamw`] updates parameters like this one.
+/// Whether there is a kernel for [`adamw`] of this parameter.
 #[must_use]
 pub fn updates(value: &Tensor<2>) -> bool {
     kernels(&value.device()).updates(value)
 }
 
-/// One `AdamW` update of some rows of a parameter, in place where nobody else holds it: parameter, gradient and moments are read
-/// once and written once. `gradient` is that of the whole parameter; the moments are those of the rows, in any float type (none are
-/// zeros), and come back in the same (new ones in f32). Where the parameter is the f32 master of one that is stored in half
-/// precision, the rows of `stored` are written in the same pass.
+/// One `AdamW` update of `rows` of a parameter, in place where it is not shared, in one pass over parameter, gradient and moments.
+///
+/// `gradient` is that of the whole parameter. `moments` are those of the rows, in any float type, and come back in that type; `None`
+/// stands for zeros, and gives moments in f32. Where the parameter is the f32 master of a half-precision one, `stored`, its rows are
+/// written in the same pass.
 ///
 /// # Panics
 /// Where [`updates`] says no.
@@ -277,7 +280,7 @@ pub fn adamw(
     updated.expect("`updates` says that there is a kernel")
 }
 
-/// Quantises a matrix to 8 bits a number (arXiv:2110.02861).
+/// Quantises a matrix to 8 bits per element, block by block (arXiv:2110.02861).
 ///
 /// `None` where no kernel is used for the tensor.
 #[must_use]
@@ -285,7 +288,7 @@ pub fn quantise8(values: &Tensor<2>, map: &Map8<'_>) -> Option<Blocks8> {
     kernels(&values.device()).quantise8(values, map)
 }
 
-/// The matrix of a shape and type that blocks stand for, given the map's 256 entries.
+/// The matrix that quantised blocks represent, in a shape and type, given the 256 entries of the quantisation map.
 ///
 /// `None` where no kernel is used for the tensors.
 #[must_use]
@@ -298,10 +301,10 @@ pub fn dequantise8(
     kernels(&blocks.scales.device()).dequantise8(blocks, entries, shape, dtype)
 }
 
-/// Adds each of `rows`, `[tokens, n]`, to the row of `sum`, `[vocab, n]`, of its token; in place where nobody else holds the sum.
-/// Always in the same order, without atomics.
+/// Adds each of `rows`, `[tokens, n]`, to the row of `sum`, `[vocab, n]`, of its token (`index_add_` of PyTorch), in a fixed order
+/// without atomics; in place where `sum` is not shared.
 ///
-/// Gives `sum` back where no kernel is used for the tensors.
+/// Gives `sum` back, as an error, where no kernel is used for the tensors.
 pub fn add_rows(
     sum: Tensor<2>,
     segments: &Segments,

@@ -1,31 +1,31 @@
-//! The sequences of a forward, as kernels of attention take them.
+//! The sequences of a forward pass, as attention kernels take them.
 
 use crate::device::is_cpu;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Rows of a block on GPUs: queries where their keys are gone through, keys where their queries are.
+/// Rows of a block on GPUs: queries, or in the backward pass keys.
 pub(super) const BLOCK: usize = 64;
 
-/// Numbers of a block and of a span in their table.
+/// Fields of a block and of a span in their table.
 pub(super) const BLOCK_FIELDS: usize = 5;
 pub(super) const SPAN_FIELDS: usize = 3;
 
-/// Sequences that begin with the same rows, and the rows that each goes on with. A sequence of its own has an empty prefix.
+/// Sequences that share a prefix, and the rows of each after it. A sequence without a shared prefix has an empty one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Family {
-    /// Rows that all members begin with; they see each other, and each member's rows see them.
+    /// Rows of the shared prefix; each member's rows see them.
     pub prefix: Range<usize>,
     /// The rows of each member after the prefix.
     pub members: Vec<Range<usize>>,
 }
 
-/// The sequences of a forward: no row is in two ranges. Made once, used by every layer.
+/// The sequences of a forward pass: no row is in two ranges. Made once, used by every layer.
 #[derive(Clone, Debug)]
 pub struct Families {
     pub(super) all: Arc<[Family]>,
-    /// Their blocks, where a GPU goes through them.
+    /// Their blocks, for GPU kernels.
     #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
     pub(super) blocks: Option<Blocks>,
 }
@@ -42,17 +42,17 @@ impl Families {
     }
 }
 
-/// What a GPU goes through: blocks of queries with the spans of keys that they see, then blocks of keys with the spans of queries
-/// that see them. Each block has its first row and the one after its last, the position of the first, and the first of its spans
-/// and the one after its last; each span its first row, the one after its last, and the position of the first.
+/// The tables of GPU kernels: blocks of queries with the spans of keys that they see, then blocks of keys with the spans of queries
+/// that see them. A block has its first row, the row after its last, the position of the first, and the range of its spans; a span has
+/// its first row, the row after its last, and the position of the first.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
 pub(super) struct Blocks {
     /// Both kinds of blocks, and all spans.
     pub table: Tensor<1, Int>,
-    /// Blocks of queries, and as many of keys.
+    /// The number of blocks of queries, and that of blocks of keys.
     pub count: usize,
-    /// Rows that are in a sequence.
+    /// The number of rows that are in a sequence.
     pub rows: usize,
 }
 
@@ -94,7 +94,7 @@ struct Lists {
 }
 
 impl Lists {
-    /// The blocks of some rows, each with the same spans.
+    /// Adds the blocks of some rows, all with the same spans.
     fn add(&mut self, (rows, position): &Span, spans: &[&Span]) {
         if rows.is_empty() {
             return;
@@ -118,7 +118,7 @@ impl Lists {
         }
     }
 
-    /// Makes room for other spans before these.
+    /// Shifts the indices of spans, for others before them.
     fn shift(&mut self, spans: usize) {
         for block in self.blocks.chunks_mut(BLOCK_FIELDS) {
             block[3] += spans as i32;

@@ -1,64 +1,63 @@
-//! What kernels are told besides their tensors, and what they give back, on any backend.
+//! Arguments of kernels besides tensors, and their results, on any backend.
 
 use super::families::Families;
 use crate::device::is_cpu;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use std::ops::Range;
 
-/// What the gate of an MLP goes through.
+/// The activation of a gated MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gate {
     /// x σ(x) (`SwiGLU`; Shazeer, 2020).
     Silu,
-    /// x Φ(x), by the error function (`GeGLU`).
+    /// x Φ(x) with the exact Φ, by the error function (`GeGLU`; Shazeer, 2020).
     Gelu,
-    /// The same with tanh's approximation of Φ.
+    /// x Φ(x) with the tanh approximation of Φ.
     GeluTanh,
 }
 
-/// Which rows belong together, and how scores are made.
+/// The sequences of packed attention, and how scores are computed.
 #[derive(Clone, Debug)]
 pub struct AttentionShape {
     /// The sequences; rows in none get zeros.
     pub families: Families,
-    /// A query sees itself and the `window − 1` keys before it; all keys before it where `None`.
+    /// Sliding window: a query sees itself and the `window − 1` keys before it; all keys before it where `None`.
     pub window: Option<usize>,
-    /// What products are multiplied by.
+    /// The factor of products of queries and keys, usually 1 / √dim.
     pub scale: f64,
-    /// Scores s become `cap · tanh(s / cap)`.
+    /// Soft-cap: scores s become `cap · tanh(s / cap)`.
     pub softcap: Option<f64>,
 }
 
 /// A token and its log-probability, in nats.
 pub type Drawn = (u32, f32);
 
-/// Rows of a cache whose sequences begin with the same tokens.
+/// Rows of a cache whose sequences share a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kin {
-    /// A row, and the columns of it that hold what all begin with; none for a sequence of its own.
+    /// A row, and its columns with the shared prefix; no columns for a sequence without one.
     pub prefix: (usize, Range<usize>),
-    /// Each row, and the columns of it that follow, up to those of the new token. What all begin with stands before them in
-    /// every row.
+    /// Each row, and its columns after the prefix, up to and including the new token's. Every row has the prefix before them.
     pub members: Vec<(usize, Range<usize>)>,
 }
 
-/// The sequences of a cache, as a token of each is decoded. Made once, used by every layer.
+/// The sequences of a cache during one step of decoding. Made once per step, used by every layer.
 #[derive(Clone, Debug)]
 pub struct Decoded {
     pub(super) kin: Vec<Kin>,
-    /// What a GPU reads.
+    /// The rows in use, for GPU kernels.
     #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
     pub(super) live: Option<Live>,
 }
 
-/// The rows of a cache that are in a sequence, where a GPU reads them.
+/// The rows of a cache that are in a sequence, for GPU kernels.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
 pub(super) struct Live {
-    /// `[rows · 4]`: of every row the first column that it sees and the one after its last; the rows that are in a sequence, filled
-    /// up with zeros; and every row's place among those.
+    /// `[rows · 4]`: each row's first column and the one after its last; the rows that are in a sequence, padded with zeros; and each
+    /// row's index among those.
     pub table: Tensor<1, Int>,
-    /// Rows in a sequence, and the columns of the longest.
+    /// Rows in a sequence, and columns of the longest.
     pub rows: usize,
     pub longest: usize,
 }
@@ -88,7 +87,8 @@ impl Live {
 }
 
 impl Decoded {
-    /// For a cache's first `rows` rows, each in one place at most; those in none get zeros, and nothing is written for them.
+    /// For a cache's first `rows` rows. A row is in `kin` at most once; one that is not gets zeros as its output, and its part of the
+    /// cache stays unchanged.
     #[must_use]
     pub fn new(kin: Vec<Kin>, rows: usize, device: &Device) -> Self {
         let live = (!is_cpu(device)).then(|| Live::new(&kin, rows, device));
@@ -96,30 +96,30 @@ impl Decoded {
     }
 }
 
-/// What each row sees of its cache, and how scores are made.
+/// The sequences of decode attention, and how scores are computed.
 #[derive(Clone, Debug)]
 pub struct DecodeShape<'a> {
     /// The sequences.
     pub decoded: &'a Decoded,
-    /// Angles of the rows' positions: cosines and sines, `[rows, 1, dim / 2]`.
+    /// Cosines and sines of the rotary angles of the rows' positions, `[rows, 1, dim / 2]` each.
     pub angles: [&'a Tensor<3>; 2],
-    /// A query sees its own column and the `window − 1` before it; all of its sequence where `None`.
+    /// Sliding window: a query sees its own column and the `window − 1` before it; all of its sequence where `None`.
     pub window: Option<usize>,
-    /// What products are multiplied by.
+    /// The factor of products of queries and keys, usually 1 / √dim.
     pub scale: f64,
-    /// Scores s become `cap · tanh(s / cap)`.
+    /// Soft-cap: scores s become `cap · tanh(s / cap)`.
     pub softcap: Option<f64>,
 }
 
-/// Which tokens a draw leaves out: top-k, then top-p, then min-p, as transformers orders them. Ties at a boundary are kept by
-/// id. The default leaves out none.
+/// Truncation of a distribution before sampling: top-k, then top-p, then min-p, in transformers' order. Of ties at a boundary the
+/// lowest ids are kept. The default keeps all tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Truncation {
-    /// Only the `k` likeliest tokens.
+    /// Keeps the `k` likeliest tokens.
     pub top_k: Option<usize>,
-    /// Only the likeliest that together hold this probability; 1 is all.
+    /// Keeps the likeliest tokens that together have this probability; 1 keeps all.
     pub top_p: f64,
-    /// Only those at least this share as likely as the likeliest; 0 is all.
+    /// Keeps tokens at least this fraction as likely as the likeliest; 0 keeps all.
     pub min_p: f64,
 }
 
@@ -133,19 +133,19 @@ impl Default for Truncation {
     }
 }
 
-/// How a token is chosen for every row of logits.
+/// How one token is sampled from every row of logits.
 #[derive(Clone, Copy, Debug)]
 pub struct Choice<'a> {
     /// Logits are divided by it; positive.
     pub temperature: f64,
-    /// What is left out of the distribution before it is drawn from.
+    /// How the distribution is truncated.
     pub truncation: Truncation,
-    /// A number in [0, 1) for every row: the first token is drawn at which the running sum of probabilities reaches it. The
-    /// likeliest of all is taken where there are none.
+    /// A uniform random number in [0, 1) for every row: the sampled token is the first at which the cumulative probability reaches it.
+    /// `None` takes the likeliest token.
     pub uniforms: Option<&'a [f32]>,
 }
 
-/// What a pass over logits says of each row, `[rows]` each.
+/// Statistics of each row of logits z (scaled as [`Scaling`] says) and p = softmax(z), `[rows]` each.
 #[derive(Clone, Debug)]
 pub struct RowScores {
     /// Log-probability of the row's target, in nats.
@@ -158,33 +158,33 @@ pub struct RowScores {
     pub mean: Tensor<1>,
 }
 
-/// Gradients of a loss with respect to a chunk's scores, `[rows]` each.
+/// Gradients of a loss with respect to log-probs and entropies, `[rows]` each.
 #[derive(Clone, Copy, Debug)]
 pub struct ScoreGradients<'a> {
     /// With respect to log-probs.
     pub d_logp: &'a Tensor<1>,
-    /// With respect to entropies, where the loss looks at them.
+    /// With respect to entropies, where the loss depends on them.
     pub d_entropy: Option<&'a Tensor<1>>,
 }
 
-/// What logits go through before softmax.
+/// How logits are scaled before softmax.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scaling {
-    /// They are divided by it last; positive.
+    /// They are divided by it, after the soft-cap; positive.
     pub temperature: f64,
-    /// Before that they become `cap · tanh(logit / cap)`.
+    /// Soft-cap: they become `cap · tanh(logit / cap)` first.
     pub softcap: Option<f64>,
 }
 
-/// What is known of rows after some tiles of their logits: made by [`crate::kernels::score_tile`].
+/// Running statistics of rows after some tiles of their logits, from [`crate::kernels::score_tile`].
 #[derive(Debug)]
 pub struct RunningScores(pub(super) Tensor<2>);
 
-/// One `AdamW` update, as `torch.optim.AdamW` makes it: with g = clip · gradient, m ← β₁ m + (1 − β₁) g and v ← β₂ v + (1 − β₂) g²,
+/// The scalars of one `AdamW` update, as in `torch.optim.AdamW` (arXiv:1711.05101): with g = clip · gradient, m ← β₁ m + (1 − β₁) g and v ← β₂ v + (1 − β₂) g²,
 /// the value becomes `keep · value − rate · m / (√v / second_root + eps)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
-    /// What the gradient is multiplied by.
+    /// The factor of the gradient, from clipping and loss scaling.
     pub clip: f64,
     /// β₁ and β₂.
     pub betas: [f64; 2],
@@ -194,54 +194,56 @@ pub struct AdamWStep {
     pub second_root: f64,
     /// Learning rate over 1 − β₁ᵗ.
     pub rate: f64,
-    /// 1 less learning rate times weight decay, or 1.
+    /// 1 − learning rate · weight decay.
     pub keep: f64,
 }
 
-/// What an update gives.
+/// The result of an `AdamW` update.
 #[derive(Debug)]
 pub struct Updated {
     /// The parameter.
     pub value: Tensor<2>,
     /// First and second moment.
     pub moments: [Tensor<2>; 2],
-    /// The parameter as it is stored, where that is asked for.
+    /// The parameter in its storage type, where a tensor for it was given.
     pub stored: Option<Tensor<2>>,
 }
 
-/// A map of 8-bit codes, on a device.
+/// The quantisation map of 8-bit codes: 256 sorted values in [−1, 1], as the kernel reads it.
 #[derive(Clone, Copy, Debug)]
 pub struct Map8<'a> {
-    /// Between each of the 256 sorted entries and the next, the last one infinite: `[256]`.
+    /// The midpoint of each entry and the next, `[256]`; the last one is infinite.
     pub midpoints: &'a Tensor<1>,
-    /// Blocks whose values are all nearer to 0 than this are zeros.
+    /// A block whose values all have smaller magnitudes becomes zeros.
     pub smallest: f32,
 }
 
-/// A matrix in 8 bits a number: blocks of 256 in row-major order, the last one padded with zeros.
+/// A matrix in 8 bits per element: blocks of 256 in row-major order, the last one padded with zeros (block-wise quantisation,
+/// arXiv:2110.02861).
 #[derive(Clone, Debug)]
 pub struct Blocks8 {
-    /// Four codes in an i32, the first in the lowest bits.
+    /// Four codes per i32, the first in the lowest bits: `[blocks · 64]`.
     pub codes: Tensor<1, Int>,
-    /// Of each block its value of largest magnitude; NaN where one is not finite.
+    /// Each block's value of largest magnitude, with its sign: `[blocks]`. NaN where a value is not finite.
     pub scales: Tensor<1>,
 }
 
-/// The rows of a batch that each token stands in, for the gradient of an embedding.
+/// The rows of a batch grouped by token, for the gradient of an embedding.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
 pub struct Segments {
-    /// Rows, those of one token side by side and in order.
+    /// All rows, sorted by token and then by index.
     pub(super) order: Tensor<1, Int>,
-    /// Where each token's rows begin, and where the last one's end.
+    /// The offset of each token's rows in `order`, and the length of `order`.
     pub(super) starts: Tensor<1, Int>,
+    /// The tokens.
     pub(super) ids: Tensor<1, Int>,
-    /// Tokens.
+    /// How many tokens there are.
     pub(super) count: usize,
 }
 
 impl Segments {
-    /// Sorts the tokens of a batch.
+    /// Groups the rows of a batch by their tokens `ids`.
     #[must_use]
     pub fn new(ids: &[i32], device: &Device) -> Self {
         let mut order: Vec<i32> = (0..ids.len() as i32).collect();

@@ -1,13 +1,13 @@
 //! Causal attention over the packed rows of several sequences, with its gradient, and no `[heads, T, T]` anywhere.
 //!
-//! Queries are taken a block at a time; a block's scores against all keys that it sees fit in a core's cache. The gradient
-//! computes them again (as `FlashAttention` does; Dao et al., 2022), so that nothing but queries, keys and values is saved.
-//! The query heads of a group share their key head's rows in memory, and sequences that begin alike share the rows of their
-//! beginning: completions of one prompt need its keys and values once.
+//! Queries are processed in blocks: a block's scores against all keys that it sees fit in a core's cache. The backward pass
+//! computes them again (as `FlashAttention` does; Dao et al., 2022), so that only queries, keys and values are saved. The query
+//! heads of a group share their key head's rows, and sequences with a common prefix share its rows: completions of one prompt
+//! need its keys and values once.
 
 use super::autodiff::{Kernel, all_saved, dispatch_float, input, run, supports};
 use super::gemm::{Matrix, Size, Target, multiply};
-use super::parallel::{Shared, dims, elements, tensor, vectorised};
+use super::parallel::{SharedPtr, dims, elements, tensor, vectorised};
 use super::real::{Real, dot, largest};
 use crate::kernels::families::Family;
 use crate::kernels::shapes::AttentionShape;
@@ -22,7 +22,7 @@ const BLOCK: usize = 64;
 
 /// Attention of `q`, `[rows, heads, dim]`, over `k` and `v`, `[rows, kv_heads, dim]`: `[rows, heads, dim]`.
 ///
-/// `None` where the kernels do not know the tensors.
+/// `None` where the kernels do not support the tensors.
 pub(super) fn attention(
     q: &Tensor<3>,
     k: &Tensor<3>,
@@ -62,7 +62,7 @@ impl Kernel<3> for Attention {
     }
 }
 
-/// Where heads lie in rows of queries and of keys.
+/// The layout of heads in rows of queries and of keys.
 #[derive(Clone, Copy)]
 struct Heads {
     query: usize,
@@ -92,18 +92,18 @@ impl Heads {
         self.kv * self.dim
     }
 
-    /// First element of a head in a row of queries.
+    /// Offset of a head in a row of queries.
     fn query(self, row: usize, head: usize) -> usize {
         row * self.q_row() + head * self.dim
     }
 
-    /// First element of a key head in a row of keys.
+    /// Offset of a key head in a row of keys.
     fn key(self, row: usize, kv: usize) -> usize {
         row * self.kv_row() + kv * self.dim
     }
 }
 
-/// The rows of one sequence: those it shares, then its own. Its tokens are numbered through both.
+/// The rows of one sequence: the shared prefix, then its own. Tokens are numbered through both.
 #[derive(Clone, Debug)]
 struct Rows {
     prefix: Range<usize>,
@@ -111,12 +111,12 @@ struct Rows {
 }
 
 impl Rows {
-    /// The row of a token of the sequence's own part.
+    /// The row of a token that is not in the prefix.
     fn own_row(&self, token: usize) -> usize {
         self.own.start + token - self.prefix.len()
     }
 
-    /// Tokens as runs of rows side by side: each run's tokens and its first row.
+    /// Tokens as runs of consecutive rows: each run's tokens and its first row.
     fn runs(&self, tokens: &Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> + use<> {
         let shared = self.prefix.len();
         let first = tokens.start.min(shared)..tokens.end.min(shared);
@@ -144,7 +144,7 @@ impl Rows {
 }
 
 impl Family {
-    /// Every sequence of queries: the prefix by itself, then each member behind it.
+    /// Every sequence of queries: the prefix by itself, then each member after it.
     fn sequences(&self) -> impl Iterator<Item = Rows> + '_ {
         let prefix = Rows {
             prefix: self.prefix.start..self.prefix.start,
@@ -164,8 +164,8 @@ struct Block {
     keys: Range<usize>,
 }
 
-/// Element `offset` of a tensor, its rows `row` apart and the elements of a row side by side.
-fn rows_of<T>(values: &[T], offset: usize, row: usize) -> Matrix<T> {
+/// A matrix that begins at an offset, with rows of stride `row` and contiguous elements.
+fn row_major<T>(values: &[T], offset: usize, row: usize) -> Matrix<T> {
     Matrix {
         start: values[offset..].as_ptr(),
         row,
@@ -181,7 +181,7 @@ fn transposed<T>(m: Matrix<T>) -> Matrix<T> {
     }
 }
 
-fn local<T>(values: &mut [T], row: usize) -> Target<T> {
+fn target<T>(values: &mut [T], row: usize) -> Target<T> {
     Target {
         start: values.as_mut_ptr(),
         row,
@@ -189,7 +189,7 @@ fn local<T>(values: &mut [T], row: usize) -> Target<T> {
     }
 }
 
-/// Scores of a block become probabilities, row by row; keys that a query does not see get 0.
+/// Turns the scores of a block into probabilities, row by row, in place; masked keys get 0.
 #[inline(always)]
 fn probabilities<T: Real>(scores: &mut [T], block: &Block, shape: &AttentionShape) {
     let width = block.keys.len();
@@ -239,7 +239,7 @@ fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: &[FlexTensor; 3]) -> Flex
     let dims: [usize; 3] = dims(q);
     let (q, k, v): (&[T], &[T], &[T]) = (elements(q), elements(k), elements(v));
     let mut out = vec![T::ZERO; q.len()];
-    let target = Shared(out.as_mut_ptr());
+    let target = SharedPtr(out.as_mut_ptr());
     let sequences: Vec<Rows> = shape
         .families
         .all
@@ -259,10 +259,10 @@ fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: &[FlexTensor; 3]) -> Flex
             let (m, n) = (block.queries.len(), block.keys.len());
             scores.resize(m * n, T::ZERO);
             let query = heads.query(rows.own_row(block.queries.start), head);
-            let queries = rows_of(q, query, heads.q_row());
+            let queries = row_major(q, query, heads.q_row());
             for (tokens, row) in rows.runs(&block.keys) {
-                let keys = rows_of(k, heads.key(row, kv), heads.kv_row());
-                let tile = local(&mut scores[tokens.start - block.keys.start..], n);
+                let keys = row_major(k, heads.key(row, kv), heads.kv_row());
+                let tile = target(&mut scores[tokens.start - block.keys.start..], n);
                 let size = Size {
                     m,
                     k: heads.dim,
@@ -274,12 +274,12 @@ fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: &[FlexTensor; 3]) -> Flex
                 #[inline(always)]
                 || probabilities(scores, block, shape),
             );
-            // SAFETY: no other task has this head of these rows.
-            #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+            // SAFETY: no other task writes this head of these rows.
+            #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
             let start = unsafe { target.get().add(query) };
             for (i, (tokens, row)) in rows.runs(&block.keys).enumerate() {
-                let values = rows_of(v, heads.key(row, kv), heads.kv_row());
-                let weights = rows_of(scores, tokens.start - block.keys.start, n);
+                let values = row_major(v, heads.key(row, kv), heads.kv_row());
+                let weights = row_major(scores, tokens.start - block.keys.start, n);
                 let mixed = Target {
                     start,
                     row: heads.q_row(),
@@ -296,7 +296,7 @@ fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: &[FlexTensor; 3]) -> Flex
     tensor(out, dims)
 }
 
-/// Room for one block's work.
+/// Buffers of one thread.
 struct Scratch<T> {
     /// Probabilities P.
     p: Vec<T>,
@@ -319,8 +319,8 @@ fn backward<T: Real>(
     let mut dq = vec![T::ZERO; q.len()];
     let mut dk = vec![T::ZERO; k.len()];
     let mut dv = vec![T::ZERO; v.len()];
-    let targets = [&mut dq, &mut dk, &mut dv].map(|t| Shared(t.as_mut_ptr()));
-    // a family shares rows of keys, so one task has them all
+    let targets = [&mut dq, &mut dk, &mut dv].map(|t| SharedPtr(t.as_mut_ptr()));
+    // a family shares rows of keys, so one task accumulates their gradients
     let tasks: Vec<(usize, &Family)> = shape
         .families
         .all
@@ -335,7 +335,7 @@ fn backward<T: Real>(
     tasks
         .par_iter()
         .for_each_init(empty, |scratch, &(kv, family)| {
-            let pass = Pass {
+            let pass = BackwardPass {
                 shape,
                 heads,
                 kv,
@@ -353,18 +353,18 @@ fn backward<T: Real>(
     [tensor(dq, q_dims), tensor(dk, kv_dims), tensor(dv, kv_dims)]
 }
 
-/// The backward of one key head.
-struct Pass<'a, T> {
+/// The backward pass of one key head.
+struct BackwardPass<'a, T> {
     shape: &'a AttentionShape,
     heads: Heads,
     kv: usize,
-    /// Queries, keys, values, and the gradient of what came out.
+    /// Queries, keys, values, and the gradient of the output.
     inputs: [&'a [T]; 4],
     /// dQ, dK, dV.
-    targets: [Shared<T>; 3],
+    targets: [SharedPtr<T>; 3],
 }
 
-impl<T: Real> Pass<'_, T> {
+impl<T: Real> BackwardPass<'_, T> {
     /// One head's block of queries: its dQ, and what it adds to dK and dV.
     fn block(&self, head: usize, rows: &Rows, block: &Block, scratch: &mut Scratch<T>) {
         let (heads, one) = (self.heads, Parallelism::None);
@@ -373,7 +373,7 @@ impl<T: Real> Pass<'_, T> {
         let [dq, dk, dv] = self.targets;
         let (m, n) = (block.queries.len(), block.keys.len());
         let query = heads.query(rows.own_row(block.queries.start), head);
-        let (queries, d_out) = (rows_of(q, query, q_row), rows_of(g, query, q_row));
+        let (queries, d_out) = (row_major(q, query, q_row), row_major(g, query, q_row));
         scratch.p.resize(m * n, T::ZERO);
         scratch.ds.resize(m * n, T::ZERO);
         for (tokens, row) in rows.runs(&block.keys) {
@@ -383,28 +383,34 @@ impl<T: Real> Pass<'_, T> {
                 k: heads.dim,
                 n: tokens.len(),
             };
-            let keys = transposed(rows_of(k, key, kv_row));
-            multiply(size, local(&mut scratch.p[column..], n), queries, keys, one);
-            let values = transposed(rows_of(v, key, kv_row));
+            let keys = transposed(row_major(k, key, kv_row));
             multiply(
                 size,
-                local(&mut scratch.ds[column..], n),
+                target(&mut scratch.p[column..], n),
+                queries,
+                keys,
+                one,
+            );
+            let values = transposed(row_major(v, key, kv_row));
+            multiply(
+                size,
+                target(&mut scratch.ds[column..], n),
                 d_out,
                 values,
                 one,
             );
         }
         self.score_gradients(block, scratch);
-        // SAFETY: dQ has no other writer for this head and these rows.
-        #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+        // SAFETY: no other task writes dQ of this head and these rows.
+        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
         let dq = unsafe { dq.get().add(query) };
         for (i, (tokens, row)) in rows.runs(&block.keys).enumerate() {
             let (column, key) = (tokens.start - block.keys.start, heads.key(row, self.kv));
             let (p, ds) = (
-                rows_of(&scratch.p, column, n),
-                rows_of(&scratch.ds, column, n),
+                row_major(&scratch.p, column, n),
+                row_major(&scratch.ds, column, n),
             );
-            let keys = rows_of(k, key, kv_row);
+            let keys = row_major(k, key, kv_row);
             let target = Target {
                 start: dq,
                 row: q_row,
@@ -421,8 +427,8 @@ impl<T: Real> Pass<'_, T> {
                 keys,
                 one,
             );
-            // SAFETY: dK and dV of a key head and a family's rows are this task's alone.
-            #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+            // SAFETY: no other task writes dK and dV of this key head and this family's rows.
+            #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
             let (dk, dv) = unsafe { (dk.get().add(key), dv.get().add(key)) };
             let size = Size {
                 m: tokens.len(),
@@ -439,7 +445,7 @@ impl<T: Real> Pass<'_, T> {
         }
     }
 
-    /// Raw scores become probabilities, and dP becomes the gradient of the raw scores.
+    /// Turns raw scores into probabilities and dP into the gradient of the raw scores, in place.
     fn score_gradients(&self, block: &Block, scratch: &mut Scratch<T>) {
         let (shape, n) = (self.shape, block.keys.len());
         let Scratch { p, ds, raw } = scratch;

@@ -1,4 +1,4 @@
-//! The CPU backend's tensors: which ones kernels know, the way to them and back, and half precision around kernels in f32.
+//! The CPU backend's tensors: which of them kernels support, conversions, and half precision around kernels in f32.
 
 use super::half;
 use super::parallel::dims;
@@ -16,10 +16,10 @@ kernel_backend!(Flex, contiguous);
 ///
 /// Tensors in half precision are stored as such and computed with in f32: see [`run`].
 pub(super) trait Kernel<const N: usize>: Clone + Debug + Send + 'static {
-    /// What a recording calls it.
+    /// Its name in recordings of [`crate::trace`].
     const NAME: &'static str;
 
-    /// The inputs that the gradient needs.
+    /// The inputs that the backward pass needs.
     fn saves(&self) -> [bool; N] {
         [true; N]
     }
@@ -27,7 +27,7 @@ pub(super) trait Kernel<const N: usize>: Clone + Debug + Send + 'static {
     /// The result.
     fn forward(&self, inputs: &[FlexTensor; N]) -> FlexTensor;
 
-    /// Gradients of the inputs that are wanted, given those that were saved and the gradient of the result.
+    /// Gradients of the inputs that are wanted, given the saved inputs and the gradient of the result.
     fn backward(
         &self,
         saved: [Option<FlexTensor>; N],
@@ -36,7 +36,7 @@ pub(super) trait Kernel<const N: usize>: Clone + Debug + Send + 'static {
     ) -> [Option<FlexTensor>; N];
 }
 
-/// The inputs of a kernel that keeps all of them.
+/// The inputs of a kernel that saves all of them.
 pub(super) fn all_saved<const N: usize>(saved: [Option<FlexTensor>; N]) -> [FlexTensor; N] {
     saved.map(|input| input.unwrap_or_else(|| unreachable!("saved by the forward pass")))
 }
@@ -55,12 +55,12 @@ pub(super) fn available(operation: Operation, device: &Device) -> bool {
     enabled() && is_cpu(device) && known() && used(operation, Backend::Cpu)
 }
 
-/// Whether tensors like this one are computed with as they are stored: f32 or f64.
+/// Whether kernels support a tensor and compute in its own type: f32 or f64.
 pub(super) fn is_full_precision<const D: usize>(tensor: &Tensor<D>) -> bool {
     supports(tensor) && compute_dtype(tensor.dtype()) == tensor.dtype()
 }
 
-/// Whether the kernels know tensors like this one.
+/// Whether kernels support a tensor: on the CPU, in a float type.
 pub(super) fn supports<const D: usize>(tensor: &Tensor<D>) -> bool {
     matches!(
         tensor.dtype(),
@@ -69,7 +69,7 @@ pub(super) fn supports<const D: usize>(tensor: &Tensor<D>) -> bool {
         && is_cpu(&tensor.device())
 }
 
-/// The type that kernels compute with tensors of this one in.
+/// The type that kernels compute in for tensors of a type.
 pub(super) fn compute_dtype(stored: DType) -> DType {
     match stored {
         DType::BF16 | DType::F16 => DType::F32,
@@ -77,17 +77,17 @@ pub(super) fn compute_dtype(stored: DType) -> DType {
     }
 }
 
-/// Takes a tensor to its backend's own form, where kernels know it.
+/// A tensor as an input of [`run`].
 pub(super) fn input<const D: usize>(tensor: Tensor<D>) -> Input {
     autodiff::input(tensor)
 }
 
-/// A tensor off the tape, contiguous.
+/// A tensor without autodiff, contiguous.
 pub(super) fn detached<const D: usize>(tensor: Tensor<D>) -> FlexTensor {
     autodiff::detached::<Flex, D>(tensor)
 }
 
-/// The tensor of a backend's own form.
+/// The inverse of [`detached`].
 pub(super) fn to_tensor<const D: usize>(tensor: FlexTensor) -> Tensor<D> {
     debug_assert_eq!(tensor.layout().num_dims(), D, "{:?}", dims::<1>(&tensor));
     Flex::tensor(tensor)
@@ -101,10 +101,10 @@ pub(super) fn contiguous(tensor: FlexTensor) -> FlexTensor {
     }
 }
 
-/// Runs a kernel; on the tape if any input is.
+/// Runs a kernel, and records its backward pass if any input has autodiff.
 ///
-/// Inputs in half precision, which have one type, are widened to f32 and the result is narrowed to theirs, in the backward pass
-/// too; what is saved between the passes is saved in two bytes.
+/// Inputs in half precision, all of one type, are widened to f32 and the result is narrowed to theirs, in the backward pass too;
+/// saved tensors stay in half precision.
 pub(super) fn run<const N: usize, const D: usize, K: Kernel<N>>(
     kernel: K,
     inputs: [Input; N],
@@ -152,7 +152,7 @@ macro_rules! dispatch_float {
         match $dtype {
             burn::tensor::DType::F32 => $function::<f32>($($argument),*),
             burn::tensor::DType::F64 => $function::<f64>($($argument),*),
-            other => unreachable!("{other:?} was refused before"),
+            other => unreachable!("{other:?} is not supported"),
         }
     };
 }

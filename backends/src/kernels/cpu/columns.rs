@@ -1,7 +1,7 @@
-//! Caches of keys and values, `[rows, heads, columns, dim]`: room for one, and what moves from one to another.
+//! Allocating KV caches, `[rows, heads, columns, dim]`, and copying columns between them.
 
 use super::autodiff::{detached, dispatch_float, is_full_precision, to_tensor};
-use super::parallel::{Shared, dims, elements, tensor};
+use super::parallel::{SharedPtr, dims, elements, tensor};
 use super::real::Real;
 use crate::device::is_cpu;
 use burn::backend::flex::FlexTensor;
@@ -9,21 +9,21 @@ use burn::tensor::{DType, Device, Tensor};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Columns of one row of a cache, and where they go in another.
+/// Columns of one row of a cache, and where to copy them in another.
 #[derive(Clone, Debug)]
 pub struct Window {
     /// The row they are in.
     pub row: usize,
     /// The columns.
     pub columns: Range<usize>,
-    /// The rows that each get a copy. No two windows of a call have a row in common.
+    /// The target rows; each gets a copy. No two windows of a call share a row.
     pub rows: Range<usize>,
-    /// The column there that the first becomes.
+    /// The target column of the first.
     pub first: usize,
 }
 
-/// Room for a cache's keys or values, all zeros. On the CPU it is taken from the system as it is: the backend's own function writes
-/// zeros twice.
+/// Zeros for a cache's keys or values. On the CPU zeroed pages come from the system: the backend's own function writes the zeros,
+/// twice.
 #[must_use]
 pub fn zeros(shape: [usize; 4], dtype: DType, device: &Device) -> Tensor<4> {
     let n = shape.iter().product();
@@ -35,8 +35,12 @@ pub fn zeros(shape: [usize; 4], dtype: DType, device: &Device) -> Tensor<4> {
     }
 }
 
-/// Copies columns of `source` into rows of `target`. The target comes back as it was where no kernel knows the tensors. Not
-/// differentiable.
+/// Copies columns of `source` into rows of `target`: in place where nobody else holds it. Not differentiable.
+///
+/// Gives `target` back unchanged where no kernel supports the tensors.
+///
+/// # Panics
+/// Where a window is outside a cache, two windows share a row, or the caches have different heads.
 pub fn copy_columns(
     target: Tensor<4>,
     source: &Tensor<4>,
@@ -66,16 +70,13 @@ fn copy<T: Real>(mut target: FlexTensor, source: &FlexTensor, windows: &[Window]
             "columns outside a cache"
         );
         for taken in &mut taken[window.rows.clone()] {
-            assert!(
-                !std::mem::replace(taken, true),
-                "a row that is filled twice"
-            );
+            assert!(!std::mem::replace(taken, true), "two windows share a row");
         }
     }
-    assert_eq!(heads, same, "caches of other heads");
+    assert_eq!(heads, same, "caches of different heads");
     let from: &[T] = elements(source);
     let begin = target.layout().start_offset();
-    let to = Shared(target.storage_mut::<T>()[begin..].as_mut_ptr());
+    let to = SharedPtr(target.storage_mut::<T>()[begin..].as_mut_ptr());
     let copies: Vec<(&Window, usize)> = windows
         .iter()
         .flat_map(|window| window.rows.clone().map(move |row| (window, row)))
@@ -85,8 +86,8 @@ fn copy<T: Real>(mut target: FlexTensor, source: &FlexTensor, windows: &[Window]
         for head in 0..heads {
             let from = &from[((window.row * heads + head) * wide + columns.start) * dim..];
             let at = ((row * heads + head) * capacity + window.first) * dim;
-            // SAFETY: inside the target and its row in no other window, as asserted.
-            #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+            // SAFETY: inside the target, in a row of no other window, as asserted.
+            #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
             let out = unsafe { std::slice::from_raw_parts_mut(to.get().add(at), len * dim) };
             out.copy_from_slice(&from[..len * dim]);
         }

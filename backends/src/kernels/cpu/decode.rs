@@ -1,13 +1,13 @@
-//! Attention of one new token a sequence: its key and value go into the cache, and live columns alone are read.
+//! Decode attention: attention of one new token per sequence over the KV cache, into which its key and value are written first.
 //!
-//! Sequences that begin alike, completions of one prompt, each have its keys and values in a row of their own. They are
-//! read from one of these rows for all, as products of several queries, so that the others' are not fetched from memory.
+//! Completions of one prompt each have the prompt's keys and values in their own row. They are read from one of these rows for
+//! all, as products of several queries, so that they come from memory once.
 
 use super::autodiff::{detached, dispatch_float, is_full_precision, to_tensor};
 use super::gemm::{Matrix, Size, Target, multiply};
-use super::parallel::{CACHE_LINE, Shared, dims, elements, prefetch, tensor, vectorised};
+use super::parallel::{CACHE_LINE, SharedPtr, dims, elements, prefetch, tensor, vectorised};
 use super::real::{LANES, Real, dots, largest, sum, weighted};
-use super::rotary::turn;
+use super::rotary::rotate_half;
 use crate::kernels::shapes::{DecodeShape, Kin};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
@@ -16,10 +16,10 @@ use gemm::Parallelism;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Members of a family that one core takes at a time.
+/// Members of a family in one task.
 const TOGETHER: usize = 8;
 
-/// Numbers read from which the work goes to all cores.
+/// Elements read from which the work runs in parallel.
 const LARGE: usize = 1 << 15;
 
 /// See [`crate::kernels::decode_attention`].
@@ -52,7 +52,7 @@ pub(super) fn decode_attention(
     Some((to_tensor(out), cache.map(to_tensor)))
 }
 
-/// Where the numbers of a cache and of a step lie.
+/// The arguments of a step.
 struct Step<'a, T> {
     shape: &'a DecodeShape<'a>,
     q: &'a [T],
@@ -60,16 +60,16 @@ struct Step<'a, T> {
     v: &'a [T],
     cos: &'a [T],
     sin: &'a [T],
-    keys: Shared<T>,
-    values: Shared<T>,
-    out: Shared<T>,
+    keys: SharedPtr<T>,
+    values: SharedPtr<T>,
+    out: SharedPtr<T>,
     heads: usize,
     kv: usize,
     dim: usize,
     columns: usize,
 }
 
-/// Room for one core's work.
+/// Buffers of one thread.
 struct Scratch<T> {
     queries: Vec<T>,
     scores: Vec<T>,
@@ -85,10 +85,10 @@ fn attend<T: Real>(
     let [rows, width] = dims(q);
     let [_, kv, columns, dim] = dims(&cache[0]);
     let mut out = vec![T::ZERO; rows * width];
-    // a tensor that somebody else holds is copied here, and written in place elsewhere
+    // copies a tensor that is shared, and writes in place otherwise
     let [keys, values] = cache.each_mut().map(|t| {
         let first = t.layout().start_offset();
-        Shared(t.storage_mut::<T>()[first..].as_mut_ptr())
+        SharedPtr(t.storage_mut::<T>()[first..].as_mut_ptr())
     });
     let step = Step {
         shape,
@@ -99,13 +99,13 @@ fn attend<T: Real>(
         sin: elements(sin),
         keys,
         values,
-        out: Shared(out.as_mut_ptr()),
+        out: SharedPtr(out.as_mut_ptr()),
         heads: width / dim,
         kv,
         dim,
         columns,
     };
-    // kin one after the other, so that a core finds what they share in its cache
+    // kin one after the other, so that what they share stays in a core's cache
     let tasks: Vec<(usize, &Kin, Range<usize>)> = shape
         .decoded
         .kin
@@ -143,40 +143,40 @@ fn attend<T: Real>(
 }
 
 impl<T: Real> Step<'_, T> {
-    /// First number of a column of a row's key head.
-    fn place(&self, row: usize, head: usize, column: usize) -> usize {
+    /// Offset of a column of a row's key head in the cache.
+    fn offset(&self, row: usize, head: usize, column: usize) -> usize {
         ((row * self.kv + head) * self.columns + column) * self.dim
     }
 
-    /// Some columns of a key head, of the keys or of the values.
+    /// Columns of a key head, of the keys or of the values.
     #[inline(always)]
-    fn read(&self, cache: Shared<T>, row: usize, head: usize, columns: &Range<usize>) -> &[T] {
+    fn read(&self, cache: SharedPtr<T>, row: usize, head: usize, columns: &Range<usize>) -> &[T] {
         assert!(columns.end <= self.columns, "a column outside the cache");
-        // SAFETY: nobody writes what another task reads: a step writes each row's new column alone, which no prefix has.
+        // SAFETY: no task writes what another reads: a step writes only each row's new column, which is in no prefix.
         #[allow(
             unsafe_code,
-            reason = "cores read and write disjoint places of one tensor"
+            reason = "tasks read and write disjoint parts of one tensor"
         )]
         unsafe {
-            let start = cache.get().add(self.place(row, head, columns.start));
+            let start = cache.get().add(self.offset(row, head, columns.start));
             std::slice::from_raw_parts(start, columns.len() * self.dim)
         }
     }
 
     /// A row's new column of a key head.
     #[inline(always)]
-    #[allow(clippy::mut_from_ref, reason = "a place of this task alone")]
-    fn fresh(&self, cache: Shared<T>, row: usize, head: usize, column: usize) -> &mut [T] {
+    #[allow(clippy::mut_from_ref, reason = "only this task accesses the column")]
+    fn new_column(&self, cache: SharedPtr<T>, row: usize, head: usize, column: usize) -> &mut [T] {
         assert!(column < self.columns, "a column outside the cache");
-        // SAFETY: no other task has this head of this row.
-        #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+        // SAFETY: no other task accesses this head of this row.
+        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
         unsafe {
-            let start = cache.get().add(self.place(row, head, column));
+            let start = cache.get().add(self.offset(row, head, column));
             std::slice::from_raw_parts_mut(start, self.dim)
         }
     }
 
-    /// Columns of the prefix that a member no longer sees, and those of its own that it does.
+    /// How many columns of the prefix are outside a member's window, and its own columns inside it.
     fn seen(&self, prefix: usize, own: &Range<usize>) -> (usize, Range<usize>) {
         let hidden = match self.shape.window {
             Some(window) => (prefix + own.len()).saturating_sub(window),
@@ -188,7 +188,7 @@ impl<T: Real> Step<'_, T> {
         )
     }
 
-    /// The query heads of one key head, of some members.
+    /// Attention of some members' query heads of one key head.
     #[inline(always)]
     fn run(
         &self,
@@ -206,7 +206,7 @@ impl<T: Real> Step<'_, T> {
         } = scratch;
         q.resize(queries * dim, T::ZERO);
         for ((row, own), q) in members.iter().zip(q.chunks_exact_mut(group * dim)) {
-            self.enter(head, *row, own.end - 1, q);
+            self.append_kv(head, *row, own.end - 1, q);
         }
         let hidden = |own: &Range<usize>| self.seen(prefix.len(), own).0;
         let unseen = members
@@ -216,7 +216,7 @@ impl<T: Real> Step<'_, T> {
             .unwrap_or(0);
         let shared = prefix.start + unseen..prefix.end;
         let most = members.iter().map(|(_, own)| own.len()).max().unwrap_or(0);
-        // whole vectors, so that exponentials are never taken one by one
+        // whole vectors, so that no exponential is computed as a scalar
         let width = (shared.len() + most).next_multiple_of(LANES);
         scores.resize(queries * width, T::ZERO);
         mixed.clear();
@@ -227,8 +227,8 @@ impl<T: Real> Step<'_, T> {
             multiply(
                 Size { m, k: dim, n },
                 target(scores, width),
-                by_rows(q, dim),
-                turned(keys, dim),
+                row_major(q, dim),
+                transposed(keys, dim),
                 Parallelism::None,
             );
         }
@@ -240,25 +240,25 @@ impl<T: Real> Step<'_, T> {
         for i in 0..queries {
             let (row, gone, own) = each(i);
             if i % group == 0 {
-                near(self.read(self.values, row, head, &own));
+                prefetch_slice(self.read(self.values, row, head, &own));
                 if i + group < queries {
                     let (row, _, own) = each(i + group);
-                    near(self.read(self.keys, row, head, &own));
+                    prefetch_slice(self.read(self.keys, row, head, &own));
                 }
             }
             let seen = n + own.len();
             let scores = &mut scores[i * width..][..seen.next_multiple_of(LANES)];
             let keys = self.read(self.keys, row, head, &own);
             dots(&q[i * dim..][..dim], keys, &mut scores[n..seen]);
-            self.exponentials(scores, gone..seen);
+            self.softmax(scores, gone..seen);
         }
         if n > 0 {
             let values = self.read(self.values, *twin, head, &shared);
             multiply(
                 Size { m, k: n, n: dim },
                 target(mixed, dim),
-                by_rows(scores, width),
-                by_rows(values, dim),
+                row_major(scores, width),
+                row_major(values, dim),
                 Parallelism::None,
             );
         }
@@ -268,16 +268,16 @@ impl<T: Real> Step<'_, T> {
             let values = self.read(self.values, row, head, &own);
             weighted(&scores[i * width + n..][..own.len()], values, mixed);
             let at = (row * self.heads + head * group + i % group) * dim;
-            // SAFETY: no other task has these heads of this row.
-            #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+            // SAFETY: no other task writes these heads of this row.
+            #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
             let out = unsafe { std::slice::from_raw_parts_mut(self.out.get().add(at), dim) };
             out.copy_from_slice(mixed);
         }
     }
 
-    /// Turns a row's queries, and writes its key and value to a column of the cache.
+    /// Rotates a row's queries and key, and writes key and value to a column of the cache.
     #[inline(always)]
-    fn enter(&self, head: usize, row: usize, column: usize, queries: &mut [T]) {
+    fn append_kv(&self, head: usize, row: usize, column: usize, queries: &mut [T]) {
         let (dim, half) = (self.dim, self.dim / 2);
         let (cos, sin) = (
             &self.cos[row * half..][..half],
@@ -285,23 +285,23 @@ impl<T: Real> Step<'_, T> {
         );
         let from = &self.q[row * self.heads * dim + head * queries.len()..][..queries.len()];
         for (out, x) in queries.chunks_exact_mut(dim).zip(from.chunks_exact(dim)) {
-            turn(out, x, cos, sin, T::ONE);
+            rotate_half(out, x, cos, sin, T::ONE);
         }
         let at = (row * self.kv + head) * dim;
-        turn(
-            self.fresh(self.keys, row, head, column),
+        rotate_half(
+            self.new_column(self.keys, row, head, column),
             &self.k[at..][..dim],
             cos,
             sin,
             T::ONE,
         );
-        self.fresh(self.values, row, head, column)
+        self.new_column(self.values, row, head, column)
             .copy_from_slice(&self.v[at..][..dim]);
     }
 
-    /// Products become probabilities; those outside `seen` nothing.
+    /// Turns products into probabilities, in place; those outside `seen` become 0.
     #[inline(always)]
-    fn exponentials(&self, scores: &mut [T], seen: Range<usize>) {
+    fn softmax(&self, scores: &mut [T], seen: Range<usize>) {
         let scale = T::of(self.shape.scale);
         for s in &mut scores[seen.clone()] {
             *s = *s * scale;
@@ -311,12 +311,12 @@ impl<T: Real> Step<'_, T> {
                 *s = (*s / cap).tanh() * cap;
             }
         }
-        outside(scores, &seen, T::LOWEST);
+        fill_outside(scores, &seen, T::LOWEST);
         let max = largest(scores);
         for s in scores.iter_mut() {
             *s = (*s - max).exp();
         }
-        outside(scores, &seen, T::ZERO);
+        fill_outside(scores, &seen, T::ZERO);
         let inverse = T::ONE / sum(scores);
         for s in scores.iter_mut() {
             *s = *s * inverse;
@@ -324,9 +324,9 @@ impl<T: Real> Step<'_, T> {
     }
 }
 
-/// Asks for the beginning of what is read next; processors go on by themselves.
+/// Prefetches the beginning of a slice; the processor's own prefetcher follows.
 #[inline(always)]
-fn near<T>(values: &[T]) {
+fn prefetch_slice<T>(values: &[T]) {
     const BYTES: usize = 1 << 13;
     let bytes = size_of_val(values).min(BYTES);
     for at in (0..bytes).step_by(CACHE_LINE) {
@@ -334,14 +334,14 @@ fn near<T>(values: &[T]) {
     }
 }
 
-/// Fills what is not in a range.
+/// Fills the elements outside a range.
 #[inline(always)]
-fn outside<T: Copy>(values: &mut [T], range: &Range<usize>, value: T) {
+fn fill_outside<T: Copy>(values: &mut [T], range: &Range<usize>, value: T) {
     values[..range.start].fill(value);
     values[range.end..].fill(value);
 }
 
-fn by_rows<T>(values: &[T], row: usize) -> Matrix<T> {
+fn row_major<T>(values: &[T], row: usize) -> Matrix<T> {
     Matrix {
         start: values.as_ptr(),
         row,
@@ -349,7 +349,7 @@ fn by_rows<T>(values: &[T], row: usize) -> Matrix<T> {
     }
 }
 
-fn turned<T>(values: &[T], row: usize) -> Matrix<T> {
+fn transposed<T>(values: &[T], row: usize) -> Matrix<T> {
     Matrix {
         start: values.as_ptr(),
         row: 1,

@@ -1,4 +1,4 @@
-//! One token for every row of logits: the likeliest, or a draw from the whole distribution.
+//! Samples one token from every row of logits: the likeliest, or a random one of the whole distribution.
 
 use super::autodiff::{detached, dispatch_float, is_full_precision};
 use super::parallel::{dims, elements, vectorised};
@@ -9,7 +9,7 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-/// Tokens whose weights are added up at once while the drawn one is looked for.
+/// Tokens whose weights are summed at once while the sampled one is searched.
 const STRIDE: usize = 256;
 
 /// For every row of `logits`, `[rows, vocab]`: the first token at which the running sum of `softmax(logits / temperature)` reaches
@@ -49,7 +49,7 @@ fn draw<T: Real>(logits: &FlexTensor, temperature: f64, uniforms: Option<&[f32]>
                 let total = sum(weights);
                 let token = match uniforms {
                     None => z.iter().position(|&v| v == max).unwrap_or(0),
-                    Some(uniforms) => reach(weights, total * T::of(f64::from(uniforms[row]))),
+                    Some(uniforms) => inverse_cdf(weights, total * T::of(f64::from(uniforms[row]))),
                 };
                 let logp = (z[token] - max) * inverse - total.ln();
                 (token as u32, logp.elem::<f32>())
@@ -59,9 +59,9 @@ fn draw<T: Real>(logits: &FlexTensor, temperature: f64, uniforms: Option<&[f32]>
     (0..rows).into_par_iter().map_init(Vec::new, one).collect()
 }
 
-/// The first place at which the running sum reaches a threshold; the last where rounding keeps it below.
+/// The first index at which the cumulative sum reaches a threshold; the last where rounding keeps it below.
 #[inline(always)]
-fn reach<T: Real>(weights: &[T], threshold: T) -> usize {
+fn inverse_cdf<T: Real>(weights: &[T], threshold: T) -> usize {
     let mut before = T::ZERO;
     for (stride, part) in weights.chunks(STRIDE).enumerate() {
         let after = before + sum(part);

@@ -3,7 +3,7 @@
 use super::real::Real;
 use gemm::Parallelism;
 
-/// Rows, inner length and columns of a product.
+/// The dimensions of a product: `[m, k] · [k, n]`.
 #[derive(Clone, Copy)]
 pub(super) struct Size {
     pub m: usize,
@@ -11,18 +11,18 @@ pub(super) struct Size {
     pub n: usize,
 }
 
-/// A matrix to read: where it begins, and elements from a row or column to the next.
+/// A matrix to read: its first element, and the strides of rows and columns.
 pub(super) struct Matrix<T> {
     pub start: *const T,
     pub row: usize,
     pub column: usize,
 }
 
-/// A matrix to write, its columns side by side.
+/// A matrix to write, with columns of stride 1.
 #[derive(Clone, Copy)]
 pub(super) struct Target<T> {
     pub start: *mut T,
-    /// Elements from a row to the next.
+    /// Stride of rows.
     pub row: usize,
     /// Whether the product is added to what is there.
     pub add: bool,
@@ -45,7 +45,7 @@ pub(super) fn multiply<T: Real>(
     parallelism: Parallelism,
 ) {
     let (scale, one) = (if out.add { T::ONE } else { T::ZERO }, T::ONE);
-    // SAFETY: callers hand in matrices of this size with these strides, the one written to no other core's.
+    // SAFETY: callers pass matrices of this size and these strides, and no other thread writes the target.
     #[allow(unsafe_code, reason = "the gemm crate takes pointers")]
     unsafe {
         gemm::gemm(

@@ -7,12 +7,12 @@ use crate::kernels::shapes::Gate;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 
-/// Elements a core takes at a time.
+/// Elements of a task.
 const BLOCK: usize = 1 << 13;
 
 /// `silu(gate) · up`, element by element.
 ///
-/// `None` where the kernels do not know the activation or the tensors.
+/// `None` where the kernel does not support the activation or the tensors.
 pub(super) fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
     let known = activation == Gate::Silu && supports(gate) && supports(up);
     if !known || gate.dtype() != up.dtype() {

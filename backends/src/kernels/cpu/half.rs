@@ -1,14 +1,14 @@
-//! Tensors that are stored in two bytes and computed with in f32.
+//! Conversions of tensors in half precision, which kernels compute with in f32.
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType, Element};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-/// Elements that a core converts at a time.
+/// Elements of a task.
 const GRAIN: usize = 1 << 15;
 
-/// A contiguous tensor to compute with: f32 where it is stored in two bytes, itself elsewhere.
+/// A contiguous tensor in f32 where it is in half precision, itself elsewhere.
 pub(super) fn widened(tensor: FlexTensor) -> FlexTensor {
     match tensor.dtype() {
         DType::BF16 => converted(&tensor, bf16::to_f32, DType::F32),
@@ -17,7 +17,7 @@ pub(super) fn widened(tensor: FlexTensor) -> FlexTensor {
     }
 }
 
-/// A contiguous f32 tensor as it is stored; others stay as they are.
+/// A contiguous f32 tensor in half precision `stored`; itself where that is no half precision.
 pub(super) fn narrowed(tensor: FlexTensor, stored: DType) -> FlexTensor {
     match stored {
         DType::BF16 => converted(&tensor, bf16::from_f32, stored),
@@ -35,7 +35,7 @@ where
     let (start, end) = tensor
         .layout()
         .contiguous_offsets()
-        .unwrap_or_else(|| unreachable!("made contiguous before"));
+        .unwrap_or_else(|| unreachable!("the caller made it contiguous"));
     let values = &tensor.storage::<A>()[start..end];
     let mut out = vec![B::zeroed(); values.len()];
     out.par_chunks_mut(GRAIN)

@@ -1,4 +1,4 @@
-//! x · Wᵀ, whose gradients come out as the weights lie in memory.
+//! Matrix products: x · Wᵀ with its gradients, which have the memory layout of `W`, and products without autodiff.
 
 use super::autodiff::{
     Kernel, all_saved, compute_dtype, detached, dispatch_float, input, run, supports, to_tensor,
@@ -13,14 +13,14 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use gemm::Parallelism;
 
-/// Multiplications from which a product goes to all cores.
+/// Multiplications from which a product runs in parallel.
 const LARGE: usize = 1 << 20;
 
 /// `x · Wᵀ` for `x` of shape `[rows, inputs]` and `w` of shape `[outputs, inputs]`.
 ///
-/// `w` must be a leaf of the graph or a constant. Beside a constant nothing of `x` is saved, for no gradient needs it.
+/// `w` must be a leaf of the graph or a constant. With a constant `w` nothing of `x` is saved, since no gradient needs it.
 ///
-/// `None` where the kernels do not know the tensors.
+/// `None` where the kernels do not support the tensors.
 pub(super) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
     if !(supports(x) && supports(w)) || x.dtype() != w.dtype() {
         return None;
@@ -81,10 +81,10 @@ impl Kernel<2> for Linear {
                 multiplied(size, (g, [1, outputs]), (&x, [inner, 1]))
             )
         };
-        // a weight that is neither leaf nor constant would lose its gradient without a word
+        // a weight that is neither leaf nor constant would silently lose its gradient
         assert!(
             x.is_some() || !wanted[1],
-            "kernels::linear wants a leaf or a constant as its matrix"
+            "the matrix of kernels::linear must be a leaf or a constant"
         );
         [wanted[0].then(dx), x.filter(|_| wanted[1]).map(dw)]
     }
@@ -131,7 +131,7 @@ fn multiplied<T: Real>(
 
 /// `a · b` for `[m, k]` and `[k, n]`; in f32 where they are stored in half precision.
 ///
-/// `None` where the kernels do not know the tensors. Not differentiable.
+/// `None` where the kernels do not support the tensors. Not differentiable.
 pub(super) fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     let ([m, k], [_, n]) = (a.dims(), b.dims());
     untraced([m, k, n], (a, [k, 1]), (b, [n, 1]))
@@ -139,7 +139,7 @@ pub(super) fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
 
 /// `a · bᵀ` for `[m, k]` and `[n, k]`; in f32 where they are stored in half precision.
 ///
-/// `None` where the kernels do not know the tensors. Not differentiable.
+/// `None` where the kernels do not support the tensors. Not differentiable.
 pub(super) fn product_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     let ([m, k], [n, _]) = (a.dims(), b.dims());
     untraced([m, k, n], (a, [k, 1]), (b, [1, k]))
@@ -147,7 +147,7 @@ pub(super) fn product_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
 
 /// `aᵀ · b` for `[k, m]` and `[k, n]`; in f32 where they are stored in half precision.
 ///
-/// `None` where the kernels do not know the tensors. Not differentiable.
+/// `None` where the kernels do not support the tensors. Not differentiable.
 pub(super) fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     let ([k, m], [_, n]) = (a.dims(), b.dims());
     untraced([m, k, n], (a, [1, m]), (b, [n, 1]))

@@ -6,12 +6,12 @@ use super::real::{Real, dot};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 
-/// Rows a core takes at a time; also the rows whose weight gradients are added up first.
+/// Rows of a task, and rows whose weight gradients are summed first.
 const ROWS: usize = 64;
 
 /// `x / √(mean(x²) + eps) · (w + offset)` for `x` of shape `[rows, n]` and `w` of shape `[1, n]`.
 ///
-/// `None` where the kernels do not know the tensors.
+/// `None` where the kernels do not support the tensors.
 pub(super) fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<Tensor<2>> {
     if !(supports(x) && supports(w)) || x.dtype() != w.dtype() {
         return None;
@@ -90,7 +90,7 @@ fn backward<T: Real>(
             vectorised(
                 #[inline(always)]
                 || {
-                    // lengths that are known leave no bounds to check, which would keep loops from vector code
+                    // slices of known length need no bounds checks, which would prevent vector code
                     let (weight, dw) = (&weight[..n], &mut dw[..n]);
                     let rows = dx
                         .chunks_exact_mut(n)

@@ -1,4 +1,4 @@
-//! Outputs and the cores that fill them.
+//! Parallel loops over outputs, and the buffers that they write.
 
 use super::real::Real;
 use burn::backend::flex::{FlexTensor, Layout};
@@ -6,20 +6,20 @@ use burn::tensor::{Bytes, Shape};
 use pulp::Arch;
 use rayon::prelude::*;
 
-/// Elements below which one core is faster than telling the others.
+/// Elements up to which one thread is faster than several.
 const SMALL: usize = 1 << 15;
 
-/// Bytes that a core fetches at once.
+/// Bytes of a cache line.
 pub(super) const CACHE_LINE: usize = 64;
 
-/// Runs a body of `#[inline(always)]` functions with the widest vectors of this machine. The closure says `#[inline(always)]`
-/// itself: one that is called, for its size, runs with the narrow vectors that every machine has.
+/// Runs a body of `#[inline(always)]` functions with the widest vector instructions of this machine. The closure must be
+/// `#[inline(always)]` itself: otherwise it may be compiled for the baseline instruction set.
 #[inline]
 pub(super) fn vectorised<R>(body: impl FnOnce() -> R) -> R {
     Arch::new().dispatch(body)
 }
 
-/// `body(block, out)` for every block of `rows` rows of `out`, on all cores where that pays.
+/// `body(block, out)` for every block of `rows` rows of `out`, in parallel unless `out` is small.
 pub(super) fn by_rows<T: Real>(
     out: &mut [T],
     width: usize,
@@ -38,7 +38,7 @@ pub(super) fn by_rows<T: Real>(
     }
 }
 
-/// The same over two outputs of as many rows each.
+/// The same for two outputs of as many rows each.
 pub(super) fn by_rows_of_two<T: Real>(
     (a, a_width): (&mut [T], usize),
     (b, b_width): (&mut [T], usize),
@@ -55,7 +55,7 @@ pub(super) fn by_rows_of_two<T: Real>(
     }
 }
 
-/// A tensor of these elements.
+/// A contiguous tensor of these elements.
 pub(super) fn tensor<T: Real>(values: Vec<T>, shape: impl Into<Shape>) -> FlexTensor {
     FlexTensor::new(
         Bytes::from_elems(values),
@@ -64,12 +64,12 @@ pub(super) fn tensor<T: Real>(values: Vec<T>, shape: impl Into<Shape>) -> FlexTe
     )
 }
 
-/// A tensor's elements in order; the tensor must be contiguous.
+/// The elements of a contiguous tensor.
 pub(super) fn elements<T: Real>(tensor: &FlexTensor) -> &[T] {
     let (start, end) = tensor
         .layout()
         .contiguous_offsets()
-        .unwrap_or_else(|| unreachable!("made contiguous before"));
+        .unwrap_or_else(|| unreachable!("the caller made it contiguous"));
     &tensor.storage()[start..end]
 }
 
@@ -78,31 +78,31 @@ pub(super) fn dims<const D: usize>(tensor: &FlexTensor) -> [usize; D] {
     std::array::from_fn(|i| tensor.layout().shape()[i])
 }
 
-/// A pointer that several cores write through, each at places of its own.
+/// A pointer that several threads write through, each to elements of its own.
 #[derive(Clone, Copy)]
-pub(super) struct Shared<T>(pub *mut T);
+pub(super) struct SharedPtr<T>(pub *mut T);
 
-// SAFETY: whoever makes one gives each core places that no other writes or reads.
+// SAFETY: whoever creates one gives each thread elements that no other writes or reads.
 #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
-unsafe impl<T: Send> Send for Shared<T> {}
+unsafe impl<T: Send> Send for SharedPtr<T> {}
 // SAFETY: as above.
 #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
-unsafe impl<T: Send> Sync for Shared<T> {}
+unsafe impl<T: Send> Sync for SharedPtr<T> {}
 
-impl<T> Shared<T> {
+impl<T> SharedPtr<T> {
     /// The pointer; a method, so that closures capture the whole and stay `Sync`.
     pub(super) fn get(self) -> *mut T {
         self.0
     }
 }
 
-/// Place for a tensor's elements that cores write through a pointer, without zeros that nobody would read.
-pub(super) struct Room<T> {
+/// The uninitialised elements of a tensor, written through a pointer.
+pub(super) struct UninitBuffer<T> {
     values: Vec<T>,
     len: usize,
 }
 
-impl<T: Real> Room<T> {
+impl<T: Real> UninitBuffer<T> {
     pub(super) fn new(len: usize) -> Self {
         Self {
             values: Vec::with_capacity(len),
@@ -110,24 +110,24 @@ impl<T: Real> Room<T> {
         }
     }
 
-    /// Where the elements belong. Reading one before it is written is undefined.
-    pub(super) fn place(&mut self) -> Shared<T> {
-        Shared(self.values.as_mut_ptr())
+    /// The first element. Reading one before it is written is undefined behaviour.
+    pub(super) fn pointer(&mut self) -> SharedPtr<T> {
+        SharedPtr(self.values.as_mut_ptr())
     }
 
     /// The elements.
     ///
     /// # Safety
-    /// All are written.
-    #[allow(unsafe_code, reason = "nobody else knows what was written")]
-    pub(super) unsafe fn filled(mut self) -> Vec<T> {
-        // SAFETY: there is room, and the rest is the caller's.
+    /// All elements are written.
+    #[allow(unsafe_code, reason = "the compiler cannot see what was written")]
+    pub(super) unsafe fn assume_init(mut self) -> Vec<T> {
+        // SAFETY: the capacity suffices, and the caller wrote all elements.
         unsafe { self.values.set_len(self.len) };
         self.values
     }
 }
 
-/// Asks for the bytes at an address, which need not be any; nothing happens where processors have no way to be asked.
+/// Prefetches the cache line at an address, which need not be valid. Does nothing where the processor has no such instruction.
 #[inline(always)]
 pub(super) fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]

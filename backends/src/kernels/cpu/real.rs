@@ -1,4 +1,4 @@
-//! The two element types of the kernels, and the functions that a vectoriser can turn into vector code.
+//! The element types of the kernels, and reductions that compile to vector code.
 
 use burn::tensor::Element;
 use std::iter::Sum;
@@ -27,14 +27,14 @@ pub(super) trait Real:
     fn ln(self) -> Self;
     /// eˣ within two units in the last place for f32; 0 or a number next to it where it underflows.
     fn exp(self) -> Self;
-    /// The larger of two numbers, neither of them NaN; a comparison and a choice, which vectorises.
+    /// The larger of two numbers, neither of them NaN; unlike `max` it compiles to vector code.
     #[inline(always)]
     fn larger(self, other: Self) -> Self {
         if self > other { self } else { other }
     }
 }
 
-/// Functions that are the type's own.
+/// Methods that call the type's inherent ones.
 macro_rules! own {
     ($($name:ident),*) => {$(
         #[inline(always)]
@@ -97,10 +97,10 @@ impl Real for f64 {
     }
 }
 
-/// Numbers that are added up side by side: a vectoriser may not change the order of a sum.
+/// Partial sums of a reduction: the compiler may not reorder a sum by itself.
 pub(super) const LANES: usize = 16;
 
-/// Σ a b, in sixteen lanes. Both of one length.
+/// Dot product of two slices of one length, in sixteen partial sums.
 #[inline(always)]
 pub(super) fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     let mut lanes = [T::ZERO; LANES];
@@ -112,10 +112,10 @@ pub(super) fn dot<T: Real>(a: &[T], b: &[T]) -> T {
             lanes[lane] += a[lane] * b[lane];
         }
     }
-    together(lanes) + rest
+    reduce_lanes(lanes) + rest
 }
 
-/// The products of `q` with rows of its length that lie one behind the other.
+/// The products of `q` with consecutive rows of its length.
 #[inline(always)]
 pub(super) fn dots<T: Real>(q: &[T], rows: &[T], out: &mut [T]) {
     const AT_ONCE: usize = 4;
@@ -136,7 +136,7 @@ pub(super) fn dots<T: Real>(q: &[T], rows: &[T], out: &mut [T]) {
         }
         for (i, (out, lanes)) in out.iter_mut().zip(lanes).enumerate() {
             let rest = (whole..n).map(|at| q[at] * block[i * n + at]);
-            *out = together(lanes) + rest.sum::<T>();
+            *out = reduce_lanes(lanes) + rest.sum::<T>();
         }
     }
     let rest = blocks.remainder().chunks_exact(n);
@@ -145,7 +145,7 @@ pub(super) fn dots<T: Real>(q: &[T], rows: &[T], out: &mut [T]) {
     }
 }
 
-/// Adds rows that lie one behind the other to `out`, each by its weight.
+/// Adds consecutive rows to `out`, each times its weight.
 #[inline(always)]
 pub(super) fn weighted<T: Real>(weights: &[T], rows: &[T], out: &mut [T]) {
     let n = out.len();
@@ -185,7 +185,7 @@ pub(super) fn weighted<T: Real>(weights: &[T], rows: &[T], out: &mut [T]) {
     }
 }
 
-/// The sum of a row, in sixteen lanes.
+/// The sum of a row, in sixteen partial sums.
 #[inline(always)]
 pub(super) fn sum<T: Real>(row: &[T]) -> T {
     let mut lanes = [T::ZERO; LANES];
@@ -196,12 +196,12 @@ pub(super) fn sum<T: Real>(row: &[T]) -> T {
             *lane += value;
         }
     }
-    together(lanes) + rest.sum::<T>()
+    reduce_lanes(lanes) + rest.sum::<T>()
 }
 
-/// Halves onto halves: sixteen sums one after the other would take longer than a short row's products.
+/// A tree reduction: sixteen dependent additions would take longer than a short row's products.
 #[inline(always)]
-fn together<T: Real>(mut lanes: [T; LANES]) -> T {
+fn reduce_lanes<T: Real>(mut lanes: [T; LANES]) -> T {
     let mut width = LANES / 2;
     while width > 0 {
         for lane in 0..width {

@@ -8,21 +8,21 @@ use super::real::Real;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 
-/// Tokens a core takes at a time.
+/// Tokens of a task.
 const ROWS: usize = 32;
 
 /// Rotates each pair `(x[i], x[i + dim/2])` of `x`, `[tokens, heads, dim]`, by the token's angle i, whose cosines and sines
 /// are `cos` and `sin`, `[tokens, 1, dim/2]` each.
 ///
-/// Gives `x` back where the kernels do not know the tensors.
+/// Gives `x` back where the kernels do not support the tensors.
 pub(super) fn rotary(
     x: Tensor<3>,
     cos: &Tensor<3>,
     sin: &Tensor<3>,
 ) -> Result<Tensor<3>, Tensor<3>> {
-    let known = supports(&x) && supports(cos) && supports(sin);
+    let supported = supports(&x) && supports(cos) && supports(sin);
     let computed = compute_dtype(x.dtype());
-    if !known || computed != cos.dtype() || computed != sin.dtype() {
+    if !supported || computed != cos.dtype() || computed != sin.dtype() {
         return Err(x);
     }
     let kernel = Rotary {
@@ -49,7 +49,7 @@ impl Kernel<1> for Rotary {
         dispatch_float!(x.dtype(), rotate(x, &self.cos, &self.sin, 1.0))
     }
 
-    /// A rotation's transpose turns back.
+    /// The transpose of a rotation is its inverse.
     fn backward(
         &self,
         _: [Option<FlexTensor>; 1],
@@ -64,9 +64,9 @@ impl Kernel<1> for Rotary {
     }
 }
 
-fn rotate<T: Real>(x: &FlexTensor, cos: &FlexTensor, sin: &FlexTensor, way: f64) -> FlexTensor {
+fn rotate<T: Real>(x: &FlexTensor, cos: &FlexTensor, sin: &FlexTensor, sign: f64) -> FlexTensor {
     let [tokens, heads, dim] = dims(x);
-    let (half, way) = (dim / 2, T::of(way));
+    let (half, sign) = (dim / 2, T::of(sign));
     let (x, cos, sin): (&[T], &[T], &[T]) = (elements(x), elements(cos), elements(sin));
     let mut out = vec![T::ZERO; x.len()];
     by_rows(&mut out, heads * dim, ROWS, |block, out| {
@@ -81,7 +81,7 @@ fn rotate<T: Real>(x: &FlexTensor, cos: &FlexTensor, sin: &FlexTensor, way: f64)
                     let at = (block * ROWS + token) * half;
                     let (cos, sin) = (&cos[at..][..half], &sin[at..][..half]);
                     for (out, x) in out.chunks_exact_mut(dim).zip(x.chunks_exact(dim)) {
-                        turn(out, x, cos, sin, way);
+                        rotate_half(out, x, cos, sin, sign);
                     }
                 }
             },
@@ -90,15 +90,15 @@ fn rotate<T: Real>(x: &FlexTensor, cos: &FlexTensor, sin: &FlexTensor, way: f64)
     tensor(out, [tokens, heads, dim])
 }
 
-/// One head's row, turned by its token's angles; back where `way` is −1.
+/// One head of a token, rotated by the token's angles (`rotate_half` of transformers); the inverse where `sign` is −1.
 #[inline(always)]
-pub(super) fn turn<T: Real>(out: &mut [T], x: &[T], cos: &[T], sin: &[T], way: T) {
+pub(super) fn rotate_half<T: Real>(out: &mut [T], x: &[T], cos: &[T], sin: &[T], sign: T) {
     let half = cos.len();
     let (first, second) = out.split_at_mut(half);
     let (a, b) = x.split_at(half);
     let (second, b, sin) = (&mut second[..half], &b[..half], &sin[..half]);
     for i in 0..half {
-        let s = sin[i] * way;
+        let s = sin[i] * sign;
         first[i] = a[i] * cos[i] - b[i] * s;
         second[i] = b[i] * cos[i] + a[i] * s;
     }

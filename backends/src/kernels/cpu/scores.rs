@@ -11,7 +11,7 @@ use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{Int, Tensor};
 
-/// Rows a core takes at a time.
+/// Rows of a task.
 const ROWS: usize = 4;
 
 /// Scores of raw logits `[rows, vocab]` for targets `[rows]`, at a positive temperature and under a soft-cap if there is one.
@@ -79,7 +79,7 @@ fn score<T: Real>(logits: &FlexTensor, targets: &[usize], scaling: Scaling) -> F
     let [rows, vocab] = dims(logits);
     let logits: &[T] = elements(logits);
     let mut scored = vec![T::ZERO; rows * 4];
-    // as large as the logits for the choice between one core and all
+    // the work is proportional to the logits, not to the output
     let parallel = rows * vocab > 1 << 15;
     let body = |block: usize, out: &mut [T]| {
         vectorised(

@@ -1,12 +1,12 @@
-//! Skinny matrix products: few rows, as in decoding, several matrices in one call, with an epilogue (add, `SwiGLU`) while a core
-//! still has its part in cache.
+//! Skinny matrix products: few rows, as in decoding, several matrices in one call, with an epilogue (add, `SwiGLU`) on results
+//! that are still in cache.
 //!
-//! Each core takes parts of the outputs. Weights are read once, from where they are, for all rows; only the rows of `x` are packed.
+//! A task has some outputs of all rows. Weights are read once, in place; only the rows of `x` are packed.
 
 use super::autodiff::{detached, dispatch_float, is_full_precision, to_tensor};
 use super::gemm::{Matrix, Size, Target, multiply};
 use super::glu::sigmoid;
-use super::parallel::{Shared, dims, elements, tensor, vectorised};
+use super::parallel::{SharedPtr, dims, elements, tensor, vectorised};
 use super::real::Real;
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
@@ -18,10 +18,10 @@ use std::ops::Range;
 /// Rows up to which a product is computed transposed, `W · xᵀ`: those of decoding.
 pub(super) const MAX_ROWS: usize = 128;
 
-/// Outputs that a core takes at a time.
+/// Outputs of a task.
 const PART: usize = 128;
 
-/// Multiplications from which products go to all cores.
+/// Multiplications from which products run in parallel.
 const LARGE: usize = 1 << 18;
 
 /// `x · Wᵀ` for each of several matrices `[outputs, inputs]`, with `x` of shape `[rows, inputs]`.
@@ -119,7 +119,7 @@ impl<'a, T: Real> Input<'a, T> {
     }
 }
 
-/// Parts of the outputs of several matrices: which matrix, which outputs.
+/// The tasks of several matrices: the index of the matrix, and its outputs.
 fn parts(outputs: impl Iterator<Item = usize>) -> Vec<(usize, Range<usize>)> {
     let cut = |(i, n): (usize, usize)| {
         let starts = (0..n).step_by(PART);
@@ -128,7 +128,7 @@ fn parts(outputs: impl Iterator<Item = usize>) -> Vec<(usize, Range<usize>)> {
     outputs.enumerate().flat_map(cut).collect()
 }
 
-/// `body(scratch, part)` for all parts, on all cores where that pays.
+/// `body(scratch, part)` for all parts, in parallel where there is enough to do.
 fn for_parts<T: Real>(
     multiplications: usize,
     parts: &[(usize, Range<usize>)],
@@ -144,7 +144,7 @@ fn for_parts<T: Real>(
     }
 }
 
-/// The products of `x` with several matrices, each on top of `base` where there is one.
+/// The products of `x` with several matrices, each added to `base` where there is one.
 pub(super) fn products<T: Real>(
     x: &FlexTensor,
     w: &[FlexTensor],
@@ -153,7 +153,7 @@ pub(super) fn products<T: Real>(
     let x = Input::<T>::of(x);
     let outputs: Vec<usize> = w.iter().map(|w| dims::<2>(w)[0]).collect();
     let mut out: Vec<Vec<T>> = outputs.iter().map(|n| vec![T::ZERO; x.rows * n]).collect();
-    let targets: Vec<Shared<T>> = out.iter_mut().map(|o| Shared(o.as_mut_ptr())).collect();
+    let targets: Vec<SharedPtr<T>> = out.iter_mut().map(|o| SharedPtr(o.as_mut_ptr())).collect();
     let w: Vec<&[T]> = w.iter().map(elements).collect();
     let base = base.map(elements::<T>);
     let parts = parts(outputs.iter().copied());
@@ -180,7 +180,7 @@ fn gated<T: Real>(x: &FlexTensor, gate: &FlexTensor, up: &FlexTensor) -> FlexTen
     let [n, _] = dims(gate);
     let (gate, up): (&[T], &[T]) = (elements(gate), elements(up));
     let mut out = vec![T::ZERO; x.rows * n];
-    let target = Shared(out.as_mut_ptr());
+    let target = SharedPtr(out.as_mut_ptr());
     let parts = parts(std::iter::once(n));
     for_parts(2 * x.rows * x.inner * n, &parts, |scratch, (_, outputs)| {
         let size = outputs.len() * x.rows;
@@ -206,12 +206,12 @@ fn gated<T: Real>(x: &FlexTensor, gate: &FlexTensor, up: &FlexTensor) -> FlexTen
     tensor(out, [x.rows, n])
 }
 
-/// The columns of the result that a core writes.
+/// The columns of the result that a task writes.
 struct Columns<T> {
-    out: Shared<T>,
-    /// Outputs of a row.
+    out: SharedPtr<T>,
+    /// Columns of the result.
     row: usize,
-    /// The first of this core's.
+    /// The first of this task's.
     first: usize,
 }
 
@@ -226,8 +226,8 @@ impl<T: Real> Columns<T> {
             let transposed = &transposed[left * rows..];
             for row in 0..rows {
                 let at = row * self.row + self.first + left;
-                // SAFETY: no other core has these outputs.
-                #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+                // SAFETY: no other task writes these outputs.
+                #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
                 let out = unsafe { std::slice::from_raw_parts_mut(self.out.get().add(at), width) };
                 for (i, out) in out.iter_mut().enumerate() {
                     *out = transposed[i * rows + row];

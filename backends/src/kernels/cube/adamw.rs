@@ -19,7 +19,7 @@ pub(super) fn updates(value: &Tensor<2>) -> bool {
     value.dtype() == DType::F32 && supports(Operation::AdamW, value)
 }
 
-/// Updates some rows of a parameter in place, where nobody else holds it; see [`crate::kernels::adamw`].
+/// Updates rows of a parameter, in place where it is not shared; see [`crate::kernels::adamw`].
 pub(super) fn adamw(
     value: Tensor<2>,
     rows: Range<usize>,
@@ -30,7 +30,7 @@ pub(super) fn adamw(
 ) -> Updated {
     let _span = span("adamw", 0.0);
     let [_, columns] = value.dims();
-    // the rows before and after stay as they are
+    // other rows stay unchanged
     let value = into_writable(detached(value));
     let n = rows.len() * columns;
     let shape = [rows.len(), columns];
@@ -44,7 +44,7 @@ pub(super) fn adamw(
         },
         |moments| {
             moments.map(|m| {
-                // some devices store a type that they do not compute in
+                // some devices store types that they do not compute in
                 let known = supports(Operation::AdamW, &m);
                 detached(if known { m } else { m.cast(DType::F32) })
             })
@@ -70,7 +70,7 @@ pub(super) fn adamw(
     );
     let (value_arg, gradient, first, second, first_arg, second_arg) = buffers;
     let (start, fresh) = (rows.start * columns, u32::from(fresh));
-    let told = StepLaunch::new(
+    let params = StepLaunch::new(
         step.clip as f32,
         step.betas[0] as f32,
         (1.0 - step.betas[0]) as f32,
@@ -84,7 +84,7 @@ pub(super) fn adamw(
     match &stored {
         None => update::launch(
             &client, count, dim, at, value_arg, gradient, first, second, first_arg, second_arg, n,
-            start, fresh, told, types,
+            start, fresh, params, types,
         ),
         Some(stored) => update_both::launch(
             &client,
@@ -101,7 +101,7 @@ pub(super) fn adamw(
             n,
             start,
             fresh,
-            told,
+            params,
             [types[0], types[1], elem(stored)],
         ),
     }
@@ -112,7 +112,7 @@ pub(super) fn adamw(
     }
 }
 
-/// Numbers of a step.
+/// The scalars of a step.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Step {
     clip: f32,
@@ -126,7 +126,7 @@ struct Step {
     keep: f32,
 }
 
-/// A number's new value and moments. The same arithmetic in the same order as in tensor operations.
+/// An element's new value and moments: the same arithmetic in the same order as in tensor operations.
 #[cube]
 fn updated(
     value: f32,
@@ -177,7 +177,7 @@ fn update<G: Float, M: Float>(
     }
 }
 
-/// The same, and the new value once more as another type.
+/// The same, and the new value written a second time in another type.
 #[cube(launch, address_type = "dynamic")]
 fn update_both<G: Float, M: Float, S: Float>(
     value: &mut [f32],

@@ -1,11 +1,11 @@
 //! Causal attention of packed sequences, with its gradient, and no `[heads, T, T]` anywhere (`FlashAttention`; Dao, 2023).
 //!
-//! Forward, a cube has a block of queries of one head and goes through the keys that they see, a tile at a time, with softmax as
-//! it goes; each row's logsumexp is kept. Backward, scores are made again: a cube that has a block of queries adds up their
-//! gradient, and one that has a block of keys adds up those of the keys and their values over all query heads of their group. So
-//! nothing is added from two places, and there are no atomics.
+//! Forward, a cube has a block of queries of one head and iterates over tiles of the keys that they see, with online softmax; each
+//! row's logsumexp is saved. Backward, scores are recomputed: cubes with a block of queries compute dQ, and cubes with a block of
+//! keys compute dK and dV, summed over the query heads of their group. No two cubes write the same element, so there are no
+//! atomics.
 //!
-//! There are two kinds of each kernel: on tensor cores for half precision (`tensor_core`), and on plain units for the rest (`simt`).
+//! There are two versions of each kernel: `tensor_core` for half precision, and `simt` on plain units for the rest.
 
 mod blocks;
 mod simt;
@@ -17,7 +17,7 @@ use crate::kernels::autodiff::{self, Kernel, run};
 use crate::kernels::choice::Operation;
 use crate::kernels::families::BLOCK_FIELDS;
 use crate::kernels::shapes::AttentionShape;
-use blocks::meet;
+use blocks::softmax_delta;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::cubecl;
@@ -45,11 +45,11 @@ pub(super) fn attention(
 #[derive(Clone, Debug)]
 struct Attention(AttentionShape);
 
-/// What all launches over one kind of blocks are told.
-struct Told {
+/// The arguments that all launches share.
+struct LaunchParams {
     table: CubeTensor,
     blocks: usize,
-    /// First of the blocks of keys, and of the spans, in the table.
+    /// Offsets in the table of the blocks of keys, and of the spans.
     keys: usize,
     spans: usize,
     /// Whether every row is in a sequence.
@@ -59,43 +59,43 @@ struct Told {
     dim: usize,
     window: i32,
     scale: f32,
-    /// One where scores have none.
+    /// The soft-cap, or 1 where there is none.
     cap: f32,
     capped: bool,
-    /// Where tensor cores make the products.
+    /// Sizes for the kernels on tensor cores; `None` for those on plain units.
     tensor_cores: Option<Sizes>,
 }
 
-/// Launches a kernel of the kind that there is for the tensors, on so many cubes: buffers, the table and the number of its
-/// blocks, places in the table, and what else is told.
+/// Launches the version of a kernel for the tensors on `$count` cubes. Arguments are buffers, the table and the number of its blocks,
+/// offsets in the table, then the rest of `LaunchParams`.
 macro_rules! launch {
-    ($kernel:ident, $told:expr, $like:expr, $count:expr, [$($buffer:expr),*], [$($place:ident),*]) => {{
-        let (told, like): (&Told, &CubeTensor) = ($told, $like);
+    ($kernel:ident, $params:expr, $like:expr, $count:expr, [$($buffer:expr),*], [$($place:ident),*]) => {{
+        let (params, like): (&LaunchParams, &CubeTensor) = ($params, $like);
         let cube = CubeDim::new_1d(UNITS as u32);
         let (client, count, address, dtype) = (&like.client, cubes(like, $count), address([like]), elem(like));
-        match told.tensor_cores {
+        match params.tensor_cores {
             Some(sizes) => tensor_core::$kernel::launch(
                 client, count, cube, address, VECTOR,
                 $($buffer.clone().into_buffer_arg(),)*
-                told.table.clone().into_buffer_arg(), told.blocks, $(told.$place,)* told.heads, told.group, told.window,
-                told.scale, told.cap, told.capped, sizes, dtype,
+                params.table.clone().into_buffer_arg(), params.blocks, $(params.$place,)* params.heads, params.group, params.window,
+                params.scale, params.cap, params.capped, sizes, dtype,
             ),
             None => simt::$kernel::launch(
                 client, count, cube, address,
                 $($buffer.clone().into_buffer_arg(),)*
-                told.table.clone().into_buffer_arg(), told.blocks, $(told.$place,)* told.heads, told.group, told.window,
-                told.scale, told.cap, told.capped, told.dim, dtype,
+                params.table.clone().into_buffer_arg(), params.blocks, $(params.$place,)* params.heads, params.group, params.window,
+                params.scale, params.cap, params.capped, params.dim, dtype,
             ),
         }
     }};
 }
 
 impl Attention {
-    fn told(&self, q: &CubeTensor, k: &CubeTensor) -> Told {
+    fn params(&self, q: &CubeTensor, k: &CubeTensor) -> LaunchParams {
         let blocks = self.0.families.blocks.as_ref();
-        let blocks = blocks.expect("the device was looked at before");
+        let blocks = blocks.expect("the device was checked before");
         let ([rows, heads, dim], [_, kv, _]) = (dims(q), dims(k));
-        Told {
+        LaunchParams {
             table: integers(&blocks.table),
             blocks: blocks.count,
             keys: blocks.count * BLOCK_FIELDS,
@@ -116,19 +116,19 @@ impl Attention {
     }
 }
 
-/// Sizes of the kernels on tensor cores, where a device has those that they want, and shared memory for them.
+/// Sizes for the kernels on tensor cores, where the device has them, and shared memory enough.
 fn tensor_core_sizes(q: &CubeTensor, dim: usize) -> Option<Sizes> {
     let sizes = Sizes { dim };
     let fits = dim.is_multiple_of(SIDE);
     (fits && has_tensor_cores(q, sizes.shared_bytes())).then_some(sizes)
 }
 
-/// Room for a result: rows in no sequence get zeros.
-fn room(like: &CubeTensor, whole: bool) -> CubeTensor {
+/// The buffer of an output; zeros where some rows are in no sequence.
+fn output_buffer(like: &CubeTensor, whole: bool) -> CubeTensor {
     if whole {
         return empty(like, like.shape(), like.dtype);
     }
-    // CUDA pads the rows of zeros, unless there is but one
+    // Burn pads rows of zeros on CUDA, unless there is only one
     let all = Shape::new([like.shape().num_elements()]);
     let (client, device) = (like.client.clone(), like.device.clone());
     let flat = zeros_client(client, device, all, like.dtype);
@@ -147,12 +147,19 @@ impl Kernel<Cube, 3> for Attention {
 
     fn forward(&self, inputs: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
         let [q, k, v] = inputs;
-        let told = self.told(&q, &k);
-        let out = room(&q, told.whole);
+        let params = self.params(&q, &k);
+        let out = output_buffer(&q, params.whole);
         let [rows, ..] = dims::<3>(&q);
-        let lse = empty(&q, [rows, told.heads], DType::F32);
-        let count = told.blocks * told.heads;
-        launch!(attend, &told, &q, count, [q, k, v, out, lse], [spans]);
+        let lse = empty(&q, [rows, params.heads], DType::F32);
+        let count = params.blocks * params.heads;
+        launch!(
+            attention_forward,
+            &params,
+            &q,
+            count,
+            [q, k, v, out, lse],
+            [spans]
+        );
         (out.clone(), [q, k, v, out, lse])
     }
 
@@ -162,12 +169,12 @@ impl Kernel<Cube, 3> for Attention {
         gradient: CubeTensor,
         wanted: [bool; 3],
     ) -> [Option<CubeTensor>; 3] {
-        let told = self.told(&q, &k);
-        let rows = row_numbers(out, &gradient, lse);
+        let params = self.params(&q, &k);
+        let rows = softmax_stats(out, &gradient, lse);
         let inputs = [&q, &k, &v, &gradient, &rows];
-        let d_q = wanted[0].then(|| query_gradient(&told, inputs));
+        let d_q = wanted[0].then(|| query_gradient(&params, inputs));
         let [d_k, d_v] = if wanted[1] || wanted[2] {
-            key_gradients(&told, inputs).map(Some)
+            key_gradients(&params, inputs).map(Some)
         } else {
             [None, None]
         };
@@ -175,13 +182,13 @@ impl Kernel<Cube, 3> for Attention {
     }
 }
 
-/// Of every row and head its logsumexp, and Σ of the mixed values times their gradient: `[rows, heads, 2]`.
-fn row_numbers(out: CubeTensor, gradient: &CubeTensor, lse: CubeTensor) -> CubeTensor {
+/// Each row's and head's logsumexp and Δ = Σ O ∘ dO: `[rows, heads, 2]`.
+fn softmax_stats(out: CubeTensor, gradient: &CubeTensor, lse: CubeTensor) -> CubeTensor {
     let [rows, heads, dim] = dims(&out);
     let both = empty(&lse, [rows, heads, 2], DType::F32);
     let (count, cube) = elementwise(&both, rows * heads);
     let dtype = elem(&out);
-    meet::launch(
+    softmax_delta::launch(
         &both.client,
         count,
         cube,
@@ -197,12 +204,15 @@ fn row_numbers(out: CubeTensor, gradient: &CubeTensor, lse: CubeTensor) -> CubeT
     both
 }
 
-fn query_gradient(told: &Told, [q, k, v, gradient, rows]: [&CubeTensor; 5]) -> CubeTensor {
-    let d_q = room(q, told.whole);
-    let count = told.blocks * told.heads;
+fn query_gradient(
+    params: &LaunchParams,
+    [q, k, v, gradient, rows]: [&CubeTensor; 5],
+) -> CubeTensor {
+    let d_q = output_buffer(q, params.whole);
+    let count = params.blocks * params.heads;
     launch!(
-        differentiate_queries,
-        told,
+        query_backward,
+        params,
         q,
         count,
         [q, k, v, gradient, rows, d_q],
@@ -211,12 +221,15 @@ fn query_gradient(told: &Told, [q, k, v, gradient, rows]: [&CubeTensor; 5]) -> C
     d_q
 }
 
-fn key_gradients(told: &Told, [q, k, v, gradient, rows]: [&CubeTensor; 5]) -> [CubeTensor; 2] {
-    let [d_k, d_v] = [k, v].map(|t| room(t, told.whole));
-    let count = told.blocks * told.heads / told.group;
+fn key_gradients(
+    params: &LaunchParams,
+    [q, k, v, gradient, rows]: [&CubeTensor; 5],
+) -> [CubeTensor; 2] {
+    let [d_k, d_v] = [k, v].map(|t| output_buffer(t, params.whole));
+    let count = params.blocks * params.heads / params.group;
     launch!(
-        differentiate_keys,
-        told,
+        key_value_backward,
+        params,
         q,
         count,
         [q, k, v, gradient, rows, d_k, d_v],

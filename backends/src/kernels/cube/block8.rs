@@ -1,4 +1,4 @@
-//! Block-wise 8-bit quantisation of moments (arXiv:2110.02861): a cube takes a block of 256, and reads and writes it once.
+//! Block-wise 8-bit quantisation of moments (arXiv:2110.02861): a cube has a block of 256, and reads and writes it once.
 
 use super::launch::{
     address, cubes, detached, elem, elementwise, empty, integers, row_max, row_sum, supports,
@@ -12,7 +12,7 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// Values of a block, and units of a cube.
+/// Elements of a block, and units of a cube.
 const BLOCK: usize = 256;
 
 /// Codes and scales of a matrix; see [`crate::kernels::quantise8`].

@@ -1,4 +1,4 @@
-//! What kernels on tensor cores share: products of 16 × 16 numbers in half precision by a plane of units, summed up in f32.
+//! What kernels on tensor cores share: products of 16 × 16 matrices in half precision by a plane, accumulated in f32.
 
 use super::launch::{UNITS, elem};
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -9,18 +9,18 @@ use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
 use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
 
-/// Rows and columns of a matrix of the tensor cores, and units of a plane, which works on one.
+/// Rows and columns of a fragment, units of a plane, and planes of a cube.
 pub(super) const SIDE: usize = 16;
 pub(super) const PLANE: usize = 32;
 pub(super) const PLANES: usize = UNITS / PLANE;
 
-/// Numbers that are read and staged at a time.
+/// Elements of a vectorised load.
 pub(super) const VECTOR: usize = 8;
 
-/// Alignment of what tensor cores read.
+/// Alignment of shared memory that tensor cores read, in bytes.
 pub(super) const ALIGNMENT: usize = 128;
 
-/// Whether tensor cores make such products of a tensor's type, and a cube gets as many bytes of shared memory.
+/// Whether the device has tensor cores for a tensor's type, and `shared` bytes of shared memory for a cube.
 pub(super) fn has_tensor_cores(like: &CubeTensor, shared: usize) -> bool {
     let properties = like.client.properties();
     let hardware = &properties.hardware;
@@ -35,19 +35,19 @@ pub(super) fn has_tensor_cores(like: &CubeTensor, shared: usize) -> bool {
         && hardware.max_shared_memory_size >= shared
 }
 
-/// Room in shared memory that tensor cores read.
+/// Shared memory that tensor cores may read.
 #[cube]
-pub(super) fn aligned<T: CubePrimitive>(#[comptime] length: usize) -> Shared<[T]> {
+pub(super) fn shared_aligned<T: CubePrimitive>(#[comptime] length: usize) -> Shared<[T]> {
     Shared::<[T]>::new_aligned_slice(length, ALIGNMENT)
 }
 
-/// A matrix from shared memory.
+/// Loads a fragment from shared memory.
 #[cube]
 #[allow(
     unsafe_code,
-    reason = "a matrix has no numbers until it is loaded, in the next line"
+    reason = "a fragment is uninitialised until it is loaded, in the next line"
 )]
-pub(super) fn operand<F: Float, T: CubePrimitive>(
+pub(super) fn load_fragment<F: Float, T: CubePrimitive>(
     #[comptime] ident: MatrixIdent,
     #[comptime] layout: MatrixLayout,
     from: &Shared<[T]>,
@@ -60,9 +60,9 @@ pub(super) fn operand<F: Float, T: CubePrimitive>(
     matrix
 }
 
-/// A sum of products, nothing yet.
+/// An accumulator of zeros.
 #[cube]
-pub(super) fn no_sum() -> Matrix<f32> {
+pub(super) fn zero_accumulator() -> Matrix<f32> {
     Matrix::<f32>::from_value(
         MatrixIdent::Accumulator,
         SIDE,

@@ -1,17 +1,17 @@
-//! Attention of one new token a sequence over its cached keys and values: one pass over live columns, with softmax as it goes.
+//! Decode attention: one new token per sequence over its cached keys and values, in one pass over live columns with online softmax.
 //!
-//! A cube has some query heads of one key head of one row. It turns them and the new key, writes that and the new value to the
-//! cache, and takes columns a few at a time: [`LANES`] units have a key between them and multiply it by every query, then each
-//! unit has some dimensions of the values. A key and a value are read once a cube, side by side (`attend`). Where there are too few
-//! such cubes for a GPU, and columns enough, the columns of a row are divided among several (`split`).
+//! A cube has some query heads of one key head of one row. It rotates them and the new key, writes that and the new value to the
+//! cache, and iterates over tiles of columns: [`tile::LANES`] units share a key and multiply it with every query, then each unit has
+//! some dimensions of the values. Keys and values are read once per cube, coalesced (`attend`). Where such cubes do not fill the GPU
+//! and rows are long, the columns of a row are divided among several cubes (`split`).
 
 mod attend;
 mod split;
 mod tile;
 
 use super::launch::{
-    UNITS, address, cubes, detached, dims, elem, elementwise, empty, integers, into_writable,
-    supports, wanted_cubes,
+    UNITS, address, cubes, cubes_to_fill, detached, dims, elem, elementwise, empty, integers,
+    into_writable, supports,
 };
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
@@ -24,12 +24,12 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use tile::{HEADS, QUERIES};
 
-/// Columns from which a row is divided, and the least that a part has: two launches more have to be worth it.
+/// Columns from which a row is divided, and the least columns of a part: enough to pay for two more launches.
 const LONG: usize = 1024;
 const PART: usize = 128;
 
-/// What launches are told.
-struct Told {
+/// The arguments that launches share.
+struct LaunchParams {
     live: CubeTensor,
     rows: usize,
     kv: usize,
@@ -41,7 +41,7 @@ struct Told {
     dim: usize,
     window: usize,
     scale: f32,
-    /// One where scores have none.
+    /// The soft-cap, or 1 where there is none.
     cap: f32,
     capped: bool,
 }
@@ -62,7 +62,7 @@ pub(super) fn decode_attention(
     let [_, kv, columns, dim] = keys.dims();
     let group = width / dim / kv;
     let heads = group.min(HEADS).min((QUERIES / dim).max(1));
-    let told = Told {
+    let params = LaunchParams {
         live: integers(&live.table),
         rows,
         kv,
@@ -76,37 +76,45 @@ pub(super) fn decode_attention(
         cap: shape.softcap.unwrap_or(1.0) as f32,
         capped: shape.softcap.is_some(),
     };
-    // the mixed values take the place of the queries: with a buffer of their own there would be nine
+    // the output replaces the queries: with its own buffer there would be nine
     let [q, k, v] = [into_writable(detached(q)), detached(k), detached(v)];
     let [keys, values] = [keys, values].map(|cache| into_writable(detached(cache)));
     let angles = shape.angles.map(|t| detached(t.clone().cast(DType::F32)));
     debug_assert_eq!(dims(&k), [rows, kv * dim]);
-    let tasks = live.rows * kv * told.chunks;
-    let parts = parts(&q, tasks, live.longest.min(told.window));
+    let tasks = live.rows * kv * params.chunks;
+    let parts = parts(&q, tasks, live.longest.min(params.window));
     if parts > 1 {
-        in_parts(&told, [&q, &k, &v], [&keys, &values], angles, tasks, parts);
+        split_kv(
+            &params,
+            [&q, &k, &v],
+            [&keys, &values],
+            angles,
+            tasks,
+            parts,
+        );
     } else {
-        whole(&told, [&q, &k, &v], [&keys, &values], angles);
+        whole_rows(&params, [&q, &k, &v], [&keys, &values], angles);
     }
     Some((Cube::tensor(q), [keys, values].map(Cube::tensor)))
 }
 
-/// Cubes among which the columns of a row are divided, so that there are enough for all cores.
+/// Parts into which the columns of a row are divided, so that cubes fill the GPU.
 fn parts(like: &CubeTensor, tasks: usize, longest: usize) -> usize {
     if longest < LONG || tasks == 0 {
         1
     } else {
-        wanted_cubes(like).div_ceil(tasks).clamp(1, longest / PART)
+        cubes_to_fill(like).div_ceil(tasks).clamp(1, longest / PART)
     }
 }
 
-fn whole(
-    told: &Told,
+/// One launch, with a cube for all columns of a row.
+fn whole_rows(
+    params: &LaunchParams,
     [q, k, v]: [&CubeTensor; 3],
     [keys, values]: [&CubeTensor; 2],
     [cos, sin]: [CubeTensor; 2],
 ) {
-    let tasks = told.rows * told.kv * told.chunks;
+    let tasks = params.rows * params.kv * params.chunks;
     attend::attend::launch(
         &q.client,
         cubes(q, tasks),
@@ -119,25 +127,25 @@ fn whole(
         values.clone().into_buffer_arg(),
         cos.into_buffer_arg(),
         sin.into_buffer_arg(),
-        told.live.clone().into_buffer_arg(),
+        params.live.clone().into_buffer_arg(),
         tasks,
-        told.kv,
-        told.group,
-        told.chunks,
-        told.columns,
-        told.window,
-        told.scale,
-        told.cap,
-        told.capped,
-        told.heads,
-        told.dim,
+        params.kv,
+        params.group,
+        params.chunks,
+        params.columns,
+        params.window,
+        params.scale,
+        params.cap,
+        params.capped,
+        params.heads,
+        params.dim,
         elem(q),
     );
 }
 
-/// `tasks` are those of rows in a sequence alone.
-fn in_parts(
-    told: &Told,
+/// Three launches, with `parts` cubes for the columns of a row. `tasks` counts only rows that are in a sequence.
+fn split_kv(
+    params: &LaunchParams,
     [q, k, v]: [&CubeTensor; 3],
     [keys, values]: [&CubeTensor; 2],
     [cos, sin]: [CubeTensor; 2],
@@ -146,9 +154,9 @@ fn in_parts(
 ) {
     let (client, dtype) = (&q.client, elem(q));
     let address = address([keys, values, q]);
-    let pairs = told.rows * (told.group + 2) * told.kv * told.dim / 2;
+    let pairs = params.rows * (params.group + 2) * params.kv * params.dim / 2;
     let (count, dim) = elementwise(q, pairs);
-    split::enter::launch(
+    split::append_kv::launch(
         client,
         count,
         dim,
@@ -160,15 +168,15 @@ fn in_parts(
         values.clone().into_buffer_arg(),
         cos.into_buffer_arg(),
         sin.into_buffer_arg(),
-        told.live.clone().into_buffer_arg(),
-        told.rows,
-        told.kv,
-        told.group,
-        told.columns,
-        told.dim,
+        params.live.clone().into_buffer_arg(),
+        params.rows,
+        params.kv,
+        params.group,
+        params.columns,
+        params.dim,
         dtype,
     );
-    let numbers = tasks * parts * split::numbers(told.heads, told.dim);
+    let numbers = tasks * parts * split::numbers(params.heads, params.dim);
     let parted = empty(q, [numbers], DType::F32);
     split::attend::launch(
         client,
@@ -178,39 +186,39 @@ fn in_parts(
         q.clone().into_buffer_arg(),
         keys.clone().into_buffer_arg(),
         values.clone().into_buffer_arg(),
-        told.live.clone().into_buffer_arg(),
+        params.live.clone().into_buffer_arg(),
         parted.clone().into_buffer_arg(),
         tasks,
         parts,
-        told.rows,
-        told.kv,
-        told.group,
-        told.chunks,
-        told.columns,
-        told.window,
-        told.scale,
-        told.cap,
-        told.capped,
-        told.heads,
-        told.dim,
+        params.rows,
+        params.kv,
+        params.group,
+        params.chunks,
+        params.columns,
+        params.window,
+        params.scale,
+        params.cap,
+        params.capped,
+        params.heads,
+        params.dim,
         dtype,
     );
     let (count, dim) = elementwise(q, q.shape().num_elements());
-    split::join::launch(
+    split::combine_parts::launch(
         client,
         count,
         dim,
         address,
         parted.into_buffer_arg(),
-        told.live.clone().into_buffer_arg(),
+        params.live.clone().into_buffer_arg(),
         q.clone().into_buffer_arg(),
         parts,
-        told.rows,
-        told.kv,
-        told.group,
-        told.chunks,
-        told.heads,
-        told.dim,
+        params.rows,
+        params.kv,
+        params.group,
+        params.chunks,
+        params.heads,
+        params.dim,
         dtype,
     );
 }

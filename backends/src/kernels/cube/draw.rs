@@ -1,9 +1,9 @@
-//! One token for every row of logits: the likeliest, or a draw from the whole distribution or from a truncated one, without
+//! Samples one token from every row of logits: the likeliest, or a random one of the whole or a truncated distribution, without
 //! sorting.
 //!
-//! A cube has a row. Where its distribution is cut off is found by the bits of floats, two at a time: of all ranks in the order
-//! of floats, the largest from which on enough tokens or enough probability are there. The token at which the running sum
-//! reaches the uniform number is looked for in parts of the row, then in parts of that part, then one by one.
+//! A cube has a row. Thresholds of top-k and top-p are found by radix select over the bits of floats, two at a time. The token at
+//! which the cumulative sum reaches the uniform number is searched in parts of the row, then in parts of that part, then token by
+//! token.
 
 mod truncation;
 
@@ -18,13 +18,13 @@ use burn::backend::Cube;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
-use truncation::{Cut, Row, cut_of, rank_of, weight_of};
+use truncation::{Row, Support, rank_of, truncated_support, weight_of};
 
-/// Parts of a row that are weighed first, each by [`BESIDE`] units that read side by side.
+/// Parts of a row that are summed first, each by [`BESIDE`] units with coalesced reads.
 const PARTS: usize = 16;
 const BESIDE: usize = UNITS / PARTS;
 
-/// Tokens whose ids f32 has.
+/// Token ids that f32 represents exactly.
 const IDS: usize = 1 << 24;
 
 /// See [`crate::kernels::choose_rows`].
@@ -43,7 +43,7 @@ pub(super) fn choose_rows(logits: &Tensor<2>, choice: Choice<'_>) -> Option<Tens
         address([&logits]),
     );
     let (inverse, dtype) = (1.0 / choice.temperature as f32, elem(&logits));
-    // bits of f32 that are the same in all numbers of a type
+    // low bits of f32 that are 0 in all values of a type
     let spare = match logits.dtype {
         DType::BF16 => 16,
         DType::F16 => 13,
@@ -52,7 +52,7 @@ pub(super) fn choose_rows(logits: &Tensor<2>, choice: Choice<'_>) -> Option<Tens
     let logits = logits.into_buffer_arg();
     let written = out.clone().into_buffer_arg();
     let Some(uniforms) = choice.uniforms else {
-        take::launch(
+        greedy::launch(
             &out.client,
             count,
             dim,
@@ -68,9 +68,9 @@ pub(super) fn choose_rows(logits: &Tensor<2>, choice: Choice<'_>) -> Option<Tens
     };
     let uniforms = TensorData::new(uniforms.to_vec(), [rows]);
     let uniforms = Tensor::<1>::from_data(uniforms, (&device, DType::F32));
-    let cut = choice.truncation;
-    let top_k = cut.top_k.unwrap_or(vocab).max(1);
-    draw::launch(
+    let truncation = choice.truncation;
+    let top_k = truncation.top_k.unwrap_or(vocab).max(1);
+    sample::launch(
         &out.client,
         count,
         dim,
@@ -82,19 +82,19 @@ pub(super) fn choose_rows(logits: &Tensor<2>, choice: Choice<'_>) -> Option<Tens
         vocab,
         inverse,
         top_k as f32,
-        cut.top_p as f32,
-        cut.min_p as f32,
+        truncation.top_p as f32,
+        truncation.min_p as f32,
         top_k < vocab,
-        cut.top_p < 1.0,
+        truncation.top_p < 1.0,
         spare,
         dtype,
     );
     Some(Cube::tensor(out))
 }
 
-/// The largest logit, and what all of them weigh.
+/// The largest logit, and the sum of all weights.
 #[cube]
-fn survey<F: Float>(
+fn max_and_sum<F: Float>(
     logits: &[F],
     lanes: &mut Shared<[f32]>,
     first: usize,
@@ -121,7 +121,7 @@ fn survey<F: Float>(
 
 /// The first token with the largest logit.
 #[cube]
-fn likeliest<F: Float>(logits: &[F], lanes: &mut Shared<[f32]>, row: &Row) -> usize {
+fn argmax<F: Float>(logits: &[F], lanes: &mut Shared<[f32]>, row: &Row) -> usize {
     let mut place = f32::new(-3.0e38);
     let mut i = UNIT_POS as usize;
     while i < row.vocab {
@@ -130,17 +130,17 @@ fn likeliest<F: Float>(logits: &[F], lanes: &mut Shared<[f32]>, row: &Row) -> us
         }
         i += UNITS;
     }
-    // the first is the largest of the negated ones; a row of no numbers has none
+    // the first index is the largest negated one; a row of NaN has none
     let first = max(row_max(lanes, place, UNITS), 1.0f32 - row.vocab as f32);
     u32::cast_from(-first) as usize
 }
 
-/// Every `stride`-th token of a row from `from` on: what those above the cut weigh, and how many are at it.
+/// Of every `stride`-th token from `from` on: the sum of weights above the threshold, and the number of tokens at it.
 #[cube]
-fn weigh<F: Float>(
+fn partial_mass<F: Float>(
     logits: &[F],
     row: &Row,
-    cut: &Cut,
+    support: &Support,
     from: usize,
     to: usize,
     stride: usize,
@@ -153,9 +153,9 @@ fn weigh<F: Float>(
         let z = f32::cast_from(logits[row.first + i]);
         let rank = rank_of(z, spare);
         let own = weight_of(z, row);
-        if rank == cut.rank {
+        if rank == support.rank {
             ties += 1.0f32;
-        } else if rank > cut.rank && own >= cut.least {
+        } else if rank > support.rank && own >= support.least {
             weight += own;
         }
         i += stride;
@@ -163,13 +163,13 @@ fn weigh<F: Float>(
     (weight, ties)
 }
 
-/// Of parts that were weighed by `beside` units each, the first by which the running weight of what is kept reaches a
-/// threshold, or the last that has any; the weight and the ties before it, and the weight after all.
+/// Of parts that were summed by `beside` units each, the first at which the cumulative weight of kept tokens reaches a threshold, or
+/// the last with any weight; the weight and the ties before it, and the total weight.
 #[cube]
-fn reach(
+fn find_part(
     lanes: &mut Shared<[f32]>,
     tied: &mut Shared<[f32]>,
-    cut: &Cut,
+    support: &Support,
     before: f32,
     ties_then: f32,
     threshold: f32,
@@ -188,8 +188,8 @@ fn reach(
             weight += lanes[p * beside + lane];
             ties += tied[p * beside + lane];
         }
-        let own_ties = max(min(cut.ties - seen, ties), 0.0f32);
-        let kept = weight + own_ties * cut.tied;
+        let own_ties = max(min(support.ties - seen, ties), 0.0f32);
+        let kept = weight + own_ties * support.tied;
         if kept > 0.0f32 && !found {
             part = p;
             start = running;
@@ -202,12 +202,12 @@ fn reach(
     (part, start, ties_before, running)
 }
 
-/// Of a unit's tokens, the first by which the running weight of what is kept reaches a threshold, or the last that is kept.
+/// Of a unit's tokens, the first at which the cumulative weight of kept tokens reaches a threshold, or the last kept one.
 #[cube]
-fn walk<F: Float>(
+fn find_token<F: Float>(
     logits: &[F],
     row: &Row,
-    cut: &Cut,
+    support: &Support,
     from: usize,
     to: usize,
     before: f32,
@@ -223,12 +223,12 @@ fn walk<F: Float>(
         let z = f32::cast_from(logits[row.first + i]);
         let rank = rank_of(z, spare);
         let weight = weight_of(z, row);
-        let mut keep = rank > cut.rank;
-        if rank == cut.rank {
-            keep = seen < cut.ties;
+        let mut keep = rank > support.rank;
+        if rank == support.rank {
+            keep = seen < support.ties;
             seen += 1.0f32;
         }
-        if keep && weight >= cut.least && !found {
+        if keep && weight >= support.least && !found {
             sum += weight;
             token = i;
             found = sum >= threshold;
@@ -237,13 +237,14 @@ fn walk<F: Float>(
     token
 }
 
-/// The token at which the running weight of what is kept reaches a share of it, the unit that knows it, and that weight.
+/// The token at which the cumulative weight of kept tokens reaches the share `uniform` of their total, the unit that has it, and the
+/// total.
 #[cube]
-fn drawn<F: Float>(
+fn sample_token<F: Float>(
     logits: &[F],
     lanes: &mut Shared<[f32]>,
     row: &Row,
-    cut: &Cut,
+    support: &Support,
     uniform: f32,
     #[comptime] spare: u32,
 ) -> (usize, usize, f32) {
@@ -252,36 +253,56 @@ fn drawn<F: Float>(
     let each = row.vocab.div_ceil(PARTS);
     let first = min(unit / BESIDE * each, row.vocab);
     let end = min(first + each, row.vocab);
-    let (weight, ties) = weigh::<F>(logits, row, cut, first + unit % BESIDE, end, BESIDE, spare);
+    let (weight, ties) = partial_mass::<F>(
+        logits,
+        row,
+        support,
+        first + unit % BESIDE,
+        end,
+        BESIDE,
+        spare,
+    );
     lanes[unit] = weight;
     tied[unit] = ties;
     sync_cube();
     let none = f32::new(0.0);
     let all = f32::new(3.0e38);
-    let (_part, _start, _ties, mass) = reach(lanes, &mut tied, cut, none, none, all, BESIDE);
+    let (_part, _start, _ties, mass) =
+        find_part(lanes, &mut tied, support, none, none, all, BESIDE);
     let threshold = uniform * mass;
-    let (part, start, ties, _all) = reach(lanes, &mut tied, cut, none, none, threshold, BESIDE);
+    let (part, start, ties, _all) =
+        find_part(lanes, &mut tied, support, none, none, threshold, BESIDE);
     sync_cube();
     let first = min(part * each, row.vocab);
     let end = min(first + each, row.vocab);
     let few = each.div_ceil(UNITS);
     let from = min(first + unit * few, end);
     let to = min(from + few, end);
-    let (weight, own_ties) = weigh::<F>(logits, row, cut, from, to, 1usize, spare);
+    let (weight, own_ties) = partial_mass::<F>(logits, row, support, from, to, 1usize, spare);
     lanes[unit] = weight;
     tied[unit] = own_ties;
     sync_cube();
-    let (winner, start, ties, _all) = reach(lanes, &mut tied, cut, start, ties, threshold, 1usize);
+    let (winner, start, ties, _all) =
+        find_part(lanes, &mut tied, support, start, ties, threshold, 1usize);
     let mut token = 0usize;
     if unit == winner {
-        token = walk::<F>(logits, row, cut, from, to, start, ties, threshold, spare);
+        token = find_token::<F>(
+            logits, row, support, from, to, start, ties, threshold, spare,
+        );
     }
     (token, winner, mass)
 }
 
-/// A row's token and its log-probs, given what it was drawn from.
+/// Writes a row's token, its log-prob under the distribution that it was sampled from, and that under the whole one.
 #[cube]
-fn write<F: Float>(logits: &[F], out: &mut [f32], row: &Row, token: usize, mass: f32, full: f32) {
+fn write_token<F: Float>(
+    logits: &[F],
+    out: &mut [f32],
+    row: &Row,
+    token: usize,
+    mass: f32,
+    full: f32,
+) {
     let at = row.first / row.vocab * 3;
     let centred = (f32::cast_from(logits[row.first + token]) - row.largest) * row.inverse;
     out[at] = f32::cast_from(token as u32);
@@ -289,8 +310,9 @@ fn write<F: Float>(logits: &[F], out: &mut [f32], row: &Row, token: usize, mass:
     out[at + 2] = centred - full.ln();
 }
 
+/// The likeliest token of every row.
 #[cube(launch, address_type = "dynamic")]
-fn take<F: Float>(
+fn greedy<F: Float>(
     logits: &[F],
     out: &mut [f32],
     rows: usize,
@@ -300,21 +322,22 @@ fn take<F: Float>(
 ) {
     let mut lanes = Shared::<[f32]>::new_slice(UNITS);
     let first = min(CUBE_POS, rows - 1) * vocab;
-    let (largest, full) = survey::<F>(logits, &mut lanes, first, vocab, inverse);
+    let (largest, full) = max_and_sum::<F>(logits, &mut lanes, first, vocab, inverse);
     let row = Row {
         first,
         vocab,
         largest,
         inverse,
     };
-    let token = likeliest::<F>(logits, &mut lanes, &row);
+    let token = argmax::<F>(logits, &mut lanes, &row);
     if UNIT_POS == 0 && CUBE_POS < rows {
-        write::<F>(logits, out, &row, token, full, full);
+        write_token::<F>(logits, out, &row, token, full, full);
     }
 }
 
+/// A random token of every row.
 #[cube(launch, address_type = "dynamic")]
-fn draw<F: Float>(
+fn sample<F: Float>(
     logits: &[F],
     uniforms: &[f32],
     out: &mut [f32],
@@ -332,18 +355,19 @@ fn draw<F: Float>(
     let mut lanes = Shared::<[f32]>::new_slice(UNITS);
     let own = min(CUBE_POS, rows - 1);
     let first = own * vocab;
-    let (largest, full) = survey::<F>(logits, &mut lanes, first, vocab, inverse);
+    let (largest, full) = max_and_sum::<F>(logits, &mut lanes, first, vocab, inverse);
     let row = Row {
         first,
         vocab,
         largest,
         inverse,
     };
-    let cut = cut_of::<F>(
+    let support = truncated_support::<F>(
         logits, &mut lanes, &row, full, top_k, top_p, min_p, by_count, by_share, spare,
     );
-    let (token, winner, mass) = drawn::<F>(logits, &mut lanes, &row, &cut, uniforms[own], spare);
+    let (token, winner, mass) =
+        sample_token::<F>(logits, &mut lanes, &row, &support, uniforms[own], spare);
     if UNIT_POS as usize == winner && CUBE_POS < rows {
-        write::<F>(logits, out, &row, token, mass, full);
+        write_token::<F>(logits, out, &row, token, mass, full);
     }
 }

@@ -1,4 +1,4 @@
-//! The gradient of an embedding: every token's rows are added up by a unit of their own, in the batch's order.
+//! The gradient of an embedding: each unit sums one column of one token's rows, in the batch's order.
 
 use super::launch::{
     UNITS, address, cubes, detached, dims, elem, integers, into_writable, supports,
@@ -12,7 +12,7 @@ use burn::tensor::Tensor;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// Adds rows to those of a sum; see [`crate::kernels::add_rows`].
+/// Adds rows to those of their tokens; see [`crate::kernels::add_rows`].
 pub(super) fn add_rows(
     sum: Tensor<2>,
     segments: &Segments,
@@ -24,7 +24,7 @@ pub(super) fn add_rows(
     let _span = span("embedding gradient", 0.0);
     let rows = detached(rows.clone());
     let [_, width] = dims(&rows);
-    // the rows that no token stands for stay as they are
+    // rows of other tokens stay unchanged
     let out = into_writable(detached(sum));
     let columns = width.div_ceil(UNITS);
     add::launch(
@@ -45,7 +45,7 @@ pub(super) fn add_rows(
     Ok(Cube::tensor(out))
 }
 
-/// A unit adds up one column of one token's rows.
+/// A unit sums one column of one token's rows.
 #[cube(launch, address_type = "dynamic")]
 fn add<F: Float>(
     out: &mut [F],

@@ -13,8 +13,8 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 /// `activation(gate) · up`; see [`crate::kernels::glu`].
 pub(super) fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
-    let known = supports(Operation::Gate, gate) && supports(Operation::Gate, up);
-    if !known || gate.dtype() != up.dtype() {
+    let supported = supports(Operation::Gate, gate) && supports(Operation::Gate, up);
+    if !supported || gate.dtype() != up.dtype() {
         return None;
     }
     let inputs = [gate, up].map(|t| autodiff::input(t.clone()));
@@ -56,7 +56,7 @@ impl Kernel<Cube, 2> for Glu {
     ) -> [Option<CubeTensor>; 2] {
         let n = gate.shape().num_elements();
         let (count, dim) = elementwise(&gate, n);
-        // each place is read before it is written, by the same unit
+        // a unit reads its elements before it writes them
         let (d_gate, gate_in_place) = reuse_or_alloc(&gate);
         let (d_up, up_in_place) = reuse_or_alloc(&up);
         let dtype = elem(&gate);
@@ -78,13 +78,13 @@ impl Kernel<Cube, 2> for Glu {
     }
 }
 
-/// tanh, whose argument some drivers do not bear to be large.
+/// tanh; some drivers give NaN for large arguments.
 #[cube]
 pub(super) fn tanh(x: f32) -> f32 {
     clamp(x, -15.0f32, 15.0f32).tanh()
 }
 
-/// The activation and its slope.
+/// The activation and its derivative.
 #[cube]
 fn activation(x: f32, #[comptime] gate: Gate) -> (f32, f32) {
     match gate {

@@ -1,4 +1,4 @@
-//! The way to a `CubeCL` backend's tensors and back, and what all kernels share: buffers, grids, sums over the units of a row.
+//! What all kernels share: conversions of tensors, buffers, launch grids, reductions over the units of a row.
 
 use crate::device::{Backend, is_cpu};
 use crate::kernels::autodiff::{self, KernelBackend, enabled, kernel_backend};
@@ -17,10 +17,10 @@ use std::sync::{Mutex, PoisonError};
 
 kernel_backend!(Cube, into_contiguous);
 
-/// Units of a cube: what every GPU has, and few enough for several cubes on a core.
+/// Units of a cube: every GPU supports as many, and several such cubes fit on a multiprocessor.
 pub(super) const UNITS: usize = 256;
 
-/// What is known of a device, asked once.
+/// Properties of a device, queried once.
 #[derive(Clone, Copy, Debug)]
 struct Traits {
     backend: Backend,
@@ -45,7 +45,7 @@ fn traits(device: &Device) -> Traits {
     traits
 }
 
-/// Features unify: with `vulkan` or `metal` built in, wgpu compiles to SPIR-V or MSL.
+/// Cargo features unify: with `vulkan` or `metal` built in, wgpu compiles to SPIR-V or MSL.
 fn backend(device: &CubeDevice) -> Backend {
     match device {
         CubeDevice::Cuda(_) => Backend::Cuda,
@@ -61,7 +61,7 @@ pub(super) fn available(operation: Operation, device: &Device) -> bool {
     enabled() && !is_cpu(device) && computes_in(operation, device, dtype)
 }
 
-/// Whether a kernel is used for tensors like this one: on a `CubeCL` backend that computes in their type.
+/// Whether a kernel is used for a tensor: the device computes in its type, and models use the operation's kernel there.
 pub(super) fn supports<const D: usize>(operation: Operation, tensor: &Tensor<D>) -> bool {
     let device = tensor.device();
     enabled() && !is_cpu(&device) && computes_in(operation, &device, tensor.dtype())
@@ -78,7 +78,7 @@ fn computes_in(operation: Operation, device: &Device, dtype: DType) -> bool {
     computes && used(operation, traits.backend)
 }
 
-/// A tensor off the tape, contiguous.
+/// A tensor without autodiff, contiguous.
 pub(super) fn detached<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
     autodiff::detached::<Cube, D>(tensor)
 }
@@ -87,7 +87,7 @@ pub(super) fn detached<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
 pub(super) fn integers(tensor: &Tensor<1, Int>) -> CubeTensor {
     let tensor = tensor.clone().cast(IntDType::I32);
     let opened = tensor.try_into_primitive::<Cube>();
-    into_contiguous(opened.expect("the device was looked at before"))
+    into_contiguous(opened.expect("the device was checked before"))
 }
 
 /// A new buffer on a tensor's device.
@@ -96,7 +96,7 @@ pub(super) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) ->
     empty_device_contiguous_dtype(client, device, shape.into(), dtype)
 }
 
-/// A tensor that may be written to: the same where nobody else holds it.
+/// A tensor that may be written to: the same where it is not shared, a copy otherwise.
 pub(super) fn into_writable(tensor: CubeTensor) -> CubeTensor {
     if tensor.can_mut() {
         tensor
@@ -105,7 +105,7 @@ pub(super) fn into_writable(tensor: CubeTensor) -> CubeTensor {
     }
 }
 
-/// Where a result goes: the buffer of an input that nobody else holds, or a new one like it.
+/// The buffer of an output: that of an input where it is not shared, and whether it is; otherwise a new one of its shape and type.
 pub(super) fn reuse_or_alloc(input: &CubeTensor) -> (CubeTensor, bool) {
     if input.can_mut() {
         (input.clone(), true)
@@ -114,7 +114,7 @@ pub(super) fn reuse_or_alloc(input: &CubeTensor) -> (CubeTensor, bool) {
     }
 }
 
-/// The argument of a result that may lie in the buffer of the `input`-th argument.
+/// The argument of an output that may be in the buffer of the `input`-th argument.
 pub(super) fn output_arg(out: &CubeTensor, in_place: bool, input: usize) -> BufferArg {
     if in_place {
         let length = [out.shape().num_elements()];
@@ -127,13 +127,13 @@ pub(super) fn output_arg(out: &CubeTensor, in_place: bool, input: usize) -> Buff
     }
 }
 
-/// What indexes the largest of these tensors.
+/// The address type that the largest of these tensors needs.
 pub(super) fn address<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
     let needed = tensors.into_iter().map(CubeTensor::required_address_type);
     needed.max().unwrap_or_default()
 }
 
-/// A tensor's type, as kernels are told of it.
+/// A tensor's element type, as kernels take it.
 pub(super) fn elem(tensor: &CubeTensor) -> ElemType {
     dtype_to_storage_type(tensor.dtype)
 }
@@ -143,26 +143,26 @@ pub(super) fn dims<const D: usize>(tensor: &CubeTensor) -> [usize; D] {
     tensor.shape().dims()
 }
 
-/// At least `count` cubes: those beyond have nothing to do.
+/// A grid of at least `count` cubes; those beyond it must do nothing.
 pub(super) fn cubes(like: &CubeTensor, count: usize) -> CubeCount {
     CubeCountSelection::new(&like.client, count as u32).cube_count()
 }
 
-/// Cubes that keep all cores of a GPU busy: two each, of 32 where it does not say how many it has.
-pub(super) fn wanted_cubes(like: &CubeTensor) -> usize {
+/// Cubes that fill a GPU: two per multiprocessor, of which 32 are assumed where the device does not say.
+pub(super) fn cubes_to_fill(like: &CubeTensor) -> usize {
     let hardware = &like.client.properties().hardware;
     2 * hardware
         .num_streaming_multiprocessors
         .map_or(32, |cores| cores as usize)
 }
 
-/// Cubes of [`UNITS`] units, a unit for each of `count` numbers.
+/// Cubes of [`UNITS`] units, one unit for each of `count` elements.
 pub(super) fn elementwise(like: &CubeTensor, count: usize) -> (CubeCount, CubeDim) {
     let grid = cubes(like, count.div_ceil(UNITS));
     (grid, CubeDim::new_1d(UNITS as u32))
 }
 
-/// Rows of a cube and units of a row, for rows of `n` numbers.
+/// Rows of a cube and units of a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowGrid {
     pub units: usize,
@@ -170,7 +170,7 @@ pub(super) struct RowGrid {
 }
 
 impl RowGrid {
-    /// A power of two of units, about one for every four numbers; short rows share a cube.
+    /// For rows of `n` elements: a power of two of units, about one for every four elements. Short rows share a cube.
     pub fn of(n: usize) -> Self {
         let units = n.div_ceil(4).next_power_of_two().clamp(32, UNITS);
         Self {
@@ -188,8 +188,8 @@ impl RowGrid {
     }
 }
 
-/// The sum of a number over the units of a row (those with one `UNIT_POS_Y`), always in the same order. `lanes` has a place for
-/// every unit of the cube.
+/// The sum of a value over the units of a row (those of one `UNIT_POS_Y`), in a fixed order. `lanes` has an element for every unit
+/// of the cube, all of which must call this.
 #[cube]
 pub(super) fn row_sum(lanes: &mut Shared<[f32]>, value: f32, #[comptime] units: usize) -> f32 {
     let first = UNIT_POS_Y as usize * units;
@@ -211,7 +211,7 @@ pub(super) fn row_sum(lanes: &mut Shared<[f32]>, value: f32, #[comptime] units: 
     sum
 }
 
-/// The largest of a number over the units of a row.
+/// The maximum of a value over the units of a row; see [`row_sum`].
 #[cube]
 pub(super) fn row_max(lanes: &mut Shared<[f32]>, value: f32, #[comptime] units: usize) -> f32 {
     let first = UNIT_POS_Y as usize * units;

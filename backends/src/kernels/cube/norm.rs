@@ -1,4 +1,4 @@
-//! `RMSNorm` (Zhang & Sennrich, 2019), a pass over memory forward and two backward.
+//! `RMSNorm` (Zhang & Sennrich, 2019): one pass over memory forward, two backward.
 
 use super::launch::{
     RowGrid, UNITS, address, cubes, dims, elem, empty, output_arg, reuse_or_alloc, row_sum,
@@ -12,7 +12,7 @@ use burn_cubecl::cubecl;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Rows whose contributions to the weight's gradient a unit adds up, one after the other.
+/// Rows whose contributions to the weight's gradient a unit sums.
 const BLOCK: usize = 64;
 
 /// `x / √(mean(x²) + eps) · (w + offset)`; see [`crate::kernels::rms_norm`].
@@ -44,7 +44,7 @@ pub(super) fn rms_norm_onto(
         autodiff::input(x.clone()),
         autodiff::input(w.clone()),
     ];
-    Ok(run(Onto(Norm { eps, offset }), inputs))
+    Ok(run(NormAdd(Norm { eps, offset }), inputs))
 }
 
 #[derive(Clone, Debug)]
@@ -53,11 +53,11 @@ struct Norm {
     offset: f64,
 }
 
-/// A norm with a residual.
+/// A norm added to a residual.
 #[derive(Clone, Debug)]
-struct Onto(Norm);
+struct NormAdd(Norm);
 
-impl Kernel<Cube, 3> for Onto {
+impl Kernel<Cube, 3> for NormAdd {
     const NAME: &str = "norm";
     type Saved = [CubeTensor; 2];
 
@@ -65,7 +65,7 @@ impl Kernel<Cube, 3> for Onto {
         let [rows, n] = dims(&x);
         let grid = RowGrid::of(n);
         let (out, in_place) = reuse_or_alloc(&base);
-        normalise_onto::launch(
+        normalise_add::launch(
             &out.client,
             grid.count(&x, rows),
             grid.dim(),
@@ -137,7 +137,7 @@ impl Kernel<Cube, 2> for Norm {
         let [rows, n] = dims(&x);
         let reciprocals = empty(&x, [rows], DType::F32);
         let grid = RowGrid::of(n);
-        // the weight's gradient reads the incoming one again
+        // the weight's gradient reads the incoming gradient again
         let (dx, in_place) = if wanted[1] {
             (empty(&x, [rows, n], x.dtype), false)
         } else {
@@ -166,7 +166,7 @@ impl Kernel<Cube, 2> for Norm {
     }
 }
 
-/// Σ over rows of g x r, in blocks of rows whose sums are then added up: no atomics, one order.
+/// Σ over rows of g x r: sums of blocks of rows, then the sum of those, in a fixed order without atomics.
 fn weight_gradient(
     x: &CubeTensor,
     gradient: &CubeTensor,
@@ -207,7 +207,7 @@ fn weight_gradient(
     dw
 }
 
-/// 1 / rms of the row that begins at `first`, for each of its units; all units of a cube have to come here, also those of no row.
+/// 1 / rms of the row that begins at `first`. All units of a cube must call this, also those without a row.
 #[cube]
 fn reciprocal<F: Float>(
     lanes: &mut Shared<[f32]>,
@@ -259,7 +259,7 @@ fn normalise<F: Float>(
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn normalise_onto<F: Float>(
+fn normalise_add<F: Float>(
     base: &[F],
     x: &[F],
     w: &[F],

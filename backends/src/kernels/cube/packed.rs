@@ -1,9 +1,9 @@
 //! Products with matrices in 8 bits, each output with a scale of its own (absmax, as of weights in LLM.int8; arXiv:2208.07339).
 //!
-//! Codes lie in panels of 32 outputs: a word has those of four inputs of an output, and the words of a panel's outputs lie side by
-//! side, so that units side by side read neighbours. A product of few rows widens them in registers (`simt`), or, in half
-//! precision where there are tensor cores, in shared memory (`tensor_core`), for codes are exact there. With many rows reading is a
-//! small part of it: the matrix is widened as a whole, and gone again after the product.
+//! Codes are stored in panels of 32 outputs: a word has the codes of four inputs of one output, and the words of a panel's outputs
+//! are adjacent, so that reads coalesce. A product with few rows widens codes in registers (`simt`), or, in half precision, which
+//! holds them exactly, in shared memory for tensor cores (`tensor_core`). With many rows, reading is a small part of the work: the
+//! whole matrix is widened for a product in tensor operations, and freed again.
 
 mod codes;
 mod simt;
@@ -37,9 +37,9 @@ enum Algorithm {
 
 /// A matrix `[outputs, inputs]` in 8 bits.
 pub(crate) struct QuantizedMatrix {
-    /// `[panels, words, 32]`; numbers beyond the last output or input are zeros.
+    /// `[panels, words, 32]`; codes beyond the last output or input are 0.
     words: Tensor<1, Int>,
-    /// Of every output of every panel what a code of 1 stands for.
+    /// Every output's scale, `[panels · 32]`.
     scales: Tensor<1>,
     outputs: usize,
     inner: usize,
@@ -52,7 +52,7 @@ impl Debug for QuantizedMatrix {
 }
 
 impl QuantizedMatrix {
-    /// A copy of a matrix; see [`crate::kernels::Panels::quantise`].
+    /// Quantises a matrix; see [`crate::kernels::Panels::quantise`].
     pub(crate) fn quantise(matrix: &Tensor<2>) -> Option<Self> {
         if !supports(Operation::Quantised, matrix) || matrix.device().is_autodiff() {
             return None;
@@ -169,7 +169,7 @@ impl QuantizedMatrix {
         }
     }
 
-    /// The matrix that the codes stand for.
+    /// The matrix that the codes represent, in a float type.
     fn widened(&self, dtype: DType) -> Tensor<2> {
         let codes = integers(&self.words);
         let out = empty(&codes, [self.outputs, self.inner], dtype);

@@ -1,4 +1,4 @@
-//! Rotary position embedding in its rotate-half form (Su et al., 2021), in place where the buffer is ours alone.
+//! Rotary position embedding in its rotate-half form (Su et al., 2021), in place where the tensor is not shared.
 
 use super::launch::{
     address, detached, dims, elem, elementwise, output_arg, reuse_or_alloc, supports,
@@ -17,8 +17,7 @@ pub(super) fn rotary(
     cos: &Tensor<3>,
     sin: &Tensor<3>,
 ) -> Result<Tensor<3>, Tensor<3>> {
-    let known = supports(Operation::Rotary, &x);
-    if !known {
+    if !supports(Operation::Rotary, &x) {
         return Err(x);
     }
     let [cos, sin] = [cos, sin].map(|angles| detached(angles.clone().cast(DType::F32)));
@@ -33,10 +32,10 @@ struct Rotary {
 }
 
 impl Rotary {
-    /// Turns by the angles, or back.
-    fn turn(&self, x: CubeTensor, way: f32) -> CubeTensor {
+    /// Rotates by the angles, or back where `sign` is −1.
+    fn rotate(&self, x: CubeTensor, sign: f32) -> CubeTensor {
         let [tokens, heads, dim] = dims(&x);
-        // a unit has both numbers of its pair before it writes either
+        // a unit reads both elements of its pair before it writes either
         let (out, in_place) = reuse_or_alloc(&x);
         let pairs = tokens * heads * dim / 2;
         let (count, cube) = elementwise(&x, pairs);
@@ -52,7 +51,7 @@ impl Rotary {
             pairs,
             heads,
             dim / 2,
-            way,
+            sign,
             elem(&out),
         );
         out
@@ -64,16 +63,16 @@ impl Kernel<Cube, 1> for Rotary {
     type Saved = ();
 
     fn forward(&self, [x]: [CubeTensor; 1]) -> (CubeTensor, ()) {
-        (self.turn(x, 1.0), ())
+        (self.rotate(x, 1.0), ())
     }
 
-    /// A rotation's transpose turns back.
+    /// The transpose of a rotation is its inverse.
     fn backward(&self, (): (), gradient: CubeTensor, _: [bool; 1]) -> [Option<CubeTensor>; 1] {
-        [Some(self.turn(gradient, -1.0))]
+        [Some(self.rotate(gradient, -1.0))]
     }
 }
 
-/// A unit turns one pair of one head.
+/// A unit rotates one pair of one head.
 #[cube(launch, address_type = "dynamic")]
 fn rotate<F: Float>(
     x: &[F],
@@ -83,7 +82,7 @@ fn rotate<F: Float>(
     pairs: usize,
     heads: usize,
     half: usize,
-    way: f32,
+    sign: f32,
     #[define(F)] _dtype: ElemType,
 ) {
     let pair = ABSOLUTE_POS;
@@ -91,7 +90,7 @@ fn rotate<F: Float>(
         let (row, i) = (pair / half, pair % half);
         let angle = row / heads * half + i;
         let c = cos[angle];
-        let s = sin[angle] * way;
+        let s = sin[angle] * sign;
         let first = row * half * 2 + i;
         let a = f32::cast_from(x[first]);
         let b = f32::cast_from(x[first + half]);

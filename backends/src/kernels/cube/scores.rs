@@ -1,8 +1,7 @@
-//! Log-probabilities and entropies of rows of logits, a tile of the vocabulary at a time, and the gradient of both in the
-//! logits' place.
+//! Log-probabilities and entropies of rows of logits, one tile of the vocabulary at a time, and their gradient, in place.
 //!
-//! With z = softcap(logits) / τ, a row's state over the tiles so far is the largest z, Σ e, Σ e (z − largest) with
-//! e = exp(z − largest), and the target's z (online softmax; Milakov & Gimelshein, 2018). Formulas: [`crate::kernels::score_rows`].
+//! With z = softcap(logits) / τ, a row's state over the tiles so far is max z, Σ e, Σ e (z − max) with e = exp(z − max), and the
+//! target's z (online softmax; Milakov & Gimelshein, 2018). Formulas: [`crate::kernels::score_rows`].
 
 use super::glu::tanh;
 use super::launch::{
@@ -39,7 +38,7 @@ pub(super) fn score_tile(
     };
     let grid = RowGrid::of(width);
     let dtype = elem(&logits);
-    fold::launch(
+    update_state::launch(
         &state.client,
         grid.count(&state, rows),
         grid.dim(),
@@ -61,13 +60,13 @@ pub(super) fn score_tile(
     Some(RunningScores(Cube::tensor(state)))
 }
 
-/// What the state over all tiles says.
+/// Log-probs, entropies, logsumexps and means from the state over all tiles.
 pub(super) fn finish(running: RunningScores) -> RowScores {
     let state = Cube::primitive(running.0);
     let [rows, _] = dims(&state);
     let out = empty(&state, [4, rows], DType::F32);
     let (count, dim) = elementwise(&state, rows);
-    conclude::launch(
+    finish_state::launch(
         &out.client,
         count,
         dim,
@@ -85,7 +84,7 @@ pub(super) fn finish(running: RunningScores) -> RowScores {
     }
 }
 
-/// Gradient with respect to a tile of raw logits, in their place if nobody else holds them; see
+/// Gradient with respect to a tile of raw logits, in place where they are not shared; see
 /// [`crate::kernels::tile_gradient`].
 pub(super) fn tile_gradient(
     logits: Tensor<2>,
@@ -105,7 +104,7 @@ pub(super) fn tile_gradient(
     let float = |t: &Tensor<1>| detached(t.clone().cast(DType::F32));
     let d_entropy = upstream.d_entropy.unwrap_or(upstream.d_logp);
     let (count, dim) = elementwise(&logits, rows * width);
-    differentiate::launch(
+    gradient::launch(
         &out.client,
         count,
         dim,
@@ -129,7 +128,7 @@ pub(super) fn tile_gradient(
     Some(Cube::tensor(out))
 }
 
-/// z of a logit.
+/// The z of a logit.
 #[cube]
 fn scaled(logit: f32, inverse: f32, cap: f32, #[comptime] capped: bool) -> f32 {
     if capped {
@@ -139,15 +138,16 @@ fn scaled(logit: f32, inverse: f32, cap: f32, #[comptime] capped: bool) -> f32 {
     }
 }
 
-/// What a state of largest `from` is multiplied by to be one of largest `to`, which is no smaller.
+/// The factor that rescales a state whose maximum is `from` to the maximum `to`, which is no smaller.
 #[cube]
 fn shrunk(from: f32, to: f32) -> f32 {
-    // a state of nothing has a sum of 0, whatever it is multiplied by; the difference stays finite
+    // the sum of an empty state is 0 times any factor, and the maximum is finite, so that the difference is
     (from - to).exp()
 }
 
+/// Updates the state of every row by a tile of logits.
 #[cube(launch, address_type = "dynamic")]
-fn fold<F: Float>(
+fn update_state<F: Float>(
     logits: &[F],
     targets: &[i32],
     state: &mut [f32],
@@ -224,7 +224,7 @@ fn fold<F: Float>(
 
 /// Log-prob, entropy, logsumexp and Σ p z of every row: `[4, rows]`.
 #[cube(launch)]
-fn conclude(state: &[f32], out: &mut [f32], rows: usize) {
+fn finish_state(state: &[f32], out: &mut [f32], rows: usize) {
     let row = ABSOLUTE_POS;
     if row < rows {
         let at = row * 4;
@@ -238,8 +238,9 @@ fn conclude(state: &[f32], out: &mut [f32], rows: usize) {
     }
 }
 
+/// The gradient with respect to raw logits. A unit has one.
 #[cube(launch, address_type = "dynamic")]
-fn differentiate<F: Float>(
+fn gradient<F: Float>(
     logits: &[F],
     targets: &[i32],
     lse: &[f32],

@@ -60,7 +60,7 @@ impl PanelMatrix {
         let mut lines = Vec::with_capacity(count);
         let panels = lines.spare_capacity_mut()[..count].par_chunks_mut(inner.max(1));
         panels.enumerate().for_each(|(panel, lines)| {
-            // as many inputs at a time as a row has in a cache line, so that all are near
+            // as many inputs at a time as a cache line of a row has
             for (i, lines) in lines.chunks_mut(CACHE_LINE / 4).enumerate() {
                 let mut own = [LineF32([0.0; WIDTH]); CACHE_LINE / 4];
                 for (o, row) in rows(&matrix, panel).enumerate() {
@@ -73,10 +73,10 @@ impl PanelMatrix {
                 }
             }
         });
-        // SAFETY: all are written.
+        // SAFETY: all elements were written.
         #[allow(
             unsafe_code,
-            reason = "matrices are large, and zeros would be written first"
+            reason = "zeroing a large buffer first would cost a pass over memory"
         )]
         unsafe {
             lines.set_len(count);
@@ -129,7 +129,7 @@ fn rows(matrix: &FlexTensor, panel: usize) -> impl Iterator<Item = &[f32]> {
     (first..outputs.min(first + WIDTH)).map(move |row| &all[row * inner..][..inner])
 }
 
-/// What a code of 1 stands for in a row; NaN where a number is not finite.
+/// The scale of a row's codes: its absmax over 127, or NaN where a value is not finite.
 fn scale(row: &[f32]) -> f32 {
     if row.iter().all(|value| value.is_finite()) {
         row.iter()
@@ -142,7 +142,7 @@ fn scale(row: &[f32]) -> f32 {
 
 /// The codes of a row.
 fn encode(row: &[f32], scale: f32, codes: &mut Vec<i8>) {
-    // numbers that are all next to nothing have no scale, and are nothing
+    // where the scale underflows to 0, all codes are 0
     let divisor = if scale == 0.0 { 1.0 } else { scale };
     codes.resize(row.len(), 0);
     vectorised(

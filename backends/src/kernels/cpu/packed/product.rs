@@ -2,15 +2,17 @@
 
 use super::layout::{LineF32, LineI8, Lines, PanelMatrix, WIDTH};
 use crate::kernels::cpu::glu::sigmoid;
-use crate::kernels::cpu::parallel::{CACHE_LINE, Room, Shared, dims, elements, prefetch, tensor};
+use crate::kernels::cpu::parallel::{
+    CACHE_LINE, SharedPtr, UninitBuffer, dims, elements, prefetch, tensor,
+};
 use burn::backend::flex::FlexTensor;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-/// Most rows whose sums are in registers, with vectors of 16 numbers and with narrower ones.
+/// Most rows whose sums fit in registers, with vectors of 16 elements and with narrower ones.
 const ROWS: [usize; 2] = [13, 6];
 
-/// Multiplications from which products go to all cores.
+/// Multiplications from which products run in parallel.
 const LARGE: usize = 1 << 18;
 
 /// What is done to a product before it is written.
@@ -31,13 +33,16 @@ pub(super) fn products(
     let [rows, inner] = dims(x);
     assert!(
         w.iter().all(|w| w.inner == inner),
-        "matrices of other inputs"
+        "matrices of another inner dimension"
     );
     // without inputs there is no sum that anything would write
     assert!(inner > 0, "matrices without inputs");
     let x: &[f32] = elements(x);
-    let mut out: Vec<Room<f32>> = w.iter().map(|w| Room::new(rows * w.outputs)).collect();
-    let targets: Vec<Shared<f32>> = out.iter_mut().map(Room::place).collect();
+    let mut out: Vec<UninitBuffer<f32>> = w
+        .iter()
+        .map(|w| UninitBuffer::new(rows * w.outputs))
+        .collect();
+    let targets: Vec<SharedPtr<f32>> = out.iter_mut().map(UninitBuffer::pointer).collect();
     let tasks: Vec<(usize, usize)> = w
         .iter()
         .enumerate()
@@ -63,22 +68,22 @@ pub(super) fn products(
     let sized = out.into_iter().zip(w);
     sized
         .map(|(out, w)| {
-            // SAFETY: panels are tasks, and hold all outputs.
-            #[allow(unsafe_code, reason = "each task wrote its part")]
-            let out = unsafe { out.filled() };
+            // SAFETY: every panel is a task, and together they have all outputs.
+            #[allow(unsafe_code, reason = "each task wrote its outputs")]
+            let out = unsafe { out.assume_init() };
             tensor(out, [rows, w.outputs])
         })
         .collect()
 }
 
-/// All rows with one panel.
+/// A task: the products of all rows with one panel.
 struct Work<'a> {
     x: &'a [f32],
     inner: usize,
     w: &'a PanelMatrix,
     panel: usize,
     epilogue: &'a Epilogue<'a>,
-    out: Shared<f32>,
+    out: SharedPtr<f32>,
 }
 
 /// Sums of some rows, 32 outputs each.
@@ -91,7 +96,7 @@ impl WithSimd for Work<'_> {
     fn with_simd<S: Simd>(self, simd: S) {
         let after = self.w.address(self.panel + 1);
         if let Epilogue::SwiGlu(up) = *self.epilogue {
-            // one matrix after the other: two panels at once do not fit the nearest cache beside the rows
+            // one matrix after the other: two panels do not fit the L1 cache beside the rows
             self.pass(simd, self.w, up.address(self.panel), |at, sums| {
                 self.write(at, sums);
             });
@@ -103,7 +108,8 @@ impl WithSimd for Work<'_> {
 }
 
 impl Work<'_> {
-    /// All rows with this panel of a matrix, as evenly as they can be cut. `end` gets where sums belong in the output.
+    /// The products of all rows with this panel of a matrix, in blocks of rows of even size. `end` gets the offset of each row's
+    /// sums in the output.
     #[inline(always)]
     fn pass<S: Simd>(
         &self,
@@ -147,19 +153,19 @@ impl Work<'_> {
                 *sum += base;
             }
         }
-        // SAFETY: no other core has these outputs.
-        #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+        // SAFETY: no other task writes these outputs.
+        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
         unsafe {
             let out = self.out.get().add(at);
             out.copy_from_nonoverlapping(sums.as_ptr(), self.width());
         }
     }
 
-    /// Multiplies with what was written.
+    /// Applies `silu` to what was written, and multiplies it with `ups`.
     #[inline(always)]
     fn gate(&self, at: usize, ups: &[f32; WIDTH]) {
-        // SAFETY: no other core has these outputs, and this one wrote them.
-        #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+        // SAFETY: no other task accesses these outputs, and this one wrote them.
+        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
         let out = unsafe { std::slice::from_raw_parts_mut(self.out.get().add(at), self.width()) };
         for (gate, &up) in out.iter_mut().zip(ups) {
             *gate = *gate * sigmoid(*gate) * up;
@@ -167,7 +173,7 @@ impl Work<'_> {
     }
 }
 
-/// What to ask the memory for meanwhile: the panel that comes next, a part of it for each block of rows.
+/// What to prefetch meanwhile: the next panel, a part of it for each block of rows.
 #[derive(Clone, Copy)]
 struct Ahead {
     panel: *const u8,
@@ -176,7 +182,7 @@ struct Ahead {
 }
 
 impl PanelMatrix {
-    /// Where a panel lies, or would lie.
+    /// The address of a panel, which may be one past the last.
     #[inline(always)]
     fn address(&self, panel: usize) -> *const u8 {
         let inputs = panel * self.inner;
@@ -186,7 +192,7 @@ impl PanelMatrix {
         }
     }
 
-    /// The sums of the first rows with a panel, as many as `out` has place for.
+    /// The products of the first `out.len()` rows with a panel.
     #[inline(always)]
     fn sums<S: Simd>(
         &self,
@@ -212,15 +218,15 @@ impl PanelMatrix {
     }
 }
 
-/// 32 numbers, those of one input.
+/// The weights of one input and the 32 outputs of a panel.
 trait Input: Copy {
-    /// Two vectors of them, from this one on.
+    /// Two vectors of them as f32, from output `left` on.
     ///
     /// # Safety
-    /// There have to be as many.
+    /// There must be as many outputs from `left` on.
     #[allow(
         unsafe_code,
-        reason = "bounds that are checked for every vector take a third of the time"
+        reason = "bounds checks of every vector would take a third of the time"
     )]
     unsafe fn vectors<S: Simd>(&self, left: usize) -> [S::f32s; 2];
 }
@@ -229,7 +235,7 @@ trait Input: Copy {
 impl Input for LineF32 {
     #[inline(always)]
     unsafe fn vectors<S: Simd>(&self, left: usize) -> [S::f32s; 2] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe {
             let at = self.0.as_ptr().add(left).cast::<S::f32s>();
             [at.read_unaligned(), at.add(1).read_unaligned()]
@@ -242,7 +248,7 @@ impl Input for LineI8 {
     #[inline(always)]
     unsafe fn vectors<S: Simd>(&self, left: usize) -> [S::f32s; 2] {
         let mut wide = [0.0_f32; WIDTH];
-        // SAFETY: the caller's; a vector has no more than 16 numbers.
+        // SAFETY: the caller's promise; a vector has at most 16 elements.
         unsafe {
             let codes = self.0.as_ptr().add(left);
             for (i, wide) in wide[..2 * S::F32_LANES].iter_mut().enumerate() {
@@ -288,18 +294,17 @@ fn sums<S: Simd, I: Input, const R: usize>(
     out: &mut [[f32; WIDTH]],
 ) {
     let (lanes, inner) = (S::F32_LANES, panel.len());
-    assert!(x.len() >= R * inner, "rows that are not there");
+    assert!(x.len() >= R * inner, "fewer rows than sums");
     let vectors = 2 * lanes;
     let share = size_of::<I>().div_ceil(ahead.blocks * (WIDTH / vectors));
     for left in (0..WIDTH).step_by(vectors) {
         let before = (ahead.block * (WIDTH / vectors) + left / vectors) * inner;
         let mut wanted = ahead.panel.wrapping_add(before * share);
         let mut sums = [[simd.splat_f32s(0.0); 2]; R];
-        // SAFETY: `x` has R rows of `inner` numbers and the panel as many of 32; a vector has `lanes`, of which 32 is a
-        // multiple of twice as many.
+        // SAFETY: `x` has R rows of `inner` elements, and the panel has `inner` lines of 32; 32 is a multiple of two vectors.
         #[allow(
             unsafe_code,
-            reason = "bounds that are checked for every vector take a third of the time"
+            reason = "bounds checks of every vector would take a third of the time"
         )]
         unsafe {
             for (i, input) in panel.iter().enumerate() {

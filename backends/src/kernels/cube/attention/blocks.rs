@@ -1,13 +1,13 @@
-//! Blocks of rows, the spans of rows that they meet, and what becomes of a product of a query and a key.
+//! Blocks of rows, the spans of rows that they see or that see them, masking, and scores.
 
 use super::super::glu::tanh;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// What a hidden score is: finite, so that differences are.
-pub(super) const HIDDEN: f64 = -1.0e30;
+/// A masked score: finite, so that differences of scores are.
+pub(super) const MASKED: f64 = -1.0e30;
 
-/// One head of some rows: the place of the first number, how many rows, and how far apart they are.
+/// One head of some rows: the offset of the first, how many there are, and their stride.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone))]
 pub(super) struct Rows {
@@ -16,7 +16,7 @@ pub(super) struct Rows {
     pub pitch: usize,
 }
 
-/// A block: its first row, how many, the position of the first, and its spans.
+/// A block: its first row, how many there are, the position of the first, and its spans.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone))]
 pub(super) struct Block {
@@ -27,7 +27,7 @@ pub(super) struct Block {
     pub last: usize,
 }
 
-/// The rows of a span that a block meets, and what a row's position is above its number.
+/// The rows of a span that matter to a block, and the difference of a row's position and its index.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone))]
 pub(super) struct Part {
@@ -36,7 +36,7 @@ pub(super) struct Part {
     pub shift: i32,
 }
 
-/// What becomes of the product of a query and a key.
+/// How the product of a query and a key becomes a score.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone))]
 pub(super) struct Scoring {
@@ -57,9 +57,14 @@ pub(super) fn block_of(table: &[i32], at: usize) -> Block {
     }
 }
 
-/// One head of a block's rows, of so many numbers (or vectors) each.
+/// One head of a block's rows, of `wide` elements (or vectors) each.
 #[cube]
-pub(super) fn own_rows(block: &Block, heads: usize, head: usize, #[comptime] wide: usize) -> Rows {
+pub(super) fn block_rows(
+    block: &Block,
+    heads: usize,
+    head: usize,
+    #[comptime] wide: usize,
+) -> Rows {
     Rows {
         at: (block.from * heads + head) * wide,
         count: block.count,
@@ -69,7 +74,7 @@ pub(super) fn own_rows(block: &Block, heads: usize, head: usize, #[comptime] wid
 
 /// The same of a part's next rows, at most `tile`.
 #[cube]
-pub(super) fn next_rows(
+pub(super) fn tile_rows(
     part: &Part,
     heads: usize,
     head: usize,
@@ -83,7 +88,7 @@ pub(super) fn next_rows(
     }
 }
 
-/// A part from another row on.
+/// A part without the rows before `row`.
 #[cube]
 pub(super) fn from_row(part: &Part, row: i32) -> Part {
     Part {
@@ -93,9 +98,9 @@ pub(super) fn from_row(part: &Part, row: i32) -> Part {
     }
 }
 
-/// Keys of a span: those before the first query's window are seen by none, and those after the last query.
+/// The keys of a span that any query of a block sees: from the first query's window to the last query.
 #[cube]
-pub(super) fn keys_of(table: &[i32], at: usize, block: &Block, window: i32) -> Part {
+pub(super) fn visible_keys(table: &[i32], at: usize, block: &Block, window: i32) -> Part {
     let first = table[at];
     let start = table[at + 2];
     let row = first + max(block.position - window + 1 - start, 0);
@@ -107,9 +112,9 @@ pub(super) fn keys_of(table: &[i32], at: usize, block: &Block, window: i32) -> P
     }
 }
 
-/// Queries of a span: those before the first key see none, and those whose window begins after the last one.
+/// The queries of a span that see any key of a block: from the first key to the last whose window includes the last key.
 #[cube]
-pub(super) fn queries_of(table: &[i32], at: usize, block: &Block, window: i32) -> Part {
+pub(super) fn visible_queries(table: &[i32], at: usize, block: &Block, window: i32) -> Part {
     let first = table[at];
     let start = table[at + 2];
     let row = first + max(block.position - start, 0);
@@ -121,13 +126,13 @@ pub(super) fn queries_of(table: &[i32], at: usize, block: &Block, window: i32) -
     }
 }
 
-/// Whether a query sees a key, by their positions.
+/// Whether a query sees a key, given their positions.
 #[cube]
-pub(super) fn sees(query: i32, key: i32, window: i32) -> bool {
+pub(super) fn is_visible(query: i32, key: i32, window: i32) -> bool {
     key <= query && query - key < window
 }
 
-/// The score of a product of query and key, and its slope.
+/// The score of a product of query and key, and its derivative.
 #[cube]
 pub(super) fn scored(product: f32, scoring: &Scoring, #[comptime] capped: bool) -> (f32, f32) {
     let mut score = product * scoring.scale;
@@ -140,9 +145,9 @@ pub(super) fn scored(product: f32, scoring: &Scoring, #[comptime] capped: bool) 
     (score, slope)
 }
 
-/// A unit has one head of a row.
+/// See `softmax_stats`. A unit has one head of a row.
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn meet<F: Float>(
+pub(super) fn softmax_delta<F: Float>(
     out: &[F],
     gradient: &[F],
     lse: &[f32],

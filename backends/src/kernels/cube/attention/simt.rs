@@ -1,9 +1,9 @@
-//! Without tensor cores: every unit makes its products itself, in f32.
+//! On plain units, in f32.
 
 mod backward;
 mod forward;
 mod tile;
 
-pub(super) use backward::{differentiate_keys, differentiate_queries};
-pub(super) use forward::attend;
+pub(super) use backward::{key_value_backward, query_backward};
+pub(super) use forward::attention_forward;
 pub(super) use tile::STAGE;

@@ -1,9 +1,9 @@
-//! On tensor cores, for half precision: rows and scores in shared memory, sums in the registers of planes.
+//! On tensor cores, for half precision: rows and scores in shared memory, accumulators in registers.
 
 mod backward;
 mod forward;
 mod tile;
 
-pub(super) use backward::{differentiate_keys, differentiate_queries};
-pub(super) use forward::attend;
+pub(super) use backward::{key_value_backward, query_backward};
+pub(super) use forward::attention_forward;
 pub(super) use tile::Sizes;

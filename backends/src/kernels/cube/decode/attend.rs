@@ -1,20 +1,20 @@
-//! What a cube does with the columns it has, and the kernel for whole rows of them.
+//! Attention of a cube over its columns, and the kernel for whole rows.
 
 use super::super::glu::tanh;
 use super::super::launch::UNITS;
-use super::tile::{KEYS, LANES, NOTHING, PITCH};
+use super::tile::{KEYS, LANES, MASKED, PITCH};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// A number as a type stores it.
+/// A value rounded to a type.
 #[cube]
 fn rounded<F: Float>(x: f32) -> f32 {
     f32::cast_from(F::cast_from(x))
 }
 
-/// A pair that is turned by an angle, as a type stores it.
+/// A pair rotated by an angle, rounded to a type.
 #[cube]
-pub(super) fn turned<F: Float>(a: F, b: F, cos: f32, sin: f32) -> (f32, f32) {
+pub(super) fn rotated<F: Float>(a: F, b: F, cos: f32, sin: f32) -> (f32, f32) {
     let a = f32::cast_from(a);
     let b = f32::cast_from(b);
     (
@@ -23,25 +23,25 @@ pub(super) fn turned<F: Float>(a: F, b: F, cos: f32, sin: f32) -> (f32, f32) {
     )
 }
 
-/// What a cube has: query heads of one key head of a row.
+/// The work of a cube: query heads of one key head of a row, and columns.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone))]
 pub(super) struct Place {
     pub row: usize,
-    /// Of keys, among all rows'.
+    /// The key head, counted through all rows.
     pub key_head: usize,
-    /// First number of the first query head, and how many heads.
+    /// Offset of the first query head, and how many heads.
     pub first: usize,
     pub own: usize,
-    /// First number of the key head in the cache.
+    /// Offset of the key head in the cache.
     pub base: usize,
-    /// Columns that are seen; those before `cached` are in the cache, and a last one beyond them in shared memory.
+    /// Columns that are seen. Those before `cached` are read from the cache; the one after them, if any, is in shared memory.
     pub from: usize,
     pub to: usize,
     pub cached: usize,
 }
 
-/// Of the `task % chunks`-th of a key head's chunks of queries; what a row sees ends with its new column.
+/// The work of a task, with all columns of its row. `task % chunks` is the chunk of query heads; the last column is the new one.
 #[cube]
 pub(super) fn place_of(
     live: &[i32],
@@ -70,14 +70,14 @@ pub(super) fn place_of(
         base: (row * kv + head) * columns * dim,
         from,
         to,
-        // a row in no sequence has no column
+        // a row in no sequence has no columns
         cached: max(to, 1) - 1,
     }
 }
 
-/// Turns queries and the new key to shared memory, with the new value, and writes key and value to the cache.
+/// Rotates queries and the new key into shared memory, copies the new value there, and writes key and value to the cache.
 #[cube]
-fn enter<F: Float>(
+fn append_kv<F: Float>(
     q: &mut [F],
     k: &[F],
     v: &[F],
@@ -105,7 +105,7 @@ fn enter<F: Float>(
         if h < place.own {
             let angle = place.row * half + pair;
             let at = place.first + h * dim + pair;
-            let (x, y) = turned::<F>(q[at], q[at + half], cos[angle], sin[angle]);
+            let (x, y) = rotated::<F>(q[at], q[at + half], cos[angle], sin[angle]);
             a = x * scale;
             b = y * scale;
         }
@@ -116,7 +116,7 @@ fn enter<F: Float>(
     let mut i = unit;
     while i < half {
         let angle = place.row * half + i;
-        let (a, b) = turned::<F>(k[new + i], k[new + half + i], cos[angle], sin[angle]);
+        let (a, b) = rotated::<F>(k[new + i], k[new + half + i], cos[angle], sin[angle]);
         fresh[i] = a;
         fresh[half + i] = b;
         if enters {
@@ -138,7 +138,7 @@ fn enter<F: Float>(
     sync_cube();
 }
 
-/// Products of a tile's keys with all queries, each in the parts that its lanes have.
+/// Products of a tile's keys and all queries, as a partial sum of each lane.
 #[cube]
 fn multiply<F: Float>(
     keys: &[F],
@@ -162,7 +162,7 @@ fn multiply<F: Float>(
         let mut d = lane;
         while d < dim {
             let mut x = fresh[d];
-            // the new column may not be in the cache yet
+            // another cube may still be writing the new column to the cache
             if column < place.cached {
                 x = f32::cast_from(keys[place.base + column * dim + d]);
             }
@@ -180,10 +180,10 @@ fn multiply<F: Float>(
     sync_cube();
 }
 
-/// Softmax goes on by a tile, of which a unit has one key and one query. `partial` then has weights, query by query, and behind
-/// them what each query's sums so far are multiplied by. The largest score, and what the unit's keys weigh.
+/// One step of the online softmax over a tile, of which a unit has one key and one query. `partial` gets the weights, query by query,
+/// followed by the factors that rescale each query's accumulators. Returns the maximum, and the sum of the unit's weights.
 #[cube]
-fn soften(
+fn online_softmax(
     partial: &mut Shared<[f32]>,
     scores: &mut Shared<[f32]>,
     place: &Place,
@@ -196,7 +196,7 @@ fn soften(
 ) -> (f32, f32) {
     let unit = UNIT_POS as usize;
     let scored = unit < comptime!(heads * KEYS) && tile + unit % KEYS < place.to;
-    let mut score = f32::new(NOTHING);
+    let mut score = f32::new(MASKED);
     if scored {
         score = 0.0f32;
         #[unroll]
@@ -226,9 +226,9 @@ fn soften(
     (now, total * shrunk + weight)
 }
 
-/// What the columns of a tile add to a unit's dimensions of the mixed values of all queries.
+/// Adds the weighted values of a tile to a unit's dimensions of all queries' accumulators.
 #[cube]
-fn mix<F: Float>(
+fn accumulate_values<F: Float>(
     values: &[F],
     fresh: &mut Shared<[f32]>,
     partial: &mut Shared<[f32]>,
@@ -275,10 +275,10 @@ fn mix<F: Float>(
     sync_cube();
 }
 
-/// Goes through the columns of a place, and writes what it mixes from `first` on: the mean of the values, or, of a part of the
-/// columns, their sum, behind which each head's largest score is and what its keys weigh.
+/// Attention over the columns of a place, written from `first` on: the weighted mean of the values (`whole`), or, for a part of the
+/// columns, their weighted sum, followed by each head's maximum and sum of weights.
 #[cube]
-pub(super) fn mix_columns<F: Float, O: Float>(
+pub(super) fn attend_columns<F: Float, O: Float>(
     keys: &[F],
     values: &[F],
     out: &mut [O],
@@ -300,12 +300,12 @@ pub(super) fn mix_columns<F: Float, O: Float>(
     for j in 0..comptime!(mixed_of(heads, dim)) {
         mixed[j] = 0.0f32;
     }
-    let mut largest = f32::new(NOTHING);
+    let mut largest = f32::new(MASKED);
     let mut total = 0.0f32;
     let mut tile = place.from;
     while tile < place.to {
         multiply::<F>(keys, fresh, query, &mut partial, place, tile, heads, dim);
-        let (now, sum) = soften(
+        let (now, sum) = online_softmax(
             &mut partial,
             &mut scores,
             place,
@@ -318,7 +318,7 @@ pub(super) fn mix_columns<F: Float, O: Float>(
         );
         largest = now;
         total = sum;
-        mix::<F>(
+        accumulate_values::<F>(
             values,
             fresh,
             &mut partial,
@@ -330,7 +330,7 @@ pub(super) fn mix_columns<F: Float, O: Float>(
         );
         tile += KEYS;
     }
-    conclude::<O>(
+    write_output::<O>(
         out,
         &mut partial,
         &mut scores,
@@ -346,9 +346,9 @@ pub(super) fn mix_columns<F: Float, O: Float>(
     );
 }
 
-/// Adds up what units have of each dimension, and writes it.
+/// Sums the units' accumulators of each dimension, and writes the result.
 #[cube]
-fn conclude<O: Float>(
+fn write_output<O: Float>(
     out: &mut [O],
     partial: &mut Shared<[f32]>,
     totals: &mut Shared<[f32]>,
@@ -383,8 +383,8 @@ fn conclude<O: Float>(
                 sum += partial[h * UNITS + p * width + i % width];
             }
             if whole {
-                let all = weighed(totals, h);
-                // a row in no sequence sees nothing, and gets zeros
+                let all = softmax_denominator(totals, h);
+                // a row in no sequence sees no column and gets zeros
                 if all > 0.0f32 {
                     sum /= all;
                 }
@@ -400,13 +400,13 @@ fn conclude<O: Float>(
         let h = unit / KEYS;
         let at = first + comptime!(heads * dim) + h;
         out[at] = O::cast_from(largest);
-        out[at + heads] = O::cast_from(weighed(totals, h));
+        out[at + heads] = O::cast_from(softmax_denominator(totals, h));
     }
 }
 
-/// What all keys of a query weigh.
+/// The sum of all weights of a query.
 #[cube]
-fn weighed(totals: &mut Shared<[f32]>, head: usize) -> f32 {
+fn softmax_denominator(totals: &mut Shared<[f32]>, head: usize) -> f32 {
     let mut all = 0.0f32;
     for c in 0..KEYS {
         all += totals[head * KEYS + c];
@@ -414,12 +414,13 @@ fn weighed(totals: &mut Shared<[f32]>, head: usize) -> f32 {
     all
 }
 
-/// Numbers of the mixed values that a unit has: some dimensions of each head.
+/// Accumulators of a unit: some dimensions of each head.
 const fn mixed_of(heads: usize, dim: usize) -> usize {
     let width = if dim < UNITS { dim } else { UNITS };
     heads * dim.div_ceil(width)
 }
 
+/// Attention over whole rows; the output replaces the queries.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn attend<F: Float>(
     q: &mut [F],
@@ -444,7 +445,7 @@ pub(super) fn attend<F: Float>(
     #[define(F)] _dtype: ElemType,
 ) {
     let mut query = Shared::<[f32]>::new_slice(comptime!(heads * dim));
-    // the new key, and the new value
+    // the new key, then the new value
     let mut fresh = Shared::<[f32]>::new_slice(comptime!(2 * dim));
     let task = min(CUBE_POS, tasks - 1);
     let row = task / (chunks * kv);
@@ -453,10 +454,10 @@ pub(super) fn attend<F: Float>(
     );
     let writes = CUBE_POS < tasks;
     let enters = writes && task % chunks < 1 && place.to > place.from;
-    enter::<F>(
+    append_kv::<F>(
         q, k, v, keys, values, cos, sin, &mut query, &mut fresh, &place, enters, scale, heads, dim,
     );
-    mix_columns::<F, F>(
+    attend_columns::<F, F>(
         &*keys,
         &*values,
         q,

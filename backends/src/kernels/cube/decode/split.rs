@@ -1,20 +1,21 @@
-//! Few rows with many columns: each row's are divided among cubes, so that a whole GPU reads them (Flash-Decoding; Dao, Haziza,
-//! Massa and Sizov, 2023). Queries and the new column come first, then parts of the columns, then what the parts make together.
+//! Split-KV decode attention, for few rows with many columns: each row's columns are divided among cubes (Flash-Decoding; Dao, Haziza,
+//! Massa and Sizov, 2023). Three kernels: rotate queries and append the new column, attend to parts of the columns, combine the
+//! parts.
 
 use super::super::launch::UNITS;
-use super::attend::{Place, mix_columns, place_of, turned};
-use super::tile::NOTHING;
+use super::attend::{Place, attend_columns, place_of, rotated};
+use super::tile::MASKED;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// Numbers of a part: sums of values, and of each head the largest score and what its keys weigh.
+/// Elements of a part's result: weighted sums of values, each head's maximum, and each head's sum of weights.
 pub(super) const fn numbers(heads: usize, dim: usize) -> usize {
     heads * (dim + 2)
 }
 
-/// Turns queries where they are, and new keys on their way to the cache; new values go there too.
+/// Rotates queries in place and new keys on their way to the cache; copies new values there too.
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn enter<F: Float>(
+pub(super) fn append_kv<F: Float>(
     q: &mut [F],
     k: &[F],
     v: &[F],
@@ -32,7 +33,7 @@ pub(super) fn enter<F: Float>(
 ) {
     let half = comptime!(dim / 2);
     let heads = kv * group;
-    // a unit has a pair of numbers: of a query head, a key head, or a value head
+    // a unit has a pair of elements: of a query head, a key head, or a value head
     let pair = ABSOLUTE_POS % half;
     let head = ABSOLUTE_POS / half % (heads + 2 * kv);
     let row = ABSOLUTE_POS / (half * (heads + 2 * kv));
@@ -42,7 +43,7 @@ pub(super) fn enter<F: Float>(
         let lives = to > live[row * 2] as usize;
         if head < heads {
             let at = (row * heads + head) * dim + pair;
-            let (a, b) = turned::<F>(q[at], q[at + half], cos[angle], sin[angle]);
+            let (a, b) = rotated::<F>(q[at], q[at + half], cos[angle], sin[angle]);
             q[at] = F::cast_from(a);
             q[at + half] = F::cast_from(b);
         } else if lives {
@@ -50,7 +51,7 @@ pub(super) fn enter<F: Float>(
             let from = (row * kv + head) * dim + pair;
             let at = ((row * kv + head) * columns + to - 1) * dim + pair;
             if ABSOLUTE_POS / half % (heads + 2 * kv) < heads + kv {
-                let (a, b) = turned::<F>(k[from], k[from + half], cos[angle], sin[angle]);
+                let (a, b) = rotated::<F>(k[from], k[from + half], cos[angle], sin[angle]);
                 keys[at] = F::cast_from(a);
                 keys[at + half] = F::cast_from(b);
             } else {
@@ -61,7 +62,7 @@ pub(super) fn enter<F: Float>(
     }
 }
 
-/// Attention over a part of the columns of a live row. `live` has, behind every row's columns, the live rows first.
+/// Attention over a part of the columns of a live row. After each row's first and last column, `live` lists the live rows.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn attend<F: Float>(
     q: &[F],
@@ -85,7 +86,7 @@ pub(super) fn attend<F: Float>(
     #[define(F)] _dtype: ElemType,
 ) {
     let mut query = Shared::<[f32]>::new_slice(comptime!(heads * dim));
-    // no column is anywhere but in the cache
+    // unused: every column is in the cache
     let mut fresh = Shared::<[f32]>::new_slice(comptime!(2 * dim));
     let place_in = min(CUBE_POS, tasks * parts - 1);
     let task = place_in / parts;
@@ -118,15 +119,15 @@ pub(super) fn attend<F: Float>(
     sync_cube();
     let first = place_in * comptime!(numbers(heads, dim));
     let writes = CUBE_POS < tasks * parts;
-    mix_columns::<F, f32>(
+    attend_columns::<F, f32>(
         keys, values, out, &mut query, &mut fresh, &place, first, writes, cap, capped, false,
         heads, dim,
     );
 }
 
-/// The mixed values of whole rows. `live` has, behind the live rows, each row's place among them.
+/// Combines the parts of each row. After the live rows, `live` has each row's index among them.
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn join<F: Float>(
+pub(super) fn combine_parts<F: Float>(
     parted: &[f32],
     live: &[i32],
     out: &mut [F],
@@ -151,7 +152,7 @@ pub(super) fn join<F: Float>(
             let task = (lives * kv + head / group) * chunks + own / heads;
             let first = task * parts * comptime!(numbers(heads, dim));
             let scored = first + comptime!(heads * dim) + own % heads;
-            let mut top = f32::new(NOTHING);
+            let mut top = f32::new(MASKED);
             for part in 0..parts {
                 top = max(top, parted[scored + part * comptime!(numbers(heads, dim))]);
             }

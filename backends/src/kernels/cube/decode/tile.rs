@@ -2,18 +2,18 @@
 
 use super::super::launch::UNITS;
 
-/// Units that have a key between them.
+/// Units that share a key.
 pub(super) const LANES: usize = 8;
 
-/// Keys at a time.
+/// Keys of a tile.
 pub(super) const KEYS: usize = UNITS / LANES;
 
-/// Most query heads of a cube, and numbers of them: WebGPU promises 16 KiB of shared memory.
+/// Most query heads of a cube, and most of their elements: WebGPU guarantees 16 KiB of shared memory.
 pub(super) const HEADS: usize = 8;
 pub(super) const QUERIES: usize = 1024;
 
-/// Numbers between those of one lane and the next, so that lanes side by side use different banks.
+/// Stride of lanes in shared memory, without bank conflicts.
 pub(super) const PITCH: usize = UNITS + 4;
 
-/// What a score is before there is one: finite, so that differences are.
-pub(super) const NOTHING: f64 = -1.0e30;
+/// The score before there is one: finite, so that differences are.
+pub(super) const MASKED: f64 = -1.0e30;

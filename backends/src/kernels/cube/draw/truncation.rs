@@ -1,30 +1,31 @@
-//! Where a row's distribution is cut off: by the bits of floats, two at a time.
+//! Truncation of a row's distribution, by radix select over the bits of floats, two at a time.
 
 use super::super::launch::{UNITS, row_sum};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// A row, and how its logits become weights: 1 for the largest.
+/// A row, and how its logits become weights: `exp((z − largest) / temperature)`.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone))]
 pub(super) struct Row {
-    /// Place of its first logit.
+    /// Offset of its first logit.
     pub first: usize,
     pub vocab: usize,
     pub largest: f32,
+    /// 1 / temperature.
     pub inverse: f32,
 }
 
-/// What is kept of a row: tokens above a rank, and of those at it the first few.
+/// The tokens of a row that are kept: those above a rank, and the first few at it.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone))]
-pub(super) struct Cut {
+pub(super) struct Support {
     pub rank: u32,
-    /// How many of those at the rank.
+    /// Tokens kept at the rank.
     pub ties: f32,
-    /// What each of them weighs.
+    /// The weight of each of them.
     pub tied: f32,
-    /// Nothing is kept that weighs less.
+    /// No token of a smaller weight is kept (min-p).
     pub least: f32,
 }
 
@@ -33,7 +34,7 @@ pub(super) fn weight_of(z: f32, row: &Row) -> f32 {
     ((z - row.largest) * row.inverse).exp()
 }
 
-/// Floats as integers in the same order, without the bits that all have alike.
+/// A float as an integer of the same order, without the low bits that are 0 in all values.
 #[cube]
 pub(super) fn rank_of(z: f32, #[comptime] spare: u32) -> u32 {
     let bits = u32::reinterpret(z);
@@ -44,21 +45,21 @@ pub(super) fn rank_of(z: f32, #[comptime] spare: u32) -> u32 {
     ordered >> spare
 }
 
-/// The way back.
+/// The inverse of [`rank_of`].
 #[cube]
 fn value_of(rank: u32, #[comptime] spare: u32) -> f32 {
     let ordered = rank << spare;
     let mut bits = ordered ^ 0x8000_0000u32;
     if ordered < 0x8000_0000u32 {
-        // the bits left out are zeros in the float
+        // the omitted bits are 0 in the float
         bits = (ordered ^ 0xffff_ffffu32) - comptime!((1u32 << spare) - 1);
     }
     f32::reinterpret(bits)
 }
 
-/// Of a row's tokens, those at or above `rank` and one, two or three steps: how many, or what they weigh.
+/// The number, or the weight, of a row's tokens at or above `rank` plus one, two and three steps.
 #[cube]
-fn above<F: Float>(
+fn mass_at_least<F: Float>(
     logits: &[F],
     lanes: &mut Shared<[f32]>,
     row: &Row,
@@ -95,9 +96,9 @@ fn above<F: Float>(
     (one, two, three)
 }
 
-/// The largest rank from which on there is enough: tokens, or weight.
+/// The largest rank at or above which there are enough tokens, or there is enough weight.
 #[cube]
-fn boundary<F: Float>(
+fn radix_select<F: Float>(
     logits: &[F],
     lanes: &mut Shared<[f32]>,
     row: &Row,
@@ -108,7 +109,7 @@ fn boundary<F: Float>(
     let mut rank = 0u32;
     let mut step = comptime!(1u32 << ((31 - spare) / 2 * 2)).runtime();
     while step > 0u32 {
-        let (one, two, three) = above::<F>(logits, lanes, row, rank, step, weigh, spare);
+        let (one, two, three) = mass_at_least::<F>(logits, lanes, row, rank, step, weigh, spare);
         if three >= enough {
             rank += 3u32 * step;
         } else if two >= enough {
@@ -121,9 +122,9 @@ fn boundary<F: Float>(
     rank
 }
 
-/// What a row's tokens above a rank weigh, and how many they are.
+/// The weight and the number of a row's tokens above a rank.
 #[cube]
-fn beyond<F: Float>(
+fn mass_above<F: Float>(
     logits: &[F],
     lanes: &mut Shared<[f32]>,
     row: &Row,
@@ -146,9 +147,9 @@ fn beyond<F: Float>(
     (weight, count)
 }
 
-/// What top-k, then top-p, then min-p keep of a row whose tokens weigh `full` together.
+/// The tokens that top-k, then top-p, then min-p keep of a row with a total weight of `full`.
 #[cube]
-pub(super) fn cut_of<F: Float>(
+pub(super) fn truncated_support<F: Float>(
     logits: &[F],
     lanes: &mut Shared<[f32]>,
     row: &Row,
@@ -159,21 +160,21 @@ pub(super) fn cut_of<F: Float>(
     #[comptime] by_count: bool,
     #[comptime] by_share: bool,
     #[comptime] spare: u32,
-) -> Cut {
-    // no number has rank 0
+) -> Support {
+    // no float has rank 0
     let mut rank = 0u32;
     let mut ties = 0.0f32;
     let mut held = full;
     if by_count {
-        rank = boundary::<F>(logits, lanes, row, top_k, false, spare);
-        let (weight, count) = beyond::<F>(logits, lanes, row, rank, spare);
+        rank = radix_select::<F>(logits, lanes, row, top_k, false, spare);
+        let (weight, count) = mass_above::<F>(logits, lanes, row, rank, spare);
         ties = top_k - count;
         held = weight + ties * weight_of(value_of(rank, spare), row);
     }
     if by_share {
         let share = top_p * held;
-        let end = boundary::<F>(logits, lanes, row, share, true, spare);
-        let (before, _count) = beyond::<F>(logits, lanes, row, end, spare);
+        let end = radix_select::<F>(logits, lanes, row, share, true, spare);
+        let (before, _count) = mass_above::<F>(logits, lanes, row, end, spare);
         let tied = weight_of(value_of(end, spare), row);
         let wanted = max(((share - before) / tied).ceil(), 1.0f32);
         if end > rank {
@@ -190,7 +191,7 @@ pub(super) fn cut_of<F: Float>(
             tied = weight;
         }
     }
-    Cut {
+    Support {
         rank,
         ties,
         tied,

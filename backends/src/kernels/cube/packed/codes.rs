@@ -23,10 +23,10 @@ pub(super) enum Epilogue {
     SwiGlu,
 }
 
-/// A word's code of an input.
+/// The code of an input in a word.
 #[cube]
 pub(super) fn code(word: i32, #[comptime] input: usize) -> f32 {
-    // the code's sign is that of the word once it is on top
+    // shifted to the top and back, which extends the sign
     f32::cast_from((word << comptime!(24 - 8 * input as i32)) >> 24)
 }
 
@@ -72,7 +72,7 @@ pub(super) fn encode<F: Float>(
     let most = row_max(&mut lanes, most, units);
     let bad = row_sum(&mut lanes, bad, units);
     let mut scale = most / f32::new(MAX_CODE);
-    // values that all underflow have a scale of 0, and codes of 0
+    // where the scale underflows to 0, all codes are 0
     let mut divisor = scale;
     if scale == 0.0f32 {
         divisor = 1.0f32;

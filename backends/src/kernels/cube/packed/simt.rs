@@ -1,12 +1,12 @@
-//! On plain units, in f32. A cube has some rows and a panel; a unit has four outputs, a few inputs at a time, and all the rows: it
-//! widens four words in registers and reads each row's numbers once for sixteen products. Then the units of an output add up.
+//! On plain units, in f32. A cube has some rows and a panel; a unit has four outputs, some inputs, and all the rows: it widens four
+//! words in registers and reads each row's inputs once for sixteen products. Then the units of an output sum their results.
 
 use super::super::launch::UNITS;
 use super::codes::{Epilogue, PANEL, WORD, code, silu};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// Most rows of a cube: as many sums as a unit has registers for.
+/// Most rows of a cube: their sums fit in a unit's registers.
 pub(super) const fn most_rows(epilogue: Epilogue) -> usize {
     match epilogue {
         Epilogue::SwiGlu => 8,
@@ -14,18 +14,17 @@ pub(super) const fn most_rows(epilogue: Epilogue) -> usize {
     }
 }
 
-/// Units that have a panel between them, each as many outputs as a word has inputs.
+/// Units that share a panel, each with as many outputs as a word has inputs.
 const ACROSS: usize = PANEL / WORD;
 
-/// Words of an output that are multiplied at a time, each by another unit.
+/// Words of an output that are multiplied at a time, each by its own unit.
 const CHUNK: usize = UNITS / ACROSS;
 
-/// Rows that are added up at a time, and parts in which the units of an output are: no more is shared than the 16 KiB that WebGPU
-/// promises.
+/// Rows that are reduced at a time, and parts of the units of an output: shared memory stays below the 16 KiB that WebGPU guarantees.
 const TOGETHER: usize = 4;
 const PARTS: usize = CHUNK / TOGETHER;
 
-/// Copies a chunk of the rows' inputs to shared memory, zeros for what is beyond the last.
+/// Copies a chunk of the rows' inputs to shared memory, with zeros beyond the last.
 #[cube]
 fn stage<F: Float, N: Size>(
     x: &[F],
@@ -52,7 +51,7 @@ fn stage<F: Float, N: Size>(
     }
 }
 
-/// Adds to a unit's sums, for each row those of its outputs, what its words of a chunk make.
+/// Adds the products of a unit's words of a chunk to its sums, four outputs of each row.
 #[cube]
 fn accumulate<N: Size>(
     words: Vector<i32, N>,
@@ -76,9 +75,9 @@ fn accumulate<N: Size>(
     }
 }
 
-/// Adds up the sums of all units that have an output, of some rows: the unit's part of them, which counts where it is the first.
+/// Sums the results of all units that share an output, for some rows. The result is valid in the first unit of each output.
 #[cube]
-fn add_up<N: Size>(
+fn reduce_units<N: Size>(
     sums: &mut Array<Vector<f32, N>>,
     shared: &mut Shared<[Vector<f32, N>]>,
     #[comptime] round: usize,
@@ -93,7 +92,7 @@ fn add_up<N: Size>(
         shared[comptime!(m * UNITS) + unit] = sums[comptime!(round * each + m)];
     }
     sync_cube();
-    // parts in another order than that of the units: of each row as many, some of its slices each
+    // each part sums some slices of a row
     let mut sum = Vector::<f32, N>::cast_from(0u32);
     if part < PARTS {
         #[unroll]
@@ -114,6 +113,7 @@ fn add_up<N: Size>(
     sum
 }
 
+/// A cube has a panel, and with `SwiGlu` that of the second matrix too.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn multiply<F: Float, N: Size>(
     x: &[F],
@@ -132,7 +132,7 @@ pub(super) fn multiply<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let gated = comptime!(epilogue == Epilogue::SwiGlu);
-    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(room(most)));
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(shared_vectors(most)));
     let panels = outputs.div_ceil(PANEL);
     let panel = min(CUBE_POS / tiles, panels - 1);
     let first = CUBE_POS % tiles * most;
@@ -166,10 +166,10 @@ pub(super) fn multiply<F: Float, N: Size>(
     let each = comptime!(if most < TOGETHER { most } else { TOGETHER });
     #[unroll]
     for round in 0..comptime!(most / each) {
-        let sum = add_up(&mut sums, &mut shared, round, each);
+        let sum = reduce_units(&mut sums, &mut shared, round, each);
         let mut up = Vector::<f32, N>::cast_from(0u32);
         if gated {
-            up = add_up(&mut up_sums, &mut shared, round, each);
+            up = reduce_units(&mut up_sums, &mut shared, round, each);
         }
         let row = first + comptime!(round * each) + unit / ACROSS % each;
         if unit < comptime!(ACROSS * each) && row < rows && writes {
@@ -191,7 +191,7 @@ pub(super) fn multiply<F: Float, N: Size>(
     }
 }
 
-/// Sums of nothing.
+/// Sets sums to 0.
 #[cube]
 fn clear<N: Size>(sums: &mut Array<Vector<f32, N>>, #[comptime] count: usize) {
     #[unroll]
@@ -200,8 +200,8 @@ fn clear<N: Size>(sums: &mut Array<Vector<f32, N>>, #[comptime] count: usize) {
     }
 }
 
-/// Vectors of shared memory: a chunk of the rows, and then some rows' sums of all units.
-const fn room(most: usize) -> usize {
+/// Vectors of shared memory: enough for a chunk of the rows, and for the sums of all units of some rows.
+const fn shared_vectors(most: usize) -> usize {
     let (staged, each) = (most * CHUNK, if most < TOGETHER { most } else { TOGETHER });
     if staged > each * UNITS {
         staged

@@ -1,13 +1,15 @@
-//! On tensor cores, in half precision: a cube has a tile of rows and some panels, both in shared memory a few inputs at a time, and
-//! each plane a matrix of sums of each panel. Codes are whole numbers below 128, which both kinds of half precision hold exactly.
+//! On tensor cores, in half precision: a cube has a tile of rows and some panels, both in shared memory a chunk of inputs at a time, and
+//! each plane an accumulator of each panel. Codes are integers below 128, which f16 and bf16 hold exactly.
 
 #![allow(
     clippy::trivially_copy_pass_by_ref,
-    reason = "a matrix of sums is the registers of a plane"
+    reason = "an accumulator is in the registers of a plane"
 )]
 
-use super::super::cmma::{ALIGNMENT, PLANE, SIDE, VECTOR, aligned, no_sum, operand};
-use super::super::launch::{UNITS, wanted_cubes};
+use super::super::cmma::{
+    ALIGNMENT, PLANE, SIDE, VECTOR, load_fragment, shared_aligned, zero_accumulator,
+};
+use super::super::launch::{UNITS, cubes_to_fill};
 use super::codes::{Epilogue, PANEL, WORD, code, silu};
 use burn_cubecl::cubecl;
 use burn_cubecl::tensor::CubeTensor;
@@ -20,17 +22,17 @@ pub(super) const ROWS: usize = 64;
 /// Inputs in shared memory at a time.
 const CHUNK: usize = 128;
 
-/// Numbers from row to row of what is staged, and of sums: rows side by side are in different banks.
+/// Strides of staged rows, and of sums, without bank conflicts of adjacent rows.
 const PITCH: usize = CHUNK + VECTOR;
 const SUM_PITCH: usize = PANEL + 4;
 
-/// Outputs whose words units side by side read, a whole sector of memory.
+/// Outputs whose words adjacent units read: a 32-byte sector of memory.
 const SECTOR: usize = 8;
 
-/// Most panels of a cube: a plane has a matrix of sums of each.
+/// Most panels of a cube: a plane has an accumulator of each.
 const PANELS: usize = 4;
 
-/// Bytes of shared memory of a cube with so many panels.
+/// Bytes of shared memory of a cube with `wide` panels.
 const fn shared_bytes(epilogue: Epilogue, wide: usize) -> usize {
     let both = match epilogue {
         Epilogue::SwiGlu => 2,
@@ -39,10 +41,11 @@ const fn shared_bytes(epilogue: Epilogue, wide: usize) -> usize {
     2 * (ROWS + both * wide * PANEL) * PITCH + both * 4 * ROWS * SUM_PITCH + 4 * ALIGNMENT
 }
 
-/// Bytes without which there is no kernel.
+/// The least shared memory that the kernels need, in bytes.
 pub(super) const LEAST_SHARED: usize = shared_bytes(Epilogue::SwiGlu, 1);
 
-/// Panels of a cube, of `panels`: as many as leave cubes enough, for the rows are read again for each, and as memory is shared.
+/// Panels of a cube, of `panels`: as many as shared memory allows while cubes still fill the GPU, since every cube reads the rows
+/// again.
 pub(super) fn wide(panels: usize, tiles: usize, epilogue: Epilogue, like: &CubeTensor) -> usize {
     let most = if epilogue == Epilogue::SwiGlu {
         PANELS / 2
@@ -50,14 +53,14 @@ pub(super) fn wide(panels: usize, tiles: usize, epilogue: Epilogue, like: &CubeT
         PANELS
     };
     let shared = like.client.properties().hardware.max_shared_memory_size;
-    let wanted = wanted_cubes(like);
+    let wanted = cubes_to_fill(like);
     let fits = |&wide: &usize| {
         tiles * panels.div_ceil(wide) >= wanted && shared_bytes(epilogue, wide) <= shared
     };
     [most, most / 2].into_iter().find(fits).unwrap_or(1)
 }
 
-/// Copies a chunk of the rows' inputs to shared memory, zeros for what is beyond the last. Places are in vectors.
+/// Copies a chunk of the rows' inputs to shared memory, with zeros beyond the last. Offsets are in vectors.
 #[cube]
 fn stage_rows<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -82,7 +85,7 @@ fn stage_rows<F: Float, N: Size>(
     }
 }
 
-/// Widens a chunk of a panel to its place in shared memory, zeros for what is beyond the last input.
+/// Widens a chunk of a panel into shared memory, with zeros beyond the last input.
 #[cube]
 fn stage_codes<F: Float>(
     codes: &[i32],
@@ -111,7 +114,7 @@ fn stage_codes<F: Float>(
     }
 }
 
-/// Adds a chunk's products to a plane's sums, of the same rows and of as many outputs of each panel.
+/// Adds a chunk's products to a plane's accumulators: the same rows, and 16 outputs of each panel.
 #[cube]
 fn accumulate<F: Float, N: Size>(
     inputs: &Shared<[Vector<F, N>]>,
@@ -126,17 +129,18 @@ fn accumulate<F: Float, N: Size>(
     #[unroll]
     for k in 0..comptime!(CHUNK / SIDE) {
         let a = across * comptime!(SIDE * PITCH / VECTOR) + comptime!(k * SIDE / VECTOR);
-        let a = operand::<F, Vector<F, N>>(MatrixIdent::A, row, inputs, a, pitch);
+        let a = load_fragment::<F, Vector<F, N>>(MatrixIdent::A, row, inputs, a, pitch);
         #[unroll]
         for i in 0..panels {
             let b = along * comptime!(SIDE * PITCH) + comptime!(i * PANEL * PITCH + k * SIDE);
-            let b = operand::<F, F>(MatrixIdent::B, column, weights, b, pitch);
+            let b = load_fragment::<F, F>(MatrixIdent::B, column, weights, b, pitch);
             let sum = sums.index(i);
             cmma::execute(&a, &b, sum, sum);
         }
     }
 }
 
+/// Writes an accumulator to shared memory.
 #[cube]
 fn store(sum: &Matrix<f32>, sums: &mut Shared<[f32]>, across: usize, along: usize) {
     let at = across * comptime!(SIDE * SUM_PITCH) + along * SIDE;
@@ -148,7 +152,7 @@ fn store(sum: &Matrix<f32>, sums: &mut Shared<[f32]>, across: usize, along: usiz
     );
 }
 
-/// A cube has `wide` panels, and where it is gated as many of the other matrix.
+/// A cube has `wide` panels, and with `SwiGlu` as many of the second matrix.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn multiply<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -168,18 +172,19 @@ pub(super) fn multiply<F: Float, N: Size>(
 ) {
     let gated = comptime!(epilogue == Epilogue::SwiGlu);
     let staged = comptime!(if gated { 2 * wide } else { wide });
-    let mut inputs = aligned::<Vector<F, N>>(comptime!(ROWS * PITCH / VECTOR));
-    let mut weights = aligned::<F>(comptime!(staged * PANEL * PITCH));
-    let mut shared = aligned::<f32>(comptime!(ROWS * SUM_PITCH));
-    let mut up_shared = aligned::<f32>(comptime!(if gated { ROWS * SUM_PITCH } else { VECTOR }));
+    let mut inputs = shared_aligned::<Vector<F, N>>(comptime!(ROWS * PITCH / VECTOR));
+    let mut weights = shared_aligned::<F>(comptime!(staged * PANEL * PITCH));
+    let mut shared = shared_aligned::<f32>(comptime!(ROWS * SUM_PITCH));
+    let mut up_shared =
+        shared_aligned::<f32>(comptime!(if gated { ROWS * SUM_PITCH } else { VECTOR }));
     let mut sums = Sequence::<Matrix<f32>>::new();
     #[unroll]
     for _ in 0..staged {
-        sums.push(no_sum());
+        sums.push(zero_accumulator());
     }
     let panels = outputs.div_ceil(PANEL);
     let blocks = panels.div_ceil(wide);
-    // a last block may reach beyond the last panel, and has that again
+    // the last cube may reach beyond the last panel, which it then computes again
     let panel = min(CUBE_POS / tiles, blocks - 1) * wide;
     let first = CUBE_POS % tiles * ROWS;
     let plane = UNIT_POS as usize / PLANE;

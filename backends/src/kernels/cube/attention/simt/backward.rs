@@ -1,20 +1,20 @@
-//! Gradients of blocks of queries, and of blocks of keys and their values.
+//! The backward pass: dQ of blocks of queries; dK and dV of blocks of keys.
 
 use super::super::blocks::{
-    Block, Part, Rows, Scoring, block_of, from_row, keys_of, next_rows, own_rows, queries_of,
-    scored, sees,
+    Block, Part, Rows, Scoring, block_of, block_rows, from_row, is_visible, scored, tile_rows,
+    visible_keys, visible_queries,
 };
 use super::tile::{
-    OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, spread, store,
+    OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, store, write_tile,
 };
 use crate::kernels::families::{BLOCK, BLOCK_FIELDS, SPAN_FIELDS};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// Products of queries and keys become probabilities, and products of values and gradients become the gradients of those products;
-/// both are zeros where a query does not see a key. `numbers` has the logsumexp of every query, and its Σ.
+/// Turns products of queries and keys (`scores`) into probabilities P, and products of values and output gradients (`upstream`) into
+/// the gradients dS of the former, in place; both are 0 where a key is masked. `numbers` has every query's logsumexp and Δ.
 #[cube]
-fn differentiate(
+fn score_gradients(
     scores: &mut Array<f32>,
     upstream: &mut Array<f32>,
     numbers: &[f32],
@@ -36,10 +36,10 @@ fn differentiate(
             let c = unit % SIDE + comptime!(j * SIDE);
             let own = block.position + r as i32;
             let other = part.row + part.shift + c as i32;
-            let mut seen = sees(other, own, scoring.window);
+            let mut seen = is_visible(other, own, scoring.window);
             let mut row = part.row as usize + c;
             if block_of_queries {
-                seen = sees(own, other, scoring.window);
+                seen = is_visible(own, other, scoring.window);
                 row = block.from + r;
             }
             let mut p = 0.0f32;
@@ -56,8 +56,9 @@ fn differentiate(
     }
 }
 
+/// dQ of a block of queries of one head.
 #[cube(launch, address_type = "dynamic")]
-pub(crate) fn differentiate_queries<F: Float>(
+pub(crate) fn query_backward<F: Float>(
     q: &[F],
     k: &[F],
     v: &[F],
@@ -87,19 +88,19 @@ pub(crate) fn differentiate_queries<F: Float>(
     let block = block_of(table, min(CUBE_POS / heads, blocks - 1) * BLOCK_FIELDS);
     let head = CUBE_POS % heads;
     let writes = CUBE_POS < blocks * heads;
-    let own = own_rows(&block, heads, head, dim);
+    let own = block_rows(&block, heads, head, dim);
     let mut entry = block.entry;
     while entry < block.last {
-        let keys = keys_of(table, spans + entry * SPAN_FIELDS, &block, window);
+        let keys = visible_keys(table, spans + entry * SPAN_FIELDS, &block, window);
         let mut row = keys.row;
         while row < keys.end {
             let part = from_row(&keys, row);
-            let other = next_rows(&part, heads / group, head / group, dim, TILE);
+            let other = tile_rows(&part, heads / group, head / group, dim, TILE);
             clear(&mut scores, comptime!(OWN * OTHER));
             clear(&mut upstream, comptime!(OWN * OTHER));
             product::<F>(q, &own, k, &other, &mut stage, &mut scores, dim);
             product::<F>(gradient, &own, v, &other, &mut stage, &mut upstream, dim);
-            differentiate(
+            score_gradients(
                 &mut scores,
                 &mut upstream,
                 numbers,
@@ -112,7 +113,7 @@ pub(crate) fn differentiate_queries<F: Float>(
                 capped,
                 true,
             );
-            spread(&mut upstream, &mut tile);
+            write_tile(&mut upstream, &mut tile);
             accumulate::<F>(&mut tile, k, &other, &mut stage, &mut sums, dim);
             row += TILE as i32;
         }
@@ -121,7 +122,7 @@ pub(crate) fn differentiate_queries<F: Float>(
     store::<F>(&mut sums, d_q, &own, writes, dim);
 }
 
-/// What one query head adds to the gradients of a block of keys and their values.
+/// Adds one query head's contribution to dK and dV of a block of keys.
 #[cube]
 fn add_head<F: Float>(
     q: &[F],
@@ -147,12 +148,12 @@ fn add_head<F: Float>(
     let mut row = queries.row;
     while row < queries.end {
         let part = from_row(queries, row);
-        let other = next_rows(&part, heads, head, dim, TILE);
+        let other = tile_rows(&part, heads, head, dim, TILE);
         clear(&mut scores, comptime!(OWN * OTHER));
         clear(&mut upstream, comptime!(OWN * OTHER));
         product::<F>(k, own, q, &other, stage, &mut scores, dim);
         product::<F>(v, own, gradient, &other, stage, &mut upstream, dim);
-        differentiate(
+        score_gradients(
             &mut scores,
             &mut upstream,
             numbers,
@@ -165,16 +166,17 @@ fn add_head<F: Float>(
             capped,
             false,
         );
-        spread(&mut scores, tile);
+        write_tile(&mut scores, tile);
         accumulate::<F>(tile, gradient, &other, stage, value_sums, dim);
-        spread(&mut upstream, tile);
+        write_tile(&mut upstream, tile);
         accumulate::<F>(tile, q, &other, stage, key_sums, dim);
         row += TILE as i32;
     }
 }
 
+/// dK and dV of a block of keys of one key head.
 #[cube(launch, address_type = "dynamic")]
-pub(crate) fn differentiate_keys<F: Float>(
+pub(crate) fn key_value_backward<F: Float>(
     q: &[F],
     k: &[F],
     v: &[F],
@@ -208,10 +210,10 @@ pub(crate) fn differentiate_keys<F: Float>(
     let block = block_of(table, at);
     let kv_head = CUBE_POS % kv;
     let writes = CUBE_POS < blocks * kv;
-    let own = own_rows(&block, kv, kv_head, dim);
+    let own = block_rows(&block, kv, kv_head, dim);
     let mut entry = block.entry;
     while entry < block.last {
-        let queries = queries_of(table, spans + entry * SPAN_FIELDS, &block, window);
+        let queries = visible_queries(table, spans + entry * SPAN_FIELDS, &block, window);
         let mut head = kv_head * group;
         while head < kv_head * group + group {
             add_head::<F>(

@@ -1,17 +1,18 @@
-//! Mixed values of blocks of queries.
+//! The forward pass of blocks of queries.
 
 use super::super::super::launch::UNITS;
 use super::super::blocks::{
-    Block, HIDDEN, Part, Scoring, block_of, from_row, keys_of, next_rows, own_rows, scored, sees,
+    Block, MASKED, Part, Scoring, block_of, block_rows, from_row, is_visible, scored, tile_rows,
+    visible_keys,
 };
 use super::tile::{
-    LANES, OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, spread, store,
+    LANES, OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, store, write_tile,
 };
 use crate::kernels::families::{BLOCK, BLOCK_FIELDS, SPAN_FIELDS};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// Products of queries and keys become scores, those of keys that a query does not see become hidden ones.
+/// Turns products of queries and keys into scores, in place, and masks keys that a query does not see.
 #[cube]
 fn score(
     scores: &mut Array<f32>,
@@ -32,18 +33,18 @@ fn score(
             let mut z = score;
             let query = block.position + r as i32;
             let key = part.row + part.shift + c as i32;
-            if r >= block.count || c >= count || !sees(query, key, scoring.window) {
-                z = f32::new(HIDDEN);
+            if r >= block.count || c >= count || !is_visible(query, key, scoring.window) {
+                z = f32::new(MASKED);
             }
             scores[comptime!(i * OTHER + j)] = z;
         }
     }
 }
 
-/// Softmax of a block's rows goes on by a tile. A unit has a quarter of a row; `state` is the row's largest score, and what
-/// the unit's part weighs. `stage` has what the rows' sums so far are multiplied by.
+/// One step of the online softmax, over a tile of scores, which become weights. A unit has a quarter of a row; it is given the row's
+/// maximum and the sum of its own weights so far, and returns both. `stage` gets the factors that rescale the rows' accumulators.
 #[cube]
-fn soften(
+fn online_softmax(
     tile: &mut Shared<[f32]>,
     stage: &mut Shared<[f32]>,
     largest: f32,
@@ -67,7 +68,7 @@ fn soften(
     for c in 0..comptime!(TILE / LANES) {
         let score = tile[first + c * LANES];
         let mut weight = 0.0f32;
-        if score > f32::new(HIDDEN * 0.5) {
+        if score > f32::new(MASKED * 0.5) {
             weight = (score - now).exp();
         }
         tile[first + c * LANES] = weight;
@@ -80,9 +81,9 @@ fn soften(
     (now, sum)
 }
 
-/// A block's softmax is whole: mixed values become means, and every row's logsumexp is written.
+/// Ends the online softmax: divides the accumulators by the sums of weights, and writes every row's logsumexp.
 #[cube]
-fn conclude(
+fn finish_softmax(
     mixed: &mut Array<f32>,
     stage: &mut Shared<[f32]>,
     lse: &mut [f32],
@@ -121,8 +122,9 @@ fn conclude(
     }
 }
 
+/// The output and the logsumexps of a block of queries of one head.
 #[cube(launch, address_type = "dynamic")]
-pub(crate) fn attend<F: Float>(
+pub(crate) fn attention_forward<F: Float>(
     q: &[F],
     k: &[F],
     v: &[F],
@@ -150,22 +152,22 @@ pub(crate) fn attend<F: Float>(
     let block = block_of(table, min(CUBE_POS / heads, blocks - 1) * BLOCK_FIELDS);
     let head = CUBE_POS % heads;
     let writes = CUBE_POS < blocks * heads;
-    let own = own_rows(&block, heads, head, dim);
-    let mut largest = f32::new(HIDDEN);
+    let own = block_rows(&block, heads, head, dim);
+    let mut largest = f32::new(MASKED);
     let mut total = 0.0f32;
     let mut entry = block.entry;
     while entry < block.last {
-        let keys = keys_of(table, spans + entry * SPAN_FIELDS, &block, window);
+        let keys = visible_keys(table, spans + entry * SPAN_FIELDS, &block, window);
         let mut row = keys.row;
         while row < keys.end {
             let part = from_row(&keys, row);
-            let other = next_rows(&part, heads / group, head / group, dim, TILE);
+            let other = tile_rows(&part, heads / group, head / group, dim, TILE);
             clear(&mut scores, comptime!(OWN * OTHER));
             product::<F>(q, &own, k, &other, &mut stage, &mut scores, dim);
             score(&mut scores, &block, &part, other.count, &scoring, capped);
-            spread(&mut scores, &mut tile);
+            write_tile(&mut scores, &mut tile);
             sync_cube();
-            let (now, sum) = soften(&mut tile, &mut stage, largest, total);
+            let (now, sum) = online_softmax(&mut tile, &mut stage, largest, total);
             largest = now;
             total = sum;
             #[unroll]
@@ -182,7 +184,7 @@ pub(crate) fn attend<F: Float>(
         }
         entry += 1;
     }
-    conclude(
+    finish_softmax(
         &mut mixed, &mut stage, lse, largest, total, &block, heads, head, writes, each,
     );
     store::<F>(&mut mixed, out, &own, writes, dim);

@@ -1,6 +1,6 @@
-//! Tiles of scores: the products of a block's rows with some rows of the other side, by slices of both in shared memory, and of
-//! such a tile with rows of the other side. Each unit has 4 × 2 numbers of a tile. Shared memory is below 16 KiB, as much as
-//! WebGPU promises.
+//! Tiles of scores: products of a block's rows with rows of the other side (keys of queries, or queries of keys), by slices of both
+//! in shared memory, and products of such a tile with rows of the other side. Each unit has 4 × 2 elements of a tile. Shared
+//! memory stays below 16 KiB, which WebGPU guarantees.
 
 use super::super::super::launch::UNITS;
 use super::super::blocks::Rows;
@@ -8,7 +8,7 @@ use crate::kernels::families::BLOCK;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// Rows of the other side that are taken at a time.
+/// Rows of the other side in a tile.
 pub(super) const TILE: usize = 32;
 
 /// Units along each side of a tile.
@@ -18,22 +18,22 @@ pub(super) const SIDE: usize = 16;
 pub(super) const OWN: usize = BLOCK / SIDE;
 pub(super) const OTHER: usize = TILE / SIDE;
 
-/// Dimensions that are in shared memory at a time while a tile is made; a pitch that keeps rows side by side in different banks.
+/// Dimensions in shared memory at a time while a tile is computed; pitches avoid bank conflicts of adjacent rows.
 pub(super) const SLICE: usize = 16;
 pub(super) const SLICE_PITCH: usize = SLICE + 1;
 pub(super) const TILE_PITCH: usize = TILE + 4;
 
-/// Numbers of both sides' slices.
+/// Elements of the slices of both sides.
 pub(crate) const STAGE: usize = (BLOCK + TILE) * SLICE_PITCH;
 
-/// Units of a row while its softmax is made.
+/// Units of a row in the softmax.
 pub(super) const LANES: usize = UNITS / BLOCK;
 
-/// Adds to a unit's numbers of a tile the products of its rows of the block with its rows of the other side.
+/// Adds the products of a unit's rows of the block and its rows of the other side to its elements of a tile.
 #[cube]
 pub(super) fn product<F: Float>(
     own: &[F],
-    own_rows: &Rows,
+    block_rows: &Rows,
     other: &[F],
     other_rows: &Rows,
     stage: &mut Shared<[f32]>,
@@ -51,8 +51,8 @@ pub(super) fn product<F: Float>(
         for i in 0..comptime!(BLOCK * SLICE / UNITS) {
             let row = unit / SLICE + comptime!(i * UNITS / SLICE);
             let mut x = 0.0f32;
-            if row < own_rows.count && d < dim {
-                x = f32::cast_from(own[own_rows.at + row * own_rows.pitch + d]);
+            if row < block_rows.count && d < dim {
+                x = f32::cast_from(own[block_rows.at + row * block_rows.pitch + d]);
             }
             stage[row * SLICE_PITCH + column] = x;
         }
@@ -82,7 +82,7 @@ pub(super) fn product<F: Float>(
     }
 }
 
-/// Adds the product of a tile with rows of the other side to a unit's part of the block's rows.
+/// Adds the product of a tile and rows of the other side to a unit's accumulators of the block's rows.
 #[cube]
 pub(super) fn accumulate<F: Float>(
     tile: &mut Shared<[f32]>,
@@ -119,7 +119,7 @@ pub(super) fn accumulate<F: Float>(
             }
             #[unroll]
             for j in 0..each {
-                // units beyond the last dimension add up what nobody reads
+                // units beyond the last dimension accumulate a value that is never stored
                 let d = min(along + comptime!(j * SIDE), dim - 1);
                 let x = stage[row * dim + d];
                 #[unroll]
@@ -133,7 +133,7 @@ pub(super) fn accumulate<F: Float>(
     }
 }
 
-/// Writes a unit's part of the block's rows.
+/// Writes a unit's accumulators of the block's rows.
 #[cube]
 pub(super) fn store<F: Float>(
     sums: &mut Array<f32>,
@@ -166,9 +166,9 @@ pub(super) fn clear(numbers: &mut Array<f32>, #[comptime] count: usize) {
     }
 }
 
-/// Writes a unit's numbers to the tile.
+/// Writes a unit's elements to the tile in shared memory.
 #[cube]
-pub(super) fn spread(numbers: &mut Array<f32>, tile: &mut Shared<[f32]>) {
+pub(super) fn write_tile(numbers: &mut Array<f32>, tile: &mut Shared<[f32]>) {
     let unit = UNIT_POS as usize;
     #[unroll]
     for i in 0..OWN {

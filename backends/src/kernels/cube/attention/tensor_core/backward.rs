@@ -1,20 +1,20 @@
-//! Gradients of blocks of queries, and of blocks of keys and their values.
+//! The backward pass: dQ of blocks of queries; dK and dV of blocks of keys.
 
-use super::super::super::cmma::{VECTOR, aligned};
+use super::super::super::cmma::{VECTOR, shared_aligned};
 use super::super::blocks::{
-    Block, Part, Scoring, block_of, from_row, keys_of, next_rows, own_rows, queries_of, scored,
-    sees,
+    Block, Part, Scoring, block_of, block_rows, from_row, is_visible, scored, tile_rows,
+    visible_keys, visible_queries,
 };
-use super::tile::{LANES, Sizes, no_sums, products, stage, store, weigh};
+use super::tile::{LANES, Sizes, multiply_accumulate, products, stage, store, zero_sums};
 use crate::kernels::families::{BLOCK, BLOCK_FIELDS, SPAN_FIELDS};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// From products of queries and keys, and those of values and gradients, the probabilities and the gradients of the former
-/// products; both are zeros where a query does not see a key. `numbers` has the logsumexp of every query, and its Σ. A block of
-/// queries has no use for probabilities.
+/// From products of queries and keys (`scores`) and of values and output gradients (`upstream`), the probabilities P and the
+/// gradients dS of the former; both are 0 where a key is masked. `numbers` has every query's logsumexp and Δ. A block of queries
+/// needs no P.
 #[cube]
-fn differentiate<F: Float>(
+fn score_gradients<F: Float>(
     scores: &Shared<[f32]>,
     upstream: &Shared<[f32]>,
     probabilities: &mut Shared<[F]>,
@@ -36,10 +36,10 @@ fn differentiate<F: Float>(
         let c = lane + i * LANES;
         let own = block.position + r as i32;
         let other = part.row + part.shift + c as i32;
-        let mut seen = sees(other, own, scoring.window);
+        let mut seen = is_visible(other, own, scoring.window);
         let mut row = part.row as usize + c;
         if block_of_queries {
-            seen = sees(own, other, scoring.window);
+            seen = is_visible(own, other, scoring.window);
             row = block.from + r;
         }
         let mut p = 0.0f32;
@@ -59,8 +59,9 @@ fn differentiate<F: Float>(
     }
 }
 
+/// dQ of a block of queries of one head.
 #[cube(launch, address_type = "dynamic")]
-pub(crate) fn differentiate_queries<F: Float, N: Size>(
+pub(crate) fn query_backward<F: Float, N: Size>(
     q: &[Vector<F, N>],
     k: &[Vector<F, N>],
     v: &[Vector<F, N>],
@@ -79,30 +80,30 @@ pub(crate) fn differentiate_queries<F: Float, N: Size>(
     #[comptime] sizes: Sizes,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut own_queries = aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
-    let mut own_gradients = aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
-    let mut keys_staged = aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
-    let mut values_staged = aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
-    let mut scores = aligned::<f32>(comptime!(sizes.scores()));
-    let mut upstream = aligned::<f32>(comptime!(sizes.scores()));
-    let mut slopes = aligned::<F>(comptime!(sizes.weights()));
+    let mut own_queries = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
+    let mut own_gradients = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
+    let mut keys_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
+    let mut values_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
+    let mut scores = shared_aligned::<f32>(comptime!(sizes.scores()));
+    let mut upstream = shared_aligned::<f32>(comptime!(sizes.scores()));
+    let mut slopes = shared_aligned::<F>(comptime!(sizes.weights()));
     let mut nothing = Shared::<[F]>::new_slice(1usize);
     let no_factors = Shared::<[f32]>::new_slice(1usize);
-    let mut sums = no_sums(sizes);
+    let mut sums = zero_sums(sizes);
     let scoring = Scoring { window, scale, cap };
     let block = block_of(table, min(CUBE_POS / heads, blocks - 1) * BLOCK_FIELDS);
     let head = CUBE_POS % heads;
     let wide = comptime!(sizes.dim / VECTOR);
-    let own = own_rows(&block, heads, head, wide);
+    let own = block_rows(&block, heads, head, wide);
     stage(q, &own, &mut own_queries, BLOCK, sizes);
     stage(gradient, &own, &mut own_gradients, BLOCK, sizes);
     let mut entry = block.entry;
     while entry < block.last {
-        let keys = keys_of(table, spans + entry * SPAN_FIELDS, &block, window);
+        let keys = visible_keys(table, spans + entry * SPAN_FIELDS, &block, window);
         let mut row = keys.row;
         while row < keys.end {
             let part = from_row(&keys, row);
-            let other = next_rows(
+            let other = tile_rows(
                 &part,
                 heads / group,
                 head / group,
@@ -121,7 +122,7 @@ pub(crate) fn differentiate_queries<F: Float, N: Size>(
             products(&own_queries, &keys_staged, &mut scores, sizes);
             products(&own_gradients, &values_staged, &mut upstream, sizes);
             sync_cube();
-            differentiate(
+            score_gradients(
                 &scores,
                 &upstream,
                 &mut nothing,
@@ -138,13 +139,13 @@ pub(crate) fn differentiate_queries<F: Float, N: Size>(
                 sizes,
             );
             sync_cube();
-            weigh(&slopes, &keys_staged, &mut sums, sizes);
+            multiply_accumulate(&slopes, &keys_staged, &mut sums, sizes);
             sync_cube();
             row += comptime!(sizes.tile() as i32);
         }
         entry += 1;
     }
-    let rows = own_rows(&block, heads, head, comptime!(sizes.dim));
+    let rows = block_rows(&block, heads, head, comptime!(sizes.dim));
     let writes = CUBE_POS < blocks * heads;
     store(
         &sums,
@@ -158,8 +159,9 @@ pub(crate) fn differentiate_queries<F: Float, N: Size>(
     );
 }
 
+/// dK and dV of a block of keys of one key head.
 #[cube(launch, address_type = "dynamic")]
-pub(crate) fn differentiate_keys<F: Float, N: Size>(
+pub(crate) fn key_value_backward<F: Float, N: Size>(
     q: &[Vector<F, N>],
     k: &[Vector<F, N>],
     v: &[Vector<F, N>],
@@ -180,17 +182,18 @@ pub(crate) fn differentiate_keys<F: Float, N: Size>(
     #[comptime] sizes: Sizes,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut own_keys = aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
-    let mut own_values = aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
-    let mut queries_staged = aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
-    let mut gradients_staged = aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
-    let mut scores = aligned::<f32>(comptime!(sizes.scores()));
-    let mut upstream = aligned::<f32>(comptime!(sizes.scores()));
-    let mut probabilities = aligned::<F>(comptime!(sizes.weights()));
-    let mut slopes = aligned::<F>(comptime!(sizes.weights()));
+    let mut own_keys = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
+    let mut own_values = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
+    let mut queries_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
+    let mut gradients_staged =
+        shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
+    let mut scores = shared_aligned::<f32>(comptime!(sizes.scores()));
+    let mut upstream = shared_aligned::<f32>(comptime!(sizes.scores()));
+    let mut probabilities = shared_aligned::<F>(comptime!(sizes.weights()));
+    let mut slopes = shared_aligned::<F>(comptime!(sizes.weights()));
     let no_factors = Shared::<[f32]>::new_slice(1usize);
-    let mut key_sums = no_sums(sizes);
-    let mut value_sums = no_sums(sizes);
+    let mut key_sums = zero_sums(sizes);
+    let mut value_sums = zero_sums(sizes);
     let scoring = Scoring { window, scale, cap };
     let kv_heads = heads / group;
     let block = block_of(
@@ -199,18 +202,18 @@ pub(crate) fn differentiate_keys<F: Float, N: Size>(
     );
     let kv_head = CUBE_POS % kv_heads;
     let wide = comptime!(sizes.dim / VECTOR);
-    let own = own_rows(&block, kv_heads, kv_head, wide);
+    let own = block_rows(&block, kv_heads, kv_head, wide);
     stage(k, &own, &mut own_keys, BLOCK, sizes);
     stage(v, &own, &mut own_values, BLOCK, sizes);
     let mut entry = block.entry;
     while entry < block.last {
-        let queries = queries_of(table, spans + entry * SPAN_FIELDS, &block, window);
+        let queries = visible_queries(table, spans + entry * SPAN_FIELDS, &block, window);
         let mut head = kv_head * group;
         while head < (kv_head + 1) * group {
             let mut row = queries.row;
             while row < queries.end {
                 let part = from_row(&queries, row);
-                let other = next_rows(&part, heads, head, wide, comptime!(sizes.tile()));
+                let other = tile_rows(&part, heads, head, wide, comptime!(sizes.tile()));
                 stage(
                     q,
                     &other,
@@ -229,7 +232,7 @@ pub(crate) fn differentiate_keys<F: Float, N: Size>(
                 products(&own_keys, &queries_staged, &mut scores, sizes);
                 products(&own_values, &gradients_staged, &mut upstream, sizes);
                 sync_cube();
-                differentiate(
+                score_gradients(
                     &scores,
                     &upstream,
                     &mut probabilities,
@@ -246,8 +249,8 @@ pub(crate) fn differentiate_keys<F: Float, N: Size>(
                     sizes,
                 );
                 sync_cube();
-                weigh(&probabilities, &gradients_staged, &mut value_sums, sizes);
-                weigh(&slopes, &queries_staged, &mut key_sums, sizes);
+                multiply_accumulate(&probabilities, &gradients_staged, &mut value_sums, sizes);
+                multiply_accumulate(&slopes, &queries_staged, &mut key_sums, sizes);
                 sync_cube();
                 row += comptime!(sizes.tile() as i32);
             }
@@ -255,7 +258,7 @@ pub(crate) fn differentiate_keys<F: Float, N: Size>(
         }
         entry += 1;
     }
-    let rows = own_rows(&block, kv_heads, kv_head, comptime!(sizes.dim));
+    let rows = block_rows(&block, kv_heads, kv_head, comptime!(sizes.dim));
     let writes = CUBE_POS < blocks * kv_heads;
     store(
         &key_sums,

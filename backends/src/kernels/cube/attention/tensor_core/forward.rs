@@ -1,20 +1,24 @@
-//! Mixed values of blocks of queries.
+//! The forward pass of blocks of queries.
 
-use super::super::super::cmma::{VECTOR, aligned};
+use super::super::super::cmma::{VECTOR, shared_aligned};
 use super::super::blocks::{
-    Block, HIDDEN, Part, Scoring, block_of, from_row, keys_of, next_rows, own_rows, scored, sees,
+    Block, MASKED, Part, Scoring, block_of, block_rows, from_row, is_visible, scored, tile_rows,
+    visible_keys,
 };
-use super::tile::{LANES, Sizes, fill, no_sums, products, spill, stage, store, weigh};
+use super::tile::{
+    LANES, Sizes, load_sums, multiply_accumulate, products, stage, store, store_sums, zero_sums,
+};
 use crate::kernels::families::{BLOCK, BLOCK_FIELDS, SPAN_FIELDS};
 use burn_cubecl::cubecl;
 use cubecl::cmma::Matrix;
 use cubecl::prelude::*;
 
-/// How far a row's largest score may be above the one that its weights are relative to: beyond it the sums so far are multiplied.
-/// Weights of e⁸ fit into every half precision, and scores rarely grow by as much after the first tiles.
+/// How far a row's maximum may exceed the reference score of its weights before accumulators are rescaled (lazy rescaling, as in
+/// `FlashAttention` 4). Weights of e⁸ fit in every half precision, and scores rarely grow by as much after the first tiles.
 const SLACK: f32 = 8.0;
 
-/// Products of a tile become scores, hidden ones where a query does not see a key; the largest of a unit's part of its row.
+/// Turns the products of a tile into scores, in place, and masks keys that a query does not see. Returns the maximum of a unit's part
+/// of its row.
 #[cube]
 fn score(
     scores: &mut Shared<[f32]>,
@@ -28,15 +32,15 @@ fn score(
     let unit = UNIT_POS as usize;
     let (row, lane) = (unit / LANES, unit % LANES);
     let first = row * comptime!(sizes.score_pitch()) + lane;
-    let mut top = f32::new(HIDDEN);
+    let mut top = f32::new(MASKED);
     for i in 0..comptime!(sizes.tile() / LANES) {
         let column = lane + i * LANES;
         let (score, _) = scored(scores[first + i * LANES], scoring, capped);
         let mut z = score;
         let query = block.position + row as i32;
         let key = part.row + part.shift + column as i32;
-        if row >= block.count || column >= count || !sees(query, key, scoring.window) {
-            z = f32::new(HIDDEN);
+        if row >= block.count || column >= count || !is_visible(query, key, scoring.window) {
+            z = f32::new(MASKED);
         }
         scores[first + i * LANES] = z;
         top = max(top, z);
@@ -44,10 +48,10 @@ fn score(
     top
 }
 
-/// Scores become weights. A unit has the score that weights of its row are relative to, and what its part of the row weighs so
-/// far; it gets both as they are then. `factors` has what each row's sums so far are to be multiplied by, `moved` whether any is not one.
+/// One step of the online softmax: turns scores into weights. A unit is given the reference score of its row (`before`) and the sum of
+/// its own weights so far, and returns both. `factors` gets each row's factor for the accumulators, and `moved` whether any is not 1.
 #[cube]
-fn soften<F: Float>(
+fn online_softmax<F: Float>(
     scores: &Shared<[f32]>,
     weights: &mut Shared<[F]>,
     tops: &Shared<[f32]>,
@@ -68,8 +72,8 @@ fn soften<F: Float>(
     if top > reference + SLACK {
         factor = (reference - top).exp();
         reference = top;
-        // a row that has seen no key has sums of zeros
-        if before > f32::new(HIDDEN * 0.5) {
+        // accumulators of a row that has seen no key are 0
+        if before > f32::new(MASKED * 0.5) {
             moved[0] = 1u32;
         }
     }
@@ -81,7 +85,7 @@ fn soften<F: Float>(
         let column = lane + i * LANES;
         let z = scores[row * comptime!(sizes.score_pitch()) + column];
         let mut weight = 0.0f32;
-        if z > f32::new(HIDDEN * 0.5) {
+        if z > f32::new(MASKED * 0.5) {
             weight = (z - reference).exp();
         }
         weights[row * comptime!(sizes.weight_pitch()) + column] = F::cast_from(weight);
@@ -90,7 +94,7 @@ fn soften<F: Float>(
     (reference, total)
 }
 
-/// Multiplies the sums of each row by its factor, by way of `scores`, which nobody reads any more.
+/// Multiplies the accumulators of each row by its factor, through `scores`, whose contents are no longer needed.
 #[cube]
 fn rescale(
     sums: &mut Sequence<Matrix<f32>>,
@@ -102,20 +106,20 @@ fn rescale(
     let (row, lane) = (unit / LANES, unit % LANES);
     #[unroll]
     for part in 0..comptime!(sizes.parts()) {
-        spill(&*sums, scores, part, sizes);
+        store_sums(&*sums, scores, part, sizes);
         sync_cube();
         for i in 0..comptime!(sizes.tile() / LANES) {
             scores[row * comptime!(sizes.score_pitch()) + lane + i * LANES] *= factors[row];
         }
         sync_cube();
-        fill(sums, &*scores, part, sizes);
+        load_sums(sums, &*scores, part, sizes);
         sync_cube();
     }
 }
 
-/// A block's softmax is whole: every row's logsumexp is written, and `factors` has what makes its sum a mean.
+/// Ends the online softmax: writes every row's logsumexp, and sets `factors` to the reciprocals of the sums of weights.
 #[cube]
-fn conclude(
+fn finish_softmax(
     tops: &mut Shared<[f32]>,
     factors: &mut Shared<[f32]>,
     lse: &mut [f32],
@@ -142,8 +146,9 @@ fn conclude(
     }
 }
 
+/// The output and the logsumexps of a block of queries of one head.
 #[cube(launch, address_type = "dynamic")]
-pub(crate) fn attend<F: Float, N: Size>(
+pub(crate) fn attention_forward<F: Float, N: Size>(
     q: &[Vector<F, N>],
     k: &[Vector<F, N>],
     v: &[Vector<F, N>],
@@ -161,30 +166,30 @@ pub(crate) fn attend<F: Float, N: Size>(
     #[comptime] sizes: Sizes,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut own = aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
-    let mut keys_staged = aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
-    let mut values_staged = aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
-    let mut scores = aligned::<f32>(comptime!(sizes.scores()));
-    let mut weights = aligned::<F>(comptime!(sizes.weights()));
+    let mut own = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
+    let mut keys_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
+    let mut values_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
+    let mut scores = shared_aligned::<f32>(comptime!(sizes.scores()));
+    let mut weights = shared_aligned::<F>(comptime!(sizes.weights()));
     let mut tops = Shared::<[f32]>::new_slice(comptime!(BLOCK * LANES));
     let mut factors = Shared::<[f32]>::new_slice(BLOCK);
     let mut moved = Shared::<[u32]>::new_slice(1usize);
-    let mut sums = no_sums(sizes);
+    let mut sums = zero_sums(sizes);
     let scoring = Scoring { window, scale, cap };
     let block = block_of(table, min(CUBE_POS / heads, blocks - 1) * BLOCK_FIELDS);
     let head = CUBE_POS % heads;
     let wide = comptime!(sizes.dim / VECTOR);
-    let queries = own_rows(&block, heads, head, wide);
+    let queries = block_rows(&block, heads, head, wide);
     stage(q, &queries, &mut own, BLOCK, sizes);
-    let mut reference = f32::new(HIDDEN);
+    let mut reference = f32::new(MASKED);
     let mut total = 0.0f32;
     let mut entry = block.entry;
     while entry < block.last {
-        let keys = keys_of(table, spans + entry * SPAN_FIELDS, &block, window);
+        let keys = visible_keys(table, spans + entry * SPAN_FIELDS, &block, window);
         let mut row = keys.row;
         while row < keys.end {
             let part = from_row(&keys, row);
-            let other = next_rows(
+            let other = tile_rows(
                 &part,
                 heads / group,
                 head / group,
@@ -215,7 +220,7 @@ pub(crate) fn attend<F: Float, N: Size>(
                 sizes,
             );
             sync_cube();
-            let (now, sum) = soften(
+            let (now, sum) = online_softmax(
                 &scores,
                 &mut weights,
                 &tops,
@@ -231,14 +236,14 @@ pub(crate) fn attend<F: Float, N: Size>(
             if moved[0] == 1u32 {
                 rescale(&mut sums, &mut scores, &factors, sizes);
             }
-            weigh(&weights, &values_staged, &mut sums, sizes);
+            multiply_accumulate(&weights, &values_staged, &mut sums, sizes);
             sync_cube();
             row += comptime!(sizes.tile() as i32);
         }
         entry += 1;
     }
     let writes = CUBE_POS < blocks * heads;
-    conclude(
+    finish_softmax(
         &mut tops,
         &mut factors,
         lse,
@@ -249,7 +254,7 @@ pub(crate) fn attend<F: Float, N: Size>(
         head,
         writes,
     );
-    let rows = own_rows(&block, heads, head, comptime!(sizes.dim));
+    let rows = block_rows(&block, heads, head, comptime!(sizes.dim));
     store(
         &sums,
         &mut scores,

@@ -1,6 +1,8 @@
-//! Rows of both sides in shared memory, their products, and the sums that planes keep in their registers from tile to tile.
+//! Rows of both sides in shared memory, their products, and the accumulators that planes keep in registers from tile to tile.
 
-use super::super::super::cmma::{ALIGNMENT, PLANE, PLANES, SIDE, VECTOR, no_sum, operand};
+use super::super::super::cmma::{
+    ALIGNMENT, PLANE, PLANES, SIDE, VECTOR, load_fragment, zero_accumulator,
+};
 use super::super::super::launch::UNITS;
 use super::super::blocks::Rows;
 use crate::kernels::families::BLOCK;
@@ -8,22 +10,22 @@ use burn_cubecl::cubecl;
 use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
 use cubecl::prelude::*;
 
-/// Units of a row while its scores are worked on.
+/// Units of a row in the softmax.
 pub(super) const LANES: usize = UNITS / BLOCK;
 
-/// Dimensions of a head, a multiple of 16.
+/// Sizes that follow from the dimension of a head, a multiple of 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Sizes {
     pub dim: usize,
 }
 
 impl Sizes {
-    /// Rows of the other side that are taken at a time: fewer where heads are large, for shared memory.
+    /// Rows of the other side in a tile: fewer for large heads, because of shared memory.
     pub(super) const fn tile(self) -> usize {
         if self.dim <= 64 { 64 } else { 32 }
     }
 
-    /// Numbers from row to row of what is staged, of scores, and of weights: rows side by side are in different banks.
+    /// Strides of staged rows, of scores, and of weights, without bank conflicts of adjacent rows.
     pub(super) const fn pitch(self) -> usize {
         self.dim + VECTOR
     }
@@ -49,7 +51,7 @@ impl Sizes {
         BLOCK * self.weight_pitch()
     }
 
-    /// Matrices of sums along the dimensions, and of a plane.
+    /// Accumulators along the dimensions, and accumulators of a plane.
     const fn along(self) -> usize {
         self.dim / SIDE
     }
@@ -58,19 +60,19 @@ impl Sizes {
         (BLOCK / SIDE * self.along()).div_ceil(PLANES)
     }
 
-    /// Parts of the sums that fit where scores are.
+    /// Parts into which the accumulators are divided so that each fits in the buffer of scores.
     pub(super) const fn parts(self) -> usize {
         self.dim.div_ceil(self.tile())
     }
 
-    /// Bytes of shared memory of the kernel that needs most, the one for gradients of keys and values.
+    /// Bytes of shared memory of the kernel that needs most, `key_value_backward`.
     pub(crate) const fn shared_bytes(self) -> usize {
         let staged = 2 * (self.staged(BLOCK) + self.staged(self.tile())) * VECTOR * 2;
         staged + 2 * (self.scores() * 4 + self.weights() * 2) + 8 * ALIGNMENT
     }
 }
 
-/// Copies rows to shared memory, zeros for those beyond the last. Places and pitches of `rows` are in vectors.
+/// Copies rows to shared memory, with zeros for those beyond the last. Offset and stride of `rows` are in vectors.
 #[cube]
 pub(super) fn stage<F: Float, N: Size>(
     from: &[Vector<F, N>],
@@ -93,7 +95,7 @@ pub(super) fn stage<F: Float, N: Size>(
     }
 }
 
-/// Products of the rows of a block with those of the other side.
+/// Products of the rows of a block and those of the other side, to `scores`.
 #[cube]
 pub(super) fn products<F: Float, N: Size>(
     own: &Shared<[Vector<F, N>]>,
@@ -109,16 +111,26 @@ pub(super) fn products<F: Float, N: Size>(
     #[unroll]
     for i in 0..each {
         let matrix = plane * each + i;
-        let sum = no_sum();
+        let sum = zero_accumulator();
         #[unroll]
         for k in 0..comptime!(sizes.along()) {
             let column = comptime!(k * SIDE / VECTOR);
             let a = matrix / across * rows + column;
             let b = matrix % across * rows + column;
-            let a =
-                operand::<F, Vector<F, N>>(MatrixIdent::A, MatrixLayout::RowMajor, own, a, pitch);
-            let b =
-                operand::<F, Vector<F, N>>(MatrixIdent::B, MatrixLayout::ColMajor, other, b, pitch);
+            let a = load_fragment::<F, Vector<F, N>>(
+                MatrixIdent::A,
+                MatrixLayout::RowMajor,
+                own,
+                a,
+                pitch,
+            );
+            let b = load_fragment::<F, Vector<F, N>>(
+                MatrixIdent::B,
+                MatrixLayout::ColMajor,
+                other,
+                b,
+                pitch,
+            );
             cmma::execute(&a, &b, &sum, &sum);
         }
         let score_pitch = comptime!(sizes.score_pitch());
@@ -132,20 +144,20 @@ pub(super) fn products<F: Float, N: Size>(
     }
 }
 
-/// A plane's part of a block's sums, zeros.
+/// A plane's accumulators, zeros.
 #[cube]
-pub(super) fn no_sums(#[comptime] sizes: Sizes) -> Sequence<Matrix<f32>> {
+pub(super) fn zero_sums(#[comptime] sizes: Sizes) -> Sequence<Matrix<f32>> {
     let mut sums = Sequence::<Matrix<f32>>::new();
     #[unroll]
     for _ in 0..comptime!(sizes.sums()) {
-        sums.push(no_sum());
+        sums.push(zero_accumulator());
     }
     sums
 }
 
-/// Adds the weighted rows of the other side.
+/// Adds the product of weights and rows of the other side to the accumulators.
 #[cube]
-pub(super) fn weigh<F: Float, N: Size>(
+pub(super) fn multiply_accumulate<F: Float, N: Size>(
     weights: &Shared<[F]>,
     other: &Shared<[Vector<F, N>]>,
     sums: &mut Sequence<Matrix<f32>>,
@@ -164,14 +176,14 @@ pub(super) fn weigh<F: Float, N: Size>(
                 let a = matrix / along * comptime!(SIDE * weight_pitch) + comptime!(k * SIDE);
                 let b =
                     matrix % along * comptime!(SIDE / VECTOR) + comptime!(k * sizes.staged(SIDE));
-                let a = operand::<F, F>(
+                let a = load_fragment::<F, F>(
                     MatrixIdent::A,
                     MatrixLayout::RowMajor,
                     weights,
                     a,
                     weight_pitch as u32,
                 );
-                let b = operand::<F, Vector<F, N>>(
+                let b = load_fragment::<F, Vector<F, N>>(
                     MatrixIdent::B,
                     MatrixLayout::RowMajor,
                     other,
@@ -185,7 +197,7 @@ pub(super) fn weigh<F: Float, N: Size>(
     }
 }
 
-/// Where a matrix of sums is in a part of them, and whether it is in it.
+/// The offset of an accumulator in a part, and whether it is in that part.
 #[cube]
 fn place(matrix: usize, #[comptime] part: usize, #[comptime] sizes: Sizes) -> (usize, bool) {
     let along = comptime!(sizes.along());
@@ -196,9 +208,9 @@ fn place(matrix: usize, #[comptime] part: usize, #[comptime] sizes: Sizes) -> (u
     (at, there)
 }
 
-/// Writes a part of the sums to where scores were. Every unit has to wait before it reads them.
+/// Writes a part of the accumulators to the buffer of scores. Units must synchronise before they read it.
 #[cube]
-pub(super) fn spill(
+pub(super) fn store_sums(
     sums: &Sequence<Matrix<f32>>,
     scores: &mut Shared<[f32]>,
     #[comptime] part: usize,
@@ -222,9 +234,9 @@ pub(super) fn spill(
     }
 }
 
-/// Reads them back.
+/// The inverse of [`store_sums`].
 #[cube]
-pub(super) fn fill(
+pub(super) fn load_sums(
     sums: &mut Sequence<Matrix<f32>>,
     scores: &Shared<[f32]>,
     #[comptime] part: usize,
@@ -248,7 +260,7 @@ pub(super) fn fill(
     }
 }
 
-/// Writes the sums of a block's rows, by way of `scores`; each row's times its factor where there are any.
+/// Writes the accumulators of a block's rows to `out`, through `scores`, times each row's factor where `scaled`.
 #[cube]
 pub(super) fn store<F: Float>(
     sums: &Sequence<Matrix<f32>>,
@@ -264,7 +276,7 @@ pub(super) fn store<F: Float>(
     #[unroll]
     for part in 0..comptime!(sizes.parts()) {
         sync_cube();
-        spill(sums, scores, part, sizes);
+        store_sums(sums, scores, part, sizes);
         sync_cube();
         let mut i = UNIT_POS as usize;
         while i < comptime!(BLOCK * tile) {
