@@ -10,8 +10,8 @@ mod support;
 
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use firebrick::backends::kernels::{
-    self, AdamWStep, Blocks8, Choice, DecodeShape, Decoded, Gate, Kin, Map8, Operation, Panels,
-    Scaling, ScoreGradients, Segments, Truncation,
+    self, AdamWStep, DecodeShape, Decoded, Gate, Kin, Operation, PackedWeights, QuantizationMap,
+    QuantizedBlocks, RowsByToken, SampleOptions, Scaling, ScoreGradients, Truncation,
 };
 use serde_json::json;
 use std::time::Instant;
@@ -215,7 +215,7 @@ impl Bench {
         let (logits, bytes) = (self.numbers(shape), self.bytes(shape));
         let uniforms: Vec<f32> = (0..rows).map(|r| r as f32 / rows as f32).collect();
         self.time("draw, on the CPU", bytes, logits.clone(), |logits| {
-            kernels::draw_rows(&logits, 1.0, Some(&uniforms)).map(|_| logits)
+            kernels::sample_rows(&logits, 1.0, Some(&uniforms)).map(|_| logits)
         });
         let truncated = Truncation {
             top_k: Some(50),
@@ -226,13 +226,13 @@ impl Bench {
             ("draw", Truncation::default()),
             ("draw by top-k and top-p", truncated),
         ] {
-            let choice = Choice {
+            let choice = SampleOptions {
                 temperature: 1.0,
                 truncation,
                 uniforms: Some(&uniforms),
             };
             self.time(kernel, bytes, logits.clone(), |logits| {
-                kernels::choose_rows(&logits, choice).map(|_| logits)
+                kernels::sample_rows_on_device(&logits, choice).map(|_| logits)
             });
         }
     }
@@ -272,13 +272,13 @@ impl Bench {
             return;
         }
         let ids: Vec<i32> = (0..rows).map(|i| (i / 2) as i32).collect();
-        let segments = Segments::new(&ids, &self.device);
+        let segments = RowsByToken::new(&ids, &self.device);
         let sum = Tensor::<2>::zeros([rows, width], (&self.device, self.dtype.1));
         let added = self.numbers(shape);
         // every row is read, and the sum of each token read and written
         let bytes = 2.0 * self.bytes(shape);
         self.time("embedding's gradient", bytes, sum, |sum| {
-            kernels::add_rows(sum, &segments, &added).ok()
+            kernels::scatter_add_rows(sum, &segments, &added).ok()
         });
     }
 
@@ -286,12 +286,12 @@ impl Bench {
     fn quantised(&mut self) {
         let shape @ [outputs, inputs] = self.sizes.layer;
         let weights = self.numbers(shape);
-        let Some(codes) = Panels::quantise(&weights) else {
+        let Some(codes) = PackedWeights::quantize(&weights) else {
             return;
         };
         let all = codes.bytes() as f64;
         self.time("weights to 8 bits", self.bytes(shape) + all, (), |()| {
-            Panels::quantise(&weights).map(|_| ())
+            PackedWeights::quantize(&weights).map(|_| ())
         });
         for rows in [1, 16, 64, 256] {
             let x = self.numbers([rows, inputs]);
@@ -320,7 +320,7 @@ impl Bench {
         let bytes = self.bytes(shape);
         let (value, gradient) = (self.numbers(shape), self.numbers(shape));
         let moments = [self.numbers(shape), self.numbers(shape).abs()];
-        if kernels::updates(&value) {
+        if kernels::has_adamw(&value) {
             let state = (value.clone(), moments);
             self.time("update", 7.0 * bytes, state, |(value, moments)| {
                 let new = kernels::adamw(value, 0..rows, &gradient, Some(moments), None, &step);
@@ -330,17 +330,23 @@ impl Bench {
         let table: Vec<f32> = (0..256).map(|i| i as f32 / 127.5 - 1.0).collect();
         let data = TensorData::new(table, [256]);
         let table = Tensor::<1>::from_data(data, (&self.device, DType::F32));
-        let map = Map8 {
+        let map = QuantizationMap {
             midpoints: &table,
             smallest: 0.0,
         };
         self.time("8 bits", 1.25 * bytes, value.clone(), |value| {
-            kernels::quantise8(&value, &map).map(|_| value)
+            kernels::quantize_blockwise(&value, &map).map(|_| value)
         });
-        if let Some(blocks) = kernels::quantise8(&value, &map) {
-            self.time("8 bits back", 1.25 * bytes, blocks, |blocks: Blocks8| {
-                kernels::dequantise8(&blocks, &table, shape, DType::F32).map(|_| blocks)
-            });
+        if let Some(blocks) = kernels::quantize_blockwise(&value, &map) {
+            self.time(
+                "8 bits back",
+                1.25 * bytes,
+                blocks,
+                |blocks: QuantizedBlocks| {
+                    kernels::dequantize_blockwise(&blocks, &table, shape, DType::F32)
+                        .map(|_| blocks)
+                },
+            );
         }
     }
 }

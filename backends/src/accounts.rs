@@ -47,12 +47,12 @@ impl Accounts {
 
     /// Adds bytes to an account until the returned guard is dropped.
     #[must_use]
-    pub fn hold(self: &Arc<Self>, category: Category, home: Home, bytes: usize) -> Hold {
+    pub fn hold(self: &Arc<Self>, category: Category, home: Home, bytes: usize) -> MemoryGuard {
         let cell = self.cell(category, home);
         let bytes = bytes as u64;
         let now = cell.now.fetch_add(bytes, Relaxed) + bytes;
         cell.peak.fetch_max(now, Relaxed);
-        Hold {
+        MemoryGuard {
             accounts: Arc::clone(self),
             category,
             home,
@@ -103,14 +103,14 @@ impl Accounts {
 
 /// Bytes registered in an account; subtracted when dropped.
 #[derive(Debug)]
-pub struct Hold {
+pub struct MemoryGuard {
     accounts: Arc<Accounts>,
     category: Category,
     home: Home,
     bytes: u64,
 }
 
-impl Hold {
+impl MemoryGuard {
     /// Bytes held.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -118,7 +118,7 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for MemoryGuard {
     fn drop(&mut self) {
         let cell = self.accounts.cell(self.category, self.home);
         cell.now.fetch_sub(self.bytes, Relaxed);

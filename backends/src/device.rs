@@ -414,6 +414,6 @@ mod tests {
             backend: Backend::Cpu,
             index: 3,
         };
-        assert!(open(spec).unwrap_err().to_string().contains("has 1 here"));
+        assert!(open(spec).unwrap_err().to_string().contains("has 1 device"));
     }
 }

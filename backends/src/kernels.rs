@@ -17,20 +17,21 @@ mod families;
 mod packed;
 mod shapes;
 
-pub use autodiff::enable;
+pub use autodiff::set_enabled;
 pub use choice::table;
 pub use cpu::columns::{Window, copy_columns, zeros};
 pub use cpu::thread_pool::in_thread_pool;
 pub use dispatch::{
-    adamw, add_rows, attention, available, choose_rows, decode_attention, dequantise8, draw_rows,
-    glu, linear, linear_each, linear_gated, linear_onto, product, product_nt, product_tn,
-    quantise8, rms_norm, rms_norm_onto, rotary, score_gradient, score_rows, score_tile, scores,
-    tile_gradient, updates, vocabulary_tile,
+    adamw, attention, available, decode_attention, dequantize_blockwise, finish_scores, glu,
+    has_adamw, linear, linear_add, linear_each, linear_swiglu, matmul, matmul_nt, matmul_tn,
+    quantize_blockwise, rms_norm, rms_norm_add, rotary, sample_rows, sample_rows_on_device,
+    scatter_add_rows, score_gradient, score_rows, score_tile, tile_gradient, vocabulary_tile,
 };
 pub use families::{Families, Family};
 pub use firebrick_spec::Operation;
-pub use packed::Panels;
+pub use packed::PackedWeights;
 pub use shapes::{
-    AdamWStep, AttentionShape, Blocks8, Choice, DecodeShape, Decoded, Drawn, Gate, Kin, Map8,
-    RowScores, RunningScores, Scaling, ScoreGradients, Segments, Truncation, Updated,
+    AdamWOutput, AdamWStep, AttentionShape, DecodeShape, Decoded, Gate, Kin, QuantizationMap,
+    QuantizedBlocks, RowScores, RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling,
+    ScoreGradients, Truncation,
 };

@@ -8,7 +8,7 @@ use serde::Serialize;
 /// Where a reading comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
+pub enum ReadingSource {
     /// Bytes counted by the global allocator (CPU backend).
     CountedHeap,
     /// The backend's memory pool, sampled.
@@ -21,7 +21,7 @@ pub enum Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Reading {
     /// The source of the values.
-    pub source: Source,
+    pub source: ReadingSource,
     /// Held by live tensors (on the CPU: by anything on the heap).
     pub in_use_bytes: u64,
     /// Held by the pools, free pages included (on the CPU: the same).
@@ -39,19 +39,19 @@ pub fn read(device: &Device) -> Reading {
     }
     match (device.memory_pool_usage(), allocator::heap()) {
         (Some(pool), _) => Reading {
-            source: Source::BurnPool,
+            source: ReadingSource::BurnPool,
             in_use_bytes: pool.bytes_in_use,
             reserved_bytes: pool.bytes_reserved,
             peak_bytes: None,
         },
         (None, Some(heap)) => Reading {
-            source: Source::CountedHeap,
+            source: ReadingSource::CountedHeap,
             in_use_bytes: heap.current_bytes,
             reserved_bytes: heap.current_bytes,
             peak_bytes: Some(heap.peak_bytes),
         },
         (None, None) => Reading {
-            source: Source::None,
+            source: ReadingSource::None,
             in_use_bytes: 0,
             reserved_bytes: 0,
             peak_bytes: None,

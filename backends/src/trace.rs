@@ -19,13 +19,13 @@ thread_local! {
 
 struct Recording {
     origin: Instant,
-    spans: Vec<Record>,
+    spans: Vec<SpanRecord>,
     depth: usize,
 }
 
 /// One span of a recording. Times are seconds since its start.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Record {
+pub struct SpanRecord {
     /// What ran: a phase, a segment's pass, a family of kernels.
     pub name: &'static str,
     /// When it began.
@@ -88,7 +88,7 @@ fn begin(name: &'static str, flops: f64) -> Option<usize> {
         let start = recording.origin.elapsed().as_secs_f64();
         let depth = recording.depth;
         recording.depth += 1;
-        recording.spans.push(Record {
+        recording.spans.push(SpanRecord {
             name,
             start,
             seconds: 0.0,
@@ -110,29 +110,32 @@ pub fn record() {
 }
 
 /// Ends this thread's recording: its spans in the order in which they began.
-pub fn finish() -> Vec<Record> {
+pub fn finish() -> Vec<SpanRecord> {
     RECORDING.take().map_or_else(Vec::new, |r| r.spans)
 }
 
 /// Takes this thread's recording, for another thread that continues it.
-pub(crate) fn leave() -> Option<Carried> {
+pub(crate) fn detach() -> Option<DetachedRecording> {
     let anybody = ANYBODY.load(Relaxed);
-    anybody.then(|| RECORDING.take()).flatten().map(Carried)
+    anybody
+        .then(|| RECORDING.take())
+        .flatten()
+        .map(DetachedRecording)
 }
 
 /// Continues another thread's recording on this one.
-pub(crate) fn enter(recording: Option<Carried>) {
-    if let Some(Carried(recording)) = recording {
+pub(crate) fn attach(recording: Option<DetachedRecording>) {
+    if let Some(DetachedRecording(recording)) = recording {
         RECORDING.set(Some(recording));
     }
 }
 
 /// A recording on its way between two threads.
-pub(crate) struct Carried(Recording);
+pub(crate) struct DetachedRecording(Recording);
 
 /// The totals of all spans of one name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Family {
+pub struct SpanTotal {
     /// Number of spans.
     pub calls: u64,
     /// Seconds, without nested spans.
@@ -145,21 +148,21 @@ pub struct Family {
 
 /// Totals by name, in order of first appearance.
 #[must_use]
-pub fn families(spans: &[Record]) -> Vec<(&'static str, Family)> {
-    let mut totals: Vec<(&'static str, Family)> = Vec::new();
+pub fn totals_by_name(spans: &[SpanRecord]) -> Vec<(&'static str, SpanTotal)> {
+    let mut totals: Vec<(&'static str, SpanTotal)> = Vec::new();
     // index in the totals of the span that is open at each depth
     let mut open: Vec<usize> = Vec::new();
     for span in spans {
         let place = totals.iter().position(|(name, _)| *name == span.name);
         let place = place.unwrap_or_else(|| {
-            totals.push((span.name, Family::default()));
+            totals.push((span.name, SpanTotal::default()));
             totals.len() - 1
         });
-        let family = &mut totals[place].1;
-        family.calls += 1;
-        family.own_seconds += span.seconds;
-        family.seconds += span.seconds;
-        family.flops += span.flops;
+        let total = &mut totals[place].1;
+        total.calls += 1;
+        total.own_seconds += span.seconds;
+        total.seconds += span.seconds;
+        total.flops += span.flops;
         open.truncate(span.depth);
         if let Some(&parent) = open.last() {
             totals[parent].1.own_seconds -= span.seconds;
@@ -190,8 +193,8 @@ mod tests {
     }
 
     #[test]
-    fn a_family_s_own_seconds_leave_out_what_it_holds() {
-        let at = |name, start, seconds, depth| Record {
+    fn own_seconds_exclude_nested_spans() {
+        let at = |name, start, seconds, depth| SpanRecord {
             name,
             start,
             seconds,
@@ -205,8 +208,8 @@ mod tests {
             at("layer", 5.0, 2.0, 1),
             at("step", 10.0, 1.0, 0),
         ];
-        let families = families(&spans);
-        let of = |name| &families.iter().find(|(n, _)| *n == name).expect("there").1;
+        let totals = totals_by_name(&spans);
+        let of = |name| &totals.iter().find(|(n, _)| *n == name).expect("there").1;
         assert!((of("step").own_seconds - 5.0).abs() < 1e-12);
         assert!((of("layer").own_seconds - 3.0).abs() < 1e-12);
         assert!((of("product").own_seconds - 3.0).abs() < 1e-12);

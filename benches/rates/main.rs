@@ -226,9 +226,9 @@ impl Bench {
             })
         };
         let made = |device: &Device| {
-            kernels::enable(as_models);
+            kernels::set_enabled(as_models);
             let made = Attention::new(model, (length, sequences), dtype, device);
-            kernels::enable(true);
+            kernels::set_enabled(true);
             made
         };
         let rate = |work: f64, time: f64| json!({"seconds": time, "tflops": work / time / 1e12});

@@ -11,7 +11,7 @@ use crate::plan::Layout;
 use crate::sequence::Sequence;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
-use firebrick_backends::kernels::{self, Operation, Segments};
+use firebrick_backends::kernels::{self, Operation, RowsByToken};
 use firebrick_models::adapter::{Dropout, DropoutKey};
 use firebrick_models::attention::{Grouping, SequenceLayout};
 use firebrick_models::forward_context::ForwardContext;
@@ -36,7 +36,7 @@ pub struct MicroBatch {
     /// Token ids, `[rows]`.
     pub ids: Tensor<1, Int>,
     /// The rows of each token, where a kernel adds up the embedding's gradient.
-    pub segments: Option<Segments>,
+    pub segments: Option<RowsByToken>,
     /// Positions, and how rows belong to sequences.
     pub ctx: ForwardContext,
     /// Rows that are scored, `[scored]`.
@@ -97,7 +97,7 @@ impl MicroBatch {
         };
         let sorts = kernels::available(Operation::Embedding, device);
         Self {
-            segments: sorts.then(|| Segments::new(&ids, device)),
+            segments: sorts.then(|| RowsByToken::new(&ids, device)),
             ids: ints(ids),
             ctx: ForwardContext::whole(arch, all, attention_rows, device),
             rows: ints(rows),

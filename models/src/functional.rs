@@ -35,7 +35,7 @@ pub(crate) fn rms_norm_onto(
     y: Tensor<2>,
     weight: Tensor<2>,
 ) -> Tensor<2> {
-    kernels::rms_norm_onto(residual, &y, &weight, arch.norm_eps, norm_offset(arch))
+    kernels::rms_norm_add(residual, &y, &weight, arch.norm_eps, norm_offset(arch))
         .unwrap_or_else(|residual| residual + rms_norm(arch, y, weight))
 }
 

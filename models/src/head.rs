@@ -11,7 +11,7 @@
 use crate::arch::Arch;
 use crate::functional::{linear, rms_norm};
 use burn::tensor::{Int, Tensor};
-use firebrick_backends::kernels::{self, Panels, RowScores, Scaling, ScoreGradients};
+use firebrick_backends::kernels::{self, PackedWeights, RowScores, Scaling, ScoreGradients};
 use firebrick_backends::precision::{stored_as, widened};
 
 /// Final norm and projection of a decoder.
@@ -21,7 +21,7 @@ pub struct Head<'a> {
     pub(crate) norm: Tensor<2>,
     pub(crate) projection: Tensor<2>,
     /// A prepacked copy of the projection, for sampling.
-    pub(crate) panels: Option<Panels>,
+    pub(crate) panels: Option<PackedWeights>,
     pub(crate) bias: Option<Tensor<2>>,
     /// The value head beside the projection, `[1, hidden]`, where there is one.
     pub(crate) value: Option<Tensor<2>>,
@@ -113,7 +113,7 @@ impl<'a> Head<'a> {
         let few = || kernels::linear_each(normed, [&self.projection]).map(|[y]| y);
         packed
             .or_else(few)
-            .or_else(|| kernels::product_nt(normed, &self.projection))
+            .or_else(|| kernels::matmul_nt(normed, &self.projection))
             .unwrap_or_else(|| widened(linear(normed, &self.projection)))
     }
 
@@ -259,7 +259,7 @@ impl Head<'_> {
             let running = kernels::score_tile(&logits, first, targets, running, scaling);
             Some(running.expect("the device scores by tiles"))
         });
-        kernels::scores(running.expect("a vocabulary has tokens"))
+        kernels::finish_scores(running.expect("a vocabulary has tokens"))
     }
 
     /// Gradients of the normed rows and, if it is trained, of the projection: for each tile the logits, their gradient in place, and
@@ -356,7 +356,7 @@ impl HeadChunk<'_> {
                 .projection_trains
                 .then(|| product_tn(&dz, &self.normed));
             let stored = head.projection.dtype();
-            let d_normed = kernels::product(&dz, &head.projection)
+            let d_normed = kernels::matmul(&dz, &head.projection)
                 .unwrap_or_else(|| stored_as(dz, stored).matmul(head.projection.clone()));
             (d_normed, projection)
         };
@@ -396,7 +396,7 @@ impl ValueChunk<'_> {
 /// `aᵀ · b` without an autodiff graph, with `a` in the type in which `b` is stored.
 fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Tensor<2> {
     let product = || stored_as(a.clone(), b.dtype()).transpose();
-    kernels::product_tn(a, b).unwrap_or_else(|| product().matmul(b.clone()))
+    kernels::matmul_tn(a, b).unwrap_or_else(|| product().matmul(b.clone()))
 }
 
 impl Distribution {

@@ -142,7 +142,7 @@ fn add_to_residual(
 ) -> Tensor<2> {
     match w.get(Slot::PostNorm) {
         Some(norm) => rms_norm_onto(arch, residual, w.linear(y, matrix, lora), norm),
-        None => w.linear_onto(residual, y, matrix, lora),
+        None => w.linear_add(residual, y, matrix, lora),
     }
 }
 
@@ -163,7 +163,7 @@ fn gated(arch: &Arch, w: &Weights, h: &Tensor<2>, lora: Option<LoraForward<'_>>)
     let matrices = [Slot::Gate, Slot::Up];
     if arch.activation == Activation::Silu
         && matrices.iter().all(|&matrix| w.is_plain(matrix, lora))
-        && let Some(y) = w.linear_gated(h)
+        && let Some(y) = w.linear_swiglu(h)
     {
         return y;
     }

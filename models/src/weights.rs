@@ -4,14 +4,14 @@ use crate::adapter::LoraForward;
 use crate::functional::linear;
 use crate::unit::{Slot, TargetModule};
 use burn::tensor::Tensor;
-use firebrick_backends::kernels::{self, Panels};
+use firebrick_backends::kernels::{self, PackedWeights};
 
 /// The weights of a unit: matrices `[out, in]` and vectors `[1, n]`, in the order of its [`ParamSpec`](crate::unit::ParamSpec)s.
 #[derive(Clone, Debug)]
 pub struct Weights {
     entries: Vec<(Slot, Tensor<2>)>,
     /// Prepacked copies of matrices, for products with few rows.
-    panels: Vec<(Slot, Panels)>,
+    panels: Vec<(Slot, PackedWeights)>,
 }
 
 impl Weights {
@@ -28,7 +28,7 @@ impl Weights {
     /// one.
     pub(crate) fn prepacked<E>(
         &self,
-        copy: impl Fn(Slot, &Tensor<2>) -> Result<Option<Panels>, E>,
+        copy: impl Fn(Slot, &Tensor<2>) -> Result<Option<PackedWeights>, E>,
     ) -> Result<Self, E> {
         let mut panels = Vec::new();
         for (slot, matrix) in &self.entries {
@@ -41,7 +41,7 @@ impl Weights {
     }
 
     /// The prepacked copy of a slot's matrix, if there is one.
-    pub(crate) fn panels(&self, slot: Slot) -> Option<&Panels> {
+    pub(crate) fn panels(&self, slot: Slot) -> Option<&PackedWeights> {
         let own = self.panels.iter().find(|(s, _)| *s == slot);
         own.map(|(_, panels)| panels)
     }
@@ -137,7 +137,7 @@ impl Weights {
     }
 
     /// [`Self::linear`], added to `residual` of shape `[rows, out]`.
-    pub(crate) fn linear_onto(
+    pub(crate) fn linear_add(
         &self,
         residual: Tensor<2>,
         x: &Tensor<2>,
@@ -149,28 +149,28 @@ impl Weights {
             return unfused(residual);
         }
         match self.panels(matrix) {
-            Some(packed) => packed.linear_onto(residual, x).unwrap_or_else(unfused),
+            Some(packed) => packed.linear_add(residual, x).unwrap_or_else(unfused),
             None => {
-                let fused = kernels::linear_onto(&residual, x, &self.need(matrix));
+                let fused = kernels::linear_add(&residual, x, &self.need(matrix));
                 fused.unwrap_or_else(|| unfused(residual))
             }
         }
     }
 
     /// `silu(x · gateᵀ) ∘ (x · upᵀ)` by a fused kernel, where the device has one.
-    pub(crate) fn linear_gated(&self, x: &Tensor<2>) -> Option<Tensor<2>> {
+    pub(crate) fn linear_swiglu(&self, x: &Tensor<2>) -> Option<Tensor<2>> {
         match self.panels(Slot::Gate).zip(self.panels(Slot::Up)) {
-            Some((gate, up)) => Panels::linear_gated(gate, up, x),
-            None => kernels::linear_gated(x, &self.need(Slot::Gate), &self.need(Slot::Up)),
+            Some((gate, up)) => PackedWeights::linear_swiglu(gate, up, x),
+            None => kernels::linear_swiglu(x, &self.need(Slot::Gate), &self.need(Slot::Up)),
         }
     }
 
     /// `x · Wᵀ` with the matrices of several slots.
     fn products<const N: usize>(&self, x: &Tensor<2>, slots: [Slot; N]) -> [Tensor<2>; N] {
-        let packed: Vec<&Panels> = slots.iter().filter_map(|&s| self.panels(s)).collect();
-        let packed: Option<[&Panels; N]> = packed.try_into().ok();
+        let packed: Vec<&PackedWeights> = slots.iter().filter_map(|&s| self.panels(s)).collect();
+        let packed: Option<[&PackedWeights; N]> = packed.try_into().ok();
         if let Some(packed) = packed {
-            if let Some(products) = Panels::linear_each(x, packed) {
+            if let Some(products) = PackedWeights::linear_each(x, packed) {
                 return products;
             }
             // falling back to the exact weights would silently sample from another policy

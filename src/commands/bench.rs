@@ -4,7 +4,7 @@ use crate::arguments::BenchArgs;
 use crate::output;
 use crate::table::Table;
 use anyhow::Context;
-use firebrick::backends::trace::{self, Family, Record};
+use firebrick::backends::trace::{self, SpanRecord, SpanTotal};
 use firebrick::engine::config;
 use firebrick::engine::metrics::{Event, Metrics, Observer};
 use firebrick::engine::trainer::Trainer;
@@ -22,7 +22,7 @@ const WARM_UP: u64 = 1;
 #[derive(Default)]
 struct Collected {
     steps: Vec<Metrics>,
-    spans: Vec<Record>,
+    spans: Vec<SpanRecord>,
     device: String,
 }
 
@@ -195,21 +195,21 @@ fn report(collected: &Collected, work: &Work<'_>, profile: &DeviceProfile) -> Re
     let lengths = sum("prompt_length/mean") + sum("response_length/mean");
     let generated = tokens * sum("response_length/mean") / lengths.max(1e-9);
     let flops: f64 = collected.steps.iter().map(|m| work.step(m)).sum();
-    let line = |name, family: &Family, own: f64| Line {
+    let line = |name, family: &SpanTotal, own: f64| Line {
         name,
         calls_per_step: family.calls as f64 / steps,
         seconds_per_step: own / steps,
         share: own / seconds.max(1e-9),
         flops_per_second: (family.flops > 0.0).then(|| family.flops / own.max(1e-9)),
     };
-    let top: Vec<Record> = collected
+    let top: Vec<SpanRecord> = collected
         .spans
         .iter()
         .filter(|s| s.depth == 0)
         .cloned()
         .collect();
-    let phases = trace::families(&top);
-    let mut families: Vec<Line> = trace::families(&collected.spans)
+    let phases = trace::totals_by_name(&top);
+    let mut families: Vec<Line> = trace::totals_by_name(&collected.spans)
         .iter()
         .map(|(name, family)| line(name, family, family.own_seconds))
         .collect();
@@ -272,7 +272,7 @@ fn tables(report: &Report) -> String {
 }
 
 /// Spans in the Trace Event Format (complete events), which Perfetto and Chrome's trace viewer open.
-fn write_trace(path: &Path, spans: &[Record]) -> anyhow::Result<()> {
+fn write_trace(path: &Path, spans: &[SpanRecord]) -> anyhow::Result<()> {
     let events: Vec<_> = spans
         .iter()
         .map(|span| {

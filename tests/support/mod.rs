@@ -50,7 +50,7 @@ pub fn device() -> Device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let open = || {
         let (mut device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
-        kernels::enable(crate::KERNELS);
+        kernels::set_enabled(crate::KERNELS);
         if crate::PRECISION == FloatDType::F64 {
             device
                 .configure(crate::PRECISION)

@@ -93,7 +93,7 @@ static ENABLED: AtomicBool = AtomicBool::new(true);
 
 /// Enables or disables all kernels in this process, on every backend, to compare them with the tensor operations that they
 /// replace.
-pub fn enable(on: bool) {
+pub fn set_enabled(on: bool) {
     ENABLED.store(on, Relaxed);
 }
 

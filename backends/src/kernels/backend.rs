@@ -2,8 +2,8 @@
 
 use super::choice::Operation;
 use super::shapes::{
-    AdamWStep, AttentionShape, Blocks8, Choice, DecodeShape, Drawn, Gate, Map8, RowScores,
-    RunningScores, Scaling, ScoreGradients, Segments, Updated,
+    AdamWOutput, AdamWStep, AttentionShape, DecodeShape, Gate, QuantizationMap, QuantizedBlocks,
+    RowScores, RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients,
 };
 use burn::tensor::{DType, Device, Int, Tensor};
 use std::any::Any;
@@ -30,7 +30,7 @@ pub(super) trait Kernels: Sync {
         None
     }
 
-    fn rms_norm_onto(
+    fn rms_norm_add(
         &self,
         base: Tensor<2>,
         x: &Tensor<2>,
@@ -62,23 +62,23 @@ pub(super) trait Kernels: Sync {
         None
     }
 
-    fn linear_onto(&self, base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+    fn linear_add(&self, base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
         None
     }
 
-    fn linear_gated(&self, x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
+    fn linear_swiglu(&self, x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
         None
     }
 
-    fn product(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    fn matmul(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
         None
     }
 
-    fn product_nt(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    fn matmul_nt(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
         None
     }
 
-    fn product_tn(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    fn matmul_tn(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
         None
     }
 
@@ -88,7 +88,7 @@ pub(super) trait Kernels: Sync {
     }
 
     /// Copies a matrix `[outputs, inputs]` for products with few rows, rounded to 8 bits.
-    fn quantise(&self, matrix: &Tensor<2>) -> Option<Arc<dyn PackedMatrix>> {
+    fn quantize(&self, matrix: &Tensor<2>) -> Option<Arc<dyn PackedMatrix>> {
         None
     }
 
@@ -111,16 +111,20 @@ pub(super) trait Kernels: Sync {
         None
     }
 
-    fn draw_rows(
+    fn sample_rows(
         &self,
         logits: &Tensor<2>,
         temperature: f64,
         uniforms: Option<&[f32]>,
-    ) -> Option<Vec<Drawn>> {
+    ) -> Option<Vec<SampledToken>> {
         None
     }
 
-    fn choose_rows(&self, logits: &Tensor<2>, choice: Choice<'_>) -> Option<Tensor<2>> {
+    fn sample_rows_on_device(
+        &self,
+        logits: &Tensor<2>,
+        choice: SampleOptions<'_>,
+    ) -> Option<Tensor<2>> {
         None
     }
 
@@ -156,7 +160,7 @@ pub(super) trait Kernels: Sync {
     }
 
     /// Scores after the last tile; `None` where there is no `score_tile`.
-    fn scores(&self, running: RunningScores) -> Option<RowScores> {
+    fn finish_scores(&self, running: RunningScores) -> Option<RowScores> {
         None
     }
 
@@ -173,11 +177,11 @@ pub(super) trait Kernels: Sync {
     }
 
     /// Whether `adamw` updates parameters like this one.
-    fn updates(&self, value: &Tensor<2>) -> bool {
+    fn has_adamw(&self, value: &Tensor<2>) -> bool {
         false
     }
 
-    /// `None` where `updates` says no.
+    /// `None` where `has_adamw` says no.
     fn adamw(
         &self,
         value: Tensor<2>,
@@ -186,17 +190,21 @@ pub(super) trait Kernels: Sync {
         moments: Option<[Tensor<2>; 2]>,
         stored: Option<Tensor<2>>,
         step: &AdamWStep,
-    ) -> Option<Updated> {
+    ) -> Option<AdamWOutput> {
         None
     }
 
-    fn quantise8(&self, values: &Tensor<2>, map: &Map8<'_>) -> Option<Blocks8> {
-        None
-    }
-
-    fn dequantise8(
+    fn quantize_blockwise(
         &self,
-        blocks: &Blocks8,
+        values: &Tensor<2>,
+        map: &QuantizationMap<'_>,
+    ) -> Option<QuantizedBlocks> {
+        None
+    }
+
+    fn dequantize_blockwise(
+        &self,
+        blocks: &QuantizedBlocks,
         entries: &Tensor<1>,
         shape: [usize; 2],
         dtype: DType,
@@ -204,10 +212,10 @@ pub(super) trait Kernels: Sync {
         None
     }
 
-    fn add_rows(
+    fn scatter_add_rows(
         &self,
         sum: Tensor<2>,
-        segments: &Segments,
+        groups: &RowsByToken,
         rows: &Tensor<2>,
     ) -> Result<Tensor<2>, Tensor<2>> {
         Err(sum)
@@ -233,8 +241,8 @@ pub(super) trait PackedMatrix: Any + Debug + Send + Sync {
     }
 
     /// `base + x · Wᵀ`. Gives the base back where the kernel does not take the tensors.
-    fn linear_onto(&self, base: Tensor<2>, x: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>>;
+    fn linear_add(&self, base: Tensor<2>, x: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>>;
 
     /// `silu(x · Wᵀ) ∘ (x · upᵀ)`, with `up` of the same kind and shape. `None` where the kernel does not take the tensors.
-    fn linear_gated(&self, up: &dyn PackedMatrix, x: &Tensor<2>) -> Option<Tensor<2>>;
+    fn linear_swiglu(&self, up: &dyn PackedMatrix, x: &Tensor<2>) -> Option<Tensor<2>>;
 }

@@ -19,13 +19,13 @@ mod backend;
 mod block8;
 mod cmma;
 mod decode;
-mod draw;
 mod embedding;
 mod glu;
 mod launch;
 mod norm;
 mod packed;
 mod rotary;
+mod sample;
 mod scores;
 
 pub(super) use backend::CubeKernels;

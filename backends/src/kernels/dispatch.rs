@@ -6,8 +6,8 @@ use super::cpu::CpuKernels;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use super::cube::CubeKernels;
 use super::shapes::{
-    AdamWStep, AttentionShape, Blocks8, Choice, DecodeShape, Drawn, Gate, Map8, RowScores,
-    RunningScores, Scaling, ScoreGradients, Segments, Updated,
+    AdamWOutput, AdamWStep, AttentionShape, DecodeShape, Gate, QuantizationMap, QuantizedBlocks,
+    RowScores, RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients,
 };
 use burn::tensor::{DType, Device, Int, Tensor};
 use std::ops::Range;
@@ -43,14 +43,14 @@ pub fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<T
 /// [`rms_norm`] added to `base`, `[rows, n]`, in one pass; in place where `base` is not shared.
 ///
 /// Gives `base` back, as an error, where no kernel is used for the tensors.
-pub fn rms_norm_onto(
+pub fn rms_norm_add(
     base: Tensor<2>,
     x: &Tensor<2>,
     w: &Tensor<2>,
     eps: f64,
     offset: f64,
 ) -> Result<Tensor<2>, Tensor<2>> {
-    kernels(&x.device()).rms_norm_onto(base, x, w, eps, offset)
+    kernels(&x.device()).rms_norm_add(base, x, w, eps, offset)
 }
 
 /// `activation(gate) · up`, element by element.
@@ -93,40 +93,40 @@ pub fn linear_each<const N: usize>(x: &Tensor<2>, w: [&Tensor<2>; N]) -> Option<
 ///
 /// `None` as in [`linear_each`].
 #[must_use]
-pub fn linear_onto(base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
-    kernels(&x.device()).linear_onto(base, x, w)
+pub fn linear_add(base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+    kernels(&x.device()).linear_add(base, x, w)
 }
 
 /// `silu(x · gateᵀ) ∘ (x · upᵀ)`, the gated half of an MLP.
 ///
 /// `None` as in [`linear_each`].
 #[must_use]
-pub fn linear_gated(x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
-    kernels(&x.device()).linear_gated(x, gate, up)
+pub fn linear_swiglu(x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
+    kernels(&x.device()).linear_swiglu(x, gate, up)
 }
 
 /// `a · b` for `[m, k]` and `[k, n]`; an f32 result for half precision.
 ///
 /// `None` where no kernel is used for the tensors. Not differentiable.
 #[must_use]
-pub fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-    kernels(&a.device()).product(a, b)
+pub fn matmul(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    kernels(&a.device()).matmul(a, b)
 }
 
 /// `a · bᵀ` for `[m, k]` and `[n, k]`; an f32 result for half precision.
 ///
 /// `None` where no kernel is used for the tensors. Not differentiable.
 #[must_use]
-pub fn product_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-    kernels(&a.device()).product_nt(a, b)
+pub fn matmul_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    kernels(&a.device()).matmul_nt(a, b)
 }
 
 /// `aᵀ · b` for `[k, m]` and `[k, n]`; an f32 result for half precision.
 ///
 /// `None` where no kernel is used for the tensors. Not differentiable.
 #[must_use]
-pub fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-    kernels(&a.device()).product_tn(a, b)
+pub fn matmul_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    kernels(&a.device()).matmul_tn(a, b)
 }
 
 /// Causal attention of packed sequences: `q`, `[rows, heads, dim]`, over `k` and `v`, `[rows, kv_heads, dim]`, gives
@@ -163,21 +163,21 @@ pub fn decode_attention(
 ///
 /// `None` where no kernel is used for the tensor.
 #[must_use]
-pub fn draw_rows(
+pub fn sample_rows(
     logits: &Tensor<2>,
     temperature: f64,
     uniforms: Option<&[f32]>,
-) -> Option<Vec<Drawn>> {
-    kernels(&logits.device()).draw_rows(logits, temperature, uniforms)
+) -> Option<Vec<SampledToken>> {
+    kernels(&logits.device()).sample_rows(logits, temperature, uniforms)
 }
 
 /// Samples a token from every row of `logits`, `[rows, vocab]`, on the device. Gives `[rows, 3]` in f32: its id, its log-prob under the
 /// truncated distribution, and its log-prob under the whole one, in nats.
 ///
-/// `None` where no kernel is used for the tensor: the CPU has [`draw_rows`].
+/// `None` where no kernel is used for the tensor: the CPU has [`sample_rows`].
 #[must_use]
-pub fn choose_rows(logits: &Tensor<2>, choice: Choice<'_>) -> Option<Tensor<2>> {
-    kernels(&logits.device()).choose_rows(logits, choice)
+pub fn sample_rows_on_device(logits: &Tensor<2>, choice: SampleOptions<'_>) -> Option<Tensor<2>> {
+    kernels(&logits.device()).sample_rows_on_device(logits, choice)
 }
 
 /// Log-probs of targets, `[rows]`, and entropies, given raw logits, `[rows, vocab]`. With z the logits after `scaling` and
@@ -216,7 +216,7 @@ pub fn vocabulary_tile(device: &Device) -> Option<usize> {
 }
 
 /// Updates the statistics of rows, `running`, by one more tile of their raw logits, `[rows, width]`, which begins at column `first` of
-/// the vocabulary. [`scores`] ends them after the last tile.
+/// the vocabulary. [`finish_scores`] ends them after the last tile.
 ///
 /// `None` where no kernel is used for the tensors.
 #[must_use]
@@ -232,9 +232,11 @@ pub fn score_tile(
 
 /// Log-probs and entropies after the last tile of the vocabulary.
 #[must_use]
-pub fn scores(running: RunningScores) -> RowScores {
+pub fn finish_scores(running: RunningScores) -> RowScores {
     let kernels = kernels(&running.0.device());
-    kernels.scores(running).expect("made by `score_tile`")
+    kernels
+        .finish_scores(running)
+        .expect("made by `score_tile`")
 }
 
 /// [`score_gradient`] of one tile of the logits, which begins at column `first` of the vocabulary.
@@ -254,8 +256,8 @@ pub fn tile_gradient(
 
 /// Whether there is a kernel for [`adamw`] of this parameter.
 #[must_use]
-pub fn updates(value: &Tensor<2>) -> bool {
-    kernels(&value.device()).updates(value)
+pub fn has_adamw(value: &Tensor<2>) -> bool {
+    kernels(&value.device()).has_adamw(value)
 }
 
 /// One `AdamW` update of `rows` of a parameter, in place where it is not shared, in one pass over parameter, gradient and moments.
@@ -265,7 +267,7 @@ pub fn updates(value: &Tensor<2>) -> bool {
 /// written in the same pass.
 ///
 /// # Panics
-/// Where [`updates`] says no.
+/// Where [`has_adamw`] says no.
 #[must_use]
 pub fn adamw(
     value: Tensor<2>,
@@ -274,41 +276,44 @@ pub fn adamw(
     moments: Option<[Tensor<2>; 2]>,
     stored: Option<Tensor<2>>,
     step: &AdamWStep,
-) -> Updated {
+) -> AdamWOutput {
     let kernels = kernels(&value.device());
     let updated = kernels.adamw(value, rows, gradient, moments, stored, step);
-    updated.expect("`updates` says that there is a kernel")
+    updated.expect("`has_adamw` says that there is a kernel")
 }
 
 /// Quantises a matrix to 8 bits per element, block by block (arXiv:2110.02861).
 ///
 /// `None` where no kernel is used for the tensor.
 #[must_use]
-pub fn quantise8(values: &Tensor<2>, map: &Map8<'_>) -> Option<Blocks8> {
-    kernels(&values.device()).quantise8(values, map)
+pub fn quantize_blockwise(
+    values: &Tensor<2>,
+    map: &QuantizationMap<'_>,
+) -> Option<QuantizedBlocks> {
+    kernels(&values.device()).quantize_blockwise(values, map)
 }
 
 /// The matrix that quantised blocks represent, in a shape and type, given the 256 entries of the quantisation map.
 ///
 /// `None` where no kernel is used for the tensors.
 #[must_use]
-pub fn dequantise8(
-    blocks: &Blocks8,
+pub fn dequantize_blockwise(
+    blocks: &QuantizedBlocks,
     entries: &Tensor<1>,
     shape: [usize; 2],
     dtype: DType,
 ) -> Option<Tensor<2>> {
-    kernels(&blocks.scales.device()).dequantise8(blocks, entries, shape, dtype)
+    kernels(&blocks.scales.device()).dequantize_blockwise(blocks, entries, shape, dtype)
 }
 
 /// Adds each of `rows`, `[tokens, n]`, to the row of `sum`, `[vocab, n]`, of its token (`index_add_` of PyTorch), in a fixed order
 /// without atomics; in place where `sum` is not shared.
 ///
 /// Gives `sum` back, as an error, where no kernel is used for the tensors.
-pub fn add_rows(
+pub fn scatter_add_rows(
     sum: Tensor<2>,
-    segments: &Segments,
+    groups: &RowsByToken,
     rows: &Tensor<2>,
 ) -> Result<Tensor<2>, Tensor<2>> {
-    kernels(&sum.device()).add_rows(sum, segments, rows)
+    kernels(&sum.device()).scatter_add_rows(sum, groups, rows)
 }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 /// A copy of weights `[outputs, inputs]` in the layout of kernels for products with few rows (panels of 32 outputs): exact, or
 /// quantised to 8 bits, so that a product reads a quarter of f32's bytes. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Panels(Arc<dyn PackedMatrix>);
+pub struct PackedWeights(Arc<dyn PackedMatrix>);
 
-impl Panels {
+impl PackedWeights {
     /// An exact copy. `None` for tensors other than the CPU backend's f32 without autodiff.
     #[must_use]
     pub fn pack(matrix: &Tensor<2>) -> Option<Self> {
@@ -23,8 +23,8 @@ impl Panels {
     /// An output with a value that is not finite gives NaN. `None` where there is no kernel: for tensors with autodiff, and on the CPU
     /// for types other than f32.
     #[must_use]
-    pub fn quantise(matrix: &Tensor<2>) -> Option<Self> {
-        kernels(&matrix.device()).quantise(matrix).map(Self)
+    pub fn quantize(matrix: &Tensor<2>) -> Option<Self> {
+        kernels(&matrix.device()).quantize(matrix).map(Self)
     }
 
     /// Bytes of the copy.
@@ -41,7 +41,7 @@ impl Panels {
 
     /// `x · Wᵀ` for `x` of shape `[rows, inputs]`. `None` where `x` is on another backend, has autodiff, or, on the CPU, is not f32.
     ///
-    /// On a GPU a product with many rows (see [`crate::kernels::few_rows`]) widens the whole matrix to `x`'s type first.
+    /// On a GPU a product with many rows (see [`firebrick_spec::QuantizedProduct`]) widens the whole matrix to `x`'s type first.
     #[must_use]
     pub fn linear(&self, x: &Tensor<2>) -> Option<Tensor<2>> {
         self.0.linear(x)
@@ -59,13 +59,13 @@ impl Panels {
 
     /// `base + x · Wᵀ` in one kernel; on a GPU in place where `base` is not shared. Gives `base` back, as an error, where there is no
     /// such kernel.
-    pub fn linear_onto(&self, base: Tensor<2>, x: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
-        self.0.linear_onto(base, x)
+    pub fn linear_add(&self, base: Tensor<2>, x: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
+        self.0.linear_add(base, x)
     }
 
     /// `silu(x · gateᵀ) ∘ (x · upᵀ)` in one kernel, for two matrices of one shape. `None` where there is no such kernel.
     #[must_use]
-    pub fn linear_gated(gate: &Self, up: &Self, x: &Tensor<2>) -> Option<Tensor<2>> {
-        gate.0.linear_gated(&*up.0, x)
+    pub fn linear_swiglu(gate: &Self, up: &Self, x: &Tensor<2>) -> Option<Tensor<2>> {
+        gate.0.linear_swiglu(&*up.0, x)
     }
 }

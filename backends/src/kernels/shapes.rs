@@ -29,8 +29,14 @@ pub struct AttentionShape {
     pub softcap: Option<f64>,
 }
 
-/// A token and its log-probability, in nats.
-pub type Drawn = (u32, f32);
+/// A sampled token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SampledToken {
+    /// Its id.
+    pub token: u32,
+    /// Its log-probability under the distribution that it was sampled from, in nats.
+    pub logp: f32,
+}
 
 /// Rows of a cache whose sequences share a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,7 +141,7 @@ impl Default for Truncation {
 
 /// How one token is sampled from every row of logits.
 #[derive(Clone, Copy, Debug)]
-pub struct Choice<'a> {
+pub struct SampleOptions<'a> {
     /// Logits are divided by it; positive.
     pub temperature: f64,
     /// How the distribution is truncated.
@@ -200,7 +206,7 @@ pub struct AdamWStep {
 
 /// The result of an `AdamW` update.
 #[derive(Debug)]
-pub struct Updated {
+pub struct AdamWOutput {
     /// The parameter.
     pub value: Tensor<2>,
     /// First and second moment.
@@ -211,7 +217,7 @@ pub struct Updated {
 
 /// The quantisation map of 8-bit codes: 256 sorted values in [−1, 1], as the kernel reads it.
 #[derive(Clone, Copy, Debug)]
-pub struct Map8<'a> {
+pub struct QuantizationMap<'a> {
     /// The midpoint of each entry and the next, `[256]`; the last one is infinite.
     pub midpoints: &'a Tensor<1>,
     /// A block whose values all have smaller magnitudes becomes zeros.
@@ -221,7 +227,7 @@ pub struct Map8<'a> {
 /// A matrix in 8 bits per element: blocks of 256 in row-major order, the last one padded with zeros (block-wise quantisation,
 /// arXiv:2110.02861).
 #[derive(Clone, Debug)]
-pub struct Blocks8 {
+pub struct QuantizedBlocks {
     /// Four codes per i32, the first in the lowest bits: `[blocks · 64]`.
     pub codes: Tensor<1, Int>,
     /// Each block's value of largest magnitude, with its sign: `[blocks]`. NaN where a value is not finite.
@@ -231,7 +237,7 @@ pub struct Blocks8 {
 /// The rows of a batch grouped by token, for the gradient of an embedding.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
-pub struct Segments {
+pub struct RowsByToken {
     /// All rows, sorted by token and then by index.
     pub(super) order: Tensor<1, Int>,
     /// The offset of each token's rows in `order`, and the length of `order`.
@@ -242,7 +248,7 @@ pub struct Segments {
     pub(super) count: usize,
 }
 
-impl Segments {
+impl RowsByToken {
     /// Groups the rows of a batch by their tokens `ids`.
     #[must_use]
     pub fn new(ids: &[i32], device: &Device) -> Self {

@@ -3,13 +3,13 @@
 use super::runtime::Runtime;
 use crate::Result;
 use burn::tensor::Tensor;
-use firebrick_backends::accounts::{Category, Hold, Home};
+use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::transfer::{Download, HostTensor, Pending};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-type OnDevice = (Tensor<2>, Hold);
-type OnHost = (HostTensor, Hold);
+type OnDevice = (Tensor<2>, MemoryGuard);
+type OnHost = (HostTensor, MemoryGuard);
 
 /// Inputs that are copied together, first pushed first.
 enum Group {
@@ -66,7 +66,7 @@ impl<'r> ActivationStack<'r> {
 
     /// Sends the open group away, once no more than `prefetch` others are on their way.
     fn send(&mut self) -> Result<()> {
-        let group: Vec<(Download, Hold)> = std::mem::take(&mut self.open)
+        let group: Vec<(Download, MemoryGuard)> = std::mem::take(&mut self.open)
             .into_iter()
             .map(|(input, hold)| (Download::matrix(input), hold))
             .collect();
@@ -151,7 +151,7 @@ fn land(group: &mut Group) -> Result<bool> {
     Ok(true)
 }
 
-fn hold(runtime: &Runtime, home: Home, bytes: usize) -> Hold {
+fn hold(runtime: &Runtime, home: Home, bytes: usize) -> MemoryGuard {
     runtime.accounts.hold(Category::KeptInputs, home, bytes)
 }
 

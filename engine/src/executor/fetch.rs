@@ -2,7 +2,7 @@
 
 use super::runtime::Runtime;
 use crate::Result;
-use firebrick_backends::accounts::{Category, Hold, Home};
+use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::transfer::Pending;
 use firebrick_models::Decoder;
 use firebrick_models::decoder::{HostWeights, Store};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub(super) struct Fetched {
     pub weights: Vec<Weights>,
     /// Given back with the weights.
-    holds: Vec<Hold>,
+    holds: Vec<MemoryGuard>,
 }
 
 /// One unit's weights on their way.
@@ -25,7 +25,7 @@ enum Transit {
     /// The host makes the copy that the device will take over.
     Copying(Pending<HostWeights>),
     /// In the device's queue, before the work that needs them.
-    There(Weights, Hold),
+    There(Weights, MemoryGuard),
 }
 
 /// Walks the units in the order in which a pass will visit them, so that the copies of host weights start before the visit.
@@ -108,7 +108,7 @@ impl<'r> Fetcher<'r> {
         Ok(())
     }
 
-    fn upload(&self, decoder: &Decoder, host: HostWeights) -> (Weights, Hold) {
+    fn upload(&self, decoder: &Decoder, host: HostWeights) -> (Weights, MemoryGuard) {
         let bytes = host.iter().map(|(_, value)| value.bytes()).sum();
         let accounts = &self.runtime.accounts;
         let hold = accounts.hold(self.category, Home::Device, bytes);

@@ -6,8 +6,8 @@ use crate::Result;
 use crate::error::device_error;
 use crate::plan::ModelPlan;
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
-use firebrick_backends::accounts::{Accounts, Category, Hold, Home};
-use firebrick_backends::kernels::{self, Segments};
+use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
+use firebrick_backends::kernels::{self, RowsByToken};
 use firebrick_backends::precision::widened;
 use firebrick_backends::transfer::{Download, HostTensor, Pending};
 use firebrick_models::Decoder;
@@ -44,12 +44,12 @@ impl Gradient {
 }
 
 /// An accumulator on the host; copies in flight add to it.
-type HostSlot = Arc<Mutex<Option<(HostTensor, Hold)>>>;
+type HostSlot = Arc<Mutex<Option<(HostTensor, MemoryGuard)>>>;
 
 /// One accumulator a parameter; empty until its first contribution.
 #[derive(Debug)]
 pub struct Gradients {
-    slots: Vec<Option<(Tensor<2>, Hold)>>,
+    slots: Vec<Option<(Tensor<2>, MemoryGuard)>>,
     host: Vec<HostSlot>,
     home: Home,
     in_flight: VecDeque<Pending<()>>,
@@ -86,7 +86,7 @@ impl Gradients {
         }
     }
 
-    fn hold(&self, [rows, cols]: [usize; 2], width: usize) -> Hold {
+    fn hold(&self, [rows, cols]: [usize; 2], width: usize) -> MemoryGuard {
         self.accounts
             .hold(Category::Gradients, Home::Device, rows * cols * width)
     }
@@ -111,7 +111,7 @@ impl Gradients {
         &mut self,
         index: usize,
         rows: usize,
-        (at, segments): (&Tensor<1, Int>, Option<&Segments>),
+        (at, segments): (&Tensor<1, Int>, Option<&RowsByToken>),
         gradient: Tensor<2>,
         runtime: &Runtime,
     ) -> Result<()> {
@@ -139,7 +139,7 @@ impl Gradients {
             (Tensor::zeros(shape, &gradient.device()), hold)
         });
         let added = match segments.filter(|_| runtime.is_deterministic()) {
-            Some(segments) => kernels::add_rows(sum, segments, &gradient),
+            Some(segments) => kernels::scatter_add_rows(sum, segments, &gradient),
             None => Err(sum),
         };
         let sum = added.unwrap_or_else(|sum| {

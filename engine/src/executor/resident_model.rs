@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::plan::{ModelPlan, Role};
-use firebrick_backends::accounts::{Accounts, Hold, Home};
+use firebrick_backends::accounts::{Accounts, Home, MemoryGuard};
 use firebrick_models::Decoder;
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub struct ResidentModel {
     pub plan: ModelPlan,
     role: Role,
     accounts: Arc<Accounts>,
-    holds: Vec<Hold>,
+    holds: Vec<MemoryGuard>,
 }
 
 impl ResidentModel {

@@ -5,7 +5,7 @@ use crate::{Error, Result};
 use burn::tensor::{Device, Tensor};
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::allocator;
-use firebrick_backends::memory::{Source, read};
+use firebrick_backends::memory::{ReadingSource, read};
 use firebrick_backends::transfer::Copier;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -35,7 +35,7 @@ impl Runtime {
             copier: Copier::synchronous(),
             device: device.clone(),
             limit: None,
-            on_host: read(device).source == Source::CountedHeap,
+            on_host: read(device).source == ReadingSource::CountedHeap,
             measure: false,
             deterministic: true,
             most: AtomicU64::new(0),

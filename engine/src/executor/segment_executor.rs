@@ -14,7 +14,7 @@ use crate::objective::{LossSums, MicroScores, split_by_sequence};
 use crate::plan::{Keep, ModelPlan, Order, Role};
 use crate::sequence::Sequence;
 use burn::tensor::Tensor;
-use firebrick_backends::accounts::{Category, Hold, Home};
+use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::trace::span_on;
 use firebrick_models::Decoder;
 use firebrick_models::head::Head;
@@ -32,7 +32,7 @@ pub struct Executor<'a> {
 }
 
 /// A segment under its graph, and the bytes that it is accounted for.
-type Traced = (Vec<Piece>, Option<Hold>);
+type Traced = (Vec<Piece>, Option<MemoryGuard>);
 
 /// One optimizer step's way through a model, for several micro-batches at once where the plan's order says so.
 struct Pass<'a, 'r> {
@@ -80,7 +80,7 @@ impl<'a> Executor<'a> {
     }
 
     /// Accounts for what tracing has added to `before`, where bytes can be read on the way.
-    fn hold_graph(&self, before: Option<u64>) -> Option<Hold> {
+    fn hold_graph(&self, before: Option<u64>) -> Option<MemoryGuard> {
         let (now, before) = self.runtime.in_use().zip(before)?;
         let bytes = now.saturating_sub(before) as usize;
         let accounts = &self.runtime.accounts;

@@ -8,7 +8,7 @@ use crate::executor::Gradient;
 use crate::plan::MomentKind;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use firebrick_backends::PrecisionExt;
-use firebrick_backends::accounts::{Accounts, Category, Hold, Home};
+use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::kernels;
 use firebrick_backends::precision::{stored_as, widened};
 use firebrick_backends::transfer::{HostTensor, HostValues};
@@ -46,10 +46,10 @@ pub(super) struct ParamState {
     idle: Home,
     kind: MomentKind,
     shape: [usize; 2],
-    stored: Option<(Stored, Hold)>,
+    stored: Option<(Stored, MemoryGuard)>,
     /// The weights that are updated, where the parameter itself is something else: in half precision, or on the device while
     /// the host updates.
-    master: Option<(Master, Hold)>,
+    master: Option<(Master, MemoryGuard)>,
 }
 
 /// Weights that an update works on, at least in f32.
@@ -60,12 +60,12 @@ enum Master {
 }
 
 impl Master {
-    fn new(own: HostTensor, accounts: &Arc<Accounts>) -> (Self, Hold) {
+    fn new(own: HostTensor, accounts: &Arc<Accounts>) -> (Self, MemoryGuard) {
         let hold = accounts.hold(Category::MasterWeights, Home::Host, own.bytes());
         (Self::Host(own), hold)
     }
 
-    fn on_device(own: Tensor<2>, accounts: &Arc<Accounts>) -> (Self, Hold) {
+    fn on_device(own: Tensor<2>, accounts: &Arc<Accounts>) -> (Self, MemoryGuard) {
         let [rows, cols] = own.dims();
         let bytes = rows * cols * own.dtype().size();
         let hold = accounts.hold(Category::MasterWeights, Home::Device, bytes);
@@ -229,7 +229,7 @@ impl ParamState {
         let mut before = before.into_iter();
         let mut after = Vec::new();
         let slices = self.slices();
-        if kernels::updates(&value) {
+        if kernels::has_adamw(&value) {
             // in one pass and in place: slices bound nothing but what moments in fewer bits take
             let step = config.step(at, clip);
             let mut stored = half.map(|dtype| Tensor::empty(self.shape, (device, dtype)));

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 use burn::tensor::{Device, FloatDType};
 use firebrick_backends::accounts::Home;
 use firebrick_backends::kernels;
-use firebrick_backends::memory::{Source as ReadingSource, read};
+use firebrick_backends::memory::{ReadingSource, read};
 use firebrick_backends::{DeviceInfo, Precision, profile};
 
 /// Refuses an objective of one's own that needs a critic where the configuration has none, or has one for nothing.

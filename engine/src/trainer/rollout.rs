@@ -11,7 +11,7 @@ use crate::reward::{Answer, Place, Purpose};
 use crate::rollout::Rollout;
 use crate::task::{Reward, Shaping, Task};
 use crate::{Error, Result};
-use firebrick_backends::accounts::{Category, Hold, Home};
+use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_models::generate::{
     FinishReason, Generated, GenerationRequest, Generator, Sample, SchedulerConfig,
 };
@@ -247,7 +247,7 @@ impl Trainer {
     }
 
     /// The policy as it samples: itself, or rounded to the precision of the rollout, and what the copy takes.
-    fn sampler(&self) -> (Decoder, Option<Hold>) {
+    fn sampler(&self) -> (Decoder, Option<MemoryGuard>) {
         let decoder = self.learner.decoder();
         let precision = self.config.rollout.precision(self.config.precision);
         if precision == self.config.precision {

@@ -4,7 +4,7 @@ use super::{Decoder, Store, Unit};
 use crate::unit::Slot;
 use crate::{Error, Prepack, Quantization, Result};
 use burn::tensor::Tensor;
-use firebrick_backends::kernels::Panels;
+use firebrick_backends::kernels::PackedWeights;
 
 impl Decoder {
     /// This model with prepacked copies of its matrices; its weights are shared.
@@ -21,9 +21,9 @@ impl Decoder {
         };
         let copy = |slot: Slot, matrix: &Tensor<2>| match prepack.quantization {
             Some(Quantization::Int8) if slot.is_linear() => {
-                Panels::quantise(matrix).map(Some).ok_or_else(unread)
+                PackedWeights::quantize(matrix).map(Some).ok_or_else(unread)
             }
-            _ if prepack.panels && has_panels(slot) => Ok(Panels::pack(matrix)),
+            _ if prepack.panels && has_panels(slot) => Ok(PackedWeights::pack(matrix)),
             _ => Ok(None),
         };
         for unit in &mut packed.units {

@@ -25,7 +25,7 @@ use super::waiting_queue::WaitingQueue;
 use crate::forward_context::{Columns, ForwardContext};
 use crate::{Decoder, Result};
 use burn::tensor::{Int, Tensor, TensorData};
-use firebrick_backends::accounts::{Accounts, Category, Hold, Home};
+use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::device::{is_accelerator, is_cpu};
 use firebrick_backends::kernels::in_thread_pool;
 use std::collections::VecDeque;
@@ -63,7 +63,7 @@ pub(super) struct Engine<'a> {
     /// The last token of every row, if the host has not read it.
     pending: Option<PendingTokens>,
     stats: GenerationStats,
-    hold: Option<Hold>,
+    hold: Option<MemoryGuard>,
     ended: &'a mut dyn FnMut(Sample),
 }
 

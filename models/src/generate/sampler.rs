@@ -6,7 +6,7 @@ use super::top_k_top_p::sample_truncated;
 use crate::random::DrawKey;
 use crate::{Error, Result};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use firebrick_backends::kernels::{self, Choice, Truncation};
+use firebrick_backends::kernels::{self, SampleOptions, Truncation};
 use rayon::prelude::*;
 
 /// A sampled token for every row, on the host or on the device.
@@ -81,16 +81,16 @@ pub(super) fn sample(
     if !sampling.is_truncated() || sampling.is_greedy() {
         let uniforms = (!sampling.is_greedy()).then_some(&uniforms[..]);
         let temperature = sampling.scoring_temperature();
-        if let Some(drawn) = kernels::draw_rows(&logits, temperature, uniforms) {
-            let chosen = |(token, logp)| SampledToken {
-                token,
-                logp,
-                full_logp: logp,
+        if let Some(drawn) = kernels::sample_rows(&logits, temperature, uniforms) {
+            let chosen = |drawn: kernels::SampledToken| SampledToken {
+                token: drawn.token,
+                logp: drawn.logp,
+                full_logp: drawn.logp,
             };
             return Ok(SampledTokens::Host(drawn.into_iter().map(chosen).collect()));
         }
     }
-    let choice = Choice {
+    let choice = SampleOptions {
         temperature: sampling.scoring_temperature(),
         truncation: Truncation {
             top_k: sampling.top_k,
@@ -99,7 +99,7 @@ pub(super) fn sample(
         },
         uniforms: (!sampling.is_greedy()).then_some(&uniforms),
     };
-    if let Some(rows) = kernels::choose_rows(&logits, choice) {
+    if let Some(rows) = kernels::sample_rows_on_device(&logits, choice) {
         return Ok(SampledTokens::Device(rows));
     }
     if sampling.is_greedy() {

@@ -4,7 +4,7 @@ use super::{assert_near, cases, numbers, on_gpus, precisions, stored, values};
 use crate::devices::backend;
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::device::Backend;
-use firebrick_backends::kernels::{self, Panels};
+use firebrick_backends::kernels::{self, PackedWeights};
 
 on_gpus!(
     codes_are_the_nearest_of_255_even_steps_up_to_an_output_s_largest,
@@ -21,7 +21,7 @@ fn quantised(
     [outputs, inner]: [usize; 2],
     dtype: DType,
     device: &Device,
-) -> (Vec<f64>, Panels, Vec<f64>) {
+) -> (Vec<f64>, PackedWeights, Vec<f64>) {
     let mut raw = numbers(outputs * inner, 31, 1.0);
     for (row, raw) in raw.chunks_mut(inner).enumerate() {
         for w in raw {
@@ -29,7 +29,7 @@ fn quantised(
         }
     }
     let (w, ws) = stored(raw, [outputs, inner], dtype, device);
-    let packed = Panels::quantise(&w).expect("a kernel");
+    let packed = PackedWeights::quantize(&w).expect("a kernel");
     let singles: Vec<f64> = (0..inner * inner)
         .map(|i| f64::from(u8::from(i % inner == i / inner)))
         .collect();
@@ -125,7 +125,7 @@ fn hold_ends(rows: usize, shape: [usize; 2], (dtype, tolerance): (DType, f64), d
     let (_, gate, gates) = quantised(shape, dtype, device);
     let raw = numbers(outputs * inner, 36, 0.5);
     let (up, _) = stored(raw, shape, dtype, device);
-    let up = Panels::quantise(&up).expect("a kernel");
+    let up = PackedWeights::quantize(&up).expect("a kernel");
     let (x, xs) = stored(numbers(rows * inner, 37, 0.1), [rows, inner], dtype, device);
     let (base, bases) = stored(
         numbers(rows * outputs, 38, 1.0),
@@ -136,7 +136,7 @@ fn hold_ends(rows: usize, shape: [usize; 2], (dtype, tolerance): (DType, f64), d
 
     let products = product(&xs, &gates, inner);
     let expected: Vec<f64> = products.iter().zip(&bases).map(|(y, b)| y + b).collect();
-    let onto = gate.linear_onto(base.clone(), &x).expect("a kernel");
+    let onto = gate.linear_add(base.clone(), &x).expect("a kernel");
     assert_near(
         &format!("{what}: onto"),
         &values(onto),
@@ -150,7 +150,7 @@ fn hold_ends(rows: usize, shape: [usize; 2], (dtype, tolerance): (DType, f64), d
         0.0,
     );
     // which is then nobody's
-    let onto = gate.linear_onto(base, &x).expect("a kernel");
+    let onto = gate.linear_add(base, &x).expect("a kernel");
     assert_near(
         &format!("{what}: in place"),
         &values(onto),
@@ -165,7 +165,7 @@ fn hold_ends(rows: usize, shape: [usize; 2], (dtype, tolerance): (DType, f64), d
         .zip(ups)
         .map(|(y, u)| silu(*y) * u)
         .collect();
-    let gated = Panels::linear_gated(&gate, &up, &x).expect("a kernel");
+    let gated = PackedWeights::linear_swiglu(&gate, &up, &x).expect("a kernel");
     assert_near(
         &format!("{what}: gated"),
         &values(gated),
@@ -191,12 +191,12 @@ fn a_product_goes_onto_what_is_there_or_gates_another(device: &Device) {
         .max_fused_rows
         + 1;
     let (w, _) = stored(numbers(21, 39, 1.0), [3, 7], DType::F32, device);
-    let packed = Panels::quantise(&w).expect("a kernel");
+    let packed = PackedWeights::quantize(&w).expect("a kernel");
     let (x, _) = stored(numbers(rows * 7, 40, 1.0), [rows, 7], DType::F32, device);
     let (base, bases) = stored(numbers(rows * 3, 41, 1.0), [rows, 3], DType::F32, device);
-    let back = packed.linear_onto(base, &x).expect_err("no kernel");
+    let back = packed.linear_add(base, &x).expect_err("no kernel");
     assert_near("the base", &values(back), &bases, 0.0);
-    assert!(Panels::linear_gated(&packed, &packed, &x).is_none());
+    assert!(PackedWeights::linear_swiglu(&packed, &packed, &x).is_none());
 }
 
 fn outputs_of_zeros_are_zeros_and_of_nan_are_nan(device: &Device) {
@@ -206,7 +206,7 @@ fn outputs_of_zeros_are_zeros_and_of_nan_are_nan(device: &Device) {
     raw[2 * inner + 3] = f64::NAN;
     raw[3 * inner + 1] = f64::INFINITY;
     let (w, _) = stored(raw, [4, inner], DType::F32, device);
-    let packed = Panels::quantise(&w).expect("a kernel");
+    let packed = PackedWeights::quantize(&w).expect("a kernel");
     let (x, _) = stored(numbers(inner, 34, 1.0), [1, inner], DType::F32, device);
     let y = values(packed.linear(&x).expect("a kernel"));
     assert!(y[0].is_finite() && y[0] != 0.0, "{y:?}");
@@ -215,7 +215,7 @@ fn outputs_of_zeros_are_zeros_and_of_nan_are_nan(device: &Device) {
 
 fn what_has_a_graph_has_no_copy(device: &Device) {
     let (w, _) = stored(numbers(64, 35, 1.0), [8, 8], DType::F32, device);
-    let packed = Panels::quantise(&w).expect("a kernel");
+    let packed = PackedWeights::quantize(&w).expect("a kernel");
     let graph: Tensor<2> = w.autodiff();
-    assert!(Panels::quantise(&graph).is_none() && packed.linear(&graph).is_none());
+    assert!(PackedWeights::quantize(&graph).is_none() && packed.linear(&graph).is_none());
 }

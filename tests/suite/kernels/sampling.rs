@@ -2,7 +2,7 @@
 
 use super::{cases, numbers, on_gpus, precisions, stored, values};
 use burn::tensor::{DType, Device, Tensor};
-use firebrick_backends::kernels::{self, Choice, Truncation};
+use firebrick_backends::kernels::{self, SampleOptions, Truncation};
 
 on_gpus!(
     tokens_are_drawn_from_what_is_kept_with_both_log_probs,
@@ -36,12 +36,12 @@ fn kept(weights: &[f64], cut: Truncation) -> Vec<usize> {
 fn choose(logits: &Tensor<2>, truncation: Truncation, greedy: bool) -> (Vec<f64>, Vec<f32>) {
     let rows = logits.dims()[0];
     let uniforms: Vec<f32> = (0..rows).map(|r| (r as f32 + 0.37) / rows as f32).collect();
-    let choice = Choice {
+    let choice = SampleOptions {
         temperature: TEMPERATURE,
         truncation,
         uniforms: (!greedy).then_some(&uniforms),
     };
-    let found = kernels::choose_rows(logits, choice).expect("a kernel");
+    let found = kernels::sample_rows_on_device(logits, choice).expect("a kernel");
     (values(found), uniforms)
 }
 
@@ -171,10 +171,10 @@ fn draws_are_those_of_the_cpus_kernel(device: &Device) {
     for greedy in [false, true] {
         let (found, uniforms) = choose(&logits, Truncation::default(), greedy);
         let uniforms = (!greedy).then_some(&uniforms[..]);
-        let expected = kernels::draw_rows(&own(&Device::flex()), TEMPERATURE, uniforms);
-        for (found, (token, logp)) in found.chunks(3).zip(expected.expect("a kernel")) {
-            assert_eq!(found[0] as u32, token);
-            assert!((found[1] - f64::from(logp)).abs() < 1e-4);
+        let expected = kernels::sample_rows(&own(&Device::flex()), TEMPERATURE, uniforms);
+        for (found, expected) in found.chunks(3).zip(expected.expect("a kernel")) {
+            assert_eq!(found[0] as u32, expected.token);
+            assert!((found[1] - f64::from(expected.logp)).abs() < 1e-4);
         }
     }
 }

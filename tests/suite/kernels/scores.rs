@@ -66,7 +66,7 @@ fn hold(
     let running = tiles().fold(None, |running, (first, width)| {
         kernels::score_tile(&cut((first, width)), first, &ids, running, scaling)
     });
-    let scores = kernels::scores(running.expect("a kernel"));
+    let scores = kernels::finish_scores(running.expect("a kernel"));
     assert_near(
         &what,
         &values(scores.logp.clone()),

@@ -2,7 +2,7 @@
 
 use super::{assert_near, cases, numbers, on_gpus, precisions, stored, values};
 use burn::tensor::{DType, Device, Tensor};
-use firebrick_backends::kernels::{self, AdamWStep, Map8, Segments};
+use firebrick_backends::kernels::{self, AdamWStep, QuantizationMap, RowsByToken};
 
 on_gpus!(
     an_update_is_its_formula_and_touches_no_other_row,
@@ -89,7 +89,7 @@ fn blocks_of_8_bits_have_their_largest_value_and_the_nearest_entries(device: &De
     let midpoints = (0..255).map(midpoint).chain([f64::INFINITY]).collect();
     let (midpoints, _) = stored(midpoints, [256], DType::F32, device);
     let (table, entries) = stored(entries, [256], DType::F32, device);
-    let map = Map8 {
+    let map = QuantizationMap {
         midpoints: &midpoints,
         smallest: 1e-31,
     };
@@ -102,9 +102,9 @@ fn blocks_of_8_bits_have_their_largest_value_and_the_nearest_entries(device: &De
                 .filter(|_| rows * n > 256)
                 .for_each(|x| *x = 0.0);
             let (x, xs) = stored(raw, [rows, n], dtype, device);
-            let blocks = kernels::quantise8(&x, &map).expect("a kernel");
+            let blocks = kernels::quantize_blockwise(&x, &map).expect("a kernel");
             let scales = values(blocks.scales.clone());
-            let back = kernels::dequantise8(&blocks, &table, [rows, n], DType::F32);
+            let back = kernels::dequantize_blockwise(&blocks, &table, [rows, n], DType::F32);
             let back = values(back.expect("a kernel"));
             for ((block, back), &scale) in xs.chunks(256).zip(back.chunks(256)).zip(&scales) {
                 let largest = block
@@ -124,7 +124,7 @@ fn blocks_of_8_bits_have_their_largest_value_and_the_nearest_entries(device: &De
         });
     }
     let (x, _) = stored(vec![1.0, f64::NAN, 2.0], [1, 3], DType::F32, device);
-    let blocks = kernels::quantise8(&x, &map).expect("a kernel");
+    let blocks = kernels::quantize_blockwise(&x, &map).expect("a kernel");
     assert!(values(blocks.scales)[0].is_nan());
 }
 
@@ -142,8 +142,8 @@ fn rows_are_added_to_their_tokens(device: &Device) {
                     *sum += x;
                 }
             }
-            let segments = Segments::new(&ids, device);
-            let found = kernels::add_rows(sum.clone(), &segments, &rows).expect("a kernel");
+            let segments = RowsByToken::new(&ids, device);
+            let found = kernels::scatter_add_rows(sum.clone(), &segments, &rows).expect("a kernel");
             assert_near("the sum", &values(found), &expected, tolerance);
             assert_near("the old sum", &values(sum), &before, 0.0);
         });

@@ -181,7 +181,7 @@ fn transposed<T>(m: Matrix<T>) -> Matrix<T> {
     }
 }
 
-fn target<T>(values: &mut [T], row: usize) -> Target<T> {
+fn as_target<T>(values: &mut [T], row: usize) -> Target<T> {
     Target {
         start: values.as_mut_ptr(),
         row,
@@ -262,7 +262,7 @@ fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: &[FlexTensor; 3]) -> Flex
             let queries = row_major(q, query, heads.q_row());
             for (tokens, row) in rows.runs(&block.keys) {
                 let keys = row_major(k, heads.key(row, kv), heads.kv_row());
-                let tile = target(&mut scores[tokens.start - block.keys.start..], n);
+                let tile = as_target(&mut scores[tokens.start - block.keys.start..], n);
                 let size = Size {
                     m,
                     k: heads.dim,
@@ -386,7 +386,7 @@ impl<T: Real> BackwardPass<'_, T> {
             let keys = transposed(row_major(k, key, kv_row));
             multiply(
                 size,
-                target(&mut scratch.p[column..], n),
+                as_target(&mut scratch.p[column..], n),
                 queries,
                 keys,
                 one,
@@ -394,7 +394,7 @@ impl<T: Real> BackwardPass<'_, T> {
             let values = transposed(row_major(v, key, kv_row));
             multiply(
                 size,
-                target(&mut scratch.ds[column..], n),
+                as_target(&mut scratch.ds[column..], n),
                 d_out,
                 values,
                 one,

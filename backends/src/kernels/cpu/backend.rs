@@ -1,12 +1,12 @@
 //! What the CPU backend has kernels for.
 
 use super::packed::PanelMatrix;
-use super::{attention, autodiff, decode, draw, glu, linear, norm, rotary, scores, skinny_gemm};
+use super::{attention, autodiff, decode, glu, linear, norm, rotary, sample, scores, skinny_gemm};
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix};
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::{
-    AttentionShape, DecodeShape, Drawn, Gate, RowScores, Scaling, ScoreGradients,
+    AttentionShape, DecodeShape, Gate, RowScores, SampledToken, Scaling, ScoreGradients,
 };
 use burn::tensor::{Device, Int, Tensor};
 use std::sync::Arc;
@@ -49,32 +49,32 @@ impl Kernels for CpuKernels {
         skinny_gemm::linear_each(x, w)
     }
 
-    fn linear_onto(&self, base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
-        skinny_gemm::linear_onto(base, x, w)
+    fn linear_add(&self, base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+        skinny_gemm::linear_add(base, x, w)
     }
 
-    fn linear_gated(&self, x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
-        skinny_gemm::linear_gated(x, gate, up)
+    fn linear_swiglu(&self, x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
+        skinny_gemm::linear_swiglu(x, gate, up)
     }
 
-    fn product(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-        linear::product(a, b)
+    fn matmul(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+        linear::matmul(a, b)
     }
 
-    fn product_nt(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-        linear::product_nt(a, b)
+    fn matmul_nt(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+        linear::matmul_nt(a, b)
     }
 
-    fn product_tn(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-        linear::product_tn(a, b)
+    fn matmul_tn(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+        linear::matmul_tn(a, b)
     }
 
     fn pack(&self, matrix: &Tensor<2>) -> Option<Arc<dyn PackedMatrix>> {
         Some(Arc::new(PanelMatrix::pack(matrix)?))
     }
 
-    fn quantise(&self, matrix: &Tensor<2>) -> Option<Arc<dyn PackedMatrix>> {
-        Some(Arc::new(PanelMatrix::quantise(matrix)?))
+    fn quantize(&self, matrix: &Tensor<2>) -> Option<Arc<dyn PackedMatrix>> {
+        Some(Arc::new(PanelMatrix::quantize(matrix)?))
     }
 
     fn attention(
@@ -96,13 +96,13 @@ impl Kernels for CpuKernels {
         decode::decode_attention(&qkv, cache, shape)
     }
 
-    fn draw_rows(
+    fn sample_rows(
         &self,
         logits: &Tensor<2>,
         temperature: f64,
         uniforms: Option<&[f32]>,
-    ) -> Option<Vec<Drawn>> {
-        draw::draw_rows(logits, temperature, uniforms)
+    ) -> Option<Vec<SampledToken>> {
+        sample::sample_rows(logits, temperature, uniforms)
     }
 
     fn score_rows(

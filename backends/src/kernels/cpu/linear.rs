@@ -132,7 +132,7 @@ fn multiplied<T: Real>(
 /// `a · b` for `[m, k]` and `[k, n]`; in f32 where they are stored in half precision.
 ///
 /// `None` where the kernels do not support the tensors. Not differentiable.
-pub(super) fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+pub(super) fn matmul(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     let ([m, k], [_, n]) = (a.dims(), b.dims());
     untraced([m, k, n], (a, [k, 1]), (b, [n, 1]))
 }
@@ -140,7 +140,7 @@ pub(super) fn product(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
 /// `a · bᵀ` for `[m, k]` and `[n, k]`; in f32 where they are stored in half precision.
 ///
 /// `None` where the kernels do not support the tensors. Not differentiable.
-pub(super) fn product_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+pub(super) fn matmul_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     let ([m, k], [n, _]) = (a.dims(), b.dims());
     untraced([m, k, n], (a, [k, 1]), (b, [1, k]))
 }
@@ -148,7 +148,7 @@ pub(super) fn product_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
 /// `aᵀ · b` for `[k, m]` and `[k, n]`; in f32 where they are stored in half precision.
 ///
 /// `None` where the kernels do not support the tensors. Not differentiable.
-pub(super) fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+pub(super) fn matmul_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     let ([k, m], [_, n]) = (a.dims(), b.dims());
     untraced([m, k, n], (a, [1, m]), (b, [n, 1]))
 }

@@ -44,7 +44,7 @@ impl PackedMatrix for PanelMatrix {
         Some(out.into_iter().map(to_tensor).collect())
     }
 
-    fn linear_onto(&self, base: Tensor<2>, x: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
+    fn linear_add(&self, base: Tensor<2>, x: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
         let (Some(sum), Some(x)) = (untracked_f32(&base), untracked_f32(x)) else {
             return Err(base);
         };
@@ -53,7 +53,7 @@ impl PackedMatrix for PanelMatrix {
         out.into_iter().next().map(to_tensor).ok_or(base)
     }
 
-    fn linear_gated(&self, up: &dyn PackedMatrix, x: &Tensor<2>) -> Option<Tensor<2>> {
+    fn linear_swiglu(&self, up: &dyn PackedMatrix, x: &Tensor<2>) -> Option<Tensor<2>> {
         let (up, x) = (own(up)?, untracked_f32(x)?);
         let _span = span("product", flops(self, &x) + flops(up, &x));
         let out = products(&x, &[self], &Epilogue::SwiGlu(up));

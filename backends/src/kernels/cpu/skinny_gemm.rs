@@ -41,7 +41,7 @@ pub(super) fn linear_each(x: &Tensor<2>, w: &[&Tensor<2>]) -> Option<Vec<Tensor<
 /// `base + x · Wᵀ`, with `base` of the result's shape.
 ///
 /// `None` as in [`linear_each`].
-pub(super) fn linear_onto(base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+pub(super) fn linear_add(base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
     if !(is_skinny(x) && is_like(w, x) && is_like(base, x)) {
         return None;
     }
@@ -54,7 +54,7 @@ pub(super) fn linear_onto(base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Opt
 /// `silu(x · gateᵀ) ∘ (x · upᵀ)`, the gated half of an MLP.
 ///
 /// `None` as in [`linear_each`].
-pub(super) fn linear_gated(x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
+pub(super) fn linear_swiglu(x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
     if !(is_skinny(x) && is_like(gate, x) && is_like(up, x)) {
         return None;
     }

@@ -1,13 +1,13 @@
 //! Kernels against the same formulas in tensor operations, forward and backward. Shapes are no multiples of a vector or block.
 
 mod attention;
-mod panels;
+mod packed;
 
 use attention::families;
 
 use crate::kernels::{
-    AttentionShape, Families, Gate, Scaling, ScoreGradients, attention, glu, linear, linear_each,
-    linear_gated, linear_onto, rms_norm, rotary, score_gradient, score_rows,
+    AttentionShape, Families, Gate, Scaling, ScoreGradients, attention, glu, linear, linear_add,
+    linear_each, linear_swiglu, rms_norm, rotary, score_gradient, score_rows,
 };
 use burn::tensor::activation::{log_softmax, silu};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -174,9 +174,9 @@ fn products_of_few_rows_are_their_formulas() {
             assert_same("products", found, &plain(w));
         }
         let base = numbers([rows, outer], 9);
-        let found = linear_onto(&base, &x, &a).expect("f32 on the CPU");
+        let found = linear_add(&base, &x, &a).expect("f32 on the CPU");
         assert_same("on top", &found, &(base + plain(&a)));
-        let found = linear_gated(&x, &a, &b).expect("f32 on the CPU");
+        let found = linear_swiglu(&x, &a, &b).expect("f32 on the CPU");
         assert_same("gated", &found, &(silu(plain(&a)) * plain(&b)));
         let graph = x.clone().autodiff();
         assert!(
@@ -255,28 +255,32 @@ fn exponentials_are_exact_to_two_units_and_end_well() {
 }
 
 #[test]
-fn draws_invert_the_cumulative_distribution_and_the_likeliest_is_the_argmax() {
-    use crate::kernels::draw_rows;
+fn samples_invert_the_cumulative_distribution_and_greedy_ones_are_the_argmax() {
+    use crate::kernels::sample_rows;
     let (rows, vocab, temperature) = (7, 1003, 0.8);
     let logits = numbers([rows, vocab], 21) * 6.0;
     let logp = log_softmax(logits.clone() / temperature, 1);
     let logp: Vec<f64> = logp.into_data().iter::<f64>().collect();
     let uniforms: Vec<f32> = (0..rows).map(|r| (r as f32 + 0.37) / rows as f32).collect();
-    let drawn = draw_rows(&logits, temperature, Some(&uniforms)).expect("f32 on the CPU");
-    for (row, &(token, found)) in drawn.iter().enumerate() {
+    let drawn = sample_rows(&logits, temperature, Some(&uniforms)).expect("f32 on the CPU");
+    for (row, sampled) in drawn.iter().enumerate() {
         let own = &logp[row * vocab..][..vocab];
-        let (token, u) = (token as usize, f64::from(uniforms[row]));
+        let (token, u) = (sampled.token as usize, f64::from(uniforms[row]));
         let up_to = |end: usize| own[..end].iter().map(|l| l.exp()).sum::<f64>();
         assert!(
             up_to(token) <= u + 1e-5 && up_to(token + 1) >= u - 1e-5,
             "row {row}"
         );
-        assert!((f64::from(found) - own[token]).abs() < 1e-5, "row {row}");
+        assert!(
+            (f64::from(sampled.logp) - own[token]).abs() < 1e-5,
+            "row {row}"
+        );
     }
-    let greedy = draw_rows(&logits, 1.0, None).expect("f32 on the CPU");
-    for (row, (token, _)) in greedy.into_iter().enumerate() {
+    let greedy = sample_rows(&logits, 1.0, None).expect("f32 on the CPU");
+    for (row, sampled) in greedy.into_iter().enumerate() {
         let own = &logp[row * vocab..][..vocab];
-        assert!(own.iter().all(|&l| l <= own[token as usize]), "row {row}");
+        let largest = own[sampled.token as usize];
+        assert!(own.iter().all(|&l| l <= largest), "row {row}");
     }
 }
 

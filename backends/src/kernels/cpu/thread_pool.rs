@@ -13,12 +13,12 @@ pub fn in_thread_pool<R: Send>(device: &Device, work: impl FnOnce() -> R + Send)
     if !is_cpu(device) {
         return work();
     }
-    let recording = trace::leave();
+    let recording = trace::detach();
     let (result, recording) = rayon::scope(|_| {
-        trace::enter(recording);
+        trace::attach(recording);
         let result = work();
-        (result, trace::leave())
+        (result, trace::detach())
     });
-    trace::enter(recording);
+    trace::attach(recording);
     result
 }

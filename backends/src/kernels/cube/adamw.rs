@@ -6,7 +6,7 @@ use super::launch::{
 };
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
-use crate::kernels::shapes::{AdamWStep, Updated};
+use crate::kernels::shapes::{AdamWOutput, AdamWStep};
 use crate::trace::span;
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
@@ -15,7 +15,7 @@ use cubecl::prelude::*;
 use std::ops::Range;
 
 /// Whether a kernel updates parameters like this one.
-pub(super) fn updates(value: &Tensor<2>) -> bool {
+pub(super) fn has_kernel(value: &Tensor<2>) -> bool {
     value.dtype() == DType::F32 && supports(Operation::AdamW, value)
 }
 
@@ -27,7 +27,7 @@ pub(super) fn adamw(
     moments: Option<[Tensor<2>; 2]>,
     stored: Option<Tensor<2>>,
     step: &AdamWStep,
-) -> Updated {
+) -> AdamWOutput {
     let _span = span("adamw", 0.0);
     let [_, columns] = value.dims();
     // other rows stay unchanged
@@ -105,7 +105,7 @@ pub(super) fn adamw(
             [types[0], types[1], elem(stored)],
         ),
     }
-    Updated {
+    AdamWOutput {
         value: Cube::tensor(value),
         moments: [new_first, new_second].map(Cube::tensor),
         stored: stored.map(Cube::tensor),

@@ -1,13 +1,15 @@
 //! What CubeCL backends have kernels for.
 
 use super::packed::QuantizedMatrix;
-use super::{adamw, attention, block8, decode, draw, embedding, glu, launch, norm, rotary, scores};
+use super::{
+    adamw, attention, block8, decode, embedding, glu, launch, norm, rotary, sample, scores,
+};
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix};
 use crate::kernels::choice::{Operation, TILE};
 use crate::kernels::shapes::{
-    AdamWStep, AttentionShape, Blocks8, Choice, DecodeShape, Gate, Map8, RowScores, RunningScores,
-    Scaling, ScoreGradients, Segments, Updated,
+    AdamWOutput, AdamWStep, AttentionShape, DecodeShape, Gate, QuantizationMap, QuantizedBlocks,
+    RowScores, RowsByToken, RunningScores, SampleOptions, Scaling, ScoreGradients,
 };
 use burn::tensor::{DType, Device, Int, Tensor};
 use std::ops::Range;
@@ -34,7 +36,7 @@ impl Kernels for CubeKernels {
         norm::rms_norm(x, w, eps, offset)
     }
 
-    fn rms_norm_onto(
+    fn rms_norm_add(
         &self,
         base: Tensor<2>,
         x: &Tensor<2>,
@@ -42,7 +44,7 @@ impl Kernels for CubeKernels {
         eps: f64,
         offset: f64,
     ) -> Result<Tensor<2>, Tensor<2>> {
-        norm::rms_norm_onto(base, x, w, eps, offset)
+        norm::rms_norm_add(base, x, w, eps, offset)
     }
 
     fn glu(&self, activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
@@ -58,8 +60,8 @@ impl Kernels for CubeKernels {
         rotary::rotary(x, cos, sin)
     }
 
-    fn quantise(&self, matrix: &Tensor<2>) -> Option<Arc<dyn PackedMatrix>> {
-        Some(Arc::new(QuantizedMatrix::quantise(matrix)?))
+    fn quantize(&self, matrix: &Tensor<2>) -> Option<Arc<dyn PackedMatrix>> {
+        Some(Arc::new(QuantizedMatrix::quantize(matrix)?))
     }
 
     fn attention(
@@ -81,8 +83,12 @@ impl Kernels for CubeKernels {
         decode::decode_attention(qkv, cache, shape)
     }
 
-    fn choose_rows(&self, logits: &Tensor<2>, choice: Choice<'_>) -> Option<Tensor<2>> {
-        draw::choose_rows(logits, choice)
+    fn sample_rows_on_device(
+        &self,
+        logits: &Tensor<2>,
+        choice: SampleOptions<'_>,
+    ) -> Option<Tensor<2>> {
+        sample::sample_rows_on_device(logits, choice)
     }
 
     fn score_rows(
@@ -116,7 +122,7 @@ impl Kernels for CubeKernels {
         scores::score_tile(logits, first, targets, running, scaling)
     }
 
-    fn scores(&self, running: RunningScores) -> Option<RowScores> {
+    fn finish_scores(&self, running: RunningScores) -> Option<RowScores> {
         Some(scores::finish(running))
     }
 
@@ -132,8 +138,8 @@ impl Kernels for CubeKernels {
         scores::tile_gradient(logits, first, targets, scores, upstream, scaling)
     }
 
-    fn updates(&self, value: &Tensor<2>) -> bool {
-        adamw::updates(value)
+    fn has_adamw(&self, value: &Tensor<2>) -> bool {
+        adamw::has_kernel(value)
     }
 
     fn adamw(
@@ -144,30 +150,35 @@ impl Kernels for CubeKernels {
         moments: Option<[Tensor<2>; 2]>,
         stored: Option<Tensor<2>>,
         step: &AdamWStep,
-    ) -> Option<Updated> {
-        adamw::updates(&value).then(|| adamw::adamw(value, rows, gradient, moments, stored, step))
+    ) -> Option<AdamWOutput> {
+        adamw::has_kernel(&value)
+            .then(|| adamw::adamw(value, rows, gradient, moments, stored, step))
     }
 
-    fn quantise8(&self, values: &Tensor<2>, map: &Map8<'_>) -> Option<Blocks8> {
-        block8::quantise(values, map)
-    }
-
-    fn dequantise8(
+    fn quantize_blockwise(
         &self,
-        blocks: &Blocks8,
+        values: &Tensor<2>,
+        map: &QuantizationMap<'_>,
+    ) -> Option<QuantizedBlocks> {
+        block8::quantize(values, map)
+    }
+
+    fn dequantize_blockwise(
+        &self,
+        blocks: &QuantizedBlocks,
         entries: &Tensor<1>,
         shape: [usize; 2],
         dtype: DType,
     ) -> Option<Tensor<2>> {
-        block8::dequantise(blocks, entries, shape, dtype)
+        block8::dequantize(blocks, entries, shape, dtype)
     }
 
-    fn add_rows(
+    fn scatter_add_rows(
         &self,
         sum: Tensor<2>,
-        segments: &Segments,
+        groups: &RowsByToken,
         rows: &Tensor<2>,
     ) -> Result<Tensor<2>, Tensor<2>> {
-        embedding::add_rows(sum, segments, rows)
+        embedding::scatter_add_rows(sum, groups, rows)
     }
 }

@@ -5,7 +5,7 @@ use super::launch::{
 };
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
-use crate::kernels::shapes::{Blocks8, Map8};
+use crate::kernels::shapes::{QuantizationMap, QuantizedBlocks};
 use crate::trace::span;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Tensor};
@@ -15,8 +15,8 @@ use cubecl::prelude::*;
 /// Elements of a block, and units of a cube.
 const BLOCK: usize = 256;
 
-/// Codes and scales of a matrix; see [`crate::kernels::quantise8`].
-pub(super) fn quantise(values: &Tensor<2>, map: &Map8<'_>) -> Option<Blocks8> {
+/// Codes and scales of a matrix; see [`crate::kernels::quantize_blockwise`].
+pub(super) fn quantize(values: &Tensor<2>, map: &QuantizationMap<'_>) -> Option<QuantizedBlocks> {
     if !supports(Operation::Block8, values) {
         return None;
     }
@@ -42,15 +42,15 @@ pub(super) fn quantise(values: &Tensor<2>, map: &Map8<'_>) -> Option<Blocks8> {
         f32::NAN,
         dtype,
     );
-    Some(Blocks8 {
+    Some(QuantizedBlocks {
         codes: Tensor::from_primitive::<Cube>(codes),
         scales: Cube::tensor(scales),
     })
 }
 
-/// The matrix that codes and scales stand for; see [`crate::kernels::dequantise8`].
-pub(super) fn dequantise(
-    blocks: &Blocks8,
+/// The matrix that codes and scales stand for; see [`crate::kernels::dequantize_blockwise`].
+pub(super) fn dequantize(
+    blocks: &QuantizedBlocks,
     entries: &Tensor<1>,
     shape: [usize; 2],
     dtype: DType,

@@ -5,17 +5,17 @@ use super::launch::{
 };
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
-use crate::kernels::shapes::Segments;
+use crate::kernels::shapes::RowsByToken;
 use crate::trace::span;
 use burn::backend::Cube;
 use burn::tensor::Tensor;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// Adds rows to those of their tokens; see [`crate::kernels::add_rows`].
-pub(super) fn add_rows(
+/// Adds rows to those of their tokens; see [`crate::kernels::scatter_add_rows`].
+pub(super) fn scatter_add_rows(
     sum: Tensor<2>,
-    segments: &Segments,
+    groups: &RowsByToken,
     rows: &Tensor<2>,
 ) -> Result<Tensor<2>, Tensor<2>> {
     if !supports(Operation::Embedding, &sum) || sum.dtype() != rows.dtype() {
@@ -29,15 +29,15 @@ pub(super) fn add_rows(
     let columns = width.div_ceil(UNITS);
     add::launch(
         &out.client.clone(),
-        cubes(&out, segments.count * columns),
+        cubes(&out, groups.count * columns),
         CubeDim::new_1d(UNITS as u32),
         address([&out, &rows]),
         out.clone().into_buffer_arg(),
         rows.into_buffer_arg(),
-        integers(&segments.order).into_buffer_arg(),
-        integers(&segments.starts).into_buffer_arg(),
-        integers(&segments.ids).into_buffer_arg(),
-        segments.count,
+        integers(&groups.order).into_buffer_arg(),
+        integers(&groups.starts).into_buffer_arg(),
+        integers(&groups.ids).into_buffer_arg(),
+        groups.count,
         width,
         columns,
         elem(&out),

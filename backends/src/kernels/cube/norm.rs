@@ -27,8 +27,8 @@ pub(super) fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> O
     ))
 }
 
-/// The same, added to `base`; see [`crate::kernels::rms_norm_onto`].
-pub(super) fn rms_norm_onto(
+/// The same, added to `base`; see [`crate::kernels::rms_norm_add`].
+pub(super) fn rms_norm_add(
     base: Tensor<2>,
     x: &Tensor<2>,
     w: &Tensor<2>,

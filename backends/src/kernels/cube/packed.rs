@@ -52,8 +52,8 @@ impl Debug for QuantizedMatrix {
 }
 
 impl QuantizedMatrix {
-    /// Quantises a matrix; see [`crate::kernels::Panels::quantise`].
-    pub(crate) fn quantise(matrix: &Tensor<2>) -> Option<Self> {
+    /// Quantises a matrix; see [`crate::kernels::PackedWeights::quantize`].
+    pub(crate) fn quantize(matrix: &Tensor<2>) -> Option<Self> {
         if !supports(Operation::Quantised, matrix) || matrix.device().is_autodiff() {
             return None;
         }
@@ -214,7 +214,7 @@ impl PackedMatrix for QuantizedMatrix {
     }
 
     /// Few rows only.
-    fn linear_onto(&self, base: Tensor<2>, x: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
+    fn linear_add(&self, base: Tensor<2>, x: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
         let alike = base.dtype() == x.dtype() && !base.device().is_autodiff();
         let prepared = self.prepare(x).filter(|_| alike);
         let Some((x, Algorithm::Fused { on_tensor_cores })) = prepared else {
@@ -227,7 +227,7 @@ impl PackedMatrix for QuantizedMatrix {
     }
 
     /// Few rows only.
-    fn linear_gated(&self, up: &dyn PackedMatrix, x: &Tensor<2>) -> Option<Tensor<2>> {
+    fn linear_swiglu(&self, up: &dyn PackedMatrix, x: &Tensor<2>) -> Option<Tensor<2>> {
         let up: &dyn Any = up;
         let up: &Self = up.downcast_ref()?;
         let shapes = [self, up].map(|matrix| [matrix.outputs, matrix.inner]);

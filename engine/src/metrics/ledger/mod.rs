@@ -7,7 +7,7 @@ pub use growth::{Growth, Leak};
 use crate::metrics::Phase;
 use firebrick_backends::accounts::{Accounts, Balance, Home};
 use firebrick_backends::allocator;
-use firebrick_backends::memory::{Reading, Source, read};
+use firebrick_backends::memory::{Reading, ReadingSource, read};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl Ledger {
         Self {
             peak_bytes,
             phases: BTreeMap::new(),
-            on_host: read(device).source == Source::CountedHeap,
+            on_host: read(device).source == ReadingSource::CountedHeap,
             accounts: Arc::clone(accounts),
             entries: Vec::new(),
             growth: Growth::default(),

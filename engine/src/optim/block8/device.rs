@@ -4,7 +4,7 @@ use super::{BLOCK, Codebook, HostBlock8, SMALLEST};
 use crate::Result;
 use crate::error::device_error;
 use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor, TensorData};
-use firebrick_backends::kernels::{self, Blocks8, Map8};
+use firebrick_backends::kernels::{self, QuantizationMap, QuantizedBlocks};
 
 /// Elements that are worked on at a time: what bounds temporaries, about ten times 4 bytes each.
 const SLICE: usize = 1 << 20;
@@ -33,11 +33,12 @@ impl DeviceBlock8 {
         let n = shape[0] * shape[1];
         let book = Codebook::of(signed);
         let midpoints = table(&book.midpoints, &values.device());
-        let map = Map8 {
+        let map = QuantizationMap {
             midpoints: &midpoints,
             smallest: SMALLEST,
         };
-        if let Some(Blocks8 { codes, scales }) = kernels::quantise8(&values, &map) {
+        if let Some(QuantizedBlocks { codes, scales }) = kernels::quantize_blockwise(&values, &map)
+        {
             return Self {
                 codes,
                 scales,
@@ -68,11 +69,12 @@ impl DeviceBlock8 {
     pub fn dequantise(&self) -> Tensor<2> {
         let device = self.scales.device();
         let values = table(&Codebook::of(self.signed).values, &device);
-        let blocks = Blocks8 {
+        let blocks = QuantizedBlocks {
             codes: self.codes.clone(),
             scales: self.scales.clone(),
         };
-        if let Some(whole) = kernels::dequantise8(&blocks, &values, self.shape, self.dtype) {
+        if let Some(whole) = kernels::dequantize_blockwise(&blocks, &values, self.shape, self.dtype)
+        {
             return whole;
         }
         let n = self.shape[0] * self.shape[1];

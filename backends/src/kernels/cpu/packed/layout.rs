@@ -88,8 +88,8 @@ impl PanelMatrix {
         })
     }
 
-    /// A copy of a matrix in 8 bits; see [`crate::kernels::Panels::quantise`].
-    pub(crate) fn quantise(matrix: &Tensor<2>) -> Option<Self> {
+    /// A copy of a matrix in 8 bits; see [`crate::kernels::PackedWeights::quantize`].
+    pub(crate) fn quantize(matrix: &Tensor<2>) -> Option<Self> {
         let matrix = untracked_f32(matrix)?;
         let [outputs, inner] = dims(&matrix);
         let panels = outputs.div_ceil(WIDTH);

@@ -1,7 +1,7 @@
 //! Products with matrices in panels, as they are and in 8 bits.
 
 use super::{assert_same, numbers};
-use crate::kernels::Panels;
+use crate::kernels::PackedWeights;
 use burn::tensor::activation::silu;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -14,21 +14,21 @@ fn products_with_panels_are_their_formulas() {
         let [a, b] = [6, 7].map(|seed| numbers([outer, inner], seed));
         let c = numbers([3, inner], 8);
         let plain = |w: &Tensor<2>| x.clone().matmul(w.clone().transpose());
-        let pack = |w: &Tensor<2>| Panels::pack(w).expect(KNOWN);
+        let pack = |w: &Tensor<2>| PackedWeights::pack(w).expect(KNOWN);
         let [pa, pb, pc] = [&a, &b, &c].map(pack);
-        let found = Panels::linear_each(&x, [&pa, &pc, &pb]).expect(KNOWN);
+        let found = PackedWeights::linear_each(&x, [&pa, &pc, &pb]).expect(KNOWN);
         for (found, w) in found.iter().zip([&a, &c, &b]) {
             assert_same("products", found, &plain(w));
         }
         let base = numbers([rows, outer], 9);
-        let found = pa.linear_onto(base.clone(), &x).expect(KNOWN);
+        let found = pa.linear_add(base.clone(), &x).expect(KNOWN);
         assert_same("on top", &found, &(base + plain(&a)));
-        let found = Panels::linear_gated(&pa, &pb, &x).expect(KNOWN);
+        let found = PackedWeights::linear_swiglu(&pa, &pb, &x).expect(KNOWN);
         assert_same("gated", &found, &(silu(plain(&a)) * plain(&b)));
         assert!(pa.bytes() >= 4 * outer * inner && pa.bytes() <= 4 * (outer + 31) * inner);
         let wide = x.cast(DType::F64);
         assert!(
-            pa.linear(&wide).is_none() && Panels::pack(&wide).is_none(),
+            pa.linear(&wide).is_none() && PackedWeights::pack(&wide).is_none(),
             "f32 alone"
         );
     }
@@ -66,17 +66,17 @@ fn products_with_8_bit_panels_are_those_of_the_rounded_matrices() {
     for [rows, inner, outer] in [[1, 3, 5], [11, 33, 71], [64, 128, 200], [150, 40, 32]] {
         let x = numbers([rows, inner], 5);
         let [a, b, c] = [(outer, 6), (outer, 7), (3, 8)].map(|(n, salt)| numbers([n, inner], salt));
-        let pack = |w: &Tensor<2>| Panels::quantise(w).expect(KNOWN);
+        let pack = |w: &Tensor<2>| PackedWeights::quantize(w).expect(KNOWN);
         let [pa, pb, pc] = [&a, &b, &c].map(pack);
         let [ra, rb, rc] = [&a, &b, &c].map(|w| reference(&x, &rounded(w)));
-        let found = Panels::linear_each(&x, [&pa, &pc, &pb]).expect(KNOWN);
+        let found = PackedWeights::linear_each(&x, [&pa, &pc, &pb]).expect(KNOWN);
         for (found, expected) in found.iter().zip([&ra, &rc, &rb]) {
             assert_same("products", found, expected);
         }
         let base = numbers([rows, outer], 9);
-        let found = pa.linear_onto(base.clone(), &x).expect(KNOWN);
+        let found = pa.linear_add(base.clone(), &x).expect(KNOWN);
         assert_same("on top", &found, &(base + ra.clone()));
-        let found = Panels::linear_gated(&pa, &pb, &x).expect(KNOWN);
+        let found = PackedWeights::linear_swiglu(&pa, &pb, &x).expect(KNOWN);
         assert_same("gated", &found, &(silu(ra) * rb));
         // a byte a number and four an output, of whole panels
         assert_eq!(pa.bytes(), outer.next_multiple_of(32) * (inner + 4));
@@ -87,7 +87,7 @@ fn products_with_8_bit_panels_are_those_of_the_rounded_matrices() {
 fn rounding_to_8_bits_moves_no_number_by_more_than_half_a_step_and_keeps_the_largest() {
     let w = numbers([40, 70], 3) * numbers([40, 1], 4);
     let identity: Tensor<2> = Tensor::eye(70, &Device::flex());
-    let packed = Panels::quantise(&w).expect(KNOWN);
+    let packed = PackedWeights::quantize(&w).expect(KNOWN);
     let found = values(&packed.linear(&identity).expect(KNOWN).transpose());
     for (row, (found, w)) in found.chunks(70).zip(values(&w).chunks(70)).enumerate() {
         let most = w.iter().fold(0.0_f32, |most, w| most.max(w.abs()));
@@ -106,13 +106,13 @@ fn rows_of_nothing_stay_nothing_and_what_is_not_finite_is_not_hidden() {
     w[18] = f32::NAN;
     w[30] = f32::INFINITY;
     let w = Tensor::<2>::from_data(TensorData::new(w, [4, 9]), &Device::flex());
-    let packed = Panels::quantise(&w).expect(KNOWN);
+    let packed = PackedWeights::quantize(&w).expect(KNOWN);
     let y = values(&packed.linear(&numbers([1, 9], 1)).expect(KNOWN));
     assert!(y[..2].iter().all(|y| y.abs() < f32::MIN_POSITIVE), "{y:?}");
     assert!(y[2].is_nan() && y[3].is_nan(), "{y:?}");
     assert!(
-        Panels::quantise(&w.clone().cast(DType::F64)).is_none()
-            && Panels::quantise(&w.autodiff()).is_none(),
+        PackedWeights::quantize(&w.clone().cast(DType::F64)).is_none()
+            && PackedWeights::quantize(&w.autodiff()).is_none(),
         "f32 off the graph alone"
     );
 }

@@ -3,7 +3,7 @@
 use super::autodiff::{detached, dispatch_float, is_full_precision};
 use super::parallel::{dims, elements, vectorised};
 use super::real::{Real, largest, sum};
-use crate::kernels::shapes::Drawn;
+use crate::kernels::shapes::SampledToken;
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -16,11 +16,11 @@ const STRIDE: usize = 256;
 /// the row's uniform number, or the likeliest where there are no numbers; with its log-probability.
 ///
 /// `None` where the tensor is not the CPU backend's f32 or f64.
-pub(super) fn draw_rows(
+pub(super) fn sample_rows(
     logits: &Tensor<2>,
     temperature: f64,
     uniforms: Option<&[f32]>,
-) -> Option<Vec<Drawn>> {
+) -> Option<Vec<SampledToken>> {
     if !is_full_precision(logits) {
         return None;
     }
@@ -28,11 +28,15 @@ pub(super) fn draw_rows(
     let logits = detached(logits.clone());
     Some(dispatch_float!(
         logits.dtype(),
-        draw(&logits, temperature, uniforms)
+        sample(&logits, temperature, uniforms)
     ))
 }
 
-fn draw<T: Real>(logits: &FlexTensor, temperature: f64, uniforms: Option<&[f32]>) -> Vec<Drawn> {
+fn sample<T: Real>(
+    logits: &FlexTensor,
+    temperature: f64,
+    uniforms: Option<&[f32]>,
+) -> Vec<SampledToken> {
     let [rows, vocab] = dims(logits);
     let logits: &[T] = elements(logits);
     let inverse = T::of(1.0 / temperature);
@@ -52,7 +56,10 @@ fn draw<T: Real>(logits: &FlexTensor, temperature: f64, uniforms: Option<&[f32]>
                     Some(uniforms) => inverse_cdf(weights, total * T::of(f64::from(uniforms[row]))),
                 };
                 let logp = (z[token] - max) * inverse - total.ln();
-                (token as u32, logp.elem::<f32>())
+                SampledToken {
+                    token: token as u32,
+                    logp: logp.elem(),
+                }
             },
         )
     };

@@ -12,7 +12,7 @@ use super::launch::{
 };
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
-use crate::kernels::shapes::Choice;
+use crate::kernels::shapes::SampleOptions;
 use crate::trace::span;
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor, TensorData};
@@ -27,8 +27,11 @@ const BESIDE: usize = UNITS / PARTS;
 /// Token ids that f32 represents exactly.
 const IDS: usize = 1 << 24;
 
-/// See [`crate::kernels::choose_rows`].
-pub(super) fn choose_rows(logits: &Tensor<2>, choice: Choice<'_>) -> Option<Tensor<2>> {
+/// See [`crate::kernels::sample_rows_on_device`].
+pub(super) fn sample_rows_on_device(
+    logits: &Tensor<2>,
+    choice: SampleOptions<'_>,
+) -> Option<Tensor<2>> {
     if !supports(Operation::Draw, logits) || logits.dims()[1] > IDS {
         return None;
     }
