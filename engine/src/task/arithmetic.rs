@@ -376,7 +376,7 @@ mod tests {
     fn impossible_settings_are_refused_with_what_to_do() {
         assert_eq!(
             refused(r#"{"validation_size": 100}"#),
-            "`task.validation_size`: there are 100 problems, so 100 held out leave none to \
+            "`task.validation_size`: there are 100 problems, so holding out 100 leaves none to \
              train on; expected at most 99: lower it or raise `task.difficulty`"
         );
         assert_eq!(

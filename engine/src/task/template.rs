@@ -198,7 +198,7 @@ mod tests {
         let error = template.render(&row(r#"{"problem": "", "meta": {"id": 1}}"#));
         assert_eq!(
             error.expect_err("missing").to_string(),
-            "data.jsonl, line 3: the row has no field `question`, which `prompt` names; \
+            "data.jsonl, line 3: the row has no field `question` (set by `prompt`); \
              its fields are `problem`, `meta.id`"
         );
     }
