@@ -52,7 +52,7 @@ fn sequences(lengths: impl Iterator<Item = usize>, vocab: usize) -> Vec<Sequence
             let token = |i: usize| ((i * 7919 + salt * 104_729) % vocab) as u32;
             let tokens: Vec<u32> = (0..n).map(token).collect();
             let mut sequence = Sequence::completion(&tokens[..n / 2], &tokens[n / 2..]);
-            sequence.weights = vec![1e-3; n - n / 2];
+            sequence.columns.weight = Some(vec![1e-3; n - n / 2]);
             sequence
         })
         .collect()

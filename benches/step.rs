@@ -8,7 +8,7 @@ use firebrick::backends::device::open;
 use firebrick::engine::executor::{Executor, Gradients, Runtime};
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::plan::{MemoryConfig, ModelPlan};
-use firebrick::engine::sequence::Sequence;
+use firebrick::engine::sequence::{Sequence, TokenColumns};
 use firebrick::models::generate::{GenerationRequest, Generator, SamplingParams};
 use firebrick::models::random::DrawKey;
 use firebrick::models::{Arch, Decoder};
@@ -65,7 +65,10 @@ fn backward(decoder: &mut Decoder) {
         .map(|i| Sequence {
             tokens: tokens(LENGTH, i),
             positions: (0..LENGTH - 1).collect(),
-            weights: vec![1e-3; LENGTH - 1],
+            columns: TokenColumns {
+                weight: Some(vec![1e-3; LENGTH - 1]),
+                ..TokenColumns::default()
+            },
             ..Sequence::default()
         })
         .collect();

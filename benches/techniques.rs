@@ -25,7 +25,7 @@ use firebrick::engine::plan::estimate::{Workload, estimate};
 use firebrick::engine::plan::{
     Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload,
 };
-use firebrick::engine::sequence::Sequence;
+use firebrick::engine::sequence::{Sequence, TokenColumns};
 use firebrick::models::adapter::LoraConfig;
 use firebrick::models::{Arch, Decoder};
 use serde_json::{Value, json};
@@ -154,7 +154,10 @@ fn sequences(size: &Size, vocab: usize) -> Vec<Sequence> {
                 .map(|t| ((t * 7919 + i * 104_729) % vocab) as u32)
                 .collect(),
             positions: (0..size.length - 1).collect(),
-            weights: vec![1e-3; size.length - 1],
+            columns: TokenColumns {
+                weight: Some(vec![1e-3; size.length - 1]),
+                ..TokenColumns::default()
+            },
             ..Sequence::default()
         })
         .collect()

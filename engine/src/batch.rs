@@ -6,9 +6,8 @@ mod partition;
 pub use pack::{Batch, BatchStats, MicroBatchLimits};
 
 use crate::objective::TokenInputs;
-use crate::objective::value::ValueInputs;
 use crate::plan::Layout;
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, TokenColumns};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
 use firebrick_backends::kernels::{self, Operation, RowsByToken};
@@ -47,10 +46,8 @@ pub struct MicroBatch {
     pub targets: Tensor<1, Int>,
     /// Scored tokens of each sequence.
     pub lengths: Vec<usize>,
-    /// What the loss needs to know of the scored tokens.
+    /// What the losses know of the scored tokens.
     pub inputs: TokenInputs,
-    /// What the critic's loss needs to know of them, where they have returns.
-    pub value_inputs: Option<ValueInputs>,
     /// Rows of each sequence.
     strides: Vec<usize>,
 }
@@ -104,7 +101,6 @@ impl MicroBatch {
             places: ints(places),
             targets: ints(targets),
             inputs: inputs(sequences, device),
-            value_inputs: value_inputs(sequences, device),
             lengths: sequences.iter().map(|s| s.positions.len()).collect(),
             strides,
         }
@@ -138,67 +134,17 @@ impl MicroBatch {
     }
 }
 
-fn value_inputs(sequences: &[&Sequence], device: &Device) -> Option<ValueInputs> {
-    let known = sequences.iter().any(|s| !s.returns.is_empty());
-    let column = |of: fn(&Sequence) -> Vec<f64>| {
-        let values: Vec<f64> = sequences.iter().flat_map(|s| of(s)).collect();
-        let n = values.len();
-        Tensor::<1>::from_data(TensorData::new(values, [n]), device)
-    };
-    known.then(|| ValueInputs {
-        weight: column(|s| match s.value_weights.as_slice() {
-            [] => s.weights.clone(),
-            own => own.to_vec(),
-        }),
-        returns: column(|s| s.returns.clone()),
-        old: column(|s| s.values.iter().map(|&v| f64::from(v)).collect()),
-    })
-}
-
+/// The columns of the sequences' scored tokens, on the device.
 fn inputs(sequences: &[&Sequence], device: &Device) -> TokenInputs {
-    let tensor = |values: Vec<f64>| {
-        let n = values.len();
-        Tensor::<1>::from_data(TensorData::new(values, [n]), device)
-    };
-    let padded = |values: &[f64], n: usize| {
-        let mut values = values.to_vec();
-        values.resize(n, 0.0);
-        values
-    };
-    let column = |f: fn(&Sequence) -> &[f64]| {
-        tensor(
-            sequences
-                .iter()
-                .flat_map(|s| padded(f(s), s.positions.len()))
-                .collect(),
-        )
-    };
-    let logps = |f: fn(&Sequence) -> &[f32]| {
-        let known = sequences.iter().any(|s| !f(s).is_empty());
-        known.then(|| {
-            tensor(
-                sequences
-                    .iter()
-                    .flat_map(|s| f(s).iter().map(|&v| f64::from(v)))
-                    .collect(),
-            )
-        })
-    };
-    let some = |f: fn(&Sequence) -> &[f64]| {
-        let known = sequences.iter().any(|s| !f(s).is_empty());
-        known.then(|| tensor(sequences.iter().flat_map(|s| f(s).to_vec()).collect()))
-    };
+    let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
+    let own: Vec<_> = sequences.iter().map(|s| &s.columns).collect();
+    let columns = TokenColumns::concat(&own, &lengths);
     TokenInputs {
-        weight: column(|s| &s.weights),
-        advantage: column(|s| &s.advantages),
-        old_logp: logps(|s| &s.old_logp),
-        ref_logp: logps(|s| &s.ref_logp),
-        sampler_logp: logps(|s| &s.sampler_logp),
-        correction: some(|s| &s.correction),
-        keep: some(|s| &s.keep),
-        chosen: some(|s| &s.chosen),
-        bonus: some(|s| &s.bonus),
-        lengths: sequences.iter().map(|s| s.positions.len()).collect(),
+        columns: columns.map(|values| {
+            let n = values.len();
+            Tensor::<1>::from_data(TensorData::new(values.clone(), [n]), device)
+        }),
+        lengths,
     }
 }
 

@@ -1,5 +1,6 @@
 //! Rollouts: sampled completions with everything that training needs to know of them.
 
+use crate::sequence::TokenColumns;
 use firebrick_models::generate::FinishReason;
 use serde::Serialize;
 
@@ -16,14 +17,8 @@ pub struct Rollout {
     pub completion: Vec<u32>,
     /// Completion's text, without special tokens.
     pub text: String,
-    /// Log-probs under the distribution that the tokens were drawn from.
-    pub sampler_logp: Vec<f32>,
-    /// Log-probs under the sampler's full distribution at the same temperature.
-    pub full_logp: Vec<f32>,
-    /// Log-probs under the policy that the update starts from, by the trainer's own forward.
-    pub old_logp: Option<Vec<f32>>,
-    /// Log-probs under the reference policy.
-    pub ref_logp: Option<Vec<f32>>,
+    /// What is known of its completion tokens, in order.
+    pub columns: TokenColumns<Vec<f64>>,
     /// Why it ended.
     pub finish: FinishReason,
     /// Training step whose weights sampled it.
@@ -36,25 +31,39 @@ pub struct Rollout {
     pub reward_weights: Vec<f64>,
     /// Reward of the greedy completion of its prompt, where the objective compares with it.
     pub baseline: Option<f64>,
-    /// Which completion tokens are scored; empty until credit is given.
+    /// Which completion tokens are scored; empty until advantages are computed.
     pub mask: Vec<bool>,
-    /// Importance-sampling correction of each scored token; empty where there is none.
-    pub correction: Vec<f64>,
-    /// A critic's value of the state that each completion token was drawn in; empty without a critic.
-    pub values: Vec<f32>,
-    /// What each completion token turned out to be worth, by rewards and values; empty without a critic.
-    pub returns: Vec<f64>,
     /// Sum of its tokens' rewards: the reward, less the KL penalties where the objective takes them off.
     pub penalized_reward: f64,
-    /// Advantage of each completion token.
-    pub advantages: Vec<f64>,
 }
 
 impl Rollout {
     /// Log-probs under the policy that the update starts from: the trainer's, or else the sampler's.
     #[must_use]
-    pub fn old(&self) -> &[f32] {
-        self.old_logp.as_deref().unwrap_or(&self.full_logp)
+    pub fn old_logp(&self) -> &[f64] {
+        let (old, full) = (&self.columns.old_logp, &self.columns.full_logp);
+        old.as_deref().or(full.as_deref()).unwrap_or_default()
+    }
+
+    /// Log-probs under the distribution that the tokens were drawn from.
+    #[must_use]
+    pub fn sampler_logp(&self) -> &[f64] {
+        self.columns.sampler_logp.as_deref().unwrap_or_default()
+    }
+
+    /// Mean advantage of its tokens; 0 where it has none.
+    #[must_use]
+    pub fn mean_advantage(&self) -> f64 {
+        let advantages = self.columns.advantage.as_deref().unwrap_or_default();
+        advantages.iter().sum::<f64>() / advantages.len().max(1) as f64
+    }
+
+    /// Numbers of the scored tokens as a column of all completion tokens, `fill` for those that are not scored.
+    #[must_use]
+    pub fn unscored(&self, scored: Vec<f64>, fill: f64) -> Vec<f64> {
+        let mut scored = scored.into_iter();
+        let own = |&kept: &bool| kept.then(|| scored.next()).flatten().unwrap_or(fill);
+        self.mask.iter().map(own).collect()
     }
 
     /// Those of the completion tokens' values that belong to scored tokens.

@@ -14,7 +14,7 @@ use firebrick::engine::objective::value::ValueLoss;
 use firebrick::engine::optim::OptimConfig;
 use firebrick::engine::plan::estimate::{CriticWork, Workload, estimate};
 use firebrick::engine::plan::{MemoryConfig, Plan, Role};
-use firebrick::engine::sequence::Sequence;
+use firebrick::engine::sequence::{Sequence, TokenColumns};
 use firebrick::models::adapter::LoraConfig;
 use firebrick::models::generate::{
     GenerationRequest, Generator, MAX_NUM_BATCHED_TOKENS, SamplingParams,
@@ -132,9 +132,12 @@ impl Case {
         let length = self.prompt + self.response;
         let tokens: Vec<u32> = (0..length).map(token).collect();
         let mut sequence = Sequence::completion(&tokens[..self.prompt], &tokens[self.prompt..]);
-        sequence.weights = vec![1e-3; self.response];
-        sequence.returns = vec![1.0; self.response];
-        sequence.values = vec![0.0; self.response];
+        sequence.columns = TokenColumns {
+            weight: Some(vec![1e-3; self.response]),
+            returns: Some(vec![1.0; self.response]),
+            value: Some(vec![0.0; self.response]),
+            ..TokenColumns::default()
+        };
         sequence
     }
 }
@@ -209,9 +212,7 @@ fn run(case: &Case, plan: &Plan) -> Vec<(&'static str, u64)> {
     // a first step over little, so that moments exist
     let mut short = case.sequence(0);
     short.positions.truncate(8);
-    short.weights.truncate(8);
-    short.returns.truncate(8);
-    short.values.truncate(8);
+    short.columns = short.columns.map(|column| column[..8].to_vec());
     short.tokens.truncate(case.prompt + 8);
     let batches = [vec![short], sequences];
     let mut peaks = Vec::new();

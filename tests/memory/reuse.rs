@@ -91,7 +91,7 @@ fn update(learner: &mut Learner) {
                 .map(|i| (i * 7919 + salt * 104_729) % 8192)
                 .collect();
             let mut sequence = Sequence::completion(&tokens[..1], &tokens[1..]);
-            sequence.weights = vec![1e-3; tokens.len() - 1];
+            sequence.columns.weight = Some(vec![1e-3; tokens.len() - 1]);
             sequence
         })
         .collect();

@@ -239,7 +239,7 @@ pub fn nll_rows(golden: &Golden) -> Vec<Sequence> {
     }
     let targets: usize = rows.iter().map(|row| row.positions.len()).sum();
     for row in &mut rows {
-        row.weights = vec![1.0 / targets as f64; row.positions.len()];
+        row.columns.weight = Some(vec![1.0 / targets as f64; row.positions.len()]);
     }
     rows
 }

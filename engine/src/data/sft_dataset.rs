@@ -280,7 +280,7 @@ fn weighted(mut sequences: Vec<Sequence>) -> Vec<Sequence> {
     let denominators = Denominators::new(&lengths, 1);
     let weights = token_weights(LossAggMode::TokenMean, &lengths, denominators);
     for (sequence, weights) in sequences.iter_mut().zip(weights) {
-        sequence.weights = weights;
+        sequence.columns.weight = Some(weights);
     }
     sequences
 }

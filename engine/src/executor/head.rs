@@ -128,13 +128,10 @@ impl HeadPass<'_> {
         (loss, coefficient): (ValueLoss, f64),
         (projection, gradients): (usize, &mut Gradients),
     ) -> Result<(Tensor<2>, LossSums)> {
-        let Some(inputs) = &micro.value_inputs else {
-            unreachable!("sequences of a critic's update have returns")
-        };
         self.by_chunks(micro, |start, len| {
             let chunk = head.value_chunk(hidden.clone().narrow(0, start, len));
             let values = chunk.values.clone().autodiff().require_grad();
-            let loss = loss.loss(&values, &inputs.narrow(start, len));
+            let loss = loss.loss(&values, &micro.inputs.narrow(start, len));
             let mut tape = loss.total.backward();
             let d_values = values.grad_remove(&mut tape);
             let d_values = d_values.unwrap_or_else(|| chunk.values.zeros_like());

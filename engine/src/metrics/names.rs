@@ -6,6 +6,7 @@ use super::report::{RolloutReport, StepMemory, StepReport, UpdateReport, Validat
 use crate::objective::mismatch::{DIFF_MAX, DIFF_MEAN};
 use crate::objective::value::explained_variance;
 use crate::rollout::Rollout;
+use crate::sequence::TokenColumns;
 use firebrick_models::generate::FinishReason;
 use std::collections::BTreeMap;
 
@@ -194,16 +195,21 @@ fn advantage_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
     if let Some(coefficient) = rollout.entropy_coeff {
         put("actor/entropy_coeff", coefficient);
     }
-    let scored = |of: fn(&Rollout) -> Vec<f64>| -> Vec<f64> {
+    let scored = |of: fn(&TokenColumns<Vec<f64>>) -> &Option<Vec<f64>>| -> Vec<f64> {
         let rollouts = rollout.rollouts.iter();
-        rollouts.flat_map(|r| r.scored(&of(r))).collect()
+        let own = rollouts.flat_map(|r| of(&r.columns).iter().flat_map(|column| r.scored(column)));
+        own.collect()
     };
-    spread("critic/advantages", &scored(|r| r.advantages.clone()), put);
-    let values = scored(|r| r.values.iter().map(|&v| f64::from(v)).collect());
+    spread(
+        "critic/advantages",
+        &scored(|columns| &columns.advantage),
+        put,
+    );
+    let values = scored(|columns| &columns.value);
     if values.is_empty() {
         return;
     }
-    let returns = scored(|r| r.returns.clone());
+    let returns = scored(|columns| &columns.returns);
     spread("critic/values", &values, put);
     spread("critic/returns", &returns, put);
     let explained = explained_variance(&values, &returns);
@@ -228,9 +234,13 @@ fn throughput_metrics(
 
 /// Difference between the sampler's and the trainer's probability of every token whose old log-prob was computed again.
 fn probability_differences(rollout: &Rollout) -> impl Iterator<Item = f64> {
-    let old = rollout.old_logp.as_deref().unwrap_or_default();
-    let pairs = rollout.full_logp.iter().zip(old);
-    pairs.map(|(a, b)| (f64::from(*a).exp() - f64::from(*b).exp()).abs())
+    let columns = &rollout.columns;
+    let pairs = columns
+        .full_logp
+        .iter()
+        .flatten()
+        .zip(columns.old_logp.iter().flatten());
+    pairs.map(|(sampler, trainer)| (sampler.exp() - trainer.exp()).abs())
 }
 
 /// Mean, largest and smallest of some values; nothing where there are none.
@@ -260,10 +270,10 @@ mod tests {
             prompt: vec![1, 2],
             completion: vec![3; mask.len()],
             text: String::new(),
-            sampler_logp: Vec::new(),
-            full_logp: Vec::new(),
-            old_logp: None,
-            ref_logp: None,
+            columns: TokenColumns {
+                advantage: Some(advantages),
+                ..TokenColumns::default()
+            },
             finish: FinishReason::Stop,
             policy_version: 0,
             reward: 1.0,
@@ -271,11 +281,7 @@ mod tests {
             reward_weights: Vec::new(),
             baseline: None,
             mask,
-            correction: Vec::new(),
-            values: Vec::new(),
-            returns: Vec::new(),
             penalized_reward: 1.0,
-            advantages,
         }
     }
 

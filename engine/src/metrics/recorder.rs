@@ -182,7 +182,6 @@ fn samples(step: u64, report: &RolloutReport) -> Vec<SampleRecord<'_>> {
     rollouts
         .map(|r| {
             let prompt = &report.prompts[(r.prompt_index - report.first_prompt) as usize];
-            let advantages = r.advantages.iter().sum::<f64>();
             SampleRecord {
                 step,
                 prompt_index: r.prompt_index,
@@ -192,7 +191,7 @@ fn samples(step: u64, report: &RolloutReport) -> Vec<SampleRecord<'_>> {
                 answer: &prompt.example.answer,
                 reward: r.reward,
                 reward_parts: &r.reward_parts,
-                advantage: advantages / r.advantages.len().max(1) as f64,
+                advantage: r.mean_advantage(),
                 finish: r.finish,
                 tokens: r.completion.len(),
             }

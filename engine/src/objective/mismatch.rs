@@ -16,7 +16,7 @@ pub struct MismatchMetrics<'a>(pub &'a dyn TokenLoss);
 impl TokenLoss for MismatchMetrics<'_> {
     fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss {
         let mut loss = self.0.loss(scores, inputs);
-        if let Some(old) = &inputs.old_logp {
+        if let Some(old) = &inputs.columns.old_logp {
             let found = scores.logp.clone().inner().exp();
             let difference = (found - old.clone().exp()).abs();
             loss.metrics.push(Metric {

@@ -8,7 +8,7 @@ pub struct Nll;
 
 impl TokenLoss for Nll {
     fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss {
-        let nll = scores.logp.clone().neg() * inputs.weight.clone();
+        let nll = scores.logp.clone().neg() * inputs.weight();
         let metrics = vec![
             Metric::weighted_sum("train/loss", nll.clone()),
             Metric::token_mean("train/entropy", scores.entropy.clone()),

@@ -1,5 +1,6 @@
 //! Per-token losses: their inputs, their results, and the trait [`TokenLoss`].
 
+use crate::sequence::TokenColumns;
 use burn::tensor::Tensor;
 
 /// Scores of the tokens of a chunk as leaves of a graph, `[tokens]` each.
@@ -11,64 +12,51 @@ pub struct Scores {
     pub entropy: Tensor<1>,
 }
 
-/// The other inputs of the same tokens, `[tokens]` each, detached.
+/// What is known of the same tokens, without graph.
 #[derive(Clone, Debug)]
 pub struct TokenInputs {
-    /// Mask and normaliser in one: the loss is the sum of weight · per-token loss.
-    pub weight: Tensor<1>,
-    /// Advantage.
-    pub advantage: Tensor<1>,
-    /// Log-prob under the policy that the update starts from; the current one's own (detached) where absent.
-    pub old_logp: Option<Tensor<1>>,
-    /// Log-prob under the reference policy.
-    pub ref_logp: Option<Tensor<1>>,
-    /// Log-prob under the distribution that the token was drawn from, for losses that look at it.
-    pub sampler_logp: Option<Tensor<1>>,
-    /// Importance-sampling correction of the policy loss only; 1 where absent.
-    pub correction: Option<Tensor<1>>,
-    /// 1 for tokens that the policy loss keeps, 0 for the others; all are kept where absent.
-    pub keep: Option<Tensor<1>>,
-    /// 1 for tokens that the objective has chosen out of the whole optimizer step; none where absent.
-    pub chosen: Option<Tensor<1>>,
-    /// Weight of the token's entropy in the loss, with the coefficient included; no bonus where absent.
-    pub bonus: Option<Tensor<1>>,
+    /// Columns, `[tokens]` each.
+    pub columns: TokenColumns<Tensor<1>>,
     /// Tokens of each sequence, in order; empty for a chunk, which may begin and end inside one.
     pub lengths: Vec<usize>,
 }
 
 impl TokenInputs {
-    /// Whole sequences with a weight and an advantage for each token, and no other inputs.
+    /// Tokens of whole sequences with a weight and an advantage, and nothing else known of them.
     #[must_use]
     pub fn new(weight: Tensor<1>, advantage: Tensor<1>, lengths: Vec<usize>) -> Self {
-        Self {
-            weight,
-            advantage,
-            old_logp: None,
-            ref_logp: None,
-            sampler_logp: None,
-            correction: None,
-            keep: None,
-            chosen: None,
-            bonus: None,
-            lengths,
-        }
+        let columns = TokenColumns {
+            weight: Some(weight),
+            advantage: Some(advantage),
+            ..TokenColumns::default()
+        };
+        Self { columns, lengths }
+    }
+
+    /// Weights of the tokens in the loss.
+    ///
+    /// # Panics
+    /// If the sequences were given none.
+    #[must_use]
+    pub fn weight(&self) -> Tensor<1> {
+        let weight = self.columns.weight.clone();
+        weight.expect("scored tokens have a weight before a loss is computed")
+    }
+
+    /// Advantages of the tokens: 0 where nothing computed any.
+    #[must_use]
+    pub fn advantage(&self) -> Tensor<1> {
+        let advantage = self.columns.advantage.clone();
+        advantage.unwrap_or_else(|| self.weight().zeros_like())
     }
 
     /// A chunk of the tokens.
     #[must_use]
     pub fn narrow(&self, start: usize, len: usize) -> Self {
-        let cut = |t: &Tensor<1>| t.clone().narrow(0, start, len);
-        let cut_some = |t: &Option<Tensor<1>>| t.as_ref().map(cut);
         Self {
-            weight: cut(&self.weight),
-            advantage: cut(&self.advantage),
-            old_logp: cut_some(&self.old_logp),
-            ref_logp: cut_some(&self.ref_logp),
-            sampler_logp: cut_some(&self.sampler_logp),
-            correction: cut_some(&self.correction),
-            keep: cut_some(&self.keep),
-            chosen: cut_some(&self.chosen),
-            bonus: cut_some(&self.bonus),
+            columns: self
+                .columns
+                .map(|column| column.clone().narrow(0, start, len)),
             lengths: Vec::new(),
         }
     }

@@ -48,7 +48,7 @@ impl OptimizerStep<'_> {
         let lengths: Vec<usize> = self.sequences.iter().map(|s| s.positions.len()).collect();
         let weights = aggregation.weights(&lengths, self.max_length);
         for (sequence, weights) in self.sequences.iter_mut().zip(weights) {
-            sequence.weights = weights;
+            sequence.columns.weight = Some(weights);
         }
     }
 }
@@ -70,7 +70,7 @@ impl OptimizerStep<'_> {
 ///
 /// impl TokenLoss for Reinforce {
 ///     fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss {
-///         let advantage = inputs.advantage.clone() * inputs.weight.clone();
+///         let advantage = inputs.advantage() * inputs.weight();
 ///         let loss = scores.logp.clone().neg() * advantage;
 ///         Loss {
 ///             metrics: vec![Metric::weighted_sum("actor/pg_loss", loss.clone())],
@@ -89,7 +89,7 @@ impl OptimizerStep<'_> {
 ///         for rollout in rollouts.iter_mut() {
 ///             let tokens = rollout.completion.len();
 ///             rollout.mask = vec![true; tokens];
-///             rollout.advantages = vec![rollout.reward - mean; tokens];
+///             rollout.columns.advantage = Some(vec![rollout.reward - mean; tokens]);
 ///             rollout.penalized_reward = rollout.reward;
 ///         }
 ///         vec![("reinforce/baseline".into(), mean)]
@@ -108,9 +108,9 @@ pub trait Objective: TokenLoss + Send + Sync {
     /// Computes the advantages of a training step's rollouts, and returns metrics: names and values. Rollouts of one prompt
     /// have the same `prompt_index`.
     ///
-    /// For every rollout it fills in `mask` (which completion tokens are scored), `advantages` (of each completion token)
-    /// and `penalized_reward` (the reward that metrics report); where [`Needs::values`] is set, `returns` too; and `correction`
-    /// (a weight of each scored token) where the policy loss is corrected.
+    /// For every rollout it fills in `mask` (which completion tokens are scored), `penalized_reward` (the reward that metrics report) and
+    /// columns of its completion tokens: `advantage`; `returns` too where [`Needs::values`] is set; and `correction` where the
+    /// policy loss is corrected.
     fn compute_advantages(
         &self,
         rollouts: &mut [Rollout],

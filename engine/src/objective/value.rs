@@ -1,32 +1,8 @@
 //! The clipped value loss of PPO (arXiv:1707.06347), per token, and how well a critic predicts returns.
 
 use super::advantage::Whitening;
-use super::token_loss::{Loss, Metric};
+use super::token_loss::{Loss, Metric, TokenInputs};
 use burn::tensor::Tensor;
-
-/// Inputs of the value loss, `[tokens]` each, detached.
-#[derive(Clone, Debug)]
-pub struct ValueInputs {
-    /// Mask and normaliser in one: the loss is the sum of weight · per-token loss.
-    pub weight: Tensor<1>,
-    /// The returns: advantages plus values (GAE).
-    pub returns: Tensor<1>,
-    /// The value before the update.
-    pub old: Tensor<1>,
-}
-
-impl ValueInputs {
-    /// A chunk of the tokens.
-    #[must_use]
-    pub fn narrow(&self, start: usize, len: usize) -> Self {
-        let cut = |t: &Tensor<1>| t.clone().narrow(0, start, len);
-        Self {
-            weight: cut(&self.weight),
-            returns: cut(&self.returns),
-            old: cut(&self.old),
-        }
-    }
-}
 
 /// `½ · max((V − R)², (clip(V, V_old ± range) − R)²)`, weighted. It separates over tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,22 +12,29 @@ pub struct ValueLoss {
 }
 
 impl ValueLoss {
-    /// The loss of a chunk's values.
+    /// The loss of a chunk's values. Reads the columns `returns`, `value` (the old ones), and `value_weight` or else `weight`.
+    ///
+    /// # Panics
+    /// If the tokens have no returns or no old values.
     #[must_use]
-    pub fn loss(self, values: &Tensor<1>, inputs: &ValueInputs) -> Loss {
+    pub fn loss(self, values: &Tensor<1>, inputs: &TokenInputs) -> Loss {
+        let columns = &inputs.columns;
+        let known = columns.returns.as_ref().zip(columns.value.as_ref());
+        let (returns, old) = known.expect("a critic's tokens have returns and old values");
+        let weight = columns
+            .value_weight
+            .clone()
+            .unwrap_or_else(|| inputs.weight());
         let square = |v: Tensor<1>| {
-            let apart = v - inputs.returns.clone();
+            let apart = v - returns.clone();
             apart.clone() * apart
         };
         // clamped by bounds, not by difference, so that a value within them stays bit-identical
-        let (low, high) = (
-            inputs.old.clone() - self.clip_range,
-            inputs.old.clone() + self.clip_range,
-        );
+        let (low, high) = (old.clone() - self.clip_range, old.clone() + self.clip_range);
         let near = values.clone().min_pair(high).max_pair(low);
         let (plain, clipped) = (square(values.clone()), square(near));
         let held = clipped.clone().greater(plain.clone()).float();
-        let loss = plain.max_pair(clipped) * 0.5 * inputs.weight.clone();
+        let loss = plain.max_pair(clipped) * 0.5 * weight;
         let metrics = vec![
             Metric::weighted_sum("critic/vf_loss", loss.clone()),
             Metric::token_mean("critic/vf_clipfrac", held),

@@ -9,6 +9,7 @@ use crate::objective::advantage::frac_reward_zero_std;
 use crate::plan::engine_limits;
 use crate::reward::{Answer, Place, Purpose};
 use crate::rollout::Rollout;
+use crate::sequence::{TokenColumns, column};
 use crate::task::{Reward, Shaping, Task};
 use crate::{Error, Result};
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
@@ -176,10 +177,11 @@ impl Trainer {
                 prompt: prompts[s.request].tokens.clone(),
                 completion: s.tokens,
                 text,
-                sampler_logp: s.logps,
-                full_logp: s.full_logps,
-                old_logp: None,
-                ref_logp: None,
+                columns: TokenColumns {
+                    sampler_logp: Some(column(&s.logps)),
+                    full_logp: Some(column(&s.full_logps)),
+                    ..TokenColumns::default()
+                },
                 finish: s.finish,
                 policy_version: version,
                 reward: reward.total,
@@ -187,11 +189,7 @@ impl Trainer {
                 reward_weights: reward.weights,
                 baseline: None,
                 mask: Vec::new(),
-                correction: Vec::new(),
-                values: Vec::new(),
-                returns: Vec::new(),
                 penalized_reward: 0.0,
-                advantages: Vec::new(),
             });
         }
         let rewards: Vec<f64> = rollouts.iter().map(|r| r.reward).collect();

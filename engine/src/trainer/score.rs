@@ -7,6 +7,7 @@ use crate::config::OldLogProbs;
 use crate::executor::ResidentModel;
 use crate::learner::score_placed;
 use crate::rollout::Rollout;
+use crate::sequence::column;
 
 impl Trainer {
     /// The policy's log-probs before the update, and its values where it has a value head: one pass for both.
@@ -15,9 +16,10 @@ impl Trainer {
         let scored = self.learner.score(&unmasked(rollouts), temperature)?;
         let both = scored.logp.into_iter().zip(scored.values);
         for (rollout, (logp, values)) in rollouts.iter_mut().zip(both) {
-            rollout.values = values;
+            // a policy without a value head has none
+            rollout.columns.value = (!values.is_empty()).then(|| column(&values));
             if self.config.update.old_log_probs == OldLogProbs::Trainer {
-                rollout.old_logp = Some(logp);
+                rollout.columns.old_logp = Some(column(&logp));
             }
         }
         Ok(())
@@ -35,7 +37,7 @@ impl Trainer {
             }
         };
         for (rollout, logp) in rollouts.iter_mut().zip(scored) {
-            rollout.ref_logp = Some(logp);
+            rollout.columns.ref_logp = Some(column(&logp));
         }
         Ok(())
     }
@@ -51,7 +53,7 @@ impl Trainer {
         let (critic, _) = self.critic();
         let values = critic.values(&unmasked(rollouts))?;
         for (rollout, values) in rollouts.iter_mut().zip(values) {
-            rollout.values = values;
+            rollout.columns.value = Some(column(&values));
         }
         Ok(())
     }

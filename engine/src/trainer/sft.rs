@@ -105,7 +105,7 @@ impl Trainer {
         })?;
         let all = scores.logp.iter().zip(&examples.validation);
         let loss: f64 = all
-            .flat_map(|(logp, s)| logp.iter().zip(&s.weights))
+            .flat_map(|(logp, s)| logp.iter().zip(s.columns.weight.iter().flatten()))
             .map(|(&logp, weight)| -f64::from(logp) * weight)
             .sum();
         Ok(Some(loss))

@@ -1,6 +1,6 @@
 //! Updates: epochs and mini-batches over a step's rollouts, one optimizer step of the policy or the critic each.
 
-use super::sequences::sequence;
+use super::sequences::{critic_sequence, sequence};
 use super::{MAX_SKIPPED, Trainer};
 use crate::batch::DropoutStep;
 use crate::config::{CriticConfig, OldLogProbs};
@@ -188,7 +188,7 @@ impl Trainer {
             let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
             let weights = critic.weights(&lengths, self.config.rollout.response_length);
             for (sequence, weights) in sequences.iter_mut().zip(weights) {
-                sequence.value_weights = weights;
+                sequence.columns.value_weight = Some(weights);
             }
         }
         Ok(sequences)
@@ -197,11 +197,11 @@ impl Trainer {
     /// Sequences of one optimizer step of the critic, with their weights.
     fn critic_sequences(&mut self, mini: &[&Rollout]) -> Vec<Sequence> {
         let longest = self.config.rollout.response_length;
-        let mut sequences: Vec<Sequence> = mini.iter().map(|r| sequence(r)).collect();
+        let mut sequences: Vec<Sequence> = mini.iter().map(|r| critic_sequence(r)).collect();
         let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
         let weights = self.critic().1.weights(&lengths, longest);
         for (sequence, weights) in sequences.iter_mut().zip(weights) {
-            sequence.weights = weights;
+            sequence.columns.weight = Some(weights);
         }
         sequences
     }

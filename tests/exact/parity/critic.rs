@@ -12,7 +12,7 @@ use firebrick_engine::objective::value::ValueLoss;
 use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::plan::{Layout, MemoryConfig, ModelPlan, Role};
 use firebrick_engine::reward::{RewardModel, Surroundings};
-use firebrick_engine::sequence::Sequence;
+use firebrick_engine::sequence::{Sequence, column};
 use firebrick_engine::task::{RewardInput, RewardModelConfig};
 use firebrick_models::arch::HeadKind;
 use firebrick_models::checkpoint::{ExportOptions, export};
@@ -38,10 +38,13 @@ fn critics() -> Vec<(Model, Vec<Sequence>)> {
         model.decoder = model.decoder.with_value_head(3 + i as u64);
         let mut random = Stream::new(17, i as u64);
         for row in rows {
+            let (mut returns, mut value) = (Vec::new(), Vec::new());
             for _ in &row.positions {
-                row.returns.push(f64::from(random.normal()));
-                row.values.push(0.1 * random.normal());
+                returns.push(f64::from(random.normal()));
+                value.push(f64::from(0.1 * random.normal()));
             }
+            row.columns.returns = Some(returns);
+            row.columns.value = Some(value);
         }
     }
     all
@@ -65,8 +68,7 @@ fn traced(model: &Model, rows: &[Sequence]) -> (f64, Gradients) {
     });
     let head = decoder.head_with(&leaves[leaves.len() - 1]);
     let found = head.scalar(hidden.select(0, micro.rows.clone()));
-    let inputs = micro.value_inputs.as_ref().expect("rows with returns");
-    let loss = LOSS.loss(&found, inputs).total;
+    let loss = LOSS.loss(&found, &micro.inputs).total;
     let mut tape = loss.backward();
     let leaves = leaves.iter().flat_map(Weights::tensors);
     let gradients = decoder.specs().zip(leaves).map(|(spec, leaf)| {
@@ -279,9 +281,10 @@ fn step(model: &Model, judge: &Path, rows: &[Sequence], memory: &MemoryConfig) -
     let scored = scored.chain(rewards.iter().copied()).collect();
     for ((row, values), reward) in rows.iter_mut().zip(old).zip(rewards) {
         // the score stands on the last token, and nothing is discounted
-        row.returns = vec![reward; values.len()];
-        row.advantages = values.iter().map(|v| reward - f64::from(*v)).collect();
-        row.values = values;
+        row.columns.returns = Some(vec![reward; values.len()]);
+        let advantages = values.iter().map(|v| reward - f64::from(*v));
+        row.columns.advantage = Some(advantages.collect());
+        row.columns.value = Some(column(&values));
     }
     // so wide that a second update still has a gradient
     let wide = ValueLoss { clip_range: 1e3 };

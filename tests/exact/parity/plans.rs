@@ -61,22 +61,24 @@ fn batch(model: &Model) -> Vec<Sequence> {
     for (i, row) in rows.iter_mut().enumerate() {
         row.positions.pop();
         row.positions.drain(..2 + i);
-        row.weights = row
-            .positions
-            .iter()
-            .map(|_| 0.01 + f64::from(random.normal()).abs())
-            .collect();
-        row.advantages = row
-            .positions
-            .iter()
-            .map(|_| f64::from(random.normal()))
-            .collect();
-        row.bonus = row.weights.iter().map(|w| w * ENTROPY).collect();
+        let mut drawn = |of: fn(f64) -> f64| -> Vec<f64> {
+            let numbers = row.positions.iter().map(|_| of(f64::from(random.normal())));
+            numbers.collect()
+        };
+        let weight = drawn(|x| 0.01 + x.abs());
+        let advantage = drawn(|x| x);
+        row.columns.bonus = Some(weight.iter().map(|w| w * ENTROPY).collect());
+        row.columns.weight = Some(weight);
+        row.columns.advantage = Some(advantage);
     }
     let scores = model.score(&model.plain(HEAD_ROWS), TEMPERATURE, &rows);
     for (row, logp) in rows.iter_mut().zip(scores.logp) {
-        row.old_logp = logp.iter().map(|l| l + 0.3 * random.normal()).collect();
-        row.ref_logp = logp.iter().map(|l| l + 0.3 * random.normal()).collect();
+        let mut near = || {
+            let all = logp.iter().map(|l| f64::from(l + 0.3 * random.normal()));
+            Some(all.collect::<Vec<f64>>())
+        };
+        row.columns.old_logp = near();
+        row.columns.ref_logp = near();
     }
     rows
 }
@@ -162,14 +164,14 @@ pub(super) struct WholeSequences;
 impl TokenLoss for WholeSequences {
     fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss {
         assert_eq!(inputs.lengths.iter().sum::<usize>(), scores.logp.dims()[0]);
-        let old = inputs.old_logp.clone().expect("an old policy");
+        let old = inputs.columns.old_logp.clone().expect("an old policy");
         let mut start = 0;
         let mut total: Option<Tensor<1>> = None;
         for &n in &inputs.lengths {
             let own = |t: &Tensor<1>| t.clone().narrow(0, start, n);
             let ratio = (own(&scores.logp) - own(&old)).mean().exp();
             let entropy = own(&scores.entropy).mean();
-            let weight = (own(&inputs.weight) * own(&inputs.advantage)).sum();
+            let weight = (own(&inputs.weight()) * own(&inputs.advantage())).sum();
             let term = ratio * weight + entropy.clone() * entropy * 0.1;
             total = Some(match total {
                 Some(total) => total + term,

@@ -45,12 +45,15 @@ fn policies() -> Vec<(Model, Vec<Sequence>)> {
         model.decoder = model.decoder.clone().with_joint_value_head(3 + i as u64);
         let mut random = Stream::new(19, i as u64);
         for row in rows {
+            let (mut returns, mut value, mut value_weight) = (Vec::new(), Vec::new(), Vec::new());
             for _ in &row.positions {
-                row.returns.push(f64::from(random.normal()));
-                row.values.push(0.1 * random.normal());
-                row.value_weights
-                    .push(0.02 + f64::from(random.normal()).abs());
+                returns.push(f64::from(random.normal()));
+                value.push(f64::from(0.1 * random.normal()));
+                value_weight.push(0.02 + f64::from(random.normal()).abs());
             }
+            row.columns.returns = Some(returns);
+            row.columns.value = Some(value);
+            row.columns.value_weight = Some(value_weight);
         }
     }
     all
@@ -100,9 +103,8 @@ fn traced(model: &Model, rows: &[Sequence], tokens: &dyn TokenLoss) -> (f64, Gra
     };
     let found = normed.matmul(need(Slot::Value).transpose());
     let found = found.reshape([scored]);
-    let inputs = micro.value_inputs.as_ref().expect("rows with returns");
-    let loss =
-        tokens.loss(&scores, &micro.inputs).total + VALUES.loss(&found, inputs).total * COEFFICIENT;
+    let loss = tokens.loss(&scores, &micro.inputs).total
+        + VALUES.loss(&found, &micro.inputs).total * COEFFICIENT;
     let mut tape = loss.backward();
     let leaves = leaves.iter().flat_map(Weights::tensors);
     let gradients = decoder.specs().zip(leaves).map(|(spec, leaf)| {
@@ -273,8 +275,8 @@ fn beside_adapters_the_value_head_trains_and_nothing_else_does() {
         model.decoder = adapted.with_joint_value_head(2);
         let mut rows = rows;
         for row in &mut rows {
-            row.returns = vec![1.0; row.positions.len()];
-            row.values = vec![0.0; row.positions.len()];
+            row.columns.returns = Some(vec![1.0; row.positions.len()]);
+            row.columns.value = Some(vec![0.0; row.positions.len()]);
         }
         let objective = objective();
         let plain = model.plain(HEAD_ROWS);

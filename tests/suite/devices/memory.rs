@@ -11,7 +11,7 @@ use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::plan::estimate::{Workload, estimate};
 use firebrick_engine::plan::{MemoryConfig, Order, ParamOffload};
-use firebrick_engine::sequence::Sequence;
+use firebrick_engine::sequence::{Sequence, TokenColumns};
 use firebrick_models::unit::Slot;
 use firebrick_models::weights::Weights;
 use firebrick_models::{Arch, Decoder};
@@ -67,7 +67,10 @@ fn rows() -> Vec<Sequence> {
             .map(|t| ((t * 7919 + i * 104_729) % 2048) as u32)
             .collect(),
         positions: (0..LENGTH - 1).collect(),
-        weights: vec![1e-3; LENGTH - 1],
+        columns: TokenColumns {
+            weight: Some(vec![1e-3; LENGTH - 1]),
+            ..TokenColumns::default()
+        },
         ..Sequence::default()
     };
     (0..4).map(row).collect()

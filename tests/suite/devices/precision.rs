@@ -239,7 +239,8 @@ fn a_loss_scale_changes_no_update_and_halves_where_gradients_overflow(device: &D
     let (model, _) = tied(f16, device);
     let mut loud = rows.clone();
     for row in &mut loud {
-        row.weights.iter_mut().for_each(|w| *w *= 2e3);
+        let weights = row.columns.weight.iter_mut().flatten();
+        weights.for_each(|w| *w *= 2e3);
     }
     let optim = optim(None);
     let mut learner = learner(&model.decoder, &memory, &optim);

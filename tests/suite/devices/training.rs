@@ -33,14 +33,18 @@ pub(super) fn rollouts(model: &Model, salt: u64) -> Vec<Sequence> {
         row.positions.drain(..2);
         let tokens = row.positions.len();
         let advantage = f64::from(random.normal());
-        row.advantages = vec![advantage; tokens];
-        row.weights = vec![0.05; tokens];
+        row.columns.advantage = Some(vec![advantage; tokens]);
+        row.columns.weight = Some(vec![0.05; tokens]);
     }
     let scores = model.score(&model.plain(64), 1.0, &rows);
     for (row, logp) in rows.iter_mut().zip(scores.logp) {
-        row.old_logp = logp.iter().map(|l| l + 0.1 * random.normal()).collect();
-        row.ref_logp = logp.iter().map(|l| l + 0.1 * random.normal()).collect();
-        row.sampler_logp.clone_from(&row.old_logp);
+        let mut near = || {
+            let all = logp.iter().map(|l| f64::from(l + 0.1 * random.normal()));
+            Some(all.collect::<Vec<f64>>())
+        };
+        row.columns.old_logp = near();
+        row.columns.ref_logp = near();
+        row.columns.sampler_logp.clone_from(&row.columns.old_logp);
     }
     rows
 }

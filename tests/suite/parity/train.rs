@@ -10,7 +10,7 @@ use firebrick_engine::objective::policy::ImportanceSamplingLevel;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::objective::{LossSums, ObjectiveConfig, PolicyGradient, TokenLoss};
 use firebrick_engine::optim::{AdamW, OptimConfig};
-use firebrick_engine::sequence::Sequence;
+use firebrick_engine::sequence::{Sequence, TokenColumns, column};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -264,9 +264,12 @@ fn grpo_step(golden: &Grpo, run: &GrpoRun, hyper: &GrpoHyper) -> (PolicyGradient
             let completion = real(&inputs.completion_ids[i], &inputs.completion_mask[i]);
             let n = completion.len();
             Sequence {
-                advantages: vec![inputs.advantages[i]; n],
-                old_logp: run.old_logprobs[i][..n].to_vec(),
-                ref_logp: run.ref_logprobs[i][..n].to_vec(),
+                columns: TokenColumns {
+                    advantage: Some(vec![inputs.advantages[i]; n]),
+                    old_logp: Some(column(&run.old_logprobs[i][..n])),
+                    ref_logp: Some(column(&run.ref_logprobs[i][..n])),
+                    ..TokenColumns::default()
+                },
                 ..Sequence::completion(&prompt, &completion)
             }
         })
@@ -274,7 +277,7 @@ fn grpo_step(golden: &Grpo, run: &GrpoRun, hyper: &GrpoHyper) -> (PolicyGradient
     let lengths: Vec<usize> = rows.iter().map(|row| row.positions.len()).collect();
     let by = Denominators::trl(&lengths, hyper.max_completion_length);
     for (row, weights) in rows.iter_mut().zip(token_weights(mode, &lengths, by)) {
-        row.weights = weights;
+        row.columns.weight = Some(weights);
     }
     (objective, rows)
 }

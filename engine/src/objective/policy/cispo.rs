@@ -9,8 +9,8 @@ pub(super) fn cispo(range: ClipRange, ratios: &Ratios<'_>) -> PolicyTerms {
     let bounded = ratio.clone().clamp(1.0 - range.low, 1.0 + range.high);
     let ratio_is_above = ratio.clone().greater_elem(1.0 + range.high).float();
     let clipped = bounded.clone().not_equal(ratio).float();
-    let weight = bounded * ratios.inputs.advantage.clone().neg();
-    let advantage = ratios.inputs.advantage.clone();
+    let weight = bounded * ratios.inputs.advantage().neg();
+    let advantage = ratios.inputs.advantage();
     let above = ratio_is_above * advantage.greater_elem(0.0).float();
     PolicyTerms {
         loss: ratios.logp.clone() * weight,

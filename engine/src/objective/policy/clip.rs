@@ -15,7 +15,7 @@ pub struct ClipRange {
 
 /// `max(−A r, −A clip(r, 1 − low, 1 + high))`, and with a dual clip c `min(that, −A c)` where A < 0.
 pub(super) fn clip(range: ClipRange, dual: Option<f64>, ratios: &Ratios<'_>) -> PolicyTerms {
-    let advantage = ratios.inputs.advantage.clone();
+    let advantage = ratios.inputs.advantage();
     let ratio = ratios.log_ratio.clone().exp();
     let minus_a = advantage.clone().neg();
     let plain = minus_a.clone() * ratio.clone();
@@ -44,7 +44,7 @@ pub(super) fn clip(range: ClipRange, dual: Option<f64>, ratios: &Ratios<'_>) -> 
 /// loss that looks at whole sequences also knows the sequence with the least below and the one with the most above.
 fn shares(ratios: &Ratios<'_>, clipped: &Tensor<1>) -> Vec<Metric> {
     let clipped = clipped.clone().inner();
-    let advantage = ratios.inputs.advantage.clone();
+    let advantage = ratios.inputs.advantage();
     let low = clipped.clone() * advantage.clone().lower_elem(0.0).float();
     let high = clipped.clone() * advantage.greater_elem(0.0).float();
     let mut metrics = vec![

@@ -32,9 +32,9 @@ pub struct ClipCov {
 
 /// `−A r`, and `+ coefficient · |logp − old|` for the chosen tokens.
 pub(super) fn kl_cov(coefficient: f64, ratios: &Ratios<'_>) -> PolicyTerms {
-    let advantage = ratios.inputs.advantage.clone();
+    let advantage = ratios.inputs.advantage();
     let mut loss = ratios.log_ratio.clone().exp() * advantage.clone().neg();
-    if let Some(chosen) = &ratios.inputs.chosen {
+    if let Some(chosen) = &ratios.inputs.columns.chosen {
         let apart = ratios.difference.clone().abs();
         let moved = apart.clone().inner().greater_elem(ROUNDING).float();
         loss = loss + apart * (chosen.clone() * moved * coefficient);
@@ -51,7 +51,7 @@ pub(super) fn kl_cov(coefficient: f64, ratios: &Ratios<'_>) -> PolicyTerms {
 /// The clipped loss, 0 for the chosen tokens. Those are reported as clipped.
 pub(super) fn clip_cov(range: ClipRange, ratios: &Ratios<'_>) -> PolicyTerms {
     let terms = clip(range, None, ratios);
-    let chosen = match &ratios.inputs.chosen {
+    let chosen = match &ratios.inputs.columns.chosen {
         Some(chosen) => chosen.clone(),
         None => terms.clipped.zeros_like(),
     };

@@ -10,7 +10,7 @@ pub(super) fn gmpo(range: ClipRange, ratios: &Ratios<'_>) -> PolicyTerms {
         difference, inputs, ..
     } = ratios;
     let sequences = ratios.sequences();
-    let sign = inputs.advantage.clone().sign();
+    let sign = inputs.advantage().sign();
     let bounded = difference.clone().clamp(-range.low, range.high);
     let outside = bounded
         .clone()
@@ -20,11 +20,11 @@ pub(super) fn gmpo(range: ClipRange, ratios: &Ratios<'_>) -> PolicyTerms {
     // the smaller of both times the sign: one side only
     let held = (difference.clone() * sign.clone()).min_pair(bounded * sign.clone()) * sign.clone();
     let mut exponent = sequences.mean(held).clamp(-20.0, 20.0);
-    if let Some(correction) = &inputs.correction {
+    if let Some(correction) = &inputs.columns.correction {
         // the correction of the sequence is the geometric mean of its tokens'
         exponent = exponent + sequences.mean((correction.clone() + 1e-10).log());
     }
-    let advantage = sequences.mean(inputs.advantage.clone());
+    let advantage = sequences.mean(inputs.advantage());
     PolicyTerms {
         loss: sequences.broadcast(exponent.exp() * advantage.neg()),
         clipped: outside.clone() * sign.clone().greater_elem(0.0).float(),

@@ -4,7 +4,7 @@ use super::terms::{PolicyTerms, Ratios};
 
 /// `−A · logp`.
 pub(super) fn reinforce(ratios: &Ratios<'_>) -> PolicyTerms {
-    let advantage = ratios.inputs.advantage.clone();
+    let advantage = ratios.inputs.advantage();
     let none = advantage.zeros_like();
     PolicyTerms {
         loss: ratios.logp.clone() * advantage.neg(),

@@ -5,7 +5,7 @@ use burn::tensor::activation::sigmoid;
 
 /// `−σ(τ (r − 1)) · 4/τ · A`, with `positive` as τ where A > 0 and `negative` elsewhere.
 pub(super) fn sapo(positive: f64, negative: f64, ratios: &Ratios<'_>) -> PolicyTerms {
-    let advantage = ratios.inputs.advantage.clone();
+    let advantage = ratios.inputs.advantage();
     let above = advantage.clone().greater_elem(0.0).float();
     let tau = above * (positive - negative) + negative;
     let ratio = ratios.log_ratio.clone().exp();

@@ -26,11 +26,11 @@ pub(super) fn vespo(by: Vespo, ratios: &Ratios<'_>) -> PolicyTerms {
     } = ratios;
     let sequences = ratios.sequences();
     let mut log_w = log_ratio.clone().inner();
-    if let Some(correction) = &inputs.correction {
+    if let Some(correction) = &inputs.columns.correction {
         log_w = log_w + correction.clone().log().clamp(LEAST, 20.0);
     }
     let log_w = sequences.broadcast(sequences.sum(log_w).clamp(LEAST, 20.0));
-    let advantage = inputs.advantage.clone();
+    let advantage = inputs.advantage();
     let negative = advantage.clone().lower_elem(0.0).float();
     let pick = |below: f64, above: f64| negative.clone() * (below - above) + above;
     let k = pick(by.k_neg, by.k_pos);

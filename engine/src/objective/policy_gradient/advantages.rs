@@ -27,8 +27,8 @@ impl PolicyGradient {
         let groups: Vec<u64> = rollouts.iter().map(|r| r.prompt_index).collect();
         let masks: Vec<Vec<bool>> = rollouts.iter().map(|r| r.mask.clone()).collect();
         let baselines: Vec<f64> = rollouts.iter().filter_map(|r| r.baseline).collect();
-        let wide = |values: &Vec<f32>| values.iter().map(|&v| f64::from(v)).collect();
-        let values: Vec<Vec<f64>> = rollouts.iter().map(|r| wide(&r.values)).collect();
+        let values = rollouts.iter().map(|r| r.columns.value.clone());
+        let values: Vec<Vec<f64>> = values.map(Option::unwrap_or_default).collect();
         let inputs = AdvantageInputs {
             rewards: &rewards,
             masks: &masks,
@@ -46,11 +46,11 @@ impl PolicyGradient {
             // returns are of the advantages before they are whitened
             for (i, rollout) in rollouts.iter_mut().enumerate() {
                 let (_, returns) = gae.estimate(&rewards[i], &values[i], &masks[i]);
-                rollout.returns = returns;
+                rollout.columns.returns = Some(returns);
             }
         }
         for ((rollout, advantages), rewards) in rollouts.iter_mut().zip(advantages).zip(&rewards) {
-            rollout.advantages = advantages;
+            rollout.columns.advantage = Some(advantages);
             rollout.penalized_reward = rewards.iter().sum();
         }
         metrics
@@ -94,7 +94,7 @@ impl PolicyGradient {
             .collect();
         let (weights, metrics) = correction.weights(&scored);
         for (rollout, weights) in rollouts.iter_mut().zip(weights) {
-            rollout.correction = weights;
+            rollout.columns.correction = Some(rollout.unscored(weights, 1.0));
         }
         metrics
     }
@@ -123,12 +123,12 @@ fn penalized_rewards(
 
 /// The KL to the reference of each token of a completion; zeros where no reference scored it.
 fn token_kl(by: KlInReward, rollout: &Rollout) -> Vec<f64> {
-    let Some(reference) = &rollout.ref_logp else {
+    let Some(reference) = &rollout.columns.ref_logp else {
         return vec![0.0; rollout.completion.len()];
     };
-    let pairs = rollout.old().iter().zip(reference);
+    let pairs = rollout.old_logp().iter().zip(reference);
     pairs
-        .map(|(&old, &reference)| by.estimator.estimate(f64::from(old), f64::from(reference)))
+        .map(|(&old, &reference)| by.estimator.estimate(old, reference))
         .collect()
 }
 
@@ -148,10 +148,8 @@ fn normalized_parts(rollouts: &[Rollout], groups: &[u64], eps: f64) -> Vec<f64> 
 /// The trainer's old log-probs less the sampler's, of every token.
 fn differences(rollouts: &[Rollout]) -> Vec<Vec<f64>> {
     let of = |rollout: &Rollout| {
-        let pairs = rollout.old().iter().zip(&rollout.sampler_logp);
-        pairs
-            .map(|(&old, &sampler)| f64::from(old) - f64::from(sampler))
-            .collect()
+        let pairs = rollout.old_logp().iter().zip(rollout.sampler_logp());
+        pairs.map(|(&old, &sampler)| old - sampler).collect()
     };
     rollouts.iter().map(of).collect()
 }

@@ -16,6 +16,7 @@ impl TokenLoss for PolicyGradient {
     fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss {
         let logp = scores.logp.clone();
         let old = inputs
+            .columns
             .old_logp
             .clone()
             .unwrap_or_else(|| logp.clone().inner());
@@ -33,19 +34,20 @@ impl TokenLoss for PolicyGradient {
             level,
         };
         let terms = self.loss.terms(&ratios);
-        let mut policy = terms.loss * inputs.weight.clone();
+        let mut policy = terms.loss * inputs.weight();
         if let Some(correction) = inputs
+            .columns
             .correction
             .as_ref()
             .filter(|_| !self.loss.takes_corrections())
         {
             policy = policy * correction.clone();
         }
-        if let Some(keep) = &inputs.keep {
+        if let Some(keep) = &inputs.columns.keep {
             policy = policy * keep.clone();
         }
         if let (Some(threshold), Some(sequences)) = (self.off_policy_mask, &sequences) {
-            let sampler = inputs.sampler_logp.clone().unwrap_or(old);
+            let sampler = inputs.columns.sampler_logp.clone().unwrap_or(old);
             policy = policy * on_policy(threshold, &logp, sampler, inputs, sequences);
         }
         let ppo_kl = self.loss.ppo_kl(difference);
@@ -58,16 +60,16 @@ impl TokenLoss for PolicyGradient {
         ];
         metrics.extend(terms.metrics);
         let mut total = policy.sum();
-        if let (Some(by), Some(reference)) = (self.kl_loss, &inputs.ref_logp) {
+        if let (Some(by), Some(reference)) = (self.kl_loss, &inputs.columns.ref_logp) {
             let mut kl = kl_penalty(by.estimator, logp, reference.clone());
             if by.bias_correction {
                 kl = kl * ratios.log_ratio.exp();
             }
-            let kl = kl * inputs.weight.clone();
+            let kl = kl * inputs.weight();
             metrics.push(Metric::weighted_sum("actor/kl_loss", kl.clone()));
             total = total + kl.sum() * by.coef;
         }
-        if let Some(bonus) = &inputs.bonus {
+        if let Some(bonus) = &inputs.columns.bonus {
             total = total - (scores.entropy.clone() * bonus.clone()).sum();
         }
         Loss { total, metrics }
@@ -87,6 +89,6 @@ fn on_policy(
         .mean(sampler - logp.clone().inner())
         .greater_elem(threshold)
         .float();
-    let negative = inputs.advantage.clone().lower_elem(0.0).float();
+    let negative = inputs.advantage().lower_elem(0.0).float();
     (sequences.broadcast(left) * negative).neg() + 1.0
 }

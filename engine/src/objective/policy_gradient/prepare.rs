@@ -8,7 +8,7 @@ use crate::objective::entropy::{EntropyBonus, high_entropy_mask};
 use crate::objective::loss_sums::MicroScores;
 use crate::objective::policy::{ClipCov, PolicyLoss, cov};
 use crate::objective::traits::OptimizerStep;
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, TokenColumns};
 use firebrick_models::random::Stream;
 
 /// Stream of Clip-Cov's draws; the optimizer step is added.
@@ -23,16 +23,16 @@ impl PolicyGradient {
         step.set_weights(self.aggregation);
         if self.off_policy_mask.is_none() {
             for sequence in step.sequences.iter_mut() {
-                sequence.sampler_logp = Vec::new();
+                sequence.columns.sampler_logp = None;
             }
         }
         if let Some(share) = self.top_entropy {
             let entropies = scores(step, |scores| &scores.entropy);
             let kept = high_entropy_mask(&entropies, share);
-            assign(step.sequences, &kept, |sequence| &mut sequence.keep);
+            assign(step.sequences, &kept, |columns| &mut columns.keep);
         }
         if let Some(chosen) = self.chosen(step) {
-            assign(step.sequences, &chosen, |sequence| &mut sequence.chosen);
+            assign(step.sequences, &chosen, |columns| &mut columns.chosen);
         }
         if let Some(bonus) = &self.entropy_bonus {
             self.set_entropy_bonus(bonus, step, coefficients);
@@ -78,7 +78,7 @@ impl PolicyGradient {
             for (t, weight) in kept_tokens(sequence).zip(weights) {
                 bonus[t] = weight * coefficient;
             }
-            sequence.bonus = bonus;
+            sequence.columns.bonus = Some(bonus);
         }
         // the controller measures the entropy of the tokens that the bonus acts on
         if let Some(scores) = step.scores.filter(|_| self.top_entropy.is_some()) {
@@ -104,7 +104,7 @@ impl Covariances {
         let advantages: Vec<f64> = step
             .sequences
             .iter()
-            .flat_map(|s| s.advantages.clone())
+            .flat_map(|s| s.columns.advantage.iter().flatten().copied())
             .collect();
         let of_tokens = cov::covariances(&logp, &advantages);
         Self {
@@ -125,7 +125,7 @@ fn clip_cov_tokens(by: ClipCov, step: &OptimizerStep<'_>) -> Vec<bool> {
     let old: Vec<f64> = step
         .sequences
         .iter()
-        .flat_map(|s| s.old_logp.iter().map(|&l| f64::from(l)))
+        .flat_map(|s| s.columns.old_logp.iter().flatten().copied())
         .collect();
     let clipped: Vec<bool> = (0..logp.len())
         .map(|i| {
@@ -141,7 +141,8 @@ fn clip_cov_tokens(by: ClipCov, step: &OptimizerStep<'_>) -> Vec<bool> {
 /// The scored tokens of a sequence that the policy loss and the entropy bonus look at.
 fn kept_tokens(sequence: &Sequence) -> impl Iterator<Item = usize> {
     let all = 0..sequence.positions.len();
-    all.filter(|&t| sequence.keep.get(t).is_none_or(|&keep| keep > 0.5))
+    let keep = sequence.columns.keep.as_ref();
+    all.filter(move |&t| keep.is_none_or(|keep| keep[t] > 0.5))
 }
 
 /// Scores of all tokens of the step.
@@ -153,10 +154,14 @@ fn scores(step: &OptimizerStep<'_>, of: fn(&MicroScores) -> &Vec<Vec<f32>>) -> V
 }
 
 /// Writes a choice among all tokens of the step into a column of their sequences.
-fn assign(sequences: &mut [Sequence], choice: &[bool], into: fn(&mut Sequence) -> &mut Vec<f64>) {
+fn assign(
+    sequences: &mut [Sequence],
+    choice: &[bool],
+    into: fn(&mut TokenColumns<Vec<f64>>) -> &mut Option<Vec<f64>>,
+) {
     let mut choice = choice.iter().map(|&c| f64::from(u8::from(c)));
     for sequence in sequences {
         let own = choice.by_ref().take(sequence.positions.len()).collect();
-        *into(sequence) = own;
+        *into(&mut sequence.columns) = Some(own);
     }
 }

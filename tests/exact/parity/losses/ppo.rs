@@ -1,10 +1,12 @@
 //! verl's PPO with a critic: value loss, rewards with a KL penalty, advantages, whitening, the KL's coefficient.
 
+use firebrick_engine::objective::TokenInputs;
 use firebrick_engine::objective::advantage::{Gae, Whitening};
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use firebrick_engine::objective::kl::KlType;
 use firebrick_engine::objective::kl_controller::{KlController, token_level_rewards};
-use firebrick_engine::objective::value::{ValueInputs, ValueLoss};
+use firebrick_engine::objective::value::ValueLoss;
+use firebrick_engine::sequence::TokenColumns;
 use serde::Deserialize;
 
 use super::{Case, Mask, Set, assert_rows, rows, vector};
@@ -30,10 +32,14 @@ pub(super) fn value_loss(case: &Case, set: &Set) {
     let by = Denominators::new(&mask.lengths(), mask.width());
     let weights = token_weights(params.mode, &mask.lengths(), by).concat();
     let tokens = weights.len() as f64;
-    let inputs = ValueInputs {
-        weight: vector(weights),
-        returns: scored("returns"),
-        old: scored("values_old"),
+    let inputs = TokenInputs {
+        columns: TokenColumns {
+            weight: Some(vector(weights)),
+            returns: Some(scored("returns")),
+            value: Some(scored("values_old")),
+            ..TokenColumns::default()
+        },
+        lengths: mask.lengths(),
     };
     let found = scored("values_new").autodiff().require_grad();
     let loss = ValueLoss {

@@ -134,12 +134,12 @@ pub(super) fn compute_loss(case: &Case, set: &Set) {
     let advantage = vector(mask.advantages(&set["advantages"]));
     let keep = params.keep(&entropy);
     let mut inputs = TokenInputs::new(weights, advantage, mask.lengths());
-    inputs.old_logp = params.old.then(|| vector(scored("old_logprobs")));
-    inputs.ref_logp = Some(vector(scored("ref_logprobs")));
-    inputs.bonus = params.bonus(keep.as_ref(), logp.len()).map(vector);
-    inputs.keep = keep.map(vector);
+    inputs.columns.old_logp = params.old.then(|| vector(scored("old_logprobs")));
+    inputs.columns.ref_logp = Some(vector(scored("ref_logprobs")));
+    inputs.columns.bonus = params.bonus(keep.as_ref(), logp.len()).map(vector);
+    inputs.columns.keep = keep.map(vector);
     if params.is_ratio {
-        inputs.correction = Some(vector(scored("importance_sampling_ratio")));
+        inputs.columns.correction = Some(vector(scored("importance_sampling_ratio")));
     }
     let outcome = run(&params.objective(), &logp, &entropy, &inputs);
     let by_token = set["advantages"][0].is_array();
@@ -284,7 +284,7 @@ pub(super) fn rloo_loss(case: &Case, set: &Set) {
     let weights = token_weights(settings.loss_agg_mode, &mask.lengths(), by).concat();
     let advantage = vector(mask.advantages(&set["advantages"]));
     let mut inputs = TokenInputs::new(vector(weights), advantage, mask.lengths());
-    inputs.old_logp = Some(vector(scored("old_logprobs")));
+    inputs.columns.old_logp = Some(vector(scored("old_logprobs")));
     let found = run(
         &settings.build().expect("an objective"),
         &scored("logprobs"),

@@ -124,15 +124,15 @@ pub(super) fn policy_loss(case: &Case, set: &Set) {
         vector(advantages.clone()),
         mask.lengths(),
     );
-    inputs.old_logp = Some(vector(scored(old)));
-    inputs.correction = params
+    inputs.columns.old_logp = Some(vector(scored(old)));
+    inputs.columns.correction = params
         .rollout_is_weights
         .then(|| vector(scored("rollout_is_weights")));
     if settings.policy_loss == PolicyLossMode::KlCov {
         let covariances = cov::covariances(&logp, &advantages);
         let chosen = cov::kl_cov_mask(&covariances, settings.kl_cov_ratio);
         let chosen = chosen.iter().map(|&c| f64::from(u8::from(c))).collect();
-        inputs.chosen = Some(vector(chosen));
+        inputs.columns.chosen = Some(vector(chosen));
     }
     let found = run(&objective, &logp, &vec![0.0; logp.len()], &inputs);
     let loss: f64 = parse(&case.name, case.output("loss"));
