@@ -1,9 +1,9 @@
 //! What can go wrong in a run.
 
 use crate::lr_scheduler::LrSchedulerError;
-use crate::plan::size::Bytes;
 use crate::task::TaskError;
 use firebrick_backends::accounts::{Balance, Home};
+use firebrick_plan::size::Bytes;
 use std::path::PathBuf;
 
 /// Errors of this crate. Every message says what was expected, what was found, where, and what to do. A message includes its cause, which
@@ -98,12 +98,9 @@ pub enum Error {
          applied; resume from the last checkpoint, with a lower optim.lr or without step_in_backward"
     )]
     PartlyApplied,
-    /// A plan that cannot be executed on this model.
-    #[error("plan: {0}")]
-    Plan(String),
-    /// No plan fits the budget.
-    #[error("{0}")]
-    NothingFits(Box<crate::plan::planner::NothingFits>),
+    /// A plan that cannot be made, or not be executed on this model.
+    #[error(transparent)]
+    Plan(firebrick_plan::Error),
     /// More device memory was needed than there is, or than `memory.limit` allows.
     #[error("out of memory: {0}")]
     OutOfMemory(Box<OutOfMemory>),
@@ -169,6 +166,16 @@ impl std::fmt::Display for OutOfMemory {
     }
 }
 
+impl From<firebrick_plan::Error> for Error {
+    /// A wrong setting is an error of the configuration, whoever found it.
+    fn from(e: firebrick_plan::Error) -> Self {
+        match e {
+            firebrick_plan::Error::Config(detail) => Self::Config(detail),
+            other => Self::Plan(other),
+        }
+    }
+}
+
 impl Error {
     /// Wraps an I/O error with the action and the path it happened on.
     pub fn io(
@@ -194,7 +201,6 @@ impl Error {
             | Self::Budget { .. }
             | Self::RunExists { .. }
             | Self::Plan(_)
-            | Self::NothingFits(_)
             | Self::Resume { .. } => true,
             Self::Device(e) => !matches!(e, firebrick_backends::Error::Transfer(_)),
             Self::Model(e) => !matches!(e, firebrick_models::Error::Device { .. }),

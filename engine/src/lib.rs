@@ -13,7 +13,7 @@ pub mod lr_scheduler;
 pub mod metrics;
 pub mod objective;
 pub mod optim;
-pub mod plan;
+pub mod planning;
 pub mod reward;
 pub mod rollout;
 pub mod sequence;
@@ -21,3 +21,4 @@ pub mod task;
 pub mod trainer;
 
 pub use error::{Error, Result};
+pub use firebrick_plan as plan;

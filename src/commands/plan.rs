@@ -16,6 +16,7 @@ use firebrick::engine::plan::estimate::{Sizes, rules};
 use firebrick::engine::plan::planner::Request;
 use firebrick::engine::plan::size::Bytes;
 use firebrick::engine::plan::{PlanReport, Preset};
+use firebrick::engine::planning;
 use firebrick::spec::Origin;
 
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
@@ -27,10 +28,10 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let (profile, info) = profile::look_up(config.device);
     config.rollout.check_on(profile.backend, config.precision)?;
     let free = info.as_ref().and_then(free_bytes);
-    let mut request = Request::of_run(&config, mode_of(&config), &arch, profile, free)?
+    let mut request = planning::request(&config, mode_of(&config), &arch, profile, free)?
         .spread(args.parallel.degrees())?;
     match DatasetStats::of(&config) {
-        Ok(survey) => request.workload.observe(survey),
+        Ok(survey) => planning::observe(&mut request.workload, survey),
         Err(e) => tracing::info!(
             "could not read the prompts and examples, so the plan assumes the maximum lengths: {e}"
         ),

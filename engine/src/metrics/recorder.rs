@@ -5,12 +5,12 @@ use super::ledger::LedgerEntry;
 use super::names::{GLOBAL_STEP, Metrics, metrics, timings, validation_metrics};
 use super::report::{RolloutReport, StepMemory, StepReport, ValidationReport};
 use super::summary::Summary;
+use crate::Result;
 use crate::checkpoint::RunDir;
 use crate::config::Mode;
 use crate::plan::planner::{Failure, Request};
-use crate::plan::{Plan, PlanReport};
+use crate::plan::{self, Plan, PlanReport};
 use crate::rollout::SampleRecord;
-use crate::{Error, Result};
 use serde_json::{Map, Value, json};
 
 const METRICS: &str = "metrics.jsonl";
@@ -163,8 +163,8 @@ impl Recorder {
                 let report = PlanReport::new(request, next)?;
                 self.run.write_json(NEXT_PLAN, &report)
             }
-            Err(Error::NothingFits(_)) => self.run.remove(NEXT_PLAN),
-            Err(other) => Err(other),
+            Err(plan::Error::NothingFits(_)) => self.run.remove(NEXT_PLAN),
+            Err(other) => Err(other.into()),
         }
     }
 

@@ -5,6 +5,7 @@ use crate::config::{RunConfig, SftConfig};
 use crate::objective::{Advantages, Objective};
 use crate::optim::OptimConfig;
 use crate::plan::{ModelPlan, MomentKind, Plan};
+use crate::planning;
 use crate::reward::architecture;
 use crate::task::Task;
 use crate::{Error, Result};
@@ -76,7 +77,7 @@ fn check_optimizer(
     optim: &OptimConfig,
     section: &str,
 ) -> Result<()> {
-    plan.check_optimizer(optim, precision, section)?;
+    planning::check_optimizer(plan, optim, precision, section)?;
     if plan.optimizer.moments != MomentKind::Bf16 {
         return Ok(());
     }

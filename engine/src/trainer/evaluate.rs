@@ -3,8 +3,7 @@
 use crate::checkpoint::PolicySource;
 use crate::config::{Mode, RolloutConfig, RunConfig};
 use crate::data::{Prompt, PromptDataset};
-use crate::plan::engine_limits;
-use crate::plan::planner::Request;
+use crate::planning::{self, engine_limits};
 use crate::reward::{Answer, Place, Purpose, RewardManager, Surroundings};
 use crate::task::{Reward, Shaping, Task};
 use crate::{Error, Result};
@@ -57,7 +56,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     let (device, info) = device::open(config.device)?;
     config.precision.check(&device)?;
     let arch = source.checkpoint.arch();
-    let request = Request::of_run(
+    let request = planning::request(
         config,
         Mode::Rl,
         arch,

@@ -6,6 +6,7 @@
 use super::Trainer;
 use crate::error::OutOfMemory;
 use crate::metrics::{Event, Phase};
+use crate::plan;
 use crate::plan::planner::{Failure, Fit};
 use crate::{Error, Result};
 use firebrick_backends::device::panic_message;
@@ -98,11 +99,11 @@ impl Trainer {
                 };
                 Err(Error::OutOfMemory(what))
             }
-            Err(Error::NothingFits(nothing)) => {
+            Err(plan::Error::NothingFits(nothing)) => {
                 what.advice = nothing.to_string();
                 Err(Error::OutOfMemory(what))
             }
-            Err(other) => Err(other),
+            Err(other) => Err(other.into()),
         }
     }
 

@@ -6,7 +6,7 @@ use crate::config::DynamicSampling;
 use crate::data::Prompt;
 use crate::metrics::{Phase, RolloutReport, RolloutStats};
 use crate::objective::advantage::frac_reward_zero_std;
-use crate::plan::engine_limits;
+use crate::planning::engine_limits;
 use crate::reward::{Answer, Place, Purpose};
 use crate::rollout::Rollout;
 use crate::sequence::{TokenColumns, column};

@@ -12,9 +12,9 @@ use crate::data::Data;
 use crate::lr_scheduler::LrSchedule;
 use crate::objective::Objective;
 use crate::optim::OptimConfig;
-use crate::plan::estimate::RewardWork;
 use crate::plan::planner::Request;
-use crate::plan::{Plan, Role};
+use crate::plan::{Error as PlanError, Plan, Role};
+use crate::planning;
 use crate::task::{Split, Task};
 use crate::{Error, Result};
 use burn::tensor::Device;
@@ -112,16 +112,17 @@ impl Opened {
     fn request(&self) -> Result<Request> {
         let (config, arch) = (&self.config, self.source.checkpoint.arch());
         let rewards = self.data.prompts.task().rewards();
-        let rewards = rewards.map_or_else(|| Ok(Vec::new()), |r| RewardWork::of(r, config))?;
+        let rewards =
+            rewards.map_or_else(|| Ok(Vec::new()), |r| planning::reward_work(r, config))?;
         let examined = self.data.survey(&self.source)?;
         let (profile, free) = (profile::of(&self.info), free_bytes(&self.info));
-        let mut request = Request::of_run(config, self.mode, arch, profile, free)?;
+        let mut request = planning::request(config, self.mode, arch, profile, free)?;
         request.workload.reference = self.has_reference();
         if self.critic_source.is_none() {
             request.workload.critic = None;
         }
         request.workload.rewards = rewards;
-        request.workload.observe(examined);
+        planning::observe(&mut request.workload, examined);
         Ok(request)
     }
 
@@ -153,10 +154,10 @@ impl Opened {
             (self.critic_source.is_some(), plan.critic(), "has a critic"),
         ] {
             if wanted && found.is_none() {
-                return Err(Error::Plan(format!(
+                return Err(Error::Plan(PlanError::Plan(format!(
                     "the objective {what}, and the plan has none; make one for this configuration with \
                  `firebrick plan CONFIG --output FILE`"
-                )));
+                ))));
             }
         }
         Ok(plan)

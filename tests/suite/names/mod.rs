@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use firebrick_engine::config::{load, parse};
 use firebrick_engine::plan::Preset;
+use firebrick_engine::planning;
 use firebrick_models::Checkpoint;
 use serde_json::{Map, Value};
 
@@ -328,7 +329,7 @@ fn every_refusal_on_the_page_is_one_and_what_it_wants_mends_it() {
         let overrides = settings.iter().map(|span| span.replacen(": ", "=", 1));
         let config = parse(COMPLETE, &overrides.collect::<Vec<_>>())?;
         let plan = config.memory.plan(checkpoint.arch())?;
-        plan.check_optimizer(&config.optim, config.precision, "optim")
+        planning::check_optimizer(&plan, &config.optim, config.precision, "optim")
     };
     let settings = |cell: &'static str| -> Vec<&'static str> {
         let spans = code_spans(cell).into_iter();

@@ -1,0 +1,274 @@
+//! The largest single tensors of a run. A device may hold gigabytes and bind no buffer above 128 MiB, as WebGPU may.
+
+use super::estimate::{Sizes, Workload};
+use super::planner::Request;
+use super::size::Bytes;
+use super::{ModelPlan, Plan, Role};
+use crate::{Error, Result};
+use firebrick_spec::Arch;
+use firebrick_spec::KernelTable;
+use firebrick_spec::arch::HeadKind;
+use firebrick_spec::lora::LoraConfig;
+use std::fmt::Write;
+
+const F32: u64 = 4;
+
+/// A tensor that a run makes.
+struct Buffer {
+    what: String,
+    bytes: u64,
+    /// How it becomes smaller.
+    smaller: &'static str,
+}
+
+/// Bytes of the largest tensor for each of what a setting counts.
+struct Each {
+    /// A row of the head: logits, of a tile where kernels take the vocabulary in tiles.
+    head_row: u64,
+    /// A token: activations of the MLP or of the queries.
+    token: u64,
+    /// A sequence that is sampled: its logits, or its keys in one layer.
+    sequence: u64,
+}
+
+impl Each {
+    fn of(arch: &Arch, workload: &Workload, kernels: &KernelTable) -> Self {
+        let vocab = match arch.head {
+            HeadKind::LanguageModel => arch.vocab_size as u64,
+            HeadKind::Scalar { .. } => 1,
+        };
+        let tile = kernels.vocabulary_tile.map_or(vocab, |tile| tile as u64);
+        let columns = vocab.min(tile);
+        let widest = arch
+            .intermediate_size
+            .max(arch.num_heads * arch.head_dim)
+            .max(arch.hidden_size);
+        let keys = workload.length() * (arch.num_kv_heads * arch.head_dim) as u64;
+        Self {
+            head_row: F32 * columns,
+            token: arch.precision.width() * widest as u64,
+            sequence: (F32 * vocab).max(workload.rollout_precision.width() * keys),
+        }
+    }
+}
+
+/// A model of a run.
+struct Model<'a> {
+    who: &'static str,
+    arch: &'a Arch,
+    plan: &'a ModelPlan,
+    lora: Option<&'a LoraConfig>,
+    trained: bool,
+}
+
+impl Model<'_> {
+    /// Every kind of its tensors that may be too large.
+    fn buffers(&self, workload: &Workload, kernels: &KernelTable) -> Vec<Buffer> {
+        let sizes = Sizes::of(self.arch, self.lora);
+        let each = Each::of(self.arch, workload, kernels);
+        // a budget may be larger than what there is
+        let there = workload.rollouts().max(1) * workload.scored_length();
+        let tokens = there.min(self.plan.train_tokens.max(self.plan.score_tokens) as u64);
+        let buffer = |what: &str, bytes, smaller| Buffer {
+            what: format!("the {}'s {what}", self.who),
+            bytes,
+            smaller,
+        };
+        let mut all = vec![
+            buffer(
+                "largest matrix",
+                sizes.width * sizes.largest,
+                "precision: bf16 or f16 halves it",
+            ),
+            buffer(
+                "activations of a micro-batch",
+                each.token * tokens,
+                "lower memory.train_tokens and memory.score_tokens, or lengths",
+            ),
+            buffer(
+                "logits of a chunk",
+                each.head_row * (self.plan.head_rows as u64).min(tokens),
+                "lower memory.head_rows",
+            ),
+        ];
+        if self.trained {
+            all.push(buffer(
+                "gradient or moments of its largest matrix",
+                F32 * sizes.largest_trained,
+                "model.lora trains small matrices instead",
+            ));
+        }
+        all
+    }
+}
+
+/// Every kind of tensor that may be too large, of every model on the run's device.
+fn buffers(workload: &Workload, plan: &Plan, kernels: &KernelTable) -> Vec<Buffer> {
+    let own = |role: Role, plan| {
+        let (who, arch, lora) = match role {
+            Role::Policy => ("policy", &workload.arch, workload.lora.as_ref()),
+            Role::Reference => ("reference policy", &workload.arch, None),
+            Role::Critic => ("critic", workload.critic_arch()?, None),
+            // those have plans of their own
+            Role::RewardModel => return None,
+        };
+        Some(Model {
+            who,
+            arch,
+            plan,
+            lora,
+            trained: role != Role::Reference,
+        })
+    };
+    let rewards = workload.rewards.iter().map(|reward| Model {
+        who: "reward model",
+        arch: &reward.arch,
+        plan: &reward.plan,
+        lora: None,
+        trained: false,
+    });
+    let models = plan
+        .models
+        .iter()
+        .filter_map(|(role, plan)| own(*role, plan));
+    let mut all: Vec<Buffer> = models
+        .chain(rewards)
+        .flat_map(|model| model.buffers(workload, kernels))
+        .collect();
+    if workload.samples() {
+        let each = Each::of(&workload.arch, workload, kernels);
+        all.push(Buffer {
+            what: "what sampling holds of a layer's keys, or of logits".into(),
+            bytes: each.sequence
+                * (plan.rollout.max_num_seqs as u64).min(workload.rollouts().max(1)),
+            smaller: "lower rollout.max_num_seqs, or lengths",
+        });
+    }
+    all
+}
+
+impl Request {
+    /// Refuses a plan with tensors that the device cannot hold in one piece, whatever it holds in all.
+    pub fn check_buffers(&self, plan: &Plan) -> Result<()> {
+        let Some(limit) = self.profile.largest_buffer else {
+            return Ok(());
+        };
+        if self.parallel.is_several() {
+            // arithmetic for machines that are not here
+            return Ok(());
+        }
+        let mut too_large = String::new();
+        for buffer in buffers(&self.workload, plan, &self.profile.kernels) {
+            if buffer.bytes > limit {
+                let (bytes, Buffer { what, smaller, .. }) = (Bytes(buffer.bytes), &buffer);
+                let _ = write!(too_large, "\n  {what}: {bytes}; {smaller}");
+            }
+        }
+        if too_large.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Plan(format!(
+            "{} holds no tensor above {} in one piece, and there would be larger ones:{too_large}",
+            self.profile.name,
+            Bytes(limit)
+        )))
+    }
+
+    /// The same with upper limits under which no tensor that a setting sizes is too large for the device.
+    pub(super) fn within_buffers(&self) -> Self {
+        let mut capped = self.clone();
+        let Some(limit) = self.profile.largest_buffer else {
+            return capped;
+        };
+        let each = Each::of(&self.workload.arch, &self.workload, &self.profile.kernels);
+        let cap = |value: &mut usize, bytes: u64, least: u64| {
+            let most = (limit / bytes.max(1)).max(least).max(1);
+            *value = (*value).min(usize::try_from(most).unwrap_or(usize::MAX));
+        };
+        // a sequence has to fit; where it does not, `check` says so
+        let length = self.workload.scored_length();
+        cap(&mut capped.memory.head_rows, each.head_row, 1);
+        cap(&mut capped.memory.train_tokens, each.token, length);
+        cap(&mut capped.memory.score_tokens, each.token, length);
+        cap(&mut capped.max_num_seqs, each.sequence, 1);
+        capped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryConfig;
+    use crate::estimate::{Parallel, RewardWork};
+    use crate::test_support::device;
+    use firebrick_spec::Backend;
+    use serde_json::{Value, json};
+    use std::path::Path;
+
+    /// A device that binds 128 MiB at most.
+    fn small_buffers() -> Request {
+        let Value::Object(config) = json!({
+            "model_type": "qwen2", "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 768,
+            "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2
+        }) else {
+            unreachable!("an object")
+        };
+        let arch = Arch::from_config(&config, Path::new("test")).expect("an architecture");
+        let mut profile = device(Backend::Wgpu);
+        profile.largest_buffer = Some(128 << 20);
+        Request {
+            workload: Workload::grpo(arch, [256, 256], 64, 8),
+            memory: MemoryConfig::default(),
+            max_num_seqs: 64,
+            profile,
+            budget: None,
+            host_budget: None,
+            parallel: Parallel::default(),
+        }
+    }
+
+    #[test]
+    fn a_tensor_that_the_device_cannot_hold_in_one_piece_is_named_with_what_makes_it_smaller() {
+        let mut request = small_buffers();
+        assert!(request.as_configured().is_ok());
+        request.memory.train_tokens = 1 << 20;
+        let message = request.as_configured().expect_err("too large").to_string();
+        for part in ["128 MiB", "activations", "memory.train_tokens"] {
+            assert!(message.contains(part), "{message}");
+        }
+        request.profile.largest_buffer = None;
+        assert!(request.as_configured().is_ok(), "no limit is known");
+    }
+
+    #[test]
+    fn a_reward_model_on_the_run_s_device_is_looked_at_too() {
+        let mut request = small_buffers();
+        let plan = request.as_configured().expect("a plan").plan;
+        let mut arch = request.workload.arch.clone();
+        arch.vocab_size = 1 << 20;
+        request.workload.rewards.push(RewardWork {
+            arch,
+            plan: plan.policy().clone(),
+        });
+        let message = request
+            .check_buffers(&plan)
+            .expect_err("too large")
+            .to_string();
+        assert!(
+            message.contains("the reward model's largest matrix"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn the_planner_proposes_no_tensor_that_is_too_large() {
+        let mut request = small_buffers();
+        request.memory.train_tokens = 1 << 20;
+        request.memory.head_rows = 1 << 20;
+        request.max_num_seqs = 1 << 20;
+        request.budget = Some(64 << 30);
+        let fit = request.fit().expect("fits");
+        assert!(request.check_buffers(&fit.plan).is_ok());
+        assert!(fit.plan.policy().train_tokens < 1 << 20);
+    }
+}

@@ -1,0 +1,51 @@
+//! What a plan must hold to be executed, whoever made it.
+
+use super::cut::body;
+use super::{Keep, ModelPlan};
+use crate::{Error, Result};
+use firebrick_spec::Arch;
+use firebrick_spec::Home;
+
+impl ModelPlan {
+    /// Refuses a plan that does not cover the model, or that no schedule could execute.
+    pub fn check(&self, arch: &Arch) -> Result<()> {
+        let bad = |what: String| Err(Error::Plan(what));
+        let mut next = body(arch).start;
+        for segment in &self.segments {
+            if segment.units.start != next || segment.units.is_empty() {
+                return bad(format!(
+                    "segments should follow each other from unit {next} on, and one covers units {:?}",
+                    segment.units
+                ));
+            }
+            next = segment.units.end;
+            if segment.keep == Keep::Graph && segment.weights == Home::Host {
+                return bad(format!(
+                    "the segment of units {:?} keeps its graph, which holds on to its weights: they cannot be streamed",
+                    segment.units
+                ));
+            }
+        }
+        if next != body(arch).end {
+            return bad(format!(
+                "segments end at unit {next}; the model's layers end at unit {}",
+                body(arch).end
+            ));
+        }
+        if arch.tied && self.ends == Home::Host {
+            return bad(
+                "embedding and head share one matrix here, which stays on the device: `ends` should be device".into(),
+            );
+        }
+        let sizes = [
+            ("head_rows", self.head_rows),
+            ("train_tokens", self.train_tokens),
+            ("score_tokens", self.score_tokens),
+            ("offload_group", self.offload_group),
+        ];
+        match sizes.iter().find(|(_, n)| *n == 0) {
+            Some((key, _)) => bad(format!("{key} should be at least 1")),
+            None => Ok(()),
+        }
+    }
+}

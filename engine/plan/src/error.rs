@@ -1,0 +1,32 @@
+//! What can go wrong when memory settings are read or a plan is made.
+
+use crate::planner::NothingFits;
+use std::path::PathBuf;
+
+/// Errors of this crate.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Settings that cannot work.
+    #[error("config: {0}")]
+    Config(String),
+    /// A plan that cannot be executed on the model.
+    #[error("plan: {0}")]
+    Plan(String),
+    /// No plan fits the budget.
+    #[error("{0}")]
+    NothingFits(Box<NothingFits>),
+    /// A file could not be read.
+    #[error("cannot read {}: {error}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// A model's configuration.
+    #[error(transparent)]
+    Arch(#[from] firebrick_spec::Error),
+}
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

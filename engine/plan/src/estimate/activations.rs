@@ -1,0 +1,472 @@
+//! What the halves of a layer keep for their backward, and what they need besides while they run. All in numbers (four
+//! bytes each, two in half precision), for one token unless it says otherwise.
+//!
+//! Counted from `models::layer` operation by operation: autodiff keeps the inputs of products, of `exp`, `sqrt` and
+//! `sigmoid`, and both sides of element-wise products; sums keep nothing. `d` is the hidden size, `f` the MLP's width,
+//! `q = heads · head_dim`, `k = kv_heads · head_dim`, `S = heads · keys` the attention scores of a token.
+//!
+//! | half | kept | numbers |
+//! |---|---|---|
+//! | both | `x / rms(x)`, and that times the norm's weight | 2 d |
+//! | attention | scaled queries, keys, values, the mixed values | 2 q + 2 k |
+//! | | with norms on q and k: each before and after its division | 2 q + 2 k |
+//! | | scores minus their maximum, their exponentials, the probabilities | 3 S |
+//! | | with a soft-cap: the scores before `tanh` | S |
+//! | MLP, `silu` | gate, its sigmoid, their product, up, gate · up | 5 f |
+//! | MLP, `gelu` by erf | gate, activation, up, gate · up | 4 f |
+//! | MLP, `gelu` by tanh | gate, tanh's argument, 1 + tanh, activation, up, gate · up | 6 f |
+//! | with a norm after the half | its input, and that divided | 2 d |
+//!
+//! Kernels keep their inputs and nothing else (the profile's [`KernelTable`](firebrick_spec::KernelTable) says which are used; the CPU has none for `gelu`):
+//!
+//! | half | kept | numbers |
+//! |---|---|---|
+//! | both | what the norm gives | d |
+//! | attention | queries, keys, values, the mixed values | 2 q + 2 k |
+//! | | with norms on q and k: each before its norm | q + k |
+//! | MLP | gate, up, gate · up | 3 f |
+//! | with a norm after the half | its input | d |
+//!
+//! Where a GPU's kernel attends there are no scores: to sequences longer than what is scored at a time, and over a cache to one token
+//! of each sequence.
+//!
+//! In half precision the kernels of the CPU widen what they read and narrow what they give: the f32 inputs and results of one of them at
+//! a time, and of its matrix, come on top of what runs. Scores are f32 in every precision.
+//!
+//! Beside frozen weights (adapters alone are trained) less is kept: no input of a product whose matrix is frozen, and no
+//! factor of a frozen norm's weight. A bypass keeps its input (`d`, `q` or `f`; once for those that share it) and the `rank`
+//! numbers between its matrices; with dropout its input is its own, with a byte of mask for each element.
+//!
+//! The input `x` of a half is the output of the one before it and is counted there.
+
+use super::Parallel;
+use super::sizes::{F32, is_attention};
+use firebrick_spec::Arch;
+use firebrick_spec::arch::Activation;
+use firebrick_spec::lora::LoraConfig;
+use firebrick_spec::parameters::TargetModule;
+use firebrick_spec::{Backend, DeviceProfile, Operation};
+
+/// Widths of an architecture.
+#[derive(Clone, Copy, Debug)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a part that a layer has or has not"
+)]
+pub struct Widths {
+    d: u64,
+    f: u64,
+    q: u64,
+    k: u64,
+    heads: u64,
+    post: bool,
+    qk_norm: bool,
+    softcap: bool,
+    mlp_kept: u64,
+    bypass: Option<Bypass>,
+    /// Whether a kernel computes norms.
+    norms: bool,
+    /// As wide as the MLP: gradients that its backward has besides what is kept, and tensors of a forward without a graph.
+    mlp_room: [u64; 2],
+    /// Whether a kernel computes attention, and the numbers of scores that it has at a time for a token of the longest
+    /// sequence.
+    attention: Option<u64>,
+    /// Which sequences one does it for without any scores.
+    attends: Attends,
+    /// Whether one does for a token over a cache.
+    decodes: bool,
+    /// Whether kernels widen half precision to f32 before they compute.
+    widens: bool,
+    /// Bytes of a number.
+    width: u64,
+}
+
+/// Sequences that a kernel attends over without a tensor of scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attends {
+    None,
+    /// Those longer than what is scored at a time.
+    Long,
+    All,
+}
+
+/// Cores whose blocks of scores are there at a time where kernels compute attention, and queries of a block.
+const CORES: u64 = 4;
+const BLOCK: u64 = 64;
+
+/// What bypasses keep, in numbers a token: inputs as wide as the residual stream, and as something inside a half.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bypass {
+    attention: Numbers,
+    mlp: Numbers,
+}
+
+impl Bypass {
+    fn of(lora: &LoraConfig, d: u64, q: u64, f: u64) -> Self {
+        let has = |target| lora.target_modules.contains(&target);
+        let count = |targets: &[TargetModule]| targets.iter().filter(|t| has(**t)).count() as u64;
+        let rank = lora.rank as u64;
+        // an input of its own and a quarter of it for the mask's bytes, or one input for all that share it
+        let inputs = |width: u64, sharing: u64| {
+            if lora.dropout > 0.0 {
+                sharing * (width + width.div_ceil(4))
+            } else {
+                sharing.min(1) * width
+            }
+        };
+        let half = |wide: &[TargetModule], narrow: TargetModule, inner: u64| {
+            let (sharing, own) = (count(wide), count(&[narrow]));
+            Numbers {
+                between: inputs(d, sharing),
+                inside: inputs(inner, own) + rank * (sharing + own),
+            }
+        };
+        Self {
+            attention: half(
+                &[TargetModule::Q, TargetModule::K, TargetModule::V],
+                TargetModule::O,
+                q,
+            ),
+            mlp: half(
+                &[TargetModule::Gate, TargetModule::Up],
+                TargetModule::Down,
+                f,
+            ),
+        }
+    }
+}
+
+/// A half of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// Norm, q/k/v, attention, output projection.
+    Attention,
+    /// Norm, gated MLP.
+    Mlp,
+}
+
+impl Half {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::Attention, Self::Mlp];
+
+    /// The half that a unit of the body is.
+    #[must_use]
+    pub fn of(unit: usize) -> Self {
+        if is_attention(unit) {
+            Self::Attention
+        } else {
+            Self::Mlp
+        }
+    }
+}
+
+/// Numbers a token, by which kind of parallelism divides them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Numbers {
+    /// As wide as the residual stream.
+    pub between: u64,
+    /// As wide as something inside a half.
+    pub inside: u64,
+}
+
+impl Numbers {
+    /// Bytes of one device for so many tokens, of `width` each.
+    fn bytes(self, width: u64, tokens: u64, parallel: &Parallel) -> u64 {
+        parallel.between(width * tokens * self.between)
+            + parallel.inside(width * tokens * self.inside)
+    }
+}
+
+/// Sequences of one micro-batch, all as long as the longest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Rows: tokens, and padding where there is any.
+    pub tokens: u64,
+    /// Whether sequences lie one behind the other.
+    pub packed: bool,
+    /// Tokens of the longest sequence.
+    pub length: u64,
+    /// Tokens whose log-prob is wanted.
+    pub scored: u64,
+    /// Whether they attend over a cache: prompts, or a token of each sequence.
+    pub over: Option<Cached>,
+}
+
+/// What attends over a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cached {
+    /// Tokens of prompts.
+    Prompts,
+    /// A token of each sequence.
+    Tokens,
+}
+
+impl Widths {
+    /// The widths that matter to memory.
+    #[must_use]
+    pub fn of(arch: &Arch, lora: Option<&LoraConfig>, profile: &DeviceProfile) -> Self {
+        let on_cpu = profile.backend == Backend::Cpu;
+        let used = |operation| profile.kernels.uses(operation);
+        let gates = used(Operation::Gate) && (!on_cpu || arch.activation == Activation::Silu);
+        let heads = arch.num_heads as u64;
+        let dim = arch.head_dim as u64;
+        let (d, f, q) = (
+            arch.hidden_size as u64,
+            arch.intermediate_size as u64,
+            heads * dim,
+        );
+        Self {
+            d,
+            f,
+            q,
+            k: arch.num_kv_heads as u64 * dim,
+            heads,
+            post: arch.post_norms,
+            qk_norm: arch.qk_norm,
+            softcap: arch.attention_softcap.is_some(),
+            mlp_kept: match arch.activation {
+                _ if gates => 3,
+                Activation::Silu => 5,
+                Activation::Gelu => 4,
+                Activation::GeluTanh => 6,
+            },
+            bypass: lora.map(|l| Bypass::of(l, d, q, f)),
+            norms: used(Operation::Norm),
+            mlp_room: match (on_cpu, gates) {
+                (true, _) => [2, 3],
+                // the gate's gradients take the place of its inputs
+                (false, true) => [1, 3],
+                // the activation while up is made
+                (false, false) => [1, 2],
+            },
+            attention: (on_cpu && used(Operation::Attention)).then_some(CORES * BLOCK),
+            attends: match [Operation::Attention, Operation::LongAttention].map(used) {
+                _ if on_cpu => Attends::None,
+                [true, _] => Attends::All,
+                [false, true] => Attends::Long,
+                [false, false] => Attends::None,
+            },
+            decodes: !on_cpu && used(Operation::DecodeAttention),
+            widens: on_cpu,
+            width: arch.precision.width(),
+        }
+    }
+
+    /// The same with numbers of so many bytes.
+    #[must_use]
+    pub fn of_width(self, width: u64) -> Self {
+        Self { width, ..self }
+    }
+
+    /// Bytes of one device for so many tokens.
+    #[must_use]
+    pub fn bytes(&self, numbers: Numbers, tokens: u64, parallel: &Parallel) -> u64 {
+        numbers.bytes(self.width, tokens, parallel)
+    }
+
+    /// Bytes of a row of so many tokens, as wide as the residual stream.
+    #[must_use]
+    pub fn row(&self, tokens: u64) -> u64 {
+        self.width * tokens * self.d
+    }
+
+    /// f32 copies of what a kernel reads and gives in a pass over a half, where that is stored in half precision.
+    #[must_use]
+    pub fn widened(&self, half: Half, backward: bool, tokens: u64, parallel: &Parallel) -> u64 {
+        if !self.widens || self.width == F32 {
+            return 0;
+        }
+        let (tensor, matrix) = match (half, backward) {
+            (Half::Attention, false) => (2 * self.q + 2 * self.k, self.d * self.q),
+            (Half::Attention, true) => (3 * self.q + 4 * self.k, 2 * self.d * self.q),
+            (Half::Mlp, false) => (3 * self.f, self.d * self.f),
+            (Half::Mlp, true) => (3 * self.f, 2 * self.d * self.f),
+        };
+        let product = match half {
+            Half::Attention => tokens * (self.d + self.q),
+            Half::Mlp => tokens * (self.d + self.f),
+        };
+        parallel.inside(F32 * (tokens * tensor).max(product + matrix))
+    }
+
+    /// Kept by a half, scores apart.
+    #[must_use]
+    pub fn kept(&self, half: Half) -> Numbers {
+        // each norm keeps its quotient, and what it gives is kept by the products after it
+        let frozen = self.bypass.is_some();
+        let norm = if frozen || self.norms { 1 } else { 2 };
+        let normed = if self.qk_norm {
+            norm * (self.q + self.k)
+        } else {
+            0
+        };
+        let post = if self.post { norm * self.d } else { 0 };
+        let first = if self.norms { self.d } else { 2 * self.d };
+        match (half, self.bypass) {
+            (Half::Attention, None) => Numbers {
+                between: first + post,
+                inside: normed + 2 * self.q + 2 * self.k,
+            },
+            (Half::Mlp, None) => Numbers {
+                between: first + post,
+                inside: self.mlp_kept * self.f,
+            },
+            (Half::Attention, Some(bypass)) => Numbers {
+                between: post + bypass.attention.between,
+                inside: normed + self.q + 2 * self.k + bypass.attention.inside,
+            },
+            // gate · up is the input of a product alone
+            (Half::Mlp, Some(bypass)) => Numbers {
+                between: post + bypass.mlp.between,
+                inside: (self.mlp_kept - 1) * self.f + bypass.mlp.inside,
+            },
+        }
+    }
+
+    /// Score-sized tensors that a traced attention keeps.
+    fn score_copies(&self) -> u64 {
+        3 + u64::from(self.softcap)
+    }
+
+    /// Whether a kernel attends over sequences, or prompts, and no scores go through memory.
+    #[must_use]
+    pub fn attends_by_kernel(&self, shape: Shape, rows: usize) -> bool {
+        let over_tokens = shape.over == Some(Cached::Tokens);
+        !over_tokens && (self.attention.is_some() || self.keeps_none(shape, rows))
+    }
+
+    /// Whether a kernel attends without scores, on the graph.
+    fn keeps_none(&self, shape: Shape, rows: usize) -> bool {
+        let attends = match self.attends {
+            Attends::None => false,
+            Attends::Long => shape.is_chunked(rows),
+            Attends::All => true,
+        };
+        match shape.over {
+            None => attends,
+            // prompts that run in one piece attend as sequences do
+            Some(Cached::Prompts) => self.attends == Attends::All && shape.tokens >= shape.length,
+            Some(Cached::Tokens) => false,
+        }
+    }
+
+    /// Scores that are there at a time, one tensor of them.
+    fn scores(&self, shape: Shape, rows: usize) -> u64 {
+        if let Some(scored) = self.attention {
+            return scored.min(CORES * shape.length) * shape.length;
+        }
+        if self.keeps_none(shape, rows) || (self.decodes && shape.over == Some(Cached::Tokens)) {
+            return 0;
+        }
+        self.scores_of_operations(shape, rows)
+    }
+
+    /// The same where tensor operations attend.
+    fn scores_of_operations(&self, shape: Shape, rows: usize) -> u64 {
+        let all = if shape.packed {
+            shape.length * at_most(rows, shape.tokens)
+        } else {
+            shape.tokens * at_most(rows, shape.length)
+        };
+        self.heads * all
+    }
+
+    /// Scores that a traced attention keeps, over all tokens: none where they are computed again. Padded micro-batches of sequences
+    /// that are too short for chunks keep theirs whatever the length limit is: at most `rows` of them a token.
+    #[must_use]
+    pub fn scores_kept(&self, shape: Shape, rows: usize) -> u64 {
+        if self.attention.is_some() || self.attends == Attends::All || shape.packed {
+            0
+        } else {
+            self.score_copies() * self.scores_of_operations(shape, rows)
+        }
+    }
+
+    /// Scores that an attention half's backward has besides those it keeps.
+    #[must_use]
+    pub fn scores_extra(&self, shape: Shape, rows: usize) -> u64 {
+        let copies = if self.recomputes(shape, rows) {
+            // the probabilities and their gradient; under a soft-cap the tanh of the scores
+            2 + u64::from(self.softcap)
+        } else {
+            // the gradient of the probabilities comes while all of them are there
+            1
+        };
+        copies * self.scores(shape, rows)
+    }
+
+    /// Scores of a forward without a graph: before and after softmax.
+    #[must_use]
+    pub fn scores_forward(&self, shape: Shape, rows: usize) -> u64 {
+        let copies = if self.attention.is_some() { 1 } else { 2 };
+        copies * self.scores(shape, rows)
+    }
+
+    /// Whether a trained attention keeps no scores.
+    #[must_use]
+    pub fn recomputes(&self, shape: Shape, rows: usize) -> bool {
+        self.attention.is_some() || self.keeps_none(shape, rows) || shape.recomputes(rows)
+    }
+
+    /// Whether attention's backward runs outside of the graph, which cuts it at every attention half.
+    #[must_use]
+    pub fn splits(&self, shape: Shape, rows: usize) -> bool {
+        self.attention.is_none() && !self.keeps_none(shape, rows) && shape.recomputes(rows)
+    }
+
+    /// Gradients on their way through a half, besides what it keeps and scores apart.
+    #[must_use]
+    pub fn extra(&self, half: Half, recomputes: bool) -> Numbers {
+        let inside = match (half, recomputes) {
+            // the queries', keys' and values' gradients, when the mixed values are gone
+            (Half::Attention, _) if self.attention.is_some() => self.q + 2 * self.k,
+            (Half::Attention, false) => self.q,
+            // the mixed values' gradient, the queries' by chunks and in one piece, the keys' and values'
+            (Half::Attention, true) => 3 * self.q + 2 * self.k,
+            (Half::Mlp, _) => self.mlp_room[0] * self.f,
+        };
+        Numbers {
+            between: 2 * self.d,
+            inside,
+        }
+    }
+
+    /// Running tensors of a half without a graph, scores apart.
+    #[must_use]
+    pub fn forward(&self, half: Half) -> Numbers {
+        Numbers {
+            between: 2 * self.d,
+            inside: match half {
+                Half::Attention if self.attention.is_some() => 2 * self.q + 2 * self.k,
+                // queries, keys, values, and the mixed values by chunks and in one piece
+                Half::Attention => 3 * self.q + 2 * self.k,
+                Half::Mlp => self.mlp_room[1] * self.f,
+            },
+        }
+    }
+
+    /// The hidden size.
+    #[must_use]
+    pub fn hidden(&self) -> u64 {
+        self.d
+    }
+}
+
+impl Shape {
+    /// Whether attention takes its queries in chunks of `rows`.
+    #[must_use]
+    pub fn is_chunked(self, rows: usize) -> bool {
+        at_most(rows, self.length) < self.length
+    }
+
+    /// Whether attention in tensor operations computes its scores once more in the backward.
+    #[must_use]
+    fn recomputes(self, rows: usize) -> bool {
+        self.packed || self.is_chunked(rows)
+    }
+}
+
+/// Queries of `all` that are scored at a time; 0 rows are all.
+fn at_most(rows: usize, all: u64) -> u64 {
+    if rows == 0 { all } else { all.min(rows as u64) }
+}

@@ -1,0 +1,177 @@
+//! Sampling and scoring: no graph, so running activations, attention scores, logits, and keys and values.
+//!
+//! Keys and values take `8 · layers · kv_heads · head_dim` bytes for every column of every slot. Slots get columns a step ahead of
+//! their use; where more sequences wait than there are slots, windows that began at different times share columns, and up to a
+//! step more is to spare. Prompts run once a group, in chunks of `max_num_batched_tokens`, beside the slots; their keys and values
+//! are copied to the slots of the group's members. Growing copies a layer at a time.
+//! The matrices may be there a second time, in panels or in 8 bits; of those in 8 bits a GPU widens one at a time for products with
+//! many rows. Choosing a token has three `[sequences, vocabulary]` tensors at a time: logits, exponentials, their running sum.
+
+use super::Context;
+use super::activations::{Cached, Shape};
+use super::head::HeadCost;
+use super::sizes::F32;
+use super::states::{Use, visiting};
+use super::tally::{Held, Worst};
+use crate::ModelPlan;
+use firebrick_spec::Operation;
+use firebrick_spec::{Category, Home};
+
+/// Score-sized tensors while a token is chosen.
+const CHOICE: u64 = 3;
+
+/// Columns that slots get at a time.
+const STEP: u64 = 64;
+
+/// Queries of a prompt that are scored together.
+const QUERIES: u64 = 256;
+
+pub(super) fn rollout(ctx: &Context<'_>, worst: &mut Worst) {
+    let w = ctx.workload;
+    if w.examples.is_none() {
+        let prompts = ctx.parallel.sequences(w.prompts);
+        sampling(&ctx.sampling(), prompts, w.group.max(1), worst);
+        if w.greedy {
+            sampling(ctx, prompts, 1, worst);
+        }
+    }
+    // validation samples every prompt once: more prompts to run at a time
+    let validated = ctx.parallel.sequences(w.validation);
+    if validated > 0 {
+        sampling(ctx, validated, 1, worst);
+    }
+}
+
+/// Prompts that run together, and the tokens of one of their forwards.
+fn prefill(ctx: &Context<'_>, prompts: u64, group: u64, rows: u64) -> (u64, Shape) {
+    let w = ctx.workload;
+    let length = w.prompt_length.max(1);
+    let most = w.max_num_batched_tokens;
+    let together = rows
+        .div_ceil(group)
+        .min(prompts)
+        .min((most / length).max(1));
+    let shape = Shape {
+        tokens: (together * length).min(most.max(1)),
+        packed: false,
+        length,
+        scored: together,
+        over: Some(Cached::Prompts),
+    };
+    (together, shape)
+}
+
+/// Bytes of a matrix that is widened from 8 bits for a product with so many rows.
+fn widened(ctx: &Context<'_>, rows: u64) -> u64 {
+    let wide = ctx.eight_bits.filter(|codes| rows > codes.few_rows);
+    wide.map_or(0, |codes| {
+        ctx.parallel.tensor_share(ctx.sizes.width * codes.largest)
+    })
+}
+
+fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
+    let w = ctx.workload;
+    let arch = ctx.arch;
+    let all = prompts.saturating_mul(group);
+    let rows = (ctx.plan.rollout.max_num_seqs as u64).min(all).max(1);
+    let spare = if all > rows {
+        STEP.min(w.response_length)
+    } else {
+        0
+    };
+    let columns = w.length() + spare;
+    let token = arch.cache_bytes_per_token() as u64 * ctx.sizes.width / arch.precision.width();
+    let column = ctx.parallel.cache(token);
+    let layers = ctx.sizes.layers.max(1);
+    let copy = ctx.parallel.weights(ctx.copies);
+    let base = ctx
+        .standing(Use::Sample)
+        .on_device(Category::Parameters, copy);
+    let limit = w.kv_cache_bytes.unwrap_or(u64::MAX);
+
+    let (together, prefill) = prefill(ctx, prompts, group, rows);
+    let staged = column * together * w.prompt_length;
+    let slots = (column * rows * columns).min(limit);
+    let both = (slots + staged).min(limit);
+    // the first prompts run before there are slots
+    let beside = if together * group < all { both } else { staged };
+    let queries = QUERIES * w.prompt_length.div_ceil(prefill.tokens.max(1)).max(1);
+    let running = ctx.forward(prefill, queries as usize) + ctx.batch_buffers(prefill, 0, 1);
+    let masks = prefill.tokens * w.prompt_length;
+    worst.see(
+        "the prompts' forward",
+        (base + running)
+            .on_device(Category::KvCache, beside)
+            .on_device(Category::Buffers, masks + widened(ctx, prefill.tokens)),
+    );
+    let head = HeadCost::of(arch, 1, ctx.profile);
+    let copies = if ctx.profile.kernels.uses(Operation::Draw) {
+        1
+    } else {
+        CHOICE
+    };
+    let logits = |rows| ctx.parallel.tensor_share(F32 * copies * head.logits(rows));
+    worst.see(
+        "choosing first tokens",
+        base.on_device(Category::KvCache, beside)
+            .on_device(Category::Head, logits(rows.min(together * group)))
+            + ctx.rollouts(),
+    );
+    let copied = ctx.parallel.inside(token) * group * w.prompt_length / layers;
+    worst.see(
+        "copying the prompts' keys and values",
+        base.on_device(Category::KvCache, both)
+            .on_device(Category::Buffers, copied),
+    );
+    let cache = base.on_device(Category::KvCache, slots);
+    if w.response_length > STEP {
+        worst.see(
+            "making room for more columns",
+            cache.on_device(Category::Buffers, slots / layers),
+        );
+    }
+    let decode = Shape {
+        tokens: rows,
+        packed: false,
+        length: columns,
+        scored: rows,
+        over: Some(Cached::Tokens),
+    };
+    worst.see(
+        "choosing tokens",
+        cache.on_device(Category::Head, logits(rows)) + ctx.rollouts(),
+    );
+    worst.see(
+        "a token's forward",
+        (cache + ctx.forward(decode, 0)).on_device(Category::Buffers, widened(ctx, rows)),
+    );
+}
+
+/// Log-probs of the policy or the reference, values of the critic, or the scores of a reward model.
+pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Use, worst: &mut Worst) {
+    let shape = ctx.score_shape(plan);
+    let category = match doing {
+        Use::Pass(role) => role.category(),
+        _ => ctx.role.category(),
+    };
+    let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile);
+    let base = ctx.standing(doing) + ctx.batch_buffers(shape, plan.attention_rows, 1);
+    let last = plan.segments.len().saturating_sub(1);
+    let fetched = ctx
+        .parallel
+        .weights(visiting(&ctx.sizes, plan, last, plan.prefetch));
+    worst.see(
+        "scoring: a layer's forward",
+        base.on_device(category, fetched) + ctx.forward(shape, plan.attention_rows),
+    );
+    let row = ctx.parallel.between(ctx.widths.row(shape.tokens));
+    let ends = match plan.ends {
+        Home::Host => ctx.sizes.width * ctx.sizes.projection,
+        Home::Device => 0,
+    };
+    let scored: Held = base
+        .on_device(category, ctx.parallel.weights(ends))
+        .on_device(Category::Buffers, row + head.picked(shape))
+        .on_device(Category::Head, ctx.parallel.tensor_share(head.score(shape)));
+    worst.see("scoring: the head", scored);
+}

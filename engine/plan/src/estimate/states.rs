@@ -1,0 +1,251 @@
+//! What a run holds whatever it computes at the moment: weights, gradients, masters, moments. `P` parameters of `w` bytes: 4, or 2 in
+//! half precision; with adapters, gradients, masters and moments are the adapters' alone.
+//!
+//! | held | bytes | where |
+//! |---|---|---|
+//! | weights | w P | device; streamed: host, and `1 + prefetch` segments on the device while the model runs; all of them during sampling |
+//! | gradients | 4 P | device, or host as each segment is complete; with the update in the backward pass one segment's, on the last micro-batch |
+//! | masters | 4 P · fraction; 4 P in half precision | host, with the optimizer there; in half precision with the moments, wherever they are |
+//! | moments | 8 P in f32, 4 P in bf16, 2 P + 8 P / 256 in 8-bit blocks | device or host; idle ones visit for the update |
+//! | reference | w P | like a policy's weights, in the phases that it is idle in and in its own |
+//! | critic | all of the policy's rows, with its own `P` | as its own plan says |
+//!
+//! The norm of the gradient needs one number more for each element of the largest matrix. An update works on slices of at
+//! most 2²¹ elements and needs a few times that.
+
+use super::Parallel;
+use super::sizes::{F32, Sizes};
+use super::tally::Held;
+use crate::{ModelPlan, MomentKind, Plan, Role};
+use firebrick_spec::{Category, Home};
+
+/// Elements that an update works on at a time.
+const SLICE: u64 = 1 << 21;
+
+/// Elements that share one scale in 8-bit moments.
+const BLOCK: u64 = 256;
+
+impl MomentKind {
+    /// Bytes of both moments of so many parameters.
+    #[must_use]
+    pub fn bytes(self, parameters: u64) -> u64 {
+        match self {
+            Self::F32 => 8 * parameters,
+            Self::Bf16 => 4 * parameters,
+            Self::Block8 => 2 * (parameters + F32 * parameters.div_ceil(BLOCK)),
+        }
+    }
+}
+
+/// What the run is about to do, as far as it decides where whole models wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// The policy samples.
+    Sample,
+    /// A model scores or trains.
+    Pass(Role),
+    /// The reward model of this place in the list scores.
+    Reward(usize),
+    /// A model's optimizer updates.
+    Update(Role),
+}
+
+impl Use {
+    /// Where the weights of a model are meanwhile.
+    fn presence(self, role: Role) -> Presence {
+        match self {
+            Self::Sample if role == Role::Policy => Presence::Whole,
+            Self::Pass(at_work) | Self::Update(at_work) if at_work == role => Presence::Running,
+            _ => Presence::Idle,
+        }
+    }
+}
+
+/// Weights of all models, and the state of the optimizers of those that are `trained`.
+pub(super) fn standing(
+    trained: &[(Role, Sizes)],
+    rewards: &[(&ModelPlan, Sizes)],
+    plan: &Plan,
+    parallel: &Parallel,
+    doing: Use,
+) -> Held {
+    let mut held = Held::default();
+    for (role, sizes) in trained {
+        let model = &plan.models[role];
+        held += weights(
+            sizes,
+            model,
+            role.category(),
+            parallel,
+            doing.presence(*role),
+        );
+        held += optimizer(sizes, model, parallel, doing == Use::Update(*role));
+    }
+    if let (Some(reference), Some((_, sizes))) = (plan.reference(), trained.first()) {
+        let (role, now) = (Role::Reference, doing.presence(Role::Reference));
+        held += weights(sizes, reference, role.category(), parallel, now);
+    }
+    for (index, (own, sizes)) in rewards.iter().enumerate() {
+        let now = match doing {
+            Use::Reward(at_work) if at_work == index => Presence::Running,
+            _ => Presence::Idle,
+        };
+        held += weights(sizes, own, Category::RewardModel, parallel, now);
+    }
+    held
+}
+
+impl ModelPlan {
+    /// Parameters whose weights live on the host, embedding and head apart.
+    pub(super) fn streamed(&self, sizes: &Sizes) -> u64 {
+        self.on_host(|u| sizes.unit(u))
+    }
+
+    /// Sum over the units whose weights live on the host.
+    fn on_host(&self, count: impl Fn(usize) -> u64) -> u64 {
+        self.segments
+            .iter()
+            .filter(|s| s.weights == Home::Host)
+            .flat_map(|s| s.units.clone())
+            .map(count)
+            .sum()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    /// All weights on the device.
+    Whole,
+    /// In use, segment by segment.
+    Running,
+    /// Not in use.
+    Idle,
+}
+
+fn weights(
+    sizes: &Sizes,
+    plan: &ModelPlan,
+    category: Category,
+    parallel: &Parallel,
+    presence: Presence,
+) -> Held {
+    let held = Held::default();
+    let share = |numbers: u64| parallel.weights(sizes.width * numbers);
+    let on = |home| held.and(home, category, share(sizes.total()));
+    match presence {
+        Presence::Whole => on(Home::Device),
+        Presence::Idle if plan.idle == Home::Host => on(Home::Host),
+        Presence::Running | Presence::Idle => {
+            let body: [u64; 2] = plan.segments.iter().fold([0, 0], |mut sum, segment| {
+                sum[segment.weights as usize] +=
+                    segment.units.clone().map(|u| sizes.unit(u)).sum::<u64>();
+                sum
+            });
+            let mut places = body;
+            places[plan.ends as usize] += sizes.ends();
+            held.and(Home::Device, category, share(places[Home::Device as usize]))
+                .and(Home::Host, category, share(places[Home::Host as usize]))
+        }
+    }
+}
+
+/// Bytes of streamed weights on the device while segment `index` runs: its own and those of `ahead` segments on their way.
+pub(super) fn visiting(sizes: &Sizes, plan: &ModelPlan, index: usize, ahead: usize) -> u64 {
+    let streamed = |s: &crate::Segment| -> u64 {
+        match s.weights {
+            Home::Host => s.units.clone().map(|u| sizes.unit(u)).sum(),
+            Home::Device => 0,
+        }
+    };
+    let last = plan.segments.len().saturating_sub(1);
+    // in the backward pass the next ones to be fetched stand before this one
+    let first = index.saturating_sub(ahead);
+    let around = &plan.segments[first..=index.min(last)];
+    sizes.width * around.iter().map(streamed).sum::<u64>()
+}
+
+fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool) -> Held {
+    let optimizer = &plan.optimizer;
+    let total = sizes.trained();
+    let on_host = match optimizer.home {
+        Home::Host => (optimizer.offload_fraction * total as f64).round() as u64,
+        Home::Device => 0,
+    };
+    let moments = |numbers| parallel.optimizer(optimizer.moments.bytes(numbers));
+    // moments that wait on the host visit the device one matrix at a time
+    let visit = match (updates, optimizer.idle) {
+        (true, Home::Host) => moments(sizes.largest_trained.min(total - on_host)),
+        _ => 0,
+    };
+    // streamed weights are on the host anyway: the update works on them there
+    let ends = match plan.ends {
+        Home::Host => sizes.trained_ends(sizes.ends()),
+        Home::Device => 0,
+    };
+    let streamed = ends + plan.on_host(|u| sizes.trained_unit(u));
+    let bytes = |numbers| parallel.optimizer(F32 * numbers);
+    let held = if sizes.is_half() {
+        let visit = match (updates, optimizer.idle) {
+            (true, Home::Host) => sizes.largest_trained.min(total - on_host),
+            _ => 0,
+        };
+        let waiting = bytes(total - on_host) - bytes(visit);
+        Held::default()
+            .on_host(Category::MasterWeights, bytes(on_host))
+            .and(optimizer.idle, Category::MasterWeights, waiting)
+            .on_device(Category::MasterWeights, bytes(visit))
+    } else {
+        // an f32 weight on the host is its own master
+        let masters = on_host.saturating_sub(streamed);
+        Held::default().on_host(Category::MasterWeights, bytes(masters))
+    };
+    held.on_host(Category::Moments, moments(on_host))
+        .and(
+            optimizer.idle,
+            Category::Moments,
+            moments(total - on_host) - visit,
+        )
+        .on_device(Category::Moments, visit)
+}
+
+/// What an update needs besides weights, gradients and moments: the square of the largest gradient for the norm; then
+/// temporaries of a slice of a matrix.
+pub(super) fn update_buffers(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel) -> Held {
+    let whole = parallel.gradients(F32 * sizes.largest_trained);
+    let slice = parallel.gradients(F32 * sizes.largest_trained.min(SLICE));
+    let temporaries = slice
+        * match plan.optimizer.moments {
+            MomentKind::F32 => 2,
+            MomentKind::Bf16 => 4,
+            MomentKind::Block8 => 6,
+        };
+    // the new weight beside its master
+    let rounded = if sizes.is_half() && plan.optimizer.home == Home::Device {
+        parallel.weights(sizes.width * sizes.largest_trained)
+    } else {
+        0
+    };
+    let held = Held::default().on_device(Category::Buffers, rounded);
+    match (plan.optimizer.home, plan.grads) {
+        // the norm squares one gradient at a time
+        (Home::Device, Home::Device) => held.on_device(Category::Buffers, whole.max(temporaries)),
+        (Home::Device, Home::Host) => held.on_device(Category::Buffers, temporaries),
+        // the new weight on its way up, where it lives on the device
+        (Home::Host, _) if plan.ends == Home::Device => {
+            held.on_device(Category::Buffers, whole * sizes.width / F32)
+        }
+        (Home::Host, _) => held,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_take_eight_four_and_about_two_bytes_a_parameter() {
+        assert_eq!(MomentKind::F32.bytes(1024), 8192);
+        assert_eq!(MomentKind::Bf16.bytes(1024), 4096);
+        assert_eq!(MomentKind::Block8.bytes(1024), 2 * (1024 + 16));
+    }
+}

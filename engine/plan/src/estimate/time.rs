@@ -1,0 +1,419 @@
+//! Seconds of a step, roughly: enough to say which of two plans is faster, and by about how much.
+//!
+//! A forward of `n` tokens takes the larger of its floating-point operations over the device's rate and its element-wise
+//! traffic over the memory's bandwidth (their sum: they do not overlap), and a launch for each operation:
+//!
+//! | work | operations |
+//! |---|---|
+//! | products of a layer | 2 (attention + MLP parameters) n |
+//! | attention scores and mixing | 4 · q · keys · n; in chunks and by a kernel half of that, since later keys are left out |
+//! | head | 2 V d for each scored token |
+//! | backward | twice the forward; the head's gradient too |
+//! | recomputed segments | their forward once more; packed and chunked attention its scores once more |
+//!
+//! Decoding reads all weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies between host and device take
+//! bytes over the link; with `prefetch` they are taken to hide behind the computation of their phase as far as that lasts. (On GPUs they
+//! do not yet: copies and kernels share one queue.)
+//!
+//! Of several devices only what they compute is divided: traffic between them is left out, and pipeline stages are not taken to
+//! work side by side.
+
+use super::Context;
+use super::activations::{Cached, Half, Shape};
+use super::head::HeadCost;
+use super::sizes::{EightBits, F32};
+use crate::{Keep, ModelPlan, MomentKind, Order, Segment};
+use firebrick_spec::Home;
+use serde::{Deserialize, Serialize};
+
+/// Operations of a layer's forward; a backward has about twice as many.
+const LAYER_OPERATIONS: f64 = 60.0;
+/// Operations that choose a token.
+const CHOICE_OPERATIONS: f64 = 15.0;
+/// Operations of an update of one matrix, and matrices of a layer.
+const UPDATE_OPERATIONS: f64 = 16.0 * 9.0;
+/// Times that a byte an element-wise operation keeps is read or written in the forward.
+const TRAFFIC: f64 = 3.0;
+
+/// Estimated seconds of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Seconds {
+    /// Sampling.
+    pub rollout: f64,
+    /// Scoring by policy and reference.
+    pub score: f64,
+    /// Forward and backward of all micro-batches, over all epochs.
+    pub backward: f64,
+    /// Updates.
+    pub optimizer: f64,
+    /// Scores of the reward models.
+    #[serde(default)]
+    pub reward: f64,
+    /// The critic's values.
+    #[serde(default)]
+    pub values: f64,
+    /// Its forward and backward of all micro-batches, over all epochs.
+    #[serde(default)]
+    pub critic_backward: f64,
+    /// Its updates.
+    #[serde(default)]
+    pub critic_optimizer: f64,
+}
+
+impl Seconds {
+    /// The whole step.
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        let policy = self.rollout + self.reward + self.score + self.backward + self.optimizer;
+        policy + self.values + self.critic_backward + self.critic_optimizer
+    }
+}
+
+pub(super) fn seconds(ctx: &Context<'_>) -> Seconds {
+    let critic = ctx.critic();
+    let of_critic =
+        |seconds: fn(&Context<'_>) -> f64| critic.as_ref().map_or(0.0, |critic| seconds(critic));
+    Seconds {
+        rollout: rollout(ctx),
+        reward: reward(ctx),
+        score: score(ctx),
+        backward: backward(ctx),
+        optimizer: optimizer(ctx),
+        values: of_critic(values),
+        critic_backward: of_critic(backward),
+        critic_optimizer: of_critic(optimizer),
+    }
+}
+
+/// Computation and copies of a phase: one behind the other, or side by side.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    compute: f64,
+    copies: f64,
+}
+
+impl Cost {
+    fn total(self, prefetch: usize) -> f64 {
+        if prefetch > 0 {
+            self.compute.max(self.copies)
+        } else {
+            self.compute + self.copies
+        }
+    }
+}
+
+impl Context<'_> {
+    fn flops(&self, operations: f64) -> f64 {
+        self.flops_in(operations, self.sizes.is_half())
+    }
+
+    /// Of products in half precision, or in f32.
+    fn flops_in(&self, operations: f64, half: bool) -> f64 {
+        let shares = (self.parallel.tensor * self.parallel.sequence) as f64;
+        let rates = &self.profile.matmul_flops;
+        let rate = match rates.bf16 {
+            Some(rate) if half => rate,
+            _ => rates.f32,
+        };
+        operations / rate / shares
+    }
+
+    fn copy(&self, bytes: f64) -> f64 {
+        // in one memory a copy is a copy all the same
+        let rate = self
+            .profile
+            .host_link
+            .unwrap_or(self.profile.memory_bandwidth / 2.0);
+        bytes / rate
+    }
+
+    fn launch(&self, operations: f64) -> f64 {
+        operations * self.profile.kernel_overhead
+    }
+
+    /// Scores of attention, in operations a layer.
+    fn attention_operations(&self, shape: Shape, rows: usize) -> f64 {
+        let arch = self.arch;
+        let q = (arch.num_heads * arch.head_dim) as f64;
+        let whole = 4.0 * q * shape.length as f64 * shape.tokens as f64;
+        if self.widths.attends_by_kernel(shape, rows) {
+            whole / 2.0
+        } else if shape.is_chunked(rows) {
+            whole * (1.0 + rows as f64 / shape.length as f64) / 2.0
+        } else {
+            whole
+        }
+    }
+
+    /// Bytes of a layer's scores: none where a kernel has a few at a time.
+    fn scores_bytes(&self, shape: Shape, rows: usize) -> f64 {
+        if self.widths.attends_by_kernel(shape, rows) {
+            return 0.0;
+        }
+        F32 as f64 * self.attention_operations(shape, rows) / (4.0 * self.arch.head_dim as f64)
+    }
+
+    /// A layer's forward.
+    fn layer(&self, shape: Shape, rows: usize) -> f64 {
+        let tokens = shape.tokens as f64;
+        let products = 2.0 * self.sizes.layer() as f64 * tokens;
+        let kept: u64 = Half::BOTH
+            .iter()
+            .map(|&h| {
+                let kept = self.widths.kept(h);
+                self.widths.bytes(kept, shape.tokens, self.parallel)
+            })
+            .sum();
+        let scores = self.scores_bytes(shape, rows);
+        let traffic = TRAFFIC * (kept as f64 + 2.0 * scores) / self.profile.memory_bandwidth;
+        let chunks = if self.widths.attends_by_kernel(shape, rows) {
+            1.0
+        } else {
+            chunks(shape, rows) as f64
+        };
+        self.flops(products + self.attention_operations(shape, rows))
+            + traffic
+            + self.launch(LAYER_OPERATIONS + 8.0 * (chunks - 1.0))
+    }
+
+    /// The scores of attention alone, once more.
+    fn scores_again(&self, shape: Shape, rows: usize) -> f64 {
+        if self.widths.recomputes(shape, rows) {
+            let scores = self.scores_bytes(shape, rows);
+            self.flops(self.attention_operations(shape, rows))
+                + 2.0 * TRAFFIC * scores / self.profile.memory_bandwidth
+        } else {
+            0.0
+        }
+    }
+
+    /// The head's forward over scored tokens.
+    fn head(&self, scored: u64, head_rows: usize) -> f64 {
+        let width = self.arch.hidden_size;
+        let logits = HeadCost::of(self.arch, head_rows, self.profile).logits(scored) as f64;
+        let chunks = scored.div_ceil(head_rows as u64) as f64;
+        self.flops(2.0 * logits * width as f64)
+            + 8.0 * F32 as f64 * logits / self.profile.memory_bandwidth
+            + self.launch(20.0 * chunks)
+    }
+}
+
+/// Pieces in which a layer's attention is computed.
+fn chunks(shape: Shape, rows: usize) -> u64 {
+    if rows == 0 {
+        1
+    } else if shape.packed {
+        shape.tokens.div_ceil(rows as u64)
+    } else {
+        shape.length.div_ceil(rows as u64)
+    }
+}
+
+/// Weights that are streamed in one pass over the model, in bytes.
+fn streamed(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
+    let body = plan.streamed(&ctx.sizes);
+    let ends = match plan.ends {
+        Home::Host => ctx.sizes.ends(),
+        Home::Device => 0,
+    };
+    (ctx.sizes.width * (body + ends)) as f64
+}
+
+pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
+    let w = ctx.workload;
+    if w.examples.is_some() {
+        // a step of supervised training samples nothing
+        return 0.0;
+    }
+    let greedy = if w.greedy { sampling(ctx, 1) } else { 0.0 };
+    let policy = ctx.plan.policy();
+    // streamed and idle weights come to the device for sampling, once
+    let fetched = if policy.idle == Home::Host {
+        (F32 * ctx.sizes.total()) as f64
+    } else {
+        streamed(ctx, policy)
+    };
+    sampling(&ctx.sampling(), w.group.max(1)) + greedy + ctx.copy(fetched)
+}
+
+/// Bytes of weights that a token of so many sequences moves.
+fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
+    let (sizes, width) = (&ctx.sizes, ctx.sizes.width);
+    let Some(codes) = &ctx.eight_bits else {
+        return width * sizes.total();
+    };
+    // what is widened as a whole is written and read again
+    let widened = if rows > codes.few_rows {
+        2 * width * codes.numbers
+    } else {
+        0
+    };
+    width * sizes.ends() + sizes.layers * (codes.bytes + widened)
+}
+
+/// So many completions of every prompt.
+fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
+    let w = ctx.workload;
+    let own = ctx.parallel.sequences(w.prompts).max(1);
+    let rows = (ctx.plan.rollout.max_num_seqs as u64).clamp(1, own * group);
+    // slots are taken again as they come free, so the last wave need not be full
+    let waves = (own * group) as f64 / rows as f64;
+    let prompts = rows.div_ceil(group);
+    let prefill = Shape {
+        tokens: prompts * w.prompt_length,
+        packed: false,
+        length: w.prompt_length,
+        scored: prompts,
+        over: Some(Cached::Prompts),
+    };
+    let layers = ctx.sizes.layers as f64;
+    let prefill = layers * ctx.layer(prefill, 0);
+    let cached = w.prompt_length as f64 + w.response_length as f64 / 2.0;
+    let width = ctx.sizes.width as f64 / w.arch.precision.width() as f64;
+    let cache = rows as f64 * cached * w.arch.cache_bytes_per_token() as f64 * width;
+    let body = 2.0 * ctx.sizes.body() as f64 * rows as f64;
+    let head = 2.0 * ctx.sizes.projection as f64 * rows as f64;
+    let widened_in_f32 = |codes: EightBits| rows <= codes.few_rows && !codes.on_cores;
+    let half = ctx.sizes.is_half() && !ctx.eight_bits.is_some_and(widened_in_f32);
+    let logits = (w.arch.vocab_size as u64 * rows) as f64 * F32 as f64 * 10.0;
+    let token = ctx.flops_in(body, half)
+        + ctx.flops(head)
+        + (weights_moved(ctx, rows) as f64 + 2.0 * cache + logits) / ctx.profile.memory_bandwidth
+        + ctx.launch(layers * LAYER_OPERATIONS + CHOICE_OPERATIONS);
+    waves * prefill + waves.ceil() * w.response_length as f64 * token
+}
+
+/// A forward of all rollouts in micro-batches of a plan.
+fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
+    let shape = ctx.score_shape(plan);
+    let each = (shape.tokens / shape.length).max(1);
+    let micros = ctx
+        .workload
+        .rollouts()
+        .div_ceil(ctx.parallel.data)
+        .div_ceil(each) as f64;
+    let body = ctx.sizes.layers as f64 * ctx.layer(shape, plan.attention_rows);
+    let cost = Cost {
+        compute: body + ctx.head(shape.scored, plan.head_rows),
+        copies: ctx.copy(streamed(ctx, plan)),
+    };
+    micros * cost.total(plan.prefetch)
+}
+
+pub(crate) fn score(ctx: &Context<'_>) -> f64 {
+    let w = ctx.workload;
+    // once more in every epoch where something is chosen out of an optimizer step
+    let choices = if w.scores { w.epochs } else { 0 };
+    let passes = u64::from(w.old_log_probs) + u64::from(w.adapters_off) + choices;
+    let mut seconds = passes as f64 * forward(ctx, ctx.plan.policy());
+    if let Some(reference) = ctx.plan.reference() {
+        seconds += forward(ctx, reference);
+        if reference.idle == Home::Host {
+            seconds += ctx.copy((2 * ctx.sizes.width * ctx.sizes.total()) as f64);
+        }
+    }
+    seconds
+}
+
+/// The reward models' scores of all rollouts.
+fn reward(ctx: &Context<'_>) -> f64 {
+    let w = ctx.workload;
+    let judged = 1.0 + f64::from(u8::from(w.greedy)) / w.group.max(1) as f64;
+    let models = ctx.rewards.iter().enumerate();
+    models
+        .map(|(index, (plan, sizes))| {
+            let visit = match plan.idle {
+                Home::Host => ctx.copy((2 * sizes.width * sizes.total()) as f64),
+                Home::Device => 0.0,
+            };
+            judged * forward(&ctx.reward(index), plan) + visit
+        })
+        .sum()
+}
+
+/// The critic's values of all rollouts.
+pub(crate) fn values(ctx: &Context<'_>) -> f64 {
+    let visit = match ctx.model().idle {
+        Home::Host => ctx.copy((2 * ctx.sizes.width * ctx.sizes.total()) as f64),
+        Home::Device => 0.0,
+    };
+    forward(ctx, ctx.model()) + visit
+}
+
+pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
+    let plan = ctx.model();
+    let shape = ctx.train_shape();
+    let micros = ctx.micro_batches() as f64;
+    let layer = ctx.layer(shape, plan.attention_rows);
+    let recomputed = |s: &&Segment| matches!(s.keep, Keep::Input(_));
+    let units: usize = plan
+        .segments
+        .iter()
+        .filter(recomputed)
+        .map(|s| s.units.len())
+        .sum();
+    let layers = ctx.sizes.layers as f64;
+    let again = units as f64 / 2.0 * layer + layers * ctx.scores_again(shape, plan.attention_rows);
+    // beside frozen weights there are no gradients of weights
+    let passes = if ctx.lora.is_some() { 2.0 } else { 3.0 };
+    let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile);
+    let head_passes = passes + f64::from(u8::from(head.repeats()));
+    let compute =
+        passes * layers * layer + head_passes * ctx.head(shape.scored, plan.head_rows) + again;
+
+    let row = ctx.widths.row(shape.tokens) as f64;
+    let inputs = plan
+        .segments
+        .iter()
+        .filter(|s| s.keep == Keep::Input(Home::Host));
+    let fetched = 2.0 * streamed(ctx, plan);
+    let mut copies = ctx.copy(2.0 * row * inputs.count() as f64);
+    copies += match plan.order {
+        Order::MicroMajor => ctx.copy(fetched),
+        Order::SegmentMajor => ctx.copy(fetched) / micros,
+    };
+    if plan.grads == Home::Host {
+        let bytes = (F32 * ctx.sizes.trained()) as f64;
+        copies += ctx.copy(bytes) + 3.0 * bytes / ctx.profile.host_bandwidth;
+    }
+    let steps = steps(ctx);
+    steps * micros * Cost { compute, copies }.total(plan.prefetch)
+}
+
+/// Optimizer steps of a training step.
+fn steps(ctx: &Context<'_>) -> f64 {
+    let w = ctx.workload;
+    (w.epochs.max(1) * w.prompts.div_ceil(w.mini_batch.max(1))) as f64
+}
+
+pub(crate) fn optimizer(ctx: &Context<'_>) -> f64 {
+    let plan = ctx.model();
+    let optimizer = &plan.optimizer;
+    let total = ctx.sizes.trained() as f64 / (ctx.parallel.tensor * ctx.parallel.pipeline) as f64;
+    let on_host = match optimizer.home {
+        Home::Host => total * optimizer.offload_fraction,
+        Home::Device => 0.0,
+    };
+    let on_device = total - on_host;
+    // bytes a parameter: weight and gradient, moments, and passes over temporaries
+    let moved = match optimizer.moments {
+        MomentKind::F32 => 60.0,
+        MomentKind::Bf16 => 72.0,
+        MomentKind::Block8 => 120.0,
+    };
+    let device = on_device * moved / ctx.profile.memory_bandwidth
+        + ctx.launch(ctx.sizes.layers as f64 * UPDATE_OPERATIONS);
+    let host = on_host * 36.0 / ctx.profile.host_bandwidth;
+    let bytes = F32 as f64;
+    let mut copies = on_host * bytes;
+    if plan.grads != optimizer.home {
+        copies += match plan.grads {
+            Home::Host => on_device * bytes,
+            Home::Device => on_host * bytes,
+        };
+    }
+    if optimizer.idle == Home::Host {
+        copies += 2.0 * optimizer.moments.bytes(on_device as u64) as f64;
+    }
+    steps(ctx) * (device + host + ctx.copy(copies))
+}

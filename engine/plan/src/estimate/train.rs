@@ -1,0 +1,274 @@
+//! One training micro-batch, moment by moment: forward, head, and backward through the segments from the last to the first.
+//!
+//! While segment `s` goes backward there are: the inputs kept by it and the segments before it, the graphs of segments
+//! before it that keep theirs, its own graph (of what lies below the half at hand), gradients on their way, and the
+//! parameters' gradients so far. From the second micro-batch on these are all parameters' and the segment's once more.
+
+use super::activations::Half;
+use super::head::HeadCost;
+use super::sizes::F32;
+use super::states::{Use, visiting};
+use super::tally::{Held, Worst};
+use super::{Context, states};
+use crate::{Keep, ModelPlan, Order, Segment};
+use firebrick_spec::Backend;
+use firebrick_spec::{Category, Home};
+
+/// A walk over the segments of a model that is trained.
+pub(super) struct Walk<'a> {
+    ctx: &'a Context<'a>,
+    plan: &'a ModelPlan,
+    /// Held throughout.
+    base: Held,
+    /// Bytes of one d-wide activation of a micro-batch.
+    row: u64,
+    /// Micro-batches whose kept inputs live at the same time.
+    copies: u64,
+    /// Whether an earlier micro-batch left a gradient for every parameter.
+    full: bool,
+    splits: bool,
+}
+
+impl<'a> Walk<'a> {
+    pub fn new(ctx: &'a Context<'a>) -> Self {
+        let plan = ctx.model();
+        let shape = ctx.train_shape();
+        let micros = ctx.micro_batches();
+        let copies = match plan.order {
+            Order::MicroMajor => 1,
+            Order::SegmentMajor => micros,
+        };
+        Self {
+            plan,
+            base: ctx.standing(Use::Pass(ctx.role))
+                + ctx.batch_buffers(shape, plan.attention_rows, copies),
+            row: ctx.parallel.between(ctx.widths.row(shape.tokens)),
+            copies,
+            // segment by segment, a parameter's gradients of all micro-batches meet in its own sum
+            full: micros > copies,
+            splits: ctx.widths.splits(shape, plan.attention_rows),
+            ctx,
+        }
+    }
+
+    /// Sees every moment.
+    pub fn run(&self, worst: &mut Worst) {
+        let last = self.plan.segments.len();
+        let forward = self.kept(last) + self.graphs(last) + self.base;
+        let forward = self.with_gradients(forward, 0, 0);
+        worst.see("the last segment's forward", forward + self.running(last));
+        worst.see("the head", self.head(forward));
+        let sizes = &self.ctx.sizes;
+        let mut done = sizes.trained_ends(sizes.head);
+        if self.ctx.arch.tied {
+            done += sizes.trained_ends(sizes.embedding);
+        }
+        for (index, segment) in self.plan.segments.iter().enumerate().rev() {
+            self.segment(index, segment, done, worst);
+            if !self.updates_at_once() {
+                done += self.numbers(segment);
+            }
+        }
+        let all = if self.updates_at_once() {
+            sizes.trained_ends(sizes.embedding)
+        } else {
+            sizes.trained()
+        };
+        let rows = self
+            .base
+            .on_device(Category::Buffers, 2 * self.row * self.copies);
+        worst.see(
+            "the embedding's gradient",
+            self.with_gradients(rows, all, 0),
+        );
+    }
+
+    fn numbers(&self, segment: &Segment) -> u64 {
+        let units = segment.units.clone();
+        units.map(|u| self.ctx.sizes.trained_unit(u)).sum()
+    }
+
+    /// The update in the backward pass leaves no gradients behind, where no earlier micro-batch did.
+    fn updates_at_once(&self) -> bool {
+        self.plan.optimizer.in_backward && !self.full
+    }
+
+    /// Inputs kept by the first `count` segments.
+    fn kept(&self, count: usize) -> Held {
+        let mut held = Held::default();
+        let mut offloaded: u64 = 0;
+        for segment in &self.plan.segments[..count] {
+            if let Keep::Input(home) = segment.keep {
+                held = held.and(home, Category::KeptInputs, self.row * self.copies);
+                offloaded += u64::from(home == Home::Host);
+            }
+        }
+        // copies in flight are in both places
+        let flight = (self.plan.prefetch as u64 + 1) * self.plan.offload_group as u64;
+        held.on_device(Category::KeptInputs, self.row * offloaded.min(flight))
+    }
+
+    /// Graphs kept by the first `count` segments.
+    fn graphs(&self, count: usize) -> Held {
+        let kept = self.plan.segments[..count]
+            .iter()
+            .filter(|s| s.keep == Keep::Graph);
+        kept.fold(Held::default(), |held, segment| {
+            held.on_device(Category::LiveGraph, self.row) + self.graph(segment, segment.units.end)
+        })
+    }
+
+    /// What the units of a segment before `end` keep, its first input apart.
+    fn graph(&self, segment: &Segment, end: usize) -> Held {
+        let ctx = self.ctx;
+        let shape = ctx.train_shape();
+        let mut held = Held::default();
+        for unit in segment.units.start..end {
+            let half = Half::of(unit);
+            let kept = ctx.widths.kept(half);
+            let kept = ctx.widths.bytes(kept, shape.tokens, ctx.parallel);
+            // the output of every half but the last is the next one's input
+            let inner = if unit + 1 < end { self.row } else { 0 };
+            held = held.on_device(Category::LiveGraph, kept + inner);
+            if half == Half::Attention {
+                let scores = ctx.widths.scores_kept(shape, self.plan.attention_rows);
+                held = held.on_device(Category::Attention, ctx.parallel.inside(F32 * scores));
+            }
+        }
+        held
+    }
+
+    /// The forward of a segment that keeps no graph.
+    fn running(&self, count: usize) -> Held {
+        let ctx = self.ctx;
+        let visiting = visiting(
+            &ctx.sizes,
+            self.plan,
+            count.saturating_sub(1),
+            self.plan.prefetch,
+        );
+        let held = Held::default().on_device(ctx.role.category(), ctx.parallel.weights(visiting));
+        if self.plan.segments.iter().all(|s| s.keep == Keep::Graph) {
+            return held;
+        }
+        held + ctx.forward(ctx.train_shape(), self.plan.attention_rows)
+    }
+
+    /// Adds the parameters' gradients: `done` numbers are complete for this micro-batch, `fresh` ones are the segment's.
+    fn with_gradients(&self, held: Held, done: u64, fresh: u64) -> Held {
+        let share = |numbers| self.ctx.parallel.gradients(F32 * numbers);
+        let complete = if self.full {
+            self.ctx.sizes.trained()
+        } else {
+            done
+        };
+        let flight = match self.plan.grads {
+            Home::Host => {
+                (self.plan.prefetch as u64 + 1) * self.ctx.sizes.largest_trained.min(fresh)
+            }
+            Home::Device => 0,
+        };
+        // a gradient adds itself to the sum in place: the segment's own are what is there besides
+        held.on_device(Category::Gradients, share(fresh))
+            .and(self.plan.grads, Category::Gradients, share(complete))
+            .and(self.plan.grads, Category::Buffers, share(flight))
+    }
+
+    fn head(&self, held: Held) -> Held {
+        let ctx = self.ctx;
+        let shape = ctx.train_shape();
+        let cost = HeadCost::of(ctx.arch, self.plan.head_rows, ctx.profile);
+        let sizes = &ctx.sizes;
+        let own = match self.plan.ends {
+            Home::Host => sizes.projection,
+            Home::Device => 0,
+        };
+        let ahead = match self.plan.prefetch {
+            0 => 0,
+            // the last segments' weights come already
+            n => visiting(sizes, self.plan, self.plan.segments.len() - 1, n - 1),
+        };
+        let projection = sizes.trained_ends(sizes.projection);
+        let fresh = match (self.full, cost.adds(shape, 1)) {
+            // this chunk's beside the sum, which is among all parameters' already
+            (true, _) | (false, false) => projection,
+            (false, true) => 2 * projection,
+        };
+        let backward = ctx
+            .parallel
+            .tensor_share(cost.backward(shape, ctx.has_entropy()));
+        let gradients = match self.plan.grads {
+            Home::Device => fresh,
+            // chunks are summed on the device before the sum leaves it
+            Home::Host => projection * (1 + u64::from(cost.adds(shape, 1))),
+        };
+        // what the product for the projection's gradient packs on the CPU
+        let made = match projection {
+            0 => 0,
+            _ if ctx.profile.backend == Backend::Cpu => cost.packed(shape),
+            _ => 0,
+        };
+        held.on_device(Category::Head, backward)
+            .on_device(
+                Category::Buffers,
+                self.row * self.copies + 2 * cost.picked(shape),
+            )
+            .on_device(
+                ctx.role.category(),
+                ctx.parallel.weights(sizes.width * own + ahead),
+            )
+            .on_device(
+                Category::Gradients,
+                ctx.parallel.gradients(F32 * (gradients + made)),
+            )
+    }
+
+    fn segment(&self, index: usize, segment: &Segment, done: u64, worst: &mut Worst) {
+        let ctx = self.ctx;
+        let shape = ctx.train_shape();
+        let below = self.base + self.graphs(index) + self.kept(index + 1);
+        let visiting = visiting(&ctx.sizes, self.plan, index, self.plan.prefetch);
+        let input = match segment.keep {
+            Keep::Graph | Keep::Input(Home::Host) => self.row,
+            Keep::Input(Home::Device) => 0,
+        };
+        let below = below
+            .on_device(ctx.role.category(), ctx.parallel.weights(visiting))
+            .on_device(Category::LiveGraph, input)
+            // the gradient that came in, for every micro-batch on its way
+            .on_device(Category::Buffers, self.row * self.copies);
+        let (mut fresh, mut added) = (0, 0);
+        for unit in segment.units.clone().rev() {
+            let half = Half::of(unit);
+            let own = ctx.sizes.trained_unit(unit);
+            let (widths, parallel) = (&ctx.widths, ctx.parallel);
+            let extra = widths.bytes(widths.extra(half, self.splits), shape.tokens, parallel)
+                + widths.widened(half, true, shape.tokens, parallel);
+            let mut held =
+                (below + self.graph(segment, unit + 1)).on_device(Category::LiveGraph, extra);
+            if half == Half::Attention {
+                let scores = ctx.widths.scores_extra(shape, self.plan.attention_rows);
+                held = held.on_device(Category::Attention, ctx.parallel.inside(F32 * scores));
+            }
+            worst.see(
+                match half {
+                    Half::Attention => "an attention half's backward",
+                    Half::Mlp => "an MLP half's backward",
+                },
+                // the largest matrix of a half has about a third of it, and its product is made beside the others
+                self.with_gradients(held, done + added, fresh + own / 3),
+            );
+            // attention that is computed again cuts the graph at every attention half; elsewhere a segment is one graph
+            if self.splits {
+                added += own;
+            } else {
+                fresh += own;
+            }
+        }
+        let mut end = self.with_gradients(below, done + added, fresh);
+        if self.plan.optimizer.in_backward {
+            end += states::update_buffers(&ctx.sizes, self.plan, ctx.parallel);
+        }
+        worst.see("a segment's complete gradient", end);
+    }
+}

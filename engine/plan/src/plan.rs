@@ -1,0 +1,185 @@
+//! Memory decisions as plain data: what each segment of the chain keeps between forward and backward, where every byte lives, and in
+//! which order work visits the device.
+
+use firebrick_spec::{Category, Home};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Which model of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// The model that is trained.
+    Policy,
+    /// The frozen model that KL terms compare with.
+    Reference,
+    /// The model that says what a state is worth, trained beside the policy.
+    Critic,
+    /// A frozen model whose score of a completion is part of its reward.
+    RewardModel,
+}
+
+impl Role {
+    /// What its weights are accounted as.
+    #[must_use]
+    pub fn category(self) -> Category {
+        match self {
+            Self::Policy => Category::Parameters,
+            Self::Reference => Category::Reference,
+            Self::Critic => Category::Critic,
+            Self::RewardModel => Category::RewardModel,
+        }
+    }
+}
+
+/// What a segment leaves behind in the forward pass for its backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Keep {
+    /// Its graph.
+    Graph,
+    /// Its input, here or on the host; the segment runs again on the way back (gradient checkpointing).
+    Input(Home),
+}
+
+/// Consecutive units that are run, kept and differentiated together.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Segment {
+    /// Indices in the decoder's chain; embedding and head are never part of one.
+    pub units: Range<usize>,
+    /// What it keeps.
+    pub keep: Keep,
+    /// Where its weights live: on the host they visit the device while the segment runs (streamed).
+    pub weights: Home,
+}
+
+/// How moments are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MomentKind {
+    /// Four bytes each.
+    #[default]
+    F32,
+    /// Two bytes each.
+    Bf16,
+    /// One byte each and a scale a block of 256: 8-bit `AdamW` (arXiv:2110.02861).
+    Block8,
+}
+
+/// In which order micro-batches and segments meet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// One micro-batch after the other through all segments.
+    #[default]
+    MicroMajor,
+    /// One segment after the other over all micro-batches: streamed weights are fetched once for all of them, and every
+    /// micro-batch's kept inputs are alive at once.
+    SegmentMajor,
+}
+
+/// How the sequences of a micro-batch lie in its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layout {
+    /// One behind the other: no row stands for padding.
+    Packed,
+    /// Each as many rows as the longest of them.
+    Padded,
+}
+
+impl Layout {
+    /// Rows of sequences of the given lengths.
+    #[must_use]
+    pub fn rows(self, lengths: impl Iterator<Item = usize> + Clone) -> usize {
+        match self {
+            Self::Packed => lengths.sum(),
+            Self::Padded => lengths.clone().count() * lengths.max().unwrap_or(0),
+        }
+    }
+}
+
+/// Where the optimizer works.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct OptimizerPlan {
+    /// Where moments (and, on the host, f32 masters) live and the update is computed.
+    pub home: Home,
+    /// With `home: host`: the share of the parameters, by count, whose state is on the host; the rest stays on the device.
+    pub offload_fraction: f64,
+    /// With `home: device`: where moments wait while other phases run.
+    pub idle: Home,
+    /// How moments are stored.
+    pub moments: MomentKind,
+    /// Each segment is updated as soon as its gradient is complete, on the last micro-batch.
+    pub in_backward: bool,
+}
+
+/// The plan of one model.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct ModelPlan {
+    /// The chain between embedding and head, cut.
+    pub segments: Vec<Segment>,
+    /// Where the weights of embedding and head live; tied ones always on the device.
+    pub ends: Home,
+    /// Where the whole model waits in phases that do not use it.
+    pub idle: Home,
+    /// Where gradients are accumulated.
+    pub grads: Home,
+    /// Where the optimizer works.
+    pub optimizer: OptimizerPlan,
+    /// In which order micro-batches and segments meet.
+    pub order: Order,
+    /// Rows that the head projects at a time: logits of more never exist.
+    pub head_rows: usize,
+    /// Queries that attention scores at a time in sequences longer than that; 0 scores all at once.
+    pub attention_rows: usize,
+    /// How sequences lie in the rows of a micro-batch.
+    pub layout: Layout,
+    /// Most rows of a training micro-batch: tokens, and padding where there is any.
+    pub train_tokens: usize,
+    /// Most rows of a forward-only micro-batch.
+    pub score_tokens: usize,
+    /// Most sequences of a micro-batch, where a fixed size is wanted.
+    pub micro_batch_size: Option<usize>,
+    /// Copies in flight between host and device; 0 copies in place.
+    pub prefetch: usize,
+    /// Kept inputs that are copied to the host together.
+    pub offload_group: usize,
+}
+
+/// How rollouts are sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct RolloutPlan {
+    /// Most sequences sampled at a time.
+    pub max_num_seqs: usize,
+}
+
+/// Every memory decision of a run.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Plan {
+    /// One plan a model.
+    pub models: BTreeMap<Role, ModelPlan>,
+    /// Sampling.
+    pub rollout: RolloutPlan,
+}
+
+impl Plan {
+    /// The policy's plan.
+    #[must_use]
+    pub fn policy(&self) -> &ModelPlan {
+        &self.models[&Role::Policy]
+    }
+
+    /// The reference policy's plan, where there is one.
+    #[must_use]
+    pub fn reference(&self) -> Option<&ModelPlan> {
+        self.models.get(&Role::Reference)
+    }
+
+    /// The critic's plan, where there is one.
+    #[must_use]
+    pub fn critic(&self) -> Option<&ModelPlan> {
+        self.models.get(&Role::Critic)
+    }
+}

@@ -1,0 +1,84 @@
+//! Other group sizes at as many rollouts a step: what each would take under the settings of a plan.
+
+use super::candidates::{Candidate, sequences};
+use super::{Fit, Request};
+use crate::Result;
+use crate::estimate::Estimate;
+use serde::{Deserialize, Serialize};
+
+/// A group size that the plan's settings could serve, and what that would take.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct GroupProposal {
+    /// Completions a prompt.
+    pub group_size: u64,
+    /// Prompts a step: as many rollouts as now.
+    pub prompts: u64,
+    /// Sequences sampled at a time.
+    pub max_num_seqs: u64,
+    /// Predicted peak of reserved device bytes.
+    pub peak_bytes: u64,
+    /// Estimated seconds of a step.
+    pub seconds: f64,
+    /// Whether that keeps within the budgets.
+    pub fits: bool,
+}
+
+impl Fit {
+    /// Half, a quarter, twice and four times the group size, where as many rollouts make whole steps of them. Larger groups share
+    /// more of their prompts' keys and values; how many completions a prompt is worth is the objective's question.
+    pub fn groups(&self, request: &Request) -> Result<Vec<GroupProposal>> {
+        let w = &request.workload;
+        let sizes = [w.group / 4, w.group / 2, w.group * 2, w.group * 4];
+        let whole = |&group: &u64| {
+            // a group of one has nothing to be compared with
+            group > 1
+                && w.mini_rollouts().is_multiple_of(group)
+                && w.rollouts().is_multiple_of(group)
+        };
+        // an objective without groups has none to choose, and a quarter of an odd one is another number of rollouts
+        if w.group < 2 || w.examples.is_some() {
+            return Ok(Vec::new());
+        }
+        let groups = sizes.into_iter().filter(whole);
+        groups
+            .map(|group| self.with_group(request, group))
+            .collect()
+    }
+
+    fn with_group(&self, request: &Request, group: u64) -> Result<GroupProposal> {
+        let mut changed = request.clone();
+        let w = &mut changed.workload;
+        (w.prompts, w.mini_batch) = (w.rollouts() / group, w.mini_rollouts() / group);
+        w.group = group;
+        let mut best: Option<GroupProposal> = None;
+        for max_num_seqs in sequences(&changed) {
+            let candidate = Candidate {
+                memory: self.memory.clone(),
+                max_num_seqs,
+            };
+            let estimate = changed.estimate(&candidate.plan(&changed.workload)?);
+            let found = GroupProposal {
+                group_size: group,
+                prompts: changed.workload.prompts,
+                max_num_seqs: max_num_seqs as u64,
+                peak_bytes: estimate.peak_bytes,
+                seconds: estimate.seconds.total(),
+                fits: changed.holds(&estimate),
+            };
+            let better = best
+                .as_ref()
+                .is_none_or(|best| (found.fits, best.seconds) > (best.fits, found.seconds));
+            if better {
+                best = Some(found);
+            }
+        }
+        Ok(best.expect("at least one group is sampled at a time"))
+    }
+}
+
+impl Request {
+    fn holds(&self, estimate: &Estimate) -> bool {
+        let limits = self.limits();
+        estimate.peak_bytes <= limits.device && estimate.host_peak_bytes <= limits.host
+    }
+}

@@ -1,0 +1,237 @@
+//! What to say when no plan fits: by how much, and which change would make one fit.
+
+use super::{Request, search};
+use crate::Result;
+use crate::estimate::{Examples, Sizes};
+use crate::size::Bytes;
+use firebrick_spec::lora::LoraConfig;
+use std::fmt;
+
+/// No plan fits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NothingFits {
+    /// The budget.
+    pub budget_bytes: u64,
+    /// What of it a prediction may use.
+    pub allowed_bytes: u64,
+    /// What the most frugal plan needs; absent where none keeps within the host's budget.
+    pub smallest_bytes: Option<u64>,
+    /// The host's budget, where there is one.
+    pub host_budget_bytes: Option<u64>,
+    /// Phase and category that the most frugal plan needs most for.
+    pub largest: String,
+    /// Changes that would make a plan fit.
+    pub advice: Vec<String>,
+}
+
+impl NothingFits {
+    /// Bytes that are missing.
+    #[must_use]
+    pub fn over_by(&self) -> Option<u64> {
+        self.smallest_bytes
+            .map(|bytes| bytes.saturating_sub(self.allowed_bytes))
+    }
+}
+
+impl fmt::Display for NothingFits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let allowed = Bytes(self.allowed_bytes);
+        write!(f, "no plan fits {}", Bytes(self.budget_bytes))?;
+        if self.allowed_bytes < self.budget_bytes {
+            write!(f, " ({allowed} after the margin)")?;
+        }
+        match (self.smallest_bytes, self.over_by(), self.host_budget_bytes) {
+            (Some(smallest), Some(over), _) => write!(
+                f,
+                ": the most frugal one needs {}, {} too much; {}",
+                Bytes(smallest),
+                Bytes(over),
+                self.largest
+            )?,
+            (_, _, Some(host)) => write!(
+                f,
+                ": none keeps within memory.host_budget, {}; raise it",
+                Bytes(host)
+            )?,
+            _ => {}
+        }
+        if self.advice.is_empty() {
+            return write!(
+                f,
+                ". No single change of model, length or batch would be enough"
+            );
+        }
+        write!(f, ". One of these would do:")?;
+        self.advice
+            .iter()
+            .try_for_each(|line| write!(f, "\n  {line}"))
+    }
+}
+
+/// Looks for single changes under which the most frugal plan fits.
+pub(super) fn explain(request: &Request) -> Result<NothingFits> {
+    let allowed = request.allowed().unwrap_or(u64::MAX);
+    let smallest = search::smallest(request)?;
+    let mut advice = Vec::new();
+    let mut found = Vec::new();
+    for (kind, text, changed) in changes(request) {
+        let divides = changed.parallel.check(&changed.workload).is_ok();
+        if !divides || found.contains(&kind) {
+            continue;
+        }
+        if search::smallest(&changed)?.is_some_and(|(bytes, _)| bytes <= allowed) {
+            advice.push(text);
+            found.push(kind);
+        }
+    }
+    let mut largest = String::new();
+    if let Some((bytes, candidate)) = &smallest {
+        let fit = request.settled(candidate.clone())?;
+        if let Some(phase) = fit.estimate.worst() {
+            let most = phase.categories.iter().max_by_key(|(_, bytes)| **bytes);
+            if let Some((category, bytes)) = most {
+                largest = format!(
+                    "most of it in the {} phase for {} ({})",
+                    phase.name,
+                    category.name(),
+                    Bytes(*bytes)
+                );
+            }
+        }
+        let whole = (*bytes as f64 / (1.0 - request.memory.margin)).ceil() as u64;
+        advice.push(format!("a budget of {}", above(whole)));
+    }
+    Ok(NothingFits {
+        budget_bytes: request.budget.unwrap_or(u64::MAX),
+        allowed_bytes: allowed,
+        smallest_bytes: smallest.map(|(bytes, _)| bytes),
+        host_budget_bytes: request.host_budget,
+        largest,
+        advice,
+    })
+}
+
+/// A size in whole MiB that is not below `bytes`.
+fn above(bytes: u64) -> String {
+    format!("{}MiB", bytes.div_ceil(1 << 20))
+}
+
+/// A change: of which kind, its settings, and the request with it.
+type Change = (&'static str, String, Request);
+
+/// Single changes by kind, the mildest of each kind first.
+fn changes(request: &Request) -> Vec<Change> {
+    let w = &request.workload;
+    let mut all = Vec::new();
+    let mut group = w.group;
+    while group.is_multiple_of(2) {
+        group /= 2;
+        let mut changed = request.clone();
+        changed.workload.group = group;
+        changed.workload.prompts = w.rollouts() / group;
+        changed.workload.mini_batch = w.mini_rollouts() / group;
+        let text = format!(
+            "rollout.n={group} trainer.train_batch_size={} (as many rollouts a step)",
+            changed.workload.prompts
+        );
+        all.push(("group", text, changed));
+    }
+    match w.examples {
+        Some(examples) => shorter_examples(request, examples, &mut all),
+        None => fewer_tokens(request, &mut all),
+    }
+    if w.reference {
+        let mut changed = request.clone();
+        changed.workload.reference = false;
+        let text = "objective.kl_loss_coef=0: no reference model".to_owned();
+        all.push(("reference", text, changed));
+    }
+    if w.lora.is_none() {
+        let mut changed = request.clone();
+        changed.workload.lora = Some(LoraConfig::default());
+        changed.workload.adapters_off = changed.workload.reference;
+        changed.workload.reference = false;
+        let text = "model.lora={rank: 16}: adapters are trained instead of all weights".to_owned();
+        all.push(("lora", text, changed));
+    }
+    if w.clips {
+        let mut changed = request.clone();
+        changed.workload.clips = false;
+        let section = if w.examples.is_some() { "sft." } else { "" };
+        let text =
+            format!("{section}optim.clip_grad=null: segments are updated in the backward pass");
+        all.push(("clip", text, changed));
+    }
+    for share in [2, 4, 8] {
+        let layers = w.arch.num_layers / share;
+        if layers > 0 {
+            let mut changed = request.clone();
+            changed.workload.arch.num_layers = layers;
+            changed.workload.arch.windows.truncate(layers);
+            let millions = Sizes::of(&changed.workload.arch, None).total() / 1_000_000;
+            let text = format!(
+                "a smaller model: {layers} layers of this width have {millions} million parameters"
+            );
+            all.push(("model", text, changed));
+        }
+    }
+    all
+}
+
+/// Shorter or fewer rollouts.
+fn fewer_tokens(request: &Request, all: &mut Vec<Change>) {
+    let w = &request.workload;
+    for share in [2, 4, 8] {
+        let length = w.response_length / share;
+        if length > 0 {
+            let mut changed = request.clone();
+            changed.workload.response_length = length;
+            all.push((
+                "response",
+                format!("rollout.response_length={length}"),
+                changed,
+            ));
+        }
+    }
+    for share in [2, 4] {
+        let length = w.prompt_length / share;
+        if length > 0 {
+            let mut changed = request.clone();
+            changed.workload.prompt_length = length;
+            all.push(("prompt", format!("rollout.prompt_length={length}"), changed));
+        }
+    }
+    for share in [2, 4] {
+        let prompts = w.prompts / share;
+        if prompts > 0 {
+            let mut changed = request.clone();
+            changed.workload.prompts = prompts;
+            changed.workload.mini_batch = w.mini_batch.min(prompts);
+            let text = format!("trainer.train_batch_size={prompts} (fewer rollouts a step)");
+            all.push(("prompts", text, changed));
+        }
+    }
+}
+
+/// Shorter or fewer examples of supervised training.
+fn shorter_examples(request: &Request, examples: Examples, all: &mut Vec<Change>) {
+    for share in [2, 4, 8] {
+        let length = examples.length / share;
+        if length > 1 {
+            let mut changed = request.clone();
+            changed.workload.examples = Some(Examples { length, ..examples });
+            let text = format!("sft.max_length={length}: longer rows are left out");
+            all.push(("length", text, changed));
+        }
+    }
+    for share in [2, 4] {
+        let batch = request.workload.prompts / share;
+        if batch > 0 {
+            let mut changed = request.clone();
+            changed.workload.prompts = batch;
+            changed.workload.mini_batch = batch;
+            let text = format!("sft.batch_size={batch} (fewer examples a step)");
+            all.push(("batch", text, changed));
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! The search itself.
+
+use super::Request;
+use super::candidates::{Candidate, attention_rows, head_rows, homes, keeps, sequences, tokens};
+use crate::Result;
+use crate::estimate::{Context, PhaseEstimate, time};
+use crate::{MemoryConfig, ModelPlan, MomentKind, Plan, Role};
+
+/// What a phase may need.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Limits {
+    pub device: u64,
+    pub host: u64,
+    /// A phase with a limit of its own.
+    pub phase: Option<(String, u64)>,
+}
+
+impl Limits {
+    fn hold(&self, phase: &PhaseEstimate) -> bool {
+        let own = match &self.phase {
+            Some((name, bytes)) if *name == phase.name => self.device.min(*bytes),
+            _ => self.device,
+        };
+        phase.total_bytes <= own && phase.host_bytes <= self.host
+    }
+}
+
+/// What a step with moments of fewer bits is counted as, in steps with exact ones.
+#[must_use]
+pub fn lossy(moments: MomentKind) -> f64 {
+    match moments {
+        MomentKind::F32 => 1.0,
+        MomentKind::Bf16 => 1.25,
+        MomentKind::Block8 => 1.5,
+    }
+}
+
+/// The fastest candidate that fits.
+pub(super) fn search(request: &Request, limits: &Limits) -> Result<Option<Candidate>> {
+    let mut best: Option<(f64, Candidate)> = None;
+    for home in homes(request) {
+        let most = best.as_ref().map_or(f64::INFINITY, |(cost, _)| *cost);
+        if let Some(found) = Home::new(request, limits, home).best(most)? {
+            best = Some(found);
+        }
+    }
+    Ok(best.map(|(_, candidate)| candidate))
+}
+
+/// The least device bytes that any candidate needs within the host's budget, and that candidate.
+pub(super) fn smallest(request: &Request) -> Result<Option<(u64, Candidate)>> {
+    let limits = Limits {
+        device: u64::MAX,
+        ..request.limits()
+    };
+    let mut best: Option<(u64, Candidate)> = None;
+    for home in homes(request) {
+        for candidate in Home::new(request, &limits, home).frugal() {
+            let plan = candidate.plan(&request.workload)?;
+            let estimate = request.estimate(&plan);
+            let better = best
+                .as_ref()
+                .is_none_or(|(bytes, _)| estimate.peak_bytes < *bytes);
+            if better && estimate.host_peak_bytes <= limits.host {
+                best = Some((estimate.peak_bytes, candidate));
+            }
+        }
+    }
+    Ok(best)
+}
+
+/// The search below one choice of homes.
+struct Home<'a> {
+    request: &'a Request,
+    limits: &'a Limits,
+    memory: MemoryConfig,
+}
+
+/// Rows of head and attention, and the best scoring with them.
+struct Rows {
+    head: usize,
+    attention: usize,
+    score_tokens: usize,
+    seconds: f64,
+}
+
+impl<'a> Home<'a> {
+    fn new(request: &'a Request, limits: &'a Limits, memory: MemoryConfig) -> Self {
+        Self {
+            request,
+            limits,
+            memory,
+        }
+    }
+
+    fn context<'p>(&'p self, plan: &'p Plan) -> Context<'p> {
+        let request = self.request;
+        Context::new(&request.workload, plan, &request.profile, &request.parallel)
+    }
+
+    /// The most frugal candidates: one of them needs the least bytes.
+    fn frugal(&self) -> Vec<Candidate> {
+        let w = &self.request.workload;
+        let base = &self.request.memory;
+        let smallest = |rows: Vec<usize>| rows.last().copied().unwrap_or(0);
+        let frugal = MemoryConfig {
+            head_rows: smallest(head_rows(base.head_rows)),
+            attention_rows: smallest(attention_rows(base.attention_rows, w.scored_length())),
+            train_tokens: w.scored_length().max(1) as usize,
+            score_tokens: w.scored_length().max(1) as usize,
+            ..self.memory.clone()
+        };
+        let seqs = smallest(sequences(self.request));
+        keeps(
+            &frugal,
+            w.arch.num_layers,
+            self.request.profile.is_unified(),
+        )
+        .into_iter()
+        .map(|memory| Candidate {
+            memory,
+            max_num_seqs: seqs,
+        })
+        .collect()
+    }
+
+    /// The best candidate that costs less than `most`.
+    fn best(&self, most: f64) -> Result<Option<(f64, Candidate)>> {
+        let w = &self.request.workload;
+        let frugal = MemoryConfig {
+            train_tokens: w.scored_length().max(1) as usize,
+            score_tokens: w.scored_length().max(1) as usize,
+            ..keeps(&self.memory, w.arch.num_layers, true)[0].clone()
+        };
+        let mut plan = Candidate {
+            memory: frugal,
+            max_num_seqs: w.group.max(1) as usize,
+        }
+        .plan(w)?;
+        let fixed = {
+            let ctx = self.context(&plan);
+            let phases = [ctx.load(), ctx.save()];
+            if !phases.iter().all(|p| self.limits.hold(p)) {
+                return Ok(None);
+            }
+            time::optimizer(&ctx) + ctx.critic().map_or(0.0, |c| time::optimizer(&c))
+        };
+        let Some((seqs, rollout)) = self.rollout(&mut plan) else {
+            return Ok(None);
+        };
+        let penalty = lossy(self.memory.moments);
+        if (fixed + rollout) * penalty >= most {
+            return Ok(None);
+        }
+        let rows = self.rows(&mut plan);
+        let found = self.backward(&rows, fixed + rollout, most / penalty)?;
+        Ok(found.map(|(seconds, memory)| {
+            let candidate = Candidate {
+                memory,
+                max_num_seqs: seqs,
+            };
+            (seconds * penalty, candidate)
+        }))
+    }
+
+    /// Most sequences that fit while sampling.
+    fn rollout(&self, plan: &mut Plan) -> Option<(usize, f64)> {
+        let mut best: Option<(usize, f64)> = None;
+        for seqs in sequences(self.request) {
+            plan.rollout.max_num_seqs = seqs;
+            let ctx = self.context(plan);
+            if self.limits.hold(&ctx.rollout()) {
+                let seconds = time::rollout(&ctx);
+                if best.is_none_or(|(_, least)| seconds < least) {
+                    best = Some((seqs, seconds));
+                }
+            }
+        }
+        best
+    }
+
+    /// Combinations of rows that scoring fits with, and its best token budget for each.
+    fn rows(&self, plan: &mut Plan) -> Vec<Rows> {
+        let w = &self.request.workload;
+        let base = &self.request.memory;
+        let scores = w.policy_scores() || w.reference || w.critic.is_some();
+        let budgets = if scores {
+            let own = self.request.parallel.sequences(w.scored_sequences());
+            tokens(base.score_tokens, w.scored_length(), own)
+        } else {
+            // nothing is scored
+            vec![base.score_tokens]
+        };
+        let mut all = Vec::new();
+        for head in head_rows(base.head_rows) {
+            for attention in attention_rows(base.attention_rows, w.scored_length()) {
+                let mut best: Option<Rows> = None;
+                for &score_tokens in &budgets {
+                    for model in plan.models.values_mut() {
+                        model.head_rows = head;
+                        model.attention_rows = attention;
+                        model.score_tokens = score_tokens;
+                    }
+                    let own = base.reference.score_tokens;
+                    if let (Some(own), Some(model)) = (own, plan.models.get_mut(&Role::Reference)) {
+                        model.score_tokens = own;
+                    }
+                    if let Some(model) = plan.models.get_mut(&Role::Critic) {
+                        self.limit_critic(model);
+                    }
+                    let ctx = self.context(plan);
+                    if !self.limits.hold(&ctx.score()) || !self.values_fit(&ctx) {
+                        continue;
+                    }
+                    let seconds =
+                        time::score(&ctx) + ctx.critic().map_or(0.0, |c| time::values(&c));
+                    if best.as_ref().is_none_or(|b| seconds < b.seconds) {
+                        best = Some(Rows {
+                            head,
+                            attention,
+                            score_tokens,
+                            seconds,
+                        });
+                    }
+                }
+                all.extend(best);
+            }
+        }
+        all
+    }
+
+    /// The fastest training pass that fits, after `before` seconds of other phases.
+    fn backward(
+        &self,
+        rows: &[Rows],
+        before: f64,
+        most: f64,
+    ) -> Result<Option<(f64, MemoryConfig)>> {
+        let w = &self.request.workload;
+        let unified = self.request.profile.is_unified();
+        let budgets = tokens(
+            self.request.memory.train_tokens,
+            w.scored_length(),
+            self.request.parallel.sequences(w.mini_rollouts()),
+        );
+        let shapes: Vec<(MemoryConfig, Plan)> = keeps(&self.memory, w.arch.num_layers, unified)
+            .into_iter()
+            .map(|memory| {
+                let candidate = Candidate {
+                    memory,
+                    max_num_seqs: self.request.max_num_seqs,
+                };
+                let plan = candidate.plan(w)?;
+                Ok((candidate.memory, plan))
+            })
+            .collect::<Result<_>>()?;
+        let mut options: Vec<(f64, usize, usize, usize)> = Vec::new();
+        let mut shapes = shapes;
+        for (shape, (_, plan)) in shapes.iter_mut().enumerate() {
+            for (row, r) in rows.iter().enumerate() {
+                for &train_tokens in &budgets {
+                    self.set(plan, r, train_tokens);
+                    let ctx = self.context(plan);
+                    let critic = ctx.critic().map_or(0.0, |c| time::backward(&c));
+                    let seconds = before + r.seconds + time::backward(&ctx) + critic;
+                    if seconds < most {
+                        options.push((seconds, shape, row, train_tokens));
+                    }
+                }
+            }
+        }
+        options.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.3.cmp(&b.3)));
+        for (seconds, shape, row, train_tokens) in options {
+            let (memory, plan) = &mut shapes[shape];
+            let r = &rows[row];
+            self.set(plan, r, train_tokens);
+            let ctx = self.context(plan);
+            let mut phases = vec![ctx.backward(), ctx.optimizer()];
+            phases.extend(ctx.of_critic());
+            if phases.iter().all(|p| self.limits.hold(p)) {
+                let mut memory = MemoryConfig {
+                    head_rows: r.head,
+                    attention_rows: r.attention,
+                    score_tokens: r.score_tokens,
+                    train_tokens,
+                    ..memory.clone()
+                };
+                if let Some(critic) = plan.critic() {
+                    for (key, policys, own) in [
+                        ("head_rows", r.head, critic.head_rows),
+                        ("score_tokens", r.score_tokens, critic.score_tokens),
+                        ("train_tokens", train_tokens, critic.train_tokens),
+                    ] {
+                        memory.set_critic(key, Some(own).filter(|own| *own != policys));
+                    }
+                }
+                return Ok(Some((seconds, memory)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn values_fit(&self, ctx: &Context<'_>) -> bool {
+        let values = ctx.critic().map(|critic| critic.values());
+        values.is_none_or(|phase| self.limits.hold(&phase))
+    }
+
+    /// The critic's own sizes are limits.
+    fn limit_critic(&self, model: &mut ModelPlan) {
+        let base = &self.request.memory;
+        for (key, size) in [
+            ("head_rows", &mut model.head_rows),
+            ("score_tokens", &mut model.score_tokens),
+            ("train_tokens", &mut model.train_tokens),
+        ] {
+            *size = base.critic_size(key).map_or(*size, |most| most.min(*size));
+        }
+    }
+
+    fn set(&self, plan: &mut Plan, rows: &Rows, train_tokens: usize) {
+        for (role, model) in &mut plan.models {
+            if *role == Role::Reference {
+                continue;
+            }
+            model.head_rows = rows.head;
+            model.attention_rows = rows.attention;
+            model.train_tokens = train_tokens;
+            if *role == Role::Critic {
+                model.score_tokens = rows.score_tokens;
+                self.limit_critic(model);
+            }
+        }
+    }
+}

@@ -1,0 +1,442 @@
+use super::*;
+use crate::estimate::{CriticWork, Sizes, Zero, rules};
+use crate::test_support::{device, kernels};
+use crate::{MomentKind, OptimizerOffload, Packing, ParamOffload, PlanReport};
+use firebrick_spec::Arch;
+use firebrick_spec::Backend;
+use firebrick_spec::Category;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::path::Path;
+
+const GIB: u64 = 1 << 30;
+
+fn arch(layers: usize, hidden: usize, vocab: usize) -> Arch {
+    let config = json!({
+        "model_type": "qwen2", "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 3 * hidden,
+        "num_hidden_layers": layers, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "max_position_embeddings": 8192
+    });
+    let Value::Object(config) = config else {
+        unreachable!("an object")
+    };
+    Arch::from_config(&config, Path::new("test")).expect("an architecture")
+}
+
+fn request(arch: Arch, backend: Backend) -> Request {
+    Request {
+        workload: Workload {
+            reference: true,
+            ..Workload::grpo(arch, [256, 256], 8, 8)
+        },
+        memory: MemoryConfig::default(),
+        max_num_seqs: 64,
+        profile: device(backend),
+        budget: None,
+        host_budget: None,
+        parallel: Parallel::default(),
+    }
+}
+
+/// The same beside a critic of the policy's body.
+fn with_critic(mut request: Request) -> Request {
+    request.workload.critic = Some(CriticWork {
+        arch: request.workload.arch.clone().with_value_head(),
+        clips: true,
+    });
+    request
+}
+
+fn within(mut request: Request, budget: u64) -> Request {
+    request.budget = Some(budget);
+    request
+}
+
+fn cost(fit: &Fit) -> f64 {
+    fit.estimate.seconds.total() * lossy(fit.memory.moments)
+}
+
+fn nothing(error: Error) -> NothingFits {
+    match error {
+        Error::NothingFits(nothing) => *nothing,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn other_groups_are_proposed_at_as_many_rollouts() {
+    let free = request(arch(8, 512, 32_000), Backend::Cuda);
+    let all = free.fit().expect("fits").groups(&free).expect("groups");
+    let sizes: Vec<u64> = all.iter().map(|own| own.group_size).collect();
+    assert_eq!(sizes, [2, 4, 16, 32]);
+    for own in &all {
+        assert_eq!(own.group_size * own.prompts, free.workload.rollouts());
+        assert!(own.fits && own.max_num_seqs.is_multiple_of(own.group_size));
+    }
+    // prompts are run once a group
+    assert!(all[3].seconds < all[0].seconds);
+    let peak = all.iter().map(|own| own.peak_bytes).min().expect("some");
+    let mut tight = free.clone();
+    let fit = free.fit().expect("fits");
+    tight.budget = Some(peak / 2);
+    let tight = fit.groups(&tight).expect("groups");
+    assert!(
+        tight.iter().all(|own| !own.fits),
+        "half of the least is too little"
+    );
+
+    let mut alone = free;
+    alone.workload.group = 1;
+    let fit = alone.fit().expect("fits");
+    assert!(fit.groups(&alone).expect("groups").is_empty());
+}
+
+#[test]
+fn a_padded_plan_has_room_for_sequences_that_are_too_short_for_chunks() {
+    let mut long = request(arch(4, 512, 32_000), Backend::Metal);
+    long.memory.packing = Packing::Padded;
+    long.memory.attention_rows = 256;
+    long.workload.prompt_length = 1024;
+    long.workload.response_length = 1024;
+    let mut short = long.clone();
+    // as many tokens, in sequences that attention scores at once
+    short.workload.prompt_length = 128;
+    short.workload.response_length = 128;
+    short.workload.prompts *= 8;
+    short.workload.mini_batch *= 8;
+    let bytes = |request: &Request, category| {
+        let fit = request.as_configured().expect("a plan");
+        let backward = fit.estimate.phase("backward").expect("a phase").clone();
+        backward.categories.get(&category).copied().unwrap_or(0)
+    };
+    let kept = bytes(&short, Category::Attention);
+    assert!(kept > 0);
+    assert!(bytes(&long, Category::Attention) >= kept);
+    // where a kernel attends over sequences of every length there are no scores
+    short.profile = device(Backend::Cuda);
+    assert_eq!(bytes(&short, Category::Attention), 0);
+}
+
+#[test]
+fn scores_that_no_memory_sees_take_no_time_there() {
+    let mut plain = request(arch(4, 512, 32_000), Backend::Metal);
+    plain.memory.attention_rows = 0;
+    let mut kernel = plain.clone();
+    kernel.profile.backend = Backend::Cuda;
+    kernel.profile.kernels = kernels(Backend::Cuda);
+    let seconds = |request: &Request| request.as_configured().expect("a plan").estimate.seconds;
+    assert!(seconds(&kernel).backward < seconds(&plain).backward);
+}
+
+#[test]
+fn a_greedy_completion_of_every_prompt_takes_its_time() {
+    let plain = request(arch(8, 512, 32_000), Backend::Cuda);
+    let mut greedy = plain.clone();
+    greedy.workload.greedy = true;
+    let seconds = |request: &Request| request.as_configured().expect("a plan").estimate.seconds;
+    let (without, with) = (seconds(&plain), seconds(&greedy));
+    assert!(with.rollout > without.rollout && with.rollout < 2.0 * without.rollout);
+    let trained = with.backward - without.backward;
+    assert!(trained.abs() < 1e-12, "it is not trained on");
+}
+
+#[test]
+fn without_a_budget_nothing_that_costs_time_is_turned_on() {
+    let fit = request(arch(8, 512, 32_000), Backend::Cuda)
+        .fit()
+        .expect("fits");
+    assert!(!fit.memory.gradient_checkpointing);
+    assert_eq!(fit.memory.param_offload, ParamOffload::None);
+    assert_eq!(fit.memory.optimizer_offload, OptimizerOffload::None);
+    assert_eq!(fit.memory.moments, MomentKind::F32);
+}
+
+#[test]
+fn the_peak_stays_below_the_budget_by_the_margin() {
+    let mut request = within(request(arch(8, 512, 32_000), Backend::Cuda), 3 * GIB);
+    request.memory.margin = 0.2;
+    let fit = request.fit().expect("fits");
+    assert!(fit.estimate.peak_bytes <= 3 * GIB / 5 * 4);
+}
+
+#[test]
+fn a_model_larger_than_the_device_streams() {
+    let model = rules::public("Qwen2.5-7B").expect("known");
+    let weights = 4 * Sizes::of(&model, None).total();
+    let fit = within(request(model, Backend::Cuda), 48 * GIB)
+        .fit()
+        .expect("fits");
+    let state = 4 * weights;
+    assert!(state > 48 * GIB && fit.estimate.peak_bytes < 48 * GIB);
+    assert!(fit.estimate.host_peak_bytes > weights);
+}
+
+#[test]
+fn on_one_memory_nothing_is_ever_moved_to_the_host() {
+    let free = request(arch(8, 512, 32_000), Backend::Cpu);
+    let smallest = search::smallest(&free).expect("searches").expect("some").0;
+    for share in [1.2, 1.5, 2.0, 4.0] {
+        let fit = within(free.clone(), (smallest as f64 * share) as u64)
+            .fit()
+            .expect("fits");
+        let m = &fit.memory;
+        assert!(!m.activation_offload && !m.grad_offload, "{m:?}");
+        assert_eq!(m.param_offload, ParamOffload::None);
+        assert_eq!(m.reference.param_offload, ParamOffload::None);
+        assert_eq!(m.optimizer_offload, OptimizerOffload::None);
+    }
+}
+
+#[test]
+fn a_host_budget_is_respected_and_can_be_what_is_missing() {
+    let model = rules::public("Qwen2.5-3B").expect("known");
+    let mut tight = within(request(model, Backend::Cuda), 40 * GIB);
+    let free = tight.fit().expect("fits").estimate.host_peak_bytes;
+    assert!(free > 0, "3 billion parameters' state is 46 GiB");
+    tight.host_budget = Some(free - 1);
+    let fit = tight.fit().expect("another way");
+    assert!(fit.estimate.host_peak_bytes < free);
+    tight.host_budget = Some(1 << 20);
+    let message = tight.fit().expect_err("nothing").to_string();
+    assert!(
+        message.contains("host_budget") || message.contains("too much"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_budget_bounds_each_of_several_devices() {
+    let model = rules::public("Qwen2.5-7B").expect("known");
+    let mut alone = within(request(model, Backend::Cuda), 24 * GIB);
+    alone.host_budget = Some(16 * GIB);
+    nothing(
+        alone
+            .fit()
+            .expect_err("weights are 28 GiB, and the host holds 16"),
+    );
+    let fsdp = Parallel {
+        data: 16,
+        zero: Zero::Stage3,
+        ..Parallel::default()
+    };
+    let shared = alone.spread(fsdp).expect("divides");
+    let fit = shared.fit().expect("fits");
+    assert!(fit.estimate.peak_bytes <= 24 * GIB * 9 / 10);
+    assert_eq!(fit.batch.effective_batch, 64);
+    assert_eq!(fit.batch.micro_batch * fit.batch.accumulation, 4);
+}
+
+#[test]
+fn where_nothing_fits_it_says_by_how_much_and_what_would() {
+    let tight = within(request(arch(16, 1024, 150_000), Backend::Cpu), 2 * GIB);
+    let found = nothing(tight.fit().expect_err("nothing fits"));
+    let over = found
+        .over_by()
+        .expect("the device's budget is what is missing");
+    assert!(over > 0);
+    assert!(!found.advice.is_empty());
+    let budget = found.advice.last().expect("a budget");
+    let enough: crate::size::Bytes = budget
+        .strip_prefix("a budget of ")
+        .expect("the last line")
+        .parse()
+        .expect("a size");
+    let fit = within(tight.clone(), enough.0).fit();
+    assert!(fit.is_ok(), "the budget it asks for is enough");
+    let message = tight.fit().expect_err("nothing fits").to_string();
+    assert!(message.contains("too much"), "{message}");
+}
+
+#[test]
+fn advice_holds() {
+    let free = request(arch(8, 512, 32_000), Backend::Cpu);
+    let smallest = search::smallest(&free).expect("searches").expect("some").0;
+    let tight = within(free, (smallest as f64 * 1.05) as u64);
+    let found = nothing(tight.fit().expect_err("the margin is missing"));
+    let response = found
+        .advice
+        .iter()
+        .find_map(|a| a.strip_prefix("rollout.response_length="));
+    if let Some(length) = response {
+        let mut shorter = tight;
+        shorter.workload.response_length = length.parse().expect("a number");
+        assert!(shorter.fit().is_ok());
+    }
+}
+
+#[test]
+fn the_next_cheaper_plan_is_smaller_by_what_was_mispredicted() {
+    let free = request(arch(8, 512, 32_000), Backend::Cpu);
+    let first = free.fit().expect("fits");
+    let predicted = first
+        .estimate
+        .phase("backward")
+        .expect("a phase")
+        .total_bytes;
+    let failure = Failure {
+        phase: Some("backward".into()),
+        used: Some(predicted * 5 / 4),
+        limit: Some(predicted),
+    };
+    let next = free
+        .next_cheaper(&first.plan, &failure)
+        .expect("a cheaper one");
+    let after = next
+        .estimate
+        .phase("backward")
+        .expect("a phase")
+        .total_bytes;
+    assert!(after <= predicted * 4 / 5, "{after} of {predicted}");
+    let again = free
+        .next_cheaper(&next.plan, &Failure::default())
+        .expect("another");
+    assert!(again.estimate.peak_bytes as f64 <= 0.91 * next.estimate.peak_bytes as f64);
+}
+
+#[test]
+fn a_report_reads_back_and_its_plan_is_the_one_that_train_takes() {
+    let request = within(request(arch(8, 512, 32_000), Backend::Cuda), 2 * GIB);
+    let fit = request.fit().expect("fits");
+    let report = PlanReport::new(&request, fit.clone()).expect("a report");
+    let text = serde_json::to_string(&report).expect("writes");
+    let back: PlanReport = serde_json::from_str(&text).expect("reads");
+    assert_eq!(back.plan, fit.plan);
+    assert_eq!(back.peak_bytes, fit.estimate.peak_bytes);
+    let sum = |p: &crate::estimate::PhaseEstimate| p.categories.values().sum::<u64>();
+    assert!(report.phases.iter().all(|p| sum(p) == p.total_bytes));
+
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("plan.json");
+    std::fs::write(&path, text).expect("written");
+    assert_eq!(Plan::load(&path).expect("loads"), fit.plan);
+    for (text, expected) in [
+        ("{", "is not JSON"),
+        ("{}", "has no `plan`"),
+        (
+            r#"{"plan": {"models": {}, "rollout": {"max_num_seqs": 4}}}"#,
+            "`policy`",
+        ),
+        (
+            r#"{"plan": {"models": {}, "rollout": {"max_num_seqs": "x"}}}"#,
+            "max_num_seqs",
+        ),
+    ] {
+        std::fs::write(&path, text).expect("written");
+        let message = Plan::load(&path).expect_err("refused").to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn settings_of_a_fit_spell_out_the_same_plan() {
+    let request = within(request(arch(8, 512, 32_000), Backend::Cuda), 2 * GIB);
+    let fit = request.fit().expect("fits");
+    let w = &request.workload;
+    let plan = fit.memory.plans(
+        &w.arch,
+        w.reference,
+        w.critic_arch(),
+        fit.plan.rollout.max_num_seqs,
+    );
+    assert_eq!(plan.expect("a plan"), fit.plan);
+    assert!(fit.overrides().iter().any(|s| s.starts_with("memory.")));
+    let decisions = fit.decisions(&request).expect("decisions");
+    assert!(decisions.iter().any(|d| d.saves_bytes > 0), "{decisions:?}");
+}
+
+#[test]
+fn a_critic_moves_what_the_policy_moves_and_keeps_its_own_limits() {
+    let free = with_critic(request(arch(8, 512, 32_000), Backend::Cuda));
+    let alone = request(arch(8, 512, 32_000), Backend::Cuda).as_configured();
+    let (alone, both) = (alone.expect("plans"), free.as_configured().expect("plans"));
+    for phase in &alone.estimate.phases {
+        let beside = both.estimate.phase(&phase.name).expect("the same phases");
+        assert!(beside.total_bytes > phase.total_bytes, "{}", phase.name);
+    }
+    assert!(both.estimate.seconds.total() > alone.estimate.seconds.total());
+
+    let mut limited = within(free, 3 * GIB);
+    limited.memory.set_critic("train_tokens", Some(512));
+    let fit = limited.fit().expect("fits");
+    let (policy, critic) = (fit.plan.policy(), fit.plan.critic().expect("a critic"));
+    assert!(fit.estimate.peak_bytes <= 3 * GIB * 9 / 10);
+    assert!(critic.train_tokens <= 512 && critic.train_tokens <= policy.train_tokens);
+    assert_eq!((critic.grads, critic.idle), (policy.grads, policy.idle));
+    let w = &limited.workload;
+    let seqs = fit.plan.rollout.max_num_seqs;
+    let spelled = fit
+        .memory
+        .plans(&w.arch, w.reference, w.critic_arch(), seqs);
+    assert_eq!(spelled.expect("a plan"), fit.plan);
+}
+
+fn backends() -> impl Strategy<Value = Backend> {
+    prop::sample::select(vec![Backend::Cpu, Backend::Cuda, Backend::Metal])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn a_larger_budget_never_gives_a_slower_plan(
+        layers in 2_usize..10,
+        width in 1_usize..6,
+        backend in backends(),
+        reference in any::<bool>(),
+        critic in any::<bool>(),
+        shares in prop::collection::vec(1.0_f64..6.0, 2),
+    ) {
+        let mut free = request(arch(layers, 128 * width, 8192), backend);
+        free.workload.reference = reference;
+        if critic {
+            free = with_critic(free);
+        }
+        let smallest = search::smallest(&free).expect("searches").expect("some").0;
+        let fitted = |share: f64| {
+            let budget = (smallest as f64 * share / (1.0 - free.memory.margin)) as u64 + 1;
+            within(free.clone(), budget).fit().expect("no less than the smallest")
+        };
+        let (less, more) = (shares[0].min(shares[1]), shares[0].max(shares[1]));
+        let (small, large) = (fitted(less), fitted(more));
+        prop_assert!(cost(&large) <= cost(&small) * (1.0 + 1e-12));
+        prop_assert!(small.estimate.peak_bytes as f64 <= smallest as f64 * less + 1.0);
+        // the small plan fits the large budget too: had it been faster, it would have been taken
+        prop_assert!(small.estimate.peak_bytes as f64 <= smallest as f64 * more + 1.0);
+    }
+
+    #[test]
+    fn below_the_smallest_nothing_fits_and_above_it_something_does(
+        layers in 2_usize..8,
+        width in 1_usize..4,
+        backend in backends(),
+    ) {
+        let free = request(arch(layers, 128 * width, 8192), backend);
+        let smallest = search::smallest(&free).expect("searches").expect("some").0;
+        let whole = smallest as f64 / (1.0 - free.memory.margin);
+        prop_assert!(within(free.clone(), whole as u64 + 2).fit().is_ok());
+        let found = nothing(within(free, (whole * 0.95) as u64).fit().expect_err("too small"));
+        prop_assert!(found.over_by().expect("by how much") > 0);
+    }
+
+    #[test]
+    fn a_phase_never_needs_less_with_longer_completions_or_more_rows(
+        layers in 2_usize..8,
+        rows in prop::sample::select(vec![64_usize, 256, 1024]),
+        response in 64_u64..1024,
+    ) {
+        let mut short = request(arch(layers, 256, 8192), Backend::Cuda);
+        short.workload.response_length = response;
+        short.memory.head_rows = rows;
+        // scored at once: the last chunk of a longer sequence may be the smaller one
+        short.memory.attention_rows = 0;
+        let mut long = short.clone();
+        long.workload.response_length = response + 64;
+        long.memory.train_tokens *= 2;
+        long.memory.score_tokens *= 2;
+        long.memory.head_rows = rows * 2;
+        let (short, long) = (short.as_configured().expect("plans"), long.as_configured().expect("plans"));
+        for (a, b) in short.estimate.phases.iter().zip(&long.estimate.phases) {
+            prop_assert!(a.total_bytes <= b.total_bytes, "{}", a.name);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! A plan as a file: what `firebrick plan --output` writes, what a run folder keeps, and what `train --plan` reads.
+
+use super::estimate::{Parallel, PhaseEstimate, Seconds};
+use super::planner::{BatchProposal, Decision, Fit, GroupProposal, Request};
+use super::{Plan, Role};
+use crate::{Error, Result};
+use firebrick_spec::Origin;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::path::Path;
+
+/// A plan with what is predicted of it.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct PlanReport {
+    /// Predicted peak of reserved device bytes (on the CPU: of the counted heap).
+    pub peak_bytes: u64,
+    /// Predicted peak of host bytes; where host and device are one memory, part of `peak_bytes`.
+    pub host_peak_bytes: u64,
+    /// The budget that it was made for.
+    pub budget_bytes: Option<u64>,
+    /// Share of the budget that was left free.
+    pub margin: f64,
+    /// Bytes by phase and category.
+    pub phases: Vec<PhaseEstimate>,
+    /// Estimated seconds of a step.
+    pub seconds: Seconds,
+    /// How rollouts are cut.
+    pub batch: BatchProposal,
+    /// What was turned on, what it saves and costs.
+    pub decisions: Vec<Decision>,
+    /// Other group sizes at as many rollouts a step, under the same settings.
+    #[serde(default)]
+    pub groups: Vec<GroupProposal>,
+    /// The same plan as settings of a configuration.
+    pub settings: Vec<String>,
+    /// The device that it was made for.
+    pub device: String,
+    /// Where the device's numbers come from.
+    pub profile: Origin,
+    /// Devices that the run was spread over on paper, where there is more than one: bytes are those of one of them, and the
+    /// trainer does not run the plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parallel: Option<Parallel>,
+    /// The plan.
+    pub plan: Plan,
+}
+
+impl PlanReport {
+    /// The report of a plan that was fitted.
+    pub fn new(request: &Request, fit: Fit) -> Result<Self> {
+        Ok(Self {
+            peak_bytes: fit.estimate.peak_bytes,
+            host_peak_bytes: fit.estimate.host_peak_bytes,
+            budget_bytes: request.budget,
+            margin: request.memory.margin,
+            decisions: fit.decisions(request)?,
+            groups: fit.groups(request)?,
+            settings: fit.overrides(),
+            phases: fit.estimate.phases,
+            seconds: fit.estimate.seconds,
+            batch: fit.batch,
+            device: request.profile.name.clone(),
+            profile: request.profile.origin,
+            parallel: Some(request.parallel).filter(Parallel::is_several),
+            plan: fit.plan,
+        })
+    }
+
+    /// The phase with the peak.
+    #[must_use]
+    pub fn worst(&self) -> Option<&PhaseEstimate> {
+        self.phases.iter().max_by_key(|p| p.total_bytes)
+    }
+}
+
+impl Plan {
+    /// Reads the plan of a file that `firebrick plan --output` wrote, or of a run folder's `plan.json`.
+    pub fn load(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(|error| Error::Read {
+            path: path.to_owned(),
+            error,
+        })?;
+        let bad = |detail: String| {
+            Error::Plan(format!(
+                "{}: {detail}; `firebrick plan CONFIG --output FILE` writes a plan",
+                path.display()
+            ))
+        };
+        let file: Value =
+            serde_json::from_str(&text).map_err(|e| bad(format!("is not JSON: {e}")))?;
+        let parallel = file.get("parallel").filter(|p| !p.is_null());
+        if let Some(parallel) = parallel {
+            let parallel: Parallel = serde_path_to_error::deserialize(parallel)
+                .map_err(|e| bad(format!("parallel.{}: {}", e.path(), e.inner())))?;
+            return Err(Error::Plan(format!(
+                "{}: is arithmetic for {parallel}, and the trainer runs on one device; leave the degrees of parallelism out of \
+                 `firebrick plan` to make a plan that it runs",
+                path.display()
+            )));
+        }
+        let Some(plan) = file.get("plan") else {
+            return Err(bad("has no `plan`".into()));
+        };
+        let plan: Self = serde_path_to_error::deserialize(plan)
+            .map_err(|e| bad(format!("plan.{}: {}", e.path(), e.inner())))?;
+        if !plan.models.contains_key(&Role::Policy) {
+            return Err(bad("plan.models has no `policy`".into()));
+        }
+        if plan.rollout.max_num_seqs == 0 {
+            return Err(bad("plan.rollout.max_num_seqs should be at least 1".into()));
+        }
+        Ok(plan)
+    }
+}

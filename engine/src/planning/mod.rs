@@ -1,0 +1,11 @@
+//! Plans for a run: the question that `firebrick-plan` is asked, read from a configuration, its data and its device.
+
+mod kv_cache;
+mod optimizer;
+mod request;
+mod workload;
+
+pub use kv_cache::engine_limits;
+pub use optimizer::check_optimizer;
+pub use request::request;
+pub use workload::{observe, reward_work};

@@ -1,0 +1,59 @@
+//! The planner's question for a configuration.
+
+use super::kv_cache::cache_bytes_of_share;
+use super::workload::{rl_workload, sft_workload};
+use crate::config::{Mode, RunConfig, sft_of};
+use crate::{Error, Result};
+use firebrick_plan::estimate::Parallel;
+use firebrick_plan::planner::Request;
+use firebrick_plan::size::Budget;
+use firebrick_spec::{Arch, DeviceProfile};
+
+/// The request of a configuration in one of its modes. `budget` in bytes; `None` sets no limit.
+fn request_within(
+    config: &RunConfig,
+    mode: Mode,
+    arch: &Arch,
+    profile: DeviceProfile,
+    budget: Option<u64>,
+) -> Result<Request> {
+    Ok(Request {
+        workload: match sft_of(config, mode)? {
+            Some((_, sft)) if mode == Mode::Sft => sft_workload(config, &sft, arch)?,
+            _ => rl_workload(config, arch)?,
+        },
+        memory: config.memory.clone(),
+        max_num_seqs: config.rollout.max_num_seqs,
+        profile,
+        budget,
+        host_budget: config.memory.host_budget.map(|b| b.0),
+        parallel: Parallel::default(),
+    })
+}
+
+/// The request of a configuration whose budget may be `auto`: `free` is what the device has free, where that is known.
+pub fn request(
+    config: &RunConfig,
+    mode: Mode,
+    arch: &Arch,
+    profile: DeviceProfile,
+    free: Option<u64>,
+) -> Result<Request> {
+    let budget = match (config.memory.budget, free) {
+        (None, _) => None,
+        (Some(Budget::Bytes(bytes)), _) => Some(bytes.0),
+        (Some(Budget::Auto), Some(free)) => Some(free),
+        (Some(Budget::Auto), None) => {
+            return Err(Error::Config(format!(
+                "memory.budget is auto, and {} does not say how much memory it has free; give a number, as in \
+                 memory.budget=8GiB",
+                profile.name
+            )));
+        }
+    };
+    let mut this = request_within(config, mode, arch, profile, budget)?;
+    if let Some(share) = config.rollout.gpu_memory_utilization {
+        this.workload.kv_cache_bytes = Some(cache_bytes_of_share(&this, share)?);
+    }
+    Ok(this)
+}

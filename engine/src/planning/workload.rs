@@ -1,0 +1,135 @@
+//! What a configuration and its data ask for, as the planner sees it.
+
+use crate::checkpoint::critic_architecture;
+use crate::config::{OldLogProbs, RunConfig, SftConfig};
+use crate::data::DatasetStats;
+use crate::objective::Objective;
+use crate::reward;
+use crate::task::{RewardModelConfig, Rewards, TaskConfig};
+use crate::{Error, Result};
+use firebrick_plan::estimate::{CriticWork, Examples, RewardWork, Workload};
+use firebrick_spec::Arch;
+
+/// The workload of a configuration.
+pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
+    let needs = config.objective.build()?.needs();
+    let lora = config.model.lora.as_ref();
+    let lora = lora.map(|lora| lora.shape(arch)).transpose()?;
+    let compares = needs.reference;
+    let prompts = config.trainer.train_batch_size as u64;
+    let shared = config.shared_critic().is_some();
+    Ok(Workload {
+        arch: if shared {
+            arch.clone().with_joint_value_head()
+        } else {
+            arch.clone()
+        },
+        prompt_length: config.rollout.prompt_length as u64,
+        response_length: config.rollout.longest_response() as u64,
+        prompts,
+        group: config.rollout.n as u64,
+        greedy: needs.greedy,
+        mini_batch: config
+            .update
+            .ppo_mini_batch_size
+            .map_or(prompts, |n| n as u64),
+        epochs: config.update.ppo_epochs as u64,
+        max_num_batched_tokens: config.rollout.max_num_batched_tokens as u64,
+        kv_cache_bytes: config.rollout.kv_cache_memory_bytes.map(|bytes| bytes.0),
+        prepack: config.prepack(),
+        validation: config
+            .trainer
+            .val_max_samples
+            .map_or(u64::MAX, |n| n as u64),
+        reference: compares && lora.is_none(),
+        adapters_off: compares && lora.is_some(),
+        lora,
+        // values of a shared trunk come out of the same pass
+        old_log_probs: shared || config.update.old_log_probs == OldLogProbs::Trainer,
+        entropy: needs.entropy,
+        scores: needs.scores,
+        clips: config.optim.clip_grad.is_some(),
+        scales_loss: config.scales_loss(),
+        rollout_precision: config.rollout.precision(config.precision),
+        critic: config
+            .own_critic()
+            .map(|critic| {
+                Ok::<_, Error>(CriticWork {
+                    arch: critic_architecture(critic, arch)?,
+                    clips: critic.optim.clip_grad.is_some(),
+                })
+            })
+            .transpose()?,
+        rewards: match &config.task {
+            Some(TaskConfig::Jsonl(rows)) => reward_work(&Rewards::new(&rows.rewards)?, config)?,
+            _ => Vec::new(),
+        },
+        examples: None,
+    })
+}
+
+/// The workload of supervised training under a section of a configuration: steps over examples, and validation.
+pub(super) fn sft_workload(config: &RunConfig, sft: &SftConfig, arch: &Arch) -> Result<Workload> {
+    let batch = sft.batch_size as u64;
+    let context = arch.context().unwrap_or(arch.max_positions);
+    let samples = config.task.is_some();
+    let both = rl_workload(config, arch)?;
+    Ok(Workload {
+        prompts: batch,
+        group: 1,
+        greedy: false,
+        arch: arch.clone(),
+        mini_batch: batch,
+        epochs: 1,
+        validation: if samples { both.validation } else { 0 },
+        reference: false,
+        adapters_off: false,
+        old_log_probs: false,
+        entropy: false,
+        scores: false,
+        clips: sft.optim.clip_grad.is_some(),
+        critic: None,
+        examples: Some(Examples {
+            length: sft.max_length.unwrap_or(context).min(context) as u64,
+            validation: u64::from(samples || sft.validation.is_some()) * u64::MAX,
+        }),
+        ..both
+    })
+}
+
+/// What the reward models ask for that score on the run's device.
+pub fn reward_work(rewards: &Rewards, config: &RunConfig) -> Result<Vec<RewardWork>> {
+    let here = |own: &RewardModelConfig| own.device.is_none_or(|own| own == config.device);
+    rewards
+        .models()
+        .filter(|(_, own)| here(own))
+        .map(|(name, own)| {
+            let arch = reward::architecture(name, own)?.in_precision(config.precision);
+            let memory = &config.memory;
+            let plan = memory.scorer_plan(&arch, own.score_tokens, own.param_offload)?;
+            Ok(RewardWork { arch, plan })
+        })
+        .collect()
+}
+
+/// Sets a workload's lengths and counts to those of the prompts and examples that were read.
+pub fn observe(workload: &mut Workload, stats: DatasetStats) {
+    workload.prompt_length = workload.prompt_length.min(stats.longest_prompt as u64);
+    workload.validation = stats.validation as u64;
+    let Some(read) = stats.demonstrations else {
+        return;
+    };
+    match &mut workload.examples {
+        Some(examples) => {
+            *examples = Examples {
+                length: read.longest as u64,
+                validation: read.validation as u64,
+            }
+        }
+        // a warm-up shares the plan of the rollouts
+        None => {
+            let prompt = (read.longest as u64).saturating_sub(workload.response_length);
+            workload.prompt_length = workload.prompt_length.max(prompt);
+        }
+    }
+}
