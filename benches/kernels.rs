@@ -1,30 +1,26 @@
-//! Fused kernels of a device: the bytes that each has to move at least, over the time it takes, beside what a copy of the same
-//! numbers reaches.
+//! The fused kernels of a device: throughput is the bytes that each has to move at least, and `elementwise/copy` is what moving alone
+//! reaches.
 //!
-//! `cargo bench --bench kernels -- --device cuda [--json FILE]`; `--small` for a processor or a software driver. A kernel that a
-//! device does not use is left out. Figures of a software driver decide nothing.
+//! `cargo bench --bench kernels [-- FILTER]` with `FIREBRICK_BENCH_DEVICE=cuda` for another device than the CPU and
+//! `FIREBRICK_BENCH_SMALL=1` for a processor or a software driver, whose figures decide nothing. Cases are named
+//! `GROUP/KERNEL/TYPE`. A kernel that a device does not use is left out.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
-#[allow(dead_code, reason = "each bench uses its own part")]
-mod support;
+#[path = "support/settings.rs"]
+mod settings;
 
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, Throughput};
 use firebrick::backends::kernels::{
     self, AdamWStep, DecodeShape, Decoded, Gate, Kin, Operation, PackedWeights, QuantizationMap,
     QuantizedBlocks, RowsByToken, SampleOptions, Scaling, ScoreGradients, Truncation,
 };
-use serde_json::json;
-use std::time::Instant;
-use support::Options;
-
-/// Timed runs, of which the median counts; one before them compiles.
-const RUNS: usize = 7;
-
-/// Launches of a run.
-const LAUNCHES: usize = 4;
+use firebrick::models::random::Stream;
+use std::time::{Duration, Instant};
 
 /// Matrices of layers, `[tokens, hidden]`, and of logits, `[rows, vocabulary]`; rows and columns of a cache, of many sequences and of
-/// the last few.
+/// the last few of a step.
 #[derive(Clone, Copy)]
 struct Sizes {
     layer: [usize; 2],
@@ -43,147 +39,152 @@ const FULL: Sizes = Sizes {
     last: [2, 16_384],
 };
 
-const LITTLE: Sizes = Sizes {
+const SMALL: Sizes = Sizes {
     layer: [64, 256],
     logits: [8, 2000],
     cache: [4, 100],
     last: [1, 1500],
 };
 
+/// A device in one type of numbers.
 struct Bench {
     device: Device,
-    options: Options,
     sizes: Sizes,
-    dtype: (&'static str, DType),
-    /// Bytes a second of a copy in this type.
-    copy: f64,
+    name: &'static str,
+    dtype: DType,
+}
+
+/// One kernel of a group, and the bytes that it has to move.
+struct Case<'a> {
+    kernel: &'a str,
+    bytes: f64,
 }
 
 fn main() {
-    let options = Options::parse(&[]);
-    let (device, info) = options.open();
+    let mut criterion = settings::criterion();
+    let (device, info) = settings::device();
     println!("{} ({})", info.name, info.device);
-    let mut bench = Bench {
-        sizes: if options.small { LITTLE } else { FULL },
-        dtype: ("f32", DType::F32),
-        copy: f64::NAN,
-        device,
-        options,
-    };
-    bench.options.write(&json!({
-        "case": "device", "device": info.device.to_string(), "name": info.name, "software": info.software
-    }));
     let types = [
         ("f32", DType::F32),
         ("bf16", DType::BF16),
         ("f16", DType::F16),
     ];
-    for dtype in types {
-        if info.dtypes.contains(&dtype.0) {
-            bench.dtype = dtype;
-            bench.layers();
-            bench.scores();
-            bench.draws();
-            bench.decode("attention over a cache", bench.sizes.cache);
-            bench.decode("… of a few long sequences", bench.sizes.last);
-            bench.embedding();
-            bench.quantised();
+    for (name, dtype) in types {
+        if !info.dtypes.contains(&name) {
+            continue;
+        }
+        let bench = Bench {
+            device: device.clone(),
+            sizes: if settings::small() { SMALL } else { FULL },
+            name,
+            dtype,
+        };
+        bench.elementwise(&mut criterion);
+        bench.scores(&mut criterion);
+        bench.sampling(&mut criterion);
+        bench.decode_attention(&mut criterion);
+        bench.embedding(&mut criterion);
+        bench.linear(&mut criterion);
+        if dtype == DType::F32 {
+            bench.optimizer(&mut criterion);
         }
     }
-    bench.dtype = types[0];
-    bench.update();
+    criterion.final_summary();
 }
 
 impl Bench {
-    fn numbers(&self, shape: [usize; 2]) -> Tensor<2> {
+    fn normal(&self, shape: [usize; 2]) -> Tensor<2> {
         let values: Tensor<2> = Tensor::random(shape, Distribution::Normal(0.0, 1.0), &self.device);
-        values.cast(self.dtype.1)
+        values.cast(self.dtype)
     }
 
     /// Bytes of a matrix in the type of the run.
     fn bytes(&self, [rows, columns]: [usize; 2]) -> f64 {
-        (rows * columns * self.dtype.1.size()) as f64
+        (rows * columns * self.dtype.size()) as f64
     }
 
-    /// Times `work`, which moves some bytes, on a state that goes from launch to launch; nothing where it gives none back: the
-    /// device uses no such kernel. The bytes a second.
-    fn time<S>(
-        &mut self,
-        kernel: &str,
-        bytes: f64,
+    fn group<'c>(&self, c: &'c mut Criterion, name: &str) -> BenchmarkGroup<'c, WallTime> {
+        let mut group = c.benchmark_group(name);
+        group.sampling_mode(SamplingMode::Flat);
+        group
+    }
+
+    /// Measures launches of `launch`, which hands a state from one to the next, until the device has done them all. Nothing where it
+    /// gives no state back: the device has no such kernel.
+    fn measure<S>(
+        &self,
+        group: &mut BenchmarkGroup<'_, WallTime>,
+        case: &Case<'_>,
         state: S,
-        mut work: impl FnMut(S) -> Option<S>,
-    ) -> Option<f64> {
-        let mut state = Some(state);
-        let mut seconds: Vec<f64> = Vec::new();
-        for run in 0..=RUNS {
-            let started = Instant::now();
-            for _ in 0..LAUNCHES {
-                state = Some(work(state?)?);
-            }
-            self.device.sync().expect("a device that computes");
-            if run > 0 {
-                seconds.push(started.elapsed().as_secs_f64() / LAUNCHES as f64);
-            }
-        }
-        seconds.sort_by(f64::total_cmp);
-        let median = seconds[RUNS / 2];
-        let rate = bytes / median;
-        let of_copy = if self.copy.is_nan() {
-            1.0
-        } else {
-            rate / self.copy
+        mut launch: impl FnMut(S) -> Option<S>,
+    ) {
+        // the first launch compiles
+        let Some(mut state) = launch(state).map(Some) else {
+            return;
         };
-        println!(
-            "{kernel:<36} {:<5} {:>9.3} ms {:>8.2} GB/s {:>5.0} % of a copy",
-            self.dtype.0,
-            median * 1e3,
-            rate / 1e9,
-            100.0 * of_copy
-        );
-        self.options.write(&json!({
-            "kernel": kernel, "dtype": self.dtype.0, "bytes": bytes, "seconds": median, "of_copy": of_copy
-        }));
-        Some(rate)
+        self.device.sync().expect("a device that computes");
+        group.throughput(Throughput::Bytes(case.bytes as u64));
+        group.bench_function(BenchmarkId::new(case.kernel, self.name), |b| {
+            b.iter_custom(|launches| {
+                let started = Instant::now();
+                for _ in 0..launches {
+                    let next = state.take().and_then(&mut launch);
+                    state = Some(next.expect("a kernel that the device has"));
+                }
+                self.device.sync().expect("a device that computes");
+                started.elapsed().max(Duration::from_nanos(1))
+            });
+        });
     }
 
-    fn layers(&mut self) {
+    fn elementwise(&self, c: &mut Criterion) {
+        let mut group = self.group(c, "elementwise");
+        let group = &mut group;
         let shape @ [rows, width] = self.sizes.layer;
-        let (x, bytes) = (self.numbers(shape), self.bytes(shape));
-        self.copy = f64::NAN;
-        let rate = self.time("copy", 2.0 * bytes, x.clone(), |x| Some(x * 2.0));
-        self.copy = rate.unwrap_or(f64::NAN);
-        let ones = Tensor::<2>::ones([1, width], (&self.device, self.dtype.1));
+        let (x, bytes) = (self.normal(shape), self.bytes(shape));
+        let case = |kernel, bytes| Case { kernel, bytes };
+        self.measure(group, &case("copy", 2.0 * bytes), x.clone(), |x| {
+            Some(x * -1.0)
+        });
+        let ones = Tensor::<2>::ones([1, width], (&self.device, self.dtype));
         let w = ones.clone();
-        self.time("norm", 2.0 * bytes, x.clone(), |x| {
+        self.measure(group, &case("rms_norm", 2.0 * bytes), x.clone(), |x| {
             kernels::rms_norm(&x, &w, 1e-6, 0.0).map(|_| x)
         });
         let leaf = x.clone().autodiff().require_grad();
         let weight = ones.autodiff().require_grad();
         // a backward pass begins with ones, which it writes
-        self.time("norm and its gradients", 6.0 * bytes, leaf.clone(), |x| {
+        let both = case("rms_norm and gradients", 6.0 * bytes);
+        self.measure(group, &both, leaf.clone(), |x| {
             kernels::rms_norm(&x, &weight, 1e-6, 0.0)?.backward();
             Some(x)
         });
-        let up = self.numbers(shape);
-        self.time("gate", 3.0 * bytes, x.clone(), |x| {
+        let up = self.normal(shape);
+        self.measure(group, &case("swiglu", 3.0 * bytes), x.clone(), |x| {
             kernels::glu(Gate::Silu, &x, &up).map(|_| x)
         });
         let up = up.autodiff().require_grad();
-        self.time("gate and its gradients", 9.0 * bytes, leaf, |x| {
-            kernels::glu(Gate::Silu, &x, &up)?.backward();
-            Some(x)
-        });
+        self.measure(
+            group,
+            &case("swiglu and gradients", 9.0 * bytes),
+            leaf,
+            |x| {
+                kernels::glu(Gate::Silu, &x, &up)?.backward();
+                Some(x)
+            },
+        );
         let half = width / 2;
         let angles = Tensor::<3>::ones([rows, 1, half], (&self.device, DType::F32)) * 0.1;
         let heads = x.reshape([rows, 1, 2 * half]);
-        let read = (2 * 4 * rows * half) as f64;
-        self.time("rotary", 2.0 * bytes + read, heads, |x| {
+        let tables = (2 * 4 * rows * half) as f64;
+        self.measure(group, &case("rotary", 2.0 * bytes + tables), heads, |x| {
             kernels::rotary(x, &angles, &angles).ok()
         });
     }
 
-    fn scores(&mut self) {
+    /// Log-probs and entropies of logits, and their gradient.
+    fn scores(&self, c: &mut Criterion) {
+        let mut group = self.group(c, "scores");
         let shape @ [rows, vocab] = self.sizes.logits;
         let bytes = self.bytes(shape);
         let targets: Vec<i32> = (0..rows).map(|i| (i * 2377 % vocab) as i32).collect();
@@ -193,8 +194,12 @@ impl Bench {
             temperature: 1.0,
             softcap: None,
         };
-        let logits = self.numbers(shape);
-        self.time("scores", bytes, logits.clone(), |logits| {
+        let logits = self.normal(shape);
+        let forward = Case {
+            kernel: "log-probs and entropies",
+            bytes,
+        };
+        self.measure(&mut group, &forward, logits.clone(), |logits| {
             kernels::score_rows(&logits, &targets, scaling).map(|_| logits)
         });
         let Some(scores) = kernels::score_rows(&logits, &targets, scaling) else {
@@ -205,16 +210,26 @@ impl Bench {
             d_logp: &d_logp,
             d_entropy: None,
         };
-        self.time("scores' gradient", 2.0 * bytes, logits, |logits| {
+        let backward = Case {
+            kernel: "gradient",
+            bytes: 2.0 * bytes,
+        };
+        self.measure(&mut group, &backward, logits, |logits| {
             kernels::score_gradient(logits, &targets, &scores, upstream, scaling)
         });
     }
 
-    fn draws(&mut self) {
+    /// One token for every row of logits.
+    fn sampling(&self, c: &mut Criterion) {
+        let mut group = self.group(c, "sampling");
         let shape @ [rows, _] = self.sizes.logits;
-        let (logits, bytes) = (self.numbers(shape), self.bytes(shape));
-        let uniforms: Vec<f32> = (0..rows).map(|r| r as f32 / rows as f32).collect();
-        self.time("draw, on the CPU", bytes, logits.clone(), |logits| {
+        let (logits, bytes) = (self.normal(shape), self.bytes(shape));
+        let uniforms: Vec<f32> = (0..rows).map(|r| (r as f32 + 0.5) / rows as f32).collect();
+        let host = Case {
+            kernel: "all tokens, on the CPU",
+            bytes,
+        };
+        self.measure(&mut group, &host, logits.clone(), |logits| {
             kernels::sample_rows(&logits, 1.0, Some(&uniforms)).map(|_| logits)
         });
         let truncated = Truncation {
@@ -223,34 +238,60 @@ impl Bench {
             min_p: 0.0,
         };
         for (kernel, truncation) in [
-            ("draw", Truncation::default()),
-            ("draw by top-k and top-p", truncated),
+            ("all tokens", Truncation::default()),
+            ("top-k and top-p", truncated),
         ] {
             let choice = SampleOptions {
                 temperature: 1.0,
                 truncation,
                 uniforms: Some(&uniforms),
             };
-            self.time(kernel, bytes, logits.clone(), |logits| {
-                kernels::sample_rows_on_device(&logits, choice).map(|_| logits)
-            });
+            self.measure(
+                &mut group,
+                &Case { kernel, bytes },
+                logits.clone(),
+                |logits| kernels::sample_rows_on_device(&logits, choice).map(|_| logits),
+            );
         }
     }
 
-    fn decode(&mut self, kernel: &str, [rows, columns]: [usize; 2]) {
+    /// Decode attention of many sequences of different lengths, and of the last few long ones of a step.
+    fn decode_attention(&self, c: &mut Criterion) {
         if !kernels::available(Operation::DecodeAttention, &self.device) {
             return;
         }
-        let [kv, group, dim] = HEADS;
-        let qkv = [kv * group, kv, kv].map(|heads| self.numbers([rows, heads * dim]));
+        let mut group = self.group(c, "decode_attention");
+        for (kernel, [rows, columns]) in [
+            ("many sequences", self.sizes.cache),
+            ("few long sequences", self.sizes.last),
+        ] {
+            self.decode(&mut group, kernel, rows, columns);
+        }
+    }
+
+    fn decode(
+        &self,
+        group: &mut BenchmarkGroup<'_, WallTime>,
+        kernel: &str,
+        rows: usize,
+        columns: usize,
+    ) {
+        let [kv, heads, dim] = HEADS;
+        let qkv = [kv * heads, kv, kv].map(|heads| self.normal([rows, heads * dim]));
         let cache = [(); 2].map(|()| {
-            let numbers = self.numbers([rows * kv * columns, dim]);
+            let numbers = self.normal([rows * kv * columns, dim]);
             numbers.reshape([rows, kv, columns, dim])
         });
         let angles = Tensor::<3>::ones([rows, 1, dim / 2], (&self.device, DType::F32)) * 0.1;
-        let kin = (0..rows).map(|row| Kin {
-            prefix: (row, 0..0),
-            members: vec![(row, 0..columns)],
+        // windows end at the shared column; the first is the longest, the others have a quarter of it to all
+        let mut random = Stream::new(3, 0);
+        let starts: Vec<usize> = (0..rows)
+            .map(|row| random.below((row.min(1) * columns * 3 / 4) as u32 + 1) as usize)
+            .collect();
+        let read: usize = starts.iter().map(|start| columns - start).sum();
+        let kin = starts.iter().enumerate().map(|(row, &start)| Kin {
+            prefix: (row, start..start),
+            members: vec![(row, start..columns)],
         });
         let decoded = Decoded::new(kin.collect(), rows, &self.device);
         let shape = DecodeShape {
@@ -260,54 +301,73 @@ impl Bench {
             scale: (dim as f64).sqrt().recip(),
             softcap: None,
         };
-        let bytes = 2.0 * self.bytes([rows * kv * columns, dim]);
-        self.time(kernel, bytes, cache, |cache| {
+        let case = Case {
+            kernel,
+            bytes: 2.0 * self.bytes([read * kv, dim]),
+        };
+        self.measure(group, &case, cache, |cache| {
             kernels::decode_attention(qkv.clone(), cache, &shape).map(|(_, cache)| cache)
         });
     }
 
-    fn embedding(&mut self) {
+    /// The sum of rows by token.
+    fn embedding(&self, c: &mut Criterion) {
         let shape @ [rows, width] = self.sizes.layer;
         if !kernels::available(Operation::Embedding, &self.device) {
             return;
         }
         let ids: Vec<i32> = (0..rows).map(|i| (i / 2) as i32).collect();
         let segments = RowsByToken::new(&ids, &self.device);
-        let sum = Tensor::<2>::zeros([rows, width], (&self.device, self.dtype.1));
-        let added = self.numbers(shape);
+        let sum = Tensor::<2>::zeros([rows, width], (&self.device, self.dtype));
+        let added = self.normal(shape);
         // every row is read, and the sum of each token read and written
-        let bytes = 2.0 * self.bytes(shape);
-        self.time("embedding's gradient", bytes, sum, |sum| {
+        let case = Case {
+            kernel: "gradient",
+            bytes: 2.0 * self.bytes(shape),
+        };
+        self.measure(&mut self.group(c, "embedding"), &case, sum, |sum| {
             kernels::scatter_add_rows(sum, &segments, &added).ok()
         });
     }
 
-    /// Products of few rows with weights in 8 bits, and with the same as they are.
-    fn quantised(&mut self) {
+    /// Products of few rows with weights in 8 bits, and with the same weights as they are.
+    fn linear(&self, c: &mut Criterion) {
         let shape @ [outputs, inputs] = self.sizes.layer;
-        let weights = self.numbers(shape);
+        let weights = self.normal(shape);
         let Some(codes) = PackedWeights::quantize(&weights) else {
             return;
         };
+        let mut group = self.group(c, "linear");
         let all = codes.bytes() as f64;
-        self.time("weights to 8 bits", self.bytes(shape) + all, (), |()| {
+        let quantise = Case {
+            kernel: "weights to 8 bits",
+            bytes: self.bytes(shape) + all,
+        };
+        self.measure(&mut group, &quantise, (), |()| {
             PackedWeights::quantize(&weights).map(|_| ())
         });
         for rows in [1, 16, 64, 256] {
-            let x = self.numbers([rows, inputs]);
+            let x = self.normal([rows, inputs]);
             let rest = self.bytes([rows, inputs + outputs]);
-            let exact = self.bytes(shape) + rest;
-            self.time(&format!("product, {rows} rows"), exact, (), |()| {
+            let exact = Case {
+                kernel: &format!("{rows} rows"),
+                bytes: self.bytes(shape) + rest,
+            };
+            self.measure(&mut group, &exact, (), |()| {
                 let _ = x.clone().matmul(weights.clone().transpose());
                 Some(())
             });
-            self.time(&format!("in 8 bits, {rows} rows"), all + rest, (), |()| {
-                codes.linear(&x).map(|_| ())
-            });
+            let packed = Case {
+                kernel: &format!("{rows} rows in 8 bits"),
+                bytes: all + rest,
+            };
+            self.measure(&mut group, &packed, (), |()| codes.linear(&x).map(|_| ()));
         }
     }
 
-    fn update(&mut self) {
+    /// AdamW, and moments to 8 bits and back.
+    fn optimizer(&self, c: &mut Criterion) {
+        let mut group = self.group(c, "optimizer");
         let shape @ [rows, _] = self.sizes.layer;
         let step = AdamWStep {
             clip: 1.0,
@@ -318,11 +378,13 @@ impl Bench {
             keep: 1.0,
         };
         let bytes = self.bytes(shape);
-        let (value, gradient) = (self.numbers(shape), self.numbers(shape));
-        let moments = [self.numbers(shape), self.numbers(shape).abs()];
+        let (value, gradient) = (self.normal(shape), self.normal(shape));
+        let moments = [self.normal(shape), self.normal(shape).abs()];
+        let case = |kernel, bytes| Case { kernel, bytes };
         if kernels::has_adamw(&value) {
             let state = (value.clone(), moments);
-            self.time("update", 7.0 * bytes, state, |(value, moments)| {
+            let adamw = case("adamw", 7.0 * bytes);
+            self.measure(&mut group, &adamw, state, |(value, moments)| {
                 let new = kernels::adamw(value, 0..rows, &gradient, Some(moments), None, &step);
                 Some((new.value, new.moments))
             });
@@ -334,19 +396,15 @@ impl Bench {
             midpoints: &table,
             smallest: 0.0,
         };
-        self.time("8 bits", 1.25 * bytes, value.clone(), |value| {
+        let quantise = case("moments to 8 bits", 1.25 * bytes);
+        self.measure(&mut group, &quantise, value.clone(), |value| {
             kernels::quantize_blockwise(&value, &map).map(|_| value)
         });
         if let Some(blocks) = kernels::quantize_blockwise(&value, &map) {
-            self.time(
-                "8 bits back",
-                1.25 * bytes,
-                blocks,
-                |blocks: QuantizedBlocks| {
-                    kernels::dequantize_blockwise(&blocks, &table, shape, DType::F32)
-                        .map(|_| blocks)
-                },
-            );
+            let back = case("moments from 8 bits", 1.25 * bytes);
+            self.measure(&mut group, &back, blocks, |blocks: QuantizedBlocks| {
+                kernels::dequantize_blockwise(&blocks, &table, shape, DType::F32).map(|_| blocks)
+            });
         }
     }
 }

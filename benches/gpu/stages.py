@@ -71,9 +71,9 @@ class Context:
             raise Failed(f"the program `{name}` is missing here; pack the archive again")
         return self.programs[name]
 
-    def ours(self, name: str, words: list, limit: float, log: str) -> measure.Finished:
+    def ours(self, name: str, words: list, limit: float, log: str, settings: dict | None = None) -> measure.Finished:
         # tests find the project by this
-        env = self.env | {"CARGO_MANIFEST_DIR": str(ROOT), f"FIREBRICK_REQUIRE_{self.device.upper()}": "1"}
+        env = self.env | {"CARGO_MANIFEST_DIR": str(ROOT), f"FIREBRICK_REQUIRE_{self.device.upper()}": "1"} | (settings or {})
         return measure.run([self.program(name), *words], limit, self.folder / f"{log}.log", env)
 
     def peer(self, script: str, words: list, limit: float, log: str) -> measure.Finished:
@@ -126,17 +126,34 @@ def parity(context: Context, limit: float) -> Result:
 
 def kernels(context: Context, limit: float) -> Result:
     """Bytes that each fused kernel moves, over the time it takes, beside a copy."""
-    output = context.folder / "kernels.jsonl"
-    words = ["--device", context.device, "--json", output] + ["--small"] * context.small
-    done = context.ours("kernels", words, limit, "kernels")
-    found = lines(output)[1:]
+    home = context.folder / "criterion"
+    settings = {"FIREBRICK_BENCH_DEVICE": context.device, "FIREBRICK_BENCH_SMALL": str(int(context.small)), "CRITERION_HOME": str(home)}
+    # without --bench criterion would run every case once; some ninety cases of half a second
+    words = ["--bench", "--noplot", "--warm-up-time", "0.1", "--measurement-time", "0.3", "--nresamples", "1000"]
+    done = context.ours("kernels", words, limit, "kernels", settings)
+    found = criterion_cases(home)
     result = Result(figures={"kernels": found})
+    copies = {case["dtype"]: case["bytes"] / case["seconds"] for case in found if case["kernel"] == "elementwise/copy"}
     for case in found:
-        rate = f"{case['bytes'] / case['seconds'] / 1e9:.4g} GB/s ({case['of_copy']:.0%} of a copy)"
-        result.rows.append(Row(f"{case['kernel']} {case['dtype']}", rate))
+        rate = case["bytes"] / case["seconds"]
+        case["of_copy"] = rate / copies[case["dtype"]] if case["dtype"] in copies else None
+        share = "" if case["of_copy"] is None else f" ({case['of_copy']:.0%} of a copy)"
+        result.rows.append(Row(f"{case['kernel']} {case['dtype']}", f"{rate / 1e9:.4g} GB/s{share}"))
     if not done.ok or not found:
         raise Failed(done.why(), result)
     return result
+
+
+def criterion_cases(home: Path) -> list[dict]:
+    """What criterion measured, in the order in which it did: GROUP/KERNEL, type, bytes and the median of the seconds."""
+    cases = []
+    for estimates in sorted(home.rglob("new/estimates.json"), key=lambda path: path.stat().st_mtime_ns):
+        case = json.loads((estimates.parent / "benchmark.json").read_text(encoding="utf-8"))
+        nanoseconds = json.loads(estimates.read_text(encoding="utf-8"))["median"]["point_estimate"]
+        kernel = f"{case['group_id']}/{case['function_id']}"
+        bytes_moved = case["throughput"]["Bytes"]
+        cases.append({"kernel": kernel, "dtype": case["value_str"], "bytes": bytes_moved, "seconds": nanoseconds / 1e9})
+    return cases
 
 
 def rates(context: Context, limit: float) -> Result:

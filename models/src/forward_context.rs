@@ -10,7 +10,7 @@ use burn::tensor::{Bool, Device, Tensor, TensorData};
 /// every layer.
 #[derive(Clone, Debug)]
 pub struct ForwardContext {
-    /// SequenceLayout.
+    /// Number of sequences.
     pub batch: usize,
     /// Columns of each sequence in this forward pass, padding included.
     pub len: usize,

@@ -8,7 +8,7 @@ use firebrick_models::Quantization;
 use firebrick_models::generate::{MAX_NUM_BATCHED_TOKENS, SamplingParams};
 use serde::{Deserialize, Serialize};
 
-/// SamplingParams, under verl's and vLLM's names.
+/// Sampling parameters, under verl's and vLLM's names.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RolloutConfig {
@@ -85,7 +85,7 @@ impl Default for RolloutConfig {
 }
 
 impl RolloutConfig {
-    /// SamplingParams settings of training.
+    /// Sampling parameters of training.
     #[must_use]
     pub fn sampling(&self, stop_ids: Vec<u32>) -> SamplingParams {
         SamplingParams {

@@ -1,4 +1,4 @@
-//! SamplingParams: tokens and log-probs do not depend on the device, the slots or the chunks.
+//! Sampling: tokens and log-probs do not depend on the device, the slots or the chunks.
 
 use super::{model, on_devices};
 use crate::support::model::{Model, in_8_bits};
