@@ -144,7 +144,10 @@ fn heading(request: &Request, report: &PlanReport) -> String {
 
 /// Categories down, phases across, the peak marked.
 fn phases(report: &PlanReport) -> String {
-    let peak = report.worst().map(|p| p.name.clone()).unwrap_or_default();
+    let peak = report
+        .peak_phase()
+        .map(|p| p.name.clone())
+        .unwrap_or_default();
     let names: Vec<String> = report
         .phases
         .iter()
@@ -194,7 +197,10 @@ fn phases(report: &PlanReport) -> String {
         _ => "-".into(),
     });
     table.row(line("time", seconds.collect()));
-    let moment = report.worst().map(|p| p.moment.clone()).unwrap_or_default();
+    let moment = report
+        .peak_phase()
+        .map(|p| p.moment.clone())
+        .unwrap_or_default();
     format!(
         "{}* peak, {}, reached at: {moment}. A step takes about {}.\n",
         table.render(),

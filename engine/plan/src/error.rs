@@ -1,6 +1,6 @@
 //! What can go wrong when memory settings are read or a plan is made.
 
-use crate::planner::NothingFits;
+use crate::Infeasible;
 use std::path::PathBuf;
 
 /// Errors of this crate.
@@ -14,7 +14,7 @@ pub enum Error {
     Plan(String),
     /// No plan fits the budget.
     #[error("{0}")]
-    NothingFits(Box<NothingFits>),
+    Infeasible(Box<Infeasible>),
     /// A file could not be read.
     #[error("cannot read {}: {error}", path.display())]
     Read {

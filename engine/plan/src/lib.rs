@@ -4,25 +4,32 @@
 //! No tensors, no devices, no Burn: a plan is made from an architecture, lengths and a device profile, for this machine or another one.
 //! The engine's executor runs plans.
 
-mod buffers;
-mod check;
+mod check_config;
+mod check_plan;
 mod config;
-mod critic;
-mod cut;
+mod critic_memory;
 pub mod error;
 pub mod estimate;
+mod infeasible;
+mod options;
 mod plan;
 pub mod planner;
 mod preset;
+mod resolve;
 pub mod saved;
+mod segmentation;
 pub mod size;
 #[cfg(test)]
 mod test_support;
 
-pub use config::{Granularity, MemoryConfig, OptimizerOffload, Packing, ParamOffload, RoleMemory};
+pub use config::{MemoryConfig, RoleMemory};
+pub use critic_memory::CriticMemory;
 pub use error::{Error, Result};
+pub use infeasible::Infeasible;
+pub use options::{Granularity, OptimizerOffload, Packing, ParamOffload};
 pub use plan::{
-    Keep, Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, Role, RolloutPlan, Segment,
+    ActivationPolicy, Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, Role, RolloutPlan,
+    Segment,
 };
 pub use preset::Preset;
 pub use saved::PlanReport;

@@ -33,10 +33,10 @@ impl Role {
     }
 }
 
-/// What a segment leaves behind in the forward pass for its backward.
+/// What a segment keeps of its forward pass for its backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Keep {
+pub enum ActivationPolicy {
     /// Its graph.
     Graph,
     /// Its input, here or on the host; the segment runs again on the way back (gradient checkpointing).
@@ -49,7 +49,7 @@ pub struct Segment {
     /// Indices in the decoder's chain; embedding and head are never part of one.
     pub units: Range<usize>,
     /// What it keeps.
-    pub keep: Keep,
+    pub keep: ActivationPolicy,
     /// Where its weights live: on the host they visit the device while the segment runs (streamed).
     pub weights: Home,
 }

@@ -68,7 +68,7 @@ impl PlanReport {
 
     /// The phase with the peak.
     #[must_use]
-    pub fn worst(&self) -> Option<&PhaseEstimate> {
+    pub fn peak_phase(&self) -> Option<&PhaseEstimate> {
         self.phases.iter().max_by_key(|p| p.total_bytes)
     }
 }

@@ -172,7 +172,7 @@ impl PolicySource {
                  rollout.prompt_length + rollout.response_length at or below {original}, or set rope_type to linear"
             )));
         }
-        let critic = config.memory.of_critic()?;
+        let critic = config.memory.critic_settings()?;
         for (key, budget) in [
             ("memory.train_tokens", config.memory.train_tokens),
             ("memory.score_tokens", config.memory.score_tokens),

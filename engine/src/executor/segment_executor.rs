@@ -11,7 +11,7 @@ use super::segment_graph::{self, Piece};
 use crate::Result;
 use crate::batch::{DropoutStep, MicroBatch};
 use crate::objective::{LossSums, MicroScores, split_by_sequence};
-use crate::plan::{Keep, ModelPlan, Order, Role};
+use crate::plan::{ActivationPolicy, ModelPlan, Order, Role};
 use crate::sequence::Sequence;
 use burn::tensor::Tensor;
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
@@ -266,7 +266,7 @@ impl Pass<'_, '_> {
             let fetched = self.fetch.next(decoder)?;
             for (x, micro) in rows.iter_mut().zip(&self.micros) {
                 match segment.keep {
-                    Keep::Graph => {
+                    ActivationPolicy::Graph => {
                         let before = self.executor.runtime.in_use();
                         let input = take(x);
                         let units = segment.units.clone();
@@ -276,7 +276,7 @@ impl Pass<'_, '_> {
                         self.graphs.push((pieces, hold));
                         *x = y;
                     }
-                    Keep::Input(home) => {
+                    ActivationPolicy::Input(home) => {
                         self.kept.push(x.clone(), home)?;
                         run(decoder, segment.units.clone(), &fetched, x, micro);
                     }
@@ -339,8 +339,8 @@ impl Pass<'_, '_> {
             for (d, micro) in rows.iter_mut().zip(&self.micros).rev() {
                 let before = runtime.in_use();
                 let (pieces, hold) = match segment.keep {
-                    Keep::Graph => self.graphs.pop().unwrap_or_default(),
-                    Keep::Input(home) => {
+                    ActivationPolicy::Graph => self.graphs.pop().unwrap_or_default(),
+                    ActivationPolicy::Input(home) => {
                         let _span = span_on("recompute", decoder.device());
                         let input = self.kept.pop(home)?;
                         let units = segment.units.clone();

@@ -155,7 +155,7 @@ impl Recorder {
     /// Writes the plan in force and the one to try should it run out of memory: a process that the system ends can no longer
     /// search for it.
     pub fn plans(&self, request: &Request, plan: &Plan) -> Result<()> {
-        let fit = request.judge(plan.clone());
+        let fit = request.predict(plan.clone());
         let report = PlanReport::new(request, fit)?;
         self.run.write_json(PLAN, &report)?;
         match request.next_cheaper(plan, &Failure::default()) {
@@ -163,7 +163,7 @@ impl Recorder {
                 let report = PlanReport::new(request, next)?;
                 self.run.write_json(NEXT_PLAN, &report)
             }
-            Err(plan::Error::NothingFits(_)) => self.run.remove(NEXT_PLAN),
+            Err(plan::Error::Infeasible(_)) => self.run.remove(NEXT_PLAN),
             Err(other) => Err(other.into()),
         }
     }

@@ -30,7 +30,7 @@ impl Trainer {
 
     /// Tells the observer what is about to run.
     fn announce(&mut self) {
-        let predicted = self.request.judge(self.plan.clone()).estimate;
+        let predicted = self.request.predict(self.plan.clone()).estimate;
         let supervised = self.demonstrations.as_ref();
         let ready = Event::Ready {
             predicted_peak_bytes: predicted.peak_bytes,

@@ -246,7 +246,7 @@ impl Trainer {
     }
 
     fn summary(&mut self) -> Summary {
-        let predicted = self.request.judge(self.plan.clone()).estimate;
+        let predicted = self.request.predict(self.plan.clone()).estimate;
         let measured_peak_bytes = self.ledger.peak_bytes();
         Summary {
             steps: self.state.step,

@@ -99,8 +99,8 @@ impl Trainer {
                 };
                 Err(Error::OutOfMemory(what))
             }
-            Err(plan::Error::NothingFits(nothing)) => {
-                what.advice = nothing.to_string();
+            Err(plan::Error::Infeasible(infeasible)) => {
+                what.advice = infeasible.to_string();
                 Err(Error::OutOfMemory(what))
             }
             Err(other) => Err(other.into()),

@@ -13,7 +13,7 @@ use firebrick_engine::objective::{
     Loss, LossSums, ObjectiveConfig, PolicyGradient, Scores, TokenInputs, TokenLoss,
 };
 use firebrick_engine::optim::OptimConfig;
-use firebrick_engine::plan::{Keep, Layout, MemoryConfig, ModelPlan, Segment};
+use firebrick_engine::plan::{ActivationPolicy, Layout, MemoryConfig, ModelPlan, Segment};
 use firebrick_engine::sequence::Sequence;
 use firebrick_models::random::Stream;
 
@@ -120,14 +120,18 @@ pub(super) fn assert_same(
 
 /// Segments of `size` units that keep one thing and another by turns: plans that no setting spells out.
 fn mixed(model: &Model) -> Vec<(String, ModelPlan)> {
-    const HERE: Keep = Keep::Input(Home::Device);
-    const AWAY: Keep = Keep::Input(Home::Host);
+    const HERE: ActivationPolicy = ActivationPolicy::Input(Home::Device);
+    const AWAY: ActivationPolicy = ActivationPolicy::Input(Home::Host);
     let body = model.decoder.body();
     [
-        ("halves with their graphs", 1, [Keep::Graph; 2]),
-        ("halves, mixed", 1, [Keep::Graph, HERE]),
+        ("halves with their graphs", 1, [ActivationPolicy::Graph; 2]),
+        ("halves, mixed", 1, [ActivationPolicy::Graph, HERE]),
         ("halves, inputs here and there", 1, [HERE, AWAY]),
-        ("three halves a segment, mixed", 3, [AWAY, Keep::Graph]),
+        (
+            "three halves a segment, mixed",
+            3,
+            [AWAY, ActivationPolicy::Graph],
+        ),
     ]
     .into_iter()
     .map(|(name, size, keeps)| {

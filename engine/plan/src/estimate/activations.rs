@@ -39,7 +39,7 @@
 //!
 //! The input `x` of a half is the output of the one before it and is counted there.
 
-use super::Parallel;
+use super::parallel::Parallel;
 use super::sizes::{F32, is_attention};
 use firebrick_spec::Arch;
 use firebrick_spec::arch::Activation;

@@ -19,8 +19,8 @@
 //! with T or S above one, one d-wide activation of a micro-batch.
 //! `ZeRO`: arXiv:1910.02054. Tensor and sequence parallelism: arXiv:1909.08053, arXiv:2205.05198, arXiv:2309.14509.
 
-use super::Workload;
 use super::sizes::Sizes;
+use super::workload::Workload;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,6 +1,10 @@
 //! Rules of thumb of the field, beside what the formulas say for public models.
 
-use super::{Estimate, Parallel, Sizes, Workload, estimate, estimate_parallel};
+use super::parallel::Parallel;
+use super::phases::{estimate, estimate_parallel};
+use super::result::Estimate;
+use super::sizes::Sizes;
+use super::workload::Workload;
 use crate::{Error, Result};
 use crate::{MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload, Preset};
 use firebrick_spec::Arch;

@@ -7,12 +7,12 @@
 //! The matrices may be there a second time, in panels or in 8 bits; of those in 8 bits a GPU widens one at a time for products with
 //! many rows. Choosing a token has three `[sequences, vocabulary]` tensors at a time: logits, exponentials, their running sum.
 
-use super::Context;
 use super::activations::{Cached, Shape};
+use super::context::Context;
 use super::head::HeadCost;
 use super::sizes::F32;
-use super::states::{Use, visiting};
-use super::tally::{Held, Worst};
+use super::states::{Activity, visiting};
+use super::usage::{MemoryUsage, PeakUsage};
 use crate::ModelPlan;
 use firebrick_spec::Operation;
 use firebrick_spec::{Category, Home};
@@ -26,19 +26,19 @@ const STEP: u64 = 64;
 /// Queries of a prompt that are scored together.
 const QUERIES: u64 = 256;
 
-pub(super) fn rollout(ctx: &Context<'_>, worst: &mut Worst) {
+pub(super) fn rollout(ctx: &Context<'_>, peak: &mut PeakUsage) {
     let w = ctx.workload;
     if w.examples.is_none() {
         let prompts = ctx.parallel.sequences(w.prompts);
-        sampling(&ctx.sampling(), prompts, w.group.max(1), worst);
+        sampling(&ctx.sampling(), prompts, w.group.max(1), peak);
         if w.greedy {
-            sampling(ctx, prompts, 1, worst);
+            sampling(ctx, prompts, 1, peak);
         }
     }
     // validation samples every prompt once: more prompts to run at a time
     let validated = ctx.parallel.sequences(w.validation);
     if validated > 0 {
-        sampling(ctx, validated, 1, worst);
+        sampling(ctx, validated, 1, peak);
     }
 }
 
@@ -63,13 +63,13 @@ fn prefill(ctx: &Context<'_>, prompts: u64, group: u64, rows: u64) -> (u64, Shap
 
 /// Bytes of a matrix that is widened from 8 bits for a product with so many rows.
 fn widened(ctx: &Context<'_>, rows: u64) -> u64 {
-    let wide = ctx.eight_bits.filter(|codes| rows > codes.few_rows);
+    let wide = ctx.eight_bits.filter(|codes| rows > codes.max_fused_rows);
     wide.map_or(0, |codes| {
         ctx.parallel.tensor_share(ctx.sizes.width * codes.largest)
     })
 }
 
-fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
+fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, peak: &mut PeakUsage) {
     let w = ctx.workload;
     let arch = ctx.arch;
     let all = prompts.saturating_mul(group);
@@ -85,7 +85,7 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
     let layers = ctx.sizes.layers.max(1);
     let copy = ctx.parallel.weights(ctx.copies);
     let base = ctx
-        .standing(Use::Sample)
+        .resident(Activity::Sample)
         .on_device(Category::Parameters, copy);
     let limit = w.kv_cache_bytes.unwrap_or(u64::MAX);
 
@@ -98,7 +98,7 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
     let queries = QUERIES * w.prompt_length.div_ceil(prefill.tokens.max(1)).max(1);
     let running = ctx.forward(prefill, queries as usize) + ctx.batch_buffers(prefill, 0, 1);
     let masks = prefill.tokens * w.prompt_length;
-    worst.see(
+    peak.record(
         "the prompts' forward",
         (base + running)
             .on_device(Category::KvCache, beside)
@@ -111,21 +111,21 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
         CHOICE
     };
     let logits = |rows| ctx.parallel.tensor_share(F32 * copies * head.logits(rows));
-    worst.see(
+    peak.record(
         "choosing first tokens",
         base.on_device(Category::KvCache, beside)
             .on_device(Category::Head, logits(rows.min(together * group)))
             + ctx.rollouts(),
     );
     let copied = ctx.parallel.inside(token) * group * w.prompt_length / layers;
-    worst.see(
+    peak.record(
         "copying the prompts' keys and values",
         base.on_device(Category::KvCache, both)
             .on_device(Category::Buffers, copied),
     );
     let cache = base.on_device(Category::KvCache, slots);
     if w.response_length > STEP {
-        worst.see(
+        peak.record(
             "making room for more columns",
             cache.on_device(Category::Buffers, slots / layers),
         );
@@ -137,30 +137,30 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, worst: &mut Worst) {
         scored: rows,
         over: Some(Cached::Tokens),
     };
-    worst.see(
+    peak.record(
         "choosing tokens",
         cache.on_device(Category::Head, logits(rows)) + ctx.rollouts(),
     );
-    worst.see(
+    peak.record(
         "a token's forward",
         (cache + ctx.forward(decode, 0)).on_device(Category::Buffers, widened(ctx, rows)),
     );
 }
 
 /// Log-probs of the policy or the reference, values of the critic, or the scores of a reward model.
-pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Use, worst: &mut Worst) {
+pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Activity, peak: &mut PeakUsage) {
     let shape = ctx.score_shape(plan);
     let category = match doing {
-        Use::Pass(role) => role.category(),
+        Activity::Pass(role) => role.category(),
         _ => ctx.role.category(),
     };
     let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile);
-    let base = ctx.standing(doing) + ctx.batch_buffers(shape, plan.attention_rows, 1);
+    let base = ctx.resident(doing) + ctx.batch_buffers(shape, plan.attention_rows, 1);
     let last = plan.segments.len().saturating_sub(1);
     let fetched = ctx
         .parallel
         .weights(visiting(&ctx.sizes, plan, last, plan.prefetch));
-    worst.see(
+    peak.record(
         "scoring: a layer's forward",
         base.on_device(category, fetched) + ctx.forward(shape, plan.attention_rows),
     );
@@ -169,9 +169,9 @@ pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Use, worst: &mut
         Home::Host => ctx.sizes.width * ctx.sizes.projection,
         Home::Device => 0,
     };
-    let scored: Held = base
+    let scored: MemoryUsage = base
         .on_device(category, ctx.parallel.weights(ends))
         .on_device(Category::Buffers, row + head.picked(shape))
         .on_device(Category::Head, ctx.parallel.tensor_share(head.score(shape)));
-    worst.see("scoring: the head", scored);
+    peak.record("scoring: the head", scored);
 }

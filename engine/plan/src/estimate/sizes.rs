@@ -17,19 +17,19 @@ const WORD: usize = 4;
 
 /// A layer's matrices in 8 bits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct EightBits {
+pub(crate) struct QuantizedWeights {
     /// Bytes of all of them: a byte a number, and an f32 scale an output.
     pub bytes: u64,
     /// Numbers of them, and of the largest.
     pub numbers: u64,
     pub largest: u64,
     /// Rows up to which a product widens numbers as it reads them. With more the matrix is widened first.
-    pub few_rows: u64,
+    pub max_fused_rows: u64,
     /// Whether such a product is in the precision that is sampled in, on tensor cores; it is in f32 elsewhere.
-    pub on_cores: bool,
+    pub tensor_cores: bool,
 }
 
-impl EightBits {
+impl QuantizedWeights {
     /// Of an architecture's layers, sampled in weights of so many bytes.
     pub fn of(arch: &Arch, profile: &DeviceProfile, width: u64) -> Self {
         let halves = [UnitKind::Attention(0), UnitKind::Mlp(0)];
@@ -52,8 +52,8 @@ impl EightBits {
             bytes: shapes.iter().map(bytes).sum(),
             numbers: shapes.iter().map(numbers).sum(),
             largest: shapes.iter().map(numbers).max().unwrap_or(0),
-            few_rows: product.max_fused_rows as u64,
-            on_cores: product.tensor_cores,
+            max_fused_rows: product.max_fused_rows as u64,
+            tensor_cores: product.tensor_cores,
         }
     }
 }

@@ -13,9 +13,9 @@
 //! The norm of the gradient needs one number more for each element of the largest matrix. An update works on slices of at
 //! most 2²¹ elements and needs a few times that.
 
-use super::Parallel;
+use super::parallel::Parallel;
 use super::sizes::{F32, Sizes};
-use super::tally::Held;
+use super::usage::MemoryUsage;
 use crate::{ModelPlan, MomentKind, Plan, Role};
 use firebrick_spec::{Category, Home};
 
@@ -39,7 +39,7 @@ impl MomentKind {
 
 /// What the run is about to do, as far as it decides where whole models wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
+pub(crate) enum Activity {
     /// The policy samples.
     Sample,
     /// A model scores or trains.
@@ -50,7 +50,7 @@ pub(super) enum Use {
     Update(Role),
 }
 
-impl Use {
+impl Activity {
     /// Where the weights of a model are meanwhile.
     fn presence(self, role: Role) -> Presence {
         match self {
@@ -62,14 +62,14 @@ impl Use {
 }
 
 /// Weights of all models, and the state of the optimizers of those that are `trained`.
-pub(super) fn standing(
+pub(super) fn resident(
     trained: &[(Role, Sizes)],
     rewards: &[(&ModelPlan, Sizes)],
     plan: &Plan,
     parallel: &Parallel,
-    doing: Use,
-) -> Held {
-    let mut held = Held::default();
+    doing: Activity,
+) -> MemoryUsage {
+    let mut held = MemoryUsage::default();
     for (role, sizes) in trained {
         let model = &plan.models[role];
         held += weights(
@@ -79,7 +79,7 @@ pub(super) fn standing(
             parallel,
             doing.presence(*role),
         );
-        held += optimizer(sizes, model, parallel, doing == Use::Update(*role));
+        held += optimizer(sizes, model, parallel, doing == Activity::Update(*role));
     }
     if let (Some(reference), Some((_, sizes))) = (plan.reference(), trained.first()) {
         let (role, now) = (Role::Reference, doing.presence(Role::Reference));
@@ -87,7 +87,7 @@ pub(super) fn standing(
     }
     for (index, (own, sizes)) in rewards.iter().enumerate() {
         let now = match doing {
-            Use::Reward(at_work) if at_work == index => Presence::Running,
+            Activity::Reward(at_work) if at_work == index => Presence::Running,
             _ => Presence::Idle,
         };
         held += weights(sizes, own, Category::RewardModel, parallel, now);
@@ -128,8 +128,8 @@ fn weights(
     category: Category,
     parallel: &Parallel,
     presence: Presence,
-) -> Held {
-    let held = Held::default();
+) -> MemoryUsage {
+    let held = MemoryUsage::default();
     let share = |numbers: u64| parallel.weights(sizes.width * numbers);
     let on = |home| held.and(home, category, share(sizes.total()));
     match presence {
@@ -164,7 +164,7 @@ pub(super) fn visiting(sizes: &Sizes, plan: &ModelPlan, index: usize, ahead: usi
     sizes.width * around.iter().map(streamed).sum::<u64>()
 }
 
-fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool) -> Held {
+fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool) -> MemoryUsage {
     let optimizer = &plan.optimizer;
     let total = sizes.trained();
     let on_host = match optimizer.home {
@@ -190,14 +190,14 @@ fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool
             _ => 0,
         };
         let waiting = bytes(total - on_host) - bytes(visit);
-        Held::default()
+        MemoryUsage::default()
             .on_host(Category::MasterWeights, bytes(on_host))
             .and(optimizer.idle, Category::MasterWeights, waiting)
             .on_device(Category::MasterWeights, bytes(visit))
     } else {
         // an f32 weight on the host is its own master
         let masters = on_host.saturating_sub(streamed);
-        Held::default().on_host(Category::MasterWeights, bytes(masters))
+        MemoryUsage::default().on_host(Category::MasterWeights, bytes(masters))
     };
     held.on_host(Category::Moments, moments(on_host))
         .and(
@@ -210,7 +210,7 @@ fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool
 
 /// What an update needs besides weights, gradients and moments: the square of the largest gradient for the norm; then
 /// temporaries of a slice of a matrix.
-pub(super) fn update_buffers(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel) -> Held {
+pub(super) fn update_buffers(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel) -> MemoryUsage {
     let whole = parallel.gradients(F32 * sizes.largest_trained);
     let slice = parallel.gradients(F32 * sizes.largest_trained.min(SLICE));
     let temporaries = slice
@@ -225,7 +225,7 @@ pub(super) fn update_buffers(sizes: &Sizes, plan: &ModelPlan, parallel: &Paralle
     } else {
         0
     };
-    let held = Held::default().on_device(Category::Buffers, rounded);
+    let held = MemoryUsage::default().on_device(Category::Buffers, rounded);
     match (plan.optimizer.home, plan.grads) {
         // the norm squares one gradient at a time
         (Home::Device, Home::Device) => held.on_device(Category::Buffers, whole.max(temporaries)),

@@ -18,13 +18,13 @@
 //! Of several devices only what they compute is divided: traffic between them is left out, and pipeline stages are not taken to
 //! work side by side.
 
-use super::Context;
 use super::activations::{Cached, Half, Shape};
+use super::context::Context;
 use super::head::HeadCost;
-use super::sizes::{EightBits, F32};
-use crate::{Keep, ModelPlan, MomentKind, Order, Segment};
+use super::result::Seconds;
+use super::sizes::{F32, QuantizedWeights};
+use crate::{ActivationPolicy, ModelPlan, MomentKind, Order, Segment};
 use firebrick_spec::Home;
-use serde::{Deserialize, Serialize};
 
 /// Operations of a layer's forward; a backward has about twice as many.
 const LAYER_OPERATIONS: f64 = 60.0;
@@ -34,40 +34,6 @@ const CHOICE_OPERATIONS: f64 = 15.0;
 const UPDATE_OPERATIONS: f64 = 16.0 * 9.0;
 /// Times that a byte an element-wise operation keeps is read or written in the forward.
 const TRAFFIC: f64 = 3.0;
-
-/// Estimated seconds of a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
-pub struct Seconds {
-    /// Sampling.
-    pub rollout: f64,
-    /// Scoring by policy and reference.
-    pub score: f64,
-    /// Forward and backward of all micro-batches, over all epochs.
-    pub backward: f64,
-    /// Updates.
-    pub optimizer: f64,
-    /// Scores of the reward models.
-    #[serde(default)]
-    pub reward: f64,
-    /// The critic's values.
-    #[serde(default)]
-    pub values: f64,
-    /// Its forward and backward of all micro-batches, over all epochs.
-    #[serde(default)]
-    pub critic_backward: f64,
-    /// Its updates.
-    #[serde(default)]
-    pub critic_optimizer: f64,
-}
-
-impl Seconds {
-    /// The whole step.
-    #[must_use]
-    pub fn total(&self) -> f64 {
-        let policy = self.rollout + self.reward + self.score + self.backward + self.optimizer;
-        policy + self.values + self.critic_backward + self.critic_optimizer
-    }
-}
 
 pub(super) fn seconds(ctx: &Context<'_>) -> Seconds {
     let critic = ctx.critic();
@@ -243,7 +209,7 @@ fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
         return width * sizes.total();
     };
     // what is widened as a whole is written and read again
-    let widened = if rows > codes.few_rows {
+    let widened = if rows > codes.max_fused_rows {
         2 * width * codes.numbers
     } else {
         0
@@ -273,7 +239,8 @@ fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
     let cache = rows as f64 * cached * w.arch.cache_bytes_per_token() as f64 * width;
     let body = 2.0 * ctx.sizes.body() as f64 * rows as f64;
     let head = 2.0 * ctx.sizes.projection as f64 * rows as f64;
-    let widened_in_f32 = |codes: EightBits| rows <= codes.few_rows && !codes.on_cores;
+    let widened_in_f32 =
+        |codes: QuantizedWeights| rows <= codes.max_fused_rows && !codes.tensor_cores;
     let half = ctx.sizes.is_half() && !ctx.eight_bits.is_some_and(widened_in_f32);
     let logits = (w.arch.vocab_size as u64 * rows) as f64 * F32 as f64 * 10.0;
     let token = ctx.flops_in(body, half)
@@ -345,7 +312,7 @@ pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
     let shape = ctx.train_shape();
     let micros = ctx.micro_batches() as f64;
     let layer = ctx.layer(shape, plan.attention_rows);
-    let recomputed = |s: &&Segment| matches!(s.keep, Keep::Input(_));
+    let recomputed = |s: &&Segment| matches!(s.keep, ActivationPolicy::Input(_));
     let units: usize = plan
         .segments
         .iter()
@@ -365,7 +332,7 @@ pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
     let inputs = plan
         .segments
         .iter()
-        .filter(|s| s.keep == Keep::Input(Home::Host));
+        .filter(|s| s.keep == ActivationPolicy::Input(Home::Host));
     let fetched = 2.0 * streamed(ctx, plan);
     let mut copies = ctx.copy(2.0 * row * inputs.count() as f64);
     copies += match plan.order {

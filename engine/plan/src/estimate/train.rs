@@ -5,21 +5,22 @@
 //! parameters' gradients so far. From the second micro-batch on these are all parameters' and the segment's once more.
 
 use super::activations::Half;
+use super::context::Context;
 use super::head::HeadCost;
 use super::sizes::F32;
-use super::states::{Use, visiting};
-use super::tally::{Held, Worst};
-use super::{Context, states};
-use crate::{Keep, ModelPlan, Order, Segment};
+use super::states;
+use super::states::{Activity, visiting};
+use super::usage::{MemoryUsage, PeakUsage};
+use crate::{ActivationPolicy, ModelPlan, Order, Segment};
 use firebrick_spec::Backend;
 use firebrick_spec::{Category, Home};
 
 /// A walk over the segments of a model that is trained.
-pub(super) struct Walk<'a> {
+pub(super) struct BackwardPass<'a> {
     ctx: &'a Context<'a>,
     plan: &'a ModelPlan,
-    /// Held throughout.
-    base: Held,
+    /// In use throughout.
+    base: MemoryUsage,
     /// Bytes of one d-wide activation of a micro-batch.
     row: u64,
     /// Micro-batches whose kept inputs live at the same time.
@@ -29,7 +30,7 @@ pub(super) struct Walk<'a> {
     splits: bool,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> BackwardPass<'a> {
     pub fn new(ctx: &'a Context<'a>) -> Self {
         let plan = ctx.model();
         let shape = ctx.train_shape();
@@ -40,7 +41,7 @@ impl<'a> Walk<'a> {
         };
         Self {
             plan,
-            base: ctx.standing(Use::Pass(ctx.role))
+            base: ctx.resident(Activity::Pass(ctx.role))
                 + ctx.batch_buffers(shape, plan.attention_rows, copies),
             row: ctx.parallel.between(ctx.widths.row(shape.tokens)),
             copies,
@@ -52,19 +53,19 @@ impl<'a> Walk<'a> {
     }
 
     /// Sees every moment.
-    pub fn run(&self, worst: &mut Worst) {
+    pub fn run(&self, peak: &mut PeakUsage) {
         let last = self.plan.segments.len();
         let forward = self.kept(last) + self.graphs(last) + self.base;
         let forward = self.with_gradients(forward, 0, 0);
-        worst.see("the last segment's forward", forward + self.running(last));
-        worst.see("the head", self.head(forward));
+        peak.record("the last segment's forward", forward + self.running(last));
+        peak.record("the head", self.head(forward));
         let sizes = &self.ctx.sizes;
         let mut done = sizes.trained_ends(sizes.head);
         if self.ctx.arch.tied {
             done += sizes.trained_ends(sizes.embedding);
         }
         for (index, segment) in self.plan.segments.iter().enumerate().rev() {
-            self.segment(index, segment, done, worst);
+            self.segment(index, segment, done, peak);
             if !self.updates_at_once() {
                 done += self.numbers(segment);
             }
@@ -77,7 +78,7 @@ impl<'a> Walk<'a> {
         let rows = self
             .base
             .on_device(Category::Buffers, 2 * self.row * self.copies);
-        worst.see(
+        peak.record(
             "the embedding's gradient",
             self.with_gradients(rows, all, 0),
         );
@@ -94,11 +95,11 @@ impl<'a> Walk<'a> {
     }
 
     /// Inputs kept by the first `count` segments.
-    fn kept(&self, count: usize) -> Held {
-        let mut held = Held::default();
+    fn kept(&self, count: usize) -> MemoryUsage {
+        let mut held = MemoryUsage::default();
         let mut offloaded: u64 = 0;
         for segment in &self.plan.segments[..count] {
-            if let Keep::Input(home) = segment.keep {
+            if let ActivationPolicy::Input(home) = segment.keep {
                 held = held.and(home, Category::KeptInputs, self.row * self.copies);
                 offloaded += u64::from(home == Home::Host);
             }
@@ -109,20 +110,20 @@ impl<'a> Walk<'a> {
     }
 
     /// Graphs kept by the first `count` segments.
-    fn graphs(&self, count: usize) -> Held {
+    fn graphs(&self, count: usize) -> MemoryUsage {
         let kept = self.plan.segments[..count]
             .iter()
-            .filter(|s| s.keep == Keep::Graph);
-        kept.fold(Held::default(), |held, segment| {
+            .filter(|s| s.keep == ActivationPolicy::Graph);
+        kept.fold(MemoryUsage::default(), |held, segment| {
             held.on_device(Category::LiveGraph, self.row) + self.graph(segment, segment.units.end)
         })
     }
 
     /// What the units of a segment before `end` keep, its first input apart.
-    fn graph(&self, segment: &Segment, end: usize) -> Held {
+    fn graph(&self, segment: &Segment, end: usize) -> MemoryUsage {
         let ctx = self.ctx;
         let shape = ctx.train_shape();
-        let mut held = Held::default();
+        let mut held = MemoryUsage::default();
         for unit in segment.units.start..end {
             let half = Half::of(unit);
             let kept = ctx.widths.kept(half);
@@ -139,7 +140,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The forward of a segment that keeps no graph.
-    fn running(&self, count: usize) -> Held {
+    fn running(&self, count: usize) -> MemoryUsage {
         let ctx = self.ctx;
         let visiting = visiting(
             &ctx.sizes,
@@ -147,15 +148,21 @@ impl<'a> Walk<'a> {
             count.saturating_sub(1),
             self.plan.prefetch,
         );
-        let held = Held::default().on_device(ctx.role.category(), ctx.parallel.weights(visiting));
-        if self.plan.segments.iter().all(|s| s.keep == Keep::Graph) {
+        let held =
+            MemoryUsage::default().on_device(ctx.role.category(), ctx.parallel.weights(visiting));
+        if self
+            .plan
+            .segments
+            .iter()
+            .all(|s| s.keep == ActivationPolicy::Graph)
+        {
             return held;
         }
         held + ctx.forward(ctx.train_shape(), self.plan.attention_rows)
     }
 
     /// Adds the parameters' gradients: `done` numbers are complete for this micro-batch, `fresh` ones are the segment's.
-    fn with_gradients(&self, held: Held, done: u64, fresh: u64) -> Held {
+    fn with_gradients(&self, held: MemoryUsage, done: u64, fresh: u64) -> MemoryUsage {
         let share = |numbers| self.ctx.parallel.gradients(F32 * numbers);
         let complete = if self.full {
             self.ctx.sizes.trained()
@@ -174,7 +181,7 @@ impl<'a> Walk<'a> {
             .and(self.plan.grads, Category::Buffers, share(flight))
     }
 
-    fn head(&self, held: Held) -> Held {
+    fn head(&self, held: MemoryUsage) -> MemoryUsage {
         let ctx = self.ctx;
         let shape = ctx.train_shape();
         let cost = HeadCost::of(ctx.arch, self.plan.head_rows, ctx.profile);
@@ -223,14 +230,14 @@ impl<'a> Walk<'a> {
             )
     }
 
-    fn segment(&self, index: usize, segment: &Segment, done: u64, worst: &mut Worst) {
+    fn segment(&self, index: usize, segment: &Segment, done: u64, peak: &mut PeakUsage) {
         let ctx = self.ctx;
         let shape = ctx.train_shape();
         let below = self.base + self.graphs(index) + self.kept(index + 1);
         let visiting = visiting(&ctx.sizes, self.plan, index, self.plan.prefetch);
         let input = match segment.keep {
-            Keep::Graph | Keep::Input(Home::Host) => self.row,
-            Keep::Input(Home::Device) => 0,
+            ActivationPolicy::Graph | ActivationPolicy::Input(Home::Host) => self.row,
+            ActivationPolicy::Input(Home::Device) => 0,
         };
         let below = below
             .on_device(ctx.role.category(), ctx.parallel.weights(visiting))
@@ -250,7 +257,7 @@ impl<'a> Walk<'a> {
                 let scores = ctx.widths.scores_extra(shape, self.plan.attention_rows);
                 held = held.on_device(Category::Attention, ctx.parallel.inside(F32 * scores));
             }
-            worst.see(
+            peak.record(
                 match half {
                     Half::Attention => "an attention half's backward",
                     Half::Mlp => "an MLP half's backward",
@@ -269,6 +276,6 @@ impl<'a> Walk<'a> {
         if self.plan.optimizer.in_backward {
             end += states::update_buffers(&ctx.sizes, self.plan, ctx.parallel);
         }
-        worst.see("a segment's complete gradient", end);
+        peak.record("a segment's complete gradient", end);
     }
 }

@@ -1,9 +1,12 @@
 //! Every combination that the planner considers.
 
-use super::Request;
+use super::request::Request;
 use crate::Result;
 use crate::estimate::Workload;
-use crate::{Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload, Plan};
+use crate::{
+    CriticMemory, Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload,
+    Plan,
+};
 
 /// A choice for everything.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,11 +27,8 @@ impl Candidate {
     }
 }
 
-/// Settings of the critic's own that are not the planner's to choose.
-const KEPT_FOR_CRITIC: [&str; 2] = ["micro_batch_size", "prefetch"];
-
 /// Settings that are the planner's to choose, back at their defaults; limits and everything else as they are.
-fn cleared(memory: &MemoryConfig) -> MemoryConfig {
+fn without_choices(memory: &MemoryConfig) -> MemoryConfig {
     let plain = MemoryConfig::default();
     let mut reference = plain.reference.clone();
     reference.score_tokens = memory.reference.score_tokens;
@@ -50,28 +50,27 @@ fn cleared(memory: &MemoryConfig) -> MemoryConfig {
         step_in_backward: false,
         reference,
         // the critic goes as the policy goes; its sizes are limits, which the search lays over the policy's
-        critic: memory
-            .critic
-            .iter()
-            .filter(|(key, _)| KEPT_FOR_CRITIC.contains(&key.as_str()))
-            .map(|(key, value)| (key.clone(), value.clone()))
-            .collect(),
+        critic: CriticMemory {
+            micro_batch_size: memory.critic.micro_batch_size,
+            prefetch: memory.critic.prefetch,
+            ..CriticMemory::default()
+        },
         ..memory.clone()
     }
 }
 
 /// Where weights, gradients and the optimizer's state live. Everything else is open.
-pub(super) fn homes(request: &Request) -> Vec<MemoryConfig> {
-    let mut all = vec![cleared(&request.memory)];
+pub(super) fn placements(request: &Request) -> Vec<MemoryConfig> {
+    let mut all = vec![without_choices(&request.memory)];
     if request.workload.steps_in_backward() {
-        all = both(&all, |m| m.step_in_backward = true);
+        all = with_and_without(&all, |m| m.step_in_backward = true);
     }
     all = with_moments(&all);
     if request.profile.is_unified() {
         return all;
     }
-    all = both(&all, |m| m.grad_offload = true);
-    all = flat(&all, |m| {
+    all = with_and_without(&all, |m| m.grad_offload = true);
+    all = flat_map(&all, |m| {
         let with = |offload, fraction| MemoryConfig {
             optimizer_offload: offload,
             offload_fraction: fraction,
@@ -87,7 +86,7 @@ pub(super) fn homes(request: &Request) -> Vec<MemoryConfig> {
         }
         options
     });
-    all = flat(&all, |m| {
+    all = flat_map(&all, |m| {
         let with = |offload, order| MemoryConfig {
             param_offload: offload,
             order,
@@ -104,7 +103,7 @@ pub(super) fn homes(request: &Request) -> Vec<MemoryConfig> {
         options
     });
     if request.workload.reference {
-        all = flat(&all, |m| {
+        all = flat_map(&all, |m| {
             [
                 ParamOffload::None,
                 ParamOffload::Idle,
@@ -123,7 +122,7 @@ pub(super) fn homes(request: &Request) -> Vec<MemoryConfig> {
 }
 
 fn with_moments(all: &[MemoryConfig]) -> Vec<MemoryConfig> {
-    flat(all, |m| {
+    flat_map(all, |m| {
         let kinds = [MomentKind::F32, MomentKind::Bf16, MomentKind::Block8];
         // never more bits than were asked for
         let asked = kinds.iter().position(|k| *k == m.moments).unwrap_or(0);
@@ -138,10 +137,14 @@ fn with_moments(all: &[MemoryConfig]) -> Vec<MemoryConfig> {
 }
 
 /// What segments keep, for given homes of the weights.
-pub(super) fn keeps(home: &MemoryConfig, layers: usize, unified: bool) -> Vec<MemoryConfig> {
+pub(super) fn activation_policies(
+    memory: &MemoryConfig,
+    layers: usize,
+    unified: bool,
+) -> Vec<MemoryConfig> {
     let on = MemoryConfig {
         gradient_checkpointing: true,
-        ..home.clone()
+        ..memory.clone()
     };
     let mut all: Vec<MemoryConfig> = [1, 2, 3, 4, 6, 8, 12, 16]
         .into_iter()
@@ -155,9 +158,9 @@ pub(super) fn keeps(home: &MemoryConfig, layers: usize, unified: bool) -> Vec<Me
         recompute_granularity: Granularity::Half,
         ..on.clone()
     });
-    if home.param_offload != ParamOffload::Streamed {
+    if memory.param_offload != ParamOffload::Streamed {
         // streamed weights leave no graph behind
-        all.push(home.clone());
+        all.push(memory.clone());
         all.extend([0.25, 0.5, 0.75].map(|ratio| MemoryConfig {
             checkpoint_ratio: Some(ratio),
             ..on.clone()
@@ -166,7 +169,7 @@ pub(super) fn keeps(home: &MemoryConfig, layers: usize, unified: bool) -> Vec<Me
     if unified {
         return all;
     }
-    flat(&all, |m| {
+    flat_map(&all, |m| {
         if !m.gradient_checkpointing {
             return vec![m.clone()];
         }
@@ -178,15 +181,15 @@ pub(super) fn keeps(home: &MemoryConfig, layers: usize, unified: bool) -> Vec<Me
     })
 }
 
-fn both(all: &[MemoryConfig], change: impl Fn(&mut MemoryConfig)) -> Vec<MemoryConfig> {
-    flat(all, |m| {
+fn with_and_without(all: &[MemoryConfig], change: impl Fn(&mut MemoryConfig)) -> Vec<MemoryConfig> {
+    flat_map(all, |m| {
         let mut changed = m.clone();
         change(&mut changed);
         vec![m.clone(), changed]
     })
 }
 
-fn flat(
+fn flat_map(
     all: &[MemoryConfig],
     each: impl Fn(&MemoryConfig) -> Vec<MemoryConfig>,
 ) -> Vec<MemoryConfig> {

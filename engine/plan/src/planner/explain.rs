@@ -1,6 +1,8 @@
 //! What a plan turned on, what each of it saves and costs.
 
-use super::{Candidate, Fit, Request};
+use super::candidates::Candidate;
+use super::fit::Fit;
+use super::request::Request;
 use crate::Result;
 use crate::estimate::Estimate;
 use crate::{Granularity, MemoryConfig, OptimizerOffload, Order, ParamOffload};
@@ -131,9 +133,9 @@ impl List<'_> {
             max_num_seqs: self.fit.plan.rollout.max_num_seqs,
         };
         undo(&mut without);
-        if without.memory.of_critic().is_err() {
+        if without.memory.critic_settings().is_err() {
             // a setting of the critic's own stood on what was undone: it goes with it
-            without.memory.critic_follows();
+            without.memory.critic = without.memory.critic.sizes();
         }
         self.all.push(Technique {
             what,

@@ -1,7 +1,8 @@
 //! Other group sizes at as many rollouts a step: what each would take under the settings of a plan.
 
 use super::candidates::{Candidate, sequences};
-use super::{Fit, Request};
+use super::fit::Fit;
+use super::request::Request;
 use crate::Result;
 use crate::estimate::Estimate;
 use serde::{Deserialize, Serialize};

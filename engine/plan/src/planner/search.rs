@@ -1,29 +1,13 @@
 //! The search itself.
 
-use super::Request;
-use super::candidates::{Candidate, attention_rows, head_rows, homes, keeps, sequences, tokens};
+use super::candidates::{
+    Candidate, activation_policies, attention_rows, head_rows, placements, sequences, tokens,
+};
+use super::limits::PhaseLimits;
+use super::request::Request;
 use crate::Result;
-use crate::estimate::{Context, PhaseEstimate, time};
+use crate::estimate::{Context, time};
 use crate::{MemoryConfig, ModelPlan, MomentKind, Plan, Role};
-
-/// What a phase may need.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Limits {
-    pub device: u64,
-    pub host: u64,
-    /// A phase with a limit of its own.
-    pub phase: Option<(String, u64)>,
-}
-
-impl Limits {
-    fn hold(&self, phase: &PhaseEstimate) -> bool {
-        let own = match &self.phase {
-            Some((name, bytes)) if *name == phase.name => self.device.min(*bytes),
-            _ => self.device,
-        };
-        phase.total_bytes <= own && phase.host_bytes <= self.host
-    }
-}
 
 /// What a step with moments of fewer bits is counted as, in steps with exact ones.
 #[must_use]
@@ -36,11 +20,11 @@ pub fn lossy(moments: MomentKind) -> f64 {
 }
 
 /// The fastest candidate that fits.
-pub(super) fn search(request: &Request, limits: &Limits) -> Result<Option<Candidate>> {
+pub(super) fn search(request: &Request, limits: &PhaseLimits) -> Result<Option<Candidate>> {
     let mut best: Option<(f64, Candidate)> = None;
-    for home in homes(request) {
+    for memory in placements(request) {
         let most = best.as_ref().map_or(f64::INFINITY, |(cost, _)| *cost);
-        if let Some(found) = Home::new(request, limits, home).best(most)? {
+        if let Some(found) = PlacementSearch::new(request, limits, memory).best(most)? {
             best = Some(found);
         }
     }
@@ -49,13 +33,13 @@ pub(super) fn search(request: &Request, limits: &Limits) -> Result<Option<Candid
 
 /// The least device bytes that any candidate needs within the host's budget, and that candidate.
 pub(super) fn smallest(request: &Request) -> Result<Option<(u64, Candidate)>> {
-    let limits = Limits {
+    let limits = PhaseLimits {
         device: u64::MAX,
         ..request.limits()
     };
     let mut best: Option<(u64, Candidate)> = None;
-    for home in homes(request) {
-        for candidate in Home::new(request, &limits, home).frugal() {
+    for memory in placements(request) {
+        for candidate in PlacementSearch::new(request, &limits, memory).frugal() {
             let plan = candidate.plan(&request.workload)?;
             let estimate = request.estimate(&plan);
             let better = best
@@ -69,23 +53,23 @@ pub(super) fn smallest(request: &Request) -> Result<Option<(u64, Candidate)>> {
     Ok(best)
 }
 
-/// The search below one choice of homes.
-struct Home<'a> {
+/// The search among plans whose weights, gradients and optimizer state live where `memory` says.
+struct PlacementSearch<'a> {
     request: &'a Request,
-    limits: &'a Limits,
+    limits: &'a PhaseLimits,
     memory: MemoryConfig,
 }
 
-/// Rows of head and attention, and the best scoring with them.
-struct Rows {
+/// ChunkSizes of head and attention, and the best scoring with them.
+struct ChunkSizes {
     head: usize,
     attention: usize,
     score_tokens: usize,
     seconds: f64,
 }
 
-impl<'a> Home<'a> {
-    fn new(request: &'a Request, limits: &'a Limits, memory: MemoryConfig) -> Self {
+impl<'a> PlacementSearch<'a> {
+    fn new(request: &'a Request, limits: &'a PhaseLimits, memory: MemoryConfig) -> Self {
         Self {
             request,
             limits,
@@ -111,7 +95,7 @@ impl<'a> Home<'a> {
             ..self.memory.clone()
         };
         let seqs = smallest(sequences(self.request));
-        keeps(
+        activation_policies(
             &frugal,
             w.arch.num_layers,
             self.request.profile.is_unified(),
@@ -130,7 +114,7 @@ impl<'a> Home<'a> {
         let frugal = MemoryConfig {
             train_tokens: w.scored_length().max(1) as usize,
             score_tokens: w.scored_length().max(1) as usize,
-            ..keeps(&self.memory, w.arch.num_layers, true)[0].clone()
+            ..activation_policies(&self.memory, w.arch.num_layers, true)[0].clone()
         };
         let mut plan = Candidate {
             memory: frugal,
@@ -180,7 +164,7 @@ impl<'a> Home<'a> {
     }
 
     /// Combinations of rows that scoring fits with, and its best token budget for each.
-    fn rows(&self, plan: &mut Plan) -> Vec<Rows> {
+    fn rows(&self, plan: &mut Plan) -> Vec<ChunkSizes> {
         let w = &self.request.workload;
         let base = &self.request.memory;
         let scores = w.policy_scores() || w.reference || w.critic.is_some();
@@ -194,7 +178,7 @@ impl<'a> Home<'a> {
         let mut all = Vec::new();
         for head in head_rows(base.head_rows) {
             for attention in attention_rows(base.attention_rows, w.scored_length()) {
-                let mut best: Option<Rows> = None;
+                let mut best: Option<ChunkSizes> = None;
                 for &score_tokens in &budgets {
                     for model in plan.models.values_mut() {
                         model.head_rows = head;
@@ -215,7 +199,7 @@ impl<'a> Home<'a> {
                     let seconds =
                         time::score(&ctx) + ctx.critic().map_or(0.0, |c| time::values(&c));
                     if best.as_ref().is_none_or(|b| seconds < b.seconds) {
-                        best = Some(Rows {
+                        best = Some(ChunkSizes {
                             head,
                             attention,
                             score_tokens,
@@ -232,7 +216,7 @@ impl<'a> Home<'a> {
     /// The fastest training pass that fits, after `before` seconds of other phases.
     fn backward(
         &self,
-        rows: &[Rows],
+        rows: &[ChunkSizes],
         before: f64,
         most: f64,
     ) -> Result<Option<(f64, MemoryConfig)>> {
@@ -243,17 +227,18 @@ impl<'a> Home<'a> {
             w.scored_length(),
             self.request.parallel.sequences(w.mini_rollouts()),
         );
-        let shapes: Vec<(MemoryConfig, Plan)> = keeps(&self.memory, w.arch.num_layers, unified)
-            .into_iter()
-            .map(|memory| {
-                let candidate = Candidate {
-                    memory,
-                    max_num_seqs: self.request.max_num_seqs,
-                };
-                let plan = candidate.plan(w)?;
-                Ok((candidate.memory, plan))
-            })
-            .collect::<Result<_>>()?;
+        let shapes: Vec<(MemoryConfig, Plan)> =
+            activation_policies(&self.memory, w.arch.num_layers, unified)
+                .into_iter()
+                .map(|memory| {
+                    let candidate = Candidate {
+                        memory,
+                        max_num_seqs: self.request.max_num_seqs,
+                    };
+                    let plan = candidate.plan(w)?;
+                    Ok((candidate.memory, plan))
+                })
+                .collect::<Result<_>>()?;
         let mut options: Vec<(f64, usize, usize, usize)> = Vec::new();
         let mut shapes = shapes;
         for (shape, (_, plan)) in shapes.iter_mut().enumerate() {
@@ -286,13 +271,10 @@ impl<'a> Home<'a> {
                     ..memory.clone()
                 };
                 if let Some(critic) = plan.critic() {
-                    for (key, policys, own) in [
-                        ("head_rows", r.head, critic.head_rows),
-                        ("score_tokens", r.score_tokens, critic.score_tokens),
-                        ("train_tokens", train_tokens, critic.train_tokens),
-                    ] {
-                        memory.set_critic(key, Some(own).filter(|own| *own != policys));
-                    }
+                    let differing = |own: usize, policy| (own != policy).then_some(own);
+                    memory.critic.head_rows = differing(critic.head_rows, r.head);
+                    memory.critic.score_tokens = differing(critic.score_tokens, r.score_tokens);
+                    memory.critic.train_tokens = differing(critic.train_tokens, train_tokens);
                 }
                 return Ok(Some((seconds, memory)));
             }
@@ -307,17 +289,17 @@ impl<'a> Home<'a> {
 
     /// The critic's own sizes are limits.
     fn limit_critic(&self, model: &mut ModelPlan) {
-        let base = &self.request.memory;
-        for (key, size) in [
-            ("head_rows", &mut model.head_rows),
-            ("score_tokens", &mut model.score_tokens),
-            ("train_tokens", &mut model.train_tokens),
+        let own = &self.request.memory.critic;
+        for (size, most) in [
+            (&mut model.head_rows, own.head_rows),
+            (&mut model.score_tokens, own.score_tokens),
+            (&mut model.train_tokens, own.train_tokens),
         ] {
-            *size = base.critic_size(key).map_or(*size, |most| most.min(*size));
+            *size = most.map_or(*size, |most| most.min(*size));
         }
     }
 
-    fn set(&self, plan: &mut Plan, rows: &Rows, train_tokens: usize) {
+    fn set(&self, plan: &mut Plan, rows: &ChunkSizes, train_tokens: usize) {
         for (role, model) in &mut plan.models {
             if *role == Role::Reference {
                 continue;

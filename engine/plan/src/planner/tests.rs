@@ -1,10 +1,11 @@
 use super::*;
-use crate::estimate::{CriticWork, Sizes, Zero, rules};
+use crate::estimate::{CriticWork, Parallel, Sizes, Workload, Zero, rules};
 use crate::test_support::{device, kernels};
-use crate::{MomentKind, OptimizerOffload, Packing, ParamOffload, PlanReport};
-use firebrick_spec::Arch;
-use firebrick_spec::Backend;
-use firebrick_spec::Category;
+use crate::{
+    Error, Infeasible, MemoryConfig, MomentKind, OptimizerOffload, Packing, ParamOffload, Plan,
+    PlanReport,
+};
+use firebrick_spec::{Arch, Backend, Category};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -56,9 +57,9 @@ fn cost(fit: &Fit) -> f64 {
     fit.estimate.seconds.total() * lossy(fit.memory.moments)
 }
 
-fn nothing(error: Error) -> NothingFits {
+fn infeasible(error: Error) -> Infeasible {
     match error {
-        Error::NothingFits(nothing) => *nothing,
+        Error::Infeasible(infeasible) => *infeasible,
         other => panic!("{other}"),
     }
 }
@@ -209,7 +210,7 @@ fn a_budget_bounds_each_of_several_devices() {
     let model = rules::public("Qwen2.5-7B").expect("known");
     let mut alone = within(request(model, Backend::Cuda), 24 * GIB);
     alone.host_budget = Some(16 * GIB);
-    nothing(
+    infeasible(
         alone
             .fit()
             .expect_err("weights are 28 GiB, and the host holds 16"),
@@ -229,7 +230,7 @@ fn a_budget_bounds_each_of_several_devices() {
 #[test]
 fn where_nothing_fits_it_says_by_how_much_and_what_would() {
     let tight = within(request(arch(16, 1024, 150_000), Backend::Cpu), 2 * GIB);
-    let found = nothing(tight.fit().expect_err("nothing fits"));
+    let found = infeasible(tight.fit().expect_err("nothing fits"));
     let over = found
         .over_by()
         .expect("the device's budget is what is missing");
@@ -252,7 +253,7 @@ fn advice_holds() {
     let free = request(arch(8, 512, 32_000), Backend::Cpu);
     let smallest = search::smallest(&free).expect("searches").expect("some").0;
     let tight = within(free, (smallest as f64 * 1.05) as u64);
-    let found = nothing(tight.fit().expect_err("the margin is missing"));
+    let found = infeasible(tight.fit().expect_err("the margin is missing"));
     let response = found
         .advice
         .iter()
@@ -356,7 +357,7 @@ fn a_critic_moves_what_the_policy_moves_and_keeps_its_own_limits() {
     assert!(both.estimate.seconds.total() > alone.estimate.seconds.total());
 
     let mut limited = within(free, 3 * GIB);
-    limited.memory.set_critic("train_tokens", Some(512));
+    limited.memory.critic.train_tokens = Some(512);
     let fit = limited.fit().expect("fits");
     let (policy, critic) = (fit.plan.policy(), fit.plan.critic().expect("a critic"));
     assert!(fit.estimate.peak_bytes <= 3 * GIB * 9 / 10);
@@ -375,7 +376,7 @@ fn backends() -> impl Strategy<Value = Backend> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(12))]
+    #![proptest_config(ProptestConfig::with_cases(6))]
 
     #[test]
     fn a_larger_budget_never_gives_a_slower_plan(
@@ -414,7 +415,7 @@ proptest! {
         let smallest = search::smallest(&free).expect("searches").expect("some").0;
         let whole = smallest as f64 / (1.0 - free.memory.margin);
         prop_assert!(within(free.clone(), whole as u64 + 2).fit().is_ok());
-        let found = nothing(within(free, (whole * 0.95) as u64).fit().expect_err("too small"));
+        let found = infeasible(within(free, (whole * 0.95) as u64).fit().expect_err("too small"));
         prop_assert!(found.over_by().expect("by how much") > 0);
     }
 

@@ -1,8 +1,7 @@
 //! What a plan must hold to be executed, whoever made it.
 
-use super::cut::body;
-use super::{Keep, ModelPlan};
-use crate::{Error, Result};
+use crate::segmentation::body;
+use crate::{ActivationPolicy, Error, ModelPlan, Result};
 use firebrick_spec::Arch;
 use firebrick_spec::Home;
 
@@ -19,7 +18,7 @@ impl ModelPlan {
                 ));
             }
             next = segment.units.end;
-            if segment.keep == Keep::Graph && segment.weights == Home::Host {
+            if segment.keep == ActivationPolicy::Graph && segment.weights == Home::Host {
                 return bad(format!(
                     "the segment of units {:?} keeps its graph, which holds on to its weights: they cannot be streamed",
                     segment.units

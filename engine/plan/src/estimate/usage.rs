@@ -1,4 +1,4 @@
-//! Bytes by category, and the moments of a phase at which they are counted.
+//! Bytes by category, at one moment of a phase and at its peak.
 
 use firebrick_spec::{Category, Home};
 use std::collections::BTreeMap;
@@ -8,9 +8,9 @@ const CATEGORIES: usize = Category::ALL.len();
 
 /// Bytes by category in one place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally([u64; CATEGORIES]);
+pub struct CategoryBytes([u64; CATEGORIES]);
 
-impl Tally {
+impl CategoryBytes {
     /// Sum over the categories.
     #[must_use]
     pub fn total(&self) -> u64 {
@@ -24,19 +24,19 @@ impl Tally {
     }
 
     /// Empties one category.
-    pub(super) fn clear(&mut self, category: Category) {
+    pub(crate) fn clear(&mut self, category: Category) {
         self.0[category as usize] = 0;
     }
 
     /// Categories that hold something, by name.
     #[must_use]
     pub fn named(&self) -> BTreeMap<Category, u64> {
-        let held = Category::ALL.into_iter().map(|c| (c, self.get(c)));
-        held.filter(|(_, bytes)| *bytes > 0).collect()
+        let bytes = Category::ALL.into_iter().map(|c| (c, self.get(c)));
+        bytes.filter(|(_, bytes)| *bytes > 0).collect()
     }
 }
 
-impl Add for Tally {
+impl Add for CategoryBytes {
     type Output = Self;
 
     fn add(mut self, other: Self) -> Self {
@@ -47,24 +47,24 @@ impl Add for Tally {
     }
 }
 
-/// Bytes held at one moment, on the device and on the host.
+/// Bytes in use at one moment, on the device and on the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct MemoryUsage {
     /// On the device.
-    pub device: Tally,
+    pub device: CategoryBytes,
     /// On the host.
-    pub host: Tally,
+    pub host: CategoryBytes,
 }
 
-impl Held {
+impl MemoryUsage {
     /// The same and `bytes` more.
     #[must_use]
     pub fn and(mut self, home: Home, category: Category, bytes: u64) -> Self {
-        let tally = match home {
+        let bytes_of = match home {
             Home::Device => &mut self.device,
             Home::Host => &mut self.host,
         };
-        tally.0[category as usize] += bytes;
+        bytes_of.0[category as usize] += bytes;
         self
     }
 
@@ -81,14 +81,14 @@ impl Held {
     }
 }
 
-impl AddAssign for Held {
+impl AddAssign for MemoryUsage {
     fn add_assign(&mut self, other: Self) {
         self.device = self.device + other.device;
         self.host = self.host + other.host;
     }
 }
 
-impl Add for Held {
+impl Add for MemoryUsage {
     type Output = Self;
 
     fn add(mut self, other: Self) -> Self {
@@ -97,41 +97,41 @@ impl Add for Held {
     }
 }
 
-/// Collects the moments of a phase and keeps the worst of them.
+/// Takes the usage at each moment of a phase and keeps the peak.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Worst {
+pub(crate) struct PeakUsage {
     /// Host and device are one memory.
     unified: bool,
-    /// Device bytes at the worst moment; with unified memory the host's are among them.
-    pub device: Tally,
-    /// Host bytes at the host's own worst moment.
-    pub host: Tally,
-    /// What goes on at the worst moment.
+    /// Device bytes at the peak; with unified memory the host's are among them.
+    pub device: CategoryBytes,
+    /// Host bytes at the host's own peak.
+    pub host: CategoryBytes,
+    /// What the phase does at the peak.
     pub moment: &'static str,
 }
 
-impl Worst {
+impl PeakUsage {
     pub fn new(unified: bool) -> Self {
         Self {
             unified,
-            device: Tally::default(),
-            host: Tally::default(),
+            device: CategoryBytes::default(),
+            host: CategoryBytes::default(),
             moment: "",
         }
     }
 
-    pub fn see(&mut self, moment: &'static str, held: Held) {
+    pub fn record(&mut self, moment: &'static str, usage: MemoryUsage) {
         let device = if self.unified {
-            held.device + held.host
+            usage.device + usage.host
         } else {
-            held.device
+            usage.device
         };
         if device.total() > self.device.total() || self.moment.is_empty() {
             self.device = device;
             self.moment = moment;
         }
-        if held.host.total() > self.host.total() {
-            self.host = held.host;
+        if usage.host.total() > self.host.total() {
+            self.host = usage.host;
         }
     }
 }

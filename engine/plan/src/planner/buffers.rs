@@ -1,10 +1,9 @@
 //! The largest single tensors of a run. A device may hold gigabytes and bind no buffer above 128 MiB, as WebGPU may.
 
-use super::estimate::{Sizes, Workload};
-use super::planner::Request;
-use super::size::Bytes;
-use super::{ModelPlan, Plan, Role};
-use crate::{Error, Result};
+use super::request::Request;
+use crate::estimate::{Sizes, Workload};
+use crate::size::Bytes;
+use crate::{Error, ModelPlan, Plan, Result, Role};
 use firebrick_spec::Arch;
 use firebrick_spec::KernelTable;
 use firebrick_spec::arch::HeadKind;

@@ -1,12 +1,12 @@
-//! Policies that cut a chain into segments.
+//! Activation policies: how a chain of units is divided into segments, and what each keeps.
 
-use super::{Keep, MemoryConfig, ModelPlan, Segment};
+use crate::{ActivationPolicy, MemoryConfig, ModelPlan, OptimizerOffload, OptimizerPlan, Segment};
 use firebrick_spec::Arch;
 use firebrick_spec::Home;
 use std::ops::Range;
 
 /// Units between embedding and head: two halves a layer.
-pub(super) fn body(arch: &Arch) -> Range<usize> {
+pub(crate) fn body(arch: &Arch) -> Range<usize> {
     1..1 + 2 * arch.num_layers
 }
 
@@ -19,20 +19,26 @@ impl ModelPlan {
     /// One segment that keeps its graph: the fastest, and the yardstick of every other plan.
     #[must_use]
     pub fn plain(arch: &Arch, config: &MemoryConfig) -> Self {
-        Self::new(config, pieces(body(arch), 2 * arch.num_layers, Keep::Graph))
+        Self::new(
+            config,
+            pieces(body(arch), 2 * arch.num_layers, ActivationPolicy::Graph),
+        )
     }
 
     /// Segments of `blocks` layers that keep their inputs.
     #[must_use]
     pub fn checkpoint_every(arch: &Arch, config: &MemoryConfig, blocks: usize) -> Self {
-        let keep = Keep::Input(Home::Device);
+        let keep = ActivationPolicy::Input(Home::Device);
         Self::new(config, pieces(body(arch), 2 * blocks, keep))
     }
 
     /// A segment for every attention and every MLP half, each keeping its input.
     #[must_use]
     pub fn checkpoint_halves(arch: &Arch, config: &MemoryConfig) -> Self {
-        Self::new(config, pieces(body(arch), 1, Keep::Input(Home::Device)))
+        Self::new(
+            config,
+            pieces(body(arch), 1, ActivationPolicy::Input(Home::Device)),
+        )
     }
 
     /// The listed layers keep their inputs, each a segment of its own; the layers between them keep their graph.
@@ -42,13 +48,15 @@ impl ModelPlan {
         for index in 0..arch.num_layers {
             let listed = layers.contains(&index);
             match segments.last_mut() {
-                Some(open) if !listed && open.keep == Keep::Graph => open.units.end += 2,
+                Some(open) if !listed && open.keep == ActivationPolicy::Graph => {
+                    open.units.end += 2
+                }
                 _ => segments.push(Segment {
                     units: layer(index),
                     keep: if listed {
-                        Keep::Input(Home::Device)
+                        ActivationPolicy::Input(Home::Device)
                     } else {
-                        Keep::Graph
+                        ActivationPolicy::Graph
                     },
                     weights: Home::Device,
                 }),
@@ -63,7 +71,7 @@ impl ModelPlan {
             ends: Home::Device,
             idle: Home::Device,
             grads: Home::Device,
-            optimizer: config.optimizer_plan(),
+            optimizer: optimizer_plan(config),
             order: config.order,
             head_rows: config.head_rows,
             attention_rows: config.attention_rows,
@@ -80,7 +88,7 @@ impl ModelPlan {
     #[must_use]
     pub fn offload_inputs(mut self) -> Self {
         for segment in &mut self.segments {
-            if let Keep::Input(home) = &mut segment.keep {
+            if let ActivationPolicy::Input(home) = &mut segment.keep {
                 *home = Home::Host;
             }
         }
@@ -100,7 +108,23 @@ impl ModelPlan {
     }
 }
 
-fn pieces(body: Range<usize>, units: usize, keep: Keep) -> Vec<Segment> {
+fn optimizer_plan(config: &MemoryConfig) -> OptimizerPlan {
+    OptimizerPlan {
+        home: match config.optimizer_offload {
+            OptimizerOffload::Cpu => Home::Host,
+            _ => Home::Device,
+        },
+        offload_fraction: config.offload_fraction,
+        idle: match config.optimizer_offload {
+            OptimizerOffload::Idle => Home::Host,
+            _ => Home::Device,
+        },
+        moments: config.moments,
+        in_backward: config.step_in_backward,
+    }
+}
+
+fn pieces(body: Range<usize>, units: usize, keep: ActivationPolicy) -> Vec<Segment> {
     let units = units.max(1);
     body.clone()
         .step_by(units)
@@ -113,7 +137,7 @@ fn pieces(body: Range<usize>, units: usize, keep: Keep) -> Vec<Segment> {
 }
 
 /// `share` of the layers, spread evenly.
-pub(super) fn spread(layers: usize, share: f64) -> Vec<usize> {
+pub(crate) fn spread(layers: usize, share: f64) -> Vec<usize> {
     let count = (share * layers as f64).round() as usize;
     (0..count).map(|i| i * layers / count.max(1)).collect()
 }

@@ -1,75 +1,14 @@
-//! What to say when no plan fits: by how much, and which change would make one fit.
+//! Single changes of a run under which a plan fits.
 
-use super::{Request, search};
-use crate::Result;
+use super::request::Request;
+use super::search;
 use crate::estimate::{Examples, Sizes};
 use crate::size::Bytes;
+use crate::{Infeasible, Result};
 use firebrick_spec::lora::LoraConfig;
-use std::fmt;
 
-/// No plan fits.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NothingFits {
-    /// The budget.
-    pub budget_bytes: u64,
-    /// What of it a prediction may use.
-    pub allowed_bytes: u64,
-    /// What the most frugal plan needs; absent where none keeps within the host's budget.
-    pub smallest_bytes: Option<u64>,
-    /// The host's budget, where there is one.
-    pub host_budget_bytes: Option<u64>,
-    /// Phase and category that the most frugal plan needs most for.
-    pub largest: String,
-    /// Changes that would make a plan fit.
-    pub advice: Vec<String>,
-}
-
-impl NothingFits {
-    /// Bytes that are missing.
-    #[must_use]
-    pub fn over_by(&self) -> Option<u64> {
-        self.smallest_bytes
-            .map(|bytes| bytes.saturating_sub(self.allowed_bytes))
-    }
-}
-
-impl fmt::Display for NothingFits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let allowed = Bytes(self.allowed_bytes);
-        write!(f, "no plan fits {}", Bytes(self.budget_bytes))?;
-        if self.allowed_bytes < self.budget_bytes {
-            write!(f, " ({allowed} after the margin)")?;
-        }
-        match (self.smallest_bytes, self.over_by(), self.host_budget_bytes) {
-            (Some(smallest), Some(over), _) => write!(
-                f,
-                ": the most frugal one needs {}, {} too much; {}",
-                Bytes(smallest),
-                Bytes(over),
-                self.largest
-            )?,
-            (_, _, Some(host)) => write!(
-                f,
-                ": none keeps within memory.host_budget, {}; raise it",
-                Bytes(host)
-            )?,
-            _ => {}
-        }
-        if self.advice.is_empty() {
-            return write!(
-                f,
-                ". No single change of model, length or batch would be enough"
-            );
-        }
-        write!(f, ". One of these would do:")?;
-        self.advice
-            .iter()
-            .try_for_each(|line| write!(f, "\n  {line}"))
-    }
-}
-
-/// Looks for single changes under which the most frugal plan fits.
-pub(super) fn explain(request: &Request) -> Result<NothingFits> {
+/// Says by how much no plan fits, and which single changes would make the smallest one fit.
+pub(super) fn explain(request: &Request) -> Result<Infeasible> {
     let allowed = request.allowed().unwrap_or(u64::MAX);
     let smallest = search::smallest(request)?;
     let mut advice = Vec::new();
@@ -86,8 +25,8 @@ pub(super) fn explain(request: &Request) -> Result<NothingFits> {
     }
     let mut largest = String::new();
     if let Some((bytes, candidate)) = &smallest {
-        let fit = request.settled(candidate.clone())?;
-        if let Some(phase) = fit.estimate.worst() {
+        let fit = request.fit_candidate(candidate.clone())?;
+        if let Some(phase) = fit.estimate.peak_phase() {
             let most = phase.categories.iter().max_by_key(|(_, bytes)| **bytes);
             if let Some((category, bytes)) = most {
                 largest = format!(
@@ -101,7 +40,7 @@ pub(super) fn explain(request: &Request) -> Result<NothingFits> {
         let whole = (*bytes as f64 / (1.0 - request.memory.margin)).ceil() as u64;
         advice.push(format!("a budget of {}", above(whole)));
     }
-    Ok(NothingFits {
+    Ok(Infeasible {
         budget_bytes: request.budget.unwrap_or(u64::MAX),
         allowed_bytes: allowed,
         smallest_bytes: smallest.map(|(bytes, _)| bytes),

@@ -1,0 +1,120 @@
+//! Which memory settings go together.
+
+use crate::{Error, Granularity, MemoryConfig, OptimizerOffload, Order, ParamOffload, Result};
+
+impl MemoryConfig {
+    /// Refuses settings that cannot work, whatever the model.
+    pub fn check(&self) -> Result<()> {
+        self.check_sizes()?;
+        self.check_switches()?;
+        self.critic_settings().map(|_| ())
+    }
+
+    /// Ways of choosing layers that contradict each other.
+    fn check_checkpointing(&self) -> Result<()> {
+        let bad = |what: &str| Err(Error::Config(format!("memory.{what}")));
+        let chosen = self.checkpoint_layers.is_some() || self.checkpoint_ratio.is_some();
+        let halves = self.recompute_granularity == Granularity::Half;
+        if !self.gradient_checkpointing && (chosen || self.checkpoint_every != 1) {
+            return bad(
+                "checkpoint_every, checkpoint_layers and checkpoint_ratio say which layers to checkpoint; turn on \
+                 memory.gradient_checkpointing too",
+            );
+        }
+        if !self.gradient_checkpointing && halves {
+            return bad(
+                "recompute_granularity: half goes with memory.gradient_checkpointing: true",
+            );
+        }
+        if halves && (chosen || self.checkpoint_every != 1) {
+            return bad(
+                "recompute_granularity: half cuts every layer in two; it goes with neither checkpoint_every, \
+                 checkpoint_layers nor checkpoint_ratio",
+            );
+        }
+        if self.checkpoint_layers.is_some() && self.checkpoint_ratio.is_some() {
+            return bad(
+                "checkpoint_layers and checkpoint_ratio are two ways to choose layers; give one",
+            );
+        }
+        if chosen && self.checkpoint_every != 1 {
+            return bad(
+                "checkpoint_every cuts all layers; it does not go with checkpoint_layers or checkpoint_ratio",
+            );
+        }
+        match self.checkpoint_ratio {
+            Some(ratio) if !(0.0..=1.0).contains(&ratio) => bad(&format!(
+                "checkpoint_ratio is {ratio}; a share of the layers between 0 and 1 was expected"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_sizes(&self) -> Result<()> {
+        let sizes = [
+            ("checkpoint_every", self.checkpoint_every),
+            ("head_rows", self.head_rows),
+            ("train_tokens", self.train_tokens),
+            ("score_tokens", self.score_tokens),
+            ("micro_batch_size", self.micro_batch_size.unwrap_or(1)),
+            ("activation_offload_group", self.activation_offload_group),
+            (
+                "reference.score_tokens",
+                self.reference.score_tokens.unwrap_or(1),
+            ),
+        ];
+        if let Some((key, _)) = sizes.iter().find(|(_, n)| *n == 0) {
+            return Err(Error::Config(format!("memory.{key} should be at least 1")));
+        }
+        if !(0.0..0.9).contains(&self.margin) {
+            return Err(Error::Config(format!(
+                "memory.margin is {}; a share of the budget between 0 and 0.9 was expected",
+                self.margin
+            )));
+        }
+        if !(0.0..=1.0).contains(&self.offload_fraction) {
+            return Err(Error::Config(format!(
+                "memory.offload_fraction is {}; a share between 0 and 1 was expected",
+                self.offload_fraction
+            )));
+        }
+        Ok(())
+    }
+
+    /// Combinations that would do nothing, or not what they say.
+    fn check_switches(&self) -> Result<()> {
+        let bad = |what: &str| Err(Error::Config(format!("memory.{what}")));
+        self.check_checkpointing()?;
+        if self.activation_offload && !self.gradient_checkpointing {
+            return bad(
+                "activation_offload moves the inputs that gradient checkpointing keeps, and a whole graph cannot leave \
+                 the device: turn on memory.gradient_checkpointing too",
+            );
+        }
+        if self.activation_offload_group > 1 && !self.activation_offload {
+            return bad("activation_offload_group goes with memory.activation_offload: true");
+        }
+        if self.param_offload == ParamOffload::Streamed && !self.gradient_checkpointing {
+            return bad(
+                "param_offload: streamed releases a segment's weights after it ran, and a kept graph would hold on to \
+                 them: turn on memory.gradient_checkpointing too",
+            );
+        }
+        if self.order == Order::SegmentMajor && self.param_offload != ParamOffload::Streamed {
+            return bad(
+                "order: segment_major shares the fetches of streamed weights among micro-batches and costs memory \
+                 otherwise: it goes with memory.param_offload: streamed",
+            );
+        }
+        if self.offload_fraction < 1.0 && self.optimizer_offload != OptimizerOffload::Cpu {
+            return bad("offload_fraction goes with memory.optimizer_offload: cpu");
+        }
+        if self.step_in_backward && self.optimizer_offload == OptimizerOffload::Idle {
+            return bad(
+                "step_in_backward uses the optimizer's state during the backward pass, so optimizer_offload: idle would \
+                 free nothing there; use optimizer_offload: cpu",
+            );
+        }
+        Ok(())
+    }
+}

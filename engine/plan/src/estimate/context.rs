@@ -1,0 +1,279 @@
+//! Everything an estimate looks at, for one of a run's models, and what all phases share: micro-batches, running activations, buffers.
+
+use super::activations::{Half, Shape, Widths};
+use super::parallel::Parallel;
+use super::result::PhaseEstimate;
+use super::sizes::{F32, QuantizedWeights, Sizes};
+use super::states::{self, Activity};
+use super::usage::{MemoryUsage, PeakUsage};
+use super::workload::Workload;
+use crate::{Layout, ModelPlan, Plan, Role};
+use firebrick_spec::lora::LoraConfig;
+use firebrick_spec::{Arch, Backend, Category, DeviceProfile, Quantization};
+
+/// Bytes on the host for a token of a step's rollouts: ids, log-probs, weights, advantages.
+const TOKEN_BYTES: u64 = 64;
+
+/// Bytes of the copies of matrices that kernels read while completions are sampled; only the CPU's read panels of numbers as they are.
+fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile) -> u64 {
+    let panels = w.prepack.panels && profile.backend == Backend::Cpu;
+    let panels = |numbers| u64::from(panels) * sizes.width * numbers;
+    let layers = match w.prepack.quantization {
+        None => panels(sizes.layers * (sizes.attention + sizes.mlp)),
+        Some(Quantization::Int8) => {
+            sizes.layers * QuantizedWeights::of(&w.arch, profile, sizes.width).bytes
+        }
+    };
+    layers + panels(sizes.projection)
+}
+
+/// Everything an estimate looks at, for one of the models that are trained.
+pub(crate) struct Context<'a> {
+    pub workload: &'a Workload,
+    pub plan: &'a Plan,
+    pub profile: &'a DeviceProfile,
+    pub parallel: &'a Parallel,
+    /// The model that scores, trains or samples.
+    pub role: Role,
+    pub arch: &'a Arch,
+    /// Its adapters, where they alone are trained.
+    pub lora: Option<&'a LoraConfig>,
+    pub sizes: Sizes,
+    pub widths: Widths,
+    /// Bytes of copies of the policy's weights that sampling makes: rounded to another precision or to 8 bits, laid out in panels.
+    pub copies: u64,
+    /// The policy's layers as it samples, where that is in 8 bits.
+    pub eight_bits: Option<QuantizedWeights>,
+    /// Models that are trained.
+    pub trained: Vec<(Role, Sizes)>,
+    /// Reward models.
+    pub rewards: Vec<(&'a ModelPlan, Sizes)>,
+}
+
+impl<'a> Context<'a> {
+    pub fn new(
+        workload: &'a Workload,
+        plan: &'a Plan,
+        profile: &'a DeviceProfile,
+        parallel: &'a Parallel,
+    ) -> Self {
+        let (arch, lora) = (&workload.arch, workload.lora.as_ref());
+        let sizes = Sizes::of(arch, lora);
+        let mut trained = vec![(Role::Policy, sizes)];
+        if let (Some(arch), Some(_)) = (workload.critic_arch(), plan.critic()) {
+            trained.push((Role::Critic, Sizes::of(arch, None)));
+        }
+        Self {
+            widths: Widths::of(arch, lora, profile),
+            workload,
+            plan,
+            profile,
+            parallel,
+            role: Role::Policy,
+            copies: 0,
+            eight_bits: None,
+            arch,
+            lora,
+            sizes,
+            trained,
+            rewards: workload
+                .rewards
+                .iter()
+                .map(|own| (&own.plan, Sizes::of(&own.arch, None)))
+                .collect(),
+        }
+    }
+
+    /// The same for a reward model.
+    pub fn reward(&self, index: usize) -> Self {
+        let arch = &self.workload.rewards[index].arch;
+        Self {
+            role: Role::RewardModel,
+            arch,
+            lora: None,
+            sizes: self.rewards[index].1,
+            widths: Widths::of(arch, None, self.profile),
+            trained: self.trained.clone(),
+            rewards: self.rewards.clone(),
+            ..*self
+        }
+    }
+
+    /// The same for the policy as it samples.
+    pub fn sampling(&self) -> Self {
+        let w = self.workload;
+        let mut sizes = self.sizes;
+        sizes.width = w.rollout_precision.width();
+        let widths = Widths::of(&w.arch, self.lora, self.profile);
+        let rounded = if w.rollout_precision == w.arch.precision {
+            0
+        } else {
+            sizes.width * sizes.total()
+        };
+        let eight_bits = w
+            .prepack
+            .quantization
+            .map(|Quantization::Int8| QuantizedWeights::of(&w.arch, self.profile, sizes.width));
+        Self {
+            copies: rounded + packed(w, &sizes, self.profile),
+            eight_bits,
+            sizes,
+            widths: widths.of_width(sizes.width),
+            trained: self.trained.clone(),
+            rewards: self.rewards.clone(),
+            ..*self
+        }
+    }
+
+    /// The same for the critic, where there is one.
+    pub fn critic(&self) -> Option<Self> {
+        let (role, sizes) = *self.trained.get(1)?;
+        let arch = self.workload.critic_arch()?;
+        Some(Self {
+            role,
+            arch,
+            lora: None,
+            sizes,
+            widths: Widths::of(arch, None, self.profile),
+            trained: self.trained.clone(),
+            rewards: self.rewards.clone(),
+            ..*self
+        })
+    }
+
+    /// The plan of the model at hand.
+    pub fn model(&self) -> &'a ModelPlan {
+        &self.plan.models[&self.role]
+    }
+
+    /// Whether the loss looks at entropy: a critic has none.
+    pub fn has_entropy(&self) -> bool {
+        self.workload.entropy && self.role == Role::Policy
+    }
+
+    pub fn resident(&self, doing: Activity) -> MemoryUsage {
+        states::resident(
+            &self.trained,
+            &self.rewards,
+            self.plan,
+            self.parallel,
+            doing,
+        )
+    }
+
+    fn shape(&self, plan: &ModelPlan, budget: usize, rollouts: u64) -> Shape {
+        let length = self.workload.scored_length().max(1);
+        let sequences = self.parallel.sequences(rollouts);
+        let most = plan.micro_batch_size;
+        let sequences = most.map_or(sequences, |n| sequences.min(n as u64)).max(1);
+        let tokens = (budget as u64).min(sequences * length).max(length);
+        Shape {
+            tokens,
+            packed: plan.layout == Layout::Packed,
+            length,
+            scored: match self.workload.examples {
+                // a row may be scored to its last token
+                Some(_) => tokens,
+                None => (tokens * self.workload.response_length).div_ceil(length),
+            },
+            over: None,
+        }
+    }
+
+    /// The largest training micro-batch.
+    pub fn train_shape(&self) -> Shape {
+        let plan = self.model();
+        let rollouts = self.workload.mini_rollouts();
+        self.shape(plan, plan.train_tokens, rollouts)
+    }
+
+    /// The largest forward-only micro-batch of a model.
+    pub fn score_shape(&self, plan: &ModelPlan) -> Shape {
+        self.shape(plan, plan.score_tokens, self.workload.scored_sequences())
+    }
+
+    /// Micro-batches of an optimizer step, with every sequence as long as allowed.
+    pub fn micro_batches(&self) -> u64 {
+        let shape = self.train_shape();
+        let each = (shape.tokens / shape.length).max(1);
+        let sequences = self.parallel.sequences(self.workload.mini_rollouts());
+        sequences.div_ceil(each).max(1)
+    }
+
+    /// Running tensors of the larger half, without a graph.
+    pub fn forward(&self, shape: Shape, rows: usize) -> MemoryUsage {
+        let halves = Half::BOTH.map(|half| {
+            let running = self.running(half, shape.tokens);
+            let held = MemoryUsage::default().on_device(Category::Buffers, running);
+            match half {
+                Half::Mlp => held,
+                Half::Attention => {
+                    let scores = F32 * self.widths.scores_forward(shape, rows);
+                    held.on_device(Category::Attention, self.parallel.inside(scores))
+                }
+            }
+        });
+        let [a, b] = halves;
+        if a.device.total() > b.device.total() {
+            a
+        } else {
+            b
+        }
+    }
+
+    /// Running tensors of a half without a graph, scores apart.
+    fn running(&self, half: Half, tokens: u64) -> u64 {
+        let (widths, parallel) = (&self.widths, self.parallel);
+        widths.bytes(widths.forward(half), tokens, parallel)
+            + widths.widened(half, false, tokens, parallel)
+    }
+
+    /// Ids, positions, angles and masks of micro-batches, what the step's rollouts take on the host, and buffers of
+    /// several devices.
+    pub fn batch_buffers(&self, shape: Shape, rows: usize, micros: u64) -> MemoryUsage {
+        let arch = self.arch;
+        let queries = if shape.is_chunked(rows) {
+            rows as u64
+        } else {
+            shape.length
+        };
+        // angles are made in f64 on the host; ids, rows, places and targets are four bytes
+        let tokens = shape.tokens * (F32 * arch.head_dim as u64 + 4 * 4 + 4 * F32);
+        let masks = queries * shape.length;
+        let between = self
+            .parallel
+            .buffers(&self.sizes, shape.tokens, self.widths.hidden());
+        MemoryUsage::default()
+            .on_device(Category::Buffers, micros * (tokens + masks))
+            .on_device(Category::Communication, between)
+            + self.rollouts()
+    }
+
+    /// What the rollouts of a step take on the host.
+    pub fn rollouts(&self) -> MemoryUsage {
+        let tokens = self.workload.rollouts() * self.workload.scored_length();
+        MemoryUsage::default().on_host(Category::Buffers, TOKEN_BYTES * tokens)
+    }
+
+    /// Adds what the backend's pool adds and closes a phase.
+    fn close(&self, name: &str, peak: &PeakUsage) -> PhaseEstimate {
+        let pool = self.profile.pool;
+        let used = peak.device.total();
+        let overhead = pool.fixed_bytes + (pool.share * used as f64) as u64;
+        let mut categories = peak.device.named();
+        *categories.entry(Category::Overhead).or_default() += overhead;
+        PhaseEstimate {
+            name: name.to_owned(),
+            total_bytes: used + overhead,
+            host_bytes: peak.host.total(),
+            moment: peak.moment.to_owned(),
+            categories,
+        }
+    }
+
+    pub fn phase(&self, name: &str, see: impl FnOnce(&mut PeakUsage)) -> PhaseEstimate {
+        let mut peak = PeakUsage::new(self.profile.is_unified());
+        see(&mut peak);
+        self.close(name, &peak)
+    }
+}

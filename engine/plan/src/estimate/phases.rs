@@ -1,0 +1,152 @@
+//! The phases of a step, one after the other, and the estimate of a plan.
+
+use super::context::Context;
+use super::parallel::Parallel;
+use super::result::{Estimate, PhaseEstimate};
+use super::sizes::F32;
+use super::states::{self, Activity};
+use super::workload::Workload;
+use super::{sample, time, train};
+use crate::{Plan, Role};
+use firebrick_spec::{Category, DeviceProfile};
+
+impl Context<'_> {
+    /// Weights come from a file one matrix at a time.
+    pub fn load(&self) -> PhaseEstimate {
+        self.phase("load", |peak| {
+            let mut held = self.resident(Activity::Pass(Role::Policy));
+            held.device.clear(Category::Moments);
+            held.host.clear(Category::Moments);
+            let matrix = F32 * self.largest();
+            peak.record("reading weights", held.on_host(Category::Buffers, matrix));
+        })
+    }
+
+    pub fn rollout(&self) -> PhaseEstimate {
+        self.phase("rollout", |peak| sample::rollout(self, peak))
+    }
+
+    pub fn score(&self) -> PhaseEstimate {
+        self.phase("score", |peak| {
+            if self.workload.policy_scores() {
+                sample::score(self, self.plan.policy(), Activity::Pass(Role::Policy), peak);
+            }
+            if let Some(reference) = self.plan.reference() {
+                sample::score(self, reference, Activity::Pass(Role::Reference), peak);
+            }
+        })
+    }
+
+    /// Forward passes of the reward models, one model after the other.
+    pub fn reward_scores(&self) -> PhaseEstimate {
+        self.phase("reward", |peak| {
+            for (index, (plan, _)) in self.rewards.iter().enumerate() {
+                sample::score(&self.reward(index), plan, Activity::Reward(index), peak);
+            }
+        })
+    }
+
+    /// The critic's phases: its values, its backward pass, its update.
+    pub fn of_critic(&self) -> Vec<PhaseEstimate> {
+        let Some(critic) = self.critic() else {
+            return Vec::new();
+        };
+        let named = |mut phase: PhaseEstimate| {
+            phase.name = format!("critic_{}", phase.name);
+            phase
+        };
+        vec![
+            critic.values(),
+            named(critic.backward()),
+            named(critic.optimizer()),
+        ]
+    }
+
+    /// Forward passes of the critic, for values.
+    pub fn values(&self) -> PhaseEstimate {
+        self.phase("values", |peak| {
+            sample::score(self, self.model(), Activity::Pass(self.role), peak);
+        })
+    }
+
+    /// The largest matrix of any model that is trained.
+    fn largest(&self) -> u64 {
+        let all = self.trained.iter().map(|(_, sizes)| sizes.largest);
+        all.max().unwrap_or(0)
+    }
+
+    pub fn backward(&self) -> PhaseEstimate {
+        self.phase("backward", |peak| train::BackwardPass::new(self).run(peak))
+    }
+
+    pub fn optimizer(&self) -> PhaseEstimate {
+        let plan = self.model();
+        self.phase("optimizer", |peak| {
+            let gradients = if plan.optimizer.in_backward && self.micro_batches() == 1 {
+                self.sizes.trained_ends(self.sizes.ends())
+            } else {
+                self.sizes.trained()
+            };
+            let bytes = self.parallel.gradients(F32 * gradients);
+            let held = self.resident(Activity::Update(self.role))
+                + states::update_buffers(&self.sizes, plan, self.parallel)
+                + self.rollouts();
+            peak.record(
+                "the update",
+                held.and(plan.grads, Category::Gradients, bytes),
+            );
+        })
+    }
+
+    /// A checkpoint is written one matrix at a time: its values, and their bytes twice while they grow.
+    pub fn save(&self) -> PhaseEstimate {
+        self.phase("save", |peak| {
+            let matrix = 3 * F32 * self.largest();
+            let held = self
+                .resident(Activity::Pass(Role::Policy))
+                .on_host(Category::Buffers, matrix);
+            peak.record("writing a checkpoint", held);
+        })
+    }
+
+    pub fn estimate(&self) -> Estimate {
+        let mut phases = vec![self.load()];
+        if self.workload.samples() {
+            phases.push(self.rollout());
+        }
+        if !self.rewards.is_empty() {
+            phases.push(self.reward_scores());
+        }
+        let w = self.workload;
+        if w.policy_scores() || self.plan.reference().is_some() {
+            phases.push(self.score());
+        }
+        phases.extend([self.backward(), self.optimizer()]);
+        phases.extend(self.of_critic());
+        phases.push(self.save());
+        let most = |f: fn(&PhaseEstimate) -> u64| phases.iter().map(f).max().unwrap_or(0);
+        Estimate {
+            peak_bytes: most(|p| p.total_bytes),
+            host_peak_bytes: most(|p| p.host_bytes),
+            seconds: time::seconds(self),
+            phases,
+        }
+    }
+}
+
+/// Bytes and seconds of a plan on one device.
+#[must_use]
+pub fn estimate(workload: &Workload, plan: &Plan, profile: &DeviceProfile) -> Estimate {
+    estimate_parallel(workload, plan, profile, &Parallel::default())
+}
+
+/// Bytes and seconds of one of several devices. See [`parallel`]; the trainer runs on one.
+#[must_use]
+pub fn estimate_parallel(
+    workload: &Workload,
+    plan: &Plan,
+    profile: &DeviceProfile,
+    parallel: &Parallel,
+) -> Estimate {
+    Context::new(workload, plan, profile, parallel).estimate()
+}

@@ -1,0 +1,82 @@
+//! What an estimate says: bytes by phase and category, and seconds of a step.
+
+use firebrick_spec::Category;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Bytes of a phase at its peak.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct PhaseEstimate {
+    /// `load`, `rollout`, `score`, `backward`, `optimizer` or `save`; with reward models also `reward`, with a critic `values`, `critic_backward` and
+    /// `critic_optimizer`.
+    pub name: String,
+    /// Reserved device bytes: what is in use, and what the pool adds.
+    pub total_bytes: u64,
+    /// Host bytes; where host and device are one memory they are among the device's.
+    pub host_bytes: u64,
+    /// What the phase does at its peak.
+    pub moment: String,
+    /// Device bytes by category; they add up to `total_bytes`.
+    pub categories: BTreeMap<Category, u64>,
+}
+
+/// Bytes and seconds of a plan.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Estimate {
+    /// Most reserved device bytes of any phase.
+    pub peak_bytes: u64,
+    /// Most host bytes of any phase.
+    pub host_peak_bytes: u64,
+    /// In the order of a step.
+    pub phases: Vec<PhaseEstimate>,
+    /// Seconds of a step, every completion as long as allowed.
+    pub seconds: Seconds,
+}
+
+impl Estimate {
+    /// The phase with the peak.
+    #[must_use]
+    pub fn peak_phase(&self) -> Option<&PhaseEstimate> {
+        self.phases.iter().max_by_key(|p| p.total_bytes)
+    }
+
+    /// A phase by name.
+    #[must_use]
+    pub fn phase(&self, name: &str) -> Option<&PhaseEstimate> {
+        self.phases.iter().find(|p| p.name == name)
+    }
+}
+
+/// Estimated seconds of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Seconds {
+    /// Sampling.
+    pub rollout: f64,
+    /// Scoring by policy and reference.
+    pub score: f64,
+    /// Forward and backward of all micro-batches, over all epochs.
+    pub backward: f64,
+    /// Updates.
+    pub optimizer: f64,
+    /// Scores of the reward models.
+    #[serde(default)]
+    pub reward: f64,
+    /// The critic's values.
+    #[serde(default)]
+    pub values: f64,
+    /// Its forward and backward of all micro-batches, over all epochs.
+    #[serde(default)]
+    pub critic_backward: f64,
+    /// Its updates.
+    #[serde(default)]
+    pub critic_optimizer: f64,
+}
+
+impl Seconds {
+    /// The whole step.
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        let policy = self.rollout + self.reward + self.score + self.backward + self.optimizer;
+        policy + self.values + self.critic_backward + self.critic_optimizer
+    }
+}

@@ -1,0 +1,54 @@
+//! What is to be planned.
+
+use super::limits::PhaseLimits;
+use crate::estimate::{Estimate, Parallel, Workload, estimate_parallel};
+use crate::{MemoryConfig, Plan, Result};
+use firebrick_spec::DeviceProfile;
+
+/// What is to be planned.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// What the run does.
+    pub workload: Workload,
+    /// Its `memory` section: token budgets and rows are upper limits; whether weights, gradients, moments and inputs move
+    /// is the planner's choice.
+    pub memory: MemoryConfig,
+    /// Most sequences sampled at a time.
+    pub max_num_seqs: usize,
+    /// The device.
+    pub profile: DeviceProfile,
+    /// Device bytes, the margin included; no limit where absent.
+    pub budget: Option<u64>,
+    /// Host bytes; no limit where absent. Where host and device are one memory the device's budget covers both.
+    pub host_budget: Option<u64>,
+    /// Devices that share the run; all bytes are those of one of them. The trainer runs on one.
+    pub parallel: Parallel,
+}
+
+impl Request {
+    /// The same request with the run spread over several devices, which the workload must be divisible by.
+    pub fn spread(mut self, parallel: Parallel) -> Result<Self> {
+        parallel.check(&self.workload)?;
+        self.parallel = parallel;
+        Ok(self)
+    }
+
+    pub(super) fn estimate(&self, plan: &Plan) -> Estimate {
+        estimate_parallel(&self.workload, plan, &self.profile, &self.parallel)
+    }
+
+    /// What the predicted peak may be: the budget less its margin.
+    #[must_use]
+    pub fn allowed(&self) -> Option<u64> {
+        let share = 1.0 - self.memory.margin;
+        self.budget.map(|b| (b as f64 * share) as u64)
+    }
+
+    pub(super) fn limits(&self) -> PhaseLimits {
+        PhaseLimits {
+            device: self.allowed().unwrap_or(u64::MAX),
+            host: self.host_budget.unwrap_or(u64::MAX),
+            phase: None,
+        }
+    }
+}

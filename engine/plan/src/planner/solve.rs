@@ -1,0 +1,68 @@
+//! The plan that settings describe, the fastest one within a budget, and the next one where memory ran out.
+
+use super::candidates::Candidate;
+use super::fit::Fit;
+use super::request::Request;
+use super::{advice, search};
+use crate::{Error, Plan, Result};
+
+/// What went wrong under a plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Failure {
+    /// The phase that ran out of memory, by the estimate's name; any where absent.
+    pub phase: Option<String>,
+    /// Bytes that were in use, where they could be counted.
+    pub used: Option<u64>,
+    /// Bytes that there are.
+    pub limit: Option<u64>,
+}
+
+/// Share of the failed plan's predicted bytes that the next one has to save at least.
+const STEP_DOWN: f64 = 0.1;
+
+impl Request {
+    /// The plan that the settings spell out, with its estimate, whether it fits or not.
+    pub fn as_configured(&self) -> Result<Fit> {
+        self.fit_candidate(Candidate {
+            memory: self.memory.clone(),
+            max_num_seqs: self.max_num_seqs,
+        })
+    }
+
+    /// The plan with the least estimated time that fits.
+    pub fn fit(&self) -> Result<Fit> {
+        match search::search(&self.within_buffers(), &self.limits())? {
+            Some(best) => self.fit_candidate(best),
+            None => Err(Error::Infeasible(Box::new(advice::explain(self)?))),
+        }
+    }
+
+    /// The fastest plan that should get by where `current` ran out of memory: its prediction stays a tenth below the
+    /// current one's, and below the limit by as much as the failed prediction was too low.
+    pub fn next_cheaper(&self, current: &Plan, failure: &Failure) -> Result<Fit> {
+        let failed = self.estimate(current);
+        let phase = failure.phase.as_deref().and_then(|name| failed.phase(name));
+        let predicted = phase.map_or(failed.peak_bytes, |p| p.total_bytes);
+        let below = (predicted as f64 * (1.0 - STEP_DOWN)) as u64;
+        let bound = match (failure.used, failure.limit) {
+            (Some(used), Some(limit)) if used > 0 => {
+                below.min((limit as f64 * predicted as f64 / used as f64) as u64)
+            }
+            (_, Some(limit)) => below.min(limit),
+            _ => below,
+        };
+        let mut limits = self.limits();
+        match phase {
+            Some(phase) => limits.phase = Some((phase.name.clone(), bound)),
+            None => limits.device = limits.device.min(bound),
+        }
+        match search::search(&self.within_buffers(), &limits)? {
+            Some(best) => self.fit_candidate(best),
+            None => {
+                let mut tighter = self.clone();
+                tighter.budget = Some((bound as f64 / (1.0 - self.memory.margin)) as u64);
+                Err(Error::Infeasible(Box::new(advice::explain(&tighter)?)))
+            }
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The plans that memory settings describe.
+
+use crate::segmentation::spread;
+use crate::{
+    CriticMemory, Error, Granularity, MemoryConfig, ModelPlan, ParamOffload, Plan, Result, Role,
+    RoleMemory, RolloutPlan,
+};
+use firebrick_spec::{Arch, Home};
+
+/// Which layers keep their input instead of their graph; exactly one of the ways of saying so.
+#[derive(Clone, Debug, PartialEq)]
+enum Checkpointing {
+    /// None.
+    Off,
+    /// All layers, this many a segment.
+    Every(usize),
+    /// These layers.
+    Layers(Vec<usize>),
+    /// Every attention and MLP half by itself.
+    Halves,
+}
+
+impl MemoryConfig {
+    /// The policy's plan that these settings describe.
+    pub fn plan(&self, arch: &Arch) -> Result<ModelPlan> {
+        self.check()?;
+        let mut plan = match self.checkpointing(arch)? {
+            Checkpointing::Off => ModelPlan::plain(arch, self),
+            Checkpointing::Every(blocks) => ModelPlan::checkpoint_every(arch, self, blocks),
+            Checkpointing::Layers(layers) => ModelPlan::checkpoint_layers(arch, self, &layers),
+            Checkpointing::Halves => ModelPlan::checkpoint_halves(arch, self),
+        };
+        if self.activation_offload {
+            plan = plan.offload_inputs();
+        }
+        match self.param_offload {
+            ParamOffload::None => {}
+            ParamOffload::Idle => plan.idle = Home::Host,
+            ParamOffload::Streamed => plan = plan.stream_weights(arch),
+        }
+        if self.grad_offload {
+            plan.grads = Home::Host;
+        }
+        plan.check(arch)?;
+        Ok(plan)
+    }
+
+    /// The plan of the reference policy.
+    pub fn reference_plan(&self, arch: &Arch) -> Result<ModelPlan> {
+        let RoleMemory {
+            param_offload,
+            score_tokens,
+        } = self.reference;
+        self.scorer_plan(arch, score_tokens, param_offload)
+    }
+
+    /// The plan of a model that only scores, with a budget of its own where it has one.
+    pub fn scorer_plan(
+        &self,
+        arch: &Arch,
+        score_tokens: Option<usize>,
+        param_offload: ParamOffload,
+    ) -> Result<ModelPlan> {
+        let own = Self {
+            score_tokens: score_tokens.unwrap_or(self.score_tokens),
+            micro_batch_size: self.micro_batch_size,
+            packing: self.packing,
+            head_rows: self.head_rows,
+            attention_rows: self.attention_rows,
+            prefetch: self.prefetch,
+            gradient_checkpointing: true,
+            param_offload,
+            ..Self::default()
+        };
+        own.plan(arch)
+    }
+
+    /// The plans of all models.
+    pub fn plans(
+        &self,
+        arch: &Arch,
+        reference: bool,
+        critic: Option<&Arch>,
+        max_num_seqs: usize,
+    ) -> Result<Plan> {
+        let mut models = std::collections::BTreeMap::from([(Role::Policy, self.plan(arch)?)]);
+        if reference {
+            models.insert(Role::Reference, self.reference_plan(arch)?);
+        }
+        if let Some(arch) = critic {
+            models.insert(Role::Critic, self.critic_plan(arch)?);
+        }
+        Ok(Plan {
+            models,
+            rollout: RolloutPlan { max_num_seqs },
+        })
+    }
+
+    /// The settings that the critic's plan is made of.
+    pub fn critic_settings(&self) -> Result<Self> {
+        let own = critic_over_policy(self);
+        if self.critic.is_empty() {
+            return Ok(own);
+        }
+        own.check().map_err(|e| match e {
+            Error::Config(detail) => Error::Config(format!(
+                "memory.critic, whose keys stand over the policy's: {detail}"
+            )),
+            other => other,
+        })?;
+        Ok(own)
+    }
+
+    /// The critic's plan.
+    pub fn critic_plan(&self, arch: &Arch) -> Result<ModelPlan> {
+        self.critic_settings()?.plan(arch)
+    }
+
+    fn checkpointing(&self, arch: &Arch) -> Result<Checkpointing> {
+        if !self.gradient_checkpointing {
+            return Ok(Checkpointing::Off);
+        }
+        if self.recompute_granularity == Granularity::Half {
+            return Ok(Checkpointing::Halves);
+        }
+        match (&self.checkpoint_layers, self.checkpoint_ratio) {
+            (None, None) => Ok(Checkpointing::Every(self.checkpoint_every)),
+            (None, Some(ratio)) => Ok(Checkpointing::Layers(spread(arch.num_layers, ratio))),
+            (Some(layers), _) => match layers.iter().find(|l| **l >= arch.num_layers) {
+                Some(l) => Err(Error::Config(format!(
+                    "memory.checkpoint_layers names layer {l}; the model has layers 0 to {}",
+                    arch.num_layers - 1
+                ))),
+                None => Ok(Checkpointing::Layers(layers.clone())),
+            },
+        }
+    }
+}
+
+/// The policy's settings with the critic's own over them.
+fn critic_over_policy(policy: &MemoryConfig) -> MemoryConfig {
+    let own = policy.critic.clone();
+    MemoryConfig {
+        gradient_checkpointing: own
+            .gradient_checkpointing
+            .unwrap_or(policy.gradient_checkpointing),
+        checkpoint_every: own.checkpoint_every.unwrap_or(policy.checkpoint_every),
+        checkpoint_layers: own
+            .checkpoint_layers
+            .unwrap_or_else(|| policy.checkpoint_layers.clone()),
+        checkpoint_ratio: own.checkpoint_ratio.unwrap_or(policy.checkpoint_ratio),
+        recompute_granularity: own
+            .recompute_granularity
+            .unwrap_or(policy.recompute_granularity),
+        activation_offload: own.activation_offload.unwrap_or(policy.activation_offload),
+        activation_offload_group: own
+            .activation_offload_group
+            .unwrap_or(policy.activation_offload_group),
+        param_offload: own.param_offload.unwrap_or(policy.param_offload),
+        order: own.order.unwrap_or(policy.order),
+        grad_offload: own.grad_offload.unwrap_or(policy.grad_offload),
+        optimizer_offload: own.optimizer_offload.unwrap_or(policy.optimizer_offload),
+        offload_fraction: own.offload_fraction.unwrap_or(policy.offload_fraction),
+        moments: own.moments.unwrap_or(policy.moments),
+        step_in_backward: own.step_in_backward.unwrap_or(policy.step_in_backward),
+        packing: own.packing.unwrap_or(policy.packing),
+        micro_batch_size: own.micro_batch_size.unwrap_or(policy.micro_batch_size),
+        prefetch: own.prefetch.unwrap_or(policy.prefetch),
+        head_rows: own.head_rows.unwrap_or(policy.head_rows),
+        attention_rows: own.attention_rows.unwrap_or(policy.attention_rows),
+        score_tokens: own.score_tokens.unwrap_or(policy.score_tokens),
+        train_tokens: own.train_tokens.unwrap_or(policy.train_tokens),
+        critic: CriticMemory::default(),
+        ..policy.clone()
+    }
+}
