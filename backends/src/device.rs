@@ -82,6 +82,15 @@ impl DeviceSpec {
         backend: Backend::Cpu,
         index: 0,
     };
+
+    /// The backend; the CPU for `auto`, which names none.
+    #[must_use]
+    pub fn backend(self) -> Backend {
+        match self {
+            Self::Named { backend, .. } => backend,
+            Self::Auto => Backend::Cpu,
+        }
+    }
 }
 
 impl fmt::Display for DeviceSpec {

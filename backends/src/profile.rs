@@ -9,14 +9,6 @@ use std::path::PathBuf;
 
 pub use measure::measure;
 
-/// The backend of a device's name; the CPU's where the name leaves it open.
-fn backend(device: DeviceSpec) -> Backend {
-    match device {
-        DeviceSpec::Named { backend, .. } => backend,
-        DeviceSpec::Auto => Backend::Cpu,
-    }
-}
-
 /// The profile of an average device of a backend, with the kernels that models use there.
 #[must_use]
 pub fn assumed(backend: Backend) -> DeviceProfile {
@@ -30,7 +22,7 @@ pub fn of(info: &DeviceInfo) -> DeviceProfile {
         .or_else(|| DeviceProfile::known(&info.name))
         .unwrap_or_else(|| DeviceProfile {
             name: info.name.clone(),
-            ..DeviceProfile::assumed(backend(info.device))
+            ..DeviceProfile::assumed(info.device.backend())
         });
     if let DeviceSpec::Named { backend, .. } = info.device {
         profile.backend = backend;
@@ -49,7 +41,7 @@ pub fn look_up(device: DeviceSpec) -> (DeviceProfile, Option<DeviceInfo>) {
         Ok((_, info)) => (of(&info), Some(info)),
         Err(e) => {
             tracing::warn!("{e}; planning for a middling device of its kind");
-            (assumed(backend(device)), None)
+            (assumed(device.backend()), None)
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Low-rank adapters (LoRA: Hu et al., 2021, arXiv:2106.09685): their settings, and the parameters that they add to a unit.
+//! Low-rank adapters (`LoRA`: Hu et al., 2021, arXiv:2106.09685): their settings, and the parameters that they add to a unit.
 
 use crate::parameters::{ParamSpec, Slot, TargetModule};
 
 /// What PEFT puts before the name of an adapted module.
 const PREFIX: &str = "base_model.model.";
 
-/// The LoRA settings of a model, by PEFT's names.
+/// The `LoRA` settings of a model, by PEFT's names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraConfig {
     /// Rows of A and columns of B (PEFT's `r`); at least 1.

@@ -306,7 +306,7 @@ pub fn dequantize_blockwise(
     kernels(&blocks.scales.device()).dequantize_blockwise(blocks, entries, shape, dtype)
 }
 
-/// Adds each of `rows`, `[tokens, n]`, to the row of `sum`, `[vocab, n]`, of its token (`index_add_` of PyTorch), in a fixed order
+/// Adds each of `rows`, `[tokens, n]`, to the row of `sum`, `[vocab, n]`, of its token (`torch.index_add_`), in a fixed order
 /// without atomics; in place where `sum` is not shared.
 ///
 /// Gives `sum` back, as an error, where no kernel is used for the tensors.

@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_millis(700);
 
 /// Measures a device: some seconds. The device should have nothing else to do.
 pub fn measure(device: &Device, info: &DeviceInfo) -> Result<DeviceProfile> {
-    let backend = super::backend(info.device);
+    let backend = info.device.backend();
     let assumed =
         DeviceProfile::known(&info.name).unwrap_or_else(|| DeviceProfile::assumed(backend));
     let timed = catch_unwind(AssertUnwindSafe(|| -> Result<DeviceProfile> {

@@ -11,6 +11,7 @@ use crate::trace::span;
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use std::ops::Range;
 
@@ -35,22 +36,10 @@ pub(super) fn adamw(
     let n = rows.len() * columns;
     let shape = [rows.len(), columns];
     let fresh = moments.is_none();
-    let moments = moments.map_or_else(
-        || {
-            [
-                empty(&value, shape, DType::F32),
-                empty(&value, shape, DType::F32),
-            ]
-        },
-        |moments| {
-            moments.map(|m| {
-                // some devices store types that they do not compute in
-                let known = supports(Operation::AdamW, &m);
-                detached(if known { m } else { m.cast(DType::F32) })
-            })
-        },
-    );
-    let [first, second] = moments;
+    let [first, second] = match moments {
+        Some(moments) => moments.map(computable),
+        None => [(); 2].map(|()| empty(&value, shape, DType::F32)),
+    };
     let dtype = elem(&first);
     let (new_first, first_in_place) = reuse_or_alloc(&first);
     let (new_second, second_in_place) = reuse_or_alloc(&second);
@@ -110,6 +99,16 @@ pub(super) fn adamw(
         moments: [new_first, new_second].map(Cube::tensor),
         stored: stored.map(Cube::tensor),
     }
+}
+
+/// A moment in a type that the device computes in; it may store others.
+fn computable(moment: Tensor<2>) -> CubeTensor {
+    let supported = supports(Operation::AdamW, &moment);
+    detached(if supported {
+        moment
+    } else {
+        moment.cast(DType::F32)
+    })
 }
 
 /// The scalars of a step.

@@ -1,4 +1,4 @@
-//! What CubeCL backends have kernels for.
+//! What `CubeCL` backends have kernels for.
 
 use super::packed::QuantizedMatrix;
 use super::{

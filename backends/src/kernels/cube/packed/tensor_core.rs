@@ -44,7 +44,7 @@ const fn shared_bytes(epilogue: Epilogue, wide: usize) -> usize {
 /// The least shared memory that the kernels need, in bytes.
 pub(super) const LEAST_SHARED: usize = shared_bytes(Epilogue::SwiGlu, 1);
 
-/// PackedWeights of a cube, of `panels`: as many as shared memory allows while cubes still fill the GPU, since every cube reads the rows
+/// Panels of a cube, of `panels`: as many as shared memory allows while cubes still fill the GPU, since every cube reads the rows
 /// again.
 pub(super) fn wide(panels: usize, tiles: usize, epilogue: Epilogue, like: &CubeTensor) -> usize {
     let most = if epilogue == Epilogue::SwiGlu {
