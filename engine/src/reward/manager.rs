@@ -17,12 +17,12 @@ pub struct Answer<'a> {
     /// Whether it ended by itself.
     pub finished: bool,
     /// Which sample it is, for messages.
-    pub place: Place,
+    pub id: CompletionId,
 }
 
 /// Which sample a reward belongs to, for messages.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Place {
+pub struct CompletionId {
     /// Training step.
     pub step: u64,
     /// Index of the prompt among the run's draws.
@@ -109,9 +109,9 @@ impl Answer<'_> {
 
     fn failed(&self, reason: String) -> Error {
         Error::Reward {
-            step: self.place.step,
-            prompt_index: self.place.prompt_index,
-            sample: self.place.sample,
+            step: self.id.step,
+            prompt_index: self.id.prompt_index,
+            sample: self.id.sample,
             prompt: self.prompt.text.clone(),
             completion: self.text.clone(),
             reason,

@@ -3,5 +3,5 @@
 mod manager;
 mod model;
 
-pub use manager::{Answer, Place, Purpose, RewardManager};
+pub use manager::{Answer, CompletionId, Purpose, RewardManager};
 pub use model::{Reading, RewardModel, Surroundings, architecture};

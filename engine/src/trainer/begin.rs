@@ -7,7 +7,7 @@ use crate::metrics::Event;
 use firebrick_models::checkpoint::{ExportOptions, export};
 
 impl Trainer {
-    /// Does it, once; a resumed run has it behind it.
+    /// Does all of it, once. A resumed run did it in its first session.
     pub(super) fn begin(&mut self) -> Result<()> {
         if self.started {
             return Ok(());

@@ -4,7 +4,7 @@ use crate::checkpoint::PolicySource;
 use crate::config::{Mode, RolloutConfig, RunConfig};
 use crate::data::{Prompt, PromptDataset};
 use crate::planning::{self, engine_limits};
-use crate::reward::{Answer, Place, Purpose, RewardManager, Surroundings};
+use crate::reward::{Answer, CompletionId, Purpose, RewardManager, Surroundings};
 use crate::task::{Reward, Shaping, Task};
 use crate::{Error, Result};
 use firebrick_backends::PrecisionExt;
@@ -118,12 +118,12 @@ pub(crate) fn greedy_samples(
     Ok(generated.samples)
 }
 
-/// Completions of prompts as a judge takes them; `place` says which sample each is.
+/// Completions of prompts as a judge takes them; `id` says which sample each is.
 pub(crate) fn answers<'a>(
     prompts: &'a [Prompt],
     samples: &'a [Sample],
     source: &PolicySource,
-    place: impl Fn(&Sample) -> Place,
+    id: impl Fn(&Sample) -> CompletionId,
 ) -> Result<Vec<Answer<'a>>> {
     samples
         .iter()
@@ -133,7 +133,7 @@ pub(crate) fn answers<'a>(
                 text: source.tokenizer.decode(&sample.tokens, true)?,
                 tokens: &sample.tokens,
                 finished: sample.finish == FinishReason::Stop,
-                place: place(sample),
+                id: id(sample),
             })
         })
         .collect()
@@ -147,7 +147,7 @@ pub(crate) fn mean_reward(
     samples: &[Sample],
     max_tokens: usize,
 ) -> Result<f64> {
-    let answers = answers(&data.validation, samples, source, |sample| Place {
+    let answers = answers(&data.validation, samples, source, |sample| CompletionId {
         step: 0,
         prompt_index: sample.request as u64,
         sample: sample.sample,

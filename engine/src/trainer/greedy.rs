@@ -5,7 +5,7 @@ use super::evaluate::answers;
 use crate::Result;
 use crate::data::Prompt;
 use crate::metrics::Phase;
-use crate::reward::{Place, Purpose};
+use crate::reward::{CompletionId, Purpose};
 use crate::rollout::Rollout;
 use crate::task::{Reward, Shaping};
 use firebrick_models::generate::{GenerationRequest, Generator, Sample};
@@ -42,7 +42,7 @@ impl Trainer {
         rollouts: &mut [Rollout],
     ) -> Result<()> {
         let (step, first) = (self.state.step + 1, self.state.draws);
-        let answers = answers(prompts, samples, &self.source, |sample| Place {
+        let answers = answers(prompts, samples, &self.source, |sample| CompletionId {
             step,
             prompt_index: first + sample.request as u64,
             sample: sample.sample,
@@ -62,7 +62,7 @@ impl Trainer {
             );
         }
         for (answer, reward) in answers.iter().zip(rewards) {
-            let prompt_index = answer.place.prompt_index;
+            let prompt_index = answer.id.prompt_index;
             for rollout in rollouts
                 .iter_mut()
                 .filter(|r| r.prompt_index == prompt_index)

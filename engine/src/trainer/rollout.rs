@@ -7,7 +7,7 @@ use crate::data::Prompt;
 use crate::metrics::{Phase, RolloutReport, RolloutStats};
 use crate::objective::advantage::frac_reward_zero_std;
 use crate::planning::engine_limits;
-use crate::reward::{Answer, Place, Purpose};
+use crate::reward::{Answer, CompletionId, Purpose};
 use crate::rollout::Rollout;
 use crate::sequence::{TokenColumns, column};
 use crate::task::{Reward, Shaping, Task};
@@ -65,7 +65,7 @@ fn answer<'a>(
         text,
         tokens: &sample.tokens,
         finished: sample.finish == FinishReason::Stop,
-        place: Place {
+        id: CompletionId {
             step,
             prompt_index: first + sample.request as u64,
             sample: sample.sample,
