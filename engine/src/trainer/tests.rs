@@ -10,6 +10,7 @@ model:
   arch: {model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
          max_position_embeddings: 32}
 task: {kind: arithmetic, difficulty: 1, partial: true, validation_size: 4}
+output: run
 device: cpu
 rollout: {n: 2, prompt_length: 6, response_length: 3}
 trainer: {steps: 3, train_batch_size: 2, seed: 5, test_freq: 0, save_freq: -1}
