@@ -115,6 +115,8 @@ fn firsts(rows: &[Vec<f64>]) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
+    use super::CorrectionBound::{Mask, Truncate};
+    use super::CorrectionLevel::{Sequence, Token};
     use super::*;
 
     fn close(found: &[Vec<f64>], expected: &[&[f64]]) {
@@ -136,8 +138,6 @@ mod tests {
             normalize: false,
         };
         let weights = |level, bound| correction(level, bound).weights(&differences).0;
-        use CorrectionBound::{Mask, Truncate};
-        use CorrectionLevel::{Sequence, Token};
         close(&weights(Token, Truncate), &[&[2.0, 1.0], &[0.5]]);
         close(&weights(Token, Mask), &[&[0.0, 1.0], &[0.0]]);
         close(&weights(Sequence, Truncate), &[&[2.0, 2.0], &[0.5]]);

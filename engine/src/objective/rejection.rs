@@ -82,6 +82,7 @@ pub fn kept_tokens(rejections: &[Rejection], differences: &[Vec<f64>]) -> Vec<Ve
 
 #[cfg(test)]
 mod tests {
+    use super::RolloutRs::{SeqMaxK3, SeqMeanK2, SeqSumK1, TokenK1};
     use super::*;
 
     fn up_to(criterion: RolloutRs, upper: f64) -> Rejection {
@@ -97,7 +98,6 @@ mod tests {
     fn tokens_or_sequences_beyond_the_threshold_are_left_out() {
         let differences = [vec![0.0, 1.0], vec![0.1, -0.1]];
         let kept = |criterion, upper| kept_tokens(&[up_to(criterion, upper)], &differences);
-        use RolloutRs::{SeqMaxK3, SeqMeanK2, SeqSumK1, TokenK1};
         assert_eq!(kept(TokenK1, 2.0), [[true, false], [true, true]]);
         assert_eq!(kept(SeqSumK1, 2.0), [[false, false], [true, true]]);
         assert_eq!(kept(SeqMeanK2, 0.2), [[false, false], [true, true]]);
