@@ -110,7 +110,7 @@ mod tests {
     fn several_criteria_all_have_to_hold() {
         let differences = [vec![0.0, 1.0, 0.1], vec![0.1, -0.1, 0.3]];
         let ratio = Rejection {
-            criterion: RolloutRs::TokenK1,
+            criterion: TokenK1,
             range: 0.8_f64.ln()..=1.2_f64.ln(),
         };
         let both = [ratio, up_to(RolloutRs::SeqMaxK2, 0.4)];
