@@ -5,6 +5,7 @@ use crate::{
     CriticMemory, Granularity, MomentKind, OptimizerOffload, Order, Packing, ParamOffload, Preset,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// Settings of a model that is not trained.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -24,7 +25,8 @@ pub struct RoleMemory {
     reason = "switches that a user sets one by one"
 )]
 pub struct MemoryConfig {
-    /// Starting values of the keys below, under a name people know.
+    /// Starting values of the keys below, under a name people know. In code, [`MemoryConfig::from`] sets them; this field alone
+    /// sets nothing.
     pub preset: Option<Preset>,
     /// A plan that `firebrick plan --output` wrote, to be run as it is (also `train --plan FILE`).
     pub plan: Option<std::path::PathBuf>,
@@ -126,6 +128,18 @@ impl Default for MemoryConfig {
             cleanup_every: 0,
             reference: RoleMemory::default(),
             critic: CriticMemory::default(),
+        }
+    }
+}
+
+impl From<Preset> for MemoryConfig {
+    /// The preset's settings, and the defaults of the others.
+    fn from(preset: Preset) -> Self {
+        let settings = serde_json::from_value(Value::Object(preset.settings()));
+        let settings: Self = settings.expect("a preset's keys are settings of this section");
+        Self {
+            preset: Some(preset),
+            ..settings
         }
     }
 }

@@ -24,6 +24,9 @@ impl RunConfig {
             }
             _ => {}
         }
+        if self.output.as_os_str().is_empty() {
+            return bad("output must name the run folder");
+        }
         if let Some(lora) = &self.model.lora {
             lora.check(self.model.path.is_some())?;
         }

@@ -1,7 +1,7 @@
 //! YAML plus `key.path=value` overrides into a [`RunConfig`], with unknown keys refused and the nearest one named.
 
 use super::RunConfig;
-use crate::objective::{Algorithm, Objective};
+use crate::objective::Algorithm;
 use crate::plan::Preset;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
@@ -141,19 +141,11 @@ fn expand_objective(root: &mut Map<String, Value>) {
 fn typed(mut root: Map<String, Value>) -> Result<RunConfig> {
     expand_preset(&mut root);
     expand_objective(&mut root);
-    let mut config: RunConfig =
-        serde_path_to_error::deserialize(Value::Object(root)).map_err(|e| {
-            let path = e.path().to_string();
-            Error::Config(describe(&path, &e.into_inner().to_string()))
-        })?;
-    if config.objective.build()?.needs().values {
-        config.critic.get_or_insert_default();
-    }
-    config.check()?;
-    if let Some(lora) = &mut config.model.lora {
-        lora.spell_out();
-    }
-    Ok(config)
+    let config: RunConfig = serde_path_to_error::deserialize(Value::Object(root)).map_err(|e| {
+        let path = e.path().to_string();
+        Error::Config(describe(&path, &e.into_inner().to_string()))
+    })?;
+    config.resolve()
 }
 
 /// `objective: grpo` is short for `objective: {name: grpo}`, and a section without a name is GRPO's.

@@ -1,5 +1,9 @@
 //! The configuration of a run: what a user writes, read strictly and resolved once.
+//!
+//! A [`RunConfig`] comes from a file ([`load()`]), from text ([`parse`]), or from code ([`RunConfig::builder`]); all three are checked
+//! alike.
 
+mod builder;
 mod check;
 mod critic;
 mod load;
@@ -14,6 +18,7 @@ mod trainer;
 mod update;
 
 pub use crate::objective::ObjectiveConfig;
+pub use builder::RunConfigBuilder;
 pub use critic::{CriticConfig, CriticModel};
 pub use load::{load, parse};
 pub use lora::{LoraSettings, TargetModules};

@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// Everything a run is made of. Written back complete as `config.yaml` in the run folder.
+///
+/// [`RunConfig::builder`] makes one in code; [`RunConfig::resolve`] checks one whose fields were set by hand.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
@@ -71,6 +73,31 @@ pub struct RunConfig {
 
 fn yes() -> bool {
     true
+}
+
+impl Default for RunConfig {
+    /// Every section's defaults. The model and the output folder have none: [`resolve`](RunConfig::resolve) refuses a
+    /// configuration without them.
+    fn default() -> Self {
+        Self {
+            model: ModelConfig::default(),
+            task: None,
+            output: PathBuf::new(),
+            objective: ObjectiveConfig::default(),
+            rollout: RolloutConfig::default(),
+            update: UpdateConfig::default(),
+            optim: OptimConfig::default(),
+            critic: None,
+            trainer: TrainerConfig::default(),
+            warmup: WarmupConfig::default(),
+            sft: None,
+            memory: MemoryConfig::default(),
+            device: DeviceSpec::default(),
+            precision: Precision::default(),
+            allow_tf32: false,
+            deterministic: yes(),
+        }
+    }
 }
 
 impl RunConfig {

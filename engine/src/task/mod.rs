@@ -109,6 +109,19 @@ pub struct Example {
     pub fields: Map<String, Value>,
 }
 
+impl Example {
+    /// A text prompt and the ground truth that its completions are compared with; no demonstration, no row.
+    #[must_use]
+    pub fn text(prompt: impl Into<String>, answer: impl Into<String>) -> Self {
+        Self {
+            prompt: PromptText::Text(prompt.into()),
+            answer: answer.into(),
+            solution: None,
+            fields: Map::new(),
+        }
+    }
+}
+
 /// A prompt before tokenization.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PromptText {

@@ -84,11 +84,12 @@ impl TrainerBuilder {
     ///
     /// Where the configuration is wrong, a file cannot be read, no plan fits the budget, or the output folder holds another run.
     pub fn build(self) -> Result<Trainer> {
+        let config = self.config.resolve()?;
         let task = match self.task {
             Some(task) => task,
-            None => task_of(&self.config, self.mode)?,
+            None => task_of(&config, self.mode)?,
         };
-        let opened = Opened::open(self.config, self.mode, task, self.objective)?;
+        let opened = Opened::open(config, self.mode, task, self.objective)?;
         let planned = opened.plan()?;
         let mut loaded = Loaded::load(&opened, &planned, self.start)?;
         let (state, resumed) = loaded.restore(self.mode)?;

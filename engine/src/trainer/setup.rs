@@ -47,14 +47,13 @@ pub(super) struct Planned {
 }
 
 impl Opened {
-    /// Reads and checks what a configuration names. `objective` takes the place of the configured one.
+    /// Reads and checks what a resolved configuration names. `objective` takes the place of the configured one.
     pub fn open(
         config: RunConfig,
         mode: Mode,
         task: Arc<dyn Task>,
         objective: Option<Arc<dyn Objective>>,
     ) -> Result<Self> {
-        config.check()?;
         let source =
             PolicySource::open(&config.model, task.as_ref())?.in_precision(config.precision);
         if mode == Mode::Rl || !task.is_empty(Split::Validation) {

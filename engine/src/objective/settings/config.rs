@@ -20,7 +20,8 @@ use serde::{Deserialize, Serialize};
     reason = "each is a part of the objective that there is or is not"
 )]
 pub struct ObjectiveConfig {
-    /// The algorithm whose settings stand under those that are written.
+    /// The algorithm whose settings stand under those that are written. In code, [`Algorithm::settings`] gives them; this field
+    /// alone sets nothing.
     pub name: Algorithm,
 
     /// How rewards become advantages (verl's `adv_estimator`).

@@ -8,6 +8,13 @@ use crate::objective::aggregate::LossAggMode;
 use crate::objective::kl::KlType;
 use crate::objective::policy::ImportanceSamplingLevel;
 
+impl From<Algorithm> for ObjectiveConfig {
+    /// [`Algorithm::settings`].
+    fn from(algorithm: Algorithm) -> Self {
+        algorithm.settings()
+    }
+}
+
 impl Algorithm {
     /// What the algorithm's paper sets, and GRPO's defaults for the rest.
     #[must_use]
