@@ -1,6 +1,7 @@
 //! Predicted bytes against counted ones, on the CPU. A test binary of its own, for its allocator; what that allocator counts
 //! is the whole process's, so each test runs in a process of its own ([`own_process`]).
 
+mod cases;
 mod ended_rows;
 mod measure;
 mod own_process;

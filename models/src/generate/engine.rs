@@ -13,36 +13,26 @@
 //! preempted: they wait, and are recomputed from their prompt and their sampled tokens. A draw depends on the sequence and the
 //! position alone, so the tokens are the same. The oldest sequence is never preempted, so every sequence ends.
 
+use super::engine_args::EngineArgs;
 use super::prefill::{Prefill, PrefilledGroup};
 use super::request::{FinishReason, GenerationRequest, Sample};
 use super::sampler::{RandomDraw, SampledTokens, sample};
-use super::scheduler_config::SchedulerConfig;
 use super::sequence::{SampledToken, Sequence};
 use super::slots::{Around, Room, Slots};
 use super::stats::GenerationStats;
-use super::stopping_criteria::StoppingCriteria;
 use super::waiting_queue::WaitingQueue;
+use crate::Result;
 use crate::forward_context::{Columns, ForwardContext};
-use crate::{Decoder, Result};
 use burn::tensor::{Int, Tensor, TensorData};
-use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
+use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::device::{is_accelerator, is_cpu};
 use firebrick_backends::kernels::in_thread_pool;
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Prompts are prefilled for at least the slots over this, so that short prompts are not prefilled one at a time.
 const PREFILL_SHARE: usize = 8;
-
-/// What an engine runs with.
-pub(super) struct EngineArgs<'a> {
-    pub decoder: &'a Decoder,
-    pub criteria: StoppingCriteria<'a>,
-    pub config: SchedulerConfig,
-    pub accounts: Option<&'a Arc<Accounts>>,
-}
 
 /// One run over a list of requests.
 pub(super) struct Engine<'a> {
@@ -300,7 +290,10 @@ impl<'a> Engine<'a> {
         while sequences.peek().is_some() {
             let few: Vec<(usize, Sequence)> = sequences.by_ref().take(self.room.rows).collect();
             let rows = self.ints(few.iter().map(|(group, _)| *group as i32).collect());
-            let draws: Vec<RandomDraw> = few.iter().map(|(_, sequence)| draw(sequence)).collect();
+            let draws: Vec<RandomDraw> = few
+                .iter()
+                .map(|(_, sequence)| RandomDraw::next(sequence.key, sequence.sample.tokens.len()))
+                .collect();
             let logits = self
                 .args
                 .decoder
@@ -354,7 +347,7 @@ impl<'a> Engine<'a> {
         };
         let later = u32::from(pending.is_some());
         let next = |sequence: &Sequence| {
-            let draw = draw(sequence);
+            let draw = RandomDraw::next(sequence.key, sequence.sample.tokens.len());
             RandomDraw {
                 position: draw.position + later,
                 ..draw
@@ -489,11 +482,9 @@ impl<'a> Engine<'a> {
         let cells = self.slots.cells() + self.staged();
         let bytes = cells * self.args.decoder.arch().cache_bytes_per_token();
         self.stats.peak_cache_bytes = self.stats.peak_cache_bytes.max(bytes);
+        let held = self.hold.as_ref().map(MemoryGuard::bytes);
         if let Some(accounts) = self.args.accounts
-            && self
-                .hold
-                .as_ref()
-                .is_none_or(|hold| hold.bytes() != bytes as u64)
+            && held != Some(bytes as u64)
         {
             self.hold = None;
             self.hold = Some(accounts.hold(Category::KvCache, Home::Device, bytes));
@@ -503,13 +494,5 @@ impl<'a> Engine<'a> {
     fn ints(&self, values: Vec<i32>) -> Tensor<1, Int> {
         let count = values.len();
         Tensor::from_data(TensorData::new(values, [count]), self.args.decoder.device())
-    }
-}
-
-/// The random draw of a sequence's next token.
-fn draw(sequence: &Sequence) -> RandomDraw {
-    RandomDraw {
-        key: Some(sequence.key),
-        position: sequence.sample.tokens.len() as u32,
     }
 }

@@ -1,6 +1,7 @@
 //! The public way in: a decoder with checked sampling parameters.
 
-use super::engine::{Engine, EngineArgs};
+use super::engine::Engine;
+use super::engine_args::EngineArgs;
 use super::request::{GenerationRequest, Sample, check_ids};
 use super::sampling_params::SamplingParams;
 use super::scheduler_config::SchedulerConfig;

@@ -1,6 +1,7 @@
 //! Sampling completions: continuous batching over a KV cache within a budget, `n` samples of a prompt sharing its prefill.
 
 mod engine;
+mod engine_args;
 mod generator;
 mod prefill;
 mod request;

@@ -56,6 +56,16 @@ pub(super) struct RandomDraw {
 }
 
 impl RandomDraw {
+    /// The draw of a sequence's next token, after so many.
+    pub fn next(key: DrawKey, tokens: usize) -> Self {
+        Self {
+            key: Some(key),
+            position: tokens as u32,
+        }
+    }
+}
+
+impl RandomDraw {
     /// For a row without a sequence.
     pub const NONE: Self = Self {
         key: None,

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::task::{PromptText, TaskConfig};
+use firebrick_models::tokenizer::Message;
 
 /// Builds a task of `kind: jsonl` whose training rows are `rows`, with more settings as JSON.
 fn build(rows: &str, settings: &str) -> Result<Box<dyn Task>, String> {

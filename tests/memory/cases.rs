@@ -1,0 +1,205 @@
+//! What is measured: models, and the plans that each is trained under.
+
+pub type Plans = Vec<(&'static str, Value)>;
+
+/// A model of 26 million parameters over 1,024 tokens under every technique, and small ones of other families.
+pub fn cases() -> Vec<(Case, Plans)> {
+    let large = Case::new("llama, 26 M, 2 x 512 tokens", &llama(), [256, 256, 2]);
+    let long = Case::new("llama, 26 M, 1 x 1,024 tokens", &llama(), [512, 512, 1]);
+    let adapted = Case::new("llama, 26 M, adapters", &llama(), [256, 256, 2]).adapted();
+    let critic = Case::new("llama, 26 M, with a critic", &llama(), [256, 256, 2]).criticised();
+    let sampled = Case::new("llama, 26 M, sampling", &llama(), [48, 16, 32]).sampled(8);
+    let mut all = vec![
+        (large, techniques()),
+        (long, long_plans()),
+        (adapted, few_plans()),
+        (critic, critic_plans()),
+        (
+            sampled,
+            vec![(
+                "sampling 32 at a time",
+                json!({"head_rows": 64, "score_tokens": 256, "train_tokens": 256, "gradient_checkpointing": true}),
+            )],
+        ),
+    ];
+    for (name, quantization) in [
+        ("llama, 26 M, sampling from panels", None),
+        ("llama, 26 M, sampling in 8 bits", Some(Quantization::Int8)),
+    ] {
+        let case = Case::new(name, &llama(), [16, 16, 16]).sampled(8);
+        let plan = json!({"head_rows": 64, "score_tokens": 64, "train_tokens": 64, "gradient_checkpointing": true});
+        all.push((
+            case.packed(quantization),
+            vec![("sampling 16 at a time", plan)],
+        ));
+    }
+    let half = Case::new("llama, 26 M, bf16", &llama(), [256, 256, 2]);
+    all.push((half.in_precision(Precision::Bf16), half_plans()));
+    let half = Case::new("qwen3, f16", &small("qwen3"), [128, 64, 16]);
+    all.push((half.in_precision(Precision::F16).sampled(4), few_plans()));
+    for family in ["llama", "qwen2", "qwen3", "gemma2", "mistral"] {
+        let case = Case::new(family, &small(family), [128, 64, 16]).sampled(4);
+        all.push((case, few_plans()));
+    }
+    all
+}
+
+/// Settings over gradient checkpointing of every layer, attention and head in small pieces.
+fn over(value: Value) -> Value {
+    let mut all = json!({"gradient_checkpointing": true, "attention_rows": 128, "head_rows": 64});
+    if let (Value::Object(all), Value::Object(own)) = (&mut all, value) {
+        all.extend(own);
+    }
+    all
+}
+
+fn techniques() -> Plans {
+    vec![
+        ("plain", json!({"attention_rows": 0})),
+        ("plain, attention_rows 256", json!({"attention_rows": 256})),
+        (
+            "plain, padded",
+            json!({"attention_rows": 0, "packing": "padded"}),
+        ),
+        (
+            "plain, padded, attention_rows 256",
+            json!({"attention_rows": 256, "packing": "padded"}),
+        ),
+        (
+            "plain, head_rows 64",
+            json!({"attention_rows": 0, "head_rows": 64}),
+        ),
+        ("checkpoint_every 1", over(json!({}))),
+        ("checkpoint_every 2", over(json!({"checkpoint_every": 2}))),
+        (
+            "checkpoint_every 4, attention whole",
+            over(json!({"checkpoint_every": 4, "attention_rows": 0})),
+        ),
+        (
+            "checkpoint_layers 0, 3, 5",
+            over(json!({"checkpoint_layers": [0, 3, 5]})),
+        ),
+        (
+            "checkpoint_ratio 0.5",
+            over(json!({"checkpoint_ratio": 0.5, "head_rows": 256})),
+        ),
+        (
+            "recompute_granularity half",
+            over(json!({"recompute_granularity": "half", "head_rows": 1024})),
+        ),
+        (
+            "activation_offload",
+            over(json!({"activation_offload": true})),
+        ),
+        ("grad_offload", over(json!({"grad_offload": true}))),
+        (
+            "param_offload streamed",
+            over(json!({"param_offload": "streamed"})),
+        ),
+        (
+            "optimizer_offload idle",
+            over(json!({"optimizer_offload": "idle"})),
+        ),
+        (
+            "optimizer_offload cpu",
+            over(json!({"optimizer_offload": "cpu"})),
+        ),
+        ("moments bf16", over(json!({"moments": "bf16"}))),
+        ("moments block8", over(json!({"moments": "block8"}))),
+        ("micro_batch_size 1", over(json!({"micro_batch_size": 1}))),
+        (
+            "everything on the host, segment_major",
+            over(json!({
+                "activation_offload": true, "param_offload": "streamed", "order": "segment_major",
+                "grad_offload": true, "optimizer_offload": "cpu", "micro_batch_size": 1
+            })),
+        ),
+    ]
+}
+
+fn long_plans() -> Plans {
+    vec![
+        ("plain", json!({"attention_rows": 0})),
+        (
+            "checkpoint_every 1, attention whole",
+            over(json!({"attention_rows": 0})),
+        ),
+        (
+            "checkpoint_every 2, attention_rows 512",
+            over(json!({"checkpoint_every": 2, "attention_rows": 512})),
+        ),
+    ]
+}
+
+fn critic_plans() -> Plans {
+    vec![
+        ("plain", json!({"attention_rows": 0, "head_rows": 64})),
+        (
+            "checkpoint_every 1, the critic's graph whole",
+            over(json!({"critic": {"gradient_checkpointing": false, "attention_rows": 0}})),
+        ),
+        (
+            "everything on the host",
+            over(json!({
+                "activation_offload": true, "param_offload": "streamed", "order": "segment_major",
+                "grad_offload": true, "optimizer_offload": "cpu", "micro_batch_size": 1
+            })),
+        ),
+    ]
+}
+
+fn half_plans() -> Plans {
+    vec![
+        ("plain", json!({"attention_rows": 0, "head_rows": 64})),
+        ("checkpoint_every 1", over(json!({}))),
+        (
+            "optimizer_offload cpu",
+            over(json!({"optimizer_offload": "cpu"})),
+        ),
+        (
+            "optimizer_offload idle, moments block8",
+            over(json!({"optimizer_offload": "idle", "moments": "block8"})),
+        ),
+        (
+            "everything on the host, segment_major",
+            over(json!({
+                "activation_offload": true, "param_offload": "streamed", "order": "segment_major",
+                "grad_offload": true, "optimizer_offload": "cpu", "micro_batch_size": 1
+            })),
+        ),
+    ]
+}
+
+fn few_plans() -> Plans {
+    vec![
+        ("plain", json!({"attention_rows": 0, "head_rows": 64})),
+        ("checkpoint_every 1", over(json!({"attention_rows": 0}))),
+        (
+            "checkpoint_every 1, chunks",
+            over(json!({"attention_rows": 64, "train_tokens": 1024})),
+        ),
+        (
+            "plain, padded",
+            json!({"attention_rows": 0, "head_rows": 64, "packing": "padded"}),
+        ),
+    ]
+}
+
+/// A llama of about 26 million parameters with a vocabulary of 32,768, tied.
+fn llama() -> Value {
+    json!({
+        "model_type": "llama", "vocab_size": 32768, "hidden_size": 384, "intermediate_size": 1024,
+        "num_hidden_layers": 8, "num_attention_heads": 6, "num_key_value_heads": 3,
+        "max_position_embeddings": 4096, "tie_word_embeddings": true
+    })
+}
+
+/// A small model of another family: biases, norms on q and k, soft-caps, windows, norms after each half.
+fn small(family: &str) -> Value {
+    json!({
+        "model_type": family, "vocab_size": 4096, "hidden_size": 192, "intermediate_size": 512,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 48,
+        "max_position_embeddings": 2048, "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0, "sliding_window": 128
+    })
+}
