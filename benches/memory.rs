@@ -3,9 +3,12 @@
 //! `cargo bench --no-default-features --bench memory`
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
+#[path = "../tests/memory/cases.rs"]
+mod cases;
 #[path = "../tests/memory/measure.rs"]
 mod measure;
 
+use cases::cases;
 use firebrick::backends::allocator::CountingAllocator;
 use measure::{error, rows};
 
@@ -15,7 +18,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 fn main() {
     println!("| model | plan | the peak, as predicted | predicted, MiB | counted, MiB | off by |");
     println!("|---|---|---|---:|---:|---:|");
-    rows(|row| {
+    rows(cases(), |row| {
         let worst = row.phases.iter().max_by_key(|p| p.predicted);
         let worst = worst.map_or(String::new(), |p| format!("{}: {}", p.name, p.moment));
         println!(

@@ -1,6 +1,10 @@
 //! What is measured: models, and the plans that each is trained under.
 
-pub type Plans = Vec<(&'static str, Value)>;
+use firebrick::backends::Precision;
+use firebrick::models::Quantization;
+use serde_json::{Value, json};
+
+use crate::measure::{Case, Plans};
 
 /// A model of 26 million parameters over 1,024 tokens under every technique, and small ones of other families.
 pub fn cases() -> Vec<(Case, Plans)> {

@@ -7,6 +7,7 @@ mod measure;
 mod own_process;
 mod reuse;
 
+use cases::cases;
 use firebrick::backends::DeviceSpec;
 use firebrick::backends::allocator::CountingAllocator;
 use firebrick::backends::device::open;
@@ -50,7 +51,7 @@ fn a_scope_counts_before_after_and_the_peak_of_what_it_encloses_and_leaves_the_o
 
 fn predictions_are_within_15_percent_of_what_is_counted() {
     let mut off = Vec::new();
-    let rows = rows(|row| {
+    let rows = rows(cases(), |row| {
         for phase in &row.phases {
             let apart = error(phase.predicted, phase.measured);
             let line = format!(

@@ -21,9 +21,12 @@ use firebrick::models::generate::{
 };
 use firebrick::models::random::DrawKey;
 use firebrick::models::{Arch, Decoder, Prepack, Quantization};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+
+/// Memory settings by name.
+pub type Plans = Vec<(&'static str, Value)>;
 
 /// A model and how much is trained on at a time.
 pub struct Case {
@@ -347,9 +350,9 @@ pub fn error(predicted: u64, measured: u64) -> f64 {
 }
 
 /// Measures every case under its plans; `seen` is told of each.
-pub fn rows(mut seen: impl FnMut(&Row)) -> Vec<Row> {
+pub fn rows(cases: Vec<(Case, Plans)>, mut seen: impl FnMut(&Row)) -> Vec<Row> {
     let mut all = Vec::new();
-    for (case, plans) in cases() {
+    for (case, plans) in cases {
         for (name, settings) in plans {
             let memory = serde_json::from_value(settings).expect("settings of the memory section");
             let row = Row {
