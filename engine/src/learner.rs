@@ -100,12 +100,21 @@ impl Learner {
         AdamW::planned(optim, decoder, plan, &self.runtime.accounts)
     }
 
-    /// Log-probs and entropies of sequences, in their order.
+    /// Log-probs and entropies, in nats, of the scored tokens of sequences, in their order. Logits are divided by
+    /// `temperature`, which is above 0.
+    ///
+    /// # Errors
+    ///
+    /// Where a sequence is longer than the plan's `score_tokens`, memory runs out, or the device fails.
     pub fn score(&self, sequences: &[Sequence], temperature: f64) -> Result<MicroScores> {
         score_placed(&self.model, &self.runtime, sequences, temperature)
     }
 
     /// A critic's values of sequences' scored tokens, in their order.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`score`](Self::score).
     pub fn values(&self, sequences: &[Sequence]) -> Result<Vec<Vec<f32>>> {
         let ResidentModel { decoder, plan, .. } = &self.model;
         let executor = Executor::new(plan, &self.runtime, 1.0).for_role(self.model.role());
@@ -132,7 +141,18 @@ impl Learner {
         score_all(&executor, &base, sequences, cut)
     }
 
-    /// One optimizer step over sequences whose weights already hold the step's normalisers. A critic knows no temperature.
+    /// One optimizer step: forward and backward over all micro-batches, gradient clipping, one `AdamW` step at the learning rate
+    /// `lr`. The loss is a weighted sum over scored tokens: every sequence has its tokens' weights in
+    /// [`columns.weight`](crate::sequence::TokenColumns::weight), with the step's normalisers in them, so that the result
+    /// does not depend on how the batch is divided. Logits are divided by `temperature`; a critic has none.
+    ///
+    /// # Errors
+    ///
+    /// Where a sequence is longer than the plan's `train_tokens`, memory runs out, or the device fails.
+    ///
+    /// # Panics
+    ///
+    /// If scored tokens lack a weight.
     pub fn update<'l>(
         &mut self,
         sequences: &[Sequence],
@@ -146,6 +166,10 @@ impl Learner {
 
     /// The first half of an optimizer step: forward and backward over all micro-batches. Unless the plan updates in the
     /// backward pass, it changes nothing and may be run again after an error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`update`](Self::update).
     pub fn accumulate<'l>(
         &mut self,
         sequences: &[Sequence],

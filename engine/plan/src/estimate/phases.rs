@@ -140,7 +140,7 @@ pub fn estimate(workload: &Workload, plan: &Plan, profile: &DeviceProfile) -> Es
     estimate_parallel(workload, plan, profile, &Parallel::default())
 }
 
-/// Bytes and seconds of one of several devices. See [`parallel`]; the trainer runs on one.
+/// Bytes and seconds of one of several devices. See [`parallel`](super::parallel); the trainer runs on one.
 #[must_use]
 pub fn estimate_parallel(
     workload: &Workload,
