@@ -27,6 +27,25 @@ fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile) -> u64 {
     layers + panels(sizes.projection)
 }
 
+/// The parameters of a run's models: the same under every plan, so that a search counts them once.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelSizes {
+    policy: Sizes,
+    critic: Option<Sizes>,
+    rewards: Vec<Sizes>,
+}
+
+impl ModelSizes {
+    pub fn of(workload: &Workload) -> Self {
+        let rewards = workload.rewards.iter();
+        Self {
+            policy: Sizes::of(&workload.arch, workload.lora.as_ref()),
+            critic: workload.critic_arch().map(|arch| Sizes::of(arch, None)),
+            rewards: rewards.map(|own| Sizes::of(&own.arch, None)).collect(),
+        }
+    }
+}
+
 /// Everything an estimate looks at, for one of the models that are trained.
 pub(crate) struct Context<'a> {
     pub workload: &'a Workload,
@@ -56,13 +75,14 @@ impl<'a> Context<'a> {
         plan: &'a Plan,
         profile: &'a DeviceProfile,
         parallel: &'a Parallel,
+        counted: &ModelSizes,
     ) -> Self {
         let (arch, lora) = (&workload.arch, workload.lora.as_ref());
-        let sizes = Sizes::of(arch, lora);
-        let mut trained = vec![(Role::Policy, sizes)];
-        if let (Some(arch), Some(_)) = (workload.critic_arch(), plan.critic()) {
-            trained.push((Role::Critic, Sizes::of(arch, None)));
+        let mut trained = vec![(Role::Policy, counted.policy)];
+        if let (Some(critic), Some(_)) = (counted.critic, plan.critic()) {
+            trained.push((Role::Critic, critic));
         }
+        let rewards = workload.rewards.iter().zip(&counted.rewards);
         Self {
             widths: Widths::of(arch, lora, profile),
             workload,
@@ -74,13 +94,9 @@ impl<'a> Context<'a> {
             eight_bits: None,
             arch,
             lora,
-            sizes,
+            sizes: counted.policy,
             trained,
-            rewards: workload
-                .rewards
-                .iter()
-                .map(|own| (&own.plan, Sizes::of(&own.arch, None)))
-                .collect(),
+            rewards: rewards.map(|(own, sizes)| (&own.plan, *sizes)).collect(),
         }
     }
 

@@ -19,7 +19,7 @@ mod train;
 pub mod usage;
 mod workload;
 
-pub(crate) use context::Context;
+pub(crate) use context::{Context, ModelSizes};
 pub use parallel::{Parallel, Zero};
 pub use phases::{estimate, estimate_parallel};
 pub use result::{Estimate, PhaseEstimate, Seconds};

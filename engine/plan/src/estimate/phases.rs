@@ -1,6 +1,6 @@
 //! The phases of a step, one after the other, and the estimate of a plan.
 
-use super::context::Context;
+use super::context::{Context, ModelSizes};
 use super::parallel::Parallel;
 use super::result::{Estimate, PhaseEstimate};
 use super::sizes::F32;
@@ -148,5 +148,6 @@ pub fn estimate_parallel(
     profile: &DeviceProfile,
     parallel: &Parallel,
 ) -> Estimate {
-    Context::new(workload, plan, profile, parallel).estimate()
+    let sizes = ModelSizes::of(workload);
+    Context::new(workload, plan, profile, parallel, &sizes).estimate()
 }

@@ -6,7 +6,7 @@ use super::candidates::{
 use super::limits::PhaseLimits;
 use super::request::Request;
 use crate::Result;
-use crate::estimate::{Context, time};
+use crate::estimate::{Context, ModelSizes, time};
 use crate::{MemoryConfig, ModelPlan, MomentKind, Plan, Role};
 
 /// What a step with moments of fewer bits is counted as, in steps with exact ones.
@@ -58,9 +58,10 @@ struct PlacementSearch<'a> {
     request: &'a Request,
     limits: &'a PhaseLimits,
     memory: MemoryConfig,
+    sizes: ModelSizes,
 }
 
-/// ChunkSizes of head and attention, and the best scoring with them.
+/// Rows of head and attention at a time, and the best scoring with them.
 struct ChunkSizes {
     head: usize,
     attention: usize,
@@ -71,6 +72,7 @@ struct ChunkSizes {
 impl<'a> PlacementSearch<'a> {
     fn new(request: &'a Request, limits: &'a PhaseLimits, memory: MemoryConfig) -> Self {
         Self {
+            sizes: ModelSizes::of(&request.workload),
             request,
             limits,
             memory,
@@ -78,8 +80,13 @@ impl<'a> PlacementSearch<'a> {
     }
 
     fn context<'p>(&'p self, plan: &'p Plan) -> Context<'p> {
-        let request = self.request;
-        Context::new(&request.workload, plan, &request.profile, &request.parallel)
+        let Request {
+            workload,
+            profile,
+            parallel,
+            ..
+        } = self.request;
+        Context::new(workload, plan, profile, parallel, &self.sizes)
     }
 
     /// The most frugal candidates: one of them needs the least bytes.
