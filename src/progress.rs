@@ -153,44 +153,9 @@ fn step_line(metrics: &Metrics) -> String {
 impl Observer for Progress {
     fn event(&mut self, event: Event<'_>) {
         match event {
-            Event::Ready {
-                device,
-                params,
-                trainable,
-                output,
-                resumed_from,
-                filtered,
-                validation,
-                predicted_peak_bytes,
-                budget_bytes,
-            } => {
-                let of = if trainable < params {
-                    format!("{trainable} of ")
-                } else {
-                    String::new()
-                };
-                self.line(&format!(
-                    "training {of}{params} parameters on {device}; run folder {}",
-                    output.display()
-                ));
-                let budget = match budget_bytes {
-                    Some(budget) => format!(", budget {}", Bytes(budget)),
-                    None => String::new(),
-                };
-                self.line(&format!(
-                    "plan: predicted peak {}{budget} (plan.json)",
-                    Bytes(predicted_peak_bytes)
-                ));
-                if resumed_from > 0 {
-                    self.line(&format!("resumed after step {resumed_from}"));
-                }
-                if filtered > 0 {
-                    self.line(&format!(
-                        "skipped {filtered} training prompts longer than rollout.prompt_length"
-                    ));
-                }
-                if validation == 0 {
-                    self.line("no validation prompts: val-core metrics will not be reported");
+            ready @ Event::Ready { .. } => {
+                for line in ready_lines(&ready) {
+                    self.line(&line);
                 }
             }
             Event::Sft {
@@ -242,4 +207,50 @@ impl Observer for Progress {
             }
         }
     }
+}
+
+/// What is said before the first step.
+fn ready_lines(event: &Event<'_>) -> Vec<String> {
+    let Event::Ready {
+        device,
+        params,
+        trainable,
+        output,
+        resumed_from,
+        filtered,
+        validation,
+        predicted_peak_bytes,
+        budget_bytes,
+    } = event
+    else {
+        return Vec::new();
+    };
+    let of = if trainable < params {
+        format!("{trainable} of ")
+    } else {
+        String::new()
+    };
+    let budget = budget_bytes.map_or(String::new(), |bytes| format!(", budget {}", Bytes(bytes)));
+    let mut lines = vec![
+        format!(
+            "training {of}{params} parameters on {device}; run folder {}",
+            output.display()
+        ),
+        format!(
+            "plan: predicted peak {}{budget} (plan.json)",
+            Bytes(*predicted_peak_bytes)
+        ),
+    ];
+    if *resumed_from > 0 {
+        lines.push(format!("resumed after step {resumed_from}"));
+    }
+    if *filtered > 0 {
+        lines.push(format!(
+            "skipped {filtered} training prompts longer than rollout.prompt_length"
+        ));
+    }
+    if *validation == 0 {
+        lines.push("no validation prompts: val-core metrics will not be reported".into());
+    }
+    lines
 }

@@ -331,6 +331,19 @@ fn thumb(request: &Request) -> anyhow::Result<String> {
         .iter()
         .map(|(size, gib)| format!("{size} {gib} GiB"))
         .collect();
+    Ok(format!(
+        "{}gradient checkpointing is compared with keeping the whole graph, the others with gradient checkpointing\n\n{}smallest device \
+         by rule, bf16, all techniques: {}\n\n{}on one device: bytes, multiple of the weights' bytes, smallest device sold that holds \
+         them, time relative to `fast`; 32 rollouts of 512 + 512 tokens, no reference\n",
+        techniques(request)?.render(),
+        rule.render(),
+        smallest.join(", "),
+        models.render()
+    ))
+}
+
+/// What each technique saves and costs on its own, for the step that was asked about.
+fn techniques(request: &Request) -> anyhow::Result<Table> {
     let mut techniques = Table::new(
         1,
         &["EACH TECHNIQUE ON ITS OWN, for this step", "BYTES", "TIME"],
@@ -348,15 +361,7 @@ fn thumb(request: &Request) -> anyhow::Result<String> {
             percent(cost.time),
         ]);
     }
-    Ok(format!(
-        "{}gradient checkpointing is compared with keeping the whole graph, the others with gradient checkpointing\n\n{}smallest device \
-         by rule, bf16, all techniques: {}\n\n{}on one device: bytes, multiple of the weights' bytes, smallest device sold that holds \
-         them, time relative to `fast`; 32 rollouts of 512 + 512 tokens, no reference\n",
-        techniques.render(),
-        rule.render(),
-        smallest.join(", "),
-        models.render()
-    ))
+    Ok(techniques)
 }
 
 fn preset(preset: Preset) -> String {
