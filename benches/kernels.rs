@@ -92,6 +92,12 @@ fn main() {
     criterion.final_summary();
 }
 
+fn group<'c>(c: &'c mut Criterion, name: &str) -> BenchmarkGroup<'c, WallTime> {
+    let mut group = c.benchmark_group(name);
+    group.sampling_mode(SamplingMode::Flat);
+    group
+}
+
 impl Bench {
     fn normal(&self, shape: [usize; 2]) -> Tensor<2> {
         let values: Tensor<2> = Tensor::random(shape, Distribution::Normal(0.0, 1.0), &self.device);
@@ -101,12 +107,6 @@ impl Bench {
     /// Bytes of a matrix in the type of the run.
     fn bytes(&self, [rows, columns]: [usize; 2]) -> f64 {
         (rows * columns * self.dtype.size()) as f64
-    }
-
-    fn group<'c>(&self, c: &'c mut Criterion, name: &str) -> BenchmarkGroup<'c, WallTime> {
-        let mut group = c.benchmark_group(name);
-        group.sampling_mode(SamplingMode::Flat);
-        group
     }
 
     /// Measures launches of `launch`, which hands a state from one to the next, until the device has done them all. Nothing where it
@@ -138,7 +138,7 @@ impl Bench {
     }
 
     fn elementwise(&self, c: &mut Criterion) {
-        let mut group = self.group(c, "elementwise");
+        let mut group = group(c, "elementwise");
         let group = &mut group;
         let shape @ [rows, width] = self.sizes.layer;
         let (x, bytes) = (self.normal(shape), self.bytes(shape));
@@ -184,7 +184,7 @@ impl Bench {
 
     /// Log-probs and entropies of logits, and their gradient.
     fn scores(&self, c: &mut Criterion) {
-        let mut group = self.group(c, "scores");
+        let mut group = group(c, "scores");
         let shape @ [rows, vocab] = self.sizes.logits;
         let bytes = self.bytes(shape);
         let targets: Vec<i32> = (0..rows).map(|i| (i * 2377 % vocab) as i32).collect();
@@ -221,7 +221,7 @@ impl Bench {
 
     /// One token for every row of logits.
     fn sampling(&self, c: &mut Criterion) {
-        let mut group = self.group(c, "sampling");
+        let mut group = group(c, "sampling");
         let shape @ [rows, _] = self.sizes.logits;
         let (logits, bytes) = (self.normal(shape), self.bytes(shape));
         let uniforms: Vec<f32> = (0..rows).map(|r| (r as f32 + 0.5) / rows as f32).collect();
@@ -260,7 +260,7 @@ impl Bench {
         if !kernels::available(Operation::DecodeAttention, &self.device) {
             return;
         }
-        let mut group = self.group(c, "decode_attention");
+        let mut group = group(c, "decode_attention");
         for (kernel, [rows, columns]) in [
             ("many sequences", self.sizes.cache),
             ("few long sequences", self.sizes.last),
@@ -325,7 +325,7 @@ impl Bench {
             kernel: "gradient",
             bytes: 2.0 * self.bytes(shape),
         };
-        self.measure(&mut self.group(c, "embedding"), &case, sum, |sum| {
+        self.measure(&mut group(c, "embedding"), &case, sum, |sum| {
             kernels::scatter_add_rows(sum, &segments, &added).ok()
         });
     }
@@ -337,7 +337,7 @@ impl Bench {
         let Some(codes) = PackedWeights::quantize(&weights) else {
             return;
         };
-        let mut group = self.group(c, "linear");
+        let mut group = group(c, "linear");
         let all = codes.bytes() as f64;
         let quantise = Case {
             kernel: "weights to 8 bits",
@@ -365,9 +365,9 @@ impl Bench {
         }
     }
 
-    /// AdamW, and moments to 8 bits and back.
+    /// `AdamW`, and moments to 8 bits and back.
     fn optimizer(&self, c: &mut Criterion) {
-        let mut group = self.group(c, "optimizer");
+        let mut group = group(c, "optimizer");
         let shape @ [rows, _] = self.sizes.layer;
         let step = AdamWStep {
             clip: 1.0,

@@ -58,7 +58,7 @@ impl RunConfig {
     }
 
     /// The configuration as a run uses it: settings that follow from others are filled in (a critic with default settings where
-    /// the objective needs one, the defaults of new LoRA adapters), and everything is checked. Reading a configuration file does
+    /// the objective needs one, the defaults of new `LoRA` adapters), and everything is checked. Reading a configuration file does
     /// this, and so do [`RunConfigBuilder::build`] and [`TrainerBuilder::build`](crate::trainer::TrainerBuilder::build).
     ///
     /// # Errors
@@ -111,7 +111,7 @@ impl RunConfigBuilder {
         self
     }
 
-    /// Trains LoRA adapters; the model's own weights stay as they are.
+    /// Trains `LoRA` adapters; the model's own weights stay as they are.
     #[must_use]
     pub fn lora(mut self, lora: LoraSettings) -> Self {
         self.config.model.lora = Some(lora);
