@@ -107,7 +107,7 @@ pub struct ParallelArgs {
     /// Number of data-parallel replicas
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub data_parallel: u64,
-    /// ZeRO stage, what the replicas shard: 1 optimizer state, 2 also gradients, 3 also weights (as FSDP does)
+    /// What the replicas shard, by stage: 1 optimizer state, 2 also gradients, 3 also weights (as FSDP does)
     #[arg(long, value_name = "0..3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub zero_stage: u8,
     /// Tensor-parallel degree: devices that share every matrix

@@ -49,7 +49,7 @@ impl ModelPlan {
             let listed = layers.contains(&index);
             match segments.last_mut() {
                 Some(open) if !listed && open.keep == ActivationPolicy::Graph => {
-                    open.units.end += 2
+                    open.units.end += 2;
                 }
                 _ => segments.push(Segment {
                     units: layer(index),

@@ -1,4 +1,4 @@
-//! The optimizer: AdamW with moments in f32, bf16 or 8-bit blocks, on the device or the host.
+//! The optimizer: `AdamW` with moments in f32, bf16 or 8-bit blocks, on the device or the host.
 
 pub mod adamw;
 pub mod block8;
