@@ -5,7 +5,7 @@ use crate::reward::{Reading, RewardModel, Surroundings};
 use crate::task::{Completion, Reward, Rewards, Task, TaskError};
 use crate::{Error, Result};
 
-/// A completion to be judged.
+/// A completion to be scored.
 #[derive(Clone, Debug)]
 pub struct Answer<'a> {
     /// Its prompt.

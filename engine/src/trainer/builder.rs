@@ -4,11 +4,9 @@ use super::load::Loaded;
 use super::setup::Opened;
 use super::{Start, Trainer};
 use crate::Result;
-use crate::config::Mode;
-use crate::config::RunConfig;
+use crate::config::{Mode, RunConfig};
 use crate::data::task_of;
-use crate::metrics::Ledger;
-use crate::metrics::{Observer, PhaseTimings, Recorder, Silent};
+use crate::metrics::{Ledger, Observer, PhaseTimings, Recorder, Silent};
 use crate::objective::Objective;
 use crate::task::Task;
 use std::collections::BTreeMap;
@@ -106,7 +104,7 @@ impl TrainerBuilder {
             demonstrations: opened.data.demonstrations,
             learner: loaded.policy,
             reference: loaded.reference,
-            judge: loaded.judge,
+            reward_manager: loaded.reward_manager,
             critic: loaded.critic,
             critic_source: opened.critic_source,
             request: planned.request,

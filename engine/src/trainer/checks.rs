@@ -1,7 +1,6 @@
 //! What a configuration asks for and the run's task, plans or device cannot serve: refused before anything is loaded.
 
-use crate::config::Mode;
-use crate::config::{RunConfig, SftConfig};
+use crate::config::{Mode, RunConfig, SftConfig};
 use crate::objective::{Advantages, Objective};
 use crate::optim::OptimConfig;
 use crate::plan::{ModelPlan, MomentKind, Plan};

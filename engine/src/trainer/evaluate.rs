@@ -66,7 +66,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     let cache = request.workload.kv_cache_bytes;
     let limits = engine_limits(&config.rollout, arch, config.rollout.max_num_seqs, cache)?;
     let decoder = source.decoder(config, &device)?;
-    let mut judge = RewardManager::open(
+    let mut reward_manager = RewardManager::open(
         data.task(),
         Surroundings {
             device: &device,
@@ -78,7 +78,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     )?;
     let samples = greedy_samples(&decoder, &source, &data, &config.rollout, &limits)?;
     let longest = config.rollout.response_length;
-    let reward = mean_reward(&mut judge, &source, &data, &samples, longest)?;
+    let reward = mean_reward(&mut reward_manager, &source, &data, &samples, longest)?;
     Ok(Evaluation {
         task: data.task().name().to_owned(),
         reward,
@@ -118,7 +118,7 @@ pub(crate) fn greedy_samples(
     Ok(generated.samples)
 }
 
-/// Completions of prompts as a judge takes them; `id` says which sample each is.
+/// Completions of prompts as the reward manager takes them; `id` says which sample each is.
 pub(crate) fn answers<'a>(
     prompts: &'a [Prompt],
     samples: &'a [Sample],
@@ -141,7 +141,7 @@ pub(crate) fn answers<'a>(
 
 /// Mean validation reward of completions of the validation prompts.
 pub(crate) fn mean_reward(
-    judge: &mut RewardManager,
+    reward_manager: &mut RewardManager,
     source: &PolicySource,
     data: &PromptDataset,
     samples: &[Sample],
@@ -152,7 +152,7 @@ pub(crate) fn mean_reward(
         prompt_index: sample.request as u64,
         sample: sample.sample,
     })?;
-    let scores = judge.scores(&answers)?;
+    let scores = reward_manager.scores(&answers)?;
     let task = data.task();
     let rules = answers
         .iter()

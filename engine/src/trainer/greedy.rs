@@ -47,7 +47,8 @@ impl Trainer {
             prompt_index: first + sample.request as u64,
             sample: sample.sample,
         })?;
-        let scores = self.recovering(Phase::RewardBaseline, |t| t.judge.scores(&answers))?;
+        let scores =
+            self.recovering(Phase::RewardBaseline, |t| t.reward_manager.scores(&answers))?;
         let task = self.data.task();
         let longest = self.config.rollout.response_length;
         let rules = answers

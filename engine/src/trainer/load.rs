@@ -7,13 +7,11 @@ use crate::Result;
 use crate::checkpoint::RunDir;
 use crate::checkpoint::trainer_state::{self, TrainerState};
 use crate::config::Mode;
-use crate::executor::ResidentModel;
-use crate::executor::Runtime;
+use crate::executor::{ResidentModel, Runtime};
 use crate::learner::Learner;
 use crate::optim::Scaler;
 use crate::plan::{Plan, Role};
-use crate::reward::RewardManager;
-use crate::reward::Surroundings;
+use crate::reward::{RewardManager, Surroundings};
 use firebrick_models::{Checkpoint, Decoder};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +23,7 @@ pub(super) struct Loaded {
     pub critic: Option<Learner>,
     /// A reference policy of its own.
     pub reference: Option<ResidentModel>,
-    pub judge: RewardManager,
+    pub reward_manager: RewardManager,
     /// The run folder, where there is one already.
     folder: Option<RunDir>,
     /// The checkpoint that the run goes on from.
@@ -37,7 +35,7 @@ impl Loaded {
     pub fn load(opened: &Opened, planned: &Planned, start: Start) -> Result<Self> {
         let (config, plan) = (&opened.config, &planned.plan);
         let runtime = runtime(opened, plan);
-        let judge = RewardManager::open(
+        let reward_manager = RewardManager::open(
             opened.data.prompts.task(),
             Surroundings {
                 device: &opened.device,
@@ -70,7 +68,7 @@ impl Loaded {
             policy,
             critic,
             reference,
-            judge,
+            reward_manager,
             folder,
             checkpoint,
         })

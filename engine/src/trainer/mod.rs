@@ -90,7 +90,7 @@ pub struct Trainer {
     critic: Option<Learner>,
     critic_source: Option<CriticSource>,
     /// The task's reward models.
-    judge: RewardManager,
+    reward_manager: RewardManager,
     /// What the planner was asked, and the plan in force.
     request: Request,
     plan: Plan,

@@ -1,10 +1,7 @@
 //! Which run a folder holds: whether it is the one that is asked for, and where it goes on.
 
-use crate::checkpoint::RunDir;
-use crate::checkpoint::TrainerState;
-use crate::config::Mode;
-use crate::config::RunConfig;
-use crate::config::check_resume_compat;
+use crate::checkpoint::{RunDir, TrainerState};
+use crate::config::{Mode, RunConfig, check_resume_compat};
 use crate::metrics::Recorder;
 use crate::{Error, Result};
 use std::path::PathBuf;

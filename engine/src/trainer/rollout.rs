@@ -225,7 +225,7 @@ impl Trainer {
             answers.push(answer(prompts, sample, text, step, first));
             rewards.push(reward);
         }
-        let scores = self.recovering(Phase::Reward, |t| t.judge.scores(&answers))?;
+        let scores = self.recovering(Phase::Reward, |t| t.reward_manager.scores(&answers))?;
         if let Some(list) = self.data.task().rewards() {
             let shaping = Shaping::Learning(&mut self.state.rewards);
             list.complete(&mut rewards, &scores, shaping);

@@ -2,8 +2,7 @@
 
 use super::{CRITIC, Trainer};
 use crate::Result;
-use crate::checkpoint::RunDir;
-use crate::checkpoint::trainer_state;
+use crate::checkpoint::{RunDir, trainer_state};
 use crate::metrics::Event;
 use firebrick_models::checkpoint::{ExportOptions, StoredDtype};
 use std::path::Path;

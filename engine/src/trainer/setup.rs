@@ -3,11 +3,8 @@
 use super::checks::{
     check_limit, check_objective, check_optimizers, check_quantised, check_rewards,
 };
-use crate::checkpoint::CriticSource;
-use crate::checkpoint::PolicySource;
-use crate::config::Mode;
-use crate::config::sft_of;
-use crate::config::{RunConfig, SftConfig};
+use crate::checkpoint::{CriticSource, PolicySource};
+use crate::config::{Mode, RunConfig, SftConfig, sft_of};
 use crate::data::Data;
 use crate::lr_scheduler::LrSchedule;
 use crate::objective::Objective;

@@ -36,7 +36,7 @@ impl Trainer {
         })?;
         let longest = self.config.rollout.response_length;
         self.recovering_phase(Phase::ValidationReward, |t| {
-            mean_reward(&mut t.judge, &t.source, &t.data, &samples, longest)
+            mean_reward(&mut t.reward_manager, &t.source, &t.data, &samples, longest)
         })
     }
 }
