@@ -105,6 +105,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
                 .downcast_ref::<models::Error>()
                 .is_some_and(|e| !matches!(e, models::Error::Device { .. }))
             || cause.downcast_ref::<backends::Error>().is_some()
+            || cause.downcast_ref::<engine::plan::Error>().is_some()
             || cause.downcast_ref::<commands::UserError>().is_some()
     });
     if users { EXIT_USER } else { EXIT_FAILED }
