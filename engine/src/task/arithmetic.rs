@@ -390,7 +390,7 @@ mod tests {
         };
         assert!(operations(r#"{"operations": "+/"}"#).contains("of `+-*`, found `/` in \"+/\""));
         assert!(operations(r#"{"operations": ""}"#).contains("at least one of `+-*`"));
-        assert!(operations(r#"{"operations": "++"}"#).contains("`+` is twice"));
+        assert!(operations(r#"{"operations": "++"}"#).contains("`+` is repeated"));
     }
 
     #[test]

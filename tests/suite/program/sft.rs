@@ -133,7 +133,7 @@ fn supervised_settings_that_cannot_work_are_refused() {
     }
     refused(
         &bench.firebrick("sft", &["sft.max_length=5"]),
-        &["sft.train", "over 5 tokens", "raise max_length"],
+        &["sft.train", "longer than 5 tokens", "raise max_length"],
     );
 }
 
