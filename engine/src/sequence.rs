@@ -79,7 +79,12 @@ fn concat<'c>(
     parts.clone().any(Option::is_some).then(|| {
         let own = |(part, &count): (&'c Option<Vec<f64>>, &usize)| {
             let values = part.as_deref().unwrap_or_default();
-            assert_eq!(values.len(), count, "{name} of a sequence's scored tokens");
+            assert!(
+                values.len() == count,
+                "the column `{name}` has {} numbers for {count} scored tokens of a sequence: whoever computes a column fills it \
+                 in for every sequence",
+                values.len()
+            );
             values
         };
         parts.zip(counts).flat_map(own).copied().collect()
@@ -177,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "advantage of a sequence's scored tokens")]
+    #[should_panic(expected = "`advantage` has 0 numbers for 1 scored tokens")]
     fn a_column_that_one_sequence_lacks_is_refused() {
         let (a, b) = (columns(&[1.0], Some(&[0.5])), columns(&[3.0], None));
         let _ = TokenColumns::concat(&[&a, &b], &[1, 1]);
