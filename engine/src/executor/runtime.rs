@@ -1,4 +1,4 @@
-//! What a schedule runs with: the copier, the accounts, and the limit that stands for a smaller device.
+//! What an executor runs with: the copier, the accounts, and the limit that stands for a smaller device.
 
 use crate::error::OutOfMemory;
 use crate::{Error, Result};
