@@ -11,33 +11,36 @@ pub(super) fn unmasked(rollouts: &[Rollout]) -> Vec<Sequence> {
         .collect()
 }
 
-/// The sequence of a rollout, its scored tokens being those of the mask.
+/// The sequence of a rollout as the policy learns from it, its scored tokens being those of the mask.
 pub(super) fn sequence(rollout: &Rollout) -> Sequence {
-    let whole = Sequence::completion(&rollout.prompt, &rollout.completion);
     let scored = rollout.columns.select(&rollout.mask);
-    Sequence {
-        positions: rollout.scored(&whole.positions),
-        columns: TokenColumns {
-            old_logp: scored.old_logp.or(scored.full_logp),
-            full_logp: None,
-            ..scored
-        },
-        id: SampleId {
-            prompt_index: rollout.prompt_index,
-            sample: rollout.sample,
-        },
-        ..whole
-    }
+    let columns = TokenColumns {
+        old_logp: scored.old_logp.or(scored.full_logp),
+        full_logp: None,
+        ..scored
+    };
+    masked(rollout, columns)
 }
 
 /// The sequence of a rollout as a critic learns from it: values and returns alone.
 pub(super) fn critic_sequence(rollout: &Rollout) -> Sequence {
-    let whole = sequence(rollout);
+    let known = TokenColumns {
+        value: rollout.columns.value.clone(),
+        returns: rollout.columns.returns.clone(),
+        ..TokenColumns::default()
+    };
+    masked(rollout, known.select(&rollout.mask))
+}
+
+/// A rollout's tokens with the columns of those that are scored.
+fn masked(rollout: &Rollout, columns: TokenColumns<Vec<f64>>) -> Sequence {
+    let whole = Sequence::completion(&rollout.prompt, &rollout.completion);
     Sequence {
-        columns: TokenColumns {
-            value: whole.columns.value,
-            returns: whole.columns.returns,
-            ..TokenColumns::default()
+        positions: rollout.scored(&whole.positions),
+        columns,
+        id: SampleId {
+            prompt_index: rollout.prompt_index,
+            sample: rollout.sample,
         },
         ..whole
     }
