@@ -1,6 +1,7 @@
 //! The fused operations that a backend may have a kernel for.
 
 use super::choice::Operation;
+use super::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use super::shapes::{
     AdamWOutput, AdamWStep, AttentionShape, DecodeShape, Gate, QuantizationMap, QuantizedBlocks,
     RowScores, RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients,
@@ -110,6 +111,22 @@ pub(super) trait Kernels: Sync {
     ) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
         None
     }
+
+    fn paged_attention(
+        &self,
+        qkv: [Tensor<2>; 3],
+        pool: KvPool,
+        shape: &PagedAttentionShape<'_>,
+    ) -> Result<(Tensor<2>, KvPool), KvPool> {
+        Err(pool)
+    }
+
+    /// Every backend has this one and the next two, whether models use its kernels or not: they copy and compute nothing.
+    fn write_kv(&self, pool: KvPool, kv: [&Tensor<3>; 2], slots: &SlotMapping) -> KvPool;
+
+    fn copy_blocks(&self, pool: KvPool, pairs: &[(u32, u32)]) -> KvPool;
+
+    fn gather_kv(&self, pool: &KvPool, slots: &SlotMapping, dtype: DType) -> [Tensor<3>; 2];
 
     fn sample_rows(
         &self,

@@ -5,6 +5,7 @@ use super::choice::Operation;
 use super::cpu::CpuKernels;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use super::cube::CubeKernels;
+use super::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use super::shapes::{
     AdamWOutput, AdamWStep, AttentionShape, DecodeShape, Gate, QuantizationMap, QuantizedBlocks,
     RowScores, RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients,
@@ -156,6 +157,51 @@ pub fn decode_attention(
     shape: &DecodeShape<'_>,
 ) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
     kernels(&qkv[0].device()).decode_attention(qkv, cache, shape)
+}
+
+/// Attention of one new token per sequence over a paged cache (PagedAttention, arXiv:2309.06180): `q`, `[rows, heads · dim]`.
+/// Queries and keys are rotated by their rotary angles first, and `k` and `v`, `[rows, kv_heads · dim]`, are written to the last
+/// token of each sequence's blocks. Gives `[rows, heads · dim]`, zeros for a row in no sequence, and the pool.
+///
+/// The new token's key and value are read as they are stored: in a pool of 8 bits, with its rounding.
+///
+/// # Errors
+/// Gives the pool back where no kernel is used for the tensors. Not differentiable.
+pub fn paged_attention(
+    qkv: [Tensor<2>; 3],
+    pool: KvPool,
+    shape: &PagedAttentionShape<'_>,
+) -> Result<(Tensor<2>, KvPool), KvPool> {
+    kernels(&qkv[0].device()).paged_attention(qkv, pool, shape)
+}
+
+/// Writes keys and values, `[tokens, kv_heads, dim]` each, to a pool, in place where nobody else holds it: token i to the slot
+/// `slots[i]` (vLLM's `reshape_and_cache`). Not differentiable.
+///
+/// # Panics
+/// Where a slot is outside the pool.
+#[must_use]
+pub fn write_kv(pool: KvPool, kv: [&Tensor<3>; 2], slots: &SlotMapping) -> KvPool {
+    kernels(&kv[0].device()).write_kv(pool, kv, slots)
+}
+
+/// Copies blocks of a pool to others, in place where nobody else holds it: `pairs` are source and target blocks; no block is a
+/// target twice, or a source and a target.
+///
+/// # Panics
+/// Where a block is outside the pool.
+#[must_use]
+pub fn copy_blocks(pool: KvPool, pairs: &[(u32, u32)]) -> KvPool {
+    kernels(&pool.device()).copy_blocks(pool, pairs)
+}
+
+/// The keys and the values in some slots of a pool, `[kv_heads, slots, dim]` each, in a float type.
+///
+/// # Panics
+/// Where a slot is outside the pool.
+#[must_use]
+pub fn gather_kv(pool: &KvPool, slots: &SlotMapping, dtype: DType) -> [Tensor<3>; 2] {
+    kernels(&pool.device()).gather_kv(pool, slots, dtype)
 }
 
 /// Samples a token from every row of `logits`, `[rows, vocab]`: the first at which the cumulative sum of

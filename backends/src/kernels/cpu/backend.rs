@@ -5,10 +5,11 @@ use super::{attention, autodiff, decode, glu, linear, norm, rotary, sample, scor
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix};
 use crate::kernels::choice::Operation;
+use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use crate::kernels::shapes::{
     AttentionShape, DecodeShape, Gate, RowScores, SampledToken, Scaling, ScoreGradients,
 };
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use std::sync::Arc;
 
 /// The kernels of the CPU backend, in f32 and f64.
@@ -94,6 +95,27 @@ impl Kernels for CpuKernels {
         shape: &DecodeShape<'_>,
     ) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
         decode::decode_attention(&qkv, cache, shape)
+    }
+
+    fn paged_attention(
+        &self,
+        qkv: [Tensor<2>; 3],
+        pool: KvPool,
+        shape: &PagedAttentionShape<'_>,
+    ) -> Result<(Tensor<2>, KvPool), KvPool> {
+        todo!()
+    }
+
+    fn write_kv(&self, pool: KvPool, kv: [&Tensor<3>; 2], slots: &SlotMapping) -> KvPool {
+        todo!()
+    }
+
+    fn copy_blocks(&self, pool: KvPool, pairs: &[(u32, u32)]) -> KvPool {
+        todo!()
+    }
+
+    fn gather_kv(&self, pool: &KvPool, slots: &SlotMapping, dtype: DType) -> [Tensor<3>; 2] {
+        todo!()
     }
 
     fn sample_rows(

@@ -25,7 +25,7 @@ pub struct Window {
 /// Zeros for a cache's keys or values. On the CPU zeroed pages come from the system: the backend's own function writes the zeros,
 /// twice.
 #[must_use]
-pub fn zeros(shape: [usize; 4], dtype: DType, device: &Device) -> Tensor<4> {
+pub fn zeros<const D: usize>(shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
     let n = shape.iter().product();
     let own = is_cpu(device) && !device.is_autodiff();
     match dtype {

@@ -7,6 +7,7 @@ use super::{
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix};
 use crate::kernels::choice::{Operation, TILE};
+use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use crate::kernels::shapes::{
     AdamWOutput, AdamWStep, AttentionShape, DecodeShape, Gate, QuantizationMap, QuantizedBlocks,
     RowScores, RowsByToken, RunningScores, SampleOptions, Scaling, ScoreGradients,
@@ -81,6 +82,27 @@ impl Kernels for CubeKernels {
         shape: &DecodeShape<'_>,
     ) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
         decode::decode_attention(qkv, cache, shape)
+    }
+
+    fn paged_attention(
+        &self,
+        qkv: [Tensor<2>; 3],
+        pool: KvPool,
+        shape: &PagedAttentionShape<'_>,
+    ) -> Result<(Tensor<2>, KvPool), KvPool> {
+        todo!()
+    }
+
+    fn write_kv(&self, pool: KvPool, kv: [&Tensor<3>; 2], slots: &SlotMapping) -> KvPool {
+        todo!()
+    }
+
+    fn copy_blocks(&self, pool: KvPool, pairs: &[(u32, u32)]) -> KvPool {
+        todo!()
+    }
+
+    fn gather_kv(&self, pool: &KvPool, slots: &SlotMapping, dtype: DType) -> [Tensor<3>; 2] {
+        todo!()
     }
 
     fn sample_rows_on_device(

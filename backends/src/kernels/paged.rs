@@ -1,0 +1,221 @@
+//! A pool of blocks of keys and values, and the sequences that read it through block tables (PagedAttention, arXiv:2309.06180).
+//!
+//! A block has [`BLOCK_SIZE`] tokens. Slot s of a pool is token `s % BLOCK_SIZE` of block `s / BLOCK_SIZE`; the slots of one head are
+//! contiguous, so that neighbouring blocks are one range of memory.
+
+use crate::device::is_cpu;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use firebrick_spec::BLOCK_SIZE;
+
+/// Keys and values of one layer.
+#[derive(Clone, Debug)]
+pub enum KvPool {
+    /// In a float type: keys and values, `[kv_heads, slots, dim]` each.
+    Float {
+        /// Keys, with their rotary embedding.
+        keys: Tensor<3>,
+        /// Values.
+        values: Tensor<3>,
+    },
+    /// In 8 bits: number x of a key or value is stored as `round(x / s)`, in ±127, where s is a scale of that token and head: the
+    /// largest magnitude over 127, rounded up to bf16. All are i32 tensors.
+    Int8 {
+        /// `[kv_heads, slots, dim / 4]`: four codes each, in two's complement, the first in the lowest bits.
+        keys: Tensor<3, Int>,
+        /// As the keys.
+        values: Tensor<3, Int>,
+        /// `[kv_heads, slots]`: the bits of the key's scale in the low half, those of the value's in the high half.
+        scales: Tensor<2, Int>,
+    },
+}
+
+impl KvPool {
+    /// A pool of zeros in a float type.
+    #[must_use]
+    pub fn float(
+        kv_heads: usize,
+        blocks: usize,
+        dim: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Self {
+        let shape = [kv_heads, blocks * BLOCK_SIZE, dim];
+        let zeros = || super::zeros(shape, dtype, device);
+        Self::Float {
+            keys: zeros(),
+            values: zeros(),
+        }
+    }
+
+    /// A pool of zeros in 8 bits.
+    ///
+    /// # Panics
+    /// Where `dim` is no multiple of 4.
+    #[must_use]
+    pub fn int8(kv_heads: usize, blocks: usize, dim: usize, device: &Device) -> Self {
+        assert!(dim.is_multiple_of(4), "four codes share a word");
+        let slots = blocks * BLOCK_SIZE;
+        let zeros = || Tensor::zeros([kv_heads, slots, dim / 4], (device, DType::I32));
+        Self::Int8 {
+            keys: zeros(),
+            values: zeros(),
+            scales: Tensor::zeros([kv_heads, slots], (device, DType::I32)),
+        }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        match self {
+            Self::Float { keys, .. } => keys.device(),
+            Self::Int8 { keys, .. } => keys.device(),
+        }
+    }
+
+    /// Slots: blocks times [`BLOCK_SIZE`].
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        match self {
+            Self::Float { keys, .. } => keys.dims()[1],
+            Self::Int8 { keys, .. } => keys.dims()[1],
+        }
+    }
+}
+
+/// Slots of a pool, one for each row of a tensor.
+#[derive(Clone, Debug)]
+pub struct SlotMapping {
+    pub(super) slots: Vec<u32>,
+    /// The same `[slots]` in i32, for GPU kernels.
+    #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
+    pub(super) on_device: Option<Tensor<1, Int>>,
+}
+
+impl SlotMapping {
+    /// Prepares slots for a device.
+    #[must_use]
+    pub fn new(slots: Vec<u32>, device: &Device) -> Self {
+        let on_device = (!is_cpu(device)).then(|| {
+            let values: Vec<i32> = slots.iter().map(|&slot| slot as i32).collect();
+            let count = values.len();
+            Tensor::from_data(TensorData::new(values, [count]), (device, DType::I32))
+        });
+        Self { slots, on_device }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+}
+
+/// A sequence's own blocks during one step of decoding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SequenceBlocks {
+    /// Its row in the step's tensors.
+    pub row: usize,
+    /// Blocks after those that it shares, oldest first.
+    pub blocks: Vec<u32>,
+    /// Tokens in them, the new one included; at least one.
+    pub tokens: usize,
+}
+
+/// Sequences that begin with the same blocks, all of them full; none for a sequence that shares nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedBlocks {
+    /// The blocks, oldest first.
+    pub blocks: Vec<u32>,
+    /// The sequences, each with its blocks after those.
+    pub members: Vec<SequenceBlocks>,
+}
+
+/// The sequences of one step of decoding. Made once per step for all layers that see as much.
+#[derive(Clone, Debug)]
+pub struct BlockTables {
+    pub(super) shared: Vec<SharedBlocks>,
+    /// The same for GPU kernels.
+    #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
+    pub(super) on_device: Option<DeviceTables>,
+}
+
+/// Block tables for GPU kernels.
+#[derive(Clone, Debug)]
+#[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
+pub(super) struct DeviceTables {
+    /// i32. `[rows]`: the tokens of each row's sequence, 0 for a row in none. `[rows]`: the rows that are in a sequence, padded with
+    /// zeros. `[rows]`: each row's index among those. `[rows, stride]`: each row's blocks, padded with zeros.
+    pub table: Tensor<1, Int>,
+    /// Rows in a sequence, and tokens of the longest.
+    pub rows: usize,
+    pub longest: usize,
+    /// Blocks of a row in the table.
+    pub stride: usize,
+}
+
+impl DeviceTables {
+    fn new(shared: &[SharedBlocks], rows: usize, device: &Device) -> Self {
+        let members = || {
+            shared
+                .iter()
+                .flat_map(|group| group.members.iter().map(move |own| (&group.blocks, own)))
+        };
+        let blocks = members().map(|(prefix, own)| prefix.len() + own.blocks.len());
+        // a power of two, so that few shapes of the table occur
+        let stride = blocks.max().unwrap_or(1).next_power_of_two();
+        let mut table = vec![0; rows * (3 + stride)];
+        let (mut count, mut longest) = (0, 0);
+        for (prefix, own) in members() {
+            let tokens = prefix.len() * BLOCK_SIZE + own.tokens;
+            table[own.row] = tokens as i32;
+            table[rows + count] = own.row as i32;
+            table[2 * rows + own.row] = count as i32;
+            let first = rows * 3 + own.row * stride;
+            for (to, &block) in table[first..]
+                .iter_mut()
+                .zip(prefix.iter().chain(&own.blocks))
+            {
+                *to = block as i32;
+            }
+            count += 1;
+            longest = longest.max(tokens);
+        }
+        let length = table.len();
+        Self {
+            table: Tensor::from_data(TensorData::new(table, [length]), (device, DType::I32)),
+            rows: count,
+            longest,
+            stride,
+        }
+    }
+}
+
+impl BlockTables {
+    /// For a step of `rows` rows. A row is in `shared` at most once; one that is not gets zeros as its output.
+    #[must_use]
+    pub fn new(shared: Vec<SharedBlocks>, rows: usize, device: &Device) -> Self {
+        let on_device = (!is_cpu(device)).then(|| DeviceTables::new(&shared, rows, device));
+        Self { shared, on_device }
+    }
+}
+
+/// The sequences of paged attention, and how scores are computed.
+#[derive(Clone, Debug)]
+pub struct PagedAttentionShape<'a> {
+    /// The sequences.
+    pub tables: &'a BlockTables,
+    /// Cosines and sines of the rotary angles of the rows' positions, `[rows, 1, dim / 2]` each.
+    pub angles: [&'a Tensor<3>; 2],
+    /// Sliding window: a query sees its own token and the `window − 1` before it; all of its sequence where `None`.
+    pub window: Option<usize>,
+    /// The factor of products of queries and keys, usually 1 / √dim.
+    pub scale: f64,
+    /// Soft-cap: scores s become `cap · tanh(s / cap)`.
+    pub softcap: Option<f64>,
+}
