@@ -46,7 +46,18 @@ impl ForwardContext {
     /// Prepares rotary tables and masks for `len` columns of each sequence from column `first` on.
     #[must_use]
     pub fn new(arch: &Arch, columns: Columns<'_>, device: &Device) -> Self {
-        let mut this = Self::cached(arch, columns, device);
+        let Columns { starts, first, len } = columns;
+        let positions: Vec<u32> = starts
+            .iter()
+            .flat_map(|&start| (first..first + len).map(move |c| c.saturating_sub(start) as u32))
+            .collect();
+        let mut this = Self {
+            batch: starts.len(),
+            len,
+            starts: starts.to_vec(),
+            first,
+            ..Self::cached(arch, &positions, device)
+        };
         for &window in &arch.windows {
             if this.masks.iter().all(|m| m.window != window) {
                 let hidden = this.make_mask(window);
@@ -56,20 +67,15 @@ impl ForwardContext {
         this
     }
 
-    /// The same without masks, for a forward pass over a cache: the cache knows which keys its rows see.
+    /// A forward pass of rows at these positions over a cache, which knows the keys that each row sees.
     #[must_use]
-    pub fn cached(arch: &Arch, columns: Columns<'_>, device: &Device) -> Self {
-        let Columns { starts, first, len } = columns;
-        let positions: Vec<u32> = starts
-            .iter()
-            .flat_map(|&start| (first..first + len).map(move |c| c.saturating_sub(start) as u32))
-            .collect();
+    pub fn cached(arch: &Arch, positions: &[u32], device: &Device) -> Self {
         Self {
-            batch: starts.len(),
-            len,
-            rotary: RotaryEmbedding::new(arch, &positions, device),
-            starts: starts.to_vec(),
-            first,
+            batch: positions.len(),
+            len: 1,
+            rotary: RotaryEmbedding::new(arch, positions, device),
+            starts: vec![0; positions.len()],
+            first: 0,
             masks: Vec::new(),
             sequences: None,
             device: device.clone(),

@@ -3,7 +3,7 @@
 use crate::adapter::LoraForward;
 use crate::arch::{Activation, Arch};
 use crate::attention::{self, AttentionParams, Qkv};
-use crate::cache::{LayerCache, Reach};
+use crate::cache::{AttentionMetadata, LayerCache};
 use crate::forward_context::ForwardContext;
 use crate::functional::{rms_norm, rms_norm_onto};
 use crate::unit::Slot;
@@ -22,25 +22,18 @@ pub(crate) fn attention(
     x: Tensor<2>,
     ctx: &ForwardContext,
     lora: Option<LoraForward<'_>>,
-    cache: Option<(&mut LayerCache, &Reach)>,
+    cache: Option<(&mut LayerCache, &AttentionMetadata)>,
 ) -> Tensor<2> {
     let params = attention_params(arch, layer);
     let mixed = match (cache, ctx.sequences()) {
-        (Some((cache, reach)), _) => match reach.decoded() {
-            Some(decoded) => {
+        (Some((cache, metadata)), _) => match cache.decoded(metadata) {
+            Some(tables) => {
                 let qkv = project_unrotated(arch, w, x.clone(), lora);
-                cache.decode(params, qkv, ctx.rotary(), decoded)
+                cache.decode(params, qkv, ctx.rotary(), tables)
             }
             None => {
                 let qkv = project(arch, w, x.clone(), ctx, lora);
-                let [q, k, v] = by_head(qkv.clone(), ctx);
-                match reach.prompts() {
-                    Some(families) => {
-                        cache.enter(k, v, reach);
-                        attention::attend_rows(&qkv, params, families)
-                    }
-                    None => rows(cache.attend(params, [q, k, v], reach)),
-                }
+                cache.attend(params, qkv, metadata)
             }
         },
         (None, Some(sequences)) => {

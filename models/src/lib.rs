@@ -45,5 +45,5 @@ pub mod weights;
 pub use checkpoint::Checkpoint;
 pub use decoder::Decoder;
 pub use error::{Error, Result};
-pub use firebrick_spec::{Arch, Prepack, Quantization, arch};
+pub use firebrick_spec::{Arch, KvCacheDtype, Prepack, Quantization, arch};
 pub use tokenizer::Tokenizer;

@@ -1,26 +1,24 @@
-//! Memory that the KV cache needs to close the hole of a sequence that ended.
+//! Memory that the KV cache needs when sequences enter and end.
 
 use crate::own_process::in_own_process;
 use burn::tensor::{Int, Tensor};
 use firebrick::backends::allocator;
 use firebrick::backends::device::{DeviceSpec, open};
-use firebrick::models::cache::KvCache;
-use firebrick::models::forward_context::{Columns, ForwardContext};
-use firebrick::models::{Arch, Decoder};
+use firebrick::models::cache::{BLOCK_SIZE, BlockTable, Chunk, KvCache};
+use firebrick::models::{Arch, Decoder, KvCacheDtype};
 use serde_json::{Value, json};
 use std::path::Path;
 
-in_own_process!(an_ended_row_costs_a_copy_of_one_row);
+in_own_process!(sequences_enter_and_end_without_memory_and_one_block_is_copied);
 
-const ROWS: usize = 16;
-const LAYERS: usize = 2;
-const PROMPT: usize = 384;
-const CAPACITY: usize = 512;
+const SEQUENCES: usize = 16;
+const PROMPT: usize = 380;
+const BLOCKS: usize = 256;
 
 fn decoder() -> Decoder {
     let Value::Object(config) = json!({
         "model_type": "llama", "vocab_size": 64, "hidden_size": 128, "intermediate_size": 64,
-        "num_hidden_layers": LAYERS, "num_attention_heads": 4
+        "num_hidden_layers": 2, "num_attention_heads": 4
     }) else {
         unreachable!("an object")
     };
@@ -29,44 +27,71 @@ fn decoder() -> Decoder {
     Decoder::random(arch, 1, &device)
 }
 
-/// A cache whose rows all hold the same prompt.
-fn full(decoder: &Decoder) -> KvCache {
-    let (arch, device) = (decoder.arch(), decoder.device());
-    let mut prompt = KvCache::new(arch, vec![0], PROMPT, device);
-    let columns = Columns {
-        starts: &[0],
-        first: 0,
-        len: PROMPT,
-    };
-    let ids: Vec<i32> = (0..PROMPT as i32).map(|i| i % 64).collect();
-    let ids = Tensor::<1, Int>::from_ints(ids.as_slice(), device);
-    let context = ForwardContext::cached(arch, columns, device);
-    drop(decoder.hidden_cached(ids, &context, &mut prompt));
-    let mut cache = KvCache::empty(arch, ROWS, CAPACITY, device);
-    cache.clear(PROMPT);
-    cache.adopt(0..ROWS, &prompt, 0);
-    cache
+fn ids(decoder: &Decoder, count: usize) -> Tensor<1, Int> {
+    let ids: Vec<i32> = (0..count as i32).map(|i| i % 64).collect();
+    Tensor::<1, Int>::from_ints(ids.as_slice(), decoder.device())
 }
 
-fn an_ended_row_costs_a_copy_of_one_row() {
+/// A cache in which all sequences share a prompt whose last block is not full.
+fn full(decoder: &Decoder) -> (KvCache, Vec<BlockTable>) {
+    let (arch, device) = (decoder.arch(), decoder.device());
+    let mut cache = KvCache::new(arch, &[BLOCKS], KvCacheDtype::Auto, device);
+    let mut prompt = cache.begin(&[]);
+    assert!(cache.append(&mut prompt, PROMPT));
+    let chunk = Chunk {
+        table: &prompt,
+        tokens: 0..PROMPT,
+    };
+    let metadata = cache.prefill(arch, &[chunk]);
+    drop(decoder.hidden_cached(ids(decoder, PROMPT), &metadata, &mut cache));
+    let mut tables: Vec<BlockTable> = (1..SEQUENCES).map(|_| cache.fork(&mut prompt)).collect();
+    tables.push(prompt);
+    (cache, tables)
+}
+
+/// Runs a token of every sequence, and tells the bytes that were allocated at a time.
+fn decode(decoder: &Decoder, cache: &mut KvCache, tables: &mut [BlockTable]) -> u64 {
+    for table in &mut *tables {
+        assert!(cache.append(table, 1));
+    }
+    let rows: Vec<Option<&BlockTable>> = tables.iter().map(Some).collect();
+    let metadata = cache.decode(decoder.arch(), &rows);
+    let ids = ids(decoder, rows.len());
+    let before = allocator::heap().expect("the counting allocator is installed");
+    allocator::reset_peak();
+    drop(decoder.hidden_cached(ids, &metadata, cache));
+    let after = allocator::heap().expect("the counting allocator is installed");
+    after.peak_bytes - before.current_bytes
+}
+
+fn sequences_enter_and_end_without_memory_and_one_block_is_copied() {
     let decoder = decoder();
-    let mut cache = full(&decoder);
-    // keys and values of one row, in one layer
-    let row = (cache.bytes() / ROWS / LAYERS) as u64;
-    for ended in [0, 5, 3] {
+    let (mut cache, mut tables) = full(&decoder);
+    let shared = PROMPT.div_ceil(BLOCK_SIZE);
+    assert_eq!(cache.used_blocks(), shared, "the prompt is stored once");
+
+    // the first token of each takes a copy of the last block, but for the last that has it
+    let copies = decode(&decoder, &mut cache, &mut tables);
+    assert_eq!(cache.used_blocks(), shared + SEQUENCES - 1);
+    let again = decode(&decoder, &mut cache, &mut tables);
+    let layer = (cache.bytes() / 2) as u64;
+    assert!(
+        copies < layer / 4 && again < layer / 4,
+        "{copies} and {again} bytes were allocated where a layer's pool has {layer}"
+    );
+
+    // sequences that end and enter: a pool never moves, and no step needs more than the one before
+    for _ in 0..3 {
+        let first = tables.remove(0);
         let before = allocator::heap().expect("the counting allocator is installed");
         allocator::reset_peak();
-        cache.drop_row(ended);
+        cache.free(first);
+        let other = cache.fork(&mut tables[0]);
+        tables.push(other);
         let after = allocator::heap().expect("the counting allocator is installed");
         let allocated = after.peak_bytes - before.current_bytes;
-        assert!(
-            allocated <= 2 * row,
-            "row {ended}: {allocated} bytes for a row of {row}"
-        );
-        assert!(
-            allocated >= row / 2,
-            "row {ended}: {allocated} bytes counted, the copy is {row}"
-        );
+        assert!(allocated < 4096, "{allocated} bytes for an entry in tables");
+        let step = decode(&decoder, &mut cache, &mut tables);
+        assert!(step <= again + 4096, "{step} bytes, {again} before");
     }
-    assert_eq!(cache.starts().len(), ROWS - 3);
 }

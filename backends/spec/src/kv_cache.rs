@@ -1,4 +1,4 @@
-//! The paged KV cache as numbers: blocks, the type that keys and values are stored in, and their bytes.
+//! The paged KV cache as numbers: blocks, the type that keys and values are stored in, and how large its pools are.
 
 use crate::Arch;
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ pub enum KvCacheDtype {
 }
 
 impl KvCacheDtype {
-    /// Bytes of one token's keys and values of one layer, where floats have `width` bytes.
+    /// Bytes of one token's keys and values in one layer, where floats have `width` bytes.
     #[must_use]
     pub fn layer_bytes_per_token(self, arch: &Arch, width: usize) -> usize {
         let numbers = 2 * arch.num_kv_heads * arch.head_dim;
@@ -27,5 +27,134 @@ impl KvCacheDtype {
             // the scales of a key and its value share four bytes
             Self::Int8 => numbers + 4 * arch.num_kv_heads,
         }
+    }
+}
+
+/// Layers with the same sliding window. Their sequences have one block table, and one pool of block numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvCacheGroup {
+    /// The sliding window, in tokens; `None` for layers that see the whole sequence.
+    pub window: Option<usize>,
+    /// Number of layers.
+    pub layers: usize,
+}
+
+impl KvCacheGroup {
+    /// The groups of an architecture, in the order of their first layers.
+    #[must_use]
+    pub fn of(arch: &Arch) -> Vec<Self> {
+        let mut groups: Vec<Self> = Vec::new();
+        for &window in &arch.windows {
+            match groups.iter_mut().find(|group| group.window == window) {
+                Some(group) => group.layers += 1,
+                None => groups.push(Self { window, layers: 1 }),
+            }
+        }
+        groups
+    }
+
+    /// Most blocks that a sequence of `tokens` tokens has while it is decoded: blocks outside of the window are given back.
+    #[must_use]
+    pub fn blocks_per_sequence(&self, tokens: usize) -> usize {
+        let all = tokens.div_ceil(BLOCK_SIZE);
+        match self.window {
+            // a window touches one block more where it does not begin with one
+            Some(window) => all.min(window.div_ceil(BLOCK_SIZE) + 1),
+            None => all,
+        }
+    }
+
+    /// The fewest blocks with which a sequence of `tokens` tokens can be sampled, if its prompt is prefilled `chunk` tokens at a time.
+    fn least_blocks(&self, tokens: usize, chunk: usize) -> usize {
+        let all = tokens.div_ceil(BLOCK_SIZE);
+        match self.window {
+            // a chunk's own blocks are given back after it
+            Some(_) => all.min(self.blocks_per_sequence(tokens) + chunk.div_ceil(BLOCK_SIZE) + 1),
+            None => all,
+        }
+    }
+}
+
+/// What a cache is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvCacheDemand {
+    /// Sequences that are decoded at a time.
+    pub sequences: usize,
+    /// Tokens of the longest sequence, prompt and completion.
+    pub longest: usize,
+    /// Tokens of a forward pass over prompts.
+    pub prefill_tokens: usize,
+    /// Whether more sequences wait: their prompts are prefilled while others are decoded.
+    pub waiting: bool,
+    /// How keys and values are stored.
+    pub dtype: KvCacheDtype,
+    /// Bytes of a float.
+    pub width: usize,
+}
+
+impl KvCacheDemand {
+    fn block_bytes(&self, arch: &Arch, group: &KvCacheGroup) -> u64 {
+        let token = group.layers * self.dtype.layer_bytes_per_token(arch, self.width);
+        (token * BLOCK_SIZE) as u64
+    }
+
+    /// The fewest bytes with which every sequence can be sampled: those of one of the longest.
+    #[must_use]
+    pub fn least_bytes(&self, arch: &Arch) -> u64 {
+        KvCacheGroup::of(arch)
+            .iter()
+            .map(|group| {
+                let blocks = group.least_blocks(self.longest, self.prefill_tokens);
+                blocks as u64 * self.block_bytes(arch, group)
+            })
+            .sum()
+    }
+
+    /// Blocks of each group's pool: as many as the sequences may ever need, or what `limit` bytes allow. `None` where these are fewer
+    /// than [`Self::least_bytes`].
+    #[must_use]
+    pub fn blocks(&self, arch: &Arch, limit: Option<u64>) -> Option<Vec<usize>> {
+        let groups = KvCacheGroup::of(arch);
+        let least = groups
+            .iter()
+            .map(|group| group.least_blocks(self.longest, self.prefill_tokens));
+        let least: Vec<usize> = least.collect();
+        let wanted = groups.iter().zip(&least).map(|(group, &least)| {
+            let staged = match group.window {
+                None if !self.waiting => 0,
+                _ => self.prefill_tokens.div_ceil(BLOCK_SIZE) + 1,
+            };
+            let all = self.sequences * self.longest.div_ceil(BLOCK_SIZE);
+            let decoded = self.sequences * group.blocks_per_sequence(self.longest);
+            let most = if self.waiting { usize::MAX } else { all };
+            (decoded + staged).min(most).max(least)
+        });
+        let wanted: Vec<usize> = wanted.collect();
+        let Some(limit) = limit else {
+            return Some(wanted);
+        };
+        let rest = limit.checked_sub(self.least_bytes(arch))?;
+        let extra = |i: usize| (wanted[i] - least[i]) as u64 * self.block_bytes(arch, &groups[i]);
+        let more: u64 = (0..groups.len()).map(extra).sum();
+        let share = if more == 0 {
+            1.0
+        } else {
+            rest as f64 / more as f64
+        };
+        let allowed = least
+            .iter()
+            .zip(&wanted)
+            .map(|(&least, &wanted)| least + ((wanted - least) as f64 * share.min(1.0)) as usize);
+        Some(allowed.collect())
+    }
+
+    /// Bytes of all pools with these blocks.
+    #[must_use]
+    pub fn bytes(&self, arch: &Arch, blocks: &[usize]) -> u64 {
+        KvCacheGroup::of(arch)
+            .iter()
+            .zip(blocks)
+            .map(|(group, &blocks)| blocks as u64 * self.block_bytes(arch, group))
+            .sum()
     }
 }

@@ -4,8 +4,8 @@ use crate::plan::size::Bytes;
 use crate::{Error, Result};
 use firebrick_backends::Precision;
 use firebrick_backends::device::Backend;
-use firebrick_models::Quantization;
 use firebrick_models::generate::{MAX_NUM_BATCHED_TOKENS, SamplingParams};
+use firebrick_models::{KvCacheDtype, Quantization};
 use serde::{Deserialize, Serialize};
 
 /// Sampling parameters, under verl's and vLLM's names.
@@ -46,6 +46,8 @@ pub struct RolloutConfig {
     pub async_scheduling: Option<bool>,
     /// Most bytes of keys and values. Where they run short, the youngest sequences wait and are computed again.
     pub kv_cache_memory_bytes: Option<Bytes>,
+    /// How keys and values are stored: `auto` in the sampler's precision, `int8` in 8 bits with a scale for each token and head.
+    pub kv_cache_dtype: KvCacheDtype,
     /// Instead: the share of the device's total memory that weights, keys, values and temporaries may have while sampling.
     pub gpu_memory_utilization: Option<f64>,
     /// Whether matrices are copied into a layout for products with few rows while completions are sampled; by a rule where
@@ -76,6 +78,7 @@ impl Default for RolloutConfig {
             enforce_eager: true,
             async_scheduling: None,
             kv_cache_memory_bytes: None,
+            kv_cache_dtype: KvCacheDtype::Auto,
             gpu_memory_utilization: None,
             pack_weights: None,
             free_cache: true,

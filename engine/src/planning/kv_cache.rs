@@ -41,7 +41,15 @@ pub fn engine_limits(
     kv_cache_bytes: Option<u64>,
 ) -> Result<SchedulerConfig> {
     let longest = config.prompt_length + config.longest_response();
-    let least = SchedulerConfig::least_cache_bytes(arch, longest) as u64;
+    let limits = SchedulerConfig {
+        max_num_seqs,
+        max_num_batched_tokens: config.max_num_batched_tokens.max(max_num_seqs),
+        max_model_len: config.max_model_len,
+        kv_cache_bytes: kv_cache_bytes.map(|bytes| bytes as usize),
+        kv_cache_dtype: config.kv_cache_dtype,
+        async_scheduling: config.async_scheduling,
+    };
+    let least = limits.least_cache_bytes(arch, longest) as u64;
     if let Some(bytes) = kv_cache_bytes.filter(|&bytes| bytes < least) {
         return Err(Error::Config(format!(
             "the KV cache may have {bytes} bytes, and sequences of {longest} tokens (rollout.prompt_length and \
@@ -49,11 +57,5 @@ pub fn engine_limits(
              rollout.gpu_memory_utilization, or shorten the sequences"
         )));
     }
-    Ok(SchedulerConfig {
-        max_num_seqs,
-        max_num_batched_tokens: config.max_num_batched_tokens.max(max_num_seqs),
-        max_model_len: config.max_model_len,
-        kv_cache_bytes: kv_cache_bytes.map(|bytes| bytes as usize),
-        async_scheduling: config.async_scheduling,
-    })
+    Ok(limits)
 }

@@ -36,6 +36,7 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
         epochs: config.update.ppo_epochs as u64,
         max_num_batched_tokens: config.rollout.max_num_batched_tokens as u64,
         kv_cache_bytes: config.rollout.kv_cache_memory_bytes.map(|bytes| bytes.0),
+        kv_cache_dtype: config.rollout.kv_cache_dtype,
         prepack: config.prepack(),
         validation: config
             .trainer

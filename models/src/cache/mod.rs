@@ -1,371 +1,357 @@
-//! The KV cache: keys and values of many sequences of different length, written in place.
+//! The KV cache in pages: keys and values of many sequences in blocks of [`BLOCK_SIZE`] tokens (PagedAttention, Kwon et al., 2023,
+//! arXiv:2309.06180).
 //!
-//! One tensor a layer for keys and one for values, `[rows, kv_heads, capacity, head_dim]`. All sequences share the column
-//! that is written next, so that one slice assignment writes the new column of all of them on every backend; a sequence is
-//! the window of its row that ends there. A sequence that enters later has a shorter window: its prompt's columns are copied
-//! to just before the shared column, over those of whoever had the row before.
+//! Every layer has one pool of blocks, allocated once. A sequence has a [`BlockTable`]: the numbers of its blocks, the same ones in all
+//! layers that see as much of it. Sequences begin, grow, end and are preempted by editing tables; keys and values do not move.
 //!
 //! ```text
-//!             0         lo                    used      capacity
-//! row 0       ......................pppppccccc.........           p: prompt, c: completion
-//! row 1       ..........ppppppppppccccccccccccc.........          the longest window begins at `lo`
-//! row 2       ..........................pppppcc.........
+//! prompt of 40 tokens, two completions     blocks   7 8 9 | 12        pool of a layer: [kv_heads, blocks · 16, head_dim]
+//!                                                   7 8 4 | 13        7 and 8 are full and shared; 4 is a copy of 9
 //! ```
 //!
-//! Where columns run out, rows end, or more rows are wanted, [`KvCache::lay_out`] copies what lives to the front of new
-//! tensors, a layer at a time, the longest window first. Keys carry their position (rotary embedding), so columns mean nothing
-//! to attention, and a window may move.
+//! - [`KvCache::fork`] shares all blocks of a sequence with another one. Whoever writes to a last block that is shared gets a copy of
+//!   it first (copy on write).
+//! - Layers with a sliding window give blocks back that no later token sees. Layers with different windows have separate block numbers.
+//! - Full blocks are kept after their sequence has ended, until the pool needs them: a sequence that begins with the same tokens shares
+//!   them (prefix caching). A cache belongs to the weights that filled it, so one is made for each [`Generator`](crate::generate::Generator).
 
 mod attention;
+mod block_pool;
+mod block_table;
+mod metadata;
+mod prefix_index;
+#[cfg(test)]
+mod tests;
 
-pub(crate) use attention::Reach;
+pub(crate) use attention::LayerCache;
+pub use block_table::BlockTable;
+pub use firebrick_spec::BLOCK_SIZE;
+pub use metadata::{AttentionMetadata, Chunk};
 
 use crate::arch::Arch;
-use crate::attention::AttentionParams;
-use crate::rope::RotaryEmbedding;
-use burn::tensor::{DType, Device, Int, Tensor};
+use block_pool::{BlockPool, ContentId};
+use block_table::GroupTable;
+use burn::tensor::Device;
 use firebrick_backends::PrecisionExt;
-use firebrick_backends::kernels::{self, DecodeShape, Decoded, Kin, Window};
-use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-/// Keys and values of one layer, `[rows, kv_heads, capacity, head_dim]` each.
-#[derive(Debug)]
-pub struct LayerCache {
-    // Taken out while being written, so that the tensor has one owner and is written in place.
-    tensors: Option<(Tensor<4>, Tensor<4>)>,
-}
-
-impl LayerCache {
-    fn new(shape: [usize; 4], dtype: DType, device: &Device) -> Self {
-        let zeros = || kernels::zeros(shape, dtype, device);
-        Self {
-            tensors: Some((zeros(), zeros())),
-        }
-    }
-
-    fn change(&mut self, f: impl FnOnce(Tensor<4>, Tensor<4>) -> (Tensor<4>, Tensor<4>)) {
-        let (keys, values) = self
-            .tensors
-            .take()
-            .unwrap_or_else(|| unreachable!("a cache in use twice"));
-        self.tensors = Some(f(keys, values));
-    }
-
-    /// The keys and the values, all rows and columns.
-    fn whole(&self) -> (Tensor<4>, Tensor<4>) {
-        self.tensors
-            .clone()
-            .unwrap_or_else(|| unreachable!("a cache in use twice"))
-    }
-
-    /// Writes keys and values into rows, from a column on.
-    fn write(&mut self, rows: Range<usize>, first: usize, k: Tensor<4>, v: Tensor<4>) {
-        let [_, heads, len, dim] = k.dims();
-        let place = [rows, 0..heads, first..first + len, 0..dim];
-        self.change(|keys, values| {
-            (
-                keys.slice_assign(place.clone(), k),
-                values.slice_assign(place, v),
-            )
-        });
-    }
-
-    /// The same for one new column, by a kernel that turns queries and keys by their angles too: all `[rows, heads · head_dim]`.
-    pub(crate) fn decode(
-        &mut self,
-        params: AttentionParams,
-        qkv: [Tensor<2>; 3],
-        rotary: &RotaryEmbedding,
-        decoded: &Decoded,
-    ) -> Tensor<2> {
-        let shape = DecodeShape {
-            decoded,
-            angles: rotary.tables(),
-            window: params.window,
-            scale: params.scale,
-            softcap: params.softcap,
-        };
-        let mut mixed = None;
-        self.change(|keys, values| {
-            let (out, [keys, values]) = kernels::decode_attention(qkv, [keys, values], &shape)
-                .expect("tensors of the device that the cache is on");
-            mixed = Some(out);
-            (keys, values)
-        });
-        mixed.unwrap_or_else(|| unreachable!("the cache was there"))
-    }
-}
-
-/// Where a sequence came from, and how many of its tokens it had then: those it shares with all others from there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Origin {
-    id: u64,
-    tokens: usize,
-}
-
-impl Origin {
-    /// One that nothing else has.
-    fn own() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self {
-            id: NEXT.fetch_add(1, Relaxed),
-            tokens: 0,
-        }
-    }
-}
+use firebrick_backends::kernels::KvPool;
+use firebrick_spec::KvCacheDtype;
+use firebrick_spec::kv_cache::KvCacheGroup;
+use prefix_index::PrefixIndex;
 
 /// The cache of a decoder.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
-    /// First column of each sequence's window.
-    starts: Vec<usize>,
-    /// Where each sequence came from.
-    origins: Vec<Origin>,
-    /// Columns written: the next one is written for all sequences.
-    used: usize,
-    rows: usize,
-    capacity: usize,
-    /// Bytes of one row's column, all layers.
-    token_bytes: usize,
-    dtype: DType,
+    groups: Vec<LayerGroup>,
+    prefixes: PrefixIndex,
+    dtype: KvCacheDtype,
     device: Device,
 }
 
+/// Layers with the same sliding window, and their blocks.
+#[derive(Debug)]
+struct LayerGroup {
+    window: Option<usize>,
+    pool: BlockPool,
+    /// Bytes of a block, all layers of the group.
+    block_bytes: usize,
+    /// Blocks that are copied before the next forward pass, which hold a reference until then.
+    copies: Vec<(u32, u32)>,
+}
+
 impl KvCache {
-    /// Room for `capacity` columns of `starts.len()` sequences, padded on the left so that all share a column, whose first
-    /// real columns are `starts`.
+    /// Groups of an architecture's layers with the same sliding window, each of which has blocks of its own.
     #[must_use]
-    pub fn new(arch: &Arch, starts: Vec<usize>, capacity: usize, device: &Device) -> Self {
-        let rows = starts.len();
-        Self {
-            starts,
-            origins: (0..rows).map(|_| Origin::own()).collect(),
-            ..Self::empty(arch, rows, capacity, device)
-        }
+    pub fn groups(arch: &Arch) -> usize {
+        KvCacheGroup::of(arch).len()
     }
 
-    /// Room for `capacity` columns of `rows` sequences, none there yet.
+    /// Pools of zeros: `blocks` of each group of layers with the same sliding window, in the order of [`KvCacheGroup::of`].
+    ///
+    /// # Panics
+    /// Where `blocks` has another length.
     #[must_use]
-    pub fn empty(arch: &Arch, rows: usize, capacity: usize, device: &Device) -> Self {
-        let shape = [rows, arch.num_kv_heads, capacity, arch.head_dim];
-        let dtype = arch.precision.dtype(device);
-        let layer = |_| LayerCache::new(shape, dtype, device);
+    pub fn new(arch: &Arch, blocks: &[usize], dtype: KvCacheDtype, device: &Device) -> Self {
+        let groups = KvCacheGroup::of(arch);
+        assert_eq!(groups.len(), blocks.len(), "blocks of every group");
+        let layers = arch.windows.iter().map(|window| {
+            let group = groups.iter().position(|group| group.window == *window);
+            let group = group.unwrap_or_else(|| unreachable!("every layer is in a group"));
+            let (heads, dim) = (arch.num_kv_heads, arch.head_dim);
+            let pool = match dtype {
+                KvCacheDtype::Auto => {
+                    let float = arch.precision.dtype(device);
+                    KvPool::float(heads, blocks[group], dim, float, device)
+                }
+                KvCacheDtype::Int8 => KvPool::int8(heads, blocks[group], dim, device),
+            };
+            LayerCache::new(group, pool)
+        });
+        let token = dtype.layer_bytes_per_token(arch, arch.precision.width() as usize);
         Self {
-            layers: (0..arch.num_layers).map(layer).collect(),
-            starts: Vec::new(),
-            origins: Vec::new(),
-            used: 0,
-            rows,
-            capacity,
-            token_bytes: arch.cache_bytes_per_token(),
+            layers: layers.collect(),
+            groups: groups
+                .iter()
+                .zip(blocks)
+                .map(|(group, &blocks)| LayerGroup {
+                    window: group.window,
+                    pool: BlockPool::new(blocks),
+                    block_bytes: group.layers * token * BLOCK_SIZE,
+                    copies: Vec::new(),
+                })
+                .collect(),
+            prefixes: PrefixIndex::default(),
             dtype,
             device: device.clone(),
         }
     }
 
-    /// Columns written.
+    /// Whether it has at least these blocks, and stores numbers in this type.
     #[must_use]
-    pub fn used(&self) -> usize {
-        self.used
-    }
-
-    /// Columns allocated.
-    #[must_use]
-    pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    /// Rows allocated.
-    #[must_use]
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Tokens that there is room for: rows times columns.
-    #[must_use]
-    pub fn cells(&self) -> usize {
-        self.rows * self.capacity
+    pub fn fits(&self, blocks: &[usize], dtype: KvCacheDtype) -> bool {
+        let enough = |(group, &blocks): (&LayerGroup, &usize)| group.pool.len() >= blocks;
+        self.dtype == dtype && self.groups.iter().zip(blocks).all(enough)
     }
 
     /// Bytes allocated.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.cells() * self.token_bytes
+        let bytes = |group: &LayerGroup| group.pool.len() * group.block_bytes;
+        self.groups.iter().map(bytes).sum()
     }
 
-    /// First column of each sequence's window. Sequences take the first rows.
+    /// Bytes of the blocks that sequences have.
     #[must_use]
-    pub fn starts(&self) -> &[usize] {
-        &self.starts
+    pub fn used_bytes(&self) -> usize {
+        let bytes = |group: &LayerGroup| group.pool.used() * group.block_bytes;
+        self.groups.iter().map(bytes).sum()
     }
 
-    /// Columns of the longest window.
+    /// Blocks that sequences have, of layers that see the whole sequence, or of those with the first window where all have one. A block
+    /// that several sequences share counts once.
     #[must_use]
-    pub fn longest(&self) -> usize {
-        self.starts.iter().min().map_or(0, |lo| self.used - lo)
+    pub fn used_blocks(&self) -> usize {
+        self.widest().pool.used()
     }
 
-    /// The sequences that have begun, with the column that is written next: those that were copied from one together.
-    fn kin(&self) -> Vec<Kin> {
-        let mut families: Vec<(u64, Kin)> = Vec::new();
-        for (row, (&start, origin)) in self.starts.iter().zip(&self.origins).enumerate() {
-            if start > self.used {
-                continue;
-            }
-            let own = (row, start + origin.tokens..self.used + 1);
-            match families.iter_mut().find(|(id, _)| *id == origin.id) {
-                Some((_, kin)) => kin.members.push(own),
-                None => {
-                    let prefix = (row, start..own.1.start);
-                    let members = vec![own];
-                    families.push((origin.id, Kin { prefix, members }));
-                }
+    /// [`Self::used_blocks`] of one sequence: those that it shares count.
+    #[must_use]
+    pub fn blocks_of(&self, table: &BlockTable) -> usize {
+        table.groups[self.widest_index()].blocks.len()
+    }
+
+    fn widest_index(&self) -> usize {
+        let whole = self.groups.iter().position(|group| group.window.is_none());
+        whole.unwrap_or(0)
+    }
+
+    fn widest(&self) -> &LayerGroup {
+        &self.groups[self.widest_index()]
+    }
+
+    /// Whether so many blocks of every group can be allocated.
+    #[must_use]
+    pub fn has_blocks(&self, blocks: usize) -> bool {
+        self.groups
+            .iter()
+            .all(|group| group.pool.available() >= blocks.min(group.pool.len()))
+    }
+
+    /// A table for a sequence that begins with `tokens`. It shares the full blocks that are kept of the same tokens, but never all of
+    /// `tokens`: the last one has to be run for the token after it.
+    pub fn begin(&mut self, tokens: &[u32]) -> BlockTable {
+        let mut table = BlockTable::new(self.groups.len());
+        let mut contents: Vec<ContentId> = Vec::new();
+        let mut before = PrefixIndex::ROOT;
+        for block in tokens[..tokens.len().saturating_sub(1)].chunks_exact(BLOCK_SIZE) {
+            let Some(content) = self.prefixes.find(before, block) else {
+                break;
+            };
+            contents.push(content);
+            before = content;
+        }
+        let found = (0..=contents.len())
+            .rev()
+            .find(|&count| self.groups.iter().all(|g| g.keeps(&contents[..count])));
+        let count = found.unwrap_or(0);
+        for (group, own) in self.groups.iter_mut().zip(&mut table.groups) {
+            own.first = group.first_visible(count * BLOCK_SIZE).min(count);
+            own.shared = count;
+            for &content in &contents[own.first..count] {
+                let block = group.pool.find(content);
+                let block = block.unwrap_or_else(|| unreachable!("looked up before"));
+                group.pool.share(block);
+                own.blocks.push(block);
             }
         }
-        let whole = |(_, mut kin): (u64, Kin)| {
-            // alone, a sequence shares nothing
-            if let [(_, own)] = &mut kin.members[..] {
-                own.start = kin.prefix.1.start;
-                kin.prefix.1.end = kin.prefix.1.start;
+        table.tokens = count * BLOCK_SIZE;
+        let last = contents[..count].last().copied();
+        table.known = (count, last.unwrap_or(PrefixIndex::ROOT));
+        table
+    }
+
+    /// Gets blocks for `count` more tokens: first gives back blocks that no later token sees, and takes a copy of a last block that is
+    /// shared. False, and nothing new, where a pool has too few.
+    pub fn append(&mut self, table: &mut BlockTable, count: usize) -> bool {
+        self.trim(table);
+        if !self.could_append(table, count) {
+            return false;
+        }
+        let end = (table.tokens + count).div_ceil(BLOCK_SIZE);
+        for (group, own) in self.groups.iter_mut().zip(&mut table.groups) {
+            let partial = !table.tokens.is_multiple_of(BLOCK_SIZE);
+            if let Some(&last) = own.blocks.last()
+                && partial
+                && group.pool.references(last) > 1
+            {
+                let at = own.blocks.len() - 1;
+                let before = at.checked_sub(1).map(|at| own.blocks[at]);
+                let block = group.allocate(before, &mut self.prefixes);
+                // the copy is made before the next forward pass; until then the source keeps this reference
+                group.copies.push((last, block));
+                own.blocks[at] = block;
+                own.shared = own.shared.min(own.first + at);
             }
-            kin
+            while own.end() < end {
+                let block = group.allocate(own.blocks.last().copied(), &mut self.prefixes);
+                own.blocks.push(block);
+            }
+        }
+        table.tokens += count;
+        true
+    }
+
+    /// Whether [`Self::append`] would succeed for each of these sequences, one after the other, with one token.
+    pub fn could_append_to<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> bool {
+        let mut needed = vec![0; self.groups.len()];
+        for table in tables {
+            for (needed, (group, own)) in
+                needed.iter_mut().zip(self.groups.iter().zip(&table.groups))
+            {
+                *needed += group.needed(own, table.tokens, 1);
+            }
+        }
+        let enough = |(group, needed): (&LayerGroup, usize)| group.pool.available() >= needed;
+        self.groups.iter().zip(needed).all(enough)
+    }
+
+    fn could_append(&self, table: &BlockTable, count: usize) -> bool {
+        let enough = |(group, own): (&LayerGroup, &GroupTable)| {
+            group.pool.available() >= group.needed(own, table.tokens, count)
         };
-        families.into_iter().map(whole).collect()
+        self.groups.iter().zip(&table.groups).all(enough)
+    }
+
+    /// Gives back the blocks that no token from the next one on sees.
+    pub fn trim(&mut self, table: &mut BlockTable) {
+        for (group, own) in self.groups.iter_mut().zip(&mut table.groups) {
+            let gone = group.first_visible(table.tokens).saturating_sub(own.first);
+            let gone = gone.min(own.blocks.len());
+            for block in own.blocks.drain(..gone) {
+                group.pool.release(block);
+            }
+            own.first += gone;
+        }
+    }
+
+    /// Another sequence with the same tokens, in the same blocks.
+    pub fn fork(&mut self, table: &mut BlockTable) -> BlockTable {
+        for (group, own) in self.groups.iter_mut().zip(&mut table.groups) {
+            for &block in &own.blocks {
+                group.pool.share(block);
+            }
+            own.shared = own.end();
+        }
+        BlockTable {
+            tokens: table.tokens,
+            groups: table.groups.clone(),
+            known: table.known,
+        }
+    }
+
+    /// Keeps the full blocks of a sequence for others that begin with the same tokens. `tokens` are those whose keys and values are
+    /// written, or will be by the next forward pass.
+    pub fn keep_prefix(&mut self, table: &mut BlockTable, tokens: &[u32]) {
+        let full = tokens.len().min(table.tokens) / BLOCK_SIZE;
+        while table.known.0 < full {
+            let (index, before) = table.known;
+            let content = self
+                .prefixes
+                .find_or_add(before, &tokens[index * BLOCK_SIZE..][..BLOCK_SIZE]);
+            for (group, own) in self.groups.iter_mut().zip(&table.groups) {
+                if index >= own.first && group.pool.keep(own.block(index), content) {
+                    self.prefixes.keep(content);
+                }
+            }
+            self.prefixes.drop_unkept(content);
+            table.known = (index + 1, content);
+        }
+    }
+
+    /// Ends a sequence: its blocks are free for others, or kept for their content.
+    pub fn free(&mut self, table: BlockTable) {
+        for (group, own) in self.groups.iter_mut().zip(table.groups) {
+            // the last ones are to be needed first
+            for block in own.blocks.into_iter().rev() {
+                group.pool.release(block);
+            }
+        }
     }
 
     pub(crate) fn layer(&mut self, index: usize) -> &mut LayerCache {
         &mut self.layers[index]
     }
 
-    /// The columns that a forward has written are there.
-    pub(crate) fn advance(&mut self, columns: usize) {
-        self.used += columns;
-    }
-
-    /// Forgets all sequences, and takes the next column to be `used`.
-    pub fn clear(&mut self, used: usize) {
-        assert!(used <= self.capacity, "a column outside the cache");
-        self.starts.clear();
-        self.origins.clear();
-        self.used = used;
-    }
-
-    /// Copies a sequence of another cache into `rows`, which are taken, or the next ones. Its window must fit before the
-    /// shared column.
-    pub fn adopt(&mut self, rows: Range<usize>, source: &Self, row: usize) {
-        let start = source.starts[row];
-        let len = source.used - start;
-        assert!(
-            len <= self.used && rows.end <= self.rows && rows.start <= self.starts.len(),
-            "a sequence that does not fit"
-        );
-        let first = self.used - len;
-        let window = Window {
-            row,
-            columns: start..start + len,
-            rows: rows.clone(),
-            first,
-        };
-        let copied = |target: Tensor<4>, from: &Tensor<4>| {
-            kernels::copy_columns(target, from, std::slice::from_ref(&window)).unwrap_or_else(
-                |target| {
-                    let [_, heads, _, dim] = from.dims();
-                    let window = from.clone().narrow(0, row, 1).narrow(2, start, len);
-                    let place = [rows.clone(), 0..heads, first..first + len, 0..dim];
-                    target.slice_assign(place, window.expand([rows.len(), heads, len, dim]))
-                },
-            )
-        };
-        for (layer, from) in self.layers.iter_mut().zip(&source.layers) {
-            let (k, v) = from.whole();
-            layer.change(|keys, values| (copied(keys, &k), copied(values, &v)));
-        }
-        let taken = rows.end.max(self.starts.len());
-        let origin = Origin {
-            tokens: len,
-            ..source.origins[row]
-        };
-        self.starts.resize(taken, first);
-        self.origins.resize(taken, origin);
-        self.starts[rows.clone()].fill(first);
-        self.origins[rows].fill(origin);
-    }
-
-    /// The last sequence takes the place of the one in `row`, which has ended.
-    pub fn drop_row(&mut self, row: usize) {
-        let last = self.starts.len() - 1;
-        if row < last {
-            let (start, used) = (self.starts[last], self.used);
-            let first = Tensor::<1, Int>::from_ints([0], &self.device);
-            for layer in &mut self.layers {
-                // The row before its columns: `select` copies whatever it is given into contiguous memory, and a range of
-                // columns of all rows would be the whole cache. It selects the one row there is, to have a copy: the tensors
-                // need one owner again when they are written.
-                let pick = |t: Tensor<4>| {
-                    let window = t.narrow(0, last, 1).narrow(2, start, used - start);
-                    window.select(0, first.clone())
-                };
-                let (k, v) = layer.whole();
-                let (k, v) = (pick(k), pick(v));
-                layer.write(row..row + 1, start, k, v);
+    /// Copies the blocks that sequences are about to write to while others hold them.
+    pub(crate) fn copy_shared_blocks(&mut self) {
+        for (index, group) in self.groups.iter_mut().enumerate() {
+            let copies = std::mem::take(&mut group.copies);
+            if copies.is_empty() {
+                continue;
+            }
+            for layer in self
+                .layers
+                .iter_mut()
+                .filter(|layer| layer.group() == index)
+            {
+                layer.copy_blocks(&copies);
+            }
+            for (source, _) in copies {
+                group.pool.release(source);
             }
         }
-        self.starts.swap_remove(row);
-        self.origins.swap_remove(row);
+    }
+}
+
+impl LayerGroup {
+    /// Index of the first block that token `token` sees.
+    fn first_visible(&self, token: usize) -> usize {
+        let window = self.window.unwrap_or(usize::MAX);
+        (token + 1).saturating_sub(window) / BLOCK_SIZE
     }
 
-    /// Moves the sequences `order`, which become the first rows, to new tensors of `rows` rows and `capacity` columns,
-    /// such that the next column is `used`. Sequences that are not named are forgotten.
-    pub fn lay_out(&mut self, order: &[usize], rows: usize, used: usize, capacity: usize) {
-        let starts: Vec<usize> = order.iter().map(|&row| self.starts[row]).collect();
-        let lo = starts.iter().copied().min().unwrap_or(self.used);
-        let len = self.used - lo;
-        assert!(
-            len <= used && used <= capacity && order.len() <= rows,
-            "a cache that is too small"
-        );
-        let in_place = order.iter().enumerate().all(|(i, &row)| i == row);
-        let index: Vec<i32> = order.iter().map(|&row| row as i32).collect();
-        let index = Tensor::<1, Int>::from_ints(index.as_slice(), &self.device);
-        let (count, device, dtype) = (order.len(), &self.device, self.dtype);
-        let windows: Vec<Window> = order
-            .iter()
-            .zip(&starts)
-            .enumerate()
-            .map(|(to, (&row, &start))| Window {
-                row,
-                columns: start..self.used,
-                rows: to..to + 1,
-                first: used - (self.used - start),
-            })
-            .collect();
-        let carry = |old: Tensor<4>| {
-            let [_, heads, _, dim] = old.dims();
-            let fresh = kernels::zeros([rows, heads, capacity, dim], dtype, device);
-            kernels::copy_columns(fresh, &old, &windows).unwrap_or_else(|fresh| {
-                let live = old.narrow(2, lo, len);
-                let live = if in_place {
-                    live.narrow(0, 0, count)
-                } else {
-                    live.select(0, index.clone())
-                };
-                fresh.slice_assign([0..count, 0..heads, used - len..used, 0..dim], live)
-            })
-        };
-        for layer in &mut self.layers {
-            if count == 0 || len == 0 {
-                let [_, heads, _, dim] = layer.whole().0.dims();
-                layer.tensors = None;
-                *layer = LayerCache::new([rows, heads, capacity, dim], dtype, device);
-            } else {
-                layer.change(|k, v| (carry(k), carry(v)));
-            }
+    /// Whether all blocks with these contents are kept that the token after them sees.
+    fn keeps(&self, contents: &[ContentId]) -> bool {
+        let first = self.first_visible(contents.len() * BLOCK_SIZE);
+        let mut seen = contents.iter().skip(first);
+        seen.all(|&content| self.pool.find(content).is_some())
+    }
+
+    /// Blocks that `count` more tokens of a sequence of `tokens` need, those not counted that it gives back before.
+    fn needed(&self, own: &GroupTable, tokens: usize, count: usize) -> usize {
+        let more = (tokens + count).div_ceil(BLOCK_SIZE)
+            - own.end().min((tokens + count).div_ceil(BLOCK_SIZE));
+        let partial = !tokens.is_multiple_of(BLOCK_SIZE);
+        let shared = |&last: &u32| partial && self.pool.references(last) > 1;
+        more + usize::from(own.blocks.last().is_some_and(shared))
+    }
+
+    fn allocate(&mut self, last: Option<u32>, prefixes: &mut PrefixIndex) -> u32 {
+        let allocated = self.pool.allocate(last);
+        let (block, forgotten) = allocated.unwrap_or_else(|| unreachable!("counted before"));
+        if let Some(content) = forgotten {
+            prefixes.forget(content);
         }
-        let shift = |start: usize| used - (self.used - start);
-        self.starts = starts.into_iter().map(shift).collect();
-        self.origins = order.iter().map(|&row| self.origins[row]).collect();
-        (self.used, self.rows, self.capacity) = (used, rows, capacity);
+        block
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Decoder;
 use crate::attention::{self, AttentionParams, Qkv, SequenceLayout};
-use crate::cache::{KvCache, Reach};
+use crate::cache::{AttentionMetadata, KvCache};
 use crate::forward_context::ForwardContext;
 use crate::head::Head;
 use crate::layer;
@@ -68,26 +68,34 @@ impl Decoder {
         })
     }
 
-    /// [`Self::hidden`] for the next columns of sequences whose earlier ones are in `cache`; these are written to it.
+    /// [`Self::hidden`] for some tokens of sequences whose earlier ones are in `cache`; these are written to it.
     pub fn hidden_cached(
         &self,
         ids: Tensor<1, Int>,
-        ctx: &ForwardContext,
+        metadata: &AttentionMetadata,
         cache: &mut KvCache,
     ) -> Tensor<2> {
-        let reach = Reach::new(&self.arch, cache, ctx.len, &self.device);
+        cache.copy_shared_blocks();
+        let ctx = &ForwardContext::cached(&self.arch, metadata.positions(), &self.device);
         let mut x = self.embed(ids);
         for index in self.body() {
             let weights = self.weights(index);
             x = match self.units[index].kind {
                 UnitKind::Attention(i) => {
-                    let (lora, cache) = (self.lora_forward(i, ctx), Some((cache.layer(i), &reach)));
-                    layer::attention(&self.arch, i, &weights, x, ctx, lora, cache)
+                    let (lora, cache) = (self.lora_forward(i, ctx), cache.layer(i));
+                    layer::attention(
+                        &self.arch,
+                        i,
+                        &weights,
+                        x,
+                        ctx,
+                        lora,
+                        Some((cache, metadata)),
+                    )
                 }
                 _ => self.run(index, &weights, x, ctx),
             };
         }
-        cache.advance(ctx.len);
         x
     }
 

@@ -1,34 +1,32 @@
-//! Continuous batching: sequences are decoded in a fixed number of slots, and a waiting sequence takes a slot as soon as another
-//! sequence ends.
+//! Continuous batching: at most `max_num_seqs` sequences are decoded at a time, and a waiting sequence enters as soon as another ends.
 //!
-//! One iteration moves prefilled sequences into free slots, prefills one chunk of prompts if slots are free, and decodes one token of
-//! every sequence in a slot. So prompts of any length delay decoding by one forward pass of `max_num_batched_tokens` at most.
+//! One iteration admits prefilled sequences, prefills one chunk of prompts if there is room for more sequences, and decodes one token of
+//! every running sequence. So prompts of any length delay decoding by one forward pass of `max_num_batched_tokens` at most.
 //!
 //! GPU work is asynchronous. With asynchronous scheduling the next token is launched before the host has read the last one, as long as
-//! the host has nothing to change: no sequence waits for a slot, the cache has a free column, and no completion is about to reach its
+//! the host has nothing to change: no sequence waits to enter, the cache has the blocks, and no completion is about to reach its
 //! length limit. The device is then never idle; a sequence that ends with the unread token is decoded for one token more, which is
 //! discarded.
 //!
-//! When the cache is full, prefilled sequences without a slot give up their cache first; then the youngest sequences in slots are
-//! preempted: they wait, and are recomputed from their prompt and their sampled tokens. A draw depends on the sequence and the
-//! position alone, so the tokens are the same. The oldest sequence is never preempted, so every sequence ends.
+//! When the cache has no block left, prefilled sequences that are not running give theirs up first; then the youngest running sequences
+//! are preempted: they wait, and are recomputed from their prompt and their sampled tokens, as far as the cache does not still have
+//! them. A draw depends on the sequence and the position alone, so the tokens are the same. The oldest sequence is never preempted, so
+//! every sequence ends.
 
 use super::engine_args::EngineArgs;
-use super::prefill::{Prefill, PrefilledGroup};
+use super::prefill::{Prefill, Prefilled, PrefilledGroup};
 use super::request::{FinishReason, GenerationRequest, Sample};
+use super::running::{Row, Running};
 use super::sampler::{RandomDraw, SampledTokens, sample};
 use super::sequence::{SampledToken, Sequence};
-use super::slots::{Around, Room, Slots};
 use super::stats::GenerationStats;
 use super::waiting_queue::WaitingQueue;
 use crate::Result;
-use crate::forward_context::{Columns, ForwardContext};
+use crate::cache::{BLOCK_SIZE, BlockTable, KvCache};
 use burn::tensor::{Int, Tensor, TensorData};
-use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::device::{is_accelerator, is_cpu};
 use firebrick_backends::kernels::in_thread_pool;
 use std::collections::VecDeque;
-use std::rc::Rc;
 use std::time::Instant;
 
 /// Prompts are prefilled for at least the slots over this, so that short prompts are not prefilled one at a time.
@@ -37,23 +35,24 @@ const PREFILL_SHARE: usize = 8;
 /// One run over a list of requests.
 pub(super) struct Engine<'a> {
     args: EngineArgs<'a>,
-    room: Room,
+    cache: &'a mut KvCache,
+    /// Most sequences at a time.
+    max_num_seqs: usize,
     waiting: WaitingQueue<'a>,
     prefill: Option<Prefill>,
     prefilled: VecDeque<PrefilledGroup>,
-    slots: Slots,
-    /// Most sequences in slots now: fewer for a while after a preemption.
+    running: Running,
+    /// Most running sequences now: fewer for a while after a preemption.
     most: usize,
     /// Whether prompts are prefilled one at a time, since the cache was too small for more.
     one_by_one: bool,
-    /// Whether the sequences in the slots have been decoded.
+    /// Whether the running sequences have been decoded.
     decoding: bool,
     /// Whether a token is launched before the host has read the last one.
     async_scheduling: bool,
     /// The last token of every row, if the host has not read it.
     pending: Option<PendingTokens>,
     stats: GenerationStats,
-    hold: Option<MemoryGuard>,
     ended: &'a mut dyn FnMut(Sample),
 }
 
@@ -66,38 +65,36 @@ struct PendingTokens {
 impl<'a> Engine<'a> {
     pub fn new(
         args: EngineArgs<'a>,
+        cache: &'a mut KvCache,
         requests: &'a [GenerationRequest],
         n: usize,
         ended: &'a mut dyn FnMut(Sample),
-    ) -> Result<Self> {
+    ) -> Self {
         let (decoder, config) = (args.decoder, args.config);
-        let length =
-            |r: &GenerationRequest| r.tokens.len() + args.criteria.max_new_tokens(r, &config);
-        let longest = requests.iter().map(length).max().unwrap_or(0);
         let waiting = WaitingQueue::new(requests, n);
-        let room = Room {
-            rows: config.max_num_seqs.min(waiting.sequences()),
-            cells: config.cells(decoder.arch(), longest)?,
-            new_tokens: args.criteria.sampling.max_new_tokens,
+        let max_num_seqs = config.max_num_seqs.min(waiting.sequences());
+        let stats = GenerationStats {
+            cache_bytes: cache.bytes(),
+            ..GenerationStats::default()
         };
-        Ok(Self {
+        Self {
             args,
-            room,
+            cache,
+            max_num_seqs,
             waiting,
             prefill: None,
             prefilled: VecDeque::new(),
-            slots: Slots::new(room),
-            most: room.rows,
+            running: Running::default(),
+            most: max_num_seqs,
             one_by_one: false,
             decoding: false,
             async_scheduling: config
                 .async_scheduling
                 .unwrap_or_else(|| is_accelerator(decoder.device())),
             pending: None,
-            stats: GenerationStats::default(),
-            hold: None,
+            stats,
             ended,
-        })
+        }
     }
 
     /// Runs until every sequence has ended.
@@ -113,12 +110,12 @@ impl<'a> Engine<'a> {
                 let started = Instant::now();
                 self.prefill()?;
                 self.stats.prefill_time += started.elapsed();
-                // sequences that begin together have similar windows: decoding waits until all slots are taken
+                // decoding few sequences costs nearly as much as many: it waits until as many run as may
                 if !self.decoding {
                     continue;
                 }
             }
-            if self.slots.live() > 0 {
+            if self.running.live() > 0 {
                 let started = Instant::now();
                 self.decode()?;
                 self.stats.decode_time += started.elapsed();
@@ -129,150 +126,110 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Prefilled sequences without a slot.
+    /// Prefilled sequences that are not running.
     fn outside(&self) -> usize {
         self.prefilled.iter().map(|group| group.members.len()).sum()
     }
 
-    /// Cells of the caches of prefill.
-    fn staged(&self) -> usize {
-        let mut seen: Vec<*const crate::cache::KvCache> = Vec::new();
-        let mut cells = self.prefill.as_ref().map_or(0, Prefill::cells);
-        for group in &self.prefilled {
-            let cache = Rc::as_ptr(&group.cache);
-            if !seen.contains(&cache) {
-                seen.push(cache);
-                cells += group.cache.cells();
-            }
-        }
-        cells
-    }
-
-    fn around(&self) -> Around {
-        let prefill = self.prefill.iter().flat_map(Prefill::groups);
-        let prefill: usize = prefill.map(|group| group.members.len()).sum();
-        Around {
-            cells: self.staged(),
-            waiting: (self.outside() + prefill + self.waiting.sequences()).min(self.most),
-        }
-    }
-
-    /// Moves prefilled sequences into free slots.
+    /// Lets prefilled sequences run. Each shares the blocks of its group.
     fn admit(&mut self) {
-        if self.slots.live() == 0 {
+        if self.running.live() == 0 {
             self.decoding = false;
         }
-        while let Some(group) = self.prefilled.front() {
-            let live = self.slots.live();
-            if live >= self.most {
+        while let Some(group) = self.prefilled.front_mut() {
+            let live = self.running.live();
+            // a block for each running sequence, so that the one that enters preempts none soon
+            if live >= self.most || (live > 0 && !self.cache.has_blocks(live + 1)) {
                 break;
             }
-            let (arch, device) = (self.args.decoder.arch(), self.args.decoder.device());
-            // before decoding begins, columns are chosen for all prompts that are about to be admitted
-            let longest = if self.decoding {
-                0
-            } else {
-                self.waiting.longest(self.most - live)
+            let Some(sequence) = group.members.pop_front() else {
+                unreachable!("a group without members is removed");
             };
-            let around = self.around();
-            let len = group.tokens.len();
-            if !self.slots.make_room(arch, device, len, longest, around) {
-                if live == 0 {
-                    self.drop_prefilled();
-                    self.slots.release();
-                }
-                break;
-            }
-            self.record_cache_bytes();
-            if let Some(group) = self.prefilled.front_mut() {
-                self.slots.admit(group, self.most - live);
-                if group.members.is_empty() {
-                    self.prefilled.pop_front();
-                }
-            }
+            let table = if group.members.is_empty() {
+                self.prefilled.pop_front().map(|group| group.table)
+            } else {
+                Some(self.cache.fork(&mut group.table))
+            };
+            let table = table.unwrap_or_else(|| unreachable!("it was the first"));
+            self.running.admit(Row { sequence, table });
         }
-        self.record_cache_bytes();
     }
 
-    /// Whether a chunk of prompts should run now: a prefill has begun, or one begins for slots that no prefilled sequence will take.
+    /// Whether a chunk of prompts should run now: a prefill has begun, or one begins for sequences that may run.
     fn schedule_prefill(&mut self) -> bool {
         if self.prefill.is_some() {
             return true;
         }
-        let free = (self.most - self.slots.live().min(self.most)).saturating_sub(self.outside());
+        let free = (self.most - self.running.live().min(self.most)).saturating_sub(self.outside());
         if free == 0 || self.waiting.is_empty() || (self.one_by_one && !self.prefilled.is_empty()) {
             return false;
         }
         self.prefill = self.next_prompts(free);
-        self.record_cache_bytes();
         self.prefill.is_some()
     }
 
-    /// The next prompts, as many as have sequences for the free slots, within the tokens of one forward pass and the budget of the
-    /// cache. `None` where the budget has no room beside the sequences in the slots.
+    /// The next prompts: as many as have sequences that may run, within the tokens of one forward pass and the blocks of the cache.
+    /// `None` where the cache has no room beside the running sequences.
     fn next_prompts(&mut self, free: usize) -> Option<Prefill> {
-        if self.slots.live() == 0 && self.prefilled.is_empty() && self.one_by_one {
-            self.slots.release();
-        }
-        let (staged, outside) = (self.staged(), self.outside());
-        let wanted = free.max(self.room.rows / PREFILL_SHARE);
-        let (mut groups, mut members, mut width) = (Vec::new(), 0, 0);
+        let wanted = free.max(self.max_num_seqs / PREFILL_SHARE);
+        let live = self.running.live() + self.outside();
+        let (mut groups, mut members, mut tokens, mut blocks) = (Vec::new(), 0, 0, 0);
         while let Some(len) = self.waiting.front() {
-            let tokens = (groups.len() + 1) * width.max(len);
-            let fits = self
-                .slots
-                .could_take(outside + 1, width.max(len), staged + tokens);
+            let more = len.div_ceil(BLOCK_SIZE) + 1;
+            let fits = self.cache.has_blocks(live + blocks + more);
             if groups.is_empty() {
-                if !fits && self.slots.live() > 0 {
+                // with nothing else in the cache there is room for any sequence
+                if !fits && live > 0 {
                     return None;
                 }
             } else if members >= wanted
                 || self.one_by_one
                 || !fits
-                || tokens > self.args.config.max_num_batched_tokens
+                || tokens + len > self.args.config.max_num_batched_tokens
             {
                 break;
             }
             let Some(group) = self.waiting.pop() else {
                 break;
             };
-            width = width.max(len);
+            (tokens, blocks) = (tokens + len, blocks + more);
             members += group.members.len();
             groups.push(group);
         }
-        if groups.is_empty() {
-            return None;
-        }
-        let around = Around {
-            cells: staged + groups.len() * width,
-            ..self.around()
-        };
-        self.slots
-            .make_way(self.args.decoder.arch(), self.args.decoder.device(), around);
-        Some(Prefill::new(self.args.decoder, groups))
+        (!groups.is_empty()).then(|| Prefill::new(groups))
     }
 
-    /// Prefills a chunk of prompts; after the last chunk every sequence gets its first token.
+    /// Prefills a chunk of prompts; a group whose last token has run gets the first token of each of its sequences.
     fn prefill(&mut self) -> Result<()> {
         let Some(prefill) = &mut self.prefill else {
             return Ok(());
         };
-        let Some(hidden) = prefill.run(self.args.decoder, self.args.config.max_num_batched_tokens)
-        else {
-            return Ok(());
-        };
-        let Some(prefill) = self.prefill.take() else {
-            return Ok(());
-        };
-        for group in prefill.groups() {
-            let count = if group.recomputed {
-                &mut self.stats.recomputed_tokens
-            } else {
-                &mut self.stats.prefill_tokens
-            };
-            *count += group.tokens.len();
+        let most = self.args.config.max_num_batched_tokens;
+        let ran = prefill.run(self.args.decoder, self.cache, most);
+        if prefill.is_empty() {
+            self.prefill = None;
         }
-        self.sample_first_tokens(&hidden, prefill.finish().collect())
+        self.record_blocks();
+        let (groups, hidden) = match ran {
+            Prefilled::Ran(groups, hidden) => (groups, hidden),
+            Prefilled::NoBlocks => {
+                self.drop_prefilled();
+                return Ok(());
+            }
+        };
+        for group in &groups {
+            let run = group.tokens.len() - group.found;
+            if group.recomputed {
+                self.stats.recomputed_tokens += run;
+            } else {
+                self.stats.prefill_tokens += run;
+            }
+            self.stats.prefix_cache_hits += group.found;
+        }
+        match hidden {
+            Some(hidden) => self.sample_first_tokens(&hidden, groups),
+            None => Ok(()),
+        }
     }
 
     /// Samples the first token of every sequence of these groups, given the hidden states of their last column, `[groups, hidden]`.
@@ -288,7 +245,7 @@ impl<'a> Engine<'a> {
         // at most as many rows of logits at a time as in decoding
         let mut sequences = sequences.into_iter().peekable();
         while sequences.peek().is_some() {
-            let few: Vec<(usize, Sequence)> = sequences.by_ref().take(self.room.rows).collect();
+            let few: Vec<(usize, Sequence)> = sequences.by_ref().take(self.max_num_seqs).collect();
             let rows = self.ints(few.iter().map(|(group, _)| *group as i32).collect());
             let draws: Vec<RandomDraw> = few
                 .iter()
@@ -302,43 +259,56 @@ impl<'a> Engine<'a> {
             let tokens = sample(logits, self.args.criteria.sampling, &draws)?.read()?;
             for ((group, mut sequence), token) in few.into_iter().zip(tokens) {
                 if self.accept(&mut sequence, token)? {
-                    self.end(sequence);
+                    self.end(sequence, None);
                 } else {
                     prefilled[group].members.push_back(sequence);
                 }
             }
         }
-        prefilled.retain(|group| !group.members.is_empty());
-        self.prefilled.extend(prefilled);
+        for group in prefilled {
+            if group.members.is_empty() {
+                self.cache.free(group.table);
+            } else {
+                self.prefilled.push_back(group);
+            }
+        }
         Ok(())
     }
 
     /// Whether another token can be launched before the host reads the last one: no token can change the rows.
     fn may_launch_ahead(&self) -> bool {
-        let (device, live) = (self.args.decoder.device(), self.slots.live());
+        let (device, live) = (self.args.decoder.device(), self.running.live());
         let waiting =
             self.prefill.is_some() || !self.prefilled.is_empty() || !self.waiting.is_empty();
         let full = live >= self.most && self.prefill.is_none();
         let lasts =
-            |sequence: &Sequence| sequence.sample.tokens.len() + 1 < self.max_new_tokens(sequence);
+            |row: &Row| row.sequence.sample.tokens.len() + 1 < self.max_new_tokens(&row.sequence);
         live > 0
             && (full || !waiting)
-            && self.slots.has_column()
-            && !self.slots.should_compact(!is_cpu(device))
-            && self.slots.rows().iter().flatten().all(lasts)
+            && self.running.could_append(self.cache)
+            && !self.running.should_compact(!is_cpu(device))
+            && self.running.rows().iter().flatten().all(lasts)
     }
 
-    /// Decodes one token of every sequence in a slot.
+    /// Decodes one token of every running sequence.
     fn decode(&mut self) -> Result<()> {
         let pending = self.pending.take();
         if pending.is_none() {
-            self.slots.compact(!is_cpu(self.args.decoder.device()));
-            self.make_column();
+            self.running.compact(!is_cpu(self.args.decoder.device()));
+        }
+        self.append();
+        let live = self.running.live();
+        if live == 0 {
+            return Ok(());
         }
         self.decoding = true;
-        let (rows, live) = (self.slots.rows(), self.slots.live());
-        let last = |row: &Option<Sequence>| {
-            let token = row.as_ref().and_then(|s| s.sample.tokens.last());
+        self.record_blocks();
+        self.record_waste();
+        let rows = self.running.rows();
+        let last = |row: &Option<Row>| {
+            let token = row
+                .as_ref()
+                .and_then(|row| row.sequence.sample.tokens.last());
             token.map_or(0, |&t| t as i32)
         };
         let ids = match &pending {
@@ -346,7 +316,8 @@ impl<'a> Engine<'a> {
             None => self.ints(rows.iter().map(last).collect()),
         };
         let later = u32::from(pending.is_some());
-        let next = |sequence: &Sequence| {
+        let next = |row: &Row| {
+            let sequence = &row.sequence;
             let draw = RandomDraw::next(sequence.key, sequence.sample.tokens.len());
             RandomDraw {
                 position: draw.position + later,
@@ -358,19 +329,12 @@ impl<'a> Engine<'a> {
             .map(|row| row.as_ref().map_or(RandomDraw::NONE, next))
             .collect();
         self.stats.decode_steps += 1;
-        self.stats.slots += self.room.rows;
-        let Some(cache) = self.slots.cache_mut() else {
-            return Ok(());
-        };
-        let columns = Columns {
-            starts: cache.starts(),
-            first: cache.used(),
-            len: 1,
-        };
+        self.stats.slots += self.max_num_seqs;
         let (decoder, sampling) = (self.args.decoder, self.args.criteria.sampling);
-        let ctx = ForwardContext::cached(decoder.arch(), columns, decoder.device());
+        let metadata = self.cache.decode(decoder.arch(), &self.running.tables());
+        let cache = &mut *self.cache;
         let tokens = in_thread_pool(decoder.device(), || {
-            let hidden = decoder.hidden_cached(ids, &ctx, cache);
+            let hidden = decoder.hidden_cached(ids, &metadata, cache);
             sample(decoder.head().logits(hidden), sampling, &draws)
         })?;
         // the device has its next work: read its last one
@@ -393,60 +357,87 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Appends a token to every sequence in a slot.
+    /// Gives every running sequence its token.
     fn accept_tokens(&mut self, pending: PendingTokens) -> Result<()> {
-        let live = self.slots.live();
+        let live = self.running.live();
         self.stats.occupied += live;
         self.stats.overrun += pending.live - live;
         if live == 0 {
             return Ok(());
         }
         for (row, token) in pending.tokens.read()?.into_iter().enumerate() {
-            let Some(mut sequence) = self.slots.rows_mut()[row].take() else {
+            let Some(mut own) = self.running.rows_mut()[row].take() else {
                 continue;
             };
-            if self.accept(&mut sequence, token)? {
-                self.end(sequence);
+            if self.accept(&mut own.sequence, token)? {
+                self.end(own.sequence, Some(own.table));
             } else {
-                self.slots.rows_mut()[row] = Some(sequence);
+                self.running.rows_mut()[row] = Some(own);
             }
         }
         Ok(())
     }
 
-    /// Makes sure that the cache has a column for the next token. Where the budget has none, prefilled sequences give up their
-    /// cache, then the youngest sequences are preempted.
-    fn make_column(&mut self) {
-        let (arch, device) = (self.args.decoder.arch(), self.args.decoder.device());
-        while !self.slots.make_column(arch, device, self.around()) {
-            if self.prefill.is_some() || !self.prefilled.is_empty() {
-                self.drop_prefilled();
-            } else if let Some(youngest) = self.slots.preempt() {
-                self.stats.preemptions += 1;
-                self.waiting.put_back(youngest);
-                self.most = self.slots.live().max(1);
-            } else {
-                return;
+    /// Gets every running sequence a place for its next token. Where the cache has none, prefilled sequences give up their blocks, then
+    /// the youngest sequences are preempted.
+    fn append(&mut self) {
+        for row in 0..self.running.rows().len() {
+            while let Some(own) = &mut self.running.rows_mut()[row] {
+                if self.cache.append(&mut own.table, 1) {
+                    break;
+                }
+                if self.prefill.is_some() || !self.prefilled.is_empty() {
+                    self.drop_prefilled();
+                } else if let Some(youngest) = self.running.preempt() {
+                    self.stats.preemptions += 1;
+                    self.stats.preempted += usize::from(!youngest.sequence.preempted);
+                    let sequence = self.give_up(youngest);
+                    self.waiting.put_back(sequence);
+                    self.most = self.running.live().max(1);
+                }
             }
         }
-        self.record_cache_bytes();
+    }
+
+    /// Frees the blocks of a running sequence; those that are full stay in the cache as long as it has others.
+    fn give_up(&mut self, row: Row) -> Sequence {
+        let Row {
+            mut sequence,
+            mut table,
+        } = row;
+        sequence.preempted = true;
+        self.keep_prefix(&sequence, &mut table);
+        self.cache.free(table);
+        sequence
+    }
+
+    /// Keeps the full blocks of a sequence for others that begin with its tokens. Keys and values of its last token are not written.
+    fn keep_prefix(&mut self, sequence: &Sequence, table: &mut BlockTable) {
+        let sample = &sequence.sample;
+        let prompt = &self.waiting.requests()[sample.request].tokens;
+        let written = prompt.len() + sample.tokens.len() - 1;
+        let tokens = prompt.iter().chain(&sample.tokens).take(written);
+        self.cache
+            .keep_prefix(table, &tokens.copied().collect::<Vec<u32>>());
     }
 
     /// Sequences that were prefilled or are in prefill wait again.
     fn drop_prefilled(&mut self) {
         self.one_by_one = true;
-        for group in self.prefilled.drain(..) {
+        for mut group in self.prefilled.drain(..) {
             self.stats.preemptions += group.members.len();
+            for member in &mut group.members {
+                self.stats.preempted += usize::from(!member.preempted);
+                member.preempted = true;
+            }
+            self.cache.free(group.table);
             self.waiting
                 .put_back_together(group.tokens, group.members.into());
         }
-        for group in self
-            .prefill
-            .take()
-            .into_iter()
-            .flat_map(Prefill::into_groups)
-        {
-            self.waiting.put_back_together(group.tokens, group.members);
+        if let Some(prefill) = self.prefill.take() {
+            for group in prefill.into_groups(self.cache) {
+                self.waiting.put_back_together(group.tokens, group.members);
+            }
         }
     }
 
@@ -471,24 +462,35 @@ impl<'a> Engine<'a> {
         criteria.max_new_tokens(request, config)
     }
 
-    fn end(&mut self, sequence: Sequence) {
-        self.most = (self.most + 1).min(self.room.rows);
+    fn end(&mut self, sequence: Sequence, table: Option<BlockTable>) {
+        if let Some(mut table) = table {
+            self.keep_prefix(&sequence, &mut table);
+            self.cache.free(table);
+        }
+        self.most = (self.most + 1).min(self.max_num_seqs);
         self.one_by_one = false;
         (self.ended)(sequence.sample);
     }
 
-    /// Records the bytes of all caches, in the account and as a peak.
-    fn record_cache_bytes(&mut self) {
-        let cells = self.slots.cells() + self.staged();
-        let bytes = cells * self.args.decoder.arch().cache_bytes_per_token();
+    fn record_blocks(&mut self) {
+        let bytes = self.cache.used_bytes();
         self.stats.peak_cache_bytes = self.stats.peak_cache_bytes.max(bytes);
-        let held = self.hold.as_ref().map(MemoryGuard::bytes);
-        if let Some(accounts) = self.args.accounts
-            && held != Some(bytes as u64)
-        {
-            self.hold = None;
-            self.hold = Some(accounts.hold(Category::KvCache, Home::Device, bytes));
-        }
+        let blocks = self.cache.used_blocks();
+        self.stats.peak_blocks = self.stats.peak_blocks.max(blocks);
+    }
+
+    /// Counts what the blocks of a decoding step hold.
+    fn record_waste(&mut self) {
+        let running = self.running.rows().iter().flatten().map(|row| &row.table);
+        let prefilled = self.prefilled.iter().map(|group| &group.table);
+        let tables = || running.clone().chain(prefilled.clone());
+        let unused: usize = tables().map(BlockTable::unused_slots).sum();
+        let in_prefill = self.prefill.as_ref().map_or(0, Prefill::unused_slots);
+        self.stats.block_slots += self.cache.used_blocks() * BLOCK_SIZE;
+        self.stats.unused_slots += unused + in_prefill;
+        self.stats.blocks += self.cache.used_blocks();
+        let all: usize = tables().map(|table| self.cache.blocks_of(table)).sum();
+        self.stats.unshared_blocks += all;
     }
 
     fn ints(&self, values: Vec<i32>) -> Tensor<1, Int> {

@@ -3,13 +3,10 @@
 use super::scheduler_config::SchedulerConfig;
 use super::stopping_criteria::StoppingCriteria;
 use crate::Decoder;
-use firebrick_backends::accounts::Accounts;
-use std::sync::Arc;
 
 /// A model, how it samples, and the limits it keeps to.
 pub(super) struct EngineArgs<'a> {
     pub decoder: &'a Decoder,
     pub criteria: StoppingCriteria<'a>,
     pub config: SchedulerConfig,
-    pub accounts: Option<&'a Arc<Accounts>>,
 }

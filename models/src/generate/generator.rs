@@ -7,8 +7,10 @@ use super::sampling_params::SamplingParams;
 use super::scheduler_config::SchedulerConfig;
 use super::stats::GenerationStats;
 use super::stopping_criteria::StoppingCriteria;
+use crate::cache::KvCache;
 use crate::{Decoder, Error, Prepack, Result, Tokenizer};
-use firebrick_backends::accounts::{Accounts, Category, Home};
+use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
+use std::cell::RefCell;
 use std::sync::Arc;
 
 /// Completions and statistics of one run.
@@ -21,12 +23,23 @@ pub struct Generated {
 }
 
 /// Samples completions with a decoder.
+///
+/// The KV cache is made by the first run and stays as long as the generator: prompts of a later run that begin with a prompt or a whole
+/// completion of an earlier one (another turn of a conversation) are prefilled from there on.
 #[derive(Debug)]
 pub struct Generator<'a> {
     decoder: &'a Decoder,
     pub(super) criteria: StoppingCriteria<'a>,
     accounts: Option<Arc<Accounts>>,
     prepack: Prepack,
+    cache: RefCell<Option<HeldCache>>,
+}
+
+/// A cache, and its bytes in the accounts.
+#[derive(Debug)]
+struct HeldCache {
+    cache: KvCache,
+    _hold: Option<MemoryGuard>,
 }
 
 impl<'a> Generator<'a> {
@@ -51,6 +64,7 @@ impl<'a> Generator<'a> {
             },
             accounts: None,
             prepack: Prepack::default(),
+            cache: RefCell::new(None),
         })
     }
 
@@ -116,12 +130,52 @@ impl<'a> Generator<'a> {
             decoder,
             criteria: self.criteria,
             config: *config,
-            accounts: self.accounts.as_ref(),
         };
-        let stats = Engine::new(args, requests, n, &mut keep)?.run()?;
+        let mut held = self.cache.borrow_mut();
+        let cache = self.fitting(&mut held, requests, n, config)?;
+        let stats = Engine::new(args, cache, requests, n, &mut keep).run();
+        if stats.is_err() {
+            // it holds the blocks of sequences that nobody ends
+            *held = None;
+        }
+        let stats = stats?;
         drop(copies);
         samples.sort_by_key(|s| (s.request, s.sample));
         Ok(Generated { samples, stats })
+    }
+
+    /// The cache of earlier runs where it is large enough, a new one otherwise.
+    fn fitting<'h>(
+        &self,
+        held: &'h mut Option<HeldCache>,
+        requests: &[GenerationRequest],
+        n: usize,
+        config: &SchedulerConfig,
+    ) -> Result<&'h mut KvCache> {
+        let (arch, device) = (self.decoder.arch(), self.decoder.device());
+        let length =
+            |r: &GenerationRequest| r.tokens.len() + self.criteria.max_new_tokens(r, config);
+        let longest = requests.iter().map(length).max().unwrap_or(0);
+        let blocks = config.blocks(arch, requests.len() * n, longest)?;
+        let dtype = config.kv_cache_dtype;
+        let limit = config.kv_cache_bytes.unwrap_or(usize::MAX);
+        let fits =
+            |held: &HeldCache| held.cache.fits(&blocks, dtype) && held.cache.bytes() <= limit;
+        if held.as_ref().is_some_and(|held| !fits(held)) {
+            // gone before the new one comes
+            *held = None;
+        }
+        let held = held.get_or_insert_with(|| {
+            let cache = KvCache::new(arch, &blocks, dtype, device);
+            let bytes = cache.bytes();
+            let hold =
+                |accounts: &Arc<Accounts>| accounts.hold(Category::KvCache, Home::Device, bytes);
+            HeldCache {
+                cache,
+                _hold: self.accounts.as_ref().map(hold),
+            }
+        });
+        Ok(&mut held.cache)
     }
 
     fn check_request(

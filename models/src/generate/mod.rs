@@ -5,11 +5,11 @@ mod engine_args;
 mod generator;
 mod prefill;
 mod request;
+mod running;
 mod sampler;
 mod sampling_params;
 mod scheduler_config;
 mod sequence;
-mod slots;
 mod stats;
 mod stopping_criteria;
 #[cfg(test)]

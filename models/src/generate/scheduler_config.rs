@@ -2,6 +2,8 @@
 
 use crate::arch::Arch;
 use crate::{Error, Result};
+use firebrick_spec::KvCacheDtype;
+use firebrick_spec::kv_cache::KvCacheDemand;
 
 /// Default of [`SchedulerConfig::max_num_batched_tokens`].
 pub const MAX_NUM_BATCHED_TOKENS: usize = 2048;
@@ -15,8 +17,11 @@ pub struct SchedulerConfig {
     pub max_num_batched_tokens: usize,
     /// Most tokens of a sequence, prompt and completion; a completion that reaches it ends with [`FinishReason::Length`](super::FinishReason::Length).
     pub max_model_len: Option<usize>,
-    /// Most bytes of the KV cache. When it is full, the youngest sequences are preempted and recomputed later.
+    /// Most bytes of the KV cache; `None` is as many as the sequences may ever need. When it is full, the youngest sequences are preempted
+    /// and recomputed later.
     pub kv_cache_bytes: Option<usize>,
+    /// How keys and values are stored.
+    pub kv_cache_dtype: KvCacheDtype,
     /// Whether the next token is launched before the host has read the last one. `None`: on devices that run asynchronously. Sampled
     /// tokens do not depend on it.
     pub async_scheduling: Option<bool>,
@@ -31,6 +36,7 @@ impl SchedulerConfig {
             max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS.max(max_num_seqs),
             max_model_len: None,
             kv_cache_bytes: None,
+            kv_cache_dtype: KvCacheDtype::Auto,
             async_scheduling: None,
         }
     }
@@ -53,25 +59,47 @@ impl SchedulerConfig {
         Ok(())
     }
 
-    /// The smallest [`Self::kv_cache_bytes`] for sequences of up to `longest` tokens: two copies of one sequence, since it is copied
-    /// from the cache of its prefill to that of decoding.
+    /// What the cache is for, with `sequences` sequences of up to `longest` tokens.
     #[must_use]
-    pub fn least_cache_bytes(arch: &Arch, longest: usize) -> usize {
-        2 * longest * arch.cache_bytes_per_token()
+    pub fn kv_cache_demand(&self, arch: &Arch, sequences: usize, longest: usize) -> KvCacheDemand {
+        KvCacheDemand {
+            sequences: self.max_num_seqs.min(sequences),
+            longest,
+            prefill_tokens: self.max_num_batched_tokens,
+            waiting: sequences > self.max_num_seqs,
+            dtype: self.kv_cache_dtype,
+            width: arch.precision.width() as usize,
+        }
     }
 
-    /// Tokens that the caches may hold. Refuses a budget that cannot hold the longest sequence.
-    pub(super) fn cells(&self, arch: &Arch, longest: usize) -> Result<usize> {
-        let Some(bytes) = self.kv_cache_bytes else {
-            return Ok(usize::MAX);
-        };
-        let least = Self::least_cache_bytes(arch, longest);
-        if bytes < least {
+    /// The smallest [`Self::kv_cache_bytes`] for sequences of up to `longest` tokens: the blocks of one of them.
+    #[must_use]
+    pub fn least_cache_bytes(&self, arch: &Arch, longest: usize) -> usize {
+        self.kv_cache_demand(arch, 1, longest).least_bytes(arch) as usize
+    }
+
+    /// Blocks of each group of layers, for `sequences` sequences of up to `longest` tokens. Refuses a limit that cannot hold one.
+    pub(super) fn blocks(
+        &self,
+        arch: &Arch,
+        sequences: usize,
+        longest: usize,
+    ) -> Result<Vec<usize>> {
+        if self.kv_cache_dtype == KvCacheDtype::Int8 && !arch.head_dim.is_multiple_of(4) {
             return Err(Error::Sampling(format!(
-                "the KV cache is limited to {bytes} bytes, but one sequence of {longest} tokens needs {least} (it is copied once \
-                 after its prefill); raise the limit, or shorten the sequences"
+                "keys and values in 8 bits need a head size that is a multiple of 4, and this model's is {}; use the dtype `auto`",
+                arch.head_dim
             )));
         }
-        Ok(bytes / arch.cache_bytes_per_token())
+        let demand = self.kv_cache_demand(arch, sequences, longest);
+        let limit = self.kv_cache_bytes.map(|bytes| bytes as u64);
+        demand.blocks(arch, limit).ok_or_else(|| {
+            Error::Sampling(format!(
+                "the KV cache is limited to {} bytes, but one sequence of {longest} tokens needs {}; raise the limit, or shorten the \
+                 sequences",
+                limit.unwrap_or(0),
+                demand.least_bytes(arch)
+            ))
+        })
     }
 }

@@ -18,6 +18,8 @@ pub(super) struct SampledToken {
 pub(super) struct Sequence {
     pub sample: Sample,
     pub key: DrawKey,
+    /// Whether it gave up its blocks once.
+    pub preempted: bool,
 }
 
 impl Sequence {
@@ -37,6 +39,7 @@ impl Sequence {
                 sample: key.sample + sample as u32,
                 ..key
             },
+            preempted: false,
         }
     }
 

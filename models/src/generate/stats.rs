@@ -21,8 +21,24 @@ pub struct GenerationStats {
     pub overrun: usize,
     /// Preemptions of sequences because the cache was full.
     pub preemptions: usize,
-    /// Peak bytes of the KV cache.
+    /// Sequences that were preempted, each counted once.
+    pub preempted: usize,
+    /// Prompt tokens that the cache already had, from another prompt or from before a preemption.
+    pub prefix_cache_hits: usize,
+    /// Bytes of the KV cache's pools.
+    pub cache_bytes: usize,
+    /// Peak bytes of the blocks that sequences had.
     pub peak_cache_bytes: usize,
+    /// Peak number of blocks that sequences had, in layers that see the whole sequence; a shared block counts once.
+    pub peak_blocks: usize,
+    /// Slots of those blocks, summed over decoding steps.
+    pub block_slots: usize,
+    /// Those of them at the end of last blocks that held no token.
+    pub unused_slots: usize,
+    /// Blocks that sequences had, summed over decoding steps: a shared block counts once.
+    pub blocks: usize,
+    /// The same where a shared block counts for every sequence that has it.
+    pub unshared_blocks: usize,
     /// Time of prefill, the sampling of first tokens included.
     pub prefill_time: Duration,
     /// Time of decoding, waiting for its tokens included.
@@ -34,6 +50,19 @@ impl GenerationStats {
     #[must_use]
     pub fn occupancy(&self) -> f64 {
         self.occupied as f64 / self.slots.max(1) as f64
+    }
+
+    /// Share of the slots in use that hold no token, in [0, 1]: last blocks that are not full.
+    #[must_use]
+    pub fn kv_waste(&self) -> f64 {
+        self.unused_slots as f64 / self.block_slots.max(1) as f64
+    }
+
+    /// Share of the blocks that sequences would need without sharing that sharing saves, in [0, 1].
+    #[must_use]
+    pub fn kv_shared(&self) -> f64 {
+        let saved = self.unshared_blocks.saturating_sub(self.blocks);
+        saved as f64 / self.unshared_blocks.max(1) as f64
     }
 
     /// Tokens per second of prefill.
@@ -51,7 +80,7 @@ impl GenerationStats {
         rate(self.occupied, self.decode_time)
     }
 
-    /// Adds those of another run; the peak is the larger one.
+    /// Adds those of another run; bytes and peaks are the larger ones.
     pub fn add(&mut self, other: &Self) {
         self.prefill_tokens += other.prefill_tokens;
         self.recomputed_tokens += other.recomputed_tokens;
@@ -61,7 +90,15 @@ impl GenerationStats {
         self.slots += other.slots;
         self.overrun += other.overrun;
         self.preemptions += other.preemptions;
+        self.preempted += other.preempted;
+        self.prefix_cache_hits += other.prefix_cache_hits;
+        self.cache_bytes = self.cache_bytes.max(other.cache_bytes);
         self.peak_cache_bytes = self.peak_cache_bytes.max(other.peak_cache_bytes);
+        self.peak_blocks = self.peak_blocks.max(other.peak_blocks);
+        self.block_slots += other.block_slots;
+        self.unused_slots += other.unused_slots;
+        self.blocks += other.blocks;
+        self.unshared_blocks += other.unshared_blocks;
         self.prefill_time += other.prefill_time;
         self.decode_time += other.decode_time;
     }

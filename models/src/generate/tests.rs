@@ -255,7 +255,7 @@ fn run(schedule: &Schedule) -> Generated {
         let length =
             |r: &GenerationRequest| r.tokens.len() + generator.criteria.max_new_tokens(r, &limits);
         let longest = requests.iter().map(length).max().unwrap_or(0);
-        (SchedulerConfig::least_cache_bytes(decoder.arch(), longest) as f64 * share) as usize
+        (limits.least_cache_bytes(decoder.arch(), longest) as f64 * share) as usize
     });
     let mut seen = Vec::new();
     let generated = generator
@@ -291,9 +291,9 @@ fn run(schedule: &Schedule) -> Generated {
     );
     if let Some(bytes) = limits.kv_cache_bytes {
         assert!(
-            stats.peak_cache_bytes <= bytes,
+            stats.cache_bytes <= bytes && stats.peak_cache_bytes <= stats.cache_bytes,
             "{} of {bytes}",
-            stats.peak_cache_bytes
+            stats.cache_bytes
         );
     }
     generated
@@ -374,7 +374,7 @@ fn a_cache_too_small_for_one_sequence_is_refused_with_the_smallest_that_would_do
     let error = generator
         .run_with(&requests(&[4]), 1, &limits, |_| {})
         .expect_err("too small");
-    let least = SchedulerConfig::least_cache_bytes(decoder.arch(), 14);
+    let least = limits.least_cache_bytes(decoder.arch(), 14);
     assert!(error.to_string().contains(&least.to_string()), "{error}");
 }
 
@@ -394,7 +394,10 @@ fn the_account_holds_what_the_cache_takes_and_gives_it_back() {
         .run_with(&requests(&[4, 7]), 2, &SchedulerConfig::new(4), |_| {})
         .expect("samples");
     let balance = accounts.balance(Category::KvCache, Home::Device);
-    assert_eq!(balance.peak_bytes, generated.stats.peak_cache_bytes as u64);
+    assert_eq!(balance.peak_bytes, generated.stats.cache_bytes as u64);
+    assert!(generated.stats.peak_cache_bytes <= generated.stats.cache_bytes);
+    drop(generator);
+    let balance = accounts.balance(Category::KvCache, Home::Device);
     assert_eq!(balance.bytes, 0);
     // and what copies of the matrices take
     let copies = accounts.balance(Category::Parameters, Home::Device);

@@ -51,14 +51,6 @@ impl<'a> WaitingQueue<'a> {
         }
     }
 
-    /// Tokens of the longest of the groups of the next `members` sequences.
-    pub fn longest(&self, members: usize) -> usize {
-        let returned = self.returned.values().map(|group| group.tokens.len());
-        let groups = members.div_ceil(self.n.max(1));
-        let fresh = self.requests[self.next..].iter().map(|r| r.tokens.len());
-        returned.chain(fresh).take(groups).max().unwrap_or(0)
-    }
-
     pub fn pop(&mut self) -> Option<SequenceGroup> {
         if let Some((_, group)) = self.returned.pop_first() {
             return Some(group);

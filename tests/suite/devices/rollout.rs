@@ -101,7 +101,7 @@ fn slots_chunks_and_a_short_cache_change_no_token(device: &Device) {
     let sample =
         |limits: &SchedulerConfig| generate(&model, &PROMPTS.map(<[u32]>::to_vec), DRAWN, limits);
     let expected = sample(&SchedulerConfig::new(64));
-    let least = SchedulerConfig::least_cache_bytes(arch, PROMPTS[1].len() + DRAWN.new);
+    let least = SchedulerConfig::new(4).least_cache_bytes(arch, PROMPTS[1].len() + DRAWN.new);
     let chunked = SchedulerConfig {
         max_num_batched_tokens: 3,
         ..SchedulerConfig::new(3)

@@ -5,7 +5,8 @@ use firebrick_engine::batch::MicroBatch;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::plan::Layout;
 use firebrick_engine::sequence::Sequence;
-use firebrick_models::cache::KvCache;
+use firebrick_models::KvCacheDtype;
+use firebrick_models::cache::{BlockTable, Chunk, KvCache};
 use firebrick_models::forward_context::{Columns, ForwardContext};
 use firebrick_models::generate::{FinishReason, GenerationRequest, Generator, SamplingParams};
 use firebrick_models::random::DrawKey;
@@ -179,21 +180,8 @@ fn log_probs_and_entropies_through_the_cache() {
             continue;
         }
         let batch = LeftPadded::new(&golden);
-        for prefill in [1, batch.width / 2, batch.width - 1] {
-            let (decoder, width) = (&model.decoder, batch.width);
-            let starts = batch.starts.clone();
-            let mut cache = KvCache::new(decoder.arch(), starts, width, decoder.device());
-            let mut parts = Vec::new();
-            for (first, len) in
-                std::iter::once((0, prefill)).chain((prefill..width).map(|c| (c, 1)))
-            {
-                let ctx = batch.context(&model, first, len);
-                let ids = model.ids(&batch.columns(first, len));
-                let hidden = decoder.hidden_cached(ids, &ctx, &mut cache);
-                let d = hidden.dims()[1];
-                parts.push(hidden.reshape([batch.ids.len(), len, d]));
-            }
-            let hidden = Tensor::cat(parts, 1).flatten(0, 1);
+        for prefill in [1, batch.width / 3, batch.width - 1] {
+            let hidden = batch.through_the_cache(&model, prefill.max(1));
             rows += batch.check(&model, &golden, hidden, &format!("prefill of {prefill}"));
         }
     }
@@ -339,6 +327,77 @@ impl LeftPadded {
             .iter()
             .flat_map(|row| row[first..first + len].to_vec())
             .collect()
+    }
+
+    /// Hidden states by way of the cache: two chunks of every row, `prefill` tokens each, then a token at a time. Padding is zeros.
+    fn through_the_cache(&self, model: &Model, prefill: usize) -> Tensor<2> {
+        let (decoder, device) = (&model.decoder, model.decoder.device());
+        let arch = decoder.arch();
+        let blocks = vec![64; KvCache::groups(arch)];
+        let mut cache = KvCache::new(arch, &blocks, KvCacheDtype::Auto, device);
+        let mut tables: Vec<BlockTable> = self.rows.iter().map(|_| cache.begin(&[])).collect();
+        let mut found: Vec<Vec<Tensor<2>>> = vec![Vec::new(); self.rows.len()];
+        loop {
+            let first = tables[0].tokens() < 2 * prefill;
+            let most = if first { prefill } else { 1 };
+            let more =
+                |row: usize, table: &BlockTable| most.min(self.rows[row].len() - table.tokens());
+            let counts: Vec<usize> = (0..)
+                .zip(&tables)
+                .map(|(row, table)| more(row, table))
+                .collect();
+            if counts.iter().all(|&count| count == 0) {
+                break;
+            }
+            for (table, &count) in tables.iter_mut().zip(&counts) {
+                assert!(cache.append(table, count));
+            }
+            let taken = tables.iter().zip(&counts).filter(|(_, count)| **count > 0);
+            let chunk = |(table, count): (_, &usize)| {
+                let table: &BlockTable = table;
+                let end = table.tokens();
+                let tokens = end - count..end;
+                Chunk { table, tokens }
+            };
+            let chunks: Vec<Chunk<'_>> = taken.map(chunk).collect();
+            let of_row = |(row, table): (usize, &BlockTable)| {
+                let end = table.tokens();
+                self.rows[row][end - counts[row]..end].to_vec()
+            };
+            let (metadata, ids) = if first {
+                let ids = tables
+                    .iter()
+                    .enumerate()
+                    .flat_map(of_row)
+                    .collect::<Vec<u32>>();
+                (cache.prefill(arch, &chunks), ids)
+            } else {
+                let live = |(table, &count): (_, &usize)| (count > 0).then_some(table);
+                let rows: Vec<Option<&BlockTable>> = tables.iter().zip(&counts).map(live).collect();
+                let id = |own: (usize, &BlockTable)| of_row(own).first().copied().unwrap_or(0);
+                let ids = tables.iter().enumerate().map(id).collect();
+                (cache.decode(arch, &rows), ids)
+            };
+            let ids: Vec<i64> = ids.into_iter().map(i64::from).collect();
+            let hidden = decoder.hidden_cached(model.ids(&ids), &metadata, &mut cache);
+            let mut at = 0;
+            for (row, &count) in counts.iter().enumerate() {
+                if count > 0 {
+                    found[row].push(hidden.clone().narrow(0, at, count));
+                }
+                at += if first { count } else { 1 };
+            }
+        }
+        let whole = found
+            .into_iter()
+            .zip(&self.starts)
+            .flat_map(|(parts, &start)| {
+                let padding = Tensor::<2>::zeros([start, arch.hidden_size], device);
+                std::iter::once(padding)
+                    .filter(|t| t.dims()[0] > 0)
+                    .chain(parts)
+            });
+        Tensor::cat(whole.collect(), 0)
     }
 
     /// Compares the scores of hidden rows, and says of how many sequences.

@@ -1,9 +1,7 @@
 //! Sampling and scoring: no graph, so running activations, attention scores, logits, and keys and values.
 //!
-//! Keys and values take `8 · layers · kv_heads · head_dim` bytes for every column of every slot. Slots get columns a step ahead of
-//! their use; where more sequences wait than there are slots, windows that began at different times share columns, and up to a
-//! step more is to spare. Prompts run once a group, in chunks of `max_num_batched_tokens`, beside the slots; their keys and values
-//! are copied to the slots of the group's members. Growing copies a layer at a time.
+//! Keys and values are in pools of blocks that are allocated once: as many blocks as the sequences may ever need at a time, or what
+//! `kv_cache_bytes` allows ([`KvCacheDemand`]). Prompts run in chunks of `max_num_batched_tokens` beside the decoding.
 //! The matrices may be there a second time, in panels or in 8 bits; of those in 8 bits a GPU widens one at a time for products with
 //! many rows. Choosing a token has three `[sequences, vocabulary]` tensors at a time: logits, exponentials, their running sum.
 
@@ -15,13 +13,11 @@ use super::states::{Activity, visiting};
 use super::usage::{MemoryUsage, PeakUsage};
 use crate::ModelPlan;
 use firebrick_spec::Operation;
+use firebrick_spec::kv_cache::KvCacheDemand;
 use firebrick_spec::{Category, Home};
 
 /// Score-sized tensors while a token is chosen.
 const CHOICE: u64 = 3;
-
-/// Columns that slots get at a time.
-const STEP: u64 = 64;
 
 /// Queries of a prompt that are scored together.
 const QUERIES: u64 = 256;
@@ -74,35 +70,18 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, peak: &mut PeakUsage) {
     let arch = ctx.arch;
     let all = prompts.saturating_mul(group);
     let rows = (ctx.plan.rollout.max_num_seqs as u64).min(all).max(1);
-    let spare = if all > rows {
-        STEP.min(w.response_length)
-    } else {
-        0
-    };
-    let columns = w.length() + spare;
-    let token = arch.cache_bytes_per_token() as u64 * ctx.sizes.width / arch.precision.width();
-    let column = ctx.parallel.cache(token);
-    let layers = ctx.sizes.layers.max(1);
     let copy = ctx.parallel.weights(ctx.copies);
     let base = ctx
         .resident(Activity::Sample)
         .on_device(Category::Parameters, copy);
-    let limit = w.kv_cache_bytes.unwrap_or(u64::MAX);
-
     let (together, prefill) = prefill(ctx, prompts, group, rows);
-    let staged = column * together * w.prompt_length;
-    let slots = (column * rows * columns).min(limit);
-    let both = (slots + staged).min(limit);
-    // the first prompts run before there are slots
-    let beside = if together * group < all { both } else { staged };
+    let pools = base.on_device(Category::KvCache, kv_cache(ctx, rows, all));
     let queries = QUERIES * w.prompt_length.div_ceil(prefill.tokens.max(1)).max(1);
     let running = ctx.forward(prefill, queries as usize) + ctx.batch_buffers(prefill, 0, 1);
     let masks = prefill.tokens * w.prompt_length;
     peak.record(
         "the prompts' forward",
-        (base + running)
-            .on_device(Category::KvCache, beside)
-            .on_device(Category::Buffers, masks + widened(ctx, prefill.tokens)),
+        (pools + running).on_device(Category::Buffers, masks + widened(ctx, prefill.tokens)),
     );
     let head = HeadCost::of(arch, 1, ctx.profile);
     let copies = if ctx.profile.kernels.uses(Operation::Draw) {
@@ -113,38 +92,39 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, peak: &mut PeakUsage) {
     let logits = |rows| ctx.parallel.tensor_share(F32 * copies * head.logits(rows));
     peak.record(
         "choosing first tokens",
-        base.on_device(Category::KvCache, beside)
-            .on_device(Category::Head, logits(rows.min(together * group)))
-            + ctx.rollouts(),
+        pools.on_device(Category::Head, logits(rows.min(together * group))) + ctx.rollouts(),
     );
-    let copied = ctx.parallel.inside(token) * group * w.prompt_length / layers;
-    peak.record(
-        "copying the prompts' keys and values",
-        base.on_device(Category::KvCache, both)
-            .on_device(Category::Buffers, copied),
-    );
-    let cache = base.on_device(Category::KvCache, slots);
-    if w.response_length > STEP {
-        peak.record(
-            "making room for more columns",
-            cache.on_device(Category::Buffers, slots / layers),
-        );
-    }
     let decode = Shape {
         tokens: rows,
         packed: false,
-        length: columns,
+        length: w.length(),
         scored: rows,
         over: Some(Cached::Tokens),
     };
     peak.record(
         "choosing tokens",
-        cache.on_device(Category::Head, logits(rows)) + ctx.rollouts(),
+        pools.on_device(Category::Head, logits(rows)) + ctx.rollouts(),
     );
     peak.record(
         "a token's forward",
-        (cache + ctx.forward(decode, 0)).on_device(Category::Buffers, widened(ctx, rows)),
+        (pools + ctx.forward(decode, 0)).on_device(Category::Buffers, widened(ctx, rows)),
     );
+}
+
+/// Bytes of the pools of keys and values, where `rows` of `all` sequences are sampled at a time.
+fn kv_cache(ctx: &Context<'_>, rows: u64, all: u64) -> u64 {
+    let w = ctx.workload;
+    let demand = KvCacheDemand {
+        sequences: rows as usize,
+        longest: w.length() as usize,
+        prefill_tokens: w.max_num_batched_tokens.max(rows) as usize,
+        waiting: all > rows,
+        dtype: w.kv_cache_dtype,
+        width: ctx.sizes.width as usize,
+    };
+    let blocks = demand.blocks(ctx.arch, None).unwrap_or_default();
+    let bytes = ctx.parallel.cache(demand.bytes(ctx.arch, &blocks));
+    bytes.min(w.kv_cache_bytes.unwrap_or(u64::MAX))
 }
 
 /// Log-probs of the policy or the reference, values of the critic, or the scores of a reward model.

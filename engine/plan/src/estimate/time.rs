@@ -235,8 +235,10 @@ fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
     let layers = ctx.sizes.layers as f64;
     let prefill = layers * ctx.layer(prefill, 0);
     let cached = w.prompt_length as f64 + w.response_length as f64 / 2.0;
-    let width = ctx.sizes.width as f64 / w.arch.precision.width() as f64;
-    let cache = rows as f64 * cached * w.arch.cache_bytes_per_token() as f64 * width;
+    let token = w
+        .kv_cache_dtype
+        .layer_bytes_per_token(&w.arch, ctx.sizes.width as usize);
+    let cache = rows as f64 * cached * layers * token as f64;
     let body = 2.0 * ctx.sizes.body() as f64 * rows as f64;
     let head = 2.0 * ctx.sizes.projection as f64 * rows as f64;
     let widened_in_f32 =

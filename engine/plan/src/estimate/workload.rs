@@ -3,7 +3,7 @@
 use crate::ModelPlan;
 use firebrick_spec::Precision;
 use firebrick_spec::lora::LoraConfig;
-use firebrick_spec::{Arch, Prepack};
+use firebrick_spec::{Arch, KvCacheDtype, Prepack};
 
 /// What a run asks for, memory decisions apart.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +32,8 @@ pub struct Workload {
     pub max_num_batched_tokens: u64,
     /// Most bytes of keys and values, where there is a limit.
     pub kv_cache_bytes: Option<u64>,
+    /// How keys and values are stored.
+    pub kv_cache_dtype: KvCacheDtype,
     /// The copies that sampling makes of the matrices, where a kernel reads them.
     pub prepack: Prepack,
     /// Validation prompts; more than can be sampled at a time where their number is not known.
@@ -111,6 +113,7 @@ impl Workload {
             epochs: 1,
             max_num_batched_tokens: 2048,
             kv_cache_bytes: None,
+            kv_cache_dtype: KvCacheDtype::Auto,
             prepack: Prepack::default(),
             validation: 0,
             lora: None,

@@ -1,0 +1,167 @@
+//! Which blocks of a pool are free, referenced, or kept for their content (vLLM's block pool): numbers alone, no tensors.
+
+use std::collections::{BTreeSet, HashMap};
+
+/// The number of a block in its pool.
+pub(super) type BlockId = u32;
+
+/// What a full block holds: its tokens after all tokens before them. Equal ids have equal keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct ContentId(pub u64);
+
+/// The blocks of one group of layers.
+#[derive(Debug)]
+pub(super) struct BlockPool {
+    /// References of each block.
+    references: Vec<u32>,
+    /// Blocks without references and without content to be kept.
+    free: BTreeSet<BlockId>,
+    /// What a block holds, where other sequences may find it by its content.
+    contents: Vec<Option<ContentId>>,
+    by_content: HashMap<ContentId, BlockId>,
+    /// Blocks without references whose content is kept until they are needed, with the time of their release.
+    evictable: BTreeSet<(u64, BlockId)>,
+    released: Vec<u64>,
+    clock: u64,
+}
+
+impl BlockPool {
+    pub fn new(blocks: usize) -> Self {
+        Self {
+            references: vec![0; blocks],
+            free: (0..blocks as BlockId).collect(),
+            contents: vec![None; blocks],
+            by_content: HashMap::new(),
+            evictable: BTreeSet::new(),
+            released: vec![0; blocks],
+            clock: 0,
+        }
+    }
+
+    /// All blocks.
+    pub fn len(&self) -> usize {
+        self.references.len()
+    }
+
+    /// Blocks that can be allocated.
+    pub fn available(&self) -> usize {
+        self.free.len() + self.evictable.len()
+    }
+
+    /// Blocks with references.
+    pub fn used(&self) -> usize {
+        self.len() - self.available()
+    }
+
+    /// References of a block.
+    pub fn references(&self, block: BlockId) -> u32 {
+        self.references[block as usize]
+    }
+
+    /// A block with one reference, if there is any: the one after `last` if that is free, since neighbours are read as one range of
+    /// memory. Also the content that was forgotten for it.
+    pub fn allocate(&mut self, last: Option<BlockId>) -> Option<(BlockId, Option<ContentId>)> {
+        let next = last.map(|block| block + 1);
+        let found = match next.filter(|next| self.free.remove(next)) {
+            Some(next) => Some(next),
+            None => self.free.pop_first(),
+        };
+        if let Some(block) = found {
+            self.references[block as usize] = 1;
+            return Some((block, None));
+        }
+        let (_, block) = self.evictable.pop_first()?;
+        let content = self.contents[block as usize].take();
+        if let Some(content) = content {
+            self.by_content.remove(&content);
+        }
+        self.references[block as usize] = 1;
+        Some((block, content))
+    }
+
+    /// Adds a reference.
+    pub fn share(&mut self, block: BlockId) {
+        let at = block as usize;
+        if self.references[at] == 0 {
+            self.evictable.remove(&(self.released[at], block));
+        }
+        self.references[at] += 1;
+    }
+
+    /// Takes a reference away.
+    pub fn release(&mut self, block: BlockId) {
+        let at = block as usize;
+        self.references[at] -= 1;
+        if self.references[at] > 0 {
+            return;
+        }
+        if self.contents[at].is_some() {
+            self.clock += 1;
+            self.released[at] = self.clock;
+            self.evictable.insert((self.clock, block));
+        } else {
+            self.free.insert(block);
+        }
+    }
+
+    /// Whether a block has been found or kept by its content.
+    pub fn content(&self, block: BlockId) -> Option<ContentId> {
+        self.contents[block as usize]
+    }
+
+    /// Keeps the content of a referenced block for others. False where another block has it already.
+    pub fn keep(&mut self, block: BlockId, content: ContentId) -> bool {
+        if self.contents[block as usize].is_some() || self.by_content.contains_key(&content) {
+            return false;
+        }
+        self.contents[block as usize] = Some(content);
+        self.by_content.insert(content, block);
+        true
+    }
+
+    /// The block that holds a content.
+    pub fn find(&self, content: ContentId) -> Option<BlockId> {
+        self.by_content.get(&content).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_allocated_and_blocks_come_back() {
+        let mut pool = BlockPool::new(4);
+        let take = |pool: &mut BlockPool, last| pool.allocate(last).map(|(block, _)| block);
+        assert_eq!(take(&mut pool, None), Some(0));
+        assert_eq!(take(&mut pool, None), Some(1));
+        assert_eq!(take(&mut pool, Some(0)), Some(2));
+        assert_eq!(take(&mut pool, Some(2)), Some(3));
+        assert_eq!((take(&mut pool, None), pool.used()), (None, 4));
+        pool.release(1);
+        assert_eq!((pool.available(), take(&mut pool, Some(3))), (1, Some(1)));
+    }
+
+    #[test]
+    fn a_content_stays_until_its_block_is_needed_and_the_oldest_goes_first() {
+        let mut pool = BlockPool::new(3);
+        for content in [7, 8] {
+            let (block, _) = pool.allocate(None).expect("a free block");
+            assert!(pool.keep(block, ContentId(content)));
+        }
+        let (plain, _) = pool.allocate(None).expect("a free block");
+        assert!(!pool.keep(plain, ContentId(7)), "another block has it");
+        for block in [1, 0, plain] {
+            pool.release(block);
+        }
+        assert_eq!((pool.used(), pool.find(ContentId(8))), (0, Some(1)));
+        // a block without content first, then the one released first
+        assert_eq!(pool.allocate(None), Some((plain, None)));
+        assert_eq!(pool.allocate(None), Some((1, Some(ContentId(8)))));
+        assert_eq!(pool.find(ContentId(8)), None);
+        // found again, it is no longer to be evicted
+        let found = pool.find(ContentId(7)).expect("kept");
+        pool.share(found);
+        assert_eq!((pool.references(found), pool.allocate(None)), (1, None));
+    }
+}
