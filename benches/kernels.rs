@@ -6,6 +6,8 @@
 //! `GROUP/KERNEL/TYPE`. A kernel that a device does not use is left out.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
+#[path = "support/paged.rs"]
+mod paged;
 #[path = "support/settings.rs"]
 mod settings;
 
@@ -83,6 +85,7 @@ fn main() {
         bench.scores(&mut criterion);
         bench.sampling(&mut criterion);
         bench.decode_attention(&mut criterion);
+        bench.paged_attention(&mut criterion);
         bench.embedding(&mut criterion);
         bench.linear(&mut criterion);
         if dtype == DType::F32 {

@@ -22,6 +22,7 @@ mod half;
 mod linear;
 mod norm;
 mod packed;
+mod paged;
 mod parallel;
 mod real;
 mod rotary;
@@ -31,6 +32,7 @@ mod skinny_gemm;
 pub(super) mod thread_pool;
 
 pub(super) use backend::CpuKernels;
+pub(super) use paged::SlotRuns;
 
 #[cfg(test)]
 mod tests;

@@ -3,6 +3,7 @@
 //! A block has [`BLOCK_SIZE`] tokens. Slot s of a pool is token `s % BLOCK_SIZE` of block `s / BLOCK_SIZE`; the slots of one head are
 //! contiguous, so that neighbouring blocks are one range of memory.
 
+use super::cpu::SlotRuns;
 use crate::device::is_cpu;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use firebrick_spec::BLOCK_SIZE;
@@ -139,10 +140,11 @@ pub struct SharedBlocks {
 /// The sequences of one step of decoding. Made once per step for all layers that see as much.
 #[derive(Clone, Debug)]
 pub struct BlockTables {
-    pub(super) shared: Vec<SharedBlocks>,
-    /// The same for GPU kernels.
+    /// For GPU kernels.
     #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
     pub(super) on_device: Option<DeviceTables>,
+    /// For the CPU's kernel.
+    pub(super) on_cpu: Option<SlotRuns>,
 }
 
 /// Block tables for GPU kernels.
@@ -198,10 +200,22 @@ impl DeviceTables {
 
 impl BlockTables {
     /// For a step of `rows` rows. A row is in `shared` at most once; one that is not gets zeros as its output.
+    ///
+    /// # Panics
+    /// On the CPU, where a row is in two sequences or outside the step, a sequence has no token or too few blocks, or another one reads
+    /// the block that it writes its new token to.
     #[must_use]
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "tables of one step, which nobody needs afterwards"
+    )]
     pub fn new(shared: Vec<SharedBlocks>, rows: usize, device: &Device) -> Self {
-        let on_device = (!is_cpu(device)).then(|| DeviceTables::new(&shared, rows, device));
-        Self { shared, on_device }
+        let (on_device, on_cpu) = if is_cpu(device) {
+            (None, Some(SlotRuns::new(&shared, rows)))
+        } else {
+            (Some(DeviceTables::new(&shared, rows, device)), None)
+        };
+        Self { on_device, on_cpu }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::kernels::autodiff::{self, KernelBackend, enabled, kernel_backend};
 use crate::kernels::choice::{Operation, used};
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use std::fmt::Debug;
 
 kernel_backend!(Flex, contiguous);
@@ -91,6 +91,22 @@ pub(super) fn detached<const D: usize>(tensor: Tensor<D>) -> FlexTensor {
 pub(super) fn to_tensor<const D: usize>(tensor: FlexTensor) -> Tensor<D> {
     debug_assert_eq!(tensor.layout().num_dims(), D, "{:?}", dims::<1>(&tensor));
     Flex::tensor(tensor)
+}
+
+/// An integer tensor without autodiff, contiguous.
+pub(super) fn detached_int<const D: usize>(tensor: Tensor<D, Int>) -> FlexTensor {
+    let tensor = if tensor.device().is_autodiff() {
+        tensor.inner()
+    } else {
+        tensor
+    };
+    let primitive = tensor.try_into_primitive::<Flex>();
+    contiguous(primitive.expect("the device was checked before"))
+}
+
+/// The inverse of [`detached_int`].
+pub(super) fn to_int_tensor<const D: usize>(tensor: FlexTensor) -> Tensor<D, Int> {
+    Tensor::from_primitive::<Flex>(tensor)
 }
 
 pub(super) fn contiguous(tensor: FlexTensor) -> FlexTensor {

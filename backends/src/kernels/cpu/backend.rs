@@ -1,7 +1,9 @@
 //! What the CPU backend has kernels for.
 
 use super::packed::PanelMatrix;
-use super::{attention, autodiff, decode, glu, linear, norm, rotary, sample, scores, skinny_gemm};
+use super::{
+    attention, autodiff, decode, glu, linear, norm, paged, rotary, sample, scores, skinny_gemm,
+};
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix};
 use crate::kernels::choice::Operation;
@@ -103,19 +105,19 @@ impl Kernels for CpuKernels {
         pool: KvPool,
         shape: &PagedAttentionShape<'_>,
     ) -> Result<(Tensor<2>, KvPool), KvPool> {
-        todo!()
+        paged::paged_attention(&qkv, pool, shape)
     }
 
     fn write_kv(&self, pool: KvPool, kv: [&Tensor<3>; 2], slots: &SlotMapping) -> KvPool {
-        todo!()
+        paged::write_kv(pool, kv, slots)
     }
 
     fn copy_blocks(&self, pool: KvPool, pairs: &[(u32, u32)]) -> KvPool {
-        todo!()
+        paged::copy_blocks(pool, pairs)
     }
 
     fn gather_kv(&self, pool: &KvPool, slots: &SlotMapping, dtype: DType) -> [Tensor<3>; 2] {
-        todo!()
+        paged::gather_kv(pool, slots, dtype)
     }
 
     fn sample_rows(

@@ -2,7 +2,7 @@
 
 use super::real::Real;
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::tensor::{Bytes, Shape};
+use burn::tensor::{Bytes, Element, Shape};
 use pulp::Arch;
 use rayon::prelude::*;
 
@@ -56,7 +56,10 @@ pub(super) fn by_rows_of_two<T: Real>(
 }
 
 /// A contiguous tensor of these elements.
-pub(super) fn tensor<T: Real>(values: Vec<T>, shape: impl Into<Shape>) -> FlexTensor {
+pub(super) fn tensor<T: Element + bytemuck::Pod>(
+    values: Vec<T>,
+    shape: impl Into<Shape>,
+) -> FlexTensor {
     FlexTensor::new(
         Bytes::from_elems(values),
         Layout::contiguous(shape.into()),
@@ -65,12 +68,20 @@ pub(super) fn tensor<T: Real>(values: Vec<T>, shape: impl Into<Shape>) -> FlexTe
 }
 
 /// The elements of a contiguous tensor.
-pub(super) fn elements<T: Real>(tensor: &FlexTensor) -> &[T] {
-    let (start, end) = tensor
-        .layout()
-        .contiguous_offsets()
-        .unwrap_or_else(|| unreachable!("the caller made it contiguous"));
+pub(super) fn elements<T: Element + bytemuck::Pod>(tensor: &FlexTensor) -> &[T] {
+    let (start, end) = offsets(tensor);
     &tensor.storage()[start..end]
+}
+
+/// The same to write; copies a tensor that is shared.
+pub(super) fn elements_mut<T: Element + bytemuck::Pod>(tensor: &mut FlexTensor) -> &mut [T] {
+    let (start, end) = offsets(tensor);
+    &mut tensor.storage_mut()[start..end]
+}
+
+fn offsets(tensor: &FlexTensor) -> (usize, usize) {
+    let offsets = tensor.layout().contiguous_offsets();
+    offsets.unwrap_or_else(|| unreachable!("the caller made it contiguous"))
 }
 
 /// The dimensions of a tensor.

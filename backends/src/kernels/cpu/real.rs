@@ -22,6 +22,8 @@ pub(super) trait Real:
     const LOWEST: Self;
 
     fn of(value: f64) -> Self;
+    /// The nearest f32; infinite where it is larger than all of them.
+    fn as_f32(self) -> f32;
     fn sqrt(self) -> Self;
     fn tanh(self) -> Self;
     fn ln(self) -> Self;
@@ -54,6 +56,11 @@ impl Real for f32 {
     #[inline(always)]
     fn of(value: f64) -> Self {
         value as Self
+    }
+
+    #[inline(always)]
+    fn as_f32(self) -> f32 {
+        self
     }
 
     /// 2ⁿ · eʳ with r in ±ln 2 / 2 and a polynomial for eʳ (Cody & Waite's reduction). Branch-free, so that loops over it
@@ -94,6 +101,11 @@ impl Real for f64 {
     #[inline(always)]
     fn of(value: f64) -> Self {
         value
+    }
+
+    #[inline(always)]
+    fn as_f32(self) -> f32 {
+        self as f32
     }
 }
 
@@ -201,7 +213,7 @@ pub(super) fn sum<T: Real>(row: &[T]) -> T {
 
 /// A tree reduction: sixteen dependent additions would take longer than a short row's products.
 #[inline(always)]
-fn reduce_lanes<T: Real>(mut lanes: [T; LANES]) -> T {
+pub(super) fn reduce_lanes<T: Real>(mut lanes: [T; LANES]) -> T {
     let mut width = LANES / 2;
     while width > 0 {
         for lane in 0..width {

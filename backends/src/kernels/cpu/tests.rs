@@ -1,7 +1,9 @@
 //! Kernels against the same formulas in tensor operations, forward and backward. Shapes are no multiples of a vector or block.
 
 mod attention;
+mod kv_pool;
 mod packed;
+mod paged;
 
 use attention::families;
 
