@@ -104,10 +104,6 @@ impl BlockPool {
         }
     }
 
-    /// Whether a block has been found or kept by its content.
-    pub fn content(&self, block: BlockId) -> Option<ContentId> {
-        self.contents[block as usize]
-    }
 
     /// Keeps the content of a referenced block for others. False where another block has it already.
     pub fn keep(&mut self, block: BlockId, content: ContentId) -> bool {

@@ -60,11 +60,6 @@ impl Prefill {
         self.groups.is_empty()
     }
 
-    /// Sequences of its groups.
-    pub fn sequences(&self) -> usize {
-        self.groups.iter().map(|own| own.group.members.len()).sum()
-    }
-
     /// Slots of last blocks that hold no token.
     pub fn unused_slots(&self) -> usize {
         let tables = self.groups.iter().flat_map(|own| &own.table);
