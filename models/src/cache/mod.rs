@@ -202,7 +202,7 @@ impl KvCache {
             let partial = !table.tokens.is_multiple_of(BLOCK_SIZE);
             if let Some(&last) = own.blocks.last()
                 && partial
-                && group.pool.references(last) > 1
+                && group.is_shared(last)
             {
                 let at = own.blocks.len() - 1;
                 let before = at.checked_sub(1).map(|at| own.blocks[at]);
@@ -337,12 +337,19 @@ impl LayerGroup {
         seen.all(|&content| self.pool.find(content).is_some())
     }
 
+    /// Whether several sequences have a block. A copy that is still to be made does not count: it is made before anything is written.
+    fn is_shared(&self, block: u32) -> bool {
+        let references = self.pool.references(block) as usize;
+        let copied = || self.copies.iter().filter(|&&(source, _)| source == block);
+        references > 1 && references - copied().count() > 1
+    }
+
     /// Blocks that `count` more tokens of a sequence of `tokens` need, those not counted that it gives back before.
     fn needed(&self, own: &GroupTable, tokens: usize, count: usize) -> usize {
         let more = (tokens + count).div_ceil(BLOCK_SIZE)
             - own.end().min((tokens + count).div_ceil(BLOCK_SIZE));
         let partial = !tokens.is_multiple_of(BLOCK_SIZE);
-        let shared = |&last: &u32| partial && self.pool.references(last) > 1;
+        let shared = |&last: &u32| partial && self.is_shared(last);
         more + usize::from(own.blocks.last().is_some_and(shared))
     }
 

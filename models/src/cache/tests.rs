@@ -165,7 +165,7 @@ proptest! {
                     if appended {
                         for (group, own) in cache.groups.iter().zip(&tables[i].groups) {
                             for index in before / BLOCK_SIZE..own.end() {
-                                prop_assert_eq!(group.pool.references(own.block(index)), 1);
+                                prop_assert!(!group.is_shared(own.block(index)));
                             }
                         }
                     }
