@@ -74,6 +74,7 @@ pub fn prompts(count: usize, length: impl Fn(usize) -> usize) -> Vec<GenerationR
                 prompt_index: i as u32,
                 sample: 0,
             },
+            max_new_tokens: None,
         })
         .collect()
 }
