@@ -1,6 +1,8 @@
-//! Sampling with a small decoder on the CPU: prompts and completions of equal and of different lengths, alone and in groups.
+//! Sampling on the CPU: prompts and completions of equal and of different lengths, alone and in groups.
 //!
-//! `cargo bench --no-default-features --bench rollout [-- FILTER]`; throughput counts new tokens.
+//! `cargo bench --no-default-features --bench rollout [-- FILTER]`; throughput counts new tokens. A case whose completions end at
+//! different lengths is followed by one with as many tokens of which all end together: the throughput of the second over that of
+//! the first is what different lengths cost a token. `FIREBRICK_BENCH_REAL=1` adds the shape of a 0.5B model.
 
 #[path = "support/settings.rs"]
 #[allow(dead_code, reason = "each bench uses its own part")]
@@ -12,7 +14,7 @@ mod workload;
 use criterion::{Criterion, SamplingMode, Throughput};
 use firebrick::models::generate::{GenerationRequest, Generator, Sample, SamplingParams};
 use firebrick::models::{Decoder, Prepack};
-use workload::{VOCAB, prompts, small};
+use workload::{VOCAB, long_tailed, prompts, small};
 
 /// Sequences sampled at a time.
 const AT_A_TIME: usize = 64;
@@ -22,25 +24,60 @@ const PANELS: Prepack = Prepack {
     quantization: None,
 };
 
-/// One case: `n` completions of every prompt.
+/// One case: `n` completions of every prompt, `at_a_time` of them at a time.
 struct Case<'a> {
     name: &'a str,
-    sampling: &'a SamplingParams,
+    sampling: SamplingParams,
     prompts: &'a [GenerationRequest],
     n: usize,
+    at_a_time: usize,
     prepack: Prepack,
 }
 
-impl Case<'_> {
+impl<'a> Case<'a> {
+    fn new(
+        name: &'a str,
+        sampling: &SamplingParams,
+        prompts: &'a [GenerationRequest],
+        n: usize,
+    ) -> Self {
+        Self {
+            name,
+            sampling: sampling.clone(),
+            prompts,
+            n,
+            at_a_time: AT_A_TIME,
+            prepack: Prepack::default(),
+        }
+    }
+
     fn sample(&self, decoder: &Decoder) -> Vec<Sample> {
-        Generator::new(decoder, None, self.sampling)
-            .and_then(|g| g.prepack(self.prepack).run(self.prompts, self.n, AT_A_TIME))
+        Generator::new(decoder, None, &self.sampling)
+            .and_then(|g| {
+                g.prepack(self.prepack)
+                    .run(self.prompts, self.n, self.at_a_time)
+            })
             .expect("samples")
     }
 }
 
-fn rollout(c: &mut Criterion) {
-    let decoder = small();
+/// Measures cases, in groups of criterion's that begin with `group`.
+fn measure(c: &mut Criterion, group: &str, decoder: &Decoder, cases: &[Case]) {
+    let mut group = c.benchmark_group(group);
+    group.sampling_mode(SamplingMode::Flat);
+    for case in cases {
+        let new = new_tokens(&case.sample(decoder));
+        group.throughput(Throughput::Elements(new as u64));
+        group.bench_function(case.name, |b| b.iter(|| case.sample(decoder)));
+    }
+    group.finish();
+}
+
+fn new_tokens(samples: &[Sample]) -> usize {
+    samples.iter().map(|s| s.tokens.len()).sum()
+}
+
+fn rollout(c: &mut Criterion, decoder: &Decoder) {
     let fixed = SamplingParams {
         max_new_tokens: 64,
         ..SamplingParams::default()
@@ -51,55 +88,131 @@ fn rollout(c: &mut Criterion) {
         ..fixed.clone()
     };
     // a token ends a completion with probability 1/32 or so: most end early, a few are long
-    let ragged = SamplingParams {
-        max_new_tokens: 256,
-        stop_ids: (0..VOCAB as u32).step_by(32).collect(),
-        ..SamplingParams::default()
-    };
+    let ragged = ending(32, 256);
     let same = prompts(64, |_| 64);
     let groups = prompts(8, |_| 64);
     let many = prompts(256, |i| 16 + i * 37 % 96);
     let grouped = prompts(32, |i| 16 + i * 37 % 96);
-    let case = |name, sampling, prompts, n| Case {
-        name,
-        sampling,
-        prompts,
-        n,
-        prepack: Prepack::default(),
-    };
     let cases = [
-        case("64 prompts of 64, 64 new", &fixed, &same, 1),
+        Case::new("64 prompts of 64, 64 new", &fixed, &same, 1),
         Case {
             prepack: PANELS,
-            ..case("64 prompts of 64, 64 new, panels", &fixed, &same, 1)
+            ..Case::new("64 prompts of 64, 64 new, panels", &fixed, &same, 1)
         },
-        case("8 prompts of 64 x 8, 64 new", &fixed, &groups, 8),
-        case(
+        Case::new("8 prompts of 64 x 8, 64 new", &fixed, &groups, 8),
+        Case::new(
             "64 prompts of 64, 64 new, top-k and top-p",
             &truncated,
             &same,
             1,
         ),
-        case("256 prompts of 16 to 111, early ends", &ragged, &many, 1),
-        case(
+        Case::new("256 prompts of 16 to 111, early ends", &ragged, &many, 1),
+        Case::new(
             "32 prompts of 16 to 111 x 8, early ends",
             &ragged,
             &grouped,
             8,
         ),
     ];
-    let mut group = c.benchmark_group("rollout");
-    group.sampling_mode(SamplingMode::Flat);
-    for case in &cases {
-        let new: usize = case.sample(&decoder).iter().map(|s| s.tokens.len()).sum();
-        group.throughput(Throughput::Elements(new as u64));
-        group.bench_function(case.name, |b| b.iter(|| case.sample(&decoder)));
+    measure(c, "rollout", decoder, &cases);
+}
+
+/// Completions that end with a chance of one in `chance` at every token, at `most` tokens at the latest.
+fn ending(chance: usize, most: usize) -> SamplingParams {
+    SamplingParams {
+        max_new_tokens: most,
+        stop_ids: (0..VOCAB as u32).step_by(chance).collect(),
+        ..SamplingParams::default()
     }
-    group.finish();
+}
+
+/// Groups of 8 whose completions end with a chance of 1/64 a token, in as many slots as there are sequences and in a quarter of them.
+fn ragged(c: &mut Criterion, decoder: &Decoder) {
+    let sampling = ending(64, 256);
+    for (name, count) in [
+        ("8 prompts of 8 to 64 x 8", 8),
+        ("32 prompts of 8 to 64 x 8", 32),
+    ] {
+        let prompts = prompts(count, |i| 8 + i * 37 % 57);
+        let case = Case {
+            prepack: PANELS,
+            ..Case::new(name, &sampling, &prompts, 8)
+        };
+        beside_equal_lengths(c, "ragged", decoder, case);
+    }
+}
+
+/// Lengths with a long tail, the same whatever is sampled.
+fn long_tail(c: &mut Criterion, decoder: &Decoder) {
+    let sampling = SamplingParams {
+        max_new_tokens: 2048,
+        ..SamplingParams::default()
+    };
+    let mut prompts = prompts(64, |i| 8 + i * 37 % 57);
+    for (prompt, length) in prompts.iter_mut().zip(long_tailed(64)) {
+        prompt.max_new_tokens = Some(length);
+    }
+    let case = Case {
+        at_a_time: 16,
+        prepack: PANELS,
+        ..Case::new(
+            "64 prompts of 8 to 64, 16 at a time",
+            &sampling,
+            &prompts,
+            1,
+        )
+    };
+    beside_equal_lengths(c, "long tail", decoder, case);
+}
+
+/// Measures a case, and one with as many tokens whose completions all have the same length.
+fn beside_equal_lengths(c: &mut Criterion, group: &str, decoder: &Decoder, case: Case) {
+    let samples = case.sample(decoder);
+    let mean = new_tokens(&samples) as f64 / samples.len() as f64;
+    let prompts: Vec<GenerationRequest> = case
+        .prompts
+        .iter()
+        .cloned()
+        .map(|prompt| GenerationRequest {
+            max_new_tokens: None,
+            ..prompt
+        })
+        .collect();
+    let together = Case {
+        name: &format!("{}, ending together", case.name),
+        sampling: SamplingParams {
+            max_new_tokens: mean.round() as usize,
+            ..SamplingParams::default()
+        },
+        prompts: &prompts,
+        ..case
+    };
+    measure(c, group, decoder, &[case, together]);
+}
+
+/// Few tokens of a 0.5B model.
+fn real(c: &mut Criterion) {
+    let decoder = workload::real();
+    let sampling = SamplingParams {
+        max_new_tokens: 16,
+        ..SamplingParams::default()
+    };
+    let prompts = prompts(2, |_| 32);
+    let case = Case {
+        prepack: PANELS,
+        ..Case::new("2 prompts of 32 x 4, 16 new", &sampling, &prompts, 4)
+    };
+    measure(c, "real", &decoder, &[case]);
 }
 
 fn main() {
     let mut criterion = settings::criterion();
-    rollout(&mut criterion);
+    let decoder = small();
+    rollout(&mut criterion, &decoder);
+    ragged(&mut criterion, &decoder);
+    long_tail(&mut criterion, &decoder);
+    if settings::real() {
+        real(&mut criterion);
+    }
     criterion.final_summary();
 }

@@ -1,5 +1,6 @@
 //! Settings of criterion benches that criterion's command line does not know, from the environment: `FIREBRICK_BENCH_DEVICE` (`cpu`
-//! if unset) and `FIREBRICK_BENCH_SMALL=1`, shapes for a processor or a software driver.
+//! if unset), `FIREBRICK_BENCH_SMALL=1`, shapes for a processor or a software driver, and `FIREBRICK_BENCH_REAL=1`, cases with a model of
+//! 0.5 billion parameters.
 
 use burn::tensor::Device;
 use criterion::Criterion;
@@ -25,7 +26,16 @@ pub fn device() -> (Device, DeviceInfo) {
 
 /// Whether `FIREBRICK_BENCH_SMALL` is set and not 0.
 pub fn small() -> bool {
-    std::env::var_os("FIREBRICK_BENCH_SMALL").is_some_and(|value| value != "0")
+    is_set("FIREBRICK_BENCH_SMALL")
+}
+
+/// Whether `FIREBRICK_BENCH_REAL` is set and not 0.
+pub fn real() -> bool {
+    is_set("FIREBRICK_BENCH_REAL")
+}
+
+fn is_set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| value != "0")
 }
 
 #[allow(clippy::print_stderr, reason = "a bench says why it ends")]

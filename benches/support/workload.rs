@@ -36,6 +36,14 @@ pub fn small() -> Decoder {
     }))
 }
 
+/// The shape of Qwen2.5-0.5B: 494 million parameters, 2 GB in f32.
+pub fn real() -> Decoder {
+    decoder(&json!({
+        "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864,
+        "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": true
+    }))
+}
+
 fn token(index: usize, salt: usize, vocab: usize) -> u32 {
     ((index * 7919 + salt * 104_729) % vocab) as u32
 }
@@ -56,11 +64,17 @@ pub fn sequences(lengths: impl IntoIterator<Item = usize>, vocab: usize) -> Vec<
 
 /// Lengths of grade-school word problems with their solutions: log-normal, median 250 tokens, a tenth above 400.
 pub fn word_problems(count: usize) -> impl Iterator<Item = usize> {
+    log_normal(count, 5.5, 0.38).map(|length| length.clamp(60, 1024))
+}
+
+/// Lengths with a long tail: log-normal, median 250 tokens, one in nine above 650, at most 2,048.
+pub fn long_tailed(count: usize) -> impl Iterator<Item = usize> {
+    log_normal(count, 250_f64.ln(), 0.8).map(|length| length.clamp(1, 2048))
+}
+
+fn log_normal(count: usize, mean: f64, sigma: f64) -> impl Iterator<Item = usize> {
     let mut random = Stream::new(1, 0);
-    (0..count).map(move |_| {
-        let length = (5.5 + 0.38 * f64::from(random.normal())).exp().round();
-        length.clamp(60.0, 1024.0) as usize
-    })
+    (0..count).map(move |_| (mean + sigma * f64::from(random.normal())).exp().round() as usize)
 }
 
 /// Prompts of [`small`], of `length(index)` tokens.
@@ -74,6 +88,7 @@ pub fn prompts(count: usize, length: impl Fn(usize) -> usize) -> Vec<GenerationR
                 prompt_index: i as u32,
                 sample: 0,
             },
+            max_new_tokens: None,
         })
         .collect()
 }

@@ -18,7 +18,7 @@
 //!
 //! let sampling = SamplingParams { max_new_tokens: 5, ..SamplingParams::default() };
 //! let key = DrawKey { seed: 7, step: 0, prompt_index: 0, sample: 0 };
-//! let requests = [GenerationRequest { tokens: vec![1, 2, 3], key }];
+//! let requests = [GenerationRequest { tokens: vec![1, 2, 3], key, max_new_tokens: None }];
 //! let samples = Generator::new(&decoder, None, &sampling)?.run(&requests, 2, 8)?;
 //! assert_eq!(samples.len(), 2);
 //! assert_eq!(samples[0].tokens.len(), 5);

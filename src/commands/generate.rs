@@ -46,6 +46,7 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
                 prompt_index: index as u32,
                 sample: 0,
             },
+            max_new_tokens: None,
         });
     }
     for sample in Generator::new(&decoder, Some(&tokenizer), &sampling)?.run(

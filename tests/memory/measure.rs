@@ -280,6 +280,7 @@ fn sample(case: &Case, learner: &mut Learner) {
                 prompt_index: i as u32,
                 sample: 0,
             },
+            max_new_tokens: None,
         })
         .collect();
     Generator::new(learner.decoder(), None, &sampling)

@@ -107,6 +107,7 @@ pub(crate) fn greedy_samples(
         .map(|p| GenerationRequest {
             tokens: p.tokens.clone(),
             key,
+            max_new_tokens: None,
         })
         .collect();
     let generated = Generator::new(decoder, Some(&source.tokenizer), &sampling)?.run_with(

@@ -26,6 +26,7 @@ impl Trainer {
             .map(|prompt| GenerationRequest {
                 tokens: prompt.tokens.clone(),
                 key,
+                max_new_tokens: None,
             })
             .collect();
         let (decoder, tokenizer) = (self.learner.decoder(), &self.source.tokenizer);

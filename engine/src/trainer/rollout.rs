@@ -274,6 +274,7 @@ impl Trainer {
                     prompt_index: index as u32,
                     sample: 0,
                 },
+                max_new_tokens: None,
             })
             .collect();
         let (sampler, _hold) = self.sampler();

@@ -191,6 +191,11 @@ impl<'a> Generator<'a> {
                 "prompt {index} is empty; it needs at least one token"
             )));
         }
+        if request.max_new_tokens == Some(0) {
+            return Err(Error::Sampling(format!(
+                "max_new_tokens of prompt {index} must be at least 1"
+            )));
+        }
         if let Some(most) = config.max_model_len.filter(|&most| tokens >= most) {
             return Err(Error::Sampling(format!(
                 "prompt {index} has {tokens} tokens and max_model_len is {most}, which leaves nothing for a completion"

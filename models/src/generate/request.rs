@@ -10,6 +10,8 @@ pub struct GenerationRequest {
     pub tokens: Vec<u32>,
     /// Key of its first sample; sample `i` adds `i` to [`DrawKey::sample`].
     pub key: DrawKey,
+    /// Most tokens of its completions, where that is fewer than [`SamplingParams::max_new_tokens`](super::SamplingParams).
+    pub max_new_tokens: Option<usize>,
 }
 
 /// Why a completion ended.

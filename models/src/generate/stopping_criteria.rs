@@ -33,6 +33,7 @@ impl StoppingCriteria<'_> {
         let left = config
             .max_model_len
             .map(|most| most.saturating_sub(request.tokens.len()));
-        self.sampling.max_new_tokens.min(left.unwrap_or(usize::MAX))
+        let limits = [request.max_new_tokens, left].into_iter().flatten();
+        limits.fold(self.sampling.max_new_tokens, usize::min)
     }
 }

@@ -237,6 +237,7 @@ fn requests(lengths: &[usize]) -> Vec<GenerationRequest> {
             prompt_index: salt as u32,
             sample: 0,
         },
+        max_new_tokens: None,
     };
     lengths.iter().enumerate().map(request).collect()
 }
@@ -357,6 +358,25 @@ fn slots_stay_taken_while_prompts_wait() {
 fn the_prompt_of_a_group_is_run_once() {
     let stats = run(&crowded(None)).stats;
     assert_eq!(stats.prefill_tokens, 5 + 9 + 3 + 12 + 7 + 4 + 8 + 6);
+}
+
+#[test]
+fn a_request_may_limit_its_own_completions() {
+    let decoder = decoder("llama");
+    let sampling = SamplingParams {
+        max_new_tokens: 10,
+        ..SamplingParams::default()
+    };
+    let mut requests = requests(&[4, 7, 5]);
+    requests[1].max_new_tokens = Some(3);
+    requests[2].max_new_tokens = Some(20);
+    let generator = Generator::new(&decoder, None, &sampling).expect("valid settings");
+    let samples = generator.run(&requests, 2, 4).expect("samples");
+    let lengths: Vec<usize> = samples.iter().map(|s| s.tokens.len()).collect();
+    assert_eq!(lengths, [10, 10, 3, 3, 10, 10]);
+    requests[0].max_new_tokens = Some(0);
+    let error = generator.run(&requests, 2, 4).expect_err("no tokens");
+    assert!(error.to_string().contains("prompt 0"), "{error}");
 }
 
 #[test]

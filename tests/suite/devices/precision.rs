@@ -302,6 +302,7 @@ fn hold_sampled(
             prompt_index: i as u32,
             sample: 0,
         },
+        max_new_tokens: None,
     };
     let requests: Vec<GenerationRequest> = prompts.iter().enumerate().map(request).collect();
     let sampling = SamplingParams {

@@ -254,6 +254,7 @@ fn run_packed(
             prompt_index: draw as u32,
             sample: 0,
         },
+        max_new_tokens: None,
     };
     let requests: Vec<GenerationRequest> = prompts.iter().enumerate().map(request).collect();
     let generator = Generator::new(&model.decoder, None, &sampling).expect("sampling that works");

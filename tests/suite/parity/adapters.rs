@@ -196,6 +196,7 @@ fn the_sampler_and_the_trainer_agree_beside_an_adapter() {
                 prompt_index,
                 sample: 0,
             },
+            max_new_tokens: None,
         })
         .collect();
     let samples = Generator::new(&model.decoder, None, &sampling)

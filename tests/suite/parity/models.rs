@@ -268,6 +268,7 @@ fn check_greedy(
                 prompt_index: 0,
                 sample: 0,
             },
+            max_new_tokens: None,
         })
         .collect();
     let found = Generator::new(&model.decoder, None, sampling)
