@@ -9,6 +9,7 @@ mod pool;
 mod products;
 mod runs;
 mod storage;
+mod vectors;
 
 pub(super) use attend::paged_attention;
 pub(super) use pool::{copy_blocks, gather_kv, write_kv};

@@ -5,24 +5,31 @@
 
 use super::products::{add_weighted, dots};
 use super::runs::{Part, Sequence, SlotRuns};
-use super::storage::{Int8, Kind, Plain, Storage, Stored};
+use super::storage::{Int8, Kind, Plain, Storage};
+use super::vectors::{Stored, Vectors};
 use crate::kernels::cpu::autodiff::{
     detached, detached_int, dispatch_float, is_full_precision, to_int_tensor, to_tensor,
 };
 use crate::kernels::cpu::gemm::{Matrix, Size, Target, multiply};
-use crate::kernels::cpu::parallel::{SharedPtr, dims, elements, elements_mut, tensor, vectorised};
-use crate::kernels::cpu::real::{LANES, Real, largest, sum};
+use crate::kernels::cpu::parallel::{
+    CACHE_LINE, SharedPtr, dims, elements, elements_mut, prefetch, tensor,
+};
+use crate::kernels::cpu::real::{LANES, largest, sum};
 use crate::kernels::cpu::rotary::rotate_half;
 use crate::kernels::paged::{KvPool, PagedAttentionShape};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use gemm::Parallelism;
+use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 use std::ops::Range;
 
 /// Elements read from which the work runs in parallel.
 const LARGE: usize = 1 << 15;
+
+/// Pieces of keys or values that are prefetched ahead of the one that is read.
+const AHEAD: usize = 2;
 
 /// See [`crate::kernels::paged_attention`].
 ///
@@ -95,7 +102,7 @@ struct Inputs<'a> {
     shape: &'a PagedAttentionShape<'a>,
 }
 
-fn over_floats<T: Real>(
+fn over_floats<T: Vectors>(
     inputs: &Inputs<'_>,
     mut pool: [FlexTensor; 2],
 ) -> (FlexTensor, [FlexTensor; 2]) {
@@ -108,7 +115,7 @@ fn over_floats<T: Real>(
     (out, pool)
 }
 
-fn over_codes<T: Real>(
+fn over_codes<T: Vectors>(
     inputs: &Inputs<'_>,
     (mut codes, mut scales): ([FlexTensor; 2], FlexTensor),
 ) -> (FlexTensor, ([FlexTensor; 2], FlexTensor))
@@ -131,7 +138,7 @@ where
 }
 
 /// The arguments of a step.
-struct Step<'a, T, S> {
+struct Step<'a, T, P> {
     shape: &'a PagedAttentionShape<'a>,
     runs: &'a SlotRuns,
     q: &'a [T],
@@ -139,7 +146,7 @@ struct Step<'a, T, S> {
     v: &'a [T],
     cos: &'a [T],
     sin: &'a [T],
-    pool: S,
+    pool: P,
     out: SharedPtr<T>,
     heads: usize,
     kv: usize,
@@ -156,10 +163,10 @@ struct Scratch<T> {
     key: Vec<T>,
 }
 
-fn attend<T: Real, S: Storage<T>>(
+fn attend<T: Vectors, P: Storage<T>>(
     inputs: &Inputs<'_>,
     [kv, slots, dim]: [usize; 3],
-    pool: S,
+    pool: P,
 ) -> FlexTensor {
     let ([q, k, v], [cos, sin]) = (inputs.fresh, inputs.angles);
     let [rows, width] = dims(q);
@@ -190,12 +197,15 @@ fn attend<T: Real, S: Storage<T>>(
         prefix: Vec::new(),
         key: Vec::new(),
     };
+    let arch = Arch::new();
     let work = |scratch: &mut Scratch<T>, task: usize| {
         let (head, part) = runs.task(kv, task);
-        vectorised(
-            #[inline(always)]
-            || step.run(head, part, scratch),
-        );
+        arch.dispatch(Task {
+            step: &step,
+            head,
+            part,
+            scratch,
+        });
     };
     let tasks = 0..runs.tasks(kv);
     if runs.tokens * width < LARGE {
@@ -209,10 +219,27 @@ fn attend<T: Real, S: Storage<T>>(
     tensor(out, [rows, width])
 }
 
-impl<T: Real, S: Storage<T>> Step<'_, T, S> {
+/// Attention of some sequences' query heads of one key head.
+struct Task<'a, T, P> {
+    step: &'a Step<'a, T, P>,
+    head: usize,
+    part: &'a Part,
+    scratch: &'a mut Scratch<T>,
+}
+
+impl<T: Vectors, P: Storage<T>> WithSimd for Task<'_, T, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        self.step.run(simd, self.head, self.part, self.scratch);
+    }
+}
+
+impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
     /// Keys or values of some slots.
     #[inline(always)]
-    fn read(&self, kind: Kind, head: usize, run: &Range<usize>) -> &[S::Number] {
+    fn read(&self, kind: Kind, head: usize, run: &Range<usize>) -> &[P::Number] {
         assert!(run.end <= self.slots, "a slot outside the pool");
         // SAFETY: the pool has the slots. No task writes what another reads: each sequence alone reads the block that it writes to, and
         // each of its heads is one task's.
@@ -249,7 +276,7 @@ impl<T: Real, S: Storage<T>> Step<'_, T, S> {
         for run in self.runs.prefix(part, hidden) {
             let first = into.len();
             into.extend(self.read(kind, head, &run).iter().map(|x| x.widen()));
-            if S::SCALED {
+            if P::SCALED {
                 for (slot, row) in run.zip(into[first..].chunks_exact_mut(self.dim)) {
                     let mut scale = [T::ONE];
                     self.rescale(kind, head, &(slot..slot + 1), &mut scale);
@@ -271,9 +298,8 @@ impl<T: Real, S: Storage<T>> Step<'_, T, S> {
         [before, hidden - before]
     }
 
-    /// Attention of some sequences' query heads of one key head.
     #[inline(always)]
-    fn run(&self, head: usize, part: &Part, scratch: &mut Scratch<T>) {
+    fn run<S: Simd>(&self, simd: S, head: usize, part: &Part, scratch: &mut Scratch<T>) {
         let (dim, group) = (self.dim, self.heads / self.kv);
         let members = self.runs.members(part);
         let queries = members.len() * group;
@@ -320,12 +346,14 @@ impl<T: Real, S: Storage<T>> Step<'_, T, S> {
                 shared,
                 width,
             };
-            self.score(&place, q, scores);
+            self.score(simd, &place, q, scores);
             let seen = gone - unseen..shared + own.tokens - hidden;
             for scores in scores.chunks_exact_mut(width) {
                 self.softmax(&mut scores[..seen.end.next_multiple_of(LANES)], &seen);
             }
-            self.mix(&place, scores, mixed);
+            let next = members.get(i + 1);
+            let next = next.map(|next| (next, self.hidden(part, next)[1]));
+            self.mix(simd, &place, next, scores, mixed);
         }
         if shared > 0 {
             self.prefix(Kind::Value, head, part, unseen, prefix);
@@ -350,35 +378,74 @@ impl<T: Real, S: Storage<T>> Step<'_, T, S> {
 
     /// Products of a sequence's queries with its own keys, after those with the prefix.
     #[inline(always)]
-    fn score(&self, place: &Place<'_>, q: &[T], scores: &mut [T]) {
-        let (mut at, width) = (place.shared, place.width);
-        for run in self.runs.own(place.own, place.hidden) {
-            let keys = self.read(Kind::Key, place.head, &run);
-            dots(q, self.dim, keys, &mut scores[at..], width);
-            if S::SCALED {
+    fn score<S: Simd>(&self, simd: S, place: &Place<'_>, q: &[T], scores: &mut [T]) {
+        let &Place { head, width, .. } = place;
+        let pieces = self.runs.own(place.own, place.hidden);
+        let keys = pieces.clone().map(|piece| (Kind::Key, piece));
+        let values = pieces.clone().map(|piece| (Kind::Value, piece));
+        let mut ahead = keys.skip(AHEAD).chain(values.take(AHEAD));
+        let mut at = place.shared;
+        for piece in pieces {
+            self.prefetch(head, ahead.next());
+            let keys = self.read(Kind::Key, head, &piece);
+            dots(simd, q, self.dim, keys, &mut scores[at..], width);
+            if P::SCALED {
                 for scores in scores.chunks_exact_mut(width) {
-                    let scores = &mut scores[at..at + run.len()];
-                    self.rescale(Kind::Key, place.head, &run, scores);
+                    let scores = &mut scores[at..at + piece.len()];
+                    self.rescale(Kind::Key, head, &piece, scores);
                 }
             }
-            at += run.len();
+            at += piece.len();
         }
     }
 
-    /// Sums of a sequence's own values.
+    /// Sums of a sequence's own values. Prefetches the keys of the sequence after it.
     #[inline(always)]
-    fn mix(&self, place: &Place<'_>, scores: &mut [T], mixed: &mut [T]) {
-        let (mut at, width) = (place.shared, place.width);
-        for run in self.runs.own(place.own, place.hidden) {
-            if S::SCALED {
+    fn mix<S: Simd>(
+        &self,
+        simd: S,
+        place: &Place<'_>,
+        next: Option<(&Sequence, usize)>,
+        scores: &mut [T],
+        mixed: &mut [T],
+    ) {
+        let &Place { head, width, .. } = place;
+        let pieces = self.runs.own(place.own, place.hidden);
+        let values = pieces.clone().map(|piece| (Kind::Value, piece));
+        let next = next.into_iter();
+        let next = next.flat_map(|(next, hidden)| self.runs.own(next, hidden).take(AHEAD));
+        let keys = next.map(|piece| (Kind::Key, piece));
+        let mut ahead = values.skip(AHEAD).chain(keys);
+        let mut at = place.shared;
+        for piece in pieces {
+            self.prefetch(head, ahead.next());
+            if P::SCALED {
                 for scores in scores.chunks_exact_mut(width) {
-                    let scores = &mut scores[at..at + run.len()];
-                    self.rescale(Kind::Value, place.head, &run, scores);
+                    let scores = &mut scores[at..at + piece.len()];
+                    self.rescale(Kind::Value, head, &piece, scores);
                 }
             }
-            let values = self.read(Kind::Value, place.head, &run);
-            add_weighted(&scores[at..], width, values, self.dim, mixed);
-            at += run.len();
+            let values = self.read(Kind::Value, head, &piece);
+            add_weighted(simd, &scores[at..], width, values, self.dim, mixed);
+            at += piece.len();
+        }
+    }
+
+    /// Prefetches the keys or values of some slots.
+    #[inline(always)]
+    fn prefetch(&self, head: usize, piece: Option<(Kind, Range<usize>)>) {
+        if let Some((kind, piece)) = piece {
+            let values = self.read(kind, head, &piece);
+            let bytes = size_of_val(values);
+            for at in (0..bytes).step_by(CACHE_LINE) {
+                prefetch(values.as_ptr().cast::<u8>().wrapping_add(at));
+            }
+            if P::SCALED && kind == Kind::Key {
+                let scales = self.pool.scales(head * self.slots + piece.start);
+                for at in (0..4 * piece.len()).step_by(CACHE_LINE) {
+                    prefetch(scales.wrapping_add(at));
+                }
+            }
         }
     }
 

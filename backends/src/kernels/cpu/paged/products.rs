@@ -1,8 +1,8 @@
 //! Products of a few queries with rows of keys, and sums of rows of values. A row is loaded once for up to four queries, which share a key
-//! head.
+//! head. What is computed of a row does not depend on how rows are divided into runs.
 
-use super::storage::Stored;
-use crate::kernels::cpu::real::{LANES, Real, reduce_lanes};
+use super::vectors::{Stored, Vectors};
+use pulp::Simd;
 use std::ops::Range;
 
 /// Queries whose sums fit in registers.
@@ -17,7 +17,8 @@ fn tiles(queries: usize) -> impl Iterator<Item = Range<usize>> {
 
 /// The products of queries, `[queries, dim]`, with rows of `dim` numbers: that of query i and row t becomes `out[i * stride + t]`.
 #[inline(always)]
-pub(super) fn dots<T: Real, N: Stored<T>>(
+pub(super) fn dots<S: Simd, T: Vectors, N: Stored<T>>(
+    simd: S,
     queries: &[T],
     dim: usize,
     rows: &[N],
@@ -28,17 +29,18 @@ pub(super) fn dots<T: Real, N: Stored<T>>(
         let q = &queries[tile.start * dim..tile.end * dim];
         let out = &mut out[tile.start * stride..];
         match tile.len() {
-            4 => dots_of::<T, N, 4, 2>(q, dim, rows, out, stride),
-            3 => dots_of::<T, N, 3, 2>(q, dim, rows, out, stride),
-            2 => dots_of::<T, N, 2, 4>(q, dim, rows, out, stride),
-            _ => dots_of::<T, N, 1, 4>(q, dim, rows, out, stride),
+            4 => dots_of::<S, T, N, 4, 4>(simd, q, dim, rows, out, stride),
+            3 => dots_of::<S, T, N, 3, 4>(simd, q, dim, rows, out, stride),
+            2 => dots_of::<S, T, N, 2, 4>(simd, q, dim, rows, out, stride),
+            _ => dots_of::<S, T, N, 1, 4>(simd, q, dim, rows, out, stride),
         }
     }
 }
 
 /// The same of `Q` queries, `R` rows at a time.
 #[inline(always)]
-fn dots_of<T: Real, N: Stored<T>, const Q: usize, const R: usize>(
+fn dots_of<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const R: usize>(
+    simd: S,
     queries: &[T],
     dim: usize,
     rows: &[N],
@@ -48,58 +50,61 @@ fn dots_of<T: Real, N: Stored<T>, const Q: usize, const R: usize>(
     let mut blocks = rows.chunks_exact(R * dim);
     let mut token = 0;
     for block in &mut blocks {
-        let sums = tile::<T, N, Q, R>(queries, dim, block);
-        for (i, sums) in sums.iter().enumerate() {
-            out[i * stride + token..][..R].copy_from_slice(sums);
-        }
+        tile::<S, T, N, Q, R>(simd, queries, dim, block, &mut out[token..], stride);
         token += R;
     }
     for row in blocks.remainder().chunks_exact(dim) {
-        let sums = tile::<T, N, Q, 1>(queries, dim, row);
-        for (i, [sum]) in sums.into_iter().enumerate() {
-            out[i * stride + token] = sum;
-        }
+        tile::<S, T, N, Q, 1>(simd, queries, dim, row, &mut out[token..], stride);
         token += 1;
     }
 }
 
-/// The products of `Q` queries with `R` rows. Each is summed in the same order whatever `Q` and `R` are.
+/// The products of `Q` queries with `R` rows.
 #[inline(always)]
-fn tile<T: Real, N: Stored<T>, const Q: usize, const R: usize>(
+fn tile<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const R: usize>(
+    simd: S,
     queries: &[T],
     dim: usize,
     rows: &[N],
-) -> [[T; R]; Q] {
-    assert!(
-        queries.len() >= Q * dim && rows.len() >= R * dim,
-        "rows of a tile"
-    );
-    let whole = dim - dim % LANES;
-    let mut lanes = [[[T::ZERO; LANES]; R]; Q];
-    for start in (0..whole).step_by(LANES) {
+    out: &mut [T],
+    stride: usize,
+) {
+    let enough = queries.len() >= Q * dim && rows.len() >= R * dim;
+    assert!(enough && out.len() >= (Q - 1) * stride + R, "a tile");
+    let mut sums = [[T::splat(simd, T::ZERO); R]; Q];
+    let mut at = 0;
+    while at + T::lanes::<S>() <= dim {
         for r in 0..R {
-            let row: [T; LANES] = widened(&rows[r * dim + start..]);
-            for q in 0..Q {
-                let query = &queries[q * dim + start..][..LANES];
-                for lane in 0..LANES {
-                    lanes[q][r][lane] += query[lane] * row[lane];
+            // SAFETY: there are R rows and Q queries of `dim` numbers, and a vector of them from `at` on.
+            #[allow(
+                unsafe_code,
+                reason = "bounds checks of every vector would cost as much as the products"
+            )]
+            unsafe {
+                let row = N::vector::<S>(rows.as_ptr().add(r * dim + at));
+                for q in 0..Q {
+                    let query = T::load::<S>(queries.as_ptr().add(q * dim + at));
+                    sums[q][r] = T::mul_add(simd, query, row, sums[q][r]);
                 }
             }
         }
+        at += T::lanes::<S>();
     }
-    let mut sums = [[T::ZERO; R]; Q];
     for q in 0..Q {
         for r in 0..R {
-            let rest = (whole..dim).map(|at| queries[q * dim + at] * rows[r * dim + at].widen());
-            sums[q][r] = reduce_lanes(lanes[q][r]) + rest.sum::<T>();
+            let mut sum = T::reduce_sum(simd, sums[q][r]);
+            for i in at..dim {
+                sum += queries[q * dim + i] * rows[r * dim + i].widen();
+            }
+            out[q * stride + r] = sum;
         }
     }
-    sums
 }
 
 /// Adds rows of `dim` numbers to each of several sums, `[queries, dim]`: row t times `weights[i * stride + t]` to sum i.
 #[inline(always)]
-pub(super) fn add_weighted<T: Real, N: Stored<T>>(
+pub(super) fn add_weighted<S: Simd, T: Vectors, N: Stored<T>>(
+    simd: S,
     weights: &[T],
     stride: usize,
     rows: &[N],
@@ -110,31 +115,37 @@ pub(super) fn add_weighted<T: Real, N: Stored<T>>(
         let sums = &mut sums[tile.start * dim..tile.end * dim];
         let weights = &weights[tile.start * stride..];
         match tile.len() {
-            4 => add_to::<T, N, 4>(weights, stride, rows, dim, sums),
-            3 => add_to::<T, N, 3>(weights, stride, rows, dim, sums),
-            2 => add_to::<T, N, 2>(weights, stride, rows, dim, sums),
-            _ => add_to::<T, N, 1>(weights, stride, rows, dim, sums),
+            4 => add_to::<S, T, N, 4>(simd, weights, stride, rows, dim, sums),
+            3 => add_to::<S, T, N, 3>(simd, weights, stride, rows, dim, sums),
+            2 => add_to::<S, T, N, 2>(simd, weights, stride, rows, dim, sums),
+            _ => add_to::<S, T, N, 1>(simd, weights, stride, rows, dim, sums),
         }
     }
 }
 
 /// The same of `Q` sums.
 #[inline(always)]
-fn add_to<T: Real, N: Stored<T>, const Q: usize>(
+fn add_to<S: Simd, T: Vectors, N: Stored<T>, const Q: usize>(
+    simd: S,
     weights: &[T],
     stride: usize,
     rows: &[N],
     dim: usize,
     sums: &mut [T],
 ) {
+    let lanes = T::lanes::<S>();
     let mut start = 0;
-    while start + 2 * LANES <= dim {
-        add_columns::<T, N, Q, 2>(weights, stride, rows, dim, sums, start);
-        start += 2 * LANES;
+    while start + 4 * lanes <= dim {
+        add_columns::<S, T, N, Q, 4>(simd, weights, stride, rows, dim, sums, start);
+        start += 4 * lanes;
     }
-    if start + LANES <= dim {
-        add_columns::<T, N, Q, 1>(weights, stride, rows, dim, sums, start);
-        start += LANES;
+    while start + 2 * lanes <= dim {
+        add_columns::<S, T, N, Q, 2>(simd, weights, stride, rows, dim, sums, start);
+        start += 2 * lanes;
+    }
+    while start + lanes <= dim {
+        add_columns::<S, T, N, Q, 1>(simd, weights, stride, rows, dim, sums, start);
+        start += lanes;
     }
     for q in 0..Q {
         let sum = &mut sums[q * dim + start..(q + 1) * dim];
@@ -146,9 +157,10 @@ fn add_to<T: Real, N: Stored<T>, const Q: usize>(
     }
 }
 
-/// The same of `V` vectors of columns. Sums of tokens are in their order, so that it does not matter how tokens are divided into runs.
+/// The same of `V` vectors of columns.
 #[inline(always)]
-fn add_columns<T: Real, N: Stored<T>, const Q: usize, const V: usize>(
+fn add_columns<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const V: usize>(
+    simd: S,
     weights: &[T],
     stride: usize,
     rows: &[N],
@@ -156,32 +168,41 @@ fn add_columns<T: Real, N: Stored<T>, const Q: usize, const V: usize>(
     sums: &mut [T],
     start: usize,
 ) {
-    let tokens = rows.len() / dim;
-    let weights: [&[T]; Q] = std::array::from_fn(|q| &weights[q * stride..][..tokens]);
-    let mut own: [[[T; LANES]; V]; Q] = std::array::from_fn(|q| {
-        std::array::from_fn(|v| widened(&sums[q * dim + start + v * LANES..]))
-    });
-    for (token, row) in rows.chunks_exact(dim).enumerate() {
-        let row: [[T; LANES]; V] = std::array::from_fn(|v| widened(&row[start + v * LANES..]));
+    let (tokens, lanes) = (rows.len() / dim, T::lanes::<S>());
+    let enough = sums.len() >= Q * dim && start + V * lanes <= dim;
+    assert!(
+        enough && weights.len() >= (Q - 1) * stride + tokens,
+        "columns of rows"
+    );
+    let mut own = [[T::splat(simd, T::ZERO); V]; Q];
+    // SAFETY: there are Q sums and `tokens` rows of `dim` numbers, as many weights, and V vectors of numbers from `start` on.
+    #[allow(
+        unsafe_code,
+        reason = "bounds checks of every vector would cost as much as the products"
+    )]
+    unsafe {
         for q in 0..Q {
-            let weight = weights[q][token];
             for v in 0..V {
-                for lane in 0..LANES {
-                    own[q][v][lane] += weight * row[v][lane];
+                own[q][v] = T::load::<S>(sums.as_ptr().add(q * dim + start + v * lanes));
+            }
+        }
+        for token in 0..tokens {
+            let row = rows.as_ptr().add(token * dim + start);
+            for v in 0..V {
+                let columns = N::vector::<S>(row.add(v * lanes));
+                for q in 0..Q {
+                    let weight = T::splat(simd, *weights.as_ptr().add(q * stride + token));
+                    own[q][v] = T::mul_add(simd, weight, columns, own[q][v]);
                 }
             }
         }
-    }
-    for q in 0..Q {
-        for v in 0..V {
-            sums[q * dim + start + v * LANES..][..LANES].copy_from_slice(&own[q][v]);
+        for q in 0..Q {
+            for v in 0..V {
+                T::store::<S>(
+                    sums.as_mut_ptr().add(q * dim + start + v * lanes),
+                    own[q][v],
+                );
+            }
         }
     }
-}
-
-/// A vector of numbers.
-#[inline(always)]
-fn widened<T: Real, N: Stored<T>>(numbers: &[N]) -> [T; LANES] {
-    let numbers = &numbers[..LANES];
-    std::array::from_fn(|lane| numbers[lane].widen())
 }

@@ -7,6 +7,9 @@ use std::ops::Range;
 /// Sequences of one task: their products with a shared prefix are computed together.
 const TOGETHER: usize = 8;
 
+/// Tokens whose keys or values are read at a time, and prefetched before.
+const PIECE: usize = 2 * BLOCK_SIZE;
+
 /// The sequences of a step.
 #[derive(Clone, Debug, Default)]
 pub(in crate::kernels) struct SlotRuns {
@@ -176,18 +179,30 @@ impl SlotRuns {
     }
 
     /// The slots of a part's prefix, without its first `hidden` tokens.
-    pub(super) fn prefix(&self, part: &Part, hidden: usize) -> impl Iterator<Item = Range<usize>> {
+    pub(super) fn prefix(
+        &self,
+        part: &Part,
+        hidden: usize,
+    ) -> impl Iterator<Item = Range<usize>> + Clone {
         without(hidden, &self.runs[part.prefix.clone()])
     }
 
-    /// The slots of a sequence's own tokens, without the first `hidden`.
-    pub(super) fn own(&self, own: &Sequence, hidden: usize) -> impl Iterator<Item = Range<usize>> {
-        without(hidden, &self.runs[own.runs.clone()])
+    /// The slots of a sequence's own tokens, without the first `hidden`, in pieces of at most [`PIECE`].
+    #[inline]
+    pub(super) fn own(
+        &self,
+        own: &Sequence,
+        hidden: usize,
+    ) -> impl Iterator<Item = Range<usize>> + Clone {
+        without(hidden, &self.runs[own.runs.clone()]).flat_map(|run| {
+            let starts = run.clone().step_by(PIECE);
+            starts.map(move |start| start..run.end.min(start + PIECE))
+        })
     }
 }
 
 /// Runs without their first `hidden` slots.
-fn without(mut hidden: usize, runs: &[Range<usize>]) -> impl Iterator<Item = Range<usize>> {
+fn without(mut hidden: usize, runs: &[Range<usize>]) -> impl Iterator<Item = Range<usize>> + Clone {
     runs.iter().filter_map(move |run| {
         let gone = hidden.min(run.len());
         hidden -= gone;

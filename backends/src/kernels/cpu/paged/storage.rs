@@ -1,35 +1,8 @@
 //! A pool's memory as kernels read and write it.
 
 use super::int8::{encode, key_scale, pack_scales, value_scale};
+use super::vectors::{Stored, Vectors};
 use crate::kernels::cpu::parallel::SharedPtr;
-use crate::kernels::cpu::real::Real;
-
-/// A number as a pool has it.
-pub(super) trait Stored<T>: Copy {
-    /// The number, or its code.
-    fn widen(self) -> T;
-}
-
-impl<T: Real> Stored<T> for T {
-    #[inline(always)]
-    fn widen(self) -> T {
-        self
-    }
-}
-
-impl Stored<f32> for i8 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        f32::from(self)
-    }
-}
-
-impl Stored<f64> for i8 {
-    #[inline(always)]
-    fn widen(self) -> f64 {
-        f64::from(self)
-    }
-}
 
 /// Keys or values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +12,7 @@ pub(super) enum Kind {
 }
 
 /// The keys and values of a pool for queries in `T`, by rows: row `head · slots + slot` is a token's, with one head.
-pub(super) trait Storage<T>: Copy + Sync {
+pub(super) trait Storage<T: Vectors>: Copy + Sync {
     type Number: Stored<T>;
     /// Whether numbers are codes to be multiplied by a scale.
     const SCALED: bool;
@@ -53,6 +26,9 @@ pub(super) trait Storage<T>: Copy + Sync {
     /// There are as many rows, and no task writes to them meanwhile.
     #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
     unsafe fn rescale(self, kind: Kind, first: usize, factors: &mut [T]);
+
+    /// The address of the scales of a row, if numbers have scales.
+    fn scales(self, row: usize) -> *const u8;
 
     /// Writes a key and a value as a row.
     ///
@@ -70,7 +46,7 @@ pub(super) struct Plain<T> {
 }
 
 #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-impl<T: Real> Storage<T> for Plain<T> {
+impl<T: Vectors> Storage<T> for Plain<T> {
     type Number = T;
     const SCALED: bool = false;
 
@@ -84,6 +60,11 @@ impl<T: Real> Storage<T> for Plain<T> {
 
     #[inline(always)]
     unsafe fn rescale(self, _: Kind, _: usize, _: &mut [T]) {}
+
+    #[inline(always)]
+    fn scales(self, _: usize) -> *const u8 {
+        std::ptr::null()
+    }
 
     #[inline(always)]
     unsafe fn write(self, row: usize, key: &[T], value: &[T]) {
@@ -106,7 +87,7 @@ pub(super) struct Int8 {
 }
 
 #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-impl<T: Real> Storage<T> for Int8
+impl<T: Vectors> Storage<T> for Int8
 where
     i8: Stored<T>,
     f32: Into<T>,
@@ -134,6 +115,11 @@ where
             };
             *factor = *factor * scale.into();
         }
+    }
+
+    #[inline(always)]
+    fn scales(self, row: usize) -> *const u8 {
+        self.scales.get().wrapping_add(row).cast()
     }
 
     #[inline(always)]
