@@ -9,6 +9,7 @@
 #[path = "support/paged.rs"]
 mod paged;
 #[path = "support/settings.rs"]
+#[allow(dead_code, reason = "each bench uses its own part")]
 mod settings;
 
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};

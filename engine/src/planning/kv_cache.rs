@@ -3,13 +3,17 @@
 use crate::config::RolloutConfig;
 use crate::{Error, Result};
 use firebrick_models::generate::SchedulerConfig;
+use firebrick_plan::Plan;
 use firebrick_plan::estimate::PhaseEstimate;
 use firebrick_plan::planner::Request;
 use firebrick_spec::{Arch, Category};
 
-/// Bytes of keys and values where everything that is on the device while sampling may have `share` of its memory: what is left
+/// Bytes of keys and values where everything that is on the device while sampling may have `share` of its memory: what a plan leaves
 /// beside weights and temporaries, as predicted (vLLM's `gpu_memory_utilization`, which profiles them).
-pub(super) fn cache_bytes_of_share(request: &Request, share: f64) -> Result<u64> {
+///
+/// # Errors
+/// [`Error::Config`] where the device does not report its memory, or the share leaves nothing.
+pub fn cache_bytes_of_share(request: &Request, plan: &Plan, share: f64) -> Result<u64> {
     let Some(capacity) = request.profile.capacity_bytes else {
         return Err(Error::Config(format!(
             "rollout.gpu_memory_utilization is a share of the device's memory, and {} does not say how much it has; give \
@@ -19,7 +23,7 @@ pub(super) fn cache_bytes_of_share(request: &Request, share: f64) -> Result<u64>
     };
     let mut without = request.clone();
     without.workload.kv_cache_bytes = Some(0);
-    let estimate = without.as_configured()?.estimate;
+    let estimate = without.predict(plan.clone()).estimate;
     let rollout = estimate.phase("rollout");
     let cache = |p: &PhaseEstimate| p.categories.get(&Category::KvCache).copied().unwrap_or(0);
     let other = rollout.map_or(0, |p| p.total_bytes - cache(p));

@@ -5,7 +5,7 @@ mod optimizer;
 mod request;
 mod workload;
 
-pub use kv_cache::engine_limits;
+pub use kv_cache::{cache_bytes_of_share, engine_limits};
 pub use optimizer::check_optimizer;
 pub use request::request;
 pub use workload::{observe, reward_work};

@@ -53,7 +53,8 @@ pub fn request(
     };
     let mut this = request_within(config, mode, arch, profile, budget)?;
     if let Some(share) = config.rollout.gpu_memory_utilization {
-        this.workload.kv_cache_bytes = Some(cache_bytes_of_share(&this, share)?);
+        let plan = this.as_configured()?.plan;
+        this.workload.kv_cache_bytes = Some(cache_bytes_of_share(&this, &plan, share)?);
     }
     Ok(this)
 }

@@ -104,7 +104,6 @@ impl BlockPool {
         }
     }
 
-
     /// Keeps the content of a referenced block for others. False where another block has it already.
     pub fn keep(&mut self, block: BlockId, content: ContentId) -> bool {
         if self.contents[block as usize].is_some() || self.by_content.contains_key(&content) {

@@ -8,6 +8,7 @@ use firebrick_spec::Arch;
 use firebrick_spec::KernelTable;
 use firebrick_spec::arch::HeadKind;
 use firebrick_spec::lora::LoraConfig;
+use firebrick_spec::{BLOCK_SIZE, KvCacheDtype};
 use std::fmt::Write;
 
 const F32: u64 = 4;
@@ -42,11 +43,16 @@ impl Each {
             .intermediate_size
             .max(arch.num_heads * arch.head_dim)
             .max(arch.hidden_size);
-        let keys = workload.length() * (arch.num_kv_heads * arch.head_dim) as u64;
+        let slots = workload.length().next_multiple_of(BLOCK_SIZE as u64);
+        let keys = slots * (arch.num_kv_heads * arch.head_dim) as u64;
+        let number = match workload.kv_cache_dtype {
+            KvCacheDtype::Auto => workload.rollout_precision.width(),
+            KvCacheDtype::Int8 => 1,
+        };
         Self {
             head_row: F32 * columns,
             token: arch.precision.width() * widest as u64,
-            sequence: (F32 * vocab).max(workload.rollout_precision.width() * keys),
+            sequence: (F32 * vocab).max(number * keys),
         }
     }
 }
