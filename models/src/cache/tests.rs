@@ -197,3 +197,48 @@ proptest! {
         }
     }
 }
+
+/// Lengths of completions with a long tail: log-normal, median 250, σ 0.8, at most 2,048.
+fn long_tail(count: usize) -> impl Iterator<Item = usize> {
+    let mut random = crate::random::Stream::new(5, 0);
+    (0..count).map(move |_| {
+        let length = 250.0 * (0.8 * f64::from(random.normal())).exp();
+        (length.round() as usize).clamp(1, 2048)
+    })
+}
+
+#[test]
+fn what_a_long_tail_wastes_is_the_rest_of_last_blocks() {
+    let mut cache = cache("llama", 64 * 2048 / BLOCK_SIZE);
+    let mut lengths = long_tail(1024);
+    let mut running: Vec<(BlockTable, usize)> = Vec::new();
+    let (mut slots, mut unused) = (0, 0);
+    loop {
+        while running.len() < 64
+            && let Some(length) = lengths.next()
+        {
+            running.push((cache.begin(&[]), length));
+        }
+        if running.is_empty() {
+            break;
+        }
+        for (table, _) in &mut running {
+            assert!(cache.append(table, 1));
+        }
+        let tokens: usize = running.iter().map(|(table, _)| table.tokens()).sum();
+        let rounding: usize = running.iter().map(|(table, _)| table.unused_slots()).sum();
+        assert_eq!(cache.used_blocks() * BLOCK_SIZE, tokens + rounding);
+        slots += cache.used_blocks() * BLOCK_SIZE;
+        unused += rounding;
+        let (ended, going): (Vec<_>, Vec<_>) = running
+            .into_iter()
+            .partition(|(table, length)| table.tokens() == *length);
+        for (table, _) in ended {
+            cache.free(table);
+        }
+        running = going;
+    }
+    let waste = unused as f64 / slots as f64;
+    assert!(waste > 0.005 && waste <= 0.04, "{waste}");
+    assert_eq!(cache.used_blocks(), 0);
+}
