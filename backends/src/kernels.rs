@@ -33,7 +33,8 @@ pub use families::{Families, Family};
 pub use firebrick_spec::Operation;
 pub use packed::PackedWeights;
 pub use paged::{
-    BlockTables, KvPool, PagedAttentionShape, SequenceBlocks, SharedBlocks, SlotMapping,
+    BlockTables, KvPool, PagedAttentionShape, RotaryAngles, SequenceBlocks, SharedBlocks,
+    SlotMapping,
 };
 pub use shapes::{
     AdamWOutput, AdamWStep, AttentionShape, DecodeShape, Decoded, Gate, Kin, QuantizationMap,

@@ -24,6 +24,7 @@ mod glu;
 mod launch;
 mod norm;
 mod packed;
+mod paged;
 mod rotary;
 mod sample;
 mod scores;

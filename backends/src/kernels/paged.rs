@@ -40,8 +40,10 @@ impl KvPool {
         dtype: DType,
         device: &Device,
     ) -> Self {
+        // in one dimension, since a GPU's backend may pad the rows of others, which kernels would have to copy
         let shape = [kv_heads, blocks * BLOCK_SIZE, dim];
-        let zeros = || super::zeros(shape, dtype, device);
+        let flat = [shape.iter().product()];
+        let zeros = || super::zeros(flat, dtype, device).reshape(shape);
         Self::Float {
             keys: zeros(),
             values: zeros(),
@@ -56,11 +58,13 @@ impl KvPool {
     pub fn int8(kv_heads: usize, blocks: usize, dim: usize, device: &Device) -> Self {
         assert!(dim.is_multiple_of(4), "four codes share a word");
         let slots = blocks * BLOCK_SIZE;
-        let zeros = || Tensor::zeros([kv_heads, slots, dim / 4], (device, DType::I32));
+        // in one dimension, as in `float`
+        let zeros = |n: usize| Tensor::<1, Int>::zeros([n], (device, DType::I32));
+        let words = || zeros(kv_heads * slots * dim / 4).reshape([kv_heads, slots, dim / 4]);
         Self::Int8 {
-            keys: zeros(),
-            values: zeros(),
-            scales: Tensor::zeros([kv_heads, slots], (device, DType::I32)),
+            keys: words(),
+            values: words(),
+            scales: zeros(kv_heads * slots).reshape([kv_heads, slots]),
         }
     }
 
@@ -219,13 +223,38 @@ impl BlockTables {
     }
 }
 
+/// Cosines and sines of rotary angles, `[rows, 1, dim / 2]` each. Made once per step for all layers.
+#[derive(Clone, Debug)]
+pub struct RotaryAngles {
+    /// Cosines.
+    pub cos: Tensor<3>,
+    /// Sines.
+    pub sin: Tensor<3>,
+    /// For GPU kernels, which bind at most eight buffers: both in one, `[rows, 1, dim]` in f32, cosines first.
+    #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
+    pub(super) on_device: Option<Tensor<3>>,
+}
+
+impl RotaryAngles {
+    /// Prepares cosines and sines for the device that they are on.
+    #[must_use]
+    pub fn new(cos: &Tensor<3>, sin: &Tensor<3>) -> Self {
+        let joined = || Tensor::cat(vec![cos.clone(), sin.clone()], 2).cast(DType::F32);
+        Self {
+            on_device: (!is_cpu(&cos.device())).then(joined),
+            cos: cos.clone(),
+            sin: sin.clone(),
+        }
+    }
+}
+
 /// The sequences of paged attention, and how scores are computed.
 #[derive(Clone, Debug)]
 pub struct PagedAttentionShape<'a> {
     /// The sequences.
     pub tables: &'a BlockTables,
-    /// Cosines and sines of the rotary angles of the rows' positions, `[rows, 1, dim / 2]` each.
-    pub angles: [&'a Tensor<3>; 2],
+    /// Of the rows' positions.
+    pub angles: &'a RotaryAngles,
     /// Sliding window: a query sees its own token and the `window − 1` before it; all of its sequence where `None`.
     pub window: Option<usize>,
     /// The factor of products of queries and keys, usually 1 / √dim.

@@ -4,6 +4,7 @@
 mod attention;
 mod decode;
 mod layer;
+mod paged;
 mod quantised;
 mod sampling;
 mod scores;

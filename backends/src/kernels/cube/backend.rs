@@ -2,7 +2,7 @@
 
 use super::packed::QuantizedMatrix;
 use super::{
-    adamw, attention, block8, decode, embedding, glu, launch, norm, rotary, sample, scores,
+    adamw, attention, block8, decode, embedding, glu, launch, norm, paged, rotary, sample, scores,
 };
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix};
@@ -90,19 +90,19 @@ impl Kernels for CubeKernels {
         pool: KvPool,
         shape: &PagedAttentionShape<'_>,
     ) -> Result<(Tensor<2>, KvPool), KvPool> {
-        todo!()
+        paged::paged_attention(qkv, pool, shape)
     }
 
     fn write_kv(&self, pool: KvPool, kv: [&Tensor<3>; 2], slots: &SlotMapping) -> KvPool {
-        todo!()
+        paged::write_kv(pool, kv, slots)
     }
 
     fn copy_blocks(&self, pool: KvPool, pairs: &[(u32, u32)]) -> KvPool {
-        todo!()
+        paged::copy_blocks(pool, pairs)
     }
 
     fn gather_kv(&self, pool: &KvPool, slots: &SlotMapping, dtype: DType) -> [Tensor<3>; 2] {
-        todo!()
+        paged::gather_kv(pool, slots, dtype)
     }
 
     fn sample_rows_on_device(

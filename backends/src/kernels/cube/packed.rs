@@ -5,7 +5,7 @@
 //! holds them exactly, in shared memory for tensor cores (`tensor_core`). With many rows, reading is a small part of the work: the
 //! whole matrix is widened for a product in tensor operations, and freed again.
 
-mod codes;
+pub(super) mod codes;
 mod simt;
 mod tensor_core;
 

@@ -25,7 +25,7 @@ pub(super) enum Epilogue {
 
 /// The code of an input in a word.
 #[cube]
-pub(super) fn code(word: i32, #[comptime] input: usize) -> f32 {
+pub(in crate::kernels::cube) fn code(word: i32, #[comptime] input: usize) -> f32 {
     // shifted to the top and back, which extends the sign
     f32::cast_from((word << comptime!(24 - 8 * input as i32)) >> 24)
 }

@@ -1,0 +1,69 @@
+//! The 8-bit codes of a pool. A token's key in one head, and its value, has a scale: the largest magnitude over 127, rounded up to
+//! bf16.
+
+use super::super::packed::codes::code;
+use super::tile::pack;
+use burn_cubecl::cubecl;
+use cubecl::prelude::*;
+
+/// The largest code.
+const MAX_CODE: f64 = 127.0;
+
+/// The bits of infinity, in f32 and in bf16. NaNs have greater ones.
+const INFINITY: u32 = 0x7F80_0000;
+const INFINITY_BF16: u32 = 0x7F80;
+
+/// The bits of a magnitude, which have the order of magnitudes, and NaN after infinity.
+#[cube]
+pub(super) fn magnitude(x: f32) -> u32 {
+    u32::reinterpret(x) & 0x7FFF_FFFFu32
+}
+
+/// The bits in bf16 of the scale of numbers, given those of the largest magnitude; of NaN where one of them is not finite.
+#[cube]
+pub(super) fn scale_bits(largest: u32) -> u32 {
+    let mut bits = 0x7FC0u32;
+    if largest < INFINITY {
+        let scale = f32::reinterpret(largest) / f32::new(MAX_CODE);
+        // up, so that no code exceeds 127
+        bits = (u32::reinterpret(scale) + 0xFFFFu32) >> 16u32;
+    }
+    bits
+}
+
+/// The scale that the low half of a word has.
+#[cube]
+pub(super) fn scale_of(word: u32) -> f32 {
+    f32::reinterpret(word << 16u32)
+}
+
+/// The code of a number; 0 where the scale is 0 or NaN.
+#[cube]
+pub(super) fn encoded(x: f32, bits: u32) -> f32 {
+    let mut rounded = 0.0f32;
+    if bits > 0u32 && bits < INFINITY_BF16 {
+        let x = (x / scale_of(bits)).round();
+        rounded = clamp(x, f32::new(-MAX_CODE), f32::new(MAX_CODE));
+    }
+    rounded
+}
+
+/// A code in its place of a word.
+#[cube]
+pub(super) fn placed(code: f32, #[comptime] place: usize) -> i32 {
+    (i32::cast_from(code) & 255i32) << comptime!(8 * place as i32)
+}
+
+/// The numbers of an element of a pool: one of its type, or the four codes of a word.
+#[cube]
+pub(super) fn widen<P: Numeric>(element: P, numbers: &mut Array<f32>, #[comptime] coded: bool) {
+    if coded {
+        let word = i32::cast_from(element);
+        #[unroll]
+        for j in 0..comptime!(pack(coded)) {
+            numbers[j] = code(word, j);
+        }
+    } else {
+        numbers[0] = f32::cast_from(element);
+    }
+}
