@@ -16,10 +16,9 @@ use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, Throughput};
 use firebrick::backends::kernels::{
-    self, AdamWStep, DecodeShape, Decoded, Gate, Kin, Operation, PackedWeights, QuantizationMap,
-    QuantizedBlocks, RowsByToken, SampleOptions, Scaling, ScoreGradients, Truncation,
+    self, AdamWStep, Gate, Operation, PackedWeights, QuantizationMap, QuantizedBlocks, RowsByToken,
+    SampleOptions, Scaling, ScoreGradients, Truncation,
 };
-use firebrick::models::random::Stream;
 use std::time::{Duration, Instant};
 
 /// Matrices of layers, `[tokens, hidden]`, and of logits, `[rows, vocabulary]`; rows and columns of a cache, of many sequences and of
@@ -85,7 +84,6 @@ fn main() {
         bench.elementwise(&mut criterion);
         bench.scores(&mut criterion);
         bench.sampling(&mut criterion);
-        bench.decode_attention(&mut criterion);
         bench.paged_attention(&mut criterion);
         bench.embedding(&mut criterion);
         bench.linear(&mut criterion);
@@ -257,61 +255,6 @@ impl Bench {
                 |logits| kernels::sample_rows_on_device(&logits, choice).map(|_| logits),
             );
         }
-    }
-
-    /// Decode attention of many sequences of different lengths, and of the last few long ones of a step.
-    fn decode_attention(&self, c: &mut Criterion) {
-        if !kernels::available(Operation::DecodeAttention, &self.device) {
-            return;
-        }
-        let mut group = group(c, "decode_attention");
-        for (kernel, [rows, columns]) in [
-            ("many sequences", self.sizes.cache),
-            ("few long sequences", self.sizes.last),
-        ] {
-            self.decode(&mut group, kernel, rows, columns);
-        }
-    }
-
-    fn decode(
-        &self,
-        group: &mut BenchmarkGroup<'_, WallTime>,
-        kernel: &str,
-        rows: usize,
-        columns: usize,
-    ) {
-        let [kv, heads, dim] = HEADS;
-        let qkv = [kv * heads, kv, kv].map(|heads| self.normal([rows, heads * dim]));
-        let cache = [(); 2].map(|()| {
-            let numbers = self.normal([rows * kv * columns, dim]);
-            numbers.reshape([rows, kv, columns, dim])
-        });
-        let angles = Tensor::<3>::ones([rows, 1, dim / 2], (&self.device, DType::F32)) * 0.1;
-        // windows end at the shared column; the first is the longest, the others have a quarter of it to all
-        let mut random = Stream::new(3, 0);
-        let starts: Vec<usize> = (0..rows)
-            .map(|row| random.below((row.min(1) * columns * 3 / 4) as u32 + 1) as usize)
-            .collect();
-        let read: usize = starts.iter().map(|start| columns - start).sum();
-        let kin = starts.iter().enumerate().map(|(row, &start)| Kin {
-            prefix: (row, start..start),
-            members: vec![(row, start..columns)],
-        });
-        let decoded = Decoded::new(kin.collect(), rows, &self.device);
-        let shape = DecodeShape {
-            decoded: &decoded,
-            angles: [&angles, &angles],
-            window: None,
-            scale: (dim as f64).sqrt().recip(),
-            softcap: None,
-        };
-        let case = Case {
-            kernel,
-            bytes: 2.0 * self.bytes([read * kv, dim]),
-        };
-        self.measure(group, &case, cache, |cache| {
-            kernels::decode_attention(qkv.clone(), cache, &shape).map(|(_, cache)| cache)
-        });
     }
 
     /// The sum of rows by token.

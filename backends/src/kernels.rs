@@ -20,14 +20,13 @@ mod shapes;
 
 pub use autodiff::set_enabled;
 pub use choice::table;
-pub use cpu::columns::{Window, copy_columns, zeros};
 pub use cpu::thread_pool::in_thread_pool;
 pub use dispatch::{
-    adamw, attention, available, copy_blocks, decode_attention, dequantize_blockwise,
-    finish_scores, gather_kv, glu, has_adamw, linear, linear_add, linear_each, linear_swiglu,
-    matmul, matmul_nt, matmul_tn, paged_attention, quantize_blockwise, rms_norm, rms_norm_add,
-    rotary, sample_rows, sample_rows_on_device, scatter_add_rows, score_gradient, score_rows,
-    score_tile, tile_gradient, vocabulary_tile, write_kv,
+    adamw, attention, available, copy_blocks, dequantize_blockwise, finish_scores, gather_kv, glu,
+    has_adamw, linear, linear_add, linear_each, linear_swiglu, matmul, matmul_nt, matmul_tn,
+    paged_attention, quantize_blockwise, rms_norm, rms_norm_add, rotary, sample_rows,
+    sample_rows_on_device, scatter_add_rows, score_gradient, score_rows, score_tile, tile_gradient,
+    vocabulary_tile, write_kv,
 };
 pub use families::{Families, Family};
 pub use firebrick_spec::Operation;
@@ -37,7 +36,6 @@ pub use paged::{
     SlotMapping,
 };
 pub use shapes::{
-    AdamWOutput, AdamWStep, AttentionShape, DecodeShape, Decoded, Gate, Kin, QuantizationMap,
-    QuantizedBlocks, RowScores, RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling,
-    ScoreGradients, Truncation,
+    AdamWOutput, AdamWStep, AttentionShape, Gate, QuantizationMap, QuantizedBlocks, RowScores,
+    RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients, Truncation,
 };

@@ -1,13 +1,13 @@
-//! Attention over a pool of blocks, in the type of the run and in 8 bits, and over columns: of completions of shared prompts, and of
-//! sequences of their own. A step has layers, and its caches together are larger than a processor's.
+//! Attention over a pool of blocks, in the type of the run and in 8 bits: of completions of shared prompts, of sequences of their own, and
+//! of the last few long ones of a step. A step has layers, and its caches together are larger than a processor's.
 
-use super::{Bench, Case, group};
+use super::{Bench, Case, HEADS, group};
 use burn::tensor::{DType, Tensor};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion};
 use firebrick::backends::kernels::{
-    self, BlockTables, DecodeShape, Decoded, Kin, KvPool, Operation, PagedAttentionShape,
-    SequenceBlocks, SharedBlocks, SlotMapping,
+    self, BlockTables, KvPool, Operation, PagedAttentionShape, RotaryAngles, SequenceBlocks,
+    SharedBlocks, SlotMapping,
 };
 use firebrick::models::random::Stream;
 use std::collections::VecDeque;
@@ -128,18 +128,31 @@ impl Step {
 }
 
 impl Bench {
-    /// Attention over paged caches, and over columns.
+    /// Attention over paged caches.
     pub(super) fn paged_attention(&self, c: &mut Criterion) {
         if !kernels::available(Operation::DecodeAttention, &self.device) {
             return;
         }
         let mut group = group(c, "paged_attention");
-        for step in STEPS {
+        let [kv, heads, dim] = HEADS;
+        let of_device = |name, [rows, tokens]: [usize; 2]| Step {
+            name,
+            rows,
+            together: 1,
+            prompt: 0,
+            tokens: [tokens / 4, tokens],
+            heads: [kv * heads, kv, dim],
+        };
+        let more = [
+            of_device("many sequences", self.sizes.cache),
+            of_device("few long sequences", self.sizes.last),
+        ];
+        for step in STEPS.into_iter().chain(more) {
             let [heads, kv, dim] = step.heads;
             let qkv = [heads, kv, kv].map(|heads| self.normal([step.rows, heads * dim]));
             let angles =
                 Tensor::<3>::ones([step.rows, 1, dim / 2], (&self.device, DType::F32)) * 0.1;
-            self.columns(&mut group, step, &qkv, &angles);
+            let angles = RotaryAngles::new(&angles, &angles);
             for (place, scattered) in [("", false), (", scattered", true)] {
                 for (codes, int8) in [("", false), (" in 8 bits", true)] {
                     let name = format!("{}{place}{codes}", step.name);
@@ -149,51 +162,6 @@ impl Bench {
         }
     }
 
-    fn columns(
-        &self,
-        group: &mut BenchmarkGroup<'_, WallTime>,
-        step: Step,
-        qkv: &[Tensor<2>; 3],
-        angles: &Tensor<3>,
-    ) {
-        let [_, kv, dim] = step.heads;
-        let columns = step.prompt + step.tokens[1];
-        let numbers = || {
-            let all = self.normal([step.rows * kv * columns, dim]);
-            all.reshape([step.rows, kv, columns, dim])
-        };
-        let caches: VecDeque<_> = (0..LAYERS).map(|_| [numbers(), numbers()]).collect();
-        let lengths = step.lengths();
-        let kin = (0..step.rows).step_by(step.together).map(|first| {
-            let longest = lengths[first..first + step.together].iter().max();
-            let start = columns - longest.unwrap_or(&0);
-            Kin {
-                prefix: (first, start - step.prompt..start),
-                members: (first..first + step.together)
-                    .map(|row| (row, columns - lengths[row]..columns))
-                    .collect(),
-            }
-        });
-        let decoded = Decoded::new(kin.collect(), step.rows, &self.device);
-        let shape = DecodeShape {
-            decoded: &decoded,
-            angles: [angles, angles],
-            window: None,
-            scale: (dim as f64).sqrt().recip(),
-            softcap: None,
-        };
-        let case = Case {
-            kernel: &format!("{}, columns", step.name),
-            bytes: 2.0 * self.bytes([step.read() * kv, dim]),
-        };
-        self.measure(group, &case, caches, |mut caches| {
-            let cache = caches.pop_front()?;
-            let (_, cache) = kernels::decode_attention(qkv.clone(), cache, &shape)?;
-            caches.push_back(cache);
-            Some(caches)
-        });
-    }
-
     fn paged(
         &self,
         group: &mut BenchmarkGroup<'_, WallTime>,
@@ -201,7 +169,7 @@ impl Bench {
         step: Step,
         [scattered, int8]: [bool; 2],
         qkv: &[Tensor<2>; 3],
-        angles: &Tensor<3>,
+        angles: &RotaryAngles,
     ) {
         let [_, kv, dim] = step.heads;
         let (sequences, blocks) = step.blocks(scattered);
@@ -221,7 +189,7 @@ impl Bench {
             .collect();
         let shape = PagedAttentionShape {
             tables: &tables,
-            angles: [angles, angles],
+            angles,
             window: None,
             scale: (dim as f64).sqrt().recip(),
             softcap: None,

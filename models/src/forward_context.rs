@@ -51,12 +51,13 @@ impl ForwardContext {
             .iter()
             .flat_map(|&start| (first..first + len).map(move |c| c.saturating_sub(start) as u32))
             .collect();
+        let rotary = RotaryEmbedding::new(arch, &positions, device);
         let mut this = Self {
             batch: starts.len(),
             len,
             starts: starts.to_vec(),
             first,
-            ..Self::cached(arch, &positions, device)
+            ..Self::cached(&rotary, positions.len(), device)
         };
         for &window in &arch.windows {
             if this.masks.iter().all(|m| m.window != window) {
@@ -67,14 +68,13 @@ impl ForwardContext {
         this
     }
 
-    /// A forward pass of rows at these positions over a cache, which knows the keys that each row sees.
-    #[must_use]
-    pub fn cached(arch: &Arch, positions: &[u32], device: &Device) -> Self {
+    /// A forward pass of rows over a cache, which knows the keys that each row sees.
+    pub(crate) fn cached(rotary: &RotaryEmbedding, rows: usize, device: &Device) -> Self {
         Self {
-            batch: positions.len(),
+            batch: rows,
             len: 1,
-            rotary: RotaryEmbedding::new(arch, positions, device),
-            starts: vec![0; positions.len()],
+            rotary: rotary.clone(),
+            starts: vec![0; rows],
             first: 0,
             masks: Vec::new(),
             sequences: None,

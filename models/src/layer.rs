@@ -27,9 +27,9 @@ pub(crate) fn attention(
     let params = attention_params(arch, layer);
     let mixed = match (cache, ctx.sequences()) {
         (Some((cache, metadata)), _) => match cache.decoded(metadata) {
-            Some(tables) => {
+            Some(decode) => {
                 let qkv = project_unrotated(arch, w, x.clone(), lora);
-                cache.decode(params, qkv, ctx.rotary(), tables)
+                cache.decode(params, qkv, decode)
             }
             None => {
                 let qkv = project(arch, w, x.clone(), ctx, lora);

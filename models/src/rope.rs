@@ -3,7 +3,7 @@
 
 use crate::arch::{Arch, RopeScaling};
 use burn::tensor::{Device, Tensor, TensorData};
-use firebrick_backends::kernels;
+use firebrick_backends::kernels::{self, RotaryAngles};
 use firebrick_backends::precision::{stored_as, widened};
 
 /// Cosines and sines of the rotation angles of one forward pass: `[tokens, 1, head_dim / 2]` each.
@@ -42,9 +42,9 @@ impl RotaryEmbedding {
         }
     }
 
-    /// Cosines and sines.
-    pub(crate) fn tables(&self) -> [&Tensor<3>; 2] {
-        [&self.cos, &self.sin]
+    /// Cosines and sines as a kernel takes them that rotates on its own.
+    pub(crate) fn angles(&self) -> RotaryAngles {
+        RotaryAngles::new(&self.cos, &self.sin)
     }
 
     /// Rotates `x` of shape `[tokens, heads, head_dim]`, in f32 or wider.

@@ -3,8 +3,8 @@
 use super::choice::Operation;
 use super::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use super::shapes::{
-    AdamWOutput, AdamWStep, AttentionShape, DecodeShape, Gate, QuantizationMap, QuantizedBlocks,
-    RowScores, RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients,
+    AdamWOutput, AdamWStep, AttentionShape, Gate, QuantizationMap, QuantizedBlocks, RowScores,
+    RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients,
 };
 use burn::tensor::{DType, Device, Int, Tensor};
 use std::any::Any;
@@ -100,15 +100,6 @@ pub(super) trait Kernels: Sync {
         v: &Tensor<3>,
         shape: &AttentionShape,
     ) -> Option<Tensor<3>> {
-        None
-    }
-
-    fn decode_attention(
-        &self,
-        qkv: [Tensor<2>; 3],
-        cache: [Tensor<4>; 2],
-        shape: &DecodeShape<'_>,
-    ) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
         None
     }
 

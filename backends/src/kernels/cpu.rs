@@ -14,8 +14,6 @@
 mod attention;
 mod autodiff;
 mod backend;
-pub(super) mod columns;
-mod decode;
 mod gemm;
 mod glu;
 mod half;
@@ -30,6 +28,7 @@ mod sample;
 mod scores;
 mod skinny_gemm;
 pub(super) mod thread_pool;
+pub(super) mod zeros;
 
 pub(super) use backend::CpuKernels;
 pub(super) use paged::SlotRuns;

@@ -18,7 +18,6 @@ mod attention;
 mod backend;
 mod block8;
 mod cmma;
-mod decode;
 mod embedding;
 mod glu;
 mod launch;

@@ -7,8 +7,8 @@ use super::cpu::CpuKernels;
 use super::cube::CubeKernels;
 use super::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use super::shapes::{
-    AdamWOutput, AdamWStep, AttentionShape, DecodeShape, Gate, QuantizationMap, QuantizedBlocks,
-    RowScores, RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients,
+    AdamWOutput, AdamWStep, AttentionShape, Gate, QuantizationMap, QuantizedBlocks, RowScores,
+    RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients,
 };
 use burn::tensor::{DType, Device, Int, Tensor};
 use std::ops::Range;
@@ -143,20 +143,6 @@ pub fn attention(
     shape: &AttentionShape,
 ) -> Option<Tensor<3>> {
     kernels(&q.device()).attention(q, k, v, shape)
-}
-
-/// Decode attention of one new token per sequence: `q`, `[rows, heads · dim]`, over a cache of keys and values,
-/// `[rows, kv_heads, columns, dim]`. Queries and keys are rotated by their rotary angles first, and `k` and `v`,
-/// `[rows, kv_heads · dim]`, are written to each row's last live column. Gives `[rows, heads · dim]` and the cache.
-///
-/// `None` where no kernel is used for the tensors. Not differentiable.
-#[must_use]
-pub fn decode_attention(
-    qkv: [Tensor<2>; 3],
-    cache: [Tensor<4>; 2],
-    shape: &DecodeShape<'_>,
-) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
-    kernels(&qkv[0].device()).decode_attention(qkv, cache, shape)
 }
 
 /// Attention of one new token per sequence over a paged cache (PagedAttention, arXiv:2309.06180): `q`, `[rows, heads · dim]`.

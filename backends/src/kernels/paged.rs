@@ -43,7 +43,7 @@ impl KvPool {
         // in one dimension, since a GPU's backend may pad the rows of others, which kernels would have to copy
         let shape = [kv_heads, blocks * BLOCK_SIZE, dim];
         let flat = [shape.iter().product()];
-        let zeros = || super::zeros(flat, dtype, device).reshape(shape);
+        let zeros = || super::cpu::zeros::zeros(flat, dtype, device).reshape(shape);
         Self::Float {
             keys: zeros(),
             values: zeros(),

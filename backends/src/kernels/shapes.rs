@@ -1,9 +1,7 @@
 //! Arguments of kernels besides tensors, and their results, on any backend.
 
 use super::families::Families;
-use crate::device::is_cpu;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use std::ops::Range;
 
 /// The activation of a gated MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,85 +34,6 @@ pub struct SampledToken {
     pub token: u32,
     /// Its log-probability under the distribution that it was sampled from, in nats.
     pub logp: f32,
-}
-
-/// Rows of a cache whose sequences share a prefix.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kin {
-    /// A row, and its columns with the shared prefix; no columns for a sequence without one.
-    pub prefix: (usize, Range<usize>),
-    /// Each row, and its columns after the prefix, up to and including the new token's. Every row has the prefix before them.
-    pub members: Vec<(usize, Range<usize>)>,
-}
-
-/// The sequences of a cache during one step of decoding. Made once per step, used by every layer.
-#[derive(Clone, Debug)]
-pub struct Decoded {
-    pub(super) kin: Vec<Kin>,
-    /// The rows in use, for GPU kernels.
-    #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
-    pub(super) live: Option<Live>,
-}
-
-/// The rows of a cache that are in a sequence, for GPU kernels.
-#[derive(Clone, Debug)]
-#[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
-pub(super) struct Live {
-    /// `[rows · 4]`: each row's first column and the one after its last; the rows that are in a sequence, padded with zeros; and each
-    /// row's index among those.
-    pub table: Tensor<1, Int>,
-    /// Rows in a sequence, and columns of the longest.
-    pub rows: usize,
-    pub longest: usize,
-}
-
-impl Live {
-    fn new(kin: &[Kin], rows: usize, device: &Device) -> Self {
-        let mut table = vec![0; rows * 4];
-        let (mut count, mut longest) = (0, 0);
-        for Kin { prefix, members } in kin {
-            for (row, own) in members {
-                let first = own.start - prefix.1.len();
-                table[row * 2] = first as i32;
-                table[row * 2 + 1] = own.end as i32;
-                table[rows * 2 + count] = *row as i32;
-                table[rows * 3 + row] = count as i32;
-                count += 1;
-                longest = longest.max(own.end - first);
-            }
-        }
-        let table = TensorData::new(table, [rows * 4]);
-        Self {
-            table: Tensor::from_data(table, (device, DType::I32)),
-            rows: count,
-            longest,
-        }
-    }
-}
-
-impl Decoded {
-    /// For a cache's first `rows` rows. A row is in `kin` at most once; one that is not gets zeros as its output, and its part of the
-    /// cache stays unchanged.
-    #[must_use]
-    pub fn new(kin: Vec<Kin>, rows: usize, device: &Device) -> Self {
-        let live = (!is_cpu(device)).then(|| Live::new(&kin, rows, device));
-        Self { kin, live }
-    }
-}
-
-/// The sequences of decode attention, and how scores are computed.
-#[derive(Clone, Debug)]
-pub struct DecodeShape<'a> {
-    /// The sequences.
-    pub decoded: &'a Decoded,
-    /// Cosines and sines of the rotary angles of the rows' positions, `[rows, 1, dim / 2]` each.
-    pub angles: [&'a Tensor<3>; 2],
-    /// Sliding window: a query sees its own column and the `window − 1` before it; all of its sequence where `None`.
-    pub window: Option<usize>,
-    /// The factor of products of queries and keys, usually 1 / √dim.
-    pub scale: f64,
-    /// Soft-cap: scores s become `cap · tanh(s / cap)`.
-    pub softcap: Option<f64>,
 }
 
 /// Truncation of a distribution before sampling: top-k, then top-p, then min-p, in transformers' order. Of ties at a boundary the

@@ -1,11 +1,10 @@
 //! Attention of new tokens over the cache.
 
 use super::AttentionMetadata;
-use super::metadata::{Continued, Gathered, GroupMetadata, Prefill, QUERIES, Together};
+use super::metadata::{Continued, Decode, Gathered, GroupMetadata, Prefill, QUERIES, Together};
 use crate::attention::{self, AttentionParams, Qkv, attend_rows, scaled_dot_product_attention};
-use crate::rope::RotaryEmbedding;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
-use firebrick_backends::kernels::{self, BlockTables, KvPool, PagedAttentionShape, SlotMapping};
+use firebrick_backends::kernels::{self, KvPool, PagedAttentionShape, SlotMapping};
 
 /// Keys and values of one layer.
 #[derive(Debug)]
@@ -46,9 +45,9 @@ impl LayerCache {
     }
 
     /// The sequences of this layer's forward pass, where [`Self::decode`] attends.
-    pub fn decoded<'a>(&self, metadata: &'a AttentionMetadata) -> Option<&'a BlockTables> {
+    pub fn decoded<'a>(&self, metadata: &'a AttentionMetadata) -> Option<&'a Decode> {
         match &metadata.groups[self.group] {
-            GroupMetadata::Decode(tables) => Some(tables),
+            GroupMetadata::Decode(decode) => Some(decode),
             _ => None,
         }
     }
@@ -59,12 +58,11 @@ impl LayerCache {
         &mut self,
         params: AttentionParams,
         qkv: [Tensor<2>; 3],
-        rotary: &RotaryEmbedding,
-        tables: &BlockTables,
+        decode: &Decode,
     ) -> Tensor<2> {
         let shape = PagedAttentionShape {
-            tables,
-            angles: rotary.tables(),
+            tables: &decode.tables,
+            angles: &decode.angles,
             window: params.window,
             scale: params.scale,
             softcap: params.softcap,

@@ -3,10 +3,12 @@
 use super::{BlockTable, KvCache, LayerGroup};
 use crate::arch::Arch;
 use crate::attention::{Grouping, SequenceLayout};
+use crate::rope::RotaryEmbedding;
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
 use firebrick_backends::kernels::{
-    self, BlockTables, Families, Family, Operation, SequenceBlocks, SharedBlocks, SlotMapping,
+    self, BlockTables, Families, Family, Operation, RotaryAngles, SequenceBlocks, SharedBlocks,
+    SlotMapping,
 };
 use firebrick_spec::BLOCK_SIZE;
 use std::ops::Range;
@@ -20,8 +22,9 @@ const PADDING: f64 = 0.25;
 /// One forward pass over a cache. Made once, used by every layer.
 #[derive(Debug)]
 pub struct AttentionMetadata {
-    /// The position of every row in its sequence.
-    positions: Vec<u32>,
+    /// Of the position of every row in its sequence.
+    rotary: RotaryEmbedding,
+    rows: usize,
     /// For each group of layers.
     pub(super) groups: Vec<GroupMetadata>,
 }
@@ -30,11 +33,18 @@ pub struct AttentionMetadata {
 #[derive(Debug)]
 pub(super) enum GroupMetadata {
     /// One token of each sequence, by a kernel.
-    Decode(BlockTables),
+    Decode(Decode),
     /// One token of each sequence, in tensor operations.
     Gathered(Gathered),
     /// Some tokens of each sequence.
     Prefill(Prefill),
+}
+
+/// One token of each sequence, for a kernel that rotates queries and keys too.
+#[derive(Debug)]
+pub(crate) struct Decode {
+    pub tables: BlockTables,
+    pub angles: RotaryAngles,
 }
 
 /// Keys and values of all rows, padded to the longest sequence.
@@ -93,16 +103,14 @@ pub struct Chunk<'a> {
 }
 
 impl AttentionMetadata {
-    /// The position of every row in its sequence.
-    #[must_use]
-    pub fn positions(&self) -> &[u32] {
-        &self.positions
-    }
-
-    /// Sequences that the rows belong to.
+    /// Rows of the forward pass.
     #[must_use]
     pub fn rows(&self) -> usize {
-        self.positions.len()
+        self.rows
+    }
+
+    pub(crate) fn rotary(&self) -> &RotaryEmbedding {
+        &self.rotary
     }
 }
 
@@ -115,17 +123,24 @@ impl KvCache {
         let available = kernels::available(Operation::DecodeAttention, device);
         // the CPU's kernel has no half precision
         let fused = available && !(is_cpu(device) && arch.precision.is_half());
+        let positions: Vec<u32> = tables.iter().map(position).collect();
+        let rotary = RotaryEmbedding::new(arch, &positions, device);
+        let angles = rotary.angles();
         let group = |(index, group): (usize, &LayerGroup)| {
             if fused {
                 let shared = group.shared_blocks(index, tables);
-                GroupMetadata::Decode(BlockTables::new(shared, tables.len(), device))
+                GroupMetadata::Decode(Decode {
+                    tables: BlockTables::new(shared, tables.len(), device),
+                    angles: angles.clone(),
+                })
             } else {
                 GroupMetadata::Gathered(group.gathered(index, tables, device))
             }
         };
         AttentionMetadata {
-            positions: tables.iter().map(position).collect(),
             groups: self.groups.iter().enumerate().map(group).collect(),
+            rotary,
+            rows: positions.len(),
         }
     }
 
@@ -133,11 +148,13 @@ impl KvCache {
     #[must_use]
     pub fn prefill(&self, arch: &Arch, chunks: &[Chunk<'_>]) -> AttentionMetadata {
         let positions = chunks.iter().flat_map(|chunk| chunk.tokens.clone());
+        let positions: Vec<u32> = positions.map(|position| position as u32).collect();
         let group = |(index, group): (usize, &LayerGroup)| {
             GroupMetadata::Prefill(group.prefill(index, arch, chunks, &self.device))
         };
         AttentionMetadata {
-            positions: positions.map(|position| position as u32).collect(),
+            rotary: RotaryEmbedding::new(arch, &positions, &self.device),
+            rows: positions.len(),
             groups: self.groups.iter().enumerate().map(group).collect(),
         }
     }

@@ -76,7 +76,7 @@ impl Decoder {
         cache: &mut KvCache,
     ) -> Tensor<2> {
         cache.copy_shared_blocks();
-        let ctx = &ForwardContext::cached(&self.arch, metadata.positions(), &self.device);
+        let ctx = &ForwardContext::cached(metadata.rotary(), metadata.rows(), &self.device);
         let mut x = self.embed(ids);
         for index in self.body() {
             let weights = self.weights(index);

@@ -2,7 +2,6 @@
 //! no multiples of anything.
 
 mod attention;
-mod decode;
 mod layer;
 mod paged;
 mod quantised;

@@ -1,15 +1,13 @@
 //! What the CPU backend has kernels for.
 
 use super::packed::PanelMatrix;
-use super::{
-    attention, autodiff, decode, glu, linear, norm, paged, rotary, sample, scores, skinny_gemm,
-};
+use super::{attention, autodiff, glu, linear, norm, paged, rotary, sample, scores, skinny_gemm};
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix};
 use crate::kernels::choice::Operation;
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use crate::kernels::shapes::{
-    AttentionShape, DecodeShape, Gate, RowScores, SampledToken, Scaling, ScoreGradients,
+    AttentionShape, Gate, RowScores, SampledToken, Scaling, ScoreGradients,
 };
 use burn::tensor::{DType, Device, Int, Tensor};
 use std::sync::Arc;
@@ -88,15 +86,6 @@ impl Kernels for CpuKernels {
         shape: &AttentionShape,
     ) -> Option<Tensor<3>> {
         attention::attention(q, k, v, shape)
-    }
-
-    fn decode_attention(
-        &self,
-        qkv: [Tensor<2>; 3],
-        cache: [Tensor<4>; 2],
-        shape: &DecodeShape<'_>,
-    ) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
-        decode::decode_attention(&qkv, cache, shape)
     }
 
     fn paged_attention(

@@ -2,15 +2,15 @@
 
 use super::packed::QuantizedMatrix;
 use super::{
-    adamw, attention, block8, decode, embedding, glu, launch, norm, paged, rotary, sample, scores,
+    adamw, attention, block8, embedding, glu, launch, norm, paged, rotary, sample, scores,
 };
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix};
 use crate::kernels::choice::{Operation, TILE};
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use crate::kernels::shapes::{
-    AdamWOutput, AdamWStep, AttentionShape, DecodeShape, Gate, QuantizationMap, QuantizedBlocks,
-    RowScores, RowsByToken, RunningScores, SampleOptions, Scaling, ScoreGradients,
+    AdamWOutput, AdamWStep, AttentionShape, Gate, QuantizationMap, QuantizedBlocks, RowScores,
+    RowsByToken, RunningScores, SampleOptions, Scaling, ScoreGradients,
 };
 use burn::tensor::{DType, Device, Int, Tensor};
 use std::ops::Range;
@@ -73,15 +73,6 @@ impl Kernels for CubeKernels {
         shape: &AttentionShape,
     ) -> Option<Tensor<3>> {
         attention::attention(q, k, v, shape)
-    }
-
-    fn decode_attention(
-        &self,
-        qkv: [Tensor<2>; 3],
-        cache: [Tensor<4>; 2],
-        shape: &DecodeShape<'_>,
-    ) -> Option<(Tensor<2>, [Tensor<4>; 2])> {
-        decode::decode_attention(qkv, cache, shape)
     }
 
     fn paged_attention(

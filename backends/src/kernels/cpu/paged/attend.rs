@@ -43,7 +43,7 @@ pub(in crate::kernels::cpu) fn paged_attention(
     let known = qkv
         .iter()
         .all(|t| is_full_precision(t) && t.dtype() == dtype);
-    let angles = shape.angles;
+    let angles = [&shape.angles.cos, &shape.angles.sin];
     let known = known
         && angles
             .iter()

@@ -1,10 +1,7 @@
-//! Attention of packed sequences and of a decoding step, against the same in tensor operations.
+//! Attention of packed sequences, against the same in tensor operations.
 
 use super::{assert_same, leaf, numbers};
-use crate::kernels::{
-    AttentionShape, DecodeShape, Decoded, Families, Family, Kin, attention, decode_attention,
-    rotary,
-};
+use crate::kernels::{AttentionShape, Families, Family, attention};
 use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Tensor, TensorData};
 use std::ops::Range;
@@ -147,120 +144,6 @@ fn attention_is_its_formula_over_packed_sequences_and_shared_prefixes() {
             let what = format!("{name} of {lengths:?}, window {window:?}, cap {softcap:?}");
             let (found, wanted) = (a.grad(&found), b.grad(&wanted));
             assert_same(&what, &found.expect("a leaf"), &wanted.expect("a leaf"));
-        }
-    }
-}
-
-/// A cache whose rows `kin` say share a beginning do so.
-fn shared_cache(kin: &[Kin], kv: usize, columns: usize, dim: usize, seed: u32) -> Tensor<4> {
-    let mut cache = numbers([6, kv, columns, dim], seed);
-    for Kin { prefix, members } in kin {
-        let first = cache
-            .clone()
-            .slice([prefix.0..prefix.0 + 1, 0..kv, prefix.1.clone(), 0..dim]);
-        for (row, own) in members {
-            let at = own.start - prefix.1.len()..own.start;
-            cache = cache.slice_assign([*row..row + 1, 0..kv, at, 0..dim], first.clone());
-        }
-    }
-    cache
-}
-
-#[test]
-fn decoding_writes_the_new_column_and_reads_live_ones_alone() {
-    let (heads, kv, dim, columns) = (6, 2, 34, 50);
-    let column = 40;
-    let kin = [
-        Kin {
-            prefix: (4, 12..25),
-            members: vec![
-                (4, 25..column + 1),
-                (0, 31..column + 1),
-                (5, column..column + 1),
-            ],
-        },
-        Kin {
-            prefix: (2, 7..7),
-            members: vec![(2, 7..column + 1)],
-        },
-        Kin {
-            prefix: (1, 9..9),
-            members: vec![(1, column..column + 1)],
-        },
-    ];
-    let cache = [14, 15].map(|seed| shared_cache(&kin, kv, columns, dim, seed));
-    let [q, k, v] = [heads, kv, kv].map(|n| numbers([6, n * dim], 16 + n as u32) * 2.0);
-    let angle = numbers([6, 1, dim / 2], 7) * 3.0;
-    let (cos, sin) = (angle.clone().cos(), angle.sin());
-    let turned = |t: &Tensor<2>, n| {
-        let t = t.clone().reshape([6, n, dim]);
-        rotary(t.clone(), &cos, &sin).expect("f32 on the CPU")
-    };
-    let place = [0..6, 0..kv, column..column + 1, 0..dim];
-    let as_column = |t: Tensor<3>| t.reshape([6, kv, 1, dim]);
-    let new = [
-        as_column(turned(&k, kv)),
-        as_column(v.clone().reshape([6, kv, dim])),
-    ];
-    let decoded = Decoded::new(kin.to_vec(), 6, &Device::flex());
-    for (window, softcap) in [
-        (None, None),
-        (None, Some(2.0)),
-        (Some(20), None),
-        (Some(3), None),
-    ] {
-        let shape = DecodeShape {
-            decoded: &decoded,
-            angles: [&cos, &sin],
-            window,
-            scale: 0.4,
-            softcap,
-        };
-        let (found, written) =
-            decode_attention([q.clone(), k.clone(), v.clone()], cache.clone(), &shape)
-                .expect("f32 on the CPU");
-        let queries = turned(&q, heads);
-        let nothing = found.clone().slice([3..4, 0..heads * dim]);
-        assert!(
-            nothing.into_data().iter::<f32>().all(|v| v == 0.0),
-            "a row in no family"
-        );
-        for Kin { prefix, members } in &kin {
-            for (row, own) in members {
-                let mut live = own.start - prefix.1.len()..own.end;
-                live.start = live
-                    .start
-                    .max(live.end.saturating_sub(window.unwrap_or(usize::MAX)));
-                let rows = *row..row + 1;
-                let [keys, values] = [0, 1].map(|i| {
-                    let own = [rows.clone(), 0..kv, 0..columns, 0..dim];
-                    let full = cache[i].clone().slice_assign(place.clone(), new[i].clone());
-                    let full = full.slice(own.clone());
-                    let kept = written[i].clone().slice(own);
-                    let upto = |t: Tensor<4>| t.reshape([kv * columns, dim]);
-                    assert_same("the cache", &upto(kept), &upto(full.clone()));
-                    full
-                });
-                for head in 0..heads {
-                    let of = |t: &Tensor<4>| {
-                        let at = head / (heads / kv);
-                        let own = t.clone().slice([0..1, at..at + 1, live.clone(), 0..dim]);
-                        own.reshape([live.len(), dim])
-                    };
-                    let q = queries
-                        .clone()
-                        .slice([rows.clone(), head..head + 1, 0..dim]);
-                    let mut scores = q.reshape([1, dim]).matmul(of(&keys).transpose()) * 0.4;
-                    if let Some(cap) = softcap {
-                        scores = (scores / cap).tanh() * cap;
-                    }
-                    let expected = softmax(scores, 1).matmul(of(&values));
-                    let own = found
-                        .clone()
-                        .slice([rows.clone(), head * dim..(head + 1) * dim]);
-                    assert_same("a head", &own, &expected);
-                }
-            }
         }
     }
 }

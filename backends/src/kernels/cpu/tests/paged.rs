@@ -3,8 +3,8 @@
 use super::kv_pool::{addresses, contents};
 use super::numbers;
 use crate::kernels::{
-    BlockTables, KvPool, PagedAttentionShape, SequenceBlocks, SharedBlocks, SlotMapping, gather_kv,
-    paged_attention, write_kv,
+    BlockTables, KvPool, PagedAttentionShape, RotaryAngles, SequenceBlocks, SharedBlocks,
+    SlotMapping, gather_kv, paged_attention, write_kv,
 };
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_spec::BLOCK_SIZE;
@@ -42,7 +42,7 @@ struct Inputs {
     tables: BlockTables,
     pool: KvPool,
     qkv: [Tensor<2>; 3],
-    angles: [Tensor<3>; 2],
+    angles: RotaryAngles,
 }
 
 const SCALE: f64 = 0.3;
@@ -100,16 +100,15 @@ fn inputs(case: &Case, dtype: Type, step: usize) -> Inputs {
         groups,
         pool: write_kv(pool, [&k, &v], &slots),
         qkv: [heads, kv, kv].map(|n| numbers([rows, n * dim], 16 + n as u32).cast(dtype) * 2.0),
-        angles: [angle.clone().cos().cast(dtype), angle.sin().cast(dtype)],
+        angles: RotaryAngles::new(&angle.clone().cos().cast(dtype), &angle.sin().cast(dtype)),
     }
 }
 
 impl Inputs {
     fn run(&self, case: &Case, pool: KvPool) -> (Tensor<2>, KvPool) {
-        let [cos, sin] = &self.angles;
         let shape = PagedAttentionShape {
             tables: &self.tables,
-            angles: [cos, sin],
+            angles: &self.angles,
             window: case.window,
             scale: SCALE,
             softcap: case.softcap,
@@ -131,7 +130,7 @@ fn slots(prefix: &[u32], own: &SequenceBlocks) -> Vec<u32> {
 
 /// A row's heads of `dim` numbers, rotated by its angles.
 fn rotated(x: &[f64], inputs: &Inputs, row: usize, dim: usize) -> Vec<f64> {
-    let [cos, sin] = inputs.angles.each_ref().map(values);
+    let [cos, sin] = [&inputs.angles.cos, &inputs.angles.sin].map(values);
     let angles = row * dim / 2;
     let mut out = x.to_vec();
     for head in out.chunks_mut(dim) {
@@ -340,10 +339,9 @@ fn a_pool_in_half_precision_is_given_back() {
     for dtype in [DType::BF16, DType::F16] {
         let inputs = inputs(&case, Type::Float(dtype), 1);
         let place = addresses(&inputs.pool);
-        let [cos, sin] = &inputs.angles;
         let shape = PagedAttentionShape {
             tables: &inputs.tables,
-            angles: [cos, sin],
+            angles: &inputs.angles,
             window: None,
             scale: SCALE,
             softcap: None,
