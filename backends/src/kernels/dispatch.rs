@@ -159,7 +159,7 @@ pub fn decode_attention(
     kernels(&qkv[0].device()).decode_attention(qkv, cache, shape)
 }
 
-/// Attention of one new token per sequence over a paged cache (PagedAttention, arXiv:2309.06180): `q`, `[rows, heads · dim]`.
+/// Attention of one new token per sequence over a paged cache (`PagedAttention`, arXiv:2309.06180): `q`, `[rows, heads · dim]`.
 /// Queries and keys are rotated by their rotary angles first, and `k` and `v`, `[rows, kv_heads · dim]`, are written to the last
 /// token of each sequence's blocks. Gives `[rows, heads · dim]`, zeros for a row in no sequence, and the pool.
 ///
