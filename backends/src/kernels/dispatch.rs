@@ -145,7 +145,7 @@ pub fn attention(
     kernels(&q.device()).attention(q, k, v, shape)
 }
 
-/// Attention of one new token per sequence over a paged cache (PagedAttention, arXiv:2309.06180): `q`, `[rows, heads · dim]`.
+/// Attention of one new token per sequence over a paged cache (`PagedAttention`, arXiv:2309.06180): `q`, `[rows, heads · dim]`.
 /// Queries and keys are rotated by their rotary angles first, and `k` and `v`, `[rows, kv_heads · dim]`, are written to the last
 /// token of each sequence's blocks. Gives `[rows, heads · dim]`, zeros for a row in no sequence, and the pool.
 ///

@@ -1,4 +1,4 @@
-//! A pool of blocks of keys and values, and the sequences that read it through block tables (PagedAttention, arXiv:2309.06180).
+//! A pool of blocks of keys and values, and the sequences that read it through block tables (`PagedAttention`, arXiv:2309.06180).
 //!
 //! A block has [`BLOCK_SIZE`] tokens. Slot s of a pool is token `s % BLOCK_SIZE` of block `s / BLOCK_SIZE`; the slots of one head are
 //! contiguous, so that neighbouring blocks are one range of memory.

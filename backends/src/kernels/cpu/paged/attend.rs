@@ -1,35 +1,22 @@
 //! Attention of one new token per sequence over a pool, into which its key and value are written first.
-//!
-//! What sequences share is copied next to each other, or is there already, and read for all of them as matrix products. A sequence's own
-//! keys and values are read where they are, once for all queries of a key head.
 
-use super::products::{add_weighted, dots};
-use super::runs::{Part, Sequence, SlotRuns};
-use super::storage::{Int8, Kind, Plain, Storage};
-use super::vectors::{Stored, Vectors};
+use super::runs::SlotRuns;
+use super::storage::{Int8, Plain, Storage};
+use super::task::{Scratch, Step, Task};
+use super::vectors::Vectors;
 use crate::kernels::cpu::autodiff::{
     detached, detached_int, dispatch_float, is_full_precision, to_int_tensor, to_tensor,
 };
-use crate::kernels::cpu::gemm::{Matrix, Size, Target, multiply};
-use crate::kernels::cpu::parallel::{
-    CACHE_LINE, SharedPtr, dims, elements, elements_mut, prefetch, tensor,
-};
-use crate::kernels::cpu::real::{LANES, largest, sum};
-use crate::kernels::cpu::rotary::rotate_half;
+use crate::kernels::cpu::parallel::{SharedPtr, dims, elements, elements_mut, tensor};
 use crate::kernels::paged::{KvPool, PagedAttentionShape};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
-use gemm::Parallelism;
-use pulp::{Arch, Simd, WithSimd};
+use burn::tensor::{DType, Tensor};
+use pulp::Arch;
 use rayon::prelude::*;
-use std::ops::Range;
 
 /// Elements read from which the work runs in parallel.
 const LARGE: usize = 1 << 15;
-
-/// Pieces of keys or values that are prefetched ahead of the one that is read.
-const AHEAD: usize = 2;
 
 /// See [`crate::kernels::paged_attention`].
 ///
@@ -40,18 +27,11 @@ pub(in crate::kernels::cpu) fn paged_attention(
     shape: &PagedAttentionShape<'_>,
 ) -> Result<(Tensor<2>, KvPool), KvPool> {
     let dtype = qkv[0].dtype();
-    let known = qkv
-        .iter()
-        .all(|t| is_full_precision(t) && t.dtype() == dtype);
     let angles = [&shape.angles.cos, &shape.angles.sin];
-    let known = known
-        && angles
-            .iter()
-            .all(|t| is_full_precision(t) && t.dtype() == dtype);
+    let known = qkv.iter().all(|t| is_known(t, dtype));
+    let known = known && angles.iter().all(|t| is_known(t, dtype));
     let stored = match &pool {
-        KvPool::Float { keys, values } => [keys, values]
-            .iter()
-            .all(|t| is_full_precision(t) && t.dtype() == dtype),
+        KvPool::Float { keys, values } => is_known(keys, dtype) && is_known(values, dtype),
         KvPool::Int8 { .. } => true,
     };
     let runs = match &shape.tables.on_cpu {
@@ -92,6 +72,11 @@ pub(in crate::kernels::cpu) fn paged_attention(
         }
     };
     Ok((to_tensor(out), pool))
+}
+
+/// Whether a tensor is the CPU backend's, in this type, which is f32 or f64.
+fn is_known<const D: usize>(tensor: &Tensor<D>, dtype: DType) -> bool {
+    is_full_precision(tensor) && tensor.dtype() == dtype
 }
 
 /// What a step reads beside the pool.
@@ -137,32 +122,6 @@ where
     (out, (codes, scales))
 }
 
-/// The arguments of a step.
-struct Step<'a, T, P> {
-    shape: &'a PagedAttentionShape<'a>,
-    runs: &'a SlotRuns,
-    q: &'a [T],
-    k: &'a [T],
-    v: &'a [T],
-    cos: &'a [T],
-    sin: &'a [T],
-    pool: P,
-    out: SharedPtr<T>,
-    heads: usize,
-    kv: usize,
-    slots: usize,
-    dim: usize,
-}
-
-/// Buffers of one thread.
-struct Scratch<T> {
-    queries: Vec<T>,
-    scores: Vec<T>,
-    mixed: Vec<T>,
-    prefix: Vec<T>,
-    key: Vec<T>,
-}
-
 fn attend<T: Vectors, P: Storage<T>>(
     inputs: &Inputs<'_>,
     [kv, slots, dim]: [usize; 3],
@@ -190,13 +149,6 @@ fn attend<T: Vectors, P: Storage<T>>(
         slots,
         dim,
     };
-    let empty = || Scratch {
-        queries: Vec::new(),
-        scores: Vec::new(),
-        mixed: Vec::new(),
-        prefix: Vec::new(),
-        key: Vec::new(),
-    };
     let arch = Arch::new();
     let work = |scratch: &mut Scratch<T>, task: usize| {
         let (head, part) = runs.task(kv, task);
@@ -209,324 +161,12 @@ fn attend<T: Vectors, P: Storage<T>>(
     };
     let tasks = 0..runs.tasks(kv);
     if runs.tokens * width < LARGE {
-        let mut scratch = empty();
+        let mut scratch = Scratch::new();
         for task in tasks {
             work(&mut scratch, task);
         }
     } else {
-        tasks.into_par_iter().for_each_init(empty, work);
+        tasks.into_par_iter().for_each_init(Scratch::new, work);
     }
     tensor(out, [rows, width])
-}
-
-/// Attention of some sequences' query heads of one key head.
-struct Task<'a, T, P> {
-    step: &'a Step<'a, T, P>,
-    head: usize,
-    part: &'a Part,
-    scratch: &'a mut Scratch<T>,
-}
-
-impl<T: Vectors, P: Storage<T>> WithSimd for Task<'_, T, P> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        self.step.run(simd, self.head, self.part, self.scratch);
-    }
-}
-
-impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
-    /// Keys or values of some slots.
-    #[inline(always)]
-    fn read(&self, kind: Kind, head: usize, run: &Range<usize>) -> &[P::Number] {
-        assert!(run.end <= self.slots, "a slot outside the pool");
-        // SAFETY: the pool has the slots. No task writes what another reads: each sequence alone reads the block that it writes to, and
-        // each of its heads is one task's.
-        #[allow(
-            unsafe_code,
-            reason = "tasks read and write disjoint parts of one tensor"
-        )]
-        unsafe {
-            let first = (head * self.slots + run.start) * self.dim;
-            let start = self.pool.start(kind).get().add(first);
-            std::slice::from_raw_parts(start, run.len() * self.dim)
-        }
-    }
-
-    /// Multiplies factors of some slots by the scales of their keys or values.
-    #[inline(always)]
-    fn rescale(&self, kind: Kind, head: usize, run: &Range<usize>, factors: &mut [T]) {
-        assert!(run.end <= self.slots && factors.len() == run.len());
-        // SAFETY: as in `read`.
-        #[allow(
-            unsafe_code,
-            reason = "tasks read and write disjoint parts of one tensor"
-        )]
-        unsafe {
-            let first = head * self.slots + run.start;
-            self.pool.rescale(kind, first, factors);
-        }
-    }
-
-    /// Keys or values of a prefix without its first `hidden` tokens, one after the other.
-    #[inline(always)]
-    fn prefix(&self, kind: Kind, head: usize, part: &Part, hidden: usize, into: &mut Vec<T>) {
-        into.clear();
-        for run in self.runs.prefix(part, hidden) {
-            let first = into.len();
-            into.extend(self.read(kind, head, &run).iter().map(|x| x.widen()));
-            if P::SCALED {
-                for (slot, row) in run.zip(into[first..].chunks_exact_mut(self.dim)) {
-                    let mut scale = [T::ONE];
-                    self.rescale(kind, head, &(slot..slot + 1), &mut scale);
-                    for x in row {
-                        *x = *x * scale[0];
-                    }
-                }
-            }
-        }
-    }
-
-    /// How many tokens of its prefix, and of its own, are outside a sequence's window.
-    fn hidden(&self, part: &Part, own: &Sequence) -> [usize; 2] {
-        let hidden = match self.shape.window {
-            Some(window) => (part.tokens + own.tokens).saturating_sub(window),
-            None => 0,
-        };
-        let before = hidden.min(part.tokens);
-        [before, hidden - before]
-    }
-
-    #[inline(always)]
-    fn run<S: Simd>(&self, simd: S, head: usize, part: &Part, scratch: &mut Scratch<T>) {
-        let (dim, group) = (self.dim, self.heads / self.kv);
-        let members = self.runs.members(part);
-        let queries = members.len() * group;
-        let Scratch {
-            queries: q,
-            scores,
-            mixed,
-            prefix,
-            key,
-        } = scratch;
-        q.resize(queries * dim, T::ZERO);
-        for (own, q) in members.iter().zip(q.chunks_exact_mut(group * dim)) {
-            self.append_kv(head, own, q, key);
-        }
-        let unseen = members.iter().map(|own| self.hidden(part, own)[0]).min();
-        let unseen = unseen.unwrap_or(0);
-        let shared = part.tokens - unseen;
-        let most = members.iter().map(|own| own.tokens).max().unwrap_or(0);
-        // whole vectors, so that no exponential is computed as a scalar
-        let width = (shared + most).next_multiple_of(LANES);
-        scores.resize(queries * width, T::ZERO);
-        mixed.clear();
-        mixed.resize(queries * dim, T::ZERO);
-        if shared > 0 {
-            self.prefix(Kind::Key, head, part, unseen, prefix);
-            let size = Size {
-                m: queries,
-                k: dim,
-                n: shared,
-            };
-            let (q, keys) = (matrix(q, dim, 1), matrix(prefix, 1, dim));
-            let out = target(scores, width, false);
-            multiply(size, out, q, keys, Parallelism::None);
-        }
-        for (i, own) in members.iter().enumerate() {
-            let [gone, hidden] = self.hidden(part, own);
-            let scores = &mut scores[i * group * width..][..group * width];
-            let q = &q[i * group * dim..][..group * dim];
-            let mixed = &mut mixed[i * group * dim..][..group * dim];
-            let place = Place {
-                head,
-                own,
-                hidden,
-                shared,
-                width,
-            };
-            self.score(simd, &place, q, scores);
-            let seen = gone - unseen..shared + own.tokens - hidden;
-            for scores in scores.chunks_exact_mut(width) {
-                self.softmax(&mut scores[..seen.end.next_multiple_of(LANES)], &seen);
-            }
-            let next = members.get(i + 1);
-            let next = next.map(|next| (next, self.hidden(part, next)[1]));
-            self.mix(simd, &place, next, scores, mixed);
-        }
-        if shared > 0 {
-            self.prefix(Kind::Value, head, part, unseen, prefix);
-            let size = Size {
-                m: queries,
-                k: shared,
-                n: dim,
-            };
-            let (weights, values) = (matrix(scores, width, 1), matrix(prefix, dim, 1));
-            let out = target(mixed, dim, true);
-            multiply(size, out, weights, values, Parallelism::None);
-        }
-        for (own, mixed) in members.iter().zip(mixed.chunks_exact(group * dim)) {
-            let at = (own.row * self.heads + head * group) * dim;
-            // SAFETY: no other task writes these heads of this row.
-            #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-            let out =
-                unsafe { std::slice::from_raw_parts_mut(self.out.get().add(at), mixed.len()) };
-            out.copy_from_slice(mixed);
-        }
-    }
-
-    /// Products of a sequence's queries with its own keys, after those with the prefix.
-    #[inline(always)]
-    fn score<S: Simd>(&self, simd: S, place: &Place<'_>, q: &[T], scores: &mut [T]) {
-        let &Place { head, width, .. } = place;
-        let pieces = self.runs.own(place.own, place.hidden);
-        let keys = pieces.clone().map(|piece| (Kind::Key, piece));
-        let values = pieces.clone().map(|piece| (Kind::Value, piece));
-        let mut ahead = keys.skip(AHEAD).chain(values.take(AHEAD));
-        let mut at = place.shared;
-        for piece in pieces {
-            self.prefetch(head, ahead.next());
-            let keys = self.read(Kind::Key, head, &piece);
-            dots(simd, q, self.dim, keys, &mut scores[at..], width);
-            if P::SCALED {
-                for scores in scores.chunks_exact_mut(width) {
-                    let scores = &mut scores[at..at + piece.len()];
-                    self.rescale(Kind::Key, head, &piece, scores);
-                }
-            }
-            at += piece.len();
-        }
-    }
-
-    /// Sums of a sequence's own values. Prefetches the keys of the sequence after it.
-    #[inline(always)]
-    fn mix<S: Simd>(
-        &self,
-        simd: S,
-        place: &Place<'_>,
-        next: Option<(&Sequence, usize)>,
-        scores: &mut [T],
-        mixed: &mut [T],
-    ) {
-        let &Place { head, width, .. } = place;
-        let pieces = self.runs.own(place.own, place.hidden);
-        let values = pieces.clone().map(|piece| (Kind::Value, piece));
-        let next = next.into_iter();
-        let next = next.flat_map(|(next, hidden)| self.runs.own(next, hidden).take(AHEAD));
-        let keys = next.map(|piece| (Kind::Key, piece));
-        let mut ahead = values.skip(AHEAD).chain(keys);
-        let mut at = place.shared;
-        for piece in pieces {
-            self.prefetch(head, ahead.next());
-            if P::SCALED {
-                for scores in scores.chunks_exact_mut(width) {
-                    let scores = &mut scores[at..at + piece.len()];
-                    self.rescale(Kind::Value, head, &piece, scores);
-                }
-            }
-            let values = self.read(Kind::Value, head, &piece);
-            add_weighted(simd, &scores[at..], width, values, self.dim, mixed);
-            at += piece.len();
-        }
-    }
-
-    /// Prefetches the keys or values of some slots.
-    #[inline(always)]
-    fn prefetch(&self, head: usize, piece: Option<(Kind, Range<usize>)>) {
-        if let Some((kind, piece)) = piece {
-            let values = self.read(kind, head, &piece);
-            let bytes = size_of_val(values);
-            for at in (0..bytes).step_by(CACHE_LINE) {
-                prefetch(values.as_ptr().cast::<u8>().wrapping_add(at));
-            }
-            if P::SCALED && kind == Kind::Key {
-                let scales = self.pool.scales(head * self.slots + piece.start);
-                for at in (0..4 * piece.len()).step_by(CACHE_LINE) {
-                    prefetch(scales.wrapping_add(at));
-                }
-            }
-        }
-    }
-
-    /// Rotates a sequence's queries and key, and writes key and value to its last slot.
-    #[inline(always)]
-    fn append_kv(&self, head: usize, own: &Sequence, queries: &mut [T], key: &mut Vec<T>) {
-        let (dim, half) = (self.dim, self.dim / 2);
-        let angles = own.row * half..(own.row + 1) * half;
-        let (cos, sin) = (&self.cos[angles.clone()], &self.sin[angles]);
-        let from = &self.q[own.row * self.heads * dim + head * queries.len()..][..queries.len()];
-        for (out, x) in queries.chunks_exact_mut(dim).zip(from.chunks_exact(dim)) {
-            rotate_half(out, x, cos, sin, T::ONE);
-        }
-        let at = (own.row * self.kv + head) * dim;
-        key.resize(dim, T::ZERO);
-        rotate_half(key, &self.k[at..][..dim], cos, sin, T::ONE);
-        assert!(own.last < self.slots, "a slot outside the pool");
-        // SAFETY: the pool has the slot, and no other task accesses this head of it.
-        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-        unsafe {
-            let row = head * self.slots + own.last;
-            self.pool.write(row, key, &self.v[at..][..dim]);
-        }
-    }
-
-    /// Turns products into probabilities, in place; those outside `seen` become 0.
-    #[inline(always)]
-    fn softmax(&self, scores: &mut [T], seen: &Range<usize>) {
-        let scale = T::of(self.shape.scale);
-        for s in &mut scores[seen.clone()] {
-            *s = *s * scale;
-        }
-        if let Some(cap) = self.shape.softcap.map(T::of) {
-            for s in &mut scores[seen.clone()] {
-                *s = (*s / cap).tanh() * cap;
-            }
-        }
-        fill_outside(scores, seen, T::LOWEST);
-        let max = largest(scores);
-        for s in scores.iter_mut() {
-            *s = (*s - max).exp();
-        }
-        fill_outside(scores, seen, T::ZERO);
-        let inverse = T::ONE / sum(scores);
-        for s in scores.iter_mut() {
-            *s = *s * inverse;
-        }
-    }
-}
-
-/// A sequence's own part of a task's scores.
-struct Place<'a> {
-    head: usize,
-    own: &'a Sequence,
-    /// Own tokens outside its window.
-    hidden: usize,
-    /// Scores of the prefix before its own.
-    shared: usize,
-    /// Scores of a query.
-    width: usize,
-}
-
-/// Fills the elements outside a range.
-#[inline(always)]
-fn fill_outside<T: Copy>(values: &mut [T], range: &Range<usize>, value: T) {
-    values[..range.start].fill(value);
-    values[range.end..].fill(value);
-}
-
-fn matrix<T>(values: &[T], row: usize, column: usize) -> Matrix<T> {
-    Matrix {
-        start: values.as_ptr(),
-        row,
-        column,
-    }
-}
-
-fn target<T>(values: &mut [T], row: usize, add: bool) -> Target<T> {
-    Target {
-        start: values.as_mut_ptr(),
-        row,
-        add,
-    }
 }

@@ -1,6 +1,11 @@
 //! Products of a few queries with rows of keys, and sums of rows of values. A row is loaded once for up to four queries, which share a key
 //! head. What is computed of a row does not depend on how rows are divided into runs.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops of a constant length over registers, which are unrolled"
+)]
+
 use super::vectors::{Stored, Vectors};
 use pulp::Simd;
 use std::ops::Range;
