@@ -12,8 +12,10 @@ mod settings;
 mod workload;
 
 use criterion::{Criterion, SamplingMode, Throughput};
-use firebrick::models::generate::{GenerationRequest, Generator, Sample, SamplingParams};
-use firebrick::models::{Decoder, Prepack};
+use firebrick::models::generate::{
+    GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig,
+};
+use firebrick::models::{Decoder, KvCacheDtype, Prepack};
 use workload::{VOCAB, long_tailed, prompts, small};
 
 /// Sequences sampled at a time.
@@ -32,6 +34,7 @@ struct Case<'a> {
     n: usize,
     at_a_time: usize,
     prepack: Prepack,
+    dtype: KvCacheDtype,
 }
 
 impl<'a> Case<'a> {
@@ -48,16 +51,19 @@ impl<'a> Case<'a> {
             n,
             at_a_time: AT_A_TIME,
             prepack: Prepack::default(),
+            dtype: KvCacheDtype::Auto,
         }
     }
 
     fn sample(&self, decoder: &Decoder) -> Vec<Sample> {
-        Generator::new(decoder, None, &self.sampling)
-            .and_then(|g| {
-                g.prepack(self.prepack)
-                    .run(self.prompts, self.n, self.at_a_time)
-            })
-            .expect("samples")
+        let config = SchedulerConfig {
+            kv_cache_dtype: self.dtype,
+            ..SchedulerConfig::new(self.at_a_time)
+        };
+        let generator = Generator::new(decoder, None, &self.sampling).expect("valid settings");
+        let generator = generator.prepack(self.prepack);
+        let generated = generator.run_with(self.prompts, self.n, &config, |_| {});
+        generated.expect("samples").samples
     }
 }
 
@@ -142,6 +148,25 @@ fn ragged(c: &mut Criterion, decoder: &Decoder) {
     }
 }
 
+/// Sixteen sequences of 1,024 tokens, whose keys and values are most of what a token reads, in f32 and in 8 bits.
+fn int8(c: &mut Criterion, decoder: &Decoder) {
+    let sampling = SamplingParams {
+        max_new_tokens: 64,
+        ..SamplingParams::default()
+    };
+    let prompts = prompts(16, |_| 992);
+    let case = |name, dtype| Case {
+        prepack: PANELS,
+        dtype,
+        ..Case::new(name, &sampling, &prompts, 1)
+    };
+    let cases = [
+        case("16 prompts of 992, 64 new", KvCacheDtype::Auto),
+        case("16 prompts of 992, 64 new, int8", KvCacheDtype::Int8),
+    ];
+    measure(c, "kv cache", decoder, &cases);
+}
+
 /// Lengths with a long tail, the same whatever is sampled.
 fn long_tail(c: &mut Criterion, decoder: &Decoder) {
     let sampling = SamplingParams {
@@ -211,6 +236,7 @@ fn main() {
     rollout(&mut criterion, &decoder);
     ragged(&mut criterion, &decoder);
     long_tail(&mut criterion, &decoder);
+    int8(&mut criterion, &decoder);
     if settings::real() {
         real(&mut criterion);
     }
