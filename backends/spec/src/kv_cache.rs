@@ -84,8 +84,8 @@ pub struct KvCacheDemand {
     pub longest: usize,
     /// Tokens of a forward pass over prompts.
     pub prefill_tokens: usize,
-    /// Whether more sequences wait: their prompts are prefilled while others are decoded.
-    pub waiting: bool,
+    /// All sequences. If there are more than are decoded at a time, prompts are prefilled while others are decoded.
+    pub total: usize,
     /// How keys and values are stored.
     pub dtype: KvCacheDtype,
     /// Bytes of a float.
@@ -121,13 +121,13 @@ impl KvCacheDemand {
         let least: Vec<usize> = least.collect();
         let wanted = groups.iter().zip(&least).map(|(group, &least)| {
             let staged = match group.window {
-                None if !self.waiting => 0,
+                None if self.total <= self.sequences => 0,
                 _ => self.prefill_tokens.div_ceil(BLOCK_SIZE) + 1,
             };
-            let all = self.sequences * self.longest.div_ceil(BLOCK_SIZE);
+            // no more than all sequences have, so that a sequence more at a time never needs less
+            let all = self.total.saturating_mul(self.longest.div_ceil(BLOCK_SIZE));
             let decoded = self.sequences * group.blocks_per_sequence(self.longest);
-            let most = if self.waiting { usize::MAX } else { all };
-            (decoded + staged).min(most).max(least)
+            (decoded + staged).min(all).max(least)
         });
         let wanted: Vec<usize> = wanted.collect();
         let Some(limit) = limit else {
@@ -156,5 +156,82 @@ impl KvCacheDemand {
             .zip(blocks)
             .map(|(group, &blocks)| blocks as u64 * self.block_bytes(arch, group))
             .sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+    use std::path::Path;
+
+    fn arch(family: &str) -> Arch {
+        let Value::Object(config) = json!({
+            "model_type": family, "vocab_size": 64, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "sliding_window": 40
+        }) else {
+            unreachable!("an object")
+        };
+        Arch::from_config(&config, Path::new(family)).expect("a valid architecture")
+    }
+
+    fn demand(sequences: usize, total: usize, longest: usize) -> KvCacheDemand {
+        KvCacheDemand {
+            sequences,
+            longest,
+            prefill_tokens: 128,
+            total,
+            dtype: KvCacheDtype::Auto,
+            width: 4,
+        }
+    }
+
+    #[test]
+    fn eight_bits_take_at_most_28_percent_of_f32() {
+        for family in ["llama", "gemma2"] {
+            let arch = arch(family);
+            let bytes = |dtype: KvCacheDtype| dtype.layer_bytes_per_token(&arch, 4) as f64;
+            let share = bytes(KvCacheDtype::Int8) / bytes(KvCacheDtype::Auto);
+            assert!((share - 68.0 / 256.0).abs() < 1e-12 && share < 0.28);
+        }
+    }
+
+    #[test]
+    fn a_limit_below_one_sequence_is_refused() {
+        for family in ["llama", "gemma2", "mistral"] {
+            let (arch, demand) = (arch(family), demand(8, 64, 300));
+            let least = demand.least_bytes(&arch);
+            assert_eq!(demand.blocks(&arch, Some(least - 1)), None);
+            let blocks = demand.blocks(&arch, Some(least)).expect("one sequence");
+            assert_eq!(demand.bytes(&arch, &blocks), least);
+        }
+    }
+
+    #[test]
+    fn layers_with_a_window_need_fewer_blocks() {
+        let groups = KvCacheGroup::of(&arch("gemma2"));
+        let mut blocks: Vec<_> = groups.iter().map(|g| g.blocks_per_sequence(800)).collect();
+        blocks.sort_unstable();
+        assert_eq!(blocks, [4, 50]);
+    }
+
+    proptest! {
+        #[test]
+        fn pools_stay_within_their_limit_and_grow_with_the_sequences(
+            family in prop_oneof![Just("llama"), Just("gemma2"), Just("mistral")],
+            (sequences, total, longest) in (1_usize..40, 1_usize..80, 1_usize..400),
+            share in 1.0_f64..20.0,
+        ) {
+            let (arch, demand) = (arch(family), demand(sequences, total.max(sequences), longest));
+            let limit = (demand.least_bytes(&arch) as f64 * share) as u64;
+            let all = demand.blocks(&arch, None).expect("no limit");
+            let limited = demand.blocks(&arch, Some(limit)).expect("room for one sequence");
+            prop_assert!(demand.bytes(&arch, &limited) <= limit.max(demand.least_bytes(&arch)));
+            prop_assert!(limited.iter().zip(&all).all(|(limited, all)| limited <= all));
+            let more = KvCacheDemand { sequences: sequences + 1, total: demand.total.max(sequences + 1), ..demand };
+            let larger = more.blocks(&arch, None).expect("no limit");
+            prop_assert!(larger.iter().zip(&all).all(|(larger, all)| larger >= all));
+        }
     }
 }

@@ -66,7 +66,7 @@ impl SchedulerConfig {
             sequences: self.max_num_seqs.min(sequences),
             longest,
             prefill_tokens: self.max_num_batched_tokens,
-            waiting: sequences > self.max_num_seqs,
+            total: sequences,
             dtype: self.kv_cache_dtype,
             width: arch.precision.width() as usize,
         }

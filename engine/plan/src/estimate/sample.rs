@@ -118,7 +118,7 @@ fn kv_cache(ctx: &Context<'_>, rows: u64, all: u64) -> u64 {
         sequences: rows as usize,
         longest: w.length() as usize,
         prefill_tokens: w.max_num_batched_tokens.max(rows) as usize,
-        waiting: all > rows,
+        total: usize::try_from(all).unwrap_or(usize::MAX),
         dtype: w.kv_cache_dtype,
         width: ctx.sizes.width as usize,
     };
