@@ -61,6 +61,7 @@ pub(super) fn value_scale(word: i32) -> f32 {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "scales are exact")]
 mod tests {
     use super::*;
 

@@ -178,34 +178,37 @@ impl SlotRuns {
         &self.sequences[part.members.clone()]
     }
 
-    /// The slots of a part's prefix, without its first `hidden` tokens.
+    /// The slots of a part's prefix, without its first `hidden` tokens, in pieces of at most [`PIECE`].
+    #[inline]
     pub(super) fn prefix(
         &self,
         part: &Part,
         hidden: usize,
     ) -> impl Iterator<Item = Range<usize>> + Clone {
-        without(hidden, &self.runs[part.prefix.clone()])
+        pieces(hidden, &self.runs[part.prefix.clone()])
     }
 
-    /// The slots of a sequence's own tokens, without the first `hidden`, in pieces of at most [`PIECE`].
+    /// The slots of a sequence's own tokens, as those of a prefix.
     #[inline]
     pub(super) fn own(
         &self,
         own: &Sequence,
         hidden: usize,
     ) -> impl Iterator<Item = Range<usize>> + Clone {
-        without(hidden, &self.runs[own.runs.clone()]).flat_map(|run| {
-            let starts = run.clone().step_by(PIECE);
-            starts.map(move |start| start..run.end.min(start + PIECE))
-        })
+        pieces(hidden, &self.runs[own.runs.clone()])
     }
 }
 
-/// Runs without their first `hidden` slots.
-fn without(mut hidden: usize, runs: &[Range<usize>]) -> impl Iterator<Item = Range<usize>> + Clone {
-    runs.iter().filter_map(move |run| {
+/// Runs without their first `hidden` slots, in pieces of at most [`PIECE`].
+#[inline]
+fn pieces(mut hidden: usize, runs: &[Range<usize>]) -> impl Iterator<Item = Range<usize>> + Clone {
+    let seen = runs.iter().map(move |run| {
         let gone = hidden.min(run.len());
         hidden -= gone;
-        (gone < run.len()).then(|| run.start + gone..run.end)
+        run.start + gone..run.end
+    });
+    seen.flat_map(|run| {
+        let starts = run.clone().step_by(PIECE);
+        starts.map(move |start| start..run.end.min(start + PIECE))
     })
 }

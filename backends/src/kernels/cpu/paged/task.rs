@@ -111,7 +111,10 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
     #[inline(always)]
     fn prefix(&self, kind: Kind, head: usize, part: &Part, hidden: usize, into: &mut Vec<T>) {
         into.clear();
-        for run in self.runs.prefix(part, hidden) {
+        let runs = self.runs.prefix(part, hidden);
+        let mut ahead = runs.clone().skip(AHEAD).map(|run| (kind, run));
+        for run in runs {
+            self.prefetch(head, ahead.next());
             let first = into.len();
             into.extend(self.read(kind, head, &run).iter().map(|x| x.widen()));
             if P::SCALED {
