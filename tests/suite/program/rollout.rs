@@ -26,7 +26,7 @@ fn limits_of_the_engine_change_no_token() {
     succeeded(&plain.firebrick("train", &["trainer.steps=1"]));
     for limits in [
         &["rollout.max_num_seqs=3", "rollout.max_num_batched_tokens=4"][..],
-        // two sequences of ten tokens, 256 bytes a token
+        // one block of 16 tokens, 256 bytes a token: a sequence at a time
         &["rollout.kv_cache_memory_bytes=5200"],
         &["rollout.free_cache=false", "rollout.enforce_eager=true"],
     ] {
@@ -82,6 +82,13 @@ fn the_engine_reports_what_it_did() {
         let bytes = value("rollout/peak_cache_bytes");
         assert!(bytes > 0.0 && bytes <= 8192.0, "{line}");
         assert!(value("rollout/preemptions") >= 0.0 && value("rollout/recomputed_tokens") >= 0.0);
+        for share in ["rollout/kv_waste", "rollout/kv_shared"] {
+            assert!((0.0..1.0).contains(&value(share)), "{share}: {line}");
+        }
+        assert!(
+            value("rollout/preempted") <= value("rollout/preemptions"),
+            "{line}"
+        );
         assert!((value("rollout/num_gen_batches") - 1.0).abs() < 1e-9);
         assert!(value("rollout/dropped_groups").abs() < 1e-9);
         assert!(
@@ -98,6 +105,23 @@ fn the_engine_reports_what_it_did() {
     // the account of the cache, in the readings of the phase
     let memory = bench.read("run/memory.jsonl");
     assert!(memory.contains("kv_cache"), "{memory}");
+}
+
+#[test]
+fn keys_and_values_in_8_bits_sample_from_nearly_the_trained_policy() {
+    let differences = |settings: &[&str]| {
+        let bench = Bench::new();
+        succeeded(&bench.firebrick("train", settings));
+        let lines = metrics(&bench, "run");
+        let of = |line: &Value| line["training/rollout_probs_diff_mean"].as_f64();
+        lines[1..].iter().filter_map(of).fold(0.0, f64::max)
+    };
+    let (exact, rounded) = (
+        differences(&[]),
+        differences(&["rollout.kv_cache_dtype=int8"]),
+    );
+    assert!(exact < 1e-6, "{exact}");
+    assert!(rounded > exact && rounded < 0.01, "{rounded}");
 }
 
 /// With a policy that gets some sums right.
@@ -167,7 +191,11 @@ fn what_the_engine_cannot_do_is_refused() {
             "rollout.max_model_len=6",
             &["rollout.max_model_len", "rollout.prompt_length"],
         ),
-        ("rollout.kv_cache_memory_bytes=1KiB", &["KV cache", "5120"]),
+        ("rollout.kv_cache_memory_bytes=1KiB", &["KV cache", "4096"]),
+        (
+            "rollout.kv_cache_dtype=fp8",
+            &["kv_cache_dtype", "auto", "int8"],
+        ),
         (
             "rollout.gpu_memory_utilization=1.5",
             &["rollout.gpu_memory_utilization", "1.5"],
