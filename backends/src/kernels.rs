@@ -16,6 +16,7 @@ mod dispatch;
 mod families;
 mod packed;
 mod paged;
+mod sequence_blocks;
 mod shapes;
 
 pub use autodiff::set_enabled;
@@ -31,10 +32,8 @@ pub use dispatch::{
 pub use families::{Families, Family};
 pub use firebrick_spec::Operation;
 pub use packed::PackedWeights;
-pub use paged::{
-    BlockTables, KvPool, PagedAttentionShape, RotaryAngles, SequenceBlocks, SharedBlocks,
-    SlotMapping,
-};
+pub use paged::{BlockTables, KvPool, PagedAttentionShape, RotaryAngles, SlotMapping};
+pub use sequence_blocks::{SequenceBlocks, SharedBlocks};
 pub use shapes::{
     AdamWOutput, AdamWStep, AttentionShape, Gate, QuantizationMap, QuantizedBlocks, RowScores,
     RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients, Truncation,

@@ -4,6 +4,7 @@
 //! contiguous, so that neighbouring blocks are one range of memory.
 
 use super::cpu::SlotRuns;
+use super::sequence_blocks::SharedBlocks;
 use crate::device::is_cpu;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use firebrick_spec::BLOCK_SIZE;
@@ -119,26 +120,6 @@ impl SlotMapping {
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
-}
-
-/// A sequence's own blocks during one step of decoding.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SequenceBlocks {
-    /// Its row in the step's tensors.
-    pub row: usize,
-    /// Blocks after those that it shares, oldest first.
-    pub blocks: Vec<u32>,
-    /// Tokens in them, the new one included; at least one.
-    pub tokens: usize,
-}
-
-/// Sequences that begin with the same blocks, all of them full; none for a sequence that shares nothing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SharedBlocks {
-    /// The blocks, oldest first.
-    pub blocks: Vec<u32>,
-    /// The sequences, each with its blocks after those.
-    pub members: Vec<SequenceBlocks>,
 }
 
 /// The sequences of one step of decoding. Made once per step for all layers that see as much.

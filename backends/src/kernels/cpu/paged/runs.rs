@@ -1,6 +1,6 @@
 //! Block tables as the CPU's kernel reads them: as runs of neighbouring slots, made once per step.
 
-use crate::kernels::paged::{SequenceBlocks, SharedBlocks};
+use crate::kernels::sequence_blocks::{SequenceBlocks, SharedBlocks};
 use firebrick_spec::BLOCK_SIZE;
 use std::ops::Range;
 
