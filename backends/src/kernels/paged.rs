@@ -69,6 +69,51 @@ impl KvPool {
         }
     }
 
+    /// The same blocks in a larger pool.
+    ///
+    /// # Panics
+    /// Where `blocks` are fewer than there are.
+    #[must_use]
+    pub fn grown(self, blocks: usize) -> Self {
+        let device = self.device();
+        match self {
+            Self::Float { keys, values } => {
+                let [heads, slots, dim] = keys.dims();
+                let larger = Self::float(heads, blocks, dim, keys.dtype(), &device);
+                let Self::Float { keys: k, values: v } = larger else {
+                    unreachable!("made of floats")
+                };
+                let place = [0..heads, 0..slots, 0..dim];
+                Self::Float {
+                    keys: k.slice_assign(place.clone(), keys),
+                    values: v.slice_assign(place, values),
+                }
+            }
+            Self::Int8 {
+                keys,
+                values,
+                scales,
+            } => {
+                let [heads, slots, words] = keys.dims();
+                let larger = Self::int8(heads, blocks, words * 4, &device);
+                let Self::Int8 {
+                    keys: k,
+                    values: v,
+                    scales: s,
+                } = larger
+                else {
+                    unreachable!("made of codes")
+                };
+                let place = [0..heads, 0..slots, 0..words];
+                Self::Int8 {
+                    keys: k.slice_assign(place.clone(), keys),
+                    values: v.slice_assign(place, values),
+                    scales: s.slice_assign([0..heads, 0..slots], scales),
+                }
+            }
+        }
+    }
+
     /// Where it is.
     #[must_use]
     pub fn device(&self) -> Device {

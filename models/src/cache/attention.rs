@@ -39,6 +39,11 @@ impl LayerCache {
         ));
     }
 
+    /// Makes room for more blocks.
+    pub fn grow(&mut self, blocks: usize) {
+        self.change(|pool| pool.grown(blocks));
+    }
+
     /// Copies blocks to others: pairs of source and target.
     pub fn copy_blocks(&mut self, pairs: &[(u32, u32)]) {
         self.change(|pool| kernels::copy_blocks(pool, pairs));

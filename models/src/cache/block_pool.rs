@@ -38,6 +38,14 @@ impl BlockPool {
         }
     }
 
+    /// Adds free blocks, so that there are `blocks`.
+    pub fn grow(&mut self, blocks: usize) {
+        self.free.extend(self.len() as BlockId..blocks as BlockId);
+        self.references.resize(blocks, 0);
+        self.contents.resize(blocks, None);
+        self.released.resize(blocks, 0);
+    }
+
     /// All blocks.
     pub fn len(&self) -> usize {
         self.references.len()

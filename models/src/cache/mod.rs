@@ -106,11 +106,36 @@ impl KvCache {
         }
     }
 
-    /// Whether it has at least these blocks, and stores numbers in this type.
+    /// How numbers are stored.
     #[must_use]
-    pub fn fits(&self, blocks: &[usize], dtype: KvCacheDtype) -> bool {
-        let enough = |(group, &blocks): (&LayerGroup, &usize)| group.pool.len() >= blocks;
-        self.dtype == dtype && self.groups.iter().zip(blocks).all(enough)
+    pub fn dtype(&self) -> KvCacheDtype {
+        self.dtype
+    }
+
+    /// Bytes after [`Self::grow`].
+    #[must_use]
+    pub fn bytes_with(&self, blocks: &[usize]) -> usize {
+        let bytes = |(group, &blocks): (&LayerGroup, &usize)| {
+            group.pool.len().max(blocks) * group.block_bytes
+        };
+        self.groups.iter().zip(blocks).map(bytes).sum()
+    }
+
+    /// Makes the pools at least as large as these blocks, a layer at a time. What they hold stays.
+    pub fn grow(&mut self, blocks: &[usize]) {
+        for (index, (group, &blocks)) in self.groups.iter_mut().zip(blocks).enumerate() {
+            if group.pool.len() >= blocks {
+                continue;
+            }
+            group.pool.grow(blocks);
+            for layer in self
+                .layers
+                .iter_mut()
+                .filter(|layer| layer.group() == index)
+            {
+                layer.grow(blocks);
+            }
+        }
     }
 
     /// Bytes allocated.

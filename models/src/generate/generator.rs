@@ -144,7 +144,7 @@ impl<'a> Generator<'a> {
         Ok(Generated { samples, stats })
     }
 
-    /// The cache of earlier runs where it is large enough, a new one otherwise.
+    /// The cache of earlier runs, made larger where that stays within the limit, or a new one.
     fn fitting<'h>(
         &self,
         held: &'h mut Option<HeldCache>,
@@ -159,21 +159,19 @@ impl<'a> Generator<'a> {
         let blocks = config.blocks(arch, requests.len() * n, longest)?;
         let dtype = config.kv_cache_dtype;
         let limit = config.kv_cache_bytes.unwrap_or(usize::MAX);
-        let fits =
-            |held: &HeldCache| held.cache.fits(&blocks, dtype) && held.cache.bytes() <= limit;
-        if held.as_ref().is_some_and(|held| !fits(held)) {
-            // gone before the new one comes
-            *held = None;
-        }
-        let held = held.get_or_insert_with(|| {
-            let cache = KvCache::new(arch, &blocks, dtype, device);
-            let bytes = cache.bytes();
-            let hold =
-                |accounts: &Arc<Accounts>| accounts.hold(Category::KvCache, Home::Device, bytes);
-            HeldCache {
-                cache,
-                _hold: self.accounts.as_ref().map(hold),
-            }
+        let fits = |held: &HeldCache| {
+            held.cache.dtype() == dtype && held.cache.bytes_with(&blocks) <= limit
+        };
+        let mut cache = match held.take().filter(fits) {
+            Some(earlier) => earlier.cache,
+            None => KvCache::new(arch, &blocks, dtype, device),
+        };
+        cache.grow(&blocks);
+        let bytes = cache.bytes();
+        let hold = |accounts: &Arc<Accounts>| accounts.hold(Category::KvCache, Home::Device, bytes);
+        let held = held.insert(HeldCache {
+            cache,
+            _hold: self.accounts.as_ref().map(hold),
         });
         Ok(&mut held.cache)
     }

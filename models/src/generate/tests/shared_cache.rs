@@ -104,7 +104,7 @@ fn two_thousand_sequences_pass_through_pools_of_one_size() {
     assert_eq!((balance.bytes, balance.peak_bytes), (bytes, bytes));
     assert_eq!((stats.cache_bytes as u64, stats.preemptions), (bytes, 0));
     assert!(
-        stats.peak_blocks <= blocks[0] && stats.occupancy() > 0.8,
+        stats.peak_blocks <= blocks[0] && stats.occupancy() > 0.6,
         "{stats:?}"
     );
 }
