@@ -16,7 +16,7 @@
 use super::engine_args::EngineArgs;
 use super::prefill::{Prefill, Prefilled, PrefilledGroup};
 use super::request::{FinishReason, GenerationRequest, Sample};
-use super::running::{Row, Running};
+use super::running::{Row, Running, reserve};
 use super::sampler::{RandomDraw, SampledTokens, sample};
 use super::sequence::{SampledToken, Sequence};
 use super::stats::GenerationStats;
@@ -138,8 +138,7 @@ impl<'a> Engine<'a> {
         }
         while let Some(group) = self.prefilled.front_mut() {
             let live = self.running.live();
-            // a block for each running sequence, so that the one that enters preempts none soon
-            if live >= self.most || (live > 0 && !self.cache.has_blocks(live + 1)) {
+            if live >= self.most || (live > 0 && !self.cache.has_blocks(reserve(live) + 1)) {
                 break;
             }
             let Some(sequence) = group.members.pop_front() else {
@@ -176,7 +175,7 @@ impl<'a> Engine<'a> {
         let (mut groups, mut members, mut tokens, mut blocks) = (Vec::new(), 0, 0, 0);
         while let Some(len) = self.waiting.front() {
             let more = len.div_ceil(BLOCK_SIZE) + 1;
-            let fits = self.cache.has_blocks(live + blocks + more);
+            let fits = self.cache.has_blocks(reserve(live) + blocks + more);
             if groups.is_empty() {
                 // with nothing else in the cache there is room for any sequence
                 if !fits && live > 0 {

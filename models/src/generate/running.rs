@@ -3,6 +3,12 @@
 use super::sequence::Sequence;
 use crate::cache::{BlockTable, KvCache};
 
+/// Blocks that stay free when a sequence enters beside so many, so that it does not preempt others at once: they need as many in four
+/// tokens.
+pub(super) fn reserve(running: usize) -> usize {
+    running.div_ceil(4)
+}
+
 /// A sequence and its blocks.
 #[derive(Debug)]
 pub(super) struct Row {
