@@ -7,10 +7,11 @@
 //! `tensor_core` kernels, for half precision, through matrix instructions (`cmma`).
 
 #![allow(
+    clippy::fn_params_excessive_bools,
     clippy::needless_range_loop,
     clippy::too_many_arguments,
     clippy::used_underscore_binding,
-    reason = "kernels index buffers, each of them an argument; the macro reads the argument of types"
+    reason = "kernels index buffers, each of them an argument; bools select code at compile time; the macro reads the argument of types"
 )]
 
 mod adamw;

@@ -1,4 +1,4 @@
-//! A paged KV cache (PagedAttention, arXiv:2309.06180): attention of one new token per sequence over the tokens in its blocks, in one
+//! A paged KV cache (`PagedAttention`, arXiv:2309.06180): attention of one new token per sequence over the tokens in its blocks, in one
 //! pass with online softmax, and what else reads and writes blocks (`cache`).
 //!
 //! A cube has some query heads of one key head of one row. It rotates them and the new key, writes that and the new value to the
