@@ -108,9 +108,12 @@ impl LayerCache {
             TensorData::new(gathered.rows.clone(), [gathered.rows.len()]),
             &q.device(),
         );
-        let [k, v] = [k, v].map(|t| match gathered.rows.len() == rows {
-            true => t,
-            false => t.select(0, live.clone()),
+        let [k, v] = [k, v].map(|t| {
+            if gathered.rows.len() == rows {
+                t
+            } else {
+                t.select(0, live.clone())
+            }
         });
         let dtype = q.dtype();
         self.change(|pool| kernels::write_kv(pool, [&k, &v], &gathered.new));

@@ -118,12 +118,12 @@ impl KvCache {
     /// A forward pass of the last token of each sequence. A row without a sequence gets zeros, and writes nothing.
     #[must_use]
     pub fn decode(&self, arch: &Arch, tables: &[Option<&BlockTable>]) -> AttentionMetadata {
-        let position = |table: &Option<&BlockTable>| table.map_or(0, |t| t.tokens - 1) as u32;
+        let position = |table: Option<&BlockTable>| table.map_or(0, |t| t.tokens - 1) as u32;
         let device = &self.device;
         let available = kernels::available(Operation::DecodeAttention, device);
         // the CPU's kernel has no half precision
         let fused = available && !(is_cpu(device) && arch.precision.is_half());
-        let positions: Vec<u32> = tables.iter().map(position).collect();
+        let positions: Vec<u32> = tables.iter().copied().map(position).collect();
         let rotary = RotaryEmbedding::new(arch, &positions, device);
         let angles = rotary.angles();
         let group = |(index, group): (usize, &LayerGroup)| {

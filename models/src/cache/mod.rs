@@ -1,4 +1,4 @@
-//! The KV cache in pages: keys and values of many sequences in blocks of [`BLOCK_SIZE`] tokens (PagedAttention, Kwon et al., 2023,
+//! The KV cache in pages: keys and values of many sequences in blocks of [`BLOCK_SIZE`] tokens (`PagedAttention`, Kwon et al., 2023,
 //! arXiv:2309.06180).
 //!
 //! Every layer has one pool of blocks, allocated once. A sequence has a [`BlockTable`]: the numbers of its blocks, the same ones in all
