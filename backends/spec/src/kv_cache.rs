@@ -162,7 +162,6 @@ impl KvCacheDemand {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
     use serde_json::{Value, json};
     use std::path::Path;
 
@@ -216,22 +215,39 @@ mod tests {
         assert_eq!(blocks, [4, 50]);
     }
 
-    proptest! {
-        #[test]
-        fn pools_stay_within_their_limit_and_grow_with_the_sequences(
-            family in prop_oneof![Just("llama"), Just("gemma2"), Just("mistral")],
-            (sequences, total, longest) in (1_usize..40, 1_usize..80, 1_usize..400),
-            share in 1.0_f64..20.0,
-        ) {
-            let (arch, demand) = (arch(family), demand(sequences, total.max(sequences), longest));
-            let limit = (demand.least_bytes(&arch) as f64 * share) as u64;
-            let all = demand.blocks(&arch, None).expect("no limit");
-            let limited = demand.blocks(&arch, Some(limit)).expect("room for one sequence");
-            prop_assert!(demand.bytes(&arch, &limited) <= limit.max(demand.least_bytes(&arch)));
-            prop_assert!(limited.iter().zip(&all).all(|(limited, all)| limited <= all));
-            let more = KvCacheDemand { sequences: sequences + 1, total: demand.total.max(sequences + 1), ..demand };
-            let larger = more.blocks(&arch, None).expect("no limit");
-            prop_assert!(larger.iter().zip(&all).all(|(larger, all)| larger >= all));
+    #[test]
+    fn pools_stay_within_their_limit_and_grow_with_the_sequences() {
+        for (family, sequences) in ["llama", "gemma2", "mistral"]
+            .into_iter()
+            .flat_map(|family| [1, 2, 7, 39].map(|sequences| (family, sequences)))
+        {
+            let arch = arch(family);
+            for (more, longest) in [0, 1, 2, 30]
+                .into_iter()
+                .flat_map(|more| [1, 15, 16, 17, 130, 399].map(|longest| (more, longest)))
+            {
+                let demand = demand(sequences, sequences + more, longest);
+                let least = demand.least_bytes(&arch);
+                let all = demand.blocks(&arch, None).expect("no limit");
+                for share in [1.0, 1.3, 2.0, 9.5, 40.0] {
+                    let limit = (least as f64 * share) as u64;
+                    let limited = demand.blocks(&arch, Some(limit)).expect("one sequence");
+                    assert!(demand.bytes(&arch, &limited) <= limit);
+                    assert!(
+                        limited
+                            .iter()
+                            .zip(&all)
+                            .all(|(limited, all)| limited <= all)
+                    );
+                }
+                let larger = KvCacheDemand {
+                    sequences: sequences + 1,
+                    total: demand.total.max(sequences + 1),
+                    ..demand
+                };
+                let larger = larger.blocks(&arch, None).expect("no limit");
+                assert!(larger.iter().zip(&all).all(|(larger, all)| larger >= all));
+            }
         }
     }
 }
