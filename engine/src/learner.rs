@@ -165,7 +165,8 @@ impl Learner {
     }
 
     /// The first half of an optimizer step: forward and backward over all micro-batches. Unless the plan updates in the
-    /// backward pass, it changes nothing and may be run again after an error.
+    /// backward pass, it changes no weight and may be run again after an error. What the second half adds to the memory in use, the
+    /// moments of a first update, is allocated here.
     ///
     /// # Errors
     ///
@@ -189,6 +190,7 @@ impl Learner {
             .for_role(role)
             .with_dropout(*dropout)
             .with_loss_scale(optimizer.loss_scale());
+        optimizer.reserve(decoder)?;
         let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
         let batch = Batch::pack(sequences, train_cut(plan, decoder.arch()))?;
         let micros = batch.micros();

@@ -9,11 +9,11 @@ mod value_head;
 
 pub use unit_store::{HostWeights, Param, Store, Unit};
 
-use crate::Result;
 use crate::adapter::LoraConfig;
 use crate::arch::Arch;
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::weights::Weights;
+use crate::{Error, Result};
 use burn::tensor::{Device, Tensor};
 use firebrick_backends::accounts::Home;
 use firebrick_backends::precision::stored_as;
@@ -190,7 +190,10 @@ impl Decoder {
         Ok(())
     }
 
-    /// Moves the weights of a unit to `home` and frees the old copy.
+    /// Moves the weights of a unit to `home` and frees the old copy, once the new one is there.
+    ///
+    /// # Errors
+    /// Where memory runs out there, or the device fails. The weights are then where they were.
     pub fn move_unit(&mut self, unit: usize, home: Home) -> Result<()> {
         let store = &mut self.units[unit].store;
         match (&*store, home) {
@@ -207,7 +210,14 @@ impl Decoder {
                 *store = Store::Host(Arc::new(host));
             }
             (Store::Host(_), Home::Device) => {
-                *store = Store::Device(store.fetch(&self.device));
+                let fetched = store.fetch(&self.device);
+                // a device may say later that it had no memory
+                let arrived = self.device.sync();
+                arrived.map_err(|e| Error::Device {
+                    doing: "moving weights to the device",
+                    detail: e.to_string(),
+                })?;
+                *store = Store::Device(fetched);
             }
             _ => {}
         }

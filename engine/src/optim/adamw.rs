@@ -3,10 +3,12 @@
 use super::config::{OptimConfig, UpdateAt};
 use super::scale::Scaler;
 use super::state::{ParamState, Update};
+use crate::error::device_error;
 use crate::executor::{Gradient, GradientHook, Gradients, Runtime};
 use crate::plan::OptimizerPlan;
 use crate::{Error, Result};
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
+use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Home};
 use firebrick_backends::transfer::{Download, HostTensor, Pending};
 use firebrick_models::Decoder;
@@ -184,6 +186,35 @@ impl AdamW {
         self.states[index].moments()
     }
 
+    /// Stores moments of zeros for every trainable parameter that has none, so that the first update, which cannot be run again,
+    /// adds nothing to the memory in use. May be run again after an error; it changes no result.
+    ///
+    /// # Errors
+    /// Where memory runs out, or the device fails.
+    pub fn reserve(&mut self, decoder: &Decoder) -> Result<()> {
+        let device = decoder.device();
+        let wide = decoder.arch().precision.dtype(device) == DType::F64;
+        let trainable = decoder.specs().map(|spec| spec.trainable);
+        let fresh: Vec<&mut ParamState> = self
+            .states
+            .iter_mut()
+            .zip(trainable)
+            .filter_map(|(state, trainable)| (trainable && state.is_fresh()).then_some(state))
+            .collect();
+        if fresh.is_empty() {
+            return Ok(());
+        }
+        let mut reserved = Reserved(fresh);
+        for state in &mut reserved.0 {
+            state.reserve(wide, device, &self.accounts)?;
+        }
+        // a device may say later that it had no memory
+        let done = device.sync();
+        done.map_err(|e| device_error("allocating the optimizer's moments", &e))?;
+        reserved.0.clear();
+        Ok(())
+    }
+
     /// Clips, then updates every parameter that has a gradient, at learning rate `lr`. A non-finite norm applies nothing.
     pub fn step(
         &mut self,
@@ -269,6 +300,18 @@ impl AdamW {
             optimizer: self,
             lr,
             squares: 0.0,
+        }
+    }
+}
+
+/// States whose moments are being allocated. Where that fails, none keeps any, since a device may have refused them without saying so
+/// yet.
+struct Reserved<'a>(Vec<&'a mut ParamState>);
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        for state in &mut self.0 {
+            state.forget_moments();
         }
     }
 }

@@ -118,6 +118,43 @@ impl ParamState {
         }
     }
 
+    /// Stores moments of zeros where there are none: what the first update would add to the memory that is in use. That update's
+    /// result is the same with them. `wide` is whether the parameter is updated in f64.
+    pub fn reserve(&mut self, wide: bool, device: &Device, accounts: &Arc<Accounts>) -> Result<()> {
+        if self.stored.is_some() {
+            return Ok(());
+        }
+        if self.home == Home::Host {
+            self.stored = Some(self.host_zeros(wide, accounts));
+            return Ok(());
+        }
+        let dtype = if wide { DType::F64 } else { DType::F32 };
+        let cols = self.shape[1];
+        let zeros = |rows: &Range<usize>| {
+            [true, false].map(|signed| {
+                let zeros = Tensor::zeros([rows.len(), cols], (device, dtype));
+                DeviceMoment::store(self.kind, zeros, signed)
+            })
+        };
+        let slices = self.slices().iter().map(zeros).collect();
+        self.keep(slices, accounts);
+        if self.idle == Home::Host {
+            self.park(accounts)?;
+        }
+        Ok(())
+    }
+
+    fn host_zeros(&self, wide: bool, accounts: &Arc<Accounts>) -> (Stored, MemoryGuard) {
+        let numel = self.shape[0] * self.shape[1];
+        let moments = if wide {
+            HostMoments::zeros_f64(numel)
+        } else {
+            HostMoments::zeros(self.kind, numel)
+        };
+        let held = accounts.hold(Category::Moments, Home::Host, moments.bytes());
+        (Stored::Host(moments), held)
+    }
+
     fn on_host(&mut self, update: Update<'_>, value: Param, gradient: Gradient) -> Result<Param> {
         let Update {
             config,
@@ -134,19 +171,10 @@ impl ParamState {
             (Param::Host(own), None) => own.widened(),
             (Param::Device(tensor), None) => HostTensor::download(tensor)?.widened(),
         };
-        let (mut moments, held) = match self.stored.take() {
-            Some((Stored::Host(moments), held)) => (moments, held),
-            _ => {
-                let numel = self.shape[0] * self.shape[1];
-                let wide = matches!(weights.values(), HostValues::F64(_));
-                let moments = if wide {
-                    HostMoments::zeros_f64(numel)
-                } else {
-                    HostMoments::zeros(self.kind, numel)
-                };
-                let held = accounts.hold(Category::Moments, Home::Host, moments.bytes());
-                (moments, held)
-            }
+        let wide = matches!(weights.values(), HostValues::F64(_));
+        self.reserve(wide, device, accounts)?;
+        let Some((Stored::Host(mut moments), held)) = self.stored.take() else {
+            unreachable!("what is updated on the host has its moments there")
         };
         match (weights.values(), gradient.values()) {
             (HostValues::F32(w), HostValues::F32(g)) => {
@@ -388,6 +416,11 @@ impl ParamState {
                 Ok(Some(all))
             }
         }
+    }
+
+    /// Drops the moments.
+    pub fn forget_moments(&mut self) {
+        self.stored = None;
     }
 
     /// Whether there are moments.

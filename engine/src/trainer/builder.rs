@@ -88,9 +88,8 @@ impl TrainerBuilder {
             None => task_of(&config, self.mode)?,
         };
         let opened = Opened::open(config, self.mode, task, self.objective)?;
-        let planned = opened.plan()?;
-        let mut loaded = Loaded::load(&opened, &planned, self.start)?;
-        let (state, resumed) = loaded.restore(self.mode)?;
+        let mut planned = opened.plan()?;
+        let (mut loaded, state, resumed) = Loaded::begin(&opened, &mut planned, self.start)?;
         let recorder = Recorder::new(loaded.folder(&opened)?, self.observer);
         recorder.plans(&planned.request, &planned.plan)?;
         let accounts = &loaded.policy.runtime.accounts;

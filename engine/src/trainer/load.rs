@@ -1,5 +1,6 @@
 //! Weights and state of a run: loaded fresh, or from the checkpoint that it goes on from.
 
+use super::recover::attempt;
 use super::resume::resume;
 use super::setup::{Opened, Planned};
 use super::{CRITIC, REFERENCE, Start};
@@ -7,7 +8,8 @@ use crate::Result;
 use crate::checkpoint::RunDir;
 use crate::checkpoint::trainer_state::{self, TrainerState};
 use crate::config::Mode;
-use crate::executor::{ResidentModel, Runtime};
+use crate::error::device_error;
+use crate::executor::{Residency, ResidentModel, Runtime};
 use crate::learner::Learner;
 use crate::optim::Scaler;
 use crate::plan::{Plan, Role};
@@ -31,8 +33,30 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
+    /// Loads what the run starts with and restores what its checkpoint keeps beside the weights. Where memory runs out, under the next
+    /// cheaper plan. Gives the state that the run begins with, and whether it is a checkpoint's.
+    pub fn begin(
+        opened: &Opened,
+        planned: &mut Planned,
+        start: Start,
+    ) -> Result<(Self, TrainerState, bool)> {
+        loop {
+            let attempt = attempt(|| {
+                let mut loaded = Self::load(opened, planned, start)?;
+                let (state, resumed) = loaded.restore(opened.mode)?;
+                let end = opened.device.sync();
+                end.map_err(|e| device_error("loading the models", &e))?;
+                Ok((loaded, state, resumed))
+            });
+            match attempt? {
+                Ok(begun) => return Ok(begun),
+                Err(what) => planned.step_down(what, opened.config.memory.recover)?,
+            }
+        }
+    }
+
     /// Loads the weights that a run starts with: of its newest checkpoint, or those of its configuration.
-    pub fn load(opened: &Opened, planned: &Planned, start: Start) -> Result<Self> {
+    fn load(opened: &Opened, planned: &Planned, start: Start) -> Result<Self> {
         let (config, plan) = (&opened.config, &planned.plan);
         let runtime = runtime(opened, plan);
         let reward_manager = RewardManager::open(
@@ -59,9 +83,14 @@ impl Loaded {
             Some(dir) => opened.source.saved(config, dir, &opened.device)?,
             None => opened.source.decoder(config, &opened.device)?,
         };
-        let policy = policy_learner(opened, plan, decoder, runtime);
+        let mut policy = policy_learner(opened, plan, decoder, runtime);
+        // each model makes room for the next one, as it does in the phases
+        policy.model.set_residency(Residency::Idle)?;
         let checkpoint_path = checkpoint.as_deref();
-        let critic = critic_learner(opened, plan, &policy, checkpoint_path)?;
+        let mut critic = critic_learner(opened, plan, &policy, checkpoint_path)?;
+        if let Some(critic) = &mut critic {
+            critic.model.set_residency(Residency::Idle)?;
+        }
         let kept = folder.as_ref().filter(|_| checkpoint.is_some());
         let reference = reference(plan, &policy, kept)?;
         Ok(Self {
@@ -76,7 +105,7 @@ impl Loaded {
 
     /// Where the run goes on from a checkpoint, restores what that keeps beside the weights. Gives the state that the run begins
     /// with, and whether it is a checkpoint's.
-    pub fn restore(&mut self, mode: Mode) -> Result<(TrainerState, bool)> {
+    fn restore(&mut self, mode: Mode) -> Result<(TrainerState, bool)> {
         let Some(checkpoint) = &self.checkpoint else {
             return Ok((TrainerState::new(mode), false));
         };

@@ -24,7 +24,7 @@ impl Trainer {
         let step = self.phase_step;
         let span = span_on(phase.name(), &self.device);
         let result = catch_unwind(AssertUnwindSafe(|| {
-            self.place_models(phase)?;
+            self.recovering(phase, |_| Ok(()))?;
             work(self)
         }));
         drop(span);

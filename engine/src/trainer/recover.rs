@@ -4,7 +4,8 @@
 //! there. Normalisers are fixed for the whole optimizer step, so a step that is cut differently is the same step.
 
 use super::Trainer;
-use crate::error::OutOfMemory;
+use super::setup::Planned;
+use crate::error::{OutOfMemory, device_error};
 use crate::metrics::{Event, Phase};
 use crate::plan;
 use crate::plan::planner::{Failure, Fit};
@@ -30,73 +31,51 @@ fn out_of_memory(error: Error) -> Result<Box<OutOfMemory>, Error> {
     }
 }
 
-impl Trainer {
-    /// Runs work that can be run again from its start. Where memory runs out, it is: under the next cheaper plan, until it
-    /// gets by or no plan is left.
-    pub(super) fn recovering<T>(
-        &mut self,
-        phase: Phase,
-        mut work: impl FnMut(&mut Self) -> Result<T>,
-    ) -> Result<T> {
-        loop {
-            let attempt = catch_unwind(AssertUnwindSafe(|| {
-                let done = work(self)?;
-                self.learner.runtime.check()?;
-                Ok(done)
-            }));
-            let error = match attempt {
-                Ok(Ok(done)) => return Ok(done),
-                Ok(Err(error)) => error,
-                Err(panic) => {
-                    let detail = panic_message(panic.as_ref());
-                    if !is_out_of_memory(&detail) {
-                        std::panic::resume_unwind(panic);
-                    }
-                    Error::OutOfMemory(Box::new(OutOfMemory {
-                        detail,
-                        ranked: self.learner.runtime.accounts.ranked(),
-                        ..OutOfMemory::default()
-                    }))
-                }
-            };
-            let what = out_of_memory(error)?;
-            self.step_down(phase, what)?;
+/// Whether work can be done again after memory ran out.
+#[derive(Clone, Copy)]
+enum Replay {
+    Possible,
+    /// It cannot, for this reason.
+    Impossible(&'static str),
+}
+
+/// Runs work once. Tells apart memory that ran out, however the device or the allocator say so, and all other errors.
+pub(super) fn attempt<T>(
+    work: impl FnOnce() -> Result<T>,
+) -> Result<std::result::Result<T, Box<OutOfMemory>>> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(done)) => Ok(Ok(done)),
+        Ok(Err(error)) => out_of_memory(error).map(Err),
+        Err(panic) => {
+            let detail = panic_message(panic.as_ref());
+            if !is_out_of_memory(&detail) {
+                std::panic::resume_unwind(panic);
+            }
+            Ok(Err(Box::new(OutOfMemory {
+                detail,
+                ..OutOfMemory::default()
+            })))
         }
     }
+}
 
-    /// After work that cannot be run again: where it needed more than it may, the next cheaper plan is for what follows.
-    pub(super) fn check_after(&mut self, phase: Phase) -> Result<()> {
-        match self.learner.runtime.check() {
-            Err(Error::OutOfMemory(what)) => self.step_down(phase, what),
-            other => other,
-        }
-    }
-
-    /// Takes the next cheaper plan, or says why not and what would help.
-    fn step_down(&mut self, phase: Phase, mut what: Box<OutOfMemory>) -> Result<()> {
-        (what.phase, what.step) = (phase.name(), self.phase_step);
+impl Planned {
+    /// Takes the next cheaper plan after memory ran out while models were loaded, or says what would help.
+    pub(super) fn step_down(&mut self, mut what: Box<OutOfMemory>, recovers: bool) -> Result<()> {
+        what.phase = "load";
         let failure = Failure {
-            phase: phase.estimated().map(str::to_owned),
+            phase: None,
             used: what.in_use_bytes,
             limit: what.limit_bytes,
         };
-        let next = self.request.next_cheaper(&self.plan, &failure);
-        let updated = phase.updates().and_then(|role| self.plan.models.get(&role));
-        let partly = updated.is_some_and(|plan| plan.optimizer.in_backward);
-        match next {
-            Ok(fit) if self.config.memory.recover && !partly => self.adopt(phase, &what, &fit),
+        match self.request.next_cheaper(&self.plan, &failure) {
+            Ok(fit) if recovers => {
+                tracing::warn!("out of memory: {what}; next: {}", fit.overrides().join(" "));
+                self.plan = fit.plan;
+                Ok(())
+            }
             Ok(fit) => {
-                let settings = fit.overrides().join(" ");
-                what.advice = if partly {
-                    format!(
-                        "memory.step_in_backward updates segments on the way, so the step cannot be replayed; resume from \
-                         the last checkpoint with: {settings}"
-                    )
-                } else {
-                    format!(
-                        "memory.recover is off; the smallest change that should fit: {settings}"
-                    )
-                };
+                what.advice = recovery_is_off(&fit);
                 Err(Error::OutOfMemory(what))
             }
             Err(plan::Error::Infeasible(infeasible)) => {
@@ -104,6 +83,114 @@ impl Trainer {
                 Err(Error::OutOfMemory(what))
             }
             Err(other) => Err(other.into()),
+        }
+    }
+}
+
+fn recovery_is_off(fit: &Fit) -> String {
+    let settings = fit.overrides().join(" ");
+    format!("memory.recover is off; the smallest change that should fit: {settings}")
+}
+
+impl Trainer {
+    /// Brings the models to where a phase needs them and runs work that can be run again from its start. Where memory runs out, it
+    /// is: under the next cheaper plan, until it gets by or no plan is left.
+    pub(super) fn recovering<T>(
+        &mut self,
+        phase: Phase,
+        mut work: impl FnMut(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        loop {
+            let attempt = attempt(|| {
+                self.place_models(phase)?;
+                let done = work(self)?;
+                self.learner.runtime.check()?;
+                Ok(done)
+            });
+            match attempt? {
+                Ok(done) => return Ok(done),
+                Err(what) => self.step_down(phase, what, self.replay(phase))?,
+            }
+        }
+    }
+
+    /// Runs work that changes weights and so cannot be run again. Where memory runs out, the run ends, and its message says how to go
+    /// on from the last checkpoint.
+    pub(super) fn once<T>(
+        &mut self,
+        phase: Phase,
+        work: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        let attempt = attempt(|| {
+            let done = work(self)?;
+            // a device may say later that it had no memory
+            let end = self.device.sync();
+            end.map_err(|e| device_error("updating the weights", &e))?;
+            Ok(done)
+        });
+        match attempt? {
+            Ok(done) => Ok(done),
+            Err(what) => {
+                let reason = "memory ran out while weights were updated";
+                self.step_down(phase, what, Replay::Impossible(reason))?;
+                unreachable!("work that cannot be repeated ends in an error")
+            }
+        }
+    }
+
+    /// Whether a phase's work changes nothing before it ends.
+    fn replay(&self, phase: Phase) -> Replay {
+        let updated = phase.updates().and_then(|role| self.plan.models.get(&role));
+        if updated.is_some_and(|plan| plan.optimizer.in_backward) {
+            Replay::Impossible("memory.step_in_backward updates segments on the way")
+        } else {
+            Replay::Possible
+        }
+    }
+
+    /// After work that cannot be run again: where it needed more than it may, the next cheaper plan is for what follows.
+    pub(super) fn check_after(&mut self, phase: Phase) -> Result<()> {
+        match self.learner.runtime.check() {
+            Err(Error::OutOfMemory(what)) => self.step_down(phase, what, self.replay(phase)),
+            other => other,
+        }
+    }
+
+    /// Takes the next cheaper plan, or says why not and what would help.
+    fn step_down(
+        &mut self,
+        phase: Phase,
+        mut what: Box<OutOfMemory>,
+        replay: Replay,
+    ) -> Result<()> {
+        (what.phase, what.step) = (phase.name(), self.phase_step);
+        if what.ranked.is_empty() {
+            what.ranked = self.learner.runtime.accounts.ranked();
+        }
+        let failure = Failure {
+            phase: phase.estimated().map(str::to_owned),
+            used: what.in_use_bytes,
+            limit: what.limit_bytes,
+        };
+        let next = self.request.next_cheaper(&self.plan, &failure);
+        let recovers = self.config.memory.recover;
+        match (next, replay) {
+            (Ok(fit), Replay::Possible) if recovers => self.adopt(phase, &what, &fit),
+            (Ok(fit), replay) => {
+                let settings = fit.overrides().join(" ");
+                what.advice = match replay {
+                    Replay::Impossible(reason) => format!(
+                        "{reason}, so the step cannot be replayed; resume from the last checkpoint with: {settings}"
+                    ),
+                    Replay::Possible => recovery_is_off(&fit),
+                };
+                Err(Error::OutOfMemory(what))
+            }
+            (Err(plan::Error::Infeasible(infeasible)), _) => {
+                what.advice = infeasible.to_string();
+                Err(Error::OutOfMemory(what))
+            }
+            (Err(other), _) => Err(other.into()),
         }
     }
 
@@ -128,7 +215,6 @@ impl Trainer {
             limit: what.limit_bytes,
             settings: &settings,
         });
-        self.place_models(phase)?;
         // what the failed attempt needed is no longer held: the next one is measured by itself
         self.ledger.begin();
         Ok(())

@@ -96,7 +96,7 @@ impl Trainer {
             t.learner_of(phase)
                 .accumulate(sequences, temperature, loss, lr)
         })?;
-        let updated = self.learner_of(phase).apply(gradients, lr)?;
+        let updated = self.once(phase, |t| t.learner_of(phase).apply(gradients, lr))?;
         self.check_after(phase)?;
         report.add(&updated);
         self.check_skipped(phase, &updated)?;
