@@ -9,6 +9,9 @@
  * ends the program, and so does the page after an allocation. STAND_IN_ORDER=backward runs blocks and threads from the last to the
  * first; STAND_IN_DUMP=FOLDER keeps NVRTC's PTX.
  *
+ * STAND_IN_REFUSE=N:BYTES refuses memory from the N-th allocation on, until so many bytes were given back since; at the end the
+ * program says how many allocations were asked for, and how many refused.
+ *
  * Functions are those that cudarc and cubecl-cuda ask for; one that is missing ends the program with its name. Codes are CUresult's.
  */
 #include <dlfcn.h>
@@ -183,10 +186,41 @@ static size_t in_use;
 
 static size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
+/* A device that has no memory for a while. */
+static struct shortage {
+	unsigned long from = 0, asked = 0, refused = 0;
+	size_t until = 0, given_back = 0;
+
+	shortage()
+	{
+		const char *setting = getenv("STAND_IN_REFUSE");
+		if (setting && sscanf(setting, "%lu:%zu", &from, &until) != 2) {
+			fprintf(stderr, "stand-in: STAND_IN_REFUSE=%s is no N:BYTES\n", setting);
+			_exit(2);
+		}
+	}
+
+	~shortage()
+	{
+		if (from)
+			fprintf(stderr, "stand-in: %lu allocations, %lu refused\n", asked, refused);
+	}
+
+	bool refuses()
+	{
+		asked++;
+		bool now = from && asked >= from && given_back < until;
+		refused += now;
+		return now;
+	}
+} shortage;
+
 /* Ends where a page begins that must not be touched. */
 static int allocate(address *place, size_t bytes)
 {
 	locked lock(guard);
+	if (shortage.refuses())
+		return OUT_OF_MEMORY;
 	size_t held = rounded(bytes ? bytes : 1, 512), mapped = rounded(held, PAGE) + PAGE;
 	if (in_use + held > MEMORY)
 		run_all();
@@ -211,6 +245,8 @@ static int give_back(address place)
 	size_t held = found->second;
 	munmap((void *)(place + held - rounded(held, PAGE)), rounded(held, PAGE) + PAGE);
 	in_use -= held;
+	if (shortage.refused)
+		shortage.given_back += held;
 	allocations.erase(found);
 	return OK;
 }

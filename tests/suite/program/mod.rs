@@ -14,6 +14,8 @@ mod rollout;
 mod runs;
 mod sft;
 mod shared_trunk;
+#[cfg(feature = "cuda")]
+mod shortage;
 mod streams;
 
 use std::path::{Path, PathBuf};
