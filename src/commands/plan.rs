@@ -17,19 +17,22 @@ use firebrick::engine::plan::planner::Request;
 use firebrick::engine::plan::size::Bytes;
 use firebrick::engine::plan::{PlanReport, Preset};
 use firebrick::engine::planning;
-use firebrick::spec::Origin;
+use firebrick::spec::{DeviceProfile, Origin};
+use std::fmt::Write;
 
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let mut config = config::load(&args.config, &args.overrides)?;
     if args.budget.is_some() {
         config.memory.budget = args.budget;
     }
-    let arch = architecture(&config)?;
     let (profile, info) = profile::look_up(config.device);
+    planning::settle_on(&mut config, &profile, info.as_ref());
+    let (arch, mode) = (architecture(&config)?, mode_of(&config));
+    planning::settle_share(&mut config, mode, &arch, &profile)?;
     config.rollout.check_on(profile.backend, config.precision)?;
     let free = info.as_ref().and_then(free_bytes);
-    let mut request = planning::request(&config, mode_of(&config), &arch, profile, free)?
-        .spread(args.parallel.degrees())?;
+    let mut request =
+        planning::request(&config, mode, &arch, profile, free)?.spread(args.parallel.degrees())?;
     match DatasetStats::of(&config) {
         Ok(survey) => planning::observe(&mut request.workload, survey),
         Err(e) => tracing::info!(
@@ -40,7 +43,8 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         Some(_) => request.fit()?,
         None => request.as_configured()?,
     };
-    let report = PlanReport::new(&request, fit)?;
+    let mut report = PlanReport::new(&request, fit)?;
+    report.preset = Some(config.applied_preset).filter(|preset| preset.name.is_some());
     if let Some(path) = &args.output {
         let text = serde_json::to_string_pretty(&report)?;
         std::fs::write(path, text + "\n")
@@ -58,8 +62,9 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         }
     });
     output::print(&format!(
-        "{}\n{}\n{}\n{}{}{written}",
+        "{}{}\n{}\n{}\n{}{}{written}",
         heading(&request, &report),
+        preset_lines(&report),
         phases(&report),
         decisions(&request, &report),
         groups(&report),
@@ -140,6 +145,24 @@ fn heading(request: &Request, report: &PlanReport) -> String {
         b.accumulation,
         b.effective_batch,
     )
+}
+
+/// What the preset set, and what of it this device or this run cannot have.
+fn preset_lines(report: &PlanReport) -> String {
+    let Some(preset) = &report.preset else {
+        return String::new();
+    };
+    let name = preset.name.map_or("none", Preset::name);
+    let mut text = format!("preset  {name} sets {}\n", preset.settings().join(" "));
+    for left in &preset.left_out {
+        let _ = writeln!(
+            text,
+            "        left out: {}, because {}",
+            left.setting(),
+            left.because
+        );
+    }
+    text
 }
 
 /// Categories down, phases across, the peak marked.
@@ -284,62 +307,70 @@ fn thumb(request: &Request) -> anyhow::Result<String> {
     } else {
         request.profile.clone()
     };
-    let mut rule = Table::new(
-        1,
-        &[
-            "RULES OF THUMB: device bytes / bytes of bf16 weights",
-            "RULE",
-            "PRESET",
-        ],
-    );
-    for m in rules::MULTIPLIERS {
-        let [low, high] = m.rule;
-        rule.row(vec![
-            m.with.into(),
-            format!("{low} to {high}"),
-            preset(m.preset),
-        ]);
-    }
-    let header: Vec<String> = rules::MULTIPLIERS
-        .iter()
-        .map(|m| preset(m.preset))
-        .collect();
-    let header: Vec<&str> = std::iter::once("PUBLIC MODELS, in f32")
-        .chain(["parameters"])
-        .chain(header.iter().map(String::as_str))
-        .collect();
-    let mut models = Table::new(1, &header);
-    for model in rules::table(&gpu)? {
-        let mut cells = vec![
-            model.name.to_owned(),
-            format!("{:.2} billion", model.parameters as f64 / 1e9),
-        ];
-        cells.extend(model.presets.iter().map(|need| {
-            let device = need
-                .smallest_device_gib
-                .map_or_else(|| "none".into(), |gib| format!("{gib} GiB"));
-            format!(
-                "{} x{:.1} ({device}) t{:.1}",
-                bytes(need.device_bytes),
-                need.multiplier,
-                need.relative_time
-            )
-        }));
-        models.row(cells);
-    }
+    let rule = rules_of_run(request, &gpu)?;
+    let models = public_models(&gpu)?;
     let smallest: Vec<String> = rules::SMALLEST_DEVICE
         .iter()
         .map(|(size, gib)| format!("{size} {gib} GiB"))
         .collect();
     Ok(format!(
-        "{}gradient checkpointing is compared with keeping the whole graph, the others with gradient checkpointing\n\n{}smallest device \
-         by rule, bf16, all techniques: {}\n\n{}on one device: bytes, multiple of the weights' bytes, smallest device sold that holds \
-         them, time relative to `fast`; 32 rollouts of 512 + 512 tokens, no reference\n",
+        "{}gradient checkpointing is compared with keeping the whole graph, the others with gradient checkpointing\n\n{}the rules \
+         multiply the bytes of the weights; beside them, this step under the preset's memory settings, in the run's precision{}\n\
+         smallest device by rule, bf16, all techniques: {}\n\n{}on one device: bytes, multiple of the weights' bytes in that \
+         precision, smallest device sold that holds them, time relative to `fast`; 32 rollouts of 512 + 512 tokens, no reference\n",
         techniques(request)?.render(),
         rule.render(),
+        elsewhere(request),
         smallest.join(", "),
         models.render()
     ))
+}
+
+/// Where the rules' column is computed for another device than the run's.
+fn elsewhere(request: &Request) -> &'static str {
+    if request.profile.is_unified() {
+        ", on a GPU with a host link"
+    } else {
+        ""
+    }
+}
+
+/// The rules of thumb for the run's own model in its own precision, and what the formulas say of it.
+fn rules_of_run(request: &Request, gpu: &DeviceProfile) -> anyhow::Result<Table> {
+    let workload = &request.workload;
+    let title = format!(
+        "RULES OF THUMB: times the weights, {} in {}",
+        bytes(rules::weight_bytes(workload)),
+        workload.arch.precision
+    );
+    let header = [title.as_str(), "RULE", "BYTES", "PRESET", "BYTES", "TIMES"];
+    let mut table = Table::new(1, &header);
+    for found in rules::of_run(workload, request.max_num_seqs, gpu, &request.parallel)? {
+        let ([low, high], [least, most]) = (found.rule.rule, found.bytes);
+        table.row(vec![
+            found.rule.with.into(),
+            format!("{low} to {high}"),
+            format!("{} to {}", bytes(least), bytes(most)),
+            found.rule.preset.name().into(),
+            bytes(found.need.device_bytes),
+            format!("{:.1}", found.need.multiplier),
+        ]);
+    }
+    Ok(table)
+}
+
+/// Public models under the presets, in f32 and in bf16.
+fn public_models(gpu: &DeviceProfile) -> anyhow::Result<Table> {
+    let presets = rules::MULTIPLIERS.iter().map(|m| m.preset.name());
+    let header: Vec<&str> = ["PUBLIC MODELS", "parameters", "in"]
+        .into_iter()
+        .chain(presets)
+        .collect();
+    let mut table = Table::new(1, &header);
+    for model in rules::table(gpu)? {
+        table.row(model.cells());
+    }
+    Ok(table)
 }
 
 /// What each technique saves and costs on its own, for the step that was asked about.
@@ -362,9 +393,4 @@ fn techniques(request: &Request) -> anyhow::Result<Table> {
         ]);
     }
     Ok(techniques)
-}
-
-fn preset(preset: Preset) -> String {
-    let name = serde_json::to_value(preset).unwrap_or_default();
-    name.as_str().unwrap_or_default().to_owned()
 }

@@ -25,8 +25,8 @@ pub struct RoleMemory {
     reason = "switches that a user sets one by one"
 )]
 pub struct MemoryConfig {
-    /// Starting values of the keys below, under a name people know. In code, [`MemoryConfig::from`] sets them; this field alone
-    /// sets nothing.
+    /// Starting values of the keys below and of some beside this section, under a name people know. In code, [`MemoryConfig::from`]
+    /// sets the former and the builder of a run's configuration the latter; this field alone sets nothing.
     pub preset: Option<Preset>,
     /// A plan that `firebrick plan --output` wrote, to be run as it is (also `train --plan FILE`).
     pub plan: Option<std::path::PathBuf>,

@@ -4,6 +4,7 @@
 //! No tensors, no devices, no Burn: a plan is made from an architecture, lengths and a device profile, for this machine or another one.
 //! The engine's executor runs plans.
 
+mod applied_preset;
 mod check_config;
 mod check_plan;
 mod config;
@@ -22,6 +23,7 @@ pub mod size;
 #[cfg(test)]
 mod test_support;
 
+pub use applied_preset::{AppliedPreset, DeviceAbilities, LeftOut, PRECISION, SHARE};
 pub use config::{MemoryConfig, RoleMemory};
 pub use critic_memory::CriticMemory;
 pub use error::{Error, Result};

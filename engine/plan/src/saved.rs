@@ -3,7 +3,7 @@
 use super::estimate::{Parallel, PhaseEstimate, Seconds};
 use super::planner::{BatchProposal, Decision, Fit, GroupProposal, Request};
 use super::{Plan, Role};
-use crate::{Error, Result};
+use crate::{AppliedPreset, Error, Result};
 use firebrick_spec::Origin;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -41,6 +41,9 @@ pub struct PlanReport {
     /// trainer does not run the plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallel: Option<Parallel>,
+    /// What a preset set for the run, where its configuration names one: `firebrick plan` says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preset: Option<AppliedPreset>,
     /// The plan.
     pub plan: Plan,
 }
@@ -62,6 +65,7 @@ impl PlanReport {
             device: request.profile.name.clone(),
             profile: request.profile.origin,
             parallel: Some(request.parallel).filter(Parallel::is_several),
+            preset: None,
             plan: fit.plan,
         })
     }

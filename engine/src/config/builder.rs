@@ -8,19 +8,22 @@ use super::run::RunConfig;
 use super::sft::{SftConfig, WarmupConfig};
 use super::trainer::TrainerConfig;
 use super::update::UpdateConfig;
-use crate::Result;
 use crate::objective::{Objective, ObjectiveConfig};
 use crate::optim::OptimConfig;
 use crate::task::TaskConfig;
+use crate::{Error, Result};
 use firebrick_backends::{DeviceSpec, Precision};
-use firebrick_plan::MemoryConfig;
-use serde_json::Value;
+use firebrick_plan::{AppliedPreset, MemoryConfig, PRECISION};
+use serde::Serialize;
+use serde_json::{Map, Value};
 use std::path::PathBuf;
 
 /// Puts a [`RunConfig`] together: see [`RunConfig::builder`].
 #[derive(Clone, Debug, Default)]
 pub struct RunConfigBuilder {
     config: RunConfig,
+    /// Whether the precision was set, which a preset then leaves as it is.
+    precise: bool,
 }
 
 impl RunConfig {
@@ -189,7 +192,9 @@ impl RunConfigBuilder {
         self
     }
 
-    /// Memory settings, or a [`Preset`](firebrick_plan::Preset) of them. Sizes are in bytes and tokens.
+    /// Memory settings, or a [`Preset`](firebrick_plan::Preset) of them. Sizes are in bytes and tokens. What a preset sets outside of
+    /// this section is set by [`build`](Self::build): the precision unless [`precision`](Self::precision) was called, and keys of
+    /// `rollout` that have their default.
     #[must_use]
     pub fn memory(mut self, memory: impl Into<MemoryConfig>) -> Self {
         self.config.memory = memory.into();
@@ -207,6 +212,7 @@ impl RunConfigBuilder {
     #[must_use]
     pub fn precision(mut self, precision: Precision) -> Self {
         self.config.precision = precision;
+        self.precise = true;
         self
     }
 
@@ -216,9 +222,48 @@ impl RunConfigBuilder {
     ///
     /// [`Error::Config`](crate::Error::Config) with the key of a setting that cannot work, or of what is missing: a model, the
     /// output folder.
-    pub fn build(self) -> Result<RunConfig> {
+    pub fn build(mut self) -> Result<RunConfig> {
+        self.take_preset()?;
         self.config.resolve()
     }
+
+    /// Takes what the preset of the memory section sets beside it, as a file with the same settings does.
+    fn take_preset(&mut self) -> Result<()> {
+        let config = &mut self.config;
+        let Some(preset) = config.memory.preset else {
+            return Ok(());
+        };
+        let mut memory = changed(&config.memory, &MemoryConfig::from(preset));
+        memory.insert("preset".into(), preset.name().into());
+        let rollout = changed(&config.rollout, &RolloutConfig::default());
+        let mut root = Map::new();
+        root.insert("memory".into(), Value::Object(memory));
+        root.insert("rollout".into(), Value::Object(rollout));
+        if self.precise {
+            root.insert(PRECISION.into(), config.precision.name().into());
+        }
+        config.applied_preset = AppliedPreset::lay_under(&mut root);
+        let unread = |e: serde_json::Error| Error::Config(format!("memory.preset: {preset}: {e}"));
+        if let Some(precision) = root.remove(PRECISION) {
+            config.precision = serde_json::from_value(precision).map_err(unread)?;
+        }
+        if let Some(rollout) = root.remove("rollout") {
+            config.rollout = serde_json::from_value(rollout).map_err(unread)?;
+        }
+        Ok(())
+    }
+}
+
+/// The keys of a section that differ from those of another.
+fn changed<T: Serialize>(section: &T, from: &T) -> Map<String, Value> {
+    let keys = |section: &T| match serde_json::to_value(section) {
+        Ok(Value::Object(keys)) => keys,
+        _ => Map::new(),
+    };
+    let from = keys(from);
+    let own = keys(section).into_iter();
+    own.filter(|(key, value)| from.get(key) != Some(value))
+        .collect()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::RunConfig;
 use crate::objective::Algorithm;
-use crate::plan::Preset;
+use crate::plan::AppliedPreset;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -96,21 +96,6 @@ fn override_all(root: &mut Map<String, Value>, overrides: &[String]) -> Result<(
     Ok(())
 }
 
-/// Puts a preset's settings under those that stand beside it.
-fn expand_preset(root: &mut Map<String, Value>) {
-    let Some(Value::Object(memory)) = root.get_mut("memory") else {
-        return;
-    };
-    let named = memory.get("preset").cloned().map(serde_json::from_value);
-    // a name that is no preset is reported with its place when the section is read
-    if let Some(Ok(preset)) = named {
-        let preset: Preset = preset;
-        let mut settings = preset.settings();
-        lay_over(&mut settings, std::mem::take(memory));
-        *memory = settings;
-    }
-}
-
 fn lay_over(under: &mut Map<String, Value>, over: Map<String, Value>) {
     for (key, value) in over {
         match (under.get_mut(&key), value) {
@@ -139,12 +124,14 @@ fn expand_objective(root: &mut Map<String, Value>) {
 }
 
 fn typed(mut root: Map<String, Value>) -> Result<RunConfig> {
-    expand_preset(&mut root);
+    let applied_preset = AppliedPreset::lay_under(&mut root);
     expand_objective(&mut root);
-    let config: RunConfig = serde_path_to_error::deserialize(Value::Object(root)).map_err(|e| {
-        let path = e.path().to_string();
-        Error::Config(describe(&path, &e.into_inner().to_string()))
-    })?;
+    let mut config: RunConfig =
+        serde_path_to_error::deserialize(Value::Object(root)).map_err(|e| {
+            let path = e.path().to_string();
+            Error::Config(describe(&path, &e.into_inner().to_string()))
+        })?;
+    config.applied_preset = applied_preset;
     config.resolve()
 }
 

@@ -8,7 +8,7 @@ use super::trainer::TrainerConfig;
 use super::update::UpdateConfig;
 use crate::objective::ObjectiveConfig;
 use crate::optim::OptimConfig;
-use crate::plan::MemoryConfig;
+use crate::plan::{AppliedPreset, DeviceAbilities, MemoryConfig, PRECISION, SHARE};
 use crate::task::TaskConfig;
 use crate::{Error, Result};
 use firebrick_backends::{DeviceSpec, Precision};
@@ -69,6 +69,9 @@ pub struct RunConfig {
     /// Whether a run on a GPU is repeatable to the bit, as one on the CPU always is: no float is added with atomics.
     #[serde(default = "yes")]
     pub deterministic: bool,
+    /// Which values `memory.preset` set, for a device that cannot do them. No part of the file: what is written there is written.
+    #[serde(skip)]
+    pub applied_preset: AppliedPreset,
 }
 
 fn yes() -> bool {
@@ -96,6 +99,7 @@ impl Default for RunConfig {
             precision: Precision::default(),
             allow_tf32: false,
             deterministic: yes(),
+            applied_preset: AppliedPreset::default(),
         }
     }
 }
@@ -122,6 +126,37 @@ impl RunConfig {
         Prepack {
             panels: !half && self.rollout.pack_weights.unwrap_or_else(rule),
             quantization: self.rollout.quantization,
+        }
+    }
+
+    /// Gives up what `memory.preset` set and the device cannot do, so that the configuration is one that runs there; what is
+    /// written stays. Each value is reported with the reason, and kept in [`AppliedPreset::left_out`].
+    pub fn settle(&mut self, device: &DeviceAbilities) {
+        let planned = self.memory.budget.is_some() || self.memory.plan.is_some();
+        for (key, because) in self.applied_preset.beyond(device, planned) {
+            self.leave_out(key, &because);
+        }
+    }
+
+    /// Gives up a value that `memory.preset` set; nothing where it was written.
+    pub(crate) fn leave_out(&mut self, key: &str, because: &str) {
+        if !self.applied_preset.sets(key) {
+            return;
+        }
+        match key {
+            PRECISION => self.precision = Precision::default(),
+            SHARE => self.rollout.gpu_memory_utilization = None,
+            _ => return,
+        }
+        self.applied_preset.leave_out(key, because);
+        if let (Some(name), Some(left)) = (
+            self.applied_preset.name,
+            self.applied_preset.left_out.last(),
+        ) {
+            tracing::warn!(
+                "memory.preset: {name} is taken without {}: {because}",
+                left.setting()
+            );
         }
     }
 

@@ -2,10 +2,12 @@
 
 mod kv_cache;
 mod optimizer;
+mod preset;
 mod request;
 mod workload;
 
 pub use kv_cache::{cache_bytes_of_share, engine_limits};
 pub use optimizer::check_optimizer;
+pub use preset::{cache_bytes, settle_on, settle_share};
 pub use request::request;
 pub use workload::{observe, reward_work};

@@ -10,7 +10,7 @@ use firebrick_plan::size::Budget;
 use firebrick_spec::{Arch, DeviceProfile};
 
 /// The request of a configuration in one of its modes. `budget` in bytes; `None` sets no limit.
-fn request_within(
+pub(super) fn request_within(
     config: &RunConfig,
     mode: Mode,
     arch: &Arch,

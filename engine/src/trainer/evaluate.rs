@@ -35,6 +35,11 @@ pub struct Evaluation {
 /// Evaluates the configured model on its task's validation split.
 pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     config.check()?;
+    let (device, info) = device::open(config.device)?;
+    let profile = profile::of(&info);
+    let mut config = config.clone();
+    planning::settle_on(&mut config, &profile, Some(&info));
+    config.precision.check(&device)?;
     let Some(task) = &config.task else {
         return Err(Error::Config(
             "`task` is missing; give its `kind` (arithmetic or jsonl)".into(),
@@ -42,7 +47,9 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     };
     let task: Arc<dyn Task> = Arc::from(task.build(Path::new("."))?);
     let source = PolicySource::open(&config.model, task.as_ref())?.in_precision(config.precision);
-    source.check_lengths(config)?;
+    source.check_lengths(&config)?;
+    let arch = source.checkpoint.arch();
+    planning::settle_share(&mut config, Mode::Rl, arch, &profile)?;
     let max_validation = config.trainer.val_max_samples;
     let data = PromptDataset::held_out(
         task,
@@ -53,19 +60,10 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     if data.validation.is_empty() {
         return Err(Error::Config("the task holds no validation prompts".into()));
     }
-    let (device, info) = device::open(config.device)?;
-    config.precision.check(&device)?;
-    let arch = source.checkpoint.arch();
-    let request = planning::request(
-        config,
-        Mode::Rl,
-        arch,
-        profile::of(&info),
-        free_bytes(&info),
-    )?;
+    let request = planning::request(&config, Mode::Rl, arch, profile, free_bytes(&info))?;
     let cache = request.workload.kv_cache_bytes;
     let limits = engine_limits(&config.rollout, arch, config.rollout.max_num_seqs, cache)?;
-    let decoder = source.decoder(config, &device)?;
+    let decoder = source.decoder(&config, &device)?;
     let mut reward_manager = RewardManager::open(
         data.task(),
         Surroundings {

@@ -6,7 +6,7 @@ use crate::config::DynamicSampling;
 use crate::data::Prompt;
 use crate::metrics::{Phase, RolloutReport, RolloutStats};
 use crate::objective::advantage::frac_reward_zero_std;
-use crate::planning::{cache_bytes_of_share, engine_limits};
+use crate::planning::{cache_bytes, engine_limits};
 use crate::reward::{Answer, CompletionId, Purpose};
 use crate::rollout::Rollout;
 use crate::sequence::{TokenColumns, column};
@@ -246,10 +246,8 @@ impl Trainer {
 
     /// Most bytes of keys and values under the plan in force.
     fn kv_cache_bytes(&self) -> Result<Option<u64>> {
-        match self.config.rollout.gpu_memory_utilization {
-            Some(share) => cache_bytes_of_share(&self.request, &self.plan, share).map(Some),
-            None => Ok(self.request.workload.kv_cache_bytes),
-        }
+        let arch = self.learner.decoder().arch();
+        cache_bytes(&self.config, arch, &self.request, &self.plan)
     }
 
     /// The policy as it samples: itself, or rounded to the precision of the rollout, and what the copy takes.

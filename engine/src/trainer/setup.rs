@@ -46,13 +46,17 @@ pub(super) struct Planned {
 impl Opened {
     /// Reads and checks what a resolved configuration names. `objective` takes the place of the configured one.
     pub fn open(
-        config: RunConfig,
+        mut config: RunConfig,
         mode: Mode,
         task: Arc<dyn Task>,
         objective: Option<Arc<dyn Objective>>,
     ) -> Result<Self> {
+        // first, because what a preset sets depends on the device
+        let (device, info) = open_device(&mut config)?;
         let source =
             PolicySource::open(&config.model, task.as_ref())?.in_precision(config.precision);
+        let profile = profile::of(&info);
+        planning::settle_share(&mut config, mode, source.checkpoint.arch(), &profile)?;
         if mode == Mode::Rl || !task.is_empty(Split::Validation) {
             source.check_lengths(&config)?;
         }
@@ -64,7 +68,6 @@ impl Opened {
         let objective = objective.unwrap_or(configured);
         let sft = sft_of(&config, mode)?;
         LrSchedules::new(&config, None, config.trainer.steps)?;
-        let (device, info) = open_device(&config)?;
         let data = Data::read(&config, task, &source, mode)?;
         let critic = config.own_critic().filter(|_| mode == Mode::Rl);
         let critic_source = critic.map(|critic| CriticSource::open(&config, critic, &source));
@@ -191,13 +194,14 @@ impl LrSchedules {
     }
 }
 
-/// The device of a run, which has to compute in the run's precision.
-fn open_device(config: &RunConfig) -> Result<(Device, DeviceInfo)> {
+/// The device of a run, which has to compute in the run's precision. A preset's values that it cannot do are given up.
+fn open_device(config: &mut RunConfig) -> Result<(Device, DeviceInfo)> {
     device::allow_tf32(config.allow_tf32);
     let (device, info) = device::open(config.device)?;
+    let profile = profile::of(&info);
+    planning::settle_on(config, &profile, Some(&info));
     config.precision.check(&device)?;
     config.rollout.precision(config.precision).check(&device)?;
-    let backend = profile::of(&info).backend;
-    config.rollout.check_on(backend, config.precision)?;
+    config.rollout.check_on(profile.backend, config.precision)?;
     Ok((device, info))
 }

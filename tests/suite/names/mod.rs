@@ -267,9 +267,9 @@ fn every_memory_key_and_value_is_on_the_page_and_in_the_reference() {
 fn the_table_of_presets_is_what_they_set() {
     fn flatten(settings: &Map<String, Value>, prefix: &str, into: &mut BTreeMap<String, String>) {
         for (key, value) in settings {
-            let path = format!("{prefix}.{key}");
+            let path = format!("{prefix}{key}");
             match value {
-                Value::Object(section) => flatten(section, &path, into),
+                Value::Object(section) => flatten(section, &format!("{path}."), into),
                 Value::String(word) => drop(into.insert(path, word.clone())),
                 other => drop(into.insert(path, other.to_string())),
             }
@@ -285,7 +285,8 @@ fn the_table_of_presets_is_what_they_set() {
     for (column, name) in presets.iter().enumerate() {
         let preset: Preset = serde_json::from_value(Value::String(name.clone())).expect("a preset");
         let mut expected = BTreeMap::new();
-        flatten(&preset.settings(), "memory", &mut expected);
+        flatten(&preset.settings(), "memory.", &mut expected);
+        flatten(&preset.run_settings(), "", &mut expected);
         let shown = table[1..]
             .iter()
             .map(|row| (plain(row[0]), plain(row[column + 1])));

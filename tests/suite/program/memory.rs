@@ -1,6 +1,8 @@
 //! Runs under a budget and under a limit: what they say, and that they learn what a run with memory enough learns.
 
 use super::{Bench, program, refused, stderr, succeeded};
+use firebrick_backends::Precision;
+use firebrick_engine::config::parse;
 use serde_json::Value;
 use std::process::Output;
 
@@ -278,6 +280,32 @@ fn every_preset_learns_the_same() {
         succeeded(&train(&bench, preset, &settings));
         same(&bench, preset, "fast");
     }
+}
+
+#[test]
+fn a_preset_s_values_that_the_cpu_cannot_have_are_left_out_of_the_run() {
+    let bench = bench();
+    let settings = ["memory.preset=constrained", "trainer.steps=1"];
+    let output = train(&bench, "run", &settings);
+    succeeded(&output);
+    let said = stderr(&output);
+    for part in [
+        "constrained is taken without precision=bf16: the CPU",
+        "without rollout.gpu_memory_utilization=0.5",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in:\n{said}");
+    }
+    let resolved = parse(&bench.read("run/config.yaml"), &[]).unwrap();
+    assert_eq!(resolved.precision, Precision::F32);
+    assert_eq!(resolved.rollout.gpu_memory_utilization, None);
+    assert_eq!(resolved.rollout.max_num_seqs, 64);
+    // the run goes on from the same file
+    let more = ["memory.preset=constrained", "trainer.steps=2", "--resume"];
+    succeeded(&train(&bench, "run", &more));
+    // what is written is not the preset's to leave out
+    let written = [&settings[..], &["precision=bf16"]].concat();
+    succeeded(&train(&bench, "half", &written));
+    assert_eq!(summary(&bench, "half")["precision"], "bf16");
 }
 
 #[test]

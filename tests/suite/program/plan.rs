@@ -8,6 +8,13 @@ fn json(bench: &Bench, args: &[&str]) -> Value {
     serde_json::from_str(&succeeded(&bench.firebrick("plan", &args))).unwrap()
 }
 
+/// The header of the rules of thumb: what they are multiples of.
+fn rules(said: &str) -> &str {
+    let mut lines = said.lines();
+    let header = lines.find(|line| line.starts_with("RULES OF THUMB: times the weights, "));
+    header.unwrap_or_else(|| panic!("no rules of thumb in:\n{said}"))
+}
+
 #[test]
 fn a_plan_is_a_table_a_person_can_read() {
     let bench = Bench::new();
@@ -28,6 +35,64 @@ fn a_plan_is_a_table_a_person_can_read() {
         !bench.path("run").exists(),
         "planning leaves nothing behind"
     );
+}
+
+#[test]
+fn a_preset_s_values_are_shown_with_those_that_the_device_cannot_have() {
+    let bench = Bench::new();
+    let settings = ["memory.preset=constrained", "memory.head_rows=32"];
+    let said = succeeded(&bench.firebrick("plan", &settings));
+    for part in [
+        "preset  constrained sets memory.activation_offload=true",
+        "memory.train_tokens=4096",
+        "rollout.max_num_seqs=64",
+        "left out: precision=bf16, because the CPU",
+        "left out: rollout.gpu_memory_utilization=0.5, because the CPU",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in:\n{said}");
+    }
+    assert!(rules(&said).contains(" in f32"), "{said}");
+    let plan = json(&bench, &settings);
+    assert_eq!(plan["preset"]["name"], "constrained");
+    let set = &plan["preset"]["set"];
+    assert_eq!(set["memory.moments"], "block8");
+    assert_eq!(set.get("memory.head_rows"), None, "it is written");
+    assert_eq!(plan["preset"]["left_out"].as_array().unwrap().len(), 2);
+    assert_eq!(json(&bench, &[]).get("preset"), None);
+}
+
+#[test]
+fn a_preset_is_planned_in_the_precision_that_it_sets_for_a_gpu() {
+    let bench = Bench::new();
+    let weights = |args: &[&str]| {
+        let plan = json(&bench, &[&["device=cuda:0"], args].concat());
+        let load = &plan["phases"][0]["categories"]["parameters"];
+        load.as_u64().unwrap()
+    };
+    let full = weights(&["memory.preset=constrained", "precision=f32"]);
+    assert_eq!(2 * weights(&["memory.preset=constrained"]), full);
+    assert!(full > 0);
+    let balanced = weights(&["memory.preset=balanced"]);
+    assert_eq!(balanced, weights(&[]), "it sets no precision");
+    let half = succeeded(&bench.firebrick("plan", &["precision=bf16"]));
+    assert!(rules(&half).contains(" in bf16"), "{half}");
+}
+
+#[test]
+fn public_models_are_printed_as_they_stand_in_the_docs() {
+    let said = succeeded(&Bench::new().firebrick("plan", &[]));
+    let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let printed: Vec<String> = said.lines().map(words).collect();
+    let page = crate::support::project().join("docs/planner.md");
+    let text = std::fs::read_to_string(page).unwrap();
+    let rows = text
+        .lines()
+        .filter(|row| row.starts_with("| ") && row.contains(" billion | "));
+    let rows: Vec<String> = rows.map(|row| words(&row.replace('|', " "))).collect();
+    assert_eq!(rows.len(), 28, "14 models in two precisions");
+    for row in rows {
+        assert!(printed.contains(&row), "{row:?} is not in:\n{said}");
+    }
 }
 
 #[test]

@@ -1,16 +1,17 @@
 //! Rules of thumb of the field, beside what the formulas say for public models.
 
 use super::parallel::Parallel;
-use super::phases::{estimate, estimate_parallel};
+use super::phases::estimate_parallel;
 use super::result::Estimate;
 use super::sizes::Sizes;
 use super::workload::Workload;
+use crate::size::Bytes;
 use crate::{Error, Result};
 use crate::{MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload, Preset};
-use firebrick_spec::Arch;
-use firebrick_spec::DeviceProfile;
+use firebrick_spec::{Arch, DeviceProfile, Precision};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use std::fmt;
 use std::path::Path;
 
 /// A rule of thumb as the field states it: device bytes over bytes of the weights.
@@ -24,7 +25,7 @@ pub struct Multiplier {
     pub rule: [f64; 2],
 }
 
-/// Multipliers that guides to verl state for bf16 weights and `AdamW`.
+/// Multipliers that guides to verl state for weights in the precision of the run, bf16 as a rule, and `AdamW`.
 pub const MULTIPLIERS: [Multiplier; 4] = [
     Multiplier {
         with: "weights, gradients, AdamW, activations",
@@ -173,13 +174,15 @@ pub fn public(name: &str) -> Result<Arch> {
     Ok(Arch::from_config(&config, Path::new(name))?)
 }
 
-/// What one public model needs under the presets.
+/// What one public model needs under the presets, in one precision.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PublicModel {
     /// Its name.
     pub name: &'static str,
     /// Its parameters.
     pub parameters: u64,
+    /// The float type that it is trained in, whatever the presets set.
+    pub precision: Precision,
     /// One entry a preset, in the order of [`MULTIPLIERS`].
     pub presets: Vec<PresetNeed>,
 }
@@ -193,44 +196,128 @@ pub struct PresetNeed {
     pub device_bytes: u64,
     /// Host bytes.
     pub host_bytes: u64,
-    /// Device bytes over bytes of the f32 weights.
+    /// Device bytes over bytes of the weights, in the precision that they are trained in.
     pub multiplier: f64,
     /// The smallest device sold that holds it, in GiB, with a tenth to spare.
     pub smallest_device_gib: Option<u64>,
-    /// Seconds of a step over those of `fast`.
+    /// Seconds of a step over those of `fast` in the same precision.
     pub relative_time: f64,
 }
 
-/// Public models under the presets, in f32: a step of 32 rollouts, groups of 8, 512 + 512 tokens, no reference.
-pub fn table(profile: &DeviceProfile) -> Result<Vec<PublicModel>> {
-    names().map(|name| row(name, profile)).collect()
+impl PublicModel {
+    /// Name, parameters, precision and what it needs under each preset, in words.
+    #[must_use]
+    pub fn cells(&self) -> Vec<String> {
+        let own = [
+            self.name.to_owned(),
+            format!("{:.2} billion", self.parameters as f64 / 1e9),
+            self.precision.to_string(),
+        ];
+        let needs = self.presets.iter().map(PresetNeed::to_string);
+        own.into_iter().chain(needs).collect()
+    }
 }
 
-fn row(name: &'static str, profile: &DeviceProfile) -> Result<PublicModel> {
-    let arch = public(name)?;
+impl fmt::Display for PresetNeed {
+    /// Device bytes, over the weights' bytes, the smallest device sold, time over that of `fast`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (bytes, multiple) = (Bytes(self.device_bytes), self.multiplier);
+        write!(f, "{bytes} x{multiple:.1} (")?;
+        match self.smallest_device_gib {
+            Some(gib) => write!(f, "{gib} GiB")?,
+            None => f.write_str("none")?,
+        }
+        write!(f, ") t{:.1}", self.relative_time)
+    }
+}
+
+/// Precisions that [`table`] has.
+pub const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
+
+/// Public models under the presets, each in every one of [`PRECISIONS`]: a step of 32 rollouts, groups of 8, 512 + 512 tokens, no
+/// reference.
+pub fn table(profile: &DeviceProfile) -> Result<Vec<PublicModel>> {
+    let both = |name| PRECISIONS.map(|precision| (name, precision));
+    names()
+        .flat_map(both)
+        .map(|(name, precision)| row(name, precision, profile))
+        .collect()
+}
+
+fn row(name: &'static str, precision: Precision, profile: &DeviceProfile) -> Result<PublicModel> {
+    let arch = public(name)?.in_precision(precision);
     let parameters = Sizes::of(&arch, None).total();
     let workload = Workload::grpo(arch, [512, 512], 4, 8);
-    let estimates = MULTIPLIERS
-        .iter()
-        .map(|m| Ok((m.preset, preset(&workload, m.preset, profile)?)))
-        .collect::<Result<Vec<_>>>()?;
-    let fastest = estimates.first().map_or(1.0, |(_, e)| e.seconds.total());
-    let presets = estimates
-        .into_iter()
-        .map(|(preset, e)| PresetNeed {
-            preset,
-            device_bytes: e.peak_bytes,
-            host_bytes: e.host_peak_bytes,
-            multiplier: e.peak_bytes as f64 / (4 * parameters) as f64,
-            smallest_device_gib: smallest_device(e.peak_bytes),
-            relative_time: e.seconds.total() / fastest,
-        })
-        .collect();
+    let presets = under_presets(&workload, 32, profile, &Parallel::default())?;
     Ok(PublicModel {
         name,
         parameters,
+        precision,
         presets,
     })
+}
+
+/// A rule of thumb for one run, beside what the formulas say.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RuleOfRun {
+    /// The rule.
+    pub rule: Multiplier,
+    /// Least and most bytes by the rule: of the weights in the run's precision.
+    pub bytes: [u64; 2],
+    /// The run under the rule's preset, in its own precision and with its own lengths.
+    pub need: PresetNeed,
+}
+
+/// Bytes of a run's weights in its precision.
+#[must_use]
+pub fn weight_bytes(workload: &Workload) -> u64 {
+    let arch = &workload.arch;
+    arch.precision.width() * Sizes::of(arch, None).total()
+}
+
+/// The rules of thumb for a run: their multiples of its weights in its precision, and what the formulas say of it under the presets.
+pub fn of_run(
+    workload: &Workload,
+    max_num_seqs: usize,
+    profile: &DeviceProfile,
+    parallel: &Parallel,
+) -> Result<Vec<RuleOfRun>> {
+    let weights = weight_bytes(workload) as f64;
+    let needs = under_presets(workload, max_num_seqs, profile, parallel)?;
+    let rules = MULTIPLIERS.into_iter().zip(needs);
+    let beside = |(rule, need): (Multiplier, PresetNeed)| RuleOfRun {
+        bytes: rule.rule.map(|multiple| (weights * multiple) as u64),
+        rule,
+        need,
+    };
+    Ok(rules.map(beside).collect())
+}
+
+/// What a workload needs under each of the presets, in its own precision.
+fn under_presets(
+    workload: &Workload,
+    max_num_seqs: usize,
+    profile: &DeviceProfile,
+    parallel: &Parallel,
+) -> Result<Vec<PresetNeed>> {
+    let estimates = MULTIPLIERS
+        .iter()
+        .map(|m| {
+            let estimate = under_preset(workload, m.preset, max_num_seqs, profile, parallel)?;
+            Ok((m.preset, estimate))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let fastest = estimates.first().map_or(1.0, |(_, e)| e.seconds.total());
+    let weights = weight_bytes(workload) as f64;
+    let need = |(preset, e): (Preset, Estimate)| PresetNeed {
+        preset,
+        device_bytes: e.peak_bytes,
+        host_bytes: e.host_peak_bytes,
+        multiplier: e.peak_bytes as f64 / weights,
+        smallest_device_gib: smallest_device(e.peak_bytes),
+        relative_time: e.seconds.total() / fastest,
+    };
+    Ok(estimates.into_iter().map(need).collect())
 }
 
 /// The smallest device sold that holds so many bytes with a tenth to spare, in GiB.
@@ -241,15 +328,25 @@ pub fn smallest_device(bytes: u64) -> Option<u64> {
         .find(|gib| bytes as f64 * 1.1 <= (gib << 30) as f64)
 }
 
-fn preset(workload: &Workload, preset: Preset, profile: &DeviceProfile) -> Result<Estimate> {
-    let memory = with_preset(preset)?;
+fn under_preset(
+    workload: &Workload,
+    preset: Preset,
+    max_num_seqs: usize,
+    profile: &DeviceProfile,
+    parallel: &Parallel,
+) -> Result<Estimate> {
+    let mut memory = with_preset(preset)?;
+    // the longest sequence has to fit into a micro-batch
+    let longest = workload.scored_length() as usize;
+    memory.train_tokens = memory.train_tokens.max(longest);
+    memory.score_tokens = memory.score_tokens.max(longest);
     let plan = memory.plans(
         &workload.arch,
         workload.reference,
         workload.critic_arch(),
-        32,
+        max_num_seqs,
     )?;
-    Ok(estimate(workload, &plan, profile))
+    Ok(estimate_parallel(workload, &plan, profile, parallel))
 }
 
 /// The settings of a preset over the defaults.
@@ -338,3 +435,6 @@ fn changes() -> [Change; 8] {
         ("head_rows: 128", |m| m.head_rows = 128),
     ]
 }
+
+#[cfg(test)]
+mod tests;

@@ -110,6 +110,23 @@ fn every_algorithm_and_preset_sets_what_its_name_does_in_a_file() {
 }
 
 #[test]
+fn what_is_set_in_code_wins_over_a_preset_as_what_is_written_does() {
+    let rollout = RolloutConfig {
+        max_num_seqs: 9,
+        ..RolloutConfig::default()
+    };
+    let built = arithmetic()
+        .precision(Precision::F32)
+        .memory(Preset::Constrained)
+        .rollout(rollout);
+    let yaml = "precision: f32\nmemory: {preset: constrained}\nrollout: {max_num_seqs: 9}\n";
+    assert_same(built, &format!("{ARITHMETIC}{yaml}"));
+    let plain = arithmetic().memory(Preset::Constrained).build().unwrap();
+    assert_eq!(plain.precision, Precision::Bf16);
+    assert_eq!(plain.rollout.max_num_seqs, 64);
+}
+
+#[test]
 fn adapters_get_their_defaults_and_ppo_a_critic() {
     let lora = LoraSettings {
         rank: Some(4),

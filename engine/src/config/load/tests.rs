@@ -1,6 +1,9 @@
 //! From text to a configuration, and every refusal on the way.
 
 use super::*;
+use crate::plan::DeviceAbilities;
+use firebrick_backends::Precision;
+use firebrick_spec::{Backend, DeviceProfile};
 
 const MINIMAL: &str = "model: {path: m}\ntask: {kind: arithmetic}\noutput: runs/x\n";
 
@@ -158,7 +161,8 @@ fn overrides_reach_into_lists() {
 fn a_preset_sets_what_is_not_written_beside_it() {
     let with = |memory: &str| {
         let config = parse(&format!("{MINIMAL}memory: {memory}\n"), &[]).unwrap();
-        assert_eq!(parse(&config.to_yaml().unwrap(), &[]).unwrap(), config);
+        let yaml = config.to_yaml().unwrap();
+        assert_eq!(parse(&yaml, &[]).unwrap().to_yaml().unwrap(), yaml);
         config.memory
     };
     for preset in ["constrained", "balanced", "fast", "huge"] {
@@ -174,6 +178,55 @@ fn a_preset_sets_what_is_not_written_beside_it() {
     );
     let message = error(MINIMAL, &["memory.preset=balance"]);
     assert!(message.contains("did you mean `balanced`?"), "{message}");
+}
+
+#[test]
+fn a_preset_reaches_precision_and_sampling_and_gives_way_to_what_is_written_and_to_the_device() {
+    let with = |overrides: &[&str]| {
+        let overrides: Vec<String> = overrides.iter().map(|&s| s.to_owned()).collect();
+        parse(&format!("{MINIMAL}memory: {{preset: huge}}\n"), &overrides).unwrap()
+    };
+    let settled = |mut config: RunConfig, backend| {
+        let mut profile = DeviceProfile::assumed(backend);
+        profile.capacity_bytes = Some(24 << 30);
+        config.settle(&DeviceAbilities::of(&profile, None));
+        config
+    };
+    let share = |config: &RunConfig| config.rollout.gpu_memory_utilization;
+
+    let on_gpu = settled(with(&[]), Backend::Cuda);
+    assert_eq!(on_gpu.precision, Precision::Bf16);
+    assert_eq!(
+        (share(&on_gpu), on_gpu.rollout.max_num_seqs),
+        (Some(0.85), 64)
+    );
+    assert!(on_gpu.applied_preset.left_out.is_empty());
+    assert!(!on_gpu.scales_loss(), "bf16 has the range of f32");
+
+    let on_cpu = settled(with(&[]), Backend::Cpu);
+    assert_eq!(on_cpu.precision, Precision::F32);
+    assert_eq!((share(&on_cpu), on_cpu.rollout.max_num_seqs), (None, 64));
+    assert_eq!(on_cpu.applied_preset.left_out.len(), 2);
+    // the resolved configuration says what is run, and a device does not change it again
+    let yaml = on_cpu.to_yaml().unwrap();
+    let again = settled(parse(&yaml, &[]).unwrap(), Backend::Cuda);
+    assert_eq!(again.to_yaml().unwrap(), yaml);
+
+    let written = ["precision=f16", "rollout.gpu_memory_utilization=0.3"];
+    let on_cpu = settled(with(&written), Backend::Cpu);
+    assert_eq!(on_cpu.precision, Precision::F16);
+    assert_eq!(share(&on_cpu), Some(0.3));
+    assert!(on_cpu.scales_loss(), "f16 brings a loss scale");
+    let planned = settled(with(&["memory.budget=8GiB"]), Backend::Cuda);
+    assert_eq!(
+        (planned.precision, share(&planned)),
+        (Precision::Bf16, None)
+    );
+    let unlimited = with(&["rollout.gpu_memory_utilization=null"]);
+    assert_eq!(share(&unlimited), None);
+    let limited = with(&["rollout.kv_cache_memory_bytes=1GiB"]);
+    assert_eq!(share(&limited), None, "one limit is enough");
+    assert_eq!(with(&["rollout.precision=f32"]).precision, Precision::F32);
 }
 
 #[test]

@@ -1,0 +1,98 @@
+//! Rules of thumb in the run's precision, and public models in f32 and bf16.
+
+use super::*;
+use firebrick_spec::{Backend, KernelTable, Operation};
+
+/// What `firebrick plan` takes a GPU for where there is none.
+fn gpu() -> DeviceProfile {
+    let kernels = KernelTable::new(Operation::ALL).with_vocabulary_tile(8192);
+    DeviceProfile::assumed(Backend::Cuda).with_kernels(kernels)
+}
+
+fn models() -> Vec<PublicModel> {
+    table(&gpu()).expect("public models have plans")
+}
+
+#[test]
+fn every_public_model_stands_in_f32_and_in_bf16() {
+    let models = models();
+    let found = models.iter().map(|m| (m.name, m.precision));
+    let expected = names().flat_map(|name| PRECISIONS.map(|precision| (name, precision)));
+    assert!(found.eq(expected));
+    for model in models {
+        let weights = (model.precision.width() * model.parameters) as f64;
+        let presets = model.presets.iter().map(|need| need.preset);
+        assert!(presets.eq(MULTIPLIERS.iter().map(|m| m.preset)));
+        for need in &model.presets {
+            let multiple = need.device_bytes as f64 / weights;
+            assert!((need.multiplier - multiple).abs() < 1e-9, "{model:?}");
+        }
+    }
+}
+
+#[test]
+fn half_precision_saves_wherever_masters_and_moments_are_on_the_host() {
+    for pair in models().chunks(2) {
+        let [full, half] = pair else {
+            panic!("two precisions a model");
+        };
+        for (full, half) in full.presets.iter().zip(&half.presets) {
+            let saves = half.device_bytes < full.device_bytes;
+            let on_host = matches!(full.preset, Preset::Constrained | Preset::Huge);
+            assert!(saves || !on_host, "{}: {full:?} {half:?}", pair[0].name);
+        }
+    }
+}
+
+#[test]
+fn a_rule_is_a_multiple_of_the_weights_in_the_run_s_precision() {
+    let arch = public("Qwen2.5-3B").expect("known");
+    let of = |precision| {
+        let workload = Workload::grpo(arch.clone().in_precision(precision), [512, 512], 4, 8);
+        let parallel = Parallel::default();
+        of_run(&workload, 32, &gpu(), &parallel).expect("a plan under every preset")
+    };
+    for precision in PRECISIONS {
+        let weights = precision.width() * Sizes::of(&arch, None).total();
+        let rules = of(precision);
+        assert_eq!(rules.len(), MULTIPLIERS.len());
+        for (found, rule) in rules.iter().zip(MULTIPLIERS) {
+            assert_eq!(found.rule, rule);
+            for (bytes, multiple) in found.bytes.into_iter().zip(rule.rule) {
+                assert_eq!(bytes, (weights as f64 * multiple) as u64);
+            }
+        }
+        let public = models();
+        let same = |m: &&PublicModel| m.name == "Qwen2.5-3B" && m.precision == precision;
+        let model = public.iter().find(same).expect("in the table");
+        let needs = rules.into_iter().map(|rule| rule.need);
+        assert!(needs.eq(model.presets.iter().cloned()), "{precision}");
+    }
+}
+
+#[test]
+fn sequences_longer_than_a_preset_s_micro_batch_are_estimated_all_the_same() {
+    let arch = public("Qwen2.5-0.5B").expect("known");
+    let workload = Workload::grpo(arch, [8192, 8192], 1, 2);
+    let rules = of_run(&workload, 2, &gpu(), &Parallel::default()).expect("plans");
+    assert!(rules.iter().all(|rule| rule.need.device_bytes > 0));
+}
+
+#[test]
+fn the_table_of_public_models_on_the_page_is_this_one() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/planner.md");
+    let text = std::fs::read_to_string(page).expect("docs/planner.md");
+    let models = models();
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| "));
+    let cells = rows.map(|row| {
+        let row = row.trim_end_matches(" |");
+        row.split(" | ").map(str::to_owned).collect::<Vec<_>>()
+    });
+    let known = |row: &Vec<String>| models.iter().any(|model| model.name == row[0]);
+    let found: Vec<Vec<String>> = cells.filter(known).collect();
+    let expected: Vec<Vec<String>> = models.iter().map(PublicModel::cells).collect();
+    assert_eq!(found.len(), expected.len(), "rows of docs/planner.md");
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_eq!(found, expected, "docs/planner.md");
+    }
+}

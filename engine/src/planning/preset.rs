@@ -1,0 +1,135 @@
+//! What of a preset a run takes on its device, and under its plan.
+
+use super::kv_cache::{cache_bytes_of_share, engine_limits};
+use super::request::request_within;
+use crate::config::{Mode, RunConfig};
+use crate::{Error, Result};
+use firebrick_backends::DeviceInfo;
+use firebrick_plan::planner::Request;
+use firebrick_plan::{DeviceAbilities, Plan, SHARE};
+use firebrick_spec::{Arch, DeviceProfile};
+
+/// Gives up what the preset set and a device cannot do. `info` is what the device says of itself, where it is at hand.
+pub fn settle_on(config: &mut RunConfig, profile: &DeviceProfile, info: Option<&DeviceInfo>) {
+    let dtypes = info.map(|info| info.dtypes.as_slice());
+    config.settle(&DeviceAbilities::of(profile, dtypes));
+}
+
+/// Gives up the preset's share of the device where it leaves too little for one sequence beside weights and state.
+pub fn settle_share(
+    config: &mut RunConfig,
+    mode: Mode,
+    arch: &Arch,
+    profile: &DeviceProfile,
+) -> Result<()> {
+    let share = config.rollout.gpu_memory_utilization;
+    let Some(share) = share.filter(|_| config.applied_preset.sets(SHARE)) else {
+        return Ok(());
+    };
+    let request = request_within(config, mode, arch, profile.clone(), None)?;
+    let plan = request.as_configured()?.plan;
+    if let Err(because) = usable_share(config, arch, &request, &plan, share) {
+        config.leave_out(SHARE, &reason(because));
+    }
+    Ok(())
+}
+
+/// Most bytes of keys and values under a plan, where there is a limit. A share of the device that a preset set is none under a plan
+/// that leaves too little of it: a run that has changed its plan goes on.
+pub fn cache_bytes(
+    config: &RunConfig,
+    arch: &Arch,
+    request: &Request,
+    plan: &Plan,
+) -> Result<Option<u64>> {
+    let Some(share) = config.rollout.gpu_memory_utilization else {
+        return Ok(request.workload.kv_cache_bytes);
+    };
+    if !config.applied_preset.sets(SHARE) {
+        return cache_bytes_of_share(request, plan, share).map(Some);
+    }
+    match usable_share(config, arch, request, plan, share) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(because) => {
+            tracing::warn!(
+                "the preset's share of the device is no limit under this plan: {}",
+                reason(because)
+            );
+            Ok(None)
+        }
+    }
+}
+
+fn reason(error: Error) -> String {
+    match error {
+        Error::Config(detail) => detail,
+        other => other.to_string(),
+    }
+}
+
+/// What a share leaves for keys and values, if that is enough for the longest sequence.
+fn usable_share(
+    config: &RunConfig,
+    arch: &Arch,
+    request: &Request,
+    plan: &Plan,
+    share: f64,
+) -> Result<u64> {
+    let bytes = cache_bytes_of_share(request, plan, share)?;
+    let sequences = plan.rollout.max_num_seqs;
+    engine_limits(&config.rollout, arch, sequences, Some(bytes))?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::parse;
+    use firebrick_plan::estimate::rules;
+    use firebrick_spec::{Backend, Precision};
+
+    /// A run of half a billion parameters on a GPU of some GiB, and what the planner is asked for it.
+    fn on_gpu(gib: u64, overrides: &[&str]) -> (RunConfig, Arch, DeviceProfile) {
+        let text = "model: {path: m}\ntask: {kind: arithmetic}\noutput: o\nmemory: {preset: constrained}\n";
+        let overrides: Vec<String> = overrides.iter().map(|&s| s.to_owned()).collect();
+        let mut config = parse(text, &overrides).expect("a configuration");
+        let profile = DeviceProfile {
+            capacity_bytes: Some(gib << 30),
+            ..DeviceProfile::assumed(Backend::Cuda)
+        };
+        settle_on(&mut config, &profile, None);
+        let arch = rules::public("Qwen2.5-0.5B").expect("a public model");
+        (config, arch.in_precision(Precision::Bf16), profile)
+    }
+
+    #[test]
+    fn the_share_of_a_preset_gives_way_where_it_leaves_nothing_and_a_written_one_does_not() {
+        let written = "rollout.gpu_memory_utilization=0.5";
+        for (gib, overrides, expected) in [
+            (24, &[][..], Some(0.5)),
+            (1, &[], None),
+            (1, &[written], Some(0.5)),
+        ] {
+            let (mut config, arch, profile) = on_gpu(gib, overrides);
+            settle_share(&mut config, Mode::Rl, &arch, &profile).expect("a plan");
+            assert_eq!(config.rollout.gpu_memory_utilization, expected, "{gib} GiB");
+            let asked = crate::planning::request(&config, Mode::Rl, &arch, profile, None);
+            assert_eq!(asked.is_err(), !overrides.is_empty(), "{gib} GiB");
+        }
+    }
+
+    #[test]
+    fn a_plan_that_a_run_has_changed_to_may_take_what_the_preset_s_share_was_for() {
+        for (overrides, refused) in [
+            (&[][..], false),
+            (&["rollout.gpu_memory_utilization=0.5"], true),
+        ] {
+            let (config, arch, profile) = on_gpu(1, overrides);
+            let request = request_within(&config, Mode::Rl, &arch, profile, None).expect("one");
+            let plan = request.as_configured().expect("a plan").plan;
+            let bytes = cache_bytes(&config, &arch, &request, &plan);
+            assert_eq!(bytes.is_err(), refused);
+            assert_eq!(bytes.ok().flatten(), None);
+        }
+    }
+}
