@@ -63,3 +63,57 @@ pub fn engine_limits(
     }
     Ok(limits)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use firebrick_plan::MemoryConfig;
+    use firebrick_plan::estimate::{Parallel, Workload};
+    use firebrick_spec::{Backend, DeviceProfile};
+    use serde_json::{Value, json};
+    use std::path::Path;
+
+    /// On a device of 256 MiB whose pool adds nothing.
+    fn request() -> Request {
+        let Value::Object(config) = json!({
+            "model_type": "llama", "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256,
+            "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2
+        }) else {
+            unreachable!("an object")
+        };
+        let arch = Arch::from_config(&config, Path::new("test")).expect("an architecture");
+        Request {
+            workload: Workload::grpo(arch, [256, 256], 16, 8),
+            memory: MemoryConfig::default(),
+            max_num_seqs: 128,
+            profile: DeviceProfile {
+                capacity_bytes: Some(256 << 20),
+                ..DeviceProfile::assumed(Backend::Cpu)
+            },
+            budget: None,
+            host_budget: None,
+            parallel: Parallel::default(),
+        }
+    }
+
+    #[test]
+    fn the_cache_gets_what_its_share_of_all_memory_leaves_beside_weights_and_temporaries() {
+        let mut request = request();
+        let plan = request.as_configured().expect("a plan").plan;
+        let bytes = cache_bytes_of_share(&request, &plan, 0.75).expect("room");
+        request.workload.kv_cache_bytes = Some(bytes);
+        let estimate = request.predict(plan.clone()).estimate;
+        let rollout = estimate.phase("rollout").expect("a phase");
+        assert_eq!(rollout.total_bytes, 192 << 20);
+        assert_eq!(rollout.categories[&Category::KvCache], bytes);
+        let message = cache_bytes_of_share(&request, &plan, 0.1).expect_err("no room");
+        assert!(message.to_string().contains("raise it"), "{message}");
+        request.profile.capacity_bytes = None;
+        let message = cache_bytes_of_share(&request, &plan, 0.75).expect_err("no capacity");
+        let message = message.to_string();
+        assert!(
+            message.contains("rollout.kv_cache_memory_bytes"),
+            "{message}"
+        );
+    }
+}

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use super::{model, on_devices};
 use burn::tensor::Device;
+use firebrick_backends::accounts::{Category, Home};
 use firebrick_backends::device::is_cpu;
 use firebrick_backends::{Precision, PrecisionExt};
 use firebrick_engine::executor::{Residency, Runtime};
 use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::optim::OptimConfig;
-use firebrick_engine::plan::MemoryConfig;
+use firebrick_engine::plan::{MemoryConfig, MomentKind, OptimizerOffload, ParamOffload};
 use firebrick_engine::sequence::Sequence;
 
 use crate::support::model::{Model, nll_rows};
@@ -22,6 +23,7 @@ on_devices! {
     every_plan_gives_the_loss_and_gradients_of_the_plain_one,
     every_place_of_the_optimizer_gives_the_weights_of_the_plain_one,
     sums_in_any_order_give_the_weights_of_those_in_one_order,
+    every_technique_takes_bytes_from_the_account_that_it_is_about,
 }
 
 fn rows(model: &Model) -> Vec<Sequence> {
@@ -165,4 +167,85 @@ fn sums_in_any_order_give_the_weights_of_those_in_one_order(device: &Device) {
         assert_gradient(parameter, found, &expected[parameter], F32_UPDATE);
     }
     checked("parameters", found.len());
+}
+
+/// Techniques on top of recomputing, and what each holds less of on the device.
+const SAVINGS: [(Technique, Category); 7] = [
+    (
+        ("inputs on the host", |m| m.activation_offload = true),
+        Category::KeptInputs,
+    ),
+    (
+        ("weights streamed", |m| {
+            m.param_offload = ParamOffload::Streamed;
+        }),
+        Category::Parameters,
+    ),
+    (
+        ("gradients on the host", |m| m.grad_offload = true),
+        Category::Gradients,
+    ),
+    (
+        ("updated in the backward pass", |m| {
+            m.step_in_backward = true;
+        }),
+        Category::Gradients,
+    ),
+    (
+        ("state away between updates", |m| {
+            m.optimizer_offload = OptimizerOffload::Idle;
+        }),
+        Category::Moments,
+    ),
+    (
+        ("updated on the host", |m| {
+            m.optimizer_offload = OptimizerOffload::Cpu;
+        }),
+        Category::Moments,
+    ),
+    (
+        ("8-bit moments", |m| m.moments = MomentKind::Block8),
+        Category::Moments,
+    ),
+];
+
+/// Most bytes that an account of the device has during a second update, when all state exists.
+fn most_held(model: &Model, memory: &MemoryConfig, category: Category) -> u64 {
+    let plan = memory.plan(model.decoder.arch()).expect("a plan");
+    let runtime = Runtime::new(model.decoder.device()).with_prefetch(plan.prefetch);
+    let optim = OptimConfig {
+        clip_grad: None,
+        ..OptimConfig::default()
+    };
+    let mut learner = Learner::new(model.decoder.clone(), plan, optim, runtime);
+    learner
+        .model
+        .set_residency(Residency::Pass)
+        .expect("weights in their place");
+    for _ in 0..2 {
+        learner.runtime.accounts.reset_peaks();
+        learner
+            .update(&rows(model), 1.0, &Nll, 1e-4)
+            .expect("an update");
+    }
+    let account = learner.runtime.accounts.balance(category, Home::Device);
+    account.peak_bytes
+}
+
+fn every_technique_takes_bytes_from_the_account_that_it_is_about(device: &Device) {
+    let (model, _) = model(&fixtures().join("models/llama-gqa"), device);
+    // copies in place: none is on its way while another is
+    let without = MemoryConfig {
+        gradient_checkpointing: true,
+        prefetch: 0,
+        ..MemoryConfig::default()
+    };
+    for ((name, turn_on), category) in SAVINGS {
+        let mut with = without.clone();
+        turn_on(&mut with);
+        let less = most_held(&model, &with, category);
+        let more = most_held(&model, &without, category);
+        assert!(less < more, "{name}: {less} instead of {more} bytes");
+    }
+    checked("techniques and their accounts", SAVINGS.len());
 }

@@ -1,7 +1,8 @@
 //! `docs/memory.md` and the code: every key that the page names is one, every key of `memory` is on the page, and so is
-//! every option, technique and term of the guides that it answers.
+//! every option, technique and figure of the guides that it answers, with tests that prove the answer.
 
 mod objectives;
+mod proofs;
 mod terms;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +14,7 @@ use firebrick_models::Checkpoint;
 use serde_json::{Map, Value};
 
 use crate::support::{checked, fixtures};
-use terms::GUIDES;
+use terms::{Rows, mismatches, terms};
 
 /// The least configuration, with every section that may be absent, so that all keys exist.
 const COMPLETE: &str = "model: {path: m}\noutput: runs/x\ntask: {kind: arithmetic}\nobjective: ppo\ncritic: {}\nwarmup: {sft: {}}\nsft: {}\n";
@@ -52,7 +53,13 @@ const COMPANIONS: [&[&str]; 4] = [
 ];
 
 /// What a row says where it names no key.
-const ANSWERS: [&str; 3] = ["built in", "estimator", "not here"];
+const ANSWERS: [&str; 3] = ["built in", "estimator", NOT_HERE];
+
+/// What there is no counterpart of, so that nothing need be proven.
+const NOT_HERE: &str = "not here";
+
+/// Marks a row whose word comes from elsewhere.
+const IN_NO_GUIDE: &str = "in no guide";
 
 fn page(name: &str) -> String {
     let path = crate::support::project().join("docs").join(name);
@@ -164,16 +171,27 @@ fn rows<'t>(text: &'t str, first: &str) -> Vec<Vec<&'t str>> {
     rows
 }
 
-/// Names in the first column of the tables of names, and the answer of their row.
-fn names(text: &str) -> Vec<(String, &str)> {
-    let rows = rows(text, "their word");
-    let answers = rows.iter().filter(|cells| cells[0] != "their word");
+/// A row of the tables of names.
+struct Answer<'t> {
+    names: Vec<&'t str>,
+    whose: &'t str,
+    here: &'t str,
+    proven_by: &'t str,
+}
+
+/// The rows of the tables of names.
+fn answers(text: &str) -> Vec<Answer<'_>> {
+    let rows = rows(text, "their word").into_iter();
+    let answers = rows.filter(|cells| cells[0] != "their word");
     answers
-        .flat_map(|cells| {
-            assert!(cells.len() == 4, "four columns: {cells:?}");
-            let names = cells[0].replace('`', "");
-            let names: Vec<String> = names.split(", ").map(str::to_owned).collect();
-            names.into_iter().map(|name| (name, cells[2]))
+        .map(|cells| {
+            assert!(cells.len() == 5, "five columns: {cells:?}");
+            Answer {
+                names: code_spans(cells[0]),
+                whose: cells[1],
+                here: cells[2],
+                proven_by: cells[4],
+            }
         })
         .collect()
 }
@@ -298,29 +316,41 @@ fn the_table_of_presets_is_what_they_set() {
 }
 
 #[test]
-fn every_term_of_the_guides_has_its_row_and_every_row_an_answer() {
+fn every_term_of_the_guides_has_its_row_and_every_row_its_terms() {
     let text = page("memory.md");
-    let names = names(&text);
-    let mut rows: BTreeMap<&str, &str> = BTreeMap::new();
-    for (name, answer) in &names {
-        let keyed = code_spans(answer)
-            .into_iter()
-            .any(|span| setting(span).is_some());
-        let said = ANSWERS.iter().any(|words| answer.starts_with(words));
+    let answers = answers(&text);
+    let names = |elsewhere: bool| -> Vec<&str> {
+        let rows = answers.iter();
+        rows.filter(|row| elsewhere || !row.whose.contains(IN_NO_GUIDE))
+            .flat_map(|row| row.names.iter().copied())
+            .collect()
+    };
+    let rows = Rows::new(names(true));
+    let wrong = mismatches(&rows, &names(false));
+    assert!(
+        wrong.is_empty(),
+        "docs/memory.md and the guides: {wrong:#?}"
+    );
+    checked("terms of the guides", terms().len());
+}
+
+#[test]
+fn every_row_has_an_answer_and_names_the_tests_that_prove_it() {
+    let text = page("memory.md");
+    let (answers, tests) = (answers(&text), proofs::tests());
+    for row in &answers {
+        let (names, here) = (&row.names, row.here);
+        let mut spans = code_spans(here).into_iter();
+        let keyed = spans.any(|span| setting(span).is_some());
+        let said = ANSWERS.iter().any(|words| here.starts_with(words));
         assert!(
             keyed || said,
-            "{name}: {answer:?} names no key and says none of {ANSWERS:?}"
+            "{names:?}: {here:?} names no key and says none of {ANSWERS:?}"
         );
-        assert!(rows.insert(name, answer).is_none(), "{name} has two rows");
+        let wrong = proofs::wrong(row.proven_by, !here.starts_with(NOT_HERE), &tests);
+        assert_eq!(wrong, None, "docs/memory.md, {names:?}");
     }
-    let terms = GUIDES.concat();
-    for term in &terms {
-        assert!(
-            rows.contains_key(term),
-            "docs/memory.md has no row for {term:?}"
-        );
-    }
-    checked("terms of the guides", terms.len());
+    checked("rows with their tests", answers.len());
 }
 
 #[test]

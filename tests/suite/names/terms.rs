@@ -1,240 +1,171 @@
-//! The options, techniques, figures and terms of five memory guides, each once, in the spelling of its first mention.
+//! The terms of five memory guides, as `tests/scripts/extract_terms.py` finds them, and which row of `docs/memory.md` answers each.
 
-/// All of them, a list a guide.
-pub const GUIDES: [&[&str]; 5] = [EXAMPLES, NEMO, ESTIMATION, OUT_OF_MEMORY, GRPO];
+use std::collections::{BTreeMap, BTreeSet};
 
-/// verl's memory examples.
-const EXAMPLES: &[&str] = &[
-    "enable_activation_offload",
-    "enable_gradient_checkpointing",
-    "param_offload",
-    "optimizer_offload",
-    "ref.fsdp_config.param_offload",
-    "reshard_after_forward",
-    "ZeRO-3",
-    "use_dynamic_bsz",
-    "ppo_max_token_len_per_gpu",
-    "gpu_memory_utilization",
-    "enforce_eager",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "tensor_model_parallel_size",
-    "n_gpus_per_node",
-    "LD_PRELOAD",
-    "tcmalloc",
-    "jemalloc",
-    "MODEL_PATH",
-    "run_memory_optimized_ppo.sh",
-    "Memory-Constrained (Single GPU or Limited VRAM)",
-    "Multi-GPU with Large Models (70B+)",
-    "Balanced Performance/Memory",
-    "GPU OOM During Training",
-    "GPU OOM During Rollout",
-    "CPU OOM",
-    "memory leaks in data loading",
-    "~33 % more compute",
-];
+/// Guide, line, kind and term, separated by tabs; a term stands once for each kind.
+const TERMS: &str = include_str!("terms.tsv");
 
-/// `NeMo` RL's memory guide.
-const NEMO: &[&str] = &[
-    "gradient_checkpointing",
-    "activation_checkpointing",
-    "checkpoint_every",
-    "checkpoint_layers",
-    "mixed_precision",
-    "precision",
-    "bfloat16",
-    "float16",
-    "loss_scaling",
-    "empty_cache",
-    "pin_memory",
-    "num_workers",
-    "Optimize data loading",
-    "gradient_accumulation_steps",
-    "effective_batch_size",
-    "batch_size",
-    "model_parallel",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "offload_optimizer",
-    "offload_activations",
-    "use_flash_attention",
-    "attention_heads",
-    "attention_head_dim",
-    "memory_allocated",
-    "memory_reserved",
-    "max_memory_allocated",
-    "allocated_mb",
-    "reserved_mb",
-    "max_allocated_mb",
-    "monitor_memory",
-    "track_memory",
-    "nvidia-smi",
-    "memory_profiler",
-    "tracemalloc",
-    "Memory-Efficient Training",
-    "Large Model Configuration",
-    "Memory Planning",
-    "Out of Memory Errors",
-    "Training Instability",
-    "gradient clipping",
-    "Performance Degradation",
-    "Memory Leaks",
-    "Start Conservative",
-    "Profile First",
-    "1.5 × after 10 readings",
-    "~50 % less and ~20 % slower",
-    "~30 % less and ~15 % slower",
-    "~50 % less and ~10 % faster",
-];
+/// Terms without a row of their own, by reason.
+const IGNORED: &str = include_str!("ignored.txt");
 
-/// The method for estimating verl's memory.
-const ESTIMATION: &[&str] = &[
-    "model_params_memory",
-    "num_parameters",
-    "parameter_size",
-    "gradient_memory",
-    "adam_memory",
-    "adamw_memory",
-    "adam8bit_memory",
-    "Adam8bit",
-    "activations_memory",
-    "bytes_per_activation",
-    "kv_cache_memory",
-    "bytes_per_kv",
-    "communication_memory",
-    "communication_buffers",
-    "sharding_factor",
-    "Synchronized Offloading",
-    "Asynchronous Double Buffering",
-    "Group-based Offloading",
-    "checkpointed_memory",
-    "checkpoint_ratio",
-    "FSDP",
-    "fsdp_memory",
-    "fsdp_degree",
-    "num_gpus",
-    "Dynamic Batching",
-    "dynamic_memory",
-    "max_token_limit",
-    "total_memory_per_gpu",
-    "system_overhead",
-    "memory_multiplier",
-    "FSDP vs Megatron",
-    "Model Size",
-    "Context Length",
-    "Batch Size",
-    "Vocabulary Size",
-    "log_gpu_memory_usage",
-    "GPUMemoryLogger",
-    "3B Parameter Models",
-    "8B Parameter Models",
-    "32B Parameter Models",
-    "Multi-node FSDP",
-    "memory_calculations.md",
-    "4–6 ×",
-    "2–3 ×",
-    "1.5–2 ×",
-    "1.2–1.8 ×",
-    "60–80 %",
-    "50–75 %",
-    "20–40 %",
-    "20–30 %",
-];
+/// Parts of a path that say whose setting it is: the policy's row answers for no other model.
+const MODELS: [&str; 2] = ["critic", "ref"];
 
-/// verl's out-of-memory guide.
-const OUT_OF_MEMORY: &[&str] = &[
-    "cudagraph_capture_sizes",
-    "CUDA Graphs",
-    "ppo_micro_batch_size_per_gpu",
-    "micro_batch_size_per_gpu",
-    "max_token_len_per_gpu",
-    "critic.ppo_micro_batch_size_per_gpu",
-    "critic.ppo_max_token_len_per_gpu",
-    "critic.model.enable_gradient_checkpointing",
-    "critic.model.enable_activation_offload",
-    "critic.ulysses_sequence_parallel_size",
-    "reward model batch size",
-    "log_prob batch size",
-    "max_prompt_length",
-    "max_response_length",
-    "recompute_method: uniform",
-    "recompute_granularity: full",
-    "recompute_num_layers",
-    "megatron.param_offload",
-    "megatron.grad_offload",
-    "megatron.optimizer_offload",
-    "ref.megatron.param_offload",
-    "cpu_offload",
-    "offload_params",
-    "optimizer_cpu_offload",
-    "optimizer_offload_fraction",
-    "overlap_cpu_optimizer_d2h_h2d",
-    "use_precision_aware_optimizer",
-    "entropy_from_logits_with_chunking",
-    "entropy_checkpointing",
-    "use_liger",
-    "liger-kernel",
-    "Fused cross-entropy",
-    "Fused RMSNorm",
-    "ulysses_sequence_parallel_size",
-    "strategy: fsdp2",
-    "data loading workers",
-    "Memory-Constrained Single GPU",
-    "Multi-GPU with Large Model",
-    "Very Large Models (100B+)",
-    "global_profiler",
-    "torch_memory",
-    "trace_alloc_max_entries",
-    "stack_depth",
-    "CUDA out of memory",
-    "an illegal memory access",
-    "Killed",
-    "MemoryError",
-    "During rollout/inference",
-    "During forward pass",
-    "During backward pass",
-    "During optimizer step",
-    "Summary Checklist",
-    "0.8–0.9 with offload",
-    "0.5–0.7 without",
-    "2 × (prompt + response)",
-    "critic 2 × actor",
-    "~7 % with FSDP2",
-    "> 32k tokens",
-];
+/// A term and where it first stands.
+pub struct Term {
+    pub text: &'static str,
+    pub place: String,
+}
 
-/// The GRPO memory guide.
-const GRPO: &[&str] = &[
-    "Multiple Forward Passes",
-    "torch.no_grad",
-    "group_size",
-    "Smaller Group Size",
-    "half the group_size: 50 % less",
-    "group_size of at least 4",
-    "grad_accum_steps",
-    "Large Logits Tensors",
-    "Additional Tensors",
-    "return_logits",
-    "Explicit Tensor Deletion",
-    "Compute and Discard",
-    "6 × memory multiplier",
-    "block_size",
-    "Reduce Sequence Length",
-    "half the block_size: 50 % less",
-    "checkpoint_wrapper",
-    "dtype",
-    "flash-attn",
-    "mem_alloc_mb",
-    "mem_reserved_mb",
-    "mem_max_alloc_mb",
-    "n_layer",
-    "n_embd",
-    "n_head",
-    "Use smaller model",
-    "For Memory-Constrained Training",
-    "For More Memory Available",
-    "For Maximum Memory Efficiency",
-    "30–50 % less and 20–30 % slower",
-    "Start with conservative settings",
-];
+/// All terms of the guides.
+pub fn terms() -> Vec<Term> {
+    let read = |line: &'static str| {
+        let cells: Vec<&str> = line.split('\t').collect();
+        assert!(cells.len() == 4, "terms.tsv: {line:?}");
+        Term {
+            text: cells[3],
+            place: format!("guide {}, line {}", cells[0], cells[1]),
+        }
+    };
+    TERMS.lines().skip(1).map(read).collect()
+}
+
+/// Terms without a row of their own, and the name whose row answers them, where one does.
+pub fn ignored() -> BTreeMap<&'static str, Option<&'static str>> {
+    let mut all = BTreeMap::new();
+    let mut reason = None;
+    for line in IGNORED.lines().filter(|line| !line.is_empty()) {
+        if let Some(words) = line.strip_prefix("## ") {
+            reason = Some(words);
+        } else if !line.starts_with("# ") {
+            assert!(reason.is_some(), "ignored.txt: {line:?} has no reason");
+            let (term, row) = match line.split_once(" -> ") {
+                Some((term, row)) => (term, Some(row)),
+                None => (line, None),
+            };
+            let twice = all.insert(term, row).is_some();
+            assert!(!twice, "ignored.txt has {term:?} twice");
+        }
+    }
+    all
+}
+
+/// As it is compared: words and options of one name are one term.
+fn fold(name: &str) -> String {
+    name.to_lowercase().replace(['_', '-'], " ")
+}
+
+/// The key of `key: value`, where it is one and no heading.
+fn key(name: &str) -> Option<&str> {
+    let is_key = |key: &str| {
+        let mut bytes = key.bytes();
+        bytes.all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"_.".contains(&b))
+    };
+    let (key, _) = name.split_once(": ")?;
+    is_key(key).then_some(key)
+}
+
+/// A path, and what is left of it without its first parts, the longest first.
+fn tails(path: &str) -> impl Iterator<Item = &str> {
+    std::iter::successors(Some(path), |rest| {
+        rest.split_once('.').map(|(_, tail)| tail)
+    })
+}
+
+/// Whether a part of a path is the name of a model.
+fn is_of(path: &str, model: &str) -> bool {
+    path.split('.').any(|part| part == model)
+}
+
+/// The names of rows.
+pub struct Rows<'n>(BTreeMap<String, &'n str>);
+
+impl<'n> Rows<'n> {
+    /// Panics where a name has two rows.
+    pub fn new(names: impl IntoIterator<Item = &'n str>) -> Self {
+        let mut rows = BTreeMap::new();
+        for name in names {
+            let twice = rows.insert(fold(name), name);
+            assert!(twice.is_none(), "{name} has two rows");
+        }
+        let keys: Vec<(String, &str)> = rows
+            .values()
+            .filter_map(|&name| key(name).map(|key| (fold(key), name)))
+            .collect();
+        for (key, name) in keys {
+            rows.entry(key).or_insert(name);
+        }
+        Self(rows)
+    }
+
+    /// The row of exactly this name.
+    pub fn named(&self, name: &str) -> Option<&'n str> {
+        let row = self.0.get(&fold(name)).copied();
+        row.filter(|row| fold(row) == fold(name))
+    }
+
+    /// The name of the row that answers a term: its own, or that of the longest end of its path, or of its key.
+    pub fn answer(&self, term: &str) -> Option<&'n str> {
+        let mut paths = tails(term).chain(key(term).into_iter().flat_map(tails));
+        let row = paths.find_map(|path| self.0.get(&fold(path)).copied())?;
+        let mut models = MODELS.into_iter();
+        let same = models.all(|model| !is_of(term, model) || is_of(row, model));
+        same.then_some(row)
+    }
+}
+
+/// Terms that no row answers, rows that answer no term, and entries of `ignored.txt` that are none.
+pub fn mismatches(rows: &Rows<'_>, names: &[&str]) -> Vec<String> {
+    let (terms, ignored) = (terms(), ignored());
+    let mut wrong = Vec::new();
+    let mut used = BTreeSet::new();
+    for term in &terms {
+        match (rows.answer(term.text), ignored.get(term.text)) {
+            (_, Some(_)) if rows.named(term.text).is_some() => {
+                wrong.push(format!("{:?} is ignored and has a row", term.text));
+            }
+            (_, Some(None)) => {}
+            (_, Some(Some(row))) => match rows.named(row) {
+                Some(row) => {
+                    used.insert(row);
+                }
+                None => wrong.push(format!("{:?} -> {row:?}, which is no row", term.text)),
+            },
+            (Some(row), None) => {
+                used.insert(row);
+            }
+            (None, None) => wrong.push(format!("{:?} of {} has no row", term.text, term.place)),
+        }
+    }
+    let known: BTreeSet<&str> = terms.iter().map(|term| term.text).collect();
+    let stale = ignored.keys().filter(|term| !known.contains(*term));
+    wrong.extend(stale.map(|term| format!("ignored.txt: {term:?} is no term of the guides")));
+    let unused = names.iter().filter(|name| !used.contains(*name));
+    wrong.extend(unused.map(|name| format!("{name} is no term of the guides")));
+    wrong
+}
+
+#[test]
+fn a_row_answers_for_its_name_in_other_spellings_and_for_paths_that_end_in_it() {
+    let rows = Rows::new(["param_offload", "Dynamic Batching", "strategy: fsdp2"]);
+    for (term, row) in [
+        ("actor.fsdp_config.param_offload", Some("param_offload")),
+        ("dynamic-batching", Some("Dynamic Batching")),
+        ("actor.strategy", Some("strategy: fsdp2")),
+        ("param_offload: 2", Some("param_offload")),
+        ("other_param_offload", None),
+        ("Dynamic Batching: 20-40%", None),
+    ] {
+        assert_eq!(rows.answer(term), row, "{term}");
+    }
+}
+
+#[test]
+fn the_row_of_the_policys_setting_does_not_answer_for_another_models() {
+    let policy = Rows::new(["param_offload"]);
+    assert_eq!(policy.answer("actor.ref.param_offload"), None);
+    assert_eq!(policy.answer("critic.param_offload"), None);
+    let both = Rows::new(["param_offload", "ref.param_offload"]);
+    let found = both.answer("actor.ref.param_offload");
+    assert_eq!(found, Some("ref.param_offload"));
+}

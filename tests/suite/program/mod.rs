@@ -9,6 +9,7 @@ mod plan;
 mod ppo;
 mod precision;
 mod quantization;
+mod readings;
 mod rewards;
 mod rollout;
 mod runs;

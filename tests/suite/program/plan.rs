@@ -125,6 +125,16 @@ fn a_budget_on_the_command_line_wins_and_less_of_it_never_predicts_more() {
     assert!(tight <= 7 << 20 && tight <= free, "{tight} of {free}");
 }
 
+/// Which is known of a CPU on Linux.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_budget_may_be_what_the_device_has() {
+    let bench = Bench::new();
+    let plan = json(&bench, &["memory.budget=auto"]);
+    let budget = plan["budget_bytes"].as_u64().expect("a budget");
+    assert!(plan["peak_bytes"].as_u64().unwrap() < budget);
+}
+
 #[test]
 fn where_nothing_fits_it_says_by_how_much_and_what_would_do() {
     let bench = Bench::new();

@@ -25,3 +25,6 @@ pub use phases::{estimate, estimate_parallel};
 pub use result::{Estimate, PhaseEstimate, Seconds};
 pub use sizes::Sizes;
 pub use workload::{CriticWork, Examples, RewardWork, Workload};
+
+#[cfg(test)]
+mod tests;

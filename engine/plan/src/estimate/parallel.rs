@@ -273,4 +273,17 @@ mod tests {
         assert_eq!(p.cache(800), 100);
         assert_eq!(p.to_string(), "8 devices: tensor 2 x pipeline 4");
     }
+
+    #[test]
+    fn sequence_parallelism_divides_activations_and_leaves_weights_whole() {
+        let p = Parallel {
+            sequence: 4,
+            ..Parallel::default()
+        };
+        assert_eq!([p.between(400), p.inside(400), p.cache(400)], [100; 3]);
+        assert_eq!(
+            [p.weights(400), p.gradients(400), p.optimizer(400)],
+            [400; 3]
+        );
+    }
 }

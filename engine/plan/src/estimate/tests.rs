@@ -1,0 +1,480 @@
+//! What docs/memory.md says of settings, formulas and rules of thumb, as far as arithmetic can tell. That the arithmetic is right is the
+//! business of `tests/memory`, which counts bytes.
+
+use super::{CriticWork, Estimate, Parallel, Sizes, Workload, Zero, estimate, rules};
+use crate::test_support::device;
+use crate::{Granularity, MemoryConfig, MomentKind, OptimizerOffload, ParamOffload, RoleMemory};
+use firebrick_spec::{Arch, Backend, Category, DeviceProfile, KvCacheDtype, Precision};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Narrow, so that what grows with the tokens is most of a backward pass, and its peak in the last layer.
+const HIDDEN: u64 = 128;
+const LAYERS: u64 = 8;
+const KEY_HEADS: u64 = 2;
+const HEAD: u64 = 32;
+
+fn arch(vocab: usize) -> Arch {
+    let config = json!({
+        "model_type": "llama", "vocab_size": vocab, "hidden_size": HIDDEN, "intermediate_size": 256,
+        "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": KEY_HEADS, "head_dim": HEAD,
+        "max_position_embeddings": 131_072, "tie_word_embeddings": false
+    });
+    let Value::Object(config) = config else {
+        unreachable!("an object")
+    };
+    Arch::from_config(&config, Path::new("test")).expect("an architecture")
+}
+
+/// 64 sequences of 512 tokens, in micro-batches of 16,384.
+fn workload() -> Workload {
+    Workload::grpo(arch(512), [256, 256], 8, 8)
+}
+
+fn parameters() -> u64 {
+    Sizes::of(&arch(512), None).total()
+}
+
+fn under(workload: &Workload, memory: &MemoryConfig, profile: &DeviceProfile) -> Estimate {
+    let (arch, critic) = (&workload.arch, workload.critic_arch());
+    let plan = memory.plans(
+        arch,
+        workload.reference,
+        critic,
+        workload.rollouts() as usize,
+    );
+    estimate(workload, &plan.expect("a plan"), profile)
+}
+
+fn on_cuda(workload: &Workload, memory: &MemoryConfig) -> Estimate {
+    under(workload, memory, &device(Backend::Cuda))
+}
+
+fn held(estimate: &Estimate, phase: &str, category: Category) -> u64 {
+    let phase = estimate.phase(phase).expect("a phase");
+    phase.categories.get(&category).copied().unwrap_or(0)
+}
+
+fn total(estimate: &Estimate, phase: &str) -> u64 {
+    estimate.phase(phase).expect("a phase").total_bytes
+}
+
+fn checkpointed() -> MemoryConfig {
+    MemoryConfig {
+        gradient_checkpointing: true,
+        ..MemoryConfig::default()
+    }
+}
+
+/// Bytes of one activation of a micro-batch.
+fn row() -> u64 {
+    4 * HIDDEN * MemoryConfig::default().train_tokens as u64
+}
+
+#[test]
+fn kept_inputs_are_tokens_times_hidden_size_for_each_segment() {
+    let kept = |memory: &MemoryConfig| {
+        held(
+            &on_cuda(&workload(), memory),
+            "backward",
+            Category::KeptInputs,
+        )
+    };
+    assert_eq!(kept(&MemoryConfig::default()), 0);
+    assert_eq!(kept(&checkpointed()), LAYERS * row());
+    let every_second = MemoryConfig {
+        checkpoint_every: 2,
+        ..checkpointed()
+    };
+    assert_eq!(kept(&every_second), LAYERS / 2 * row());
+    let halves = MemoryConfig {
+        recompute_granularity: Granularity::Half,
+        ..checkpointed()
+    };
+    assert_eq!(kept(&halves), 2 * LAYERS * row());
+    let first = MemoryConfig {
+        checkpoint_layers: Some(vec![0]),
+        ..checkpointed()
+    };
+    assert_eq!(kept(&first), row());
+    // larger segments have a larger live graph, smaller ones a smaller
+    let live = |memory: &MemoryConfig| {
+        held(
+            &on_cuda(&workload(), memory),
+            "backward",
+            Category::LiveGraph,
+        )
+    };
+    let (layer, two, half) = (live(&checkpointed()), live(&every_second), live(&halves));
+    assert!(half < layer && layer < two, "{half}, {layer}, {two}");
+}
+
+#[test]
+fn a_share_of_one_less_one_in_r_recomputed_divides_the_graphs_by_about_r() {
+    let graphs = |memory: &MemoryConfig| {
+        held(
+            &on_cuda(&workload(), memory),
+            "backward",
+            Category::LiveGraph,
+        ) as f64
+    };
+    let plain = graphs(&MemoryConfig::default());
+    for r in [2.0, 4.0] {
+        let memory = MemoryConfig {
+            checkpoint_ratio: Some(1.0 - 1.0 / r),
+            ..checkpointed()
+        };
+        let divided = plain / graphs(&memory);
+        assert!((divided / r - 1.0).abs() < 0.15, "{divided} for {r}");
+    }
+}
+
+#[test]
+fn weights_gradients_and_moments_are_so_many_bytes_a_parameter() {
+    let half = Workload {
+        rollout_precision: Precision::Bf16,
+        arch: arch(512).in_precision(Precision::Bf16),
+        ..workload()
+    };
+    let p = parameters();
+    for (kind, moments) in [
+        (MomentKind::F32, 8 * p),
+        (MomentKind::Bf16, 4 * p),
+        (MomentKind::Block8, 2 * (p + 4 * p.div_ceil(256))),
+    ] {
+        let memory = MemoryConfig {
+            moments: kind,
+            ..MemoryConfig::default()
+        };
+        for (workload, weights, masters) in [(&workload(), 4 * p, 0), (&half, 2 * p, 4 * p)] {
+            let update = on_cuda(workload, &memory);
+            let of = |category| held(&update, "optimizer", category);
+            assert_eq!(of(Category::Parameters), weights);
+            assert_eq!(of(Category::Gradients), 4 * p);
+            assert_eq!(of(Category::MasterWeights), masters);
+            assert_eq!(of(Category::Moments), moments);
+        }
+    }
+    let kept = |workload: &Workload| {
+        held(
+            &on_cuda(workload, &checkpointed()),
+            "backward",
+            Category::KeptInputs,
+        )
+    };
+    assert_eq!(kept(&workload()), 2 * kept(&half));
+    let cache = |workload: &Workload| {
+        held(
+            &on_cuda(workload, &checkpointed()),
+            "rollout",
+            Category::KvCache,
+        )
+    };
+    assert_eq!(cache(&workload()), 2 * cache(&half));
+}
+
+#[test]
+fn each_offload_takes_its_state_off_the_device() {
+    let p = parameters();
+    let update = |memory: MemoryConfig| on_cuda(&workload(), &memory);
+    let moments = |estimate: &Estimate| held(estimate, "optimizer", Category::Moments);
+    let host = |estimate: &Estimate| estimate.phase("optimizer").expect("a phase").host_bytes;
+
+    let idle = update(MemoryConfig {
+        optimizer_offload: OptimizerOffload::Idle,
+        ..MemoryConfig::default()
+    });
+    // the largest matrix's moments visit
+    let largest = Sizes::of(&arch(512), None).largest_trained;
+    assert_eq!(moments(&idle), 8 * largest);
+    assert_eq!(held(&idle, "backward", Category::Moments), 0);
+    assert!(host(&idle) >= 8 * (p - largest));
+
+    let cpu = |fraction| {
+        update(MemoryConfig {
+            optimizer_offload: OptimizerOffload::Cpu,
+            offload_fraction: fraction,
+            ..MemoryConfig::default()
+        })
+    };
+    assert_eq!(moments(&cpu(1.0)), 0);
+    // moments, and the weights that the host updates
+    assert!(host(&cpu(1.0)) >= 12 * p);
+    assert!(moments(&cpu(0.5)).abs_diff(4 * p) <= 8);
+
+    let away = update(MemoryConfig {
+        grad_offload: true,
+        ..MemoryConfig::default()
+    });
+    assert_eq!(held(&away, "optimizer", Category::Gradients), 0);
+    assert!(host(&away) >= 4 * p);
+}
+
+#[test]
+fn weights_that_are_idle_or_streamed_leave_the_device_except_while_it_samples() {
+    let p = parameters();
+    // the reference alone scores
+    let workload = Workload {
+        reference: true,
+        old_log_probs: false,
+        ..workload()
+    };
+    let of = |policy, reference| {
+        let memory = MemoryConfig {
+            param_offload: policy,
+            reference: RoleMemory {
+                param_offload: reference,
+                score_tokens: None,
+            },
+            ..checkpointed()
+        };
+        on_cuda(&workload, &memory)
+    };
+    let (none, idle, streamed) = (
+        of(ParamOffload::None, ParamOffload::None),
+        of(ParamOffload::Idle, ParamOffload::Idle),
+        of(ParamOffload::Streamed, ParamOffload::Streamed),
+    );
+    for estimate in [&none, &idle, &streamed] {
+        assert_eq!(held(estimate, "rollout", Category::Parameters), 4 * p);
+    }
+    assert_eq!(held(&none, "score", Category::Parameters), 4 * p);
+    assert_eq!(held(&none, "backward", Category::Reference), 4 * p);
+    for away in [&idle, &streamed] {
+        assert_eq!(held(away, "score", Category::Parameters), 0);
+        assert_eq!(held(away, "backward", Category::Reference), 0);
+    }
+    assert_eq!(held(&idle, "backward", Category::Parameters), 4 * p);
+    // a layer at work, and as many ahead of it as copies are in flight
+    let visiting = held(&streamed, "backward", Category::Parameters);
+    assert!(visiting > 0 && visiting <= 2 * 4 * Sizes::of(&arch(512), None).layer());
+}
+
+#[test]
+fn offloaded_inputs_leave_the_device_but_for_those_on_their_way() {
+    let offloaded = |prefetch, group| MemoryConfig {
+        activation_offload: true,
+        activation_offload_group: group,
+        prefetch,
+        ..checkpointed()
+    };
+    for (prefetch, group, rows) in [(0, 1, 1), (1, 1, 2), (1, 2, 4), (2, 1, 3)] {
+        let away = on_cuda(&workload(), &offloaded(prefetch, group));
+        assert_eq!(held(&away, "backward", Category::KeptInputs), rows * row());
+        assert!(away.host_peak_bytes >= LAYERS * row());
+    }
+    assert_eq!(MemoryConfig::default().prefetch, 1);
+    // of a whole graph recomputing frees the most, and offload comes on top
+    let peak = |memory: &MemoryConfig| total(&on_cuda(&workload(), memory), "backward");
+    let (plain, kept) = (peak(&MemoryConfig::default()), peak(&checkpointed()));
+    let away = peak(&offloaded(1, 1));
+    assert!(plain - kept > kept - away && kept > away);
+}
+
+#[test]
+fn keys_and_values_take_whole_blocks_of_every_sequence() {
+    let sequences = 64;
+    let cache = |workload: &Workload| {
+        let estimate = on_cuda(workload, &MemoryConfig::default());
+        held(&estimate, "rollout", Category::KvCache)
+    };
+    let bytes = 8 * LAYERS * KEY_HEADS * HEAD * 512 * sequences;
+    assert_eq!(cache(&workload()), bytes);
+    // the guide's formula has the hidden size for the width of keys: too much by heads over key heads
+    let guide = sequences * 512 * LAYERS * HIDDEN * 2 * 4;
+    assert_eq!(guide, bytes * 4 / KEY_HEADS);
+    let shorter = Workload {
+        response_length: 250,
+        ..workload()
+    };
+    assert_eq!(cache(&shorter), bytes, "the last block is whole");
+    let int8 = Workload {
+        kv_cache_dtype: KvCacheDtype::Int8,
+        ..workload()
+    };
+    let token = KEY_HEADS * (2 * HEAD + 4);
+    assert_eq!(cache(&int8), LAYERS * token * 512 * sequences);
+    let limited = Workload {
+        kv_cache_bytes: Some(bytes / 4),
+        ..workload()
+    };
+    assert_eq!(cache(&limited), bytes / 4);
+    let plan = |max_num_seqs| {
+        let plan = MemoryConfig::default().plans(&arch(512), false, None, max_num_seqs);
+        estimate(&workload(), &plan.expect("a plan"), &device(Backend::Cuda))
+    };
+    let few = held(&plan(4), "rollout", Category::KvCache);
+    assert!(few < bytes / 4, "{few} for 4 at a time");
+}
+
+/// Bytes of training, of keys and values, and of the host, for as many sequences at a time as there are.
+fn of_batch(prompts: u64, group: u64, lengths: [u64; 2]) -> [u64; 3] {
+    let workload = Workload::grpo(arch(512), lengths, prompts, group);
+    let estimate = on_cuda(&workload, &MemoryConfig::default());
+    let backward = estimate.phase("backward").expect("a phase");
+    let cache = held(&estimate, "rollout", Category::KvCache);
+    [backward.total_bytes, cache, backward.host_bytes]
+}
+
+#[test]
+fn more_prompts_and_larger_groups_are_more_micro_batches_and_not_larger_ones() {
+    let [training, cache, host] = of_batch(16, 8, [256, 256]);
+    for (prompts, group) in [(32, 8), (16, 16)] {
+        let more = of_batch(prompts, group, [256, 256]);
+        // what is known of the tokens of a step is on the host
+        assert_eq!(more, [training, 2 * cache, 2 * host]);
+    }
+}
+
+#[test]
+fn shorter_texts_take_fewer_keys_and_values_and_as_much_for_training_in_less_time() {
+    let [training, cache, _] = of_batch(16, 8, [256, 256]);
+    let [less, half, _] = of_batch(16, 8, [128, 128]);
+    assert_eq!(2 * half, cache);
+    assert!(less <= training && training - less < training / 100);
+    let seconds = |lengths| {
+        let workload = Workload::grpo(arch(512), lengths, 16, 8);
+        on_cuda(&workload, &MemoryConfig::default())
+            .seconds
+            .backward
+    };
+    assert!(seconds([128, 128]) < seconds([256, 256]));
+}
+
+#[test]
+fn scoring_has_micro_batches_of_its_own() {
+    let memory = MemoryConfig::default();
+    assert!(memory.score_tokens > memory.train_tokens);
+    let small = MemoryConfig {
+        score_tokens: 4096,
+        ..memory.clone()
+    };
+    let (large, small) = (on_cuda(&workload(), &memory), on_cuda(&workload(), &small));
+    assert!(total(&small, "score") < total(&large, "score"));
+    assert_eq!(total(&small, "backward"), total(&large, "backward"));
+    assert_eq!(held(&large, "score", Category::LiveGraph), 0);
+}
+
+/// A vocabulary that outweighs the rest, in micro-batches of two sequences, half of whose tokens are scored.
+fn large_vocabulary() -> Workload {
+    let policy = arch(32_000);
+    Workload {
+        critic: Some(CriticWork {
+            arch: policy.clone().with_value_head(),
+            clips: true,
+        }),
+        ..Workload::grpo(policy, [256, 256], 8, 8)
+    }
+}
+
+#[test]
+fn logits_of_one_chunk_are_there_at_a_time() {
+    let head = |head_rows| {
+        let memory = MemoryConfig {
+            head_rows,
+            train_tokens: 1024,
+            ..MemoryConfig::default()
+        };
+        let estimate = under(&large_vocabulary(), &memory, &device(Backend::Cpu));
+        held(&estimate, "backward", Category::Head)
+    };
+    assert!(head(512) >= 4 * 512 * 32_000);
+    assert_eq!(head(512), 2 * head(256));
+    // no more than 512 tokens are scored
+    assert_eq!(head(1024), head(512));
+}
+
+#[test]
+fn the_head_of_a_critic_holds_no_logits() {
+    let memory = MemoryConfig {
+        train_tokens: 1024,
+        ..MemoryConfig::default()
+    };
+    let estimate = under(&large_vocabulary(), &memory, &device(Backend::Cpu));
+    let (policy, critic) = (
+        held(&estimate, "backward", Category::Head),
+        held(&estimate, "critic_backward", Category::Head),
+    );
+    assert!(policy > 20 * critic, "{policy} and {critic}");
+    assert!(total(&estimate, "critic_backward") < total(&estimate, "backward"));
+}
+
+#[test]
+fn long_sequences_take_memory_in_proportion_to_their_length() {
+    let of = |length: usize, attention_rows, profile: &DeviceProfile| {
+        let workload = Workload::grpo(arch(512), [1024, length as u64 - 1024], 1, 2);
+        let memory = MemoryConfig {
+            attention_rows,
+            train_tokens: length,
+            ..checkpointed()
+        };
+        under(&workload, &memory, profile)
+    };
+    // where kernels attend, nothing grows faster
+    for backend in [Backend::Cpu, Backend::Cuda, Backend::Wgpu] {
+        let bytes = |length| total(&of(length, 512, &device(backend)), "backward");
+        assert!(bytes(65_536) < 2 * bytes(32_768), "{backend:?}");
+    }
+    // where tensor operations do, scores of a chunk of queries grow with the length, and those of all with its square
+    let profile = DeviceProfile::assumed(Backend::Cuda);
+    let scores = |length, rows| held(&of(length, rows, &profile), "backward", Category::Attention);
+    assert_eq!(scores(8192, 512), 2 * scores(4096, 512));
+    assert_eq!(scores(8192, 0), 4 * scores(4096, 0));
+}
+
+#[test]
+fn recomputing_adds_a_forward_which_is_a_third_of_forward_and_backward() {
+    let model = rules::public("Qwen2.5-7B").expect("a public model");
+    let workload = Workload::grpo(model, [512, 512], 4, 8);
+    let seconds = |memory: &MemoryConfig| on_cuda(&workload, memory).seconds.backward;
+    let more = seconds(&checkpointed()) / seconds(&MemoryConfig::default()) - 1.0;
+    assert!(more > 0.25 && more < 0.34, "{more}");
+}
+
+#[test]
+fn rules_of_thumb_stand_beside_what_public_models_need() {
+    let stated = rules::MULTIPLIERS.map(|multiplier| multiplier.rule);
+    assert_eq!(
+        format!("{stated:?}"),
+        "[[4.0, 6.0], [2.0, 3.0], [1.2, 1.8], [1.5, 2.0]]"
+    );
+    assert_eq!(
+        rules::SMALLEST_DEVICE,
+        [("3B", 16), ("8B", 40), ("32B", 160)]
+    );
+    let table = rules::table(&device(Backend::Cuda)).expect("a table");
+    assert!(table.len() > 10);
+    for model in table {
+        let [fast, balanced, constrained, huge] = &model.presets[..] else {
+            panic!("{}: four presets", model.name)
+        };
+        // weights, gradients and two moments; everything but the weights may leave, and they sample on the device
+        assert!(fast.multiplier >= 4.0, "{}", model.name);
+        for preset in [balanced, constrained, huge] {
+            let needs = preset.multiplier;
+            assert!(needs >= 1.0 && needs < fast.multiplier, "{}", model.name);
+        }
+        assert!(balanced.relative_time >= 1.0, "{}", model.name);
+    }
+}
+
+#[test]
+fn several_devices_hold_gathered_layers_reduced_gradients_or_an_activation_besides() {
+    let sizes = Sizes::of(&arch(512), None);
+    let buffers = |parallel: Parallel| parallel.buffers(&sizes, 1000, HIDDEN);
+    let sharded = |zero| Parallel {
+        data: 4,
+        zero,
+        ..Parallel::default()
+    };
+    let layer = 4 * sizes.layer();
+    assert_eq!(buffers(Parallel::default()), 0);
+    assert_eq!(buffers(sharded(Zero::Off)), 0);
+    assert_eq!(buffers(sharded(Zero::Stage1)), layer);
+    assert_eq!(buffers(sharded(Zero::Stage3)), 3 * layer);
+    let tensor = Parallel {
+        tensor: 2,
+        ..Parallel::default()
+    };
+    assert_eq!(buffers(tensor), 4 * 1000 * HIDDEN);
+}
