@@ -3,7 +3,7 @@
 use super::config::{OptimConfig, UpdateAt};
 use super::scale::Scaler;
 use super::state::{ParamState, Update};
-use crate::executor::{Gradient, GradientHook, Gradients, Runtime};
+use crate::executor::{Boundary, Gradient, GradientHook, Gradients, Place, Runtime};
 use crate::plan::OptimizerPlan;
 use crate::{Error, Result};
 use burn::tensor::Device;
@@ -215,6 +215,7 @@ impl AdamW {
             self.update_unit(decoder, unit, clip, lr, |index| {
                 ahead.take(index, &mut gradients)
             })?;
+            runtime.record(Boundary::at(Place::Update, unit));
         }
         Ok(StepOutcome {
             loss_scale,

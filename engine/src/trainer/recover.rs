@@ -5,6 +5,7 @@
 
 use super::Trainer;
 use crate::error::OutOfMemory;
+use crate::executor::Place;
 use crate::metrics::{Event, Phase};
 use crate::plan;
 use crate::plan::planner::{Failure, Fit};
@@ -75,6 +76,7 @@ impl Trainer {
     /// Takes the next cheaper plan, or says why not and what would help.
     fn step_down(&mut self, phase: Phase, mut what: Box<OutOfMemory>) -> Result<()> {
         (what.phase, what.step) = (phase.name(), self.phase_step);
+        self.learner.runtime.record(Place::OutOfMemory);
         let failure = Failure {
             phase: phase.estimated().map(str::to_owned),
             used: what.in_use_bytes,
@@ -118,6 +120,7 @@ impl Trainer {
             model.plan = plan.clone();
         }
         self.plan = fit.plan.clone();
+        self.snapshots.planned(fit.estimate.phases.clone());
         self.replans += 1;
         self.recorder.plans(&self.request, &self.plan)?;
         let settings = fit.overrides();
@@ -130,7 +133,7 @@ impl Trainer {
         });
         self.place_models(phase)?;
         // what the failed attempt needed is no longer held: the next one is measured by itself
-        self.ledger.begin();
+        self.ledger.restart();
         Ok(())
     }
 }

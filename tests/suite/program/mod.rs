@@ -15,6 +15,7 @@ mod runs;
 mod sft;
 mod shared_trunk;
 mod streams;
+mod timeline;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
