@@ -28,6 +28,8 @@ pub enum Command {
     Plan(PlanArgs),
     /// Profile training steps: time by phase and by kernel family, optionally as a trace
     Bench(BenchArgs),
+    /// Print who held memory in a run, when, and what was predicted
+    Memory(MemoryArgs),
     /// Compute the mean reward of a checkpoint on the task's held-out prompts
     Eval(EvalArgs),
     /// Sample from a checkpoint
@@ -93,6 +95,16 @@ pub struct BenchArgs {
     /// Device to run on, overrides the file's
     #[arg(long)]
     pub device: Option<DeviceSpec>,
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct MemoryArgs {
+    /// Run folder. It has a timeline if the run had `memory.snapshot=N` (N steps; with `memory.trace=N` also the last N
+    /// allocations), or ended out of memory
+    pub run: PathBuf,
     /// Print one JSON object instead of tables
     #[arg(long)]
     pub json: bool,

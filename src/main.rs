@@ -84,6 +84,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Sft(args) => commands::train::run(&args, Mode::Sft, start(args.resume)),
         Command::Plan(args) => commands::plan::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
+        Command::Memory(args) => commands::memory::run(&args),
         Command::Eval(args) => commands::eval::run(&args),
         Command::Generate(args) => commands::generate::run(&args),
         Command::Logprobs(args) => commands::logprobs::run(&args),

@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
-/// Rows of cells under a header; the first column reads from the left, the others are numbers and stand right.
+/// Rows of cells under a header: the first columns are text and aligned left, the others are numbers and aligned right.
 pub struct Table {
     rows: Vec<Vec<String>>,
     text_columns: usize,
+    ends_with_text: bool,
 }
 
 impl Table {
@@ -14,7 +15,14 @@ impl Table {
         Self {
             rows: vec![header.iter().map(|&s| s.to_owned()).collect()],
             text_columns,
+            ends_with_text: false,
         }
+    }
+
+    /// The same with text in the last column too.
+    pub fn ends_with_text(mut self) -> Self {
+        self.ends_with_text = true;
+        self
     }
 
     pub fn row(&mut self, cells: Vec<String>) {
@@ -35,7 +43,9 @@ impl Table {
             for (c, (cell, width)) in row.iter().zip(&widths).enumerate() {
                 let gap = if c == 0 { "" } else { "  " };
                 // writing to a string cannot fail
-                let _ = if c < self.text_columns {
+                let is_last = c + 1 == columns;
+                let is_text = c < self.text_columns || (self.ends_with_text && is_last);
+                let _ = if is_text {
                     write!(line, "{gap}{cell:<width$}")
                 } else {
                     write!(line, "{gap}{cell:>width$}")
@@ -60,6 +70,17 @@ mod tests {
         assert_eq!(
             table.render(),
             "NAME      BYTES\na             1\nlonger  1000000\n"
+        );
+    }
+
+    #[test]
+    fn the_last_column_may_be_text() {
+        let mut table = Table::new(0, &["BYTES", "WHERE"]).ends_with_text();
+        table.row(vec!["1".into(), "a".into()]);
+        table.row(vec!["1000000".into(), "there and back".into()]);
+        assert_eq!(
+            table.render(),
+            "  BYTES  WHERE\n      1  a\n1000000  there and back\n"
         );
     }
 }

@@ -3,8 +3,9 @@
 //! A backend's memory pool reports how much is in use, not for what. Code that keeps tensors across a phase or segment boundary
 //! registers their bytes with [`Accounts::hold`]; dropping the [`MemoryGuard`] subtracts them again.
 
-pub use firebrick_spec::{Category, Home};
+pub use firebrick_spec::{Account, Category, Home, Role};
 
+use crate::allocation_trace;
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,13 +16,23 @@ struct Cell {
     peak: AtomicU64,
 }
 
-/// The memory accounts of one training run, shared by everything that allocates for it.
+/// What the accounts of all models of a run share.
 #[derive(Debug, Default)]
-pub struct Accounts {
+struct Books {
     cells: [[Cell; 2]; Category::ALL.len()],
+    /// What of it each model holds, by [`Account::index`].
+    by_model: [[[AtomicU64; Home::ALL.len()]; Category::ALL.len()]; Role::ALL.len()],
 }
 
-/// The state of one account.
+/// The memory accounts of one training run, shared by everything that allocates for it. Bytes are registered for one model:
+/// the policy, unless [`for_model`](Self::for_model) says otherwise.
+#[derive(Debug)]
+pub struct Accounts {
+    books: Arc<Books>,
+    model: Role,
+}
+
+/// The state of one account, all models together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Balance {
     /// What the bytes are held for.
@@ -34,36 +45,71 @@ pub struct Balance {
     pub peak_bytes: u64,
 }
 
+impl Books {
+    fn cell(&self, category: Category, home: Home) -> &Cell {
+        &self.cells[category as usize][home as usize]
+    }
+
+    fn of(&self, account: Account) -> &AtomicU64 {
+        let Account {
+            category,
+            home,
+            model,
+        } = account;
+        &self.by_model[model as usize][category as usize][home as usize]
+    }
+}
+
 impl Accounts {
     /// Empty accounts.
     #[must_use]
     pub fn new() -> Arc<Self> {
-        Arc::default()
+        Arc::new(Self {
+            books: Arc::default(),
+            model: Role::Policy,
+        })
     }
 
-    fn cell(&self, category: Category, home: Home) -> &Cell {
-        &self.cells[category as usize][home as usize]
+    /// The same accounts; what is registered through them is held for this model.
+    #[must_use]
+    pub fn for_model(&self, model: Role) -> Arc<Self> {
+        Arc::new(Self {
+            books: Arc::clone(&self.books),
+            model,
+        })
     }
 
     /// Adds bytes to an account until the returned guard is dropped.
     #[must_use]
     pub fn hold(self: &Arc<Self>, category: Category, home: Home, bytes: usize) -> MemoryGuard {
-        let cell = self.cell(category, home);
+        let account = Account {
+            category,
+            home,
+            model: self.model,
+        };
+        let cell = self.books.cell(category, home);
         let bytes = bytes as u64;
         let now = cell.now.fetch_add(bytes, Relaxed) + bytes;
         cell.peak.fetch_max(now, Relaxed);
+        self.books.of(account).fetch_add(bytes, Relaxed);
         MemoryGuard {
+            trace_key: allocation_trace::held(account, bytes),
             accounts: Arc::clone(self),
-            category,
-            home,
+            account,
             bytes,
         }
+    }
+
+    /// Bytes held now by every account, by [`Account::index`].
+    pub fn held(&self) -> impl Iterator<Item = u64> {
+        let all = self.books.by_model.iter().flatten().flatten();
+        all.map(|bytes| bytes.load(Relaxed))
     }
 
     /// One account.
     #[must_use]
     pub fn balance(&self, category: Category, home: Home) -> Balance {
-        let cell = self.cell(category, home);
+        let cell = self.books.cell(category, home);
         Balance {
             category,
             home,
@@ -95,7 +141,7 @@ impl Accounts {
 
     /// Sets peaks to what is held now.
     pub fn reset_peaks(&self) {
-        for cell in self.cells.iter().flatten() {
+        for cell in self.books.cells.iter().flatten() {
             cell.peak.store(cell.now.load(Relaxed), Relaxed);
         }
     }
@@ -105,9 +151,10 @@ impl Accounts {
 #[derive(Debug)]
 pub struct MemoryGuard {
     accounts: Arc<Accounts>,
-    category: Category,
-    home: Home,
+    account: Account,
     bytes: u64,
+    /// What the trace knows it by; `None` if it was not traced.
+    trace_key: Option<u64>,
 }
 
 impl MemoryGuard {
@@ -120,8 +167,16 @@ impl MemoryGuard {
 
 impl Drop for MemoryGuard {
     fn drop(&mut self) {
-        let cell = self.accounts.cell(self.category, self.home);
+        let account = self.account;
+        let cell = self.accounts.books.cell(account.category, account.home);
         cell.now.fetch_sub(self.bytes, Relaxed);
+        self.accounts
+            .books
+            .of(account)
+            .fetch_sub(self.bytes, Relaxed);
+        if let Some(key) = self.trace_key {
+            allocation_trace::released(key, account, self.bytes);
+        }
     }
 }
 
@@ -142,5 +197,33 @@ mod tests {
         let balance = accounts.balance(Category::KeptInputs, Home::Device);
         assert_eq!((balance.bytes, balance.peak_bytes), (0, 50));
         assert_eq!(accounts.balances().len(), 1);
+    }
+
+    #[test]
+    fn what_models_hold_adds_up_to_the_balance() {
+        let policy = Accounts::new();
+        let critic = policy.for_model(Role::Critic);
+        let held = |model| {
+            let account = Account {
+                category: Category::Moments,
+                home: Home::Host,
+                model,
+            };
+            policy.held().nth(account.index())
+        };
+        let own = policy.hold(Category::Moments, Home::Host, 30);
+        let other = critic.hold(Category::Moments, Home::Host, 12);
+        assert_eq!(
+            (held(Role::Policy), held(Role::Critic)),
+            (Some(30), Some(12))
+        );
+        assert_eq!(policy.balance(Category::Moments, Home::Host).bytes, 42);
+        drop(own);
+        assert_eq!(
+            (held(Role::Policy), held(Role::Critic)),
+            (Some(0), Some(12))
+        );
+        drop(other);
+        assert_eq!(policy.held().sum::<u64>(), 0);
     }
 }

@@ -3,6 +3,7 @@
 //! A program opts in with
 //! `#[global_allocator] static ALLOCATOR: CountingAllocator = CountingAllocator;`.
 
+use crate::allocation_trace;
 use libmimalloc_sys::{mi_option_large_os_pages, mi_option_set_default, mi_option_t};
 use mimalloc::MiMalloc;
 use std::alloc::{GlobalAlloc, Layout};
@@ -45,12 +46,19 @@ fn refused(bytes: usize) {
 #[derive(Debug)]
 pub struct CountingAllocator;
 
-fn grew(bytes: usize) {
+fn grew(p: *mut u8, bytes: usize) {
+    if allocation_trace::traces_heap() && !allocation_trace::allocated(p.addr(), bytes) {
+        return;
+    }
     let now = CURRENT.fetch_add(bytes, Relaxed) + bytes;
     PEAK.fetch_max(now, Relaxed);
 }
 
-fn shrank(bytes: usize) {
+/// Called before the memory is given back, so that a trace never has an address twice; only a block that moves has left already.
+fn shrinks(p: *mut u8, bytes: usize) {
+    if allocation_trace::traces_heap() && !allocation_trace::freed(p.addr(), bytes) {
+        return;
+    }
     CURRENT.fetch_sub(bytes, Relaxed);
 }
 
@@ -63,7 +71,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
         if p.is_null() {
             refused(layout.size());
         } else {
-            grew(layout.size());
+            grew(p, layout.size());
         }
         p
     }
@@ -74,15 +82,15 @@ unsafe impl GlobalAlloc for CountingAllocator {
         if p.is_null() {
             refused(layout.size());
         } else {
-            grew(layout.size());
+            grew(p, layout.size());
         }
         p
     }
 
     unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        shrinks(p, layout.size());
         // SAFETY: the caller's promise is passed on.
         unsafe { MiMalloc.dealloc(p, layout) };
-        shrank(layout.size());
     }
 
     unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
@@ -91,8 +99,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
         if q.is_null() {
             refused(size);
         } else {
-            shrank(layout.size());
-            grew(size);
+            shrinks(p, layout.size());
+            grew(q, size);
         }
         q
     }
@@ -116,6 +124,15 @@ pub fn reset_peak() {
 /// Makes the peak at least this large.
 pub(crate) fn raise_peak(bytes: usize) {
     PEAK.fetch_max(bytes, Relaxed);
+}
+
+/// Runs work whose own peak shows in no reading: what a run writes down of its memory is not part of it.
+pub fn without_peak<T>(work: impl FnOnce() -> T) -> T {
+    let peak = PEAK.load(Relaxed);
+    let result = work();
+    reset_peak();
+    raise_peak(peak);
+    result
 }
 
 /// A reading of the counted heap.

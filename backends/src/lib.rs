@@ -1,6 +1,7 @@
 //! What computes: device names, probing, profiles, memory readings and accounts, host files, transfers. The only crate that names a backend's feature or type.
 
 pub mod accounts;
+pub mod allocation_trace;
 pub mod allocator;
 pub mod device;
 pub mod environment;

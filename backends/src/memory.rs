@@ -37,19 +37,14 @@ pub fn read(device: &Device) -> Reading {
         // an error of the device is reported by the next read of a tensor
         let _ = device.sync();
     }
-    match (device.memory_pool_usage(), allocator::heap()) {
+    match (device.memory_pool_usage(), counted_heap()) {
         (Some(pool), _) => Reading {
             source: ReadingSource::BurnPool,
             in_use_bytes: pool.bytes_in_use,
             reserved_bytes: pool.bytes_reserved,
             peak_bytes: None,
         },
-        (None, Some(heap)) => Reading {
-            source: ReadingSource::CountedHeap,
-            in_use_bytes: heap.current_bytes,
-            reserved_bytes: heap.current_bytes,
-            peak_bytes: Some(heap.peak_bytes),
-        },
+        (None, Some(heap)) => heap,
         (None, None) => Reading {
             source: ReadingSource::None,
             in_use_bytes: 0,
@@ -57,6 +52,17 @@ pub fn read(device: &Device) -> Reading {
             peak_bytes: None,
         },
     }
+}
+
+/// The counted heap, without waiting for anything; none in a program that did not install the counting allocator.
+#[must_use]
+pub fn counted_heap() -> Option<Reading> {
+    allocator::heap().map(|heap| Reading {
+        source: ReadingSource::CountedHeap,
+        in_use_bytes: heap.current_bytes,
+        reserved_bytes: heap.current_bytes,
+        peak_bytes: Some(heap.peak_bytes),
+    })
 }
 
 /// A device's memory around a piece of code: bytes before, after, and the peak in between.

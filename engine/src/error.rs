@@ -2,7 +2,7 @@
 
 use crate::lr_scheduler::LrSchedulerError;
 use crate::task::TaskError;
-use firebrick_backends::accounts::{Balance, Home};
+use firebrick_backends::accounts::Balance;
 use firebrick_plan::size::Bytes;
 use std::path::PathBuf;
 
@@ -73,6 +73,14 @@ pub enum Error {
     #[error("cannot resume {}: {detail}", path.display())]
     Resume {
         /// The run folder.
+        path: PathBuf,
+        /// Why, and what to do.
+        detail: String,
+    },
+    /// A file is no memory timeline that can be read, or there is none.
+    #[error("{}: {detail}", path.display())]
+    Timeline {
+        /// The run folder or the file.
         path: PathBuf,
         /// Why, and what to do.
         detail: String,
@@ -152,10 +160,7 @@ impl std::fmt::Display for OutOfMemory {
             write!(f, " ({})", self.detail)?;
         }
         for balance in &self.ranked {
-            let home = match balance.home {
-                Home::Device => "device",
-                Home::Host => "host",
-            };
+            let home = balance.home.name();
             let (name, bytes) = (balance.category.name(), Bytes(balance.bytes));
             write!(f, "\n  {name:<16} {home:<6} {bytes:>10}")?;
         }
@@ -201,6 +206,7 @@ impl Error {
             | Self::Budget { .. }
             | Self::RunExists { .. }
             | Self::Plan(_)
+            | Self::Timeline { .. }
             | Self::Resume { .. } => true,
             Self::Device(e) => !matches!(e, firebrick_backends::Error::Transfer(_)),
             Self::Model(e) => !matches!(e, firebrick_models::Error::Device { .. }),

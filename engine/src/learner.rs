@@ -70,10 +70,10 @@ impl Learner {
         runtime: impl Into<Arc<Runtime>>,
     ) -> Self {
         let runtime = runtime.into();
-        let accounts = &runtime.accounts;
-        let optimizer = AdamW::planned(optim, &decoder, plan.optimizer, accounts);
+        let accounts = runtime.accounts.for_model(role);
+        let optimizer = AdamW::planned(optim, &decoder, plan.optimizer, &accounts);
         Self {
-            model: ResidentModel::new(decoder, plan, role, accounts),
+            model: ResidentModel::new(decoder, plan, role, &accounts),
             optimizer,
             runtime,
             dropout: DropoutStep::default(),
@@ -97,7 +97,8 @@ impl Learner {
     #[must_use]
     pub fn fresh_optimizer(&self, optim: OptimConfig) -> AdamW {
         let (decoder, plan) = (&self.model.decoder, self.model.plan.optimizer);
-        AdamW::planned(optim, decoder, plan, &self.runtime.accounts)
+        let accounts = self.runtime.accounts.for_model(self.model.role());
+        AdamW::planned(optim, decoder, plan, &accounts)
     }
 
     /// Log-probs and entropies, in nats, of the scored tokens of sequences, in their order. Logits are divided by
@@ -191,7 +192,8 @@ impl Learner {
             .with_dropout(*dropout)
             .with_loss_scale(optimizer.loss_scale());
         optimizer.reserve(decoder)?;
-        let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
+        let mut gradients =
+            Gradients::planned(decoder.specs().count(), plan, runtime).for_role(role);
         let batch = Batch::pack(sequences, train_cut(plan, decoder.arch()))?;
         let micros = batch.micros();
         let mut applied = None;

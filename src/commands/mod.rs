@@ -5,6 +5,7 @@ pub mod devices;
 pub mod eval;
 pub mod generate;
 pub mod logprobs;
+pub mod memory;
 pub mod plan;
 pub mod train;
 

@@ -21,7 +21,7 @@ pub use backend::Backend;
 pub use error::{Error, Result};
 pub use kernels::{KernelTable, Operation, QuantizedProduct};
 pub use kv_cache::{BLOCK_SIZE, KvCacheDtype};
-pub use memory::{Category, Home};
+pub use memory::{Account, Category, Home, Role};
 pub use precision::Precision;
 pub use prepack::{Prepack, Quantization};
 pub use profile::{DeviceProfile, MatmulFlops, Origin, Pool};

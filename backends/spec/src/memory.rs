@@ -1,4 +1,4 @@
-//! Where bytes live, and what they are held for.
+//! Where bytes live, what they are held for, and for which model.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +13,20 @@ pub enum Home {
     Device,
     /// Host memory. On a CPU backend, or where host and device share one memory, this frees nothing.
     Host,
+}
+
+impl Home {
+    /// Both homes, in the order in which they are reported.
+    pub const ALL: [Self; 2] = [Self::Device, Self::Host];
+
+    /// Its name in files and tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Host => "host",
+        }
+    }
 }
 
 /// What bytes are held for.
@@ -94,16 +108,118 @@ impl Category {
     }
 }
 
+/// Which model of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// The model that is trained.
+    Policy,
+    /// The frozen model that KL terms compare with.
+    Reference,
+    /// The model that says what a state is worth, trained beside the policy.
+    Critic,
+    /// A frozen model whose score of a completion is part of its reward.
+    RewardModel,
+}
+
+impl Role {
+    /// All roles, in the order in which they are reported.
+    pub const ALL: [Self; 4] = [
+        Self::Policy,
+        Self::Reference,
+        Self::Critic,
+        Self::RewardModel,
+    ];
+
+    /// What its weights are accounted as.
+    #[must_use]
+    pub fn category(self) -> Category {
+        match self {
+            Self::Policy => Category::Parameters,
+            Self::Reference => Category::Reference,
+            Self::Critic => Category::Critic,
+            Self::RewardModel => Category::RewardModel,
+        }
+    }
+
+    /// Its name in files and tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Policy => "policy",
+            Self::Reference => "reference",
+            Self::Critic => "critic",
+            Self::RewardModel => "reward_model",
+        }
+    }
+}
+
+/// Who holds bytes: what for, where, and for which model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+pub struct Account {
+    /// What the bytes are held for.
+    pub category: Category,
+    /// Where.
+    pub home: Home,
+    /// For which model.
+    pub model: Role,
+}
+
+impl Account {
+    /// How many there are.
+    pub const COUNT: usize = Role::ALL.len() * Category::ALL.len() * Home::ALL.len();
+
+    /// Its place among all accounts, below [`COUNT`](Self::COUNT).
+    #[must_use]
+    pub fn index(self) -> usize {
+        let Self {
+            category,
+            home,
+            model,
+        } = self;
+        (model as usize * Category::ALL.len() + category as usize) * Home::ALL.len() + home as usize
+    }
+
+    /// Every account, in the order of their places.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Role::ALL.into_iter().flat_map(|model| {
+            Category::ALL.into_iter().flat_map(move |category| {
+                Home::ALL.into_iter().map(move |home| Self {
+                    category,
+                    home,
+                    model,
+                })
+            })
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn categories_stand_at_their_own_index() {
+    fn categories_roles_and_homes_are_at_their_own_index() {
         for (i, category) in Category::ALL.into_iter().enumerate() {
             assert_eq!(category as usize, i);
             let json = serde_json::to_value(category).unwrap();
             assert_eq!(json, category.name());
         }
+        for (i, role) in Role::ALL.into_iter().enumerate() {
+            assert_eq!(role as usize, i);
+            assert_eq!(serde_json::to_value(role).unwrap(), role.name());
+        }
+        for (i, home) in Home::ALL.into_iter().enumerate() {
+            assert_eq!(home as usize, i);
+            assert_eq!(serde_json::to_value(home).unwrap(), home.name());
+        }
+    }
+
+    #[test]
+    fn accounts_are_at_their_own_index() {
+        for (index, account) in Account::all().enumerate() {
+            assert_eq!(account.index(), index, "{account:?}");
+        }
+        assert_eq!(Account::all().count(), Account::COUNT);
     }
 }

@@ -2,6 +2,10 @@
 
 use crate::{Error, Granularity, MemoryConfig, OptimizerOffload, Order, ParamOffload, Result};
 
+/// Most events that `memory.trace` keeps, and about what one of them takes.
+const MOST_TRACED: usize = 1_000_000;
+const TRACED_BYTES: usize = 450;
+
 impl MemoryConfig {
     /// Refuses settings that cannot work, whatever the model.
     pub fn check(&self) -> Result<()> {
@@ -65,6 +69,13 @@ impl MemoryConfig {
         ];
         if let Some((key, _)) = sizes.iter().find(|(_, n)| *n == 0) {
             return Err(Error::Config(format!("memory.{key} should be at least 1")));
+        }
+        if self.trace > MOST_TRACED {
+            return Err(Error::Config(format!(
+                "memory.trace is {}; at most {MOST_TRACED} allocations can be traced, which take about {} MB of host memory",
+                self.trace,
+                MOST_TRACED * TRACED_BYTES / 1_000_000
+            )));
         }
         if !(0.0..0.9).contains(&self.margin) {
             return Err(Error::Config(format!(

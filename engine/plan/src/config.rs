@@ -88,6 +88,11 @@ pub struct MemoryConfig {
     /// In every step whose number this divides, each phase begins by giving the pools' free pages back (`PyTorch`'s
     /// `empty_cache`); 1: always, 0: never.
     pub cleanup_every: u64,
+    /// The run's first so many steps leave a memory timeline (`PyTorch`'s memory snapshot); 0: none. The first steps after the
+    /// start or the resumption.
+    pub snapshot: u64,
+    /// Allocations and releases that the timeline has, the last ones (verl's `trace_alloc_max_entries`); 0: none.
+    pub trace: usize,
     /// The reference policy's own settings.
     pub reference: RoleMemory,
     /// The critic's own settings: any of the keys above that belong to a model. What it leaves out is the policy's.
@@ -126,6 +131,8 @@ impl Default for MemoryConfig {
             score_tokens: 32_768,
             micro_batch_size: None,
             cleanup_every: 0,
+            snapshot: 0,
+            trace: 0,
             reference: RoleMemory::default(),
             critic: CriticMemory::default(),
         }

@@ -99,6 +99,8 @@ overrides! {
         _limit: "limit",
         _recover: "recover",
         _cleanup_every: "cleanup_every",
+        _snapshot: "snapshot",
+        _trace: "trace",
         _reference: "reference",
         _critic: "critic",
     }

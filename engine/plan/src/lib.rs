@@ -27,10 +27,11 @@ pub use applied_preset::{AppliedPreset, DeviceAbilities, LeftOut, PRECISION, SHA
 pub use config::{MemoryConfig, RoleMemory};
 pub use critic_memory::CriticMemory;
 pub use error::{Error, Result};
+pub use firebrick_spec::Role;
 pub use infeasible::Infeasible;
 pub use options::{Granularity, OptimizerOffload, Packing, ParamOffload};
 pub use plan::{
-    ActivationPolicy, Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, Role, RolloutPlan,
+    ActivationPolicy, Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, RolloutPlan,
     Segment,
 };
 pub use preset::Preset;

@@ -1,37 +1,10 @@
 //! Memory decisions as plain data: what each segment of the chain keeps between forward and backward, where every byte lives, and in
 //! which order work visits the device.
 
-use firebrick_spec::{Category, Home};
+use firebrick_spec::{Home, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
-
-/// Which model of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// The model that is trained.
-    Policy,
-    /// The frozen model that KL terms compare with.
-    Reference,
-    /// The model that says what a state is worth, trained beside the policy.
-    Critic,
-    /// A frozen model whose score of a completion is part of its reward.
-    RewardModel,
-}
-
-impl Role {
-    /// What its weights are accounted as.
-    #[must_use]
-    pub fn category(self) -> Category {
-        match self {
-            Self::Policy => Category::Parameters,
-            Self::Reference => Category::Reference,
-            Self::Critic => Category::Critic,
-            Self::RewardModel => Category::RewardModel,
-        }
-    }
-}
 
 /// What a segment keeps of its forward pass for its backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]

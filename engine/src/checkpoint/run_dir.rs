@@ -75,7 +75,11 @@ impl RunDir {
             file.sync_all()?;
             fs::rename(&aside, &path)
         };
-        write().map_err(Error::io("write", &path))
+        write().map_err(|error| {
+            // what a full disk cut off takes no room; the first error is the one to report
+            let _ = fs::remove_file(&aside);
+            Error::io("write", &path)(error)
+        })
     }
 
     /// Writes a JSON file whole.

@@ -2,8 +2,9 @@
 
 use super::runtime::Runtime;
 use crate::Result;
+use crate::plan::Role;
 use burn::tensor::Tensor;
-use firebrick_backends::accounts::{Category, Home, MemoryGuard};
+use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::transfer::{Download, HostTensor, Pending};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ enum Group {
 /// What the forward pass pushes and the backward pass pops in reverse.
 pub(super) struct ActivationStack<'r> {
     runtime: &'r Runtime,
+    accounts: Arc<Accounts>,
     prefetch: usize,
     group: usize,
     /// Inputs that stay on the device, and those of a group that is not yet full.
@@ -33,9 +35,11 @@ pub(super) struct ActivationStack<'r> {
 }
 
 impl<'r> ActivationStack<'r> {
-    pub fn new(runtime: &'r Runtime, prefetch: usize, group: usize) -> Self {
+    /// A stack of inputs of one model, in groups of `group`.
+    pub fn new(runtime: &'r Runtime, model: Role, prefetch: usize, group: usize) -> Self {
         Self {
             runtime,
+            accounts: runtime.accounts.for_model(model),
             prefetch,
             group,
             here: Vec::new(),
@@ -60,7 +64,7 @@ impl<'r> ActivationStack<'r> {
     }
 
     fn on_device(&self, input: Tensor<2>) -> OnDevice {
-        let hold = hold(self.runtime, Home::Device, bytes(&input));
+        let hold = hold(&self.accounts, Home::Device, bytes(&input));
         (input, hold)
     }
 
@@ -70,14 +74,14 @@ impl<'r> ActivationStack<'r> {
             .into_iter()
             .map(|(input, hold)| (Download::matrix(input), hold))
             .collect();
-        let accounts = Arc::clone(&self.runtime.accounts);
+        let accounts = Arc::clone(&self.accounts);
         let leaving = self.runtime.copier.run(move || {
             group
                 .into_iter()
                 .map(|(input, here)| {
                     let host = input.finish_matrix()?;
                     drop(here);
-                    let hold = accounts.hold(Category::KeptInputs, Home::Host, host.bytes());
+                    let hold = hold(&accounts, Home::Host, host.bytes());
                     Ok((host, hold))
                 })
                 .collect()
@@ -128,9 +132,9 @@ impl<'r> ActivationStack<'r> {
         land(&mut self.groups[index])?;
         let group = &mut self.groups[index];
         if let Group::Away(inputs) = group {
-            let runtime = self.runtime;
+            let (runtime, accounts) = (self.runtime, &self.accounts);
             let back = std::mem::take(inputs).into_iter().map(|(host, there)| {
-                let hold = hold(runtime, Home::Device, host.bytes());
+                let hold = hold(accounts, Home::Device, host.bytes());
                 drop(there);
                 (host.into_device(runtime.device()), hold)
             });
@@ -151,8 +155,8 @@ fn land(group: &mut Group) -> Result<bool> {
     Ok(true)
 }
 
-fn hold(runtime: &Runtime, home: Home, bytes: usize) -> MemoryGuard {
-    runtime.accounts.hold(Category::KeptInputs, home, bytes)
+fn hold(accounts: &Arc<Accounts>, home: Home, bytes: usize) -> MemoryGuard {
+    accounts.hold(Category::KeptInputs, home, bytes)
 }
 
 fn bytes(tensor: &Tensor<2>) -> usize {
@@ -175,7 +179,7 @@ mod tests {
         for prefetch in 0..4 {
             for group in 1..5 {
                 let runtime = Runtime::new(&device).with_prefetch(prefetch);
-                let mut kept = ActivationStack::new(&runtime, prefetch, group);
+                let mut kept = ActivationStack::new(&runtime, Role::Policy, prefetch, group);
                 let home = |i: usize| {
                     if i.is_multiple_of(3) {
                         Home::Device
@@ -199,7 +203,7 @@ mod tests {
         let device = Device::flex();
         for (prefetch, most) in [(0, 1), (1, 2), (2, 3)] {
             let runtime = Runtime::new(&device).with_prefetch(prefetch);
-            let mut kept = ActivationStack::new(&runtime, prefetch, 1);
+            let mut kept = ActivationStack::new(&runtime, Role::Policy, prefetch, 1);
             for i in 0..20 {
                 kept.push(number(i as f32, &device), Home::Host).unwrap();
             }

@@ -2,7 +2,8 @@
 
 use super::runtime::Runtime;
 use crate::Result;
-use firebrick_backends::accounts::{Category, Home, MemoryGuard};
+use crate::plan::Role;
+use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::transfer::Pending;
 use firebrick_models::Decoder;
 use firebrick_models::decoder::{HostWeights, Store};
@@ -31,6 +32,7 @@ enum Transit {
 /// Walks the units in the order in which a pass will visit them, so that the copies of host weights start before the visit.
 pub(super) struct Fetcher<'r> {
     runtime: &'r Runtime,
+    accounts: Arc<Accounts>,
     category: Category,
     /// Visits whose copies have not started.
     ahead: VecDeque<Range<usize>>,
@@ -42,13 +44,14 @@ pub(super) struct Fetcher<'r> {
 impl<'r> Fetcher<'r> {
     pub fn new(
         runtime: &'r Runtime,
-        category: Category,
+        role: Role,
         visits: impl IntoIterator<Item = Range<usize>>,
         prefetch: usize,
     ) -> Self {
         Self {
             runtime,
-            category,
+            accounts: runtime.accounts.for_model(role),
+            category: role.category(),
             ahead: visits.into_iter().collect(),
             started: VecDeque::new(),
             prefetch,
@@ -110,8 +113,7 @@ impl<'r> Fetcher<'r> {
 
     fn upload(&self, decoder: &Decoder, host: HostWeights) -> (Weights, MemoryGuard) {
         let bytes = host.iter().map(|(_, value)| value.bytes()).sum();
-        let accounts = &self.runtime.accounts;
-        let hold = accounts.hold(self.category, Home::Device, bytes);
+        let hold = self.accounts.hold(self.category, Home::Device, bytes);
         let device = decoder.device();
         let entries = host
             .into_iter()

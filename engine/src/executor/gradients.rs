@@ -4,7 +4,7 @@
 use super::runtime::Runtime;
 use crate::Result;
 use crate::error::device_error;
-use crate::plan::ModelPlan;
+use crate::plan::{ModelPlan, Role};
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::kernels::{self, RowsByToken};
@@ -73,6 +73,13 @@ impl Gradients {
             plan.prefetch,
             Arc::clone(&runtime.accounts),
         )
+    }
+
+    /// The same, accounted as a model's.
+    #[must_use]
+    pub fn for_role(mut self, role: Role) -> Self {
+        self.accounts = self.accounts.for_model(role);
+        self
     }
 
     fn build(params: usize, home: Home, prefetch: usize, accounts: Arc<Accounts>) -> Self {

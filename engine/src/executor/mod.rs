@@ -3,6 +3,7 @@
 //! Everything the plan decides happens between two segments; units know nothing of it.
 
 mod activation_offload;
+mod boundary_log;
 mod fetch;
 mod gradients;
 mod head;
@@ -12,6 +13,9 @@ mod score;
 mod segment_executor;
 mod segment_graph;
 
+pub use boundary_log::{
+    Boundary, BoundaryLog, BoundaryRow, BoundaryRows, KEPT_ROWS, Moment, Place, RING_ROWS,
+};
 pub use gradients::{Gradient, GradientHook, Gradients};
 pub use head::HeadLoss;
 pub use resident_model::{Residency, ResidentModel};

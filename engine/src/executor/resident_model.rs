@@ -37,7 +37,7 @@ impl ResidentModel {
             decoder,
             plan,
             role,
-            accounts: Arc::clone(accounts),
+            accounts: accounts.for_model(role),
             holds: Vec::new(),
         };
         this.account();

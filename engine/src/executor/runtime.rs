@@ -1,11 +1,12 @@
 //! What an executor runs with: the copier, the accounts, and the limit that stands for a smaller device.
 
+use super::boundary_log::{Boundary, BoundaryLog};
 use crate::error::OutOfMemory;
 use crate::{Error, Result};
 use burn::tensor::{Device, Tensor};
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::allocator;
-use firebrick_backends::memory::{ReadingSource, read};
+use firebrick_backends::memory::{Reading, ReadingSource, counted_heap, read};
 use firebrick_backends::transfer::Copier;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -22,6 +23,7 @@ pub struct Runtime {
     on_host: bool,
     measure: bool,
     deterministic: bool,
+    log: Option<Arc<BoundaryLog>>,
     /// Most that a reading of the pools found.
     most: AtomicU64,
 }
@@ -38,6 +40,7 @@ impl Runtime {
             on_host: read(device).source == ReadingSource::CountedHeap,
             measure: false,
             deterministic: true,
+            log: None,
             most: AtomicU64::new(0),
         }
     }
@@ -47,6 +50,19 @@ impl Runtime {
     pub fn with_accounts(mut self, accounts: Arc<Accounts>) -> Self {
         self.accounts = accounts;
         self
+    }
+
+    /// Takes a row of a log at every boundary. The log is one of the same accounts.
+    #[must_use]
+    pub fn with_log(mut self, log: Arc<BoundaryLog>) -> Self {
+        self.log = Some(log);
+        self
+    }
+
+    /// The log of boundaries, where there is one.
+    #[must_use]
+    pub fn log(&self) -> Option<&Arc<BoundaryLog>> {
+        self.log.as_ref()
     }
 
     /// Copies on a thread of their own, where `prefetch` copies may be in flight.
@@ -122,16 +138,43 @@ impl Runtime {
         self.most.swap(0, Relaxed)
     }
 
-    /// A boundary: an error where more is, or since the phase's start was, in use than the limit allows.
+    /// A boundary: takes a row of the log, and gives an error where more is, or since the phase's start was, in use than the
+    /// limit allows.
+    pub fn boundary(&self, at: impl Into<Boundary>) -> Result<()> {
+        let reading = self.reading();
+        if let Some(log) = &self.log {
+            log.record(at, reading);
+        }
+        self.within_limit(reading)
+    }
+
+    /// A boundary at which work cannot be repeated: takes a row of the log.
+    pub fn record(&self, at: impl Into<Boundary>) {
+        if let Some(log) = &self.log {
+            log.record(at, counted_heap().filter(|_| self.on_host));
+        }
+    }
+
+    /// An error where more is, or since the phase's start was, in use than the limit allows.
     pub fn check(&self) -> Result<()> {
-        let Some(limit) = self.limit else {
+        self.within_limit(self.reading())
+    }
+
+    /// The device's memory: the counted heap, or the pools where a limit makes it worth waiting for the device.
+    fn reading(&self) -> Option<Reading> {
+        if self.on_host {
+            counted_heap()
+        } else {
+            let reading = self.limit.map(|_| read(&self.device));
+            reading.filter(|reading| reading.source != ReadingSource::None)
+        }
+    }
+
+    fn within_limit(&self, reading: Option<Reading>) -> Result<()> {
+        let Some((limit, reading)) = self.limit.zip(reading) else {
             return Ok(());
         };
-        let used = if self.on_host {
-            allocator::heap().map_or(0, |heap| heap.peak_bytes)
-        } else {
-            read(&self.device).in_use_bytes
-        };
+        let used = reading.peak_bytes.unwrap_or(reading.in_use_bytes);
         if used <= limit {
             return Ok(());
         }

@@ -3,6 +3,7 @@
 //! Everything the plan decides happens between two segments; units know nothing of it.
 
 use super::activation_offload::ActivationStack;
+use super::boundary_log::{Boundary, Place};
 use super::fetch::{Fetched, Fetcher};
 use super::gradients::{GradientHook, Gradients};
 use super::head::{self, HeadLoss, HeadPass};
@@ -83,17 +84,12 @@ impl<'a> Executor<'a> {
     fn hold_graph(&self, before: Option<u64>) -> Option<MemoryGuard> {
         let (now, before) = self.runtime.in_use().zip(before)?;
         let bytes = now.saturating_sub(before) as usize;
-        let accounts = &self.runtime.accounts;
+        let accounts = self.runtime.accounts.for_model(self.role);
         Some(accounts.hold(Category::LiveGraph, Home::Device, bytes))
     }
 
     fn fetcher(&self, visits: Vec<Range<usize>>) -> Fetcher<'a> {
-        Fetcher::new(
-            self.runtime,
-            self.role.category(),
-            visits,
-            self.plan.prefetch,
-        )
+        Fetcher::new(self.runtime, self.role, visits, self.plan.prefetch)
     }
 
     /// Embedding, segments, head.
@@ -193,18 +189,18 @@ impl<'a> Executor<'a> {
             let micros: Vec<MicroBatch> = group.iter().map(|s| self.micro(decoder, s)).collect();
             let mut fetch = self.fetcher(self.forward_visits(decoder));
             let mut rows = embed(decoder, &fetch.next(decoder)?, &micros);
-            for segment in &self.plan.segments {
+            for (i, segment) in self.plan.segments.iter().enumerate() {
                 let fetched = fetch.next(decoder)?;
                 for (x, micro) in rows.iter_mut().zip(&micros) {
                     run(decoder, segment.units.clone(), &fetched, x, micro);
                 }
-                self.runtime.check()?;
+                self.runtime.boundary(Boundary::at(Place::Forward, i))?;
             }
             let fetched = fetch.next(decoder)?;
             let head = decoder.head_with(&fetched.weights[0]);
             for (hidden, micro) in rows.into_iter().zip(&micros) {
                 let hidden = hidden.select(0, micro.rows.clone());
-                self.runtime.check()?;
+                self.runtime.boundary(Place::Head)?;
                 all.push(read(&head, micro, hidden)?);
             }
         }
@@ -234,6 +230,7 @@ impl<'a> Executor<'a> {
                 fetch: self.fetcher(visits),
                 kept: ActivationStack::new(
                     self.runtime,
+                    self.role,
                     self.plan.prefetch,
                     self.plan.offload_group,
                 ),
@@ -262,7 +259,7 @@ impl Pass<'_, '_> {
     fn forward(&mut self, decoder: &Decoder) -> Result<Vec<Tensor<2>>> {
         let _span = span_on("segments forward", decoder.device());
         let mut rows = embed(decoder, &self.fetch.next(decoder)?, &self.micros);
-        for segment in &self.executor.plan.segments {
+        for (i, segment) in self.executor.plan.segments.iter().enumerate() {
             let fetched = self.fetch.next(decoder)?;
             for (x, micro) in rows.iter_mut().zip(&self.micros) {
                 match segment.keep {
@@ -281,7 +278,8 @@ impl Pass<'_, '_> {
                         run(decoder, segment.units.clone(), &fetched, x, micro);
                     }
                 }
-                self.executor.runtime.check()?;
+                let runtime = self.executor.runtime;
+                runtime.boundary(Boundary::at(Place::Forward, i))?;
             }
         }
         Ok(rows)
@@ -316,7 +314,7 @@ impl Pass<'_, '_> {
                 (&d_scored.device(), d_scored.dtype()),
             );
             rows.push(Tensor::cat(vec![d_scored, zero], 0).select(0, micro.places.clone()));
-            runtime.check()?;
+            runtime.boundary(Place::Head)?;
         }
         let head = decoder.units()[decoder.units().len() - 1].range.clone();
         gradients.offload(head, runtime)?;
@@ -333,7 +331,7 @@ impl Pass<'_, '_> {
     ) -> Result<()> {
         let Executor { plan, runtime, .. } = *self.executor;
         let device = decoder.device().clone();
-        for segment in plan.segments.iter().rev() {
+        for (i, segment) in plan.segments.iter().enumerate().rev() {
             let _span = span_on("segments backward", &device);
             let fetched = self.fetch.next(decoder)?;
             for (d, micro) in rows.iter_mut().zip(&self.micros).rev() {
@@ -350,10 +348,10 @@ impl Pass<'_, '_> {
                         (pieces, self.executor.hold_graph(before))
                     }
                 };
-                runtime.check()?;
+                runtime.boundary(Boundary::at(Place::Graph, i))?;
                 *d = segment_graph::backward(decoder, pieces, take(d), micro, gradients);
                 drop(hold);
-                runtime.check()?;
+                runtime.boundary(Boundary::at(Place::Backward, i))?;
             }
             drop(fetched);
             for unit in segment.units.clone().rev() {
@@ -372,6 +370,7 @@ impl Pass<'_, '_> {
             let at = (&micro.ids, micro.segments.as_ref());
             gradients.add_rows(0, decoder.arch().vocab_size, at, d, runtime)?;
         }
+        runtime.boundary(Place::Embedding)?;
         done(decoder, gradients, 0)
     }
 }

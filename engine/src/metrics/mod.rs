@@ -1,7 +1,8 @@
 //! What a run reports of itself.
 //!
 //! A step is a [`StepReport`]: facts in types. [`metrics()`] is a pure function that puts them under names. The [`Recorder`] writes them
-//! into the files of the run folder and tells the [`Observer`]. The [`Ledger`] reads memory at the ends of phases.
+//! into the files of the run folder and tells the [`Observer`]. The [`Ledger`] reads memory at the ends of phases; a
+//! [`MemoryTimeline`] has what was held at every boundary of some steps.
 
 mod events;
 pub mod ledger;
@@ -10,6 +11,7 @@ mod phase;
 mod recorder;
 mod report;
 mod summary;
+pub mod timeline;
 
 pub use events::{Control, Event, Observer, Silent};
 pub use ledger::{Growth, Leak, Ledger, LedgerEntry};
@@ -20,3 +22,4 @@ pub use report::{
     Mean, RolloutReport, RolloutStats, StepMemory, StepReport, UpdateReport, ValidationReport,
 };
 pub use summary::{PhaseMemory, Summary, phase_memory};
+pub use timeline::{MemoryTimeline, Snapshots, TimelineReport};

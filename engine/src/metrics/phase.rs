@@ -43,6 +43,23 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// All phases, in the order of a step.
+    pub const ALL: [Self; 13] = [
+        Self::Generate,
+        Self::Reward,
+        Self::GenerateBaseline,
+        Self::RewardBaseline,
+        Self::OldLogProbs,
+        Self::ReferenceLogProbs,
+        Self::Values,
+        Self::Advantages,
+        Self::UpdateCritic,
+        Self::UpdateActor,
+        Self::Validation,
+        Self::ValidationReward,
+        Self::ValidationLoss,
+    ];
+
     /// Its name in `timing_s/…`, in `memory.jsonl` and in messages; verl's where verl has the phase.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -76,17 +93,24 @@ impl Phase {
         }
     }
 
-    /// The phase of the estimate that predicts its bytes; none of one that computes nothing on the device.
+    /// The phase of the estimate that predicts its bytes, of an update its first half; none of one that computes nothing on the
+    /// device.
     #[must_use]
     pub fn estimated(self) -> Option<&'static str> {
+        self.estimates().first().copied()
+    }
+
+    /// All phases of the estimate that predict its bytes: an update runs backward passes and the optimizer.
+    #[must_use]
+    pub fn estimates(self) -> &'static [&'static str] {
         match self {
-            Self::Generate | Self::GenerateBaseline | Self::Validation => Some("rollout"),
-            Self::OldLogProbs | Self::ReferenceLogProbs | Self::ValidationLoss => Some("score"),
-            Self::Reward | Self::RewardBaseline | Self::ValidationReward => Some("reward"),
-            Self::Values => Some("values"),
-            Self::UpdateCritic => Some("critic_backward"),
-            Self::UpdateActor => Some("backward"),
-            Self::Advantages => None,
+            Self::Generate | Self::GenerateBaseline | Self::Validation => &["rollout"],
+            Self::OldLogProbs | Self::ReferenceLogProbs | Self::ValidationLoss => &["score"],
+            Self::Reward | Self::RewardBaseline | Self::ValidationReward => &["reward"],
+            Self::Values => &["values"],
+            Self::UpdateCritic => &["critic_backward", "critic_optimizer"],
+            Self::UpdateActor => &["backward", "optimizer"],
+            Self::Advantages => &[],
         }
     }
 

@@ -5,6 +5,7 @@ use super::ledger::LedgerEntry;
 use super::names::{GLOBAL_STEP, Metrics, metrics, timings, validation_metrics};
 use super::report::{RolloutReport, StepMemory, StepReport, ValidationReport};
 use super::summary::Summary;
+use super::timeline::MemoryTimeline;
 use crate::Result;
 use crate::checkpoint::RunDir;
 use crate::config::Mode;
@@ -20,12 +21,15 @@ const SUMMARY: &str = "summary.json";
 const PLAN: &str = "plan.json";
 const NEXT_PLAN: &str = "next_plan.json";
 
-/// Writes `metrics.jsonl`, `samples.jsonl`, `memory.jsonl`, `summary.json` and the plans of a run, and tells its observer.
+/// Writes `metrics.jsonl`, `samples.jsonl`, `memory.jsonl`, `memory_timeline.json`, `summary.json` and the plans of a run, and
+/// tells its observer.
 pub struct Recorder {
     run: RunDir,
     observer: Box<dyn Observer>,
     /// The line of `metrics.jsonl` that is not complete: a step and its validation share one.
     line: Metrics,
+    /// Whether a timeline could not be written, which is told once.
+    timeline_failed: bool,
 }
 
 impl Recorder {
@@ -36,6 +40,7 @@ impl Recorder {
             run,
             observer,
             line: Metrics::new(),
+            timeline_failed: false,
         }
     }
 
@@ -48,7 +53,23 @@ impl Recorder {
                 None => run.write(file, b"")?,
             }
         }
-        Ok(())
+        // one of a run that goes on says what happened before
+        match step {
+            Some(_) => Ok(()),
+            None => run.remove(MemoryTimeline::FILE),
+        }
+    }
+
+    /// Writes the memory timeline. Where that fails the run goes on, with a warning.
+    pub fn timeline(&mut self, timeline: &MemoryTimeline) {
+        let text = timeline.to_json();
+        let written = text.and_then(|text| self.run.write(MemoryTimeline::FILE, text.as_bytes()));
+        if let Err(error) = written
+            && !self.timeline_failed
+        {
+            self.timeline_failed = true;
+            tracing::warn!("the memory timeline is missing, the run goes on: {error}");
+        }
     }
 
     /// The run folder.

@@ -4,7 +4,7 @@ use super::config::{OptimConfig, UpdateAt};
 use super::scale::Scaler;
 use super::state::{ParamState, Update};
 use crate::error::device_error;
-use crate::executor::{Gradient, GradientHook, Gradients, Runtime};
+use crate::executor::{Boundary, Gradient, GradientHook, Gradients, Place, Runtime};
 use crate::plan::OptimizerPlan;
 use crate::{Error, Result};
 use burn::tensor::{DType, Device};
@@ -246,6 +246,7 @@ impl AdamW {
             self.update_unit(decoder, unit, clip, lr, |index| {
                 ahead.take(index, &mut gradients)
             })?;
+            runtime.record(Boundary::at(Place::Update, unit));
         }
         Ok(StepOutcome {
             loss_scale,

@@ -3,7 +3,7 @@
 //! The score of a sequence is the head's number at its last real token, as transformers' `…ForSequenceClassification` reads it:
 //! the last one that is not the padding token of the model's config.
 
-use crate::executor::{Executor, Residency, ResidentModel, Runtime, values_all};
+use crate::executor::{BoundaryLog, Executor, Residency, ResidentModel, Runtime, values_all};
 use crate::learner::score_cut;
 use crate::plan::{MemoryConfig, Role};
 use crate::sequence::Sequence;
@@ -27,6 +27,8 @@ pub struct Surroundings<'a> {
     pub memory: &'a MemoryConfig,
     /// The run's accounts.
     pub accounts: &'a Arc<Accounts>,
+    /// The run's log of boundaries, where it has one.
+    pub log: Option<&'a Arc<BoundaryLog>>,
     /// The run's precision.
     pub precision: Precision,
     /// The policy's tokenizer.
@@ -98,21 +100,21 @@ impl RewardModel {
         let device = own.as_ref().map_or(around.device, |(device, _)| device);
         let precision = around.precision.check(device);
         precision.map_err(|e| refusal(name, &config.path, e.to_string()))?;
-        let accounts = if device == around.device {
-            Arc::clone(around.accounts)
-        } else {
+        let is_own = device != around.device;
+        let accounts = if is_own {
             Accounts::new()
+        } else {
+            Arc::clone(around.accounts)
         };
         let memory = around.memory;
-        let runtime = Runtime::new(device)
+        let limit = memory.limit.map(|limit| limit.0);
+        let mut runtime = Runtime::new(device)
             .with_accounts(accounts)
             .with_prefetch(memory.prefetch)
-            .with_limit(
-                memory
-                    .limit
-                    .map(|l| l.0)
-                    .filter(|_| device == around.device),
-            );
+            .with_limit(limit.filter(|_| !is_own));
+        if let Some(log) = around.log.filter(|_| !is_own) {
+            runtime = runtime.with_log(Arc::clone(log));
+        }
         let plan = memory.scorer_plan(&arch, config.score_tokens, config.param_offload)?;
         let decoder = checkpoint.load(device)?;
         let mut placed = ResidentModel::new(decoder, plan, Role::RewardModel, &runtime.accounts);

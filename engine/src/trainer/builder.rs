@@ -6,7 +6,7 @@ use super::{Start, Trainer};
 use crate::Result;
 use crate::config::{Mode, RunConfig};
 use crate::data::task_of;
-use crate::metrics::{Ledger, Observer, PhaseTimings, Recorder, Silent};
+use crate::metrics::{Ledger, Observer, PhaseTimings, Recorder, Silent, Snapshots};
 use crate::objective::Objective;
 use crate::task::Task;
 use std::collections::BTreeMap;
@@ -92,9 +92,19 @@ impl TrainerBuilder {
         let (mut loaded, state, resumed) = Loaded::begin(&opened, &mut planned, self.start)?;
         let recorder = Recorder::new(loaded.folder(&opened)?, self.observer);
         recorder.plans(&planned.request, &planned.plan)?;
-        let accounts = &loaded.policy.runtime.accounts;
+        let (accounts, log) = (&loaded.policy.runtime.accounts, &loaded.log);
+        let mut snapshots = Snapshots::new(
+            log,
+            format!("{} ({})", opened.info.device, opened.info.name),
+            planned.request.profile.is_unified(),
+            state.step,
+            opened.config.memory.snapshot,
+        );
+        let predicted = planned.request.predict(planned.plan.clone());
+        snapshots.planned(predicted.estimate.phases);
         Ok(Trainer {
-            ledger: Ledger::new(state.peak_bytes, &opened.device, accounts),
+            ledger: Ledger::new(state.peak_bytes, &opened.device, accounts, log),
+            snapshots,
             config: opened.config,
             info: opened.info,
             device: opened.device,

@@ -70,6 +70,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
             device: &device,
             memory: &config.memory,
             accounts: &Accounts::new(),
+            log: None,
             precision: config.precision,
             tokenizer: &source.tokenizer,
         },

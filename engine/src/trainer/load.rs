@@ -9,11 +9,13 @@ use crate::checkpoint::RunDir;
 use crate::checkpoint::trainer_state::{self, TrainerState};
 use crate::config::Mode;
 use crate::error::device_error;
-use crate::executor::{Residency, ResidentModel, Runtime};
+use crate::executor::{BoundaryLog, Residency, ResidentModel, Runtime};
 use crate::learner::Learner;
 use crate::optim::Scaler;
 use crate::plan::{Plan, Role};
 use crate::reward::{RewardManager, Surroundings};
+use firebrick_backends::allocation_trace::{AllocationTrace, TraceSource};
+use firebrick_backends::memory::{ReadingSource, read};
 use firebrick_models::{Checkpoint, Decoder};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,6 +28,8 @@ pub(super) struct Loaded {
     /// A reference policy of its own.
     pub reference: Option<ResidentModel>,
     pub reward_manager: RewardManager,
+    /// What is held at the boundaries of the run.
+    pub log: Arc<BoundaryLog>,
     /// The run folder, where there is one already.
     folder: Option<RunDir>,
     /// The checkpoint that the run goes on from.
@@ -58,13 +62,14 @@ impl Loaded {
     /// Loads the weights that a run starts with: of its newest checkpoint, or those of its configuration.
     fn load(opened: &Opened, planned: &Planned, start: Start) -> Result<Self> {
         let (config, plan) = (&opened.config, &planned.plan);
-        let runtime = runtime(opened, plan);
+        let (runtime, log) = runtime(opened, plan);
         let reward_manager = RewardManager::open(
             opened.data.prompts.task(),
             Surroundings {
                 device: &opened.device,
                 memory: &config.memory,
                 accounts: &runtime.accounts,
+                log: Some(&log),
                 precision: config.precision,
                 tokenizer: &opened.source.tokenizer,
             },
@@ -98,6 +103,7 @@ impl Loaded {
             critic,
             reference,
             reward_manager,
+            log,
             folder,
             checkpoint,
         })
@@ -130,13 +136,22 @@ impl Loaded {
     }
 }
 
-/// What all learners of a run share.
-fn runtime(opened: &Opened, plan: &Plan) -> Runtime {
+/// What all learners of a run share, with the log of its boundaries.
+fn runtime(opened: &Opened, plan: &Plan) -> (Runtime, Arc<BoundaryLog>) {
     let config = &opened.config;
-    Runtime::new(&opened.device)
+    let runtime = Runtime::new(&opened.device)
         .with_prefetch(plan.models.values().map(|m| m.prefetch).max().unwrap_or(0))
         .with_limit(config.memory.limit.map(|limit| limit.0))
-        .with_determinism(config.deterministic)
+        .with_determinism(config.deterministic);
+    let trace = (config.memory.trace > 0).then(|| {
+        let source = match read(&opened.device).source {
+            ReadingSource::CountedHeap => TraceSource::Heap,
+            ReadingSource::BurnPool | ReadingSource::None => TraceSource::Accounts,
+        };
+        AllocationTrace::start(source, config.memory.trace)
+    });
+    let log = BoundaryLog::new(&runtime.accounts, trace);
+    (runtime.with_log(Arc::clone(&log)), log)
 }
 
 /// The policy with its optimizer; with a value head, where the critic shares its trunk.

@@ -16,6 +16,7 @@ mod score;
 mod sequences;
 mod setup;
 mod sft;
+mod timeline;
 mod update;
 mod validate;
 
@@ -37,8 +38,10 @@ use crate::executor::ResidentModel;
 use crate::learner::Learner;
 use crate::lr_scheduler::LrSchedule;
 use crate::metrics::Ledger;
+use crate::metrics::timeline::Reason;
 use crate::metrics::{
-    Control, Phase, PhaseTimings, Recorder, StepMemory, StepReport, Summary, phase_memory,
+    Control, Phase, PhaseTimings, Recorder, Snapshots, StepMemory, StepReport, Summary,
+    phase_memory,
 };
 use crate::objective::Objective;
 use crate::plan::Plan;
@@ -99,6 +102,8 @@ pub struct Trainer {
     objective: Arc<dyn Objective>,
     state: TrainerState,
     ledger: Ledger,
+    /// Its memory timelines.
+    snapshots: Snapshots,
     /// Files and observer of the run.
     recorder: Recorder,
     /// Steps of the whole run, and the learning rates of each.
@@ -128,7 +133,7 @@ impl Trainer {
     /// Where a file cannot be written, a reward cannot be computed, the device fails, memory runs out under every plan, or
     /// gradients stay non-finite. The run can then go on from its last checkpoint.
     pub fn run(&mut self) -> Result<Summary> {
-        self.begin()?;
+        self.leaving_timeline(Self::begin)?;
         while self.state.step < self.steps {
             self.step()?;
             if self.control()?.is_break() {
@@ -146,9 +151,14 @@ impl Trainer {
     ///
     /// Those of [`run`](Self::run).
     pub fn step(&mut self) -> Result<StepReport> {
+        self.leaving_timeline(Self::next_step)
+    }
+
+    fn next_step(&mut self) -> Result<StepReport> {
         self.begin()?;
         let started = Instant::now();
         self.phase_step = self.state.step + 1;
+        self.snapshots.begin_step(self.phase_step);
         let mut report = match self.state.mode {
             Mode::Rl => self.rl_step()?,
             Mode::Sft => self.sft_step()?,
@@ -164,6 +174,9 @@ impl Trainer {
             self.validate()?;
         }
         self.recorder.end_line(report.step)?;
+        if self.snapshots.is_due(report.step) {
+            self.write_timeline(Reason::Snapshot, None);
+        }
         // a negative one: never
         let save_freq = u64::try_from(self.config.trainer.save_freq);
         if save_freq.is_ok_and(|freq| self.is_due(freq)) {
@@ -178,6 +191,9 @@ impl Trainer {
     ///
     /// Where the file cannot be written.
     pub fn finish(&mut self) -> Result<Summary> {
+        if self.snapshots.is_owed() {
+            self.write_timeline(Reason::Ended, None);
+        }
         let summary = self.summary();
         self.recorder.finished(&summary)?;
         Ok(summary)

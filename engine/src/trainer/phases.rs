@@ -19,9 +19,9 @@ impl Trainer {
         work: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
         self.clean_up();
-        self.ledger.begin();
-        let started = Instant::now();
         let step = self.phase_step;
+        self.ledger.begin(step, phase);
+        let started = Instant::now();
         let span = span_on(phase.name(), &self.device);
         let result = catch_unwind(AssertUnwindSafe(|| {
             self.recovering(phase, |_| Ok(()))?;

@@ -6,6 +6,7 @@
 use super::Trainer;
 use super::setup::Planned;
 use crate::error::{OutOfMemory, device_error};
+use crate::executor::Place;
 use crate::metrics::{Event, Phase};
 use crate::plan;
 use crate::plan::planner::{Failure, Fit};
@@ -164,6 +165,7 @@ impl Trainer {
         replay: Replay,
     ) -> Result<()> {
         (what.phase, what.step) = (phase.name(), self.phase_step);
+        self.learner.runtime.record(Place::OutOfMemory);
         if what.ranked.is_empty() {
             what.ranked = self.learner.runtime.accounts.ranked();
         }
@@ -205,6 +207,7 @@ impl Trainer {
             model.plan = plan.clone();
         }
         self.plan = fit.plan.clone();
+        self.snapshots.planned(fit.estimate.phases.clone());
         self.replans += 1;
         self.recorder.plans(&self.request, &self.plan)?;
         let settings = fit.overrides();
@@ -216,7 +219,7 @@ impl Trainer {
             settings: &settings,
         });
         // what the failed attempt needed is no longer held: the next one is measured by itself
-        self.ledger.begin();
+        self.ledger.restart();
         Ok(())
     }
 }

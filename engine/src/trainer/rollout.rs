@@ -4,6 +4,7 @@
 use super::Trainer;
 use crate::config::DynamicSampling;
 use crate::data::Prompt;
+use crate::executor::Place;
 use crate::metrics::{Phase, RolloutReport, RolloutStats};
 use crate::objective::advantage::frac_reward_zero_std;
 use crate::planning::{cache_bytes, engine_limits};
@@ -22,6 +23,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
+
+/// Boundaries of a sampling phase between its begin and its end, at most: the first completion is one.
+const SAMPLE_BOUNDARIES: usize = 16;
 
 /// Texts and rewards of completions, by request and sample.
 type RuleRewards = BTreeMap<(usize, usize), Result<(String, Reward)>>;
@@ -298,10 +302,17 @@ impl Trainer {
             step,
             first,
         });
+        let runtime = &self.learner.runtime;
+        let every = (requests.len() * rollout.n).div_ceil(SAMPLE_BOUNDARIES);
+        let mut ended = 0_usize;
         let generated = Generator::new(&sampler, Some(&self.source.tokenizer), &sampling)?
-            .accounted(&self.learner.runtime.accounts)
+            .accounted(&runtime.accounts)
             .prepack(self.request.workload.prepack)
             .run_with(&requests, rollout.n, &limits, |sample| {
+                if ended.is_multiple_of(every) {
+                    runtime.record(Place::Sample);
+                }
+                ended += 1;
                 // a thread that is gone has panicked, which `finish` passes on
                 let _ = rules.samples.send(sample.clone());
             })?;

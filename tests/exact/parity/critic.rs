@@ -215,6 +215,7 @@ fn rewards(
         device: model.decoder.device(),
         memory,
         accounts: &runtime.accounts,
+        log: None,
         tokenizer: &Tokenizer::from_dir(&model.dir).expect("the policy's tokenizer"),
     };
     let mut judge = RewardModel::open("judge", &config, around)

@@ -61,6 +61,7 @@ fn open(dir: &Path, input: RewardInput, memory: &MemoryConfig) -> RewardModel {
         device: &device(),
         memory,
         accounts: &Accounts::new(),
+        log: None,
         tokenizer: &tokenizer,
     };
     RewardModel::open("judge", &config, around).unwrap_or_else(|error| panic!("{error}"))
@@ -178,6 +179,7 @@ fn refused(dir: &Path, input: RewardInput, policy: &Tokenizer, parts: &[&str]) {
         device: &device(),
         memory: &MemoryConfig::default(),
         accounts: &Arc::clone(&Accounts::new()),
+        log: None,
         tokenizer: policy,
     };
     let error = RewardModel::open("judge", &config, around).map(|_| ());

@@ -22,7 +22,7 @@ trainer: {steps: 3, train_batch_size: 24, seed: 5}
 
 const MIB: u64 = 1 << 20;
 
-fn bench() -> Bench {
+pub(super) fn bench() -> Bench {
     let bench = Bench::new();
     let output = bench.path("run");
     bench.write(
@@ -33,7 +33,7 @@ fn bench() -> Bench {
 }
 
 /// A run in a folder of its own.
-fn train(bench: &Bench, name: &str, settings: &[&str]) -> Output {
+pub(super) fn train(bench: &Bench, name: &str, settings: &[&str]) -> Output {
     let output = format!("output={}", bench.path(name).display());
     bench.firebrick("train", &[&[output.as_str()], settings].concat())
 }
@@ -42,7 +42,7 @@ fn summary(bench: &Bench, name: &str) -> Value {
     serde_json::from_str(&bench.read(&format!("{name}/summary.json"))).unwrap()
 }
 
-fn peak(bench: &Bench, name: &str) -> u64 {
+pub(super) fn peak(bench: &Bench, name: &str) -> u64 {
     summary(bench, name)["measured_peak_bytes"]
         .as_u64()
         .unwrap()

@@ -18,6 +18,7 @@ mod shared_trunk;
 #[cfg(feature = "cuda")]
 mod shortage;
 mod streams;
+mod timeline;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

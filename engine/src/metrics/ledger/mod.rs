@@ -4,10 +4,11 @@ mod growth;
 
 pub use growth::{Growth, Leak};
 
+use crate::executor::{BoundaryLog, Place};
 use crate::metrics::Phase;
 use firebrick_backends::accounts::{Accounts, Balance, Home};
 use firebrick_backends::allocator;
-use firebrick_backends::memory::{Reading, ReadingSource, read};
+use firebrick_backends::memory::{Reading, ReadingSource, counted_heap, read};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,6 +37,8 @@ pub struct Ledger {
     /// Tensors live on the counted heap.
     on_host: bool,
     accounts: Arc<Accounts>,
+    /// Phases begin and end in it too.
+    log: Arc<BoundaryLog>,
     entries: Vec<LedgerEntry>,
     growth: Growth,
 }
@@ -43,28 +46,51 @@ pub struct Ledger {
 impl Ledger {
     /// A ledger that goes on from an earlier peak.
     #[must_use]
-    pub fn new(peak_bytes: u64, device: &burn::tensor::Device, accounts: &Arc<Accounts>) -> Self {
+    pub fn new(
+        peak_bytes: u64,
+        device: &burn::tensor::Device,
+        accounts: &Arc<Accounts>,
+        log: &Arc<BoundaryLog>,
+    ) -> Self {
         Self {
             peak_bytes,
             phases: BTreeMap::new(),
             on_host: read(device).source == ReadingSource::CountedHeap,
             accounts: Arc::clone(accounts),
+            log: Arc::clone(log),
             entries: Vec::new(),
             growth: Growth::default(),
         }
     }
 
     /// Starts a phase: its peak is counted from here.
-    pub fn begin(&mut self) {
+    pub fn begin(&mut self, step: u64, phase: Phase) {
+        self.reset_peaks();
+        self.log.begin_phase(step, phase.name(), self.heap());
+    }
+
+    /// Starts the work of a phase again under another plan: its peak is counted from here.
+    pub fn restart(&mut self) {
+        self.reset_peaks();
+        self.log.record(Place::Replanned, self.heap());
+    }
+
+    fn reset_peaks(&mut self) {
         // what lay between two phases (loading, saving) counts for the run
         self.absorb_heap();
         allocator::reset_peak();
         self.accounts.reset_peaks();
     }
 
+    fn heap(&self) -> Option<Reading> {
+        counted_heap().filter(|_| self.on_host)
+    }
+
     /// Ends a phase.
     pub fn end(&mut self, step: u64, phase: Phase, device: &burn::tensor::Device) {
         let reading = read(device);
+        let known = Some(reading).filter(|reading| reading.source != ReadingSource::None);
+        self.log.record(Place::End, known);
         let peak = reading.peak_bytes.unwrap_or(reading.reserved_bytes);
         self.peak_bytes = self.peak_bytes.max(peak);
         let most = self.phases.entry(phase).or_default();
@@ -108,9 +134,8 @@ impl Ledger {
     }
 
     fn absorb_heap(&mut self) {
-        if let (true, Some(heap)) = (self.on_host, allocator::heap()) {
-            self.peak_bytes = self.peak_bytes.max(heap.peak_bytes);
-        }
+        let peak = self.heap().and_then(|heap| heap.peak_bytes);
+        self.peak_bytes = self.peak_bytes.max(peak.unwrap_or(0));
     }
 
     /// Entries since the last call.

@@ -1,0 +1,332 @@
+//! The file `memory_timeline.json`: columns of numbers, names once. `docs/memory_timeline.md` describes it.
+
+use crate::executor::Place;
+use crate::plan::estimate::PhaseEstimate;
+use crate::{Error, Result};
+use firebrick_backends::accounts::Account;
+use firebrick_backends::allocation_trace::TraceSource;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::io::ErrorKind;
+use std::path::Path;
+
+/// What [`MemoryTimeline::format`] says.
+pub const FORMAT: &str = "firebrick.memory_timeline";
+
+/// The version of the format that is written, and the newest that is read.
+pub const VERSION: u64 = 1;
+
+/// Why a timeline was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// The steps of `memory.snapshot` are over.
+    Snapshot,
+    /// The run ended before they were.
+    Ended,
+    /// The run ended out of memory.
+    OutOfMemory,
+    /// The run ended with another error before the steps of `memory.snapshot` were over.
+    Failed,
+}
+
+/// A timeline: boundaries, what every account held at them, and what was predicted.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct MemoryTimeline {
+    /// [`FORMAT`].
+    pub format: String,
+    /// [`VERSION`].
+    pub version: u64,
+    /// Why it was written.
+    pub reason: Reason,
+    /// The error that ended the run.
+    pub error: Option<String>,
+    /// The device, as it names itself.
+    pub device: String,
+    /// Host and device are one memory: bytes of both homes are bytes of the device.
+    pub unified: bool,
+    /// Boundaries at the beginning of the first step that were no longer there.
+    pub dropped: u64,
+    /// Phases, which other columns name by their index here.
+    pub phases: Vec<TimelinePhase>,
+    /// Places, likewise.
+    pub places: Vec<Place>,
+    /// When what follows was read.
+    pub boundaries: Boundaries,
+    /// Who held how much at each boundary.
+    pub accounts: Vec<AccountBytes>,
+    /// The plans that were in force, and what was predicted of them.
+    pub plans: Vec<PlannedBytes>,
+    /// The last allocations, where they were traced.
+    pub trace: Option<TraceTable>,
+}
+
+/// A phase, and which phases of the estimate predict its bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct TimelinePhase {
+    /// Its name, as in `memory.jsonl`.
+    pub name: String,
+    /// Names among [`PlannedBytes::phases`]: its prediction is the largest of those that are there.
+    pub estimates: Vec<String>,
+}
+
+/// Columns of equal length, one number for each boundary, oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Boundaries {
+    /// Training step; 0 before the first.
+    pub step: Vec<u64>,
+    /// Index of the phase.
+    pub phase: Vec<usize>,
+    /// Index of the place.
+    pub place: Vec<usize>,
+    /// Index of the segment; of the decoder's unit at `update`.
+    pub segment: Vec<Option<u32>>,
+    /// Seconds since the step began.
+    pub seconds: Vec<f64>,
+    /// Bytes in use on the device (on the CPU: on the counted heap); none where reading them would wait for the device.
+    pub in_use_bytes: Vec<Option<u64>>,
+    /// Most bytes in use since the phase began, where the source records it.
+    pub peak_bytes: Vec<Option<u64>>,
+    /// Bytes that the pools hold, free pages among them.
+    pub reserved_bytes: Vec<Option<u64>>,
+}
+
+impl Boundaries {
+    /// Number of boundaries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.step.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.step.is_empty()
+    }
+}
+
+/// An account, and what it held at each boundary.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct AccountBytes {
+    /// Who.
+    #[serde(flatten)]
+    pub account: Account,
+    /// How much.
+    pub bytes: Vec<u64>,
+}
+
+/// A plan and what is predicted of it.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct PlannedBytes {
+    /// Index of the first boundary under this plan.
+    pub from: usize,
+    /// Bytes by phase of the estimate and category.
+    pub phases: Vec<PhaseEstimate>,
+}
+
+/// The last allocations and releases.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct TraceTable {
+    /// Where they come from.
+    pub source: TraceSource,
+    /// Smaller ones were left out.
+    pub least_bytes: u64,
+    /// Older ones, for which there was no room.
+    pub dropped: u64,
+    /// Names of functions.
+    pub functions: Vec<String>,
+    /// Call stacks as indices of functions, the innermost first.
+    pub stacks: Vec<Vec<usize>>,
+    /// The events.
+    pub events: TraceEvents,
+}
+
+/// Columns of equal length, one number for each event, oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub struct TraceEvents {
+    /// 0: an allocation, 1: a release.
+    pub released: Vec<u8>,
+    /// Number of the allocation, which its release repeats; none of a release whose allocation is not in the trace.
+    pub id: Vec<Option<u64>>,
+    /// Size in bytes.
+    pub bytes: Vec<u64>,
+    /// Step of the boundary before it; 0 before the first.
+    pub step: Vec<u64>,
+    /// Index of the phase of that boundary; none before the first.
+    pub phase: Vec<Option<usize>>,
+    /// Index of its place.
+    pub place: Vec<Option<usize>>,
+    /// Its segment.
+    pub segment: Vec<Option<u32>>,
+    /// Index of the account, where it is known.
+    pub account: Vec<Option<usize>>,
+    /// Index of the call stack, where it is known.
+    pub stack: Vec<Option<usize>>,
+}
+
+impl MemoryTimeline {
+    /// The file's name in the run folder.
+    pub const FILE: &'static str = "memory_timeline.json";
+
+    /// The text of the file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeline`] if a number cannot be written as JSON.
+    pub fn to_json(&self) -> Result<String> {
+        let text = serde_json::to_string(self);
+        let mut text = text.map_err(|e| bad(Path::new(Self::FILE), e.to_string()))?;
+        text.push('\n');
+        Ok(text)
+    }
+
+    /// Reads the timeline of a run folder.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeline`] where there is no run or no timeline in it, or the file is not one that this version reads.
+    pub fn load(run: &Path) -> Result<Self> {
+        if !run.is_dir() {
+            return Err(bad(run, "there is no such run folder".into()));
+        }
+        let path = run.join(Self::FILE);
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Err(Self::missing(run)),
+            // not UTF-8
+            Err(e) if e.kind() == ErrorKind::InvalidData => {
+                return Err(bad(&path, "it is not JSON".into()));
+            }
+            Err(e) => return Err(Error::io("read", path)(e)),
+        };
+        Self::parse(&text, &path)
+    }
+
+    fn missing(run: &Path) -> Error {
+        let detail = if run.join("config.yaml").is_file() {
+            "the run has no memory_timeline.json: it is written for the first N steps with memory.snapshot=N, and when a run \
+             ends out of memory"
+        } else {
+            "it contains no run (no config.yaml)"
+        };
+        bad(run, detail.into())
+    }
+
+    /// Reads the text of a file; `path` is for messages.
+    pub(super) fn parse(text: &str, path: &Path) -> Result<Self> {
+        let file: Value = serde_json::from_str(text).map_err(|e| {
+            let detail = if e.is_eof() {
+                format!("it is cut off ({e}); the run can write it again")
+            } else {
+                format!("it is not JSON: {e}")
+            };
+            bad(path, detail)
+        })?;
+        if file["format"] != FORMAT {
+            let detail = format!("it is no memory timeline: `format` is not {FORMAT:?}");
+            return Err(bad(path, detail));
+        }
+        match file["version"].as_u64() {
+            Some(1..=VERSION) => {}
+            Some(newer) if newer > VERSION => {
+                let detail = format!(
+                    "its format has version {newer}, and this program reads up to {VERSION}; use the newer Firebrick that wrote it"
+                );
+                return Err(bad(path, detail));
+            }
+            _ => return Err(bad(path, "`version` is no number from 1".into())),
+        }
+        let timeline: Self = serde_path_to_error::deserialize(file)
+            .map_err(|e| bad(path, format!("{}: {}", e.path(), e.inner())))?;
+        match timeline.inconsistency() {
+            Some(detail) => Err(bad(path, detail)),
+            None => Ok(timeline),
+        }
+    }
+
+    /// What does not fit together: columns of different lengths, indices of nothing.
+    fn inconsistency(&self) -> Option<String> {
+        let b = &self.boundaries;
+        let (rows, phases, places) = (b.len(), self.phases.len(), self.places.len());
+        let lengths = [
+            ("phase", b.phase.len()),
+            ("place", b.place.len()),
+            ("segment", b.segment.len()),
+            ("seconds", b.seconds.len()),
+            ("in_use_bytes", b.in_use_bytes.len()),
+            ("peak_bytes", b.peak_bytes.len()),
+            ("reserved_bytes", b.reserved_bytes.len()),
+        ];
+        let accounts = self
+            .accounts
+            .iter()
+            .map(|a| ("accounts.bytes", a.bytes.len()));
+        let mut columns = lengths.into_iter().chain(accounts);
+        if let Some((name, len)) = columns.find(|(_, len)| *len != rows) {
+            return Some(format!("{name} has {len} values for {rows} boundaries"));
+        }
+        let within = |indices: &[usize], count: usize| indices.iter().all(|&i| i < count);
+        let plans: Vec<usize> = self.plans.iter().map(|plan| plan.from).collect();
+        let indices = [
+            ("boundaries.phase", within(&b.phase, phases)),
+            ("boundaries.place", within(&b.place, places)),
+            ("plans.from", within(&plans, rows + 1)),
+        ];
+        if let Some((name, _)) = indices.iter().find(|(_, fits)| !fits) {
+            return Some(format!("{name} has an index of nothing"));
+        }
+        let trace = self.trace.as_ref()?;
+        trace.inconsistency(phases, places, self.accounts.len())
+    }
+
+    /// The steps that have boundaries, in order.
+    #[must_use]
+    pub fn steps(&self) -> Vec<u64> {
+        let mut steps = self.boundaries.step.clone();
+        steps.dedup();
+        steps
+    }
+}
+
+impl TraceTable {
+    fn inconsistency(&self, phases: usize, places: usize, accounts: usize) -> Option<String> {
+        let e = &self.events;
+        let events = e.released.len();
+        let lengths = [
+            ("id", e.id.len()),
+            ("bytes", e.bytes.len()),
+            ("step", e.step.len()),
+            ("phase", e.phase.len()),
+            ("place", e.place.len()),
+            ("segment", e.segment.len()),
+            ("account", e.account.len()),
+            ("stack", e.stack.len()),
+        ];
+        if let Some((name, len)) = lengths.iter().find(|(_, len)| *len != events) {
+            return Some(format!(
+                "trace.events.{name} has {len} values for {events} events"
+            ));
+        }
+        let within = |column: &[Option<usize>], count| column.iter().flatten().all(|&i| i < count);
+        let frames = self.stacks.iter().flatten();
+        let indices = [
+            ("events.phase", within(&e.phase, phases)),
+            ("events.place", within(&e.place, places)),
+            ("events.account", within(&e.account, accounts)),
+            ("events.stack", within(&e.stack, self.stacks.len())),
+            (
+                "stacks",
+                frames.max().is_none_or(|&i| i < self.functions.len()),
+            ),
+        ];
+        let wrong = indices.iter().find(|(_, fits)| !fits);
+        wrong.map(|(name, _)| format!("trace.{name} has an index of nothing"))
+    }
+}
+
+fn bad(path: &Path, detail: String) -> Error {
+    Error::Timeline {
+        path: path.to_owned(),
+        detail,
+    }
+}

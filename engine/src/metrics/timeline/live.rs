@@ -1,0 +1,164 @@
+//! What was allocated when the traced allocations were most.
+
+use super::format::{MemoryTimeline, TraceTable};
+use firebrick_backends::accounts::Account;
+use firebrick_backends::allocation_trace::TraceSource;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Traced allocations that were live together, at the moment when they were most.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LiveAllocations {
+    /// Where the trace comes from.
+    pub source: TraceSource,
+    /// Smaller ones are not in it.
+    pub least_bytes: u64,
+    /// Bytes of all of them.
+    pub bytes: u64,
+    /// How many they are.
+    pub count: u64,
+    /// Those of one stack or account and one phase together, the most bytes first.
+    pub groups: Vec<LiveGroup>,
+}
+
+/// Allocations of one stack or account, made in one phase.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LiveGroup {
+    /// Bytes of all of them.
+    pub bytes: u64,
+    /// How many they are.
+    pub count: u64,
+    /// The phase; none before the first.
+    pub phase: Option<String>,
+    /// The account, where it is known.
+    pub account: Option<Account>,
+    /// Functions of the call stack, the innermost first; empty where it is not known.
+    pub stack: Vec<String>,
+}
+
+/// What a group has in common: stack, account and phase.
+type Key = (Option<usize>, Option<usize>, Option<usize>);
+
+impl LiveAllocations {
+    /// Of a timeline with a trace.
+    #[must_use]
+    pub fn of(timeline: &MemoryTimeline) -> Option<Self> {
+        let trace = timeline.trace.as_ref()?;
+        let (bytes, end) = most_live(trace);
+        let mut live: BTreeMap<u64, usize> = BTreeMap::new();
+        walk(trace, end, |id, event| {
+            match event {
+                Some(event) => live.insert(id, event),
+                None => live.remove(&id),
+            };
+        });
+        let mut groups: BTreeMap<Key, (u64, u64)> = BTreeMap::new();
+        let e = &trace.events;
+        for &event in live.values() {
+            let key = (e.stack[event], e.account[event], e.phase[event]);
+            let (bytes, count) = groups.entry(key).or_default();
+            *bytes += e.bytes[event];
+            *count += 1;
+        }
+        let group = |((stack, account, phase), (bytes, count)): (Key, (u64, u64))| LiveGroup {
+            bytes,
+            count,
+            phase: phase.map(|p| timeline.phases[p].name.clone()),
+            account: account.map(|a| timeline.accounts[a].account),
+            stack: stack.map_or_else(Vec::new, |stack| {
+                let functions = trace.stacks[stack].iter();
+                functions.map(|&f| trace.functions[f].clone()).collect()
+            }),
+        };
+        let mut groups: Vec<LiveGroup> = groups.into_iter().map(group).collect();
+        groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));
+        Some(Self {
+            source: trace.source,
+            least_bytes: trace.least_bytes,
+            bytes,
+            count: live.len() as u64,
+            groups,
+        })
+    }
+}
+
+/// Walks the first `end` events: tells of every allocation with its index, and of every release of one.
+fn walk(trace: &TraceTable, end: usize, mut tell: impl FnMut(u64, Option<usize>)) {
+    let e = &trace.events;
+    for event in 0..end {
+        // a release without its allocation says nothing
+        if let Some(id) = e.id[event] {
+            tell(id, (e.released[event] == 0).then_some(event));
+        }
+    }
+}
+
+/// The most bytes that were live together, and the number of events until then.
+fn most_live(trace: &TraceTable) -> (u64, usize) {
+    let mut sizes: BTreeMap<u64, u64> = BTreeMap::new();
+    let (mut now, mut most, mut end) = (0, 0, 0);
+    let events = trace.events.released.len();
+    walk(trace, events, |id, event| match event {
+        Some(event) => {
+            let bytes = trace.events.bytes[event];
+            now += bytes;
+            sizes.insert(id, bytes);
+            if now > most {
+                (most, end) = (now, event + 1);
+            }
+        }
+        None => now -= sizes.remove(&id).unwrap_or(0),
+    });
+    (most, end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::format::TraceEvents;
+    use super::super::tests::two_steps;
+    use super::*;
+
+    #[test]
+    fn allocations_that_were_live_together_are_grouped_by_stack() {
+        let mut timeline = two_steps();
+        // id, bytes, stack; a release has no stack
+        let events = [
+            (Some(0), 100, Some(0)),
+            (Some(1), 50, Some(1)),
+            (Some(2), 30, Some(1)),
+            (None, 70, None),
+            (Some(0), 100, None),
+            (Some(3), 60, Some(0)),
+        ];
+        let count = events.len();
+        timeline.trace = Some(TraceTable {
+            source: TraceSource::Heap,
+            least_bytes: 10,
+            dropped: 0,
+            functions: vec!["a".into(), "b".into()],
+            stacks: vec![vec![0], vec![0, 1]],
+            events: TraceEvents {
+                released: events.iter().map(|e| u8::from(e.2.is_none())).collect(),
+                id: events.iter().map(|e| e.0).collect(),
+                bytes: events.iter().map(|e| e.1).collect(),
+                step: vec![1; count],
+                phase: vec![Some(0); count],
+                place: vec![Some(0); count],
+                segment: vec![None; count],
+                account: vec![None; count],
+                stack: events.iter().map(|e| e.2).collect(),
+            },
+        });
+        let live = LiveAllocations::of(&timeline).expect("there is a trace");
+        assert_eq!((live.bytes, live.count), (180, 3));
+        let found: Vec<_> = live
+            .groups
+            .iter()
+            .map(|g| (g.bytes, g.count, g.stack.join(" ")))
+            .collect();
+        assert_eq!(found, [(100, 1, "a".to_owned()), (80, 2, "a b".to_owned())]);
+        assert_eq!(live.groups[0].phase.as_deref(), Some("update_actor"));
+        timeline.trace = None;
+        assert_eq!(LiveAllocations::of(&timeline), None);
+    }
+}

@@ -1,0 +1,363 @@
+//! What stands out in a timeline: the peak, who held it, what was predicted, what changed since the step before.
+
+use super::format::{MemoryTimeline, PlannedBytes, Reason};
+use super::live::LiveAllocations;
+use crate::executor::Place;
+use crate::plan::estimate::PhaseEstimate;
+use firebrick_backends::accounts::{Account, Category, Home};
+use serde::Serialize;
+
+/// A moment of a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct When {
+    /// Training step; 0 before the first.
+    pub step: u64,
+    /// The phase.
+    pub phase: String,
+    /// Where in the phase.
+    pub place: Place,
+    /// The segment; the decoder's unit at [`Place::Update`].
+    pub segment: Option<u32>,
+    /// Seconds since the step began.
+    pub seconds: f64,
+}
+
+/// What an account held at the peak.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Holder {
+    /// Who.
+    #[serde(flatten)]
+    pub account: Account,
+    /// How much.
+    pub bytes: u64,
+    /// Share of the peak; none of bytes that are on the host and not on the device.
+    pub share: Option<f64>,
+}
+
+/// Device bytes of a category at the peak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct CategoryBytes {
+    /// The category.
+    pub category: Category,
+    /// At the peak.
+    pub bytes: u64,
+    /// What the plan predicts of the phase at its own peak.
+    pub predicted_bytes: Option<u64>,
+    /// At the largest boundary of the same phase in the step before; none where that is not in the timeline.
+    pub before_bytes: Option<u64>,
+}
+
+/// The boundary with the most bytes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PeakReport {
+    /// When it was.
+    pub when: When,
+    /// Device bytes: in use, or where they were not read at every boundary, the sum of the accounts.
+    pub bytes: u64,
+    /// Most bytes in use at any time of that phase until then, between boundaries too, where the source records it.
+    pub peak_bytes: Option<u64>,
+    /// What the plan predicts of that phase.
+    pub predicted_bytes: Option<u64>,
+    /// What the phase is predicted to do at its peak.
+    pub predicted_moment: Option<String>,
+    /// Accounts that held something, the most bytes first.
+    pub holders: Vec<Holder>,
+    /// What was in use and in no account: temporaries and the program.
+    pub unaccounted_bytes: Option<u64>,
+    /// The boundary that [`CategoryBytes::before_bytes`] is of.
+    pub before: Option<When>,
+    /// Bytes by category, in the order of [`Category::ALL`].
+    pub categories: Vec<CategoryBytes>,
+}
+
+/// The largest boundary of a phase.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PhasePeak {
+    /// When it was.
+    pub when: When,
+    /// Device bytes, as in [`PeakReport::bytes`].
+    pub bytes: u64,
+    /// Most bytes in use at any time of the phase, where the source records it.
+    pub peak_bytes: Option<u64>,
+    /// The largest prediction of the phase.
+    pub predicted_bytes: Option<u64>,
+}
+
+/// What a timeline says.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TimelineReport {
+    /// Why the timeline was written.
+    pub reason: Reason,
+    /// The error that ended the run.
+    pub error: Option<String>,
+    /// The device.
+    pub device: String,
+    /// The steps that it has boundaries of.
+    pub steps: Vec<u64>,
+    /// How many boundaries.
+    pub boundaries: usize,
+    /// Boundaries at the beginning of the first step that are missing.
+    pub dropped: u64,
+    /// The largest boundary; none of a timeline without any.
+    pub peak: Option<PeakReport>,
+    /// The largest boundary of every phase, in the order in which they first ran.
+    pub phases: Vec<PhasePeak>,
+    /// The largest live allocations, where they were traced.
+    pub live: Option<LiveAllocations>,
+}
+
+impl TimelineReport {
+    /// The report of a timeline.
+    #[must_use]
+    pub fn new(timeline: &MemoryTimeline) -> Self {
+        let rows = Rows::new(timeline);
+        let mut order: Vec<usize> = Vec::new();
+        for &phase in &timeline.boundaries.phase {
+            if !order.contains(&phase) {
+                order.push(phase);
+            }
+        }
+        Self {
+            reason: timeline.reason,
+            error: timeline.error.clone(),
+            device: timeline.device.clone(),
+            steps: timeline.steps(),
+            boundaries: timeline.boundaries.len(),
+            dropped: timeline.dropped,
+            peak: rows.largest(|_| true).map(|row| rows.peak(row)),
+            phases: order
+                .into_iter()
+                .filter_map(|phase| rows.phase(phase))
+                .collect(),
+            live: LiveAllocations::of(timeline),
+        }
+    }
+}
+
+/// The rows of a timeline, with what they are compared by.
+struct Rows<'t> {
+    timeline: &'t MemoryTimeline,
+    /// Whether memory was read at every boundary.
+    is_read: bool,
+}
+
+impl<'t> Rows<'t> {
+    fn new(timeline: &'t MemoryTimeline) -> Self {
+        let readings = &timeline.boundaries.in_use_bytes;
+        Self {
+            timeline,
+            is_read: readings.iter().all(Option::is_some),
+        }
+    }
+
+    /// Whether bytes in a home are bytes of the device.
+    fn on_device(&self, home: Home) -> bool {
+        self.timeline.unified || home == Home::Device
+    }
+
+    /// What the accounts hold on the device.
+    fn accounted(&self, row: usize) -> u64 {
+        let own = self.timeline.accounts.iter();
+        let own = own.filter(|a| self.on_device(a.account.home));
+        own.map(|a| a.bytes[row]).sum()
+    }
+
+    fn category(&self, row: usize, category: Category) -> u64 {
+        let own = self.timeline.accounts.iter();
+        let own = own.filter(|a| a.account.category == category && self.on_device(a.account.home));
+        own.map(|a| a.bytes[row]).sum()
+    }
+
+    fn in_use(&self, row: usize) -> Option<u64> {
+        self.timeline.boundaries.in_use_bytes[row].filter(|_| self.is_read)
+    }
+
+    fn bytes(&self, row: usize) -> u64 {
+        self.in_use(row).unwrap_or_else(|| self.accounted(row))
+    }
+
+    /// The first of the largest rows among some.
+    fn largest(&self, among: impl Fn(usize) -> bool) -> Option<usize> {
+        let rows = (0..self.timeline.boundaries.len()).filter(|&row| among(row));
+        rows.rev().max_by_key(|&row| self.bytes(row))
+    }
+
+    fn when(&self, row: usize) -> When {
+        let b = &self.timeline.boundaries;
+        When {
+            step: b.step[row],
+            phase: self.timeline.phases[b.phase[row]].name.clone(),
+            place: self.timeline.places[b.place[row]],
+            segment: b.segment[row],
+            seconds: b.seconds[row],
+        }
+    }
+
+    fn plan(&self, row: usize) -> Option<&PlannedBytes> {
+        let plans = self.timeline.plans.iter();
+        plans.rev().find(|plan| plan.from <= row)
+    }
+
+    /// Estimates of the phase of a row, under its plan.
+    fn estimates(&self, row: usize) -> Vec<&PhaseEstimate> {
+        let names = &self.timeline.phases[self.timeline.boundaries.phase[row]].estimates;
+        let plan = self.plan(row).into_iter();
+        let all = plan.flat_map(|plan| &plan.phases);
+        all.filter(|estimate| names.contains(&estimate.name))
+            .collect()
+    }
+
+    /// The estimate of what a phase does at a row: of an update's second half, that of the optimizer.
+    fn estimate(&self, row: usize) -> Option<&PhaseEstimate> {
+        let updates = self.when(row).place == Place::Update;
+        let all = self.estimates(row);
+        let own = all.iter();
+        let mut own = own.filter(|e| e.name.ends_with("optimizer") == updates);
+        own.next().or(all.first()).copied()
+    }
+
+    /// The largest row of the same phase in the newest earlier step that has it.
+    fn before(&self, row: usize) -> Option<usize> {
+        let b = &self.timeline.boundaries;
+        let same = |&other: &usize| b.phase[other] == b.phase[row];
+        let step = (0..row).filter(same).map(|other| b.step[other]);
+        let step = step.filter(|&step| step < b.step[row]).max()?;
+        self.largest(|other| same(&other) && b.step[other] == step)
+    }
+
+    fn peak(&self, row: usize) -> PeakReport {
+        let bytes = self.bytes(row);
+        let estimate = self.estimate(row);
+        let holders = self.timeline.accounts.iter().map(|a| Holder {
+            account: a.account,
+            bytes: a.bytes[row],
+            share: self
+                .on_device(a.account.home)
+                .then(|| a.bytes[row] as f64 / bytes.max(1) as f64),
+        });
+        let mut holders: Vec<Holder> = holders.filter(|holder| holder.bytes > 0).collect();
+        holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+        let before = self.before(row);
+        let categories = Category::ALL.into_iter().map(|category| CategoryBytes {
+            category,
+            bytes: self.category(row, category),
+            predicted_bytes: estimate.map(|e| e.categories.get(&category).copied().unwrap_or(0)),
+            before_bytes: before.map(|before| self.category(before, category)),
+        });
+        let holds = |c: &CategoryBytes| {
+            let others = [c.predicted_bytes, c.before_bytes];
+            c.bytes > 0 || others.into_iter().flatten().any(|bytes| bytes > 0)
+        };
+        PeakReport {
+            when: self.when(row),
+            bytes,
+            peak_bytes: self.timeline.boundaries.peak_bytes[row],
+            predicted_bytes: estimate.map(|e| e.total_bytes),
+            predicted_moment: estimate.map(|e| e.moment.clone()),
+            holders,
+            unaccounted_bytes: self
+                .in_use(row)
+                .map(|in_use| in_use.saturating_sub(self.accounted(row))),
+            before: before.map(|before| self.when(before)),
+            categories: categories.filter(holds).collect(),
+        }
+    }
+
+    fn phase(&self, phase: usize) -> Option<PhasePeak> {
+        let b = &self.timeline.boundaries;
+        let row = self.largest(|row| b.phase[row] == phase)?;
+        let own = (0..b.len()).filter(|&row| b.phase[row] == phase);
+        let estimates = own.clone().flat_map(|row| self.estimates(row));
+        Some(PhasePeak {
+            when: self.when(row),
+            bytes: self.bytes(row),
+            peak_bytes: own.filter_map(|row| b.peak_bytes[row]).max(),
+            predicted_bytes: estimates.map(|e| e.total_bytes).max(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::two_steps;
+    use super::*;
+    use firebrick_backends::accounts::Role;
+
+    #[test]
+    fn the_peak_is_told_with_its_holders_its_prediction_and_the_step_before() {
+        let report = TimelineReport::new(&two_steps());
+        assert_eq!((report.boundaries, &report.steps[..]), (7, &[1, 2][..]));
+        let peak = report.peak.expect("there are boundaries");
+        let when = &peak.when;
+        assert_eq!(
+            (when.step, when.place, when.segment),
+            (2, Place::Graph, Some(0))
+        );
+        assert_eq!((peak.bytes, peak.peak_bytes), (240, Some(250)));
+        assert_eq!(peak.predicted_bytes, Some(200));
+        let holders: Vec<_> = peak
+            .holders
+            .iter()
+            .map(|h| (h.account.category, h.account.model, h.bytes, h.share))
+            .collect();
+        let expected = [
+            (Category::LiveGraph, Role::Policy, 90, Some(90.0 / 240.0)),
+            (Category::Parameters, Role::Policy, 80, Some(80.0 / 240.0)),
+            (Category::Moments, Role::Critic, 40, Some(40.0 / 240.0)),
+        ];
+        assert_eq!(holders, expected);
+        assert_eq!(peak.unaccounted_bytes, Some(30));
+        let before = peak.before.expect("step 1 has the phase");
+        assert_eq!((before.step, before.place), (1, Place::Forward));
+        let categories: Vec<_> = peak
+            .categories
+            .iter()
+            .map(|c| (c.category, c.bytes, c.predicted_bytes, c.before_bytes))
+            .collect();
+        let expected = [
+            (Category::Parameters, 80, Some(80), Some(80)),
+            (Category::Moments, 40, Some(0), Some(0)),
+            (Category::LiveGraph, 90, Some(100), Some(60)),
+            (Category::Buffers, 0, Some(20), Some(0)),
+        ];
+        assert_eq!(categories, expected);
+        let [phase] = &report.phases[..] else {
+            panic!("{:?}", report.phases)
+        };
+        assert_eq!((phase.bytes, phase.peak_bytes), (240, Some(250)));
+        assert_eq!(phase.predicted_bytes, Some(200));
+    }
+
+    #[test]
+    fn the_optimizer_is_compared_with_its_own_estimate_and_each_row_with_its_own_plan() {
+        let mut timeline = two_steps();
+        timeline.boundaries.in_use_bytes[5] = Some(500);
+        let mut later = timeline.plans[0].clone();
+        (later.from, later.phases[1].total_bytes) = (5, 77);
+        timeline.plans.push(later);
+        let peak = TimelineReport::new(&timeline).peak.expect("a peak");
+        assert_eq!(
+            (peak.when.place, peak.predicted_bytes),
+            (Place::Update, Some(77))
+        );
+    }
+
+    #[test]
+    fn without_readings_the_accounts_on_the_device_are_compared() {
+        let mut timeline = two_steps();
+        timeline.unified = false;
+        timeline.boundaries.in_use_bytes[6] = None;
+        let report = TimelineReport::new(&timeline);
+        let peak = report.peak.expect("a peak");
+        assert_eq!((peak.bytes, peak.unaccounted_bytes), (170, None));
+        let moments = peak.holders.iter().find(|h| h.account.home == Home::Host);
+        assert_eq!(moments.map(|h| (h.bytes, h.share)), Some((40, None)));
+        let mut empty = two_steps();
+        empty.boundaries = super::super::format::Boundaries::default();
+        for account in &mut empty.accounts {
+            account.bytes.clear();
+        }
+        let report = TimelineReport::new(&empty);
+        assert!(report.peak.is_none() && report.phases.is_empty());
+    }
+}

@@ -1,0 +1,372 @@
+//! Timelines of a run: which of its steps are kept whole, and the file that is made of what the run has at hand.
+
+use super::format::{
+    AccountBytes, Boundaries, FORMAT, MemoryTimeline, PlannedBytes, Reason, TimelinePhase,
+    TraceEvents, TraceTable, VERSION,
+};
+use crate::executor::{BoundaryLog, BoundaryRows, Moment, Place};
+use crate::metrics::phase::Phase;
+use crate::plan::estimate::PhaseEstimate;
+use firebrick_backends::accounts::Account;
+use firebrick_backends::allocation_trace::{
+    LEAST_BYTES, Trace, TraceEvent, TraceSource, function_names,
+};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Parts of names of functions that only make an allocation, for whoever wants the memory.
+const ALLOCATING: [&str; 7] = [
+    "backtrace::",
+    "allocation_trace::",
+    "firebrick_backends::allocator::",
+    "__rust_",
+    "__rustc",
+    "alloc::alloc::",
+    "alloc::raw_vec::",
+];
+
+/// What makes the timelines of a run.
+#[derive(Debug)]
+pub struct Snapshots {
+    log: Arc<BoundaryLog>,
+    device: String,
+    unified: bool,
+    /// The steps that are kept whole.
+    steps: Range<u64>,
+    written: bool,
+    /// Predictions, each with the number of the first row that it holds for.
+    plans: Vec<(u64, Vec<PhaseEstimate>)>,
+}
+
+impl Snapshots {
+    /// Those of a run on a device that goes on after `finished` steps, the next `snapshot` of which are kept whole. `unified`:
+    /// host and device are one memory.
+    #[must_use]
+    pub fn new(
+        log: &Arc<BoundaryLog>,
+        device: String,
+        unified: bool,
+        finished: u64,
+        snapshot: u64,
+    ) -> Self {
+        let first = finished + 1;
+        Self {
+            log: Arc::clone(log),
+            device,
+            unified,
+            steps: first..first.saturating_add(snapshot),
+            written: false,
+            plans: Vec::new(),
+        }
+    }
+
+    /// A plan is in force from now on, of which this is predicted.
+    pub fn planned(&mut self, phases: Vec<PhaseEstimate>) {
+        self.plans.push((self.log.taken(), phases));
+    }
+
+    /// A step begins.
+    pub fn begin_step(&self, step: u64) {
+        self.log.begin_step(step, self.steps.contains(&step));
+    }
+
+    /// Whether a timeline was asked for and is not written yet.
+    #[must_use]
+    pub fn is_owed(&self) -> bool {
+        !self.steps.is_empty() && !self.written
+    }
+
+    /// Whether it is to be written after this step.
+    #[must_use]
+    pub fn is_due(&self, step: u64) -> bool {
+        self.is_owed() && step + 1 >= self.steps.end
+    }
+
+    /// The timeline as things are: of the steps that were asked for, or of a run that ends out of memory, the latest boundaries.
+    pub fn timeline(&mut self, reason: Reason, error: Option<String>) -> MemoryTimeline {
+        self.written = true;
+        let mut rows = self.log.rows();
+        if reason != Reason::OutOfMemory {
+            let before = rows
+                .rows
+                .iter()
+                .take_while(|(row, _)| !self.steps.contains(&row.moment.step))
+                .count();
+            rows.rows.drain(..before);
+            rows.first += before as u64;
+            rows.dropped = if before > 0 { 0 } else { rows.dropped };
+        }
+        let mut names = PhaseNames::default();
+        let boundaries = boundaries(&rows, &mut names);
+        let mut accounts = columns(&rows);
+        let trace = self.log.trace();
+        let trace = trace.map(|trace| {
+            let moment = |event: &TraceEvent| self.log.moment(event.place);
+            table(&trace, moment, &mut names, &mut accounts)
+        });
+        MemoryTimeline {
+            format: FORMAT.into(),
+            version: VERSION,
+            reason,
+            error,
+            device: self.device.clone(),
+            unified: self.unified,
+            dropped: rows.dropped,
+            phases: names.phases(),
+            places: Place::ALL.to_vec(),
+            plans: self.plans(&rows),
+            boundaries,
+            accounts,
+            trace,
+        }
+    }
+
+    /// The plans that were in force at some rows.
+    fn plans(&self, rows: &BoundaryRows) -> Vec<PlannedBytes> {
+        let earlier = self.plans.iter().rposition(|(from, _)| *from <= rows.first);
+        let end = rows.first + rows.rows.len() as u64;
+        let own = self.plans[earlier.unwrap_or(0)..].iter();
+        own.filter(|(from, _)| *from <= end)
+            .map(|(from, phases)| PlannedBytes {
+                from: from.saturating_sub(rows.first) as usize,
+                phases: phases.clone(),
+            })
+            .collect()
+    }
+}
+
+/// Names of phases in the order of their first use.
+#[derive(Default)]
+struct PhaseNames(Vec<&'static str>);
+
+impl PhaseNames {
+    fn index(&mut self, name: &'static str) -> usize {
+        let known = self.0.iter().position(|&other| other == name);
+        known.unwrap_or_else(|| {
+            self.0.push(name);
+            self.0.len() - 1
+        })
+    }
+
+    fn phases(&self) -> Vec<TimelinePhase> {
+        let phase = |&name: &&str| {
+            let phase = Phase::ALL.into_iter().find(|phase| phase.name() == name);
+            let estimates = phase.map_or(&[][..], Phase::estimates);
+            TimelinePhase {
+                name: name.to_owned(),
+                estimates: estimates.iter().map(|&name| name.to_owned()).collect(),
+            }
+        };
+        self.0.iter().map(phase).collect()
+    }
+}
+
+fn boundaries(rows: &BoundaryRows, names: &mut PhaseNames) -> Boundaries {
+    let mut all = Boundaries::default();
+    for (row, _) in &rows.rows {
+        let boundary = row.moment.boundary;
+        all.step.push(row.moment.step);
+        all.phase.push(names.index(row.moment.phase));
+        all.place.push(boundary.place as usize);
+        all.segment.push(boundary.segment);
+        // microseconds: more digits would be noise
+        all.seconds.push((row.seconds * 1e6).round() / 1e6);
+        let reading = row.reading;
+        all.in_use_bytes.push(reading.map(|r| r.in_use_bytes));
+        all.peak_bytes.push(reading.and_then(|r| r.peak_bytes));
+        all.reserved_bytes.push(reading.map(|r| r.reserved_bytes));
+    }
+    all
+}
+
+fn columns(rows: &BoundaryRows) -> Vec<AccountBytes> {
+    let column = |(i, &account): (usize, &Account)| AccountBytes {
+        account,
+        bytes: rows.rows.iter().map(|(_, held)| held[i]).collect(),
+    };
+    let all = rows.accounts.iter().enumerate().map(column);
+    all.filter(|column| column.bytes.iter().any(|&bytes| bytes > 0))
+        .collect()
+}
+
+/// A trace as the file has it. An account that it names and that held nothing at any boundary gets a column too.
+fn table(
+    trace: &Trace,
+    moment: impl Fn(&TraceEvent) -> Option<Moment>,
+    names: &mut PhaseNames,
+    accounts: &mut Vec<AccountBytes>,
+) -> TraceTable {
+    let rows = accounts.first().map_or(0, |column| column.bytes.len());
+    let mut stacks = Stacks::of(trace);
+    let mut events = TraceEvents::default();
+    let mut ids: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut allocations = 0;
+    for event in &trace.events {
+        let id = if event.released {
+            ids.remove(&event.key)
+        } else {
+            ids.insert(event.key, allocations);
+            allocations += 1;
+            Some(allocations - 1)
+        };
+        let account = event.account.map(|account| {
+            let known = accounts.iter().position(|column| column.account == account);
+            known.unwrap_or_else(|| {
+                let bytes = vec![0; rows];
+                accounts.push(AccountBytes { account, bytes });
+                accounts.len() - 1
+            })
+        });
+        let moment = moment(event);
+        events.released.push(u8::from(event.released));
+        events.id.push(id);
+        events.bytes.push(event.bytes);
+        events.step.push(moment.map_or(0, |m| m.step));
+        events.phase.push(moment.map(|m| names.index(m.phase)));
+        events.place.push(moment.map(|m| m.boundary.place as usize));
+        events.segment.push(moment.and_then(|m| m.boundary.segment));
+        events.account.push(account);
+        events.stack.push(stacks.index(event.stack()));
+    }
+    TraceTable {
+        source: trace.source,
+        least_bytes: match trace.source {
+            TraceSource::Heap => LEAST_BYTES as u64,
+            TraceSource::Accounts => 0,
+        },
+        dropped: trace.dropped,
+        functions: stacks.functions,
+        stacks: stacks.stacks,
+        events,
+    }
+}
+
+/// Call stacks by name, each once.
+struct Stacks {
+    /// Indices of the functions at each address.
+    frames: BTreeMap<usize, Vec<usize>>,
+    functions: Vec<String>,
+    stacks: Vec<Vec<usize>>,
+    known: BTreeMap<Vec<usize>, usize>,
+}
+
+impl Stacks {
+    /// Resolves every address of a trace.
+    fn of(trace: &Trace) -> Self {
+        let addresses = trace.events.iter().flat_map(TraceEvent::stack).copied();
+        let mut functions: Vec<String> = Vec::new();
+        let mut places: BTreeMap<String, usize> = BTreeMap::new();
+        let frames = function_names(addresses).into_iter().map(|(address, own)| {
+            let own = own.into_iter().map(|name| {
+                *places.entry(name).or_insert_with_key(|name| {
+                    functions.push(name.clone());
+                    functions.len() - 1
+                })
+            });
+            (address, own.collect::<Vec<usize>>())
+        });
+        Self {
+            frames: frames.collect(),
+            functions,
+            stacks: Vec::new(),
+            known: BTreeMap::new(),
+        }
+    }
+
+    /// Index of a stack without the functions that only allocate; none of one without names.
+    fn index(&mut self, addresses: &[usize]) -> Option<usize> {
+        let allocates = |&function: &usize| {
+            let name = &self.functions[function];
+            ALLOCATING.iter().any(|part| name.contains(part))
+        };
+        let named = addresses
+            .iter()
+            .filter_map(|address| self.frames.get(address));
+        let frames = named.flatten().copied().skip_while(allocates);
+        let stack: Vec<usize> = frames.collect();
+        if stack.is_empty() {
+            return None;
+        }
+        let next = self.stacks.len();
+        let index = *self.known.entry(stack).or_insert_with_key(|stack| {
+            self.stacks.push(stack.clone());
+            next
+        });
+        Some(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::executor::Boundary;
+    use crate::metrics::TimelineReport;
+    use firebrick_backends::accounts::{Accounts, Category, Home};
+
+    fn estimate(total_bytes: u64) -> PhaseEstimate {
+        PhaseEstimate {
+            name: "backward".into(),
+            total_bytes,
+            host_bytes: 0,
+            moment: String::new(),
+            categories: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn a_timeline_has_the_steps_that_were_asked_for_and_the_plans_that_were_in_force() {
+        let accounts = Accounts::new();
+        let log = BoundaryLog::new(&accounts, None);
+        let mut snapshots = Snapshots::new(&log, "cpu".into(), true, 5, 2);
+        snapshots.planned(vec![estimate(10)]);
+        log.begin_phase(0, "testing", None);
+        let _held = accounts.hold(Category::Parameters, Home::Device, 8);
+        for step in 6..8 {
+            assert!(snapshots.is_owed());
+            snapshots.begin_step(step);
+            log.begin_phase(step, "update_actor", None);
+            log.record(Boundary::at(Place::Forward, 1), None);
+            if step == 7 {
+                snapshots.planned(vec![estimate(20)]);
+                log.record(Place::Replanned, None);
+            }
+            assert_eq!(snapshots.is_due(step), step == 7);
+        }
+        let timeline = snapshots.timeline(Reason::Snapshot, None);
+        assert_eq!(timeline.boundaries.step, [6, 6, 7, 7, 7]);
+        assert_eq!(timeline.accounts[0].bytes, [8; 5]);
+        let plans: Vec<_> = timeline
+            .plans
+            .iter()
+            .map(|plan| (plan.from, plan.phases[0].total_bytes))
+            .collect();
+        assert_eq!(plans, [(0, 10), (4, 20)]);
+        assert_eq!(timeline.phases[0].estimates, ["backward", "optimizer"]);
+        assert!(!snapshots.is_owed() && !snapshots.is_due(7));
+        let peak = TimelineReport::new(&timeline).peak.expect("a peak");
+        assert_eq!((peak.bytes, peak.predicted_bytes), (8, Some(10)));
+
+        let all = snapshots.timeline(Reason::OutOfMemory, Some("too much".into()));
+        assert_eq!(all.boundaries.step, [0, 6, 6, 7, 7, 7]);
+        assert_eq!(all.plans[1].from, 5);
+        let text = all.to_json().expect("JSON");
+        let path = std::path::Path::new("memory_timeline.json");
+        assert_eq!(MemoryTimeline::parse(&text, path).expect("it is one"), all);
+    }
+
+    #[test]
+    fn without_memory_snapshot_nothing_is_owed() {
+        let log = BoundaryLog::new(&Accounts::new(), None);
+        let snapshots = Snapshots::new(&log, "cpu".into(), true, 0, 0);
+        assert!(!snapshots.is_owed() && !snapshots.is_due(1));
+    }
+
+    #[test]
+    fn an_update_is_predicted_by_two_phases_of_the_estimate() {
+        for phase in Phase::ALL {
+            assert_eq!(phase.estimated(), phase.estimates().first().copied());
+        }
+        assert_eq!(Phase::UpdateActor.estimates(), ["backward", "optimizer"]);
+    }
+}
