@@ -106,6 +106,41 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
+/// Pages of zeros from the system, counted like what the allocator gives: all of them, although the system takes memory for those
+/// alone that are written. They go back to the system when dropped.
+#[derive(Debug)]
+pub(crate) struct CountedPages {
+    pages: memmap2::MmapMut,
+    /// What was counted: nothing in a program that counts nothing else.
+    counted: usize,
+}
+
+/// Pages for so many bytes; `None` where the system refuses.
+pub(crate) fn map_pages(bytes: usize) -> Option<CountedPages> {
+    let pages = memmap2::MmapMut::map_anon(bytes).ok()?;
+    let counted = heap().map_or(0, |_| bytes);
+    if counted > 0 {
+        grew(counted);
+    }
+    Some(CountedPages { pages, counted })
+}
+
+impl CountedPages {
+    pub fn bytes(&self) -> &[u8] {
+        &self.pages
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.pages
+    }
+}
+
+impl Drop for CountedPages {
+    fn drop(&mut self) {
+        shrank(self.counted);
+    }
+}
+
 /// Bytes counted so far: `None` in a program that did not install the allocator.
 #[must_use]
 pub fn heap() -> Option<HeapReading> {
