@@ -117,10 +117,10 @@ pub(crate) struct CountedPages {
 
 /// Pages for so many bytes; `None` where the system refuses.
 pub(crate) fn map_pages(bytes: usize) -> Option<CountedPages> {
-    let pages = memmap2::MmapMut::map_anon(bytes).ok()?;
+    let mut pages = memmap2::MmapMut::map_anon(bytes).ok()?;
     let counted = heap().map_or(0, |_| bytes);
     if counted > 0 {
-        grew(counted);
+        grew(pages.as_mut_ptr(), counted);
     }
     Some(CountedPages { pages, counted })
 }
@@ -137,7 +137,9 @@ impl CountedPages {
 
 impl Drop for CountedPages {
     fn drop(&mut self) {
-        shrank(self.counted);
+        if self.counted > 0 {
+            shrinks(self.pages.as_mut_ptr(), self.counted);
+        }
     }
 }
 
