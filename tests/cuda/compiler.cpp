@@ -97,7 +97,7 @@ static int compile(program &made)
 	/* several processes may be at the same kernel */
 	std::string own = stem.str() + "." + std::to_string(getpid()), code = own + ".cpp", log = own + ".log", library = own + ".so";
 	std::ofstream(code) << text;
-	std::string command = "g++ -std=c++17 -O1 -march=native -fno-strict-aliasing -fwrapv -ffp-contract=off -w -shared -fPIC " + flags +
+	std::string command = "g++ " + read(here + "/flags") + flags +
 	                      " -include '" + here + "/kernel.h' '" + code + "' '" + here + "/libcuda.so' -o '" + library + "' 2>'" + log + "'";
 	int status = system(command.c_str());
 	if (status == 0) {

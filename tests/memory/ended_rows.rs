@@ -10,6 +10,11 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 in_own_process!(sequences_enter_and_end_without_memory_and_one_block_is_copied);
+#[cfg(target_os = "linux")]
+mod resident {
+    use super::blocks_take_memory_when_they_are_first_used;
+    crate::own_process::in_own_process!(blocks_take_memory_when_they_are_first_used);
+}
 
 const SEQUENCES: usize = 16;
 const PROMPT: usize = 380;
@@ -93,5 +98,44 @@ fn sequences_enter_and_end_without_memory_and_one_block_is_copied() {
         assert!(allocated < 4096, "{allocated} bytes for an entry in tables");
         let step = decode(&decoder, &mut cache, &mut tables);
         assert!(step <= again + 4096, "{step} bytes, {again} before");
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn blocks_take_memory_when_they_are_first_used() {
+    use crate::reuse::resident;
+    allocator::keep_freed_memory();
+    let decoder = decoder();
+    let (arch, device) = (decoder.arch(), decoder.device());
+    // a run before takes memory of the pools' size from the global allocator, and gives it back
+    const POOLS: usize = 256 << 20;
+    drop(vec![1_u8; POOLS]);
+    let blocks = POOLS / (KvCache::new(arch, &[1], KvCacheDtype::Auto, device).bytes());
+    for dtype in [KvCacheDtype::Auto, KvCacheDtype::Int8] {
+        let (before, counted) = (resident(), allocator::heap().expect("it is installed"));
+        let mut cache = KvCache::new(arch, &[blocks], dtype, device);
+        let now = allocator::heap().expect("it is installed");
+        assert!(now.current_bytes - counted.current_bytes >= cache.bytes() as u64);
+        let mut table = cache.begin(&[]);
+        assert!(cache.append(&mut table, PROMPT));
+        let chunk = Chunk {
+            table: &table,
+            tokens: 0..PROMPT,
+        };
+        let metadata = cache.prefill(arch, &[chunk]);
+        drop(decoder.hidden_cached(ids(&decoder, PROMPT), &metadata, &mut cache));
+        let taken = resident().saturating_sub(before);
+        assert!(
+            taken < (cache.bytes() / 8) as u64,
+            "{taken} bytes in memory for {PROMPT} tokens of pools of {} bytes",
+            cache.bytes()
+        );
+        let pools = cache.bytes() as u64;
+        drop(cache);
+        let left = allocator::heap().expect("it is installed").current_bytes;
+        assert!(
+            now.current_bytes - left >= pools * 7 / 8,
+            "{left} bytes left"
+        );
     }
 }

@@ -41,7 +41,7 @@ fn faults() -> u64 {
 }
 
 /// Bytes that the process has in memory: `VmRSS` of proc(5).
-fn resident() -> u64 {
+pub(crate) fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux tells");
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));
     let kib = line.and_then(|line| line.split_whitespace().nth(1));

@@ -4,6 +4,7 @@
 //! contiguous, so that neighbouring blocks are one range of memory.
 
 use super::cpu::SlotRuns;
+use super::cpu::zeros::{int_zeros, zeros};
 use super::sequence_blocks::SharedBlocks;
 use crate::device::is_cpu;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -44,7 +45,7 @@ impl KvPool {
         // in one dimension, since a GPU's backend may pad the rows of others, which kernels would have to copy
         let shape = [kv_heads, blocks * BLOCK_SIZE, dim];
         let flat = [shape.iter().product()];
-        let zeros = || super::cpu::zeros::zeros(flat, dtype, device).reshape(shape);
+        let zeros = || zeros(flat, dtype, device).reshape(shape);
         Self::Float {
             keys: zeros(),
             values: zeros(),
@@ -60,12 +61,14 @@ impl KvPool {
         assert!(dim.is_multiple_of(4), "four codes share a word");
         let slots = blocks * BLOCK_SIZE;
         // in one dimension, as in `float`
-        let zeros = |n: usize| Tensor::<1, Int>::zeros([n], (device, DType::I32));
-        let words = || zeros(kv_heads * slots * dim / 4).reshape([kv_heads, slots, dim / 4]);
+        let words = || {
+            let words = int_zeros([kv_heads * slots * dim / 4], device);
+            words.reshape([kv_heads, slots, dim / 4])
+        };
         Self::Int8 {
             keys: words(),
             values: words(),
-            scales: zeros(kv_heads * slots).reshape([kv_heads, slots]),
+            scales: int_zeros([kv_heads * slots], device).reshape([kv_heads, slots]),
         }
     }
 

@@ -51,6 +51,7 @@ pub fn engine_limits(
         max_model_len: config.max_model_len,
         kv_cache_bytes: kv_cache_bytes.map(|bytes| bytes as usize),
         kv_cache_dtype: config.kv_cache_dtype,
+        keep_completions: false,
         async_scheduling: config.async_scheduling,
     };
     let least = limits.least_cache_bytes(arch, longest) as u64;

@@ -23,11 +23,17 @@ pub(super) struct BlockPool {
     evictable: BTreeSet<(u64, BlockId)>,
     released: Vec<u64>,
     clock: u64,
+    /// Blocks before this one were used at some time. On the CPU, those from it on take no memory yet.
+    used_before: BlockId,
+    /// Whether kept contents stay as long as there are blocks that were never used.
+    keeps_contents: bool,
 }
 
 impl BlockPool {
     pub fn new(blocks: usize) -> Self {
         Self {
+            used_before: 0,
+            keeps_contents: false,
             references: vec![0; blocks],
             free: (0..blocks as BlockId).collect(),
             contents: vec![None; blocks],
@@ -36,6 +42,11 @@ impl BlockPool {
             released: vec![0; blocks],
             clock: 0,
         }
+    }
+
+    /// Whether blocks that were never used are allocated before contents are forgotten.
+    pub fn keep_contents(&mut self, keep: bool) {
+        self.keeps_contents = keep;
     }
 
     /// Adds free blocks, so that there are `blocks`.
@@ -67,24 +78,32 @@ impl BlockPool {
     }
 
     /// A block with one reference, if there is any: the one after `last` if that is free, since neighbours are read as one range of
-    /// memory. Also the content that was forgotten for it.
+    /// memory, then one that was used before, since others may take more memory. Also the content that was forgotten for it.
     pub fn allocate(&mut self, last: Option<BlockId>) -> Option<(BlockId, Option<ContentId>)> {
         let next = last.map(|block| block + 1);
-        let found = match next.filter(|next| self.free.remove(next)) {
-            Some(next) => Some(next),
-            None => self.free.pop_first(),
+        let next = next.filter(|&next| next < self.used_before && self.free.contains(&next));
+        let free = next.or_else(|| self.free.first().copied());
+        let evict = free.is_none_or(|block| block >= self.used_before && !self.keeps_contents);
+        let oldest = self.evictable.first().filter(|_| evict);
+        let (block, content) = match (oldest, free) {
+            (Some(&(_, block)), _) => (block, self.forget_oldest()),
+            (None, Some(block)) => {
+                self.free.remove(&block);
+                (block, None)
+            }
+            (None, None) => return None,
         };
-        if let Some(block) = found {
-            self.references[block as usize] = 1;
-            return Some((block, None));
-        }
-        let (_, block) = self.evictable.pop_first()?;
-        let content = self.contents[block as usize].take();
-        if let Some(content) = content {
-            self.by_content.remove(&content);
-        }
+        self.used_before = self.used_before.max(block + 1);
         self.references[block as usize] = 1;
         Some((block, content))
+    }
+
+    /// Forgets the content that was released first.
+    fn forget_oldest(&mut self) -> Option<ContentId> {
+        let (_, block) = self.evictable.pop_first()?;
+        let content = self.contents[block as usize].take()?;
+        self.by_content.remove(&content);
+        Some(content)
     }
 
     /// Adds a reference.
@@ -143,6 +162,19 @@ mod tests {
         assert_eq!((take(&mut pool, None), pool.used()), (None, 4));
         pool.release(1);
         assert_eq!((pool.available(), take(&mut pool, Some(3))), (1, Some(1)));
+    }
+
+    #[test]
+    fn contents_are_forgotten_before_blocks_that_were_never_used_are_taken() {
+        for (keep, expected) in [(false, 0), (true, 1)] {
+            let mut pool = BlockPool::new(4);
+            pool.keep_contents(keep);
+            let (block, _) = pool.allocate(None).expect("a free block");
+            assert!(pool.keep(block, ContentId(7)));
+            pool.release(block);
+            let (block, forgotten) = pool.allocate(None).expect("a block");
+            assert_eq!((block, forgotten.is_none()), (expected, keep));
+        }
     }
 
     #[test]

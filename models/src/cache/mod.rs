@@ -106,6 +106,14 @@ impl KvCache {
         }
     }
 
+    /// Whether contents of ended sequences stay as long as there are blocks that were never used. Otherwise they go first, so that on
+    /// the CPU, where unused blocks take no memory, the pools take what the sequences need at a time.
+    pub fn keep_contents(&mut self, keep: bool) {
+        for group in &mut self.groups {
+            group.pool.keep_contents(keep);
+        }
+    }
+
     /// How numbers are stored.
     #[must_use]
     pub fn dtype(&self) -> KvCacheDtype {

@@ -455,15 +455,16 @@ impl<'a> Engine<'a> {
     /// Most tokens of a sequence's completion.
     fn max_new_tokens(&self, sequence: &Sequence) -> usize {
         let request = &self.waiting.requests()[sequence.sample.request];
-        let EngineArgs {
-            criteria, config, ..
-        } = &self.args;
-        criteria.max_new_tokens(request, config)
+        self.args
+            .criteria
+            .max_new_tokens(request, &self.args.config)
     }
 
     fn end(&mut self, sequence: Sequence, table: Option<BlockTable>) {
         if let Some(mut table) = table {
-            self.keep_prefix(&sequence, &mut table);
+            if self.args.config.keep_completions {
+                self.keep_prefix(&sequence, &mut table);
+            }
             self.cache.free(table);
         }
         self.most = (self.most + 1).min(self.max_num_seqs);

@@ -24,8 +24,9 @@ pub struct Generated {
 
 /// Samples completions with a decoder.
 ///
-/// The KV cache is made by the first run and stays as long as the generator: prompts of a later run that begin with a prompt or a whole
-/// completion of an earlier one (another turn of a conversation) are prefilled from there on.
+/// The KV cache is made by the first run and stays as long as the generator: prompts of a later run that begin with a prompt of an
+/// earlier one are prefilled from there on, and with [`SchedulerConfig::keep_completions`] also those that begin with a whole completion
+/// (another turn of a conversation).
 #[derive(Debug)]
 pub struct Generator<'a> {
     decoder: &'a Decoder,
@@ -167,6 +168,7 @@ impl<'a> Generator<'a> {
             None => KvCache::new(arch, &blocks, dtype, device),
         };
         cache.grow(&blocks);
+        cache.keep_contents(config.keep_completions);
         let bytes = cache.bytes();
         let hold = |accounts: &Arc<Accounts>| accounts.hold(Category::KvCache, Home::Device, bytes);
         let held = held.insert(HeldCache {

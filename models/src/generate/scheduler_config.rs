@@ -22,6 +22,9 @@ pub struct SchedulerConfig {
     pub kv_cache_bytes: Option<usize>,
     /// How keys and values are stored.
     pub kv_cache_dtype: KvCacheDtype,
+    /// Whether the keys and values of whole completions stay in the cache for later runs of the generator, as long as the pools have
+    /// room: for turns of a conversation. Prompts that begin alike share blocks either way.
+    pub keep_completions: bool,
     /// Whether the next token is launched before the host has read the last one. `None`: on devices that run asynchronously. Sampled
     /// tokens do not depend on it.
     pub async_scheduling: Option<bool>,
@@ -37,6 +40,7 @@ impl SchedulerConfig {
             max_model_len: None,
             kv_cache_bytes: None,
             kv_cache_dtype: KvCacheDtype::Auto,
+            keep_completions: false,
             async_scheduling: None,
         }
     }

@@ -1,21 +1,78 @@
-//! Tensors of zeros.
+//! Tensors of zeros that take memory only where they are written.
 
-use super::autodiff::to_tensor;
-use super::parallel::tensor;
+use super::autodiff::{to_int_tensor, to_tensor};
+use crate::allocator::{CountedPages, map_pages};
 use crate::device::is_cpu;
-use burn::tensor::{DType, Device, Tensor};
+use burn::backend::flex::{FlexTensor, Layout};
+use burn::tensor::{Bytes, DType, Device, Int, Shape, Tensor};
+use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
+use std::mem::MaybeUninit;
 
-/// Zeros for keys or values. On the CPU zeroed pages come from the system: the backend's own function writes the zeros, twice.
+/// Bytes from which a tensor gets pages of its own.
+const LARGE: usize = 1 << 20;
+
+/// Zeros for keys or values. On the CPU a large tensor gets pages from the system, which take memory as soon as they are written: the
+/// global allocator would write zeros to memory that was used before, and so take all of it.
 pub(in crate::kernels) fn zeros<const D: usize>(
     shape: [usize; D],
     dtype: DType,
     device: &Device,
 ) -> Tensor<D> {
-    let n = shape.iter().product();
-    let own = is_cpu(device) && !device.is_autodiff();
-    match dtype {
-        DType::F32 if own => to_tensor(tensor(vec![0.0_f32; n], shape)),
-        DType::F64 if own => to_tensor(tensor(vec![0.0_f64; n], shape)),
-        _ => Tensor::zeros(shape, (device, dtype)),
+    match pages(&shape, dtype, device) {
+        Some(tensor) => to_tensor(tensor),
+        None => Tensor::zeros(shape, (device, dtype)),
+    }
+}
+
+/// The same in i32.
+pub(in crate::kernels) fn int_zeros<const D: usize>(
+    shape: [usize; D],
+    device: &Device,
+) -> Tensor<D, Int> {
+    match pages(&shape, DType::I32, device) {
+        Some(tensor) => to_int_tensor(tensor),
+        None => Tensor::zeros(shape, (device, DType::I32)),
+    }
+}
+
+fn pages(shape: &[usize], dtype: DType, device: &Device) -> Option<FlexTensor> {
+    let bytes = shape.iter().product::<usize>() * dtype.size();
+    if !is_cpu(device) || device.is_autodiff() || bytes < LARGE {
+        return None;
+    }
+    let pages = Box::new(Pages(map_pages(bytes)?));
+    // SAFETY: the mapping has `bytes` bytes, all zero.
+    #[allow(unsafe_code, reason = "the only way to a tensor over memory of our own")]
+    let bytes = unsafe { Bytes::from_controller(pages, bytes) };
+    let layout = Layout::contiguous(Shape::from(shape.to_vec()));
+    Some(FlexTensor::new(bytes, layout, dtype))
+}
+
+struct Pages(CountedPages);
+
+impl AllocationController for Pages {
+    fn alloc_align(&self) -> usize {
+        // at most what tensors ask for; pages are aligned to more
+        align_of::<u128>()
+    }
+
+    fn property(&self) -> AllocationProperty {
+        AllocationProperty::Other
+    }
+
+    #[allow(unsafe_code, reason = "the trait's signature")]
+    unsafe fn memory_mut(
+        &mut self,
+        _policy: AccessPolicy,
+    ) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+        let bytes = self.0.bytes_mut();
+        // SAFETY: the same bytes; the caller promises to write initialised ones.
+        Ok(unsafe { &mut *(std::ptr::from_mut::<[u8]>(bytes) as *mut [MaybeUninit<u8>]) })
+    }
+
+    #[allow(unsafe_code, reason = "the trait's signature")]
+    fn memory(&self, _policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
+        // SAFETY: initialised bytes may be seen as bytes that may be uninitialised.
+        Ok(unsafe { &*(std::ptr::from_ref::<[u8]>(self.0.bytes()) as *const [MaybeUninit<u8>]) })
     }
 }

@@ -55,6 +55,7 @@ fn the_next_turn_of_a_conversation_is_prefilled_from_its_new_tokens_on() {
     };
     let limits = SchedulerConfig {
         max_model_len: Some(120),
+        keep_completions: true,
         ..SchedulerConfig::new(4)
     };
     let generator = Generator::new(&decoder, None, &sampling).expect("valid settings");
@@ -73,6 +74,16 @@ fn the_next_turn_of_a_conversation_is_prefilled_from_its_new_tokens_on() {
         })
         .collect();
     let later = run(&second);
+    let forgetful = Generator::new(&decoder, None, &sampling).expect("valid settings");
+    let hits = [&first, &second].map(|requests| {
+        let limits = SchedulerConfig {
+            keep_completions: false,
+            ..limits
+        };
+        let generated = forgetful.run_with(requests, 1, &limits, |_| {});
+        generated.expect("samples").stats.prefix_cache_hits
+    });
+    assert_eq!(hits, [0, 16], "full blocks of the first prompts alone");
     // of 50 and 37 tokens, the last one of which is not in the cache, three blocks and two
     assert_eq!(later.stats.prefix_cache_hits, 48 + 32);
     for sample in &later.samples {
