@@ -46,8 +46,8 @@ fn refused(bytes: usize) {
 #[derive(Debug)]
 pub struct CountingAllocator;
 
-fn grew(p: *mut u8, bytes: usize) {
-    if allocation_trace::traces_heap() && !allocation_trace::allocated(p.addr(), bytes) {
+fn grew(address: usize, bytes: usize) {
+    if allocation_trace::traces_heap() && !allocation_trace::allocated(address, bytes) {
         return;
     }
     let now = CURRENT.fetch_add(bytes, Relaxed) + bytes;
@@ -55,8 +55,8 @@ fn grew(p: *mut u8, bytes: usize) {
 }
 
 /// Called before the memory is given back, so that a trace never has an address twice; only a block that moves has left already.
-fn shrinks(p: *mut u8, bytes: usize) {
-    if allocation_trace::traces_heap() && !allocation_trace::freed(p.addr(), bytes) {
+fn shrinks(address: usize, bytes: usize) {
+    if allocation_trace::traces_heap() && !allocation_trace::freed(address, bytes) {
         return;
     }
     CURRENT.fetch_sub(bytes, Relaxed);
@@ -71,7 +71,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
         if p.is_null() {
             refused(layout.size());
         } else {
-            grew(p, layout.size());
+            grew(p.addr(), layout.size());
         }
         p
     }
@@ -82,13 +82,13 @@ unsafe impl GlobalAlloc for CountingAllocator {
         if p.is_null() {
             refused(layout.size());
         } else {
-            grew(p, layout.size());
+            grew(p.addr(), layout.size());
         }
         p
     }
 
     unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        shrinks(p, layout.size());
+        shrinks(p.addr(), layout.size());
         // SAFETY: the caller's promise is passed on.
         unsafe { MiMalloc.dealloc(p, layout) };
     }
@@ -99,8 +99,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
         if q.is_null() {
             refused(size);
         } else {
-            shrinks(p, layout.size());
-            grew(q, size);
+            shrinks(p.addr(), layout.size());
+            grew(q.addr(), size);
         }
         q
     }
@@ -120,7 +120,7 @@ pub(crate) fn map_pages(bytes: usize) -> Option<CountedPages> {
     let mut pages = memmap2::MmapMut::map_anon(bytes).ok()?;
     let counted = heap().map_or(0, |_| bytes);
     if counted > 0 {
-        grew(pages.as_mut_ptr(), counted);
+        grew(pages.as_ptr().addr(), counted);
     }
     Some(CountedPages { pages, counted })
 }
@@ -138,7 +138,7 @@ impl CountedPages {
 impl Drop for CountedPages {
     fn drop(&mut self) {
         if self.counted > 0 {
-            shrinks(self.pages.as_mut_ptr(), self.counted);
+            shrinks(self.pages.as_ptr().addr(), self.counted);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What is held at the boundaries of a run: the latest in a ring, and every one of steps that are to be kept whole.
 //!
-//! A boundary costs a read of the counters and a row of some hundred bytes. So the latest are always there, for the report of a run
+//! A boundary costs a read of the counters and a row of a few hundred bytes. So the latest are always there, for the report of a run
 //! that ends out of memory.
 
 use firebrick_backends::accounts::{Account, Accounts};

@@ -216,7 +216,7 @@ impl MemoryTimeline {
     pub(super) fn parse(text: &str, path: &Path) -> Result<Self> {
         let file: Value = serde_json::from_str(text).map_err(|e| {
             let detail = if e.is_eof() {
-                format!("it is cut off ({e}); the run can write it again")
+                format!("it is cut off: {e}")
             } else {
                 format!("it is not JSON: {e}")
             };
