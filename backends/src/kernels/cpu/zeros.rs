@@ -42,7 +42,10 @@ fn pages(shape: &[usize], dtype: DType, device: &Device) -> Option<FlexTensor> {
     }
     let pages = Box::new(Pages(map_pages(bytes)?));
     // SAFETY: the mapping has `bytes` bytes, all zero.
-    #[allow(unsafe_code, reason = "the only way to a tensor over memory of our own")]
+    #[allow(
+        unsafe_code,
+        reason = "the only way to a tensor over memory of our own"
+    )]
     let bytes = unsafe { Bytes::from_controller(pages, bytes) };
     let layout = Layout::contiguous(Shape::from(shape.to_vec()));
     Some(FlexTensor::new(bytes, layout, dtype))
