@@ -143,7 +143,7 @@ fn heap_event(address: usize, bytes: usize, released: bool) -> bool {
             if !released {
                 event.capture_stack();
             }
-            push(TraceSource::Heap, event);
+            push(TraceSource::Heap, &event);
         });
     }
     handling != Handling::Ignored
@@ -158,7 +158,7 @@ pub(crate) fn held(account: Account, bytes: u64) -> Option<u64> {
     let key = KEYS.fetch_add(1, Relaxed);
     push(
         TraceSource::Accounts,
-        account_event(key, account, bytes, false),
+        &account_event(key, account, bytes, false),
     );
     Some(key)
 }
@@ -167,7 +167,7 @@ pub(crate) fn held(account: Account, bytes: u64) -> Option<u64> {
 pub(crate) fn released(key: u64, account: Account, bytes: u64) {
     push(
         TraceSource::Accounts,
-        account_event(key, account, bytes, true),
+        &account_event(key, account, bytes, true),
     );
 }
 
@@ -197,14 +197,14 @@ impl TraceEvent {
 }
 
 /// Adds an event to the trace, in whose ring there is room already.
-fn push(source: TraceSource, event: TraceEvent) {
+fn push(source: TraceSource, event: &TraceEvent) {
     let mut ring = RING.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(ring) = ring.as_mut().filter(|ring| ring.source == source) {
         if ring.events.len() == ring.capacity {
             ring.events.pop_front();
             ring.dropped += 1;
         }
-        ring.events.push_back(event);
+        ring.events.push_back(*event);
     }
 }
 

@@ -117,7 +117,7 @@ pub(crate) struct CountedPages {
 
 /// Pages for so many bytes; `None` where the system refuses.
 pub(crate) fn map_pages(bytes: usize) -> Option<CountedPages> {
-    let mut pages = memmap2::MmapMut::map_anon(bytes).ok()?;
+    let pages = memmap2::MmapMut::map_anon(bytes).ok()?;
     let counted = heap().map_or(0, |_| bytes);
     if counted > 0 {
         grew(pages.as_ptr().addr(), counted);

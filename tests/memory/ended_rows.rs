@@ -104,11 +104,11 @@ fn sequences_enter_and_end_without_memory_and_one_block_is_copied() {
 #[cfg(target_os = "linux")]
 fn blocks_take_memory_when_they_are_first_used() {
     use crate::reuse::resident;
+    const POOLS: usize = 256 << 20;
     allocator::keep_freed_memory();
     let decoder = decoder();
     let (arch, device) = (decoder.arch(), decoder.device());
     // a run before takes memory of the pools' size from the global allocator, and gives it back
-    const POOLS: usize = 256 << 20;
     drop(vec![1_u8; POOLS]);
     let blocks = POOLS / (KvCache::new(arch, &[1], KvCacheDtype::Auto, device).bytes());
     for dtype in [KvCacheDtype::Auto, KvCacheDtype::Int8] {

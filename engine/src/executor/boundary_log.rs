@@ -357,7 +357,7 @@ impl Inner {
         let phase = (code & below(PHASE_BITS)) as usize;
         Some(Moment {
             step: code >> PHASE_BITS,
-            phase: *self.phases.get(phase.checked_sub(1)?)?,
+            phase: self.phases.get(phase.checked_sub(1)?)?,
             boundary: Boundary {
                 place: *Place::ALL.get(place.checked_sub(1)?)?,
                 segment: segment.checked_sub(1),

@@ -237,7 +237,7 @@ fn table(
         },
         dropped: trace.dropped,
         functions: stacks.functions,
-        stacks: stacks.stacks,
+        stacks: stacks.all,
         events,
     }
 }
@@ -247,7 +247,7 @@ struct Stacks {
     /// Indices of the functions at each address.
     frames: BTreeMap<usize, Vec<usize>>,
     functions: Vec<String>,
-    stacks: Vec<Vec<usize>>,
+    all: Vec<Vec<usize>>,
     known: BTreeMap<Vec<usize>, usize>,
 }
 
@@ -269,7 +269,7 @@ impl Stacks {
         Self {
             frames: frames.collect(),
             functions,
-            stacks: Vec::new(),
+            all: Vec::new(),
             known: BTreeMap::new(),
         }
     }
@@ -288,9 +288,9 @@ impl Stacks {
         if stack.is_empty() {
             return None;
         }
-        let next = self.stacks.len();
+        let next = self.all.len();
         let index = *self.known.entry(stack).or_insert_with_key(|stack| {
-            self.stacks.push(stack.clone());
+            self.all.push(stack.clone());
             next
         });
         Some(index)
