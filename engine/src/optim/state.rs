@@ -459,3 +459,6 @@ impl ParamState {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

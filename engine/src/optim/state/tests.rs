@@ -1,0 +1,85 @@
+//! Moments that exist before the first update.
+
+use super::*;
+use firebrick_backends::device::{DeviceSpec, open};
+
+const SHAPE: [usize; 2] = [3, 300];
+
+fn matrix(device: &Device, seed: f32) -> Tensor<2> {
+    let count = SHAPE[0] * SHAPE[1];
+    let values = (0..count).map(|i| (i as f32 * seed).sin());
+    Tensor::from_data(TensorData::new(values.collect::<Vec<f32>>(), SHAPE), device)
+}
+
+/// Bits of a parameter and of its moments after two updates, and the bytes of the moments before the first.
+fn updated(home: Home, idle: Home, kind: MomentKind, reserved: bool) -> (Vec<Vec<u32>>, u64) {
+    let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
+    let (config, accounts) = (OptimConfig::default(), Accounts::new());
+    let mut state = ParamState::new(home, idle, kind, SHAPE);
+    if reserved {
+        for _ in 0..2 {
+            let again = state.reserve(false, &device, &accounts);
+            again.expect("moments of zeros");
+        }
+    }
+    let held = |home| accounts.balance(Category::Moments, home).bytes;
+    let before = held(Home::Device) + held(Home::Host);
+    let mut value = Param::Device(matrix(&device, 0.37));
+    for step in 1..=2 {
+        let update = Update {
+            config: &config,
+            at: UpdateAt {
+                step,
+                lr: 0.01,
+                decays: true,
+            },
+            clip: 0.5,
+            device: &device,
+            accounts: &accounts,
+        };
+        let gradient = Gradient::Device(matrix(&device, 0.11 * step as f32));
+        value = state
+            .update(update, value, gradient)
+            .expect("an update on the CPU");
+    }
+    let moments = state.moments().expect("readable").expect("two updates");
+    let value = match value {
+        Param::Device(value) => HostTensor::download(value).expect("readable"),
+        Param::Host(value) => value,
+    };
+    let bits = |values: &Vec<f32>| values.iter().map(|v| v.to_bits()).collect();
+    let all = [value.to_f32()].into_iter().chain(moments);
+    (all.map(|values| bits(&values)).collect(), before)
+}
+
+#[test]
+fn moments_of_zeros_before_the_first_update_change_no_bit_of_it() {
+    for kind in [MomentKind::F32, MomentKind::Bf16, MomentKind::Block8] {
+        for (home, idle) in [
+            (Home::Device, Home::Device),
+            (Home::Device, Home::Host),
+            (Home::Host, Home::Host),
+        ] {
+            let (plain, nothing) = updated(home, idle, kind, false);
+            let (reserved, bytes) = updated(home, idle, kind, true);
+            assert!(plain == reserved, "{kind:?}, {home:?}, {idle:?}");
+            assert!(
+                nothing == 0 && bytes > 0,
+                "{kind:?}, {home:?}, {idle:?}: {bytes}"
+            );
+        }
+    }
+}
+
+#[test]
+fn moments_that_are_forgotten_give_their_bytes_back() {
+    let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
+    let accounts = Accounts::new();
+    let mut state = ParamState::new(Home::Device, Home::Device, MomentKind::F32, SHAPE);
+    let reserved = state.reserve(false, &device, &accounts);
+    reserved.expect("moments of zeros");
+    let held = || accounts.balance(Category::Moments, Home::Device).bytes;
+    assert_eq!(held(), 2 * 4 * (SHAPE[0] * SHAPE[1]) as u64);
+    state.forget_moments();
+    assert!(held() == 0 && state.is_fresh());
+}
