@@ -195,7 +195,7 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
     let policy = ctx.plan.policy();
     // streamed and idle weights come to the device for sampling, once
     let fetched = if policy.idle == Home::Host {
-        (F32 * ctx.sizes.total()) as f64
+        (ctx.sizes.width * ctx.sizes.total()) as f64
     } else {
         streamed(ctx, policy)
     };
