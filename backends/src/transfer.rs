@@ -171,6 +171,23 @@ impl HostTensor {
     }
 }
 
+/// Waits until matrices are computed. A GPU whose memory ran out says so when something that depends on the memory is read, and not
+/// when it is asked to finish; this reads a number of each. On the CPU nothing comes late.
+///
+/// # Errors
+/// Where a matrix was never computed: memory ran out, or a kernel failed.
+pub fn check_computed(matrices: impl IntoIterator<Item = Tensor<2>>) -> Result<()> {
+    let late = matrices.into_iter().filter(|t| !is_cpu(&t.device()));
+    let numbers: Vec<Tensor<1>> = late
+        .map(|t| t.slice([0..1, 0..1]).cast(DType::F32).reshape([1]))
+        .collect();
+    if numbers.is_empty() {
+        return Ok(());
+    }
+    let read = Tensor::cat(numbers, 0).try_into_data();
+    read.map(drop).map_err(|e| Error::Transfer(e.to_string()))
+}
+
 /// Values of a [`HostTensor`] in row-major order.
 #[derive(Debug)]
 pub enum HostValues<'a> {

@@ -9,15 +9,15 @@ mod value_head;
 
 pub use unit_store::{HostWeights, Param, Store, Unit};
 
+use crate::Result;
 use crate::adapter::LoraConfig;
 use crate::arch::Arch;
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::weights::Weights;
-use crate::{Error, Result};
 use burn::tensor::{Device, Tensor};
 use firebrick_backends::accounts::Home;
 use firebrick_backends::precision::stored_as;
-use firebrick_backends::transfer::HostTensor;
+use firebrick_backends::transfer::{HostTensor, check_computed};
 use firebrick_backends::{Precision, PrecisionExt};
 use std::sync::Arc;
 
@@ -211,12 +211,8 @@ impl Decoder {
             }
             (Store::Host(_), Home::Device) => {
                 let fetched = store.fetch(&self.device);
-                // a device may say later that it had no memory
-                let arrived = self.device.sync();
-                arrived.map_err(|e| Error::Device {
-                    doing: "moving weights to the device",
-                    detail: e.to_string(),
-                })?;
+                // until then the host's copy is the only one
+                check_computed(fetched.clone().into_entries().map(|(_, value)| value))?;
                 *store = Store::Device(fetched);
             }
             _ => {}
@@ -227,6 +223,18 @@ impl Decoder {
     /// Moves all weights.
     pub fn move_to(&mut self, home: Home) -> Result<()> {
         (0..self.units.len()).try_for_each(|unit| self.move_unit(unit, home))
+    }
+
+    /// Waits until all weights on the device are computed.
+    ///
+    /// # Errors
+    /// Where some were never computed, since memory ran out or the device failed.
+    pub fn check_computed(&self) -> Result<()> {
+        let resident = self.units.iter().filter_map(|unit| match &unit.store {
+            Store::Device(weights) => Some(weights.clone().into_entries()),
+            Store::Host(_) => None,
+        });
+        Ok(check_computed(resident.flatten().map(|(_, value)| value))?)
     }
 
     /// Bytes of the weights in `home`.

@@ -3,14 +3,13 @@
 use super::config::{OptimConfig, UpdateAt};
 use super::scale::Scaler;
 use super::state::{ParamState, Update};
-use crate::error::device_error;
 use crate::executor::{Boundary, Gradient, GradientHook, Gradients, Place, Runtime};
 use crate::plan::OptimizerPlan;
 use crate::{Error, Result};
 use burn::tensor::{DType, Device};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Home};
-use firebrick_backends::transfer::{Download, HostTensor, Pending};
+use firebrick_backends::transfer::{Download, HostTensor, Pending, check_computed};
 use firebrick_models::Decoder;
 use firebrick_models::unit::Slot;
 use std::collections::BTreeMap;
@@ -208,9 +207,8 @@ impl AdamW {
         for state in &mut reserved.0 {
             state.reserve(wide, device, &self.accounts)?;
         }
-        // a device may say later that it had no memory
-        let done = device.sync();
-        done.map_err(|e| device_error("allocating the optimizer's moments", &e))?;
+        let reserved_now = reserved.0.iter();
+        check_computed(reserved_now.flat_map(|state| state.moments_on_device()))?;
         reserved.0.clear();
         Ok(())
     }

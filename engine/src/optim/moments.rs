@@ -67,6 +67,15 @@ impl DeviceMoment {
         }
     }
 
+    /// The moment in floats, where it is on the device.
+    pub fn on_device(&self) -> Option<Tensor<2>> {
+        match self {
+            Self::Float(value) => Some(value.clone()),
+            Self::Block8(blocks) => Some(blocks.dequantise()),
+            Self::Near(..) | Self::ParkedFloat(_) | Self::ParkedBlock8(..) => None,
+        }
+    }
+
     pub fn bytes(&self) -> usize {
         match self {
             Self::Float(value) => {

@@ -418,6 +418,18 @@ impl ParamState {
         }
     }
 
+    /// Moments on the device, or what follows from them.
+    pub fn moments_on_device(&self) -> Vec<Tensor<2>> {
+        match &self.stored {
+            Some((Stored::Device(slices), _)) => slices
+                .iter()
+                .flatten()
+                .filter_map(DeviceMoment::on_device)
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+
     /// Drops the moments.
     pub fn forget_moments(&mut self) {
         self.stored = None;

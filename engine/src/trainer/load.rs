@@ -8,7 +8,6 @@ use crate::Result;
 use crate::checkpoint::RunDir;
 use crate::checkpoint::trainer_state::{self, TrainerState};
 use crate::config::Mode;
-use crate::error::device_error;
 use crate::executor::{BoundaryLog, Residency, ResidentModel, Runtime};
 use crate::learner::Learner;
 use crate::optim::Scaler;
@@ -48,8 +47,7 @@ impl Loaded {
             let attempt = attempt(|| {
                 let mut loaded = Self::load(opened, planned, start)?;
                 let (state, resumed) = loaded.restore(opened.mode)?;
-                let end = opened.device.sync();
-                end.map_err(|e| device_error("loading the models", &e))?;
+                loaded.check_computed()?;
                 Ok((loaded, state, resumed))
             });
             match attempt? {
@@ -57,6 +55,15 @@ impl Loaded {
                 Err(what) => planned.step_down(what, opened.config.memory.recover)?,
             }
         }
+    }
+
+    /// Waits until the weights are where they were loaded to.
+    fn check_computed(&self) -> Result<()> {
+        let critic = self.critic.as_ref().map(Learner::decoder);
+        let reference = self.reference.as_ref().map(|model| &model.decoder);
+        let decoders = [Some(self.policy.decoder()), critic, reference];
+        let mut decoders = decoders.into_iter().flatten();
+        Ok(decoders.try_for_each(Decoder::check_computed)?)
     }
 
     /// Loads the weights that a run starts with: of its newest checkpoint, or those of its configuration.

@@ -5,7 +5,7 @@
 
 use super::Trainer;
 use super::setup::Planned;
-use crate::error::{OutOfMemory, device_error};
+use crate::error::OutOfMemory;
 use crate::executor::Place;
 use crate::metrics::{Event, Phase};
 use crate::plan;
@@ -124,9 +124,7 @@ impl Trainer {
     ) -> Result<T> {
         let attempt = attempt(|| {
             let done = work(self)?;
-            // a device may say later that it had no memory
-            let end = self.device.sync();
-            end.map_err(|e| device_error("updating the weights", &e))?;
+            self.learner_of(phase).decoder().check_computed()?;
             Ok(done)
         });
         match attempt? {

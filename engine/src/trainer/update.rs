@@ -104,7 +104,7 @@ impl Trainer {
     }
 
     /// The learner that a phase updates.
-    fn learner_of(&mut self, phase: Phase) -> &mut Learner {
+    pub(super) fn learner_of(&mut self, phase: Phase) -> &mut Learner {
         match phase.updates() {
             Some(Role::Critic) => self.critic().0,
             _ => &mut self.learner,
