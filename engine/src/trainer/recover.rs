@@ -175,7 +175,19 @@ impl Trainer {
         let next = self.request.next_cheaper(&self.plan, &failure);
         let recovers = self.config.memory.recover;
         match (next, replay) {
-            (Ok(fit), Replay::Possible) if recovers => self.adopt(phase, &what, &fit),
+            (Ok(fit), Replay::Possible) if recovers => {
+                match attempt(|| self.adopt(phase, &what, &fit))? {
+                    Ok(()) => Ok(()),
+                    Err(second) => {
+                        let settings = fit.overrides().join(" ");
+                        what.detail = second.detail;
+                        what.advice = format!(
+                            "memory ran out again while the run took a cheaper plan; resume from the last checkpoint with: {settings}"
+                        );
+                        Err(Error::OutOfMemory(what))
+                    }
+                }
+            }
             (Ok(fit), replay) => {
                 let settings = fit.overrides().join(" ");
                 what.advice = match replay {
@@ -186,8 +198,13 @@ impl Trainer {
                 };
                 Err(Error::OutOfMemory(what))
             }
-            (Err(plan::Error::Infeasible(infeasible)), _) => {
-                what.advice = infeasible.to_string();
+            (Err(plan::Error::Infeasible(infeasible)), replay) => {
+                what.advice = match replay {
+                    Replay::Impossible(reason) => format!(
+                        "{reason}, so the step cannot be replayed; resume from the last checkpoint. {infeasible}"
+                    ),
+                    Replay::Possible => infeasible.to_string(),
+                };
                 Err(Error::OutOfMemory(what))
             }
             (Err(other), _) => Err(other.into()),
