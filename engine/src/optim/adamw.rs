@@ -113,19 +113,25 @@ impl AdamW {
         Ok(())
     }
 
-    /// Moves to another plan with what it has learnt. One parameter after the other, so that no state is held twice.
+    /// Moves to another plan with what it has learnt. One parameter after the other, so that no state is held twice. A parameter's
+    /// state is replaced once its new place holds it: where memory runs out on the way nothing is lost, and another plan can be
+    /// taken.
     pub fn replan(&mut self, plan: OptimizerPlan, decoder: &Decoder) -> Result<()> {
         let config = self.config.clone();
         let next = Self::planned(config, decoder, plan, &self.accounts);
         let device = decoder.device();
         let half = decoder.arch().precision.is_half();
         for (state, mut fresh) in self.states.iter_mut().zip(next.states) {
+            if state.is_placed_like(&fresh) {
+                continue;
+            }
             if let Some(moments) = state.moments()? {
                 fresh.restore(moments, device, &self.accounts)?;
             }
             if half && let Some(master) = state.master()? {
                 fresh.set_master(master, device, &self.accounts)?;
             }
+            check_computed(fresh.tensors_on_device())?;
             *state = fresh;
         }
         Ok(())

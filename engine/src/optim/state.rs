@@ -100,6 +100,11 @@ impl ParamState {
         }
     }
 
+    /// Whether another state of the parameter is kept in the same places and in as many bits.
+    pub fn is_placed_like(&self, other: &Self) -> bool {
+        (self.home, self.idle, self.kind) == (other.home, other.idle, other.kind)
+    }
+
     /// Where this parameter is updated.
     pub fn home(&self) -> Home {
         self.home
@@ -428,6 +433,15 @@ impl ParamState {
                 .collect(),
             _ => Vec::new(),
         }
+    }
+
+    /// Moments and master on the device, or what follows from them.
+    pub fn tensors_on_device(&self) -> Vec<Tensor<2>> {
+        let mut all = self.moments_on_device();
+        if let Some((Master::Device(own), _)) = &self.master {
+            all.push(own.clone());
+        }
+        all
     }
 
     /// Drops the moments.

@@ -40,6 +40,37 @@ enum Replay {
     Impossible(&'static str),
 }
 
+impl Replay {
+    /// What to do where a plan was found and is not taken.
+    fn advice(self, fit: &Fit) -> String {
+        match self {
+            Self::Impossible(reason) => {
+                let settings = fit.overrides().join(" ");
+                format!(
+                    "{reason}, so the step cannot be replayed; resume from the last checkpoint with: {settings}"
+                )
+            }
+            Self::Possible => recovery_is_off(fit),
+        }
+    }
+
+    /// What to do where no plan is left. `tried` is the last one for which there was no memory while it was taken.
+    fn without_plan(self, tried: Option<&Fit>, infeasible: &str) -> String {
+        match (self, tried) {
+            (Self::Impossible(reason), _) => format!(
+                "{reason}, so the step cannot be replayed; resume from the last checkpoint. {infeasible}"
+            ),
+            (Self::Possible, Some(fit)) => {
+                let settings = fit.overrides().join(" ");
+                format!(
+                    "memory ran out again while the run took a cheaper plan; resume from the last checkpoint with: {settings}"
+                )
+            }
+            (Self::Possible, None) => infeasible.to_owned(),
+        }
+    }
+}
+
 /// Runs work once. Tells apart memory that ran out, however the device or the allocator say so, and all other errors.
 pub(super) fn attempt<T>(
     work: impl FnOnce() -> Result<T>,
@@ -172,42 +203,29 @@ impl Trainer {
             used: what.in_use_bytes,
             limit: what.limit_bytes,
         };
-        let next = self.request.next_cheaper(&self.plan, &failure);
-        let recovers = self.config.memory.recover;
-        match (next, replay) {
-            (Ok(fit), Replay::Possible) if recovers => {
-                match attempt(|| self.adopt(phase, &what, &fit))? {
-                    Ok(()) => Ok(()),
-                    Err(second) => {
-                        let settings = fit.overrides().join(" ");
-                        what.detail = second.detail;
-                        what.advice = format!(
-                            "memory ran out again while the run took a cheaper plan; resume from the last checkpoint with: {settings}"
-                        );
-                        Err(Error::OutOfMemory(what))
-                    }
+        let mut tried: Option<Fit> = None;
+        loop {
+            let from = tried.as_ref().map_or(&self.plan, |fit| &fit.plan);
+            let next = self.request.next_cheaper(from, &failure);
+            match (next, replay) {
+                (Ok(fit), Replay::Possible) if self.config.memory.recover => {
+                    let Err(again) = attempt(|| self.adopt(phase, &what, &fit))? else {
+                        return Ok(());
+                    };
+                    tracing::warn!("out of memory while a cheaper plan was taken: {again}");
+                    what.detail = again.detail;
+                    tried = Some(fit);
                 }
+                (Ok(fit), replay) => {
+                    what.advice = replay.advice(&fit);
+                    return Err(Error::OutOfMemory(what));
+                }
+                (Err(plan::Error::Infeasible(infeasible)), replay) => {
+                    what.advice = replay.without_plan(tried.as_ref(), &infeasible.to_string());
+                    return Err(Error::OutOfMemory(what));
+                }
+                (Err(other), _) => return Err(other.into()),
             }
-            (Ok(fit), replay) => {
-                let settings = fit.overrides().join(" ");
-                what.advice = match replay {
-                    Replay::Impossible(reason) => format!(
-                        "{reason}, so the step cannot be replayed; resume from the last checkpoint with: {settings}"
-                    ),
-                    Replay::Possible => recovery_is_off(&fit),
-                };
-                Err(Error::OutOfMemory(what))
-            }
-            (Err(plan::Error::Infeasible(infeasible)), replay) => {
-                what.advice = match replay {
-                    Replay::Impossible(reason) => format!(
-                        "{reason}, so the step cannot be replayed; resume from the last checkpoint. {infeasible}"
-                    ),
-                    Replay::Possible => infeasible.to_string(),
-                };
-                Err(Error::OutOfMemory(what))
-            }
-            (Err(other), _) => Err(other.into()),
         }
     }
 

@@ -15,6 +15,8 @@ mod rollout;
 mod runs;
 mod sft;
 mod shared_trunk;
+#[cfg(feature = "cuda")]
+mod shortage;
 mod streams;
 mod timeline;
 
