@@ -58,7 +58,9 @@ impl OutOfMemory {
 
 /// An error and its sources.
 fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |error| error.source())
+    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| {
+        (*error).source()
+    })
 }
 
 /// Memory that ran out according to the type of an error, without its sources.

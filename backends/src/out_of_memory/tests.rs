@@ -15,7 +15,7 @@ fn said(what: Option<OutOfMemory>) -> Option<Said> {
 }
 
 /// What Burn makes of an error of a backend: its text.
-fn in_burn(message: impl ToString) -> ExecutionError {
+fn in_burn(message: &(impl ToString + ?Sized)) -> ExecutionError {
     ExecutionError::with_context(message.to_string())
 }
 
