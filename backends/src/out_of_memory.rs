@@ -4,20 +4,20 @@
 //!
 //! | source | arrives as |
 //! |---|---|
-//! | CubeCL (`IoError`, `LaunchError`, `ServerError`) | text: `burn_cubecl` formats the error into Burn's `ExecutionError` when a tensor is read. Typed only where a CubeCL client is used directly |
+//! | `CubeCL` (`IoError`, `LaunchError`, `ServerError`) | text: `burn_cubecl` formats the error into Burn's `ExecutionError` when a tensor is read. Typed only where a `CubeCL` client is used directly |
 //! | an allocation that failed in a panic of the device's thread | text, "never allocated": the cause was only logged there |
 //! | CUDA's driver | text, in an `IoError::Unknown` or a panic; allocations of the pool are `IoError::OutOfMemory` |
-//! | wgpu, out of memory or over the largest buffer | text in a panic: CubeCL registers a handler of uncaptured errors, which panics. Typed where an error scope is opened |
-//! | wgpu, device lost | `ExecutionError::DevicePoisoned`, whose text has wgpu's reason: CubeCL registers the callback |
+//! | wgpu, out of memory or over the largest buffer | text in a panic: `CubeCL` registers a handler of uncaptured errors, which panics. Typed where an error scope is opened |
+//! | wgpu, device lost | `ExecutionError::DevicePoisoned`, whose text has wgpu's reason: `CubeCL` registers the callback |
 //! | Vulkan's driver under SPIR-V | `IoError::OutOfMemory`, as text |
 //! | the operating system | `std::io::Error`, typed |
 //! | the allocator, where the caller can handle it | `TryReserveError`, typed |
 //! | the allocator elsewhere (the CPU backend) | not at all: the process aborts, after [`on_refusal`](crate::allocator::on_refusal) |
 //! | `memory.limit` | [`OutOfMemory::over_limit`] |
 //!
-//! A device of wgpu has one callback of each kind, and CubeCL installs both when it opens the device: a second registration would
-//! replace CubeCL's own, which marks the device as lost and wakes who waits for it. So none is registered here, and what they say is
-//! taken from where CubeCL puts it.
+//! A device of wgpu has one callback of each kind, and `CubeCL` installs both when it opens the device: a second registration would
+//! replace `CubeCL`'s own, which marks the device as lost and wakes who waits for it. So none is registered here, and what they say is
+//! taken from where `CubeCL` puts it.
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cubecl_errors;

@@ -1,11 +1,11 @@
-//! CubeCL's own errors. They reach whoever uses a CubeCL client; Burn hands on their text.
+//! `CubeCL`'s own errors. They reach whoever uses a `CubeCL` client; Burn hands on their text.
 
 use super::kind::{Kind, OutOfMemory, one_line};
 use super::phrases;
 use cubecl::server::{IoError, LaunchError, ServerError};
 use std::error::Error;
 
-/// Memory that ran out according to an error of CubeCL.
+/// Memory that ran out according to an error of `CubeCL`.
 pub(super) fn find(error: &(dyn Error + 'static)) -> Option<OutOfMemory> {
     if let Some(error) = error.downcast_ref::<ServerError>() {
         server(error)

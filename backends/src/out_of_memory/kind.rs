@@ -5,7 +5,7 @@ use std::fmt;
 /// Whose memory ran out, or which bound an allocation exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// CubeCL's pool of device memory could not reserve a buffer: the driver gave it no page, or it keeps track of no more.
+    /// `CubeCL`'s pool of device memory could not reserve a buffer: the driver gave it no page, or it keeps track of no more.
     Pool,
     /// The driver of a device refused device memory outside the pool, or without saying for what.
     Driver,
@@ -109,7 +109,7 @@ impl fmt::Display for OutOfMemory {
 
 impl std::error::Error for OutOfMemory {}
 
-/// A message on one line, without the backtraces that CubeCL and Burn add: names of functions there are no report.
+/// A message on one line, without the backtraces that `CubeCL` and Burn add: names of functions there are no report.
 pub(super) fn one_line(message: &str) -> String {
     let said = message.lines().map(str::trim);
     said.filter(|line| !line.is_empty() && !is_backtrace(line))

@@ -1,5 +1,5 @@
 //! Memory that ran out, told by words: the one place where text is read. It is for what arrives as a panic's message or as a string,
-//! which is everything that Burn hands on: `burn_cubecl` turns CubeCL's errors into text.
+//! which is everything that Burn hands on: `burn_cubecl` turns `CubeCL`'s errors into text.
 
 use super::kind::{Kind, OutOfMemory, one_line};
 
@@ -70,7 +70,7 @@ pub(super) const TABLE: [Phrase; 21] = [
     phrase("outofmemory", Kind::Driver, Bytes::Unsaid, "the name of an error"),
 ];
 
-/// How Burn and CubeCL say that a device is lost: every later call on it fails.
+/// How Burn and `CubeCL` say that a device is lost: every later call on it fails.
 const LOST: [&str; 2] = [
     "the device is poisoned",
     "the device was poisoned during launch",
@@ -80,9 +80,15 @@ const LOST: [&str; 2] = [
 pub(super) fn find(message: &str) -> Option<OutOfMemory> {
     let message = one_line(message);
     let lower = message.to_ascii_lowercase();
-    let (phrase, bytes) = TABLE
-        .iter()
-        .find_map(|phrase| bytes_by(phrase, &lower).map(|bytes| (phrase, bytes)))?;
+    let (phrase, bytes) = TABLE.iter().find_map(|phrase| {
+        let at = lower.find(phrase.words)?;
+        let bytes = match phrase.bytes {
+            Bytes::Before => Some(number_at_end(&lower[..at])?),
+            Bytes::After => Some(number_at_start(&lower[at + phrase.words.len()..])?),
+            Bytes::Unsaid => None,
+        };
+        Some((phrase, bytes))
+    })?;
     Some(OutOfMemory {
         kind: phrase.kind,
         bytes,
@@ -90,16 +96,6 @@ pub(super) fn find(message: &str) -> Option<OutOfMemory> {
         device_lost: LOST.iter().any(|words| lower.contains(words)),
         message,
     })
-}
-
-/// Whether a message has a phrase: the bytes that stand beside it, where they should.
-fn bytes_by(phrase: &Phrase, lower: &str) -> Option<Option<u64>> {
-    let at = lower.find(phrase.words)?;
-    match phrase.bytes {
-        Bytes::Before => number_at_end(&lower[..at]).map(Some),
-        Bytes::After => number_at_start(&lower[at + phrase.words.len()..]).map(Some),
-        Bytes::Unsaid => Some(None),
-    }
 }
 
 fn number_at_start(text: &str) -> Option<u64> {

@@ -190,7 +190,7 @@ mod of_cubecl {
     use cubecl::server::{IoError, LaunchError, ServerError};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// `BackTrace`, which CubeCL does not export.
+    /// `BackTrace`, which `CubeCL` does not export.
     fn empty<T: Default>() -> T {
         T::default()
     }
@@ -355,7 +355,7 @@ mod of_wgpu {
         );
     }
 
-    /// As CubeCL's callback puts it: the reason and the message, which wgpu-core takes from wgpu-hal.
+    /// As `CubeCL`'s callback puts it: the reason and the message, which wgpu-core takes from wgpu-hal.
     #[test]
     fn a_device_that_is_lost_for_memory_is_told_from_one_that_is_lost_otherwise() {
         let lost = |error: hal::DeviceError| {

@@ -1,4 +1,4 @@
-//! wgpu's own errors. They reach whoever opens an error scope on a device; CubeCL makes a panic of those that no scope takes.
+//! wgpu's own errors. They reach whoever opens an error scope on a device; `CubeCL` makes a panic of those that no scope takes.
 
 use super::kind::{Kind, OutOfMemory, one_line};
 use cubecl::wgpu::wgpu::wgc::device::DeviceError;
