@@ -11,6 +11,7 @@ use clap::Parser;
 use firebrick::backends::allocator::{CountingAllocator, keep_freed_memory, on_refusal};
 use firebrick::backends::device::panic_message;
 use firebrick::backends::environment::without_display_server;
+use firebrick::backends::out_of_memory::OutOfMemory;
 use firebrick::engine::config::Mode;
 use firebrick::engine::trainer::Start;
 use output::Stderr;
@@ -64,10 +65,13 @@ fn main() -> ExitCode {
     // Training catches a backend's panic at the phase that met it; this is for everything else.
     let outcome =
         catch_unwind(AssertUnwindSafe(|| run(arguments.command))).unwrap_or_else(|panic| {
-            Err(anyhow::anyhow!(
-                "the device or its driver failed: {}",
-                panic_message(panic.as_ref())
-            ))
+            Err(match OutOfMemory::in_panic(panic.as_ref()) {
+                Some(what) => anyhow::anyhow!("out of memory: {what}"),
+                None => anyhow::anyhow!(
+                    "the device or its driver failed: {}",
+                    panic_message(panic.as_ref())
+                ),
+            })
         });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -104,8 +108,10 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             .is_some_and(engine::Error::is_users)
             || cause
                 .downcast_ref::<models::Error>()
-                .is_some_and(|e| !matches!(e, models::Error::Device { .. }))
-            || cause.downcast_ref::<backends::Error>().is_some()
+                .is_some_and(models::Error::is_users)
+            || cause
+                .downcast_ref::<backends::Error>()
+                .is_some_and(backends::Error::is_users)
             || cause.downcast_ref::<engine::plan::Error>().is_some()
             || cause.downcast_ref::<commands::UserError>().is_some()
     });

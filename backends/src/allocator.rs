@@ -4,6 +4,7 @@
 //! `#[global_allocator] static ALLOCATOR: CountingAllocator = CountingAllocator;`.
 
 use crate::allocation_trace;
+use crate::out_of_memory::OutOfMemory;
 use libmimalloc_sys::{mi_option_large_os_pages, mi_option_set_default, mi_option_t};
 use mimalloc::MiMalloc;
 use std::alloc::{GlobalAlloc, Layout};
@@ -115,14 +116,15 @@ pub(crate) struct CountedPages {
     counted: usize,
 }
 
-/// Pages for so many bytes; `None` where the system refuses.
-pub(crate) fn map_pages(bytes: usize) -> Option<CountedPages> {
-    let pages = memmap2::MmapMut::map_anon(bytes).ok()?;
+/// Pages for so many bytes, unless the system refuses.
+pub(crate) fn map_pages(bytes: usize) -> Result<CountedPages, OutOfMemory> {
+    let refused = |e| OutOfMemory::system(Some(bytes as u64), "the system, mmap", &e);
+    let pages = memmap2::MmapMut::map_anon(bytes).map_err(refused)?;
     let counted = heap().map_or(0, |_| bytes);
     if counted > 0 {
         grew(pages.as_ptr().addr(), counted);
     }
-    Some(CountedPages { pages, counted })
+    Ok(CountedPages { pages, counted })
 }
 
 impl CountedPages {

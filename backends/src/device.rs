@@ -2,6 +2,7 @@
 
 mod hardware;
 
+pub use crate::panics::panic_message;
 pub use firebrick_spec::Backend;
 pub use hardware::{is_accelerator, is_cpu, largest_buffer};
 
@@ -355,16 +356,6 @@ fn quietly<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     let result = catch_unwind(AssertUnwindSafe(f));
     std::panic::set_hook(hook);
     result.map_err(|payload| panic_message(payload.as_ref()))
-}
-
-/// The text of a caught panic.
-#[must_use]
-pub fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
-    payload
-        .downcast_ref::<String>()
-        .cloned()
-        .or_else(|| payload.downcast_ref::<&str>().map(|s| (*s).to_owned()))
-        .unwrap_or_else(|| "a panic without a message".into())
 }
 
 #[cfg(test)]

@@ -1,5 +1,8 @@
 //! Errors of naming, opening and using a device.
 
+use crate::out_of_memory::OutOfMemory;
+use crate::panics::panic_message;
+
 /// Errors of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -84,6 +87,35 @@ pub enum Error {
     /// A copy between host and device failed.
     #[error("copy between host and device failed: {0}")]
     Transfer(String),
+    /// Memory ran out on the device or the host.
+    #[error("out of memory: {0}")]
+    OutOfMemory(OutOfMemory),
+}
+
+impl Error {
+    /// What a device reports when something is copied or read: that memory ran out, or another failure.
+    #[must_use]
+    pub fn device(error: &(dyn std::error::Error + 'static)) -> Self {
+        match OutOfMemory::in_error(error) {
+            Some(what) => Self::OutOfMemory(what),
+            None => Self::Transfer(error.to_string()),
+        }
+    }
+
+    /// What a device reports by a panic.
+    #[must_use]
+    pub fn panicked(payload: &(dyn std::any::Any + Send)) -> Self {
+        match OutOfMemory::in_panic(payload) {
+            Some(what) => Self::OutOfMemory(what),
+            None => Self::Transfer(panic_message(payload)),
+        }
+    }
+
+    /// Whether the user can mend it by changing what they asked for, as opposed to a device that failed.
+    #[must_use]
+    pub fn is_users(&self) -> bool {
+        !matches!(self, Self::Transfer(_) | Self::OutOfMemory(_))
+    }
 }
 
 /// Result of this crate.

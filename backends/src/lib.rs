@@ -10,6 +10,7 @@ pub mod host;
 pub mod kernels;
 pub mod memory;
 pub mod out_of_memory;
+mod panics;
 pub mod precision;
 pub mod profile;
 #[cfg(any(feature = "cuda", test))]

@@ -1,144 +1,113 @@
-//! Out-of-memory errors of devices, recognised by their text: Burn hands on what drivers and allocators report as a message.
+//! Memory that ran out, whoever says so: one error for all of them.
+//!
+//! How each source arrives here:
+//!
+//! | source | arrives as |
+//! |---|---|
+//! | `CubeCL` (`IoError`, `LaunchError`, `ServerError`) | text: `burn_cubecl` formats the error into Burn's `ExecutionError` when a tensor is read. Typed only where a `CubeCL` client is used directly |
+//! | an allocation that failed in a panic of the device's thread | text, "never allocated": the cause was only logged there |
+//! | CUDA's driver | text, in an `IoError::Unknown` or a panic; allocations of the pool are `IoError::OutOfMemory` |
+//! | wgpu, out of memory or over the largest buffer | text in a panic: `CubeCL` registers a handler of uncaptured errors, which panics. Typed where an error scope is opened |
+//! | wgpu, device lost | `ExecutionError::DevicePoisoned`, whose text has wgpu's reason: `CubeCL` registers the callback |
+//! | Vulkan's driver under SPIR-V | `IoError::OutOfMemory`, as text |
+//! | the operating system | `std::io::Error`, typed |
+//! | the allocator, where the caller can handle it | `TryReserveError`, typed |
+//! | the allocator elsewhere (the CPU backend) | not at all: the process aborts, after [`on_refusal`](crate::allocator::on_refusal) |
+//! | `memory.limit` | [`OutOfMemory::over_limit`] |
+//!
+//! A device of wgpu has one callback of each kind, and `CubeCL` installs both when it opens the device: a second registration would
+//! replace `CubeCL`'s own, which marks the device as lost and wakes who waits for it. So none is registered here, and what they say is
+//! taken from where `CubeCL` puts it.
 
-/// Parts of messages that report memory running out, in lower case, `-` and `_` as spaces.
-const SIGNS: [&str; 11] = [
-    // CUDA, Vulkan, wgpu, and the standard library's allocation errors
-    "out of memory",
-    "outofmemory",
-    "out of host memory",
-    "memory allocation",
-    "allocation failed",
-    "not enough memory",
-    // CubeCL's memory management: `IoError` of cubecl-runtime, and `ErrorGraph::unallocated` of cubecl-server
-    "out of device memory",
-    "can't allocate buffer of size",
-    "every page size the memory tracks still holds",
-    "the reservation behind it failed",
-    // wgpu-core, which bounds the size of one buffer
-    "is greater than the maximum buffer size",
-];
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cubecl_errors;
+mod kind;
+mod phrases;
+#[cfg(test)]
+mod tests;
+#[cfg(feature = "wgpu")]
+mod wgpu_errors;
 
-/// Whether a message of a device, its driver or an allocator says that memory ran out, or that one allocation is larger than
-/// the device allows: work that needs less memory may succeed.
-#[must_use]
-pub fn is_out_of_memory(message: &str) -> bool {
-    let message = message.to_lowercase().replace(['-', '_'], " ");
-    SIGNS.iter().any(|sign| message.contains(sign))
+pub use kind::{Kind, OutOfMemory};
+
+use crate::panics::panic_message;
+use burn_std::ExecutionError;
+use std::any::Any;
+use std::collections::TryReserveError;
+use std::error::Error;
+use std::io;
+
+impl OutOfMemory {
+    /// Memory that ran out according to an error or one of its sources: by their types, and by their words where no type says it.
+    #[must_use]
+    pub fn in_error(error: &(dyn Error + 'static)) -> Option<Self> {
+        chain(error)
+            .find_map(typed)
+            .or_else(|| chain(error).find_map(|error| phrases::find(&error.to_string())))
+    }
+
+    /// Memory that ran out according to a caught panic.
+    #[must_use]
+    pub fn in_panic(payload: &(dyn Any + Send)) -> Option<Self> {
+        match payload.downcast_ref::<Self>() {
+            Some(what) => Some(what.clone()),
+            None => phrases::find(&panic_message(payload)),
+        }
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::is_out_of_memory;
+/// An error and its sources.
+fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| {
+        (*error).source()
+    })
+}
 
-    /// Messages as they are written, with where they come from.
-    const MESSAGES: [(&str, &str); 14] = [
-        (
-            "cubecl-runtime 0.12, IoError::OutOfMemory",
-            "An IO error happened\nCaused by:\n  out of device memory allocating 1099511627776 bytes\nNo backtrace available",
-        ),
-        (
-            "cubecl-runtime 0.12, IoError::BufferTooBig",
-            "An IO error happened\nCaused by:\n  can't allocate buffer of size: 1099511627776\nNo backtrace available",
-        ),
-        (
-            "cubecl-runtime 0.12, IoError::PageSizesExhausted",
-            "Can't allocate 4096 bytes: every page size the memory tracks still holds live allocations\nNo backtrace available",
-        ),
-        (
-            "cubecl-server 0.12, ErrorGraph::unallocated",
-            "couldn't find resource for that handle: memory ManagedMemoryId { value: 7 } was never allocated: the reservation \
-             behind it failed\nNo backtrace available",
-        ),
-        (
-            "cubecl-runtime 0.12, IoError::StorageMappingFailed",
-            "couldn't map storage for a deferred allocation of 4096 bytes\nCaused by:\n  out of device memory allocating 4096 \
-             bytes\nNo backtrace available",
-        ),
-        (
-            "cubecl-runtime 0.12, LaunchError::OutOfMemory",
-            "A launch error happened\nCaused by:\n  An out-of-memory error happened during launch\nCaused by:\n  a kernel\n\
-             Backtrace\nNo backtrace available",
-        ),
-        (
-            "cubecl-cuda 0.12, the storage of pinned memory",
-            "Unknown error happened during execution: cuMemAllocHost_v2 failed with error code: CUDA_ERROR_OUT_OF_MEMORY",
-        ),
-        (
-            "cudarc 0.19, DriverError",
-            "DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")",
-        ),
-        ("wgpu 30, Error::OutOfMemory", "Out of Memory"),
-        (
-            "wgpu-core 30, DeviceError::OutOfMemory",
-            "Not enough memory left.",
-        ),
-        (
-            "wgpu-core 30, CreateBufferError::MaxBufferSize",
-            "Buffer size 4294967296 is greater than the maximum buffer size (2147483648)",
-        ),
-        ("ash, Debug of vk::Result", "ERROR_OUT_OF_DEVICE_MEMORY"),
-        (
-            "ash, Display of vk::Result",
-            "A host memory allocation has failed",
-        ),
-        (
-            "std, TryReserveError",
-            "memory allocation failed because the memory allocator returned an error",
-        ),
-    ];
-
-    #[test]
-    fn what_drivers_and_allocators_say_when_memory_runs_out_is_recognised() {
-        for (origin, message) in MESSAGES {
-            assert!(is_out_of_memory(message), "{origin}: {message}");
-        }
+/// Memory that ran out according to the type of an error, without its sources.
+fn typed(error: &(dyn Error + 'static)) -> Option<OutOfMemory> {
+    if let Some(what) = error.downcast_ref::<OutOfMemory>() {
+        return Some(what.clone());
     }
-
-    #[test]
-    fn other_failures_are_not_taken_for_it() {
-        for message in [
-            "The device is poisoned: an illegal memory access was encountered",
-            "couldn't find resource for that handle: memory 7 is not in any pool\nNo backtrace available",
-            "the provided strides are not supported for this operation",
-            "Parent device is lost",
-            "index out of bounds: the len is 3 but the index is 7",
-        ] {
-            assert!(!is_out_of_memory(message), "{message}");
-        }
+    if let Some(error) = error.downcast_ref::<ExecutionError>() {
+        return execution(error);
     }
-
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    #[test]
-    fn errors_that_cubecl_makes_are_recognised() {
-        use cubecl::server::{IoError, LaunchError, ServerError};
-        // `BackTrace`, which cubecl does not export
-        fn empty<T: Default>() -> T {
-            T::default()
+    if let Some(system) = error.downcast_ref::<io::Error>() {
+        if system.kind() == io::ErrorKind::OutOfMemory {
+            return Some(OutOfMemory::system(
+                None,
+                "std, io::ErrorKind::OutOfMemory",
+                error,
+            ));
         }
-        let size = 1 << 40;
-        let io = [
-            IoError::OutOfMemory {
-                size,
-                backtrace: empty(),
-            },
-            IoError::BufferTooBig {
-                size,
-                backtrace: empty(),
-            },
-            IoError::PageSizesExhausted {
-                size,
-                backtrace: empty(),
-            },
-        ];
-        let launch = LaunchError::OutOfMemory {
-            reason: "a kernel".into(),
-            backtrace: empty(),
-        };
-        let errors = io.map(ServerError::Io).into_iter();
-        for error in errors.chain([ServerError::Launch(launch)]) {
-            for message in [error.to_string(), format!("{error:?}")] {
-                assert!(is_out_of_memory(&message), "{message}");
-            }
-        }
+        // it is not among its sources
+        return OutOfMemory::in_error(system.get_ref()?);
     }
+    if error.is::<TryReserveError>() {
+        return Some(OutOfMemory::system(None, "std, TryReserveError", error));
+    }
+    of_devices(error)
+}
+
+/// Burn's error: it holds the text of the backend's.
+fn execution(error: &ExecutionError) -> Option<OutOfMemory> {
+    let what = phrases::find(error.reason())?;
+    Some(OutOfMemory {
+        device_lost: what.device_lost || error.is_device_poisoned(),
+        ..what
+    })
+}
+
+#[cfg(feature = "wgpu")]
+fn of_devices(error: &(dyn Error + 'static)) -> Option<OutOfMemory> {
+    cubecl_errors::find(error).or_else(|| wgpu_errors::find(error))
+}
+
+#[cfg(all(feature = "cuda", not(feature = "wgpu")))]
+fn of_devices(error: &(dyn Error + 'static)) -> Option<OutOfMemory> {
+    cubecl_errors::find(error)
+}
+
+#[cfg(not(any(feature = "wgpu", feature = "cuda")))]
+fn of_devices(_error: &(dyn Error + 'static)) -> Option<OutOfMemory> {
+    None
 }

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use crate::device::{is_cpu, panic_message};
+use crate::device::is_cpu;
 use crate::{Error, Precision, PrecisionExt, Result};
 
 /// After this time a copy fails: the device hangs.
@@ -185,7 +185,7 @@ pub fn check_computed(matrices: impl IntoIterator<Item = Tensor<2>>) -> Result<(
         return Ok(());
     };
     let read = sum.try_into_data();
-    read.map(drop).map_err(|e| Error::Transfer(e.to_string()))
+    read.map(drop).map_err(|e| Error::device(&e))
 }
 
 /// Values of a [`HostTensor`] in row-major order.
@@ -242,7 +242,7 @@ impl Download {
     pub fn matrix(tensor: Tensor<2>) -> Self {
         Self::start(!is_cpu(&tensor.device()), async move {
             let data = tensor.into_data_async().await;
-            data.map_err(|e| Error::Transfer(e.to_string()))
+            data.map_err(|e| Error::device(&e))
         })
     }
 
@@ -251,7 +251,7 @@ impl Download {
     pub fn indices(tensor: Tensor<1, Int>) -> Self {
         Self::start(!is_cpu(&tensor.device()), async move {
             let data = tensor.into_data_async().await;
-            data.map_err(|e| Error::Transfer(e.to_string()))
+            data.map_err(|e| Error::device(&e))
         })
     }
 
@@ -381,7 +381,7 @@ impl Copier {
     ) -> Pending<T> {
         let guarded = move || {
             catch_unwind(AssertUnwindSafe(work))
-                .unwrap_or_else(|panic| Err(Error::Transfer(panic_message(panic.as_ref()))))
+                .unwrap_or_else(|panic| Err(Error::panicked(panic.as_ref())))
         };
         let Some(jobs) = &self.jobs else {
             return Pending::Done(guarded());

@@ -3,6 +3,7 @@
 use crate::lr_scheduler::LrSchedulerError;
 use crate::task::TaskError;
 use firebrick_backends::accounts::Balance;
+use firebrick_backends::out_of_memory::{Kind, OutOfMemory as Refused};
 use firebrick_plan::size::Bytes;
 use std::path::PathBuf;
 
@@ -125,39 +126,61 @@ pub enum Error {
 }
 
 /// What was going on when memory ran out.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct OutOfMemory {
+    /// What was refused, and by whom.
+    pub cause: Refused,
     /// Name of the phase; empty until the phase's end adds it.
     pub phase: &'static str,
     /// Training step.
     pub step: u64,
-    /// Bytes that were in use, where they could be counted.
-    pub in_use_bytes: Option<u64>,
-    /// Bytes that were allowed, where a limit was set.
-    pub limit_bytes: Option<u64>,
-    /// What the device said, where it was the device that refused.
-    pub detail: String,
     /// Live accounts, the largest first.
     pub ranked: Vec<Balance>,
     /// The smallest change that would have fitted.
     pub advice: String,
 }
 
+impl OutOfMemory {
+    /// Memory ran out, so far without what was going on.
+    #[must_use]
+    pub fn new(cause: Refused) -> Self {
+        Self {
+            cause,
+            phase: "",
+            step: 0,
+            ranked: Vec::new(),
+            advice: String::new(),
+        }
+    }
+
+    /// Bytes that were in use, where they were counted: with a limit.
+    #[must_use]
+    pub fn in_use_bytes(&self) -> Option<u64> {
+        let limited = matches!(self.cause.kind, Kind::Limit { .. });
+        self.cause.bytes.filter(|_| limited)
+    }
+
+    /// Bytes that were allowed, where a limit was set.
+    #[must_use]
+    pub fn limit_bytes(&self) -> Option<u64> {
+        match self.cause.kind {
+            Kind::Limit { allowed } => Some(allowed),
+            _ => None,
+        }
+    }
+}
+
 impl std::fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "the {} phase of step {}", self.phase, self.step)?;
-        match (self.in_use_bytes, self.limit_bytes) {
+        match (self.in_use_bytes(), self.limit_bytes()) {
             (Some(used), Some(limit)) => write!(
                 f,
                 " needed {} and memory.limit is {}",
                 Bytes(used),
                 Bytes(limit)
             )?,
-            (Some(used), None) => write!(f, " had {} in use", Bytes(used))?,
-            _ => {}
-        }
-        if !self.detail.is_empty() {
-            write!(f, " ({})", self.detail)?;
+            _ => write!(f, " ({})", self.cause)?,
         }
         for balance in &self.ranked {
             let home = balance.home.name();
@@ -195,6 +218,18 @@ impl Error {
         }
     }
 
+    /// Memory that ran out, where this error says so.
+    #[must_use]
+    pub fn out_of_memory(&self) -> Option<Refused> {
+        match self {
+            Self::OutOfMemory(what) => Some(what.cause.clone()),
+            Self::Device(firebrick_backends::Error::OutOfMemory(what)) => Some(what.clone()),
+            Self::Model(error) => error.out_of_memory(),
+            Self::Io { error, .. } => Refused::in_error(error),
+            _ => None,
+        }
+    }
+
     /// Whether the user can mend it by changing what they asked for, as opposed to a run that failed.
     #[must_use]
     pub fn is_users(&self) -> bool {
@@ -208,8 +243,8 @@ impl Error {
             | Self::Plan(_)
             | Self::Timeline { .. }
             | Self::Resume { .. } => true,
-            Self::Device(e) => !matches!(e, firebrick_backends::Error::Transfer(_)),
-            Self::Model(e) => !matches!(e, firebrick_models::Error::Device { .. }),
+            Self::Device(e) => e.is_users(),
+            Self::Model(e) => e.is_users(),
             Self::Reward { .. }
             | Self::NonFinite { .. }
             | Self::OutOfMemory(_)
@@ -235,9 +270,6 @@ impl From<LrSchedulerError> for Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of the device, with what was being done.
-pub(crate) fn device_error(doing: &'static str, e: &impl std::fmt::Display) -> Error {
-    Error::Model(firebrick_models::Error::Device {
-        doing,
-        detail: e.to_string(),
-    })
+pub(crate) fn device_error(doing: &'static str, e: &(impl std::error::Error + 'static)) -> Error {
+    Error::Model(firebrick_models::Error::device(doing, e))
 }

@@ -1,5 +1,6 @@
 //! Errors of checkpoints, tokenizers, sampling and the device.
 
+use firebrick_backends::out_of_memory::OutOfMemory;
 use std::path::PathBuf;
 
 /// Errors of this crate. Every message says what was expected, what was found, where, and what to do. A message includes its cause, which
@@ -148,6 +149,14 @@ pub enum Error {
         /// The device's message.
         detail: String,
     },
+    /// Memory ran out on the device or the host.
+    #[error("out of memory while {doing}: {what}")]
+    OutOfMemory {
+        /// The operation that failed.
+        doing: &'static str,
+        /// What was refused.
+        what: OutOfMemory,
+    },
     /// A tokenizer file is invalid, or a text could not be encoded.
     #[error("tokenizer {}: {detail}", path.display())]
     Tokenizer {
@@ -179,13 +188,44 @@ impl Error {
             error,
         }
     }
+
+    /// What a device reports of an operation: that memory ran out, or another failure.
+    pub fn device(doing: &'static str, error: &(dyn std::error::Error + 'static)) -> Self {
+        match OutOfMemory::in_error(error) {
+            Some(what) => Self::OutOfMemory { doing, what },
+            None => Self::Device {
+                doing,
+                detail: error.to_string(),
+            },
+        }
+    }
+
+    /// Memory that ran out, where this error says so.
+    #[must_use]
+    pub fn out_of_memory(&self) -> Option<OutOfMemory> {
+        match self {
+            Self::OutOfMemory { what, .. } => Some(what.clone()),
+            Self::Io { error, .. } => OutOfMemory::in_error(error),
+            _ => None,
+        }
+    }
+
+    /// Whether the user can mend it by changing what they asked for, as opposed to a device that failed.
+    #[must_use]
+    pub fn is_users(&self) -> bool {
+        !matches!(self, Self::Device { .. }) && self.out_of_memory().is_none()
+    }
 }
 
 impl From<firebrick_backends::Error> for Error {
     fn from(e: firebrick_backends::Error) -> Self {
-        Self::Device {
-            doing: "moving weights",
-            detail: e.to_string(),
+        let doing = "moving weights";
+        match e {
+            firebrick_backends::Error::OutOfMemory(what) => Self::OutOfMemory { doing, what },
+            other => Self::Device {
+                doing,
+                detail: other.to_string(),
+            },
         }
     }
 }

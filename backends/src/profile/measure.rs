@@ -1,6 +1,6 @@
 //! Times products, copies and launches on a device.
 
-use crate::device::{DeviceInfo, panic_message};
+use crate::device::DeviceInfo;
 use crate::transfer::HostTensor;
 use crate::{Error, Result, kernels};
 use burn::tensor::{Device, Tensor};
@@ -47,9 +47,12 @@ pub fn measure(device: &Device, info: &DeviceInfo) -> Result<DeviceProfile> {
         })
     }));
     timed.unwrap_or_else(|panic| {
-        Err(Error::Open {
-            device: info.device.to_string(),
-            detail: panic_message(panic.as_ref()),
+        Err(match Error::panicked(panic.as_ref()) {
+            Error::Transfer(detail) => Error::Open {
+                device: info.device.to_string(),
+                detail,
+            },
+            memory => memory,
         })
     })
 }
@@ -60,7 +63,7 @@ fn seconds(mut work: impl FnMut() -> Tensor<2>) -> Result<f64> {
         t.slice([0..1, 0..1])
             .try_into_data()
             .map(|_| ())
-            .map_err(|e| Error::Transfer(e.to_string()))
+            .map_err(|e| Error::device(&e))
     };
     wait(work())?;
     let (started, mut runs) = (Instant::now(), 0);

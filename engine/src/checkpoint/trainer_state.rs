@@ -200,6 +200,7 @@ const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 fn into_model(e: Error) -> firebrick_models::Error {
     match e {
         Error::Model(e) => e,
+        Error::Device(e) => e.into(),
         e => firebrick_models::Error::Device {
             doing: "reading the optimizer state",
             detail: e.to_string(),

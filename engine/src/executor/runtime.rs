@@ -7,6 +7,7 @@ use burn::tensor::{Device, Tensor};
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::allocator;
 use firebrick_backends::memory::{Reading, ReadingSource, counted_heap, read};
+use firebrick_backends::out_of_memory::OutOfMemory as Refused;
 use firebrick_backends::transfer::Copier;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -179,10 +180,8 @@ impl Runtime {
             return Ok(());
         }
         Err(Error::OutOfMemory(Box::new(OutOfMemory {
-            in_use_bytes: Some(used),
-            limit_bytes: Some(limit),
             ranked: self.accounts.ranked(),
-            ..OutOfMemory::default()
+            ..OutOfMemory::new(Refused::over_limit(used, limit))
         })))
     }
 }

@@ -126,6 +126,6 @@ impl DeviceMoment {
     }
 }
 
-fn read<T, E: std::fmt::Display>(result: std::result::Result<T, E>) -> Result<T> {
+fn read<T, E: std::error::Error + 'static>(result: std::result::Result<T, E>) -> Result<T> {
     result.map_err(|e| device_error("reading the optimizer state", &e))
 }

@@ -1,11 +1,11 @@
 //! Running a phase: models where it needs them, its time, its memory, its errors.
 
 use super::Trainer;
+use crate::error::OutOfMemory;
 use crate::executor::{Residency, ResidentModel};
 use crate::metrics::Phase;
 use crate::plan::Role;
 use crate::{Error, Result};
-use firebrick_backends::device::panic_message;
 use firebrick_backends::trace::span_on;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -30,20 +30,34 @@ impl Trainer {
         drop(span);
         self.timings.add(phase, started.elapsed().as_secs_f64());
         self.ledger.end(step, phase, &self.device);
+        let error = match result {
+            Ok(Ok(done)) => return Ok(done),
+            Ok(Err(error)) => error,
+            Err(panic) => firebrick_backends::Error::panicked(panic.as_ref()).into(),
+        };
+        Err(self.failed(phase, step, error))
+    }
+
+    /// The error of a phase: those of a device, and of memory that ran out where nothing could be run again, name it.
+    fn failed(&self, phase: Phase, step: u64, error: Error) -> Error {
         let failed = |detail| Error::Phase {
             phase: phase.name(),
             step,
             detail,
         };
-        match result {
-            Ok(Err(Error::Model(firebrick_models::Error::Device { doing, detail }))) => {
-                Err(failed(format!("{doing}: {detail}")))
+        match (error.out_of_memory(), error) {
+            (_, error @ Error::OutOfMemory(_)) => error,
+            (Some(cause), _) => Error::OutOfMemory(Box::new(OutOfMemory {
+                phase: phase.name(),
+                step,
+                ranked: self.learner.runtime.accounts.ranked(),
+                ..OutOfMemory::new(cause)
+            })),
+            (None, Error::Model(firebrick_models::Error::Device { doing, detail })) => {
+                failed(format!("{doing}: {detail}"))
             }
-            Ok(Err(Error::Device(firebrick_backends::Error::Transfer(detail)))) => {
-                Err(failed(detail))
-            }
-            Ok(result) => result,
-            Err(panic) => Err(failed(panic_message(panic.as_ref()))),
+            (None, Error::Device(firebrick_backends::Error::Transfer(detail))) => failed(detail),
+            (None, error) => error,
         }
     }
 

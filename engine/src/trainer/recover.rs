@@ -11,29 +11,20 @@ use crate::metrics::{Event, Phase};
 use crate::plan;
 use crate::plan::planner::{Failure, Fit};
 use crate::{Error, Result};
-use firebrick_backends::device::panic_message;
-use firebrick_backends::out_of_memory::is_out_of_memory;
+use firebrick_backends::out_of_memory::OutOfMemory as Refused;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// An error that says, in whatever words, that memory ran out.
+/// An error that says that memory ran out.
 fn out_of_memory(error: Error) -> Result<Box<OutOfMemory>, Error> {
-    match error {
-        Error::OutOfMemory(what) => Ok(what),
-        Error::Model(firebrick_models::Error::Device { detail, .. })
-        | Error::Device(firebrick_backends::Error::Transfer(detail))
-            if is_out_of_memory(&detail) =>
-        {
-            Ok(Box::new(OutOfMemory {
-                detail,
-                ..OutOfMemory::default()
-            }))
-        }
-        other => Err(other),
+    match (error.out_of_memory(), error) {
+        (_, Error::OutOfMemory(what)) => Ok(what),
+        (Some(cause), _) => Ok(Box::new(OutOfMemory::new(cause))),
+        (None, other) => Err(other),
     }
 }
 
 /// Whether work can be done again after memory ran out.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Replay {
     Possible,
     /// It cannot, for this reason.
@@ -79,14 +70,20 @@ pub(super) fn attempt<T>(
         Ok(Ok(done)) => Ok(Ok(done)),
         Ok(Err(error)) => out_of_memory(error).map(Err),
         Err(panic) => {
-            let detail = panic_message(panic.as_ref());
-            if !is_out_of_memory(&detail) {
+            let Some(cause) = Refused::in_panic(panic.as_ref()) else {
                 std::panic::resume_unwind(panic);
-            }
-            Ok(Err(Box::new(OutOfMemory {
-                detail,
-                ..OutOfMemory::default()
-            })))
+            };
+            Ok(Err(Box::new(OutOfMemory::new(cause))))
+        }
+    }
+}
+
+impl Replay {
+    /// Nothing runs again on a device that was lost.
+    fn after(self, cause: &Refused) -> Self {
+        match self {
+            Self::Possible if cause.device_lost => Self::Impossible("the device was lost"),
+            replay => replay,
         }
     }
 }
@@ -97,10 +94,14 @@ impl Planned {
         what.phase = "load";
         let failure = Failure {
             phase: None,
-            used: what.in_use_bytes,
-            limit: what.limit_bytes,
+            used: what.in_use_bytes(),
+            limit: what.limit_bytes(),
         };
         match self.request.next_cheaper(&self.plan, &failure) {
+            Ok(fit) if what.cause.device_lost => {
+                what.advice = device_is_lost(&fit);
+                Err(Error::OutOfMemory(what))
+            }
             Ok(fit) if recovers => {
                 tracing::warn!("out of memory: {what}; next: {}", fit.overrides().join(" "));
                 self.plan = fit.plan;
@@ -122,6 +123,11 @@ impl Planned {
 fn recovery_is_off(fit: &Fit) -> String {
     let settings = fit.overrides().join(" ");
     format!("memory.recover is off; the smallest change that should fit: {settings}")
+}
+
+fn device_is_lost(fit: &Fit) -> String {
+    let settings = fit.overrides().join(" ");
+    format!("the device was lost, so nothing can be loaded again; start again with: {settings}")
 }
 
 impl Trainer {
@@ -193,6 +199,7 @@ impl Trainer {
         mut what: Box<OutOfMemory>,
         replay: Replay,
     ) -> Result<()> {
+        let replay = replay.after(&what.cause);
         (what.phase, what.step) = (phase.name(), self.phase_step);
         self.learner.runtime.record(Place::OutOfMemory);
         if what.ranked.is_empty() {
@@ -200,8 +207,8 @@ impl Trainer {
         }
         let failure = Failure {
             phase: phase.estimated().map(str::to_owned),
-            used: what.in_use_bytes,
-            limit: what.limit_bytes,
+            used: what.in_use_bytes(),
+            limit: what.limit_bytes(),
         };
         let mut tried: Option<Fit> = None;
         loop {
@@ -213,7 +220,7 @@ impl Trainer {
                         return Ok(());
                     };
                     tracing::warn!("out of memory while a cheaper plan was taken: {again}");
-                    what.detail = again.detail;
+                    what.cause = again.cause;
                     tried = Some(fit);
                 }
                 (Ok(fit), replay) => {
@@ -247,12 +254,85 @@ impl Trainer {
         self.recorder.event(Event::Replanned {
             phase,
             step: what.step,
-            used: what.in_use_bytes,
-            limit: what.limit_bytes,
+            used: what.in_use_bytes(),
+            limit: what.limit_bytes(),
             settings: &settings,
         });
         // what the failed attempt needed is no longer held: the next one is measured by itself
         self.ledger.restart();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use firebrick_backends::out_of_memory::Kind;
+    use std::io;
+
+    fn kind(found: std::result::Result<(), Box<OutOfMemory>>) -> Kind {
+        found.expect_err("memory that ran out").cause.kind
+    }
+
+    #[test]
+    fn memory_that_ran_out_is_told_apart_however_it_arrives() {
+        let device = firebrick_backends::Error::panicked(&"wgpu error: Out of Memory");
+        let model = firebrick_models::Error::from(firebrick_backends::Error::panicked(
+            &"CUDA_ERROR_OUT_OF_MEMORY",
+        ));
+        let refused = io::Error::from(io::ErrorKind::OutOfMemory);
+        let limit = OutOfMemory::new(Refused::over_limit(3, 2));
+        let errors = [
+            (Error::Device(device), Kind::Driver),
+            (Error::Model(model), Kind::Driver),
+            (Error::io("map", "weights")(refused), Kind::System),
+            (
+                Error::OutOfMemory(Box::new(limit)),
+                Kind::Limit { allowed: 2 },
+            ),
+        ];
+        for (error, expected) in errors {
+            let found = attempt(|| Err::<(), _>(error)).expect("no other error");
+            assert_eq!(kind(found), expected);
+        }
+        let found = attempt::<()>(|| panic!("wgpu error: Out of Memory")).expect("no other error");
+        assert_eq!(kind(found), Kind::Driver);
+    }
+
+    #[test]
+    fn other_failures_go_through_as_they_are() {
+        let missing = io::Error::from(io::ErrorKind::NotFound);
+        let missing = attempt(|| Err::<(), _>(Error::io("read", "memory.jsonl")(missing)));
+        assert!(matches!(missing, Err(Error::Io { .. })));
+        let step = Error::NonFinite {
+            phase: "update_actor",
+            section: "optim",
+            step: 3,
+            count: 10,
+        };
+        assert!(matches!(
+            attempt(|| Err::<(), _>(step)),
+            Err(Error::NonFinite { .. })
+        ));
+        let panic = catch_unwind(|| attempt::<()>(|| panic!("memory 7 is not in any pool")));
+        let panic = panic.map(|_| ()).expect_err("the panic itself");
+        let message = firebrick_backends::device::panic_message(panic.as_ref());
+        assert_eq!(message, "memory 7 is not in any pool");
+    }
+
+    #[test]
+    fn nothing_is_run_again_on_a_device_that_was_lost() {
+        let lost = Refused {
+            device_lost: true,
+            ..Refused::over_limit(3, 2)
+        };
+        assert_eq!(
+            Replay::Possible.after(&lost),
+            Replay::Impossible("the device was lost")
+        );
+        assert_eq!(
+            Replay::Possible.after(&Refused::over_limit(3, 2)),
+            Replay::Possible
+        );
     }
 }

@@ -4,7 +4,6 @@ use super::Trainer;
 use crate::metrics::timeline::Reason;
 use crate::{Error, Result};
 use firebrick_backends::allocator::without_peak;
-use firebrick_backends::out_of_memory::is_out_of_memory;
 
 impl Trainer {
     /// Runs a part of the run. If it fails, the timeline is written: always where memory ran out, and else where one was asked
@@ -15,7 +14,7 @@ impl Trainer {
     ) -> Result<T> {
         let result = work(self);
         if let Err(error) = &result {
-            if ran_out_of_memory(error) {
+            if error.out_of_memory().is_some() {
                 self.write_timeline(Reason::OutOfMemory, Some(error));
             } else if self.snapshots.is_owed() {
                 self.write_timeline(Reason::Failed, Some(error));
@@ -31,14 +30,5 @@ impl Trainer {
             let timeline = self.snapshots.timeline(reason, error);
             self.recorder.timeline(&timeline);
         });
-    }
-}
-
-/// Whether a run ends out of memory: with an error that says so, or with a phase that a device ended in these words.
-fn ran_out_of_memory(error: &Error) -> bool {
-    match error {
-        Error::OutOfMemory(_) => true,
-        Error::Phase { detail, .. } => is_out_of_memory(detail),
-        _ => false,
     }
 }

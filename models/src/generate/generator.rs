@@ -102,7 +102,7 @@ impl<'a> Generator<'a> {
     ///
     /// # Errors
     /// [`Error::Sampling`] for an empty prompt and limits that no sequence fits, [`Error::TooLong`] for a prompt that does not leave
-    /// room for a completion in the model's context, [`Error::TokenOutOfRange`], and [`Error::Device`].
+    /// room for a completion in the model's context, [`Error::TokenOutOfRange`], [`Error::OutOfMemory`], and [`Error::Device`].
     pub fn run_with(
         &self,
         requests: &[GenerationRequest],

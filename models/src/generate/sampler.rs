@@ -153,8 +153,6 @@ fn on_device(z: Tensor<2>, uniforms: Option<Vec<f32>>) -> Tensor<2> {
 }
 
 fn read(t: Tensor<2>) -> Result<Vec<f32>> {
-    t.try_into_vec_as().map_err(|e| Error::Device {
-        doing: "sampling tokens",
-        detail: e.to_string(),
-    })
+    t.try_into_vec_as()
+        .map_err(|e| Error::device("sampling tokens", &e))
 }

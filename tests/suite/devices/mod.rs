@@ -8,6 +8,8 @@ mod batching;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod memory;
 mod objectives;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod out_of_memory;
 mod parity;
 mod precision;
 mod rollout;

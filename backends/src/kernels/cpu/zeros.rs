@@ -40,7 +40,8 @@ fn pages(shape: &[usize], dtype: DType, device: &Device) -> Option<FlexTensor> {
     if !is_cpu(device) || device.is_autodiff() || bytes < LARGE {
         return None;
     }
-    let pages = Box::new(Pages(map_pages(bytes)?));
+    // where the system refuses, the allocator is asked, whose failure ends the process with a report
+    let pages = Box::new(Pages(map_pages(bytes).ok()?));
     // SAFETY: the mapping has `bytes` bytes, all zero.
     #[allow(
         unsafe_code,
