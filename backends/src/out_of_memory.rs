@@ -25,10 +25,12 @@ mod kind;
 mod phrases;
 #[cfg(test)]
 mod tests;
+mod watch;
 #[cfg(feature = "wgpu")]
 mod wgpu_errors;
 
 pub use kind::{Kind, OutOfMemory};
+pub use watch::Watch;
 
 use crate::panics::panic_message;
 use burn_std::ExecutionError;

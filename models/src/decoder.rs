@@ -225,18 +225,6 @@ impl Decoder {
         (0..self.units.len()).try_for_each(|unit| self.move_unit(unit, home))
     }
 
-    /// Waits until all weights on the device are computed.
-    ///
-    /// # Errors
-    /// Where some were never computed, since memory ran out or the device failed.
-    pub fn check_computed(&self) -> Result<()> {
-        let resident = self.units.iter().filter_map(|unit| match &unit.store {
-            Store::Device(weights) => Some(weights.clone().into_entries()),
-            Store::Host(_) => None,
-        });
-        Ok(check_computed(resident.flatten().map(|(_, value)| value))?)
-    }
-
     /// Bytes of the weights in `home`.
     #[must_use]
     pub fn bytes_in(&self, home: Home) -> usize {

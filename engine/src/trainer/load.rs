@@ -15,6 +15,7 @@ use crate::plan::{Plan, Role};
 use crate::reward::{RewardManager, Surroundings};
 use firebrick_backends::allocation_trace::{AllocationTrace, TraceSource};
 use firebrick_backends::memory::{ReadingSource, read};
+use firebrick_backends::out_of_memory::Watch;
 use firebrick_models::{Checkpoint, Decoder};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,9 +46,10 @@ impl Loaded {
     ) -> Result<(Self, TrainerState, bool)> {
         loop {
             let attempt = attempt(|| {
+                let watch = Watch::start(&opened.device)?;
                 let mut loaded = Self::load(opened, planned, start)?;
                 let (state, resumed) = loaded.restore(opened.mode)?;
-                loaded.check_computed()?;
+                watch.finish()?;
                 Ok((loaded, state, resumed))
             });
             match attempt? {
@@ -55,15 +57,6 @@ impl Loaded {
                 Err(what) => planned.step_down(what, opened.config.memory.recover)?,
             }
         }
-    }
-
-    /// Waits until the weights are where they were loaded to.
-    fn check_computed(&self) -> Result<()> {
-        let critic = self.critic.as_ref().map(Learner::decoder);
-        let reference = self.reference.as_ref().map(|model| &model.decoder);
-        let decoders = [Some(self.policy.decoder()), critic, reference];
-        let mut decoders = decoders.into_iter().flatten();
-        Ok(decoders.try_for_each(Decoder::check_computed)?)
     }
 
     /// Loads the weights that a run starts with: of its newest checkpoint, or those of its configuration.

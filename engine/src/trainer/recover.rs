@@ -11,7 +11,7 @@ use crate::metrics::{Event, Phase};
 use crate::plan;
 use crate::plan::planner::{Failure, Fit};
 use crate::{Error, Result};
-use firebrick_backends::out_of_memory::OutOfMemory as Refused;
+use firebrick_backends::out_of_memory::{OutOfMemory as Refused, Watch};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// An error that says that memory ran out.
@@ -139,9 +139,12 @@ impl Trainer {
         mut work: impl FnMut(&mut Self) -> Result<T>,
     ) -> Result<T> {
         loop {
+            let device = self.device.clone();
             let attempt = attempt(|| {
+                let watch = Watch::start(&device)?;
                 self.place_models(phase)?;
                 let done = work(self)?;
+                watch.finish()?;
                 self.learner.runtime.check()?;
                 Ok(done)
             });
@@ -159,9 +162,11 @@ impl Trainer {
         phase: Phase,
         work: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
+        let device = self.device.clone();
         let attempt = attempt(|| {
+            let watch = Watch::start(&device)?;
             let done = work(self)?;
-            self.learner_of(phase).decoder().check_computed()?;
+            watch.finish()?;
             Ok(done)
         });
         match attempt? {

@@ -1,0 +1,121 @@
+//! Whether memory was refused in a stretch of work.
+//!
+//! `CubeCL` keeps a failure with the buffers that it left unwritten, and reports it where one of them is read. It forgets a buffer's
+//! failure when a later kernel writes to the buffer, be it to another part of it: of a concatenation whose first piece had no memory
+//! nothing is known once the last piece is in place. So work that ran out of memory may end in numbers, and the numbers are wrong. A
+//! profiling window of `CubeCL` hears of every failure on its device while it is open; that is what this uses, and not its times.
+
+use crate::Result;
+use burn::tensor::Device;
+
+/// Hears of every allocation that a CUDA device refuses from its start to its end. On other devices it hears nothing: on the CPU a failed
+/// allocation ends the process, and wgpu's reports come as panics.
+#[derive(Debug)]
+pub struct Watch(#[cfg(feature = "cuda")] Option<cuda::Window>);
+
+impl Watch {
+    /// Begins to watch what is asked of a device from now on. Does not wait for the device.
+    ///
+    /// # Errors
+    /// Where the device cannot be asked.
+    pub fn start(device: &Device) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        return cuda::Window::open(device).map(Self);
+        #[cfg(not(feature = "cuda"))]
+        {
+            let _ = device;
+            Ok(Self())
+        }
+    }
+
+    /// Ends the watch. Does not wait for the device: memory is reserved, and so refused, when work is asked for.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory was refused since the start, even if everything that was read
+    /// looked right.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(
+            clippy::unnecessary_wraps,
+            clippy::unused_self,
+            reason = "there is nothing to hear without CUDA"
+        )
+    )]
+    pub fn finish(self) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Some(window) = self.0 {
+            return window.close();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    use super::{Device, Result};
+    use crate::Error;
+    use crate::device::is_cpu;
+    use burn::backend::Cube;
+    use burn::tensor::Tensor;
+    use burn_cubecl::CubeDevice;
+    use burn_cubecl::cubecl::client::{Client, ProfileWindow};
+    use burn_cubecl::cubecl::server::ProfileError;
+
+    /// An open profiling window.
+    #[derive(Debug)]
+    pub(super) struct Window {
+        client: Client,
+        window: Option<ProfileWindow>,
+    }
+
+    impl Window {
+        pub fn open(device: &Device) -> Result<Option<Self>> {
+            if is_cpu(device) {
+                return Ok(None);
+            }
+            let probe = Tensor::<1>::empty([1], &device.clone().inner());
+            let probe = probe.try_into_primitive::<Cube>();
+            let probe = probe.expect("every device but the CPU is CubeCL's");
+            if !matches!(probe.device, CubeDevice::Cuda(_)) {
+                return Ok(None);
+            }
+            let client = probe.client;
+            let window = client.profile_start();
+            let window = window.map_err(|e| error(&e))?;
+            Ok(Some(Self {
+                client,
+                window: Some(window),
+            }))
+        }
+
+        pub fn close(mut self) -> Result<()> {
+            let Some(window) = self.window.take() else {
+                return Ok(());
+            };
+            match self.client.profile_end(window).map_err(|e| error(&e)) {
+                Err(refused @ Error::OutOfMemory(_)) => Err(refused),
+                // what other work failed says itself where its results are read
+                Err(other) => {
+                    tracing::debug!("work on the device failed: {other}");
+                    Ok(())
+                }
+                Ok(_) => Ok(()),
+            }
+        }
+    }
+
+    fn error(error: &ProfileError) -> Error {
+        match error {
+            ProfileError::Server(cause) => Error::device(cause.as_ref()),
+            other => Error::device(other),
+        }
+    }
+
+    impl Drop for Window {
+        fn drop(&mut self) {
+            if let Some(window) = self.window.take() {
+                self.client.profile_abandon(window);
+            }
+        }
+    }
+}
