@@ -3,7 +3,7 @@
 use super::lines::{self, Met};
 use crate::Result;
 use crate::metrics::timeline::{Boundaries, PlannedBytes, TimelinePhase};
-use crate::metrics::{MemoryTimeline, TimelineReport};
+use crate::metrics::{MemoryTimeline, Phase, TimelineReport};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -33,6 +33,8 @@ pub struct MemoryReadings {
 pub struct PhaseReadings {
     /// Its name.
     pub name: String,
+    /// The phases of the estimate that predict its bytes: the largest of them does.
+    pub estimates: &'static [&'static str],
     /// The steps that it ran in.
     pub steps: Vec<u64>,
     /// Bytes in use at its end.
@@ -184,6 +186,10 @@ impl ByStep {
         });
         PhaseReadings {
             accounts: accounts.collect(),
+            estimates: Phase::ALL
+                .iter()
+                .find(|phase| phase.name() == name)
+                .map_or(&[], |phase| phase.estimates()),
             name,
             steps: rows.iter().map(|(step, _)| *step).collect(),
             in_use_bytes: rows.iter().map(|(_, row)| row.in_use).collect(),

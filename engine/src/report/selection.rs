@@ -134,7 +134,7 @@ mod tests {
         }
         let thirds = [0..2667, 2667..5334, 5334..8000];
         for third in thirds {
-            let inside = selected.keys().filter(|at| third.contains(at)).count();
+            let inside = selected.keys().filter(|at| third.contains(*at)).count();
             assert!(inside >= 8, "{inside} in {third:?}");
         }
     }
