@@ -41,7 +41,7 @@ function short(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
   if (size === 0) return "0";
-  if (size >= 1e6 || size < 1e-3) return value.toExponential(2).replace("e+", "e");
+  if (size >= 1e6 || size < 1e-3) return Number(value.toPrecision(3)).toExponential().replace("e+", "e");
   if (size >= 1e4) return integer(value);
   return String(Number(value.toPrecision(4)));
 }
@@ -56,7 +56,7 @@ function bytes(value) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0, rest = Math.abs(value);
   while (rest >= 1024 && unit < units.length - 1) { rest /= 1024; unit++; }
-  const text = unit === 0 ? String(Math.round(rest)) : rest.toPrecision(rest >= 1000 ? 4 : 3);
+  const text = unit === 0 ? String(Math.round(rest)) : String(Number(rest.toPrecision(rest >= 1000 ? 4 : 3)));
   return (value < 0 ? "−" : "") + text + " " + units[unit];
 }
 
@@ -68,15 +68,15 @@ function bytesExact(value) {
 function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value === 0) return "0 s";
-  if (value < 1e-3) return (value * 1e6).toPrecision(3) + " µs";
-  if (value < 1) return (value * 1e3).toPrecision(3) + " ms";
-  if (value < 120) return value.toPrecision(3) + " s";
+  if (value < 1e-3) return Number((value * 1e6).toPrecision(3)) + " µs";
+  if (value < 1) return Number((value * 1e3).toPrecision(3)) + " ms";
+  if (value < 120) return Number(value.toPrecision(3)) + " s";
   if (value < 7200) return (value / 60).toFixed(1) + " min";
   return (value / 3600).toFixed(1) + " h";
 }
 
 function percent(value) {
-  return value === null || value === undefined ? "–" : (value * 100).toPrecision(3).replace(/\.?0+$/, "") + " %";
+  return value === null || value === undefined ? "–" : Number((value * 100).toPrecision(3)) + " %";
 }
 
 function plural(count, one, many) {
@@ -128,12 +128,12 @@ function runDash(index) { return DASHES[Math.floor(index / RUN_COLOURS.length) %
 function holderColour(name) { return tone(HOLDERS[name]); }
 function phaseColour(name) { return tone(PHASE_COLOURS[name]); }
 
-/** A table; cells may be elements. Numbers stand right. */
+/** A table; cells may be elements. Numbers stand right. On a narrow page each row of a wide one becomes a card. */
 function table(header, rows, caption) {
   const numeric = header.map((_, c) => rows.length > 0 && rows.every((row) => /^[\d\s.,+\-−–%]/.test(String(row[c])) && typeof row[c] !== "object"));
-  const cell = (tag, value, c, scope) => el(tag, { class: numeric[c] ? "number" : null, scope }, value);
+  const cell = (tag, value, c, scope) => el(tag, { class: numeric[c] ? "number" : null, scope, "data-label": tag === "td" ? header[c] : null }, value);
   return el("div", { class: "table", tabindex: "0", role: "region", "aria-label": caption || header.join(", ") },
-    el("table", null,
+    el("table", { class: header.length > 3 ? "cards" : null },
       caption && el("caption", null, caption),
       el("thead", null, el("tr", null, header.map((name, c) => cell("th", name, c, "col")))),
       el("tbody", null, rows.map((row) => el("tr", null, row.map((value, c) => c === 0 ? cell("th", value, c, "row") : cell("td", value, c)))))));

@@ -16,8 +16,10 @@ function ticks(low, high, count) {
 /** Round powers of two for bytes. */
 function byteTicks(low, high, count) {
   const rough = (high - low) / Math.max(1, count);
-  const unit = 1024 ** Math.max(0, Math.floor(Math.log(Math.max(rough, 1)) / Math.log(1024)));
-  return ticks(low / unit, high / unit, count).map((at) => at * unit);
+  const step = 2 ** Math.ceil(Math.log2(Math.max(rough, 1)));
+  const found = [];
+  for (let at = Math.ceil(low / step); at * step <= high; at++) found.push(at * step);
+  return found;
 }
 
 function extent(columns) {
@@ -31,7 +33,8 @@ function extent(columns) {
 }
 
 function padded([low, high]) {
-  const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+  if (low === 0 && high === 0) return [-0.05, 1];
+  const pad = (high - low) * 0.06 || Math.abs(high) * 0.1;
   return [low - pad, high + pad];
 }
 
@@ -107,7 +110,7 @@ function chart(title, spec, note) {
   const observer = new IntersectionObserver((entries) => {
     state.shown = entries.some((entry) => entry.isIntersecting);
     if (state.shown && (!state.drawn || state.stale || holder.clientWidth !== state.width)) { state.stale = false; draw(); }
-  }, { rootMargin: "200px" });
+  }, { rootMargin: "600px" });
   observer.observe(holder);
   new ResizeObserver(() => { if (state.drawn && Math.abs(holder.clientWidth - state.width) > 1) draw(); }).observe(holder);
   holder.addEventListener("pointermove", (event) => point(holder, state, event));
@@ -151,7 +154,9 @@ function plot(holder, spec, width, state) {
   for (const band of spec.bands || []) root.append(bandOf(band, s));
   root.append(axes(spec, s, width, height));
   for (const area of spec.areas || []) {
-    root.append(svg("path", { d: areaPath(area.xs, area.lows, area.highs, s.px, s.py, area.flat), fill: area.colour, "fill-opacity": area.opacity ?? 1, stroke: area.edge, "stroke-width": area.edge ? 0.6 : null }));
+    // thin areas would be all edge
+    const edge = area.edge && area.xs.length < width / 8 ? area.edge : null;
+    root.append(svg("path", { d: areaPath(area.xs, area.lows, area.highs, s.px, s.py, area.flat), fill: area.colour, "fill-opacity": area.opacity ?? 1, stroke: edge, "stroke-width": edge ? 0.6 : null }));
   }
   for (const line of spec.lines || []) {
     const d = line.step ? stepPath(line.xs, line.ys, s.px, s.py) : linePath(line.xs, line.ys, s.px, s.py, width);
@@ -180,7 +185,7 @@ function stepPath(xs, ys, px, py) {
 function bandOf(band, s) {
   const from = Math.max(s.left, s.px(band.from)), to = Math.min(s.right, s.px(band.to));
   const wide = to - from;
-  const parts = [svg("rect", { x: from, y: s.top - 14, width: Math.max(0, wide), height: 11, fill: band.colour })];
+  const parts = [svg("rect", { x: from, y: s.top - 14, width: Math.max(0, wide), height: 11, fill: band.colour, "fill-opacity": 0.42 })];
   parts.push(svg("line", { x1: from, x2: from, y1: s.top - 14, y2: s.bottom, class: "edge" }));
   if (wide > band.text.length * 6.2) parts.push(svg("text", { x: from + 3, y: s.top - 5, class: "band" }, band.text));
   return svg("g", null, parts);
@@ -188,7 +193,7 @@ function bandOf(band, s) {
 
 function axes(spec, s, width, height) {
   const group = svg("g", { class: "axis" });
-  const marks = s.log ? logTicks(s.y0, s.y1) : (spec.y.bytes ? byteTicks : ticks)(s.y0, s.y1, Math.max(2, height / 55));
+  const marks = s.log ? logTicks(s.y0, s.y1) : (spec.y.bytes ? byteTicks : ticks)(s.y0, s.y1, Math.max(3, height / 42));
   for (const value of marks) {
     const y = s.py(value);
     if (y < s.top - 1 || y > s.bottom + 1) continue;

@@ -56,6 +56,14 @@ function smoothing() {
   return longest > 60 ? 0.9 : longest > 20 ? 0.6 : 0;
 }
 
+/** The weight for a metric: unless it was chosen, one with few values, as a validation's, is shown as it is. */
+function weightOf(name) {
+  if (STATE.smooth !== null) return STATE.smooth;
+  if (!COUNTS.has(name)) COUNTS.set(name, Math.max(0, ...RUNS.map((run) => (column(run, name) || []).filter((y) => y !== null).length)));
+  return COUNTS.get(name) <= 60 ? 0 : smoothing();
+}
+const COUNTS = new Map();
+
 /** What stands along the x axis: steps, or what had passed or been processed by them. */
 const AXES = {
   step: { label: "step", format: short, of: (run) => run.metrics.steps },
@@ -74,7 +82,7 @@ function points(run, name) {
   if (!ys) return null;
   const all = AXES[STATE.axis].of(run), xs = [], values = [];
   ys.forEach((y, at) => { if (y !== null) { xs.push(all[at]); values.push(y); } });
-  return xs.length ? { xs, ys: values, smooth: smoothed(values, smoothing()) } : null;
+  return xs.length ? { xs, ys: values, smooth: smoothed(values, weightOf(name)) } : null;
 }
 
 /** Runs that repeat each other, by the first of them; only where there are several. */
@@ -115,7 +123,7 @@ function curve(name) {
     const own = STATE.hidden.has(at) ? null : points(run, name);
     if (!own) return;
     const set = inSet.has(at), colour = runColour(at), dash = runDash(at);
-    if (smoothing() && !set) lines.push({ xs: own.xs, ys: own.ys, colour, opacity: 0.22, width: 1 });
+    if (own.smooth !== own.ys && !set) lines.push({ xs: own.xs, ys: own.ys, colour, opacity: 0.22, width: 1 });
     lines.push({ xs: own.xs, ys: own.smooth, colour, dash, opacity: set ? 0.45 : 1, width: set ? 1 : 1.8 });
   });
   return { lines, areas, told };
@@ -133,7 +141,7 @@ function tellCurve(name, xs, told, format) {
       if (!own) return;
       const near = nearest(own.xs, xs[at]);
       if (STATE.axis === "step" && own.xs[near] !== xs[at]) return;
-      const mean = smoothing() ? `, smoothed ${exact(Number(own.smooth[near].toPrecision(6)))}` : "";
+      const mean = own.smooth !== own.ys ? `, smoothed ${exact(Number(own.smooth[near].toPrecision(6)))}` : "";
       rows.push([swatch(runColour(index), runDash(index)), run.name, exact(own.ys[near]) + mean]);
     });
     const axis = AXES[STATE.axis];

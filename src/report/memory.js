@@ -118,16 +118,34 @@ function peakTables(report) {
   const holders = peak.holders.map((holder) => [`${holder.category}, ${holder.home}, ${holder.model}`, bytes(holder.bytes), share(holder.share)]);
   if (peak.unaccounted_bytes !== null) holders.push([NO_ACCOUNT, bytes(peak.unaccounted_bytes), share(peak.unaccounted_bytes / peak.bytes)]);
   const categories = peak.categories.map((own) => [own.category, bytes(own.bytes), bytes(own.predicted_bytes), bytes(own.before_bytes)]);
+  const below = [];
   const parts = [
     table(["Held at the peak", "Bytes", "Share"], holders, `The peak: ${bytes(peak.bytes)} in step ${peak.when.step}, ${peak.when.phase}`),
     table(["Category", "At the peak", "Predicted", "A step before"], categories, "By category beside the prediction"),
   ];
   if (report.live) {
-    const rows = report.live.groups.map((group) => [group.stack.filter((name) => name.includes("firebrick")).slice(0, 3).map((name) => name.replace(/^firebrick_/, "")).join(" < ") || (group.account ? group.account.category : "unknown"), group.phase || "set-up", bytes(group.bytes), integer(group.count)]);
-    parts.push(table(["Allocated by", "In", "Bytes", "Count"], rows, `The largest of ${integer(report.live.count)} traced allocations that lived together`));
+    const rows = report.live.groups.map((group) => [allocatedBy(group), group.phase || "set-up", bytes(group.bytes), integer(group.count)]);
+    below.push(table(["Allocated by", "In", "Bytes", "Count"], rows, `The largest of ${integer(report.live.count)} traced allocations that lived together, ${bytes(report.live.bytes)} in all`));
   }
-  if (report.error) parts.unshift(el("pre", { class: "error" }, report.error));
-  return el("div", { class: "tables" }, parts);
+  const error = report.error ? el("pre", { class: "error" }, report.error) : null;
+  return el("div", null, error, el("div", { class: "tables" }, parts), below);
+}
+
+/** An account, or the program's own functions that a stack goes through, the innermost first. */
+function allocatedBy(group) {
+  if (group.account) return group.account.category;
+  const own = group.stack.filter((name) => name.includes("firebrick"));
+  return (own.length ? own : group.stack).slice(0, 4).map(functionName).join(" < ") || "unknown";
+}
+
+/** A function without its crate's prefix and its type parameters; of `<A as B>::f`, `A::f`. */
+function functionName(name) {
+  let whole = name, before;
+  do {
+    before = whole;
+    whole = whole.replace(/<impl ([^<>]*)>/g, "$1").replace(/<([^<>]*?) as [^<>]*>/g, "$1").replace(/(?<=\w)<[^<>]*>|::<[^<>]*>/g, "");
+  } while (whole !== before);
+  return whole.replace(/[<>]/g, "").replace(/\bfirebrick_/g, "");
 }
 
 /** A phase's predicted estimate: the largest of those it has. */

@@ -4,7 +4,7 @@
 function ends(run, name) {
   const ys = (column(run, name) || []).filter((y) => y !== null);
   if (!ys.length) return null;
-  return { first: ys[0], last: smoothed(ys, smoothing()).at(-1) };
+  return { first: ys[0], last: smoothed(ys, weightOf(name)).at(-1) };
 }
 
 function tile(label, value, note, name) {

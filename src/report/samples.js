@@ -25,6 +25,7 @@ function plain(text) { return Array.isArray(text) ? text[0] + " " + text[2] : te
 
 // Characters that do something instead of being seen: control characters, and what turns the direction of a line.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufffe\uffff]/;
+const CONTROLS = "NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US".split(" ");
 const UNSEEN_NAMES = { 0x200e: "LRM", 0x200f: "RLM", 0x202a: "LRE", 0x202b: "RLE", 0x202c: "PDF", 0x202d: "LRO", 0x202e: "RLO", 0x2066: "LRI", 0x2067: "RLI", 0x2068: "FSI", 0x2069: "PDI", 0x061c: "ALM", 0x200b: "ZWSP", 0x200c: "ZWNJ", 0x200d: "ZWJ", 0xfeff: "BOM", 0x2028: "LS", 0x2029: "PS" };
 
 /** A text as nodes: unseen characters by name, what is searched marked. Nothing of it is ever markup. */
@@ -33,7 +34,7 @@ function shownText(text, words) {
   for (const part of text.split(new RegExp(`(${UNSEEN.source})`))) {
     if (part.length === 1 && UNSEEN.test(part)) {
       const code = part.charCodeAt(0);
-      const name = UNSEEN_NAMES[code] || (code < 0x20 ? String.fromCharCode(0x2400 + code) : "U+" + code.toString(16).toUpperCase().padStart(4, "0"));
+      const name = UNSEEN_NAMES[code] || CONTROLS[code] || "U+" + code.toString(16).toUpperCase().padStart(4, "0");
       nodes.push(el("span", { class: "unseen", title: "U+" + code.toString(16).toUpperCase().padStart(4, "0") }, name));
     } else if (part) {
       nodes.push(...marked(part, words));
@@ -93,7 +94,7 @@ function readRows(sample, group, words) {
     const same = found !== null && found === gold;
     return el("div", { class: "read" },
       el("span", { class: "label" }, `${name} read`), " ",
-      found === null ? el("em", null, "nothing") : el("code", { dir: "auto" }, shownText(found.slice(0, 120), words), found.length > 120 ? "…" : ""),
+      !found ? el("em", null, found === null ? "nothing" : "an empty text") : el("code", { dir: "auto" }, shownText(found.slice(0, 120), words), found.length > 120 ? "…" : ""),
       same ? el("span", { class: "same", title: "the gold answer, letter for letter" }, " = gold") : null);
   });
 }

@@ -39,7 +39,9 @@ function viewSettings(view) {
   const different = keys.filter(differs);
   const search = el("input", { type: "search", class: "search", placeholder: "Find a setting ( / )", "aria-label": "Find a setting" });
   const value = (run, key) => { const own = run.settings[key]; return own === undefined ? el("em", null, "absent") : el("code", null, shownText(own, [])); };
-  const rows = (list) => list.map((key) => [el("code", null, key), ...RUNS.map((run) => value(run, key))]);
+  // a long key breaks where its parts meet
+  const parts = (key) => key.split(/(?<=[._])/).flatMap((part) => [part, el("wbr", null)]);
+  const rows = (list) => list.map((key) => [el("code", null, parts(key)), ...RUNS.map((run) => value(run, key))]);
   const header = ["Setting", ...RUNS.map((run) => run.name)];
   if (RUNS.length > 1) {
     view.append(el("h3", null, "Differences"), different.length ? table(header, rows(different), `${plural(different.length, "setting")} of ${integer(keys.length)} differ`) : absent("All settings are the same."));

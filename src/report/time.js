@@ -62,7 +62,7 @@ function viewTime(view) {
   view.append(table(["Phase", "What it does", "Mean of a step", "Longest", "Share"], rows, "Time by phase, over all steps"));
   view.append(plannedTime(run) || "");
   const rates = ["perf/throughput", "rollout/decode_tokens_per_second", "rollout/prefill_tokens_per_second", "rollout/slot_occupancy"].filter((name) => column(run, name));
-  view.append(el("div", { class: "grid" }, rates.map((name) => curveChart(name, name))));
+  view.append(el("div", { class: "grid wide" }, rates.map((name) => curveChart(name, name))));
 }
 
 // Which phases of a run each estimate of the plan is of.
@@ -123,5 +123,5 @@ function viewRewards(view) {
     },
   })));
   const parts = Object.keys(run.metrics.columns).filter((name) => /^reward\/.*\/mean$|^critic\/score\/mean$|^critic\/advantages\//.test(name));
-  view.append(el("h3", null, "Parts of the reward, and advantages"), el("div", { class: "grid" }, parts.map((name) => curveChart(name, name))));
+  view.append(el("h3", null, "Parts of the reward, and advantages"), el("div", { class: "grid wide" }, parts.map((name) => curveChart(name, name))));
 }

@@ -73,11 +73,17 @@ fn candidates(groups: &[GroupFacts], most: usize) -> Vec<(Tag, Vec<usize>)> {
     let usual = groups.iter().map(|group| group.size).sum::<usize>() / count;
     let fifth = (most.min(count * usual.max(1)) / usual.max(1) / 5).max(1);
     let mut by_mean: Vec<usize> = (0..count).collect();
-    by_mean.sort_by(|&a, &b| groups[a].mean.total_cmp(&groups[b].mean));
+    by_mean.sort_by(|&a, &b| {
+        let means = groups[a].mean.total_cmp(&groups[b].mean);
+        means.then(scattered(a).total_cmp(&scattered(b)))
+    });
     let worst = by_mean.iter().copied().take(fifth).collect();
     let best = by_mean.iter().rev().copied().take(fifth).collect();
     let mut truncated: Vec<usize> = (0..count).filter(|&at| groups[at].truncated > 0).collect();
-    truncated.sort_by_key(|&at| std::cmp::Reverse(groups[at].truncated));
+    truncated.sort_by(|&a, &b| {
+        let most = groups[b].truncated.cmp(&groups[a].truncated);
+        most.then(scattered(a).total_cmp(&scattered(b)))
+    });
     truncated.truncate(fifth);
     let flat: Vec<usize> = (0..count).filter(|&at| groups[at].no_spread).collect();
     let flat = evenly(flat.len(), fifth).map(|at| flat[at]).collect();
@@ -91,10 +97,15 @@ fn candidates(groups: &[GroupFacts], most: usize) -> Vec<(Tag, Vec<usize>)> {
     ]
 }
 
-/// Up to `most` of `count` indices in an order every beginning of which is spread evenly: multiples of the golden ratio.
-fn evenly(count: usize, most: usize) -> impl Iterator<Item = usize> {
+/// A number from 0 to 1 for each index, whose order puts any beginning of the indices evenly: multiples of the golden ratio.
+fn scattered(at: usize) -> f64 {
     const GOLDEN: f64 = 0.618_033_988_749_894_9;
-    let at = move |k: usize| ((k as f64 * GOLDEN).fract() * count as f64) as usize;
+    (at as f64 * GOLDEN).fract()
+}
+
+/// Up to `most` of `count` indices in an order every beginning of which is spread evenly.
+fn evenly(count: usize, most: usize) -> impl Iterator<Item = usize> {
+    let at = move |k: usize| (scattered(k) * count as f64) as usize;
     let tries = if count == 0 {
         0
     } else {
@@ -136,6 +147,26 @@ mod tests {
         for third in thirds {
             let inside = selected.keys().filter(|at| third.contains(*at)).count();
             assert!(inside >= 8, "{inside} in {third:?}");
+        }
+    }
+
+    #[test]
+    fn of_groups_that_are_equally_good_some_of_all_times_are_selected() {
+        let same = GroupFacts {
+            size: 8,
+            truncated: 0,
+            mean: 0.0,
+            no_spread: true,
+        };
+        let selected = select(&[same; 1000], 400);
+        for tag in [Tag::Best, Tag::Worst, Tag::NoSpread] {
+            let tagged = selected.iter().filter(|(_, tags)| tags.contains(&tag));
+            let late = tagged.clone().filter(|(at, _)| **at >= 500).count();
+            let all = tagged.count();
+            assert!(
+                late >= all / 4 && late <= all - all / 4,
+                "{tag:?}: {late} of {all}"
+            );
         }
     }
 

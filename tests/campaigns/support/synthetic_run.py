@@ -83,6 +83,16 @@ def memory(chance, step):
                "peak_bytes": used + 200 * MIB, "accounts": accounts}
 
 
+def peaks(steps, phases, in_use):
+    """The most in use since each phase began, and a little between boundaries."""
+    most, last, found = 0, None, []
+    for key, used in zip(zip(steps, phases), in_use):
+        most = used + 40 * MIB if key != last else max(most, used + 40 * MIB)
+        last = key
+        found.append(most)
+    return found
+
+
 def timeline(chance):
     phases, places = list(PHASE_ESTIMATES), ["begin", "sample", "forward", "head", "graph", "backward", "embedding", "update", "out_of_memory", "replanned", "end"]
     rows, held = [], {"parameters": 990, "reference": 990, "moments": 500, "kv_cache": 0, "kept_inputs": 0, "live_graph": 0, "gradients": 0}
@@ -122,7 +132,7 @@ def timeline(chance):
         "format": "firebrick.memory_timeline", "version": 1, "reason": "snapshot", "error": None, "device": "cpu (synthetic)", "unified": True,
         "dropped": 0, "phases": [{"name": name, "estimates": names} for name, names in PHASE_ESTIMATES.items()], "places": places,
         "boundaries": {"step": columns[0], "phase": columns[1], "place": columns[2], "segment": columns[3], "seconds": columns[4],
-                       "in_use_bytes": in_use, "peak_bytes": [bytes_ + 40 * MIB for bytes_ in in_use], "reserved_bytes": in_use},
+                       "in_use_bytes": in_use, "peak_bytes": peaks(columns[0], columns[1], in_use), "reserved_bytes": in_use},
         "accounts": [account(name) for name in held], "plans": [{"from": 0, "phases": estimates()}], "trace": None,
     }
 
