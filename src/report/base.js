@@ -132,8 +132,11 @@ function phaseColour(name) { return tone(PHASE_COLOURS[name]); }
 function table(header, rows, caption) {
   const numeric = header.map((_, c) => rows.length > 0 && rows.every((row) => /^[\d\s.,+\-−–%]/.test(String(row[c])) && typeof row[c] !== "object"));
   const cell = (tag, value, c, scope) => el(tag, { class: numeric[c] ? "number" : null, scope, "data-label": tag === "td" ? header[c] : null }, value);
+  const length = (value) => (value && value.textContent !== undefined ? value.textContent : String(value)).length;
+  const widths = header.map((name, c) => Math.max(name.length, ...rows.map((row) => length(row[c]))));
+  const wide = widths.reduce((sum, own) => sum + own, 0) > 46;
   return el("div", { class: "table", tabindex: "0", role: "region", "aria-label": caption || header.join(", ") },
-    el("table", { class: header.length > 3 ? "cards" : null },
+    el("table", { class: wide ? "cards" : null },
       caption && el("caption", null, caption),
       el("thead", null, el("tr", null, header.map((name, c) => cell("th", name, c, "col")))),
       el("tbody", null, rows.map((row) => el("tr", null, row.map((value, c) => c === 0 ? cell("th", value, c, "row") : cell("td", value, c)))))));

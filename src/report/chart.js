@@ -103,6 +103,7 @@ function chart(title, spec, note) {
     const width = Math.floor(holder.clientWidth);
     if (!width) return;
     state.width = width;
+    if (!state.drawn) performance.mark("drawn");
     state.drawn = plot(holder, spec(), width, state);
     holder.setAttribute("aria-label", `${title}. ${state.drawn.summary} Arrow keys move the cursor.`);
   };

@@ -99,7 +99,7 @@ function viewRewards(view) {
   const run = RUNS[STATE.run], found = run.rewards;
   const choice = runChoice(() => { view.replaceChildren(); viewRewards(view); });
   if (choice) view.append(el("div", { class: "controls" }, choice));
-  if (!found) { view.append(absent(noteOf(run, "samples.jsonl"))); return; }
+  if (!found || !found.steps.length) { view.append(absent(noteOf(run, "samples.jsonl"))); return; }
   const rows = found.bounds ? found.values.length - 1 : found.values.length;
   const named = (row) => (found.bounds ? `${short(found.values[row])} to ${short(found.values[row + 1])}` : exact(found.values[row]));
   const colours = Array.from({ length: rows }, (_, row) => ramp(rows > 1 ? row / (rows - 1) : 1));

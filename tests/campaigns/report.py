@@ -43,18 +43,20 @@ def make(options, folder):
         print(f"        {name}: {(folder / name).stat().st_size:,} bytes, written in {time.monotonic() - began:.2f} s")
         return folder / name
 
+    empty = runs / "bare"
+    empty.mkdir()
+    (empty / "config.yaml").write_text(synthetic_run.config(1, 1e-6))
+    report("bare.html", "bare")
     return {"one": report("one.html", "seed-1"), "several": report("several.html", "seed-1", "seed-2", "seed-3", "seed-4")}
 
 
 def load_time(browser, page):
-    """Seconds until the first view is drawn, the least of three: a shared machine adds, and takes nothing away."""
+    """Seconds from the beginning of loading until the first chart is drawn, the least of three: a shared machine adds, and takes nothing away."""
     times = []
     for _ in range(3):
         browser.open(page.as_uri())
         wait(browser, CONTENTS["overview"])
-        times.append(browser.script("""
-            const entry = performance.getEntriesByType('navigation')[0];
-            return Math.max(entry.loadEventEnd, entry.domComplete) / 1000;"""))
+        times.append(browser.script("return performance.getEntriesByName('drawn')[0].startTime / 1000"))
     return min(times)
 
 
@@ -104,7 +106,33 @@ def hostile(browser, page):
     browser.errors()
 
 
-def use(browser, page):
+def bare(browser, page):
+    """A run of which there is only a configuration: every view says in a line what is missing."""
+    browser.open(page.as_uri())
+    for view in VIEWS[1:-1]:
+        browser.click(f"#nav a[href='#{view}']")
+        said = browser.script("return [...document.querySelectorAll('#view-' + arguments[0] + ' .absent')].map((p) => p.textContent).join(' ')", view)
+        check("There is no " in said, f"a run without files: {view} says so ({said[:40]}…)")
+    check(browser.errors() == [], "a run without files: the console is quiet")
+
+
+def paper(browser, page, shots):
+    """The page as it is printed."""
+    browser.size(900, 900)
+    browser.devtools("Emulation.setEmulatedMedia", media="print")
+    for view in ("overview", "samples", "memory"):
+        browser.open("about:blank")
+        browser.open(page.as_uri() + f"#{view}")
+        wait(browser, CONTENTS[view])
+        check(browser.script("return getComputedStyle(document.getElementById('nav')).display") == "none", f"paper has no buttons: {view}")
+        if shots:
+            browser.size(900, 2600)
+            time.sleep(0.4)
+            browser.screenshot(shots / f"paper-{view}.png")
+    browser.devtools("Emulation.setEmulatedMedia", media="")
+
+
+def use(browser, page, shots):
     """Filters, search and keys."""
     browser.size(1280, 900)
     browser.open(page.as_uri() + "#samples")
@@ -128,6 +156,8 @@ def use(browser, page):
     browser.script("document.querySelector('#view-curves .plot').focus()")
     browser.keys("\ue014\ue014")
     tip = browser.script("const tip = document.getElementById('tip'); return tip.hidden ? '' : tip.textContent")
+    if shots:
+        browser.screenshot(shots / "cursor.png")
     check(tip.startswith("step "), f"arrow keys move a chart's cursor ({tip[:40]})")
     browser.open("about:blank")
     browser.open(page.as_uri())
@@ -165,7 +195,9 @@ def main():
                         click_through(browser, page, name, theme, width, options.screenshots)
             browser.theme("light")
             hostile(browser, pages["one"])
-            use(browser, pages["one"])
+            bare(browser, pathlib.Path(folder) / "bare.html")
+            paper(browser, pages["one"], options.screenshots)
+            use(browser, pages["one"], options.screenshots)
         finally:
             browser.close()
     if failures:

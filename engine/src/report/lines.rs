@@ -93,14 +93,16 @@ impl Lines {
     }
 }
 
-/// Reads a JSON file. One that is missing or broken is none, with a note where it is broken.
-pub fn json(path: &Path, name: &str, notes: &mut Vec<String>) -> Option<Value> {
-    let text = std::fs::read(path).ok()?;
-    match serde_json::from_slice(&text) {
-        Ok(value) => Some(value),
-        Err(error) => {
-            notes.push(format!("{name} could not be read: {error}."));
-            None
-        }
-    }
+/// Reads a JSON file. One that is missing or broken is none, with a note: of a missing one, that there is none and `why`.
+pub fn json(folder: &Path, name: &str, why: &str, notes: &mut Vec<String>) -> Option<Value> {
+    let note = match std::fs::read(folder.join(name)) {
+        Ok(text) => match serde_json::from_slice(&text) {
+            Ok(value) => return Some(value),
+            Err(error) => format!("{name} could not be read: {error}."),
+        },
+        Err(error) if error.kind() == ErrorKind::NotFound => format!("There is no {name}{why}."),
+        Err(error) => format!("{name} could not be read: {error}."),
+    };
+    notes.push(note);
+    None
 }

@@ -121,14 +121,12 @@ fn run(folder: &Path, most: usize, room: usize) -> Result<RunReport> {
     let (memory, met) = memory::readings(&folder.join("memory.jsonl"))?;
     noted(met, "memory.jsonl");
     let timeline = timeline(folder, &mut notes);
-    let mut plan = lines::json(&folder.join("plan.json"), "plan.json", &mut notes);
+    let mut plan = lines::json(folder, "plan.json", "", &mut notes);
     if let Some(Value::Object(plan)) = &mut plan {
         plan.retain(|key, _| !LEFT_OUT.contains(&key.as_str()));
     }
-    let summary = lines::json(&folder.join("summary.json"), "summary.json", &mut notes);
-    if summary.is_none() {
-        notes.push("There is no summary.json: the run has not ended.".into());
-    }
+    let unfinished = ": the run has not ended";
+    let summary = lines::json(folder, "summary.json", unfinished, &mut notes);
     Ok(RunReport {
         name: name(folder),
         repeats: 0,

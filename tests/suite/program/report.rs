@@ -229,6 +229,22 @@ fn a_folder_without_a_run_and_a_file_that_cannot_be_written_are_refused() {
 }
 
 #[test]
+fn a_report_that_no_program_can_open_is_written_all_the_same() {
+    let bench = Bench::new();
+    bench.made("run", &[]);
+    let mut command = program(&["report", "run", "--open"]);
+    command.current_dir(bench.path("")).env("PATH", "");
+    let output = command.output().unwrap();
+    succeeded(&output);
+    let said = stderr(&output);
+    assert!(
+        said.contains("not opened") && said.contains("report.html"),
+        "{said}"
+    );
+    assert!(bench.path("run/report.html").exists());
+}
+
+#[test]
 fn a_thousand_steps_with_64_thousand_samples_stay_below_eight_megabytes() {
     let bench = Bench::new();
     let (mut metrics, mut samples, mut memory) = (String::new(), String::new(), String::new());
