@@ -34,7 +34,9 @@ function extent(columns) {
 
 function padded([low, high]) {
   if (low === 0 && high === 0) return [-0.05, 1];
-  const pad = (high - low) * 0.06 || Math.abs(high) * 0.1;
+  // what differs by rounding alone is constant
+  const constant = high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high));
+  const pad = constant ? Math.abs(high) * 0.1 : (high - low) * 0.06;
   return [low - pad, high + pad];
 }
 

@@ -157,7 +157,7 @@ def use(browser, page, shots):
     browser.keys("\ue014\ue014")
     tip = browser.script("const tip = document.getElementById('tip'); return tip.hidden ? '' : tip.textContent")
     if shots:
-        browser.screenshot(shots / "cursor.png")
+        browser.screenshot_window(shots / "cursor.png")
     check(tip.startswith("step "), f"arrow keys move a chart's cursor ({tip[:40]})")
     browser.open("about:blank")
     browser.open(page.as_uri())

@@ -7,6 +7,7 @@ use super::text::Text;
 use crate::Result;
 use crate::task::{Rewards, TaskConfig};
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
@@ -177,7 +178,9 @@ impl Index {
         groups
             .map(|(_, rows)| {
                 let rewards: Vec<f64> = rows.iter().filter_map(|row| row.reward).collect();
-                let same = rewards.windows(2).all(|pair| pair[0] == pair[1]);
+                let equal =
+                    |pair: &[f64]| pair[0].partial_cmp(&pair[1]).is_some_and(Ordering::is_eq);
+                let same = rewards.windows(2).all(equal);
                 let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
                 GroupFacts {
                     size: rows.len(),

@@ -158,7 +158,7 @@ mod tests {
             mean: 0.0,
             no_spread: true,
         };
-        let selected = select(&[same; 1000], 400);
+        let selected = select(&vec![same; 1000], 400);
         for tag in [Tag::Best, Tag::Worst, Tag::NoSpread] {
             let tagged = selected.iter().filter(|(_, tags)| tags.contains(&tag));
             let late = tagged.clone().filter(|(at, _)| **at >= 500).count();

@@ -123,19 +123,23 @@ impl Rule {
         }
     }
 
-    /// What the rule reads in a completion to compare with the ground truth, where it finds something; none of a rule that does
-    /// not compare one piece of text.
-    fn reading<'t>(&self, text: &'t str) -> Option<Option<&'t str>> {
+    /// Whether the rule compares one piece of the text with the ground truth.
+    fn reads(&self) -> bool {
+        self.needs_answer() && !matches!(self, Self::Contains { .. })
+    }
+
+    /// The piece of a completion that a rule which [`reads`](Self::reads) compares with the ground truth, if it finds one.
+    fn reading<'t>(&self, text: &'t str) -> Option<&'t str> {
         match self {
-            Self::Gsm8k(Gsm8kMethod::Strict) => Some(last_marked(text)),
-            Self::Gsm8k(Gsm8kMethod::Flexible) => Some(last_flexible(text)),
-            Self::Exact { .. } => Some(Some(text.trim())),
-            Self::Regex(pattern) if self.needs_answer() => {
+            Self::Gsm8k(Gsm8kMethod::Strict) => last_marked(text),
+            Self::Gsm8k(Gsm8kMethod::Flexible) => last_flexible(text),
+            Self::Exact { .. } => Some(text.trim()),
+            Self::Regex(pattern) => {
                 let last = pattern.captures_iter(text).last();
-                Some(last.and_then(|c| c.get(1)).map(|group| group.as_str()))
+                last.and_then(|c| c.get(1)).map(|group| group.as_str())
             }
-            Self::Number { .. } => Some(last_number_text(text)),
-            Self::Contains { .. } | Self::Regex(_) | Self::Length(_) => None,
+            Self::Number { .. } => last_number_text(text),
+            Self::Contains { .. } | Self::Length(_) => None,
         }
     }
 
@@ -150,7 +154,7 @@ impl Rule {
                          for GSM8K rows set `answer_extract: gsm8k`"
                     )
                 })?;
-                let found = self.reading(text).flatten();
+                let found = self.reading(text);
                 found.and_then(Decimal::parse) == Some(answer)
             }
             Self::Exact { ignore_case } => {
@@ -164,7 +168,7 @@ impl Rule {
                 fold(text, *ignore_case).contains(&fold(answer, *ignore_case))
             }
             Self::Regex(_) if self.needs_answer() => {
-                let group = self.reading(text).flatten();
+                let group = self.reading(text);
                 group.is_some_and(|group| group.trim() == answer.trim())
             }
             Self::Regex(pattern) => pattern.is_match(text),
@@ -304,7 +308,10 @@ impl Rewards {
         text: &'t str,
     ) -> impl Iterator<Item = (&'t str, Option<&'t str>)> + 't {
         let rules = self.parts.iter();
-        rules.filter_map(|part| Some((part.name.as_str(), part.rule()?.reading(text)?)))
+        rules.filter_map(|part| {
+            let rule = part.rule().filter(|rule| rule.reads())?;
+            Some((part.name.as_str(), rule.reading(text)))
+        })
     }
 
     /// Puts the models' scores (one list a model, in the order of [`Rewards::models`], one number a completion) between the

@@ -104,6 +104,13 @@ class Browser:
         data = self.devtools("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)["data"]
         path.write_bytes(base64.b64decode(data))
 
+    def screenshot_window(self, path):
+        """What the window shows, a cursor and its words included."""
+        path.write_bytes(base64.b64decode(self.command_get("screenshot")))
+
+    def command_get(self, name):
+        return self.call("GET", f"{self.session}/{name}")
+
     def printed(self):
         """The page as a PDF."""
         return base64.b64decode(self.command("print", {"background": True}))
