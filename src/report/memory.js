@@ -183,11 +183,13 @@ function stepsPart(run) {
 
 /** For each phase two bars: what the plan predicted by category, and the most that accounts held. */
 function phaseBars(run, phases) {
+  // the CPU's heap counts both homes
+  const unified = run.memory.source === "counted_heap";
   const rows = phases.map((phase) => {
     const estimate = estimateOf(run, phase), held = {};
     for (const account of phase.accounts) {
       const own = Math.max(0, ...account.peak_bytes);
-      if (account.home === "device" || estimate === null) held[account.category] = (held[account.category] || 0) + own;
+      if (account.home === "device" || unified) held[account.category] = (held[account.category] || 0) + own;
     }
     const most = Math.max(0, ...phase.peak_bytes.map((own) => own || 0)) || Math.max(0, ...phase.reserved_bytes);
     return { phase, estimate, held, most };
