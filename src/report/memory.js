@@ -42,10 +42,11 @@ function placeWords(timeline, at) {
   return place === "update" ? `${what} of unit ${segment}` : `${what} of segment ${segment}`;
 }
 
-/** Boundaries of the chosen step, or of all. */
-function boundariesOf(timeline, step) {
-  const all = timeline.boundaries.step.map((_, at) => at);
-  return step === "all" ? all : all.filter((at) => String(timeline.boundaries.step[at]) === step);
+/** Boundaries of the chosen step and phase, or of all. */
+function boundariesOf(timeline, { step, phase }) {
+  const { boundaries } = timeline;
+  const wanted = (at) => (step === "all" || String(boundaries.step[at]) === step) && (phase === "all" || String(boundaries.phase[at]) === phase);
+  return boundaries.step.map((_, at) => at).filter(wanted);
 }
 
 function phaseBands(timeline, chosen, xs) {
@@ -73,7 +74,7 @@ function timelineXs(timeline, chosen, axis) {
 function timelineChart(timeline, view) {
   const held = heldColumns(timeline), predicted = predictedAt(timeline);
   return chart("Memory timeline", () => {
-    const chosen = boundariesOf(timeline, view.step), pick = (ys) => chosen.map((at) => ys[at]);
+    const chosen = boundariesOf(timeline, view), pick = (ys) => chosen.map((at) => ys[at]);
     const xs = timelineXs(timeline, chosen, view.axis), columns = held.columns.map(pick);
     const lines = [
       { xs, ys: pick(timeline.boundaries.peak_bytes), colour: "var(--text)", dash: "2 3", width: 1.4, step: true },
@@ -104,11 +105,14 @@ function timelinePart(run, view) {
   const redraw = () => redrawCharts();
   const controls = el("div", { class: "controls" },
     labelled("Steps", select([["all", "all"], ...steps.map((step) => [String(step), `step ${step}`])], view.step, (value) => { view.step = value; redraw(); })),
+    labelled("Phase", select([["all", "all"], ...timeline.phases.map((phase, at) => [String(at), phase.name])], view.phase, (value) => { view.phase = value; redraw(); })),
     labelled("Along", select([["boundary", "boundaries"], ["time", "time"]], view.axis, (value) => { view.axis = value; redraw(); })));
   const held = heldColumns(timeline);
   const marks = [...held.names.map((name) => [block(holderColour(name)), name]), [swatch("var(--alarm)", "8 3"), "predicted peak"], [swatch("var(--text)", "2 3"), "peak since the phase began"]];
   const thinned = timeline.boundaries_each > 1 ? el("p", { class: "note" }, `Of every ${timeline.boundaries_each} boundaries the one at which most was held is shown.`) : null;
-  return [el("h3", null, "Timeline"), controls, legend(marks), timelineChart(timeline, view), thinned, peakTables(timeline.report)].filter(Boolean);
+  const { dropped, steps: had } = timeline.report;
+  const missing = dropped ? el("p", { class: "note" }, `${plural(dropped, "earlier boundary", "earlier boundaries")} of step ${had[0]} are missing.`) : null;
+  return [el("h3", null, "Timeline"), controls, legend(marks), timelineChart(timeline, view), thinned, missing, peakTables(timeline.report)].filter(Boolean);
 }
 
 function peakTables(report) {
@@ -211,11 +215,11 @@ function bar(label, categories, total, widest, tick) {
   return el("div", { class: "bar" }, el("span", { class: "barlabel" }, label), el("span", { class: "track", role: "img", "aria-label": said }, parts, mark), el("span", { class: "number" }, bytes(total)));
 }
 
-const MEMORY_VIEW = { step: "all", axis: "boundary" };
+const MEMORY_VIEW = { step: "all", phase: "all", axis: "boundary" };
 
 function viewMemory(view) {
   const run = RUNS[STATE.run];
-  const choice = runChoice(() => { MEMORY_VIEW.step = "all"; view.replaceChildren(); viewMemory(view); });
+  const choice = runChoice(() => { MEMORY_VIEW.step = MEMORY_VIEW.phase = "all"; view.replaceChildren(); viewMemory(view); });
   if (choice) view.append(el("div", { class: "controls" }, choice));
   view.append(...timelinePart(run, MEMORY_VIEW), ...stepsPart(run));
 }
