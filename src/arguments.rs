@@ -30,6 +30,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Print who held memory in a run, when, and what was predicted
     Memory(MemoryArgs),
+    /// Write one HTML file that shows runs: curves, memory, time, samples, plan and settings
+    Report(ReportArgs),
     /// Compute the mean reward of a checkpoint on the task's held-out prompts
     Eval(EvalArgs),
     /// Sample from a checkpoint
@@ -108,6 +110,22 @@ pub struct MemoryArgs {
     /// Print one JSON object instead of tables
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// Run folders; several are drawn over each other
+    #[arg(required = true, value_name = "RUN")]
+    pub runs: Vec<PathBuf>,
+    /// Write this file; without it, report.html in the run folder, of several runs in the current folder
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Samples of each run whose texts are in the report, in whole groups; scalars are of all
+    #[arg(long, value_name = "N", default_value_t = 400)]
+    pub samples: usize,
+    /// Open the report in the system's browser
+    #[arg(long)]
+    pub open: bool,
 }
 
 /// Estimates for several devices.

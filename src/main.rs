@@ -4,6 +4,7 @@ mod arguments;
 mod commands;
 mod output;
 mod progress;
+mod report_page;
 mod table;
 
 use arguments::{Arguments, Command};
@@ -89,6 +90,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Plan(args) => commands::plan::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
         Command::Memory(args) => commands::memory::run(&args),
+        Command::Report(args) => commands::report::run(&args),
         Command::Eval(args) => commands::eval::run(&args),
         Command::Generate(args) => commands::generate::run(&args),
         Command::Logprobs(args) => commands::logprobs::run(&args),

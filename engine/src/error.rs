@@ -86,6 +86,14 @@ pub enum Error {
         /// Why, and what to do.
         detail: String,
     },
+    /// A folder is no run that can be reported.
+    #[error("{}: {detail}", path.display())]
+    Report {
+        /// The run folder.
+        path: PathBuf,
+        /// Why, and what to do.
+        detail: String,
+    },
     /// Gradients stayed non-finite.
     #[error(
         "the gradient norm was not finite for {count} optimizer steps of {phase} in a row, last at step {step}; none of them \
@@ -242,6 +250,7 @@ impl Error {
             | Self::RunExists { .. }
             | Self::Plan(_)
             | Self::Timeline { .. }
+            | Self::Report { .. }
             | Self::Resume { .. } => true,
             Self::Device(e) => e.is_users(),
             Self::Model(e) => e.is_users(),

@@ -14,6 +14,7 @@ pub mod metrics;
 pub mod objective;
 pub mod optim;
 pub mod planning;
+pub mod report;
 pub mod reward;
 pub mod rollout;
 pub mod sequence;

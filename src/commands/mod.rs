@@ -7,6 +7,7 @@ pub mod generate;
 pub mod logprobs;
 pub mod memory;
 pub mod plan;
+pub mod report;
 pub mod train;
 
 use firebrick::models::checkpoint::load_adapter;

@@ -77,20 +77,24 @@ fn tail(text: &str) -> &str {
     &text[start..]
 }
 
-/// The last number in a text, as a float. A minus sign that follows a letter or a digit is a hyphen
-/// or an operator (`3-5`), not a sign.
+/// The last number in a text, as a float.
 pub(crate) fn last_number(text: &str) -> Option<f64> {
+    last_number_text(text).and_then(parse_float)
+}
+
+/// The last number in a text, as it is written. A minus sign that follows a letter or a digit is a hyphen or an operator
+/// (`3-5`), not a sign.
+pub(crate) fn last_number_text(text: &str) -> Option<&str> {
     let found = NUMBER.find_iter(text).last()?;
     let hyphen = text[..found.start()]
         .chars()
         .next_back()
         .is_some_and(char::is_alphanumeric);
-    let number = if hyphen {
+    Some(if hyphen {
         found.as_str().trim_start_matches('-')
     } else {
         found.as_str()
-    };
-    parse_float(number)
+    })
 }
 
 /// A whole text (trimmed, commas dropped) as a finite float.

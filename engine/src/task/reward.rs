@@ -12,7 +12,9 @@ pub use self::config::{
 use self::length::Length;
 pub use self::running::{Running, Shaping};
 use super::error::TaskError;
-use super::number::{Decimal, last_flexible, last_marked, last_number, parse_float};
+use super::number::{
+    Decimal, last_flexible, last_marked, last_number, last_number_text, parse_float,
+};
 use super::{Completion, Reward};
 
 impl RewardConfig {
@@ -121,21 +123,38 @@ impl Rule {
         }
     }
 
+    /// Whether the rule compares one piece of the text with the ground truth.
+    fn reads(&self) -> bool {
+        self.needs_answer() && !matches!(self, Self::Contains { .. })
+    }
+
+    /// The piece of a completion that a rule which [`reads`](Self::reads) compares with the ground truth, if it finds one.
+    fn reading<'t>(&self, text: &'t str) -> Option<&'t str> {
+        match self {
+            Self::Gsm8k(Gsm8kMethod::Strict) => last_marked(text),
+            Self::Gsm8k(Gsm8kMethod::Flexible) => last_flexible(text),
+            Self::Exact { .. } => Some(text.trim()),
+            Self::Regex(pattern) => {
+                let last = pattern.captures_iter(text).last();
+                last.and_then(|c| c.get(1)).map(|group| group.as_str())
+            }
+            Self::Number { .. } => last_number_text(text),
+            Self::Contains { .. } | Self::Length(_) => None,
+        }
+    }
+
     /// The part's value, or why this sample cannot be judged.
     fn score(&self, answer: &str, completion: &Completion<'_>) -> Result<f64, String> {
         let text = completion.text;
         let right = match self {
-            Self::Gsm8k(method) => {
+            Self::Gsm8k(_) => {
                 let answer = Decimal::parse(answer).ok_or_else(|| {
                     format!(
                         "the ground truth {answer:?} is not a decimal number; \
                          for GSM8K rows set `answer_extract: gsm8k`"
                     )
                 })?;
-                let found = match method {
-                    Gsm8kMethod::Strict => last_marked(text),
-                    Gsm8kMethod::Flexible => last_flexible(text),
-                };
+                let found = self.reading(text);
                 found.and_then(Decimal::parse) == Some(answer)
             }
             Self::Exact { ignore_case } => {
@@ -148,10 +167,9 @@ impl Rule {
                 }
                 fold(text, *ignore_case).contains(&fold(answer, *ignore_case))
             }
-            Self::Regex(pattern) if self.needs_answer() => {
-                let last = pattern.captures_iter(text).last();
-                let group = last.and_then(|c| c.get(1));
-                group.is_some_and(|g| g.as_str().trim() == answer.trim())
+            Self::Regex(_) if self.needs_answer() => {
+                let group = self.reading(text);
+                group.is_some_and(|group| group.trim() == answer.trim())
             }
             Self::Regex(pattern) => pattern.is_match(text),
             Self::Number { tolerance } => {
@@ -281,6 +299,19 @@ impl Rewards {
             reward.add(&part.name, value, part.options.weight);
         }
         Ok(reward)
+    }
+
+    /// What each rule that compares one piece of the text with the ground truth reads in a completion: its name, and the piece if
+    /// it found one.
+    pub fn readings<'t>(
+        &'t self,
+        text: &'t str,
+    ) -> impl Iterator<Item = (&'t str, Option<&'t str>)> + 't {
+        let rules = self.parts.iter();
+        rules.filter_map(|part| {
+            let rule = part.rule().filter(|rule| rule.reads())?;
+            Some((part.name.as_str(), rule.reading(text)))
+        })
     }
 
     /// Puts the models' scores (one list a model, in the order of [`Rewards::models`], one number a completion) between the

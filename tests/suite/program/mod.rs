@@ -10,6 +10,7 @@ mod ppo;
 mod precision;
 mod quantization;
 mod readings;
+mod report;
 mod rewards;
 mod rollout;
 mod runs;

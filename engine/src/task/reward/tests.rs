@@ -66,6 +66,32 @@ fn gsm8k_strict_wants_the_mark_and_flexible_the_last_number() {
 }
 
 #[test]
+fn what_a_rule_reads_is_what_it_compares() {
+    let list = r#"[{"kind": "gsm8k"}, {"kind": "number"}, {"kind": "contains"},
+                   {"kind": "regex", "pattern": "x=([0-9]+)"}, {"kind": "exact"}]"#;
+    let rewards = Rewards::new(&configs(list)).expect("settings");
+    let read = |text| rewards.readings(text).collect::<Vec<_>>();
+    assert_eq!(
+        read(" x=3-5 #### 1,000. "),
+        [
+            ("gsm8k", Some("1,000.")),
+            ("number", Some("1,000")),
+            ("regex", Some("3")),
+            ("exact", Some("x=3-5 #### 1,000.")),
+        ]
+    );
+    assert_eq!(
+        read("none"),
+        [
+            ("gsm8k", None),
+            ("number", None),
+            ("regex", None),
+            ("exact", Some("none"))
+        ]
+    );
+}
+
+#[test]
 fn a_ground_truth_that_is_no_number_is_an_error_with_its_reason() {
     let error = total(r#"{"kind": "gsm8k"}"#, "so #### 42", "#### 42", 1).expect_err("refused");
     assert_eq!(

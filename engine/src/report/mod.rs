@@ -1,0 +1,23 @@
+//! A run folder read back, as a report shows it.
+//!
+//! [`Report::read`] reads any number of runs. Scalars are those of all steps, in columns of six significant digits; texts are
+//! those of a stated selection of samples, cut where they are long, so that the size is bounded. A run need not have ended: what
+//! is missing or cut off is said in [`RunReport::notes`]. [`Report::to_json`] is what `docs/report.md` calls the data block.
+
+mod lines;
+mod memory;
+mod numbers;
+mod run;
+mod samples;
+mod scalars;
+mod selection;
+mod settings;
+mod text;
+
+pub use memory::{AccountSeries, MemoryReadings, PhaseReadings, TimelineView};
+pub use numbers::Number;
+pub use run::{Report, RunReport};
+pub use samples::{GroupView, RewardHistogram, SampleView, Samples};
+pub use scalars::Scalars;
+pub use selection::Tag;
+pub use text::Text;

@@ -1,0 +1,80 @@
+//! `firebrick report`: runs as one HTML file.
+
+use crate::arguments::ReportArgs;
+use crate::output;
+use crate::report_page::html;
+use firebrick::engine::Error;
+use firebrick::engine::plan::size::Bytes;
+use firebrick::engine::report::Report;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The file's name where none is given.
+const FILE: &str = "report.html";
+
+pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
+    let report = Report::read(&args.runs, args.samples)?;
+    let path = match (&args.output, &args.runs[..]) {
+        (Some(path), _) => path.clone(),
+        (None, [run]) => run.join(FILE),
+        (None, _) => PathBuf::from(FILE),
+    };
+    let html = html(&report);
+    write(&path, html.as_bytes())?;
+    for run in &report.runs {
+        for note in &run.notes {
+            output::message(&format!("{}: {note}", run.name));
+        }
+    }
+    let size = Bytes(html.len() as u64);
+    output::print(&format!("{} ({size})\n", path.display()))?;
+    if args.open {
+        open(&path);
+    }
+    Ok(())
+}
+
+/// Writes a file whole: aside, synced, renamed.
+fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(format!(".{}.tmp", std::process::id()));
+    let aside = PathBuf::from(aside);
+    let write = || {
+        let mut file = File::create(&aside)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&aside, path)
+    };
+    write().map_err(|error| {
+        // what was begun takes no room; the first error is the one to report
+        let _ = fs::remove_file(&aside);
+        Error::io("write", path)(error)
+    })
+}
+
+/// Opens the report with the system's own opener. The report is written whether or not there is one.
+fn open(path: &Path) {
+    let (program, arguments): (&str, &[&str]) = match std::env::consts::OS {
+        "macos" => ("open", &[]),
+        // `start` takes its first quoted argument for a title
+        "windows" => ("cmd", &["/C", "start", ""]),
+        _ => ("xdg-open", &[]),
+    };
+    let mut command = Command::new(program);
+    command.args(arguments).arg(path);
+    let quiet = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let detail = match quiet.status() {
+        Ok(status) if status.success() => return,
+        Ok(status) => format!("{program} failed ({status})"),
+        Err(error) => format!("{program} could not be started ({error})"),
+    };
+    output::message(&format!(
+        "the report is written but not opened: {detail}; open {} in a browser",
+        path.display()
+    ));
+}
