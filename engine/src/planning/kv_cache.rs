@@ -134,7 +134,6 @@ mod tests {
         let rollout = estimate.phase("rollout").expect("a phase");
         assert_eq!(rollout.total_bytes, 192 << 20);
         assert_eq!(rollout.categories[&Category::KvCache], bytes);
-        request.workload.kv_cache_bytes = None;
         let message = cache_bytes_of_share(&request, &plan, 0.1).expect_err("no room");
         assert!(message.to_string().contains("raise it"), "{message}");
         request.profile.capacity_bytes = None;

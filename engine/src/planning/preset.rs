@@ -134,17 +134,24 @@ mod tests {
 
     #[test]
     fn the_share_is_of_the_plan_that_fits_and_not_of_the_settings_as_written() {
-        let overrides = ["memory.budget=2GiB", "rollout.gpu_memory_utilization=0.05"];
+        let share = 0.3;
+        let overrides = [
+            "memory.preset=fast",
+            "memory.budget=6GiB",
+            "rollout.gpu_memory_utilization=0.3",
+        ];
         let (config, arch, profile) = on_gpu(24, &overrides);
         let mut request =
             crate::planning::request(&config, Mode::Rl, &arch, profile, None).expect("a request");
         let plan = request.fit().expect("a plan").plan;
-        let left = cache_bytes_of_share(&request, &plan, 0.05).expect("room");
+        let left = cache_bytes_of_share(&request, &plan, share).expect("room");
+        assert_ne!(request.workload.kv_cache_bytes, Some(left));
         settle_cache(&config, &arch, &mut request, &plan).expect("room");
         assert_eq!(request.workload.kv_cache_bytes, Some(left));
         let estimate = request.predict(plan).estimate;
         let rollout = estimate.phase("rollout").expect("a phase");
-        assert!(rollout.total_bytes <= (24_u64 << 30) / 20, "{rollout:?}");
+        let allowed = (share * (24_u64 << 30) as f64) as u64;
+        assert!(rollout.total_bytes <= allowed, "{rollout:?}");
         assert!(estimate.peak_bytes <= request.allowed().expect("a budget"));
     }
 

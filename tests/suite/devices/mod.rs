@@ -9,6 +9,8 @@ mod batching;
 mod memory;
 mod objectives;
 mod parity;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod peak;
 mod precision;
 mod rollout;
 mod schedule;
