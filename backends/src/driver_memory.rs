@@ -1,4 +1,4 @@
-//! What a GPU's driver says of its memory, whoever holds it: `cuMemGetInfo` on CUDA. No other backend's API says it to CubeCL.
+//! What a GPU's driver says of its memory, whoever holds it: `cuMemGetInfo` on CUDA. No other backend says it.
 
 use burn::tensor::Device;
 #[cfg(feature = "cuda")]

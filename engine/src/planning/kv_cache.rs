@@ -52,6 +52,7 @@ pub fn cache_bytes_of_share(request: &Request, plan: &Plan, share: f64) -> Resul
 }
 
 /// The least bytes of keys and values that a run can sample with: those of one sequence of the longest.
+#[must_use]
 pub fn least_cache_bytes(config: &RolloutConfig, arch: &Arch, max_num_seqs: usize) -> u64 {
     let longest = config.prompt_length + config.longest_response();
     limits(config, max_num_seqs, None).least_cache_bytes(arch, longest) as u64
