@@ -162,7 +162,6 @@ impl Runtime {
     }
 
     /// [`raise_peak`](Self::raise_peak) for code that knows no runtime.
-    #[must_use]
     pub fn peak_reader(&self) -> impl Fn() + Send + Sync + use<> {
         let log = self.log.as_ref().filter(|_| !self.on_host);
         let (log, device) = (log.cloned(), self.device.clone());
