@@ -176,7 +176,7 @@ impl Runtime {
 
     /// An error where more is, or since the phase's start was, in use than the limit allows.
     pub fn check(&self) -> Result<()> {
-        self.within_limit(self.reading())
+        self.within_limit(self.limit.and_then(|_| self.reading()))
     }
 
     /// The device's memory: the counted heap, or the pools, for a limit after waiting for the device.
