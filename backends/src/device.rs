@@ -55,7 +55,7 @@ fn device_type(backend: Backend) -> Option<DeviceType> {
 }
 
 /// A backend's devices, unopened; empty where a driver is missing or fails.
-fn list(backend: Backend) -> Vec<Device> {
+pub(crate) fn list(backend: Backend) -> Vec<Device> {
     let Some(kind) = device_type(backend) else {
         return Vec::new();
     };

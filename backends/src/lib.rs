@@ -4,6 +4,7 @@ pub mod accounts;
 pub mod allocation_trace;
 pub mod allocator;
 pub mod device;
+pub mod driver_memory;
 pub mod environment;
 pub mod error;
 pub mod host;

@@ -1,7 +1,8 @@
 //! Readings of memory, each with its source.
 
 use crate::allocator;
-use crate::device::{DeviceInfo, DeviceSpec};
+use crate::device::{Backend, DeviceInfo, DeviceSpec, list};
+use crate::driver_memory::DriverMemory;
 use burn::tensor::Device;
 use serde::Serialize;
 
@@ -11,10 +12,21 @@ use serde::Serialize;
 pub enum ReadingSource {
     /// Bytes counted by the global allocator (CPU backend).
     CountedHeap,
-    /// The backend's memory pool, sampled.
+    /// The backend's memory pools, those of all streams of the device together.
     BurnPool,
     /// None: the program did not install the counting allocator.
     None,
+}
+
+/// Where a peak comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PeakSource {
+    /// Every allocation of the global allocator (CPU backend): nothing is missed.
+    CountedHeap,
+    /// The largest of the readings of the pools at segment boundaries and at the largest moments between them (GPUs). What was
+    /// allocated and freed between two readings is missed; bytes reserved are the bound from above.
+    PoolAtBoundaries,
 }
 
 /// Bytes of a device at one time.
@@ -26,8 +38,25 @@ pub struct Reading {
     pub in_use_bytes: u64,
     /// Held by the pools, free pages included (on the CPU: the same).
     pub reserved_bytes: u64,
-    /// Peak in use, where the source records it.
+    /// Peak in use, where the source records it, or readings were kept.
     pub peak_bytes: Option<u64>,
+}
+
+/// The pools of a device, all streams together, as they are after what this thread has asked for so far, without waiting for the
+/// device; `None` where there are no pools (the CPU).
+///
+/// The backend reserves a buffer when the work that writes it is submitted, and frees it, for work that comes after it in its stream, when
+/// the last handle to it is dropped. So its count is that of the work submitted and not of the work done, and waiting for the device
+/// changes nothing about it. A reading is a round trip to the thread that submits work to the device, which first submits what stands
+/// before it in its queue; the device goes on meanwhile.
+#[must_use]
+pub fn read_pools(device: &Device) -> Option<Reading> {
+    device.memory_pool_usage().map(|pool| Reading {
+        source: ReadingSource::BurnPool,
+        in_use_bytes: pool.bytes_in_use,
+        reserved_bytes: pool.bytes_reserved,
+        peak_bytes: None,
+    })
 }
 
 /// Reads a device's memory. Synchronises with the device, so call it at phase boundaries only.
@@ -37,13 +66,8 @@ pub fn read(device: &Device) -> Reading {
         // an error of the device is reported by the next read of a tensor
         let _ = device.sync();
     }
-    match (device.memory_pool_usage(), counted_heap()) {
-        (Some(pool), _) => Reading {
-            source: ReadingSource::BurnPool,
-            in_use_bytes: pool.bytes_in_use,
-            reserved_bytes: pool.bytes_reserved,
-            peak_bytes: None,
-        },
+    match (read_pools(device), counted_heap()) {
+        (Some(pools), _) => pools,
         (None, Some(heap)) => heap,
         (None, None) => Reading {
             source: ReadingSource::None,
@@ -117,13 +141,33 @@ impl Drop for MemoryScope {
     }
 }
 
-/// Bytes that `auto` budgets take, where they can be known: the memory that the system calls available for the CPU (Linux), the
-/// whole capacity of a GPU as its driver reports it, whatever other programs hold there.
+/// Bytes that `auto` budgets take, where they can be known: the memory that the system calls available for the CPU (Linux); on CUDA
+/// what the driver has free, and what this program's pools have reserved already. Elsewhere, and where the driver does not say, the
+/// whole capacity of a GPU, whatever other programs hold there.
 #[must_use]
 pub fn free_bytes(info: &DeviceInfo) -> Option<u64> {
-    if info.device != DeviceSpec::CPU {
-        return info.memory_bytes;
+    match info.device {
+        DeviceSpec::Auto => None,
+        DeviceSpec::Named { backend, index } => match backend {
+            Backend::Cpu => available_bytes(),
+            Backend::Cuda => {
+                let free = list(backend).get(index).and_then(free_on);
+                free.or(info.memory_bytes)
+            }
+            Backend::Metal | Backend::Vulkan | Backend::Wgpu => info.memory_bytes,
+        },
     }
+}
+
+/// Bytes that a device's driver has free for this program, whose pools may have pages there already.
+fn free_on(device: &Device) -> Option<u64> {
+    let driver = DriverMemory::of(device).read()?;
+    let own = read_pools(device).map_or(0, |pools| pools.reserved_bytes);
+    Some((driver.free_bytes + own).min(driver.total_bytes))
+}
+
+/// Bytes of the host that the system calls available (Linux).
+fn available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

@@ -39,10 +39,12 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
             "could not read the prompts and examples, so the plan assumes the maximum lengths: {e}"
         ),
     }
-    let fit = match request.budget {
+    let mut fit = match request.budget {
         Some(_) => request.fit()?,
         None => request.as_configured()?,
     };
+    planning::settle_cache(&config, &arch, &mut request, &fit.plan)?;
+    fit.estimate = request.predict(fit.plan.clone()).estimate;
     let mut report = PlanReport::new(&request, fit)?;
     report.preset = Some(config.applied_preset).filter(|preset| preset.name.is_some());
     if let Some(path) = &args.output {

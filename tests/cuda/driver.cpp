@@ -257,7 +257,13 @@ static bool is_pinned(const void *place)
 	return after != pinned.begin() && (char *)place < std::prev(after)->first + std::prev(after)->second;
 }
 
-int cuMemGetInfo_v2(size_t *free_bytes, size_t *bytes) { return *free_bytes = MEMORY - in_use, *bytes = MEMORY, OK; }
+/* What was freed in the order of a stream is free when the stream has come to it, as on a card. */
+int cuMemGetInfo_v2(size_t *free_bytes, size_t *bytes)
+{
+	locked lock(guard);
+	return *free_bytes = MEMORY - in_use, *bytes = MEMORY, OK;
+}
+
 int cuMemAlloc_v2(address *place, size_t bytes) { return allocate(place, bytes); }
 int cuMemAllocAsync(address *place, size_t bytes, stream *of) { return allocate(place, bytes); }
 

@@ -62,10 +62,15 @@ mod cuda {
     use burn_cubecl::cubecl::server::ProfileError;
 
     /// An open profiling window.
-    #[derive(Debug)]
     pub(super) struct Window {
         client: Client,
         window: Option<ProfileWindow>,
+    }
+
+    impl std::fmt::Debug for Window {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            write!(f, "Window({:?})", self.window)
+        }
     }
 
     impl Window {

@@ -1,8 +1,9 @@
 //! What is held at the boundaries of a run: the latest in a ring, and every one of steps that are to be kept whole.
 //!
-//! A boundary costs a read of the counters and a row of a few hundred bytes. So the latest are always there, for the report of a run
+//! A boundary costs a reading of the device's memory (`Runtime`) and a row of a few hundred bytes. So the latest are always there, for the report of a run
 //! that ends out of memory.
 
+use super::pool_peak::{PoolPeak, RunningPeak};
 use firebrick_backends::accounts::{Account, Accounts};
 use firebrick_backends::allocation_trace::{AllocationTrace, Trace};
 use firebrick_backends::memory::Reading;
@@ -173,6 +174,8 @@ struct Inner {
     dropped: (u64, u64),
     /// Phases that the places of a trace name by their index.
     phases: Vec<&'static str>,
+    /// Most that the pools had since the phase began.
+    peak: RunningPeak,
 }
 
 impl BoundaryLog {
@@ -194,6 +197,7 @@ impl BoundaryLog {
                 taken: 0,
                 dropped: (0, 0),
                 phases: Vec::new(),
+                peak: RunningPeak::default(),
             }),
         })
     }
@@ -211,20 +215,39 @@ impl BoundaryLog {
         inner.make_room(0);
     }
 
-    /// A phase begins: a row.
+    /// A phase begins: a row. The peak of the pools is counted from here.
     pub fn begin_phase(&self, step: u64, phase: &'static str, reading: Option<Reading>) {
         {
             let mut inner = self.inner();
             inner.step = step;
             inner.phase = phase;
+            inner.peak.reset();
         }
         self.record(Place::Begin, reading);
+    }
+
+    /// The work of the phase begins again, under another plan: a row. The peak of the pools is counted from here.
+    pub fn restart_phase(&self, reading: Option<Reading>) {
+        self.inner().peak.reset();
+        self.record(Place::Replanned, reading);
+    }
+
+    /// Takes a reading between two boundaries into the peak of the pools; no row.
+    pub fn raise_peak(&self, reading: Reading) {
+        let _ = self.inner().peak.raise(reading);
+    }
+
+    /// Most that the pools had at the readings since the phase began; `None` where no pool was read.
+    #[must_use]
+    pub fn pool_peak(&self) -> Option<PoolPeak> {
+        self.inner().peak.get()
     }
 
     /// Takes a row.
     pub fn record(&self, boundary: impl Into<Boundary>, reading: Option<Reading>) {
         let boundary = boundary.into();
         let mut inner = self.inner();
+        let reading = reading.map(|reading| inner.peak.raise(reading));
         inner.push(boundary, reading, self.accounts.held());
         if let Some(trace) = &self.trace {
             trace.set_place(inner.code(boundary));

@@ -5,7 +5,7 @@
 
 use crate::Result;
 use crate::batch::MicroBatch;
-use crate::executor::Gradients;
+use crate::executor::{Gradients, Runtime};
 use crate::objective::value::ValueLoss;
 use crate::objective::{Loss, LossAccumulator, LossSums, Scores, TokenInputs, TokenLoss};
 use burn::tensor::Tensor;
@@ -57,6 +57,8 @@ pub(super) struct HeadPass<'a> {
     pub temperature: f64,
     /// What the loss is multiplied by before its gradients are taken.
     pub loss_scale: f64,
+    /// Reads memory at each chunk.
+    pub runtime: &'a Runtime,
 }
 
 impl HeadPass<'_> {
@@ -215,6 +217,8 @@ impl HeadPass<'_> {
 
     /// Adds up a chunk's gradients of weights and gives that of its rows.
     fn add(&self, chunk: HeadGradients, projection: usize, gradients: &mut Gradients) -> Tensor<2> {
+        // the chunk's gradient of the projection beside the one that it is added to
+        self.runtime.raise_peak();
         let units = self.decoder.units();
         let norm = units[units.len() - 1].range.start;
         for (index, gradient) in [

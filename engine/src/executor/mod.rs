@@ -7,6 +7,7 @@ mod boundary_log;
 mod fetch;
 mod gradients;
 mod head;
+mod pool_peak;
 mod resident_model;
 mod runtime;
 mod score;
@@ -18,6 +19,7 @@ pub use boundary_log::{
 };
 pub use gradients::{Gradient, GradientHook, Gradients};
 pub use head::HeadLoss;
+pub use pool_peak::PoolPeak;
 pub use resident_model::{Residency, ResidentModel};
 pub use runtime::Runtime;
 pub use score::{score_all, values_all};

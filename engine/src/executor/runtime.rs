@@ -1,4 +1,4 @@
-//! What an executor runs with: the copier, the accounts, and the limit that stands for a smaller device.
+//! What an executor runs with: the copier, the accounts, readings of memory, and the limit that stands for a smaller device.
 
 use super::boundary_log::{Boundary, BoundaryLog};
 use crate::error::OutOfMemory;
@@ -6,7 +6,7 @@ use crate::{Error, Result};
 use burn::tensor::{Device, Tensor};
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::allocator;
-use firebrick_backends::memory::{Reading, ReadingSource, counted_heap, read};
+use firebrick_backends::memory::{Reading, ReadingSource, counted_heap, read, read_pools};
 use firebrick_backends::out_of_memory::OutOfMemory as Refused;
 use firebrick_backends::transfer::Copier;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl Runtime {
         self
     }
 
-    /// Takes a row of a log at every boundary. The log is one of the same accounts.
+    /// Takes a row of a log at every boundary, with a reading of the device's memory. The log is one of the same accounts.
     #[must_use]
     pub fn with_log(mut self, log: Arc<BoundaryLog>) -> Self {
         self.log = Some(log);
@@ -152,23 +152,48 @@ impl Runtime {
     /// A boundary at which work cannot be repeated: takes a row of the log.
     pub fn record(&self, at: impl Into<Boundary>) {
         if let Some(log) = &self.log {
-            log.record(at, counted_heap().filter(|_| self.on_host));
+            log.record(at, self.unhurried());
+        }
+    }
+
+    /// A moment between two boundaries at which more may be in use than at either: raises the log's peak of the pools. The counted
+    /// heap needs none.
+    pub fn raise_peak(&self) {
+        self.peak_reader()();
+    }
+
+    /// [`raise_peak`](Self::raise_peak) for code that knows no runtime.
+    pub fn peak_reader(&self) -> impl Fn() + Send + Sync + use<> {
+        let log = self.log.as_ref().filter(|_| !self.on_host);
+        let (log, device) = (log.cloned(), self.device.clone());
+        move || {
+            if let Some(log) = &log
+                && let Some(reading) = read_pools(&device)
+            {
+                log.raise_peak(reading);
+            }
         }
     }
 
     /// An error where more is, or since the phase's start was, in use than the limit allows.
     pub fn check(&self) -> Result<()> {
-        self.within_limit(self.reading())
+        self.within_limit(self.limit.and_then(|_| self.reading()))
     }
 
-    /// The device's memory: the counted heap, or the pools where a limit makes it worth waiting for the device.
+    /// The device's memory: the counted heap, or the pools, for a limit after waiting for the device.
     fn reading(&self) -> Option<Reading> {
-        if self.on_host {
-            counted_heap()
-        } else {
-            let reading = self.limit.map(|_| read(&self.device));
-            reading.filter(|reading| reading.source != ReadingSource::None)
+        if self.on_host || self.limit.is_none() {
+            return self.unhurried();
         }
+        Some(read(&self.device)).filter(|reading| reading.source != ReadingSource::None)
+    }
+
+    /// The same without waiting for the device: the pools only for a log, which is what wants to know.
+    fn unhurried(&self) -> Option<Reading> {
+        if self.on_host {
+            return counted_heap();
+        }
+        self.log.as_ref().and_then(|_| read_pools(&self.device))
     }
 
     fn within_limit(&self, reading: Option<Reading>) -> Result<()> {

@@ -303,6 +303,7 @@ impl Pass<'_, '_> {
             rows: self.executor.plan.head_rows,
             temperature: self.executor.temperature,
             loss_scale: self.executor.loss_scale,
+            runtime,
         };
         let mut rows = Vec::with_capacity(hidden.len());
         for (hidden, micro) in hidden.into_iter().zip(&self.micros) {
@@ -349,7 +350,7 @@ impl Pass<'_, '_> {
                     }
                 };
                 runtime.boundary(Boundary::at(Place::Graph, i))?;
-                *d = segment_graph::backward(decoder, pieces, take(d), micro, gradients);
+                *d = segment_graph::backward(decoder, pieces, take(d), micro, gradients, runtime);
                 drop(hold);
                 runtime.boundary(Boundary::at(Place::Backward, i))?;
             }

@@ -5,6 +5,7 @@
 //! gathered for attention and put back by gathers in both directions.
 
 use super::gradients::Gradients;
+use super::runtime::Runtime;
 use crate::batch::MicroBatch;
 use burn::tensor::{Gradients as Tape, Tensor};
 use firebrick_models::Decoder;
@@ -83,13 +84,14 @@ pub(super) fn backward(
     d_output: Tensor<2>,
     micro: &MicroBatch,
     gradients: &mut Gradients,
+    runtime: &Runtime,
 ) -> Tensor<2> {
     pieces
         .into_iter()
         .rev()
         .fold(d_output, |d, piece| match piece {
-            Piece::Units(graph) => graph.backward(decoder, d, gradients),
-            Piece::Attention(piece) => piece.backward(decoder, d, &micro.ctx, gradients),
+            Piece::Units(graph) => graph.backward(decoder, d, gradients, runtime),
+            Piece::Attention(piece) => piece.backward(decoder, d, &micro.ctx, gradients, runtime),
         })
 }
 
@@ -120,9 +122,12 @@ impl Graph {
         decoder: &Decoder,
         d_output: Tensor<2>,
         gradients: &mut Gradients,
+        runtime: &Runtime,
     ) -> Tensor<2> {
         // a product with the incoming gradient as root: its own gradient is one
         let mut tape = (self.output * d_output).sum().backward();
+        // all gradients of the graph beside those that they are added to
+        runtime.raise_peak();
         for (unit, leaves) in &self.units {
             collect(decoder, *unit, leaves, &mut tape, gradients);
         }
@@ -162,6 +167,7 @@ impl SplitAttention {
         d_output: Tensor<2>,
         ctx: &ForwardContext,
         gradients: &mut Gradients,
+        runtime: &Runtime,
     ) -> Tensor<2> {
         let mut tape = (self.output * d_output).sum().backward();
         collect(decoder, self.unit, &self.weights, &mut tape, gradients);
@@ -172,6 +178,8 @@ impl SplitAttention {
         let (plain, mixed) = (inner(&self.qkv), self.mixed.inner());
         let d = decoder.attend_backward(self.unit, &plain, mixed, d_mixed, ctx);
         drop(plain);
+        // queries, keys and values and their gradients beside the graph that they came from
+        runtime.raise_peak();
         let root = (self.qkv.q * d.q).sum() + (self.qkv.k * d.k).sum() + (self.qkv.v * d.v).sum();
         let mut tape = root.backward();
         collect(decoder, self.unit, &self.weights, &mut tape, gradients);

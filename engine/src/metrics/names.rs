@@ -74,6 +74,9 @@ fn memory_metrics(memory: &StepMemory, put: &mut impl FnMut(&str, f64)) {
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     put("perf/max_memory_allocated_gb", gib(memory.allocated_bytes));
     put("perf/max_memory_reserved_gb", gib(memory.reserved_bytes));
+    if let Some(used) = memory.device_used_bytes {
+        put("perf/device_memory_used_gb", gib(used));
+    }
     let resident = memory.resident_bytes.unwrap_or(0);
     put("perf/cpu_memory_used_gb", gib(resident));
 }

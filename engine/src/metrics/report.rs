@@ -7,7 +7,7 @@ use crate::data::Prompt;
 use crate::learner::Updated;
 use crate::rollout::Rollout;
 use crate::task::Running;
-use firebrick_backends::memory::peak_resident_bytes;
+use firebrick_backends::memory::{ReadingSource, peak_resident_bytes};
 use firebrick_models::generate::GenerationStats;
 use std::collections::BTreeMap;
 
@@ -161,10 +161,12 @@ pub struct ValidationReport {
 pub struct StepMemory {
     /// Readings at the ends of the phases.
     pub readings: Vec<LedgerEntry>,
-    /// Most bytes allocated: the peak where the device counts it, else what was in use at the end of a phase.
+    /// Most bytes allocated: the peak of the counted heap, or of the readings of the pools.
     pub allocated_bytes: u64,
-    /// Most bytes reserved: the same, with the pools' free pages.
+    /// Most bytes reserved at the end of a phase: the pools with their free pages; on the CPU the peak.
     pub reserved_bytes: u64,
+    /// Most bytes that the driver says were used at the end of a phase, by this program or another; `None` where no driver says.
+    pub device_used_bytes: Option<u64>,
     /// Largest resident set of the process so far, where the system tells.
     pub resident_bytes: Option<u64>,
     /// What grows from step to step; reported once.
@@ -178,7 +180,14 @@ impl StepMemory {
         let most = |f: fn(&LedgerEntry) -> u64| readings.iter().map(f).max().unwrap_or(0);
         Self {
             allocated_bytes: most(|e| e.reading.peak_bytes.unwrap_or(e.reading.in_use_bytes)),
-            reserved_bytes: most(|e| e.reading.peak_bytes.unwrap_or(e.reading.reserved_bytes)),
+            reserved_bytes: most(|e| match e.reading.source {
+                ReadingSource::BurnPool => e.reading.reserved_bytes,
+                _ => e.reading.peak_bytes.unwrap_or(e.reading.reserved_bytes),
+            }),
+            device_used_bytes: readings
+                .iter()
+                .filter_map(LedgerEntry::driver_used_bytes)
+                .max(),
             resident_bytes: peak_resident_bytes(),
             leak,
             readings,

@@ -247,6 +247,8 @@ impl AdamW {
         for unit in 0..decoder.units().len() {
             ahead.fetch(self, decoder, &mut gradients, unit, runtime);
             ahead.fetch(self, decoder, &mut gradients, unit + 1, runtime);
+            // the gradients of this unit and the next, and of all others that stay on the device
+            runtime.raise_peak();
             self.update_unit(decoder, unit, clip, lr, |index| {
                 ahead.take(index, &mut gradients)
             })?;

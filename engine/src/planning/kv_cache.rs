@@ -8,8 +8,9 @@ use firebrick_plan::estimate::PhaseEstimate;
 use firebrick_plan::planner::Request;
 use firebrick_spec::{Arch, Category};
 
-/// Bytes of keys and values where everything that is on the device while sampling may have `share` of its memory: what a plan leaves
-/// beside weights and temporaries, as predicted (vLLM's `gpu_memory_utilization`, which profiles them).
+/// Bytes of keys and values where everything that is on the device while sampling may have `share` of its memory, and no more than the
+/// budget allows: what a plan leaves beside weights, temporaries and what the pools add to all of it, as predicted (vLLM's
+/// `gpu_memory_utilization`, which profiles them).
 ///
 /// # Errors
 /// [`Error::Config`] where the device does not report its memory, or the share leaves nothing.
@@ -25,16 +26,36 @@ pub fn cache_bytes_of_share(request: &Request, plan: &Plan, share: f64) -> Resul
     without.workload.kv_cache_bytes = Some(0);
     let estimate = without.predict(plan.clone()).estimate;
     let rollout = estimate.phase("rollout");
-    let cache = |p: &PhaseEstimate| p.categories.get(&Category::KvCache).copied().unwrap_or(0);
-    let other = rollout.map_or(0, |p| p.total_bytes - cache(p));
-    let allowed = (capacity as f64 * share) as u64;
-    if other >= allowed {
+    let held = |p: &PhaseEstimate, of: Category| p.categories.get(&of).copied().unwrap_or(0);
+    let other = rollout.map_or(0, |p| {
+        p.total_bytes - held(p, Category::KvCache) - held(p, Category::Overhead)
+    });
+    let of_device = (capacity as f64 * share) as u64;
+    let allowed = request
+        .allowed()
+        .map_or(of_device, |most| of_device.min(most));
+    // the pools add their share to the cache as to everything else
+    let pool = request.profile.pool;
+    let in_use = (allowed.saturating_sub(pool.fixed_bytes) as f64 / (1.0 + pool.share)) as u64;
+    if other >= in_use {
+        let taken = other + pool.fixed_bytes + (pool.share * other as f64) as u64;
+        let raise = match request.budget {
+            Some(_) if allowed < of_device => "memory.budget",
+            _ => "it",
+        };
         return Err(Error::Config(format!(
             "rollout.gpu_memory_utilization={share} allows {allowed} of {capacity} bytes, and weights and temporaries take \
-             {other} while sampling; raise it"
+             {taken} while sampling; raise {raise}"
         )));
     }
-    Ok(allowed - other)
+    Ok(in_use - other)
+}
+
+/// The least bytes of keys and values that a run can sample with: those of one sequence of the longest.
+#[must_use]
+pub fn least_cache_bytes(config: &RolloutConfig, arch: &Arch, max_num_seqs: usize) -> u64 {
+    let longest = config.prompt_length + config.longest_response();
+    limits(config, max_num_seqs, None).least_cache_bytes(arch, longest) as u64
 }
 
 /// The engine's limits; refused where one sequence of the longest would not fit.
@@ -45,16 +66,7 @@ pub fn engine_limits(
     kv_cache_bytes: Option<u64>,
 ) -> Result<SchedulerConfig> {
     let longest = config.prompt_length + config.longest_response();
-    let limits = SchedulerConfig {
-        max_num_seqs,
-        max_num_batched_tokens: config.max_num_batched_tokens.max(max_num_seqs),
-        max_model_len: config.max_model_len,
-        kv_cache_bytes: kv_cache_bytes.map(|bytes| bytes as usize),
-        kv_cache_dtype: config.kv_cache_dtype,
-        keep_completions: false,
-        async_scheduling: config.async_scheduling,
-    };
-    let least = limits.least_cache_bytes(arch, longest) as u64;
+    let least = least_cache_bytes(config, arch, max_num_seqs);
     if let Some(bytes) = kv_cache_bytes.filter(|&bytes| bytes < least) {
         return Err(Error::Config(format!(
             "the KV cache may have {bytes} bytes, and sequences of {longest} tokens (rollout.prompt_length and \
@@ -62,7 +74,23 @@ pub fn engine_limits(
              rollout.gpu_memory_utilization, or shorten the sequences"
         )));
     }
-    Ok(limits)
+    Ok(limits(config, max_num_seqs, kv_cache_bytes))
+}
+
+fn limits(
+    config: &RolloutConfig,
+    max_num_seqs: usize,
+    kv_cache_bytes: Option<u64>,
+) -> SchedulerConfig {
+    SchedulerConfig {
+        max_num_seqs,
+        max_num_batched_tokens: config.max_num_batched_tokens.max(max_num_seqs),
+        max_model_len: config.max_model_len,
+        kv_cache_bytes: kv_cache_bytes.map(|bytes| bytes as usize),
+        kv_cache_dtype: config.kv_cache_dtype,
+        keep_completions: false,
+        async_scheduling: config.async_scheduling,
+    }
 }
 
 #[cfg(test)]
@@ -116,5 +144,39 @@ mod tests {
             message.contains("rollout.kv_cache_memory_bytes"),
             "{message}"
         );
+    }
+
+    #[test]
+    fn what_a_gpu_s_pools_add_to_the_cache_is_in_its_share_of_the_memory() {
+        let mut request = request();
+        request.profile = DeviceProfile {
+            capacity_bytes: Some(1 << 30),
+            ..DeviceProfile::assumed(Backend::Cuda)
+        };
+        let plan = request.as_configured().expect("a plan").plan;
+        let share = 0.1875;
+        let bytes = cache_bytes_of_share(&request, &plan, share).expect("room");
+        request.workload.kv_cache_bytes = Some(bytes);
+        let estimate = request.predict(plan).estimate;
+        let rollout = estimate.phase("rollout").expect("a phase");
+        assert_eq!(rollout.categories[&Category::KvCache], bytes);
+        let allowed = 192 << 20;
+        assert!(rollout.total_bytes <= allowed && rollout.total_bytes > allowed - 4);
+    }
+
+    #[test]
+    fn a_budget_below_the_share_bounds_the_cache_too() {
+        let mut request = request();
+        let plan = request.as_configured().expect("a plan").plan;
+        let of = |request: &Request| cache_bytes_of_share(request, &plan, 0.75);
+        let share = of(&request).expect("room");
+        request.memory.margin = 0.5;
+        request.budget = Some(320 << 20);
+        assert_eq!(of(&request).expect("room"), share - (32 << 20));
+        request.budget = Some(1 << 30);
+        assert_eq!(of(&request).expect("room"), share);
+        request.budget = Some(2 << 20);
+        let message = of(&request).expect_err("no room").to_string();
+        assert!(message.contains("raise memory.budget"), "{message}");
     }
 }

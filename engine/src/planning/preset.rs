@@ -60,6 +60,20 @@ pub fn cache_bytes(
     }
 }
 
+/// Where the cache is a share of the device: what a plan leaves of it, in place of what the settings as written would.
+///
+/// # Errors
+/// [`Error::Config`] where the plan leaves nothing of a share that was written.
+pub fn settle_cache(
+    config: &RunConfig,
+    arch: &Arch,
+    request: &mut Request,
+    plan: &Plan,
+) -> Result<()> {
+    request.workload.kv_cache_bytes = cache_bytes(config, arch, request, plan)?;
+    Ok(())
+}
+
 fn reason(error: Error) -> String {
     match error {
         Error::Config(detail) => detail,
@@ -116,6 +130,29 @@ mod tests {
             let asked = crate::planning::request(&config, Mode::Rl, &arch, profile, None);
             assert_eq!(asked.is_err(), !overrides.is_empty(), "{gib} GiB");
         }
+    }
+
+    #[test]
+    fn the_share_is_of_the_plan_that_fits_and_not_of_the_settings_as_written() {
+        let share = 0.3;
+        let overrides = [
+            "memory.preset=fast",
+            "memory.budget=6GiB",
+            "rollout.gpu_memory_utilization=0.3",
+        ];
+        let (config, arch, profile) = on_gpu(24, &overrides);
+        let mut request =
+            crate::planning::request(&config, Mode::Rl, &arch, profile, None).expect("a request");
+        let plan = request.fit().expect("a plan").plan;
+        let left = cache_bytes_of_share(&request, &plan, share).expect("room");
+        assert_ne!(request.workload.kv_cache_bytes, Some(left));
+        settle_cache(&config, &arch, &mut request, &plan).expect("room");
+        assert_eq!(request.workload.kv_cache_bytes, Some(left));
+        let estimate = request.predict(plan).estimate;
+        let rollout = estimate.phase("rollout").expect("a phase");
+        let allowed = (share * (24_u64 << 30) as f64) as u64;
+        assert!(rollout.total_bytes <= allowed, "{rollout:?}");
+        assert!(estimate.peak_bytes <= request.allowed().expect("a budget"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The planner's question for a configuration.
 
-use super::kv_cache::cache_bytes_of_share;
+use super::kv_cache::{cache_bytes_of_share, least_cache_bytes};
 use super::workload::{rl_workload, sft_workload};
 use crate::config::{Mode, RunConfig, sft_of};
 use crate::{Error, Result};
@@ -31,7 +31,8 @@ pub(super) fn request_within(
     })
 }
 
-/// The request of a configuration whose budget may be `auto`: `free` is what the device has free, where that is known.
+/// The request of a configuration whose budget may be `auto`: `free` is what the device has free, where that is known. Where the cache
+/// is a share of the device, it is what the settings as written leave; [`settle_cache`](super::settle_cache) makes it what a plan does.
 pub fn request(
     config: &RunConfig,
     mode: Mode,
@@ -54,7 +55,16 @@ pub fn request(
     let mut this = request_within(config, mode, arch, profile, budget)?;
     if let Some(share) = config.rollout.gpu_memory_utilization {
         let plan = this.as_configured()?.plan;
-        this.workload.kv_cache_bytes = Some(cache_bytes_of_share(&this, &plan, share)?);
+        let written = cache_bytes_of_share(&this, &plan, share);
+        // the plan that is taken may be a cheaper one, which leaves something where the settings as written leave nothing
+        let is_taken = budget.is_none() && config.memory.plan.is_none();
+        let least = || least_cache_bytes(&config.rollout, arch, this.max_num_seqs);
+        this.workload.kv_cache_bytes = Some(match written {
+            Ok(bytes) if is_taken => bytes,
+            Ok(bytes) => bytes.max(least()),
+            Err(_) if !is_taken => least(),
+            Err(error) => return Err(error),
+        });
     }
     Ok(this)
 }

@@ -29,7 +29,7 @@ impl Trainer {
         }));
         drop(span);
         self.timings.add(phase, started.elapsed().as_secs_f64());
-        self.ledger.end(step, phase, &self.device);
+        self.ledger.end(step, phase);
         let error = match result {
             Ok(Ok(done)) => return Ok(done),
             Ok(Err(error)) => error,

@@ -305,9 +305,11 @@ impl Trainer {
         let runtime = &self.learner.runtime;
         let every = (requests.len() * rollout.n).div_ceil(SAMPLE_BOUNDARIES);
         let mut ended = 0_usize;
+        let raise_peak = runtime.peak_reader();
         let generated = Generator::new(&sampler, Some(&self.source.tokenizer), &sampling)?
             .accounted(&runtime.accounts)
             .prepack(self.request.workload.prepack)
+            .at_moments(&raise_peak)
             .run_with(&requests, rollout.n, &limits, |sample| {
                 if ended.is_multiple_of(every) {
                     runtime.record(Place::Sample);

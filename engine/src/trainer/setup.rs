@@ -87,8 +87,9 @@ impl Opened {
     /// Plans the run's memory, and checks that plan and device serve its optimizers.
     pub fn plan(&self) -> Result<Planned> {
         let (config, mode) = (&self.config, self.mode);
-        let request = self.request()?;
+        let mut request = self.request()?;
         let plan = self.find_plan(&request)?;
+        planning::settle_cache(config, self.source.checkpoint.arch(), &mut request, &plan)?;
         let sft = self.sft.as_ref();
         check_optimizers(config, sft, mode, &plan, &self.device)?;
         let examples = self.data.demonstrations.as_ref();

@@ -203,8 +203,7 @@ impl<'a> Engine<'a> {
         let Some(prefill) = &mut self.prefill else {
             return Ok(());
         };
-        let most = self.args.config.max_num_batched_tokens;
-        let ran = prefill.run(self.args.decoder, self.cache, most);
+        let ran = prefill.run(&self.args, self.cache);
         if prefill.is_empty() {
             self.prefill = None;
         }
@@ -250,11 +249,10 @@ impl<'a> Engine<'a> {
                 .iter()
                 .map(|(_, sequence)| RandomDraw::next(sequence.key, sequence.sample.tokens.len()))
                 .collect();
-            let logits = self
-                .args
-                .decoder
-                .head()
-                .logits(hidden.clone().select(0, rows));
+            let EngineArgs {
+                decoder, moments, ..
+            } = self.args;
+            let logits = moments.logits(decoder, hidden.clone().select(0, rows));
             let tokens = sample(logits, self.args.criteria.sampling, &draws)?.read()?;
             for ((group, mut sequence), token) in few.into_iter().zip(tokens) {
                 if self.accept(&mut sequence, token)? {
@@ -300,7 +298,9 @@ impl<'a> Engine<'a> {
         if live == 0 {
             return Ok(());
         }
-        self.decoding = true;
+        // as many rows as there will be until others are admitted
+        let begins = !std::mem::replace(&mut self.decoding, true);
+        let moments = self.args.moments.only(begins);
         self.record_blocks();
         self.record_waste();
         let rows = self.running.rows();
@@ -334,7 +334,7 @@ impl<'a> Engine<'a> {
         let cache = &mut *self.cache;
         let tokens = in_thread_pool(decoder.device(), || {
             let hidden = decoder.hidden_cached(ids, &metadata, cache);
-            sample(decoder.head().logits(hidden), sampling, &draws)
+            sample(moments.logits(decoder, hidden), sampling, &draws)
         })?;
         // the device has its next work: read its last one
         if let Some(pending) = pending {

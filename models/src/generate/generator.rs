@@ -1,7 +1,7 @@
 //! The public way in: a decoder with checked sampling parameters.
 
 use super::engine::Engine;
-use super::engine_args::EngineArgs;
+use super::engine_args::{EngineArgs, Moments};
 use super::request::{GenerationRequest, Sample, check_ids};
 use super::sampling_params::SamplingParams;
 use super::scheduler_config::SchedulerConfig;
@@ -33,6 +33,7 @@ pub struct Generator<'a> {
     pub(super) criteria: StoppingCriteria<'a>,
     accounts: Option<Arc<Accounts>>,
     prepack: Prepack,
+    moments: Moments<'a>,
     cache: RefCell<Option<HeldCache>>,
 }
 
@@ -65,6 +66,7 @@ impl<'a> Generator<'a> {
             },
             accounts: None,
             prepack: Prepack::default(),
+            moments: Moments::default(),
             cache: RefCell::new(None),
         })
     }
@@ -80,6 +82,14 @@ impl<'a> Generator<'a> {
     #[must_use]
     pub fn prepack(mut self, prepack: Prepack) -> Self {
         self.prepack = prepack;
+        self
+    }
+
+    /// Tells of the moments at which sampling holds the most, for readings of memory: after each forward pass of prompts, and while the
+    /// logits of first tokens, and of the first decoded token after others have entered, are there.
+    #[must_use]
+    pub fn at_moments(mut self, told: &'a (dyn Fn() + Sync)) -> Self {
+        self.moments = Moments(Some(told));
         self
     }
 
@@ -131,6 +141,7 @@ impl<'a> Generator<'a> {
             decoder,
             criteria: self.criteria,
             config: *config,
+            moments: self.moments,
         };
         let mut held = self.cache.borrow_mut();
         let cache = self.fitting(&mut held, requests, n, config)?;

@@ -1,7 +1,7 @@
 //! Chunked prefill: a few prompts at a time, in forward passes of a bounded number of tokens, each prompt once for all of its samples.
 
+use super::engine_args::EngineArgs;
 use super::sequence::{Sequence, SequenceGroup};
-use crate::Decoder;
 use crate::cache::{BlockTable, Chunk, KvCache};
 use burn::tensor::{Int, Tensor, TensorData};
 use firebrick_backends::kernels::in_thread_pool;
@@ -77,9 +77,10 @@ impl Prefill {
         self.groups.into_iter().map(free).collect()
     }
 
-    /// Runs the next tokens, at most `most`.
-    pub fn run(&mut self, decoder: &Decoder, cache: &mut KvCache, most: usize) -> Prefilled {
-        let mut chunks = self.schedule(cache, most);
+    /// Runs the next tokens, as many as one forward pass may have.
+    pub fn run(&mut self, args: &EngineArgs<'_>, cache: &mut KvCache) -> Prefilled {
+        let decoder = args.decoder;
+        let mut chunks = self.schedule(cache, args.config.max_num_batched_tokens);
         if chunks.is_empty() {
             return Prefilled::NoBlocks;
         }
@@ -106,6 +107,7 @@ impl Prefill {
         let device = decoder.device();
         let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [row]), device);
         let hidden = in_thread_pool(device, || decoder.hidden_cached(ids, &metadata, cache));
+        args.moments.tell();
         for own in &mut self.groups {
             if let Some(table) = &mut own.table {
                 cache.trim(table);

@@ -50,7 +50,7 @@ const PLANS: [Technique; 6] = [
     }),
 ];
 
-fn arch() -> Arch {
+pub(super) fn arch() -> Arch {
     let config = json!({
         "model_type": "llama", "vocab_size": 2048, "hidden_size": 128, "intermediate_size": 256,
         "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2
@@ -61,7 +61,7 @@ fn arch() -> Arch {
     Arch::from_config(&config, Path::new("test")).expect("a valid architecture")
 }
 
-fn rows() -> Vec<Sequence> {
+pub(super) fn rows() -> Vec<Sequence> {
     let row = |i: usize| Sequence {
         tokens: (0..LENGTH)
             .map(|t| ((t * 7919 + i * 104_729) % 2048) as u32)

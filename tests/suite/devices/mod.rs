@@ -11,6 +11,8 @@ mod objectives;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod out_of_memory;
 mod parity;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod peak;
 mod precision;
 mod rollout;
 mod schedule;

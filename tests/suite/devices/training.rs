@@ -102,7 +102,7 @@ fn twenty_steps_of_grpo_on_replayed_rollouts_have_the_losses_of_the_cpu(device: 
 }
 
 /// How a configuration names a device of these tests.
-fn name(device: &Device) -> &'static str {
+pub(super) fn name(device: &Device) -> &'static str {
     let other = |backend: &Backend| {
         let spec = DeviceSpec::Named {
             backend: *backend,
@@ -189,7 +189,7 @@ fn metrics(run: &Path) -> Vec<Map<String, Value>> {
 }
 
 /// Partial rewards and a warm-up, so that groups have some spread and every step a gradient.
-const TRAINING: &str = "
+pub(super) const TRAINING: &str = "
 model:
   arch: {model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
          max_position_embeddings: 16}

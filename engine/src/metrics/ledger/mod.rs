@@ -4,11 +4,14 @@ mod growth;
 
 pub use growth::{Growth, Leak};
 
-use crate::executor::{BoundaryLog, Place};
+use crate::executor::{BoundaryLog, Place, PoolPeak};
 use crate::metrics::Phase;
 use firebrick_backends::accounts::{Accounts, Balance, Home};
 use firebrick_backends::allocator;
-use firebrick_backends::memory::{Reading, ReadingSource, counted_heap, read};
+use firebrick_backends::driver_memory::DriverMemory;
+use firebrick_backends::memory::{
+    PeakSource, Reading, ReadingSource, counted_heap, read, read_pools,
+};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,12 +23,27 @@ pub struct LedgerEntry {
     pub step: u64,
     /// Phase that had just ended.
     pub phase: Phase,
-    /// What was read.
+    /// What was read, with the peak of the phase where one is known.
     #[serde(flatten)]
     pub reading: Reading,
+    /// Where the peak comes from; `None` without one.
+    pub peak_source: Option<PeakSource>,
+    /// What the device's driver had free then; `None` where no driver says (all but CUDA).
+    pub driver_free_bytes: Option<u64>,
+    /// What the driver says that the device has; what is not free is used by this program or another.
+    pub driver_total_bytes: Option<u64>,
     /// Who held how much, at the end of the phase and at most during it. The rest of what was read belongs to nobody in
     /// particular: graphs, temporaries, the program.
     pub accounts: Vec<Balance>,
+}
+
+impl LedgerEntry {
+    /// What the driver says is used on the device, by whomever.
+    #[must_use]
+    pub fn driver_used_bytes(&self) -> Option<u64> {
+        let both = self.driver_total_bytes.zip(self.driver_free_bytes);
+        both.map(|(total, free)| total.saturating_sub(free))
+    }
 }
 
 /// Reads the device's memory at the end of each phase and keeps the largest readings.
@@ -34,6 +52,8 @@ pub struct Ledger {
     peak_bytes: u64,
     /// Largest bytes by phase.
     phases: BTreeMap<Phase, u64>,
+    device: burn::tensor::Device,
+    driver: DriverMemory,
     /// Tensors live on the counted heap.
     on_host: bool,
     accounts: Arc<Accounts>,
@@ -55,6 +75,8 @@ impl Ledger {
         Self {
             peak_bytes,
             phases: BTreeMap::new(),
+            device: device.clone(),
+            driver: DriverMemory::of(device),
             on_host: read(device).source == ReadingSource::CountedHeap,
             accounts: Arc::clone(accounts),
             log: Arc::clone(log),
@@ -66,13 +88,13 @@ impl Ledger {
     /// Starts a phase: its peak is counted from here.
     pub fn begin(&mut self, step: u64, phase: Phase) {
         self.reset_peaks();
-        self.log.begin_phase(step, phase.name(), self.heap());
+        self.log.begin_phase(step, phase.name(), self.now());
     }
 
     /// Starts the work of a phase again under another plan: its peak is counted from here.
     pub fn restart(&mut self) {
         self.reset_peaks();
-        self.log.record(Place::Replanned, self.heap());
+        self.log.restart_phase(self.now());
     }
 
     fn reset_peaks(&mut self) {
@@ -86,12 +108,33 @@ impl Ledger {
         counted_heap().filter(|_| self.on_host)
     }
 
-    /// Ends a phase.
-    pub fn end(&mut self, step: u64, phase: Phase, device: &burn::tensor::Device) {
-        let reading = read(device);
+    /// The device's memory without waiting for the device.
+    fn now(&self) -> Option<Reading> {
+        self.heap().or_else(|| read_pools(&self.device))
+    }
+
+    /// Ends a phase, and waits for the device.
+    pub fn end(&mut self, step: u64, phase: Phase) {
+        let mut reading = read(&self.device);
         let known = Some(reading).filter(|reading| reading.source != ReadingSource::None);
         self.log.record(Place::End, known);
-        let peak = reading.peak_bytes.unwrap_or(reading.reserved_bytes);
+        // what counts against a budget: the heap's peak, or what pools have reserved
+        let (peak, peak_source) = match (reading.source, self.log.pool_peak()) {
+            (ReadingSource::BurnPool, Some(pools)) => {
+                let PoolPeak {
+                    in_use_bytes,
+                    reserved_bytes,
+                } = pools;
+                reading.peak_bytes = Some(in_use_bytes);
+                (reserved_bytes, Some(PeakSource::PoolAtBoundaries))
+            }
+            _ => {
+                let source = reading.peak_bytes.map(|_| PeakSource::CountedHeap);
+                let peak = reading.peak_bytes.unwrap_or(reading.reserved_bytes);
+                (peak, source)
+            }
+        };
+        let driver = self.driver.read();
         self.peak_bytes = self.peak_bytes.max(peak);
         let most = self.phases.entry(phase).or_default();
         *most = (*most).max(peak);
@@ -99,6 +142,9 @@ impl Ledger {
             step,
             phase,
             reading,
+            peak_source,
+            driver_free_bytes: driver.map(|d| d.free_bytes),
+            driver_total_bytes: driver.map(|d| d.total_bytes),
             accounts: self.accounts.balances(),
         });
     }
