@@ -12,8 +12,11 @@
 //! | recomputed segments | their forward once more; packed and chunked attention its scores once more |
 //!
 //! Decoding reads all weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies between host and device take
-//! bytes over the link; with `prefetch` they are taken to hide behind the computation of their phase as far as that lasts. (On GPUs they
-//! do not yet: copies and kernels share one queue.)
+//! bytes over the link. Where the backend copies on a stream of its own ([`DeviceProfile::overlaps_copies`]) and `prefetch` is above 0,
+//! they hide behind the computation of their phase as far as that lasts; elsewhere copies and kernels share one queue, and a phase
+//! takes the sum of both. What the host does with a copy (adding gradients up) has a thread of its own with `prefetch`.
+//!
+//! [`DeviceProfile::overlaps_copies`]: firebrick_spec::DeviceProfile::overlaps_copies
 //!
 //! Of several devices only what they compute is divided: traffic between them is left out, and pipeline stages are not taken to
 //! work side by side.
@@ -51,19 +54,24 @@ pub(super) fn seconds(ctx: &Context<'_>) -> Seconds {
     }
 }
 
-/// Computation and copies of a phase: one behind the other, or side by side.
+/// Seconds of a phase by what works: the device, the link to the host, the host.
 #[derive(Clone, Copy, Default)]
 struct Cost {
     compute: f64,
     copies: f64,
+    host: f64,
 }
 
 impl Cost {
-    fn total(self, prefetch: usize) -> f64 {
-        if prefetch > 0 {
-            self.compute.max(self.copies)
+    /// What is ahead of its use runs beside the rest; copies only where they have a queue of their own.
+    fn total(self, prefetch: usize, overlaps_copies: bool) -> f64 {
+        if prefetch == 0 {
+            self.compute + self.copies + self.host
+        } else if overlaps_copies {
+            // a copy's bytes arrive before the host works on them
+            self.compute.max(self.copies + self.host)
         } else {
-            self.compute + self.copies
+            (self.compute + self.copies).max(self.copies + self.host)
         }
     }
 }
@@ -265,8 +273,9 @@ fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
     let cost = Cost {
         compute: body + ctx.head(shape.scored, plan.head_rows),
         copies: ctx.copy(streamed(ctx, plan)),
+        host: 0.0,
     };
-    micros * cost.total(plan.prefetch)
+    micros * cost.total(plan.prefetch, ctx.profile.overlaps_copies())
 }
 
 pub(crate) fn score(ctx: &Context<'_>) -> f64 {
@@ -341,12 +350,18 @@ pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
         Order::MicroMajor => ctx.copy(fetched),
         Order::SegmentMajor => ctx.copy(fetched) / micros,
     };
+    let mut host = 0.0;
     if plan.grads == Home::Host {
         let bytes = (F32 * ctx.sizes.trained()) as f64;
-        copies += ctx.copy(bytes) + 3.0 * bytes / ctx.profile.host_bandwidth;
+        copies += ctx.copy(bytes);
+        host += 3.0 * bytes / ctx.profile.host_bandwidth;
     }
-    let steps = steps(ctx);
-    steps * micros * Cost { compute, copies }.total(plan.prefetch)
+    let cost = Cost {
+        compute,
+        copies,
+        host,
+    };
+    steps(ctx) * micros * cost.total(plan.prefetch, ctx.profile.overlaps_copies())
 }
 
 /// Optimizer steps of a training step.
