@@ -258,7 +258,7 @@ fn offloaded_inputs_leave_the_device_but_for_those_on_their_way() {
         prefetch,
         ..checkpointed()
     };
-    for (prefetch, group, rows) in [(0, 1, 1), (1, 1, 2), (1, 2, 4), (2, 1, 3)] {
+    for (prefetch, group, rows) in [(0, 1, 1), (1, 1, 3), (1, 2, 6), (2, 1, 4)] {
         let away = on_cuda(&workload(), &offloaded(prefetch, group));
         assert_eq!(held(&away, "backward", Category::KeptInputs), rows * row());
         assert!(away.host_peak_bytes >= LAYERS * row());

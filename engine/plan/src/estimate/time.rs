@@ -14,7 +14,8 @@
 //! Decoding reads all weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies between host and device take
 //! bytes over the link. Where the backend copies on a stream of its own ([`DeviceProfile::overlaps_copies`]) and `prefetch` is above 0,
 //! they hide behind the computation of their phase as far as that lasts; elsewhere copies and kernels share one queue, and a phase
-//! takes the sum of both. What the host does with a copy (adding gradients up) has a thread of its own with `prefetch`.
+//! takes the sum of both. Gradients that leave are waited for wherever they are copied: no more than `prefetch` matrices of them may be
+//! on their way.
 //!
 //! [`DeviceProfile::overlaps_copies`]: firebrick_spec::DeviceProfile::overlaps_copies
 //!
@@ -54,24 +55,19 @@ pub(super) fn seconds(ctx: &Context<'_>) -> Seconds {
     }
 }
 
-/// Seconds of a phase by what works: the device, the link to the host, the host.
+/// Computation and copies ahead of it: one behind the other, or side by side.
 #[derive(Clone, Copy, Default)]
 struct Cost {
     compute: f64,
     copies: f64,
-    host: f64,
 }
 
 impl Cost {
-    /// What is ahead of its use runs beside the rest; copies only where they have a queue of their own.
     fn total(self, prefetch: usize, overlaps_copies: bool) -> f64 {
-        if prefetch == 0 {
-            self.compute + self.copies + self.host
-        } else if overlaps_copies {
-            // a copy's bytes arrive before the host works on them
-            self.compute.max(self.copies + self.host)
+        if prefetch > 0 && overlaps_copies {
+            self.compute.max(self.copies)
         } else {
-            (self.compute + self.copies).max(self.copies + self.host)
+            self.compute + self.copies
         }
     }
 }
@@ -273,7 +269,6 @@ fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
     let cost = Cost {
         compute: body + ctx.head(shape.scored, plan.head_rows),
         copies: ctx.copy(streamed(ctx, plan)),
-        host: 0.0,
     };
     micros * cost.total(plan.prefetch, ctx.profile.overlaps_copies())
 }
@@ -350,18 +345,17 @@ pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
         Order::MicroMajor => ctx.copy(fetched),
         Order::SegmentMajor => ctx.copy(fetched) / micros,
     };
-    let mut host = 0.0;
-    if plan.grads == Home::Host {
-        let bytes = (F32 * ctx.sizes.trained()) as f64;
-        copies += ctx.copy(bytes);
-        host += 3.0 * bytes / ctx.profile.host_bandwidth;
-    }
-    let cost = Cost {
-        compute,
-        copies,
-        host,
+    // waited for where they leave, all but the last `prefetch` matrices: nothing hides them
+    let gradients = match plan.grads {
+        Home::Host => {
+            let bytes = (F32 * ctx.sizes.trained()) as f64;
+            ctx.copy(bytes) + 3.0 * bytes / ctx.profile.host_bandwidth
+        }
+        Home::Device => 0.0,
     };
-    steps(ctx) * micros * cost.total(plan.prefetch, ctx.profile.overlaps_copies())
+    let cost = Cost { compute, copies };
+    let beside = ctx.profile.overlaps_copies();
+    steps(ctx) * micros * (cost.total(plan.prefetch, beside) + gradients)
 }
 
 /// Optimizer steps of a training step.
