@@ -124,15 +124,21 @@ impl<'r> ActivationStack<'r> {
             Some(Group::Back(upload, holds)) => upload.finish().into_iter().zip(holds).collect(),
             _ => unreachable!("its return was just started"),
         };
+        self.start_copies();
+        for index in (newest.saturating_sub(self.prefetch)..newest).rev() {
+            self.start_return(index)?;
+        }
+        Ok(())
+    }
+
+    /// Asks for the copies of returns that were begun. Called before others are begun (weights that are fetched): behind their beginning
+    /// the copies would wait for all kernels until then.
+    pub fn start_copies(&mut self) {
         for group in &mut self.groups {
             if let Group::Back(upload, _) = group {
                 upload.start();
             }
         }
-        for index in (newest.saturating_sub(self.prefetch)..newest).rev() {
-            self.start_return(index)?;
-        }
-        Ok(())
     }
 
     fn start_return(&mut self, index: usize) -> Result<()> {

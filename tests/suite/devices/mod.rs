@@ -12,6 +12,8 @@ mod parity;
 mod precision;
 mod rollout;
 mod schedule;
+#[cfg(feature = "cuda")]
+mod streams;
 mod training;
 
 use crate::support::golden::Golden;
