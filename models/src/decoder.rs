@@ -179,7 +179,10 @@ impl Decoder {
                     let empty = HostTensor::from_values(Vec::new(), [0, 0]);
                     let value = std::mem::replace(&mut host[i].1, empty);
                     match f(index, spec, Param::Host(value))? {
-                        Param::Host(new) => host[i].1 = new,
+                        Param::Host(mut new) => {
+                            new.pin(&self.device);
+                            host[i].1 = new;
+                        }
                         Param::Device(_) => {
                             unreachable!("a parameter stays on the device or on the host")
                         }
@@ -202,7 +205,7 @@ impl Decoder {
                     .clone()
                     .into_entries()
                     .map(|(slot, value)| {
-                        let mut host = HostTensor::download(value)?;
+                        let mut host = HostTensor::download_pinned(value)?;
                         host.pin(&self.device);
                         Ok((slot, host))
                     })

@@ -9,6 +9,20 @@
  * ends the program, and so does the page after an allocation. STAND_IN_ORDER=backward runs blocks and threads from the last to the
  * first; STAND_IN_DUMP=FOLDER keeps NVRTC's PTX.
  *
+ * STAND_IN_EARLY=kernels runs every kernel, and STAND_IN_EARLY=copies every copy on a stream without kernels, as soon as it is asked for, with
+ * what it waits for and no more; all else stays as late as may be. Under one of these two and the order without either, work that should
+ * have waited runs too soon, or what it should have waited for too late.
+ *
+ * STAND_IN_RECORD=FILE writes a line for each call, in the order of the calls:
+ *
+ *   allocate BYTES PLACE | free BYTES PLACE | pin BYTES
+ *   up BYTES STREAM MEMORY PLACE | down BYTES STREAM MEMORY PLACE | between BYTES STREAM - PLACE
+ *   kernel NAME STREAM
+ *   record EVENT STREAM | wait EVENT STREAM OF | reached EVENT OF | finished STREAM
+ *
+ * A stream is a number, 0 the one that everybody has. MEMORY of the host is pinned or pageable. PLACE is the device's address. `wait`
+ * is a stream's: STREAM goes on when EVENT, recorded in OF, is reached; `reached` and `finished` are the host's.
+ *
  * STAND_IN_REFUSE=N:BYTES refuses memory from the N-th allocation on, until so many bytes were given back since; at the end the
  * program says how many allocations were asked for, and how many refused.
  *
@@ -20,6 +34,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -72,15 +87,67 @@ extern "C" void stand_in_beyond(unsigned buffer, uint64_t index, uint64_t length
 struct stream {
 	std::deque<std::function<int()>> waiting;
 	uint64_t done;
+	unsigned number;
+	bool computes;
 };
 
 struct event {
 	stream *of;
 	uint64_t after;
+	unsigned number;
 };
 
 static std::recursive_mutex guard;
 static std::vector<stream *> streams;
+
+static unsigned number(const stream *of) { return of ? of->number : 0; }
+
+/* What was asked for, where somebody wants to know. */
+static struct recording {
+	FILE *file = nullptr;
+
+	recording()
+	{
+		const char *path = getenv("STAND_IN_RECORD");
+		if (path && !(file = fopen(path, "a"))) {
+			fprintf(stderr, "stand-in: STAND_IN_RECORD=%s cannot be written\n", path);
+			_exit(2);
+		}
+		if (file)
+			setvbuf(file, nullptr, _IOLBF, 1 << 16);
+	}
+
+	__attribute__((format(printf, 2, 3))) void line(const char *format, ...)
+	{
+		if (!file)
+			return;
+		va_list values;
+		va_start(values, format);
+		vfprintf(file, format, values);
+		va_end(values);
+		fputc('\n', file);
+	}
+} recording;
+
+enum kind { KERNEL, COPY, OTHER };
+
+/* What is run as soon as it is asked for. */
+static const struct eagerness {
+	kind early = OTHER;
+
+	eagerness()
+	{
+		const char *setting = getenv("STAND_IN_EARLY");
+		if (!setting)
+			return;
+		if (strcmp(setting, "kernels") && strcmp(setting, "copies")) {
+			fprintf(stderr, "stand-in: STAND_IN_EARLY=%s is neither kernels nor copies\n", setting);
+			_exit(2);
+		}
+		early = setting[0] == 'k' ? KERNEL : COPY;
+	}
+} eagerness;
+
 /* The first error of what was run late: every call that waits gives it from then on. */
 static int failed;
 
@@ -107,10 +174,14 @@ static int run_all()
 }
 
 /* The stream that everybody has waits for all others, and they for it. */
-static int enqueue(stream *of, std::function<int()> work)
+static int enqueue(stream *of, kind what, std::function<int()> work)
 {
-	if (of)
-		return of->waiting.push_back(std::move(work)), OK;
+	if (of) {
+		of->computes |= what == KERNEL;
+		of->waiting.push_back(std::move(work));
+		bool now = what == KERNEL ? eagerness.early == KERNEL : what == COPY && eagerness.early == COPY && !of->computes;
+		return now ? run_until(of, asked(of)) : OK;
+	}
 	int code = run_all();
 	return code ? code : work();
 }
@@ -231,6 +302,7 @@ static int allocate(address *place, size_t bytes)
 		return OUT_OF_MEMORY;
 	mprotect(start + mapped - PAGE, PAGE, PROT_NONE);
 	*place = (address)(start + mapped - PAGE - held);
+	recording.line("allocate %zu %llx", held, (unsigned long long)*place);
 	memset((void *)*place, 0xff, held);
 	allocations[*place] = held;
 	in_use += held;
@@ -243,6 +315,7 @@ static int give_back(address place)
 	if (found == allocations.end())
 		return INVALID;
 	size_t held = found->second;
+	recording.line("free %zu %llx", held, (unsigned long long)place);
 	munmap((void *)(place + held - rounded(held, PAGE)), rounded(held, PAGE) + PAGE);
 	in_use -= held;
 	if (shortage.refused)
@@ -277,7 +350,7 @@ int cuMemFree_v2(address place)
 int cuMemFreeAsync(address place, stream *of)
 {
 	locked lock(guard);
-	return enqueue(of, [=] { return give_back(place); });
+	return enqueue(of, OTHER, [=] { return give_back(place); });
 }
 
 int cuMemAllocHost_v2(char **place, size_t bytes)
@@ -286,6 +359,7 @@ int cuMemAllocHost_v2(char **place, size_t bytes)
 	if (posix_memalign((void **)place, 512, bytes ? bytes : 512))
 		return OUT_OF_MEMORY;
 	pinned[*place] = bytes;
+	recording.line("pin %zu", bytes);
 	return OK;
 }
 
@@ -302,6 +376,9 @@ static int copy(char *to, size_t to_pitch, const char *from, size_t from_pitch, 
                 bool writes_host, stream *of)
 {
 	locked lock(guard);
+	const char *memory = !reads_host && !writes_host ? "-" : is_pinned(reads_host ? from : to) ? "pinned" : "pageable";
+	recording.line("%s %zu %u %s %llx", reads_host ? "up" : writes_host ? "down" : "between", width * height, number(of), memory,
+	               (unsigned long long)(uintptr_t)(writes_host ? from : to));
 	std::shared_ptr<std::vector<char>> kept;
 	if (reads_host && !is_pinned(from)) {
 		kept = std::make_shared<std::vector<char>>(width * height);
@@ -310,7 +387,7 @@ static int copy(char *to, size_t to_pitch, const char *from, size_t from_pitch, 
 		from = kept->data();
 		from_pitch = width;
 	}
-	int code = enqueue(of, [=] {
+	int code = enqueue(of, COPY, [=] {
 		(void)kept;
 		for (size_t row = 0; row < height; row++)
 			memmove(to + row * to_pitch, from + row * from_pitch, width);
@@ -351,6 +428,7 @@ int cuStreamCreate(stream **made, unsigned flags)
 {
 	locked lock(guard);
 	streams.push_back(*made = new stream{});
+	(*made)->number = streams.size();
 	return OK;
 }
 int cuStreamCreateWithPriority(stream **made, unsigned flags, int priority) { return cuStreamCreate(made, flags); }
@@ -358,6 +436,7 @@ int cuStreamCreateWithPriority(stream **made, unsigned flags, int priority) { re
 int cuStreamSynchronize(stream *of)
 {
 	locked lock(guard);
+	recording.line("finished %u", number(of));
 	return of ? run_until(of, asked(of)) : run_all();
 }
 int cuStreamDestroy_v2(stream *of) { return cuStreamSynchronize(of); }
@@ -372,22 +451,31 @@ int cuStreamWaitEvent(stream *of, event *awaited, unsigned flags)
 {
 	locked lock(guard);
 	event then = *awaited;
-	return then.of ? enqueue(of, [=] { return run_until(then.of, then.after); }) : OK;
+	recording.line("wait %u %u %u", then.number, number(of), number(then.of));
+	return then.of ? enqueue(of, OTHER, [=] { return run_until(then.of, then.after); }) : OK;
 }
 
-int cuEventCreate(event **made, unsigned flags) { return *made = new event{}, OK; }
+int cuEventCreate(event **made, unsigned flags)
+{
+	static std::atomic<unsigned> count;
+	*made = new event{};
+	(*made)->number = ++count;
+	return OK;
+}
 int cuEventDestroy_v2(event *of) { return delete of, OK; }
 
 int cuEventRecord(event *recorded, stream *of)
 {
 	locked lock(guard);
-	*recorded = {of, of ? asked(of) : 0};
+	*recorded = {of, of ? asked(of) : 0, recorded->number};
+	recording.line("record %u %u", recorded->number, number(of));
 	return of ? OK : run_all();
 }
 
 int cuEventSynchronize(event *awaited)
 {
 	locked lock(guard);
+	recording.line("reached %u %u", awaited->number, number(awaited->of));
 	return awaited->of ? run_until(awaited->of, awaited->after) : OK;
 }
 
@@ -503,11 +591,12 @@ int cuLaunchKernel(module *kernel, unsigned grid_x, unsigned grid_y, unsigned gr
 		        z, shared);
 		return INVALID;
 	}
+	locked lock(guard);
+	recording.line("kernel %s %u", kernel->name ? kernel->name : "-", number(of));
 	if (!kernel->launch)
 		return OK;
-	locked lock(guard);
 	void *held = kernel->hold(arguments);
-	return enqueue(of, [=] {
+	return enqueue(of, KERNEL, [=] {
 		int code = run(kernel, held, {x, y, z}, {grid_x, grid_y, grid_z}, shared);
 		return kernel->drop(held), code;
 	});

@@ -33,4 +33,14 @@ impl Backend {
             Self::Metal => "metal",
         }
     }
+
+    /// Whether copies between host and device run beside kernels: on a stream of their own. The other GPUs have one queue for both
+    /// here, and on the CPU a copy takes the cores that compute.
+    #[must_use]
+    pub fn overlaps_copies(self) -> bool {
+        match self {
+            Self::Cuda => true,
+            Self::Cpu | Self::Wgpu | Self::Vulkan | Self::Metal => false,
+        }
+    }
 }

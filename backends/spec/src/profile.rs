@@ -91,6 +91,12 @@ impl DeviceProfile {
         self.host_link.is_none()
     }
 
+    /// Whether copies between host and device run beside kernels: see [`Backend::overlaps_copies`].
+    #[must_use]
+    pub fn overlaps_copies(&self) -> bool {
+        self.backend.overlaps_copies()
+    }
+
     /// An average device of a backend, without kernels.
     #[must_use]
     pub fn assumed(backend: Backend) -> Self {

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::plan::Role;
 use burn::tensor::Tensor;
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
-use firebrick_backends::transfer::{Download, HostTensor, Pending};
+use firebrick_backends::transfer::{Download, HostTensor, Pending, Upload};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ type OnHost = (HostTensor, MemoryGuard);
 enum Group {
     Leaving(Pending<Vec<OnHost>>),
     Away(Vec<OnHost>),
-    /// On the device again, or on its way there: in the device's queue, before the work that needs it.
-    Back(Vec<OnDevice>),
+    /// On its way to the device.
+    Back(Upload, Vec<MemoryGuard>),
 }
 
 /// What the forward pass pushes and the backward pass pops in reverse.
@@ -72,14 +72,14 @@ impl<'r> ActivationStack<'r> {
     fn send(&mut self) -> Result<()> {
         let group: Vec<(Download, MemoryGuard)> = std::mem::take(&mut self.open)
             .into_iter()
-            .map(|(input, hold)| (Download::matrix(input), hold))
+            .map(|(input, hold)| (self.runtime.copier.download(input), hold))
             .collect();
         let accounts = Arc::clone(&self.accounts);
         let leaving = self.runtime.copier.run(move || {
             group
                 .into_iter()
                 .map(|(input, here)| {
-                    let host = input.finish_matrix()?;
+                    let host = input.finish_pinned_matrix()?;
                     drop(here);
                     let hold = hold(&accounts, Home::Host, host.bytes());
                     Ok((host, hold))
@@ -115,17 +115,30 @@ impl<'r> ActivationStack<'r> {
         Ok(input)
     }
 
-    /// Waits for the newest group, after starting the copies of those before it.
+    /// Has the device wait for the newest group, and begins the return of those before it. Copies that were begun at the last call run
+    /// beside the kernels that were asked for since.
     fn bring_back(&mut self) -> Result<()> {
-        let newest = self.groups.len();
-        for index in (newest.saturating_sub(1 + self.prefetch)..newest).rev() {
-            self.start_return(index)?;
-        }
+        let newest = self.groups.len() - 1;
+        self.start_return(newest)?;
         self.back = match self.groups.pop_back() {
-            Some(Group::Back(inputs)) => inputs,
+            Some(Group::Back(upload, holds)) => upload.finish().into_iter().zip(holds).collect(),
             _ => unreachable!("its return was just started"),
         };
+        self.start_copies();
+        for index in (newest.saturating_sub(self.prefetch)..newest).rev() {
+            self.start_return(index)?;
+        }
         Ok(())
+    }
+
+    /// Asks for the copies of returns that were begun. Called before others are begun (weights that are fetched): behind their beginning
+    /// the copies would wait for all kernels until then.
+    pub fn start_copies(&mut self) {
+        for group in &mut self.groups {
+            if let Group::Back(upload, _) = group {
+                upload.start();
+            }
+        }
     }
 
     fn start_return(&mut self, index: usize) -> Result<()> {
@@ -133,12 +146,13 @@ impl<'r> ActivationStack<'r> {
         let group = &mut self.groups[index];
         if let Group::Away(inputs) = group {
             let (runtime, accounts) = (self.runtime, &self.accounts);
-            let back = std::mem::take(inputs).into_iter().map(|(host, there)| {
-                let hold = hold(accounts, Home::Device, host.bytes());
+            let (mut hosts, mut holds) = (Vec::new(), Vec::new());
+            for (host, there) in std::mem::take(inputs) {
+                holds.push(hold(accounts, Home::Device, host.bytes()));
                 drop(there);
-                (host.into_device(runtime.device()), hold)
-            });
-            *group = Group::Back(back.collect());
+                hosts.push(host);
+            }
+            *group = Group::Back(runtime.copier.upload(hosts, runtime.device()), holds);
         }
         Ok(())
     }

@@ -4,9 +4,10 @@ use super::runtime::Runtime;
 use crate::Result;
 use crate::plan::Role;
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
-use firebrick_backends::transfer::Pending;
+use firebrick_backends::transfer::{Pending, Upload};
 use firebrick_models::Decoder;
 use firebrick_models::decoder::{HostWeights, Store};
+use firebrick_models::unit::Slot;
 use firebrick_models::weights::Weights;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -25,8 +26,8 @@ enum Transit {
     Resident,
     /// The host makes the copy that the device will take over.
     Copying(Pending<HostWeights>),
-    /// In the device's queue, before the work that needs them.
-    There(Weights, MemoryGuard),
+    /// On their way to the device.
+    There(Vec<Slot>, Upload, MemoryGuard),
 }
 
 /// Walks the units in the order in which a pass will visit them, so that the copies of host weights start before the visit.
@@ -58,7 +59,8 @@ impl<'r> Fetcher<'r> {
         }
     }
 
-    /// The weights of the next visit.
+    /// The weights of the next visit. Those of the visit after, whose copies were begun at the last call, run beside the kernels that
+    /// were asked for since.
     pub fn next(&mut self, decoder: &Decoder) -> Result<Fetched> {
         while self.started.len() <= self.prefetch {
             let Some(visit) = self.ahead.pop_front() else {
@@ -76,49 +78,49 @@ impl<'r> Fetcher<'r> {
             holds: Vec::new(),
         };
         for (unit, copy) in units.zip(copies) {
-            match copy {
+            let (slots, upload, hold) = match copy {
                 // read now and not ahead: an update in the backward pass replaces what is on the device
-                Transit::Resident => fetched.weights.push(decoder.weights(unit)),
-                Transit::Copying(copy) => {
-                    let (weights, hold) = self.upload(decoder, copy.wait()?);
-                    fetched.weights.push(weights);
-                    fetched.holds.push(hold);
+                Transit::Resident => {
+                    fetched.weights.push(decoder.weights(unit));
+                    continue;
                 }
-                Transit::There(weights, hold) => {
-                    fetched.weights.push(weights);
-                    fetched.holds.push(hold);
-                }
-            }
+                Transit::Copying(copy) => self.upload(decoder, copy.wait()?),
+                Transit::There(slots, upload, hold) => (slots, upload, hold),
+            };
+            let entries = slots.into_iter().zip(upload.finish());
+            fetched.weights.push(Weights::new(entries.collect()));
+            fetched.holds.push(hold);
         }
         self.upload_ahead(decoder)?;
         Ok(fetched)
     }
 
-    /// Copies that are ready for later visits go into the device's queue before the work of this one.
+    /// Copies for later visits: those that were begun are asked for, those that are ready are begun, before the work of this visit.
     fn upload_ahead(&mut self, decoder: &Decoder) -> Result<()> {
         let mut started = std::mem::take(&mut self.started);
-        for (_, copies) in &mut started {
-            for copy in copies {
-                if let Transit::Copying(pending) = copy
-                    && let Some(host) = pending.take_ready()
-                {
-                    let (weights, hold) = self.upload(decoder, host?);
-                    *copy = Transit::There(weights, hold);
-                }
+        for copy in started.iter_mut().flat_map(|(_, copies)| copies) {
+            if let Transit::There(_, upload, _) = copy {
+                upload.start();
+            }
+        }
+        for copy in started.iter_mut().flat_map(|(_, copies)| copies) {
+            if let Transit::Copying(pending) = copy
+                && let Some(host) = pending.take_ready()
+            {
+                let (slots, upload, hold) = self.upload(decoder, host?);
+                *copy = Transit::There(slots, upload, hold);
             }
         }
         self.started = started;
         Ok(())
     }
 
-    fn upload(&self, decoder: &Decoder, host: HostWeights) -> (Weights, MemoryGuard) {
+    fn upload(&self, decoder: &Decoder, host: HostWeights) -> (Vec<Slot>, Upload, MemoryGuard) {
         let bytes = host.iter().map(|(_, value)| value.bytes()).sum();
         let hold = self.accounts.hold(self.category, Home::Device, bytes);
-        let device = decoder.device();
-        let entries = host
-            .into_iter()
-            .map(|(slot, value)| (slot, value.into_device(device)));
-        (Weights::new(entries.collect()), hold)
+        let (slots, values) = host.into_iter().unzip();
+        let upload = self.runtime.copier.upload(values, decoder.device());
+        (slots, upload, hold)
     }
 
     /// Starts the copy that the device will take over. The host keeps its own.
@@ -126,6 +128,9 @@ impl<'r> Fetcher<'r> {
         match &decoder.units()[unit].store {
             Store::Device(_) => Transit::Resident,
             Store::Host(host) => {
+                if host.iter().all(|(_, value)| value.is_shared()) {
+                    return Transit::Copying(Pending::Done(Ok(HostWeights::clone(host))));
+                }
                 let host = Arc::clone(host);
                 let copy = self
                     .runtime

@@ -9,7 +9,7 @@ use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::kernels::{self, RowsByToken};
 use firebrick_backends::precision::widened;
-use firebrick_backends::transfer::{Download, HostTensor, Pending};
+use firebrick_backends::transfer::{HostTensor, Pending};
 use firebrick_models::Decoder;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -125,7 +125,9 @@ impl Gradients {
         let gradient = widened(gradient);
         let shape = [rows, gradient.dims()[1]];
         if self.home == Home::Host {
-            let (at, values) = (Download::indices(at.clone()), Download::matrix(gradient));
+            let copier = &runtime.copier;
+            let at = copier.download_indices(at.clone());
+            let values = copier.download(gradient);
             let slot = Arc::clone(&self.host[index]);
             let accounts = Arc::clone(&self.accounts);
             return self.submit(runtime, move || {
@@ -168,7 +170,7 @@ impl Gradients {
             };
             let slot = Arc::clone(&self.host[index]);
             let accounts = Arc::clone(&self.accounts);
-            let values = Download::matrix(tensor);
+            let values = runtime.copier.download(tensor);
             self.submit(runtime, move || {
                 let values = values.finish_matrix()?;
                 drop(on_device);

@@ -70,7 +70,7 @@ impl Runtime {
     #[must_use]
     pub fn with_prefetch(mut self, prefetch: usize) -> Self {
         self.copier = if prefetch > 0 {
-            Copier::asynchronous()
+            Copier::asynchronous(&self.device)
         } else {
             Copier::synchronous()
         };

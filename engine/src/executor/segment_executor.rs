@@ -334,6 +334,7 @@ impl Pass<'_, '_> {
         let device = decoder.device().clone();
         for (i, segment) in plan.segments.iter().enumerate().rev() {
             let _span = span_on("segments backward", &device);
+            self.kept.start_copies();
             let fetched = self.fetch.next(decoder)?;
             for (d, micro) in rows.iter_mut().zip(&self.micros).rev() {
                 let before = runtime.in_use();

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 use burn::tensor::{DType, Device};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Home};
-use firebrick_backends::transfer::{Download, HostTensor, Pending, check_computed};
+use firebrick_backends::transfer::{HostTensor, Pending, check_computed};
 use firebrick_models::Decoder;
 use firebrick_models::unit::Slot;
 use std::collections::BTreeMap;
@@ -352,7 +352,7 @@ impl Ahead {
                 None => continue,
                 Some(Gradient::Host(host)) => Pending::Done(Ok(host)),
                 Some(Gradient::Device(tensor)) => {
-                    let values = Download::matrix(tensor);
+                    let values = runtime.copier.download(tensor);
                     runtime.copier.run(move || values.finish_matrix())
                 }
             };

@@ -90,7 +90,7 @@ impl DeviceMoment {
 
     pub fn park(self) -> Result<Self> {
         Ok(match self {
-            Self::Float(value) => Self::ParkedFloat(Download::matrix(value).finish()?),
+            Self::Float(value) => Self::ParkedFloat(Download::matrix(value).finish_pinned()?),
             Self::Block8(blocks) => Self::ParkedBlock8(blocks.download()?, blocks.dims()),
             Self::Near(blocks, shape) => Self::ParkedBlock8(blocks, shape),
             parked => parked,

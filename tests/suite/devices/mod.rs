@@ -16,6 +16,8 @@ mod peak;
 mod precision;
 mod rollout;
 mod schedule;
+#[cfg(feature = "cuda")]
+mod streams;
 mod training;
 
 use crate::support::golden::Golden;

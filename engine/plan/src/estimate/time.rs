@@ -12,8 +12,12 @@
 //! | recomputed segments | their forward once more; packed and chunked attention its scores once more |
 //!
 //! Decoding reads all weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies between host and device take
-//! bytes over the link; with `prefetch` they are taken to hide behind the computation of their phase as far as that lasts. (On GPUs they
-//! do not yet: copies and kernels share one queue.)
+//! bytes over the link. Where the backend copies on a stream of its own ([`DeviceProfile::overlaps_copies`]) and `prefetch` is above 0,
+//! they hide behind the computation of their phase as far as that lasts; elsewhere copies and kernels share one queue, and a phase
+//! takes the sum of both. Gradients that leave are waited for wherever they are copied: no more than `prefetch` matrices of them may be
+//! on their way.
+//!
+//! [`DeviceProfile::overlaps_copies`]: firebrick_spec::DeviceProfile::overlaps_copies
 //!
 //! Of several devices only what they compute is divided: traffic between them is left out, and pipeline stages are not taken to
 //! work side by side.
@@ -51,7 +55,7 @@ pub(super) fn seconds(ctx: &Context<'_>) -> Seconds {
     }
 }
 
-/// Computation and copies of a phase: one behind the other, or side by side.
+/// Computation and copies ahead of it: one behind the other, or side by side.
 #[derive(Clone, Copy, Default)]
 struct Cost {
     compute: f64,
@@ -59,8 +63,8 @@ struct Cost {
 }
 
 impl Cost {
-    fn total(self, prefetch: usize) -> f64 {
-        if prefetch > 0 {
+    fn total(self, prefetch: usize, overlaps_copies: bool) -> f64 {
+        if prefetch > 0 && overlaps_copies {
             self.compute.max(self.copies)
         } else {
             self.compute + self.copies
@@ -266,7 +270,7 @@ fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
         compute: body + ctx.head(shape.scored, plan.head_rows),
         copies: ctx.copy(streamed(ctx, plan)),
     };
-    micros * cost.total(plan.prefetch)
+    micros * cost.total(plan.prefetch, ctx.profile.overlaps_copies())
 }
 
 pub(crate) fn score(ctx: &Context<'_>) -> f64 {
@@ -341,12 +345,17 @@ pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
         Order::MicroMajor => ctx.copy(fetched),
         Order::SegmentMajor => ctx.copy(fetched) / micros,
     };
-    if plan.grads == Home::Host {
-        let bytes = (F32 * ctx.sizes.trained()) as f64;
-        copies += ctx.copy(bytes) + 3.0 * bytes / ctx.profile.host_bandwidth;
-    }
-    let steps = steps(ctx);
-    steps * micros * Cost { compute, copies }.total(plan.prefetch)
+    // waited for where they leave, all but the last `prefetch` matrices: nothing hides them
+    let gradients = match plan.grads {
+        Home::Host => {
+            let bytes = (F32 * ctx.sizes.trained()) as f64;
+            ctx.copy(bytes) + 3.0 * bytes / ctx.profile.host_bandwidth
+        }
+        Home::Device => 0.0,
+    };
+    let cost = Cost { compute, copies };
+    let beside = ctx.profile.overlaps_copies();
+    steps(ctx) * micros * (cost.total(plan.prefetch, beside) + gradients)
 }
 
 /// Optimizer steps of a training step.

@@ -105,7 +105,10 @@ impl<'a> BackwardPass<'a> {
             }
         }
         // copies in flight are in both places
-        let flight = (self.plan.prefetch as u64 + 1) * self.plan.offload_group as u64;
+        let prefetch = self.plan.prefetch as u64;
+        // memory that copies on a stream of their own have read is free when an event says so, some work later
+        let late = u64::from(prefetch > 0 && self.ctx.profile.overlaps_copies());
+        let flight = (prefetch + 1 + late) * self.plan.offload_group as u64;
         held.on_device(Category::KeptInputs, self.row * offloaded.min(flight))
     }
 

@@ -1,0 +1,298 @@
+//! Copies beside kernels on CUDA: what the stand-in for a card (`tests/cuda`) records of an offloaded step, and what the step gives when
+//! streams run as early or as late as their events allow.
+//!
+//! The stand-in reads its settings when a process first uses CUDA, so each test runs itself again in a process of its own.
+
+use super::model;
+use crate::support::model::nll_rows;
+use crate::support::tolerance::F32_UPDATE;
+use crate::support::{assert_gradient, checked, fixtures, report};
+use burn::tensor::Device;
+use firebrick_backends::accounts::{Category, Home};
+use firebrick_backends::device::open;
+use firebrick_engine::executor::{Residency, Runtime};
+use firebrick_engine::learner::Learner;
+use firebrick_engine::objective::sft::Nll;
+use firebrick_engine::optim::OptimConfig;
+use firebrick_engine::plan::{MemoryConfig, ParamOffload};
+use firebrick_engine::sequence::Sequence;
+use firebrick_models::decoder::Store;
+use std::collections::BTreeSet;
+use std::fs::read_to_string;
+use std::process::Command;
+
+const RECORD: &str = "STAND_IN_RECORD";
+const EARLY: &str = "STAND_IN_EARLY";
+/// Says that a process is a test's own.
+const INNER: &str = "FIREBRICK_TEST_OF_STREAMS";
+
+/// Bytes of the copies that only order two streams.
+const MARK: u64 = 4;
+
+mod cuda {
+    use crate::devices::gpu;
+
+    #[test]
+    fn copies_of_an_offloaded_step_run_beside_kernels_and_move_what_the_plan_says() {
+        if let Some((device, _alone)) = gpu("cuda") {
+            super::recorded(&device);
+        }
+    }
+
+    #[test]
+    fn whatever_order_events_allow_an_offloaded_step_gives_the_weights_of_the_plain_one() {
+        if let Some((device, _alone)) = gpu("cuda") {
+            super::ordered(&device);
+        }
+    }
+}
+
+/// Runs one test of this file in a process of its own, with these settings of the stand-in.
+fn again(test: &str, settings: &[(&str, &str)]) {
+    let program = std::env::current_exe().expect("this test's program");
+    let mut command = Command::new(program);
+    command.args([&format!("devices::streams::cuda::{test}"), "--exact"]);
+    command.env_remove(RECORD).env_remove(EARLY).env(INNER, "1");
+    command.envs(settings.iter().copied());
+    let output = command.output().expect("the test's program runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let passed = output.status.success() && said.contains("1 passed");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(passed, "{test}, {settings:?}:\n{said}\n{errors}");
+    report(errors.trim());
+}
+
+/// Whether the card is the stand-in; a real one keeps no record and takes no orders.
+fn is_stand_in() -> bool {
+    let (_, info) = open("cuda".parse().expect("a device's name")).expect("opened before");
+    let is = info.name.contains("stand-in");
+    if !is {
+        report("not run: the card is no stand-in");
+    }
+    is
+}
+
+fn is_inner() -> bool {
+    std::env::var_os(INNER).is_some()
+}
+
+/// Streamed weights and inputs on the host.
+fn offloaded() -> MemoryConfig {
+    MemoryConfig {
+        gradient_checkpointing: true,
+        activation_offload: true,
+        param_offload: ParamOffload::Streamed,
+        ..MemoryConfig::default()
+    }
+}
+
+fn learner(memory: &MemoryConfig, device: &Device) -> (Learner, Vec<Sequence>) {
+    let (model, golden) = model(&fixtures().join("models/llama-gqa"), device);
+    let plan = memory.plan(model.decoder.arch()).expect("a plan");
+    let runtime = Runtime::new(device).with_prefetch(plan.prefetch);
+    let optim = OptimConfig {
+        clip_grad: None,
+        weight_decay: 0.0,
+        eps: 1e-3,
+        ..OptimConfig::default()
+    };
+    let mut learner = Learner::new(model.decoder, plan, optim, runtime);
+    let placed = learner.model.set_residency(Residency::Pass);
+    placed.expect("weights in their place");
+    (learner, nll_rows(&golden))
+}
+
+/// A line of the record, as words.
+type Call = Vec<String>;
+
+/// Calls of a second update; bytes up and down that its plan asks for, and those up that come before any kernel could run beside them:
+/// the embedding of the first visit, the kept input that comes back first.
+fn second_update(device: &Device, path: &str) -> (Vec<Call>, [u64; 3]) {
+    let (mut learner, rows) = learner(&offloaded(), device);
+    learner.update(&rows, 1.0, &Nll, 1e-2).expect("an update");
+    learner.runtime.accounts.reset_peaks();
+    let mut weights = 0;
+    let last = learner.decoder().units().len() - 1;
+    for (index, unit) in learner.decoder().units().iter().enumerate() {
+        if let Store::Host(host) = &unit.store {
+            let shared = host.iter().all(|(_, value)| value.is_shared());
+            assert!(shared, "unit {index} is copied on the host first");
+            // both ends are visited once, segments in both directions
+            let visits = if index == 0 || index == last { 1 } else { 2 };
+            weights += visits * unit.store.bytes() as u64;
+        }
+    }
+    assert!(weights > 0);
+    device.sync().expect("a first update");
+    let before = read_to_string(path).expect("a record").lines().count();
+    let updating = learner.accumulate(&rows, 1.0, &Nll, 1e-2);
+    let _ = updating.expect("a second update's passes");
+    device.sync().expect("a second update's passes");
+    let text = read_to_string(path).expect("a record");
+    let words = |line: &str| -> Call { line.split(' ').map(str::to_owned).collect() };
+    let calls = text.lines().skip(before).map(words).collect();
+    let accounts = &learner.runtime.accounts;
+    let kept = accounts.balance(Category::KeptInputs, Home::Host);
+    let kept = kept.peak_bytes;
+    let segments = learner.model.plan.segments.len() as u64;
+    let embedding = &learner.decoder().units()[0].store;
+    let first = match embedding {
+        Store::Host(_) => embedding.bytes() as u64,
+        Store::Device(_) => 0,
+    };
+    (calls, [weights + kept, kept, kept / segments + first])
+}
+
+/// Copies of one direction on streams without kernels: place in the record, bytes, stream, memory of the host.
+fn copies<'c>(
+    calls: &'c [Call],
+    direction: &str,
+    computing: &str,
+) -> Vec<(usize, u64, &'c str, &'c str)> {
+    let all = calls.iter().enumerate().filter(|(_, c)| c[0] == direction);
+    all.map(|(at, c)| (at, c[1].parse().expect("bytes"), &*c[2], &*c[3]))
+        .filter(|(_, bytes, stream, _)| *bytes > MARK && *stream != computing)
+        .collect()
+}
+
+/// Kernels that were asked for in a part of the record.
+fn kernels(calls: &[Call]) -> usize {
+    calls.iter().filter(|c| c[0] == "kernel").count()
+}
+
+/// Kernels that a copy to the device may run beside: those asked for between the event that it waits for and the wait for it.
+fn beside(calls: &[Call], at: usize, stream: &str, computing: &str) -> usize {
+    let waits = |c: &Call, later: &str, of: &str| c[0] == "wait" && c[2] == later && c[3] == of;
+    let after = calls[..at]
+        .iter()
+        .rposition(|c| waits(c, stream, computing));
+    let event = &calls[after.expect("memory that others used is waited for")][1];
+    let is_recorded = |c: &Call| c[0] == "record" && c[1] == *event;
+    let from = calls.iter().rposition(is_recorded).expect("an event");
+    let until = calls[at..]
+        .iter()
+        .position(|c| waits(c, computing, stream))
+        .expect("what is copied is waited for");
+    kernels(&calls[from..at + until])
+}
+
+fn recorded(device: &Device) {
+    if !is_stand_in() {
+        return;
+    }
+    if !is_inner() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("record");
+        let path = path.to_str().expect("a path in UTF-8");
+        let test = "copies_of_an_offloaded_step_run_beside_kernels_and_move_what_the_plan_says";
+        again(test, &[(RECORD, path)]);
+        return;
+    }
+    let path = std::env::var(RECORD).expect("the outer test sets it");
+    let (calls, [up, down, first]) = second_update(device, &path);
+    let launched = calls.iter().filter(|c| c[0] == "kernel");
+    let streams: BTreeSet<&str> = launched.map(|c| &*c[2]).collect();
+    let computing = *streams.first().expect("kernels");
+    assert_eq!(streams.len(), 1, "kernels have one stream");
+
+    let ups = copies(&calls, "up", computing);
+    let downs = copies(&calls, "down", computing);
+    let bytes = |copies: &[(usize, u64, &str, &str)]| copies.iter().map(|c| c.1).sum::<u64>();
+    assert_eq!([bytes(&ups), bytes(&downs)], [up, down], "as planned");
+    for (_, _, _, memory) in ups.iter().chain(&downs) {
+        assert_eq!(*memory, "pinned");
+    }
+    let alone = ups
+        .iter()
+        .filter(|(at, _, stream, _)| beside(&calls, *at, stream, computing) == 0);
+    let alone: u64 = alone.map(|c| c.1).sum();
+    assert!(
+        alone <= first,
+        "{alone} of {up} bytes up have no kernel beside them, and not {first}"
+    );
+    let returned: BTreeSet<&str> = downs.iter().map(|c| c.2).collect();
+    let held_up = |c: &&Call| c[0] == "wait" && c[2] == computing && returned.contains(&*c[3]);
+    let held_up = calls.iter().filter(held_up).count();
+    assert_eq!(held_up, 0, "no kernel waits for a copy to the host");
+    let ends = downs.iter().skip(1).map(|c| c.0);
+    for ((from, ..), until) in downs.iter().zip(ends.chain([calls.len()])) {
+        assert!(kernels(&calls[*from..until]) > 0, "the copy at {from}");
+    }
+    report(&table(&calls, computing, &[("up", &ups), ("down", &downs)]));
+    checked("copies beside kernels", ups.len() + downs.len());
+}
+
+/// The rows of BENCHMARKS.md.
+fn table(
+    calls: &[Call],
+    computing: &str,
+    directions: &[(&str, &[(usize, u64, &str, &str)])],
+) -> String {
+    let mut text = String::from("| direction | copies | bytes | stream | kernels beside them |\n");
+    for (direction, copies) in directions {
+        let bytes: u64 = copies.iter().map(|c| c.1).sum();
+        let overlapped = copies.iter().map(|&(at, _, stream, _)| match *direction {
+            "up" => beside(calls, at, stream, computing),
+            _ => kernels(&calls[at..]),
+        });
+        let most = overlapped.clone().max().unwrap_or(0);
+        let least = overlapped.min().unwrap_or(0);
+        let stream = copies.first().map_or("-", |c| c.2);
+        let count = copies.len();
+        text += &format!("| {direction} | {count} | {bytes} | {stream} | {least} to {most} |\n");
+    }
+    text + &format!("kernels: {}, stream {computing}", kernels(calls))
+}
+
+fn weights(learner: &Learner) -> Vec<(String, Vec<f64>)> {
+    let params = learner.decoder().params();
+    params
+        .map(|(spec, value)| {
+            let value = value.download().expect("values");
+            (spec.name.clone(), value.to_f64())
+        })
+        .collect()
+}
+
+/// What two updates add to weights.
+fn updated(memory: &MemoryConfig, device: &Device) -> Vec<(String, Vec<f64>)> {
+    let (mut learner, rows) = learner(memory, device);
+    let before = weights(&learner);
+    for _ in 0..2 {
+        learner.update(&rows, 1.0, &Nll, 1e-2).expect("an update");
+    }
+    let mut after = weights(&learner);
+    for ((_, after), (_, before)) in after.iter_mut().zip(before) {
+        for (value, old) in after.iter_mut().zip(before) {
+            *value -= old;
+        }
+    }
+    after
+}
+
+fn ordered(device: &Device) {
+    if !is_stand_in() {
+        return;
+    }
+    if !is_inner() {
+        let test =
+            "whatever_order_events_allow_an_offloaded_step_gives_the_weights_of_the_plain_one";
+        again(test, &[]);
+        again(test, &[(EARLY, "kernels")]);
+        again(test, &[(EARLY, "copies")]);
+        return;
+    }
+    let plain = updated(&MemoryConfig::default(), device);
+    let found = updated(&offloaded(), device);
+    let everything_away = MemoryConfig {
+        grad_offload: true,
+        prefetch: 2,
+        ..offloaded()
+    };
+    let away = updated(&everything_away, device);
+    for ((name, expected), others) in plain.iter().zip(found.iter().zip(&away)) {
+        assert_gradient(name, &others.0.1, expected, F32_UPDATE);
+        assert_gradient(name, &others.1.1, expected, F32_UPDATE);
+    }
+    checked("parameters after an offloaded step", plain.len());
+}
