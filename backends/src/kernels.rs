@@ -26,8 +26,8 @@ pub use choice::table;
 pub use cpu::thread_pool::in_thread_pool;
 pub use dispatch::{
     adamw, add_rms_norm, attention, available, copy_blocks, dequantize_blockwise, draw_rows,
-    finish_scores, gather_kv, glu, glu_joined, has_adamw, linear, linear_add, linear_each,
-    linear_swiglu, matmul, matmul_nt, matmul_tn, norm_heads, paged_attention,
+    duplicate, finish_scores, gather_kv, glu, glu_joined, has_adamw, linear, linear_add,
+    linear_each, linear_swiglu, matmul, matmul_nt, matmul_tn, norm_heads, paged_attention,
     paged_attention_joined, product, quantize_blockwise, rms_norm, rms_norm_add, rotary,
     sample_rows, sample_rows_on_device, scatter_add_rows, score_gradient, score_rows, score_tile,
     tile_gradient, vocabulary_tile, write_kv,

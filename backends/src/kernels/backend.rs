@@ -209,6 +209,11 @@ pub(super) trait Kernels: Sync {
         None
     }
 
+    /// A copy of a tensor in a buffer of its own, in rows without padding.
+    fn duplicate(&self, tensor: &Tensor<2>) -> Option<Tensor<2>> {
+        None
+    }
+
     /// What records graphs on a device.
     fn recorder(&self, device: &Device) -> Option<Box<dyn Recorder>> {
         None
@@ -336,17 +341,17 @@ pub(super) trait PackedMatrix: Any + Debug + Send + Sync {
 /// A backend's recorded kernels.
 pub(super) trait RecordedGraph: Debug {
     /// Launches them again.
-    fn replay(&self) -> std::result::Result<(), String>;
+    fn replay(&self) -> Result<(), String>;
 }
 
 /// Opening and closing a recording.
 pub(super) trait Recorder {
     /// Announces a recording: from now on nothing that it will use is moved.
-    fn prepare(&self) -> std::result::Result<(), String>;
+    fn prepare(&self) -> Result<(), String>;
     /// From now on kernels are recorded and not run.
-    fn start(&self) -> std::result::Result<(), String>;
+    fn start(&self) -> Result<(), String>;
     /// Ends the recording.
-    fn finish(&self) -> std::result::Result<Box<dyn RecordedGraph>, String>;
+    fn finish(&self) -> Result<Box<dyn RecordedGraph>, String>;
     /// Waits until the device has done what it was asked for.
-    fn wait(&self) -> std::result::Result<(), String>;
+    fn wait(&self) -> Result<(), String>;
 }

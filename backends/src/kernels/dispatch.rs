@@ -285,6 +285,13 @@ pub fn draw_rows(
     kernels(&logits.device()).draw_rows(logits, temperature, truncation, uniforms)
 }
 
+/// A copy of a tensor in a buffer of its own; on the CPU, where nothing overwrites what somebody else holds, the same.
+#[must_use]
+pub fn duplicate(tensor: &Tensor<2>) -> Tensor<2> {
+    let copy = kernels(&tensor.device()).duplicate(tensor);
+    copy.unwrap_or_else(|| tensor.clone())
+}
+
 /// Log-probs of targets, `[rows]`, and entropies, given raw logits, `[rows, vocab]`. With z the logits after `scaling` and
 /// p = softmax(z): the log-prob of token t is `z_t − logsumexp(z)`, and the entropy is `logsumexp(z) − Σ p z`.
 ///

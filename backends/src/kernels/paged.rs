@@ -10,6 +10,10 @@ use crate::device::is_cpu;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use firebrick_spec::BLOCK_SIZE;
 
+/// Tokens from which a GPU divides the attention of a sequence among several cubes.
+#[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
+pub(super) const LONG: usize = 1024;
+
 /// Keys and values of one layer.
 #[derive(Clone, Debug)]
 pub enum KvPool {
@@ -201,7 +205,8 @@ pub(super) struct TableWords {
     pub words: Vec<i32>,
     /// Blocks of a row.
     pub stride: usize,
-    /// Tokens of the longest sequence, rounded down to a power of two, so that the division of long rows seldom changes.
+    /// Tokens of the longest sequence, rounded down to a power of two, so that the division of long rows seldom changes; 0 where it is
+    /// shorter than [`LONG`].
     pub longest: usize,
     /// No sequence is longer than this.
     pub most: usize,
@@ -240,7 +245,11 @@ impl TableWords {
         Self {
             words,
             stride,
-            longest: longest.checked_ilog2().map_or(0, |bits| 1 << bits),
+            longest: if longest < LONG {
+                0
+            } else {
+                1 << longest.ilog2()
+            },
             most: stride * BLOCK_SIZE,
         }
     }

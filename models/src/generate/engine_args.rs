@@ -9,4 +9,6 @@ pub(super) struct EngineArgs<'a> {
     pub decoder: &'a Decoder,
     pub criteria: StoppingCriteria<'a>,
     pub config: SchedulerConfig,
+    /// Numbers of rows of decoding steps that are captured as graphs.
+    pub capture_sizes: &'a [usize],
 }

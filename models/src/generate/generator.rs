@@ -33,6 +33,7 @@ pub struct Generator<'a> {
     pub(super) criteria: StoppingCriteria<'a>,
     accounts: Option<Arc<Accounts>>,
     prepack: Prepack,
+    capture_sizes: Vec<usize>,
     cache: RefCell<Option<HeldCache>>,
 }
 
@@ -65,6 +66,7 @@ impl<'a> Generator<'a> {
             },
             accounts: None,
             prepack: Prepack::default(),
+            capture_sizes: Vec::new(),
             cache: RefCell::new(None),
         })
     }
@@ -80,6 +82,15 @@ impl<'a> Generator<'a> {
     #[must_use]
     pub fn prepack(mut self, prepack: Prepack) -> Self {
         self.prepack = prepack;
+        self
+    }
+
+    /// Captures decoding steps of these numbers of rows as graphs on a GPU (vLLM's `cudagraph_capture_sizes`), and replays them; steps of
+    /// fewer rows are padded to the next of them. None, the default, runs every step kernel by kernel. Sampled tokens do not depend
+    /// on it.
+    #[must_use]
+    pub fn capture_sizes(mut self, sizes: &[usize]) -> Self {
+        self.capture_sizes = sizes.to_vec();
         self
     }
 
@@ -131,6 +142,7 @@ impl<'a> Generator<'a> {
             decoder,
             criteria: self.criteria,
             config: *config,
+            capture_sizes: &self.capture_sizes,
         };
         let mut held = self.cache.borrow_mut();
         let cache = self.fitting(&mut held, requests, n, config)?;

@@ -175,6 +175,10 @@ impl Kernels for CubeKernels {
         Some(step::floats_of(whole, &place))
     }
 
+    fn duplicate(&self, tensor: &Tensor<2>) -> Option<Tensor<2>> {
+        Some(step::duplicate(tensor))
+    }
+
     fn recorder(&self, device: &Device) -> Option<Box<dyn Recorder>> {
         Some(Box::new(CubeRecorder::of(device)))
     }

@@ -27,7 +27,7 @@ use super::launch::{
 };
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
-use crate::kernels::paged::{KvPool, PagedAttentionShape};
+use crate::kernels::paged::{KvPool, LONG, PagedAttentionShape};
 use crate::kernels::shapes::JoinedHeads;
 use crate::trace::span;
 use burn::backend::{Cube, TensorMetadata};
@@ -38,8 +38,7 @@ use cubecl::prelude::*;
 use pool::CubePool;
 use tile::{HEADS, QUERIES, pack};
 
-/// Columns from which a row is divided, and the least columns of a part: enough to pay for two more launches.
-const LONG: usize = 1024;
+/// The least columns of a part: enough to pay for two more launches.
 const PART: usize = 128;
 
 /// The new tokens.

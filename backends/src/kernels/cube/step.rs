@@ -1,9 +1,11 @@
 //! The inputs of a decoding step in one buffer, and tensors that are parts of it.
 
 use super::launch::{address, detached, elementwise, integers};
+use crate::kernels::autodiff::KernelBackend;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Int, Shape, Tensor};
 use burn_cubecl::cubecl;
+use burn_cubecl::kernel::copy_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use std::ops::Range;
@@ -36,6 +38,11 @@ pub(super) fn words_of(whole: &Tensor<1, Int>, place: &Range<usize>) -> Tensor<1
 /// Floats whose bits are words of a buffer.
 pub(super) fn floats_of(whole: &Tensor<1, Int>, place: &Range<usize>) -> Tensor<1> {
     Tensor::from_primitive::<Cube>(part(&integers(whole), place, DType::F32))
+}
+
+/// See [`crate::kernels::duplicate`].
+pub(super) fn duplicate(tensor: &Tensor<2>) -> Tensor<2> {
+    Cube::tensor(copy_contiguous(Cube::primitive(tensor.clone())))
 }
 
 /// Overwrites the words of a buffer, whoever else holds it. With `tokens`, `[rows, width]`, the first of each row is the word of that
