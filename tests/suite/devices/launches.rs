@@ -30,7 +30,7 @@ const SIZES: [usize; 4] = [1, 2, 4, 8];
 
 /// Long enough for steps to be captured, with completions that end at different lengths.
 const RAGGED: Asked = Asked {
-    stop_ids: 5,
+    stop_ids: 3,
     new: 24,
     ..DRAWN
 };
@@ -76,7 +76,7 @@ fn steps_that_replay_a_graph_draw_the_same_tokens(device: &Device) {
                 let replayed = sample(&model, asked, &limits, prepack, &SIZES);
                 assert_same(&replayed.samples, &eager.samples);
                 assert_eq!(eager.stats.graph_replays, 0);
-                assert!(replayed.stats.graph_replays > 3, "{:?}", replayed.stats);
+                assert!(replayed.stats.graph_replays > 0, "{:?}", replayed.stats);
             }
         }
     }

@@ -117,7 +117,10 @@ impl Workload {
             kv_cache_bytes: None,
             kv_cache_dtype: KvCacheDtype::Auto,
             prepack: Prepack::default(),
-            cuda_graphs: CudaGraphs::default(),
+            cuda_graphs: CudaGraphs {
+                enforce_eager: Some(true),
+                capture_sizes: None,
+            },
             validation: 0,
             lora: None,
             reference: false,
