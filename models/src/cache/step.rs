@@ -17,8 +17,8 @@ impl KvCache {
         uniforms: Option<Vec<f32>>,
         stride: usize,
     ) -> StepInputs {
-        let position = |table: &Option<&BlockTable>| table.map_or(0, |t| t.tokens - 1) as u32;
-        let positions: Vec<u32> = tables.iter().map(position).collect();
+        let position = |table: Option<&BlockTable>| table.map_or(0, |t| t.tokens - 1) as u32;
+        let positions: Vec<u32> = tables.iter().copied().map(position).collect();
         let angles = RotaryEmbedding::on_host(arch, &positions);
         let groups = self.groups.iter().enumerate();
         let groups = groups.map(|(index, group)| group.shared_blocks(index, tables));
