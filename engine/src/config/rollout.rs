@@ -43,7 +43,7 @@ pub struct RolloutConfig {
     /// Decoding steps run kernel by kernel, and none is captured as a graph. Where absent, steps are captured on CUDA, and wherever
     /// `cudagraph_capture_sizes` are given. No token changes.
     pub enforce_eager: Option<bool>,
-    /// The numbers of sequences whose decoding steps are captured as graphs; steps of fewer are padded. Where absent, the powers of two
+    /// The numbers of sequences whose decoding steps are captured as graphs; steps of fewer are padded. Where absent, the powers of four
     /// below `max_num_seqs`, and that.
     pub cudagraph_capture_sizes: Option<Vec<usize>>,
     /// Whether a token is run before the host has seen the one before it: where absent, on devices that work

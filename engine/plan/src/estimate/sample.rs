@@ -81,7 +81,8 @@ fn decoding(ctx: &Context<'_>, rows: u64) -> Shape {
 }
 
 /// Bytes that captured decoding steps keep: the running tensors and the logits of one step of each size, once for sequences of up to
-/// [`DIVIDED`] tokens and once more for each doubling of their length, which divides the work on them otherwise.
+/// [`DIVIDED`] tokens and once more for each doubling of their length, which divides the work on them otherwise. Nothing else gets
+/// the pages that they are on, which the backend's pools make as large as the largest allocation: a matrix in f32.
 fn captured(ctx: &Context<'_>, rows: u64, graphs: &CudaGraphs) -> u64 {
     let head = HeadCost::of(ctx.arch, 1, ctx.profile);
     let lengths = 1
@@ -89,10 +90,12 @@ fn captured(ctx: &Context<'_>, rows: u64, graphs: &CudaGraphs) -> u64 {
             .checked_ilog2()
             .map_or(0, |n| n + 1);
     let sizes = graphs.sizes(ctx.profile.backend, rows as usize);
+    let page = (F32 * ctx.sizes.largest).max(1);
     let step = |size: usize| {
         let rows = size as u64;
         let logits = ctx.parallel.tensor_share(F32 * head.logits(rows));
-        ctx.forward(decoding(ctx, rows), 0).device.total() + logits
+        let held = ctx.forward(decoding(ctx, rows), 0).device.total() + logits;
+        held.next_multiple_of(page)
     };
     u64::from(lengths) * sizes.into_iter().map(step).sum::<u64>()
 }
