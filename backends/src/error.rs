@@ -84,6 +84,12 @@ pub enum Error {
         /// Why, and what to do.
         detail: String,
     },
+    /// Kernels could not be recorded as a graph, or a graph not be replayed.
+    #[error("a graph of kernels: {reason}")]
+    Graph {
+        /// What the device said.
+        reason: String,
+    },
     /// A copy between host and device failed.
     #[error("copy between host and device failed: {0}")]
     Transfer(String),

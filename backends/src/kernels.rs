@@ -14,27 +14,33 @@ mod cpu;
 mod cube;
 mod dispatch;
 mod families;
+mod graph;
 mod packed;
 mod paged;
 mod sequence_blocks;
 mod shapes;
+mod step;
 
 pub use autodiff::set_enabled;
 pub use choice::table;
 pub use cpu::thread_pool::in_thread_pool;
 pub use dispatch::{
-    adamw, attention, available, copy_blocks, dequantize_blockwise, finish_scores, gather_kv, glu,
-    has_adamw, linear, linear_add, linear_each, linear_swiglu, matmul, matmul_nt, matmul_tn,
-    paged_attention, quantize_blockwise, rms_norm, rms_norm_add, rotary, sample_rows,
-    sample_rows_on_device, scatter_add_rows, score_gradient, score_rows, score_tile, tile_gradient,
-    vocabulary_tile, write_kv,
+    adamw, add_rms_norm, attention, available, copy_blocks, dequantize_blockwise, draw_rows,
+    duplicate, finish_scores, gather_kv, glu, glu_joined, has_adamw, linear, linear_add,
+    linear_each, linear_swiglu, matmul, matmul_nt, matmul_tn, norm_heads, paged_attention,
+    paged_attention_joined, product, quantize_blockwise, rms_norm, rms_norm_add, rotary,
+    sample_rows, sample_rows_on_device, scatter_add_rows, score_gradient, score_rows, score_tile,
+    tile_gradient, vocabulary_tile, write_kv,
 };
 pub use families::{Families, Family};
 pub use firebrick_spec::Operation;
+pub use graph::Graph;
 pub use packed::PackedWeights;
 pub use paged::{BlockTables, KvPool, PagedAttentionShape, RotaryAngles, SlotMapping};
 pub use sequence_blocks::{SequenceBlocks, SharedBlocks};
 pub use shapes::{
-    AdamWOutput, AdamWStep, AttentionShape, Gate, QuantizationMap, QuantizedBlocks, RowScores,
-    RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients, Truncation,
+    AdamWOutput, AdamWStep, AttentionShape, Gate, JoinedHeads, QuantizationMap, QuantizedBlocks,
+    RowScores, RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients,
+    Truncation,
 };
+pub use step::{StepBuffer, StepInputs, StepShape};

@@ -9,6 +9,7 @@ pub mod environment;
 pub mod error;
 pub mod host;
 pub mod kernels;
+pub mod launches;
 pub mod memory;
 pub mod out_of_memory;
 mod panics;

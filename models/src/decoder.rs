@@ -1,6 +1,7 @@
 //! A decoder: a chain of units with their weights.
 
 mod adapters;
+mod decode;
 mod forward;
 mod init;
 mod prepack;

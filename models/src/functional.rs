@@ -39,7 +39,21 @@ pub(crate) fn rms_norm_onto(
         .unwrap_or_else(|residual| residual + rms_norm(arch, y, weight))
 }
 
+/// `base + x` and its norm.
+pub(crate) fn add_rms_norm(
+    arch: &Arch,
+    base: Tensor<2>,
+    x: &Tensor<2>,
+    weight: Tensor<2>,
+) -> [Tensor<2>; 2] {
+    let normed = kernels::add_rms_norm(base, x, &weight, arch.norm_eps, norm_offset(arch));
+    normed.unwrap_or_else(|base| {
+        let sum = base + x.clone();
+        [sum.clone(), rms_norm(arch, sum, weight)]
+    })
+}
+
 /// What is added to a stored norm weight.
-fn norm_offset(arch: &Arch) -> f64 {
+pub(crate) fn norm_offset(arch: &Arch) -> f64 {
     if arch.norm_offset { 1.0 } else { 0.0 }
 }

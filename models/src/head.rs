@@ -107,6 +107,14 @@ impl<'a> Head<'a> {
         self.cap(self.raw(&normed))
     }
 
+    /// [`Self::logits`] of normed rows on a GPU, for a kernel that samples from logits in any float type: widened only for a soft-cap.
+    pub(crate) fn sampled_logits(&self, normed: &Tensor<2>) -> Tensor<2> {
+        let product = kernels::product(normed, &self.projection);
+        let product =
+            product.filter(|_| self.panels.is_none() && self.arch.logit_softcap.is_none());
+        product.unwrap_or_else(|| self.cap(self.raw(normed)))
+    }
+
     /// Logits of normed rows before the soft-cap, in f32 or wider.
     fn raw(&self, normed: &Tensor<2>) -> Tensor<2> {
         let packed = self.panels.as_ref().and_then(|w| w.linear(normed));

@@ -1,5 +1,7 @@
 //! The two halves of a transformer layer on packed rows `[tokens, hidden]`.
 
+pub(crate) mod decode;
+
 use crate::adapter::LoraForward;
 use crate::arch::{Activation, Arch};
 use crate::attention::{self, AttentionParams, Qkv};
@@ -101,7 +103,17 @@ fn project_unrotated(
     lora: Option<LoraForward<'_>>,
 ) -> [Tensor<2>; 3] {
     let h = rms_norm(arch, x, w.need(Slot::InputNorm));
-    let [q, k, v] = w.linear_each(&h, [Slot::Q, Slot::K, Slot::V], lora);
+    query_key_value(arch, w, &h, lora)
+}
+
+/// [`project_unrotated`] of normed rows.
+fn query_key_value(
+    arch: &Arch,
+    w: &Weights,
+    h: &Tensor<2>,
+    lora: Option<LoraForward<'_>>,
+) -> [Tensor<2>; 3] {
+    let [q, k, v] = w.linear_each(h, [Slot::Q, Slot::K, Slot::V], lora);
     let normed = |y: Tensor<2>, norm| match w.get(norm) {
         Some(weight) => {
             let [tokens, width] = y.dims();
@@ -161,16 +173,19 @@ fn gated(arch: &Arch, w: &Weights, h: &Tensor<2>, lora: Option<LoraForward<'_>>)
         return y;
     }
     let [gate, up] = w.linear_each(h, matrices, lora);
-    let activation = match arch.activation {
-        Activation::Silu => Gate::Silu,
-        Activation::Gelu => Gate::Gelu,
-        Activation::GeluTanh => Gate::GeluTanh,
-    };
-    kernels::glu(activation, &gate, &up).unwrap_or_else(|| match arch.activation {
+    kernels::glu(activation(arch), &gate, &up).unwrap_or_else(|| match arch.activation {
         Activation::Silu => silu(gate) * up,
         Activation::GeluTanh => gelu_approximate(gate) * up,
         Activation::Gelu => gelu(gate) * up,
     })
+}
+
+fn activation(arch: &Arch) -> Gate {
+    match arch.activation {
+        Activation::Silu => Gate::Silu,
+        Activation::Gelu => Gate::Gelu,
+        Activation::GeluTanh => Gate::GeluTanh,
+    }
 }
 
 /// Rows of the embedding matrix, `[tokens, hidden]`.

@@ -17,29 +17,35 @@ impl RotaryEmbedding {
     /// The tables for these positions, one for each token.
     #[must_use]
     pub fn new(arch: &Arch, positions: &[u32], device: &Device) -> Self {
-        let longest = positions.iter().max().map_or(0, |&p| p as usize + 1);
-        let frequencies = frequencies(arch, longest);
-        let half = frequencies.len();
-        // many sequences have the same positions: each is computed once
-        let mut distinct = positions.to_vec();
-        distinct.sort_unstable();
-        distinct.dedup();
+        let half = arch.head_dim / 2;
         let table = |f: fn(f64) -> f64| {
-            let known: Vec<f64> = distinct
-                .iter()
-                .flat_map(|&p| frequencies.iter().map(move |&w| f(f64::from(p) * w)))
-                .collect();
-            let mut values = Vec::with_capacity(positions.len() * half);
-            for position in positions {
-                let at = distinct.binary_search(position).unwrap_or_default() * half;
-                values.extend_from_slice(&known[at..at + half]);
-            }
+            let values = for_each(
+                positions,
+                half,
+                |position, frequencies| frequencies.iter().map(|&w| f(position * w)).collect(),
+                &frequencies_of(arch, positions),
+            );
             Tensor::<3>::from_data(TensorData::new(values, [positions.len(), 1, half]), device)
         };
         Self {
             cos: table(f64::cos),
             sin: table(f64::sin),
         }
+    }
+
+    /// Cosines and then sines for each of these positions, on the host: `[tokens, head_dim]`, as the tables have them in f32.
+    pub(crate) fn on_host(arch: &Arch, positions: &[u32]) -> Vec<f32> {
+        let frequencies = frequencies_of(arch, positions);
+        for_each(
+            positions,
+            2 * frequencies.len(),
+            |position, frequencies| {
+                let angles = frequencies.iter().map(|&w| (position * w).sin_cos());
+                let (sines, cosines): (Vec<f64>, Vec<f64>) = angles.unzip();
+                cosines.into_iter().chain(sines).map(|x| x as f32).collect()
+            },
+            &frequencies,
+        )
     }
 
     /// Cosines and sines as a kernel takes them that rotates on its own.
@@ -64,6 +70,34 @@ impl RotaryEmbedding {
         let second = b * cos + a * sin;
         stored_as(Tensor::cat(vec![first, second], 2), stored)
     }
+}
+
+/// The frequencies of a forward pass at these positions.
+fn frequencies_of(arch: &Arch, positions: &[u32]) -> Vec<f64> {
+    let longest = positions.iter().max().map_or(0, |&p| p as usize + 1);
+    frequencies(arch, longest)
+}
+
+/// What `row` gives for every position, `width` numbers each. Many sequences have the same positions: each is computed once.
+fn for_each<T: Copy>(
+    positions: &[u32],
+    width: usize,
+    row: impl Fn(f64, &[f64]) -> Vec<T>,
+    frequencies: &[f64],
+) -> Vec<T> {
+    let mut distinct = positions.to_vec();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let known = distinct
+        .iter()
+        .flat_map(|&p| row(f64::from(p), frequencies));
+    let known: Vec<T> = known.collect();
+    let mut values = Vec::with_capacity(positions.len() * width);
+    for position in positions {
+        let at = distinct.binary_search(position).unwrap_or_default() * width;
+        values.extend_from_slice(&known[at..at + width]);
+    }
+    values
 }
 
 /// Rotation angle per position of each pair of dimensions. `longest` is the number of positions of the forward pass, which only

@@ -12,6 +12,29 @@ pub struct Weights {
     entries: Vec<(Slot, Tensor<2>)>,
     /// Prepacked copies of matrices, for products with few rows.
     panels: Vec<(Slot, PackedWeights)>,
+    /// Copies of matrices that multiply the same rows, one below the other, for one product of a decoding step.
+    joined: Vec<JoinedMatrix>,
+}
+
+/// The matrices of several slots and their biases as one: `[out, in]`, and `[1, out]` where all have a bias.
+#[derive(Clone, Debug)]
+pub(crate) struct JoinedMatrix {
+    slots: &'static [Slot],
+    matrix: Tensor<2>,
+    pub(crate) bias: Option<Tensor<2>>,
+}
+
+impl JoinedMatrix {
+    /// `x · Wᵀ`, `[rows, out]`, without the biases.
+    pub(crate) fn product(&self, x: &Tensor<2>) -> Tensor<2> {
+        kernels::product(x, &self.matrix).unwrap_or_else(|| linear(x, &self.matrix))
+    }
+
+    fn bytes(&self) -> usize {
+        let tensors = std::iter::once(&self.matrix).chain(&self.bias);
+        let bytes = |t: &Tensor<2>| t.shape().num_elements() * t.dtype().size();
+        tensors.map(bytes).sum()
+    }
 }
 
 impl Weights {
@@ -21,6 +44,7 @@ impl Weights {
         Self {
             entries,
             panels: Vec::new(),
+            joined: Vec::new(),
         }
     }
 
@@ -37,7 +61,39 @@ impl Weights {
         Ok(Self {
             entries: self.entries.clone(),
             panels,
+            joined: Vec::new(),
         })
+    }
+
+    /// Adds a joined copy of the matrices in these slots, where the unit has them, and a bias for each or for none.
+    pub(crate) fn join(&mut self, slots: &'static [Slot]) {
+        let matrices: Option<Vec<Tensor<2>>> = slots.iter().map(|&slot| self.get(slot)).collect();
+        let biases: Vec<Tensor<2>> = slots.iter().filter_map(|&slot| self.bias(slot)).collect();
+        let Some(matrices) = matrices else { return };
+        let bias = match biases.len() {
+            0 => None,
+            all if all == slots.len() => Some(Tensor::cat(biases, 1)),
+            _ => return,
+        };
+        self.joined.push(JoinedMatrix {
+            slots,
+            matrix: Tensor::cat(matrices, 0),
+            bias,
+        });
+    }
+
+    /// The joined copy of the matrices in these slots, if there is one and no adapter adds to any of their products.
+    pub(crate) fn joined(
+        &self,
+        slots: &[Slot],
+        lora: Option<LoraForward<'_>>,
+    ) -> Option<&JoinedMatrix> {
+        let adapted = |&slot: &Slot| {
+            let target = lora.and_then(|_| TargetModule::of(slot));
+            target.and_then(|target| self.adapter(target)).is_some()
+        };
+        let own = self.joined.iter().find(|joined| joined.slots == slots)?;
+        (!slots.iter().any(adapted)).then_some(own)
     }
 
     /// The prepacked copy of a slot's matrix, if there is one.
@@ -48,7 +104,9 @@ impl Weights {
 
     /// Bytes of the prepacked copies.
     pub(crate) fn prepacked_bytes(&self) -> usize {
-        self.panels.iter().map(|(_, panels)| panels.bytes()).sum()
+        let panels = self.panels.iter().map(|(_, panels)| panels.bytes());
+        let joined = self.joined.iter().map(JoinedMatrix::bytes);
+        panels.chain(joined).sum()
     }
 
     /// The tensor in `slot`, if the unit has one.
@@ -181,7 +239,8 @@ impl Weights {
         }
         let weights = slots.map(|slot| self.need(slot));
         let weights = weights.each_ref();
-        kernels::linear_each(x, weights).unwrap_or_else(|| weights.map(|w| linear(x, w)))
+        let each = |w| kernels::product(x, w).unwrap_or_else(|| linear(x, w));
+        kernels::linear_each(x, weights).unwrap_or_else(|| weights.map(each))
     }
 
     /// Whether the product with a matrix is all: there is neither a bias nor an adapter to add.

@@ -26,6 +26,9 @@
  * STAND_IN_REFUSE=N:BYTES refuses memory from the N-th allocation on, until so many bytes were given back since; at the end the
  * program says how many allocations were asked for, and how many refused.
  *
+ * A stream that is captured keeps what it is asked for in a graph; a replay asks for all of it again. While one is captured nobody may
+ * allocate, wait or read, as with a real driver (CU_STREAM_CAPTURE_MODE_GLOBAL).
+ *
  * Functions are those that cudarc and cubecl-cuda ask for; one that is missing ends the program with its name. Codes are CUresult's.
  */
 #include <dlfcn.h>
@@ -52,7 +55,7 @@
 typedef void *handle;
 typedef uint64_t address;
 
-enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, NO_SUCH_DEVICE = 101, NOT_READY = 600, LAUNCH_FAILED = 719, UNSUPPORTED = 801 };
+enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, NO_SUCH_DEVICE = 101, NOT_READY = 600, LAUNCH_FAILED = 719, UNSUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
 
 static const size_t MEMORY = (size_t)8 << 30;
 #define ANY(number) ((handle)(uintptr_t)(number))
@@ -84,11 +87,20 @@ extern "C" void stand_in_beyond(unsigned buffer, uint64_t index, uint64_t length
 
 /* Streams. One thread of the host is in the driver at a time. */
 
+enum kind { KERNEL, COPY, OTHER };
+
+struct graph {
+	std::vector<std::pair<kind, std::function<int()>>> nodes;
+	bool invalidated;
+};
+
 struct stream {
 	std::deque<std::function<int()>> waiting;
 	uint64_t done;
 	unsigned number;
 	bool computes;
+	/* Where what it is asked for goes while it is captured. */
+	graph *captured;
 };
 
 struct event {
@@ -129,7 +141,6 @@ static struct recording {
 	}
 } recording;
 
-enum kind { KERNEL, COPY, OTHER };
 
 /* What is run as soon as it is asked for. */
 static const struct eagerness {
@@ -150,6 +161,16 @@ static const struct eagerness {
 
 /* The first error of what was run late: every call that waits gives it from then on. */
 static int failed;
+
+/* What may not happen while a stream is captured; the capture is lost then. */
+static bool spoils_capture(void)
+{
+	bool any = false;
+	for (stream *each : streams)
+		if (each->captured)
+			any = each->captured->invalidated = true;
+	return any;
+}
 
 static int run_until(stream *of, uint64_t after)
 {
@@ -176,12 +197,16 @@ static int run_all()
 /* The stream that everybody has waits for all others, and they for it. */
 static int enqueue(stream *of, kind what, std::function<int()> work)
 {
+	if (of && of->captured)
+		return of->captured->nodes.push_back({what, std::move(work)}), OK;
 	if (of) {
 		of->computes |= what == KERNEL;
 		of->waiting.push_back(std::move(work));
 		bool now = what == KERNEL ? eagerness.early == KERNEL : what == COPY && eagerness.early == COPY && !of->computes;
 		return now ? run_until(of, asked(of)) : OK;
 	}
+	if (spoils_capture())
+		return CAPTURE_UNSUPPORTED;
 	int code = run_all();
 	return code ? code : work();
 }
@@ -290,6 +315,8 @@ static struct shortage {
 static int allocate(address *place, size_t bytes)
 {
 	locked lock(guard);
+	if (spoils_capture())
+		return CAPTURE_UNSUPPORTED;
 	if (shortage.refuses())
 		return OUT_OF_MEMORY;
 	size_t held = rounded(bytes ? bytes : 1, 512), mapped = rounded(held, PAGE) + PAGE;
@@ -393,6 +420,8 @@ static int copy(char *to, size_t to_pitch, const char *from, size_t from_pitch, 
 			memmove(to + row * to_pitch, from + row * from_pitch, width);
 		return OK;
 	});
+	if (writes_host && of && of->captured)
+		return of->captured->invalidated = true, CAPTURE_UNSUPPORTED;
 	return code == OK && writes_host && of && !is_pinned(to) ? run_until(of, asked(of)) : code;
 }
 
@@ -437,6 +466,8 @@ int cuStreamSynchronize(stream *of)
 {
 	locked lock(guard);
 	recording.line("finished %u", number(of));
+	if (of ? of->captured && spoils_capture() : spoils_capture())
+		return CAPTURE_UNSUPPORTED;
 	return of ? run_until(of, asked(of)) : run_all();
 }
 int cuStreamDestroy_v2(stream *of) { return cuStreamSynchronize(of); }
@@ -486,6 +517,51 @@ int cuEventQuery(event *awaited)
 }
 int cuEventElapsedTime_v2(float *ms, event *from, event *to) { return *ms = 0.1f, OK; }
 int cuEventElapsedTime(float *ms, event *from, event *to) { return *ms = 0.1f, OK; }
+
+/* Graphs. A node is what a stream was asked for; all are launches or copies. */
+
+int cuStreamBeginCapture_v2(stream *of, int mode)
+{
+	locked lock(guard);
+	if (!of || of->captured)
+		return INVALID;
+	of->captured = new graph{};
+	return OK;
+}
+
+int cuStreamEndCapture(stream *of, graph **made)
+{
+	locked lock(guard);
+	if (!of->captured)
+		return INVALID;
+	*made = of->captured;
+	of->captured = nullptr;
+	if (!(*made)->invalidated)
+		return OK;
+	delete *made;
+	return *made = nullptr, CAPTURE_INVALIDATED;
+}
+
+int cuGraphGetNodes(graph *of, handle *nodes, size_t *count)
+{
+	for (size_t i = 0; nodes && i < *count && i < of->nodes.size(); i++)
+		nodes[i] = ANY(i + 1);
+	return *count = of->nodes.size(), OK;
+}
+int cuGraphNodeGetType(handle node, int *type) { return *type = 0, OK; }
+int cuGraphInstantiateWithFlags(graph **executable, graph *of, unsigned long long flags) { return *executable = new graph(*of), OK; }
+int cuGraphUpload(graph *executable, stream *of) { return OK; }
+int cuGraphDestroy(graph *of) { return delete of, OK; }
+int cuGraphExecDestroy(graph *of) { return delete of, OK; }
+
+int cuGraphLaunch(graph *executable, stream *of)
+{
+	locked lock(guard);
+	for (const auto &[what, node] : executable->nodes)
+		if (int code = enqueue(of, what, node))
+			return code;
+	return OK;
+}
 
 /* Kernels. What NVRTC made is written down and given back as if it had been assembled; what the compiler beside this one made is the
  * path of a library. */
@@ -595,11 +671,9 @@ int cuLaunchKernel(module *kernel, unsigned grid_x, unsigned grid_y, unsigned gr
 	recording.line("kernel %s %u", kernel->name ? kernel->name : "-", number(of));
 	if (!kernel->launch)
 		return OK;
-	void *held = kernel->hold(arguments);
-	return enqueue(of, KERNEL, [=] {
-		int code = run(kernel, held, {x, y, z}, {grid_x, grid_y, grid_z}, shared);
-		return kernel->drop(held), code;
-	});
+	/* a graph runs it several times */
+	std::shared_ptr<void> held(kernel->hold(arguments), kernel->drop);
+	return enqueue(of, KERNEL, [=] { return run(kernel, held.get(), {x, y, z}, {grid_x, grid_y, grid_z}, shared); });
 }
 
 int cuTensorMapEncodeTiled(handle map) { return OK; }

@@ -6,6 +6,7 @@
 
 pub mod arch;
 pub mod backend;
+pub mod capture;
 pub mod error;
 pub mod kernels;
 pub mod kv_cache;
@@ -18,6 +19,7 @@ pub mod profile;
 
 pub use arch::Arch;
 pub use backend::Backend;
+pub use capture::CudaGraphs;
 pub use error::{Error, Result};
 pub use kernels::{KernelTable, Operation, QuantizedProduct};
 pub use kv_cache::{BLOCK_SIZE, KvCacheDtype};

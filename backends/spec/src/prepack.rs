@@ -14,7 +14,8 @@ pub enum Quantization {
 /// The copies of a decoder's matrices that sampling reads instead of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prepack {
-    /// Whether matrices are copied into a layout for products with few rows, where a kernel reads it.
+    /// Whether matrices are copied for products with few rows: on the CPU, in f32, into panels; on a GPU, where they are not quantised,
+    /// those of queries, keys and values into one, and those of an MLP's gate and what it gates into another.
     pub panels: bool,
     /// Quantisation of the layers' matrices, which are copied into such a layout.
     pub quantization: Option<Quantization>,

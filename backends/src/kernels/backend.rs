@@ -3,8 +3,9 @@
 use super::choice::Operation;
 use super::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use super::shapes::{
-    AdamWOutput, AdamWStep, AttentionShape, Gate, QuantizationMap, QuantizedBlocks, RowScores,
-    RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients,
+    AdamWOutput, AdamWStep, AttentionShape, Gate, JoinedHeads, QuantizationMap, QuantizedBlocks,
+    RowScores, RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients,
+    Truncation,
 };
 use burn::tensor::{DType, Device, Int, Tensor};
 use std::any::Any;
@@ -40,6 +41,36 @@ pub(super) trait Kernels: Sync {
         offset: f64,
     ) -> Result<Tensor<2>, Tensor<2>> {
         Err(base)
+    }
+
+    fn add_rms_norm(
+        &self,
+        base: Tensor<2>,
+        x: &Tensor<2>,
+        w: &Tensor<2>,
+        eps: f64,
+        offset: f64,
+    ) -> Result<[Tensor<2>; 2], Tensor<2>> {
+        Err(base)
+    }
+
+    fn norm_heads(
+        &self,
+        qkv: Tensor<2>,
+        weights: [&Tensor<2>; 2],
+        heads: JoinedHeads,
+        eps: f64,
+        offset: f64,
+    ) -> Result<Tensor<2>, Tensor<2>> {
+        Err(qkv)
+    }
+
+    fn glu_joined(&self, activation: Gate, x: &Tensor<2>) -> Option<Tensor<2>> {
+        None
+    }
+
+    fn product(&self, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+        None
     }
 
     fn glu(&self, activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
@@ -112,6 +143,17 @@ pub(super) trait Kernels: Sync {
         Err(pool)
     }
 
+    fn paged_attention_joined(
+        &self,
+        qkv: &Tensor<2>,
+        bias: Option<&Tensor<2>>,
+        heads: JoinedHeads,
+        pool: KvPool,
+        shape: &PagedAttentionShape<'_>,
+    ) -> Result<(Tensor<2>, KvPool), KvPool> {
+        Err(pool)
+    }
+
     /// Every backend has this one and the next two, whether models use its kernels or not: they copy and compute nothing.
     fn write_kv(&self, pool: KvPool, kv: [&Tensor<3>; 2], slots: &SlotMapping) -> KvPool;
 
@@ -133,6 +175,47 @@ pub(super) trait Kernels: Sync {
         logits: &Tensor<2>,
         choice: SampleOptions<'_>,
     ) -> Option<Tensor<2>> {
+        None
+    }
+
+    fn draw_rows(
+        &self,
+        logits: &Tensor<2>,
+        temperature: f64,
+        truncation: Truncation,
+        uniforms: Option<&Tensor<1>>,
+    ) -> Option<Tensor<2>> {
+        None
+    }
+
+    /// Overwrites the words of `target`, whoever else holds it: with `words`, and the first ones with the first number of each row of
+    /// `tokens`. Where there are no kernels it does nothing, and there are no such buffers.
+    fn load_step(
+        &self,
+        target: &Tensor<1, Int>,
+        words: Tensor<1, Int>,
+        tokens: Option<&Tensor<2>>,
+        rows: usize,
+    ) {
+    }
+
+    /// A part of a buffer of words, which shares its memory.
+    fn words_of(&self, whole: &Tensor<1, Int>, place: Range<usize>) -> Option<Tensor<1, Int>> {
+        None
+    }
+
+    /// The same as floats with these bits.
+    fn floats_of(&self, whole: &Tensor<1, Int>, place: Range<usize>) -> Option<Tensor<1>> {
+        None
+    }
+
+    /// A copy of a tensor in a buffer of its own, in rows without padding.
+    fn duplicate(&self, tensor: &Tensor<2>) -> Option<Tensor<2>> {
+        None
+    }
+
+    /// What records graphs on a device.
+    fn recorder(&self, device: &Device) -> Option<Box<dyn Recorder>> {
         None
     }
 
@@ -253,4 +336,22 @@ pub(super) trait PackedMatrix: Any + Debug + Send + Sync {
 
     /// `silu(x · Wᵀ) ∘ (x · upᵀ)`, with `up` of the same kind and shape. `None` where the kernel does not take the tensors.
     fn linear_swiglu(&self, up: &dyn PackedMatrix, x: &Tensor<2>) -> Option<Tensor<2>>;
+}
+
+/// A backend's recorded kernels.
+pub(super) trait RecordedGraph: Debug {
+    /// Launches them again.
+    fn replay(&self) -> Result<(), String>;
+}
+
+/// Opening and closing a recording.
+pub(super) trait Recorder {
+    /// Announces a recording: from now on nothing that it will use is moved.
+    fn prepare(&self) -> Result<(), String>;
+    /// From now on kernels are recorded and not run.
+    fn start(&self) -> Result<(), String>;
+    /// Ends the recording.
+    fn finish(&self) -> Result<Box<dyn RecordedGraph>, String>;
+    /// Waits until the device has done what it was asked for.
+    fn wait(&self) -> Result<(), String>;
 }

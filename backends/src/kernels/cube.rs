@@ -20,13 +20,17 @@ mod backend;
 mod block8;
 mod cmma;
 mod embedding;
+mod fused_norm;
 mod glu;
+mod graph;
 mod launch;
 mod norm;
 mod packed;
 mod paged;
+mod product;
 mod rotary;
 mod sample;
 mod scores;
+mod step;
 
 pub(super) use backend::CubeKernels;

@@ -7,8 +7,9 @@ use super::cpu::CpuKernels;
 use super::cube::CubeKernels;
 use super::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use super::shapes::{
-    AdamWOutput, AdamWStep, AttentionShape, Gate, QuantizationMap, QuantizedBlocks, RowScores,
-    RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients,
+    AdamWOutput, AdamWStep, AttentionShape, Gate, JoinedHeads, QuantizationMap, QuantizedBlocks,
+    RowScores, RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients,
+    Truncation,
 };
 use burn::tensor::{DType, Device, Int, Tensor};
 use std::ops::Range;
@@ -52,6 +53,50 @@ pub fn rms_norm_add(
     offset: f64,
 ) -> Result<Tensor<2>, Tensor<2>> {
     kernels(&x.device()).rms_norm_add(base, x, w, eps, offset)
+}
+
+/// `base + x`, `[rows, n]`, rounded as it is stored, and its [`rms_norm`], in one pass; the sum is in place where `base` is not shared.
+///
+/// Gives `base` back, as an error, where no kernel is used for the tensors: the CPU has none. Not differentiable.
+pub fn add_rms_norm(
+    base: Tensor<2>,
+    x: &Tensor<2>,
+    w: &Tensor<2>,
+    eps: f64,
+    offset: f64,
+) -> Result<[Tensor<2>; 2], Tensor<2>> {
+    kernels(&x.device()).add_rms_norm(base, x, w, eps, offset)
+}
+
+/// [`rms_norm`] of every query head and key head of rows `[queries | keys | values]`, by the weights of queries and keys, `[1, dim]`
+/// each; in place where `qkv` is not shared.
+///
+/// Gives `qkv` back, as an error, where no kernel is used for the tensors: the CPU has none. Not differentiable.
+pub fn norm_heads(
+    qkv: Tensor<2>,
+    weights: [&Tensor<2>; 2],
+    heads: JoinedHeads,
+    eps: f64,
+    offset: f64,
+) -> Result<Tensor<2>, Tensor<2>> {
+    kernels(&qkv.device()).norm_heads(qkv, weights, heads, eps, offset)
+}
+
+/// [`glu`] of rows `[gate | up]`: `[rows, n]` for `x` of shape `[rows, 2 n]`.
+///
+/// `None` where no kernel is used for the activation or the tensor: the CPU has none. Not differentiable.
+#[must_use]
+pub fn glu_joined(activation: Gate, x: &Tensor<2>) -> Option<Tensor<2>> {
+    kernels(&x.device()).glu_joined(activation, x)
+}
+
+/// `x · Wᵀ` on a GPU for `x` of shape `[rows, inputs]` and `w` of shape `[outputs, inputs]`, in rows without padding: kernels read them as
+/// they are, where they would copy Burn's own on CUDA first.
+///
+/// `None` on the CPU, for tensors with autodiff or of different types, and where kernels are off.
+#[must_use]
+pub fn product(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+    kernels(&x.device()).product(x, w)
 }
 
 /// `activation(gate) · up`, element by element.
@@ -161,6 +206,21 @@ pub fn paged_attention(
     kernels(&qkv[0].device()).paged_attention(qkv, pool, shape)
 }
 
+/// [`paged_attention`] of queries, keys and values in one tensor, `[rows, (heads + 2 · kv_heads) · dim]`, to which `bias`, of shape
+/// `[1, (heads + 2 · kv_heads) · dim]`, is added first, rounded as a sum of tensors is.
+///
+/// # Errors
+/// Gives the pool back where no kernel is used for the tensors: the CPU has none. Not differentiable.
+pub fn paged_attention_joined(
+    qkv: &Tensor<2>,
+    bias: Option<&Tensor<2>>,
+    heads: JoinedHeads,
+    pool: KvPool,
+    shape: &PagedAttentionShape<'_>,
+) -> Result<(Tensor<2>, KvPool), KvPool> {
+    kernels(&qkv.device()).paged_attention_joined(qkv, bias, heads, pool, shape)
+}
+
 /// Writes keys and values, `[tokens, kv_heads, dim]` each, to a pool, in place where nobody else holds it: token i to the slot
 /// `slots[i]` (vLLM's `reshape_and_cache`). Not differentiable.
 ///
@@ -210,6 +270,26 @@ pub fn sample_rows(
 #[must_use]
 pub fn sample_rows_on_device(logits: &Tensor<2>, choice: SampleOptions<'_>) -> Option<Tensor<2>> {
     kernels(&logits.device()).sample_rows_on_device(logits, choice)
+}
+
+/// [`sample_rows_on_device`] with the uniform numbers, `[rows]`, on the device already.
+///
+/// `None` where no kernel is used for the tensor.
+#[must_use]
+pub fn draw_rows(
+    logits: &Tensor<2>,
+    temperature: f64,
+    truncation: Truncation,
+    uniforms: Option<&Tensor<1>>,
+) -> Option<Tensor<2>> {
+    kernels(&logits.device()).draw_rows(logits, temperature, truncation, uniforms)
+}
+
+/// A copy of a tensor in a buffer of its own; on the CPU, where nothing overwrites what somebody else holds, the same.
+#[must_use]
+pub fn duplicate(tensor: &Tensor<2>) -> Tensor<2> {
+    let copy = kernels(&tensor.device()).duplicate(tensor);
+    copy.unwrap_or_else(|| tensor.clone())
 }
 
 /// Log-probs of targets, `[rows]`, and entropies, given raw logits, `[rows, vocab]`. With z the logits after `scaling` and

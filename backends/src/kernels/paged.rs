@@ -10,6 +10,10 @@ use crate::device::is_cpu;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use firebrick_spec::BLOCK_SIZE;
 
+/// Tokens from which a GPU divides the attention of a sequence among several cubes.
+#[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
+pub(super) const LONG: usize = 1024;
+
 /// Keys and values of one layer.
 #[derive(Clone, Debug)]
 pub enum KvPool {
@@ -184,18 +188,33 @@ pub struct BlockTables {
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
 pub(super) struct DeviceTables {
-    /// i32. `[rows]`: the tokens of each row's sequence, 0 for a row in none. `[rows]`: the rows that are in a sequence, padded with
-    /// zeros. `[rows]`: each row's index among those. `[rows, stride]`: each row's blocks, padded with zeros.
+    /// [`TableWords::words`], i32.
     pub table: Tensor<1, Int>,
-    /// Rows in a sequence, and tokens of the longest.
-    pub rows: usize,
-    pub longest: usize,
     /// Blocks of a row in the table.
     pub stride: usize,
+    /// See [`TableWords`].
+    pub longest: usize,
+    pub most: usize,
 }
 
-impl DeviceTables {
-    fn new(shared: &[SharedBlocks], rows: usize, device: &Device) -> Self {
+/// A block table as GPU kernels read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TableWords {
+    /// `[rows]`: the tokens of each row's sequence, 0 for a row in none. `[rows]`: the rows, those in a sequence first. `[rows]`: each
+    /// row's index among those. `[rows, stride]`: each row's blocks, padded with zeros.
+    pub words: Vec<i32>,
+    /// Blocks of a row.
+    pub stride: usize,
+    /// Tokens of the longest sequence, rounded down to a power of two, so that the division of long rows seldom changes; 0 where it is
+    /// shorter than [`LONG`].
+    pub longest: usize,
+    /// No sequence is longer than this.
+    pub most: usize,
+}
+
+impl TableWords {
+    /// For a step of `rows` rows, with at least `stride` blocks of a row.
+    pub(super) fn new(shared: &[SharedBlocks], rows: usize, stride: usize) -> Self {
         let members = || {
             shared
                 .iter()
@@ -203,30 +222,49 @@ impl DeviceTables {
         };
         let blocks = members().map(|(prefix, own)| prefix.len() + own.blocks.len());
         // a power of two, so that few shapes of the table occur
-        let stride = blocks.max().unwrap_or(1).next_power_of_two();
-        let mut table = vec![0; rows * (3 + stride)];
-        let (mut count, mut longest) = (0, 0);
+        let stride = blocks.max().unwrap_or(1).max(stride).next_power_of_two();
+        let mut words = vec![0; rows * (3 + stride)];
+        let mut order = Vec::with_capacity(rows);
+        let mut longest = 0;
         for (prefix, own) in members() {
             let tokens = prefix.len() * BLOCK_SIZE + own.tokens;
-            table[own.row] = tokens as i32;
-            table[rows + count] = own.row as i32;
-            table[2 * rows + own.row] = count as i32;
+            words[own.row] = tokens as i32;
+            order.push(own.row);
             let first = rows * 3 + own.row * stride;
-            for (to, &block) in table[first..]
-                .iter_mut()
-                .zip(prefix.iter().chain(&own.blocks))
-            {
+            let all = prefix.iter().chain(&own.blocks);
+            for (to, &block) in words[first..].iter_mut().zip(all) {
                 *to = block as i32;
             }
-            count += 1;
             longest = longest.max(tokens);
         }
-        let length = table.len();
+        order.extend((0..rows).filter(|&row| words[row] == 0));
+        for (index, row) in order.into_iter().enumerate() {
+            words[rows + index] = row as i32;
+            words[2 * rows + row] = index as i32;
+        }
         Self {
-            table: Tensor::from_data(TensorData::new(table, [length]), (device, DType::I32)),
-            rows: count,
-            longest,
+            words,
             stride,
+            longest: if longest < LONG {
+                0
+            } else {
+                1 << longest.ilog2()
+            },
+            most: stride * BLOCK_SIZE,
+        }
+    }
+}
+
+impl DeviceTables {
+    fn new(shared: &[SharedBlocks], rows: usize, device: &Device) -> Self {
+        let table = TableWords::new(shared, rows, 1);
+        let length = table.words.len();
+        let words = TensorData::new(table.words, [length]);
+        Self {
+            table: Tensor::from_data(words, (device, DType::I32)),
+            stride: table.stride,
+            longest: table.longest,
+            most: table.most,
         }
     }
 }
@@ -252,27 +290,31 @@ impl BlockTables {
     }
 }
 
-/// Cosines and sines of rotary angles, `[rows, 1, dim / 2]` each. Made once per step for all layers.
+/// Cosines and sines of rotary angles. Made once per step for all layers.
 #[derive(Clone, Debug)]
 pub struct RotaryAngles {
-    /// Cosines.
-    pub cos: Tensor<3>,
-    /// Sines.
-    pub sin: Tensor<3>,
+    /// For the CPU's kernel: `[rows, 1, dim / 2]` each.
+    pub(super) on_cpu: Option<[Tensor<3>; 2]>,
     /// For GPU kernels, which bind at most eight buffers: both in one, `[rows, 1, dim]` in f32, cosines first.
     #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
     pub(super) on_device: Option<Tensor<3>>,
 }
 
 impl RotaryAngles {
-    /// Prepares cosines and sines for the device that they are on.
+    /// Prepares cosines and sines, `[rows, 1, dim / 2]` each, for the device that they are on.
     #[must_use]
     pub fn new(cos: &Tensor<3>, sin: &Tensor<3>) -> Self {
-        let joined = || Tensor::cat(vec![cos.clone(), sin.clone()], 2).cast(DType::F32);
+        let both = || [cos.clone(), sin.clone()];
+        if is_cpu(&cos.device()) {
+            return Self {
+                on_cpu: Some(both()),
+                on_device: None,
+            };
+        }
+        let joined = Tensor::cat(both().to_vec(), 2).cast(DType::F32);
         Self {
-            on_device: (!is_cpu(&cos.device())).then(joined),
-            cos: cos.clone(),
-            sin: sin.clone(),
+            on_cpu: None,
+            on_device: Some(joined),
         }
     }
 }

@@ -14,6 +14,25 @@ pub enum Gate {
     GeluTanh,
 }
 
+/// Heads of rows `[queries | keys | values]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JoinedHeads {
+    /// Query heads.
+    pub queries: usize,
+    /// Key heads, and as many of values.
+    pub keys: usize,
+    /// Elements of a head.
+    pub dim: usize,
+}
+
+impl JoinedHeads {
+    /// Elements of a row.
+    #[must_use]
+    pub fn width(self) -> usize {
+        (self.queries + 2 * self.keys) * self.dim
+    }
+}
+
 /// The sequences of packed attention, and how scores are computed.
 #[derive(Clone, Debug)]
 pub struct AttentionShape {

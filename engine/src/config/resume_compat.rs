@@ -5,10 +5,11 @@ use crate::{Error, Result};
 use serde_json::Value;
 
 /// Keys of `rollout` that are about memory and time alone.
-const ENGINE_KEYS: [&str; 8] = [
+const ENGINE_KEYS: [&str; 9] = [
     "/rollout/max_num_seqs",
     "/rollout/max_num_batched_tokens",
     "/rollout/enforce_eager",
+    "/rollout/cudagraph_capture_sizes",
     "/rollout/async_scheduling",
     "/rollout/kv_cache_memory_bytes",
     "/rollout/pack_weights",

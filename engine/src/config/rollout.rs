@@ -6,6 +6,7 @@ use firebrick_backends::Precision;
 use firebrick_backends::device::Backend;
 use firebrick_models::generate::{MAX_NUM_BATCHED_TOKENS, SamplingParams};
 use firebrick_models::{KvCacheDtype, Quantization};
+use firebrick_spec::CudaGraphs;
 use serde::{Deserialize, Serialize};
 
 /// Sampling parameters, under verl's and vLLM's names.
@@ -39,8 +40,12 @@ pub struct RolloutConfig {
     pub precision: Option<Precision>,
     /// How the layers' matrices are kept while completions are sampled, where that is in fewer bits than they are trained in.
     pub quantization: Option<Quantization>,
-    /// Every forward runs operation by operation, with no captured graph. The engine knows no other way: `false` is refused.
-    pub enforce_eager: bool,
+    /// Decoding steps run kernel by kernel, and none is captured as a graph. Where absent, steps are captured on CUDA, and wherever
+    /// `cudagraph_capture_sizes` are given. No token changes.
+    pub enforce_eager: Option<bool>,
+    /// The numbers of sequences whose decoding steps are captured as graphs; steps of fewer are padded. Where absent, the powers of four
+    /// below `max_num_seqs`, and that.
+    pub cudagraph_capture_sizes: Option<Vec<usize>>,
     /// Whether a token is run before the host has seen the one before it: where absent, on devices that work
     /// beside the program. No token changes.
     pub async_scheduling: Option<bool>,
@@ -75,7 +80,8 @@ impl Default for RolloutConfig {
             max_model_len: None,
             precision: None,
             quantization: None,
-            enforce_eager: true,
+            enforce_eager: None,
+            cudagraph_capture_sizes: None,
             async_scheduling: None,
             kv_cache_memory_bytes: None,
             kv_cache_dtype: KvCacheDtype::Auto,
@@ -192,6 +198,15 @@ impl RolloutConfig {
         self.response_length.min(room.unwrap_or(usize::MAX))
     }
 
+    /// Which decoding steps are captured as graphs.
+    #[must_use]
+    pub fn cuda_graphs(&self) -> CudaGraphs {
+        CudaGraphs {
+            enforce_eager: self.enforce_eager,
+            capture_sizes: self.cudagraph_capture_sizes.clone(),
+        }
+    }
+
     /// What completions are sampled in, in a run of this precision.
     #[must_use]
     pub fn precision(&self, run: Precision) -> Precision {
@@ -201,6 +216,16 @@ impl RolloutConfig {
     /// Refuses what a backend cannot sample with, in a run of this precision.
     pub fn check_on(&self, backend: Backend, run: Precision) -> Result<()> {
         let sampled = self.precision(run);
+        let asked = match (self.enforce_eager, &self.cudagraph_capture_sizes) {
+            (Some(false), _) => Some("enforce_eager: false"),
+            (_, Some(_)) => Some("cudagraph_capture_sizes"),
+            _ => None,
+        };
+        if let (Some(setting), Backend::Cpu) = (asked, backend) {
+            return Err(Error::Config(format!(
+                "rollout.{setting} asks for captured graphs, and the CPU launches no kernels that a graph could replay: it                  always runs eagerly; remove it"
+            )));
+        }
         match (self.quantization, backend) {
             (Some(Quantization::Int8), Backend::Cpu) if sampled.is_half() => {
                 Err(Error::Config(format!(
@@ -209,6 +234,26 @@ impl RolloutConfig {
                 )))
             }
             _ => Ok(()),
+        }
+    }
+
+    fn check_capture_sizes(&self) -> Result<(), String> {
+        let Some(sizes) = &self.cudagraph_capture_sizes else {
+            return Ok(());
+        };
+        if sizes.is_empty() || self.enforce_eager == Some(true) {
+            return Err(
+                "rollout.cudagraph_capture_sizes names the steps that are captured as graphs; to capture none, remove it and set \
+                 rollout.enforce_eager: true"
+                    .into(),
+            );
+        }
+        let most = self.max_num_seqs;
+        match sizes.iter().find(|&&size| size == 0 || size > most) {
+            Some(size) => Err(format!(
+                "rollout.cudagraph_capture_sizes has {size}, and a decoding step has 1 to {most} sequences (rollout.max_num_seqs)"
+            )),
+            None => Ok(()),
         }
     }
 
@@ -235,12 +280,7 @@ impl RolloutConfig {
                 self.prompt_length
             ));
         }
-        if !self.enforce_eager {
-            return Err(
-                "rollout.enforce_eager: false requires captured graphs, which are not supported; remove it"
-                    .into(),
-            );
-        }
+        self.check_capture_sizes()?;
         match (self.kv_cache_memory_bytes, self.gpu_memory_utilization) {
             (Some(_), Some(_)) => {
                 return Err(

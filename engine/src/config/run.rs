@@ -117,14 +117,13 @@ impl RunConfig {
         self.critic.as_ref().filter(|critic| !critic.shared_trunk)
     }
 
-    /// The copies that sampling makes of the matrices. The rule for those in a layout for products with few rows: where all weights
+    /// The copies that sampling makes of the matrices. The rule for exact ones, for products with few rows: where all weights
     /// are trained, so that gradients will take as much when the copies are gone, and no budget is to be met.
     #[must_use]
     pub fn prepack(&self) -> Prepack {
         let rule = || self.model.lora.is_none() && self.memory.budget.is_none();
-        let half = self.rollout.precision(self.precision).is_half();
         Prepack {
-            panels: !half && self.rollout.pack_weights.unwrap_or_else(rule),
+            panels: self.rollout.pack_weights.unwrap_or_else(rule),
             quantization: self.rollout.quantization,
         }
     }

@@ -38,6 +38,7 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
         kv_cache_bytes: config.rollout.kv_cache_memory_bytes.map(|bytes| bytes.0),
         kv_cache_dtype: config.rollout.kv_cache_dtype,
         prepack: config.prepack(),
+        cuda_graphs: config.rollout.cuda_graphs(),
         validation: config
             .trainer
             .val_max_samples

@@ -306,9 +306,12 @@ impl Trainer {
         let every = (requests.len() * rollout.n).div_ceil(SAMPLE_BOUNDARIES);
         let mut ended = 0_usize;
         let raise_peak = runtime.peak_reader();
+        let backend = self.request.profile.backend;
+        let captured = rollout.cuda_graphs().sizes(backend, limits.max_num_seqs);
         let generated = Generator::new(&sampler, Some(&self.source.tokenizer), &sampling)?
             .accounted(&runtime.accounts)
             .prepack(self.request.workload.prepack)
+            .capture_sizes(&captured)
             .at_moments(&raise_peak)
             .run_with(&requests, rollout.n, &limits, |sample| {
                 if ended.is_multiple_of(every) {

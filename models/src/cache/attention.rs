@@ -4,7 +4,7 @@ use super::AttentionMetadata;
 use super::metadata::{Continued, Decode, Gathered, GroupMetadata, Prefill, QUERIES, Together};
 use crate::attention::{self, AttentionParams, Qkv, attend_rows, scaled_dot_product_attention};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
-use firebrick_backends::kernels::{self, KvPool, PagedAttentionShape, SlotMapping};
+use firebrick_backends::kernels::{self, JoinedHeads, KvPool, PagedAttentionShape, SlotMapping};
 
 /// Keys and values of one layer.
 #[derive(Debug)]
@@ -65,13 +65,7 @@ impl LayerCache {
         qkv: [Tensor<2>; 3],
         decode: &Decode,
     ) -> Tensor<2> {
-        let shape = PagedAttentionShape {
-            tables: &decode.tables,
-            angles: &decode.angles,
-            window: params.window,
-            scale: params.scale,
-            softcap: params.softcap,
-        };
+        let shape = shape_of(params, decode);
         let mut mixed = None;
         self.change(|pool| match kernels::paged_attention(qkv, pool, &shape) {
             Ok((out, pool)) => {
@@ -80,6 +74,29 @@ impl LayerCache {
             }
             Err(_) => unreachable!("tensors of the device that the metadata was made for"),
         });
+        mixed.unwrap_or_else(|| unreachable!("the pool was there"))
+    }
+
+    /// [`Self::decode`] of queries, keys and values in one tensor, to which biases are still to be added.
+    pub fn decode_joined(
+        &mut self,
+        params: AttentionParams,
+        qkv: &Tensor<2>,
+        bias: Option<&Tensor<2>>,
+        heads: JoinedHeads,
+        decode: &Decode,
+    ) -> Tensor<2> {
+        let shape = shape_of(params, decode);
+        let mut mixed = None;
+        self.change(
+            |pool| match kernels::paged_attention_joined(qkv, bias, heads, pool, &shape) {
+                Ok((out, pool)) => {
+                    mixed = Some(out);
+                    pool
+                }
+                Err(_) => unreachable!("tensors of the device that the metadata was made for"),
+            },
+        );
         mixed.unwrap_or_else(|| unreachable!("the pool was there"))
     }
 
@@ -194,6 +211,16 @@ impl LayerCache {
     /// Keys and values in some slots, `[kv_heads, slots, head_dim]` each.
     fn gather(&self, slots: &SlotMapping, dtype: DType) -> [Tensor<3>; 2] {
         kernels::gather_kv(self.pool(), slots, dtype)
+    }
+}
+
+fn shape_of(params: AttentionParams, decode: &Decode) -> PagedAttentionShape<'_> {
+    PagedAttentionShape {
+        tables: &decode.tables,
+        angles: &decode.angles,
+        window: params.window,
+        scale: params.scale,
+        softcap: params.softcap,
     }
 }
 

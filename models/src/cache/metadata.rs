@@ -163,7 +163,11 @@ impl KvCache {
 impl LayerGroup {
     /// The sequences, those together that share their first blocks. The block before a shared one is shared too, so that the last shared
     /// block tells what a sequence shares.
-    fn shared_blocks(&self, index: usize, tables: &[Option<&BlockTable>]) -> Vec<SharedBlocks> {
+    pub(super) fn shared_blocks(
+        &self,
+        index: usize,
+        tables: &[Option<&BlockTable>],
+    ) -> Vec<SharedBlocks> {
         let mut found: Vec<(Option<u32>, usize, SharedBlocks)> = Vec::new();
         for (row, table) in tables.iter().enumerate() {
             let Some(table) = table else { continue };

@@ -20,12 +20,14 @@ mod block_pool;
 mod block_table;
 mod metadata;
 mod prefix_index;
+mod step;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use attention::LayerCache;
 pub use block_table::BlockTable;
 pub use firebrick_spec::BLOCK_SIZE;
+pub(crate) use metadata::Decode;
 pub use metadata::{AttentionMetadata, Chunk};
 
 use crate::arch::Arch;
@@ -336,7 +338,7 @@ impl KvCache {
     }
 
     /// Copies the blocks that sequences are about to write to while others hold them.
-    pub(crate) fn copy_shared_blocks(&mut self) {
+    pub fn copy_shared_blocks(&mut self) {
         for (index, group) in self.groups.iter_mut().enumerate() {
             let copies = std::mem::take(&mut group.copies);
             if copies.is_empty() {

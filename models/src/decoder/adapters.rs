@@ -29,6 +29,12 @@ impl Decoder {
         Some(LoraForward::new(lora, ctx.dropout(), layer))
     }
 
+    /// [`Self::lora_forward`] without dropout.
+    pub(super) fn sampling_lora(&self, layer: usize) -> Option<LoraForward<'_>> {
+        let lora = self.lora.as_ref().filter(|_| self.adapters_on)?;
+        Some(LoraForward::new(lora, None, layer))
+    }
+
     /// [`Self::lora_forward`] by index of the unit.
     pub(super) fn unit_lora_forward<'a>(
         &self,

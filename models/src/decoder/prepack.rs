@@ -1,13 +1,16 @@
 //! Prepacked copies of a decoder's matrices.
 
 use super::{Decoder, Store, Unit};
+use crate::layer::decode::{GATE_UP, QKV};
 use crate::unit::Slot;
 use crate::{Error, Prepack, Quantization, Result};
 use burn::tensor::Tensor;
+use firebrick_backends::device::is_cpu;
 use firebrick_backends::kernels::PackedWeights;
 
 impl Decoder {
-    /// This model with prepacked copies of its matrices; its weights are shared.
+    /// This model with prepacked copies of its matrices; its weights are shared. On a GPU the exact copies of
+    /// [`Prepack::panels`] are those of matrices that multiply the same rows, joined.
     ///
     /// # Errors
     /// [`Error::Sampling`] where matrices should be quantised and no kernel reads them: the weights have to be on the device, and on
@@ -26,9 +29,16 @@ impl Decoder {
             _ if prepack.panels && has_panels(slot) => Ok(PackedWeights::pack(matrix)),
             _ => Ok(None),
         };
+        let joins = prepack.panels && prepack.quantization.is_none() && !is_cpu(&self.device);
         for unit in &mut packed.units {
             match &mut unit.store {
-                Store::Device(weights) => *weights = weights.prepacked(copy)?,
+                Store::Device(weights) => {
+                    *weights = weights.prepacked(copy)?;
+                    if joins {
+                        weights.join(QKV);
+                        weights.join(GATE_UP);
+                    }
+                }
                 Store::Host(_) if prepack.quantization.is_some() => return Err(unread()),
                 Store::Host(_) => {}
             }

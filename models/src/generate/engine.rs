@@ -13,6 +13,9 @@
 //! them. A draw depends on the sequence and the position alone, so the tokens are the same. The oldest sequence is never preempted, so
 //! every sequence ends.
 
+mod decode;
+
+use super::decode_steps::DecodeSteps;
 use super::engine_args::EngineArgs;
 use super::prefill::{Prefill, Prefilled, PrefilledGroup};
 use super::request::{FinishReason, GenerationRequest, Sample};
@@ -24,8 +27,7 @@ use super::waiting_queue::WaitingQueue;
 use crate::Result;
 use crate::cache::{BLOCK_SIZE, BlockTable, KvCache};
 use burn::tensor::{Int, Tensor, TensorData};
-use firebrick_backends::device::{is_accelerator, is_cpu};
-use firebrick_backends::kernels::in_thread_pool;
+use firebrick_backends::device::is_accelerator;
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -50,6 +52,8 @@ pub(super) struct Engine<'a> {
     decoding: bool,
     /// Whether a token is launched before the host has read the last one.
     async_scheduling: bool,
+    /// Decoding steps on a GPU; elsewhere there are none.
+    steps: Option<DecodeSteps>,
     /// The last token of every row, if the host has not read it.
     pending: Option<PendingTokens>,
     stats: GenerationStats,
@@ -73,6 +77,10 @@ impl<'a> Engine<'a> {
         let (decoder, config) = (args.decoder, args.config);
         let waiting = WaitingQueue::new(requests, n);
         let max_num_seqs = config.max_num_seqs.min(waiting.sequences());
+        let length =
+            |r: &GenerationRequest| r.tokens.len() + args.criteria.max_new_tokens(r, &config);
+        let longest = requests.iter().map(length).max().unwrap_or(1);
+        let steps = || DecodeSteps::new(args.capture_sizes, longest.div_ceil(BLOCK_SIZE));
         let stats = GenerationStats {
             cache_bytes: cache.bytes(),
             ..GenerationStats::default()
@@ -91,6 +99,7 @@ impl<'a> Engine<'a> {
             async_scheduling: config
                 .async_scheduling
                 .unwrap_or_else(|| is_accelerator(decoder.device())),
+            steps: decoder.decodes_on_device().then(steps),
             pending: None,
             stats,
             ended,
@@ -267,111 +276,6 @@ impl<'a> Engine<'a> {
                 self.cache.free(group.table);
             } else {
                 self.prefilled.push_back(group);
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether another token can be launched before the host reads the last one: no token can change the rows.
-    fn may_launch_ahead(&self) -> bool {
-        let (device, live) = (self.args.decoder.device(), self.running.live());
-        let waiting =
-            self.prefill.is_some() || !self.prefilled.is_empty() || !self.waiting.is_empty();
-        let full = live >= self.most && self.prefill.is_none();
-        let lasts =
-            |row: &Row| row.sequence.sample.tokens.len() + 1 < self.max_new_tokens(&row.sequence);
-        live > 0
-            && (full || !waiting)
-            && self.running.could_append(self.cache)
-            && !self.running.should_compact(!is_cpu(device))
-            && self.running.rows().iter().flatten().all(lasts)
-    }
-
-    /// Decodes one token of every running sequence.
-    fn decode(&mut self) -> Result<()> {
-        let pending = self.pending.take();
-        if pending.is_none() {
-            self.running.compact(!is_cpu(self.args.decoder.device()));
-        }
-        self.append();
-        let live = self.running.live();
-        if live == 0 {
-            return Ok(());
-        }
-        // as many rows as there will be until others are admitted
-        let begins = !std::mem::replace(&mut self.decoding, true);
-        let moments = self.args.moments.only(begins);
-        self.record_blocks();
-        self.record_waste();
-        let rows = self.running.rows();
-        let last = |row: &Option<Row>| {
-            let token = row
-                .as_ref()
-                .and_then(|row| row.sequence.sample.tokens.last());
-            token.map_or(0, |&t| t as i32)
-        };
-        let ids = match &pending {
-            Some(pending) => pending.tokens.ids(self.args.decoder.device()),
-            None => self.ints(rows.iter().map(last).collect()),
-        };
-        let later = u32::from(pending.is_some());
-        let next = |row: &Row| {
-            let sequence = &row.sequence;
-            let draw = RandomDraw::next(sequence.key, sequence.sample.tokens.len());
-            RandomDraw {
-                position: draw.position + later,
-                ..draw
-            }
-        };
-        let draws: Vec<RandomDraw> = rows
-            .iter()
-            .map(|row| row.as_ref().map_or(RandomDraw::NONE, next))
-            .collect();
-        self.stats.decode_steps += 1;
-        self.stats.slots += self.max_num_seqs;
-        let (decoder, sampling) = (self.args.decoder, self.args.criteria.sampling);
-        let metadata = self.cache.decode(decoder.arch(), &self.running.tables());
-        let cache = &mut *self.cache;
-        let tokens = in_thread_pool(decoder.device(), || {
-            let hidden = decoder.hidden_cached(ids, &metadata, cache);
-            sample(moments.logits(decoder, hidden), sampling, &draws)
-        })?;
-        // the device has its next work: read its last one
-        if let Some(pending) = pending {
-            self.accept_tokens(pending)?;
-        }
-        self.pending = Some(PendingTokens { tokens, live });
-        if self.async_scheduling {
-            Ok(())
-        } else {
-            self.read_pending()
-        }
-    }
-
-    /// Reads the pending tokens, if there are any.
-    fn read_pending(&mut self) -> Result<()> {
-        match self.pending.take() {
-            Some(pending) => self.accept_tokens(pending),
-            None => Ok(()),
-        }
-    }
-
-    /// Gives every running sequence its token.
-    fn accept_tokens(&mut self, pending: PendingTokens) -> Result<()> {
-        let live = self.running.live();
-        self.stats.occupied += live;
-        self.stats.overrun += pending.live - live;
-        if live == 0 {
-            return Ok(());
-        }
-        for (row, token) in pending.tokens.read()?.into_iter().enumerate() {
-            let Some(mut own) = self.running.rows_mut()[row].take() else {
-                continue;
-            };
-            if self.accept(&mut own.sequence, token)? {
-                self.end(own.sequence, Some(own.table));
-            } else {
-                self.running.rows_mut()[row] = Some(own);
             }
         }
         Ok(())

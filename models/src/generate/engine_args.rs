@@ -12,6 +12,8 @@ pub(super) struct EngineArgs<'a> {
     pub criteria: StoppingCriteria<'a>,
     pub config: SchedulerConfig,
     pub moments: Moments<'a>,
+    /// Numbers of rows of decoding steps that are captured as graphs.
+    pub capture_sizes: &'a [usize],
 }
 
 /// Whoever is told of the moments at which sampling holds the most.

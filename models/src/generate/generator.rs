@@ -34,6 +34,7 @@ pub struct Generator<'a> {
     accounts: Option<Arc<Accounts>>,
     prepack: Prepack,
     moments: Moments<'a>,
+    capture_sizes: Vec<usize>,
     cache: RefCell<Option<HeldCache>>,
 }
 
@@ -67,6 +68,7 @@ impl<'a> Generator<'a> {
             accounts: None,
             prepack: Prepack::default(),
             moments: Moments::default(),
+            capture_sizes: Vec::new(),
             cache: RefCell::new(None),
         })
     }
@@ -90,6 +92,15 @@ impl<'a> Generator<'a> {
     #[must_use]
     pub fn at_moments(mut self, told: &'a (dyn Fn() + Sync)) -> Self {
         self.moments = Moments(Some(told));
+        self
+    }
+
+    /// Captures decoding steps of these numbers of rows as graphs on a GPU (vLLM's `cudagraph_capture_sizes`), and replays them; steps of
+    /// fewer rows are padded to the next of them. None, the default, runs every step kernel by kernel. Sampled tokens do not depend
+    /// on it.
+    #[must_use]
+    pub fn capture_sizes(mut self, sizes: &[usize]) -> Self {
+        self.capture_sizes = sizes.to_vec();
         self
     }
 
@@ -142,6 +153,7 @@ impl<'a> Generator<'a> {
             criteria: self.criteria,
             config: *config,
             moments: self.moments,
+            capture_sizes: &self.capture_sizes,
         };
         let mut held = self.cache.borrow_mut();
         let cache = self.fitting(&mut held, requests, n, config)?;

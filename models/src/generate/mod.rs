@@ -1,5 +1,6 @@
 //! Sampling completions: continuous batching over a KV cache within a budget, `n` samples of a prompt sharing its prefill.
 
+mod decode_steps;
 mod engine;
 mod engine_args;
 mod generator;

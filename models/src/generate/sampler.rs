@@ -72,7 +72,7 @@ impl RandomDraw {
         position: 0,
     };
 
-    fn uniform(&self) -> f32 {
+    pub fn uniform(&self) -> f32 {
         self.key.map_or(0.5, |key| key.uniform(self.position))
     }
 }

@@ -13,6 +13,8 @@ pub struct GenerationStats {
     pub new_tokens: usize,
     /// Forward passes that decoded one token of each sequence.
     pub decode_steps: usize,
+    /// Those of them that replayed a graph.
+    pub graph_replays: usize,
     /// Sequences that were decoded, summed over those forward passes.
     pub occupied: usize,
     /// Sequences that could have been decoded, summed over those forward passes.
@@ -86,6 +88,7 @@ impl GenerationStats {
         self.recomputed_tokens += other.recomputed_tokens;
         self.new_tokens += other.new_tokens;
         self.decode_steps += other.decode_steps;
+        self.graph_replays += other.graph_replays;
         self.occupied += other.occupied;
         self.slots += other.slots;
         self.overrun += other.overrun;

@@ -6,6 +6,8 @@
 
 mod batching;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod launches;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod memory;
 mod objectives;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]

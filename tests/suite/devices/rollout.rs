@@ -169,10 +169,10 @@ fn weights_in_8_bits_draw_what_a_model_of_those_numbers_draws(device: &Device) {
     }
 }
 
-const PROMPTS: [&[u32]; 2] = [&[7, 41, 68], &[7, 47, 18, 66, 71]];
+pub(super) const PROMPTS: [&[u32]; 2] = [&[7, 41, 68], &[7, 47, 18, 66, 71]];
 
 /// Drawn from the whole distribution.
-const DRAWN: Asked = Asked {
+pub(super) const DRAWN: Asked = Asked {
     temperature: 1.0,
     new: 12,
     n: 3,
@@ -181,14 +181,14 @@ const DRAWN: Asked = Asked {
 };
 
 /// Drawn from the likeliest tokens, by all three kinds of truncation.
-const TRUNCATED: Asked = Asked {
+pub(super) const TRUNCATED: Asked = Asked {
     temperature: 0.8,
     kept: Some((20, 0.9, 0.01)),
     ..DRAWN
 };
 
 #[track_caller]
-fn assert_same(found: &[Sample], expected: &[Sample]) {
+pub(super) fn assert_same(found: &[Sample], expected: &[Sample]) {
     assert_eq!(found.len(), expected.len());
     for (a, b) in found.iter().zip(expected) {
         assert_eq!(
@@ -204,16 +204,16 @@ fn assert_same(found: &[Sample], expected: &[Sample]) {
 }
 
 #[derive(Clone, Copy)]
-struct Asked {
-    temperature: f64,
+pub(super) struct Asked {
+    pub temperature: f64,
     /// Most new tokens.
-    new: usize,
+    pub new: usize,
     /// Samples a prompt.
-    n: usize,
+    pub n: usize,
     /// Top-k, top-p and min-p, where tokens are left out.
-    kept: Option<(usize, f64, f64)>,
+    pub kept: Option<(usize, f64, f64)>,
     /// The first so many tokens end a completion.
-    stop_ids: u32,
+    pub stop_ids: u32,
 }
 
 fn generate(
@@ -235,6 +235,18 @@ fn run_packed(
     asked: Asked,
     limits: &SchedulerConfig,
     prepack: Prepack,
+) -> Generated {
+    run_captured(model, prompts, asked, limits, prepack, &[])
+}
+
+/// With decoding steps of these numbers of rows captured as graphs.
+pub(super) fn run_captured(
+    model: &Model,
+    prompts: &[Vec<u32>],
+    asked: Asked,
+    limits: &SchedulerConfig,
+    prepack: Prepack,
+    capture_sizes: &[usize],
 ) -> Generated {
     let (top_p, min_p) = asked.kept.map_or((1.0, 0.0), |(_, p, m)| (p, m));
     let sampling = SamplingParams {
@@ -258,7 +270,7 @@ fn run_packed(
     };
     let requests: Vec<GenerationRequest> = prompts.iter().enumerate().map(request).collect();
     let generator = Generator::new(&model.decoder, None, &sampling).expect("sampling that works");
-    let generator = generator.prepack(prepack);
+    let generator = generator.prepack(prepack).capture_sizes(capture_sizes);
     let generated = generator.run_with(&requests, asked.n, limits, |_| {});
     generated.expect("samples")
 }

@@ -2,10 +2,14 @@
 
 use super::{assert_near, cases, leaf, numbers, on_gpus, precisions, stored, values};
 use burn::tensor::{DType, Device};
-use firebrick_backends::kernels::{self, Gate};
+use firebrick_backends::kernels::{self, Gate, JoinedHeads};
 
 on_gpus!(
     a_norm_is_added_to_its_residual_in_one_pass,
+    a_residual_is_added_and_normed_in_one_pass,
+    heads_of_queries_and_keys_are_normed_and_values_are_not,
+    a_gate_of_joined_rows_is_that_of_separate_ones,
+    products_of_few_rows_are_those_of_tensor_operations,
     norm_and_its_gradients_are_their_formulas,
     every_gate_and_its_gradients_are_their_formulas,
     a_gate_leaves_what_others_hold_as_it_was,
@@ -100,6 +104,93 @@ fn a_norm_is_added_to_its_residual_in_one_pass(device: &Device) {
         cases((1_usize..90, 1_usize..150), |(rows, n)| {
             hold_norm_onto([rows, n], dtype, tolerance, device);
         });
+    }
+}
+
+fn a_residual_is_added_and_normed_in_one_pass(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
+        cases((1_usize..90, 1_usize..150), |(rows, n)| {
+            let shape = [rows, n];
+            let (base, bases) = stored(numbers(rows * n, 41, 2.0), shape, dtype, device);
+            let (x, xs) = stored(numbers(rows * n, 42, 2.0), shape, dtype, device);
+            let (w, ws) = stored(numbers(n, 43, 1.0), [1, n], dtype, device);
+            let sum = bases.iter().zip(&xs).map(|(a, b)| a + b).collect();
+            let (_, sums) = stored::<2>(sum, shape, dtype, device);
+            let expected = rms_norm(&sums, &ws, &vec![0.0; rows * n], 1e-6, 1.0);
+            let what = format!("a residual and its norm of {shape:?} in {dtype:?}");
+            let both = kernels::add_rms_norm(base.clone(), &x, &w, 1e-6, 1.0);
+            let [sum, normed] = both.expect("a kernel");
+            assert_near(&what, &values(sum), &sums, tolerance);
+            assert_near(&what, &values(normed), &expected.y, tolerance);
+            assert_near("a residual that others hold", &values(base), &bases, 0.0);
+        });
+    }
+}
+
+fn heads_of_queries_and_keys_are_normed_and_values_are_not(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
+        let sizes = (1_usize..9, 1_usize..5, 1_usize..4, 1_usize..70);
+        cases(sizes, |(rows, group, keys, dim)| {
+            let heads = JoinedHeads {
+                queries: group * keys,
+                keys,
+                dim,
+            };
+            let shape = [rows, heads.width()];
+            let n = rows * heads.width();
+            let (qkv, all) = stored(numbers(n, 44, 2.0), shape, dtype, device);
+            let (q, qs) = stored(numbers(dim, 45, 1.0), [1, dim], dtype, device);
+            let (k, ks) = stored(numbers(dim, 46, 1.0), [1, dim], dtype, device);
+            let mut expected = Vec::new();
+            for (index, head) in all.chunks(dim).enumerate() {
+                let head_of = index % (heads.queries + 2 * keys);
+                let norm = |w: &[f64]| rms_norm(head, w, &vec![0.0; dim], 1e-6, 0.0).y;
+                expected.extend(match head_of {
+                    i if i < heads.queries => norm(&qs),
+                    i if i < heads.queries + keys => norm(&ks),
+                    _ => head.to_vec(),
+                });
+            }
+            let normed = kernels::norm_heads(qkv.clone(), [&q, &k], heads, 1e-6, 0.0);
+            let what = format!("heads {heads:?} in {dtype:?}");
+            let found = values(normed.expect("a kernel"));
+            assert_near(&what, &found, &expected, tolerance);
+            assert_near("rows that others hold", &values(qkv), &all, 0.0);
+        });
+    }
+}
+
+fn a_gate_of_joined_rows_is_that_of_separate_ones(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
+        for gate in [Gate::Silu, Gate::Gelu, Gate::GeluTanh] {
+            cases((1_usize..40, 1_usize..40), |(rows, n)| {
+                let shape = [rows, 2 * n];
+                let (x, _) = stored(numbers(rows * 2 * n, 47, 2.0), shape, dtype, device);
+                let half = |first| x.clone().narrow(1, first, n);
+                let expected = kernels::glu(gate, &half(0), &half(n)).expect("a kernel");
+                let found = kernels::glu_joined(gate, &x).expect("a kernel");
+                let what = format!("{gate:?} of {shape:?} in {dtype:?}");
+                assert_near(&what, &values(found), &values(expected), tolerance);
+            });
+        }
+    }
+}
+
+fn products_of_few_rows_are_those_of_tensor_operations(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
+        for [rows, inner, outputs] in [[1, 24, 40], [6, 40, 56], [17, 64, 33]] {
+            let (x, _) = stored(numbers(rows * inner, 48, 1.0), [rows, inner], dtype, device);
+            let (w, _) = stored(
+                numbers(outputs * inner, 49, 1.0),
+                [outputs, inner],
+                dtype,
+                device,
+            );
+            let found = kernels::product(&x, &w).expect("a kernel");
+            let expected = values(x.matmul(w.transpose()));
+            let what = format!("a product of {rows} rows in {dtype:?}");
+            assert_near(&what, &values(found), &expected, tolerance);
+        }
     }
 }
 

@@ -181,7 +181,23 @@ fn what_the_engine_cannot_do_is_refused() {
     for (setting, parts) in [
         (
             "rollout.enforce_eager=false",
-            &["rollout.enforce_eager", "eager"][..],
+            &["rollout.enforce_eager", "the CPU launches no kernels"][..],
+        ),
+        (
+            "rollout.cudagraph_capture_sizes=[1]",
+            &["rollout.cudagraph_capture_sizes", "the CPU"],
+        ),
+        (
+            "rollout.cudagraph_capture_sizes=[0]",
+            &["rollout.cudagraph_capture_sizes", "has 0"],
+        ),
+        (
+            "rollout.cudagraph_capture_sizes=[100000]",
+            &["100000", "rollout.max_num_seqs"],
+        ),
+        (
+            "rollout.cudagraph_capture_sizes=[]",
+            &["rollout.enforce_eager: true"],
         ),
         (
             "rollout.max_num_batched_tokens=8",

@@ -1,16 +1,18 @@
 //! What `CubeCL` backends have kernels for.
 
+use super::graph::CubeRecorder;
 use super::packed::QuantizedMatrix;
 use super::{
-    adamw, attention, block8, embedding, glu, launch, norm, paged, rotary, sample, scores,
+    adamw, attention, block8, embedding, fused_norm, glu, launch, norm, paged, product, rotary,
+    sample, scores, step,
 };
 use crate::device::is_cpu;
-use crate::kernels::backend::{Kernels, PackedMatrix};
+use crate::kernels::backend::{Kernels, PackedMatrix, Recorder};
 use crate::kernels::choice::{Operation, TILE};
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use crate::kernels::shapes::{
-    AdamWOutput, AdamWStep, AttentionShape, Gate, QuantizationMap, QuantizedBlocks, RowScores,
-    RowsByToken, RunningScores, SampleOptions, Scaling, ScoreGradients,
+    AdamWOutput, AdamWStep, AttentionShape, Gate, JoinedHeads, QuantizationMap, QuantizedBlocks,
+    RowScores, RowsByToken, RunningScores, SampleOptions, Scaling, ScoreGradients, Truncation,
 };
 use burn::tensor::{DType, Device, Int, Tensor};
 use std::ops::Range;
@@ -46,6 +48,36 @@ impl Kernels for CubeKernels {
         offset: f64,
     ) -> Result<Tensor<2>, Tensor<2>> {
         norm::rms_norm_add(base, x, w, eps, offset)
+    }
+
+    fn add_rms_norm(
+        &self,
+        base: Tensor<2>,
+        x: &Tensor<2>,
+        w: &Tensor<2>,
+        eps: f64,
+        offset: f64,
+    ) -> Result<[Tensor<2>; 2], Tensor<2>> {
+        fused_norm::add_rms_norm(base, x, w, eps, offset)
+    }
+
+    fn norm_heads(
+        &self,
+        qkv: Tensor<2>,
+        weights: [&Tensor<2>; 2],
+        heads: JoinedHeads,
+        eps: f64,
+        offset: f64,
+    ) -> Result<Tensor<2>, Tensor<2>> {
+        fused_norm::norm_heads(qkv, weights, heads, eps, offset)
+    }
+
+    fn glu_joined(&self, activation: Gate, x: &Tensor<2>) -> Option<Tensor<2>> {
+        glu::glu_joined(activation, x)
+    }
+
+    fn product(&self, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+        product::product(x, w)
     }
 
     fn glu(&self, activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
@@ -84,6 +116,17 @@ impl Kernels for CubeKernels {
         paged::paged_attention(qkv, pool, shape)
     }
 
+    fn paged_attention_joined(
+        &self,
+        qkv: &Tensor<2>,
+        bias: Option<&Tensor<2>>,
+        heads: JoinedHeads,
+        pool: KvPool,
+        shape: &PagedAttentionShape<'_>,
+    ) -> Result<(Tensor<2>, KvPool), KvPool> {
+        paged::paged_attention_joined(qkv, bias, heads, pool, shape)
+    }
+
     fn write_kv(&self, pool: KvPool, kv: [&Tensor<3>; 2], slots: &SlotMapping) -> KvPool {
         paged::write_kv(pool, kv, slots)
     }
@@ -102,6 +145,42 @@ impl Kernels for CubeKernels {
         choice: SampleOptions<'_>,
     ) -> Option<Tensor<2>> {
         sample::sample_rows_on_device(logits, choice)
+    }
+
+    fn draw_rows(
+        &self,
+        logits: &Tensor<2>,
+        temperature: f64,
+        truncation: Truncation,
+        uniforms: Option<&Tensor<1>>,
+    ) -> Option<Tensor<2>> {
+        sample::draw_rows(logits, temperature, truncation, uniforms)
+    }
+
+    fn load_step(
+        &self,
+        target: &Tensor<1, Int>,
+        words: Tensor<1, Int>,
+        tokens: Option<&Tensor<2>>,
+        rows: usize,
+    ) {
+        step::load_step(target, &words, tokens, rows);
+    }
+
+    fn words_of(&self, whole: &Tensor<1, Int>, place: Range<usize>) -> Option<Tensor<1, Int>> {
+        Some(step::words_of(whole, &place))
+    }
+
+    fn floats_of(&self, whole: &Tensor<1, Int>, place: Range<usize>) -> Option<Tensor<1>> {
+        Some(step::floats_of(whole, &place))
+    }
+
+    fn duplicate(&self, tensor: &Tensor<2>) -> Option<Tensor<2>> {
+        Some(step::duplicate(tensor))
+    }
+
+    fn recorder(&self, device: &Device) -> Option<Box<dyn Recorder>> {
+        Some(Box::new(CubeRecorder::of(device)))
     }
 
     fn score_rows(

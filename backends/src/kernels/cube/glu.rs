@@ -1,9 +1,12 @@
 //! The gate of a gated MLP: activation(gate) · up.
 
-use super::launch::{address, elem, elementwise, empty, output_arg, reuse_or_alloc, supports};
-use crate::kernels::autodiff::{self, Kernel, run};
+use super::launch::{
+    address, detached, dims, elem, elementwise, empty, output_arg, reuse_or_alloc, supports,
+};
+use crate::kernels::autodiff::{self, Kernel, KernelBackend, run};
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::Gate;
+use crate::trace::span;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::Tensor;
 use burn_cubecl::cubecl;
@@ -19,6 +22,32 @@ pub(super) fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<
     }
     let inputs = [gate, up].map(|t| autodiff::input(t.clone()));
     Some(run(Glu(activation), inputs))
+}
+
+/// The same of rows `[gate | up]`, without a gradient; see [`crate::kernels::glu_joined`].
+pub(super) fn glu_joined(activation: Gate, x: &Tensor<2>) -> Option<Tensor<2>> {
+    if !supports(Operation::Gate, x) || x.device().is_autodiff() {
+        return None;
+    }
+    let _span = span("gate", 0.0);
+    let x = detached(x.clone());
+    let [rows, both] = dims(&x);
+    let width = both / 2;
+    let out = empty(&x, [rows, width], x.dtype);
+    let (count, dim) = elementwise(&out, rows * width);
+    forward_joined::launch(
+        &out.client,
+        count,
+        dim,
+        address([&x]),
+        x.into_buffer_arg(),
+        out.clone().into_buffer_arg(),
+        rows * width,
+        width,
+        activation,
+        elem(&out),
+    );
+    Some(Cube::tensor(out))
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -121,6 +150,23 @@ fn forward<F: Float>(
     if i < n {
         let (value, _) = activation(f32::cast_from(gate[i]), kind);
         out[i] = F::cast_from(value * f32::cast_from(up[i]));
+    }
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn forward_joined<F: Float>(
+    x: &[F],
+    out: &mut [F],
+    n: usize,
+    width: usize,
+    #[comptime] kind: Gate,
+    #[define(F)] _dtype: ElemType,
+) {
+    let i = ABSOLUTE_POS;
+    if i < n {
+        let gate = i / width * width + i;
+        let (value, _) = activation(f32::cast_from(x[gate]), kind);
+        out[i] = F::cast_from(value * f32::cast_from(x[gate + width]));
     }
 }
 

@@ -67,6 +67,11 @@ pub(super) fn supports<const D: usize>(operation: Operation, tensor: &Tensor<D>)
     enabled() && !is_cpu(&device) && computes_in(operation, &device, tensor.dtype())
 }
 
+/// Whether kernels are used on a device at all.
+pub(super) fn enabled_on(device: &Device) -> bool {
+    enabled() && !is_cpu(device)
+}
+
 fn computes_in(operation: Operation, device: &Device, dtype: DType) -> bool {
     let traits = traits(device);
     let computes = match dtype {

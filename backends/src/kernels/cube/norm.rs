@@ -209,7 +209,7 @@ fn weight_gradient(
 
 /// 1 / rms of the row that begins at `first`. All units of a cube must call this, also those without a row.
 #[cube]
-fn reciprocal<F: Float>(
+pub(super) fn reciprocal<F: Float>(
     lanes: &mut Shared<[f32]>,
     x: &[F],
     first: usize,

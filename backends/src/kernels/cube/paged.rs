@@ -4,7 +4,8 @@
 //! A cube has some query heads of one key head of one row. It rotates them and the new key, writes that and the new value to the
 //! pool, and iterates over tiles of columns: [`tile::LANES`] units share a key and multiply it with every query, then each unit has
 //! some dimensions of the values. Keys and values are read once per cube, coalesced (`attend`). Where such cubes do not fill the GPU
-//! and rows are long, the columns of a row are divided among several cubes (`split`).
+//! and rows are long, the columns of a row are divided among several cubes (`split`). Queries, keys and values are three tensors, or
+//! one with their biases beside it (`joined`).
 //!
 //! Codes of 8 bits are widened in registers. A key's scale multiplies its product with a query, a value's scale its weight (`codes`).
 
@@ -12,6 +13,7 @@ mod append;
 mod attend;
 mod cache;
 mod codes;
+mod joined;
 mod pool;
 mod split;
 mod tile;
@@ -25,7 +27,8 @@ use super::launch::{
 };
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
-use crate::kernels::paged::{KvPool, PagedAttentionShape};
+use crate::kernels::paged::{KvPool, LONG, PagedAttentionShape};
+use crate::kernels::shapes::JoinedHeads;
 use crate::trace::span;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Tensor};
@@ -35,20 +38,28 @@ use cubecl::prelude::*;
 use pool::CubePool;
 use tile::{HEADS, QUERIES, pack};
 
-/// Columns from which a row is divided, and the least columns of a part: enough to pay for two more launches.
-const LONG: usize = 1024;
+/// The least columns of a part: enough to pay for two more launches.
 const PART: usize = 128;
+
+/// The new tokens.
+enum NewTokens {
+    /// Keys and values, `[rows, kv_heads · dim]` each. The queries are where the output will be: with its own buffer there would be
+    /// nine.
+    Separate { k: CubeTensor, v: CubeTensor },
+    /// Queries, keys and values, `[rows, (heads + 2 · kv_heads) · dim]`, and their biases, where they are still to be added.
+    Joined {
+        qkv: CubeTensor,
+        bias: Option<CubeTensor>,
+    },
+}
 
 /// The arguments that launches share.
 struct LaunchParams {
-    q: CubeTensor,
-    k: CubeTensor,
-    v: CubeTensor,
+    new: NewTokens,
+    out: CubeTensor,
     angles: CubeTensor,
     table: CubeTensor,
     rows: usize,
-    /// Rows in a sequence.
-    live: usize,
     stride: usize,
     kv: usize,
     group: usize,
@@ -64,40 +75,80 @@ struct LaunchParams {
     capped: bool,
 }
 
+/// Whether the kernels take tensors of these types beside the first one.
+fn takes(first: &Tensor<2>, others: &[DType], pool: &KvPool) -> bool {
+    let stored = match pool {
+        KvPool::Float { keys, values } => [keys.dtype(), values.dtype()],
+        KvPool::Int8 { .. } => [first.dtype(); 2],
+    };
+    let mut alike = others.iter().chain(&stored);
+    supports(Operation::DecodeAttention, first) && alike.all(|&dtype| dtype == first.dtype())
+}
+
 /// See [`crate::kernels::paged_attention`].
 pub(super) fn paged_attention(
     [q, k, v]: [Tensor<2>; 3],
     pool: KvPool,
     shape: &PagedAttentionShape<'_>,
 ) -> Result<(Tensor<2>, KvPool), KvPool> {
-    let stored = match &pool {
-        KvPool::Float { keys, values } => [keys.dtype(), values.dtype()],
-        KvPool::Int8 { .. } => [q.dtype(); 2],
-    };
-    let alike = [k.dtype(), v.dtype(), stored[0], stored[1]];
-    let taken =
-        supports(Operation::DecodeAttention, &q) && alike.iter().all(|&dtype| dtype == q.dtype());
+    if !takes(&q, &[k.dtype(), v.dtype()], &pool) {
+        return Err(pool);
+    }
+    attend(pool, shape, || {
+        let new = NewTokens::Separate {
+            k: detached(k),
+            v: detached(v),
+        };
+        (into_writable(detached(q)), new)
+    })
+}
+
+/// See [`crate::kernels::paged_attention_joined`].
+pub(super) fn paged_attention_joined(
+    qkv: &Tensor<2>,
+    bias: Option<&Tensor<2>>,
+    heads: JoinedHeads,
+    pool: KvPool,
+    shape: &PagedAttentionShape<'_>,
+) -> Result<(Tensor<2>, KvPool), KvPool> {
+    let biases: Vec<DType> = bias.iter().map(|bias| bias.dtype()).collect();
+    if !takes(qkv, &biases, &pool) || qkv.dims()[1] != heads.width() {
+        return Err(pool);
+    }
+    attend(pool, shape, || {
+        let qkv = detached(qkv.clone());
+        let [rows, _] = dims(&qkv);
+        let out = empty(&qkv, [rows, heads.queries * heads.dim], qkv.dtype);
+        let bias = bias.map(|bias| detached(bias.clone()));
+        (out, NewTokens::Joined { qkv, bias })
+    })
+}
+
+/// Attention of new tokens, which come with the buffer of the output.
+fn attend(
+    pool: KvPool,
+    shape: &PagedAttentionShape<'_>,
+    new: impl FnOnce() -> (CubeTensor, NewTokens),
+) -> Result<(Tensor<2>, KvPool), KvPool> {
     let on_device = (&shape.tables.on_device, &shape.angles.on_device);
-    let (Some(tables), Some(angles), true) = (on_device.0, on_device.1, taken) else {
+    let (Some(tables), Some(angles)) = on_device else {
         return Err(pool);
     };
     let _span = span("decode attention", 0.0);
-    let [rows, width] = q.dims();
+    let (out, new) = new();
+    let [rows, width] = dims(&out);
     let pool = CubePool::open_writable(pool);
     let [kv, slots, each] = dims(pool.keys());
     let dim = each * pack(matches!(pool, CubePool::Int8 { .. }));
     let group = width / dim / kv;
     let heads = group.min(HEADS).min((QUERIES / dim).max(1));
-    let window = shape.window.unwrap_or(tables.longest).min(tables.longest);
+    let whole = shape.window.unwrap_or(usize::MAX);
     let params = LaunchParams {
-        // the output replaces the queries: with its own buffer there would be nine
-        q: into_writable(detached(q)),
-        k: detached(k),
-        v: detached(v),
+        new,
+        out,
         angles: detached(angles.clone()),
         table: integers(&tables.table),
         rows,
-        live: tables.rows,
         stride: tables.stride,
         kv,
         group,
@@ -105,20 +156,19 @@ pub(super) fn paged_attention(
         chunks: group.div_ceil(heads),
         slots,
         dim,
-        window,
+        window: whole.min(tables.most),
         scale: shape.scale as f32,
         cap: shape.softcap.unwrap_or(1.0) as f32,
         capped: shape.softcap.is_some(),
     };
-    debug_assert_eq!(dims(&params.k), [rows, kv * dim]);
-    let tasks = params.live * kv * params.chunks;
-    let parts = parts(&params.q, tasks, window);
+    let tasks = rows * kv * params.chunks;
+    let parts = parts(&params.out, tasks, whole.min(tables.longest));
     if parts > 1 {
         split_kv(&params, &pool, tasks, parts);
     } else {
-        whole_rows(&params, &pool);
+        whole_rows(&params, &pool, tasks);
     }
-    Ok((Cube::tensor(params.q), pool.close()))
+    Ok((Cube::tensor(params.out), pool.close()))
 }
 
 /// Parts into which the columns of a row are divided, so that cubes fill the GPU.
@@ -131,22 +181,20 @@ fn parts(like: &CubeTensor, tasks: usize, longest: usize) -> usize {
 }
 
 /// One launch, with a cube for all columns of a row.
-fn whole_rows(params: &LaunchParams, pool: &CubePool) {
-    let q = &params.q;
-    let tasks = params.rows * params.kv * params.chunks;
+fn whole_rows(params: &LaunchParams, pool: &CubePool, tasks: usize) {
+    let out = &params.out;
     macro_rules! launch {
-        ($kernel:ident, $($tensor:expr),*) => {
-            whole::$kernel::launch(
-                &q.client,
-                cubes(q, tasks),
+        ($file:ident::$kernel:ident, [$($first:expr),*], [$($pool:expr),*], [$($last:expr),*], [$($biased:expr),*]) => {{
+            $file::$kernel::launch(
+                &out.client,
+                cubes(out, tasks),
                 CubeDim::new_1d(UNITS as u32),
-                address([pool.keys(), q]),
-                q.clone().into_buffer_arg(),
-                params.k.clone().into_buffer_arg(),
-                params.v.clone().into_buffer_arg(),
-                $($tensor.clone().into_buffer_arg(),)*
+                address([pool.keys(), out]),
+                $($first.clone().into_buffer_arg(),)*
+                $($pool.clone().into_buffer_arg(),)*
                 params.angles.clone().into_buffer_arg(),
                 params.table.clone().into_buffer_arg(),
+                $($last.clone().into_buffer_arg(),)*
                 tasks,
                 params.rows,
                 params.stride,
@@ -157,51 +205,131 @@ fn whole_rows(params: &LaunchParams, pool: &CubePool) {
                 params.window,
                 params.scale,
                 params.cap,
+                $($biased,)*
                 params.capped,
                 params.heads,
                 params.dim,
-                elem(q),
+                elem(out),
             )
-        };
+        }};
     }
-    match pool {
-        CubePool::Float { keys, values } => launch!(attend, keys, values),
-        CubePool::Int8 {
-            keys,
-            values,
-            scales,
-        } => launch!(attend_int8, keys, values, scales),
+    match (&params.new, pool) {
+        (NewTokens::Separate { k, v }, CubePool::Float { keys, values }) => {
+            launch!(whole::attend, [out, k, v], [keys, values], [], []);
+        }
+        (
+            NewTokens::Separate { k, v },
+            CubePool::Int8 {
+                keys,
+                values,
+                scales,
+            },
+        ) => launch!(
+            whole::attend_int8,
+            [out, k, v],
+            [keys, values, scales],
+            [],
+            []
+        ),
+        (NewTokens::Joined { qkv, bias }, CubePool::Float { keys, values }) => {
+            let (biased, bias) = (bias.is_some(), bias.as_ref().unwrap_or(qkv));
+            launch!(joined::attend, [qkv, bias], [keys, values], [out], [biased]);
+        }
+        (
+            NewTokens::Joined { qkv, bias },
+            CubePool::Int8 {
+                keys,
+                values,
+                scales,
+            },
+        ) => {
+            let (biased, bias) = (bias.is_some(), bias.as_ref().unwrap_or(qkv));
+            launch!(
+                joined::attend_int8,
+                [qkv, bias],
+                [keys, values, scales],
+                [out],
+                [biased]
+            );
+        }
     }
 }
 
-/// Three launches, with `parts` cubes for the columns of a row. `tasks` counts only rows that are in a sequence.
-fn split_kv(params: &LaunchParams, pool: &CubePool, tasks: usize, parts: usize) {
-    let q = &params.q;
-    let address = address([pool.keys(), q]);
-    macro_rules! append {
-        ($kernel:ident, $($tensor:expr),*) => {
-            split::$kernel::launch(
-                &q.client,
-                cubes(q, params.live * params.kv),
+/// The first launch of a divided attention: new tokens go to the pool, rotated queries to the output.
+fn append(params: &LaunchParams, pool: &CubePool) {
+    let out = &params.out;
+    let tasks = params.rows * params.kv;
+    macro_rules! launch {
+        ($file:ident::$kernel:ident, [$($first:expr),*], [$($pool:expr),*], [$($last:expr),*], [$($biased:expr),*]) => {{
+            $file::$kernel::launch(
+                &out.client,
+                cubes(out, tasks),
                 CubeDim::new_1d(UNITS as u32),
-                address,
-                q.clone().into_buffer_arg(),
-                params.k.clone().into_buffer_arg(),
-                params.v.clone().into_buffer_arg(),
-                $($tensor.clone().into_buffer_arg(),)*
+                address([pool.keys(), out]),
+                $($first.clone().into_buffer_arg(),)*
+                $($pool.clone().into_buffer_arg(),)*
                 params.angles.clone().into_buffer_arg(),
                 params.table.clone().into_buffer_arg(),
-                params.live * params.kv,
+                $($last.clone().into_buffer_arg(),)*
+                tasks,
                 params.rows,
                 params.stride,
                 params.kv,
                 params.group,
                 params.slots,
+                $($biased,)*
                 params.dim,
-                elem(q),
+                elem(out),
             )
-        };
+        }};
     }
+    match (&params.new, pool) {
+        (NewTokens::Separate { k, v }, CubePool::Float { keys, values }) => {
+            launch!(split::append, [out, k, v], [keys, values], [], []);
+        }
+        (
+            NewTokens::Separate { k, v },
+            CubePool::Int8 {
+                keys,
+                values,
+                scales,
+            },
+        ) => launch!(
+            split::append_int8,
+            [out, k, v],
+            [keys, values, scales],
+            [],
+            []
+        ),
+        (NewTokens::Joined { qkv, bias }, CubePool::Float { keys, values }) => {
+            let (biased, bias) = (bias.is_some(), bias.as_ref().unwrap_or(qkv));
+            launch!(joined::append, [qkv, bias], [keys, values], [out], [biased]);
+        }
+        (
+            NewTokens::Joined { qkv, bias },
+            CubePool::Int8 {
+                keys,
+                values,
+                scales,
+            },
+        ) => {
+            let (biased, bias) = (bias.is_some(), bias.as_ref().unwrap_or(qkv));
+            launch!(
+                joined::append_int8,
+                [qkv, bias],
+                [keys, values, scales],
+                [out],
+                [biased]
+            );
+        }
+    }
+}
+
+/// Three launches, with `parts` cubes for the columns of a row.
+fn split_kv(params: &LaunchParams, pool: &CubePool, tasks: usize, parts: usize) {
+    append(params, pool);
+    let q = &params.out;
+    let address = address([pool.keys(), q]);
     let numbers = tasks * parts * split::numbers(params.heads, params.dim);
     let parted = empty(q, [numbers], DType::F32);
     macro_rules! attend {
@@ -234,18 +362,12 @@ fn split_kv(params: &LaunchParams, pool: &CubePool, tasks: usize, parts: usize) 
         };
     }
     match pool {
-        CubePool::Float { keys, values } => {
-            append!(append, keys, values);
-            attend!(attend, keys, values);
-        }
+        CubePool::Float { keys, values } => attend!(attend, keys, values),
         CubePool::Int8 {
             keys,
             values,
             scales,
-        } => {
-            append!(append_int8, keys, values, scales);
-            attend!(attend_int8, keys, values, scales);
-        }
+        } => attend!(attend_int8, keys, values, scales),
     }
     let (count, dim) = elementwise(q, q.shape().num_elements());
     split::combine_parts::launch(

@@ -12,7 +12,7 @@ use super::launch::{
 };
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
-use crate::kernels::shapes::SampleOptions;
+use crate::kernels::shapes::{SampleOptions, Truncation};
 use crate::trace::span;
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor, TensorData};
@@ -32,11 +32,29 @@ pub(super) fn sample_rows_on_device(
     logits: &Tensor<2>,
     choice: SampleOptions<'_>,
 ) -> Option<Tensor<2>> {
+    let uniforms = choice.uniforms.map(|uniforms| {
+        let uniforms = TensorData::new(uniforms.to_vec(), [uniforms.len()]);
+        Tensor::<1>::from_data(uniforms, (&logits.device(), DType::F32))
+    });
+    draw_rows(
+        logits,
+        choice.temperature,
+        choice.truncation,
+        uniforms.as_ref(),
+    )
+}
+
+/// See [`crate::kernels::draw_rows`].
+pub(super) fn draw_rows(
+    logits: &Tensor<2>,
+    temperature: f64,
+    truncation: Truncation,
+    uniforms: Option<&Tensor<1>>,
+) -> Option<Tensor<2>> {
     if !supports(Operation::Draw, logits) || logits.dims()[1] > IDS {
         return None;
     }
     let _span = span("draw", 0.0);
-    let device = logits.device();
     let logits = detached(logits.clone());
     let [rows, vocab] = dims(&logits);
     let out = empty(&logits, [rows, 3], DType::F32);
@@ -45,7 +63,7 @@ pub(super) fn sample_rows_on_device(
         CubeDim::new_1d(UNITS as u32),
         address([&logits]),
     );
-    let (inverse, dtype) = (1.0 / choice.temperature as f32, elem(&logits));
+    let (inverse, dtype) = (1.0 / temperature as f32, elem(&logits));
     // low bits of f32 that are 0 in all values of a type
     let spare = match logits.dtype {
         DType::BF16 => 16,
@@ -54,7 +72,7 @@ pub(super) fn sample_rows_on_device(
     };
     let logits = logits.into_buffer_arg();
     let written = out.clone().into_buffer_arg();
-    let Some(uniforms) = choice.uniforms else {
+    let Some(uniforms) = uniforms else {
         greedy::launch(
             &out.client,
             count,
@@ -69,9 +87,6 @@ pub(super) fn sample_rows_on_device(
         );
         return Some(Cube::tensor(out));
     };
-    let uniforms = TensorData::new(uniforms.to_vec(), [rows]);
-    let uniforms = Tensor::<1>::from_data(uniforms, (&device, DType::F32));
-    let truncation = choice.truncation;
     let top_k = truncation.top_k.unwrap_or(vocab).max(1);
     sample::launch(
         &out.client,
@@ -79,7 +94,7 @@ pub(super) fn sample_rows_on_device(
         dim,
         at,
         logits,
-        detached(uniforms).into_buffer_arg(),
+        detached(uniforms.clone()).into_buffer_arg(),
         written,
         rows,
         vocab,

@@ -9,14 +9,20 @@ use super::usage::{MemoryUsage, PeakUsage};
 use super::workload::Workload;
 use crate::{Layout, ModelPlan, Plan, Role};
 use firebrick_spec::lora::LoraConfig;
+use firebrick_spec::parameters::{Slot, UnitKind, unit_specs};
 use firebrick_spec::{Arch, Backend, Category, DeviceProfile, Quantization};
 
 /// Bytes on the host for a token of a step's rollouts: ids, log-probs, weights, advantages.
 const TOKEN_BYTES: u64 = 64;
 
-/// Bytes of the copies of matrices that kernels read while completions are sampled; only the CPU's read panels of numbers as they are.
+/// Bytes of the copies of matrices that kernels read while completions are sampled. The CPU's read panels of numbers as they are, in
+/// f32; on a GPU the matrices that multiply the same rows are joined.
 fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile) -> u64 {
-    let panels = w.prepack.panels && profile.backend == Backend::Cpu;
+    if profile.backend != Backend::Cpu && w.prepack.quantization.is_none() {
+        return u64::from(w.prepack.panels) * sizes.width * joined(&w.arch);
+    }
+    let panels =
+        w.prepack.panels && profile.backend == Backend::Cpu && !w.rollout_precision.is_half();
     let panels = |numbers| u64::from(panels) * sizes.width * numbers;
     let layers = match w.prepack.quantization {
         None => panels(sizes.layers * (sizes.attention + sizes.mlp)),
@@ -25,6 +31,24 @@ fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile) -> u64 {
         }
     };
     layers + panels(sizes.projection)
+}
+
+/// Numbers of the matrices, and their biases, that are joined where sampling copies them.
+fn joined(arch: &Arch) -> u64 {
+    let slots = [
+        Slot::Q,
+        Slot::K,
+        Slot::V,
+        Slot::QBias,
+        Slot::KBias,
+        Slot::VBias,
+        Slot::Gate,
+        Slot::Up,
+    ];
+    let halves = [UnitKind::Attention(0), UnitKind::Mlp(0)];
+    let specs = halves.into_iter().flat_map(|half| unit_specs(arch, half));
+    let own = specs.filter(|spec| slots.contains(&spec.slot));
+    arch.num_layers as u64 * own.map(|spec| spec.numel() as u64).sum::<u64>()
 }
 
 /// The parameters of a run's models: the same under every plan, so that a search counts them once.

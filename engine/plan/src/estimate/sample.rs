@@ -12,12 +12,15 @@ use super::sizes::F32;
 use super::states::{Activity, visiting};
 use super::usage::{MemoryUsage, PeakUsage};
 use crate::ModelPlan;
-use firebrick_spec::Operation;
 use firebrick_spec::kv_cache::KvCacheDemand;
 use firebrick_spec::{Category, Home};
+use firebrick_spec::{CudaGraphs, Operation};
 
 /// Score-sized tensors while a token is chosen.
 const CHOICE: u64 = 3;
+
+/// Tokens from which a GPU divides the attention of a sequence.
+const DIVIDED: u64 = 1024;
 
 /// Queries of a prompt that are scored together.
 const QUERIES: u64 = 256;
@@ -26,15 +29,16 @@ pub(super) fn rollout(ctx: &Context<'_>, peak: &mut PeakUsage) {
     let w = ctx.workload;
     if w.examples.is_none() {
         let prompts = ctx.parallel.sequences(w.prompts);
-        sampling(&ctx.sampling(), prompts, w.group.max(1), peak);
+        let graphs = Some(&w.cuda_graphs);
+        sampling(&ctx.sampling(), prompts, w.group.max(1), graphs, peak);
         if w.greedy {
-            sampling(ctx, prompts, 1, peak);
+            sampling(ctx, prompts, 1, None, peak);
         }
     }
     // validation samples every prompt once: more prompts to run at a time
     let validated = ctx.parallel.sequences(w.validation);
     if validated > 0 {
-        sampling(ctx, validated, 1, peak);
+        sampling(ctx, validated, 1, None, peak);
     }
 }
 
@@ -65,7 +69,44 @@ fn widened(ctx: &Context<'_>, rows: u64) -> u64 {
     })
 }
 
-fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, peak: &mut PeakUsage) {
+/// A decoding step of so many rows.
+fn decoding(ctx: &Context<'_>, rows: u64) -> Shape {
+    Shape {
+        tokens: rows,
+        packed: false,
+        length: ctx.workload.length(),
+        scored: rows,
+        over: Some(Cached::Tokens),
+    }
+}
+
+/// Bytes that captured decoding steps keep: the running tensors and the logits of one step of each size, once for sequences of up to
+/// [`DIVIDED`] tokens and once more for each doubling of their length, which divides the work on them otherwise. Nothing else gets
+/// the pages that they are on, which the backend's pools make as large as the largest allocation: a matrix in f32.
+fn captured(ctx: &Context<'_>, rows: u64, graphs: &CudaGraphs) -> u64 {
+    let head = HeadCost::of(ctx.arch, 1, ctx.profile);
+    let lengths = 1
+        + (ctx.workload.length() / DIVIDED)
+            .checked_ilog2()
+            .map_or(0, |n| n + 1);
+    let sizes = graphs.sizes(ctx.profile.backend, rows as usize);
+    let page = (F32 * ctx.sizes.largest).max(1);
+    let step = |size: usize| {
+        let rows = size as u64;
+        let logits = ctx.parallel.tensor_share(F32 * head.logits(rows));
+        let held = ctx.forward(decoding(ctx, rows), 0).device.total() + logits;
+        held.next_multiple_of(page)
+    };
+    u64::from(lengths) * sizes.into_iter().map(step).sum::<u64>()
+}
+
+fn sampling(
+    ctx: &Context<'_>,
+    prompts: u64,
+    group: u64,
+    graphs: Option<&CudaGraphs>,
+    peak: &mut PeakUsage,
+) {
     let w = ctx.workload;
     let arch = ctx.arch;
     let all = prompts.saturating_mul(group);
@@ -75,7 +116,10 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, peak: &mut PeakUsage) {
         .resident(Activity::Sample)
         .on_device(Category::Parameters, copy);
     let (together, prefill) = prefill(ctx, prompts, group, rows);
-    let pools = base.on_device(Category::KvCache, kv_cache(ctx, rows, all));
+    let graphs = graphs.map_or(0, |graphs| captured(ctx, rows, graphs));
+    let pools = base
+        .on_device(Category::KvCache, kv_cache(ctx, rows, all))
+        .on_device(Category::Buffers, graphs);
     let queries = QUERIES * w.prompt_length.div_ceil(prefill.tokens.max(1)).max(1);
     let running = ctx.forward(prefill, queries as usize) + ctx.batch_buffers(prefill, 0, 1);
     let masks = prefill.tokens * w.prompt_length;
@@ -94,13 +138,7 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, peak: &mut PeakUsage) {
         "choosing first tokens",
         pools.on_device(Category::Head, logits(rows.min(together * group))) + ctx.rollouts(),
     );
-    let decode = Shape {
-        tokens: rows,
-        packed: false,
-        length: w.length(),
-        scored: rows,
-        over: Some(Cached::Tokens),
-    };
+    let decode = decoding(ctx, rows);
     peak.record(
         "choosing tokens",
         pools.on_device(Category::Head, logits(rows)) + ctx.rollouts(),

@@ -1,6 +1,8 @@
 //! What docs/memory.md says of settings, formulas and rules of thumb, as far as arithmetic can tell. That the arithmetic is right is the
 //! business of `tests/memory`, which counts bytes.
 
+mod decoding;
+
 use super::{CriticWork, Estimate, Parallel, Sizes, Workload, Zero, estimate, rules};
 use crate::test_support::device;
 use crate::{Granularity, MemoryConfig, MomentKind, OptimizerOffload, ParamOffload, RoleMemory};

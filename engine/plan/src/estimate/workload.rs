@@ -3,7 +3,7 @@
 use crate::ModelPlan;
 use firebrick_spec::Precision;
 use firebrick_spec::lora::LoraConfig;
-use firebrick_spec::{Arch, KvCacheDtype, Prepack};
+use firebrick_spec::{Arch, CudaGraphs, KvCacheDtype, Prepack};
 
 /// What a run asks for, memory decisions apart.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +36,8 @@ pub struct Workload {
     pub kv_cache_dtype: KvCacheDtype,
     /// The copies that sampling makes of the matrices, where a kernel reads them.
     pub prepack: Prepack,
+    /// Which decoding steps are captured as graphs.
+    pub cuda_graphs: CudaGraphs,
     /// Validation prompts; more than can be sampled at a time where their number is not known.
     pub validation: u64,
     /// Adapters, where they alone are trained.
@@ -115,6 +117,10 @@ impl Workload {
             kv_cache_bytes: None,
             kv_cache_dtype: KvCacheDtype::Auto,
             prepack: Prepack::default(),
+            cuda_graphs: CudaGraphs {
+                enforce_eager: Some(true),
+                capture_sizes: None,
+            },
             validation: 0,
             lora: None,
             reference: false,

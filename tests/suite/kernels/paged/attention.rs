@@ -6,8 +6,8 @@ use super::{
 };
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::kernels::{
-    self, BlockTables, KvPool, PagedAttentionShape, RotaryAngles, SequenceBlocks, SharedBlocks,
-    SlotMapping,
+    self, BlockTables, JoinedHeads, KvPool, PagedAttentionShape, RotaryAngles, SequenceBlocks,
+    SharedBlocks, SlotMapping,
 };
 use firebrick_backends::memory::read;
 
@@ -15,6 +15,7 @@ on_gpus!(
     decoding_writes_the_new_token_and_reads_the_blocks_of_its_sequence_alone,
     a_cube_has_some_of_many_query_heads_and_a_unit_several_of_many_dimensions,
     the_columns_of_a_few_long_rows_are_divided_among_cubes,
+    joined_rows_with_biases_are_attended_to_as_separate_ones,
     a_pool_that_nobody_else_holds_is_written_where_it_is,
 );
 
@@ -300,6 +301,81 @@ fn the_columns_of_a_few_long_rows_are_divided_among_cubes(device: &Device) {
                     precision,
                     device,
                 );
+            }
+        }
+    }
+}
+
+fn hold_joined(
+    kind: Kind,
+    heads: Heads,
+    tokens: &[usize],
+    biased: bool,
+    (dtype, tolerance): (DType, f64),
+    device: &Device,
+) {
+    let step = Step::new(kind, heads, tokens.to_vec(), dtype, device);
+    let Heads { kv, group, dim } = heads;
+    let bias = |salt, width: usize| {
+        let (bias, _) = stored(numbers(width, salt, 1.0), [1, width], dtype, device);
+        bias
+    };
+    let biases = [
+        bias(51, kv * group * dim),
+        bias(52, kv * dim),
+        bias(53, kv * dim),
+    ];
+    let mut separate = step.tensors.clone();
+    if biased {
+        for (tensor, bias) in separate.iter_mut().zip(&biases) {
+            *tensor = tensor.clone() + bias.clone();
+        }
+    }
+    let tables = BlockTables::new(step.shared.clone(), tokens.len(), device);
+    let shape = PagedAttentionShape {
+        tables: &tables,
+        angles: &step.angles,
+        window: None,
+        scale: 0.4,
+        softcap: None,
+    };
+    let (expected, expected_pool) =
+        kernels::paged_attention(separate, step.pool.clone(), &shape).expect("a kernel");
+    let qkv = Tensor::cat(step.tensors.to_vec(), 1);
+    let bias = biased.then(|| Tensor::cat(biases.to_vec(), 1));
+    let joined = JoinedHeads {
+        queries: kv * group,
+        keys: kv,
+        dim,
+    };
+    let (found, pool) =
+        kernels::paged_attention_joined(&qkv, bias.as_ref(), joined, step.pool.clone(), &shape)
+            .expect("a kernel");
+    let what = format!("{kind:?}, {heads:?} in {dtype:?}, biased {biased}");
+    assert_near(&what, &values(found), &values(expected), tolerance);
+    // a code may be the next one where the number is halfway between two
+    let rounding = match kind {
+        Kind::Float => tolerance,
+        Kind::Int8 => tolerance.max(2e-3),
+    };
+    for (found, expected) in contents(&pool).iter().zip(&contents(&expected_pool)) {
+        assert_near(&what, found, expected, rounding);
+    }
+}
+
+fn joined_rows_with_biases_are_attended_to_as_separate_ones(device: &Device) {
+    for precision in precisions(device) {
+        for (kind, group, dim) in [
+            (Kind::Float, 3, 10),
+            (Kind::Float, 9, 34),
+            (Kind::Int8, 3, 12),
+        ] {
+            let heads = Heads { kv: 2, group, dim };
+            // whole rows, and rows that are divided among cubes, with holes among them
+            for tokens in [vec![0, 1, 37, 40, 100], vec![0, 700, 1500]] {
+                for biased in [false, true] {
+                    hold_joined(kind, heads, &tokens, biased, precision, device);
+                }
             }
         }
     }

@@ -27,7 +27,9 @@ pub(in crate::kernels::cpu) fn paged_attention(
     shape: &PagedAttentionShape<'_>,
 ) -> Result<(Tensor<2>, KvPool), KvPool> {
     let dtype = qkv[0].dtype();
-    let angles = [&shape.angles.cos, &shape.angles.sin];
+    let Some(angles) = &shape.angles.on_cpu else {
+        return Err(pool);
+    };
     let known = qkv.iter().all(|t| is_known(t, dtype));
     let known = known && angles.iter().all(|t| is_known(t, dtype));
     let stored = match &pool {
@@ -40,7 +42,7 @@ pub(in crate::kernels::cpu) fn paged_attention(
     };
     let _span = span("decode attention", 0.0);
     let fresh = qkv.each_ref().map(|t| detached(t.clone()));
-    let angles = angles.map(|t| detached(t.clone()));
+    let angles = angles.each_ref().map(|t| detached(t.clone()));
     let inputs = Inputs {
         fresh: &fresh,
         angles: &angles,

@@ -130,7 +130,8 @@ fn slots(prefix: &[u32], own: &SequenceBlocks) -> Vec<u32> {
 
 /// A row's heads of `dim` numbers, rotated by its angles.
 fn rotated(x: &[f64], inputs: &Inputs, row: usize, dim: usize) -> Vec<f64> {
-    let [cos, sin] = [&inputs.angles.cos, &inputs.angles.sin].map(values);
+    let angles = inputs.angles.on_cpu.as_ref().expect("of the CPU");
+    let [cos, sin] = angles.each_ref().map(values);
     let angles = row * dim / 2;
     let mut out = x.to_vec();
     for head in out.chunks_mut(dim) {

@@ -26,35 +26,60 @@ pub(super) fn rotated<F: Float>(a: F, b: F, cos: f32, sin: f32) -> (f32, f32) {
     )
 }
 
-/// Rotates the new key of a key head, counted through all rows, into shared memory, and copies the new value after it.
+/// An element of a query, key or value: with its bias, rounded as their sum would be where it is stored.
+#[cube]
+pub(super) fn element<F: Float>(
+    x: &[F],
+    bias: &[F],
+    at: usize,
+    bias_at: usize,
+    #[comptime] biased: bool,
+) -> F {
+    let mut y = x[at];
+    if biased {
+        y = F::cast_from(f32::cast_from(y) + f32::cast_from(bias[bias_at]));
+    }
+    y
+}
+
+/// Where the new key and value of a key head begin, and their biases.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone))]
+pub(super) struct NewToken {
+    pub key: usize,
+    pub value: usize,
+    pub key_bias: usize,
+    pub value_bias: usize,
+}
+
+/// Rotates the new key of a key head into shared memory, and copies the new value after it.
 #[cube]
 pub(super) fn load_new<F: Float>(
     k: &[F],
     v: &[F],
+    bias: &[F],
     angles: &[f32],
     fresh: &mut Shared<[f32]>,
     row: usize,
-    key_head: usize,
+    new: &NewToken,
+    #[comptime] biased: bool,
     #[comptime] dim: usize,
 ) {
     let half = comptime!(dim / 2);
-    let new = key_head * dim;
     let mut i = UNIT_POS as usize;
     while i < half {
         let angle = row * dim + i;
-        let (a, b) = rotated::<F>(
-            k[new + i],
-            k[new + half + i],
-            angles[angle],
-            angles[angle + half],
-        );
+        let x = element::<F>(k, bias, new.key + i, new.key_bias + i, biased);
+        let y = element::<F>(k, bias, new.key + half + i, new.key_bias + half + i, biased);
+        let (a, b) = rotated::<F>(x, y, angles[angle], angles[angle + half]);
         fresh[i] = a;
         fresh[half + i] = b;
         i += UNITS;
     }
     let mut i = UNIT_POS as usize;
     while i < dim {
-        fresh[dim + i] = f32::cast_from(v[new + i]);
+        let x = element::<F>(v, bias, new.value + i, new.value_bias + i, biased);
+        fresh[dim + i] = f32::cast_from(x);
         i += UNITS;
     }
     sync_cube();

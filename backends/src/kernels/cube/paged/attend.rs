@@ -2,7 +2,7 @@
 
 use super::super::glu::tanh;
 use super::super::launch::UNITS;
-use super::append::rotated;
+use super::append::{element, rotated};
 use super::codes::{scale_of, widen};
 use super::tile::{KEYS, LANES, MASKED, PITCH, pack};
 use burn_cubecl::cubecl;
@@ -69,14 +69,18 @@ pub(super) fn slot_of(table: &[i32], place: &Place, column: usize) -> usize {
     table[place.blocks + column / BLOCK_SIZE] as usize * BLOCK_SIZE + column % BLOCK_SIZE
 }
 
-/// Rotates the queries of a place into shared memory, scaled.
+/// Rotates the queries of a place, which begin at `first`, into shared memory, scaled.
 #[cube]
 pub(super) fn load_queries<F: Float>(
     q: &[F],
+    bias: &[F],
     angles: &[f32],
     query: &mut Shared<[f32]>,
     place: &Place,
+    first: usize,
+    first_bias: usize,
     scale: f32,
+    #[comptime] biased: bool,
     #[comptime] heads: usize,
     #[comptime] dim: usize,
 ) {
@@ -89,8 +93,10 @@ pub(super) fn load_queries<F: Float>(
         let mut b = 0.0f32;
         if h < place.own {
             let angle = place.row * dim + pair;
-            let at = place.first + h * dim + pair;
-            let (x, y) = rotated::<F>(q[at], q[at + half], angles[angle], angles[angle + half]);
+            let own = h * dim + pair;
+            let x = element::<F>(q, bias, first + own, first_bias + own, biased);
+            let y = element::<F>(q, bias, first + own + half, first_bias + own + half, biased);
+            let (x, y) = rotated::<F>(x, y, angles[angle], angles[angle + half]);
             a = x * scale;
             b = y * scale;
         }

@@ -5,6 +5,7 @@
 use super::super::launch::UNITS;
 use super::append::{encode_new, load_new, rotated, write_codes, write_new};
 use super::attend::{Place, attend_columns, place_of, slot_of};
+use super::joined::separate;
 use super::tile::MASKED;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
@@ -35,7 +36,7 @@ fn rotate_queries<F: Float>(
     }
 }
 
-/// Rotates queries in place, and writes new keys and values to a pool in a float type. A cube has a key head of a row in a sequence.
+/// Rotates queries in place, and writes new keys and values to a pool in a float type. A cube has a key head of a row.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn append<F: Float>(
     q: &mut [F],
@@ -60,8 +61,9 @@ pub(super) fn append<F: Float>(
     let place = place_of(
         table, row, task, rows, stride, kv, group, 1usize, slots, 1usize, 1usize, dim,
     );
-    load_new::<F>(k, v, angles, &mut fresh, row, place.key_head, dim);
-    if CUBE_POS < tasks {
+    let new = separate(&place, dim);
+    load_new::<F>(k, v, k, angles, &mut fresh, row, &new, false, dim);
+    if CUBE_POS < tasks && place.to > 0 {
         rotate_queries::<F>(q, angles, &place, group, dim);
         let slot = place.base + slot_of(table, &place, place.cached);
         write_new::<F>(keys, values, &fresh, slot, dim);
@@ -94,9 +96,10 @@ pub(super) fn append_int8<F: Float>(
     let place = place_of(
         table, row, task, rows, stride, kv, group, 1usize, slots, 1usize, 1usize, dim,
     );
-    load_new::<F>(k, v, angles, &mut fresh, row, place.key_head, dim);
+    let new = separate(&place, dim);
+    load_new::<F>(k, v, k, angles, &mut fresh, row, &new, false, dim);
     let fresh_scales = encode_new(&mut fresh, dim);
-    if CUBE_POS < tasks {
+    if CUBE_POS < tasks && place.to > 0 {
         rotate_queries::<F>(q, angles, &place, group, dim);
         let slot = place.base + slot_of(table, &place, place.cached);
         write_codes(keys, values, scales, &fresh, fresh_scales, slot, dim);
@@ -144,7 +147,7 @@ fn load_rotated<F: Float>(
     sync_cube();
 }
 
-/// Attention over a part of the columns of a row in a sequence, of a pool in a float type.
+/// Attention over a part of the columns of a row, of a pool in a float type.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn attend<F: Float>(
     q: &[F],

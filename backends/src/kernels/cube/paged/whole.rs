@@ -2,6 +2,7 @@
 
 use super::append::{encode_new, load_new, write_codes, write_new};
 use super::attend::{attend_columns, load_queries, place_of, slot_of};
+use super::joined::separate;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
@@ -39,8 +40,22 @@ pub(super) fn attend<F: Float>(
         table, row, task, rows, stride, kv, group, chunks, slots, window, heads, dim,
     );
     let writes = CUBE_POS < tasks;
-    load_queries::<F>(&*q, angles, &mut query, &place, scale, heads, dim);
-    load_new::<F>(k, v, angles, &mut fresh, row, place.key_head, dim);
+    // there is no bias
+    load_queries::<F>(
+        &*q,
+        k,
+        angles,
+        &mut query,
+        &place,
+        place.first,
+        0usize,
+        scale,
+        false,
+        heads,
+        dim,
+    );
+    let new = separate(&place, dim);
+    load_new::<F>(k, v, k, angles, &mut fresh, row, &new, false, dim);
     if writes && task % chunks < 1 && place.to > 0 {
         let slot = place.base + slot_of(table, &place, place.cached);
         write_new::<F>(keys, values, &fresh, slot, dim);
@@ -101,8 +116,22 @@ pub(super) fn attend_int8<F: Float>(
         table, row, task, rows, stride, kv, group, chunks, slots, window, heads, dim,
     );
     let writes = CUBE_POS < tasks;
-    load_queries::<F>(&*q, angles, &mut query, &place, scale, heads, dim);
-    load_new::<F>(k, v, angles, &mut fresh, row, place.key_head, dim);
+    // there is no bias
+    load_queries::<F>(
+        &*q,
+        k,
+        angles,
+        &mut query,
+        &place,
+        place.first,
+        0usize,
+        scale,
+        false,
+        heads,
+        dim,
+    );
+    let new = separate(&place, dim);
+    load_new::<F>(k, v, k, angles, &mut fresh, row, &new, false, dim);
     let fresh_scales = encode_new(&mut fresh, dim);
     if writes && task % chunks < 1 && place.to > 0 {
         let slot = place.base + slot_of(table, &place, place.cached);

@@ -1,0 +1,67 @@
+//! Which decoding steps are captured as graphs.
+
+use crate::Backend;
+
+/// Which decoding steps are captured as graphs and replayed, by vLLM's names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CudaGraphs {
+    /// No step is. Where absent, steps are captured on CUDA, and wherever sizes are given.
+    pub enforce_eager: Option<bool>,
+    /// The numbers of rows whose steps are: where absent, the powers of four below the sequences at a time, and that number: each keeps memory, and
+    /// padding costs little.
+    pub capture_sizes: Option<Vec<usize>>,
+}
+
+impl CudaGraphs {
+    /// The numbers of rows whose steps are captured on a backend where so many sequences are sampled at a time, ascending.
+    #[must_use]
+    pub fn sizes(&self, backend: Backend, max_num_seqs: usize) -> Vec<usize> {
+        let by_rule = || backend != Backend::Cuda && self.capture_sizes.is_none();
+        if backend == Backend::Cpu || self.enforce_eager.unwrap_or_else(by_rule) {
+            return Vec::new();
+        }
+        let powers = || {
+            let powers = std::iter::successors(Some(4_usize), |&size| size.checked_mul(4));
+            let below = powers.take_while(|&size| size < max_num_seqs);
+            below.chain([max_num_seqs]).collect()
+        };
+        let mut sizes = self.capture_sizes.clone().unwrap_or_else(powers);
+        sizes.retain(|&size| size <= max_num_seqs);
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(eager: Option<bool>, listed: Option<&[usize]>, backend: Backend) -> Vec<usize> {
+        let graphs = CudaGraphs {
+            enforce_eager: eager,
+            capture_sizes: listed.map(<[usize]>::to_vec),
+        };
+        graphs.sizes(backend, 24)
+    }
+
+    #[test]
+    fn steps_are_captured_on_cuda_unless_all_are_to_run_eagerly() {
+        assert_eq!(sizes(None, None, Backend::Cuda), [4, 16, 24]);
+        assert!(sizes(Some(true), None, Backend::Cuda).is_empty());
+        assert_eq!(sizes(None, Some(&[24, 8, 8]), Backend::Cuda), [8, 24]);
+    }
+
+    #[test]
+    fn other_gpus_capture_where_they_are_asked_to_and_a_cpu_never_does() {
+        assert!(sizes(None, None, Backend::Wgpu).is_empty());
+        assert_eq!(sizes(Some(false), None, Backend::Wgpu), [4, 16, 24]);
+        assert_eq!(sizes(None, Some(&[8]), Backend::Vulkan), [8]);
+        assert!(sizes(Some(false), Some(&[8]), Backend::Cpu).is_empty());
+    }
+
+    #[test]
+    fn no_step_of_more_rows_than_there_are_sequences_is_captured() {
+        assert_eq!(sizes(None, Some(&[8, 32]), Backend::Cuda), [8]);
+    }
+}

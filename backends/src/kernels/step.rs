@@ -1,0 +1,225 @@
+//! What a decoding step on a GPU reads besides weights and cache, in one buffer: token ids, random numbers, rotary angles and block tables
+//! are uploaded at once, and each is a part of the buffer that kernels read as a tensor of its own.
+
+use super::dispatch::kernels;
+use super::paged::{BlockTables, DeviceTables, RotaryAngles, TableWords};
+use super::sequence_blocks::SharedBlocks;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use std::ops::Range;
+
+/// Parts begin at multiples of so many words: a GPU binds a buffer from multiples of 256 bytes on.
+const ALIGNED: usize = 64;
+
+/// The inputs of one decoding step, on the host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepInputs {
+    rows: usize,
+    /// Elements of a row of angles.
+    dim: usize,
+    ids: Vec<i32>,
+    uniforms: Option<Vec<f32>>,
+    angles: Vec<f32>,
+    tables: Vec<TableWords>,
+}
+
+/// What decides which kernels a step launches, and with which numbers: steps of one shape can be replays of one graph.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StepShape {
+    rows: usize,
+    drawn: bool,
+    /// Stride and rounded longest length of every table.
+    tables: Vec<[usize; 2]>,
+}
+
+/// The inputs of a decoding step on a GPU. Its tensors are parts of one buffer.
+#[derive(Clone, Debug)]
+pub struct StepBuffer {
+    /// Token ids, `[rows]`.
+    pub ids: Tensor<1, Int>,
+    /// Random numbers, `[rows]`, where tokens are drawn.
+    pub uniforms: Option<Tensor<1>>,
+    /// Rotary angles of the rows' positions.
+    pub angles: RotaryAngles,
+    /// Block tables of every group of layers.
+    pub tables: Vec<BlockTables>,
+    whole: Tensor<1, Int>,
+}
+
+impl StepInputs {
+    /// The inputs of `ids.len()` rows: the token that each runs, the number that its next token is drawn by (none where the likeliest is
+    /// taken), cosines and then sines of each row's rotary angles, and the sequences of every group of layers. A row of a table has
+    /// at least `stride` blocks.
+    ///
+    /// # Panics
+    /// Where the lengths disagree.
+    #[must_use]
+    pub fn new(
+        ids: Vec<i32>,
+        uniforms: Option<Vec<f32>>,
+        angles: Vec<f32>,
+        groups: &[Vec<SharedBlocks>],
+        stride: usize,
+    ) -> Self {
+        let rows = ids.len();
+        assert!(rows > 0 && angles.len().is_multiple_of(rows), "angles");
+        assert!(uniforms.as_ref().is_none_or(|u| u.len() == rows), "draws");
+        let table = |group: &Vec<SharedBlocks>| TableWords::new(group, rows, stride);
+        Self {
+            rows,
+            dim: angles.len() / rows,
+            ids,
+            uniforms,
+            angles,
+            tables: groups.iter().map(table).collect(),
+        }
+    }
+
+    /// Rows of the step.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// See [`StepShape`].
+    #[must_use]
+    pub fn shape(&self) -> StepShape {
+        let table = |table: &TableWords| [table.stride, table.longest];
+        StepShape {
+            rows: self.rows,
+            drawn: self.uniforms.is_some(),
+            tables: self.tables.iter().map(table).collect(),
+        }
+    }
+
+    /// All parts in one, and where each is.
+    fn words(&self) -> (Vec<i32>, Vec<Range<usize>>) {
+        let bits = |x: &f32| x.to_bits() as i32;
+        let uniforms = self.uniforms.iter().flatten().map(bits).collect();
+        let angles = self.angles.iter().map(bits).collect();
+        let tables = self.tables.iter().map(|table| table.words.clone());
+        let parts: Vec<Vec<i32>> = [self.ids.clone(), uniforms, angles]
+            .into_iter()
+            .chain(tables)
+            .collect();
+        let (mut words, mut places) = (Vec::new(), Vec::new());
+        for part in parts {
+            words.resize(words.len().next_multiple_of(ALIGNED), 0);
+            places.push(words.len()..words.len() + part.len());
+            words.extend(part);
+        }
+        (words, places)
+    }
+}
+
+impl StepBuffer {
+    /// Uploads the inputs of a step. With `previous`, tokens that were sampled, `[rows, 3]` with the id first, the ids are those.
+    ///
+    /// # Panics
+    /// Where the device is the CPU.
+    #[must_use]
+    pub fn upload(inputs: &StepInputs, previous: Option<&Tensor<2>>, device: &Device) -> Self {
+        let (words, places) = inputs.words();
+        let upload = uploaded(words, device);
+        let whole = match previous {
+            Some(tokens) => {
+                let target = Tensor::empty(upload.dims(), (device, DType::I32));
+                kernels(device).load_step(&target, upload, Some(tokens), inputs.rows);
+                target
+            }
+            None => upload,
+        };
+        let part = |place: &Range<usize>| {
+            let part = kernels(device).words_of(&whole, place.clone());
+            part.unwrap_or_else(|| unreachable!("a GPU's"))
+        };
+        let floats = |place: &Range<usize>| {
+            let part = kernels(device).floats_of(&whole, place.clone());
+            part.unwrap_or_else(|| unreachable!("a GPU's"))
+        };
+        let angles = floats(&places[2]).reshape([inputs.rows, 1, inputs.dim]);
+        let tables = inputs.tables.iter().zip(&places[3..]);
+        let tables = tables.map(|(table, place)| BlockTables {
+            on_device: Some(DeviceTables {
+                table: part(place),
+                stride: table.stride,
+                longest: table.longest,
+                most: table.most,
+            }),
+            on_cpu: None,
+        });
+        Self {
+            ids: part(&places[0]),
+            uniforms: inputs.uniforms.as_ref().map(|_| floats(&places[1])),
+            angles: RotaryAngles {
+                on_cpu: None,
+                on_device: Some(angles),
+            },
+            tables: tables.collect(),
+            whole,
+        }
+    }
+
+    /// Overwrites the buffer with the inputs of another step of the same shape, whoever else holds it: a graph reads it where it is.
+    ///
+    /// # Panics
+    /// Where the shape is another one.
+    pub fn refresh(&self, inputs: &StepInputs, previous: Option<&Tensor<2>>) {
+        let (words, _) = inputs.words();
+        assert_eq!([words.len()], self.whole.dims(), "another shape");
+        let device = self.whole.device();
+        let upload = uploaded(words, &device);
+        kernels(&device).load_step(&self.whole, upload, previous, inputs.rows);
+    }
+}
+
+fn uploaded(words: Vec<i32>, device: &Device) -> Tensor<1, Int> {
+    let length = words.len();
+    Tensor::from_data(TensorData::new(words, [length]), (device, DType::I32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sequence_blocks::SequenceBlocks;
+    use super::*;
+
+    fn inputs(tokens: usize) -> StepInputs {
+        let member = SequenceBlocks {
+            row: 1,
+            blocks: (0..tokens.div_ceil(16) as u32).collect(),
+            tokens,
+        };
+        let group = vec![SharedBlocks {
+            blocks: Vec::new(),
+            members: vec![member],
+        }];
+        StepInputs::new(vec![5, 7], Some(vec![0.25, 0.5]), vec![1.0; 8], &[group], 4)
+    }
+
+    #[test]
+    fn every_part_of_a_step_begins_where_a_gpu_can_bind_it() {
+        let (words, places) = inputs(20).words();
+        assert!(places.iter().all(|place| place.start % ALIGNED == 0));
+        assert_eq!(words[places[0].clone()], [5, 7]);
+        assert_eq!(
+            words[places[1].clone()],
+            [0.25, 0.5].map(|x: f32| x.to_bits() as i32)
+        );
+        // row 1 has 20 tokens in blocks 0 and 1; the rows are 1, 0; row 0 is the second of them
+        let table = [0, 20, 1, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0];
+        assert_eq!(words[places[3].clone()], table);
+    }
+
+    #[test]
+    fn steps_of_long_sequences_have_one_shape_until_their_length_doubles() {
+        let shape = |tokens| {
+            let mut inputs = inputs(tokens);
+            // as long as tables get
+            inputs.tables[0].stride = 256;
+            inputs.shape()
+        };
+        assert_eq!(shape(1), shape(1023));
+        assert_ne!(shape(1023), shape(1024));
+        assert_eq!(shape(1024), shape(2047));
+        assert_ne!(shape(2047), shape(2048));
+    }
+}

@@ -1,0 +1,126 @@
+//! The two halves of a layer for one new token of each sequence on a GPU, in as few kernels as there are for it: a half's last product is
+//! added to the residual by the norm of the next half, and matrices that multiply the same rows are one where sampling has
+//! [joined](crate::weights::Weights::joined) them.
+
+use super::{activation, attention_params, gated, query_key_value};
+use crate::adapter::LoraForward;
+use crate::arch::Arch;
+use crate::cache::{Decode, LayerCache};
+use crate::functional::{add_rms_norm, norm_offset, rms_norm, rms_norm_onto};
+use crate::unit::Slot;
+use crate::weights::Weights;
+use burn::tensor::Tensor;
+use firebrick_backends::kernels::{self, JoinedHeads};
+
+/// The matrices that are joined, in the order of their rows.
+pub(crate) const QKV: &[Slot] = &[Slot::Q, Slot::K, Slot::V];
+pub(crate) const GATE_UP: &[Slot] = &[Slot::Gate, Slot::Up];
+
+/// The residual stream, `[tokens, hidden]`, and what has still to be added to it.
+#[derive(Debug)]
+pub(crate) struct Residual {
+    sum: Tensor<2>,
+    pending: Option<Tensor<2>>,
+}
+
+impl Residual {
+    /// Nothing has to be added.
+    pub fn new(sum: Tensor<2>) -> Self {
+        Self { sum, pending: None }
+    }
+
+    /// The residual with everything added, and its norm.
+    pub fn normed(self, arch: &Arch, weight: Tensor<2>) -> [Tensor<2>; 2] {
+        match self.pending {
+            Some(pending) => add_rms_norm(arch, self.sum, &pending, weight),
+            None => [self.sum.clone(), rms_norm(arch, self.sum, weight)],
+        }
+    }
+}
+
+/// The attention half; new keys and values are written to the cache.
+pub(crate) fn attention(
+    arch: &Arch,
+    layer: usize,
+    w: &Weights,
+    residual: Residual,
+    lora: Option<LoraForward<'_>>,
+    (cache, step): (&mut LayerCache, &Decode),
+) -> Residual {
+    let [x, h] = residual.normed(arch, w.need(Slot::InputNorm));
+    let params = attention_params(arch, layer);
+    let mixed = match joined_qkv(arch, w, &h, lora) {
+        Some((qkv, bias)) => cache.decode_joined(params, &qkv, bias.as_ref(), heads(arch), step),
+        None => cache.decode(params, query_key_value(arch, w, &h, lora), step),
+    };
+    add_later(arch, w, x, &mixed, Slot::O, lora)
+}
+
+/// The MLP half.
+pub(crate) fn mlp(
+    arch: &Arch,
+    w: &Weights,
+    residual: Residual,
+    lora: Option<LoraForward<'_>>,
+) -> Residual {
+    let [x, h] = residual.normed(arch, w.need(Slot::InputNorm));
+    let joined = w.joined(GATE_UP, lora).filter(|own| own.bias.is_none());
+    let both = joined.map(|own| own.product(&h));
+    let gated = both
+        .and_then(|both| kernels::glu_joined(activation(arch), &both))
+        .unwrap_or_else(|| gated(arch, w, &h, lora));
+    add_later(arch, w, x, &gated, Slot::Down, lora)
+}
+
+fn heads(arch: &Arch) -> JoinedHeads {
+    JoinedHeads {
+        queries: arch.num_heads,
+        keys: arch.num_kv_heads,
+        dim: arch.head_dim,
+    }
+}
+
+/// Queries, keys and values by one product, and the biases that are still to be added to them.
+fn joined_qkv(
+    arch: &Arch,
+    w: &Weights,
+    h: &Tensor<2>,
+    lora: Option<LoraForward<'_>>,
+) -> Option<(Tensor<2>, Option<Tensor<2>>)> {
+    let joined = w.joined(QKV, lora)?;
+    let norms = [Slot::QNorm, Slot::KNorm].map(|slot| w.get(slot));
+    match (norms, &joined.bias) {
+        ([None, None], bias) => Some((joined.product(h), bias.clone())),
+        ([Some(q), Some(k)], None) => {
+            let (eps, offset) = (arch.norm_eps, norm_offset(arch));
+            let qkv = kernels::norm_heads(joined.product(h), [&q, &k], heads(arch), eps, offset);
+            Some((qkv.ok()?, None))
+        }
+        _ => None,
+    }
+}
+
+/// The last product of a half, which the next norm adds to the residual, unless a kernel adds it as it multiplies, or it is normed
+/// itself.
+fn add_later(
+    arch: &Arch,
+    w: &Weights,
+    residual: Tensor<2>,
+    y: &Tensor<2>,
+    matrix: Slot,
+    lora: Option<LoraForward<'_>>,
+) -> Residual {
+    match w.get(Slot::PostNorm) {
+        Some(norm) => {
+            let product = w.linear(y, matrix, lora);
+            Residual::new(rms_norm_onto(arch, residual, product, norm))
+        }
+        None if w.panels(matrix).is_some() => {
+            Residual::new(w.linear_add(residual, y, matrix, lora))
+        }
+        None => Residual {
+            sum: residual,
+            pending: Some(w.linear(y, matrix, lora)),
+        },
+    }
+}

@@ -1,0 +1,166 @@
+//! Kernels of a decoding step on a GPU: matrices that are joined, and steps that are captured as graphs, change no token and launch fewer.
+
+use super::rollout::{Asked, DRAWN, PROMPTS, TRUNCATED, assert_same, run_captured};
+use super::{model, on_gpus};
+use crate::support::fixtures;
+use crate::support::model::Model;
+use burn::tensor::Device;
+use firebrick_backends::launches::{count, total};
+use firebrick_models::generate::{Generated, SchedulerConfig};
+use firebrick_models::{Arch, Decoder, KvCacheDtype, Prepack, Quantization};
+use serde_json::{Value, json};
+use std::path::Path;
+
+on_gpus! {
+    joined_matrices_change_no_token,
+    steps_that_replay_a_graph_draw_the_same_tokens,
+    a_graph_reads_long_sequences_as_they_grow,
+    weights_and_caches_in_8_bits_are_captured_too,
+    joined_matrices_save_six_kernels_a_layer,
+    a_replayed_step_launches_no_kernel_of_a_layer,
+}
+
+const JOINED: Prepack = Prepack {
+    panels: true,
+    quantization: None,
+};
+
+/// The first of these that are needed are captured.
+const SIZES: [usize; 4] = [1, 2, 4, 8];
+
+/// Long enough for steps to be captured, with completions that end at different lengths.
+const RAGGED: Asked = Asked {
+    stop_ids: 3,
+    new: 24,
+    ..DRAWN
+};
+
+fn sample(
+    model: &Model,
+    asked: Asked,
+    limits: &SchedulerConfig,
+    prepack: Prepack,
+    sizes: &[usize],
+) -> Generated {
+    let prompts = PROMPTS.map(<[u32]>::to_vec);
+    run_captured(model, &prompts, asked, limits, prepack, sizes)
+}
+
+fn joined_matrices_change_no_token(device: &Device) {
+    let limits = SchedulerConfig::new(64);
+    for name in ["qwen2-tied", "qwen3-sharded", "gemma2", "mistral-window"] {
+        let (model, _) = model(&fixtures().join("models").join(name), device);
+        let joined = model.decoder.prepacked(JOINED).expect("copies");
+        assert!(joined.prepacked_bytes() > 0, "{name}");
+        let run = |prepack| sample(&model, DRAWN, &limits, prepack, &[]).samples;
+        assert_same(&run(JOINED), &run(Prepack::default()));
+    }
+}
+
+fn steps_that_replay_a_graph_draw_the_same_tokens(device: &Device) {
+    for name in ["qwen2-tied", "qwen3-sharded"] {
+        let (model, _) = model(&fixtures().join("models").join(name), device);
+        for asked in [
+            RAGGED,
+            Asked {
+                new: 16,
+                ..TRUNCATED
+            },
+        ] {
+            for (prepack, ahead) in [(Prepack::default(), false), (JOINED, true)] {
+                let limits = SchedulerConfig {
+                    async_scheduling: Some(ahead),
+                    ..SchedulerConfig::new(64)
+                };
+                let eager = sample(&model, asked, &limits, prepack, &[]);
+                let replayed = sample(&model, asked, &limits, prepack, &SIZES);
+                assert_same(&replayed.samples, &eager.samples);
+                assert_eq!(eager.stats.graph_replays, 0);
+                assert!(replayed.stats.graph_replays > 0, "{:?}", replayed.stats);
+            }
+        }
+    }
+}
+
+fn a_graph_reads_long_sequences_as_they_grow(device: &Device) {
+    let Value::Object(config) = json!({
+        "model_type": "qwen2", "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.2
+    }) else {
+        unreachable!("an object")
+    };
+    let arch = Arch::from_config(&config, Path::new("test")).expect("a valid architecture");
+    let mut model = Model::load(&fixtures().join("models/qwen2-tied"));
+    model.decoder = Decoder::random(arch, 1, device);
+    // the longest passes 1,024 tokens, from which on its tokens are divided among cubes
+    let long: Vec<u32> = (0..1014).map(|i| i * 31 % 59 + 3).collect();
+    let prompts = [long, PROMPTS[0].to_vec()];
+    let asked = Asked {
+        new: 24,
+        n: 1,
+        ..DRAWN
+    };
+    let run = |sizes: &[usize]| {
+        run_captured(
+            &model,
+            &prompts,
+            asked,
+            &SchedulerConfig::new(4),
+            JOINED,
+            sizes,
+        )
+    };
+    let (eager, replayed) = (run(&[]), run(&[2]));
+    assert_same(&replayed.samples, &eager.samples);
+    // both shapes have been captured
+    assert!(replayed.stats.graph_replays > 12, "{:?}", replayed.stats);
+}
+
+fn weights_and_caches_in_8_bits_are_captured_too(device: &Device) {
+    let (model, _) = model(&fixtures().join("models/qwen2-tied"), device);
+    let limits = SchedulerConfig {
+        kv_cache_dtype: KvCacheDtype::Int8,
+        ..SchedulerConfig::new(64)
+    };
+    let eight_bits = Prepack {
+        panels: false,
+        quantization: Some(Quantization::Int8),
+    };
+    let asked = Asked { new: 16, ..DRAWN };
+    for prepack in [eight_bits, JOINED] {
+        let eager = sample(&model, asked, &limits, prepack, &[]);
+        let replayed = sample(&model, asked, &limits, prepack, &SIZES);
+        assert_same(&replayed.samples, &eager.samples);
+        assert!(replayed.stats.graph_replays > 3, "{:?}", replayed.stats);
+    }
+}
+
+/// Kernels that a decoding step launches, of six sequences of which none ends.
+fn kernels_per_step(model: &Model, prepack: Prepack, sizes: &[usize]) -> f64 {
+    let limits = SchedulerConfig::new(64);
+    let run = |new| {
+        let asked = Asked { new, ..DRAWN };
+        let (generated, launches) = count(|| sample(model, asked, &limits, prepack, sizes));
+        (generated.stats.decode_steps, total(&launches))
+    };
+    let ((few, first), (many, all)) = (run(10), run(30));
+    (all - first) as f64 / (many - few) as f64
+}
+
+fn joined_matrices_save_six_kernels_a_layer(device: &Device) {
+    let (model, _) = model(&fixtures().join("models/qwen2-tied"), device);
+    let layers = model.decoder.arch().num_layers as f64;
+    let separate = kernels_per_step(&model, Prepack::default(), &[]);
+    let joined = kernels_per_step(&model, JOINED, &[]);
+    assert!(
+        joined + 6.0 * layers <= separate,
+        "{separate} and {joined} kernels in {layers} layers"
+    );
+}
+
+fn a_replayed_step_launches_no_kernel_of_a_layer(device: &Device) {
+    let (model, _) = model(&fixtures().join("models/qwen2-tied"), device);
+    let replayed = kernels_per_step(&model, JOINED, &SIZES);
+    // inputs, a copy of the tokens, and what reading those may take
+    assert!(replayed <= 3.0, "{replayed} kernels");
+}
