@@ -18,6 +18,7 @@ use firebrick_engine::plan::{MemoryConfig, ParamOffload};
 use firebrick_engine::sequence::Sequence;
 use firebrick_models::decoder::Store;
 use std::collections::BTreeSet;
+use std::fmt::Write;
 use std::fs::read_to_string;
 use std::process::Command;
 
@@ -197,7 +198,7 @@ fn recorded(device: &Device) {
 
     let ups = copies(&calls, "up", computing);
     let downs = copies(&calls, "down", computing);
-    let bytes = |copies: &[(usize, u64, &str, &str)]| copies.iter().map(|c| c.1).sum::<u64>();
+    let bytes = |copies: &[Copied<'_>]| copies.iter().map(|c| c.1).sum::<u64>();
     assert_eq!([bytes(&ups), bytes(&downs)], [up, down], "as planned");
     for (_, _, _, memory) in ups.iter().chain(&downs) {
         assert_eq!(*memory, "pinned");
@@ -222,12 +223,11 @@ fn recorded(device: &Device) {
     checked("copies beside kernels", ups.len() + downs.len());
 }
 
+/// A copy: its place among the calls, its bytes, its stream, and the memory on the host's side.
+type Copied<'c> = (usize, u64, &'c str, &'c str);
+
 /// The rows of BENCHMARKS.md.
-fn table(
-    calls: &[Call],
-    computing: &str,
-    directions: &[(&str, &[(usize, u64, &str, &str)])],
-) -> String {
+fn table(calls: &[Call], computing: &str, directions: &[(&str, &[Copied<'_>])]) -> String {
     let mut text = String::from("| direction | copies | bytes | stream | kernels beside them |\n");
     for (direction, copies) in directions {
         let bytes: u64 = copies.iter().map(|c| c.1).sum();
@@ -239,9 +239,15 @@ fn table(
         let least = overlapped.min().unwrap_or(0);
         let stream = copies.first().map_or("-", |c| c.2);
         let count = copies.len();
-        text += &format!("| {direction} | {count} | {bytes} | {stream} | {least} to {most} |\n");
+        let row = writeln!(
+            text,
+            "| {direction} | {count} | {bytes} | {stream} | {least} to {most} |"
+        );
+        row.expect("a string takes it");
     }
-    text + &format!("kernels: {}, stream {computing}", kernels(calls))
+    let last = write!(text, "kernels: {}, stream {computing}", kernels(calls));
+    last.expect("a string takes it");
+    text
 }
 
 fn weights(learner: &Learner) -> Vec<(String, Vec<f64>)> {
