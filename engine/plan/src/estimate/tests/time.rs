@@ -1,0 +1,59 @@
+//! Seconds: what recomputing costs, and where copies hide behind computation.
+
+use super::{checkpointed, on_cuda, under, workload};
+use crate::estimate::{Workload, rules};
+use crate::test_support::device;
+use crate::{MemoryConfig, ParamOffload};
+use firebrick_spec::{Backend, DeviceProfile};
+
+#[test]
+fn recomputing_adds_a_forward_which_is_a_third_of_forward_and_backward() {
+    let model = rules::public("Qwen2.5-7B").expect("a public model");
+    let workload = Workload::grpo(model, [512, 512], 4, 8);
+    let seconds = |memory: &MemoryConfig| on_cuda(&workload, memory).seconds.backward;
+    let more = seconds(&checkpointed()) / seconds(&MemoryConfig::default()) - 1.0;
+    assert!(more > 0.25 && more < 0.34, "{more}");
+}
+
+/// A step's backward passes with streamed weights and inputs on the host, on a device as fast as every other of the test but for its
+/// backend, over a link that takes about as long as the computation.
+fn offloaded_backward(backend: Backend, prefetch: usize, link: f64) -> f64 {
+    let memory = MemoryConfig {
+        activation_offload: true,
+        param_offload: ParamOffload::Streamed,
+        prefetch,
+        ..checkpointed()
+    };
+    let profile = DeviceProfile {
+        backend,
+        host_link: Some(link),
+        ..device(Backend::Cuda)
+    };
+    under(&workload(), &memory, &profile).seconds.backward
+}
+
+#[test]
+fn copies_hide_behind_computation_only_where_they_have_a_queue_of_their_own() {
+    for backend in [
+        Backend::Cuda,
+        Backend::Wgpu,
+        Backend::Vulkan,
+        Backend::Metal,
+    ] {
+        let instant = offloaded_backward(backend, 1, f64::INFINITY);
+        let in_place = offloaded_backward(backend, 0, 1e9);
+        let ahead = offloaded_backward(backend, 1, 1e9);
+        let copies = in_place - instant;
+        assert!(copies > 0.0 && ahead > 0.0);
+        let expected = if backend == Backend::Cuda {
+            instant.max(copies)
+        } else {
+            instant + copies
+        };
+        assert!(
+            (ahead - expected).abs() < 1e-9 * expected,
+            "{}: {ahead} instead of {expected} s",
+            backend.name()
+        );
+    }
+}
