@@ -165,8 +165,9 @@ fn number(line: &Value, key: &str) -> u64 {
 }
 
 fn a_run_says_what_its_phases_took_at_most_and_gives_free_pages_back(device: &Device) {
-    // free pages that a run could do without
-    drop(Tensor::<1>::zeros([8 << 20], device));
+    // free pages that a run could do without; of many tensors, since the page of a single large one may be given back at once
+    let many: Vec<Tensor<1>> = (0..64).map(|_| Tensor::zeros([64 << 10], device)).collect();
+    drop(many);
     let temp = tempfile::tempdir().expect("a folder");
     let [readings, metrics] = run(&temp.path().join("kept"), device, "memory.cleanup_every=0");
     let is_cuda = backend(device) == Backend::Cuda;
