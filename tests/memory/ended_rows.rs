@@ -70,6 +70,9 @@ fn decode(decoder: &Decoder, cache: &mut KvCache, tables: &mut [BlockTable]) -> 
 }
 
 fn sequences_enter_and_end_without_memory_and_one_block_is_copied() {
+    // what threads hold at the same time is up to the scheduler
+    let alone = rayon::ThreadPoolBuilder::new().num_threads(1);
+    alone.build_global().expect("this process has no pool yet");
     let decoder = decoder();
     let (mut cache, mut tables) = full(&decoder);
     let shared = PROMPT.div_ceil(BLOCK_SIZE);
@@ -85,7 +88,8 @@ fn sequences_enter_and_end_without_memory_and_one_block_is_copied() {
         "{copies} and {again} bytes were allocated where a layer's pool has {layer}"
     );
 
-    // sequences that end and enter: a pool never moves, and no step needs more than the one before
+    // sequences that end and enter: a pool never moves, and no step needs more than the one before and the copy of a block
+    let block = (cache.bytes() / BLOCKS) as u64;
     for _ in 0..3 {
         let first = tables.remove(0);
         let before = allocator::heap().expect("the counting allocator is installed");
@@ -97,7 +101,7 @@ fn sequences_enter_and_end_without_memory_and_one_block_is_copied() {
         let allocated = after.peak_bytes - before.current_bytes;
         assert!(allocated < 4096, "{allocated} bytes for an entry in tables");
         let step = decode(&decoder, &mut cache, &mut tables);
-        assert!(step <= again + 4096, "{step} bytes, {again} before");
+        assert!(step <= again + block, "{step} bytes, {again} before");
     }
 }
 

@@ -142,9 +142,10 @@ impl Trainer {
             let device = self.device.clone();
             let attempt = attempt(|| {
                 let watch = Watch::start(&device)?;
-                self.place_models(phase)?;
-                let done = work(self)?;
+                let done = self.place_models(phase).and_then(|()| work(self));
+                // memory that was refused explains whatever else failed
                 watch.finish()?;
+                let done = done?;
                 self.learner.runtime.check()?;
                 Ok(done)
             });
@@ -165,9 +166,9 @@ impl Trainer {
         let device = self.device.clone();
         let attempt = attempt(|| {
             let watch = Watch::start(&device)?;
-            let done = work(self)?;
+            let done = work(self);
             watch.finish()?;
-            Ok(done)
+            done
         });
         match attempt? {
             Ok(done) => Ok(done),
