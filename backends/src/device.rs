@@ -4,6 +4,8 @@ mod hardware;
 
 pub use crate::panics::panic_message;
 pub use firebrick_spec::Backend;
+#[cfg(feature = "cuda")]
+pub(crate) use hardware::cube_probe;
 pub use hardware::{is_accelerator, is_cpu, largest_buffer};
 
 use crate::{Error, Result};

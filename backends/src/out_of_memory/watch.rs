@@ -3,13 +3,13 @@
 //! `CubeCL` keeps a failure with the buffers that it left unwritten, and reports it where one of them is read. It forgets a buffer's
 //! failure when a later kernel writes to the buffer, be it to another part of it: of a concatenation whose first piece had no memory
 //! nothing is known once the last piece is in place. So work that ran out of memory may end in numbers, and the numbers are wrong. A
-//! profiling window of `CubeCL` hears of every failure on its device while it is open; that is what this uses, and not its times.
+//! profiling window of `CubeCL` records every failure on its device while it is open. This uses that record, and not the window's times.
 
 use crate::Result;
 use burn::tensor::Device;
 
-/// Hears of every allocation that a CUDA device refuses from its start to its end. On other devices it hears nothing: on the CPU a failed
-/// allocation ends the process, and wgpu's reports come as panics.
+/// Detects every allocation that a CUDA device refuses from its start to its end. On other devices it does nothing: on the CPU a failed
+/// allocation ends the process, and wgpu reports one by a panic.
 #[derive(Debug)]
 pub struct Watch(#[cfg(feature = "cuda")] Option<cuda::Window>);
 
@@ -38,7 +38,7 @@ impl Watch {
         expect(
             clippy::unnecessary_wraps,
             clippy::unused_self,
-            reason = "there is nothing to hear without CUDA"
+            reason = "without CUDA there is nothing to detect"
         )
     )]
     pub fn finish(self) -> Result<()> {
@@ -54,12 +54,11 @@ impl Watch {
 mod cuda {
     use super::{Device, Result};
     use crate::Error;
-    use crate::device::is_cpu;
-    use burn::backend::Cube;
-    use burn::tensor::Tensor;
+    use crate::device::cube_probe;
     use burn_cubecl::CubeDevice;
     use burn_cubecl::cubecl::client::{Client, ProfileWindow};
     use burn_cubecl::cubecl::server::ProfileError;
+    use burn_cubecl::tensor::CubeTensor;
 
     /// An open profiling window.
     pub(super) struct Window {
@@ -75,16 +74,11 @@ mod cuda {
 
     impl Window {
         pub fn open(device: &Device) -> Result<Option<Self>> {
-            if is_cpu(device) {
+            let probe = cube_probe(device);
+            let probe = probe.filter(|probe| matches!(probe.device, CubeDevice::Cuda(_)));
+            let Some(CubeTensor { client, .. }) = probe else {
                 return Ok(None);
-            }
-            let probe = Tensor::<1>::empty([1], &device.clone().inner());
-            let probe = probe.try_into_primitive::<Cube>();
-            let probe = probe.expect("every device but the CPU is CubeCL's");
-            if !matches!(probe.device, CubeDevice::Cuda(_)) {
-                return Ok(None);
-            }
-            let client = probe.client;
+            };
             let window = client.profile_start();
             let window = window.map_err(|e| error(&e))?;
             Ok(Some(Self {

@@ -13,7 +13,7 @@
 //! stream uses is not given to others, nor written to in place, before the copy is through: `CubeCL` keeps what a call of another stream
 //! names until an event of that stream is reached, and a read keeps its tensor until it was waited for.
 
-use crate::device::{Backend, is_cpu};
+use crate::device::{Backend, cube_probe};
 use crate::{Error, Result};
 use burn::backend::Cube;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -68,12 +68,7 @@ impl fmt::Debug for CopyStreams {
 impl CopyStreams {
     /// `None` where copies and kernels share one queue.
     pub fn of(device: &Device) -> Option<Self> {
-        if is_cpu(device) {
-            return None;
-        }
-        let probe = Tensor::<1>::empty([1], &device.clone().inner());
-        let probe = probe.try_into_primitive::<Cube>();
-        let probe = probe.expect("every device but the CPU is CubeCL's");
+        let probe = cube_probe(device)?;
         let beside = match probe.device {
             CubeDevice::Cuda(_) => Backend::Cuda.overlaps_copies(),
             _ => false,

@@ -223,7 +223,7 @@ impl RolloutConfig {
         };
         if let (Some(setting), Backend::Cpu) = (asked, backend) {
             return Err(Error::Config(format!(
-                "rollout.{setting} asks for captured graphs, and the CPU launches no kernels that a graph could replay: it                  always runs eagerly; remove it"
+                "rollout.{setting} asks for captured graphs, and the CPU launches no kernels that a graph could replay: it always runs eagerly; remove it"
             )));
         }
         match (self.quantization, backend) {
