@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand};
 use firebrick::backends::DeviceSpec;
+use firebrick::engine::import::Engine;
 use firebrick::engine::plan::estimate::{Parallel, Zero};
 use firebrick::engine::plan::size::Budget;
 use std::path::PathBuf;
@@ -26,12 +27,23 @@ pub enum Command {
     Sft(RunArgs),
     /// Predict the memory and time of a run, and find the fastest plan within a budget
     Plan(PlanArgs),
+    /// Look at a task's rows: columns, token lengths, duplicates, and prompts as the model reads them
+    Data(DataArgs),
+    /// Write a new configuration, from five answers or options
+    New(NewArgs),
+    /// Check a configuration, explain its keys, or print its schema
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Profile training steps: time by phase and by kernel family, optionally as a trace
     Bench(BenchArgs),
     /// Print who held memory in a run, when, and what was predicted
     Memory(MemoryArgs),
+    /// Show a run that goes on elsewhere, or has ended, as the live view shows it
+    Watch(WatchArgs),
     /// Write one HTML file that shows runs: curves, memory, time, samples, plan and settings
     Report(ReportArgs),
+    /// Read a configuration of verl, TRL or NeMo RL into one of ours, with a table of what became of every key
+    Import(ImportArgs),
     /// Compute the mean reward of a checkpoint on the task's held-out prompts
     Eval(EvalArgs),
     /// Sample from a checkpoint
@@ -40,9 +52,71 @@ pub enum Command {
     Logprobs(LogprobsArgs),
     /// List the available devices
     Devices(DevicesArgs),
+    /// Check devices, drivers, limits, disk, memory and programs, and name the commands that mend what is missing
+    Doctor(DoctorArgs),
+    /// Print a script that completes commands and options in a shell
+    Completions(CompletionsArgs),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Print the JSON Schema of configurations, for editors
+    Schema,
+    /// Say what a key is, takes and defaults to, and what verl and TRL call it
+    Explain(ExplainArgs),
+    /// Find all mistakes of a configuration, with their lines; exits with 1 if there are any
+    Check(CheckArgs),
 }
 
 #[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// The key's path, `memory.head_rows`, or its end; without one, all sections
+    pub key: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Configuration file (YAML)
+    pub config: PathBuf,
+    /// Configuration values that override the file's
+    #[arg(value_name = "KEY.PATH=VALUE")]
+    pub overrides: Vec<String>,
+}
+
+/// Answers that are given here are not asked for; without a terminal, all five have to be.
+#[derive(Debug, Args)]
+pub struct NewArgs {
+    /// Checkpoint folder, or `tiny` for a small model from random weights
+    #[arg(long)]
+    pub model: Option<String>,
+    /// Rows to train on (JSON Lines), or `arithmetic` for generated sums
+    #[arg(long)]
+    pub data: Option<String>,
+    /// What judges completions: exact, contains, number, gsm8k, regex:PATTERN or model:FOLDER; of arithmetic correct or partial
+    #[arg(long)]
+    pub reward: Option<String>,
+    /// Device memory: a size as 8GiB, auto, or a preset (constrained, balanced, fast, huge)
+    #[arg(long)]
+    pub memory: Option<String>,
+    /// Device to run on: cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], auto
+    #[arg(long)]
+    pub device: Option<String>,
+    /// Configuration file to write; one that is there is not overwritten
+    #[arg(long, value_name = "FILE", default_value = "run.yaml")]
+    pub output: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "options that are given one by one"
+)]
 pub struct RunArgs {
     /// Configuration file (YAML)
     pub config: PathBuf,
@@ -52,12 +126,60 @@ pub struct RunArgs {
     /// Continue from the latest checkpoint of the run in `output`
     #[arg(long)]
     pub resume: bool,
+    /// Check everything that comes before the first step, and leave nothing: open the device, plan, check every row, render
+    /// prompts, grade the reference answers, compare disk space, say how long a step will take
+    #[arg(long, conflicts_with = "resume")]
+    pub dry_run: bool,
     /// Run this plan (written by `firebrick plan --output`) instead of the `memory` section's settings
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
+    /// Trace N steps (phases, segments, copies, kernels, memory) into `profile.pftrace` of the run folder, for
+    /// <https://ui.perfetto.dev>. The first step is left out where there are more
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub profile: u64,
     /// Device to run on, overrides the file's: cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], auto
     #[arg(long)]
     pub device: Option<DeviceSpec>,
+    /// Print lines instead of the live view, as where stdout is no terminal
+    #[arg(long)]
+    pub plain: bool,
+    /// Print warnings and errors only
+    #[arg(long, conflicts_with = "plain")]
+    pub quiet: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct WatchArgs {
+    /// Run folder
+    pub run: PathBuf,
+    /// Print the view once, as text, instead of keeping it up to date, as where stdout is no terminal
+    #[arg(long)]
+    pub once: bool,
+    /// Columns and rows of what is printed once
+    #[arg(long, value_name = "COLUMNSxROWS")]
+    pub size: Option<Size>,
+}
+
+/// The size of a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub (u16, u16));
+
+impl Default for Size {
+    fn default() -> Self {
+        Self((80, 24))
+    }
+}
+
+impl std::str::FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let side = |side: &str| side.parse().ok().filter(|n| (1..=500).contains(n));
+        let sides = text.split_once('x');
+        let size = sides.and_then(|(columns, rows)| Some((side(columns)?, side(rows)?)));
+        size.map(Self)
+            .ok_or_else(|| "write columns and rows up to 500, as in 80x24".to_owned())
+    }
 }
 
 #[derive(Debug, Args)]
@@ -74,11 +196,56 @@ pub struct PlanArgs {
     /// Print one JSON object instead of tables
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub details: PlanDetails,
     /// Write the plan to this file, for `firebrick train CONFIG --plan FILE`
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     #[command(flatten)]
     pub parallel: ParallelArgs,
+}
+
+/// What a plan prints beside what a user needs.
+#[derive(Clone, Copy, Debug, Args)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "options that are given one by one"
+)]
+pub struct PlanDetails {
+    /// Print the bytes of every phase by category too
+    #[arg(long, conflicts_with = "json")]
+    pub phases: bool,
+    /// Print what each technique saves and costs on its own, with its settings
+    #[arg(long, conflicts_with = "json")]
+    pub techniques: bool,
+    /// Print other group sizes at as many rollouts a step, with the peak and the time of each
+    #[arg(long, conflicts_with = "json")]
+    pub batches: bool,
+    /// Print rules of thumb for this model, and what public models need
+    #[arg(long, conflicts_with = "json")]
+    pub models: bool,
+}
+
+impl PlanDetails {
+    /// Whether any of them is asked for.
+    pub fn any(self) -> bool {
+        self.phases || self.techniques || self.batches || self.models
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct DataArgs {
+    /// Configuration file (YAML); uses its task and its model's tokenizer
+    pub config: PathBuf,
+    /// Configuration values that override the file's: `task.train=data/*.parquet`
+    #[arg(value_name = "KEY.PATH=VALUE")]
+    pub overrides: Vec<String>,
+    /// Prompts to show
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub samples: usize,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -126,6 +293,29 @@ pub struct ReportArgs {
     /// Open the report in the system's browser
     #[arg(long)]
     pub open: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// Files of one run, later ones over earlier ones: verl's YAML and launch scripts, TRL's arguments as YAML, JSON, Python or a
+    /// launch script, NeMo RL's YAML
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Write the configuration to this file and the table to stdout; without it, the configuration to stdout and the table to stderr
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Whose files they are: verl, trl, nemo or `grpo_guide`; without it, by their keys
+    #[arg(long, value_name = "ENGINE")]
+    pub from: Option<Engine>,
+    /// Rows of the training data, for runs whose length is in epochs
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub rows: Option<u64>,
+    /// Devices of the run that is imported, for batch sizes a device; without it, as the files say, or one
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub devices: Option<u64>,
+    /// Print one JSON object with the configuration and the table
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Estimates for several devices.
@@ -183,6 +373,9 @@ pub struct EvalArgs {
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
+    /// Write every completion with its reward into this file, one JSON object a line
+    #[arg(long)]
+    pub samples: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -262,6 +455,16 @@ pub struct DevicesArgs {
     #[arg(long)]
     pub measure: bool,
     /// Print one JSON array instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Folder that runs will be written to, whose disk is checked
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    pub output: PathBuf,
+    /// Print one JSON array instead of text
     #[arg(long)]
     pub json: bool,
 }

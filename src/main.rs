@@ -2,7 +2,14 @@
 
 mod arguments;
 mod commands;
+mod console;
+mod doctor;
+mod explain;
+mod live;
+mod log;
+mod new_config;
 mod output;
+mod planned;
 mod progress;
 mod report_page;
 mod table;
@@ -15,7 +22,9 @@ use firebrick::backends::environment::without_display_server;
 use firebrick::backends::out_of_memory::OutOfMemory;
 use firebrick::engine::config::Mode;
 use firebrick::engine::trainer::Start;
+use log::Log;
 use output::Stderr;
+use std::backtrace::Backtrace;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -40,6 +49,7 @@ fn report_refusal(bytes: usize) {
          memory available to the process."
     );
     let left = rest.len();
+    live::restore();
     if said.is_ok() {
         let end = line.len() - left;
         let _ = Stderr.write_all(&line[..end]);
@@ -55,13 +65,20 @@ fn main() -> ExitCode {
         EnvFilter::try_from_env("FIREBRICK_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(|| Stderr)
+        .with_writer(|| Log)
+        .with_ansi(false)
         .without_time()
         .with_target(false)
         .init();
+    progress::show_downloads();
     // Panics of a backend are caught at phase boundaries and reported as errors; their own noise helps only whoever debugs.
+    // They are log lines, so that a live view keeps its screen.
     if std::env::var_os("RUST_BACKTRACE").is_none() {
         std::panic::set_hook(Box::new(|info| tracing::debug!("{info}")));
+    } else {
+        std::panic::set_hook(Box::new(|info| {
+            tracing::error!("{info}\n{}", Backtrace::capture());
+        }));
     }
     // Training catches a backend's panic at the phase that met it; this is for everything else.
     let outcome =
@@ -88,13 +105,20 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Train(args) => commands::train::run(&args, Mode::Rl, start(args.resume)),
         Command::Sft(args) => commands::train::run(&args, Mode::Sft, start(args.resume)),
         Command::Plan(args) => commands::plan::run(&args),
+        Command::Data(args) => commands::data::run(&args),
+        Command::New(args) => commands::new::run(&args),
+        Command::Config(command) => commands::config::run(&command),
         Command::Bench(args) => commands::bench::run(&args),
         Command::Memory(args) => commands::memory::run(&args),
+        Command::Watch(args) => commands::watch::run(&args),
         Command::Report(args) => commands::report::run(&args),
+        Command::Import(args) => commands::import::run(&args),
         Command::Eval(args) => commands::eval::run(&args),
         Command::Generate(args) => commands::generate::run(&args),
         Command::Logprobs(args) => commands::logprobs::run(&args),
         Command::Devices(args) => commands::devices::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args),
+        Command::Completions(args) => commands::completions::run(args.shell),
     }
 }
 
@@ -115,6 +139,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
                 .downcast_ref::<backends::Error>()
                 .is_some_and(backends::Error::is_users)
             || cause.downcast_ref::<engine::plan::Error>().is_some()
+            || cause.downcast_ref::<engine::hub::HubError>().is_some()
             || cause.downcast_ref::<commands::UserError>().is_some()
     });
     if users { EXIT_USER } else { EXIT_FAILED }

@@ -14,12 +14,14 @@ pub use firebrick_engine::lr_scheduler::LrSchedulerConfig;
 pub use firebrick_engine::objective::Algorithm;
 pub use firebrick_engine::optim::OptimConfig;
 pub use firebrick_engine::task::{
-    ArithmeticConfig, JsonlConfig, RewardConfig, RewardKind, TaskConfig,
+    ArithmeticConfig, JsonlConfig, RewardConfig, RewardKind, RowFiles, TaskConfig,
 };
 pub use firebrick_plan::{MemoryConfig, Preset};
 
 // A run
-pub use firebrick_engine::metrics::{Control, Event, Metrics, Observer, StepReport, Summary};
+pub use firebrick_engine::metrics::{
+    Control, Event, Metrics, Observer, StepReport, Summary, TrackedRun, Tracker, TrackerResult,
+};
 pub use firebrick_engine::trainer::{Start, Trainer, TrainerBuilder};
 
 // A task

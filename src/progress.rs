@@ -1,16 +1,51 @@
-//! Console output of a run: a progress bar in a terminal, plain lines elsewhere, a summary at the end.
+//! Console output of a run without a live view: a progress bar where stderr is a terminal, plain lines elsewhere, a summary at the end.
 
 use crate::output;
 use crate::table::Table;
+use firebrick::engine::hub::on_download;
 use firebrick::engine::metrics::{Event, Metrics, Observer, Summary};
 use firebrick::engine::plan::size::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt::Write;
 use std::io::IsTerminal;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Longest time between two lines of plain output, which also reports every tenth of the run.
 const QUIET: Duration = Duration::from_secs(10);
+
+/// Shows the downloads of models and datasets on stderr: a bar in a terminal, elsewhere a line where each begins.
+pub fn show_downloads() {
+    let bar: Mutex<Option<ProgressBar>> = Mutex::new(None);
+    let terminal = std::io::stderr().is_terminal();
+    on_download(move |download| {
+        // a bar is drawn anew whoever panicked
+        let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
+        if !terminal {
+            if download.finished {
+                let bytes = Bytes(download.total);
+                output::message(&format!("downloaded {} ({bytes})", download.file));
+            }
+            return;
+        }
+        let bar = bar.get_or_insert_with(|| {
+            let style = ProgressStyle::with_template(
+                "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+            )
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+            ProgressBar::new(0).with_style(style.progress_chars("=> "))
+        });
+        bar.set_length(download.total);
+        bar.set_message(download.file.clone());
+        bar.set_position(download.done);
+        if download.finished {
+            bar.println(format!("downloaded {}", download.file));
+            bar.set_message("");
+            bar.finish_and_clear();
+            bar.reset();
+        }
+    });
+}
 
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -19,10 +54,11 @@ pub struct Progress {
 }
 
 impl Progress {
-    pub fn new() -> Self {
+    /// Progress on stderr: a bar where that is a terminal, unless plain lines are asked for.
+    pub fn new(plain: bool) -> Self {
         Self {
             bar: None,
-            terminal: std::io::stderr().is_terminal(),
+            terminal: !plain && std::io::stderr().is_terminal(),
             last_line: Instant::now(),
         }
     }
@@ -73,7 +109,14 @@ fn value(metrics: &Metrics, name: &str) -> f64 {
     metrics.get(name).copied().unwrap_or(f64::NAN)
 }
 
-fn summary_lines(summary: &Summary) -> String {
+/// Whether a value of a validation is printed: means, and where there are several samples a prompt, what all of them say.
+fn is_headline(name: &str) -> bool {
+    let single = name.contains("@1/") || name.ends_with("@1");
+    !name.contains('@') || (name.starts_with("val-core/") && !single)
+}
+
+/// What is said at the end.
+pub fn summary_lines(summary: &Summary) -> String {
     let mut lines = vec![format!(
         "finished: {} steps in {:.0} s, {:.0} tokens/s on {}; peak memory {:.1} MiB",
         summary.steps,
@@ -82,7 +125,7 @@ fn summary_lines(summary: &Summary) -> String {
         summary.device,
         summary.measured_peak_bytes as f64 / f64::from(1 << 20)
     )];
-    for (name, last) in &summary.last {
+    for (name, last) in summary.last.iter().filter(|(name, _)| is_headline(name)) {
         let first = summary.first.get(name).copied().unwrap_or(f64::NAN);
         lines.push(format!("  {name}: {first:.4} -> {last:.4}"));
     }
@@ -180,7 +223,7 @@ impl Observer for Progress {
                 self.advance("train", step, steps, &step_line(metrics));
             }
             Event::Validated { step, metrics } => {
-                for (name, value) in metrics {
+                for (name, value) in metrics.iter().filter(|(name, _)| is_headline(name)) {
                     self.line(&format!("validation at step {step}: {name} {value:.4}"));
                 }
             }
@@ -198,6 +241,7 @@ impl Observer for Progress {
                     settings.join(" ")
                 ));
             }
+            Event::Phase { .. } => {}
             Event::Saved { path } => self.line(&format!("saved {}", path.display())),
             Event::Finished(summary) => {
                 if let Some(bar) = self.bar.take() {

@@ -43,4 +43,4 @@ pub use shapes::{
     RowScores, RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients,
     Truncation,
 };
-pub use step::{StepBuffer, StepInputs, StepShape};
+pub use step::{StepBuffer, StepInputs, StepRotary, StepShape};

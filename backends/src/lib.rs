@@ -15,8 +15,7 @@ pub mod out_of_memory;
 mod panics;
 pub mod precision;
 pub mod profile;
-#[cfg(any(feature = "cuda", test))]
-mod toolkit;
+pub mod toolkit;
 pub mod trace;
 pub mod transfer;
 

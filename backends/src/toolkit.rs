@@ -6,6 +6,29 @@ use std::path::{Path, PathBuf};
 /// Headers of kernels: half precision, tensor cores, and what the latter include.
 const HEADERS: [&str; 3] = ["cuda_fp16.h", "mma.h", "crt/mma.h"];
 
+/// A toolkit, and what it lacks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Toolkit {
+    /// Where it is.
+    pub folder: Option<PathBuf>,
+    /// What is missing, with what to do; nothing where kernels can be compiled.
+    pub missing: Option<String>,
+}
+
+/// The toolkit of a machine whose files `exists` knows: the one in `named` (`CUDA_PATH`), or else in one of the usual folders. `nvrtc` says
+/// whether the compiler's library is found, given the toolkit's folder.
+#[must_use]
+pub fn inspect(
+    named: Option<PathBuf>,
+    exists: impl Fn(&Path) -> bool + Copy,
+    nvrtc: impl FnOnce(&Path) -> bool,
+) -> Toolkit {
+    let folder = folder(named, exists);
+    let nvrtc = folder.as_deref().is_some_and(nvrtc);
+    let missing = missing(folder.as_deref(), nvrtc, exists);
+    Toolkit { folder, missing }
+}
+
 /// The toolkit that the backend uses: `CUDA_PATH`, or else the first of the usual folders that exists.
 fn folder(named: Option<PathBuf>, exists: impl Fn(&Path) -> bool) -> Option<PathBuf> {
     if named.is_some() {
@@ -48,11 +71,15 @@ pub(crate) fn missing_here() -> Option<String> {
         return None;
     }
     let there = |path: &Path| path.exists();
-    let folder = folder(std::env::var_os("CUDA_PATH").map(PathBuf::from), there);
     // SAFETY: it opens and closes a library of NVIDIA's, whose initialisers only initialise it.
     #[allow(unsafe_code, reason = "opening a library runs its initialisers")]
     let nvrtc = unsafe { cudarc::nvrtc::sys::is_culib_present() };
-    missing(folder.as_deref(), nvrtc, there)
+    inspect(
+        std::env::var_os("CUDA_PATH").map(PathBuf::from),
+        there,
+        |_| nvrtc,
+    )
+    .missing
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! What can go wrong in a run.
 
+use crate::hub::HubError;
 use crate::lr_scheduler::LrSchedulerError;
 use crate::task::TaskError;
 use firebrick_backends::accounts::Balance;
@@ -33,6 +34,9 @@ pub enum Error {
     /// The task or its data.
     #[error("task: {0}")]
     Task(TaskError),
+    /// A model of the Hugging Face Hub could not be had.
+    #[error(transparent)]
+    Hub(#[from] HubError),
     /// The learning-rate schedule.
     #[error("optim.lr_scheduler: {0}")]
     LrScheduler(LrSchedulerError),
@@ -245,6 +249,7 @@ impl Error {
             Self::Config(_)
             | Self::Io { .. }
             | Self::Task(_)
+            | Self::Hub(_)
             | Self::LrScheduler(_)
             | Self::Budget { .. }
             | Self::RunExists { .. }

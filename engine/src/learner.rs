@@ -166,8 +166,8 @@ impl Learner {
     }
 
     /// The first half of an optimizer step: forward and backward over all micro-batches. Unless the plan updates in the
-    /// backward pass, it changes no weight and may be run again after an error. What the second half adds to the memory in use, the
-    /// moments of a first update, is allocated here.
+    /// backward pass, it changes no weight and may be run again after an error. What the second half adds to the memory in use is
+    /// allocated here: the moments of a first update, buffers for weights that were shared, what the norm of the gradient takes.
     ///
     /// # Errors
     ///
@@ -204,7 +204,9 @@ impl Learner {
             applied = Some(StepOutcome::applied(step.grad_norm()));
             sums
         } else {
-            executor.backward(decoder, &micros, loss, &mut gradients, None)?
+            let sums = executor.backward(decoder, &micros, loss, &mut gradients, None)?;
+            gradients.global_norm()?;
+            sums
         };
         Ok(Accumulated {
             gradients,

@@ -8,6 +8,8 @@ pub mod config;
 pub mod data;
 pub mod error;
 pub mod executor;
+pub mod hub;
+pub mod import;
 pub mod learner;
 pub mod lr_scheduler;
 pub mod metrics;

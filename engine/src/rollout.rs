@@ -1,8 +1,10 @@
 //! Rollouts: sampled completions with everything that training needs to know of them.
 
 use crate::sequence::TokenColumns;
+use crate::task::Reading;
 use firebrick_models::generate::FinishReason;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 /// One sampled completion.
 #[derive(Clone, Debug)]
@@ -25,10 +27,16 @@ pub struct Rollout {
     pub policy_version: u64,
     /// What it was worth.
     pub reward: f64,
-    /// The reward's parts by name, before weighting.
+    /// The reward's parts by name, before weighting; NaN where one does not apply.
     pub reward_parts: Vec<(String, f64)>,
     /// Weights of the parts in the reward.
     pub reward_weights: Vec<f64>,
+    /// What rewards reported beside their numbers, as `name/key`.
+    pub reward_extra: Map<String, Value>,
+    /// Why a reward is missing that could not be computed: its group is not trained on.
+    pub reward_error: Option<String>,
+    /// What rules read in it, beside what they compared it with.
+    pub readings: Vec<Reading>,
     /// Reward of the greedy completion of its prompt, where the objective compares with it.
     pub baseline: Option<f64>,
     /// Which completion tokens are scored; empty until advantages are computed.
@@ -38,6 +46,12 @@ pub struct Rollout {
 }
 
 impl Rollout {
+    /// Whether a reward of it could not be computed.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.reward_error.is_some()
+    }
+
     /// Log-probs under the policy that the update starts from: the trainer's, or else the sampler's.
     #[must_use]
     pub fn old_logp(&self) -> &[f64] {
@@ -74,6 +88,15 @@ impl Rollout {
     }
 }
 
+/// The share of completions that were cut at the length limit, where that is most of them and none of those earned anything: answers
+/// that cannot be finished cannot be rewarded, so nothing is learnt.
+#[must_use]
+pub fn share_cut_for_nothing(rollouts: &[Rollout]) -> Option<f64> {
+    let cut = rollouts.iter().filter(|r| r.finish == FinishReason::Length);
+    let (count, best) = cut.fold((0usize, 0.0f64), |(n, best), r| (n + 1, best.max(r.reward)));
+    (2 * count > rollouts.len() && best <= 0.0).then(|| count as f64 / rollouts.len() as f64)
+}
+
 /// A rollout as `samples.jsonl` keeps it.
 #[derive(Debug, Serialize)]
 pub struct SampleRecord<'a> {
@@ -94,10 +117,63 @@ pub struct SampleRecord<'a> {
     pub reward: f64,
     /// Its parts.
     pub reward_parts: &'a [(String, f64)],
+    /// What they reported beside.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub reward_extra: &'a Map<String, Value>,
+    /// Why one is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reward_error: Option<&'a str>,
+    /// What rules read, beside the ground truth as they read it.
+    #[serde(skip_serializing_if = "<[Reading]>::is_empty")]
+    pub readings: &'a [Reading],
     /// Advantage of its tokens (their mean where they differ).
     pub advantage: f64,
     /// Why it ended.
     pub finish: FinishReason,
     /// Completion tokens.
     pub tokens: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rollout(finish: FinishReason, reward: f64) -> Rollout {
+        Rollout {
+            prompt_index: 0,
+            sample: 0,
+            prompt: vec![1],
+            completion: vec![2, 3],
+            text: String::new(),
+            columns: TokenColumns::default(),
+            finish,
+            policy_version: 0,
+            reward,
+            reward_parts: Vec::new(),
+            reward_weights: Vec::new(),
+            reward_extra: Map::new(),
+            reward_error: None,
+            readings: Vec::new(),
+            baseline: None,
+            mask: Vec::new(),
+            penalized_reward: reward,
+        }
+    }
+
+    #[test]
+    fn completions_are_cut_for_nothing_where_most_are_cut_and_none_of_those_is_rewarded() {
+        let (cut, ended) = (FinishReason::Length, FinishReason::Stop);
+        let share = |all: &[(FinishReason, f64)]| {
+            let all: Vec<Rollout> = all.iter().map(|&(f, r)| rollout(f, r)).collect();
+            share_cut_for_nothing(&all)
+        };
+        assert_eq!(
+            share(&[(cut, 0.0), (cut, -1.0), (cut, 0.0), (ended, 1.0)]),
+            Some(0.75)
+        );
+        // half of them, one that earned something, none at all
+        assert_eq!(share(&[(cut, 0.0), (ended, 0.0)]), None);
+        assert_eq!(share(&[(cut, 0.0), (cut, 0.5), (cut, 0.0)]), None);
+        assert_eq!(share(&[]), None);
+    }
 }

@@ -31,7 +31,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads the configs of a checkpoint folder and the headers of its weight files.
+    /// Reads the configs of a checkpoint folder and the headers of its weight files. Of a model that sees images this is the language
+    /// model, as if it stood there by itself.
     pub fn open(dir: &Path) -> Result<Self> {
         let (config, arch) = Self::config(dir)?;
         let generation = read_object(dir, "generation_config.json")?;
@@ -66,6 +67,7 @@ impl Checkpoint {
             }
             .into(),
         })?;
+        let config = Arch::language_model_config(&config).unwrap_or(config);
         let arch = Arch::from_config(&config, &dir.join("config.json"))?;
         Ok((config, arch))
     }

@@ -17,6 +17,7 @@ use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::weights::Weights;
 use burn::tensor::{Device, Tensor};
 use firebrick_backends::accounts::Home;
+use firebrick_backends::kernels;
 use firebrick_backends::precision::stored_as;
 use firebrick_backends::transfer::{HostTensor, check_computed};
 use firebrick_backends::{Precision, PrecisionExt};
@@ -189,6 +190,26 @@ impl Decoder {
                         }
                     }
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives every trained weight on the device a buffer of its own, one after the other: a model that was cloned shares its buffers,
+    /// and an update of shared weights would allocate. Nothing to do on the CPU and for weights on the host.
+    ///
+    /// # Errors
+    /// Where memory runs out, or the device fails. The weights are then what they were, and this may be run again.
+    pub fn own_trained_weights(&mut self) -> Result<()> {
+        for unit in &mut self.units {
+            let Store::Device(weights) = &mut unit.store else {
+                continue;
+            };
+            let trained = unit.specs.iter().enumerate();
+            for (i, _) in trained.filter(|(_, spec)| spec.trainable) {
+                let own = kernels::duplicate(&weights.at(i));
+                check_computed([own.clone()])?;
+                weights.put(i, own);
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 use crate::adapter::Dropout;
 use crate::arch::Arch;
 use crate::attention::SequenceLayout;
-use crate::rope::RotaryEmbedding;
+use crate::rope::RotaryEmbeddings;
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 
 /// How the rows of a forward pass belong to sequences, and which keys each may see (vLLM's `ForwardContext`). Built once, used by
@@ -14,7 +14,7 @@ pub struct ForwardContext {
     pub batch: usize,
     /// Columns of each sequence in this forward pass, padding included.
     pub len: usize,
-    rotary: RotaryEmbedding,
+    rotary: RotaryEmbeddings,
     starts: Vec<usize>,
     first: usize,
     masks: Vec<WindowMask>,
@@ -51,7 +51,7 @@ impl ForwardContext {
             .iter()
             .flat_map(|&start| (first..first + len).map(move |c| c.saturating_sub(start) as u32))
             .collect();
-        let rotary = RotaryEmbedding::new(arch, &positions, device);
+        let rotary = RotaryEmbeddings::new(arch, &positions, device);
         let mut this = Self {
             batch: starts.len(),
             len,
@@ -69,7 +69,7 @@ impl ForwardContext {
     }
 
     /// A forward pass of rows over a cache, which knows the keys that each row sees.
-    pub(crate) fn cached(rotary: &RotaryEmbedding, rows: usize, device: &Device) -> Self {
+    pub(crate) fn cached(rotary: &RotaryEmbeddings, rows: usize, device: &Device) -> Self {
         Self {
             batch: rows,
             len: 1,
@@ -90,7 +90,7 @@ impl ForwardContext {
         Self {
             batch: sequences.lengths().len(),
             len: sequences.longest(),
-            rotary: RotaryEmbedding::new(arch, &sequences.positions(), device),
+            rotary: RotaryEmbeddings::new(arch, &sequences.positions(), device),
             starts: vec![0; sequences.lengths().len()],
             first: 0,
             masks: Vec::new(),
@@ -125,8 +125,8 @@ impl ForwardContext {
         self.dropout.as_ref()
     }
 
-    /// The rotary tables of the rows.
-    pub(crate) fn rotary(&self) -> &RotaryEmbedding {
+    /// The rotary tables of the rows, by layer.
+    pub(crate) fn rotary(&self) -> &RotaryEmbeddings {
         &self.rotary
     }
 

@@ -13,6 +13,7 @@ use crate::weights::Weights;
 use burn::tensor::activation::{gelu, gelu_approximate, silu};
 use burn::tensor::{Int, Tensor};
 use firebrick_backends::kernels::{self, Gate};
+use firebrick_backends::precision::{stored_as, widened};
 
 /// The attention half: norm, q/k/v, rotary embedding, attention, output projection, residual, all `[tokens, hidden]`.
 ///
@@ -28,22 +29,23 @@ pub(crate) fn attention(
 ) -> Tensor<2> {
     let params = attention_params(arch, layer);
     let mixed = match (cache, ctx.sequences()) {
-        (Some((cache, metadata)), _) => match cache.decoded(metadata) {
+        (Some((cache, metadata)), _) => match cache.decoded(metadata, layer) {
             Some(decode) => {
-                let qkv = project_unrotated(arch, w, x.clone(), lora);
+                let scale = ctx.rotary().query_scale();
+                let qkv = project_unrotated(arch, w, x.clone(), scale, lora);
                 cache.decode(params, qkv, decode)
             }
             None => {
-                let qkv = project(arch, w, x.clone(), ctx, lora);
+                let qkv = project(arch, layer, w, x.clone(), ctx, lora);
                 cache.attend(params, qkv, metadata)
             }
         },
         (None, Some(sequences)) => {
-            let qkv = project(arch, w, x.clone(), ctx, lora);
+            let qkv = project(arch, layer, w, x.clone(), ctx, lora);
             attention::attend(&qkv, params, sequences)
         }
         (None, None) => {
-            let [q, k, v] = by_head(project(arch, w, x.clone(), ctx, lora), ctx);
+            let [q, k, v] = by_head(project(arch, layer, w, x.clone(), ctx, lora), ctx);
             let mask = ctx.mask(params.window);
             rows(attention::scaled_dot_product_attention(
                 q, k, v, params, mask,
@@ -79,31 +81,43 @@ fn rows(mixed: Tensor<4>) -> Tensor<2> {
 /// Norm, q/k/v, rotary embedding.
 pub(crate) fn project(
     arch: &Arch,
+    layer: usize,
     w: &Weights,
     x: Tensor<2>,
     ctx: &ForwardContext,
     lora: Option<LoraForward<'_>>,
 ) -> Qkv {
-    let [q, k, v] = project_unrotated(arch, w, x, lora).map(|y| {
+    let rotary = ctx.rotary();
+    let [q, k, v] = project_unrotated(arch, w, x, rotary.query_scale(), lora).map(|y| {
         let [tokens, width] = y.dims();
         y.reshape([tokens, width / arch.head_dim, arch.head_dim])
     });
     Qkv {
-        q: ctx.rotary().rotate(q),
-        k: ctx.rotary().rotate(k),
+        q: rotary.of(layer).rotate(q),
+        k: rotary.of(layer).rotate(k),
         v,
     }
 }
 
-/// [`project`] before the rotary embedding: `[tokens, heads · head_dim]` each.
+/// [`project`] before the rotary embedding: `[tokens, heads · head_dim]` each. Queries are multiplied by `scale`, `[tokens, 1]`, here: a
+/// rotation does not change that.
 fn project_unrotated(
     arch: &Arch,
     w: &Weights,
     x: Tensor<2>,
+    scale: Option<&Tensor<2>>,
     lora: Option<LoraForward<'_>>,
 ) -> [Tensor<2>; 3] {
-    let h = rms_norm(arch, x, w.need(Slot::InputNorm));
-    query_key_value(arch, w, &h, lora)
+    let h = normed_input(arch, w, x);
+    query_key_value(arch, w, &h, scale, lora)
+}
+
+/// The input of a half after its norm, where the architecture has one.
+fn normed_input(arch: &Arch, w: &Weights, x: Tensor<2>) -> Tensor<2> {
+    match w.get(Slot::InputNorm) {
+        Some(norm) => rms_norm(arch, x, norm),
+        None => x,
+    }
 }
 
 /// [`project_unrotated`] of normed rows.
@@ -111,18 +125,25 @@ fn query_key_value(
     arch: &Arch,
     w: &Weights,
     h: &Tensor<2>,
+    scale: Option<&Tensor<2>>,
     lora: Option<LoraForward<'_>>,
 ) -> [Tensor<2>; 3] {
     let [q, k, v] = w.linear_each(h, [Slot::Q, Slot::K, Slot::V], lora);
+    // a norm of each head has the weights of one head, a norm of all of them those of all
     let normed = |y: Tensor<2>, norm| match w.get(norm) {
         Some(weight) => {
-            let [tokens, width] = y.dims();
-            let heads = y.reshape([tokens * width / arch.head_dim, arch.head_dim]);
-            rms_norm(arch, heads, weight).reshape([tokens, width])
+            let ([tokens, width], [_, over]) = (y.dims(), weight.dims());
+            let parts = y.reshape([tokens * width / over, over]);
+            rms_norm(arch, parts, weight).reshape([tokens, width])
         }
         None => y,
     };
-    [normed(q, Slot::QNorm), normed(k, Slot::KNorm), v]
+    let mut q = normed(q, Slot::QNorm);
+    if let Some(scale) = scale {
+        let stored = q.dtype();
+        q = stored_as(widened(q) * scale.clone(), stored);
+    }
+    [q, normed(k, Slot::KNorm), v]
 }
 
 /// Output projection of attention and residual.
@@ -158,7 +179,7 @@ pub(crate) fn mlp(
     x: Tensor<2>,
     lora: Option<LoraForward<'_>>,
 ) -> Tensor<2> {
-    let h = rms_norm(arch, x.clone(), w.need(Slot::InputNorm));
+    let h = normed_input(arch, w, x.clone());
     let gated = gated(arch, w, &h, lora);
     add_to_residual(arch, w, x, &gated, Slot::Down, lora)
 }

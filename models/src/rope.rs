@@ -1,61 +1,130 @@
 //! Rotary position embedding in rotate-half form (Su et al., 2021, arXiv:2104.09864; the layout of transformers), with a position
 //! for every row.
 
-use crate::arch::{Arch, RopeScaling};
+use crate::arch::{Arch, Rope};
 use burn::tensor::{Device, Tensor, TensorData};
-use firebrick_backends::kernels::{self, RotaryAngles};
+use firebrick_backends::kernels::{self, RotaryAngles, StepRotary};
 use firebrick_backends::precision::{stored_as, widened};
+
+/// The rotary embeddings of the layers of one forward pass, and the growth of their queries.
+#[derive(Clone, Debug)]
+pub struct RotaryEmbeddings {
+    /// Those that differ.
+    kinds: Vec<RotaryEmbedding>,
+    /// Which of them each layer has.
+    of_layers: Vec<usize>,
+    query_scale: Option<Tensor<2>>,
+}
+
+impl RotaryEmbeddings {
+    /// Those of an architecture at these positions, one for each token.
+    #[must_use]
+    pub fn new(arch: &Arch, positions: &[u32], device: &Device) -> Self {
+        let (kinds, of_layers) = arch.rope_kinds();
+        let of = |rope: Option<&Rope>| RotaryEmbedding::new(rope, arch.head_dim, positions, device);
+        let scale = query_scales(arch, positions);
+        Self {
+            kinds: kinds.into_iter().map(of).collect(),
+            of_layers,
+            query_scale: scale.map(|scale| {
+                let shape = [scale.len(), 1];
+                Tensor::from_data(TensorData::new(scale, shape), device)
+            }),
+        }
+    }
+
+    /// The same on the host, for a decoding step on a GPU.
+    pub(crate) fn on_host(arch: &Arch, positions: &[u32]) -> StepRotary {
+        let (kinds, _) = arch.rope_kinds();
+        let angles = kinds
+            .into_iter()
+            .map(|rope| angles_on_host(rope, arch.head_dim, positions));
+        let scale = query_scales(arch, positions);
+        StepRotary {
+            angles: angles.collect(),
+            query_scale: scale.map(|all| all.into_iter().map(|x| x as f32).collect()),
+        }
+    }
+
+    /// That of a layer.
+    pub(crate) fn of(&self, layer: usize) -> &RotaryEmbedding {
+        &self.kinds[self.of_layers[layer]]
+    }
+
+    /// Factors of the rows' queries, `[tokens, 1]`, where not all are one.
+    pub(crate) fn query_scale(&self) -> Option<&Tensor<2>> {
+        self.query_scale.as_ref()
+    }
+
+    /// Cosines and sines of the layers as a kernel takes them that rotates on its own.
+    pub(crate) fn angles(&self) -> LayerAngles {
+        LayerAngles {
+            kinds: self.kinds.iter().map(RotaryEmbedding::angles).collect(),
+            of_layers: self.of_layers.clone(),
+        }
+    }
+}
+
+/// The angles of the layers' rotary embeddings for a kernel that rotates on its own.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerAngles {
+    kinds: Vec<RotaryAngles>,
+    of_layers: Vec<usize>,
+}
+
+impl LayerAngles {
+    /// Those of an architecture, made of the angles of each of its [kinds](Arch::rope_kinds).
+    pub fn new(arch: &Arch, kinds: Vec<RotaryAngles>) -> Self {
+        let (_, of_layers) = arch.rope_kinds();
+        Self { kinds, of_layers }
+    }
+
+    /// Those of a layer.
+    pub fn of(&self, layer: usize) -> &RotaryAngles {
+        &self.kinds[self.of_layers[layer]]
+    }
+}
 
 /// Cosines and sines of the rotation angles of one forward pass: `[tokens, 1, head_dim / 2]` each.
 #[derive(Clone, Debug)]
-pub struct RotaryEmbedding {
+pub(crate) struct RotaryEmbedding {
     cos: Tensor<3>,
     sin: Tensor<3>,
+    /// Whether there is nothing to rotate. The angles are then zero, for kernels that rotate on their own.
+    identity: bool,
 }
 
 impl RotaryEmbedding {
     /// The tables for these positions, one for each token.
-    #[must_use]
-    pub fn new(arch: &Arch, positions: &[u32], device: &Device) -> Self {
-        let half = arch.head_dim / 2;
+    fn new(rope: Option<&Rope>, head_dim: usize, positions: &[u32], device: &Device) -> Self {
+        let half = head_dim / 2;
+        let (frequencies, factor) = frequencies_of(rope, head_dim, positions);
         let table = |f: fn(f64) -> f64| {
             let values = for_each(
                 positions,
                 half,
-                |position, frequencies| frequencies.iter().map(|&w| f(position * w)).collect(),
-                &frequencies_of(arch, positions),
+                |position, all| all.iter().map(|&w| factor * f(position * w)).collect(),
+                &frequencies,
             );
             Tensor::<3>::from_data(TensorData::new(values, [positions.len(), 1, half]), device)
         };
         Self {
             cos: table(f64::cos),
             sin: table(f64::sin),
+            identity: rope.is_none(),
         }
     }
 
-    /// Cosines and then sines for each of these positions, on the host: `[tokens, head_dim]`, as the tables have them in f32.
-    pub(crate) fn on_host(arch: &Arch, positions: &[u32]) -> Vec<f32> {
-        let frequencies = frequencies_of(arch, positions);
-        for_each(
-            positions,
-            2 * frequencies.len(),
-            |position, frequencies| {
-                let angles = frequencies.iter().map(|&w| (position * w).sin_cos());
-                let (sines, cosines): (Vec<f64>, Vec<f64>) = angles.unzip();
-                cosines.into_iter().chain(sines).map(|x| x as f32).collect()
-            },
-            &frequencies,
-        )
-    }
-
     /// Cosines and sines as a kernel takes them that rotates on its own.
-    pub(crate) fn angles(&self) -> RotaryAngles {
+    fn angles(&self) -> RotaryAngles {
         RotaryAngles::new(&self.cos, &self.sin)
     }
 
     /// Rotates `x` of shape `[tokens, heads, head_dim]`, in f32 or wider.
-    #[must_use]
     pub fn rotate(&self, x: Tensor<3>) -> Tensor<3> {
+        if self.identity {
+            return x;
+        }
         let x = match kernels::rotary(x, &self.cos, &self.sin) {
             Ok(rotated) => return rotated,
             Err(x) => x,
@@ -72,10 +141,36 @@ impl RotaryEmbedding {
     }
 }
 
-/// The frequencies of a forward pass at these positions.
-fn frequencies_of(arch: &Arch, positions: &[u32]) -> Vec<f64> {
+/// Cosines and then sines for each of these positions, on the host: `[tokens, head_dim]`, as the tables have them in f32.
+fn angles_on_host(rope: Option<&Rope>, head_dim: usize, positions: &[u32]) -> Vec<f32> {
+    let (frequencies, factor) = frequencies_of(rope, head_dim, positions);
+    for_each(
+        positions,
+        head_dim,
+        |position, frequencies| {
+            let angles = frequencies.iter().map(|&w| (position * w).sin_cos());
+            let (sines, cosines): (Vec<f64>, Vec<f64>) = angles.unzip();
+            let all = cosines.into_iter().chain(sines);
+            all.map(|x| (factor * x) as f32).collect()
+        },
+        &frequencies,
+    )
+}
+
+/// The frequencies of a forward pass at these positions, and the factor of cosines and sines.
+fn frequencies_of(rope: Option<&Rope>, head_dim: usize, positions: &[u32]) -> (Vec<f64>, f64) {
     let longest = positions.iter().max().map_or(0, |&p| p as usize + 1);
-    frequencies(arch, longest)
+    match rope {
+        Some(rope) => (rope.frequencies(head_dim, longest), rope.attention_factor()),
+        None => (vec![0.0; head_dim / 2], 1.0),
+    }
+}
+
+/// Factors of queries at these positions, where not all are one: the tokens of the trained context stay as they are.
+fn query_scales(arch: &Arch, positions: &[u32]) -> Option<Vec<f64>> {
+    let scaling = arch.query_scaling?;
+    let grown = positions.iter().any(|&p| p as usize >= scaling.original);
+    grown.then(|| positions.iter().map(|&p| scaling.factor(p)).collect())
 }
 
 /// What `row` gives for every position, `width` numbers each. Many sequences have the same positions: each is computed once.
@@ -98,47 +193,4 @@ fn for_each<T: Copy>(
         values.extend_from_slice(&known[at..at + width]);
     }
     values
-}
-
-/// Rotation angle per position of each pair of dimensions. `longest` is the number of positions of the forward pass, which only
-/// dynamic scaling uses (as transformers does).
-fn frequencies(arch: &Arch, longest: usize) -> Vec<f64> {
-    let dim = arch.head_dim as f64;
-    let base = |theta: f64| -> Vec<f64> {
-        (0..arch.head_dim / 2)
-            .map(|i| theta.powf(-2.0 * i as f64 / dim))
-            .collect()
-    };
-    let plain = base(arch.rope.theta);
-    match arch.rope.scaling {
-        RopeScaling::Default => plain,
-        RopeScaling::Linear { factor } => plain.into_iter().map(|w| w / factor).collect(),
-        RopeScaling::Dynamic { factor, original } => {
-            if longest <= original {
-                return plain;
-            }
-            let growth = factor * longest as f64 / original as f64 - (factor - 1.0);
-            base(arch.rope.theta * growth.powf(dim / (dim - 2.0)))
-        }
-        RopeScaling::Llama3 {
-            factor,
-            low,
-            high,
-            original,
-        } => plain
-            .into_iter()
-            .map(|w| {
-                let wavelength = std::f64::consts::TAU / w;
-                let turns = original as f64 / wavelength;
-                if turns < low {
-                    w / factor
-                } else if turns > high {
-                    w
-                } else {
-                    let blend = (turns - low) / (high - low);
-                    (1.0 - blend) * w / factor + blend * w
-                }
-            })
-            .collect(),
-    }
 }

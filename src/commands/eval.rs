@@ -2,9 +2,12 @@
 
 use crate::arguments::EvalArgs;
 use crate::output;
+use anyhow::Context;
 use firebrick::engine::config;
 use firebrick::engine::config::LoraSettings;
-use firebrick::engine::trainer::evaluate;
+use firebrick::engine::trainer::{EvaluatedSample, evaluate};
+use std::fmt::Write as _;
+use std::path::Path;
 
 pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     let mut config = config::load(&args.config, &args.overrides)?;
@@ -14,6 +17,8 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     if let Some(model) = &args.model {
         config.model = config::ModelConfig {
             path: Some(model.clone()),
+            chat_template: config.model.chat_template.take(),
+            chat_template_kwargs: std::mem::take(&mut config.model.chat_template_kwargs),
             ..config::ModelConfig::default()
         };
     }
@@ -21,13 +26,31 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
         config.model.lora = Some(LoraSettings::at(adapter.clone()));
     }
     let result = evaluate(&config)?;
+    if let Some(path) = &args.samples {
+        write_samples(path, &result.samples)?;
+    }
     let text = if args.json {
         serde_json::to_string_pretty(&result)?
     } else {
-        format!(
-            "val-core/{}/reward {:.4} over {} prompts",
-            result.task, result.reward, result.prompts
-        )
+        let own = format!("val-core/{}/reward", result.task);
+        let mut text = format!("{own} {:.4} over {} prompts", result.reward, result.prompts);
+        let others = result.metrics.iter().filter(|(name, _)| {
+            name.starts_with("val-core/") && !name.ends_with("@1") && **name != own
+        });
+        for (name, value) in others {
+            write!(text, "\n{name} {value:.4}")?;
+        }
+        text
     };
     output::print(&(text + "\n"))
+}
+
+/// Writes the completions, one a line.
+fn write_samples(path: &Path, samples: &[EvaluatedSample]) -> anyhow::Result<()> {
+    let mut text = String::new();
+    for sample in samples {
+        text.push_str(&serde_json::to_string(sample)?);
+        text.push('\n');
+    }
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }

@@ -1,15 +1,24 @@
 //! One module per command.
 
 pub mod bench;
+pub mod completions;
+pub mod config;
+pub mod data;
 pub mod devices;
+pub mod doctor;
+mod dry_run;
 pub mod eval;
 pub mod generate;
+pub mod import;
 pub mod logprobs;
 pub mod memory;
+pub mod new;
 pub mod plan;
 pub mod report;
 pub mod train;
+pub mod watch;
 
+use firebrick::engine::hub::{ModelFiles, model_folder};
 use firebrick::models::checkpoint::load_adapter;
 use firebrick::models::{Checkpoint, Decoder, Tokenizer};
 use std::path::Path;
@@ -33,19 +42,20 @@ pub struct Loaded {
     pub decoder: Decoder,
 }
 
-/// Loads a checkpoint folder onto a device, with an adapter beside it where one is given.
+/// Loads a checkpoint folder, or a model of the Hub, onto a device, with an adapter beside it where one is given.
 pub fn load(
     dir: &Path,
     adapter: Option<&Path>,
     device: firebrick::backends::DeviceSpec,
 ) -> anyhow::Result<Loaded> {
-    let checkpoint = Checkpoint::open(dir)?;
-    let tokenizer = Tokenizer::from_dir(dir)?;
+    let dir = model_folder(dir, ModelFiles::All)?;
+    let checkpoint = Checkpoint::open(&dir)?;
+    let tokenizer = Tokenizer::from_dir(&dir)?;
     firebrick::engine::checkpoint::check_arch(checkpoint.arch(), &tokenizer)?;
     let (device, _) = firebrick::backends::device::open(device)?;
     let decoder = checkpoint.load(&device)?;
     let decoder = match adapter {
-        Some(adapter) => load_adapter(&decoder, adapter)?,
+        Some(adapter) => load_adapter(&decoder, &model_folder(adapter, ModelFiles::All)?)?,
         None => decoder,
     };
     Ok(Loaded {

@@ -1,81 +1,85 @@
 //! `firebrick plan`.
 
+mod details;
+mod units;
+
 use super::UserError;
 use crate::arguments::PlanArgs;
 use crate::output;
+use crate::planned::{self, Planned};
 use crate::table::Table;
-use firebrick::backends::accounts::Category;
-use firebrick::backends::device::Backend;
-use firebrick::backends::memory::free_bytes;
-use firebrick::backends::profile;
-use firebrick::engine::checkpoint::architecture;
 use firebrick::engine::config;
-use firebrick::engine::config::mode_of;
-use firebrick::engine::data::DatasetStats;
-use firebrick::engine::plan::estimate::{Sizes, rules};
+use firebrick::engine::plan::estimate::Sizes;
 use firebrick::engine::plan::planner::Request;
-use firebrick::engine::plan::size::Bytes;
 use firebrick::engine::plan::{PlanReport, Preset};
-use firebrick::engine::planning;
-use firebrick::spec::{DeviceProfile, Origin};
+use firebrick::spec::Origin;
 use std::fmt::Write;
+use units::{bytes, duration, seconds};
+
+/// Categories of a phase that are named, the largest.
+const NAMED: usize = 3;
 
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let mut config = config::load(&args.config, &args.overrides)?;
     if args.budget.is_some() {
         config.memory.budget = args.budget;
     }
-    let (profile, info) = profile::look_up(config.device);
-    planning::settle_on(&mut config, &profile, info.as_ref());
-    let (arch, mode) = (architecture(&config)?, mode_of(&config));
-    planning::settle_share(&mut config, mode, &arch, &profile)?;
-    config.rollout.check_on(profile.backend, config.precision)?;
-    let free = info.as_ref().and_then(free_bytes);
-    let mut request =
-        planning::request(&config, mode, &arch, profile, free)?.spread(args.parallel.degrees())?;
-    match DatasetStats::of(&config) {
-        Ok(survey) => planning::observe(&mut request.workload, survey),
-        Err(e) => tracing::info!(
+    let planned = planned::plan(config, args.parallel.degrees())?;
+    if let Some(e) = &planned.unread {
+        tracing::info!(
             "could not read the prompts and examples, so the plan assumes the maximum lengths: {e}"
-        ),
+        );
     }
-    let mut fit = match request.budget {
-        Some(_) => request.fit()?,
-        None => request.as_configured()?,
-    };
-    planning::settle_cache(&config, &arch, &mut request, &fit.plan)?;
-    fit.estimate = request.predict(fit.plan.clone()).estimate;
-    let mut report = PlanReport::new(&request, fit)?;
-    report.preset = Some(config.applied_preset).filter(|preset| preset.name.is_some());
+    let report = &planned.report;
     if let Some(path) = &args.output {
-        let text = serde_json::to_string_pretty(&report)?;
+        let text = serde_json::to_string_pretty(report)?;
         std::fs::write(path, text + "\n")
             .map_err(|e| UserError(format!("cannot write {}: {e}", path.display())))?;
     }
     if args.json {
-        return output::print(&(serde_json::to_string_pretty(&report)? + "\n"));
+        return output::print(&(serde_json::to_string_pretty(report)? + "\n"));
     }
-    let written = args.output.as_ref().map_or_else(String::new, |path| {
-        let path = path.display();
-        if request.parallel.is_several() {
-            format!("\nwritten to {path}; `firebrick train` cannot run it, since it trains on one device\n")
-        } else {
-            format!("\nwritten to {path}; run it with `firebrick train ... --plan {path}`\n")
-        }
-    });
-    output::print(&format!(
-        "{}{}\n{}\n{}\n{}{}{written}",
-        heading(&request, &report),
-        preset_lines(&report),
-        phases(&report),
-        decisions(&request, &report),
-        groups(&report),
-        thumb(&request)?
-    ))
+    output::print(&text(args, &planned)?)
 }
 
-fn bytes(bytes: u64) -> String {
-    Bytes(bytes).to_string()
+/// What a user needs to know, and what was asked for beside it.
+fn text(args: &PlanArgs, planned: &Planned) -> anyhow::Result<String> {
+    let (request, report) = (&planned.request, &planned.report);
+    let mut parts = vec![
+        heading(request, report) + &preset_lines(report),
+        phases(report) + &peak(request, report),
+        turned_on(request, report),
+    ];
+    if args.details.phases {
+        parts.push(details::phases(report));
+    }
+    if args.details.techniques {
+        parts.push(details::decisions(request, report));
+        parts.push(details::techniques(request)?);
+    }
+    if args.details.batches {
+        parts.push(details::groups(report));
+    }
+    if args.details.models {
+        parts.push(details::models(request)?);
+    }
+    if !args.details.any() {
+        parts.push(
+            "More: --phases (bytes by category), --techniques (what each saves and costs), --batches (other group sizes), --models \
+             (rules of thumb, public models)\n"
+                .to_owned(),
+        );
+    }
+    parts.extend(args.output.as_ref().map(|path| {
+        let path = path.display();
+        if request.parallel.is_several() {
+            format!("written to {path}; `firebrick train` cannot run it, since it trains on one device\n")
+        } else {
+            format!("written to {path}; run it with `firebrick train ... --plan {path}`\n")
+        }
+    }));
+    parts.retain(|part| !part.is_empty());
+    Ok(parts.join("\n"))
 }
 
 fn heading(request: &Request, report: &PlanReport) -> String {
@@ -167,232 +171,85 @@ fn preset_lines(report: &PlanReport) -> String {
     text
 }
 
-/// Categories down, phases across, the peak marked.
+/// One line a phase: its bytes, its time, and what holds most of them.
 fn phases(report: &PlanReport) -> String {
-    let peak = report
-        .peak_phase()
-        .map(|p| p.name.clone())
-        .unwrap_or_default();
-    let names: Vec<String> = report
-        .phases
-        .iter()
-        .map(|p| {
-            if p.name == peak {
-                format!("{} *", p.name)
-            } else {
-                p.name.clone()
-            }
-        })
-        .collect();
-    let header: Vec<&str> = std::iter::once("")
-        .chain(names.iter().map(String::as_str))
-        .collect();
-    let mut table = Table::new(1, &header);
-    let line = |name: &str, cells: Vec<String>| -> Vec<String> {
-        std::iter::once(name.to_owned()).chain(cells).collect()
-    };
-    for category in Category::ALL {
-        let held: Vec<u64> = report
-            .phases
+    let has_host = report.host_peak_bytes > 0;
+    let mut header = vec!["PHASE", "BYTES"];
+    header.extend(has_host.then_some("HOST"));
+    header.extend(["TIME", "MOST OF IT"]);
+    let mut table = Table::new(1, &header).ends_with_text();
+    let peak = report.peak_phase().map(|p| p.name.as_str());
+    for phase in &report.phases {
+        let mark = if peak == Some(phase.name.as_str()) {
+            " *"
+        } else {
+            ""
+        };
+        let mut held: Vec<_> = phase.categories.iter().filter(|(_, b)| **b > 0).collect();
+        held.sort_by_key(|(_, b)| std::cmp::Reverse(**b));
+        let most: Vec<String> = held
             .iter()
-            .map(|p| p.categories.get(&category).copied().unwrap_or(0))
+            .take(NAMED)
+            .map(|(category, b)| format!("{} {}", category.name(), bytes(**b)))
             .collect();
-        if held.iter().any(|&b| b > 0) {
-            let cells = held
-                .iter()
-                .map(|&b| if b > 0 { bytes(b) } else { "-".into() });
-            table.row(line(category.name(), cells.collect()));
-        }
+        let mut cells = vec![format!("{}{mark}", phase.name), bytes(phase.total_bytes)];
+        cells.extend(has_host.then(|| bytes(phase.host_bytes)));
+        cells.extend([seconds(report, &phase.name), most.join(", ")]);
+        table.row(cells);
     }
-    let totals = report.phases.iter().map(|p| bytes(p.total_bytes));
-    table.row(line("total", totals.collect()));
-    if report.host_peak_bytes > 0 {
-        let host = report.phases.iter().map(|p| bytes(p.host_bytes));
-        table.row(line("host", host.collect()));
-    }
-    let s = &report.seconds;
-    let seconds = report.phases.iter().map(|p| match p.name.as_str() {
-        "rollout" => duration(s.rollout),
-        "score" => duration(s.score),
-        "backward" => duration(s.backward),
-        "optimizer" => duration(s.optimizer),
-        "values" => duration(s.values),
-        "critic_backward" => duration(s.critic_backward),
-        "critic_optimizer" => duration(s.critic_optimizer),
-        _ => "-".into(),
-    });
-    table.row(line("time", seconds.collect()));
+    table.render()
+}
+
+/// The peak, whether it fits, and the step's time.
+fn peak(request: &Request, report: &PlanReport) -> String {
     let moment = report
         .peak_phase()
         .map(|p| p.moment.clone())
         .unwrap_or_default();
+    let fits = match request.allowed() {
+        Some(allowed) if report.peak_bytes <= allowed => {
+            format!(" It fits: {} are left.", bytes(allowed - report.peak_bytes))
+        }
+        _ => match request.profile.capacity_bytes {
+            Some(has) if report.peak_bytes > has => format!(
+                " It does not fit: the device has {}; --budget finds a plan that does.",
+                bytes(has)
+            ),
+            Some(has) => format!(" The device has {}.", bytes(has)),
+            None => String::new(),
+        },
+    };
     format!(
-        "{}* peak, {}, reached at: {moment}. A step takes about {}.\n",
-        table.render(),
+        "* peak, {}, reached at: {moment}.{fits} A step takes about {}.\n",
         bytes(report.peak_bytes),
-        duration(s.total()),
+        duration(report.seconds.total()),
     )
 }
 
-fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s >= 600.0 => format!("{:.0} min", s / 60.0),
-        s if s >= 10.0 => format!("{s:.0} s"),
-        s if s >= 0.1 => format!("{s:.1} s"),
-        s => format!("{:.1} ms", s * 1e3),
-    }
-}
-
-fn decisions(request: &Request, report: &PlanReport) -> String {
+/// What the plan turned on, a line each, and the settings that say the same.
+fn turned_on(request: &Request, report: &PlanReport) -> String {
     if report.decisions.is_empty() {
         return "Nothing is recomputed, offloaded or chunked: everything fits as configured.\n"
             .into();
     }
     let step = report.seconds.total();
-    let mut table = Table::new(2, &["TECHNIQUE", "SETTING", "SAVES", "IN", "COST PER STEP"]);
+    let title = match request.budget {
+        Some(_) => "TURNED ON, the fastest that fits",
+        None => "TURNED ON",
+    };
+    let mut table = Table::new(1, &[title, "SAVES", "IN", "COST PER STEP"]);
     for d in &report.decisions {
         let share = d.costs_seconds / (step - d.costs_seconds).max(1e-12) * 100.0;
         table.row(vec![
             d.what.clone(),
-            d.settings.clone(),
             bytes(d.saves_bytes),
             d.phase.clone(),
             format!("{share:+.0} %"),
         ]);
     }
-    let why = match request.budget {
-        Some(_) => {
-            "Savings and costs of each technique on its own, the others unchanged. Together they are the fastest plan within the budget:"
-        }
-        None => "Savings and costs of each technique on its own, the others unchanged:",
-    };
     format!(
-        "{why}\n{}\nas settings: {}\n",
+        "{}as settings: {}\n",
         table.render(),
         report.settings.join(" ")
     )
-}
-
-/// Group sizes that the same settings could serve, at as many rollouts a step.
-fn groups(report: &PlanReport) -> String {
-    if report.groups.is_empty() {
-        return String::new();
-    }
-    let mut table = Table::new(
-        1,
-        &[
-            "SAME NUMBER OF ROLLOUTS PER STEP, same settings",
-            "SAMPLED AT A TIME",
-            "PEAK",
-            "TIME",
-            "FITS",
-        ],
-    );
-    for own in &report.groups {
-        let (n, prompts) = (own.group_size, own.prompts);
-        table.row(vec![
-            format!("rollout.n={n} trainer.train_batch_size={prompts}"),
-            own.max_num_seqs.to_string(),
-            bytes(own.peak_bytes),
-            duration(own.seconds),
-            if own.fits { "yes" } else { "no" }.to_owned(),
-        ]);
-    }
-    table.render() + "\n"
-}
-
-/// Rules of thumb, and what the formulas say for public models.
-fn thumb(request: &Request) -> anyhow::Result<String> {
-    // host memory helps only where it is another one
-    let gpu = if request.profile.is_unified() {
-        profile::assumed(Backend::Cuda)
-    } else {
-        request.profile.clone()
-    };
-    let rule = rules_of_run(request, &gpu)?;
-    let models = public_models(&gpu)?;
-    let smallest: Vec<String> = rules::SMALLEST_DEVICE
-        .iter()
-        .map(|(size, gib)| format!("{size} {gib} GiB"))
-        .collect();
-    Ok(format!(
-        "{}gradient checkpointing is compared with keeping the whole graph, the others with gradient checkpointing\n\n{}the rules \
-         multiply the bytes of the weights; beside them, this step under the preset's memory settings, in the run's precision{}\n\
-         smallest device by rule, bf16, all techniques: {}\n\n{}on one device: bytes, multiple of the weights' bytes in that \
-         precision, smallest device sold that holds them, time relative to `fast`; 32 rollouts of 512 + 512 tokens, no reference\n",
-        techniques(request)?.render(),
-        rule.render(),
-        elsewhere(request),
-        smallest.join(", "),
-        models.render()
-    ))
-}
-
-/// Where the rules' column is computed for another device than the run's.
-fn elsewhere(request: &Request) -> &'static str {
-    if request.profile.is_unified() {
-        ", on a GPU with a host link"
-    } else {
-        ""
-    }
-}
-
-/// The rules of thumb for the run's own model in its own precision, and what the formulas say of it.
-fn rules_of_run(request: &Request, gpu: &DeviceProfile) -> anyhow::Result<Table> {
-    let workload = &request.workload;
-    let title = format!(
-        "RULES OF THUMB: times the weights, {} in {}",
-        bytes(rules::weight_bytes(workload)),
-        workload.arch.precision
-    );
-    let header = [title.as_str(), "RULE", "BYTES", "PRESET", "BYTES", "TIMES"];
-    let mut table = Table::new(1, &header);
-    for found in rules::of_run(workload, request.max_num_seqs, gpu, &request.parallel)? {
-        let ([low, high], [least, most]) = (found.rule.rule, found.bytes);
-        table.row(vec![
-            found.rule.with.into(),
-            format!("{low} to {high}"),
-            format!("{} to {}", bytes(least), bytes(most)),
-            found.rule.preset.name().into(),
-            bytes(found.need.device_bytes),
-            format!("{:.1}", found.need.multiplier),
-        ]);
-    }
-    Ok(table)
-}
-
-/// Public models under the presets, in f32 and in bf16.
-fn public_models(gpu: &DeviceProfile) -> anyhow::Result<Table> {
-    let presets = rules::MULTIPLIERS.iter().map(|m| m.preset.name());
-    let header: Vec<&str> = ["PUBLIC MODELS", "parameters", "in"]
-        .into_iter()
-        .chain(presets)
-        .collect();
-    let mut table = Table::new(1, &header);
-    for model in rules::table(gpu)? {
-        table.row(model.cells());
-    }
-    Ok(table)
-}
-
-/// What each technique saves and costs on its own, for the step that was asked about.
-fn techniques(request: &Request) -> anyhow::Result<Table> {
-    let mut techniques = Table::new(
-        1,
-        &["EACH TECHNIQUE ON ITS OWN, for this step", "BYTES", "TIME"],
-    );
-    for cost in rules::techniques(
-        &request.workload,
-        &request.memory,
-        &request.profile,
-        &request.parallel,
-    )? {
-        let percent = |ratio: f64| format!("{:+.0} %", (ratio - 1.0) * 100.0);
-        techniques.row(vec![
-            format!("memory.{}", cost.settings),
-            percent(cost.bytes),
-            percent(cost.time),
-        ]);
-    }
-    Ok(techniques)
 }

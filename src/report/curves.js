@@ -17,7 +17,8 @@ const HEADLINES = [
 function headlineName(name) {
   if (name !== "val-core") return name;
   const all = RUNS.flatMap((run) => Object.keys(run.metrics.columns));
-  return all.find((other) => other.startsWith("val-core/")) || name;
+  const core = all.filter((other) => other.startsWith("val-core/"));
+  return core.find((other) => other.endsWith("/reward")) || core[0] || name;
 }
 
 function column(run, name) { return run.metrics.columns[name] || null; }

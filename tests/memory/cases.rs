@@ -41,7 +41,15 @@ pub fn cases() -> Vec<(Case, Plans)> {
     all.push((half.in_precision(Precision::Bf16), half_plans()));
     let half = Case::new("qwen3, f16", &small("qwen3"), [128, 64, 16]);
     all.push((half.in_precision(Precision::F16).sampled(4), few_plans()));
-    for family in ["llama", "qwen2", "qwen3", "gemma2", "mistral"] {
+    for family in [
+        "llama",
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "mistral",
+        "gemma3_text",
+        "olmo3",
+    ] {
         let case = Case::new(family, &small(family), [128, 64, 16]).sampled(4);
         all.push((case, few_plans()));
     }
@@ -204,6 +212,6 @@ fn small(family: &str) -> Value {
         "model_type": family, "vocab_size": 4096, "hidden_size": 192, "intermediate_size": 512,
         "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 48,
         "max_position_embeddings": 2048, "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0, "sliding_window": 128
+        "final_logit_softcapping": 30.0, "sliding_window": 128, "sliding_window_pattern": 2
     })
 }

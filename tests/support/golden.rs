@@ -55,11 +55,20 @@ impl Golden {
         self.shaped(name).1
     }
 
-    /// The rows of an I64 matrix.
-    pub fn int_rows(&self, name: &str) -> Vec<Vec<i64>> {
+    fn shaped_ints(&self, name: &str) -> (Vec<usize>, Vec<i64>) {
         let (shape, bytes) = self.bytes_of(name, Dtype::I64);
         let number = |b: &[u8]| i64::from_le_bytes(b.try_into().expect("eight bytes"));
-        let all: Vec<i64> = bytes.chunks_exact(8).map(number).collect();
+        (shape, bytes.chunks_exact(8).map(number).collect())
+    }
+
+    /// An I64 tensor's elements.
+    pub fn ints(&self, name: &str) -> Vec<i64> {
+        self.shaped_ints(name).1
+    }
+
+    /// The rows of an I64 matrix.
+    pub fn int_rows(&self, name: &str) -> Vec<Vec<i64>> {
+        let (shape, all) = self.shaped_ints(name);
         all.chunks(shape[1]).map(<[i64]>::to_vec).collect()
     }
 

@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use burn::tensor::{Device, FloatDType, Tensor};
 use firebrick_backends::device::{DeviceSpec, open};
 use firebrick_backends::kernels;
+use firebrick_models::{Checkpoint, Error};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -61,9 +62,32 @@ pub fn device() -> Device {
     DEVICE.get_or_init(open).clone()
 }
 
-/// The folders of a kind of fixture, in order; at least one.
+/// The folders of a kind of fixture, in order; at least one. Of models also those in `models-2026`, where newer families may be kept
+/// apart; those that are not implemented are left out, and named.
 pub fn folders(kind: &str) -> Vec<PathBuf> {
-    entries(kind, Path::is_dir)
+    let mut found = entries(kind, Path::is_dir);
+    let newer = format!("{kind}-2026");
+    if fixtures().join(&newer).is_dir() {
+        found.extend(
+            entries(&newer, Path::is_dir)
+                .into_iter()
+                .filter(|dir| is_known(dir)),
+        );
+    }
+    found
+}
+
+/// Whether a checkpoint is of an architecture that is implemented.
+fn is_known(dir: &Path) -> bool {
+    use firebrick_spec::Error::UnknownArchitecture;
+    match Checkpoint::architecture(dir) {
+        Err(Error::Architecture(UnknownArchitecture { found, .. })) => {
+            report(&format!("{} is left out: no {found} yet", dir.display()));
+            false
+        }
+        Err(error) => panic!("{error}"),
+        Ok(_) => true,
+    }
 }
 
 /// The JSON files of a kind of fixture, in order; at least one.

@@ -1,6 +1,9 @@
 //! What a decoder looks like: everything that the families differ in, as data.
 
 mod config;
+mod rope;
+
+pub use rope::{QueryScaling, Rope, RopeScaling, Yarn};
 
 use crate::Precision;
 use serde_json::{Map, Value};
@@ -18,6 +21,14 @@ pub enum Family {
     Qwen3,
     /// Gemma 2: soft-caps, (1 + w) norms before and after each half, alternating windows.
     Gemma2,
+    /// Gemma 3, text: Gemma 2 with norms on q and k for its soft-caps, and another rotary embedding in layers with a window.
+    Gemma3,
+    /// `SmolLM` 3: Llama with layers that have no rotary embedding.
+    SmolLm3,
+    /// `OLMo` 3: norms after each half alone, norms on all of q and k, `YaRN` in the layers without a window.
+    Olmo3,
+    /// Ministral 3: `YaRN`, and queries that grow with their position.
+    Ministral3,
 }
 
 /// What the last unit computes from a hidden row.
@@ -33,12 +44,19 @@ pub enum HeadKind {
     },
 }
 
-const FAMILIES: [(Family, &str, &str); 5] = [
-    (Family::Llama, "llama", "Llama"),
-    (Family::Mistral, "mistral", "Mistral"),
-    (Family::Qwen2, "qwen2", "Qwen2"),
-    (Family::Qwen3, "qwen3", "Qwen3"),
-    (Family::Gemma2, "gemma2", "Gemma2"),
+/// Families, the `model_type` of their configs, and what their class names begin with: of language models, and of models with one number
+/// a token.
+const FAMILIES: [(Family, &str, &str, &str); 9] = [
+    (Family::Llama, "llama", "Llama", "Llama"),
+    (Family::Mistral, "mistral", "Mistral", "Mistral"),
+    (Family::Qwen2, "qwen2", "Qwen2", "Qwen2"),
+    (Family::Qwen3, "qwen3", "Qwen3", "Qwen3"),
+    (Family::Gemma2, "gemma2", "Gemma2", "Gemma2"),
+    // `Gemma3ForSequenceClassification` is that of the model that sees images
+    (Family::Gemma3, "gemma3_text", "Gemma3", "Gemma3Text"),
+    (Family::SmolLm3, "smollm3", "SmolLM3", "SmolLM3"),
+    (Family::Olmo3, "olmo3", "Olmo3", "Olmo3"),
+    (Family::Ministral3, "ministral3", "Ministral3", "Ministral3"),
 ];
 
 impl Family {
@@ -51,14 +69,20 @@ impl Family {
     /// Its class of models with one number a sequence or token.
     #[must_use]
     pub fn scorer_class(self) -> String {
-        let class = FAMILIES.iter().find(|f| f.0 == self).map_or("", |f| f.2);
+        let class = FAMILIES.iter().find(|f| f.0 == self).map_or("", |f| f.3);
         format!("{class}ForSequenceClassification")
+    }
+
+    /// Gemma 2 and what came after it.
+    #[must_use]
+    pub fn is_gemma(self) -> bool {
+        matches!(self, Self::Gemma2 | Self::Gemma3)
     }
 
     /// The class names it is known by, for messages.
     fn known() -> String {
         FAMILIES
-            .map(|(_, _, class)| format!("{class}ForCausalLM"))
+            .map(|(_, _, class, _)| format!("{class}ForCausalLM"))
             .join(", ")
     }
 
@@ -89,10 +113,25 @@ impl Family {
         FAMILIES
             .iter()
             .flat_map(|f| kinds.map(|k| (f, k)))
-            .find(|(f, k)| class.strip_prefix(f.2) == Some(k.0))
+            .find(|(f, k)| {
+                let prefix = match k.1 {
+                    HeadKind::LanguageModel => f.2,
+                    HeadKind::Scalar { .. } => f.3,
+                };
+                class.strip_prefix(prefix) == Some(k.0)
+            })
             .map(|(f, k)| (f.0, k.1))
             .ok_or_else(|| class.to_owned())
     }
+}
+
+/// What the norms on queries and keys are taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head by itself, with one weight for all.
+    Heads,
+    /// The whole projection, all heads together.
+    Projection,
 }
 
 /// The gate's non-linearity.
@@ -106,46 +145,7 @@ pub enum Activation {
     Gelu,
 }
 
-/// How rotary frequencies are stretched beyond the trained context (transformers' `rope_type`).
-#[derive(Clone, Debug, PartialEq)]
-pub enum RopeScaling {
-    /// As trained.
-    Default,
-    /// Every frequency divided by `factor`.
-    Linear {
-        /// Divisor.
-        factor: f64,
-    },
-    /// NTK-aware: the base grows with the longest position of the forward once that exceeds `original`.
-    Dynamic {
-        /// Growth of the base.
-        factor: f64,
-        /// Context length of training.
-        original: usize,
-    },
-    /// Llama 3.1: long wavelengths divided by `factor`, short ones kept, a blend between.
-    Llama3 {
-        /// Divisor of long wavelengths.
-        factor: f64,
-        /// Wavelengths above `original / low` are divided.
-        low: f64,
-        /// Wavelengths below `original / high` are kept.
-        high: f64,
-        /// Context length of training.
-        original: usize,
-    },
-}
-
-/// Rotary position embedding, rotate-half form.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Rope {
-    /// Base of the frequencies.
-    pub theta: f64,
-    /// Stretching.
-    pub scaling: RopeScaling,
-}
-
-/// A decoder's shape: everything that the five families differ in, as data.
+/// A decoder's shape: everything that the families differ in, as data.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(
     clippy::struct_excessive_bools,
@@ -184,14 +184,18 @@ pub struct Arch {
     pub o_bias: bool,
     /// Biases in the MLP.
     pub mlp_bias: bool,
-    /// RMS norms on each head of q and k.
-    pub qk_norm: bool,
-    /// Norms after each half as well as before (Gemma 2).
+    /// RMS norms on q and k.
+    pub qk_norm: Option<QkNorm>,
+    /// Norms before each half (all but `OLMo` 3).
+    pub pre_norms: bool,
+    /// Norms after each half, before the residual is added (Gemma, `OLMo` 3).
     pub post_norms: bool,
     /// Non-linearity of the MLP's gate.
     pub activation: Activation,
-    /// Rotary embedding.
-    pub rope: Rope,
+    /// Rotary embedding of each layer; `None` where a layer has none (`SmolLM` 3).
+    pub ropes: Vec<Option<Rope>>,
+    /// Growth of queries with their position (Ministral 3).
+    pub query_scaling: Option<QueryScaling>,
     /// Sliding window of each layer, in tokens (the query's own included).
     pub windows: Vec<Option<usize>>,
     /// Attention scores are multiplied by this.
@@ -214,10 +218,48 @@ impl Arch {
     /// Longest sequence it can be given; `None` where rotary scaling stretches with the sequence.
     #[must_use]
     pub fn context(&self) -> Option<usize> {
-        match self.rope.scaling {
-            RopeScaling::Dynamic { .. } => None,
-            _ => Some(self.max_positions),
+        match self.stretches_beyond() {
+            Some(_) => None,
+            None => Some(self.max_positions),
         }
+    }
+
+    /// The length beyond which rotary angles follow from the longest sequence of a forward pass; `None` where they never do.
+    #[must_use]
+    pub fn stretches_beyond(&self) -> Option<usize> {
+        let dynamic = self
+            .ropes
+            .iter()
+            .flatten()
+            .filter_map(|rope| match rope.scaling {
+                RopeScaling::Dynamic { original, .. } => Some(original),
+                _ => None,
+            });
+        dynamic.min()
+    }
+
+    /// The rotary embeddings that differ, in the order of their first layers, and which of them each layer has.
+    #[must_use]
+    pub fn rope_kinds(&self) -> (Vec<Option<&Rope>>, Vec<usize>) {
+        let mut kinds: Vec<Option<&Rope>> = Vec::new();
+        let of_layers = self.ropes.iter().map(|rope| {
+            let known = kinds.iter().position(|&kind| kind == rope.as_ref());
+            known.unwrap_or_else(|| {
+                kinds.push(rope.as_ref());
+                kinds.len() - 1
+            })
+        });
+        let of_layers = of_layers.collect();
+        (kinds, of_layers)
+    }
+
+    /// The same with fewer layers.
+    #[must_use]
+    pub fn with_layers(mut self, layers: usize) -> Self {
+        self.num_layers = layers;
+        self.windows.truncate(layers);
+        self.ropes.truncate(layers);
+        self
     }
 
     /// The same body with one number a token for a head: what a critic beside this model is.

@@ -3,7 +3,7 @@
 //! [`unit_specs`] is the only list of parameters, and adapters ([`crate::lora`]) append theirs to the units they belong to. Loading,
 //! export, initialisation, gradients, optimizer state and memory estimates follow its order.
 
-use crate::arch::{Arch, Family, HeadKind};
+use crate::arch::{Arch, HeadKind, QkNorm};
 
 /// A unit of the chain: the smallest part of a decoder that runs, is recomputed, or is offloaded by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -247,13 +247,17 @@ fn attention_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
     let p = format!("model.layers.{layer}");
     let (d, hd) = (arch.hidden_size, arch.head_dim);
     let (q, kv) = (arch.num_heads * hd, arch.num_kv_heads * hd);
-    let mut specs = vec![
-        ParamSpec::new(Slot::InputNorm, format!("{p}.input_layernorm.weight"), &[d]),
+    let mut specs = Vec::new();
+    if arch.pre_norms {
+        let name = format!("{p}.input_layernorm.weight");
+        specs.push(ParamSpec::new(Slot::InputNorm, name, &[d]));
+    }
+    specs.extend([
         ParamSpec::new(Slot::Q, format!("{p}.self_attn.q_proj.weight"), &[q, d]),
         ParamSpec::new(Slot::K, format!("{p}.self_attn.k_proj.weight"), &[kv, d]),
         ParamSpec::new(Slot::V, format!("{p}.self_attn.v_proj.weight"), &[kv, d]),
         ParamSpec::new(Slot::O, format!("{p}.self_attn.o_proj.weight"), &[d, q]),
-    ];
+    ]);
     if arch.qkv_bias {
         specs.extend([
             ParamSpec::new(Slot::QBias, format!("{p}.self_attn.q_proj.bias"), &[q]),
@@ -268,10 +272,14 @@ fn attention_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
             &[d],
         ));
     }
-    if arch.qk_norm {
+    if let Some(over) = arch.qk_norm {
+        let [q, k] = match over {
+            QkNorm::Heads => [hd, hd],
+            QkNorm::Projection => [q, kv],
+        };
         specs.extend([
-            ParamSpec::new(Slot::QNorm, format!("{p}.self_attn.q_norm.weight"), &[hd]),
-            ParamSpec::new(Slot::KNorm, format!("{p}.self_attn.k_norm.weight"), &[hd]),
+            ParamSpec::new(Slot::QNorm, format!("{p}.self_attn.q_norm.weight"), &[q]),
+            ParamSpec::new(Slot::KNorm, format!("{p}.self_attn.k_norm.weight"), &[k]),
         ]);
     }
     if arch.post_norms {
@@ -287,16 +295,22 @@ fn attention_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
 fn mlp_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
     let p = format!("model.layers.{layer}");
     let (d, ff) = (arch.hidden_size, arch.intermediate_size);
-    let norm = match arch.family {
-        Family::Gemma2 => "pre_feedforward_layernorm",
-        _ => "post_attention_layernorm",
+    // where there are norms after the halves, one of them has the name that the norm before the MLP has elsewhere
+    let norm = if arch.post_norms {
+        "pre_feedforward_layernorm"
+    } else {
+        "post_attention_layernorm"
     };
-    let mut specs = vec![
-        ParamSpec::new(Slot::InputNorm, format!("{p}.{norm}.weight"), &[d]),
+    let mut specs = Vec::new();
+    if arch.pre_norms {
+        let name = format!("{p}.{norm}.weight");
+        specs.push(ParamSpec::new(Slot::InputNorm, name, &[d]));
+    }
+    specs.extend([
         ParamSpec::new(Slot::Gate, format!("{p}.mlp.gate_proj.weight"), &[ff, d]),
         ParamSpec::new(Slot::Up, format!("{p}.mlp.up_proj.weight"), &[ff, d]),
         ParamSpec::new(Slot::Down, format!("{p}.mlp.down_proj.weight"), &[d, ff]),
-    ];
+    ]);
     if arch.mlp_bias {
         specs.extend([
             ParamSpec::new(Slot::GateBias, format!("{p}.mlp.gate_proj.bias"), &[ff]),

@@ -10,15 +10,22 @@ use std::ops::Range;
 /// Parts begin at multiples of so many words: a GPU binds a buffer from multiples of 256 bytes on.
 const ALIGNED: usize = 64;
 
+/// What the rows of a step take from their positions, on the host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepRotary {
+    /// Cosines and then sines of each row's rotary angles, `[rows, dim]`, for every kind of rotary embedding that layers have.
+    pub angles: Vec<Vec<f32>>,
+    /// Factors of the rows' queries, where not all are one.
+    pub query_scale: Option<Vec<f32>>,
+}
+
 /// The inputs of one decoding step, on the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepInputs {
     rows: usize,
-    /// Elements of a row of angles.
-    dim: usize,
     ids: Vec<i32>,
     uniforms: Option<Vec<f32>>,
-    angles: Vec<f32>,
+    rotary: StepRotary,
     tables: Vec<TableWords>,
 }
 
@@ -27,6 +34,8 @@ pub struct StepInputs {
 pub struct StepShape {
     rows: usize,
     drawn: bool,
+    /// Whether queries are multiplied by factors.
+    scaled: bool,
     /// Stride and rounded longest length of every table.
     tables: Vec<[usize; 2]>,
 }
@@ -38,8 +47,10 @@ pub struct StepBuffer {
     pub ids: Tensor<1, Int>,
     /// Random numbers, `[rows]`, where tokens are drawn.
     pub uniforms: Option<Tensor<1>>,
-    /// Rotary angles of the rows' positions.
-    pub angles: RotaryAngles,
+    /// Rotary angles of the rows' positions, for every kind of rotary embedding.
+    pub angles: Vec<RotaryAngles>,
+    /// Factors of the rows' queries, `[rows, 1]`, where not all are one.
+    pub query_scale: Option<Tensor<2>>,
     /// Block tables of every group of layers.
     pub tables: Vec<BlockTables>,
     whole: Tensor<1, Int>,
@@ -47,7 +58,7 @@ pub struct StepBuffer {
 
 impl StepInputs {
     /// The inputs of `ids.len()` rows: the token that each runs, the number that its next token is drawn by (none where the likeliest is
-    /// taken), cosines and then sines of each row's rotary angles, and the sequences of every group of layers. A row of a table has
+    /// taken), what each row takes from its position, and the sequences of every group of layers. A row of a table has
     /// at least `stride` blocks.
     ///
     /// # Panics
@@ -56,20 +67,22 @@ impl StepInputs {
     pub fn new(
         ids: Vec<i32>,
         uniforms: Option<Vec<f32>>,
-        angles: Vec<f32>,
+        rotary: StepRotary,
         groups: &[Vec<SharedBlocks>],
         stride: usize,
     ) -> Self {
         let rows = ids.len();
-        assert!(rows > 0 && angles.len().is_multiple_of(rows), "angles");
+        let whole = |angles: &Vec<f32>| angles.len().is_multiple_of(rows);
+        assert!(rows > 0 && rotary.angles.iter().all(whole), "angles");
+        let scale = rotary.query_scale.as_ref();
+        assert!(scale.is_none_or(|s| s.len() == rows), "factors of queries");
         assert!(uniforms.as_ref().is_none_or(|u| u.len() == rows), "draws");
         let table = |group: &Vec<SharedBlocks>| TableWords::new(group, rows, stride);
         Self {
             rows,
-            dim: angles.len() / rows,
             ids,
             uniforms,
-            angles,
+            rotary,
             tables: groups.iter().map(table).collect(),
         }
     }
@@ -87,19 +100,23 @@ impl StepInputs {
         StepShape {
             rows: self.rows,
             drawn: self.uniforms.is_some(),
+            scaled: self.rotary.query_scale.is_some(),
             tables: self.tables.iter().map(table).collect(),
         }
     }
 
-    /// All parts in one, and where each is.
+    /// All parts in one, and where each is: ids, random numbers, factors of queries, the tables, and every kind of angles.
     fn words(&self) -> (Vec<i32>, Vec<Range<usize>>) {
         let bits = |x: &f32| x.to_bits() as i32;
         let uniforms = self.uniforms.iter().flatten().map(bits).collect();
-        let angles = self.angles.iter().map(bits).collect();
+        let scale = self.rotary.query_scale.iter().flatten().map(bits).collect();
         let tables = self.tables.iter().map(|table| table.words.clone());
-        let parts: Vec<Vec<i32>> = [self.ids.clone(), uniforms, angles]
+        let angles = self.rotary.angles.iter();
+        let angles = angles.map(|kind| kind.iter().map(bits).collect());
+        let parts: Vec<Vec<i32>> = [self.ids.clone(), uniforms, scale]
             .into_iter()
             .chain(tables)
+            .chain(angles)
             .collect();
         let (mut words, mut places) = (Vec::new(), Vec::new());
         for part in parts {
@@ -136,8 +153,13 @@ impl StepBuffer {
             let part = kernels(device).floats_of(&whole, place.clone());
             part.unwrap_or_else(|| unreachable!("a GPU's"))
         };
-        let angles = floats(&places[2]).reshape([inputs.rows, 1, inputs.dim]);
-        let tables = inputs.tables.iter().zip(&places[3..]);
+        let (tables, angles) = places[3..].split_at(inputs.tables.len());
+        let angles = angles.iter().map(|place| RotaryAngles {
+            on_cpu: None,
+            on_device: Some(floats(place).reshape([inputs.rows, 1, place.len() / inputs.rows])),
+        });
+        let scale = inputs.rotary.query_scale.as_ref();
+        let tables = inputs.tables.iter().zip(tables);
         let tables = tables.map(|(table, place)| BlockTables {
             on_device: Some(DeviceTables {
                 table: part(place),
@@ -150,10 +172,8 @@ impl StepBuffer {
         Self {
             ids: part(&places[0]),
             uniforms: inputs.uniforms.as_ref().map(|_| floats(&places[1])),
-            angles: RotaryAngles {
-                on_cpu: None,
-                on_device: Some(angles),
-            },
+            angles: angles.collect(),
+            query_scale: scale.map(|_| floats(&places[2]).reshape([inputs.rows, 1])),
             tables: tables.collect(),
             whole,
         }
@@ -192,7 +212,11 @@ mod tests {
             blocks: Vec::new(),
             members: vec![member],
         }];
-        StepInputs::new(vec![5, 7], Some(vec![0.25, 0.5]), vec![1.0; 8], &[group], 4)
+        let rotary = StepRotary {
+            angles: vec![vec![1.0; 8], vec![0.0; 8]],
+            query_scale: None,
+        };
+        StepInputs::new(vec![5, 7], Some(vec![0.25, 0.5]), rotary, &[group], 4)
     }
 
     #[test]

@@ -33,14 +33,6 @@ impl Watch {
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory was refused since the start, even if everything that was read
     /// looked right.
-    #[cfg_attr(
-        not(feature = "cuda"),
-        expect(
-            clippy::unnecessary_wraps,
-            clippy::unused_self,
-            reason = "without CUDA there is nothing to detect"
-        )
-    )]
     pub fn finish(self) -> Result<()> {
         #[cfg(feature = "cuda")]
         if let Some(window) = self.0 {

@@ -3,6 +3,7 @@
 use super::copy_streams::{CopyStreams, Reading};
 use super::host_tensor::HostTensor;
 use crate::device::is_cpu;
+use crate::trace::span;
 use crate::{Error, Result};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use std::sync::Arc;
@@ -111,6 +112,7 @@ impl Download {
     }
 
     fn arrive(mut self, keep: impl FnOnce(Arrival) -> bool) -> Result<TensorData> {
+        let _span = span("copy to host", 0.0);
         let data = match (self.done.take(), self.reading.take()) {
             (Some(result), _) => result,
             (None, Some(reading)) => drive(reading),

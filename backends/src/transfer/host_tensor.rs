@@ -1,6 +1,7 @@
 //! Matrices in host memory, and arithmetic on them.
 
 use super::copy_streams::CopyStreams;
+use crate::trace::span;
 use crate::{Precision, PrecisionExt};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_std::{AllocationProperty, Bytes};
@@ -53,6 +54,7 @@ impl HostTensor {
     /// The matrix on a device; consumes the host's copy.
     #[must_use]
     pub fn into_device(self, device: &Device) -> Tensor<2> {
+        let _span = span("copy to device", 0.0);
         match self.data.dtype() {
             // without a type Burn would convert it to the device's default
             half @ (DType::BF16 | DType::F16) => Tensor::from_data(self.data, (device, half)),

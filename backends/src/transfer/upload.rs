@@ -2,6 +2,7 @@
 
 use super::copy_streams::{CopyStreams, Incoming};
 use super::host_tensor::HostTensor;
+use crate::trace::span;
 use burn::tensor::{Device, Tensor};
 
 /// Matrices on their way to the device. Their memory there exists from the beginning.
@@ -39,6 +40,7 @@ impl Upload {
     /// The two are apart since asking for a copy may keep `CubeCL`'s thread of the device until an earlier one is through, which holds up
     /// kernels that are asked for afterwards.
     pub fn start(&mut self) {
+        let _span = span("copy to device", 0.0);
         if let Way::Beside(incoming) = &mut self.0 {
             incoming.start();
         }

@@ -9,9 +9,24 @@ const TRACED_BYTES: usize = 450;
 impl MemoryConfig {
     /// Refuses settings that cannot work, whatever the model.
     pub fn check(&self) -> Result<()> {
-        self.check_sizes()?;
-        self.check_switches()?;
-        self.critic_settings().map(|_| ())
+        self.checks().into_iter().collect()
+    }
+
+    /// The parts of [`check`](Self::check), each with its first mistake: sizes, what is recomputed, what is moved, the critic's own.
+    pub fn checks(&self) -> [Result<()>; 4] {
+        let own = [
+            self.check_sizes(),
+            self.check_checkpointing(),
+            self.check_switches(),
+        ];
+        // the critic's settings stand over these, and would repeat their mistakes
+        let critic = if own.iter().all(Result::is_ok) {
+            self.critic_settings().map(|_| ())
+        } else {
+            Ok(())
+        };
+        let [sizes, checkpointing, switches] = own;
+        [sizes, checkpointing, switches, critic]
     }
 
     /// Ways of choosing layers that contradict each other.
@@ -95,7 +110,6 @@ impl MemoryConfig {
     /// Combinations that would do nothing, or not what they say.
     fn check_switches(&self) -> Result<()> {
         let bad = |what: &str| Err(Error::Config(format!("memory.{what}")));
-        self.check_checkpointing()?;
         if self.activation_offload && !self.gradient_checkpointing {
             return bad(
                 "activation_offload moves the inputs that gradient checkpointing keeps, and a whole graph cannot leave \

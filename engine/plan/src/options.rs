@@ -4,7 +4,9 @@ use crate::Layout;
 use serde::{Deserialize, Serialize};
 
 /// What is run again as one piece.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Granularity {
     /// Whole layers.
@@ -15,7 +17,9 @@ pub enum Granularity {
 }
 
 /// Where weights live.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum ParamOffload {
     /// On the device, always.
@@ -28,7 +32,9 @@ pub enum ParamOffload {
 }
 
 /// Where the optimizer's state lives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerOffload {
     /// On the device, always.
@@ -41,7 +47,9 @@ pub enum OptimizerOffload {
 }
 
 /// How the sequences of a micro-batch lie in its rows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Packing {
     /// Whichever was measured to be faster.

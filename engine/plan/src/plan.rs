@@ -28,7 +28,9 @@ pub struct Segment {
 }
 
 /// How moments are stored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum MomentKind {
     /// Four bytes each.
@@ -41,7 +43,9 @@ pub enum MomentKind {
 }
 
 /// In which order micro-batches and segments meet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
     /// One micro-batch after the other through all segments.

@@ -2,6 +2,7 @@
 
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize, Serializer};
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -106,6 +107,28 @@ impl<'de> Deserialize<'de> for Bytes {
     }
 }
 
+/// How sizes are written, for the schema of configurations.
+const SIZE: &str = r"^\s*[0-9][0-9.eE+]*\s*(([kKmMgGtT][iI]?)?[bB])?\s*$";
+
+impl schemars::JsonSchema for Bytes {
+    fn schema_name() -> Cow<'static, str> {
+        "Bytes".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "type": ["number", "string"],
+            "minimum": 0,
+            "pattern": SIZE,
+            "examples": ["8GiB"],
+        })
+    }
+}
+
 /// A budget of device bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
@@ -147,6 +170,26 @@ impl<'de> Deserialize<'de> for Budget {
             Raw::Number(bytes) => Ok(Self::Bytes(Bytes(bytes))),
             Raw::Text(text) => text.parse().map_err(de::Error::custom),
         }
+    }
+}
+
+impl schemars::JsonSchema for Budget {
+    fn schema_name() -> Cow<'static, str> {
+        "Budget".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let or_auto = format!(r"{SIZE}|^\s*[aA][uU][tT][oO]\s*$");
+        schemars::json_schema!({
+            "type": ["integer", "string"],
+            "minimum": 0,
+            "pattern": or_auto,
+            "examples": ["8GiB", "auto"],
+        })
     }
 }
 

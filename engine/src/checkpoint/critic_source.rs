@@ -2,6 +2,7 @@
 
 use crate::checkpoint::PolicySource;
 use crate::config::{CriticConfig, RunConfig};
+use crate::hub::{ModelFiles, model_folder};
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_models::checkpoint::{ExportOptions, export};
@@ -28,7 +29,8 @@ impl CriticSource {
                 is_policys: true,
             });
         };
-        let checkpoint = Checkpoint::open(path)?.in_precision(config.precision);
+        let folder = model_folder(path, ModelFiles::All)?;
+        let checkpoint = Checkpoint::open(&folder)?.in_precision(config.precision);
         let arch = checkpoint.arch();
         let vocabulary = policy.tokenizer.vocab_size();
         if arch.vocab_size < vocabulary {
@@ -86,7 +88,7 @@ impl CriticSource {
 /// The architecture of a run's critic, given the policy's: from its `config.json` alone.
 pub fn critic_architecture(critic: &CriticConfig, policy: &Arch) -> Result<Arch> {
     let own = match &critic.model.path {
-        Some(path) => Checkpoint::architecture(path)?,
+        Some(path) => Checkpoint::architecture(&model_folder(path, ModelFiles::Config)?)?,
         None => policy.clone(),
     };
     Ok(own.with_value_head().in_precision(policy.precision))

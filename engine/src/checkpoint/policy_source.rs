@@ -1,11 +1,12 @@
 //! Where a policy comes from and goes to: its checkpoint's description, tokenizer and end tokens.
 
 use crate::config::{ModelConfig, RunConfig};
+use crate::hub::{ModelFiles, model_folder};
 use crate::task::Task;
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::Precision;
-use firebrick_models::arch::{HeadKind, RopeScaling};
+use firebrick_models::arch::HeadKind;
 use firebrick_models::checkpoint::{ExportOptions, export, load_adapter, save_adapter};
 use firebrick_models::{Arch, Checkpoint, Decoder, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -30,9 +31,14 @@ pub struct PolicySource {
 impl PolicySource {
     /// Reads the configured checkpoint folder, or makes the description of a random start.
     pub fn open(config: &ModelConfig, task: &dyn Task) -> Result<Self> {
-        let (checkpoint, tokenizer) = match (&config.path, &config.arch) {
-            (Some(path), _) => (Checkpoint::open(path)?, Tokenizer::from_dir(path)?),
-            (None, Some(arch)) => Self::create(arch, config.tokenizer.as_deref(), task)?,
+        let checkpoint = match &config.path {
+            Some(path) => Some(Checkpoint::open(&model_folder(path, ModelFiles::All)?)?),
+            None => None,
+        };
+        let tokenizer = tokenizer_of(config, task)?;
+        let checkpoint = match (checkpoint, &config.arch) {
+            (Some(checkpoint), _) => checkpoint,
+            (None, Some(arch)) => Self::create(arch, &tokenizer)?,
             (None, None) => unreachable!("the configuration was checked"),
         };
         check_arch(checkpoint.arch(), &tokenizer)?;
@@ -47,27 +53,16 @@ impl PolicySource {
         })
     }
 
-    fn create(
-        arch: &Map<String, Value>,
-        tokenizer: Option<&Path>,
-        task: &dyn Task,
-    ) -> Result<(Checkpoint, Tokenizer)> {
-        let tokenizer = match (tokenizer, task.alphabet()) {
-            (Some(dir), _) => Tokenizer::from_dir(dir)?,
-            (None, Some(alphabet)) => Tokenizer::characters(alphabet)?,
-            (None, None) => {
-                return Err(Error::Config(
-                    "model.arch needs model.tokenizer (a folder with tokenizer.json): this task does not define an alphabet"
-                        .into(),
-                ));
-            }
-        };
+    fn create(arch: &Map<String, Value>, tokenizer: &Tokenizer) -> Result<Checkpoint> {
         let mut config = arch.clone();
         config
             .entry("vocab_size")
             .or_insert(json!(tokenizer.vocab_size()));
-        let checkpoint = Checkpoint::create(config, tokenizer.eos_id(), tokenizer.pad_id())?;
-        Ok((checkpoint, tokenizer))
+        Ok(Checkpoint::create(
+            config,
+            tokenizer.eos_id(),
+            tokenizer.pad_id(),
+        )?)
     }
 
     /// The same model, to be run in a precision.
@@ -123,7 +118,9 @@ impl PolicySource {
         let Some(lora) = &config.model.lora else {
             return Ok(whole(decoder, &folder(MODEL)?)?);
         };
-        let base = self.checkpoint.dir().to_string_lossy();
+        // a model of the Hub by its name, which is the same on every machine
+        let named = config.model.path.as_deref().filter(|path| !path.exists());
+        let base = named.unwrap_or(self.checkpoint.dir()).to_string_lossy();
         save_adapter(decoder, &base, &folder(MODEL)?)?;
         if lora.merge {
             whole(decoder, &folder(MERGED)?)?;
@@ -146,10 +143,7 @@ impl PolicySource {
     #[must_use]
     pub fn trained_context(&self) -> usize {
         let arch = self.checkpoint.arch();
-        match arch.rope.scaling {
-            RopeScaling::Dynamic { original, .. } => original,
-            _ => arch.max_positions,
-        }
+        arch.stretches_beyond().unwrap_or(arch.max_positions)
     }
 
     /// Refuses lengths that the model cannot hold, before anything runs.
@@ -164,7 +158,7 @@ impl PolicySource {
                 arch.max_positions
             )));
         }
-        if let RopeScaling::Dynamic { original, .. } = arch.rope.scaling
+        if let Some(original) = arch.stretches_beyond()
             && length > original
         {
             return Err(Error::Config(format!(
@@ -191,6 +185,27 @@ impl PolicySource {
     }
 }
 
+/// The tokenizer of a configured model, with the chat template and its variables that the configuration sets; no weights are
+/// read.
+pub fn tokenizer_of(config: &ModelConfig, task: &dyn Task) -> Result<Tokenizer> {
+    let folder = config.path.as_ref().or(config.tokenizer.as_ref());
+    let mut tokenizer = match (folder, task.alphabet()) {
+        (Some(folder), _) => Tokenizer::from_dir(&model_folder(folder, ModelFiles::Tokenizer)?)?,
+        (None, Some(alphabet)) => Tokenizer::characters(alphabet)?,
+        (None, None) => {
+            return Err(Error::Config(
+                "model.arch needs model.tokenizer (a folder with tokenizer.json): this task does not define an alphabet"
+                    .into(),
+            ));
+        }
+    };
+    if let Some(file) = &config.chat_template {
+        let template = std::fs::read_to_string(file).map_err(Error::io("read", file))?;
+        tokenizer = tokenizer.with_chat_template(&template, file)?;
+    }
+    Ok(tokenizer.with_chat_template_kwargs(&config.chat_template_kwargs)?)
+}
+
 /// The architecture of a configured model, from its `config.json` or `model.arch` alone: no weights are read, and where the
 /// vocabulary's size is written nothing else either.
 pub fn architecture(config: &RunConfig) -> Result<Arch> {
@@ -199,7 +214,8 @@ pub fn architecture(config: &RunConfig) -> Result<Arch> {
 
 fn described(config: &RunConfig) -> Result<Arch> {
     if let Some(dir) = &config.model.path {
-        return Ok(Checkpoint::architecture(dir)?);
+        let folder = model_folder(dir, ModelFiles::Config)?;
+        return Ok(Checkpoint::architecture(&folder)?);
     }
     let Some(arch) = &config.model.arch else {
         unreachable!("the configuration was checked")

@@ -68,14 +68,22 @@ impl RunConfig {
     ///
     /// [`Error::Config`](crate::Error::Config) with the key of a setting that cannot work: see [`check`](Self::check).
     pub fn resolve(mut self) -> Result<Self> {
-        if self.objective.build()?.needs().values {
-            self.critic.get_or_insert_default();
-        }
+        self.complete();
         self.check()?;
         if let Some(lora) = &mut self.model.lora {
             lora.spell_out();
         }
+        if let Some(task) = &mut self.task {
+            task.spell_out();
+        }
         Ok(self)
+    }
+
+    /// Fills in a critic with default settings where the objective needs one.
+    pub(super) fn complete(&mut self) {
+        if self.objective.build().is_ok_and(|own| own.needs().values) {
+            self.critic.get_or_insert_default();
+        }
     }
 }
 

@@ -7,29 +7,59 @@ use crate::objective::{Objective, PolicyGradient};
 use crate::{Error, Result};
 
 impl RunConfig {
-    /// Refuses settings that cannot work, before anything is loaded.
+    /// Refuses settings that cannot work, before anything is loaded: the first of [`problems`](Self::problems).
     pub fn check(&self) -> Result<()> {
+        self.problems().into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// All settings that cannot work, one error each. What a section says by itself ends with its first mistake.
+    #[must_use]
+    pub fn problems(&self) -> Vec<Error> {
+        let mut found = vec![self.check_model(), self.check_lora()];
+        found.extend(self.check_sizes());
+        found.push(self.check_steps());
+        found.push(self.rollout.check(self.precision).map_err(Error::Config));
+        found.extend([self.check_sampling(), self.check_groups()]);
+        match self.objective.build() {
+            Ok(objective) => {
+                found.push(self.check_objective(&objective));
+                found.push(self.check_critic(objective.needs().values));
+            }
+            Err(error) => found.push(Err(error)),
+        }
+        found.extend(self.memory.checks().map(|own| own.map_err(Error::from)));
+        found.push(self.optim.check("optim"));
+        found.push(self.optim.check_schedule("optim", self.trainer.steps));
+        for (section, sft) in [("warmup.sft", &self.warmup.sft), ("sft", &self.sft)] {
+            if let Some(sft) = sft {
+                found.push(sft.check(section, section == "warmup.sft"));
+            }
+        }
+        found.into_iter().filter_map(Result::err).collect()
+    }
+
+    fn check_model(&self) -> Result<()> {
         let bad = |what: &str| Err(Error::Config(what.to_owned()));
         match (&self.model.path, &self.model.arch) {
-            (Some(_), Some(_)) => return bad("model: set either `path` or `arch`, not both"),
+            (Some(_), Some(_)) => bad("model: set either `path` or `arch`, not both"),
             (None, None) => {
-                return bad(
-                    "model: set `path` (a checkpoint folder) or `arch` (random initialization)",
-                );
+                bad("model: set `path` (a checkpoint folder) or `arch` (random initialization)")
             }
-            (Some(_), None) if self.model.tokenizer.is_some() => {
-                return bad(
-                    "model.tokenizer requires model.arch; a checkpoint at model.path has its own tokenizer",
-                );
-            }
-            _ => {}
+            (Some(_), None) if self.model.tokenizer.is_some() => bad(
+                "model.tokenizer requires model.arch; a checkpoint at model.path has its own tokenizer",
+            ),
+            _ if self.output.as_os_str().is_empty() => bad("output must name the run folder"),
+            _ => Ok(()),
         }
-        if self.output.as_os_str().is_empty() {
-            return bad("output must name the run folder");
-        }
-        if let Some(lora) = &self.model.lora {
-            lora.check(self.model.path.is_some())?;
-        }
+    }
+
+    fn check_lora(&self) -> Result<()> {
+        let lora = self.model.lora.as_ref();
+        lora.map_or(Ok(()), |lora| lora.check(self.model.path.is_some()))
+    }
+
+    /// One result for each number that has to be at least 1.
+    fn check_sizes(&self) -> Vec<Result<()>> {
         let sizes = [
             ("rollout.n", self.rollout.n),
             ("rollout.prompt_length", self.rollout.prompt_length),
@@ -43,9 +73,13 @@ impl RunConfig {
                 self.update.ppo_mini_batch_size.unwrap_or(1),
             ),
         ];
-        if let Some((key, _)) = sizes.iter().find(|(_, n)| *n == 0) {
-            return Err(Error::Config(format!("{key} must be at least 1")));
-        }
+        let zero = sizes.into_iter().filter(|(_, n)| *n == 0);
+        zero.map(|(key, _)| Err(Error::Config(format!("{key} must be at least 1"))))
+            .collect()
+    }
+
+    fn check_steps(&self) -> Result<()> {
+        let bad = |what: &str| Err(Error::Config(what.to_owned()));
         if self.trainer.steps == 0 {
             return bad(
                 "trainer.steps must be at least 1; for supervised training only, use `firebrick sft`",
@@ -56,7 +90,11 @@ impl RunConfig {
                 "trainer.save_freq must be a number of steps, 0 (after the last step only) or -1 (never)",
             );
         }
-        self.rollout.check(self.precision).map_err(Error::Config)?;
+        Ok(())
+    }
+
+    fn check_sampling(&self) -> Result<()> {
+        let bad = |what: &str| Err(Error::Config(what.to_owned()));
         if self.rollout.top_k == 0 || self.rollout.top_k < -1 {
             return bad("rollout.top_k must be at least 1, or -1 for all tokens");
         }
@@ -68,19 +106,7 @@ impl RunConfig {
         self.rollout
             .sampling(Vec::new())
             .check()
-            .map_err(|e| Error::Config(format!("rollout: {e}")))?;
-        self.check_groups()?;
-        let objective = self.objective.build()?;
-        self.check_objective(&objective)?;
-        self.check_critic(objective.needs().values)?;
-        self.memory.check()?;
-        self.optim.check("optim")?;
-        for (section, sft) in [("warmup.sft", &self.warmup.sft), ("sft", &self.sft)] {
-            if let Some(sft) = sft {
-                sft.check(section, section == "warmup.sft")?;
-            }
-        }
-        Ok(())
+            .map_err(|e| Error::Config(format!("rollout: {e}")))
     }
 
     /// Refuses an objective that the rest of the run cannot serve.
@@ -138,9 +164,11 @@ impl RunConfig {
             self.update.ppo_mini_batch_size,
         );
         match mini {
-            Some(mini) if mini > prompts || prompts % mini != 0 => Err(Error::Config(format!(
-                "update.ppo_mini_batch_size ({mini} prompts) must divide trainer.train_batch_size ({prompts})"
-            ))),
+            Some(mini) if mini > 0 && (mini > prompts || prompts % mini != 0) => {
+                Err(Error::Config(format!(
+                    "update.ppo_mini_batch_size ({mini} prompts) must divide trainer.train_batch_size ({prompts})"
+                )))
+            }
             _ => Ok(()),
         }
     }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// The critic of PPO: where it comes from and how it learns. Names are verl's.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CriticConfig {
     /// Where it comes from.
@@ -32,7 +32,7 @@ pub struct CriticConfig {
 }
 
 /// Where a critic comes from.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CriticModel {
     /// A Hugging Face checkpoint folder: a causal language model, which gets a value head, or a

@@ -1,6 +1,7 @@
 //! YAML plus `key.path=value` overrides into a [`RunConfig`], with unknown keys refused and the nearest one named.
 
 use super::RunConfig;
+use crate::hub::HubName;
 use crate::objective::Algorithm;
 use crate::plan::AppliedPreset;
 use crate::{Error, Result};
@@ -8,7 +9,7 @@ use serde_json::{Map, Value};
 use std::path::Path;
 
 /// Sections that `null` turns off.
-const SECTIONS: [&str; 9] = [
+pub(super) const SECTIONS: [&str; 9] = [
     "task",
     "objective",
     "rollout",
@@ -20,9 +21,11 @@ const SECTIONS: [&str; 9] = [
     "memory",
 ];
 
-/// Keys that name files.
-const FILES: [&str; 10] = [
-    "/memory/plan",
+/// Keys that name files of this machine.
+const LOCAL: [&str; 2] = ["/memory/plan", "/model/chat_template"];
+
+/// Keys that name files, or what is fetched from the Hub.
+const FILES: [&str; 9] = [
     "/model/path",
     "/critic/model/path",
     "/model/lora/path",
@@ -57,7 +60,7 @@ pub fn parse(text: &str, overrides: &[String]) -> Result<RunConfig> {
     typed(root)
 }
 
-fn mapping(text: &str) -> Result<Map<String, Value>> {
+pub(super) fn mapping(text: &str) -> Result<Map<String, Value>> {
     match serde_saphyr::from_str(text) {
         Ok(Value::Object(root)) => Ok(root),
         Ok(_) => Err(Error::Config(
@@ -67,16 +70,31 @@ fn mapping(text: &str) -> Result<Map<String, Value>> {
     }
 }
 
-fn resolve_files(root: &mut Map<String, Value>, base: &Path) -> Result<()> {
+pub(super) fn resolve_files(root: &mut Map<String, Value>, base: &Path) -> Result<()> {
     let mut whole = Value::Object(std::mem::take(root));
     let rewards = whole.pointer("/task/rewards").and_then(Value::as_array);
-    let models = (0..rewards.map_or(0, Vec::len)).map(|i| format!("/task/rewards/{i}/path"));
+    let count = rewards.map_or(0, Vec::len);
+    let models = (0..count).map(|i| format!("/task/rewards/{i}/path"));
+    let keys = ["file", "folder", "python", "command/0"];
+    let programs = (0..count).flat_map(|i| keys.map(|key| format!("/task/rewards/{i}/{key}")));
     let files: Vec<String> = FILES.map(str::to_owned).into_iter().chain(models).collect();
     for pointer in files {
-        if let Some(Value::String(file)) = whole.pointer_mut(&pointer) {
-            let path = base.join(&*file);
-            let path = std::path::absolute(&path).map_err(Error::io("resolve", path))?;
-            *file = path.to_string_lossy().into_owned();
+        if let Some(named) = whole.pointer_mut(&pointer) {
+            resolve_file(named, base)?;
+        }
+    }
+    let local: Vec<String> = LOCAL
+        .map(str::to_owned)
+        .into_iter()
+        .chain(programs)
+        .collect();
+    for pointer in local {
+        // a program by its name alone is looked for on the path
+        let program = pointer.ends_with("/python") || pointer.ends_with("/command/0");
+        if let Some(Value::String(file)) = whole.pointer_mut(&pointer)
+            && !(program && Path::new(file).components().count() == 1)
+        {
+            *file = absolute(file, base)?;
         }
     }
     if let Value::Object(map) = whole {
@@ -85,7 +103,29 @@ fn resolve_files(root: &mut Map<String, Value>, base: &Path) -> Result<()> {
     Ok(())
 }
 
-fn override_all(root: &mut Map<String, Value>, overrides: &[String]) -> Result<()> {
+fn absolute(file: &str, base: &Path) -> Result<String> {
+    let path = base.join(file);
+    let path = std::path::absolute(&path).map_err(Error::io("resolve", path))?;
+    Ok(path.to_string_lossy().into_owned())
+}
+
+/// Makes a path absolute: one alone, or in a list of paths or of `{path, weight}`. Names of the Hub stay as they are.
+fn resolve_file(named: &mut Value, base: &Path) -> Result<()> {
+    match named {
+        Value::String(file) if !HubName::is_one(file, base) => {
+            *file = absolute(file, base)?;
+            Ok(())
+        }
+        Value::Array(list) => list.iter_mut().try_for_each(|one| resolve_file(one, base)),
+        Value::Object(entry) => match entry.get_mut("path") {
+            Some(path @ Value::String(_)) => resolve_file(path, base),
+            _ => Ok(()),
+        },
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn override_all(root: &mut Map<String, Value>, overrides: &[String]) -> Result<()> {
     for text in overrides {
         // before each, so that `objective.x=…` finds a section where the file has a name alone
         name_objective(root);
@@ -123,7 +163,12 @@ fn expand_objective(root: &mut Map<String, Value>) {
     }
 }
 
-fn typed(mut root: Map<String, Value>) -> Result<RunConfig> {
+fn typed(root: Map<String, Value>) -> Result<RunConfig> {
+    read(root)?.resolve()
+}
+
+/// A configuration as it is written, with a preset's and an algorithm's settings under it: not checked yet.
+pub(super) fn read(mut root: Map<String, Value>) -> Result<RunConfig> {
     let applied_preset = AppliedPreset::lay_under(&mut root);
     expand_objective(&mut root);
     let mut config: RunConfig =
@@ -132,7 +177,7 @@ fn typed(mut root: Map<String, Value>) -> Result<RunConfig> {
             Error::Config(describe(&path, &e.into_inner().to_string()))
         })?;
     config.applied_preset = applied_preset;
-    config.resolve()
+    Ok(config)
 }
 
 /// `objective: grpo` is short for `objective: {name: grpo}`, and a section without a name is GRPO's.
@@ -166,6 +211,14 @@ fn apply(root: &mut Map<String, Value>, text: &str) -> Result<()> {
         *root = map;
     }
     done.map_err(|what| Error::Config(format!("override {text:?}: {what}")))
+}
+
+/// The paths that overrides set, as JSON pointers.
+pub(super) fn overridden(overrides: &[String]) -> Vec<String> {
+    let paths = overrides.iter().filter_map(|text| text.split_once('='));
+    paths
+        .map(|(path, _)| format!("/{}", path.replace('.', "/")))
+        .collect()
 }
 
 /// Sets the value at a path below `at`, which is called `name`; sections that are missing are made.

@@ -1,5 +1,6 @@
 //! Adapters of a run: the `model.lora` section, and how a policy with adapters starts and goes on.
 
+use crate::hub::{ModelFiles, model_folder};
 use crate::{Error, Result};
 use firebrick_models::adapter::LoraConfig;
 use firebrick_models::checkpoint::{adapter_shape, load_adapter};
@@ -14,7 +15,7 @@ const ALL_LINEAR: &str = "all-linear";
 /// The `model.lora` section: low-rank adapters are trained, and the model's own weights stay as they are.
 ///
 /// Names are those of verl's `model.lora`; PEFT's and verl's flat ones (`r`, `lora_alpha`, …) are read too.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoraSettings {
     /// Rank of the adapters.
@@ -37,7 +38,7 @@ pub struct LoraSettings {
 }
 
 /// Modules with adapters: `all-linear`, or their names.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(untagged, expecting = "must be all-linear or a list of module names")]
 pub enum TargetModules {
     /// A word for several modules; the one there is is `all-linear`.
@@ -111,7 +112,7 @@ impl LoraSettings {
     /// What the adapters will look like, without reading any weights.
     pub fn shape(&self, arch: &Arch) -> Result<LoraConfig> {
         self.over(match &self.path {
-            Some(path) => adapter_shape(arch, path)?,
+            Some(path) => adapter_shape(arch, &model_folder(path, ModelFiles::All)?)?,
             None => LoraConfig::default(),
         })
     }
@@ -122,7 +123,7 @@ impl LoraSettings {
             let lora = self.over(LoraConfig::default())?;
             return Ok(base.with_fresh_adapters(lora, seed));
         };
-        let decoder = load_adapter(base, path)?;
+        let decoder = load_adapter(base, &model_folder(path, ModelFiles::All)?)?;
         let Some(own) = decoder.lora().cloned() else {
             unreachable!("loaded with adapters");
         };

@@ -6,16 +6,21 @@ use serde_json::{Map, Value};
 use std::path::PathBuf;
 
 /// The policy: a checkpoint, or a random start.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelConfig {
-    /// A Hugging Face checkpoint folder.
+    /// A Hugging Face checkpoint folder, or a model of the Hub: `owner/name`, `owner/name@revision`.
     pub path: Option<PathBuf>,
     /// Instead of `path`: the config of a model that starts from random weights, under transformers' names
     /// (`model_type`, `hidden_size`, …). `vocab_size` follows the tokenizer.
     pub arch: Option<Map<String, Value>>,
     /// With `arch`: a folder with tokenizer files. Without it, one token a character of the task's alphabet.
     pub tokenizer: Option<PathBuf>,
+    /// A Jinja file that takes the place of the tokenizer's own chat template. TRL: `chat_template_path`.
+    pub chat_template: Option<PathBuf>,
+    /// Variables that the chat template is given besides its own, such as Qwen3's `enable_thinking: false`. verl:
+    /// `data.apply_chat_template_kwargs`, TRL: `chat_template_kwargs`.
+    pub chat_template_kwargs: Map<String, Value>,
     /// Train low-rank adapters beside the model at `path`, and leave its own weights as they are.
     pub lora: Option<LoraSettings>,
 }

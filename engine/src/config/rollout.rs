@@ -10,7 +10,7 @@ use firebrick_spec::CudaGraphs;
 use serde::{Deserialize, Serialize};
 
 /// Sampling parameters, under verl's and vLLM's names.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RolloutConfig {
     /// Completions a prompt: the group size.
@@ -62,6 +62,8 @@ pub struct RolloutConfig {
     pub free_cache: bool,
     /// Groups whose rewards are all equal are replaced by fresh prompts.
     pub dynamic_sampling: DynamicSampling,
+    /// How validation samples.
+    pub val_kwargs: ValidationSampling,
 }
 
 impl Default for RolloutConfig {
@@ -73,7 +75,7 @@ impl Default for RolloutConfig {
             top_p: 1.0,
             min_p: 0.0,
             prompt_length: 512,
-            response_length: 256,
+            response_length: 1024,
             stop: Vec::new(),
             max_num_seqs: 256,
             max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS,
@@ -89,7 +91,69 @@ impl Default for RolloutConfig {
             pack_weights: None,
             free_cache: true,
             dynamic_sampling: DynamicSampling::default(),
+            val_kwargs: ValidationSampling::default(),
         }
+    }
+}
+
+/// How validation samples, under verl's names (`rollout.val_kwargs`).
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ValidationSampling {
+    /// Completions a prompt.
+    pub n: usize,
+    /// Logits are divided by this; 0 is greedy.
+    pub temperature: f64,
+    /// Only the `k` likeliest tokens; −1 is all.
+    pub top_k: i64,
+    /// Only the likeliest tokens that together hold this probability.
+    pub top_p: f64,
+}
+
+impl Default for ValidationSampling {
+    fn default() -> Self {
+        Self {
+            n: 1,
+            temperature: 0.0,
+            top_k: -1,
+            top_p: 1.0,
+        }
+    }
+}
+
+impl ValidationSampling {
+    fn check(&self) -> Result<(), String> {
+        let Self {
+            n,
+            temperature,
+            top_k,
+            top_p,
+        } = *self;
+        if n == 0 {
+            return Err("rollout.val_kwargs.n must be at least 1".into());
+        }
+        if !(temperature >= 0.0 && temperature.is_finite()) {
+            return Err(format!(
+                "rollout.val_kwargs.temperature must be 0 (greedy) or above, found {temperature}"
+            ));
+        }
+        if n > 1 && temperature == 0.0 {
+            return Err(format!(
+                "rollout.val_kwargs.n is {n}, but its temperature is 0: greedy completions of a prompt are all the same; set \
+                 rollout.val_kwargs.temperature (verl's usual value is 1.0), or n to 1"
+            ));
+        }
+        if top_k == 0 || top_k < -1 {
+            return Err(format!(
+                "rollout.val_kwargs.top_k must be -1 (all) or at least 1, found {top_k}"
+            ));
+        }
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            return Err(format!(
+                "rollout.val_kwargs.top_p must be above 0 and at most 1, found {top_p}"
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -108,7 +172,20 @@ impl RolloutConfig {
         }
     }
 
-    /// Greedy sampling with the same limits, for validation.
+    /// Sampling of validation, with the limits of training.
+    #[must_use]
+    pub fn validation(&self, stop_ids: Vec<u32>) -> SamplingParams {
+        let own = Self {
+            temperature: self.val_kwargs.temperature,
+            top_k: self.val_kwargs.top_k,
+            top_p: self.val_kwargs.top_p,
+            min_p: 0.0,
+            ..self.clone()
+        };
+        own.sampling(stop_ids)
+    }
+
+    /// Greedy sampling with the same limits, for baselines.
     #[must_use]
     pub fn greedy(&self, stop_ids: Vec<u32>) -> SamplingParams {
         let free = Self {
@@ -123,7 +200,7 @@ impl RolloutConfig {
 }
 
 /// Replacing groups that teach nothing (DAPO, arXiv:2503.14476), under the names of verl's `algorithm.filter_groups`.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DynamicSampling {
     /// Whether groups without spread are replaced by fresh prompts.
@@ -295,6 +372,7 @@ impl RolloutConfig {
             }
             _ => {}
         }
+        self.val_kwargs.check()?;
         self.dynamic_sampling.check(self.n)
     }
 }

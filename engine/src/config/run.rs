@@ -16,10 +16,13 @@ use firebrick_models::Prepack;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
+/// How a device is spelled, for the schema.
+const DEVICE: &str = r"^(auto|(cpu|cuda|wgpu|vulkan|metal)(:[0-9]+)?)$";
+
 /// Everything a run is made of. Written back complete as `config.yaml` in the run folder.
 ///
 /// [`RunConfig::builder`] makes one in code; [`RunConfig::resolve`] checks one whose fields were set by hand.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
     /// The policy.
@@ -58,6 +61,7 @@ pub struct RunConfig {
     pub memory: MemoryConfig,
     /// What computes.
     #[serde(default)]
+    #[schemars(with = "String", regex(pattern = DEVICE))]
     pub device: DeviceSpec,
     /// The float type of parameters and activations, for every model of the run. Masters, moments, accumulated gradients, norms,
     /// softmax, log-probs and losses stay in f32.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 const DEFAULT_STEPS: u64 = 100;
 
 /// Supervised training, on rows of a file or on the task's solutions.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SftConfig {
     /// Optimizer steps; 100 where `epochs` is absent too.
@@ -91,7 +91,7 @@ impl SftConfig {
 }
 
 /// What runs before the first RL step.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WarmupConfig {
     /// Supervised training, on rows of a file or on the task's solutions.

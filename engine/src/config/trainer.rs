@@ -1,9 +1,10 @@
 //! The `trainer` section.
 
+use super::logger::Loggers;
 use serde::{Deserialize, Serialize};
 
 /// Length and rhythm of a run.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainerConfig {
     /// RL steps, the warm-up apart.
@@ -22,6 +23,12 @@ pub struct TrainerConfig {
     pub max_ckpt_to_keep: usize,
     /// Largest weight file of a checkpoint, in bytes.
     pub max_shard_bytes: u64,
+    /// Where the run is reported.
+    pub logger: Loggers,
+    /// What the run belongs to, for trackers.
+    pub project_name: String,
+    /// The run's name for trackers; that of its folder where absent.
+    pub experiment_name: Option<String>,
 }
 
 impl Default for TrainerConfig {
@@ -35,6 +42,9 @@ impl Default for TrainerConfig {
             save_freq: 0,
             max_ckpt_to_keep: 3,
             max_shard_bytes: 5_000_000_000,
+            logger: Loggers::default(),
+            project_name: "firebrick".into(),
+            experiment_name: None,
         }
     }
 }

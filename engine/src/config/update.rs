@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Where `old` log-probs come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OldLogProbs {
     /// Recomputed by the trainer's forward (the default): exact for the policy being trained.
@@ -13,7 +13,7 @@ pub enum OldLogProbs {
 }
 
 /// How rollouts become optimizer steps.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct UpdateConfig {
     /// Passes over a step's rollouts.

@@ -1,9 +1,13 @@
 //! What a run learns from: the prompts of its task, and demonstrations where there is supervised training.
 
+mod lengths;
 mod prompt_dataset;
+mod report;
 mod sft_dataset;
 
-pub use prompt_dataset::{Prompt, PromptDataset};
+pub use lengths::{Bin, Lengths};
+pub use prompt_dataset::{Prompt, PromptDataset, SAMPLED_ROWS};
+pub use report::{Column, DataReport, SampledPrompt, SplitReport};
 pub use sft_dataset::{RowsAlone, SftDataset};
 
 use crate::checkpoint::PolicySource;
@@ -104,7 +108,7 @@ pub fn task_of(config: &RunConfig, mode: Mode) -> Result<Arc<dyn Task>> {
         Some(task) => Ok(Arc::from(task.build(Path::new("."))?)),
         None if mode == Mode::Sft && needs_no_task(config) => Ok(Arc::new(RowsAlone)),
         None => Err(Error::Config(
-            "`task` is missing; set its `kind` (arithmetic or jsonl)".into(),
+            "`task` is missing; set its `kind` (arithmetic or dataset)".into(),
         )),
     }
 }

@@ -1,8 +1,10 @@
 //! A task's examples as token prompts: rendered, encoded, over-long ones left out and counted.
 
-use crate::task::{Example, PromptText, Split, Task, shuffled_index};
+use crate::task::{Example, Permutation, PromptText, Split, TOOLS, Task, shuffled_index};
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
+use firebrick_models::tokenizer::ChatOptions;
+use rayon::prelude::*;
 use std::sync::Arc;
 
 /// An example with its prompt's tokens and text.
@@ -21,8 +23,8 @@ pub struct PromptDataset {
     task: Arc<dyn Task>,
     tokenizer: Arc<Tokenizer>,
     max_prompt: usize,
-    /// Training indices that fit; `None` for an endless task.
-    kept: Option<Vec<u64>>,
+    /// What can be drawn.
+    kept: Kept,
     /// Training examples left out for their length.
     pub filtered: u64,
     /// Validation prompts, those left out apart.
@@ -31,11 +33,39 @@ pub struct PromptDataset {
     longest: usize,
 }
 
+/// The training examples that can be drawn.
+enum Kept {
+    /// Those of an endless task.
+    Endless,
+    /// The indices that fit.
+    Listed(Vec<u64>),
+    /// All of so many, of which a sample has been encoded: one that does not fit is found when it is drawn.
+    Sampled(u64),
+}
+
+impl Kept {
+    /// Their number; `None` of an endless task.
+    fn len(&self) -> Option<u64> {
+        match self {
+            Self::Endless => None,
+            Self::Listed(kept) => Some(kept.len() as u64),
+            Self::Sampled(len) => Some(*len),
+        }
+    }
+}
+
 /// Draws of an endless task that are looked at for the length of its prompts.
 const GLANCE: u64 = 256;
 
+/// Training rows that are encoded before the first step: of more, as many evenly spread ones.
+pub const SAMPLED_ROWS: u64 = 10_000;
+
+/// Set apart from the seeds of epochs: what is drawn where an example does not fit.
+const SPARE: u64 = 0x5EED_0F5A;
+
 impl PromptDataset {
-    /// Encodes a finite task's prompts once, and keeps those of at most `max_prompt` tokens.
+    /// Encodes a finite task's prompts once, and keeps those of at most `max_prompt` tokens. Of more than [`SAMPLED_ROWS`], so
+    /// many are encoded, and a longer one is left out when it is drawn.
     pub fn new(
         task: Arc<dyn Task>,
         tokenizer: Arc<Tokenizer>,
@@ -43,7 +73,7 @@ impl PromptDataset {
         max_validation: Option<usize>,
     ) -> Result<Self> {
         let mut dataset = Self::held_out(task, tokenizer, max_prompt, max_validation)?;
-        dataset.kept = None;
+        dataset.kept = Kept::Endless;
         if let Some(len) = dataset.task.len(Split::Train) {
             dataset.keep_fitting(len)?;
         }
@@ -63,7 +93,7 @@ impl PromptDataset {
             task,
             tokenizer,
             max_prompt,
-            kept: Some(Vec::new()),
+            kept: Kept::Listed(Vec::new()),
             filtered: 0,
             validation: Vec::new(),
             longest: 0,
@@ -90,35 +120,50 @@ impl PromptDataset {
     }
 
     fn keep_fitting(&mut self, len: u64) -> Result<()> {
-        let mut kept = Vec::new();
-        let mut shortest = usize::MAX;
-        for index in 0..len {
-            let tokens = self.prompt(Split::Train, index)?.tokens.len();
+        if len == 0 {
+            return Err(Error::Config("the task has no training examples".into()));
+        }
+        let sample = sample(len);
+        let lengths: Vec<Result<usize>> = sample
+            .par_iter()
+            .map(|&index| Ok(self.prompt(Split::Train, index)?.tokens.len()))
+            .collect();
+        let (mut kept, mut shortest) = (Vec::new(), usize::MAX);
+        for (&index, tokens) in sample.iter().zip(lengths) {
+            let tokens = tokens?;
             shortest = shortest.min(tokens);
             if tokens <= self.max_prompt {
                 self.longest = self.longest.max(tokens);
                 kept.push(index);
             }
         }
-        if len == 0 {
-            return Err(Error::Config("the task has no training examples".into()));
-        }
+        let looked = sample.len() as u64;
         if kept.is_empty() {
             return Err(Error::Config(format!(
-                "all {len} training prompts are longer than rollout.prompt_length = {} tokens (the shortest has {shortest}); \
+                "all {looked} training prompts are longer than rollout.prompt_length = {} tokens (the shortest has {shortest}); \
                  raise it",
                 self.max_prompt
             )));
         }
-        self.filtered = len - kept.len() as u64;
-        self.kept = Some(kept);
+        let longer = looked - kept.len() as u64;
+        if looked < len {
+            tracing::warn!(
+                "prompt lengths are known of {looked} of {len} training rows, evenly spread: the longest has {} tokens; {longer} \
+                 are longer than rollout.prompt_length, and such rows are left out when they are drawn",
+                self.longest
+            );
+            self.kept = Kept::Sampled(len);
+        } else {
+            self.filtered = longer;
+            self.kept = Kept::Listed(kept);
+        }
         Ok(())
     }
 
-    /// Tokens of the longest prompt; of an endless task, of the longest in a first look.
+    /// Tokens of the longest prompt; of an endless task or many rows, of the longest in a sample.
     pub fn longest(&self) -> Result<usize> {
         let mut longest = self.longest;
-        if self.kept.is_none() {
+        if let Kept::Endless = self.kept {
             for index in 0..GLANCE {
                 let tokens = self.prompt(Split::Train, index)?.tokens.len();
                 longest = longest.max(tokens.min(self.max_prompt));
@@ -127,14 +172,22 @@ impl PromptDataset {
         Ok(longest)
     }
 
-    /// Training prompts for a look at their lengths: all of a finite task, some of an endless one.
+    /// Training prompts for a look at their lengths: all of a finite task, a sample of an endless one or of many rows.
     pub fn glance(&self) -> impl Iterator<Item = Result<Prompt>> + '_ {
-        let kept = self.kept.as_deref();
-        let number = kept.map_or(GLANCE, |kept| kept.len() as u64);
-        (0..number).map(move |i| {
-            let index = kept.map_or(i, |kept| kept[i as usize]);
-            self.prompt(Split::Train, index)
-        })
+        let indices = match &self.kept {
+            Kept::Endless => (0..GLANCE).collect(),
+            Kept::Listed(kept) => kept.clone(),
+            Kept::Sampled(len) => sample(*len),
+        };
+        let most = self.max_prompt;
+        let fits = move |prompt: &Result<Prompt>| {
+            let prompt = prompt.as_ref();
+            prompt.map_or(true, |prompt| prompt.tokens.len() <= most)
+        };
+        let prompts = indices.into_iter();
+        prompts
+            .map(move |index| self.prompt(Split::Train, index))
+            .filter(fits)
     }
 
     /// The task, shared.
@@ -146,7 +199,7 @@ impl PromptDataset {
     /// Training examples that can be drawn; `None` of an endless task.
     #[must_use]
     pub fn examples(&self) -> Option<u64> {
-        self.kept.as_ref().map(|kept| kept.len() as u64)
+        self.kept.len()
     }
 
     /// The task.
@@ -157,35 +210,37 @@ impl PromptDataset {
 
     /// The prompt of the `draw`-th draw: epochs shuffled by `seed`, the same for the same draw always.
     pub fn draw(&self, seed: u64, draw: u64) -> Result<Prompt> {
-        let len = self.kept.as_ref().map(|k| k.len() as u64);
+        let len = self.kept.len();
         let index = shuffled_index(len, seed, draw)
             .ok_or_else(|| Error::Config("the task has no training examples".into()))?;
-        let index = self
-            .kept
-            .as_ref()
-            .map_or(index, |kept| kept[index as usize]);
+        let index = match &self.kept {
+            Kept::Listed(kept) => kept[index as usize],
+            Kept::Endless | Kept::Sampled(_) => index,
+        };
         let prompt = self.prompt(Split::Train, index)?;
-        if prompt.tokens.len() > self.max_prompt {
-            return Err(Error::Config(format!(
-                "training prompt {index} has {} tokens, but rollout.prompt_length is {}; raise it",
-                prompt.tokens.len(),
-                self.max_prompt
-            )));
+        if prompt.tokens.len() <= self.max_prompt {
+            return Ok(prompt);
         }
-        Ok(prompt)
+        if let Kept::Sampled(len) = self.kept {
+            // another one in its place, found by the draw's number alone
+            let others = Permutation::new(len, seed ^ SPARE, draw);
+            for at in 0..len {
+                let other = self.prompt(Split::Train, others.of(at))?;
+                if other.tokens.len() <= self.max_prompt {
+                    return Ok(other);
+                }
+            }
+        }
+        Err(Error::Config(format!(
+            "training prompt {index} has {} tokens, but rollout.prompt_length is {}; raise it",
+            prompt.tokens.len(),
+            self.max_prompt
+        )))
     }
 
     fn prompt(&self, split: Split, index: u64) -> Result<Prompt> {
         let example = self.task.example(split, index)?;
-        let (text, tokens) = match &example.prompt {
-            PromptText::Text(text) => (text.clone(), self.tokenizer.encode(text, true)?),
-            PromptText::Chat(messages) => {
-                let text = self.tokenizer.render_chat(messages, true)?;
-                // the template spells the special tokens out
-                let tokens = self.tokenizer.encode(&text, false)?;
-                (text, tokens)
-            }
-        };
+        let (text, tokens) = encode_prompt(&self.tokenizer, &example)?;
         if tokens.is_empty() {
             return Err(Error::Config(format!(
                 "{} prompt {index} is empty",
@@ -199,3 +254,35 @@ impl PromptDataset {
         })
     }
 }
+
+/// The text of an example's prompt, by the chat template where it is a conversation, and its tokens.
+pub(super) fn encode_prompt(
+    tokenizer: &Tokenizer,
+    example: &Example,
+) -> Result<(String, Vec<u32>)> {
+    Ok(match &example.prompt {
+        PromptText::Text(text) => (text.clone(), tokenizer.encode(text, true)?),
+        PromptText::Chat(messages) => {
+            let options = ChatOptions {
+                tools: example.fields.get(TOOLS),
+                ..ChatOptions::prompt()
+            };
+            let text = tokenizer.render_chat_with(messages, options)?;
+            // the template spells the special tokens out
+            let tokens = tokenizer.encode(&text, false)?;
+            (text, tokens)
+        }
+    })
+}
+
+/// The training rows whose prompts are encoded before the first step: all, or evenly spread ones.
+pub(super) fn sample(len: u64) -> Vec<u64> {
+    if len <= SAMPLED_ROWS {
+        return (0..len).collect();
+    }
+    let at = |i: u64| u128::from(i) * u128::from(len) / u128::from(SAMPLED_ROWS);
+    (0..SAMPLED_ROWS).map(|i| at(i) as u64).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -8,10 +8,10 @@ use crate::config::SftConfig;
 use crate::data::{Prompt, PromptDataset};
 use crate::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use crate::sequence::{SampleId, Sequence};
-use crate::task::recipe::message;
-use crate::task::rows::read;
+use crate::task::recipe::{message, read_tools};
+use crate::task::rows::{RowFiles, Rows};
 use crate::task::template::Row;
-use crate::task::{Completion, Example, Reward, Split, Task, TaskError, shuffled_index};
+use crate::task::{Completion, Example, Reward, Split, TOOLS, Task, TaskError, shuffled_index};
 use crate::{Error, Result};
 use firebrick_models::tokenizer::{ChatTokens, Message};
 use serde_json::Value;
@@ -151,11 +151,12 @@ fn encoded(
 ) -> Result<(Vec<Sequence>, u64)> {
     let context = source.trained_context();
     let most = config.max_length.unwrap_or(context).min(context);
-    let rows = read(file, setting, None)?;
-    let (all, mut shortest) = (rows.len(), usize::MAX);
+    let files = RowFiles::from(file).list(Path::new("."), setting)?.concat();
+    let rows = Rows::read(&files, setting, None, &|_| Ok(()))?;
+    let (all, mut shortest) = (rows.len() as usize, usize::MAX);
     let mut kept = Vec::with_capacity(all);
-    for row in rows {
-        let sequence = sequence(&row, setting, source)?;
+    for at in 0..rows.len() {
+        let sequence = sequence(rows.get(at)?, setting, source)?;
         shortest = shortest.min(sequence.tokens.len());
         firebrick_models::generate::check_ids(
             &sequence.tokens,
@@ -178,16 +179,25 @@ fn encoded(
     Ok((kept, dropped as u64))
 }
 
-fn sequence(row: &Row, setting: &str, source: &PolicySource) -> Result<Sequence> {
+fn sequence(mut row: Row, setting: &str, source: &PolicySource) -> Result<Sequence> {
+    if !row.fields.get("prompt").is_some_and(Value::is_string) {
+        read_tools(&mut row)?;
+    }
+    let row = &row;
     let chat = |key: &str, list: &[Value]| {
         let messages = list.iter().map(|value| message(value, key, setting, row));
         messages.collect::<Result<Vec<Message>, TaskError>>()
     };
-    let fields = ["messages", "prompt", "completion"].map(|key| row.fields.get(key));
+    let fields = ["messages", "prompt", "completion"].map(|key| {
+        // a Parquet file has a null where a row has no such column
+        row.fields.get(key).filter(|value| !value.is_null())
+    });
+    let encode = |messages: &[Message], from| {
+        let tokenizer = &source.tokenizer;
+        tokenizer.encode_with_assistant_mask_and_tools(messages, from, row.fields.get(TOOLS))
+    };
     let encoded = match fields {
-        [Some(Value::Array(list)), None, None] => source
-            .tokenizer
-            .encode_with_assistant_mask(&chat("messages", list)?, 0),
+        [Some(Value::Array(list)), None, None] => encode(&chat("messages", list)?, 0),
         [
             None,
             Some(Value::Array(prompt)),
@@ -196,7 +206,7 @@ fn sequence(row: &Row, setting: &str, source: &PolicySource) -> Result<Sequence>
             let mut messages = chat("prompt", prompt)?;
             let from = messages.len();
             messages.extend(chat("completion", completion)?);
-            source.tokenizer.encode_with_assistant_mask(&messages, from)
+            encode(&messages, from)
         }
         [
             None,
@@ -215,20 +225,25 @@ fn sequence(row: &Row, setting: &str, source: &PolicySource) -> Result<Sequence>
             return Err(row.bad(setting, detail).into());
         }
     };
+    let encoded = encoded.map_err(|e| row.bad(setting, e.to_string()))?;
+    turns(encoded).ok_or_else(|| {
+        let detail = "there is no assistant turn with text to train on";
+        row.bad(setting, detail).into()
+    })
+}
+
+/// A conversation whose assistant's tokens are scored; `None` where there are none.
+fn turns(encoded: ChatTokens) -> Option<Sequence> {
     let ChatTokens {
         tokens,
         assistant_mask,
-    } = encoded.map_err(|e| Error::from(row.bad(setting, e.to_string())))?;
+    } = encoded;
     // the first token is predicted by none
     let positions: Vec<usize> = (1..tokens.len())
         .filter(|&t| assistant_mask[t])
         .map(|t| t - 1)
         .collect();
-    if positions.is_empty() {
-        let detail = "there is no assistant turn with text to train on";
-        return Err(row.bad(setting, detail).into());
-    }
-    Ok(Sequence {
+    (!positions.is_empty()).then(|| Sequence {
         tokens,
         positions,
         ..Sequence::default()

@@ -55,6 +55,8 @@ pub struct Gradients {
     in_flight: VecDeque<Pending<()>>,
     prefetch: usize,
     accounts: Arc<Accounts>,
+    /// The norm over all parameters, once it was computed and until something is added.
+    norm: Option<f64>,
 }
 
 impl Gradients {
@@ -90,6 +92,7 @@ impl Gradients {
             in_flight: VecDeque::new(),
             prefetch,
             accounts,
+            norm: None,
         }
     }
 
@@ -100,6 +103,7 @@ impl Gradients {
 
     /// Adds a contribution.
     pub fn add(&mut self, index: usize, gradient: Tensor<2>) {
+        self.norm = None;
         let gradient = widened(gradient);
         let sum = match self.slots[index].take() {
             Some((sum, hold)) => (sum + gradient, hold),
@@ -122,6 +126,7 @@ impl Gradients {
         gradient: Tensor<2>,
         runtime: &Runtime,
     ) -> Result<()> {
+        self.norm = None;
         let gradient = widened(gradient);
         let shape = [rows, gradient.dims()[1]];
         if self.home == Home::Host {
@@ -249,9 +254,17 @@ impl Gradients {
         Ok(sum)
     }
 
-    /// L2 norm over all parameters. Non-finite where any element is.
+    /// L2 norm over all parameters, computed once. Non-finite where any element is.
+    ///
+    /// # Errors
+    /// Where memory runs out, or the device fails. It may be asked for again.
     pub fn global_norm(&mut self) -> Result<f64> {
-        Ok(self.sum_of_squares(0..self.slots.len())?.sqrt())
+        if let Some(norm) = self.norm {
+            return Ok(norm);
+        }
+        let norm = self.sum_of_squares(0..self.slots.len())?.sqrt();
+        self.norm = Some(norm);
+        Ok(norm)
     }
 }
 

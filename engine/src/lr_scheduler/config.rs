@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{LrSchedule, Shape};
 
 /// Settings of a learning-rate schedule. An option that the chosen type has no use for is refused.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LrSchedulerConfig {
     /// The shape. The name is transformers' and TRL's; verl: `optim.lr_scheduler_type`.
@@ -44,7 +44,9 @@ pub struct LrSchedulerConfig {
 }
 
 /// The shape of a schedule; transformers' `SchedulerType`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum SchedulerType {
     /// One rate; no warm-up.
@@ -69,7 +71,7 @@ pub enum SchedulerType {
 }
 
 /// A rise or fall between 0 and 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 pub enum Curve {
     /// A straight line.
     #[serde(rename = "linear")]

@@ -30,6 +30,13 @@ pub enum Event<'a> {
         /// Budget that it was made for.
         budget_bytes: Option<u64>,
     },
+    /// A phase begins.
+    Phase {
+        /// The step that it belongs to; 0 before the first.
+        step: u64,
+        /// The phase.
+        phase: Phase,
+    },
     /// A phase ran out of memory and goes on under another plan.
     Replanned {
         /// The phase.
@@ -87,7 +94,8 @@ pub enum Control {
     Continue,
     /// Wait: the observer is asked again until it answers otherwise.
     Pause,
-    /// Write a checkpoint, then run the next step.
+    /// Write a checkpoint. The observer is then asked once more, so that a paused run stays paused; what it saved it does not save
+    /// twice.
     Save,
     /// Write a checkpoint and the summary, and end. The run can be resumed.
     Stop,

@@ -1,25 +1,31 @@
 //! What a run reports of itself.
 //!
 //! A step is a [`StepReport`]: facts in types. [`metrics()`] is a pure function that puts them under names. The [`Recorder`] writes them
-//! into the files of the run folder and tells the [`Observer`]. The [`Ledger`] reads memory at the ends of phases; a
+//! into the files of the run folder and tells the [`Observer`] and every [`Tracker`]. The [`Ledger`] reads memory at the ends of phases; a
 //! [`MemoryTimeline`] has what was held at every boundary of some steps.
 
 mod events;
 pub mod ledger;
 mod names;
 mod phase;
+pub mod profile;
 mod recorder;
 mod report;
 mod summary;
 pub mod timeline;
+pub mod tracker;
+mod validation;
 
 pub use events::{Control, Event, Observer, Silent};
 pub use ledger::{Growth, Leak, Ledger, LedgerEntry};
-pub use names::{GLOBAL_STEP, Metrics, metrics, timings, validation_metrics};
+pub use names::{GLOBAL_STEP, Metrics, judged_metrics, metrics, timings, validation_metrics};
 pub use phase::{Phase, PhaseTimings};
 pub use recorder::Recorder;
 pub use report::{
-    Mean, RolloutReport, RolloutStats, StepMemory, StepReport, UpdateReport, ValidationReport,
+    Mean, ProgramStats, RolloutReport, RolloutStats, StepMemory, StepReport, UpdateReport,
+    ValidationReport,
 };
 pub use summary::{PhaseMemory, Summary, phase_memory};
 pub use timeline::{MemoryTimeline, Snapshots, TimelineReport};
+pub use tracker::{TrackedRun, Tracker, TrackerResult};
+pub use validation::JudgedSample;

@@ -3,6 +3,7 @@
 
 use super::phase::{Phase, PhaseTimings};
 use super::report::{RolloutReport, StepMemory, StepReport, UpdateReport, ValidationReport};
+use super::validation::{JudgedSample, rewards, statistics};
 use crate::objective::mismatch::{DIFF_MAX, DIFF_MEAN};
 use crate::objective::value::explained_variance;
 use crate::rollout::Rollout;
@@ -52,11 +53,34 @@ pub fn metrics(report: &StepReport) -> Metrics {
 pub fn validation_metrics(report: &ValidationReport) -> Metrics {
     let mut metrics = Metrics::new();
     if let Some(reward) = report.reward {
+        metrics.extend(judged_metrics(&report.samples));
         metrics.insert(format!("val-core/{}/reward", report.task), reward);
     }
     if let Some(loss) = report.loss {
         metrics.insert("val/loss".into(), loss);
         metrics.insert("val/perplexity".into(), loss.exp());
+    }
+    metrics
+}
+
+/// The statistics of judged completions by set: verl's, the largest number of samples under `val-core` and the rest under `val-aux`.
+#[must_use]
+pub fn judged_metrics(samples: &[JudgedSample]) -> Metrics {
+    let rewards = rewards(samples).into_iter();
+    let mut metrics: Metrics = rewards
+        .map(|(set, mean)| (format!("val-core/{set}/reward"), mean))
+        .collect();
+    for statistic in statistics(samples) {
+        let section = if statistic.core {
+            "val-core"
+        } else {
+            "val-aux"
+        };
+        let name = format!(
+            "{section}/{}/{}/{}",
+            statistic.set, statistic.variable, statistic.name
+        );
+        metrics.insert(name, statistic.value);
     }
     metrics
 }
@@ -159,6 +183,11 @@ fn sampling_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
     ] {
         put(name, value);
     }
+    if let Some(programs) = &stats.programs {
+        put("timing_s/reward_wait", programs.wait_seconds);
+        put("reward/lost", programs.lost as f64);
+        put("rollout/left_out_groups", programs.left_out_groups as f64);
+    }
     let rollouts = &rollout.rollouts;
     let lengths =
         |of: fn(&Rollout) -> usize| -> Vec<f64> { rollouts.iter().map(|r| of(r) as f64).collect() };
@@ -183,14 +212,27 @@ fn reward_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
     for (name, _) in parts.unwrap_or_default() {
         let part = |r: &Rollout| {
             let own = r.reward_parts.iter().find(|(n, _)| n == name);
-            own.map_or(0.0, |(_, value)| *value)
+            own.map_or(f64::NAN, |(_, value)| *value)
         };
-        let values: Vec<f64> = rollouts.iter().map(part).collect();
-        put(&format!("reward/{name}/mean"), mean(&values));
+        // of those that it applies to
+        let values: Vec<f64> = rollouts.iter().map(part).filter(|v| !v.is_nan()).collect();
+        if !values.is_empty() {
+            put(&format!("reward/{name}/mean"), mean(&values));
+        }
         if let Some(running) = rollout.reward_stats.get(name) {
             put(&format!("reward/{name}/running_mean"), running.mean);
             put(&format!("reward/{name}/running_std"), running.std());
         }
+    }
+    let mut extra: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for (name, value) in rollouts.iter().flat_map(|r| &r.reward_extra) {
+        let truth = value.as_bool().map(|truth| f64::from(u8::from(truth)));
+        if let Some(number) = value.as_f64().or(truth) {
+            extra.entry(name).or_default().push(number);
+        }
+    }
+    for (name, values) in extra {
+        put(&format!("reward/{name}/mean"), mean(&values));
     }
 }
 
@@ -286,6 +328,9 @@ mod tests {
             reward: 1.0,
             reward_parts: Vec::new(),
             reward_weights: Vec::new(),
+            reward_extra: serde_json::Map::new(),
+            reward_error: None,
+            readings: Vec::new(),
             baseline: None,
             mask,
             penalized_reward: 1.0,
@@ -300,6 +345,7 @@ mod tests {
                 prompts: Vec::new(),
                 first_prompt: 0,
                 rollouts,
+                left_out: Vec::new(),
                 stats: RolloutStats::default(),
                 advantages: Vec::new(),
                 entropy_coeff: None,

@@ -6,6 +6,7 @@ use super::names::{GLOBAL_STEP, Metrics, metrics, timings, validation_metrics};
 use super::report::{RolloutReport, StepMemory, StepReport, ValidationReport};
 use super::summary::Summary;
 use super::timeline::MemoryTimeline;
+use super::tracker::Trackers;
 use crate::Result;
 use crate::checkpoint::RunDir;
 use crate::config::Mode;
@@ -22,10 +23,11 @@ const PLAN: &str = "plan.json";
 const NEXT_PLAN: &str = "next_plan.json";
 
 /// Writes `metrics.jsonl`, `samples.jsonl`, `memory.jsonl`, `memory_timeline.json`, `summary.json` and the plans of a run, and
-/// tells its observer.
+/// tells its observer and its trackers.
 pub struct Recorder {
     run: RunDir,
     observer: Box<dyn Observer>,
+    trackers: Trackers,
     /// The line of `metrics.jsonl` that is not complete: a step and its validation share one.
     line: Metrics,
     /// Whether a timeline could not be written, which is told once.
@@ -35,10 +37,11 @@ pub struct Recorder {
 impl Recorder {
     /// A recorder of the run in a folder.
     #[must_use]
-    pub fn new(run: RunDir, observer: Box<dyn Observer>) -> Self {
+    pub fn new(run: RunDir, observer: Box<dyn Observer>, trackers: Trackers) -> Self {
         Self {
             run,
             observer,
+            trackers,
             line: Metrics::new(),
             timeline_failed: false,
         }
@@ -92,6 +95,7 @@ impl Recorder {
     pub fn step(&mut self, report: &StepReport, steps: u64, mode: Mode) -> Result<()> {
         if let Some(rollout) = &report.rollout {
             self.run.append(SAMPLES, &samples(report.step, rollout))?;
+            self.trackers.samples(report.step, steps, rollout);
         }
         if let Some(memory) = &report.memory {
             self.memory(memory)?;
@@ -145,10 +149,11 @@ impl Recorder {
         Ok(values)
     }
 
-    /// Writes the line of a step into `metrics.jsonl`.
+    /// Writes the line of a step into `metrics.jsonl`, and tells the trackers.
     pub fn end_line(&mut self, step: u64) -> Result<()> {
         let mut line = std::mem::take(&mut self.line);
         line.insert(GLOBAL_STEP.into(), step as f64);
+        self.trackers.metrics(step, &line);
         let line = line.into_iter().map(|(name, value)| {
             // a step is a whole number; of NaN, which JSON has not, null is written
             let value = match name.as_str() {
@@ -192,6 +197,7 @@ impl Recorder {
     /// Writes the summary.
     pub fn finished(&mut self, summary: &Summary) -> Result<()> {
         self.run.write_json(SUMMARY, summary)?;
+        self.trackers.finish();
         self.observer.event(Event::Finished(summary));
         Ok(())
     }
@@ -199,8 +205,10 @@ impl Recorder {
 
 /// Rollouts as `samples.jsonl` keeps them.
 fn samples(step: u64, report: &RolloutReport) -> Vec<SampleRecord<'_>> {
-    let rollouts = report.rollouts.iter();
+    let mut rollouts: Vec<_> = report.rollouts.iter().chain(&report.left_out).collect();
+    rollouts.sort_by_key(|r| (r.prompt_index, r.sample));
     rollouts
+        .into_iter()
         .map(|r| {
             let prompt = &report.prompts[(r.prompt_index - report.first_prompt) as usize];
             SampleRecord {
@@ -212,6 +220,9 @@ fn samples(step: u64, report: &RolloutReport) -> Vec<SampleRecord<'_>> {
                 answer: &prompt.example.answer,
                 reward: r.reward,
                 reward_parts: &r.reward_parts,
+                reward_extra: &r.reward_extra,
+                reward_error: r.reward_error.as_deref(),
+                readings: &r.readings,
                 advantage: r.mean_advantage(),
                 finish: r.finish,
                 tokens: r.completion.len(),

@@ -2,6 +2,7 @@
 
 use super::ledger::{Leak, LedgerEntry};
 use super::phase::PhaseTimings;
+use super::validation::JudgedSample;
 use crate::batch::BatchStats;
 use crate::data::Prompt;
 use crate::learner::Updated;
@@ -9,7 +10,7 @@ use crate::rollout::Rollout;
 use crate::task::Running;
 use firebrick_backends::memory::{ReadingSource, peak_resident_bytes};
 use firebrick_models::generate::GenerationStats;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What one step of a run was.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +42,8 @@ pub struct RolloutReport {
     pub first_prompt: u64,
     /// The completions that are trained on, groups together and in the order of their prompts.
     pub rollouts: Vec<Rollout>,
+    /// The groups that are not, because a reward of theirs could not be computed.
+    pub left_out: Vec<Rollout>,
     /// How they were sampled.
     pub stats: RolloutStats,
     /// What the objective reports of its advantages, under names of its own.
@@ -52,6 +55,19 @@ pub struct RolloutReport {
 }
 
 impl RolloutReport {
+    /// Leaves out the groups that have lost a reward.
+    pub fn leave_out_lost(&mut self) {
+        let rollouts = self.rollouts.iter().filter(|r| r.is_lost());
+        let lost: BTreeSet<u64> = rollouts.map(|r| r.prompt_index).collect();
+        let own = self
+            .rollouts
+            .extract_if(.., |r| lost.contains(&r.prompt_index));
+        self.left_out.extend(own);
+        if let Some(programs) = &mut self.stats.programs {
+            programs.left_out_groups += lost.len();
+        }
+    }
+
     /// Tokens of the completions.
     #[must_use]
     pub fn completion_tokens(&self) -> usize {
@@ -79,6 +95,19 @@ pub struct RolloutStats {
     pub kept_groups: usize,
     /// Sampled groups all of whose rewards are equal.
     pub zero_std_groups: f64,
+    /// How rewards fared that other programs compute, where there are any.
+    pub programs: Option<ProgramStats>,
+}
+
+/// How a step's rewards fared that other programs compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ProgramStats {
+    /// Seconds from the last completion to the last verdict: what training waited for them.
+    pub wait_seconds: f64,
+    /// Completions that have lost a reward.
+    pub lost: usize,
+    /// Groups that are left out for that.
+    pub left_out_groups: usize,
 }
 
 /// The sum of a number over optimizer steps, and how many of them reported it.
@@ -150,8 +179,10 @@ pub struct ValidationReport {
     pub timings: PhaseTimings,
     /// Name of the task.
     pub task: String,
-    /// Mean reward of greedy completions, where there are validation prompts.
+    /// Mean reward of the completions of the validation prompts, where there are any.
     pub reward: Option<f64>,
+    /// The completions, judged.
+    pub samples: Vec<JudgedSample>,
     /// Mean negative log-likelihood of the scored tokens of held-out examples, in supervised training that has some.
     pub loss: Option<f64>,
 }

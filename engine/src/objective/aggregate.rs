@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 /// How per-token losses of an optimizer step become one number (verl's `loss_agg_mode`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LossAggMode {
     /// Σ L / Σ tokens (DAPO, arXiv:2503.14476; TRL's `dapo`).

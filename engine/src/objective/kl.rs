@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// An estimator of the KL, with d = logp − ref (verl's `kl_loss_type`). Those with a `+` have the value of the estimator and the
 /// gradient of k2, whose expectation is the gradient of the KL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlType {
     /// d.

@@ -191,30 +191,32 @@ impl AdamW {
         self.states[index].moments()
     }
 
-    /// Stores moments of zeros for every trainable parameter that has none, so that the first update, which cannot be run again,
-    /// adds nothing to the memory in use. May be run again after an error; it changes no result.
+    /// Makes the first update, which cannot be run again, add nothing to the memory in use: every trainable parameter without moments
+    /// gets moments of zeros and, in half precision, its f32 master; weights that are shared with another model get buffers of their
+    /// own, in which they are updated. May be run again after an error; it changes no result.
     ///
     /// # Errors
     /// Where memory runs out, or the device fails.
-    pub fn reserve(&mut self, decoder: &Decoder) -> Result<()> {
-        let device = decoder.device();
-        let wide = decoder.arch().precision.dtype(device) == DType::F64;
-        let trainable = decoder.specs().map(|spec| spec.trainable);
-        let fresh: Vec<&mut ParamState> = self
-            .states
-            .iter_mut()
-            .zip(trainable)
-            .filter_map(|(state, trainable)| (trainable && state.is_fresh()).then_some(state))
-            .collect();
-        if fresh.is_empty() {
+    pub fn reserve(&mut self, decoder: &mut Decoder) -> Result<()> {
+        let trainable: Vec<bool> = decoder.specs().map(|spec| spec.trainable).collect();
+        let states = self.states.iter_mut().enumerate();
+        let fresh = states.filter(|(index, state)| trainable[*index] && state.is_fresh());
+        let mut reserved = Reserved(fresh.map(Reservation::new).collect());
+        if reserved.0.is_empty() {
             return Ok(());
         }
-        let mut reserved = Reserved(fresh);
-        for state in &mut reserved.0 {
+        decoder.own_trained_weights()?;
+        let device = decoder.device();
+        let precision = decoder.arch().precision;
+        let (wide, half) = (precision.dtype(device) == DType::F64, precision.is_half());
+        for Reservation { index, state, .. } in &mut reserved.0 {
             state.reserve(wide, device, &self.accounts)?;
+            if half {
+                state.reserve_master(decoder.param(*index), device, &self.accounts)?;
+            }
         }
-        let reserved_now = reserved.0.iter();
-        check_computed(reserved_now.flat_map(|state| state.moments_on_device()))?;
+        let made = reserved.0.iter().map(|made| &made.state);
+        check_computed(made.flat_map(|state| state.tensors_on_device()))?;
         reserved.0.clear();
         Ok(())
     }
@@ -311,14 +313,36 @@ impl AdamW {
     }
 }
 
-/// States whose moments are being allocated. Where that fails, none keeps any, since a device may have refused them without saying so
-/// yet.
-struct Reserved<'a>(Vec<&'a mut ParamState>);
+/// The state of a parameter, by its flat index, for which memory is being allocated.
+struct Reservation<'a> {
+    index: usize,
+    state: &'a mut ParamState,
+    /// Whether it had a master before.
+    had_master: bool,
+}
+
+impl<'a> Reservation<'a> {
+    fn new((index, state): (usize, &'a mut ParamState)) -> Self {
+        let had_master = state.has_master();
+        Self {
+            index,
+            state,
+            had_master,
+        }
+    }
+}
+
+/// What is being allocated before a first update. Where that fails, no state keeps any of it, since a device may have refused it
+/// without saying so yet.
+struct Reserved<'a>(Vec<Reservation<'a>>);
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        for state in &mut self.0 {
-            state.forget_moments();
+        for made in &mut self.0 {
+            made.state.forget_moments();
+            if !made.had_master {
+                made.state.forget_master();
+            }
         }
     }
 }

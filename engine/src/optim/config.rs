@@ -10,7 +10,7 @@ use firebrick_backends::kernels::AdamWStep;
 use serde::{Deserialize, Serialize};
 
 /// The `optim` section of a configuration.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimConfig {
     /// Peak learning rate.
@@ -69,6 +69,18 @@ impl OptimConfig {
             return bad("loss_scale must be `dynamic` or a number above 0");
         }
         Ok(())
+    }
+
+    /// Refuses a schedule that cannot work over so many steps.
+    pub fn check_schedule(&self, section: &str, steps: u64) -> Result<()> {
+        let built = self.lr_scheduler.build(self.lr, steps);
+        built.map(|_| ()).map_err(|e| {
+            let key = match e.setting {
+                "lr" => "lr".to_owned(),
+                own => format!("lr_scheduler.{own}"),
+            };
+            Error::Config(format!("{section}.{key}: {}", e.detail))
+        })
     }
 
     /// How the loss of a model in a precision is scaled.

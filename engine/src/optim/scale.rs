@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 /// `loss_scale` of an `optim` section.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(untagged)]
 pub enum LossScale {
     /// Always this one.
@@ -14,7 +14,7 @@ pub enum LossScale {
 }
 
 /// Scales that have a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Named {
     /// Begins at 65,536, halves when a gradient overflows and doubles after 2,000 steps without: torch's `GradScaler`.

@@ -1,5 +1,7 @@
 //! What the optimizer remembers of one parameter, and where it is updated.
 
+mod master;
+
 use super::config::{Moments, OptimConfig, UpdateAt};
 use super::host::{self, HostMoments};
 use super::moments::DeviceMoment;
@@ -13,6 +15,7 @@ use firebrick_backends::kernels;
 use firebrick_backends::precision::{stored_as, widened};
 use firebrick_backends::transfer::{HostTensor, HostValues};
 use firebrick_models::decoder::Param;
+use master::Master;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -50,34 +53,6 @@ pub(super) struct ParamState {
     /// The weights that are updated, where the parameter itself is something else: in half precision, or on the device while
     /// the host updates.
     master: Option<(Master, MemoryGuard)>,
-}
-
-/// Weights that an update works on, at least in f32.
-#[derive(Debug)]
-enum Master {
-    Device(Tensor<2>),
-    Host(HostTensor),
-}
-
-impl Master {
-    fn new(own: HostTensor, accounts: &Arc<Accounts>) -> (Self, MemoryGuard) {
-        let hold = accounts.hold(Category::MasterWeights, Home::Host, own.bytes());
-        (Self::Host(own), hold)
-    }
-
-    fn on_device(own: Tensor<2>, accounts: &Arc<Accounts>) -> (Self, MemoryGuard) {
-        let [rows, cols] = own.dims();
-        let bytes = rows * cols * own.dtype().size();
-        let hold = accounts.hold(Category::MasterWeights, Home::Device, bytes);
-        (Self::Device(own), hold)
-    }
-
-    fn into_host(self) -> Result<HostTensor> {
-        match self {
-            Self::Device(tensor) => Ok(HostTensor::download(tensor)?),
-            Self::Host(own) => Ok(own),
-        }
-    }
 }
 
 /// What an update gives.
@@ -147,6 +122,24 @@ impl ParamState {
             self.park(accounts)?;
         }
         Ok(())
+    }
+
+    /// Stores the f32 master of a parameter in half precision that the device updates, where there is none: what the first update
+    /// would add. That update's result is the same with it.
+    pub fn reserve_master(
+        &mut self,
+        value: Param,
+        device: &Device,
+        accounts: &Arc<Accounts>,
+    ) -> Result<()> {
+        if self.home == Home::Host || self.has_master() {
+            return Ok(());
+        }
+        let value = match value {
+            Param::Device(tensor) => widened(tensor),
+            Param::Host(own) => own.widened().into_device(device),
+        };
+        self.keep_master(value, accounts)
     }
 
     fn host_zeros(&self, wide: bool, accounts: &Arc<Accounts>) -> (Stored, MemoryGuard) {
@@ -447,6 +440,16 @@ impl ParamState {
     /// Drops the moments.
     pub fn forget_moments(&mut self) {
         self.stored = None;
+    }
+
+    /// Drops the master.
+    pub fn forget_master(&mut self) {
+        self.master = None;
+    }
+
+    /// Whether updates work on weights of their own.
+    pub fn has_master(&self) -> bool {
+        self.master.is_some()
     }
 
     /// Whether there are moments.

@@ -62,9 +62,9 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
                 })
             })
             .transpose()?,
-        rewards: match &config.task {
-            Some(TaskConfig::Jsonl(rows)) => reward_work(&Rewards::new(&rows.rewards)?, config)?,
-            _ => Vec::new(),
+        rewards: match config.task.as_ref().and_then(TaskConfig::rows) {
+            Some(rows) => reward_work(&Rewards::new(&rows.rewards)?, config)?,
+            None => Vec::new(),
         },
         examples: None,
     })

@@ -3,9 +3,14 @@
 //! [`Report::read`] reads any number of runs. Scalars are those of all steps, in columns of six significant digits; texts are
 //! those of a stated selection of samples, cut where they are long, so that the size is bounded. A run need not have ended: what
 //! is missing or cut off is said in [`RunReport::notes`]. [`Report::to_json`] is what `docs/report.md` calls the data block.
+//!
+//! A view of a run that goes on is told [`News`]: of the run's own events, or by a [`Follower`] of its folder.
 
+mod excerpt;
+mod follow;
 mod lines;
 mod memory;
+mod news;
 mod numbers;
 mod run;
 mod samples;
@@ -14,10 +19,13 @@ mod selection;
 mod settings;
 mod text;
 
+pub use excerpt::{Excerpt, Pick, picks};
+pub use follow::{Follower, LOG};
 pub use memory::{AccountSeries, MemoryReadings, PhaseReadings, TimelineView};
+pub use news::{News, Planned};
 pub use numbers::Number;
 pub use run::{Report, RunReport};
-pub use samples::{GroupView, RewardHistogram, SampleView, Samples};
+pub use samples::{GroupView, Reader, RewardHistogram, SampleView, Samples};
 pub use scalars::Scalars;
 pub use selection::Tag;
 pub use text::Text;

@@ -143,7 +143,7 @@ fn run(folder: &Path, most: usize, room: usize) -> Result<RunReport> {
 }
 
 /// A run's configuration.
-fn config(folder: &Path) -> Result<String> {
+pub(super) fn config(folder: &Path) -> Result<String> {
     if !folder.is_dir() {
         return Err(refused(folder, "there is no such run folder".into()));
     }
@@ -184,7 +184,7 @@ fn timeline(folder: &Path, notes: &mut Vec<String>) -> Option<TimelineView> {
 }
 
 /// The last name of a folder's path.
-fn name(folder: &Path) -> String {
+pub(super) fn name(folder: &Path) -> String {
     let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     let last = whole
         .file_name()

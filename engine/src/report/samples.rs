@@ -120,9 +120,18 @@ struct Whole {
     reward: Option<f64>,
     #[serde(default)]
     reward_parts: Vec<(String, Option<f64>)>,
+    #[serde(default)]
+    readings: Vec<Noted>,
     advantage: Option<f64>,
     finish: String,
     tokens: u64,
+}
+
+/// What a rule read, as the run noted it.
+#[derive(Deserialize)]
+struct Noted {
+    reward: String,
+    parsed: Option<String>,
 }
 
 struct Row {
@@ -314,15 +323,30 @@ fn sample(row: &Whole, reader: &Reader, longest: usize) -> SampleView {
         advantage: row.advantage.into(),
         truncated: row.finish == TRUNCATED,
         tokens: row.tokens,
-        read: reader.read(&row.completion),
+        read: read_of(row, reader),
     }
+}
+
+/// What rules read in a completion: as the run noted it, or, in older runs, read again.
+fn read_of(row: &Whole, reader: &Reader) -> Vec<(String, Option<Text>)> {
+    if row.readings.is_empty() {
+        return reader.read(&row.completion);
+    }
+    let noted = row.readings.iter().map(|noted| {
+        let text = noted.parsed.as_deref();
+        (
+            noted.reward.clone(),
+            text.map(|t| Text::new(t, LONGEST_ANSWER)),
+        )
+    });
+    noted.collect()
 }
 
 /// How `samples.jsonl` writes that a completion ended at the length limit.
 const TRUNCATED: &str = "length";
 
 /// What a task's grader compares with the ground truth.
-enum Reader {
+pub enum Reader {
     /// The whole completion, trimmed.
     Trimmed,
     /// What rules read.
@@ -332,24 +356,29 @@ enum Reader {
 }
 
 impl Reader {
-    fn new(task: Option<&TaskConfig>) -> Self {
+    /// The reader of a task; of none, one that reads nothing.
+    #[must_use]
+    pub fn new(task: Option<&TaskConfig>) -> Self {
         match task {
             Some(TaskConfig::Arithmetic(_)) => Self::Trimmed,
-            Some(TaskConfig::Jsonl(config)) => {
+            Some(TaskConfig::Dataset(config) | TaskConfig::Jsonl(config)) => {
                 Rewards::new(&config.rewards).map_or(Self::None, Self::Rules)
             }
-            None => Self::None,
+            // its runs note what was read
+            Some(TaskConfig::Countdown(_)) | None => Self::None,
         }
     }
 
-    fn read(&self, completion: &str) -> Vec<(String, Option<Text>)> {
+    /// What each rule that compares with the ground truth reads in a completion, by the rule's name.
+    #[must_use]
+    pub fn read(&self, completion: &str) -> Vec<(String, Option<Text>)> {
         let short = |text: &str| Text::new(text, LONGEST_ANSWER);
         match self {
             Self::Trimmed => vec![("answer".into(), Some(short(completion.trim())))],
             Self::Rules(rewards) => {
                 let readings = rewards.readings(completion);
                 readings
-                    .map(|(name, text)| (name.to_owned(), text.map(short)))
+                    .map(|(name, text)| (name.to_owned(), text.map(|text| short(&text))))
                     .collect()
             }
             Self::None => Vec::new(),

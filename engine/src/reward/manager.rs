@@ -1,78 +1,142 @@
-//! Judging completions: the task's rules one by one, its reward models all together, and the sum of both.
+//! Judging completions: the task's reward models all together, its programs a group at a time, and what both say.
 
-use crate::data::Prompt;
-use crate::reward::{Reading, RewardModel, Surroundings};
-use crate::task::{Completion, Reward, Rewards, Task, TaskError};
-use crate::{Error, Result};
+use super::program::{Asked, Outcome, Program, Progress, Said};
+use super::{Answer, Reading, RewardModel, Surroundings};
+use crate::Result;
+use crate::task::{Judge, Rewards, Task};
+use serde_json::{Map, Value};
+use std::sync::Arc;
 
-/// A completion to be scored.
-#[derive(Clone, Debug)]
-pub struct Answer<'a> {
-    /// Its prompt.
-    pub prompt: &'a Prompt,
-    /// Its text, without special tokens.
-    pub text: String,
-    /// Its tokens.
-    pub tokens: &'a [u32],
-    /// Whether it ended by itself.
-    pub finished: bool,
-    /// Which sample it is, for messages.
-    pub id: CompletionId,
-}
-
-/// Which sample a reward belongs to, for messages.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CompletionId {
-    /// Training step.
-    pub step: u64,
-    /// Index of the prompt among the run's draws.
-    pub prompt_index: u64,
-    /// Index of the completion in its group.
-    pub sample: usize,
-}
-
-/// Which of a task's rewards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// Those that training maximises.
-    Training,
-    /// Those that validation reports.
-    Validation,
-}
-
-/// The reward models of a task, ready to score.
+/// The reward models and programs of a task, ready to judge.
 #[derive(Debug, Default)]
 pub struct RewardManager {
     models: Vec<RewardModel>,
+    programs: Programs,
+    /// Which of the two each judge of the list is.
+    order: Vec<Kind>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Model,
+    Program,
+}
+
+/// The programs of a task, to be shared with a thread that hands them groups.
+#[derive(Clone, Debug, Default)]
+pub struct Programs {
+    list: Arc<Vec<Program>>,
+    /// The task's name.
+    task: Arc<str>,
+    /// Where the run stands, for functions that ask.
+    pub progress: Progress,
+}
+
+/// What judges say of completions.
+#[derive(Clone, Debug, Default)]
+pub struct Judgement {
+    /// Scores, one list a judge in the order of [`Rewards::judges`]; NaN where a reward does not apply.
+    pub scores: Vec<Vec<f64>>,
+    /// What else there is to say of each completion.
+    pub notes: Vec<Note>,
+}
+
+/// What there is to say of a completion beside its scores.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Note {
+    /// What rewards reported beside their numbers, as `name/key`.
+    pub extra: Map<String, Value>,
+    /// Why a reward is missing that could not be computed.
+    pub lost: Option<String>,
 }
 
 impl RewardManager {
-    /// Loads the models that a task's list of rewards names.
+    /// Loads the models and starts the programs that a task's list of rewards names.
     pub fn open(task: &dyn Task, around: Surroundings<'_>) -> Result<Self> {
-        let models = task.rewards().into_iter().flat_map(Rewards::models);
-        let models = models.map(|(name, config)| RewardModel::open(name, config, around));
+        let (mut models, mut programs, mut order) = (Vec::new(), Vec::new(), Vec::new());
+        for (name, judge) in task.rewards().into_iter().flat_map(Rewards::judges) {
+            order.push(match judge {
+                Judge::Model(config) => {
+                    models.push(RewardModel::open(name, config, around)?);
+                    Kind::Model
+                }
+                Judge::Program(program) => {
+                    programs.push(Program::open(name, program, task)?);
+                    Kind::Program
+                }
+            });
+        }
+        let programs = Programs {
+            list: Arc::new(programs),
+            task: task.name().into(),
+            progress: Progress::default(),
+        };
         Ok(Self {
-            models: models.collect::<Result<_>>()?,
+            models,
+            programs,
+            order,
         })
     }
 
-    /// Scores of the models, one list a model. It changes nothing and can be run again after an error.
-    pub fn scores(&mut self, answers: &[Answer<'_>]) -> Result<Vec<Vec<f64>>> {
-        self.models
-            .iter_mut()
-            .map(|model| {
-                let rows = answers.iter().map(|answer| row(model, answer));
-                let scores = model.score(rows.collect::<Result<_>>()?)?;
-                match scores.iter().position(|s| !s.is_finite()) {
-                    None => Ok(scores),
-                    Some(i) => Err(answers[i].failed(format!(
-                        "reward `{}` returned {}; rewards must be finite",
-                        model.name(),
-                        scores[i]
-                    ))),
+    /// The programs, with where the run stands.
+    #[must_use]
+    pub fn programs(&self, progress: Progress) -> Programs {
+        Programs {
+            progress,
+            ..self.programs.clone()
+        }
+    }
+
+    /// What models and programs say. It changes nothing and can be run again after an error.
+    pub fn judge(&mut self, answers: &[Answer<'_>], progress: Progress) -> Result<Judgement> {
+        let said = self.programs(progress).ask_all(answers)?.said();
+        self.judge_with(answers, &said)
+    }
+
+    /// What models say, and with it what the programs have said of the same completions.
+    pub fn judge_with(&mut self, answers: &[Answer<'_>], said: &Said) -> Result<Judgement> {
+        let mut notes = vec![Note::default(); answers.len()];
+        let list = Arc::clone(&self.programs.list);
+        // of no completions nothing is said
+        let nothing: &[Outcome] = &[];
+        let said = said.iter().map(Vec::as_slice);
+        let said = said.chain(std::iter::repeat(nothing));
+        let (mut models, mut programs) = (self.models.iter_mut(), list.iter().zip(said));
+        let mut scores = Vec::with_capacity(self.order.len());
+        for kind in &self.order {
+            scores.push(match kind {
+                Kind::Model => {
+                    let Some(model) = models.next() else {
+                        unreachable!("one of the models")
+                    };
+                    by_model(model, answers)?
                 }
-            })
-            .collect()
+                Kind::Program => {
+                    let Some((program, outcomes)) = programs.next() else {
+                        unreachable!("one of the programs")
+                    };
+                    let outcomes = answers.iter().zip(outcomes).zip(&mut notes);
+                    outcomes
+                        .map(|((answer, outcome), note)| noted(program, answer, outcome, note))
+                        .collect()
+                }
+            });
+        }
+        Ok(Judgement { scores, notes })
+    }
+}
+
+/// Scores of a model.
+fn by_model(model: &mut RewardModel, answers: &[Answer<'_>]) -> Result<Vec<f64>> {
+    let rows = answers.iter().map(|answer| row(model, answer));
+    let scores = model.score(rows.collect::<Result<_>>()?)?;
+    match scores.iter().position(|s| !s.is_finite()) {
+        None => Ok(scores),
+        Some(i) => Err(answers[i].failed(format!(
+            "reward `{}` returned {}; rewards must be finite",
+            model.name(),
+            scores[i]
+        ))),
     }
 }
 
@@ -91,42 +155,50 @@ fn row(model: &RewardModel, answer: &Answer<'_>) -> Result<Vec<u32>> {
     }
 }
 
-impl Answer<'_> {
-    /// What the task's rules say of it.
-    pub fn by_rules(&self, task: &dyn Task, max_tokens: usize, purpose: Purpose) -> Result<Reward> {
-        let completion = Completion {
-            text: &self.text,
-            tokens: self.tokens,
-            finished: self.finished,
-            max_tokens,
-        };
-        let example = &self.prompt.example;
-        self.checked(match purpose {
-            Purpose::Training => task.reward(example, &completion),
-            Purpose::Validation => task.validation_reward(example, &completion),
-        })
-    }
-
-    fn failed(&self, reason: String) -> Error {
-        Error::Reward {
-            step: self.id.step,
-            prompt_index: self.id.prompt_index,
-            sample: self.id.sample,
-            prompt: self.prompt.text.clone(),
-            completion: self.text.clone(),
-            reason,
+/// The score that a program gave, NaN where there is none; notes what else it said.
+fn noted(program: &Program, answer: &Answer<'_>, outcome: &Outcome, note: &mut Note) -> f64 {
+    let name = program.name();
+    match outcome {
+        Ok(verdict) => {
+            let extra = verdict.extra.iter();
+            note.extra
+                .extend(extra.map(|(key, value)| (format!("{name}/{key}"), value.clone())));
+            verdict.reward.unwrap_or(f64::NAN)
+        }
+        Err(reason) => {
+            let id = answer.id;
+            tracing::warn!(
+                "step {}, draw {}, sample {}: reward `{name}` is lost: {reason}",
+                id.step,
+                id.prompt_index,
+                id.sample
+            );
+            note.lost = Some(format!("reward `{name}`: {reason}"));
+            f64::NAN
         }
     }
+}
 
-    /// A reward that failed, or that is no number, comes back with its sample.
-    fn checked(&self, reward: Result<Reward, TaskError>) -> Result<Reward> {
-        match reward {
-            Ok(reward) if reward.total.is_finite() => Ok(reward),
-            Ok(reward) => Err(self.failed(format!(
-                "the reward is {}; rewards must be finite",
-                reward.total
-            ))),
-            Err(e) => Err(self.failed(e.to_string())),
+impl Programs {
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Asks all programs to judge a group, the completions of one prompt. What they say is waited for later.
+    pub fn ask(&self, group: &[Answer<'_>]) -> Result<Asked> {
+        let programs = self.list.iter();
+        let pending = programs.map(|p| p.ask(group, &self.task, self.progress));
+        Ok(Asked::new(pending.collect::<Result<_>>()?))
+    }
+
+    /// Asks for completions that lie by groups, all at once.
+    fn ask_all(&self, answers: &[Answer<'_>]) -> Result<Asked> {
+        let mut asked = Asked::default();
+        for group in answers.chunk_by(|a, b| a.id.prompt_index == b.id.prompt_index) {
+            asked.extend(self.ask(group)?);
         }
+        Ok(asked)
     }
 }

@@ -1,7 +1,11 @@
-//! What completions are worth: the task's rules, reward models, and both together.
+//! What completions are worth: the task's rules, reward models, other programs, and all of them together.
 
+mod answer;
 mod manager;
 mod model;
+mod program;
 
-pub use manager::{Answer, CompletionId, Purpose, RewardManager};
+pub use answer::{Answer, CompletionId, Purpose};
+pub use manager::{Judgement, Note, Programs, RewardManager};
 pub use model::{Reading, RewardModel, Surroundings, architecture};
+pub use program::{Asked, Outcome, Progress, Said, Verdict};

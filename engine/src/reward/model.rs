@@ -4,6 +4,7 @@
 //! the last one that is not the padding token of the model's config.
 
 use crate::executor::{BoundaryLog, Executor, Residency, ResidentModel, Runtime, values_all};
+use crate::hub::{ModelFiles, model_folder};
 use crate::learner::score_cut;
 use crate::plan::{MemoryConfig, Role};
 use crate::sequence::Sequence;
@@ -75,7 +76,8 @@ pub fn architecture(name: &str, config: &RewardModelConfig) -> Result<Arch> {
             ),
         ))
     };
-    let arch = Checkpoint::architecture(&config.path)
+    let folder = model_folder(&config.path, ModelFiles::Config)?;
+    let arch = Checkpoint::architecture(&folder)
         .map_err(|e| refusal(name, &config.path, e.to_string()))?;
     match arch.head {
         HeadKind::Scalar { bias: false } => Ok(arch),
@@ -94,7 +96,8 @@ impl RewardModel {
     /// Loads a reward model onto its device, and sends it to where it waits.
     pub fn open(name: &str, config: &RewardModelConfig, around: Surroundings<'_>) -> Result<Self> {
         let arch = architecture(name, config)?.in_precision(around.precision);
-        let checkpoint = Checkpoint::open(&config.path)?.in_precision(around.precision);
+        let folder = model_folder(&config.path, ModelFiles::All)?;
+        let checkpoint = Checkpoint::open(&folder)?.in_precision(around.precision);
         let tokenizer = Self::vocabulary(name, config, &arch, around.tokenizer)?;
         let own = config.device.map(device::open).transpose()?;
         let device = own.as_ref().map_or(around.device, |(device, _)| device);
@@ -138,7 +141,7 @@ impl RewardModel {
         policy: &Tokenizer,
     ) -> Result<Option<Tokenizer>> {
         let refused = |detail: String| Err(refusal(name, &config.path, detail));
-        let own = Tokenizer::from_dir(&config.path);
+        let own = Tokenizer::from_dir(&model_folder(&config.path, ModelFiles::Tokenizer)?);
         if config.input == RewardInput::Tokens {
             if policy.vocab_size() > arch.vocab_size {
                 return refused(format!(

@@ -23,7 +23,7 @@ pub fn alphabet() -> &'static str {
 }
 
 /// Settings of generated arithmetic.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ArithmeticConfig {
     /// Digits of the operands, 1 to 6: both are drawn from 0 up to this many nines.
@@ -179,7 +179,8 @@ impl Task for Arithmetic {
         completion: &Completion<'_>,
     ) -> Result<Reward, TaskError> {
         let correct = completion.finished && completion.text.trim() == example.answer;
-        Ok(Reward::single("correct", if correct { 1.0 } else { 0.0 }))
+        let reward = Reward::single("correct", if correct { 1.0 } else { 0.0 });
+        Ok(reward.judged(correct, completion.text.trim(), &example.answer))
     }
 }
 
@@ -369,7 +370,8 @@ mod tests {
         let validation = task
             .validation_reward(&example, &answered("124", true))
             .expect("judged");
-        assert_eq!(validation, Reward::single("correct", 0.0));
+        assert_eq!(validation.parts, [("correct".to_owned(), 0.0)]);
+        assert_eq!(validation.correct, Some(false));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::hub::HubError;
+
 /// Errors of tasks and rewards. A message includes its cause, which [`source`](std::error::Error::source) therefore does not give
 /// again.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +22,38 @@ pub enum TaskError {
         /// What the system said.
         error: std::io::Error,
     },
+    /// A dataset of the Hub could not be had.
+    #[error("{error} (setting `{setting}`)")]
+    Hub {
+        /// The setting that names it.
+        setting: &'static str,
+        /// Which one, why, and what to do.
+        error: HubError,
+    },
+    /// A dataset file ends too early or is damaged.
+    #[error(
+        "{}: cannot be read after row {rows}: {detail}; the file is incomplete, damaged, or not of the format that its name \
+         says. Fetch or write it again",
+        path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Rows that were read before.
+        rows: usize,
+        /// What the reader said.
+        detail: String,
+    },
+    /// A row is not there any more as it was checked.
+    #[error(
+        "{place}: the file was changed after the run had checked it ({detail}); start the run again"
+    )]
+    Changed {
+        /// File and row.
+        place: Place,
+        /// What was found.
+        detail: String,
+    },
     /// A dataset file has no rows.
     #[error(
         "the dataset {} (setting `{setting}`) has no rows; expected one JSON object per line",
@@ -32,7 +66,7 @@ pub enum TaskError {
         path: PathBuf,
     },
     /// A line is not a JSON object.
-    #[error("{place}: expected one JSON object per line, found {found}")]
+    #[error("{place}: expected one JSON object per {}, found {found}", place.unit.name())]
     NotARow {
         /// File and line.
         place: Place,
@@ -125,17 +159,38 @@ impl TaskError {
     }
 }
 
-/// A line of a dataset file.
+/// A row of a dataset file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The file.
     pub path: PathBuf,
-    /// The line, from 1.
+    /// The line or row, from 1.
     pub line: usize,
+    /// Which of the two is counted.
+    pub unit: Unit,
+}
+
+/// What the rows of a file are counted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Lines of a text, blank ones included.
+    Line,
+    /// Rows of a file that has no lines, or not one for each.
+    Row,
+}
+
+impl Unit {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Line => "line",
+            Self::Row => "row",
+        }
+    }
 }
 
 impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}, line {}", self.path.display(), self.line)
+        let (path, unit) = (self.path.display(), self.unit.name());
+        write!(f, "{path}, {unit} {}", self.line)
     }
 }

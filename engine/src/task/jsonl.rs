@@ -1,7 +1,7 @@
-//! Rows of a JSON Lines file as a task.
+//! Rows of files as a task.
 //!
-//! Every row becomes its example when the task is built, so a field that is missing from row 70,000
-//! stops the run before its first step.
+//! Every row is made into its example once when the task is built, so a field that is missing from row 70,000 stops the run
+//! before its first step. What is kept is where rows are, or their compressed text: an example is made again when it is drawn.
 
 mod config;
 
@@ -10,16 +10,16 @@ pub use config::{Extract, JsonlConfig};
 use std::path::{Path, PathBuf};
 
 use super::recipe::Recipe;
-use super::rows::{read, split};
+use super::rows::{Indices, Order, RowFiles, Rows, split};
 use super::template::Row;
 use super::{Completion, Example, Reward, RewardConfig, Rewards, Split, Task, TaskError};
 
 impl JsonlConfig {
-    /// Settings with a file of training rows, their rewards, and defaults for the rest.
+    /// Settings with training rows, their rewards, and defaults for the rest.
     #[must_use]
-    pub fn new(train: impl Into<PathBuf>, rewards: Vec<RewardConfig>) -> Self {
+    pub fn new(train: impl Into<RowFiles>, rewards: Vec<RewardConfig>) -> Self {
         Self {
-            name: config::default_name(),
+            name: None,
             train: train.into(),
             validation: None,
             validation_size: None,
@@ -37,6 +37,14 @@ impl JsonlConfig {
             solution_field: None,
             rewards,
         }
+    }
+
+    /// The same with a name in metrics where it has none.
+    #[must_use]
+    pub(super) fn named(&self, kind: &str) -> Self {
+        let mut named = self.clone();
+        named.name.get_or_insert_with(|| kind.to_owned());
+        named
     }
 
     /// How many of `rows` training rows are held out.
@@ -71,88 +79,162 @@ impl JsonlConfig {
         Ok(held_out)
     }
 
-    fn rows(&self, base: &Path) -> Result<(Vec<Row>, Vec<Row>), TaskError> {
+    /// The weights of the training sources, where they have any.
+    fn weights(&self) -> Result<Option<Vec<f64>>, TaskError> {
         if self.limit == Some(0) {
             let detail = "expected at least 1 row, found 0; remove it to read all rows";
             return Err(TaskError::config("task.limit", detail));
         }
-        let train = read(&base.join(&self.train), "task.train", self.limit)?;
-        let Some(file) = &self.validation else {
-            let held_out = self.held_out(train.len() as u64)?;
-            return Ok(split(train, held_out, self.seed));
-        };
-        if self.validation_fraction.is_some() {
-            let detail = "is a fraction of `train`, but there is a `validation` file; remove one of them, or set \
-             `validation_size`";
-            return Err(TaskError::config("task.validation_fraction", detail));
+        let weights = self.train.weights(TRAIN)?;
+        if weights.is_some() && self.limit.is_some() {
+            let detail = "takes the first rows of all sources together, so it cannot go with weights; remove one of them";
+            return Err(TaskError::config("task.limit", detail));
         }
-        let mut validation = read(&base.join(file), "task.validation", None)?;
+        Ok(weights)
+    }
+
+    /// The rows of `validation` that are used.
+    fn validation_rows(&self, rows: &Rows) -> Result<Indices, TaskError> {
+        let mut all = Indices::Range(0..rows.len());
         if let Some(size) = self.validation_size {
-            let found = validation.len() as u64;
+            let found = rows.len();
             if size > found {
                 let detail = format!(
-                    "expected at most the {found} rows of the `validation` file, found {size}"
+                    "expected at most the {found} rows of the `validation` files, found {size}"
                 );
                 return Err(TaskError::config("task.validation_size", detail));
             }
-            validation.truncate(size as usize);
+            all.truncate(size);
         }
-        Ok((train, validation))
+        Ok(all)
+    }
+
+    /// The files of `validation`, where there are any.
+    fn validation_files(&self, base: &Path) -> Result<Option<Vec<PathBuf>>, TaskError> {
+        let Some(files) = &self.validation else {
+            return Ok(None);
+        };
+        if self.validation_fraction.is_some() {
+            let detail = "is a fraction of `train`, but there are `validation` files; remove one of them, or set \
+             `validation_size`";
+            return Err(TaskError::config("task.validation_fraction", detail));
+        }
+        if files.weights(VALIDATION)?.is_some() {
+            let detail = "every validation row is used once, so it takes no weights; remove them";
+            return Err(TaskError::config(VALIDATION, detail));
+        }
+        Ok(Some(files.list(base, VALIDATION)?.concat()))
     }
 }
 
-/// The task of a JSON Lines file.
+/// The settings that name files.
+const TRAIN: &str = "task.train";
+const VALIDATION: &str = "task.validation";
+
+/// The name of a task of the kind `jsonl` where it has none of its own.
+const NAME: &str = "jsonl";
+
+/// A task made of rows.
 #[derive(Debug)]
 pub struct Jsonl {
     name: String,
-    train: Vec<Example>,
-    validation: Vec<Example>,
+    recipe: Recipe,
     rewards: Rewards,
+    train: Rows,
+    train_order: Order,
+    /// Where absent, rows of `train` are held out.
+    validation: Option<Rows>,
+    validation_order: Order,
 }
 
 impl Jsonl {
-    /// Reads the files, resolved against `base`, and makes an example of every row.
+    /// Reads the files, resolved against `base`, and checks every row.
     pub fn new(config: &JsonlConfig, base: &Path) -> Result<Self, TaskError> {
         let rewards = Rewards::new(&config.rewards)?;
         let recipe = Recipe::new(config)?;
-        if let (Some(reward), None) = (rewards.needs_answer(), recipe.answer()) {
-            let detail = format!(
-                "reward `{reward}` compares with a ground truth, but the task has none; set `answer_field` or `answer`"
-            );
-            return Err(TaskError::config("task.answer_field", detail));
-        }
-        let (train, validation) = config.rows(base)?;
-        let example = |row: Row| {
-            let place = row.place.clone();
-            let example = recipe.example(row)?;
-            rewards
-                .check_answer(&example.answer)
-                .map_err(|error| TaskError::BadField {
-                    place,
-                    setting: "task.rewards".to_owned(),
-                    detail: error.to_string(),
-                })?;
-            Ok(example)
+        let check = |row: Row| checked(row, &recipe, &rewards);
+        let weights = config.weights()?;
+        let sources = config.train.list(base, TRAIN)?;
+        let validation_files = config.validation_files(base)?;
+        let train = Rows::read(&sources.concat(), TRAIN, config.limit, &check)?;
+        let held_out = match validation_files {
+            Some(_) => 0,
+            None => config.held_out(train.len())?,
         };
-        let train = train.into_iter().map(example).collect::<Result<_, _>>()?;
-        let validation = validation
-            .into_iter()
-            .map(example)
-            .collect::<Result<_, _>>()?;
+        let (kept, held_out) = split(train.len(), held_out, config.seed);
+        let validation = validation_files
+            .map(|files| Rows::read(&files, VALIDATION, None, &check))
+            .transpose()?;
+        let held_out = match &validation {
+            Some(rows) => config.validation_rows(rows)?,
+            None => held_out,
+        };
         Ok(Self {
-            name: config.name.clone(),
+            name: config.name.clone().unwrap_or_else(|| NAME.to_owned()),
+            train_order: order(&train, kept, &sources, weights)?,
             train,
             validation,
+            validation_order: Order::plain(held_out),
+            recipe,
             rewards,
         })
     }
 
-    fn examples(&self, split: Split) -> &[Example] {
+    fn order(&self, split: Split) -> (&Rows, &Order) {
         match split {
-            Split::Train => &self.train,
-            Split::Validation => &self.validation,
+            Split::Train => (&self.train, &self.train_order),
+            Split::Validation => {
+                let own = self.validation.as_ref().unwrap_or(&self.train);
+                (own, &self.validation_order)
+            }
         }
     }
+}
+
+/// Whether a row makes an example whose answer every reward can read.
+fn checked(row: Row, recipe: &Recipe, rewards: &Rewards) -> Result<(), TaskError> {
+    let place = row.place.clone();
+    let bad = |setting: &str, detail: String| TaskError::BadField {
+        place: place.clone(),
+        setting: setting.to_owned(),
+        detail,
+    };
+    if let (Some(reward), false) = (rewards.needs_answer(), recipe.has_answer(&row)) {
+        let detail = format!(
+            "reward `{reward}` compares with a ground truth, but the task has none: neither `answer_field` nor `answer` is set, \
+             and the row has no `reward_model.ground_truth`; its fields are {}",
+            row.names()
+        );
+        return Err(bad("task.answer_field", detail));
+    }
+    let example = recipe.example(row)?;
+    let answer = rewards.check_answer(&example.answer);
+    answer.map_err(|error| bad("task.rewards", error.to_string()))
+}
+
+/// The order of training rows: by weight where there are weights.
+fn order(
+    rows: &Rows,
+    kept: Indices,
+    sources: &[Vec<PathBuf>],
+    weights: Option<Vec<f64>>,
+) -> Result<Order, TaskError> {
+    let Some(weights) = weights else {
+        return Ok(Order::plain(kept));
+    };
+    let mut files = 0;
+    let mut parts = Vec::new();
+    for (at, (source, weight)) in sources.iter().zip(weights).enumerate() {
+        let own = rows.of_files(files..files + source.len());
+        files += source.len();
+        let own = kept.within(&own);
+        if own.len() == 0 {
+            let detail = "all of its rows are held out for validation; lower `validation_size`";
+            return Err(TaskError::config(format!("{TRAIN}.{at}"), detail));
+        }
+        parts.push((own, weight));
+    }
+    Ok(Order::weighted(parts))
 }
 
 impl Task for Jsonl {
@@ -161,21 +243,18 @@ impl Task for Jsonl {
     }
 
     fn len(&self, split: Split) -> Option<u64> {
-        Some(self.examples(split).len() as u64)
+        Some(self.order(split).1.len())
     }
 
     fn example(&self, split: Split, index: u64) -> Result<Example, TaskError> {
-        let examples = self.examples(split);
-        usize::try_from(index)
-            .ok()
-            .and_then(|at| examples.get(at))
-            .cloned()
-            .ok_or_else(|| TaskError::NoSuchExample {
-                task: self.name.clone(),
-                split: split.name(),
-                index,
-                len: examples.len() as u64,
-            })
+        let (rows, order) = self.order(split);
+        let row = order.row(index).ok_or_else(|| TaskError::NoSuchExample {
+            task: self.name.clone(),
+            split: split.name(),
+            index,
+            len: order.len(),
+        })?;
+        self.recipe.example(rows.get(row)?)
     }
 
     fn rewards(&self) -> Option<&Rewards> {

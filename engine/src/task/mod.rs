@@ -5,10 +5,12 @@
 //! draw into the index to ask for.
 
 pub mod arithmetic;
+pub mod countdown;
 mod error;
 pub mod jsonl;
 mod number;
 mod operation;
+mod reading;
 pub(crate) mod recipe;
 pub mod reward;
 pub(crate) mod rows;
@@ -22,13 +24,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use self::arithmetic::{Arithmetic, ArithmeticConfig};
-pub use self::error::{Place, TaskError};
+pub use self::countdown::{Countdown, CountdownConfig};
+pub use self::error::{Place, TaskError, Unit};
 pub use self::jsonl::{Jsonl, JsonlConfig};
+pub use self::reading::Reading;
 pub use self::reward::{
-    Gsm8kMethod, RewardConfig, RewardInput, RewardKind, RewardModelConfig, RewardOptions, Rewards,
-    Running, Shaping,
+    CommandRewardConfig, Gsm8kMethod, Judge, PythonRewardConfig, RepetitionUnit, RewardConfig,
+    RewardInput, RewardKind, RewardModelConfig, RewardOptions, RewardProgram, Rewards, Running,
+    Shaping,
 };
+pub use self::rows::{RowFiles, RowSource};
 pub use self::shuffle::{Permutation, shuffled_index};
+
+/// The field of a row that a chat template is given as its tools: a list of JSON schemas, as in transformers and TRL.
+pub const TOOLS: &str = "tools";
 
 /// A source of prompts, and the judge of their completions.
 pub trait Task: Send + Sync {
@@ -53,8 +62,8 @@ pub trait Task: Send + Sync {
         None
     }
 
-    /// The list that the reward is the weighted sum of, where the task has one. It names the reward models, which judge all
-    /// of a step's completions together, and says what is normalised and clipped; [`Task::reward`] then gives what its rules
+    /// The list that the reward is the weighted sum of, where the task has one. It names the reward models and programs, which
+    /// judge many completions together, and says what is normalised and clipped; [`Task::reward`] then gives what its rules
     /// say.
     fn rewards(&self) -> Option<&Rewards> {
         None
@@ -149,10 +158,14 @@ pub struct Completion<'a> {
 pub struct Reward {
     /// The weighted sum of the parts, in training after what the task's list says of normalising and clipping them.
     pub total: f64,
-    /// Each part's name and value before all that.
+    /// Each part's name and value before all that; NaN where a reward does not apply to the completion.
     pub parts: Vec<(String, f64)>,
     /// Each part's weight, in the same order.
     pub weights: Vec<f64>,
+    /// Whether the completion is right, where a part says so by comparing it with the ground truth: the first of them does.
+    pub correct: Option<bool>,
+    /// What rules read in the completion, beside what they compared it with.
+    pub readings: Vec<Reading>,
 }
 
 impl Reward {
@@ -163,7 +176,22 @@ impl Reward {
             total: value,
             parts: vec![(name.into(), value)],
             weights: vec![1.0],
+            ..Self::default()
         }
+    }
+
+    /// With a judgement of what was read, beside the ground truth.
+    #[must_use]
+    pub fn judged(mut self, correct: bool, parsed: &str, gold: &str) -> Self {
+        let reward = self.parts.first().map(|(name, _)| name.clone());
+        self.correct = Some(correct);
+        self.readings.push(Reading {
+            reward: reward.unwrap_or_default(),
+            parsed: Some(Reading::short(parsed)),
+            gold: Some(Reading::short(gold)),
+            undecided: None,
+        });
+        self
     }
 
     /// Adds a part.
@@ -175,12 +203,16 @@ impl Reward {
 }
 
 /// The `task` section of a configuration.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum TaskConfig {
     /// Generated sums: learnable by a very small model, with nothing to download.
     Arithmetic(ArithmeticConfig),
-    /// Rows of a JSON Lines file, judged by rule rewards.
+    /// Generated problems: reach a number with other numbers.
+    Countdown(CountdownConfig),
+    /// Rows of Parquet and JSON files.
+    Dataset(Box<JsonlConfig>),
+    /// The same under its first name, which metrics keep.
     Jsonl(Box<JsonlConfig>),
 }
 
@@ -190,8 +222,28 @@ impl TaskConfig {
     pub fn build(&self, base: &Path) -> Result<Box<dyn Task>, TaskError> {
         Ok(match self {
             Self::Arithmetic(config) => Box::new(Arithmetic::new(config)?),
-            Self::Jsonl(config) => Box::new(Jsonl::new(config, base)?),
+            Self::Countdown(config) => Box::new(Countdown::new(config)?),
+            Self::Dataset(rows) => Box::new(Jsonl::new(&rows.named("dataset"), base)?),
+            Self::Jsonl(rows) => Box::new(Jsonl::new(&rows.named("jsonl"), base)?),
         })
+    }
+
+    /// The settings of a task made of rows.
+    #[must_use]
+    pub fn rows(&self) -> Option<&JsonlConfig> {
+        match self {
+            Self::Dataset(rows) | Self::Jsonl(rows) => Some(rows),
+            Self::Arithmetic(_) | Self::Countdown(_) => None,
+        }
+    }
+
+    /// Writes out the name in metrics where it follows from the kind.
+    pub fn spell_out(&mut self) {
+        match self {
+            Self::Dataset(rows) => **rows = rows.named("dataset"),
+            Self::Jsonl(rows) => **rows = rows.named("jsonl"),
+            Self::Arithmetic(_) | Self::Countdown(_) => {}
+        }
     }
 }
 

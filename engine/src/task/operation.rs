@@ -43,11 +43,11 @@ impl Operation {
 }
 
 /// A set of operations, none twice; written as a text such as `"+-"`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(try_from = "TextOrList", into = "String")]
 pub struct Operations(Vec<Operation>);
 
-#[derive(Deserialize)]
+#[derive(Deserialize, schemars::JsonSchema)]
 #[serde(untagged)]
 enum TextOrList {
     Text(String),

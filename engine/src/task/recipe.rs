@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::jsonl::{Extract, JsonlConfig};
 use super::reward::compile;
-use super::template::{Row, Template};
-use super::{Example, PromptText, TaskError};
+use super::template::{Row, Template, lookup};
+use super::{Example, PromptText, TOOLS, TaskError};
 
 /// Where one text of an example comes from.
 #[derive(Debug)]
@@ -76,6 +76,9 @@ enum Extraction {
 
 const PROMPT_FIELD: &str = "task.prompt_field";
 
+/// Where verl's rows have their ground truth.
+const GROUND_TRUTH: &str = "reward_model.ground_truth";
+
 impl Recipe {
     pub fn new(config: &JsonlConfig) -> Result<Self, TaskError> {
         let prompt = match (&config.prompt, &config.messages, &config.prompt_field) {
@@ -137,16 +140,17 @@ impl Recipe {
         })
     }
 
-    /// Where the ground truth comes from, if the task names one.
-    pub fn answer(&self) -> Option<&Source> {
-        self.answer.as_ref()
+    /// Whether a row has a ground truth: one that the task names, or verl's.
+    pub fn has_answer(&self, row: &Row) -> bool {
+        self.answer.is_some() || verls_answer(row)
     }
 
-    pub fn example(&self, row: Row) -> Result<Example, TaskError> {
-        let mut answer = self
-            .answer
-            .as_ref()
-            .map_or(Ok(String::new()), |s| s.text(&row))?;
+    pub fn example(&self, mut row: Row) -> Result<Example, TaskError> {
+        let mut answer = match &self.answer {
+            Some(source) => source.text(&row)?,
+            None if verls_answer(&row) => row.text(GROUND_TRUTH, "task.answer_field")?,
+            None => String::new(),
+        };
         if let Some(extract) = &self.extract {
             answer = extract.apply(&answer, &row)?;
         }
@@ -155,8 +159,12 @@ impl Recipe {
             .as_ref()
             .map(|source| source.text(&row))
             .transpose()?;
+        let prompt = self.prompt(&row)?;
+        if let PromptText::Chat(_) = prompt {
+            read_tools(&mut row)?;
+        }
         Ok(Example {
-            prompt: self.prompt(&row)?,
+            prompt,
             answer,
             solution,
             fields: row.fields,
@@ -210,6 +218,38 @@ impl Recipe {
         }
         Ok(PromptText::Chat(chat))
     }
+}
+
+/// Whether a row has verl's ground truth.
+fn verls_answer(row: &Row) -> bool {
+    lookup(&row.fields, GROUND_TRUTH).is_some_and(|truth| !truth.is_null())
+}
+
+/// Makes the field `tools` of a conversation a list, as chat templates expect it: datasets hold it as a list, or as the JSON of
+/// one, since its entries differ in shape. A null or an empty list says that there are none.
+pub(crate) fn read_tools(row: &mut Row) -> Result<(), TaskError> {
+    let Some(value) = row.fields.get(TOOLS) else {
+        return Ok(());
+    };
+    let list = match value {
+        Value::String(json) if json.trim().is_empty() => Value::Null,
+        Value::String(json) => serde_json::from_str(json).unwrap_or_else(|_| value.clone()),
+        other => other.clone(),
+    };
+    let is_good = match &list {
+        Value::Null => true,
+        Value::Array(tools) => tools.iter().all(Value::is_object),
+        _ => false,
+    };
+    if !is_good {
+        let detail = format!(
+            "field `{TOOLS}` is {value}, expected a list of tools (JSON schemas), or the JSON of such a list; it is what the \
+             chat template is given, so rename a column that means something else"
+        );
+        return Err(row.bad(TOOLS, detail));
+    }
+    row.fields.insert(TOOLS.to_owned(), list);
+    Ok(())
 }
 
 /// A chat message of a row. Content other than text (images, tool calls) is not ours to drop.

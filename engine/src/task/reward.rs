@@ -1,62 +1,54 @@
 //! What a completion is worth: rules on its text, its length and the ground truth, reward models, and their weighted sum.
 
+mod choice;
 mod config;
+mod countdown;
+mod format;
 mod length;
+mod math;
+mod pattern;
+mod program;
+mod repetition;
+mod rule;
 mod running;
+mod schema;
+mod verdict;
+mod verl;
 
-use regex::{Regex, RegexBuilder};
+use std::borrow::Cow;
 
 pub use self::config::{
-    Gsm8kMethod, RewardConfig, RewardInput, RewardKind, RewardModelConfig, RewardOptions,
+    Gsm8kMethod, RepetitionUnit, RewardConfig, RewardInput, RewardKind, RewardModelConfig,
+    RewardOptions,
 };
-use self::length::Length;
+pub(crate) use self::countdown::{Problem, Reached, find as countdown_answer};
+pub(crate) use self::pattern::compile;
+pub use self::program::{CommandRewardConfig, PythonRewardConfig, RewardProgram};
+use self::rule::Rule;
 pub use self::running::{Running, Shaping};
 use super::error::TaskError;
-use super::number::{
-    Decimal, last_flexible, last_marked, last_number, last_number_text, parse_float,
-};
-use super::{Completion, Reward};
+use super::{Completion, Reading, Reward};
 
 impl RewardConfig {
     fn judge(&self) -> Result<Grader, TaskError> {
-        let setting = |key: &str| format!("rewards.{}.{key}", self.name());
-        let rule = match &self.kind {
-            RewardKind::Gsm8k { method } => Rule::Gsm8k(*method),
-            RewardKind::Exact { ignore_case } => Rule::Exact {
-                ignore_case: *ignore_case,
-            },
-            RewardKind::Contains { ignore_case } => Rule::Contains {
-                ignore_case: *ignore_case,
-            },
-            RewardKind::Regex { pattern } => Rule::Regex(compile(pattern, &setting("pattern"))?),
-            RewardKind::Number { tolerance } if tolerance.is_finite() && *tolerance >= 0.0 => {
-                Rule::Number {
-                    tolerance: *tolerance,
-                }
+        let setting = format!("rewards.{}", self.name());
+        if let RewardKind::Model(model) = &self.kind {
+            if model.score_tokens == Some(0) {
+                let detail = "expected at least 1 token, found 0";
+                return Err(TaskError::config(format!("{setting}.score_tokens"), detail));
             }
-            RewardKind::Number { tolerance } => {
-                let detail = format!("expected a non-negative number, found {tolerance}");
-                return Err(TaskError::config(setting("tolerance"), detail));
-            }
-            RewardKind::Length {
-                target,
-                max,
-                buffer,
-            } => Rule::Length(Length::new(
-                *target,
-                *max,
-                *buffer,
-                &format!("rewards.{}", self.name()),
-            )?),
-            RewardKind::Model(model) => {
-                if model.score_tokens == Some(0) {
-                    let detail = "expected at least 1 token, found 0";
-                    return Err(TaskError::config(setting("score_tokens"), detail));
-                }
-                return Ok(Grader::Model(model.clone()));
-            }
+            return Ok(Grader::Model(model.clone()));
+        }
+        let program = match &self.kind {
+            RewardKind::Python(config) => Some(RewardProgram::Python(config.clone())),
+            RewardKind::Command(config) => Some(RewardProgram::Command(config.clone())),
+            _ => None,
         };
-        Ok(Grader::Rule(rule))
+        if let Some(program) = program {
+            program.check(|key| format!("{setting}.{key}"))?;
+            return Ok(Grader::Program(program));
+        }
+        Ok(Grader::Rule(Rule::new(&self.kind, &setting)?))
     }
 
     /// Refuses options that make no sense, whatever judges.
@@ -79,121 +71,6 @@ impl RewardConfig {
     }
 }
 
-/// Compiles a user's pattern. Completions have many lines, so `.` matches line breaks too.
-pub(crate) fn compile(pattern: &str, setting: &str) -> Result<Regex, TaskError> {
-    RegexBuilder::new(pattern)
-        .dot_matches_new_line(true)
-        .build()
-        .map_err(|error| {
-            TaskError::Regex {
-                setting: setting.to_owned(),
-                pattern: pattern.to_owned(),
-                // The compiler's own message repeats the pattern over several lines; the last says
-                // what is wrong.
-                detail: error
-                    .to_string()
-                    .lines()
-                    .last()
-                    .unwrap_or_default()
-                    .trim()
-                    .to_owned(),
-            }
-        })
-}
-
-#[derive(Clone, Debug)]
-enum Rule {
-    Gsm8k(Gsm8kMethod),
-    Exact { ignore_case: bool },
-    Contains { ignore_case: bool },
-    Regex(Regex),
-    Number { tolerance: f64 },
-    Length(Length),
-}
-
-impl Rule {
-    /// Whether the rule compares with the ground truth at all.
-    fn needs_answer(&self) -> bool {
-        match self {
-            Self::Gsm8k(_) | Self::Exact { .. } | Self::Contains { .. } | Self::Number { .. } => {
-                true
-            }
-            Self::Regex(pattern) => pattern.captures_len() > 1,
-            Self::Length(_) => false,
-        }
-    }
-
-    /// Whether the rule compares one piece of the text with the ground truth.
-    fn reads(&self) -> bool {
-        self.needs_answer() && !matches!(self, Self::Contains { .. })
-    }
-
-    /// The piece of a completion that a rule which [`reads`](Self::reads) compares with the ground truth, if it finds one.
-    fn reading<'t>(&self, text: &'t str) -> Option<&'t str> {
-        match self {
-            Self::Gsm8k(Gsm8kMethod::Strict) => last_marked(text),
-            Self::Gsm8k(Gsm8kMethod::Flexible) => last_flexible(text),
-            Self::Exact { .. } => Some(text.trim()),
-            Self::Regex(pattern) => {
-                let last = pattern.captures_iter(text).last();
-                last.and_then(|c| c.get(1)).map(|group| group.as_str())
-            }
-            Self::Number { .. } => last_number_text(text),
-            Self::Contains { .. } | Self::Length(_) => None,
-        }
-    }
-
-    /// The part's value, or why this sample cannot be judged.
-    fn score(&self, answer: &str, completion: &Completion<'_>) -> Result<f64, String> {
-        let text = completion.text;
-        let right = match self {
-            Self::Gsm8k(_) => {
-                let answer = Decimal::parse(answer).ok_or_else(|| {
-                    format!(
-                        "the ground truth {answer:?} is not a decimal number; \
-                         for GSM8K rows set `answer_extract: gsm8k`"
-                    )
-                })?;
-                let found = self.reading(text);
-                found.and_then(Decimal::parse) == Some(answer)
-            }
-            Self::Exact { ignore_case } => {
-                fold(text.trim(), *ignore_case) == fold(answer.trim(), *ignore_case)
-            }
-            Self::Contains { ignore_case } => {
-                let answer = answer.trim();
-                if answer.is_empty() {
-                    return Err("the ground truth is empty, which every text contains".to_owned());
-                }
-                fold(text, *ignore_case).contains(&fold(answer, *ignore_case))
-            }
-            Self::Regex(_) if self.needs_answer() => {
-                let group = self.reading(text);
-                group.is_some_and(|group| group.trim() == answer.trim())
-            }
-            Self::Regex(pattern) => pattern.is_match(text),
-            Self::Number { tolerance } => {
-                let answer = parse_float(answer).ok_or_else(|| {
-                    format!(
-                        "the ground truth {answer:?} is not a number; set `answer_extract` to extract it from a longer text"
-                    )
-                })?;
-                last_number(text).is_some_and(|found| (found - answer).abs() <= *tolerance)
-            }
-            Self::Length(length) => return length.penalty(completion),
-        };
-        Ok(if right { 1.0 } else { 0.0 })
-    }
-}
-
-fn fold(text: &str, ignore_case: bool) -> String {
-    if ignore_case {
-        text.to_lowercase()
-    } else {
-        text.to_owned()
-    }
-}
-
 /// Rewards ready to judge: patterns compiled, settings checked.
 #[derive(Clone, Debug)]
 pub struct Rewards {
@@ -211,20 +88,31 @@ struct Part {
 enum Grader {
     Rule(Rule),
     Model(RewardModelConfig),
+    Program(RewardProgram),
+}
+
+/// A reward that judges many completions at a time.
+#[derive(Clone, Copy, Debug)]
+pub enum Judge<'a> {
+    /// A reward model.
+    Model(&'a RewardModelConfig),
+    /// Another program.
+    Program(&'a RewardProgram),
 }
 
 impl Part {
     fn rule(&self) -> Option<&Rule> {
         match &self.judge {
             Grader::Rule(rule) => Some(rule),
-            Grader::Model(_) => None,
+            Grader::Model(_) | Grader::Program(_) => None,
         }
     }
 
-    fn model(&self) -> Option<&RewardModelConfig> {
+    fn judge(&self) -> Option<Judge<'_>> {
         match &self.judge {
             Grader::Rule(_) => None,
-            Grader::Model(model) => Some(model),
+            Grader::Model(model) => Some(Judge::Model(model)),
+            Grader::Program(program) => Some(Judge::Program(program)),
         }
     }
 }
@@ -267,36 +155,70 @@ impl Rewards {
 
     /// Name and settings of every reward model, in the order of the list.
     pub fn models(&self) -> impl Iterator<Item = (&str, &RewardModelConfig)> {
+        self.judges().filter_map(|(name, judge)| match judge {
+            Judge::Model(model) => Some((name, model)),
+            Judge::Program(_) => None,
+        })
+    }
+
+    /// Name and settings of every reward that is no rule, in the order of the list: reward models and other programs.
+    pub fn judges(&self) -> impl Iterator<Item = (&str, Judge<'_>)> {
         let parts = self.parts.iter();
-        parts.filter_map(|part| Some((part.name.as_str(), part.model()?)))
+        parts.filter_map(|part| Some((part.name.as_str(), part.judge()?)))
     }
 
     /// Whether a ground truth is one that every reward can compare with, so that a broken row is
     /// found when it is loaded and not after hours of training.
+    ///
+    /// A rule that compares with the ground truth has to give it 1 itself, said in the form that the rule reads.
     pub(crate) fn check_answer(&self, answer: &str) -> Result<(), TaskError> {
-        let nothing = Completion {
-            text: "",
-            tokens: &[],
-            finished: true,
-            max_tokens: usize::MAX,
-        };
-        self.score(answer, &nothing).map(|_| ())
+        self.score(answer, &saying(""))?;
+        for part in &self.parts {
+            let Some((rule, own)) = part.rule().and_then(|r| Some((r, r.own_gold(answer)?))) else {
+                continue;
+            };
+            let failed = |reason| TaskError::Reward {
+                reward: part.name.clone(),
+                reason,
+            };
+            let value = rule.judge(answer, &saying(&own)).map_err(failed)?.value;
+            if value < 1.0 {
+                let read = rule.reading(&own);
+                return Err(failed(format!(
+                    "it gives the ground truth itself {value} instead of 1: of {answer:?}, completed as {own:?}, it reads {}; \
+                     set `answer_extract`, or use another rule",
+                    read.map_or_else(|| "nothing".into(), |read| format!("{read:?}"))
+                )));
+            }
+        }
+        Ok(())
     }
 
-    /// Judges a completion by the rules of the list; what its models say comes later, for many completions at a time
+    /// Judges a completion by the rules of the list; what its models and programs say comes later, for many completions at a time
     /// ([`Rewards::complete`]). An error means that the sample cannot be judged (its ground truth is not what a reward
     /// compares with), never that the completion is wrong.
     pub fn score(&self, answer: &str, completion: &Completion<'_>) -> Result<Reward, TaskError> {
         let mut reward = Reward::default();
         for part in &self.parts {
             let Some(rule) = part.rule() else { continue };
-            let value = rule
-                .score(answer, completion)
+            let verdict = rule
+                .judge(answer, completion)
                 .map_err(|reason| TaskError::Reward {
                     reward: part.name.clone(),
                     reason,
                 })?;
-            reward.add(&part.name, value, part.options.weight);
+            reward.add(&part.name, verdict.value, part.options.weight);
+            if rule.needs_answer() {
+                reward.correct.get_or_insert(verdict.value >= 1.0);
+            }
+            if verdict.parsed.is_some() || verdict.gold.is_some() {
+                reward.readings.push(Reading {
+                    reward: part.name.clone(),
+                    parsed: verdict.parsed,
+                    gold: verdict.gold,
+                    undecided: verdict.undecided,
+                });
+            }
         }
         Ok(reward)
     }
@@ -306,7 +228,7 @@ impl Rewards {
     pub fn readings<'t>(
         &'t self,
         text: &'t str,
-    ) -> impl Iterator<Item = (&'t str, Option<&'t str>)> + 't {
+    ) -> impl Iterator<Item = (&'t str, Option<Cow<'t, str>>)> + 't {
         let rules = self.parts.iter();
         rules.filter_map(|part| {
             let rule = part.rule().filter(|rule| rule.reads())?;
@@ -314,16 +236,16 @@ impl Rewards {
         })
     }
 
-    /// Puts the models' scores (one list a model, in the order of [`Rewards::models`], one number a completion) between the
-    /// rules', and makes the sums.
-    pub fn complete(&self, rewards: &mut [Reward], models: &[Vec<f64>], shaping: Shaping<'_>) {
-        let mut models = models.iter();
+    /// Puts the judges' scores (one list a judge, in the order of [`Rewards::judges`], one number a completion, NaN where a reward
+    /// does not apply) between the rules', and makes the sums of what applies.
+    pub fn complete(&self, rewards: &mut [Reward], judges: &[Vec<f64>], shaping: Shaping<'_>) {
+        let mut judges = judges.iter();
         for (place, part) in self.parts.iter().enumerate() {
-            if part.model().is_none() {
+            if part.judge().is_none() {
                 continue;
             }
-            let Some(scores) = models.next() else {
-                unreachable!("one list of scores a model")
+            let Some(scores) = judges.next() else {
+                unreachable!("one list of scores a judge")
             };
             for (reward, &score) in rewards.iter_mut().zip(scores) {
                 reward.parts.insert(place, (part.name.clone(), score));
@@ -337,7 +259,8 @@ impl Rewards {
         for (place, part) in self.parts.iter().enumerate() {
             let values: Vec<f64> = rewards.iter().map(|r| r.parts[place].1).collect();
             let shaped = shaping.of(&part.name, &part.options, &values);
-            for (reward, value) in rewards.iter_mut().zip(shaped) {
+            let applying = rewards.iter_mut().zip(shaped).filter(|(_, v)| !v.is_nan());
+            for (reward, value) in applying {
                 reward.total += part.options.weight * value;
             }
         }
@@ -348,6 +271,16 @@ impl Rewards {
     pub fn shapes(&self) -> bool {
         let mut parts = self.parts.iter();
         parts.any(|part| part.options.normalize || part.options.clip.is_some())
+    }
+}
+
+/// A finished completion that says a text.
+fn saying(text: &str) -> Completion<'_> {
+    Completion {
+        text,
+        tokens: &[],
+        finished: true,
+        max_tokens: usize::MAX,
     }
 }
 

@@ -35,6 +35,11 @@ impl Row {
         }
     }
 
+    /// The names of its fields, for a message.
+    pub fn names(&self) -> String {
+        names(&self.fields)
+    }
+
     /// A [`TaskError::BadField`] at this row.
     pub fn bad(&self, setting: &str, detail: impl Into<String>) -> TaskError {
         TaskError::BadField {
@@ -45,7 +50,7 @@ impl Row {
     }
 }
 
-fn lookup<'a>(fields: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
+pub(super) fn lookup<'a>(fields: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
     if let Some(value) = fields.get(path) {
         return Some(value);
     }
@@ -148,6 +153,7 @@ impl Template {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::error::Unit;
 
     fn row(json: &str) -> Row {
         let Ok(Value::Object(fields)) = serde_json::from_str(json) else {
@@ -157,6 +163,7 @@ mod tests {
             place: Place {
                 path: "data.jsonl".into(),
                 line: 3,
+                unit: Unit::Line,
             },
             fields,
         }

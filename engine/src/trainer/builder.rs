@@ -4,13 +4,24 @@ use super::load::Loaded;
 use super::setup::Opened;
 use super::{Start, Trainer};
 use crate::Result;
+use crate::checkpoint::RunDir;
 use crate::config::{Mode, RunConfig};
 use crate::data::task_of;
+use crate::metrics::profile::Profiler;
+use crate::metrics::tracker::{self, TrackedRun, Tracker, Trackers};
 use crate::metrics::{Ledger, Observer, PhaseTimings, Recorder, Silent, Snapshots};
 use crate::objective::Objective;
 use crate::task::Task;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// Configuration, mode, task and objective of a run; the last two where they are not the configured ones.
+pub(super) type Parts = (
+    RunConfig,
+    Mode,
+    Option<Arc<dyn Task>>,
+    Option<Arc<dyn Objective>>,
+);
 
 /// A run that is being put together: see [`Trainer::builder`].
 pub struct TrainerBuilder {
@@ -20,6 +31,8 @@ pub struct TrainerBuilder {
     task: Option<Arc<dyn Task>>,
     objective: Option<Arc<dyn Objective>>,
     observer: Box<dyn Observer>,
+    trackers: Vec<Box<dyn Tracker>>,
+    profile: u64,
 }
 
 impl Trainer {
@@ -34,6 +47,8 @@ impl Trainer {
             task: None,
             objective: None,
             observer: Box::new(Silent),
+            trackers: Vec::new(),
+            profile: 0,
         }
     }
 }
@@ -75,6 +90,26 @@ impl TrainerBuilder {
         self
     }
 
+    /// What is needed to open the run: the resolved configuration, its mode, and what takes the place of what it names.
+    pub(super) fn into_parts(self) -> Result<Parts> {
+        let config = self.config.resolve()?;
+        Ok((config, self.mode, self.task, self.objective))
+    }
+
+    /// A tracker of one's own, beside those of `trainer.logger`.
+    #[must_use]
+    pub fn tracker(mut self, tracker: impl Tracker + 'static) -> Self {
+        self.trackers.push(Box::new(tracker));
+        self
+    }
+
+    /// Traces this many steps into `profile.pftrace` of the run folder; 0: none. See [`Profiler`].
+    #[must_use]
+    pub fn profile(mut self, steps: u64) -> Self {
+        self.profile = steps;
+        self
+    }
+
     /// Opens the run: reads what it is made of, plans its memory, loads its models, and restores the checkpoint that it goes on
     /// from. Nothing is trained yet.
     ///
@@ -90,7 +125,16 @@ impl TrainerBuilder {
         let opened = Opened::open(config, self.mode, task, self.objective)?;
         let mut planned = opened.plan()?;
         let (mut loaded, state, resumed) = Loaded::begin(&opened, &mut planned, self.start)?;
-        let recorder = Recorder::new(loaded.folder(&opened)?, self.observer);
+        let folder = loaded.folder(&opened)?;
+        let mut trackers = tracker::configured(&opened.config.trainer);
+        trackers.extend(self.trackers);
+        let trackers = begin_trackers(
+            trackers,
+            &folder,
+            &opened.config,
+            resumed.then_some(state.step),
+        )?;
+        let recorder = Recorder::new(folder, self.observer, trackers);
         recorder.plans(&planned.request, &planned.plan)?;
         let (accounts, log) = (&loaded.policy.runtime.accounts, &loaded.log);
         let mut snapshots = Snapshots::new(
@@ -100,11 +144,13 @@ impl TrainerBuilder {
             state.step,
             opened.config.memory.snapshot,
         );
+        let profiler = Profiler::new(log, self.profile, state.step..planned.steps);
         let predicted = planned.request.predict(planned.plan.clone());
         snapshots.planned(predicted.estimate.phases);
         Ok(Trainer {
             ledger: Ledger::new(state.peak_bytes, &opened.device, accounts, log),
             snapshots,
+            profiler,
             config: opened.config,
             info: opened.info,
             device: opened.device,
@@ -130,7 +176,34 @@ impl TrainerBuilder {
             started: false,
             timings: PhaseTimings::default(),
             skipped_in_a_row: BTreeMap::new(),
+            warned_of_cut_completions: false,
             phase_step: 0,
         })
     }
+}
+
+/// Tells trackers of the run that they are to follow.
+fn begin_trackers(
+    trackers: Vec<Box<dyn Tracker>>,
+    folder: &RunDir,
+    config: &RunConfig,
+    last_step: Option<u64>,
+) -> Result<Trackers> {
+    if trackers.is_empty() {
+        return Ok(Trackers::default());
+    }
+    let named = config.trainer.experiment_name.clone();
+    let name = named.or_else(|| {
+        let own = folder.path().file_name();
+        own.map(|name| name.to_string_lossy().into_owned())
+    });
+    let run = TrackedRun {
+        folder: folder.path(),
+        project: &config.trainer.project_name,
+        name: &name.unwrap_or_else(|| "run".into()),
+        config: &serde_json::to_value(config).unwrap_or_default(),
+        yaml: &config.to_yaml()?,
+        last_step,
+    };
+    Ok(Trackers::begin(trackers, &run))
 }

@@ -1,10 +1,12 @@
-//! Judging completions, and the mean reward of greedy ones on held-out prompts.
+//! Completions of held-out prompts, judged, and what they say together.
 
+use super::judged::{EvaluatedSample, judged_samples};
 use crate::checkpoint::PolicySource;
 use crate::config::{Mode, RolloutConfig, RunConfig};
 use crate::data::{Prompt, PromptDataset};
+use crate::metrics::{Metrics, judged_metrics};
 use crate::planning::{self, engine_limits};
-use crate::reward::{Answer, CompletionId, Purpose, RewardManager, Surroundings};
+use crate::reward::{Answer, CompletionId, Progress, Purpose, RewardManager, Surroundings};
 use crate::task::{Reward, Shaping, Task};
 use crate::{Error, Result};
 use firebrick_backends::PrecisionExt;
@@ -26,10 +28,15 @@ use std::sync::Arc;
 pub struct Evaluation {
     /// The task's name.
     pub task: String,
-    /// Mean validation reward of greedy completions.
+    /// Mean validation reward of the completions.
     pub reward: f64,
     /// Prompts judged.
     pub prompts: usize,
+    /// Statistics by set, as validation reports them.
+    pub metrics: Metrics,
+    /// The completions.
+    #[serde(skip)]
+    pub samples: Vec<EvaluatedSample>,
 }
 
 /// Evaluates the configured model on its task's validation split.
@@ -42,7 +49,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     config.precision.check(&device)?;
     let Some(task) = &config.task else {
         return Err(Error::Config(
-            "`task` is missing; give its `kind` (arithmetic or jsonl)".into(),
+            "`task` is missing; set its `kind` (arithmetic or dataset)".into(),
         ));
     };
     let task: Arc<dyn Task> = Arc::from(task.build(Path::new("."))?);
@@ -75,43 +82,52 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
             tokenizer: &source.tokenizer,
         },
     )?;
-    let samples = greedy_samples(&decoder, &source, &data, &config.rollout, &limits)?;
+    let samples = validation_samples(&decoder, &source, &data, &config.rollout, &limits)?;
     let longest = config.rollout.response_length;
-    let reward = mean_reward(&mut reward_manager, &source, &data, &samples, longest)?;
+    let now = Progress::default();
+    let samples = judged(&mut reward_manager, &source, &data, &samples, longest, now)?;
+    let task = data.task().name();
+    let reward = mean_reward(&samples);
+    let mut metrics = judged_metrics(&judged_samples(&samples));
+    metrics.insert(format!("val-core/{task}/reward"), reward);
     Ok(Evaluation {
-        task: data.task().name().to_owned(),
+        task: task.to_owned(),
         reward,
         prompts: data.validation.len(),
+        metrics,
+        samples,
     })
 }
 
-/// Greedy completions of the validation prompts.
-pub(crate) fn greedy_samples(
+/// Completions of the validation prompts, `rollout.val_kwargs.n` of each. The same weights give the same ones at every step.
+pub(crate) fn validation_samples(
     decoder: &Decoder,
     source: &PolicySource,
     data: &PromptDataset,
     rollout: &RolloutConfig,
     limits: &SchedulerConfig,
 ) -> Result<Vec<Sample>> {
-    let sampling = rollout.greedy(source.stop_ids.clone());
-    let key = DrawKey {
+    let sampling = rollout.validation(source.stop_ids.clone());
+    // step 0 is no step of training
+    let key = |prompt_index| DrawKey {
         seed: 0,
         step: 0,
-        prompt_index: 0,
+        prompt_index,
         sample: 0,
     };
     let requests: Vec<GenerationRequest> = data
         .validation
         .iter()
-        .map(|p| GenerationRequest {
+        .zip(0..)
+        .map(|(p, index)| GenerationRequest {
             tokens: p.tokens.clone(),
-            key,
+            key: key(index),
             max_new_tokens: None,
         })
         .collect();
     let generated = Generator::new(decoder, Some(&source.tokenizer), &sampling)?.run_with(
         &requests,
-        1,
+        rollout.val_kwargs.n,
         limits,
         |_| {},
     )?;
@@ -139,28 +155,51 @@ pub(crate) fn answers<'a>(
         .collect()
 }
 
-/// Mean validation reward of completions of the validation prompts.
-pub(crate) fn mean_reward(
+/// Mean reward of judged completions, those apart that have lost one.
+pub(crate) fn mean_reward(samples: &[EvaluatedSample]) -> f64 {
+    let whole = samples.iter().filter(|s| s.reward_error.is_none());
+    let (count, total) = whole.fold((0, 0.0), |(n, sum), s| (n + 1, sum + s.reward));
+    total / f64::from(count.max(1))
+}
+
+/// Completions of the validation prompts with their validation rewards. Where none has all of its rewards, it is an error.
+pub(crate) fn judged(
     reward_manager: &mut RewardManager,
     source: &PolicySource,
     data: &PromptDataset,
     samples: &[Sample],
     max_tokens: usize,
-) -> Result<f64> {
+    progress: Progress,
+) -> Result<Vec<EvaluatedSample>> {
     let answers = answers(&data.validation, samples, source, |sample| CompletionId {
         step: 0,
         prompt_index: sample.request as u64,
         sample: sample.sample,
     })?;
-    let scores = reward_manager.scores(&answers)?;
+    let judged = reward_manager.judge(&answers, progress)?;
     let task = data.task();
     let rules = answers
         .iter()
         .map(|answer| answer.by_rules(task, max_tokens, Purpose::Validation));
     let mut rewards = rules.collect::<Result<Vec<Reward>>>()?;
     if let Some(list) = task.rewards() {
-        list.complete(&mut rewards, &scores, Shaping::Plain);
+        list.complete(&mut rewards, &judged.scores, Shaping::Plain);
     }
-    let total: f64 = rewards.iter().map(|r| r.total).sum();
-    Ok(total / rewards.len().max(1) as f64)
+    let notes = judged.notes.iter();
+    let lost = notes
+        .zip(&answers)
+        .filter_map(|(note, answer)| Some((answer, note.lost.as_ref()?)));
+    let lost: Vec<_> = lost.collect();
+    if let Some((answer, reason)) = lost.first()
+        && lost.len() == answers.len()
+    {
+        return Err(answer.failed(format!(
+            "no completion of the validation has all its rewards; of this one, {reason}"
+        )));
+    }
+    let each = answers.iter().zip(samples).zip(rewards).zip(judged.notes);
+    let evaluated = each.map(|(((answer, sample), reward), note)| {
+        EvaluatedSample::new(task.name(), answer, sample, reward, note.lost)
+    });
+    Ok(evaluated.collect())
 }

@@ -48,8 +48,10 @@ impl Trainer {
             prompt_index: first + sample.request as u64,
             sample: sample.sample,
         })?;
-        let scores =
-            self.recovering(Phase::RewardBaseline, |t| t.reward_manager.scores(&answers))?;
+        let now = self.progress();
+        let judged = self.recovering(Phase::RewardBaseline, |t| {
+            t.reward_manager.judge(&answers, now)
+        })?;
         let task = self.data.task();
         let longest = self.config.rollout.response_length;
         let rules = answers
@@ -59,17 +61,19 @@ impl Trainer {
         if let Some(list) = task.rewards() {
             list.complete(
                 &mut rewards,
-                &scores,
+                &judged.scores,
                 Shaping::Comparing(&self.state.rewards),
             );
         }
-        for (answer, reward) in answers.iter().zip(rewards) {
+        for ((answer, reward), note) in answers.iter().zip(rewards).zip(judged.notes) {
             let prompt_index = answer.id.prompt_index;
             for rollout in rollouts
                 .iter_mut()
                 .filter(|r| r.prompt_index == prompt_index)
             {
                 rollout.baseline = Some(reward.total);
+                // without what it is compared with, the group is left out
+                rollout.reward_error.clone_from(&note.lost);
             }
         }
         Ok(())

@@ -3,8 +3,11 @@
 mod begin;
 mod builder;
 mod checks;
+mod dry_run;
 mod evaluate;
 mod greedy;
+mod judged;
+mod judging;
 mod load;
 mod phases;
 mod recover;
@@ -24,7 +27,9 @@ mod validate;
 mod tests;
 
 pub use builder::TrainerBuilder;
+pub use dry_run::{DryRun, References};
 pub use evaluate::{Evaluation, evaluate};
+pub use judged::EvaluatedSample;
 
 use crate::Result;
 use crate::checkpoint::CriticSource;
@@ -38,6 +43,7 @@ use crate::executor::ResidentModel;
 use crate::learner::Learner;
 use crate::lr_scheduler::LrSchedule;
 use crate::metrics::Ledger;
+use crate::metrics::profile::Profiler;
 use crate::metrics::timeline::Reason;
 use crate::metrics::{
     Control, Phase, PhaseTimings, Recorder, Snapshots, StepMemory, StepReport, Summary,
@@ -104,6 +110,8 @@ pub struct Trainer {
     ledger: Ledger,
     /// Its memory timelines.
     snapshots: Snapshots,
+    /// Its trace of some steps.
+    profiler: Profiler,
     /// Files and observer of the run.
     recorder: Recorder,
     /// Steps of the whole run, and the learning rates of each.
@@ -120,6 +128,8 @@ pub struct Trainer {
     timings: PhaseTimings,
     /// Optimizer steps skipped in a row, by phase.
     skipped_in_a_row: BTreeMap<Phase, u64>,
+    /// Whether this session has said that most completions are cut.
+    warned_of_cut_completions: bool,
     /// The step that phases belong to: 0 before the first.
     phase_step: u64,
 }
@@ -158,12 +168,16 @@ impl Trainer {
         self.begin()?;
         let started = Instant::now();
         self.phase_step = self.state.step + 1;
-        self.snapshots.begin_step(self.phase_step);
-        let mut report = match self.state.mode {
-            Mode::Rl => self.rl_step()?,
-            Mode::Sft => self.sft_step()?,
+        let profiled = self.profiler.begin_step(self.phase_step);
+        self.snapshots.begin_step(self.phase_step, profiled);
+        let stepped = match self.state.mode {
+            Mode::Rl => self.rl_step(),
+            Mode::Sft => self.sft_step(),
         };
-        report.seconds = started.elapsed().as_secs_f64();
+        let seconds = started.elapsed().as_secs_f64();
+        self.profiler.end_step(self.recorder.run());
+        let mut report = stepped?;
+        report.seconds = seconds;
         self.count_step(report.seconds);
         report.step = self.state.step;
         report.timings = std::mem::take(&mut self.timings);
@@ -213,13 +227,19 @@ impl Trainer {
 
     /// Does what the observer asks for between two steps.
     fn control(&mut self) -> Result<ControlFlow<()>> {
+        let mut saved = false;
         loop {
             match self.recorder.control() {
                 Control::Continue => return Ok(ControlFlow::Continue(())),
-                Control::Pause => std::thread::sleep(PAUSE_POLL),
+                Control::Pause => {
+                    std::thread::sleep(PAUSE_POLL);
+                    saved = false;
+                }
+                // one that answers this whenever it is asked wants a checkpoint after every step
+                Control::Save if saved => return Ok(ControlFlow::Continue(())),
                 Control::Save => {
                     self.save()?;
-                    return Ok(ControlFlow::Continue(()));
+                    saved = true;
                 }
                 Control::Stop => {
                     self.save()?;

@@ -3,7 +3,7 @@
 use super::Trainer;
 use crate::error::OutOfMemory;
 use crate::executor::{Residency, ResidentModel};
-use crate::metrics::Phase;
+use crate::metrics::{Event, Phase};
 use crate::plan::Role;
 use crate::{Error, Result};
 use firebrick_backends::trace::span_on;
@@ -20,6 +20,7 @@ impl Trainer {
     ) -> Result<T> {
         self.clean_up();
         let step = self.phase_step;
+        self.recorder.event(Event::Phase { step, phase });
         self.ledger.begin(step, phase);
         let started = Instant::now();
         let span = span_on(phase.name(), &self.device);

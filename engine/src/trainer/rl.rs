@@ -4,25 +4,31 @@ use super::Trainer;
 use crate::Result;
 use crate::config::OldLogProbs;
 use crate::metrics::{Phase, RolloutReport, StepReport};
+use crate::rollout::{Rollout, share_cut_for_nothing};
 
 impl Trainer {
     /// One RL step.
     pub(super) fn rl_step(&mut self) -> Result<StepReport> {
         let mut rollout = self.roll_out()?;
-        let RolloutReport {
-            prompts,
-            rollouts,
-            advantages,
-            ..
-        } = &mut rollout;
+        self.warn_of_cut_completions(&rollout.rollouts);
         let needs = self.objective.needs();
         if needs.greedy {
+            let RolloutReport {
+                prompts, rollouts, ..
+            } = &mut rollout;
             let greedy =
                 self.recovering_phase(Phase::GenerateBaseline, |t| t.greedy_baselines(prompts))?;
             self.phase(Phase::RewardBaseline, |t| {
                 t.reward_baselines(prompts, &greedy, rollouts)
             })?;
+            rollout.leave_out_lost();
+            self.something_left(&rollout)?;
         }
+        let RolloutReport {
+            rollouts,
+            advantages,
+            ..
+        } = &mut rollout;
         if self.scores_old_log_probs() {
             self.recovering_phase(Phase::OldLogProbs, |t| t.score_old(rollouts))?;
         }
@@ -50,6 +56,21 @@ impl Trainer {
         self.state.tokens += rollout.total_tokens() as u64;
         report.rollout = Some(rollout);
         Ok(report)
+    }
+
+    /// Says once in a session that most completions are cut before they can earn anything.
+    fn warn_of_cut_completions(&mut self, rollouts: &[Rollout]) {
+        let share = share_cut_for_nothing(rollouts).filter(|_| !self.warned_of_cut_completions);
+        if let Some(share) = share {
+            self.warned_of_cut_completions = true;
+            tracing::warn!(
+                "step {}: {:.0} % of the completions were cut after rollout.response_length = {} tokens, and none of these was \
+                 rewarded; raise rollout.response_length, or ask for shorter answers",
+                self.phase_step,
+                100.0 * share,
+                self.config.rollout.response_length
+            );
+        }
     }
 
     /// Whether the policy scores the rollouts before its update: for its own log-probs, or for the values of a value head.

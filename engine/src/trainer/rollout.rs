@@ -1,102 +1,36 @@
-//! A step's rollouts: prompts are drawn and completions sampled; the rules' rewards are computed on a thread of its own while
-//! other completions are still sampled. With dynamic sampling, groups whose rewards do not differ are replaced by fresh prompts.
+//! A step's rollouts: prompts are drawn and completions sampled; rules and programs judge while other completions are still
+//! sampled. With dynamic sampling, groups whose rewards do not differ are replaced by fresh prompts.
 
 use super::Trainer;
+use super::judging::{Judging, JudgingThread, answer};
 use crate::config::DynamicSampling;
 use crate::data::Prompt;
 use crate::executor::Place;
 use crate::metrics::{Phase, RolloutReport, RolloutStats};
 use crate::objective::advantage::frac_reward_zero_std;
 use crate::planning::{cache_bytes, engine_limits};
-use crate::reward::{Answer, CompletionId, Purpose};
+use crate::reward::{Note, Progress};
 use crate::rollout::Rollout;
 use crate::sequence::{TokenColumns, column};
-use crate::task::{Reward, Shaping, Task};
+use crate::task::{Reward, Shaping};
 use crate::{Error, Result};
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
+use firebrick_models::Decoder;
 use firebrick_models::generate::{
-    FinishReason, Generated, GenerationRequest, Generator, Sample, SchedulerConfig,
+    Generated, GenerationRequest, Generator, Sample, SchedulerConfig,
 };
 use firebrick_models::random::DrawKey;
-use firebrick_models::{Decoder, Tokenizer};
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
-use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// Boundaries of a sampling phase between its begin and its end, at most: the first completion is one.
 const SAMPLE_BOUNDARIES: usize = 16;
 
-/// Texts and rewards of completions, by request and sample.
-type RuleRewards = BTreeMap<(usize, usize), Result<(String, Reward)>>;
-
-/// Computes the rewards of the task's rules as completions come, on a thread of its own. The results do not depend on the order.
-struct ScoringThread {
-    samples: Sender<Sample>,
-    thread: JoinHandle<RuleRewards>,
-}
-
-/// What the rules need, shared with their thread.
-struct RuleScorer {
-    task: Arc<dyn Task>,
-    tokenizer: Arc<Tokenizer>,
-    prompts: Arc<Vec<Prompt>>,
-    max_tokens: usize,
-    /// The step, and the index of its first prompt.
-    step: u64,
-    first: u64,
-}
-
-impl RuleScorer {
-    fn score(&self, sample: &Sample) -> Result<(String, Reward)> {
-        let text = self.tokenizer.decode(&sample.tokens, true)?;
-        let answer = answer(&self.prompts, sample, text, self.step, self.first);
-        let reward = answer.by_rules(self.task.as_ref(), self.max_tokens, Purpose::Training)?;
-        Ok((answer.text, reward))
-    }
-}
-
-/// A completion as rules and reward models take it, in a step whose first prompt has this index.
-fn answer<'a>(
-    prompts: &'a [Prompt],
-    sample: &'a Sample,
+/// A completion's text, its reward, and what else its judges say.
+struct Scored {
     text: String,
-    step: u64,
-    first: u64,
-) -> Answer<'a> {
-    Answer {
-        prompt: &prompts[sample.request],
-        text,
-        tokens: &sample.tokens,
-        finished: sample.finish == FinishReason::Stop,
-        id: CompletionId {
-            step,
-            prompt_index: first + sample.request as u64,
-            sample: sample.sample,
-        },
-    }
-}
-
-impl ScoringThread {
-    fn start(scorer: RuleScorer) -> Self {
-        let (samples, coming) = channel::<Sample>();
-        let thread = std::thread::spawn(move || {
-            coming
-                .into_iter()
-                .map(|s| ((s.request, s.sample), scorer.score(&s)))
-                .collect()
-        });
-        Self { samples, thread }
-    }
-
-    /// Waits for the last reward. A panic in a task goes on here.
-    fn finish(self) -> RuleRewards {
-        drop(self.samples);
-        match self.thread.join() {
-            Ok(rewards) => rewards,
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-    }
+    reward: Reward,
+    note: Note,
 }
 
 impl Trainer {
@@ -106,6 +40,7 @@ impl Trainer {
         let dynamic = self.config.rollout.dynamic_sampling.clone();
         let first_prompt = self.state.draws;
         let (mut prompts, mut kept, mut equal) = (Vec::new(), Vec::new(), Vec::new());
+        let mut left_out = Vec::new();
         let mut stats = RolloutStats::default();
         loop {
             let first = first_prompt + prompts.len() as u64;
@@ -113,13 +48,16 @@ impl Trainer {
             let groups = self.sampled_groups(&fresh, first, &mut stats)?;
             prompts.extend(Arc::unwrap_or_clone(fresh));
             for group in groups {
-                if !dynamic.enable || has_spread(&group, &dynamic.metric)? {
+                if group.iter().any(Rollout::is_lost) {
+                    left_out.push(group);
+                } else if !dynamic.enable || has_spread(&group, &dynamic.metric)? {
                     kept.push(group);
                 } else {
                     equal.push(group);
                 }
             }
-            if kept.len() >= wanted || stats.gen_batches == dynamic.max_num_gen_batches {
+            let last = !dynamic.enable || stats.gen_batches == dynamic.max_num_gen_batches;
+            if kept.len() >= wanted || last {
                 break;
             }
         }
@@ -140,15 +78,18 @@ impl Trainer {
         if self.config.rollout.free_cache {
             self.device.memory_cleanup();
         }
-        Ok(RolloutReport {
+        let report = RolloutReport {
             prompts,
             first_prompt,
             rollouts: kept.into_iter().flatten().collect(),
+            left_out: left_out.into_iter().flatten().collect(),
             stats,
             advantages: Vec::new(),
             entropy_coeff: None,
             reward_stats: self.state.rewards.clone(),
-        })
+        };
+        self.something_left(&report)?;
+        Ok(report)
     }
 
     /// Prompts of the run from an index on.
@@ -165,16 +106,17 @@ impl Trainer {
         first: u64,
         stats: &mut RolloutStats,
     ) -> Result<Vec<Vec<Rollout>>> {
-        let (generated, rules) =
+        let (generated, judging) =
             self.recovering_phase(Phase::Generate, |t| t.sample(prompts, first))?;
         let rewards = self.phase(Phase::Reward, |t| {
-            t.rewards(prompts, first, &generated.samples, rules.finish())
+            t.rewards(prompts, first, &generated.samples, judging, stats)
         })?;
         stats.engine.add(&generated.stats);
         stats.gen_batches += 1;
         let version = self.state.step;
         let mut rollouts = Vec::with_capacity(generated.samples.len());
-        for (s, (text, reward)) in generated.samples.into_iter().zip(rewards) {
+        for (s, scored) in generated.samples.into_iter().zip(rewards) {
+            let Scored { text, reward, note } = scored;
             rollouts.push(Rollout {
                 prompt_index: first + s.request as u64,
                 sample: s.sample,
@@ -191,51 +133,97 @@ impl Trainer {
                 reward: reward.total,
                 reward_parts: reward.parts,
                 reward_weights: reward.weights,
+                reward_extra: note.extra,
+                reward_error: note.lost,
+                readings: reward.readings,
                 baseline: None,
                 mask: Vec::new(),
                 penalized_reward: 0.0,
             });
         }
-        let rewards: Vec<f64> = rollouts.iter().map(|r| r.reward).collect();
-        let groups_of: Vec<u64> = rollouts.iter().map(|r| r.prompt_index).collect();
-        stats.sampled_groups += prompts.len();
-        stats.zero_std_groups += frac_reward_zero_std(&rewards, &groups_of) * prompts.len() as f64;
-        let mut groups: Vec<Vec<Rollout>> = Vec::with_capacity(prompts.len());
-        for rollout in rollouts {
-            match groups
-                .last_mut()
-                .filter(|g| g[0].prompt_index == rollout.prompt_index)
-            {
-                Some(group) => group.push(rollout),
-                None => groups.push(vec![rollout]),
-            }
+        let groups: Vec<Vec<Rollout>> = rollouts
+            .chunk_by(|a, b| a.prompt_index == b.prompt_index)
+            .map(<[Rollout]>::to_vec)
+            .collect();
+        stats.sampled_groups += groups.len();
+        let whole = groups.iter().filter(|g| !g.iter().any(Rollout::is_lost));
+        let whole: Vec<&Rollout> = whole.flatten().collect();
+        let rewards: Vec<f64> = whole.iter().map(|r| r.reward).collect();
+        let groups_of: Vec<u64> = whole.iter().map(|r| r.prompt_index).collect();
+        let judged = whole.len() / self.config.rollout.n;
+        stats.zero_std_groups += frac_reward_zero_std(&rewards, &groups_of) * judged as f64;
+        if let Some(programs) = &mut stats.programs {
+            programs.left_out_groups += groups.len() - judged;
         }
         Ok(groups)
     }
 
-    /// Texts and rewards of completions, given their rewards by the rules: the reward models score all of them together.
+    /// Texts and rewards of completions that the rules and programs are judging: the reward models score all of them together.
     fn rewards(
         &mut self,
         prompts: &[Prompt],
         first: u64,
         samples: &[Sample],
-        rules: RuleRewards,
-    ) -> Result<Vec<(String, Reward)>> {
+        judging: JudgingThread,
+        stats: &mut RolloutStats,
+    ) -> Result<Vec<Scored>> {
         let step = self.state.step + 1;
+        let started = Instant::now();
+        let (rules, said) = judging.finish().wait()?;
+        let waited = started.elapsed().as_secs_f64();
         let (mut answers, mut rewards) = (Vec::new(), Vec::new());
-        // by request and sample, as the rules' rewards are: the first error is the first sample's
-        for (sample, scored) in samples.iter().zip(rules.into_values()) {
-            let (text, reward) = scored?;
+        for (sample, (text, reward)) in samples.iter().zip(rules) {
             answers.push(answer(prompts, sample, text, step, first));
             rewards.push(reward);
         }
-        let scores = self.recovering(Phase::Reward, |t| t.reward_manager.scores(&answers))?;
+        let judged = self.recovering(Phase::Reward, |t| {
+            t.reward_manager.judge_with(&answers, &said)
+        })?;
         if let Some(list) = self.data.task().rewards() {
             let shaping = Shaping::Learning(&mut self.state.rewards);
-            list.complete(&mut rewards, &scores, shaping);
+            list.complete(&mut rewards, &judged.scores, shaping);
+        }
+        if !said.is_empty() {
+            let programs = stats.programs.get_or_insert_default();
+            programs.wait_seconds += waited;
+            programs.lost += judged.notes.iter().filter(|n| n.lost.is_some()).count();
         }
         let texts = answers.into_iter().map(|answer| answer.text);
-        Ok(texts.zip(rewards).collect())
+        let scored = texts.zip(rewards).zip(judged.notes);
+        Ok(scored
+            .map(|((text, reward), note)| Scored { text, reward, note })
+            .collect())
+    }
+
+    /// Where the run stands, for reward functions that ask.
+    pub(super) fn progress(&self) -> Progress {
+        let examples = self.data.examples();
+        let epochs = examples.map(|examples| self.state.draws as f64 / examples.max(1) as f64);
+        Progress {
+            global_step: self.state.step,
+            max_steps: self.steps,
+            epoch: epochs.unwrap_or(0.0),
+        }
+    }
+
+    /// A step of whose groups each has lost a reward teaches nothing, and nor would the next: it ends the run.
+    pub(super) fn something_left(&self, report: &RolloutReport) -> Result<()> {
+        let lost = report.left_out.iter().find_map(|rollout| {
+            let reason = rollout.reward_error.as_ref()?;
+            Some((rollout, reason))
+        });
+        let (true, Some((rollout, reason))) = (report.rollouts.is_empty(), lost) else {
+            return Ok(());
+        };
+        let prompt = &report.prompts[(rollout.prompt_index - report.first_prompt) as usize];
+        Err(Error::Reward {
+            step: self.state.step + 1,
+            prompt_index: rollout.prompt_index,
+            sample: rollout.sample,
+            prompt: prompt.text.clone(),
+            completion: rollout.text.clone(),
+            reason: format!("no group of the step has all its rewards; of this one, {reason}"),
+        })
     }
 
     /// What the engine may use under the plan in force.
@@ -268,8 +256,8 @@ impl Trainer {
         (rounded, Some(hold))
     }
 
-    /// Completions of prompts. Those that have ended are on their way to the rules already.
-    fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64) -> Result<(Generated, ScoringThread)> {
+    /// Completions of prompts. Those that have ended are being judged already.
+    fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64) -> Result<(Generated, JudgingThread)> {
         let rollout = &self.config.rollout;
         let sampling = rollout.sampling(self.source.stop_ids.clone());
         let step = self.state.step + 1;
@@ -294,10 +282,12 @@ impl Trainer {
             self.plan.rollout.max_num_seqs,
             self.kv_cache_bytes()?,
         )?;
-        let rules = ScoringThread::start(RuleScorer {
+        let judging = JudgingThread::start(Judging {
             task: self.data.shared_task(),
             tokenizer: Arc::clone(&self.source.tokenizer),
             prompts: Arc::clone(prompts),
+            programs: self.reward_manager.programs(self.progress()),
+            n: rollout.n,
             max_tokens: rollout.response_length,
             step,
             first,
@@ -318,10 +308,9 @@ impl Trainer {
                     runtime.record(Place::Sample);
                 }
                 ended += 1;
-                // a thread that is gone has panicked, which `finish` passes on
-                let _ = rules.samples.send(sample.clone());
+                judging.take(sample.clone());
             })?;
-        Ok((generated, rules))
+        Ok((generated, judging))
     }
 }
 
@@ -340,11 +329,9 @@ fn has_spread(group: &[Rollout], metric: &str) -> Result<bool> {
             ))
         })
     };
-    let first = value(&group[0])?;
-    for rollout in &group[1..] {
-        if value(rollout)?.to_bits() != first.to_bits() {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    let values = group.iter().map(value).collect::<Result<Vec<f64>>>()?;
+    // a reward that does not apply to a completion cannot be compared
+    let mut applying = values.iter().filter(|value| !value.is_nan());
+    let first = applying.next().map(|value| value.to_bits());
+    Ok(applying.any(|value| Some(value.to_bits()) != first))
 }

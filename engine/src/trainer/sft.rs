@@ -1,6 +1,7 @@
 //! Supervised training on rows of a file or on the task's solutions: the warm-up of `train`, and the whole of `sft`.
 
 use super::Trainer;
+use super::evaluate::mean_reward;
 use crate::Result;
 use crate::config::SftConfig;
 use crate::data::SftDataset;
@@ -70,7 +71,7 @@ impl Trainer {
         else {
             return Ok(false);
         };
-        let reward = self.validation_reward()?;
+        let reward = mean_reward(&self.validation_samples()?);
         // of no step
         self.timings = PhaseTimings::default();
         Ok(reward >= target)

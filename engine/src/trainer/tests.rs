@@ -131,8 +131,29 @@ fn a_paused_run_waits_until_it_is_told_otherwise() {
 fn save_writes_a_checkpoint_of_the_step_at_hand_and_the_run_goes_on() {
     let runs = Runs::new();
     let noted = steered(&runs, "run", &[Control::Continue, Control::Save]);
-    assert_eq!(noted, "1 Continue 2 Save saved 3 Continue finished");
+    assert_eq!(
+        noted,
+        "1 Continue 2 Save saved Continue 3 Continue finished"
+    );
     assert_eq!(runs.checkpoints("run"), [2]);
+}
+
+#[test]
+fn a_paused_run_that_saves_stays_paused() {
+    let runs = Runs::new();
+    let (save, pause) = (Control::Save, Control::Pause);
+    let noted = steered(&runs, "run", &[pause, save, pause, pause]);
+    let wanted = "1 Pause Save saved Pause Pause Continue 2 Continue 3 Continue finished";
+    assert_eq!(noted, wanted);
+}
+
+#[test]
+fn an_observer_that_always_says_save_gets_a_checkpoint_after_every_step() {
+    let runs = Runs::new();
+    let noted = steered(&runs, "run", &[Control::Save; 6]);
+    let wanted = "1 Save saved Save 2 Save saved Save 3 Save saved Save finished";
+    assert_eq!(noted, wanted);
+    assert_eq!(runs.checkpoints("run"), [1, 2, 3]);
 }
 
 #[test]

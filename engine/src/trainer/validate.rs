@@ -1,7 +1,8 @@
-//! Validation: greedy completions of the held-out prompts and their rewards; the loss of held-out examples.
+//! Validation: completions of the held-out prompts and their rewards; the loss of held-out examples.
 
 use super::Trainer;
-use super::evaluate::{greedy_samples, mean_reward};
+use super::evaluate::{judged, mean_reward, validation_samples};
+use super::judged::{EvaluatedSample, judged_samples};
 use crate::Result;
 use crate::config::Mode;
 use crate::metrics::{Phase, ValidationReport};
@@ -15,12 +16,15 @@ impl Trainer {
             Mode::Sft => self.validation_loss()?,
         };
         let has_prompts = !self.data.validation.is_empty();
-        let reward = has_prompts.then(|| self.validation_reward()).transpose()?;
+        let samples = has_prompts.then(|| self.validation_samples()).transpose()?;
+        let reward = samples.as_deref().map(mean_reward);
+        let samples = samples.unwrap_or_default();
         let report = ValidationReport {
             step: self.state.step,
             timings: std::mem::take(&mut self.timings),
             task: self.data.task().name().to_owned(),
             reward,
+            samples: judged_samples(&samples),
             loss,
         };
         let values = self.recorder.validation(&report, &self.ledger.take())?;
@@ -28,15 +32,23 @@ impl Trainer {
         Ok(())
     }
 
-    /// Mean reward of greedy completions of the validation prompts, as many at a time as the plan in force allows.
-    pub(super) fn validation_reward(&mut self) -> Result<f64> {
+    /// Judged completions of the validation prompts, as many at a time as the plan in force allows.
+    pub(super) fn validation_samples(&mut self) -> Result<Vec<EvaluatedSample>> {
         let samples = self.recovering_phase(Phase::Validation, |t| {
             let (rollout, decoder) = (&t.config.rollout, t.learner.decoder());
-            greedy_samples(decoder, &t.source, &t.data, rollout, &t.engine_limits()?)
+            validation_samples(decoder, &t.source, &t.data, rollout, &t.engine_limits()?)
         })?;
         let longest = self.config.rollout.response_length;
         self.recovering_phase(Phase::ValidationReward, |t| {
-            mean_reward(&mut t.reward_manager, &t.source, &t.data, &samples, longest)
+            let now = t.progress();
+            judged(
+                &mut t.reward_manager,
+                &t.source,
+                &t.data,
+                &samples,
+                longest,
+                now,
+            )
         })
     }
 }

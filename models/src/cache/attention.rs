@@ -49,12 +49,9 @@ impl LayerCache {
         self.change(|pool| kernels::copy_blocks(pool, pairs));
     }
 
-    /// The sequences of this layer's forward pass, where [`Self::decode`] attends.
-    pub fn decoded<'a>(&self, metadata: &'a AttentionMetadata) -> Option<&'a Decode> {
-        match &metadata.groups[self.group] {
-            GroupMetadata::Decode(decode) => Some(decode),
-            _ => None,
-        }
+    /// The sequences of the forward pass of this layer, `layer`, where [`Self::decode`] attends.
+    pub fn decoded<'a>(&self, metadata: &'a AttentionMetadata, layer: usize) -> Option<Decode<'a>> {
+        metadata.decoded(self.group, layer)
     }
 
     /// Attention of one token of each sequence by a kernel, which also rotates queries and keys and writes keys and values: all
@@ -63,7 +60,7 @@ impl LayerCache {
         &mut self,
         params: AttentionParams,
         qkv: [Tensor<2>; 3],
-        decode: &Decode,
+        decode: Decode<'_>,
     ) -> Tensor<2> {
         let shape = shape_of(params, decode);
         let mut mixed = None;
@@ -84,7 +81,7 @@ impl LayerCache {
         qkv: &Tensor<2>,
         bias: Option<&Tensor<2>>,
         heads: JoinedHeads,
-        decode: &Decode,
+        decode: Decode<'_>,
     ) -> Tensor<2> {
         let shape = shape_of(params, decode);
         let mut mixed = None;
@@ -214,10 +211,10 @@ impl LayerCache {
     }
 }
 
-fn shape_of(params: AttentionParams, decode: &Decode) -> PagedAttentionShape<'_> {
+fn shape_of(params: AttentionParams, decode: Decode<'_>) -> PagedAttentionShape<'_> {
     PagedAttentionShape {
-        tables: &decode.tables,
-        angles: &decode.angles,
+        tables: decode.tables,
+        angles: decode.angles,
         window: params.window,
         scale: params.scale,
         softcap: params.softcap,

@@ -3,7 +3,7 @@
 use super::{BlockTable, KvCache, LayerGroup};
 use crate::arch::Arch;
 use crate::attention::{Grouping, SequenceLayout};
-use crate::rope::RotaryEmbedding;
+use crate::rope::{LayerAngles, RotaryEmbeddings};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
 use firebrick_backends::kernels::{
@@ -23,7 +23,9 @@ const PADDING: f64 = 0.25;
 #[derive(Debug)]
 pub struct AttentionMetadata {
     /// Of the position of every row in its sequence.
-    rotary: RotaryEmbedding,
+    rotary: RotaryEmbeddings,
+    /// The same for a kernel that rotates queries and keys on its own, where one attends.
+    angles: Option<LayerAngles>,
     rows: usize,
     /// For each group of layers.
     pub(super) groups: Vec<GroupMetadata>,
@@ -33,18 +35,18 @@ pub struct AttentionMetadata {
 #[derive(Debug)]
 pub(super) enum GroupMetadata {
     /// One token of each sequence, by a kernel.
-    Decode(Decode),
+    Decode(BlockTables),
     /// One token of each sequence, in tensor operations.
     Gathered(Gathered),
     /// Some tokens of each sequence.
     Prefill(Prefill),
 }
 
-/// One token of each sequence, for a kernel that rotates queries and keys too.
-#[derive(Debug)]
-pub(crate) struct Decode {
-    pub tables: BlockTables,
-    pub angles: RotaryAngles,
+/// One token of each sequence in one layer, for a kernel that rotates queries and keys too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Decode<'a> {
+    pub tables: &'a BlockTables,
+    pub angles: &'a RotaryAngles,
 }
 
 /// Keys and values of all rows, padded to the longest sequence.
@@ -109,7 +111,18 @@ impl AttentionMetadata {
         self.rows
     }
 
-    pub(crate) fn rotary(&self) -> &RotaryEmbedding {
+    /// What a layer of a group runs with whose tokens a kernel attends with.
+    pub(super) fn decoded(&self, group: usize, layer: usize) -> Option<Decode<'_>> {
+        match (&self.groups[group], &self.angles) {
+            (GroupMetadata::Decode(tables), Some(angles)) => Some(Decode {
+                tables,
+                angles: angles.of(layer),
+            }),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn rotary(&self) -> &RotaryEmbeddings {
         &self.rotary
     }
 }
@@ -124,21 +137,18 @@ impl KvCache {
         // the CPU's kernel has no half precision
         let fused = available && !(is_cpu(device) && arch.precision.is_half());
         let positions: Vec<u32> = tables.iter().copied().map(position).collect();
-        let rotary = RotaryEmbedding::new(arch, &positions, device);
-        let angles = rotary.angles();
+        let rotary = RotaryEmbeddings::new(arch, &positions, device);
         let group = |(index, group): (usize, &LayerGroup)| {
             if fused {
                 let shared = group.shared_blocks(index, tables);
-                GroupMetadata::Decode(Decode {
-                    tables: BlockTables::new(shared, tables.len(), device),
-                    angles: angles.clone(),
-                })
+                GroupMetadata::Decode(BlockTables::new(shared, tables.len(), device))
             } else {
                 GroupMetadata::Gathered(group.gathered(index, tables, device))
             }
         };
         AttentionMetadata {
             groups: self.groups.iter().enumerate().map(group).collect(),
+            angles: fused.then(|| rotary.angles()),
             rotary,
             rows: positions.len(),
         }
@@ -153,7 +163,8 @@ impl KvCache {
             GroupMetadata::Prefill(group.prefill(index, arch, chunks, &self.device))
         };
         AttentionMetadata {
-            rotary: RotaryEmbedding::new(arch, &positions, &self.device),
+            rotary: RotaryEmbeddings::new(arch, &positions, &self.device),
+            angles: None,
             rows: positions.len(),
             groups: self.groups.iter().enumerate().map(group).collect(),
         }

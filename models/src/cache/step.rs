@@ -2,7 +2,7 @@
 
 use super::{BlockTable, KvCache};
 use crate::arch::Arch;
-use crate::rope::RotaryEmbedding;
+use crate::rope::RotaryEmbeddings;
 use firebrick_backends::kernels::StepInputs;
 
 impl KvCache {
@@ -19,10 +19,10 @@ impl KvCache {
     ) -> StepInputs {
         let position = |table: Option<&BlockTable>| table.map_or(0, |t| t.tokens - 1) as u32;
         let positions: Vec<u32> = tables.iter().copied().map(position).collect();
-        let angles = RotaryEmbedding::on_host(arch, &positions);
+        let rotary = RotaryEmbeddings::on_host(arch, &positions);
         let groups = self.groups.iter().enumerate();
         let groups = groups.map(|(index, group)| group.shared_blocks(index, tables));
         let groups: Vec<_> = groups.collect();
-        StepInputs::new(ids, uniforms, angles, &groups, stride)
+        StepInputs::new(ids, uniforms, rotary, &groups, stride)
     }
 }

@@ -138,8 +138,45 @@ fn stored(path: &Path, tensor: &str, dtype: Dtype) -> Result<StoredDtype> {
     }
 }
 
-/// Opens the folder's weight files and says which one holds each tensor.
-fn open(dir: &Path) -> Result<(Vec<WeightFile>, BTreeMap<String, usize>)> {
+/// Where a tensor is: the file, and its name there.
+struct Place {
+    file: usize,
+    name: String,
+}
+
+/// What names begin with where the language model is a part of one that sees images, and in a model by itself: as the Hub's files have
+/// it, and as transformers 5 names its modules.
+const NESTED: [(&str, &str); 3] = [
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+];
+
+/// The parts of such a model that see.
+const VISION: [&str; 4] = [
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+];
+
+/// Tensors by the names that they have in a language model by itself.
+fn unnested(all: BTreeMap<String, Place>) -> BTreeMap<String, Place> {
+    let inner = |name: &str| {
+        let mut known = NESTED.iter();
+        known.find_map(|(nested, own)| Some(format!("{own}{}", name.strip_prefix(nested)?)))
+    };
+    if !all.keys().any(|name| inner(name).is_some()) {
+        return all;
+    }
+    let sees = |name: &str| VISION.iter().any(|part| name.starts_with(part));
+    let own = all.into_iter().filter(|(name, _)| !sees(name));
+    own.map(|(name, place)| (inner(&name).unwrap_or(name), place))
+        .collect()
+}
+
+/// Opens the folder's weight files and says where each tensor is.
+fn open(dir: &Path) -> Result<(Vec<WeightFile>, BTreeMap<String, Place>)> {
     let names: Vec<String> = if dir.join(SINGLE).is_file() {
         vec![SINGLE.into()]
     } else if let Some(index) = read_object(dir, INDEX)? {
@@ -170,11 +207,13 @@ fn open(dir: &Path) -> Result<(Vec<WeightFile>, BTreeMap<String, usize>)> {
         .into_iter()
         .map(|n| WeightFile::open(dir.join(n)))
         .collect::<Result<Vec<_>>>()?;
-    let place = files
-        .iter()
-        .enumerate()
-        .flat_map(|(i, f)| f.metadata.tensors().into_keys().map(move |name| (name, i)))
-        .collect();
+    let place = files.iter().enumerate().flat_map(|(file, f)| {
+        f.names().map(move |name| {
+            let own = name.clone();
+            (own, Place { file, name })
+        })
+    });
+    let place = unnested(place.collect());
     Ok((files, place))
 }
 
@@ -183,9 +222,9 @@ pub(super) fn dtypes(dir: &Path) -> Result<BTreeMap<String, StoredDtype>> {
     let (files, place) = open(dir)?;
     place
         .into_iter()
-        .filter_map(|(name, file)| {
-            let f = &files[file];
-            let dtype = f.metadata.info(&name)?.dtype;
+        .filter_map(|(name, place)| {
+            let f = &files[place.file];
+            let dtype = f.metadata.info(&place.name)?.dtype;
             Some(stored(&f.path, &name, dtype).map(|d| (name, d)))
         })
         .collect()
@@ -202,8 +241,9 @@ pub(super) fn load(dir: &Path, arch: &Arch, device: &Device) -> Result<Decoder> 
     let (files, place) = open(dir)?;
     check_names(dir, arch, &place)?;
     Decoder::build(arch.clone(), device, |_, spec| {
-        let file = &files[place[&spec.name]];
-        let values = match file.metadata.info(&spec.name) {
+        let Place { file, name } = &place[&spec.name];
+        let file = &files[*file];
+        let values = match file.metadata.info(name) {
             Some(info) => file.values(spec, info)?,
             None => unreachable!("the name came from this file's header"),
         };
@@ -211,7 +251,7 @@ pub(super) fn load(dir: &Path, arch: &Arch, device: &Device) -> Result<Decoder> 
     })
 }
 
-fn check_names(dir: &Path, arch: &Arch, place: &BTreeMap<String, usize>) -> Result<()> {
+fn check_names(dir: &Path, arch: &Arch, place: &BTreeMap<String, Place>) -> Result<()> {
     let wanted: Vec<String> = chain(arch)
         .into_iter()
         .flat_map(|unit| unit_specs(arch, unit))

@@ -3,6 +3,7 @@
 use super::Decoder;
 use crate::cache::{Decode, KvCache};
 use crate::layer::decode::{Residual, attention, mlp};
+use crate::rope::LayerAngles;
 use crate::unit::{Slot, UnitKind};
 use burn::tensor::Tensor;
 use firebrick_backends::accounts::Home;
@@ -32,20 +33,20 @@ impl Decoder {
     /// Where [`Self::decodes_on_device`] says no.
     #[must_use]
     pub fn decode(&self, step: &StepBuffer, cache: &mut KvCache) -> Tensor<2> {
-        let groups = step.tables.iter().map(|tables| Decode {
-            tables: tables.clone(),
-            angles: step.angles.clone(),
-        });
-        let groups: Vec<Decode> = groups.collect();
+        let angles = LayerAngles::new(&self.arch, step.angles.clone());
         let mut residual = Residual::new(self.embed(step.ids.clone()));
         for index in self.body() {
             let weights = self.weights(index);
             residual = match self.units[index].kind {
                 UnitKind::Attention(layer) => {
                     let cache = cache.layer(layer);
-                    let group = &groups[cache.group()];
+                    let own = Decode {
+                        tables: &step.tables[cache.group()],
+                        angles: angles.of(layer),
+                    };
                     let lora = self.sampling_lora(layer);
-                    attention(&self.arch, layer, &weights, residual, lora, (cache, group))
+                    let step = (cache, own, step.query_scale.as_ref());
+                    attention(&self.arch, layer, &weights, residual, lora, step)
                 }
                 UnitKind::Mlp(layer) => {
                     mlp(&self.arch, &weights, residual, self.sampling_lora(layer))
@@ -55,7 +56,7 @@ impl Decoder {
         }
         let head = self.head();
         let norm = self.weights(self.units.len() - 1).need(Slot::InputNorm);
-        let [_, normed] = residual.normed(&self.arch, norm);
+        let [_, normed] = residual.normed(&self.arch, Some(norm));
         head.sampled_logits(&normed)
     }
 }

@@ -145,8 +145,11 @@ impl Decoder {
         x: Tensor<2>,
         ctx: &ForwardContext,
     ) -> Qkv {
+        let UnitKind::Attention(layer) = self.units[unit].kind else {
+            unreachable!("queries are asked of an attention unit")
+        };
         let lora = self.unit_lora_forward(unit, ctx);
-        layer::project(&self.arch, weights, x, ctx, lora)
+        layer::project(&self.arch, layer, weights, x, ctx, lora)
     }
 
     /// The middle part, over whole sequences: the output of attention, `[tokens, heads · head_dim]`.

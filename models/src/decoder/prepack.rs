@@ -1,6 +1,7 @@
 //! Prepacked copies of a decoder's matrices.
 
 use super::{Decoder, Store, Unit};
+use crate::arch::QkNorm;
 use crate::layer::decode::{GATE_UP, QKV};
 use crate::unit::Slot;
 use crate::{Error, Prepack, Quantization, Result};
@@ -30,12 +31,16 @@ impl Decoder {
             _ => Ok(None),
         };
         let joins = prepack.panels && prepack.quantization.is_none() && !is_cpu(&self.device);
+        // a norm over all queries takes them by themselves
+        let joins_queries = self.arch.qk_norm != Some(QkNorm::Projection);
         for unit in &mut packed.units {
             match &mut unit.store {
                 Store::Device(weights) => {
                     *weights = weights.prepacked(copy)?;
-                    if joins {
+                    if joins && joins_queries {
                         weights.join(QKV);
+                    }
+                    if joins {
                         weights.join(GATE_UP);
                     }
                 }

@@ -27,8 +27,30 @@ const PANELS: Prepack = Prepack {
     quantization: None,
 };
 
+/// What a family of two layers needs to have layers of both of its kinds.
+fn kinds(family: &str) -> Value {
+    match family {
+        "gemma3_text" => {
+            json!({"sliding_window_pattern": 2, "rope_theta": 1e5, "rope_local_base_freq": 1e3})
+        }
+        "smollm3" => json!({"no_rope_layers": [1, 0]}),
+        "olmo3" => json!({
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16}
+        }),
+        "ministral3" => json!({
+            "sliding_window": null,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 8,
+                "llama_4_scaling_beta": 0.1
+            }
+        }),
+        _ => json!({}),
+    }
+}
+
 fn decoder(family: &str) -> Decoder {
-    let Value::Object(config) = json!({
+    let Value::Object(mut config) = json!({
         "model_type": family, "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
         "sliding_window": 6, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 20.0,
@@ -36,6 +58,7 @@ fn decoder(family: &str) -> Decoder {
     }) else {
         unreachable!("an object")
     };
+    config.extend(kinds(family).as_object().cloned().unwrap_or_default());
     let arch = Arch::from_config(&config, Path::new(family)).expect("a valid architecture");
     Decoder::random(arch, 1, &Device::flex())
 }
@@ -191,7 +214,15 @@ fn schedule() -> impl Strategy<Value = Schedule> {
     ];
     let model_len = prop_oneof![Just(None), (32_usize..48).prop_map(Some)];
     (
-        prop_oneof![Just("llama"), Just("gemma2"), Just("mistral")],
+        prop_oneof![
+            Just("llama"),
+            Just("gemma2"),
+            Just("mistral"),
+            Just("gemma3_text"),
+            Just("smollm3"),
+            Just("olmo3"),
+            Just("ministral3"),
+        ],
         prop::collection::vec(1_usize..30, 1..9),
         1_usize..5,
         (samplings, 1_usize..24, 0_u32..8),

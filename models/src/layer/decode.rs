@@ -4,7 +4,7 @@
 
 use super::{activation, attention_params, gated, query_key_value};
 use crate::adapter::LoraForward;
-use crate::arch::Arch;
+use crate::arch::{Arch, QkNorm};
 use crate::cache::{Decode, LayerCache};
 use crate::functional::{add_rms_norm, norm_offset, rms_norm, rms_norm_onto};
 use crate::unit::Slot;
@@ -29,29 +29,41 @@ impl Residual {
         Self { sum, pending: None }
     }
 
-    /// The residual with everything added, and its norm.
-    pub fn normed(self, arch: &Arch, weight: Tensor<2>) -> [Tensor<2>; 2] {
-        match self.pending {
-            Some(pending) => add_rms_norm(arch, self.sum, &pending, weight),
-            None => [self.sum.clone(), rms_norm(arch, self.sum, weight)],
+    /// The residual with everything added, and its norm; itself where there is none before this half.
+    pub fn normed(self, arch: &Arch, weight: Option<Tensor<2>>) -> [Tensor<2>; 2] {
+        match (self.pending, weight) {
+            (Some(pending), Some(weight)) => add_rms_norm(arch, self.sum, &pending, weight),
+            (None, Some(weight)) => [self.sum.clone(), rms_norm(arch, self.sum, weight)],
+            (pending, None) => {
+                let sum = match pending {
+                    Some(pending) => self.sum + pending,
+                    None => self.sum,
+                };
+                [sum.clone(), sum]
+            }
         }
     }
 }
 
-/// The attention half; new keys and values are written to the cache.
+/// The attention half; new keys and values are written to the cache, and queries are multiplied by the factors beside it, `[rows, 1]`.
 pub(crate) fn attention(
     arch: &Arch,
     layer: usize,
     w: &Weights,
     residual: Residual,
     lora: Option<LoraForward<'_>>,
-    (cache, step): (&mut LayerCache, &Decode),
+    (cache, step, scale): (&mut LayerCache, Decode<'_>, Option<&Tensor<2>>),
 ) -> Residual {
-    let [x, h] = residual.normed(arch, w.need(Slot::InputNorm));
+    let [x, h] = residual.normed(arch, w.get(Slot::InputNorm));
     let params = attention_params(arch, layer);
-    let mixed = match joined_qkv(arch, w, &h, lora) {
+    // one tensor of queries and keys has no place for factors of queries alone
+    let joined = match scale {
+        None => joined_qkv(arch, w, &h, lora),
+        Some(_) => None,
+    };
+    let mixed = match joined {
         Some((qkv, bias)) => cache.decode_joined(params, &qkv, bias.as_ref(), heads(arch), step),
-        None => cache.decode(params, query_key_value(arch, w, &h, lora), step),
+        None => cache.decode(params, query_key_value(arch, w, &h, scale, lora), step),
     };
     add_later(arch, w, x, &mixed, Slot::O, lora)
 }
@@ -63,7 +75,7 @@ pub(crate) fn mlp(
     residual: Residual,
     lora: Option<LoraForward<'_>>,
 ) -> Residual {
-    let [x, h] = residual.normed(arch, w.need(Slot::InputNorm));
+    let [x, h] = residual.normed(arch, w.get(Slot::InputNorm));
     let joined = w.joined(GATE_UP, lora).filter(|own| own.bias.is_none());
     let both = joined.map(|own| own.product(&h));
     let gated = both
@@ -87,6 +99,10 @@ fn joined_qkv(
     h: &Tensor<2>,
     lora: Option<LoraForward<'_>>,
 ) -> Option<(Tensor<2>, Option<Tensor<2>>)> {
+    // the kernel that norms joined rows takes each head by itself
+    if arch.qk_norm == Some(QkNorm::Projection) {
+        return None;
+    }
     let joined = w.joined(QKV, lora)?;
     let norms = [Slot::QNorm, Slot::KNorm].map(|slot| w.get(slot));
     match (norms, &joined.bias) {

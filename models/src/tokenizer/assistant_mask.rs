@@ -5,9 +5,10 @@
 //! prompt before it and the end of the conversation up to it, provided that both are prefixes of the
 //! whole. A template that formats an earlier turn differently when later turns follow is refused.
 
+use serde_json::Value;
 use std::ops::Range;
 
-use super::{Message, Tokenizer};
+use super::{ChatOptions, Message, Tokenizer};
 use crate::error::{Error, Result};
 
 /// The role whose turns are scored.
@@ -34,10 +35,23 @@ impl Tokenizer {
         messages: &[Message],
         from: usize,
     ) -> Result<ChatTokens> {
+        self.encode_with_assistant_mask_and_tools(messages, from, None)
+    }
+
+    /// The same of a conversation with tools: a list of JSON schemas.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_with_assistant_mask`].
+    pub fn encode_with_assistant_mask_and_tools(
+        &self,
+        messages: &[Message],
+        from: usize,
+        tools: Option<&Value>,
+    ) -> Result<ChatTokens> {
         let (text, spans) = if self.template.marks_generation() {
-            self.marked(messages, from)?
+            self.marked(messages, from, tools)?
         } else {
-            self.between_prefixes(messages, from)?
+            self.between_prefixes(messages, from, tools)?
         };
         let encoding =
             self.backend
@@ -54,9 +68,18 @@ impl Tokenizer {
     }
 
     /// The spans that the template marks, without those of turns before `from`.
-    fn marked(&self, messages: &[Message], from: usize) -> Result<(String, Vec<Range<usize>>)> {
+    fn marked(
+        &self,
+        messages: &[Message],
+        from: usize,
+        tools: Option<&Value>,
+    ) -> Result<(String, Vec<Range<usize>>)> {
+        let options = ChatOptions {
+            add_generation_prompt: false,
+            tools,
+        };
         let named = self.settings.named();
-        let (text, mut spans) = self.template.render_marked(named, messages, false)?;
+        let (text, mut spans) = self.template.render_marked(named, messages, options)?;
         if from > 0 {
             let turns = |m: &[Message]| m.iter().filter(|m| m.role == ASSISTANT).count();
             if spans.len() != turns(messages) {
@@ -76,8 +99,16 @@ impl Tokenizer {
         &self,
         messages: &[Message],
         from: usize,
+        tools: Option<&Value>,
     ) -> Result<(String, Vec<Range<usize>>)> {
-        let text = self.render_chat(messages, false)?;
+        let render = |messages: &[Message], add_generation_prompt| {
+            let options = ChatOptions {
+                add_generation_prompt,
+                tools,
+            };
+            self.render_chat_with(messages, options)
+        };
+        let text = render(messages, false)?;
         let mut spans = Vec::new();
         for (i, message) in messages.iter().enumerate().skip(from) {
             if message.role != ASSISTANT {
@@ -86,8 +117,8 @@ impl Tokenizer {
             if i == 0 {
                 return Err(self.inexact("the conversation begins with an assistant turn"));
             }
-            let before = self.render_chat(&messages[..i], true)?;
-            let after = self.render_chat(&messages[..=i], false)?;
+            let before = render(&messages[..i], true)?;
+            let after = render(&messages[..=i], false)?;
             for (part, what) in [
                 (&before, "the generation prompt of"),
                 (&after, "the conversation up to"),

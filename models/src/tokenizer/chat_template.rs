@@ -20,7 +20,7 @@ use super::tojson::tojson;
 use crate::error::{Error, Result};
 
 /// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Message {
     /// `system`, `user`, `assistant`, or another role that the template knows.
@@ -35,6 +35,38 @@ impl Message {
         context! { role => self.role.as_str(), content => self.content.as_str() }
     }
 }
+
+/// What a template is given besides the messages.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ChatOptions<'a> {
+    /// Whether the text ends with the prompt for the assistant's turn.
+    pub add_generation_prompt: bool,
+    /// The tools that the assistant may call: a list of JSON schemas. Null and an empty list are none.
+    pub tools: Option<&'a serde_json::Value>,
+}
+
+impl ChatOptions<'_> {
+    /// A conversation that the assistant goes on with.
+    #[must_use]
+    pub fn prompt() -> Self {
+        Self {
+            add_generation_prompt: true,
+            ..Self::default()
+        }
+    }
+
+    fn tools(&self) -> Value {
+        let given = self.tools.filter(|tools| {
+            tools
+                .as_array()
+                .map_or(!tools.is_null(), |list| !list.is_empty())
+        });
+        given.map_or(Value::from(()), from_json)
+    }
+}
+
+/// Variables of templates that are not a configuration's to set.
+const OWN: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 
 /// The name under which a template's own errors give their lines.
 const NAME: &str = "chat_template";
@@ -51,6 +83,8 @@ pub(super) struct ChatTemplate {
     state: State,
     /// Whether it marks the assistant's text.
     marks: bool,
+    /// Variables that every rendering is given.
+    kwargs: serde_json::Map<String, serde_json::Value>,
 }
 
 enum State {
@@ -77,11 +111,44 @@ impl ChatTemplate {
             origin: origin.to_owned(),
             state,
             marks,
+            kwargs: serde_json::Map::new(),
         }
+    }
+
+    /// Gives every rendering more variables.
+    pub(super) fn set_kwargs(
+        &mut self,
+        kwargs: &serde_json::Map<String, serde_json::Value>,
+    ) -> Result<()> {
+        if let Some(name) = OWN.iter().find(|name| kwargs.contains_key(**name)) {
+            return Err(Error::ChatTemplate {
+                path: self.origin.clone(),
+                detail: format!(
+                    "chat_template_kwargs: `{name}` is set by each conversation; remove it"
+                ),
+            });
+        }
+        self.kwargs.clone_from(kwargs);
+        Ok(())
+    }
+
+    pub(super) fn kwargs(&self) -> &serde_json::Map<String, serde_json::Value> {
+        &self.kwargs
     }
 
     pub(super) fn is_present(&self) -> bool {
         !matches!(self.state, State::Absent(_))
+    }
+
+    /// Refuses a template that is not understood.
+    pub(super) fn check(&self) -> Result<()> {
+        match &self.state {
+            State::Broken(detail) => Err(Error::ChatTemplate {
+                path: self.origin.clone(),
+                detail: detail.clone(),
+            }),
+            State::Absent(_) | State::Ready(_) => Ok(()),
+        }
     }
 
     /// Whether it marks the assistant's text by `{% generation %}`.
@@ -93,9 +160,9 @@ impl ChatTemplate {
         &self,
         special_tokens: &BTreeMap<String, String>,
         messages: &[Message],
-        add_generation_prompt: bool,
+        options: ChatOptions<'_>,
     ) -> Result<String> {
-        let marked = self.render_marked(special_tokens, messages, add_generation_prompt)?;
+        let marked = self.render_marked(special_tokens, messages, options)?;
         Ok(marked.0)
     }
 
@@ -104,9 +171,9 @@ impl ChatTemplate {
         &self,
         special_tokens: &BTreeMap<String, String>,
         messages: &[Message],
-        add_generation_prompt: bool,
+        options: ChatOptions<'_>,
     ) -> Result<(String, Vec<Range<usize>>)> {
-        let text = self.rendered(special_tokens, messages, add_generation_prompt)?;
+        let text = self.rendered(special_tokens, messages, options)?;
         if !self.marks {
             return Ok((text, Vec::new()));
         }
@@ -129,7 +196,7 @@ impl ChatTemplate {
         &self,
         special_tokens: &BTreeMap<String, String>,
         messages: &[Message],
-        add_generation_prompt: bool,
+        options: ChatOptions<'_>,
     ) -> Result<String> {
         let failed = |detail: String| Error::ChatTemplate {
             path: self.origin.clone(),
@@ -148,17 +215,43 @@ impl ChatTemplate {
         if messages.is_empty() {
             return Err(failed("the conversation has no messages".to_owned()));
         }
+        // as in transformers, what is given goes before what the tokenizer names
+        let named = special_tokens
+            .iter()
+            .map(|(role, token)| (role.as_str(), token.as_str().into()));
+        let given = self.kwargs.iter();
+        let given = given.map(|(name, value)| (name.as_str(), from_json(value)));
+        let variables = Value::from_pairs(named.chain(given));
         let variables = context! {
             messages => messages.iter().map(Message::variables).collect::<Vec<_>>(),
-            add_generation_prompt => add_generation_prompt,
-            tools => (),
+            add_generation_prompt => options.add_generation_prompt,
+            tools => options.tools(),
             documents => (),
-            ..special_tokens.clone()
+            ..variables
         };
         environment
             .get_template(NAME)
             .and_then(|template| template.render(variables))
             .map_err(|cause| failed(own_words(&cause)))
+    }
+}
+
+/// A value of JSON as templates see it, the keys of objects in their order.
+fn from_json(value: &serde_json::Value) -> Value {
+    match value {
+        serde_json::Value::Null => Value::from(()),
+        serde_json::Value::Bool(is) => (*is).into(),
+        serde_json::Value::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(integer), _) => integer.into(),
+            (None, Some(integer)) => integer.into(),
+            (None, None) => number.as_f64().unwrap_or(f64::NAN).into(),
+        },
+        serde_json::Value::String(text) => text.as_str().into(),
+        serde_json::Value::Array(list) => list.iter().map(from_json).collect(),
+        serde_json::Value::Object(fields) => {
+            let fields = fields.iter();
+            Value::from_pairs(fields.map(|(name, value)| (name.as_str(), from_json(value))))
+        }
     }
 }
 

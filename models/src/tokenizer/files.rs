@@ -67,6 +67,12 @@ impl Files {
             .map(|(_, bytes)| bytes.as_slice())
     }
 
+    /// Puts a file in the place of the one of its name.
+    pub(super) fn set(&mut self, name: &'static str, bytes: Vec<u8>) {
+        self.0.retain(|(known, _)| *known != name);
+        self.0.push((name, bytes));
+    }
+
     pub(super) fn write(&self, dir: &Path) -> Result<()> {
         std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
         for (name, bytes) in &self.0 {

@@ -17,12 +17,13 @@ use std::path::{Path, PathBuf};
 use tokenizers::{AddedToken, ModelWrapper, Tokenizer as Backend};
 
 pub use assistant_mask::ChatTokens;
-pub use chat_template::Message;
+pub use chat_template::{ChatOptions, Message};
 
 use crate::error::{Error, Result};
 use chat_template::ChatTemplate;
 use files::Files;
-use settings::Settings;
+use serde_json::{Map, Value};
+use settings::{Settings, TemplateSource};
 
 /// A tokenizer with its special tokens and its chat template.
 pub struct Tokenizer {
@@ -206,8 +207,60 @@ impl Tokenizer {
     /// [`Error::ChatTemplate`] when there is no template, when it cannot be understood, and when it
     /// refuses the conversation (`raise_exception`), with its own words.
     pub fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        self.render_chat_with(
+            messages,
+            ChatOptions {
+                add_generation_prompt,
+                ..ChatOptions::default()
+            },
+        )
+    }
+
+    /// The same with more of what a template may be given.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::render_chat`].
+    pub fn render_chat_with(
+        &self,
+        messages: &[Message],
+        options: ChatOptions<'_>,
+    ) -> Result<String> {
         self.template
-            .render(self.settings.named(), messages, add_generation_prompt)
+            .render(self.settings.named(), messages, options)
+    }
+
+    /// The same tokenizer with another chat template, in Jinja; [`Tokenizer::save`] writes it too. `origin` is where it came
+    /// from, for messages.
+    ///
+    /// # Errors
+    /// [`Error::ChatTemplate`] when the template is not understood.
+    pub fn with_chat_template(mut self, template: &str, origin: &Path) -> Result<Self> {
+        // Python's text mode, with which transformers reads it
+        let template = template.replace("\r\n", "\n");
+        let kwargs = self.template.kwargs().clone();
+        let source = TemplateSource::Text(template.clone());
+        self.template = ChatTemplate::new(origin, &source);
+        self.template.check()?;
+        self.template.set_kwargs(&kwargs)?;
+        self.files.set(files::CHAT_TEMPLATE, template.into_bytes());
+        Ok(self)
+    }
+
+    /// The same tokenizer whose chat template is given these variables with every conversation, as by the keyword arguments of
+    /// transformers' `apply_chat_template`. The files that [`Tokenizer::save`] writes do not have them.
+    ///
+    /// # Errors
+    /// [`Error::ChatTemplate`] for a name that each conversation sets (`messages`, `tools`, `documents`,
+    /// `add_generation_prompt`).
+    pub fn with_chat_template_kwargs(mut self, kwargs: &Map<String, Value>) -> Result<Self> {
+        self.template.set_kwargs(kwargs)?;
+        Ok(self)
+    }
+
+    /// The variables that its chat template is given with every conversation.
+    #[must_use]
+    pub fn chat_template_kwargs(&self) -> &Map<String, Value> {
+        self.template.kwargs()
     }
 
     /// Writes the tokenizer files of a Hugging Face checkpoint into `dir`, which is created if need

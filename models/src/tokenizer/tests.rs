@@ -152,8 +152,7 @@ fn saved_files_are_the_loaded_ones_and_give_the_same_ids() {
 fn truncation_and_padding_of_the_file_are_off() {
     let dir = folder(&[]);
     let path = dir.path().join("tokenizer.json");
-    let mut file: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let mut file: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     file["truncation"] = json!({
         "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0
     });
@@ -320,4 +319,57 @@ fn templates_find_the_environment_they_are_written_for() {
 fn messages_refuse_unknown_fields() {
     let text = r#"{"role": "user", "content": "x", "tool_calls": []}"#;
     assert!(serde_json::from_str::<Message>(text).is_err());
+}
+
+#[test]
+fn a_template_is_given_tools_and_the_variables_of_the_configuration() {
+    let template = "{% if tools %}{{ tools | tojson }}|{% endif %}{{ enable_thinking }}|{{ messages[0].role }}";
+    let tokenizer = with_template(template);
+    let object = |value: Value| value.as_object().cloned().unwrap();
+    let tokenizer = tokenizer
+        .with_chat_template_kwargs(&object(json!({"enable_thinking": false})))
+        .unwrap();
+    let with = |tools: &Value| {
+        let options = ChatOptions {
+            tools: Some(tools),
+            ..ChatOptions::prompt()
+        };
+        tokenizer.render_chat_with(&hello(), options).unwrap()
+    };
+    let tools = json!([{"type": "function", "function": {"name": "add", "arguments": [1, true]}}]);
+    assert_eq!(
+        with(&tools),
+        r#"[{"type": "function", "function": {"name": "add", "arguments": [1, true]}}]|False|user"#
+    );
+    for none in [json!(null), json!([])] {
+        assert_eq!(with(&none), "False|user");
+    }
+    for own in ["messages", "tools", "add_generation_prompt"] {
+        let kwargs = object(json!({own: true}));
+        let error = with_template(template).with_chat_template_kwargs(&kwargs);
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("`{own}` is set by each conversation")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn another_template_takes_the_place_of_the_own_one_and_is_saved() {
+    let file = Path::new("chat.jinja");
+    let tokenizer = with_template("own").with_chat_template("{{ bos_token }}other\r\n!", file);
+    let tokenizer = tokenizer.unwrap();
+    assert_eq!(tokenizer.render_chat(&hello(), true).unwrap(), "other\n!");
+    let saved = tempfile::tempdir().unwrap();
+    tokenizer.save(saved.path()).unwrap();
+    let again = Tokenizer::from_dir(saved.path()).unwrap();
+    assert_eq!(again.render_chat(&hello(), true).unwrap(), "other\n!");
+
+    let broken = with_template("own").with_chat_template("{% if %}", file);
+    let error = broken.unwrap_err().to_string();
+    assert!(
+        error.contains("chat.jinja") && error.contains("not understood"),
+        "{error}"
+    );
 }

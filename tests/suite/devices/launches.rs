@@ -48,7 +48,14 @@ fn sample(
 
 fn joined_matrices_change_no_token(device: &Device) {
     let limits = SchedulerConfig::new(64);
-    for name in ["qwen2-tied", "qwen3-sharded", "gemma2", "mistral-window"] {
+    for name in [
+        "qwen2-tied",
+        "qwen3-sharded",
+        "gemma2",
+        "mistral-window",
+        "gemma3",
+        "ministral3",
+    ] {
         let (model, _) = model(&fixtures().join("models").join(name), device);
         let joined = model.decoder.prepacked(JOINED).expect("copies");
         assert!(joined.prepacked_bytes() > 0, "{name}");

@@ -3,6 +3,7 @@
 
 mod objectives;
 mod proofs;
+mod schema;
 mod terms;
 
 use std::collections::{BTreeMap, BTreeSet};

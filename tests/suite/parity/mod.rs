@@ -1,8 +1,11 @@
 //! Against transformers, TRL and torch, number by number: everything that stands in the fixtures.
 
 mod adapters;
+mod export;
 mod heads;
+mod long_rows;
 mod models;
+mod nested;
 mod optim;
 mod rewards;
 mod schedules;

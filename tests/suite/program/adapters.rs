@@ -159,7 +159,7 @@ fn a_resumed_run_with_adapters_equals_one_that_was_never_stopped() {
         let mut lines = metrics(&bench, run);
         for line in &mut lines {
             let line = line.as_object_mut().unwrap();
-            line.remove("val-core/arithmetic/reward");
+            line.retain(|name, _| !name.starts_with("val-"));
         }
         lines
     };
@@ -236,8 +236,8 @@ fn adapters_that_cannot_be_are_refused() {
         ("model.lora.dropout=1.5", &["model.lora: dropout must be"]),
         ("model.lora.ranks=4", &["unknown key `ranks`", "`rank`"]),
         (
-            "model.lora.path=no/adapter",
-            &["no/adapter", "not a folder"],
+            "model.lora.path=no/such/adapter",
+            &["no/such/adapter", "not a folder"],
         ),
     ] {
         refused(

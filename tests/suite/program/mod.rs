@@ -3,11 +3,17 @@
 mod adapters;
 mod bad_input;
 mod commands;
+mod config;
+mod data;
+mod dry_run;
+mod hub;
+mod import;
 mod memory;
 mod objectives;
 mod plan;
 mod ppo;
 mod precision;
+mod programs;
 mod quantization;
 mod readings;
 mod report;
@@ -20,6 +26,9 @@ mod shared_trunk;
 mod shortage;
 mod streams;
 mod timeline;
+mod trackers;
+mod validation;
+mod watch;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -88,7 +97,7 @@ pub fn firebrick(args: &[&str]) -> Output {
     program(args).output().unwrap()
 }
 
-fn program(args: &[&str]) -> Command {
+pub fn program(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick"));
     command.args(args).env_remove("FIREBRICK_LOG");
     command

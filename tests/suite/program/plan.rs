@@ -22,15 +22,23 @@ fn a_plan_is_a_table_a_person_can_read() {
     for part in [
         "budget  1.00 GiB, of which the plan may use 922 MiB",
         "4 prompts x 4 completions",
-        "kv_cache",
+        "MOST OF IT",
         "* peak",
-        "RULES OF THUMB",
-        "Qwen2.5-7B",
-        "memory.gradient_checkpointing: true",
-        "rollout.n=2 trainer.train_batch_size=8",
+        "It fits: ",
+        "A step takes about ",
+        "More: --phases",
     ] {
         assert!(said.contains(part), "{part:?} is not in:\n{said}");
     }
+    assert!(said.lines().count() <= 22, "{said}");
+    // 4.75 MiB, of which 4.28 may be used: a little less than the plain plan takes
+    let tight = succeeded(&bench.firebrick("plan", &["--budget", "4980736"]));
+    assert!(
+        tight.contains("TURNED ON, the fastest that fits"),
+        "{tight}"
+    );
+    assert!(tight.contains("as settings: memory."), "{tight}");
+    assert!(tight.lines().count() <= 30, "{tight}");
     assert!(
         !bench.path("run").exists(),
         "planning leaves nothing behind"
@@ -38,10 +46,48 @@ fn a_plan_is_a_table_a_person_can_read() {
 }
 
 #[test]
+fn the_rest_of_a_plan_is_printed_on_request() {
+    let bench = Bench::new();
+    let short = succeeded(&bench.firebrick("plan", &["--budget", "7MiB"]));
+    for (option, parts) in [
+        ("--phases", &["kv_cache", "total  "][..]),
+        (
+            "--techniques",
+            &[
+                "memory.gradient_checkpointing: true",
+                "TECHNIQUE",
+                "EACH TECHNIQUE ON ITS OWN",
+            ],
+        ),
+        ("--batches", &["rollout.n=2 trainer.train_batch_size=8"]),
+        ("--models", &["RULES OF THUMB", "Qwen2.5-7B"]),
+    ] {
+        let said = succeeded(&bench.firebrick("plan", &["--budget", "7MiB", option]));
+        for part in parts {
+            assert!(said.contains(part), "{part:?} is not in:\n{said}");
+        }
+        assert!(said.len() > short.len(), "{option}");
+        assert!(!said.contains("More: "), "{said}");
+        refused(
+            &bench.firebrick("plan", &["--json", option]),
+            &["--json", option],
+        );
+    }
+    for absent in [
+        "RULES OF THUMB",
+        "EACH TECHNIQUE",
+        "SAME NUMBER OF ROLLOUTS",
+    ] {
+        assert!(!short.contains(absent), "{short}");
+    }
+}
+
+#[test]
 fn a_preset_s_values_are_shown_with_those_that_the_device_cannot_have() {
     let bench = Bench::new();
     let settings = ["memory.preset=constrained", "memory.head_rows=32"];
-    let said = succeeded(&bench.firebrick("plan", &settings));
+    let shown = [&settings[..], &["--models"]].concat();
+    let said = succeeded(&bench.firebrick("plan", &shown));
     for part in [
         "preset  constrained sets memory.activation_offload=true",
         "memory.train_tokens=4096",
@@ -74,13 +120,13 @@ fn a_preset_is_planned_in_the_precision_that_it_sets_for_a_gpu() {
     assert!(full > 0);
     let balanced = weights(&["memory.preset=balanced"]);
     assert_eq!(balanced, weights(&[]), "it sets no precision");
-    let half = succeeded(&bench.firebrick("plan", &["precision=bf16"]));
+    let half = succeeded(&bench.firebrick("plan", &["precision=bf16", "--models"]));
     assert!(rules(&half).contains(" in bf16"), "{half}");
 }
 
 #[test]
 fn public_models_are_printed_as_they_stand_in_the_docs() {
-    let said = succeeded(&Bench::new().firebrick("plan", &[]));
+    let said = succeeded(&Bench::new().firebrick("plan", &["--models"]));
     let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let printed: Vec<String> = said.lines().map(words).collect();
     let page = crate::support::project().join("docs/planner.md");
@@ -89,7 +135,7 @@ fn public_models_are_printed_as_they_stand_in_the_docs() {
         .lines()
         .filter(|row| row.starts_with("| ") && row.contains(" billion | "));
     let rows: Vec<String> = rows.map(|row| words(&row.replace('|', " "))).collect();
-    assert_eq!(rows.len(), 28, "14 models in two precisions");
+    assert_eq!(rows.len(), 48, "24 models in two precisions");
     for row in rows {
         assert!(printed.contains(&row), "{row:?} is not in:\n{said}");
     }
@@ -194,7 +240,8 @@ fn several_devices_are_arithmetic_and_each_holds_its_share() {
         4
     );
 
-    let said = succeeded(&bench.firebrick("plan", &fsdp));
+    let shown = [&fsdp[..], &["--phases"]].concat();
+    let said = succeeded(&bench.firebrick("plan", &shown));
     for part in [
         "spread  4 devices: data 4 (ZeRO-3)",
         "An estimate",

@@ -1,62 +1,15 @@
 //! A Hugging Face `config.json` into an [`Arch`], in the style of transformers 4 or 5.
 
-use super::{Activation, Arch, FAMILIES, Family, HeadKind, Rope, RopeScaling};
+mod fields;
+mod layers;
+mod nested;
+
+use super::{Activation, Arch, FAMILIES, Family, HeadKind, QkNorm, Rope, RopeScaling};
 use crate::{Error, Precision, Result};
+use fields::Fields;
+use layers::{layers, query_scaling, ropes};
 use serde_json::{Map, Value, json};
 use std::path::Path;
-
-/// Reads typed fields of a JSON object, remembering where it came from for messages.
-struct Fields<'a> {
-    path: &'a Path,
-    map: &'a Map<String, Value>,
-}
-
-impl Fields<'_> {
-    fn error(&self, detail: String) -> Error {
-        Error::Config {
-            path: self.path.to_owned(),
-            detail,
-        }
-    }
-
-    fn present(&self, key: &str) -> Option<&Value> {
-        self.map.get(key).filter(|v| !v.is_null())
-    }
-
-    fn typed<T>(
-        &self,
-        key: &str,
-        kind: &str,
-        read: impl Fn(&Value) -> Option<T>,
-    ) -> Result<Option<T>> {
-        self.present(key)
-            .map(|v| {
-                read(v).ok_or_else(|| self.error(format!("`{key}` must be {kind}, found {v}")))
-            })
-            .transpose()
-    }
-
-    fn size(&self, key: &str) -> Result<Option<usize>> {
-        self.typed(key, "a positive whole number", |v| {
-            v.as_u64().filter(|&n| n > 0).map(|n| n as usize)
-        })
-    }
-
-    fn required(&self, key: &str) -> Result<usize> {
-        self.size(key)?
-            .ok_or_else(|| self.error(format!("`{key}` is missing; expected a positive integer")))
-    }
-
-    fn number(&self, key: &str) -> Result<Option<f64>> {
-        self.typed(key, "a number", Value::as_f64)
-    }
-
-    fn flag(&self, key: &str, default: bool) -> Result<bool> {
-        Ok(self
-            .typed(key, "true or false", Value::as_bool)?
-            .unwrap_or(default))
-    }
-}
 
 impl Arch {
     /// Reads a `config.json`, in the style of transformers 4 (`rope_theta`, `rope_scaling`) or 5
@@ -70,39 +23,24 @@ impl Arch {
         if matches!(head, HeadKind::Scalar { .. }) {
             check_one_label(&f)?;
         }
-        let gemma = family == Family::Gemma2;
+        if f.flag("use_bidirectional_attention", false)? {
+            return Err(f.error(
+                "`use_bidirectional_attention` is true: such a model embeds texts and generates none".into(),
+            ));
+        }
+        let gemma = family.is_gemma();
         let hidden_size = f.required("hidden_size")?;
         let num_layers = f.required("num_hidden_layers")?;
-        let num_heads = f.required("num_attention_heads")?;
-        let num_kv_heads = f.size("num_key_value_heads")?.unwrap_or(num_heads);
-        if num_heads % num_kv_heads != 0 {
-            return Err(f.error(format!(
-                "`num_attention_heads` ({num_heads}) must be a multiple of `num_key_value_heads` ({num_kv_heads})"
-            )));
-        }
-        let head_dim = match f.size("head_dim")? {
-            Some(n) => n,
-            None if gemma => 256,
-            None if family == Family::Qwen3 => 128,
-            None if hidden_size % num_heads == 0 => hidden_size / num_heads,
-            None => {
-                return Err(f.error(format!(
-                    "`hidden_size` ({hidden_size}) is not a multiple of `num_attention_heads` ({num_heads}), and `head_dim` \
-                     is not set"
-                )));
-            }
-        };
-        if head_dim % 2 != 0 {
-            return Err(f.error(format!(
-                "`head_dim` must be even for the rotary embedding, found {head_dim}"
-            )));
-        }
+        let [num_heads, num_kv_heads, head_dim] = heads(&f, family, hidden_size)?;
         let bias = f.flag("attention_bias", false)?;
-        let scale = f
-            .number("query_pre_attn_scalar")?
-            .filter(|_| gemma)
-            .unwrap_or(head_dim as f64);
+        let scale = match f.number("query_pre_attn_scalar")? {
+            Some(scale) if gemma => scale,
+            None if family == Family::Gemma3 => 256.0,
+            _ => head_dim as f64,
+        };
         let max_positions = f.size("max_position_embeddings")?.unwrap_or(2048);
+        let kinds = layers(&f, family, num_layers)?;
+        let ropes = ropes(&f, family, max_positions, &kinds)?;
         Ok(Self {
             family,
             head,
@@ -113,17 +51,27 @@ impl Arch {
             num_heads,
             num_kv_heads,
             head_dim,
-            max_positions,
-            norm_eps: f.number("rms_norm_eps")?.unwrap_or(1e-6),
+            max_positions: stretched(&ropes, max_positions),
+            norm_eps: match f.number("rms_norm_eps")? {
+                Some(eps) => eps,
+                None if matches!(family, Family::Olmo3 | Family::Ministral3) => 1e-5,
+                None => 1e-6,
+            },
             norm_offset: gemma,
             qkv_bias: family == Family::Qwen2 || bias,
             o_bias: bias && family != Family::Qwen2,
             mlp_bias: f.flag("mlp_bias", false)?,
-            qk_norm: family == Family::Qwen3,
-            post_norms: gemma,
+            qk_norm: match family {
+                Family::Qwen3 | Family::Gemma3 => Some(QkNorm::Heads),
+                Family::Olmo3 => Some(QkNorm::Projection),
+                _ => None,
+            },
+            pre_norms: family != Family::Olmo3,
+            post_norms: gemma || family == Family::Olmo3,
             activation: activation(&f, gemma)?,
-            rope: rope(&f, max_positions)?,
-            windows: windows(&f, family, num_layers)?,
+            query_scaling: query_scaling(&f, family, max_positions)?,
+            ropes,
+            windows: kinds.iter().map(|kind| kind.window).collect(),
             attention_scale: scale.sqrt().recip(),
             attention_softcap: gemma
                 .then(|| f.number("attn_logit_softcapping"))
@@ -135,16 +83,24 @@ impl Arch {
                 .flatten(),
             embedding_scale: gemma.then(|| (hidden_size as f64).sqrt()),
             joint_value_head: false,
-            tied: head == HeadKind::LanguageModel && f.flag("tie_word_embeddings", gemma)?,
+            tied: head == HeadKind::LanguageModel
+                && f.flag("tie_word_embeddings", gemma || family == Family::SmolLm3)?,
             initializer_range: f.number("initializer_range")?.unwrap_or(0.02),
             precision: Precision::default(),
         })
     }
 
+    /// The config of the language model inside a model that sees images (`text_config`), as that of a model by itself; `None` for every
+    /// other config.
+    #[must_use]
+    pub fn language_model_config(config: &Map<String, Value>) -> Option<Map<String, Value>> {
+        nested::language_model(config)
+    }
+
     /// Completes a hand-written config (a random start) so that transformers reads it as this architecture.
     pub fn complete_config(config: &mut Map<String, Value>) {
         if let Ok((family, _)) = Family::parse(config)
-            && let Some((_, model_type, class)) = FAMILIES.iter().find(|f| f.0 == family)
+            && let Some((_, model_type, class, _)) = FAMILIES.iter().find(|f| f.0 == family)
         {
             config
                 .entry("architectures")
@@ -166,6 +122,47 @@ impl Arch {
         config.entry("tie_word_embeddings").or_insert(json!(false));
         config.entry("torch_dtype").or_insert(json!("float32"));
     }
+}
+
+/// Query heads, key/value heads, and their width.
+fn heads(f: &Fields<'_>, family: Family, hidden_size: usize) -> Result<[usize; 3]> {
+    let num_heads = f.required("num_attention_heads")?;
+    let num_kv_heads = f.size("num_key_value_heads")?.unwrap_or(num_heads);
+    if num_heads % num_kv_heads != 0 {
+        return Err(f.error(format!(
+            "`num_attention_heads` ({num_heads}) must be a multiple of `num_key_value_heads` ({num_kv_heads})"
+        )));
+    }
+    let head_dim = match f.size("head_dim")? {
+        Some(n) => n,
+        None if family.is_gemma() => 256,
+        None if matches!(family, Family::Qwen3 | Family::Ministral3) => 128,
+        None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
+        None => {
+            return Err(f.error(format!(
+                "`hidden_size` ({hidden_size}) is not a multiple of `num_attention_heads` ({num_heads}), and `head_dim` \
+                 is not set"
+            )));
+        }
+    };
+    if head_dim % 2 != 0 {
+        return Err(f.error(format!(
+            "`head_dim` must be even for the rotary embedding, found {head_dim}"
+        )));
+    }
+    Ok([num_heads, num_kv_heads, head_dim])
+}
+
+/// The longest sequence: `YaRN` stretches that of training, whether or not a config counts it in `max_position_embeddings`.
+fn stretched(ropes: &[Option<Rope>], max_positions: usize) -> usize {
+    let yarn = ropes
+        .iter()
+        .flatten()
+        .filter_map(|rope| match &rope.scaling {
+            RopeScaling::Yarn(yarn) => Some((yarn.original as f64 * yarn.factor) as usize),
+            _ => None,
+        });
+    yarn.fold(max_positions, usize::max)
 }
 
 fn check_one_label(f: &Fields<'_>) -> Result<()> {
@@ -205,110 +202,6 @@ fn activation(f: &Fields<'_>, gemma: bool) -> Result<Activation> {
     }
 }
 
-fn rope(f: &Fields<'_>, max_positions: usize) -> Result<Rope> {
-    let object = |key: &str| f.typed(key, "an object", |v| v.as_object().cloned());
-    let newer = object("rope_parameters")?;
-    let table = match &newer {
-        Some(table) => Some(table.clone()),
-        None => object("rope_scaling")?,
-    }
-    .unwrap_or_default();
-    let r = Fields {
-        path: f.path,
-        map: &table,
-    };
-    let theta = match r.number("rope_theta")? {
-        Some(theta) => theta,
-        None => f.number("rope_theta")?.unwrap_or(10_000.0),
-    };
-    let partial = match r.number("partial_rotary_factor")? {
-        Some(p) => p,
-        None => f.number("partial_rotary_factor")?.unwrap_or(1.0),
-    };
-    if (partial - 1.0).abs() > f64::EPSILON {
-        return Err(f.error(format!(
-            "`partial_rotary_factor` {partial} is not supported; only 1.0 is"
-        )));
-    }
-    let kind = r
-        .present("rope_type")
-        .or_else(|| r.present("type"))
-        .map_or(Some("default"), Value::as_str);
-    let required = |key: &str| {
-        r.number(key)?
-            .ok_or_else(|| f.error(format!("rotary scaling {kind:?} needs `{key}`")))
-    };
-    let original = r
-        .size("original_max_position_embeddings")?
-        .unwrap_or(max_positions);
-    let scaling = match kind {
-        Some("default") => RopeScaling::Default,
-        Some("linear") => RopeScaling::Linear {
-            factor: required("factor")?,
-        },
-        Some("dynamic") => RopeScaling::Dynamic {
-            factor: required("factor")?,
-            original,
-        },
-        Some("llama3") => RopeScaling::Llama3 {
-            factor: required("factor")?,
-            low: required("low_freq_factor")?,
-            high: required("high_freq_factor")?,
-            original,
-        },
-        other => {
-            return Err(f.error(format!(
-                "rotary scaling {} is not supported; known: default, linear, dynamic, llama3",
-                other.map_or_else(|| "of that type".to_owned(), |name| format!("{name:?}"))
-            )));
-        }
-    };
-    Ok(Rope { theta, scaling })
-}
-
-/// Sliding windows by layer. `layer_types` wins where a config lists it (transformers 4.53 and later).
-fn windows(f: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Option<usize>>> {
-    let sliding = f.size("sliding_window")?;
-    if let Some(types) = f.typed("layer_types", "a list", |v| v.as_array().cloned())? {
-        if types.len() != layers {
-            return Err(f.error(format!(
-                "`layer_types` has {} entries for {layers} layers",
-                types.len()
-            )));
-        }
-        return types
-            .iter()
-            .map(|t| match t.as_str() {
-                Some("full_attention") => Ok(None),
-                Some("sliding_attention") => Ok(sliding),
-                _ => Err(f.error(format!(
-                    "`layer_types` names {t}; known: full_attention, sliding_attention"
-                ))),
-            })
-            .collect();
-    }
-    let absent = f.map.get("sliding_window").is_none();
-    Ok(match family {
-        Family::Llama => vec![None; layers],
-        // MistralConfig's default, where the key is absent rather than null
-        Family::Mistral => vec![if absent { Some(4096) } else { sliding }; layers],
-        Family::Gemma2 => {
-            let window = if absent { Some(4096) } else { sliding };
-            (0..layers).map(|i| window.filter(|_| i % 2 == 0)).collect()
-        }
-        Family::Qwen2 | Family::Qwen3 => {
-            let window = if absent { Some(4096) } else { sliding };
-            let on = f.flag("use_sliding_window", false)?;
-            let from = f
-                .typed("max_window_layers", "a whole number", Value::as_u64)?
-                .unwrap_or(28) as usize;
-            (0..layers)
-                .map(|i| window.filter(|_| on && i >= from))
-                .collect()
-        }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -343,14 +236,14 @@ mod tests {
 
     #[test]
     fn an_unknown_rope_kind_is_named() {
-        let yarn = with(
+        let longrope = with(
             llama(),
             "rope_scaling",
-            json!({"rope_type": "yarn", "factor": 4.0}),
+            json!({"rope_type": "longrope", "factor": 4.0}),
         );
-        let message = parse(yarn).unwrap_err().to_string();
+        let message = parse(longrope).unwrap_err().to_string();
         assert!(
-            message.contains("yarn") && message.contains("llama3"),
+            message.contains("longrope") && message.contains("yarn"),
             "{message}"
         );
     }

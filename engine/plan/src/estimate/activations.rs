@@ -7,7 +7,7 @@
 //!
 //! | half | kept | numbers |
 //! |---|---|---|
-//! | both | `x / rms(x)`, and that times the norm's weight | 2 d |
+//! | with a norm before the half | `x / rms(x)`, and that times the norm's weight | 2 d |
 //! | attention | scaled queries, keys, values, the mixed values | 2 q + 2 k |
 //! | | with norms on q and k: each before and after its division | 2 q + 2 k |
 //! | | scores minus their maximum, their exponentials, the probabilities | 3 S |
@@ -21,7 +21,7 @@
 //!
 //! | half | kept | numbers |
 //! |---|---|---|
-//! | both | what the norm gives | d |
+//! | with a norm before the half | what the norm gives | d |
 //! | attention | queries, keys, values, the mixed values | 2 q + 2 k |
 //! | | with norms on q and k: each before its norm | q + k |
 //! | MLP | gate, up, gate · up | 3 f |
@@ -59,6 +59,8 @@ pub struct Widths {
     q: u64,
     k: u64,
     heads: u64,
+    /// Whether there is a norm before a half, and after it.
+    pre: bool,
     post: bool,
     qk_norm: bool,
     softcap: bool,
@@ -102,7 +104,8 @@ struct Bypass {
 }
 
 impl Bypass {
-    fn of(lora: &LoraConfig, d: u64, q: u64, f: u64) -> Self {
+    /// Of a layer of these widths. Where no norm comes before a half, the input that its bypasses share is the half's own.
+    fn of(lora: &LoraConfig, [d, q, f]: [u64; 3], pre_norms: bool) -> Self {
         let has = |target| lora.target_modules.contains(&target);
         let count = |targets: &[TargetModule]| targets.iter().filter(|t| has(**t)).count() as u64;
         let rank = lora.rank as u64;
@@ -114,10 +117,11 @@ impl Bypass {
                 sharing.min(1) * width
             }
         };
+        let normed = pre_norms || lora.dropout > 0.0;
         let half = |wide: &[TargetModule], narrow: TargetModule, inner: u64| {
             let (sharing, own) = (count(wide), count(&[narrow]));
             Numbers {
-                between: inputs(d, sharing),
+                between: if normed { inputs(d, sharing) } else { 0 },
                 inside: inputs(inner, own) + rank * (sharing + own),
             }
         };
@@ -221,8 +225,9 @@ impl Widths {
             q,
             k: arch.num_kv_heads as u64 * dim,
             heads,
+            pre: arch.pre_norms,
             post: arch.post_norms,
-            qk_norm: arch.qk_norm,
+            qk_norm: arch.qk_norm.is_some(),
             softcap: arch.attention_softcap.is_some(),
             mlp_kept: match arch.activation {
                 _ if gates => 3,
@@ -230,7 +235,7 @@ impl Widths {
                 Activation::Gelu => 4,
                 Activation::GeluTanh => 6,
             },
-            bypass: lora.map(|l| Bypass::of(l, d, q, f)),
+            bypass: lora.map(|l| Bypass::of(l, [d, q, f], arch.pre_norms)),
             norms: used(Operation::Norm),
             mlp_room: match (on_cpu, gates) {
                 (true, _) => [2, 3],
@@ -301,7 +306,12 @@ impl Widths {
             0
         };
         let post = if self.post { norm * self.d } else { 0 };
-        let first = if self.norms { self.d } else { 2 * self.d };
+        // without a norm before them, products keep the half's own input
+        let first = match (self.pre, self.norms) {
+            (false, _) => 0,
+            (true, true) => self.d,
+            (true, false) => 2 * self.d,
+        };
         match (half, self.bypass) {
             (Half::Attention, None) => Numbers {
                 between: first + post,

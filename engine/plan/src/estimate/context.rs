@@ -8,6 +8,7 @@ use super::states::{self, Activity};
 use super::usage::{MemoryUsage, PeakUsage};
 use super::workload::Workload;
 use crate::{Layout, ModelPlan, Plan, Role};
+use firebrick_spec::arch::QkNorm;
 use firebrick_spec::lora::LoraConfig;
 use firebrick_spec::parameters::{Slot, UnitKind, unit_specs};
 use firebrick_spec::{Arch, Backend, Category, DeviceProfile, Quantization};
@@ -35,16 +36,19 @@ fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile) -> u64 {
 
 /// Numbers of the matrices, and their biases, that are joined where sampling copies them.
 fn joined(arch: &Arch) -> u64 {
-    let slots = [
+    let queries = [
         Slot::Q,
         Slot::K,
         Slot::V,
         Slot::QBias,
         Slot::KBias,
         Slot::VBias,
-        Slot::Gate,
-        Slot::Up,
     ];
+    let mut slots = vec![Slot::Gate, Slot::Up];
+    // a norm over all queries takes them by themselves
+    if arch.qk_norm != Some(QkNorm::Projection) {
+        slots.extend(queries);
+    }
     let halves = [UnitKind::Attention(0), UnitKind::Mlp(0)];
     let specs = halves.into_iter().flat_map(|half| unit_specs(arch, half));
     let own = specs.filter(|spec| slots.contains(&spec.slot));

@@ -9,6 +9,7 @@ mod context;
 mod head;
 pub mod parallel;
 mod phases;
+mod public_models;
 mod result;
 pub mod rules;
 mod sample;

@@ -2,17 +2,17 @@
 
 use super::parallel::Parallel;
 use super::phases::estimate_parallel;
+pub use super::public_models::{names, public};
 use super::result::Estimate;
 use super::sizes::Sizes;
 use super::workload::Workload;
 use crate::size::Bytes;
 use crate::{Error, Result};
 use crate::{MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload, Preset};
-use firebrick_spec::{Arch, DeviceProfile, Precision};
+use firebrick_spec::{DeviceProfile, Precision};
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::fmt;
-use std::path::Path;
 
 /// A rule of thumb as the field states it: device bytes over bytes of the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -54,125 +54,6 @@ pub const SMALLEST_DEVICE: [(&str, u64); 3] = [("3B", 16), ("8B", 40), ("32B", 1
 
 /// Capacities that devices are sold with, in GiB.
 const CAPACITIES: [u64; 12] = [4, 6, 8, 12, 16, 24, 32, 48, 80, 141, 192, 288];
-
-/// Hidden size, MLP width, layers, heads, key/value heads, head width, vocabulary, tied, and the family.
-type Public = (&'static str, &'static str, [usize; 7], bool);
-
-/// Public models, from their `config.json` (2024 to 2025).
-const MODELS: [Public; 14] = [
-    (
-        "Qwen2.5-0.5B",
-        "qwen2",
-        [896, 4864, 24, 14, 2, 64, 151_936],
-        true,
-    ),
-    (
-        "Qwen2.5-1.5B",
-        "qwen2",
-        [1536, 8960, 28, 12, 2, 128, 151_936],
-        true,
-    ),
-    (
-        "Qwen2.5-3B",
-        "qwen2",
-        [2048, 11_008, 36, 16, 2, 128, 151_936],
-        true,
-    ),
-    (
-        "Qwen2.5-7B",
-        "qwen2",
-        [3584, 18_944, 28, 28, 4, 128, 152_064],
-        false,
-    ),
-    (
-        "Qwen2.5-32B",
-        "qwen2",
-        [5120, 27_648, 64, 40, 8, 128, 152_064],
-        false,
-    ),
-    (
-        "Qwen3-0.6B",
-        "qwen3",
-        [1024, 3072, 28, 16, 8, 128, 151_936],
-        true,
-    ),
-    (
-        "Qwen3-4B",
-        "qwen3",
-        [2560, 9728, 36, 32, 8, 128, 151_936],
-        true,
-    ),
-    (
-        "Qwen3-8B",
-        "qwen3",
-        [4096, 12_288, 36, 32, 8, 128, 151_936],
-        false,
-    ),
-    (
-        "Llama-3.2-1B",
-        "llama",
-        [2048, 8192, 16, 32, 8, 64, 128_256],
-        true,
-    ),
-    (
-        "Llama-3.2-3B",
-        "llama",
-        [3072, 8192, 28, 24, 8, 128, 128_256],
-        true,
-    ),
-    (
-        "Llama-3.1-8B",
-        "llama",
-        [4096, 14_336, 32, 32, 8, 128, 128_256],
-        false,
-    ),
-    (
-        "Llama-3.1-70B",
-        "llama",
-        [8192, 28_672, 80, 64, 8, 128, 128_256],
-        false,
-    ),
-    (
-        "Mistral-7B-v0.3",
-        "mistral",
-        [4096, 14_336, 32, 32, 8, 128, 32_768],
-        false,
-    ),
-    (
-        "Gemma-2-2B",
-        "gemma2",
-        [2304, 9216, 26, 8, 4, 256, 256_000],
-        true,
-    ),
-];
-
-/// Names of the public models that are known here.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    MODELS.iter().map(|m| m.0)
-}
-
-/// The architecture of a public model by name.
-pub fn public(name: &str) -> Result<Arch> {
-    let Some((_, family, [d, f, layers, heads, kv, dim, vocab], tied)) =
-        MODELS.iter().find(|m| m.0.eq_ignore_ascii_case(name))
-    else {
-        let known: Vec<&str> = names().collect();
-        return Err(Error::Config(format!(
-            "no public model {name:?}; known: {}",
-            known.join(", ")
-        )));
-    };
-    let config = json!({
-        "model_type": family, "hidden_size": d, "intermediate_size": f, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": dim, "vocab_size": vocab,
-        "tie_word_embeddings": tied, "max_position_embeddings": 32_768,
-        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
-    });
-    let Value::Object(config) = config else {
-        return Err(Error::Config("a model's config should be an object".into()));
-    };
-    Ok(Arch::from_config(&config, Path::new(name))?)
-}
 
 /// What one public model needs under the presets, in one precision.
 #[derive(Clone, Debug, PartialEq, Serialize)]

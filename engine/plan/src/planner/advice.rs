@@ -105,8 +105,7 @@ fn changes(request: &Request) -> Vec<Change> {
         let layers = w.arch.num_layers / share;
         if layers > 0 {
             let mut changed = request.clone();
-            changed.workload.arch.num_layers = layers;
-            changed.workload.arch.windows.truncate(layers);
+            changed.workload.arch = changed.workload.arch.with_layers(layers);
             let millions = Sizes::of(&changed.workload.arch, None).total() / 1_000_000;
             let text = format!(
                 "a smaller model: {layers} layers of this width have {millions} million parameters"

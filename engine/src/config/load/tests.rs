@@ -158,6 +158,26 @@ fn overrides_reach_into_lists() {
 }
 
 #[test]
+fn programs_of_rewards_are_paths_beside_the_file_or_names_on_the_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let rewards = "[{kind: python, file: r.py}, {kind: python, name: own, file: r.py, python: .venv/bin/python},
+        {kind: command, command: [judge, ./x]}, {kind: command, name: own2, command: [./judge], folder: there}]";
+    let task = format!("{{kind: jsonl, train: t.jsonl, rewards: {rewards}}}");
+    let file = folder.path().join("run.yaml");
+    let text = format!("model: {{path: m}}\noutput: runs/x\ntask: {task}\n");
+    std::fs::write(&file, text).unwrap();
+    let config = serde_json::to_value(load(&file, &[]).unwrap()).unwrap();
+    let rewards = &config["task"]["rewards"];
+    let beside = |name: &str| folder.path().join(name).display().to_string();
+    assert_eq!(rewards[0]["file"], beside("r.py"));
+    assert_eq!(rewards[0]["python"], "python3");
+    assert_eq!(rewards[1]["python"], beside(".venv/bin/python"));
+    assert_eq!(rewards[2]["command"], serde_json::json!(["judge", "./x"]));
+    assert_eq!(rewards[3]["command"][0], beside("judge"));
+    assert_eq!(rewards[3]["folder"], beside("there"));
+}
+
+#[test]
 fn a_preset_sets_what_is_not_written_beside_it() {
     let with = |memory: &str| {
         let config = parse(&format!("{MINIMAL}memory: {memory}\n"), &[]).unwrap();
@@ -321,4 +341,45 @@ fn settings_that_cannot_work_are_refused_by_key() {
         let message = error(MINIMAL, overrides);
         assert!(message.contains(key), "{message}");
     }
+}
+
+#[test]
+fn names_of_the_hub_stay_and_paths_become_absolute() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(folder.path().join("models/local")).unwrap();
+    let file = folder.path().join("run.yaml");
+    let load_with = |model: &str, train: &str| {
+        let task =
+            format!("{{kind: dataset, train: {train}, rewards: [{{kind: length, max: 3}}]}}");
+        let text =
+            format!("model: {{path: {model}, chat_template: a/chat}}\noutput: o\ntask: {task}\n");
+        std::fs::write(&file, text).unwrap();
+        load(&file, &[]).unwrap()
+    };
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let config = load_with(
+        "owner/tiny@main",
+        "[{path: rows/a.jsonl, weight: 1}, {path: \"hf://datasets/owner/rows/*.parquet\", weight: 2}]",
+    );
+    assert_eq!(config.model.path.unwrap().to_str(), Some("owner/tiny@main"));
+    assert_eq!(
+        config.model.chat_template.unwrap().display().to_string(),
+        at("a/chat")
+    );
+    let task = serde_json::to_value(&config.task).unwrap();
+    assert_eq!(
+        task["train"],
+        serde_json::json!([
+            {"path": at("rows/a.jsonl"), "weight": 1.0},
+            {"path": "hf://datasets/owner/rows/*.parquet", "weight": 2.0},
+        ])
+    );
+    let config = load_with("models/local", "[rows/a.jsonl, \"data/*.parquet\"]");
+    assert_eq!(
+        config.model.path.unwrap().display().to_string(),
+        at("models/local")
+    );
+    let task = serde_json::to_value(&config.task).unwrap();
+    let paths = [at("rows/a.jsonl"), at("data/*.parquet")];
+    assert_eq!(task["train"], serde_json::json!(paths));
 }

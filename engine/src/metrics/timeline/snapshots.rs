@@ -66,9 +66,10 @@ impl Snapshots {
         self.plans.push((self.log.taken(), phases));
     }
 
-    /// A step begins.
-    pub fn begin_step(&self, step: u64) {
-        self.log.begin_step(step, self.steps.contains(&step));
+    /// A step begins. All of its boundaries are kept where a timeline or `another` needs them.
+    pub fn begin_step(&self, step: u64, another: bool) {
+        self.log
+            .begin_step(step, another || self.steps.contains(&step));
     }
 
     /// Whether a timeline was asked for and is not written yet.
@@ -324,7 +325,7 @@ mod tests {
         let _held = accounts.hold(Category::Parameters, Home::Device, 8);
         for step in 6..8 {
             assert!(snapshots.is_owed());
-            snapshots.begin_step(step);
+            snapshots.begin_step(step, false);
             log.begin_phase(step, "update_actor", None);
             log.record(Boundary::at(Place::Forward, 1), None);
             if step == 7 {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Which standard deviation (Bessel-corrected) a reward's deviation from the mean is divided by (TRL's `scale_rewards`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ScaleRewards {
     /// By the group's (GRPO; verl's `norm_adv_by_std_in_grpo: true`).

@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 /// What the probability ratio is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ImportanceSamplingLevel {
     /// Each token.

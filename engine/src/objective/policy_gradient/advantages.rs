@@ -137,7 +137,7 @@ fn normalized_parts(rollouts: &[Rollout], groups: &[u64], eps: f64) -> Vec<f64> 
     let parts = |r: &Rollout| {
         r.reward_parts
             .iter()
-            .map(|(_, value)| Some(*value))
+            .map(|(_, value)| (!value.is_nan()).then_some(*value))
             .collect()
     };
     let parts: Vec<Vec<Option<f64>>> = rollouts.iter().map(parts).collect();

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// An algorithm of the family by its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Algorithm {
     /// Group-relative policy optimisation (arXiv:2402.03300).

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// How rewards become advantages (verl's `adv_estimator`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AdvEstimator {
     /// Less the group's mean, over its standard deviation.
@@ -30,7 +30,7 @@ pub enum AdvEstimator {
 }
 
 /// What happens to several rewards (TRL's `multi_objective_aggregation`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MultiObjectiveAggregation {
     /// Their weighted sum is one reward.
@@ -40,7 +40,7 @@ pub enum MultiObjectiveAggregation {
 }
 
 /// The policy loss (verl's `policy_loss.loss_mode`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyLossMode {
     /// PPO's clipped ratio, with clip-higher and dual clip.
@@ -65,7 +65,7 @@ pub enum PolicyLossMode {
 }
 
 /// How the policy loss is corrected by `w = exp(old − sampler)` (TRL's names; verl's `token` and `sequence` truncate).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RolloutIs {
     /// A weight a token, bounded by the thresholds.

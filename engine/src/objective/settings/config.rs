@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// The flat settings of a policy-gradient objective, as a configuration file has them: a name, and every setting that it sets.
 /// Those that are not written are the named algorithm's own. [`build`](Self::build) makes a
 /// [`PolicyGradient`](crate::objective::PolicyGradient) of them and refuses what does not go together.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[allow(
     clippy::struct_excessive_bools,

@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 /// Whether the coefficient moves (verl's `kl_ctrl.type`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum KlControl {
     /// It stays.
@@ -14,7 +16,7 @@ pub enum KlControl {
 }
 
 /// Settings of the controller, under verl's names (`algorithm.kl_ctrl`).
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct KlControlConfig {
     /// Whether the coefficient moves.

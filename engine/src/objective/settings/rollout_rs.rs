@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Criteria that all have to hold, joined by commas where there are several (verl's spelling of `rollout_rs`).
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct RejectionCriteria(pub Vec<RolloutRs>);
 
@@ -35,7 +35,7 @@ impl From<RejectionCriteria> for String {
 
 /// What each criterion allows: a number for all of them, or one each joined by commas, `lower_upper` for the k1 kinds (verl's
 /// spelling).
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(try_from = "Written", into = "Written")]
 pub struct RejectionThresholds(pub Vec<RejectionThreshold>);
 
@@ -55,7 +55,7 @@ impl From<f64> for RejectionThresholds {
 }
 
 /// Thresholds as a configuration spells them.
-#[derive(Deserialize, Serialize)]
+#[derive(Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(untagged)]
 enum Written {
     Number(f64),

@@ -11,20 +11,37 @@ fn matrix(device: &Device, seed: f32) -> Tensor<2> {
     Tensor::from_data(TensorData::new(values.collect::<Vec<f32>>(), SHAPE), device)
 }
 
-/// Bits of a parameter and of its moments after two updates, and the bytes of the moments before the first.
-fn updated(home: Home, idle: Home, kind: MomentKind, reserved: bool) -> (Vec<Vec<u32>>, u64) {
+/// Bits of a parameter in f32, or in bf16 with an f32 master, and of its moments after two updates, and the bytes of moments and master
+/// before the first.
+fn updated(
+    [home, idle]: [Home; 2],
+    kind: MomentKind,
+    half: bool,
+    reserved: bool,
+) -> (Vec<Vec<u32>>, u64) {
     let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
     let (config, accounts) = (OptimConfig::default(), Accounts::new());
     let mut state = ParamState::new(home, idle, kind, SHAPE);
+    let mut value = matrix(&device, 0.37);
+    if half {
+        value = stored_as(value, DType::BF16);
+    }
     if reserved {
         for _ in 0..2 {
             let again = state.reserve(false, &device, &accounts);
             again.expect("moments of zeros");
+            if half {
+                let value = Param::Device(value.clone());
+                let again = state.reserve_master(value, &device, &accounts);
+                again.expect("a master");
+            }
         }
     }
-    let held = |home| accounts.balance(Category::Moments, home).bytes;
-    let before = held(Home::Device) + held(Home::Host);
-    let mut value = Param::Device(matrix(&device, 0.37));
+    let before = [Category::Moments, Category::MasterWeights]
+        .into_iter()
+        .flat_map(|kept| [Home::Device, Home::Host].map(|home| accounts.balance(kept, home).bytes))
+        .sum();
+    let mut value = Param::Device(value);
     for step in 1..=2 {
         let update = Update {
             config: &config,
@@ -53,26 +70,26 @@ fn updated(home: Home, idle: Home, kind: MomentKind, reserved: bool) -> (Vec<Vec
 }
 
 #[test]
-fn moments_of_zeros_before_the_first_update_change_no_bit_of_it() {
+fn moments_and_masters_before_the_first_update_change_no_bit_of_it() {
     for kind in [MomentKind::F32, MomentKind::Bf16, MomentKind::Block8] {
         for (home, idle) in [
             (Home::Device, Home::Device),
             (Home::Device, Home::Host),
             (Home::Host, Home::Host),
         ] {
-            let (plain, nothing) = updated(home, idle, kind, false);
-            let (reserved, bytes) = updated(home, idle, kind, true);
-            assert!(plain == reserved, "{kind:?}, {home:?}, {idle:?}");
-            assert!(
-                nothing == 0 && bytes > 0,
-                "{kind:?}, {home:?}, {idle:?}: {bytes}"
-            );
+            for half in [false, true] {
+                let (plain, nothing) = updated([home, idle], kind, half, false);
+                let (reserved, bytes) = updated([home, idle], kind, half, true);
+                let which = format!("{kind:?}, {home:?}, {idle:?}, in half precision: {half}");
+                assert!(plain == reserved, "{which}");
+                assert!(nothing == 0 && bytes > 0, "{which}: {bytes}");
+            }
         }
     }
 }
 
 #[test]
-fn moments_that_are_forgotten_give_their_bytes_back() {
+fn moments_and_masters_that_are_forgotten_give_their_bytes_back() {
     let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
     let accounts = Accounts::new();
     let mut state = ParamState::new(Home::Device, Home::Device, MomentKind::F32, SHAPE);
@@ -82,4 +99,15 @@ fn moments_that_are_forgotten_give_their_bytes_back() {
     assert_eq!(held(), 2 * 4 * (SHAPE[0] * SHAPE[1]) as u64);
     state.forget_moments();
     assert!(held() == 0 && state.is_fresh());
+    let masters = || {
+        accounts
+            .balance(Category::MasterWeights, Home::Device)
+            .bytes
+    };
+    let value = Param::Device(stored_as(matrix(&device, 0.37), DType::BF16));
+    let reserved = state.reserve_master(value, &device, &accounts);
+    reserved.expect("a master");
+    assert!(state.has_master() && masters() == 4 * (SHAPE[0] * SHAPE[1]) as u64);
+    state.forget_master();
+    assert!(masters() == 0 && !state.has_master());
 }

@@ -1,35 +1,34 @@
 //! Settings of a task made of rows.
 
-use std::path::PathBuf;
-
 use firebrick_models::tokenizer::Message;
 use serde::{Deserialize, Serialize};
 
-use crate::task::RewardConfig;
+use crate::task::{RewardConfig, RowFiles};
 
 /// Settings of a task made of rows.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JsonlConfig {
-    /// Name in metrics: `val-core/<name>/reward`.
-    #[serde(default = "default_name")]
-    pub name: String,
-    /// File of training rows. verl: `data.train_files`.
-    pub train: PathBuf,
-    /// File of validation rows; without one, they are held out of `train`. verl: `data.val_files`.
+    /// Name in metrics: `val-core/<name>/reward`. The task's kind where absent.
     #[serde(default)]
-    pub validation: Option<PathBuf>,
-    /// Rows in validation: the first of the `validation` file (absent: all of it), or, without that
-    /// file, drawn from `train` by `seed` and not trained on (absent: none).
+    pub name: Option<String>,
+    /// Training rows: a file, a folder, a pattern, a dataset of the Hub, or a list of these, with weights. verl:
+    /// `data.train_files`.
+    pub train: RowFiles,
+    /// Validation rows, from the same kinds of places; without any, they are held out of `train`. verl: `data.val_files`.
+    #[serde(default)]
+    pub validation: Option<RowFiles>,
+    /// Rows in validation: the first of the `validation` files (absent: all of them), or, without such
+    /// files, drawn from `train` by `seed` and not trained on (absent: none).
     #[serde(default)]
     pub validation_size: Option<u64>,
-    /// The same as a share of `train`, at least one row; only without a `validation` file.
+    /// The same as a share of `train`, at least one row; only without `validation` files.
     #[serde(default)]
     pub validation_fraction: Option<f64>,
     /// Seed of which rows are held out.
     #[serde(default)]
     pub seed: u64,
-    /// Rows read from `train`, the first of the file; the rest is ignored. verl:
+    /// Rows read from `train`, the first of its files; the rest is ignored. verl:
     /// `data.train_max_samples`.
     #[serde(default)]
     pub limit: Option<u64>,
@@ -49,8 +48,8 @@ pub struct JsonlConfig {
     /// The ground truth as a template.
     #[serde(default)]
     pub answer: Option<String>,
-    /// The field that holds the ground truth, as a dotted path. In verl's rows:
-    /// `reward_model.ground_truth`.
+    /// The field that holds the ground truth, as a dotted path. Where neither is set, verl's
+    /// `reward_model.ground_truth` is read from rows that have it.
     #[serde(default)]
     pub answer_field: Option<String>,
     /// How to take the ground truth out of a longer text: `gsm8k` (what follows the last `####`),
@@ -68,15 +67,11 @@ pub struct JsonlConfig {
 }
 
 /// How a ground truth is taken out of a longer text.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Extract {
     /// What follows the last `####`, trimmed, without commas.
     Gsm8k,
     /// Group 1 of the pattern's last match, or the match if the pattern has no group, trimmed.
     Regex(String),
-}
-
-pub(super) fn default_name() -> String {
-    "jsonl".to_owned()
 }

@@ -87,6 +87,114 @@ fn verl_rows_hold_messages_and_a_nested_ground_truth() {
 }
 
 #[test]
+fn the_ground_truth_of_verls_rows_needs_no_setting() {
+    let number = r#""rewards": [{"kind": "number"}]"#;
+    let verl =
+        r#"{"prompt": "1+1?", "reward_model": {"style": "rule", "ground_truth": "2"}, "two": "3"}"#;
+    assert_eq!(first(verl, number).answer, "2");
+    // what is set goes before it
+    let set = first(verl, &format!(r#""answer_field": "two", {number}"#));
+    assert_eq!(set.answer, "3");
+    let rows = format!("{verl}\n{{\"prompt\": \"?\", \"id\": 1}}");
+    assert_eq!(
+        refused(&rows, number),
+        "train.jsonl, line 2: reward `number` compares with a ground truth, but the task has none: neither `answer_field` nor \
+         `answer` is set, and the row has no `reward_model.ground_truth`; its fields are `prompt`, `id` (setting \
+         `task.answer_field`)"
+    );
+}
+
+#[test]
+fn the_tools_of_a_conversation_are_a_list_or_the_json_of_one() {
+    let row = |tools: &str| {
+        format!(r#"{{"prompt": [{{"role": "user", "content": "?"}}], "tools": {tools}}}"#)
+    };
+    let list = r#"[{"type":"function","function":{"name":"add"}}]"#;
+    let expected: serde_json::Value = serde_json::from_str(list).expect("JSON");
+    assert_eq!(first(&row(list), FREE).fields["tools"], expected);
+    let text = serde_json::to_string(list).expect("JSON");
+    assert_eq!(first(&row(&text), FREE).fields["tools"], expected);
+    assert!(first(&row("null"), FREE).fields["tools"].is_null());
+    let message = refused(&row("\"hammer\""), FREE);
+    assert!(
+        message.contains("field `tools` is \"hammer\", expected a list of tools"),
+        "{message}"
+    );
+    let plain = r#"{"prompt": "?", "tools": "hammer"}"#;
+    assert_eq!(first(plain, FREE).fields["tools"], "hammer");
+}
+
+#[test]
+fn a_task_is_called_as_its_kind_unless_it_has_a_name() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    std::fs::write(folder.path().join("t.jsonl"), "{\"prompt\": \"p\"}").expect("written");
+    let name = |kind: &str, more: &str| {
+        let json = format!(r#"{{"kind": "{kind}", "train": "t.jsonl", {more} {FREE}}}"#);
+        let mut config: TaskConfig = serde_json::from_str(&json).expect("parses");
+        let built = config
+            .build(folder.path())
+            .expect("builds")
+            .name()
+            .to_owned();
+        config.spell_out();
+        let rows = config.rows().expect("rows");
+        assert_eq!(rows.name.as_deref(), Some(built.as_str()));
+        built
+    };
+    assert_eq!(name("jsonl", ""), "jsonl");
+    assert_eq!(name("dataset", ""), "dataset");
+    assert_eq!(name("dataset", r#""name": "gsm8k","#), "gsm8k");
+}
+
+#[test]
+fn sources_with_weights_are_mixed_and_may_hold_rows_out() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let write = |name: &str, rows: usize| {
+        let rows: Vec<String> = (0..rows)
+            .map(|i| format!("{{\"prompt\": \"{name}{i}\"}}"))
+            .collect();
+        std::fs::write(folder.path().join(name), rows.join("\n")).expect("written");
+    };
+    write("a", 10);
+    write("b", 30);
+    let task = |more: &str| {
+        let json = format!(
+            r#"{{"kind": "dataset", "train": [{{"path": "a", "weight": 3}}, {{"path": "b", "weight": 1}}], {more} {FREE}}}"#
+        );
+        let config: TaskConfig = serde_json::from_str(&json).expect("parses");
+        config
+            .build(folder.path())
+            .map_err(|error| error.to_string())
+    };
+    let prompts = |task: &dyn Task, split| -> Vec<String> {
+        let example = |at| match task.example(split, at).expect("example").prompt {
+            PromptText::Text(text) => text,
+            PromptText::Chat(_) => panic!("plain text"),
+        };
+        (0..task.len(split).expect("finite")).map(example).collect()
+    };
+    let mixed = task("").expect("builds");
+    let drawn = prompts(mixed.as_ref(), Split::Train);
+    // b once, and three times as many of a
+    assert_eq!(drawn.len(), 120);
+    assert_eq!(drawn.iter().filter(|p| p.starts_with('a')).count(), 90);
+    assert_eq!(drawn.iter().collect::<HashSet<_>>().len(), 40);
+    let held = task(r#""validation_size": 8,"#).expect("builds");
+    let kept: HashSet<_> = prompts(held.as_ref(), Split::Train).into_iter().collect();
+    let out: HashSet<_> = prompts(held.as_ref(), Split::Validation)
+        .into_iter()
+        .collect();
+    assert!(kept.is_disjoint(&out));
+    assert_eq!((kept.len(), out.len()), (32, 8));
+    let text = task(r#""limit": 5,"#).err().expect("refused");
+    assert!(text.contains("cannot go with weights"), "{text}");
+    let text = task(r#""validation": [{"path": "a", "weight": 1}],"#)
+        .err()
+        .expect("refused");
+    assert!(text.contains("takes no weights"), "{text}");
+}
+
+#[test]
 fn trl_rows_hold_a_prompt_and_any_columns() {
     let example = first(r#"{"prompt": "Write {x}", "hint": 3}"#, FREE);
     assert_eq!(example.prompt, PromptText::Text("Write {x}".into()));
@@ -217,7 +325,7 @@ fn a_validation_file_is_read_whole_or_up_to_its_size() {
     );
     let text = refused(rows, &format!(r#""validation_size": 3, {settings}"#));
     assert!(
-        text.contains("at most the 2 rows of the `validation` file, found 3"),
+        text.contains("at most the 2 rows of the `validation` files, found 3"),
         "{text}"
     );
     let text = refused(rows, &format!(r#""validation_fraction": 0.5, {settings}"#));

@@ -1,5 +1,6 @@
 //! What a task's `rewards` list says: the rule or model of each, and what becomes of its number.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use firebrick_backends::DeviceSpec;
@@ -7,6 +8,7 @@ use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::program::{CommandRewardConfig, PythonRewardConfig};
 use crate::plan::ParamOffload;
 
 /// One reward of a task. A task's reward is the weighted sum of all of its rewards.
@@ -21,7 +23,7 @@ pub struct RewardConfig {
 }
 
 /// What judges a completion.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum RewardKind {
     /// 1 if the number the completion concludes with is the answer (verl's GSM8K rule), else 0.
@@ -54,6 +56,64 @@ pub enum RewardKind {
         #[serde(default = "default_tolerance")]
         tolerance: f64,
     },
+    /// 1 if the completion's answer, read as mathematics, is the ground truth, else 0.
+    Math {
+        /// Largest relative difference of two numbers that still counts as equal; 0 compares exactly.
+        #[serde(default)]
+        tolerance: f64,
+    },
+    /// verl's `gsm8k.compute_score`, compared as texts.
+    VerlGsm8k {
+        /// Which number is the conclusion.
+        #[serde(default)]
+        method: Gsm8kMethod,
+        /// The value of a completion that concludes with another number.
+        #[serde(default)]
+        format_score: f64,
+    },
+    /// verl's `math_reward.compute_score`: the last `\\boxed{}` is the answer after the MATH dataset's normalisation.
+    VerlMath {},
+    /// TRL's `accuracy_reward`: as `math`, with the answer in `\\boxed{}` or in the formula after `final answer is`.
+    TrlAccuracy {},
+    /// TRL's `think_format_reward`.
+    TrlThinkFormat {},
+    /// 1 if the completion has tags in order, each once, else 0.
+    Format {
+        /// Their names, without brackets.
+        tags: Vec<String>,
+        /// Whether nothing but space may stand outside of them.
+        #[serde(default = "yes")]
+        only: bool,
+        /// Whether the prompt ends with the first tag, so that completions begin inside it.
+        #[serde(default)]
+        opened: bool,
+    },
+    /// 1 if the completion's JSON fits a schema, else 0.
+    JsonSchema {
+        /// The schema.
+        schema: Value,
+    },
+    /// 1 if the letter that the completion settles on is the answer, else 0.
+    Choice {
+        /// The letters.
+        #[serde(default = "default_letters")]
+        letters: String,
+    },
+    /// 1 if the completion's expression reaches the target with the given numbers, else 0.
+    Countdown {
+        /// Whether every number has to be used.
+        #[serde(default = "yes")]
+        use_all: bool,
+    },
+    /// A penalty between 0 and −1: the share of n-grams that stood before.
+    Repetition {
+        /// Words or tokens of an n-gram.
+        #[serde(default = "default_ngram")]
+        ngram_size: usize,
+        /// What it is made of.
+        #[serde(default)]
+        unit: RepetitionUnit,
+    },
     /// A penalty between 0 and −1 by the completion's tokens. Set exactly one of `target`, `max`
     /// and `buffer`; a negative weight makes it a bonus.
     Length {
@@ -71,16 +131,21 @@ pub enum RewardKind {
     },
     /// The score of a reward model, a `…ForSequenceClassification` checkpoint with one label.
     Model(RewardModelConfig),
+    /// A function in a Python file, as it was written for TRL or verl.
+    Python(PythonRewardConfig),
+    /// A program of any language, JSON lines in and out.
+    Command(CommandRewardConfig),
 }
 
 /// A reward model: which, where it computes, and what it reads.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RewardModelConfig {
     /// The checkpoint's folder.
     pub path: PathBuf,
     /// Where it computes; the run's own device where absent.
     #[serde(default)]
+    #[schemars(with = "Option<String>")]
     pub device: Option<DeviceSpec>,
     /// What it reads.
     #[serde(default)]
@@ -94,7 +159,9 @@ pub struct RewardModelConfig {
 }
 
 /// What a reward model reads of a prompt and its completion.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardInput {
     /// `chat` where the prompt is a conversation and the model has a chat template, else `text`.
@@ -110,7 +177,7 @@ pub enum RewardInput {
 }
 
 /// What becomes of a reward's number: `weight · clip(normalise(value))`.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewardOptions {
     /// Factor in the sum (TRL: `reward_weights`).
@@ -138,7 +205,9 @@ impl Default for RewardOptions {
 }
 
 /// How the GSM8K reward finds a completion's conclusion, within its last 300 characters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Gsm8kMethod {
     /// The last number written as `#### 42`.
@@ -148,8 +217,33 @@ pub enum Gsm8kMethod {
     Flexible,
 }
 
+/// What the repetition penalty counts.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum RepetitionUnit {
+    /// Words: what stands between spaces, in lower case.
+    #[default]
+    Words,
+    /// The policy's tokens.
+    Tokens,
+}
+
 fn default_tolerance() -> f64 {
     1e-6
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn default_letters() -> String {
+    "ABCDE".to_owned()
+}
+
+fn default_ngram() -> usize {
+    3
 }
 
 impl<'de> Deserialize<'de> for RewardConfig {
@@ -174,6 +268,27 @@ impl<'de> Deserialize<'de> for RewardConfig {
     }
 }
 
+impl schemars::JsonSchema for RewardConfig {
+    fn schema_name() -> Cow<'static, str> {
+        "RewardConfig".into()
+    }
+
+    /// The keys of the options beside those of every kind, as they are read.
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let mut kinds = <RewardKind as schemars::JsonSchema>::json_schema(generator);
+        let options = <RewardOptions as schemars::JsonSchema>::json_schema(generator);
+        let options = options.get("properties").and_then(Value::as_object);
+        let all = kinds.get_mut("oneOf").and_then(Value::as_array_mut);
+        for kind in all.into_iter().flatten() {
+            let own = kind.get_mut("properties").and_then(Value::as_object_mut);
+            if let (Some(own), Some(options)) = (own, options) {
+                own.extend(options.clone());
+            }
+        }
+        kinds
+    }
+}
+
 impl From<RewardKind> for RewardConfig {
     /// With weight 1 and nothing else.
     fn from(kind: RewardKind) -> Self {
@@ -194,8 +309,20 @@ impl RewardConfig {
             RewardKind::Contains { .. } => "contains",
             RewardKind::Regex { .. } => "regex",
             RewardKind::Number { .. } => "number",
+            RewardKind::Math { .. } => "math",
+            RewardKind::VerlGsm8k { .. } => "verl_gsm8k",
+            RewardKind::VerlMath {} => "verl_math",
+            RewardKind::TrlAccuracy {} => "trl_accuracy",
+            RewardKind::TrlThinkFormat {} => "trl_think_format",
+            RewardKind::Format { .. } => "format",
+            RewardKind::JsonSchema { .. } => "json_schema",
+            RewardKind::Choice { .. } => "choice",
+            RewardKind::Countdown { .. } => "countdown",
+            RewardKind::Repetition { .. } => "repetition",
             RewardKind::Length { .. } => "length",
             RewardKind::Model(_) => "model",
+            RewardKind::Python(_) => "python",
+            RewardKind::Command(_) => "command",
         };
         self.options.name.as_deref().unwrap_or(kind)
     }

@@ -55,13 +55,13 @@ pub enum Shaping<'a> {
 }
 
 impl Shaping<'_> {
-    /// The values of one reward.
+    /// The values of one reward; NaN, where it does not apply, stays.
     pub(super) fn of(&mut self, name: &str, options: &RewardOptions, values: &[f64]) -> Vec<f64> {
         let statistics = match self {
             Self::Plain => return values.to_vec(),
             Self::Learning(all) if options.normalize => {
                 let own = all.entry(name.to_owned()).or_default();
-                for &value in values {
+                for &value in values.iter().filter(|v| !v.is_nan()) {
                     own.add(value);
                 }
                 Some(*own)

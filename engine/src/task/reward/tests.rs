@@ -70,25 +70,28 @@ fn what_a_rule_reads_is_what_it_compares() {
     let list = r#"[{"kind": "gsm8k"}, {"kind": "number"}, {"kind": "contains"},
                    {"kind": "regex", "pattern": "x=([0-9]+)"}, {"kind": "exact"}]"#;
     let rewards = Rewards::new(&configs(list)).expect("settings");
-    let read = |text| rewards.readings(text).collect::<Vec<_>>();
+    let read = |text| -> Vec<_> {
+        let own = rewards.readings(text);
+        own.map(|(name, text)| (name.to_owned(), text.map(String::from)))
+            .collect()
+    };
+    let expected = |texts: [Option<&str>; 4]| -> Vec<_> {
+        let names = ["gsm8k", "number", "regex", "exact"].map(str::to_owned);
+        names
+            .into_iter()
+            .zip(texts.map(|text| text.map(str::to_owned)))
+            .collect()
+    };
     assert_eq!(
         read(" x=3-5 #### 1,000. "),
-        [
-            ("gsm8k", Some("1,000.")),
-            ("number", Some("1,000")),
-            ("regex", Some("3")),
-            ("exact", Some("x=3-5 #### 1,000.")),
-        ]
+        expected([
+            Some("1,000."),
+            Some("1,000"),
+            Some("3"),
+            Some("x=3-5 #### 1,000.")
+        ])
     );
-    assert_eq!(
-        read("none"),
-        [
-            ("gsm8k", None),
-            ("number", None),
-            ("regex", None),
-            ("exact", Some("none"))
-        ]
-    );
+    assert_eq!(read("none"), expected([None, None, None, Some("none")]));
 }
 
 #[test]
@@ -238,4 +241,55 @@ fn unknown_keys_are_rejected() {
             .to_string()
             .contains("unknown field `wieght`")
     );
+}
+
+#[test]
+fn a_reward_that_does_not_apply_adds_nothing_and_stays_out_of_statistics() {
+    let rewards = Rewards::new(&configs(
+        r#"[{"kind": "python", "file": "r.py", "normalize": true, "weight": 2}, {"kind": "exact"},
+            {"kind": "command", "command": ["judge"], "weight": -1}]"#,
+    ))
+    .expect("settings");
+    let names: Vec<&str> = rewards.judges().map(|(name, _)| name).collect();
+    assert_eq!(names, ["python", "command"]);
+    let score = |text| rewards.score("a", &completion(text, 1)).expect("judged");
+    let judges = [vec![1.0, f64::NAN, 3.0], vec![f64::NAN, f64::NAN, 0.5]];
+    let totals = |shaping: Shaping<'_>| {
+        let mut own = [score("a"), score("a"), score("b")];
+        rewards.complete(&mut own, &judges, shaping);
+        assert_eq!(own[1].parts.len(), 3);
+        assert!(own[1].parts[0].1.is_nan() && own[1].parts[2].1.is_nan());
+        own.map(|reward| reward.total)
+    };
+    let plain = totals(Shaping::Plain).map(f64::to_bits);
+    assert_eq!(plain, [3.0, 1.0, 5.5].map(f64::to_bits));
+    let mut running = std::collections::BTreeMap::new();
+    let [first, second, third] = totals(Shaping::Learning(&mut running));
+    assert_eq!(running["python"].count, 2);
+    // 1 and 3 lie 1 from their mean, their standard deviation is √2, and the weight 2
+    let apart = 2.0 / 2.0_f64.sqrt();
+    assert!((first - (1.0 - apart)).abs() < 1e-6, "{first}");
+    assert!((second - 1.0).abs() < EQUAL);
+    assert!((third - (apart - 0.5)).abs() < 1e-6, "{third}");
+}
+
+#[test]
+fn settings_of_programs_that_make_no_sense_are_refused() {
+    for (json, part) in [
+        (
+            r#"{"kind": "python", "file": "r.py", "workers": 0}"#,
+            "rewards.python.workers",
+        ),
+        (
+            r#"{"kind": "python", "file": "r.py", "timeout": 0}"#,
+            "rewards.python.timeout",
+        ),
+        (
+            r#"{"kind": "command", "command": [], "name": "c"}"#,
+            "rewards.c.command",
+        ),
+    ] {
+        let message = refuses(json);
+        assert!(message.contains(part), "{message}");
+    }
 }

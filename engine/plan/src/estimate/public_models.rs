@@ -1,0 +1,223 @@
+//! Public models by name.
+
+use crate::{Error, Result};
+use firebrick_spec::Arch;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Hidden size, MLP width, layers, heads, key/value heads, head width, vocabulary, tied, and the family.
+type Public = (&'static str, &'static str, [usize; 7], bool);
+
+/// Public models, from their `config.json` (2024 to 2025); of those that see images, the language model.
+const MODELS: [Public; 24] = [
+    (
+        "Qwen2.5-0.5B",
+        "qwen2",
+        [896, 4864, 24, 14, 2, 64, 151_936],
+        true,
+    ),
+    (
+        "Qwen2.5-1.5B",
+        "qwen2",
+        [1536, 8960, 28, 12, 2, 128, 151_936],
+        true,
+    ),
+    (
+        "Qwen2.5-3B",
+        "qwen2",
+        [2048, 11_008, 36, 16, 2, 128, 151_936],
+        true,
+    ),
+    (
+        "Qwen2.5-7B",
+        "qwen2",
+        [3584, 18_944, 28, 28, 4, 128, 152_064],
+        false,
+    ),
+    (
+        "Qwen2.5-32B",
+        "qwen2",
+        [5120, 27_648, 64, 40, 8, 128, 152_064],
+        false,
+    ),
+    (
+        "Qwen3-0.6B",
+        "qwen3",
+        [1024, 3072, 28, 16, 8, 128, 151_936],
+        true,
+    ),
+    (
+        "Qwen3-4B",
+        "qwen3",
+        [2560, 9728, 36, 32, 8, 128, 151_936],
+        true,
+    ),
+    (
+        "Qwen3-8B",
+        "qwen3",
+        [4096, 12_288, 36, 32, 8, 128, 151_936],
+        false,
+    ),
+    (
+        "Llama-3.2-1B",
+        "llama",
+        [2048, 8192, 16, 32, 8, 64, 128_256],
+        true,
+    ),
+    (
+        "Llama-3.2-3B",
+        "llama",
+        [3072, 8192, 28, 24, 8, 128, 128_256],
+        true,
+    ),
+    (
+        "Llama-3.1-8B",
+        "llama",
+        [4096, 14_336, 32, 32, 8, 128, 128_256],
+        false,
+    ),
+    (
+        "Llama-3.1-70B",
+        "llama",
+        [8192, 28_672, 80, 64, 8, 128, 128_256],
+        false,
+    ),
+    (
+        "Mistral-7B-v0.3",
+        "mistral",
+        [4096, 14_336, 32, 32, 8, 128, 32_768],
+        false,
+    ),
+    (
+        "Gemma-2-2B",
+        "gemma2",
+        [2304, 9216, 26, 8, 4, 256, 256_000],
+        true,
+    ),
+    (
+        "Gemma-3-1B",
+        "gemma3_text",
+        [1152, 6912, 26, 4, 1, 256, 262_144],
+        true,
+    ),
+    (
+        "Gemma-3-4B",
+        "gemma3_text",
+        [2560, 10_240, 34, 8, 4, 256, 262_208],
+        true,
+    ),
+    (
+        "Gemma-3-12B",
+        "gemma3_text",
+        [3840, 15_360, 48, 16, 8, 256, 262_208],
+        true,
+    ),
+    (
+        "Gemma-3-27B",
+        "gemma3_text",
+        [5376, 21_504, 62, 32, 16, 128, 262_208],
+        true,
+    ),
+    (
+        "SmolLM3-3B",
+        "smollm3",
+        [2048, 11_008, 36, 16, 4, 128, 128_256],
+        true,
+    ),
+    (
+        "Olmo-3-7B",
+        "olmo3",
+        [4096, 11_008, 32, 32, 32, 128, 100_278],
+        false,
+    ),
+    (
+        "Olmo-3-32B",
+        "olmo3",
+        [5120, 27_648, 64, 40, 8, 128, 100_278],
+        false,
+    ),
+    (
+        "Ministral-3-3B",
+        "ministral3",
+        [3072, 9216, 26, 32, 8, 128, 131_072],
+        true,
+    ),
+    (
+        "Ministral-3-8B",
+        "ministral3",
+        [4096, 14_336, 34, 32, 8, 128, 131_072],
+        false,
+    ),
+    (
+        "Ministral-3-14B",
+        "ministral3",
+        [5120, 16_384, 40, 32, 8, 128, 131_072],
+        false,
+    ),
+];
+
+/// Names of the public models that are known here.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    MODELS.iter().map(|m| m.0)
+}
+
+/// The architecture of a public model by name.
+pub fn public(name: &str) -> Result<Arch> {
+    let Some((_, family, [d, f, layers, heads, kv, dim, vocab], tied)) =
+        MODELS.iter().find(|m| m.0.eq_ignore_ascii_case(name))
+    else {
+        let known: Vec<&str> = names().collect();
+        return Err(Error::Config(format!(
+            "no public model {name:?}; known: {}",
+            known.join(", ")
+        )));
+    };
+    let mut config = json!({
+        "model_type": family, "hidden_size": d, "intermediate_size": f, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": dim, "vocab_size": vocab,
+        "tie_word_embeddings": tied, "max_position_embeddings": 32_768,
+    });
+    match *family {
+        "gemma2" => {
+            config["attn_logit_softcapping"] = json!(50.0);
+            config["final_logit_softcapping"] = json!(30.0);
+        }
+        // the 1B has shorter windows than the others
+        "gemma3_text" => config["sliding_window"] = json!(if *d == 1152 { 512 } else { 1024 }),
+        _ => {}
+    }
+    let Value::Object(config) = config else {
+        return Err(Error::Config("a model's config should be an object".into()));
+    };
+    Ok(Arch::from_config(&config, Path::new(name))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sizes::Sizes;
+    use super::*;
+
+    #[test]
+    fn public_models_have_the_sizes_that_they_are_known_by() {
+        // in billions; of those that see images, of the language model
+        for (name, billions) in [
+            ("Qwen2.5-0.5B", 0.49),
+            ("Qwen3-8B", 8.19),
+            ("Llama-3.1-70B", 70.55),
+            ("Gemma-2-2B", 2.61),
+            ("Gemma-3-1B", 1.00),
+            ("Gemma-3-4B", 3.88),
+            ("Gemma-3-12B", 11.77),
+            ("Gemma-3-27B", 27.01),
+            ("SmolLM3-3B", 3.08),
+            ("Olmo-3-7B", 7.30),
+            ("Olmo-3-32B", 32.23),
+            ("Ministral-3-3B", 3.43),
+            ("Ministral-3-8B", 8.49),
+            ("Ministral-3-14B", 13.51),
+        ] {
+            let found = Sizes::of(&public(name).expect("known"), None).total() as f64 / 1e9;
+            assert!((found - billions).abs() < 0.006, "{name}: {found}");
+        }
+    }
+}

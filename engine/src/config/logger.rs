@@ -1,0 +1,114 @@
+//! `trainer.logger`: where a run is reported.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Where a run is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Logger {
+    /// The terminal: progress and a summary. Warnings and errors are printed without it too.
+    Console,
+    /// The files of the run folder. They are always written: resuming and reports read them.
+    File,
+    /// `TensorBoard`'s event files, in `tensorboard/` of the run folder.
+    Tensorboard,
+    /// Trackio's local database.
+    Trackio,
+}
+
+/// Where a run is reported: one word or a list. [`Logger::File`] is always among them.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(from = "OneOrMany", into = "Vec<Logger>")]
+pub struct Loggers(Vec<Logger>);
+
+#[derive(Clone, Deserialize, JsonSchema)]
+#[serde(
+    untagged,
+    expecting = "must be one of console, file, tensorboard and trackio, or a list of them; other trackers are not here"
+)]
+enum OneOrMany {
+    One(Logger),
+    Many(Vec<Logger>),
+}
+
+impl From<OneOrMany> for Loggers {
+    fn from(given: OneOrMany) -> Self {
+        match given {
+            OneOrMany::One(logger) => Self::new([logger]),
+            OneOrMany::Many(loggers) => Self::new(loggers),
+        }
+    }
+}
+
+impl From<Loggers> for Vec<Logger> {
+    fn from(loggers: Loggers) -> Self {
+        loggers.0
+    }
+}
+
+impl Default for Loggers {
+    /// The terminal and the run folder.
+    fn default() -> Self {
+        Self::new([Logger::Console, Logger::File])
+    }
+}
+
+impl Loggers {
+    /// Each of these once, and the run folder's files.
+    #[must_use]
+    pub fn new(loggers: impl IntoIterator<Item = Logger>) -> Self {
+        let mut own = Vec::new();
+        for logger in loggers.into_iter().chain([Logger::File]) {
+            if !own.contains(&logger) {
+                own.push(logger);
+            }
+        }
+        Self(own)
+    }
+
+    /// Whether a run is reported there.
+    #[must_use]
+    pub fn has(&self, logger: Logger) -> bool {
+        self.0.contains(&logger)
+    }
+
+    /// All of them, in the order in which they were given.
+    pub fn iter(&self) -> impl Iterator<Item = Logger> {
+        self.0.iter().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_word_and_a_list_are_read_and_the_files_are_always_written() {
+        for (given, resolved) in [
+            (json!("trackio"), json!(["trackio", "file"])),
+            (json!(["file", "console"]), json!(["file", "console"])),
+            (
+                json!(["console", "tensorboard", "console"]),
+                json!(["console", "tensorboard", "file"]),
+            ),
+            (json!([]), json!(["file"])),
+        ] {
+            let loggers: Loggers = serde_json::from_value(given).unwrap();
+            assert_eq!(serde_json::to_value(loggers).unwrap(), resolved);
+        }
+        assert!(Loggers::default().has(Logger::Console));
+    }
+
+    #[test]
+    fn a_tracker_that_is_not_here_is_refused_with_those_that_are() {
+        for given in [json!("wandb"), json!(["console", "wandb"]), json!(1)] {
+            let error = serde_json::from_value::<Loggers>(given).unwrap_err();
+            assert!(
+                error.to_string().contains("tensorboard and trackio"),
+                "{error}"
+            );
+        }
+    }
+}

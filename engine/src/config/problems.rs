@@ -1,0 +1,226 @@
+//! Everything that is wrong with a configuration file, at once and each with its place.
+
+mod spans;
+mod violations;
+
+pub use spans::Place;
+
+use super::keys::keys;
+use super::load::{mapping, overridden, override_all, read, resolve_files};
+use super::run::RunConfig;
+use crate::{Error, Result};
+use serde_json::{Map, Value};
+use spans::Spans;
+use std::collections::BTreeSet;
+use std::path::Path;
+use violations::{Violation, violations};
+
+/// A mistake in a configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Problem {
+    /// What was expected, what was found, what to do.
+    pub message: String,
+    /// Where it is in the file; none where it is about no line: what is missing altogether, or set on the command line.
+    pub place: Option<Place>,
+}
+
+/// A configuration file that was read and checked.
+#[derive(Debug)]
+pub struct CheckedFile {
+    /// What is wrong with it, in the order of its lines.
+    pub problems: Vec<Problem>,
+    /// The configuration, resolved, where nothing is.
+    pub config: Option<RunConfig>,
+    source: Source,
+}
+
+/// A file's text as places in it are looked up.
+#[derive(Debug, Default)]
+struct Source {
+    spans: Spans,
+    /// Paths that were set on the command line, as pointers.
+    overridden: Vec<String>,
+    /// All keys that there are.
+    known: BTreeSet<String>,
+}
+
+impl CheckedFile {
+    /// Reads a file with overrides and collects what is wrong: unknown keys, wrong types and values, numbers out of their range, keys that
+    /// exclude each other. No other file is read.
+    ///
+    /// # Errors
+    /// A file that cannot be read, and an override that is none.
+    pub fn read(path: &Path, overrides: &[String]) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+        Self::of_text(&text, path.parent().unwrap_or(Path::new(".")), overrides)
+    }
+
+    /// The same for a text whose relative paths are below `folder`.
+    pub fn of_text(text: &str, folder: &Path, overrides: &[String]) -> Result<Self> {
+        let mut root = match mapping(text) {
+            Ok(root) => root,
+            Err(error) => return Ok(Self::unreadable(text, &error)),
+        };
+        let source = Source {
+            spans: Spans::of(text),
+            overridden: overridden(overrides),
+            known: keys().into_iter().map(|key| key.path).collect(),
+        };
+        resolve_files(&mut root, folder)?;
+        override_all(&mut root, overrides)?;
+        resolve_files(&mut root, Path::new("."))?;
+        let mut this = Self {
+            problems: Vec::new(),
+            config: None,
+            source,
+        };
+        this.collect(Value::Object(root));
+        this.problems.sort_by_key(|problem| problem.place);
+        Ok(this)
+    }
+
+    /// A mistake that was found later, with its place if its message names a key that the file has.
+    #[must_use]
+    pub fn problem(&self, message: &str) -> Problem {
+        let pointer = self.source.named_in(message);
+        Problem {
+            place: pointer.and_then(|pointer| self.source.place(&pointer, true)),
+            message: message.to_owned(),
+        }
+    }
+
+    /// A text that is no YAML, or no mapping.
+    fn unreadable(text: &str, error: &Error) -> Self {
+        let problem = match serde_saphyr::from_str::<Value>(text) {
+            Err(yaml) => Problem {
+                place: yaml.location().and_then(Place::of_error),
+                message: format!("is not YAML: {}", yaml.without_snippet()),
+            },
+            Ok(_) => Problem {
+                place: None,
+                message: detail(error),
+            },
+        };
+        Self {
+            problems: vec![problem],
+            config: None,
+            source: Source::default(),
+        }
+    }
+
+    fn collect(&mut self, mut root: Value) {
+        let found = violations(&root);
+        for violation in &found {
+            self.problems.push(Problem {
+                message: violation.message.clone(),
+                place: self.source.place(&violation.pointer, violation.at_key),
+            });
+            violation.take_out(&mut root);
+        }
+        let Value::Object(root) = root else {
+            return;
+        };
+        match read(root) {
+            Ok(config) => self.check(config, &found),
+            // where something was taken out, what is missing now is no mistake of its own
+            Err(error) if found.is_empty() => self.problems.push(self.problem(&detail(&error))),
+            Err(_) => {}
+        }
+    }
+
+    /// What the keys of a configuration say together, apart from what was taken out of it.
+    fn check(&mut self, mut config: RunConfig, found: &[Violation]) {
+        config.complete();
+        for error in config.problems() {
+            let problem = self.problem(&detail(&error));
+            let about = self.source.named_in(&problem.message).unwrap_or_default();
+            let follows = found.iter().any(|own| own.pointer.starts_with(&about));
+            if found.is_empty() || !(about.is_empty() || follows) {
+                self.problems.push(problem);
+            }
+        }
+        if self.problems.is_empty() {
+            match config.resolve() {
+                Ok(config) => self.config = Some(config),
+                Err(error) => self.problems.push(self.problem(&detail(&error))),
+            }
+        }
+    }
+}
+
+impl Source {
+    /// Where a value is, or its key; what holds it where it is not in the file itself.
+    fn place(&self, pointer: &str, at_key: bool) -> Option<Place> {
+        let on_command_line = |own: &String| {
+            let rest = pointer.strip_prefix(own.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        if self.overridden.iter().any(on_command_line) {
+            return None;
+        }
+        self.spans.nearest(pointer, at_key)
+    }
+
+    /// The key that a message is about, as a pointer: the first that it names and the file has, or else the first that it names.
+    fn named_in(&self, message: &str) -> Option<String> {
+        let section = message.split(':').next().unwrap_or_default();
+        let section = Some(section).filter(|section| self.known.contains(*section));
+        let words = message
+            .split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.'))
+            .map(|word| word.trim_matches('.'));
+        let below = |word: &str| {
+            let prefixes = [section, message.split('.').next()];
+            let mut inside = prefixes.into_iter().flatten();
+            inside.find_map(|prefix| {
+                let path = format!("{prefix}.{word}");
+                self.known.contains(&path).then_some(path)
+            })
+        };
+        let mut named = Vec::new();
+        for word in words.filter(|word| !word.is_empty()) {
+            if word.contains('.') && self.known.contains(word) {
+                named.push(word.to_owned());
+            } else if let Some(path) = below(word) {
+                named.push(path);
+            }
+        }
+        let first = message.split([':', ' ', '.']).next().unwrap_or_default();
+        let first = first.trim_matches('`');
+        if self.known.contains(first) {
+            named.push(first.to_owned());
+        }
+        let pointers: Vec<String> = named
+            .iter()
+            .map(|path| format!("/{}", path.replace('.', "/")))
+            .collect();
+        let written = pointers.iter().find(|pointer| self.spans.has(pointer));
+        written.or(pointers.first()).cloned()
+    }
+}
+
+/// The message of an error, without what kind of error it is.
+fn detail(error: &Error) -> String {
+    match error {
+        Error::Config(detail) => detail.clone(),
+        other => other.to_string(),
+    }
+}
+
+impl Violation {
+    /// Removes what it is about, so that the rest can be looked at.
+    fn take_out(&self, root: &mut Value) {
+        let Some((parent, key)) = self.pointer.rsplit_once('/') else {
+            return;
+        };
+        let key = key.replace("~1", "/").replace("~0", "~");
+        match root.pointer_mut(parent) {
+            Some(Value::Object(map)) => drop(Map::remove(map, &key)),
+            // the other entries would move up, so the list goes as a whole
+            Some(list @ Value::Array(_)) => *list = Value::Array(Vec::new()),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

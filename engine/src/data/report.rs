@@ -1,0 +1,309 @@
+//! What a task's data looks like: columns, lengths, duplicates, and prompts as the model reads them.
+
+use super::lengths::Lengths;
+use super::prompt_dataset::{encode_prompt, sample};
+use crate::checkpoint::tokenizer_of;
+use crate::config::RunConfig;
+use crate::task::{Example, PromptText, Split, TOOLS, Task, TaskConfig};
+use crate::{Error, Result};
+use firebrick_models::Tokenizer;
+use firebrick_models::tokenizer::Message;
+use rayon::prelude::*;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::collections::{BTreeSet, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
+
+/// Examples of an endless task that are looked at.
+const LOOK: u64 = 256;
+/// Examples that are looked at together on one core.
+const TOGETHER: u64 = 1024;
+/// Kinds of values that are named of one column.
+const KINDS: usize = 4;
+
+/// A task's data, looked at.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DataReport {
+    /// The task's name in metrics.
+    pub task: String,
+    /// The most tokens that a training prompt may have: `rollout.prompt_length`.
+    pub prompt_length: usize,
+    /// What is trained on.
+    pub train: SplitReport,
+    /// What is held out; nothing where nothing is.
+    pub validation: Option<SplitReport>,
+    /// Held-out examples whose prompt is among the training prompts too.
+    pub shared_prompts: u64,
+    /// Whether the tokenizer has a chat template.
+    pub has_chat_template: bool,
+    /// Variables that the chat template is given with every conversation: `model.chat_template_kwargs`.
+    pub chat_template_kwargs: Map<String, Value>,
+    /// Some training prompts.
+    pub samples: Vec<SampledPrompt>,
+}
+
+/// One split.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SplitReport {
+    /// Examples; none of an endless task.
+    pub rows: Option<u64>,
+    /// Examples whose columns and prompts were looked at.
+    pub looked_at: u64,
+    /// The columns of their rows, in the order in which they appear.
+    pub columns: Vec<Column>,
+    /// Examples whose prompt is that of an earlier one.
+    pub duplicates: u64,
+    /// Tokens of prompts, of all or of an evenly spread sample.
+    pub prompt_tokens: Option<Lengths>,
+    /// Those of them that are longer than the limit.
+    pub over_long: u64,
+    /// Tokens of demonstrations with the end token, of the same examples; none where there are none.
+    pub solution_tokens: Option<Lengths>,
+}
+
+/// A column of the rows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Column {
+    /// Its name.
+    pub name: String,
+    /// Kinds of its values.
+    pub kinds: BTreeSet<String>,
+    /// Rows that have a value, null not being one.
+    pub values: u64,
+}
+
+/// A prompt with what it was made of.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SampledPrompt {
+    /// Its number in the split, from 0.
+    pub index: u64,
+    /// What the chat template was given; none of a plain text.
+    pub messages: Option<Vec<Message>>,
+    /// The tools that it was given.
+    pub tools: Option<Value>,
+    /// What it gave, or the plain text.
+    pub text: String,
+    /// What the model reads, special tokens written out.
+    pub decoded: String,
+    /// How many tokens these are.
+    pub tokens: usize,
+    /// The ground truth.
+    pub answer: String,
+    /// The demonstration.
+    pub solution: Option<String>,
+}
+
+impl DataReport {
+    /// Reads the configured task and looks at all of it; token lengths are those of at most
+    /// [`SAMPLED_ROWS`](super::SAMPLED_ROWS) examples.
+    pub fn of(config: &RunConfig, samples: usize) -> Result<Self> {
+        let Some(mut task) = config.task.clone() else {
+            return Err(Error::Config(
+                "`task` is missing; set its `kind` (arithmetic or dataset)".into(),
+            ));
+        };
+        // each row once, however often it is drawn
+        if let TaskConfig::Dataset(rows) | TaskConfig::Jsonl(rows) = &mut task {
+            for source in &mut rows.train.0 {
+                source.weight = None;
+            }
+        }
+        let task = task.build(Path::new("."))?;
+        let tokenizer = tokenizer_of(&config.model, task.as_ref())?;
+        let look = Look {
+            task: task.as_ref(),
+            tokenizer: &tokenizer,
+            prompt_length: config.rollout.prompt_length,
+        };
+        let (train, prompts) = look.split(Split::Train)?;
+        let (validation, held_out) = look.split(Split::Validation)?;
+        let known: HashSet<u64> = prompts.into_iter().collect();
+        let shown = (samples as u64).min(train.looked_at);
+        Ok(Self {
+            task: task.name().to_owned(),
+            prompt_length: look.prompt_length,
+            shared_prompts: held_out.iter().filter(|p| known.contains(p)).count() as u64,
+            samples: (0..shown).map(|i| look.sample(i)).collect::<Result<_>>()?,
+            train,
+            validation: Some(validation).filter(|split| split.looked_at > 0),
+            has_chat_template: tokenizer.has_chat_template(),
+            chat_template_kwargs: tokenizer.chat_template_kwargs().clone(),
+        })
+    }
+}
+
+/// A task that is looked at.
+struct Look<'a> {
+    task: &'a dyn Task,
+    tokenizer: &'a Tokenizer,
+    prompt_length: usize,
+}
+
+impl Look<'_> {
+    /// A split, and a number for each of its prompts that equal prompts share.
+    fn split(&self, split: Split) -> Result<(SplitReport, Vec<u64>)> {
+        let rows = self.task.len(split);
+        let looked_at = rows.unwrap_or(LOOK);
+        let pieces: Vec<Result<Piece>> = (0..looked_at.div_ceil(TOGETHER))
+            .into_par_iter()
+            .map(|piece| self.piece(split, piece * TOGETHER, looked_at))
+            .collect();
+        let mut whole = Piece::default();
+        for piece in pieces {
+            whole.join(piece?);
+        }
+        let lengths: Vec<Result<(usize, Option<usize>)>> = sample(looked_at)
+            .into_par_iter()
+            .map(|index| self.lengths(split, index))
+            .collect();
+        let (mut prompts, mut solutions) = (Vec::new(), Vec::new());
+        for length in lengths {
+            let (prompt, solution) = length?;
+            prompts.push(prompt);
+            solutions.extend(solution);
+        }
+        let over_long = prompts.iter().filter(|&&n| n > self.prompt_length).count();
+        let distinct: HashSet<u64> = whole.prompts.iter().copied().collect();
+        let report = SplitReport {
+            rows,
+            looked_at,
+            columns: whole.columns,
+            duplicates: (whole.prompts.len() - distinct.len()) as u64,
+            prompt_tokens: Lengths::of(prompts),
+            over_long: over_long as u64,
+            solution_tokens: Lengths::of(solutions),
+        };
+        Ok((report, whole.prompts))
+    }
+
+    fn piece(&self, split: Split, from: u64, end: u64) -> Result<Piece> {
+        let mut piece = Piece::default();
+        for index in from..(from + TOGETHER).min(end) {
+            piece.add(&self.task.example(split, index)?);
+        }
+        Ok(piece)
+    }
+
+    /// Tokens of an example's prompt and of its solution.
+    fn lengths(&self, split: Split, index: u64) -> Result<(usize, Option<usize>)> {
+        let example = self.task.example(split, index)?;
+        let (_, tokens) = encode_prompt(self.tokenizer, &example)?;
+        let solution = example.solution.as_deref();
+        let solution =
+            solution.map(|text| Ok::<_, Error>(self.tokenizer.encode(text, false)?.len() + 1));
+        Ok((tokens.len(), solution.transpose()?))
+    }
+
+    fn sample(&self, index: u64) -> Result<SampledPrompt> {
+        let example = self.task.example(Split::Train, index)?;
+        let (text, tokens) = encode_prompt(self.tokenizer, &example)?;
+        let messages = match example.prompt {
+            PromptText::Chat(messages) => Some(messages),
+            PromptText::Text(_) => None,
+        };
+        let tools = example.fields.get(TOOLS).filter(|tools| !tools.is_null());
+        Ok(SampledPrompt {
+            index,
+            tools: tools.cloned().filter(|_| messages.is_some()),
+            messages,
+            decoded: self.tokenizer.decode(&tokens, false)?,
+            text,
+            tokens: tokens.len(),
+            answer: example.answer,
+            solution: example.solution,
+        })
+    }
+}
+
+/// What is known of some examples.
+#[derive(Default)]
+struct Piece {
+    columns: Vec<Column>,
+    prompts: Vec<u64>,
+}
+
+impl Piece {
+    fn add(&mut self, example: &Example) {
+        self.prompts.push(fingerprint(example));
+        for (name, value) in &example.fields {
+            let column = self.column(name);
+            column.values += u64::from(!value.is_null());
+            if !value.is_null() && column.kinds.len() < KINDS {
+                column.kinds.insert(kind(value, 2));
+            }
+        }
+    }
+
+    fn column(&mut self, name: &str) -> &mut Column {
+        let at = self.columns.iter().position(|column| column.name == name);
+        let at = at.unwrap_or_else(|| {
+            self.columns.push(Column {
+                name: name.to_owned(),
+                kinds: BTreeSet::new(),
+                values: 0,
+            });
+            self.columns.len() - 1
+        });
+        &mut self.columns[at]
+    }
+
+    fn join(&mut self, other: Self) {
+        self.prompts.extend(other.prompts);
+        for column in other.columns {
+            let own = self.column(&column.name);
+            own.values += column.values;
+            let free = KINDS.saturating_sub(own.kinds.len());
+            let new: Vec<String> = column
+                .kinds
+                .difference(&own.kinds)
+                .take(free)
+                .cloned()
+                .collect();
+            own.kinds.extend(new);
+        }
+    }
+}
+
+/// A number that equal prompts share.
+fn fingerprint(example: &Example) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    match &example.prompt {
+        PromptText::Text(text) => text.hash(&mut hasher),
+        PromptText::Chat(messages) => {
+            for message in messages {
+                (&message.role, &message.content).hash(&mut hasher);
+            }
+        }
+    }
+    hasher.finish()
+}
+
+/// What a value is, objects and lists opened so many times.
+fn kind(value: &Value, depth: usize) -> String {
+    match value {
+        Value::Null => "null".to_owned(),
+        Value::Bool(_) => "boolean".to_owned(),
+        Value::Number(number) if number.is_f64() => "number".to_owned(),
+        Value::Number(_) => "integer".to_owned(),
+        Value::String(_) => "text".to_owned(),
+        Value::Array(list) => {
+            let is_message =
+                |entry: &Value| entry.get("role").is_some() && entry.get("content").is_some();
+            match list.first() {
+                None => "empty list".to_owned(),
+                Some(_) if list.iter().all(is_message) => "messages".to_owned(),
+                Some(first) if depth > 0 => format!("list of {}", kind(first, depth - 1)),
+                Some(_) => "list".to_owned(),
+            }
+        }
+        Value::Object(fields) if depth > 0 => {
+            let known = fields.iter().filter(|(_, value)| !value.is_null());
+            let fields: Vec<String> = known
+                .map(|(name, value)| format!("{name}: {}", kind(value, depth - 1)))
+                .collect();
+            format!("{{{}}}", fields.join(", "))
+        }
+        Value::Object(_) => "object".to_owned(),
+    }
+}

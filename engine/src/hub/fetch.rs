@@ -1,0 +1,258 @@
+//! Fetching a snapshot: from the cache where it is there, else file by file from the Hub.
+
+use super::cache::{files_below, missing_part, of_model};
+use super::progress::Report;
+use super::{Hub, HubError, HubName, ModelFiles, RepoKind};
+use hf_hub::api::sync::{ApiError, ApiRepo};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Times that a file is asked for before its download is given up; each goes on where the one before broke off.
+const ATTEMPTS: u32 = 4;
+
+/// What the Hub says of a repository.
+#[derive(Debug, Deserialize)]
+struct Listing {
+    sha: String,
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Sibling {
+    rfilename: String,
+    #[serde(default)]
+    size: Option<u64>,
+}
+
+/// Which of a repository's files are wanted, by their names; else why none can be.
+pub(super) type Choice<'a> = dyn Fn(&[String]) -> Result<Vec<String>, String> + 'a;
+
+/// Why a request had no answer that could be used.
+enum Failure {
+    /// The Hub answered with this status.
+    Status(u16),
+    /// It was not reached, or what it said was not understood.
+    Unreachable(String),
+}
+
+impl Hub {
+    /// The folder of a model's snapshot with the files that are wanted.
+    pub fn model(&self, name: &HubName, wanted: ModelFiles) -> Result<PathBuf, HubError> {
+        let (folder, _) = self.fetch(name, &|files| of_model(files, wanted))?;
+        Ok(folder)
+    }
+
+    /// Files of a dataset's snapshot: those that `choose` takes of the names in the repository. Gives their paths, in order.
+    pub fn dataset(&self, name: &HubName, choose: &Choice<'_>) -> Result<Vec<PathBuf>, HubError> {
+        let (folder, files) = self.fetch(name, choose)?;
+        Ok(files.iter().map(|file| folder.join(file)).collect())
+    }
+
+    fn fetch(
+        &self,
+        name: &HubName,
+        choose: &Choice<'_>,
+    ) -> Result<(PathBuf, Vec<String>), HubError> {
+        let cached = self.whole_in_cache(name, choose);
+        match cached {
+            Ok(found) if self.offline || name.is_commit() => return Ok(found),
+            Err(why) if self.offline => {
+                let why = format!("HF_HUB_OFFLINE is set, and {why}");
+                return Err(name.error(advice(name, &why)));
+            }
+            _ => {}
+        }
+        let listing = match (self.list(name), cached) {
+            (Ok(listing), _) => listing,
+            (Err(Failure::Unreachable(why)), Ok(found)) => {
+                tracing::warn!("{} is taken from the cache: {why}", name.shown());
+                return Ok(found);
+            }
+            (Err(failure), cached) => {
+                let in_cache = cached.err();
+                return Err(name.error(self.refused(name, failure, in_cache.as_deref())));
+            }
+        };
+        let names: Vec<String> = listing
+            .siblings
+            .iter()
+            .map(|s| s.rfilename.clone())
+            .collect();
+        let files = choose(&names).map_err(|why| name.error(why))?;
+        let folder = self.snapshot(name, &listing.sha);
+        for file in &files {
+            let size = listing.siblings.iter().find(|s| s.rfilename == *file);
+            self.file(name, &listing.sha, file, size.and_then(|s| s.size))?;
+        }
+        self.remember(name, &listing.sha)?;
+        Ok((folder, files))
+    }
+
+    /// What the cache has of a revision, if that is all that is wanted; else what it lacks.
+    fn whole_in_cache(
+        &self,
+        name: &HubName,
+        choose: &Choice<'_>,
+    ) -> Result<(PathBuf, Vec<String>), String> {
+        let folder = self
+            .cached(name)
+            .ok_or_else(|| format!("the cache {} does not have it", self.folder.display()))?;
+        let all = files_below(&folder);
+        let cache = folder.display();
+        let files = choose(&all).map_err(|why| format!("of what the cache {cache} has: {why}"))?;
+        match missing_part(&folder, &files) {
+            Some(what) => Err(format!("the cache {cache} lacks {what}")),
+            None => Ok((folder, files)),
+        }
+    }
+
+    fn list(&self, name: &HubName) -> Result<Listing, Failure> {
+        let api = self.api().map_err(Failure::from)?;
+        let repo = api.repo(name.repo_at(&name.revision));
+        let response = repo.info_request().query("blobs", "true").call();
+        let response = response.map_err(|e| Failure::from(ApiError::from(Box::new(e))))?;
+        let listing = response.into_json();
+        listing.map_err(|e| Failure::Unreachable(format!("its answer was not understood: {e}")))
+    }
+
+    /// Makes sure that a file of a commit is in the cache, whole.
+    fn file(
+        &self,
+        name: &HubName,
+        commit: &str,
+        file: &str,
+        size: Option<u64>,
+    ) -> Result<(), HubError> {
+        let link = self.snapshot(name, commit).join(file);
+        let is_whole = |path: &Path| {
+            let found = std::fs::metadata(path).map(|m| m.len()).ok();
+            found.is_some_and(|found| size.is_none_or(|size| size == found))
+        };
+        if is_whole(&link) {
+            return Ok(());
+        }
+        discard(&link);
+        let api = self.api().map_err(|e| name.error(e.to_string()))?;
+        let repo = api.repo(name.repo_at(commit));
+        let mut last = String::new();
+        for attempt in 0..ATTEMPTS {
+            if attempt > 0 {
+                std::thread::sleep(Duration::from_millis(200 << attempt));
+            }
+            match download(&repo, file) {
+                Ok(()) if is_whole(&link) => return Ok(()),
+                Ok(()) => {
+                    let found = std::fs::metadata(&link).map_or(0, |m| m.len());
+                    last = format!("it has {found} bytes, the Hub lists {}", size.unwrap_or(0));
+                    discard(&link);
+                }
+                // what is there of it cannot be gone on from
+                Err(Failure::Status(416)) => self.discard_parts(name),
+                Err(failure @ Failure::Status(_)) => {
+                    return Err(name.error(self.refused(name, failure, None)));
+                }
+                Err(Failure::Unreachable(why)) => last = why,
+            }
+        }
+        Err(name.error(format!(
+            "cannot download {file}: {last}; run the same again, which goes on where this ended"
+        )))
+    }
+
+    /// Files of downloads that did not end.
+    fn discard_parts(&self, name: &HubName) {
+        let blobs = self.repo_folder(name).join("blobs");
+        let files = files_below(&blobs).into_iter().map(|file| blobs.join(file));
+        for file in files.filter(|file| file.extension().is_some_and(|e| e == "part")) {
+            discard(&file);
+        }
+    }
+
+    /// Writes which commit the revision is, once all of it is there. The client writes such a note for every commit too, which
+    /// Python's library does not.
+    fn remember(&self, name: &HubName, commit: &str) -> Result<(), HubError> {
+        if name.revision == commit {
+            return Ok(());
+        }
+        let cache = self.cache().repo(name.repo_at(&name.revision));
+        cache
+            .create_ref(commit)
+            .map_err(|e| name.error(format!("cannot write to {}: {e}", self.folder.display())))?;
+        discard(&self.repo_folder(name).join("refs").join(commit));
+        Ok(())
+    }
+
+    /// Why the Hub gave nothing, and what to do.
+    fn refused(&self, name: &HubName, failure: Failure, cache: Option<&str>) -> String {
+        let repo = &name.repo;
+        match failure {
+            Failure::Unreachable(why) => {
+                let cache = cache.map_or(String::new(), |cache| format!(", and {cache}"));
+                advice(
+                    name,
+                    &format!("{} cannot be reached ({why}){cache}", self.endpoint()),
+                )
+            }
+            Failure::Status(401 | 403) => format!(
+                "the Hub refused it: it does not exist, is private, or is gated. Check the name (there is no local folder \
+                 {repo} either), accept its terms at {}/{repo}, and set HF_TOKEN to a token that may read it",
+                self.endpoint()
+            ),
+            Failure::Status(404) => format!(
+                "there is no such repository, revision or file on {}, and no local folder {repo}; check the name, and the \
+                 revision after `@`",
+                self.endpoint()
+            ),
+            Failure::Status(status) => format!(
+                "the Hub answered with status {status}; try again later, or set a local folder"
+            ),
+        }
+    }
+}
+
+/// Why a repository cannot be had here, and how it can.
+fn advice(name: &HubName, why: &str) -> String {
+    let repo = &name.repo;
+    let kind = match name.kind {
+        RepoKind::Model => "",
+        RepoKind::Dataset => " --repo-type dataset",
+    };
+    format!(
+        "{why}. There is no local folder {repo} either. Connect to the network, or run `hf download {repo}{kind}` where there \
+         is one, copy the cache folder here, and set HF_HOME to where it lies; or set the path of a local copy"
+    )
+}
+
+fn download(repo: &ApiRepo, file: &str) -> Result<(), Failure> {
+    repo.download_with_progress(file, Report::new(file))?;
+    Ok(())
+}
+
+/// Removes a file and, if it is a link, what it points to.
+fn discard(path: &Path) {
+    // nothing there is what is wanted
+    if let Ok(blob) = std::fs::canonicalize(path) {
+        let _ = std::fs::remove_file(blob);
+    }
+    let _ = std::fs::remove_file(path);
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Self {
+        match error {
+            ApiError::RequestError(error) => {
+                let text = error.to_string();
+                match error.into_response() {
+                    Some(response) => Self::Status(response.status()),
+                    None => Self::Unreachable(text),
+                }
+            }
+            ApiError::LockAcquisition(path) => Self::Unreachable(format!(
+                "another process is downloading it (it holds {})",
+                path.display()
+            )),
+            other => Self::Unreachable(other.to_string()),
+        }
+    }
+}

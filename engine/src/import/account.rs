@@ -1,0 +1,79 @@
+//! The account of an import: what became of every key.
+
+use super::assembly::Missing;
+use super::engine::Engine;
+use super::entry::Place;
+use serde::Serialize;
+use serde_json::Value;
+
+/// A configuration of another engine as one of ours, with the account of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Imported {
+    /// Whose files these are.
+    pub engine: Engine,
+    /// The configuration, as YAML.
+    pub config: String,
+    /// Every key of the files, in their order.
+    pub rows: Vec<Row>,
+    /// Defaults of the engine that the files leave out and that set something here.
+    pub assumed: Vec<Row>,
+    /// What a run needs and the files do not say: the configuration has a value to be replaced.
+    pub missing: Vec<Missing>,
+    /// Settings that were changed to go with others, and why.
+    pub adjusted: Vec<String>,
+    /// Why the configuration is refused, where it is.
+    pub problem: Option<String>,
+}
+
+/// A key of another engine, and what became of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// Its dotted path there.
+    pub key: String,
+    /// Its value.
+    pub value: Value,
+    /// Where it stands; nothing for a default.
+    pub place: Option<Place>,
+    /// Where it stood before that, and was overridden.
+    pub replaces: Vec<Place>,
+    /// What became of it.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+/// What became of a key.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub enum Outcome {
+    /// It has a counterpart here.
+    Mapped {
+        /// The settings that it became.
+        settings: Vec<Setting>,
+        /// What there is to say of them; often nothing.
+        note: String,
+    },
+    /// Nothing here needs it.
+    NotNeeded {
+        /// Why.
+        why: String,
+    },
+    /// Nothing here does it.
+    Cannot {
+        /// Why, and what to do instead.
+        why: String,
+    },
+    /// No table has it.
+    Unknown {
+        /// The key of a table that is spelled most alike, where one is.
+        nearest: Option<String>,
+    },
+}
+
+/// A setting of ours.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Setting {
+    /// Its dotted path.
+    pub key: String,
+    /// Its value.
+    pub value: Value,
+}

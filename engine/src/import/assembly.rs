@@ -1,0 +1,142 @@
+//! The configuration while it is put together.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// Sections in the order in which the configuration has them.
+const SECTIONS: [&str; 13] = [
+    "model",
+    "task",
+    "objective",
+    "rollout",
+    "update",
+    "optim",
+    "critic",
+    "trainer",
+    "memory",
+    "precision",
+    "device",
+    "output",
+    "warmup",
+];
+
+/// Where rewards are collected.
+const REWARDS: &str = "task.rewards";
+
+/// What the files do not say.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Missing {
+    /// Our key.
+    pub key: String,
+    /// What stands there until it is replaced.
+    pub stands_in: Value,
+    /// What to write.
+    pub what: String,
+}
+
+/// Settings of ours by dotted path.
+#[derive(Debug, Default)]
+pub(super) struct Assembly {
+    settings: BTreeMap<String, Value>,
+    /// Rewards, in their order.
+    pub rewards: Vec<Value>,
+    /// What the files do not say.
+    pub missing: Vec<Missing>,
+    /// What was changed, and why.
+    pub adjusted: Vec<String>,
+}
+
+impl Assembly {
+    /// Puts a setting; `task.rewards[]` adds a reward.
+    pub fn put(&mut self, key: &str, value: Value) {
+        if key == "task.rewards[]" {
+            self.rewards.push(value);
+        } else {
+            self.settings.insert(key.to_owned(), value);
+        }
+    }
+
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.settings.get(key)
+    }
+
+    pub fn whole(&self, key: &str) -> Option<u64> {
+        self.get(key).and_then(Value::as_u64)
+    }
+
+    pub fn has(&self, key: &str) -> bool {
+        self.settings.contains_key(key)
+    }
+
+    pub fn remove(&mut self, key: &str) -> Option<Value> {
+        self.settings.remove(key)
+    }
+
+    /// All keys with a section's name before them.
+    pub fn keys_of(&self, section: &str) -> Vec<String> {
+        let start = format!("{section}.");
+        let keys = self.settings.keys().filter(|key| key.starts_with(&start));
+        keys.cloned().collect()
+    }
+
+    /// A setting that a message names and that a configuration can do without.
+    pub fn named_in(&self, message: &str) -> Option<String> {
+        let needed =
+            |key: &str| ["model", "task", "output"].contains(&key.split('.').next().unwrap_or(key));
+        let named = |key: &&String| message.contains(key.as_str()) && !needed(key);
+        self.settings.keys().find(named).cloned()
+    }
+
+    /// Puts a value that is to be replaced, unless there is one.
+    pub fn need(&mut self, key: &str, stands_in: impl Into<Value>, what: &str) {
+        if self.has(key) {
+            return;
+        }
+        let stands_in = stands_in.into();
+        self.put(key, stands_in.clone());
+        self.missing.push(Missing {
+            key: key.to_owned(),
+            stands_in,
+            what: what.to_owned(),
+        });
+    }
+
+    /// The configuration as nested sections.
+    pub fn nested(&self) -> Map<String, Value> {
+        let mut root = Map::new();
+        let rank = |key: &String| {
+            let first = key.split('.').next().unwrap_or(key);
+            SECTIONS
+                .iter()
+                .position(|section| *section == first)
+                .unwrap_or(SECTIONS.len())
+        };
+        let mut keys: Vec<&String> = self.settings.keys().collect();
+        let is_name = |key: &str| key.rsplit_once('.').is_some_and(|(_, last)| last == "name");
+        keys.sort_by_key(|&key| (rank(key), key != "task.kind", !is_name(key)));
+        for key in keys {
+            nest(&mut root, key, self.settings[key].clone());
+        }
+        if !self.rewards.is_empty() {
+            nest(&mut root, REWARDS, self.rewards.clone().into());
+        }
+        root
+    }
+}
+
+fn nest(into: &mut Map<String, Value>, key: &str, value: Value) {
+    let Some((first, rest)) = key.split_once('.') else {
+        into.insert(key.to_owned(), value);
+        return;
+    };
+    let section = into
+        .entry(first)
+        .or_insert_with(|| Value::Object(Map::new()));
+    if !section.is_object() {
+        *section = Value::Object(Map::new());
+    }
+    if let Value::Object(section) = section {
+        nest(section, rest, value);
+    }
+}

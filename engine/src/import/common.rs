@@ -1,0 +1,212 @@
+//! What several engines' keys become in the same way.
+
+use super::facts::{Facts, truth};
+use super::verdict::{Asked, Verdict, cannot, not_needed, set, set_noted};
+use serde_json::{Value, json};
+
+/// Rows of the training split of GSM8K.
+const GSM8K_ROWS: u64 = 7_473;
+
+/// Degrees of parallelism and numbers of devices above one.
+pub(super) fn devices(asked: &Asked) -> Verdict {
+    match asked.whole() {
+        None | Some(-1..=1) => not_needed("one device, as here"),
+        Some(n) => cannot(format!(
+            "training runs on one device; `firebrick plan CONFIG {} {n}` estimates what each of {n} would hold",
+            degree(asked.key)
+        )),
+    }
+}
+
+/// The option of `firebrick plan` for a degree of parallelism.
+fn degree(key: &str) -> &'static str {
+    let has = |part: &str| key.contains(part);
+    if has("tensor") || has("model_parallel_size") && !has("pipeline") && !has("context") {
+        "--tensor-parallel"
+    } else if has("pipeline") {
+        "--pipeline-parallel"
+    } else if has("sequence") || has("context") {
+        "--sequence-parallel"
+    } else {
+        "--zero-stage 3 --data-parallel"
+    }
+}
+
+/// A float type for the whole run.
+pub(super) fn precision(asked: &Asked) -> Verdict {
+    match asked.text().and_then(float_type) {
+        Some(precision) => set("precision", precision),
+        None if asked.is_absent() || asked.text() == Some("auto") => {
+            not_needed("the run's precision says it")
+        }
+        None => asked.wrong("a float type: float32, bfloat16 or float16"),
+    }
+}
+
+/// Our name of a float type.
+pub(super) fn float_type(name: &str) -> Option<&'static str> {
+    match name
+        .trim_start_matches("torch.")
+        .to_ascii_lowercase()
+        .as_str()
+    {
+        "bfloat16" | "bf16" => Some("bf16"),
+        "float16" | "fp16" | "half" => Some("f16"),
+        "float32" | "fp32" | "float" => Some("f32"),
+        _ => None,
+    }
+}
+
+/// The model: a folder, or a name on the hub, which is a folder once it is downloaded.
+pub(super) fn model(asked: &Asked) -> Verdict {
+    match asked.text() {
+        Some(name) => {
+            let path = path(asked.facts, name);
+            let is_name = !path.starts_with(['/', '.']) && path.matches('/').count() == 1;
+            let note = if is_name {
+                format!(
+                    "a folder here, beside the configuration: `hf download {path} --local-dir {path}`"
+                )
+            } else {
+                String::new()
+            };
+            set_noted("model.path", path, note)
+        }
+        None if asked.is_absent() => not_needed("has no value in the files"),
+        None => asked.wrong("a model's folder or name"),
+    }
+}
+
+/// A path, with the user's home folder in place of `~`.
+pub(super) fn path(facts: &Facts, text: &str) -> String {
+    match (text.strip_prefix("~/"), &facts.home) {
+        (Some(rest), Some(home)) => format!("{home}/{rest}"),
+        _ => text.to_owned(),
+    }
+}
+
+/// Files of rows under a key of ours: one, or a list.
+pub(super) fn rows(asked: &Asked, key: &str) -> Verdict {
+    let files: Vec<&str> = match asked.value {
+        Value::String(file) => vec![file],
+        Value::Array(files) => files.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    };
+    match files[..] {
+        [] if asked.is_off() => not_needed("has no value in the files"),
+        [] => asked.wrong("a file, or a list of files"),
+        [file] => set(key, path(asked.facts, file)),
+        _ => {
+            let paths: Vec<Value> = files
+                .iter()
+                .map(|file| path(asked.facts, file).into())
+                .collect();
+            set(key, paths)
+        }
+    }
+}
+
+/// Steps of so many passes over the training rows, where their number is known.
+pub(super) fn epochs(facts: &Facts, epochs: f64, prompts: u64, drops_last: bool) -> Verdict {
+    let is_gsm8k = [
+        "data.train_files",
+        "dataset_name",
+        "load_dataset.argument_1",
+    ]
+    .iter()
+    .filter_map(|key| facts.value(key))
+    .any(|value| value.to_string().contains("gsm8k") && !value.to_string().contains(','));
+    let known = if is_gsm8k { Some(GSM8K_ROWS) } else { None };
+    let Some(rows) = facts.rows.or(known) else {
+        return cannot(
+            "a run's length is in steps here, and the files do not say how many rows there are: pass --rows N, or set \
+             trainer.steps to epochs x rows / trainer.train_batch_size",
+        );
+    };
+    let each = if drops_last {
+        rows / prompts.max(1)
+    } else {
+        rows.div_ceil(prompts.max(1))
+    };
+    let steps = (epochs * each as f64).ceil().max(1.0) as u64;
+    set_noted(
+        "trainer.steps",
+        steps,
+        format!("{epochs} x {each} steps of {prompts} prompts out of {rows} rows"),
+    )
+}
+
+/// Where metrics go.
+pub(super) fn trackers(asked: &Asked) -> Verdict {
+    let names: Vec<&str> = match asked.value {
+        Value::String(name) => vec![name],
+        Value::Array(names) => names.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    };
+    let known = |name: &&str| ["console", "file", "tensorboard", "trackio"].contains(name);
+    let foreign: Vec<&str> = names
+        .iter()
+        .copied()
+        .filter(|name| !known(name) && *name != "none")
+        .collect();
+    let mut loggers = vec!["console", "file"];
+    let known = names
+        .iter()
+        .filter(|name| ["tensorboard", "trackio"].contains(name));
+    loggers.extend(known);
+    if !foreign.is_empty() {
+        loggers.push("trackio");
+    }
+    loggers.dedup();
+    let note = match foreign[..] {
+        [] => String::new(),
+        _ => format!(
+            "no {} here; trackio stands in its place",
+            foreign.join(", ")
+        ),
+    };
+    set_noted("trainer.logger", json!(loggers), note)
+}
+
+/// A reward in Python, by file and function.
+pub(super) fn python_reward(file: Option<String>, function: &str) -> Verdict {
+    match file {
+        Some(file) => set(
+            "task.rewards[]",
+            json!({"kind": "python", "file": file, "function": function, "name": function}),
+        ),
+        None => cannot(format!(
+            "put `{function}` into a file of its own, and write rewards: [{{kind: python, file: FILE, function: {function}}}]"
+        )),
+    }
+}
+
+/// A switch that is built in: on it is what happens anyway, off it cannot be had.
+pub(super) fn built_in(asked: &Asked, what: &str) -> Verdict {
+    match truth(asked.value) {
+        Some(false) => not_needed(format!("{what}, and nothing is lost by it")),
+        _ => not_needed(what),
+    }
+}
+
+/// The answer in a box, as mathematics is asked for.
+pub(super) fn boxed(name: &str) -> Value {
+    json!({"kind": "regex", "name": name, "pattern": r"\\boxed\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"})
+}
+
+/// Offload of a model's state between phases, of the policy or under `memory.critic`.
+pub(super) fn idle(asked: &Asked, key: &str) -> Verdict {
+    if asked.is_on() {
+        return set(key, "idle");
+    }
+    not_needed("off, as here by default")
+}
+
+/// A whole number above zero under a key of ours.
+pub(super) fn size(asked: &Asked, key: &str) -> Verdict {
+    match asked.whole() {
+        Some(n) if n > 0 => set(key, n),
+        _ if asked.is_off() => not_needed("has no value in the files"),
+        _ => asked.wrong("a whole number above 0"),
+    }
+}

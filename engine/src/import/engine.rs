@@ -1,0 +1,121 @@
+//! The engines whose files are read.
+
+use super::assembly::Assembly;
+use super::error::ImportError;
+use super::facts::Facts;
+use super::verdict::{Rule, rule};
+use super::{grpo_guide, nemo, trl, verl};
+use serde::Serialize;
+use serde_json::Value;
+use std::fmt;
+use std::str::FromStr;
+
+/// An engine whose configurations can be imported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Engine {
+    /// verl: YAML and Hydra overrides.
+    Verl,
+    /// TRL: `GRPOConfig`, `RLOOConfig`, `PPOConfig` as YAML, JSON, flags or Python.
+    Trl,
+    /// `NeMo RL`: YAML.
+    Nemo,
+    /// The names of the guide to GRPO's memory: `batch_size`, `group_size`, ….
+    GrpoGuide,
+}
+
+impl Engine {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Verl, Self::Trl, Self::Nemo, Self::GrpoGuide];
+
+    /// Its spelling on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Verl => "verl",
+            Self::Trl => "trl",
+            Self::Nemo => "nemo",
+            Self::GrpoGuide => "grpo_guide",
+        }
+    }
+
+    /// The tables of its keys.
+    pub(super) fn tables(self) -> &'static [&'static [Rule]] {
+        match self {
+            Self::Verl => verl::TABLES,
+            Self::Trl => trl::TABLES,
+            Self::Nemo => nemo::TABLES,
+            Self::GrpoGuide => grpo_guide::TABLES,
+        }
+    }
+
+    /// What it does where a file does not say, as far as that differs from here.
+    pub(super) fn defaults(self, facts: &Facts) -> Vec<(&'static str, Value)> {
+        match self {
+            Self::Verl => verl::defaults(),
+            Self::Trl => trl::defaults(facts),
+            Self::Nemo | Self::GrpoGuide => Vec::new(),
+        }
+    }
+
+    /// Settings that follow from several keys together.
+    pub(super) fn finish(self, facts: &Facts, into: &mut Assembly) {
+        match self {
+            Self::Verl => verl::finish(facts, into),
+            Self::Trl => trl::finish(facts, into),
+            Self::Nemo | Self::GrpoGuide => {}
+        }
+    }
+
+    /// The engine that knows the most of the keys.
+    pub(super) fn of(facts: &Facts) -> Result<Self, ImportError> {
+        let known = |engine: Self| {
+            let tables = engine.tables();
+            facts
+                .keys()
+                .filter(|key| rule(tables, key).is_some())
+                .count()
+        };
+        let most = Self::ALL.into_iter().map(|engine| (known(engine), engine));
+        // of equals the first
+        let most = most.rev().max_by_key(|(known, _)| *known);
+        match most {
+            Some((known, engine)) if known > 0 => Ok(engine),
+            _ => {
+                let keys: Vec<&str> = facts.keys().take(3).collect();
+                Err(ImportError::UnknownEngine(format!(
+                    "no key of the files is one of verl, TRL or NeMo RL; the first are {}. If they are an engine's all the same, \
+                     name it: --from verl, trl or nemo",
+                    if keys.is_empty() {
+                        "none".to_owned()
+                    } else {
+                        keys.join(", ")
+                    }
+                )))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Verl => "verl",
+            Self::Trl => "TRL",
+            Self::Nemo => "NeMo RL",
+            Self::GrpoGuide => "the guide to GRPO's memory",
+        })
+    }
+}
+
+impl FromStr for Engine {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let own = |engine: &Self| engine.name() == name.to_ascii_lowercase();
+        Self::ALL.into_iter().find(own).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name);
+            format!("unknown engine {name:?}; known: {}", names.join(", "))
+        })
+    }
+}

@@ -1,0 +1,79 @@
+//! What a file of another engine says: keys with values, and where they stand.
+
+use serde::Serialize;
+use serde_json::Value;
+use std::fmt;
+
+/// The value of an environment variable, for scripts that read one.
+pub(super) type Environment<'e> = &'e dyn Fn(&str) -> Option<String>;
+
+/// Where a key stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Place {
+    /// The file's name, as it was given.
+    pub file: String,
+    /// Line, counted from 1, where the file is a script or a program.
+    pub line: Option<usize>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "{}:{line}", self.file),
+            None => f.write_str(&self.file),
+        }
+    }
+}
+
+/// The value of a key.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Given {
+    /// A value.
+    Value(Value),
+    /// A text that stands for a value, and what it would take to know it.
+    Open {
+        /// What is written.
+        text: String,
+        /// A variable, a command's output, an expression.
+        needs: String,
+    },
+}
+
+/// A key with its value.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Entry {
+    /// Dotted path.
+    pub key: String,
+    pub given: Given,
+    pub place: Place,
+    /// Hydra's `~key`: the key is taken out.
+    pub removes: bool,
+}
+
+impl Entry {
+    pub fn new(key: impl Into<String>, given: Given, place: &Place) -> Self {
+        Self {
+            key: key.into(),
+            given,
+            place: place.clone(),
+            removes: false,
+        }
+    }
+
+    /// Entries of a value: a mapping is its parts, with dotted keys.
+    pub fn flatten(key: &str, value: Value, place: &Place, into: &mut Vec<Self>) {
+        match value {
+            Value::Object(map) if !map.is_empty() => {
+                for (part, value) in map {
+                    let key = if key.is_empty() {
+                        part
+                    } else {
+                        format!("{key}.{part}")
+                    };
+                    Self::flatten(&key, value, place, into);
+                }
+            }
+            value => into.push(Self::new(key, Given::Value(value), place)),
+        }
+    }
+}

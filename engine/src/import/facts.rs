@@ -1,0 +1,251 @@
+//! All keys of the files together: later files and lines over earlier ones, the engine's own defaults under all of them.
+
+use super::entry::{Entry, Environment, Given, Place};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Most times that a value may refer to another that refers on.
+const REFERENCES: usize = 16;
+
+/// A key, as it counts in the end.
+#[derive(Clone, Debug)]
+pub(super) struct Fact {
+    pub key: String,
+    pub given: Given,
+    /// Where it stands; nothing for a default of the engine.
+    pub place: Option<Place>,
+    /// Where it stood before, and what it was there.
+    pub replaces: Vec<Place>,
+}
+
+/// All keys.
+#[derive(Debug)]
+pub(super) struct Facts {
+    list: Vec<Fact>,
+    index: BTreeMap<String, usize>,
+    /// Rows of the training data, where that is known.
+    pub rows: Option<u64>,
+    /// Devices that train, where the files do not say.
+    pub devices: Option<u64>,
+    /// The user's home folder.
+    pub home: Option<String>,
+}
+
+impl Facts {
+    /// Entries in the order in which they count, later ones over earlier ones.
+    pub fn new(entries: Vec<Entry>) -> Self {
+        let mut this = Self {
+            list: Vec::new(),
+            index: BTreeMap::new(),
+            rows: None,
+            devices: None,
+            home: None,
+        };
+        for entry in entries {
+            if entry.removes {
+                // the key stays accounted for, without a value
+                this.put(entry.key, Given::Value(Value::Null), entry.place);
+            } else {
+                this.put(entry.key, entry.given, entry.place);
+            }
+        }
+        this
+    }
+
+    fn put(&mut self, key: String, given: Given, place: Place) {
+        if let Some(&at) = self.index.get(&key) {
+            let fact = &mut self.list[at];
+            fact.given = given;
+            let before = fact.place.replace(place);
+            fact.replaces.extend(before);
+            return;
+        }
+        self.index.insert(key.clone(), self.list.len());
+        self.list.push(Fact {
+            key,
+            given,
+            place: Some(place),
+            replaces: Vec::new(),
+        });
+    }
+
+    /// Puts the engine's own defaults under what is written.
+    pub fn lay_under(&mut self, defaults: &[(&str, Value)]) {
+        for (key, value) in defaults {
+            if !self.index.contains_key(*key) {
+                self.index.insert((*key).to_owned(), self.list.len());
+                self.list.push(Fact {
+                    key: (*key).to_owned(),
+                    given: Given::Value(value.clone()),
+                    place: None,
+                    replaces: Vec::new(),
+                });
+            }
+        }
+    }
+
+    /// All of them: defaults first, then what is written, in its order.
+    pub fn all(&self) -> impl Iterator<Item = &Fact> {
+        let defaults = self.list.iter().filter(|fact| fact.place.is_none());
+        defaults.chain(self.list.iter().filter(|fact| fact.place.is_some()))
+    }
+
+    /// Keys that are written.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.list.iter().map(|fact| fact.key.as_str())
+    }
+
+    /// A key's value, written or default; nothing for null.
+    pub fn value(&self, key: &str) -> Option<&Value> {
+        match &self.list[*self.index.get(key)?].given {
+            Given::Value(Value::Null) | Given::Open { .. } => None,
+            Given::Value(value) => Some(value),
+        }
+    }
+
+    /// Whether a key is written with a value.
+    pub fn is_written(&self, key: &str) -> bool {
+        let place = self
+            .index
+            .get(key)
+            .and_then(|&at| self.list[at].place.as_ref());
+        place.is_some() && self.value(key).is_some()
+    }
+
+    pub fn whole(&self, key: &str) -> Option<i64> {
+        self.value(key).and_then(whole)
+    }
+
+    pub fn number(&self, key: &str) -> Option<f64> {
+        self.value(key).and_then(number)
+    }
+
+    /// Whether a key is true.
+    pub fn is_on(&self, key: &str) -> bool {
+        self.value(key).and_then(truth) == Some(true)
+    }
+
+    pub fn text(&self, key: &str) -> Option<&str> {
+        self.value(key).and_then(Value::as_str)
+    }
+
+    /// Replaces references of YAML values to others: `${a.b}`, `${oc.select:a.b,default}`, `${oc.env:NAME,default}`.
+    pub fn follow_references(&mut self, environment: Environment) {
+        for _ in 0..REFERENCES {
+            let mut changed = Vec::new();
+            for (at, fact) in self.list.iter().enumerate() {
+                let Given::Value(Value::String(text)) = &fact.given else {
+                    continue;
+                };
+                if text.contains("${") {
+                    changed.push((at, self.followed(&fact.key, text, environment)));
+                }
+            }
+            if changed.is_empty() {
+                return;
+            }
+            for (at, given) in changed {
+                self.list[at].given = given;
+            }
+        }
+        // what is left goes round in a circle
+        for fact in &mut self.list {
+            if let Given::Value(Value::String(text)) = &fact.given
+                && text.contains("${")
+            {
+                let text = text.clone();
+                let needs = format!("the value of {text}, which refers to itself");
+                fact.given = Given::Open { text, needs };
+            }
+        }
+    }
+
+    fn followed(&self, key: &str, text: &str, environment: Environment) -> Given {
+        let open = |needs: String| Given::Open {
+            text: text.to_owned(),
+            needs,
+        };
+        // the innermost reference is the last that begins
+        let Some((before, rest)) = text.rsplit_once("${") else {
+            return open(format!("the value of {text}"));
+        };
+        let Some((inner, after)) = rest.split_once('}') else {
+            return open(format!("the end of the reference {text}"));
+        };
+        let Some(value) = self.referred(key, inner, environment) else {
+            return open(format!(
+                "the value of ${{{inner}}}, which is not among the files"
+            ));
+        };
+        match value {
+            value if before.is_empty() && after.is_empty() => Given::Value(value),
+            Value::String(word) => Given::Value(format!("{before}{word}{after}").into()),
+            value => Given::Value(format!("{before}{value}{after}").into()),
+        }
+    }
+
+    fn referred(&self, key: &str, inner: &str, environment: Environment) -> Option<Value> {
+        let (resolver, argument) = inner.split_once(':').unwrap_or(("oc.select", inner));
+        let (name, default) = match argument.split_once(',') {
+            Some((name, default)) => (name.trim(), Some(super::literal::hydra(default))),
+            None => (argument.trim(), None),
+        };
+        match resolver {
+            "oc.env" => environment(name).map(Value::String).or(default),
+            "oc.select" => {
+                let parent = key.rsplit_once('.').map_or("", |(parent, _)| parent);
+                let path = match name.strip_prefix('.') {
+                    Some(sibling) if !parent.is_empty() => format!("{parent}.{sibling}"),
+                    Some(sibling) => sibling.to_owned(),
+                    None => name.to_owned(),
+                };
+                let found = self.index.get(&path).map(|&at| &self.list[at].given);
+                match found {
+                    Some(Given::Value(value)) => Some(value.clone()),
+                    _ => default,
+                }
+            }
+            "mul" => {
+                let factors = argument
+                    .split(',')
+                    .map(|factor| factor.trim().parse::<i64>().ok());
+                let product = factors.reduce(|a, b| a?.checked_mul(b?))??;
+                Some(product.into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A whole number, also one that is written as `1e3`, `8.0` or `"8"`.
+pub(super) fn whole(value: &Value) -> Option<i64> {
+    let quoted;
+    let value = match value {
+        Value::String(text) => {
+            quoted = super::literal::word(text);
+            &quoted
+        }
+        value => value,
+    };
+    value.as_i64().or_else(|| {
+        let number = value.as_f64()?;
+        (number.fract() == 0.0 && number.abs() < 1e15).then_some(number as i64)
+    })
+}
+
+/// A number, also in quotes: `"1e-6"`, which YAML 1.1 reads as a text.
+pub(super) fn number(value: &Value) -> Option<f64> {
+    match value {
+        Value::String(text) => super::literal::word(text).as_f64(),
+        value => value.as_f64(),
+    }
+}
+
+/// A truth value, also in quotes.
+pub(super) fn truth(value: &Value) -> Option<bool> {
+    match value {
+        Value::Bool(truth) => Some(*truth),
+        Value::String(text) => super::literal::word(text).as_bool(),
+        _ => None,
+    }
+}

@@ -1,0 +1,41 @@
+//! Configurations of other engines, read into Firebrick's: verl's YAML and launch scripts, TRL's arguments, `NeMo RL`'s YAML.
+//!
+//! [`import`] takes the texts of files and gives a configuration with a table that accounts for every key of theirs: what it became
+//! here, why it is not needed, or why it cannot be done and what to do instead. Nothing is read or written besides.
+//!
+//! What each key becomes stands in tables, one folder or file an engine: `verl`, `trl`, `nemo`, `grpo_guide`.
+
+mod account;
+mod arithmetic;
+mod assembly;
+mod common;
+mod engine;
+mod entry;
+mod error;
+mod facts;
+mod grpo_guide;
+mod literal;
+mod nemo;
+mod objective;
+mod pipeline;
+mod python;
+mod python_tokens;
+mod shell;
+mod shell_expansion;
+mod shell_words;
+mod source;
+mod trl;
+mod verdict;
+mod verl;
+mod yaml;
+
+pub use account::{Imported, Outcome, Row, Setting};
+pub use assembly::Missing;
+pub use engine::Engine;
+pub use entry::Place;
+pub use error::ImportError;
+pub use pipeline::{Options, import};
+pub use source::SourceFile;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,470 @@
+//! What the readers make of texts, also of hostile ones.
+
+use super::arithmetic::evaluate;
+use super::entry::{Entry, Given};
+use super::literal::hydra;
+use super::{Engine, ImportError, Imported, Options, Outcome, SourceFile, import};
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+fn environment(name: &str) -> Option<String> {
+    (name == "HOME").then(|| "/srv".to_owned())
+}
+
+fn entries(name: &str, text: &str) -> Vec<Entry> {
+    SourceFile::new(name, text)
+        .entries(&environment)
+        .unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn value(entries: &[Entry], key: &str) -> Value {
+    let entry = entries.iter().rfind(|entry| entry.key == key);
+    match entry.map(|entry| &entry.given) {
+        Some(Given::Value(value)) => value.clone(),
+        other => panic!("{key}: {other:?}"),
+    }
+}
+
+fn refusal(name: &str, text: &str) -> String {
+    let files = [SourceFile::new(name, text)];
+    match import(&files, &Options::default(), &environment) {
+        Err(error) => error.to_string(),
+        Ok(imported) => panic!("read as {}", imported.config),
+    }
+}
+
+fn imported(name: &str, text: &str) -> Imported {
+    let files = [SourceFile::new(name, text)];
+    import(&files, &Options::default(), &environment).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn outcome<'i>(imported: &'i Imported, key: &str) -> &'i Outcome {
+    let row = imported.rows.iter().find(|row| row.key == key);
+    &row.unwrap_or_else(|| panic!("no row {key}")).outcome
+}
+
+#[test]
+fn arithmetic_is_that_of_shells_and_python() {
+    let name = |name: &str| (name == "n").then_some(3);
+    for (text, expected) in [
+        ("1024 * 2", Some(2048)),
+        ("(n + 1) * 2 - 8 / 4", Some(6)),
+        ("2**15", Some(32_768)),
+        ("2 ** 3 ** 2", Some(512)),
+        ("-n % 2", Some(-1)),
+        ("$n+1", Some(4)),
+        ("1_000", Some(1_000)),
+        ("m + 1", None),
+        ("1 / 0", None),
+        ("9223372036854775807 + 1", None),
+        ("2**99", None),
+        ("1 +", None),
+        ("", None),
+    ] {
+        assert_eq!(evaluate(text, &name), expected, "{text}");
+    }
+    assert_eq!(evaluate(&"(".repeat(100_000), &name), None, "too deep");
+    assert_eq!(evaluate(&"-".repeat(100_000), &name), None, "too deep");
+    assert_eq!(evaluate(&"2**".repeat(100_000), &name), None, "too deep");
+}
+
+#[test]
+fn hydra_s_values_are_words_lists_mappings_and_quoted_texts() {
+    for (text, expected) in [
+        ("1e-6", json!(1e-6)),
+        ("256", json!(256)),
+        ("-1", json!(-1)),
+        ("True", json!(true)),
+        ("null", Value::Null),
+        ("", Value::Null),
+        ("vllm", json!("vllm")),
+        ("Qwen/Qwen3-8B", json!("Qwen/Qwen3-8B")),
+        ("['console','wandb']", json!(["console", "wandb"])),
+        ("[console, wandb]", json!(["console", "wandb"])),
+        (r#"["a,b", 'it\'s']"#, json!(["a,b", "it's"])),
+        ("{a: 1, b: [x]}", json!({"a": 1, "b": ["x"]})),
+        ("[]", json!([])),
+        ("[unclosed", json!("[unclosed")),
+        ("1.5.2", json!("1.5.2")),
+    ] {
+        assert_eq!(hydra(text), expected, "{text}");
+    }
+    let deep = "[".repeat(100_000);
+    assert_eq!(hydra(&deep), json!(deep), "too deep to be a list");
+}
+
+#[test]
+fn a_script_s_variables_defaults_quotes_and_lists_are_followed() {
+    let script = r#"#!/bin/bash
+set -x   # a comment
+project="my run"
+N=${N:-8}
+model=${MODEL_PATH:-"$HOME/models/Qwen3-8B"}
+longest=$(( (512 + 1024) * N ))
+DATA=(
+    data.train_files="['$HOME/a.parquet']"   # rows
+    data.train_batch_size=$((N*4))
+)
+COMMON="algorithm.adv_estimator=grpo \
+    actor_rollout_ref.rollout.n=$N"
+CUDA_VISIBLE_DEVICES=0 python3 -m verl.trainer.main_ppo "${DATA[@]}" $COMMON \
+    actor_rollout_ref.model.path="$model" \
+    +actor_rollout_ref.actor.extra='{a: 1}' \
+    trainer.project_name='not $project' trainer.experiment_name="$project" \
+    trainer.logger=['console','wandb'] \
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=${longest} \
+    ~trainer.total_epochs $@ 2>&1 | tee log.txt
+"#;
+    let found = entries("run.sh", script);
+    for (key, expected) in [
+        ("data.train_files", json!(["/srv/a.parquet"])),
+        ("data.train_batch_size", json!(32)),
+        ("algorithm.adv_estimator", json!("grpo")),
+        ("actor_rollout_ref.rollout.n", json!(8)),
+        (
+            "actor_rollout_ref.model.path",
+            json!("/srv/models/Qwen3-8B"),
+        ),
+        ("actor_rollout_ref.actor.extra.a", json!(1)),
+        ("trainer.project_name", json!("not $project")),
+        ("trainer.experiment_name", json!("my run")),
+        ("trainer.logger", json!(["console", "wandb"])),
+        (
+            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+            json!(12_288),
+        ),
+    ] {
+        assert_eq!(value(&found, key), expected, "{key}");
+    }
+    assert_eq!(found.len(), 11, "{found:?}");
+    assert!(
+        found
+            .iter()
+            .any(|entry| entry.removes && entry.key == "trainer.total_epochs")
+    );
+    assert_eq!(found[0].place.line, Some(13));
+}
+
+#[test]
+fn what_only_running_a_script_could_tell_is_named() {
+    let script = "NOW=$(date +%Y)\npython3 -m verl.trainer.main_ppo trainer.experiment_name=run-$NOW trainer.nnodes=$NODES data.seed=1\n";
+    let imported = imported("run.sh", script);
+    let why = |key: &str| match outcome(&imported, key) {
+        Outcome::Cannot { why } => why.clone(),
+        other => panic!("{key}: {other:?}"),
+    };
+    assert!(why("trainer.experiment_name").contains("the output of the command date +%Y"));
+    assert!(
+        why("trainer.nnodes")
+            .contains("the variable NODES, which neither the script nor the environment sets")
+    );
+}
+
+#[test]
+fn lines_of_overrides_are_read_without_a_command_and_later_ones_count() {
+    let found = imported(
+        "settings.txt",
+        "data.train_batch_size=64 \\\n  algorithm.adv_estimator=grpo\ndata.train_batch_size=32\n",
+    );
+    assert_eq!(found.engine, Engine::Verl);
+    assert!(
+        found.config.contains("train_batch_size: 32"),
+        "{}",
+        found.config
+    );
+    assert_eq!(found.rows.len(), 2);
+    assert_eq!(found.rows[0].replaces.len(), 1);
+}
+
+#[test]
+fn a_file_over_another_overrides_it_and_says_where() {
+    let files = [
+        SourceFile::new(
+            "base.yaml",
+            "data: {train_batch_size: 64, max_prompt_length: 256}\nalgorithm: {adv_estimator: grpo}\n",
+        ),
+        SourceFile::new(
+            "run.sh",
+            "python3 -m verl.trainer.main_ppo data.train_batch_size=16 actor_rollout_ref.actor.ppo_mini_batch_size=8\n",
+        ),
+    ];
+    let imported = import(&files, &Options::default(), &environment).expect("two files");
+    assert!(
+        imported.config.contains("train_batch_size: 16"),
+        "{}",
+        imported.config
+    );
+    assert!(
+        imported.config.contains("prompt_length: 256"),
+        "{}",
+        imported.config
+    );
+    let row = imported
+        .rows
+        .iter()
+        .find(|row| row.key == "data.train_batch_size")
+        .expect("a row");
+    assert_eq!(row.replaces[0].file, "base.yaml");
+    assert_eq!(
+        row.place.as_ref().map(ToString::to_string),
+        Some("run.sh:1".to_owned())
+    );
+}
+
+#[test]
+fn python_s_keyword_arguments_are_read_with_names_and_arithmetic() {
+    let program = r#"
+from trl import GRPOConfig, GRPOTrainer
+MODEL = "Qwen/Qwen3-0.6B"   # a comment with GRPOConfig(
+common = {"beta": 0.04}
+
+def main():
+    args = GRPOConfig(
+        output_dir=f"runs/{MODEL}", learning_rate=1e-5,
+        max_completion_length=2**10,
+        model_init_kwargs={"dtype": torch.bfloat16},
+        run_name="a" "b",
+        stop=["x", "y",],
+        **common,
+    )
+    trainer = GRPOTrainer(model=MODEL, reward_funcs=[think_format_reward, accuracy_reward], args=args)
+"#;
+    let found = entries("train.py", program);
+    for (key, expected) in [
+        ("learning_rate", json!(1e-5)),
+        ("max_completion_length", json!(1024)),
+        ("model_init_kwargs.dtype", json!("bfloat16")),
+        ("run_name", json!("ab")),
+        ("stop", json!(["x", "y"])),
+        ("beta", json!(0.04)),
+        ("GRPOTrainer.model", json!("Qwen/Qwen3-0.6B")),
+        (
+            "GRPOTrainer.reward_funcs",
+            json!("[think_format_reward, accuracy_reward]"),
+        ),
+    ] {
+        assert_eq!(value(&found, key), expected, "{key}");
+    }
+    let output = found
+        .iter()
+        .find(|entry| entry.key == "output_dir")
+        .expect("output_dir");
+    assert!(matches!(output.given, Given::Open { .. }), "{output:?}");
+    assert_eq!(output.place.line, Some(8));
+}
+
+#[test]
+fn flags_of_a_launch_command_are_read() {
+    let script = "accelerate launch --num_processes 4 examples/grpo.py --model_name_or_path Qwen/Qwen3-0.6B \\\n  --learning_rate=1e-6 --use_vllm --lora_target_modules q_proj v_proj --beta 0.0\n";
+    let found = entries("run.sh", script);
+    for (key, expected) in [
+        ("num_processes", json!(4)),
+        ("model_name_or_path", json!("Qwen/Qwen3-0.6B")),
+        ("learning_rate", json!(1e-6)),
+        ("use_vllm", json!(true)),
+        ("lora_target_modules", json!(["q_proj", "v_proj"])),
+        ("beta", json!(0.0)),
+    ] {
+        assert_eq!(value(&found, key), expected, "{key}");
+    }
+}
+
+#[test]
+fn yaml_s_references_to_other_keys_are_followed() {
+    let yaml = "data: {max_prompt_length: 300, train_batch_size: 8}\nalgorithm: {adv_estimator: grpo}\nactor_rollout_ref:\n  rollout:\n    \
+                prompt_length: ${oc.select:data.max_prompt_length,512}\n    response_length: ${oc.env:NOT_SET,77}\n  \
+                model: {path: '${oc.env:HOME}/m'}\n  ref: {strategy: '${actor_rollout_ref.nothing}'}\n";
+    let imported = imported("verl.yaml", yaml);
+    assert!(
+        imported.config.contains("path: /srv/m"),
+        "{}",
+        imported.config
+    );
+    assert!(
+        imported.config.contains("response_length: 77"),
+        "{}",
+        imported.config
+    );
+    let Outcome::Cannot { why } = outcome(&imported, "actor_rollout_ref.ref.strategy") else {
+        panic!("a reference to nothing");
+    };
+    assert!(why.contains("which is not among the files"), "{why}");
+}
+
+#[test]
+fn references_in_a_circle_end() {
+    let imported = imported(
+        "verl.yaml",
+        "data: {seed: '${data.shuffle}', shuffle: '${data.seed}', train_batch_size: 8}\n",
+    );
+    for key in ["data.seed", "data.shuffle"] {
+        assert!(
+            matches!(outcome(&imported, key), Outcome::Cannot { .. }),
+            "{key}"
+        );
+    }
+}
+
+#[test]
+fn hostile_texts_are_refused_with_their_place() {
+    for (name, text, parts) in [
+        (
+            "a.sh",
+            "python3 -m verl.trainer.main_ppo data.seed='1\n",
+            &["a.sh:1", "never closed"][..],
+        ),
+        (
+            "a.sh",
+            "\npython3 -m x data.seed=\"$((1+\n",
+            &["a.sh:2", "never closed"],
+        ),
+        (
+            "a.sh",
+            "X=(1 2\npython3 -m x a.b=1\n",
+            &["a.sh:1", "never closed"],
+        ),
+        ("a.sh", "cat <<END\nno end\n", &["a.sh:1", "END"]),
+        ("a.sh", "echo nothing\n", &["a.sh", "no settings found"]),
+        (
+            "a.sh",
+            "python -m a b.c=1\npython -m a b.c=2\n",
+            &["a.sh:2", "line 1"],
+        ),
+        (
+            "a.py",
+            "GRPOConfig(output_dir='x\n)",
+            &["a.py:1", "never closed"],
+        ),
+        (
+            "a.py",
+            "GRPOConfig(output_dir='x'\n",
+            &["a.py:1", "never closed"],
+        ),
+        ("a.py", "print(1)\n", &["a.py", "no settings found"]),
+        (
+            "a.py",
+            "GRPOConfig()\nGRPOConfig()\n",
+            &["a.py:2", "line 1"],
+        ),
+        ("a.yaml", "a: [unclosed", &["a.yaml", "is not YAML"]),
+        ("a.yaml", "- 1\n- 2\n", &["a.yaml", "mapping"]),
+        ("a.json", "{\"a\": }", &["a.json", "is not JSON"]),
+        (
+            "a.yaml",
+            "lerning: {rate: 1}\n",
+            &["--from", "lerning.rate"],
+        ),
+        ("a.yaml", "", &["a.yaml"]),
+    ] {
+        let said = refusal(name, text);
+        for part in parts {
+            assert!(said.contains(part), "{text:?}: {part:?} is not in {said}");
+        }
+    }
+    assert!(refusal("a.yaml", &" ".repeat(5 << 20)).contains("bytes"));
+}
+
+#[test]
+fn a_file_that_would_grow_without_end_is_refused() {
+    let mut yaml = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for n in 1..12 {
+        let alias = format!("*a{}, ", n - 1).repeat(10);
+        let _ = writeln!(yaml, "a{n}: &a{n} [{}]", alias.trim_end_matches(", "));
+    }
+    assert!(refusal("bomb.yaml", &yaml).contains("is not YAML"));
+    let mut script = "x0=aaaaaaaaaa\n".to_owned();
+    for n in 1..40 {
+        let _ = writeln!(script, "x{n}=$x{0}$x{0}", n - 1);
+    }
+    script.push_str("python3 -m verl.trainer.main_ppo data.seed=$x39\n");
+    assert!(refusal("bomb.sh", &script).contains("longer than 256 KiB"));
+    let nested = format!(
+        "python3 -m x a.b={}1{}\n",
+        "${q:-".repeat(500),
+        "}".repeat(500)
+    );
+    assert!(refusal("deep.sh", &nested).contains("too deeply"));
+}
+
+#[test]
+fn anchors_are_followed() {
+    let imported = imported(
+        "a.yaml",
+        "data: &d {train_batch_size: 8}\nalgorithm: {adv_estimator: grpo}\nother: *d\n",
+    );
+    assert!(imported.config.contains("train_batch_size: 8"));
+    assert!(matches!(
+        outcome(&imported, "other.train_batch_size"),
+        Outcome::Unknown { .. }
+    ));
+}
+
+#[test]
+fn an_unknown_key_is_listed_with_the_nearest_known_one() {
+    let imported = imported(
+        "a.sh",
+        "data.train_batch_sise=8 algorithm.adv_estimator=grpo\n",
+    );
+    let Outcome::Unknown { nearest } = outcome(&imported, "data.train_batch_sise") else {
+        panic!("known?");
+    };
+    assert_eq!(nearest.as_deref(), Some("data.train_batch_size"));
+}
+
+#[test]
+fn a_value_that_is_none_of_a_key_s_is_named_and_leaves_a_configuration_that_is_accepted() {
+    let imported = imported(
+        "a.sh",
+        "data.train_batch_size=many actor_rollout_ref.actor.optim.lr=-3 algorithm.adv_estimator=grpo\n",
+    );
+    assert_eq!(imported.problem, None);
+    for key in ["data.train_batch_size", "actor_rollout_ref.actor.optim.lr"] {
+        assert!(
+            matches!(outcome(&imported, key), Outcome::Cannot { .. }),
+            "{key}: {:?}",
+            outcome(&imported, key)
+        );
+    }
+}
+
+#[test]
+fn two_keys_of_one_setting_with_two_values_are_not_both_taken() {
+    let imported = imported(
+        "a.sh",
+        "actor_rollout_ref.actor.optim.clip_grad=2 actor_rollout_ref.actor.grad_clip=3\n",
+    );
+    let Outcome::Cannot { why } = outcome(&imported, "actor_rollout_ref.actor.grad_clip") else {
+        panic!("both were taken");
+    };
+    assert!(
+        why.contains("actor_rollout_ref.actor.optim.clip_grad"),
+        "{why}"
+    );
+}
+
+#[test]
+fn an_engine_s_name_is_read_and_another_is_refused_with_those_that_are_known() {
+    for engine in Engine::ALL {
+        assert_eq!(engine.name().parse(), Ok(engine));
+    }
+    let refused = "openrlhf".parse::<Engine>().expect_err("not known");
+    assert!(refused.contains("verl, trl, nemo, grpo_guide"), "{refused}");
+    let unknown = ImportError::UnknownEngine("x".into());
+    assert_eq!(unknown.to_string(), "x");
+}
+
+#[test]
+fn no_key_stands_twice_in_an_engine_s_tables() {
+    for engine in Engine::ALL {
+        let mut keys: Vec<&str> = engine
+            .tables()
+            .iter()
+            .flat_map(|table| table.iter())
+            .map(|rule| rule.0)
+            .collect();
+        let all = keys.len();
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), all, "{engine}");
+    }
+}

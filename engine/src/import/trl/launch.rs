@@ -1,0 +1,371 @@
+//! What stands beside TRL's configurations: `ModelConfig`, the scripts' data, a trainer's own arguments, PEFT's and Accelerate's.
+
+use super::rewards::functions;
+use crate::import::common::{devices, model, precision};
+use crate::import::verdict::Answer::{By, NotNeeded, Off};
+use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set};
+
+const NO_PYTHON: &str = "no Python is run: model families are built in";
+const FILES: &str = "rows are read from a file: download the split as JSON Lines (docs/tasks.md) and write it as task.train";
+const SPLIT: &str = "task.train and task.validation are files";
+const OWN_KERNELS: &str = "attention is a kernel of our own";
+const LAUNCH: &str = "one process: nothing is launched";
+const NO_BITS: &str = "frozen weights are kept in the run's precision; memory.param_offload: streamed keeps them on the host";
+
+pub(super) const MODEL: &[Rule] = &[
+    ("model_name_or_path", By(model)),
+    (
+        "model_revision",
+        Off("a model is a folder: download that revision"),
+    ),
+    (
+        "dtype",
+        NotNeeded("master weights are f32, and bf16 or fp16 says what is computed in"),
+    ),
+    (
+        "torch_dtype",
+        NotNeeded("master weights are f32, and bf16 or fp16 says what is computed in"),
+    ),
+    ("trust_remote_code", Off(NO_PYTHON)),
+    ("attn_implementation", NotNeeded(OWN_KERNELS)),
+    ("use_peft", By(peft)),
+    ("lora_r", By(|a| adapters(a, "rank"))),
+    ("lora_alpha", By(|a| adapters(a, "alpha"))),
+    ("lora_dropout", By(|a| adapters(a, "dropout"))),
+    ("lora_target_modules", By(|a| adapters(a, "target_modules"))),
+    ("use_rslora", By(|a| adapters(a, "use_rslora"))),
+    ("lora_modules_to_save", Off("adapters alone are trained")),
+    (
+        "lora_target_parameters",
+        Off("adapters are on modules: model.lora.target_modules"),
+    ),
+    (
+        "lora_task_type",
+        NotNeeded("the policy is a causal language model"),
+    ),
+    ("use_dora", Off("adapters are plain LoRA")),
+    ("load_in_8bit", Off(NO_BITS)),
+    ("load_in_4bit", Off(NO_BITS)),
+    (
+        "bnb_4bit_quant_type",
+        NotNeeded("load_in_4bit says whether weights are in 4 bits"),
+    ),
+    (
+        "bnb_4bit_compute_dtype",
+        NotNeeded("load_in_4bit says whether weights are in 4 bits"),
+    ),
+    (
+        "bnb_4bit_quant_storage",
+        NotNeeded("load_in_4bit says whether weights are in 4 bits"),
+    ),
+    (
+        "use_bnb_nested_quant",
+        NotNeeded("load_in_4bit says whether weights are in 4 bits"),
+    ),
+    (
+        "model_init_kwargs.dtype",
+        NotNeeded("master weights are f32, and bf16 or fp16 says what is computed in"),
+    ),
+    (
+        "model_init_kwargs.torch_dtype",
+        NotNeeded("master weights are f32, and bf16 or fp16 says what is computed in"),
+    ),
+    (
+        "model_init_kwargs.attn_implementation",
+        NotNeeded(OWN_KERNELS),
+    ),
+    (
+        "model_init_kwargs.use_cache",
+        NotNeeded("sampling always has a cache"),
+    ),
+    (
+        "model_init_kwargs.device_map",
+        NotNeeded("device says where the model is"),
+    ),
+    (
+        "model_init_kwargs.**",
+        Off("the model's config.json says what the model is: edit it in the folder"),
+    ),
+    ("dataset_name", Off(FILES)),
+    ("dataset_config", Off(FILES)),
+    ("datasets", Off(FILES)),
+    ("dataset_train_split", NotNeeded(SPLIT)),
+    ("dataset_test_split", NotNeeded(SPLIT)),
+    (
+        "dataset_streaming",
+        NotNeeded("rows are read once, in the one process"),
+    ),
+    (
+        "ignore_bias_buffers",
+        NotNeeded("models have no such buffers"),
+    ),
+    ("reward_model_name_or_path", By(functions)),
+    ("reward_funcs", By(functions)),
+    (
+        "config",
+        NotNeeded("import the file it names beside this one"),
+    ),
+];
+
+pub(super) const TRAINER: &[Rule] = &[
+    ("GRPOTrainer.model", By(trainer_model)),
+    ("RLOOTrainer.model", By(trainer_model)),
+    ("PPOTrainer.model", By(trainer_model)),
+    ("GRPOTrainer.reward_funcs", By(functions)),
+    ("RLOOTrainer.reward_funcs", By(functions)),
+    ("PPOTrainer.reward_model", By(object)),
+    ("PPOTrainer.value_model", By(object)),
+    (
+        "PPOTrainer.ref_model",
+        NotNeeded("the reference is the policy before the first step"),
+    ),
+    (
+        "GRPOTrainer.args",
+        NotNeeded("its arguments stand in this table"),
+    ),
+    (
+        "RLOOTrainer.args",
+        NotNeeded("its arguments stand in this table"),
+    ),
+    (
+        "PPOTrainer.args",
+        NotNeeded("its arguments stand in this table"),
+    ),
+    ("GRPOTrainer.train_dataset", Off(FILES)),
+    ("RLOOTrainer.train_dataset", Off(FILES)),
+    ("PPOTrainer.train_dataset", Off(FILES)),
+    ("GRPOTrainer.eval_dataset", Off(FILES)),
+    ("RLOOTrainer.eval_dataset", Off(FILES)),
+    ("PPOTrainer.eval_dataset", Off(FILES)),
+    ("GRPOTrainer.peft_config", By(peft_config)),
+    ("RLOOTrainer.peft_config", By(peft_config)),
+    ("PPOTrainer.peft_config", By(peft_config)),
+    (
+        "GRPOTrainer.processing_class",
+        NotNeeded("a model's own tokenizer is used"),
+    ),
+    (
+        "RLOOTrainer.processing_class",
+        NotNeeded("a model's own tokenizer is used"),
+    ),
+    (
+        "PPOTrainer.processing_class",
+        NotNeeded("a model's own tokenizer is used"),
+    ),
+    (
+        "GRPOTrainer.reward_processing_classes",
+        NotNeeded("a reward model reads texts by its own tokenizer"),
+    ),
+    (
+        "GRPOTrainer.callbacks",
+        Off("an Observer in Rust sees every step (src/lib.rs)"),
+    ),
+    (
+        "RLOOTrainer.callbacks",
+        Off("an Observer in Rust sees every step (src/lib.rs)"),
+    ),
+    (
+        "PPOTrainer.callbacks",
+        Off("an Observer in Rust sees every step (src/lib.rs)"),
+    ),
+    (
+        "GRPOTrainer.tools",
+        Off("completions are one turn, without tools"),
+    ),
+    (
+        "GRPOTrainer.environment_factory",
+        Off("completions are one turn, without tools"),
+    ),
+    (
+        "GRPOTrainer.rollout_func",
+        Off("completions are one turn, without tools"),
+    ),
+    ("GRPOTrainer.optimizers", Off("AdamW is the optimizer")),
+    ("load_dataset.split", NotNeeded(SPLIT)),
+    ("load_dataset.**", Off(FILES)),
+    ("LoraConfig.r", By(|a| with_lora(a, "rank"))),
+    ("LoraConfig.lora_alpha", By(|a| with_lora(a, "alpha"))),
+    ("LoraConfig.lora_dropout", By(|a| with_lora(a, "dropout"))),
+    (
+        "LoraConfig.target_modules",
+        By(|a| with_lora(a, "target_modules")),
+    ),
+    ("LoraConfig.use_rslora", By(|a| with_lora(a, "use_rslora"))),
+    (
+        "LoraConfig.task_type",
+        NotNeeded("the policy is a causal language model"),
+    ),
+    (
+        "LoraConfig.bias",
+        Off("biases are not trained beside adapters"),
+    ),
+    (
+        "LoraConfig.**",
+        Off("adapters are plain LoRA, started as PEFT starts them"),
+    ),
+];
+
+pub(super) const ACCELERATE: &[Rule] = &[
+    ("num_processes", By(devices)),
+    ("num_machines", By(devices)),
+    ("nproc_per_node", By(devices)),
+    ("mixed_precision", By(mixed)),
+    ("distributed_type", NotNeeded(LAUNCH)),
+    ("compute_environment", NotNeeded(LAUNCH)),
+    (
+        "config_file",
+        NotNeeded("import the file it names beside this one"),
+    ),
+    (
+        "deepspeed_config.offload_optimizer_device",
+        By(|a| offload(a, "memory.optimizer_offload", "cpu")),
+    ),
+    (
+        "deepspeed_config.offload_param_device",
+        By(|a| offload(a, "memory.param_offload", "streamed")),
+    ),
+    (
+        "deepspeed_config.gradient_accumulation_steps",
+        NotNeeded("the trainer's own gradient_accumulation_steps counts"),
+    ),
+    (
+        "deepspeed_config.**",
+        NotNeeded("one device has nothing to shard"),
+    ),
+    (
+        "fsdp_config.fsdp_offload_params",
+        By(|a| offload(a, "memory.param_offload", "streamed")),
+    ),
+    (
+        "fsdp_config.fsdp_activation_checkpointing",
+        By(|a| offload(a, "memory.gradient_checkpointing", true)),
+    ),
+    (
+        "fsdp_config.**",
+        NotNeeded("one device has nothing to shard"),
+    ),
+    ("machine_rank", NotNeeded(LAUNCH)),
+    ("main_process_ip", NotNeeded(LAUNCH)),
+    ("main_process_port", NotNeeded(LAUNCH)),
+    ("main_training_function", NotNeeded(LAUNCH)),
+    ("rdzv_backend", NotNeeded(LAUNCH)),
+    ("same_network", NotNeeded(LAUNCH)),
+    ("gpu_ids", NotNeeded("device says which: cuda:0")),
+    ("downcast_bf16", NotNeeded(LAUNCH)),
+    ("debug", NotNeeded(LAUNCH)),
+    (
+        "dynamo_config.**",
+        NotNeeded("kernels are compiled by the backend"),
+    ),
+    ("enable_cpu_affinity", NotNeeded(LAUNCH)),
+    ("tpu_env", NotNeeded(LAUNCH)),
+    ("tpu_use_cluster", NotNeeded(LAUNCH)),
+    ("tpu_use_sudo", NotNeeded(LAUNCH)),
+    ("multi_gpu", NotNeeded(LAUNCH)),
+];
+
+fn peft(asked: &Asked) -> Verdict {
+    if asked.is_on() {
+        // PEFT's and TRL's own rank and alpha, where the files say nothing else
+        let own =
+            |key: &str, default: u64| plain(asked.facts.value(key).unwrap_or(&default.into()));
+        return Verdict::Set(
+            vec![
+                ("model.lora.rank".into(), own("lora_r", 16)),
+                ("model.lora.alpha".into(), own("lora_alpha", 32)),
+            ],
+            String::new(),
+        );
+    }
+    not_needed("off, as here by default")
+}
+
+fn adapters(asked: &Asked, key: &str) -> Verdict {
+    if !asked.facts.is_on("use_peft") {
+        return not_needed("use_peft is off: no adapters are trained");
+    }
+    with_lora(asked, key)
+}
+
+fn with_lora(asked: &Asked, key: &str) -> Verdict {
+    match asked.value {
+        value if value.is_null() => not_needed("has no value in the files"),
+        // TRL's flag takes a list, of which one word may stand for all
+        serde_json::Value::Array(list) if list.len() == 1 && list[0] == "all-linear" => {
+            set(&format!("model.lora.{key}"), "all-linear")
+        }
+        value => set(&format!("model.lora.{key}"), plain(value)),
+    }
+}
+
+fn trainer_model(asked: &Asked) -> Verdict {
+    match asked.text() {
+        Some(name) if name.contains('/') && !name.contains(['(', ' ']) => model(asked),
+        _ if asked.facts.value("model_name_or_path").is_some()
+            || asked.facts.value("sft_model_path").is_some() =>
+        {
+            not_needed("model_name_or_path says it")
+        }
+        _ => cannot("it is an object of the program: write the model's folder as model.path"),
+    }
+}
+
+fn object(asked: &Asked) -> Verdict {
+    if asked.facts.value("reward_model_path").is_some() {
+        return not_needed("reward_model_path and the critic's section say it");
+    }
+    cannot(
+        "it is an object of the program: write its folder into the configuration (task.rewards, critic.model.path)",
+    )
+}
+
+fn peft_config(asked: &Asked) -> Verdict {
+    match asked.text() {
+        // a call's own arguments stand in the table; without any they are PEFT's defaults
+        Some(call)
+            if call.contains("LoraConfig(")
+                && !asked.facts.keys().any(|key| key.starts_with("LoraConfig.")) =>
+        {
+            Verdict::Set(
+                vec![
+                    ("model.lora.rank".into(), 8.into()),
+                    ("model.lora.alpha".into(), 8.into()),
+                ],
+                "PEFT's defaults".into(),
+            )
+        }
+        Some(_)
+            if asked
+                .facts
+                .keys()
+                .any(|key| key.starts_with("LoraConfig.") || key == "use_peft") =>
+        {
+            not_needed("its arguments stand in this table")
+        }
+        None => not_needed("no adapters, as here by default"),
+        Some(_) => cannot("it is an object of the program: write rank and alpha under model.lora"),
+    }
+}
+
+fn mixed(asked: &Asked) -> Verdict {
+    if asked.text() == Some("no") || asked.facts.is_on("bf16") || asked.facts.is_on("fp16") {
+        return not_needed("the trainer's own bf16 or fp16 counts");
+    }
+    precision(asked)
+}
+
+fn offload(asked: &Asked, key: &str, value: impl Into<serde_json::Value>) -> Verdict {
+    if asked.is_off() {
+        return not_needed("off, as here by default");
+    }
+    let recomputes = asked.facts.is_on("gradient_checkpointing")
+        || asked
+            .facts
+            .is_on("fsdp_config.fsdp_activation_checkpointing");
+    if key == "memory.param_offload" && !recomputes {
+        return cannot(
+            "weights visit the device segment by segment only where segments are recomputed: turn gradient_checkpointing on too",
+        );
+    }
+    set(key, value)
+}

@@ -1,0 +1,114 @@
+//! TRL's arguments (2025 and 2026) and what they become: `GRPOConfig`, `RLOOConfig`, `PPOConfig`, what they inherit from transformers'
+//! `TrainingArguments`, a trainer's own arguments, PEFT's, and Accelerate's.
+
+mod batch;
+mod grpo;
+mod launch;
+mod ppo;
+mod rewards;
+mod training;
+
+use super::assembly::Assembly;
+use super::facts::Facts;
+use super::verdict::Rule;
+use batch::{Class, class};
+use serde_json::{Value, json};
+
+/// All tables.
+pub(super) const TABLES: &[&[Rule]] = &[
+    grpo::TABLE,
+    ppo::TABLE,
+    training::TABLE,
+    launch::MODEL,
+    launch::TRAINER,
+    launch::ACCELERATE,
+];
+
+/// What TRL does where a file does not say, as far as it sets something here.
+pub(super) fn defaults(facts: &Facts) -> Vec<(&'static str, Value)> {
+    let class = class(facts);
+    let mut all = vec![
+        (super::python::CLASS, json!(class.name())),
+        ("per_device_train_batch_size", json!(8)),
+        ("gradient_accumulation_steps", json!(1)),
+        ("lr_scheduler_type", json!("linear")),
+        ("weight_decay", json!(0.0)),
+        ("gradient_checkpointing", json!(true)),
+        ("save_steps", json!(500)),
+        ("seed", json!(42)),
+    ];
+    // with neither of the three it computes in bf16
+    if !facts.is_on("fp16") && !facts.is_on("use_cpu") {
+        all.push(("bf16", json!(true)));
+    }
+    all.extend(match class {
+        Class::Ppo => vec![
+            ("learning_rate", json!(3e-6)),
+            ("response_length", json!(53)),
+            ("temperature", json!(0.7)),
+            ("num_ppo_epochs", json!(4)),
+            ("num_mini_batches", json!(1)),
+            ("kl_coef", json!(0.05)),
+            ("cliprange", json!(0.2)),
+            ("cliprange_value", json!(0.2)),
+            ("lam", json!(0.95)),
+        ],
+        Class::Rloo => vec![
+            ("learning_rate", json!(1e-6)),
+            ("max_completion_length", json!(512)),
+            ("num_generations", json!(2)),
+            ("beta", json!(0.05)),
+            ("epsilon", json!(0.2)),
+        ],
+        Class::Grpo => vec![
+            ("learning_rate", json!(1e-6)),
+            ("max_completion_length", json!(512)),
+            ("num_generations", json!(8)),
+            ("loss_type", json!("dapo")),
+            ("epsilon", json!(0.2)),
+        ],
+    });
+    if class == Class::Grpo && facts.is_on("use_vllm") {
+        all.push(("vllm_importance_sampling_correction", json!(true)));
+        all.push(("vllm_importance_sampling_mode", json!("sequence_mask")));
+        all.push(("vllm_importance_sampling_clip_max", json!(3.0)));
+    }
+    all
+}
+
+/// What follows from several keys.
+pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
+    into.put("task.kind", json!("jsonl"));
+    if class(facts) == Class::Grpo {
+        into.put("objective.adv_eps", json!(1e-4));
+    }
+    // the dual clip is verl's: TRL has it with delta
+    if !into.has("objective.clip_ratio_c") {
+        into.put("objective.clip_ratio_c", Value::Null);
+    }
+    if !facts.is_written("max_prompt_length") {
+        into.adjusted.push(
+            "rollout.prompt_length is 512, and longer prompts are left out: TRL keeps them all; raise it to the longest".into(),
+        );
+    }
+    let needs_answer = |reward: &Value| {
+        reward["kind"] != "length"
+            && reward["kind"] != "model"
+            && reward["kind"] != "python"
+            && reward["name"] != "format"
+    };
+    if into.rewards.is_empty() {
+        into.need(
+            "task.rewards",
+            json!([{"kind": "exact"}]),
+            "what grades a completion, in place of reward_funcs",
+        );
+        into.need(
+            "task.answer_field",
+            "answer",
+            "the column that has the answer",
+        );
+    } else if into.rewards.iter().any(needs_answer) {
+        into.put("task.answer_field", json!("solution"));
+    }
+}

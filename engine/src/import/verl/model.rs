@@ -1,0 +1,222 @@
+//! verl's `actor_rollout_ref.model`.
+
+use crate::import::common::{built_in, model, path, precision};
+use crate::import::verdict::Answer::{By, NotNeeded, Off};
+use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set};
+use serde_json::Value;
+
+const NO_PYTHON: &str = "no Python is run: model families are built in";
+
+pub(super) const TABLE: &[Rule] = &[
+    ("actor_rollout_ref.model.path", By(model)),
+    ("actor_rollout_ref.model.tokenizer_path", By(own_files)),
+    ("actor_rollout_ref.model.hf_config_path", By(own_files)),
+    (
+        "actor_rollout_ref.model.enable_gradient_checkpointing",
+        By(checkpointing),
+    ),
+    (
+        "actor_rollout_ref.model.enable_activation_offload",
+        By(offload),
+    ),
+    ("actor_rollout_ref.model.use_remove_padding", By(padding)),
+    ("model.use_liger", By(liger)),
+    ("actor_rollout_ref.model.use_liger", By(liger)),
+    (
+        "actor_rollout_ref.model.use_fused_kernels",
+        By(|a| built_in(a, "norms, attention and the head are fused kernels")),
+    ),
+    (
+        "actor_rollout_ref.model.fused_kernel_options.**",
+        NotNeeded("norms, attention and the head are fused kernels of our own"),
+    ),
+    ("actor_rollout_ref.model.tiled_mlp.**", By(tiled)),
+    (
+        "actor_rollout_ref.model.use_shm",
+        NotNeeded("weights are read from the folder, once"),
+    ),
+    ("actor_rollout_ref.model.torch_dtype", By(precision)),
+    ("actor_rollout_ref.model.dtype", By(precision)),
+    ("actor_rollout_ref.model.trust_remote_code", Off(NO_PYTHON)),
+    ("actor_rollout_ref.model.external_lib", Off(NO_PYTHON)),
+    (
+        "actor_rollout_ref.model.custom_chat_template",
+        Off("the model's own chat template is used: write yours into tokenizer_config.json"),
+    ),
+    (
+        "actor_rollout_ref.model.override_config.attn_implementation",
+        NotNeeded("attention is a kernel of our own"),
+    ),
+    (
+        "actor_rollout_ref.model.override_config.**",
+        Off("the model's config.json says what the model is: edit it in the folder"),
+    ),
+    ("actor_rollout_ref.model.lora_rank", By(|a| lora(a, "rank"))),
+    (
+        "actor_rollout_ref.model.lora_alpha",
+        By(|a| lora(a, "alpha")),
+    ),
+    (
+        "actor_rollout_ref.model.target_modules",
+        By(|a| lora(a, "target_modules")),
+    ),
+    ("actor_rollout_ref.model.lora_adapter_path", By(adapter)),
+    ("actor_rollout_ref.model.lora.adapter_path", By(adapter)),
+    (
+        "actor_rollout_ref.model.exclude_modules",
+        Off("name the modules that are to have adapters in model.lora.target_modules"),
+    ),
+    ("actor_rollout_ref.model.lora.rank", By(|a| lora(a, "rank"))),
+    (
+        "actor_rollout_ref.model.lora.alpha",
+        By(|a| lora(a, "alpha")),
+    ),
+    (
+        "actor_rollout_ref.model.lora.dropout",
+        By(|a| lora(a, "dropout")),
+    ),
+    (
+        "actor_rollout_ref.model.lora.merge",
+        NotNeeded(
+            "the sampler computes with base model and adapters; model.lora.merge is about checkpoints here",
+        ),
+    ),
+    (
+        "actor_rollout_ref.model.lora.target_modules",
+        By(megatron_targets),
+    ),
+    (
+        "actor_rollout_ref.model.lora.exclude_modules",
+        Off("name the modules that are to have adapters in model.lora.target_modules"),
+    ),
+    (
+        "actor_rollout_ref.model.lora.**",
+        NotNeeded("adapters are plain LoRA, started as PEFT starts them"),
+    ),
+    (
+        "actor_rollout_ref.model.mtp.**",
+        Off("no extra heads that predict several tokens"),
+    ),
+    (
+        "actor_rollout_ref.hybrid_engine",
+        NotNeeded("one program samples and trains"),
+    ),
+    (
+        "actor_rollout_ref.nccl_timeout",
+        NotNeeded("nothing is sent between devices"),
+    ),
+];
+
+/// Whether adapters are trained.
+fn has_adapters(asked: &Asked) -> bool {
+    let ranks = [
+        "actor_rollout_ref.model.lora_rank",
+        "actor_rollout_ref.model.lora.rank",
+    ];
+    let paths = [
+        "actor_rollout_ref.model.lora_adapter_path",
+        "actor_rollout_ref.model.lora.adapter_path",
+    ];
+    ranks
+        .iter()
+        .any(|key| asked.facts.whole(key).is_some_and(|rank| rank > 0))
+        || paths.iter().any(|key| asked.facts.value(key).is_some())
+}
+
+fn lora(asked: &Asked, key: &str) -> Verdict {
+    let from = [
+        "actor_rollout_ref.model.lora_adapter_path",
+        "actor_rollout_ref.model.lora.adapter_path",
+    ];
+    if !has_adapters(asked) {
+        return not_needed("lora_rank is 0: no adapters are trained");
+    }
+    if from.iter().any(|key| asked.facts.value(key).is_some()) {
+        return not_needed("the adapter folder says it");
+    }
+    if asked.is_absent() {
+        return not_needed("has no value in the files");
+    }
+    set(&format!("model.lora.{key}"), plain(asked.value))
+}
+
+/// Megatron's names of modules join what stands apart here.
+fn megatron_targets(asked: &Asked) -> Verdict {
+    let Value::Array(names) = asked.value else {
+        return lora(asked, "target_modules");
+    };
+    let mut ours = Vec::new();
+    for name in names.iter().filter_map(Value::as_str) {
+        match name {
+            "linear_qkv" => ours.extend(["q_proj", "k_proj", "v_proj"]),
+            "linear_proj" => ours.push("o_proj"),
+            "linear_fc1" => ours.extend(["gate_proj", "up_proj"]),
+            "linear_fc2" => ours.push("down_proj"),
+            other => ours.push(other),
+        }
+    }
+    match lora(asked, "target_modules") {
+        Verdict::Set(..) => set("model.lora.target_modules", ours),
+        other => other,
+    }
+}
+
+fn adapter(asked: &Asked) -> Verdict {
+    match asked.text() {
+        Some(folder) => set("model.lora.path", path(asked.facts, folder)),
+        None => not_needed("adapters start anew"),
+    }
+}
+
+fn own_files(asked: &Asked) -> Verdict {
+    let model = asked.facts.text("actor_rollout_ref.model.path");
+    match asked.text() {
+        None => not_needed("the model's own, as here"),
+        own if own == model => not_needed("the model's own, as here"),
+        Some(_) => cannot("the model's own files are read: put these into its folder"),
+    }
+}
+
+fn checkpointing(asked: &Asked) -> Verdict {
+    if asked.is_on() {
+        return set("memory.gradient_checkpointing", true);
+    }
+    not_needed("off, as here by default")
+}
+
+fn offload(asked: &Asked) -> Verdict {
+    let recomputes = asked
+        .facts
+        .is_on("actor_rollout_ref.model.enable_gradient_checkpointing");
+    match (asked.is_on(), recomputes) {
+        (false, _) => not_needed("off, as here by default"),
+        (true, true) => set("memory.activation_offload", true),
+        (true, false) => {
+            cannot("kept inputs are what moves: turn enable_gradient_checkpointing on too")
+        }
+    }
+}
+
+fn padding(asked: &Asked) -> Verdict {
+    if asked.is_on() {
+        return not_needed("rows are packed without padding by default");
+    }
+    not_needed(
+        "rows are packed all the same: it changes no number (memory.packing: padded would pad them)",
+    )
+}
+
+fn liger(asked: &Asked) -> Verdict {
+    built_in(
+        asked,
+        "head, loss and gradient are one pass over chunks (memory.head_rows), norms and rotary embedding are kernels",
+    )
+}
+
+fn tiled(asked: &Asked) -> Verdict {
+    not_needed(if asked.is_off() {
+        "off, as here"
+    } else {
+        "memory.train_tokens bounds what an MLP computes on at a time"
+    })
+}

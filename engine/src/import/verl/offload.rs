@@ -1,0 +1,158 @@
+//! Where verl keeps weights, gradients and the optimizer's state, and what it recomputes.
+
+use crate::import::common::{devices, idle};
+use crate::import::verdict::{Asked, Verdict, cannot, not_needed, plain, set};
+use serde_json::Value;
+
+pub(super) fn cpu_optimizer(asked: &Asked) -> Verdict {
+    if asked.is_on() {
+        set("memory.optimizer_offload", "cpu")
+    } else {
+        not_needed("off, as here by default")
+    }
+}
+
+const ON_CPU: &str =
+    "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload";
+
+pub(super) fn fraction(asked: &Asked) -> Verdict {
+    match asked.number() {
+        Some(share) if asked.facts.is_on(ON_CPU) => set("memory.offload_fraction", share),
+        Some(_) => not_needed("optimizer_cpu_offload is off: it is a share of that"),
+        None => asked.wrong("a share from 0 to 1"),
+    }
+}
+
+pub(super) fn overlap(asked: &Asked) -> Verdict {
+    if asked.is_on() {
+        return not_needed(
+            "memory.prefetch is 1: the next copy starts before an update on the host",
+        );
+    }
+    set("memory.prefetch", 0)
+}
+
+pub(super) fn narrow_moments(asked: &Asked) -> Verdict {
+    if asked.is_on() {
+        set("memory.moments", "bf16")
+    } else {
+        not_needed("off, as here by default")
+    }
+}
+
+/// Whether the weights are streamed, and the optimizer on the host with them.
+fn streams(asked: &Asked) -> bool {
+    ["offload_policy", "cpu_offload", "offload_params"]
+        .iter()
+        .any(|key| {
+            asked
+                .facts
+                .is_on(&format!("actor_rollout_ref.actor.fsdp_config.{key}"))
+        })
+}
+
+pub(super) fn params(asked: &Asked) -> Verdict {
+    if asked.is_on() && streams(asked) {
+        return not_needed("weights wait on the host all along (memory.param_offload: streamed)");
+    }
+    idle(asked, "memory.param_offload")
+}
+
+pub(super) fn state(asked: &Asked) -> Verdict {
+    if asked.is_on() && (asked.facts.is_on(ON_CPU) || streams(asked)) {
+        return not_needed(
+            "the optimizer is on the host all along (memory.optimizer_offload: cpu)",
+        );
+    }
+    idle(asked, "memory.optimizer_offload")
+}
+
+pub(super) fn grads(asked: &Asked) -> Verdict {
+    if asked.is_on() {
+        set("memory.grad_offload", true)
+    } else {
+        not_needed("off, as here by default")
+    }
+}
+
+/// FSDP's own offload: weights, gradients and the update on the host.
+pub(super) fn streamed(asked: &Asked) -> Verdict {
+    if !asked.is_on() {
+        return not_needed("off, as here by default");
+    }
+    if !asked
+        .facts
+        .is_on("actor_rollout_ref.model.enable_gradient_checkpointing")
+    {
+        return cannot(
+            "weights visit the device segment by segment only where segments are recomputed: turn enable_gradient_checkpointing on too",
+        );
+    }
+    let all = [
+        ("memory.param_offload", Value::from("streamed")),
+        ("memory.grad_offload", true.into()),
+        ("memory.optimizer_offload", "cpu".into()),
+    ];
+    Verdict::Set(
+        all.map(|(key, value)| (key.to_owned(), value)).into(),
+        "FSDP's form keeps gradients and the update on the host too".into(),
+    )
+}
+
+pub(super) fn shards(asked: &Asked) -> Verdict {
+    if asked.whole() == Some(-1) {
+        not_needed("one device has nothing to shard")
+    } else {
+        devices(asked)
+    }
+}
+
+pub(super) fn masters(asked: &Asked) -> Verdict {
+    match asked.text() {
+        Some("fp32" | "float32") | None => not_needed("master weights are f32"),
+        Some(_) => cannot(
+            "master weights are f32 whatever the precision; memory.moments saves bytes of the optimizer's state",
+        ),
+    }
+}
+
+pub(super) fn granularity(asked: &Asked) -> Verdict {
+    match asked.text() {
+        Some("full") => Verdict::Set(
+            vec![
+                ("memory.gradient_checkpointing".into(), true.into()),
+                ("memory.recompute_granularity".into(), "block".into()),
+            ],
+            String::new(),
+        ),
+        Some("selective") => not_needed("attention keeps no scores, whatever is recomputed"),
+        _ if asked.is_absent() => not_needed("has no value in the files"),
+        _ => asked.wrong("full or selective"),
+    }
+}
+
+pub(super) fn method(asked: &Asked) -> Verdict {
+    match asked.text() {
+        Some("uniform") => {
+            not_needed("segments have equal numbers of layers (memory.checkpoint_every)")
+        }
+        Some("block") => {
+            cannot("layers that recompute are listed: memory.checkpoint_layers: [0, 1, …]")
+        }
+        _ if asked.is_absent() => not_needed("has no value in the files"),
+        _ => asked.wrong("uniform or block"),
+    }
+}
+
+pub(super) fn layers(asked: &Asked) -> Verdict {
+    let start = "actor_rollout_ref.actor.megatron.override_transformer_config";
+    match (
+        asked.whole(),
+        asked.facts.text(&format!("{start}.recompute_method")),
+    ) {
+        (Some(_), Some("block")) => not_needed("it counts the layers of recompute_method: block"),
+        (Some(n), _) if n > 0 => set("memory.checkpoint_every", plain(&n.into())),
+        _ if asked.is_absent() => not_needed("has no value in the files"),
+        _ => asked.wrong("a number of layers"),
+    }
+}

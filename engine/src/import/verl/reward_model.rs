@@ -1,0 +1,139 @@
+//! verl's `reward_model`, `reward_manager` and `custom_reward_function`.
+
+use crate::import::common::{path, python_reward};
+use crate::import::verdict::Answer::{By, NotNeeded, Off};
+use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, set};
+use serde_json::json;
+
+pub(super) const TABLE: &[Rule] = &[
+    ("reward_model.enable", By(judge)),
+    ("reward_model.model.path", By(judge_path)),
+    (
+        "reward_model.model.input_tokenizer",
+        NotNeeded("a reward model reads texts by its own tokenizer"),
+    ),
+    ("reward_model.reward_manager", By(manager)),
+    (
+        "reward_model.reward_kwargs.overlong_buffer_cfg.enable",
+        By(overlong),
+    ),
+    (
+        "reward_model.reward_kwargs.overlong_buffer_cfg.**",
+        NotNeeded(
+            "overlong_buffer_cfg.enable says whether there is a penalty; its reward has len and penalty_factor",
+        ),
+    ),
+    ("reward_model.overlong_buffer.enable", By(overlong)),
+    (
+        "reward_model.overlong_buffer.**",
+        NotNeeded(
+            "overlong_buffer.enable says whether there is a penalty; its reward has len and penalty_factor",
+        ),
+    ),
+    (
+        "reward_model.reward_kwargs.max_resp_len",
+        NotNeeded("rollout.response_length is the limit"),
+    ),
+    (
+        "reward_model.reward_kwargs.**",
+        Off("a rule's options stand beside its kind in task.rewards (docs/tasks.md)"),
+    ),
+    (
+        "reward_model.sandbox_fusion.**",
+        Off("no completions are run as programs"),
+    ),
+    (
+        "reward_model.n_gpus_per_node",
+        NotNeeded("a reward model computes on the run's device, or on the `device` of its reward"),
+    ),
+    (
+        "reward_model.nnodes",
+        NotNeeded("a reward model computes on the run's device, or on the `device` of its reward"),
+    ),
+    ("reward_model.**", NotNeeded(JUDGE)),
+    (
+        "reward_manager.source",
+        NotNeeded("rules add up their parts"),
+    ),
+    ("reward_manager.name", By(manager)),
+    ("reward_manager.**", NotNeeded("rules add up their parts")),
+    ("custom_reward_function.path", By(custom)),
+    (
+        "custom_reward_function.name",
+        NotNeeded("it names the function at custom_reward_function.path"),
+    ),
+    (
+        "custom_reward_function.reward_kwargs.**",
+        Off("a Python reward gets the row's fields and no arguments of its own"),
+    ),
+];
+
+fn judge(asked: &Asked) -> Verdict {
+    if !asked.is_on() {
+        return not_needed("no reward model, as here by default");
+    }
+    let Some(folder) = asked.facts.text("reward_model.model.path") else {
+        return cannot(
+            "reward_model.model.path is missing: write rewards: [{kind: model, path: FOLDER}]",
+        );
+    };
+    set(
+        "task.rewards[]",
+        json!({"kind": "model", "path": path(asked.facts, folder)}),
+    )
+}
+
+fn judge_path(asked: &Asked) -> Verdict {
+    let on = asked.facts.is_on("reward_model.enable");
+    not_needed(if on {
+        "it stands in the reward of reward_model.enable"
+    } else {
+        "reward_model.enable is off"
+    })
+}
+
+fn manager(asked: &Asked) -> Verdict {
+    match asked.text() {
+        Some("naive" | "dapo" | "batch" | "prime") | None => {
+            not_needed("task.rewards grade every completion, while others are still sampled")
+        }
+        Some(name) => cannot(format!(
+            "no reward manager {name}: say in task.rewards what grades a completion"
+        )),
+    }
+}
+
+/// DAPO's soft overlong penalty.
+fn overlong(asked: &Asked) -> Verdict {
+    if !asked.is_on() {
+        return not_needed("off: no penalty for length");
+    }
+    let section = asked.key.trim_end_matches(".enable");
+    let (Some(buffer), factor) = (
+        asked.facts.whole(&format!("{section}.len")),
+        asked
+            .facts
+            .number(&format!("{section}.penalty_factor"))
+            .unwrap_or(1.0),
+    ) else {
+        return cannot("its len is missing: write rewards: [{kind: length, buffer: TOKENS}]");
+    };
+    set(
+        "task.rewards[]",
+        json!({"kind": "length", "buffer": buffer, "weight": factor}),
+    )
+}
+
+fn custom(asked: &Asked) -> Verdict {
+    let Some(file) = asked.text() else {
+        return not_needed("none, as here by default");
+    };
+    let name = asked
+        .facts
+        .text("custom_reward_function.name")
+        .unwrap_or("compute_score");
+    python_reward(Some(path(asked.facts, file)), name)
+}
+
+const JUDGE: &str =
+    "a reward model scores in batches by tokens (score_tokens of the reward), in the one process";

@@ -1,0 +1,244 @@
+//! verl's `trainer`, its profiler, and what Hydra and Ray are told.
+
+use crate::import::common::{devices, epochs, path, trackers};
+use crate::import::verdict::Answer::{By, NotNeeded, Off};
+use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, set, set_noted};
+
+const RAY: &str = "one process: nothing is started or waited for";
+const PROFILER: &str =
+    "`firebrick bench --trace FILE` profiles steps; memory.snapshot and memory.trace record memory";
+
+pub(super) const TABLE: &[Rule] = &[
+    ("trainer.total_epochs", By(passes)),
+    ("trainer.total_training_steps", By(steps)),
+    ("trainer.n_gpus_per_node", By(devices)),
+    ("trainer.nnodes", By(devices)),
+    ("trainer.project_name", By(name)),
+    ("trainer.experiment_name", By(name)),
+    ("trainer.default_local_dir", By(folder)),
+    (
+        "trainer.default_hdfs_dir",
+        Off("runs are written to folders"),
+    ),
+    ("trainer.logger", By(trackers)),
+    ("trainer.save_freq", By(save)),
+    ("trainer.test_freq", By(test)),
+    ("trainer.val_before_train", By(before)),
+    (
+        "trainer.val_only",
+        Off("`firebrick eval CONFIG` validates and trains nothing"),
+    ),
+    ("trainer.critic_warmup", By(warmup)),
+    (
+        "trainer.resume_mode",
+        NotNeeded("`firebrick train CONFIG --resume` goes on from the newest checkpoint"),
+    ),
+    (
+        "trainer.resume_from_path",
+        Off(
+            "--resume goes on from the newest checkpoint of the run folder; model.path may be a checkpoint's model/",
+        ),
+    ),
+    ("trainer.max_actor_ckpt_to_keep", By(keep)),
+    ("trainer.max_ckpt_to_keep", By(keep)),
+    (
+        "trainer.max_critic_ckpt_to_keep",
+        NotNeeded("a checkpoint has policy and critic; trainer.max_ckpt_to_keep counts it once"),
+    ),
+    (
+        "trainer.del_local_ckpt_after_load",
+        Off("checkpoints stay where they are"),
+    ),
+    (
+        "trainer.log_val_generations",
+        NotNeeded("`firebrick report RUN` shows samples"),
+    ),
+    (
+        "trainer.rollout_data_dir",
+        NotNeeded("samples.jsonl in the run folder has every completion"),
+    ),
+    (
+        "trainer.validation_data_dir",
+        NotNeeded("metrics.jsonl has the validations"),
+    ),
+    (
+        "trainer.balance_batch",
+        NotNeeded("micro-batches are balanced by their work"),
+    ),
+    ("trainer.device", By(device)),
+    (
+        "trainer.remove_previous_ckpt_in_save",
+        NotNeeded("trainer.max_ckpt_to_keep removes older ones"),
+    ),
+    ("trainer.esi_redundant_time", NotNeeded(RAY)),
+    ("trainer.ray_wait_register_center_timeout", NotNeeded(RAY)),
+    ("trainer.use_legacy_worker_impl", NotNeeded(RAY)),
+    ("trainer.npu_profile.**", NotNeeded(PROFILER)),
+    ("trainer.profile_steps", NotNeeded(PROFILER)),
+    (
+        "global_profiler.enabled",
+        NotNeeded(
+            "memory.jsonl has every phase's bytes by account; memory.snapshot records a timeline",
+        ),
+    ),
+    (
+        "global_profiler.enable",
+        NotNeeded(
+            "memory.jsonl has every phase's bytes by account; memory.snapshot records a timeline",
+        ),
+    ),
+    (
+        "global_profiler.global_tool_config.torch_memory.trace_alloc_max_entries",
+        By(trace),
+    ),
+    (
+        "global_profiler.global_tool_config.torch_memory.stack_depth",
+        NotNeeded("a trace has the innermost 48 frames on the CPU; GPU pools report none"),
+    ),
+    ("global_profiler.**", NotNeeded(PROFILER)),
+    ("transfer_queue.**", NotNeeded(RAY)),
+    ("ray_kwargs.**", NotNeeded(RAY)),
+    ("ray_init.**", NotNeeded(RAY)),
+    ("hydra.**", NotNeeded("Hydra's own settings")),
+    (
+        "defaults",
+        NotNeeded(
+            "verl's own defaults are known, and stand in the table where they set something here",
+        ),
+    ),
+    ("--config-name", By(config_name)),
+    ("--config-path", By(config_file)),
+    ("--config-dir", By(config_file)),
+    (
+        "model_engine",
+        NotNeeded("one executor runs every plan: there is no engine to choose"),
+    ),
+];
+
+fn prompts(asked: &Asked) -> u64 {
+    asked
+        .facts
+        .whole("data.train_batch_size")
+        .and_then(|n| u64::try_from(n).ok())
+        .unwrap_or(1024)
+}
+
+fn passes(asked: &Asked) -> Verdict {
+    if asked.facts.whole("trainer.total_training_steps").is_some() {
+        return not_needed("total_training_steps is given");
+    }
+    match asked.number() {
+        // an incomplete last batch is dropped there
+        Some(n) if n > 0.0 => epochs(asked.facts, n, prompts(asked), true),
+        _ => asked.wrong("a number of passes over the rows"),
+    }
+}
+
+fn steps(asked: &Asked) -> Verdict {
+    match asked.whole() {
+        Some(n) if n > 0 => set("trainer.steps", n),
+        _ if asked.is_off() => not_needed("total_epochs says it"),
+        _ => asked.wrong("a number of steps"),
+    }
+}
+
+fn name(asked: &Asked) -> Verdict {
+    if asked.facts.text("trainer.default_local_dir").is_some() {
+        return not_needed("a run is its folder: default_local_dir");
+    }
+    match asked.text() {
+        Some(name) => not_needed(format!("a run is its folder: `{name}` is part of `output`")),
+        None => not_needed("a run is its folder: `output`"),
+    }
+}
+
+fn folder(asked: &Asked) -> Verdict {
+    match asked.text() {
+        Some(folder) => set("output", path(asked.facts, folder)),
+        None => not_needed("has no value in the files"),
+    }
+}
+
+fn save(asked: &Asked) -> Verdict {
+    match asked.whole() {
+        Some(n) if n > 0 => set("trainer.save_freq", n),
+        Some(_) => set_noted(
+            "trainer.save_freq",
+            -1,
+            "no checkpoint at all; 0 would write the last one",
+        ),
+        None => asked.wrong("a number of steps"),
+    }
+}
+
+fn test(asked: &Asked) -> Verdict {
+    match asked.whole() {
+        Some(n) if n > 0 => set("trainer.test_freq", n),
+        Some(_) => not_needed(
+            "validation runs before the first step and after the last, where there are rows for it",
+        ),
+        None => asked.wrong("a number of steps"),
+    }
+}
+
+fn before(asked: &Asked) -> Verdict {
+    if asked.is_on() {
+        return not_needed("validation always runs before the first step");
+    }
+    cannot("validation always runs before the first step; trainer.val_max_samples makes it short")
+}
+
+fn warmup(asked: &Asked) -> Verdict {
+    match asked.whole() {
+        Some(n) if n > 0 && asked.facts.text("algorithm.adv_estimator") == Some("gae") => {
+            set("critic.warmup", n)
+        }
+        Some(n) if n > 0 => not_needed("adv_estimator is not gae: there is no critic"),
+        _ => not_needed("0, as here by default"),
+    }
+}
+
+fn keep(asked: &Asked) -> Verdict {
+    match asked.whole() {
+        Some(n) if n > 0 => set("trainer.max_ckpt_to_keep", n),
+        _ => cannot("a number of checkpoints is kept: trainer.max_ckpt_to_keep, 3 by default"),
+    }
+}
+
+fn device(asked: &Asked) -> Verdict {
+    match asked.text() {
+        Some("cuda") => set("device", "cuda"),
+        Some("cpu") => set("device", "cpu"),
+        Some(name) => cannot(format!(
+            "no device {name}: `firebrick devices` lists those that there are"
+        )),
+        None => not_needed("auto, as here by default"),
+    }
+}
+
+fn trace(asked: &Asked) -> Verdict {
+    let on = asked.facts.is_on("global_profiler.enabled")
+        || asked.facts.text("global_profiler.tool") == Some("torch_memory");
+    match asked.whole() {
+        Some(n) if n > 0 && on => set("memory.trace", n.min(1_000_000)),
+        _ => not_needed("the profiler is off: nothing reads it"),
+    }
+}
+
+fn config_name(asked: &Asked) -> Verdict {
+    let name = asked.text().map(|name| name.trim_end_matches(".yaml"));
+    match name {
+        Some("ppo_trainer" | "ppo_megatron_trainer") => not_needed("verl's own defaults are known"),
+        _ => cannot(format!(
+            "the script starts from the file {}: import it first, `firebrick import FILE SCRIPT`",
+            asked.value
+        )),
+    }
+}
+
+fn config_file(asked: &Asked) -> Verdict {
+    cannot(format!(
+        "the script starts from a file in {}: import it first, `firebrick import FILE SCRIPT`",
+        asked.value
+    ))
+}

@@ -1,0 +1,19 @@
+//! The trackers that a configuration names.
+
+use super::tensorboard::TensorBoard;
+use super::trackio::Trackio;
+use super::traits::Tracker;
+use crate::config::{Logger, TrainerConfig};
+
+/// The trackers of `trainer.logger`. The console and the files of the run folder are none: an observer and the recorder write those.
+#[must_use]
+pub fn configured(config: &TrainerConfig) -> Vec<Box<dyn Tracker>> {
+    let tracker = |logger: Logger| -> Option<Box<dyn Tracker>> {
+        match logger {
+            Logger::Console | Logger::File => None,
+            Logger::Tensorboard => Some(Box::new(TensorBoard::new())),
+            Logger::Trackio => Some(Box::new(Trackio::new())),
+        }
+    };
+    config.logger.iter().filter_map(tracker).collect()
+}

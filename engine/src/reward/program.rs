@@ -1,0 +1,136 @@
+//! Rewards that other programs compute: Python functions and commands, in several processes each. A group of completions is a call;
+//! a call that fails is repeated one completion at a time, so that one bad completion does not cost the others their rewards.
+
+mod process;
+mod protocol;
+mod queue;
+mod request;
+mod verdict;
+mod worker;
+
+pub use self::verdict::{Asked, Outcome, Pending, Progress, Said, Verdict};
+
+use self::protocol::Protocol;
+use self::queue::{Call, Job, Queue};
+use self::request::{check_rows, sample};
+use self::worker::Worker;
+use super::Answer;
+use crate::task::{RewardProgram, Task};
+use crate::{Error, Result};
+use serde_json::json;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// A program that judges, with its workers. Dropped, it ends them.
+#[derive(Debug)]
+pub struct Program {
+    name: String,
+    protocol: Protocol,
+    queue: Arc<Queue>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Program {
+    /// Starts a program's workers. The first has to be ready, and what it needs of the task's rows has to be there.
+    pub fn open(name: &str, program: &RewardProgram, task: &dyn Task) -> Result<Self> {
+        let refusal = |detail: String| {
+            let what = match program {
+                RewardProgram::Python(config) => {
+                    format!("`{}` of {}", config.function, config.file.display())
+                }
+                RewardProgram::Command(config) => config.command.join(" "),
+            };
+            Error::Config(format!("reward `{name}` ({what}): {detail}"))
+        };
+        let first = Worker::start(name, program, &|| true).map_err(refusal)?;
+        let protocol = first.protocol().clone();
+        check_rows(&protocol, task).map_err(refusal)?;
+        let queue = Arc::new(Queue::default());
+        let mut first = Some(first);
+        let threads = (0..program.workers()).map(|_| {
+            let (name, program) = (name.to_owned(), program.clone());
+            let (queue, worker) = (Arc::clone(&queue), first.take());
+            thread::spawn(move || work(&name, &program, &queue, worker))
+        });
+        Ok(Self {
+            name: name.to_owned(),
+            protocol,
+            threads: threads.collect(),
+            queue,
+        })
+    }
+
+    /// Its name among the rewards.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Asks it to judge the completions of a prompt of the task with this name. An error is of a row that lacks what it needs.
+    pub fn ask(&self, group: &[Answer<'_>], task: &str, progress: Progress) -> Result<Pending> {
+        let samples = group.iter().map(|answer| {
+            sample(&self.protocol, task, answer)
+                .map_err(|detail| answer.failed(format!("reward `{}`: {detail}", self.name)))
+        });
+        let samples = samples.collect::<Result<Vec<_>>>()?;
+        let (outcomes, coming) = channel();
+        let wanted = Arc::new(());
+        let len = samples.len();
+        self.queue.push(Job {
+            call: Arc::new(Call {
+                samples,
+                trainer_state: json!(progress),
+            }),
+            samples: (0..len).collect(),
+            repeated: false,
+            outcomes,
+            wanted: Arc::downgrade(&wanted),
+        });
+        Ok(Pending {
+            outcomes: coming,
+            len,
+            wanted,
+        })
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.queue.close();
+        for thread in self.threads.drain(..) {
+            // one that has panicked has no worker left
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Does jobs until there are no more, with a worker at a time.
+fn work(name: &str, program: &RewardProgram, queue: &Queue, worker: Option<Worker>) {
+    let time = Duration::from_secs_f64(program.timeout());
+    // started now, it is ready when it is needed; one that fails to start is started again then
+    let mut worker = worker.or_else(|| Worker::start(name, program, &|| !queue.is_closed()).ok());
+    while let Some(job) = queue.next() {
+        let wanted = || !queue.is_closed() && job.is_wanted();
+        if !wanted() {
+            continue;
+        }
+        let ready = match worker.take() {
+            Some(worker) => Ok(worker),
+            None => Worker::start(name, program, &wanted),
+        };
+        let outcomes = match ready {
+            Ok(ready) => {
+                let (left, outcomes) = ready.judge(&job.call, &job.samples, time, &wanted);
+                worker = left;
+                outcomes
+            }
+            Err(reason) => vec![Err(reason); job.samples.len()],
+        };
+        job.settle(outcomes, queue);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! Which of the conversations a program has, and what its answers mean.
+
+use super::verdict::{Outcome, Verdict};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+/// How a program is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    /// A function with TRL's signature: a group a call.
+    Trl {
+        /// Columns of the rows that it takes; none: all of them.
+        columns: Option<Vec<String>>,
+        /// Those that it cannot do without.
+        needs: Vec<String>,
+    },
+    /// A function with verl's signature.
+    Verl,
+    /// A command: a line a completion, in either direction.
+    Lines,
+}
+
+/// What the worker of a function says of it.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Opening {
+    Refused {
+        refused: String,
+    },
+    Ready {
+        style: String,
+        needs: Vec<String>,
+        columns: Option<Vec<String>>,
+    },
+}
+
+/// What the worker of a function says of a call.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Reply {
+    Judged { id: u64, samples: Vec<Item> },
+    Failed { id: u64, error: String },
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Item {
+    Judged {
+        reward: Option<f64>,
+        extra: Map<String, Value>,
+    },
+    Failed {
+        error: String,
+    },
+}
+
+impl Protocol {
+    /// The protocol of a function, from the first line of its worker; or why it cannot be used.
+    pub fn of_function(line: &str) -> Result<Self, String> {
+        match serde_json::from_str(line) {
+            Ok(Opening::Refused { refused }) => Err(refused),
+            Ok(Opening::Ready { style, .. }) if style == "verl" => Ok(Self::Verl),
+            Ok(Opening::Ready { needs, columns, .. }) => Ok(Self::Trl { columns, needs }),
+            Err(_) => Err(format!("its worker said {}", shortened(line))),
+        }
+    }
+}
+
+/// The outcomes of call `id` of a function, of `len` completions; or why the line is no answer.
+pub(super) fn function_reply(line: &str, id: u64, len: usize) -> Result<Vec<Outcome>, String> {
+    match serde_json::from_str(line) {
+        Ok(Reply::Judged { id: own, samples }) if own == id && samples.len() == len => {
+            Ok(samples.into_iter().map(Item::outcome).collect())
+        }
+        Ok(Reply::Failed { id: own, error }) if own == id => Ok(vec![Err(error); len]),
+        _ => Err(format!(
+            "it answered {}, which is no answer",
+            shortened(line)
+        )),
+    }
+}
+
+impl Item {
+    fn outcome(self) -> Outcome {
+        match self {
+            Self::Judged { reward, extra } => Ok(Verdict { reward, extra }),
+            Self::Failed { error } => Err(error),
+        }
+    }
+}
+
+/// The completion that a line of a command is about, and its outcome; or why the line is no answer.
+pub(super) fn command_reply(line: &str) -> Result<(u64, Outcome), String> {
+    let nonsense = |what: &str| Err(format!("it answered {}, {what}", shortened(line)));
+    let Ok(mut answer) = serde_json::from_str::<Map<String, Value>>(line) else {
+        return nonsense("which is no JSON object");
+    };
+    let Some(id) = answer.remove("id").and_then(|id| id.as_u64()) else {
+        return nonsense("which has no `id`");
+    };
+    if let Some(error) = answer.remove("error") {
+        let text = error
+            .as_str()
+            .map_or_else(|| error.to_string(), str::to_owned);
+        return Ok((id, Err(text)));
+    }
+    let reward = match answer.remove("reward") {
+        Some(Value::Null) => None,
+        Some(Value::Number(number)) if number.as_f64().is_some_and(f64::is_finite) => {
+            number.as_f64()
+        }
+        _ => return nonsense("whose `reward` is neither a number nor null"),
+    };
+    let extra = answer;
+    Ok((id, Ok(Verdict { reward, extra })))
+}
+
+/// A completion as a line for a command.
+pub(super) fn command_line(id: u64, sample: &Map<String, Value>) -> String {
+    let mut line = Map::new();
+    line.insert("id".to_owned(), json!(id));
+    line.extend(sample.clone());
+    format!("{}\n", Value::Object(line))
+}
+
+/// The beginning of a line, quoted.
+fn shortened(line: &str) -> String {
+    const LONGEST: usize = 200;
+    let line = line.trim_end();
+    match line.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{:?}…", &line[..end]),
+        None => format!("{line:?}"),
+    }
+}

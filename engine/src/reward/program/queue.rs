@@ -1,0 +1,114 @@
+//! Calls that wait for a worker, and what becomes of one that fails.
+
+use super::verdict::Outcome;
+use serde_json::{Map, Value};
+use std::collections::VecDeque;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The completions of a prompt as their program reads them.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub samples: Vec<Map<String, Value>>,
+    pub trainer_state: Value,
+}
+
+/// A call, or the part of it that is repeated.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub call: Arc<Call>,
+    /// Places in the call of the completions to judge.
+    pub samples: Vec<usize>,
+    /// Whether it has failed before.
+    pub repeated: bool,
+    pub outcomes: Sender<(usize, Outcome)>,
+    pub wanted: Weak<()>,
+}
+
+impl Job {
+    /// Whether somebody waits for it.
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.strong_count() > 0
+    }
+
+    /// Hands verdicts over. A completion without one is asked for once more, in a call of its own; what fails alone is lost.
+    pub fn settle(self, outcomes: Vec<Outcome>, queue: &Queue) {
+        let mut again = Vec::new();
+        for (&at, outcome) in self.samples.iter().zip(outcomes) {
+            if outcome.is_err() && !self.repeated {
+                again.push(Self {
+                    call: Arc::clone(&self.call),
+                    samples: vec![at],
+                    repeated: true,
+                    outcomes: self.outcomes.clone(),
+                    wanted: Weak::clone(&self.wanted),
+                });
+            } else {
+                // fails where nobody waits any more
+                let _ = self.outcomes.send((at, outcome));
+            }
+        }
+        queue.first(again);
+    }
+}
+
+/// Jobs in the order in which they are done.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    closed: bool,
+}
+
+impl Queue {
+    /// Puts a job last.
+    pub fn push(&self, job: Job) {
+        self.state().jobs.push_back(job);
+        self.changed.notify_one();
+    }
+
+    /// Puts jobs first, in their order.
+    fn first(&self, jobs: Vec<Job>) {
+        let mut state = self.state();
+        for job in jobs.into_iter().rev() {
+            state.jobs.push_front(job);
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// The next job, once there is one; none of a queue that is closed.
+    pub fn next(&self) -> Option<Job> {
+        let mut state = self.state();
+        loop {
+            if state.closed {
+                return None;
+            }
+            if let Some(job) = state.jobs.pop_front() {
+                return Some(job);
+            }
+            let waited = self.changed.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends the work: what is under way is called off too.
+    pub fn close(&self) {
+        self.state().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Whether work has ended.
+    pub fn is_closed(&self) -> bool {
+        self.state().closed
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

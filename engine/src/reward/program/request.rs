@@ -1,0 +1,127 @@
+//! A completion as each kind of program reads it.
+
+use super::super::Answer;
+use super::protocol::Protocol;
+use crate::task::{Example, PromptText, Split, Task};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+
+/// Rows of a split that are looked at before the first step.
+const CHECKED: u64 = 10_000;
+
+/// What is sent of a completion, or what its row lacks. `task` is the task's name.
+pub(super) fn sample(
+    protocol: &Protocol,
+    task: &str,
+    answer: &Answer<'_>,
+) -> Result<Map<String, Value>, String> {
+    let example = &answer.prompt.example;
+    let value = match protocol {
+        Protocol::Trl { columns, .. } => {
+            let (prompt, completion) = conversation(&example.prompt, &answer.text);
+            json!({
+                "prompt": prompt,
+                "completion": completion,
+                "completion_ids": answer.tokens,
+                "row": only(&example.fields, columns.as_deref()),
+            })
+        }
+        Protocol::Verl => json!({
+            "data_source": example.fields.get("data_source").unwrap_or(&json!(task)),
+            "solution_str": answer.text,
+            "ground_truth": ground_truth(example)?,
+            "extra_info": example.fields.get("extra_info").unwrap_or(&json!({})),
+        }),
+        Protocol::Lines => {
+            let (prompt, _) = conversation(&example.prompt, "");
+            json!({
+                "prompt": prompt,
+                "completion": answer.text,
+                "completion_ids": answer.tokens,
+                "finished": answer.finished,
+                "answer": example.answer,
+                "row": example.fields,
+            })
+        }
+    };
+    match value {
+        Value::Object(sample) => Ok(sample),
+        _ => unreachable!("all of them are objects"),
+    }
+}
+
+/// Prompt and completion as the dataset has prompts: two texts, or two lists of messages.
+fn conversation(prompt: &PromptText, completion: &str) -> (Value, Value) {
+    match prompt {
+        PromptText::Text(text) => (json!(text), json!(completion)),
+        PromptText::Chat(messages) => (
+            json!(messages),
+            json!([{"role": "assistant", "content": completion}]),
+        ),
+    }
+}
+
+/// Some of a row's columns; all of them where none are named.
+fn only(row: &Map<String, Value>, columns: Option<&[String]>) -> Map<String, Value> {
+    let wanted = |name: &String| columns.is_none_or(|names| names.contains(name));
+    let own = row.iter().filter(|(name, _)| wanted(name));
+    own.map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
+}
+
+/// The ground truth: `reward_model.ground_truth` as the row has it, be it text or not, unless the task's answer is another.
+fn ground_truth(example: &Example) -> Result<Value, String> {
+    let in_row = example.fields.get("reward_model");
+    let in_row = in_row.and_then(|model| model.get("ground_truth"));
+    let is_answer = |value: &&Value| {
+        let same = match value {
+            Value::String(text) => *text == example.answer,
+            other => other.to_string() == example.answer,
+        };
+        same || example.answer.is_empty()
+    };
+    match in_row.filter(is_answer) {
+        Some(value) => Ok(value.clone()),
+        None if !example.answer.is_empty() => Ok(json!(example.answer)),
+        None => Err(
+            "it compares with a ground truth, but the row has no `reward_model.ground_truth`; set `task.answer_field` or \
+             `task.answer`"
+                .to_owned(),
+        ),
+    }
+}
+
+/// Refuses a task whose rows lack what a program needs of them: of each split the first rows are looked at.
+pub(super) fn check_rows(protocol: &Protocol, task: &dyn Task) -> Result<(), String> {
+    for split in [Split::Train, Split::Validation] {
+        let number = task.len(split).map_or(1, |len| len.min(CHECKED));
+        let examples = (0..number).map(|i| task.example(split, i).map(|example| (i, example)));
+        match protocol {
+            Protocol::Lines => {}
+            Protocol::Verl => {
+                for example in examples {
+                    let (i, example) = example.map_err(|e| e.to_string())?;
+                    let found = ground_truth(&example);
+                    found.map_err(|e| format!("{} example {i}: {e}", split.name()))?;
+                }
+            }
+            Protocol::Trl { needs, .. } if needs.is_empty() || number == 0 => {}
+            Protocol::Trl { needs, .. } => {
+                let mut columns = BTreeSet::new();
+                for example in examples {
+                    let (_, example) = example.map_err(|e| e.to_string())?;
+                    columns.extend(example.fields.into_iter().map(|(name, _)| name));
+                }
+                if let Some(name) = needs.iter().find(|name| !columns.contains(*name)) {
+                    let columns: Vec<String> = columns.iter().map(|c| format!("`{c}`")).collect();
+                    return Err(format!(
+                        "it needs `{name}`, which is no column of the {} rows; they have {}",
+                        split.name(),
+                        columns.join(", ")
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}

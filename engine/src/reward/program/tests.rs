@@ -1,0 +1,308 @@
+//! What other programs say of completions, and what becomes of them when those misbehave. Where there is no Python, the tests that
+//! need one say so.
+
+mod commands;
+mod failures;
+
+use super::{Outcome, Program, Progress};
+use crate::data::Prompt;
+use crate::reward::{Answer, Asked, CompletionId};
+use crate::task::{
+    Completion, Example, PromptText, Reward, RewardConfig, RewardKind, RewardProgram, Split, Task,
+    TaskError,
+};
+use firebrick_models::tokenizer::Message;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// A task of rows alone.
+struct Rows(Vec<Example>);
+
+impl Task for Rows {
+    fn name(&self) -> &'static str {
+        "rows"
+    }
+
+    fn len(&self, split: Split) -> Option<u64> {
+        Some(match split {
+            Split::Train => self.0.len() as u64,
+            Split::Validation => 0,
+        })
+    }
+
+    fn example(&self, _: Split, index: u64) -> Result<Example, TaskError> {
+        Ok(self.0[index as usize].clone())
+    }
+
+    fn reward(&self, _: &Example, _: &Completion<'_>) -> Result<Reward, TaskError> {
+        Ok(Reward::default())
+    }
+}
+
+/// A folder with a file of functions.
+struct Bench(tempfile::TempDir);
+
+impl Bench {
+    /// None, said aloud, where this machine has no Python.
+    #[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
+    fn new(functions: &str) -> Option<Self> {
+        let python = std::process::Command::new("python3")
+            .arg("--version")
+            .output();
+        if python.is_err() {
+            eprintln!("skipped: there is no python3 on this machine");
+            return None;
+        }
+        let dir = tempfile::tempdir().expect("a folder");
+        std::fs::write(dir.path().join("rewards.py"), functions).expect("written");
+        Some(Self(dir))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn settings(&self, function: &str, more: &Value) -> RewardProgram {
+        let mut settings = json!({
+            "kind": "python", "file": self.path("rewards.py"), "function": function, "workers": 1,
+            // more than a slow machine needs for any of these functions
+            "timeout": 30.0,
+        });
+        let more = more.as_object().expect("settings").clone();
+        settings.as_object_mut().expect("settings").extend(more);
+        program(settings)
+    }
+
+    fn open(&self, function: &str, more: &Value) -> Program {
+        let settings = self.settings(function, more);
+        Program::open("judge", &settings, &Rows(vec![row("")])).expect("opens")
+    }
+
+    fn refused(&self, function: &str, more: &Value) -> String {
+        let settings = self.settings(function, more);
+        let opened = Program::open("judge", &settings, &Rows(vec![row("")]));
+        opened.expect_err("refused").to_string()
+    }
+
+    /// Lines of a file that functions write.
+    fn lines(&self, name: &str) -> Vec<String> {
+        let text = std::fs::read_to_string(self.path(name)).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+fn program(settings: Value) -> RewardProgram {
+    let config: RewardConfig = serde_json::from_value(settings).expect("settings");
+    match config.kind {
+        RewardKind::Python(config) => RewardProgram::Python(config),
+        RewardKind::Command(config) => RewardProgram::Command(config),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// An example in the columns of verl and TRL.
+fn row(answer: &str) -> Example {
+    let fields = json!({
+        "prompt": "p", "target": answer, "data_source": "sums",
+        "reward_model": {"ground_truth": [answer, 7]}, "extra_info": {"index": 3},
+    });
+    let Value::Object(fields) = fields else {
+        unreachable!()
+    };
+    Example {
+        fields,
+        ..Example::text("p", "")
+    }
+}
+
+fn prompt(example: Example) -> Prompt {
+    Prompt {
+        example,
+        text: "p".to_owned(),
+        tokens: vec![1],
+    }
+}
+
+/// What a program says of completions of one prompt.
+fn said(program: &Program, prompt: &Prompt, texts: &[&str]) -> Vec<Outcome> {
+    let tokens: Vec<u32> = (0..8).collect();
+    let answers: Vec<Answer<'_>> = texts
+        .iter()
+        .enumerate()
+        .map(|(sample, text)| Answer {
+            prompt,
+            text: (*text).to_owned(),
+            tokens: &tokens[..text.len().min(8)],
+            finished: true,
+            id: CompletionId {
+                sample,
+                ..CompletionId::default()
+            },
+        })
+        .collect();
+    let progress = Progress {
+        global_step: 4,
+        max_steps: 9,
+        epoch: 0.5,
+    };
+    let pending = program.ask(&answers, "rows", progress).expect("asked");
+    let mut said = Asked::new(vec![pending]).said();
+    said.pop().expect("of the one program")
+}
+
+/// The rewards of completions, all of which must have been judged.
+fn rewards(program: &Program, texts: &[&str]) -> Vec<Option<f64>> {
+    let outcomes = said(program, &prompt(row("42")), texts);
+    let judged = outcomes.into_iter();
+    judged.map(|o| o.expect("judged").reward).collect()
+}
+
+const LENGTHS: [Option<f64>; 3] = [Some(1.0), Some(2.0), Some(3.0)];
+
+#[test]
+fn a_function_for_trl_is_called_as_trl_calls_it() {
+    let Some(bench) = Bench::new(
+        r#"
+import asyncio
+def everything(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **columns):
+    print("prints do not mix with answers")
+    assert prompts == ["p"] * 3, prompts
+    assert completion_ids == [[0], [0, 1], [0, 1, 2]], completion_ids
+    assert (trainer_state.global_step, trainer_state.max_steps, trainer_state.epoch) == (4, 9, 0.5)
+    assert sorted(columns) == ["data_source", "extra_info", "reward_model", "target"], sorted(columns)
+    assert columns["target"] == ["42"] * 3
+    log_extra("shouted", [c.upper() for c in completions])
+    log_metric("calls", 1)
+    log_metric("calls", 2)
+    return [None if len(c) == 2 else len(c) for c in completions]
+async def waits(completions, target, bonus=0):
+    await asyncio.sleep(0.01)
+    return [float(c == t) + bonus for c, t in zip(completions, target)]
+def chat(prompts, completions):
+    assert prompts[0] == [{"role": "user", "content": "hello"}], prompts
+    return [len(c[0]["content"]) if c[0]["role"] == "assistant" else -1 for c in completions]
+"#,
+    ) else {
+        return;
+    };
+    let outcomes = said(
+        &bench.open("everything", &json!({})),
+        &prompt(row("42")),
+        &["a", "bb", "ccc"],
+    );
+    let judged: Vec<_> = outcomes.into_iter().map(Result::unwrap).collect();
+    let found: Vec<Option<f64>> = judged.iter().map(|verdict| verdict.reward).collect();
+    assert_eq!(found, [Some(1.0), None, Some(3.0)]);
+    assert_eq!(
+        Value::Object(judged[1].extra.clone()),
+        json!({"shouted": "BB", "calls": 1.5})
+    );
+    let waits = bench.open("waits", &json!({"kwargs": {"bonus": 0.5}}));
+    assert_eq!(rewards(&waits, &["42", "7"]), [Some(1.5), Some(0.5)]);
+    let turn = Message {
+        role: "user".to_owned(),
+        content: "hello".to_owned(),
+    };
+    let chat = Example {
+        prompt: PromptText::Chat(vec![turn]),
+        ..row("42")
+    };
+    let outcomes = said(
+        &bench.open("chat", &json!({})),
+        &prompt(chat),
+        &["four", "x"],
+    );
+    let found = outcomes.into_iter().map(|o| o.unwrap().reward);
+    assert_eq!(found.collect::<Vec<_>>(), [Some(4.0), Some(1.0)]);
+}
+
+#[test]
+fn a_function_for_verl_is_called_as_verl_calls_it() {
+    let Some(bench) = Bench::new(
+        r#"
+import asyncio
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    # the ground truth as the row has it, not as text
+    assert (data_source, ground_truth, extra_info) == ("sums", ["42", 7], {"index": 3})
+    if solution_str == "none":
+        return None
+    if solution_str == "plain":
+        return 0.25
+    right = solution_str == ground_truth[0]
+    return {"score": 1.0 if right else 0.0, "acc": right, "pred": solution_str, "nan": float("nan")}
+running = 0
+async def together(data_source, solution_str, ground_truth, extra_info=None):
+    global running
+    running += 1
+    await asyncio.sleep(0.05)
+    return running
+"#,
+    ) else {
+        return;
+    };
+    let outcomes = said(
+        &bench.open("compute_score", &json!({})),
+        &prompt(row("42")),
+        &["42", "plain", "none", "7"],
+    );
+    let judged: Vec<_> = outcomes.into_iter().map(Result::unwrap).collect();
+    let found: Vec<Option<f64>> = judged.iter().map(|verdict| verdict.reward).collect();
+    assert_eq!(found, [Some(1.0), Some(0.25), None, Some(0.0)]);
+    assert_eq!(
+        Value::Object(judged[3].extra.clone()),
+        json!({"acc": false, "pred": "7", "nan": null})
+    );
+    let together = bench.open("together", &json!({}));
+    assert_eq!(
+        rewards(&together, &["a", "b", "c"]),
+        [Some(3.0); 3],
+        "all calls of a coroutine function run at the same time"
+    );
+}
+
+#[test]
+fn a_function_that_cannot_be_used_is_refused_with_the_reason() {
+    let Some(bench) = Bench::new(
+        "def f(completions, colour):\n    return []\ndef g(x, y):\n    return 0\n\
+         def compute_score(data_source, solution_str, ground_truth, tokenizer):\n    return 0\n\
+         def v(data_source, solution_str, ground_truth):\n    return 0\n",
+    ) else {
+        return;
+    };
+    let refused = |function, more: Value, part: &str| {
+        let message = bench.refused(function, &more);
+        assert!(message.contains("reward `judge`"), "{message}");
+        assert!(message.contains(part), "{part:?} is not in {message}");
+    };
+    refused("f", json!({"python": "no-such-python"}), "set `python`");
+    refused("f", json!({"file": "/no/such.py"}), "there is no file");
+    refused(
+        "h",
+        json!({}),
+        "no function `h` in it; its functions are `f`, `g`",
+    );
+    refused(
+        "g",
+        json!({}),
+        "its parameters are `x`, `y`; expected TRL's",
+    );
+    refused("compute_score", json!({}), "it needs `tokenizer`");
+    refused(
+        "f",
+        json!({}),
+        "it needs `colour`, which is no column of the train rows",
+    );
+    refused("v", json!({"kwargs": {"w": 1}}), "`kwargs` names `w`");
+    let settings = bench.settings("v", &json!({}));
+    let bare = Rows(vec![row("42"), Example::text("p", "")]);
+    let message = Program::open("judge", &settings, &bare).expect_err("refused");
+    assert!(
+        message.to_string().contains("train example 1: it compares"),
+        "{message}"
+    );
+    std::fs::write(bench.path("rewards.py"), "import no_such_module\n").expect("written");
+    refused("f", json!({}), "No module named 'no_such_module'");
+    refused("f", json!({}), "rewards.py\", line 1");
+    std::fs::write(bench.path("rewards.py"), "import os\nos._exit(7)\n").expect("written");
+    refused("f", json!({}), "its process ended (exit status: 7)");
+}

@@ -1,0 +1,216 @@
+//! Workers that die, hang, flood their output or miscount.
+
+use super::super::Progress;
+use super::{Bench, LENGTHS, prompt, rewards, row, said};
+use crate::reward::{Answer, Asked, CompletionId};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_completion_that_kills_its_judge_loses_its_reward_and_costs_the_others_nothing() {
+    let Some(bench) = Bench::new(
+        r#"
+import os, sys
+def f(completions, **kwargs):
+    for c in completions:
+        if c == "bad":
+            print("about to die of", c, file=sys.stderr)
+            os._exit(3)
+    return [len(c) for c in completions]
+def raises(completions, **kwargs):
+    return [{"a": 1.0, "cc": 2.0}[c] for c in completions]
+"#,
+    ) else {
+        return;
+    };
+    for workers in [1, 3] {
+        let program = bench.open("f", &json!({"workers": workers}));
+        let outcomes = said(&program, &prompt(row("")), &["a", "bad", "ccc", "dd"]);
+        let lost = outcomes[1].as_ref().expect_err("lost");
+        assert!(
+            lost.contains("its process ended (exit status: 3)"),
+            "{lost}"
+        );
+        assert!(lost.contains("about to die of bad"), "{lost}");
+        let left: Vec<_> = outcomes.iter().flatten().map(|v| v.reward).collect();
+        assert_eq!(left, [Some(1.0), Some(3.0), Some(2.0)]);
+        assert_eq!(rewards(&program, &["a", "bb", "ccc"]), LENGTHS);
+    }
+    let outcomes = said(
+        &bench.open("raises", &json!({})),
+        &prompt(row("")),
+        &["a", "b", "cc"],
+    );
+    let lost = outcomes[1].as_ref().expect_err("lost");
+    assert!(
+        lost.contains("in raises") && lost.ends_with("KeyError: 'b'"),
+        "{lost}"
+    );
+    assert!(!lost.contains("<string>"), "frames of the worker: {lost}");
+    assert!(outcomes[0].is_ok() && outcomes[2].is_ok());
+}
+
+#[test]
+fn a_worker_that_fails_once_costs_no_reward() {
+    let Some(bench) = Bench::new(
+        r#"
+import os, pathlib, sys, time
+here = pathlib.Path(__file__).parent
+def first(name):
+    if (here / name).exists():
+        return False
+    (here / name).touch()
+    return True
+def dies(completions, **kwargs):
+    if first("died"):
+        os.abort()
+    return [len(c) for c in completions]
+def hangs(completions, **kwargs):
+    if first("hung"):
+        time.sleep(1000)
+    return [len(c) for c in completions]
+def miscounts(completions, **kwargs):
+    return [1.0] if first("counted") else [len(c) for c in completions]
+def floods(completions, **kwargs):
+    for _ in range(20000):
+        print("x" * 500)
+        os.write(1, b'{"id": 0, "samples": []}\n')
+    return [len(c) for c in completions]
+"#,
+    ) else {
+        return;
+    };
+    for function in ["dies", "miscounts", "floods"] {
+        let program = bench.open(function, &json!({}));
+        assert_eq!(
+            rewards(&program, &["a", "bb", "ccc"]),
+            LENGTHS,
+            "{function}"
+        );
+    }
+    let started = Instant::now();
+    let program = bench.open("hangs", &json!({"timeout": 2.0}));
+    assert_eq!(rewards(&program, &["a", "bb", "ccc"]), LENGTHS);
+    assert!(started.elapsed() > Duration::from_secs(2), "the deadline");
+}
+
+#[test]
+fn a_completion_that_hangs_is_given_up_at_the_deadline_with_all_that_its_judge_started() {
+    let Some(bench) = Bench::new(
+        r#"
+import pathlib, subprocess, time
+def f(completions, **kwargs):
+    if "bad" in completions:
+        child = subprocess.Popen(["sleep", "1000"])
+        with open(pathlib.Path(__file__).parent / "children", "a") as file:
+            print(child.pid, file=file)
+        time.sleep(1000)
+    return [len(c) for c in completions]
+"#,
+    ) else {
+        return;
+    };
+    let program = bench.open("f", &json!({"timeout": 2.0}));
+    let outcomes = said(&program, &prompt(row("")), &["a", "bad", "ccc"]);
+    let lost = outcomes[1].as_ref().expect_err("lost");
+    assert!(lost.contains("no answer within 2 s"), "{lost}");
+    assert!(outcomes[0].is_ok() && outcomes[2].is_ok());
+    let children = bench.lines("children");
+    assert_eq!(children.len(), 2, "one of the group, one of the repetition");
+    for child in &children {
+        assert_ends(child);
+    }
+}
+
+/// Waits for a process to be gone; a zombie is.
+fn assert_ends(pid: &str) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let alive = || {
+        let status = std::process::Command::new("ps")
+            .args(["-o", "stat=", "-p", pid])
+            .output()
+            .expect("ps");
+        let state = String::from_utf8_lossy(&status.stdout).trim().to_owned();
+        !state.is_empty() && !state.starts_with('Z')
+    };
+    while alive() {
+        assert!(Instant::now() < deadline, "process {pid} is still there");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn workers_end_with_their_program_and_write_out_what_they_have_buffered() {
+    let Some(bench) = Bench::new(
+        r#"
+import os, pathlib
+log = open(pathlib.Path(__file__).parent / f"log{os.getpid()}", "w")
+def f(completions, **kwargs):
+    log.write(f"{os.getpid()}\n")
+    return [len(c) for c in completions]
+"#,
+    ) else {
+        return;
+    };
+    let program = bench.open("f", &json!({"workers": 2}));
+    for _ in 0..4 {
+        assert_eq!(rewards(&program, &["a", "bb", "ccc"]), LENGTHS);
+    }
+    drop(program);
+    let files = std::fs::read_dir(bench.0.path()).expect("a folder");
+    let names = files.map(|f| {
+        f.expect("a file")
+            .file_name()
+            .into_string()
+            .expect("a name")
+    });
+    let logs: Vec<String> = names.filter(|name| name.starts_with("log")).collect();
+    assert!(!logs.is_empty());
+    let calls: usize = logs.iter().map(|name| bench.lines(name).len()).sum();
+    assert_eq!(calls, 4, "every call is in a log: {logs:?}");
+    for name in &logs {
+        assert_ends(name.trim_start_matches("log"));
+    }
+}
+
+#[test]
+fn no_reward_is_lost_or_doubled_among_many_groups_whose_judges_keep_failing() {
+    let Some(bench) = Bench::new(
+        r#"
+import os, random
+def f(completions, **kwargs):
+    chance = random.random()
+    if len(completions) > 1 and chance < 0.3:
+        os._exit(1)
+    if len(completions) > 1 and chance < 0.5:
+        raise RuntimeError("not now")
+    return [float(c) for c in completions]
+"#,
+    ) else {
+        return;
+    };
+    let program = bench.open("f", &json!({"workers": 3}));
+    let prompt = prompt(row(""));
+    let groups: Vec<Vec<String>> = (0..24)
+        .map(|group| (0..4).map(|i| (group * 10 + i).to_string()).collect())
+        .collect();
+    let mut asked = Asked::default();
+    for group in &groups {
+        let answers: Vec<Answer<'_>> = group
+            .iter()
+            .map(|text| Answer {
+                prompt: &prompt,
+                text: text.clone(),
+                tokens: &[],
+                finished: true,
+                id: CompletionId::default(),
+            })
+            .collect();
+        let pending = program.ask(&answers, "rows", Progress::default());
+        asked.extend(Asked::new(vec![pending.expect("asked")]));
+    }
+    let said = asked.said();
+    let found = said[0].iter().map(|o| o.as_ref().expect("judged").reward);
+    let expected = groups.iter().flatten().map(|text| text.parse().ok());
+    assert_eq!(found.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+}

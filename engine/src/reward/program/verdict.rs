@@ -1,0 +1,87 @@
+//! What programs are asked and what they say.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+/// Where a run stands, as TRL's `trainer_state` has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Progress {
+    /// Finished steps.
+    pub global_step: u64,
+    /// Steps of the whole run.
+    pub max_steps: u64,
+    /// Epochs that the drawn prompts make up; 0 of an endless task.
+    pub epoch: f64,
+}
+
+/// What a program says of a completion.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Verdict {
+    /// The reward; none where it does not apply.
+    pub reward: Option<f64>,
+    /// What else it reports.
+    pub extra: Map<String, Value>,
+}
+
+/// A verdict, or why there is none.
+pub type Outcome = Result<Verdict, String>;
+
+/// Outcomes of completions, one list a program.
+pub type Said = Vec<Vec<Outcome>>;
+
+/// Outcomes of one call that are on their way.
+#[derive(Debug)]
+pub struct Pending {
+    /// The place of a completion in the call, and its outcome.
+    pub(super) outcomes: Receiver<(usize, Outcome)>,
+    /// Completions of the call.
+    pub(super) len: usize,
+    /// While it is there, the call is wanted.
+    pub(super) wanted: Arc<()>,
+}
+
+impl Pending {
+    fn wait(self) -> Vec<Outcome> {
+        let mut outcomes: Vec<Option<Outcome>> = vec![None; self.len];
+        for (at, outcome) in self.outcomes.iter().take(self.len) {
+            outcomes[at] = Some(outcome);
+        }
+        drop(self.wanted);
+        let missing = || Err("the thread that asked for it is gone".to_owned());
+        outcomes
+            .into_iter()
+            .map(|own| own.unwrap_or_else(missing))
+            .collect()
+    }
+}
+
+/// Calls that programs are busy with, of each program in the order of the completions. Dropped, they are called off.
+#[derive(Debug, Default)]
+pub struct Asked(Vec<Vec<Pending>>);
+
+impl Asked {
+    /// One call a program.
+    pub(in crate::reward) fn new(pending: Vec<Pending>) -> Self {
+        Self(pending.into_iter().map(|own| vec![own]).collect())
+    }
+
+    /// Adds the calls for later completions.
+    pub fn extend(&mut self, later: Self) {
+        if self.0.is_empty() {
+            self.0 = later.0;
+            return;
+        }
+        for (own, later) in self.0.iter_mut().zip(later.0) {
+            own.extend(later);
+        }
+    }
+
+    /// Waits for all of it.
+    #[must_use]
+    pub fn said(self) -> Said {
+        let wait = |calls: Vec<Pending>| calls.into_iter().flat_map(Pending::wait).collect();
+        self.0.into_iter().map(wait).collect()
+    }
+}

@@ -1,0 +1,295 @@
+"""Calls a reward function for Firebrick: one request a line comes in, one answer a line goes out.
+
+The function is one written for TRL or for verl, which its parameters tell apart:
+
+    TRL    f(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, environments, **columns)
+               -> list[float | None], a group of completions at a time
+    verl   compute_score(data_source, solution_str, ground_truth, extra_info=None)
+               -> float | {"score": float, ...} | None, a completion at a time
+
+Either may be `async def`. It runs in the main thread, so that its signal handlers work, and one event loop serves all calls.
+
+Requests come on what was stdin, answers go to what was stdout. The function sees neither: its stdin is empty, and what it prints
+goes to stderr. When requests end, because the trainer is done or was killed, this process and all that it started end too.
+"""
+
+import asyncio
+import atexit
+import importlib.machinery
+import importlib.util
+import inspect
+import json
+import math
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+
+# What TRL passes beside the columns of the rows.
+TRL = ["prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"]
+# What verl passes.
+VERL = ["data_source", "solution_str", "ground_truth", "extra_info"]
+# Columns that TRL does not pass under their own names.
+NOT_PASSED = ["prompt", "completion", "completion_ids"]
+# Seconds that a call has to end in after requests have ended.
+GRACE = 2.0
+
+
+class Refused(Exception):
+    """The function cannot be used; the message says why."""
+
+
+class Function:
+    """A reward function, and how it is called."""
+
+    def __init__(self, file, name, kwargs):
+        self.function = find(load(file), name)
+        self.kwargs = kwargs
+        parameters = inspect.signature(self.function).parameters.values()
+        variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        self.takes_any = any(p.kind == inspect.Parameter.VAR_KEYWORD for p in parameters)
+        self.takes = [p.name for p in parameters if p.kind not in variadic]
+        needs = [p.name for p in parameters if p.kind not in variadic and p.default is inspect.Parameter.empty]
+        self.style = self.style_of(parameters)
+        known = TRL if self.style == "trl" else VERL
+        # what is left has to be a column of the rows
+        self.needs = [name for name in needs if name not in known and name not in kwargs]
+        if self.style == "verl" and self.needs:
+            raise Refused(f"it needs {listed(self.needs)}, which verl's signature has not; give them in `kwargs`")
+        unknown = [name for name in kwargs if not self.takes_any and name not in self.takes]
+        if unknown:
+            raise Refused(f"`kwargs` names {listed(unknown)}, but it takes {listed(self.takes)}")
+
+    def style_of(self, parameters):
+        by_name = all(p.kind != inspect.Parameter.POSITIONAL_ONLY for p in parameters)
+        if by_name and "solution_str" in self.takes:
+            return "verl"
+        if by_name and (self.takes_any or "completions" in self.takes or "completion_ids" in self.takes):
+            return "trl"
+        raise Refused(
+            f"its parameters are {listed(self.takes)}; expected TRL's (completions, …, **kwargs) "
+            "or verl's (data_source, solution_str, ground_truth, extra_info=None), to be passed by name"
+        )
+
+    def columns(self):
+        """The columns that it is given; None for all."""
+        return None if self.takes_any else [name for name in self.takes if name not in TRL]
+
+    def call(self, arguments):
+        return self.function(**{k: v for k, v in arguments.items() if self.takes_any or k in self.takes})
+
+
+def load(file):
+    """Runs the file as a module that can import its neighbours."""
+    file = os.path.abspath(file)
+    sys.path.insert(0, os.path.dirname(file))
+    name = os.path.splitext(os.path.basename(file))[0]
+    if name in sys.modules:  # of the standard library, say
+        name = "reward_" + name
+    loader = importlib.machinery.SourceFileLoader(name, file)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    sys.modules[name] = module  # so that what it defines can be pickled
+    loader.exec_module(module)
+    return module
+
+
+def find(module, name):
+    function = getattr(module, name, None)
+    if callable(function):
+        return function
+    own = [
+        n for n, f in vars(module).items()
+        if inspect.isroutine(f) and getattr(f, "__module__", None) == module.__name__
+    ]
+    found = f"its functions are {listed(own)}" if own else "it defines none"
+    raise Refused(f"there is no function `{name}` in it; {found}")
+
+
+def by_trl(function, request, loop):
+    """Rewards of a group; what the function logs goes with its samples."""
+    samples = request["samples"]
+    notes = [{} for _ in samples]
+    logged = {}
+
+    def log_extra(column, values):
+        values = list(values)
+        if len(values) != len(samples):
+            raise ValueError(f"log_extra({column!r}) has {len(values)} values for {len(samples)} completions")
+        for note, value in zip(notes, values):
+            note[str(column)] = plain(value)
+
+    def log_metric(name, value):
+        logged.setdefault(str(name), []).append(float(value))
+
+    columns = {name: None for sample in samples for name in sample["row"] if name not in NOT_PASSED}
+    arguments = {name: [sample["row"].get(name) for sample in samples] for name in columns}
+    arguments.update(function.kwargs)
+    arguments.update(
+        prompts=[sample["prompt"] for sample in samples],
+        completions=[sample["completion"] for sample in samples],
+        completion_ids=[sample["completion_ids"] for sample in samples],
+        trainer_state=types.SimpleNamespace(**request["trainer_state"]),
+        log_extra=log_extra,
+        log_metric=log_metric,
+    )
+    if "environments" in function.takes:
+        arguments["environments"] = None
+    values = function.call(arguments)
+    if inspect.isawaitable(values):
+        values = loop.run_until_complete(values)
+    values = list(values)
+    if len(values) != len(samples):
+        raise ValueError(f"it returned {len(values)} rewards for {len(samples)} completions")
+    for name, seen in logged.items():
+        for note in notes:
+            note.setdefault(name, plain(sum(seen) / len(seen)))
+    # as in TRL, NaN is another way to say that it does not apply
+    rewards = [None if v is None or math.isnan(v) else number(v) for v in values]
+    return [{"reward": reward, "extra": note} for reward, note in zip(rewards, notes)]
+
+
+def by_verl(function, request, loop):
+    """Rewards of completions one by one; those of a coroutine function all at the same time."""
+
+    async def all_of(awaitables):
+        return await asyncio.gather(*awaitables, return_exceptions=True)
+
+    results = []
+    for sample in request["samples"]:
+        arguments = dict(function.kwargs)
+        arguments.update({name: sample[name] for name in VERL})
+        try:
+            results.append(function.call(arguments))
+        except BaseException as error:  # SystemExit too: it is the function that fails, not this process
+            results.append(error)
+    waiting = [i for i, result in enumerate(results) if inspect.isawaitable(result)]
+    if waiting:
+        done = loop.run_until_complete(all_of([results[i] for i in waiting]))
+        for i, result in zip(waiting, done):
+            results[i] = result
+    return [scored(result) for result in results]
+
+
+def scored(result):
+    """An answer from what `compute_score` returned or raised."""
+    try:
+        if isinstance(result, BaseException):
+            raise result
+        if not isinstance(result, dict):
+            return {"reward": None if result is None else number(result), "extra": {}}
+        if "score" not in result:
+            raise ValueError(f"it returned a dict without `score`; its keys are {listed(result)}")
+        extra = {str(key): plain(value) for key, value in result.items() if key != "score"}
+        score = result["score"]
+        return {"reward": None if score is None else number(score), "extra": extra}
+    except BaseException as error:
+        return {"error": told(error)}
+
+
+def number(value):
+    value = float(value)
+    if not math.isfinite(value):
+        raise ValueError(f"it returned {value}; rewards must be finite")
+    return value
+
+
+def plain(value):
+    """A value as JSON has it: numbers of numpy and PyTorch too, text of what else there is; null for NaN and infinity."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    try:
+        value = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return str(value)
+    return value if math.isfinite(value) else None
+
+
+def listed(names):
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
+def told(error):
+    """An exception with its traceback, the frames of this file left out."""
+    if isinstance(error, Refused):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in frames if f.filename != "<string>" and not f.filename.startswith("<frozen importlib")]
+    lines = ["Traceback (most recent call last):\n"] + traceback.format_list(frames) if frames else []
+    return "".join(lines + traceback.format_exception_only(type(error), error)).rstrip()
+
+
+def leads():
+    """Whether this process has a process group of its own, and not one that it was forked into."""
+    return hasattr(os, "killpg") and os.getpgrp() == os.getpid()
+
+
+def end_others():
+    """Asks what this process has started and left behind to end. It ends by itself, and writes out what it has buffered."""
+    if leads():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
+
+
+def listen(requests, calls):
+    """Hands requests on; where they have ended, ends a call that does not end by itself."""
+    for line in requests:
+        calls.put(line)
+    calls.put(None)
+    time.sleep(GRACE)
+    if leads():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def channels():
+    """The two ends of the conversation, out of the function's reach."""
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8", newline="\n")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, answers
+
+
+def main():
+    requests, answers = channels()
+    atexit.register(end_others)  # the first to be registered is the last to run
+    calls = queue.SimpleQueue()
+    threading.Thread(target=listen, args=(requests, calls), daemon=True).start()
+
+    def answer(value):
+        sys.stdout.flush()
+        answers.write(json.dumps(value) + "\n")
+        answers.flush()
+
+    opening = calls.get()
+    if opening is None:
+        return
+    try:
+        function = Function(**json.loads(opening))
+    except BaseException as error:
+        answer({"refused": told(error)})
+        return
+    answer({"style": function.style, "needs": function.needs, "columns": function.columns()})
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    judge = by_trl if function.style == "trl" else by_verl
+    while (line := calls.get()) is not None:
+        request = json.loads(line)
+        try:
+            said = {"samples": judge(function, request, loop)}
+        except BaseException as error:
+            said = {"error": told(error)}
+        answer({"id": request["id"], **said})
+
+
+main()

@@ -1,0 +1,197 @@
+//! A worker: a process that judges, from its start to its first failure.
+
+use super::process::{Process, Silence};
+use super::protocol::{Protocol, command_line, command_reply, function_reply};
+use super::queue::Call;
+use super::verdict::Outcome;
+use crate::task::{CommandRewardConfig, PythonRewardConfig, RewardProgram};
+use serde_json::json;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// The program that calls a Python function.
+const SCRIPT: &str = include_str!("worker.py");
+/// Time for a file and all that it imports to load, where `timeout` is not longer.
+const LOADING: Duration = Duration::from_mins(2);
+/// Time that a command is watched for after its start: one that cannot work ends at once.
+const WATCHED: Duration = Duration::from_millis(500);
+
+/// A process that is ready to judge.
+#[derive(Debug)]
+pub(super) struct Worker {
+    process: Process,
+    protocol: Protocol,
+    /// Number of the next call, or of its first completion.
+    next: u64,
+}
+
+impl Worker {
+    /// Starts a worker and waits until it is ready; or says why it cannot be.
+    pub fn start(
+        name: &str,
+        program: &RewardProgram,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Self, String> {
+        match program {
+            RewardProgram::Python(config) => Self::python(name, config, wanted),
+            RewardProgram::Command(config) => Self::command(name, config, wanted),
+        }
+    }
+
+    fn python(
+        name: &str,
+        config: &PythonRewardConfig,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Self, String> {
+        if !config.file.is_file() {
+            return Err(format!("there is no file {}", config.file.display()));
+        }
+        let mut command = Command::new(&config.python);
+        command.args(["-u", "-X", "faulthandler", "-c", SCRIPT]);
+        let process = Process::start(&mut command, name).map_err(|e| {
+            format!(
+                "cannot run `{}`: {e}; set `python` to a Python interpreter",
+                config.python
+            )
+        })?;
+        let (file, function) = (&config.file, &config.function);
+        let opening = json!({"file": file, "name": function, "kwargs": config.kwargs});
+        process.send(format!("{opening}\n"));
+        let time = LOADING.max(Duration::from_secs_f64(config.timeout));
+        match process.line(Instant::now() + time, wanted) {
+            Ok(line) => Ok(Self {
+                protocol: Protocol::of_function(&line)?,
+                process,
+                next: 0,
+            }),
+            Err(silence) => Err(failure(process, &silence, time)),
+        }
+    }
+
+    fn command(
+        name: &str,
+        config: &CommandRewardConfig,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Self, String> {
+        let program = &config.command[0];
+        let mut command = Command::new(program);
+        command.args(&config.command[1..]);
+        if let Some(folder) = &config.folder {
+            command.current_dir(folder);
+        }
+        let process = Process::start(&mut command, name)
+            .map_err(|e| format!("cannot run `{program}`: {e}"))?;
+        match process.line(Instant::now() + WATCHED, wanted) {
+            Err(Silence::TimedOut) => Ok(Self {
+                process,
+                protocol: Protocol::Lines,
+                next: 0,
+            }),
+            Ok(line) => Err(format!(
+                "it wrote {:?} before it was asked",
+                line.trim_end()
+            )),
+            Err(silence) => Err(failure(process, &silence, WATCHED)),
+        }
+    }
+
+    /// How it is asked.
+    pub fn protocol(&self) -> &Protocol {
+        &self.protocol
+    }
+
+    /// Judges some completions of a call, within a time. After a failure of the process, which it does not outlive, there is no
+    /// worker left.
+    pub fn judge(
+        mut self,
+        call: &Call,
+        samples: &[usize],
+        time: Duration,
+        wanted: &dyn Fn() -> bool,
+    ) -> (Option<Self>, Vec<Outcome>) {
+        let deadline = Instant::now() + time;
+        let outcomes = match self.protocol {
+            Protocol::Lines => self.by_lines(call, samples, deadline, wanted),
+            _ => self.by_call(call, samples, deadline, wanted),
+        };
+        match outcomes {
+            Ok(outcomes) => {
+                let written = self.process.stderr();
+                let told = outcomes
+                    .into_iter()
+                    .map(|outcome| outcome.map_err(|reason| with_stderr(reason, &written)));
+                (Some(self), told.collect())
+            }
+            Err(silence) => {
+                let reason = failure(self.process, &silence, time);
+                (None, vec![Err(reason); samples.len()])
+            }
+        }
+    }
+
+    /// One line for all of the completions, one back.
+    fn by_call(
+        &mut self,
+        call: &Call,
+        samples: &[usize],
+        deadline: Instant,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Vec<Outcome>, Silence> {
+        let id = self.next;
+        self.next += 1;
+        let own: Vec<_> = samples.iter().map(|&at| &call.samples[at]).collect();
+        let request = json!({"id": id, "samples": own, "trainer_state": call.trainer_state});
+        self.process.send(format!("{request}\n"));
+        let line = self.process.line(deadline, wanted)?;
+        function_reply(&line, id, samples.len()).map_err(Silence::Unreadable)
+    }
+
+    /// A line for each of the completions, and one back, in whatever order.
+    fn by_lines(
+        &mut self,
+        call: &Call,
+        samples: &[usize],
+        deadline: Instant,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Vec<Outcome>, Silence> {
+        let first = self.next;
+        self.next += samples.len() as u64;
+        let own = samples.iter().zip(first..);
+        let lines = own.map(|(&at, id)| command_line(id, &call.samples[at]));
+        self.process.send(lines.collect());
+        let mut outcomes: Vec<Option<Outcome>> = vec![None; samples.len()];
+        for _ in samples {
+            let line = self.process.line(deadline, wanted)?;
+            let (id, outcome) = command_reply(&line).map_err(Silence::Unreadable)?;
+            let place = id.checked_sub(first).map(|at| at as usize);
+            match place.and_then(|at| outcomes.get_mut(at)) {
+                Some(place @ None) => *place = Some(outcome),
+                _ => {
+                    let reason = format!("it answered id {id}, which it was not asked, or twice");
+                    return Err(Silence::Unreadable(reason));
+                }
+            }
+        }
+        Ok(outcomes.into_iter().flatten().collect())
+    }
+}
+
+/// What went wrong with a process, which is ended.
+fn failure(process: Process, silence: &Silence, time: Duration) -> String {
+    let (status, stderr) = process.kill(silence);
+    let reason = match (silence, status) {
+        (Silence::TimedOut, _) => format!("no answer within {} s", time.as_secs_f64()),
+        (Silence::Ended, Some(status)) => format!("its process ended ({status})"),
+        (Silence::Ended, None) => "its process closed its output".to_owned(),
+        (Silence::Unreadable(what), _) => what.clone(),
+        (Silence::Unwanted, _) => "it was called off".to_owned(),
+    };
+    with_stderr(reason, &stderr)
+}
+
+fn with_stderr(reason: String, stderr: &str) -> String {
+    match stderr {
+        "" => reason,
+        stderr => format!("{reason}; its stderr ends with:\n{stderr}"),
+    }
+}

@@ -1,0 +1,356 @@
+//! Generated countdown problems: reach a target with given numbers.
+//!
+//! A problem is made from its solution, so each has one. Which problems are held out is decided by a hash of the problem itself:
+//! training never draws one of them, under any seed.
+
+use std::collections::HashSet;
+
+use firebrick_models::random::{Stream, philox};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::reward::{Problem, Reached, countdown_answer};
+use super::{Completion, Example, PromptText, Reward, Split, Task, TaskError};
+
+/// Key of what decides which problems are held out; it is not the user's seed.
+const HOLD_OUT: u64 = 0xC00D_0417;
+
+/// One of so many problems may be held out.
+const SHARE: u32 = 8;
+
+/// Draws until settings that allow no problem are given up.
+const ATTEMPTS: u64 = 4_096;
+
+/// Largest value within a solution.
+const LARGEST: i64 = 10_000;
+
+/// Settings of generated countdown problems.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct CountdownConfig {
+    /// Numbers of a problem, 2 to 6.
+    pub numbers: usize,
+    /// Largest of them; the smallest is 1.
+    pub max_number: i64,
+    /// Largest target; the smallest is 1.
+    pub max_target: i64,
+    /// Which of `+`, `-`, `*` and `/` solutions are made with.
+    pub operations: String,
+    /// How a problem is put.
+    pub style: CountdownStyle,
+    /// What training pays for an expression that uses every number once and misses the target.
+    pub format_score: f64,
+    /// Seed of the training problems. The validation problems do not depend on it.
+    pub seed: u64,
+    /// Problems held out for validation.
+    pub validation_size: usize,
+}
+
+/// How a problem is put.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum CountdownStyle {
+    /// In words, the answer between `<answer>` and `</answer>`.
+    #[default]
+    Words,
+    /// As `3,5,8=16:`, the answer being the expression alone: for a model that starts from random weights.
+    Short,
+}
+
+impl Default for CountdownConfig {
+    fn default() -> Self {
+        Self {
+            numbers: 4,
+            max_number: 99,
+            max_target: 99,
+            operations: "+-*/".to_owned(),
+            style: CountdownStyle::default(),
+            format_score: 0.0,
+            seed: 0,
+            validation_size: 200,
+        }
+    }
+}
+
+/// A problem with a solution.
+#[derive(Clone, Debug)]
+struct Puzzle {
+    problem: Problem,
+    solution: String,
+}
+
+/// The task of generated countdown problems.
+#[derive(Clone, Debug)]
+pub struct Countdown {
+    config: CountdownConfig,
+    operations: Vec<char>,
+    validation: Vec<Puzzle>,
+}
+
+impl Countdown {
+    /// Checks the settings and draws the problems that are held out.
+    pub fn new(config: &CountdownConfig) -> Result<Self, TaskError> {
+        let refused = |key: &str, detail: String| TaskError::config(format!("task.{key}"), detail);
+        if !(2..=6).contains(&config.numbers) {
+            let detail = format!("expected 2 to 6 numbers, found {}", config.numbers);
+            return Err(refused("numbers", detail));
+        }
+        for (key, most) in [
+            ("max_number", config.max_number),
+            ("max_target", config.max_target),
+        ] {
+            if !(1..=LARGEST).contains(&most) {
+                let detail = format!("expected 1 to {LARGEST}, found {most}");
+                return Err(refused(key, detail));
+            }
+        }
+        if !(0.0..=1.0).contains(&config.format_score) {
+            let detail = format!("expected 0 to 1, found {}", config.format_score);
+            return Err(refused("format_score", detail));
+        }
+        let operations: Vec<char> = config.operations.chars().collect();
+        let known = operations.iter().all(|c| "+-*/".contains(*c));
+        let distinct: HashSet<&char> = operations.iter().collect();
+        if operations.is_empty() || !known || distinct.len() != operations.len() {
+            let detail = format!(
+                "expected one or more of `+-*/`, each once, found {:?}",
+                config.operations
+            );
+            return Err(refused("operations", detail));
+        }
+        let mut task = Self {
+            config: config.clone(),
+            operations,
+            validation: Vec::new(),
+        };
+        task.validation = task.held_out()?;
+        task.puzzle(Split::Train, config.seed, 0)?;
+        Ok(task)
+    }
+
+    /// The validation problems: all different.
+    fn held_out(&self) -> Result<Vec<Puzzle>, TaskError> {
+        let (mut seen, mut found) = (HashSet::new(), Vec::new());
+        let mut index = 0;
+        let wanted = self.config.validation_size;
+        while found.len() < wanted {
+            if index > 20 * wanted as u64 + ATTEMPTS {
+                let detail = format!(
+                    "the settings allow too few problems to hold out {wanted}; lower it, or raise `task.max_number`"
+                );
+                return Err(TaskError::config("task.validation_size", detail));
+            }
+            let puzzle = self.puzzle(Split::Validation, HOLD_OUT, index)?;
+            if seen.insert((puzzle.problem.sorted(), puzzle.problem.target)) {
+                found.push(puzzle);
+            }
+            index += 1;
+        }
+        Ok(found)
+    }
+
+    /// The problem of an index: the first of its draws that belongs to the split.
+    fn puzzle(&self, split: Split, seed: u64, index: u64) -> Result<Puzzle, TaskError> {
+        for attempt in 0..ATTEMPTS {
+            let mut draws = Stream::new(seed, index.wrapping_mul(ATTEMPTS).wrapping_add(attempt));
+            let found = self.draw(&mut draws);
+            if let Some(puzzle) = found.filter(|puzzle| split_of(&puzzle.problem) == split) {
+                return Ok(puzzle);
+            }
+        }
+        let detail = "the settings allow no problem, or too few; raise `task.max_target` or `task.max_number`";
+        Err(TaskError::config("task", detail))
+    }
+
+    /// A problem, if these draws give one.
+    fn draw(&self, draws: &mut Stream) -> Option<Puzzle> {
+        let config = &self.config;
+        let numbers: Vec<i64> = (0..config.numbers)
+            .map(|_| 1 + i64::from(draws.below(config.max_number as u32)))
+            .collect();
+        let mut terms: Vec<Term> = numbers.iter().map(|&n| Term::number(n)).collect();
+        while terms.len() > 1 {
+            let a = terms.swap_remove(draws.below(terms.len() as u32) as usize);
+            let b = terms.swap_remove(draws.below(terms.len() as u32) as usize);
+            // the first operation that has a whole result above 0, from a random one on
+            let count = self.operations.len();
+            let first = draws.below(count as u32) as usize;
+            let mut signs = (0..count).map(|i| self.operations[(first + i) % count]);
+            let next = signs.find_map(|sign| a.with(sign, &b).or_else(|| b.with(sign, &a)));
+            terms.push(next?);
+        }
+        let term = terms.pop()?;
+        let target = term.value;
+        (1..=config.max_target).contains(&target).then_some(Puzzle {
+            problem: Problem { target, numbers },
+            solution: term.text,
+        })
+    }
+
+    fn prompt(&self, problem: &Problem) -> String {
+        let numbers = |between: &str| {
+            let numbers: Vec<String> = problem.numbers.iter().map(i64::to_string).collect();
+            numbers.join(between)
+        };
+        let target = problem.target;
+        match self.config.style {
+            CountdownStyle::Words => format!(
+                "Using the numbers [{}], write an expression that equals {target}. You can use the operations + - * / and \
+                 brackets, and each number has to be used exactly once. Write the expression between <answer> and </answer>, \
+                 for example <answer>(1 + 2) / 3</answer>.\n",
+                numbers(", ")
+            ),
+            CountdownStyle::Short => format!("{}={target}:", numbers(",")),
+        }
+    }
+}
+
+/// What a completion is worth; `near` is paid for an expression that misses the target.
+fn judge(example: &Example, completion: &Completion<'_>, near: f64) -> Result<Reward, TaskError> {
+    let problem = Problem::parse(&example.answer).map_err(|reason| TaskError::Reward {
+        reward: "countdown".to_owned(),
+        reason,
+    })?;
+    let found = countdown_answer(completion.text).unwrap_or_default();
+    let reached = problem.reached(found, true);
+    let value = match reached {
+        Reached::Target => 1.0,
+        Reached::Numbers => near,
+        Reached::Nothing => 0.0,
+    };
+    let reward = Reward::single("countdown", value);
+    Ok(reward.judged(reached == Reached::Target, found, &example.answer))
+}
+
+/// Which split a problem belongs to.
+fn split_of(problem: &Problem) -> Split {
+    let mut hash = [problem.target as u32, HOLD_OUT as u32];
+    for number in problem.sorted() {
+        let mixed = philox([number as u32, 0, 0, 0], hash);
+        hash = [mixed[0], mixed[1]];
+    }
+    if hash[0].is_multiple_of(SHARE) {
+        Split::Validation
+    } else {
+        Split::Train
+    }
+}
+
+/// A part of a solution: its value, its text, and the sign that binds it least.
+struct Term {
+    value: i64,
+    text: String,
+    sign: Option<char>,
+}
+
+impl Term {
+    fn number(value: i64) -> Self {
+        Self {
+            value,
+            text: value.to_string(),
+            sign: None,
+        }
+    }
+
+    /// Two terms with a sign between them, where the result is a whole number above 0 that is not too large.
+    fn with(&self, sign: char, other: &Self) -> Option<Self> {
+        let value = match sign {
+            '+' => self.value + other.value,
+            '-' => self.value - other.value,
+            '*' => self.value * other.value,
+            _ if self.value % other.value == 0 => self.value / other.value,
+            _ => return None,
+        };
+        let bracketed = |term: &Self, needed: bool| {
+            if needed {
+                format!("({})", term.text)
+            } else {
+                term.text.clone()
+            }
+        };
+        let loose = |term: &Self| matches!(term.sign, Some('+' | '-'));
+        let left = bracketed(self, matches!(sign, '*' | '/') && loose(self));
+        let right = match sign {
+            '+' => false,
+            '-' | '*' => loose(other) || (sign == '*' && other.sign == Some('/')),
+            _ => other.sign.is_some(),
+        };
+        let right = bracketed(other, right);
+        (1..=LARGEST).contains(&value).then(|| Self {
+            value,
+            text: format!("{left}{sign}{right}"),
+            sign: Some(sign),
+        })
+    }
+}
+
+impl Task for Countdown {
+    fn name(&self) -> &'static str {
+        "countdown"
+    }
+
+    fn alphabet(&self) -> Option<&str> {
+        match self.config.style {
+            CountdownStyle::Words => None,
+            CountdownStyle::Short => Some("0123456789+-*/(),=:"),
+        }
+    }
+
+    fn len(&self, split: Split) -> Option<u64> {
+        match split {
+            Split::Train => None,
+            Split::Validation => Some(self.validation.len() as u64),
+        }
+    }
+
+    fn example(&self, split: Split, index: u64) -> Result<Example, TaskError> {
+        let puzzle = match split {
+            Split::Train => self.puzzle(split, self.config.seed, index)?,
+            Split::Validation => {
+                let own = usize::try_from(index).ok();
+                let own = own.and_then(|at| self.validation.get(at));
+                own.cloned().ok_or_else(|| TaskError::NoSuchExample {
+                    task: self.name().to_owned(),
+                    split: split.name(),
+                    index,
+                    len: self.validation.len() as u64,
+                })?
+            }
+        };
+        let Puzzle { problem, solution } = puzzle;
+        let solution = match self.config.style {
+            CountdownStyle::Words => format!("<answer>{solution}</answer>"),
+            CountdownStyle::Short => solution,
+        };
+        let fields = [
+            ("numbers", json!(problem.numbers)),
+            ("target", json!(problem.target)),
+        ];
+        Ok(Example {
+            prompt: PromptText::Text(self.prompt(&problem)),
+            answer: problem.to_string(),
+            solution: Some(solution),
+            fields: fields
+                .into_iter()
+                .map(|(key, value)| (key.to_owned(), value))
+                .collect(),
+        })
+    }
+
+    fn reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {
+        judge(example, completion, self.config.format_score)
+    }
+
+    fn validation_reward(
+        &self,
+        example: &Example,
+        completion: &Completion<'_>,
+    ) -> Result<Reward, TaskError> {
+        judge(example, completion, 0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests;

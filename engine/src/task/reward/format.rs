@@ -1,0 +1,81 @@
+//! Rewards for form: tags in order.
+
+use crate::task::TaskError;
+
+/// Tags that a completion has to have, in this order and none inside another.
+#[derive(Clone, Debug)]
+pub(crate) struct Format {
+    tags: Vec<[String; 2]>,
+    /// Whether nothing but space may stand outside of them.
+    only: bool,
+    /// Whether the prompt ends with the first tag, so that completions begin inside it.
+    opened: bool,
+}
+
+impl Format {
+    /// The form that tags without their angle brackets ask for, `setting` being the reward's name in messages.
+    pub fn new(
+        tags: &[String],
+        only: bool,
+        opened: bool,
+        setting: &str,
+    ) -> Result<Self, TaskError> {
+        let refused = |detail: String| TaskError::config(format!("{setting}.tags"), detail);
+        if tags.is_empty() {
+            return Err(refused(
+                "expected at least one tag, found none; for example `[think, answer]`".into(),
+            ));
+        }
+        for (at, tag) in tags.iter().enumerate() {
+            if tag.is_empty() || tag.contains(['<', '>', '/']) {
+                return Err(refused(format!(
+                    "expected a tag without its brackets, such as `think`, found {tag:?}"
+                )));
+            }
+            if tags[..at].contains(tag) {
+                return Err(refused(format!("the tag `{tag}` is named twice")));
+            }
+        }
+        let pair = |tag: &String| [format!("<{tag}>"), format!("</{tag}>")];
+        Ok(Self {
+            tags: tags.iter().map(pair).collect(),
+            only,
+            opened,
+        })
+    }
+
+    /// Whether a text has the form.
+    pub fn matches(&self, text: &str) -> bool {
+        let mut rest = text;
+        for (at, [open, close]) in self.tags.iter().enumerate() {
+            let inside = at == 0 && self.opened;
+            let wanted = usize::from(!inside);
+            let count = |tag: &str| text.matches(tag).take(2).count();
+            if count(open) != wanted || count(close) != 1 {
+                return false;
+            }
+            let start = if inside {
+                Some(0)
+            } else {
+                let start = rest.find(open.as_str());
+                let start = start.filter(|&at| !self.only || rest[..at].trim().is_empty());
+                start.map(|at| at + open.len())
+            };
+            let Some(start) = start else { return false };
+            let Some(end) = rest[start..].find(close.as_str()) else {
+                return false;
+            };
+            // the next tag opens behind this one's end
+            rest = &rest[start + end + close.len()..];
+        }
+        !self.only || rest.trim().is_empty()
+    }
+}
+
+/// TRL's `think_format_reward`: `<think>` at the very start, no other one, and `</think>` somewhere behind it.
+pub(crate) fn trl_think_format(text: &str) -> bool {
+    let Some(rest) = text.strip_prefix("<think>") else {
+        return false;
+    };
+    !rest.contains("<think>") && rest.contains("</think>")
+}

@@ -1,0 +1,116 @@
+//! Settings of rewards that other programs compute: functions in Python, and commands.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::task::TaskError;
+
+/// A reward function in a Python file, with TRL's signature or verl's.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PythonRewardConfig {
+    /// The file. It can import what lies in its folder. verl: `custom_reward_function.path`.
+    pub file: PathBuf,
+    /// The function. verl: `custom_reward_function.name`.
+    #[serde(default = "default_function")]
+    pub function: String,
+    /// Arguments that are passed by name beside the others. verl: `custom_reward_function.reward_kwargs`.
+    #[serde(default)]
+    pub kwargs: Map<String, Value>,
+    /// The interpreter: a program on the path, or a file.
+    #[serde(default = "default_python")]
+    pub python: String,
+    /// Processes that call the function.
+    #[serde(default = "default_workers")]
+    pub workers: usize,
+    /// Seconds that a call may take: the completions of one prompt, or one completion where a call is repeated.
+    #[serde(default = "default_timeout")]
+    pub timeout: f64,
+}
+
+/// A program that judges completions: JSON lines in, JSON lines out.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CommandRewardConfig {
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Where it runs; where this program runs if absent.
+    #[serde(default)]
+    pub folder: Option<PathBuf>,
+    /// Processes of it.
+    #[serde(default = "default_workers")]
+    pub workers: usize,
+    /// Seconds that it may take for the completions of one prompt, or for one completion where they are repeated.
+    #[serde(default = "default_timeout")]
+    pub timeout: f64,
+}
+
+/// A reward that another program computes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RewardProgram {
+    /// A Python function.
+    Python(PythonRewardConfig),
+    /// A command.
+    Command(CommandRewardConfig),
+}
+
+fn default_function() -> String {
+    "compute_score".to_owned()
+}
+
+fn default_python() -> String {
+    "python3".to_owned()
+}
+
+fn default_workers() -> usize {
+    2
+}
+
+fn default_timeout() -> f64 {
+    60.0
+}
+
+impl RewardProgram {
+    /// Processes that judge at the same time.
+    #[must_use]
+    pub fn workers(&self) -> usize {
+        match self {
+            Self::Python(config) => config.workers,
+            Self::Command(config) => config.workers,
+        }
+    }
+
+    /// Seconds that a call may take.
+    #[must_use]
+    pub fn timeout(&self) -> f64 {
+        match self {
+            Self::Python(config) => config.timeout,
+            Self::Command(config) => config.timeout,
+        }
+    }
+
+    /// Refuses settings that make no sense; `setting` is where they stand.
+    pub(super) fn check(&self, setting: impl Fn(&str) -> String) -> Result<(), TaskError> {
+        if self.workers() == 0 {
+            let detail = "expected at least 1 process, found 0";
+            return Err(TaskError::config(setting("workers"), detail));
+        }
+        let timeout = self.timeout();
+        // a day, far beyond every call and within what clocks can add
+        if !(timeout > 0.0 && timeout <= 86_400.0) {
+            let detail =
+                format!("expected seconds, more than 0 and at most 86400, found {timeout}");
+            return Err(TaskError::config(setting("timeout"), detail));
+        }
+        match self {
+            Self::Command(config) if config.command.first().is_none_or(String::is_empty) => {
+                let detail = "expected a program and its arguments as a list, found none";
+                Err(TaskError::config(setting("command"), detail))
+            }
+            _ => Ok(()),
+        }
+    }
+}

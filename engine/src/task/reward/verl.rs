@@ -1,0 +1,189 @@
+//! verl's rules for GSM8K and MATH (`verl/utils/reward_score/{gsm8k,math_reward}.py`), with the same results for the same texts,
+//! oddities included.
+
+use super::config::Gsm8kMethod;
+
+/// Characters at the end of a completion that verl's GSM8K rule looks at.
+const TAIL: usize = 300;
+
+/// Digits of a number that Python's `int` reads.
+const INT_DIGITS: usize = 4_300;
+
+/// What verl's GSM8K rule takes for the answer of a completion.
+pub(crate) fn gsm8k_answer(text: &str, method: Gsm8kMethod) -> Option<String> {
+    let start = text.char_indices().rev().nth(TAIL - 1);
+    let text = &text[start.map_or(0, |(at, _)| at)..];
+    match method {
+        Gsm8kMethod::Strict => {
+            let marked = text.match_indices("#### ").filter_map(|(at, mark)| {
+                let run = number_run(&text[at + mark.len()..]);
+                (run != 0).then(|| &text[at + mark.len()..][..run])
+            });
+            marked.last().map(|found| found.replace(',', ""))
+        }
+        Gsm8kMethod::Flexible => {
+            let runs = runs(text);
+            let valid = runs.iter().rev().find(|run| **run != ".");
+            // verl's loop ends with the first run where none is valid
+            valid.or(runs.first()).map(|run| (*run).to_owned())
+        }
+    }
+}
+
+/// Bytes of `-?[0-9.,]+` at the start of a text; 0 where there is none.
+fn number_run(text: &str) -> usize {
+    let body = text.strip_prefix('-').unwrap_or(text);
+    let end = body.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == ','));
+    match end.unwrap_or(body.len()) {
+        0 => 0,
+        length => length + text.len() - body.len(),
+    }
+}
+
+/// Every match of `-?[0-9.,]+`, from the left.
+fn runs(text: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(|c: char| c.is_ascii_digit() || "-.,".contains(c)) {
+        rest = &rest[at..];
+        let length = number_run(rest);
+        if length != 0 {
+            found.push(&rest[..length]);
+        }
+        rest = &rest[length.max(1)..];
+    }
+    found
+}
+
+/// What verl's MATH rule takes for the answer of a completion: `remove_boxed(last_boxed_only_string(text))`.
+pub(crate) fn math_answer(text: &str) -> Option<&str> {
+    const BOXED: &str = "\\boxed ";
+    if let Some(at) = text.rfind(BOXED) {
+        return text[at + BOXED.len()..].split('$').next();
+    }
+    let start = text.rfind("\\boxed").or_else(|| text.rfind("\\fbox"))?;
+    let mut open = 0_i64;
+    let found = text[start..].char_indices().find(|(_, c)| {
+        open += match c {
+            '{' => 1,
+            '}' => -1,
+            _ => 0,
+        };
+        *c == '}' && open == 0
+    });
+    let boxed = &text[start..=start + found?.0];
+    boxed.strip_prefix("\\boxed{")?.strip_suffix('}')
+}
+
+/// verl's `is_equiv`: equal after [`strip_string`], or equal as they are where that fails.
+pub(crate) fn is_equiv(one: &str, other: &str) -> bool {
+    match (strip_string(one), strip_string(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => one == other,
+    }
+}
+
+/// The MATH dataset's normalisation of an answer; none where verl's raises an exception.
+pub(crate) fn strip_string(text: &str) -> Option<String> {
+    let mut text = text.to_owned();
+    for (from, to) in [
+        ("\n", ""),
+        ("\\!", ""),
+        ("\\\\", "\\"),
+        ("tfrac", "frac"),
+        ("dfrac", "frac"),
+        ("\\left", ""),
+        ("\\right", ""),
+        ("^{\\circ}", ""),
+        ("^\\circ", ""),
+        ("\\$", ""),
+    ] {
+        text = text.replace(from, to);
+    }
+    text = remove_right_units(text)?;
+    for (from, to) in [("\\\\%", ""), ("\\%", ""), (" .", " 0."), ("{.", "{0.")] {
+        text = text.replace(from, to);
+    }
+    if text.is_empty() {
+        return Some(text);
+    }
+    if text.starts_with('.') {
+        text.insert(0, '0');
+    }
+    let sides: Vec<&str> = text.splitn(3, '=').collect();
+    if let [left, right] = sides[..]
+        && left.chars().count() <= 2
+    {
+        text = String::from(right);
+    }
+    text = fix_sqrt(&text)?.replace(' ', "");
+    text = fix_fracs(text)?;
+    if text == "0.5" {
+        text = String::from("\\frac{1}{2}");
+    }
+    Some(fix_a_slash_b(text))
+}
+
+fn remove_right_units(text: String) -> Option<String> {
+    let parts: Vec<&str> = text.splitn(3, "\\text{ ").collect();
+    match parts[..] {
+        [_] => Some(text),
+        [left, _] => Some(left.to_owned()),
+        _ => None,
+    }
+}
+
+fn fix_sqrt(text: &str) -> Option<String> {
+    let mut parts = text.split("\\sqrt");
+    let mut fixed = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let first = part.chars().next()?;
+        fixed.push_str("\\sqrt");
+        if first == '{' {
+            fixed.push_str(part);
+        } else {
+            fixed.extend(['{', first, '}']);
+            fixed.push_str(&part[first.len_utf8()..]);
+        }
+    }
+    Some(fixed)
+}
+
+fn fix_fracs(text: String) -> Option<String> {
+    let mut parts = text.split("\\frac");
+    let mut fixed = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        fixed.push_str("\\frac");
+        let mut chars = part.chars();
+        let first = chars.next()?;
+        if first == '{' {
+            fixed.push_str(part);
+            continue;
+        }
+        let Some(second) = chars.next() else {
+            return Some(text);
+        };
+        let rest = chars.as_str();
+        fixed.extend(['{', first, '}']);
+        if second == '{' {
+            fixed.push(second);
+        } else {
+            fixed.extend(['{', second, '}']);
+        }
+        fixed.push_str(rest);
+    }
+    Some(fixed)
+}
+
+fn fix_a_slash_b(text: String) -> String {
+    let whole = |part: &str| {
+        let digits = part.strip_prefix('-').unwrap_or(part);
+        let canonical = !digits.starts_with('0') || part == "0";
+        let all = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+        all && canonical && digits.len() <= INT_DIGITS
+    };
+    match text.split_once('/') {
+        Some((a, b)) if whole(a) && whole(b) => format!("\\frac{{{a}}}{{{b}}}"),
+        _ => text,
+    }
+}

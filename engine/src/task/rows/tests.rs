@@ -1,0 +1,494 @@
+//! The same rows come out of every format, and every file that cannot be read is named with how far it was.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ::parquet::basic::{Compression, GzipLevel, ZstdLevel};
+use ::parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
+use ::parquet::file::properties::WriterProperties;
+use ::parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
+use ::parquet::schema::parser::parse_message_type;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::task::TaskError;
+
+const TRAIN: &str = "task.train";
+
+/// The columns of verl's files, as pandas and pyarrow write them.
+const VERL: &str = "message schema {
+    optional binary data_source (UTF8);
+    optional group prompt (LIST) {
+        repeated group list { optional group element {
+            optional binary content (UTF8);
+            optional binary role (UTF8);
+        } }
+    }
+    optional binary ability (UTF8);
+    optional group reward_model {
+        optional binary ground_truth (UTF8);
+        optional binary style (UTF8);
+    }
+    optional group extra_info {
+        optional int64 index;
+        optional double difficulty;
+    }
+}";
+
+/// Writes one column of texts, each with its levels.
+fn texts(
+    group: &mut SerializedRowGroupWriter<'_, std::fs::File>,
+    values: &[String],
+    definition: i16,
+    repetition: Option<&[i16]>,
+) {
+    let values: Vec<ByteArray> = values.iter().map(|v| v.as_str().into()).collect();
+    let levels = vec![definition; values.len()];
+    let mut column = group.next_column().expect("a column").expect("one more");
+    let writer = column.typed::<ByteArrayType>();
+    writer
+        .write_batch(&values, Some(&levels), repetition)
+        .expect("written");
+    column.close().expect("closed");
+}
+
+/// Rows of a question and an answer as verl's preprocessing writes them, some in each row group: a system and a user message,
+/// and the ground truth in `reward_model`.
+pub(crate) fn write_verl(
+    path: &Path,
+    rows: &[(String, String)],
+    system: &str,
+    compression: Compression,
+) {
+    let schema = Arc::new(parse_message_type(VERL).expect("a schema"));
+    let properties = WriterProperties::builder()
+        .set_compression(compression)
+        .build();
+    let file = std::fs::File::create(path).expect("created");
+    let mut writer =
+        SerializedFileWriter::new(file, schema, Arc::new(properties)).expect("a writer");
+    for some in rows.chunks(1000) {
+        let mut group = writer.next_row_group().expect("a row group");
+        let all = |text: &str| vec![text.to_owned(); some.len()];
+        let pairs = |first: &str, second: &dyn Fn(&(String, String)) -> String| -> Vec<String> {
+            some.iter()
+                .flat_map(|row| [first.to_owned(), second(row)])
+                .collect()
+        };
+        let repetition: Vec<i16> = some.iter().flat_map(|_| [0, 1]).collect();
+        texts(&mut group, &all("openai/gsm8k"), 1, None);
+        texts(
+            &mut group,
+            &pairs(system, &|row| row.0.clone()),
+            4,
+            Some(&repetition),
+        );
+        texts(
+            &mut group,
+            &pairs("system", &|_| "user".to_owned()),
+            4,
+            Some(&repetition),
+        );
+        texts(&mut group, &all("math"), 1, None);
+        let answers: Vec<String> = some.iter().map(|row| row.1.clone()).collect();
+        texts(&mut group, &answers, 2, None);
+        texts(&mut group, &all("rule"), 2, None);
+        let numbers: Vec<i64> = (0..some.len() as i64).collect();
+        let levels = vec![2; some.len()];
+        let mut column = group.next_column().expect("a column").expect("one more");
+        let integers = column.typed::<Int64Type>();
+        integers
+            .write_batch(&numbers, Some(&levels), None)
+            .expect("written");
+        column.close().expect("closed");
+        // no row has a difficulty
+        let mut column = group.next_column().expect("a column").expect("one more");
+        let doubles = column.typed::<DoubleType>();
+        doubles
+            .write_batch(&[], Some(&vec![1; some.len()]), None)
+            .expect("written");
+        column.close().expect("closed");
+        group.close().expect("closed");
+    }
+    writer.close().expect("closed");
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().expect("temporary folder")
+}
+
+fn write(folder: &Path, name: &str, bytes: &[u8]) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::create_dir_all(path.parent().expect("a folder")).expect("created");
+    std::fs::write(&path, bytes).expect("written");
+    path
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(bytes).expect("compressed");
+    encoder.finish().expect("compressed")
+}
+
+fn zstandard(bytes: &[u8]) -> Vec<u8> {
+    zstd::bulk::compress(bytes, 3).expect("compressed")
+}
+
+fn all(rows: &Rows) -> Vec<Value> {
+    let row = |at| Value::Object(rows.get(at).expect("a row").fields);
+    (0..rows.len()).map(row).collect()
+}
+
+fn read(path: &Path) -> Result<Rows, TaskError> {
+    Rows::read(&[path.to_owned()], TRAIN, None, &|_| Ok(()))
+}
+
+fn refused(path: &Path) -> String {
+    let error = read(path).expect_err("refused").to_string();
+    error.replace(&path.display().to_string(), "FILE")
+}
+
+/// Rows of different lengths, enough for several blocks.
+fn examples() -> Vec<Value> {
+    (0..2000)
+        .map(|i| json!({"q": "é".repeat(i % 300), "n": i, "deep": {"list": [i, null, {"x": 0.1}]}}))
+        .collect()
+}
+
+fn as_lines(rows: &[Value]) -> String {
+    let lines: Vec<String> = rows.iter().map(Value::to_string).collect();
+    lines.join("\n")
+}
+
+#[test]
+fn the_same_rows_come_out_of_every_text_format() {
+    let (folder, rows) = (folder(), examples());
+    let lines = as_lines(&rows);
+    let list = serde_json::to_string_pretty(&rows).expect("JSON");
+    let files = [
+        write(folder.path(), "a.jsonl", lines.as_bytes()),
+        write(folder.path(), "a.jsonl.gz", &gzip(lines.as_bytes())),
+        write(folder.path(), "a.ndjson.zst", &zstandard(lines.as_bytes())),
+        write(folder.path(), "a.json", list.as_bytes()),
+        write(folder.path(), "a.json.gz", &gzip(list.as_bytes())),
+        write(folder.path(), "lines.json", lines.as_bytes()),
+    ];
+    for file in files {
+        let read = read(&file).expect("rows");
+        assert!(all(&read) == rows, "{}", file.display());
+        // in any order, too
+        for at in [1999, 0, 700, 1, 1500] {
+            assert_eq!(read.get(at).expect("a row").fields["n"], at);
+        }
+    }
+}
+
+#[test]
+fn verls_parquet_becomes_nested_rows_under_every_compression() {
+    let folder = folder();
+    let rows: Vec<(String, String)> = (0..2500)
+        .map(|i| (format!("{i} + 1 = ?"), (i + 1).to_string()))
+        .collect();
+    for compression in [
+        Compression::UNCOMPRESSED,
+        Compression::SNAPPY,
+        Compression::GZIP(GzipLevel::default()),
+        Compression::ZSTD(ZstdLevel::default()),
+    ] {
+        let path = folder.path().join("train.parquet");
+        write_verl(&path, &rows, "Add.", compression);
+        let read = read(&path).expect("rows");
+        assert_eq!(read.len(), 2500);
+        let expected = json!({
+            "data_source": "openai/gsm8k",
+            "prompt": [
+                {"content": "Add.", "role": "system"},
+                {"content": "2100 + 1 = ?", "role": "user"},
+            ],
+            "ability": "math",
+            "reward_model": {"ground_truth": "2101", "style": "rule"},
+            "extra_info": {"index": 100, "difficulty": null},
+        });
+        let row = read.get(2100).expect("a row");
+        assert_eq!(Value::Object(row.fields), expected);
+        assert!(row.place.to_string().ends_with("train.parquet, row 2101"));
+    }
+}
+
+#[test]
+fn many_rows_take_little_memory() {
+    const ROWS: usize = 20_000;
+    let folder = folder();
+    let rows: Vec<(String, String)> = (0..ROWS)
+        .map(|i| {
+            let question = format!(
+                "Warehouse {i} holds {} boxes on each of {} shelves, and {} trucks bring {} boxes more each. How many boxes are \
+                 there when all trucks have been unloaded?",
+                i % 97, i % 89, i % 7, i % 53
+            );
+            (question, (i % 97 * (i % 89) + i % 7 * (i % 53)).to_string())
+        })
+        .collect();
+    let parquet = folder.path().join("rows.parquet");
+    write_verl(&parquet, &rows, "Think step by step.", Compression::SNAPPY);
+    let packed = read(&parquet).expect("rows");
+    let lines = write(
+        folder.path(),
+        "rows.jsonl",
+        as_lines(&all(&packed)).as_bytes(),
+    );
+    let placed = read(&lines).expect("rows");
+    assert_eq!((packed.len(), placed.len()), (ROWS as u64, ROWS as u64));
+    // of some 450 bytes of JSON each
+    let of_each = |rows: &Rows| rows.held_bytes() / ROWS;
+    assert!(of_each(&packed) < 100, "{} bytes a row", of_each(&packed));
+    assert!(of_each(&placed) <= 12, "{} bytes a row", of_each(&placed));
+    for at in [0, 255, 256, 12_345, 19_999] {
+        let question =
+            |rows: &Rows| rows.get(at).expect("a row").fields["prompt"][1]["content"].clone();
+        assert_eq!(question(&packed), rows[at as usize].0);
+        assert_eq!(question(&placed), rows[at as usize].0);
+    }
+}
+
+#[test]
+fn rows_keep_their_line_numbers_across_blank_lines() {
+    let folder = folder();
+    let text = b"\xEF\xBB\xBF{\"a\": 1}\r\n\n{\"a\": 2}\n";
+    for (name, bytes) in [("a.jsonl", text.to_vec()), ("a.jsonl.gz", gzip(text))] {
+        let path = write(folder.path(), name, &bytes);
+        let rows = read(&path).expect("rows");
+        let lines: Vec<usize> = (0..rows.len())
+            .map(|at| rows.get(at).expect("a row").place.line)
+            .collect();
+        assert_eq!(lines, [1, 3]);
+        assert_eq!(all(&rows), [json!({"a": 1}), json!({"a": 2})]);
+        let one = Rows::read(&[path], TRAIN, Some(1), &|_| Ok(())).expect("rows");
+        assert_eq!(one.len(), 1);
+    }
+}
+
+#[test]
+fn a_bad_line_is_named_with_what_it_has() {
+    let folder = folder();
+    let refused = |text: &str| refused(&write(folder.path(), "a.jsonl", text.as_bytes()));
+    assert_eq!(
+        refused("{\"a\": 1}\n{\"a\": }\n"),
+        "FILE, line 2: expected one JSON object per line, \
+         found invalid JSON at column 7 (expected value)"
+    );
+    assert!(refused("[1]").contains("line 1: expected one JSON object per line, found a list"));
+    assert!(refused("3").ends_with("found the value 3"));
+    let list = write(folder.path(), "a.json", b"[{\"a\": 1}, 3]");
+    let text = read(&list).expect_err("refused").to_string();
+    assert!(
+        text.contains("cannot be read after row 1: invalid type: integer `3`"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_first_bad_row_is_the_one_that_is_named() {
+    let (folder, mut rows) = (folder(), examples());
+    rows[1700] = json!({"n": -1});
+    rows[900] = json!({"n": -1});
+    let path = write(folder.path(), "a.jsonl", as_lines(&rows).as_bytes());
+    let check = |row: crate::task::template::Row| match row.fields["n"].as_i64() {
+        Some(-1) => Err(row.bad(TRAIN, "below 0")),
+        _ => Ok(()),
+    };
+    for _ in 0..10 {
+        let error =
+            Rows::read(std::slice::from_ref(&path), TRAIN, None, &check).expect_err("refused");
+        assert!(error.to_string().contains("line 901: below 0"), "{error}");
+    }
+}
+
+#[test]
+fn an_empty_file_and_a_missing_file_name_the_setting() {
+    let folder = folder();
+    assert_eq!(
+        refused(&write(folder.path(), "a.jsonl", b"\n \n")),
+        "the dataset FILE (setting `task.train`) has no rows; expected one JSON object per line"
+    );
+    let text = read(Path::new("no/such.jsonl"))
+        .expect_err("missing")
+        .to_string();
+    assert!(text.starts_with("cannot read the dataset no/such.jsonl (setting `task.train`): "));
+    assert!(text.contains("relative to its folder"), "{text}");
+}
+
+#[test]
+fn a_file_that_was_cut_off_says_how_far_it_was_read() {
+    let (folder, rows) = (folder(), examples());
+    let lines = as_lines(&rows);
+    let cut = |name: &str, bytes: &[u8]| {
+        refused(&write(folder.path(), name, &bytes[..bytes.len() * 3 / 4]))
+    };
+    for text in [
+        cut("a.jsonl.gz", &gzip(lines.as_bytes())),
+        cut("a.jsonl.zst", &zstandard(lines.as_bytes())),
+        cut(
+            "a.json",
+            serde_json::to_string(&rows).expect("JSON").as_bytes(),
+        ),
+    ] {
+        assert!(
+            text.starts_with("FILE: cannot be read after row "),
+            "{text}"
+        );
+        assert!(text.contains("incomplete, damaged"), "{text}");
+    }
+    let path = folder.path().join("a.parquet");
+    write_verl(
+        &path,
+        &vec![("q".into(), "a".into()); 50],
+        "S",
+        Compression::SNAPPY,
+    );
+    let whole = std::fs::read(&path).expect("read");
+    let text = cut("b.parquet", &whole);
+    assert!(
+        text.starts_with("FILE: cannot be read after row 0: "),
+        "{text}"
+    );
+    // a footer that is whole, over pages that are not: whatever the reader does with them, it is an error with the file's name
+    let mut damaged = whole.clone();
+    damaged[4..whole.len() / 3].fill(0xFF);
+    let text = refused(&write(folder.path(), "c.parquet", &damaged));
+    assert!(
+        text.starts_with("FILE: cannot be read after row 0: "),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_file_that_changes_after_it_was_checked_is_noticed() {
+    let folder = folder();
+    let path = write(folder.path(), "a.jsonl", b"{\"a\": 1}\n{\"a\": 2}\n");
+    let rows = read(&path).expect("rows");
+    std::fs::write(&path, "{\"other\": \"longer than before\"}\n").expect("written");
+    let text = rows.get(1).expect_err("changed").to_string();
+    assert!(text.contains("line 2: the file was changed"), "{text}");
+}
+
+fn listed(folder: &Path, path: &str, setting: &'static str) -> Result<Vec<String>, String> {
+    let files = RowFiles::from(path).list(folder, setting);
+    let short = |text: String| text.replace(&format!("{}/", folder.display()), "");
+    let files = files.map_err(|error| short(error.to_string()))?.concat();
+    Ok(files
+        .iter()
+        .map(|file| short(file.display().to_string()))
+        .collect())
+}
+
+#[test]
+fn folders_and_patterns_stand_for_their_files() {
+    let folder = folder();
+    for name in [
+        "verl/train.parquet",
+        "verl/test.parquet",
+        "parts/b.jsonl",
+        "parts/a.jsonl",
+        "parts/notes.txt",
+        "parts/dataset_info.json",
+        "both/train.jsonl",
+        "both/train.parquet",
+    ] {
+        write(folder.path(), name, b"");
+    }
+    let of = |path, setting| listed(folder.path(), path, setting);
+    assert_eq!(of("verl", TRAIN).expect("files"), ["verl/train.parquet"]);
+    assert_eq!(
+        of("verl", "task.validation").expect("files"),
+        ["verl/test.parquet"]
+    );
+    assert_eq!(
+        of("parts", TRAIN).expect("files"),
+        ["parts/a.jsonl", "parts/b.jsonl"]
+    );
+    assert_eq!(
+        of("parts/*.jsonl", TRAIN).expect("files"),
+        ["parts/a.jsonl", "parts/b.jsonl"]
+    );
+    let text = of("*/none*.jsonl", TRAIN).expect_err("refused");
+    assert!(
+        text.contains("`task.train`: no file matches */none*.jsonl"),
+        "{text}"
+    );
+    let text = of("both", TRAIN).expect_err("refused");
+    assert!(
+        text.contains("several formats: train.jsonl, train.parquet"),
+        "{text}"
+    );
+}
+
+#[test]
+fn sources_are_read_from_a_path_a_list_and_a_list_with_weights() {
+    let parse = |json: &str| serde_json::from_str::<RowFiles>(json).map_err(|e| e.to_string());
+    for json in [
+        r#""a.jsonl""#,
+        r#"["a.jsonl","b.parquet"]"#,
+        r#"[{"path":"a.jsonl","weight":0.5},{"path":"b.jsonl","weight":2.0}]"#,
+    ] {
+        let files = parse(json).expect("parses");
+        assert_eq!(serde_json::to_string(&files).expect("writes"), json);
+    }
+    let refused = |json: &str| parse(json).expect_err("refused");
+    assert!(refused(r#"[{"path": "a", "wieght": 1}]"#).contains("unknown field `wieght`"));
+    assert!(refused(r#"[{"path": "a", "weight": 0}]"#).contains("a number above 0, found 0"));
+    assert!(refused("[]").contains("at least one path"));
+    assert!(refused("3").contains("expected a path, or a list of paths"));
+    let some = parse(r#"[{"path": "a", "weight": 1}, "b"]"#).expect("parses");
+    let text = some.weights(TRAIN).expect_err("refused").to_string();
+    assert!(
+        text.contains("for each of the 2 sources or for none, found 1"),
+        "{text}"
+    );
+}
+
+proptest! {
+    #[test]
+    fn a_split_loses_and_repeats_no_row(len in 1u64..300, share in 0.0..1.0f64, seed: u64) {
+        let held_out = (len as f64 * share) as u64;
+        let (train, validation) = split(len, held_out, seed);
+        prop_assert_eq!(validation.len(), held_out);
+        let rows = |part: Indices| -> Vec<u64> {
+            let order = Order::plain(part);
+            (0..order.len()).filter_map(|at| order.row(at)).collect()
+        };
+        let (train, validation) = (rows(train), rows(validation));
+        prop_assert!(train.is_sorted() && validation.is_sorted());
+        let mut all = [train, validation].concat();
+        all.sort_unstable();
+        prop_assert_eq!(all, (0..len).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_mixture_draws_by_weight_and_forgets_no_row(
+        sources in prop::collection::vec((1u64..200, 0.1..10.0f64), 1..5),
+    ) {
+        let mut first = 0;
+        let parts: Vec<(Indices, f64)> = sources.iter().map(|&(len, weight)| {
+            first += len;
+            (Indices::Range(first - len..first), weight)
+        }).collect();
+        let order = Order::weighted(parts);
+        let rows: Vec<u64> = (0..order.len()).map(|at| order.row(at).expect("a row")).collect();
+        prop_assert_eq!(order.row(order.len()), None);
+        let mut distinct = rows.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        prop_assert_eq!(distinct, (0..first).collect::<Vec<_>>());
+        let total: f64 = sources.iter().map(|(_, weight)| weight).sum();
+        let mut start = 0;
+        for (len, weight) in sources {
+            let own = rows.iter().filter(|row| (start..start + len).contains(*row)).count();
+            let wanted = rows.len() as f64 * weight / total;
+            prop_assert!((own as f64 - wanted).abs() <= 4.0, "{} of {}, wanted {}", own, rows.len(), wanted);
+            start += len;
+        }
+    }
+}

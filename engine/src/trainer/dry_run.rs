@@ -1,0 +1,187 @@
+//! What a run would do, found out before its weights are read: nothing is loaded, trained or written.
+
+use super::builder::TrainerBuilder;
+use super::setup::{Opened, Planned};
+use crate::Result;
+use crate::config::{Mode, RunConfig};
+use crate::data::{Prompt, PromptDataset, task_of};
+use crate::plan::estimate::{Estimate, Sizes};
+use crate::task::{Completion, Example, Split, Task};
+use firebrick_backends::DeviceInfo;
+use std::path::PathBuf;
+
+/// Prompts that are rendered.
+const RENDERED: u64 = 3;
+
+/// Examples of a task without end whose reference answers are graded.
+const GLANCE: u64 = 256;
+
+/// Examples that are named where their reference answer earns nothing.
+const NAMED: usize = 5;
+
+/// A run that was opened and planned, and not begun.
+#[derive(Debug)]
+pub struct DryRun {
+    /// The device, which was opened.
+    pub device: DeviceInfo,
+    /// The run folder, which does not exist yet.
+    pub output: PathBuf,
+    /// Steps of the run.
+    pub steps: u64,
+    /// Training prompts; none of a task without end.
+    pub prompts: Option<u64>,
+    /// Training prompts that are longer than allowed.
+    pub filtered: u64,
+    /// Validation prompts.
+    pub validation: usize,
+    /// What is predicted of the plan.
+    pub estimate: Estimate,
+    /// Device bytes that the plan may use, where there is a budget.
+    pub budget: Option<u64>,
+    /// The first prompts that the run would draw, as text with the special tokens visible, and their lengths in tokens.
+    pub rendered: Vec<(String, usize)>,
+    /// How the reference answers are graded; none where the task has no answers.
+    pub references: Option<References>,
+    /// Bytes of all checkpoints that the run keeps, and of what it writes beside them once.
+    pub disk_bytes: u64,
+}
+
+/// How a task's rules grade its own reference answers.
+#[derive(Debug, Default)]
+pub struct References {
+    /// Answers that were graded.
+    pub graded: usize,
+    /// Those that earn nothing in any form that was tried.
+    pub unrewarded: usize,
+    /// The first of those: the answer, or the demonstration.
+    pub first: Vec<String>,
+}
+
+impl TrainerBuilder {
+    /// Opens the device, reads and checks everything that the configuration names but the weights, plans the run's memory, renders
+    /// prompts and grades the reference answers. Leaves nothing behind.
+    ///
+    /// # Errors
+    ///
+    /// Those that [`build`](Self::build) gives before it loads weights.
+    pub fn dry_run(self) -> Result<DryRun> {
+        let (config, mode, task, objective) = self.into_parts()?;
+        let task = match task {
+            Some(task) => task,
+            None => task_of(&config, mode)?,
+        };
+        let opened = Opened::open(config, mode, task, objective)?;
+        let planned = opened.plan()?;
+        let prompts = &opened.data.prompts;
+        let has_prompts = mode == Mode::Rl;
+        let estimate = planned.request.predict(planned.plan.clone()).estimate;
+        Ok(DryRun {
+            device: opened.info.clone(),
+            output: opened.config.output.clone(),
+            steps: planned.steps,
+            prompts: prompts.examples(),
+            filtered: prompts.filtered,
+            validation: prompts.validation.len(),
+            budget: planned.request.allowed(),
+            rendered: if has_prompts {
+                rendered(&opened, prompts)?
+            } else {
+                Vec::new()
+            },
+            references: if has_prompts {
+                references(prompts, &opened.config)?
+            } else {
+                None
+            },
+            disk_bytes: disk_bytes(&opened, &planned),
+            estimate,
+        })
+    }
+}
+
+/// The first prompts of the run, decoded from their tokens.
+fn rendered(opened: &Opened, prompts: &PromptDataset) -> Result<Vec<(String, usize)>> {
+    let seed = opened.config.trainer.seed;
+    (0..RENDERED)
+        .map(|draw| {
+            let Prompt { tokens, .. } = prompts.draw(seed, draw)?;
+            Ok((
+                opened.source.tokenizer.decode(&tokens, false)?,
+                tokens.len(),
+            ))
+        })
+        .collect()
+}
+
+/// Grades what the task itself says is right: a demonstration, or the answer in the usual forms. Rules that no completion can satisfy
+/// teach nothing.
+fn references(prompts: &PromptDataset, config: &RunConfig) -> Result<Option<References>> {
+    let task = prompts.task();
+    let mut found = References::default();
+    for split in [Split::Train, Split::Validation] {
+        let count = task.len(split).unwrap_or(GLANCE);
+        for index in 0..count {
+            let example = task.example(split, index)?;
+            let Some(best) = best_of_references(task, &example, config.rollout.response_length)?
+            else {
+                continue;
+            };
+            found.graded += 1;
+            if best <= 0.0 {
+                found.unrewarded += 1;
+                if found.first.len() < NAMED {
+                    let reference = example.solution.unwrap_or(example.answer);
+                    found.first.push(reference);
+                }
+            }
+        }
+    }
+    Ok((found.graded > 0).then_some(found))
+}
+
+/// What the best form of an example's reference earns; none where it has no reference.
+fn best_of_references(
+    task: &dyn Task,
+    example: &Example,
+    max_tokens: usize,
+) -> Result<Option<f64>> {
+    let answer = &example.answer;
+    let mut forms: Vec<String> = example.solution.iter().cloned().collect();
+    if !answer.is_empty() {
+        forms.extend([
+            answer.clone(),
+            format!("\\boxed{{{answer}}}"),
+            format!("#### {answer}"),
+            format!("<answer>{answer}</answer>"),
+        ]);
+    }
+    let mut best = None;
+    for text in &forms {
+        let completion = Completion {
+            text,
+            tokens: &[],
+            finished: true,
+            max_tokens,
+        };
+        let reward = task.reward(example, &completion)?;
+        if reward.parts.is_empty() {
+            // judged by models or programs alone
+            return Ok(None);
+        }
+        best = Some(best.map_or(reward.total, |best: f64| best.max(reward.total)));
+    }
+    Ok(best)
+}
+
+/// Bytes that the run folder will take: of each checkpoint that is kept the weights in f32, both moments and, in half precision, the
+/// masters, of policy and critic; one checkpoint more while the next is written; and the reference policy.
+fn disk_bytes(opened: &Opened, planned: &Planned) -> u64 {
+    let (config, work) = (&opened.config, &planned.request.workload);
+    let sizes = Sizes::of(&work.arch, work.lora.as_ref());
+    let masters = u64::from(config.precision.is_half());
+    let policy = 4 * sizes.trained() * (3 + masters);
+    let critics = u64::from(opened.critic_source.is_some());
+    let kept = config.trainer.max_ckpt_to_keep as u64 + 1;
+    let reference = if work.reference { 4 * sizes.total() } else { 0 };
+    kept * policy * (1 + critics) + reference
+}

@@ -1,0 +1,94 @@
+//! Judged completions of validation prompts: what `firebrick eval` writes of each, and what statistics take of it.
+
+use crate::data::Prompt;
+use crate::metrics::JudgedSample;
+use crate::reward::Answer;
+use crate::task::{Reading, Reward};
+use firebrick_models::generate::{FinishReason, Sample};
+use serde::Serialize;
+
+/// A completion of a validation prompt with its reward.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EvaluatedSample {
+    /// The set that its prompt belongs to: the row's `data_source`, or the task.
+    pub set: String,
+    /// Index of the prompt among those that were evaluated.
+    pub index: usize,
+    /// Index among the prompt's completions.
+    pub sample: usize,
+    /// The prompt's text.
+    pub prompt: String,
+    /// The completion's text.
+    pub completion: String,
+    /// Ground truth.
+    pub answer: String,
+    /// Reward.
+    pub reward: f64,
+    /// Its parts.
+    pub reward_parts: Vec<(String, f64)>,
+    /// Whether it is right, where a rule says so.
+    #[serde(rename = "acc")]
+    pub correct: Option<bool>,
+    /// What rules read, beside the ground truth as they read it.
+    pub readings: Vec<Reading>,
+    /// Why it ended.
+    pub finish: FinishReason,
+    /// Completion tokens.
+    pub tokens: usize,
+    /// Why a reward is missing that could not be computed: no statistics count the sample.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reward_error: Option<String>,
+}
+
+impl EvaluatedSample {
+    /// A completion as it was judged, in a task of this name.
+    pub(super) fn new(
+        task: &str,
+        answer: &Answer<'_>,
+        sample: &Sample,
+        reward: Reward,
+        reward_error: Option<String>,
+    ) -> Self {
+        let prompt = answer.prompt;
+        Self {
+            set: set_of(task, prompt).to_owned(),
+            index: sample.request,
+            sample: sample.sample,
+            prompt: prompt.text.clone(),
+            completion: answer.text.clone(),
+            answer: prompt.example.answer.clone(),
+            reward: reward.total,
+            reward_parts: reward.parts,
+            correct: reward.correct,
+            readings: reward.readings,
+            finish: sample.finish,
+            tokens: sample.tokens.len(),
+            reward_error,
+        }
+    }
+
+    /// What statistics take of it.
+    fn judged(&self) -> JudgedSample {
+        let read = self.readings.first();
+        JudgedSample {
+            set: self.set.clone(),
+            prompt: self.index,
+            reward: self.reward,
+            correct: self.correct,
+            vote: read.and_then(|reading| reading.parsed.clone()),
+        }
+    }
+}
+
+/// What statistics take of judged completions, those apart that have lost a reward.
+pub(super) fn judged_samples(samples: &[EvaluatedSample]) -> Vec<JudgedSample> {
+    let whole = samples.iter().filter(|s| s.reward_error.is_none());
+    whole.map(EvaluatedSample::judged).collect()
+}
+
+/// The set of a validation prompt: its row's `data_source` (verl), or the task.
+fn set_of<'a>(task: &'a str, prompt: &'a Prompt) -> &'a str {
+    let source = prompt.example.fields.get("data_source");
+    let source = source.and_then(|value| value.as_str());
+    source.filter(|source| !source.is_empty()).unwrap_or(task)
+}

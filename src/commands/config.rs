@@ -1,0 +1,146 @@
+//! `firebrick config`: the schema of configurations, what their keys mean, and what is wrong with a file.
+
+use super::UserError;
+use crate::arguments::{CheckArgs, ConfigCommand, ExplainArgs};
+use crate::{explain, output, planned};
+use firebrick::engine::config::{CheckedFile, Place, Problem, schema};
+use firebrick::engine::plan::estimate::Parallel;
+use std::fmt::Write;
+use std::path::Path;
+
+/// Characters of a line that are shown before and behind the place of a mistake.
+const AROUND: usize = 60;
+
+pub fn run(command: &ConfigCommand) -> anyhow::Result<()> {
+    match command {
+        ConfigCommand::Schema => output::print(&(serde_json::to_string_pretty(&schema())? + "\n")),
+        ConfigCommand::Explain(args) => explain(args),
+        ConfigCommand::Check(args) => check(args),
+    }
+}
+
+fn explain(args: &ExplainArgs) -> anyhow::Result<()> {
+    let text = match &args.key {
+        Some(key) => explain::explain(key).map_err(UserError)?,
+        None => explain::overview(),
+    };
+    output::print(&text)
+}
+
+fn check(args: &CheckArgs) -> anyhow::Result<()> {
+    let problems = problems(&args.config, &args.overrides)?;
+    let name = args.config.display();
+    if problems.is_empty() {
+        return output::print(&format!("{name}: no mistakes\n"));
+    }
+    let text = std::fs::read_to_string(&args.config).unwrap_or_default();
+    let mut said = String::new();
+    for problem in &problems {
+        said.push_str(&shown(&args.config, &text, problem));
+    }
+    output::print(&said)?;
+    let count = match problems.len() {
+        1 => "1 mistake".to_owned(),
+        n => format!("{n} mistakes"),
+    };
+    anyhow::bail!("{name}: {count}")
+}
+
+/// What is wrong with a file, by itself and as the run that it describes: with the files that it names and within its memory.
+pub fn problems(path: &Path, overrides: &[String]) -> anyhow::Result<Vec<Problem>> {
+    let mut file = CheckedFile::read(path, overrides)?;
+    let Some(config) = file.config.take() else {
+        return Ok(file.problems);
+    };
+    let found = match planned::plan(config, Parallel::default()) {
+        Ok(planned) => planned.unread.map(|error| said(&error.into())),
+        Err(error) => Some(said(&error)),
+    };
+    Ok(found
+        .map(|message| file.problem(&message))
+        .into_iter()
+        .collect())
+}
+
+/// An error's message, without the words that say it is one of the configuration.
+fn said(error: &anyhow::Error) -> String {
+    use firebrick::engine;
+    match error.downcast_ref::<engine::Error>() {
+        Some(engine::Error::Config(detail)) => detail.clone(),
+        _ => format!("{error:#}"),
+    }
+}
+
+/// `file:line:column: message`, and the line.
+fn shown(file: &Path, text: &str, problem: &Problem) -> String {
+    let mut said = file.display().to_string();
+    if let Some(Place { line, column }) = problem.place {
+        let _ = write!(said, ":{line}:{column}");
+    }
+    let _ = writeln!(said, ": {}", problem.message);
+    if let Some((place, line)) = problem
+        .place
+        .and_then(|place| Some((place, text.lines().nth(place.line - 1)?)))
+    {
+        let from = (place.column - 1).saturating_sub(AROUND);
+        let part: String = line.chars().skip(from).take(2 * AROUND).collect();
+        let part: String = part
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect();
+        let number = place.line.to_string();
+        let (gap, before) = (
+            " ".repeat(number.len()),
+            " ".repeat(place.column - 1 - from),
+        );
+        let _ = writeln!(
+            said,
+            "  {number} | {}\n  {gap} | {before}^",
+            part.trim_end()
+        );
+    }
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mistake_is_shown_with_its_line_and_a_mark_below_it() {
+        let problem = Problem {
+            message: "wrong".into(),
+            place: Some(Place { line: 2, column: 5 }),
+        };
+        assert_eq!(
+            shown(Path::new("run.yaml"), "a: 1\nb: {c}\n", &problem),
+            "run.yaml:2:5: wrong\n  2 | b: {c}\n    |     ^\n"
+        );
+        let nowhere = Problem {
+            place: None,
+            ..problem
+        };
+        assert_eq!(
+            shown(Path::new("run.yaml"), "", &nowhere),
+            "run.yaml: wrong\n"
+        );
+    }
+
+    #[test]
+    fn of_a_long_line_the_part_around_the_mistake_is_shown() {
+        let line = format!("{}\u{1b}x: [{}]", " ".repeat(300), "1, ".repeat(200));
+        let problem = Problem {
+            message: "wrong".into(),
+            place: Some(Place {
+                line: 1,
+                column: 302,
+            }),
+        };
+        let said = shown(Path::new("a"), &line, &problem);
+        let lines: Vec<&str> = said.lines().collect();
+        assert!(lines.iter().all(|line| line.len() < 140), "{said}");
+        let mark = lines[2].find('^').unwrap();
+        assert_eq!(&lines[1][mark..=mark], "x");
+        assert!(!said.contains('\u{1b}'));
+    }
+}

@@ -1,0 +1,148 @@
+//! `firebrick data`.
+
+use crate::arguments::DataArgs;
+use crate::output;
+use crate::table::Table;
+use firebrick::engine::config;
+use firebrick::engine::data::{DataReport, Lengths, SampledPrompt, SplitReport};
+use std::fmt::Write;
+
+/// Characters of the longest bar of a histogram.
+const BAR: u64 = 40;
+
+pub fn run(args: &DataArgs) -> anyhow::Result<()> {
+    let config = config::load(&args.config, &args.overrides)?;
+    let report = DataReport::of(&config, args.samples)?;
+    let text = if args.json {
+        serde_json::to_string_pretty(&report)? + "\n"
+    } else {
+        text(&report)
+    };
+    output::print(&text)
+}
+
+fn text(report: &DataReport) -> String {
+    let mut text = split("training", &report.train, report);
+    match &report.validation {
+        Some(validation) => {
+            text += "\n";
+            text += &split("validation", validation, report);
+            if report.shared_prompts > 0 {
+                let _ = writeln!(
+                    text,
+                    "warning: {} validation prompts are training prompts too",
+                    report.shared_prompts
+                );
+            }
+        }
+        None => text += "\nno validation examples\n",
+    }
+    for sample in &report.samples {
+        text += "\n";
+        text += &prompt(sample, report);
+    }
+    text
+}
+
+fn split(name: &str, split: &SplitReport, report: &DataReport) -> String {
+    let mut text = match split.rows {
+        Some(rows) => format!("{} {name}: {rows} rows\n", report.task),
+        None => format!(
+            "{} {name}: endless, of which {} were made\n",
+            report.task, split.looked_at
+        ),
+    };
+    if !split.columns.is_empty() {
+        let mut table = Table::new(2, &["  column", "type", "values"]);
+        for column in &split.columns {
+            let kinds: Vec<&str> = column.kinds.iter().map(String::as_str).collect();
+            table.row(vec![
+                format!("  {}", column.name),
+                if kinds.is_empty() {
+                    "null".to_owned()
+                } else {
+                    kinds.join(" or ")
+                },
+                column.values.to_string(),
+            ]);
+        }
+        text += &table.render();
+    }
+    if let Some(tokens) = &split.prompt_tokens {
+        text += &lengths("prompt", tokens, split.looked_at);
+        let _ = writeln!(
+            text,
+            "  {} longer than rollout.prompt_length = {}, {} duplicates of an earlier prompt",
+            split.over_long, report.prompt_length, split.duplicates
+        );
+    }
+    if let Some(tokens) = &split.solution_tokens {
+        text += &lengths("solution", tokens, split.looked_at);
+    }
+    text
+}
+
+fn lengths(what: &str, lengths: &Lengths, of: u64) -> String {
+    let sample = if lengths.counted < of {
+        format!(" (of {} rows, evenly spread)", lengths.counted)
+    } else {
+        String::new()
+    };
+    let mut text = format!(
+        "  {what} tokens{sample}: {} to {}, median {}, mean {:.1}, 95 % at most {}\n",
+        lengths.min, lengths.max, lengths.median, lengths.mean, lengths.p95
+    );
+    let most = lengths
+        .histogram
+        .iter()
+        .map(|bin| bin.count)
+        .max()
+        .unwrap_or(1);
+    let width = lengths.max.to_string().len();
+    for bin in &lengths.histogram {
+        let bar = "#".repeat((bin.count * BAR).div_ceil(most) as usize);
+        let line = format!(
+            "{:>width$}-{:<width$} {:>8} {bar}",
+            bin.from, bin.to, bin.count
+        );
+        let _ = writeln!(text, "    {}", line.trim_end());
+    }
+    text
+}
+
+/// A prompt: what the template was given, what the model reads, and what is known of the answer.
+fn prompt(sample: &SampledPrompt, report: &DataReport) -> String {
+    let mut text = format!("prompt {}, {} tokens\n", sample.index, sample.tokens);
+    if let Some(messages) = &sample.messages {
+        text += "  the chat template was given\n";
+        for message in messages {
+            text += &quoted(&format!("{}: {}", message.role, message.content));
+        }
+        if let Some(tools) = &sample.tools {
+            text += &quoted(&format!("tools: {tools}"));
+        }
+        for (name, value) in &report.chat_template_kwargs {
+            text += &quoted(&format!("{name}: {value}"));
+        }
+        text += "  and gave, as the model reads it\n";
+    } else {
+        text += "  plain text, as the model reads it\n";
+    }
+    text += &quoted(&sample.decoded);
+    if !sample.answer.is_empty() {
+        let _ = writeln!(text, "  answer: {}", sample.answer);
+    }
+    if let Some(solution) = &sample.solution {
+        text += "  solution\n";
+        text += &quoted(solution);
+    }
+    text
+}
+
+/// Lines set off from what is said about them; an empty last one shows that the text ends with a line break.
+fn quoted(text: &str) -> String {
+    text.split('\n').fold(String::new(), |mut all, line| {
+        let _ = writeln!(all, "    | {line}");
+        all
+    })
+}

@@ -1,0 +1,43 @@
+//! `firebrick doctor`.
+
+use crate::arguments::DoctorArgs;
+use crate::doctor::{Check, Machine, Status, checks};
+use crate::output;
+use firebrick::backends::device::probe;
+use std::fmt::Write;
+
+pub fn run(args: &DoctorArgs) -> anyhow::Result<()> {
+    let checks = checks(&Machine::this(), &probe(), &args.output);
+    let text = if args.json {
+        serde_json::to_string_pretty(&checks)? + "\n"
+    } else {
+        report(&checks)
+    };
+    output::print(&text)?;
+    let failed = checks.iter().find(|check| check.status == Status::Failed);
+    match failed {
+        Some(check) => anyhow::bail!("nothing can train here: {}: {}", check.name, check.found),
+        None => Ok(()),
+    }
+}
+
+/// A line a check, and below it the command that mends what it found.
+fn report(checks: &[Check]) -> String {
+    let names = checks.iter().map(|check| check.name.chars().count());
+    let width = names.max().unwrap_or(0);
+    let mut text = String::new();
+    for check in checks {
+        // writing to a string cannot fail
+        let _ = writeln!(
+            text,
+            "{:<8} {:<width$}  {}",
+            check.status.name(),
+            check.name,
+            check.found
+        );
+        if let Some(command) = &check.mend {
+            let _ = writeln!(text, "{:<8} {:<width$}  $ {command}", "", "");
+        }
+    }
+    text
+}

@@ -1,0 +1,196 @@
+//! `firebrick import`.
+
+use super::UserError;
+use crate::arguments::ImportArgs;
+use crate::output;
+use crate::table::Table;
+use firebrick::engine::Error;
+use firebrick::engine::import::{Imported, Options, Outcome, Row, SourceFile, import};
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// Longest value in the table, in characters.
+const LONGEST: usize = 60;
+
+pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
+    let mut files = Vec::new();
+    for path in &args.files {
+        let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+        files.push(SourceFile::new(path.display().to_string(), text));
+    }
+    let options = Options {
+        engine: args.from,
+        rows: args.rows,
+        devices: args.devices,
+    };
+    let environment = |name: &str| std::env::var(name).ok();
+    let imported = import(&files, &options, &environment).map_err(|e| UserError(e.to_string()))?;
+    let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
+    let config = format!("{}{}", heading(&imported, &names), imported.config);
+    if let Some(path) = &args.output {
+        std::fs::write(path, &config).map_err(Error::io("write", path))?;
+    }
+    if args.json {
+        let mut whole = serde_json::to_value(&imported)?;
+        whole["config"] = json!(config);
+        output::print(&(serde_json::to_string_pretty(&whole)? + "\n"))?;
+    } else if args.output.is_some() {
+        output::print(&table(&imported))?;
+    } else {
+        output::message(table(&imported).trim_end());
+        output::print(&config)?;
+    }
+    match imported.problem {
+        Some(problem) => Err(UserError(format!(
+            "the imported configuration is not accepted: {problem}"
+        ))
+        .into()),
+        None => Ok(()),
+    }
+}
+
+/// Comments at the head of the configuration: where it comes from, and what is to be replaced.
+fn heading(imported: &Imported, files: &[&str]) -> String {
+    let mut text = format!(
+        "# Imported from {} ({}) by `firebrick import`.\n",
+        files.join(", "),
+        imported.engine
+    );
+    for missing in &imported.missing {
+        let _ = writeln!(text, "# Replace {}: {}.", missing.key, missing.what);
+    }
+    text
+}
+
+/// The account: what each key became, by kind.
+fn table(imported: &Imported) -> String {
+    let count = |wanted: fn(&Outcome) -> bool| {
+        imported
+            .rows
+            .iter()
+            .filter(|row| wanted(&row.outcome))
+            .count()
+    };
+    let mut text = format!(
+        "{} keys of {}: {} mapped, {} not needed here, {} cannot be done, {} unknown\n",
+        imported.rows.len(),
+        imported.engine,
+        count(|o| matches!(o, Outcome::Mapped { .. })),
+        count(|o| matches!(o, Outcome::NotNeeded { .. })),
+        count(|o| matches!(o, Outcome::Cannot { .. })),
+        count(|o| matches!(o, Outcome::Unknown { .. })),
+    );
+    mapped(&mut text, "MAPPED", &imported.rows);
+    let kinds: [(&str, Reason); 3] = [
+        ("NOT NEEDED HERE", not_needed),
+        ("CANNOT BE DONE", cannot),
+        ("UNKNOWN", unknown),
+    ];
+    for (title, why) in kinds {
+        reasons(&mut text, title, &imported.rows, why);
+    }
+    let title = format!(
+        "DEFAULTS OF {} THAT ARE TAKEN",
+        imported.engine.to_string().to_uppercase()
+    );
+    mapped(&mut text, &title, &imported.assumed);
+    if !imported.missing.is_empty() {
+        let mut table = Table::new(3, &["TO BE REPLACED", "", ""]);
+        for missing in &imported.missing {
+            table.row(vec![
+                missing.key.clone(),
+                word(&missing.stands_in),
+                missing.what.clone(),
+            ]);
+        }
+        let _ = write!(text, "\n{}", table.render());
+    }
+    if !imported.adjusted.is_empty() {
+        let _ = write!(text, "\nADJUSTED\n{}\n", imported.adjusted.join("\n"));
+    }
+    text
+}
+
+/// What there is to say of a key that set nothing; nothing where it is of another kind.
+type Reason = fn(&Outcome) -> Option<String>;
+
+fn not_needed(outcome: &Outcome) -> Option<String> {
+    match outcome {
+        Outcome::NotNeeded { why } => Some(why.clone()),
+        _ => None,
+    }
+}
+
+fn cannot(outcome: &Outcome) -> Option<String> {
+    match outcome {
+        Outcome::Cannot { why } => Some(why.clone()),
+        _ => None,
+    }
+}
+
+fn unknown(outcome: &Outcome) -> Option<String> {
+    match outcome {
+        Outcome::Unknown { nearest } => {
+            let known = nearest.as_ref();
+            Some(known.map_or_else(String::new, |key| format!("did you mean {key}?")))
+        }
+        _ => None,
+    }
+}
+
+/// A key with its value there.
+fn theirs(row: &Row) -> String {
+    format!("{}={}", row.key, word(&row.value))
+}
+
+fn word(value: &Value) -> String {
+    let text = match value {
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    };
+    if text.chars().count() <= LONGEST {
+        return text;
+    }
+    text.chars().take(LONGEST - 1).chain(['…']).collect()
+}
+
+fn mapped(text: &mut String, title: &str, rows: &[Row]) {
+    let mut table = Table::new(3, &[title, "HERE", ""]);
+    let mut any = false;
+    for row in rows {
+        let Outcome::Mapped { settings, note } = &row.outcome else {
+            continue;
+        };
+        any = true;
+        for (at, setting) in settings.iter().enumerate() {
+            let (key, note) = if at == 0 {
+                (theirs(row), note.clone())
+            } else {
+                (String::new(), String::new())
+            };
+            let here = format!(
+                "{}: {}",
+                setting.key.trim_end_matches("[]"),
+                word(&setting.value)
+            );
+            table.row(vec![key, here, note]);
+        }
+    }
+    if any {
+        let _ = write!(text, "\n{}", table.render());
+    }
+}
+
+fn reasons(text: &mut String, title: &str, rows: &[Row], why: Reason) {
+    let mut table = Table::new(2, &[title, ""]);
+    let mut any = false;
+    for row in rows {
+        if let Some(why) = why(&row.outcome) {
+            any = true;
+            table.row(vec![theirs(row), why]);
+        }
+    }
+    if any {
+        let _ = write!(text, "\n{}", table.render());
+    }
+}

@@ -1,0 +1,210 @@
+//! What `firebrick plan` prints on request: every category by phase, each technique, other batches, rules of thumb and public models.
+
+use super::units::{bytes, duration, seconds};
+use crate::table::Table;
+use firebrick::backends::accounts::Category;
+use firebrick::backends::device::Backend;
+use firebrick::backends::profile;
+use firebrick::engine::plan::PlanReport;
+use firebrick::engine::plan::estimate::rules;
+use firebrick::engine::plan::planner::Request;
+use firebrick::spec::DeviceProfile;
+
+/// Categories down, phases across, the peak marked.
+pub fn phases(report: &PlanReport) -> String {
+    let peak = report
+        .peak_phase()
+        .map(|p| p.name.clone())
+        .unwrap_or_default();
+    let names: Vec<String> = report
+        .phases
+        .iter()
+        .map(|p| {
+            if p.name == peak {
+                format!("{} *", p.name)
+            } else {
+                p.name.clone()
+            }
+        })
+        .collect();
+    let header: Vec<&str> = std::iter::once("")
+        .chain(names.iter().map(String::as_str))
+        .collect();
+    let mut table = Table::new(1, &header);
+    let line = |name: &str, cells: Vec<String>| -> Vec<String> {
+        std::iter::once(name.to_owned()).chain(cells).collect()
+    };
+    for category in Category::ALL {
+        let held: Vec<u64> = report
+            .phases
+            .iter()
+            .map(|p| p.categories.get(&category).copied().unwrap_or(0))
+            .collect();
+        if held.iter().any(|&b| b > 0) {
+            let cells = held
+                .iter()
+                .map(|&b| if b > 0 { bytes(b) } else { "-".into() });
+            table.row(line(category.name(), cells.collect()));
+        }
+    }
+    let totals = report.phases.iter().map(|p| bytes(p.total_bytes));
+    table.row(line("total", totals.collect()));
+    if report.host_peak_bytes > 0 {
+        let host = report.phases.iter().map(|p| bytes(p.host_bytes));
+        table.row(line("host", host.collect()));
+    }
+    let seconds = report.phases.iter().map(|p| seconds(report, &p.name));
+    table.row(line("time", seconds.collect()));
+    format!("{}* peak\n", table.render())
+}
+
+/// What the plan turned on, with the settings of each, its saving and its cost.
+pub fn decisions(request: &Request, report: &PlanReport) -> String {
+    if report.decisions.is_empty() {
+        return String::new();
+    }
+    let step = report.seconds.total();
+    let mut table = Table::new(2, &["TECHNIQUE", "SETTING", "SAVES", "IN", "COST PER STEP"]);
+    for d in &report.decisions {
+        let share = d.costs_seconds / (step - d.costs_seconds).max(1e-12) * 100.0;
+        table.row(vec![
+            d.what.clone(),
+            d.settings.clone(),
+            bytes(d.saves_bytes),
+            d.phase.clone(),
+            format!("{share:+.0} %"),
+        ]);
+    }
+    let why = match request.budget {
+        Some(_) => {
+            "Savings and costs of each technique on its own, the others unchanged. Together they are the fastest plan within the budget:"
+        }
+        None => "Savings and costs of each technique on its own, the others unchanged:",
+    };
+    format!("{why}\n{}", table.render())
+}
+
+/// What each technique saves and costs on its own, for the step that was asked about.
+pub fn techniques(request: &Request) -> anyhow::Result<String> {
+    let mut techniques = Table::new(
+        1,
+        &["EACH TECHNIQUE ON ITS OWN, for this step", "BYTES", "TIME"],
+    );
+    for cost in rules::techniques(
+        &request.workload,
+        &request.memory,
+        &request.profile,
+        &request.parallel,
+    )? {
+        let percent = |ratio: f64| format!("{:+.0} %", (ratio - 1.0) * 100.0);
+        techniques.row(vec![
+            format!("memory.{}", cost.settings),
+            percent(cost.bytes),
+            percent(cost.time),
+        ]);
+    }
+    Ok(format!(
+        "{}gradient checkpointing is compared with keeping the whole graph, the others with gradient checkpointing\n",
+        techniques.render()
+    ))
+}
+
+/// Group sizes that the same settings could serve, at as many rollouts a step.
+pub fn groups(report: &PlanReport) -> String {
+    if report.groups.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(
+        1,
+        &[
+            "SAME NUMBER OF ROLLOUTS PER STEP, same settings",
+            "SAMPLED AT A TIME",
+            "PEAK",
+            "TIME",
+            "FITS",
+        ],
+    );
+    for own in &report.groups {
+        let (n, prompts) = (own.group_size, own.prompts);
+        table.row(vec![
+            format!("rollout.n={n} trainer.train_batch_size={prompts}"),
+            own.max_num_seqs.to_string(),
+            bytes(own.peak_bytes),
+            duration(own.seconds),
+            if own.fits { "yes" } else { "no" }.to_owned(),
+        ]);
+    }
+    table.render()
+}
+
+/// Rules of thumb, and what the formulas say for public models.
+pub fn models(request: &Request) -> anyhow::Result<String> {
+    // host memory helps only where it is another one
+    let gpu = if request.profile.is_unified() {
+        profile::assumed(Backend::Cuda)
+    } else {
+        request.profile.clone()
+    };
+    let rule = rules_of_run(request, &gpu)?;
+    let models = public_models(&gpu)?;
+    let smallest: Vec<String> = rules::SMALLEST_DEVICE
+        .iter()
+        .map(|(size, gib)| format!("{size} {gib} GiB"))
+        .collect();
+    Ok(format!(
+        "{}the rules multiply the bytes of the weights; beside them, this step under the preset's memory settings, in the run's \
+         precision{}\nsmallest device by rule, bf16, all techniques: {}\n\n{}on one device: bytes, multiple of the weights' bytes in \
+         that precision, smallest device sold that holds them, time relative to `fast`; 32 rollouts of 512 + 512 tokens, no reference\n",
+        rule.render(),
+        elsewhere(request),
+        smallest.join(", "),
+        models.render()
+    ))
+}
+
+/// Where the rules' column is computed for another device than the run's.
+fn elsewhere(request: &Request) -> &'static str {
+    if request.profile.is_unified() {
+        ", on a GPU with a host link"
+    } else {
+        ""
+    }
+}
+
+/// The rules of thumb for the run's own model in its own precision, and what the formulas say of it.
+fn rules_of_run(request: &Request, gpu: &DeviceProfile) -> anyhow::Result<Table> {
+    let workload = &request.workload;
+    let title = format!(
+        "RULES OF THUMB: times the weights, {} in {}",
+        bytes(rules::weight_bytes(workload)),
+        workload.arch.precision
+    );
+    let header = [title.as_str(), "RULE", "BYTES", "PRESET", "BYTES", "TIMES"];
+    let mut table = Table::new(1, &header);
+    for found in rules::of_run(workload, request.max_num_seqs, gpu, &request.parallel)? {
+        let ([low, high], [least, most]) = (found.rule.rule, found.bytes);
+        table.row(vec![
+            found.rule.with.into(),
+            format!("{low} to {high}"),
+            format!("{} to {}", bytes(least), bytes(most)),
+            found.rule.preset.name().into(),
+            bytes(found.need.device_bytes),
+            format!("{:.1}", found.need.multiplier),
+        ]);
+    }
+    Ok(table)
+}
+
+/// Public models under the presets, in f32 and in bf16.
+fn public_models(gpu: &DeviceProfile) -> anyhow::Result<Table> {
+    let presets = rules::MULTIPLIERS.iter().map(|m| m.preset.name());
+    let header: Vec<&str> = ["PUBLIC MODELS", "parameters", "in"]
+        .into_iter()
+        .chain(presets)
+        .collect();
+    let mut table = Table::new(1, &header);
+    for model in rules::table(gpu)? {
+        table.row(model.cells());
+    }
+    Ok(table)
+}

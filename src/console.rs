@@ -1,0 +1,131 @@
+//! What a run shows while it runs: the live view, plain lines, or nothing.
+
+use crate::arguments::RunArgs;
+use crate::live::{Live, can_show};
+use crate::log::{self, Level};
+use crate::output;
+use crate::progress::{Progress, summary_lines};
+use firebrick::engine::config::{Mode, RunConfig};
+use firebrick::engine::metrics::{Control, Event, Observer};
+use firebrick::engine::report::News;
+use std::path::{Path, PathBuf};
+
+/// What is to be shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Show {
+    /// The live view.
+    Live,
+    /// Lines on stderr.
+    Lines,
+    /// Warnings and errors alone.
+    Warnings,
+}
+
+impl Show {
+    /// What the arguments ask for, and the terminal allows.
+    pub fn of(args: &RunArgs) -> Self {
+        if args.quiet {
+            Self::Warnings
+        } else if args.plain || !can_show() {
+            Self::Lines
+        } else {
+            Self::Live
+        }
+    }
+}
+
+/// The observer of `firebrick train` and `firebrick sft`.
+pub struct Console {
+    show: Show,
+    config: RunConfig,
+    mode: Mode,
+    folder: PathBuf,
+    shown: Shown,
+}
+
+enum Shown {
+    Nothing,
+    Live(Box<Live>),
+    Lines(Progress),
+}
+
+impl Console {
+    /// The observer of a run. It shows nothing until the run is ready: what is wrong before is said on stderr.
+    pub fn new(show: Show, plain: bool, config: &RunConfig, mode: Mode) -> Self {
+        Self {
+            show,
+            config: config.clone(),
+            mode,
+            folder: PathBuf::new(),
+            shown: match show {
+                Show::Lines => Shown::Lines(Progress::new(plain)),
+                Show::Live | Show::Warnings => Shown::Nothing,
+            },
+        }
+    }
+
+    fn ready(&mut self, folder: &Path) {
+        folder.clone_into(&mut self.folder);
+        log::to_folder(folder);
+        if self.show != Show::Live {
+            return;
+        }
+        self.shown = match Live::start(&self.config, self.mode, folder) {
+            Ok(live) => Shown::Live(Box::new(live)),
+            Err(error) => {
+                output::message(&format!(
+                    "warning: no live view, the terminal cannot be used: {error}"
+                ));
+                Shown::Lines(Progress::new(true))
+            }
+        };
+    }
+
+    /// Writes what happened into the run's log, where `firebrick watch` reads it.
+    fn record(&self, event: &Event<'_>) {
+        for news in News::of_event(event, self.mode, &self.folder) {
+            match news {
+                News::Note(text) => log::record(Level::Info, &text),
+                News::Warning(text) => {
+                    log::record(Level::Warn, &text);
+                    if self.show == Show::Warnings {
+                        output::message(&format!("warning: {text}"));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Observer for Console {
+    fn event(&mut self, event: Event<'_>) {
+        if let Event::Ready { output, .. } = &event {
+            self.ready(output);
+        }
+        if matches!(
+            event,
+            Event::Ready { .. } | Event::Replanned { .. } | Event::Saved { .. }
+        ) {
+            self.record(&event);
+        }
+        match &mut self.shown {
+            Shown::Nothing => {}
+            Shown::Lines(progress) => progress.event(event),
+            Shown::Live(live) => {
+                if let Event::Finished(summary) = &event {
+                    live.leave();
+                    output::message(&summary_lines(summary));
+                }
+                live.event(event);
+            }
+        }
+    }
+
+    fn control(&mut self) -> Control {
+        match &mut self.shown {
+            Shown::Live(live) => live.control(),
+            Shown::Nothing | Shown::Lines(_) => Control::Continue,
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! A line of the doctor's report.
+
+use serde::Serialize;
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// It works.
+    Ok,
+    /// Not there; training works without it.
+    Missing,
+    /// It will slow a run down or stop it.
+    Warning,
+    /// Nothing can train.
+    Failed,
+}
+
+impl Status {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Missing => "missing",
+            Self::Warning => "warning",
+            Self::Failed => "FAILED",
+        }
+    }
+}
+
+/// What was looked at, what was found, and what mends it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    pub name: String,
+    pub status: Status,
+    pub found: String,
+    /// A command.
+    pub mend: Option<String>,
+}
+
+impl Check {
+    pub fn new(name: impl Into<String>, status: Status, found: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            status,
+            found: found.into(),
+            mend: None,
+        }
+    }
+
+    /// The same with the command that mends it.
+    pub fn mended_by(mut self, command: impl Into<String>) -> Self {
+        self.mend = Some(command.into());
+        self
+    }
+}

@@ -1,0 +1,61 @@
+//! Devices, as `firebrick devices` probes them.
+
+use super::check::{Check, Status};
+use firebrick::backends::device::{BackendReport, DeviceInfo};
+use firebrick::engine::plan::size::Bytes;
+use firebrick::spec::Backend;
+
+/// A line a device, one for each backend that has none, and the device that `auto` takes.
+pub fn checks(reports: &[BackendReport]) -> Vec<Check> {
+    let mut checks = Vec::new();
+    for report in reports {
+        checks.extend(report.devices.iter().map(device));
+        // Metal is nowhere else
+        let possible = report.backend != Backend::Metal || cfg!(target_os = "macos");
+        if let Some(note) = report.note.as_ref().filter(|_| possible) {
+            let name = report.backend.name();
+            let check = Check::new(name, Status::Missing, note.as_str());
+            checks.push(if report.built {
+                check
+            } else {
+                check.mended_by(format!("cargo install --path . --features {name}"))
+            });
+        }
+    }
+    checks.push(auto(reports));
+    checks
+}
+
+fn device(info: &DeviceInfo) -> Check {
+    let memory = info.memory_bytes;
+    let memory = memory.map_or_else(String::new, |bytes| format!(", {}", Bytes(bytes)));
+    let software = if info.software {
+        "; a software adapter: slow, never selected by auto"
+    } else {
+        ""
+    };
+    let dtypes = info.dtypes.join(" ");
+    let found = format!("{}{memory}, {dtypes}{software}", info.name);
+    Check::new(info.device.to_string(), Status::Ok, found)
+}
+
+/// Backends are probed in the order in which `auto` prefers them.
+fn auto(reports: &[BackendReport]) -> Check {
+    let mut devices = reports.iter().flat_map(|report| &report.devices);
+    let best = devices.clone().find(|device| !device.software);
+    match (best, devices.next()) {
+        (Some(best), _) => Check::new("auto", Status::Ok, format!("takes {}", best.device)),
+        (None, Some(other)) => Check::new(
+            "auto",
+            Status::Warning,
+            format!("takes nothing here; {} has to be named", other.device),
+        )
+        .mended_by(format!("firebrick train CONFIG --device {}", other.device)),
+        (None, None) => Check::new(
+            "auto",
+            Status::Failed,
+            "no device can be opened: nothing can train",
+        )
+        .mended_by("cargo install --path . --force"),
+    }
+}

@@ -1,0 +1,38 @@
+//! What `firebrick doctor` looks at: each check says what was found, and the command that mends what is missing.
+
+mod check;
+mod devices;
+mod machine;
+mod nvidia;
+mod programs;
+mod storage;
+mod system;
+mod vulkan;
+
+#[cfg(test)]
+mod tests;
+
+pub use check::{Check, Status};
+pub use machine::Machine;
+pub use storage::free_disk;
+
+use firebrick::backends::device::BackendReport;
+use std::path::Path;
+
+/// All checks of a machine whose backends have been probed, for runs in folders like `output`.
+pub fn checks(machine: &Machine, reports: &[BackendReport], output: &Path) -> Vec<Check> {
+    let mut checks = devices::checks(reports);
+    if cfg!(target_os = "linux") {
+        checks.push(nvidia::driver(machine));
+        checks.push(nvidia::toolkit(machine));
+        checks.push(vulkan::loader(machine));
+        checks.push(system::open_files(machine));
+        checks.push(system::locked_memory(machine));
+        checks.push(system::memory(machine));
+    }
+    checks.push(storage::run_folder(output));
+    checks.push(storage::cache(machine));
+    checks.push(programs::python(machine));
+    checks.push(programs::mpi(machine));
+    checks
+}

@@ -1,0 +1,87 @@
+//! NVIDIA's driver and the CUDA toolkit.
+
+use super::check::{Check, Status};
+use super::machine::{Machine, Packages};
+use firebrick::backends::toolkit::inspect;
+
+const DRIVER: Packages = Packages {
+    apt: "nvidia-driver",
+    dnf: "akmod-nvidia",
+    pacman: "nvidia",
+    brew: None,
+};
+
+const TOOLKIT: Packages = Packages {
+    apt: "nvidia-cuda-toolkit",
+    dnf: "cuda-toolkit",
+    pacman: "cuda",
+    brew: None,
+};
+
+/// Whether a display controller of NVIDIA's is on the PCI bus.
+pub fn has_card(machine: &Machine) -> bool {
+    machine
+        .entries("/sys/bus/pci/devices")
+        .iter()
+        .any(|device| {
+            let starts = |file: &str, with: &str| {
+                let text = std::fs::read_to_string(device.join(file));
+                text.is_ok_and(|text| text.trim().starts_with(with))
+            };
+            starts("vendor", "0x10de") && starts("class", "0x03")
+        })
+}
+
+/// The driver: its kernel module says its version; in WSL and in containers its library is there without one.
+pub fn driver(machine: &Machine) -> Check {
+    const NAME: &str = "NVIDIA driver";
+    let module = machine.read("/proc/driver/nvidia/version");
+    let library = machine.library("libcuda.so.1");
+    match (module, library) {
+        (Some(text), Some(_)) => {
+            let line = text.lines().next().unwrap_or_default();
+            let version = line.split("Module").nth(1).unwrap_or(line);
+            let words: Vec<&str> = version.split_whitespace().take(1).collect();
+            Check::new(NAME, Status::Ok, format!("version {}", words.join(" ")))
+        }
+        (None, Some(library)) => Check::new(NAME, Status::Ok, library.display().to_string()),
+        (Some(_), None) => Check::new(
+            NAME,
+            Status::Warning,
+            "its kernel module is loaded, and libcuda.so.1 is not found: a container has to be given the driver's libraries",
+        )
+        .mended_by("docker run --gpus all IMAGE"),
+        (None, None) if has_card(machine) => Check::new(
+            NAME,
+            Status::Warning,
+            "there is an NVIDIA card, and no driver for it",
+        )
+        .mended_by(machine.install(&DRIVER)),
+        (None, None) => Check::new(NAME, Status::Missing, "not needed: there is no NVIDIA card"),
+    }
+}
+
+/// The toolkit, which the kernels for CUDA are compiled with.
+pub fn toolkit(machine: &Machine) -> Check {
+    const NAME: &str = "CUDA toolkit";
+    let exists = |path: &std::path::Path| machine.path(path).exists();
+    let found = inspect(machine.folder("CUDA_PATH"), exists, |folder| {
+        let beside = ["lib64", "lib", "targets/x86_64-linux/lib"];
+        let beside = beside
+            .iter()
+            .map(|lib| folder.join(lib).join("libnvrtc.so"));
+        machine.library("libnvrtc.so").is_some()
+            || beside
+                .into_iter()
+                .any(|library| machine.path(library).exists())
+    });
+    let wanted = has_card(machine) || machine.library("libcuda.so.1").is_some();
+    match (found.missing, found.folder) {
+        (None, Some(folder)) => Check::new(NAME, Status::Ok, folder.display().to_string()),
+        (missing, _) if wanted => {
+            let missing = missing.unwrap_or_else(|| "not found".into());
+            Check::new(NAME, Status::Warning, missing).mended_by(machine.install(&TOOLKIT))
+        }
+        _ => Check::new(NAME, Status::Missing, "not needed: there is no NVIDIA card"),
+    }
+}

@@ -1,0 +1,76 @@
+//! Other programs: Python for rewards, MPI for several machines.
+
+use super::check::{Check, Status};
+use super::machine::{Machine, Packages};
+
+/// The oldest Python that is still known to work, by its minor version.
+const OLDEST_PYTHON: u32 = 9;
+
+const PYTHON: Packages = Packages {
+    apt: "python3",
+    dnf: "python3",
+    pacman: "python",
+    brew: Some("python"),
+};
+
+const MPI: Packages = Packages {
+    apt: "openmpi-bin",
+    dnf: "openmpi",
+    pacman: "openmpi",
+    brew: Some("open-mpi"),
+};
+
+/// `python3`, which rewards in Python run in; nothing else needs it.
+pub fn python(machine: &Machine) -> Check {
+    const NAME: &str = "Python";
+    let Some(program) = machine.program(&["python3"]) else {
+        return Check::new(
+            NAME,
+            Status::Missing,
+            "no python3 in PATH; only rewards written in Python need it",
+        )
+        .mended_by(machine.install(&PYTHON));
+    };
+    let found = |version: &str| format!("{version} ({})", program.display());
+    let Some(version) = machine.version(&program) else {
+        return Check::new(NAME, Status::Warning, found("it does not say its version"))
+            .mended_by(machine.install(&PYTHON));
+    };
+    let minor = version.strip_prefix("Python 3.");
+    let minor = minor.and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
+    if minor.is_some_and(|minor| minor >= OLDEST_PYTHON) {
+        return Check::new(NAME, Status::Ok, found(&version));
+    }
+    Check::new(
+        NAME,
+        Status::Warning,
+        found(&format!("{version}: older than 3.{OLDEST_PYTHON}")),
+    )
+    .mended_by(machine.install(&PYTHON))
+}
+
+/// MPI's launcher. Training runs on one device, without it.
+pub fn mpi(machine: &Machine) -> Check {
+    const NAME: &str = "MPI";
+    let Some(program) = machine.program(&["mpirun", "mpiexec"]) else {
+        return Check::new(
+            NAME,
+            Status::Missing,
+            "no mpirun or mpiexec in PATH; one device needs none",
+        )
+        .mended_by(machine.install(&MPI));
+    };
+    match machine.version(&program) {
+        Some(version) => Check::new(
+            NAME,
+            Status::Ok,
+            format!("{version} ({})", program.display()),
+        ),
+        None => Check::new(
+            NAME,
+            Status::Warning,
+            format!("{} does not say its version", program.display()),
+        )
+        .mended_by(machine.install(&MPI)),
+    }
+}

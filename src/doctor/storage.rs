@@ -1,0 +1,117 @@
+//! Folders that runs write to: their space, and whether they can be written to.
+
+use super::check::{Check, Status};
+use super::machine::Machine;
+use firebrick::engine::plan::size::Bytes;
+use std::path::{Path, PathBuf};
+
+/// Free space below which a run cannot even write its first checkpoint of a small model.
+const NO_SPACE: u64 = 64 << 20;
+
+/// Free space below which checkpoints of common models do not fit.
+const LITTLE_SPACE: u64 = 10 << 30;
+
+/// The nearest folder above a path that exists.
+fn existing(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut above = path.ancestors();
+    above
+        .find(|folder| folder.exists())
+        .unwrap_or(Path::new("/"))
+        .to_owned()
+}
+
+/// Free bytes for this user where a folder is or will be; none where the system does not say.
+pub fn free_disk(folder: &Path) -> Option<u64> {
+    free_bytes(&existing(folder))
+}
+
+#[cfg(unix)]
+fn free_bytes(folder: &Path) -> Option<u64> {
+    let found = rustix::fs::statvfs(folder).ok()?;
+    Some(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
+#[cfg(not(unix))]
+fn free_bytes(_folder: &Path) -> Option<u64> {
+    None
+}
+
+/// Why a folder cannot be written to: tried with a file that is removed again.
+fn refusal(folder: &Path) -> Option<std::io::Error> {
+    let file = folder.join(format!(".firebrick-doctor-{}", std::process::id()));
+    let mut options = std::fs::OpenOptions::new();
+    let tried = options.write(true).create_new(true).open(&file);
+    match tried {
+        Ok(_) => std::fs::remove_file(&file).err(),
+        Err(error) => Some(error),
+    }
+}
+
+/// The folder of runs. Where nothing can be written there, nothing can train.
+pub fn run_folder(output: &Path) -> Check {
+    run_folder_with(output, free_disk(output))
+}
+
+pub fn run_folder_with(output: &Path, free: Option<u64>) -> Check {
+    const NAME: &str = "run folder";
+    const MEND: &str = "firebrick train CONFIG output=/path/with/space/run";
+    let folder = existing(output);
+    if let Some(error) = refusal(&folder) {
+        let found = format!("{} cannot be written to: {error}", folder.display());
+        return Check::new(NAME, Status::Failed, found).mended_by(MEND);
+    }
+    let Some(free) = free else {
+        return Check::new(NAME, Status::Ok, folder.display().to_string());
+    };
+    let found = format!("{} free in {}", Bytes(free), folder.display());
+    match free {
+        ..NO_SPACE => Check::new(NAME, Status::Failed, found).mended_by(MEND),
+        NO_SPACE..LITTLE_SPACE => Check::new(
+            NAME,
+            Status::Warning,
+            format!("{found}: checkpoints of common models take more"),
+        )
+        .mended_by(MEND),
+        _ => Check::new(NAME, Status::Ok, found),
+    }
+}
+
+/// The folder of downloads and of measured device profiles.
+pub fn cache(machine: &Machine) -> Check {
+    const NAME: &str = "cache";
+    let home = || {
+        machine
+            .folder("HOME")
+            .or_else(|| machine.folder("USERPROFILE"))
+    };
+    let named = ["HF_HOME", "XDG_CACHE_HOME"];
+    let named = named.iter().find_map(|name| machine.folder(name));
+    let Some(cache) = named.or_else(|| Some(home()?.join(".cache"))) else {
+        return Check::new(
+            NAME,
+            Status::Warning,
+            "none of HF_HOME, XDG_CACHE_HOME and HOME is set: nothing can be kept",
+        )
+        .mended_by("export XDG_CACHE_HOME=/path/with/space");
+    };
+    let folder = existing(&cache);
+    let free = free_bytes(&folder);
+    let found = free.map_or_else(
+        || cache.display().to_string(),
+        |free| format!("{} free in {}", Bytes(free), cache.display()),
+    );
+    let little = free.is_some_and(|free| free < LITTLE_SPACE);
+    match refusal(&folder) {
+        Some(error) => Check::new(
+            NAME,
+            Status::Warning,
+            format!("{} cannot be written to: {error}", cache.display()),
+        )
+        .mended_by("export HF_HOME=/path/with/space XDG_CACHE_HOME=/path/with/space"),
+        None if little => {
+            Check::new(NAME, Status::Warning, found).mended_by("export HF_HOME=/path/with/space")
+        }
+        None => Check::new(NAME, Status::Ok, found),
+    }
+}

@@ -1,0 +1,114 @@
+//! Limits of a process, and memory.
+
+use super::check::{Check, Status};
+use super::machine::Machine;
+use super::nvidia::has_card;
+use firebrick::engine::plan::size::Bytes;
+
+/// Open files below which a run with many weight files may fail.
+const FEW_FILES: u64 = 1024;
+
+/// Available memory below which little can be trained on the host.
+const LITTLE_MEMORY: u64 = 2 << 30;
+
+/// A soft limit of this process, as `/proc/self/limits` calls it.
+enum Limit {
+    Unlimited,
+    At(u64),
+    Unknown,
+}
+
+fn limit(machine: &Machine, name: &str) -> Limit {
+    let text = machine.read("/proc/self/limits").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let soft = line.and_then(|line| line.split_whitespace().next());
+    match soft {
+        Some("unlimited") => Limit::Unlimited,
+        Some(number) => number.parse().map_or(Limit::Unknown, Limit::At),
+        None => Limit::Unknown,
+    }
+}
+
+pub fn open_files(machine: &Machine) -> Check {
+    const NAME: &str = "open files";
+    match limit(machine, "Max open files") {
+        Limit::Unlimited => Check::new(NAME, Status::Ok, "unlimited"),
+        Limit::At(most) if most >= FEW_FILES => {
+            Check::new(NAME, Status::Ok, format!("at most {most}"))
+        }
+        Limit::At(most) => Check::new(
+            NAME,
+            Status::Warning,
+            format!("at most {most}: too few for checkpoints and data in many files"),
+        )
+        .mended_by("ulimit -n 65536"),
+        Limit::Unknown => unknown(NAME),
+    }
+}
+
+pub fn locked_memory(machine: &Machine) -> Check {
+    const NAME: &str = "locked memory";
+    match limit(machine, "Max locked memory") {
+        Limit::Unlimited => Check::new(NAME, Status::Ok, "unlimited"),
+        Limit::At(most) if has_card(machine) => Check::new(
+            NAME,
+            Status::Warning,
+            format!(
+                "at most {}: pinned host memory and fast networks may want more",
+                Bytes(most)
+            ),
+        )
+        .mended_by("ulimit -l unlimited"),
+        Limit::At(most) => Check::new(
+            NAME,
+            Status::Ok,
+            format!("at most {}; enough without an NVIDIA card", Bytes(most)),
+        ),
+        Limit::Unknown => unknown(NAME),
+    }
+}
+
+fn unknown(name: &str) -> Check {
+    Check::new(
+        name,
+        Status::Missing,
+        "the system does not say (no /proc/self/limits)",
+    )
+}
+
+/// Bytes of an entry of `/proc/meminfo`.
+fn meminfo(text: &str, entry: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(entry))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// Host memory: what the system has available, and what its control group leaves of it.
+pub fn memory(machine: &Machine) -> Check {
+    const NAME: &str = "memory";
+    let text = machine.read("/proc/meminfo").unwrap_or_default();
+    let (Some(total), Some(available)) =
+        (meminfo(&text, "MemTotal:"), meminfo(&text, "MemAvailable:"))
+    else {
+        return Check::new(
+            NAME,
+            Status::Missing,
+            "the system does not say (no /proc/meminfo)",
+        );
+    };
+    let number = |path: &str| machine.read(path)?.trim().parse::<u64>().ok();
+    let group = number("/sys/fs/cgroup/memory.max").map(|most| {
+        let used = number("/sys/fs/cgroup/memory.current").unwrap_or(0);
+        (most, most.saturating_sub(used))
+    });
+    let free = group.map_or(available, |(_, left)| left.min(available));
+    let group = group.map_or_else(String::new, |(most, _)| {
+        format!(", {} for this control group", Bytes(most))
+    });
+    let found = format!("{} available of {}{group}", Bytes(free), Bytes(total));
+    if free < LITTLE_MEMORY {
+        return Check::new(NAME, Status::Warning, found)
+            .mended_by(format!("firebrick plan CONFIG --budget {free}"));
+    }
+    Check::new(NAME, Status::Ok, found)
+}

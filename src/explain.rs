@@ -1,0 +1,265 @@
+//! What a key of the configuration is: its type, range, default and unit, verl's and TRL's words for it, and where it is documented.
+
+mod documents;
+mod words;
+
+use documents::section;
+use firebrick::engine::config::{Key, keys, nearest_keys};
+use firebrick::engine::objective::Algorithm;
+use serde_json::Value;
+use std::fmt::Write;
+use words::words;
+
+/// Columns that text is wrapped at.
+const WIDTH: usize = 96;
+/// Names that are suggested for one that is none.
+const SUGGESTIONS: usize = 5;
+
+/// What a key is; of a section, also its keys. A key may be named by its end where that is one key alone: `head_rows`.
+///
+/// # Errors
+/// The nearest keys, where there is none of that name.
+pub fn explain(name: &str) -> Result<String, String> {
+    let all = keys();
+    let name = name.trim().trim_end_matches('.');
+    if let Some(key) = all.iter().find(|key| key.path == name) {
+        return Ok(told(key, &all));
+    }
+    let ending = format!(".{name}");
+    let ends: Vec<&Key> = all
+        .iter()
+        .filter(|key| key.path.ends_with(&ending))
+        .collect();
+    match ends.as_slice() {
+        [] => Err(unknown(name)),
+        [key] => Ok(told(key, &all)),
+        [first, others @ ..] => {
+            let others: Vec<&str> = others.iter().map(|key| key.path.as_str()).collect();
+            let others = wrapped(
+                &format!("The same name elsewhere: {}", others.join(", ")),
+                2,
+            );
+            Ok(format!("{}\n{others}\n", told(first, &all)))
+        }
+    }
+}
+
+/// All sections and the keys that belong to none.
+pub fn overview() -> String {
+    let all = keys();
+    let top: Vec<&Key> = all.iter().filter(|key| !key.path.contains('.')).collect();
+    format!(
+        "{}\n`firebrick config explain KEY` tells more of one.\n",
+        list(&top)
+    )
+}
+
+fn unknown(name: &str) -> String {
+    let near = nearest_keys(name, SUGGESTIONS).join(", ");
+    format!("there is no key `{name}`; the nearest are {near}")
+}
+
+fn told(key: &Key, all: &[Key]) -> String {
+    let mut text = format!("{}\n{}\n", key.path, wrapped(&summary(key, all), 2));
+    let words = words(&key.path);
+    let mut fact = |name: &str, value: &str| {
+        if !value.is_empty() {
+            let _ = writeln!(text, "  {name:<9}{value}");
+        }
+    };
+    if !key.is_section || !key.values.is_empty() {
+        fact("takes", &key.takes);
+        fact("default", &default(key));
+    }
+    fact("unit", words.unit);
+    fact("of", &kinds(key));
+    fact("verl", words.verl);
+    fact("TRL", words.trl);
+    fact("docs", &section(&key.path).link());
+    if !key.values.is_empty() {
+        text.push_str("\n  values\n");
+        for (name, what) in &key.values {
+            let what = what.as_deref().unwrap_or_default();
+            let _ = writeln!(text, "{}", wrapped(&format!("{name:<24}{what}"), 4));
+        }
+    }
+    let inside = format!("{}.", key.path);
+    let below = all.iter().filter(|other| {
+        let rest = other.path.strip_prefix(&inside);
+        rest.is_some_and(|rest| !rest.contains('.'))
+    });
+    let below: Vec<&Key> = below.collect();
+    if !below.is_empty() {
+        let _ = write!(text, "\n  keys\n{}", list(&below));
+    }
+    text
+}
+
+/// What a key is; a critic's own memory is told by the policy's.
+fn summary(key: &Key, all: &[Key]) -> String {
+    let policys = key.path.strip_prefix("memory.critic.");
+    let policys = policys.and_then(|own| all.iter().find(|k| k.path == format!("memory.{own}")));
+    match policys {
+        Some(policys) => format!("{} {}", policys.description, key.description),
+        None => key.description.clone(),
+    }
+}
+
+fn kinds(key: &Key) -> String {
+    if key.kinds.is_empty() {
+        return String::new();
+    }
+    format!("kind: {}", key.kinds.join(", "))
+}
+
+/// A value as YAML has it.
+fn written(value: &Value) -> String {
+    match value {
+        Value::String(text) if text.is_empty() => "\"\"".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// The default; of an objective's key also that of the algorithms that have another.
+fn default(key: &Key) -> String {
+    let Some(own) = &key.default else {
+        return if key.is_required {
+            "none: it has to be given".to_owned()
+        } else {
+            String::new()
+        };
+    };
+    let mut text = written(own);
+    let Some(name) = key.path.strip_prefix("objective.") else {
+        return text;
+    };
+    let pointer = format!("/{}", name.replace('.', "/"));
+    for algorithm in Algorithm::ALL {
+        let settings = serde_json::to_value(algorithm.settings()).unwrap_or_default();
+        let its = settings.pointer(&pointer).filter(|its| *its != own);
+        if let (Some(its), Some(called), false) = (its, settings["name"].as_str(), name == "name") {
+            let _ = write!(text, "; {called}: {}", written(its));
+        }
+    }
+    text
+}
+
+/// One line a key.
+fn list(all: &[&Key]) -> String {
+    let own = |key: &Key| key.path.rsplit('.').next().unwrap_or_default().to_owned();
+    let widest = all.iter().map(|key| own(key).len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for key in all {
+        let what = key.description.split(". ").next().unwrap_or_default();
+        let what = what.trim_end_matches('.');
+        let room = WIDTH.saturating_sub(widest + 6);
+        let short: String = what.chars().take(room).collect();
+        let more = if short.len() < what.len() { "…" } else { "" };
+        let _ = writeln!(
+            text,
+            "    {:<widest$}  {}{more}",
+            own(key),
+            short.trim_end()
+        );
+    }
+    text
+}
+
+/// Text in lines that begin with so many spaces.
+fn wrapped(text: &str, indent: usize) -> String {
+    let mut lines = vec![" ".repeat(indent)];
+    for word in text.split_inclusive(' ') {
+        let line = lines.last().map_or(0, |line| line.chars().count());
+        if line > indent && line + word.trim_end().chars().count() > WIDTH {
+            lines.push(" ".repeat(indent + 2));
+        }
+        if let Some(line) = lines.last_mut() {
+            line.push_str(word);
+        }
+    }
+    let lines: Vec<&str> = lines.iter().map(|line| line.trim_end()).collect();
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_told_with_all_that_is_known_of_it() {
+        let text = explain("memory.head_rows").unwrap();
+        for part in [
+            "memory.head_rows\n  Rows that the head projects at a time.",
+            "takes    integer, at least 1",
+            "default  1024",
+            "unit     rows (tokens)",
+            "verl     actor_rollout_ref.actor.entropy_from_logits_with_chunking",
+            "TRL      use_liger_kernel",
+            "docs     docs/configuration.md#memory",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn an_objectives_default_is_that_of_each_algorithm_and_values_are_told() {
+        let text = explain("objective.clip_ratio_high").unwrap();
+        assert!(text.contains("default  0.2; dapo: 0.28"), "{text}");
+        let text = explain("objective.loss_agg_mode").unwrap();
+        assert!(text.contains("seq-mean-token-sum-norm"), "{text}");
+    }
+
+    #[test]
+    fn a_section_lists_its_keys_and_a_list_those_of_its_entries() {
+        let text = explain("memory").unwrap();
+        assert!(
+            text.contains("    budget ") && text.contains("    reference "),
+            "{text}"
+        );
+        assert!(!text.contains("takes"), "{text}");
+        let text = explain("task.rewards").unwrap();
+        assert!(
+            text.contains("    weight ") && text.contains("    tolerance "),
+            "{text}"
+        );
+        assert!(
+            explain("task.rewards.tolerance")
+                .unwrap()
+                .contains("of       kind: number")
+        );
+        assert!(overview().contains("    rollout "));
+    }
+
+    #[test]
+    fn a_name_that_is_no_key_brings_the_nearest_and_a_last_part_is_enough() {
+        let error = explain("memory.hed_rows").unwrap_err();
+        assert!(error.contains("memory.head_rows"), "{error}");
+        assert!(
+            explain("train_batch_size")
+                .unwrap()
+                .starts_with("trainer.train_batch_size\n")
+        );
+        let text = explain("clip_grad").unwrap();
+        assert!(
+            text.contains("elsewhere: ") && text.contains("critic.optim.clip_grad"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn every_key_is_explained_in_lines_that_fit() {
+        for key in keys() {
+            let text = explain(&key.path).unwrap();
+            assert!(text.lines().count() >= 3, "{text}");
+            for line in text.lines() {
+                let one_word = line.trim().split(' ').count() < 3;
+                let fact = line.starts_with("  default") || line.starts_with("  of ");
+                assert!(
+                    fact || one_word || line.chars().count() <= WIDTH + 4,
+                    "{line}"
+                );
+            }
+        }
+    }
+}

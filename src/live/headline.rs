@@ -1,0 +1,187 @@
+//! Where a run stands: its name and state, the numbers that tell how it does, the keys.
+
+use super::numbers::{duration, grouped, number, percent};
+use super::state::{Headline, LiveState, Unit};
+use super::texts::{clean, width};
+use super::theme::Theme;
+use ratatui::Frame;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+
+/// Time without a step after which a watched run's silence is told.
+const SILENT: f64 = 30.0;
+
+/// The run and its step.
+pub fn title(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
+    let line = Line::from(vec![
+        Span::styled(clean(&state.name), theme.strong()),
+        Span::raw(format!("  {}", step(state))),
+    ]);
+    frame.render_widget(line, area);
+}
+
+fn step(state: &LiveState) -> String {
+    match (state.warm_up, state.steps) {
+        (Some((step, steps, _)), _) => format!("warm-up {step} of {steps}"),
+        (None, Some(steps)) => format!("step {} of {steps}", state.step),
+        (None, None) => format!("step {}", state.step),
+    }
+}
+
+/// What the run does, how fast it is, and how long it takes.
+pub fn status(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
+    let mut spans = vec![doing(state, theme)];
+    let pace = pace(state).into_iter();
+    spans.extend(pace.map(|text| Span::raw(format!("  {text}"))));
+    frame.render_widget(Line::from(spans), area);
+}
+
+/// All of it on one line.
+pub fn line(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
+    title(frame, area, state, theme);
+    let left = width(&clean(&state.name)) + 2 + width(&step(state)) + 3;
+    let left = (left as u16).min(area.width);
+    let mut rest = area;
+    rest.x += left;
+    rest.width -= left;
+    status(frame, rest, state, theme);
+}
+
+fn doing(state: &LiveState, theme: Theme) -> Span<'static> {
+    let asked = state.asked;
+    let warn = theme.warning();
+    let (text, style) = match state.ended {
+        Some(steps) if state.steps.is_none_or(|all| steps >= all) => {
+            ("finished".to_owned(), theme.strong())
+        }
+        Some(steps) => (format!("stopped after step {steps}"), warn),
+        None if state.asking => ("end in the middle of the step?".to_owned(), warn),
+        None if asked.stopping => ("stops after this step".to_owned(), warn),
+        None if asked.paused && state.phase.is_none() => ("paused".to_owned(), warn),
+        None if asked.paused => ("pauses after this step".to_owned(), warn),
+        None if asked.saving => ("saves after this step".to_owned(), warn),
+        None => (running(state), Style::new()),
+    };
+    Span::styled(text, style)
+}
+
+fn running(state: &LiveState) -> String {
+    if let Some((_, _, Some(loss))) = state.warm_up {
+        return format!("loss {}", number(loss));
+    }
+    if let Some((phase, since)) = state.phase {
+        let seconds = state.clock.saturating_sub(since).as_secs_f64();
+        return format!("{phase} for {}", duration(seconds));
+    }
+    match state.silent {
+        Some(silent) if silent.as_secs_f64() >= SILENT => {
+            format!("no step for {}", duration(silent.as_secs_f64()))
+        }
+        _ if state.step == 0 && !state.watching => "starting".to_owned(),
+        _ => "running".to_owned(),
+    }
+}
+
+/// Speed and the time that is left.
+fn pace(state: &LiveState) -> Vec<String> {
+    let speed = state.metrics.get("perf/throughput");
+    let speed = speed.map(|&speed| format!("{} tokens/s", grouped(speed)));
+    let step = state.metrics.get("timing_s/step");
+    let step = step
+        .filter(|_| speed.is_none())
+        .map(|&step| format!("{} a step", duration(step)));
+    let left = state.left().map(|left| format!("{} left", duration(left)));
+    [speed, step, left].into_iter().flatten().collect()
+}
+
+fn value(headline: &Headline) -> String {
+    let Some(value) = headline.value else {
+        return "–".to_owned();
+    };
+    match headline.unit {
+        Unit::Percent => percent(value),
+        Unit::Number | Unit::Alone => number(value),
+    }
+}
+
+fn change(headline: &Headline) -> String {
+    let Some(change) = headline.change.filter(|&change| change != 0.0) else {
+        return String::new();
+    };
+    let size = match headline.unit {
+        Unit::Percent => format!("{:.1}", change.abs() * 100.0),
+        Unit::Number | Unit::Alone => format!("{:.3}", change.abs()),
+    };
+    let sign = if change < 0.0 { '-' } else { '+' };
+    format!("{sign}{size}")
+}
+
+/// Labels above numbers.
+pub fn table(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
+    let headlines = state.headlines();
+    let own = area.width / headlines.len().max(1) as u16;
+    for (at, headline) in headlines.iter().enumerate() {
+        let column = Rect {
+            x: area.x + at as u16 * own,
+            width: own,
+            height: area.height.min(1),
+            ..area
+        };
+        frame.render_widget(Span::styled(headline.label, theme.label()), column);
+        let (value, change) = (value(headline), change(headline));
+        let mut spans = vec![Span::styled(value.clone(), theme.strong())];
+        if value.len() + 1 + change.len() < usize::from(own) {
+            spans.push(Span::styled(format!(" {change}"), theme.label()));
+        }
+        let below = column.offset(ratatui::layout::Offset { x: 0, y: 1 });
+        frame.render_widget(Line::from(spans), below.intersection(area));
+    }
+}
+
+/// A label and a number a line.
+pub fn list(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
+    for (row, headline) in area.rows().zip(&state.headlines()) {
+        let line = Line::from(vec![
+            Span::styled(format!("{:<12}", headline.label), theme.label()),
+            Span::styled(value(headline), theme.strong()),
+            Span::styled(format!("  {}", change(headline)), theme.label()),
+        ]);
+        frame.render_widget(line, row);
+    }
+}
+
+/// What the keys do now.
+pub fn keys(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
+    let pause = if state.asked.paused {
+        "continue"
+    } else {
+        "pause"
+    };
+    let keys: &[(&str, &str)] = if state.asking {
+        &[
+            ("y", "end now"),
+            ("c", "do not stop"),
+            ("any other", "wait for the step"),
+        ]
+    } else if state.watching {
+        &[("q", "leave"), ("n", "next sample"), ("?", "help")]
+    } else if area.width < 60 {
+        &[("p", pause), ("s", "save"), ("q", "stop"), ("?", "help")]
+    } else {
+        &[
+            ("p", pause),
+            ("s", "save now"),
+            ("q", "stop after this step"),
+            ("n", "next sample"),
+            ("?", "help"),
+        ]
+    };
+    let spans = keys.iter().flat_map(|(key, does)| {
+        [
+            Span::styled((*key).to_owned(), theme.strong()),
+            Span::styled(format!(" {does}   "), theme.label()),
+        ]
+    });
+    frame.render_widget(spans.collect::<Line<'_>>(), area);
+}

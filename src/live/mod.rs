@@ -1,0 +1,33 @@
+//! The live view of a run in a terminal.
+//!
+//! What is drawn is a function of a [`LiveState`](state::LiveState), plain data that [`News`](firebrick::engine::report::News) change:
+//! those of the run's own events ([`feed`]), or of a run folder that grows. Drawing has a thread of its own ([`screen`]), so that
+//! training never waits for a terminal.
+
+mod curves;
+mod feed;
+mod headline;
+mod help;
+mod keys;
+mod notes;
+mod numbers;
+mod phases;
+mod picture;
+mod samples;
+mod screen;
+mod state;
+mod steering;
+mod terminal;
+mod texts;
+mod theme;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+pub use feed::Live;
+pub use picture::picture;
+pub use screen::{Source, show};
+pub use state::LiveState;
+pub use terminal::{can_show, restore};
+pub use theme::Theme;

@@ -1,0 +1,175 @@
+//! The loop that draws: news in, keys in, a picture out.
+
+use super::keys::{Act, press};
+use super::state::LiveState;
+use super::steering::Steering;
+use super::terminal::{self, Console};
+use super::theme::Theme;
+use super::view::draw;
+use crate::output;
+use firebrick::backends::device::panic_message;
+use firebrick::engine::report::News;
+use ratatui::crossterm::event::{self, Event};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Longest wait for a key; news wait as long.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Time after which the same state is drawn again, for its clock.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Gives the news since the last call, and may change the state besides; none once there will be no more.
+pub type Source = Box<dyn FnMut(&mut LiveState) -> anyhow::Result<Option<Vec<News>>> + Send>;
+
+/// A view that is drawn on a thread of its own.
+pub struct Screen {
+    thread: Option<JoinHandle<()>>,
+    over: Arc<AtomicBool>,
+}
+
+impl Screen {
+    /// Takes the terminal and begins to draw.
+    pub fn start(
+        state: LiveState,
+        source: Source,
+        steering: Option<Arc<Steering>>,
+        theme: Theme,
+    ) -> std::io::Result<Self> {
+        let console = take()?;
+        let over = Arc::new(AtomicBool::new(false));
+        let end = Arc::clone(&over);
+        let thread = std::thread::Builder::new().name("live view".into());
+        let spawned = thread.spawn(move || {
+            // what is wrong with the view is no reason to end a run
+            let drawn = catch_unwind(AssertUnwindSafe(|| {
+                let steering = steering.as_deref();
+                run(console, state, source, steering, theme, &end)
+            }));
+            terminal::restore();
+            let failed = match drawn {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => format!("{error:#}"),
+                Err(panic) => panic_message(panic.as_ref()),
+            };
+            output::message(&format!(
+                "warning: the live view ended, the run goes on: {failed}"
+            ));
+        });
+        let thread = spawned.inspect_err(|_| terminal::restore())?;
+        Ok(Self {
+            thread: Some(thread),
+            over,
+        })
+    }
+
+    /// Gives the terminal back.
+    pub fn leave(mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        terminal::restore();
+    }
+}
+
+/// Shows a view until its keys leave it.
+pub fn show(state: LiveState, source: Source, theme: Theme) -> anyhow::Result<()> {
+    let console = take()?;
+    let never = AtomicBool::new(false);
+    let shown = catch_unwind(AssertUnwindSafe(|| {
+        run(console, state, source, None, theme, &never)
+    }));
+    terminal::restore();
+    match shown {
+        Ok(shown) => shown,
+        Err(panic) => Err(anyhow::anyhow!(
+            "the view failed: {}",
+            panic_message(panic.as_ref())
+        )),
+    }
+}
+
+fn take() -> std::io::Result<Console> {
+    if !terminal::handle() {
+        return Err(std::io::Error::other("signals cannot be handled"));
+    }
+    terminal::take()
+}
+
+/// Draws until the view is left or is over.
+fn run(
+    mut console: Console,
+    mut state: LiveState,
+    mut source: Source,
+    steering: Option<&Steering>,
+    theme: Theme,
+    over: &AtomicBool,
+) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let mut drawn: Option<Instant> = None;
+    let mut open = true;
+    while !over.load(Ordering::Relaxed) {
+        state.clock = began.elapsed();
+        let mut changed = drawn.is_none_or(|at| at.elapsed() >= AGAIN);
+        if open {
+            match source(&mut state)? {
+                Some(news) => {
+                    changed |= !news.is_empty();
+                    for one in news {
+                        state.apply(one);
+                    }
+                }
+                None => open = false,
+            }
+        }
+        let (taken, again) = terminal::taken_again()?;
+        if !taken {
+            std::thread::sleep(TICK);
+            continue;
+        }
+        if again {
+            console.clear()?;
+            changed = true;
+        }
+        if let Some(steering) = steering {
+            let asked = steering.asked();
+            changed |= asked != state.asked;
+            state.asked = asked;
+        }
+        if changed {
+            terminal::write(|| console.draw(|frame| draw(frame, &state, theme)).map(drop))?;
+            drawn = Some(Instant::now());
+        }
+        if event::poll(TICK)? {
+            let act = match event::read()? {
+                Event::Key(key) => press(key, &mut state, steering),
+                _ => Act::None,
+            };
+            // a key or another size
+            drawn = None;
+            match act {
+                Act::None => {}
+                Act::Leave => return Ok(()),
+                Act::EndNow => end_now(&state),
+                Act::Suspend => terminal::suspend(),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Ends the program in the middle of a step.
+fn end_now(state: &LiveState) {
+    terminal::restore();
+    output::message(&format!(
+        "ended after step {}; `--resume` goes on from the newest checkpoint",
+        state.step
+    ));
+    terminal::interrupt();
+    // the signal ends the program from another thread
+    std::thread::sleep(Duration::from_secs(1));
+}

@@ -1,0 +1,239 @@
+//! The commented YAML of a new configuration.
+
+use super::answers::{Answers, Data, Memory, Model, Reward};
+use firebrick::engine::plan::size::Budget;
+use std::fmt::Write;
+use std::path::Path;
+
+/// What is asked of a model whose answers are found behind `####`.
+const MARKED: &str = "Let's think step by step and output the final answer after \\\"####\\\".";
+
+/// The configuration in a file of this name. Relative paths in it are relative to the file's folder.
+pub fn write(answers: &Answers, file: &Path) -> String {
+    let name = file.display();
+    let stem = file
+        .file_stem()
+        .map_or("run".into(), |s| s.to_string_lossy());
+    let mut text = format!(
+        "# Written by `firebrick new`. Every key that is not here has its default: `firebrick config explain KEY`.\n\
+         #   firebrick config check {name}     all mistakes, after you have changed something\n\
+         #   firebrick plan {name}             memory and time of a step\n\
+         #   firebrick train {name}            the run; `key.path=value` behind it overrides a value\n\n"
+    );
+    text += &model(answers);
+    text += &task(answers);
+    let _ = write!(
+        text,
+        "\n# The run folder: checkpoints, metrics, samples.\noutput: {}\n\n# `auto` is the best GPU of the build, or else the CPU.\n\
+         device: {}\n",
+        quoted(&format!("runs/{stem}")),
+        answers.device
+    );
+    text += &learning(answers);
+    text += &memory(answers);
+    text
+}
+
+/// Text in YAML's double quotes.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => {
+                quoted.push('\\');
+                quoted.push(c);
+            }
+            c if c.is_control() => {
+                let _ = write!(quoted, "\\u{:04x}", u32::from(c));
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// Where a file is, as a configuration in another folder names it.
+fn place(path: &Path) -> String {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    quoted(&absolute.to_string_lossy())
+}
+
+fn model(answers: &Answers) -> String {
+    match &answers.model {
+        Model::Tiny => "\
+# A small decoder from random weights. It learns in minutes, and shows what a run looks like.
+model:
+  arch:
+    model_type: qwen3
+    hidden_size: 128
+    intermediate_size: 384
+    num_hidden_layers: 3
+    num_attention_heads: 4
+    num_key_value_heads: 2
+    head_dim: 32
+    max_position_embeddings: 64
+"
+        .to_owned(),
+        Model::Folder { path, .. } => format!(
+            "# The checkpoint that is trained. With `lora` only adapters are, in a fraction of the memory.\n\
+             model:\n  path: {}\n  # lora: {{rank: 16}}    # then optim.lr about ten times as high\n",
+            place(path)
+        ),
+    }
+}
+
+fn task(answers: &Answers) -> String {
+    let mut text = match &answers.data {
+        Data::Arithmetic => {
+            "\n# Generated sums such as 07+35=042; those of validation are never trained on.\n\
+             task:\n  kind: arithmetic\n  difficulty: 2          # digits\n  zero_pad: true\n  validation_size: 500\n"
+                .to_owned()
+        }
+        Data::Rows { .. } => rows(answers),
+    };
+    if let Reward::Sums { partial } = answers.reward {
+        let _ = writeln!(
+            text,
+            "  partial: {partial:<12}  # whether right characters of a wrong sum are worth something"
+        );
+        return text;
+    }
+    text += "  # The reward is the weighted sum of these; `firebrick config explain task.rewards` lists the kinds.\n  rewards:\n";
+    let judged = match &answers.reward {
+        Reward::Rule(kind) => format!("    - kind: {kind}\n"),
+        Reward::Regex(pattern) => {
+            format!("    - kind: regex\n      pattern: {}\n", quoted(pattern))
+        }
+        Reward::Model(path) => format!("    - kind: model\n      path: {}\n", place(path)),
+        Reward::Sums { .. } => String::new(),
+    };
+    text + &judged
+}
+
+/// The section `task` over rows of a file, without its rewards.
+fn rows(answers: &Answers) -> String {
+    let Data::Rows {
+        path,
+        question,
+        is_chat,
+        answer,
+        is_marked,
+    } = &answers.data
+    else {
+        return String::new();
+    };
+    let chats = matches!(answers.model, Model::Folder { chats: true, .. });
+    let mut text = format!(
+        "\n# Rows to train on, one JSON object a line. A part is held out and validated on.\n\
+         task:\n  kind: jsonl\n  train: {}\n  validation_fraction: 0.05\n",
+        place(path)
+    );
+    let asks = if answers.reward == Reward::Rule("gsm8k".into()) {
+        format!("\\n{MARKED}")
+    } else {
+        String::new()
+    };
+    let prompt = match (is_chat, chats) {
+        (true, _) => format!("  prompt_field: {}\n", quoted(question)),
+        (false, true) => format!(
+            "  messages:\n    - role: user\n      content: \"{{{question}}}{asks}\"    # fields in braces\n"
+        ),
+        (false, false) => format!("  prompt: \"{{{question}}}{asks}\\n\"    # fields in braces\n"),
+    };
+    text += &prompt;
+    if let Some(field) = answer {
+        let _ = writeln!(text, "  answer_field: {}", quoted(field));
+    }
+    if *is_marked && answer.is_some() {
+        text += "  answer_extract: gsm8k     # what follows the last ####\n";
+    }
+    text
+}
+
+/// The algorithm and the lengths.
+fn learning(answers: &Answers) -> String {
+    if answers.model == Model::Tiny {
+        return TINY.to_owned();
+    }
+    let Model::Folder { context, .. } = answers.model else {
+        return String::new();
+    };
+    let (prompt, response) = if answers.data == Data::Arithmetic {
+        ((context / 2).min(32), (context / 2).min(16))
+    } else {
+        let response = (context / 4).min(256);
+        (context - response, response)
+    };
+    format!(
+        "
+# GRPO: completions of one prompt are compared with each other. Others: dapo, gspo, rloo, ppo, … (docs/objectives.md).
+objective: grpo
+rollout:
+  n: 8                    # completions a prompt
+  temperature: 1.0
+  prompt_length: {prompt:<5}    # tokens; longer prompts are left out and counted
+  response_length: {response:<5}  # tokens
+  max_num_seqs: 128       # sampled at a time
+optim:
+  lr: 1.0e-6
+  lr_scheduler: {{lr_scheduler_type: constant_with_warmup, warmup_steps: 10}}
+trainer:
+  steps: 100
+  train_batch_size: 16    # prompts a step
+  test_freq: 25           # steps between validations
+  save_freq: 50           # steps between checkpoints
+"
+    )
+}
+
+/// How the small decoder learns sums.
+const TINY: &str = "
+# Demonstrations first, until about a third of the sums is right; the rest comes from rewards alone.
+warmup:
+  sft:
+    steps: 400
+    until_reward: 0.3
+    batch_size: 128
+    optim:
+      lr: 1.0e-3
+      betas: [0.9, 0.98]
+      weight_decay: 0.0
+      lr_scheduler: {lr_scheduler_type: constant_with_warmup, warmup_steps: 30}
+
+# GRPO: completions of one prompt are compared with each other. Others: dapo, gspo, rloo, … (docs/objectives.md).
+objective: grpo
+rollout:
+  n: 8                    # completions a prompt
+  prompt_length: 8        # tokens, one a character
+  response_length: 5
+  max_num_seqs: 1024      # sampled at a time
+update:
+  old_log_probs: sampler  # saves a forward pass
+optim:
+  lr: 4.0e-4
+  betas: [0.9, 0.98]
+  weight_decay: 0.0
+  lr_scheduler: {lr_scheduler_type: linear, warmup_steps: 10}
+trainer:
+  steps: 400
+  train_batch_size: 96    # prompts a step
+  test_freq: 25           # steps between validations
+";
+
+fn memory(answers: &Answers) -> String {
+    let setting = match answers.memory {
+        Memory::Budget(Budget::Auto) => "budget: auto            # what the device has".to_owned(),
+        Memory::Budget(Budget::Bytes(bytes)) => format!("budget: {}", bytes.0),
+        Memory::Preset(preset) => format!("preset: {preset}"),
+    };
+    let why = match answers.memory {
+        Memory::Budget(_) => {
+            "# The fastest plan that is predicted to stay within this many device bytes is made and run."
+        }
+        Memory::Preset(_) => {
+            "# Starting values of many settings (docs/memory.md#presets). With `budget: 8GiB` instead, a plan is made."
+        }
+    };
+    format!("\n{why}\nmemory:\n  {setting}\n")
+}

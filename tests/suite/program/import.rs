@@ -1,0 +1,118 @@
+//! `firebrick import`: a configuration on stdout or in a file, the table, JSON, and what is refused.
+
+use super::{Bench, firebrick, refused, stderr, succeeded};
+use serde_json::Value;
+
+const SCRIPT: &str = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=8 \\\n  \
+    actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.rollout.n=4 actor_rollout_ref.model.path=$NO_SUCH_MODEL \\\n  \
+    trainer.n_gpus_per_node=2 actor_rollout_ref.rollout.nam=vllm trainer.total_training_steps=3 data.train_files=rows.jsonl\n";
+
+#[test]
+fn a_script_becomes_a_configuration_and_a_table_that_names_every_key() {
+    let bench = Bench::new();
+    let script = bench.write("run.sh", SCRIPT);
+    let written = bench.path("run.yaml");
+    let args = [
+        "import",
+        script.to_str().unwrap(),
+        "--output",
+        written.to_str().unwrap(),
+    ];
+    let said = succeeded(&firebrick(&args));
+    for part in [
+        "9 keys of verl",
+        "MAPPED",
+        "data.train_batch_size=8",
+        "trainer.train_batch_size: 8",
+        "CANNOT BE DONE",
+        "the variable NO_SUCH_MODEL, which neither the script nor the environment sets",
+        "--zero-stage 3 --data-parallel 2",
+        "UNKNOWN",
+        "did you mean actor_rollout_ref.rollout.name?",
+        "DEFAULTS OF VERL THAT ARE TAKEN",
+        "TO BE REPLACED",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in:\n{said}");
+    }
+    let config = bench.read("run.yaml");
+    assert!(
+        config.contains("# Replace model.path: the model's folder."),
+        "{config}"
+    );
+    firebrick_engine::config::load(&written, &[]).expect("its own configuration");
+}
+
+#[test]
+fn without_a_file_the_configuration_goes_to_stdout_and_the_table_to_stderr() {
+    let bench = Bench::new();
+    let script = bench.write("run.sh", SCRIPT);
+    let output = firebrick(&["import", script.to_str().unwrap()]);
+    let config = succeeded(&output);
+    firebrick_engine::config::parse(&config, &[]).expect("a configuration");
+    assert!(stderr(&output).contains("MAPPED"), "{}", stderr(&output));
+}
+
+#[test]
+fn json_has_the_configuration_and_every_row() {
+    let bench = Bench::new();
+    let script = bench.write("run.sh", SCRIPT);
+    let said = succeeded(&firebrick(&["import", script.to_str().unwrap(), "--json"]));
+    let json: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(json["engine"], "verl");
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 9);
+    let outcome = |key: &str| {
+        let row = rows
+            .iter()
+            .find(|row| row["key"] == key)
+            .unwrap_or_else(|| panic!("{key}"));
+        row["outcome"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(outcome("data.train_batch_size"), "mapped");
+    assert_eq!(outcome("trainer.n_gpus_per_node"), "cannot");
+    assert_eq!(outcome("actor_rollout_ref.rollout.nam"), "unknown");
+    firebrick_engine::config::parse(json["config"].as_str().unwrap(), &[])
+        .expect("a configuration");
+}
+
+#[test]
+fn an_imported_configuration_is_planned() {
+    let bench = Bench::new();
+    let script = bench.write("run.sh", SCRIPT);
+    let written = bench.path("config.yaml");
+    succeeded(&firebrick(&[
+        "import",
+        script.to_str().unwrap(),
+        "--output",
+        written.to_str().unwrap(),
+    ]));
+    let arch = "model.arch={model_type: llama, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, \
+                num_attention_heads: 4, vocab_size: 256, max_position_embeddings: 2048}";
+    let said = succeeded(&bench.firebrick("plan", &["model.path=null", arch, "device=cpu"]));
+    assert!(said.contains("8 prompts x 4 completions"), "{said}");
+}
+
+#[test]
+fn files_that_are_none_of_an_engine_s_are_refused() {
+    let bench = Bench::new();
+    let ours = bench.path("config.yaml");
+    refused(
+        &firebrick(&["import", ours.to_str().unwrap()]),
+        &["no key of the files", "--from"],
+    );
+    refused(
+        &firebrick(&["import", "no/such.sh"]),
+        &["cannot read no/such.sh"],
+    );
+    let script = bench.write("run.sh", "python3 -m verl.trainer.main_ppo data.seed='1\n");
+    refused(
+        &firebrick(&["import", script.to_str().unwrap()]),
+        &["run.sh:1", "never closed"],
+    );
+    let output = firebrick(&["import", script.to_str().unwrap(), "--from", "openrlhf"]);
+    assert!(
+        stderr(&output).contains("known: verl, trl, nemo, grpo_guide"),
+        "{}",
+        stderr(&output)
+    );
+}
