@@ -2,10 +2,12 @@
 
 mod eight_bits;
 mod shared_cache;
+mod turns;
 
 use super::top_k_top_p::sample_truncated;
 use super::*;
 use crate::Arch;
+use crate::cache::BLOCK_SIZE;
 use crate::decoder::Param;
 use crate::forward_context::{Columns, ForwardContext};
 use crate::random::DrawKey;
