@@ -142,7 +142,10 @@ fn a_template_that_ends_turns_otherwise_than_sampling_is_refused() {
 fn a_template_that_leaves_tools_out_is_refused() {
     let silent = QWEN.replace("'<tool>' + m.content + '</tool>'", "''");
     let found = refused(&silent, &[1]);
-    assert!(found.contains("it leaves out what a tool answers"), "{found}");
+    assert!(
+        found.contains("it leaves out what a tool answers"),
+        "{found}"
+    );
 }
 
 #[test]

@@ -31,11 +31,11 @@ def schema(name, method):
             raise Refused(
                 f"the docstring of the tool `{name}` does not describe `{parameter.name}`; write `{parameter.name}: …` under `Args:`"
             )
-        properties[parameter.name] = {**type_of(name, hints[parameter.name]), "description": arguments[parameter.name]}
-        choices = properties[parameter.name]["description"].rpartition("(choices:")
-        if choices[1] and choices[2].rstrip().endswith(")"):
-            properties[parameter.name]["enum"] = json.loads(choices[2].rstrip()[:-1].strip())
-            properties[parameter.name]["description"] = choices[0].strip()
+        found, description = type_of(name, hints[parameter.name]), arguments[parameter.name]
+        before, choices, after = description.rpartition("(choices:")
+        if choices and after.rstrip().endswith(")"):
+            found, description = {**found, "enum": json.loads(after.rstrip()[:-1])}, before.strip()
+        properties[parameter.name] = {**found, "description": description}
         if parameter.default is inspect.Parameter.empty:
             required.append(parameter.name)
     parameters = {"type": "object", "properties": properties}
@@ -146,8 +146,7 @@ class Sessions:
         if name not in tools:
             return {"error": f"there is no tool {name!r}; there are {', '.join(tools) or 'none'}"}
         try:
-            said = self.done(tools[name](**arguments))
-            return {"content": said if isinstance(said, str) else json.dumps(plain(said))}
+            return {"content": str(self.done(tools[name](**arguments)))}
         except Exception as error:
             print(told(error))
             return {"error": str(error) or type(error).__name__}
