@@ -7,7 +7,6 @@ mod turns;
 use super::top_k_top_p::sample_truncated;
 use super::*;
 use crate::Arch;
-use crate::cache::BLOCK_SIZE;
 use crate::decoder::Param;
 use crate::forward_context::{Columns, ForwardContext};
 use crate::random::DrawKey;

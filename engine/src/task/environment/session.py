@@ -31,11 +31,11 @@ def schema(name, method):
             raise Refused(
                 f"the docstring of the tool `{name}` does not describe `{parameter.name}`; write `{parameter.name}: …` under `Args:`"
             )
-        found, description = type_of(name, hints[parameter.name]), arguments[parameter.name]
-        before, choices, after = description.rpartition("(choices:")
+        found, words = type_of(name, hints[parameter.name]), arguments[parameter.name]
+        before, choices, after = words.rpartition("(choices:")
         if choices and after.rstrip().endswith(")"):
-            found, description = {**found, "enum": json.loads(after.rstrip()[:-1])}, before.strip()
-        properties[parameter.name] = {**found, "description": description}
+            found, words = {**found, "enum": json.loads(after.rstrip()[:-1])}, before.strip()
+        properties[parameter.name] = {**found, "description": words}
         if parameter.default is inspect.Parameter.empty:
             required.append(parameter.name)
     parameters = {"type": "object", "properties": properties}
