@@ -39,6 +39,8 @@ pub struct Episodes<'a> {
     /// The examples as the task has them, for resets.
     examples: Vec<Example>,
     prompts: Vec<Prompt>,
+    /// What environments have added to each prompt.
+    first: Vec<Option<FirstWords>>,
     n: usize,
     all: Vec<Episode>,
     pool: Option<Pool>,
@@ -77,6 +79,7 @@ impl<'a> Episodes<'a> {
             limits,
             examples,
             prompts: prompts.to_vec(),
+            first: vec![None; prompts.len()],
             n,
             all: Vec::with_capacity(prompts.len() * n),
             pool: (workers > 0).then(|| Pool::new(workers)),
@@ -84,21 +87,10 @@ impl<'a> Episodes<'a> {
         };
         let mut begun = begun.into_iter();
         for at in 0..prompts.len() {
-            let mut first: Option<FirstWords> = None;
             for begun in begun.by_ref().take(n) {
-                let Some(said) = own.add(begun) else { continue };
-                let first = first.get_or_insert_with(|| said.clone());
-                if *first != said
-                    && let Some(last) = own.all.last_mut()
-                {
-                    last.outcome.lost = Some(format!(
-                        "`reset` said {:?}, and for another rollout of the same row {:?}; a group has one prompt, so it has \
-                         to say the same for the same row",
-                        said.0, first.0
-                    ));
-                }
+                own.add(begun);
             }
-            if let Some(FirstWords(Some(text))) = first {
+            if let Some(FirstWords(Some(text))) = own.first[at].clone() {
                 own.add_to_prompt(at, &text, tokenizer)?;
             }
         }
@@ -123,35 +115,45 @@ impl<'a> Episodes<'a> {
         self.all.into_iter().map(|own| own.outcome).collect()
     }
 
-    /// Adds a rollout with its environment. Gives what that said, if it began.
-    fn add(&mut self, begun: Begun) -> Option<FirstWords> {
+    /// Adds a rollout with its environment.
+    fn add(&mut self, begun: Begun) {
         let index = self.all.len();
         self.all.push(Episode {
             environment: None,
             failures: 0,
             outcome: Outcome::default(),
         });
-        self.take(index, begun)
+        self.take(index, begun);
     }
 
-    /// Gives a rollout the environment that began, or fresh ones, as often as it may be tried; none where its tries are used up.
-    fn take(&mut self, index: usize, mut begun: Begun) -> Option<FirstWords> {
-        loop {
+    /// Gives a rollout the environment that began, or fresh ones, as often as it may be tried. False where its tries are used up, or
+    /// where it says something else than the others of its group.
+    fn take(&mut self, index: usize, mut begun: Begun) -> bool {
+        let prompt = index / self.n;
+        let (environment, said) = loop {
+            let error = match begun {
+                Ok(begun) => break begun,
+                Err(error) => error,
+            };
             let episode = &mut self.all[index];
-            match begun {
-                Ok((environment, said)) => {
-                    episode.environment = Some(environment);
-                    return Some(said);
-                }
-                Err(error) => {
-                    if !episode.may_fail(&error) {
-                        return None;
-                    }
-                    episode.outcome.retries += 1;
-                }
+            if !episode.may_fail(&error) {
+                return false;
             }
-            begun = reset(self.environments, &self.examples[index / self.n], index);
+            episode.outcome.retries += 1;
+            begun = reset(self.environments, &self.examples[prompt], index);
+        };
+        let first = self.first[prompt].get_or_insert_with(|| said.clone());
+        let episode = &mut self.all[index];
+        if *first != said {
+            episode.outcome.lost = Some(format!(
+                "`reset` said {:?}, and for another rollout of the same row {:?}; a group has one prompt, so it has to say the same for \
+                 the same row",
+                said.0, first.0
+            ));
+            return false;
         }
+        episode.environment = Some(environment);
+        true
     }
 
     /// Adds a text to the last message of the user in a prompt. Where it gets too long, the group is lost.
@@ -275,9 +277,10 @@ impl<'a> Episodes<'a> {
         }
         episode.outcome.restart();
         let begun = reset(self.environments, &self.examples[index / self.n], index);
-        match self.take(index, begun) {
-            Some(_) => Next::Restart,
-            None => Next::End,
+        if self.take(index, begun) {
+            Next::Restart
+        } else {
+            Next::End
         }
     }
 

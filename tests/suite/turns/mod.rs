@@ -64,6 +64,8 @@ struct Chat {
     workers: usize,
     /// What `reset` adds to the prompt.
     says: Option<String>,
+    /// Whether it says another thing each time.
+    fickle: bool,
 }
 
 impl Chat {
@@ -73,6 +75,7 @@ impl Chat {
             asked: Arc::default(),
             workers: 0,
             says: None,
+            fickle: false,
         }
     }
 }
@@ -134,10 +137,17 @@ impl Environments for Chat {
     }
 
     fn make(&self, _: usize) -> Box<dyn Environment> {
+        let time = self.asked.load(Ordering::SeqCst);
+        if self.fickle {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+        }
         Box::new(Answering {
             fails: self.fails,
             asked: Arc::clone(&self.asked),
-            says: self.says.clone(),
+            says: self
+                .says
+                .clone()
+                .map(|own| own + &"1".repeat(usize::from(self.fickle) * (time % 2))),
             row: 0,
             turns: 0,
             letters: 0,
@@ -425,6 +435,22 @@ fn what_an_environment_says_first_is_in_the_prompt_and_the_same_for_a_group() {
         let text = tokenizer.decode(&rollout.prompt, false).expect("text");
         assert!(text.ends_with("!!<assistant>"), "{text}");
     }
+    let fickle = Chat {
+        says: Some("!".into()),
+        fickle: true,
+        ..Chat::new(Fails::Never)
+    };
+    let builder = Trainer::builder(config(&folder.path().join("fickle"), &[]));
+    let mut trainer = builder.task(fickle).build().expect("a trainer");
+    let message = trainer
+        .step()
+        .map(|_| ())
+        .expect_err("no group is whole")
+        .to_string();
+    assert!(
+        message.contains("has to say the same for the same row"),
+        "{message}"
+    );
     let long = Chat {
         says: Some("!".repeat(40)),
         ..Chat::new(Fails::Never)
