@@ -337,7 +337,7 @@ fn tokens_are_those_that_were_sampled_and_those_that_the_template_writes() {
 
 /// What a run leaves that does not depend on the time.
 fn left(folder: &Path) -> (String, Vec<u8>) {
-    let weights = folder.join("checkpoints/step-4/model/model.safetensors");
+    let weights = folder.join("checkpoints/step-000004/model/model.safetensors");
     (samples(folder), std::fs::read(weights).expect("weights"))
 }
 
