@@ -16,12 +16,14 @@ pub mod metrics;
 pub mod objective;
 pub mod optim;
 pub mod planning;
+mod process;
 pub mod report;
 pub mod reward;
 pub mod rollout;
 pub mod sequence;
 pub mod task;
 pub mod trainer;
+pub mod turns;
 
 pub use error::{Error, Result};
 pub use firebrick_plan as plan;

@@ -3,8 +3,10 @@
 use crate::sequence::TokenColumns;
 use crate::task::Reading;
 use firebrick_models::generate::FinishReason;
+use firebrick_models::tokenizer::Message;
 use serde::Serialize;
 use serde_json::{Map, Value};
+use std::ops::Range;
 
 /// One sampled completion.
 #[derive(Clone, Debug)]
@@ -15,8 +17,12 @@ pub struct Rollout {
     pub sample: usize,
     /// Prompt tokens.
     pub prompt: Vec<u32>,
-    /// Completion tokens, the stop id included.
+    /// Completion tokens, the stop id included; of several turns all of them, and what stands between.
     pub completion: Vec<u32>,
+    /// Those of them that the policy did not sample: what an environment wrote. They are never scored.
+    pub inserted: Vec<Range<usize>>,
+    /// The messages after the prompt, where it had an environment.
+    pub turns: Vec<Message>,
     /// Completion's text, without special tokens.
     pub text: String,
     /// What is known of its completion tokens, in order.
@@ -65,11 +71,40 @@ impl Rollout {
         self.columns.sampler_logp.as_deref().unwrap_or_default()
     }
 
-    /// Mean advantage of its tokens; 0 where it has none.
+    /// Which completion tokens the policy sampled.
+    #[must_use]
+    pub fn sampled(&self) -> Vec<bool> {
+        let mut sampled = vec![true; self.completion.len()];
+        for range in &self.inserted {
+            sampled[range.clone()].fill(false);
+        }
+        sampled
+    }
+
+    /// Takes what the policy did not sample out of the mask.
+    pub fn mask_inserted(&mut self) {
+        for range in &self.inserted {
+            if let Some(mask) = self.mask.get_mut(range.clone()) {
+                mask.fill(false);
+            }
+        }
+    }
+
+    /// Turns of the policy.
+    #[must_use]
+    pub fn num_turns(&self) -> usize {
+        self.inserted.len() + 1
+    }
+
+    /// Mean advantage of the tokens that it sampled; 0 where it has none.
     #[must_use]
     pub fn mean_advantage(&self) -> f64 {
         let advantages = self.columns.advantage.as_deref().unwrap_or_default();
-        advantages.iter().sum::<f64>() / advantages.len().max(1) as f64
+        let own = advantages.iter().zip(self.sampled());
+        let (count, sum) = own
+            .filter(|(_, sampled)| *sampled)
+            .fold((0, 0.0), |(n, sum), (a, _)| (n + 1, sum + a));
+        sum / f64::from(count.max(1))
     }
 
     /// Numbers of the scored tokens as a column of all completion tokens, `fill` for those that are not scored.
@@ -111,6 +146,12 @@ pub struct SampleRecord<'a> {
     pub prompt: &'a str,
     /// The completion's text.
     pub completion: &'a str,
+    /// The messages that it is made of, where it had an environment.
+    #[serde(skip_serializing_if = "<[Message]>::is_empty")]
+    pub turns: &'a [Message],
+    /// Turns of the policy, where it had an environment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_turns: Option<usize>,
     /// Ground truth.
     pub answer: &'a str,
     /// Reward.
@@ -144,6 +185,8 @@ mod tests {
             sample: 0,
             prompt: vec![1],
             completion: vec![2, 3],
+            inserted: Vec::new(),
+            turns: Vec::new(),
             text: String::new(),
             columns: TokenColumns::default(),
             finish,
@@ -158,6 +201,24 @@ mod tests {
             mask: Vec::new(),
             penalized_reward: reward,
         }
+    }
+
+    #[test]
+    fn what_an_environment_wrote_is_no_part_of_the_mask_and_of_the_mean_advantage() {
+        let mut own = rollout(FinishReason::Stop, 1.0);
+        own.completion = vec![5; 6];
+        own.inserted = vec![1..3, 4..5];
+        assert_eq!(own.sampled(), [true, false, false, true, false, true]);
+        own.mask = vec![true, true, true, false, true, true];
+        own.mask_inserted();
+        assert_eq!(own.mask, [true, false, false, false, false, true]);
+        own.columns.advantage = Some(vec![1.0, 9.0, 9.0, 2.0, 9.0, 3.0]);
+        assert!((own.mean_advantage() - 2.0).abs() < 1e-12);
+        assert_eq!(own.num_turns(), 3);
+        // an objective that has not made a mask yet
+        own.mask.clear();
+        own.mask_inserted();
+        assert!(own.mask.is_empty());
     }
 
     #[test]

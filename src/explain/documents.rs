@@ -108,8 +108,13 @@ fn task(path: &str) -> Section {
         "format_score",
     ];
     let arithmetic = ["difficulty", "operations", "partial", "zero_pad"];
+    let calculator = ["digits", "tool"];
     let own = path.rsplit('.').next().unwrap_or(path);
-    let heading = if arithmetic.contains(&own) {
+    let heading = if path.starts_with("task.environment") {
+        "## Several turns"
+    } else if calculator.contains(&own) {
+        "## Calculator"
+    } else if arithmetic.contains(&own) {
         "## Arithmetic"
     } else if countdown.contains(&own) {
         "## Countdown"

@@ -15,6 +15,7 @@ mod kernels;
 mod names;
 mod parity;
 mod program;
+mod turns;
 
 /// What this binary's tensors are.
 const PRECISION: burn::tensor::FloatDType = burn::tensor::FloatDType::F32;

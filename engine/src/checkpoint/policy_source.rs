@@ -191,7 +191,13 @@ pub fn tokenizer_of(config: &ModelConfig, task: &dyn Task) -> Result<Tokenizer> 
     let folder = config.path.as_ref().or(config.tokenizer.as_ref());
     let mut tokenizer = match (folder, task.alphabet()) {
         (Some(folder), _) => Tokenizer::from_dir(&model_folder(folder, ModelFiles::Tokenizer)?)?,
-        (None, Some(alphabet)) => Tokenizer::characters(alphabet)?,
+        (None, Some(alphabet)) => {
+            let own = Tokenizer::characters_and_words(alphabet, task.tokens())?;
+            match task.chat_template() {
+                Some(template) => own.with_chat_template(template, Path::new("(of the task)"))?,
+                None => own,
+            }
+        }
         (None, None) => {
             return Err(Error::Config(
                 "model.arch needs model.tokenizer (a folder with tokenizer.json): this task does not define an alphabet"

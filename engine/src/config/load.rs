@@ -22,7 +22,12 @@ pub(super) const SECTIONS: [&str; 9] = [
 ];
 
 /// Keys that name files of this machine.
-const LOCAL: [&str; 2] = ["/memory/plan", "/model/chat_template"];
+const LOCAL: [&str; 4] = [
+    "/memory/plan",
+    "/model/chat_template",
+    "/task/environment/file",
+    "/task/environment/python",
+];
 
 /// Keys that name files, or what is fetched from the Hub.
 const FILES: [&str; 9] = [

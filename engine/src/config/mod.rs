@@ -32,7 +32,7 @@ pub use mode::{Mode, mode_of, needs_no_task, sft_of};
 pub use model::ModelConfig;
 pub use problems::{CheckedFile, Place, Problem};
 pub(crate) use resume_compat::check_resume_compat;
-pub use rollout::{DynamicSampling, RolloutConfig, ValidationSampling};
+pub use rollout::{DynamicSampling, MultiTurn, RolloutConfig, ValidationSampling};
 pub use run::RunConfig;
 pub use schema::schema;
 pub use sft::{SftConfig, WarmupConfig};

@@ -1,6 +1,7 @@
 //! The `rollout` section, what of it can be refused, and dynamic sampling.
 
 use crate::plan::size::Bytes;
+use crate::task::ToolParser;
 use crate::{Error, Result};
 use firebrick_backends::Precision;
 use firebrick_backends::device::Backend;
@@ -64,6 +65,37 @@ pub struct RolloutConfig {
     pub dynamic_sampling: DynamicSampling,
     /// How validation samples.
     pub val_kwargs: ValidationSampling,
+    /// Rollouts of several turns, where the task has an environment.
+    pub multi_turn: MultiTurn,
+}
+
+/// Limits of rollouts of several turns, under verl's names (`rollout.multi_turn`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct MultiTurn {
+    /// Most turns of the model; without a limit as many as `response_length` has room for. TRL's `max_tool_calling_iterations` is one
+    /// less: the tool calls of the last turn are not run.
+    pub max_assistant_turns: Option<usize>,
+    /// Most characters of what a tool answers; longer answers are cut, and end with `...`.
+    pub max_tool_response_length: Option<usize>,
+    /// How the model writes tool calls.
+    pub format: ToolParser,
+}
+
+impl MultiTurn {
+    fn check(&self) -> Result<(), String> {
+        for (key, value) in [
+            ("max_assistant_turns", self.max_assistant_turns),
+            ("max_tool_response_length", self.max_tool_response_length),
+        ] {
+            if value == Some(0) {
+                return Err(format!(
+                    "rollout.multi_turn.{key} must be at least 1; remove it for no limit"
+                ));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Default for RolloutConfig {
@@ -92,6 +124,7 @@ impl Default for RolloutConfig {
             free_cache: true,
             dynamic_sampling: DynamicSampling::default(),
             val_kwargs: ValidationSampling::default(),
+            multi_turn: MultiTurn::default(),
         }
     }
 }
@@ -373,6 +406,7 @@ impl RolloutConfig {
             _ => {}
         }
         self.val_kwargs.check()?;
+        self.multi_turn.check()?;
         self.dynamic_sampling.check(self.n)
     }
 }

@@ -6,6 +6,7 @@ mod report;
 mod sft_dataset;
 
 pub use lengths::{Bin, Lengths};
+pub(crate) use prompt_dataset::encode_prompt;
 pub use prompt_dataset::{Prompt, PromptDataset, SAMPLED_ROWS};
 pub use report::{Column, DataReport, SampledPrompt, SplitReport};
 pub use sft_dataset::{RowsAlone, SftDataset};

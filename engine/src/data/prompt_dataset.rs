@@ -162,6 +162,10 @@ impl PromptDataset {
 
     /// Tokens of the longest prompt; of an endless task or many rows, of the longest in a sample.
     pub fn longest(&self) -> Result<usize> {
+        let adds = |own: &dyn crate::task::Environments| own.adds_to_prompts();
+        if self.task.environments().is_some_and(adds) {
+            return Ok(self.max_prompt);
+        }
         let mut longest = self.longest;
         if let Kept::Endless = self.kept {
             for index in 0..GLANCE {
@@ -256,7 +260,7 @@ impl PromptDataset {
 }
 
 /// The text of an example's prompt, by the chat template where it is a conversation, and its tokens.
-pub(super) fn encode_prompt(
+pub(crate) fn encode_prompt(
     tokenizer: &Tokenizer,
     example: &Example,
 ) -> Result<(String, Vec<u32>)> {

@@ -11,7 +11,9 @@ use crate::sequence::{SampleId, Sequence};
 use crate::task::recipe::{message, read_tools};
 use crate::task::rows::{RowFiles, Rows};
 use crate::task::template::Row;
-use crate::task::{Completion, Example, Reward, Split, TOOLS, Task, TaskError, shuffled_index};
+use crate::task::{
+    Completion, Example, PromptText, Reward, Split, TOOLS, Task, TaskError, shuffled_index,
+};
 use crate::{Error, Result};
 use firebrick_models::tokenizer::{ChatTokens, Message};
 use serde_json::Value;
@@ -85,7 +87,7 @@ impl SftDataset {
         let mut longest = read.map(|s| s.tokens.len()).max().unwrap_or(0);
         if self.rows.is_none() {
             for prompt in data.glance() {
-                longest = longest.max(solved(&prompt?, source)?.tokens.len());
+                longest = longest.max(solved(&prompt?, data.task(), source)?.tokens.len());
             }
         }
         Ok(longest)
@@ -109,7 +111,7 @@ impl SftDataset {
                     let index = shuffled_index(self.examples, seed, draw);
                     rows[index.unwrap_or_default() as usize].clone()
                 }
-                None => solved(&data.draw(seed, draw)?, source)?,
+                None => solved(&data.draw(seed, draw)?, data.task(), source)?,
             };
             let id = SampleId {
                 prompt_index: draw,
@@ -257,16 +259,12 @@ fn completed(prompt: &[u32], completion: &str, source: &PolicySource) -> Result<
     Ok(Sequence::completion(prompt, &completion))
 }
 
-/// A task's prompt with its solution.
-fn solved(prompt: &Prompt, source: &PolicySource) -> Result<Sequence> {
-    let Some(solution) = &prompt.example.solution else {
-        return Err(Error::Config(format!(
-            "supervised training needs solutions, but the task has none for prompt {:?}; set `solution` in the task's \
-             configuration, or a file of rows as `sft.train` (`warmup.sft.train`)",
-            prompt.text
-        )));
+/// A task's prompt with its demonstration, or its solution.
+fn solved(prompt: &Prompt, task: &dyn Task, source: &PolicySource) -> Result<Sequence> {
+    let sequence = match demonstrated(prompt, task, source)? {
+        Some(sequence) => sequence,
+        None => of_solution(prompt, source)?,
     };
-    let sequence = completed(&prompt.tokens, solution, source)?;
     let (length, context) = (sequence.tokens.len(), source.trained_context());
     if length > context {
         let what = format!("prompt {:?} with its solution", prompt.text);
@@ -281,12 +279,53 @@ fn solved(prompt: &Prompt, source: &PolicySource) -> Result<Sequence> {
     Ok(sequence)
 }
 
+/// A prompt with a demonstration of several turns, where the task has one: the assistant's are scored.
+fn demonstrated(
+    prompt: &Prompt,
+    task: &dyn Task,
+    source: &PolicySource,
+) -> Result<Option<Sequence>> {
+    let (Some(demonstration), PromptText::Chat(messages)) =
+        (task.demonstration(&prompt.example), &prompt.example.prompt)
+    else {
+        return Ok(None);
+    };
+    let whole = [messages.as_slice(), &demonstration].concat();
+    let tools = prompt.example.fields.get(TOOLS);
+    let tokenizer = &source.tokenizer;
+    let encoded = tokenizer.encode_with_assistant_mask_and_tools(&whole, messages.len(), tools)?;
+    turns(encoded).map(Some).ok_or_else(|| {
+        Error::Config(format!(
+            "the task's demonstration for prompt {:?} has no turn of the assistant with text to train on",
+            prompt.text
+        ))
+    })
+}
+
+/// A prompt with its solution.
+fn of_solution(prompt: &Prompt, source: &PolicySource) -> Result<Sequence> {
+    let Some(solution) = &prompt.example.solution else {
+        return Err(Error::Config(format!(
+            "supervised training needs solutions, but the task has none for prompt {:?}; set `solution` in the task's \
+             configuration, or a file of rows as `sft.train` (`warmup.sft.train`)",
+            prompt.text
+        )));
+    };
+    completed(&prompt.tokens, solution, source)
+}
+
 /// The task's validation prompts with their solutions; none where it has none.
 fn held_out(source: &PolicySource, data: &PromptDataset) -> Result<Vec<Sequence>> {
-    if data.validation.iter().any(|p| p.example.solution.is_none()) {
+    let task = data.task();
+    let has_none =
+        |p: &Prompt| p.example.solution.is_none() && task.demonstration(&p.example).is_none();
+    if data.validation.iter().any(has_none) {
         return Ok(Vec::new());
     }
-    data.validation.iter().map(|p| solved(p, source)).collect()
+    data.validation
+        .iter()
+        .map(|p| solved(p, task, source))
+        .collect()
 }
 
 /// Gives every scored token the same weight, one in sum.

@@ -8,6 +8,7 @@ use crate::objective::mismatch::{DIFF_MAX, DIFF_MEAN};
 use crate::objective::value::explained_variance;
 use crate::rollout::Rollout;
 use crate::sequence::TokenColumns;
+use crate::turns::TurnStats;
 use firebrick_models::generate::FinishReason;
 use std::collections::BTreeMap;
 
@@ -186,7 +187,12 @@ fn sampling_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
     if let Some(programs) = &stats.programs {
         put("timing_s/reward_wait", programs.wait_seconds);
         put("reward/lost", programs.lost as f64);
-        put("rollout/left_out_groups", programs.left_out_groups as f64);
+    }
+    if let Some(turns) = &stats.turns {
+        turn_metrics(rollout, turns, put);
+    }
+    if stats.programs.is_some() || stats.turns.is_some() {
+        put("rollout/left_out_groups", stats.left_out_groups as f64);
     }
     let rollouts = &rollout.rollouts;
     let lengths =
@@ -200,6 +206,31 @@ fn sampling_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
     if !differences.is_empty() {
         put(DIFF_MAX, differences.iter().copied().fold(0.0, f64::max));
         put(DIFF_MEAN, mean(&differences));
+    }
+}
+
+/// Turns and tool calls: `num_turns` is verl's name, `tools` are TRL's.
+fn turn_metrics(rollout: &RolloutReport, turns: &TurnStats, put: &mut impl FnMut(&str, f64)) {
+    let counts = rollout.rollouts.iter().map(|r| r.num_turns() as f64);
+    spread("num_turns", &counts.collect::<Vec<f64>>(), put);
+    let share = |part: usize, whole: usize| part as f64 / whole.max(1) as f64;
+    for (name, value) in [
+        (
+            "tools/call_frequency",
+            share(turns.tool_calls, turns.rollouts),
+        ),
+        (
+            "tools/failure_frequency",
+            share(turns.failed_calls, turns.tool_calls),
+        ),
+        ("environment/retries", turns.retries as f64),
+        ("environment/lost", turns.lost as f64),
+        (
+            "environment/template_mismatch",
+            turns.differ_from_template as f64,
+        ),
+    ] {
+        put(name, value);
     }
 }
 
@@ -289,7 +320,10 @@ fn probability_differences(rollout: &Rollout) -> impl Iterator<Item = f64> {
         .iter()
         .flatten()
         .zip(columns.old_logp.iter().flatten());
-    pairs.map(|(sampler, trainer)| (sampler.exp() - trainer.exp()).abs())
+    let sampled = pairs.zip(rollout.sampled());
+    sampled
+        .filter(|(_, sampled)| *sampled)
+        .map(|((sampler, trainer), _)| (sampler.exp() - trainer.exp()).abs())
 }
 
 /// Mean, largest and smallest of some values; nothing where there are none.
@@ -318,6 +352,8 @@ mod tests {
             sample: 0,
             prompt: vec![1, 2],
             completion: vec![3; mask.len()],
+            inserted: Vec::new(),
+            turns: Vec::new(),
             text: String::new(),
             columns: TokenColumns {
                 advantage: Some(advantages),

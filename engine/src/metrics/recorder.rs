@@ -217,6 +217,8 @@ fn samples(step: u64, report: &RolloutReport) -> Vec<SampleRecord<'_>> {
                 sample: r.sample,
                 prompt: &prompt.text,
                 completion: &r.text,
+                turns: &r.turns,
+                num_turns: (!r.turns.is_empty()).then(|| r.num_turns()),
                 answer: &prompt.example.answer,
                 reward: r.reward,
                 reward_parts: &r.reward_parts,

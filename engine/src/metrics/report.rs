@@ -8,6 +8,7 @@ use crate::data::Prompt;
 use crate::learner::Updated;
 use crate::rollout::Rollout;
 use crate::task::Running;
+use crate::turns::TurnStats;
 use firebrick_backends::memory::{ReadingSource, peak_resident_bytes};
 use firebrick_models::generate::GenerationStats;
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,9 +64,7 @@ impl RolloutReport {
             .rollouts
             .extract_if(.., |r| lost.contains(&r.prompt_index));
         self.left_out.extend(own);
-        if let Some(programs) = &mut self.stats.programs {
-            programs.left_out_groups += lost.len();
-        }
+        self.stats.left_out_groups += lost.len();
     }
 
     /// Tokens of the completions.
@@ -95,8 +94,12 @@ pub struct RolloutStats {
     pub kept_groups: usize,
     /// Sampled groups all of whose rewards are equal.
     pub zero_std_groups: f64,
+    /// Groups that are left out, since a rollout of theirs has lost its environment or a reward.
+    pub left_out_groups: usize,
     /// How rewards fared that other programs compute, where there are any.
     pub programs: Option<ProgramStats>,
+    /// How turns and environments fared, where there are any.
+    pub turns: Option<TurnStats>,
 }
 
 /// How a step's rewards fared that other programs compute.
@@ -106,8 +109,6 @@ pub struct ProgramStats {
     pub wait_seconds: f64,
     /// Completions that have lost a reward.
     pub lost: usize,
-    /// Groups that are left out for that.
-    pub left_out_groups: usize,
 }
 
 /// The sum of a number over optimizer steps, and how many of them reported it.

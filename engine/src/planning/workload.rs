@@ -63,8 +63,11 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
             })
             .transpose()?,
         rewards: match config.task.as_ref().and_then(TaskConfig::rows) {
-            Some(rows) => reward_work(&Rewards::new(&rows.rewards)?, config)?,
-            None => Vec::new(),
+            // with an environment alone there is none
+            Some(rows) if !rows.rewards.is_empty() => {
+                reward_work(&Rewards::new(&rows.rewards)?, config)?
+            }
+            _ => Vec::new(),
         },
         examples: None,
     })

@@ -360,7 +360,7 @@ impl Reader {
     #[must_use]
     pub fn new(task: Option<&TaskConfig>) -> Self {
         match task {
-            Some(TaskConfig::Arithmetic(_)) => Self::Trimmed,
+            Some(TaskConfig::Arithmetic(_) | TaskConfig::Calculator(_)) => Self::Trimmed,
             Some(TaskConfig::Dataset(config) | TaskConfig::Jsonl(config)) => {
                 Rewards::new(&config.rewards).map_or(Self::None, Self::Rules)
             }

@@ -3,14 +3,19 @@
 use crate::data::Prompt;
 use crate::task::{Completion, Reward, Task, TaskError};
 use crate::{Error, Result};
+use firebrick_models::tokenizer::Message;
 
 /// A completion to be scored.
 #[derive(Clone, Debug)]
 pub struct Answer<'a> {
     /// Its prompt.
     pub prompt: &'a Prompt,
-    /// Its text, without special tokens.
+    /// Its text, without special tokens; of several turns all of it.
     pub text: String,
+    /// The text of its last turn, which rules judge, where there are several.
+    pub last_turn: Option<String>,
+    /// The messages that it is made of, where it had an environment.
+    pub turns: &'a [Message],
     /// Its tokens.
     pub tokens: &'a [u32],
     /// Whether it ended by itself.
@@ -43,7 +48,7 @@ impl Answer<'_> {
     /// What the task's rules say of it.
     pub fn by_rules(&self, task: &dyn Task, max_tokens: usize, purpose: Purpose) -> Result<Reward> {
         let completion = Completion {
-            text: &self.text,
+            text: self.last_turn.as_deref().unwrap_or(&self.text),
             tokens: self.tokens,
             finished: self.finished,
             max_tokens,

@@ -1,7 +1,6 @@
 //! Rewards that other programs compute: Python functions and commands, in several processes each. A group of completions is a call;
 //! a call that fails is repeated one completion at a time, so that one bad completion does not cost the others their rewards.
 
-mod process;
 mod protocol;
 mod queue;
 mod request;

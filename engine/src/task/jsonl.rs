@@ -9,10 +9,14 @@ pub use config::{Extract, JsonlConfig};
 
 use std::path::{Path, PathBuf};
 
+use super::error::Place;
 use super::recipe::Recipe;
 use super::rows::{Indices, Order, RowFiles, Rows, split};
 use super::template::Row;
-use super::{Completion, Example, Reward, RewardConfig, Rewards, Split, Task, TaskError};
+use super::{
+    Completion, EnvironmentConfig, Environments, Example, PromptText, PythonEnvironments, Reward,
+    RewardConfig, Rewards, Split, TOOLS, Task, TaskError,
+};
 
 impl JsonlConfig {
     /// Settings with training rows, their rewards, and defaults for the rest.
@@ -35,6 +39,7 @@ impl JsonlConfig {
             answer_extract: None,
             solution: None,
             solution_field: None,
+            environment: None,
             rewards,
         }
     }
@@ -140,6 +145,7 @@ pub struct Jsonl {
     name: String,
     recipe: Recipe,
     rewards: Rewards,
+    environments: Option<PythonEnvironments>,
     train: Rows,
     train_order: Order,
     /// Where absent, rows of `train` are held out.
@@ -150,9 +156,24 @@ pub struct Jsonl {
 impl Jsonl {
     /// Reads the files, resolved against `base`, and checks every row.
     pub fn new(config: &JsonlConfig, base: &Path) -> Result<Self, TaskError> {
-        let rewards = Rewards::new(&config.rewards)?;
+        let environments = match &config.environment {
+            Some(EnvironmentConfig::Python(own)) => Some(PythonEnvironments::open(own)?),
+            None => None,
+        };
+        let rewards = match &environments {
+            // what rollouts are worth, the environment says
+            Some(own) if config.rewards.is_empty() && own.has_reward() => Rewards::default(),
+            _ => Rewards::new(&config.rewards)?,
+        };
         let recipe = Recipe::new(config)?;
-        let check = |row: Row| checked(row, &recipe, &rewards);
+        let check = |row: Row| {
+            let place = row.place.clone();
+            let example = checked(row, &recipe, &rewards)?;
+            match environments {
+                Some(_) => playable(&example, &place),
+                None => Ok(()),
+            }
+        };
         let weights = config.weights()?;
         let sources = config.train.list(base, TRAIN)?;
         let validation_files = config.validation_files(base)?;
@@ -177,6 +198,7 @@ impl Jsonl {
             validation_order: Order::plain(held_out),
             recipe,
             rewards,
+            environments,
         })
     }
 
@@ -192,7 +214,7 @@ impl Jsonl {
 }
 
 /// Whether a row makes an example whose answer every reward can read.
-fn checked(row: Row, recipe: &Recipe, rewards: &Rewards) -> Result<(), TaskError> {
+fn checked(row: Row, recipe: &Recipe, rewards: &Rewards) -> Result<Example, TaskError> {
     let place = row.place.clone();
     let bad = |setting: &str, detail: String| TaskError::BadField {
         place: place.clone(),
@@ -209,7 +231,34 @@ fn checked(row: Row, recipe: &Recipe, rewards: &Rewards) -> Result<(), TaskError
     }
     let example = recipe.example(row)?;
     let answer = rewards.check_answer(&example.answer);
-    answer.map_err(|error| bad("task.rewards", error.to_string()))
+    answer.map_err(|error| bad("task.rewards", error.to_string()))?;
+    Ok(example)
+}
+
+/// Refuses a row that a task with an environment cannot have.
+fn playable(example: &Example, place: &Place) -> Result<(), TaskError> {
+    let bad = |setting: &str, detail: &str| TaskError::BadField {
+        place: place.clone(),
+        setting: setting.to_owned(),
+        detail: detail.to_owned(),
+    };
+    match &example.prompt {
+        PromptText::Text(_) => Err(bad(
+            "task.environment",
+            "the prompt is a text; expected a conversation (`messages`), which an environment can answer in",
+        )),
+        PromptText::Chat(messages) if !messages.iter().any(|m| m.role == "user") => Err(bad(
+            "task.environment",
+            "the conversation has no message of the user, to which an environment could add what it says first",
+        )),
+        PromptText::Chat(_) if example.fields.get(TOOLS).is_some_and(|own| !own.is_null()) => {
+            Err(bad(
+                TOOLS,
+                "the row has tools of its own, and so has the environment; remove the column",
+            ))
+        }
+        PromptText::Chat(_) => Ok(()),
+    }
 }
 
 /// The order of training rows: by weight where there are weights.
@@ -254,7 +303,17 @@ impl Task for Jsonl {
             index,
             len: order.len(),
         })?;
-        self.recipe.example(rows.get(row)?)
+        let mut example = self.recipe.example(rows.get(row)?)?;
+        if let Some(environments) = &self.environments {
+            let tools = environments.tools().clone();
+            example.fields.insert(TOOLS.to_owned(), tools);
+        }
+        Ok(example)
+    }
+
+    fn environments(&self) -> Option<&dyn Environments> {
+        let own = self.environments.as_ref()?;
+        Some(own)
     }
 
     fn rewards(&self) -> Option<&Rewards> {

@@ -6,6 +6,7 @@
 
 pub mod arithmetic;
 pub mod countdown;
+pub mod environment;
 mod error;
 pub mod jsonl;
 mod number;
@@ -25,6 +26,10 @@ use serde_json::{Map, Value};
 
 pub use self::arithmetic::{Arithmetic, ArithmeticConfig};
 pub use self::countdown::{Countdown, CountdownConfig};
+pub use self::environment::{
+    Calculator, CalculatorConfig, Environment, EnvironmentConfig, EnvironmentError, Environments,
+    Observation, PythonEnvironmentConfig, PythonEnvironments, ToolCall, ToolParser, Turn,
+};
 pub use self::error::{Place, TaskError, Unit};
 pub use self::jsonl::{Jsonl, JsonlConfig};
 pub use self::reading::Reading;
@@ -59,6 +64,27 @@ pub trait Task: Send + Sync {
     /// The characters of its prompts and answers, where a model that starts from random weights may have one token a
     /// character. `None`: such a model needs a tokenizer from elsewhere.
     fn alphabet(&self) -> Option<&str> {
+        None
+    }
+
+    /// Tokens of several characters that such a model has beside those of the alphabet.
+    fn tokens(&self) -> &[&str] {
+        &[]
+    }
+
+    /// The chat template of such a model, in Jinja.
+    fn chat_template(&self) -> Option<&str> {
+        None
+    }
+
+    /// What answers the turns of its rollouts, where they have several.
+    fn environments(&self) -> Option<&dyn Environments> {
+        None
+    }
+
+    /// A demonstration of several turns for supervised training, as the messages that follow the prompt: those of the assistant are
+    /// learnt. In place of [`Example::solution`].
+    fn demonstration(&self, _: &Example) -> Option<Vec<Message>> {
         None
     }
 
@@ -143,9 +169,9 @@ pub enum PromptText {
 /// A sampled completion, as a reward sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Completion<'a> {
-    /// Its text, without special tokens.
+    /// Its text, without special tokens; of several turns that of the last.
     pub text: &'a str,
-    /// Its tokens.
+    /// Its tokens, those of all turns and between them.
     pub tokens: &'a [u32],
     /// Whether it ended by itself (an end token or a stop string), not by the length limit.
     pub finished: bool,
@@ -210,6 +236,8 @@ pub enum TaskConfig {
     Arithmetic(ArithmeticConfig),
     /// Generated problems: reach a number with other numbers.
     Countdown(CountdownConfig),
+    /// Generated products that are too long for a model's head, with a calculator as a tool.
+    Calculator(CalculatorConfig),
     /// Rows of Parquet and JSON files.
     Dataset(Box<JsonlConfig>),
     /// The same under its first name, which metrics keep.
@@ -223,6 +251,7 @@ impl TaskConfig {
         Ok(match self {
             Self::Arithmetic(config) => Box::new(Arithmetic::new(config)?),
             Self::Countdown(config) => Box::new(Countdown::new(config)?),
+            Self::Calculator(config) => Box::new(Calculator::new(config)?),
             Self::Dataset(rows) => Box::new(Jsonl::new(&rows.named("dataset"), base)?),
             Self::Jsonl(rows) => Box::new(Jsonl::new(&rows.named("jsonl"), base)?),
         })
@@ -233,7 +262,7 @@ impl TaskConfig {
     pub fn rows(&self) -> Option<&JsonlConfig> {
         match self {
             Self::Dataset(rows) | Self::Jsonl(rows) => Some(rows),
-            Self::Arithmetic(_) | Self::Countdown(_) => None,
+            Self::Arithmetic(_) | Self::Countdown(_) | Self::Calculator(_) => None,
         }
     }
 
@@ -242,7 +271,7 @@ impl TaskConfig {
         match self {
             Self::Dataset(rows) => **rows = rows.named("dataset"),
             Self::Jsonl(rows) => **rows = rows.named("jsonl"),
-            Self::Arithmetic(_) | Self::Countdown(_) => {}
+            Self::Arithmetic(_) | Self::Countdown(_) | Self::Calculator(_) => {}
         }
     }
 }

@@ -62,6 +62,13 @@ impl Operations {
     }
 }
 
+impl Operations {
+    /// `*` alone.
+    pub(crate) fn only_multiply() -> Self {
+        Self(vec![Operation::Multiply])
+    }
+}
+
 impl Default for Operations {
     fn default() -> Self {
         Self(vec![Operation::Add])

@@ -72,7 +72,7 @@ impl RewardConfig {
 }
 
 /// Rewards ready to judge: patterns compiled, settings checked.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Rewards {
     parts: Vec<Part>,
 }

@@ -156,6 +156,7 @@ impl TrainerBuilder {
             device: opened.device,
             source: opened.source,
             data: opened.data.prompts,
+            turns: opened.turns,
             demonstrations: opened.data.demonstrations,
             learner: loaded.policy,
             reference: loaded.reference,

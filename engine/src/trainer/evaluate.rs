@@ -1,6 +1,9 @@
 //! Completions of held-out prompts, judged, and what they say together.
 
 use super::judged::{EvaluatedSample, judged_samples};
+use super::judging::last_turn;
+use super::rollout::ENVIRONMENT;
+use super::turns::{Playing, turn_template};
 use crate::checkpoint::PolicySource;
 use crate::config::{Mode, RolloutConfig, RunConfig};
 use crate::data::{Prompt, PromptDataset};
@@ -8,6 +11,7 @@ use crate::metrics::{Metrics, judged_metrics};
 use crate::planning::{self, engine_limits};
 use crate::reward::{Answer, CompletionId, Progress, Purpose, RewardManager, Surroundings};
 use crate::task::{Reward, Shaping, Task};
+use crate::turns::{Outcome, TurnTemplate};
 use crate::{Error, Result};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::Accounts;
@@ -82,7 +86,9 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
             tokenizer: &source.tokenizer,
         },
     )?;
-    let samples = validation_samples(&decoder, &source, &data, &config.rollout, &limits)?;
+    let turns = turn_template(&config, data.task(), &source)?;
+    let turns = turns.as_ref();
+    let samples = validation_samples(&decoder, &source, &data, turns, &config.rollout, &limits)?;
     let longest = config.rollout.response_length;
     let now = Progress::default();
     let samples = judged(&mut reward_manager, &source, &data, &samples, longest, now)?;
@@ -99,14 +105,27 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     })
 }
 
+/// Completions of validation prompts.
+pub(crate) struct ValidationSamples {
+    samples: Vec<Sample>,
+    /// The prompts, where environments have added to them.
+    prompts: Option<Vec<Prompt>>,
+    /// What came of each where it had an environment.
+    outcomes: Option<Vec<Outcome>>,
+}
+
 /// Completions of the validation prompts, `rollout.val_kwargs.n` of each. The same weights give the same ones at every step.
 pub(crate) fn validation_samples(
     decoder: &Decoder,
     source: &PolicySource,
     data: &PromptDataset,
+    turns: Option<&TurnTemplate>,
     rollout: &RolloutConfig,
     limits: &SchedulerConfig,
-) -> Result<Vec<Sample>> {
+) -> Result<ValidationSamples> {
+    let (n, task) = (rollout.val_kwargs.n, data.task());
+    let playing = Playing::begin(turns, task, rollout, source, &data.validation, n)?;
+    let prompts = playing.prompts();
     let sampling = rollout.validation(source.stop_ids.clone());
     // step 0 is no step of training
     let key = |prompt_index| DrawKey {
@@ -115,8 +134,9 @@ pub(crate) fn validation_samples(
         prompt_index,
         sample: 0,
     };
-    let requests: Vec<GenerationRequest> = data
-        .validation
+    let requests: Vec<GenerationRequest> = prompts
+        .as_ref()
+        .unwrap_or(&data.validation)
         .iter()
         .zip(0..)
         .map(|(p, index)| GenerationRequest {
@@ -125,28 +145,31 @@ pub(crate) fn validation_samples(
             max_new_tokens: None,
         })
         .collect();
-    let generated = Generator::new(decoder, Some(&source.tokenizer), &sampling)?.run_with(
-        &requests,
-        rollout.val_kwargs.n,
-        limits,
-        |_| {},
-    )?;
-    Ok(generated.samples)
+    let generator = Generator::new(decoder, Some(&source.tokenizer), &sampling)?;
+    let generated = playing.run(&generator, &requests, n, limits, |_| {})?;
+    Ok(ValidationSamples {
+        samples: generated.samples,
+        prompts,
+        outcomes: playing.outcomes(),
+    })
 }
 
 /// Completions of prompts as the reward manager takes them; `id` says which sample each is.
 pub(crate) fn answers<'a>(
     prompts: &'a [Prompt],
     samples: &'a [Sample],
+    outcomes: Option<&'a [Outcome]>,
     source: &PolicySource,
     id: impl Fn(&Sample) -> CompletionId,
 ) -> Result<Vec<Answer<'a>>> {
-    samples
-        .iter()
-        .map(|sample| {
+    let numbered = samples.iter().enumerate();
+    numbered
+        .map(|(at, sample)| {
             Ok(Answer {
                 prompt: &prompts[sample.request],
                 text: source.tokenizer.decode(&sample.tokens, true)?,
+                last_turn: last_turn(&source.tokenizer, sample)?,
+                turns: outcomes.map_or(&[][..], |own| own[at].turns.as_slice()),
                 tokens: &sample.tokens,
                 finished: sample.finish == FinishReason::Stop,
                 id: id(sample),
@@ -167,11 +190,13 @@ pub(crate) fn judged(
     reward_manager: &mut RewardManager,
     source: &PolicySource,
     data: &PromptDataset,
-    samples: &[Sample],
+    sampled: &ValidationSamples,
     max_tokens: usize,
     progress: Progress,
 ) -> Result<Vec<EvaluatedSample>> {
-    let answers = answers(&data.validation, samples, source, |sample| CompletionId {
+    let prompts = sampled.prompts.as_ref().unwrap_or(&data.validation);
+    let (samples, outcomes) = (&sampled.samples, sampled.outcomes.as_deref());
+    let answers = answers(prompts, samples, outcomes, source, |sample| CompletionId {
         step: 0,
         prompt_index: sample.request as u64,
         sample: sample.sample,
@@ -185,7 +210,17 @@ pub(crate) fn judged(
     if let Some(list) = task.rewards() {
         list.complete(&mut rewards, &judged.scores, Shaping::Plain);
     }
-    let notes = judged.notes.iter();
+    let mut notes = judged.notes;
+    for (at, own) in outcomes.into_iter().flatten().enumerate() {
+        if let Some(reward) = own.reward {
+            rewards[at].add(ENVIRONMENT, reward, 1.0);
+        }
+        if let Some(reason) = &own.lost {
+            notes[at].lost = Some(format!("environment: {reason}"));
+        }
+    }
+    let judged = notes;
+    let notes = judged.iter();
     let lost = notes
         .zip(&answers)
         .filter_map(|(note, answer)| Some((answer, note.lost.as_ref()?)));
@@ -197,7 +232,7 @@ pub(crate) fn judged(
             "no completion of the validation has all its rewards; of this one, {reason}"
         )));
     }
-    let each = answers.iter().zip(samples).zip(rewards).zip(judged.notes);
+    let each = answers.iter().zip(samples).zip(rewards).zip(judged);
     let evaluated = each.map(|(((answer, sample), reward), note)| {
         EvaluatedSample::new(task.name(), answer, sample, reward, note.lost)
     });

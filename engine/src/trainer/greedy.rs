@@ -43,10 +43,12 @@ impl Trainer {
         rollouts: &mut [Rollout],
     ) -> Result<()> {
         let (step, first) = (self.state.step + 1, self.state.draws);
-        let answers = answers(prompts, samples, &self.source, |sample| CompletionId {
-            step,
-            prompt_index: first + sample.request as u64,
-            sample: sample.sample,
+        let answers = answers(prompts, samples, None, &self.source, |sample| {
+            CompletionId {
+                step,
+                prompt_index: first + sample.request as u64,
+                sample: sample.sample,
+            }
         })?;
         let now = self.progress();
         let judged = self.recovering(Phase::RewardBaseline, |t| {

@@ -5,6 +5,7 @@ use crate::metrics::JudgedSample;
 use crate::reward::Answer;
 use crate::task::{Reading, Reward};
 use firebrick_models::generate::{FinishReason, Sample};
+use firebrick_models::tokenizer::Message;
 use serde::Serialize;
 
 /// A completion of a validation prompt with its reward.
@@ -20,6 +21,9 @@ pub struct EvaluatedSample {
     pub prompt: String,
     /// The completion's text.
     pub completion: String,
+    /// The messages that it is made of, where it had an environment.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub turns: Vec<Message>,
     /// Ground truth.
     pub answer: String,
     /// Reward.
@@ -56,6 +60,7 @@ impl EvaluatedSample {
             sample: sample.sample,
             prompt: prompt.text.clone(),
             completion: answer.text.clone(),
+            turns: answer.turns.to_vec(),
             answer: prompt.example.answer.clone(),
             reward: reward.total,
             reward_parts: reward.parts,

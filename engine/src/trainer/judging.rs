@@ -7,6 +7,7 @@ use crate::task::{Reward, Task};
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
 use firebrick_models::generate::{FinishReason, Sample};
+use firebrick_models::tokenizer::Message;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -15,9 +16,16 @@ use std::thread::JoinHandle;
 /// Texts and rewards of completions by the rules, by request and sample.
 type RuleRewards = BTreeMap<(usize, usize), Result<(String, Reward)>>;
 
+/// A completion that has ended, and the messages that it is made of where it had an environment.
+#[derive(Clone, Debug)]
+pub(super) struct Ended {
+    pub sample: Sample,
+    pub turns: Vec<Message>,
+}
+
 /// Judges completions as they come. The results do not depend on their order.
 pub(super) struct JudgingThread {
-    samples: Sender<Sample>,
+    samples: Sender<Ended>,
     thread: JoinHandle<Judged>,
 }
 
@@ -46,6 +54,7 @@ pub(super) struct Judged {
 pub(super) fn answer<'a>(
     prompts: &'a [Prompt],
     sample: &'a Sample,
+    turns: &'a [Message],
     text: String,
     step: u64,
     first: u64,
@@ -53,6 +62,8 @@ pub(super) fn answer<'a>(
     Answer {
         prompt: &prompts[sample.request],
         text,
+        last_turn: None,
+        turns,
         tokens: &sample.tokens,
         finished: sample.finish == FinishReason::Stop,
         id: CompletionId {
@@ -63,37 +74,49 @@ pub(super) fn answer<'a>(
     }
 }
 
+/// The text of a completion's last turn, where it has several.
+pub(super) fn last_turn(tokenizer: &Tokenizer, sample: &Sample) -> Result<Option<String>> {
+    if sample.inserted.is_empty() {
+        return Ok(None);
+    }
+    let last = &sample.tokens[sample.turn_start()..];
+    Ok(Some(tokenizer.decode(last, true)?))
+}
+
 impl Judging {
-    fn score(&self, sample: &Sample) -> Result<(String, Reward)> {
+    fn score(&self, ended: &Ended) -> Result<(String, Reward)> {
+        let Ended { sample, turns } = ended;
         let text = self.tokenizer.decode(&sample.tokens, true)?;
-        let answer = answer(&self.prompts, sample, text, self.step, self.first);
+        let mut answer = answer(&self.prompts, sample, turns, text, self.step, self.first);
+        answer.last_turn = last_turn(&self.tokenizer, sample)?;
         let reward = answer.by_rules(self.task.as_ref(), self.max_tokens, Purpose::Training)?;
         Ok((answer.text, reward))
     }
 
     /// Asks the programs about a group; where one of its completions has failed already, about none.
-    fn ask(&self, mut group: Vec<Sample>, rules: &RuleRewards) -> Result<Asked> {
-        group.sort_by_key(|sample| sample.sample);
-        let answers = group.iter().filter_map(|sample| {
+    fn ask(&self, mut group: Vec<Ended>, rules: &RuleRewards) -> Result<Asked> {
+        group.sort_by_key(|own| own.sample.sample);
+        let answers = group.iter().filter_map(|Ended { sample, turns }| {
             let scored = rules.get(&(sample.request, sample.sample))?;
             let (text, _) = scored.as_ref().ok()?;
             let text = text.clone();
-            Some(answer(&self.prompts, sample, text, self.step, self.first))
+            let (step, first) = (self.step, self.first);
+            Some(answer(&self.prompts, sample, turns, text, step, first))
         });
         self.programs.ask(&answers.collect::<Vec<_>>())
     }
 
-    fn judge(&self, coming: impl IntoIterator<Item = Sample>) -> Judged {
+    fn judge(&self, coming: impl IntoIterator<Item = Ended>) -> Judged {
         let mut judged = Judged::default();
-        let mut groups: BTreeMap<usize, Vec<Sample>> = BTreeMap::new();
-        for sample in coming {
-            let (request, place) = (sample.request, sample.sample);
-            judged.rules.insert((request, place), self.score(&sample));
+        let mut groups: BTreeMap<usize, Vec<Ended>> = BTreeMap::new();
+        for ended in coming {
+            let (request, place) = (ended.sample.request, ended.sample.sample);
+            judged.rules.insert((request, place), self.score(&ended));
             if self.programs.is_empty() {
                 continue;
             }
             let group = groups.entry(request).or_default();
-            group.push(sample);
+            group.push(ended);
             if group.len() == self.n {
                 let asked = self.ask(std::mem::take(group), &judged.rules);
                 judged.asked.insert(request, asked);
@@ -105,15 +128,15 @@ impl Judging {
 
 impl JudgingThread {
     pub fn start(judging: Judging) -> Self {
-        let (samples, coming) = channel::<Sample>();
+        let (samples, coming) = channel::<Ended>();
         let thread = std::thread::spawn(move || judging.judge(coming));
         Self { samples, thread }
     }
 
     /// Hands a completion over.
-    pub fn take(&self, sample: Sample) {
+    pub fn take(&self, ended: Ended) {
         // a thread that is gone has panicked, which `finish` passes on
-        let _ = self.samples.send(sample);
+        let _ = self.samples.send(ended);
     }
 
     /// Waits for the last of the rules' rewards. A panic in a task goes on here.

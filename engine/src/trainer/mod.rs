@@ -20,6 +20,7 @@ mod sequences;
 mod setup;
 mod sft;
 mod timeline;
+mod turns;
 mod update;
 mod validate;
 
@@ -53,6 +54,7 @@ use crate::objective::Objective;
 use crate::plan::Plan;
 use crate::plan::planner::Request;
 use crate::reward::RewardManager;
+use crate::turns::TurnTemplate;
 use burn::tensor::Device;
 use firebrick_backends::DeviceInfo;
 use firebrick_backends::memory::peak_resident_bytes;
@@ -91,6 +93,8 @@ pub struct Trainer {
     device: Device,
     source: PolicySource,
     data: PromptDataset,
+    /// The chat template, where rollouts have several turns.
+    turns: Option<TurnTemplate>,
     /// Examples of supervised training, where there is or was to come any.
     demonstrations: Option<Arc<SftDataset>>,
     learner: Learner,

@@ -42,6 +42,8 @@ impl Trainer {
             Ok(t.objective
                 .compute_advantages(rollouts, &mut t.state.coefficients))
         })?;
+        // whatever the objective says, what an environment wrote is not learnt
+        rollouts.iter_mut().for_each(Rollout::mask_inserted);
         let mut report = StepReport::default();
         if let Some(lr) = self.critic_lr() {
             let update = self.phase(Phase::UpdateCritic, |t| t.update_critic(rollouts, lr))?;

@@ -2,7 +2,8 @@
 //! sampled. With dynamic sampling, groups whose rewards do not differ are replaced by fresh prompts.
 
 use super::Trainer;
-use super::judging::{Judging, JudgingThread, answer};
+use super::judging::{Ended, Judging, JudgingThread, answer};
+use super::turns::Playing;
 use crate::config::DynamicSampling;
 use crate::data::Prompt;
 use crate::executor::Place;
@@ -13,6 +14,7 @@ use crate::reward::{Note, Progress};
 use crate::rollout::Rollout;
 use crate::sequence::{TokenColumns, column};
 use crate::task::{Reward, Shaping};
+use crate::turns::Outcome;
 use crate::{Error, Result};
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_models::Decoder;
@@ -26,11 +28,27 @@ use std::time::Instant;
 /// Boundaries of a sampling phase between its begin and its end, at most: the first completion is one.
 const SAMPLE_BOUNDARIES: usize = 16;
 
+/// The part of the reward that environments give.
+pub(super) const ENVIRONMENT: &str = "environment";
+
 /// A completion's text, its reward, and what else its judges say.
 struct Scored {
     text: String,
     reward: Reward,
     note: Note,
+}
+
+/// Prompts as they were sampled from, and a group of rollouts of each.
+type Groups = (Arc<Vec<Prompt>>, Vec<Vec<Rollout>>);
+
+/// Completions of prompts, and who is judging them.
+struct Sampled {
+    /// The prompts, with what environments have added.
+    prompts: Arc<Vec<Prompt>>,
+    generated: Generated,
+    judging: JudgingThread,
+    /// What came of each completion where it had an environment.
+    outcomes: Option<Vec<Outcome>>,
 }
 
 impl Trainer {
@@ -45,7 +63,7 @@ impl Trainer {
         loop {
             let first = first_prompt + prompts.len() as u64;
             let fresh = Arc::new(self.draw_prompts(first, dynamic.prompts(wanted - kept.len()))?);
-            let groups = self.sampled_groups(&fresh, first, &mut stats)?;
+            let (fresh, groups) = self.sampled_groups(&fresh, first, &mut stats)?;
             prompts.extend(Arc::unwrap_or_clone(fresh));
             for group in groups {
                 if group.iter().any(Rollout::is_lost) {
@@ -99,52 +117,74 @@ impl Trainer {
             .collect()
     }
 
-    /// One group of rollouts with their rewards a prompt.
+    /// One group of rollouts with their rewards a prompt; the prompts as they were sampled from.
     fn sampled_groups(
         &mut self,
         prompts: &Arc<Vec<Prompt>>,
         first: u64,
         stats: &mut RolloutStats,
-    ) -> Result<Vec<Vec<Rollout>>> {
-        let (generated, judging) =
-            self.recovering_phase(Phase::Generate, |t| t.sample(prompts, first))?;
+    ) -> Result<Groups> {
+        let mut sampled = self.recovering_phase(Phase::Generate, |t| t.sample(prompts, first))?;
+        let outcomes = sampled.outcomes.take();
+        let generated = sampled.generated;
+        let (prompts, judging) = (sampled.prompts, sampled.judging);
         let rewards = self.phase(Phase::Reward, |t| {
-            t.rewards(prompts, first, &generated.samples, judging, stats)
+            let own = outcomes.as_deref();
+            t.rewards(&prompts, first, &generated.samples, own, judging, stats)
         })?;
         stats.engine.add(&generated.stats);
         stats.gen_batches += 1;
-        let version = self.state.step;
+        let mut outcomes = outcomes.into_iter().flatten();
         let mut rollouts = Vec::with_capacity(generated.samples.len());
         for (s, scored) in generated.samples.into_iter().zip(rewards) {
-            let Scored { text, reward, note } = scored;
-            rollouts.push(Rollout {
-                prompt_index: first + s.request as u64,
-                sample: s.sample,
-                prompt: prompts[s.request].tokens.clone(),
-                completion: s.tokens,
-                text,
-                columns: TokenColumns {
-                    sampler_logp: Some(column(&s.logps)),
-                    full_logp: Some(column(&s.full_logps)),
-                    ..TokenColumns::default()
-                },
-                finish: s.finish,
-                policy_version: version,
-                reward: reward.total,
-                reward_parts: reward.parts,
-                reward_weights: reward.weights,
-                reward_extra: note.extra,
-                reward_error: note.lost,
-                readings: reward.readings,
-                baseline: None,
-                mask: Vec::new(),
-                penalized_reward: 0.0,
-            });
+            let tokens = prompts[s.request].tokens.clone();
+            let mut rollout = self.rollout(first + s.request as u64, tokens, s, scored);
+            if let Some(outcome) = outcomes.next() {
+                stats.turns.get_or_insert_default().add(&outcome);
+                add_outcome(&mut rollout, outcome);
+            }
+            rollouts.push(rollout);
         }
         let groups: Vec<Vec<Rollout>> = rollouts
             .chunk_by(|a, b| a.prompt_index == b.prompt_index)
             .map(<[Rollout]>::to_vec)
             .collect();
+        self.count_groups(&groups, stats);
+        Ok((prompts, groups))
+    }
+
+    /// A sample with its prompt and its reward.
+    fn rollout(&self, prompt_index: u64, prompt: Vec<u32>, s: Sample, scored: Scored) -> Rollout {
+        let Scored { text, reward, note } = scored;
+        Rollout {
+            prompt_index,
+            sample: s.sample,
+            prompt,
+            completion: s.tokens,
+            inserted: s.inserted,
+            turns: Vec::new(),
+            text,
+            columns: TokenColumns {
+                sampler_logp: Some(column(&s.logps)),
+                full_logp: Some(column(&s.full_logps)),
+                ..TokenColumns::default()
+            },
+            finish: s.finish,
+            policy_version: self.state.step,
+            reward: reward.total,
+            reward_parts: reward.parts,
+            reward_weights: reward.weights,
+            reward_extra: note.extra,
+            reward_error: note.lost,
+            readings: reward.readings,
+            baseline: None,
+            mask: Vec::new(),
+            penalized_reward: 0.0,
+        }
+    }
+
+    /// Counts sampled groups, those that have lost something, and those without spread.
+    fn count_groups(&self, groups: &[Vec<Rollout>], stats: &mut RolloutStats) {
         stats.sampled_groups += groups.len();
         let whole = groups.iter().filter(|g| !g.iter().any(Rollout::is_lost));
         let whole: Vec<&Rollout> = whole.flatten().collect();
@@ -152,10 +192,7 @@ impl Trainer {
         let groups_of: Vec<u64> = whole.iter().map(|r| r.prompt_index).collect();
         let judged = whole.len() / self.config.rollout.n;
         stats.zero_std_groups += frac_reward_zero_std(&rewards, &groups_of) * judged as f64;
-        if let Some(programs) = &mut stats.programs {
-            programs.left_out_groups += groups.len() - judged;
-        }
-        Ok(groups)
+        stats.left_out_groups += groups.len() - judged;
     }
 
     /// Texts and rewards of completions that the rules and programs are judging: the reward models score all of them together.
@@ -164,6 +201,7 @@ impl Trainer {
         prompts: &[Prompt],
         first: u64,
         samples: &[Sample],
+        outcomes: Option<&[Outcome]>,
         judging: JudgingThread,
         stats: &mut RolloutStats,
     ) -> Result<Vec<Scored>> {
@@ -172,8 +210,9 @@ impl Trainer {
         let (rules, said) = judging.finish().wait()?;
         let waited = started.elapsed().as_secs_f64();
         let (mut answers, mut rewards) = (Vec::new(), Vec::new());
-        for (sample, (text, reward)) in samples.iter().zip(rules) {
-            answers.push(answer(prompts, sample, text, step, first));
+        for (at, (sample, (text, reward))) in samples.iter().zip(rules).enumerate() {
+            let turns = outcomes.map_or(&[][..], |own| own[at].turns.as_slice());
+            answers.push(answer(prompts, sample, turns, text, step, first));
             rewards.push(reward);
         }
         let judged = self.recovering(Phase::Reward, |t| {
@@ -257,8 +296,13 @@ impl Trainer {
     }
 
     /// Completions of prompts. Those that have ended are being judged already.
-    fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64) -> Result<(Generated, JudgingThread)> {
+    fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64) -> Result<Sampled> {
         let rollout = &self.config.rollout;
+        let (template, task) = (self.turns.as_ref(), self.data.task());
+        let playing = Playing::begin(template, task, rollout, &self.source, prompts, rollout.n)?;
+        let prompts = playing
+            .prompts()
+            .map_or_else(|| Arc::clone(prompts), Arc::new);
         let sampling = rollout.sampling(self.source.stop_ids.clone());
         let step = self.state.step + 1;
         let requests: Vec<GenerationRequest> = prompts
@@ -285,7 +329,7 @@ impl Trainer {
         let judging = JudgingThread::start(Judging {
             task: self.data.shared_task(),
             tokenizer: Arc::clone(&self.source.tokenizer),
-            prompts: Arc::clone(prompts),
+            prompts: Arc::clone(&prompts),
             programs: self.reward_manager.programs(self.progress()),
             n: rollout.n,
             max_tokens: rollout.response_length,
@@ -298,19 +342,40 @@ impl Trainer {
         let raise_peak = runtime.peak_reader();
         let backend = self.request.profile.backend;
         let captured = rollout.cuda_graphs().sizes(backend, limits.max_num_seqs);
-        let generated = Generator::new(&sampler, Some(&self.source.tokenizer), &sampling)?
+        let generator = Generator::new(&sampler, Some(&self.source.tokenizer), &sampling)?
             .accounted(&runtime.accounts)
             .prepack(self.request.workload.prepack)
             .capture_sizes(&captured)
-            .at_moments(&raise_peak)
-            .run_with(&requests, rollout.n, &limits, |sample| {
-                if ended.is_multiple_of(every) {
-                    runtime.record(Place::Sample);
-                }
-                ended += 1;
-                judging.take(sample.clone());
-            })?;
-        Ok((generated, judging))
+            .at_moments(&raise_peak);
+        let generated = playing.run(&generator, &requests, rollout.n, &limits, |sample| {
+            if ended.is_multiple_of(every) {
+                runtime.record(Place::Sample);
+            }
+            ended += 1;
+            judging.take(Ended {
+                sample: sample.clone(),
+                turns: playing.turns(sample),
+            });
+        })?;
+        Ok(Sampled {
+            prompts,
+            generated,
+            judging,
+            outcomes: playing.outcomes(),
+        })
+    }
+}
+
+/// Adds to a rollout what came of its environment.
+fn add_outcome(rollout: &mut Rollout, outcome: Outcome) {
+    rollout.turns = outcome.turns;
+    if let Some(reason) = outcome.lost {
+        rollout.reward_error = Some(format!("environment: {reason}"));
+    }
+    if let Some(reward) = outcome.reward {
+        rollout.reward += reward;
+        rollout.reward_parts.push((ENVIRONMENT.to_owned(), reward));
+        rollout.reward_weights.push(1.0);
     }
 }
 

@@ -3,6 +3,7 @@
 use super::checks::{
     check_limit, check_objective, check_optimizers, check_quantised, check_rewards,
 };
+use super::turns::turn_template;
 use crate::checkpoint::{CriticSource, PolicySource};
 use crate::config::{Mode, RunConfig, SftConfig, sft_of};
 use crate::data::Data;
@@ -13,6 +14,7 @@ use crate::plan::planner::Request;
 use crate::plan::{Error as PlanError, Plan, Role};
 use crate::planning;
 use crate::task::{Split, Task};
+use crate::turns::TurnTemplate;
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::memory::free_bytes;
@@ -30,6 +32,8 @@ pub(super) struct Opened {
     pub device: Device,
     pub info: DeviceInfo,
     pub data: Data,
+    /// The chat template, where rollouts have several turns.
+    pub turns: Option<TurnTemplate>,
     /// Where the weights of a critic of its own come from.
     pub critic_source: Option<CriticSource>,
 }
@@ -61,6 +65,7 @@ impl Opened {
             source.check_lengths(&config)?;
         }
         check_rewards(&config, task.as_ref())?;
+        let turns = turn_template(&config, task.as_ref(), &source)?;
         let configured: Arc<dyn Objective> = Arc::new(config.objective.build()?);
         if let Some(objective) = &objective {
             check_objective(objective.as_ref(), configured.as_ref())?;
@@ -81,6 +86,7 @@ impl Opened {
             device,
             info,
             data,
+            turns,
         })
     }
 

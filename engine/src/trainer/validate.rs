@@ -36,7 +36,9 @@ impl Trainer {
     pub(super) fn validation_samples(&mut self) -> Result<Vec<EvaluatedSample>> {
         let samples = self.recovering_phase(Phase::Validation, |t| {
             let (rollout, decoder) = (&t.config.rollout, t.learner.decoder());
-            validation_samples(decoder, &t.source, &t.data, rollout, &t.engine_limits()?)
+            let limits = t.engine_limits()?;
+            let turns = t.turns.as_ref();
+            validation_samples(decoder, &t.source, &t.data, turns, rollout, &limits)
         })?;
         let longest = self.config.rollout.response_length;
         self.recovering_phase(Phase::ValidationReward, |t| {

@@ -14,6 +14,7 @@
 //! every sequence ends.
 
 mod decode;
+mod next_turn;
 
 use super::decode_steps::DecodeSteps;
 use super::engine_args::EngineArgs;
@@ -23,6 +24,7 @@ use super::running::{Row, Running, reserve};
 use super::sampler::{RandomDraw, SampledTokens, sample};
 use super::sequence::{SampledToken, Sequence};
 use super::stats::GenerationStats;
+use super::turns::Turns;
 use super::waiting_queue::WaitingQueue;
 use crate::Result;
 use crate::cache::{BLOCK_SIZE, BlockTable, KvCache};
@@ -57,6 +59,10 @@ pub(super) struct Engine<'a> {
     /// The last token of every row, if the host has not read it.
     pending: Option<PendingTokens>,
     stats: GenerationStats,
+    /// What comes after a turn.
+    turns: &'a mut dyn Turns,
+    /// Sequences whose turn has not been answered yet.
+    parked: Vec<Sequence>,
     ended: &'a mut dyn FnMut(Sample),
 }
 
@@ -72,6 +78,7 @@ impl<'a> Engine<'a> {
         cache: &'a mut KvCache,
         requests: &'a [GenerationRequest],
         n: usize,
+        turns: &'a mut dyn Turns,
         ended: &'a mut dyn FnMut(Sample),
     ) -> Self {
         let (decoder, config) = (args.decoder, args.config);
@@ -102,6 +109,8 @@ impl<'a> Engine<'a> {
             steps: decoder.decodes_on_device().then(steps),
             pending: None,
             stats,
+            turns,
+            parked: Vec::new(),
             ended,
         }
     }
@@ -130,7 +139,10 @@ impl<'a> Engine<'a> {
                 self.stats.decode_time += started.elapsed();
             } else if self.waiting.is_empty() && self.prefilled.is_empty() && self.prefill.is_none()
             {
-                return Ok(self.stats);
+                if self.parked.is_empty() {
+                    return Ok(self.stats);
+                }
+                self.take_awaited()?;
             }
         }
     }
@@ -265,7 +277,7 @@ impl<'a> Engine<'a> {
             let tokens = sample(logits, self.args.criteria.sampling, &draws)?.read()?;
             for ((group, mut sequence), token) in few.into_iter().zip(tokens) {
                 if self.accept(&mut sequence, token)? {
-                    self.end(sequence, None);
+                    self.end(sequence, None)?;
                 } else {
                     prefilled[group].members.push_back(sequence);
                 }
@@ -364,7 +376,8 @@ impl<'a> Engine<'a> {
             .max_new_tokens(request, &self.args.config)
     }
 
-    fn end(&mut self, sequence: Sequence, table: Option<BlockTable>) {
+    /// Ends a turn: the sequence goes on, waits to be answered, or has ended.
+    fn end(&mut self, sequence: Sequence, table: Option<BlockTable>) -> Result<()> {
         if let Some(mut table) = table {
             if self.args.config.keep_completions {
                 self.keep_prefix(&sequence, &mut table);
@@ -373,7 +386,10 @@ impl<'a> Engine<'a> {
         }
         self.most = (self.most + 1).min(self.max_num_seqs);
         self.one_by_one = false;
-        (self.ended)(sequence.sample);
+        let most = self.max_new_tokens(&sequence);
+        let room = most.saturating_sub(sequence.sample.tokens.len());
+        let next = self.turns.turn(&sequence.sample, room);
+        self.go_on(sequence, next)
     }
 
     fn record_blocks(&mut self) {

@@ -7,6 +7,7 @@ use super::sampling_params::SamplingParams;
 use super::scheduler_config::SchedulerConfig;
 use super::stats::GenerationStats;
 use super::stopping_criteria::StoppingCriteria;
+use super::turns::{OneTurn, Turns};
 use crate::cache::KvCache;
 use crate::{Decoder, Error, Prepack, Result, Tokenizer};
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
@@ -129,6 +130,22 @@ impl<'a> Generator<'a> {
         requests: &[GenerationRequest],
         n: usize,
         config: &SchedulerConfig,
+        ended: impl FnMut(&Sample),
+    ) -> Result<Generated> {
+        self.run_turns(requests, n, config, &mut OneTurn, ended)
+    }
+
+    /// The same over several turns: `turns` says what follows each. The limits are those of the whole completion, what is inserted
+    /// between turns included.
+    ///
+    /// # Errors
+    /// As [`Self::run_with`]; [`Error::Sampling`] for answers that leave no room for a turn, or that were not asked for.
+    pub fn run_turns(
+        &self,
+        requests: &[GenerationRequest],
+        n: usize,
+        config: &SchedulerConfig,
+        turns: &mut dyn Turns,
         mut ended: impl FnMut(&Sample),
     ) -> Result<Generated> {
         config.check()?;
@@ -157,7 +174,7 @@ impl<'a> Generator<'a> {
         };
         let mut held = self.cache.borrow_mut();
         let cache = self.fitting(&mut held, requests, n, config)?;
-        let stats = Engine::new(args, cache, requests, n, &mut keep).run();
+        let stats = Engine::new(args, cache, requests, n, turns, &mut keep).run();
         if stats.is_err() {
             // it holds the blocks of sequences that nobody ends
             *held = None;

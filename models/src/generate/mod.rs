@@ -16,6 +16,7 @@ mod stopping_criteria;
 #[cfg(test)]
 mod tests;
 mod top_k_top_p;
+mod turns;
 mod waiting_queue;
 
 pub use generator::{Generated, Generator};
@@ -23,3 +24,4 @@ pub use request::{FinishReason, GenerationRequest, Sample, check_ids};
 pub use sampling_params::SamplingParams;
 pub use scheduler_config::{MAX_NUM_BATCHED_TOKENS, SchedulerConfig};
 pub use stats::GenerationStats;
+pub use turns::{Next, Turns};

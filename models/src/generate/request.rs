@@ -2,6 +2,7 @@
 
 use crate::random::DrawKey;
 use crate::{Error, Result};
+use std::ops::Range;
 
 /// A prompt, and the key of its randomness.
 #[derive(Clone, Debug)]
@@ -33,6 +34,8 @@ pub struct Sample {
     pub sample: usize,
     /// Token ids of the completion, the stop token included.
     pub tokens: Vec<u32>,
+    /// Tokens among them that the model did not sample: what stands between its turns. Their log-probabilities are 0.
+    pub inserted: Vec<Range<usize>>,
     /// Log-probability of each token, in nats, under the distribution it was drawn from (after temperature and truncation).
     pub logps: Vec<f32>,
     /// Log-probability of each token, in nats, under the distribution before truncation at the same temperature; equal to `logps`
@@ -40,6 +43,20 @@ pub struct Sample {
     pub full_logps: Vec<f32>,
     /// Why it ended.
     pub finish: FinishReason,
+}
+
+impl Sample {
+    /// Where its last turn begins.
+    #[must_use]
+    pub fn turn_start(&self) -> usize {
+        self.inserted.last().map_or(0, |range| range.end)
+    }
+
+    /// Turns of the model.
+    #[must_use]
+    pub fn turns(&self) -> usize {
+        self.inserted.len() + 1
+    }
 }
 
 /// Refuses token ids outside a vocabulary of `vocab` tokens.

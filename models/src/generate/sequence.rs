@@ -31,6 +31,7 @@ impl Sequence {
                 request,
                 sample,
                 tokens: Vec::new(),
+                inserted: Vec::new(),
                 logps: Vec::new(),
                 full_logps: Vec::new(),
                 finish: FinishReason::Length,
@@ -54,9 +55,22 @@ impl Sequence {
         self.sample.full_logps.push(token.full_logp);
     }
 
+    /// Adds tokens that were not sampled, after which it goes on.
+    pub fn insert(&mut self, tokens: &[u32]) {
+        let sample = &mut self.sample;
+        let start = sample.tokens.len();
+        sample.tokens.extend(tokens);
+        sample.logps.resize(sample.tokens.len(), 0.0);
+        sample.full_logps.resize(sample.tokens.len(), 0.0);
+        sample.inserted.push(start..sample.tokens.len());
+        sample.finish = FinishReason::Length;
+    }
+
     /// Removes its tokens; the same ones will be sampled again.
     pub fn restart(&mut self) {
+        self.sample.finish = FinishReason::Length;
         self.sample.tokens.clear();
+        self.sample.inserted.clear();
         self.sample.logps.clear();
         self.sample.full_logps.clear();
     }

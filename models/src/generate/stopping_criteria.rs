@@ -14,7 +14,7 @@ pub(super) struct StoppingCriteria<'a> {
 }
 
 impl StoppingCriteria<'_> {
-    /// Whether a completion ends with a stop token or contains a stop string.
+    /// Whether a turn ends with a stop token or contains a stop string.
     pub fn is_met(&self, sample: &Sample) -> Result<bool> {
         let last = sample.tokens.last();
         if last.is_some_and(|last| self.sampling.stop_ids.contains(last)) {
@@ -24,7 +24,7 @@ impl StoppingCriteria<'_> {
         let (Some(tokenizer), false) = (self.tokenizer, stops.is_empty()) else {
             return Ok(false);
         };
-        let text = tokenizer.decode(&sample.tokens, true)?;
+        let text = tokenizer.decode(&sample.tokens[sample.turn_start()..], true)?;
         Ok(stops.iter().any(|stop| text.contains(stop.as_str())))
     }
 

@@ -68,12 +68,21 @@ impl<'a> WaitingQueue<'a> {
 
     /// A preempted sequence waits again, with the tokens it has sampled.
     pub fn put_back(&mut self, sequence: Sequence) {
+        self.wait(sequence, true);
+    }
+
+    /// A sequence waits for its next turn.
+    pub fn go_on(&mut self, sequence: Sequence) {
+        self.wait(sequence, false);
+    }
+
+    fn wait(&mut self, sequence: Sequence, recomputed: bool) {
         let prompt = &self.requests[sequence.sample.request].tokens;
         let tokens = [prompt.as_slice(), &sequence.sample.tokens].concat();
         self.insert(SequenceGroup {
             tokens,
             members: vec![sequence],
-            recomputed: true,
+            recomputed,
         });
     }
 

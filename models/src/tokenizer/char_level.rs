@@ -14,7 +14,8 @@ pub(super) const ORIGIN: &str = "(made of characters)";
 const PAD: &str = "<pad>";
 const EOS: &str = "<eos>";
 
-pub(super) fn files(alphabet: &str) -> Result<Files> {
+/// `words` are tokens of several characters, found before those of one.
+pub(super) fn files(alphabet: &str, words: &[&str]) -> Result<Files> {
     let wrong = |detail: String| {
         Err(Error::Tokenizer {
             path: PathBuf::from(ORIGIN),
@@ -29,18 +30,36 @@ pub(super) fn files(alphabet: &str) -> Result<Files> {
         return wrong(format!("the alphabet has {twice:?} more than once"));
     }
 
-    let tokens = [PAD.to_owned(), EOS.to_owned()].into_iter();
+    let own = [PAD, EOS];
+    if let Some(word) = words
+        .iter()
+        .find(|w| w.chars().count() < 2 || own.contains(w))
+    {
+        return wrong(format!(
+            "{word:?} is no token of several characters of its own"
+        ));
+    }
+    let first = own.len() + alphabet.chars().count();
+    let tokens = own.map(str::to_owned).into_iter();
     let vocab: Map<String, Value> = tokens
         .chain(alphabet.chars().map(String::from))
+        .chain(words.iter().map(|word| (*word).to_owned()))
         .enumerate()
         .map(|(id, token)| (token, id.into()))
         .collect();
+    let mut added = vec![with_id(0, PAD, true), with_id(1, EOS, true)];
+    added.extend(
+        words
+            .iter()
+            .zip(first..)
+            .map(|(word, id)| with_id(id, word, false)),
+    );
 
     let tokenizer = json!({
         "version": "1.0",
         "truncation": null,
         "padding": null,
-        "added_tokens": [with_id(0, PAD), with_id(1, EOS)],
+        "added_tokens": added,
         "normalizer": null,
         // `.` would leave line breaks out, and how to make it match them differs between the
         // regular expression libraries that read this.
@@ -87,8 +106,9 @@ fn special(content: &str) -> Value {
     })
 }
 
-fn with_id(id: u32, content: &str) -> Value {
+fn with_id(id: usize, content: &str, is_special: bool) -> Value {
     let mut token = special(content);
+    token["special"] = is_special.into();
     token["id"] = id.into();
     token
 }

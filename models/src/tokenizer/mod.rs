@@ -63,7 +63,16 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Tokenizer`] when `alphabet` is empty or names a character twice.
     pub fn characters(alphabet: &str) -> Result<Self> {
-        Self::from_files(Path::new(char_level::ORIGIN), char_level::files(alphabet)?)
+        Self::characters_and_words(alphabet, &[])
+    }
+
+    /// The same with tokens of several characters besides, which are found before single ones. They are no special tokens.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::characters`], and for a word of fewer than two characters.
+    pub fn characters_and_words(alphabet: &str, words: &[&str]) -> Result<Self> {
+        let files = char_level::files(alphabet, words)?;
+        Self::from_files(Path::new(char_level::ORIGIN), files)
     }
 
     fn from_files(origin: &Path, files: Files) -> Result<Self> {

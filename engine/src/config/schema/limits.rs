@@ -18,7 +18,7 @@ pub(super) enum Limit {
 use Limit::{Above, AtLeast, AtMost, Below};
 
 /// Keys and their bounds. A key without a section in front is one of every section that ends in it.
-pub(super) const LIMITS: [(&str, &[Limit]); 78] = [
+pub(super) const LIMITS: [(&str, &[Limit]); 80] = [
     ("model.lora.rank", &[AtLeast(1.0)]),
     ("model.lora.alpha", &[Above(0.0)]),
     ("model.lora.dropout", &[AtLeast(0.0), Below(1.0)]),
@@ -39,6 +39,11 @@ pub(super) const LIMITS: [(&str, &[Limit]); 78] = [
         &[AtLeast(1.0)],
     ),
     ("rollout.dynamic_sampling.oversampling", &[AtLeast(1.0)]),
+    ("rollout.multi_turn.max_assistant_turns", &[AtLeast(1.0)]),
+    (
+        "rollout.multi_turn.max_tool_response_length",
+        &[AtLeast(1.0)],
+    ),
     ("update.ppo_epochs", &[AtLeast(1.0)]),
     ("update.ppo_mini_batch_size", &[AtLeast(1.0)]),
     ("optim.lr", &[AtLeast(0.0)]),

@@ -5,7 +5,8 @@ use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set};
 use serde_json::json;
 
-const ONE_TURN: &str = "completions are one turn, without tools";
+const ONE_TURN: &str =
+    "its environments are not read; write one as a class and set task.environment";
 const ONE_PROCESS: &str = "rows are read once, in the one process";
 const ONE_RUN: &str = "one process on one device: nothing is started or placed";
 const SHOWN: &str = "metrics.jsonl has all metrics, and `firebrick report RUN` draws them";

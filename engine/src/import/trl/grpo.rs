@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 const OWN_ENGINE: &str =
     "the sampling engine is our own, and holds the very weights that are trained";
 const SHOWN: &str = "`firebrick report RUN` shows samples, and samples.jsonl has all of them";
-const ONE_TURN: &str = "completions are one turn, without tools";
+const ONE_TURN: &str = "tools are methods of an environment here; set task.environment";
 
 pub(super) const TABLE: &[Rule] = &[
     (crate::import::python::CLASS, By(algorithm)),

@@ -170,15 +170,15 @@ pub(super) const TRAINER: &[Rule] = &[
     ),
     (
         "GRPOTrainer.tools",
-        Off("completions are one turn, without tools"),
+        Off("set task.environment to the class: kind: python, file, class"),
     ),
     (
         "GRPOTrainer.environment_factory",
-        Off("completions are one turn, without tools"),
+        Off("set task.environment to the class: kind: python, file, class"),
     ),
     (
         "GRPOTrainer.rollout_func",
-        Off("completions are one turn, without tools"),
+        Off("rollouts are this engine's own; turns are answered by a class, task.environment"),
     ),
     ("GRPOTrainer.optimizers", Off("AdamW is the optimizer")),
     ("load_dataset.split", NotNeeded(SPLIT)),

@@ -92,11 +92,15 @@ pub(super) const TABLE: &[Rule] = &[
     ),
     (
         "data.tool_config_path",
-        Off("completions are one turn, without tools"),
+        Off(
+            "verl's classes of tools and interactions are not read; write them as one class and set task.environment",
+        ),
     ),
     (
         "data.need_tools_kwargs",
-        Off("completions are one turn, without tools"),
+        Off(
+            "verl's classes of tools and interactions are not read; write them as one class and set task.environment",
+        ),
     ),
     (
         "data.apply_chat_template_kwargs.**",

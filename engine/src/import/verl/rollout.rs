@@ -6,7 +6,7 @@ use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
 use serde_json::Value;
 
-const ONE_TURN: &str = "completions are one turn, without tools";
+const ONE_TURN: &str = "verl's classes of tools and interactions are not read; write them as one class and set task.environment";
 const OWN_ENGINE: &str =
     "the sampling engine is our own, and holds the very weights that are trained";
 

@@ -58,15 +58,25 @@ impl PolicyGradient {
 
     /// Which tokens are scored.
     fn mask(&self, rollouts: &mut [Rollout]) -> Vec<(String, f64)> {
-        let kept = (!self.rejections.is_empty())
-            .then(|| kept_tokens(&self.rejections, &differences(rollouts)));
+        // what an environment wrote has no part in the statistics of a sequence
+        for rollout in rollouts.iter_mut() {
+            rollout.mask = rollout.sampled();
+        }
+        let kept = (!self.rejections.is_empty()).then(|| {
+            let differences = differences(rollouts);
+            let own = rollouts.iter().zip(&differences);
+            let sampled: Vec<Vec<f64>> = own.map(|(r, own)| r.scored(own)).collect();
+            kept_tokens(&self.rejections, &sampled)
+        });
         for (i, rollout) in rollouts.iter_mut().enumerate() {
-            let cut = self.mask_truncated_completions && rollout.finish == FinishReason::Length;
-            rollout.mask = match &kept {
-                _ if cut => vec![false; rollout.completion.len()],
-                Some(kept) => kept[i].clone(),
-                None => vec![true; rollout.completion.len()],
-            };
+            if self.mask_truncated_completions && rollout.finish == FinishReason::Length {
+                rollout.mask.fill(false);
+            } else if let Some(kept) = &kept {
+                let mut kept = kept[i].iter();
+                for scored in rollout.mask.iter_mut().filter(|scored| **scored) {
+                    *scored = kept.next().copied().unwrap_or(false);
+                }
+            }
         }
         let Some(kept) = kept else {
             return Vec::new();

@@ -18,7 +18,7 @@ pub(super) fn sample(
     let example = &answer.prompt.example;
     let value = match protocol {
         Protocol::Trl { columns, .. } => {
-            let (prompt, completion) = conversation(&example.prompt, &answer.text);
+            let (prompt, completion) = conversation(&example.prompt, answer);
             json!({
                 "prompt": prompt,
                 "completion": completion,
@@ -33,7 +33,7 @@ pub(super) fn sample(
             "extra_info": example.fields.get("extra_info").unwrap_or(&json!({})),
         }),
         Protocol::Lines => {
-            let (prompt, _) = conversation(&example.prompt, "");
+            let (prompt, _) = conversation(&example.prompt, answer);
             json!({
                 "prompt": prompt,
                 "completion": answer.text,
@@ -50,13 +50,17 @@ pub(super) fn sample(
     }
 }
 
-/// Prompt and completion as the dataset has prompts: two texts, or two lists of messages.
-fn conversation(prompt: &PromptText, completion: &str) -> (Value, Value) {
+/// Prompt and completion as the dataset has prompts: two texts, or two lists of messages;
+/// of several turns the completion is a list of all of them, and of what stands between.
+fn conversation(prompt: &PromptText, answer: &Answer<'_>) -> (Value, Value) {
     match prompt {
-        PromptText::Text(text) => (json!(text), json!(completion)),
+        PromptText::Text(text) => (json!(text), json!(answer.text)),
+        PromptText::Chat(messages) if !answer.turns.is_empty() => {
+            (json!(messages), json!(answer.turns))
+        }
         PromptText::Chat(messages) => (
             json!(messages),
-            json!([{"role": "assistant", "content": completion}]),
+            json!([{"role": "assistant", "content": answer.text}]),
         ),
     }
 }

@@ -132,6 +132,8 @@ fn said(program: &Program, prompt: &Prompt, texts: &[&str]) -> Vec<Outcome> {
         .map(|(sample, text)| Answer {
             prompt,
             text: (*text).to_owned(),
+            last_turn: None,
+            turns: &[],
             tokens: &tokens[..text.len().min(8)],
             finished: true,
             id: CompletionId {

@@ -1,33 +1,13 @@
-"""Calls a reward function for Firebrick: one request a line comes in, one answer a line goes out.
-
-The function is one written for TRL or for verl, which its parameters tell apart:
-
-    TRL    f(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, environments, **columns)
-               -> list[float | None], a group of completions at a time
-    verl   compute_score(data_source, solution_str, ground_truth, extra_info=None)
-               -> float | {"score": float, ...} | None, a completion at a time
-
-Either may be `async def`. It runs in the main thread, so that its signal handlers work, and one event loop serves all calls.
-
-Requests come on what was stdin, answers go to what was stdout. The function sees neither: its stdin is empty, and what it prints
-goes to stderr. When requests end, because the trainer is done or was killed, this process and all that it started end too.
-"""
-
-import asyncio
-import atexit
-import importlib.machinery
-import importlib.util
-import inspect
-import json
-import math
-import os
-import queue
-import signal
-import sys
-import threading
-import time
-import traceback
-import types
+# Calls a reward function for Firebrick: one request a line comes in, one answer a line goes out.
+#
+# The function is one written for TRL or for verl, which its parameters tell apart:
+#
+#     TRL    f(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, environments, **columns)
+#                -> list[float | None], a group of completions at a time
+#     verl   compute_score(data_source, solution_str, ground_truth, extra_info=None)
+#                -> float | {"score": float, ...} | None, a completion at a time
+#
+# Either may be `async def`.
 
 # What TRL passes beside the columns of the rows.
 TRL = ["prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"]
@@ -35,14 +15,6 @@ TRL = ["prompts", "completions", "completion_ids", "trainer_state", "log_extra",
 VERL = ["data_source", "solution_str", "ground_truth", "extra_info"]
 # Columns that TRL does not pass under their own names.
 NOT_PASSED = ["prompt", "completion", "completion_ids"]
-# Seconds that a call has to end in after requests have ended.
-GRACE = 2.0
-
-
-class Refused(Exception):
-    """The function cannot be used; the message says why."""
-
-
 class Function:
     """A reward function, and how it is called."""
 
@@ -81,20 +53,6 @@ class Function:
 
     def call(self, arguments):
         return self.function(**{k: v for k, v in arguments.items() if self.takes_any or k in self.takes})
-
-
-def load(file):
-    """Runs the file as a module that can import its neighbours."""
-    file = os.path.abspath(file)
-    sys.path.insert(0, os.path.dirname(file))
-    name = os.path.splitext(os.path.basename(file))[0]
-    if name in sys.modules:  # of the standard library, say
-        name = "reward_" + name
-    loader = importlib.machinery.SourceFileLoader(name, file)
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
-    sys.modules[name] = module  # so that what it defines can be pickled
-    loader.exec_module(module)
-    return module
 
 
 def find(module, name):
@@ -190,106 +148,14 @@ def scored(result):
         return {"error": told(error)}
 
 
-def number(value):
-    value = float(value)
-    if not math.isfinite(value):
-        raise ValueError(f"it returned {value}; rewards must be finite")
-    return value
-
-
-def plain(value):
-    """A value as JSON has it: numbers of numpy and PyTorch too, text of what else there is; null for NaN and infinity."""
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    try:
-        value = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return str(value)
-    return value if math.isfinite(value) else None
-
-
-def listed(names):
-    return ", ".join(f"`{name}`" for name in names) or "none"
-
-
-def told(error):
-    """An exception with its traceback, the frames of this file left out."""
-    if isinstance(error, Refused):
-        return str(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    frames = [f for f in frames if f.filename != "<string>" and not f.filename.startswith("<frozen importlib")]
-    lines = ["Traceback (most recent call last):\n"] + traceback.format_list(frames) if frames else []
-    return "".join(lines + traceback.format_exception_only(type(error), error)).rstrip()
-
-
-def leads():
-    """Whether this process has a process group of its own, and not one that it was forked into."""
-    return hasattr(os, "killpg") and os.getpgrp() == os.getpid()
-
-
-def end_others():
-    """Asks what this process has started and left behind to end. It ends by itself, and writes out what it has buffered."""
-    if leads():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        os.killpg(0, signal.SIGTERM)
-
-
-def listen(requests, calls):
-    """Hands requests on; where they have ended, ends a call that does not end by itself."""
-    for line in requests:
-        calls.put(line)
-    calls.put(None)
-    time.sleep(GRACE)
-    if leads():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
-
-
-def channels():
-    """The two ends of the conversation, out of the function's reach."""
-    requests = os.fdopen(os.dup(0), "r", encoding="utf-8", newline="\n")
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return requests, answers
-
-
-def main():
-    requests, answers = channels()
-    atexit.register(end_others)  # the first to be registered is the last to run
-    calls = queue.SimpleQueue()
-    threading.Thread(target=listen, args=(requests, calls), daemon=True).start()
-
-    def answer(value):
-        sys.stdout.flush()
-        answers.write(json.dumps(value) + "\n")
-        answers.flush()
-
-    opening = calls.get()
-    if opening is None:
-        return
-    try:
-        function = Function(**json.loads(opening))
-    except BaseException as error:
-        answer({"refused": told(error)})
-        return
-    answer({"style": function.style, "needs": function.needs, "columns": function.columns()})
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
+def begin(opening, loop):
+    function = Function(**opening)
     judge = by_trl if function.style == "trl" else by_verl
-    while (line := calls.get()) is not None:
-        request = json.loads(line)
-        try:
-            said = {"samples": judge(function, request, loop)}
-        except BaseException as error:
-            said = {"error": told(error)}
-        answer({"id": request["id"], **said})
+
+    def handle(request):
+        return {"samples": judge(function, request, loop)}
+
+    return {"style": function.style, "needs": function.needs, "columns": function.columns()}, handle
 
 
-main()
+serve(begin)

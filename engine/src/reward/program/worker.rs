@@ -1,9 +1,9 @@
 //! A worker: a process that judges, from its start to its first failure.
 
-use super::process::{Process, Silence};
 use super::protocol::{Protocol, command_line, command_reply, function_reply};
 use super::queue::Call;
 use super::verdict::Outcome;
+use crate::process::{Process, Silence, failure, with_stderr};
 use crate::task::{CommandRewardConfig, PythonRewardConfig, RewardProgram};
 use serde_json::json;
 use std::process::Command;
@@ -46,14 +46,7 @@ impl Worker {
         if !config.file.is_file() {
             return Err(format!("there is no file {}", config.file.display()));
         }
-        let mut command = Command::new(&config.python);
-        command.args(["-u", "-X", "faulthandler", "-c", SCRIPT]);
-        let process = Process::start(&mut command, name).map_err(|e| {
-            format!(
-                "cannot run `{}`: {e}; set `python` to a Python interpreter",
-                config.python
-            )
-        })?;
+        let process = Process::python(&config.python, SCRIPT, &format!("reward `{name}`"))?;
         let (file, function) = (&config.file, &config.function);
         let opening = json!({"file": file, "name": function, "kwargs": config.kwargs});
         process.send(format!("{opening}\n"));
@@ -79,7 +72,7 @@ impl Worker {
         if let Some(folder) = &config.folder {
             command.current_dir(folder);
         }
-        let process = Process::start(&mut command, name)
+        let process = Process::start(&mut command, &format!("reward `{name}`"))
             .map_err(|e| format!("cannot run `{program}`: {e}"))?;
         match process.line(Instant::now() + WATCHED, wanted) {
             Err(Silence::TimedOut) => Ok(Self {
@@ -173,25 +166,5 @@ impl Worker {
             }
         }
         Ok(outcomes.into_iter().flatten().collect())
-    }
-}
-
-/// What went wrong with a process, which is ended.
-fn failure(process: Process, silence: &Silence, time: Duration) -> String {
-    let (status, stderr) = process.kill(silence);
-    let reason = match (silence, status) {
-        (Silence::TimedOut, _) => format!("no answer within {} s", time.as_secs_f64()),
-        (Silence::Ended, Some(status)) => format!("its process ended ({status})"),
-        (Silence::Ended, None) => "its process closed its output".to_owned(),
-        (Silence::Unreadable(what), _) => what.clone(),
-        (Silence::Unwanted, _) => "it was called off".to_owned(),
-    };
-    with_stderr(reason, &stderr)
-}
-
-fn with_stderr(reason: String, stderr: &str) -> String {
-    match stderr {
-        "" => reason,
-        stderr => format!("{reason}; its stderr ends with:\n{stderr}"),
     }
 }

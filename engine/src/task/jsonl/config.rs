@@ -3,7 +3,7 @@
 use firebrick_models::tokenizer::Message;
 use serde::{Deserialize, Serialize};
 
-use crate::task::{RewardConfig, RowFiles};
+use crate::task::{EnvironmentConfig, RewardConfig, RowFiles};
 
 /// Settings of a task made of rows.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
@@ -62,6 +62,9 @@ pub struct JsonlConfig {
     /// The field that holds the demonstration, as a dotted path.
     #[serde(default)]
     pub solution_field: Option<String>,
+    /// What answers the turns of rollouts of several turns: an object of the class for each. TRL: `environment_factory`.
+    #[serde(default)]
+    pub environment: Option<EnvironmentConfig>,
     /// What completions are judged by; the reward is their weighted sum.
     pub rewards: Vec<RewardConfig>,
 }

@@ -173,7 +173,7 @@ impl Engine<'_> {
                 continue;
             };
             if self.accept(&mut own.sequence, token)? {
-                self.end(own.sequence, Some(own.table));
+                self.end(own.sequence, Some(own.table))?;
             } else {
                 self.running.rows_mut()[row] = Some(own);
             }

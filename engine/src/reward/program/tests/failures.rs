@@ -201,6 +201,8 @@ def f(completions, **kwargs):
             .map(|text| Answer {
                 prompt: &prompt,
                 text: text.clone(),
+                last_turn: None,
+                turns: &[],
                 tokens: &[],
                 finished: true,
                 id: CompletionId::default(),

@@ -24,7 +24,7 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// Why no line came.
 #[derive(Debug)]
-pub(super) enum Silence {
+pub(crate) enum Silence {
     /// The deadline has passed.
     TimedOut,
     /// The process has closed its output, which it does by ending.
@@ -35,9 +35,12 @@ pub(super) enum Silence {
     Unwanted,
 }
 
+/// What programs in Python that talk to this one have in common; what answers requests comes behind it, and a call of `serve`.
+const PYTHON: &str = include_str!("process/serve.py");
+
 /// A running process.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(crate) struct Process {
     child: Child,
     /// To the thread that writes, so that a process that does not read holds nobody up; none once input has ended.
     requests: Option<Sender<String>>,
@@ -49,7 +52,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a process. `name` is that of its reward, for what it prints.
+    /// Starts a process. `name` is what it is to the run, for what it prints.
     pub fn start(command: &mut Command, name: &str) -> std::io::Result<Self> {
         command
             .stdin(Stdio::piped())
@@ -80,6 +83,21 @@ impl Process {
             errors,
             errors_end,
             reaped: false,
+        })
+    }
+
+    /// Starts a Python program: [`PYTHON`] and `script` behind it.
+    pub fn python(interpreter: &str, script: &str, name: &str) -> Result<Self, String> {
+        let mut command = Command::new(interpreter);
+        command.args([
+            "-u",
+            "-X",
+            "faulthandler",
+            "-c",
+            &format!("{PYTHON}{script}"),
+        ]);
+        Self::start(&mut command, name).map_err(|e| {
+            format!("cannot run `{interpreter}`: {e}; set `python` to a Python interpreter")
         })
     }
 
@@ -171,6 +189,27 @@ impl Drop for Process {
     }
 }
 
+/// What went wrong with a process, which is ended.
+pub(crate) fn failure(process: Process, silence: &Silence, time: Duration) -> String {
+    let (status, stderr) = process.kill(silence);
+    let reason = match (silence, status) {
+        (Silence::TimedOut, _) => format!("no answer within {} s", time.as_secs_f64()),
+        (Silence::Ended, Some(status)) => format!("its process ended ({status})"),
+        (Silence::Ended, None) => "its process closed its output".to_owned(),
+        (Silence::Unreadable(what), _) => what.clone(),
+        (Silence::Unwanted, _) => "it was called off".to_owned(),
+    };
+    with_stderr(reason, &stderr)
+}
+
+/// A reason with what was written to stderr.
+pub(crate) fn with_stderr(reason: String, stderr: &str) -> String {
+    match stderr {
+        "" => reason,
+        stderr => format!("{reason}; its stderr ends with:\n{stderr}"),
+    }
+}
+
 /// Kills a process group, by the shell: the standard library has no call for it.
 fn kill_group(leader: u32) {
     if cfg!(unix) {
@@ -233,10 +272,7 @@ fn keep(stderr: impl Read, kept: &Mutex<VecDeque<u8>>, name: &str) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
-        tracing::debug!(
-            "reward `{name}`: {}",
-            String::from_utf8_lossy(&line).trim_end()
-        );
+        tracing::debug!("{name}: {}", String::from_utf8_lossy(&line).trim_end());
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.extend(&line);
         let excess = kept.len().saturating_sub(KEPT);

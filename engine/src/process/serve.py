@@ -1,0 +1,148 @@
+"""What programs for Firebrick have in common: one request a line comes in, one answer a line goes out.
+
+Requests come on what was stdin, answers go to what was stdout. The user's code sees neither: its stdin is empty, and what it prints
+goes to stderr. It runs in the main thread, so that its signal handlers work, and one event loop serves all calls. When requests end,
+because the trainer is done or was killed, this process and all that it started end too.
+"""
+
+import asyncio
+import atexit
+import importlib.machinery
+import importlib.util
+import inspect
+import json
+import math
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+
+# Seconds that a call has to end in after requests have ended.
+GRACE = 2.0
+
+
+class Refused(Exception):
+    """The user's code cannot be used; the message says why."""
+
+
+def load(file):
+    """Runs the file as a module that can import its neighbours."""
+    file = os.path.abspath(file)
+    sys.path.insert(0, os.path.dirname(file))
+    name = os.path.splitext(os.path.basename(file))[0]
+    if name in sys.modules:  # of the standard library, say
+        name = "user_" + name
+    loader = importlib.machinery.SourceFileLoader(name, file)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    sys.modules[name] = module  # so that what it defines can be pickled
+    loader.exec_module(module)
+    return module
+
+
+def number(value):
+    value = float(value)
+    if not math.isfinite(value):
+        raise ValueError(f"it returned {value}; rewards must be finite")
+    return value
+
+
+def plain(value):
+    """A value as JSON has it: numbers of numpy and PyTorch too, text of what else there is; null for NaN and infinity."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    try:
+        value = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return str(value)
+    return value if math.isfinite(value) else None
+
+
+def listed(names):
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
+def told(error):
+    """An exception with its traceback, the frames of this file left out."""
+    if isinstance(error, Refused):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in frames if f.filename != "<string>" and not f.filename.startswith("<frozen importlib")]
+    lines = ["Traceback (most recent call last):\n"] + traceback.format_list(frames) if frames else []
+    return "".join(lines + traceback.format_exception_only(type(error), error)).rstrip()
+
+
+def leads():
+    """Whether this process has a process group of its own, and not one that it was forked into."""
+    return hasattr(os, "killpg") and os.getpgrp() == os.getpid()
+
+
+def end_others():
+    """Asks what this process has started and left behind to end. It ends by itself, and writes out what it has buffered."""
+    if leads():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
+
+
+def listen(requests, calls):
+    """Hands requests on; where they have ended, ends a call that does not end by itself."""
+    for line in requests:
+        calls.put(line)
+    calls.put(None)
+    time.sleep(GRACE)
+    if leads():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def channels():
+    """The two ends of the conversation, out of the function's reach."""
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8", newline="\n")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, answers
+
+
+def serve(begin):
+    """Answers requests. `begin` gets the first, the loop and what writes an answer, and gives what is called with the others."""
+    requests, answers = channels()
+    atexit.register(end_others)  # the first to be registered is the last to run
+    calls = queue.SimpleQueue()
+    threading.Thread(target=listen, args=(requests, calls), daemon=True).start()
+
+    def answer(value):
+        sys.stdout.flush()
+        answers.write(json.dumps(value) + "\n")
+        answers.flush()
+
+    opening = calls.get()
+    if opening is None:
+        return
+    loop = asyncio.new_event_loop()
+    try:
+        ready, handle = begin(json.loads(opening), loop)
+    except BaseException as error:
+        answer({"refused": told(error)})
+        return
+    answer(ready)
+    asyncio.set_event_loop(loop)
+    while (line := calls.get()) is not None:
+        request = json.loads(line)
+        try:
+            said = handle(request)
+        except BaseException as error:
+            said = {"error": told(error)}
+        if said is not None:
+            answer({"id": request["id"], **said})
+
+

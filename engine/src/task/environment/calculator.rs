@@ -1,0 +1,336 @@
+//! Generated products of numbers that are too long to multiply without the tool that comes with them: a calculator.
+
+use super::expression::calculate;
+use super::{Environment, EnvironmentError, Environments, Observation, TOOL, Turn};
+use crate::task::operation::Operations;
+use crate::task::{Completion, Example, Permutation, PromptText, Reward, Split, Task, TaskError};
+use firebrick_models::tokenizer::Message;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+/// Key of the shuffle that decides which problems are held out; not the user's seed.
+const HOLD_OUT: u64 = 0xCA1C_0417;
+
+/// Every character that a conversation can have: what tools refuse is said in words.
+const ALPHABET: &str = concat!(
+    " !\"#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~",
+    "\n"
+);
+
+/// What stands around the expression of a call.
+const OPEN: &str = r#"<tool_call>{"name": "calculate", "arguments": {"expression": ""#;
+const CLOSE: &str = r#""}}</tool_call>"#;
+
+/// The chat template of a model that starts from random weights.
+const TEMPLATE: &str = "{%- for message in messages -%}
+{{ '<' + message.role + '>' + message.content }}{%- if message.role == 'assistant' -%}{{ eos_token }}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<assistant>' }}{%- endif -%}";
+
+/// Settings of generated problems for a calculator.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct CalculatorConfig {
+    /// Digits of both operands, 1 to 9. The first is at least 4, so that all products have twice as many: where a digit is copied from
+    /// is then the same distance away for every problem, which a very small model learns soon.
+    pub digits: u32,
+    /// Which of `+`, `-` and `*` occur: a text such as `"+*"`, or a list.
+    pub operations: Operations,
+    /// Whether there is a calculator; without one the problems have to be solved in the head.
+    pub tool: bool,
+    /// Seed of the order of the training problems. The validation problems do not depend on it.
+    pub seed: u64,
+    /// Problems held out for validation.
+    pub validation_size: u64,
+}
+
+impl Default for CalculatorConfig {
+    fn default() -> Self {
+        Self {
+            digits: 4,
+            operations: Operations::only_multiply(),
+            tool: true,
+            seed: 0,
+            validation_size: 200,
+        }
+    }
+}
+
+/// The task of generated problems with a calculator.
+#[derive(Debug)]
+pub struct Calculator {
+    config: CalculatorConfig,
+    /// Operands are this and so many more.
+    least: u64,
+    operands: u64,
+    problems: Permutation,
+    tools: CalculatorTool,
+}
+
+impl Calculator {
+    /// Checks the settings and lays out the splits.
+    pub fn new(config: &CalculatorConfig) -> Result<Self, TaskError> {
+        if !(1..=9).contains(&config.digits) {
+            let detail = format!("expected 1 to 9 digits, found {}", config.digits);
+            return Err(TaskError::config("task.digits", detail));
+        }
+        let unit = 10u64.pow(config.digits - 1);
+        let (least, operands) = (4 * unit, 6 * unit);
+        let space = operands * operands * config.operations.all().len() as u64;
+        if config.validation_size >= space {
+            let detail = format!(
+                "there are {space} problems, so holding out {} leaves none to train on; lower it or raise `task.digits`",
+                config.validation_size
+            );
+            return Err(TaskError::config("task.validation_size", detail));
+        }
+        Ok(Self {
+            config: config.clone(),
+            least,
+            operands,
+            problems: Permutation::new(space, HOLD_OUT, 0),
+            tools: CalculatorTool::new(),
+        })
+    }
+
+    fn problem(&self, split: Split, index: u64) -> Result<u64, TaskError> {
+        let held_out = self.config.validation_size;
+        let position = match split {
+            Split::Validation if index < held_out => index,
+            Split::Validation => {
+                return Err(TaskError::NoSuchExample {
+                    task: self.name().to_owned(),
+                    split: split.name(),
+                    index,
+                    len: held_out,
+                });
+            }
+            Split::Train => {
+                let len = self.problems.len() - held_out;
+                let (epoch, at) = (index / len, index % len);
+                held_out + Permutation::new(len, self.config.seed, epoch).of(at)
+            }
+        };
+        Ok(self.problems.of(position))
+    }
+}
+
+impl Task for Calculator {
+    fn name(&self) -> &'static str {
+        "calculator"
+    }
+
+    fn alphabet(&self) -> Option<&str> {
+        Some(ALPHABET)
+    }
+
+    fn tokens(&self) -> &[&str] {
+        &["<system>", "<user>", "<assistant>", "<tool>", OPEN, CLOSE]
+    }
+
+    fn chat_template(&self) -> Option<&str> {
+        Some(TEMPLATE)
+    }
+
+    fn len(&self, split: Split) -> Option<u64> {
+        match split {
+            Split::Train => None,
+            Split::Validation => Some(self.config.validation_size),
+        }
+    }
+
+    fn example(&self, split: Split, index: u64) -> Result<Example, TaskError> {
+        let problem = self.problem(split, index)?;
+        let of = |number: u64| (self.least + number % self.operands) as i64;
+        let (a, b) = (of(problem), of(problem / self.operands));
+        let operation =
+            self.config.operations.all()[(problem / self.operands / self.operands) as usize];
+        let answer = operation.apply(a, b).to_string();
+        let expression = format!("{a}{}{b}", operation.symbol());
+        let prompt = Message {
+            role: "user".to_owned(),
+            content: expression.clone(),
+        };
+        let Value::Object(mut fields) = json!({"expression": expression}) else {
+            unreachable!("an object")
+        };
+        if self.config.tool {
+            fields.insert(crate::task::TOOLS.to_owned(), self.tools.tools.clone());
+        }
+        Ok(Example {
+            prompt: PromptText::Chat(vec![prompt]),
+            solution: Some(answer.clone()),
+            answer,
+            fields,
+        })
+    }
+
+    fn demonstration(&self, example: &Example) -> Option<Vec<Message>> {
+        let expression = example.fields.get("expression")?.as_str()?;
+        let message = |role: &str, content: String| Message {
+            role: role.to_owned(),
+            content,
+        };
+        let mut turns = Vec::new();
+        if self.config.tool {
+            turns.push(message("assistant", format!("{OPEN}{expression}{CLOSE}")));
+            turns.push(message(TOOL, example.answer.clone()));
+        }
+        turns.push(message("assistant", example.answer.clone()));
+        Some(turns)
+    }
+
+    fn environments(&self) -> Option<&dyn Environments> {
+        self.config.tool.then_some(&self.tools as &dyn Environments)
+    }
+
+    fn reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {
+        let said = completion.text.trim();
+        let correct = completion.finished && said == example.answer;
+        let reward = Reward::single("correct", f64::from(u8::from(correct)));
+        Ok(reward.judged(correct, said, &example.answer))
+    }
+}
+
+/// A calculator as a tool.
+#[derive(Debug)]
+struct CalculatorTool {
+    tools: Value,
+}
+
+impl CalculatorTool {
+    fn new() -> Self {
+        Self {
+            tools: json!([{
+                "type": "function",
+                "function": {
+                    "name": "calculate",
+                    "description": "Computes an expression of numbers with + - * / and brackets.",
+                    "parameters": {
+                        "type": "object",
+                        "properties": {
+                            "expression": {"type": "string", "description": "The expression, such as 12*(3+4)."}
+                        },
+                        "required": ["expression"]
+                    }
+                }
+            }]),
+        }
+    }
+}
+
+impl Environments for CalculatorTool {
+    fn tools(&self) -> &Value {
+        &self.tools
+    }
+
+    fn make(&self, _: usize) -> Box<dyn Environment> {
+        Box::new(OneCalculator)
+    }
+}
+
+/// The calculator of a rollout: it remembers nothing.
+struct OneCalculator;
+
+impl Environment for OneCalculator {
+    fn reset(&mut self, _: &Example) -> Result<Option<String>, EnvironmentError> {
+        Ok(None)
+    }
+
+    fn step(&mut self, turn: &Turn) -> Result<Observation, EnvironmentError> {
+        Ok(Observation::of_calls(turn, |call| {
+            if call.name != "calculate" {
+                return Err(format!(
+                    "there is no tool {:?}; there is calculate",
+                    call.name
+                ));
+            }
+            match call.arguments.get("expression") {
+                Some(Value::String(expression)) => calculate(expression),
+                _ => Err("calculate needs `expression`, a string".to_owned()),
+            }
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::ToolParser;
+    use std::collections::HashSet;
+
+    fn task(json: &str) -> Calculator {
+        let config: CalculatorConfig = serde_json::from_str(json).expect("settings");
+        Calculator::new(&config).expect("builds")
+    }
+
+    fn prompt(example: &Example) -> String {
+        match &example.prompt {
+            PromptText::Chat(messages) => messages[0].content.clone(),
+            PromptText::Text(_) => panic!("a conversation"),
+        }
+    }
+
+    #[test]
+    fn a_demonstration_calls_the_tool_and_says_what_it_says() {
+        let task = task("{}");
+        for index in 0..200 {
+            let example = task.example(Split::Train, index).expect("an example");
+            let turns = task.demonstration(&example).expect("turns");
+            let roles: Vec<&str> = turns.iter().map(|m| m.role.as_str()).collect();
+            assert_eq!(roles, ["assistant", TOOL, "assistant"]);
+            let turn = Turn {
+                text: turns[0].content.clone(),
+                calls: ToolParser::Hermes.parse(&turns[0].content),
+            };
+            let environments = task.environments().expect("a calculator");
+            let said = environments.make(0).step(&turn).expect("an answer");
+            assert_eq!(
+                (said.messages, said.failed_calls),
+                (turns[1..2].to_vec(), 0)
+            );
+            assert_eq!(turns[2].content, example.answer);
+            let digits = prompt(&example).len();
+            assert_eq!(digits, 9, "two numbers of four digits and a sign");
+            assert_eq!(example.answer.len(), 8, "every product");
+            assert!(ALPHABET.contains(|c| prompt(&example).contains(c)));
+        }
+    }
+
+    #[test]
+    fn without_the_tool_there_is_none() {
+        let task = task(r#"{"tool": false}"#);
+        let example = task.example(Split::Train, 0).expect("an example");
+        assert!(task.environments().is_none() && !example.fields.contains_key("tools"));
+        let turns = task.demonstration(&example).expect("turns");
+        assert_eq!(turns.len(), 1);
+        assert_eq!(turns[0].content, example.answer);
+    }
+
+    #[test]
+    fn held_out_problems_are_never_trained_on() {
+        let task = task(r#"{"digits": 1, "validation_size": 10, "operations": "+"}"#);
+        let of = |split, count| -> HashSet<String> {
+            let each = (0..count).map(|i| prompt(&task.example(split, i).expect("an example")));
+            each.collect()
+        };
+        let (held_out, epoch) = (of(Split::Validation, 10), of(Split::Train, 26));
+        assert_eq!((held_out.len(), epoch.len()), (10, 26));
+        assert!(held_out.is_disjoint(&epoch));
+    }
+
+    #[test]
+    fn settings_that_make_no_problem_are_refused() {
+        for (json, part) in [
+            (r#"{"digits": 0}"#, "expected 1 to 9 digits"),
+            (
+                r#"{"digits": 1, "validation_size": 36}"#,
+                "leaves none to train on",
+            ),
+        ] {
+            let config: CalculatorConfig = serde_json::from_str(json).expect("settings");
+            let found = Calculator::new(&config).expect_err("refused").to_string();
+            assert!(found.contains(part), "{found}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! A process of Python environments: what it is asked, and what becomes of it when it fails.
+
+use super::EnvironmentError;
+use super::config::PythonEnvironmentConfig;
+use crate::process::{Process, Silence, failure, with_stderr};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::time::{Duration, Instant};
+
+/// The program that environments live in.
+const SCRIPT: &str = include_str!("session.py");
+
+/// Time for a file and all that it imports to load, where `timeout` is not longer.
+const LOADING: Duration = Duration::from_mins(2);
+
+/// What a class is.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub(super) struct Abilities {
+    /// JSON schemas of its tools.
+    pub tools: Value,
+    /// Whether it has `get_reward`.
+    pub has_reward: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Opening {
+    Refused { refused: String },
+    Ready(Abilities),
+}
+
+/// Processes one after the other, each until its first failure.
+#[derive(Debug)]
+pub(super) struct Session {
+    config: PythonEnvironmentConfig,
+    process: Option<Process>,
+    /// Number of the running process. The environments of those before are gone.
+    pub started: u64,
+    requests: u64,
+    environments: u64,
+}
+
+impl Session {
+    pub fn new(config: &PythonEnvironmentConfig) -> Self {
+        Self {
+            config: config.clone(),
+            process: None,
+            started: 0,
+            requests: 0,
+            environments: 0,
+        }
+    }
+
+    /// Starts the process where none runs. Gives what the class is where it was started now.
+    pub fn ready(&mut self) -> Result<Option<Abilities>, String> {
+        if self.process.is_some() {
+            return Ok(None);
+        }
+        let config = &self.config;
+        if !config.file.is_file() {
+            return Err(format!("there is no file {}", config.file.display()));
+        }
+        let name = format!("environment `{}`", config.class);
+        let process = Process::python(&config.python, SCRIPT, &name)?;
+        let opening = json!({"file": config.file, "name": config.class, "kwargs": config.kwargs});
+        process.send(format!("{opening}\n"));
+        let time = LOADING.max(Duration::from_secs_f64(config.timeout));
+        let line = match process.line(Instant::now() + time, &|| true) {
+            Ok(line) => line,
+            Err(silence) => return Err(failure(process, &silence, time)),
+        };
+        match serde_json::from_str(&line) {
+            Ok(Opening::Ready(abilities)) => {
+                self.process = Some(process);
+                self.started += 1;
+                Ok(Some(abilities))
+            }
+            Ok(Opening::Refused { refused }) => Err(refused),
+            Err(_) => Err(format!(
+                "it wrote {:?} before it was asked",
+                line.trim_end()
+            )),
+        }
+    }
+
+    /// A number for another environment.
+    pub fn number(&mut self) -> u64 {
+        self.environments += 1;
+        self.environments
+    }
+
+    /// Asks about an environment of the running process. An error of its own is one that Python reports, or the end of the process.
+    pub fn ask(
+        &mut self,
+        environment: u64,
+        op: &str,
+        more: (&str, &Value),
+    ) -> Result<Map<String, Value>, EnvironmentError> {
+        let Some(process) = &self.process else {
+            return Err(gone());
+        };
+        let id = self.requests;
+        self.requests += 1;
+        let request = json!({"id": id, "op": op, "environment": environment, more.0: more.1});
+        process.send(format!("{request}\n"));
+        let time = Duration::from_secs_f64(self.config.timeout);
+        let said = process
+            .line(Instant::now() + time, &|| true)
+            .and_then(|line| reply(&line, id).map_err(Silence::Unreadable));
+        match said {
+            Ok(Ok(fields)) => Ok(fields),
+            Ok(Err(reason)) => {
+                let stderr = process.stderr();
+                Err(EnvironmentError::new(with_stderr(reason, &stderr)))
+            }
+            Err(silence) => {
+                let reason = self
+                    .process
+                    .take()
+                    .map(|process| failure(process, &silence, time));
+                Err(EnvironmentError::new(reason.unwrap_or_default()))
+            }
+        }
+    }
+
+    /// Forgets an environment of the running process.
+    pub fn close(&self, environment: u64) {
+        if let Some(process) = &self.process {
+            let request = json!({"id": 0, "op": "close", "environment": environment});
+            process.send(format!("{request}\n"));
+        }
+    }
+}
+
+/// The error of an environment whose process ended with another one.
+pub(super) fn gone() -> EnvironmentError {
+    EnvironmentError {
+        reason: "its process ended while another environment was asked".to_owned(),
+        own: false,
+    }
+}
+
+/// The fields of an answer, or what Python raised; an error where it is no answer to the request.
+fn reply(line: &str, id: u64) -> Result<Result<Map<String, Value>, String>, String> {
+    let nonsense = || {
+        format!(
+            "it answered {:?}",
+            line.chars().take(200).collect::<String>()
+        )
+    };
+    let Ok(Value::Object(mut fields)) = serde_json::from_str(line) else {
+        return Err(nonsense());
+    };
+    if fields.remove("id") != Some(json!(id)) {
+        return Err(nonsense());
+    }
+    Ok(match fields.remove("error") {
+        Some(Value::String(reason)) => Err(reason),
+        Some(_) => return Err(nonsense()),
+        None => Ok(fields),
+    })
+}

@@ -1,0 +1,153 @@
+//! Rollouts over several turns in a run: what it needs of template, task and settings, and sampling with environments.
+
+use crate::checkpoint::PolicySource;
+use crate::config::{MultiTurn, RolloutConfig, RunConfig};
+use crate::data::Prompt;
+use crate::objective::Objective;
+use crate::task::{PromptText, Split, TOOLS, Task};
+use crate::turns::{Episodes, Limits, Outcome, TurnTemplate};
+use crate::{Error, Result};
+use firebrick_models::generate::{
+    Generated, GenerationRequest, Generator, Next, Sample, SchedulerConfig, Turns,
+};
+use firebrick_models::tokenizer::Message;
+use std::cell::RefCell;
+
+/// The template of a run whose task has environments, checked with its first conversation; none where the task has none.
+///
+/// # Errors
+/// [`Error::Config`] for a template that is not prefix-preserving, and for settings that environments do not go with.
+pub(super) fn turn_template(
+    config: &RunConfig,
+    task: &dyn Task,
+    source: &PolicySource,
+) -> Result<Option<TurnTemplate>> {
+    let Some(environments) = task.environments() else {
+        if config.rollout.multi_turn == MultiTurn::default() {
+            return Ok(None);
+        }
+        return Err(Error::Config(
+                "rollout.multi_turn limits the turns of an environment, and the task has none; remove it, or set task.environment"
+                    .into(),
+        ));
+    };
+    let bad = |what: &str| Err(Error::Config(what.to_owned()));
+    if config.objective.build()?.needs().greedy {
+        return bad(
+            "objective.adv_estimator: remax samples a greedy completion of each prompt, which has no environment; choose another \
+             estimator, such as grpo or rloo",
+        );
+    }
+    if task
+        .rewards()
+        .is_some_and(|list| list.models().next().is_some())
+    {
+        return bad(
+            "a reward model reads one turn of the assistant, and rollouts with an environment have several; remove `kind: model` from \
+             task.rewards, or the environment",
+        );
+    }
+    let split = [Split::Train, Split::Validation]
+        .into_iter()
+        .find(|split| !task.is_empty(*split));
+    let Some(split) = split else { return Ok(None) };
+    let example = task.example(split, 0)?;
+    let PromptText::Chat(messages) = &example.prompt else {
+        return bad(
+            "an environment answers in a conversation, and the task's prompts are texts; write them as messages",
+        );
+    };
+    let tools = example.fields.get(TOOLS).unwrap_or(environments.tools());
+    let call = config.rollout.multi_turn.format.example();
+    let tokenizer = &source.tokenizer;
+    TurnTemplate::new(tokenizer, &source.stop_ids, tools, messages, call).map(Some)
+}
+
+/// The limits of a run's rollouts.
+fn limits(rollout: &RolloutConfig, source: &PolicySource) -> Limits {
+    let own = &rollout.multi_turn;
+    Limits {
+        max_assistant_turns: own.max_assistant_turns,
+        max_tool_response_length: own.max_tool_response_length,
+        format: own.format,
+        stop_ids: source.stop_ids.clone(),
+        prompt_length: rollout.prompt_length,
+    }
+}
+
+/// What rollouts of some prompts are sampled with: an environment each, or none.
+pub(super) struct Playing<'a>(Option<RefCell<Episodes<'a>>>);
+
+impl<'a> Playing<'a> {
+    /// Resets the environments of a task that has some.
+    pub fn begin(
+        template: Option<&'a TurnTemplate>,
+        task: &'a dyn Task,
+        rollout: &RolloutConfig,
+        source: &PolicySource,
+        prompts: &[Prompt],
+        n: usize,
+    ) -> Result<Self> {
+        let (Some(template), Some(environments)) = (template, task.environments()) else {
+            return Ok(Self(None));
+        };
+        let limits = limits(rollout, source);
+        let tokenizer = &source.tokenizer;
+        let begun = Episodes::begin(environments, template, limits, prompts, n, tokenizer)?;
+        Ok(Self(Some(RefCell::new(begun))))
+    }
+
+    /// The prompts with what environments have added, where there are any.
+    pub fn prompts(&self) -> Option<Vec<Prompt>> {
+        let own = self.0.as_ref()?;
+        Some(own.borrow().prompts().to_vec())
+    }
+
+    /// The messages of a completion that has ended; none without an environment.
+    pub fn turns(&self, sample: &Sample) -> Vec<Message> {
+        self.0.as_ref().map_or_else(Vec::new, |own| {
+            let own = own.borrow();
+            own.outcome(sample.request, sample.sample).turns.clone()
+        })
+    }
+
+    /// Samples completions of their prompts: of one turn, or of as many as the environments answer.
+    pub fn run(
+        &self,
+        generator: &Generator<'_>,
+        requests: &[GenerationRequest],
+        n: usize,
+        limits: &SchedulerConfig,
+        ended: impl FnMut(&Sample),
+    ) -> Result<Generated> {
+        let Some(episodes) = &self.0 else {
+            return Ok(generator.run_with(requests, n, limits, ended)?);
+        };
+        // a turn is prefilled from the end of the one before
+        let limits = SchedulerConfig {
+            keep_completions: true,
+            ..*limits
+        };
+        let mut turns = Shared(episodes);
+        Ok(generator.run_turns(requests, n, &limits, &mut turns, ended)?)
+    }
+
+    /// What came of the rollouts, in the order of prompts and samples; none without environments.
+    pub fn outcomes(self) -> Option<Vec<Outcome>> {
+        let own = self.0?;
+        Some(own.into_inner().into_outcomes())
+    }
+}
+
+/// Episodes that are looked at between their turns.
+struct Shared<'e, 'a>(&'e RefCell<Episodes<'a>>);
+
+impl Turns for Shared<'_, '_> {
+    fn turn(&mut self, sample: &Sample, room: usize) -> Next {
+        self.0.borrow_mut().turn(sample, room)
+    }
+
+    fn awaited(&mut self) -> Vec<((usize, usize), Next)> {
+        self.0.borrow_mut().awaited()
+    }
+}

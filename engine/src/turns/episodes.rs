@@ -1,0 +1,394 @@
+//! The rollouts of a step with their environments: what comes after each turn.
+
+use super::outcome::{Outcome, Played};
+use super::pool::{Asked, Done, Job, Pool};
+use super::template::{TurnTemplate, turn};
+use crate::Result;
+use crate::data::{Prompt, encode_prompt};
+use crate::task::{
+    Environment, EnvironmentError, Environments, Example, PromptText, ToolParser, Turn,
+};
+use firebrick_models::Tokenizer;
+use firebrick_models::generate::{FinishReason, Next, Sample, Turns};
+use firebrick_models::tokenizer::Message;
+use std::collections::BTreeMap;
+
+/// Times that a rollout is tried whose environment fails by itself.
+const TRIES: usize = 2;
+
+/// How long rollouts may get, and how the model calls tools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most turns of the model; none: as many as there is room for.
+    pub max_assistant_turns: Option<usize>,
+    /// Most characters of an answer; longer ones are cut.
+    pub max_tool_response_length: Option<usize>,
+    /// How tool calls are written.
+    pub format: ToolParser,
+    /// Ids that end a turn.
+    pub stop_ids: Vec<u32>,
+    /// Most tokens of a prompt, with what the environment adds to it.
+    pub prompt_length: usize,
+}
+
+/// The rollouts of some prompts, `n` of each, with an environment each.
+pub struct Episodes<'a> {
+    environments: &'a dyn Environments,
+    template: &'a TurnTemplate,
+    limits: Limits,
+    /// The examples as the task has them, for resets.
+    examples: Vec<Example>,
+    prompts: Vec<Prompt>,
+    /// What environments have added to each prompt.
+    first: Vec<Option<FirstWords>>,
+    n: usize,
+    all: Vec<Episode>,
+    pool: Option<Pool>,
+    /// Of the rollouts that an environment is asked about: their tokens so far and the room that they leave.
+    asked: BTreeMap<usize, (Vec<u32>, usize)>,
+}
+
+/// One rollout.
+struct Episode {
+    /// None while it is asked, and at the end.
+    environment: Option<Box<dyn Environment>>,
+    /// Failures of its own environments.
+    failures: usize,
+    outcome: Outcome,
+}
+
+impl<'a> Episodes<'a> {
+    /// Begins the rollouts of prompts: resets an environment for each, and adds to the prompts what they say.
+    ///
+    /// # Errors
+    /// Where a prompt cannot be rendered again.
+    pub fn begin(
+        environments: &'a dyn Environments,
+        template: &'a TurnTemplate,
+        limits: Limits,
+        prompts: &[Prompt],
+        n: usize,
+        tokenizer: &Tokenizer,
+    ) -> Result<Self> {
+        let workers = environments.workers();
+        let examples: Vec<Example> = prompts.iter().map(|own| own.example.clone()).collect();
+        let begun = reset_all(environments, &examples, n);
+        let mut own = Self {
+            environments,
+            template,
+            limits,
+            examples,
+            prompts: prompts.to_vec(),
+            first: vec![None; prompts.len()],
+            n,
+            all: Vec::with_capacity(prompts.len() * n),
+            pool: (workers > 0).then(|| Pool::new(workers)),
+            asked: BTreeMap::new(),
+        };
+        let mut begun = begun.into_iter();
+        for at in 0..prompts.len() {
+            for begun in begun.by_ref().take(n) {
+                own.add(begun);
+            }
+            if let Some(FirstWords(Some(text))) = own.first[at].clone() {
+                own.add_to_prompt(at, &text, tokenizer)?;
+            }
+        }
+        Ok(own)
+    }
+
+    /// The prompts, with what environments have said at the beginning.
+    #[must_use]
+    pub fn prompts(&self) -> &[Prompt] {
+        &self.prompts
+    }
+
+    /// What came of a rollout.
+    #[must_use]
+    pub fn outcome(&self, request: usize, sample: usize) -> &Outcome {
+        &self.all[request * self.n + sample].outcome
+    }
+
+    /// What came of all of them, in the order of prompts and samples.
+    #[must_use]
+    pub fn into_outcomes(self) -> Vec<Outcome> {
+        self.all.into_iter().map(|own| own.outcome).collect()
+    }
+
+    /// Adds a rollout with its environment.
+    fn add(&mut self, begun: Begun) {
+        let index = self.all.len();
+        self.all.push(Episode {
+            environment: None,
+            failures: 0,
+            outcome: Outcome::default(),
+        });
+        self.take(index, begun);
+    }
+
+    /// Gives a rollout the environment that began, or fresh ones, as often as it may be tried. False where its tries are used up, or
+    /// where it says something else than the others of its group.
+    fn take(&mut self, index: usize, mut begun: Begun) -> bool {
+        let prompt = index / self.n;
+        let (environment, said) = loop {
+            let error = match begun {
+                Ok(begun) => break begun,
+                Err(error) => error,
+            };
+            let episode = &mut self.all[index];
+            if !episode.may_fail(&error) {
+                return false;
+            }
+            episode.outcome.retries += 1;
+            begun = reset(self.environments, &self.examples[prompt], index);
+        };
+        let first = self.first[prompt].get_or_insert_with(|| said.clone());
+        let episode = &mut self.all[index];
+        if *first != said {
+            episode.outcome.lost = Some(format!(
+                "`reset` said {:?}, and for another rollout of the same row {:?}; a group has one prompt, so it has to say the same for \
+                 the same row",
+                said.0, first.0
+            ));
+            return false;
+        }
+        episode.environment = Some(environment);
+        true
+    }
+
+    /// Adds a text to the last message of the user in a prompt. Where it gets too long, the group is lost.
+    fn add_to_prompt(&mut self, at: usize, text: &str, tokenizer: &Tokenizer) -> Result<()> {
+        let mut example = self.prompts[at].example.clone();
+        if let PromptText::Chat(messages) = &mut example.prompt
+            && let Some(last) = messages.iter_mut().rev().find(|m| m.role == "user")
+        {
+            last.content.push_str(text);
+        }
+        let (rendered, tokens) = encode_prompt(tokenizer, &example)?;
+        let (found, most) = (tokens.len(), self.limits.prompt_length);
+        if found > most {
+            let reason = format!(
+                "with what its environment says at the beginning, the prompt has {found} tokens, and rollout.prompt_length is {most}"
+            );
+            for episode in &mut self.all[at * self.n..(at + 1) * self.n] {
+                episode.outcome.lost = Some(reason.clone());
+            }
+            return Ok(());
+        }
+        self.prompts[at] = Prompt {
+            example,
+            text: rendered,
+            tokens,
+        };
+        Ok(())
+    }
+
+    /// The messages of a rollout, the prompt's first.
+    fn messages(&self, index: usize) -> Vec<Message> {
+        let mut messages = match &self.prompts[index / self.n].example.prompt {
+            PromptText::Chat(messages) => messages.clone(),
+            PromptText::Text(_) => Vec::new(),
+        };
+        messages.extend(self.all[index].outcome.turns.iter().cloned());
+        messages
+    }
+
+    /// Asks the environment of a rollout, here or in its thread.
+    fn ask(&mut self, index: usize, asked: Asked) -> Next {
+        let Some(environment) = self.all[index].environment.take() else {
+            return Next::End;
+        };
+        let job = Job {
+            episode: index,
+            environment,
+            asked,
+        };
+        match &mut self.pool {
+            Some(pool) => {
+                pool.push(job);
+                Next::Wait
+            }
+            None => self.settle(job.run()),
+        }
+    }
+
+    /// What follows from an environment's answer.
+    fn settle(&mut self, done: Done) -> Next {
+        let index = done.episode;
+        let (tokens, room) = self.asked.remove(&index).unwrap_or_default();
+        let episode = &mut self.all[index];
+        match done.said {
+            Ok(Played::Ended(reward)) => {
+                episode.outcome.reward = reward;
+                self.finish(index, &tokens);
+                Next::End
+            }
+            Ok(Played::GoesOn(mut observation)) => {
+                episode.environment = Some(done.environment);
+                episode.outcome.failed_calls += observation.failed_calls;
+                if let Some(most) = self.limits.max_tool_response_length {
+                    for message in &mut observation.messages {
+                        cut(&mut message.content, most);
+                    }
+                }
+                let last = tokens.last().copied();
+                let ended = last.filter(|id| self.limits.stop_ids.contains(id));
+                match self.template.between(ended, &observation.messages) {
+                    Ok(between) if between.len() < room => {
+                        episode.outcome.turns.append(&mut observation.messages);
+                        Next::Append(between)
+                    }
+                    // no room for the answer and a turn after it
+                    Ok(_) => self.cut_short(index, tokens),
+                    Err(error) => {
+                        let error =
+                            EnvironmentError::new(format!("its answer cannot be written: {error}"));
+                        self.failed(index, &error)
+                    }
+                }
+            }
+            Err(error) => self.failed(index, &error),
+        }
+    }
+
+    /// Ends a rollout at its length limit.
+    fn cut_short(&mut self, index: usize, tokens: Vec<u32>) -> Next {
+        let Some(environment) = self.all[index].environment.take() else {
+            return Next::Cut;
+        };
+        let job = Job {
+            episode: index,
+            environment,
+            asked: Asked::Reward,
+        };
+        self.asked.insert(index, (tokens, 0));
+        match self.settle(job.run()) {
+            Next::End => Next::Cut,
+            other => other,
+        }
+    }
+
+    /// Tries a rollout again with a fresh environment, or gives it up.
+    fn failed(&mut self, index: usize, error: &EnvironmentError) -> Next {
+        let episode = &mut self.all[index];
+        episode.environment = None;
+        if !episode.may_fail(error) {
+            return Next::End;
+        }
+        episode.outcome.restart();
+        let begun = reset(self.environments, &self.examples[index / self.n], index);
+        if self.take(index, begun) {
+            Next::Restart
+        } else {
+            Next::End
+        }
+    }
+
+    /// Compares a whole rollout with what the template writes of it.
+    fn finish(&mut self, index: usize, completion: &[u32]) {
+        let prompt = &self.prompts[index / self.n].tokens;
+        let tokens = [prompt, completion].concat();
+        let writes = self.template.writes(&tokens, &self.messages(index));
+        self.all[index].outcome.differs_from_template = !writes.unwrap_or(false);
+    }
+}
+
+/// What an environment adds to the prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct FirstWords(Option<String>);
+
+/// An environment that was reset, and what it said; or why it could not begin.
+type Begun = Result<(Box<dyn Environment>, FirstWords), EnvironmentError>;
+
+/// A fresh environment for the rollout with this number.
+fn reset(environments: &dyn Environments, example: &Example, index: usize) -> Begun {
+    let mut environment = environments.make(index % environments.workers().max(1));
+    let said = environment.reset(example)?;
+    Ok((environment, FirstWords(said)))
+}
+
+/// Environments of all rollouts, those of each worker in a thread.
+fn reset_all(environments: &dyn Environments, examples: &[Example], n: usize) -> Vec<Begun> {
+    let all = examples.len() * n;
+    let one = |index: usize| reset(environments, &examples[index / n], index);
+    let workers = environments.workers();
+    if workers == 0 {
+        return (0..all).map(one).collect();
+    }
+    let mut begun: Vec<(usize, Begun)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers)
+            .map(|worker| {
+                let own = (worker..all).step_by(workers);
+                scope.spawn(move || own.map(|i| (i, one(i))).collect::<Vec<_>>())
+            })
+            .collect();
+        let join = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
+        join.flat_map(|own| own.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    begun.sort_by_key(|(index, _)| *index);
+    begun.into_iter().map(|(_, own)| own).collect()
+}
+
+impl Episode {
+    /// Counts a failure; whether there is another try. Failures that are another environment's are not counted.
+    fn may_fail(&mut self, error: &EnvironmentError) -> bool {
+        self.failures += usize::from(error.own);
+        if self.failures < TRIES {
+            return true;
+        }
+        self.outcome.lost = Some(error.reason.clone());
+        false
+    }
+}
+
+impl Turns for Episodes<'_> {
+    fn turn(&mut self, sample: &Sample, room: usize) -> Next {
+        let index = sample.request * self.n + sample.sample;
+        let last = &sample.tokens[sample.turn_start()..];
+        let outcome = &mut self.all[index].outcome;
+        if outcome.lost.is_some() {
+            return Next::End;
+        }
+        let text = match self.template.words(last, &self.limits.stop_ids) {
+            Ok(text) => text,
+            Err(error) => {
+                outcome.lost = Some(format!("a turn cannot be decoded: {error}"));
+                return Next::End;
+            }
+        };
+        outcome.turns.push(turn(&text));
+        let ended = sample.finish == FinishReason::Stop;
+        let most = self.limits.max_assistant_turns.unwrap_or(usize::MAX);
+        let asked = if ended && sample.turns() < most {
+            let calls = self.limits.format.parse(&text);
+            outcome.tool_calls += calls.len();
+            Asked::Turn(Turn { text, calls })
+        } else {
+            Asked::Reward
+        };
+        self.asked.insert(index, (sample.tokens.clone(), room));
+        self.ask(index, asked)
+    }
+
+    fn awaited(&mut self) -> Vec<((usize, usize), Next)> {
+        let mut done = self.pool.as_mut().map_or_else(Vec::new, Pool::wait);
+        // in the order of the rollouts, whatever that of the answers
+        done.sort_by_key(|own| own.episode);
+        let n = self.n;
+        done.into_iter()
+            .map(|own| {
+                let place = (own.episode / n, own.episode % n);
+                (place, self.settle(own))
+            })
+            .collect()
+    }
+}
+
+/// Cuts a text after some characters.
+fn cut(text: &mut String, most: usize) {
+    if let Some((at, _)) = text.char_indices().nth(most) {
+        text.truncate(at);
+        text.push_str("...");
+    }
+}

@@ -1,0 +1,70 @@
+//! What came of rollouts over several turns.
+
+use crate::task::Observation;
+use firebrick_models::tokenizer::Message;
+
+/// What an environment said to a turn.
+pub(super) enum Played {
+    /// Messages, after which the model has another turn.
+    GoesOn(Observation),
+    /// Nothing more; what the rollout was worth, where the environment says.
+    Ended(Option<f64>),
+}
+
+/// What came of a rollout beside its tokens.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// The messages after the prompt: the model's turns, and what stands between them.
+    pub turns: Vec<Message>,
+    /// What its environment said that it was worth.
+    pub reward: Option<f64>,
+    /// Tool calls of the model.
+    pub tool_calls: usize,
+    /// Those of them that failed.
+    pub failed_calls: usize,
+    /// Times that it began again with a fresh environment.
+    pub retries: usize,
+    /// Why its environment failed for good: its group is not trained on.
+    pub lost: Option<String>,
+    /// Whether its tokens are other than what the chat template writes of the conversation.
+    pub differs_from_template: bool,
+}
+
+impl Outcome {
+    /// Forgets what was said, for another try.
+    pub(super) fn restart(&mut self) {
+        *self = Self {
+            retries: self.retries + 1,
+            ..Self::default()
+        };
+    }
+}
+
+/// The outcomes of a step's rollouts in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TurnStats {
+    /// Rollouts.
+    pub rollouts: usize,
+    /// Tool calls.
+    pub tool_calls: usize,
+    /// Those that failed.
+    pub failed_calls: usize,
+    /// Times that a rollout began again with a fresh environment.
+    pub retries: usize,
+    /// Rollouts whose environment failed for good.
+    pub lost: usize,
+    /// Rollouts whose tokens are other than what the chat template writes.
+    pub differ_from_template: usize,
+}
+
+impl TurnStats {
+    /// Counts an outcome.
+    pub fn add(&mut self, outcome: &Outcome) {
+        self.rollouts += 1;
+        self.tool_calls += outcome.tool_calls;
+        self.failed_calls += outcome.failed_calls;
+        self.retries += outcome.retries;
+        self.lost += usize::from(outcome.lost.is_some());
+        self.differ_from_template += usize::from(outcome.differs_from_template);
+    }
+}

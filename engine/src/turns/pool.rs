@@ -1,0 +1,119 @@
+//! Threads that ask environments while others are sampled.
+
+use super::outcome::Played;
+use crate::task::{Environment, EnvironmentError, Turn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+/// What an environment is asked.
+pub(super) struct Job {
+    /// Which rollout it is of.
+    pub episode: usize,
+    pub environment: Box<dyn Environment>,
+    pub asked: Asked,
+}
+
+/// What is asked.
+pub(super) enum Asked {
+    /// To answer a turn; where it has nothing to say, what the rollout was worth.
+    Turn(Turn),
+    /// What the rollout was worth.
+    Reward,
+}
+
+/// An environment's answer.
+pub(super) struct Done {
+    pub episode: usize,
+    pub environment: Box<dyn Environment>,
+    pub said: Result<Played, EnvironmentError>,
+}
+
+impl Job {
+    /// Asks.
+    pub fn run(mut self) -> Done {
+        let environment = &mut self.environment;
+        let said = catch_unwind(AssertUnwindSafe(|| match &self.asked {
+            Asked::Turn(turn) => environment.step(turn).and_then(|observation| {
+                if observation.messages.is_empty() {
+                    environment.reward().map(Played::Ended)
+                } else {
+                    Ok(Played::GoesOn(observation))
+                }
+            }),
+            Asked::Reward => environment.reward().map(Played::Ended),
+        }));
+        let said = said.unwrap_or_else(|_| Err(EnvironmentError::new("it panicked")));
+        Done {
+            episode: self.episode,
+            environment: self.environment,
+            said: said.and_then(checked),
+        }
+    }
+}
+
+/// Refuses a reward that is no number.
+fn checked(said: Played) -> Result<Played, EnvironmentError> {
+    match said {
+        Played::Ended(Some(reward)) if !reward.is_finite() => Err(EnvironmentError::new(format!(
+            "its reward is {reward}; rewards must be finite"
+        ))),
+        other => Ok(other),
+    }
+}
+
+/// A thread for each worker of the environments. Dropped, it waits for what they are busy with.
+pub(super) struct Pool {
+    jobs: Vec<Sender<Job>>,
+    done: Receiver<Done>,
+    threads: Vec<JoinHandle<()>>,
+    busy: usize,
+}
+
+impl Pool {
+    pub fn new(workers: usize) -> Self {
+        let (finished, done) = channel();
+        let (mut jobs, mut threads) = (Vec::new(), Vec::new());
+        for _ in 0..workers {
+            let (job, coming) = channel::<Job>();
+            let finished = finished.clone();
+            jobs.push(job);
+            threads.push(std::thread::spawn(move || {
+                for job in coming {
+                    if finished.send(job.run()).is_err() {
+                        return;
+                    }
+                }
+            }));
+        }
+        Self {
+            jobs,
+            done,
+            threads,
+            busy: 0,
+        }
+    }
+
+    /// Hands a job to the thread of its environment.
+    pub fn push(&mut self, job: Job) {
+        let worker = job.episode % self.jobs.len();
+        // a job's panic is caught: the thread is there as long as the pool
+        let sent = self.jobs[worker].send(job);
+        self.busy += usize::from(sent.is_ok());
+    }
+
+    /// Waits for all jobs.
+    pub fn wait(&mut self) -> Vec<Done> {
+        let busy = std::mem::take(&mut self.busy);
+        self.done.iter().take(busy).collect()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.jobs.clear();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
