@@ -293,18 +293,18 @@ pub(super) const TABLE: &[Rule] = &[
     (
         "data.dataset_name",
         Off(
-            "rows are read from a file: download the split as JSON Lines (docs/tasks.md) and write it as task.train",
+            "write the dataset's name on the Hub, or its files, as task.train (docs/tasks.md)",
         ),
     ),
     (
         "data.train.**",
         Off(
-            "rows are read from a file: download the split as JSON Lines (docs/tasks.md) and write it as task.train",
+            "write the dataset's name on the Hub, or its files, as task.train (docs/tasks.md)",
         ),
     ),
     (
         "data.validation.**",
-        Off("rows are read from a file: write it as task.validation"),
+        Off("write its name on the Hub, or its files, as task.validation"),
     ),
     ("data.train.data_path", By(|a| rows(a, "task.train"))),
     (
