@@ -143,7 +143,7 @@ fn generated(data: &Data, partial: bool) -> String {
 /// The section `task` of generated puzzles. A model without a tokenizer is shown numbers alone.
 fn countdown(answers: &Answers) -> String {
     let (numbers, largest, style) = match answers.model {
-        Model::Tiny => (2, 9, "short"),
+        Model::Tiny => (3, 20, "short"),
         Model::Folder { .. } => (3, 50, "words"),
     };
     format!(
@@ -234,7 +234,7 @@ trainer:
 /// How the small decoder learns.
 fn tiny(data: &Data) -> String {
     let (prompt, response) = match data {
-        Data::Countdown => (12, 12),
+        Data::Countdown => (16, 16),
         _ => (8, 5),
     };
     let lengths = format!(

@@ -94,7 +94,8 @@ def svg(screen, columns, title):
                 texts.append(f'<text x="{number(left)}" y="{number(top + 13.2)}" textLength="{number(len(text) * WIDTH)}" fill="{ink}"{weight}>{escape(text)}</text>')
                 x = end - 1
             x += 1
-    drawn = [f'<path fill="{colour}"{"" if opacity == 1 else f" opacity=\"{opacity}\""} d="{"".join(paths)}"/>' for (colour, opacity), paths in shapes.items()]
+    faded = lambda opacity: "" if opacity == 1 else f' opacity="{opacity}"'
+    drawn = [f'<path fill="{colour}"{faded(opacity)} d="{str().join(paths)}"/>' for (colour, opacity), paths in shapes.items()]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {number(width)} {number(height)}" width="{number(width)}" role="img">\n<title>{escape(title)}</title>\n'
         f'<rect width="100%" height="100%" rx="9" fill="{PAGE}"/>\n' + "\n".join(drawn)

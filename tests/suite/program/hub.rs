@@ -362,7 +362,7 @@ fn weights_come_through_a_redirect_and_go_on_where_they_broke_off() {
             "--max-new-tokens",
             "8",
         ];
-        super::program(&args)
+        program(&args)
     };
     let expected = succeeded(&firebrick(&[
         "generate",

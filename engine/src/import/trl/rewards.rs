@@ -26,9 +26,7 @@ fn reward(asked: &Asked, name: &str) -> Result<Value, String> {
         "accuracy_reward" | "reasoning_accuracy_reward" => {
             Ok(json!({"kind": "trl_accuracy", "name": "accuracy"}))
         }
-        "think_format_reward" => {
-            Ok(json!({"kind": "trl_think_format", "name": "format"}))
-        }
+        "think_format_reward" => Ok(json!({"kind": "trl_think_format", "name": "format"})),
         _ if name.contains('/') => {
             Ok(json!({"kind": "model", "name": last, "path": path(asked.facts, name)}))
         }
