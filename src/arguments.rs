@@ -86,13 +86,14 @@ pub struct CheckArgs {
 /// Answers that are given here are not asked for; without a terminal, all five have to be.
 #[derive(Debug, Args)]
 pub struct NewArgs {
-    /// Checkpoint folder, or `tiny` for a small model from random weights
+    /// Checkpoint folder or name on the Hub, or `tiny` for a small model from random weights
     #[arg(long)]
     pub model: Option<String>,
-    /// Rows to train on (JSON Lines), or `arithmetic` for generated sums
+    /// Rows to train on (a JSON or Parquet file, a folder, a pattern, a dataset of the Hub), `arithmetic` or `countdown`
     #[arg(long)]
     pub data: Option<String>,
-    /// What judges completions: exact, contains, number, gsm8k, regex:PATTERN or model:FOLDER; of arithmetic correct or partial
+    /// What judges completions: exact, contains, number, gsm8k, math, regex:PATTERN, `python:FILE:FUNCTION` or model:FOLDER; of generated
+    /// problems correct or partial
     #[arg(long)]
     pub reward: Option<String>,
     /// Device memory: a size as 8GiB, auto, or a preset (constrained, balanced, fast, huge)

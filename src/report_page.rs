@@ -6,13 +6,14 @@ const PAGE: &str = include_str!("report/page.html");
 const STYLE: &str = include_str!("report/style.css");
 
 /// The page's program, in the order in which its parts build on each other.
-const PROGRAM: [&str; 9] = [
+const PROGRAM: [&str; 10] = [
     include_str!("report/base.js"),
     include_str!("report/chart.js"),
     include_str!("report/overview.js"),
     include_str!("report/curves.js"),
     include_str!("report/memory.js"),
     include_str!("report/time.js"),
+    include_str!("report/tokens.js"),
     include_str!("report/samples.js"),
     include_str!("report/settings.js"),
     include_str!("report/app.js"),

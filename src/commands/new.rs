@@ -78,7 +78,7 @@ fn asked(args: &NewArgs, input: &mut dyn BufRead) -> anyhow::Result<Answers> {
         input,
         &Question {
             option: "--model",
-            text: "Which model? A checkpoint folder, or `tiny` for a small one from random weights",
+            text: "Which model? A checkpoint folder, a name on the Hub, or `tiny` for a small one from random weights",
             default: Some("tiny"),
         },
         Model::parse,
@@ -88,7 +88,7 @@ fn asked(args: &NewArgs, input: &mut dyn BufRead) -> anyhow::Result<Answers> {
         input,
         &Question {
             option: "--data",
-            text: "Which data? A JSON Lines file, or `arithmetic` for generated sums",
+            text: "Which data? Rows (a JSON or Parquet file, a folder, a dataset of the Hub), or `arithmetic` or `countdown`, which are generated",
             default: (model == Model::Tiny).then_some("arithmetic"),
         },
         Data::parse,
@@ -100,7 +100,7 @@ fn asked(args: &NewArgs, input: &mut dyn BufRead) -> anyhow::Result<Answers> {
         &Question {
             option: "--reward",
             text: &text,
-            default: data.rewards().split(',').next(),
+            default: Some(data.usual_reward()),
         },
         |text| Reward::parse(text, &data),
     )?;
@@ -185,7 +185,7 @@ mod tests {
         let answers = asked(&none("run.yaml"), &mut typed.as_bytes()).unwrap();
         assert_eq!(answers.model, Model::Tiny);
         assert_eq!(answers.data, Data::Arithmetic);
-        assert_eq!(answers.reward, Reward::Sums { partial: true });
+        assert_eq!(answers.reward, Reward::Generated { partial: true });
         assert_eq!(answers.memory, Memory::parse("1GiB").unwrap());
         assert_eq!(answers.device, DeviceSpec::CPU);
     }

@@ -1,3 +1,4 @@
+use super::rows::Rows;
 use super::*;
 use crate::commands::config::problems;
 use firebrick::backends::DeviceSpec;
@@ -9,19 +10,28 @@ fn fixture(name: &str) -> PathBuf {
         .join(name)
 }
 
+fn example(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("examples")
+        .join(name)
+}
+
 /// Answers for every kind of model and data, with every reward that goes with them.
 fn models_data_rewards() -> Vec<(Model, Data, Reward)> {
     let folder = |name: &str| Model::parse(fixture(name).to_str().unwrap()).unwrap();
-    let sums = || Data::parse("arithmetic").unwrap();
     let rows = Data::parse(fixture("gsm8k/train.jsonl").to_str().unwrap()).unwrap();
     let mut all = Vec::new();
     for model in [Model::parse("tiny").unwrap(), folder("models/qwen2-tied")] {
-        for reward in ["correct", "partial"] {
-            let reward = Reward::parse(reward, &sums()).unwrap();
-            all.push((model.clone(), sums(), reward));
+        for data in ["arithmetic", "countdown"] {
+            let data = Data::parse(data).unwrap();
+            for reward in ["correct", "partial"] {
+                let reward = Reward::parse(reward, &data).unwrap();
+                all.push((model.clone(), data.clone(), reward));
+            }
         }
     }
     let judge = format!("model:{}", fixture("reward_models/qwen2-chat").display());
+    let function = format!("python:{}:digits", example("rewards.py").display());
     let mut plain = folder("models/llama-gqa");
     if let Model::Folder { chats, .. } = &mut plain {
         *chats = false;
@@ -32,6 +42,8 @@ fn models_data_rewards() -> Vec<(Model, Data, Reward)> {
             "contains",
             "number",
             "gsm8k",
+            "math",
+            &function,
             "regex:#### (-?[0-9]+)\"\\s",
             &judge,
         ] {
@@ -75,7 +87,7 @@ fn what_is_written_has_no_mistakes_whatever_the_answers_are() {
             }
         }
     }
-    assert_eq!(cases, 16 * (5 * 4 + 1));
+    assert_eq!(cases, 24 * (5 * 4 + 1));
 }
 
 #[test]
@@ -87,15 +99,22 @@ fn answers_that_cannot_be_are_refused_by_name() {
         Data::parse(path.to_str().unwrap())
     };
     let said = |wrong: Result<(), String>| wrong.unwrap_err();
-    assert!(said(Model::parse("no/such").map(drop)).contains("checkpoint folder, or `tiny`"));
+    assert!(said(Model::parse("no/such/model").map(drop)).contains("checkpoint folder, or `tiny`"));
     assert!(said(Data::parse("no/such.jsonl").map(drop)).contains("no/such.jsonl"));
-    assert!(said(rows("").map(drop)).contains("no rows"));
+    assert!(said(rows("").map(drop)).contains("rows.jsonl"));
     let unknown = said(rows("{\"frage\": \"x\", \"antwort\": 1}").map(drop));
     assert!(unknown.contains("frage, antwort"), "{unknown}");
     let plain = rows("{\"question\": \"x\"}").unwrap();
     assert!(said(Reward::parse("exact", &plain).map(drop)).contains("ground truth"));
     assert!(said(Reward::parse("correct", &plain).map(drop)).contains("exact, contains"));
-    assert!(said(Reward::parse("exact", &Data::Arithmetic).map(drop)).contains("`correct`"));
+    assert!(said(Reward::parse("exact", &Data::Countdown).map(drop)).contains("`correct`"));
+    for wrong in ["python:rewards.py", "python::f", "python:no/such.py:f"] {
+        let said = said(Reward::parse(wrong, &plain).map(drop));
+        assert!(
+            said.contains("python:FILE:FUNCTION") || said.contains("no file no/such.py"),
+            "{said}"
+        );
+    }
     let memory = said(Memory::parse("plenty").map(drop));
     assert!(
         memory.contains("8GiB") && memory.contains("constrained"),
@@ -111,35 +130,68 @@ fn answers_that_cannot_be_are_refused_by_name() {
     assert!(said(tiny.check()).contains("--data arithmetic"));
 }
 
+/// What the first row says, read from a file.
+fn read(row: &str) -> Rows {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rows.jsonl");
+    std::fs::write(&path, format!("\n{row}\n")).unwrap();
+    Rows::look(path.to_str().unwrap()).unwrap()
+}
+
 #[test]
-fn rows_are_read_for_the_fields_that_they_have() {
-    let read = |row: &str| {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("rows.jsonl");
-        std::fs::write(&path, format!("\n{row}\n")).unwrap();
-        match Data::parse(path.to_str().unwrap()).unwrap() {
-            Data::Rows {
-                question,
-                is_chat,
-                answer,
-                is_marked,
-                ..
-            } => (question, is_chat, answer.unwrap_or_default(), is_marked),
-            Data::Arithmetic => panic!("rows"),
-        }
+fn rows_are_read_for_the_fields_that_they_have_and_the_reward_that_fits_them() {
+    let said = |row: &str| {
+        let rows = read(row);
+        let reward = rows.usual_reward();
+        (
+            rows.question,
+            rows.is_chat,
+            rows.answer.unwrap_or_default(),
+            reward,
+        )
+    };
+    let of = |question: &str, is_chat, answer: &str, reward| {
+        (question.to_owned(), is_chat, answer.to_owned(), reward)
     };
     let verl =
         r#"{"prompt": [{"role": "user", "content": "x"}], "reward_model": {"ground_truth": "72"}}"#;
-    let expected = (
-        "prompt".into(),
-        true,
-        "reward_model.ground_truth".into(),
-        false,
-    );
-    assert_eq!(read(verl), expected);
-    let gsm8k = r#"{"question": "x", "answer": "so #### 72"}"#;
     assert_eq!(
-        read(gsm8k),
-        ("question".into(), false, "answer".into(), true)
+        said(verl),
+        of("prompt", true, "reward_model.ground_truth", "number")
+    );
+    let gsm8k = r#"{"question": "x", "answer": "so #### 72"}"#;
+    assert_eq!(said(gsm8k), of("question", false, "answer", "gsm8k"));
+    let math = r#"{"problem": "x", "solution": "It is $\\boxed{\\frac12}$."}"#;
+    assert_eq!(said(math), of("problem", false, "solution", "math"));
+    let text = r#"{"question": "x", "target": "yes"}"#;
+    assert_eq!(said(text), of("question", false, "target", "exact"));
+    let number = r#"{"question": "x", "target": "1,234.5"}"#;
+    assert_eq!(said(number), of("question", false, "target", "number"));
+}
+
+#[test]
+fn folders_have_their_own_validation_where_a_file_says_so_and_paths_are_absolute() {
+    let dir = tempfile::tempdir().unwrap();
+    let row = r#"{"question": "x", "answer": "y"}"#;
+    let write = |name: &str| std::fs::write(dir.path().join(name), row).unwrap();
+    write("train.jsonl");
+    let folder = dir.path().to_str().unwrap();
+    assert!(
+        !Rows::look(&format!("{folder}/train.jsonl"))
+            .unwrap()
+            .holds_out
+    );
+    write("test.jsonl");
+    let rows = Rows::look(folder).unwrap();
+    assert!(rows.holds_out);
+    assert_eq!(rows.place, folder);
+    let fixture = fixture("gsm8k");
+    let relative = fixture
+        .strip_prefix(std::env::current_dir().unwrap())
+        .unwrap();
+    let rows = Rows::look(relative.to_str().unwrap()).unwrap();
+    assert_eq!(
+        (Path::new(&rows.place), rows.holds_out),
+        (fixture.as_path(), true)
     );
 }

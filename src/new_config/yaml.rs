@@ -1,12 +1,17 @@
 //! The commented YAML of a new configuration.
 
 use super::answers::{Answers, Data, Memory, Model, Reward};
+use super::rows::{Form, Rows};
+use firebrick::engine::hub::{HubName, RepoKind};
 use firebrick::engine::plan::size::Budget;
 use std::fmt::Write;
 use std::path::Path;
 
 /// What is asked of a model whose answers are found behind `####`.
 const MARKED: &str = "Let's think step by step and output the final answer after \\\"####\\\".";
+
+/// What is asked of a model whose answers are read as mathematics, in a template in YAML's double quotes.
+const BOXED: &str = "Please reason step by step, and put your final answer within \\\\boxed{{}}.";
 
 /// The configuration in a file of this name. Relative paths in it are relative to the file's folder.
 pub fn write(answers: &Answers, file: &Path) -> String {
@@ -78,8 +83,16 @@ model:
         Model::Folder { path, .. } => format!(
             "# The checkpoint that is trained. With `lora` only adapters are, in a fraction of the memory.\n\
              model:\n  path: {}\n  # lora: {{rank: 16}}    # then optim.lr about ten times as high\n",
-            place(path)
+            checkpoint(path)
         ),
+    }
+}
+
+/// Where a checkpoint is: a name of the Hub stays one.
+fn checkpoint(path: &Path) -> String {
+    match HubName::of_path(path, RepoKind::Model) {
+        Some(_) => quoted(&path.to_string_lossy()),
+        None => place(path),
     }
 }
 
@@ -90,80 +103,111 @@ fn task(answers: &Answers) -> String {
              task:\n  kind: arithmetic\n  difficulty: 2          # digits\n  zero_pad: true\n  validation_size: 500\n"
                 .to_owned()
         }
-        Data::Rows { .. } => rows(answers),
+        Data::Countdown => countdown(answers),
+        Data::Rows(own) => rows(own, answers),
     };
-    if let Reward::Sums { partial } = answers.reward {
-        let _ = writeln!(
-            text,
-            "  partial: {partial:<12}  # whether right characters of a wrong sum are worth something"
-        );
-        return text;
-    }
-    text += "  # The reward is the weighted sum of these; `firebrick config explain task.rewards` lists the kinds.\n  rewards:\n";
     let judged = match &answers.reward {
+        Reward::Generated { partial } => {
+            text += &generated(&answers.data, *partial);
+            return text;
+        }
         Reward::Rule(kind) => format!("    - kind: {kind}\n"),
         Reward::Regex(pattern) => {
             format!("    - kind: regex\n      pattern: {}\n", quoted(pattern))
         }
-        Reward::Model(path) => format!("    - kind: model\n      path: {}\n", place(path)),
-        Reward::Sums { .. } => String::new(),
+        Reward::Python { file, function } => format!(
+            "    # called in processes of python3; written for TRL or verl (docs/tasks.md)\n    - kind: python\n      file: {}\n      \
+             function: {}\n",
+            place(file),
+            quoted(function)
+        ),
+        Reward::Model(path) => format!("    - kind: model\n      path: {}\n", checkpoint(path)),
     };
+    text += "  # The reward is the weighted sum of these; `firebrick config explain task.rewards` lists the kinds.\n  rewards:\n";
     text + &judged
 }
 
-/// The section `task` over rows of a file, without its rewards.
-fn rows(answers: &Answers) -> String {
-    let Data::Rows {
-        path,
-        question,
-        is_chat,
-        answer,
-        is_marked,
-    } = &answers.data
-    else {
-        return String::new();
+/// What generated problems pay for answers that are nearly right.
+fn generated(data: &Data, partial: bool) -> String {
+    match data {
+        Data::Countdown => format!(
+            "  format_score: {:<8} # for an expression of the right numbers that misses the target\n",
+            if partial { "0.1" } else { "0.0" }
+        ),
+        _ => format!(
+            "  partial: {partial:<12}  # whether right characters of a wrong sum are worth something\n"
+        ),
+    }
+}
+
+/// The section `task` of generated puzzles. A model without a tokenizer is shown numbers alone.
+fn countdown(answers: &Answers) -> String {
+    let (numbers, largest, style) = match answers.model {
+        Model::Tiny => (3, 20, "short"),
+        Model::Folder { .. } => (3, 50, "words"),
     };
+    format!(
+        "\n# Generated puzzles: reach a target with these numbers and + - * /. Those of validation are never trained on.\n\
+         task:\n  kind: countdown\n  numbers: {numbers}             # of a problem\n  max_number: {largest}\n  style: {style:<12}    # or `words` and \
+         `short`: an instruction, or the bare numbers\n"
+    )
+}
+
+/// The section `task` over rows of files, without its rewards.
+fn rows(rows: &Rows, answers: &Answers) -> String {
     let chats = matches!(answers.model, Model::Folder { chats: true, .. });
-    let mut text = format!(
-        "\n# Rows to train on, one JSON object a line. A part is held out and validated on.\n\
-         task:\n  kind: jsonl\n  train: {}\n  validation_fraction: 0.05\n",
-        place(path)
-    );
-    let asks = if answers.reward == Reward::Rule("gsm8k".into()) {
-        format!("\\n{MARKED}")
+    let place = quoted(&rows.place);
+    let held_out = if rows.holds_out {
+        format!("  validation: {place}    # its files for validation or test\n")
     } else {
-        String::new()
+        "  validation_fraction: 0.05\n".to_owned()
     };
-    let prompt = match (is_chat, chats) {
+    let mut text = format!(
+        "\n# Rows to train on, and rows that are held out and validated on. A file, a folder, a pattern, a list or a dataset of the \
+         Hub.\ntask:\n  kind: dataset\n  train: {place}\n{held_out}"
+    );
+    let asks = match &answers.reward {
+        Reward::Rule(kind) if kind == "gsm8k" => format!("\\n{MARKED}"),
+        Reward::Rule(kind) if kind == "math" => format!("\\n{BOXED}"),
+        _ => String::new(),
+    };
+    let question = &rows.question;
+    let prompt = match (rows.is_chat, chats) {
         (true, _) => format!("  prompt_field: {}\n", quoted(question)),
+        // a prompt that is one already: the model goes on where it ends
+        (false, false) if question == "prompt" && asks.is_empty() => {
+            "  prompt_field: \"prompt\"\n".to_owned()
+        }
         (false, true) => format!(
             "  messages:\n    - role: user\n      content: \"{{{question}}}{asks}\"    # fields in braces\n"
         ),
-        (false, false) => format!("  prompt: \"{{{question}}}{asks}\\n\"    # fields in braces\n"),
+        (false, false) => {
+            format!("  prompt: \"{{{question}}}{asks}\\n\"    # fields in braces\n")
+        }
     };
     text += &prompt;
-    if let Some(field) = answer {
+    if let Some(field) = &rows.answer {
         let _ = writeln!(text, "  answer_field: {}", quoted(field));
-    }
-    if *is_marked && answer.is_some() {
-        text += "  answer_extract: gsm8k     # what follows the last ####\n";
+        if rows.form == Form::Marked {
+            text += "  answer_extract: gsm8k     # what follows the last ####\n";
+        }
     }
     text
 }
 
 /// The algorithm and the lengths.
 fn learning(answers: &Answers) -> String {
-    if answers.model == Model::Tiny {
-        return TINY.to_owned();
-    }
-    let Model::Folder { context, .. } = answers.model else {
-        return String::new();
+    let context = match answers.model {
+        Model::Tiny => return tiny(&answers.data),
+        Model::Folder { context, .. } => context,
     };
-    let (prompt, response) = if answers.data == Data::Arithmetic {
-        ((context / 2).min(32), (context / 2).min(16))
-    } else {
-        let response = (context / 4).min(256);
-        (context - response, response)
+    let (prompt, response) = match answers.data {
+        Data::Arithmetic => ((context / 2).min(32), (context / 2).min(16)),
+        Data::Countdown => ((context / 3).min(192), (context / 2).min(512)),
+        Data::Rows(_) => {
+            let response = (context / 4).min(256);
+            (context - response, response)
+        }
     };
     format!(
         "
@@ -187,9 +231,20 @@ trainer:
     )
 }
 
-/// How the small decoder learns sums.
+/// How the small decoder learns.
+fn tiny(data: &Data) -> String {
+    let (prompt, response) = match data {
+        Data::Countdown => (16, 16),
+        _ => (8, 5),
+    };
+    let lengths = format!(
+        "  prompt_length: {prompt:<5}    # tokens, one a character\n  response_length: {response}\n"
+    );
+    TINY.replace("LENGTHS", &lengths)
+}
+
 const TINY: &str = "
-# Demonstrations first, until about a third of the sums is right; the rest comes from rewards alone.
+# Demonstrations first, until about a third of the answers is right; the rest comes from rewards alone.
 warmup:
   sft:
     steps: 400
@@ -205,9 +260,7 @@ warmup:
 objective: grpo
 rollout:
   n: 8                    # completions a prompt
-  prompt_length: 8        # tokens, one a character
-  response_length: 5
-  max_num_seqs: 1024      # sampled at a time
+LENGTHS  max_num_seqs: 1024      # sampled at a time
 update:
   old_log_probs: sampler  # saves a forward pass
 optim:

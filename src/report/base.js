@@ -76,7 +76,10 @@ function seconds(value) {
 }
 
 function percent(value) {
-  return value === null || value === undefined ? "–" : Number((value * 100).toPrecision(3)) + " %";
+  if (value === null || value === undefined) return "–";
+  // what smoothing leaves of a share that has long been 0
+  if (value !== 0 && Math.abs(value) < 1e-5) return "below 0.001 %";
+  return Number((value * 100).toPrecision(3)) + " %";
 }
 
 function plural(count, one, many) {

@@ -6,8 +6,9 @@ const FILTERS = {
   no_spread: ["No spread", (group) => group.samples.length > 1 && new Set(group.samples.map((sample) => sample.reward)).size === 1],
   best: ["Best", (group) => group.tags.includes("best")],
   worst: ["Worst", (group) => group.tags.includes("worst")],
+  tokens: ["With tokens", (group) => group.samples.some((sample) => sample.by_token)],
 };
-const TAG_WORDS = { end: "first or last", even: "evenly between", best: "best", worst: "worst", truncated: "most truncated", no_spread: "no spread" };
+const TAG_WORDS = { end: "first or last", even: "evenly between", best: "best", worst: "worst", truncated: "most truncated", no_spread: "no spread", tokens: "tokens kept" };
 const SORTS = {
   step: ["step", (a, b) => a.step - b.step || a.draw - b.draw],
   latest: ["latest first", (a, b) => b.step - a.step || a.draw - b.draw],
@@ -16,7 +17,7 @@ const SORTS = {
 };
 const PAGE = 12;
 const LONG = 700;
-const SAMPLES_VIEW = { filter: "all", sort: "step", search: "", count: PAGE };
+const SAMPLES_VIEW = { filter: "all", sort: "step", search: "", count: PAGE, mode: "off", most: 0 };
 
 function groupMean(group) { return mean(group.samples.map((sample) => sample.reward)) ?? -Infinity; }
 
@@ -107,7 +108,9 @@ function sampleCard(run, group, sample, words) {
       el("span", { title: "advantage of its tokens" }, `adv. ${short(sample.advantage)}`),
       el("span", null, plural(sample.tokens, "token")),
       sample.truncated ? el("span", { class: "tag warn" }, "truncated") : null),
-    textBox(sample.text, words, `Completion ${sample.sample}`),
+    sample.by_token && SAMPLES_VIEW.mode !== "off"
+      ? tokenBox(sample.by_token, SAMPLES_VIEW.mode, SAMPLES_VIEW.most, words, `Completion ${sample.sample}`)
+      : textBox(sample.text, words, `Completion ${sample.sample}`),
     readRows(sample, group, words),
     parts && el("div", { class: "read" }, el("span", { class: "label" }, "parts"), " ", parts));
 }
@@ -135,10 +138,11 @@ function matches(group, words) {
 function statedSelection(samples) {
   const shown = samples.shown === samples.total
     ? `All ${plural(samples.total, "sample")} of ${plural(samples.total_groups, "group")}.`
-    : `Shown ${integer(samples.shown)} of ${integer(samples.total)} samples, ${integer(samples.groups.length)} of ${integer(samples.total_groups)} groups: the first and the last, groups evenly between, the best, the worst, the most truncated, and some without spread.`;
+    : `Shown ${integer(samples.shown)} of ${integer(samples.total)} samples, ${integer(samples.groups.length)} of ${integer(samples.total_groups)} groups: the first and the last, groups evenly between, the best, the worst, the most truncated, ${samples.total_with_tokens ? "some without spread, and some whose tokens were kept" : "and some without spread"}.`;
   const cut = samples.cut ? ` ${plural(samples.cut, "text")} longer than ${bytes(samples.longest_bytes)} ${samples.cut === 1 ? "is" : "are"} cut in the middle.` : "";
   const all = ` Of all samples ${percent(samples.truncated / Math.max(1, samples.total))} are truncated; of all groups ${percent(samples.no_spread / Math.max(1, samples.total_groups))} have no spread.`;
-  return shown + all + cut;
+  const tokens = samples.total_with_tokens ? ` Tokens were kept of ${plural(samples.total_with_tokens, "sample")}; ${samples.with_tokens === samples.total_with_tokens ? "all of them are" : `those of ${integer(samples.with_tokens)} are`} in this report.` : "";
+  return shown + all + cut + tokens;
 }
 
 function viewSamples(view) {
@@ -147,11 +151,17 @@ function viewSamples(view) {
   if (!samples) { view.append(choice ? el("div", { class: "controls" }, choice) : "", absent(noteOf(run, "samples.jsonl"))); return; }
   const search = el("input", { type: "search", class: "search", placeholder: "Search prompts and completions ( / )", value: own.search, "aria-label": "Search prompts and completions" });
   const list = el("div", { class: "groups" }), status = el("p", { class: "status", role: "status" });
-  const filters = Object.entries(FILTERS).map(([key, [text, test]]) => el("button", {
+  const filters = Object.entries(FILTERS).filter(([key]) => key !== "tokens" || samples.with_tokens).map(([key, [text, test]]) => el("button", {
     type: "button", class: "filter", "data-filter": key, "aria-pressed": String(own.filter === key), onclick: () => { own.filter = key; own.count = PAGE; draw(); },
   }, `${text} ${integer(samples.groups.filter(test).length)}`));
   const sort = select(Object.entries(SORTS).map(([key, [text]]) => [key, text]), own.sort, (value) => { own.sort = value; draw(); });
+  const key = el("div");
+  own.most = largestAdvantage(samples);
+  if (!samples.with_tokens) { own.mode = "off"; if (own.filter === "tokens") own.filter = "all"; }
+  const modes = [["off", "nothing"], ...Object.entries(TOKEN_MODES).map(([name, mode]) => [name, mode.name])];
+  const colour = samples.with_tokens ? labelled("Colour tokens by", select(modes, own.mode, (value) => { own.mode = value; draw(); })) : null;
   const draw = () => {
+    key.replaceChildren(own.mode === "off" ? "" : tokenLegend(own.mode, own.most, samples));
     const words = own.search.toLowerCase().split(/\s+/).filter(Boolean);
     const found = samples.groups.filter((group) => FILTERS[own.filter][1](group) && matches(group, words)).sort(SORTS[own.sort][1]);
     for (const button of filters) button.setAttribute("aria-pressed", String(button.dataset.filter === own.filter));
@@ -162,6 +172,6 @@ function viewSamples(view) {
   };
   let waiting = 0;
   search.addEventListener("input", () => { own.search = search.value; own.count = PAGE; clearTimeout(waiting); waiting = setTimeout(draw, 120); });
-  view.append(el("p", null, statedSelection(samples)), el("div", { class: "controls" }, choice, search, labelled("Sort by", sort)), el("div", { class: "filters", role: "group", "aria-label": "Filter" }, filters), status, list);
+  view.append(el("p", null, statedSelection(samples)), el("div", { class: "controls" }, choice, search, labelled("Sort by", sort), colour || ""), el("div", { class: "filters", role: "group", "aria-label": "Filter" }, filters), key, status, list);
   draw();
 }

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import signal
@@ -81,6 +82,12 @@ def restored(window, why):
     window.run("stty -a | tr ' ' '\\n' | grep -xE -- '-?(icanon|echo|isig|opost)' | sort | tr '\\n' ' '; echo done")
     screen = window.wait(lambda screen: "opost done" in screen, 10)
     check("echo icanon isig opost done" in screen, f"{why}: lines, echo and signals are as before", screen)
+
+
+def colours(screen):
+    """The colours of a captured screen; 39 and 49 are no colours, but the terminal's own."""
+    codes = {int(code) for sequence in re.findall(r"\x1b\[([\d;]+)m", screen) for code in sequence.split(";") if code}
+    return sorted(code for code in codes if code // 10 in (3, 4, 9, 10) and code not in (39, 49))
 
 
 def train(window, options, output, *overrides):
@@ -207,7 +214,7 @@ def lines(options, folder):
         train(window, options, folder / "no-colour")
         window.wait(lambda screen: "warm-up" in screen, 120)
         screen = window.screen("-e")
-        check("\x1b[3" not in screen and "\x1b[9" not in screen, "NO_COLOR: no colours", screen)
+        check(not colours(screen), f"NO_COLOR: no colours {colours(screen)}", screen)
     finally:
         window.close()
 

@@ -40,6 +40,9 @@ def slices(packets):
 
 
 def parse(run):
+    # this file has the package's name, and stands before it in Python's path
+    here = pathlib.Path(__file__).resolve().parent
+    sys.path[:] = [folder for folder in sys.path if pathlib.Path(folder).resolve() != here]
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 
     trace = perfetto_trace_pb2.Trace()

@@ -106,6 +106,55 @@ def hostile(browser, page):
     browser.errors()
 
 
+def tokens(browser, page, shots):
+    """Completions token by token: each way to colour them, keys, hostile pieces, wide and narrow, light and dark, paper."""
+    levels = "return new Set([...document.querySelectorAll('#view-samples .tokens .tok')].map((token) => token.className.replace(/ (masked|here)/g, ''))).size"
+    choose = "const box = [...document.querySelectorAll('#view-samples select')].at(-1); box.value = arguments[0]; box.dispatchEvent(new Event('change'))"
+    for theme in ("light", "dark"):
+        for width in (1280, 360):
+            browser.theme(theme)
+            browser.size(width, 900)
+            browser.open("about:blank")
+            browser.open(page.as_uri() + "#samples")
+            wait(browser, CONTENTS["samples"])
+            browser.click("#view-samples [data-filter='tokens']")
+            for mode in ("logp", "advantage", "mismatch"):
+                began = time.monotonic()
+                browser.script(choose, mode)
+                took = time.monotonic() - began
+                label = f"tokens by {mode}, {theme}, {width} px"
+                check(browser.script(levels) >= 4, f"{label}: several levels are shown, drawn in {took:.2f} s")
+                check(browser.script("return document.querySelectorAll('#view-samples .tokenlegend li').length") >= 6, f"{label}: there is a legend")
+                spare = browser.script("return document.documentElement.scrollWidth - innerWidth")
+                check(spare <= 0, f"{label}: nothing scrolls sideways ({spare} px)")
+                if shots:
+                    browser.size(width, 1600)
+                    time.sleep(0.2)
+                    browser.screenshot(shots / f"tokens-{mode}-{theme}-{width}.png", 1600)
+                    browser.size(width, 900)
+    browser.theme("light")
+    browser.size(1280, 900)
+    check(browser.script("return window.broken === undefined && !document.querySelector('main img, main script')"), "a hostile token is not markup")
+    first = browser.script("return document.querySelector('#view-samples .tokens').textContent")
+    check("</script>" in first and "RLO" in first and "\u202e" not in first and "\u0000" not in first, "it is shown as text, its control characters named")
+    long = browser.script("return document.querySelectorAll('#view-samples .tokens')[1].textContent")
+    check("more tokens are not in this report" in long, "what is left out of a long completion is said")
+    browser.script("document.querySelectorAll('#view-samples .tokens')[4].focus()")
+    browser.keys("\ue014\ue014\ue014")
+    said = browser.script("return document.querySelectorAll('#view-samples .tokensaid')[4].textContent")
+    check(said.startswith("token 3 of ") and "advantage" in said and "mismatch" in said, f"arrow keys go from token to token ({said[:60]}…)")
+    here = browser.script("const box = document.activeElement; return [box.getAttribute('role'), box.querySelectorAll('[aria-selected=true]').length, box.getAttribute('aria-activedescendant') === box.querySelector('.here').id]")
+    check(here == ["listbox", 1, True], "the token is the list's current option")
+    lines = browser.script("return ['.l2:not(.minus)', '.l4.minus'].map((name) => { const own = document.querySelector('#view-samples .tokenlegend .tok' + name); const style = getComputedStyle(own); return own.classList.contains('minus') ? style.borderBottomStyle + ' ' + style.borderBottomWidth : style.boxShadow; })")
+    check("-2px" in lines[0] and lines[1] == "dashed 4px", f"levels differ without colour ({lines})")
+    browser.devtools("Emulation.setEmulatedMedia", media="print")
+    check(browser.script("return getComputedStyle(document.querySelector('#view-samples .tok.l3')).printColorAdjust") == "exact", "paper keeps the tokens' colours")
+    if shots:
+        browser.screenshot(shots / "paper-tokens.png", 1600)
+    browser.devtools("Emulation.setEmulatedMedia", media="")
+    check(browser.errors() == [], "tokens: the console is quiet")
+
+
 def bare(browser, page):
     """A run of which there is only a configuration: every view says in a line what is missing."""
     browser.open(page.as_uri())
@@ -195,6 +244,7 @@ def main():
                         click_through(browser, page, name, theme, width, options.screenshots)
             browser.theme("light")
             hostile(browser, pages["one"])
+            tokens(browser, pages["one"], options.screenshots)
             bare(browser, pathlib.Path(folder) / "bare.html")
             paper(browser, pages["one"], options.screenshots)
             use(browser, pages["one"], options.screenshots)

@@ -104,20 +104,23 @@ impl RunDir {
 
     /// Appends lines to a JSON Lines file.
     pub fn append(&self, name: &str, lines: &[impl Serialize]) -> Result<()> {
+        let mut text = Vec::new();
+        for line in lines {
+            let path = self.path.join(name);
+            serde_json::to_writer(&mut text, line)
+                .map_err(|error| Error::io("append to", path)(error.into()))?;
+            text.push(b'\n');
+        }
+        self.append_text(name, &text)
+    }
+
+    /// Appends text to a file.
+    pub fn append_text(&self, name: &str, text: &[u8]) -> Result<()> {
         let path = self.path.join(name);
-        let append = || {
-            let mut text = Vec::new();
-            for line in lines {
-                serde_json::to_writer(&mut text, line)?;
-                text.push(b'\n');
-            }
-            OpenOptions::new()
-                .create(true)
-                .append(true)
-                .open(&path)?
-                .write_all(&text)
-        };
-        append().map_err(Error::io("append to", &path))
+        let mut open = OpenOptions::new();
+        let file = open.create(true).append(true).open(&path);
+        file.and_then(|mut file| file.write_all(text))
+            .map_err(Error::io("append to", &path))
     }
 
     /// Drops the lines of later steps, and a line cut off by a kill, so that a resumed run repeats none.

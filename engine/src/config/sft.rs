@@ -18,7 +18,8 @@ pub struct SftConfig {
     pub epochs: Option<u64>,
     /// Examples a step.
     pub batch_size: usize,
-    /// A JSON Lines file to learn from instead of the task's solutions: rows of `messages`, or of `prompt` and `completion`.
+    /// Rows to learn from instead of the task's solutions, of `messages` or of `prompt` and `completion`: a JSON or Parquet file, a folder,
+    /// a pattern, or a dataset of the Hub.
     pub train: Option<PathBuf>,
     /// In `sft`: rows of the same kind for `val/loss`; the task's held-out solutions where absent.
     pub validation: Option<PathBuf>,

@@ -23,6 +23,8 @@ pub struct TrainerConfig {
     pub max_ckpt_to_keep: usize,
     /// Largest weight file of a checkpoint, in bytes.
     pub max_shard_bytes: u64,
+    /// Groups a step that are kept with their tokens, in `tokens.jsonl`; 0: none.
+    pub log_tokens: usize,
     /// Where the run is reported.
     pub logger: Loggers,
     /// What the run belongs to, for trackers.
@@ -42,6 +44,7 @@ impl Default for TrainerConfig {
             save_freq: 0,
             max_ckpt_to_keep: 3,
             max_shard_bytes: 5_000_000_000,
+            log_tokens: 0,
             logger: Loggers::default(),
             project_name: "firebrick".into(),
             experiment_name: None,

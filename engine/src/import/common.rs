@@ -189,11 +189,6 @@ pub(super) fn built_in(asked: &Asked, what: &str) -> Verdict {
     }
 }
 
-/// The answer in a box, as mathematics is asked for.
-pub(super) fn boxed(name: &str) -> Value {
-    json!({"kind": "regex", "name": name, "pattern": r"\\boxed\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"})
-}
-
 /// Offload of a model's state between phases, of the policy or under `memory.critic`.
 pub(super) fn idle(asked: &Asked, key: &str) -> Verdict {
     if asked.is_on() {

@@ -225,7 +225,7 @@ impl Work {
         let assembly = &mut self.assembly;
         assembly.need("model.path", "models/MODEL", "the model's folder");
         if !assembly.has("task.kind") {
-            assembly.put("task.kind", json!("jsonl"));
+            assembly.put("task.kind", json!("dataset"));
         }
         assembly.need("task.train", "train.jsonl", "the file of training rows");
         if assembly.rewards.is_empty() {

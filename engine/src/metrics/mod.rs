@@ -13,6 +13,7 @@ mod recorder;
 mod report;
 mod summary;
 pub mod timeline;
+mod token_log;
 pub mod tracker;
 mod validation;
 
@@ -27,5 +28,6 @@ pub use report::{
 };
 pub use summary::{PhaseMemory, Summary, phase_memory};
 pub use timeline::{MemoryTimeline, Snapshots, TimelineReport};
+pub use token_log::{TokenLog, TokenRecord, TokenSettings};
 pub use tracker::{TrackedRun, Tracker, TrackerResult};
 pub use validation::JudgedSample;

@@ -6,6 +6,7 @@ use super::names::{GLOBAL_STEP, Metrics, metrics, timings, validation_metrics};
 use super::report::{RolloutReport, StepMemory, StepReport, ValidationReport};
 use super::summary::Summary;
 use super::timeline::MemoryTimeline;
+use super::token_log::{TokenLog, TokenSettings};
 use super::tracker::Trackers;
 use crate::Result;
 use crate::checkpoint::RunDir;
@@ -13,7 +14,9 @@ use crate::config::Mode;
 use crate::plan::planner::{Failure, Request};
 use crate::plan::{self, Plan, PlanReport};
 use crate::rollout::SampleRecord;
+use firebrick_models::Tokenizer;
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
 const METRICS: &str = "metrics.jsonl";
 const SAMPLES: &str = "samples.jsonl";
@@ -22,10 +25,12 @@ const SUMMARY: &str = "summary.json";
 const PLAN: &str = "plan.json";
 const NEXT_PLAN: &str = "next_plan.json";
 
-/// Writes `metrics.jsonl`, `samples.jsonl`, `memory.jsonl`, `memory_timeline.json`, `summary.json` and the plans of a run, and
-/// tells its observer and its trackers.
+/// Writes `metrics.jsonl`, `samples.jsonl`, `tokens.jsonl`, `memory.jsonl`, `memory_timeline.json`, `summary.json` and the plans of
+/// a run, and tells its observer and its trackers.
 pub struct Recorder {
     run: RunDir,
+    /// Where some groups are kept with their tokens.
+    tokens: Option<TokenLog>,
     observer: Box<dyn Observer>,
     trackers: Trackers,
     /// The line of `metrics.jsonl` that is not complete: a step and its validation share one.
@@ -40,11 +45,24 @@ impl Recorder {
     pub fn new(run: RunDir, observer: Box<dyn Observer>, trackers: Trackers) -> Self {
         Self {
             run,
+            tokens: None,
             observer,
             trackers,
             line: Metrics::new(),
             timeline_failed: false,
         }
+    }
+
+    /// Keeps some groups of every step with their tokens.
+    pub fn keep_tokens(
+        mut self,
+        settings: TokenSettings,
+        tokenizer: &Arc<Tokenizer>,
+    ) -> Result<Self> {
+        let log = (settings.groups > 0)
+            .then(|| TokenLog::open(&self.run, settings, Arc::clone(tokenizer)));
+        self.tokens = log.transpose()?;
+        Ok(self)
     }
 
     /// Drops what the files of a run folder say of later steps: of a run that goes on after `step`, or starts over where there is
@@ -56,10 +74,13 @@ impl Recorder {
                 None => run.write(file, b"")?,
             }
         }
-        // one of a run that goes on says what happened before
         match step {
-            Some(_) => Ok(()),
-            None => run.remove(MemoryTimeline::FILE),
+            // the timeline of a run that goes on says what happened before
+            Some(step) => run.rewind(TokenLog::FILE, "step", step),
+            None => {
+                run.remove(MemoryTimeline::FILE)?;
+                run.remove(TokenLog::FILE)
+            }
         }
     }
 
@@ -95,6 +116,9 @@ impl Recorder {
     pub fn step(&mut self, report: &StepReport, steps: u64, mode: Mode) -> Result<()> {
         if let Some(rollout) = &report.rollout {
             self.run.append(SAMPLES, &samples(report.step, rollout))?;
+            if let Some(tokens) = &mut self.tokens {
+                tokens.step(&self.run, report.step, rollout)?;
+            }
             self.trackers.samples(report.step, steps, rollout);
         }
         if let Some(memory) = &report.memory {

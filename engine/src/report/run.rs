@@ -2,11 +2,13 @@
 
 use super::lines::{self, Met};
 use super::memory::{self, MemoryReadings, TimelineView};
-use super::samples::{self, RewardHistogram, Samples};
+use super::reader::Reader;
+use super::samples::{self, Files, RewardHistogram, Room, Samples};
 use super::scalars::Scalars;
 use super::settings::{Settings, repeats, settings};
+use super::tokens::{TOKEN_BYTES, TokenIndex};
 use crate::config::parse;
-use crate::metrics::MemoryTimeline;
+use crate::metrics::{MemoryTimeline, TokenLog};
 use crate::{Error, Result};
 use serde::Serialize;
 use serde_json::Value;
@@ -17,6 +19,9 @@ const TEXT_BYTES: usize = 4_000_000;
 
 /// Parts of `plan.json` that are no part of a report: the segments of each model, and other group sizes.
 const LEFT_OUT: [&str; 2] = ["plan", "groups"];
+
+/// The key that asks for tokens.
+const LOG_TOKENS: &str = "trainer.log_tokens";
 
 /// Some runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -66,8 +71,13 @@ impl Report {
     /// [`Error::Report`] for a folder that holds no run, and for a `config.yaml` that is not YAML; [`Error::Io`] for a file that
     /// is there and cannot be read.
     pub fn read(folders: &[PathBuf], most: usize) -> Result<Self> {
-        let room = TEXT_BYTES / folders.len().max(1);
-        let read = folders.iter().map(|folder| run(folder, most, room));
+        let each = |bytes: usize| bytes / folders.len().max(1);
+        let room = Room {
+            most,
+            texts: each(TEXT_BYTES),
+            tokens: each(TOKEN_BYTES),
+        };
+        let read = folders.iter().map(|folder| run(folder, room));
         let mut runs = read.collect::<Result<Vec<RunReport>>>()?;
         let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
         for (run, folder) in runs.iter_mut().zip(folders) {
@@ -100,7 +110,7 @@ impl Report {
 }
 
 /// Reads a run's folder.
-fn run(folder: &Path, most: usize, room: usize) -> Result<RunReport> {
+fn run(folder: &Path, room: Room) -> Result<RunReport> {
     let yaml = config(folder)?;
     let settings = settings(&yaml).map_err(|error| refused(folder, error.to_string()))?;
     let mut notes = Vec::new();
@@ -114,8 +124,17 @@ fn run(folder: &Path, most: usize, room: usize) -> Result<RunReport> {
     let mut noted = |met: Met, name: &str| notes.extend(met.note(name));
     let (metrics, met) = Scalars::read(&folder.join("metrics.jsonl"))?;
     noted(met, "metrics.jsonl");
-    let path = folder.join("samples.jsonl");
-    let (found, met) = samples::read(&path, task.as_ref(), most, room)?;
+    let files = Files {
+        samples: &folder.join("samples.jsonl"),
+        tokens: &folder.join(TokenLog::FILE),
+    };
+    let (tokens, met) = TokenIndex::read(files.tokens)?;
+    let asked = settings.get(LOG_TOKENS).is_some_and(|groups| groups != "0");
+    if asked || met != Met::Missing {
+        noted(met, TokenLog::FILE);
+    }
+    let reader = Reader::new(task.as_ref());
+    let (found, met) = samples::read(files, &reader, room, tokens)?;
     noted(met, "samples.jsonl");
     let (samples, rewards) = found.unzip();
     let (memory, met) = memory::readings(&folder.join("memory.jsonl"))?;

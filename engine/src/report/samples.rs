@@ -2,10 +2,11 @@
 
 use super::lines::{self, Lines, Met, Span};
 use super::numbers::Number;
+use super::reader::{LONGEST_ANSWER, Reader};
 use super::selection::{GroupFacts, Tag, select};
 use super::text::Text;
+use super::tokens::{Key, TokenIndex, TokensView};
 use crate::Result;
-use crate::task::{Rewards, TaskConfig};
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
@@ -22,9 +23,6 @@ const COLUMNS: usize = 500;
 
 /// Bytes of the prompt or of a completion beyond which it is cut, whatever room there is.
 const LONGEST: usize = 16_384;
-
-/// Bytes of what a rule read, and of a ground truth.
-const LONGEST_ANSWER: usize = 400;
 
 /// The texts of a run's samples, as far as they are selected, and what all of them say together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -43,6 +41,10 @@ pub struct Samples {
     pub longest_bytes: usize,
     /// Texts that are cut.
     pub cut: usize,
+    /// Samples of the run whose tokens were kept.
+    pub total_with_tokens: usize,
+    /// Samples whose tokens are shown.
+    pub with_tokens: usize,
     /// The groups that are shown, in the order of the run.
     pub groups: Vec<GroupView>,
 }
@@ -83,6 +85,9 @@ pub struct SampleView {
     pub tokens: u64,
     /// What each rule that compares with the ground truth read in it.
     pub read: Vec<(String, Option<Text>)>,
+    /// Its tokens one by one, where they were kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by_token: Option<TokensView>,
 }
 
 /// How many samples of a step had which reward.
@@ -145,19 +150,40 @@ struct Index {
     groups: Vec<((u64, u64), Vec<Row>)>,
 }
 
-/// Reads a run's `samples.jsonl`: at most `most` samples, whose texts take about `room` bytes.
+/// How much of the samples is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Samples.
+    pub most: usize,
+    /// Bytes of their texts, about.
+    pub texts: usize,
+    /// Bytes of their tokens, about.
+    pub tokens: usize,
+}
+
+/// The files that samples are read from.
+#[derive(Clone, Copy, Debug)]
+pub struct Files<'a> {
+    /// `samples.jsonl`.
+    pub samples: &'a Path,
+    /// `tokens.jsonl`.
+    pub tokens: &'a Path,
+}
+
+/// Reads a run's samples, and those of their tokens that `tokens` has found.
 pub fn read(
-    path: &Path,
-    task: Option<&TaskConfig>,
-    most: usize,
-    room: usize,
+    files: Files<'_>,
+    reader: &Reader,
+    room: Room,
+    tokens: TokenIndex,
 ) -> Result<(Option<(Samples, RewardHistogram)>, Met)> {
+    let path = files.samples;
     let (index, met) = Index::read(path)?;
     if index.groups.is_empty() {
         return Ok((None, met));
     }
     let histogram = index.histogram();
-    let samples = index.texts(path, &Reader::new(task), most, room)?;
+    let samples = index.texts(files, reader, room, tokens)?;
     Ok((Some((samples, histogram)), met))
 }
 
@@ -182,10 +208,10 @@ impl Index {
         Ok((index, met))
     }
 
-    fn facts(&self) -> Vec<GroupFacts> {
+    fn facts(&self, tokens: &BTreeSet<(u64, u64)>) -> Vec<GroupFacts> {
         let groups = self.groups.iter();
         groups
-            .map(|(_, rows)| {
+            .map(|(key, rows)| {
                 let rewards: Vec<f64> = rows.iter().filter_map(|row| row.reward).collect();
                 let equal =
                     |pair: &[f64]| pair[0].partial_cmp(&pair[1]).is_some_and(Ordering::is_eq);
@@ -200,31 +226,53 @@ impl Index {
                         mean
                     },
                     no_spread: rewards.len() > 1 && same,
+                    tokens: tokens.contains(key),
                 }
             })
             .collect()
     }
 
-    fn texts(&self, path: &Path, reader: &Reader, most: usize, room: usize) -> Result<Samples> {
-        let facts = self.facts();
-        let selected = select(&facts, most);
+    fn texts(
+        &self,
+        files: Files<'_>,
+        reader: &Reader,
+        room: Room,
+        mut tokens: TokenIndex,
+    ) -> Result<Samples> {
+        let facts = self.facts(&tokens.groups());
+        let selected = select(&facts, room.most);
         let shown: usize = selected.keys().map(|&at| facts[at].size).sum();
-        let longest = (room / (shown + 2 * selected.len()).max(1)).min(LONGEST);
+        let longest = (room.texts / (shown + 2 * selected.len()).max(1)).min(LONGEST);
         let mut samples = Samples {
             total: facts.iter().map(|group| group.size).sum(),
             total_groups: facts.len(),
             truncated: facts.iter().map(|group| group.truncated).sum(),
             no_spread: facts.iter().filter(|group| group.no_spread).count(),
             longest_bytes: longest,
+            total_with_tokens: tokens.len(),
             ..Samples::default()
         };
-        let mut lines = Lines::open(path)?;
+        let groups = selected.keys().map(|&at| self.groups[at].0);
+        tokens.keep(&groups.collect(), room.tokens);
+        let mut lines = Lines::open(files.samples)?;
+        // without the file the index is empty
+        let mut token_lines = match tokens.len() {
+            0 => None,
+            _ => Some(Lines::open(files.tokens)?),
+        };
         for (at, tags) in selected {
             let ((step, draw), rows) = &self.groups[at];
             let rows = rows.iter().filter_map(|row| lines.at(row.span));
-            let Some(group) = group(*step, *draw, tags, rows, reader, longest) else {
+            let Some(mut group) = group(*step, *draw, tags, rows, reader, longest) else {
                 continue;
             };
+            if let Some(lines) = &mut token_lines {
+                for sample in &mut group.samples {
+                    let key: Key = (*step, *draw, sample.sample);
+                    sample.by_token = tokens.tokens(key, lines);
+                    samples.with_tokens += usize::from(sample.by_token.is_some());
+                }
+            }
             samples.shown += group.samples.len();
             let texts = group.samples.iter().map(|sample| &sample.text);
             let cut = texts.chain([&group.prompt]);
@@ -324,6 +372,7 @@ fn sample(row: &Whole, reader: &Reader, longest: usize) -> SampleView {
         truncated: row.finish == TRUNCATED,
         tokens: row.tokens,
         read: read_of(row, reader),
+        by_token: None,
     }
 }
 
@@ -344,44 +393,3 @@ fn read_of(row: &Whole, reader: &Reader) -> Vec<(String, Option<Text>)> {
 
 /// How `samples.jsonl` writes that a completion ended at the length limit.
 const TRUNCATED: &str = "length";
-
-/// What a task's grader compares with the ground truth.
-pub enum Reader {
-    /// The whole completion, trimmed.
-    Trimmed,
-    /// What rules read.
-    Rules(Rewards),
-    /// Unknown.
-    None,
-}
-
-impl Reader {
-    /// The reader of a task; of none, one that reads nothing.
-    #[must_use]
-    pub fn new(task: Option<&TaskConfig>) -> Self {
-        match task {
-            Some(TaskConfig::Arithmetic(_) | TaskConfig::Calculator(_)) => Self::Trimmed,
-            Some(TaskConfig::Dataset(config) | TaskConfig::Jsonl(config)) => {
-                Rewards::new(&config.rewards).map_or(Self::None, Self::Rules)
-            }
-            // its runs note what was read
-            Some(TaskConfig::Countdown(_)) | None => Self::None,
-        }
-    }
-
-    /// What each rule that compares with the ground truth reads in a completion, by the rule's name.
-    #[must_use]
-    pub fn read(&self, completion: &str) -> Vec<(String, Option<Text>)> {
-        let short = |text: &str| Text::new(text, LONGEST_ANSWER);
-        match self {
-            Self::Trimmed => vec![("answer".into(), Some(short(completion.trim())))],
-            Self::Rules(rewards) => {
-                let readings = rewards.readings(completion);
-                readings
-                    .map(|(name, text)| (name.to_owned(), text.map(|text| short(&text))))
-                    .collect()
-            }
-            Self::None => Vec::new(),
-        }
-    }
-}

@@ -19,6 +19,8 @@ pub enum Tag {
     Truncated,
     /// All its rewards are equal.
     NoSpread,
+    /// Its tokens were kept.
+    Tokens,
 }
 
 /// What a selection needs to know of a group.
@@ -32,6 +34,8 @@ pub struct GroupFacts {
     pub mean: f64,
     /// Whether there are several, with one reward.
     pub no_spread: bool,
+    /// Whether its tokens were kept.
+    pub tokens: bool,
 }
 
 /// Selects whole groups of at most `most` samples together, at least one group: the ends, then one of each list in turn. Gives
@@ -87,6 +91,8 @@ fn candidates(groups: &[GroupFacts], most: usize) -> Vec<(Tag, Vec<usize>)> {
     truncated.truncate(fifth);
     let flat: Vec<usize> = (0..count).filter(|&at| groups[at].no_spread).collect();
     let flat = evenly(flat.len(), fifth).map(|at| flat[at]).collect();
+    let told: Vec<usize> = (0..count).filter(|&at| groups[at].tokens).collect();
+    let told = evenly(told.len(), fifth).map(|at| told[at]).collect();
     vec![
         (Tag::End, vec![0, count - 1]),
         (Tag::Even, evenly(count, most).collect()),
@@ -94,11 +100,12 @@ fn candidates(groups: &[GroupFacts], most: usize) -> Vec<(Tag, Vec<usize>)> {
         (Tag::Worst, worst),
         (Tag::Truncated, truncated),
         (Tag::NoSpread, flat),
+        (Tag::Tokens, told),
     ]
 }
 
 /// A number from 0 to 1 for each index, whose order puts any beginning of the indices evenly: multiples of the golden ratio.
-fn scattered(at: usize) -> f64 {
+pub fn scattered(at: usize) -> f64 {
     const GOLDEN: f64 = 0.618_033_988_749_894_9;
     (at as f64 * GOLDEN).fract()
 }
@@ -124,6 +131,7 @@ mod tests {
             truncated: usize::from(at == 777),
             mean: at as f64,
             no_spread: at == 333,
+            tokens: at % 100 == 50,
         };
         (0..count).map(group).collect()
     }

@@ -46,7 +46,7 @@ impl Text {
 }
 
 /// Bytes of a character in the data block.
-fn cost(c: char) -> usize {
+pub fn cost(c: char) -> usize {
     match c {
         '"' | '\\' | '\n' | '\r' | '\t' => 2,
         '\0'..='\u{1f}' | '<' | '\u{2028}' | '\u{2029}' => 6,

@@ -2,6 +2,7 @@
 
 mod block;
 mod files;
+mod first;
 mod format;
 mod order;
 mod parquet;

@@ -9,7 +9,7 @@ use crate::config::{Mode, RunConfig};
 use crate::data::task_of;
 use crate::metrics::profile::Profiler;
 use crate::metrics::tracker::{self, TrackedRun, Tracker, Trackers};
-use crate::metrics::{Ledger, Observer, PhaseTimings, Recorder, Silent, Snapshots};
+use crate::metrics::{Ledger, Observer, PhaseTimings, Recorder, Silent, Snapshots, TokenSettings};
 use crate::objective::Objective;
 use crate::task::Task;
 use std::collections::BTreeMap;
@@ -134,7 +134,9 @@ impl TrainerBuilder {
             &opened.config,
             resumed.then_some(state.step),
         )?;
-        let recorder = Recorder::new(folder, self.observer, trackers);
+        let tokens = TokenSettings::new(opened.config.trainer.log_tokens);
+        let recorder = Recorder::new(folder, self.observer, trackers)
+            .keep_tokens(tokens, &opened.source.tokenizer)?;
         recorder.plans(&planned.request, &planned.plan)?;
         let (accounts, log) = (&loaded.policy.runtime.accounts, &loaded.log);
         let mut snapshots = Snapshots::new(

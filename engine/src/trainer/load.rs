@@ -63,17 +63,19 @@ impl Loaded {
     fn load(opened: &Opened, planned: &Planned, start: Start) -> Result<Self> {
         let (config, plan) = (&opened.config, &planned.plan);
         let (runtime, log) = runtime(opened, plan);
-        let reward_manager = RewardManager::open(
-            opened.data.prompts.task(),
-            Surroundings {
-                device: &opened.device,
-                memory: &config.memory,
-                accounts: &runtime.accounts,
-                log: Some(&log),
-                precision: config.precision,
-                tokenizer: &opened.source.tokenizer,
-            },
-        )?;
+        let around = Surroundings {
+            device: &opened.device,
+            memory: &config.memory,
+            accounts: &runtime.accounts,
+            log: Some(&log),
+            precision: config.precision,
+            tokenizer: &opened.source.tokenizer,
+        };
+        let reward_manager = if opened.judges() {
+            RewardManager::open(opened.data.prompts.task(), around)?
+        } else {
+            RewardManager::default()
+        };
         let (folder, checkpoint) = match start {
             Start::Fresh => {
                 RunDir::check_free(&config.output)?;

@@ -114,10 +114,16 @@ impl Opened {
         })
     }
 
+    /// Whether completions are judged: not in supervised training that validates on no prompts.
+    pub fn judges(&self) -> bool {
+        self.mode == Mode::Rl || !self.data.prompts.validation.is_empty()
+    }
+
     /// What the planner is asked.
     fn request(&self) -> Result<Request> {
         let (config, arch) = (&self.config, self.source.checkpoint.arch());
         let rewards = self.data.prompts.task().rewards();
+        let rewards = rewards.filter(|_| self.judges());
         let rewards =
             rewards.map_or_else(|| Ok(Vec::new()), |r| planning::reward_work(r, config))?;
         let examined = self.data.survey(&self.source)?;

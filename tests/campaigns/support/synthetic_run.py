@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 
 MIB = 1 << 20
 HOSTILE = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'>\u0000\u001b[31mred\u0007 \u202edesrever\u202c \u200f\u05d0\u05d1\u05d2 <!-- \u2028 &lt;b&gt;"
@@ -16,13 +17,17 @@ ESTIMATES = {
 PHASE_ESTIMATES = {"gen": ["rollout"], "reward": ["reward"], "old_log_prob": ["score"], "ref": ["score"], "adv": [], "update_actor": ["backward", "optimizer"]}
 
 
+# steps whose first group is kept with its tokens
+TOKEN_STEPS = 8
+
+
 def config(seed, lr):
     return f"""model: {{path: models/Qwen2.5-0.5B-Instruct}}
 task: {{kind: jsonl, train: train.jsonl, answer: answer, rewards: [{{kind: number}}]}}
 output: runs/seed-{seed}
 rollout: {{n: 8, prompt_length: 512, response_length: 1024}}
 optim: {{lr: {lr}}}
-trainer: {{steps: 1000, train_batch_size: 8, seed: {seed}}}
+trainer: {{steps: 1000, train_batch_size: 8, seed: {seed}, log_tokens: 1}}
 memory: {{budget: 4GiB, snapshot: 2}}
 """
 
@@ -70,6 +75,21 @@ def sample(chance, step, draw, at, reward):
         "step": step, "draw": draw, "sample": at, "prompt": f"A shop has {a} boxes. Each box holds {b} pens. How many pens are in the shop?",
         "completion": text, "answer": str(a * b), "reward": float(right and not cut), "reward_parts": [["number", float(right and not cut)]],
         "advantage": chance.gauss(0, 1), "finish": "length" if cut else "stop", "tokens": 1024 if cut else 40 + len(text) // 4,
+    }
+
+
+def tokens(chance, line):
+    """A line of tokens.jsonl for one of samples.jsonl: words as tokens, the end of sequence as the last."""
+    pieces = re.findall(r"\s?\w{1,12}|[^\w]", line["completion"][:20_000]) + ["<|im_end|>"]
+    sampler = [min(-1e-4, math.log(chance.betavariate(4, 0.6) * 10 ** chance.choice([0, 0, 0, -0.5, -1, -2]))) for _ in pieces]
+    trainer = [logp + chance.gauss(0, 10 ** chance.uniform(-5, -1)) for logp in sampler]
+    slope = chance.choice([0, 0.01])
+    return {
+        "step": line["step"], "draw": line["draw"], "sample": line["sample"], "tokens": len(pieces), "pieces": pieces,
+        "sampler_logp": [round(logp, 6) for logp in sampler], "trainer_logp": [round(logp, 6) for logp in trainer],
+        "mismatch": [round(math.exp(b) - math.exp(a), 8) for a, b in zip(sampler, trainer)],
+        "advantage": [round(line["advantage"] - slope * at, 6) for at in range(len(pieces))],
+        "mask": [int(at % 11 != 10 or line["sample"] % 2 == 0) for at in range(len(pieces))],
     }
 
 
@@ -156,7 +176,8 @@ def write(folder, seed, steps, group_count, lr=1e-6, hostile=False):
     chance = random.Random(seed)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(config(seed, lr))
-    with open(folder / "metrics.jsonl", "w") as scalars, open(folder / "samples.jsonl", "w") as samples, open(folder / "memory.jsonl", "w") as readings:
+    with open(folder / "metrics.jsonl", "w") as scalars, open(folder / "samples.jsonl", "w") as samples, open(folder / "memory.jsonl", "w") as readings, open(folder / "tokens.jsonl", "w") as kept:
+        print(json.dumps({"step": 0, "every": TOKEN_STEPS, "max_bytes": 64 * MIB}), file=kept)
         for step in range(steps + 1):
             progress = 1 - math.exp(-3 * step / steps * (1 + 0.04 * seed))
             row, reward = metrics(chance, step, progress, lr)
@@ -171,6 +192,8 @@ def write(folder, seed, steps, group_count, lr=1e-6, hostile=False):
                     if hostile and draw == 0 and at < 2:
                         line |= {"completion": HOSTILE if at == 0 else "x" * MIB + HOSTILE, "prompt": HOSTILE, "answer": "</script>1"}
                     print(json.dumps(line), file=samples)
+                    if group == 0 and (step - 1) % TOKEN_STEPS == 0:
+                        print(json.dumps(tokens(chance, line)), file=kept)
             for line in memory(chance, step):
                 print(json.dumps(line), file=readings)
     (folder / "memory_timeline.json").write_text(json.dumps(timeline(chance)))

@@ -130,6 +130,29 @@ fn a_new_configuration_has_no_mistakes_and_trains() {
 }
 
 #[test]
+fn a_new_configuration_of_puzzles_trains_a_model_from_random_weights() {
+    let bench = Bench::new();
+    let args = "new --model tiny --data countdown --reward partial --memory 1GiB --device cpu";
+    let run = |args: &[&str]| {
+        let mut command = program(args);
+        command.current_dir(bench.path("")).stdin(Stdio::null());
+        succeeded(&command.output().unwrap())
+    };
+    run(&args.split(' ').collect::<Vec<_>>());
+    assert!(bench.read("run.yaml").contains("format_score: 0.1"));
+    let short = [
+        "train",
+        "run.yaml",
+        "warmup.sft.steps=2",
+        "trainer.steps=1",
+        "trainer.train_batch_size=4",
+        "trainer.val_max_samples=4",
+    ];
+    run(&short);
+    assert!(bench.path("runs/run/metrics.jsonl").exists());
+}
+
+#[test]
 fn every_shell_gets_a_script_that_knows_the_commands() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = succeeded(&firebrick(&["completions", shell]));

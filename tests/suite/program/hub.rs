@@ -1,12 +1,12 @@
 //! Models and datasets by name: fetched from a server with the Hub's routes, kept in the layout of Python's cache, found there
 //! without a network.
 
-use super::{Bench, firebrick, refused, stderr, succeeded};
+use super::{Bench, firebrick, program, refused, stderr, succeeded};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -309,6 +309,42 @@ fn a_model_and_a_dataset_are_fetched_once_and_found_offline() {
 }
 
 #[test]
+fn a_new_configuration_names_a_model_and_a_dataset_of_the_hub_and_has_no_mistakes() {
+    let (bench, hub) = (Bench::new(), Hub::serve(repos()));
+    let reached = |args: &[&str]| {
+        let mut command = program(args);
+        command.current_dir(bench.path("")).stdin(Stdio::null());
+        let mut command = hub.reach(command, &bench.path("cache"));
+        command.output().unwrap()
+    };
+    let new = "new --model owner/tiny --data hf://datasets/owner/rows/main --reward number --memory 4GiB --device cpu";
+    succeeded(&reached(&new.split(' ').collect::<Vec<_>>()));
+    let text = bench.read("run.yaml");
+    for part in [
+        "path: \"owner/tiny\"",
+        "train: \"hf://datasets/owner/rows/main\"",
+        // its own rows to validate on, which the folder has
+        "validation: \"hf://datasets/owner/rows/main\"",
+        "prompt_field: \"prompt\"",
+        "answer_field: \"reward_model.ground_truth\"",
+        "kind: number",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+    assert!(
+        hub.ranges_of("model.safetensors").is_empty(),
+        "no weights are fetched"
+    );
+    let said = succeeded(&reached(&["config", "check", "run.yaml"]));
+    assert!(said.contains("no mistakes"), "{said}");
+    let wrong = "new --model owner/tiny --data hf://datasets/owner/rows --reward number --memory 4GiB --device cpu --output b.yaml";
+    refused(
+        &reached(&wrong.split(' ').collect::<Vec<_>>()),
+        &["several folders", "main, other"],
+    );
+}
+
+#[test]
 fn weights_come_through_a_redirect_and_go_on_where_they_broke_off() {
     let mut shared = repos();
     shared.broken = Mutex::new(Some("model.safetensors".to_owned()));
@@ -326,7 +362,7 @@ fn weights_come_through_a_redirect_and_go_on_where_they_broke_off() {
             "--max-new-tokens",
             "8",
         ];
-        super::program(&args)
+        program(&args)
     };
     let expected = succeeded(&firebrick(&[
         "generate",

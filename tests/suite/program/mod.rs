@@ -8,6 +8,8 @@ mod data;
 mod dry_run;
 mod hub;
 mod import;
+#[cfg(unix)]
+mod install;
 mod memory;
 mod objectives;
 mod plan;
@@ -26,6 +28,7 @@ mod shared_trunk;
 mod shortage;
 mod streams;
 mod timeline;
+mod tokens;
 mod trackers;
 mod validation;
 mod watch;

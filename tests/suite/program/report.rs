@@ -11,14 +11,14 @@ const HOSTILE: &str =
 
 impl Bench {
     /// `firebrick report RUN… ARGS…` in the bench's folder.
-    fn report(&self, args: &[&str]) -> std::process::Output {
+    pub fn report(&self, args: &[&str]) -> std::process::Output {
         let folder = self.path("");
         let mut command = program(&[&["report"], args].concat());
         command.current_dir(folder).output().unwrap()
     }
 
     /// The data block of a report, which is the only place that may hold a run's texts.
-    fn data(&self, file: &str) -> Value {
+    pub fn data(&self, file: &str) -> Value {
         let html = self.read(file);
         assert_eq!(
             html.matches("</script").count(),

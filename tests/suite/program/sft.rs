@@ -1,7 +1,7 @@
 //! Supervised runs on rows of a file: epochs, validation loss, resuming, and what they refuse.
 
 use super::runs::metrics;
-use super::{Bench, refused, succeeded};
+use super::{Bench, program, refused, succeeded};
 use crate::support::fixtures;
 use serde_json::{Value, json};
 
@@ -37,6 +37,28 @@ fn chats(bench: &Bench, sft: &str) {
 fn number(line: &Value, key: &str) -> f64 {
     let value = line[key].as_f64();
     value.unwrap_or_else(|| panic!("{key} is not in {line}"))
+}
+
+#[test]
+fn supervised_training_that_judges_nothing_starts_no_reward_programs() {
+    let bench = Bench::new();
+    chats(&bench, "epochs: 1");
+    bench.write(
+        "rows.jsonl",
+        "{\"question\": \"What comes after 1?\", \"answer\": \"2\"}\n",
+    );
+    let task = "task={kind: dataset, train: rows.jsonl, messages: [{role: user, content: '{question}'}], answer_field: answer, \
+                rewards: [{kind: command, command: [no-such-program]}]}";
+    let config = bench.path("config.yaml");
+    let run = |command: &str, more: &[&str]| {
+        let mut own = program(&[&[command, config.to_str().unwrap(), task], more].concat());
+        own.current_dir(bench.path("")).output().unwrap()
+    };
+    succeeded(&run("sft", &[]));
+    assert_eq!(metrics(&bench, "run").len(), 1 + 3);
+    // where completions of validation prompts are judged, the program is needed
+    let judged = ["task.validation=rows.jsonl", "output=judged"];
+    refused(&run("sft", &judged), &["no-such-program"]);
 }
 
 #[test]

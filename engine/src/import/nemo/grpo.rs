@@ -293,21 +293,21 @@ pub(super) const TABLE: &[Rule] = &[
     ("data.num_workers", NotNeeded(ONE_PROCESS)),
     (
         "data.dataset_name",
-        Off(
-            "rows are read from a file: download the split as JSON Lines (docs/tasks.md) and write it as task.train",
-        ),
+        Off("write the dataset's name on the Hub, or its files, as task.train (docs/tasks.md)"),
     ),
     (
         "data.train.**",
-        Off(
-            "rows are read from a file: download the split as JSON Lines (docs/tasks.md) and write it as task.train",
-        ),
+        Off("write the dataset's name on the Hub, or its files, as task.train (docs/tasks.md)"),
     ),
     (
         "data.validation.**",
-        Off("rows are read from a file: write it as task.validation"),
+        Off("write its name on the Hub, or its files, as task.validation"),
     ),
     ("data.train.data_path", By(|a| rows(a, "task.train"))),
+    ("data.train.input_key", By(question)),
+    ("data.train.output_key", By(ground_truth)),
+    ("data.train.split_validation_size", By(held_out)),
+    ("data.train.seed", By(seed)),
     (
         "data.validation.data_path",
         By(|a| rows(a, "task.validation")),
@@ -352,6 +352,45 @@ pub(super) const TABLE: &[Rule] = &[
         Off("import the file it names first, and this one after it"),
     ),
 ];
+
+/// The field with the question, which stands alone in the user's message.
+fn question(asked: &Asked) -> Verdict {
+    match asked.text() {
+        Some(field) => set(
+            "task.messages",
+            json!([{"role": "user", "content": format!("{{{field}}}")}]),
+        ),
+        None => asked.wrong("the name of a field"),
+    }
+}
+
+fn ground_truth(asked: &Asked) -> Verdict {
+    match asked.text() {
+        Some(field) => set("task.answer_field", field),
+        None => asked.wrong("the name of a field"),
+    }
+}
+
+/// A share of the rows for validation; it does not count where there are rows of their own.
+fn held_out(asked: &Asked) -> Verdict {
+    if asked.facts.value("data.validation.data_path").is_some() {
+        return not_needed("data.validation has rows of its own");
+    }
+    match asked.number() {
+        Some(0.0) => not_needed("nothing is held out, as here by default"),
+        Some(share) if 0.0 < share && share < 1.0 => set("task.validation_fraction", share),
+        _ => asked.wrong("a share of the rows, from 0 to 1"),
+    }
+}
+
+/// Which rows are held out.
+fn seed(asked: &Asked) -> Verdict {
+    match asked.whole() {
+        Some(seed) if seed >= 0 => set("task.seed", seed),
+        _ if asked.is_absent() => not_needed("has no value in the files"),
+        _ => asked.wrong("a whole number, 0 or more"),
+    }
+}
 
 fn steps(asked: &Asked) -> Verdict {
     match asked.whole() {

@@ -6,7 +6,8 @@ use crate::import::verdict::Answer::{By, NotNeeded, Off};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set};
 
 const NO_PYTHON: &str = "no Python is run: model families are built in";
-const FILES: &str = "rows are read from a file: download the split as JSON Lines (docs/tasks.md) and write it as task.train";
+const FILES: &str =
+    "write the dataset's name on the Hub, or its files, as task.train (docs/tasks.md)";
 const SPLIT: &str = "task.train and task.validation are files";
 const OWN_KERNELS: &str = "attention is a kernel of our own";
 const LAUNCH: &str = "one process: nothing is launched";

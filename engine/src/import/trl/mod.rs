@@ -78,7 +78,7 @@ pub(super) fn defaults(facts: &Facts) -> Vec<(&'static str, Value)> {
 
 /// What follows from several keys.
 pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
-    into.put("task.kind", json!("jsonl"));
+    into.put("task.kind", json!("dataset"));
     if class(facts) == Class::Grpo {
         into.put("objective.adv_eps", json!(1e-4));
     }

@@ -1,6 +1,6 @@
 //! TRL's reward functions by name.
 
-use crate::import::common::{boxed, path, python_reward};
+use crate::import::common::{path, python_reward};
 use crate::import::verdict::{Asked, Verdict, cannot, not_needed};
 use serde_json::{Value, json};
 
@@ -23,10 +23,10 @@ fn names(value: &Value) -> Vec<String> {
 fn reward(asked: &Asked, name: &str) -> Result<Value, String> {
     let last = name.rsplit('.').next().unwrap_or(name);
     match last {
-        "accuracy_reward" | "reasoning_accuracy_reward" => Ok(boxed("accuracy")),
-        "think_format_reward" => {
-            Ok(json!({"kind": "regex", "name": "format", "pattern": r"^<think>[\s\S]*</think>"}))
+        "accuracy_reward" | "reasoning_accuracy_reward" => {
+            Ok(json!({"kind": "trl_accuracy", "name": "accuracy"}))
         }
+        "think_format_reward" => Ok(json!({"kind": "trl_think_format", "name": "format"})),
         _ if name.contains('/') => {
             Ok(json!({"kind": "model", "name": last, "path": path(asked.facts, name)}))
         }

@@ -72,7 +72,7 @@ pub(super) fn defaults() -> Vec<(&'static str, Value)> {
 
 /// What follows from several keys: the rows' form, what grades them, the run folder.
 pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
-    into.put("task.kind", json!("jsonl"));
+    into.put("task.kind", json!("dataset"));
     // verl's parameter groups are one
     into.put("optim.decay_norms_and_biases", json!(true));
     if facts.text("algorithm.adv_estimator") == Some("gae") {
@@ -114,7 +114,7 @@ fn guess(files: &str) -> (Value, bool) {
         .iter()
         .any(|word| files.contains(word))
     {
-        return (super::common::boxed("boxed"), false);
+        return (json!({"kind": "verl_math"}), false);
     }
     (json!({"kind": "exact"}), false)
 }

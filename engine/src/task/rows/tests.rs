@@ -163,6 +163,27 @@ fn as_lines(rows: &[Value]) -> String {
 }
 
 #[test]
+fn the_first_row_of_a_parquet_file_is_read_with_its_nested_fields() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let rows: Vec<(String, String)> = (0..3).map(|n| (format!("q{n}"), format!("{n}"))).collect();
+    write_verl(
+        &folder.path().join("train.parquet"),
+        &rows,
+        "Be brief.",
+        Compression::SNAPPY,
+    );
+    let row = RowFiles::from("train.parquet")
+        .first_row(folder.path())
+        .expect("a row");
+    assert_eq!(row["prompt"][1]["content"], "q0");
+    assert_eq!(row["reward_model"]["ground_truth"], "0");
+    let error = RowFiles::from("nowhere.parquet")
+        .first_row(folder.path())
+        .expect_err("no file");
+    assert!(error.to_string().contains("nowhere.parquet"), "{error}");
+}
+
+#[test]
 fn the_same_rows_come_out_of_every_text_format() {
     let (folder, rows) = (folder(), examples());
     let lines = as_lines(&rows);

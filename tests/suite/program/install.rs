@@ -1,0 +1,285 @@
+//! `packaging/release` and `packaging/install.sh`: what is installed is what was built, and nothing else ever is.
+
+use super::program;
+use crate::support::project;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A folder with a release and one to install into.
+struct Release(tempfile::TempDir);
+
+impl Release {
+    fn new() -> Self {
+        let release = Self(tempfile::tempdir().unwrap());
+        fs::create_dir(release.dist()).unwrap();
+        release
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn dist(&self) -> PathBuf {
+        self.path("dist")
+    }
+
+    fn installed(&self) -> PathBuf {
+        self.path("prefix/bin/firebrick")
+    }
+
+    fn install(&self, from: &str, args: &[&str]) -> Output {
+        let mut command = Command::new("sh");
+        command
+            .arg(project().join("packaging/install.sh"))
+            .arg(from)
+            .arg("--prefix")
+            .arg(self.path("prefix"));
+        command.args(args).output().unwrap()
+    }
+
+    /// The same, from the release's folder.
+    fn install_here(&self, args: &[&str]) -> Output {
+        self.install(self.dist().to_str().unwrap(), args)
+    }
+
+    /// An archive whose program is a script, with its line in the list of checksums.
+    fn scripted(&self, version: &str, set: &str, script: &str) {
+        let name = format!("firebrick-{version}-{}-{set}", target());
+        let folder = self.path(&name);
+        fs::create_dir(&folder).unwrap();
+        let own = folder.join("firebrick");
+        fs::write(&own, format!("#!/bin/sh\n{script}\n")).unwrap();
+        done(Command::new("chmod").arg("755").arg(&own));
+        let archive = format!("{name}.tar.gz");
+        let mut tar = Command::new("tar");
+        tar.arg("-czf").arg(self.dist().join(&archive)).arg("-C");
+        done(tar.arg(self.0.path()).arg(&name));
+        let mut sum = Command::new("sha256sum");
+        let line = done(sum.arg(&archive).current_dir(self.dist()));
+        let list = self.dist().join("SHA256SUMS");
+        let before = fs::read_to_string(&list).unwrap_or_default();
+        fs::write(&list, before + &line).unwrap();
+    }
+}
+
+/// What releases of this machine are called.
+fn target() -> String {
+    let said = done(Command::new("rustc").arg("-vV"));
+    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
+    host.unwrap().to_owned()
+}
+
+/// Runs a command that has to succeed; gives what it printed.
+fn done(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Says that a script failed with these parts in its message.
+fn failed(output: &Output, parts: &[&str]) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    for part in parts {
+        assert!(said.contains(part), "{part:?} is not in: {said}");
+    }
+}
+
+/// The program of these tests as a release.
+fn released() -> Release {
+    let release = Release::new();
+    let mut pack = Command::new(project().join("packaging/release"));
+    pack.arg("--binary").arg(program(&[]).get_program());
+    done(pack.arg("--output").arg(release.dist()).arg("cpu"));
+    release
+}
+
+/// Serves the files of a folder until the process ends; gives the address.
+fn served(folder: &Path) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let folder = folder.to_owned();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            let (mut first, mut line) = (String::new(), String::from("x"));
+            reader.read_line(&mut first).unwrap();
+            while !line.trim().is_empty() {
+                line.clear();
+                reader.read_line(&mut line).unwrap();
+            }
+            let name = first.split(' ').nth(1).unwrap().trim_start_matches('/');
+            let (status, body) = match fs::read(folder.join(name)) {
+                Ok(body) => ("200 OK", body),
+                Err(_) => ("404 Not Found", Vec::new()),
+            };
+            let head = format!(
+                "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                body.len()
+            );
+            stream.write_all(head.as_bytes()).unwrap();
+            stream.write_all(&body).unwrap();
+        }
+    });
+    address
+}
+
+#[test]
+fn a_release_is_installed_from_a_folder_and_from_a_url_without_symbols_and_starts() {
+    let release = released();
+    let archive = format!(
+        "firebrick-{}-{}-cpu.tar.gz",
+        env!("CARGO_PKG_VERSION"),
+        target()
+    );
+    let list = fs::read_to_string(release.dist().join("SHA256SUMS")).unwrap();
+    assert!(
+        list.contains(&archive) && list.lines().count() == 1,
+        "{list}"
+    );
+    let address = served(&release.dist());
+    let file = format!("file://{}", release.dist().display());
+    let folder = release.dist().display().to_string();
+    for from in [folder.as_str(), &file, &address] {
+        let output = release.install(from, &[]);
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success(),
+            "{from}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert!(
+            said.contains("installed firebrick") && said.contains("not in PATH"),
+            "{said}"
+        );
+        let version = done(Command::new(release.installed()).arg("--version"));
+        assert!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
+        let symbols = Command::new("nm")
+            .arg(release.installed())
+            .output()
+            .unwrap();
+        assert!(String::from_utf8_lossy(&symbols.stderr).contains("no symbols"));
+        // aside and renamed: the program alone is left
+        assert_eq!(fs::read_dir(release.path("prefix/bin")).unwrap().count(), 1);
+        fs::remove_file(release.installed()).unwrap();
+    }
+    failed(
+        &release.install(&format!("{address}/elsewhere"), &[]),
+        &["cannot fetch", "elsewhere/SHA256SUMS"],
+    );
+}
+
+#[test]
+fn the_same_program_gives_the_same_archive() {
+    let (one, other) = (released(), released());
+    let list = |release: &Release| fs::read_to_string(release.dist().join("SHA256SUMS")).unwrap();
+    assert_eq!(list(&one), list(&other));
+}
+
+#[test]
+fn an_archive_that_was_changed_is_not_installed() {
+    let release = Release::new();
+    release.scripted("0.1.0", "cpu", "echo firebrick 0.1.0");
+    assert!(release.install_here(&[]).status.success());
+    fs::remove_file(release.installed()).unwrap();
+    let archive = fs::read_dir(release.dist())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.extension().is_some_and(|end| end == "gz"));
+    let archive = archive.unwrap();
+    let mut bytes = fs::read(&archive).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&archive, bytes).unwrap();
+    failed(
+        &release.install_here(&[]),
+        &["damaged or was changed", "SHA-256", "Nothing was installed"],
+    );
+    assert!(!release.installed().exists());
+    // neither is one that the list does not have
+    fs::write(release.dist().join("SHA256SUMS"), "").unwrap();
+    failed(&release.install_here(&[]), &["no build of 'cpu'"]);
+    fs::remove_file(release.dist().join("SHA256SUMS")).unwrap();
+    failed(&release.install_here(&[]), &["has no SHA256SUMS"]);
+}
+
+#[test]
+fn what_is_not_there_and_what_is_there_more_than_once_is_said() {
+    let release = Release::new();
+    release.scripted("0.1.0", "cpu", "echo firebrick 0.1.0");
+    release.scripted("0.2.0-rc.1", "cpu", "echo firebrick 0.2.0-rc.1");
+    failed(
+        &release.install_here(&["--features", "cuda"]),
+        &["no build of 'cuda'", "0.1.0", "-cpu.tar.gz"],
+    );
+    failed(
+        &release.install_here(&[]),
+        &["several versions", "--version", "0.2.0-rc.1"],
+    );
+    assert!(
+        release
+            .install_here(&["--version", "0.2.0-rc.1"])
+            .status
+            .success()
+    );
+    let said = done(&mut Command::new(release.installed()));
+    assert_eq!(said, "firebrick 0.2.0-rc.1\n");
+    failed(
+        &release.install_here(&["--version", "0.3.0"]),
+        &["in version 0.3.0"],
+    );
+    failed(
+        &release.install_here(&["--features", "a/../b"]),
+        &["letters, digits"],
+    );
+    failed(
+        &release.install_here(&["--feature", "cpu"]),
+        &["unknown option --feature"],
+    );
+    failed(
+        &release.install_here(&["--features"]),
+        &["--features needs a value"],
+    );
+    failed(
+        &release.install("nowhere", &[]),
+        &["neither a folder nor a URL"],
+    );
+}
+
+#[test]
+fn a_program_that_does_not_start_and_a_folder_that_cannot_be_written_leave_nothing() {
+    let release = Release::new();
+    release.scripted("0.1.0", "cpu", "echo 'GLIBC_9.99 not found' >&2; exit 1");
+    failed(
+        &release.install_here(&[]),
+        &["does not start", "GLIBC_9.99", "cargo install"],
+    );
+    assert!(!release.path("prefix").exists());
+    release.scripted("0.2.0", "cpu", "echo firebrick");
+    fs::write(release.path("prefix"), "a file").unwrap();
+    failed(
+        &release.install_here(&["--version", "0.2.0"]),
+        &["cannot be written", "--prefix"],
+    );
+}
+
+#[test]
+fn a_release_of_an_unknown_set_or_without_its_program_is_refused() {
+    let release = |args: &[&str]| {
+        let mut command = Command::new(project().join("packaging/release"));
+        command.args(args).output().unwrap()
+    };
+    failed(&release(&["rocm"]), &["rocm is no feature set", "cuda"]);
+    failed(
+        &release(&["--binary", "/nowhere/firebrick", "cpu"]),
+        &["there is no program"],
+    );
+    failed(
+        &release(&["--binary", "x", "cpu", "cuda"]),
+        &["one feature set"],
+    );
+}
