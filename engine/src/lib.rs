@@ -22,6 +22,7 @@ pub mod rollout;
 pub mod sequence;
 pub mod task;
 pub mod trainer;
+pub mod world;
 
 pub use error::{Error, Result};
 pub use firebrick_plan as plan;

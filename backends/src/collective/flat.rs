@@ -124,6 +124,29 @@ impl Flat {
         }
     }
 
+    /// Values of one type one behind the other; no bytes where there are none.
+    #[must_use]
+    pub fn concat(parts: Vec<Self>) -> Self {
+        let element = parts.first().map_or(Element::Byte, Self::element);
+        match <[Self; 1]>::try_from(parts) {
+            Ok([one]) => one,
+            Err(parts) => {
+                let bytes: Vec<&[u8]> = parts.iter().map(Self::as_bytes).collect();
+                Self::from_bytes(element, bytes.concat())
+            }
+        }
+    }
+
+    /// Parts of these lengths, which add up to all.
+    pub fn split(&self, lengths: &[usize]) -> impl Iterator<Item = Self> {
+        let mut start = 0;
+        lengths.iter().map(move |len| {
+            let part = self.part(start..start + len).to_vec();
+            start += len;
+            Self::from_bytes(self.element(), part)
+        })
+    }
+
     /// The bytes of some of the values.
     pub(super) fn part(&self, values: Range<usize>) -> &[u8] {
         let width = self.element().bytes();

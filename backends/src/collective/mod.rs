@@ -30,9 +30,6 @@ mod traffic;
 mod traits;
 mod transport;
 
-#[cfg(test)]
-mod tests;
-
 pub use error::{CollectiveError, Failure, Result};
 pub use flat::{Element, Flat, shard};
 pub use header::Kind;

@@ -1,5 +1,6 @@
 //! Completions of held-out prompts, judged, and what they say together.
 
+use super::gather::{all_samples, own_prompts};
 use super::judged::{EvaluatedSample, judged_samples};
 use crate::checkpoint::PolicySource;
 use crate::config::{Mode, RolloutConfig, RunConfig};
@@ -8,6 +9,7 @@ use crate::metrics::{Metrics, judged_metrics};
 use crate::planning::{self, engine_limits};
 use crate::reward::{Answer, CompletionId, Progress, Purpose, RewardManager, Surroundings};
 use crate::task::{Reward, Shaping, Task};
+use crate::world::World;
 use crate::{Error, Result};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::Accounts;
@@ -82,7 +84,14 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
             tokenizer: &source.tokenizer,
         },
     )?;
-    let samples = validation_samples(&decoder, &source, &data, &config.rollout, &limits)?;
+    let samples = validation_samples(
+        &decoder,
+        &source,
+        &data,
+        &config.rollout,
+        &limits,
+        &World::default(),
+    )?;
     let longest = config.rollout.response_length;
     let now = Progress::default();
     let samples = judged(&mut reward_manager, &source, &data, &samples, longest, now)?;
@@ -99,15 +108,19 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     })
 }
 
-/// Completions of the validation prompts, `rollout.val_kwargs.n` of each. The same weights give the same ones at every step.
+/// Completions of the validation prompts, `rollout.val_kwargs.n` of each; ranks share the prompts and have all completions. The same weights give the same ones at every step.
 pub(crate) fn validation_samples(
     decoder: &Decoder,
     source: &PolicySource,
     data: &PromptDataset,
     rollout: &RolloutConfig,
     limits: &SchedulerConfig,
+    world: &World,
 ) -> Result<Vec<Sample>> {
     let sampling = rollout.validation(source.stop_ids.clone());
+    let completions = rollout.val_kwargs.n * rollout.response_length;
+    let lengths = data.validation.iter().map(|prompt| prompt.tokens.len());
+    let part = own_prompts(world, lengths, completions);
     // step 0 is no step of training
     let key = |prompt_index| DrawKey {
         seed: 0,
@@ -126,12 +139,12 @@ pub(crate) fn validation_samples(
         })
         .collect();
     let generated = Generator::new(decoder, Some(&source.tokenizer), &sampling)?.run_with(
-        &requests,
+        &requests[part.clone()],
         rollout.val_kwargs.n,
         limits,
         |_| {},
     )?;
-    Ok(generated.samples)
+    all_samples(world, part.start, generated.samples)
 }
 
 /// Completions of prompts as the reward manager takes them; `id` says which sample each is.

@@ -2,6 +2,7 @@
 //! sampled. With dynamic sampling, groups whose rewards do not differ are replaced by fresh prompts.
 
 use super::Trainer;
+use super::gather::{OwnRollouts, all_rollouts, own_prompts};
 use super::judging::{Judging, JudgingThread, answer};
 use crate::config::DynamicSampling;
 use crate::data::Prompt;
@@ -106,13 +107,44 @@ impl Trainer {
         first: u64,
         stats: &mut RolloutStats,
     ) -> Result<Vec<Vec<Rollout>>> {
+        let rollouts = self.own_rollouts(prompts, first)?;
+        let rollouts = all_rollouts(&self.world, rollouts, stats)?;
+        stats.gen_batches += 1;
+        let groups: Vec<Vec<Rollout>> = rollouts
+            .chunk_by(|a, b| a.prompt_index == b.prompt_index)
+            .map(<[Rollout]>::to_vec)
+            .collect();
+        stats.sampled_groups += groups.len();
+        let whole = groups.iter().filter(|g| !g.iter().any(Rollout::is_lost));
+        let whole: Vec<&Rollout> = whole.flatten().collect();
+        let rewards: Vec<f64> = whole.iter().map(|r| r.reward).collect();
+        let groups_of: Vec<u64> = whole.iter().map(|r| r.prompt_index).collect();
+        let judged = whole.len() / self.config.rollout.n;
+        stats.zero_std_groups += frac_reward_zero_std(&rewards, &groups_of) * judged as f64;
+        if let Some(programs) = &mut stats.programs {
+            programs.left_out_groups += groups.len() - judged;
+        }
+        Ok(groups)
+    }
+
+    /// Rollouts of those of the prompts that this rank samples from, judged here.
+    fn own_rollouts(&mut self, prompts: &Arc<Vec<Prompt>>, first: u64) -> Result<OwnRollouts> {
+        let started = Instant::now();
+        let completions = self.config.rollout.n * self.config.rollout.response_length;
+        let lengths = prompts.iter().map(|prompt| prompt.tokens.len());
+        let part = own_prompts(&self.world, lengths, completions);
+        let first = first + part.start as u64;
+        let prompts = &if part.len() == prompts.len() {
+            Arc::clone(prompts)
+        } else {
+            Arc::new(prompts[part].to_vec())
+        };
+        let mut stats = RolloutStats::default();
         let (generated, judging) =
             self.recovering_phase(Phase::Generate, |t| t.sample(prompts, first))?;
         let rewards = self.phase(Phase::Reward, |t| {
-            t.rewards(prompts, first, &generated.samples, judging, stats)
+            t.rewards(prompts, first, &generated.samples, judging, &mut stats)
         })?;
-        stats.engine.add(&generated.stats);
-        stats.gen_batches += 1;
         let version = self.state.step;
         let mut rollouts = Vec::with_capacity(generated.samples.len());
         for (s, scored) in generated.samples.into_iter().zip(rewards) {
@@ -141,21 +173,12 @@ impl Trainer {
                 penalized_reward: 0.0,
             });
         }
-        let groups: Vec<Vec<Rollout>> = rollouts
-            .chunk_by(|a, b| a.prompt_index == b.prompt_index)
-            .map(<[Rollout]>::to_vec)
-            .collect();
-        stats.sampled_groups += groups.len();
-        let whole = groups.iter().filter(|g| !g.iter().any(Rollout::is_lost));
-        let whole: Vec<&Rollout> = whole.flatten().collect();
-        let rewards: Vec<f64> = whole.iter().map(|r| r.reward).collect();
-        let groups_of: Vec<u64> = whole.iter().map(|r| r.prompt_index).collect();
-        let judged = whole.len() / self.config.rollout.n;
-        stats.zero_std_groups += frac_reward_zero_std(&rewards, &groups_of) * judged as f64;
-        if let Some(programs) = &mut stats.programs {
-            programs.left_out_groups += groups.len() - judged;
-        }
-        Ok(groups)
+        Ok(OwnRollouts {
+            rollouts,
+            engine: generated.stats,
+            programs: stats.programs,
+            seconds: started.elapsed().as_secs_f64(),
+        })
     }
 
     /// Texts and rewards of completions that the rules and programs are judging: the reward models score all of them together.

@@ -21,15 +21,17 @@ impl Trainer {
             spec.trainable && (decoder.arch().precision.is_half() || stored != StoredDtype::F32)
         });
         let name = RunDir::checkpoint_name(self.state.step);
-        let path = self.recorder.run().publish(&name, |dir| {
+        let written = self.recorder.run().publish(&name, |dir| {
             source.save(decoder, &self.config, dir)?;
             let trainer = dir.join("trainer");
             let optimizer = &self.learner.optimizer;
             trainer_state::save(&trainer, &self.state, optimizer, decoder, masters)?;
             self.save_critic(&trainer)
-        })?;
+        });
         let keep = self.config.trainer.max_ckpt_to_keep;
-        self.recorder.run().prune(keep)?;
+        let pruned = written.and_then(|path| self.recorder.run().prune(keep).map(|()| path));
+        // rank 0 writes; the others go on once it is there
+        let path = self.world.together(pruned)?;
         self.saved = Some(self.state.step);
         self.recorder.event(Event::Saved { path });
         Ok(())

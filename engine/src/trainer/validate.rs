@@ -36,7 +36,14 @@ impl Trainer {
     pub(super) fn validation_samples(&mut self) -> Result<Vec<EvaluatedSample>> {
         let samples = self.recovering_phase(Phase::Validation, |t| {
             let (rollout, decoder) = (&t.config.rollout, t.learner.decoder());
-            validation_samples(decoder, &t.source, &t.data, rollout, &t.engine_limits()?)
+            validation_samples(
+                decoder,
+                &t.source,
+                &t.data,
+                rollout,
+                &t.engine_limits()?,
+                &t.world,
+            )
         })?;
         let longest = self.config.rollout.response_length;
         self.recovering_phase(Phase::ValidationReward, |t| {

@@ -1,7 +1,7 @@
 //! Ranks that fail, panic, leave or fall silent.
 
 use super::{ranks, small};
-use crate::collective::{
+use firebrick_backends::collective::{
     Collective, CollectiveError, Element, Failure, Flat, Result, Settings, Threads,
 };
 use std::time::{Duration, Instant};

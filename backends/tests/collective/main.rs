@@ -2,14 +2,16 @@
 
 mod failures;
 
-use super::*;
+use firebrick_backends::collective::{
+    Collective, Element, Flat, Kind, Result, Settings, Solo, Threads, shard,
+};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// Small enough that a test's values take several messages.
-pub(super) fn small() -> Settings {
+pub fn small() -> Settings {
     Settings {
         deadline: Duration::from_secs(20),
         frame: 1 << 9,
@@ -17,7 +19,7 @@ pub(super) fn small() -> Settings {
 }
 
 /// What every rank made of it.
-pub(super) fn ranks<T: Send>(size: usize, work: impl Fn(&dyn Collective) -> T + Sync) -> Vec<T> {
+pub fn ranks<T: Send>(size: usize, work: impl Fn(&dyn Collective) -> T + Sync) -> Vec<T> {
     let done = Threads::run(size, small(), |rank| work(rank.as_ref()));
     done.into_iter().map(|rank| rank.unwrap()).collect()
 }
@@ -70,12 +72,16 @@ fn serial(element: Element, seed: u64, size: usize, len: usize) -> Flat {
 }
 
 fn part(all: &Flat, values: Range<usize>) -> Flat {
-    Flat::from_bytes(all.element(), all.part(values).to_vec())
+    let lengths = [values.start, values.len(), all.len() - values.end];
+    all.split(&lengths).nth(1).unwrap()
 }
 
-fn concat(element: Element, parts: impl IntoIterator<Item = Flat>) -> Flat {
-    let parts: Vec<Vec<u8>> = parts.into_iter().map(|p| p.as_bytes().to_vec()).collect();
-    Flat::from_bytes(element, parts.concat())
+/// Parts of one type one behind the other.
+fn concat(parts: impl IntoIterator<Item = Flat>) -> Vec<u8> {
+    parts
+        .into_iter()
+        .flat_map(|part| part.as_bytes().to_vec())
+        .collect()
 }
 
 /// Every operation on values of one length, compared by bytes.
@@ -110,15 +116,9 @@ fn check_all(size: usize, element: Element, len: usize, seed: u64) {
                 part(&sum, shard(len, size, rank)).as_bytes()
             );
         }
-        assert_eq!(
-            gathered.as_bytes(),
-            concat(element, (0..size).map(own)).as_bytes()
-        );
+        assert_eq!(gathered.as_bytes(), concat((0..size).map(own)));
         let block = |from| part(&blocks(from), rank * len..(rank + 1) * len);
-        assert_eq!(
-            dealt.as_bytes(),
-            concat(element, (0..size).map(block)).as_bytes()
-        );
+        assert_eq!(dealt.as_bytes(), concat((0..size).map(block)));
         let bytes = |from: usize| own(from).as_bytes()[..from.min(len)].to_vec();
         assert_eq!(said, (0..size).map(bytes).collect::<Vec<_>>());
         assert_eq!(passed.as_bytes(), own((rank + size - 1) % size).as_bytes());
