@@ -1,69 +1,14 @@
 //! A run on several ranks: what is refused, and what the ranks compare.
 
 use super::Trainer;
+use super::checks::START_ALIKE;
 use super::setup::{Opened, Planned};
-use crate::config::{RunConfig, TrainerConfig};
+use crate::config::RunConfig;
 use crate::metrics::{Control, Metrics, StepReport, is_of_a_machine, metrics};
 use crate::task::Rewards;
-use crate::world::World;
 use crate::world::codec::{Reader, Writer};
 use crate::{Error, Result};
-use firebrick_backends::{DeviceInfo, DeviceSpec};
-use firebrick_spec::Backend;
-
-/// What to do where ranks are not alike.
-const START_ALIKE: &str =
-    "start every rank with the same program, configuration, data and kind of device";
-
-/// Refuses a world of another size than `trainer.nnodes` and `trainer.n_gpus_per_node` say.
-pub(super) fn check_size(config: &TrainerConfig, world: &World) -> Result<()> {
-    let TrainerConfig {
-        nnodes,
-        n_gpus_per_node,
-        ..
-    } = config;
-    if nnodes.is_none() && n_gpus_per_node.is_none() {
-        return Ok(());
-    }
-    let (nodes, gpus) = (nnodes.unwrap_or(1), n_gpus_per_node.unwrap_or(1));
-    let found = world.size();
-    if nodes * gpus == found {
-        return Ok(());
-    }
-    Err(Error::Ranks(format!(
-        "trainer.nnodes is {nodes} and trainer.n_gpus_per_node is {gpus}, {} ranks in all, and this run has {found}; start it with \
-         `mpirun -n {} firebrick train …` (docs/clusters.md), or leave both keys out",
-        nodes * gpus,
-        nodes * gpus
-    )))
-}
-
-/// Refuses a device of which several ranks make nothing, and devices of several kinds.
-pub(super) fn check_device(world: &World, asked: DeviceSpec, info: &DeviceInfo) -> Result<()> {
-    if world.is_solo() {
-        return Ok(());
-    }
-    let backend = info.device.backend();
-    if backend == Backend::Cuda && asked == DeviceSpec::Auto {
-        return Err(Error::Ranks(
-            "`device: auto` chooses the same card on every rank of a machine; set `device: cuda`, with which the ranks of a machine take \
-             its cards one after the other"
-                .into(),
-        ));
-    }
-    if !matches!(backend, Backend::Cpu | Backend::Cuda) {
-        return Err(Error::Ranks(format!(
-            "{} ranks on {}: several ranks compute on `device: cpu` or `device: cuda`; choose one of these, or start one rank",
-            world.size(),
-            info.device
-        )));
-    }
-    world.same(
-        "the kind of device",
-        START_ALIKE,
-        format!("{backend:?}").as_bytes(),
-    )
-}
+use firebrick_backends::DeviceSpec;
 
 impl Opened {
     /// Refuses, before anything is loaded, what several ranks do not do, and ranks that do not do the same.
@@ -160,11 +105,14 @@ impl Trainer {
                 )
             })
         });
-        Err(Error::Ranks(format!(
-            "step {}: {message} ({})",
-            report.step,
-            other.unwrap_or_else(|| "their numbers differ".into())
-        )))
+        Err(Error::Phase {
+            phase: "comparison of ranks",
+            step: report.step,
+            detail: format!(
+                "{message} ({})",
+                other.unwrap_or_else(|| "their numbers differ".into())
+            ),
+        })
     }
 }
 

@@ -1,9 +1,9 @@
 //! A run before its weights: what it is made of is opened, then its memory is planned.
 
 use super::checks::{
-    check_limit, check_objective, check_optimizers, check_quantised, check_rewards,
+    check_device, check_limit, check_objective, check_optimizers, check_quantised, check_rewards,
+    check_size,
 };
-use super::ranks::{check_device, check_size};
 use crate::checkpoint::{CriticSource, PolicySource};
 use crate::config::{Mode, RunConfig, SftConfig, sft_of};
 use crate::data::Data;
