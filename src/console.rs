@@ -19,6 +19,8 @@ pub enum Show {
     Lines,
     /// Warnings and errors alone.
     Warnings,
+    /// Nothing: of a rank whose messages go to a file.
+    Nothing,
 }
 
 impl Show {
@@ -59,7 +61,7 @@ impl Console {
             folder: PathBuf::new(),
             shown: match show {
                 Show::Lines => Shown::Lines(Progress::new(plain)),
-                Show::Live | Show::Warnings => Shown::Nothing,
+                Show::Live | Show::Warnings | Show::Nothing => Shown::Nothing,
             },
         }
     }

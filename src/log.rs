@@ -13,12 +13,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const EARLY: usize = 1 << 16;
 
 static ROUTE: Mutex<Route> = Mutex::new(Route {
+    rank: 0,
     early: String::new(),
     file: None,
     view: None,
 });
 
 struct Route {
+    /// The rank of this process: rank 0 has `run.log` and stderr, the others a file each.
+    rank: usize,
     /// Lines from before the run folder is known.
     early: String,
     file: Option<File>,
@@ -49,7 +52,7 @@ impl Write for Log {
         route.keep(line.trim_end());
         route.tell(line.trim());
         // the terminal belongs to the view while there is one
-        let seen = route.view.is_some() && std::io::stderr().is_terminal();
+        let seen = route.view.is_some() && std::io::stderr().is_terminal() || route.rank > 0;
         drop(route);
         if !seen {
             Stderr.write_all(bytes)?;
@@ -62,11 +65,20 @@ impl Write for Log {
     }
 }
 
+/// Makes this process' log that of a rank of several: `logs/rank-N.log`, and nothing on stderr.
+pub fn of_rank(rank: usize) {
+    route().rank = rank;
+}
+
 /// Writes the log into a run folder from now on, what was said before it was known first. A log that cannot be written is told of and
 /// not written: the run goes on.
 pub fn to_folder(folder: &Path) {
-    let path = folder.join(LOG);
-    let opened = OpenOptions::new().create(true).append(true).open(&path);
+    let path = match route().rank {
+        0 => folder.join(LOG),
+        rank => folder.join("logs").join(format!("rank-{rank}.log")),
+    };
+    let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+    let opened = made.and_then(|()| OpenOptions::new().create(true).append(true).open(&path));
     let mut route = route();
     match opened {
         Ok(file) => {

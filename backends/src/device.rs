@@ -94,6 +94,21 @@ impl DeviceSpec {
             Self::Auto => Backend::Cpu,
         }
     }
+
+    /// The device of one of several processes on a machine: a card each, counted from the one that is named. Everything else is shared.
+    #[must_use]
+    pub fn for_local_rank(self, rank: usize) -> Self {
+        match self {
+            Self::Named {
+                backend: backend @ Backend::Cuda,
+                index,
+            } => Self::Named {
+                backend,
+                index: index + rank,
+            },
+            shared => shared,
+        }
+    }
 }
 
 impl fmt::Display for DeviceSpec {

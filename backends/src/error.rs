@@ -1,5 +1,6 @@
 //! Errors of naming, opening and using a device.
 
+use crate::collective::CollectiveError;
 use crate::out_of_memory::OutOfMemory;
 use crate::panics::panic_message;
 
@@ -96,6 +97,9 @@ pub enum Error {
     /// Memory ran out on the device or the host.
     #[error("out of memory: {0}")]
     OutOfMemory(OutOfMemory),
+    /// Another rank of the run failed or is gone, or the ranks disagree.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
 }
 
 impl Error {
@@ -120,7 +124,10 @@ impl Error {
     /// Whether the user can mend it by changing what they asked for, as opposed to a device that failed.
     #[must_use]
     pub fn is_users(&self) -> bool {
-        !matches!(self, Self::Transfer(_) | Self::OutOfMemory(_))
+        !matches!(
+            self,
+            Self::Transfer(_) | Self::OutOfMemory(_) | Self::Collective(_)
+        )
     }
 }
 

@@ -1,8 +1,9 @@
-//! What computes: device names, probing, profiles, memory readings and accounts, host files, transfers. The only crate that names a backend's feature or type.
+//! What computes: device names, probing, profiles, memory readings and accounts, host files, transfers, collectives. The only crate that names a backend's feature or type.
 
 pub mod accounts;
 pub mod allocation_trace;
 pub mod allocator;
+pub mod collective;
 pub mod device;
 pub mod driver_memory;
 pub mod environment;

@@ -4,6 +4,7 @@ use crate::hub::HubError;
 use crate::lr_scheduler::LrSchedulerError;
 use crate::task::TaskError;
 use firebrick_backends::accounts::Balance;
+use firebrick_backends::collective::CollectiveError;
 use firebrick_backends::out_of_memory::{Kind, OutOfMemory as Refused};
 use firebrick_plan::size::Bytes;
 use std::path::PathBuf;
@@ -135,6 +136,9 @@ pub enum Error {
         /// What the device or backend said.
         detail: String,
     },
+    /// Ranks of a run that are not alike, or not as many as the configuration says.
+    #[error("ranks: {0}")]
+    Ranks(String),
 }
 
 /// What was going on when memory ran out.
@@ -236,6 +240,7 @@ impl Error {
         match self {
             Self::OutOfMemory(what) => Some(what.cause.clone()),
             Self::Device(firebrick_backends::Error::OutOfMemory(what)) => Some(what.clone()),
+            Self::Device(firebrick_backends::Error::Collective(error)) => error.failure()?.memory(),
             Self::Model(error) => error.out_of_memory(),
             Self::Io { error, .. } => Refused::in_error(error),
             _ => None,
@@ -256,6 +261,7 @@ impl Error {
             | Self::Plan(_)
             | Self::Timeline { .. }
             | Self::Report { .. }
+            | Self::Ranks(_)
             | Self::Resume { .. } => true,
             Self::Device(e) => e.is_users(),
             Self::Model(e) => e.is_users(),
@@ -271,6 +277,12 @@ impl Error {
 impl From<TaskError> for Error {
     fn from(error: TaskError) -> Self {
         Self::Task(error)
+    }
+}
+
+impl From<CollectiveError> for Error {
+    fn from(error: CollectiveError) -> Self {
+        Self::Device(error.into())
     }
 }
 

@@ -1,6 +1,5 @@
 //! What learns, policy or critic: the model, its optimizer, and the plan under which one updates the other.
 
-use crate::Result;
 use crate::batch::{Batch, BatchStats, DropoutStep, MicroBatchLimits, grouping};
 use crate::executor::{
     Executor, Gradients, HeadLoss, ResidentModel, Runtime, score_all, values_all,
@@ -10,6 +9,7 @@ use crate::optim::{AdamW, OptimConfig, StepOutcome};
 use crate::plan::estimate::Sizes;
 use crate::plan::{ModelPlan, Role};
 use crate::sequence::Sequence;
+use crate::{Error, Result};
 use firebrick_backends::trace::span_on;
 use firebrick_models::{Arch, Decoder};
 use std::sync::Arc;
@@ -171,7 +171,7 @@ impl Learner {
     ///
     /// # Errors
     ///
-    /// Those of [`update`](Self::update).
+    /// Those of [`update`](Self::update), and a plan that updates in the backward pass on more than one rank.
     pub fn accumulate<'l>(
         &mut self,
         sequences: &[Sequence],
@@ -187,6 +187,7 @@ impl Learner {
         } = self;
         let role = model.role();
         let ResidentModel { decoder, plan, .. } = model;
+        check_ranks(plan, runtime)?;
         let executor = Executor::new(plan, runtime, temperature)
             .for_role(role)
             .with_dropout(*dropout)
@@ -194,8 +195,12 @@ impl Learner {
         optimizer.reserve(decoder)?;
         let mut gradients =
             Gradients::planned(decoder.specs().count(), plan, runtime).for_role(role);
-        let batch = Batch::pack(sequences, train_cut(plan, decoder.arch()))?;
-        let micros = batch.micros();
+        let world = runtime.world();
+        let batch = Batch::pack_for(sequences, train_cut(plan, decoder.arch()), world.size())?;
+        let all = batch.micros();
+        let dealt = batch.deal(world.size()).swap_remove(world.rank());
+        // of one rank all, in their order
+        let micros: Vec<_> = dealt.into_iter().map(|i| all[i].clone()).collect();
         let mut applied = None;
         let sums = if plan.optimizer.in_backward {
             let mut step = optimizer.in_backward(lr);
@@ -204,7 +209,9 @@ impl Learner {
             applied = Some(StepOutcome::applied(step.grad_norm()));
             sums
         } else {
-            let sums = executor.backward(decoder, &micros, loss, &mut gradients, None)?;
+            let own = executor.backward(decoder, &micros, loss, &mut gradients, None)?;
+            let sums = own.gather(world)?;
+            gradients.all_reduce(decoder, runtime)?;
             gradients.global_norm()?;
             sums
         };
@@ -238,6 +245,17 @@ impl Learner {
             batch,
         })
     }
+}
+
+/// Refuses a plan whose update needs the gradients of all ranks before they are there.
+fn check_ranks(plan: &ModelPlan, runtime: &Runtime) -> Result<()> {
+    if plan.optimizer.in_backward && !runtime.world().is_solo() {
+        return Err(Error::Config(format!(
+            "memory.step_in_backward updates a unit before other ranks have its gradient, and this run has {} ranks; set it to false",
+            runtime.world().size()
+        )));
+    }
+    Ok(())
 }
 
 /// Log-probs and entropies of sequences under any placed model, in their order.

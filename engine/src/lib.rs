@@ -24,6 +24,7 @@ pub mod sequence;
 pub mod task;
 pub mod trainer;
 pub mod turns;
+pub mod world;
 
 pub use error::{Error, Result};
 pub use firebrick_plan as plan;

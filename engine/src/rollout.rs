@@ -1,5 +1,7 @@
 //! Rollouts: sampled completions with everything that training needs to know of them.
 
+pub mod wire;
+
 use crate::sequence::TokenColumns;
 use crate::task::Reading;
 use firebrick_models::generate::FinishReason;

@@ -20,6 +20,19 @@ macro_rules! token_columns {
         }
 
         impl<C> TokenColumns<C> {
+            /// All columns, there or not, in their order.
+            #[must_use]
+            pub fn columns(&self) -> Vec<Option<&C>> {
+                vec![$(self.$name.as_ref(),)+]
+            }
+
+            /// Columns that stand in that order; those that are missing at the end are absent.
+            #[must_use]
+            pub fn from_columns(columns: Vec<Option<C>>) -> Self {
+                let mut columns = columns.into_iter();
+                Self { $($name: columns.next().flatten(),)+ }
+            }
+
             /// Every column that is there, converted.
             #[must_use]
             pub fn map<D>(&self, convert: impl Fn(&C) -> D) -> TokenColumns<D> {

@@ -3,16 +3,21 @@
 use super::dry_run;
 use crate::arguments::RunArgs;
 use crate::console::{Console, Show};
-use crate::output;
+use crate::{log, output};
+use firebrick::backends::collective::{Collective, Launch, Settings, launched_world};
 use firebrick::engine::config;
 use firebrick::engine::config::{Logger, Mode};
 use firebrick::engine::metrics::profile::Profiler;
 use firebrick::engine::trainer::{Start, Trainer};
+use std::sync::Arc;
 
 pub fn run(args: &RunArgs, mode: Mode, start: Start) -> anyhow::Result<()> {
     let mut config = config::load(&args.config, &args.overrides)?;
     if let Some(device) = args.device {
         config.device = device;
+    }
+    if let Some(launch) = Launch::of_process().filter(|launch| launch.size > 1) {
+        config.device = config.device.for_local_rank(launch.local_rank);
     }
     if let Some(plan) = &args.plan {
         let absolute = std::path::absolute(plan);
@@ -21,7 +26,13 @@ pub fn run(args: &RunArgs, mode: Mode, start: Start) -> anyhow::Result<()> {
     if args.dry_run {
         return dry_run::run(Trainer::builder(config).mode(mode));
     }
-    let show = if config.trainer.logger.has(Logger::Console) {
+    let world = launched_world(Settings::default());
+    let world = world.map_err(|error| firebrick::Error::Ranks(error.to_string()))?;
+    let rank = world.rank();
+    let show = if rank > 0 {
+        log::of_rank(rank);
+        Show::Nothing
+    } else if config.trainer.logger.has(Logger::Console) {
         Show::of(args)
     } else {
         Show::Warnings
@@ -33,13 +44,24 @@ pub fn run(args: &RunArgs, mode: Mode, start: Start) -> anyhow::Result<()> {
         .start(start)
         .profile(args.profile)
         .observer(console)
-        .build()?;
-    trainer.run()?;
-    if show != Show::Warnings && args.profile > 0 && trace.exists() {
+        .world(Arc::clone(&world))
+        .build()
+        .map_err(|error| of_rank(&world, error))?;
+    trainer.run().map_err(|error| of_rank(&world, error))?;
+    if rank == 0 && show != Show::Warnings && args.profile > 0 && trace.exists() {
         output::message(&format!(
             "profile: open {} at https://ui.perfetto.dev",
             trace.display()
         ));
     }
     Ok(())
+}
+
+/// An error of a run; of several ranks with the rank that has it.
+fn of_rank(world: &Arc<dyn Collective>, error: firebrick::Error) -> anyhow::Error {
+    let error = anyhow::Error::new(error);
+    if world.size() == 1 {
+        return error;
+    }
+    error.context(format!("rank {}", world.rank()))
 }

@@ -1,6 +1,7 @@
 //! Matrices in host memory, and arithmetic on them.
 
 use super::copy_streams::CopyStreams;
+use crate::collective::Flat;
 use crate::trace::span;
 use crate::{Precision, PrecisionExt};
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -37,6 +38,36 @@ impl HostTensor {
     #[must_use]
     pub fn from_values(values: Vec<f32>, shape: [usize; 2]) -> Self {
         Self::from_data(TensorData::new(values, shape))
+    }
+
+    /// The values as collectives take them, in row-major order: f64 as they are, all others in f32.
+    #[must_use]
+    pub fn into_flat(self) -> Flat {
+        let values = match self.data.dtype() {
+            DType::F64 => self.data.try_into_vec().map(Flat::F64),
+            DType::F32 => self.data.try_into_vec().map(Flat::F32),
+            _ => self
+                .data
+                .convert_dtype(DType::F32)
+                .try_into_vec()
+                .map(Flat::F32),
+        };
+        match values {
+            Ok(values) => values,
+            Err(e) => unreachable!("values are read in the type that they have: {e:?}"),
+        }
+    }
+
+    /// Values of a collective as a matrix: f64 as they are, all others in f32.
+    #[must_use]
+    pub fn from_flat(values: Flat, shape: [usize; 2]) -> Self {
+        Self::from_data(match values {
+            Flat::F64(values) => TensorData::new(values, shape),
+            Flat::F32(values) => TensorData::new(values, shape),
+            Flat::Bf16(values) => TensorData::new(values, shape).convert_dtype(DType::F32),
+            Flat::F16(values) => TensorData::new(values, shape).convert_dtype(DType::F32),
+            Flat::Bytes(values) => TensorData::new(values, shape).convert_dtype(DType::F32),
+        })
     }
 
     /// Zeros of the same type.

@@ -3,6 +3,7 @@
 use super::Sequence;
 use super::partition::{Capacity, best_fit, by_size, largest_differencing, longest_first};
 use crate::plan::Layout;
+use crate::world::deal::by_cost;
 use crate::{Error, Result};
 use firebrick_models::attention::Grouping;
 
@@ -105,6 +106,16 @@ impl<'a> Batch<'a> {
     /// it takes is there for the others, and where it is too much, little work is lost. A sequence longer than the budget is
     /// refused.
     pub fn pack(sequences: &'a [Sequence], cut: MicroBatchLimits) -> Result<Self> {
+        Self::pack_for(sequences, cut, 1)
+    }
+
+    /// The same for several ranks, each of which takes a part of the micro-batches ([`deal`](Self::deal)): a multiple of their number,
+    /// where there are as many sequences. Every rank cuts the same.
+    pub fn pack_for(
+        sequences: &'a [Sequence],
+        cut: MicroBatchLimits,
+        ranks: usize,
+    ) -> Result<Self> {
         let lengths: Vec<usize> = sequences.iter().map(|s| s.tokens.len()).collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);
         if longest > cut.max_tokens {
@@ -115,9 +126,10 @@ impl<'a> Batch<'a> {
             });
         }
         let mut micros = match cut.layout {
-            Layout::Packed => packed(&lengths, cut),
+            Layout::Packed => packed(&lengths, cut, ranks),
             Layout::Padded => padded(&lengths, cut),
         };
+        spread_out(&mut micros, &lengths, cut, ranks);
         for micro in &mut micros {
             // those of one length stand together
             micro.sort_by_key(|&i| (std::cmp::Reverse(lengths[i]), i));
@@ -135,6 +147,26 @@ impl<'a> Batch<'a> {
     #[must_use]
     pub fn indices(&self) -> &[Vec<usize>] {
         &self.micros
+    }
+
+    /// The micro-batches of each of so many ranks, by index: about as costly, in as many rounds as it takes. Where there are too few,
+    /// some ranks have none.
+    #[must_use]
+    pub fn deal(&self, ranks: usize) -> Vec<Vec<usize>> {
+        let costs: Vec<u64> = self
+            .micros
+            .iter()
+            .map(|micro| self.micro_cost(micro))
+            .collect();
+        by_cost(&costs, ranks)
+    }
+
+    fn micro_cost(&self, micro: &[usize]) -> u64 {
+        let lengths: Vec<usize> = micro
+            .iter()
+            .map(|&i| self.sequences[i].tokens.len())
+            .collect();
+        cost_of(&lengths, self.cut)
     }
 
     /// The sequences of each micro-batch.
@@ -169,10 +201,7 @@ impl<'a> Batch<'a> {
                     .map(|group| group.sequences.len() * group.width)
                     .sum(),
             };
-            let cost: u64 = match self.cut.layout {
-                Layout::Padded => padded_cost(&lengths, self.cut),
-                Layout::Packed => lengths.iter().map(|&n| self.cut.cost(n)).sum(),
-            };
+            let cost = cost_of(&lengths, self.cut);
             (most, sum) = (cost.max(most), sum + cost);
         }
         let mean = sum as f64 / self.micros.len().max(1) as f64;
@@ -184,7 +213,7 @@ impl<'a> Batch<'a> {
 /// Any sequences together: as many micro-batches as best-fit decreasing needs, or one more where that leaves no room for the
 /// balance. Differencing by cost breaks a budget that is all but used up; by tokens it hardly does, and costs follow tokens
 /// closely; the greedy way keeps any bound. The first of these that is balanced is taken, or else the one that comes closest.
-fn packed(lengths: &[usize], cut: MicroBatchLimits) -> Vec<Vec<usize>> {
+fn packed(lengths: &[usize], cut: MicroBatchLimits, ranks: usize) -> Vec<Vec<usize>> {
     let capacity = cut.capacity();
     let costs: Vec<u64> = lengths.iter().map(|&n| cut.cost(n)).collect();
     let tokens: Vec<u64> = lengths.iter().map(|&n| n as u64).collect();
@@ -196,10 +225,15 @@ fn packed(lengths: &[usize], cut: MicroBatchLimits) -> Vec<Vec<usize>> {
         most / mean.max(longest)
     };
     let mut best = best_fit(lengths, capacity);
-    let fewest = best.len();
+    let fewest = best.len().next_multiple_of(ranks.max(1));
+    if fewest > best.len()
+        && let Some(more) = longest_first(&costs, lengths, fewest, capacity)
+    {
+        best = more;
+    }
     // a fixed size is asked for to have as few as it allows
     let more = usize::from(cut.max_sequences.is_none());
-    for parts in fewest..=fewest + more {
+    for parts in [fewest, fewest + ranks].into_iter().take(1 + more) {
         let greedy = longest_first(&costs, lengths, parts, capacity);
         let all = [
             largest_differencing(&costs, parts),
@@ -261,6 +295,52 @@ fn filled(order: &[usize], lengths: &[usize], cut: MicroBatchLimits, most: u64) 
         }
     }
     micros
+}
+
+/// Cuts the most costly micro-batches in two until there are a multiple of `ranks`, or no micro-batch has two sequences: none of the
+/// ranks is then idle while another works. Parts without sequences are dropped.
+fn spread_out(
+    micros: &mut Vec<Vec<usize>>,
+    lengths: &[usize],
+    cut: MicroBatchLimits,
+    ranks: usize,
+) {
+    if ranks <= 1 {
+        return;
+    }
+    micros.retain(|micro| !micro.is_empty());
+    while !micros.len().is_multiple_of(ranks) {
+        let cost = |micro: &Vec<usize>| {
+            let own: Vec<usize> = micro.iter().map(|&i| lengths[i]).collect();
+            cost_of(&own, cut)
+        };
+        let several = micros.iter_mut().filter(|micro| micro.len() > 1);
+        let Some(most) = several.max_by_key(|micro| cost(micro)) else {
+            return;
+        };
+        most.sort_by_key(|&i| (std::cmp::Reverse(lengths[i]), i));
+        // alternately where they are packed, the longer ones together where they are padded
+        let half = match cut.layout {
+            Layout::Padded => most.split_off(most.len().div_ceil(2)),
+            Layout::Packed => {
+                let mut place = 0;
+                most.extract_if(.., |_| {
+                    place += 1;
+                    place % 4 / 2 == 1
+                })
+                .collect()
+            }
+        };
+        micros.push(half);
+    }
+}
+
+/// Cost of a micro-batch of sequences of these lengths.
+fn cost_of(lengths: &[usize], cut: MicroBatchLimits) -> u64 {
+    match cut.layout {
+        Layout::Padded => padded_cost(lengths, cut),
+        Layout::Packed => lengths.iter().map(|&n| cut.cost(n)).sum(),
+    }
 }
 
 /// Cost of a padded micro-batch.

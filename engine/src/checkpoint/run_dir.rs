@@ -14,6 +14,8 @@ const CHECKPOINTS: &str = "checkpoints";
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
+    /// Whether this rank writes it: all writes of another succeed and do nothing.
+    writes: bool,
 }
 
 impl RunDir {
@@ -34,6 +36,7 @@ impl RunDir {
             .map_err(Error::io("create the run folder", path))?;
         let dir = Self {
             path: path.to_owned(),
+            writes: true,
         };
         dir.write(CONFIG, config_yaml.as_bytes())?;
         Ok(dir)
@@ -51,7 +54,17 @@ impl RunDir {
         fs::create_dir_all(path.join(CHECKPOINTS)).map_err(Error::io("create", path))?;
         Ok(Self {
             path: path.to_owned(),
+            writes: true,
         })
+    }
+
+    /// The folder of a run that another rank writes. It is read; what is written to it is not.
+    #[must_use]
+    pub fn of_another(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            writes: false,
+        }
     }
 
     /// Its path.
@@ -68,6 +81,9 @@ impl RunDir {
 
     /// Writes a file whole: aside, synced, renamed.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        if !self.writes {
+            return Ok(());
+        }
         let (path, aside) = (self.path.join(name), self.path.join(format!("{name}.tmp")));
         let write = || {
             let mut file = File::create(&aside)?;
@@ -96,6 +112,9 @@ impl RunDir {
     /// Removes a file that is no longer true; nothing where there is none.
     pub fn remove(&self, name: &str) -> Result<()> {
         let path = self.path.join(name);
+        if !self.writes {
+            return Ok(());
+        }
         match fs::remove_file(&path) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path)(e)),
             _ => Ok(()),
@@ -117,6 +136,9 @@ impl RunDir {
     /// Appends text to a file.
     pub fn append_text(&self, name: &str, text: &[u8]) -> Result<()> {
         let path = self.path.join(name);
+        if !self.writes {
+            return Ok(());
+        }
         let mut open = OpenOptions::new();
         let file = open.create(true).append(true).open(&path);
         file.and_then(|mut file| file.write_all(text))
@@ -150,6 +172,9 @@ impl RunDir {
     /// Builds a folder aside and renames it into place: a reader sees all of it or nothing.
     pub fn publish(&self, name: &str, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let (path, aside) = (self.path.join(name), self.path.join(format!("{name}.tmp")));
+        if !self.writes {
+            return Ok(path);
+        }
         let clear = |p: &Path| match fs::remove_dir_all(p) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", p)(e)),
             _ => Ok(()),
@@ -193,6 +218,9 @@ impl RunDir {
 
     /// Removes the oldest checkpoints beyond `keep`.
     pub fn prune(&self, keep: usize) -> Result<()> {
+        if !self.writes {
+            return Ok(());
+        }
         let found = self.checkpoints()?;
         for (_, path) in found.iter().rev().skip(keep) {
             fs::remove_dir_all(path).map_err(Error::io("remove", path))?;

@@ -21,6 +21,12 @@ pub struct TrainerConfig {
     pub save_freq: i64,
     /// Checkpoints kept; the oldest are removed.
     pub max_ckpt_to_keep: usize,
+    /// Machines of the run. With `n_gpus_per_node` it says how many ranks there have to be; unchecked where both are absent.
+    #[schemars(range(min = 1))]
+    pub nnodes: Option<usize>,
+    /// Ranks on each machine: one a device.
+    #[schemars(range(min = 1))]
+    pub n_gpus_per_node: Option<usize>,
     /// Largest weight file of a checkpoint, in bytes.
     pub max_shard_bytes: u64,
     /// Groups a step that are kept with their tokens, in `tokens.jsonl`; 0: none.
@@ -43,6 +49,8 @@ impl Default for TrainerConfig {
             val_max_samples: None,
             save_freq: 0,
             max_ckpt_to_keep: 3,
+            nnodes: None,
+            n_gpus_per_node: None,
             max_shard_bytes: 5_000_000_000,
             log_tokens: 0,
             logger: Loggers::default(),

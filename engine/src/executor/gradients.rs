@@ -229,6 +229,38 @@ impl Gradients {
         slot.take().map(|(values, _)| Gradient::Host(values))
     }
 
+    /// Whether anything contributed to a gradient. Copies have to be finished.
+    pub(super) fn has(&self, index: usize) -> bool {
+        let on_host = || {
+            self.host[index]
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .is_some()
+        };
+        self.slots[index].is_some() || on_host()
+    }
+
+    /// Puts a gradient in the place of one that was taken, where this plan keeps gradients.
+    pub(super) fn put(&mut self, index: usize, gradient: Gradient, device: &Device) {
+        self.norm = None;
+        match (self.home, gradient) {
+            (Home::Host, Gradient::Host(values)) => {
+                let hold = self
+                    .accounts
+                    .hold(Category::Gradients, Home::Host, values.bytes());
+                let mut slot = self.host[index]
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner);
+                *slot = Some((values, hold));
+            }
+            (_, gradient) => {
+                let tensor = gradient.into_device(device);
+                let hold = self.hold(tensor.dims(), tensor.dtype().size());
+                self.slots[index] = Some((tensor, hold));
+            }
+        }
+    }
+
     /// Sum of squares over some parameters. Non-finite where any element is.
     pub fn sum_of_squares(&mut self, params: Range<usize>) -> Result<f64> {
         self.finish()?;

@@ -3,6 +3,7 @@
 //! Everything the plan decides happens between two segments; units know nothing of it.
 
 mod activation_offload;
+mod all_reduce;
 mod boundary_log;
 mod fetch;
 mod gradients;

@@ -2,6 +2,7 @@
 
 use super::boundary_log::{Boundary, BoundaryLog};
 use crate::error::OutOfMemory;
+use crate::world::World;
 use crate::{Error, Result};
 use burn::tensor::{Device, Tensor};
 use firebrick_backends::accounts::Accounts;
@@ -25,6 +26,7 @@ pub struct Runtime {
     measure: bool,
     deterministic: bool,
     log: Option<Arc<BoundaryLog>>,
+    world: World,
     /// Most that a reading of the pools found.
     most: AtomicU64,
 }
@@ -42,6 +44,7 @@ impl Runtime {
             measure: false,
             deterministic: true,
             log: None,
+            world: World::default(),
             most: AtomicU64::new(0),
         }
     }
@@ -58,6 +61,19 @@ impl Runtime {
     pub fn with_log(mut self, log: Arc<BoundaryLog>) -> Self {
         self.log = Some(log);
         self
+    }
+
+    /// The same with the ranks that share the work of devices.
+    #[must_use]
+    pub fn with_world(mut self, world: World) -> Self {
+        self.world = world;
+        self
+    }
+
+    /// The ranks that share the work.
+    #[must_use]
+    pub fn world(&self) -> &World {
+        &self.world
     }
 
     /// The log of boundaries, where there is one.

@@ -1,10 +1,12 @@
-//! Scores of sequences in their own order, whatever micro-batches they are cut into.
+//! Scores of sequences in their own order, whatever micro-batches they are cut into and whichever rank scores them.
 
 use super::segment_executor::Executor;
 use crate::Result;
 use crate::batch::{Batch, MicroBatchLimits};
 use crate::objective::MicroScores;
 use crate::sequence::Sequence;
+use crate::world::World;
+use crate::world::codec::{Reader, Writer};
 use firebrick_models::Decoder;
 
 /// Log-probs and entropies of sequences, in their order, in micro-batches under the budget.
@@ -19,8 +21,9 @@ pub fn score_all(
         entropy: vec![Vec::new(); sequences.len()],
         values: vec![Vec::new(); sequences.len()],
     };
-    let batch = Batch::pack(sequences, cut)?;
-    let scored = executor.score(decoder, &batch.micros())?;
+    let world = executor.runtime().world();
+    let batch = Batch::pack_for(sequences, cut, world.size())?;
+    let scored = shared(world, &batch, |micros| executor.score(decoder, micros))?;
     for (indices, own) in batch.indices().iter().zip(scored) {
         let both = own.logp.into_iter().zip(own.entropy);
         for (&i, (logp, entropy)) in indices.iter().zip(both) {
@@ -42,12 +45,79 @@ pub fn values_all(
     cut: MicroBatchLimits,
 ) -> Result<Vec<Vec<f32>>> {
     let mut all = vec![Vec::new(); sequences.len()];
-    let batch = Batch::pack(sequences, cut)?;
-    let values = executor.values(critic, &batch.micros())?;
+    let world = executor.runtime().world();
+    let batch = Batch::pack_for(sequences, cut, world.size())?;
+    let values = shared(world, &batch, |micros| executor.values(critic, micros))?;
     for (indices, own) in batch.indices().iter().zip(values) {
         for (&i, values) in indices.iter().zip(own) {
             all[i] = values;
         }
     }
     Ok(all)
+}
+
+/// What ranks exchange of a micro-batch that one of them scored.
+trait Scored: Sized {
+    fn write(&self, to: &mut Writer);
+    fn read(from: &mut Reader<'_>) -> Result<Self>;
+}
+
+impl Scored for Vec<Vec<f32>> {
+    fn write(&self, to: &mut Writer) {
+        to.list(self.iter(), |w, values| w.singles(values));
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        from.list(Reader::singles)
+    }
+}
+
+impl Scored for MicroScores {
+    fn write(&self, to: &mut Writer) {
+        let Self {
+            logp,
+            entropy,
+            values,
+        } = self;
+        for column in [logp, entropy, values] {
+            column.write(to);
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self {
+            logp: Scored::read(from)?,
+            entropy: Scored::read(from)?,
+            values: Scored::read(from)?,
+        })
+    }
+}
+
+/// The results of a batch's micro-batches, in their order: each rank scores those that it is dealt, and has those of all.
+fn shared<T: Scored>(
+    world: &World,
+    batch: &Batch<'_>,
+    score: impl FnOnce(&[Vec<&Sequence>]) -> Result<Vec<T>>,
+) -> Result<Vec<T>> {
+    let micros = batch.micros();
+    if world.is_solo() {
+        return score(&micros);
+    }
+    let dealt = batch.deal(world.size());
+    let own: Vec<_> = dealt[world.rank()]
+        .iter()
+        .map(|&i| micros[i].clone())
+        .collect();
+    let scored = score(&own)?;
+    let all = world.gather(
+        |w| w.list(scored.iter(), |w, one| one.write(w)),
+        |r| r.list(T::read),
+    )?;
+    let mut placed: Vec<(usize, T)> = dealt
+        .into_iter()
+        .zip(all)
+        .flat_map(|(i, t)| i.into_iter().zip(t))
+        .collect();
+    placed.sort_by_key(|(micro, _)| *micro);
+    Ok(placed.into_iter().map(|(_, one)| one).collect())
 }

@@ -59,6 +59,12 @@ impl<'a> Executor<'a> {
         }
     }
 
+    /// What it runs with.
+    #[must_use]
+    pub fn runtime(&self) -> &'a Runtime {
+        self.runtime
+    }
+
     /// The same with gradients of so many times the loss.
     #[must_use]
     pub fn with_loss_scale(mut self, scale: f64) -> Self {

@@ -19,12 +19,14 @@ mod validation;
 
 pub use events::{Control, Event, Observer, Silent};
 pub use ledger::{Growth, Leak, Ledger, LedgerEntry};
-pub use names::{GLOBAL_STEP, Metrics, judged_metrics, metrics, timings, validation_metrics};
+pub use names::{
+    GLOBAL_STEP, Metrics, is_of_a_machine, judged_metrics, metrics, timings, validation_metrics,
+};
 pub use phase::{Phase, PhaseTimings};
 pub use recorder::Recorder;
 pub use report::{
-    Mean, ProgramStats, RolloutReport, RolloutStats, StepMemory, StepReport, UpdateReport,
-    ValidationReport,
+    Mean, ProgramStats, RankWaits, RolloutReport, RolloutStats, StepMemory, StepReport,
+    UpdateReport, ValidationReport,
 };
 pub use summary::{PhaseMemory, Summary, phase_memory};
 pub use timeline::{MemoryTimeline, Snapshots, TimelineReport};

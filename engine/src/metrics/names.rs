@@ -18,6 +18,12 @@ pub type Metrics = BTreeMap<String, f64>;
 /// The metric that says which step a line of `metrics.jsonl` belongs to.
 pub const GLOBAL_STEP: &str = "training/global_step";
 
+/// Whether a metric says how fast a machine is or what its memory holds: ranks differ in those.
+#[must_use]
+pub fn is_of_a_machine(name: &str) -> bool {
+    name.starts_with("timing_") || name.starts_with("perf/") || name.ends_with("_per_second")
+}
+
 /// The metrics of a step.
 #[must_use]
 pub fn metrics(report: &StepReport) -> Metrics {
@@ -183,6 +189,10 @@ fn sampling_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
         ("frac_reward_zero_std", zero_std),
     ] {
         put(name, value);
+    }
+    if let Some(ranks) = &stats.ranks {
+        put("timing_s/rank_wait/max", ranks.max_seconds);
+        put("timing_s/rank_wait/mean", ranks.mean_seconds);
     }
     if let Some(programs) = &stats.programs {
         put("timing_s/reward_wait", programs.wait_seconds);

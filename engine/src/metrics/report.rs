@@ -100,6 +100,29 @@ pub struct RolloutStats {
     pub programs: Option<ProgramStats>,
     /// How turns and environments fared, where there are any.
     pub turns: Option<TurnStats>,
+    /// How long ranks waited for others, where there are several.
+    pub ranks: Option<RankWaits>,
+}
+
+/// How long ranks waited, after their part of the sampling and judging of a step, for the rank that was last.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RankWaits {
+    /// Seconds of the rank that waited longest.
+    pub max_seconds: f64,
+    /// Seconds of a rank in the mean.
+    pub mean_seconds: f64,
+}
+
+impl RankWaits {
+    /// Adds the waits of all ranks for another batch of prompts.
+    pub fn add(&mut self, waits: impl ExactSizeIterator<Item = f64>) {
+        let ranks = waits.len().max(1) as f64;
+        let (sum, most) = waits.fold((0.0, 0.0), |(sum, most): (f64, f64), wait| {
+            (sum + wait, most.max(wait))
+        });
+        self.max_seconds += most;
+        self.mean_seconds += sum / ranks;
+    }
 }
 
 /// How a step's rewards fared that other programs compute.

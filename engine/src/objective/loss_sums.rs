@@ -3,7 +3,11 @@
 use super::token_loss::{Loss, Metric, Reduction};
 use crate::Result;
 use crate::error::device_error;
+use crate::world::World;
+use crate::world::codec::{Reader, Writer};
 use burn::tensor::Tensor;
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
 
 /// Log-probs and entropies of a micro-batch's scored tokens, by sequence.
 #[derive(Clone, Debug, Default)]
@@ -49,6 +53,43 @@ impl LossSums {
         self.metrics.extend(other.metrics);
     }
 
+    /// The sums of all ranks' micro-batches, added in the order of the ranks: the same on every rank.
+    pub fn gather(self, world: &World) -> Result<Self> {
+        if world.is_solo() {
+            return Ok(self);
+        }
+        let all = world.gather(|w| self.write(w), Self::read)?;
+        let mut sums = Self::default();
+        for own in &all {
+            sums.absorb(own);
+        }
+        Ok(sums)
+    }
+
+    fn write(&self, to: &mut Writer) {
+        to.float(self.loss);
+        to.number(self.tokens as u64);
+        to.number(self.sequences as u64);
+        to.list(self.metrics.iter(), |w, &(name, reduction, sum)| {
+            w.text(name);
+            w.number(reduction as u64);
+            w.float(sum);
+        });
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self {
+            loss: from.float()?,
+            tokens: from.count()?,
+            sequences: from.count()?,
+            metrics: from.list(|r| {
+                let name = interned(&r.text()?);
+                let reduction = Reduction::ALL[r.count()?.min(Reduction::ALL.len() - 1)];
+                Ok((name, reduction, r.float()?))
+            })?,
+        })
+    }
+
     /// Metric values.
     pub fn values(&self) -> impl Iterator<Item = (&'static str, f64)> {
         let (tokens, sequences) = (self.tokens, self.sequences);
@@ -56,6 +97,18 @@ impl LossSums {
             .iter()
             .map(move |&(name, reduction, sum)| (name, reduction.value(sum, tokens, sequences)))
     }
+}
+
+/// A metric's name as other ranks have it. There are a few dozen in a process, which are kept to its end.
+fn interned(name: &str) -> &'static str {
+    static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = names.get(name) {
+        return known;
+    }
+    let kept: &'static str = Box::leak(name.into());
+    names.insert(kept);
+    kept
 }
 
 /// Sums on the device while a micro-batch's chunks add to them.

@@ -78,6 +78,15 @@ pub enum Reduction {
 }
 
 impl Reduction {
+    /// All of them, by number.
+    pub(super) const ALL: [Self; 5] = [
+        Self::Sum,
+        Self::TokenMean,
+        Self::SequenceMean,
+        Self::Min,
+        Self::Max,
+    ];
+
     /// Two micro-batches' numbers as one.
     #[must_use]
     pub fn combine(self, a: f64, b: f64) -> f64 {

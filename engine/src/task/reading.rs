@@ -1,10 +1,10 @@
 //! What a rule read in a completion, beside what it compared it with.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What a rule read in a completion, and the ground truth as the rule reads it, both in the rule's own spelling: two readings
 /// are equal texts where the rule takes them for the same answer written in two ways.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Reading {
     /// The reward's name.
     pub reward: String,
@@ -13,7 +13,7 @@ pub struct Reading {
     /// The ground truth.
     pub gold: Option<String>,
     /// Why the rule could not tell whether the two are equal, where it could not: the reward is 0 then.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undecided: Option<String>,
 }
 

@@ -266,6 +266,12 @@ impl Rewards {
         }
     }
 
+    /// Whether training normalises any value by statistics of all completions so far.
+    #[must_use]
+    pub fn normalizes(&self) -> bool {
+        self.parts.iter().any(|part| part.options.normalize)
+    }
+
     /// Whether training changes any value before it is weighted.
     #[must_use]
     pub fn shapes(&self) -> bool {

@@ -62,10 +62,11 @@ impl Trainer {
         reference.replace(self.learner.decoder().clone());
         let (decoder, tokenizer) = (self.learner.decoder(), &self.source.tokenizer);
         let source = self.source.checkpoint.clone().stored_as_f32();
-        self.recorder.run().publish(REFERENCE, |dir| {
+        let written = self.recorder.run().publish(REFERENCE, |dir| {
             let options = ExportOptions::default();
             Ok(export(decoder, &source, Some(tokenizer), dir, options)?)
-        })?;
+        });
+        self.world.together(written)?;
         Ok(())
     }
 

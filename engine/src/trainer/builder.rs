@@ -12,6 +12,8 @@ use crate::metrics::tracker::{self, TrackedRun, Tracker, Trackers};
 use crate::metrics::{Ledger, Observer, PhaseTimings, Recorder, Silent, Snapshots, TokenSettings};
 use crate::objective::Objective;
 use crate::task::Task;
+use crate::world::World;
+use firebrick_backends::collective::Collective;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -33,6 +35,7 @@ pub struct TrainerBuilder {
     observer: Box<dyn Observer>,
     trackers: Vec<Box<dyn Tracker>>,
     profile: u64,
+    world: World,
 }
 
 impl Trainer {
@@ -49,6 +52,7 @@ impl Trainer {
             observer: Box::new(Silent),
             trackers: Vec::new(),
             profile: 0,
+            world: World::default(),
         }
     }
 }
@@ -110,6 +114,14 @@ impl TrainerBuilder {
         self
     }
 
+    /// The ranks that share the work of this run, of which this trainer is one: every rank of a collective builds the same run. Rank 0
+    /// writes the run folder and tells trackers; the observer of rank 0 steers all.
+    #[must_use]
+    pub fn world(mut self, ranks: Arc<dyn Collective>) -> Self {
+        self.world = World::new(ranks);
+        self
+    }
+
     /// Opens the run: reads what it is made of, plans its memory, loads its models, and restores the checkpoint that it goes on
     /// from. Nothing is trained yet.
     ///
@@ -117,17 +129,30 @@ impl TrainerBuilder {
     ///
     /// Where the configuration is wrong, a file cannot be read, no plan fits the budget, or the output folder holds another run.
     pub fn build(self) -> Result<Trainer> {
+        let world = self.world.clone();
+        let built = self.build_on(&world);
+        if let Err(error) = &built {
+            world.give_up(error);
+        }
+        built
+    }
+
+    fn build_on(mut self, world: &World) -> Result<Trainer> {
         let config = self.config.resolve()?;
         let task = match self.task {
             Some(task) => task,
             None => task_of(&config, self.mode)?,
         };
-        let opened = Opened::open(config, self.mode, task, self.objective)?;
+        let opened = Opened::open(config, self.mode, task, self.objective, world.clone())?;
         let mut planned = opened.plan()?;
+        opened.check_ranks(&planned)?;
         let (mut loaded, state, resumed) = Loaded::begin(&opened, &mut planned, self.start)?;
         let folder = loaded.folder(&opened)?;
         let mut trackers = tracker::configured(&opened.config.trainer);
-        trackers.extend(self.trackers);
+        trackers.append(&mut self.trackers);
+        if !world.writes() {
+            trackers.clear();
+        }
         let trackers = begin_trackers(
             trackers,
             &folder,
@@ -150,6 +175,7 @@ impl TrainerBuilder {
         let predicted = planned.request.predict(planned.plan.clone());
         snapshots.planned(predicted.estimate.phases);
         Ok(Trainer {
+            world: opened.world,
             ledger: Ledger::new(state.peak_bytes, &opened.device, accounts, log),
             snapshots,
             profiler,

@@ -1,18 +1,74 @@
 //! What a configuration asks for and the run's task, plans or device cannot serve: refused before anything is loaded.
 
-use crate::config::{Mode, RunConfig, SftConfig};
+use crate::config::{Mode, RunConfig, SftConfig, TrainerConfig};
 use crate::objective::{Advantages, Objective};
 use crate::optim::OptimConfig;
 use crate::plan::{ModelPlan, MomentKind, Plan};
 use crate::planning;
 use crate::reward::architecture;
 use crate::task::Task;
+use crate::world::World;
 use crate::{Error, Result};
 use burn::tensor::{Device, FloatDType};
 use firebrick_backends::accounts::Home;
 use firebrick_backends::kernels;
 use firebrick_backends::memory::{ReadingSource, read};
-use firebrick_backends::{DeviceInfo, Precision, profile};
+use firebrick_backends::{DeviceInfo, DeviceSpec, Precision, profile};
+use firebrick_spec::Backend;
+
+/// What to do where ranks are not alike.
+pub(super) const START_ALIKE: &str =
+    "start every rank with the same program, configuration, data and kind of device";
+
+/// Refuses a world of another size than `trainer.nnodes` and `trainer.n_gpus_per_node` say.
+pub(super) fn check_size(config: &TrainerConfig, world: &World) -> Result<()> {
+    let TrainerConfig {
+        nnodes,
+        n_gpus_per_node,
+        ..
+    } = config;
+    if nnodes.is_none() && n_gpus_per_node.is_none() {
+        return Ok(());
+    }
+    let (nodes, gpus) = (nnodes.unwrap_or(1), n_gpus_per_node.unwrap_or(1));
+    let found = world.size();
+    if nodes * gpus == found {
+        return Ok(());
+    }
+    Err(Error::Ranks(format!(
+        "trainer.nnodes is {nodes} and trainer.n_gpus_per_node is {gpus}, {} ranks in all, and this run has {found}; start it with \
+         `mpirun -n {} firebrick train …` (docs/clusters.md), or leave both keys out",
+        nodes * gpus,
+        nodes * gpus
+    )))
+}
+
+/// Refuses a device of which several ranks make nothing, and devices of several kinds.
+pub(super) fn check_device(world: &World, asked: DeviceSpec, info: &DeviceInfo) -> Result<()> {
+    if world.is_solo() {
+        return Ok(());
+    }
+    let backend = info.device.backend();
+    if backend == Backend::Cuda && asked == DeviceSpec::Auto {
+        return Err(Error::Ranks(
+            "`device: auto` chooses the same card on every rank of a machine; set `device: cuda`, with which the ranks of a machine take \
+             its cards one after the other"
+                .into(),
+        ));
+    }
+    if !matches!(backend, Backend::Cpu | Backend::Cuda) {
+        return Err(Error::Ranks(format!(
+            "{} ranks on {}: several ranks compute on `device: cpu` or `device: cuda`; choose one of these, or start one rank",
+            world.size(),
+            info.device
+        )));
+    }
+    world.same(
+        "the kind of device",
+        START_ALIKE,
+        format!("{backend:?}").as_bytes(),
+    )
+}
 
 /// Refuses an objective of one's own that needs a critic where the configuration has none, or has one for nothing.
 pub(super) fn check_objective(objective: &dyn Objective, configured: &dyn Objective) -> Result<()> {
@@ -96,6 +152,18 @@ fn check_optimizer(
         );
     }
     Ok(())
+}
+
+/// Refuses environments on several ranks: what they add to prompts and say of rollouts stays on the rank that sampled.
+pub(super) fn check_environments(world: &World, task: &dyn Task) -> Result<()> {
+    if world.is_solo() || task.environments().is_none() {
+        return Ok(());
+    }
+    Err(Error::Config(format!(
+        "the task has an environment, and rollouts over several turns run on one rank; this run has {}: start it as one process, \
+         or remove the environment",
+        world.size()
+    )))
 }
 
 /// A limit on bytes that nobody counts would be none.

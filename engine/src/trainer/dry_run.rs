@@ -7,6 +7,7 @@ use crate::config::{Mode, RunConfig};
 use crate::data::{Prompt, PromptDataset, task_of};
 use crate::plan::estimate::{Estimate, Sizes};
 use crate::task::{Completion, Example, Split, Task};
+use crate::world::World;
 use firebrick_backends::DeviceInfo;
 use std::path::PathBuf;
 
@@ -70,7 +71,7 @@ impl TrainerBuilder {
             Some(task) => task,
             None => task_of(&config, mode)?,
         };
-        let opened = Opened::open(config, mode, task, objective)?;
+        let opened = Opened::open(config, mode, task, objective, World::default())?;
         let planned = opened.plan()?;
         let prompts = &opened.data.prompts;
         let has_prompts = mode == Mode::Rl;

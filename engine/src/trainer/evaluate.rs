@@ -1,5 +1,6 @@
 //! Completions of held-out prompts, judged, and what they say together.
 
+use super::gather::{all_samples, own_prompts};
 use super::judged::{EvaluatedSample, judged_samples};
 use super::judging::last_turn;
 use super::rollout::ENVIRONMENT;
@@ -12,6 +13,7 @@ use crate::planning::{self, engine_limits};
 use crate::reward::{Answer, CompletionId, Progress, Purpose, RewardManager, Surroundings};
 use crate::task::{Reward, Shaping, Task};
 use crate::turns::{Outcome, TurnTemplate};
+use crate::world::World;
 use crate::{Error, Result};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::Accounts;
@@ -87,8 +89,15 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
         },
     )?;
     let turns = turn_template(&config, data.task(), &source)?;
-    let turns = turns.as_ref();
-    let samples = validation_samples(&decoder, &source, &data, turns, &config.rollout, &limits)?;
+    let samples = validation_samples(
+        &decoder,
+        &source,
+        &data,
+        turns.as_ref(),
+        &config.rollout,
+        &limits,
+        &World::default(),
+    )?;
     let longest = config.rollout.response_length;
     let now = Progress::default();
     let samples = judged(&mut reward_manager, &source, &data, &samples, longest, now)?;
@@ -114,7 +123,8 @@ pub(crate) struct ValidationSamples {
     outcomes: Option<Vec<Outcome>>,
 }
 
-/// Completions of the validation prompts, `rollout.val_kwargs.n` of each. The same weights give the same ones at every step.
+/// Completions of the validation prompts, `rollout.val_kwargs.n` of each; ranks share the prompts and have all completions. The same
+/// weights give the same ones at every step.
 pub(crate) fn validation_samples(
     decoder: &Decoder,
     source: &PolicySource,
@@ -122,11 +132,15 @@ pub(crate) fn validation_samples(
     turns: Option<&TurnTemplate>,
     rollout: &RolloutConfig,
     limits: &SchedulerConfig,
+    world: &World,
 ) -> Result<ValidationSamples> {
     let (n, task) = (rollout.val_kwargs.n, data.task());
     let playing = Playing::begin(turns, task, rollout, source, &data.validation, n)?;
     let prompts = playing.prompts();
     let sampling = rollout.validation(source.stop_ids.clone());
+    let completions = rollout.val_kwargs.n * rollout.response_length;
+    let lengths = data.validation.iter().map(|prompt| prompt.tokens.len());
+    let part = own_prompts(world, lengths, completions);
     // step 0 is no step of training
     let key = |prompt_index| DrawKey {
         seed: 0,
@@ -146,9 +160,9 @@ pub(crate) fn validation_samples(
         })
         .collect();
     let generator = Generator::new(decoder, Some(&source.tokenizer), &sampling)?;
-    let generated = playing.run(&generator, &requests, n, limits, |_| {})?;
+    let generated = playing.run(&generator, &requests[part.clone()], n, limits, |_| {})?;
     Ok(ValidationSamples {
-        samples: generated.samples,
+        samples: all_samples(world, part.start, generated.samples)?,
         prompts,
         outcomes: playing.outcomes(),
     })

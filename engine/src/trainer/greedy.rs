@@ -2,6 +2,7 @@
 
 use super::Trainer;
 use super::evaluate::answers;
+use super::gather::{all_samples, own_prompts};
 use crate::Result;
 use crate::data::Prompt;
 use crate::metrics::Phase;
@@ -32,7 +33,10 @@ impl Trainer {
         let (decoder, tokenizer) = (self.learner.decoder(), &self.source.tokenizer);
         let generator = Generator::new(decoder, Some(tokenizer), &sampling)?;
         let limits = self.engine_limits()?;
-        Ok(generator.run_with(&requests, 1, &limits, |_| {})?.samples)
+        let lengths = prompts.iter().map(|prompt| prompt.tokens.len());
+        let part = own_prompts(&self.world, lengths, self.config.rollout.response_length);
+        let own = generator.run_with(&requests[part.clone()], 1, &limits, |_| {})?;
+        all_samples(&self.world, part.start, own.samples)
     }
 
     /// Notes the rewards of greedy completions with their prompts' rollouts.

@@ -1,6 +1,6 @@
 //! Weights and state of a run: loaded fresh, or from the checkpoint that it goes on from.
 
-use super::recover::attempt;
+use super::recover::{attempt, settled};
 use super::resume::resume;
 use super::setup::{Opened, Planned};
 use super::{CRITIC, REFERENCE, Start};
@@ -52,7 +52,7 @@ impl Loaded {
                 watch.finish()?;
                 Ok((loaded, state, resumed))
             });
-            match attempt? {
+            match settled(&opened.world, attempt)? {
                 Ok(begun) => return Ok(begun),
                 Err(what) => planned.step_down(what, opened.config.memory.recover)?,
             }
@@ -78,11 +78,14 @@ impl Loaded {
         };
         let (folder, checkpoint) = match start {
             Start::Fresh => {
-                RunDir::check_free(&config.output)?;
+                // where another rank looks, rank 0 may have made it already
+                if opened.world.writes() {
+                    RunDir::check_free(&config.output)?;
+                }
                 (None, None)
             }
             Start::Resume => {
-                let (folder, checkpoint) = resume(config, opened.mode)?;
+                let (folder, checkpoint) = resume(config, opened.mode, &opened.world)?;
                 (Some(folder), checkpoint)
             }
         };
@@ -133,7 +136,11 @@ impl Loaded {
     pub fn folder(&mut self, opened: &Opened) -> Result<RunDir> {
         match self.folder.take() {
             Some(folder) => Ok(folder),
-            None => RunDir::create(&opened.config.output, &opened.config.to_yaml()?),
+            None => opened.world.together(if opened.world.writes() {
+                RunDir::create(&opened.config.output, &opened.config.to_yaml()?)
+            } else {
+                Ok(RunDir::of_another(&opened.config.output))
+            }),
         }
     }
 }
@@ -144,7 +151,8 @@ fn runtime(opened: &Opened, plan: &Plan) -> (Runtime, Arc<BoundaryLog>) {
     let runtime = Runtime::new(&opened.device)
         .with_prefetch(plan.models.values().map(|m| m.prefetch).max().unwrap_or(0))
         .with_limit(config.memory.limit.map(|limit| limit.0))
-        .with_determinism(config.deterministic);
+        .with_determinism(config.deterministic)
+        .with_world(opened.world.clone());
     let trace = (config.memory.trace > 0).then(|| {
         let source = match read(&opened.device).source {
             ReadingSource::CountedHeap => TraceSource::Heap,

@@ -5,11 +5,13 @@ mod builder;
 mod checks;
 mod dry_run;
 mod evaluate;
+mod gather;
 mod greedy;
 mod judged;
 mod judging;
 mod load;
 mod phases;
+mod ranks;
 mod recover;
 mod resume;
 mod rl;
@@ -55,6 +57,7 @@ use crate::plan::Plan;
 use crate::plan::planner::Request;
 use crate::reward::RewardManager;
 use crate::turns::TurnTemplate;
+use crate::world::World;
 use burn::tensor::Device;
 use firebrick_backends::DeviceInfo;
 use firebrick_backends::memory::peak_resident_bytes;
@@ -89,6 +92,8 @@ pub enum Start {
 /// A run: policy, data, optimizer, plan, and where it stands.
 pub struct Trainer {
     config: RunConfig,
+    /// The ranks that share the work of this run; one alone, where nobody says otherwise.
+    world: World,
     info: DeviceInfo,
     device: Device,
     source: PolicySource,
@@ -147,7 +152,13 @@ impl Trainer {
     /// Where a file cannot be written, a reward cannot be computed, the device fails, memory runs out under every plan, or
     /// gradients stay non-finite. The run can then go on from its last checkpoint.
     pub fn run(&mut self) -> Result<Summary> {
-        self.leaving_timeline(Self::begin)?;
+        let done = self
+            .leaving_timeline(Self::begin)
+            .and_then(|()| self.run_steps());
+        self.telling(done)
+    }
+
+    fn run_steps(&mut self) -> Result<Summary> {
         while self.state.step < self.steps {
             self.step()?;
             if self.control()?.is_break() {
@@ -155,6 +166,14 @@ impl Trainer {
             }
         }
         self.finish()
+    }
+
+    /// Tells the other ranks of an error that ends the run.
+    fn telling<T>(&self, done: Result<T>) -> Result<T> {
+        if let Err(error) = &done {
+            self.world.give_up(error);
+        }
+        done
     }
 
     /// Runs exactly one step and records it, with the validation and the checkpoint that are due after it; before the first one,
@@ -165,7 +184,8 @@ impl Trainer {
     ///
     /// Those of [`run`](Self::run).
     pub fn step(&mut self) -> Result<StepReport> {
-        self.leaving_timeline(Self::next_step)
+        let done = self.leaving_timeline(Self::next_step);
+        self.telling(done)
     }
 
     fn next_step(&mut self) -> Result<StepReport> {
@@ -187,6 +207,7 @@ impl Trainer {
         report.timings = std::mem::take(&mut self.timings);
         let leak = self.ledger.close_step();
         report.memory = Some(StepMemory::new(self.ledger.take(), leak));
+        self.compare(&report)?;
         self.recorder.step(&report, self.steps, self.state.mode)?;
         if self.is_due(self.config.trainer.test_freq) {
             self.validate()?;
@@ -233,7 +254,7 @@ impl Trainer {
     fn control(&mut self) -> Result<ControlFlow<()>> {
         let mut saved = false;
         loop {
-            match self.recorder.control() {
+            match self.asked()? {
                 Control::Continue => return Ok(ControlFlow::Continue(())),
                 Control::Pause => {
                     std::thread::sleep(PAUSE_POLL);

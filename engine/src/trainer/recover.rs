@@ -9,8 +9,10 @@ use crate::error::OutOfMemory;
 use crate::executor::Place;
 use crate::metrics::{Event, Phase};
 use crate::plan;
-use crate::plan::planner::{Failure, Fit};
+use crate::plan::planner::{Failure as PlanFailure, Fit};
+use crate::world::World;
 use crate::{Error, Result};
+use firebrick_backends::collective::Failure;
 use firebrick_backends::out_of_memory::{OutOfMemory as Refused, Watch};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -62,10 +64,11 @@ impl Replay {
     }
 }
 
+/// Work that was done, or that ran out of memory.
+pub(super) type Attempt<T> = std::result::Result<T, Box<OutOfMemory>>;
+
 /// Runs work once. Tells apart memory that ran out, however the device or the allocator say so, and all other errors.
-pub(super) fn attempt<T>(
-    work: impl FnOnce() -> Result<T>,
-) -> Result<std::result::Result<T, Box<OutOfMemory>>> {
+pub(super) fn attempt<T>(work: impl FnOnce() -> Result<T>) -> Result<Attempt<T>> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(done)) => Ok(Ok(done)),
         Ok(Err(error)) => out_of_memory(error).map(Err),
@@ -75,6 +78,31 @@ pub(super) fn attempt<T>(
             };
             Ok(Err(Box::new(OutOfMemory::new(cause))))
         }
+    }
+}
+
+/// What work came to on all ranks: where memory ran out on one, it did on every rank, with the same numbers, so that all take the same
+/// plan; another error of one ends the run of all.
+pub(super) fn settled<T>(world: &World, own: Result<Attempt<T>>) -> Result<Attempt<T>> {
+    if world.is_solo() {
+        return own;
+    }
+    let failure = match &own {
+        Ok(Ok(_)) => None,
+        Ok(Err(what)) => Some(Failure::of_memory(&what.cause)),
+        Err(error) => Some(Failure::new(error.to_string())),
+    };
+    let Err(error) = world.settle(failure) else {
+        return own;
+    };
+    match (own, error.failure().and_then(Failure::memory)) {
+        (own @ Err(_), _) => own,
+        (Ok(Err(mut what)), Some(cause)) => {
+            what.cause = cause;
+            Ok(Err(what))
+        }
+        (Ok(Ok(_)), Some(cause)) => Ok(Err(Box::new(OutOfMemory::new(cause)))),
+        (_, None) => Err(error.into()),
     }
 }
 
@@ -92,7 +120,7 @@ impl Planned {
     /// Takes the next cheaper plan after memory ran out while models were loaded, or says what would help.
     pub(super) fn step_down(&mut self, mut what: Box<OutOfMemory>, recovers: bool) -> Result<()> {
         what.phase = "load";
-        let failure = Failure {
+        let failure = PlanFailure {
             phase: None,
             used: what.in_use_bytes(),
             limit: what.limit_bytes(),
@@ -149,7 +177,7 @@ impl Trainer {
                 self.learner.runtime.check()?;
                 Ok(done)
             });
-            match attempt? {
+            match settled(&self.world, attempt)? {
                 Ok(done) => return Ok(done),
                 Err(what) => self.step_down(phase, what, self.replay(phase))?,
             }
@@ -192,9 +220,13 @@ impl Trainer {
 
     /// After work that cannot be run again: where it needed more than it may, the next cheaper plan is for what follows.
     pub(super) fn check_after(&mut self, phase: Phase) -> Result<()> {
-        match self.learner.runtime.check() {
-            Err(Error::OutOfMemory(what)) => self.step_down(phase, what, self.replay(phase)),
-            other => other,
+        let own = match self.learner.runtime.check() {
+            Err(Error::OutOfMemory(what)) => Ok(Err(what)),
+            other => other.map(Ok),
+        };
+        match settled(&self.world, own)? {
+            Err(what) => self.step_down(phase, what, self.replay(phase)),
+            Ok(()) => Ok(()),
         }
     }
 
@@ -211,7 +243,7 @@ impl Trainer {
         if what.ranked.is_empty() {
             what.ranked = self.learner.runtime.accounts.ranked();
         }
-        let failure = Failure {
+        let failure = PlanFailure {
             phase: phase.estimated().map(str::to_owned),
             used: what.in_use_bytes(),
             limit: what.limit_bytes(),
@@ -222,7 +254,8 @@ impl Trainer {
             let next = self.request.next_cheaper(from, &failure);
             match (next, replay) {
                 (Ok(fit), Replay::Possible) if self.config.memory.recover => {
-                    let Err(again) = attempt(|| self.adopt(phase, &what, &fit))? else {
+                    let adopted = attempt(|| self.adopt(phase, &what, &fit));
+                    let Err(again) = settled(&self.world, adopted)? else {
                         return Ok(());
                     };
                     tracing::warn!("out of memory while a cheaper plan was taken: {again}");

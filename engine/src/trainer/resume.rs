@@ -3,13 +3,24 @@
 use crate::checkpoint::{RunDir, TrainerState};
 use crate::config::{Mode, RunConfig, check_resume_compat};
 use crate::metrics::Recorder;
+use crate::world::World;
 use crate::{Error, Result};
 use std::path::PathBuf;
 
 /// Opens the run folder, checks that it is the same run, and rewinds its logs to the newest checkpoint.
 /// `None`: it was killed before its first checkpoint and starts over.
-pub(super) fn resume(config: &RunConfig, mode: Mode) -> Result<(RunDir, Option<PathBuf>)> {
-    let run = RunDir::open(&config.output)?;
+pub(super) fn resume(
+    config: &RunConfig,
+    mode: Mode,
+    world: &World,
+) -> Result<(RunDir, Option<PathBuf>)> {
+    // rank 0 makes what is missing, and changes nothing before all have looked
+    let opened = world.together(if world.writes() {
+        RunDir::open(&config.output)
+    } else {
+        Ok(RunDir::of_another(&config.output))
+    });
+    let run = opened?;
     let newest = run.checkpoints()?.pop();
     if newest.is_some() {
         let earlier = crate::config::parse(&run.config_yaml()?, &[])?;
@@ -31,6 +42,9 @@ pub(super) fn resume(config: &RunConfig, mode: Mode) -> Result<(RunDir, Option<P
             });
         }
     }
+    let found = newest.as_ref().map_or(u64::MAX, |(step, _)| *step);
+    let advice = "every rank needs the run folder on a file system that all machines share";
+    world.same("the newest checkpoint", advice, &found.to_le_bytes())?;
     // a run that starts over keeps nothing; one that goes on keeps what its checkpoint knows
     Recorder::rewind(&run, newest.as_ref().map(|(step, _)| *step))?;
     run.write("config.yaml", config.to_yaml()?.as_bytes())?;

@@ -2,6 +2,7 @@
 //! sampled. With dynamic sampling, groups whose rewards do not differ are replaced by fresh prompts.
 
 use super::Trainer;
+use super::gather::{OwnRollouts, all_rollouts, own_prompts};
 use super::judging::{Ended, Judging, JudgingThread, answer};
 use super::turns::Playing;
 use crate::config::DynamicSampling;
@@ -124,33 +125,71 @@ impl Trainer {
         first: u64,
         stats: &mut RolloutStats,
     ) -> Result<Groups> {
-        let mut sampled = self.recovering_phase(Phase::Generate, |t| t.sample(prompts, first))?;
-        let outcomes = sampled.outcomes.take();
-        let generated = sampled.generated;
-        let (prompts, judging) = (sampled.prompts, sampled.judging);
-        let rewards = self.phase(Phase::Reward, |t| {
-            let own = outcomes.as_deref();
-            t.rewards(&prompts, first, &generated.samples, own, judging, stats)
-        })?;
-        stats.engine.add(&generated.stats);
+        let (prompts, own) = self.own_rollouts(prompts, first, stats)?;
+        let rollouts = all_rollouts(&self.world, own, stats)?;
         stats.gen_batches += 1;
-        let mut outcomes = outcomes.into_iter().flatten();
-        let mut rollouts = Vec::with_capacity(generated.samples.len());
-        for (s, scored) in generated.samples.into_iter().zip(rewards) {
-            let tokens = prompts[s.request].tokens.clone();
-            let mut rollout = self.rollout(first + s.request as u64, tokens, s, scored);
-            if let Some(outcome) = outcomes.next() {
-                stats.turns.get_or_insert_default().add(&outcome);
-                add_outcome(&mut rollout, outcome);
-            }
-            rollouts.push(rollout);
-        }
         let groups: Vec<Vec<Rollout>> = rollouts
             .chunk_by(|a, b| a.prompt_index == b.prompt_index)
             .map(<[Rollout]>::to_vec)
             .collect();
         self.count_groups(&groups, stats);
         Ok((prompts, groups))
+    }
+
+    /// Rollouts of those of the prompts that this rank samples from, judged here, and all prompts, to which environments may have
+    /// added: a run with environments has one rank.
+    fn own_rollouts(
+        &mut self,
+        prompts: &Arc<Vec<Prompt>>,
+        first: u64,
+        step: &mut RolloutStats,
+    ) -> Result<(Arc<Vec<Prompt>>, OwnRollouts)> {
+        let started = Instant::now();
+        let completions = self.config.rollout.n * self.config.rollout.response_length;
+        let lengths = prompts.iter().map(|prompt| prompt.tokens.len());
+        let part = own_prompts(&self.world, lengths, completions);
+        let first = first + part.start as u64;
+        let is_all = part.len() == prompts.len();
+        let own = if is_all {
+            Arc::clone(prompts)
+        } else {
+            Arc::new(prompts[part].to_vec())
+        };
+        let mut stats = RolloutStats::default();
+        let mut sampled = self.recovering_phase(Phase::Generate, |t| t.sample(&own, first))?;
+        let outcomes = sampled.outcomes.take();
+        let generated = sampled.generated;
+        let (own, judging) = (sampled.prompts, sampled.judging);
+        let rewards = self.phase(Phase::Reward, |t| {
+            let outcomes = outcomes.as_deref();
+            t.rewards(
+                &own,
+                first,
+                &generated.samples,
+                outcomes,
+                judging,
+                &mut stats,
+            )
+        })?;
+        let mut outcomes = outcomes.into_iter().flatten();
+        let mut rollouts = Vec::with_capacity(generated.samples.len());
+        for (s, scored) in generated.samples.into_iter().zip(rewards) {
+            let tokens = prompts[s.request].tokens.clone();
+            let mut rollout = self.rollout(first + s.request as u64, tokens, s, scored);
+            if let Some(outcome) = outcomes.next() {
+                step.turns.get_or_insert_default().add(&outcome);
+                add_outcome(&mut rollout, outcome);
+            }
+            rollouts.push(rollout);
+        }
+        let own_rollouts = OwnRollouts {
+            rollouts,
+            engine: generated.stats,
+            programs: stats.programs,
+            seconds: started.elapsed().as_secs_f64(),
+        };
+        let prompts = if is_all { own } else { Arc::clone(prompts) };
+        Ok((prompts, own_rollouts))
     }
 
     /// A sample with its prompt and its reward.

@@ -14,9 +14,11 @@ impl Trainer {
         if self.saved == Some(self.state.step) {
             return Ok(());
         }
-        let path = self.recovering(Phase::SaveCheckpoint, |t| t.write_checkpoint())?;
+        let written = self.recovering(Phase::SaveCheckpoint, |t| t.write_checkpoint());
         let keep = self.config.trainer.max_ckpt_to_keep;
-        self.recorder.run().prune(keep)?;
+        let pruned = written.and_then(|path| self.recorder.run().prune(keep).map(|()| path));
+        // rank 0 writes; the others go on once it is there
+        let path = self.world.together(pruned)?;
         self.saved = Some(self.state.step);
         self.recorder.event(Event::Saved { path });
         Ok(())

@@ -1,7 +1,8 @@
 //! A run before its weights: what it is made of is opened, then its memory is planned.
 
 use super::checks::{
-    check_limit, check_objective, check_optimizers, check_quantised, check_rewards,
+    check_device, check_environments, check_limit, check_objective, check_optimizers,
+    check_quantised, check_rewards, check_size,
 };
 use super::turns::turn_template;
 use crate::checkpoint::{CriticSource, PolicySource};
@@ -15,6 +16,8 @@ use crate::plan::{Error as PlanError, Plan, Role};
 use crate::planning;
 use crate::task::{Split, Task};
 use crate::turns::TurnTemplate;
+use crate::world::World;
+use crate::world::codec::{Reader, Writer};
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::memory::free_bytes;
@@ -25,6 +28,8 @@ use std::sync::Arc;
 pub(super) struct Opened {
     pub config: RunConfig,
     pub mode: Mode,
+    /// The ranks that share the work.
+    pub world: World,
     pub source: PolicySource,
     pub objective: Arc<dyn Objective>,
     /// Supervised training and its section in the configuration, where there is any.
@@ -54,9 +59,14 @@ impl Opened {
         mode: Mode,
         task: Arc<dyn Task>,
         objective: Option<Arc<dyn Objective>>,
+        world: World,
     ) -> Result<Self> {
+        check_size(&config.trainer, &world)?;
+        check_environments(&world, task.as_ref())?;
+        let asked = config.device;
         // first, because what a preset sets depends on the device
         let (device, info) = open_device(&mut config)?;
+        check_device(&world, asked, &info)?;
         let source =
             PolicySource::open(&config.model, task.as_ref())?.in_precision(config.precision);
         let profile = profile::of(&info);
@@ -80,6 +90,7 @@ impl Opened {
             critic_source: critic_source.transpose()?,
             config,
             mode,
+            world,
             source,
             objective,
             sft,
@@ -127,7 +138,7 @@ impl Opened {
         let rewards =
             rewards.map_or_else(|| Ok(Vec::new()), |r| planning::reward_work(r, config))?;
         let examined = self.data.survey(&self.source)?;
-        let (profile, free) = (profile::of(&self.info), free_bytes(&self.info));
+        let (profile, free) = (profile::of(&self.info), self.free_bytes()?);
         let mut request = planning::request(config, self.mode, arch, profile, free)?;
         request.workload.reference = self.has_reference();
         if self.critic_source.is_none() {
@@ -136,6 +147,23 @@ impl Opened {
         request.workload.rewards = rewards;
         planning::observe(&mut request.workload, examined);
         Ok(request)
+    }
+
+    /// What the device has free; of several ranks the least, so that all make the same plan.
+    fn free_bytes(&self) -> Result<Option<u64>> {
+        let own = free_bytes(&self.info);
+        if self.world.is_solo() {
+            return Ok(own);
+        }
+        let all = self.world.gather(
+            |w| w.option(own, Writer::number),
+            |r| r.option(Reader::number),
+        )?;
+        // where one does not know, nobody does
+        Ok(all
+            .into_iter()
+            .collect::<Option<Vec<u64>>>()
+            .and_then(|all| all.into_iter().min()))
     }
 
     /// Whether a reference policy has weights of its own; with adapters it is the policy with them off.

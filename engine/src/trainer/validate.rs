@@ -37,8 +37,8 @@ impl Trainer {
         let samples = self.recovering_phase(Phase::Validation, |t| {
             let (rollout, decoder) = (&t.config.rollout, t.learner.decoder());
             let limits = t.engine_limits()?;
-            let turns = t.turns.as_ref();
-            validation_samples(decoder, &t.source, &t.data, turns, rollout, &limits)
+            let (turns, world) = (t.turns.as_ref(), &t.world);
+            validation_samples(decoder, &t.source, &t.data, turns, rollout, &limits, world)
         })?;
         let longest = self.config.rollout.response_length;
         self.recovering_phase(Phase::ValidationReward, |t| {

@@ -149,6 +149,13 @@ impl<'a> Generator<'a> {
         mut ended: impl FnMut(&Sample),
     ) -> Result<Generated> {
         config.check()?;
+        if requests.is_empty() {
+            // one of several ranks may have been dealt none
+            return Ok(Generated {
+                samples: Vec::new(),
+                stats: GenerationStats::default(),
+            });
+        }
         for (i, request) in requests.iter().enumerate() {
             self.check_request(i, request, config)?;
         }

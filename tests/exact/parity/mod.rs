@@ -6,4 +6,5 @@ mod losses;
 #[path = "../../suite/parity/optim.rs"]
 mod optim;
 mod plans;
+mod ranks;
 mod shared;

@@ -1,0 +1,112 @@
+//! Collectives over MPI against the same ones between threads: `tests/mpi/run` starts it under `mpirun`. Every rank computes what all
+//! ranks should have, with [`Threads`], and compares its own to the bit. Arguments: nothing, or `panic N`, `error N` or `silent N`, with
+//! which rank N fails while the others wait for it.
+
+#![allow(clippy::print_stdout, reason = "a program")]
+
+use firebrick_backends::collective::{
+    Collective, Element, Failure, Flat, Result, Settings, Threads, launched_world,
+};
+use std::time::Duration;
+
+/// Lengths: none, fewer than ranks, odd ones, several messages of [`FRAME`] bytes.
+const LENGTHS: [usize; 7] = [0, 1, 3, 64, 1_001, 16_384, 100_003];
+
+const FRAME: usize = 1 << 16;
+
+fn settings() -> Settings {
+    Settings {
+        deadline: Duration::from_secs(60),
+        frame: FRAME,
+    }
+}
+
+fn values(element: Element, rank: usize, len: usize) -> Flat {
+    let number = |at: usize| {
+        let bits = (at as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ rank as u64);
+        (bits >> 40) as f64 / 3.0 - 2e6
+    };
+    let all = (0..len).map(number);
+    match element {
+        Element::F32 => Flat::F32(all.map(|v| v as f32).collect()),
+        Element::F64 => Flat::F64(all.collect()),
+        _ => Flat::Bytes(all.map(|v| v.to_bits() as u8).collect()),
+    }
+}
+
+/// What a rank has after every operation on values of one length.
+fn operations(group: &dyn Collective, element: Element, len: usize) -> Result<Vec<Flat>> {
+    let (rank, size) = (group.rank(), group.size());
+    let own = || values(element, rank, len);
+    let mut found = vec![
+        group.all_gather(own())?,
+        group.all_to_all(values(element, rank, len * size))?,
+        Flat::Bytes(group.exchange(vec![rank as u8; rank * 7])?.concat()),
+    ];
+    if element != Element::Byte {
+        found.push(group.all_reduce(own())?);
+        found.push(group.reduce_scatter(own())?);
+        let half = group.split(rank % 2, size - rank)?;
+        found.push(half.all_reduce(own())?);
+    }
+    group.send((rank + 1) % size, own())?;
+    found.push(group.receive((rank + size - 1) % size, len, element)?);
+    Ok(found)
+}
+
+fn compare(world: &dyn Collective) -> Result<usize> {
+    let mut cases = 0;
+    for element in [Element::F32, Element::F64, Element::Byte] {
+        for len in LENGTHS {
+            let found = operations(world, element, len)?;
+            let threads = Threads::run(world.size(), settings(), |rank| {
+                operations(rank.as_ref(), element, len)
+            });
+            let expected = threads.into_iter().nth(world.rank());
+            let same = matches!(&expected, Some(Ok(Ok(expected))) if *expected == found);
+            if !same {
+                let rank = world.rank();
+                world.agree(Some(Failure::new(format!(
+                    "{element:?} of {len} values on rank {rank} is not what threads have"
+                ))))?;
+            }
+            cases += found.len();
+        }
+    }
+    world.agree(None)?;
+    Ok(cases)
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let world = launched_world(settings()).unwrap_or_else(|error| panic!("{error}"));
+    let victim = arguments.get(1).and_then(|rank| rank.parse::<usize>().ok());
+    if victim == Some(world.rank()) {
+        match arguments[0].as_str() {
+            "panic" => panic!("on purpose, on rank {}", world.rank()),
+            "error" => {
+                world.abort("a file is missing");
+                // sends the last words
+                drop(world);
+            }
+            _ => std::process::abort(),
+        }
+        std::process::exit(3);
+    }
+    match compare(world.as_ref()) {
+        Ok(cases) if world.rank() == 0 => {
+            println!(
+                "{cases} results of {} ranks are those of threads",
+                world.size()
+            );
+        }
+        Ok(_) => {}
+        Err(error) => {
+            println!("rank {}: {error}", world.rank());
+            // without MPI_Finalize, which would wait for the rank that failed
+            world.abort(&error.to_string());
+            drop(world);
+            std::process::exit(1);
+        }
+    }
+}

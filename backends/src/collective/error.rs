@@ -1,0 +1,146 @@
+//! What can go wrong between ranks.
+
+use crate::out_of_memory::{Kind as MemoryKind, OutOfMemory};
+
+/// Result of a collective.
+pub type Result<T, E = CollectiveError> = std::result::Result<T, E>;
+
+/// Why a rank failed, as the others are told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Failure {
+    /// The rank in its group; set on the way.
+    pub rank: usize,
+    /// Its error.
+    pub message: String,
+    /// Whether memory ran out.
+    pub out_of_memory: bool,
+    /// Bytes in use and allowed, where a limit was exceeded.
+    pub limit: Option<(u64, u64)>,
+    /// Whether its device is lost.
+    pub device_lost: bool,
+}
+
+impl Failure {
+    /// An error that says this.
+    #[must_use]
+    pub fn new(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            ..Self::default()
+        }
+    }
+
+    /// Memory that ran out.
+    #[must_use]
+    pub fn of_memory(what: &OutOfMemory) -> Self {
+        let limit = match what.kind {
+            MemoryKind::Limit { allowed } => Some((what.bytes.unwrap_or(allowed), allowed)),
+            _ => None,
+        };
+        Self {
+            limit,
+            out_of_memory: true,
+            device_lost: what.device_lost,
+            ..Self::new(what.to_string())
+        }
+    }
+
+    /// The memory that ran out on that rank, as an error of this one.
+    #[must_use]
+    pub fn memory(&self) -> Option<OutOfMemory> {
+        let own = match self.limit {
+            Some((used, allowed)) => OutOfMemory::over_limit(used, allowed),
+            None => OutOfMemory {
+                kind: MemoryKind::Driver,
+                bytes: None,
+                origin: "another rank",
+                message: format!("rank {}: {}", self.rank, self.message),
+                device_lost: false,
+            },
+        };
+        self.out_of_memory.then_some(OutOfMemory {
+            device_lost: self.device_lost,
+            ..own
+        })
+    }
+}
+
+/// Errors between ranks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CollectiveError {
+    /// Two ranks are in different operations, or in one with different lengths or types.
+    #[error(
+        "the ranks disagree: rank {rank} is in {own}, rank {other} in {theirs}; start every rank with the same program, configuration \
+         and data"
+    )]
+    Mismatch {
+        /// The lower of the two ranks.
+        rank: usize,
+        /// What it does.
+        own: String,
+        /// The other rank.
+        other: usize,
+        /// What that does.
+        theirs: String,
+    },
+    /// Ranks failed, and all know it: the group can go on.
+    #[error("{}", failures(.0))]
+    Failed(Vec<Failure>),
+    /// A rank is gone or has given up.
+    #[error("rank {rank} is gone: {message}")]
+    Lost {
+        /// The rank, in the whole world.
+        rank: usize,
+        /// Its last words.
+        message: String,
+    },
+    /// A rank did not come.
+    #[error(
+        "rank {rank} has waited {seconds} s for rank {other} in {operation}; see what that rank does, and whether the network between \
+         them works"
+    )]
+    Deadline {
+        /// The rank that waited.
+        rank: usize,
+        /// The rank that did not come.
+        other: usize,
+        /// Seconds of the deadline.
+        seconds: u64,
+        /// The operation.
+        operation: String,
+    },
+    /// Values that an operation cannot take.
+    #[error("{0}")]
+    Values(String),
+    /// The transport failed.
+    #[error("MPI: {0}")]
+    Transport(String),
+}
+
+impl CollectiveError {
+    /// The failure to act on where ranks have failed: the largest shortage of memory, or else the lowest rank's error. The same on
+    /// every rank.
+    #[must_use]
+    pub fn failure(&self) -> Option<&Failure> {
+        let Self::Failed(failures) = self else {
+            return None;
+        };
+        // an error that is no shortage cannot be answered by a cheaper plan
+        let other = failures.iter().find(|failure| !failure.out_of_memory);
+        let key = |failure: &&Failure| {
+            (
+                failure.device_lost,
+                failure.limit,
+                usize::MAX - failure.rank,
+            )
+        };
+        other.or_else(|| failures.iter().max_by_key(key))
+    }
+}
+
+fn failures(all: &[Failure]) -> String {
+    let each = all
+        .iter()
+        .map(|failure| format!("rank {} failed: {}", failure.rank, failure.message));
+    each.collect::<Vec<_>>().join("; ")
+}

@@ -1,0 +1,48 @@
+//! A group of ranks, and where it stands.
+
+use super::header::Header;
+use super::transport::Transport;
+use super::{CollectiveError, Settings, Traffic};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+/// The channel of a world's first group.
+const WORLD: u64 = 0;
+
+/// A group of ranks of a transport.
+#[derive(Debug)]
+pub(super) struct Staged {
+    pub(super) transport: Arc<dyn Transport>,
+    pub(super) settings: Settings,
+    /// Tells this group's messages from those of others.
+    pub(super) channel: u64,
+    /// Ranks of the world, by rank of the group.
+    pub(super) ranks: Vec<usize>,
+    /// This rank in the group.
+    pub(super) own: usize,
+    pub(super) state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub sequence: u64,
+    /// The error after which nothing works.
+    pub broken: Option<CollectiveError>,
+    /// Headers of operations that this rank is not in yet.
+    pub early: HashMap<usize, Header>,
+    pub traffic: Traffic,
+}
+
+impl Staged {
+    /// All ranks of a world.
+    pub fn world(transport: Arc<dyn Transport>, settings: Settings) -> Self {
+        Self {
+            own: transport.rank(),
+            ranks: (0..transport.size()).collect(),
+            transport,
+            settings,
+            channel: WORLD,
+            state: Mutex::default(),
+        }
+    }
+}

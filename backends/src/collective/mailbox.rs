@@ -1,0 +1,96 @@
+//! Messages that have arrived and not been taken, and who will send no more.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Why a wait for a message ended without one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// A rank is gone, with its last words.
+    Lost(usize, String),
+    /// The deadline.
+    TimedOut,
+}
+
+/// Where a rank's messages arrive, by channel and sender, in the order in which each sender sent them.
+#[derive(Debug, Default)]
+pub(super) struct Mailbox {
+    state: Mutex<State>,
+    arrived: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queues: HashMap<(u64, usize), VecDeque<Vec<u8>>>,
+    /// Ranks that send nothing more.
+    ended: HashMap<usize, String>,
+    /// A rank that has given up: nobody waits any longer, for whomever.
+    aborted: Option<(usize, String)>,
+    /// Whether somebody waits.
+    awaited: bool,
+}
+
+impl Mailbox {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A message has arrived.
+    pub fn put(&self, channel: u64, from: usize, bytes: Vec<u8>) {
+        self.state()
+            .queues
+            .entry((channel, from))
+            .or_default()
+            .push_back(bytes);
+        self.arrived.notify_all();
+    }
+
+    /// A rank sends nothing more.
+    pub fn end(&self, from: usize, message: &str) {
+        self.state()
+            .ended
+            .entry(from)
+            .or_insert_with(|| message.to_owned());
+        self.arrived.notify_all();
+    }
+
+    /// A rank gives up: whoever waits does not any longer. The first message counts.
+    pub fn abort(&self, from: usize, message: &str) {
+        self.state()
+            .aborted
+            .get_or_insert_with(|| (from, message.to_owned()));
+        self.arrived.notify_all();
+    }
+
+    /// Whether somebody waits for a message.
+    #[cfg(feature = "mpi")]
+    pub fn is_awaited(&self) -> bool {
+        self.state().awaited
+    }
+
+    /// The next message of a rank. What has arrived is delivered even where its sender is gone.
+    pub fn take(&self, channel: u64, from: usize, deadline: Instant) -> Result<Vec<u8>, Ended> {
+        let mut state = self.state();
+        loop {
+            let queue = state.queues.get_mut(&(channel, from));
+            if let Some(message) = queue.and_then(VecDeque::pop_front) {
+                return Ok(message);
+            }
+            if let Some((rank, message)) = &state.aborted {
+                return Err(Ended::Lost(*rank, message.clone()));
+            }
+            if let Some(message) = state.ended.get(&from) {
+                return Err(Ended::Lost(from, message.clone()));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Ended::TimedOut);
+            }
+            state.awaited = true;
+            let waited = self.arrived.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state.awaited = false;
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! One operation of a group: headers first, then blocks between pairs of ranks.
+
+use super::flat::sum_in_order;
+use super::group::{Staged, State};
+use super::header::{Header, Kind};
+use super::mailbox::Ended;
+use super::{CollectiveError, Element, Failure, Flat, Result, shard};
+use std::sync::PoisonError;
+use std::time::Instant;
+
+/// Runs an operation, which no other thread of this rank may interrupt. What breaks the group ends it for all.
+pub(super) fn during<T>(
+    group: &Staged,
+    work: impl FnOnce(&mut Operation<'_>) -> Result<T>,
+) -> Result<T> {
+    let mut state = group.state.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(broken) = &state.broken {
+        return Err(broken.clone());
+    }
+    let deadline = Instant::now() + group.settings.deadline;
+    let done = work(&mut Operation {
+        group,
+        state: &mut state,
+        deadline,
+    });
+    if let Err(error) = &done
+        && !matches!(
+            error,
+            CollectiveError::Failed(_) | CollectiveError::Values(_)
+        )
+    {
+        state.broken = Some(error.clone());
+        group.transport.abort(&error.to_string());
+    }
+    done
+}
+
+/// An operation that is going on.
+pub(super) struct Operation<'a> {
+    pub group: &'a Staged,
+    pub state: &'a mut State,
+    pub deadline: Instant,
+}
+
+impl Operation<'_> {
+    /// The other ranks, beginning behind this one, so that not all send to the same one first.
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (own, size) = (self.group.own, self.group.ranks.len());
+        (1..size).map(move |step| (own + step) % size)
+    }
+
+    pub fn post(&self, to: usize, bytes: Vec<u8>) -> Result<()> {
+        let Staged {
+            transport,
+            ranks,
+            channel,
+            ..
+        } = self.group;
+        transport.post(ranks[to], *channel, bytes)
+    }
+
+    fn take(&self, from: usize, during: &Header) -> Result<Vec<u8>> {
+        let Staged {
+            transport,
+            ranks,
+            channel,
+            settings,
+            ..
+        } = self.group;
+        let taken = transport
+            .mailbox()
+            .take(*channel, ranks[from], self.deadline);
+        taken.map_err(|ended| match ended {
+            Ended::Lost(rank, message) => CollectiveError::Lost { rank, message },
+            Ended::TimedOut => CollectiveError::Deadline {
+                rank: self.group.own,
+                other: from,
+                seconds: settings.deadline.as_secs(),
+                operation: during.to_string(),
+            },
+        })
+    }
+
+    pub fn take_header(&mut self, from: usize, during: &Header) -> Result<Header> {
+        match self.state.early.remove(&from) {
+            Some(early) => Ok(early),
+            None => Header::decode(&self.take(from, during)?, from),
+        }
+    }
+
+    /// Exchanges headers. Gives all ranks' where they are in the same operation and none has failed.
+    pub fn begin(
+        &mut self,
+        kind: Kind,
+        element: Element,
+        bytes: usize,
+        failure: Option<Failure>,
+    ) -> Result<Vec<Header>> {
+        let own = Header {
+            kind,
+            element,
+            sequence: self.state.sequence,
+            bytes: bytes as u64,
+            failure: failure.map(|failure| Failure {
+                rank: self.group.own,
+                ..failure
+            }),
+        };
+        self.state.sequence += 1;
+        for to in self.others() {
+            self.post(to, own.encode())?;
+        }
+        let mut headers = vec![own.clone(); self.group.ranks.len()];
+        for from in self.others() {
+            headers[from] = self.take_header(from, &own)?;
+        }
+        if headers.iter().any(|header| header.failure.is_some()) {
+            // what a rank sent before it learnt of the failure is no longer wanted
+            for from in self.others() {
+                while headers[from].kind == Kind::Send {
+                    self.take_frames(from, headers[from].bytes as usize, &own)?;
+                    headers[from] = self.take_header(from, &own)?;
+                }
+            }
+        }
+        let failures: Vec<Failure> = headers
+            .iter()
+            .filter_map(|header| header.failure.clone())
+            .collect();
+        if !failures.is_empty() {
+            return Err(CollectiveError::Failed(failures));
+        }
+        if let Some(other) = headers.iter().position(|header| !headers[0].agrees(header)) {
+            return Err(mismatch((0, &headers[0]), (other, &headers[other])));
+        }
+        Ok(headers)
+    }
+
+    pub fn send_frames(&mut self, to: usize, kind: Kind, bytes: &[u8]) -> Result<()> {
+        self.state.traffic.bytes[kind as usize] += bytes.len() as u64;
+        bytes
+            .chunks(self.group.settings.frame)
+            .try_for_each(|frame| self.post(to, frame.to_vec()))
+    }
+
+    pub fn take_frames(&mut self, from: usize, len: usize, during: &Header) -> Result<Vec<u8>> {
+        let mut all = Vec::new();
+        while all.len() < len {
+            let frame = self.take(from, during)?;
+            if all.is_empty() {
+                all = frame;
+            } else {
+                all.extend(frame);
+            }
+        }
+        if all.len() > len {
+            return Err(CollectiveError::Transport(format!(
+                "rank {from} sent {} bytes in {during}, {len} were announced",
+                all.len()
+            )));
+        }
+        Ok(all)
+    }
+
+    /// Gives every rank its block and takes a block of every rank, of these lengths in bytes.
+    pub fn blocks(
+        &mut self,
+        during: &Header,
+        given: &[&[u8]],
+        lengths: &[usize],
+    ) -> Result<Vec<Vec<u8>>> {
+        for to in self.others() {
+            self.send_frames(to, during.kind, given[to])?;
+        }
+        let own = self.group.own;
+        (0..self.group.ranks.len())
+            .map(|from| {
+                if from == own {
+                    Ok(given[own].to_vec())
+                } else {
+                    self.take_frames(from, lengths[from], during)
+                }
+            })
+            .collect()
+    }
+
+    /// This rank's shard of the sum.
+    pub fn reduce(&mut self, during: &Header, all: &Flat) -> Result<Flat> {
+        let (size, own) = (self.group.ranks.len(), self.group.own);
+        let given: Vec<&[u8]> = (0..size)
+            .map(|rank| all.part(shard(all.len(), size, rank)))
+            .collect();
+        let lengths = vec![given[own].len(); size];
+        let taken = self.blocks(during, &given, &lengths)?;
+        let taken: Vec<&[u8]> = taken.iter().map(Vec::as_slice).collect();
+        sum_in_order(all.element(), &taken)
+    }
+
+    /// Every rank's shard of `len` values, put together.
+    pub fn gather(&mut self, during: &Header, own: &Flat, lengths: &[usize]) -> Result<Flat> {
+        let given = vec![own.as_bytes(); self.group.ranks.len()];
+        let taken = self.blocks(during, &given, lengths)?;
+        Ok(Flat::from_bytes(own.element(), taken.concat()))
+    }
+}
+
+/// The error of two ranks in different operations.
+pub(super) fn mismatch(
+    (rank, own): (usize, &Header),
+    (other, theirs): (usize, &Header),
+) -> CollectiveError {
+    CollectiveError::Mismatch {
+        rank,
+        own: own.to_string(),
+        other,
+        theirs: theirs.to_string(),
+    }
+}

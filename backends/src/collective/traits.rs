@@ -1,0 +1,54 @@
+//! What the ranks of a group do together.
+
+use super::{Element, Failure, Flat, Result, Traffic};
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// The ranks of a group, and what they do together. Every rank of the group calls the same operations in the same order, from one
+/// thread; `send` and `receive` concern two of them.
+///
+/// After [`CollectiveError::Failed`](super::CollectiveError::Failed) the group can go on, since every rank got it at the same operation. After any other error it
+/// cannot: all further operations give the same error.
+pub trait Collective: Debug + Send + Sync {
+    /// This rank, from 0.
+    fn rank(&self) -> usize;
+
+    /// Ranks of the group.
+    fn size(&self) -> usize;
+
+    /// The ranks that give the same `color` as a group of their own, ordered by `key` and then by their rank here.
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Collective>>;
+
+    /// Every rank's values one behind the other, in the order of the ranks. All give as many.
+    fn all_gather(&self, own: Flat) -> Result<Flat>;
+
+    /// This rank's [`shard`](super::shard) of the sum over all ranks, summed in their order and at least in f32.
+    fn reduce_scatter(&self, all: Flat) -> Result<Flat>;
+
+    /// The sum over all ranks, summed in their order and at least in f32.
+    fn all_reduce(&self, own: Flat) -> Result<Flat>;
+
+    /// Values in as many equal blocks as there are ranks, block `r` for rank `r`: what every rank has for this one, in the order of the
+    /// ranks.
+    fn all_to_all(&self, blocks: Flat) -> Result<Flat>;
+
+    /// Sends values to another rank, which has to [`receive`](Self::receive) them.
+    fn send(&self, to: usize, own: Flat) -> Result<()>;
+
+    /// Values that another rank sends.
+    fn receive(&self, from: usize, len: usize, element: Element) -> Result<Flat>;
+
+    /// Every rank's bytes, by rank; as many as each likes.
+    fn exchange(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>>;
+
+    /// Ends a phase: tells all ranks whether this one has failed, and gives an error where one has. A rank that failed while others are
+    /// in another operation ends that operation with the same error.
+    fn agree(&self, failure: Option<Failure>) -> Result<()>;
+
+    /// Tells all ranks that this one gives up: their waits end with [`CollectiveError::Lost`](super::CollectiveError::Lost) and this message. Nothing works
+    /// afterwards.
+    fn abort(&self, message: &str);
+
+    /// What has been sent so far.
+    fn traffic(&self) -> Traffic;
+}

@@ -1,0 +1,26 @@
+//! What carries messages between ranks: bytes from one to another, in order. All collectives are made of that.
+
+use super::Result;
+use super::mailbox::Mailbox;
+use std::fmt::Debug;
+
+/// The ranks of a world, and messages between them. Those of one channel and sender arrive in the order in which they were sent.
+pub(super) trait Transport: Debug + Send + Sync {
+    /// This rank.
+    fn rank(&self) -> usize;
+
+    /// Ranks of the world.
+    fn size(&self) -> usize;
+
+    /// Sends a message, at most a frame long, and does not wait until it has arrived.
+    fn post(&self, to: usize, channel: u64, bytes: Vec<u8>) -> Result<()>;
+
+    /// Where messages to this rank arrive.
+    fn mailbox(&self) -> &Mailbox;
+
+    /// Tells all ranks, this one included, that this one gives up.
+    fn abort(&self, message: &str);
+
+    /// The lowest number that no channel of this rank has, and the way to raise it.
+    fn channels(&self) -> &std::sync::atomic::AtomicU64;
+}

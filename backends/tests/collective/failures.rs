@@ -1,0 +1,235 @@
+//! Ranks that fail, panic, leave or fall silent.
+
+use super::{ranks, small};
+use firebrick_backends::collective::{
+    Collective, CollectiveError, Element, Failure, Flat, Result, Settings, Threads,
+};
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_failure_ends_the_operation_that_others_are_in_and_the_group_goes_on() {
+    let found = ranks(3, |group| {
+        let first = match group.rank() {
+            1 => group.agree(Some(Failure::new("no room on the disk"))),
+            _ => group.all_reduce(Flat::F32(vec![1.0; 4])).map(drop),
+        };
+        let sum = group
+            .all_reduce(Flat::F32(vec![group.rank() as f32]))
+            .unwrap();
+        (first.unwrap_err(), sum)
+    });
+    for (error, sum) in found {
+        assert_eq!(error.to_string(), "rank 1 failed: no room on the disk");
+        assert_eq!(sum, Flat::F32(vec![3.0]));
+    }
+}
+
+#[test]
+fn all_ranks_act_on_the_same_failure() {
+    let failure = |used| Failure {
+        out_of_memory: true,
+        limit: Some((used, 10)),
+        ..Failure::new("over the limit")
+    };
+    for error in ranks(3, |group| {
+        group
+            .agree(Some(failure(20 - group.rank() as u64)))
+            .unwrap_err()
+    }) {
+        let worst = error.failure().unwrap();
+        assert_eq!((worst.rank, worst.limit), (0, Some((20, 10))));
+        let memory = worst.memory().unwrap();
+        assert_eq!(memory.bytes, Some(20));
+    }
+    // what a cheaper plan does not mend comes first
+    let mixed = ranks(2, |group| {
+        let own = [failure(20), Failure::new("no file")][group.rank()].clone();
+        group.agree(Some(own)).unwrap_err()
+    });
+    assert!(
+        mixed
+            .iter()
+            .all(|e| e.failure().unwrap().message == "no file")
+    );
+}
+
+#[test]
+fn a_panic_of_a_rank_ends_the_waits_of_the_others_with_its_name() {
+    let started = Instant::now();
+    let found = Threads::run(3, small(), |group| {
+        assert!(group.rank() != 2, "a task that fails");
+        group
+            .all_gather(Flat::F32(vec![1.0]))
+            .unwrap_err()
+            .to_string()
+    });
+    for message in found[..2].iter().map(|rank| rank.as_ref().unwrap()) {
+        assert!(message.contains("rank 2 is gone: it panicked"), "{message}");
+    }
+    assert!(found[2].as_ref().unwrap_err().contains("a task that fails"));
+    assert!(started.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_rank_that_leaves_is_missed_by_name() {
+    let found = Threads::run(2, small(), |group| match group.rank() {
+        0 => group.exchange(Vec::new()).unwrap_err().to_string(),
+        _ => String::new(),
+    });
+    assert_eq!(found[0].as_ref().unwrap(), "rank 1 is gone: it has ended");
+}
+
+#[test]
+fn a_wait_ends_at_its_deadline_and_says_for_whom_it_was() {
+    let settings = Settings {
+        deadline: Duration::from_millis(50),
+        ..small()
+    };
+    let (done, wait) = std::sync::mpsc::channel::<()>();
+    let wait = std::sync::Mutex::new(wait);
+    let done = std::sync::Mutex::new(Some(done));
+    let found = Threads::run(2, settings, |group| {
+        if group.rank() == 1 {
+            // as long as the other rank waits
+            let _ = wait.lock().unwrap().recv();
+            return None;
+        }
+        let error = group.all_reduce(Flat::F32(vec![1.0])).unwrap_err();
+        let again = group.agree(None).unwrap_err();
+        done.lock().unwrap().take();
+        Some((error, again))
+    });
+    let (error, again) = found[0].clone().unwrap().unwrap();
+    let message = error.to_string();
+    assert!(
+        message.contains("waited 0 s for rank 1 in all_reduce of 1 f32"),
+        "{message}"
+    );
+    assert_eq!(again, error);
+}
+
+#[test]
+fn a_send_that_a_failure_overtook_does_not_disturb_what_follows() {
+    let found = ranks(2, |group| {
+        let first = match group.rank() {
+            0 => group.agree(Some(Failure::new("no data"))),
+            _ => group
+                .send(0, Flat::F32(vec![1.0; 300]))
+                .and_then(|()| group.receive(0, 1, Element::F32).map(drop)),
+        };
+        (
+            first.unwrap_err().to_string(),
+            group.all_reduce(Flat::F32(vec![2.0])).unwrap(),
+        )
+    });
+    for (message, sum) in found {
+        assert_eq!(message, "rank 0 failed: no data");
+        assert_eq!(sum, Flat::F32(vec![4.0]));
+    }
+}
+
+/// xorshift64*
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % n
+    }
+}
+
+/// What a rank does instead of an operation.
+#[derive(Clone, Copy, PartialEq)]
+enum Fault {
+    Fail,
+    Panic,
+    Leave,
+    Other,
+}
+
+/// One of the operations, by number.
+fn operation(group: &dyn Collective, which: u64) -> Result<()> {
+    let (rank, size) = (group.rank(), group.size());
+    let values = |n: usize| Flat::F32(vec![1.0; n]);
+    match which {
+        0 => group.all_reduce(values(200)).map(drop),
+        1 => group.reduce_scatter(values(3)).map(drop),
+        2 => group.all_gather(values(1)).map(drop),
+        3 => group.all_to_all(values(2 * size)).map(drop),
+        4 => group.exchange(vec![0; rank]).map(drop),
+        5 => group.agree(None),
+        6 => group.split(rank % 2, 0)?.all_reduce(values(1)).map(drop),
+        _ => {
+            group.send((rank + 1) % size, values(150))?;
+            group
+                .receive((rank + size - 1) % size, 150, Element::F32)
+                .map(drop)
+        }
+    }
+}
+
+/// A program of some operations with some faults in it: what every rank came to.
+fn schedule(
+    seed: u64,
+) -> (
+    Vec<std::result::Result<Result<()>, String>>,
+    Vec<(usize, Fault)>,
+) {
+    let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let size = 2 + random.below(3) as usize;
+    let steps: Vec<u64> = (0..2 + random.below(6)).map(|_| random.below(8)).collect();
+    let faults: Vec<(usize, usize, Fault)> = (0..random.below(3))
+        .map(|_| {
+            let kind =
+                [Fault::Fail, Fault::Panic, Fault::Leave, Fault::Other][random.below(4) as usize];
+            (
+                random.below(size as u64) as usize,
+                random.below(steps.len() as u64) as usize,
+                kind,
+            )
+        })
+        .collect();
+    let found = Threads::run(size, small(), |group| {
+        for (at, &step) in steps.iter().enumerate() {
+            let fault = faults
+                .iter()
+                .find(|(rank, when, _)| (*rank, *when) == (group.rank(), at));
+            let done = match fault.map(|fault| fault.2) {
+                None => operation(group.as_ref(), step),
+                Some(Fault::Fail) => group.agree(Some(Failure::new("on purpose"))),
+                Some(Fault::Panic) => panic!("on purpose"),
+                Some(Fault::Leave) => return Ok(()),
+                Some(Fault::Other) => operation(group.as_ref(), (step + 1) % 8),
+            };
+            // an error that all know of ends a phase; the run goes on with the next one
+            match done {
+                Err(CollectiveError::Failed(_)) | Ok(()) => {}
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(())
+    });
+    (
+        found,
+        faults
+            .into_iter()
+            .map(|(rank, _, fault)| (rank, fault))
+            .collect(),
+    )
+}
+
+#[test]
+fn no_schedule_of_failures_hangs() {
+    let results: Vec<_> = (0..10_000).map(|seed| (seed, schedule(seed))).collect();
+    for (seed, (found, faults)) in results {
+        for rank in &found {
+            let late = matches!(rank, Ok(Err(CollectiveError::Deadline { .. })));
+            assert!(!late, "schedule {seed}: {found:?}");
+            if faults.is_empty() {
+                assert_eq!(rank, &Ok(Ok(())), "schedule {seed}");
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! A run on several ranks: what is refused, and what the ranks compare.
+
+use super::Trainer;
+use super::checks::START_ALIKE;
+use super::setup::{Opened, Planned};
+use crate::config::RunConfig;
+use crate::metrics::{Control, Metrics, StepReport, is_of_a_machine, metrics};
+use crate::task::Rewards;
+use crate::world::codec::{Reader, Writer};
+use crate::{Error, Result};
+use firebrick_backends::DeviceSpec;
+
+impl Opened {
+    /// Refuses, before anything is loaded, what several ranks do not do, and ranks that do not do the same.
+    pub fn check_ranks(&self, planned: &Planned) -> Result<()> {
+        let world = &self.world;
+        if world.is_solo() {
+            return Ok(());
+        }
+        let refuse = |what: String| Err(Error::Ranks(what));
+        if planned
+            .plan
+            .models
+            .values()
+            .any(|model| model.optimizer.in_backward)
+        {
+            return refuse(
+                "memory.step_in_backward updates a unit before other ranks have its gradient; set it to false, or start one rank".into(),
+            );
+        }
+        let rewards = self.data.prompts.task().rewards();
+        if rewards.is_some_and(Rewards::normalizes) {
+            return refuse(
+                "a reward with `normalize: true` is normalised by statistics of all completions in their order, and each rank judges \
+                 its own; set it to false, normalise advantages instead (objective.adv_estimator), or start one rank"
+                    .into(),
+            );
+        }
+        let plan = serde_json::to_vec(&planned.plan).unwrap_or_default();
+        world.same("the memory plan", START_ALIKE, &plan)?;
+        world.same(
+            "the configuration",
+            START_ALIKE,
+            self.compared().to_yaml()?.as_bytes(),
+        )
+    }
+
+    /// What has to be the same on every rank.
+    fn compared(&self) -> RunConfig {
+        RunConfig {
+            // a number of its own on every rank
+            device: DeviceSpec::Auto,
+            ..self.config.clone()
+        }
+    }
+}
+
+impl Trainer {
+    /// What the observer of rank 0 asks for.
+    pub(super) fn asked(&mut self) -> Result<Control> {
+        const ALL: [Control; 4] = [
+            Control::Continue,
+            Control::Pause,
+            Control::Save,
+            Control::Stop,
+        ];
+        let own = self.recorder.control();
+        if self.world.is_solo() {
+            return Ok(own);
+        }
+        let said = self.world.of_main(vec![own as u8])?;
+        let place = said.first().map_or(0, |&place| usize::from(place));
+        Ok(ALL[place.min(ALL.len() - 1)])
+    }
+
+    /// Refuses to go on where a metric of a step is not the same on every rank, times and memory apart: ranks that have drifted apart
+    /// train different models.
+    pub(super) fn compare(&self, report: &StepReport) -> Result<()> {
+        if self.world.is_solo() {
+            return Ok(());
+        }
+        let mut own: Metrics = metrics(report);
+        own.retain(|name, _| !is_of_a_machine(name));
+        let mut bytes = Writer::default();
+        write(&mut bytes, &own);
+        let advice = "the ranks have drifted apart; resume from the last checkpoint, and report it with the configuration";
+        let same = self
+            .world
+            .same("a metric of the step", advice, &bytes.into_bytes());
+        let Err(Error::Ranks(message)) = same else {
+            return same;
+        };
+        // every rank is here
+        let all = self.world.gather(
+            |w| write(w, &own),
+            |r| r.list(|r: &mut Reader<'_>| Ok((r.text()?, r.float()?))),
+        )?;
+        let other = all.iter().enumerate().find_map(|(rank, metrics)| {
+            let pairs = all[0].iter().zip(metrics);
+            let mut different = pairs.filter(|(a, b)| a.0 != b.0 || a.1.to_bits() != b.1.to_bits());
+            different.next().map(|(a, b)| {
+                format!(
+                    "{} is {} on rank 0 and {} is {} on rank {rank}",
+                    a.0, a.1, b.0, b.1
+                )
+            })
+        });
+        Err(Error::Phase {
+            phase: "comparison of ranks",
+            step: report.step,
+            detail: format!(
+                "{message} ({})",
+                other.unwrap_or_else(|| "their numbers differ".into())
+            ),
+        })
+    }
+}
+
+fn write(to: &mut Writer, metrics: &Metrics) {
+    to.list(metrics.iter(), |w, (name, value)| {
+        w.text(name);
+        w.float(*value);
+    });
+}

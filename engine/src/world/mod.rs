@@ -1,0 +1,221 @@
+//! The ranks of a run: the same program on every rank, with the same state on the host.
+//!
+//! Every rank computes the same advantages, normalisers and cut of a batch, since it has all judged rollouts; only the work of devices
+//! is divided. What has to be divided is dealt out by its expected cost ([`deal`]) without a message, and what comes of it is exchanged
+//! as bytes ([`codec`]).
+
+pub mod codec;
+pub mod deal;
+
+use crate::{Error, Result};
+use codec::{Reader, Writer};
+use firebrick_backends::collective::{Collective, CollectiveError, Failure, Flat, Solo};
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The ranks of a run, or one rank alone. Clones are the same world.
+#[derive(Clone, Debug)]
+pub struct World {
+    all: Arc<dyn Collective>,
+    /// A failure that every rank knows of and nobody has answered yet.
+    known: Arc<Mutex<Option<CollectiveError>>>,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self::new(Arc::new(Solo))
+    }
+}
+
+impl World {
+    /// The ranks of a collective.
+    #[must_use]
+    pub fn new(all: Arc<dyn Collective>) -> Self {
+        Self {
+            all,
+            known: Arc::default(),
+        }
+    }
+
+    /// This rank, from 0.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.all.rank()
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.all.size()
+    }
+
+    /// Whether this is the only rank.
+    #[must_use]
+    pub fn is_solo(&self) -> bool {
+        self.size() == 1
+    }
+
+    /// Whether this rank writes the run's files: rank 0 does.
+    #[must_use]
+    pub fn writes(&self) -> bool {
+        self.rank() == 0
+    }
+
+    fn noting<T>(&self, done: Result<T, CollectiveError>) -> Result<T> {
+        if let Err(error @ CollectiveError::Failed(_)) = &done {
+            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            *known = Some(error.clone());
+        }
+        Ok(done?)
+    }
+
+    /// Every rank's bytes, by rank.
+    ///
+    /// # Errors
+    /// Where a rank failed or is gone, or is in another operation.
+    pub fn exchange(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        self.noting(self.all.exchange(own))
+    }
+
+    /// Every rank's values by rank: written by `write`, read by `read`.
+    pub fn gather<T>(
+        &self,
+        write: impl FnOnce(&mut Writer),
+        read: impl Fn(&mut Reader<'_>) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let mut own = Writer::default();
+        write(&mut own);
+        let all = self.exchange(own.into_bytes())?;
+        all.iter()
+            .map(|bytes| read(&mut Reader::new(bytes)))
+            .collect()
+    }
+
+    /// The sum of values over the ranks, in their order.
+    pub fn all_reduce(&self, own: Flat) -> Result<Flat> {
+        self.noting(self.all.all_reduce(own))
+    }
+
+    /// Ends a part of the run in which a rank may fail on its own: tells all whether this one did. Gives an error where one has, the
+    /// same on every rank; one that ended an operation on the way was told already.
+    pub fn settle(&self, failure: Option<Failure>) -> Result<(), CollectiveError> {
+        let known = self
+            .known
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        match known {
+            Some(known) => Err(known),
+            None => self.all.agree(failure),
+        }
+    }
+
+    /// The same for work whose errors end the run: its own error on the rank that failed, the other's elsewhere.
+    pub fn together<T>(&self, done: Result<T>) -> Result<T> {
+        let failure = done.as_ref().err().map(|e| Failure::new(e.to_string()));
+        match (self.settle(failure), done) {
+            (Ok(()), done) | (Err(_), done @ Err(_)) => done,
+            (Err(error), Ok(_)) => Err(error.into()),
+        }
+    }
+
+    /// Tells all ranks that the run ends here with an error.
+    pub fn give_up(&self, error: &Error) {
+        self.all.abort(&error.to_string());
+    }
+
+    /// What rank 0 says.
+    pub fn of_main(&self, own: Vec<u8>) -> Result<Vec<u8>> {
+        if self.is_solo() {
+            return Ok(own);
+        }
+        let own = if self.writes() { own } else { Vec::new() };
+        Ok(self.exchange(own)?.swap_remove(0))
+    }
+
+    /// Refuses ranks that are not alike: `what` they have, as bytes that have to be equal. The same error on every rank.
+    pub fn same(&self, what: &str, advice: &str, own: &[u8]) -> Result<()> {
+        if self.is_solo() {
+            return Ok(());
+        }
+        let mut hasher = DefaultHasher::new();
+        hasher.write(own);
+        let all = self.exchange(hasher.finish().to_le_bytes().to_vec())?;
+        match all.iter().position(|other| *other != all[0]) {
+            None => Ok(()),
+            Some(rank) => Err(Error::Ranks(format!(
+                "{what} of rank {rank} is not that of rank 0; {advice}"
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use firebrick_backends::collective::{Settings, Threads};
+
+    fn ranks<T: Send>(size: usize, work: impl Fn(World) -> T + Sync) -> Vec<T> {
+        let done = Threads::run(size, Settings::default(), |all| work(World::new(all)));
+        done.into_iter().map(|rank| rank.unwrap()).collect()
+    }
+
+    #[test]
+    fn ranks_that_are_not_alike_are_told_apart_on_every_rank() {
+        let errors = ranks(3, |world| {
+            let own = [1_u8, 1, 2][world.rank()];
+            let alike = world.same("the plan", "", &[7]);
+            (
+                alike.is_ok(),
+                world
+                    .same("the plan", "make it anew", &[own])
+                    .unwrap_err()
+                    .to_string(),
+            )
+        });
+        for (alike, message) in errors {
+            assert!(alike);
+            assert!(
+                message.contains("the plan of rank 2 is not that of rank 0; make it anew"),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_error_of_one_rank_is_every_ranks() {
+        let found = ranks(2, |world| {
+            let own = match world.rank() {
+                0 => Ok(()),
+                _ => Err(Error::Config("a wrong key".into())),
+            };
+            world.together(own).unwrap_err().to_string()
+        });
+        assert_eq!(
+            found,
+            ["rank 1 failed: config: a wrong key", "config: a wrong key"]
+        );
+    }
+
+    #[test]
+    fn a_failure_that_ended_an_operation_is_not_told_twice() {
+        let found = ranks(2, |world| {
+            let settled = match world.rank() {
+                0 => {
+                    // the other rank does not come here
+                    let summed = world.all_reduce(Flat::F32(vec![1.0]));
+                    world.settle(summed.err().map(|e| Failure::new(e.to_string())))
+                }
+                _ => world.settle(Some(Failure::new("no room"))),
+            };
+            (
+                settled.unwrap_err().to_string(),
+                world.of_main(vec![world.rank() as u8 + 5]).unwrap(),
+            )
+        });
+        for (message, said) in found {
+            assert_eq!(message, "rank 1 failed: no room");
+            assert_eq!(said, [5]);
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Whole runs on several ranks, which are threads of this process: the same weights, metrics and files as they promise.
+
+use firebrick_backends::collective::{Collective, Settings, Threads};
+use firebrick_engine::config::{RunConfig, parse};
+use firebrick_engine::metrics::{Control, Event, Metrics, Observer, is_of_a_machine};
+use firebrick_engine::trainer::{Start, Trainer};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+const TINY: &str = "
+model:
+  arch: {model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, num_attention_heads: 2,
+         max_position_embeddings: 32}
+task: {kind: arithmetic, difficulty: 1, partial: true, validation_size: 5}
+output: run
+device: cpu
+rollout: {n: 4, prompt_length: 6, response_length: 4}
+update: {ppo_mini_batch_size: 2}
+optim: {lr: 1e-2}
+trainer: {steps: 4, train_batch_size: 4, seed: 5, test_freq: 2, save_freq: 2}
+";
+
+/// The metrics that a rank's observer was told of, without those of its machine.
+#[derive(Clone, Default)]
+struct Noted(Arc<Mutex<Vec<Metrics>>>);
+
+impl Observer for Noted {
+    fn event(&mut self, event: Event<'_>) {
+        if let Event::Step { metrics, .. } | Event::Validated { metrics, .. } = event {
+            let mut metrics = metrics.clone();
+            metrics.retain(|name, _| !is_of_a_machine(name));
+            self.0.lock().unwrap().push(metrics);
+        }
+    }
+}
+
+/// What a rank came to.
+#[derive(Clone, Debug, PartialEq)]
+struct Ran {
+    weights: BTreeMap<String, Vec<u64>>,
+    /// Names and bits, since NaN is not equal to itself.
+    metrics: Vec<Vec<(String, u64)>>,
+    steps: u64,
+}
+
+fn config(folder: &Path, overrides: &[&str]) -> RunConfig {
+    let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
+    let mut config = parse(TINY, &overrides).unwrap();
+    config.output = folder.to_owned();
+    config
+}
+
+fn run(config: RunConfig, start: Start, ranks: Arc<dyn Collective>) -> firebrick::Result<Ran> {
+    let noted = Noted::default();
+    let mut trainer = Trainer::builder(config)
+        .start(start)
+        .observer(noted.clone())
+        .world(ranks)
+        .build()?;
+    trainer.run()?;
+    let weights = trainer.policy().params().map(|(spec, value)| {
+        let values = value.download().unwrap().to_f64();
+        (
+            spec.name.clone(),
+            values.into_iter().map(f64::to_bits).collect(),
+        )
+    });
+    let metrics = noted.0.lock().unwrap().clone();
+    let bits = |m: Metrics| m.into_iter().map(|(name, v)| (name, v.to_bits())).collect();
+    Ok(Ran {
+        weights: weights.collect(),
+        metrics: metrics.into_iter().map(bits).collect(),
+        steps: trainer.finished_steps(),
+    })
+}
+
+/// The run of a world: every rank's.
+fn world(size: usize, config: &RunConfig, start: Start) -> Vec<Ran> {
+    let ranks = Threads::run(size, Settings::default(), |rank| {
+        run(config.clone(), start, rank).unwrap_or_else(|error| panic!("{error}"))
+    });
+    ranks.into_iter().map(|rank| rank.unwrap()).collect()
+}
+
+fn same_on_all(ranks: &[Ran]) {
+    for (rank, other) in ranks.iter().enumerate() {
+        assert_eq!(other.metrics, ranks[0].metrics, "rank {rank}");
+        assert!(other.weights == ranks[0].weights, "weights of rank {rank}");
+        assert!(!other.metrics.is_empty() && !other.weights.is_empty());
+    }
+}
+
+#[test]
+fn ranks_hold_the_same_weights_and_metrics_and_a_rerun_is_the_same_to_the_bit() {
+    let folders = tempfile::tempdir().unwrap();
+    for size in [2, 4] {
+        let runs = ["a", "b"].map(|name| {
+            let folder = folders.path().join(format!("{name}{size}"));
+            world(size, &config(&folder, &[]), Start::Fresh)
+        });
+        same_on_all(&runs[0]);
+        assert_eq!(runs[0], runs[1]);
+    }
+}
+
+#[test]
+fn other_algorithms_and_models_run_on_ranks_too() {
+    let folders = tempfile::tempdir().unwrap();
+    let cases: [(&str, &[&str]); 4] = [
+        ("ppo", &["objective.name=ppo", "critic.warmup=1"]),
+        (
+            "kl",
+            &["objective.kl_loss_coef=0.1", "update.old_log_probs=trainer"],
+        ),
+        ("lora", &["model.lora.rank=2", "model.lora.dropout=0.1"]),
+        ("remax", &["objective.name=remax"]),
+    ];
+    for (name, overrides) in cases {
+        let config = config(&folders.path().join(name), overrides);
+        same_on_all(&world(2, &config, Start::Fresh));
+    }
+}
+
+#[test]
+fn fewer_prompts_than_ranks_are_no_hang() {
+    let folders = tempfile::tempdir().unwrap();
+    let overrides = [
+        "trainer.train_batch_size=1",
+        "update.ppo_mini_batch_size=1",
+        "rollout.n=2",
+    ];
+    let config = config(&folders.path().join("run"), &overrides);
+    let ranks = world(4, &config, Start::Fresh);
+    same_on_all(&ranks);
+    assert_eq!(ranks[3].steps, 4);
+}
+
+#[test]
+fn a_run_on_ranks_goes_on_from_its_checkpoint_as_if_nothing_had_happened() {
+    let folders = tempfile::tempdir().unwrap();
+    let whole = world(2, &config(&folders.path().join("whole"), &[]), Start::Fresh);
+    let cut = folders.path().join("cut");
+    let ranks = Threads::run(2, Settings::default(), |rank| {
+        let stopping = Trainer::builder(config(&cut, &[]))
+            .observer(StopAfter(2))
+            .world(rank);
+        stopping.build().unwrap().run().unwrap().steps
+    });
+    assert_eq!(ranks, [Ok(2), Ok(2)]);
+    let resumed = world(2, &config(&cut, &[]), Start::Resume);
+    assert!(resumed[1].weights == whole[1].weights);
+    let lines = std::fs::read_to_string(cut.join("metrics.jsonl")).unwrap();
+    // the line before the first step, and one a step
+    assert_eq!(lines.lines().count(), 5);
+}
+
+/// Stops the run after some steps; asked on rank 0 alone.
+struct StopAfter(usize);
+
+impl Observer for StopAfter {
+    fn event(&mut self, _event: Event<'_>) {}
+
+    fn control(&mut self) -> Control {
+        self.0 = self.0.saturating_sub(1);
+        if self.0 == 0 {
+            Control::Stop
+        } else {
+            Control::Continue
+        }
+    }
+}
+
+#[test]
+fn an_error_of_one_rank_ends_the_run_of_all_with_its_name() {
+    let folders = tempfile::tempdir().unwrap();
+    let config = config(&folders.path().join("run"), &[]);
+    let errors = Threads::run(3, Settings::default(), |rank| {
+        let mut own = config.clone();
+        if rank.rank() == 2 {
+            // another run: found before anything is sampled
+            own.optim.lr = 5e-3;
+        }
+        run(own, Start::Fresh, rank).unwrap_err().to_string()
+    });
+    for error in errors {
+        let message = error.unwrap();
+        assert!(message.contains("the configuration of rank 2"), "{message}");
+    }
+}
+
+#[test]
+fn a_world_of_another_size_than_the_configuration_says_is_refused() {
+    let folders = tempfile::tempdir().unwrap();
+    let overrides = ["trainer.nnodes=2", "trainer.n_gpus_per_node=2"];
+    let config = config(&folders.path().join("run"), &overrides);
+    let errors = Threads::run(2, Settings::default(), |rank| {
+        run(config.clone(), Start::Fresh, rank)
+            .unwrap_err()
+            .to_string()
+    });
+    for error in errors {
+        let message = error.unwrap();
+        assert!(
+            message.contains("4 ranks in all") && message.contains("mpirun -n 4"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn a_folder_that_holds_a_run_is_refused_on_every_rank() {
+    let folders = tempfile::tempdir().unwrap();
+    let config = config(&folders.path().join("run"), &["trainer.steps=1"]);
+    world(2, &config, Start::Fresh);
+    let errors = Threads::run(2, Settings::default(), |rank| {
+        run(config.clone(), Start::Fresh, rank)
+            .unwrap_err()
+            .to_string()
+    });
+    for error in errors {
+        let message = error.unwrap();
+        assert!(message.contains("already contains a run"), "{message}");
+    }
+}
