@@ -1,5 +1,6 @@
 //! What a step was: facts in types. [`metrics`](super::metrics()) puts them under names.
 
+use super::expert_load::ExpertLoad;
 use super::ledger::{Leak, LedgerEntry};
 use super::phase::PhaseTimings;
 use super::validation::JudgedSample;
@@ -95,6 +96,8 @@ pub struct RolloutStats {
     pub kept_groups: usize,
     /// Sampled groups all of whose rewards are equal.
     pub zero_std_groups: f64,
+    /// How the last batch of prompts loaded experts, in a model with experts.
+    pub experts: Option<ExpertLoad>,
     /// How rewards fared that other programs compute, where there are any.
     pub programs: Option<ProgramStats>,
 }

@@ -4,6 +4,10 @@ use super::token_loss::{Loss, Metric, Reduction};
 use crate::Result;
 use crate::error::device_error;
 use burn::tensor::Tensor;
+use firebrick_models::routing::Routes;
+
+/// The metric of the auxiliary loss of routers.
+pub const ROUTER_AUX_LOSS: &str = "actor/router_aux_loss";
 
 /// Log-probs and entropies of a micro-batch's scored tokens, by sequence.
 #[derive(Clone, Debug, Default)]
@@ -14,6 +18,8 @@ pub struct MicroScores {
     pub entropy: Vec<Vec<f32>>,
     /// Values, where a value head stands beside the projection and they were asked for.
     pub values: Vec<Vec<f32>>,
+    /// The experts that all tokens went through, in a model with experts; empty elsewhere.
+    pub routes: Vec<Option<Routes>>,
 }
 
 /// Sums of a backward pass: the loss and the objective's metrics.

@@ -6,7 +6,7 @@ use super::judging::{Judging, JudgingThread, answer};
 use crate::config::DynamicSampling;
 use crate::data::Prompt;
 use crate::executor::Place;
-use crate::metrics::{Phase, RolloutReport, RolloutStats};
+use crate::metrics::{ExpertLoad, Phase, RolloutReport, RolloutStats};
 use crate::objective::advantage::frac_reward_zero_std;
 use crate::planning::{cache_bytes, engine_limits};
 use crate::reward::{Note, Progress};
@@ -112,6 +112,8 @@ impl Trainer {
             t.rewards(prompts, first, &generated.samples, judging, stats)
         })?;
         stats.engine.add(&generated.stats);
+        let routes = generated.samples.iter().filter_map(|s| s.routes.as_deref());
+        stats.experts = ExpertLoad::of(self.learner.decoder().arch(), routes);
         stats.gen_batches += 1;
         let version = self.state.step;
         let mut rollouts = Vec::with_capacity(generated.samples.len());
@@ -129,6 +131,8 @@ impl Trainer {
                     ..TokenColumns::default()
                 },
                 finish: s.finish,
+                routes: s.routes,
+                rerouted: None,
                 policy_version: version,
                 reward: reward.total,
                 reward_parts: reward.parts,

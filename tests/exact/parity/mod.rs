@@ -6,4 +6,5 @@ mod losses;
 #[path = "../../suite/parity/optim.rs"]
 mod optim;
 mod plans;
+mod router_loss;
 mod shared;
