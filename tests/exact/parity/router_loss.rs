@@ -11,6 +11,7 @@ use firebrick_engine::plan::ModelPlan;
 use firebrick_engine::sequence::Sequence;
 use firebrick_models::decoder::Param;
 use firebrick_models::random::Stream;
+use firebrick_models::unit::ParamSpec;
 
 use super::plans::HEAD_ROWS;
 use crate::support::golden::Golden;
@@ -85,7 +86,7 @@ fn the_auxiliary_loss_is_that_of_transformers_router_logits() {
 /// A direction of all parameters, by the names of their tensors.
 fn direction(model: &Model) -> BTreeMap<String, Vec<f64>> {
     let mut random = Stream::new(5, 0);
-    let tensors = model.decoder.specs().flat_map(|spec| spec.tensors());
+    let tensors = model.decoder.specs().flat_map(ParamSpec::tensors);
     let own = tensors.map(|tensor| {
         let numbers = (0..tensor.numel()).map(|_| f64::from(random.normal()));
         let numbers: Vec<f64> = numbers.map(|x| 0.01 * x).collect();

@@ -170,7 +170,8 @@ fn given_routes_decide_scores_and_gradients_whatever_the_routers_would_choose() 
         // other experts are another network
         let logp = |rows: &[Sequence]| model.score(&model.plain(64), 1.0, rows).logp;
         let free: Vec<Sequence> = all.iter().map(|own| sequence(own, false)).collect();
-        let apart = logp(&free)[0]
+        let free = logp(&free);
+        let apart = free[0]
             .iter()
             .zip(&scores.logp[0])
             .map(|(a, b)| f64::from((a - b).abs()));
