@@ -8,12 +8,10 @@ use crate::arch::{Activation, Arch};
 use crate::attention::{self, AttentionParams, Qkv};
 use crate::cache::{AttentionMetadata, LayerCache};
 use crate::forward_context::ForwardContext;
-use crate::functional::{rms_norm, rms_norm_onto};
+use crate::functional::{glu, rms_norm, rms_norm_onto};
 use crate::unit::Slot;
 use crate::weights::Weights;
-use burn::tensor::activation::{gelu, gelu_approximate, silu};
 use burn::tensor::{Int, Tensor};
-use firebrick_backends::kernels::{self, Gate};
 use firebrick_backends::precision::{stored_as, widened};
 
 /// The attention half: norm, q/k/v, rotary embedding, attention, output projection, residual, all `[tokens, hidden]`.
@@ -209,23 +207,6 @@ fn gated(arch: &Arch, w: &Weights, h: &Tensor<2>, lora: Option<LoraForward<'_>>)
     }
     let [gate, up] = w.linear_each(h, matrices, lora);
     glu(arch, gate, up)
-}
-
-/// `act(gate) ∘ up`.
-fn glu(arch: &Arch, gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
-    kernels::glu(activation(arch), &gate, &up).unwrap_or_else(|| match arch.activation {
-        Activation::Silu => silu(gate) * up,
-        Activation::GeluTanh => gelu_approximate(gate) * up,
-        Activation::Gelu => gelu(gate) * up,
-    })
-}
-
-fn activation(arch: &Arch) -> Gate {
-    match arch.activation {
-        Activation::Silu => Gate::Silu,
-        Activation::Gelu => Gate::Gelu,
-        Activation::GeluTanh => Gate::GeluTanh,
-    }
 }
 
 /// Rows of the embedding matrix, `[tokens, hidden]`.

@@ -85,11 +85,13 @@ impl Routes {
         self.choices[index * self.width..][..self.width].copy_from_slice(row);
     }
 
-    /// Copies one row over another.
-    pub(crate) fn copy_row(&mut self, from: usize, to: usize) {
-        let start = from * self.width;
-        self.choices
-            .copy_within(start..start + self.width, to * self.width);
+    /// Copies blocks of so many rows over others: `pairs` are source and target.
+    pub(crate) fn copy_blocks(&mut self, pairs: &[(u32, u32)], rows: usize) {
+        let size = rows * self.width;
+        for &(source, target) in pairs {
+            let [from, to] = [source, target].map(|block| block as usize * size);
+            self.choices.copy_within(from..from + size, to);
+        }
     }
 }
 

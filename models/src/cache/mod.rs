@@ -365,7 +365,7 @@ impl KvCache {
                 layer.copy_blocks(&copies);
             }
             if let Some(routes) = self.routes.as_mut().filter(|_| index == widest) {
-                routes::copy_blocks(routes, &copies);
+                routes.copy_blocks(&copies, BLOCK_SIZE);
             }
             for (source, _) in copies {
                 group.pool.release(source);

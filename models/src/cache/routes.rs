@@ -51,13 +51,3 @@ impl KvCache {
         Some(own)
     }
 }
-
-/// Copies the routes of blocks to others: `pairs` are source and target.
-pub(super) fn copy_blocks(routes: &mut Routes, pairs: &[(u32, u32)]) {
-    for &(source, target) in pairs {
-        for slot in 0..BLOCK_SIZE {
-            let at = |block: u32| block as usize * BLOCK_SIZE + slot;
-            routes.copy_row(at(source), at(target));
-        }
-    }
-}
