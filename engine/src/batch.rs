@@ -14,6 +14,7 @@ use firebrick_backends::kernels::{self, Operation, RowsByToken};
 use firebrick_models::adapter::{Dropout, DropoutKey};
 use firebrick_models::attention::{Grouping, SequenceLayout};
 use firebrick_models::forward_context::ForwardContext;
+use firebrick_models::routing::{RouterLoss, Routes, Routing};
 use firebrick_models::{Arch, Decoder};
 
 /// Largest share of the rows that attention works on together that may be padding, where a launch costs something. On a CPU
@@ -48,8 +49,9 @@ pub struct MicroBatch {
     pub lengths: Vec<usize>,
     /// What the losses know of the scored tokens.
     pub inputs: TokenInputs,
-    /// Rows of each sequence.
+    /// Rows of each sequence, and its tokens, which come first.
     strides: Vec<usize>,
+    tokens: Vec<usize>,
 }
 
 impl MicroBatch {
@@ -96,13 +98,15 @@ impl MicroBatch {
         Self {
             segments: sorts.then(|| RowsByToken::new(&ids, device)),
             ids: ints(ids),
-            ctx: ForwardContext::whole(arch, all, attention_rows, device),
+            ctx: ForwardContext::whole(arch, all, attention_rows, device)
+                .with_routing(routing(sequences, &strides)),
             rows: ints(rows),
             places: ints(places),
             targets: ints(targets),
             inputs: inputs(sequences, device),
             lengths: sequences.iter().map(|s| s.positions.len()).collect(),
             strides,
+            tokens: own,
         }
     }
 
@@ -127,11 +131,71 @@ impl MicroBatch {
         self
     }
 
+    /// The auxiliary loss of routers for this one of a step's micro-batches, which have `all` tokens; `layers` have experts.
+    #[must_use]
+    pub fn router_loss(&self, coefficient: f64, all: usize, layers: usize) -> RouterLoss {
+        let each = self.strides.iter().zip(&self.tokens);
+        let rows = each.flat_map(|(&stride, &tokens)| (0..stride).map(move |row| row < tokens));
+        RouterLoss::new(coefficient, all, layers, rows.collect())
+    }
+
+    /// The same micro-batch with the auxiliary loss of routers in its backward passes.
+    #[must_use]
+    pub fn with_router_loss(mut self, loss: Option<RouterLoss>) -> Self {
+        self.ctx = self.ctx.with_router_loss(loss);
+        self
+    }
+
+    /// The same micro-batch whose routes are kept, in a model with experts.
+    #[must_use]
+    pub fn recorded(mut self, arch: &Arch) -> Self {
+        let width = arch.route_width();
+        if width > 0 {
+            let rows = self.strides.iter().sum();
+            let routing = self.ctx.routing().clone().recorded(rows, width);
+            self.ctx = self.ctx.with_routing(routing);
+        }
+        self
+    }
+
+    /// The routes of each sequence's tokens, after a forward pass that has kept them.
+    #[must_use]
+    pub fn routes(&self) -> Vec<Option<Routes>> {
+        let Some(all) = self.ctx.routing().take_recorded() else {
+            return Vec::new();
+        };
+        let mut start = 0;
+        let each = self.strides.iter().zip(&self.tokens);
+        let own = each.map(|(stride, tokens)| {
+            let rows = start..start + tokens;
+            start += stride;
+            Some(all.slice(rows))
+        });
+        own.collect()
+    }
+
     /// Number of scored tokens.
     #[must_use]
     pub fn scored(&self) -> usize {
         self.lengths.iter().sum()
     }
+}
+
+/// The routes that sequences bring along, on rows of so many for each.
+fn routing(sequences: &[&Sequence], strides: &[usize]) -> Routing {
+    let known = sequences.iter().find_map(|s| s.routes.as_ref());
+    let Some(width) = known.map(|routes| routes.width()) else {
+        return Routing::default();
+    };
+    let mut all = Routes::unknown(strides.iter().sum(), width);
+    let mut start = 0;
+    for (sequence, stride) in sequences.iter().zip(strides) {
+        if let Some(own) = &sequence.routes {
+            all.set(start, own);
+        }
+        start += stride;
+    }
+    Routing::default().replayed(all)
 }
 
 /// The columns of the sequences' scored tokens, on the device.

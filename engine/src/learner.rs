@@ -25,6 +25,8 @@ pub struct Learner {
     pub runtime: Arc<Runtime>,
     /// What the next update's dropout follows from.
     pub dropout: DropoutStep,
+    /// Coefficient of the routers' auxiliary loss; 0 is none.
+    pub router_aux_loss_coef: f64,
 }
 
 /// What one optimizer step did.
@@ -77,6 +79,7 @@ impl Learner {
             optimizer,
             runtime,
             dropout: DropoutStep::default(),
+            router_aux_loss_coef: 0.0,
         }
     }
 
@@ -184,6 +187,7 @@ impl Learner {
             optimizer,
             runtime,
             dropout,
+            router_aux_loss_coef,
         } = self;
         let role = model.role();
         let ResidentModel { decoder, plan, .. } = model;
@@ -191,6 +195,7 @@ impl Learner {
         let executor = Executor::new(plan, runtime, temperature)
             .for_role(role)
             .with_dropout(*dropout)
+            .with_router_loss(*router_aux_loss_coef)
             .with_loss_scale(optimizer.loss_scale());
         optimizer.reserve(decoder)?;
         let mut gradients =
@@ -290,7 +295,7 @@ fn cut(plan: &ModelPlan, arch: &Arch, max_tokens: usize, key: &'static str) -> M
         max_tokens,
         max_sequences: plan.micro_batch_size,
         layout: plan.layout,
-        key_cost: attention as f64 / (sizes.body() + sizes.projection) as f64,
+        key_cost: attention as f64 / (sizes.active_body() + sizes.projection) as f64,
         key,
     }
 }

@@ -5,10 +5,47 @@ pub mod wire;
 use crate::sequence::TokenColumns;
 use crate::task::Reading;
 use firebrick_models::generate::FinishReason;
+use firebrick_models::routing::Routes;
 use firebrick_models::tokenizer::Message;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::ops::Range;
+use std::sync::Arc;
+
+/// Tokens in layers with experts, and those of them that went through other experts than before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rerouted {
+    /// Tokens, once for each layer with experts.
+    pub tokens: usize,
+    /// Those of them with another set of experts.
+    pub others: usize,
+}
+
+impl Rerouted {
+    /// Compares the routes that two passes have of the same tokens, of which each goes through `per_token` experts a layer. A token
+    /// that one of the two does not know is left out.
+    #[must_use]
+    pub fn between(a: &Routes, b: &Routes, per_token: &[usize]) -> Self {
+        let mut found = Self::default();
+        for row in 0..a.rows().min(b.rows()) {
+            let (mut a, mut b) = (a.row(row), b.row(row));
+            for &count in per_token {
+                let [own, other] = [&mut a, &mut b].map(|row| {
+                    let (own, rest) = row.split_at(count);
+                    *row = rest;
+                    let mut own = own.to_vec();
+                    own.sort_unstable();
+                    own
+                });
+                if !own.contains(&Routes::UNKNOWN) && !other.contains(&Routes::UNKNOWN) {
+                    found.tokens += 1;
+                    found.others += usize::from(own != other);
+                }
+            }
+        }
+        found
+    }
+}
 
 /// One sampled completion.
 #[derive(Clone, Debug)]
@@ -31,6 +68,10 @@ pub struct Rollout {
     pub columns: TokenColumns<Vec<f64>>,
     /// Why it ended.
     pub finish: FinishReason,
+    /// The experts that prompt and completion went through as it was sampled; `None` in models without experts.
+    pub routes: Option<Arc<Routes>>,
+    /// How many choices of experts were others when its old log-probs were computed, where that was looked at.
+    pub rerouted: Option<Rerouted>,
     /// Training step whose weights sampled it.
     pub policy_version: u64,
     /// What it was worth.
@@ -192,6 +233,8 @@ mod tests {
             text: String::new(),
             columns: TokenColumns::default(),
             finish,
+            routes: None,
+            rerouted: None,
             policy_version: 0,
             reward,
             reward_parts: Vec::new(),

@@ -1,6 +1,8 @@
 //! Sequences that are trained on or scored, and what is known of their tokens.
 
+use firebrick_models::routing::Routes;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Declares [`TokenColumns`], and what is done to all columns alike. A new column is one line here, and wherever it is computed
 /// and used.
@@ -133,6 +135,8 @@ pub struct Sequence {
     pub columns: TokenColumns<Vec<f64>>,
     /// Which sample it is.
     pub id: SampleId,
+    /// The experts that its first tokens go through; routers choose for the others, and for all where absent.
+    pub routes: Option<Arc<Routes>>,
 }
 
 /// Which sample a sequence is, whatever batch it stands in.

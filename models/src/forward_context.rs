@@ -4,6 +4,7 @@ use crate::adapter::Dropout;
 use crate::arch::Arch;
 use crate::attention::SequenceLayout;
 use crate::rope::RotaryEmbeddings;
+use crate::routing::{RouterLoss, Routing};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 
 /// How the rows of a forward pass belong to sequences, and which keys each may see (vLLM's `ForwardContext`). Built once, used by
@@ -22,6 +23,8 @@ pub struct ForwardContext {
     sequences: Option<SequenceLayout>,
     device: Device,
     dropout: Option<Dropout>,
+    routing: Routing,
+    router_loss: Option<RouterLoss>,
 }
 
 /// The mask of layers with one sliding window: true where a key is hidden, `None` where every key is visible.
@@ -80,6 +83,8 @@ impl ForwardContext {
             sequences: None,
             device: device.clone(),
             dropout: None,
+            routing: Routing::default(),
+            router_loss: None,
         }
     }
 
@@ -97,6 +102,8 @@ impl ForwardContext {
             sequences: Some(sequences.prepared(&arch.windows, chunk, device)),
             device: device.clone(),
             dropout: None,
+            routing: Routing::default(),
+            router_loss: None,
         }
     }
 
@@ -119,6 +126,32 @@ impl ForwardContext {
     pub fn with_dropout(mut self, dropout: Option<Dropout>) -> Self {
         self.dropout = dropout;
         self
+    }
+
+    /// The same forward pass with routes that are given or recorded.
+    #[must_use]
+    pub fn with_routing(mut self, routing: Routing) -> Self {
+        self.routing = routing;
+        self
+    }
+
+    /// What it does with routes.
+    #[must_use]
+    pub fn routing(&self) -> &Routing {
+        &self.routing
+    }
+
+    /// The same forward pass with the auxiliary loss of routers, where a graph is traced.
+    #[must_use]
+    pub fn with_router_loss(mut self, loss: Option<RouterLoss>) -> Self {
+        self.router_loss = loss;
+        self
+    }
+
+    /// The auxiliary loss of routers.
+    #[must_use]
+    pub fn router_loss(&self) -> Option<&RouterLoss> {
+        self.router_loss.as_ref()
     }
 
     pub(crate) fn dropout(&self) -> Option<&Dropout> {

@@ -1,8 +1,9 @@
 //! Operations that units and heads share, with a kernel where the device has one and tensor operations elsewhere.
 
-use crate::arch::Arch;
+use crate::arch::{Activation, Arch};
 use burn::tensor::Tensor;
-use firebrick_backends::kernels;
+use burn::tensor::activation::{gelu, gelu_approximate, silu};
+use firebrick_backends::kernels::{self, Gate};
 use firebrick_backends::precision::{stored_as, widened};
 
 /// `x · Wᵀ`, `[rows, out]`, for `x` of shape `[rows, in]` and `w` of shape `[out, in]`.
@@ -56,4 +57,22 @@ pub(crate) fn add_rms_norm(
 /// What is added to a stored norm weight.
 pub(crate) fn norm_offset(arch: &Arch) -> f64 {
     if arch.norm_offset { 1.0 } else { 0.0 }
+}
+
+/// `act(gate) ∘ up`.
+pub(crate) fn glu(arch: &Arch, gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
+    kernels::glu(activation(arch), &gate, &up).unwrap_or_else(|| match arch.activation {
+        Activation::Silu => silu(gate) * up,
+        Activation::GeluTanh => gelu_approximate(gate) * up,
+        Activation::Gelu => gelu(gate) * up,
+    })
+}
+
+/// The gate's non-linearity, as kernels name it.
+pub(crate) fn activation(arch: &Arch) -> Gate {
+    match arch.activation {
+        Activation::Silu => Gate::Silu,
+        Activation::Gelu => Gate::Gelu,
+        Activation::GeluTanh => Gate::GeluTanh,
+    }
 }

@@ -1,18 +1,17 @@
 //! The two halves of a transformer layer on packed rows `[tokens, hidden]`.
 
 pub(crate) mod decode;
+mod experts;
 
 use crate::adapter::LoraForward;
 use crate::arch::{Activation, Arch};
 use crate::attention::{self, AttentionParams, Qkv};
 use crate::cache::{AttentionMetadata, LayerCache};
 use crate::forward_context::ForwardContext;
-use crate::functional::{rms_norm, rms_norm_onto};
+use crate::functional::{glu, rms_norm, rms_norm_onto};
 use crate::unit::Slot;
 use crate::weights::Weights;
-use burn::tensor::activation::{gelu, gelu_approximate, silu};
 use burn::tensor::{Int, Tensor};
-use firebrick_backends::kernels::{self, Gate};
 use firebrick_backends::precision::{stored_as, widened};
 
 /// The attention half: norm, q/k/v, rotary embedding, attention, output projection, residual, all `[tokens, hidden]`.
@@ -172,16 +171,29 @@ fn add_to_residual(
     }
 }
 
-/// The MLP half: norm, gated MLP, residual, `[tokens, hidden]`.
+/// The feed-forward half: norm, gated MLP or experts, residual, `[tokens, hidden]`.
 pub(crate) fn mlp(
     arch: &Arch,
+    layer: usize,
     w: &Weights,
     x: Tensor<2>,
+    ctx: &ForwardContext,
     lora: Option<LoraForward<'_>>,
 ) -> Tensor<2> {
     let h = normed_input(arch, w, x.clone());
+    if let Some(own) = arch.experts(layer) {
+        return onto_residual(arch, w, x, experts::mixture(arch, layer, own, w, &h, ctx));
+    }
     let gated = gated(arch, w, &h, lora);
     add_to_residual(arch, w, x, &gated, Slot::Down, lora)
+}
+
+/// The residual plus what a half gives, which is normed first where the architecture does so.
+fn onto_residual(arch: &Arch, w: &Weights, residual: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
+    match w.get(Slot::PostNorm) {
+        Some(norm) => rms_norm_onto(arch, residual, y, norm),
+        None => residual + y,
+    }
 }
 
 /// `act(gate(h)) ∘ up(h)`, `[tokens, intermediate]`.
@@ -194,19 +206,7 @@ fn gated(arch: &Arch, w: &Weights, h: &Tensor<2>, lora: Option<LoraForward<'_>>)
         return y;
     }
     let [gate, up] = w.linear_each(h, matrices, lora);
-    kernels::glu(activation(arch), &gate, &up).unwrap_or_else(|| match arch.activation {
-        Activation::Silu => silu(gate) * up,
-        Activation::GeluTanh => gelu_approximate(gate) * up,
-        Activation::Gelu => gelu(gate) * up,
-    })
-}
-
-fn activation(arch: &Arch) -> Gate {
-    match arch.activation {
-        Activation::Silu => Gate::Silu,
-        Activation::Gelu => Gate::Gelu,
-        Activation::GeluTanh => Gate::GeluTanh,
-    }
+    glu(arch, gate, up)
 }
 
 /// Rows of the embedding matrix, `[tokens, hidden]`.

@@ -38,6 +38,7 @@ pub mod head;
 mod layer;
 pub mod random;
 pub mod rope;
+pub mod routing;
 pub mod tokenizer;
 pub mod unit;
 pub mod weights;

@@ -12,6 +12,7 @@ use firebrick_engine::objective::{LossSums, MicroScores};
 use firebrick_engine::plan::{MemoryConfig, ModelPlan, Role};
 use firebrick_engine::sequence::Sequence;
 use firebrick_models::decoder::Param;
+use firebrick_models::unit::ParamSpec;
 use firebrick_models::{Checkpoint, Decoder};
 use serde::Deserialize;
 
@@ -90,6 +91,8 @@ pub struct Model {
     pub decoder: Decoder,
     /// The optimizer step whose dropout its backward passes have, where it has adapters with dropout.
     pub dropout: DropoutStep,
+    /// Coefficient of the routers' auxiliary loss in its backward passes.
+    pub router_aux_loss_coef: f64,
 }
 
 impl Model {
@@ -107,6 +110,7 @@ impl Model {
             manifest: read(&dir.join("golden/manifest.json")),
             dir: dir.to_owned(),
             dropout: DropoutStep::default(),
+            router_aux_loss_coef: 0.0,
             name,
         }
     }
@@ -189,14 +193,26 @@ impl Model {
         let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
         let sums = Executor::new(plan, runtime, temperature)
             .with_dropout(self.dropout)
+            .with_router_loss(self.router_aux_loss_coef)
             .backward(decoder, micros, loss, &mut gradients, None)
             .unwrap_or_else(|error| panic!("{}: {error}", self.name));
         let named = decoder.specs().enumerate().filter_map(|(i, spec)| {
             let gradient = gradients.take(i)?.into_device(decoder.device());
-            Some((spec.name.clone(), values(gradient)))
+            Some(by_tensor(spec, values(gradient)))
         });
-        (sums, named.collect())
+        (sums, named.flatten().collect())
     }
+}
+
+/// The values of a parameter by the names of the tensors that a checkpoint has of it.
+pub fn by_tensor(spec: &ParamSpec, values: Vec<f64>) -> Vec<(String, Vec<f64>)> {
+    let mut rest = values.as_slice();
+    let own = spec.tensors().into_iter().map(|tensor| {
+        let (values, after) = rest.split_at(tensor.numel());
+        rest = after;
+        (tensor.name, values.to_vec())
+    });
+    own.collect()
 }
 
 fn memory(head_rows: usize) -> MemoryConfig {

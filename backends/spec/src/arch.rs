@@ -1,8 +1,10 @@
 //! What a decoder looks like: everything that the families differ in, as data.
 
 mod config;
+mod feed_forward;
 mod rope;
 
+pub use feed_forward::{Experts, FeedForward, MAX_EXPERT_LAYERS};
 pub use rope::{QueryScaling, Rope, RopeScaling, Yarn};
 
 use crate::Precision;
@@ -19,6 +21,8 @@ pub enum Family {
     Qwen2,
     /// Qwen 3: RMS norms on q and k, a `head_dim` of its own.
     Qwen3,
+    /// Qwen 3 with mixtures of experts.
+    Qwen3Moe,
     /// Gemma 2: soft-caps, (1 + w) norms before and after each half, alternating windows.
     Gemma2,
     /// Gemma 3, text: Gemma 2 with norms on q and k for its soft-caps, and another rotary embedding in layers with a window.
@@ -46,11 +50,12 @@ pub enum HeadKind {
 
 /// Families, the `model_type` of their configs, and what their class names begin with: of language models, and of models with one number
 /// a token.
-const FAMILIES: [(Family, &str, &str, &str); 9] = [
+const FAMILIES: [(Family, &str, &str, &str); 10] = [
     (Family::Llama, "llama", "Llama", "Llama"),
     (Family::Mistral, "mistral", "Mistral", "Mistral"),
     (Family::Qwen2, "qwen2", "Qwen2", "Qwen2"),
     (Family::Qwen3, "qwen3", "Qwen3", "Qwen3"),
+    (Family::Qwen3Moe, "qwen3_moe", "Qwen3Moe", "Qwen3Moe"),
     (Family::Gemma2, "gemma2", "Gemma2", "Gemma2"),
     // `Gemma3ForSequenceClassification` is that of the model that sees images
     (Family::Gemma3, "gemma3_text", "Gemma3", "Gemma3Text"),
@@ -162,8 +167,10 @@ pub struct Arch {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the MLP.
+    /// Width of a dense MLP.
     pub intermediate_size: usize,
+    /// The feed-forward of each layer.
+    pub feed_forwards: Vec<FeedForward>,
     /// Number of (attention, MLP) pairs.
     pub num_layers: usize,
     /// Query heads.
@@ -259,6 +266,7 @@ impl Arch {
         self.num_layers = layers;
         self.windows.truncate(layers);
         self.ropes.truncate(layers);
+        self.feed_forwards.truncate(layers);
         self
     }
 
@@ -285,6 +293,32 @@ impl Arch {
     pub fn in_precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
         self
+    }
+
+    /// The experts of a layer; `None` where its feed-forward is dense.
+    #[must_use]
+    pub fn experts(&self, layer: usize) -> Option<Experts> {
+        self.feed_forwards[layer].experts()
+    }
+
+    /// Experts that a token goes through, over all layers: numbers of a route.
+    #[must_use]
+    pub fn route_width(&self) -> usize {
+        let layers = self.expert_layers();
+        layers.map(|(_, own)| own.per_token).sum()
+    }
+
+    /// Where a layer's choices begin in a route.
+    #[must_use]
+    pub fn route_offset(&self, layer: usize) -> usize {
+        let before = self.expert_layers().take_while(|&(index, _)| index < layer);
+        before.map(|(_, own)| own.per_token).sum()
+    }
+
+    /// The layers with experts, in order.
+    pub fn expert_layers(&self) -> impl Iterator<Item = (usize, Experts)> {
+        let layers = self.feed_forwards.iter().enumerate();
+        layers.filter_map(|(layer, own)| Some((layer, own.experts()?)))
     }
 
     /// Query heads that share one key/value head.

@@ -1,5 +1,6 @@
 //! Low-rank adapters (`LoRA`: Hu et al., 2021, arXiv:2106.09685): their settings, and the parameters that they add to a unit.
 
+use crate::arch::Arch;
 use crate::parameters::{ParamSpec, Slot, TargetModule};
 
 /// What PEFT puts before the name of an adapted module.
@@ -52,6 +53,25 @@ impl LoraConfig {
             return Err("target_modules is empty".into());
         }
         Ok(())
+    }
+
+    /// Refuses modules that are experts in a layer of an architecture: there are no adapters of experts.
+    pub fn check_for(&self, arch: &Arch) -> Result<(), String> {
+        let in_mlp = |target: &&TargetModule| {
+            matches!(
+                target,
+                TargetModule::Gate | TargetModule::Up | TargetModule::Down
+            )
+        };
+        let expert = self.target_modules.iter().find(in_mlp);
+        match (expert, arch.expert_layers().next()) {
+            (Some(target), Some((layer, own))) => Err(format!(
+                "target_modules has {}, but layer {layer} has {} experts, and adapters of experts are not built; list                  modules of attention: [q_proj, k_proj, v_proj, o_proj]",
+                target.module(),
+                own.count
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The factor of an adapter's output: alpha / rank, or alpha / √rank.

@@ -3,7 +3,7 @@
 //! [`unit_specs`] is the only list of parameters, and adapters ([`crate::lora`]) append theirs to the units they belong to. Loading,
 //! export, initialisation, gradients, optimizer state and memory estimates follow its order.
 
-use crate::arch::{Arch, HeadKind, QkNorm};
+use crate::arch::{Arch, Experts, HeadKind, QkNorm};
 
 /// A unit of the chain: the smallest part of a decoder that runs, is recomputed, or is offloaded by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -12,7 +12,7 @@ pub enum UnitKind {
     Embedding,
     /// The attention half of this layer, residual included.
     Attention(usize),
-    /// The MLP half of this layer, residual included.
+    /// The feed-forward half of this layer, dense or of experts, residual included.
     Mlp(usize),
     /// Final norm and projection.
     Head,
@@ -44,6 +44,14 @@ pub enum Slot {
     GateBias,
     UpBias,
     DownBias,
+    /// The router of experts, `[experts, hidden]`.
+    Router,
+    /// One expert below the other: `[experts · width, hidden]`.
+    ExpertGate,
+    /// As [`Self::ExpertGate`].
+    ExpertUp,
+    /// One expert below the other: `[experts · hidden, width]`.
+    ExpertDown,
     Projection,
     ProjectionBias,
     Value,
@@ -71,12 +79,21 @@ impl Slot {
     /// Norm weights and biases: excluded from weight decay where decay groups are asked for.
     #[must_use]
     pub fn is_norm_or_bias(self) -> bool {
-        !matches!(self, Self::Embedding | Self::Projection | Self::Value)
-            && !self.is_linear()
+        !matches!(
+            self,
+            Self::Embedding | Self::Projection | Self::Value | Self::Router
+        ) && !self.is_linear()
+            && !self.is_expert()
             && !self.is_adapter()
     }
 
-    /// The weight matrices of a layer: those of attention and of the MLP.
+    /// The matrices of all experts of a layer.
+    #[must_use]
+    pub fn is_expert(self) -> bool {
+        matches!(self, Self::ExpertGate | Self::ExpertUp | Self::ExpertDown)
+    }
+
+    /// The weight matrices of a layer that every token goes through: those of attention and of a dense MLP.
     #[must_use]
     pub fn is_linear(self) -> bool {
         matches!(
@@ -174,17 +191,28 @@ impl TargetModule {
     }
 }
 
+/// What a parameter is in a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// One tensor of its name and shape.
+    Whole,
+    /// A tensor for each of so many experts, in whose name the index stands in place of the `*`; in memory one lies below the other.
+    ByExpert(usize),
+}
+
 /// A parameter's role, and its name and shape in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParamSpec {
     /// Role in its unit.
     pub slot: Slot,
-    /// Hugging Face tensor name; PEFT's for an adapter.
+    /// Hugging Face tensor name; PEFT's for an adapter; with a `*` for the index of an expert.
     pub name: String,
-    /// Shape in the checkpoint: `[n]` or `[out, in]`.
+    /// Shape: `[n]` or `[out, in]`; of all experts together, `[experts · out, in]`.
     pub shape: Vec<usize>,
     /// Whether it is trained: in a model with adapters only they are (and a value head).
     pub trainable: bool,
+    /// What it is in a checkpoint.
+    pub stored: Stored,
 }
 
 impl ParamSpec {
@@ -196,7 +224,32 @@ impl ParamSpec {
             name: name.into(),
             shape: shape.to_vec(),
             trainable: true,
+            stored: Stored::Whole,
         }
+    }
+
+    /// The matrices `[out, in]` of all experts.
+    fn of_experts(slot: Slot, name: String, experts: usize, [out, input]: [usize; 2]) -> Self {
+        Self {
+            stored: Stored::ByExpert(experts),
+            ..Self::new(slot, name, &[experts * out, input])
+        }
+    }
+
+    /// The tensors of a checkpoint that it is made of, from its first row to its last, each with its own name and shape.
+    #[must_use]
+    pub fn tensors(&self) -> Vec<Self> {
+        let Stored::ByExpert(experts) = self.stored else {
+            return vec![self.clone()];
+        };
+        let [rows, cols] = self.rows_cols();
+        let one = |index: usize| Self {
+            name: self.name.replacen('*', &index.to_string(), 1),
+            shape: vec![rows / experts, cols],
+            stored: Stored::Whole,
+            ..self.clone()
+        };
+        (0..experts).map(one).collect()
     }
 
     /// Shape of the tensor in memory, `[rows, columns]`: a vector is one row.
@@ -294,7 +347,7 @@ fn attention_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
 
 fn mlp_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
     let p = format!("model.layers.{layer}");
-    let (d, ff) = (arch.hidden_size, arch.intermediate_size);
+    let d = arch.hidden_size;
     // where there are norms after the halves, one of them has the name that the norm before the MLP has elsewhere
     let norm = if arch.post_norms {
         "pre_feedforward_layernorm"
@@ -306,18 +359,10 @@ fn mlp_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
         let name = format!("{p}.{norm}.weight");
         specs.push(ParamSpec::new(Slot::InputNorm, name, &[d]));
     }
-    specs.extend([
-        ParamSpec::new(Slot::Gate, format!("{p}.mlp.gate_proj.weight"), &[ff, d]),
-        ParamSpec::new(Slot::Up, format!("{p}.mlp.up_proj.weight"), &[ff, d]),
-        ParamSpec::new(Slot::Down, format!("{p}.mlp.down_proj.weight"), &[d, ff]),
-    ]);
-    if arch.mlp_bias {
-        specs.extend([
-            ParamSpec::new(Slot::GateBias, format!("{p}.mlp.gate_proj.bias"), &[ff]),
-            ParamSpec::new(Slot::UpBias, format!("{p}.mlp.up_proj.bias"), &[ff]),
-            ParamSpec::new(Slot::DownBias, format!("{p}.mlp.down_proj.bias"), &[d]),
-        ]);
-    }
+    specs.extend(match arch.experts(layer) {
+        None => dense_specs(arch, &p),
+        Some(experts) => expert_specs(experts, d, &p),
+    });
     if arch.post_norms {
         specs.push(ParamSpec::new(
             Slot::PostNorm,
@@ -326,6 +371,39 @@ fn mlp_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
         ));
     }
     specs
+}
+
+/// The matrices of a gated MLP, and their biases.
+fn dense_specs(arch: &Arch, p: &str) -> Vec<ParamSpec> {
+    let (d, ff) = (arch.hidden_size, arch.intermediate_size);
+    let mut specs = vec![
+        ParamSpec::new(Slot::Gate, format!("{p}.mlp.gate_proj.weight"), &[ff, d]),
+        ParamSpec::new(Slot::Up, format!("{p}.mlp.up_proj.weight"), &[ff, d]),
+        ParamSpec::new(Slot::Down, format!("{p}.mlp.down_proj.weight"), &[d, ff]),
+    ];
+    if arch.mlp_bias {
+        specs.extend([
+            ParamSpec::new(Slot::GateBias, format!("{p}.mlp.gate_proj.bias"), &[ff]),
+            ParamSpec::new(Slot::UpBias, format!("{p}.mlp.up_proj.bias"), &[ff]),
+            ParamSpec::new(Slot::DownBias, format!("{p}.mlp.down_proj.bias"), &[d]),
+        ]);
+    }
+    specs
+}
+
+/// The router and the matrices of the experts.
+fn expert_specs(experts: Experts, d: usize, p: &str) -> Vec<ParamSpec> {
+    let (count, ff) = (experts.count, experts.intermediate_size);
+    let matrices = |slot, module: &str, shape| {
+        let name = format!("{p}.mlp.experts.*.{module}.weight");
+        ParamSpec::of_experts(slot, name, count, shape)
+    };
+    vec![
+        ParamSpec::new(Slot::Router, format!("{p}.mlp.gate.weight"), &[count, d]),
+        matrices(Slot::ExpertGate, "gate_proj", [ff, d]),
+        matrices(Slot::ExpertUp, "up_proj", [ff, d]),
+        matrices(Slot::ExpertDown, "down_proj", [d, ff]),
+    ]
 }
 
 fn head_specs(arch: &Arch) -> Vec<ParamSpec> {

@@ -1,6 +1,7 @@
 //! The fused operations that a backend may have a kernel for.
 
 use super::choice::Operation;
+use super::experts::{ExpertInput, ExpertRows};
 use super::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use super::shapes::{
     AdamWOutput, AdamWStep, AttentionShape, Gate, JoinedHeads, QuantizationMap, QuantizedBlocks,
@@ -101,6 +102,19 @@ pub(super) trait Kernels: Sync {
     fn linear_swiglu(&self, x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
         None
     }
+
+    /// Every backend has this one and the next two, in tensor operations where it has no kernel.
+    fn expert_linear(
+        &self,
+        x: &Tensor<2>,
+        w: &Tensor<2>,
+        rows: &ExpertRows,
+        reads: ExpertInput,
+    ) -> Tensor<2>;
+
+    fn combine_experts(&self, y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Tensor<2>;
+
+    fn attach_gradient(&self, y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Tensor<2>;
 
     fn matmul(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
         None

@@ -14,6 +14,7 @@
 mod attention;
 mod autodiff;
 mod backend;
+mod experts;
 mod gemm;
 mod glu;
 mod half;

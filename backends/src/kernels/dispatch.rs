@@ -5,6 +5,7 @@ use super::choice::Operation;
 use super::cpu::CpuKernels;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use super::cube::CubeKernels;
+use super::experts::{ExpertInput, ExpertRows};
 use super::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use super::shapes::{
     AdamWOutput, AdamWStep, AttentionShape, Gate, JoinedHeads, QuantizationMap, QuantizedBlocks,
@@ -149,6 +150,33 @@ pub fn linear_add(base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tens
 #[must_use]
 pub fn linear_swiglu(x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
     kernels(&x.device()).linear_swiglu(x, gate, up)
+}
+
+/// `x · Wᵀ` with the matrix of each row's expert: sorted rows, `[choices, outputs]`, for `w` of shape `[experts · outputs, inputs]`, and `x`
+/// of shape `[tokens, inputs]` or, sorted, `[choices, inputs]`.
+///
+/// `w` must be a leaf of the autodiff graph or a constant. With a constant `w` nothing of `x` is saved, since no gradient needs it.
+#[must_use]
+pub fn expert_linear(
+    x: &Tensor<2>,
+    w: &Tensor<2>,
+    rows: &ExpertRows,
+    reads: ExpertInput,
+) -> Tensor<2> {
+    kernels(&x.device()).expert_linear(x, w, rows, reads)
+}
+
+/// The sum of each token's rows of `y`, sorted, `[choices, n]`, by its `weights`, `[tokens, choices of a token]`: `[tokens, n]`.
+#[must_use]
+pub fn combine_experts(y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
+    kernels(&y.device()).combine_experts(y, weights, rows)
+}
+
+/// `y`, whose backward pass adds `gradient`, a constant of the shape of `x`, to the gradient of `x`: a loss of its own that is added to
+/// whatever is made of `y`.
+#[must_use]
+pub fn attach_gradient(y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
+    kernels(&y.device()).attach_gradient(y, x, gradient)
 }
 
 /// `a · b` for `[m, k]` and `[k, n]`; an f32 result for half precision.

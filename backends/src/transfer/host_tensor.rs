@@ -7,6 +7,7 @@ use crate::{Precision, PrecisionExt};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_std::{AllocationProperty, Bytes};
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Elements of a task in host arithmetic.
 const GRAIN: usize = 1 << 15;
@@ -193,6 +194,16 @@ impl HostTensor {
     #[must_use]
     pub fn to_f32(&self) -> Vec<f32> {
         self.data.iter::<f32>().collect()
+    }
+
+    /// The values of some rows as f32, for reading.
+    #[must_use]
+    pub fn rows_to_f32(&self, rows: Range<usize>) -> Vec<f32> {
+        let [_, columns] = self.dims();
+        let width = columns * self.data.dtype().size();
+        let bytes = self.data.as_bytes()[rows.start * width..rows.end * width].to_vec();
+        let some = TensorData::from_bytes_vec(bytes, [rows.len(), columns], self.data.dtype());
+        some.iter::<f32>().collect()
     }
 
     /// Adds another matrix of the same shape, in parallel.

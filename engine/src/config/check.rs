@@ -15,7 +15,7 @@ impl RunConfig {
     /// All settings that cannot work, one error each. What a section says by itself ends with its first mistake.
     #[must_use]
     pub fn problems(&self) -> Vec<Error> {
-        let mut found = vec![self.check_model(), self.check_lora()];
+        let mut found = vec![self.check_model(), self.model.check(), self.check_lora()];
         found.extend(self.check_sizes());
         found.push(self.check_steps());
         found.push(self.rollout.check(self.precision).map_err(Error::Config));

@@ -111,16 +111,19 @@ impl LoraSettings {
 
     /// What the adapters will look like, without reading any weights.
     pub fn shape(&self, arch: &Arch) -> Result<LoraConfig> {
-        self.over(match &self.path {
+        let lora = self.over(match &self.path {
             Some(path) => adapter_shape(arch, &model_folder(path, ModelFiles::All)?)?,
             None => LoraConfig::default(),
-        })
+        })?;
+        fits(&lora, arch)?;
+        Ok(lora)
     }
 
     /// The policy at the start of a run: the base model with fresh adapters by seed, or with those of the folder at `path`.
     pub fn start(&self, base: &Decoder, seed: u64) -> Result<Decoder> {
         let Some(path) = &self.path else {
             let lora = self.over(LoraConfig::default())?;
+            fits(&lora, base.arch())?;
             return Ok(base.with_fresh_adapters(lora, seed));
         };
         let decoder = load_adapter(base, &model_folder(path, ModelFiles::All)?)?;
@@ -131,6 +134,12 @@ impl LoraSettings {
         agree(&wanted, &own, path)?;
         Ok(decoder.with_adapter_dropout(wanted.dropout))
     }
+}
+
+/// Refuses adapters of modules that a model's layers do not have as such.
+fn fits(lora: &LoraConfig, arch: &Arch) -> Result<()> {
+    let fits = lora.check_for(arch);
+    fits.map_err(|e| Error::Config(format!("model.lora: {e}")))
 }
 
 /// What decides the adapter's shape and scale is the folder's; only dropout, which training alone uses, may be another.

@@ -7,7 +7,7 @@ use firebrick_backends::Precision;
 use firebrick_backends::device::Backend;
 use firebrick_models::generate::{MAX_NUM_BATCHED_TOKENS, SamplingParams};
 use firebrick_models::{KvCacheDtype, Quantization};
-use firebrick_spec::CudaGraphs;
+use firebrick_spec::{Arch, CudaGraphs};
 use serde::{Deserialize, Serialize};
 
 /// Sampling parameters, under verl's and vLLM's names.
@@ -61,6 +61,9 @@ pub struct RolloutConfig {
     pub pack_weights: Option<bool>,
     /// Whether the pages of the cache are given back to the device before training.
     pub free_cache: bool,
+    /// In a model with experts: whether tokens are scored and trained on by the experts that they were sampled with, so that ratios
+    /// compare the same network. Otherwise routers choose anew.
+    pub router_replay: bool,
     /// Groups whose rewards are all equal are replaced by fresh prompts.
     pub dynamic_sampling: DynamicSampling,
     /// How validation samples.
@@ -122,9 +125,31 @@ impl Default for RolloutConfig {
             gpu_memory_utilization: None,
             pack_weights: None,
             free_cache: true,
+            router_replay: false,
             dynamic_sampling: DynamicSampling::default(),
             val_kwargs: ValidationSampling::default(),
             multi_turn: MultiTurn::default(),
+        }
+    }
+}
+
+impl RolloutConfig {
+    /// Refuses settings that an architecture has no use for, or that are not built for it.
+    pub(crate) fn check_for(&self, arch: &Arch) -> Result<()> {
+        let experts = arch.expert_layers().next().is_some();
+        let refuse = |message: &str| Err(Error::Config(message.to_owned()));
+        match (self.router_replay, experts) {
+            (true, false) => refuse(
+                "rollout.router_replay is true, but the model has no experts; remove the key",
+            ),
+            (true, true) if arch.windows.iter().all(Option::is_some) => refuse(
+                "rollout.router_replay is true, but every layer of the model has a sliding window: the cache gives blocks back, and \
+                 routes with them; set rollout.router_replay: false",
+            ),
+            _ if experts && self.quantization.is_some() => refuse(
+                "rollout.quantization is not built for experts; remove the key to sample in the run's precision",
+            ),
+            _ => Ok(()),
         }
     }
 }

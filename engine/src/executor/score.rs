@@ -20,6 +20,7 @@ pub fn score_all(
         logp: vec![Vec::new(); sequences.len()],
         entropy: vec![Vec::new(); sequences.len()],
         values: vec![Vec::new(); sequences.len()],
+        routes: vec![None; sequences.len()],
     };
     let world = executor.runtime().world();
     let batch = Batch::pack_for(sequences, cut, world.size())?;
@@ -29,6 +30,9 @@ pub fn score_all(
         for (&i, (logp, entropy)) in indices.iter().zip(both) {
             scores.logp[i] = logp;
             scores.entropy[i] = entropy;
+        }
+        for (&i, routes) in indices.iter().zip(own.routes) {
+            scores.routes[i] = routes;
         }
         for (&i, values) in indices.iter().zip(own.values) {
             scores.values[i] = values;

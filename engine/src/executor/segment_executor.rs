@@ -11,7 +11,7 @@ use super::runtime::Runtime;
 use super::segment_graph::{self, Piece};
 use crate::Result;
 use crate::batch::{DropoutStep, MicroBatch};
-use crate::objective::{LossSums, MicroScores, split_by_sequence};
+use crate::objective::{LossSums, MicroScores, ROUTER_AUX_LOSS, Reduction, split_by_sequence};
 use crate::plan::{ActivationPolicy, ModelPlan, Order, Role};
 use crate::sequence::Sequence;
 use burn::tensor::Tensor;
@@ -19,6 +19,7 @@ use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::trace::span_on;
 use firebrick_models::Decoder;
 use firebrick_models::head::Head;
+use firebrick_models::routing::RouterLoss;
 use std::ops::Range;
 
 /// Executes a [`ModelPlan`] on a decoder.
@@ -30,6 +31,7 @@ pub struct Executor<'a> {
     role: Role,
     dropout: Option<DropoutStep>,
     loss_scale: f64,
+    router_aux_loss_coef: f64,
 }
 
 /// A segment under its graph, and the bytes that it is accounted for.
@@ -56,6 +58,7 @@ impl<'a> Executor<'a> {
             role: Role::Policy,
             dropout: None,
             loss_scale: 1.0,
+            router_aux_loss_coef: 0.0,
         }
     }
 
@@ -69,6 +72,13 @@ impl<'a> Executor<'a> {
     #[must_use]
     pub fn with_loss_scale(mut self, scale: f64) -> Self {
         self.loss_scale = scale;
+        self
+    }
+
+    /// The same with the auxiliary loss of routers, times a coefficient, in its backward passes. 0 is none.
+    #[must_use]
+    pub fn with_router_loss(mut self, coefficient: f64) -> Self {
+        self.router_aux_loss_coef = coefficient;
         self
     }
 
@@ -152,6 +162,7 @@ impl<'a> Executor<'a> {
             Ok(MicroScores {
                 logp: split_by_sequence(logp, &micro.lengths)?,
                 entropy: split_by_sequence(entropy, &micro.lengths)?,
+                routes: micro.routes(),
                 values: match head.joint_value().filter(|_| self.role == Role::Policy) {
                     Some(head) => self.read_values(&head, micro, &hidden)?,
                     None => Vec::new(),
@@ -192,7 +203,8 @@ impl<'a> Executor<'a> {
     ) -> Result<Vec<T>> {
         let mut all = Vec::with_capacity(micros.len());
         for group in self.groups(micros) {
-            let micros: Vec<MicroBatch> = group.iter().map(|s| self.micro(decoder, s)).collect();
+            let micro = |s: &Vec<&Sequence>| self.micro(decoder, s).recorded(decoder.arch());
+            let micros: Vec<MicroBatch> = group.iter().map(micro).collect();
             let mut fetch = self.fetcher(self.forward_visits(decoder));
             let mut rows = embed(decoder, &fetch.next(decoder)?, &micros);
             for (i, segment) in self.plan.segments.iter().enumerate() {
@@ -225,6 +237,16 @@ impl<'a> Executor<'a> {
     ) -> Result<LossSums> {
         let loss = loss.into();
         let mut sums = LossSums::default();
+        // the coefficient is that of a step, however it is divided
+        let tokens = micros.iter().flatten().map(|s| s.tokens.len()).sum();
+        let coefficient = self.router_aux_loss_coef * self.loss_scale;
+        let layers = decoder.arch().expert_layers().count();
+        let balances = self.router_aux_loss_coef > 0.0 && layers > 0;
+        let balanced = |micro: MicroBatch| {
+            let own = micro.router_loss(coefficient, tokens, layers);
+            micro.with_router_loss(balances.then_some(own))
+        };
+        let mut router_loss = 0.0;
         let groups: Vec<&[Vec<&Sequence>]> = self.groups(micros).collect();
         for (i, group) in groups.iter().enumerate() {
             let last = i + 1 == groups.len();
@@ -232,7 +254,10 @@ impl<'a> Executor<'a> {
             visits.extend(self.plan.segments.iter().rev().map(|s| s.units.clone()));
             let mut pass = Pass {
                 executor: self,
-                micros: group.iter().map(|s| self.dropped(decoder, s)).collect(),
+                micros: group
+                    .iter()
+                    .map(|s| balanced(self.dropped(decoder, s)))
+                    .collect(),
                 fetch: self.fetcher(visits),
                 kept: ActivationStack::new(
                     self.runtime,
@@ -242,6 +267,7 @@ impl<'a> Executor<'a> {
                 ),
                 graphs: Vec::new(),
             };
+            let losses: Vec<RouterLoss> = pass.router_losses();
             let hidden = pass.forward(decoder)?;
             let rows = pass.head(decoder, hidden, loss, gradients, &mut sums)?;
             let mut done = |decoder: &mut Decoder, gradients: &mut Gradients, unit| match after
@@ -253,6 +279,11 @@ impl<'a> Executor<'a> {
             };
             done(decoder, gradients, decoder.units().len() - 1)?;
             pass.backward(decoder, rows, gradients, &mut done)?;
+            router_loss += losses.iter().map(RouterLoss::sum).sum::<f64>();
+        }
+        if balances {
+            sums.metrics
+                .push((ROUTER_AUX_LOSS, Reduction::Sum, router_loss));
         }
         gradients.finish()?;
         Ok(sums)
@@ -262,6 +293,15 @@ impl<'a> Executor<'a> {
 type Done<'d> = &'d mut dyn FnMut(&mut Decoder, &mut Gradients, usize) -> Result<()>;
 
 impl Pass<'_, '_> {
+    /// The auxiliary losses of its micro-batches, which layers add to as their graphs are traced.
+    fn router_losses(&self) -> Vec<RouterLoss> {
+        let losses = self
+            .micros
+            .iter()
+            .filter_map(|micro| micro.ctx.router_loss());
+        losses.cloned().collect()
+    }
+
     fn forward(&mut self, decoder: &Decoder) -> Result<Vec<Tensor<2>>> {
         let _span = span_on("segments forward", decoder.device());
         let mut rows = embed(decoder, &self.fetch.next(decoder)?, &self.micros);

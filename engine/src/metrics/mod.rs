@@ -5,6 +5,7 @@
 //! [`MemoryTimeline`] has what was held at every boundary of some steps.
 
 mod events;
+mod expert_load;
 pub mod ledger;
 mod names;
 mod phase;
@@ -18,6 +19,7 @@ pub mod tracker;
 mod validation;
 
 pub use events::{Control, Event, Observer, Silent};
+pub use expert_load::ExpertLoad;
 pub use ledger::{Growth, Leak, Ledger, LedgerEntry};
 pub use names::{
     GLOBAL_STEP, Metrics, is_of_a_machine, judged_metrics, metrics, timings, validation_metrics,

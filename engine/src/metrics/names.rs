@@ -194,6 +194,18 @@ fn sampling_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
         put("timing_s/rank_wait/max", ranks.max_seconds);
         put("timing_s/rank_wait/mean", ranks.mean_seconds);
     }
+    if let Some(load) = &stats.experts {
+        put("rollout/expert_load_max", load.max);
+        put("rollout/expert_load_min", load.min);
+        put("rollout/experts_unused", load.unused);
+    }
+    let compared = rollout.rollouts.iter().filter_map(|r| r.rerouted);
+    let [tokens, others] = compared.fold([0, 0], |[tokens, others], own| {
+        [tokens + own.tokens, others + own.others]
+    });
+    if tokens > 0 {
+        put("rollout/rerouted", others as f64 / tokens as f64);
+    }
     if let Some(programs) = &stats.programs {
         put("timing_s/reward_wait", programs.wait_seconds);
         put("reward/lost", programs.lost as f64);
@@ -370,6 +382,8 @@ mod tests {
                 ..TokenColumns::default()
             },
             finish: FinishReason::Stop,
+            routes: None,
+            rerouted: None,
             policy_version: 0,
             reward: 1.0,
             reward_parts: Vec::new(),

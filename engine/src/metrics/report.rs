@@ -1,5 +1,6 @@
 //! What a step was: facts in types. [`metrics`](super::metrics()) puts them under names.
 
+use super::expert_load::ExpertLoad;
 use super::ledger::{Leak, LedgerEntry};
 use super::phase::PhaseTimings;
 use super::validation::JudgedSample;
@@ -96,6 +97,8 @@ pub struct RolloutStats {
     pub zero_std_groups: f64,
     /// Groups that are left out, since a rollout of theirs has lost its environment or a reward.
     pub left_out_groups: usize,
+    /// How the last batch of prompts loaded experts, in a model with experts.
+    pub experts: Option<ExpertLoad>,
     /// How rewards fared that other programs compute, where there are any.
     pub programs: Option<ProgramStats>,
     /// How turns and environments fared, where there are any.

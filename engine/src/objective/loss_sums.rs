@@ -6,8 +6,12 @@ use crate::error::device_error;
 use crate::world::World;
 use crate::world::codec::{Reader, Writer};
 use burn::tensor::Tensor;
+use firebrick_models::routing::Routes;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
+
+/// The metric of the auxiliary loss of routers.
+pub const ROUTER_AUX_LOSS: &str = "actor/router_aux_loss";
 
 /// Log-probs and entropies of a micro-batch's scored tokens, by sequence.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +22,8 @@ pub struct MicroScores {
     pub entropy: Vec<Vec<f32>>,
     /// Values, where a value head stands beside the projection and they were asked for.
     pub values: Vec<Vec<f32>>,
+    /// The experts that all tokens went through, in a model with experts; empty elsewhere.
+    pub routes: Vec<Option<Routes>>,
 }
 
 /// Sums of a backward pass: the loss and the objective's metrics.

@@ -26,7 +26,7 @@ pub mod value;
 
 pub use coefficients::AdaptiveCoefficients;
 pub(crate) use loss_sums::{LossAccumulator, split_by_sequence};
-pub use loss_sums::{LossSums, MicroScores};
+pub use loss_sums::{LossSums, MicroScores, ROUTER_AUX_LOSS};
 pub use policy_gradient::{Advantages, PolicyGradient};
 pub use sequence_reduction::SequenceReduction;
 pub use settings::{

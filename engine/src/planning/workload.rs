@@ -13,6 +13,8 @@ use firebrick_spec::Arch;
 /// The workload of a configuration.
 pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
     let needs = config.objective.build()?.needs();
+    config.rollout.check_for(arch)?;
+    config.model.check_for(arch)?;
     let lora = config.model.lora.as_ref();
     let lora = lora.map(|lora| lora.shape(arch)).transpose()?;
     let compares = needs.reference;

@@ -59,6 +59,8 @@ pub fn write_sample(to: &mut Writer, sample: &Sample) {
         full_logps,
         inserted,
         finish,
+        // a model with experts runs on one rank
+        routes: _,
     } = sample;
     to.number(*request as u64);
     to.number(*sample as u64);
@@ -79,6 +81,7 @@ pub fn read_sample(from: &mut Reader<'_>) -> Result<Sample> {
         full_logps: from.singles()?,
         inserted: read_ranges(from)?,
         finish: read_finish(from)?,
+        routes: None,
     })
 }
 
@@ -95,6 +98,9 @@ pub fn write_rollout(to: &mut Writer, rollout: &Rollout) {
         text,
         columns,
         finish,
+        // a model with experts runs on one rank
+        routes: _,
+        rerouted: _,
         policy_version,
         reward,
         reward_parts,
@@ -144,6 +150,8 @@ pub fn read_rollout(from: &mut Reader<'_>) -> Result<Rollout> {
         text: from.text()?,
         columns: TokenColumns::from_columns(from.list(|r| r.option(Reader::floats))?),
         finish: read_finish(from)?,
+        routes: None,
+        rerouted: None,
         policy_version: from.number()?,
         reward: from.float()?,
         reward_parts: from.list(|r| Ok((r.text()?, r.float()?)))?,
@@ -184,6 +192,8 @@ mod tests {
                 ..TokenColumns::default()
             },
             finish: FinishReason::Length,
+            routes: None,
+            rerouted: None,
             policy_version: 4,
             reward: 0.1 + 0.2,
             reward_parts: vec![("exact".into(), 1.0), ("absent".into(), f64::NAN)],

@@ -167,7 +167,11 @@ fn runtime(opened: &Opened, plan: &Plan) -> (Runtime, Arc<BoundaryLog>) {
 /// The policy with its optimizer; with a value head, where the critic shares its trunk.
 fn policy_learner(opened: &Opened, plan: &Plan, decoder: Decoder, runtime: Runtime) -> Learner {
     let (config, optim) = (&opened.config, opened.optimizer().clone());
-    let learner = |decoder| Learner::new(decoder, plan.policy().clone(), optim, runtime);
+    let learner = |decoder| {
+        let mut own = Learner::new(decoder, plan.policy().clone(), optim, runtime);
+        own.router_aux_loss_coef = config.model.router_aux_loss_coef;
+        own
+    };
     match config.shared_critic().filter(|_| opened.mode == Mode::Rl) {
         Some(critic) => learner(decoder.with_joint_value_head(config.trainer.seed))
             .with_value_rate(critic.value_rate(&config.optim)),

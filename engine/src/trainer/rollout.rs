@@ -8,7 +8,7 @@ use super::turns::Playing;
 use crate::config::DynamicSampling;
 use crate::data::Prompt;
 use crate::executor::Place;
-use crate::metrics::{Phase, RolloutReport, RolloutStats};
+use crate::metrics::{ExpertLoad, Phase, RolloutReport, RolloutStats};
 use crate::objective::advantage::frac_reward_zero_std;
 use crate::planning::{cache_bytes, engine_limits};
 use crate::reward::{Note, Progress};
@@ -127,6 +127,8 @@ impl Trainer {
     ) -> Result<Groups> {
         let (prompts, own) = self.own_rollouts(prompts, first, stats)?;
         let rollouts = all_rollouts(&self.world, own, stats)?;
+        let routes = rollouts.iter().filter_map(|r| r.routes.as_deref());
+        stats.experts = ExpertLoad::of(self.learner.decoder().arch(), routes);
         stats.gen_batches += 1;
         let groups: Vec<Vec<Rollout>> = rollouts
             .chunk_by(|a, b| a.prompt_index == b.prompt_index)
@@ -209,6 +211,8 @@ impl Trainer {
                 ..TokenColumns::default()
             },
             finish: s.finish,
+            routes: s.routes,
+            rerouted: None,
             policy_version: self.state.step,
             reward: reward.total,
             reward_parts: reward.parts,

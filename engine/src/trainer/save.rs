@@ -29,8 +29,13 @@ impl Trainer {
         let (decoder, source) = (self.learner.decoder(), &self.source);
         // an f32 folder of an f32 model is its own master copy, and so is an adapter
         let masters = decoder.specs().any(|spec| {
-            let stored = source.checkpoint.stored_dtype(&spec.name);
-            spec.trainable && (decoder.arch().precision.is_half() || stored != StoredDtype::F32)
+            let stored = |name: &str| source.checkpoint.stored_dtype(name);
+            let rounds = || {
+                spec.tensors()
+                    .iter()
+                    .any(|t| stored(&t.name) != StoredDtype::F32)
+            };
+            spec.trainable && (decoder.arch().precision.is_half() || rounds())
         });
         let name = RunDir::checkpoint_name(self.state.step);
         self.recorder.run().publish(&name, |dir| {

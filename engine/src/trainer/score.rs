@@ -1,19 +1,29 @@
 //! Passes without gradients over a step's rollouts: old log-probs, the reference's, the critic's values.
 
 use super::Trainer;
-use super::sequences::unmasked;
+use super::sequences::{replayed, unmasked};
 use crate::Result;
 use crate::config::OldLogProbs;
 use crate::executor::ResidentModel;
 use crate::learner::score_placed;
-use crate::rollout::Rollout;
+use crate::rollout::{Rerouted, Rollout};
 use crate::sequence::column;
 
 impl Trainer {
     /// The policy's log-probs before the update, and its values where it has a value head: one pass for both.
     pub(super) fn score_old(&self, rollouts: &mut [Rollout]) -> Result<()> {
         let temperature = self.config.rollout.temperature;
-        let scored = self.learner.score(&unmasked(rollouts), temperature)?;
+        let mut sequences = unmasked(rollouts);
+        if self.config.rollout.router_replay {
+            sequences = replayed(sequences, rollouts.iter());
+        }
+        let scored = self.learner.score(&sequences, temperature)?;
+        let arch = self.learner.decoder().arch();
+        let per_token: Vec<usize> = arch.expert_layers().map(|(_, own)| own.per_token).collect();
+        for (rollout, now) in rollouts.iter_mut().zip(&scored.routes) {
+            let both = rollout.routes.as_ref().zip(now.as_ref());
+            rollout.rerouted = both.map(|(then, now)| Rerouted::between(then, now, &per_token));
+        }
         let both = scored.logp.into_iter().zip(scored.values);
         for (rollout, (logp, values)) in rollouts.iter_mut().zip(both) {
             // a policy without a value head has none

@@ -11,6 +11,19 @@ pub(super) fn unmasked(rollouts: &[Rollout]) -> Vec<Sequence> {
         .collect()
 }
 
+/// Sequences of rollouts that go through the experts that they were sampled with.
+pub(super) fn replayed<'r>(
+    sequences: Vec<Sequence>,
+    rollouts: impl IntoIterator<Item = &'r Rollout>,
+) -> Vec<Sequence> {
+    let pairs = sequences.into_iter().zip(rollouts);
+    let own = pairs.map(|(sequence, rollout)| Sequence {
+        routes: rollout.routes.clone(),
+        ..sequence
+    });
+    own.collect()
+}
+
 /// The sequence of a rollout as the policy learns from it, its scored tokens being those of the mask.
 pub(super) fn sequence(rollout: &Rollout) -> Sequence {
     let scored = rollout.columns.select(&rollout.mask);

@@ -1,8 +1,8 @@
 //! A run before its weights: what it is made of is opened, then its memory is planned.
 
 use super::checks::{
-    check_device, check_environments, check_limit, check_objective, check_optimizers,
-    check_quantised, check_rewards, check_size,
+    check_device, check_environments, check_experts, check_limit, check_objective,
+    check_optimizers, check_quantised, check_rewards, check_size,
 };
 use super::turns::turn_template;
 use crate::checkpoint::{CriticSource, PolicySource};
@@ -70,6 +70,7 @@ impl Opened {
         let source =
             PolicySource::open(&config.model, task.as_ref())?.in_precision(config.precision);
         let profile = profile::of(&info);
+        check_experts(&world, source.checkpoint.arch())?;
         planning::settle_share(&mut config, mode, source.checkpoint.arch(), &profile)?;
         if mode == Mode::Rl || !task.is_empty(Split::Validation) {
             source.check_lengths(&config)?;

@@ -1,6 +1,6 @@
 //! Updates: epochs and mini-batches over a step's rollouts, one optimizer step of the policy or the critic each.
 
-use super::sequences::{critic_sequence, sequence};
+use super::sequences::{critic_sequence, replayed, sequence};
 use super::{MAX_SKIPPED, Trainer};
 use crate::batch::DropoutStep;
 use crate::config::{CriticConfig, OldLogProbs};
@@ -167,6 +167,9 @@ impl Trainer {
     /// Sequences of one optimizer step of the policy, with everything fixed that they share.
     fn policy_sequences(&mut self, mini: &[&Rollout]) -> Result<Vec<Sequence>> {
         let mut sequences: Vec<Sequence> = mini.iter().map(|r| sequence(r)).collect();
+        if self.config.rollout.router_replay {
+            sequences = replayed(sequences, mini.iter().copied());
+        }
         let temperature = self.config.rollout.temperature;
         let score = |t: &mut Self| t.learner.score(&sequences, temperature);
         let scores = if self.objective.needs().scores {

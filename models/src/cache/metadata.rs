@@ -27,6 +27,8 @@ pub struct AttentionMetadata {
     /// The same for a kernel that rotates queries and keys on its own, where one attends.
     angles: Option<LayerAngles>,
     rows: usize,
+    /// The slot of every row's route, where routes are kept.
+    route_slots: Option<Vec<Option<u32>>>,
     /// For each group of layers.
     pub(super) groups: Vec<GroupMetadata>,
 }
@@ -122,6 +124,11 @@ impl AttentionMetadata {
         }
     }
 
+    /// The slot of every row's route, where routes are kept.
+    pub(crate) fn route_slots(&self) -> Option<&[Option<u32>]> {
+        self.route_slots.as_deref()
+    }
+
     pub(crate) fn rotary(&self) -> &RotaryEmbeddings {
         &self.rotary
     }
@@ -150,6 +157,11 @@ impl KvCache {
             groups: self.groups.iter().enumerate().map(group).collect(),
             angles: fused.then(|| rotary.angles()),
             rotary,
+            route_slots: self.keeps_routes().then(|| {
+                let slot =
+                    |table: &BlockTable| self.slots_of(table, table.tokens - 1..table.tokens)[0];
+                tables.iter().map(|table| table.map(slot)).collect()
+            }),
             rows: positions.len(),
         }
     }
@@ -166,6 +178,10 @@ impl KvCache {
             rotary: RotaryEmbeddings::new(arch, &positions, &self.device),
             angles: None,
             rows: positions.len(),
+            route_slots: self.keeps_routes().then(|| {
+                let slots = |chunk: &Chunk<'_>| self.slots_of(chunk.table, chunk.tokens.clone());
+                chunks.iter().flat_map(slots).map(Some).collect()
+            }),
             groups: self.groups.iter().enumerate().map(group).collect(),
         }
     }

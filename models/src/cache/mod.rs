@@ -20,6 +20,7 @@ mod block_pool;
 mod block_table;
 mod metadata;
 mod prefix_index;
+mod routes;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ pub(crate) use metadata::Decode;
 pub use metadata::{AttentionMetadata, Chunk};
 
 use crate::arch::Arch;
+use crate::routing::Routes;
 use block_pool::{BlockPool, ContentId};
 use block_table::GroupTable;
 use burn::tensor::Device;
@@ -46,6 +48,8 @@ pub struct KvCache {
     layers: Vec<LayerCache>,
     groups: Vec<LayerGroup>,
     prefixes: PrefixIndex,
+    /// The routes of the tokens in the slots of the widest group, in a model with experts.
+    routes: Option<Routes>,
     dtype: KvCacheDtype,
     device: Device,
 }
@@ -90,7 +94,9 @@ impl KvCache {
             LayerCache::new(group, pool)
         });
         let token = dtype.layer_bytes_per_token(arch, arch.precision.width() as usize);
+        let routes = Self::route_slots(arch, &groups, blocks);
         Self {
+            routes,
             layers: layers.collect(),
             groups: groups
                 .iter()
@@ -133,11 +139,17 @@ impl KvCache {
 
     /// Makes the pools at least as large as these blocks, a layer at a time. What they hold stays.
     pub fn grow(&mut self, blocks: &[usize]) {
+        let widest = self.widest_index();
         for (index, (group, &blocks)) in self.groups.iter_mut().zip(blocks).enumerate() {
             if group.pool.len() >= blocks {
                 continue;
             }
             group.pool.grow(blocks);
+            if index == widest {
+                self.routes
+                    .iter_mut()
+                    .for_each(|routes| routes.resize(blocks * BLOCK_SIZE));
+            }
             for layer in self
                 .layers
                 .iter_mut()
@@ -339,6 +351,7 @@ impl KvCache {
 
     /// Copies the blocks that sequences are about to write to while others hold them.
     pub fn copy_shared_blocks(&mut self) {
+        let widest = self.widest_index();
         for (index, group) in self.groups.iter_mut().enumerate() {
             let copies = std::mem::take(&mut group.copies);
             if copies.is_empty() {
@@ -350,6 +363,9 @@ impl KvCache {
                 .filter(|layer| layer.group() == index)
             {
                 layer.copy_blocks(&copies);
+            }
+            if let Some(routes) = self.routes.as_mut().filter(|_| index == widest) {
+                routes.copy_blocks(&copies, BLOCK_SIZE);
             }
             for (source, _) in copies {
                 group.pool.release(source);

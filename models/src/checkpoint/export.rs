@@ -27,11 +27,42 @@ impl Default for ExportOptions {
     }
 }
 
-/// A parameter in its stored element type, read when it is written.
+/// A tensor of a checkpoint: some rows of a parameter.
+struct Part {
+    /// Flat index of the parameter.
+    index: usize,
+    /// The row that it begins at.
+    row: usize,
+    spec: ParamSpec,
+}
+
+/// The tensors of a decoder's checkpoint, in order. A value head beside the projection is no part of the language model.
+fn parts(decoder: &Decoder) -> Vec<Part> {
+    let own = decoder
+        .specs()
+        .enumerate()
+        .filter(|(_, spec)| !spec.slot.is_adapter() && spec.slot != Slot::Value);
+    let of = |(index, spec): (usize, &ParamSpec)| {
+        let mut row = 0;
+        let tensors = spec.tensors().into_iter();
+        let part = tensors.map(|spec| {
+            let first = row;
+            row += spec.rows_cols()[0];
+            Part {
+                index,
+                row: first,
+                spec,
+            }
+        });
+        part.collect::<Vec<_>>()
+    };
+    own.flat_map(of).collect()
+}
+
+/// A tensor in its stored element type, read when it is written.
 fn stored<'a>(
     decoder: &'a Decoder,
-    index: usize,
-    spec: &ParamSpec,
+    Part { index, row, spec }: &'a Part,
     dtype: StoredDtype,
 ) -> LazyTensor<'a> {
     let dtype_out = match dtype {
@@ -40,7 +71,8 @@ fn stored<'a>(
         StoredDtype::F16 => Dtype::F16,
     };
     LazyTensor::new(dtype_out, &spec.shape, move || {
-        let values = decoder.merged_param(index).download()?.to_f32();
+        let rows = *row..row + spec.rows_cols()[0];
+        let values = decoder.merged_param(*index).rows(rows)?;
         Ok(match dtype {
             StoredDtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
             StoredDtype::BF16 => values
@@ -79,19 +111,14 @@ pub fn export(
     dir: &Path,
     options: ExportOptions,
 ) -> Result<()> {
-    let specs: Vec<(usize, &ParamSpec)> = decoder
-        .specs()
-        .enumerate()
-        // a value head beside the projection is no part of the language model
-        .filter(|(_, spec)| !spec.slot.is_adapter() && spec.slot != Slot::Value)
-        .collect();
+    let parts = parts(decoder);
     let width = |name: &str| match source.stored_dtype(name) {
         StoredDtype::F32 => 4,
         StoredDtype::BF16 | StoredDtype::F16 => 2,
     };
-    let sizes: Vec<u64> = specs
+    let sizes: Vec<u64> = parts
         .iter()
-        .map(|(_, spec)| (spec.numel() * width(&spec.name)) as u64)
+        .map(|Part { spec, .. }| (spec.numel() * width(&spec.name)) as u64)
         .collect();
     let shards = shards(&sizes, options.max_shard_bytes);
     let mut weight_map = Map::new();
@@ -101,12 +128,12 @@ pub fn export(
         } else {
             format!("model-{:05}-of-{:05}.safetensors", i + 1, shards.len())
         };
-        let tensors: Vec<(String, LazyTensor<'_>)> = shard
-            .clone()
-            .map(|place| {
-                let (index, spec) = specs[place];
-                let dtype = source.stored_dtype(&spec.name);
-                (spec.name.clone(), stored(decoder, index, spec, dtype))
+        let tensors: Vec<(String, LazyTensor<'_>)> = parts[shard.clone()]
+            .iter()
+            .map(|part| {
+                let name = part.spec.name.clone();
+                let dtype = source.stored_dtype(&name);
+                (name, stored(decoder, part, dtype))
             })
             .collect();
         weight_map.extend(tensors.iter().map(|(name, _)| (name.clone(), json!(file))));

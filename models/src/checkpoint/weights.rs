@@ -241,12 +241,15 @@ pub(super) fn load(dir: &Path, arch: &Arch, device: &Device) -> Result<Decoder> 
     let (files, place) = open(dir)?;
     check_names(dir, arch, &place)?;
     Decoder::build(arch.clone(), device, |_, spec| {
-        let Place { file, name } = &place[&spec.name];
-        let file = &files[*file];
-        let values = match file.metadata.info(name) {
-            Some(info) => file.values(spec, info)?,
-            None => unreachable!("the name came from this file's header"),
-        };
+        let mut values = Vec::with_capacity(spec.numel());
+        for part in spec.tensors() {
+            let Place { file, name } = &place[&part.name];
+            let file = &files[*file];
+            match file.metadata.info(name) {
+                Some(info) => values.extend(file.values(&part, info)?),
+                None => unreachable!("the name came from this file's header"),
+            }
+        }
         Ok(arch.precision.matrix(values, spec.rows_cols(), device))
     })
 }
@@ -255,7 +258,8 @@ fn check_names(dir: &Path, arch: &Arch, place: &BTreeMap<String, Place>) -> Resu
     let wanted: Vec<String> = chain(arch)
         .into_iter()
         .flat_map(|unit| unit_specs(arch, unit))
-        .map(|spec| spec.name)
+        .flat_map(|spec| spec.tensors())
+        .map(|tensor| tensor.name)
         .collect();
     let missing: Vec<&String> = wanted.iter().filter(|n| !place.contains_key(*n)).collect();
     if let Some(first) = missing.first() {

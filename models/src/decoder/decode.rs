@@ -22,6 +22,8 @@ impl Decoder {
         !is_cpu(device)
             && kernels.iter().all(|&o| kernels::available(o, device))
             && self.arch.vocab_size <= IDS
+            // routers choose on the host
+            && self.arch.expert_layers().next().is_none()
             && self.bytes_in(Home::Host) == 0
     }
 

@@ -6,6 +6,7 @@ use crate::cache::{AttentionMetadata, KvCache};
 use crate::forward_context::ForwardContext;
 use crate::head::Head;
 use crate::layer;
+use crate::routing::Routing;
 use crate::unit::{Slot, UnitKind};
 use crate::weights::Weights;
 use burn::tensor::{Int, Tensor};
@@ -46,7 +47,8 @@ impl Decoder {
                 layer::attention(&self.arch, layer, weights, x, ctx, lora, None)
             }
             UnitKind::Mlp(layer) => {
-                layer::mlp(&self.arch, weights, x, self.lora_forward(layer, ctx))
+                let lora = self.lora_forward(layer, ctx);
+                layer::mlp(&self.arch, layer, weights, x, ctx, lora)
             }
             UnitKind::Embedding | UnitKind::Head => {
                 unreachable!("embedding and head have methods of their own")
@@ -76,7 +78,12 @@ impl Decoder {
         cache: &mut KvCache,
     ) -> Tensor<2> {
         cache.copy_shared_blocks();
-        let ctx = &ForwardContext::cached(metadata.rotary(), metadata.rows(), &self.device);
+        let routing = match metadata.route_slots() {
+            Some(slots) => Routing::default().recorded(slots.len(), self.arch.route_width()),
+            None => Routing::default(),
+        };
+        let ctx = ForwardContext::cached(metadata.rotary(), metadata.rows(), &self.device);
+        let ctx = &ctx.with_routing(routing);
         let mut x = self.embed(ids);
         for index in self.body() {
             let weights = self.weights(index);
@@ -95,6 +102,10 @@ impl Decoder {
                 }
                 _ => self.run(index, &weights, x, ctx),
             };
+        }
+        if let (Some(slots), Some(routes)) = (metadata.route_slots(), ctx.routing().take_recorded())
+        {
+            cache.write_routes(slots, &routes);
         }
         x
     }

@@ -11,7 +11,7 @@ use firebrick_backends::kernels::PackedWeights;
 
 impl Decoder {
     /// This model with prepacked copies of its matrices; its weights are shared. On a GPU the exact copies of
-    /// [`Prepack::panels`] are those of matrices that multiply the same rows, joined.
+    /// [`Prepack::panels`] are those of matrices that multiply the same rows, joined. Matrices of experts have none.
     ///
     /// # Errors
     /// [`Error::Sampling`] where matrices should be quantised and no kernel reads them: the weights have to be on the device, and on
@@ -21,7 +21,7 @@ impl Decoder {
         let tied = self.arch.tied;
         let has_panels = |slot: Slot| match slot {
             Slot::Embedding => tied,
-            slot => !slot.is_norm_or_bias() && !slot.is_adapter(),
+            slot => !slot.is_norm_or_bias() && !slot.is_adapter() && !slot.is_expert(),
         };
         let copy = |slot: Slot, matrix: &Tensor<2>| match prepack.quantization {
             Some(Quantization::Int8) if slot.is_linear() => {

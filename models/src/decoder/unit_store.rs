@@ -110,6 +110,17 @@ impl Param {
         }
     }
 
+    /// The values of some of its rows.
+    pub fn rows(&self, rows: Range<usize>) -> Result<Vec<f32>> {
+        Ok(match self {
+            Self::Device(tensor) => {
+                let some = tensor.clone().narrow(0, rows.start, rows.len());
+                HostTensor::download(some)?.to_f32()
+            }
+            Self::Host(host) => host.rows_to_f32(rows),
+        })
+    }
+
     /// Its values as a tensor on the device.
     #[must_use]
     pub fn upload(&self, device: &Device) -> Tensor<2> {

@@ -277,6 +277,7 @@ impl<'a> Engine<'a> {
             let tokens = sample(logits, self.args.criteria.sampling, &draws)?.read()?;
             for ((group, mut sequence), token) in few.into_iter().zip(tokens) {
                 if self.accept(&mut sequence, token)? {
+                    self.add_routes(&mut sequence, &prefilled[group].table);
                     self.end(sequence, None)?;
                 } else {
                     prefilled[group].members.push_back(sequence);
@@ -321,6 +322,7 @@ impl<'a> Engine<'a> {
             mut table,
         } = row;
         sequence.preempted = true;
+        self.add_routes(&mut sequence, &table);
         self.keep_prefix(&sequence, &mut table);
         self.cache.free(table);
         sequence
@@ -377,8 +379,9 @@ impl<'a> Engine<'a> {
     }
 
     /// Ends a turn: the sequence goes on, waits to be answered, or has ended.
-    fn end(&mut self, sequence: Sequence, table: Option<BlockTable>) -> Result<()> {
+    fn end(&mut self, mut sequence: Sequence, table: Option<BlockTable>) -> Result<()> {
         if let Some(mut table) = table {
+            self.add_routes(&mut sequence, &table);
             if self.args.config.keep_completions {
                 self.keep_prefix(&sequence, &mut table);
             }
@@ -390,6 +393,16 @@ impl<'a> Engine<'a> {
         let room = most.saturating_sub(sequence.sample.tokens.len());
         let next = self.turns.turn(&sequence.sample, room);
         self.go_on(sequence, next)
+    }
+
+    /// Adds the routes of a sequence's tokens that have run: all but the last.
+    fn add_routes(&self, sequence: &mut Sequence, table: &BlockTable) {
+        let sample = &sequence.sample;
+        let prompt = self.waiting.requests()[sample.request].tokens.len();
+        let ran = prompt + sample.tokens.len() - 1;
+        if let Some(routes) = self.cache.routes_of(table, ran) {
+            sequence.add_routes(routes);
+        }
     }
 
     fn record_blocks(&mut self) {

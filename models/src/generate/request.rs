@@ -1,8 +1,10 @@
 //! What a generator is asked for, and what it returns.
 
 use crate::random::DrawKey;
+use crate::routing::Routes;
 use crate::{Error, Result};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A prompt, and the key of its randomness.
 #[derive(Clone, Debug)]
@@ -43,6 +45,9 @@ pub struct Sample {
     pub full_logps: Vec<f32>,
     /// Why it ended.
     pub finish: FinishReason,
+    /// The experts that prompt and completion went through, a row a token but for the last, which was not run; `None` for models without
+    /// experts, and for those with a sliding window on all layers.
+    pub routes: Option<Arc<Routes>>,
 }
 
 impl Sample {

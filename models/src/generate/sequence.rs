@@ -2,6 +2,8 @@
 
 use super::request::{FinishReason, GenerationRequest, Sample};
 use crate::random::DrawKey;
+use crate::routing::Routes;
+use std::sync::Arc;
 
 /// A sampled token and its log-probabilities in nats.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +37,7 @@ impl Sequence {
                 logps: Vec::new(),
                 full_logps: Vec::new(),
                 finish: FinishReason::Length,
+                routes: None,
             },
             key: DrawKey {
                 sample: key.sample + sample as u32,
@@ -66,6 +69,14 @@ impl Sequence {
         sample.finish = FinishReason::Length;
     }
 
+    /// Adds the routes of its tokens. Those of tokens that ran before it was preempted stay: its log-probs are theirs.
+    pub fn add_routes(&mut self, mut routes: Routes) {
+        if let Some(earlier) = &self.sample.routes {
+            routes.set(0, earlier);
+        }
+        self.sample.routes = Some(Arc::new(routes));
+    }
+
     /// Removes its tokens; the same ones will be sampled again.
     pub fn restart(&mut self) {
         self.sample.finish = FinishReason::Length;
@@ -73,6 +84,7 @@ impl Sequence {
         self.sample.inserted.clear();
         self.sample.logps.clear();
         self.sample.full_logps.clear();
+        self.sample.routes = None;
     }
 }
 

@@ -2,11 +2,11 @@
 //! added to the residual by the norm of the next half, and matrices that multiply the same rows are one where sampling has
 //! [joined](crate::weights::Weights::joined) them.
 
-use super::{activation, attention_params, gated, query_key_value};
+use super::{attention_params, gated, query_key_value};
 use crate::adapter::LoraForward;
 use crate::arch::{Arch, QkNorm};
 use crate::cache::{Decode, LayerCache};
-use crate::functional::{add_rms_norm, norm_offset, rms_norm, rms_norm_onto};
+use crate::functional::{activation, add_rms_norm, norm_offset, rms_norm, rms_norm_onto};
 use crate::unit::Slot;
 use crate::weights::Weights;
 use burn::tensor::Tensor;

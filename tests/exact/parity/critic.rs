@@ -25,7 +25,7 @@ use tempfile::TempDir;
 use super::plans::{
     Gradients, HEAD_ROWS, TEMPERATURE, TOLERANCE, assert_same, models, objective, plans,
 };
-use crate::support::model::Model;
+use crate::support::model::{Model, by_tensor};
 use crate::support::{assert_close, assert_gradient, checked, techniques, values};
 
 /// Narrow enough that some values are clipped.
@@ -74,9 +74,9 @@ fn traced(model: &Model, rows: &[Sequence]) -> (f64, Gradients) {
     let gradients = decoder.specs().zip(leaves).map(|(spec, leaf)| {
         let gradient = leaf.grad_remove(&mut tape);
         let gradient = gradient.unwrap_or_else(|| leaf.clone().inner().zeros_like());
-        (spec.name.clone(), values(gradient))
+        by_tensor(spec, values(gradient))
     });
-    let gradients = gradients.collect();
+    let gradients = gradients.flatten().collect();
     (values(loss.inner())[0], gradients)
 }
 

@@ -7,4 +7,5 @@ mod losses;
 mod optim;
 mod plans;
 mod ranks;
+mod router_loss;
 mod shared;

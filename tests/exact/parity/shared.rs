@@ -22,7 +22,7 @@ use super::plans::{
     Gradients, HEAD_ROWS, TEMPERATURE, TOLERANCE, WholeSequences, assert_same, models, objective,
     plans,
 };
-use crate::support::model::Model;
+use crate::support::model::{Model, by_tensor};
 use crate::support::{assert_close, assert_gradient, checked, techniques, values};
 
 const HEAD: &str = "v_head.weight";
@@ -110,9 +110,9 @@ fn traced(model: &Model, rows: &[Sequence], tokens: &dyn TokenLoss) -> (f64, Gra
     let gradients = decoder.specs().zip(leaves).map(|(spec, leaf)| {
         let gradient = leaf.grad_remove(&mut tape);
         let gradient = gradient.unwrap_or_else(|| leaf.clone().inner().zeros_like());
-        (spec.name.clone(), values(gradient))
+        by_tensor(spec, values(gradient))
     });
-    let gradients = gradients.collect();
+    let gradients = gradients.flatten().collect();
     (values(loss.inner())[0], gradients)
 }
 

@@ -17,6 +17,8 @@ use crate::support::{assert_all_close, assert_gradient, checked, folders, values
 
 const HIDDEN: &str = "hidden.";
 const GRADIENT: &str = "long.grad.";
+/// Of these `routers` compares the choices; logits and weights follow from hidden states before and after.
+const ROUTER: &str = "router.";
 
 /// What is compared of the long row besides gradients.
 const LONG: [&str; 4] = [
@@ -65,7 +67,9 @@ fn every_tensor_beside_the_batch_is_one_that_is_compared() {
     let mut tensors = 0;
     for (model, golden) in models() {
         for name in golden.names() {
-            let parts = [HIDDEN, GRADIENT].iter().any(|p| name.starts_with(p));
+            let parts = [HIDDEN, GRADIENT, ROUTER]
+                .iter()
+                .any(|p| name.starts_with(p));
             assert!(
                 parts || LONG.contains(&name.as_str()),
                 "{}: {name}",

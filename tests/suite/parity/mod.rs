@@ -8,6 +8,7 @@ mod models;
 mod nested;
 mod optim;
 mod rewards;
+mod routers;
 mod schedules;
 mod sft;
 mod tokenizers;

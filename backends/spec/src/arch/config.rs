@@ -1,11 +1,13 @@
 //! A Hugging Face `config.json` into an [`Arch`], in the style of transformers 4 or 5.
 
+mod experts;
 mod fields;
 mod layers;
 mod nested;
 
 use super::{Activation, Arch, FAMILIES, Family, HeadKind, QkNorm, Rope, RopeScaling};
 use crate::{Error, Precision, Result};
+use experts::feed_forwards;
 use fields::Fields;
 use layers::{layers, query_scaling, ropes};
 use serde_json::{Map, Value, json};
@@ -47,6 +49,7 @@ impl Arch {
             vocab_size: f.required("vocab_size")?,
             hidden_size,
             intermediate_size: f.required("intermediate_size")?,
+            feed_forwards: feed_forwards(&f, family, num_layers)?,
             num_layers,
             num_heads,
             num_kv_heads,
@@ -62,7 +65,7 @@ impl Arch {
             o_bias: bias && family != Family::Qwen2,
             mlp_bias: f.flag("mlp_bias", false)?,
             qk_norm: match family {
-                Family::Qwen3 | Family::Gemma3 => Some(QkNorm::Heads),
+                Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3 => Some(QkNorm::Heads),
                 Family::Olmo3 => Some(QkNorm::Projection),
                 _ => None,
             },

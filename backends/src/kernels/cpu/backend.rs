@@ -1,14 +1,18 @@
 //! What the CPU backend has kernels for.
 
 use super::packed::PanelMatrix;
-use super::{attention, autodiff, glu, linear, norm, paged, rotary, sample, scores, skinny_gemm};
+use super::{
+    attention, autodiff, experts, glu, linear, norm, paged, rotary, sample, scores, skinny_gemm,
+};
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix};
 use crate::kernels::choice::Operation;
+use crate::kernels::experts::{self as operations, ExpertInput, ExpertRows};
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use crate::kernels::shapes::{
     AttentionShape, Gate, RowScores, SampledToken, Scaling, ScoreGradients,
 };
+use burn::backend::Flex;
 use burn::tensor::{DType, Device, Int, Tensor};
 use std::sync::Arc;
 
@@ -56,6 +60,26 @@ impl Kernels for CpuKernels {
 
     fn linear_swiglu(&self, x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
         skinny_gemm::linear_swiglu(x, gate, up)
+    }
+
+    fn expert_linear(
+        &self,
+        x: &Tensor<2>,
+        w: &Tensor<2>,
+        rows: &ExpertRows,
+        reads: ExpertInput,
+    ) -> Tensor<2> {
+        experts::linear(x, w, rows, reads)
+            .unwrap_or_else(|| operations::linear::<Flex>(x, w, rows, reads))
+    }
+
+    fn combine_experts(&self, y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
+        experts::combine(y, weights, rows)
+            .unwrap_or_else(|| operations::combine::<Flex>(y, weights, rows))
+    }
+
+    fn attach_gradient(&self, y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
+        operations::attach::<Flex>(y, x, gradient)
     }
 
     fn matmul(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {

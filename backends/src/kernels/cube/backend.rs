@@ -9,11 +9,13 @@ use super::{
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix, Recorder};
 use crate::kernels::choice::{Operation, TILE};
+use crate::kernels::experts::{self, ExpertInput, ExpertRows};
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use crate::kernels::shapes::{
     AdamWOutput, AdamWStep, AttentionShape, Gate, JoinedHeads, QuantizationMap, QuantizedBlocks,
     RowScores, RowsByToken, RunningScores, SampleOptions, Scaling, ScoreGradients, Truncation,
 };
+use burn::backend::Cube;
 use burn::tensor::{DType, Device, Int, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,6 +31,24 @@ impl Kernels for CubeKernels {
 
     fn available(&self, operation: Operation, device: &Device) -> bool {
         launch::available(operation, device)
+    }
+
+    fn expert_linear(
+        &self,
+        x: &Tensor<2>,
+        w: &Tensor<2>,
+        rows: &ExpertRows,
+        reads: ExpertInput,
+    ) -> Tensor<2> {
+        experts::linear::<Cube>(x, w, rows, reads)
+    }
+
+    fn combine_experts(&self, y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
+        experts::combine::<Cube>(y, weights, rows)
+    }
+
+    fn attach_gradient(&self, y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
+        experts::attach::<Cube>(y, x, gradient)
     }
 
     fn vocabulary_tile(&self, device: &Device) -> Option<usize> {

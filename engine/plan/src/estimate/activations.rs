@@ -15,6 +15,7 @@
 //! | MLP, `silu` | gate, its sigmoid, their product, up, gate · up | 5 f |
 //! | MLP, `gelu` by erf | gate, activation, up, gate · up | 4 f |
 //! | MLP, `gelu` by tanh | gate, tanh's argument, 1 + tanh, activation, up, gate · up | 6 f |
+//! | experts, `k` of `E` a token, each `f` wide | as an MLP, of each; what each gives; probabilities, where rows lie | 5 k f + k d + E + 8 k |
 //! | with a norm after the half | its input, and that divided | 2 d |
 //!
 //! Kernels keep their inputs and nothing else (the profile's [`KernelTable`](firebrick_spec::KernelTable) says which are used; the CPU has none for `gelu`):
@@ -25,6 +26,7 @@
 //! | attention | queries, keys, values, the mixed values | 2 q + 2 k |
 //! | | with norms on q and k: each before its norm | q + k |
 //! | MLP | gate, up, gate · up | 3 f |
+//! | experts | gate, up, gate · up, and what each gives | 3 k f + k d |
 //! | with a norm after the half | its input | d |
 //!
 //! Where a GPU's kernel attends there are no scores: to sequences longer than what is scored at a time, and over a cache to one token
@@ -39,8 +41,9 @@
 //!
 //! The input `x` of a half is the output of the one before it and is counted there.
 
+use super::experts::ExpertWidths;
 use super::parallel::Parallel;
-use super::sizes::{F32, is_attention};
+use super::sizes::F32;
 use firebrick_spec::Arch;
 use firebrick_spec::arch::Activation;
 use firebrick_spec::lora::LoraConfig;
@@ -56,6 +59,7 @@ use firebrick_spec::{Backend, DeviceProfile, Operation};
 pub struct Widths {
     d: u64,
     f: u64,
+    experts: ExpertWidths,
     q: u64,
     k: u64,
     heads: u64,
@@ -147,21 +151,8 @@ pub enum Half {
     Attention,
     /// Norm, gated MLP.
     Mlp,
-}
-
-impl Half {
-    /// Both.
-    pub const BOTH: [Self; 2] = [Self::Attention, Self::Mlp];
-
-    /// The half that a unit of the body is.
-    #[must_use]
-    pub fn of(unit: usize) -> Self {
-        if is_attention(unit) {
-            Self::Attention
-        } else {
-            Self::Mlp
-        }
-    }
+    /// Norm, router, experts.
+    Experts,
 }
 
 /// Numbers a token, by which kind of parallelism divides them.
@@ -222,6 +213,7 @@ impl Widths {
         Self {
             d,
             f,
+            experts: ExpertWidths::of(arch),
             q,
             k: arch.num_kv_heads as u64 * dim,
             heads,
@@ -286,10 +278,15 @@ impl Widths {
             (Half::Attention, true) => (3 * self.q + 4 * self.k, 2 * self.d * self.q),
             (Half::Mlp, false) => (3 * self.f, self.d * self.f),
             (Half::Mlp, true) => (3 * self.f, 2 * self.d * self.f),
+            (Half::Experts, backward) => {
+                let matrix = self.experts.count * self.d * self.experts.f;
+                (3 * self.experts.all(), (1 + u64::from(backward)) * matrix)
+            }
         };
         let product = match half {
             Half::Attention => tokens * (self.d + self.q),
             Half::Mlp => tokens * (self.d + self.f),
+            Half::Experts => tokens * self.experts.per_token * (self.d + self.experts.f),
         };
         parallel.inside(F32 * (tokens * tensor).max(product + matrix))
     }
@@ -325,6 +322,17 @@ impl Widths {
                 between: post + bypass.attention.between,
                 inside: normed + self.q + 2 * self.k + bypass.attention.inside,
             },
+            (Half::Experts, frozen) => {
+                // gate · up is the input of a product alone, and so is what the router reads
+                let (first, factors) = match frozen {
+                    None => (first, self.mlp_kept),
+                    Some(_) => (0, self.mlp_kept - 1),
+                };
+                Numbers {
+                    between: first + post + self.experts.per_token * self.d,
+                    inside: self.experts.kept(factors),
+                }
+            }
             // gate · up is the input of a product alone
             (Half::Mlp, Some(bypass)) => Numbers {
                 between: post + bypass.mlp.between,
@@ -434,9 +442,10 @@ impl Widths {
             // the mixed values' gradient, the queries' by chunks and in one piece, the keys' and values'
             (Half::Attention, true) => 3 * self.q + 2 * self.k,
             (Half::Mlp, _) => self.mlp_room[0] * self.f,
+            (Half::Experts, _) => self.mlp_room[0] * self.experts.all(),
         };
         Numbers {
-            between: 2 * self.d,
+            between: 2 * self.d + self.sorted(half),
             inside,
         }
     }
@@ -445,13 +454,22 @@ impl Widths {
     #[must_use]
     pub fn forward(&self, half: Half) -> Numbers {
         Numbers {
-            between: 2 * self.d,
+            between: 2 * self.d + self.sorted(half),
             inside: match half {
                 Half::Attention if self.attention.is_some() => 2 * self.q + 2 * self.k,
                 // queries, keys, values, and the mixed values by chunks and in one piece
                 Half::Attention => 3 * self.q + 2 * self.k,
                 Half::Mlp => self.mlp_room[1] * self.f,
+                Half::Experts => self.mlp_room[1] * self.experts.all(),
             },
+        }
+    }
+
+    /// Rows by expert, as wide as the residual stream: what the experts read, and what they give.
+    fn sorted(&self, half: Half) -> u64 {
+        match half {
+            Half::Experts => 2 * self.experts.per_token * self.d,
+            Half::Attention | Half::Mlp => 0,
         }
     }
 

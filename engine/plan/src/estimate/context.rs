@@ -3,18 +3,21 @@
 use super::activations::{Half, Shape, Widths};
 use super::parallel::Parallel;
 use super::result::PhaseEstimate;
-use super::sizes::{F32, QuantizedWeights, Sizes};
+use super::sizes::{F32, QuantizedWeights, Sizes, is_attention, layer_of};
 use super::states::{self, Activity};
 use super::usage::{MemoryUsage, PeakUsage};
 use super::workload::Workload;
 use crate::{Layout, ModelPlan, Plan, Role};
-use firebrick_spec::arch::QkNorm;
+use firebrick_spec::arch::{FeedForward, QkNorm};
 use firebrick_spec::lora::LoraConfig;
 use firebrick_spec::parameters::{Slot, UnitKind, unit_specs};
 use firebrick_spec::{Arch, Backend, Category, DeviceProfile, Quantization};
 
 /// Bytes on the host for a token of a step's rollouts: ids, log-probs, weights, advantages.
 const TOKEN_BYTES: u64 = 64;
+
+/// Bytes on the host for one choice of an expert.
+pub(super) const ROUTE_BYTES: u64 = 2;
 
 /// Bytes of the copies of matrices that kernels read while completions are sampled. The CPU's read panels of numbers as they are, in
 /// f32; on a GPU the matrices that multiply the same rows are joined.
@@ -26,7 +29,8 @@ fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile) -> u64 {
         w.prepack.panels && profile.backend == Backend::Cpu && !w.rollout_precision.is_half();
     let panels = |numbers| u64::from(panels) * sizes.width * numbers;
     let layers = match w.prepack.quantization {
-        None => panels(sizes.layers * (sizes.attention + sizes.mlp)),
+        // the matrices of experts are read as they are
+        None => panels(sizes.body() - sizes.expert_matrices()),
         Some(Quantization::Int8) => {
             sizes.layers * QuantizedWeights::of(&w.arch, profile, sizes.width).bytes
         }
@@ -49,10 +53,11 @@ fn joined(arch: &Arch) -> u64 {
     if arch.qk_norm != Some(QkNorm::Projection) {
         slots.extend(queries);
     }
-    let halves = [UnitKind::Attention(0), UnitKind::Mlp(0)];
-    let specs = halves.into_iter().flat_map(|half| unit_specs(arch, half));
+    let layers = 0..arch.num_layers;
+    let halves = layers.flat_map(|layer| [UnitKind::Attention(layer), UnitKind::Mlp(layer)]);
+    let specs = halves.flat_map(|half| unit_specs(arch, half));
     let own = specs.filter(|spec| slots.contains(&spec.slot));
-    arch.num_layers as u64 * own.map(|spec| spec.numel() as u64).sum::<u64>()
+    own.map(|spec| spec.numel() as u64).sum()
 }
 
 /// The parameters of a run's models: the same under every plan, so that a search counts them once.
@@ -244,25 +249,50 @@ impl<'a> Context<'a> {
         sequences.div_ceil(each).max(1)
     }
 
-    /// Running tensors of the larger half, without a graph.
+    /// The half that a unit of the body is.
+    pub fn half(&self, unit: usize) -> Half {
+        if is_attention(unit) {
+            Half::Attention
+        } else {
+            self.feed_forward(layer_of(unit))
+        }
+    }
+
+    fn feed_forward(&self, layer: usize) -> Half {
+        match self.arch.feed_forwards[layer] {
+            FeedForward::Dense => Half::Mlp,
+            FeedForward::Experts(_) => Half::Experts,
+        }
+    }
+
+    /// The halves of all layers.
+    pub fn halves(&self) -> impl Iterator<Item = Half> {
+        let layers = 0..self.arch.num_layers;
+        layers.flat_map(|layer| [Half::Attention, self.feed_forward(layer)])
+    }
+
+    /// Running tensors of the largest half, without a graph.
     pub fn forward(&self, shape: Shape, rows: usize) -> MemoryUsage {
-        let halves = Half::BOTH.map(|half| {
+        let of = |half: Half| {
             let running = self.running(half, shape.tokens);
             let held = MemoryUsage::default().on_device(Category::Buffers, running);
             match half {
-                Half::Mlp => held,
+                Half::Mlp | Half::Experts => held,
                 Half::Attention => {
                     let scores = F32 * self.widths.scores_forward(shape, rows);
                     held.on_device(Category::Attention, self.parallel.inside(scores))
                 }
             }
-        });
-        let [a, b] = halves;
-        if a.device.total() > b.device.total() {
-            a
-        } else {
-            b
+        };
+        let mut kinds = vec![Half::Attention];
+        for half in self.halves() {
+            if !kinds.contains(&half) {
+                kinds.push(half);
+            }
         }
+        let all = kinds.into_iter().map(of);
+        all.max_by_key(|held| held.device.total())
+            .unwrap_or_default()
     }
 
     /// Running tensors of a half without a graph, scores apart.
@@ -296,7 +326,8 @@ impl<'a> Context<'a> {
     /// What the rollouts of a step take on the host.
     pub fn rollouts(&self) -> MemoryUsage {
         let tokens = self.workload.rollouts() * self.workload.scored_length();
-        MemoryUsage::default().on_host(Category::Buffers, TOKEN_BYTES * tokens)
+        let routes = ROUTE_BYTES * self.arch.route_width() as u64;
+        MemoryUsage::default().on_host(Category::Buffers, (TOKEN_BYTES + routes) * tokens)
     }
 
     /// Adds what the backend's pool adds and closes a phase.

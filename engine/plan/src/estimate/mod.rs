@@ -6,6 +6,7 @@
 
 pub mod activations;
 mod context;
+mod experts;
 mod head;
 pub mod parallel;
 mod phases;

@@ -9,7 +9,7 @@ use std::path::Path;
 type Public = (&'static str, &'static str, [usize; 7], bool);
 
 /// Public models, from their `config.json` (2024 to 2025); of those that see images, the language model.
-const MODELS: [Public; 24] = [
+const MODELS: [Public; 28] = [
     (
         "Qwen2.5-0.5B",
         "qwen2",
@@ -56,6 +56,30 @@ const MODELS: [Public; 24] = [
         "Qwen3-8B",
         "qwen3",
         [4096, 12_288, 36, 32, 8, 128, 151_936],
+        false,
+    ),
+    (
+        "Qwen3-30B-A3B",
+        "qwen3_moe",
+        [2048, 6144, 48, 32, 4, 128, 151_936],
+        false,
+    ),
+    (
+        "Qwen3-Coder-30B-A3B",
+        "qwen3_moe",
+        [2048, 5472, 48, 32, 4, 128, 151_936],
+        false,
+    ),
+    (
+        "Qwen3-235B-A22B",
+        "qwen3_moe",
+        [4096, 12_288, 94, 64, 4, 128, 151_936],
+        false,
+    ),
+    (
+        "Qwen3-Coder-480B-A35B",
+        "qwen3_moe",
+        [6144, 8192, 62, 96, 8, 128, 151_936],
         false,
     ),
     (
@@ -184,6 +208,16 @@ pub fn public(name: &str) -> Result<Arch> {
         }
         // the 1B has shorter windows than the others
         "gemma3_text" => config["sliding_window"] = json!(if *d == 1152 { 512 } else { 1024 }),
+        // 128 experts of which 8 run, but 160 in the largest
+        "qwen3_moe" => {
+            config["norm_topk_prob"] = json!(true);
+            config["num_experts"] = json!(if *layers == 62 { 160 } else { 128 });
+            config["moe_intermediate_size"] = json!(match *layers {
+                48 => 768,
+                94 => 1536,
+                _ => 2560,
+            });
+        }
         _ => {}
     }
     let Value::Object(config) = config else {
@@ -203,6 +237,9 @@ mod tests {
         for (name, billions) in [
             ("Qwen2.5-0.5B", 0.49),
             ("Qwen3-8B", 8.19),
+            ("Qwen3-30B-A3B", 30.53),
+            ("Qwen3-235B-A22B", 235.09),
+            ("Qwen3-Coder-480B-A35B", 480.15),
             ("Llama-3.1-70B", 70.55),
             ("Gemma-2-2B", 2.61),
             ("Gemma-3-1B", 1.00),
@@ -218,6 +255,21 @@ mod tests {
         ] {
             let found = Sizes::of(&public(name).expect("known"), None).total() as f64 / 1e9;
             assert!((found - billions).abs() < 0.006, "{name}: {found}");
+        }
+    }
+
+    #[test]
+    fn a_token_goes_through_few_of_the_experts() {
+        // in billions, embedding and head included, as the names say
+        for (name, billions) in [
+            ("Qwen3-30B-A3B", 3.35),
+            ("Qwen3-235B-A22B", 22.19),
+            ("Qwen3-Coder-480B-A35B", 35.47),
+        ] {
+            let sizes = Sizes::of(&public(name).expect("known"), None);
+            let found = sizes.used(1) as f64 / 1e9;
+            assert!((found - billions).abs() < 0.006, "{name}: {found}");
+            assert_eq!(sizes.used(1), sizes.active_body() + sizes.ends());
         }
     }
 }

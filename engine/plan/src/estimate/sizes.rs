@@ -1,5 +1,6 @@
 //! Numbers of parameters, by what holds them.
 
+use super::experts::ExpertSizes;
 use firebrick_spec::Arch;
 use firebrick_spec::arch::HeadKind;
 use firebrick_spec::lora::LoraConfig;
@@ -58,15 +59,16 @@ impl QuantizedWeights {
     }
 }
 
-/// Parameters of an architecture's parts, adapters included. All layers are alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Parameters of an architecture's parts, adapters included. Layers are alike but for their feed-forwards, dense or of experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sizes {
     /// The embedding.
     pub embedding: u64,
     /// One attention half.
     pub attention: u64,
-    /// One MLP half.
+    /// One dense feed-forward half.
     pub mlp: u64,
+    experts: ExpertSizes,
     /// Final norm and, where it is not the embedding, the projection.
     pub head: u64,
     /// Layers.
@@ -103,14 +105,19 @@ impl Sizes {
             let own = specs.iter().filter(|s| s.slot.is_adapter());
             own.map(|s| s.numel() as u64).sum::<u64>()
         };
+        // where no layer is dense this counts nothing
+        let dense = (0..arch.num_layers).find(|&layer| arch.experts(layer).is_none());
+        let dense = dense.unwrap_or(0);
         let units = [
             UnitKind::Embedding,
             UnitKind::Attention(0),
-            UnitKind::Mlp(0),
+            UnitKind::Mlp(dense),
             UnitKind::Head,
         ]
         .map(specs);
-        let all = || units.iter().flatten();
+        let mixture = arch.expert_layers().next();
+        let mixture = mixture.map(|(layer, _)| specs(UnitKind::Mlp(layer)));
+        let all = || units.iter().chain(&mixture).flatten();
         let largest = |specs: &mut dyn Iterator<Item = &ParamSpec>| {
             specs.map(ParamSpec::numel).max().unwrap_or(0) as u64
         };
@@ -123,6 +130,7 @@ impl Sizes {
             embedding: count(embedding),
             attention: count(attention),
             mlp: count(mlp),
+            experts: ExpertSizes::of(arch),
             head: count(head),
             layers: arch.num_layers as u64,
             largest: largest(&mut all()),
@@ -150,6 +158,7 @@ impl Sizes {
         match self.adapters {
             None => self.unit(index),
             Some([attention, _]) if is_attention(index) => attention,
+            Some(_) if self.has_experts(index) => 0,
             Some([_, mlp]) => mlp,
         }
     }
@@ -159,7 +168,9 @@ impl Sizes {
     pub fn trained(&self) -> u64 {
         match self.adapters {
             None => self.total(),
-            Some([attention, mlp]) => self.layers * (attention + mlp) + self.value,
+            Some([attention, mlp]) => {
+                self.layers * attention + self.dense_layers() * mlp + self.value
+            }
         }
     }
 
@@ -169,16 +180,49 @@ impl Sizes {
         if self.adapters.is_some() { 0 } else { numbers }
     }
 
-    /// One layer.
+    /// The largest layer.
     #[must_use]
     pub fn layer(&self) -> u64 {
-        self.attention + self.mlp
+        let dense = if self.dense_layers() > 0 { self.mlp } else { 0 };
+        self.attention + dense.max(self.experts.all)
+    }
+
+    /// Layers whose feed-forward is dense.
+    #[must_use]
+    pub fn dense_layers(&self) -> u64 {
+        self.layers - self.experts.layers.count()
+    }
+
+    /// Layers with experts.
+    #[must_use]
+    pub fn expert_layers(&self) -> u64 {
+        self.experts.layers.count()
+    }
+
+    /// Everything between embedding and head that one token goes through.
+    #[must_use]
+    pub fn active_body(&self) -> u64 {
+        self.body() - self.experts.unused(1.0)
+    }
+
+    /// All parameters that any of so many tokens goes through.
+    #[must_use]
+    pub fn used(&self, tokens: u64) -> u64 {
+        self.total() - self.experts.unused(tokens as f64)
+    }
+
+    /// The matrices of all experts.
+    #[must_use]
+    pub fn expert_matrices(&self) -> u64 {
+        self.experts.layers.count() * self.experts.matrices
     }
 
     /// Everything between embedding and head.
     #[must_use]
     pub fn body(&self) -> u64 {
-        self.layers * self.layer()
+        self.layers * self.attention
+            + self.dense_layers() * self.mlp
+            + self.expert_layers() * self.experts.all
     }
 
     /// Embedding and head.
@@ -193,11 +237,17 @@ impl Sizes {
         self.body() + self.ends()
     }
 
-    /// A unit of the body by its index in the chain: attention halves are odd, MLP halves even.
+    fn has_experts(&self, index: usize) -> bool {
+        !is_attention(index) && self.experts.layers.has(layer_of(index))
+    }
+
+    /// A unit of the body by its index in the chain: attention halves are odd, feed-forward halves even.
     #[must_use]
     pub fn unit(&self, index: usize) -> u64 {
         if is_attention(index) {
             self.attention
+        } else if self.has_experts(index) {
+            self.experts.all
         } else {
             self.mlp
         }
@@ -207,4 +257,9 @@ impl Sizes {
 /// Whether a unit of the body is an attention half: the chain is embedding, (attention, MLP) × layers, head.
 pub(super) fn is_attention(unit: usize) -> bool {
     unit % 2 == 1
+}
+
+/// The layer that a unit of the body is in.
+pub(super) fn layer_of(unit: usize) -> usize {
+    (unit - 1) / 2
 }

@@ -5,7 +5,7 @@
 //!
 //! | work | operations |
 //! |---|---|
-//! | products of a layer | 2 (attention + MLP parameters) n |
+//! | products of a layer | 2 (attention + MLP parameters) n; of experts, those that a token goes through |
 //! | attention scores and mixing | 4 · q · keys · n; in chunks and by a kernel half of that, since later keys are left out |
 //! | head | 2 V d for each scored token |
 //! | backward | twice the forward; the head's gradient too |
@@ -28,7 +28,7 @@ use super::head::HeadCost;
 use super::result::Seconds;
 use super::sizes::{F32, QuantizedWeights};
 use crate::{ActivationPolicy, ModelPlan, MomentKind, Order, Segment};
-use firebrick_spec::Home;
+use firebrick_spec::{Backend, Home};
 
 /// Operations of a layer's forward; a backward has about twice as many.
 const LAYER_OPERATIONS: f64 = 60.0;
@@ -123,19 +123,18 @@ impl Context<'_> {
         F32 as f64 * self.attention_operations(shape, rows) / (4.0 * self.arch.head_dim as f64)
     }
 
-    /// A layer's forward.
+    /// A layer's forward: that of all, divided among them.
     fn layer(&self, shape: Shape, rows: usize) -> f64 {
         let tokens = shape.tokens as f64;
-        let products = 2.0 * self.sizes.layer() as f64 * tokens;
-        let kept: u64 = Half::BOTH
-            .iter()
-            .map(|&h| {
-                let kept = self.widths.kept(h);
-                self.widths.bytes(kept, shape.tokens, self.parallel)
-            })
-            .sum();
+        let layers = self.sizes.layers.max(1) as f64;
+        let products = 2.0 * self.sizes.active_body() as f64 / layers * tokens;
+        let bytes = |half: Half| {
+            let kept = self.widths.kept(half);
+            self.widths.bytes(kept, shape.tokens, self.parallel)
+        };
+        let kept = self.halves().map(bytes).sum::<u64>() as f64 / layers;
         let scores = self.scores_bytes(shape, rows);
-        let traffic = TRAFFIC * (kept as f64 + 2.0 * scores) / self.profile.memory_bandwidth;
+        let traffic = TRAFFIC * (kept + 2.0 * scores) / self.profile.memory_bandwidth;
         let chunks = if self.widths.attends_by_kernel(shape, rows) {
             1.0
         } else {
@@ -143,7 +142,20 @@ impl Context<'_> {
         };
         self.flops(products + self.attention_operations(shape, rows))
             + traffic
-            + self.launch(LAYER_OPERATIONS + 8.0 * (chunks - 1.0))
+            + self.launch(LAYER_OPERATIONS + 8.0 * (chunks - 1.0) + self.expert_operations(tokens))
+    }
+
+    /// Operations of experts, a layer: three products each, on a GPU one after the other.
+    fn expert_operations(&self, tokens: f64) -> f64 {
+        let Some((_, own)) = self.arch.expert_layers().next() else {
+            return 0.0;
+        };
+        if self.profile.backend == Backend::Cpu {
+            return 0.0;
+        }
+        let share = self.sizes.expert_layers() as f64 / self.sizes.layers as f64;
+        let used = (own.count as f64).min(tokens * own.per_token as f64);
+        3.0 * used * share
     }
 
     /// The scores of attention alone, once more.
@@ -210,7 +222,7 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
 fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
     let (sizes, width) = (&ctx.sizes, ctx.sizes.width);
     let Some(codes) = &ctx.eight_bits else {
-        return width * sizes.total();
+        return width * sizes.used(rows);
     };
     // what is widened as a whole is written and read again
     let widened = if rows > codes.max_fused_rows {
@@ -243,7 +255,7 @@ fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
         .kv_cache_dtype
         .layer_bytes_per_token(&w.arch, ctx.sizes.width as usize);
     let cache = rows as f64 * cached * layers * token as f64;
-    let body = 2.0 * ctx.sizes.body() as f64 * rows as f64;
+    let body = 2.0 * ctx.sizes.active_body() as f64 * rows as f64;
     let head = 2.0 * ctx.sizes.projection as f64 * rows as f64;
     let widened_in_f32 =
         |codes: QuantizedWeights| rows <= codes.max_fused_rows && !codes.tensor_cores;
@@ -252,7 +264,9 @@ fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
     let token = ctx.flops_in(body, half)
         + ctx.flops(head)
         + (weights_moved(ctx, rows) as f64 + 2.0 * cache + logits) / ctx.profile.memory_bandwidth
-        + ctx.launch(layers * LAYER_OPERATIONS + CHOICE_OPERATIONS);
+        + ctx.launch(
+            layers * (LAYER_OPERATIONS + ctx.expert_operations(rows as f64)) + CHOICE_OPERATIONS,
+        );
     waves * prefill + waves.ceil() * w.response_length as f64 * token
 }
 

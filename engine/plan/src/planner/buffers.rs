@@ -39,10 +39,17 @@ impl Each {
         };
         let tile = kernels.vocabulary_tile.map_or(vocab, |tile| tile as u64);
         let columns = vocab.min(tile);
+        // rows by expert, one for each of a token's
+        let experts = arch.expert_layers().map(|(_, own)| {
+            let width = own.intermediate_size.max(arch.hidden_size);
+            own.per_token * width
+        });
+        let experts = experts.max().unwrap_or(0);
         let widest = arch
             .intermediate_size
             .max(arch.num_heads * arch.head_dim)
-            .max(arch.hidden_size);
+            .max(arch.hidden_size)
+            .max(experts);
         let slots = workload.length().next_multiple_of(BLOCK_SIZE as u64);
         let keys = slots * (arch.num_kv_heads * arch.head_dim) as u64;
         let number = match workload.kv_cache_dtype {

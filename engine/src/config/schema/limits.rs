@@ -18,7 +18,8 @@ pub(super) enum Limit {
 use Limit::{Above, AtLeast, AtMost, Below};
 
 /// Keys and their bounds. A key without a section in front is one of every section that ends in it.
-pub(super) const LIMITS: [(&str, &[Limit]); 80] = [
+pub(super) const LIMITS: [(&str, &[Limit]); 81] = [
+    ("model.router_aux_loss_coef", &[AtLeast(0.0)]),
     ("model.lora.rank", &[AtLeast(1.0)]),
     ("model.lora.alpha", &[Above(0.0)]),
     ("model.lora.dropout", &[AtLeast(0.0), Below(1.0)]),

@@ -42,7 +42,7 @@ fn window(f: &Fields<'_>, family: Family) -> Result<Option<usize>> {
         // their configs' default, where the key is absent rather than null
         Family::Gemma2 | Family::Gemma3 | Family::Olmo3 if absent => Some(4096),
         Family::Mistral | Family::Qwen2 | Family::Qwen3 if absent && !listed => Some(4096),
-        Family::SmolLm3 if !f.flag("use_sliding_window", false)? => None,
+        Family::SmolLm3 | Family::Qwen3Moe if !f.flag("use_sliding_window", false)? => None,
         _ => sliding,
     })
 }
@@ -82,7 +82,7 @@ fn sliding_layers(
     let except = |every: usize| (0..layers).map(|i| (i + 1) % every != 0).collect();
     Ok(match family {
         Family::Llama => vec![false; layers],
-        Family::Mistral | Family::Ministral3 => vec![true; layers],
+        Family::Mistral | Family::Ministral3 | Family::Qwen3Moe => vec![true; layers],
         Family::Gemma2 => except(2),
         Family::Gemma3 => except(f.size("sliding_window_pattern")?.unwrap_or(6)),
         Family::Olmo3 => except(4),

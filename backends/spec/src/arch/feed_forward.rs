@@ -1,0 +1,37 @@
+//! The feed-forward half of a layer: one gated MLP for all tokens, or experts of which a router chooses some for each token.
+
+/// The kind of a layer's feed-forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FeedForward {
+    /// One gated MLP.
+    Dense,
+    /// A mixture of gated MLPs (Shazeer et al., 2017, arXiv:1701.06538).
+    Experts(Experts),
+}
+
+impl FeedForward {
+    /// The experts; `None` where it is dense.
+    #[must_use]
+    pub fn experts(self) -> Option<Experts> {
+        match self {
+            Self::Dense => None,
+            Self::Experts(own) => Some(own),
+        }
+    }
+}
+
+/// Most layers of a model with experts.
+pub const MAX_EXPERT_LAYERS: usize = 1024;
+
+/// The experts of a layer and how its router chooses among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// Experts of the layer.
+    pub count: usize,
+    /// Experts that run for a token (`num_experts_per_tok`).
+    pub per_token: usize,
+    /// Width of one expert (`moe_intermediate_size`).
+    pub intermediate_size: usize,
+    /// Whether the weights of the chosen experts are divided by their sum (`norm_topk_prob`).
+    pub normalised: bool,
+}

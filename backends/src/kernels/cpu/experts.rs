@@ -1,0 +1,351 @@
+//! Products with experts: every expert's rows with its own matrix, in blocks that cores take one after the other.
+
+use super::autodiff::{Kernel, all_saved, dispatch_float, input, run, supports};
+use super::gemm::{Matrix, Size, Target, multiply};
+use super::parallel::{SharedPtr, UninitBuffer, dims, elements, tensor, vectorised};
+use super::real::{Real, dot};
+use crate::kernels::experts::{ExpertInput, ExpertRows};
+use crate::trace::span;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+use gemm::Parallelism;
+use rayon::prelude::*;
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// Rows of a task: of its product's result.
+const BLOCK: usize = 128;
+
+/// Rows of a task that moves them.
+const ROWS: usize = 32;
+
+/// Multiplications from which work is shared among cores.
+const LARGE: usize = 1 << 18;
+
+/// `x · Wᵀ` with the matrix of each row's expert.
+///
+/// `None` where the kernels do not support the tensors.
+pub(super) fn linear(
+    x: &Tensor<2>,
+    w: &Tensor<2>,
+    rows: &ExpertRows,
+    reads: ExpertInput,
+) -> Option<Tensor<2>> {
+    if !(supports(x) && supports(w)) || x.dtype() != w.dtype() {
+        return None;
+    }
+    let kernel = Linear {
+        rows: rows.clone(),
+        reads,
+        trains: w.is_require_grad(),
+    };
+    Some(run(kernel, [input(x.clone()), input(w.clone())]))
+}
+
+/// The weighted sum of each token's experts.
+///
+/// `None` where the kernels do not support the tensors.
+pub(super) fn combine(y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Option<Tensor<2>> {
+    if !(supports(y) && supports(weights)) || y.dtype() != weights.dtype() {
+        return None;
+    }
+    let kernel = Combine { rows: rows.clone() };
+    Some(run(kernel, [input(y.clone()), input(weights.clone())]))
+}
+
+#[derive(Clone, Debug)]
+struct Linear {
+    rows: ExpertRows,
+    reads: ExpertInput,
+    trains: bool,
+}
+
+impl Kernel<2> for Linear {
+    const NAME: &str = "experts";
+
+    fn saves(&self) -> [bool; 2] {
+        [self.trains, true]
+    }
+
+    fn forward(&self, [x, w]: &[FlexTensor; 2]) -> FlexTensor {
+        dispatch_float!(x.dtype(), forward(self, x, w))
+    }
+
+    fn backward(
+        &self,
+        [x, w]: [Option<FlexTensor>; 2],
+        gradient: FlexTensor,
+        wanted: [bool; 2],
+    ) -> [Option<FlexTensor>; 2] {
+        let [w] = all_saved([w]);
+        // a weight that is neither leaf nor constant would silently lose its gradient
+        assert!(
+            x.is_some() || !wanted[1],
+            "the matrices of kernels::expert_linear must be a leaf or a constant"
+        );
+        let g = &gradient;
+        let dx = || dispatch_float!(w.dtype(), gradient_of_rows(self, g, &w));
+        let dw = |x: FlexTensor| dispatch_float!(w.dtype(), gradient_of_matrices(self, g, &x));
+        [wanted[0].then(dx), x.filter(|_| wanted[1]).map(dw)]
+    }
+}
+
+impl Linear {
+    fn experts(&self) -> usize {
+        self.rows.starts.len() - 1
+    }
+
+    /// The sorted rows of an input.
+    fn sorted<'a, T: Real>(&self, x: &'a [T], width: usize) -> Cow<'a, [T]> {
+        match self.reads {
+            ExpertInput::Sorted => Cow::Borrowed(x),
+            ExpertInput::Tokens => {
+                let mut out = vec![T::ZERO; self.rows.rows() * width];
+                let copy = |(block, out): (usize, &mut [T])| {
+                    for (i, row) in out.chunks_mut(width).enumerate() {
+                        let token = self.rows.token(block * ROWS + i);
+                        row.copy_from_slice(&x[token * width..][..width]);
+                    }
+                };
+                out.par_chunks_mut((ROWS * width).max(1))
+                    .enumerate()
+                    .for_each(copy);
+                Cow::Owned(out)
+            }
+        }
+    }
+}
+
+/// A block of a product: its expert and its rows.
+type Task = (usize, Range<usize>);
+
+/// Blocks of `all`, none larger than `size`.
+fn blocks(expert: usize, all: Range<usize>, size: usize) -> impl Iterator<Item = Task> {
+    let end = all.end;
+    let rows = move |start: usize| (expert, start..(start + size).min(end));
+    all.step_by(size).map(rows)
+}
+
+/// Runs tasks, on all cores where there is enough to do.
+fn run_all(tasks: &[Task], multiplications: usize, run: impl Fn(&Task) + Sync + Send) {
+    if multiplications < LARGE {
+        tasks.iter().for_each(run);
+    } else {
+        tasks.par_iter().for_each(run);
+    }
+}
+
+/// The product of some sorted rows `a`, `[rows, k]`, with the matrix of their expert, for all experts: `[rows, n]`. A matrix has the strides
+/// `[row, column]` as the right factor `[k, n]`, and `k · n` numbers.
+fn by_expert<T: Real>(
+    rows: &ExpertRows,
+    [k, n]: [usize; 2],
+    a: &[T],
+    w: &[T],
+    strides: [usize; 2],
+) -> FlexTensor {
+    let total = rows.rows();
+    let _span = span("product", 2.0 * (total * k * n) as f64);
+    let mut out: UninitBuffer<T> = UninitBuffer::new(total * n);
+    let start = out.pointer();
+    let tasks: Vec<Task> = rows
+        .used()
+        .flat_map(|(expert, rows)| blocks(expert, rows, BLOCK))
+        .collect();
+    run_all(&tasks, total * k * n, |(expert, rows)| {
+        // SAFETY: tasks have disjoint rows, all within the buffer.
+        #[allow(unsafe_code, reason = "cores write disjoint rows of one tensor")]
+        let start = unsafe { start.get().add(rows.start * n) };
+        let size = Size {
+            m: rows.len(),
+            k,
+            n,
+        };
+        let target = Target {
+            start,
+            row: n,
+            add: false,
+        };
+        let own = Matrix {
+            start: a[rows.start * k..rows.end * k].as_ptr(),
+            row: k,
+            column: 1,
+        };
+        let matrix = Matrix {
+            start: w[expert * k * n..(expert + 1) * k * n].as_ptr(),
+            row: strides[0],
+            column: strides[1],
+        };
+        multiply(size, target, own, matrix, Parallelism::None);
+    });
+    // SAFETY: every sorted row is in one task, which has written all of its elements.
+    #[allow(unsafe_code, reason = "zeroing first would cost a pass over memory")]
+    let out = unsafe { out.assume_init() };
+    tensor(out, [total, n])
+}
+
+fn forward<T: Real>(kernel: &Linear, x: &FlexTensor, w: &FlexTensor) -> FlexTensor {
+    let ([_, inner], [all, _]) = (dims(x), dims(w));
+    let sorted = kernel.sorted::<T>(elements(x), inner);
+    let size = [inner, all / kernel.experts()];
+    by_expert(&kernel.rows, size, &sorted, elements(w), [1, inner])
+}
+
+fn gradient_of_rows<T: Real>(kernel: &Linear, g: &FlexTensor, w: &FlexTensor) -> FlexTensor {
+    let ([_, outputs], [_, inner]) = (dims(g), dims(w));
+    let size = [outputs, inner];
+    let rows = &kernel.rows;
+    let sorted = by_expert::<T>(rows, size, elements(g), elements(w), [inner, 1]);
+    match kernel.reads {
+        ExpertInput::Sorted => sorted,
+        ExpertInput::Tokens => {
+            let tokens = rows.rows() / rows.per_token;
+            let mut out = vec![T::ZERO; tokens * inner];
+            let sorted: &[T] = elements(&sorted);
+            by_token(&mut out, inner, |token, out| {
+                for &row in &rows.places[token * rows.per_token..][..rows.per_token] {
+                    let own = &sorted[row as usize * inner..][..inner];
+                    for (sum, &x) in out.iter_mut().zip(own) {
+                        *sum += x;
+                    }
+                }
+            });
+            tensor(out, [tokens, inner])
+        }
+    }
+}
+
+/// `gᵀ · x` of each expert's rows; zeros for an expert without any.
+fn gradient_of_matrices<T: Real>(kernel: &Linear, g: &FlexTensor, x: &FlexTensor) -> FlexTensor {
+    let ([total, outputs], [_, inner]) = (dims(g), dims(x));
+    let _span = span("product", 2.0 * (total * outputs * inner) as f64);
+    let sorted = kernel.sorted::<T>(elements(x), inner);
+    let g: &[T] = elements(g);
+    let rows = &kernel.rows;
+    let mut out = vec![T::ZERO; kernel.experts() * outputs * inner];
+    let start = SharedPtr(out.as_mut_ptr());
+    let tasks: Vec<Task> = rows
+        .used()
+        .flat_map(|(expert, _)| blocks(expert, 0..outputs, BLOCK))
+        .collect();
+    run_all(&tasks, total * outputs * inner, |(expert, block)| {
+        let own = rows.starts[*expert]..rows.starts[expert + 1];
+        let first = (expert * outputs + block.start) * inner;
+        // SAFETY: tasks have disjoint rows of the gradient, all within the buffer.
+        #[allow(unsafe_code, reason = "cores write disjoint rows of one tensor")]
+        let start = unsafe { start.get().add(first) };
+        let size = Size {
+            m: block.len(),
+            k: own.len(),
+            n: inner,
+        };
+        let target = Target {
+            start,
+            row: inner,
+            add: false,
+        };
+        let left = Matrix {
+            start: g[own.start * outputs + block.start..].as_ptr(),
+            row: 1,
+            column: outputs,
+        };
+        let right = Matrix {
+            start: sorted[own.start * inner..].as_ptr(),
+            row: inner,
+            column: 1,
+        };
+        multiply(size, target, left, right, Parallelism::None);
+    });
+    tensor(out, [kernel.experts() * outputs, inner])
+}
+
+/// `body(token, row)` for every row of an output, in parallel.
+fn by_token<T: Real>(out: &mut [T], width: usize, body: impl Fn(usize, &mut [T]) + Sync) {
+    let block = |(block, out): (usize, &mut [T])| {
+        vectorised(
+            #[inline(always)]
+            || {
+                for (i, row) in out.chunks_mut(width).enumerate() {
+                    body(block * ROWS + i, row);
+                }
+            },
+        );
+    };
+    out.par_chunks_mut((ROWS * width).max(1))
+        .enumerate()
+        .for_each(block);
+}
+
+#[derive(Clone, Debug)]
+struct Combine {
+    rows: ExpertRows,
+}
+
+impl Kernel<2> for Combine {
+    const NAME: &str = "experts";
+
+    fn forward(&self, [y, weights]: &[FlexTensor; 2]) -> FlexTensor {
+        dispatch_float!(y.dtype(), combined(&self.rows, y, weights))
+    }
+
+    fn backward(
+        &self,
+        saved: [Option<FlexTensor>; 2],
+        gradient: FlexTensor,
+        wanted: [bool; 2],
+    ) -> [Option<FlexTensor>; 2] {
+        let [y, weights] = all_saved(saved);
+        let g = &gradient;
+        let dy = || dispatch_float!(y.dtype(), gradient_of_results(&self.rows, g, &weights));
+        let dw = || dispatch_float!(y.dtype(), gradient_of_weights(&self.rows, g, &y));
+        [wanted[0].then(dy), wanted[1].then(dw)]
+    }
+}
+
+fn combined<T: Real>(rows: &ExpertRows, y: &FlexTensor, weights: &FlexTensor) -> FlexTensor {
+    let ([_, width], [tokens, per_token]) = (dims(y), dims(weights));
+    let (y, weights): (&[T], &[T]) = (elements(y), elements(weights));
+    let mut out = vec![T::ZERO; tokens * width];
+    by_token(&mut out, width, |token, out| {
+        for choice in token * per_token..(token + 1) * per_token {
+            let own = &y[rows.places[choice] as usize * width..][..width];
+            let weight = weights[choice];
+            for (sum, &x) in out.iter_mut().zip(own) {
+                *sum += weight * x;
+            }
+        }
+    });
+    tensor(out, [tokens, width])
+}
+
+fn gradient_of_results<T: Real>(
+    rows: &ExpertRows,
+    g: &FlexTensor,
+    weights: &FlexTensor,
+) -> FlexTensor {
+    let [_, width] = dims(g);
+    let (g, weights): (&[T], &[T]) = (elements(g), elements(weights));
+    let mut out = vec![T::ZERO; rows.rows() * width];
+    by_token(&mut out, width, |row, out| {
+        let weight = weights[rows.choices[row] as usize];
+        let own = &g[rows.token(row) * width..][..width];
+        for (out, &g) in out.iter_mut().zip(own) {
+            *out = weight * g;
+        }
+    });
+    tensor(out, [rows.rows(), width])
+}
+
+fn gradient_of_weights<T: Real>(rows: &ExpertRows, g: &FlexTensor, y: &FlexTensor) -> FlexTensor {
+    let [tokens, width] = dims(g);
+    let (g, y): (&[T], &[T]) = (elements(g), elements(y));
+    let mut out = vec![T::ZERO; rows.rows()];
+    by_token(&mut out, rows.per_token, |token, out| {
+        let own = &g[token * width..][..width];
+        for (j, out) in out.iter_mut().enumerate() {
+            let row = rows.places[token * rows.per_token + j] as usize;
+            *out = dot(own, &y[row * width..][..width]);
+        }
+    });
+    tensor(out, [tokens, rows.per_token])
+}

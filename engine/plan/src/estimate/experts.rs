@@ -1,0 +1,97 @@
+//! What layers with experts have that others have not: parameters that only some tokens go through, and rows by expert.
+
+use firebrick_spec::Arch;
+use firebrick_spec::arch::MAX_EXPERT_LAYERS;
+use firebrick_spec::parameters::{Slot, UnitKind, unit_specs};
+
+/// A set of layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LayerSet([u64; MAX_EXPERT_LAYERS.div_ceil(64)]);
+
+impl LayerSet {
+    fn of(layers: impl Iterator<Item = usize>) -> Self {
+        let mut set = Self::default();
+        for layer in layers {
+            set.0[layer / 64] |= 1 << (layer % 64);
+        }
+        set
+    }
+
+    pub fn has(&self, layer: usize) -> bool {
+        let word = self.0.get(layer / 64);
+        word.is_some_and(|word| word >> (layer % 64) & 1 == 1)
+    }
+
+    pub fn count(&self) -> u64 {
+        self.0.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+}
+
+/// Parameters of the feed-forward half of a layer with experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct ExpertSizes {
+    /// All of them.
+    pub all: u64,
+    /// Those of the experts' matrices.
+    pub matrices: u64,
+    /// The share of the experts that a token goes through.
+    share: f64,
+    pub layers: LayerSet,
+}
+
+impl ExpertSizes {
+    pub fn of(arch: &Arch) -> Self {
+        let Some((layer, own)) = arch.expert_layers().next() else {
+            return Self::default();
+        };
+        let specs = unit_specs(arch, UnitKind::Mlp(layer));
+        let count = |of: fn(Slot) -> bool| {
+            let own = specs.iter().filter(|spec| of(spec.slot));
+            own.map(|spec| spec.numel() as u64).sum()
+        };
+        Self {
+            all: count(|_| true),
+            matrices: count(Slot::is_expert),
+            share: own.per_token as f64 / own.count as f64,
+            layers: LayerSet::of(arch.expert_layers().map(|(layer, _)| layer)),
+        }
+    }
+
+    /// Numbers of the matrices that none of so many tokens goes through, in all layers, where all experts are as likely.
+    pub fn unused(&self, tokens: f64) -> u64 {
+        let unused = (1.0 - self.share).powf(tokens);
+        (unused * (self.layers.count() * self.matrices) as f64) as u64
+    }
+}
+
+/// Widths of experts; zeros where there are none.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ExpertWidths {
+    /// Experts of a layer.
+    pub count: u64,
+    /// Experts of a token.
+    pub per_token: u64,
+    /// Width of one.
+    pub f: u64,
+}
+
+impl ExpertWidths {
+    pub fn of(arch: &Arch) -> Self {
+        let first = arch.expert_layers().next();
+        first.map_or_else(Self::default, |(_, own)| Self {
+            count: own.count as u64,
+            per_token: own.per_token as u64,
+            f: own.intermediate_size as u64,
+        })
+    }
+
+    /// Of all experts of a token.
+    pub fn all(self) -> u64 {
+        self.per_token * self.f
+    }
+
+    /// Numbers a token that experts keep inside: so many as wide as all of its experts, the router's probabilities, and where rows lie.
+    pub fn kept(self, factors: u64) -> u64 {
+        factors * self.all() + self.count + 8 * self.per_token
+    }
+}
