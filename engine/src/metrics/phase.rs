@@ -11,7 +11,8 @@ const POLICY: &[(Role, Residency)] = &[(Role::Policy, Residency::Pass)];
 const REFERENCE: &[(Role, Residency)] = &[(Role::Reference, Residency::Pass)];
 const CRITIC: &[(Role, Residency)] = &[(Role::Critic, Residency::Pass)];
 
-/// A part of a step that is timed, and at whose end memory is read.
+/// A part of a run whose memory errors name it. All but [`SaveCheckpoint`](Self::SaveCheckpoint) are timed, and memory is read at their
+/// end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// Samples completions.
@@ -40,11 +41,13 @@ pub enum Phase {
     ValidationReward,
     /// The loss of the validation examples of supervised training.
     ValidationLoss,
+    /// Writes a checkpoint, or the reference policy that a run keeps. It is not timed.
+    SaveCheckpoint,
 }
 
 impl Phase {
     /// All phases, in the order of a step.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Generate,
         Self::Reward,
         Self::GenerateBaseline,
@@ -58,6 +61,7 @@ impl Phase {
         Self::Validation,
         Self::ValidationReward,
         Self::ValidationLoss,
+        Self::SaveCheckpoint,
     ];
 
     /// Its name in `timing_s/…`, in `memory.jsonl` and in messages; verl's where verl has the phase.
@@ -77,6 +81,7 @@ impl Phase {
             Self::Validation => "testing",
             Self::ValidationReward => "testing_reward",
             Self::ValidationLoss => "val_loss",
+            Self::SaveCheckpoint => "save_checkpoint",
         }
     }
 
@@ -89,7 +94,11 @@ impl Phase {
             Self::OldLogProbs | Self::UpdateActor | Self::ValidationLoss => POLICY,
             Self::ReferenceLogProbs => REFERENCE,
             Self::Values | Self::UpdateCritic => CRITIC,
-            Self::Reward | Self::RewardBaseline | Self::ValidationReward | Self::Advantages => &[],
+            Self::Reward
+            | Self::RewardBaseline
+            | Self::ValidationReward
+            | Self::Advantages
+            | Self::SaveCheckpoint => &[],
         }
     }
 
@@ -110,7 +119,7 @@ impl Phase {
             Self::Values => &["values"],
             Self::UpdateCritic => &["critic_backward", "critic_optimizer"],
             Self::UpdateActor => &["backward", "optimizer"],
-            Self::Advantages => &[],
+            Self::Advantages | Self::SaveCheckpoint => &[],
         }
     }
 
@@ -130,7 +139,8 @@ impl Phase {
             | Self::Advantages
             | Self::Validation
             | Self::ValidationReward
-            | Self::ValidationLoss => None,
+            | Self::ValidationLoss
+            | Self::SaveCheckpoint => None,
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use super::{REFERENCE, Trainer};
 use crate::Result;
+use crate::checkpoint::CriticSource;
 use crate::config::Mode;
-use crate::metrics::Event;
+use crate::metrics::{Event, Phase};
 use firebrick_models::checkpoint::{ExportOptions, export};
 
 impl Trainer {
@@ -48,6 +49,13 @@ impl Trainer {
 
     /// Keeps the reference policy with the run, in full precision, so that a resumed run compares with the same one.
     fn keep_reference(&mut self) -> Result<()> {
+        if self.reference.is_none() {
+            return Ok(());
+        }
+        self.recovering(Phase::SaveCheckpoint, Self::write_reference)
+    }
+
+    fn write_reference(&mut self) -> Result<()> {
         let Some(reference) = &mut self.reference else {
             return Ok(());
         };
@@ -64,12 +72,16 @@ impl Trainer {
     /// The critic starts from the policy as it is now, where it has no checkpoint of its own. Nothing of it has been trained yet.
     fn begin_critic(&mut self) -> Result<()> {
         let seed = self.config.trainer.seed;
-        if let (Some(critic), Some(source)) = (&mut self.critic, &self.critic_source)
-            && source.follows_policy()
-        {
-            let decoder = source.start(self.learner.decoder(), seed)?;
-            critic.model.replace(decoder);
+        let follows = |source: &CriticSource| source.follows_policy();
+        if !self.critic_source.as_ref().is_some_and(follows) {
+            return Ok(());
         }
-        Ok(())
+        self.recovering(Phase::Values, |t| {
+            if let (Some(critic), Some(source)) = (&mut t.critic, &t.critic_source) {
+                let decoder = source.start(t.learner.decoder(), seed)?;
+                critic.model.replace(decoder);
+            }
+            Ok(())
+        })
     }
 }

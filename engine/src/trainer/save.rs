@@ -3,9 +3,9 @@
 use super::{CRITIC, Trainer};
 use crate::Result;
 use crate::checkpoint::{RunDir, trainer_state};
-use crate::metrics::Event;
+use crate::metrics::{Event, Phase};
 use firebrick_models::checkpoint::{ExportOptions, StoredDtype};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 impl Trainer {
     /// Writes a checkpoint of the run as it stands after its last step, and removes the oldest beyond
@@ -14,6 +14,16 @@ impl Trainer {
         if self.saved == Some(self.state.step) {
             return Ok(());
         }
+        let path = self.recovering(Phase::SaveCheckpoint, |t| t.write_checkpoint())?;
+        let keep = self.config.trainer.max_ckpt_to_keep;
+        self.recorder.run().prune(keep)?;
+        self.saved = Some(self.state.step);
+        self.recorder.event(Event::Saved { path });
+        Ok(())
+    }
+
+    /// Writes all files of a checkpoint. What a failed attempt has written is removed by the next.
+    fn write_checkpoint(&self) -> Result<PathBuf> {
         let (decoder, source) = (self.learner.decoder(), &self.source);
         // an f32 folder of an f32 model is its own master copy, and so is an adapter
         let masters = decoder.specs().any(|spec| {
@@ -21,18 +31,13 @@ impl Trainer {
             spec.trainable && (decoder.arch().precision.is_half() || stored != StoredDtype::F32)
         });
         let name = RunDir::checkpoint_name(self.state.step);
-        let path = self.recorder.run().publish(&name, |dir| {
+        self.recorder.run().publish(&name, |dir| {
             source.save(decoder, &self.config, dir)?;
             let trainer = dir.join("trainer");
             let optimizer = &self.learner.optimizer;
             trainer_state::save(&trainer, &self.state, optimizer, decoder, masters)?;
             self.save_critic(&trainer)
-        })?;
-        let keep = self.config.trainer.max_ckpt_to_keep;
-        self.recorder.run().prune(keep)?;
-        self.saved = Some(self.state.step);
-        self.recorder.event(Event::Saved { path });
-        Ok(())
+        })
     }
 
     /// Writes the critic and its moments beside the policy's.

@@ -50,7 +50,7 @@ fn accepted(name: &str, imported: &Imported) -> RunConfig {
     parse(&imported.config, &[]).unwrap_or_else(|e| panic!("{name}: {e}\n{}", imported.config))
 }
 
-/// Plans a configuration for a public model on a GPU: folders that are named there are not here.
+/// Plans a configuration for a public model on a GPU. Folders that are named there are not here: a rule takes the place of a reward model.
 fn planned(name: &str, mut config: RunConfig, model: &str) {
     if let Some(critic) = &mut config.critic {
         critic.model.path = None;
@@ -59,8 +59,11 @@ fn planned(name: &str, mut config: RunConfig, model: &str) {
         lora.path = None;
     }
     if let Some(TaskConfig::Jsonl(task)) = &mut config.task {
-        task.rewards
-            .retain(|reward| !matches!(reward.kind, RewardKind::Model(_)));
+        for reward in &mut task.rewards {
+            if matches!(reward.kind, RewardKind::Model(_)) {
+                reward.kind = RewardKind::Exact { ignore_case: false };
+            }
+        }
     }
     let arch = rules::public(model).unwrap_or_else(|e| panic!("{name}: {e}"));
     let arch = arch.in_precision(config.precision);
