@@ -11,10 +11,10 @@ dataset = load_dataset("json", data_files="sums.jsonl", split="train")
 config = GRPOConfig(
     output_dir="trl",
     max_steps=40,
-    per_device_train_batch_size=128,
+    per_device_train_batch_size=512,
     num_generations=8,
     max_completion_length=5,
-    learning_rate=4e-4,
+    learning_rate=2e-4,
     lr_scheduler_type="constant_with_warmup",
     warmup_steps=10,
     beta=0.0,

@@ -58,7 +58,7 @@ fn planned(name: &str, mut config: RunConfig, model: &str) {
     if let Some(lora) = &mut config.model.lora {
         lora.path = None;
     }
-    if let Some(TaskConfig::Jsonl(task)) = &mut config.task {
+    if let Some(TaskConfig::Dataset(task) | TaskConfig::Jsonl(task)) = &mut config.task {
         for reward in &mut task.rewards {
             if matches!(reward.kind, RewardKind::Model(_)) {
                 reward.kind = RewardKind::Exact { ignore_case: false };

@@ -57,7 +57,11 @@ fn supervised_training_that_judges_nothing_starts_no_reward_programs() {
     succeeded(&run("sft", &[]));
     assert_eq!(metrics(&bench, "run").len(), 1 + 3);
     // where completions of validation prompts are judged, the program is needed
-    let judged = ["task.validation=rows.jsonl", "output=judged"];
+    let judged = [
+        "task.validation=rows.jsonl",
+        "output=judged",
+        "rollout={prompt_length: 64, response_length: 8}",
+    ];
     refused(&run("sft", &judged), &["no-such-program"]);
 }
 
