@@ -69,9 +69,12 @@ fn the_example_learns_to_call_its_tool_and_writes_down_the_turns() {
     for sample in called {
         let turns = sample["turns"].as_array().expect("turns");
         let roles: Vec<&str> = turns.iter().filter_map(|m| m["role"].as_str()).collect();
-        assert_eq!(roles, ["assistant", "tool", "assistant"]);
+        // one turn may call several tools
+        let (last, before) = roles.split_last().expect("turns");
+        assert_eq!((*last, before[0]), ("assistant", "assistant"));
+        assert!(before.len() > 1 && before[1..].iter().all(|role| *role == "tool"));
         // rules judge the last turn alone
-        let said = turns[2]["content"].as_str().expect("text");
+        let said = turns[before.len()]["content"].as_str().expect("text");
         let is_right = said.trim() == sample["answer"].as_str().expect("an answer");
         let ended = sample["finish"] == "stop";
         assert_eq!(sample["reward"] == 1.0, is_right && ended, "{sample}");

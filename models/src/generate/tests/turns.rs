@@ -187,6 +187,12 @@ fn an_answer_without_room_for_a_turn_is_refused() {
             Next::Append(vec![1; room])
         }
     }
+    struct Silent;
+    impl Turns for Silent {
+        fn turn(&mut self, _: &Sample, _: usize) -> Next {
+            Next::Wait
+        }
+    }
     let decoder = decoder("llama");
     let sampling = sampling();
     let generator = Generator::new(&decoder, None, &sampling).expect("valid settings");
@@ -197,12 +203,6 @@ fn an_answer_without_room_for_a_turn_is_refused() {
         message.contains("leaves room for one after it"),
         "{message}"
     );
-    struct Silent;
-    impl Turns for Silent {
-        fn turn(&mut self, _: &Sample, _: usize) -> Next {
-            Next::Wait
-        }
-    }
     let found = generator.run_turns(&prompts, 1, &limits(None), &mut Silent, |_| {});
     let message = found.expect_err("no answer").to_string();
     assert!(message.contains("there is none"), "{message}");
