@@ -12,6 +12,7 @@ mod choice;
 mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
+mod delta;
 mod dispatch;
 mod families;
 mod graph;
@@ -24,9 +25,11 @@ mod step;
 pub use autodiff::set_enabled;
 pub use choice::table;
 pub use cpu::thread_pool::in_thread_pool;
+pub use delta::{DeltaHeads, SequenceRows, StateRows};
 pub use dispatch::{
-    adamw, add_rms_norm, attention, available, copy_blocks, dequantize_blockwise, draw_rows,
-    duplicate, finish_scores, gather_kv, glu, glu_joined, has_adamw, linear, linear_add,
+    adamw, add_rms_norm, attention, available, causal_convolution, continue_convolution,
+    continue_delta_rule, copy_blocks, dequantize_blockwise, draw_rows, duplicate, finish_scores,
+    gated_delta_rule, gated_rms_norm, gather_kv, glu, glu_joined, has_adamw, linear, linear_add,
     linear_each, linear_swiglu, matmul, matmul_nt, matmul_tn, norm_heads, paged_attention,
     paged_attention_joined, product, quantize_blockwise, rms_norm, rms_norm_add, rotary,
     sample_rows, sample_rows_on_device, scatter_add_rows, score_gradient, score_rows, score_tile,

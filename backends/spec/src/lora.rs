@@ -1,5 +1,6 @@
 //! Low-rank adapters (`LoRA`: Hu et al., 2021, arXiv:2106.09685): their settings, and the parameters that they add to a unit.
 
+use crate::Arch;
 use crate::parameters::{ParamSpec, Slot, TargetModule};
 
 /// What PEFT puts before the name of an adapted module.
@@ -52,6 +53,31 @@ impl LoraConfig {
             return Err("target_modules is empty".into());
         }
         Ok(())
+    }
+
+    /// The same with the target modules that an architecture has.
+    #[must_use]
+    pub fn in_arch(mut self, arch: &Arch) -> Self {
+        let known = TargetModule::in_arch(arch);
+        self.target_modules.retain(|target| known.contains(target));
+        self
+    }
+
+    /// Refuses target modules that no layer of an architecture has, where they were asked for by name.
+    pub fn check_names(targets: &[TargetModule], arch: &Arch) -> Result<(), String> {
+        let known = TargetModule::in_arch(arch);
+        match targets.iter().find(|target| !known.contains(target)) {
+            None => Ok(()),
+            Some(target) => {
+                let known: Vec<&str> = known.iter().map(|own| own.module()).collect();
+                Err(format!(
+                    "no layer of this model ({}) has {}; it has {}",
+                    arch.family.model_type(),
+                    target.module(),
+                    known.join(", ")
+                ))
+            }
+        }
     }
 
     /// The factor of an adapter's output: alpha / rank, or alpha / √rank.

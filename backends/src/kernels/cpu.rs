@@ -14,6 +14,9 @@
 mod attention;
 mod autodiff;
 mod backend;
+mod convolution;
+mod delta_rule;
+mod gated_norm;
 mod gemm;
 mod glu;
 mod half;

@@ -3,7 +3,7 @@
 use super::Checkpoint;
 use super::json::write_json;
 use super::stream::{LazyTensor, write_pt};
-use super::weights::StoredDtype;
+use super::weights::{StoredDtype, beside, bytes_beside, nested_name};
 use crate::unit::{ParamSpec, Slot};
 use crate::{Decoder, Result, Tokenizer};
 use half::{bf16, f16};
@@ -55,6 +55,48 @@ fn stored<'a>(
     })
 }
 
+/// A tensor of an export.
+struct Entry<'a> {
+    name: String,
+    bytes: u64,
+    tensor: LazyTensor<'a>,
+}
+
+/// The tensors of an export: parameters by the names of their folder, then what a model has around its language model, as it was read.
+fn entries<'a>(decoder: &'a Decoder, source: &'a Checkpoint) -> Result<Vec<Entry<'a>>> {
+    let specs = decoder.specs().enumerate();
+    // a value head beside the projection is no part of the language model
+    let specs = specs.filter(|(_, spec)| !spec.slot.is_adapter() && spec.slot != Slot::Value);
+    let parameters = specs.map(|(index, spec)| {
+        let dtype = source.stored_dtype(&spec.name);
+        let width = match dtype {
+            StoredDtype::F32 => 4,
+            StoredDtype::BF16 | StoredDtype::F16 => 2,
+        };
+        Entry {
+            name: match &source.around {
+                Some(_) => nested_name(&spec.name),
+                None => spec.name.clone(),
+            },
+            bytes: (spec.numel() * width) as u64,
+            tensor: stored(decoder, index, spec, dtype),
+        }
+    });
+    let mut all: Vec<Entry<'_>> = parameters.collect();
+    if source.around.is_some() {
+        all.extend(beside(&source.dir)?.into_iter().map(|own| {
+            let name = own.name.clone();
+            let read = move || bytes_beside(&source.dir, &name);
+            Entry {
+                name: own.name,
+                bytes: own.bytes,
+                tensor: LazyTensor::new(own.dtype, &own.shape, read),
+            }
+        }));
+    }
+    Ok(all)
+}
+
 /// Groups parameters, in order, into files of at most `limit` bytes; a larger tensor gets a file of its own.
 fn shards(sizes: &[u64], limit: u64) -> Vec<std::ops::Range<usize>> {
     let mut shards = Vec::new();
@@ -79,36 +121,20 @@ pub fn export(
     dir: &Path,
     options: ExportOptions,
 ) -> Result<()> {
-    let specs: Vec<(usize, &ParamSpec)> = decoder
-        .specs()
-        .enumerate()
-        // a value head beside the projection is no part of the language model
-        .filter(|(_, spec)| !spec.slot.is_adapter() && spec.slot != Slot::Value)
-        .collect();
-    let width = |name: &str| match source.stored_dtype(name) {
-        StoredDtype::F32 => 4,
-        StoredDtype::BF16 | StoredDtype::F16 => 2,
-    };
-    let sizes: Vec<u64> = specs
-        .iter()
-        .map(|(_, spec)| (spec.numel() * width(&spec.name)) as u64)
-        .collect();
+    let entries = entries(decoder, source)?;
+    let sizes: Vec<u64> = entries.iter().map(|own| own.bytes).collect();
     let shards = shards(&sizes, options.max_shard_bytes);
     let mut weight_map = Map::new();
+    let mut entries = entries.into_iter();
     for (i, shard) in shards.iter().enumerate() {
         let file = if shards.len() == 1 {
             "model.safetensors".to_owned()
         } else {
             format!("model-{:05}-of-{:05}.safetensors", i + 1, shards.len())
         };
-        let tensors: Vec<(String, LazyTensor<'_>)> = shard
-            .clone()
-            .map(|place| {
-                let (index, spec) = specs[place];
-                let dtype = source.stored_dtype(&spec.name);
-                (spec.name.clone(), stored(decoder, index, spec, dtype))
-            })
-            .collect();
+        let own = entries.by_ref().take(shard.len());
+        let tensors: Vec<(String, LazyTensor<'_>)> =
+            own.map(|own| (own.name, own.tensor)).collect();
         weight_map.extend(tensors.iter().map(|(name, _)| (name.clone(), json!(file))));
         write_pt(&dir.join(&file), tensors)?;
     }
@@ -117,10 +143,8 @@ pub fn export(
         let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
         write_json(&dir.join("model.safetensors.index.json"), &index)?;
     }
-    write_json(
-        &dir.join("config.json"),
-        &Value::Object(source.config.clone()),
-    )?;
+    let config = source.around.as_ref().unwrap_or(&source.config);
+    write_json(&dir.join("config.json"), &Value::Object(config.clone()))?;
     if let Some(generation) = &source.generation {
         write_json(
             &dir.join("generation_config.json"),

@@ -22,6 +22,10 @@ impl Decoder {
         !is_cpu(device)
             && kernels.iter().all(|&o| kernels::available(o, device))
             && self.arch.vocab_size <= IDS
+            // no kernel gates what attention mixes, or has the states of linear attention
+            && self.arch.delta_net.is_none()
+            && !self.arch.attention_gate
+            && self.arch.rotary_dim == self.arch.head_dim
             && self.bytes_in(Home::Host) == 0
     }
 

@@ -39,8 +39,10 @@
 //!
 //! The input `x` of a half is the output of the one before it and is counted there.
 
+use super::linear::LinearWidths;
 use super::parallel::Parallel;
-use super::sizes::{F32, is_attention};
+use super::sizes::F32;
+pub use super::sizes::Half;
 use firebrick_spec::Arch;
 use firebrick_spec::arch::Activation;
 use firebrick_spec::lora::LoraConfig;
@@ -66,6 +68,10 @@ pub struct Widths {
     softcap: bool,
     mlp_kept: u64,
     bypass: Option<Bypass>,
+    /// Of layers of linear attention.
+    linear: Option<LinearWidths>,
+    /// Whether a gate multiplies what attention mixes: it, and the product.
+    gated: bool,
     /// Whether a kernel computes norms.
     norms: bool,
     /// As wide as the MLP: gradients that its backward has besides what is kept, and tensors of a forward without a graph.
@@ -100,12 +106,13 @@ const BLOCK: u64 = 64;
 #[derive(Clone, Copy, Debug, Default)]
 struct Bypass {
     attention: Numbers,
+    linear: Numbers,
     mlp: Numbers,
 }
 
 impl Bypass {
     /// Of a layer of these widths. Where no norm comes before a half, the input that its bypasses share is the half's own.
-    fn of(lora: &LoraConfig, [d, q, f]: [u64; 3], pre_norms: bool) -> Self {
+    fn of(lora: &LoraConfig, [d, q, f, v]: [u64; 4], pre_norms: bool) -> Self {
         let has = |target| lora.target_modules.contains(&target);
         let count = |targets: &[TargetModule]| targets.iter().filter(|t| has(**t)).count() as u64;
         let rank = lora.rank as u64;
@@ -131,35 +138,21 @@ impl Bypass {
                 TargetModule::O,
                 q,
             ),
+            linear: half(
+                &[
+                    TargetModule::DeltaQkv,
+                    TargetModule::DeltaZ,
+                    TargetModule::DeltaA,
+                    TargetModule::DeltaB,
+                ],
+                TargetModule::DeltaOut,
+                v,
+            ),
             mlp: half(
                 &[TargetModule::Gate, TargetModule::Up],
                 TargetModule::Down,
                 f,
             ),
-        }
-    }
-}
-
-/// A half of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Half {
-    /// Norm, q/k/v, attention, output projection.
-    Attention,
-    /// Norm, gated MLP.
-    Mlp,
-}
-
-impl Half {
-    /// Both.
-    pub const BOTH: [Self; 2] = [Self::Attention, Self::Mlp];
-
-    /// The half that a unit of the body is.
-    #[must_use]
-    pub fn of(unit: usize) -> Self {
-        if is_attention(unit) {
-            Self::Attention
-        } else {
-            Self::Mlp
         }
     }
 }
@@ -212,6 +205,7 @@ impl Widths {
         let on_cpu = profile.backend == Backend::Cpu;
         let used = |operation| profile.kernels.uses(operation);
         let gates = used(Operation::Gate) && (!on_cpu || arch.activation == Activation::Silu);
+        let linear = LinearWidths::of(arch, profile);
         let heads = arch.num_heads as u64;
         let dim = arch.head_dim as u64;
         let (d, f, q) = (
@@ -235,7 +229,12 @@ impl Widths {
                 Activation::Gelu => 4,
                 Activation::GeluTanh => 6,
             },
-            bypass: lora.map(|l| Bypass::of(l, [d, q, f], arch.pre_norms)),
+            bypass: lora.map(|l| {
+                let v = linear.map_or(0, |own| own.mixed());
+                Bypass::of(l, [d, q, f, v], arch.pre_norms)
+            }),
+            linear,
+            gated: arch.attention_gate,
             norms: used(Operation::Norm),
             mlp_room: match (on_cpu, gates) {
                 (true, _) => [2, 3],
@@ -284,14 +283,31 @@ impl Widths {
         let (tensor, matrix) = match (half, backward) {
             (Half::Attention, false) => (2 * self.q + 2 * self.k, self.d * self.q),
             (Half::Attention, true) => (3 * self.q + 4 * self.k, 2 * self.d * self.q),
+            (Half::Linear, backward) => {
+                let (c, v) = self.linear_widths();
+                let times = if backward { 2 } else { 1 };
+                (times * (2 * c + 3 * v), times * self.d * c)
+            }
             (Half::Mlp, false) => (3 * self.f, self.d * self.f),
             (Half::Mlp, true) => (3 * self.f, 2 * self.d * self.f),
         };
         let product = match half {
             Half::Attention => tokens * (self.d + self.q),
+            Half::Linear => tokens * (self.d + self.linear_widths().0),
             Half::Mlp => tokens * (self.d + self.f),
         };
         parallel.inside(F32 * (tokens * tensor).max(product + matrix))
+    }
+
+    /// Channels of the convolution and width of all values of linear attention.
+    fn linear_widths(&self) -> (u64, u64) {
+        self.linear
+            .map_or((0, 0), |own| (own.channels(), own.mixed()))
+    }
+
+    /// Widths of linear attention, in an architecture that has it.
+    pub(super) fn linear(&self) -> Option<LinearWidths> {
+        self.linear
     }
 
     /// Kept by a half, scores apart.
@@ -306,6 +322,9 @@ impl Widths {
             0
         };
         let post = if self.post { norm * self.d } else { 0 };
+        // the gate's sigmoid, and what it multiplies
+        let gate = if self.gated { 2 * self.q } else { 0 };
+        let linear = self.linear.map_or(0, |own| own.kept(self.width));
         // without a norm before them, products keep the half's own input
         let first = match (self.pre, self.norms) {
             (false, _) => 0,
@@ -315,7 +334,7 @@ impl Widths {
         match (half, self.bypass) {
             (Half::Attention, None) => Numbers {
                 between: first + post,
-                inside: normed + 2 * self.q + 2 * self.k,
+                inside: normed + gate + 2 * self.q + 2 * self.k,
             },
             (Half::Mlp, None) => Numbers {
                 between: first + post,
@@ -323,7 +342,15 @@ impl Widths {
             },
             (Half::Attention, Some(bypass)) => Numbers {
                 between: post + bypass.attention.between,
-                inside: normed + self.q + 2 * self.k + bypass.attention.inside,
+                inside: normed + gate + self.q + 2 * self.k + bypass.attention.inside,
+            },
+            (Half::Linear, None) => Numbers {
+                between: first,
+                inside: linear,
+            },
+            (Half::Linear, Some(bypass)) => Numbers {
+                between: bypass.linear.between,
+                inside: linear - self.linear_widths().1 + bypass.linear.inside,
             },
             // gate · up is the input of a product alone
             (Half::Mlp, Some(bypass)) => Numbers {
@@ -433,6 +460,7 @@ impl Widths {
             (Half::Attention, false) => self.q,
             // the mixed values' gradient, the queries' by chunks and in one piece, the keys' and values'
             (Half::Attention, true) => 3 * self.q + 2 * self.k,
+            (Half::Linear, _) => self.linear.map_or(0, |own| own.extra()),
             (Half::Mlp, _) => self.mlp_room[0] * self.f,
         };
         Numbers {
@@ -450,6 +478,7 @@ impl Widths {
                 Half::Attention if self.attention.is_some() => 2 * self.q + 2 * self.k,
                 // queries, keys, values, and the mixed values by chunks and in one piece
                 Half::Attention => 3 * self.q + 2 * self.k,
+                Half::Linear => self.linear.map_or(0, |own| own.forward(self.width)),
                 Half::Mlp => self.mlp_room[1] * self.f,
             },
         }

@@ -3,7 +3,7 @@
 use super::activations::{Half, Shape, Widths};
 use super::parallel::Parallel;
 use super::result::PhaseEstimate;
-use super::sizes::{F32, QuantizedWeights, Sizes};
+use super::sizes::{F32, QuantizedWeights, Sizes, halves};
 use super::states::{self, Activity};
 use super::usage::{MemoryUsage, PeakUsage};
 use super::workload::Workload;
@@ -26,10 +26,8 @@ fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile) -> u64 {
         w.prepack.panels && profile.backend == Backend::Cpu && !w.rollout_precision.is_half();
     let panels = |numbers| u64::from(panels) * sizes.width * numbers;
     let layers = match w.prepack.quantization {
-        None => panels(sizes.layers * (sizes.attention + sizes.mlp)),
-        Some(Quantization::Int8) => {
-            sizes.layers * QuantizedWeights::of(&w.arch, profile, sizes.width).bytes
-        }
+        None => panels(sizes.body()),
+        Some(Quantization::Int8) => QuantizedWeights::of(&w.arch, profile, sizes.width).bytes,
     };
     layers + panels(sizes.projection)
 }
@@ -46,13 +44,15 @@ fn joined(arch: &Arch) -> u64 {
     ];
     let mut slots = vec![Slot::Gate, Slot::Up];
     // a norm over all queries takes them by themselves
-    if arch.qk_norm != Some(QkNorm::Projection) {
+    if arch.qk_norm != Some(QkNorm::Projection) && !arch.attention_gate {
         slots.extend(queries);
     }
-    let halves = [UnitKind::Attention(0), UnitKind::Mlp(0)];
-    let specs = halves.into_iter().flat_map(|half| unit_specs(arch, half));
-    let own = specs.filter(|spec| slots.contains(&spec.slot));
-    arch.num_layers as u64 * own.map(|spec| spec.numel() as u64).sum::<u64>()
+    let numbers = |(half, count): (UnitKind, u64)| {
+        let specs = unit_specs(arch, half).into_iter();
+        let own = specs.filter(|spec| slots.contains(&spec.slot));
+        count * own.map(|spec| spec.numel() as u64).sum::<u64>()
+    };
+    halves(arch).into_iter().map(numbers).sum()
 }
 
 /// The parameters of a run's models: the same under every plan, so that a search counts them once.
@@ -246,23 +246,28 @@ impl<'a> Context<'a> {
 
     /// Running tensors of the larger half, without a graph.
     pub fn forward(&self, shape: Shape, rows: usize) -> MemoryUsage {
-        let halves = Half::BOTH.map(|half| {
+        let halves = Half::ALL
+            .into_iter()
+            .filter(|half| self.sizes.count(*half) > 0);
+        let halves = halves.map(|half| {
             let running = self.running(half, shape.tokens);
             let held = MemoryUsage::default().on_device(Category::Buffers, running);
             match half {
-                Half::Mlp => held,
+                Half::Mlp | Half::Linear => held,
                 Half::Attention => {
                     let scores = F32 * self.widths.scores_forward(shape, rows);
                     held.on_device(Category::Attention, self.parallel.inside(scores))
                 }
             }
         });
-        let [a, b] = halves;
-        if a.device.total() > b.device.total() {
-            a
-        } else {
-            b
-        }
+        let larger = |a: MemoryUsage, b: MemoryUsage| {
+            if a.device.total() > b.device.total() {
+                a
+            } else {
+                b
+            }
+        };
+        halves.reduce(larger).unwrap_or_default()
     }
 
     /// Running tensors of a half without a graph, scores apart.

@@ -7,6 +7,7 @@
 pub mod activations;
 mod context;
 mod head;
+mod linear;
 pub mod parallel;
 mod phases;
 mod public_models;

@@ -1,7 +1,7 @@
 //! Numbers of parameters, by what holds them.
 
 use firebrick_spec::Arch;
-use firebrick_spec::arch::HeadKind;
+use firebrick_spec::arch::{HeadKind, Mixer};
 use firebrick_spec::lora::LoraConfig;
 use firebrick_spec::parameters::{ParamSpec, Slot, UnitKind, unit_specs};
 use firebrick_spec::{Backend, DeviceProfile};
@@ -15,7 +15,44 @@ const PANEL: usize = 32;
 /// Codes of inputs that a GPU has in a word.
 const WORD: usize = 4;
 
-/// A layer's matrices in 8 bits.
+/// Which layers of an architecture have linear attention, a bit each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct LinearLayers([u64; 4]);
+
+impl LinearLayers {
+    fn of(arch: &Arch) -> Self {
+        let mut all = Self::default();
+        for (layer, mixer) in arch.mixers.iter().enumerate() {
+            if *mixer == Mixer::GatedDeltaNet {
+                all.0[layer / 64] |= 1 << (layer % 64);
+            }
+        }
+        all
+    }
+
+    fn has(&self, layer: usize) -> bool {
+        self.0
+            .get(layer / 64)
+            .is_some_and(|bits| bits >> (layer % 64) & 1 == 1)
+    }
+
+    fn count(&self) -> u64 {
+        self.0.iter().map(|bits| u64::from(bits.count_ones())).sum()
+    }
+}
+
+/// The kinds of halves that an architecture has, a unit of each, and how many there are.
+pub(super) fn halves(arch: &Arch) -> Vec<(UnitKind, u64)> {
+    let first = |mixer| arch.mixers.iter().position(|own| *own == mixer);
+    let mixers = [Mixer::Attention, Mixer::GatedDeltaNet].into_iter();
+    let mixers = mixers
+        .filter_map(|mixer| Some((UnitKind::Attention(first(mixer)?), arch.count(mixer) as u64)));
+    mixers
+        .chain([(UnitKind::Mlp(0), arch.num_layers as u64)])
+        .collect()
+}
+
+/// All layers' matrices in 8 bits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QuantizedWeights {
     /// Bytes of all of them: a byte a number, and an f32 scale an output.
@@ -32,11 +69,14 @@ pub(crate) struct QuantizedWeights {
 impl QuantizedWeights {
     /// Of an architecture's layers, sampled in weights of so many bytes.
     pub fn of(arch: &Arch, profile: &DeviceProfile, width: u64) -> Self {
-        let halves = [UnitKind::Attention(0), UnitKind::Mlp(0)];
-        let specs = halves.into_iter().flat_map(|half| unit_specs(arch, half));
-        let shapes: Vec<[usize; 2]> = specs
-            .filter(|spec| spec.slot.is_linear())
-            .map(|spec| spec.rows_cols())
+        let shapes: Vec<([usize; 2], u64)> = halves(arch)
+            .into_iter()
+            .flat_map(|(half, count)| {
+                let specs = unit_specs(arch, half).into_iter();
+                specs.map(move |spec| (spec, count))
+            })
+            .filter(|(spec, _)| spec.slot.is_linear())
+            .map(|(spec, count)| (spec.rows_cols(), count))
             .collect();
         let word = if profile.backend == Backend::Cpu {
             1
@@ -49,22 +89,28 @@ impl QuantizedWeights {
         let numbers = |[outputs, inputs]: &[usize; 2]| (outputs * inputs) as u64;
         let product = profile.kernels.quantized(width < F32);
         Self {
-            bytes: shapes.iter().map(bytes).sum(),
-            numbers: shapes.iter().map(numbers).sum(),
-            largest: shapes.iter().map(numbers).max().unwrap_or(0),
+            bytes: shapes.iter().map(|(shape, n)| n * bytes(shape)).sum(),
+            numbers: shapes.iter().map(|(shape, n)| n * numbers(shape)).sum(),
+            largest: shapes
+                .iter()
+                .map(|(shape, _)| numbers(shape))
+                .max()
+                .unwrap_or(0),
             max_fused_rows: product.max_fused_rows as u64,
             tensor_cores: product.tensor_cores,
         }
     }
 }
 
-/// Parameters of an architecture's parts, adapters included. All layers are alike.
+/// Parameters of an architecture's parts, adapters included. Layers differ in their mixers alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// The embedding.
     pub embedding: u64,
     /// One attention half.
     pub attention: u64,
+    /// One half of linear attention; none where there are no such layers.
+    pub linear: u64,
     /// One MLP half.
     pub mlp: u64,
     /// Final norm and, where it is not the embedding, the projection.
@@ -75,8 +121,10 @@ pub struct Sizes {
     pub largest: u64,
     /// The projection that the head uses, whoever owns it.
     pub projection: u64,
-    /// Adapters of an attention and of an MLP half, where they alone are trained.
-    adapters: Option<[u64; 2]>,
+    /// Which layers have linear attention.
+    linear_layers: LinearLayers,
+    /// Adapters of an attention half, of one of linear attention and of an MLP half, where they alone are trained.
+    adapters: Option<[u64; 3]>,
     /// The value head beside the projection, which trains beside adapters too.
     value: u64,
     /// The largest matrix that is trained.
@@ -103,13 +151,18 @@ impl Sizes {
             let own = specs.iter().filter(|s| s.slot.is_adapter());
             own.map(|s| s.numel() as u64).sum::<u64>()
         };
+        let first = |mixer| {
+            let layer = arch.mixers.iter().position(|own| *own == mixer);
+            layer.map(UnitKind::Attention)
+        };
         let units = [
-            UnitKind::Embedding,
-            UnitKind::Attention(0),
-            UnitKind::Mlp(0),
-            UnitKind::Head,
+            Some(UnitKind::Embedding),
+            first(Mixer::Attention),
+            first(Mixer::GatedDeltaNet),
+            Some(UnitKind::Mlp(0)),
+            Some(UnitKind::Head),
         ]
-        .map(specs);
+        .map(|kind| kind.map_or_else(Vec::new, specs));
         let all = || units.iter().flatten();
         let largest = |specs: &mut dyn Iterator<Item = &ParamSpec>| {
             specs.map(ParamSpec::numel).max().unwrap_or(0) as u64
@@ -118,16 +171,18 @@ impl Sizes {
             HeadKind::LanguageModel => arch.vocab_size * arch.hidden_size,
             HeadKind::Scalar { .. } => arch.hidden_size,
         };
-        let [embedding, attention, mlp, head] = &units;
+        let [embedding, attention, linear, mlp, head] = &units;
         Self {
             embedding: count(embedding),
             attention: count(attention),
+            linear: count(linear),
+            linear_layers: LinearLayers::of(arch),
             mlp: count(mlp),
             head: count(head),
             layers: arch.num_layers as u64,
             largest: largest(&mut all()),
             projection: projection as u64,
-            adapters: lora.map(|_| [adapters(attention), adapters(mlp)]),
+            adapters: lora.map(|_| [attention, linear, mlp].map(|own| adapters(own))),
             value: if arch.joint_value_head {
                 arch.hidden_size as u64
             } else {
@@ -149,8 +204,11 @@ impl Sizes {
     pub fn trained_unit(&self, index: usize) -> u64 {
         match self.adapters {
             None => self.unit(index),
-            Some([attention, _]) if is_attention(index) => attention,
-            Some([_, mlp]) => mlp,
+            Some([attention, linear, mlp]) => match self.half(index) {
+                Half::Attention => attention,
+                Half::Linear => linear,
+                Half::Mlp => mlp,
+            },
         }
     }
 
@@ -159,7 +217,11 @@ impl Sizes {
     pub fn trained(&self) -> u64 {
         match self.adapters {
             None => self.total(),
-            Some([attention, mlp]) => self.layers * (attention + mlp) + self.value,
+            Some(each) => {
+                let halves = Half::ALL.into_iter().zip(each);
+                let all = halves.map(|(half, own)| self.count(half) * own);
+                all.sum::<u64>() + self.value
+            }
         }
     }
 
@@ -169,16 +231,32 @@ impl Sizes {
         if self.adapters.is_some() { 0 } else { numbers }
     }
 
-    /// One layer.
+    /// The largest layer.
     #[must_use]
     pub fn layer(&self) -> u64 {
-        self.attention + self.mlp
+        self.attention.max(self.linear) + self.mlp
+    }
+
+    /// Halves of a kind.
+    #[must_use]
+    pub fn count(&self, half: Half) -> u64 {
+        let linear = self.linear_layers.count();
+        match half {
+            Half::Attention => self.layers - linear,
+            Half::Linear => linear,
+            Half::Mlp => self.layers,
+        }
     }
 
     /// Everything between embedding and head.
     #[must_use]
     pub fn body(&self) -> u64 {
-        self.layers * self.layer()
+        let mixers = [
+            (Half::Attention, self.attention),
+            (Half::Linear, self.linear),
+        ];
+        let mixers = mixers.map(|(half, own)| self.count(half) * own);
+        mixers.iter().sum::<u64>() + self.layers * self.mlp
     }
 
     /// Embedding and head.
@@ -193,18 +271,46 @@ impl Sizes {
         self.body() + self.ends()
     }
 
-    /// A unit of the body by its index in the chain: attention halves are odd, MLP halves even.
+    /// A unit of the body by its index in the chain: mixers are odd, MLP halves even.
     #[must_use]
     pub fn unit(&self, index: usize) -> u64 {
-        if is_attention(index) {
-            self.attention
+        match self.half(index) {
+            Half::Attention => self.attention,
+            Half::Linear => self.linear,
+            Half::Mlp => self.mlp,
+        }
+    }
+
+    /// What a unit of the body is.
+    #[must_use]
+    pub fn half(&self, unit: usize) -> Half {
+        if !is_mixer(unit) {
+            Half::Mlp
+        } else if self.linear_layers.has(unit / 2) {
+            Half::Linear
         } else {
-            self.mlp
+            Half::Attention
         }
     }
 }
 
-/// Whether a unit of the body is an attention half: the chain is embedding, (attention, MLP) × layers, head.
-pub(super) fn is_attention(unit: usize) -> bool {
+/// A half of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// Norm, q/k/v, attention, output projection.
+    Attention,
+    /// Norm, gated `DeltaNet`, output projection.
+    Linear,
+    /// Norm, gated MLP.
+    Mlp,
+}
+
+impl Half {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::Attention, Self::Linear, Self::Mlp];
+}
+
+/// Whether a unit of the body is a mixer: the chain is embedding, (mixer, MLP) × layers, head.
+fn is_mixer(unit: usize) -> bool {
     unit % 2 == 1
 }

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | products of a layer | 2 (attention + MLP parameters) n |
 //! | attention scores and mixing | 4 · q · keys · n; in chunks and by a kernel half of that, since later keys are left out |
+//! | gated `DeltaNet` | 2 heads (64 (2 key + 2 value) + 3 key · value) n, of the widths of a head |
 //! | head | 2 V d for each scored token |
 //! | backward | twice the forward; the head's gradient too |
 //! | recomputed segments | their forward once more; packed and chunked attention its scores once more |
@@ -123,27 +124,38 @@ impl Context<'_> {
         F32 as f64 * self.attention_operations(shape, rows) / (4.0 * self.arch.head_dim as f64)
     }
 
-    /// A layer's forward.
+    /// A layer's forward, on average where layers differ.
     fn layer(&self, shape: Shape, rows: usize) -> f64 {
         let tokens = shape.tokens as f64;
-        let products = 2.0 * self.sizes.layer() as f64 * tokens;
-        let kept: u64 = Half::BOTH
-            .iter()
-            .map(|&h| {
-                let kept = self.widths.kept(h);
-                self.widths.bytes(kept, shape.tokens, self.parallel)
+        let layers = self.sizes.layers as f64;
+        let products = 2.0 * self.sizes.body() as f64 / layers * tokens;
+        let share = |half| self.sizes.count(half) as f64 / layers;
+        let kept: f64 = Half::ALL
+            .into_iter()
+            .map(|half| {
+                let kept = self.widths.kept(half);
+                share(half) * self.widths.bytes(kept, shape.tokens, self.parallel) as f64
             })
             .sum();
-        let scores = self.scores_bytes(shape, rows);
-        let traffic = TRAFFIC * (kept as f64 + 2.0 * scores) / self.profile.memory_bandwidth;
+        let attend = share(Half::Attention);
+        let scores = attend * self.scores_bytes(shape, rows);
+        let traffic = TRAFFIC * (kept + 2.0 * scores) / self.profile.memory_bandwidth;
+        let linear = self.widths.linear();
+        let (rule, launches) = linear.map_or((0.0, 0.0), |own| {
+            let share = share(Half::Linear);
+            (
+                share * own.operations() * tokens,
+                share * own.launches(shape.length),
+            )
+        });
         let chunks = if self.widths.attends_by_kernel(shape, rows) {
             1.0
         } else {
             chunks(shape, rows) as f64
         };
-        self.flops(products + self.attention_operations(shape, rows))
+        self.flops(products + attend * self.attention_operations(shape, rows) + rule)
             + traffic
-            + self.launch(LAYER_OPERATIONS + 8.0 * (chunks - 1.0))
+            + self.launch(LAYER_OPERATIONS + launches + 8.0 * (chunks - 1.0))
     }
 
     /// The scores of attention alone, once more.
@@ -218,7 +230,7 @@ fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
     } else {
         0
     };
-    width * sizes.ends() + sizes.layers * (codes.bytes + widened)
+    width * sizes.ends() + codes.bytes + widened
 }
 
 /// So many completions of every prompt.
@@ -242,7 +254,9 @@ fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
     let token = w
         .kv_cache_dtype
         .layer_bytes_per_token(&w.arch, ctx.sizes.width as usize);
-    let cache = rows as f64 * cached * layers * token as f64;
+    let attend = ctx.sizes.count(Half::Attention) as f64;
+    let states: usize = w.arch.state_numbers().iter().sum();
+    let cache = rows as f64 * (cached * attend * token as f64 + (states as u64 * F32) as f64);
     let body = 2.0 * ctx.sizes.body() as f64 * rows as f64;
     let head = 2.0 * ctx.sizes.projection as f64 * rows as f64;
     let widened_in_f32 =
@@ -326,7 +340,8 @@ pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
         .map(|s| s.units.len())
         .sum();
     let layers = ctx.sizes.layers as f64;
-    let again = units as f64 / 2.0 * layer + layers * ctx.scores_again(shape, plan.attention_rows);
+    let attend = ctx.sizes.count(Half::Attention) as f64;
+    let again = units as f64 / 2.0 * layer + attend * ctx.scores_again(shape, plan.attention_rows);
     // beside frozen weights there are no gradients of weights
     let passes = if ctx.lora.is_some() { 2.0 } else { 3.0 };
     let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile);
