@@ -49,6 +49,7 @@ pub fn cases() -> Vec<(Case, Plans)> {
         "mistral",
         "gemma3_text",
         "olmo3",
+        "qwen3_5_text",
     ] {
         let case = Case::new(family, &small(family), [128, 64, 16]).sampled(4);
         all.push((case, few_plans()));
@@ -212,6 +213,7 @@ fn small(family: &str) -> Value {
         "model_type": family, "vocab_size": 4096, "hidden_size": 192, "intermediate_size": 512,
         "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 48,
         "max_position_embeddings": 2048, "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0, "sliding_window": 128, "sliding_window_pattern": 2
+        "final_logit_softcapping": 30.0, "sliding_window": 128, "sliding_window_pattern": 2,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 48, "linear_value_head_dim": 48
     })
 }
