@@ -49,6 +49,9 @@ impl LayerStates {
     pub fn grow(&mut self, slots: usize) {
         self.both(|pool| {
             let [before, numbers] = pool.dims();
+            if before == 0 {
+                return Tensor::zeros([slots, numbers], (&pool.device(), pool.dtype()));
+            }
             let more = [slots - before, numbers];
             let more = Tensor::zeros(more, (&pool.device(), pool.dtype()));
             Tensor::cat(vec![pool, more], 0)

@@ -14,7 +14,7 @@
 //! states, and the rows of every tap.
 
 use firebrick_spec::arch::GatedDeltaNet;
-use firebrick_spec::{Arch, Backend, DeviceProfile};
+use firebrick_spec::{Arch, DeviceProfile, Operation};
 
 /// Cores whose buffers are there at a time.
 const CORES: u64 = 4;
@@ -53,7 +53,7 @@ impl LinearWidths {
             key,
             value,
             taps: own.conv_kernel_dim as u64,
-            kernels: profile.backend == Backend::Cpu,
+            kernels: profile.kernels.uses(Operation::DeltaNet),
         })
     }
 
