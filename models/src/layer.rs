@@ -1,9 +1,7 @@
 //! The two halves of a transformer layer on packed rows `[tokens, hidden]`.
 
 pub(crate) mod decode;
-mod delta_net;
-
-pub(crate) use delta_net::delta_net;
+pub(crate) mod delta_net;
 
 use crate::adapter::LoraForward;
 use crate::arch::{Activation, Arch};

@@ -5,8 +5,6 @@
 
 use crate::arch::{Arch, HeadKind, Mixer, QkNorm};
 
-mod delta_net;
-
 /// A unit of the chain: the smallest part of a decoder that runs, is recomputed, or is offloaded by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnitKind {
@@ -279,7 +277,7 @@ pub fn unit_specs(arch: &Arch, kind: UnitKind) -> Vec<ParamSpec> {
         }
         UnitKind::Attention(layer) => match arch.mixers[layer] {
             Mixer::Attention => attention_specs(arch, layer),
-            Mixer::GatedDeltaNet => delta_net::specs(arch, layer),
+            Mixer::GatedDeltaNet => delta_net_specs(arch, layer),
         },
         UnitKind::Mlp(layer) => mlp_specs(arch, layer),
         UnitKind::Head => head_specs(arch),
@@ -335,6 +333,35 @@ fn attention_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
         ));
     }
     specs
+}
+
+fn delta_net_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
+    let Some(delta) = arch.delta_net else {
+        unreachable!("a layer of an architecture that has such layers");
+    };
+    let p = format!("model.layers.{layer}");
+    let (d, values, heads) = (arch.hidden_size, delta.value_dim(), delta.num_value_heads);
+    let channels = delta.channels();
+    let own = |slot, name: &str, shape: &[usize]| {
+        ParamSpec::new(slot, format!("{p}.linear_attn.{name}"), shape)
+    };
+    let norm = format!("{p}.input_layernorm.weight");
+    vec![
+        ParamSpec::new(Slot::InputNorm, norm, &[d]),
+        own(Slot::DeltaQkv, "in_proj_qkv.weight", &[channels, d]),
+        own(Slot::DeltaZ, "in_proj_z.weight", &[values, d]),
+        own(Slot::DeltaB, "in_proj_b.weight", &[heads, d]),
+        own(Slot::DeltaA, "in_proj_a.weight", &[heads, d]),
+        own(
+            Slot::Convolution,
+            "conv1d.weight",
+            &[channels, 1, delta.conv_kernel_dim],
+        ),
+        own(Slot::TimeBias, "dt_bias", &[heads]),
+        own(Slot::DecayLog, "A_log", &[heads]),
+        own(Slot::DeltaNorm, "norm.weight", &[delta.value_head_dim]),
+        own(Slot::DeltaOut, "out_proj.weight", &[d, values]),
+    ]
 }
 
 fn mlp_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {

@@ -6,6 +6,7 @@ use crate::attention::{self, AttentionParams, Qkv, SequenceLayout};
 use crate::cache::{AttentionMetadata, KvCache};
 use crate::forward_context::ForwardContext;
 use crate::head::Head;
+use crate::layer::delta_net::delta_net;
 use crate::layer::{self, Projected};
 use crate::unit::{Slot, UnitKind};
 use crate::weights::Weights;
@@ -46,9 +47,7 @@ impl Decoder {
                 let (arch, lora) = (&self.arch, self.lora_forward(layer, ctx));
                 match arch.mixers[layer] {
                     Mixer::Attention => layer::attention(arch, layer, weights, x, ctx, lora, None),
-                    Mixer::GatedDeltaNet => {
-                        layer::delta_net(arch, weights, x, ctx.delta(), lora, None)
-                    }
+                    Mixer::GatedDeltaNet => delta_net(arch, weights, x, ctx.delta(), lora, None),
                 }
             }
             UnitKind::Mlp(layer) => {
@@ -89,7 +88,7 @@ impl Decoder {
             x = match self.units[index].kind {
                 UnitKind::Attention(i) if self.arch.mixers[i] == Mixer::GatedDeltaNet => {
                     let (lora, states) = (self.lora_forward(i, ctx), Some(cache.states(i)));
-                    layer::delta_net(&self.arch, &weights, x, metadata.delta(), lora, states)
+                    delta_net(&self.arch, &weights, x, metadata.delta(), lora, states)
                 }
                 UnitKind::Attention(i) => {
                     let (lora, cache) = (self.lora_forward(i, ctx), cache.layer(i));

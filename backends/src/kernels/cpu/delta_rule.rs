@@ -6,20 +6,19 @@
 
 mod backward;
 mod chunk;
+mod inputs;
 
 use super::autodiff::{
     Kernel, all_saved, detached, dispatch_float, input, is_full_precision, run, to_tensor,
 };
 use super::parallel::{SharedPtr, dims, elements, elements_mut, tensor, vectorised};
-use super::real::{Real, dot};
+use super::real::Real;
 use crate::kernels::delta::{DeltaHeads, SequenceRows, StateRows};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use chunk::{CHUNK, Scratch};
+use inputs::{Inputs, inverse_norm};
 use rayon::prelude::*;
-
-/// What is added to the squared norm of a query or key.
-const NORM_EPS: f64 = 1e-6;
 
 /// Of `qkv`, `[rows, channels]`, log decays `g` and `beta`, `[rows, value heads]` each: `[rows, value heads · value_dim]`. All in f32 or f64.
 ///
@@ -104,51 +103,6 @@ fn all_gradients<T: Real>(
     sequences: &[StateRows],
 ) -> [FlexTensor; 3] {
     backward::backward::<T>(inputs, gradient, heads, sequences)
-}
-
-/// The inputs of a pass, and where heads are in their rows.
-#[derive(Clone, Copy)]
-struct Inputs<'a, T> {
-    heads: DeltaHeads,
-    qkv: &'a [T],
-    g: &'a [T],
-    beta: &'a [T],
-}
-
-impl<'a, T: Real> Inputs<'a, T> {
-    fn of([qkv, g, beta]: &'a [FlexTensor; 3], heads: DeltaHeads) -> Self {
-        Self {
-            heads,
-            qkv: elements(qkv),
-            g: elements(g),
-            beta: elements(beta),
-        }
-    }
-
-    /// Offset of a row's query of a key head; its key is `keys · key_dim` further.
-    fn query(&self, row: usize, head: usize) -> usize {
-        row * self.heads.channels() + head * self.heads.key_dim
-    }
-
-    fn key(&self, row: usize, head: usize) -> usize {
-        self.query(row, head) + self.heads.keys * self.heads.key_dim
-    }
-
-    fn value(&self, row: usize, head: usize) -> usize {
-        let keys = 2 * self.heads.keys * self.heads.key_dim;
-        row * self.heads.channels() + keys + head * self.heads.value_dim
-    }
-
-    /// Columns of all values: a row of the output.
-    fn out_row(&self) -> usize {
-        self.heads.values * self.heads.value_dim
-    }
-}
-
-/// The inverse of a vector's norm.
-#[inline(always)]
-fn inverse_norm<T: Real>(x: &[T]) -> T {
-    T::ONE / (dot(x, x) + T::of(NORM_EPS)).sqrt()
 }
 
 fn forward<T: Real>(

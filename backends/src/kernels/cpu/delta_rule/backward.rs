@@ -13,7 +13,7 @@
 //!   give. A token's g enters all later c, so that its gradient is the sum of theirs.
 
 use super::chunk::{CHUNK, Scratch, matrix, product, sized, target, transposed};
-use super::{Inputs, inverse_norm};
+use super::inputs::{Inputs, inverse_norm};
 use crate::kernels::cpu::gemm::Matrix;
 use crate::kernels::cpu::parallel::{SharedPtr, dims, elements, tensor, vectorised};
 use crate::kernels::cpu::real::{Real, dot};

@@ -8,7 +8,7 @@
 //!
 //! N is found by substitution: the inverse is never made.
 
-use super::{Inputs, inverse_norm};
+use super::inputs::{Inputs, inverse_norm};
 use crate::kernels::cpu::gemm::{Matrix, Size, Target, multiply};
 use crate::kernels::cpu::parallel::vectorised;
 use crate::kernels::cpu::real::Real;
