@@ -19,6 +19,7 @@
 mod attention;
 mod block_pool;
 mod block_table;
+mod linear;
 mod metadata;
 mod prefix_index;
 mod states;
@@ -36,7 +37,7 @@ use crate::arch::{Arch, GatedDeltaNet, Mixer};
 use crate::delta_net::LayerStates;
 use block_pool::{BlockPool, ContentId};
 use block_table::GroupTable;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::kernels::KvPool;
 use firebrick_spec::KvCacheDtype;
@@ -153,44 +154,6 @@ impl KvCache {
             group.pool.len().max(blocks) * group.block_bytes
         };
         self.groups.iter().zip(blocks).map(bytes).sum()
-    }
-
-    /// Bytes of the states that there are slots for.
-    fn states_held(&self) -> usize {
-        self.slots
-            .as_ref()
-            .map_or(0, |slots| slots.len() * self.state_bytes)
-    }
-
-    /// Makes room for the states of so many sequences, where the architecture has any.
-    pub fn grow_states(&mut self, sequences: usize) {
-        let Some(slots) = self.slots.as_mut() else {
-            return;
-        };
-        if slots.len() < sequences {
-            slots.grow(sequences);
-            self.states.iter_mut().for_each(|own| own.grow(sequences));
-        }
-    }
-
-    /// A slot for a sequence's states, where the architecture has any. Callers make [room](Self::grow_states) for as many sequences as there
-    /// will be; a sequence more doubles it.
-    fn allocate_state(&mut self) -> Option<u32> {
-        let slots = self.slots.as_mut()?;
-        if let Some(slot) = slots.allocate() {
-            return Some(slot);
-        }
-        let wanted = (2 * slots.len()).max(1);
-        self.grow_states(wanted);
-        self.slots.as_mut()?.allocate()
-    }
-
-    /// The states of a sequence in a layer of linear attention: of the delta rule, `[value heads · key_dim · value_dim]`, and the last
-    /// inputs of the convolution, `[(taps − 1) · channels]`, oldest first. `None` for other layers.
-    #[must_use]
-    pub fn states_of(&self, table: &BlockTable, layer: usize) -> Option<[Tensor<1>; 2]> {
-        let own = self.states.get(self.places[layer])?;
-        Some(own.values(table.state? as usize))
     }
 
     /// Makes the pools at least as large as these blocks, a layer at a time. What they hold stays.
@@ -416,11 +379,6 @@ impl KvCache {
     /// Keys and values of a layer that attends.
     pub(crate) fn layer(&mut self, index: usize) -> &mut LayerCache {
         &mut self.layers[self.places[index]]
-    }
-
-    /// The states of a layer of linear attention.
-    pub(crate) fn states(&mut self, index: usize) -> &mut LayerStates {
-        &mut self.states[self.places[index]]
     }
 
     /// Copies the blocks that sequences are about to write to while others hold them, and the states of sequences that share a beginning.

@@ -11,7 +11,7 @@ mod inputs;
 use super::autodiff::{
     Kernel, all_saved, detached, dispatch_float, input, is_full_precision, run, to_tensor,
 };
-use super::parallel::{SharedPtr, dims, elements, elements_mut, tensor, vectorised};
+use super::parallel::{SharedPtr, dims, elements_mut, tensor, vectorised};
 use super::real::Real;
 use crate::kernels::delta::{DeltaHeads, SequenceRows, StateRows};
 use burn::backend::flex::FlexTensor;

@@ -40,13 +40,14 @@
 //! The input `x` of a half is the output of the one before it and is counted there.
 
 use super::linear::LinearWidths;
+use super::numbers::Bypass;
+pub use super::numbers::Numbers;
 use super::parallel::Parallel;
 use super::sizes::F32;
 pub use super::sizes::Half;
 use firebrick_spec::Arch;
 use firebrick_spec::arch::Activation;
 use firebrick_spec::lora::LoraConfig;
-use firebrick_spec::parameters::TargetModule;
 use firebrick_spec::{Backend, DeviceProfile, Operation};
 
 /// Widths of an architecture.
@@ -101,78 +102,6 @@ enum Attends {
 /// Cores whose blocks of scores are there at a time where kernels compute attention, and queries of a block.
 const CORES: u64 = 4;
 const BLOCK: u64 = 64;
-
-/// What bypasses keep, in numbers a token: inputs as wide as the residual stream, and as something inside a half.
-#[derive(Clone, Copy, Debug, Default)]
-struct Bypass {
-    attention: Numbers,
-    linear: Numbers,
-    mlp: Numbers,
-}
-
-impl Bypass {
-    /// Of a layer of these widths. Where no norm comes before a half, the input that its bypasses share is the half's own.
-    fn of(lora: &LoraConfig, [d, q, f, v]: [u64; 4], pre_norms: bool) -> Self {
-        let has = |target| lora.target_modules.contains(&target);
-        let count = |targets: &[TargetModule]| targets.iter().filter(|t| has(**t)).count() as u64;
-        let rank = lora.rank as u64;
-        // an input of its own and a quarter of it for the mask's bytes, or one input for all that share it
-        let inputs = |width: u64, sharing: u64| {
-            if lora.dropout > 0.0 {
-                sharing * (width + width.div_ceil(4))
-            } else {
-                sharing.min(1) * width
-            }
-        };
-        let normed = pre_norms || lora.dropout > 0.0;
-        let half = |wide: &[TargetModule], narrow: TargetModule, inner: u64| {
-            let (sharing, own) = (count(wide), count(&[narrow]));
-            Numbers {
-                between: if normed { inputs(d, sharing) } else { 0 },
-                inside: inputs(inner, own) + rank * (sharing + own),
-            }
-        };
-        Self {
-            attention: half(
-                &[TargetModule::Q, TargetModule::K, TargetModule::V],
-                TargetModule::O,
-                q,
-            ),
-            linear: half(
-                &[
-                    TargetModule::DeltaQkv,
-                    TargetModule::DeltaZ,
-                    TargetModule::DeltaA,
-                    TargetModule::DeltaB,
-                ],
-                TargetModule::DeltaOut,
-                v,
-            ),
-            mlp: half(
-                &[TargetModule::Gate, TargetModule::Up],
-                TargetModule::Down,
-                f,
-            ),
-        }
-    }
-}
-
-/// Numbers a token, by which kind of parallelism divides them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Numbers {
-    /// As wide as the residual stream.
-    pub between: u64,
-    /// As wide as something inside a half.
-    pub inside: u64,
-}
-
-impl Numbers {
-    /// Bytes of one device for so many tokens, of `width` each.
-    fn bytes(self, width: u64, tokens: u64, parallel: &Parallel) -> u64 {
-        parallel.between(width * tokens * self.between)
-            + parallel.inside(width * tokens * self.inside)
-    }
-}
 
 /// Sequences of one micro-batch, all as long as the longest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@ pub mod activations;
 mod context;
 mod head;
 mod linear;
+mod numbers;
 pub mod parallel;
 mod phases;
 mod public_models;
