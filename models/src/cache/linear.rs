@@ -19,7 +19,9 @@ impl KvCache {
         };
         if slots.len() < sequences {
             slots.grow(sequences);
-            self.states.iter_mut().for_each(|own| own.grow(sequences));
+            for own in &mut self.states {
+                own.grow(sequences);
+            }
         }
     }
 

@@ -385,7 +385,9 @@ impl KvCache {
     pub fn copy_shared_blocks(&mut self) {
         let copies = self.slots.as_mut().map(StateSlots::take_copies);
         if let Some(copies) = copies.filter(|copies| !copies.is_empty()) {
-            self.states.iter_mut().for_each(|own| own.copy(&copies));
+            for own in &mut self.states {
+                own.copy(&copies);
+            }
         }
         for (index, group) in self.groups.iter_mut().enumerate() {
             let copies = std::mem::take(&mut group.copies);

@@ -157,7 +157,9 @@ fn recurrent(
                 let (q, k) = (unit(key_head * dk), unit((heads.keys + key_head) * dk));
                 let v = &qkv[row * channels + 2 * heads.keys * dk + head * dv..][..dv];
                 let at = row * heads.values + head;
-                state.iter_mut().for_each(|s| *s *= g[at].exp());
+                for s in &mut state {
+                    *s *= g[at].exp();
+                }
                 for d in 0..dv {
                     let held: f64 = (0..dk).map(|i| state[i * dv + d] * k[i]).sum();
                     let delta = beta[at] * (v[d] - held);
