@@ -33,7 +33,7 @@ impl LinearLayers {
     fn has(&self, layer: usize) -> bool {
         self.0
             .get(layer / 64)
-            .is_some_and(|bits| bits >> (layer % 64) & 1 == 1)
+            .is_some_and(|bits| (bits >> (layer % 64)) & 1 == 1)
     }
 
     fn count(&self) -> u64 {
