@@ -12,6 +12,7 @@ mod choice;
 mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
+mod delta;
 mod dispatch;
 mod experts;
 mod families;
@@ -25,13 +26,16 @@ mod step;
 pub use autodiff::set_enabled;
 pub use choice::table;
 pub use cpu::thread_pool::in_thread_pool;
+pub use delta::{DeltaHeads, SequenceRows, StateRows};
 pub use dispatch::{
-    adamw, add_rms_norm, attach_gradient, attention, available, combine_experts, copy_blocks,
-    dequantize_blockwise, draw_rows, duplicate, expert_linear, finish_scores, gather_kv, glu,
-    glu_joined, has_adamw, linear, linear_add, linear_each, linear_swiglu, matmul, matmul_nt,
-    matmul_tn, norm_heads, paged_attention, paged_attention_joined, product, quantize_blockwise,
-    rms_norm, rms_norm_add, rotary, sample_rows, sample_rows_on_device, scatter_add_rows,
-    score_gradient, score_rows, score_tile, tile_gradient, vocabulary_tile, write_kv,
+    adamw, add_rms_norm, attach_gradient, attention, available, causal_convolution,
+    combine_experts, continue_convolution, continue_delta_rule, copy_blocks, dequantize_blockwise,
+    draw_rows, duplicate, expert_linear, finish_scores, gated_delta_rule, gated_rms_norm,
+    gather_kv, glu, glu_joined, has_adamw, linear, linear_add, linear_each, linear_swiglu, matmul,
+    matmul_nt, matmul_tn, norm_heads, paged_attention, paged_attention_joined, product,
+    quantize_blockwise, rms_norm, rms_norm_add, rotary, sample_rows, sample_rows_on_device,
+    scatter_add_rows, score_gradient, score_rows, score_tile, tile_gradient, vocabulary_tile,
+    write_kv,
 };
 pub use experts::{ExpertInput, ExpertRows};
 pub use families::{Families, Family};

@@ -11,6 +11,7 @@ use crate::plan::{ModelPlan, Role};
 use crate::sequence::Sequence;
 use crate::{Error, Result};
 use firebrick_backends::trace::span_on;
+use firebrick_models::arch::Mixer;
 use firebrick_models::{Arch, Decoder};
 use std::sync::Arc;
 
@@ -290,7 +291,7 @@ pub fn score_cut(plan: &ModelPlan, arch: &Arch) -> MicroBatchLimits {
 fn cut(plan: &ModelPlan, arch: &Arch, max_tokens: usize, key: &'static str) -> MicroBatchLimits {
     let sizes = Sizes::of(arch, None);
     // 4 · width · keys operations of attention against 2 for every weight
-    let attention = 2 * arch.num_layers * arch.num_heads * arch.head_dim;
+    let attention = 2 * arch.count(Mixer::Attention) * arch.num_heads * arch.head_dim;
     MicroBatchLimits {
         max_tokens,
         max_sequences: plan.micro_batch_size,

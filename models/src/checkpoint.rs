@@ -25,6 +25,8 @@ use std::path::{Path, PathBuf};
 pub struct Checkpoint {
     dir: PathBuf,
     config: Map<String, Value>,
+    /// The config of the model around the language model, where that is written again with it.
+    around: Option<Map<String, Value>>,
     generation: Option<Map<String, Value>>,
     arch: Arch,
     dtypes: BTreeMap<String, StoredDtype>,
@@ -35,11 +37,13 @@ impl Checkpoint {
     /// model, as if it stood there by itself.
     pub fn open(dir: &Path) -> Result<Self> {
         let (config, arch) = Self::config(dir)?;
+        let around = read_object(dir, "config.json")?.filter(Arch::keeps_what_surrounds);
         let generation = read_object(dir, "generation_config.json")?;
         let dtypes = weights::dtypes(dir)?;
         Ok(Self {
             dir: dir.to_owned(),
             config,
+            around,
             generation,
             arch,
             dtypes,
@@ -90,6 +94,7 @@ impl Checkpoint {
         Ok(Self {
             dir: PathBuf::new(),
             config,
+            around: None,
             generation: Some(generation),
             arch,
             dtypes: BTreeMap::new(),
@@ -138,6 +143,7 @@ impl Checkpoint {
     #[must_use]
     pub fn with_value_head(mut self) -> Self {
         self.dtypes.clear();
+        self.around = None;
         if self.arch.head == HeadKind::LanguageModel {
             let class = self.arch.family.scorer_class();
             self.config.insert("architectures".into(), json!([class]));

@@ -3,6 +3,7 @@
 use crate::adapter::Dropout;
 use crate::arch::Arch;
 use crate::attention::SequenceLayout;
+use crate::delta_net::DeltaLayout;
 use crate::rope::RotaryEmbeddings;
 use crate::routing::{RouterLoss, Routing};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
@@ -21,6 +22,8 @@ pub struct ForwardContext {
     masks: Vec<WindowMask>,
     /// Of a forward pass over whole sequences, without a cache.
     sequences: Option<SequenceLayout>,
+    /// The same as linear attention takes them, in architectures that have it.
+    delta: Option<DeltaLayout>,
     device: Device,
     dropout: Option<Dropout>,
     routing: Routing,
@@ -60,6 +63,15 @@ impl ForwardContext {
             len,
             starts: starts.to_vec(),
             first,
+            delta: arch.delta_net.map(|delta| {
+                assert_eq!(first, 0, "states of earlier columns are in a cache");
+                // what comes before a sequence is part of none: it leaves no trace in a state
+                let rows = (0..)
+                    .zip(starts)
+                    .map(|(i, start)| i * len + start..(i + 1) * len);
+                let taps = delta.conv_kernel_dim;
+                DeltaLayout::whole(rows, positions.len(), taps, device)
+            }),
             ..Self::cached(&rotary, positions.len(), device)
         };
         for &window in &arch.windows {
@@ -81,6 +93,7 @@ impl ForwardContext {
             first: 0,
             masks: Vec::new(),
             sequences: None,
+            delta: None,
             device: device.clone(),
             dropout: None,
             routing: Routing::default(),
@@ -99,6 +112,14 @@ impl ForwardContext {
             starts: vec![0; sequences.lengths().len()],
             first: 0,
             masks: Vec::new(),
+            delta: arch.delta_net.map(|delta| {
+                let mut row = 0;
+                let own = sequences.lengths().iter().map(|&n| {
+                    row += n;
+                    row - n..row
+                });
+                DeltaLayout::whole(own, sequences.tokens(), delta.conv_kernel_dim, device)
+            }),
             sequences: Some(sequences.prepared(&arch.windows, chunk, device)),
             device: device.clone(),
             dropout: None,
@@ -111,6 +132,12 @@ impl ForwardContext {
     #[must_use]
     pub fn sequences(&self) -> Option<&SequenceLayout> {
         self.sequences.as_ref()
+    }
+
+    /// The sequences as linear attention takes them; asked in architectures that have it.
+    pub(crate) fn delta(&self) -> &DeltaLayout {
+        let own = self.delta.as_ref();
+        own.unwrap_or_else(|| unreachable!("laid out where there are such layers"))
     }
 
     /// Whether the backward pass recomputes attention scores outside of the autodiff graph.

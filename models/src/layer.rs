@@ -1,6 +1,7 @@
 //! The two halves of a transformer layer on packed rows `[tokens, hidden]`.
 
 pub(crate) mod decode;
+pub(crate) mod delta_net;
 mod experts;
 
 use crate::adapter::LoraForward;
@@ -11,6 +12,7 @@ use crate::forward_context::ForwardContext;
 use crate::functional::{glu, rms_norm, rms_norm_onto};
 use crate::unit::Slot;
 use crate::weights::Weights;
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{Int, Tensor};
 use firebrick_backends::precision::{stored_as, widened};
 
@@ -27,31 +29,33 @@ pub(crate) fn attention(
     cache: Option<(&mut LayerCache, &AttentionMetadata)>,
 ) -> Tensor<2> {
     let params = attention_params(arch, layer);
-    let mixed = match (cache, ctx.sequences()) {
-        (Some((cache, metadata)), _) => match cache.decoded(metadata, layer) {
+    if let Some((cache, metadata)) = cache {
+        let (mixed, gate) = match cache.decoded(metadata, layer) {
             Some(decode) => {
                 let scale = ctx.rotary().query_scale();
-                let qkv = project_unrotated(arch, w, x.clone(), scale, lora);
-                cache.decode(params, qkv, decode)
+                let (qkv, gate) = project_unrotated(arch, w, x.clone(), scale, lora);
+                let qkv = rotate_part(arch, layer, qkv, ctx);
+                (cache.decode(params, qkv, decode), gate)
             }
             None => {
-                let qkv = project(arch, layer, w, x.clone(), ctx, lora);
-                cache.attend(params, qkv, metadata)
+                let Projected { qkv, gate } = project(arch, layer, w, x.clone(), ctx, lora);
+                (cache.attend(params, qkv, metadata), gate)
             }
-        },
-        (None, Some(sequences)) => {
-            let qkv = project(arch, layer, w, x.clone(), ctx, lora);
-            attention::attend(&qkv, params, sequences)
-        }
-        (None, None) => {
-            let [q, k, v] = by_head(project(arch, layer, w, x.clone(), ctx, lora), ctx);
+        };
+        return project_output(arch, w, x, &mixed, gate, lora);
+    }
+    let Projected { qkv, gate } = project(arch, layer, w, x.clone(), ctx, lora);
+    let mixed = match ctx.sequences() {
+        Some(sequences) => attention::attend(&qkv, params, sequences),
+        None => {
+            let [q, k, v] = by_head(qkv, ctx);
             let mask = ctx.mask(params.window);
             rows(attention::scaled_dot_product_attention(
                 q, k, v, params, mask,
             ))
         }
     };
-    project_output(arch, w, x, &mixed, lora)
+    project_output(arch, w, x, &mixed, gate, lora)
 }
 
 /// Scale, soft-cap and window of a layer's attention.
@@ -77,6 +81,15 @@ fn rows(mixed: Tensor<4>) -> Tensor<2> {
     mixed.swap_dims(1, 2).reshape([batch * len, heads * dim])
 }
 
+/// The first part of an attention half.
+#[derive(Clone, Debug)]
+pub struct Projected {
+    /// Queries, keys and values.
+    pub qkv: Qkv,
+    /// What the mixed values are multiplied by the sigmoid of, `[tokens, heads · head_dim]`, where the architecture has that.
+    pub gate: Option<Tensor<2>>,
+}
+
 /// Norm, q/k/v, rotary embedding.
 pub(crate) fn project(
     arch: &Arch,
@@ -85,17 +98,37 @@ pub(crate) fn project(
     x: Tensor<2>,
     ctx: &ForwardContext,
     lora: Option<LoraForward<'_>>,
-) -> Qkv {
+) -> Projected {
     let rotary = ctx.rotary();
-    let [q, k, v] = project_unrotated(arch, w, x, rotary.query_scale(), lora).map(|y| {
-        let [tokens, width] = y.dims();
-        y.reshape([tokens, width / arch.head_dim, arch.head_dim])
-    });
-    Qkv {
+    let (qkv, gate) = project_unrotated(arch, w, x, rotary.query_scale(), lora);
+    let [q, k, v] = qkv.map(|y| heads_apart(arch, y));
+    let qkv = Qkv {
         q: rotary.of(layer).rotate(q),
         k: rotary.of(layer).rotate(k),
         v,
-    }
+    };
+    Projected { qkv, gate }
+}
+
+/// `[tokens, heads · head_dim]` as `[tokens, heads, head_dim]`.
+fn heads_apart(arch: &Arch, y: Tensor<2>) -> Tensor<3> {
+    let [tokens, width] = y.dims();
+    y.reshape([tokens, width / arch.head_dim, arch.head_dim])
+}
+
+/// Rotates what a kernel that rotates whole heads does not.
+fn rotate_part(
+    arch: &Arch,
+    layer: usize,
+    [q, k, v]: [Tensor<2>; 3],
+    ctx: &ForwardContext,
+) -> [Tensor<2>; 3] {
+    let rotate = |y: Tensor<2>| {
+        let shape = y.dims();
+        let rotated = ctx.rotary().of(layer).rotate_part(heads_apart(arch, y));
+        rotated.reshape(shape)
+    };
+    [rotate(q), rotate(k), v]
 }
 
 /// [`project`] before the rotary embedding: `[tokens, heads · head_dim]` each. Queries are multiplied by `scale`, `[tokens, 1]`, here: a
@@ -106,7 +139,7 @@ fn project_unrotated(
     x: Tensor<2>,
     scale: Option<&Tensor<2>>,
     lora: Option<LoraForward<'_>>,
-) -> [Tensor<2>; 3] {
+) -> ([Tensor<2>; 3], Option<Tensor<2>>) {
     let h = normed_input(arch, w, x);
     query_key_value(arch, w, &h, scale, lora)
 }
@@ -119,15 +152,16 @@ fn normed_input(arch: &Arch, w: &Weights, x: Tensor<2>) -> Tensor<2> {
     }
 }
 
-/// [`project_unrotated`] of normed rows.
+/// [`project_unrotated`] of normed rows, and the gate of what is mixed.
 fn query_key_value(
     arch: &Arch,
     w: &Weights,
     h: &Tensor<2>,
     scale: Option<&Tensor<2>>,
     lora: Option<LoraForward<'_>>,
-) -> [Tensor<2>; 3] {
+) -> ([Tensor<2>; 3], Option<Tensor<2>>) {
     let [q, k, v] = w.linear_each(h, [Slot::Q, Slot::K, Slot::V], lora);
+    let (q, gate) = split_gate(arch, q);
     // a norm of each head has the weights of one head, a norm of all of them those of all
     let normed = |y: Tensor<2>, norm| match w.get(norm) {
         Some(weight) => {
@@ -142,17 +176,36 @@ fn query_key_value(
         let stored = q.dtype();
         q = stored_as(widened(q) * scale.clone(), stored);
     }
-    [q, normed(k, Slot::KNorm), v]
+    ([q, normed(k, Slot::KNorm), v], gate)
 }
 
-/// Output projection of attention and residual.
+/// Queries, and the gate that lies beside each head of them: `[tokens, heads · (head_dim + head_dim)]` as two of half the width.
+fn split_gate(arch: &Arch, q: Tensor<2>) -> (Tensor<2>, Option<Tensor<2>>) {
+    if !arch.attention_gate {
+        return (q, None);
+    }
+    let ([tokens, width], dim) = (q.dims(), arch.head_dim);
+    let pairs = q.reshape([tokens, width / (2 * dim), 2 * dim]);
+    let part = |first: usize| {
+        let own = pairs.clone().narrow(2, first, dim);
+        own.reshape([tokens, width / 2])
+    };
+    (part(0), Some(part(dim)))
+}
+
+/// Gate and output projection of attention, and residual.
 pub(crate) fn project_output(
     arch: &Arch,
     w: &Weights,
     x: Tensor<2>,
     mixed: &Tensor<2>,
+    gate: Option<Tensor<2>>,
     lora: Option<LoraForward<'_>>,
 ) -> Tensor<2> {
+    let mixed = match gate {
+        Some(gate) => &(mixed.clone() * sigmoid(gate)),
+        None => mixed,
+    };
     add_to_residual(arch, w, x, mixed, Slot::O, lora)
 }
 

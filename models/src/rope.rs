@@ -21,7 +21,7 @@ impl RotaryEmbeddings {
     #[must_use]
     pub fn new(arch: &Arch, positions: &[u32], device: &Device) -> Self {
         let (kinds, of_layers) = arch.rope_kinds();
-        let of = |rope: Option<&Rope>| RotaryEmbedding::new(rope, arch.head_dim, positions, device);
+        let of = |rope: Option<&Rope>| RotaryEmbedding::new(rope, arch, positions, device);
         let scale = query_scales(arch, positions);
         Self {
             kinds: kinds.into_iter().map(of).collect(),
@@ -38,7 +38,7 @@ impl RotaryEmbeddings {
         let (kinds, _) = arch.rope_kinds();
         let angles = kinds
             .into_iter()
-            .map(|rope| angles_on_host(rope, arch.head_dim, positions));
+            .map(|rope| angles_on_host(rope, arch.rotary_dim, positions));
         let scale = query_scales(arch, positions);
         StepRotary {
             angles: angles.collect(),
@@ -92,13 +92,15 @@ pub(crate) struct RotaryEmbedding {
     sin: Tensor<3>,
     /// Whether there is nothing to rotate. The angles are then zero, for kernels that rotate on their own.
     identity: bool,
+    /// Angles of zero, for kernels that rotate whole heads on their own, where a part of each head is rotated before.
+    unturned: Option<RotaryAngles>,
 }
 
 impl RotaryEmbedding {
     /// The tables for these positions, one for each token.
-    fn new(rope: Option<&Rope>, head_dim: usize, positions: &[u32], device: &Device) -> Self {
-        let half = head_dim / 2;
-        let (frequencies, factor) = frequencies_of(rope, head_dim, positions);
+    fn new(rope: Option<&Rope>, arch: &Arch, positions: &[u32], device: &Device) -> Self {
+        let half = arch.rotary_dim / 2;
+        let (frequencies, factor) = frequencies_of(rope, arch.rotary_dim, positions);
         let table = |f: fn(f64) -> f64| {
             let values = for_each(
                 positions,
@@ -112,19 +114,43 @@ impl RotaryEmbedding {
             cos: table(f64::cos),
             sin: table(f64::sin),
             identity: rope.is_none(),
+            unturned: (arch.rotary_dim < arch.head_dim).then(|| {
+                let shape = [positions.len(), 1, arch.head_dim / 2];
+                let (cos, sin) = (Tensor::ones(shape, device), Tensor::zeros(shape, device));
+                RotaryAngles::new(&cos, &sin)
+            }),
         }
     }
 
     /// Cosines and sines as a kernel takes them that rotates on its own.
     fn angles(&self) -> RotaryAngles {
-        RotaryAngles::new(&self.cos, &self.sin)
+        let own = || RotaryAngles::new(&self.cos, &self.sin);
+        self.unturned.clone().unwrap_or_else(own)
     }
 
-    /// Rotates `x` of shape `[tokens, heads, head_dim]`, in f32 or wider.
+    /// Rotates `x` of shape `[tokens, heads, head_dim]`, or its leading dimensions, in f32 or wider.
     pub fn rotate(&self, x: Tensor<3>) -> Tensor<3> {
         if self.identity {
             return x;
         }
+        let ([.., dim], [.., half]) = (x.dims(), self.cos.dims());
+        if 2 * half == dim {
+            return self.rotate_whole(x);
+        }
+        let rest = x.clone().narrow(2, 2 * half, dim - 2 * half);
+        let turned = self.rotate_whole(x.narrow(2, 0, 2 * half));
+        Tensor::cat(vec![turned, rest], 2)
+    }
+
+    /// Rotates what kernels that rotate whole heads on their own do not: nothing, where they rotate it all.
+    pub fn rotate_part(&self, x: Tensor<3>) -> Tensor<3> {
+        match self.unturned {
+            Some(_) => self.rotate(x),
+            None => x,
+        }
+    }
+
+    fn rotate_whole(&self, x: Tensor<3>) -> Tensor<3> {
         let x = match kernels::rotary(x, &self.cos, &self.sin) {
             Ok(rotated) => return rotated,
             Err(x) => x,

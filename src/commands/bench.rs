@@ -9,6 +9,7 @@ use firebrick::engine::config;
 use firebrick::engine::metrics::{Event, Metrics, Observer};
 use firebrick::engine::trainer::Trainer;
 use firebrick::models::Arch;
+use firebrick::models::arch::Mixer;
 use firebrick::spec::{DeviceProfile, Origin};
 use serde::Serialize;
 use serde_json::json;
@@ -166,7 +167,8 @@ impl Work<'_> {
     /// for each query number and key of attention (`PaLM`'s count, arXiv:2204.02311, which does not halve for causality).
     fn forward(&self, length: f64) -> f64 {
         let a = self.arch;
-        let attention = 4.0 * (a.num_layers * a.num_heads * a.head_dim) as f64 * length;
+        let layers = a.count(Mixer::Attention);
+        let attention = 4.0 * (layers * a.num_heads * a.head_dim) as f64 * length;
         2.0 * self.products + attention
     }
 

@@ -50,6 +50,7 @@ pub fn cases() -> Vec<(Case, Plans)> {
         "gemma3_text",
         "olmo3",
         "qwen3_moe",
+        "qwen3_5_text",
     ] {
         let case = Case::new(family, &small(family), [128, 64, 16]).sampled(4);
         all.push((case, few_plans()));
@@ -214,6 +215,7 @@ fn small(family: &str) -> Value {
         "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 48,
         "max_position_embeddings": 2048, "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0, "sliding_window": 128, "sliding_window_pattern": 2, "num_experts": 8,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 256, "mlp_only_layers": [1]
+        "num_experts_per_tok": 2, "moe_intermediate_size": 256, "mlp_only_layers": [1],
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 48, "linear_value_head_dim": 48
     })
 }

@@ -17,6 +17,7 @@ use firebrick_models::{Checkpoint, Decoder};
 use serde::Deserialize;
 
 use super::golden::Golden;
+use super::tolerance::{F32_ELSEWHERE, LINEAR_ATTENTION};
 use super::{device, read, values};
 
 /// What a manifest says that the tests go by.
@@ -124,6 +125,14 @@ impl Model {
     pub fn golden_gradients(&self) -> Option<Golden> {
         let path = self.dir.join("golden/grads.safetensors");
         path.is_file().then(|| Golden::open(&path))
+    }
+
+    /// How far numbers of transformers may be away: linear attention has one form for training and another for sampling, in f32 both.
+    pub fn tolerance(&self) -> f64 {
+        match self.decoder.arch().delta_net {
+            Some(_) => LINEAR_ATTENTION,
+            None => F32_ELSEWHERE,
+        }
     }
 
     /// Settings with small head chunks.

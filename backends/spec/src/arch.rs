@@ -2,9 +2,11 @@
 
 mod config;
 mod feed_forward;
+mod mixer;
 mod rope;
 
 pub use feed_forward::{Experts, FeedForward, MAX_EXPERT_LAYERS};
+pub use mixer::{GatedDeltaNet, Mixer};
 pub use rope::{QueryScaling, Rope, RopeScaling, Yarn};
 
 use crate::Precision;
@@ -33,6 +35,8 @@ pub enum Family {
     Olmo3,
     /// Ministral 3: `YaRN`, and queries that grow with their position.
     Ministral3,
+    /// Qwen 3.5, text: gated `DeltaNet` layers between layers of gated attention, which rotate a part of each head.
+    Qwen3_5,
 }
 
 /// What the last unit computes from a hidden row.
@@ -62,6 +66,7 @@ const FAMILIES: [(Family, &str, &str, &str); 10] = [
     (Family::SmolLm3, "smollm3", "SmolLM3", "SmolLM3"),
     (Family::Olmo3, "olmo3", "Olmo3", "Olmo3"),
     (Family::Ministral3, "ministral3", "Ministral3", "Ministral3"),
+    (Family::Qwen3_5, "qwen3_5_text", "Qwen3_5", "Qwen3_5"),
 ];
 
 impl Family {
@@ -179,6 +184,14 @@ pub struct Arch {
     pub num_kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
+    /// What mixes the tokens of each layer.
+    pub mixers: Vec<Mixer>,
+    /// The shape of its gated `DeltaNet` layers, where it has any.
+    pub delta_net: Option<GatedDeltaNet>,
+    /// Whether what attention mixes is multiplied by the sigmoid of a gate, which the query's matrix gives beside each head (Qwen 3.5).
+    pub attention_gate: bool,
+    /// Leading dimensions of a head that are rotated; all of them, but in Qwen 3.5.
+    pub rotary_dim: usize,
     /// Longest sequence it was made for.
     pub max_positions: usize,
     /// Epsilon of every RMS norm.
@@ -265,6 +278,7 @@ impl Arch {
     pub fn with_layers(mut self, layers: usize) -> Self {
         self.num_layers = layers;
         self.windows.truncate(layers);
+        self.mixers.truncate(layers);
         self.ropes.truncate(layers);
         self.feed_forwards.truncate(layers);
         self
@@ -321,6 +335,22 @@ impl Arch {
         layers.filter_map(|(layer, own)| Some((layer, own.experts()?)))
     }
 
+    /// Number of layers with this mixer.
+    #[must_use]
+    pub fn count(&self, mixer: Mixer) -> usize {
+        self.mixers.iter().filter(|own| **own == mixer).count()
+    }
+
+    /// Numbers of the states that a sequence has while it is sampled, all layers: of the delta rule, and of the convolutions.
+    #[must_use]
+    pub fn state_numbers(&self) -> [usize; 2] {
+        let layers = self.count(Mixer::GatedDeltaNet);
+        let own = self.delta_net.map_or([0, 0], |delta| {
+            [delta.recurrent_state(), delta.convolution_state()]
+        });
+        own.map(|numbers| layers * numbers)
+    }
+
     /// Query heads that share one key/value head.
     #[must_use]
     pub fn group(&self) -> usize {
@@ -330,6 +360,7 @@ impl Arch {
     /// Bytes of keys and values a token keeps in the cache, over all layers.
     #[must_use]
     pub fn cache_bytes_per_token(&self) -> usize {
-        2 * self.num_layers * self.num_kv_heads * self.head_dim * self.precision.width() as usize
+        let layers = self.count(Mixer::Attention);
+        2 * layers * self.num_kv_heads * self.head_dim * self.precision.width() as usize
     }
 }

@@ -28,11 +28,13 @@ pub enum Operation {
     Block8,
     /// The gradient of the embedding.
     Embedding,
+    /// Gated `DeltaNet`: convolution, delta rule, gated norm.
+    DeltaNet,
 }
 
 impl Operation {
     /// All.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Norm,
         Self::Gate,
         Self::Rotary,
@@ -45,6 +47,7 @@ impl Operation {
         Self::AdamW,
         Self::Block8,
         Self::Embedding,
+        Self::DeltaNet,
     ];
 }
 

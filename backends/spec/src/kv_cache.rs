@@ -1,6 +1,7 @@
 //! The paged KV cache as numbers: blocks, the type that keys and values are stored in, and how large its pools are.
 
 use crate::Arch;
+use crate::arch::Mixer;
 use serde::{Deserialize, Serialize};
 
 /// Tokens of a block of the KV cache (vLLM's `block_size`).
@@ -46,7 +47,9 @@ impl KvCacheGroup {
     #[must_use]
     pub fn of(arch: &Arch) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::new();
-        for &window in &arch.windows {
+        let attend = arch.windows.iter().zip(&arch.mixers);
+        let attend = attend.filter(|(_, mixer)| **mixer == Mixer::Attention);
+        for (&window, _) in attend {
             match groups.iter_mut().find(|group| group.window == window) {
                 Some(group) => group.layers += 1,
                 None => groups.push(Self { window, layers: 1 }),
@@ -75,6 +78,20 @@ impl KvCacheGroup {
             None => all,
         }
     }
+}
+
+/// Bytes of the states of linear attention of one sequence, all layers: those of the delta rule in f32, the last inputs of convolutions in
+/// the precision that it runs in. None without such layers.
+#[must_use]
+pub fn state_bytes(arch: &Arch) -> usize {
+    let [recurrent, convolution] = arch.state_numbers();
+    4 * recurrent + arch.precision.width() as usize * convolution
+}
+
+/// Sequences that have a state while `running` are decoded at a time: these, and the prompts that wait for their turn (an eighth of them).
+#[must_use]
+pub fn sequences_with_states(running: usize) -> usize {
+    running + running.div_ceil(8)
 }
 
 /// What a cache is for.

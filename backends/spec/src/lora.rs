@@ -66,11 +66,36 @@ impl LoraConfig {
         let expert = self.target_modules.iter().find(in_mlp);
         match (expert, arch.expert_layers().next()) {
             (Some(target), Some((layer, own))) => Err(format!(
-                "target_modules has {}, but layer {layer} has {} experts, and adapters of experts are not built; list                  modules of attention: [q_proj, k_proj, v_proj, o_proj]",
+                "target_modules has {}, but layer {layer} has {} experts, and adapters of experts are not built; list modules of attention: [q_proj, k_proj, v_proj, o_proj]",
                 target.module(),
                 own.count
             )),
             _ => Ok(()),
+        }
+    }
+
+    /// The same with the target modules that an architecture has.
+    #[must_use]
+    pub fn in_arch(mut self, arch: &Arch) -> Self {
+        let known = TargetModule::in_arch(arch);
+        self.target_modules.retain(|target| known.contains(target));
+        self
+    }
+
+    /// Refuses target modules that no layer of an architecture has, where they were asked for by name.
+    pub fn check_names(targets: &[TargetModule], arch: &Arch) -> Result<(), String> {
+        let known = TargetModule::in_arch(arch);
+        match targets.iter().find(|target| !known.contains(target)) {
+            None => Ok(()),
+            Some(target) => {
+                let known: Vec<&str> = known.iter().map(|own| own.module()).collect();
+                Err(format!(
+                    "no layer of this model ({}) has {}; it has {}",
+                    arch.family.model_type(),
+                    target.module(),
+                    known.join(", ")
+                ))
+            }
         }
     }
 

@@ -3,14 +3,14 @@
 //! [`unit_specs`] is the only list of parameters, and adapters ([`crate::lora`]) append theirs to the units they belong to. Loading,
 //! export, initialisation, gradients, optimizer state and memory estimates follow its order.
 
-use crate::arch::{Arch, Experts, HeadKind, QkNorm};
+use crate::arch::{Arch, Experts, HeadKind, Mixer, QkNorm};
 
 /// A unit of the chain: the smallest part of a decoder that runs, is recomputed, or is offloaded by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnitKind {
     /// Token ids to hidden rows.
     Embedding,
-    /// The attention half of this layer, residual included.
+    /// The mixer of this layer, attention or gated `DeltaNet`, residual included.
     Attention(usize),
     /// The feed-forward half of this layer, dense or of experts, residual included.
     Mlp(usize),
@@ -37,6 +37,15 @@ pub enum Slot {
     OBias,
     QNorm,
     KNorm,
+    DeltaQkv,
+    DeltaZ,
+    DeltaA,
+    DeltaB,
+    DeltaOut,
+    Convolution,
+    DecayLog,
+    TimeBias,
+    DeltaNorm,
     PostNorm,
     Gate,
     Up,
@@ -81,7 +90,7 @@ impl Slot {
     pub fn is_norm_or_bias(self) -> bool {
         !matches!(
             self,
-            Self::Embedding | Self::Projection | Self::Value | Self::Router
+            Self::Embedding | Self::Projection | Self::Value | Self::Router | Self::Convolution
         ) && !self.is_linear()
             && !self.is_expert()
             && !self.is_adapter()
@@ -93,13 +102,10 @@ impl Slot {
         matches!(self, Self::ExpertGate | Self::ExpertUp | Self::ExpertDown)
     }
 
-    /// The weight matrices of a layer that every token goes through: those of attention and of a dense MLP.
+    /// The weight matrices of a layer that every token goes through: those of its mixer and of a dense MLP.
     #[must_use]
     pub fn is_linear(self) -> bool {
-        matches!(
-            self,
-            Self::Q | Self::K | Self::V | Self::O | Self::Gate | Self::Up | Self::Down
-        )
+        TargetModule::of(self).is_some()
     }
 
     /// The low-rank matrices of an adapter.
@@ -113,7 +119,7 @@ impl Slot {
     pub fn is_norm(self) -> bool {
         matches!(
             self,
-            Self::InputNorm | Self::QNorm | Self::KNorm | Self::PostNorm
+            Self::InputNorm | Self::QNorm | Self::KNorm | Self::PostNorm | Self::DeltaNorm
         )
     }
 }
@@ -132,10 +138,15 @@ pub enum TargetModule {
     Gate,
     Up,
     Down,
+    DeltaQkv,
+    DeltaZ,
+    DeltaA,
+    DeltaB,
+    DeltaOut,
 }
 
 /// Target modules in the order of the enum, their names, and the slots of their matrices.
-const TARGET_MODULES: [(TargetModule, &str, Slot); 7] = [
+const TARGET_MODULES: [(TargetModule, &str, Slot); 12] = [
     (TargetModule::Q, "q_proj", Slot::Q),
     (TargetModule::K, "k_proj", Slot::K),
     (TargetModule::V, "v_proj", Slot::V),
@@ -143,13 +154,30 @@ const TARGET_MODULES: [(TargetModule, &str, Slot); 7] = [
     (TargetModule::Gate, "gate_proj", Slot::Gate),
     (TargetModule::Up, "up_proj", Slot::Up),
     (TargetModule::Down, "down_proj", Slot::Down),
+    (TargetModule::DeltaQkv, "in_proj_qkv", Slot::DeltaQkv),
+    (TargetModule::DeltaZ, "in_proj_z", Slot::DeltaZ),
+    (TargetModule::DeltaA, "in_proj_a", Slot::DeltaA),
+    (TargetModule::DeltaB, "in_proj_b", Slot::DeltaB),
+    (TargetModule::DeltaOut, "out_proj", Slot::DeltaOut),
 ];
 
 impl TargetModule {
-    /// Every projection of a layer: PEFT's `all-linear`.
+    /// Every projection that a layer may have: PEFT's `all-linear`, of which an architecture has [some](Self::in_arch).
     #[must_use]
     pub fn all() -> Vec<Self> {
         TARGET_MODULES.iter().map(|t| t.0).collect()
+    }
+
+    /// The modules that layers of this architecture have.
+    #[must_use]
+    pub fn in_arch(arch: &Arch) -> Vec<Self> {
+        let slots: Vec<Slot> = chain(arch)
+            .into_iter()
+            .flat_map(|unit| unit_specs(arch, unit))
+            .map(|spec| spec.slot)
+            .collect();
+        let has = |target: &Self| slots.contains(&TARGET_MODULES[*target as usize].2);
+        Self::all().into_iter().filter(has).collect()
     }
 
     /// The module's name in a checkpoint: `q_proj`, …
@@ -187,7 +215,15 @@ impl TargetModule {
     /// Index among the target modules of all layers, for random streams.
     #[must_use]
     pub fn index(self, layer: usize) -> usize {
-        layer * TARGET_MODULES.len() + self as usize
+        // those of attention and MLP keep the streams that they had before there were others
+        const FIRST: usize = TargetModule::Down as usize + 1;
+        const OTHERS: usize = 1 << 24;
+        let place = self as usize;
+        if place < FIRST {
+            layer * FIRST + place
+        } else {
+            OTHERS + layer * (TARGET_MODULES.len() - FIRST) + (place - FIRST)
+        }
     }
 }
 
@@ -207,7 +243,7 @@ pub struct ParamSpec {
     pub slot: Slot,
     /// Hugging Face tensor name; PEFT's for an adapter; with a `*` for the index of an expert.
     pub name: String,
-    /// Shape: `[n]` or `[out, in]`; of all experts together, `[experts · out, in]`.
+    /// Shape: `[n]`, `[out, in]`, or `[channels, 1, taps]` of a convolution; of all experts together, `[experts · out, in]`.
     pub shape: Vec<usize>,
     /// Whether it is trained: in a model with adapters only they are (and a value head).
     pub trainable: bool,
@@ -257,7 +293,7 @@ impl ParamSpec {
     pub fn rows_cols(&self) -> [usize; 2] {
         match self.shape[..] {
             [n] => [1, n],
-            [rows, cols] => [rows, cols],
+            [rows, cols] | [rows, 1, cols] => [rows, cols],
             _ => unreachable!("every parameter of a decoder is a vector or a matrix"),
         }
     }
@@ -290,7 +326,10 @@ pub fn unit_specs(arch: &Arch, kind: UnitKind) -> Vec<ParamSpec> {
                 &[arch.vocab_size, arch.hidden_size],
             )]
         }
-        UnitKind::Attention(layer) => attention_specs(arch, layer),
+        UnitKind::Attention(layer) => match arch.mixers[layer] {
+            Mixer::Attention => attention_specs(arch, layer),
+            Mixer::GatedDeltaNet => delta_net_specs(arch, layer),
+        },
         UnitKind::Mlp(layer) => mlp_specs(arch, layer),
         UnitKind::Head => head_specs(arch),
     }
@@ -300,20 +339,22 @@ fn attention_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
     let p = format!("model.layers.{layer}");
     let (d, hd) = (arch.hidden_size, arch.head_dim);
     let (q, kv) = (arch.num_heads * hd, arch.num_kv_heads * hd);
+    // a gate lies beside each query head
+    let wide = if arch.attention_gate { 2 * q } else { q };
     let mut specs = Vec::new();
     if arch.pre_norms {
         let name = format!("{p}.input_layernorm.weight");
         specs.push(ParamSpec::new(Slot::InputNorm, name, &[d]));
     }
     specs.extend([
-        ParamSpec::new(Slot::Q, format!("{p}.self_attn.q_proj.weight"), &[q, d]),
+        ParamSpec::new(Slot::Q, format!("{p}.self_attn.q_proj.weight"), &[wide, d]),
         ParamSpec::new(Slot::K, format!("{p}.self_attn.k_proj.weight"), &[kv, d]),
         ParamSpec::new(Slot::V, format!("{p}.self_attn.v_proj.weight"), &[kv, d]),
         ParamSpec::new(Slot::O, format!("{p}.self_attn.o_proj.weight"), &[d, q]),
     ]);
     if arch.qkv_bias {
         specs.extend([
-            ParamSpec::new(Slot::QBias, format!("{p}.self_attn.q_proj.bias"), &[q]),
+            ParamSpec::new(Slot::QBias, format!("{p}.self_attn.q_proj.bias"), &[wide]),
             ParamSpec::new(Slot::KBias, format!("{p}.self_attn.k_proj.bias"), &[kv]),
             ParamSpec::new(Slot::VBias, format!("{p}.self_attn.v_proj.bias"), &[kv]),
         ]);
@@ -343,6 +384,35 @@ fn attention_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
         ));
     }
     specs
+}
+
+fn delta_net_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
+    let Some(delta) = arch.delta_net else {
+        unreachable!("a layer of an architecture that has such layers");
+    };
+    let p = format!("model.layers.{layer}");
+    let (d, values, heads) = (arch.hidden_size, delta.value_dim(), delta.num_value_heads);
+    let channels = delta.channels();
+    let own = |slot, name: &str, shape: &[usize]| {
+        ParamSpec::new(slot, format!("{p}.linear_attn.{name}"), shape)
+    };
+    let norm = format!("{p}.input_layernorm.weight");
+    vec![
+        ParamSpec::new(Slot::InputNorm, norm, &[d]),
+        own(Slot::DeltaQkv, "in_proj_qkv.weight", &[channels, d]),
+        own(Slot::DeltaZ, "in_proj_z.weight", &[values, d]),
+        own(Slot::DeltaB, "in_proj_b.weight", &[heads, d]),
+        own(Slot::DeltaA, "in_proj_a.weight", &[heads, d]),
+        own(
+            Slot::Convolution,
+            "conv1d.weight",
+            &[channels, 1, delta.conv_kernel_dim],
+        ),
+        own(Slot::TimeBias, "dt_bias", &[heads]),
+        own(Slot::DecayLog, "A_log", &[heads]),
+        own(Slot::DeltaNorm, "norm.weight", &[delta.value_head_dim]),
+        own(Slot::DeltaOut, "out_proj.weight", &[d, values]),
+    ]
 }
 
 fn mlp_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {

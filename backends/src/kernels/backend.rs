@@ -1,6 +1,7 @@
 //! The fused operations that a backend may have a kernel for.
 
 use super::choice::Operation;
+use super::delta::{DeltaHeads, SequenceRows};
 use super::experts::{ExpertInput, ExpertRows};
 use super::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use super::shapes::{
@@ -145,6 +146,56 @@ pub(super) trait Kernels: Sync {
         v: &Tensor<3>,
         shape: &AttentionShape,
     ) -> Option<Tensor<3>> {
+        None
+    }
+
+    fn causal_convolution(
+        &self,
+        x: &Tensor<2>,
+        w: &Tensor<2>,
+        sequences: &SequenceRows,
+    ) -> Option<Tensor<2>> {
+        None
+    }
+
+    fn continue_convolution(
+        &self,
+        x: &Tensor<2>,
+        w: &Tensor<2>,
+        pool: Tensor<2>,
+        sequences: &SequenceRows,
+    ) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
+        Err(pool)
+    }
+
+    fn gated_delta_rule(
+        &self,
+        qkv: &Tensor<2>,
+        g: &Tensor<2>,
+        beta: &Tensor<2>,
+        heads: DeltaHeads,
+        sequences: &SequenceRows,
+    ) -> Option<Tensor<2>> {
+        None
+    }
+
+    fn continue_delta_rule(
+        &self,
+        inputs: [&Tensor<2>; 3],
+        pool: Tensor<2>,
+        heads: DeltaHeads,
+        sequences: &SequenceRows,
+    ) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
+        Err(pool)
+    }
+
+    fn gated_rms_norm(
+        &self,
+        x: &Tensor<2>,
+        z: &Tensor<2>,
+        w: &Tensor<2>,
+        eps: f64,
+    ) -> Option<Tensor<2>> {
         None
     }
 

@@ -14,7 +14,10 @@
 mod attention;
 mod autodiff;
 mod backend;
+mod convolution;
+mod delta_rule;
 mod experts;
+mod gated_norm;
 mod gemm;
 mod glu;
 mod half;

@@ -111,26 +111,34 @@ impl LoraSettings {
 
     /// What the adapters will look like, without reading any weights.
     pub fn shape(&self, arch: &Arch) -> Result<LoraConfig> {
-        let lora = self.over(match &self.path {
+        let shape = self.over(match &self.path {
             Some(path) => adapter_shape(arch, &model_folder(path, ModelFiles::All)?)?,
             None => LoraConfig::default(),
         })?;
+        self.in_arch(shape, arch)
+    }
+
+    /// The settings with the modules that a model has; those that are named must be among them.
+    fn in_arch(&self, lora: LoraConfig, arch: &Arch) -> Result<LoraConfig> {
+        if let Some(TargetModules::Names(_)) = &self.target_modules {
+            LoraConfig::check_names(&lora.target_modules, arch)
+                .map_err(|e| Error::Config(format!("model.lora.target_modules: {e}")))?;
+        }
         fits(&lora, arch)?;
-        Ok(lora)
+        Ok(lora.in_arch(arch))
     }
 
     /// The policy at the start of a run: the base model with fresh adapters by seed, or with those of the folder at `path`.
     pub fn start(&self, base: &Decoder, seed: u64) -> Result<Decoder> {
         let Some(path) = &self.path else {
-            let lora = self.over(LoraConfig::default())?;
-            fits(&lora, base.arch())?;
+            let lora = self.in_arch(self.over(LoraConfig::default())?, base.arch())?;
             return Ok(base.with_fresh_adapters(lora, seed));
         };
         let decoder = load_adapter(base, &model_folder(path, ModelFiles::All)?)?;
         let Some(own) = decoder.lora().cloned() else {
             unreachable!("loaded with adapters");
         };
-        let wanted = self.over(own.clone())?;
+        let wanted = self.in_arch(self.over(own.clone())?, base.arch())?;
         agree(&wanted, &own, path)?;
         Ok(decoder.with_adapter_dropout(wanted.dropout))
     }

@@ -9,9 +9,9 @@ use super::runtime::Runtime;
 use crate::batch::MicroBatch;
 use burn::tensor::{Gradients as Tape, Tensor};
 use firebrick_models::Decoder;
+use firebrick_models::Projected;
 use firebrick_models::attention::Qkv;
 use firebrick_models::forward_context::ForwardContext;
-use firebrick_models::unit::UnitKind;
 use firebrick_models::weights::Weights;
 use std::ops::Range;
 
@@ -36,6 +36,8 @@ pub(super) struct SplitAttention {
     weights: Weights,
     input: Tensor<2>,
     qkv: Qkv,
+    /// The gate of what is mixed, and the same as a leaf of the second graph.
+    gate: Option<[Tensor<2>; 2]>,
     residual: Tensor<2>,
     mixed: Tensor<2>,
     output: Tensor<2>,
@@ -52,8 +54,7 @@ pub(super) fn trace(
     let mut pieces: Vec<Piece> = Vec::new();
     let mut x = input;
     for (unit, weights) in units.zip(weights) {
-        let is_attention = matches!(decoder.kind(unit), UnitKind::Attention(_));
-        if is_attention && micro.ctx.recomputes_attention() {
+        if decoder.attends(unit) && micro.ctx.recomputes_attention() {
             let piece = SplitAttention::trace(decoder, unit, weights, x, &micro.ctx);
             x = piece.output.clone().inner();
             pieces.push(Piece::Attention(Box::new(piece)));
@@ -145,16 +146,19 @@ impl SplitAttention {
     ) -> Self {
         let weights = decoder.units()[unit].leaves(weights);
         let input = x.clone().autodiff().require_grad();
-        let qkv = decoder.project(unit, &weights, input.clone(), ctx);
+        let Projected { qkv, gate } = decoder.project(unit, &weights, input.clone(), ctx);
         let mixed = decoder.attend(unit, &inner(&qkv), ctx);
         let mixed = mixed.autodiff().require_grad();
         let residual = x.autodiff().require_grad();
-        let output = decoder.project_output(unit, &weights, residual.clone(), &mixed, ctx);
+        let gate = gate.map(|gate| [gate.clone(), gate.inner().autodiff().require_grad()]);
+        let own = (&mixed, gate.as_ref().map(|[_, leaf]| leaf.clone()));
+        let output = decoder.project_output(unit, &weights, residual.clone(), own, ctx);
         Self {
             unit,
             weights,
             input,
             qkv,
+            gate,
             residual,
             mixed,
             output,
@@ -173,6 +177,7 @@ impl SplitAttention {
         collect(decoder, self.unit, &self.weights, &mut tape, gradients);
         let d_residual = taken(&self.residual, &mut tape);
         let d_mixed = taken(&self.mixed, &mut tape);
+        let gate = self.gate.map(|[gate, leaf]| gate * taken(&leaf, &mut tape));
         drop(tape);
 
         let (plain, mixed) = (inner(&self.qkv), self.mixed.inner());
@@ -181,6 +186,10 @@ impl SplitAttention {
         // queries, keys and values and their gradients beside the graph that they came from
         runtime.raise_peak();
         let root = (self.qkv.q * d.q).sum() + (self.qkv.k * d.k).sum() + (self.qkv.v * d.v).sum();
+        let root = match gate {
+            Some(gate) => root + gate.sum(),
+            None => root,
+        };
         let mut tape = root.backward();
         collect(decoder, self.unit, &self.weights, &mut tape, gradients);
         d_residual + taken(&self.input, &mut tape)

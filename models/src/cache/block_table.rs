@@ -13,6 +13,8 @@ pub struct BlockTable {
     pub(super) groups: Vec<GroupTable>,
     /// Leading blocks that others can find by their content, and the content of the last.
     pub(super) known: (usize, ContentId),
+    /// The slot of its states, with linear attention.
+    pub(super) state: Option<u32>,
 }
 
 /// The blocks of one sequence in one group of layers.
@@ -32,6 +34,7 @@ impl BlockTable {
             tokens: 0,
             groups: vec![GroupTable::default(); groups],
             known: (0, PrefixIndex::ROOT),
+            state: None,
         }
     }
 

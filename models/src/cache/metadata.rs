@@ -3,12 +3,13 @@
 use super::{BlockTable, KvCache, LayerGroup};
 use crate::arch::Arch;
 use crate::attention::{Grouping, SequenceLayout};
+use crate::delta_net::DeltaLayout;
 use crate::rope::{LayerAngles, RotaryEmbeddings};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
 use firebrick_backends::kernels::{
     self, BlockTables, Families, Family, Operation, RotaryAngles, SequenceBlocks, SharedBlocks,
-    SlotMapping,
+    SlotMapping, StateRows,
 };
 use firebrick_spec::BLOCK_SIZE;
 use std::ops::Range;
@@ -31,6 +32,8 @@ pub struct AttentionMetadata {
     route_slots: Option<Vec<Option<u32>>>,
     /// For each group of layers.
     pub(super) groups: Vec<GroupMetadata>,
+    /// For layers of linear attention, where there are any.
+    delta: Option<DeltaLayout>,
 }
 
 /// One forward pass in layers that see as much of the sequences.
@@ -132,6 +135,12 @@ impl AttentionMetadata {
     pub(crate) fn rotary(&self) -> &RotaryEmbeddings {
         &self.rotary
     }
+
+    /// The sequences as linear attention takes them; asked in architectures that have it.
+    pub(crate) fn delta(&self) -> &DeltaLayout {
+        let own = self.delta.as_ref();
+        own.unwrap_or_else(|| unreachable!("laid out where there are such layers"))
+    }
 }
 
 impl KvCache {
@@ -163,6 +172,12 @@ impl KvCache {
                 tables.iter().map(|table| table.map(slot)).collect()
             }),
             rows: positions.len(),
+            delta: self.delta(arch, positions.len(), || {
+                let rows = tables.iter().enumerate();
+                let own = rows.filter_map(|(row, table)| Some((row..row + 1, (*table)?)));
+                own.map(|(rows, table)| (rows, table, table.tokens - 1))
+                    .collect()
+            }),
         }
     }
 
@@ -183,7 +198,36 @@ impl KvCache {
                 chunks.iter().flat_map(slots).map(Some).collect()
             }),
             groups: self.groups.iter().enumerate().map(group).collect(),
+            delta: self.delta(arch, positions.len(), || {
+                let mut row = 0;
+                let own = chunks.iter().map(|chunk| {
+                    row += chunk.tokens.len();
+                    (
+                        row - chunk.tokens.len()..row,
+                        chunk.table,
+                        chunk.tokens.start,
+                    )
+                });
+                own.collect()
+            }),
         }
+    }
+
+    /// The layout for linear attention: the rows of each sequence, its table, and its first token in the forward pass.
+    fn delta<'a>(
+        &self,
+        arch: &Arch,
+        rows: usize,
+        sequences: impl FnOnce() -> Vec<(Range<usize>, &'a BlockTable, usize)>,
+    ) -> Option<DeltaLayout> {
+        let taps = arch.delta_net?.conv_kernel_dim;
+        let own = |(rows, table, first): (Range<usize>, &BlockTable, usize)| StateRows {
+            rows,
+            slot: table.state.unwrap_or_default() as usize,
+            begins: first == 0,
+        };
+        let sequences = sequences().into_iter().map(own).collect();
+        Some(DeltaLayout::new(sequences, rows, taps, &self.device))
     }
 }
 

@@ -12,15 +12,18 @@
 //! - [`KvCache::fork`] shares all blocks of a sequence with another one. Whoever writes to a last block that is shared gets a copy of
 //!   it first (copy on write).
 //! - Layers with a sliding window give blocks back that no later token sees. Layers with different windows have separate block numbers.
+//! - With linear attention a sequence also has a slot of states, which a fork copies. Nothing is then kept for later sequences.
 //! - Full blocks are kept after their sequence has ended, until the pool needs them: a sequence that begins with the same tokens shares
 //!   them (prefix caching). A cache belongs to the weights that filled it, so one is made for each [`Generator`](crate::generate::Generator).
 
 mod attention;
 mod block_pool;
 mod block_table;
+mod linear;
 mod metadata;
 mod prefix_index;
 mod routes;
+mod states;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -31,21 +34,32 @@ pub use firebrick_spec::BLOCK_SIZE;
 pub(crate) use metadata::Decode;
 pub use metadata::{AttentionMetadata, Chunk};
 
-use crate::arch::Arch;
+use crate::arch::{Arch, GatedDeltaNet, Mixer};
+use crate::delta_net::LayerStates;
 use crate::routing::Routes;
 use block_pool::{BlockPool, ContentId};
 use block_table::GroupTable;
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::kernels::KvPool;
 use firebrick_spec::KvCacheDtype;
-use firebrick_spec::kv_cache::KvCacheGroup;
+use firebrick_spec::kv_cache::{KvCacheGroup, state_bytes};
 use prefix_index::PrefixIndex;
+use states::StateSlots;
 
 /// The cache of a decoder.
 #[derive(Debug)]
 pub struct KvCache {
+    /// Of layers that attend.
     layers: Vec<LayerCache>,
+    /// Of layers of linear attention; there are none without [`Self::slots`].
+    states: Vec<LayerStates>,
+    /// Where a layer is in `layers` or `states`.
+    places: Vec<usize>,
+    /// The slots of states, in architectures that have any.
+    slots: Option<StateSlots>,
+    /// Bytes of a sequence's states, all layers.
+    state_bytes: usize,
     groups: Vec<LayerGroup>,
     prefixes: PrefixIndex,
     /// The routes of the tokens in the slots of the widest group, in a model with experts.
@@ -80,7 +94,9 @@ impl KvCache {
     pub fn new(arch: &Arch, blocks: &[usize], dtype: KvCacheDtype, device: &Device) -> Self {
         let groups = KvCacheGroup::of(arch);
         assert_eq!(groups.len(), blocks.len(), "blocks of every group");
-        let layers = arch.windows.iter().map(|window| {
+        let attend = arch.windows.iter().zip(&arch.mixers);
+        let attend = attend.filter(|(_, mixer)| **mixer == Mixer::Attention);
+        let layers = attend.map(|(window, _)| {
             let group = groups.iter().position(|group| group.window == *window);
             let group = group.unwrap_or_else(|| unreachable!("every layer is in a group"));
             let (heads, dim) = (arch.num_kv_heads, arch.head_dim);
@@ -95,9 +111,18 @@ impl KvCache {
         });
         let token = dtype.layer_bytes_per_token(arch, arch.precision.width() as usize);
         let routes = Self::route_slots(arch, &groups, blocks);
+        let place = |layer: usize| {
+            let before = arch.mixers[..layer].iter();
+            before.filter(|own| **own == arch.mixers[layer]).count()
+        };
+        let states = empty_states(arch, device);
         Self {
             routes,
             layers: layers.collect(),
+            states,
+            places: (0..arch.num_layers).map(place).collect(),
+            slots: arch.delta_net.map(|_| StateSlots::default()),
+            state_bytes: state_bytes(arch),
             groups: groups
                 .iter()
                 .zip(blocks)
@@ -128,7 +153,7 @@ impl KvCache {
         self.dtype
     }
 
-    /// Bytes after [`Self::grow`].
+    /// Bytes of all blocks after [`Self::grow`], without states.
     #[must_use]
     pub fn bytes_with(&self, blocks: &[usize]) -> usize {
         let bytes = |(group, &blocks): (&LayerGroup, &usize)| {
@@ -164,14 +189,15 @@ impl KvCache {
     #[must_use]
     pub fn bytes(&self) -> usize {
         let bytes = |group: &LayerGroup| group.pool.len() * group.block_bytes;
-        self.groups.iter().map(bytes).sum()
+        self.groups.iter().map(bytes).sum::<usize>() + self.states_held()
     }
 
-    /// Bytes of the blocks that sequences have.
+    /// Bytes of the blocks and states that sequences have.
     #[must_use]
     pub fn used_bytes(&self) -> usize {
         let bytes = |group: &LayerGroup| group.pool.used() * group.block_bytes;
-        self.groups.iter().map(bytes).sum()
+        let states = self.slots.as_ref().map_or(0, StateSlots::used) * self.state_bytes;
+        self.groups.iter().map(bytes).sum::<usize>() + states
     }
 
     /// Blocks that sequences have, of layers that see the whole sequence, or of those with the first window where all have one. A block
@@ -205,9 +231,14 @@ impl KvCache {
     }
 
     /// A table for a sequence that begins with `tokens`. It shares the full blocks that are kept of the same tokens, but never all of
-    /// `tokens`: the last one has to be run for the token after it.
+    /// `tokens`: the last one has to be run for the token after it. With linear attention it shares none: the states at the end of those
+    /// blocks are not kept.
     pub fn begin(&mut self, tokens: &[u32]) -> BlockTable {
         let mut table = BlockTable::new(self.groups.len());
+        table.state = self.allocate_state();
+        if table.state.is_some() {
+            return table;
+        }
         let mut contents: Vec<ContentId> = Vec::new();
         let mut before = PrefixIndex::ROOT;
         for block in tokens[..tokens.len().saturating_sub(1)].chunks_exact(BLOCK_SIZE) {
@@ -301,8 +332,12 @@ impl KvCache {
         }
     }
 
-    /// Another sequence with the same tokens, in the same blocks.
+    /// Another sequence with the same tokens, in the same blocks, and with a copy of the states.
     pub fn fork(&mut self, table: &mut BlockTable) -> BlockTable {
+        let state = self.allocate_state();
+        if let (Some(slots), Some((source, target))) = (&mut self.slots, table.state.zip(state)) {
+            slots.copy(source, target);
+        }
         for (group, own) in self.groups.iter_mut().zip(&mut table.groups) {
             for &block in &own.blocks {
                 group.pool.share(block);
@@ -313,12 +348,17 @@ impl KvCache {
             tokens: table.tokens,
             groups: table.groups.clone(),
             known: table.known,
+            state,
         }
     }
 
     /// Keeps the full blocks of a sequence for others that begin with the same tokens. `tokens` are those whose keys and values are
     /// written, or will be by the next forward pass.
     pub fn keep_prefix(&mut self, table: &mut BlockTable, tokens: &[u32]) {
+        // keys and values alone do not continue a sequence with linear attention
+        if self.slots.is_some() {
+            return;
+        }
         let full = tokens.len().min(table.tokens) / BLOCK_SIZE;
         while table.known.0 < full {
             let (index, before) = table.known;
@@ -337,6 +377,9 @@ impl KvCache {
 
     /// Ends a sequence: its blocks are free for others, or kept for their content.
     pub fn free(&mut self, table: BlockTable) {
+        if let (Some(slots), Some(slot)) = (&mut self.slots, table.state) {
+            slots.release(slot);
+        }
         for (group, own) in self.groups.iter_mut().zip(table.groups) {
             // the last ones are to be needed first
             for block in own.blocks.into_iter().rev() {
@@ -345,13 +388,20 @@ impl KvCache {
         }
     }
 
+    /// Keys and values of a layer that attends.
     pub(crate) fn layer(&mut self, index: usize) -> &mut LayerCache {
-        &mut self.layers[index]
+        &mut self.layers[self.places[index]]
     }
 
-    /// Copies the blocks that sequences are about to write to while others hold them.
+    /// Copies the blocks that sequences are about to write to while others hold them, and the states of sequences that share a beginning.
     pub fn copy_shared_blocks(&mut self) {
         let widest = self.widest_index();
+        let copies = self.slots.as_mut().map(StateSlots::take_copies);
+        if let Some(copies) = copies.filter(|copies| !copies.is_empty()) {
+            for own in &mut self.states {
+                own.copy(&copies);
+            }
+        }
         for (index, group) in self.groups.iter_mut().enumerate() {
             let copies = std::mem::take(&mut group.copies);
             if copies.is_empty() {
@@ -372,6 +422,24 @@ impl KvCache {
             }
         }
     }
+}
+
+/// The type of the delta rule's states: f32, or f64 where a device computes in that.
+fn wide(arch: &Arch, device: &Device) -> DType {
+    match arch.precision.dtype(device) {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+/// States of every layer of linear attention, without a slot.
+fn empty_states(arch: &Arch, device: &Device) -> Vec<LayerStates> {
+    let dtypes = [wide(arch, device), arch.precision.dtype(device)];
+    let of = |delta: &GatedDeltaNet| [delta.recurrent_state(), delta.convolution_state()];
+    let numbers = arch.delta_net.as_ref().map_or([0, 0], of);
+    (0..arch.count(Mixer::GatedDeltaNet))
+        .map(|_| LayerStates::new(0, numbers, dtypes, device))
+        .collect()
 }
 
 impl LayerGroup {

@@ -3,7 +3,7 @@
 use super::Checkpoint;
 use super::json::write_json;
 use super::stream::{LazyTensor, write_pt};
-use super::weights::StoredDtype;
+use super::weights::{StoredDtype, beside, bytes_beside, nested_name};
 use crate::unit::{ParamSpec, Slot};
 use crate::{Decoder, Result, Tokenizer};
 use half::{bf16, f16};
@@ -62,7 +62,7 @@ fn parts(decoder: &Decoder) -> Vec<Part> {
 /// A tensor in its stored element type, read when it is written.
 fn stored<'a>(
     decoder: &'a Decoder,
-    Part { index, row, spec }: &'a Part,
+    Part { index, row, spec }: Part,
     dtype: StoredDtype,
 ) -> LazyTensor<'a> {
     let dtype_out = match dtype {
@@ -70,9 +70,10 @@ fn stored<'a>(
         StoredDtype::BF16 => Dtype::BF16,
         StoredDtype::F16 => Dtype::F16,
     };
-    LazyTensor::new(dtype_out, &spec.shape, move || {
-        let rows = *row..row + spec.rows_cols()[0];
-        let values = decoder.merged_param(*index).rows(rows)?;
+    let shape = spec.shape.clone();
+    LazyTensor::new(dtype_out, &shape, move || {
+        let rows = row..row + spec.rows_cols()[0];
+        let values = decoder.merged_param(index).rows(rows)?;
         Ok(match dtype {
             StoredDtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
             StoredDtype::BF16 => values
@@ -85,6 +86,46 @@ fn stored<'a>(
                 .collect(),
         })
     })
+}
+
+/// A tensor of an export.
+struct Entry<'a> {
+    name: String,
+    bytes: u64,
+    tensor: LazyTensor<'a>,
+}
+
+/// The tensors of an export: parameters by the names of their folder, then what a model has around its language model, as it was read.
+fn entries<'a>(decoder: &'a Decoder, source: &'a Checkpoint) -> Result<Vec<Entry<'a>>> {
+    let parameters = parts(decoder).into_iter().map(|part| {
+        let spec = &part.spec;
+        let dtype = source.stored_dtype(&spec.name);
+        let width = match dtype {
+            StoredDtype::F32 => 4,
+            StoredDtype::BF16 | StoredDtype::F16 => 2,
+        };
+        Entry {
+            name: match &source.around {
+                Some(_) => nested_name(&spec.name),
+                None => spec.name.clone(),
+            },
+            bytes: (spec.numel() * width) as u64,
+            tensor: stored(decoder, part, dtype),
+        }
+    });
+    let mut all: Vec<Entry<'_>> = parameters.collect();
+    if source.around.is_some() {
+        all.extend(beside(&source.dir)?.into_iter().map(|own| {
+            let name = own.name.clone();
+            let read = move || bytes_beside(&source.dir, &name);
+            Entry {
+                name: own.name,
+                bytes: own.bytes,
+                tensor: LazyTensor::new(own.dtype, &own.shape, read),
+            }
+        }));
+    }
+    Ok(all)
 }
 
 /// Groups parameters, in order, into files of at most `limit` bytes; a larger tensor gets a file of its own.
@@ -111,31 +152,20 @@ pub fn export(
     dir: &Path,
     options: ExportOptions,
 ) -> Result<()> {
-    let parts = parts(decoder);
-    let width = |name: &str| match source.stored_dtype(name) {
-        StoredDtype::F32 => 4,
-        StoredDtype::BF16 | StoredDtype::F16 => 2,
-    };
-    let sizes: Vec<u64> = parts
-        .iter()
-        .map(|Part { spec, .. }| (spec.numel() * width(&spec.name)) as u64)
-        .collect();
+    let entries = entries(decoder, source)?;
+    let sizes: Vec<u64> = entries.iter().map(|own| own.bytes).collect();
     let shards = shards(&sizes, options.max_shard_bytes);
     let mut weight_map = Map::new();
+    let mut entries = entries.into_iter();
     for (i, shard) in shards.iter().enumerate() {
         let file = if shards.len() == 1 {
             "model.safetensors".to_owned()
         } else {
             format!("model-{:05}-of-{:05}.safetensors", i + 1, shards.len())
         };
-        let tensors: Vec<(String, LazyTensor<'_>)> = parts[shard.clone()]
-            .iter()
-            .map(|part| {
-                let name = part.spec.name.clone();
-                let dtype = source.stored_dtype(&name);
-                (name, stored(decoder, part, dtype))
-            })
-            .collect();
+        let own = entries.by_ref().take(shard.len());
+        let tensors: Vec<(String, LazyTensor<'_>)> =
+            own.map(|own| (own.name, own.tensor)).collect();
         weight_map.extend(tensors.iter().map(|(name, _)| (name.clone(), json!(file))));
         write_pt(&dir.join(&file), tensors)?;
     }
@@ -144,10 +174,8 @@ pub fn export(
         let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
         write_json(&dir.join("model.safetensors.index.json"), &index)?;
     }
-    write_json(
-        &dir.join("config.json"),
-        &Value::Object(source.config.clone()),
-    )?;
+    let config = source.around.as_ref().unwrap_or(&source.config);
+    write_json(&dir.join("config.json"), &Value::Object(config.clone()))?;
     if let Some(generation) = &source.generation {
         write_json(
             &dir.join("generation_config.json"),

@@ -221,7 +221,10 @@ fn targets(
         )
     };
     match config.get("target_modules") {
-        Some(Value::String(all)) if all == "all-linear" => Ok(TargetModule::all()),
+        Some(Value::String(all)) if all == "all-linear" => {
+            let has = |target: &TargetModule| modules.iter().any(|(_, own)| own == target);
+            Ok(TargetModule::all().into_iter().filter(has).collect())
+        }
         Some(Value::Array(names)) => {
             let names: Option<Vec<&str>> = names.iter().map(Value::as_str).collect();
             covered(&names.ok_or_else(wrong)?, modules)

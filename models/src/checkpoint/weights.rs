@@ -1,7 +1,7 @@
 //! Weights from safetensors: one file or shards behind an index, memory-mapped, checked exactly.
 
 use super::json::read_object;
-use crate::arch::HeadKind;
+use crate::arch::{Family, HeadKind};
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
 use burn::tensor::Device;
@@ -152,6 +152,65 @@ const NESTED: [(&str, &str); 3] = [
     ("model.language_model.", "model."),
 ];
 
+/// The name that a tensor of the language model has in a model of a class that is [written again](Arch::keeps_what_surrounds).
+pub(super) fn nested_name(name: &str) -> String {
+    match name.strip_prefix("model.") {
+        Some(rest) => format!("model.language_model.{rest}"),
+        None => name.to_owned(),
+    }
+}
+
+/// What Qwen 3.5 has beside its language model: the parts that see, and those that predict several tokens.
+const BESIDE: [&str; 2] = ["model.visual.", "mtp."];
+
+/// A tensor that is written as it was read.
+pub(super) struct Beside {
+    pub name: String,
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    pub bytes: u64,
+}
+
+/// The tensors beside the language model in a folder.
+pub(super) fn beside(dir: &Path) -> Result<Vec<Beside>> {
+    let (files, place) = open(dir)?;
+    let own = place.into_iter().filter(|(name, _)| is_beside(name));
+    let described = |(name, place): (String, Place)| {
+        let info = files[place.file].metadata.info(&place.name)?;
+        let (start, end) = info.data_offsets;
+        Some(Beside {
+            name,
+            dtype: info.dtype,
+            shape: info.shape.clone(),
+            bytes: (end - start) as u64,
+        })
+    };
+    Ok(own.filter_map(described).collect())
+}
+
+/// The bytes of one of them.
+pub(super) fn bytes_beside(dir: &Path, name: &str) -> Result<Vec<u8>> {
+    let (files, place) = open(dir)?;
+    let found = place.get(name).and_then(|own| {
+        let file = &files[own.file];
+        Some((file, file.metadata.info(&own.name)?.data_offsets))
+    });
+    match found {
+        Some((file, (start, end))) => {
+            Ok(file.map.bytes()[file.data_start + start..file.data_start + end].to_vec())
+        }
+        None => Err(Error::MissingTensor {
+            path: dir.to_owned(),
+            tensor: name.to_owned(),
+            count: 1,
+        }),
+    }
+}
+
+fn is_beside(name: &str) -> bool {
+    BESIDE.iter().any(|part| name.starts_with(part))
+}
+
 /// The parts of such a model that see.
 const VISION: [&str; 4] = [
     "vision_tower.",
@@ -222,6 +281,7 @@ pub(super) fn dtypes(dir: &Path) -> Result<BTreeMap<String, StoredDtype>> {
     let (files, place) = open(dir)?;
     place
         .into_iter()
+        .filter(|(name, _)| !is_beside(name))
         .filter_map(|(name, place)| {
             let f = &files[place.file];
             let dtype = f.metadata.info(&place.name)?.dtype;
@@ -234,7 +294,9 @@ pub(super) fn dtypes(dir: &Path) -> Result<BTreeMap<String, StoredDtype>> {
 /// language model that a scorer was made from.
 fn ignorable(arch: &Arch, name: &str) -> bool {
     let scores = matches!(arch.head, HeadKind::Scalar { .. });
-    name.ends_with("rotary_emb.inv_freq") || ((arch.tied || scores) && name == "lm_head.weight")
+    name.ends_with("rotary_emb.inv_freq")
+        || ((arch.tied || scores) && name == "lm_head.weight")
+        || (arch.family == Family::Qwen3_5 && is_beside(name))
 }
 
 pub(super) fn load(dir: &Path, arch: &Arch, device: &Device) -> Result<Decoder> {

@@ -48,12 +48,14 @@ impl Decoder {
     }
 
     /// This model with adapters, on the device; `value` gives their matrices, in flat order and in the shape of
-    /// [`ParamSpec::rows_cols`]. Only they (and a joint value head) are trained.
+    /// [`ParamSpec::rows_cols`]. Only they (and a joint value head) are trained. Modules that the architecture lacks are left out of the
+    /// settings.
     pub fn with_adapters<E>(
         &self,
         lora: LoraConfig,
         mut value: impl FnMut(UnitKind, &ParamSpec) -> Result<Tensor<2>, E>,
     ) -> Result<Self, E> {
+        let lora = lora.in_arch(&self.arch);
         let mut decoder = self.without_adapters();
         let dtype = self.arch.precision.dtype(&self.device);
         for unit in &mut decoder.units {

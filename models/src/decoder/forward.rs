@@ -1,11 +1,13 @@
 //! The forward pass of a decoder, whole and by unit.
 
 use super::Decoder;
+use crate::arch::Mixer;
 use crate::attention::{self, AttentionParams, Qkv, SequenceLayout};
 use crate::cache::{AttentionMetadata, KvCache};
 use crate::forward_context::ForwardContext;
 use crate::head::Head;
-use crate::layer;
+use crate::layer::delta_net::delta_net;
+use crate::layer::{self, Projected};
 use crate::routing::Routing;
 use crate::unit::{Slot, UnitKind};
 use crate::weights::Weights;
@@ -43,8 +45,11 @@ impl Decoder {
     ) -> Tensor<2> {
         match self.units[unit].kind {
             UnitKind::Attention(layer) => {
-                let lora = self.lora_forward(layer, ctx);
-                layer::attention(&self.arch, layer, weights, x, ctx, lora, None)
+                let (arch, lora) = (&self.arch, self.lora_forward(layer, ctx));
+                match arch.mixers[layer] {
+                    Mixer::Attention => layer::attention(arch, layer, weights, x, ctx, lora, None),
+                    Mixer::GatedDeltaNet => delta_net(arch, weights, x, ctx.delta(), lora, None),
+                }
             }
             UnitKind::Mlp(layer) => {
                 let lora = self.lora_forward(layer, ctx);
@@ -88,6 +93,10 @@ impl Decoder {
         for index in self.body() {
             let weights = self.weights(index);
             x = match self.units[index].kind {
+                UnitKind::Attention(i) if self.arch.mixers[i] == Mixer::GatedDeltaNet => {
+                    let (lora, states) = (self.lora_forward(i, ctx), Some(cache.states(i)));
+                    delta_net(&self.arch, &weights, x, metadata.delta(), lora, states)
+                }
                 UnitKind::Attention(i) => {
                     let (lora, cache) = (self.lora_forward(i, ctx), cache.layer(i));
                     layer::attention(
@@ -147,6 +156,15 @@ impl Decoder {
         self.units[unit].kind
     }
 
+    /// Whether a unit attends: the mixer of a layer of linear attention does not.
+    #[must_use]
+    pub fn attends(&self, unit: usize) -> bool {
+        match self.units[unit].kind {
+            UnitKind::Attention(layer) => self.arch.mixers[layer] == Mixer::Attention,
+            _ => false,
+        }
+    }
+
     /// The first part of an attention unit: norm, q/k/v and rotary embedding, `[tokens, heads, head_dim]` each.
     #[must_use]
     pub fn project(
@@ -155,7 +173,7 @@ impl Decoder {
         weights: &Weights,
         x: Tensor<2>,
         ctx: &ForwardContext,
-    ) -> Qkv {
+    ) -> Projected {
         let UnitKind::Attention(layer) = self.units[unit].kind else {
             unreachable!("queries are asked of an attention unit")
         };
@@ -197,17 +215,17 @@ impl Decoder {
         }
     }
 
-    /// The last part: output projection of `mixed`, `[tokens, heads · head_dim]`, and residual `x`: `[tokens, hidden]`.
+    /// The last part: gate and output projection of `mixed`, `[tokens, heads · head_dim]`, and residual `x`: `[tokens, hidden]`.
     #[must_use]
     pub fn project_output(
         &self,
         unit: usize,
         weights: &Weights,
         x: Tensor<2>,
-        mixed: &Tensor<2>,
+        (mixed, gate): (&Tensor<2>, Option<Tensor<2>>),
         ctx: &ForwardContext,
     ) -> Tensor<2> {
         let lora = self.unit_lora_forward(unit, ctx);
-        layer::project_output(&self.arch, weights, x, mixed, lora)
+        layer::project_output(&self.arch, weights, x, mixed, gate, lora)
     }
 }

@@ -3,6 +3,7 @@
 use super::Decoder;
 use crate::arch::Arch;
 use crate::random::Stream;
+use crate::unit::{ParamSpec, Slot};
 use burn::tensor::Device;
 use firebrick_backends::PrecisionExt;
 use std::convert::Infallible;
@@ -11,8 +12,9 @@ use std::convert::Infallible;
 pub(super) const INIT_STREAM: u64 = 1 << 32;
 
 impl Decoder {
-    /// Random initialisation: matrices normal with standard deviation `initializer_range`, norms the identity, biases zero. The numbers
-    /// depend on the seed and the parameter's index alone.
+    /// Random initialisation: matrices normal with standard deviation `initializer_range`, norms the identity, biases zero; what gated
+    /// `DeltaNet` has besides as transformers does, convolutions uniform within ±1 / √taps. The numbers depend on the seed and the
+    /// parameter's index alone.
     #[must_use]
     pub fn random(arch: Arch, seed: u64, device: &Device) -> Self {
         let (std, norm) = (
@@ -21,7 +23,9 @@ impl Decoder {
         );
         let precision = arch.precision;
         let built = Self::build(arch, device, |index, spec| {
-            let values: Vec<f32> = if spec.slot.is_norm() {
+            let values: Vec<f32> = if let Some(values) = delta_net(seed, index, spec) {
+                values
+            } else if spec.slot.is_norm() {
                 vec![norm; spec.numel()]
             } else if spec.slot.is_norm_or_bias() {
                 vec![0.0; spec.numel()]
@@ -36,4 +40,21 @@ impl Decoder {
             Err(never) => match never {},
         }
     }
+}
+
+/// Parameters of gated `DeltaNet` that are neither matrices nor norms with the offset of others: decays are the logs of numbers uniform in
+/// (0, 16).
+fn delta_net(seed: u64, index: usize, spec: &ParamSpec) -> Option<Vec<f32>> {
+    let n = spec.numel();
+    let mut stream = Stream::new(seed, INIT_STREAM + index as u64);
+    Some(match spec.slot {
+        Slot::DecayLog => (0..n).map(|_| (16.0 * stream.uniform()).ln()).collect(),
+        Slot::TimeBias | Slot::DeltaNorm => vec![1.0; n],
+        Slot::Convolution => {
+            let bound = (spec.rows_cols()[1] as f32).sqrt().recip();
+            let draw = || (2.0 * stream.uniform() - 1.0) * bound;
+            std::iter::repeat_with(draw).take(n).collect()
+        }
+        _ => return None,
+    })
 }

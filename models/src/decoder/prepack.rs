@@ -21,7 +21,9 @@ impl Decoder {
         let tied = self.arch.tied;
         let has_panels = |slot: Slot| match slot {
             Slot::Embedding => tied,
-            slot => !slot.is_norm_or_bias() && !slot.is_adapter() && !slot.is_expert(),
+            slot => {
+                slot.is_linear() || matches!(slot, Slot::Projection | Slot::Value | Slot::Router)
+            }
         };
         let copy = |slot: Slot, matrix: &Tensor<2>| match prepack.quantization {
             Some(Quantization::Int8) if slot.is_linear() => {
@@ -32,7 +34,8 @@ impl Decoder {
         };
         let joins = prepack.panels && prepack.quantization.is_none() && !is_cpu(&self.device);
         // a norm over all queries takes them by themselves
-        let joins_queries = self.arch.qk_norm != Some(QkNorm::Projection);
+        let joins_queries =
+            self.arch.qk_norm != Some(QkNorm::Projection) && !self.arch.attention_gate;
         for unit in &mut packed.units {
             match &mut unit.store {
                 Store::Device(weights) => {

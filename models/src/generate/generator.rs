@@ -11,6 +11,7 @@ use super::turns::{OneTurn, Turns};
 use crate::cache::KvCache;
 use crate::{Decoder, Error, Prepack, Result, Tokenizer};
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
+use firebrick_spec::kv_cache::sequences_with_states;
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -215,6 +216,8 @@ impl<'a> Generator<'a> {
             None => KvCache::new(arch, &blocks, dtype, device),
         };
         cache.grow(&blocks);
+        let running = config.max_num_seqs.min(requests.len() * n);
+        cache.grow_states(sequences_with_states(running));
         cache.keep_contents(config.keep_completions);
         let bytes = cache.bytes();
         let hold = |accounts: &Arc<Accounts>| accounts.hold(Category::KvCache, Home::Device, bytes);

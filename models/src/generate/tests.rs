@@ -14,6 +14,7 @@ use crate::{Decoder, Error, KvCacheDtype, Prepack, Quantization};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::Precision;
 use firebrick_backends::accounts::{Accounts, Category, Home};
+use firebrick_spec::kv_cache::{sequences_with_states, state_bytes};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -45,6 +46,10 @@ fn kinds(family: &str) -> Value {
                 "rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 8,
                 "llama_4_scaling_beta": 0.1
             }
+        }),
+        "qwen3_5_text" => json!({
+            "layer_types": ["linear_attention", "full_attention"], "partial_rotary_factor": 0.5,
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6
         }),
         _ => json!({}),
     }
@@ -223,6 +228,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
             Just("smollm3"),
             Just("olmo3"),
             Just("ministral3"),
+            Just("qwen3_5_text"),
         ],
         prop::collection::vec(1_usize..30, 1..9),
         1_usize..5,
@@ -343,6 +349,9 @@ fn run_counting(schedule: &Schedule) -> (Generated, usize) {
         "{stats:?}"
     );
     if let Some(bytes) = limits.kv_cache_bytes {
+        // states come on top, of no more sequences than an estimate counts
+        let running = limits.max_num_seqs.min(requests.len() * schedule.n);
+        let bytes = bytes + sequences_with_states(running) * state_bytes(decoder.arch());
         assert!(
             stats.cache_bytes <= bytes && stats.peak_cache_bytes <= stats.cache_bytes,
             "{} of {bytes}",
@@ -403,6 +412,26 @@ fn a_short_cache_preempts_and_loses_nothing() {
             .iter()
             .map(|s| s.tokens.clone())
             .collect::<Vec<_>>()
+    };
+    assert_eq!(tokens(&plenty), tokens(&short));
+}
+
+#[test]
+fn states_of_linear_attention_are_copied_for_a_group_and_made_again_after_a_preemption() {
+    let with = |budget| Schedule {
+        family: "qwen3_5_text",
+        ..crowded(budget)
+    };
+    let plenty = run(&with(None));
+    let short = run(&with(Some(1.5)));
+    assert_eq!(plenty.stats.preemptions, 0);
+    assert!(short.stats.preemptions > 0 && short.stats.recomputed_tokens > 0);
+    // nothing is shared between prompts: the states at the end of their blocks are not kept
+    let hits = [&plenty, &short].map(|g| g.stats.prefix_cache_hits);
+    assert_eq!(hits, [0, 0]);
+    let tokens = |g: &Generated| {
+        let all = g.samples.iter().map(|s| s.tokens.clone());
+        all.collect::<Vec<_>>()
     };
     assert_eq!(tokens(&plenty), tokens(&short));
 }

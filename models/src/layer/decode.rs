@@ -63,7 +63,14 @@ pub(crate) fn attention(
     };
     let mixed = match joined {
         Some((qkv, bias)) => cache.decode_joined(params, &qkv, bias.as_ref(), heads(arch), step),
-        None => cache.decode(params, query_key_value(arch, w, &h, scale, lora), step),
+        None => {
+            let (qkv, gate) = query_key_value(arch, w, &h, scale, lora);
+            assert!(
+                gate.is_none(),
+                "models with gated attention decode elsewhere"
+            );
+            cache.decode(params, qkv, step)
+        }
     };
     add_later(arch, w, x, &mixed, Slot::O, lora)
 }

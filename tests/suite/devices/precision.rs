@@ -5,7 +5,7 @@ use super::{model_in, on_devices};
 use crate::support::golden::Golden;
 use crate::support::model::{Model, in_8_bits, nll_rows, scored_rows};
 use crate::support::techniques::Technique;
-use crate::support::tolerance::spacing;
+use crate::support::tolerance::{F32_ELSEWHERE, spacing};
 use crate::support::{assert_close, checked, fixtures, folders};
 use burn::tensor::Device;
 use firebrick_backends::device::is_cpu;
@@ -69,7 +69,9 @@ fn log_probs_are_those_of_f32_to_the_precision_s_digits(device: &Device) {
                 let found: Vec<f64> = found[..n].iter().map(|&x| f64::from(x)).collect();
                 let distance = apart(&found, &expected[..n]);
                 let label = format!("{} in {precision}: {distance:e}", model.name);
-                assert!(distance < 2.0 * spacing, "{label}");
+                // a recurrence carries rounding along, here as in f32
+                let most = 2.0 * spacing * model.tolerance() / F32_ELSEWHERE;
+                assert!(distance < most, "{label}");
                 assert!(distance > 0.0, "{label}: computed in f32");
                 rows += 1;
             }

@@ -7,18 +7,20 @@ use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::plan::Layout;
 use firebrick_engine::sequence::Sequence;
 use firebrick_models::KvCacheDtype;
-use firebrick_models::cache::{Chunk, KvCache};
+use firebrick_models::cache::{BlockTable, Chunk, KvCache};
 use firebrick_models::unit::UnitKind;
 
 use crate::support::golden::Golden;
 use crate::support::model::{Model, scored_rows};
-use crate::support::tolerance::F32_ELSEWHERE;
 use crate::support::{assert_all_close, assert_gradient, checked, folders, values};
 
 const HIDDEN: &str = "hidden.";
 const GRADIENT: &str = "long.grad.";
 /// Of these `routers` compares the choices; logits and weights follow from hidden states before and after.
 const ROUTER: &str = "router.";
+/// Of linear attention; `linear_attention` compares these.
+const DELTA: &str = "delta.";
+const RECURRENT: &str = ".recurrent_state";
 
 /// What is compared of the long row besides gradients.
 const LONG: [&str; 4] = [
@@ -29,7 +31,7 @@ const LONG: [&str; 4] = [
 ];
 
 /// The models with such a file, and the file.
-fn models() -> impl Iterator<Item = (Model, Golden)> {
+pub(super) fn models() -> impl Iterator<Item = (Model, Golden)> {
     let dirs = folders("models").into_iter();
     let with = dirs.filter(|dir| dir.join("golden/extra.safetensors").is_file());
     with.map(|dir| {
@@ -40,7 +42,7 @@ fn models() -> impl Iterator<Item = (Model, Golden)> {
 }
 
 /// The long row, every position of it scored.
-fn long_row(golden: &Golden) -> Sequence {
+pub(super) fn long_row(golden: &Golden) -> Sequence {
     let ids = golden.ints("long.input_ids").into_iter();
     let tokens: Vec<u32> = ids.map(|id| u32::try_from(id).expect("an id")).collect();
     Sequence {
@@ -50,16 +52,12 @@ fn long_row(golden: &Golden) -> Sequence {
     }
 }
 
-fn compare_scores(label: &str, golden: &Golden, logp: &[f64], entropy: &[f64]) {
+fn compare_scores(model: &Model, label: &str, golden: &Golden, [logp, entropy]: [&[f64]; 2]) {
+    let tolerance = model.tolerance();
     let targets = logp.len() - 1;
     let expected = golden.floats("long.logprobs");
-    assert_all_close(label, &logp[..targets], &expected, F32_ELSEWHERE);
-    assert_all_close(
-        label,
-        entropy,
-        &golden.floats("long.entropy"),
-        F32_ELSEWHERE,
-    );
+    assert_all_close(label, &logp[..targets], &expected, tolerance);
+    assert_all_close(label, entropy, &golden.floats("long.entropy"), tolerance);
 }
 
 #[test]
@@ -67,11 +65,12 @@ fn every_tensor_beside_the_batch_is_one_that_is_compared() {
     let mut tensors = 0;
     for (model, golden) in models() {
         for name in golden.names() {
-            let parts = [HIDDEN, GRADIENT, ROUTER]
+            let parts = [HIDDEN, GRADIENT, ROUTER, DELTA]
                 .iter()
                 .any(|p| name.starts_with(p));
+            let state = name.starts_with("long.layer") && name.ends_with(RECURRENT);
             assert!(
-                parts || LONG.contains(&name.as_str()),
+                parts || state || LONG.contains(&name.as_str()),
                 "{}: {name}",
                 model.name
             );
@@ -93,7 +92,7 @@ fn hidden_states_after_every_layer() {
         let mut compare = |name: &str, x: &Tensor<2>| {
             let label = format!("{}: {name}", model.name);
             let expected = golden.floats(&format!("{HIDDEN}{name}"));
-            assert_all_close(&label, &values(x.clone()), &expected, F32_ELSEWHERE);
+            assert_all_close(&label, &values(x.clone()), &expected, model.tolerance());
             states += 1;
         };
         compare("embed", &x);
@@ -117,7 +116,7 @@ fn scores_of_a_long_row_whole_and_through_the_cache() {
         let [logp, entropy] = [&scores.logp[0], &scores.entropy[0]]
             .map(|all| all.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>());
         let label = format!("{}: the long row", model.name);
-        compare_scores(&label, &golden, &logp, &entropy);
+        compare_scores(&model, &label, &golden, [&logp, &entropy]);
         for prefill in [64, row.tokens.len() - 1] {
             let label = format!("{label}, through the cache, {prefill} tokens at a time");
             let hidden = through_the_cache(&model, &row.tokens, prefill);
@@ -125,15 +124,16 @@ fn scores_of_a_long_row_whole_and_through_the_cache() {
             let targets = row.tokens[1..].iter().chain(&[0]);
             let targets: Vec<i64> = targets.map(|&id| i64::from(id)).collect();
             let scores = head.score(hidden.clone(), model.ids(&targets), 1.0);
-            compare_scores(
-                &label,
-                &golden,
-                &values(scores.logp),
-                &values(scores.entropy),
-            );
+            let found = [scores.logp, scores.entropy].map(values);
+            compare_scores(&model, &label, &golden, found.each_ref().map(Vec::as_slice));
             let last = hidden.narrow(0, targets.len() - 1, 1);
             let expected = golden.floats("long.last_logits");
-            assert_all_close(&label, &values(head.logits(last)), &expected, F32_ELSEWHERE);
+            assert_all_close(
+                &label,
+                &values(head.logits(last)),
+                &expected,
+                model.tolerance(),
+            );
             rows += 1;
         }
     }
@@ -143,6 +143,15 @@ fn scores_of_a_long_row_whole_and_through_the_cache() {
 /// Hidden states of a row's tokens: two chunks of a prompt, `prefill` tokens each as far as there are so many, and then a token at a
 /// time.
 fn through_the_cache(model: &Model, tokens: &[u32], prefill: usize) -> Tensor<2> {
+    run_through_the_cache(model, tokens, prefill).0
+}
+
+/// The same, with the cache and the sequence's blocks in it.
+pub(super) fn run_through_the_cache(
+    model: &Model,
+    tokens: &[u32],
+    prefill: usize,
+) -> (Tensor<2>, KvCache, BlockTable) {
     let (decoder, device) = (&model.decoder, model.decoder.device());
     let arch = decoder.arch();
     let blocks = vec![16; KvCache::groups(arch)];
@@ -171,7 +180,7 @@ fn through_the_cache(model: &Model, tokens: &[u32], prefill: usize) -> Tensor<2>
         };
         parts.push(decoder.hidden_cached(model.ids(&ids), &metadata, &mut cache));
     }
-    Tensor::cat(parts, 0)
+    (Tensor::cat(parts, 0), cache, table)
 }
 
 #[test]
@@ -188,7 +197,7 @@ fn gradients_of_a_long_row() {
             for name in all.filter(|name| name.starts_with(GRADIENT)) {
                 let label = format!("{}: {name}", model.name);
                 let found = &found[&name[GRADIENT.len()..]];
-                assert_gradient(&label, found, &golden.floats(&name), F32_ELSEWHERE);
+                assert_gradient(&label, found, &golden.floats(&name), model.tolerance());
                 tensors += 1;
             }
         }

@@ -3,6 +3,7 @@
 mod adapters;
 mod export;
 mod heads;
+mod linear_attention;
 mod long_rows;
 mod models;
 mod nested;

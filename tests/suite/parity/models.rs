@@ -15,11 +15,6 @@ use crate::support::golden::Golden;
 use crate::support::model::{GreedySample, Model, nll_rows, scored_rows, unpadded};
 use crate::support::{assert_all_close, assert_close, assert_gradient, checked, folders, values};
 
-/// Logits, log-probs, entropies and losses: absolute up to one, relative above.
-const SCORES: f64 = 1e-4;
-/// Gradient tensors: relative L2.
-const GRADIENTS: f64 = 1e-4;
-
 const FORWARD: &str = "forward.safetensors";
 
 /// Tensors that a test of this file reads, log-probs at a temperature apart.
@@ -83,7 +78,7 @@ fn logits_of_a_batch_padded_on_the_right_or_packed() {
                 let found = &found[start..start + length];
                 let expected = &expected[i * width * vocab..][..length];
                 let label = format!("{}, {layout:?}: logits of row {i}", model.name);
-                assert_all_close(&label, found, expected, SCORES);
+                assert_all_close(&label, found, expected, model.tolerance());
                 start += match layout {
                     Layout::Padded => width * vocab,
                     Layout::Packed => length,
@@ -112,14 +107,19 @@ fn log_probs_and_entropies_of_a_right_padded_batch_at_every_stored_temperature()
                 for (i, expected) in golden.float_rows(&name).iter().enumerate() {
                     let last = sequences[i].tokens.len() - 1;
                     let found = wide(&scores.logp[i][..last]);
-                    assert_all_close(&label(i), &found, &expected[..last], SCORES);
+                    assert_all_close(&label(i), &found, &expected[..last], model.tolerance());
                     rows += 1;
                 }
                 if name == "logprobs_right" {
                     for (i, expected) in golden.float_rows("entropy_right").iter().enumerate() {
                         let found = wide(&scores.entropy[i]);
                         let label = format!("{}: entropy of row {i}", model.name);
-                        assert_all_close(&label, &found, &expected[..found.len()], SCORES);
+                        assert_all_close(
+                            &label,
+                            &found,
+                            &expected[..found.len()],
+                            model.tolerance(),
+                        );
                     }
                 }
             }
@@ -149,9 +149,14 @@ fn log_probs_and_entropies_of_a_row_alone() {
                 &label,
                 &wide(&scores.logp[0][..n - 1]),
                 &logp[i][..n - 1],
-                SCORES,
+                model.tolerance(),
             );
-            assert_all_close(&label, &wide(&scores.entropy[0]), &entropy[i][..n], SCORES);
+            assert_all_close(
+                &label,
+                &wide(&scores.entropy[0]),
+                &entropy[i][..n],
+                model.tolerance(),
+            );
             rows += 1;
         }
     }
@@ -204,11 +209,21 @@ fn loss_and_gradients_of_the_mean_nll() {
             let label = format!("{}, {plan_name}", model.name);
             let whole = vec![rows.iter().collect()];
             let (sums, found) = model.backward(&plan, 1.0, &Nll, &whole);
-            assert_close(&format!("{label}: loss"), sums.loss, expected_loss, SCORES);
+            assert_close(
+                &format!("{label}: loss"),
+                sums.loss,
+                expected_loss,
+                model.tolerance(),
+            );
             losses += 1;
             if let Some(norm) = model.manifest.grad_norm {
                 let found = found.values().flatten().map(|g| g * g).sum::<f64>().sqrt();
-                assert_close(&format!("{label}: gradient norm"), found, norm, GRADIENTS);
+                assert_close(
+                    &format!("{label}: gradient norm"),
+                    found,
+                    norm,
+                    model.tolerance(),
+                );
             }
             let Some(gradients) = model.golden_gradients() else {
                 continue;
@@ -219,7 +234,12 @@ fn loss_and_gradients_of_the_mean_nll() {
             );
             for (name, found) in &found {
                 let expected = gradients.floats(name);
-                assert_gradient(&format!("{label}: {name}"), found, &expected, GRADIENTS);
+                assert_gradient(
+                    &format!("{label}: {name}"),
+                    found,
+                    &expected,
+                    model.tolerance(),
+                );
                 tensors += 1;
             }
         }
@@ -280,7 +300,12 @@ fn check_greedy(
             let label = format!("{}: continuation {i} of {}", model.name, samples.len());
             assert_eq!(found.tokens, expected.new_ids, "{label}");
             assert_eq!(found.finish, FinishReason::Length, "{label}");
-            assert_all_close(&label, &wide(&found.logps), &expected.logprobs, SCORES);
+            assert_all_close(
+                &label,
+                &wide(&found.logps),
+                &expected.logprobs,
+                model.tolerance(),
+            );
             cases += 1;
         }
     }
@@ -416,13 +441,13 @@ impl LeftPadded {
                 &label,
                 &logp[from..end - 1],
                 &expected_logp[i][start..],
-                SCORES,
+                model.tolerance(),
             );
             assert_all_close(
                 &label,
                 &entropy[from..end],
                 &expected_entropy[i][start..],
-                SCORES,
+                model.tolerance(),
             );
         }
         self.rows.len()

@@ -1,15 +1,16 @@
 //! A Hugging Face `config.json` into an [`Arch`], in the style of transformers 4 or 5.
 
+mod delta_net;
 mod experts;
 mod fields;
 mod layers;
 mod nested;
 
-use super::{Activation, Arch, FAMILIES, Family, HeadKind, QkNorm, Rope, RopeScaling};
+use super::{Activation, Arch, FAMILIES, Family, HeadKind, Mixer, QkNorm, Rope, RopeScaling};
 use crate::{Error, Precision, Result};
 use experts::feed_forwards;
 use fields::Fields;
-use layers::{layers, query_scaling, ropes};
+use layers::{layers, partial_rotary, query_scaling, ropes};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -43,6 +44,7 @@ impl Arch {
         let max_positions = f.size("max_position_embeddings")?.unwrap_or(2048);
         let kinds = layers(&f, family, num_layers)?;
         let ropes = ropes(&f, family, max_positions, &kinds)?;
+        let mixers: Vec<Mixer> = kinds.iter().map(|kind| kind.mixer).collect();
         Ok(Self {
             family,
             head,
@@ -54,18 +56,24 @@ impl Arch {
             num_heads,
             num_kv_heads,
             head_dim,
+            delta_net: delta_net::read(&f, &mixers)?,
+            mixers,
+            attention_gate: family == Family::Qwen3_5 && f.flag("attn_output_gate", true)?,
+            rotary_dim: partial_rotary(&f, family, head_dim)?,
             max_positions: stretched(&ropes, max_positions),
             norm_eps: match f.number("rms_norm_eps")? {
                 Some(eps) => eps,
                 None if matches!(family, Family::Olmo3 | Family::Ministral3) => 1e-5,
                 None => 1e-6,
             },
-            norm_offset: gemma,
+            norm_offset: gemma || family == Family::Qwen3_5,
             qkv_bias: family == Family::Qwen2 || bias,
             o_bias: bias && family != Family::Qwen2,
             mlp_bias: f.flag("mlp_bias", false)?,
             qk_norm: match family {
-                Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3 => Some(QkNorm::Heads),
+                Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3 | Family::Qwen3_5 => {
+                    Some(QkNorm::Heads)
+                }
                 Family::Olmo3 => Some(QkNorm::Projection),
                 _ => None,
             },
@@ -98,6 +106,13 @@ impl Arch {
     #[must_use]
     pub fn language_model_config(config: &Map<String, Value>) -> Option<Map<String, Value>> {
         nested::language_model(config)
+    }
+
+    /// Whether the language model inside of this model is written into it again, with everything else that it has: in Qwen 3.5. Others are
+    /// written as models by themselves.
+    #[must_use]
+    pub fn keeps_what_surrounds(config: &Map<String, Value>) -> bool {
+        nested::is_kept(config)
     }
 
     /// Completes a hand-written config (a random start) so that transformers reads it as this architecture.
@@ -138,7 +153,7 @@ fn heads(f: &Fields<'_>, family: Family, hidden_size: usize) -> Result<[usize; 3
     }
     let head_dim = match f.size("head_dim")? {
         Some(n) => n,
-        None if family.is_gemma() => 256,
+        None if family.is_gemma() || family == Family::Qwen3_5 => 256,
         None if matches!(family, Family::Qwen3 | Family::Ministral3) => 128,
         None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
         None => {

@@ -2,11 +2,13 @@
 
 use super::packed::PanelMatrix;
 use super::{
-    attention, autodiff, experts, glu, linear, norm, paged, rotary, sample, scores, skinny_gemm,
+    attention, autodiff, convolution, delta_rule, experts, gated_norm, glu, linear, norm, paged,
+    rotary, sample, scores, skinny_gemm,
 };
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix};
 use crate::kernels::choice::Operation;
+use crate::kernels::delta::{DeltaHeads, SequenceRows};
 use crate::kernels::experts::{self as operations, ExpertInput, ExpertRows};
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use crate::kernels::shapes::{
@@ -110,6 +112,56 @@ impl Kernels for CpuKernels {
         shape: &AttentionShape,
     ) -> Option<Tensor<3>> {
         attention::attention(q, k, v, shape)
+    }
+
+    fn causal_convolution(
+        &self,
+        x: &Tensor<2>,
+        w: &Tensor<2>,
+        sequences: &SequenceRows,
+    ) -> Option<Tensor<2>> {
+        convolution::causal_convolution(x, w, sequences)
+    }
+
+    fn continue_convolution(
+        &self,
+        x: &Tensor<2>,
+        w: &Tensor<2>,
+        pool: Tensor<2>,
+        sequences: &SequenceRows,
+    ) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
+        convolution::continue_convolution(x, w, pool, sequences)
+    }
+
+    fn gated_delta_rule(
+        &self,
+        qkv: &Tensor<2>,
+        g: &Tensor<2>,
+        beta: &Tensor<2>,
+        heads: DeltaHeads,
+        sequences: &SequenceRows,
+    ) -> Option<Tensor<2>> {
+        delta_rule::gated_delta_rule(qkv, g, beta, heads, sequences)
+    }
+
+    fn continue_delta_rule(
+        &self,
+        inputs: [&Tensor<2>; 3],
+        pool: Tensor<2>,
+        heads: DeltaHeads,
+        sequences: &SequenceRows,
+    ) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
+        delta_rule::continue_delta_rule(inputs, pool, heads, sequences)
+    }
+
+    fn gated_rms_norm(
+        &self,
+        x: &Tensor<2>,
+        z: &Tensor<2>,
+        w: &Tensor<2>,
+        eps: f64,
+    ) -> Option<Tensor<2>> {
+        gated_norm::gated_rms_norm(x, z, w, eps)
     }
 
     fn paged_attention(

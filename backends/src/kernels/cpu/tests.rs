@@ -1,6 +1,7 @@
 //! Kernels against the same formulas in tensor operations, forward and backward. Shapes are no multiples of a vector or block.
 
 mod attention;
+mod delta;
 mod kv_pool;
 mod packed;
 mod paged;

@@ -42,12 +42,15 @@
 //! The input `x` of a half is the output of the one before it and is counted there.
 
 use super::experts::ExpertWidths;
+use super::linear::LinearWidths;
+use super::numbers::Bypass;
+pub use super::numbers::Numbers;
 use super::parallel::Parallel;
 use super::sizes::F32;
+pub use super::sizes::Half;
 use firebrick_spec::Arch;
 use firebrick_spec::arch::Activation;
 use firebrick_spec::lora::LoraConfig;
-use firebrick_spec::parameters::TargetModule;
 use firebrick_spec::{Backend, DeviceProfile, Operation};
 
 /// Widths of an architecture.
@@ -70,6 +73,10 @@ pub struct Widths {
     softcap: bool,
     mlp_kept: u64,
     bypass: Option<Bypass>,
+    /// Of layers of linear attention.
+    linear: Option<LinearWidths>,
+    /// Whether a gate multiplies what attention mixes: it, and the product.
+    gated: bool,
     /// Whether a kernel computes norms.
     norms: bool,
     /// As wide as the MLP: gradients that its backward has besides what is kept, and tensors of a forward without a graph.
@@ -99,78 +106,6 @@ enum Attends {
 /// Cores whose blocks of scores are there at a time where kernels compute attention, and queries of a block.
 const CORES: u64 = 4;
 const BLOCK: u64 = 64;
-
-/// What bypasses keep, in numbers a token: inputs as wide as the residual stream, and as something inside a half.
-#[derive(Clone, Copy, Debug, Default)]
-struct Bypass {
-    attention: Numbers,
-    mlp: Numbers,
-}
-
-impl Bypass {
-    /// Of a layer of these widths. Where no norm comes before a half, the input that its bypasses share is the half's own.
-    fn of(lora: &LoraConfig, [d, q, f]: [u64; 3], pre_norms: bool) -> Self {
-        let has = |target| lora.target_modules.contains(&target);
-        let count = |targets: &[TargetModule]| targets.iter().filter(|t| has(**t)).count() as u64;
-        let rank = lora.rank as u64;
-        // an input of its own and a quarter of it for the mask's bytes, or one input for all that share it
-        let inputs = |width: u64, sharing: u64| {
-            if lora.dropout > 0.0 {
-                sharing * (width + width.div_ceil(4))
-            } else {
-                sharing.min(1) * width
-            }
-        };
-        let normed = pre_norms || lora.dropout > 0.0;
-        let half = |wide: &[TargetModule], narrow: TargetModule, inner: u64| {
-            let (sharing, own) = (count(wide), count(&[narrow]));
-            Numbers {
-                between: if normed { inputs(d, sharing) } else { 0 },
-                inside: inputs(inner, own) + rank * (sharing + own),
-            }
-        };
-        Self {
-            attention: half(
-                &[TargetModule::Q, TargetModule::K, TargetModule::V],
-                TargetModule::O,
-                q,
-            ),
-            mlp: half(
-                &[TargetModule::Gate, TargetModule::Up],
-                TargetModule::Down,
-                f,
-            ),
-        }
-    }
-}
-
-/// A half of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Half {
-    /// Norm, q/k/v, attention, output projection.
-    Attention,
-    /// Norm, gated MLP.
-    Mlp,
-    /// Norm, router, experts.
-    Experts,
-}
-
-/// Numbers a token, by which kind of parallelism divides them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Numbers {
-    /// As wide as the residual stream.
-    pub between: u64,
-    /// As wide as something inside a half.
-    pub inside: u64,
-}
-
-impl Numbers {
-    /// Bytes of one device for so many tokens, of `width` each.
-    fn bytes(self, width: u64, tokens: u64, parallel: &Parallel) -> u64 {
-        parallel.between(width * tokens * self.between)
-            + parallel.inside(width * tokens * self.inside)
-    }
-}
 
 /// Sequences of one micro-batch, all as long as the longest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,6 +138,7 @@ impl Widths {
         let on_cpu = profile.backend == Backend::Cpu;
         let used = |operation| profile.kernels.uses(operation);
         let gates = used(Operation::Gate) && (!on_cpu || arch.activation == Activation::Silu);
+        let linear = LinearWidths::of(arch, profile);
         let heads = arch.num_heads as u64;
         let dim = arch.head_dim as u64;
         let (d, f, q) = (
@@ -227,7 +163,12 @@ impl Widths {
                 Activation::Gelu => 4,
                 Activation::GeluTanh => 6,
             },
-            bypass: lora.map(|l| Bypass::of(l, [d, q, f], arch.pre_norms)),
+            bypass: lora.map(|l| {
+                let v = linear.map_or(0, |own| own.mixed());
+                Bypass::of(l, [d, q, f, v], arch.pre_norms)
+            }),
+            linear,
+            gated: arch.attention_gate,
             norms: used(Operation::Norm),
             mlp_room: match (on_cpu, gates) {
                 (true, _) => [2, 3],
@@ -276,6 +217,11 @@ impl Widths {
         let (tensor, matrix) = match (half, backward) {
             (Half::Attention, false) => (2 * self.q + 2 * self.k, self.d * self.q),
             (Half::Attention, true) => (3 * self.q + 4 * self.k, 2 * self.d * self.q),
+            (Half::Linear, backward) => {
+                let (c, v) = self.linear_widths();
+                let times = if backward { 2 } else { 1 };
+                (times * (2 * c + 3 * v), times * self.d * c)
+            }
             (Half::Mlp, false) => (3 * self.f, self.d * self.f),
             (Half::Mlp, true) => (3 * self.f, 2 * self.d * self.f),
             (Half::Experts, backward) => {
@@ -285,10 +231,22 @@ impl Widths {
         };
         let product = match half {
             Half::Attention => tokens * (self.d + self.q),
+            Half::Linear => tokens * (self.d + self.linear_widths().0),
             Half::Mlp => tokens * (self.d + self.f),
             Half::Experts => tokens * self.experts.per_token * (self.d + self.experts.f),
         };
         parallel.inside(F32 * (tokens * tensor).max(product + matrix))
+    }
+
+    /// Channels of the convolution and width of all values of linear attention.
+    fn linear_widths(&self) -> (u64, u64) {
+        self.linear
+            .map_or((0, 0), |own| (own.channels(), own.mixed()))
+    }
+
+    /// Widths of linear attention, in an architecture that has it.
+    pub(super) fn linear(&self) -> Option<LinearWidths> {
+        self.linear
     }
 
     /// Kept by a half, scores apart.
@@ -303,6 +261,9 @@ impl Widths {
             0
         };
         let post = if self.post { norm * self.d } else { 0 };
+        // the gate's sigmoid, and what it multiplies
+        let gate = if self.gated { 2 * self.q } else { 0 };
+        let linear = self.linear.map_or(0, |own| own.kept(self.width));
         // without a norm before them, products keep the half's own input
         let first = match (self.pre, self.norms) {
             (false, _) => 0,
@@ -312,7 +273,7 @@ impl Widths {
         match (half, self.bypass) {
             (Half::Attention, None) => Numbers {
                 between: first + post,
-                inside: normed + 2 * self.q + 2 * self.k,
+                inside: normed + gate + 2 * self.q + 2 * self.k,
             },
             (Half::Mlp, None) => Numbers {
                 between: first + post,
@@ -320,7 +281,15 @@ impl Widths {
             },
             (Half::Attention, Some(bypass)) => Numbers {
                 between: post + bypass.attention.between,
-                inside: normed + self.q + 2 * self.k + bypass.attention.inside,
+                inside: normed + gate + self.q + 2 * self.k + bypass.attention.inside,
+            },
+            (Half::Linear, None) => Numbers {
+                between: first,
+                inside: linear,
+            },
+            (Half::Linear, Some(bypass)) => Numbers {
+                between: bypass.linear.between,
+                inside: linear - self.linear_widths().1 + bypass.linear.inside,
             },
             (Half::Experts, frozen) => {
                 // gate · up is the input of a product alone, and so is what the router reads
@@ -441,6 +410,7 @@ impl Widths {
             (Half::Attention, false) => self.q,
             // the mixed values' gradient, the queries' by chunks and in one piece, the keys' and values'
             (Half::Attention, true) => 3 * self.q + 2 * self.k,
+            (Half::Linear, _) => self.linear.map_or(0, |own| own.extra()),
             (Half::Mlp, _) => self.mlp_room[0] * self.f,
             (Half::Experts, _) => self.mlp_room[0] * self.experts.all(),
         };
@@ -459,6 +429,7 @@ impl Widths {
                 Half::Attention if self.attention.is_some() => 2 * self.q + 2 * self.k,
                 // queries, keys, values, and the mixed values by chunks and in one piece
                 Half::Attention => 3 * self.q + 2 * self.k,
+                Half::Linear => self.linear.map_or(0, |own| own.forward(self.width)),
                 Half::Mlp => self.mlp_room[1] * self.f,
                 Half::Experts => self.mlp_room[1] * self.experts.all(),
             },

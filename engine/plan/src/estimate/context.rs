@@ -3,7 +3,7 @@
 use super::activations::{Half, Shape, Widths};
 use super::parallel::Parallel;
 use super::result::PhaseEstimate;
-use super::sizes::{F32, QuantizedWeights, Sizes, is_attention, layer_of};
+use super::sizes::{F32, QuantizedWeights, Sizes, halves};
 use super::states::{self, Activity};
 use super::usage::{MemoryUsage, PeakUsage};
 use super::workload::Workload;
@@ -31,9 +31,7 @@ fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile) -> u64 {
     let layers = match w.prepack.quantization {
         // the matrices of experts are read as they are
         None => panels(sizes.body() - sizes.expert_matrices()),
-        Some(Quantization::Int8) => {
-            sizes.layers * QuantizedWeights::of(&w.arch, profile, sizes.width).bytes
-        }
+        Some(Quantization::Int8) => QuantizedWeights::of(&w.arch, profile, sizes.width).bytes,
     };
     layers + panels(sizes.projection)
 }
@@ -50,14 +48,15 @@ fn joined(arch: &Arch) -> u64 {
     ];
     let mut slots = vec![Slot::Gate, Slot::Up];
     // a norm over all queries takes them by themselves
-    if arch.qk_norm != Some(QkNorm::Projection) {
+    if arch.qk_norm != Some(QkNorm::Projection) && !arch.attention_gate {
         slots.extend(queries);
     }
-    let layers = 0..arch.num_layers;
-    let halves = layers.flat_map(|layer| [UnitKind::Attention(layer), UnitKind::Mlp(layer)]);
-    let specs = halves.flat_map(|half| unit_specs(arch, half));
-    let own = specs.filter(|spec| slots.contains(&spec.slot));
-    own.map(|spec| spec.numel() as u64).sum()
+    let numbers = |(half, count): (UnitKind, u64)| {
+        let specs = unit_specs(arch, half).into_iter();
+        let own = specs.filter(|spec| slots.contains(&spec.slot));
+        count * own.map(|spec| spec.numel() as u64).sum::<u64>()
+    };
+    halves(arch).into_iter().map(numbers).sum()
 }
 
 /// The parameters of a run's models: the same under every plan, so that a search counts them once.
@@ -249,50 +248,28 @@ impl<'a> Context<'a> {
         sequences.div_ceil(each).max(1)
     }
 
-    /// The half that a unit of the body is.
-    pub fn half(&self, unit: usize) -> Half {
-        if is_attention(unit) {
-            Half::Attention
-        } else {
-            self.feed_forward(layer_of(unit))
-        }
-    }
-
-    fn feed_forward(&self, layer: usize) -> Half {
-        match self.arch.feed_forwards[layer] {
-            FeedForward::Dense => Half::Mlp,
-            FeedForward::Experts(_) => Half::Experts,
-        }
-    }
-
-    /// The halves of all layers.
-    pub fn halves(&self) -> impl Iterator<Item = Half> {
-        let layers = 0..self.arch.num_layers;
-        layers.flat_map(|layer| [Half::Attention, self.feed_forward(layer)])
-    }
-
     /// Running tensors of the largest half, without a graph.
     pub fn forward(&self, shape: Shape, rows: usize) -> MemoryUsage {
         let of = |half: Half| {
             let running = self.running(half, shape.tokens);
             let held = MemoryUsage::default().on_device(Category::Buffers, running);
             match half {
-                Half::Mlp | Half::Experts => held,
+                Half::Mlp | Half::Linear | Half::Experts => held,
                 Half::Attention => {
                     let scores = F32 * self.widths.scores_forward(shape, rows);
                     held.on_device(Category::Attention, self.parallel.inside(scores))
                 }
             }
         };
-        let mut kinds = vec![Half::Attention];
-        for half in self.halves() {
-            if !kinds.contains(&half) {
-                kinds.push(half);
+        let larger = |a: MemoryUsage, b: MemoryUsage| {
+            if a.device.total() > b.device.total() {
+                a
+            } else {
+                b
             }
-        }
-        let all = kinds.into_iter().map(of);
-        all.max_by_key(|held| held.device.total())
-            .unwrap_or_default()
+        };
+        let all = self.sizes.kinds().map(of);
+        all.reduce(larger).unwrap_or_default()
     }
 
     /// Running tensors of a half without a graph, scores apart.

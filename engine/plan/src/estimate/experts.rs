@@ -9,7 +9,7 @@ use firebrick_spec::parameters::{Slot, UnitKind, unit_specs};
 pub(super) struct LayerSet([u64; MAX_EXPERT_LAYERS.div_ceil(64)]);
 
 impl LayerSet {
-    fn of(layers: impl Iterator<Item = usize>) -> Self {
+    pub fn of(layers: impl Iterator<Item = usize>) -> Self {
         let mut set = Self::default();
         for layer in layers {
             set.0[layer / 64] |= 1 << (layer % 64);

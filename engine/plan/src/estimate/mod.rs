@@ -8,6 +8,8 @@ pub mod activations;
 mod context;
 mod experts;
 mod head;
+mod linear;
+mod numbers;
 pub mod parallel;
 mod phases;
 mod public_models;

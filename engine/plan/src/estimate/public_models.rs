@@ -8,8 +8,8 @@ use std::path::Path;
 /// Hidden size, MLP width, layers, heads, key/value heads, head width, vocabulary, tied, and the family.
 type Public = (&'static str, &'static str, [usize; 7], bool);
 
-/// Public models, from their `config.json` (2024 to 2025); of those that see images, the language model.
-const MODELS: [Public; 28] = [
+/// Public models, from their `config.json` (2024 to 2026); of those that see images, the language model.
+const MODELS: [Public; 33] = [
     (
         "Qwen2.5-0.5B",
         "qwen2",
@@ -178,6 +178,36 @@ const MODELS: [Public; 28] = [
         [5120, 16_384, 40, 32, 8, 128, 131_072],
         false,
     ),
+    (
+        "Qwen3.5-0.8B",
+        "qwen3_5_text",
+        [1024, 3584, 24, 8, 2, 256, 248_320],
+        true,
+    ),
+    (
+        "Qwen3.5-2B",
+        "qwen3_5_text",
+        [2048, 6144, 24, 8, 2, 256, 248_320],
+        true,
+    ),
+    (
+        "Qwen3.5-4B",
+        "qwen3_5_text",
+        [2560, 9216, 32, 16, 4, 256, 248_320],
+        true,
+    ),
+    (
+        "Qwen3.5-9B",
+        "qwen3_5_text",
+        [4096, 12_288, 32, 16, 4, 256, 248_320],
+        false,
+    ),
+    (
+        "Qwen3.5-27B",
+        "qwen3_5_text",
+        [5120, 17_408, 64, 24, 4, 256, 248_320],
+        false,
+    ),
 ];
 
 /// Names of the public models that are known here.
@@ -205,6 +235,14 @@ pub fn public(name: &str) -> Result<Arch> {
         "gemma2" => {
             config["attn_logit_softcapping"] = json!(50.0);
             config["final_logit_softcapping"] = json!(30.0);
+        }
+        // value heads of 128 beside 16 key heads
+        "qwen3_5_text" => {
+            config["linear_num_value_heads"] = json!(match *d {
+                1024 | 2048 => 16,
+                5120 => 48,
+                _ => 32,
+            });
         }
         // the 1B has shorter windows than the others
         "gemma3_text" => config["sliding_window"] = json!(if *d == 1152 { 512 } else { 1024 }),
@@ -252,6 +290,11 @@ mod tests {
             ("Ministral-3-3B", 3.43),
             ("Ministral-3-8B", 8.49),
             ("Ministral-3-14B", 13.51),
+            ("Qwen3.5-0.8B", 0.752),
+            ("Qwen3.5-2B", 1.882),
+            ("Qwen3.5-4B", 4.206),
+            ("Qwen3.5-9B", 8.954),
+            ("Qwen3.5-27B", 26.896),
         ] {
             let found = Sizes::of(&public(name).expect("known"), None).total() as f64 / 1e9;
             assert!((found - billions).abs() < 0.006, "{name}: {found}");

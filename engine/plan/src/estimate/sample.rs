@@ -12,7 +12,7 @@ use super::sizes::F32;
 use super::states::{Activity, visiting};
 use super::usage::{MemoryUsage, PeakUsage};
 use crate::ModelPlan;
-use firebrick_spec::kv_cache::KvCacheDemand;
+use firebrick_spec::kv_cache::{KvCacheDemand, sequences_with_states};
 use firebrick_spec::{Category, Home};
 use firebrick_spec::{CudaGraphs, Operation};
 
@@ -149,7 +149,7 @@ fn sampling(
     );
 }
 
-/// Bytes of the pools of keys and values, where `rows` of `all` sequences are sampled at a time.
+/// Bytes of the pools of keys and values, and of states, where `rows` of `all` sequences are sampled at a time.
 fn kv_cache(ctx: &Context<'_>, rows: u64, all: u64) -> u64 {
     let w = ctx.workload;
     let demand = KvCacheDemand {
@@ -162,7 +162,11 @@ fn kv_cache(ctx: &Context<'_>, rows: u64, all: u64) -> u64 {
     };
     let blocks = demand.blocks(ctx.arch, None).unwrap_or_default();
     let bytes = ctx.parallel.cache(demand.bytes(ctx.arch, &blocks));
-    bytes.min(w.kv_cache_bytes.unwrap_or(u64::MAX))
+    // states come on top of what is limited: they are as large whatever the sequences' lengths are
+    let [recurrent, convolution] = ctx.arch.state_numbers();
+    let state = F32 * recurrent as u64 + ctx.sizes.width * convolution as u64;
+    let states = sequences_with_states(rows as usize) as u64 * state;
+    bytes.min(w.kv_cache_bytes.unwrap_or(u64::MAX)) + ctx.parallel.cache(states)
 }
 
 /// Log-probs of the policy or the reference, values of the critic, or the scores of a reward model.

@@ -1,8 +1,8 @@
 //! Numbers of parameters, by what holds them.
 
-use super::experts::ExpertSizes;
+use super::experts::{ExpertSizes, LayerSet};
 use firebrick_spec::Arch;
-use firebrick_spec::arch::HeadKind;
+use firebrick_spec::arch::{HeadKind, Mixer};
 use firebrick_spec::lora::LoraConfig;
 use firebrick_spec::parameters::{ParamSpec, Slot, UnitKind, unit_specs};
 use firebrick_spec::{Backend, DeviceProfile};
@@ -16,7 +16,27 @@ const PANEL: usize = 32;
 /// Codes of inputs that a GPU has in a word.
 const WORD: usize = 4;
 
-/// A layer's matrices in 8 bits.
+/// The kinds of halves that an architecture has, a unit of each, and how many there are.
+pub(super) fn halves(arch: &Arch) -> Vec<(UnitKind, u64)> {
+    let first = |mixer| arch.mixers.iter().position(|own| *own == mixer);
+    let mixers = [Mixer::Attention, Mixer::GatedDeltaNet].into_iter();
+    let mixers = mixers
+        .filter_map(|mixer| Some((UnitKind::Attention(first(mixer)?), arch.count(mixer) as u64)));
+    let experts = arch.expert_layers().map(|(layer, _)| layer);
+    let dense = (0..arch.num_layers).filter(|&layer| arch.experts(layer).is_none());
+    let [experts, dense] = [experts.collect::<Vec<_>>(), dense.collect()];
+    let feed_forwards = [experts, dense].into_iter();
+    let feed_forwards = feed_forwards
+        .filter_map(|layers| Some((UnitKind::Mlp(*layers.first()?), layers.len() as u64)));
+    mixers.chain(feed_forwards).collect()
+}
+
+fn linear_layers(arch: &Arch) -> impl Iterator<Item = usize> {
+    let layers = arch.mixers.iter().enumerate();
+    layers.filter_map(|(layer, mixer)| (*mixer == Mixer::GatedDeltaNet).then_some(layer))
+}
+
+/// All layers' matrices in 8 bits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QuantizedWeights {
     /// Bytes of all of them: a byte a number, and an f32 scale an output.
@@ -33,11 +53,14 @@ pub(crate) struct QuantizedWeights {
 impl QuantizedWeights {
     /// Of an architecture's layers, sampled in weights of so many bytes.
     pub fn of(arch: &Arch, profile: &DeviceProfile, width: u64) -> Self {
-        let halves = [UnitKind::Attention(0), UnitKind::Mlp(0)];
-        let specs = halves.into_iter().flat_map(|half| unit_specs(arch, half));
-        let shapes: Vec<[usize; 2]> = specs
-            .filter(|spec| spec.slot.is_linear())
-            .map(|spec| spec.rows_cols())
+        let shapes: Vec<([usize; 2], u64)> = halves(arch)
+            .into_iter()
+            .flat_map(|(half, count)| {
+                let specs = unit_specs(arch, half).into_iter();
+                specs.map(move |spec| (spec, count))
+            })
+            .filter(|(spec, _)| spec.slot.is_linear())
+            .map(|(spec, count)| (spec.rows_cols(), count))
             .collect();
         let word = if profile.backend == Backend::Cpu {
             1
@@ -50,23 +73,29 @@ impl QuantizedWeights {
         let numbers = |[outputs, inputs]: &[usize; 2]| (outputs * inputs) as u64;
         let product = profile.kernels.quantized(width < F32);
         Self {
-            bytes: shapes.iter().map(bytes).sum(),
-            numbers: shapes.iter().map(numbers).sum(),
-            largest: shapes.iter().map(numbers).max().unwrap_or(0),
+            bytes: shapes.iter().map(|(shape, n)| n * bytes(shape)).sum(),
+            numbers: shapes.iter().map(|(shape, n)| n * numbers(shape)).sum(),
+            largest: shapes
+                .iter()
+                .map(|(shape, _)| numbers(shape))
+                .max()
+                .unwrap_or(0),
             max_fused_rows: product.max_fused_rows as u64,
             tensor_cores: product.tensor_cores,
         }
     }
 }
 
-/// Parameters of an architecture's parts, adapters included. Layers are alike but for their feed-forwards, dense or of experts.
+/// Parameters of an architecture's parts, adapters included. Layers differ in their mixers and in their feed-forwards.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sizes {
     /// The embedding.
     pub embedding: u64,
     /// One attention half.
     pub attention: u64,
-    /// One dense feed-forward half.
+    /// One half of linear attention; none where there are no such layers.
+    pub linear: u64,
+    /// One dense feed-forward half; none where there are no such layers.
     pub mlp: u64,
     experts: ExpertSizes,
     /// Final norm and, where it is not the embedding, the projection.
@@ -77,8 +106,10 @@ pub struct Sizes {
     pub largest: u64,
     /// The projection that the head uses, whoever owns it.
     pub projection: u64,
-    /// Adapters of an attention and of an MLP half, where they alone are trained.
-    adapters: Option<[u64; 2]>,
+    /// Which layers have linear attention.
+    linear_layers: LayerSet,
+    /// Adapters of an attention half, of one of linear attention and of an MLP half, where they alone are trained.
+    adapters: Option<[u64; 3]>,
     /// The value head beside the projection, which trains beside adapters too.
     value: u64,
     /// The largest matrix that is trained.
@@ -105,16 +136,19 @@ impl Sizes {
             let own = specs.iter().filter(|s| s.slot.is_adapter());
             own.map(|s| s.numel() as u64).sum::<u64>()
         };
-        // where no layer is dense this counts nothing
+        let mixer = |mixer| {
+            let layer = arch.mixers.iter().position(|own| *own == mixer);
+            layer.map(UnitKind::Attention)
+        };
         let dense = (0..arch.num_layers).find(|&layer| arch.experts(layer).is_none());
-        let dense = dense.unwrap_or(0);
         let units = [
-            UnitKind::Embedding,
-            UnitKind::Attention(0),
-            UnitKind::Mlp(dense),
-            UnitKind::Head,
+            Some(UnitKind::Embedding),
+            mixer(Mixer::Attention),
+            mixer(Mixer::GatedDeltaNet),
+            dense.map(UnitKind::Mlp),
+            Some(UnitKind::Head),
         ]
-        .map(specs);
+        .map(|kind| kind.map_or_else(Vec::new, specs));
         let mixture = arch.expert_layers().next();
         let mixture = mixture.map(|(layer, _)| specs(UnitKind::Mlp(layer)));
         let all = || units.iter().chain(&mixture).flatten();
@@ -125,17 +159,19 @@ impl Sizes {
             HeadKind::LanguageModel => arch.vocab_size * arch.hidden_size,
             HeadKind::Scalar { .. } => arch.hidden_size,
         };
-        let [embedding, attention, mlp, head] = &units;
+        let [embedding, attention, linear, mlp, head] = &units;
         Self {
             embedding: count(embedding),
             attention: count(attention),
+            linear: count(linear),
+            linear_layers: LayerSet::of(linear_layers(arch)),
             mlp: count(mlp),
             experts: ExpertSizes::of(arch),
             head: count(head),
             layers: arch.num_layers as u64,
             largest: largest(&mut all()),
             projection: projection as u64,
-            adapters: lora.map(|_| [adapters(attention), adapters(mlp)]),
+            adapters: lora.map(|_| [attention, linear, mlp].map(|own| adapters(own))),
             value: if arch.joint_value_head {
                 arch.hidden_size as u64
             } else {
@@ -157,9 +193,13 @@ impl Sizes {
     pub fn trained_unit(&self, index: usize) -> u64 {
         match self.adapters {
             None => self.unit(index),
-            Some([attention, _]) if is_attention(index) => attention,
-            Some(_) if self.has_experts(index) => 0,
-            Some([_, mlp]) => mlp,
+            Some([attention, linear, mlp]) => match self.half(index) {
+                Half::Attention => attention,
+                Half::Linear => linear,
+                Half::Mlp => mlp,
+                // there are no adapters of experts
+                Half::Experts => 0,
+            },
         }
     }
 
@@ -168,8 +208,10 @@ impl Sizes {
     pub fn trained(&self) -> u64 {
         match self.adapters {
             None => self.total(),
-            Some([attention, mlp]) => {
-                self.layers * attention + self.dense_layers() * mlp + self.value
+            Some(each) => {
+                let halves = [Half::Attention, Half::Linear, Half::Mlp];
+                let all = halves.into_iter().zip(each);
+                all.map(|(half, own)| self.count(half) * own).sum::<u64>() + self.value
             }
         }
     }
@@ -183,20 +225,24 @@ impl Sizes {
     /// The largest layer.
     #[must_use]
     pub fn layer(&self) -> u64 {
-        let dense = if self.dense_layers() > 0 { self.mlp } else { 0 };
-        self.attention + dense.max(self.experts.all)
+        self.attention.max(self.linear) + self.mlp.max(self.experts.all)
     }
 
-    /// Layers whose feed-forward is dense.
+    /// Halves of a kind.
     #[must_use]
-    pub fn dense_layers(&self) -> u64 {
-        self.layers - self.experts.layers.count()
+    pub fn count(&self, half: Half) -> u64 {
+        let (linear, experts) = (self.linear_layers.count(), self.experts.layers.count());
+        match half {
+            Half::Attention => self.layers - linear,
+            Half::Linear => linear,
+            Half::Mlp => self.layers - experts,
+            Half::Experts => experts,
+        }
     }
 
-    /// Layers with experts.
-    #[must_use]
-    pub fn expert_layers(&self) -> u64 {
-        self.experts.layers.count()
+    /// The kinds of halves that there are.
+    pub fn kinds(&self) -> impl Iterator<Item = Half> {
+        Half::ALL.into_iter().filter(|half| self.count(*half) > 0)
     }
 
     /// Everything between embedding and head that one token goes through.
@@ -220,9 +266,8 @@ impl Sizes {
     /// Everything between embedding and head.
     #[must_use]
     pub fn body(&self) -> u64 {
-        self.layers * self.attention
-            + self.dense_layers() * self.mlp
-            + self.expert_layers() * self.experts.all
+        let all = Half::ALL.into_iter();
+        all.map(|half| self.count(half) * self.of_half(half)).sum()
     }
 
     /// Embedding and head.
@@ -237,29 +282,58 @@ impl Sizes {
         self.body() + self.ends()
     }
 
-    fn has_experts(&self, index: usize) -> bool {
-        !is_attention(index) && self.experts.layers.has(layer_of(index))
+    fn of_half(&self, half: Half) -> u64 {
+        match half {
+            Half::Attention => self.attention,
+            Half::Linear => self.linear,
+            Half::Mlp => self.mlp,
+            Half::Experts => self.experts.all,
+        }
     }
 
-    /// A unit of the body by its index in the chain: attention halves are odd, feed-forward halves even.
+    /// A unit of the body by its index in the chain: mixers are odd, feed-forward halves even.
     #[must_use]
     pub fn unit(&self, index: usize) -> u64 {
-        if is_attention(index) {
-            self.attention
-        } else if self.has_experts(index) {
-            self.experts.all
+        self.of_half(self.half(index))
+    }
+
+    /// What a unit of the body is.
+    #[must_use]
+    pub fn half(&self, unit: usize) -> Half {
+        let layer = (unit - 1) / 2;
+        if !is_mixer(unit) {
+            if self.experts.layers.has(layer) {
+                Half::Experts
+            } else {
+                Half::Mlp
+            }
+        } else if self.linear_layers.has(layer) {
+            Half::Linear
         } else {
-            self.mlp
+            Half::Attention
         }
     }
 }
 
-/// Whether a unit of the body is an attention half: the chain is embedding, (attention, MLP) × layers, head.
-pub(super) fn is_attention(unit: usize) -> bool {
-    unit % 2 == 1
+/// A half of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// Norm, q/k/v, attention, output projection.
+    Attention,
+    /// Norm, gated `DeltaNet`, output projection.
+    Linear,
+    /// Norm, gated MLP.
+    Mlp,
+    /// Norm, router, experts.
+    Experts,
 }
 
-/// The layer that a unit of the body is in.
-pub(super) fn layer_of(unit: usize) -> usize {
-    (unit - 1) / 2
+impl Half {
+    /// All kinds.
+    pub const ALL: [Self; 4] = [Self::Attention, Self::Linear, Self::Mlp, Self::Experts];
+}
+
+/// Whether a unit of the body is a mixer: the chain is embedding, (mixer, feed-forward) × layers, head.
+fn is_mixer(unit: usize) -> bool {
+    unit % 2 == 1
 }

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | products of a layer | 2 (attention + MLP parameters) n; of experts, those that a token goes through |
 //! | attention scores and mixing | 4 · q · keys · n; in chunks and by a kernel half of that, since later keys are left out |
+//! | gated `DeltaNet` | 2 heads (64 (2 key + 2 value) + 3 key · value) n, of the widths of a head |
 //! | head | 2 V d for each scored token |
 //! | backward | twice the forward; the head's gradient too |
 //! | recomputed segments | their forward once more; packed and chunked attention its scores once more |
@@ -128,21 +129,33 @@ impl Context<'_> {
         let tokens = shape.tokens as f64;
         let layers = self.sizes.layers.max(1) as f64;
         let products = 2.0 * self.sizes.active_body() as f64 / layers * tokens;
+        let share = |half| self.sizes.count(half) as f64 / layers;
         let bytes = |half: Half| {
             let kept = self.widths.kept(half);
-            self.widths.bytes(kept, shape.tokens, self.parallel)
+            share(half) * self.widths.bytes(kept, shape.tokens, self.parallel) as f64
         };
-        let kept = self.halves().map(bytes).sum::<u64>() as f64 / layers;
-        let scores = self.scores_bytes(shape, rows);
+        let kept: f64 = self.sizes.kinds().map(bytes).sum();
+        let attend = share(Half::Attention);
+        let scores = attend * self.scores_bytes(shape, rows);
         let traffic = TRAFFIC * (kept + 2.0 * scores) / self.profile.memory_bandwidth;
+        let linear = self.widths.linear();
+        let (rule, launches) = linear.map_or((0.0, 0.0), |own| {
+            let share = share(Half::Linear);
+            (
+                share * own.operations() * tokens,
+                share * own.launches(shape.length),
+            )
+        });
         let chunks = if self.widths.attends_by_kernel(shape, rows) {
             1.0
         } else {
             chunks(shape, rows) as f64
         };
-        self.flops(products + self.attention_operations(shape, rows))
+        self.flops(products + attend * self.attention_operations(shape, rows) + rule)
             + traffic
-            + self.launch(LAYER_OPERATIONS + 8.0 * (chunks - 1.0) + self.expert_operations(tokens))
+            + self.launch(
+                LAYER_OPERATIONS + launches + 8.0 * (chunks - 1.0) + self.expert_operations(tokens),
+            )
     }
 
     /// Operations of experts, a layer: three products each, on a GPU one after the other.
@@ -153,7 +166,7 @@ impl Context<'_> {
         if self.profile.backend == Backend::Cpu {
             return 0.0;
         }
-        let share = self.sizes.expert_layers() as f64 / self.sizes.layers as f64;
+        let share = self.sizes.count(Half::Experts) as f64 / self.sizes.layers as f64;
         let used = (own.count as f64).min(tokens * own.per_token as f64);
         3.0 * used * share
     }
@@ -230,7 +243,7 @@ fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
     } else {
         0
     };
-    width * sizes.ends() + sizes.layers * (codes.bytes + widened)
+    width * sizes.ends() + codes.bytes + widened
 }
 
 /// So many completions of every prompt.
@@ -254,7 +267,9 @@ fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
     let token = w
         .kv_cache_dtype
         .layer_bytes_per_token(&w.arch, ctx.sizes.width as usize);
-    let cache = rows as f64 * cached * layers * token as f64;
+    let attend = ctx.sizes.count(Half::Attention) as f64;
+    let states: usize = w.arch.state_numbers().iter().sum();
+    let cache = rows as f64 * (cached * attend * token as f64 + (states as u64 * F32) as f64);
     let body = 2.0 * ctx.sizes.active_body() as f64 * rows as f64;
     let head = 2.0 * ctx.sizes.projection as f64 * rows as f64;
     let widened_in_f32 =
@@ -340,7 +355,8 @@ pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
         .map(|s| s.units.len())
         .sum();
     let layers = ctx.sizes.layers as f64;
-    let again = units as f64 / 2.0 * layer + layers * ctx.scores_again(shape, plan.attention_rows);
+    let attend = ctx.sizes.count(Half::Attention) as f64;
+    let again = units as f64 / 2.0 * layer + attend * ctx.scores_again(shape, plan.attention_rows);
     // beside frozen weights there are no gradients of weights
     let passes = if ctx.lora.is_some() { 2.0 } else { 3.0 };
     let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile);

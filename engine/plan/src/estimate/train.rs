@@ -128,7 +128,7 @@ impl<'a> BackwardPass<'a> {
         let shape = ctx.train_shape();
         let mut held = MemoryUsage::default();
         for unit in segment.units.start..end {
-            let half = ctx.half(unit);
+            let half = ctx.sizes.half(unit);
             let kept = ctx.widths.kept(half);
             let kept = ctx.widths.bytes(kept, shape.tokens, ctx.parallel);
             // the output of every half but the last is the next one's input
@@ -249,7 +249,7 @@ impl<'a> BackwardPass<'a> {
             .on_device(Category::Buffers, self.row * self.copies);
         let (mut fresh, mut added) = (0, 0);
         for unit in segment.units.clone().rev() {
-            let half = ctx.half(unit);
+            let half = ctx.sizes.half(unit);
             let own = ctx.sizes.trained_unit(unit);
             let (widths, parallel) = (&ctx.widths, ctx.parallel);
             let extra = widths.bytes(widths.extra(half, self.splits), shape.tokens, parallel)
@@ -260,9 +260,14 @@ impl<'a> BackwardPass<'a> {
                 let scores = ctx.widths.scores_extra(shape, self.plan.attention_rows);
                 held = held.on_device(Category::Attention, ctx.parallel.inside(F32 * scores));
             }
+            if let (Half::Linear, Some(linear)) = (half, widths.linear()) {
+                let buffers = F32 * linear.scratch(shape.length);
+                held = held.on_device(Category::Attention, ctx.parallel.inside(buffers));
+            }
             peak.record(
                 match half {
                     Half::Attention => "an attention half's backward",
+                    Half::Linear => "a linear attention half's backward",
                     Half::Mlp => "an MLP half's backward",
                     Half::Experts => "the experts' backward",
                 },
@@ -270,7 +275,7 @@ impl<'a> BackwardPass<'a> {
                 self.with_gradients(held, done + added, fresh + own / 3),
             );
             // attention that is computed again cuts the graph at every attention half; elsewhere a segment is one graph
-            if self.splits {
+            if self.splits && half != Half::Linear {
                 added += own;
             } else {
                 fresh += own;

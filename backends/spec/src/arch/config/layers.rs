@@ -2,7 +2,7 @@
 
 use super::fields::Fields;
 use crate::Result;
-use crate::arch::{Family, QueryScaling, Rope, RopeScaling, Yarn};
+use crate::arch::{Family, Mixer, QueryScaling, Rope, RopeScaling, Yarn};
 use serde_json::{Map, Value, json};
 
 /// A layer's attention, as transformers' `layer_types` tell it.
@@ -14,6 +14,8 @@ pub(super) struct LayerKind {
     pub window: Option<usize>,
     /// Whether it rotates queries and keys.
     pub rotary: bool,
+    /// What mixes its tokens.
+    pub mixer: Mixer,
 }
 
 /// The kinds of all layers. `layer_types` wins where a config lists it (transformers 4.53 and later).
@@ -24,13 +26,50 @@ pub(super) fn layers(f: &Fields<'_>, family: Family, layers: usize) -> Result<Ve
         Some(types) => types,
         None => sliding_layers(f, family, layers, &rotary)?,
     };
-    let kinds = sliding.into_iter().zip(rotary);
-    let kinds = kinds.map(|(sliding, rotary)| LayerKind {
+    let mixers = mixers(f, family, layers)?;
+    let kinds = sliding.into_iter().zip(rotary).zip(mixers);
+    let kinds = kinds.map(|((sliding, rotary), mixer)| LayerKind {
         sliding,
         window: window.filter(|_| sliding),
         rotary,
+        mixer,
     });
     Ok(kinds.collect())
+}
+
+/// What mixes the tokens of each layer: in Qwen 3.5 every so-manieth layer attends, unless a list says which.
+fn mixers(f: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Mixer>> {
+    if family != Family::Qwen3_5 {
+        return Ok(vec![Mixer::Attention; layers]);
+    }
+    let Some(types) = f.by_layer("layer_types", layers)? else {
+        let every = f.size("full_attention_interval")?.unwrap_or(4);
+        let mixer = |i: usize| match (i + 1) % every {
+            0 => Mixer::Attention,
+            _ => Mixer::GatedDeltaNet,
+        };
+        return Ok((0..layers).map(mixer).collect());
+    };
+    check_length(f, &types, layers)?;
+    let mixer = types.iter().map(|t| match t.as_str() {
+        Some("full_attention") => Ok(Mixer::Attention),
+        Some("linear_attention") => Ok(Mixer::GatedDeltaNet),
+        _ => Err(f.error(format!(
+            "`layer_types` names {t}; known: full_attention, linear_attention"
+        ))),
+    });
+    mixer.collect()
+}
+
+/// `layer_types` has an entry for each layer, and no more.
+fn check_length(f: &Fields<'_>, types: &[Value], layers: usize) -> Result<()> {
+    if types.len() == layers {
+        return Ok(());
+    }
+    Err(f.error(format!(
+        "`layer_types` has {} entries for {layers} layers",
+        types.len()
+    )))
 }
 
 /// The window of the layers that have one.
@@ -42,25 +81,21 @@ fn window(f: &Fields<'_>, family: Family) -> Result<Option<usize>> {
         // their configs' default, where the key is absent rather than null
         Family::Gemma2 | Family::Gemma3 | Family::Olmo3 if absent => Some(4096),
         Family::Mistral | Family::Qwen2 | Family::Qwen3 if absent && !listed => Some(4096),
+        Family::Qwen3_5 => None,
         Family::SmolLm3 | Family::Qwen3Moe if !f.flag("use_sliding_window", false)? => None,
         _ => sliding,
     })
 }
 
 fn layer_types(f: &Fields<'_>, family: Family, layers: usize) -> Result<Option<Vec<bool>>> {
-    // Ministral 3 has one mask for all of its layers, whatever its config lists
-    if family == Family::Ministral3 {
+    // Ministral 3 has one mask for all of its layers, whatever its config lists; Qwen 3.5 lists mixers
+    if matches!(family, Family::Ministral3 | Family::Qwen3_5) {
         return Ok(None);
     }
     let Some(types) = f.by_layer("layer_types", layers)? else {
         return Ok(None);
     };
-    if types.len() != layers {
-        return Err(f.error(format!(
-            "`layer_types` has {} entries for {layers} layers",
-            types.len()
-        )));
-    }
+    check_length(f, &types, layers)?;
     let sliding = types.iter().map(|t| match t.as_str() {
         Some("full_attention") => Ok(false),
         Some("sliding_attention") => Ok(true),
@@ -81,7 +116,7 @@ fn sliding_layers(
     // every so-manieth layer sees everything
     let except = |every: usize| (0..layers).map(|i| (i + 1) % every != 0).collect();
     Ok(match family {
-        Family::Llama => vec![false; layers],
+        Family::Llama | Family::Qwen3_5 => vec![false; layers],
         Family::Mistral | Family::Ministral3 | Family::Qwen3Moe => vec![true; layers],
         Family::Gemma2 => except(2),
         Family::Gemma3 => except(f.size("sliding_window_pattern")?.unwrap_or(6)),
@@ -177,16 +212,19 @@ pub(super) fn ropes(
         Family::Gemma3 | Family::Ministral3 => 1e6,
         Family::Olmo3 => 5e5,
         Family::SmolLm3 => 2e6,
+        Family::Qwen3_5 => 1e7,
         _ => 1e4,
     };
     let full_theta = theta("rope_theta", base)?;
-    let full = rope(f, &tables.full, full_theta, max_positions)?;
+    let partial = family == Family::Qwen3_5;
+    let full = rope(f, &tables.full, full_theta, (max_positions, partial))?;
     let sliding = match (&tables.sliding, family) {
         (None, _) => full.clone(),
         (Some(table), Family::Gemma3) => {
-            rope(f, table, theta("rope_local_base_freq", 1e4)?, max_positions)?
+            let theta = theta("rope_local_base_freq", 1e4)?;
+            rope(f, table, theta, (max_positions, partial))?
         }
-        (Some(table), _) => rope(f, table, full_theta, max_positions)?,
+        (Some(table), _) => rope(f, table, full_theta, (max_positions, partial))?,
     };
     let of = |kind: &LayerKind| {
         let own = if kind.sliding { &sliding } else { &full };
@@ -200,24 +238,48 @@ fn rope(
     f: &Fields<'_>,
     table: &Map<String, Value>,
     theta: f64,
-    max_positions: usize,
+    (max_positions, may_be_partial): (usize, bool),
 ) -> Result<Rope> {
     let r = Fields {
         path: f.path,
         map: table,
     };
     let theta = r.number("rope_theta")?.unwrap_or(theta);
-    let partial = match r.number("partial_rotary_factor")? {
-        Some(p) => p,
-        None => f.number("partial_rotary_factor")?.unwrap_or(1.0),
-    };
-    if (partial - 1.0).abs() > f64::EPSILON {
+    let partial = rotary_factor(f, &r)?.unwrap_or(1.0);
+    if !may_be_partial && (partial - 1.0).abs() > f64::EPSILON {
         return Err(f.error(format!(
             "`partial_rotary_factor` {partial} is not supported; only 1.0 is"
         )));
     }
     let scaling = scaling(f, &r, max_positions)?;
     Ok(Rope { theta, scaling })
+}
+
+fn rotary_factor(f: &Fields<'_>, table: &Fields<'_>) -> Result<Option<f64>> {
+    match table.number("partial_rotary_factor")? {
+        Some(own) => Ok(Some(own)),
+        None => f.number("partial_rotary_factor"),
+    }
+}
+
+/// The leading dimensions of a head that are rotated (`partial_rotary_factor`).
+pub(super) fn partial_rotary(f: &Fields<'_>, family: Family, head_dim: usize) -> Result<usize> {
+    if family != Family::Qwen3_5 {
+        return Ok(head_dim);
+    }
+    let table = RopeTables::read(f, family)?.full;
+    let table = Fields {
+        path: f.path,
+        map: &table,
+    };
+    let factor = rotary_factor(f, &table)?.unwrap_or(0.25);
+    let dims = (head_dim as f64 * factor) as usize;
+    if dims == 0 || dims > head_dim || !dims.is_multiple_of(2) {
+        return Err(f.error(format!(
+            "`partial_rotary_factor` {factor} of heads of {head_dim} gives {dims} dimensions; expected an even number up to {head_dim}"
+        )));
+    }
+    Ok(dims)
 }
 
 fn scaling(f: &Fields<'_>, r: &Fields<'_>, max_positions: usize) -> Result<RopeScaling> {

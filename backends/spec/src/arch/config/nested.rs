@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 /// Classes of models that see images, the `model_type` of their language models, and the class of these.
-const NESTED: [(&str, &str, &str); 3] = [
+const NESTED: [(&str, &str, &str); 4] = [
     (
         "Gemma3ForConditionalGeneration",
         "gemma3_text",
@@ -19,7 +19,23 @@ const NESTED: [(&str, &str, &str); 3] = [
         "mistral",
         "MistralForCausalLM",
     ),
+    (
+        "Qwen3_5ForConditionalGeneration",
+        "qwen3_5_text",
+        "Qwen3_5ForCausalLM",
+    ),
 ];
+
+/// Classes whose models are written again as they were read, around a language model that was trained.
+const KEPT: [&str; 1] = ["Qwen3_5ForConditionalGeneration"];
+
+/// Whether a config is of such a class.
+pub(super) fn is_kept(config: &Map<String, Value>) -> bool {
+    let class = config.get("architectures").and_then(|all| all.get(0));
+    class
+        .and_then(Value::as_str)
+        .is_some_and(|class| KEPT.contains(&class))
+}
 
 /// Keys that stand beside `text_config` and hold for the language model where it has none of its own.
 const SHARED: [&str; 6] = [

@@ -1,0 +1,134 @@
+//! What a half of gated `DeltaNet` keeps for its backward and needs besides, in numbers a token: `c` the channels of the convolution, `v` the
+//! width of all values, `h` the value heads.
+//!
+//! | kept | numbers |
+//! |---|---|
+//! | inputs of the convolution, and what it gives | 2 c |
+//! | the gate, what the delta rule gives, and that normed and gated | 3 v |
+//! | decays and β, with what they are made of | 6 h |
+//!
+//! In half precision what the delta rule reads and gives, and the gate, are there in f32 too. The kernel's backward has the states before
+//! each chunk of 64 tokens of one head at a time on each core, with what is written to them and the gradients of queries and keys.
+//!
+//! Tensor operations, on GPUs, keep what every step of the chunked form reads: for each head some forty matrices of 64 by 64 a chunk, two
+//! states, and the rows of every tap.
+
+use firebrick_spec::arch::GatedDeltaNet;
+use firebrick_spec::{Arch, DeviceProfile, Operation};
+
+/// Cores whose buffers are there at a time.
+const CORES: u64 = 4;
+/// Tokens of a chunk.
+const CHUNK: u64 = 64;
+/// Matrices of a chunk by itself that tensor operations keep.
+const MATRICES: u64 = 40;
+
+/// Widths of gated `DeltaNet` layers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LinearWidths {
+    channels: u64,
+    values: u64,
+    heads: u64,
+    keys: u64,
+    /// Numbers of a head's state, and widths of its keys and values.
+    state: u64,
+    key: u64,
+    value: u64,
+    taps: u64,
+    /// Whether kernels compute, as on the CPU.
+    kernels: bool,
+}
+
+impl LinearWidths {
+    /// Those of an architecture that has such layers.
+    pub fn of(arch: &Arch, profile: &DeviceProfile) -> Option<Self> {
+        let own: &GatedDeltaNet = arch.delta_net.as_ref()?;
+        let (key, value) = (own.key_head_dim as u64, own.value_head_dim as u64);
+        Some(Self {
+            channels: own.channels() as u64,
+            values: own.value_dim() as u64,
+            heads: own.num_value_heads as u64,
+            keys: own.key_dim() as u64,
+            state: key * value,
+            key,
+            value,
+            taps: own.conv_kernel_dim as u64,
+            kernels: profile.kernels.uses(Operation::DeltaNet),
+        })
+    }
+
+    /// Width of what is mixed: the input of the last product.
+    pub fn mixed(&self) -> u64 {
+        self.values
+    }
+
+    /// Channels of the first product.
+    pub fn channels(&self) -> u64 {
+        self.channels
+    }
+
+    /// Kept beside the half's normed input, for numbers of `width` bytes.
+    pub fn kept(&self, width: u64) -> u64 {
+        let (c, v) = (self.channels, self.values);
+        let plain = 2 * c + 3 * v + 6 * self.heads;
+        // the same once more in f32, in numbers of this width
+        let wide = if width < 4 {
+            4 / width * (c + 2 * v)
+        } else {
+            0
+        };
+        let steps = if self.kernels {
+            0
+        } else {
+            let chunk = MATRICES * CHUNK * CHUNK + 2 * self.state;
+            4 / width * (self.taps * c + 6 * c + 8 * v + self.heads * chunk / CHUNK)
+        };
+        plain + wide + steps
+    }
+
+    /// Gradients on their way through a half.
+    pub fn extra(&self) -> u64 {
+        2 * self.channels + 2 * self.values
+    }
+
+    /// Running tensors without a graph.
+    pub fn forward(&self, width: u64) -> u64 {
+        let plain = 2 * self.channels + 3 * self.values;
+        let wide = if width < 4 {
+            4 / width * (self.channels + self.values)
+        } else {
+            0
+        };
+        let padded = if self.kernels {
+            0
+        } else {
+            4 / width * 4 * self.channels
+        };
+        plain + wide + padded
+    }
+
+    /// Numbers, in f32, of the kernels' buffers in the backward of sequences of so many tokens.
+    pub fn scratch(&self, length: u64) -> u64 {
+        if !self.kernels {
+            return 0;
+        }
+        let chunks = length.div_ceil(CHUNK) + 1;
+        let head = chunks * self.state + length * (self.value + 2 * self.key);
+        CORES.min(self.keys / self.key.max(1)) * head
+    }
+
+    /// Floating-point operations of a token: products within a chunk, and with the state.
+    pub fn operations(&self) -> f64 {
+        let chunk = CHUNK * (2 * self.key + 2 * self.value) + 3 * self.state;
+        (2 * self.heads * chunk + 2 * self.taps * self.channels) as f64
+    }
+
+    /// Launches for sequences of so many tokens, where there is no kernel: about so many operations a chunk.
+    pub fn launches(&self, length: u64) -> f64 {
+        if self.kernels {
+            0.0
+        } else {
+            (60 + 20 * length.div_ceil(CHUNK)) as f64
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Numbers a token, and those that adapters keep.
+
+use super::parallel::Parallel;
+use firebrick_spec::lora::LoraConfig;
+use firebrick_spec::parameters::TargetModule;
+
+/// Numbers a token, by which kind of parallelism divides them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Numbers {
+    /// As wide as the residual stream.
+    pub between: u64,
+    /// As wide as something inside a half.
+    pub inside: u64,
+}
+
+impl Numbers {
+    /// Bytes of one device for so many tokens, of `width` each.
+    pub(super) fn bytes(self, width: u64, tokens: u64, parallel: &Parallel) -> u64 {
+        parallel.between(width * tokens * self.between)
+            + parallel.inside(width * tokens * self.inside)
+    }
+}
+
+/// What bypasses keep, in numbers a token: inputs as wide as the residual stream, and as something inside a half.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Bypass {
+    pub attention: Numbers,
+    pub linear: Numbers,
+    pub mlp: Numbers,
+}
+
+impl Bypass {
+    /// Of a layer of these widths. Where no norm comes before a half, the input that its bypasses share is the half's own.
+    pub fn of(lora: &LoraConfig, [d, q, f, v]: [u64; 4], pre_norms: bool) -> Self {
+        let has = |target| lora.target_modules.contains(&target);
+        let count = |targets: &[TargetModule]| targets.iter().filter(|t| has(**t)).count() as u64;
+        let rank = lora.rank as u64;
+        // an input of its own and a quarter of it for the mask's bytes, or one input for all that share it
+        let inputs = |width: u64, sharing: u64| {
+            if lora.dropout > 0.0 {
+                sharing * (width + width.div_ceil(4))
+            } else {
+                sharing.min(1) * width
+            }
+        };
+        let normed = pre_norms || lora.dropout > 0.0;
+        let half = |wide: &[TargetModule], narrow: TargetModule, inner: u64| {
+            let (sharing, own) = (count(wide), count(&[narrow]));
+            Numbers {
+                between: if normed { inputs(d, sharing) } else { 0 },
+                inside: inputs(inner, own) + rank * (sharing + own),
+            }
+        };
+        Self {
+            attention: half(
+                &[TargetModule::Q, TargetModule::K, TargetModule::V],
+                TargetModule::O,
+                q,
+            ),
+            linear: half(
+                &[
+                    TargetModule::DeltaQkv,
+                    TargetModule::DeltaZ,
+                    TargetModule::DeltaA,
+                    TargetModule::DeltaB,
+                ],
+                TargetModule::DeltaOut,
+                v,
+            ),
+            mlp: half(
+                &[TargetModule::Gate, TargetModule::Up],
+                TargetModule::Down,
+                f,
+            ),
+        }
+    }
+}
