@@ -16,7 +16,7 @@ const FRAME: usize = 1 << 16;
 
 fn settings() -> Settings {
     Settings {
-        deadline: Duration::from_secs(60),
+        deadline: Duration::from_mins(1),
         frame: FRAME,
     }
 }

@@ -47,7 +47,7 @@ struct Ran {
 fn config(folder: &Path, overrides: &[&str]) -> RunConfig {
     let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
     let mut config = parse(TINY, &overrides).unwrap();
-    config.output = folder.to_owned();
+    folder.clone_into(&mut config.output);
     config
 }
 

@@ -207,15 +207,15 @@ impl Model {
             .unwrap_or_else(|error| panic!("{}: {error}", self.name));
         let named = decoder.specs().enumerate().filter_map(|(i, spec)| {
             let gradient = gradients.take(i)?.into_device(decoder.device());
-            Some(by_tensor(spec, values(gradient)))
+            Some(by_tensor(spec, &values(gradient)))
         });
         (sums, named.flatten().collect())
     }
 }
 
 /// The values of a parameter by the names of the tensors that a checkpoint has of it.
-pub fn by_tensor(spec: &ParamSpec, values: Vec<f64>) -> Vec<(String, Vec<f64>)> {
-    let mut rest = values.as_slice();
+pub fn by_tensor(spec: &ParamSpec, values: &[f64]) -> Vec<(String, Vec<f64>)> {
+    let mut rest = values;
     let own = spec.tensors().into_iter().map(|tensor| {
         let (values, after) = rest.split_at(tensor.numel());
         rest = after;

@@ -170,13 +170,11 @@ fn operation(group: &dyn Collective, which: u64) -> Result<()> {
     }
 }
 
+/// How a rank ended: with a panic's message, or as it said.
+type Ended = std::result::Result<Result<()>, String>;
+
 /// A program of some operations with some faults in it: what every rank came to.
-fn schedule(
-    seed: u64,
-) -> (
-    Vec<std::result::Result<Result<()>, String>>,
-    Vec<(usize, Fault)>,
-) {
+fn schedule(seed: u64) -> (Vec<Ended>, Vec<(usize, Fault)>) {
     let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     let size = 2 + random.below(3) as usize;
     let steps: Vec<u64> = (0..2 + random.below(6)).map(|_| random.below(8)).collect();

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// Small enough that a test's values take several messages.
+#[must_use]
 pub fn small() -> Settings {
     Settings {
         deadline: Duration::from_secs(20),

@@ -82,6 +82,8 @@ impl Scored for MicroScores {
             logp,
             entropy,
             values,
+            // a model with experts runs on one rank
+            routes: _,
         } = self;
         for column in [logp, entropy, values] {
             column.write(to);
@@ -93,6 +95,7 @@ impl Scored for MicroScores {
             logp: Scored::read(from)?,
             entropy: Scored::read(from)?,
             values: Scored::read(from)?,
+            routes: Vec::new(),
         })
     }
 }

@@ -165,6 +165,7 @@ mod tests {
             truncated: 0,
             mean: 0.0,
             no_spread: true,
+            tokens: false,
         };
         let selected = select(&vec![same; 1000], 400);
         for tag in [Tag::Best, Tag::Worst, Tag::NoSpread] {

@@ -180,7 +180,7 @@ mod tests {
             sample: 3,
             prompt: vec![1, 2],
             completion: vec![3, u32::MAX],
-            inserted: vec![1..2],
+            inserted: std::iter::once(1..2).collect(),
             turns: vec![Message {
                 role: "tool".into(),
                 content: "5".into(),

@@ -74,7 +74,7 @@ fn traced(model: &Model, rows: &[Sequence]) -> (f64, Gradients) {
     let gradients = decoder.specs().zip(leaves).map(|(spec, leaf)| {
         let gradient = leaf.grad_remove(&mut tape);
         let gradient = gradient.unwrap_or_else(|| leaf.clone().inner().zeros_like());
-        by_tensor(spec, values(gradient))
+        by_tensor(spec, &values(gradient))
     });
     let gradients = gradients.flatten().collect();
     (values(loss.inner())[0], gradients)

@@ -209,7 +209,7 @@ impl Task for Chat {
 fn config(folder: &Path, more: &[&str]) -> RunConfig {
     let more: Vec<String> = more.iter().map(|own| (*own).to_owned()).collect();
     let mut config = parse(CONFIG, &more).expect("a configuration");
-    config.output = folder.to_owned();
+    folder.clone_into(&mut config.output);
     config
 }
 

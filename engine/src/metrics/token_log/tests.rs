@@ -46,7 +46,11 @@ fn rollout(prompt_index: u64, sample: usize, reward: f64, tokens: usize) -> Roll
             advantage: Some(vec![f64::NAN; tokens]),
             ..TokenColumns::default()
         },
+        inserted: Vec::new(),
+        turns: Vec::new(),
         finish: FinishReason::Stop,
+        routes: None,
+        rerouted: None,
         policy_version: 0,
         reward,
         reward_parts: Vec::new(),
