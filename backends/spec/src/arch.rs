@@ -54,7 +54,7 @@ pub enum HeadKind {
 
 /// Families, the `model_type` of their configs, and what their class names begin with: of language models, and of models with one number
 /// a token.
-const FAMILIES: [(Family, &str, &str, &str); 10] = [
+const FAMILIES: [(Family, &str, &str, &str); 11] = [
     (Family::Llama, "llama", "Llama", "Llama"),
     (Family::Mistral, "mistral", "Mistral", "Mistral"),
     (Family::Qwen2, "qwen2", "Qwen2", "Qwen2"),

@@ -60,11 +60,11 @@ fn parts(decoder: &Decoder) -> Vec<Part> {
 }
 
 /// A tensor in its stored element type, read when it is written.
-fn stored<'a>(
-    decoder: &'a Decoder,
+fn stored(
+    decoder: &Decoder,
     Part { index, row, spec }: Part,
     dtype: StoredDtype,
-) -> LazyTensor<'a> {
+) -> LazyTensor<'_> {
     let dtype_out = match dtype {
         StoredDtype::F32 => Dtype::F32,
         StoredDtype::BF16 => Dtype::BF16,

@@ -440,7 +440,7 @@ impl Widths {
     fn sorted(&self, half: Half) -> u64 {
         match half {
             Half::Experts => 2 * self.experts.per_token * self.d,
-            Half::Attention | Half::Mlp => 0,
+            Half::Attention | Half::Linear | Half::Mlp => 0,
         }
     }
 

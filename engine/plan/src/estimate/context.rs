@@ -8,7 +8,7 @@ use super::states::{self, Activity};
 use super::usage::{MemoryUsage, PeakUsage};
 use super::workload::Workload;
 use crate::{Layout, ModelPlan, Plan, Role};
-use firebrick_spec::arch::{FeedForward, QkNorm};
+use firebrick_spec::arch::QkNorm;
 use firebrick_spec::lora::LoraConfig;
 use firebrick_spec::parameters::{Slot, UnitKind, unit_specs};
 use firebrick_spec::{Arch, Backend, Category, DeviceProfile, Quantization};
