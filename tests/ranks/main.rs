@@ -107,13 +107,18 @@ fn ranks_hold_the_same_weights_and_metrics_and_a_rerun_is_the_same_to_the_bit() 
 #[test]
 fn other_algorithms_and_models_run_on_ranks_too() {
     let folders = tempfile::tempdir().unwrap();
+    let trained = folders.path().join("kl/checkpoints/step-000004/model");
+    let adapted = format!(
+        "model={{path: {}, lora: {{rank: 2, dropout: 0.1}}}}",
+        trained.display()
+    );
     let cases: [(&str, &[&str]); 4] = [
         ("ppo", &["objective.name=ppo", "critic.warmup=1"]),
         (
             "kl",
             &["objective.kl_loss_coef=0.1", "update.old_log_probs=trainer"],
         ),
-        ("lora", &["model.lora.rank=2", "model.lora.dropout=0.1"]),
+        ("lora", &[&adapted]),
         ("remax", &["objective.name=remax"]),
     ];
     for (name, overrides) in cases {

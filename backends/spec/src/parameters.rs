@@ -3,20 +3,11 @@
 //! [`unit_specs`] is the only list of parameters, and adapters ([`crate::lora`]) append theirs to the units they belong to. Loading,
 //! export, initialisation, gradients, optimizer state and memory estimates follow its order.
 
-use crate::arch::{Arch, Experts, HeadKind, Mixer, QkNorm};
+mod unit;
 
-/// A unit of the chain: the smallest part of a decoder that runs, is recomputed, or is offloaded by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum UnitKind {
-    /// Token ids to hidden rows.
-    Embedding,
-    /// The mixer of this layer, attention or gated `DeltaNet`, residual included.
-    Attention(usize),
-    /// The feed-forward half of this layer, dense or of experts, residual included.
-    Mlp(usize),
-    /// Final norm and projection.
-    Head,
-}
+pub use unit::{UnitKind, chain};
+
+use crate::arch::{Arch, Experts, HeadKind, Mixer, QkNorm};
 
 /// The role of a parameter in its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -305,16 +296,6 @@ impl ParamSpec {
     }
 }
 
-/// The units of an architecture, in the order in which they run.
-#[must_use]
-pub fn chain(arch: &Arch) -> Vec<UnitKind> {
-    let layers = (0..arch.num_layers).flat_map(|i| [UnitKind::Attention(i), UnitKind::Mlp(i)]);
-    std::iter::once(UnitKind::Embedding)
-        .chain(layers)
-        .chain(std::iter::once(UnitKind::Head))
-        .collect()
-}
-
 /// The parameters of a unit without adapters. A tied head has no projection of its own: it uses the embedding's.
 #[must_use]
 pub fn unit_specs(arch: &Arch, kind: UnitKind) -> Vec<ParamSpec> {
@@ -502,29 +483,4 @@ fn head_specs(arch: &Arch) -> Vec<ParamSpec> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn target_modules_are_listed_in_the_order_of_the_enum() {
-        for (i, (target, module, slot)) in TARGET_MODULES.into_iter().enumerate() {
-            assert_eq!(target as usize, i);
-            assert_eq!(target.module(), module);
-            assert_eq!(TargetModule::of(slot), Some(target));
-        }
-    }
-
-    #[test]
-    fn modules_are_named_once_each_and_unknown_ones_are_refused_with_the_known() {
-        let names = ["v_proj", "q_proj", "v_proj"];
-        assert_eq!(
-            TargetModule::parse(&names),
-            Ok(vec![TargetModule::Q, TargetModule::V])
-        );
-        let message = TargetModule::parse(&["lm_head"]).unwrap_err();
-        assert!(
-            message.contains("\"lm_head\"") && message.contains("q_proj, k_proj"),
-            "{message}"
-        );
-    }
-}
+mod tests;

@@ -388,7 +388,7 @@ mod tests {
         };
         assert_eq!(lora, expected);
         let all = with(json!({"target_modules": "all-linear"})).unwrap();
-        assert_eq!(all.target_modules, TargetModule::all());
+        assert_eq!(all.target_modules, [TargetModule::Q, TargetModule::Up]);
         let none = with(json!({"target_modules": []})).unwrap_err();
         assert!(none.contains("is empty"), "{none}");
     }

@@ -1,10 +1,12 @@
 //! The sequences of a forward pass as gated `DeltaNet` takes them.
 
-use super::rule::CHUNK;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{SequenceRows, StateRows};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
+
+/// Tokens of a chunk of the delta rule.
+pub(super) const CHUNK: usize = 64;
 
 /// The rows of each sequence, and the indices of tensor operations, which are made where they are needed first and shared by all layers.
 #[derive(Clone, Debug)]

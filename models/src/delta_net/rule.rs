@@ -5,12 +5,9 @@
 //! `A = strict_lower(β K Kᵀ ∘ D)`, `N = (I + A)⁻¹ β (V − eᶜ K S)`, `O = eᶜ Q S + lower(Q Kᵀ ∘ D) N`,
 //! `S ← e^(c_last) S + (e^(c_last − c) K)ᵀ N`.
 
-use super::layout::Gathers;
+use super::layout::{CHUNK, Gathers};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use firebrick_backends::kernels::DeltaHeads;
-
-/// Tokens of a chunk.
-pub(super) const CHUNK: usize = 64;
 
 /// What is added to the squared norm of a query or key.
 const NORM_EPS: f64 = 1e-6;

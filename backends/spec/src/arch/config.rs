@@ -70,13 +70,7 @@ impl Arch {
             qkv_bias: family == Family::Qwen2 || bias,
             o_bias: bias && family != Family::Qwen2,
             mlp_bias: f.flag("mlp_bias", false)?,
-            qk_norm: match family {
-                Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3 | Family::Qwen3_5 => {
-                    Some(QkNorm::Heads)
-                }
-                Family::Olmo3 => Some(QkNorm::Projection),
-                _ => None,
-            },
+            qk_norm: qk_norm(family),
             pre_norms: family != Family::Olmo3,
             post_norms: gemma || family == Family::Olmo3,
             activation: activation(&f, gemma)?,
@@ -139,6 +133,15 @@ impl Arch {
             .or_insert(json!(2048));
         config.entry("tie_word_embeddings").or_insert(json!(false));
         config.entry("torch_dtype").or_insert(json!("float32"));
+    }
+}
+
+/// The norms on queries and keys of a family.
+fn qk_norm(family: Family) -> Option<QkNorm> {
+    match family {
+        Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3 | Family::Qwen3_5 => Some(QkNorm::Heads),
+        Family::Olmo3 => Some(QkNorm::Projection),
+        _ => None,
     }
 }
 

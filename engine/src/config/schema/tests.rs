@@ -52,7 +52,8 @@ fn the_schema_is_one_without_references_or_numbers_of_rust() {
     let schema = schema();
     assert!(jsonschema::meta::is_valid(&schema));
     let text = schema.to_string();
-    for absent in ["$ref", "\"format\":", "]("] {
+    // a key may be named so: of a number it is a text
+    for absent in ["$ref", "\"format\":\"", "]("] {
         assert!(!text.contains(absent), "{absent}");
     }
     assert!(text.len() < 200_000, "{} bytes", text.len());
