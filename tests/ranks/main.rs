@@ -105,6 +105,37 @@ fn ranks_hold_the_same_weights_and_metrics_and_a_rerun_is_the_same_to_the_bit() 
 }
 
 #[test]
+fn the_first_step_on_ranks_has_the_rollouts_losses_and_gradients_of_one_rank() {
+    let folders = tempfile::tempdir().unwrap();
+    let first_step = |size: usize| {
+        let config = config(&folders.path().join(size.to_string()), &[]);
+        let metrics = world(size, &config, Start::Fresh).swap_remove(0).metrics;
+        let mut steps = metrics.into_iter().map(BTreeMap::from_iter);
+        let step: BTreeMap<String, u64> = steps
+            .find(|step| step.contains_key("actor/pg_loss"))
+            .unwrap();
+        step
+    };
+    let alone = first_step(1);
+    for size in [2, 4] {
+        let found = first_step(size);
+        for key in [
+            "prompt_length/mean",
+            "response_length/mean",
+            "critic/rewards/mean",
+            "critic/advantages/max",
+            "actor/entropy",
+            "actor/pg_loss",
+            "actor/grad_norm",
+        ] {
+            let [found, alone] = [&found, &alone].map(|step| f64::from_bits(step[key]));
+            let near = (found - alone).abs() <= 1e-5 * alone.abs().max(1e-2);
+            assert!(near, "{key} on {size} ranks: {found} instead of {alone}");
+        }
+    }
+}
+
+#[test]
 fn other_algorithms_and_models_run_on_ranks_too() {
     let folders = tempfile::tempdir().unwrap();
     let trained = folders.path().join("kl/checkpoints/step-000004/model");

@@ -176,7 +176,7 @@ impl Trainer {
         let mut outcomes = outcomes.into_iter().flatten();
         let mut rollouts = Vec::with_capacity(generated.samples.len());
         for (s, scored) in generated.samples.into_iter().zip(rewards) {
-            let tokens = prompts[s.request].tokens.clone();
+            let tokens = own[s.request].tokens.clone();
             let mut rollout = self.rollout(first + s.request as u64, tokens, s, scored);
             if let Some(outcome) = outcomes.next() {
                 step.turns.get_or_insert_default().add(&outcome);
