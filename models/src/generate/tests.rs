@@ -119,10 +119,7 @@ fn check(
     let tokens = [request.tokens.as_slice(), &found.tokens].concat();
     let temperature = sampling.scoring_temperature();
     // a recurrence carries rounding along
-    let near = match decoder.arch().delta_net {
-        Some(_) => 1e-4,
-        None => NEAR,
-    };
+    let near = decoder.arch().delta_net.map_or(NEAR, |_| 1e-4);
     let rows = scores(decoder, &tokens, temperature);
     let key = DrawKey {
         sample: request.key.sample + found.sample as u32,
