@@ -7,11 +7,13 @@ mod measure;
 mod own_process;
 mod reuse;
 
+use burn::tensor::Tensor;
 use cases::cases;
 use firebrick::backends::DeviceSpec;
 use firebrick::backends::allocator::CountingAllocator;
 use firebrick::backends::device::open;
 use firebrick::backends::memory::MemoryScope;
+use firebrick::engine::executor::Gradients;
 use firebrick::spec::Pool;
 use measure::{Case, Plans, error, rows};
 use own_process::in_own_process;
@@ -30,6 +32,7 @@ const SCRATCH: u64 = Pool::HEAP.fixed_bytes;
 in_own_process!(
     a_scope_counts_before_after_and_the_peak_of_what_it_encloses_and_leaves_the_outer_peak,
     predictions_are_within_15_percent_of_what_is_counted,
+    the_norm_of_gradients_squares_a_part_of_a_gradient_at_a_time,
 );
 
 fn a_scope_counts_before_after_and_the_peak_of_what_it_encloses_and_leaves_the_outer_peak() {
@@ -47,6 +50,21 @@ fn a_scope_counts_before_after_and_the_peak_of_what_it_encloses_and_leaves_the_o
     assert!(grew(inner.peak_bytes - inner.before_bytes, 5), "{inner:?}");
     assert!(grew(outer.peak_bytes - outer.before_bytes, 9), "{outer:?}");
     drop(kept);
+}
+
+fn the_norm_of_gradients_squares_a_part_of_a_gradient_at_a_time() {
+    // 128 MiB, and parts of 32 MiB
+    let (rows, columns) = (1 << 14, 1 << 11);
+    let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
+    let mut gradients = Gradients::new(1);
+    gradients.add(0, Tensor::ones([rows, columns], &device));
+    let scope = MemoryScope::enter(&device);
+    let norm = gradients.global_norm().expect("a norm");
+    let counted = scope.finish();
+    let expected = ((rows * columns) as f64).sqrt();
+    assert!((norm - expected).abs() < 1e-6 * expected, "{norm}");
+    let grew = counted.peak_bytes - counted.before_bytes;
+    assert!(grew < 33 << 20, "the norm took {grew} bytes");
 }
 
 fn predictions_are_within_15_percent_of_what_is_counted() {

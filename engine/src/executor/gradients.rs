@@ -43,6 +43,9 @@ impl Gradient {
     }
 }
 
+/// Elements of a gradient that its norm squares at a time: the square of a whole embedding would be half a gigabyte.
+const SQUARED_AT_ONCE: usize = 1 << 23;
+
 /// An accumulator on the host; copies in flight add to it.
 type HostSlot = Arc<Mutex<Option<(HostTensor, MemoryGuard)>>>;
 
@@ -268,7 +271,12 @@ impl Gradients {
         let mut squares: Vec<Tensor<1>> = Vec::new();
         for index in params {
             if let Some((g, _)) = &self.slots[index] {
-                squares.push((g.clone() * g.clone()).sum());
+                let [rows, columns] = g.dims();
+                let step = (SQUARED_AT_ONCE / columns.max(1)).max(1);
+                for start in (0..rows).step_by(step) {
+                    let part = g.clone().narrow(0, start, step.min(rows - start));
+                    squares.push((part.clone() * part).sum());
+                }
             }
             let slot = self.host[index]
                 .lock()

@@ -22,6 +22,9 @@ use firebrick_spec::{Category, Home};
 /// Elements that an update works on at a time.
 const SLICE: u64 = 1 << 21;
 
+/// Elements of a gradient that its norm squares at a time.
+const SQUARED_AT_ONCE: u64 = 1 << 23;
+
 /// Elements that share one scale in 8-bit moments.
 const BLOCK: u64 = 256;
 
@@ -208,11 +211,11 @@ fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool
         .on_device(Category::Moments, visit)
 }
 
-/// What an update needs besides weights, gradients and moments: the square of the largest gradient for the norm; then
+/// What an update needs besides weights, gradients and moments: squares of a part of a gradient for the norm; then
 /// temporaries of a slice of a matrix.
 pub(super) fn update_buffers(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel) -> MemoryUsage {
-    let whole = parallel.gradients(F32 * sizes.largest_trained);
-    let slice = parallel.gradients(F32 * sizes.largest_trained.min(SLICE));
+    let part = |elements: u64| parallel.gradients(F32 * sizes.largest_trained.min(elements));
+    let (squares, slice) = (part(SQUARED_AT_ONCE), part(SLICE));
     let temporaries = slice
         * match plan.optimizer.moments {
             MomentKind::F32 => 2,
@@ -227,12 +230,12 @@ pub(super) fn update_buffers(sizes: &Sizes, plan: &ModelPlan, parallel: &Paralle
     };
     let held = MemoryUsage::default().on_device(Category::Buffers, rounded);
     match (plan.optimizer.home, plan.grads) {
-        // the norm squares one gradient at a time
-        (Home::Device, Home::Device) => held.on_device(Category::Buffers, whole.max(temporaries)),
+        (Home::Device, Home::Device) => held.on_device(Category::Buffers, squares.max(temporaries)),
         (Home::Device, Home::Host) => held.on_device(Category::Buffers, temporaries),
         // the new weight on its way up, where it lives on the device
         (Home::Host, _) if plan.ends == Home::Device => {
-            held.on_device(Category::Buffers, whole * sizes.width / F32)
+            let whole = parallel.gradients(sizes.width * sizes.largest_trained);
+            held.on_device(Category::Buffers, whole)
         }
         (Home::Host, _) => held,
     }
