@@ -13,7 +13,7 @@ mod workload;
 
 use criterion::{Criterion, SamplingMode, Throughput};
 use firebrick::models::generate::{
-    GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig,
+    Generated, GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig,
 };
 use firebrick::models::{Decoder, KvCacheDtype, Prepack};
 use workload::{VOCAB, long_tailed, prompts, small};
@@ -35,6 +35,8 @@ struct Case<'a> {
     at_a_time: usize,
     prepack: Prepack,
     dtype: KvCacheDtype,
+    /// Whether decoding alone is measured, without prompts.
+    decoding: bool,
 }
 
 impl<'a> Case<'a> {
@@ -52,10 +54,11 @@ impl<'a> Case<'a> {
             at_a_time: AT_A_TIME,
             prepack: Prepack::default(),
             dtype: KvCacheDtype::Auto,
+            decoding: false,
         }
     }
 
-    fn sample(&self, decoder: &Decoder) -> Vec<Sample> {
+    fn sample(&self, decoder: &Decoder) -> Generated {
         let config = SchedulerConfig {
             kv_cache_dtype: self.dtype,
             ..SchedulerConfig::new(self.at_a_time)
@@ -63,7 +66,17 @@ impl<'a> Case<'a> {
         let generator = Generator::new(decoder, None, &self.sampling).expect("valid settings");
         let generator = generator.prepack(self.prepack);
         let generated = generator.run_with(self.prompts, self.n, &config, |_| {});
-        generated.expect("samples").samples
+        generated.expect("samples")
+    }
+
+    /// The tokens that a measurement of this case counts: all, or those that follow the first, which prompts give.
+    fn counted(&self, generated: &Generated) -> usize {
+        let first = if self.decoding {
+            generated.samples.len()
+        } else {
+            0
+        };
+        new_tokens(&generated.samples) - first
     }
 }
 
@@ -72,9 +85,16 @@ fn measure(c: &mut Criterion, group: &str, decoder: &Decoder, cases: &[Case]) {
     let mut group = c.benchmark_group(group);
     group.sampling_mode(SamplingMode::Flat);
     for case in cases {
-        let new = new_tokens(&case.sample(decoder));
+        let new = case.counted(&case.sample(decoder));
         group.throughput(Throughput::Elements(new as u64));
-        group.bench_function(case.name, |b| b.iter(|| case.sample(decoder)));
+        group.bench_function(case.name, |b| {
+            if case.decoding {
+                let decode = |_| case.sample(decoder).stats.decode_time;
+                b.iter_custom(|iterations| (0..iterations).map(decode).sum());
+            } else {
+                b.iter(|| case.sample(decoder));
+            }
+        });
     }
     group.finish();
 }
@@ -148,7 +168,7 @@ fn ragged(c: &mut Criterion, decoder: &Decoder) {
     }
 }
 
-/// Sixteen sequences of 1,024 tokens, whose keys and values are most of what a token reads, in f32 and in 8 bits.
+/// Decoding of sixteen sequences of about 1,024 tokens, whose keys and values are most of what a token reads, in f32 and in 8 bits.
 fn int8(c: &mut Criterion, decoder: &Decoder) {
     let sampling = SamplingParams {
         max_new_tokens: 64,
@@ -158,6 +178,7 @@ fn int8(c: &mut Criterion, decoder: &Decoder) {
     let case = |name, dtype| Case {
         prepack: PANELS,
         dtype,
+        decoding: true,
         ..Case::new(name, &sampling, &prompts, 1)
     };
     let cases = [
@@ -192,7 +213,7 @@ fn long_tail(c: &mut Criterion, decoder: &Decoder) {
 
 /// Measures a case, and one with as many tokens whose completions all have the same length.
 fn beside_equal_lengths(c: &mut Criterion, group: &str, decoder: &Decoder, case: Case) {
-    let samples = case.sample(decoder);
+    let samples = case.sample(decoder).samples;
     let mean = new_tokens(&samples) as f64 / samples.len() as f64;
     let prompts: Vec<GenerationRequest> = case
         .prompts

@@ -14,9 +14,12 @@ use firebrick::models::{Decoder, Prepack};
 use plot::{COLOURS, Chart, Line};
 use std::path::Path;
 use std::time::Instant;
-use workload::prompts;
+use workload::{VOCAB, prompts};
 
 const RUNS: usize = 3;
+
+/// Runs of what is compared by turns.
+const TURNS: usize = 15;
 
 const PANELS: Prepack = Prepack {
     panels: true,
@@ -44,8 +47,47 @@ fn seconds(decoder: &Decoder, sequences: usize, new: usize) -> f64 {
     all[RUNS / 2]
 }
 
+/// Seconds a thousand tokens of 64 completions of 8 prompts of 8 to 64 tokens, by turns, the medians: a token ends a completion with a
+/// chance of 1/64, at most 256; and as many tokens of completions that all end together.
+fn by_lengths(decoder: &Decoder) -> [f64; 2] {
+    let requests = prompts(8, |i| 8 + i * 37 % 57);
+    let once = |sampling: &SamplingParams| {
+        let generator = Generator::new(decoder, None, sampling).expect("valid settings");
+        let started = Instant::now();
+        let generated = generator.prepack(PANELS).run(&requests, 8, 64);
+        let seconds = started.elapsed().as_secs_f64();
+        let samples = generated.expect("samples");
+        let tokens: usize = samples.iter().map(|sample| sample.tokens.len()).sum();
+        (tokens, 1e3 * seconds / tokens as f64)
+    };
+    let different = SamplingParams {
+        max_new_tokens: 256,
+        stop_ids: (0..VOCAB as u32).step_by(64).collect(),
+        ..SamplingParams::default()
+    };
+    let (tokens, _) = once(&different);
+    let together = SamplingParams {
+        max_new_tokens: (tokens as f64 / 64.0).round() as usize,
+        ..SamplingParams::default()
+    };
+    let mut all = [Vec::new(), Vec::new()];
+    for _ in 0..TURNS {
+        all[0].push(once(&different).1);
+        all[1].push(once(&together).1);
+    }
+    all.map(|mut seconds| {
+        seconds.sort_by(f64::total_cmp);
+        seconds[TURNS / 2]
+    })
+}
+
 fn main() {
     let decoder = &workload::small();
+    let [different, together] = by_lengths(decoder);
+    println!(
+        "64 completions of different lengths: {different:.3} s a thousand tokens; that end together: {together:.3}; ratio {:.2}\n",
+        different / together
+    );
     let by_tokens = [32, 64, 128, 256, 512, 1024].map(|new| (new, seconds(decoder, 16, new)));
     let by_sequences = [1, 2, 4, 8, 16, 32, 64, 128].map(|n| (n, seconds(decoder, n, 64)));
     println!("| new tokens, of 16 sequences | seconds | ms a token of all 16 |\n|---:|---:|---:|");

@@ -91,7 +91,7 @@ def summary(steps: list[dict], peak_bytes: int) -> dict:
 
 def accounts(run: Path) -> list[dict]:
     """Of sampling and of the update: the largest peak of the counted heap, and who held how much, at most, in that
-    phase. The rest is nobody's in particular: graphs, temporaries, the program."""
+    phase. The rest is nobody's in particular: temporaries, the program."""
     peaks = []
     rows = json_lines(run / "memory.jsonl")
     for phase in ("gen", "update_actor"):
@@ -99,7 +99,9 @@ def accounts(run: Path) -> list[dict]:
         held: dict[str, int] = {}
         for account in peak["accounts"]:
             held[account["category"]] = held.get(account["category"], 0) + account["peak_bytes"]
-        held["the rest"] = peak["peak_bytes"] - sum(held.values())
+        # each account's own peak: together they may exceed the phase's, whose moments they do not share
+        if (rest := peak["peak_bytes"] - sum(held.values())) > 0:
+            held["the rest"] = rest
         peaks.append({"phase": phase, "step": peak["step"], "peak_bytes": peak["peak_bytes"], "held": held})
     return peaks
 

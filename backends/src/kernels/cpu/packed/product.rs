@@ -13,7 +13,7 @@ use rayon::prelude::*;
 const ROWS: [usize; 2] = [13, 6];
 
 /// Multiplications from which products run in parallel.
-const LARGE: usize = 1 << 18;
+const LARGE: usize = 1 << 16;
 
 /// What is done to a product before it is written.
 pub(super) enum Epilogue<'a> {
