@@ -29,7 +29,7 @@ RECORDED = FIXTURES / "rewards/function_scores.jsonl"
 PACKAGES = [
     "torch==2.15.0", "transformers==5.23.0", "trl==1.16.0", "accelerate==1.15.0", "datasets==5.2.0",
     # of verl's own list, what its reward code imports
-    "ray==2.49.2", "tensordict==0.10.0", "hydra-core==1.3.2", "codetiming==1.4.0", "dill", "pandas",
+    "ray==2.49.2", "aiohttp", "tensordict==0.10.0", "hydra-core==1.3.2", "codetiming==1.4.0", "dill", "pandas",
 ]
 VERL = "verl==0.9.1"
 PROMPTS, GROUP = 125, 4

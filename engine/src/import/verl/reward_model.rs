@@ -194,7 +194,7 @@ fn custom(asked: &Asked) -> Verdict {
             else {
                 continue;
             };
-            for (_, reward) in settings.iter_mut() {
+            for (_, reward) in &mut *settings {
                 put(&mut reward["kwargs"], argument, plain(value));
             }
         }
