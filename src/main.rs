@@ -94,7 +94,8 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            output::message(&format!("error: {error:#}"));
+            // what rows and models say stands in some of them
+            output::message(&output::printable(&format!("error: {error:#}")));
             ExitCode::from(exit_code(&error))
         }
     }

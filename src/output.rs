@@ -14,6 +14,23 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// A text of rows, prompts or models as a terminal may show it: characters that steer a terminal or turn text around are written as
+/// their codes, line breaks and tabs apart.
+pub fn printable(text: &str) -> String {
+    let steers = |c: char| {
+        (c.is_control() && c != '\n' && c != '\t')
+            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.chars().fold(String::new(), |mut all, c| {
+        if steers(c) {
+            all.extend(c.escape_unicode());
+        } else {
+            all.push(c);
+        }
+        all
+    })
+}
+
 /// Writes a line to stderr.
 pub fn message(line: &str) {
     // one write a line, so that lines of several threads stay whole

@@ -36,17 +36,24 @@ impl Checkpoint {
     /// Reads the configs of a checkpoint folder and the headers of its weight files. Of a model that sees images this is the language
     /// model, as if it stood there by itself.
     pub fn open(dir: &Path) -> Result<Self> {
+        let mut described = Self::describe(dir)?;
+        described.dtypes = weights::dtypes(dir)?;
+        Ok(described)
+    }
+
+    /// Reads the configs of a checkpoint folder whose weights may not be there yet: all that a plan of its training needs. It is
+    /// written again as f32.
+    pub fn describe(dir: &Path) -> Result<Self> {
         let (config, arch) = Self::config(dir)?;
         let around = read_object(dir, "config.json")?.filter(Arch::keeps_what_surrounds);
         let generation = read_object(dir, "generation_config.json")?;
-        let dtypes = weights::dtypes(dir)?;
         Ok(Self {
             dir: dir.to_owned(),
             config,
             around,
             generation,
             arch,
-            dtypes,
+            dtypes: BTreeMap::new(),
         })
     }
 

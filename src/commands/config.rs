@@ -38,7 +38,7 @@ fn check(args: &CheckArgs) -> anyhow::Result<()> {
     for problem in &problems {
         said.push_str(&shown(&args.config, &text, problem));
     }
-    output::print(&said)?;
+    output::print(&output::printable(&said))?;
     let count = match problems.len() {
         1 => "1 mistake".to_owned(),
         n => format!("{n} mistakes"),

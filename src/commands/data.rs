@@ -16,7 +16,7 @@ pub fn run(args: &DataArgs) -> anyhow::Result<()> {
     let text = if args.json {
         serde_json::to_string_pretty(&report)? + "\n"
     } else {
-        text(&report)
+        output::printable(&text(&report))
     };
     output::print(&text)
 }

@@ -82,27 +82,10 @@ fn text(dry: &DryRun, free: Option<u64>) -> String {
         line("", String::new());
         line(&format!("prompt {}", i + 1), format!("{tokens} tokens"));
         for row in prompt.lines() {
-            line("", printable(row));
+            line("", output::printable(row));
         }
     }
     text
-}
-
-/// A row of a prompt as text: characters that steer a terminal or turn its text around are written as their codes.
-fn printable(row: &str) -> String {
-    let steers = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    row.chars()
-        .map(|c| {
-            if steers(c) {
-                c.escape_unicode().to_string()
-            } else {
-                c.to_string()
-            }
-        })
-        .collect()
 }
 
 /// What to say where the rules give the task's own answers nothing.

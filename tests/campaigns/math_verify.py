@@ -5,7 +5,7 @@
 GSM8K is a folder with the dataset's train.jsonl. 2,000 pairs are made from its gold answers, right and wrong ones in many spellings,
 and 300 pairs made by hand are those of tests/fixtures/rewards/math_pairs.jsonl. Math-Verify is installed from the Python registry
 into a temporary folder, unless PYTHON has it. Every disagreement is listed with who is right: a pair made from GSM8K is right by
-construction, one made by hand as it says.
+construction, one made by hand as it says. TRL leaves out rows whose ground truth Math-Verify cannot parse: those are counted apart.
 """
 
 import argparse
@@ -99,8 +99,13 @@ def compare(rule, pairs, mine, other):
     counts, listed = collections.Counter(), []
     for pair, our, their in zip(pairs, mine, other, strict=True):
         group = "GSM8K" if pair["form"] == "gsm8k" else "by hand"
-        own, foreign = our.get("reward", 0) > 0.5, bool(their.get(rule))
         counts[group, "pairs"] += 1
+        own = our.get("reward", 0) > 0.5
+        if rule == "trl_accuracy" and their.get(rule) is None:
+            counts[group, "left out"] += 1
+            counts[group, "left out, ours right"] += own == pair["right"]
+            continue
+        foreign = bool(their.get(rule))
         counts[group, "agree"] += own == foreign
         counts[group, "ours right"] += own == pair["right"]
         counts[group, "theirs right"] += foreign == pair["right"]
@@ -110,11 +115,14 @@ def compare(rule, pairs, mine, other):
             who = "ours" if own == pair["right"] else "Math-Verify"
             listed.append({"rule": rule, "right": who, "pair": pair, "ours": our, "theirs": their})
     for group in ("GSM8K", "by hand"):
-        n = counts[group, "pairs"]
+        left = counts[group, "left out"]
+        n = counts[group, "pairs"] - left
         print(
             f"{rule}, {group}: {n} pairs, {counts[group, 'agree']} agree; right: ours {counts[group, 'ours right']} "
             f"({counts[group, 'undecided']} undecided), Math-Verify {counts[group, 'theirs right']}"
         )
+        if left:
+            print(f"{rule}, {group}: {left} more whose ground truth TRL leaves out; right of these: ours {counts[group, 'left out, ours right']}")
     return listed
 
 

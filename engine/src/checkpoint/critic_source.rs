@@ -1,6 +1,7 @@
 //! Where a critic's weights come from, and the folder that keeps them.
 
 use crate::checkpoint::PolicySource;
+use crate::checkpoint::policy_source::checkpoint_of;
 use crate::config::{CriticConfig, RunConfig};
 use crate::hub::{ModelFiles, model_folder};
 use crate::{Error, Result};
@@ -22,15 +23,20 @@ pub struct CriticSource {
 
 impl CriticSource {
     /// Reads what the configuration says of the critic, and refuses one that cannot score the policy's completions.
-    pub fn open(config: &RunConfig, critic: &CriticConfig, policy: &PolicySource) -> Result<Self> {
+    /// `files` are those of a model of the Hub that are wanted: without its weights it can be planned, not loaded.
+    pub fn open(
+        config: &RunConfig,
+        critic: &CriticConfig,
+        policy: &PolicySource,
+        files: ModelFiles,
+    ) -> Result<Self> {
         let Some(path) = &critic.model.path else {
             return Ok(Self {
                 checkpoint: policy.checkpoint.clone(),
                 is_policys: true,
             });
         };
-        let folder = model_folder(path, ModelFiles::All)?;
-        let checkpoint = Checkpoint::open(&folder)?.in_precision(config.precision);
+        let checkpoint = checkpoint_of(path, files)?.in_precision(config.precision);
         let arch = checkpoint.arch();
         let vocabulary = policy.tokenizer.vocab_size();
         if arch.vocab_size < vocabulary {

@@ -31,10 +31,15 @@ pub struct PolicySource {
 impl PolicySource {
     /// Reads the configured checkpoint folder, or makes the description of a random start.
     pub fn open(config: &ModelConfig, task: &dyn Task) -> Result<Self> {
-        let checkpoint = match &config.path {
-            Some(path) => Some(Checkpoint::open(&model_folder(path, ModelFiles::All)?)?),
-            None => None,
-        };
+        Self::with(config, task, ModelFiles::All)
+    }
+
+    /// The same with so many of the files of a model of the Hub: without its weights it can be planned, not loaded.
+    pub fn with(config: &ModelConfig, task: &dyn Task, files: ModelFiles) -> Result<Self> {
+        let checkpoint = config.path.as_ref();
+        let checkpoint = checkpoint
+            .map(|path| checkpoint_of(path, files))
+            .transpose()?;
         let tokenizer = tokenizer_of(config, task)?;
         let checkpoint = match (checkpoint, &config.arch) {
             (Some(checkpoint), _) => checkpoint,
@@ -183,6 +188,17 @@ impl PolicySource {
         }
         Ok(())
     }
+}
+
+/// The checkpoint at a path. Of a model of the Hub whose weights are not wanted, what its configs say.
+pub(super) fn checkpoint_of(path: &Path, files: ModelFiles) -> Result<Checkpoint> {
+    let folder = model_folder(path, files)?;
+    let has_weights = files == ModelFiles::All || folder == path;
+    Ok(if has_weights {
+        Checkpoint::open(&folder)?
+    } else {
+        Checkpoint::describe(&folder)?
+    })
 }
 
 /// The tokenizer of a configured model, with the chat template and its variables that the configuration sets; no weights are

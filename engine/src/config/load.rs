@@ -114,7 +114,8 @@ fn absolute(file: &str, base: &Path) -> Result<String> {
     Ok(path.to_string_lossy().into_owned())
 }
 
-/// Makes a path absolute: one alone, or in a list of paths or of `{path, weight}`. Names of the Hub stay as they are.
+/// Makes a path absolute: one alone, or in a list of paths or of `{path, weight}`, or under the names of sets. Names of the Hub stay
+/// as they are.
 fn resolve_file(named: &mut Value, base: &Path) -> Result<()> {
     match named {
         Value::String(file) if !HubName::is_one(file, base) => {
@@ -124,7 +125,10 @@ fn resolve_file(named: &mut Value, base: &Path) -> Result<()> {
         Value::Array(list) => list.iter_mut().try_for_each(|one| resolve_file(one, base)),
         Value::Object(entry) => match entry.get_mut("path") {
             Some(path @ Value::String(_)) => resolve_file(path, base),
-            _ => Ok(()),
+            Some(_) => Ok(()),
+            None => entry
+                .values_mut()
+                .try_for_each(|one| resolve_file(one, base)),
         },
         _ => Ok(()),
     }

@@ -112,7 +112,7 @@ impl LoraSettings {
     /// What the adapters will look like, without reading any weights.
     pub fn shape(&self, arch: &Arch) -> Result<LoraConfig> {
         let shape = self.over(match &self.path {
-            Some(path) => adapter_shape(arch, &model_folder(path, ModelFiles::All)?)?,
+            Some(path) => adapter_shape(arch, &model_folder(path, ModelFiles::Config)?)?,
             None => LoraConfig::default(),
         })?;
         self.in_arch(shape, arch)

@@ -13,6 +13,7 @@ pub use sft_dataset::{RowsAlone, SftDataset};
 
 use crate::checkpoint::PolicySource;
 use crate::config::{Mode, RunConfig, mode_of, needs_no_task, sft_of};
+use crate::hub::ModelFiles;
 use crate::task::Task;
 use crate::{Error, Result};
 use std::path::Path;
@@ -33,6 +34,8 @@ pub struct DatasetStats {
     pub longest_prompt: usize,
     /// Validation prompts.
     pub validation: usize,
+    /// Host bytes that the task's rows are held in.
+    pub rows_bytes: u64,
     /// What supervised training learns from, where there is any.
     pub demonstrations: Option<SftStats>,
 }
@@ -47,11 +50,12 @@ pub struct SftStats {
 }
 
 impl DatasetStats {
-    /// Reads what a configuration names with its tokenizer, weights apart, for the command that it is written for.
+    /// Reads what a configuration names with its tokenizer, for the command that it is written for. The weights of a model of the
+    /// Hub are not fetched.
     pub fn of(config: &RunConfig) -> Result<Self> {
         let mode = mode_of(config);
         let task = task_of(config, mode)?;
-        let source = PolicySource::open(&config.model, task.as_ref())?;
+        let source = PolicySource::with(&config.model, task.as_ref(), ModelFiles::Tokenizer)?;
         Data::read(config, task, &source, mode)?.survey(&source)
     }
 }
@@ -98,6 +102,7 @@ impl Data {
         Ok(DatasetStats {
             longest_prompt: self.prompts.longest()?,
             validation: self.prompts.validation.len(),
+            rows_bytes: self.prompts.task().held_bytes(),
             demonstrations: self.demonstrations.as_ref().map(look).transpose()?,
         })
     }

@@ -5,6 +5,7 @@ use crate::{Error, Result};
 use firebrick_models::Tokenizer;
 use firebrick_models::tokenizer::ChatOptions;
 use rayon::prelude::*;
+use serde_json::Value;
 use std::sync::Arc;
 
 /// An example with its prompt's tokens and text.
@@ -29,6 +30,8 @@ pub struct PromptDataset {
     pub filtered: u64,
     /// Validation prompts, those left out apart.
     pub validation: Vec<Prompt>,
+    /// Their indices in the split.
+    held_out: Vec<u64>,
     /// Tokens of the longest prompt that was kept.
     longest: usize,
 }
@@ -80,6 +83,22 @@ impl PromptDataset {
         Ok(dataset)
     }
 
+    /// The set that one of the validation prompts belongs to: the one that the task names, the row's `data_source` (verl), or the
+    /// task.
+    #[must_use]
+    pub fn validation_set(&self, at: usize) -> &str {
+        let named = self.held_out.get(at);
+        let named = named.and_then(|&index| self.task.validation_set(index));
+        named.unwrap_or_else(|| {
+            let fields = self.validation.get(at).map(|own| &own.example.fields);
+            let source = fields.and_then(|fields| fields.get("data_source"));
+            let source = source.and_then(Value::as_str);
+            source
+                .filter(|source| !source.is_empty())
+                .unwrap_or(self.task.name())
+        })
+    }
+
     /// The same with the validation split alone: nothing can be drawn from it.
     pub fn held_out(
         task: Arc<dyn Task>,
@@ -96,6 +115,7 @@ impl PromptDataset {
             kept: Kept::Listed(Vec::new()),
             filtered: 0,
             validation: Vec::new(),
+            held_out: Vec::new(),
             longest: 0,
         };
         for index in 0..wanted {
@@ -103,6 +123,7 @@ impl PromptDataset {
             if prompt.tokens.len() <= max_prompt {
                 dataset.longest = dataset.longest.max(prompt.tokens.len());
                 dataset.validation.push(prompt);
+                dataset.held_out.push(index);
             }
         }
         if wanted > 0 && dataset.validation.is_empty() {

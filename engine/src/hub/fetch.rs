@@ -5,6 +5,9 @@ use super::progress::Report;
 use super::{Hub, HubError, HubName, ModelFiles, RepoKind};
 use hf_hub::api::sync::{ApiError, ApiRepo};
 use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use std::fmt::Write;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,6 +26,14 @@ struct Sibling {
     rfilename: String,
     #[serde(default)]
     size: Option<u64>,
+    #[serde(default)]
+    lfs: Option<LargeFile>,
+}
+
+/// What the Hub says of a file that it stores by its content (Git LFS, Xet).
+#[derive(Debug, Deserialize)]
+struct LargeFile {
+    sha256: String,
 }
 
 /// Which of a repository's files are wanted, by their names; else why none can be.
@@ -82,8 +93,8 @@ impl Hub {
         let files = choose(&names).map_err(|why| name.error(why))?;
         let folder = self.snapshot(name, &listing.sha);
         for file in &files {
-            let size = listing.siblings.iter().find(|s| s.rfilename == *file);
-            self.file(name, &listing.sha, file, size.and_then(|s| s.size))?;
+            let stated = listing.siblings.iter().find(|s| s.rfilename == *file);
+            self.file(name, &listing.sha, file, stated)?;
         }
         self.remember(name, &listing.sha)?;
         Ok((folder, files))
@@ -116,14 +127,16 @@ impl Hub {
         listing.map_err(|e| Failure::Unreachable(format!("its answer was not understood: {e}")))
     }
 
-    /// Makes sure that a file of a commit is in the cache, whole.
+    /// Makes sure that a file of a commit is in the cache, whole. One that is downloaded has to have the size and the SHA-256 that
+    /// the Hub states.
     fn file(
         &self,
         name: &HubName,
         commit: &str,
         file: &str,
-        size: Option<u64>,
+        stated: Option<&Sibling>,
     ) -> Result<(), HubError> {
+        let size = stated.and_then(|s| s.size);
         let link = self.snapshot(name, commit).join(file);
         let is_whole = |path: &Path| {
             let found = std::fs::metadata(path).map(|m| m.len()).ok();
@@ -141,7 +154,13 @@ impl Hub {
                 std::thread::sleep(Duration::from_millis(200 << attempt));
             }
             match download(&repo, file) {
-                Ok(()) if is_whole(&link) => return Ok(()),
+                Ok(()) if is_whole(&link) => match damage(&link, stated) {
+                    None => return Ok(()),
+                    Some(what) => {
+                        last = what;
+                        discard(&link);
+                    }
+                },
                 Ok(()) => {
                     let found = std::fs::metadata(&link).map_or(0, |m| m.len());
                     last = format!("it has {found} bytes, the Hub lists {}", size.unwrap_or(0));
@@ -227,6 +246,48 @@ fn advice(name: &HubName, why: &str) -> String {
 fn download(repo: &ApiRepo, file: &str) -> Result<(), Failure> {
     repo.download_with_progress(file, Report::new(file))?;
     Ok(())
+}
+
+/// How a downloaded file differs from what the Hub states of it; none where it does not, or where the Hub states no SHA-256, as of
+/// small files. The name of a large file's blob, its etag, is that sum too.
+fn damage(link: &Path, stated: Option<&Sibling>) -> Option<String> {
+    let stated = stated
+        .and_then(|s| s.lfs.as_ref())
+        .map(|l| l.sha256.clone());
+    let wanted = stated.or_else(|| sum_of_blob(link))?;
+    match sha256(link) {
+        Ok(found) if found.eq_ignore_ascii_case(&wanted) => None,
+        Ok(found) => Some(format!(
+            "its SHA-256 is {found}, the Hub states {wanted}: it was damaged on the way"
+        )),
+        Err(error) => Some(format!("it cannot be read back: {error}")),
+    }
+}
+
+/// The SHA-256 that the blob behind a link is named by.
+fn sum_of_blob(link: &Path) -> Option<String> {
+    let blob = std::fs::canonicalize(link).ok()?;
+    let name = blob.file_name()?.to_str()?;
+    let is_sum = name.len() == 64 && name.bytes().all(|b| b.is_ascii_hexdigit());
+    is_sum.then(|| name.to_owned())
+}
+
+/// The SHA-256 of a file, in hexadecimal.
+fn sha256(path: &Path) -> std::io::Result<String> {
+    let mut file = std::fs::File::open(path)?;
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => break,
+            read => hasher.update(&buffer[..read]),
+        }
+    }
+    let sum = hasher.finalize();
+    Ok(sum.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    }))
 }
 
 /// Removes a file and, if it is a link, what it points to.

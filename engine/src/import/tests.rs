@@ -1,5 +1,6 @@
 //! What the readers make of texts, also of hostile ones.
 
+mod turns;
 use super::arithmetic::evaluate;
 use super::entry::{Entry, Given};
 use super::literal::hydra;

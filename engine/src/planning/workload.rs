@@ -123,6 +123,7 @@ pub fn reward_work(rewards: &Rewards, config: &RunConfig) -> Result<Vec<RewardWo
 pub fn observe(workload: &mut Workload, stats: DatasetStats) {
     workload.prompt_length = workload.prompt_length.min(stats.longest_prompt as u64);
     workload.validation = stats.validation as u64;
+    workload.rows_bytes = stats.rows_bytes;
     let Some(read) = stats.demonstrations else {
         return;
     };

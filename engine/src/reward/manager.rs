@@ -53,24 +53,17 @@ pub struct Note {
 impl RewardManager {
     /// Loads the models and starts the programs that a task's list of rewards names.
     pub fn open(task: &dyn Task, around: Surroundings<'_>) -> Result<Self> {
-        let (mut models, mut programs, mut order) = (Vec::new(), Vec::new(), Vec::new());
+        let programs = Programs::open(task)?;
+        let (mut models, mut order) = (Vec::new(), Vec::new());
         for (name, judge) in task.rewards().into_iter().flat_map(Rewards::judges) {
             order.push(match judge {
                 Judge::Model(config) => {
                     models.push(RewardModel::open(name, config, around)?);
                     Kind::Model
                 }
-                Judge::Program(program) => {
-                    programs.push(Program::open(name, program, task)?);
-                    Kind::Program
-                }
+                Judge::Program(_) => Kind::Program,
             });
         }
-        let programs = Programs {
-            list: Arc::new(programs),
-            task: task.name().into(),
-            progress: Progress::default(),
-        };
         Ok(Self {
             models,
             programs,
@@ -180,6 +173,28 @@ fn noted(program: &Program, answer: &Answer<'_>, outcome: &Outcome, note: &mut N
 }
 
 impl Programs {
+    /// Starts the programs that a task's list of rewards names. Its reward models are left alone.
+    ///
+    /// # Errors
+    /// Where one cannot be started, or needs of the task's rows what they do not have.
+    pub fn open(task: &dyn Task) -> Result<Self> {
+        let judges = task.rewards().into_iter().flat_map(Rewards::judges);
+        let programs = judges.filter_map(|(name, judge)| match judge {
+            Judge::Model(_) => None,
+            Judge::Program(program) => Some(Program::open(name, program, task)),
+        });
+        Ok(Self {
+            list: Arc::new(programs.collect::<Result<_>>()?),
+            task: task.name().into(),
+            progress: Progress::default(),
+        })
+    }
+
+    /// Their names among the rewards, in the order in which they answer.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.list.iter().map(Program::name)
+    }
+
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -9,7 +9,7 @@ mod worker;
 
 pub use self::verdict::{Asked, Outcome, Pending, Progress, Said, Verdict};
 
-use self::protocol::Protocol;
+use self::protocol::{Parameter, Protocol};
 use self::queue::{Call, Job, Queue};
 use self::request::{check_rows, sample};
 use self::worker::Worker;
@@ -46,6 +46,7 @@ impl Program {
         let first = Worker::start(name, program, &|| true).map_err(refusal)?;
         let protocol = first.protocol().clone();
         check_rows(&protocol, task).map_err(refusal)?;
+        check_environments(name, &protocol, task).map_err(refusal)?;
         let queue = Arc::new(Queue::default());
         let mut first = Some(first);
         let threads = (0..program.workers()).map(|_| {
@@ -103,6 +104,28 @@ impl Drop for Program {
             let _ = thread.join();
         }
     }
+}
+
+/// Refuses a function that cannot do without the objects of the task's environments, and says once that another one does not get
+/// them: they live in processes of their own.
+fn check_environments(name: &str, protocol: &Protocol, task: &dyn Task) -> Result<(), String> {
+    const INSTEAD: &str = "environments live in processes of their own; write what they are worth as `get_reward` of the class, which is \
+                           the part `environment` of the reward, or read the tools' answers in `completions`";
+    let Protocol::Trl {
+        environments: Some(parameter),
+        ..
+    } = protocol
+    else {
+        return Ok(());
+    };
+    match parameter {
+        _ if task.environments().is_none() => {}
+        Parameter::Needs => return Err(format!("it needs `environments`: {INSTEAD}")),
+        Parameter::Takes => {
+            tracing::warn!("reward `{name}`: its argument `environments` is None: {INSTEAD}");
+        }
+    }
+    Ok(())
 }
 
 /// Does jobs until there are no more, with a worker at a time.

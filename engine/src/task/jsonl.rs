@@ -7,6 +7,7 @@ mod config;
 
 pub use config::{Extract, JsonlConfig};
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::error::Place;
@@ -114,8 +115,8 @@ impl JsonlConfig {
         Ok(all)
     }
 
-    /// The files of `validation`, where there are any.
-    fn validation_files(&self, base: &Path) -> Result<Option<Vec<PathBuf>>, TaskError> {
+    /// The files of each source of `validation`, where there are any.
+    fn validation_files(&self, base: &Path) -> Result<Option<Vec<Vec<PathBuf>>>, TaskError> {
         let Some(files) = &self.validation else {
             return Ok(None);
         };
@@ -128,7 +129,32 @@ impl JsonlConfig {
             let detail = "every validation row is used once, so it takes no weights; remove them";
             return Err(TaskError::config(VALIDATION, detail));
         }
-        Ok(Some(files.list(base, VALIDATION)?.concat()))
+        Ok(Some(files.list(base, VALIDATION)?))
+    }
+
+    /// The rows of each named set of `validation`, whose sources have these files, in a task of this name.
+    fn sets(
+        &self,
+        task: &str,
+        rows: &Rows,
+        sources: &[Vec<PathBuf>],
+    ) -> Result<Vec<(String, Range<u64>)>, TaskError> {
+        let mut sets = Vec::new();
+        let mut first = 0;
+        let named = self.validation.iter().flat_map(|files| &files.0);
+        for (source, files) in named.zip(sources) {
+            let own = rows.of_files(first..first + files.len());
+            first += files.len();
+            let Some(name) = &source.set else { continue };
+            if name == task {
+                let detail = format!(
+                    "a set has the name of the task, `{name}`, under which metrics have all sets together; give one of them another name"
+                );
+                return Err(TaskError::config(VALIDATION, detail));
+            }
+            sets.push((name.clone(), own));
+        }
+        Ok(sets)
     }
 }
 
@@ -151,6 +177,8 @@ pub struct Jsonl {
     /// Where absent, rows of `train` are held out.
     validation: Option<Rows>,
     validation_order: Order,
+    /// The rows of `validation` that each named set has.
+    sets: Vec<(String, Range<u64>)>,
 }
 
 impl Jsonl {
@@ -178,20 +206,27 @@ impl Jsonl {
         let sources = config.train.list(base, TRAIN)?;
         let validation_files = config.validation_files(base)?;
         let train = Rows::read(&sources.concat(), TRAIN, config.limit, &check)?;
-        let held_out = match validation_files {
+        let held_out = match &validation_files {
             Some(_) => 0,
             None => config.held_out(train.len())?,
         };
         let (kept, held_out) = split(train.len(), held_out, config.seed);
         let validation = validation_files
-            .map(|files| Rows::read(&files, VALIDATION, None, &check))
+            .as_ref()
+            .map(|files| Rows::read(&files.concat(), VALIDATION, None, &check))
             .transpose()?;
         let held_out = match &validation {
             Some(rows) => config.validation_rows(rows)?,
             None => held_out,
         };
+        let name = config.name.clone().unwrap_or_else(|| NAME.to_owned());
+        let sets = match (&validation, &validation_files) {
+            (Some(rows), Some(files)) => config.sets(&name, rows, files)?,
+            _ => Vec::new(),
+        };
         Ok(Self {
-            name: config.name.clone().unwrap_or_else(|| NAME.to_owned()),
+            name,
+            sets,
             train_order: order(&train, kept, &sources, weights)?,
             train,
             validation,
@@ -309,6 +344,19 @@ impl Task for Jsonl {
             example.fields.insert(TOOLS.to_owned(), tools);
         }
         Ok(example)
+    }
+
+    fn held_bytes(&self) -> u64 {
+        let rows = std::iter::once(&self.train).chain(&self.validation);
+        let orders = [&self.train_order, &self.validation_order];
+        let bytes = rows.map(Rows::held_bytes).sum::<usize>();
+        bytes as u64 + orders.iter().map(|own| own.held_bytes()).sum::<u64>()
+    }
+
+    fn validation_set(&self, index: u64) -> Option<&str> {
+        let row = self.validation_order.row(index)?;
+        let own = self.sets.iter().find(|(_, rows)| rows.contains(&row));
+        own.map(|(name, _)| name.as_str())
     }
 
     fn environments(&self) -> Option<&dyn Environments> {

@@ -61,6 +61,17 @@ pub trait Task: Send + Sync {
     /// The example at `index`: the same for the same index, always.
     fn example(&self, split: Split, index: u64) -> Result<Example, TaskError>;
 
+    /// The set that a held-out example belongs to in metrics, where the task names one. Otherwise it is the one that its row's
+    /// `data_source` names (verl), or one with the task's name.
+    fn validation_set(&self, _: u64) -> Option<&str> {
+        None
+    }
+
+    /// Bytes of host memory that its examples are held in: those of generated ones are none.
+    fn held_bytes(&self) -> u64 {
+        0
+    }
+
     /// The characters of its prompts and answers, where a model that starts from random weights may have one token a
     /// character. `None`: such a model needs a tokenizer from elsewhere.
     fn alphabet(&self) -> Option<&str> {

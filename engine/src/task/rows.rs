@@ -11,6 +11,7 @@ mod read;
 mod store;
 mod text;
 
+pub(crate) use files::validation_schema;
 pub use files::{RowFiles, RowSource};
 pub(crate) use order::{Indices, Order};
 pub(crate) use store::Rows;

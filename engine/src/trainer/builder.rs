@@ -7,6 +7,7 @@ use crate::Result;
 use crate::checkpoint::RunDir;
 use crate::config::{Mode, RunConfig};
 use crate::data::task_of;
+use crate::hub::ModelFiles;
 use crate::metrics::profile::Profiler;
 use crate::metrics::tracker::{self, TrackedRun, Tracker, Trackers};
 use crate::metrics::{Ledger, Observer, PhaseTimings, Recorder, Silent, Snapshots, TokenSettings};
@@ -143,7 +144,14 @@ impl TrainerBuilder {
             Some(task) => task,
             None => task_of(&config, self.mode)?,
         };
-        let opened = Opened::open(config, self.mode, task, self.objective, world.clone())?;
+        let opened = Opened::open(
+            config,
+            self.mode,
+            task,
+            self.objective,
+            world.clone(),
+            ModelFiles::All,
+        )?;
         let mut planned = opened.plan()?;
         opened.check_ranks(&planned)?;
         let (mut loaded, state, resumed) = Loaded::begin(&opened, &mut planned, self.start)?;
@@ -186,6 +194,7 @@ impl TrainerBuilder {
             data: opened.data.prompts,
             turns: opened.turns,
             demonstrations: opened.data.demonstrations,
+            _rows: loaded.rows,
             learner: loaded.policy,
             reference: loaded.reference,
             reward_manager: loaded.reward_manager,

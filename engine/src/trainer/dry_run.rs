@@ -5,6 +5,7 @@ use super::setup::{Opened, Planned};
 use crate::Result;
 use crate::config::{Mode, RunConfig};
 use crate::data::{Prompt, PromptDataset, task_of};
+use crate::hub::ModelFiles;
 use crate::plan::estimate::{Estimate, Sizes};
 use crate::task::{Completion, Example, Split, Task};
 use crate::world::World;
@@ -71,7 +72,14 @@ impl TrainerBuilder {
             Some(task) => task,
             None => task_of(&config, mode)?,
         };
-        let opened = Opened::open(config, mode, task, objective, World::default())?;
+        let opened = Opened::open(
+            config,
+            mode,
+            task,
+            objective,
+            World::default(),
+            ModelFiles::Tokenizer,
+        )?;
         let planned = opened.plan()?;
         let prompts = &opened.data.prompts;
         let has_prompts = mode == Mode::Rl;

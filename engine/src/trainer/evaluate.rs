@@ -248,7 +248,8 @@ pub(crate) fn judged(
     }
     let each = answers.iter().zip(samples).zip(rewards).zip(judged);
     let evaluated = each.map(|(((answer, sample), reward), note)| {
-        EvaluatedSample::new(task.name(), answer, sample, reward, note.lost)
+        let set = data.validation_set(sample.request);
+        EvaluatedSample::new(set, answer, sample, reward, note.lost)
     });
     Ok(evaluated.collect())
 }

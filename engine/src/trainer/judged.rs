@@ -1,6 +1,5 @@
 //! Judged completions of validation prompts: what `firebrick eval` writes of each, and what statistics take of it.
 
-use crate::data::Prompt;
 use crate::metrics::JudgedSample;
 use crate::reward::Answer;
 use crate::task::{Reading, Reward};
@@ -11,7 +10,7 @@ use serde::Serialize;
 /// A completion of a validation prompt with its reward.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvaluatedSample {
-    /// The set that its prompt belongs to: the row's `data_source`, or the task.
+    /// The set that its prompt belongs to: a named one, the row's `data_source`, or the task.
     pub set: String,
     /// Index of the prompt among those that were evaluated.
     pub index: usize,
@@ -45,9 +44,9 @@ pub struct EvaluatedSample {
 }
 
 impl EvaluatedSample {
-    /// A completion as it was judged, in a task of this name.
+    /// A completion of a prompt of this set as it was judged.
     pub(super) fn new(
-        task: &str,
+        set: &str,
         answer: &Answer<'_>,
         sample: &Sample,
         reward: Reward,
@@ -55,7 +54,7 @@ impl EvaluatedSample {
     ) -> Self {
         let prompt = answer.prompt;
         Self {
-            set: set_of(task, prompt).to_owned(),
+            set: set.to_owned(),
             index: sample.request,
             sample: sample.sample,
             prompt: prompt.text.clone(),
@@ -89,11 +88,4 @@ impl EvaluatedSample {
 pub(super) fn judged_samples(samples: &[EvaluatedSample]) -> Vec<JudgedSample> {
     let whole = samples.iter().filter(|s| s.reward_error.is_none());
     whole.map(EvaluatedSample::judged).collect()
-}
-
-/// The set of a validation prompt: its row's `data_source` (verl), or the task.
-fn set_of<'a>(task: &'a str, prompt: &'a Prompt) -> &'a str {
-    let source = prompt.example.fields.get("data_source");
-    let source = source.and_then(|value| value.as_str());
-    source.filter(|source| !source.is_empty()).unwrap_or(task)
 }

@@ -13,6 +13,7 @@ use crate::learner::Learner;
 use crate::optim::Scaler;
 use crate::plan::{Plan, Role};
 use crate::reward::{RewardManager, Surroundings};
+use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::allocation_trace::{AllocationTrace, TraceSource};
 use firebrick_backends::memory::{ReadingSource, read};
 use firebrick_backends::out_of_memory::Watch;
@@ -30,6 +31,8 @@ pub(super) struct Loaded {
     pub reward_manager: RewardManager,
     /// What is held at the boundaries of the run.
     pub log: Arc<BoundaryLog>,
+    /// The rows of the data, as the accounts count them.
+    pub rows: MemoryGuard,
     /// The run folder, where there is one already.
     folder: Option<RunDir>,
     /// The checkpoint that the run goes on from.
@@ -89,6 +92,11 @@ impl Loaded {
                 (Some(folder), checkpoint)
             }
         };
+        let rows = runtime.accounts.hold(
+            Category::Buffers,
+            Home::Host,
+            opened.data.prompts.task().held_bytes() as usize,
+        );
         let decoder = match &checkpoint {
             Some(dir) => opened.source.saved(config, dir, &opened.device)?,
             None => opened.source.decoder(config, &opened.device)?,
@@ -109,6 +117,7 @@ impl Loaded {
             reference,
             reward_manager,
             log,
+            rows,
             folder,
             checkpoint,
         })

@@ -60,6 +60,7 @@ use crate::turns::TurnTemplate;
 use crate::world::World;
 use burn::tensor::Device;
 use firebrick_backends::DeviceInfo;
+use firebrick_backends::accounts::MemoryGuard;
 use firebrick_backends::memory::peak_resident_bytes;
 use firebrick_models::Decoder;
 use firebrick_spec::DeviceProfile;
@@ -109,6 +110,8 @@ pub struct Trainer {
     critic_source: Option<CriticSource>,
     /// The task's reward models.
     reward_manager: RewardManager,
+    /// The rows of the data, as the accounts count them.
+    _rows: MemoryGuard,
     /// What the planner was asked, and the plan in force.
     request: Request,
     plan: Plan,

@@ -8,6 +8,7 @@ use super::turns::turn_template;
 use crate::checkpoint::{CriticSource, PolicySource};
 use crate::config::{Mode, RunConfig, SftConfig, sft_of};
 use crate::data::Data;
+use crate::hub::ModelFiles;
 use crate::lr_scheduler::LrSchedule;
 use crate::objective::Objective;
 use crate::optim::OptimConfig;
@@ -53,13 +54,15 @@ pub(super) struct Planned {
 }
 
 impl Opened {
-    /// Reads and checks what a resolved configuration names. `objective` takes the place of the configured one.
+    /// Reads and checks what a resolved configuration names. `objective` takes the place of the configured one; `files` are those
+    /// of a model of the Hub that are wanted.
     pub fn open(
         mut config: RunConfig,
         mode: Mode,
         task: Arc<dyn Task>,
         objective: Option<Arc<dyn Objective>>,
         world: World,
+        files: ModelFiles,
     ) -> Result<Self> {
         check_size(&config.trainer, &world)?;
         check_environments(&world, task.as_ref())?;
@@ -67,8 +70,8 @@ impl Opened {
         // first, because what a preset sets depends on the device
         let (device, info) = open_device(&mut config)?;
         check_device(&world, asked, &info)?;
-        let source =
-            PolicySource::open(&config.model, task.as_ref())?.in_precision(config.precision);
+        let source = PolicySource::with(&config.model, task.as_ref(), files)?;
+        let source = source.in_precision(config.precision);
         let profile = profile::of(&info);
         check_experts(&world, source.checkpoint.arch())?;
         planning::settle_share(&mut config, mode, source.checkpoint.arch(), &profile)?;
@@ -86,7 +89,8 @@ impl Opened {
         LrSchedules::new(&config, None, config.trainer.steps)?;
         let data = Data::read(&config, task, &source, mode)?;
         let critic = config.own_critic().filter(|_| mode == Mode::Rl);
-        let critic_source = critic.map(|critic| CriticSource::open(&config, critic, &source));
+        let critic_source =
+            critic.map(|critic| CriticSource::open(&config, critic, &source, files));
         Ok(Self {
             critic_source: critic_source.transpose()?,
             config,

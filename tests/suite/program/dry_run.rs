@@ -1,6 +1,6 @@
 //! `train --dry-run`: what it says, and that it leaves nothing.
 
-use super::{Bench, refused, succeeded};
+use super::{Bench, refused, stderr, succeeded};
 
 #[test]
 fn a_dry_run_says_what_the_run_would_do_and_leaves_nothing() {
@@ -66,4 +66,74 @@ fn a_rule_that_gives_the_tasks_own_answers_nothing_is_refused_before_the_first_s
         ],
     );
     assert!(!bench.path("run").exists());
+}
+
+/// Texts that steer a terminal: colours, the window's title, a cleared screen, the cursor, text turned around, a bell, half a sequence.
+const HOSTILE: [&str; 7] = [
+    "\u{1b}[31mred\u{1b}[0m",
+    "\u{1b}]0;title\u{7}",
+    "\u{1b}[2J\u{1b}[1;1H",
+    "over\rwritten\u{8}\u{8}",
+    "\u{202e}turned\u{2066}",
+    "\u{9b}31m\u{90}q\u{9c}",
+    "\u{0}\u{1b}",
+];
+
+#[test]
+fn prompts_and_answers_cannot_steer_the_terminal() {
+    let bench = Bench::new();
+    let row = |text: &&str| {
+        serde_json::json!({"prompt": format!("{text}?"), "answer": format!("{text}!")}).to_string()
+    };
+    let rows: Vec<String> = HOSTILE.iter().map(row).collect();
+    bench.write("rows.jsonl", &rows.join("\n"));
+    let model = crate::support::fixtures().join("models/qwen2-tied");
+    let model = format!("model={{path: {}}}", model.display());
+    let steers = |text: &str| {
+        text.chars().find(|&c| {
+            (c.is_control() && c != '\n')
+                || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        })
+    };
+    let task = |pattern: &str| {
+        format!(
+            "task={{kind: dataset, train: rows.jsonl, answer_field: answer, rewards: [{{kind: regex, pattern: '{pattern}'}}]}}"
+        )
+    };
+    let mut shown = String::new();
+    for seed in 0..4 {
+        let seed = format!("trainer.seed={seed}");
+        let args = [
+            &model,
+            &task("!"),
+            "rollout.prompt_length=64",
+            &seed,
+            "--dry-run",
+        ];
+        let output = bench.firebrick("train", &args);
+        let said = succeeded(&output);
+        assert_eq!(steers(&said), None, "{said:?}");
+        assert_eq!(steers(&stderr(&output)), None, "{:?}", stderr(&output));
+        shown.push_str(&said);
+    }
+    // they are there all the same, as codes
+    assert!(shown.contains("\\u{1b}"), "{shown}");
+    let never = [
+        &model,
+        &task("^never$"),
+        "rollout.prompt_length=64",
+        "--dry-run",
+    ];
+    let output = bench.firebrick("train", &never);
+    refused(&output, &["7 of 7 reference answers earn nothing"]);
+    assert_eq!(steers(&stderr(&output)), None, "{:?}", stderr(&output));
+    // and so do the prompts of `data`
+    let looked = [
+        &model,
+        &task("!"),
+        "rollout.prompt_length=64",
+        "--samples=7",
+    ];
+    let said = succeeded(&bench.firebrick("data", &looked));
+    assert_eq!(steers(&said), None, "{said:?}");
 }

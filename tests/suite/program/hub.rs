@@ -1,6 +1,8 @@
 //! Models and datasets by name: fetched from a server with the Hub's routes, kept in the layout of Python's cache, found there
 //! without a network.
 
+mod files;
+
 use super::{Bench, firebrick, program, refused, stderr, succeeded};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -28,6 +30,8 @@ struct Shared {
     token: Option<String>,
     /// A file whose first download breaks off halfway.
     broken: Mutex<Option<String>>,
+    /// Downloads of weights that are still to be damaged on the way.
+    damaged: Mutex<usize>,
     /// Each request: its path and its range.
     requests: Mutex<Vec<(String, String)>>,
 }
@@ -139,10 +143,14 @@ fn list(stream: TcpStream, hub: &Shared, path: &str) {
     let Some(files) = hub.repos.get(repo) else {
         return respond(stream, "404 Not Found", &[], b"{}", None);
     };
-    let siblings: Vec<_> = files
-        .iter()
-        .map(|(name, bytes)| serde_json::json!({"rfilename": name, "size": bytes.len()}))
-        .collect();
+    let sibling = |(name, bytes): (&String, &Vec<u8>)| {
+        let mut file = serde_json::json!({"rfilename": name, "size": bytes.len()});
+        if name.ends_with(".safetensors") {
+            file["lfs"] = serde_json::json!({"sha256": files::sha256(bytes), "size": bytes.len()});
+        }
+        file
+    };
+    let siblings: Vec<_> = files.iter().map(sibling).collect();
     let listing = serde_json::json!({"sha": COMMIT, "siblings": siblings}).to_string();
     respond(stream, "200 OK", &[], listing.as_bytes(), None);
 }
@@ -169,13 +177,16 @@ fn send(stream: TcpStream, hub: &Shared, file: &str, range: &str, headers: &[Str
         *broken = None;
     }
     let most = breaks.then_some((to - from) / 2);
-    respond(
-        stream,
-        "206 Partial Content",
-        &headers,
-        &bytes[from..to],
-        most,
-    );
+    let mut sent = bytes[from..to].to_vec();
+    let mut damaged = hub.damaged.lock().unwrap();
+    if *damaged > 0 && to - from > 1 && name.ends_with(".safetensors") {
+        *damaged -= 1;
+        // as many bytes, one of them another
+        let last = sent.len() - 1;
+        sent[last] ^= 1;
+    }
+    drop(damaged);
+    respond(stream, "206 Partial Content", &headers, &sent, most);
 }
 
 fn respond(

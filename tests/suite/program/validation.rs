@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Bench, stderr, succeeded};
+use super::{Bench, refused, stderr, succeeded};
 
 fn lines(text: &str) -> Vec<Value> {
     let lines = text.lines();
@@ -125,6 +125,58 @@ fn rows_of_two_sources_are_two_sets_and_samples_say_what_was_read() {
             (&Value::from("math"), &sample["answer"])
         );
     }
+}
+
+#[test]
+fn named_validation_files_are_sets_of_their_own_whatever_their_rows_say() {
+    let bench = Bench::new();
+    let rows = |source: &str, first: usize| -> String {
+        let row = |i: usize| {
+            format!(
+                "{{\"data_source\": \"{source}\", \"q\": \"{i}+1=\", \"a\": \"{}\"}}\n",
+                i + 1
+            )
+        };
+        (first..first + 3).map(row).collect()
+    };
+    bench.write("train.jsonl", &rows("one", 0));
+    bench.write("data/small.jsonl", &rows("one", 10));
+    bench.write("data/large-1.jsonl", &rows("one", 100));
+    bench.write("data/large-2.jsonl", &rows("two", 200));
+    let task = |validation: &str| {
+        format!(
+            "task={{kind: dataset, name: sums, train: train.jsonl, validation: {validation}, prompt: '{{q}}', answer_field: a, \
+             rewards: [{{kind: math}}]}}"
+        )
+    };
+    let fixtures = crate::support::fixtures().join("models/llama-gqa");
+    let model = format!("model.path={}", fixtures.display());
+    let run = |validation: &str| {
+        let args = [
+            task(validation),
+            "model.arch=null".to_owned(),
+            model.clone(),
+            "rollout.prompt_length=32".to_owned(),
+            "trainer.steps=1".to_owned(),
+        ];
+        bench.firebrick("train", &args.each_ref().map(String::as_str))
+    };
+    succeeded(&run(
+        "{small: data/small.jsonl, large: [data/large-1.jsonl, data/large-2.jsonl]}",
+    ));
+    let metrics = lines(&bench.read("run/metrics.jsonl"));
+    let value = |name: &str| metrics[0][format!("val-core/{name}")].as_f64();
+    let (small, large) = (value("small/reward"), value("large/reward"));
+    let all = value("sums/reward").expect("of all");
+    // three prompts and six
+    let mean = (3.0 * small.expect("a set") + 6.0 * large.expect("a set")) / 9.0;
+    assert!((all - mean).abs() < 1e-12);
+    assert!(value("large/acc/mean@1").is_some());
+    assert!(value("one/reward").is_none() && value("two/reward").is_none());
+    refused(
+        &run("{sums: data/small.jsonl}"),
+        &["task.validation", "the name of the task, `sums`"],
+    );
 }
 
 #[test]

@@ -14,10 +14,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const CLASSES: &str = r#"
-import os, pathlib, sys, time
+import os, pathlib, stat, sys, time
 from typing import Literal, Optional
 
 here = pathlib.Path(__file__).parent
+
+def on_the_wire(line):
+    """Writes to every pipe that this process has, the one for its answers among them."""
+    for number in range(3, 32):
+        try:
+            if stat.S_ISFIFO(os.fstat(number).st_mode):
+                os.write(number, line)
+        except OSError:
+            pass
 
 class Counter:
     """Counts."""
@@ -51,6 +60,24 @@ class Counter:
             os._exit(3)
         if amount == 98:
             time.sleep(1000)
+        if amount == 97:
+            on_the_wire(b"nonsense\n")
+        if amount == 96:
+            on_the_wire(b'{"id": 4711, "results": [{"content": "forged"}]}\n')
+        if amount == 95:
+            on_the_wire(b"\xff\xfe\n")
+        if amount == 94:
+            on_the_wire(b'{"results": []}\n')
+        if amount == 93:
+            while True:
+                on_the_wire(b"flood\n")
+        if amount == 92:
+            for _ in range(20_000):
+                print("noise " * 80)
+                print("noise " * 80, file=sys.stderr)
+            os.write(1, b"not the wire\n")
+        if amount == 91:
+            return "long " * 100_000
         self.total += (amount if sign == "+" else -amount) * times
         return f"total {self.total}"
 
@@ -228,7 +255,7 @@ fn an_object_of_the_class_answers_each_rollout_for_itself() {
 }
 
 #[test]
-fn a_process_that_dies_hangs_or_answers_nonsense_is_replaced() {
+fn a_process_that_dies_or_hangs_is_replaced() {
     let Some(folder) = folder() else { return };
     let more = json!({"timeout": 5.0});
     let environments = open(folder.path(), "Counter", &more).expect("opened");
@@ -251,6 +278,46 @@ fn a_process_that_dies_hangs_or_answers_nonsense_is_replaced() {
             ["total 1"]
         );
     }
+}
+
+#[test]
+fn a_process_that_writes_nonsense_on_the_wire_is_replaced() {
+    let Some(folder) = folder() else { return };
+    let more = json!({"timeout": 20.0, "workers": 1});
+    let environments = open(folder.path(), "Counter", &more).expect("opened");
+    for (amount, reason) in [
+        (97, "it answered \"nonsense"),
+        (96, "it answered \"{\\\"id\\\": 4711"),
+        (95, "not UTF-8"),
+        (94, "it answered \"{\\\"results\\\": []"),
+        (93, "it answered \"flood"),
+    ] {
+        let (mut one, mut other) = (began(&environments, 0), began(&environments, 0));
+        let failed = one.step(&turn(&[("add", json!({"amount": amount}))]));
+        let failed = failed.expect_err("it failed");
+        assert!(failed.own && failed.reason.contains(reason), "{failed}");
+        let gone = other.step(&turn(&[("peek", json!({}))])).expect_err("gone");
+        assert!(!gone.own, "{gone}");
+        let mut again = began(&environments, 0);
+        assert_eq!(
+            said(&mut again, &[("add", json!({"amount": 1}))]),
+            ["total 1"]
+        );
+    }
+}
+
+#[test]
+fn what_an_environment_prints_disturbs_nothing_however_much_it_is() {
+    let Some(folder) = folder() else { return };
+    let environments = open(folder.path(), "Counter", &Value::Null).expect("opened");
+    let mut one = began(&environments, 0);
+    assert_eq!(
+        said(&mut one, &[("add", json!({"amount": 92}))]),
+        ["total 92"]
+    );
+    let long = said(&mut one, &[("add", json!({"amount": 91}))]);
+    assert_eq!(long, ["long ".repeat(100_000)]);
+    assert_eq!(one.reward().expect("a reward"), Some(92.0));
 }
 
 #[test]

@@ -326,6 +326,8 @@ impl<'a> Context<'a> {
     pub fn phase(&self, name: &str, see: impl FnOnce(&mut PeakUsage)) -> PhaseEstimate {
         let mut peak = PeakUsage::new(self.profile.is_unified());
         see(&mut peak);
+        let rows = self.workload.rows_bytes;
+        peak.add_throughout(MemoryUsage::default().on_host(Category::Buffers, rows));
         self.close(name, &peak)
     }
 }

@@ -62,6 +62,28 @@ fn total(estimate: &Estimate, phase: &str) -> u64 {
     estimate.phase(phase).expect("a phase").total_bytes
 }
 
+#[test]
+fn rows_are_held_on_the_host_in_every_phase() {
+    let plain = workload();
+    let with_rows = Workload {
+        rows_bytes: 1_000_000,
+        ..workload()
+    };
+    for (backend, is_unified) in [(Backend::Cpu, true), (Backend::Cuda, false)] {
+        let memory = MemoryConfig::default();
+        let [without, with] = [&plain, &with_rows].map(|own| under(own, &memory, &device(backend)));
+        assert_eq!(without.phases.len(), with.phases.len());
+        for (without, with) in without.phases.iter().zip(&with.phases) {
+            let name = &with.name;
+            assert_eq!(with.host_bytes, without.host_bytes + 1_000_000, "{name}");
+            let more = with.total_bytes - without.total_bytes;
+            // the pool of a device adds its share of what is in it
+            let wanted = if is_unified { 1_000_000 } else { 0 };
+            assert!(more >= wanted && more <= wanted * 2, "{name}: {more}");
+        }
+    }
+}
+
 fn checkpointed() -> MemoryConfig {
     MemoryConfig {
         gradient_checkpointing: true,

@@ -120,6 +120,15 @@ impl PeakUsage {
         }
     }
 
+    /// Adds what is held all the time.
+    pub fn add_throughout(&mut self, usage: MemoryUsage) {
+        self.host = self.host + usage.host;
+        self.device = self.device + usage.device;
+        if self.unified {
+            self.device = self.device + usage.host;
+        }
+    }
+
     pub fn record(&mut self, moment: &'static str, usage: MemoryUsage) {
         let device = if self.unified {
             usage.device + usage.host

@@ -64,6 +64,8 @@ pub struct Workload {
     pub rewards: Vec<RewardWork>,
     /// Supervised training: what a step learns from instead of rollouts. Each example counts as a prompt of its own.
     pub examples: Option<Examples>,
+    /// Host bytes that the rows of the data are held in, all the time.
+    pub rows_bytes: u64,
 }
 
 /// What supervised training learns from.
@@ -133,6 +135,7 @@ impl Workload {
             critic: None,
             rewards: Vec::new(),
             examples: None,
+            rows_bytes: 0,
         }
     }
 

@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 const OWN_ENGINE: &str =
     "the sampling engine is our own, and holds the very weights that are trained";
 const SHOWN: &str = "`firebrick report RUN` shows samples, and samples.jsonl has all of them";
-const ONE_TURN: &str = "tools are methods of an environment here; set task.environment";
 
 pub(super) const TABLE: &[Rule] = &[
     (crate::import::python::CLASS, By(algorithm)),
@@ -170,7 +169,7 @@ pub(super) const TABLE: &[Rule] = &[
     ("vespo_k_neg", Same("objective.vespo_k_neg")),
     ("vespo_lambda_pos", Same("objective.vespo_lambda_pos")),
     ("vespo_lambda_neg", Same("objective.vespo_lambda_neg")),
-    ("max_tool_calling_iterations", Off(ONE_TURN)),
+    ("max_tool_calling_iterations", By(tool_turns)),
     (
         "cast_lm_head_to_fp32",
         NotNeeded("log-probs are computed in f32 in every precision"),
@@ -265,6 +264,19 @@ fn top_k(asked: &Asked) -> Verdict {
     match asked.whole() {
         Some(k) if k > 0 => set("rollout.top_k", k),
         _ => not_needed("all tokens, as here by default"),
+    }
+}
+
+/// The model has one more turn than there are calls of tools.
+fn tool_turns(asked: &Asked) -> Verdict {
+    match asked.whole() {
+        Some(n) if n > 0 => set_noted(
+            "rollout.multi_turn.max_assistant_turns",
+            n + 1,
+            "the last turn calls no tool; it needs task.environment",
+        ),
+        _ if asked.is_off() => not_needed("no limit, as here by default"),
+        _ => asked.wrong("a whole number above 0"),
     }
 }
 

@@ -1,9 +1,10 @@
 //! What stands beside TRL's configurations: `ModelConfig`, the scripts' data, a trainer's own arguments, PEFT's and Accelerate's.
 
 use super::rewards::functions;
-use crate::import::common::{devices, model, precision};
+use crate::import::common::{devices, model, path, precision};
 use crate::import::verdict::Answer::{By, NotNeeded, Off};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set};
+use serde_json::json;
 
 const NO_PYTHON: &str = "no Python is run: model families are built in";
 const FILES: &str =
@@ -171,12 +172,11 @@ pub(super) const TRAINER: &[Rule] = &[
     ),
     (
         "GRPOTrainer.tools",
-        Off("set task.environment to the class: kind: python, file, class"),
+        Off(
+            "functions are no tools here: write them as methods of a class with `reset`, and name it in task.environment",
+        ),
     ),
-    (
-        "GRPOTrainer.environment_factory",
-        Off("set task.environment to the class: kind: python, file, class"),
-    ),
+    ("GRPOTrainer.environment_factory", By(environment)),
     (
         "GRPOTrainer.rollout_func",
         Off("rollouts are this engine's own; turns are answered by a class, task.environment"),
@@ -264,6 +264,31 @@ pub(super) const ACCELERATE: &[Rule] = &[
     ("tpu_use_sudo", NotNeeded(LAUNCH)),
     ("multi_gpu", NotNeeded(LAUNCH)),
 ];
+
+/// A class by its name; the file that defines it where the name has its module.
+fn environment(asked: &Asked) -> Verdict {
+    let Some(name) = asked.text() else {
+        return if asked.is_off() {
+            not_needed("one turn a rollout, as here without task.environment")
+        } else {
+            cannot(
+                "rollouts of a run have environments of one class here: name it in task.environment ({kind: python, file, class})",
+            )
+        };
+    };
+    match name.rsplit_once('.') {
+        Some((module, class)) => {
+            let file = format!("{}.py", module.replace('.', "/"));
+            set(
+                "task.environment",
+                json!({"kind": "python", "file": path(asked.facts, &file), "class": class}),
+            )
+        }
+        None => cannot(format!(
+            "write task.environment: {{kind: python, file: FILE, class: {name}}} with the file that defines `{name}`"
+        )),
+    }
+}
 
 fn peft(asked: &Asked) -> Verdict {
     if asked.is_on() {

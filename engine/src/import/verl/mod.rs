@@ -6,6 +6,7 @@ mod critic;
 mod data;
 mod loss;
 mod model;
+mod multi_turn;
 mod offload;
 mod optimizer;
 mod reference;
@@ -25,6 +26,7 @@ pub(super) const TABLES: &[&[Rule]] = &[
     actor::TABLE,
     reference::TABLE,
     rollout::TABLE,
+    multi_turn::TABLE,
     algorithm::TABLE,
     critic::TABLE,
     reward_model::TABLE,
@@ -86,7 +88,11 @@ pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
             .value("data.train_files")
             .map(Value::to_string)
             .unwrap_or_default();
-        let custom = facts.text("custom_reward_function.path").is_some();
+        let sections = [
+            "custom_reward_function.path",
+            "reward.custom_reward_function.path",
+        ];
+        let custom = sections.iter().any(|key| facts.text(key).is_some());
         let (reward, sure) = guess(&files.to_ascii_lowercase());
         into.rewards.insert(0, reward);
         if custom || !sure {

@@ -2,8 +2,8 @@
 
 use crate::import::common::{path, python_reward};
 use crate::import::verdict::Answer::{By, NotNeeded, Off};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, set};
-use serde_json::json;
+use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set};
+use serde_json::{Value, json};
 
 pub(super) const TABLE: &[Rule] = &[
     ("reward_model.enable", By(judge)),
@@ -64,17 +64,70 @@ pub(super) const TABLE: &[Rule] = &[
     ),
     (
         "custom_reward_function.reward_kwargs.**",
-        Off("a Python reward gets the row's fields and no arguments of its own"),
+        NotNeeded("they are the kwargs of the reward of custom_reward_function.path"),
+    ),
+    // verl of 2026 has all of it in one section
+    ("reward.num_workers", NotNeeded(WORKERS)),
+    ("reward.custom_reward_function.path", By(custom)),
+    (
+        "reward.custom_reward_function.name",
+        NotNeeded("it names the function at reward.custom_reward_function.path"),
+    ),
+    (
+        "reward.custom_reward_function.reward_kwargs.**",
+        NotNeeded("they are the kwargs of the reward of reward.custom_reward_function.path"),
+    ),
+    (
+        "reward.reward_manager.source",
+        NotNeeded("rules add up their parts"),
+    ),
+    ("reward.reward_manager.name", By(manager)),
+    (
+        "reward.reward_manager.**",
+        NotNeeded("rules add up their parts"),
+    ),
+    (
+        "reward.reward_kwargs.overlong_buffer_cfg.enable",
+        By(overlong),
+    ),
+    (
+        "reward.reward_kwargs.overlong_buffer_cfg.**",
+        NotNeeded(
+            "overlong_buffer_cfg.enable says whether there is a penalty; its reward has len and penalty_factor",
+        ),
+    ),
+    (
+        "reward.reward_kwargs.max_resp_len",
+        NotNeeded("rollout.response_length is the limit"),
+    ),
+    (
+        "reward.reward_kwargs.**",
+        Off("a rule's options stand beside its kind in task.rewards (docs/tasks.md)"),
+    ),
+    ("reward.reward_model.enable", By(judge)),
+    ("reward.reward_model.model_path", By(judge_path)),
+    ("reward.reward_model.**", NotNeeded(JUDGE)),
+    (
+        "reward.sandbox_fusion.url",
+        Off("no completions are run as programs"),
+    ),
+    (
+        "reward.sandbox_fusion.**",
+        NotNeeded("sandbox_fusion.url says whether completions are run as programs"),
     ),
 ];
+
+const WORKERS: &str = "`workers` of a Python reward says how many processes call it";
 
 fn judge(asked: &Asked) -> Verdict {
     if !asked.is_on() {
         return not_needed("no reward model, as here by default");
     }
-    let Some(folder) = asked.facts.text("reward_model.model.path") else {
+    let section = asked.key.trim_end_matches(".enable");
+    let paths = ["model.path", "model_path"].map(|path| format!("{section}.{path}"));
+    let Some(folder) = paths.iter().find_map(|path| asked.facts.text(path)) else {
         return cannot(
-            "reward_model.model.path is missing: write rewards: [{kind: model, path: FOLDER}]",
+            "the reward model's path is missing: write rewards: [{kind: model, path: FOLDER}]",
         );
     };
     set(
@@ -84,8 +137,8 @@ fn judge(asked: &Asked) -> Verdict {
 }
 
 fn judge_path(asked: &Asked) -> Verdict {
-    let on = asked.facts.is_on("reward_model.enable");
-    not_needed(if on {
+    let sections = ["reward_model.enable", "reward.reward_model.enable"];
+    not_needed(if sections.iter().any(|key| asked.facts.is_on(key)) {
         "it stands in the reward of reward_model.enable"
     } else {
         "reward_model.enable is off"
@@ -128,11 +181,33 @@ fn custom(asked: &Asked) -> Verdict {
     let Some(file) = asked.text() else {
         return not_needed("none, as here by default");
     };
-    let name = asked
-        .facts
-        .text("custom_reward_function.name")
-        .unwrap_or("compute_score");
-    python_reward(Some(path(asked.facts, file)), name)
+    let section = asked.key.trim_end_matches(".path");
+    let name = asked.facts.text(&format!("{section}.name"));
+    let mut reward = python_reward(
+        Some(path(asked.facts, file)),
+        name.unwrap_or("compute_score"),
+    );
+    let start = format!("{section}.reward_kwargs.");
+    if let Verdict::Set(settings, _) = &mut reward {
+        for key in asked.facts.keys() {
+            let (Some(argument), Some(value)) = (key.strip_prefix(&start), asked.facts.value(key))
+            else {
+                continue;
+            };
+            for (_, reward) in &mut *settings {
+                put(&mut reward["kwargs"], argument, plain(value));
+            }
+        }
+    }
+    reward
+}
+
+/// Puts an argument with a dotted name into nested objects.
+fn put(arguments: &mut Value, name: &str, value: Value) {
+    match name.split_once('.') {
+        Some((outer, inner)) => put(&mut arguments[outer], inner, value),
+        None => arguments[name] = value,
+    }
 }
 
 const JUDGE: &str =

@@ -6,7 +6,6 @@ use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
 use serde_json::Value;
 
-const ONE_TURN: &str = "verl's classes of tools and interactions are not read; write them as one class and set task.environment";
 const OWN_ENGINE: &str =
     "the sampling engine is our own, and holds the very weights that are trained";
 
@@ -117,37 +116,8 @@ pub(super) const TABLE: &[Rule] = &[
         Off("rollout.quantization: int8 needs no file"),
     ),
     (
-        "actor_rollout_ref.rollout.val_kwargs.temperature",
-        By(greedy),
-    ),
-    ("actor_rollout_ref.rollout.val_kwargs.top_p", By(greedy)),
-    ("actor_rollout_ref.rollout.val_kwargs.top_k", By(greedy)),
-    (
-        "actor_rollout_ref.rollout.val_kwargs.do_sample",
-        By(validation),
-    ),
-    ("actor_rollout_ref.rollout.val_kwargs.n", By(once)),
-    ("actor_rollout_ref.rollout.multi_turn.enable", Off(ONE_TURN)),
-    (
-        "actor_rollout_ref.rollout.multi_turn.tool_config_path",
-        Off(ONE_TURN),
-    ),
-    (
-        "actor_rollout_ref.rollout.multi_turn.interaction_config_path",
-        Off(ONE_TURN),
-    ),
-    (
-        "actor_rollout_ref.rollout.multi_turn.**",
-        NotNeeded("multi_turn.enable says whether there are several turns"),
-    ),
-    (
-        "actor_rollout_ref.rollout.agent.agent_loop_config_path",
-        Off(ONE_TURN),
-    ),
-    ("actor_rollout_ref.rollout.agent.**", NotNeeded(OWN_ENGINE)),
-    (
         "actor_rollout_ref.rollout.enable_rollout_routing_replay",
-        Off("mixtures of experts are not among the model families"),
+        By(replay),
     ),
     (
         "actor_rollout_ref.rollout.skip_rollout",
@@ -218,6 +188,13 @@ pub(super) const TABLE: &[Rule] = &[
         NotNeeded(OWN_ENGINE),
     ),
 ];
+
+fn replay(asked: &Asked) -> Verdict {
+    if asked.is_on() {
+        return set("rollout.router_replay", true);
+    }
+    not_needed("off, as here by default")
+}
 
 fn top_k(asked: &Asked) -> Verdict {
     match asked.whole() {
@@ -347,40 +324,5 @@ fn model_len(asked: &Asked) -> Verdict {
             cannot("it is not above the longest prompt, which would leave no room for a completion")
         }
         None => not_needed("prompt and response length together, as here"),
-    }
-}
-
-const GREEDY: &str = "validation completes every prompt greedily, once";
-
-fn is_sampled(asked: &Asked) -> bool {
-    asked
-        .facts
-        .is_on("actor_rollout_ref.rollout.val_kwargs.do_sample")
-}
-
-fn greedy(asked: &Asked) -> Verdict {
-    if is_sampled(asked) {
-        cannot(format!(
-            "{GREEDY}: its numbers are not those of sampled completions"
-        ))
-    } else {
-        not_needed(GREEDY)
-    }
-}
-
-fn validation(asked: &Asked) -> Verdict {
-    if asked.is_on() {
-        cannot(format!(
-            "{GREEDY}: its numbers are not those of sampled completions"
-        ))
-    } else {
-        not_needed(GREEDY)
-    }
-}
-
-fn once(asked: &Asked) -> Verdict {
-    match asked.whole() {
-        Some(1) => not_needed(GREEDY),
-        _ => cannot(format!("{GREEDY}: there is no mean over several")),
     }
 }

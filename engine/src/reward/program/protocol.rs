@@ -13,11 +13,23 @@ pub(super) enum Protocol {
         columns: Option<Vec<String>>,
         /// Those that it cannot do without.
         needs: Vec<String>,
+        /// Whether it has a parameter for the objects of environments.
+        environments: Option<Parameter>,
     },
     /// A function with verl's signature.
     Verl,
     /// A command: a line a completion, in either direction.
     Lines,
+}
+
+/// A parameter of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Parameter {
+    /// It has a default.
+    Takes,
+    /// It has none.
+    Needs,
 }
 
 /// What the worker of a function says of it.
@@ -31,6 +43,7 @@ enum Opening {
         style: String,
         needs: Vec<String>,
         columns: Option<Vec<String>>,
+        environments: Option<Parameter>,
     },
 }
 
@@ -60,7 +73,16 @@ impl Protocol {
         match serde_json::from_str(line) {
             Ok(Opening::Refused { refused }) => Err(refused),
             Ok(Opening::Ready { style, .. }) if style == "verl" => Ok(Self::Verl),
-            Ok(Opening::Ready { needs, columns, .. }) => Ok(Self::Trl { columns, needs }),
+            Ok(Opening::Ready {
+                needs,
+                columns,
+                environments,
+                ..
+            }) => Ok(Self::Trl {
+                columns,
+                needs,
+                environments,
+            }),
             Err(_) => Err(format!("its worker said {}", shortened(line))),
         }
     }

@@ -3,6 +3,7 @@
 use super::super::Answer;
 use super::protocol::Protocol;
 use crate::task::{Example, PromptText, Split, Task};
+use firebrick_models::tokenizer::Message;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
@@ -30,7 +31,7 @@ pub(super) fn sample(
             "data_source": example.fields.get("data_source").unwrap_or(&json!(task)),
             "solution_str": answer.text,
             "ground_truth": ground_truth(example)?,
-            "extra_info": example.fields.get("extra_info").unwrap_or(&json!({})),
+            "extra_info": extra_info(example.fields.get("extra_info"), answer.turns),
         }),
         Protocol::Lines => {
             let (prompt, _) = conversation(&example.prompt, answer);
@@ -63,6 +64,22 @@ fn conversation(prompt: &PromptText, answer: &Answer<'_>) -> (Value, Value) {
             json!([{"role": "assistant", "content": answer.text}]),
         ),
     }
+}
+
+/// A row's `extra_info` with what verl's reward managers add to it: `num_turns`, which counts the prompt, the model's turns and what
+/// stands between them (verl's agent loops), and `rollout_reward_scores`, which is empty. What is no object stays as it is.
+fn extra_info(own: Option<&Value>, turns: &[Message]) -> Value {
+    let mut fields = match own {
+        None | Some(Value::Null) => Map::new(),
+        Some(Value::Object(fields)) => fields.clone(),
+        Some(other) => return other.clone(),
+    };
+    // several answers of tools to one turn are one turn
+    let is_model = |message: &Message| message.role == "assistant";
+    let parts = turns.chunk_by(|a, b| !is_model(a) && !is_model(b)).count();
+    fields.insert("num_turns".to_owned(), json!(1 + parts.max(1)));
+    fields.insert("rollout_reward_scores".to_owned(), json!({}));
+    Value::Object(fields)
 }
 
 /// Some of a row's columns; all of them where none are named.

@@ -8,8 +8,8 @@ use super::{Outcome, Program, Progress};
 use crate::data::Prompt;
 use crate::reward::{Answer, Asked, CompletionId};
 use crate::task::{
-    Completion, Example, PromptText, Reward, RewardConfig, RewardKind, RewardProgram, Split, Task,
-    TaskError,
+    Calculator, CalculatorConfig, Completion, Example, PromptText, Reward, RewardConfig,
+    RewardKind, RewardProgram, Split, Task, TaskError,
 };
 use firebrick_models::tokenizer::Message;
 use serde_json::{Value, json};
@@ -225,7 +225,9 @@ fn a_function_for_verl_is_called_as_verl_calls_it() {
 import asyncio
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     # the ground truth as the row has it, not as text
-    assert (data_source, ground_truth, extra_info) == ("sums", ["42", 7], {"index": 3})
+    assert (data_source, ground_truth) == ("sums", ["42", 7])
+    # what verl's reward managers add: the prompt and the completion are two turns
+    assert extra_info == {"index": 3, "num_turns": 2, "rollout_reward_scores": {}}, extra_info
     if solution_str == "none":
         return None
     if solution_str == "plain":
@@ -260,6 +262,50 @@ async def together(data_source, solution_str, ground_truth, extra_info=None):
         [Some(3.0); 3],
         "all calls of a coroutine function run at the same time"
     );
+}
+
+#[test]
+fn objects_of_environments_are_none_and_a_function_that_needs_them_is_refused() {
+    let Some(bench) = Bench::new(
+        r#"
+def needs(completions, environments):
+    return [environment.total for environment in environments]
+def takes(completions, environments=(), **kwargs):
+    assert environments is None
+    return [len(c) for c in completions]
+def any_of_them(completions, **kwargs):
+    assert "environments" not in kwargs
+    return [len(c) for c in completions]
+"#,
+    ) else {
+        return;
+    };
+    let calculator: CalculatorConfig = serde_json::from_value(json!({})).expect("settings");
+    let calculator = Calculator::new(&calculator).expect("a task");
+    let open = |function: &str| {
+        let settings = bench.settings(function, &json!({}));
+        Program::open("judge", &settings, &calculator)
+    };
+    let refused = open("needs").expect_err("refused").to_string();
+    for part in ["reward `judge`", "it needs `environments`", "`get_reward`"] {
+        assert!(refused.contains(part), "{part:?} is not in {refused}");
+    }
+    for function in ["takes", "any_of_them"] {
+        let program = open(function).expect("opened");
+        assert_eq!(
+            rewards(&program, &["a", "bb", "ccc"]),
+            LENGTHS,
+            "{function}"
+        );
+    }
+    // without an environment there are no objects to be missed, as in TRL
+    let outcomes = said(
+        &bench.open("takes", &json!({})),
+        &prompt(row("")),
+        &["a", "bb", "ccc"],
+    );
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    bench.open("needs", &json!({}));
 }
 
 #[test]

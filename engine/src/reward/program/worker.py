@@ -30,6 +30,10 @@ class Function:
         known = TRL if self.style == "trl" else VERL
         # what is left has to be a column of the rows
         self.needs = [name for name in needs if name not in known and name not in kwargs]
+        # the objects of a task's environments, which are in other processes
+        self.environments = None
+        if self.style == "trl" and "environments" in self.takes and "environments" not in kwargs:
+            self.environments = "needs" if "environments" in needs else "takes"
         if self.style == "verl" and self.needs:
             raise Refused(f"it needs {listed(self.needs)}, which verl's signature has not; give them in `kwargs`")
         unknown = [name for name in kwargs if not self.takes_any and name not in self.takes]
@@ -94,7 +98,7 @@ def by_trl(function, request, loop):
         log_extra=log_extra,
         log_metric=log_metric,
     )
-    if "environments" in function.takes:
+    if function.environments:
         arguments["environments"] = None
     values = function.call(arguments)
     if inspect.isawaitable(values):
@@ -155,7 +159,7 @@ def begin(opening, loop):
     def handle(request):
         return {"samples": judge(function, request, loop)}
 
-    return {"style": function.style, "needs": function.needs, "columns": function.columns()}, handle
+    return {"style": function.style, "needs": function.needs, "columns": function.columns(), "environments": function.environments}, handle
 
 
 serve(begin)

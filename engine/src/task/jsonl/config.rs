@@ -3,6 +3,7 @@
 use firebrick_models::tokenizer::Message;
 use serde::{Deserialize, Serialize};
 
+use crate::task::rows::validation_schema;
 use crate::task::{EnvironmentConfig, RewardConfig, RowFiles};
 
 /// Settings of a task made of rows.
@@ -17,6 +18,7 @@ pub struct JsonlConfig {
     pub train: RowFiles,
     /// Validation rows, from the same kinds of places; without any, they are held out of `train`. verl: `data.val_files`.
     #[serde(default)]
+    #[schemars(schema_with = "validation_schema")]
     pub validation: Option<RowFiles>,
     /// Rows in validation: the first of the `validation` files (absent: all of them), or, without such
     /// files, drawn from `train` by `seed` and not trained on (absent: none).

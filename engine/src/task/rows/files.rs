@@ -8,13 +8,17 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::format::{has_rows, kind_of};
 use crate::hub::{Hub, HubName, RepoKind};
 use crate::task::TaskError;
 
-/// Where the rows of a split come from. In a configuration: a path, or a list whose entries are paths or `{path, weight}`.
+/// The setting whose sources may have names.
+const VALIDATION: &str = "task.validation";
+
+/// Where the rows of a split come from. In a configuration: a path, or a list whose entries are paths or `{path, weight}`; of
+/// validation also a mapping from names to these.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RowFiles(pub Vec<RowSource>);
 
@@ -25,6 +29,8 @@ pub struct RowSource {
     pub path: String,
     /// Its share of what is drawn, beside the weights of the others.
     pub weight: Option<f64>,
+    /// The name of the set that its rows are, in validation.
+    pub set: Option<String>,
 }
 
 impl RowSource {
@@ -32,6 +38,7 @@ impl RowSource {
         Self {
             path: path.into(),
             weight: None,
+            set: None,
         }
     }
 }
@@ -62,8 +69,18 @@ impl From<PathBuf> for RowFiles {
 
 impl Serialize for RowFiles {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if let [RowSource { path, weight: None }] = self.0.as_slice() {
+        if let [
+            RowSource {
+                path,
+                weight: None,
+                set: None,
+            },
+        ] = self.0.as_slice()
+        {
             return serializer.serialize_str(path);
+        }
+        if self.0.iter().any(|source| source.set.is_some()) {
+            return self.by_set().serialize(serializer);
         }
         let mut list = serializer.serialize_seq(Some(self.0.len()))?;
         for source in &self.0 {
@@ -84,10 +101,37 @@ impl<'de> Deserialize<'de> for RowFiles {
         let sources = match Value::deserialize(deserializer)? {
             Value::Array(list) if list.is_empty() => Err("expected at least one path".to_owned()),
             Value::Array(list) => list.into_iter().map(source).collect(),
+            Value::Object(sets) if !sets.contains_key("path") => named(sets),
             one => source(one).map(|source| vec![source]),
         };
         sources.map(Self).map_err(D::Error::custom)
     }
+}
+
+/// Sources of sets under their names.
+fn named(sets: Map<String, Value>) -> Result<Vec<RowSource>, String> {
+    if sets.is_empty() {
+        return Err("expected at least one set, as in {gsm8k: test.jsonl}".to_owned());
+    }
+    let mut sources = Vec::new();
+    for (name, paths) in sets {
+        if name.trim().is_empty() {
+            return Err("expected a name for every set, found an empty one".to_owned());
+        }
+        let paths = match paths {
+            Value::Array(list) if list.is_empty() => {
+                return Err(format!("{name}: expected at least one path"));
+            }
+            Value::Array(list) => list,
+            one => vec![one],
+        };
+        for path in paths {
+            let own = source(path).map_err(|e| format!("{name}: {e}"))?;
+            let set = Some(name.clone());
+            sources.push(RowSource { set, ..own });
+        }
+    }
+    Ok(sources)
 }
 
 fn source(value: Value) -> Result<RowSource, String> {
@@ -114,7 +158,11 @@ fn source(value: Value) -> Result<RowSource, String> {
         Some(key) => Err(format!(
             "unknown field `{key}`, expected `path` or `weight`"
         )),
-        None => Ok(RowSource { path, weight }),
+        None => Ok(RowSource {
+            path,
+            weight,
+            set: None,
+        }),
     }
 }
 
@@ -143,7 +191,45 @@ impl JsonSchema for RowFiles {
     }
 }
 
+/// The schema of `task.validation`: sources, or several sets of them under their names.
+pub(crate) fn validation_schema(generator: &mut SchemaGenerator) -> Schema {
+    let sources = generator.subschema_for::<RowFiles>();
+    json_schema!({
+        "anyOf": [
+            sources,
+            {
+                "type": "object", "minProperties": 1, "description": "Sets of rows under their names.",
+                "additionalProperties": {"anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "minItems": 1, "items": {"type": "string"}}
+                ]}
+            },
+            {"type": "null"}
+        ]
+    })
+}
+
 impl RowFiles {
+    /// The paths of every set under its name, as a configuration has them.
+    fn by_set(&self) -> Map<String, Value> {
+        let mut sets: Map<String, Value> = Map::new();
+        for source in &self.0 {
+            let name = source.set.clone().unwrap_or_default();
+            let paths = sets.entry(name).or_insert_with(|| json!([]));
+            if let Value::Array(paths) = paths {
+                paths.push(json!(source.path));
+            }
+        }
+        for paths in sets.values_mut() {
+            if let Value::Array(list) = paths
+                && list.len() == 1
+            {
+                *paths = list.remove(0);
+            }
+        }
+        sets
+    }
+
     /// The weights of the sources, where they have any.
     pub(crate) fn weights(&self, setting: &str) -> Result<Option<Vec<f64>>, TaskError> {
         let weights: Vec<f64> = self.0.iter().filter_map(|source| source.weight).collect();
@@ -167,6 +253,13 @@ impl RowFiles {
         base: &Path,
         setting: &'static str,
     ) -> Result<Vec<Vec<PathBuf>>, TaskError> {
+        let named = self.0.iter().find_map(|source| source.set.as_ref());
+        if let Some(name) = named.filter(|_| setting != VALIDATION) {
+            let detail = format!(
+                "names a set, `{name}`, which `task.validation` alone has; write a path, or a list of paths"
+            );
+            return Err(TaskError::config(setting, detail));
+        }
         self.0
             .iter()
             .map(|source| list(&source.path, base, setting))

@@ -92,6 +92,15 @@ impl Order {
         self.len
     }
 
+    /// Bytes of the lists of rows.
+    pub fn held_bytes(&self) -> u64 {
+        let of = |rows: &Indices| match rows {
+            Indices::Range(_) => 0,
+            Indices::List(list) => size_of_val(list.as_slice()) as u64,
+        };
+        self.parts.iter().map(|(rows, _)| of(rows)).sum()
+    }
+
     /// The row of an index, if there is one.
     pub fn row(&self, index: u64) -> Option<u64> {
         let mut left = index;

@@ -145,7 +145,6 @@ impl Rows {
     }
 
     /// Bytes that the rows themselves take.
-    #[cfg(test)]
     pub fn held_bytes(&self) -> usize {
         let of = |block: &Block| {
             let content = match &block.content {

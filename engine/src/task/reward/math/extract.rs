@@ -135,13 +135,19 @@ fn said(text: &str) -> &str {
 fn formula(text: &str, within: usize) -> Option<&str> {
     let pairs = [("\\[", "\\]"), ("\\(", "\\)"), ("$$", "$$"), ("$", "$")];
     let found = pairs.iter().filter_map(|(open, close)| {
-        let start = text.find(open).filter(|at| *at <= within)? + open.len();
-        let length = text[start..].find(close).filter(|n| *n > 0)?;
+        let start = unescaped(text, open).filter(|at| *at <= within)? + open.len();
+        let length = unescaped(&text[start..], close).filter(|n| *n > 0)?;
         let own = &text[start..start + length];
         // one dollar of an amount is no formula's
         (*open != "$" || !amount(own)).then_some((start, own))
     });
     found.min_by_key(|(start, _)| *start).map(|(_, own)| own)
+}
+
+/// Where a mark stands first. A dollar behind a backslash is an amount's, within a formula or outside.
+fn unescaped(text: &str, mark: &str) -> Option<usize> {
+    let mut places = text.match_indices(mark).map(|(at, _)| at);
+    places.find(|&at| !mark.starts_with('$') || !text[..at].ends_with('\\'))
 }
 
 /// Whether a text between two dollars is rather an amount and what follows it: `$5 and not $`.

@@ -119,6 +119,9 @@ fn trl_reads_boxes_and_formulas_after_final_answer_alone() {
     };
     let value = |text: &str| latex.judge("7", text).expect("judged").value > 0.5;
     assert!(value("\\boxed{7}") && value("The final answer is $7$. I hope it is correct."));
+    // a dollar behind a backslash is an amount's and ends no formula
+    assert!(value("The final answer is $\\$7$. I hope it is correct."));
+    assert!(!value("The final answer is \\$7 and not $8$."));
     assert!(!value("#### 7") && !value("The answer is 7") && !value("7"));
 }
 

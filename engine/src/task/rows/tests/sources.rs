@@ -79,3 +79,22 @@ fn sources_are_read_from_a_path_a_list_and_a_list_with_weights() {
         "{text}"
     );
 }
+
+#[test]
+fn validation_is_several_sets_under_their_names_and_nothing_else_is() {
+    let parse = |json: &str| serde_json::from_str::<RowFiles>(json).map_err(|e| e.to_string());
+    let json = r#"{"gsm8k":"a.jsonl","math":["b.jsonl","c.parquet"]}"#;
+    let files = parse(json).expect("parses");
+    assert_eq!(serde_json::to_string(&files).expect("writes"), json);
+    let sets: Vec<_> = files.0.iter().map(|own| own.set.as_deref()).collect();
+    assert_eq!(sets, [Some("gsm8k"), Some("math"), Some("math")]);
+    let listed = files.list(Path::new("d"), "task.validation");
+    assert_eq!(listed.expect("listed").concat()[1], Path::new("d/b.jsonl"));
+    let text = files.list(Path::new("d"), TRAIN).expect_err("refused");
+    assert!(text.to_string().contains("names a set, `gsm8k`"), "{text}");
+    let refused = |json: &str| parse(json).expect_err("refused");
+    assert!(refused("{}").contains("at least one set"));
+    assert!(refused(r#"{"a": []}"#).contains("a: expected at least one path"));
+    assert!(refused(r#"{"a": 3}"#).contains("a: expected a path"));
+    assert!(refused(r#"{" ": "b"}"#).contains("a name for every set"));
+}

@@ -1,0 +1,96 @@
+//! Which files are fetched, and that they are those that the Hub has.
+
+use super::{COMMIT, Hub, TASK, model, repos};
+use crate::program::{Bench, program, refused, stderr, succeeded};
+use sha2::{Digest, Sha256};
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::Mutex;
+
+/// The sum that a Hub states of a large file.
+pub(super) fn sha256(bytes: &[u8]) -> String {
+    let sum = Sha256::digest(bytes);
+    sum.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn generate(hub: &Hub, cache: &Path) -> Output {
+    let args = "generate --model owner/tiny --prompt Jean --device cpu --max-new-tokens 2";
+    let command = program(&args.split(' ').collect::<Vec<_>>());
+    hub.reach(command, cache).output().unwrap()
+}
+
+#[test]
+fn weights_that_are_damaged_on_the_way_are_fetched_again() {
+    let mut shared = repos();
+    shared.damaged = Mutex::new(1);
+    let (bench, hub) = (Bench::new(), Hub::serve(shared));
+    let cache = bench.path("cache");
+    succeeded(&generate(&hub, &cache));
+    let snapshot = cache.join("hub/models--owner--tiny/snapshots").join(COMMIT);
+    let bytes = std::fs::read(snapshot.join("model.safetensors")).unwrap();
+    assert_eq!(sha256(&bytes), sha256(&model()["model.safetensors"]));
+    assert_eq!(*hub.shared.damaged.lock().unwrap(), 0);
+}
+
+#[test]
+fn weights_that_are_others_than_the_hub_states_are_refused_and_not_kept() {
+    let mut shared = repos();
+    shared.damaged = Mutex::new(usize::MAX);
+    let (bench, hub) = (Bench::new(), Hub::serve(shared));
+    let cache = bench.path("cache");
+    let wanted = sha256(&model()["model.safetensors"]);
+    refused(
+        &generate(&hub, &cache),
+        &[
+            "model.safetensors",
+            "its SHA-256 is",
+            &format!("the Hub states {wanted}"),
+        ],
+    );
+    let snapshot = cache.join("hub/models--owner--tiny/snapshots").join(COMMIT);
+    assert!(!snapshot.join("model.safetensors").exists());
+    assert!(snapshot.join("config.json").exists());
+}
+
+/// A configuration whose model, critic and rows are of the Hub.
+fn configured(bench: &Bench, command: &str, more: &[&str]) -> Command {
+    let settings = [
+        "model={path: owner/tiny}",
+        "objective=ppo",
+        "critic={model: {path: owner/tiny}}",
+        "rollout.prompt_length=64",
+        TASK,
+    ];
+    bench.command(command, &[&settings[..], more].concat())
+}
+
+#[test]
+fn planning_checking_and_a_dry_run_fetch_no_weights() {
+    let bench = Bench::new();
+    for (command, more) in [("plan", &[][..]), ("train", &["--dry-run"])] {
+        let hub = Hub::serve(repos());
+        let cache = bench.path(command);
+        let output = hub
+            .reach(configured(&bench, command, more), &cache)
+            .output();
+        let output = output.unwrap();
+        succeeded(&output);
+        assert!(!stderr(&output).contains("model.safetensors"), "{command}");
+        let fetched = |file: &str| hub.ranges_of(file).len();
+        assert!(fetched("config.json") > 0 && fetched("tokenizer.json") > 0);
+        assert_eq!(fetched("model.safetensors"), 0, "{command}");
+    }
+    let hub = Hub::serve(repos());
+    let task = TASK.trim_start_matches("task=");
+    let text = format!(
+        "model: {{path: owner/tiny}}\ntask: {task}\noutput: run\nrollout: {{prompt_length: 64, response_length: 4}}\n"
+    );
+    bench.write("hub.yaml", &text);
+    let mut check = program(&["config", "check", "hub.yaml"]);
+    check.current_dir(bench.path(""));
+    let checked = hub.reach(check, &bench.path("check")).output().unwrap();
+    let said = succeeded(&checked);
+    assert!(said.contains("no mistakes"), "{said}");
+    assert!(!hub.ranges_of("tokenizer.json").is_empty());
+    assert!(hub.ranges_of("model.safetensors").is_empty());
+}
