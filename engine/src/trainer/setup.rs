@@ -68,7 +68,8 @@ impl Opened {
         let (device, info) = open_device(&mut config)?;
         check_device(&world, asked, &info)?;
         let source =
-            PolicySource::open(&config.model, task.as_ref())?.in_precision(config.precision);
+            PolicySource::open(&config.model, task.as_ref())?
+            .in_format(config.precision, config.base());
         let profile = profile::of(&info);
         check_experts(&world, source.checkpoint.arch())?;
         planning::settle_share(&mut config, mode, source.checkpoint.arch(), &profile)?;

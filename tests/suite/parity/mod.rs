@@ -8,6 +8,7 @@ mod long_rows;
 mod models;
 mod nested;
 mod optim;
+mod quantized_checkpoint;
 mod rewards;
 mod routers;
 mod schedules;
