@@ -52,15 +52,16 @@ impl Decoder {
             let mut specs = unit_specs(&arch, kind);
             let range = next..next + specs.len();
             next = range.end;
-            let entry = |(spec, index): (&mut ParamSpec, usize)| {
-                let NewParam { layout, tensor } = value(index, spec)?.into();
-                spec.trainable = layout.is_none();
-                let slot = spec.slot;
-                Ok(match layout {
-                    Some(_) => (WeightKey { slot, layout }, tensor),
-                    None => (slot.into(), stored_as(tensor, dtype)),
-                })
-            };
+            let entry =
+                |(spec, index): (&mut ParamSpec, usize)| -> Result<(WeightKey, Tensor<2>), E> {
+                    let NewParam { layout, tensor } = value(index, spec)?.into();
+                    spec.trainable = layout.is_none();
+                    let slot = spec.slot;
+                    Ok(match layout {
+                        Some(_) => (WeightKey { slot, layout }, tensor),
+                        None => (slot.into(), stored_as(tensor, dtype)),
+                    })
+                };
             let entries = specs.iter_mut().zip(range.clone()).map(entry);
             let entries = entries.collect::<Result<Vec<_>, E>>()?;
             units.push(Unit {

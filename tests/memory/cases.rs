@@ -41,7 +41,9 @@ pub fn cases() -> Vec<(Case, Plans)> {
         ("llama, 26 M, adapters beside int8", BaseFormat::Int8),
         ("llama, 26 M, adapters beside nf4", BaseFormat::Nf4),
     ] {
-        let case = Case::new(name, &llama(), [48, 16, 32]).adapted().beside(base);
+        let case = Case::new(name, &llama(), [48, 16, 32])
+            .adapted()
+            .beside(base);
         all.push((case.sampled(8), base_plans()));
     }
     let half = Case::new("llama, 26 M, bf16", &llama(), [256, 256, 2]);

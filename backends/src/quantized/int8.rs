@@ -8,7 +8,7 @@ use rayon::prelude::*;
 const MAX_CODE: f32 = 127.0;
 
 /// bitsandbytes multiplies by this and does not divide by 127.
-const RECIPROCAL: f32 = 7.874_015_7e-3;
+const RECIPROCAL: f32 = 7.874_016e-3;
 
 pub(super) fn quantize(values: &[f32], layout: QuantizedLayout, words: &mut [f32]) {
     let (codes, scales) = words.split_at_mut(layout.code_words());

@@ -192,17 +192,16 @@ pub(super) fn widen(words: &[f32], layout: QuantizedLayout, first: usize, out: &
 }
 
 /// Numbers of one block, from the flat index `at` on.
-fn widen_block(codes: &[u8], mut at: usize, entries: &[f32; CODE_MAP], mut out: &mut [f32]) {
+fn widen_block(codes: &[u8], at: usize, entries: &[f32; CODE_MAP], out: &mut [f32]) {
     let upper = |byte: u8| entries[usize::from(byte >> 4)];
     let lower = |byte: u8| entries[usize::from(byte & 15)];
-    if at % 2 == 1
-        && let Some((first, rest)) = out.split_first_mut()
-    {
+    let odd = out.len().min(at % 2);
+    let (first, rest) = out.split_at_mut(odd);
+    if let [first] = first {
         *first = lower(codes[at / 2]);
-        (at, out) = (at + 1, rest);
     }
-    let codes = &codes[at / 2..];
-    let (pairs, last) = out.as_chunks_mut::<2>();
+    let codes = &codes[(at + odd) / 2..];
+    let (pairs, last) = rest.as_chunks_mut::<2>();
     for (pair, &byte) in pairs.iter_mut().zip(codes) {
         *pair = [upper(byte), lower(byte)];
     }

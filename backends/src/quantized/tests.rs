@@ -77,9 +77,11 @@ fn inputs(seed: u64, [rows, columns]: [usize; 2]) -> Vec<f32> {
 
 /// `fnv` of the script.
 fn fnv(values: &[f32]) -> String {
-    let hash = bytes(values).iter().fold(0xcbf2_9ce4_8422_2325, |state: u64, byte| {
-        (state ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let hash = bytes(values)
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |state: u64, byte| {
+            (state ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        });
     format!("{hash:016x}")
 }
 
@@ -126,7 +128,11 @@ fn int8_codes_scales_and_widened_numbers_are_those_of_bitsandbytes_to_the_bit() 
         let layout = QuantizedLayout::new(BaseFormat::Int8, *shape);
         let own = quantize(&inputs(golden.seed, *shape), layout);
         let (codes, scales) = own.words().split_at(layout.code_words());
-        assert_eq!(bytes(codes)[..layout.numbers()], hex(&int8.codes), "{shape:?}");
+        assert_eq!(
+            bytes(codes)[..layout.numbers()],
+            hex(&int8.codes),
+            "{shape:?}"
+        );
         assert_eq!(bits(scales), bits(&int8.scales), "{shape:?}");
         let wide = widened(own.words(), layout);
         assert_eq!(fnv(&wide), int8.widened, "{shape:?}");
@@ -162,7 +168,10 @@ fn zeros_stay_zeros_and_what_is_not_finite_does_not_become_a_number() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             values[200] = bad;
             let wide = widened(quantize(&values, layout).words(), layout);
-            assert!(wide[192..].iter().all(|value| !value.is_finite()), "{format}, {bad}");
+            assert!(
+                wide[192..].iter().all(|value| !value.is_finite()),
+                "{format}, {bad}"
+            );
         }
     }
 }
@@ -184,9 +193,39 @@ fn parts_of_other_lengths_are_refused_by_name() {
         let message = nf4_from_parts([1, 64], parts).unwrap_err();
         assert!(message.starts_with(part), "{message}");
     };
-    refused(Nf4Parts { codes: &codes[1..], ..parts }, "weight has 31 elements");
-    refused(Nf4Parts { scales: &[], ..parts }, "weight.absmax has 0");
-    refused(Nf4Parts { groups: &[], ..parts }, "weight.nested_absmax has 0");
-    refused(Nf4Parts { scale_map: &map[1..], ..parts }, "weight.nested_quant_map has 255");
-    refused(Nf4Parts { code_map: &NF4[1..], ..parts }, "weight.quant_map has 15");
+    refused(
+        Nf4Parts {
+            codes: &codes[1..],
+            ..parts
+        },
+        "weight has 31 elements",
+    );
+    refused(
+        Nf4Parts {
+            scales: &[],
+            ..parts
+        },
+        "weight.absmax has 0",
+    );
+    refused(
+        Nf4Parts {
+            groups: &[],
+            ..parts
+        },
+        "weight.nested_absmax has 0",
+    );
+    refused(
+        Nf4Parts {
+            scale_map: &map[1..],
+            ..parts
+        },
+        "weight.nested_quant_map has 255",
+    );
+    refused(
+        Nf4Parts {
+            code_map: &NF4[1..],
+            ..parts
+        },
+        "weight.quant_map has 15",
+    );
 }

@@ -67,8 +67,7 @@ impl Opened {
         // first, because what a preset sets depends on the device
         let (device, info) = open_device(&mut config)?;
         check_device(&world, asked, &info)?;
-        let source =
-            PolicySource::open(&config.model, task.as_ref())?
+        let source = PolicySource::open(&config.model, task.as_ref())?
             .in_format(config.precision, config.base());
         let profile = profile::of(&info);
         check_experts(&world, source.checkpoint.arch())?;

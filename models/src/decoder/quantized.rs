@@ -32,7 +32,7 @@ impl Decoder {
     /// This model with its layers' matrices in few bits, on the device; all other weights are shared. The matrices are not trained any
     /// more: give it adapters. Embedding, norms, biases and the head stay in the model's precision, and so do matrices of experts.
     pub fn with_quantized_base(&self, base: BaseFormat) -> Result<Self> {
-        let arch = self.without_adapters().arch.with_base(Some(base));
+        let arch = self.arch.clone().with_base(Some(base));
         let (own, device) = (self.without_adapters(), &self.device);
         Self::build(arch.clone(), device, |index, spec| {
             let value = own.param(index);

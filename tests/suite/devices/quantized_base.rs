@@ -54,8 +54,13 @@ fn layouts() -> impl Iterator<Item = QuantizedLayout> {
 
 /// The float types that a device has.
 fn dtypes(device: &Device) -> Vec<DType> {
-    let halves = [(FloatDType::BF16, DType::BF16), (FloatDType::F16, DType::F16)];
-    let halves = halves.into_iter().filter(|(f, _)| device.supports_dtype(*f));
+    let halves = [
+        (FloatDType::BF16, DType::BF16),
+        (FloatDType::F16, DType::F16),
+    ];
+    let halves = halves
+        .into_iter()
+        .filter(|(f, _)| device.supports_dtype(*f));
     let halves = halves.map(|(_, dtype)| dtype);
     std::iter::once(DType::F32).chain(halves).collect()
 }
@@ -67,7 +72,10 @@ fn widened_numbers_are_those_of_the_host_to_the_bit(device: &Device) {
         let words = host.into_device(device);
         for dtype in dtypes(device) {
             let wide = kernels::dequantize(&words, layout, dtype);
-            assert_eq!((wide.dims(), wide.dtype()), ([layout.rows, layout.cols], dtype));
+            assert_eq!(
+                (wide.dims(), wide.dtype()),
+                ([layout.rows, layout.cols], dtype)
+            );
             let shape = [layout.rows, layout.cols];
             let rounded = TensorData::new(expected.clone(), shape).convert_dtype(dtype);
             let rounded: Vec<f64> = rounded.iter::<f64>().collect();
@@ -116,7 +124,9 @@ fn a_product_and_its_gradient_are_those_of_the_widened_matrix(device: &Device) {
 /// Model folders without experts: all on the CPU, two on a GPU.
 fn dense(device: &Device) -> Vec<PathBuf> {
     if !is_cpu(device) {
-        return ["llama-gqa", "qwen2-tied"].map(|name| fixtures().join("models").join(name)).into();
+        return ["llama-gqa", "qwen2-tied"]
+            .map(|name| fixtures().join("models").join(name))
+            .into();
     }
     let mut all = folders("models");
     all.retain(|dir| {
@@ -158,7 +168,12 @@ fn pair(dir: &std::path::Path, format: BaseFormat, device: &Device) -> [Model; 2
 
 fn flat(model: &Model, rows: &[Sequence]) -> Vec<f64> {
     let scores = model.score(&model.plain(1024), 1.0, rows);
-    scores.logp.iter().flatten().map(|&v| f64::from(v)).collect()
+    scores
+        .logp
+        .iter()
+        .flatten()
+        .map(|&v| f64::from(v))
+        .collect()
 }
 
 fn log_probs_are_those_of_the_model_of_the_widened_weights(device: &Device) {
@@ -215,7 +230,11 @@ fn gradients_of_adapters_are_those_beside_the_widened_weights_wherever_weights_l
                 let (found_sums, found) = few.backward(&plan, 1.0, &Nll, &micros);
                 let label = format!("{}, {format}, {name}", few.name);
                 assert_close(&label, found_sums.loss, sums.loss, LOG_PROBS);
-                assert!(found.keys().eq(expected.keys()), "{label}: {:?}", found.keys());
+                assert!(
+                    found.keys().eq(expected.keys()),
+                    "{label}: {:?}",
+                    found.keys()
+                );
                 for (parameter, found) in &found {
                     let label = format!("{label}: {parameter}");
                     assert_gradient(&label, found, &expected[parameter], GRADIENTS);

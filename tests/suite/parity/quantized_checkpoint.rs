@@ -62,25 +62,41 @@ fn what_bitsandbytes_has_quantised_is_read_without_another_rounding() {
 
 #[test]
 fn a_base_is_quantised_as_it_is_read_as_a_whole_model_would_be() {
-    for name in ["llama-gqa", "qwen2-tied", "qwen3-sharded", "llama-bf16", "qwen3_5"] {
+    for name in [
+        "llama-gqa",
+        "qwen2-tied",
+        "qwen3-sharded",
+        "llama-bf16",
+        "qwen3_5",
+    ] {
         let dir = fixtures().join("models").join(name);
         let whole = load(&dir, None).expect("a model");
         for format in BaseFormat::ALL {
             let read = load(&dir, Some(format)).expect("a base");
             let other = whole.with_quantized_base(format).expect("a base");
             assert_eq!(values(&read), values(&other), "{name}, {format}");
-            assert_eq!(values(&read), values(&read.with_widened_base()), "{name}, {format}");
+            assert_eq!(
+                values(&read),
+                values(&read.with_widened_base()),
+                "{name}, {format}"
+            );
             let few = read.specs().filter(|spec| spec.slot.is_linear());
             assert!(few.clone().all(|spec| !spec.trainable), "{name}");
             assert!(few.count() > 0, "{name}");
             let bytes = |decoder: &Decoder| decoder.specs().map(|s| s.bytes(read.arch())).sum();
             let held: usize = bytes(&read);
-            assert_eq!(read.bytes_in(firebrick_backends::accounts::Home::Device), held);
+            assert_eq!(
+                read.bytes_in(firebrick_backends::accounts::Home::Device),
+                held
+            );
         }
     }
     let experts = load(&fixtures().join("models/qwen3-moe"), Some(BaseFormat::Nf4));
     let refused = experts.expect_err("experts").to_string();
-    assert!(refused.contains("matrices of experts are not quantised"), "{refused}");
+    assert!(
+        refused.contains("matrices of experts are not quantised"),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -90,7 +106,14 @@ fn adapters_merge_into_what_the_base_is_widened_to() {
     let base = checkpoint.load(&device()).expect("a base");
     let adapted = base.with_fresh_adapters(LoraConfig::default(), 1);
     let dir = tempfile::tempdir().expect("a folder");
-    export(&adapted, &checkpoint, None, dir.path(), ExportOptions::default()).expect("an export");
+    export(
+        &adapted,
+        &checkpoint,
+        None,
+        dir.path(),
+        ExportOptions::default(),
+    )
+    .expect("an export");
     let config: Value = read(&dir.path().join("config.json"));
     assert!(config.get("quantization_config").is_none(), "{config}");
     let merged = Checkpoint::open(dir.path()).expect("a folder");
@@ -163,10 +186,16 @@ fn renamed(tensors: &mut Tensors, from: &str, to: &str) {
 fn other_formats_of_bitsandbytes_are_refused_with_the_reason() {
     let fp4 = STATE.replace("nf4", "fp4");
     type Change<'a> = Box<dyn FnOnce(&mut Tensors) + 'a>;
-    let cases: Vec<(Change<'_>, &str)> = vec![
+    let cases: [(Change<'_>, &str); 13] = [
         (Box::new(|t| renamed(t, STATE, &fp4)), "is in fp4"),
-        (Box::new(|t| state(t, json!({"quant_type": "fp4"}))), "is in fp4"),
-        (Box::new(|t| state(t, json!({"blocksize": 128}))), "has blocks of 128"),
+        (
+            Box::new(|t| state(t, json!({"quant_type": "fp4"}))),
+            "is in fp4",
+        ),
+        (
+            Box::new(|t| state(t, json!({"blocksize": 128}))),
+            "has blocks of 128",
+        ),
         (
             Box::new(|t| state(t, json!({"nested_blocksize": null}))),
             "has scales that are not quantised",
@@ -175,8 +204,14 @@ fn other_formats_of_bitsandbytes_are_refused_with_the_reason() {
             Box::new(|t| state(t, json!({"nested_blocksize": 512}))),
             "in groups of 512 of type float32",
         ),
-        (Box::new(|t| state(t, json!({"shape": [64, 160]}))), "has shape [64, 160]"),
-        (Box::new(|t| state(t, json!({"dtype": null}))), "has an invalid .quant_state"),
+        (
+            Box::new(|t| state(t, json!({"shape": [64, 160]}))),
+            "has shape [64, 160]",
+        ),
+        (
+            Box::new(|t| state(t, json!({"dtype": null}))),
+            "has an invalid .quant_state",
+        ),
         (
             Box::new(|t| drop(t.remove(&format!("{WEIGHT}.nested_absmax")))),
             "has no model.layers.0.mlp.up_proj.weight.nested_absmax beside it",
@@ -203,7 +238,11 @@ fn other_formats_of_bitsandbytes_are_refused_with_the_reason() {
         (
             Box::new(|t| {
                 t.remove(STATE);
-                renamed(t, &format!("{WEIGHT}.quant_map"), "model.layers.0.mlp.up_proj.SCB");
+                renamed(
+                    t,
+                    &format!("{WEIGHT}.quant_map"),
+                    "model.layers.0.mlp.up_proj.SCB",
+                );
             }),
             "is in 8 bits",
         ),
@@ -219,7 +258,9 @@ fn other_formats_of_bitsandbytes_are_refused_with_the_reason() {
     let count = cases.len();
     for (change, part) in cases {
         let dir = altered(change);
-        let refused = load(dir.path(), Some(BaseFormat::Nf4)).expect_err(part).to_string();
+        let refused = load(dir.path(), Some(BaseFormat::Nf4))
+            .expect_err(part)
+            .to_string();
         assert!(refused.contains(part), "{part:?} is not in: {refused}");
         assert!(refused.contains(WEIGHT), "{refused}");
     }
@@ -236,6 +277,8 @@ fn a_quantised_checkpoint_that_is_cut_off_is_refused() {
     let path = dir.path().join("model.safetensors");
     let bytes = std::fs::read(&path).expect("weights");
     std::fs::write(&path, &bytes[..bytes.len() - 1]).expect("a file");
-    let refused = load(dir.path(), Some(BaseFormat::Nf4)).expect_err("cut off").to_string();
+    let refused = load(dir.path(), Some(BaseFormat::Nf4))
+        .expect_err("cut off")
+        .to_string();
     assert!(refused.contains("is truncated"), "{refused}");
 }

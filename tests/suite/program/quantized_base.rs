@@ -19,19 +19,34 @@ const LORA: [&str; 4] = [
 /// Writes the model of a folder with what a base in few bits is widened to.
 fn widened(dir: &str, format: BaseFormat, to: &Path) {
     let device = crate::support::device();
-    let checkpoint = Checkpoint::open(Path::new(dir)).unwrap().with_base(Some(format));
+    let checkpoint = Checkpoint::open(Path::new(dir))
+        .unwrap()
+        .with_base(Some(format));
     let wide = checkpoint.load(&device).unwrap().with_widened_base();
     let tokenizer = Tokenizer::from_dir(Path::new(dir)).unwrap();
     std::fs::create_dir_all(to).unwrap();
-    export(&wide, &checkpoint, Some(&tokenizer), to, ExportOptions::default()).unwrap();
+    export(
+        &wide,
+        &checkpoint,
+        Some(&tokenizer),
+        to,
+        ExportOptions::default(),
+    )
+    .unwrap();
 }
 
 /// What each step of a run says under some names.
 fn told(bench: &Bench, run: &str, keys: &[&str]) -> Vec<f64> {
     let lines = metrics(bench, run);
-    let steps = lines.iter().filter(|l| l.get("critic/score/mean").is_some());
+    let steps = lines
+        .iter()
+        .filter(|l| l.get("critic/score/mean").is_some());
     let of = |line: &Value| -> Vec<f64> {
-        let number = |key: &&str| line[*key].as_f64().unwrap_or_else(|| panic!("{key}: {line}"));
+        let number = |key: &&str| {
+            line[*key]
+                .as_f64()
+                .unwrap_or_else(|| panic!("{key}: {line}"))
+        };
         keys.iter().map(number).collect()
     };
     steps.flat_map(of).collect()
@@ -54,7 +69,7 @@ fn grpo_beside_a_base_in_few_bits_is_grpo_beside_the_numbers_that_it_is_widened_
         train(&wide, &[&format!("model.path={}", to.display())]);
         let keys = [
             "critic/score/mean",
-            "actor/loss",
+            "actor/pg_loss",
             "actor/kl_loss",
             "actor/grad_norm",
         ];
@@ -75,7 +90,13 @@ fn a_resumed_run_beside_a_base_in_few_bits_equals_one_that_was_never_stopped() {
         let train = |name: &str, more: &[&str]| {
             let run = format!("output={}", bench.path(name).display());
             let precision = format!("precision={precision}");
-            let settings = [&path, "model.lora.base=nf4", "model.lora.merge=true", &precision, &run];
+            let settings = [
+                &path,
+                "model.lora.base=nf4",
+                "model.lora.merge=true",
+                &precision,
+                &run,
+            ];
             succeeded(&bench.firebrick("train", &[&LORA[..], &settings, more].concat()));
         };
         train(&whole, &["trainer.steps=3"]);
@@ -95,7 +116,9 @@ fn a_resumed_run_beside_a_base_in_few_bits_equals_one_that_was_never_stopped() {
         let last = |run: &str| metrics(&bench, run).pop();
         assert_eq!(last(&run), last(&whole));
         // masters are those of what is trained
-        let masters = bench.path(&format!("{run}/checkpoints/step-000003/trainer/masters.safetensors"));
+        let masters = bench.path(&format!(
+            "{run}/checkpoints/step-000003/trainer/masters.safetensors"
+        ));
         assert_eq!(masters.is_file(), precision == "bf16");
         if masters.is_file() {
             let bytes = std::fs::read(&masters).unwrap();
@@ -114,7 +137,10 @@ fn what_a_base_in_few_bits_does_not_go_with_is_refused_with_what_to_do() {
         &train(&["model.lora.base=nf4", "rollout.quantization=int8"]),
         &["model.lora.base: nf4", "remove rollout.quantization"],
     );
-    refused(&train(&["model.lora.base=fp4"]), &["model.lora.base", "nf4"]);
+    refused(
+        &train(&["model.lora.base=fp4"]),
+        &["model.lora.base", "nf4"],
+    );
     let moe = crate::support::fixtures().join("models/qwen3-moe");
     let experts = [
         &format!("model.path={}", moe.display()),

@@ -20,7 +20,7 @@ const BYTES: usize = 4;
 const NIBBLES: usize = 8;
 
 /// bitsandbytes multiplies by this and does not divide by 127.
-const RECIPROCAL: f64 = 7.874_015_7e-3;
+const RECIPROCAL: f64 = 7.874_016e-3;
 
 /// See [`crate::kernels::dequantize`]. The host widens where kernels are off.
 pub(super) fn dequantize(words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {

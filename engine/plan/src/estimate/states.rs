@@ -137,8 +137,11 @@ fn weights(
         Presence::Idle if plan.idle == Home::Host => on(Home::Host),
         Presence::Running | Presence::Idle => {
             let body: [u64; 2] = plan.segments.iter().fold([0, 0], |mut sum, segment| {
-                sum[segment.weights as usize] +=
-                    segment.units.clone().map(|u| sizes.unit_bytes(u)).sum::<u64>();
+                sum[segment.weights as usize] += segment
+                    .units
+                    .clone()
+                    .map(|u| sizes.unit_bytes(u))
+                    .sum::<u64>();
                 sum
             });
             let mut places = body;
