@@ -78,7 +78,7 @@ fn midpoints(map: &[f32]) -> Vec<f32> {
 
 /// Numbers of a block scaled to [-1, 1] as bitsandbytes' portable operation does it, and their largest magnitude. A block that is not
 /// whole is divided by that; others are multiplied by its reciprocal.
-fn scaled<'a>(block: &'a [f32], whole: usize) -> (f32, impl Iterator<Item = f32> + 'a) {
+fn scaled(block: &[f32], whole: usize) -> (f32, impl Iterator<Item = f32> + '_) {
     let absmax = largest(block);
     let (top, is_whole) = (at_least_smallest(absmax), block.len() == whole);
     let factor = 1.0 / top;
@@ -151,7 +151,9 @@ fn encode_scales(absmax: &mut [f32], layout: QuantizedLayout, rest: &mut [f32]) 
     static MIDPOINTS: LazyLock<Vec<f32>> = LazyLock::new(|| midpoints(&dynamic_map(true)));
     let sum: f64 = absmax.iter().copied().map(f64::from).sum();
     let offset = (sum / absmax.len().max(1) as f64) as f32;
-    absmax.iter_mut().for_each(|scale| *scale -= offset);
+    for scale in absmax.iter_mut() {
+        *scale -= offset;
+    }
     let (codes, rest) = rest.split_at_mut(layout.groups_at() - layout.code_words());
     let (groups, rest) = rest.split_at_mut(layout.groups());
     let codes = bytes_mut(codes).chunks_mut(NF4_GROUP);
@@ -200,7 +202,8 @@ fn widen_block(codes: &[u8], at: usize, entries: &[f32; CODE_MAP], out: &mut [f3
     if let [first] = first {
         *first = lower(codes[at / 2]);
     }
-    let codes = &codes[(at + odd) / 2..];
+    // whole bytes from here on
+    let codes = &codes[at.next_multiple_of(2) / 2..];
     let (pairs, last) = rest.as_chunks_mut::<2>();
     for (pair, &byte) in pairs.iter_mut().zip(codes) {
         *pair = [upper(byte), lower(byte)];
