@@ -203,7 +203,7 @@ fn widen_block(codes: &[u8], at: usize, entries: &[f32; CODE_MAP], out: &mut [f3
         *first = lower(codes[at / 2]);
     }
     // whole bytes from here on
-    let codes = &codes[at.next_multiple_of(2) / 2..];
+    let codes = &codes[at.div_ceil(2)..];
     let (pairs, last) = rest.as_chunks_mut::<2>();
     for (pair, &byte) in pairs.iter_mut().zip(codes) {
         *pair = [upper(byte), lower(byte)];

@@ -51,7 +51,7 @@ fn main() -> Result<()> {
     let formats = [None, Some(BaseFormat::Int8), Some(BaseFormat::Nf4)];
     println!("| GPU | bf16 | int8 | nf4 |\n|---|---|---|---|");
     for gib in SIZES {
-        let mut row = format!("| {gib} GiB ");
+        let mut row = vec![format!("{gib} GiB")];
         for base in formats {
             let mut fits = None;
             for name in MODELS {
@@ -61,12 +61,11 @@ fn main() -> Result<()> {
                     fits = fits.max(Some((size, name, bytes)));
                 }
             }
-            let cell = fits.map_or("–".to_owned(), |(_, name, bytes)| {
+            row.push(fits.map_or("–".to_owned(), |(_, name, bytes)| {
                 format!("{name}, {:.1} GiB", bytes as f64 / f64::from(1 << 30))
-            });
-            row += &format!("| {cell} ");
+            }));
         }
-        println!("{row}|");
+        println!("| {} |", row.join(" | "));
     }
     Ok(())
 }

@@ -22,7 +22,8 @@ impl Decoder {
             if arch.norm_offset { 0.0 } else { 1.0 },
         );
         let precision = arch.precision;
-        let built = Self::build(arch.clone(), device, |index, spec| {
+        let own = arch.clone();
+        let built = Self::build(arch, device, |index, spec| {
             let values: Vec<f32> = if let Some(values) = delta_net(seed, index, spec) {
                 values
             } else if spec.slot.is_norm() {
@@ -33,7 +34,7 @@ impl Decoder {
                 let mut stream = Stream::new(seed, INIT_STREAM + index as u64);
                 (0..spec.numel()).map(|_| stream.normal() * std).collect()
             };
-            Ok::<NewParam, Infallible>(match spec.layout(&arch) {
+            Ok::<NewParam, Infallible>(match spec.layout(&own) {
                 Some(layout) => NewParam::quantized(&values, layout, device),
                 None => precision.matrix(values, spec.rows_cols(), device).into(),
             })
