@@ -16,6 +16,7 @@ pub mod out_of_memory;
 mod panics;
 pub mod precision;
 pub mod profile;
+pub mod quantized;
 pub mod toolkit;
 pub mod trace;
 pub mod transfer;

@@ -1,5 +1,6 @@
 //! Hugging Face checkpoint folders: reading their configs, and loading and writing weights and adapters.
 
+mod bitsandbytes;
 mod export;
 mod json;
 mod peft;
@@ -11,7 +12,7 @@ pub use peft::{adapter_shape, is_adapter, load_adapter, save_adapter};
 pub use weights::StoredDtype;
 
 use crate::arch::HeadKind;
-use crate::{Arch, Decoder, Error, Result};
+use crate::{Arch, BaseFormat, Decoder, Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::Precision;
 use json::read_object;
@@ -78,7 +79,15 @@ impl Checkpoint {
             }
             .into(),
         })?;
-        let config = Arch::language_model_config(&config).unwrap_or(config);
+        let mut config = Arch::language_model_config(&config).unwrap_or(config);
+        // what is written again is not quantised
+        let bitsandbytes = |own: &mut Value| own["quant_method"] == "bitsandbytes";
+        if config
+            .get_mut("quantization_config")
+            .is_some_and(bitsandbytes)
+        {
+            config.remove("quantization_config");
+        }
         let arch = Arch::from_config(&config, &dir.join("config.json"))?;
         Ok((config, arch))
     }
@@ -109,6 +118,9 @@ impl Checkpoint {
     }
 
     /// Loads the weights onto a device, in the architecture's precision. Missing, unexpected and misshapen tensors are errors.
+    ///
+    /// Matrices of a frozen base in few bits are quantised as they are read: beside what is loaded, one of them is wide at a time, in
+    /// host memory.
     pub fn load(&self, device: &Device) -> Result<Decoder> {
         weights::load(&self.dir, &self.arch, device)
     }
@@ -135,6 +147,14 @@ impl Checkpoint {
     #[must_use]
     pub fn in_precision(mut self, precision: Precision) -> Self {
         self.arch = self.arch.in_precision(precision);
+        self
+    }
+
+    /// This model, to be loaded with its layers' matrices as a frozen base in few bits, or as they are. A checkpoint that bitsandbytes has
+    /// quantised to nf4 is read with that base alone.
+    #[must_use]
+    pub fn with_base(mut self, base: Option<BaseFormat>) -> Self {
+        self.arch = self.arch.with_base(base);
         self
     }
 

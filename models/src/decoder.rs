@@ -5,16 +5,17 @@ mod decode;
 mod forward;
 mod init;
 mod prepack;
+mod quantized;
 mod unit_store;
 mod value_head;
 
-pub use unit_store::{HostWeights, Param, Store, Unit};
+pub use unit_store::{HostWeights, NewParam, Param, Store, Unit};
 
 use crate::Result;
 use crate::adapter::LoraConfig;
 use crate::arch::Arch;
 use crate::unit::{ParamSpec, chain, unit_specs};
-use crate::weights::Weights;
+use crate::weights::{WeightKey, Weights};
 use burn::tensor::{Device, Tensor};
 use firebrick_backends::accounts::Home;
 use firebrick_backends::kernels;
@@ -38,24 +39,31 @@ pub struct Decoder {
 
 impl Decoder {
     /// Builds a decoder on a device in the architecture's precision. `value(flat index, spec)` gives every parameter, in flat order, in
-    /// the shape of [`ParamSpec::rows_cols`].
-    pub fn build<E>(
+    /// the shape of [`ParamSpec::rows_cols`], or as the buffer of its [layout](ParamSpec::layout). The latter are not trained.
+    pub fn build<E, V: Into<NewParam>>(
         arch: Arch,
         device: &Device,
-        mut value: impl FnMut(usize, &ParamSpec) -> Result<Tensor<2>, E>,
+        mut value: impl FnMut(usize, &ParamSpec) -> Result<V, E>,
     ) -> Result<Self, E> {
         let dtype = arch.precision.dtype(device);
         let mut units = Vec::new();
         let mut next = 0;
         for kind in chain(&arch) {
-            let specs = unit_specs(&arch, kind);
+            let mut specs = unit_specs(&arch, kind);
             let range = next..next + specs.len();
             next = range.end;
-            let entries = specs
-                .iter()
-                .zip(range.clone())
-                .map(|(spec, index)| Ok((spec.slot, stored_as(value(index, spec)?, dtype))))
-                .collect::<Result<Vec<_>, E>>()?;
+            let entry =
+                |(spec, index): (&mut ParamSpec, usize)| -> Result<(WeightKey, Tensor<2>), E> {
+                    let NewParam { layout, tensor } = value(index, spec)?.into();
+                    spec.trainable = layout.is_none();
+                    let slot = spec.slot;
+                    Ok(match layout {
+                        Some(_) => (WeightKey { slot, layout }, tensor),
+                        None => (slot.into(), stored_as(tensor, dtype)),
+                    })
+                };
+            let entries = specs.iter_mut().zip(range.clone()).map(entry);
+            let entries = entries.collect::<Result<Vec<_>, E>>()?;
             units.push(Unit {
                 kind,
                 specs,
@@ -115,11 +123,14 @@ impl Decoder {
             .map(|(index, spec)| (spec, self.param(index)))
     }
 
-    /// The parameter at a flat index. A value in host memory is copied.
+    /// The parameter at a flat index. A value in host memory is copied, and a frozen matrix in few bits is widened to f32.
     #[must_use]
     pub fn param(&self, index: usize) -> Param {
         let unit = &self.units[self.units.partition_point(|u| u.range.end <= index)];
         let place = index - unit.range.start;
+        if let Some(layout) = unit.store.layout(place) {
+            return self.widened_param(&unit.store, place, layout);
+        }
         match &unit.store {
             Store::Device(weights) => Param::Device(weights.at(place)),
             Store::Host(host) => Param::Host(host[place].1.clone()),
@@ -149,7 +160,8 @@ impl Decoder {
         }
     }
 
-    /// Replaces every parameter: `f(flat index, spec, value)` gives the new value, which stays where the old one was.
+    /// Replaces every parameter: `f(flat index, spec, value)` gives the new value, which stays where the old one was. Frozen matrices in
+    /// few bits are left as they are.
     pub fn update<E>(
         &mut self,
         mut f: impl FnMut(usize, &ParamSpec, Param) -> Result<Param, E>,
@@ -166,6 +178,9 @@ impl Decoder {
     ) -> Result<(), E> {
         let unit = &mut self.units[unit];
         for (i, (spec, index)) in unit.specs.iter().zip(unit.range.clone()).enumerate() {
+            if unit.store.layout(i).is_some() {
+                continue;
+            }
             match &mut unit.store {
                 Store::Device(weights) => {
                     let value = weights.take(i);
@@ -226,10 +241,13 @@ impl Decoder {
                 let host = weights
                     .clone()
                     .into_entries()
-                    .map(|(slot, value)| {
+                    .map(|(key, value)| {
                         let mut host = HostTensor::download_pinned(value)?;
+                        if key.layout.is_some() {
+                            host = host.into_verbatim();
+                        }
                         host.pin(&self.device);
-                        Ok((slot, host))
+                        Ok((key, host))
                     })
                     .collect::<Result<HostWeights>>()?;
                 *store = Store::Host(Arc::new(host));

@@ -115,6 +115,16 @@ pub enum Error {
         /// In the file.
         found: String,
     },
+    /// A tensor is quantised in a way that is not read, or not as it was asked for.
+    #[error("{}: tensor {tensor} {detail}", path.display())]
+    QuantizedWeight {
+        /// The checkpoint folder.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What it is, what is read, and what to do.
+        detail: String,
+    },
     /// A sequence does not fit the model's context.
     #[error(
         "{what} has {length} tokens, but the model's context is {context} (max_position_embeddings); \

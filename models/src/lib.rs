@@ -47,6 +47,6 @@ pub mod weights;
 pub use checkpoint::Checkpoint;
 pub use decoder::Decoder;
 pub use error::{Error, Result};
-pub use firebrick_spec::{Arch, KvCacheDtype, Prepack, Quantization, arch};
+pub use firebrick_spec::{Arch, BaseFormat, KvCacheDtype, Prepack, Quantization, arch};
 pub use layer::Projected;
 pub use tokenizer::Tokenizer;

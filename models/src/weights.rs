@@ -1,15 +1,21 @@
 //! The weights of a unit as tensors, and the products of activations with them.
 
+mod key;
+
+pub use key::WeightKey;
+
 use crate::adapter::LoraForward;
 use crate::functional::linear;
 use crate::unit::{Slot, TargetModule};
 use burn::tensor::Tensor;
 use firebrick_backends::kernels::{self, PackedWeights};
+use firebrick_spec::QuantizedLayout;
 
-/// The weights of a unit: matrices `[out, in]` and vectors `[1, n]`, in the order of its [`ParamSpec`](crate::unit::ParamSpec)s.
+/// The weights of a unit: matrices `[out, in]` and vectors `[1, n]`, in the order of its [`ParamSpec`](crate::unit::ParamSpec)s. A frozen
+/// matrix in few bits is its buffer, `[1, words]`.
 #[derive(Clone, Debug)]
 pub struct Weights {
-    entries: Vec<(Slot, Tensor<2>)>,
+    entries: Vec<(WeightKey, Tensor<2>)>,
     /// Prepacked copies of matrices, for products with few rows.
     panels: Vec<(Slot, PackedWeights)>,
     /// Copies of matrices that multiply the same rows, one below the other, for one product of a decoding step.
@@ -38,24 +44,26 @@ impl JoinedMatrix {
 }
 
 impl Weights {
-    /// Pairs tensors with their slots.
+    /// Pairs tensors with what they are.
     #[must_use]
-    pub fn new(entries: Vec<(Slot, Tensor<2>)>) -> Self {
+    pub fn new<K: Into<WeightKey>>(entries: Vec<(K, Tensor<2>)>) -> Self {
+        let entries = entries.into_iter();
         Self {
-            entries,
+            entries: entries.map(|(key, tensor)| (key.into(), tensor)).collect(),
             panels: Vec::new(),
             joined: Vec::new(),
         }
     }
 
     /// These weights with prepacked copies, which products with few rows read instead: `copy` makes that of a slot, if it should have
-    /// one.
+    /// one. Matrices in few bits have none.
     pub(crate) fn prepacked<E>(
         &self,
         copy: impl Fn(Slot, &Tensor<2>) -> Result<Option<PackedWeights>, E>,
     ) -> Result<Self, E> {
         let mut panels = Vec::new();
-        for (slot, matrix) in &self.entries {
+        let numbers = self.entries.iter().filter(|(key, _)| key.layout.is_none());
+        for (WeightKey { slot, .. }, matrix) in numbers {
             panels.extend(copy(*slot, matrix)?.map(|own| (*slot, own)));
         }
         Ok(Self {
@@ -109,13 +117,21 @@ impl Weights {
         panels.chain(joined).sum()
     }
 
-    /// The tensor in `slot`, if the unit has one.
+    fn entry(&self, slot: Slot) -> Option<&(WeightKey, Tensor<2>)> {
+        self.entries.iter().find(|(key, _)| key.slot == slot)
+    }
+
+    /// The numbers in `slot`, if the unit has them; `None` for a matrix in few bits.
     #[must_use]
     pub fn get(&self, slot: Slot) -> Option<Tensor<2>> {
-        self.entries
-            .iter()
-            .find(|(s, _)| *s == slot)
-            .map(|(_, t)| t.clone())
+        let (key, tensor) = self.entry(slot)?;
+        key.layout.is_none().then(|| tensor.clone())
+    }
+
+    /// The buffer of the frozen matrix in `slot`, where it is in few bits.
+    fn quantized(&self, slot: Slot) -> Option<(QuantizedLayout, &Tensor<2>)> {
+        let (key, words) = self.entry(slot)?;
+        Some((key.layout?, words))
     }
 
     /// The tensor in a slot that every unit of this kind has; panics where it is missing.
@@ -127,6 +143,11 @@ impl Weights {
     /// The tensor at an index.
     pub(crate) fn at(&self, index: usize) -> Tensor<2> {
         self.entries[index].1.clone()
+    }
+
+    /// What the tensor at an index is.
+    pub(crate) fn key(&self, index: usize) -> WeightKey {
+        self.entries[index].0
     }
 
     /// Takes a tensor out and leaves an empty one until [`Self::put`].
@@ -145,15 +166,19 @@ impl Weights {
         self.entries.iter().map(|(_, t)| t)
     }
 
-    /// Slots and tensors in order.
-    pub fn into_entries(self) -> impl Iterator<Item = (Slot, Tensor<2>)> {
+    /// What the tensors are, and the tensors, in order.
+    pub fn into_entries(self) -> impl Iterator<Item = (WeightKey, Tensor<2>)> {
         self.entries.into_iter()
     }
 
-    /// The same slots with tensors that `f` makes of these. Prepacked copies are left out.
+    /// The same with tensors of numbers that `f` makes of these; matrices in few bits stay. Prepacked copies are left out.
     #[must_use]
     pub fn map(&self, f: impl Fn(&Tensor<2>) -> Tensor<2>) -> Self {
-        Self::new(self.entries.iter().map(|(s, t)| (*s, f(t))).collect())
+        let made = |(key, tensor): &(WeightKey, Tensor<2>)| match key.layout {
+            None => (*key, f(tensor)),
+            Some(_) => (*key, tensor.clone()),
+        };
+        Self::new(self.entries.iter().map(made).collect())
     }
 
     /// A and B of a module's adapter, if it has one.
@@ -203,7 +228,7 @@ impl Weights {
         lora: Option<LoraForward<'_>>,
     ) -> Tensor<2> {
         let unfused = |residual| residual + self.linear(x, matrix, lora);
-        if !self.is_plain(matrix, lora) {
+        if !self.is_plain(matrix, lora) || self.quantized(matrix).is_some() {
             return unfused(residual);
         }
         match self.panels(matrix) {
@@ -217,6 +242,9 @@ impl Weights {
 
     /// `silu(x · gateᵀ) ∘ (x · upᵀ)` by a fused kernel, where the device has one.
     pub(crate) fn linear_swiglu(&self, x: &Tensor<2>) -> Option<Tensor<2>> {
+        if self.quantized(Slot::Gate).is_some() {
+            return None;
+        }
         match self.panels(Slot::Gate).zip(self.panels(Slot::Up)) {
             Some((gate, up)) => PackedWeights::linear_swiglu(gate, up, x),
             None => kernels::linear_swiglu(x, &self.need(Slot::Gate), &self.need(Slot::Up)),
@@ -236,6 +264,12 @@ impl Weights {
                 packed.iter().all(|w| w.is_exact()),
                 "8-bit weights are made where kernels read them"
             );
+        }
+        if slots.iter().any(|&slot| self.quantized(slot).is_some()) {
+            return slots.map(|slot| match self.quantized(slot) {
+                Some((layout, words)) => kernels::quantized_linear(x, words, layout),
+                None => linear(x, &self.need(slot)),
+            });
         }
         let weights = slots.map(|slot| self.need(slot));
         let weights = weights.each_ref();

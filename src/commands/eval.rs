@@ -23,7 +23,12 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
         };
     }
     if let Some(adapter) = &args.adapter {
-        config.model.lora = Some(LoraSettings::at(adapter.clone()));
+        // the base that the adapters were trained beside
+        let base = config.base();
+        config.model.lora = Some(LoraSettings {
+            base,
+            ..LoraSettings::at(adapter.clone())
+        });
     }
     let result = evaluate(&config)?;
     if let Some(path) = &args.samples {

@@ -1,7 +1,7 @@
 //! What is measured: models, and the plans that each is trained under.
 
 use firebrick::backends::Precision;
-use firebrick::models::Quantization;
+use firebrick::models::{BaseFormat, Quantization};
 use serde_json::{Value, json};
 
 use crate::measure::{Case, Plans};
@@ -36,6 +36,15 @@ pub fn cases() -> Vec<(Case, Plans)> {
             case.packed(quantization),
             vec![("sampling 16 at a time", plan)],
         ));
+    }
+    for (name, base) in [
+        ("llama, 26 M, adapters beside int8", BaseFormat::Int8),
+        ("llama, 26 M, adapters beside nf4", BaseFormat::Nf4),
+    ] {
+        let case = Case::new(name, &llama(), [48, 16, 32])
+            .adapted()
+            .beside(base);
+        all.push((case.sampled(8), base_plans()));
     }
     let half = Case::new("llama, 26 M, bf16", &llama(), [256, 256, 2]);
     all.push((half.in_precision(Precision::Bf16), half_plans()));
@@ -179,6 +188,21 @@ fn half_plans() -> Plans {
             over(json!({
                 "activation_offload": true, "param_offload": "streamed", "order": "segment_major",
                 "grad_offload": true, "optimizer_offload": "cpu", "micro_batch_size": 1
+            })),
+        ),
+    ]
+}
+
+/// Adapters beside a frozen base in few bits.
+fn base_plans() -> Plans {
+    vec![
+        ("plain", json!({"attention_rows": 0, "head_rows": 64})),
+        ("checkpoint_every 1", over(json!({}))),
+        (
+            "everything on the host",
+            over(json!({
+                "activation_offload": true, "param_offload": "streamed", "grad_offload": true,
+                "optimizer_offload": "cpu", "micro_batch_size": 1
             })),
         ),
     ]

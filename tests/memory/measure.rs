@@ -20,7 +20,7 @@ use firebrick::models::generate::{
     GenerationRequest, Generator, MAX_NUM_BATCHED_TOKENS, SamplingParams,
 };
 use firebrick::models::random::DrawKey;
-use firebrick::models::{Arch, Decoder, Prepack, Quantization};
+use firebrick::models::{Arch, BaseFormat, Decoder, Prepack, Quantization};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -99,6 +99,14 @@ impl Case {
     pub fn adapted(self) -> Self {
         Self {
             lora: Some(LoraConfig::default()),
+            ..self
+        }
+    }
+
+    /// The same with its layers' matrices as a frozen base in few bits.
+    pub fn beside(self, base: BaseFormat) -> Self {
+        Self {
+            arch: self.arch.with_base(Some(base)),
             ..self
         }
     }

@@ -10,6 +10,7 @@ pub use mixer::{GatedDeltaNet, Mixer};
 pub use rope::{QueryScaling, Rope, RopeScaling, Yarn};
 
 use crate::Precision;
+use crate::quantized::BaseFormat;
 use serde_json::{Map, Value};
 
 /// A published decoder family. One [`Arch`] covers them all; the family decides names and defaults.
@@ -232,6 +233,8 @@ pub struct Arch {
     pub initializer_range: f64,
     /// The float type that its parameters and activations have when it runs: what a run asks for, not what a file stores.
     pub precision: Precision,
+    /// The number format of the layers' matrices, where they are a frozen base in few bits under adapters: what a run asks for.
+    pub base: Option<BaseFormat>,
 }
 
 impl Arch {
@@ -284,9 +287,10 @@ impl Arch {
         self
     }
 
-    /// The same body with one number a token for a head: what a critic beside this model is.
+    /// The same body with one number a token for a head: what a critic beside this model is, all of whose weights are trained.
     #[must_use]
     pub fn with_value_head(mut self) -> Self {
+        self.base = None;
         if self.head == HeadKind::LanguageModel {
             self.head = HeadKind::Scalar { bias: false };
             self.joint_value_head = false;
@@ -307,6 +311,25 @@ impl Arch {
     pub fn in_precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
         self
+    }
+
+    /// The same with the layers' matrices as a frozen base in few bits, or in the model's precision.
+    #[must_use]
+    pub fn with_base(mut self, base: Option<BaseFormat>) -> Self {
+        self.base = base;
+        self
+    }
+
+    /// Refuses a base in few bits that this architecture cannot have; the error says why, and what to do.
+    pub fn check_base(&self) -> Result<(), String> {
+        match (self.base, self.expert_layers().next()) {
+            (Some(base), Some((layer, own))) => Err(format!(
+                "base is {base}, but layer {layer} has {} experts, and matrices of experts are not quantised; remove the key, or \
+                 take a dense model",
+                own.count
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The experts of a layer; `None` where its feed-forward is dense.

@@ -16,6 +16,7 @@ pub mod parameters;
 pub mod precision;
 pub mod prepack;
 pub mod profile;
+pub mod quantized;
 
 pub use arch::Arch;
 pub use backend::Backend;
@@ -27,3 +28,4 @@ pub use memory::{Account, Category, Home, Role};
 pub use precision::Precision;
 pub use prepack::{Prepack, Quantization};
 pub use profile::{DeviceProfile, MatmulFlops, Origin, Pool};
+pub use quantized::{BaseFormat, QuantizedLayout};

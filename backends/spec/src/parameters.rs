@@ -3,6 +3,7 @@
 //! [`unit_specs`] is the only list of parameters, and adapters ([`crate::lora`]) append theirs to the units they belong to. Loading,
 //! export, initialisation, gradients, optimizer state and memory estimates follow its order.
 
+mod in_memory;
 mod unit;
 
 pub use unit::{UnitKind, chain};

@@ -4,12 +4,14 @@ use super::choice::Operation;
 use super::delta::{DeltaHeads, SequenceRows};
 use super::experts::{ExpertInput, ExpertRows};
 use super::paged::{KvPool, PagedAttentionShape, SlotMapping};
+use super::quantized_linear::through_the_host;
 use super::shapes::{
     AdamWOutput, AdamWStep, AttentionShape, Gate, JoinedHeads, QuantizationMap, QuantizedBlocks,
     RowScores, RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients,
     Truncation,
 };
 use burn::tensor::{DType, Device, Int, Tensor};
+use firebrick_spec::QuantizedLayout;
 use std::any::Any;
 use std::fmt::Debug;
 use std::ops::Range;
@@ -116,6 +118,18 @@ pub(super) trait Kernels: Sync {
     fn combine_experts(&self, y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Tensor<2>;
 
     fn attach_gradient(&self, y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Tensor<2>;
+
+    /// Every backend has this one and the next, in tensor operations where it has no kernel.
+    fn quantized_linear(
+        &self,
+        x: &Tensor<2>,
+        words: &Tensor<2>,
+        layout: QuantizedLayout,
+    ) -> Tensor<2>;
+
+    fn dequantize(&self, words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {
+        through_the_host(words, layout, dtype)
+    }
 
     fn matmul(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
         None

@@ -28,6 +28,7 @@ mod norm;
 mod packed;
 mod paged;
 mod product;
+mod quantized_linear;
 mod rotary;
 mod sample;
 mod scores;

@@ -13,6 +13,7 @@ use super::shapes::{
     Truncation,
 };
 use burn::tensor::{DType, Device, Int, Tensor};
+use firebrick_spec::QuantizedLayout;
 use std::ops::Range;
 
 /// The backends of this build that have kernels.
@@ -177,6 +178,22 @@ pub fn combine_experts(y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) ->
 #[must_use]
 pub fn attach_gradient(y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
     kernels(&y.device()).attach_gradient(y, x, gradient)
+}
+
+/// `x · Wᵀ` for `x` of shape `[rows, inputs]` and a frozen matrix `[outputs, inputs]` in few bits ([`crate::quantized`]), which is widened
+/// to the type of `x` as it is multiplied: the product with the [`dequantize`]d matrix. Differentiable in `x`; nothing wide is kept for
+/// the backward pass, which widens again.
+///
+/// On the CPU at most [`firebrick_spec::quantized::CPU_TILE`] numbers are wide at a time; elsewhere the whole matrix, for as long as the product takes.
+#[must_use]
+pub fn quantized_linear(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Tensor<2> {
+    kernels(&x.device()).quantized_linear(x, words, layout)
+}
+
+/// The matrix `[outputs, inputs]` that a buffer in few bits stands for ([`crate::quantized`]), in a float type. Not differentiable.
+#[must_use]
+pub fn dequantize(words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {
+    kernels(&words.device()).dequantize(words, layout, dtype)
 }
 
 /// `a · b` for `[m, k]` and `[k, n]`; an f32 result for half precision.

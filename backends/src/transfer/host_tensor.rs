@@ -19,6 +19,8 @@ pub struct HostTensor {
     data: TensorData,
     /// Whether its clones share its memory, which is then not to be written to.
     shared: bool,
+    /// Whether its elements are bits of something else, to be copied as they are.
+    verbatim: bool,
 }
 
 impl HostTensor {
@@ -27,6 +29,7 @@ impl HostTensor {
         Self {
             data,
             shared: false,
+            verbatim: false,
         }
     }
 
@@ -39,6 +42,30 @@ impl HostTensor {
     #[must_use]
     pub fn from_values(values: Vec<f32>, shape: [usize; 2]) -> Self {
         Self::from_data(TensorData::new(values, shape))
+    }
+
+    /// A row of 32-bit words, as floats with these bits: no device converts them to a float type of its own.
+    #[must_use]
+    pub fn verbatim(words: Vec<f32>) -> Self {
+        let columns = words.len();
+        Self::from_values(words, [1, columns]).into_verbatim()
+    }
+
+    /// The same elements, taken for words as in [`Self::verbatim`]. They must be in f32.
+    #[must_use]
+    pub fn into_verbatim(mut self) -> Self {
+        debug_assert_eq!(self.data.dtype(), DType::F32);
+        self.verbatim = true;
+        self
+    }
+
+    /// The words of [`Self::verbatim`].
+    #[must_use]
+    pub fn words(&self) -> &[f32] {
+        match self.data.as_slice::<f32>() {
+            Ok(words) => words,
+            Err(e) => unreachable!("words are floats of 32 bits: {e:?}"),
+        }
     }
 
     /// The values as collectives take them, in row-major order: f64 as they are, all others in f32.
@@ -88,6 +115,7 @@ impl HostTensor {
     pub fn into_device(self, device: &Device) -> Tensor<2> {
         let _span = span("copy to device", 0.0);
         match self.data.dtype() {
+            words if self.verbatim => Tensor::from_data(self.data, (device, words)),
             // without a type Burn would convert it to the device's default
             half @ (DType::BF16 | DType::F16) => Tensor::from_data(self.data, (device, half)),
             _ => Tensor::from_data(self.data, device),

@@ -60,7 +60,8 @@ impl CriticSource {
         })
     }
 
-    /// The critic of a run that begins with this policy.
+    /// The critic of a run that begins with this policy: all of its weights are trained, so one that starts from a policy with a base in
+    /// few bits has what that is widened to, in the run's precision.
     pub fn start(&self, policy: &Decoder, seed: u64) -> Result<Decoder> {
         if self.is_policys {
             return Ok(policy.with_value_head(seed));
@@ -85,6 +86,7 @@ impl CriticSource {
 
     /// The critic of a folder that [`save`](Self::save) wrote.
     pub fn saved(&self, dir: &Path, device: &Device) -> Result<Decoder> {
+        // a critic has no base in few bits
         let precision = self.checkpoint.arch().precision;
         let saved = Checkpoint::open(&dir.join(MODEL))?.in_precision(precision);
         Ok(saved.load(device)?)

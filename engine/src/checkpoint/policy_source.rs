@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use firebrick_backends::Precision;
 use firebrick_models::arch::HeadKind;
 use firebrick_models::checkpoint::{ExportOptions, export, load_adapter, save_adapter};
-use firebrick_models::{Arch, Checkpoint, Decoder, Tokenizer};
+use firebrick_models::{Arch, BaseFormat, Checkpoint, Decoder, Tokenizer};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -70,10 +70,10 @@ impl PolicySource {
         )?)
     }
 
-    /// The same model, to be run in a precision.
+    /// The same model, to be run as a run asks for: in a precision, with its layers as a frozen base in few bits or not.
     #[must_use]
-    pub fn in_precision(mut self, precision: Precision) -> Self {
-        self.checkpoint = self.checkpoint.in_precision(precision);
+    pub fn in_format(mut self, precision: Precision, base: Option<BaseFormat>) -> Self {
+        self.checkpoint = self.checkpoint.in_precision(precision).with_base(base);
         self
     }
 
@@ -231,7 +231,8 @@ pub fn tokenizer_of(config: &ModelConfig, task: &dyn Task) -> Result<Tokenizer> 
 /// The architecture of a configured model, from its `config.json` or `model.arch` alone: no weights are read, and where the
 /// vocabulary's size is written nothing else either.
 pub fn architecture(config: &RunConfig) -> Result<Arch> {
-    Ok(described(config)?.in_precision(config.precision))
+    let arch = described(config)?.in_precision(config.precision);
+    Ok(arch.with_base(config.base()))
 }
 
 fn described(config: &RunConfig) -> Result<Arch> {

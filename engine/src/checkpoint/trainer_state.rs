@@ -161,9 +161,13 @@ pub fn load_value_head(dir: &Path, decoder: &mut Decoder) -> Result<()> {
     })
 }
 
-/// Writes the weights that updates work on, in f32, into a folder that exists.
+/// Writes the weights that updates work on, in f32, into a folder that exists. Frozen weights are left out: nothing changes them.
 pub fn save_masters(dir: &Path, optimizer: &AdamW, decoder: &Decoder) -> Result<()> {
-    let params = decoder.specs().enumerate().map(|(index, spec)| {
+    let trained = decoder
+        .specs()
+        .enumerate()
+        .filter(|(_, spec)| spec.trainable);
+    let params = trained.map(|(index, spec)| {
         let read = move || match optimizer.master(index).map_err(into_model)? {
             Some(master) => Ok(master),
             None => Ok(decoder.param(index).download()?.to_f32()),
@@ -230,15 +234,16 @@ pub fn load_masters(dir: &Path, decoder: &mut Decoder, optimizer: &mut AdamW) ->
         let device = decoder.device().clone();
         let precision = decoder.arch().precision;
         decoder.update(|index, spec, value| {
+            if !spec.trainable {
+                return Ok(value);
+            }
             let Some(values) = tensors.read(&spec.name, spec)? else {
                 return Err(tensors.damaged(&format!("the f32 master of {} is missing", spec.name)));
             };
             let mut own = HostTensor::from_values(values, spec.rows_cols());
             if precision.is_half() {
                 let rounded = own.rounded(precision);
-                if spec.trainable {
-                    optimizer.set_master(index, own.to_f32(), &device)?;
-                }
+                optimizer.set_master(index, own.to_f32(), &device)?;
                 own = rounded;
             }
             Ok(match value {

@@ -55,7 +55,14 @@ impl RunConfig {
 
     fn check_lora(&self) -> Result<()> {
         let lora = self.model.lora.as_ref();
-        lora.map_or(Ok(()), |lora| lora.check(self.model.path.is_some()))
+        lora.map_or(Ok(()), |lora| lora.check(self.model.path.is_some()))?;
+        match (self.base(), self.rollout.quantization) {
+            (Some(base), Some(_)) => Err(Error::Config(format!(
+                "rollout.quantization quantises the weights that are trained beside, but with model.lora.base: {base} the sampler \
+                 reads the base in {base} already; remove rollout.quantization"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// One result for each number that has to be at least 1.

@@ -5,7 +5,7 @@ use crate::{Error, Result};
 use firebrick_models::adapter::LoraConfig;
 use firebrick_models::checkpoint::{adapter_shape, load_adapter};
 use firebrick_models::unit::TargetModule;
-use firebrick_models::{Arch, Decoder};
+use firebrick_models::{Arch, BaseFormat, Decoder};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -35,6 +35,10 @@ pub struct LoraSettings {
     pub path: Option<PathBuf>,
     /// Write a merged model into every checkpoint, beside the adapter.
     pub merge: bool,
+    /// Keep the matrices of layers in few bits (`QLoRA`): `int8`, or `nf4` in blocks of 64 with double quantisation. They are quantised as
+    /// the model is read, and widened as they are multiplied; reference policy and sampler use the same. transformers: `load_in_8bit`,
+    /// `load_in_4bit` with `bnb_4bit_quant_type: nf4`.
+    pub base: Option<BaseFormat>,
 }
 
 /// Modules with adapters: `all-linear`, or their names.
@@ -125,7 +129,16 @@ impl LoraSettings {
                 .map_err(|e| Error::Config(format!("model.lora.target_modules: {e}")))?;
         }
         fits(&lora, arch)?;
+        self.check_base(arch)?;
         Ok(lora.in_arch(arch))
+    }
+
+    /// Refuses a base in few bits that this architecture cannot have.
+    fn check_base(&self, arch: &Arch) -> Result<()> {
+        let with_base = arch.clone().with_base(self.base);
+        with_base
+            .check_base()
+            .map_err(|e| Error::Config(format!("model.lora: {e}")))
     }
 
     /// The policy at the start of a run: the base model with fresh adapters by seed, or with those of the folder at `path`.

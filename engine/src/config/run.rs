@@ -12,7 +12,7 @@ use crate::plan::{AppliedPreset, DeviceAbilities, MemoryConfig, PRECISION, SHARE
 use crate::task::TaskConfig;
 use crate::{Error, Result};
 use firebrick_backends::{DeviceSpec, Precision};
-use firebrick_models::Prepack;
+use firebrick_models::{BaseFormat, Prepack};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -119,6 +119,12 @@ impl RunConfig {
     #[must_use]
     pub fn own_critic(&self) -> Option<&CriticConfig> {
         self.critic.as_ref().filter(|critic| !critic.shared_trunk)
+    }
+
+    /// The number format of the policy's layers, where they are a frozen base in few bits.
+    #[must_use]
+    pub fn base(&self) -> Option<BaseFormat> {
+        self.model.lora.as_ref().and_then(|lora| lora.base)
     }
 
     /// The copies that sampling makes of the matrices. The rule for exact ones, for products with few rows: where all weights

@@ -7,8 +7,7 @@ use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::transfer::{Pending, Upload};
 use firebrick_models::Decoder;
 use firebrick_models::decoder::{HostWeights, Store};
-use firebrick_models::unit::Slot;
-use firebrick_models::weights::Weights;
+use firebrick_models::weights::{WeightKey, Weights};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,7 +26,7 @@ enum Transit {
     /// The host makes the copy that the device will take over.
     Copying(Pending<HostWeights>),
     /// On their way to the device.
-    There(Vec<Slot>, Upload, MemoryGuard),
+    There(Vec<WeightKey>, Upload, MemoryGuard),
 }
 
 /// Walks the units in the order in which a pass will visit them, so that the copies of host weights start before the visit.
@@ -78,16 +77,16 @@ impl<'r> Fetcher<'r> {
             holds: Vec::new(),
         };
         for (unit, copy) in units.zip(copies) {
-            let (slots, upload, hold) = match copy {
+            let (keys, upload, hold) = match copy {
                 // read now and not ahead: an update in the backward pass replaces what is on the device
                 Transit::Resident => {
                     fetched.weights.push(decoder.weights(unit));
                     continue;
                 }
                 Transit::Copying(copy) => self.upload(decoder, copy.wait()?),
-                Transit::There(slots, upload, hold) => (slots, upload, hold),
+                Transit::There(keys, upload, hold) => (keys, upload, hold),
             };
-            let entries = slots.into_iter().zip(upload.finish());
+            let entries = keys.into_iter().zip(upload.finish());
             fetched.weights.push(Weights::new(entries.collect()));
             fetched.holds.push(hold);
         }
@@ -107,20 +106,24 @@ impl<'r> Fetcher<'r> {
             if let Transit::Copying(pending) = copy
                 && let Some(host) = pending.take_ready()
             {
-                let (slots, upload, hold) = self.upload(decoder, host?);
-                *copy = Transit::There(slots, upload, hold);
+                let (keys, upload, hold) = self.upload(decoder, host?);
+                *copy = Transit::There(keys, upload, hold);
             }
         }
         self.started = started;
         Ok(())
     }
 
-    fn upload(&self, decoder: &Decoder, host: HostWeights) -> (Vec<Slot>, Upload, MemoryGuard) {
+    fn upload(
+        &self,
+        decoder: &Decoder,
+        host: HostWeights,
+    ) -> (Vec<WeightKey>, Upload, MemoryGuard) {
         let bytes = host.iter().map(|(_, value)| value.bytes()).sum();
         let hold = self.accounts.hold(self.category, Home::Device, bytes);
-        let (slots, values) = host.into_iter().unzip();
+        let (keys, values) = host.into_iter().unzip();
         let upload = self.runtime.copier.upload(values, decoder.device());
-        (slots, upload, hold)
+        (keys, upload, hold)
     }
 
     /// Starts the copy that the device will take over. The host keeps its own.

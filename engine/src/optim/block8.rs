@@ -16,6 +16,7 @@ mod tests;
 
 pub use device::DeviceBlock8;
 
+use firebrick_backends::quantized::dynamic_map;
 use rayon::prelude::*;
 use std::sync::LazyLock;
 
@@ -136,37 +137,6 @@ impl Codebook {
             *value = self.values[usize::from(code)] * scale;
         }
     }
-}
-
-/// bitsandbytes' `create_dynamic_map`: seven decades, each cut into twice as many equal parts as the one below it, entries
-/// in their middles; then 0 and 1. Rounded as torch rounds it.
-fn dynamic_map(signed: bool) -> [f32; 256] {
-    let decades = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1e0];
-    let mut values = Vec::with_capacity(256);
-    for (i, decade) in decades.into_iter().enumerate() {
-        let parts = if signed { 1_u16 << i } else { 2 << i };
-        let step = (1.0 - 0.1_f32) / f32::from(parts);
-        // torch.linspace counts from the nearer end
-        let boundary = |k: u16| {
-            if 2 * k <= parts {
-                step.mul_add(f32::from(k), 0.1)
-            } else {
-                (-step).mul_add(f32::from(parts - k), 1.0)
-            }
-        };
-        for k in 0..parts {
-            let value = f32::midpoint(boundary(k), boundary(k + 1)) * decade;
-            values.push(value);
-            if signed {
-                values.push(-value);
-            }
-        }
-    }
-    values.extend([0.0, 1.0]);
-    values.sort_by(f32::total_cmp);
-    let mut map = [0.0; 256];
-    map.copy_from_slice(&values);
-    map
 }
 
 /// Quantised numbers in host memory.

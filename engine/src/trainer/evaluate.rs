@@ -59,7 +59,8 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
         ));
     };
     let task: Arc<dyn Task> = Arc::from(task.build(Path::new("."))?);
-    let source = PolicySource::open(&config.model, task.as_ref())?.in_precision(config.precision);
+    let source = PolicySource::open(&config.model, task.as_ref())?
+        .in_format(config.precision, config.base());
     source.check_lengths(&config)?;
     let arch = source.checkpoint.arch();
     planning::settle_share(&mut config, Mode::Rl, arch, &profile)?;

@@ -71,7 +71,7 @@ impl Opened {
         let (device, info) = open_device(&mut config)?;
         check_device(&world, asked, &info)?;
         let source = PolicySource::with(&config.model, task.as_ref(), files)?;
-        let source = source.in_precision(config.precision);
+        let source = source.in_format(config.precision, config.base());
         let profile = profile::of(&info);
         check_experts(&world, source.checkpoint.arch())?;
         planning::settle_share(&mut config, mode, source.checkpoint.arch(), &profile)?;

@@ -1,12 +1,15 @@
 //! Weights from safetensors: one file or shards behind an index, memory-mapped, checked exactly.
 
+use super::bitsandbytes::{self, RawTensor};
 use super::json::read_object;
 use crate::arch::{Family, HeadKind};
+use crate::decoder::NewParam;
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::host::MappedFile;
+use firebrick_spec::BaseFormat;
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::collections::{BTreeMap, BTreeSet};
@@ -76,6 +79,17 @@ impl WeightFile {
 
     pub(super) fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.metadata.info(name)
+    }
+
+    /// A tensor as it is stored.
+    fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
+        let info = self.metadata.info(name)?;
+        let (start, end) = info.data_offsets;
+        Some(RawTensor {
+            dtype: info.dtype,
+            shape: &info.shape,
+            bytes: &self.map.bytes()[self.data_start + start..self.data_start + end],
+        })
     }
 
     pub(super) fn values(&self, spec: &ParamSpec, info: &TensorInfo) -> Result<Vec<f32>> {
@@ -276,18 +290,119 @@ fn open(dir: &Path) -> Result<(Vec<WeightFile>, BTreeMap<String, Place>)> {
     Ok((files, place))
 }
 
-/// Element types by tensor name.
+/// The weight files of a folder.
+struct Folder<'a> {
+    dir: &'a Path,
+    files: Vec<WeightFile>,
+    place: BTreeMap<String, Place>,
+}
+
+impl<'a> Folder<'a> {
+    fn open(dir: &'a Path) -> Result<Self> {
+        let (files, place) = open(dir)?;
+        Ok(Self { dir, files, place })
+    }
+
+    /// A tensor by the name that it has in a language model by itself.
+    fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
+        let own = self.place.get(name)?;
+        self.files[own.file].raw(&own.name)
+    }
+
+    /// Whether bitsandbytes has quantised a weight.
+    fn is_quantised(&self, weight: &str) -> bool {
+        bitsandbytes::is_quantised(weight, |name| self.place.contains_key(name))
+    }
+
+    /// The numbers of a parameter, one after the other.
+    fn values(&self, spec: &ParamSpec) -> Result<Vec<f32>> {
+        let mut values = Vec::new();
+        for part in spec.tensors() {
+            let Place { file, name } = &self.place[&part.name];
+            let file = &self.files[*file];
+            let Some(info) = file.metadata.info(name) else {
+                unreachable!("the name came from this file's header")
+            };
+            let own = file.values(&part, info)?;
+            // a parameter that is one tensor is in memory once
+            if values.is_empty() {
+                values = own;
+            } else {
+                values.extend(own);
+            }
+        }
+        Ok(values)
+    }
+
+    /// A parameter: numbers in the model's precision, or the buffer of its layout. `quantised` says whether any weight of the folder is.
+    fn param(
+        &self,
+        arch: &Arch,
+        spec: &ParamSpec,
+        quantised: bool,
+        device: &Device,
+    ) -> Result<NewParam> {
+        let refuse = |detail: String| Error::QuantizedWeight {
+            path: self.dir.to_owned(),
+            tensor: spec.name.clone(),
+            detail,
+        };
+        let Some(layout) = spec.layout(arch) else {
+            return if self.is_quantised(&spec.name) {
+                let why = if spec.slot.is_linear() {
+                    NEEDS_BASE
+                } else {
+                    "is quantised by bitsandbytes, which is read of layers' matrices alone"
+                };
+                Err(refuse(why.into()))
+            } else {
+                let values = self.values(spec)?;
+                let matrix = arch.precision.matrix(values, spec.rows_cols(), device);
+                Ok(matrix.into())
+            };
+        };
+        match (self.is_quantised(&spec.name), layout.format) {
+            (true, BaseFormat::Nf4) => {
+                let words = bitsandbytes::read(&spec.name, spec.rows_cols(), |name| self.raw(name));
+                Ok(NewParam::verbatim(words.map_err(refuse)?, layout, device))
+            }
+            (true, BaseFormat::Int8) => Err(refuse(NEEDS_BASE.into())),
+            (false, _) if quantised => Err(refuse(
+                "is not quantised, but others of the checkpoint are (by llm_int8_skip_modules, say); take the checkpoint that it \
+                 was made from, which is quantised as it is read"
+                    .into(),
+            )),
+            (false, _) => Ok(NewParam::quantized(&self.values(spec)?, layout, device)),
+        }
+    }
+}
+
+/// What to do with a checkpoint that bitsandbytes has quantised.
+const NEEDS_BASE: &str = "is quantised to 4 bits by bitsandbytes; set model.lora.base to nf4 to train adapters beside it, or take the \
+                          checkpoint that it was made from";
+
+/// Element types by tensor name: of a matrix that bitsandbytes has quantised the one that it had before.
 pub(super) fn dtypes(dir: &Path) -> Result<BTreeMap<String, StoredDtype>> {
-    let (files, place) = open(dir)?;
-    place
-        .into_iter()
-        .filter(|(name, _)| !is_beside(name))
-        .filter_map(|(name, place)| {
-            let f = &files[place.file];
-            let dtype = f.metadata.info(&place.name)?.dtype;
-            Some(stored(&f.path, &name, dtype).map(|d| (name, d)))
-        })
-        .collect()
+    let folder = Folder::open(dir)?;
+    let own = folder
+        .place
+        .iter()
+        .filter(|(name, _)| !is_beside(name) && bitsandbytes::weight_beside(name).is_none());
+    let dtype = |(name, place): (&String, &Place)| {
+        if folder.is_quantised(name) {
+            let before = bitsandbytes::original_dtype(name, |name| folder.raw(name));
+            let before = match before.as_deref() {
+                Some("float32") => StoredDtype::F32,
+                Some("float16") => StoredDtype::F16,
+                _ => StoredDtype::BF16,
+            };
+            return Some(Ok((name.clone(), before)));
+        }
+        let f = &folder.files[place.file];
+        let dtype = f.metadata.info(&place.name)?.dtype;
+        Some(stored(&f.path, name, dtype).map(|d| (name.clone(), d)))
+    };
+    own.filter_map(dtype).collect()
 }
 
 /// Tensors that older exports carry and no architecture needs: derived values, the tied head's copy, and the head of the
@@ -300,19 +415,15 @@ fn ignorable(arch: &Arch, name: &str) -> bool {
 }
 
 pub(super) fn load(dir: &Path, arch: &Arch, device: &Device) -> Result<Decoder> {
-    let (files, place) = open(dir)?;
-    check_names(dir, arch, &place)?;
+    arch.check_base().map_err(|detail| Error::Config {
+        path: dir.to_owned(),
+        detail,
+    })?;
+    let folder = Folder::open(dir)?;
+    check_names(dir, arch, &folder.place)?;
+    let quantised = folder.place.keys().any(|name| folder.is_quantised(name));
     Decoder::build(arch.clone(), device, |_, spec| {
-        let mut values = Vec::with_capacity(spec.numel());
-        for part in spec.tensors() {
-            let Place { file, name } = &place[&part.name];
-            let file = &files[*file];
-            match file.metadata.info(name) {
-                Some(info) => values.extend(file.values(&part, info)?),
-                None => unreachable!("the name came from this file's header"),
-            }
-        }
-        Ok(arch.precision.matrix(values, spec.rows_cols(), device))
+        folder.param(arch, spec, quantised, device)
     })
 }
 
@@ -335,6 +446,7 @@ fn check_names(dir: &Path, arch: &Arch, place: &BTreeMap<String, Place>) -> Resu
     let extra: Vec<&String> = place
         .keys()
         .filter(|n| !known.contains(n) && !ignorable(arch, n))
+        .filter(|n| !bitsandbytes::weight_beside(n).is_some_and(|own| known.contains(&own)))
         .collect();
     match extra.first() {
         Some(first) => Err(Error::UnexpectedTensor {

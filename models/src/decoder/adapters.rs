@@ -67,7 +67,7 @@ impl Decoder {
             }
             for spec in own {
                 let value = stored_as(value(unit.kind, &spec)?, dtype);
-                entries.push((spec.slot, value));
+                entries.push((spec.slot.into(), value));
                 unit.specs.push(spec);
             }
             unit.store = Store::Device(Weights::new(entries));
@@ -129,24 +129,25 @@ impl Decoder {
             unit.store = match &unit.store {
                 Store::Device(weights) => {
                     let base = weights.clone().into_entries();
-                    let base = base.filter(|(slot, _)| !slot.is_adapter());
+                    let base = base.filter(|(key, _)| !key.slot.is_adapter());
                     Store::Device(Weights::new(base.collect()))
                 }
                 Store::Host(host) => {
-                    let base = host.iter().filter(|(slot, _)| !slot.is_adapter());
+                    let base = host.iter().filter(|(key, _)| !key.slot.is_adapter());
                     Store::Host(Arc::new(base.cloned().collect()))
                 }
             };
             unit.specs.retain(|spec| !spec.slot.is_adapter());
-            for spec in &mut unit.specs {
-                spec.trainable = true;
+            for (place, spec) in unit.specs.iter_mut().enumerate() {
+                spec.trainable = unit.store.layout(place).is_none();
             }
         }
         set_ranges(&mut decoder.units);
         decoder
     }
 
-    /// The parameter at a flat index as the merged model has it: W + s · B A, in f32 or wider, where W has an adapter.
+    /// The parameter at a flat index as the merged model has it: W + s · B A, in f32 or wider, where W has an adapter. Of a frozen base
+    /// in few bits W is what that is widened to.
     #[must_use]
     pub fn merged_param(&self, index: usize) -> Param {
         let value = self.param(index);
@@ -171,6 +172,7 @@ impl Decoder {
     #[must_use]
     pub fn merged(&self) -> Self {
         let mut decoder = self.without_adapters();
+        decoder.arch.base = None;
         let dtype = self.arch.precision.dtype(&self.device);
         for (unit, adapted) in decoder.units.iter_mut().zip(&self.units) {
             let value = |(place, spec): (usize, &ParamSpec)| {
@@ -178,8 +180,11 @@ impl Decoder {
                 let value = stored_as(value.upload(&self.device), dtype);
                 (spec.slot, value)
             };
-            let entries = unit.specs.iter().enumerate().map(value).collect();
+            let entries: Vec<_> = unit.specs.iter().enumerate().map(value).collect();
             unit.store = Store::Device(Weights::new(entries));
+            for spec in &mut unit.specs {
+                spec.trainable = true;
+            }
         }
         decoder
     }

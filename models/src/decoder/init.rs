@@ -1,6 +1,6 @@
 //! Random initialisation.
 
-use super::Decoder;
+use super::{Decoder, NewParam};
 use crate::arch::Arch;
 use crate::random::Stream;
 use crate::unit::{ParamSpec, Slot};
@@ -14,7 +14,7 @@ pub(super) const INIT_STREAM: u64 = 1 << 32;
 impl Decoder {
     /// Random initialisation: matrices normal with standard deviation `initializer_range`, norms the identity, biases zero; what gated
     /// `DeltaNet` has besides as transformers does, convolutions uniform within ±1 / √taps. The numbers depend on the seed and the
-    /// parameter's index alone.
+    /// parameter's index alone; those of a base in few bits are then quantised.
     #[must_use]
     pub fn random(arch: Arch, seed: u64, device: &Device) -> Self {
         let (std, norm) = (
@@ -22,6 +22,7 @@ impl Decoder {
             if arch.norm_offset { 0.0 } else { 1.0 },
         );
         let precision = arch.precision;
+        let own = arch.clone();
         let built = Self::build(arch, device, |index, spec| {
             let values: Vec<f32> = if let Some(values) = delta_net(seed, index, spec) {
                 values
@@ -33,7 +34,10 @@ impl Decoder {
                 let mut stream = Stream::new(seed, INIT_STREAM + index as u64);
                 (0..spec.numel()).map(|_| stream.normal() * std).collect()
             };
-            Ok::<_, Infallible>(precision.matrix(values, spec.rows_cols(), device))
+            Ok::<NewParam, Infallible>(match spec.layout(&own) {
+                Some(layout) => NewParam::quantized(&values, layout, device),
+                None => precision.matrix(values, spec.rows_cols(), device).into(),
+            })
         });
         match built {
             Ok(decoder) => decoder,

@@ -15,8 +15,13 @@ impl Decoder {
     ///
     /// # Errors
     /// [`Error::Sampling`] where matrices should be quantised and no kernel reads them: the weights have to be on the device, and on
-    /// the CPU in f32.
+    /// the CPU in f32. Where they are a base in few bits already.
     pub fn prepacked(&self, prepack: Prepack) -> Result<Self> {
+        if let (Some(_), Some(base)) = (prepack.quantization, self.arch.base) {
+            return Err(Error::Sampling(format!(
+                "the base is in {base} already; sample without quantization"
+            )));
+        }
         let mut packed = self.clone();
         let tied = self.arch.tied;
         let has_panels = |slot: Slot| match slot {

@@ -1,12 +1,13 @@
 //! A unit with its weights, on the device or on the host.
 
 use crate::Result;
-use crate::unit::{ParamSpec, Slot, UnitKind};
-use crate::weights::Weights;
+use crate::unit::{ParamSpec, UnitKind};
+use crate::weights::{WeightKey, Weights};
 use burn::tensor::{Device, Tensor};
 use firebrick_backends::accounts::Home;
 use firebrick_backends::transfer::HostTensor;
 use firebrick_backends::{Precision, PrecisionExt};
+use firebrick_spec::QuantizedLayout;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ pub struct Unit {
 }
 
 /// The weights of a unit in host memory.
-pub type HostWeights = Vec<(Slot, HostTensor)>;
+pub type HostWeights = Vec<(WeightKey, HostTensor)>;
 
 /// The weights of a unit, on the device or on the host.
 #[derive(Clone, Debug)]
@@ -45,6 +46,14 @@ impl Store {
         }
     }
 
+    /// The layout of the parameter at an index, where it is a frozen matrix in few bits.
+    pub(super) fn layout(&self, index: usize) -> Option<QuantizedLayout> {
+        match self {
+            Self::Device(weights) => weights.key(index).layout,
+            Self::Host(host) => host[index].0.layout,
+        }
+    }
+
     /// The weights on the device: shared with this unit, or uploaded from the host.
     #[must_use]
     pub fn fetch(&self, device: &Device) -> Weights {
@@ -52,7 +61,7 @@ impl Store {
             Self::Device(weights) => weights.clone(),
             Self::Host(host) => Weights::new(
                 host.iter()
-                    .map(|(slot, value)| (*slot, value.upload(device)))
+                    .map(|(key, value)| (*key, value.upload(device)))
                     .collect(),
             ),
         }
@@ -72,6 +81,24 @@ impl Store {
 fn tensor_bytes(tensor: &Tensor<2>) -> usize {
     let [rows, cols] = tensor.dims();
     rows * cols * tensor.dtype().size()
+}
+
+/// A parameter that a decoder is built with: numbers, or the buffer of a frozen matrix in few bits.
+#[derive(Clone, Debug)]
+pub struct NewParam {
+    /// Where codes and scales lie; `None` for numbers.
+    pub layout: Option<QuantizedLayout>,
+    /// The numbers, or the buffer, `[1, words]`.
+    pub tensor: Tensor<2>,
+}
+
+impl From<Tensor<2>> for NewParam {
+    fn from(tensor: Tensor<2>) -> Self {
+        Self {
+            layout: None,
+            tensor,
+        }
+    }
 }
 
 /// The value of one parameter, on the device or on the host.
@@ -142,13 +169,13 @@ impl Unit {
     /// gradient, the others do not.
     #[must_use]
     pub fn leaves(&self, weights: &Weights) -> Weights {
-        let leaf = |((slot, weight), spec): ((Slot, Tensor<2>), &ParamSpec)| {
+        let leaf = |((key, weight), spec): ((WeightKey, Tensor<2>), &ParamSpec)| {
             let leaf = if spec.trainable {
                 weight.autodiff().require_grad()
             } else {
                 weight
             };
-            (slot, leaf)
+            (key, leaf)
         };
         let entries = weights.clone().into_entries().zip(&self.specs);
         Weights::new(entries.map(leaf).collect())

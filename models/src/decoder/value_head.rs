@@ -30,7 +30,7 @@ impl Decoder {
         let value = self.fresh_value(&spec, seed);
         let head = &mut self.units[last];
         let mut entries: Vec<_> = head.store.fetch(&self.device).into_entries().collect();
-        entries.push((spec.slot, value));
+        entries.push((spec.slot.into(), value));
         head.store = Store::Device(Weights::new(entries));
         head.specs.push(spec);
         head.range.end += 1;

@@ -16,6 +16,7 @@ mod parity;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod peak;
 mod precision;
+mod quantized_base;
 mod rollout;
 mod schedule;
 #[cfg(feature = "cuda")]

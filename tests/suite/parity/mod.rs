@@ -9,6 +9,7 @@ mod long_rows;
 mod models;
 mod nested;
 mod optim;
+mod quantized_checkpoint;
 mod rewards;
 mod routers;
 mod schedules;

@@ -12,7 +12,7 @@ const LORA: [&str; 4] = [
 ];
 
 /// A trained base model for a run of adapters: the folder, and the override that names it.
-fn base(bench: &Bench) -> (String, String) {
+pub fn base(bench: &Bench) -> (String, String) {
     let run = format!("output={}", bench.path("base").display());
     succeeded(&bench.firebrick(
         "train",

@@ -17,6 +17,7 @@ mod ppo;
 mod precision;
 mod programs;
 mod quantization;
+mod quantized_base;
 mod readings;
 mod report;
 mod rewards;

@@ -92,6 +92,7 @@ impl Arch {
                 && f.flag("tie_word_embeddings", gemma || family == Family::SmolLm3)?,
             initializer_range: f.number("initializer_range")?.unwrap_or(0.02),
             precision: Precision::default(),
+            base: None,
         })
     }
 

@@ -3,7 +3,7 @@
 use super::packed::PanelMatrix;
 use super::{
     attention, autodiff, convolution, delta_rule, experts, gated_norm, glu, linear, norm, paged,
-    rotary, sample, scores, skinny_gemm,
+    quantized_linear, rotary, sample, scores, skinny_gemm,
 };
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix};
@@ -11,11 +11,13 @@ use crate::kernels::choice::Operation;
 use crate::kernels::delta::{DeltaHeads, SequenceRows};
 use crate::kernels::experts::{self as operations, ExpertInput, ExpertRows};
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
+use crate::kernels::quantized_linear::{self as widened, through_the_host};
 use crate::kernels::shapes::{
     AttentionShape, Gate, RowScores, SampledToken, Scaling, ScoreGradients,
 };
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, Int, Tensor};
+use firebrick_spec::QuantizedLayout;
 use std::sync::Arc;
 
 /// The kernels of the CPU backend, in f32 and f64.
@@ -82,6 +84,16 @@ impl Kernels for CpuKernels {
 
     fn attach_gradient(&self, y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
         operations::attach::<Flex>(y, x, gradient)
+    }
+
+    fn quantized_linear(
+        &self,
+        x: &Tensor<2>,
+        words: &Tensor<2>,
+        layout: QuantizedLayout,
+    ) -> Tensor<2> {
+        quantized_linear::linear(x, words, layout)
+            .unwrap_or_else(|| widened::linear::<Flex>(x, words, layout, through_the_host))
     }
 
     fn matmul(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {

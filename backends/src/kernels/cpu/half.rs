@@ -26,6 +26,19 @@ pub(super) fn narrowed(tensor: FlexTensor, stored: DType) -> FlexTensor {
     }
 }
 
+/// Rounds f32 numbers to those of a half precision; leaves them as they are for other types.
+pub(super) fn round(values: &mut [f32], stored: DType) {
+    match stored {
+        DType::BF16 => values
+            .iter_mut()
+            .for_each(|v| *v = bf16::from_f32(*v).to_f32()),
+        DType::F16 => values
+            .iter_mut()
+            .for_each(|v| *v = f16::from_f32(*v).to_f32()),
+        _ => {}
+    }
+}
+
 fn converted<A, B>(tensor: &FlexTensor, convert: fn(A) -> B, dtype: DType) -> FlexTensor
 where
     A: Element + bytemuck::Pod + Sync,

@@ -3,20 +3,22 @@
 use super::graph::CubeRecorder;
 use super::packed::QuantizedMatrix;
 use super::{
-    adamw, attention, block8, embedding, fused_norm, glu, launch, norm, paged, product, rotary,
-    sample, scores, step,
+    adamw, attention, block8, embedding, fused_norm, glu, launch, norm, paged, product,
+    quantized_linear, rotary, sample, scores, step,
 };
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix, Recorder};
 use crate::kernels::choice::{Operation, TILE};
 use crate::kernels::experts::{self, ExpertInput, ExpertRows};
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
+use crate::kernels::quantized_linear as widened;
 use crate::kernels::shapes::{
     AdamWOutput, AdamWStep, AttentionShape, Gate, JoinedHeads, QuantizationMap, QuantizedBlocks,
     RowScores, RowsByToken, RunningScores, SampleOptions, Scaling, ScoreGradients, Truncation,
 };
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Int, Tensor};
+use firebrick_spec::QuantizedLayout;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -111,6 +113,19 @@ impl Kernels for CubeKernels {
         sin: &Tensor<3>,
     ) -> Result<Tensor<3>, Tensor<3>> {
         rotary::rotary(x, cos, sin)
+    }
+
+    fn quantized_linear(
+        &self,
+        x: &Tensor<2>,
+        words: &Tensor<2>,
+        layout: QuantizedLayout,
+    ) -> Tensor<2> {
+        widened::linear::<Cube>(x, words, layout, quantized_linear::dequantize)
+    }
+
+    fn dequantize(&self, words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {
+        quantized_linear::dequantize(words, layout, dtype)
     }
 
     fn quantize(&self, matrix: &Tensor<2>) -> Option<Arc<dyn PackedMatrix>> {

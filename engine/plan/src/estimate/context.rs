@@ -23,14 +23,16 @@ pub(super) const ROUTE_BYTES: u64 = 2;
 /// f32; on a GPU the matrices that multiply the same rows are joined.
 fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile) -> u64 {
     if profile.backend != Backend::Cpu && w.prepack.quantization.is_none() {
-        return u64::from(w.prepack.panels) * sizes.width * joined(&w.arch);
+        // what is in few bits is not joined
+        let joins = w.prepack.panels && w.arch.base.is_none();
+        return u64::from(joins) * sizes.width * joined(&w.arch);
     }
     let panels =
         w.prepack.panels && profile.backend == Backend::Cpu && !w.rollout_precision.is_half();
     let panels = |numbers| u64::from(panels) * sizes.width * numbers;
     let layers = match w.prepack.quantization {
-        // the matrices of experts are read as they are
-        None => panels(sizes.body() - sizes.expert_matrices()),
+        // the matrices of experts, and those in few bits, are read as they are
+        None => panels(sizes.body() - sizes.expert_matrices() - sizes.in_few_bits()),
         Some(Quantization::Int8) => QuantizedWeights::of(&w.arch, profile, sizes.width).bytes,
     };
     layers + panels(sizes.projection)
@@ -156,7 +158,8 @@ impl<'a> Context<'a> {
         let rounded = if w.rollout_precision == w.arch.precision {
             0
         } else {
-            sizes.width * sizes.total()
+            // matrices in few bits are shared
+            sizes.width * (sizes.total() - sizes.in_few_bits())
         };
         let eight_bits = w
             .prepack
@@ -251,7 +254,7 @@ impl<'a> Context<'a> {
     /// Running tensors of the largest half, without a graph.
     pub fn forward(&self, shape: Shape, rows: usize) -> MemoryUsage {
         let of = |half: Half| {
-            let running = self.running(half, shape.tokens);
+            let running = self.running(half, shape.tokens) + self.widening();
             let held = MemoryUsage::default().on_device(Category::Buffers, running);
             match half {
                 Half::Mlp | Half::Linear | Half::Experts => held,
@@ -270,6 +273,15 @@ impl<'a> Context<'a> {
         };
         let all = self.sizes.kinds().map(of);
         all.reduce(larger).unwrap_or_default()
+    }
+
+    /// What is wide at a time of matrices in few bits.
+    pub fn widening(&self) -> u64 {
+        let base = &self.sizes.base;
+        match self.profile.backend {
+            Backend::Cpu => F32 * base.tile,
+            _ => self.parallel.tensor_share(self.sizes.width * base.largest),
+        }
     }
 
     /// Running tensors of a half without a graph, scores apart.

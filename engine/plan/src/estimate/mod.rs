@@ -5,6 +5,7 @@
 //! [`parallel`] several devices, [`time`] seconds, [`rules`] rules of thumb. `docs/planner.md` has the formulas in one place.
 
 pub mod activations;
+mod base;
 mod context;
 mod experts;
 mod head;

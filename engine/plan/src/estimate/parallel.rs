@@ -193,7 +193,7 @@ impl Parallel {
     /// Buffers of the communication between devices, for `tokens` of a micro-batch.
     #[must_use]
     pub fn buffers(&self, sizes: &Sizes, tokens: u64, hidden: u64) -> u64 {
-        let layer = sizes.layer() * sizes.width / self.tensor;
+        let layer = sizes.layer_bytes() / self.tensor;
         let gathered = if self.zero == Zero::Stage3 && self.data > 1 {
             2 * layer
         } else {

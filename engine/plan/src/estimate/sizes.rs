@@ -1,5 +1,6 @@
 //! Numbers of parameters, by what holds them.
 
+use super::base::BaseSizes;
 use super::experts::{ExpertSizes, LayerSet};
 use firebrick_spec::Arch;
 use firebrick_spec::arch::{HeadKind, Mixer};
@@ -114,8 +115,10 @@ pub struct Sizes {
     value: u64,
     /// The largest matrix that is trained.
     pub largest_trained: u64,
-    /// Bytes of a weight.
+    /// Bytes of a weight that is not in few bits.
     pub width: u64,
+    /// Matrices of layers in few bits.
+    pub(super) base: BaseSizes,
 }
 
 impl Sizes {
@@ -179,7 +182,72 @@ impl Sizes {
             },
             largest_trained: largest(&mut all().filter(trained)),
             width: arch.precision.width(),
+            base: BaseSizes::of(arch, [attention, linear, mlp]),
         }
+    }
+
+    /// Bytes of a half.
+    #[must_use]
+    pub fn half_bytes(&self, half: Half) -> u64 {
+        let (few, bytes) = match half {
+            Half::Attention => (self.base.numbers[0], self.base.bytes[0]),
+            Half::Linear => (self.base.numbers[1], self.base.bytes[1]),
+            Half::Mlp => (self.base.numbers[2], self.base.bytes[2]),
+            Half::Experts => (0, 0),
+        };
+        self.width * (self.of_half(half) - few) + bytes
+    }
+
+    /// Bytes of a unit of the body by its index in the chain.
+    #[must_use]
+    pub fn unit_bytes(&self, index: usize) -> u64 {
+        self.half_bytes(self.half(index))
+    }
+
+    /// Bytes of embedding and head.
+    #[must_use]
+    pub fn end_bytes(&self) -> u64 {
+        self.width * self.ends()
+    }
+
+    /// Bytes of all parameters, tied ones once.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.over_halves(|half| self.half_bytes(half)) + self.end_bytes()
+    }
+
+    /// Bytes of all parameters that any of so many tokens goes through.
+    #[must_use]
+    pub fn used_bytes(&self, tokens: u64) -> u64 {
+        self.bytes() - self.width * self.experts.unused(tokens as f64)
+    }
+
+    /// Bytes of the largest layer.
+    #[must_use]
+    pub fn layer_bytes(&self) -> u64 {
+        let of = |half| match self.count(half) {
+            0 => 0,
+            _ => self.half_bytes(half),
+        };
+        of(Half::Attention).max(of(Half::Linear)) + of(Half::Mlp).max(of(Half::Experts))
+    }
+
+    /// Numbers of the body that are in few bits.
+    #[must_use]
+    pub fn in_few_bits(&self) -> u64 {
+        let [attention, linear, mlp] = self.base.numbers;
+        self.over_halves(|half| match half {
+            Half::Attention => attention,
+            Half::Linear => linear,
+            Half::Mlp => mlp,
+            Half::Experts => 0,
+        })
+    }
+
+    /// A sum over all halves of the body.
+    fn over_halves(&self, of: impl Fn(Half) -> u64) -> u64 {
+        let all = Half::ALL.into_iter();
+        all.map(|half| self.count(half) * of(half)).sum()
     }
 
     /// Whether weights are rounded copies of f32 masters.
@@ -222,12 +290,6 @@ impl Sizes {
         if self.adapters.is_some() { 0 } else { numbers }
     }
 
-    /// The largest layer.
-    #[must_use]
-    pub fn layer(&self) -> u64 {
-        self.attention.max(self.linear) + self.mlp.max(self.experts.all)
-    }
-
     /// Halves of a kind.
     #[must_use]
     pub fn count(&self, half: Half) -> u64 {
@@ -266,8 +328,7 @@ impl Sizes {
     /// Everything between embedding and head.
     #[must_use]
     pub fn body(&self) -> u64 {
-        let all = Half::ALL.into_iter();
-        all.map(|half| self.count(half) * self.of_half(half)).sum()
+        self.over_halves(|half| self.of_half(half))
     }
 
     /// Embedding and head.

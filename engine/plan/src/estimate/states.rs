@@ -3,7 +3,7 @@
 //!
 //! | held | bytes | where |
 //! |---|---|---|
-//! | weights | w P | device; streamed: host, and `1 + prefetch` segments on the device while the model runs; all of them during sampling |
+//! | weights | w P; in few bits those of [`base`](super::base) | device; streamed: host, and `1 + prefetch` segments on the device while the model runs; all of them during sampling |
 //! | gradients | 4 P | device, or host as each segment is complete; with the update in the backward pass one segment's, on the last micro-batch |
 //! | masters | 4 P · fraction; 4 P in half precision | host, with the optimizer there; in half precision with the moments, wherever they are |
 //! | moments | 8 P in f32, 4 P in bf16, 2 P + 8 P / 256 in 8-bit blocks | device or host; idle ones visit for the update |
@@ -99,9 +99,9 @@ pub(super) fn resident(
 }
 
 impl ModelPlan {
-    /// Parameters whose weights live on the host, embedding and head apart.
+    /// Bytes of weights that live on the host, embedding and head apart.
     pub(super) fn streamed(&self, sizes: &Sizes) -> u64 {
-        self.on_host(|u| sizes.unit(u))
+        self.on_host(|u| sizes.unit_bytes(u))
     }
 
     /// Sum over the units whose weights live on the host.
@@ -133,19 +133,22 @@ fn weights(
     presence: Presence,
 ) -> MemoryUsage {
     let held = MemoryUsage::default();
-    let share = |numbers: u64| parallel.weights(sizes.width * numbers);
-    let on = |home| held.and(home, category, share(sizes.total()));
+    let share = |bytes: u64| parallel.weights(bytes);
+    let on = |home| held.and(home, category, share(sizes.bytes()));
     match presence {
         Presence::Whole => on(Home::Device),
         Presence::Idle if plan.idle == Home::Host => on(Home::Host),
         Presence::Running | Presence::Idle => {
             let body: [u64; 2] = plan.segments.iter().fold([0, 0], |mut sum, segment| {
-                sum[segment.weights as usize] +=
-                    segment.units.clone().map(|u| sizes.unit(u)).sum::<u64>();
+                sum[segment.weights as usize] += segment
+                    .units
+                    .clone()
+                    .map(|u| sizes.unit_bytes(u))
+                    .sum::<u64>();
                 sum
             });
             let mut places = body;
-            places[plan.ends as usize] += sizes.ends();
+            places[plan.ends as usize] += sizes.end_bytes();
             held.and(Home::Device, category, share(places[Home::Device as usize]))
                 .and(Home::Host, category, share(places[Home::Host as usize]))
         }
@@ -156,7 +159,7 @@ fn weights(
 pub(super) fn visiting(sizes: &Sizes, plan: &ModelPlan, index: usize, ahead: usize) -> u64 {
     let streamed = |s: &crate::Segment| -> u64 {
         match s.weights {
-            Home::Host => s.units.clone().map(|u| sizes.unit(u)).sum(),
+            Home::Host => s.units.clone().map(|u| sizes.unit_bytes(u)).sum(),
             Home::Device => 0,
         }
     };
@@ -164,7 +167,7 @@ pub(super) fn visiting(sizes: &Sizes, plan: &ModelPlan, index: usize, ahead: usi
     // in the backward pass the next ones to be fetched stand before this one
     let first = index.saturating_sub(ahead);
     let around = &plan.segments[first..=index.min(last)];
-    sizes.width * around.iter().map(streamed).sum::<u64>()
+    around.iter().map(streamed).sum::<u64>()
 }
 
 fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool) -> MemoryUsage {

@@ -272,7 +272,7 @@ fn weights_that_are_idle_or_streamed_leave_the_device_except_while_it_samples() 
     assert_eq!(held(&idle, "backward", Category::Parameters), 4 * p);
     // a layer at work, and as many ahead of it as copies are in flight
     let visiting = held(&streamed, "backward", Category::Parameters);
-    assert!(visiting > 0 && visiting <= 2 * 4 * Sizes::of(&arch(512), None).layer());
+    assert!(visiting > 0 && visiting <= 2 * Sizes::of(&arch(512), None).layer_bytes());
 }
 
 #[test]
@@ -483,7 +483,7 @@ fn several_devices_hold_gathered_layers_reduced_gradients_or_an_activation_besid
         zero,
         ..Parallel::default()
     };
-    let layer = 4 * sizes.layer();
+    let layer = sizes.layer_bytes();
     assert_eq!(buffers(Parallel::default()), 0);
     assert_eq!(buffers(sharded(Zero::Off)), 0);
     assert_eq!(buffers(sharded(Zero::Stage1)), layer);

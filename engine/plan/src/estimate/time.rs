@@ -12,7 +12,8 @@
 //! | backward | twice the forward; the head's gradient too |
 //! | recomputed segments | their forward once more; packed and chunked attention its scores once more |
 //!
-//! Decoding reads all weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies between host and device take
+//! Every pass over a frozen base in few bits reads its codes, writes what they are widened to and reads that again; so does every token
+//! of a decoded batch. Decoding reads all weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies between host and device take
 //! bytes over the link. Where the backend copies on a stream of its own ([`DeviceProfile::overlaps_copies`]) and `prefetch` is above 0,
 //! they hide behind the computation of their phase as far as that lasts; elsewhere copies and kernels share one queue, and a phase
 //! takes the sum of both. Gradients that leave are waited for wherever they are copied: no more than `prefetch` matrices of them may be
@@ -27,7 +28,7 @@ use super::activations::{Cached, Half, Shape};
 use super::context::Context;
 use super::head::HeadCost;
 use super::result::Seconds;
-use super::sizes::{F32, QuantizedWeights};
+use super::sizes::{F32, QuantizedWeights, Sizes};
 use crate::{ActivationPolicy, ModelPlan, MomentKind, Order, Segment};
 use firebrick_spec::{Backend, Home};
 
@@ -137,7 +138,8 @@ impl Context<'_> {
         let kept: f64 = self.sizes.kinds().map(bytes).sum();
         let attend = share(Half::Attention);
         let scores = attend * self.scores_bytes(shape, rows);
-        let traffic = TRAFFIC * (kept + 2.0 * scores) / self.profile.memory_bandwidth;
+        let widened = self.widened_traffic() / layers;
+        let traffic = (TRAFFIC * (kept + 2.0 * scores) + widened) / self.profile.memory_bandwidth;
         let linear = self.widths.linear();
         let (rule, launches) = linear.map_or((0.0, 0.0), |own| {
             let share = share(Half::Linear);
@@ -156,6 +158,14 @@ impl Context<'_> {
             + self.launch(
                 LAYER_OPERATIONS + launches + 8.0 * (chunks - 1.0) + self.expert_operations(tokens),
             )
+    }
+
+    /// Bytes that a pass over matrices in few bits moves: their codes, and what they are widened to.
+    fn widened_traffic(&self) -> f64 {
+        match self.sizes.in_few_bits() {
+            0 => 0.0,
+            _ => (self.sizes.bytes() - self.sizes.end_bytes() + widened_bytes(&self.sizes)) as f64,
+        }
     }
 
     /// Operations of experts, a layer: three products each, on a GPU one after the other.
@@ -208,10 +218,10 @@ fn chunks(shape: Shape, rows: usize) -> u64 {
 fn streamed(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
     let body = plan.streamed(&ctx.sizes);
     let ends = match plan.ends {
-        Home::Host => ctx.sizes.ends(),
+        Home::Host => ctx.sizes.end_bytes(),
         Home::Device => 0,
     };
-    (ctx.sizes.width * (body + ends)) as f64
+    (body + ends) as f64
 }
 
 pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
@@ -224,18 +234,23 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
     let policy = ctx.plan.policy();
     // streamed and idle weights come to the device for sampling, once
     let fetched = if policy.idle == Home::Host {
-        (ctx.sizes.width * ctx.sizes.total()) as f64
+        ctx.sizes.bytes() as f64
     } else {
         streamed(ctx, policy)
     };
     sampling(&ctx.sampling(), w.group.max(1)) + greedy + ctx.copy(fetched)
 }
 
+/// Bytes that widening all matrices in few bits moves, once: what is written wide and read again. Their codes are read besides.
+fn widened_bytes(sizes: &Sizes) -> u64 {
+    2 * sizes.width * sizes.in_few_bits()
+}
+
 /// Bytes of weights that a token of so many sequences moves.
 fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
     let (sizes, width) = (&ctx.sizes, ctx.sizes.width);
     let Some(codes) = &ctx.eight_bits else {
-        return width * sizes.used(rows);
+        return sizes.used_bytes(rows) + widened_bytes(sizes);
     };
     // what is widened as a whole is written and read again
     let widened = if rows > codes.max_fused_rows {
@@ -311,7 +326,7 @@ pub(crate) fn score(ctx: &Context<'_>) -> f64 {
     if let Some(reference) = ctx.plan.reference() {
         seconds += forward(ctx, reference);
         if reference.idle == Home::Host {
-            seconds += ctx.copy((2 * ctx.sizes.width * ctx.sizes.total()) as f64);
+            seconds += ctx.copy((2 * ctx.sizes.bytes()) as f64);
         }
     }
     seconds
@@ -325,7 +340,7 @@ fn reward(ctx: &Context<'_>) -> f64 {
     models
         .map(|(index, (plan, sizes))| {
             let visit = match plan.idle {
-                Home::Host => ctx.copy((2 * sizes.width * sizes.total()) as f64),
+                Home::Host => ctx.copy((2 * sizes.bytes()) as f64),
                 Home::Device => 0.0,
             };
             judged * forward(&ctx.reward(index), plan) + visit
@@ -336,7 +351,7 @@ fn reward(ctx: &Context<'_>) -> f64 {
 /// The critic's values of all rollouts.
 pub(crate) fn values(ctx: &Context<'_>) -> f64 {
     let visit = match ctx.model().idle {
-        Home::Host => ctx.copy((2 * ctx.sizes.width * ctx.sizes.total()) as f64),
+        Home::Host => ctx.copy((2 * ctx.sizes.bytes()) as f64),
         Home::Device => 0.0,
     };
     forward(ctx, ctx.model()) + visit

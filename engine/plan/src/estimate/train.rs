@@ -254,8 +254,9 @@ impl<'a> BackwardPass<'a> {
             let (widths, parallel) = (&ctx.widths, ctx.parallel);
             let extra = widths.bytes(widths.extra(half, self.splits), shape.tokens, parallel)
                 + widths.widened(half, true, shape.tokens, parallel);
-            let mut held =
-                (below + self.graph(segment, unit + 1)).on_device(Category::LiveGraph, extra);
+            let mut held = (below + self.graph(segment, unit + 1))
+                .on_device(Category::LiveGraph, extra)
+                .on_device(Category::Buffers, ctx.widening());
             if half == Half::Attention {
                 let scores = ctx.widths.scores_extra(shape, self.plan.attention_rows);
                 held = held.on_device(Category::Attention, ctx.parallel.inside(F32 * scores));

@@ -12,7 +12,7 @@ const FILES: &str =
 const SPLIT: &str = "task.train and task.validation are files";
 const OWN_KERNELS: &str = "attention is a kernel of our own";
 const LAUNCH: &str = "one process: nothing is launched";
-const NO_BITS: &str = "frozen weights are kept in the run's precision; memory.param_offload: streamed keeps them on the host";
+const BITS: &str = "load_in_4bit says whether weights are in 4 bits";
 
 pub(super) const MODEL: &[Rule] = &[
     ("model_name_or_path", By(model)),
@@ -46,23 +46,17 @@ pub(super) const MODEL: &[Rule] = &[
         NotNeeded("the policy is a causal language model"),
     ),
     ("use_dora", Off("adapters are plain LoRA")),
-    ("load_in_8bit", Off(NO_BITS)),
-    ("load_in_4bit", Off(NO_BITS)),
-    (
-        "bnb_4bit_quant_type",
-        NotNeeded("load_in_4bit says whether weights are in 4 bits"),
-    ),
+    ("load_in_8bit", By(|a| base(a, "int8"))),
+    ("load_in_4bit", By(|a| base(a, "nf4"))),
+    ("bnb_4bit_quant_type", By(code_of_bits)),
     (
         "bnb_4bit_compute_dtype",
-        NotNeeded("load_in_4bit says whether weights are in 4 bits"),
+        NotNeeded("weights are widened to the run's precision"),
     ),
-    (
-        "bnb_4bit_quant_storage",
-        NotNeeded("load_in_4bit says whether weights are in 4 bits"),
-    ),
+    ("bnb_4bit_quant_storage", NotNeeded(BITS)),
     (
         "use_bnb_nested_quant",
-        NotNeeded("load_in_4bit says whether weights are in 4 bits"),
+        NotNeeded("scales of nf4 are always quantised too"),
     ),
     (
         "model_init_kwargs.dtype",
@@ -311,6 +305,25 @@ fn adapters(asked: &Asked, key: &str) -> Verdict {
         return not_needed("use_peft is off: no adapters are trained");
     }
     with_lora(asked, key)
+}
+
+/// `load_in_8bit` and `load_in_4bit`.
+fn base(asked: &Asked, format: &str) -> Verdict {
+    if asked.is_off() {
+        return not_needed("off, as here by default");
+    }
+    if !asked.facts.is_on("use_peft") {
+        return cannot("weights in few bits are not trained; train adapters beside them: use_peft");
+    }
+    set("model.lora.base", format)
+}
+
+fn code_of_bits(asked: &Asked) -> Verdict {
+    match asked.text() {
+        None | Some("nf4") => not_needed(BITS),
+        Some(_) if !asked.facts.is_on("load_in_4bit") => not_needed(BITS),
+        Some(_) => cannot("4-bit weights are in nf4: model.lora.base"),
+    }
 }
 
 fn with_lora(asked: &Asked, key: &str) -> Verdict {

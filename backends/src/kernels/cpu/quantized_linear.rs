@@ -1,0 +1,180 @@
+//! Products with frozen matrices in few bits: rows of the matrix are widened a tile at a time, forward and backward.
+
+use super::autodiff::{Kernel, detached, dispatch_float, input, run, supports};
+use super::gemm::{Matrix, Size, Target, multiply};
+use super::half;
+use super::parallel::{by_rows, dims, elements, tensor};
+use super::real::Real;
+use crate::quantized::widen_rows;
+use crate::trace::span;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Tensor};
+use firebrick_spec::QuantizedLayout;
+use firebrick_spec::quantized::CPU_TILE;
+use gemm::Parallelism;
+
+/// Multiplications from which a product runs in parallel.
+const LARGE: usize = 1 << 20;
+
+/// Rows of a task that widens.
+const ROWS: usize = 8;
+
+/// See [`crate::kernels::quantized_linear`]. `None` where the kernels do not support the tensor.
+pub(super) fn linear(
+    x: &Tensor<2>,
+    words: &Tensor<2>,
+    layout: QuantizedLayout,
+) -> Option<Tensor<2>> {
+    if !supports(x) {
+        return None;
+    }
+    let kernel = QuantizedLinear {
+        words: detached(words.clone()),
+        layout,
+        stored: x.dtype(),
+    };
+    Some(run(kernel, [input(x.clone())]))
+}
+
+#[derive(Clone, Debug)]
+struct QuantizedLinear {
+    words: FlexTensor,
+    layout: QuantizedLayout,
+    /// The type of the activations, which the widened numbers are rounded to.
+    stored: DType,
+}
+
+impl Kernel<1> for QuantizedLinear {
+    const NAME: &str = "product";
+
+    fn saves(&self) -> [bool; 1] {
+        [false]
+    }
+
+    fn forward(&self, [x]: &[FlexTensor; 1]) -> FlexTensor {
+        dispatch_float!(x.dtype(), forward(self, x))
+    }
+
+    fn backward(
+        &self,
+        _saved: [Option<FlexTensor>; 1],
+        gradient: FlexTensor,
+        wanted: [bool; 1],
+    ) -> [Option<FlexTensor>; 1] {
+        let back = || dispatch_float!(gradient.dtype(), backward(self, &gradient));
+        [wanted[0].then(back)]
+    }
+}
+
+impl QuantizedLinear {
+    /// Rows of the matrix that are wide at a time: their number follows from its shape alone.
+    fn tile(&self) -> usize {
+        (CPU_TILE / self.layout.cols.max(1)).clamp(1, self.layout.rows.max(1))
+    }
+
+    /// Widens rows from `first` on, on all cores.
+    fn widen<T: Real>(&self, first: usize, out: &mut [T]) {
+        let cols = self.layout.cols;
+        let words: &[f32] = elements(&self.words);
+        by_rows(out, cols, ROWS, |part, out| {
+            let first = first + part * ROWS;
+            if T::dtype() == DType::F32 {
+                let own: &mut [f32] = bytemuck::cast_slice_mut(out);
+                widen_rows(words, self.layout, first, own);
+                half::round(own, self.stored);
+                return;
+            }
+            let mut wide = vec![0.0_f32; out.len()];
+            widen_rows(words, self.layout, first, &mut wide);
+            for (out, wide) in out.iter_mut().zip(wide) {
+                *out = T::of(f64::from(wide));
+            }
+        });
+    }
+
+    /// Runs `each` with every tile: its first row, how many it has, and its numbers.
+    fn tiles<T: Real>(&self, mut each: impl FnMut(usize, usize, &[T])) {
+        let [tile, outputs, inner] = [self.tile(), self.layout.rows, self.layout.cols];
+        let mut wide = vec![T::ZERO; tile * inner];
+        for first in (0..outputs).step_by(tile) {
+            let count = tile.min(outputs - first);
+            let own = &mut wide[..count * inner];
+            self.widen(first, own);
+            each(first, count, own);
+        }
+    }
+}
+
+fn parallelism(size: &Size) -> Parallelism {
+    if size.m * size.k * size.n < LARGE {
+        Parallelism::None
+    } else {
+        Parallelism::Rayon(0)
+    }
+}
+
+/// `x · Wᵀ`: the outputs of a tile at a time.
+fn forward<T: Real>(kernel: &QuantizedLinear, x: &FlexTensor) -> FlexTensor {
+    let ([rows, inner], outputs) = (dims(x), kernel.layout.rows);
+    let _span = span("product", 2.0 * (rows * inner * outputs) as f64);
+    let mut out = vec![T::ZERO; rows * outputs];
+    let x: &[T] = elements(x);
+    kernel.tiles(|first, count, wide: &[T]| {
+        let size = Size {
+            m: rows,
+            k: inner,
+            n: count,
+        };
+        let parallelism = parallelism(&size);
+        let target = Target {
+            start: out[first..].as_mut_ptr(),
+            row: outputs,
+            add: false,
+        };
+        let by_row = Matrix {
+            start: x.as_ptr(),
+            row: inner,
+            column: 1,
+        };
+        let transposed = Matrix {
+            start: wide.as_ptr(),
+            row: 1,
+            column: inner,
+        };
+        multiply(size, target, by_row, transposed, parallelism);
+    });
+    tensor(out, [rows, outputs])
+}
+
+/// `g · W`: the sums over the outputs of a tile at a time, in their order.
+fn backward<T: Real>(kernel: &QuantizedLinear, g: &FlexTensor) -> FlexTensor {
+    let ([rows, outputs], inner) = (dims(g), kernel.layout.cols);
+    let _span = span("product", 2.0 * (rows * inner * outputs) as f64);
+    let mut out = vec![T::ZERO; rows * inner];
+    let g: &[T] = elements(g);
+    kernel.tiles(|first, count, wide: &[T]| {
+        let size = Size {
+            m: rows,
+            k: count,
+            n: inner,
+        };
+        let parallelism = parallelism(&size);
+        let target = Target {
+            start: out.as_mut_ptr(),
+            row: inner,
+            add: first > 0,
+        };
+        let columns = Matrix {
+            start: g[first..].as_ptr(),
+            row: outputs,
+            column: 1,
+        };
+        let by_row = Matrix {
+            start: wide.as_ptr(),
+            row: inner,
+            column: 1,
+        };
+        multiply(size, target, columns, by_row, parallelism);
+    });
+    tensor(out, [rows, inner])
+}
