@@ -61,7 +61,7 @@ fn the_norm_of_gradients_squares_a_part_of_a_gradient_at_a_time() {
     let scope = MemoryScope::enter(&device);
     let norm = gradients.global_norm().expect("a norm");
     let counted = scope.finish();
-    let expected = ((rows * columns) as f64).sqrt();
+    let expected = f64::from(rows * columns).sqrt();
     assert!((norm - expected).abs() < 1e-6 * expected, "{norm}");
     let grew = counted.peak_bytes - counted.before_bytes;
     assert!(grew < 33 << 20, "the norm took {grew} bytes");

@@ -72,6 +72,8 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
             _ => Vec::new(),
         },
         examples: None,
+        // known once they are read
+        rows_bytes: 0,
     })
 }
 

@@ -199,10 +199,12 @@ fn log_probs_are_those_of_the_model_of_the_widened_weights(device: &Device) {
     checked("models with a base in few bits", cases);
 }
 
+type Setting = fn(&mut MemoryConfig);
+
 fn gradients_of_adapters_are_those_beside_the_widened_weights_wherever_weights_live(
     device: &Device,
 ) {
-    let settings: [(&str, fn(&mut MemoryConfig)); 4] = [
+    let settings: [(&str, Setting); 4] = [
         ("plain", |_| {}),
         ("checkpointed", |m| m.gradient_checkpointing = true),
         ("streamed", |m| {

@@ -3,14 +3,18 @@
 use super::{COMMIT, Hub, TASK, model, repos};
 use crate::program::{Bench, program, refused, stderr, succeeded};
 use sha2::{Digest, Sha256};
+use std::fmt::Write;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Mutex;
 
 /// The sum that a Hub states of a large file.
 pub(super) fn sha256(bytes: &[u8]) -> String {
-    let sum = Sha256::digest(bytes);
-    sum.iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut text = String::new();
+    for byte in Sha256::digest(bytes) {
+        write!(text, "{byte:02x}").expect("text takes more");
+    }
+    text
 }
 
 fn generate(hub: &Hub, cache: &Path) -> Output {
