@@ -1,6 +1,8 @@
 //! Which memory settings go together.
 
-use crate::{Error, Granularity, MemoryConfig, OptimizerOffload, Order, ParamOffload, Result};
+use crate::{
+    Error, Granularity, MemoryConfig, OptimizerOffload, Order, ParamOffload, Result, Zero,
+};
 
 /// Most events that `memory.trace` keeps, and about what one of them takes.
 const MOST_TRACED: usize = 1_000_000;
@@ -92,6 +94,12 @@ impl MemoryConfig {
                 MOST_TRACED * TRACED_BYTES / 1_000_000
             )));
         }
+        if usize::from(self.zero_stage) >= Zero::STAGES.len() {
+            return Err(Error::Config(format!(
+                "memory.zero_stage is {}; a stage from 0 to 3 was expected",
+                self.zero_stage
+            )));
+        }
         if !(0.0..0.9).contains(&self.margin) {
             return Err(Error::Config(format!(
                 "memory.margin is {}; a share of the budget between 0 and 0.9 was expected",
@@ -133,6 +141,12 @@ impl MemoryConfig {
         }
         if self.offload_fraction < 1.0 && self.optimizer_offload != OptimizerOffload::Cpu {
             return bad("offload_fraction goes with memory.optimizer_offload: cpu");
+        }
+        if self.step_in_backward && self.zero() != Zero::Off {
+            return bad(
+                "step_in_backward updates a unit before other ranks have its gradient, and zero_stage shares out what is updated \
+                 among ranks; set one of them to its default",
+            );
         }
         if self.step_in_backward && self.optimizer_offload == OptimizerOffload::Idle {
             return bad(

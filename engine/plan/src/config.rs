@@ -71,6 +71,9 @@ pub struct MemoryConfig {
     pub moments: MomentKind,
     /// Update each segment in the backward pass of the last micro-batch.
     pub step_in_backward: bool,
+    /// What the ranks of a data parallel run share out of policy and critic (`DeepSpeed`'s `zero_optimization.stage`): 0 nothing, 1 the
+    /// optimizer's state, 2 gradients too, 3 weights too. One rank has it all, whatever the stage.
+    pub zero_stage: u8,
     /// Copies in flight between host and device; 0 copies in place.
     pub prefetch: usize,
     /// Rows that the head projects at a time.
@@ -123,6 +126,7 @@ impl Default for MemoryConfig {
             offload_fraction: 1.0,
             moments: MomentKind::F32,
             step_in_backward: false,
+            zero_stage: 0,
             prefetch: 1,
             head_rows: 1024,
             attention_rows: 512,

@@ -120,6 +120,7 @@ overrides! {
         _margin: "margin",
         _limit: "limit",
         _recover: "recover",
+        _zero_stage: "zero_stage",
         _cleanup_every: "cleanup_every",
         _snapshot: "snapshot",
         _trace: "trace",

@@ -13,6 +13,7 @@ pub mod error;
 pub mod estimate;
 mod infeasible;
 mod options;
+mod partition;
 mod plan;
 pub mod planner;
 mod preset;
@@ -29,7 +30,8 @@ pub use critic_memory::CriticMemory;
 pub use error::{Error, Result};
 pub use firebrick_spec::Role;
 pub use infeasible::Infeasible;
-pub use options::{Granularity, OptimizerOffload, Packing, ParamOffload};
+pub use options::{Granularity, OptimizerOffload, Packing, ParamOffload, Zero};
+pub use partition::Partition;
 pub use plan::{
     ActivationPolicy, Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, RolloutPlan,
     Segment,

@@ -1,6 +1,7 @@
 //! Memory decisions as plain data: what each segment of the chain keeps between forward and backward, where every byte lives, and in
 //! which order work visits the device.
 
+use crate::Zero;
 use firebrick_spec::{Home, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -105,6 +106,9 @@ pub struct ModelPlan {
     pub grads: Home,
     /// Where the optimizer works.
     pub optimizer: OptimizerPlan,
+    /// What the ranks of a data parallel run share out.
+    #[serde(default)]
+    pub zero: Zero,
     /// In which order micro-batches and segments meet.
     pub order: Order,
     /// Rows that the head projects at a time: logits of more never exist.

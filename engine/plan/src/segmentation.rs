@@ -72,6 +72,7 @@ impl ModelPlan {
             idle: Home::Device,
             grads: Home::Device,
             optimizer: optimizer_plan(config),
+            zero: config.zero(),
             order: config.order,
             head_rows: config.head_rows,
             attention_rows: config.attention_rows,

@@ -41,7 +41,7 @@ impl Gradients {
             let mut flat = Vec::with_capacity(params.len());
             for &index in &params {
                 let [rows, cols] = specs[index];
-                flat.push(match self.take(index) {
+                flat.push(match self.take_own(index) {
                     Some(gradient) => gradient.into_host()?.into_flat(),
                     None => Flat::zeros(element, rows * cols),
                 });

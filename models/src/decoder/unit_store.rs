@@ -121,6 +121,19 @@ impl Param {
         })
     }
 
+    /// Some of its values, counted in row-major order, as a matrix of their own where the whole lies.
+    #[must_use]
+    pub fn part(&self, values: Range<usize>, shape: [usize; 2]) -> Self {
+        match self {
+            Self::Device(tensor) => {
+                let [rows, cols] = tensor.dims();
+                let flat = tensor.clone().reshape([rows * cols]);
+                Self::Device(flat.slice(values).reshape(shape))
+            }
+            Self::Host(host) => Self::Host(host.part(values, shape)),
+        }
+    }
+
     /// Its values as a tensor on the device.
     #[must_use]
     pub fn upload(&self, device: &Device) -> Tensor<2> {

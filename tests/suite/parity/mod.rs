@@ -14,3 +14,4 @@ mod schedules;
 mod sft;
 mod tokenizers;
 mod train;
+mod zero;

@@ -1,5 +1,5 @@
-//! Several devices, as arithmetic: what each of them holds. The trainer runs on one device and refuses more;
-//! `firebrick plan` takes the degrees as options.
+//! Several devices: what each of them holds. The trainer is data parallel and refuses the other kinds; `firebrick plan` takes all
+//! degrees as options.
 //!
 //! With `D` data-, `T` tensor-, `P` pipeline- and `S` sequence-parallel devices, the share of one device is:
 //!
@@ -15,35 +15,16 @@
 //! | keys and values | 1 / (S · T · P) |
 //! | sequences of a step | 1 / D |
 //!
-//! Communication buffers: under ZeRO-3 two layers' gathered weights, from ZeRO-1 on one layer's gradients being reduced;
-//! with T or S above one, one d-wide activation of a micro-batch.
+//! Communication buffers: on the device, under ZeRO-3 two layers' gathered weights; on the host, through which values pass, from ZeRO-1
+//! on three times the gradients of the largest unit in f32 (the message, what is sent of it and what is received); with T or S above
+//! one, one d-wide activation of a micro-batch.
 //! `ZeRO`: arXiv:1910.02054. Tensor and sequence parallelism: arXiv:1909.08053, arXiv:2205.05198, arXiv:2309.14509.
 
-use super::sizes::Sizes;
+use super::sizes::{F32, Sizes};
 use super::workload::Workload;
-use crate::{Error, Result};
+use crate::{Error, Result, Zero};
 use serde::{Deserialize, Serialize};
 use std::fmt;
-
-/// What data-parallel devices share out among themselves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Zero {
-    /// Nothing: each holds everything.
-    #[default]
-    Off,
-    /// Optimizer state.
-    Stage1,
-    /// Gradients too.
-    Stage2,
-    /// Weights too (FSDP's full sharding).
-    Stage3,
-}
-
-impl Zero {
-    /// From nothing to everything, at the places of their numbers.
-    pub const STAGES: [Self; 4] = [Self::Off, Self::Stage1, Self::Stage2, Self::Stage3];
-}
 
 /// Devices along each kind of parallelism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -86,6 +67,18 @@ impl Parallel {
     #[must_use]
     pub fn is_several(&self) -> bool {
         self.devices() > 1
+    }
+
+    /// Whether data-parallel devices are all there are.
+    #[must_use]
+    pub fn is_data_alone(&self) -> bool {
+        self.tensor == 1 && self.pipeline == 1 && self.sequence == 1
+    }
+
+    /// Whether devices share out what one of them updates.
+    #[must_use]
+    pub fn shares(&self) -> bool {
+        self.zero > Zero::Off && self.data > 1
     }
 
     /// Refuses degrees that the workload cannot be divided by.
@@ -199,17 +192,22 @@ impl Parallel {
         } else {
             0
         };
-        let reduced = if self.zero > Zero::Off && self.data > 1 {
-            layer
-        } else {
-            0
-        };
         let activation = if self.tensor > 1 || self.sequence > 1 {
             self.between(tokens * hidden * sizes.width)
         } else {
             0
         };
-        gathered + reduced + activation
+        gathered + activation
+    }
+
+    /// Buffers on the host of gradients that are summed over the replicas, or of updated weights that these gather.
+    #[must_use]
+    pub fn host_buffers(&self, sizes: &Sizes) -> u64 {
+        if self.shares() {
+            3 * F32 * sizes.largest_trained_unit()
+        } else {
+            0
+        }
     }
 }
 

@@ -87,10 +87,13 @@ impl Context<'_> {
             } else {
                 self.sizes.trained()
             };
-            let bytes = self.parallel.gradients(F32 * gradients);
+            // summed by now: a rank has the shards that it updates
+            let bytes = self.parallel.optimizer(F32 * gradients);
+            let gathered = self.parallel.host_buffers(&self.sizes);
             let held = self.resident(Activity::Update(self.role))
                 + states::update_buffers(&self.sizes, plan, self.parallel)
                 + self.rollouts();
+            let held = held.on_host(Category::Communication, gathered);
             peak.record(
                 "the update",
                 held.and(plan.grads, Category::Gradients, bytes),
@@ -140,7 +143,7 @@ pub fn estimate(workload: &Workload, plan: &Plan, profile: &DeviceProfile) -> Es
     estimate_parallel(workload, plan, profile, &Parallel::default())
 }
 
-/// Bytes and seconds of one of several devices. See [`parallel`](super::parallel); the trainer runs on one.
+/// Bytes and seconds of one of several devices. See [`parallel`](super::parallel).
 #[must_use]
 pub fn estimate_parallel(
     workload: &Workload,

@@ -195,8 +195,12 @@ fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool
             .and(optimizer.idle, Category::MasterWeights, waiting)
             .on_device(Category::MasterWeights, bytes(visit))
     } else {
-        // an f32 weight on the host is its own master
-        let masters = on_host.saturating_sub(streamed);
+        // an f32 weight on the host is its own master, and so is the copy of a shard
+        let masters = if parallel.shares() {
+            0
+        } else {
+            on_host.saturating_sub(streamed)
+        };
         MemoryUsage::default().on_host(Category::MasterWeights, bytes(masters))
     };
     held.on_host(Category::Moments, moments(on_host))
@@ -211,8 +215,8 @@ fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool
 /// What an update needs besides weights, gradients and moments: the square of the largest gradient for the norm; then
 /// temporaries of a slice of a matrix.
 pub(super) fn update_buffers(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel) -> MemoryUsage {
-    let whole = parallel.gradients(F32 * sizes.largest_trained);
-    let slice = parallel.gradients(F32 * sizes.largest_trained.min(SLICE));
+    let whole = parallel.optimizer(F32 * sizes.largest_trained);
+    let slice = parallel.optimizer(F32 * sizes.largest_trained.min(SLICE));
     let temporaries = slice
         * match plan.optimizer.moments {
             MomentKind::F32 => 2,

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::estimate::Workload;
 use crate::{
     CriticMemory, Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload,
-    Plan,
+    Plan, Zero,
 };
 
 /// A choice for everything.
@@ -62,7 +62,7 @@ fn without_choices(memory: &MemoryConfig) -> MemoryConfig {
 /// Where weights, gradients and the optimizer's state live. Everything else is open.
 pub(super) fn placements(request: &Request) -> Vec<MemoryConfig> {
     let mut all = vec![without_choices(&request.memory)];
-    if request.workload.steps_in_backward() {
+    if request.workload.steps_in_backward() && request.memory.zero() == Zero::Off {
         all = with_and_without(&all, |m| m.step_in_backward = true);
     }
     all = with_moments(&all);

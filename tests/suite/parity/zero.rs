@@ -1,0 +1,114 @@
+//! Ranks that share out state (ZeRO) against one rank that has all of it, in f32: numbers, bytes, messages, checkpoints.
+
+mod checkpoints;
+
+use crate::support::model::Model;
+use crate::support::tolerance::F32;
+use crate::support::zero::{
+    STAGES, TECHNIQUES, UPDATES, alone, assert_same, on_ranks, rows, settings, share,
+};
+use crate::support::{checked, fixtures};
+use firebrick_backends::collective::Kind;
+use firebrick_engine::plan::{MemoryConfig, MomentKind};
+
+fn model() -> Model {
+    Model::load(&fixtures().join("models/llama-gqa"))
+}
+
+fn staged(turn_on: fn(&mut MemoryConfig), share_out: fn(&mut MemoryConfig)) -> MemoryConfig {
+    let mut memory = settings(turn_on);
+    share_out(&mut memory);
+    memory
+}
+
+#[test]
+fn ranks_that_share_out_state_train_what_one_rank_trains() {
+    let (model, mut cases) = (model(), 0);
+    let rows = rows(&model);
+    for (technique, turn_on) in TECHNIQUES {
+        let plain = settings(turn_on);
+        if plain.moments != MomentKind::F32 {
+            // a moment that is rounded the other way is no longer near: see the test of bits
+            continue;
+        }
+        let expected = alone(&model, &rows, &plain, Some(1.0));
+        for (stage, share_out) in STAGES {
+            let memory = staged(turn_on, share_out);
+            for size in [2, 4] {
+                let label = format!("{technique}, {stage}, {size} ranks");
+                let found = on_ranks(&model, &rows, &memory, Some(1.0), size);
+                assert_same(&label, &memory, &found, &expected, F32);
+                cases += 1;
+            }
+        }
+    }
+    checked("runs in f32 that share out state", cases);
+}
+
+#[test]
+fn sharing_out_state_changes_no_bit_where_the_sums_are_the_same() {
+    let (model, mut cases) = (model(), 0);
+    // a micro-batch a rank: sums over the ranks are all there are, and without clipping the norm changes nothing
+    for size in [2, 4] {
+        let rows: Vec<_> = rows(&model).into_iter().take(size).collect();
+        for (technique, turn_on) in TECHNIQUES {
+            let replicated = on_ranks(&model, &rows, &settings(turn_on), None, size);
+            for (stage, share_out) in STAGES {
+                let memory = staged(turn_on, share_out);
+                let [found, again] =
+                    [(); 2].map(|()| on_ranks(&model, &rows, &memory, None, size).swap_remove(0));
+                let label = format!("{technique}, {stage}, {size} ranks");
+                assert!(found.weights == replicated[0].weights, "{label}");
+                assert!(found.weights == again.weights, "{label}: a rerun");
+                assert!(found.steps == again.steps, "{label}: a rerun");
+                cases += 1;
+            }
+        }
+    }
+    checked("runs that share out state to the bit", cases);
+}
+
+#[test]
+fn a_rank_holds_its_share_of_moments_and_gradients() {
+    let model = model();
+    let rows = rows(&model);
+    for size in [2, 4] {
+        let [own, unit] = share(&model, size);
+        for (stage, share_out) in STAGES {
+            let memory = staged(|_| {}, share_out);
+            for rank in on_ranks(&model, &rows, &memory, None, size) {
+                let [moments, gradients] = rank.held;
+                assert!(moments <= 8 * own, "{stage}: {moments} bytes of moments");
+                let most = match memory.zero_stage {
+                    1 => 4 * model.decoder.num_params() as u64 + 4 * own,
+                    _ => 4 * (own + unit),
+                };
+                assert!(gradients <= most, "{stage}: {gradients} of {most} bytes of gradients");
+            }
+            let first = &on_ranks(&model, &rows, &memory, None, size)[0];
+            assert_eq!(first.held[0], 8 * own, "the first rank has the longest shards");
+        }
+    }
+}
+
+#[test]
+fn ranks_send_a_message_a_unit_and_pass() {
+    let model = model();
+    let rows = rows(&model);
+    let units = model.decoder.units().len();
+    for size in [2, 4] {
+        for (stage, share_out) in STAGES {
+            let memory = staged(|_| {}, share_out);
+            let found = &on_ranks(&model, &rows, &memory, None, size)[0];
+            let passes = match memory.zero_stage {
+                1 => 1,
+                _ => found.rounds,
+            };
+            let label = format!("{stage}, {size} ranks");
+            let sent = |kind: Kind| found.operations[kind as usize] as usize;
+            assert_eq!(sent(Kind::ReduceScatter), UPDATES * passes * units, "{label}");
+            assert_eq!(sent(Kind::AllGather), UPDATES * units, "{label}");
+            assert_eq!(sent(Kind::AllReduce), 0, "{label}");
+        }
+    }
+}
