@@ -346,7 +346,9 @@ pub struct ParallelArgs {
 impl ParallelArgs {
     /// The degrees, with a configuration's stage where none is given and there are replicas to share out among.
     pub fn degrees(&self, configured: Zero) -> Parallel {
-        let own = self.zero_stage.map(|stage| Zero::STAGES[usize::from(stage)]);
+        let own = self
+            .zero_stage
+            .map(|stage| Zero::STAGES[usize::from(stage)]);
         let among = if self.data_parallel > 1 {
             configured
         } else {

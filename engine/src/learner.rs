@@ -2,12 +2,12 @@
 
 use crate::batch::{Batch, BatchStats, DropoutStep, MicroBatchLimits, grouping};
 use crate::executor::{
-    Executor, Gradients, HeadLoss, ResidentModel, Runtime, score_all, values_all,
+    Executor, Gradients, HeadLoss, ResidentModel, Runtime, rounds, score_all, values_all,
 };
 use crate::objective::{LossSums, MicroScores};
 use crate::optim::{AdamW, OptimConfig, StepOutcome};
 use crate::plan::estimate::Sizes;
-use crate::plan::{ModelPlan, Order, Role, Zero};
+use crate::plan::{ModelPlan, Role, Zero};
 use crate::sequence::Sequence;
 use crate::{Error, Result};
 use firebrick_backends::trace::span_on;
@@ -77,7 +77,7 @@ impl Learner {
         let partition = runtime.world().partition(plan.zero);
         let optimizer = AdamW::sharded(optim, &decoder, plan.optimizer, &accounts, partition);
         Self {
-            model: ResidentModel::new(decoder, plan, role, &accounts),
+            model: ResidentModel::new(decoder, plan, role, &accounts).shared_by(runtime.world()),
             optimizer,
             runtime,
             dropout: DropoutStep::default(),
@@ -202,7 +202,7 @@ impl Learner {
         let mut dealt = batch.deal(world.size());
         let executor = Executor::new(plan, runtime, temperature)
             .for_role(role)
-            .with_rounds(rounds(plan, &dealt))
+            .with_rounds(rounds(plan, &dealt, Zero::Stage2))
             .with_dropout(*dropout)
             .with_router_loss(*router_aux_loss_coef)
             .with_loss_scale(optimizer.loss_scale());
@@ -254,17 +254,6 @@ impl Learner {
             outcome,
             batch,
         })
-    }
-}
-
-/// Passes through the model that every rank makes of a batch that was dealt out, where what they exchange in each needs all of them: those
-/// of the rank with most micro-batches. 0 where it does not.
-#[must_use]
-pub fn rounds(plan: &ModelPlan, dealt: &[Vec<usize>]) -> usize {
-    match (plan.zero >= Zero::Stage2, plan.order) {
-        (false, _) => 0,
-        (true, Order::MicroMajor) => dealt.iter().map(Vec::len).max().unwrap_or(0),
-        (true, Order::SegmentMajor) => 1,
     }
 }
 

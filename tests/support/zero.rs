@@ -8,16 +8,17 @@ use burn::tensor::{Tensor, TensorData};
 use firebrick_backends::accounts::{Category, Home};
 use firebrick_backends::collective::{Collective, Kind, Settings, Solo, Threads, Traffic};
 use firebrick_engine::batch::Batch;
-use firebrick_engine::executor::{Executor, Gradients, Residency, Runtime};
-use firebrick_engine::learner::{Learner, rounds, train_cut};
+use firebrick_engine::executor::{Executor, Gradients, Residency, Runtime, rounds};
+use firebrick_engine::learner::{Learner, train_cut};
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::plan::{
-    MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload, Partition,
+    MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload, Partition, Zero,
 };
 use firebrick_engine::sequence::{SampleId, Sequence};
 use firebrick_engine::world::World;
 use firebrick_models::adapter::LoraConfig;
+use firebrick_models::decoder::Unit;
 use firebrick_models::random::Stream;
 use firebrick_models::unit::TargetModule;
 
@@ -63,9 +64,17 @@ pub const TECHNIQUES: [Technique; 11] = [
 ];
 
 /// How much is shared out.
-pub const STAGES: [(&str, fn(&mut MemoryConfig)); 2] = [
+pub const STAGES: [(&str, fn(&mut MemoryConfig)); 4] = [
     ("ZeRO-1", |m| m.zero_stage = 1),
     ("ZeRO-2", |m| m.zero_stage = 2),
+    ("ZeRO-3", |m| {
+        m.zero_stage = 3;
+        m.gradient_checkpointing = true;
+    }),
+    ("ZeRO-3 without resharding", |m| {
+        m.zero_stage = 3;
+        m.reshard_after_forward = false;
+    }),
 ];
 
 /// The settings of a technique, a sequence a micro-batch.
@@ -81,7 +90,12 @@ pub fn settings(turn_on: fn(&mut MemoryConfig)) -> MemoryConfig {
 /// A model's golden rows, some of them twice, so that four ranks have unlike numbers of micro-batches.
 pub fn rows(model: &Model) -> Vec<Sequence> {
     let mut rows = nll_rows(&model.golden("forward.safetensors"));
-    let again: Vec<Sequence> = rows.iter().cycle().take(7 - rows.len().min(6)).cloned().collect();
+    let again: Vec<Sequence> = rows
+        .iter()
+        .cycle()
+        .take(7 - rows.len().min(6))
+        .cloned()
+        .collect();
     rows.extend(again);
     for (sample, row) in rows.iter_mut().enumerate() {
         row.id = SampleId {
@@ -116,10 +130,12 @@ pub fn with_adapters(mut model: Model) -> Model {
 pub struct Trained {
     pub steps: Vec<[f64; 2]>,
     pub weights: BTreeMap<String, Vec<f64>>,
+    /// Log-probs of the rows under these weights.
+    pub scores: Vec<Vec<f32>>,
     /// This rank's part of the first gradient, by name; where a rank has none of it, nothing.
     pub gradients: BTreeMap<String, Vec<f64>>,
-    /// Most bytes held for moments, and for gradients.
-    pub held: [u64; 2],
+    /// Most bytes held for moments, for gradients and for weights.
+    pub held: [u64; 3],
     /// What was sent during the updates.
     pub operations: [u64; Kind::COUNT],
     /// Passes that every rank makes in an update, where gradients are summed in each.
@@ -145,7 +161,8 @@ pub fn trained(
     let mut learner = learner(model, memory, clip, &world);
     let cut = train_cut(&learner.model.plan, model.decoder.arch());
     let batch = Batch::pack_for(rows, cut, world.size()).expect("every row fits");
-    let rounds = rounds(&learner.model.plan, &batch.deal(world.size()));
+    let rounds = rounds(&learner.model.plan, &batch.deal(world.size()), Zero::Off);
+    learner.runtime.accounts.reset_peaks();
     let before: Traffic = world.traffic();
     let mut steps = Vec::new();
     for _ in 0..UPDATES {
@@ -155,18 +172,22 @@ pub fn trained(
         steps.push([updated.sums.loss, updated.outcome.grad_norm]);
     }
     let after = world.traffic();
-    let weights = learner.decoder().params().map(|(spec, value)| {
-        let values = value.download().expect("values").to_f64();
-        (spec.name.clone(), values)
-    });
-    let held = [Category::Moments, Category::Gradients].map(|category| {
+    let categories = [Category::Moments, Category::Gradients, Category::Parameters];
+    let held = categories.map(|category| {
         let homes = [Home::Device, Home::Host].into_iter();
         let balances = homes.map(|home| learner.runtime.accounts.balance(category, home));
         balances.map(|balance| balance.peak_bytes).sum()
     });
+    let scores = learner.score(rows, 1.0).expect("scores").logp;
+    learner.model.make_whole().expect("whole weights");
+    let weights = learner.decoder().params().map(|(spec, value)| {
+        let values = value.download().expect("values").to_f64();
+        (spec.name.clone(), values)
+    });
     Trained {
         steps,
         weights: weights.collect(),
+        scores,
         gradients,
         held,
         operations: std::array::from_fn(|kind| after.operations[kind] - before.operations[kind]),
@@ -175,12 +196,7 @@ pub fn trained(
 }
 
 /// A learner of a rank, its weights in their place.
-pub fn learner(
-    model: &Model,
-    memory: &MemoryConfig,
-    clip: Option<f64>,
-    world: &World,
-) -> Learner {
+pub fn learner(model: &Model, memory: &MemoryConfig, clip: Option<f64>, world: &World) -> Learner {
     let plan = memory.plan(model.decoder.arch()).expect("a plan");
     let optim = OptimConfig {
         lr: LR,
@@ -212,7 +228,7 @@ fn gradients(
     let own: Vec<Vec<&Sequence>> = own.collect();
     let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
     Executor::new(plan, runtime, 1.0)
-        .with_rounds(rounds(plan, &dealt))
+        .with_rounds(rounds(plan, &dealt, Zero::Stage2))
         .backward(&mut decoder, &own, &Nll, &mut gradients, None)
         .expect("a backward pass");
     gradients.reduce(&decoder, runtime).expect("sums");
@@ -226,7 +242,12 @@ fn gradients(
 }
 
 /// What one rank trains.
-pub fn alone(model: &Model, rows: &[Sequence], memory: &MemoryConfig, clip: Option<f64>) -> Trained {
+pub fn alone(
+    model: &Model,
+    rows: &[Sequence],
+    memory: &MemoryConfig,
+    clip: Option<f64>,
+) -> Trained {
     trained(model, rows, memory, clip, Arc::new(Solo))
 }
 
@@ -245,8 +266,21 @@ pub fn on_ranks(
     let ranks = ranks.map(|rank| rank.unwrap_or_else(|panic| panic!("{}: {panic}", model.name)));
     let ranks: Vec<Trained> = ranks.collect();
     for other in &ranks {
-        assert!(other.steps == ranks[0].steps, "{}: unlike steps", model.name);
-        assert!(other.weights == ranks[0].weights, "{}: unlike weights", model.name);
+        assert!(
+            other.steps == ranks[0].steps,
+            "{}: unlike steps",
+            model.name
+        );
+        assert!(
+            other.weights == ranks[0].weights,
+            "{}: unlike weights",
+            model.name
+        );
+        assert!(
+            other.scores == ranks[0].scores,
+            "{}: unlike scores",
+            model.name
+        );
     }
     ranks
 }
@@ -267,6 +301,13 @@ pub fn assert_same(
         let expected = &expected.weights[name];
         assert_gradient(&format!("{label}: {name}"), values, expected, tolerance);
     }
+    for (found, expected) in found[0].scores.iter().zip(&expected.scores) {
+        for (found, expected) in found.iter().zip(expected) {
+            // read off in f32, of weights that are as near
+            let label = format!("{label}: scores");
+            assert_close(&label, f64::from(*found), f64::from(*expected), 1e-4);
+        }
+    }
     for (name, expected) in &expected.gradients {
         let parts = found.iter().enumerate().map(|(rank, own)| {
             let partition = Partition::new(found.len(), rank);
@@ -274,7 +315,11 @@ pub fn assert_same(
             if memory.zero_stage == 0 {
                 return if rank == 0 { part } else { Vec::new() };
             }
-            assert_eq!(part.len(), partition.range(expected.len()).len(), "{label}: {name}");
+            assert_eq!(
+                part.len(),
+                partition.range(expected.len()).len(),
+                "{label}: {name}"
+            );
             part
         });
         let whole: Vec<f64> = parts.flatten().collect();
@@ -283,13 +328,26 @@ pub fn assert_same(
     }
 }
 
-/// Elements that a rank has most of, of all parameters; and those of the largest unit.
-pub fn share(model: &Model, size: usize) -> [u64; 2] {
+/// Elements that a rank has most of, of all parameters; and those of the largest unit, and of the largest layer or end.
+pub fn share(model: &Model, size: usize) -> [u64; 3] {
     let partition = Partition::new(size, 0);
     let own = model.decoder.specs().filter(|spec| spec.trainable);
-    let own = own.map(|spec| partition.range(spec.numel()).len() as u64).sum();
-    let unit = |unit: &firebrick_models::decoder::Unit| {
-        unit.specs.iter().map(|spec| spec.numel() as u64).sum::<u64>()
+    let own = own
+        .map(|spec| partition.range(spec.numel()).len() as u64)
+        .sum();
+    let unit = |unit: &Unit| {
+        unit.specs
+            .iter()
+            .map(|spec| spec.numel() as u64)
+            .sum::<u64>()
     };
-    [own, model.decoder.units().iter().map(unit).max().unwrap_or(0)]
+    let units: Vec<u64> = model.decoder.units().iter().map(unit).collect();
+    let ends = units[0].max(units[units.len() - 1]);
+    let layers = units[model.decoder.body()].chunks(2);
+    let layers = layers.map(|halves| halves.iter().sum());
+    [
+        own,
+        units.iter().copied().max().unwrap_or(0),
+        layers.max().unwrap_or(0).max(ends),
+    ]
 }

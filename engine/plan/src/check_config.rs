@@ -133,14 +133,25 @@ impl MemoryConfig {
                  them: turn on memory.gradient_checkpointing too",
             );
         }
-        if self.order == Order::SegmentMajor && self.param_offload != ParamOffload::Streamed {
+        let fetched = self.param_offload == ParamOffload::Streamed || self.zero() == Zero::Stage3;
+        if self.order == Order::SegmentMajor && !fetched {
             return bad(
-                "order: segment_major shares the fetches of streamed weights among micro-batches and costs memory \
-                 otherwise: it goes with memory.param_offload: streamed",
+                "order: segment_major shares the fetches of weights among micro-batches and costs memory otherwise: it goes with \
+                 memory.param_offload: streamed, or with memory.zero_stage: 3",
             );
         }
         if self.offload_fraction < 1.0 && self.optimizer_offload != OptimizerOffload::Cpu {
             return bad("offload_fraction goes with memory.optimizer_offload: cpu");
+        }
+        if !self.reshard_after_forward && self.zero() != Zero::Stage3 {
+            return bad("reshard_after_forward: false goes with memory.zero_stage: 3");
+        }
+        if self.zero() == Zero::Stage3 && self.reshard_after_forward && !self.gradient_checkpointing
+        {
+            return bad(
+                "zero_stage: 3 frees a segment's gathered weights after it ran, and a kept graph would hold on to them: turn on \
+                 memory.gradient_checkpointing too, or set memory.reshard_after_forward to false",
+            );
         }
         if self.step_in_backward && self.zero() != Zero::Off {
             return bad(

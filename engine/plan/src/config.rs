@@ -74,6 +74,9 @@ pub struct MemoryConfig {
     /// What the ranks of a data parallel run share out of policy and critic (`DeepSpeed`'s `zero_optimization.stage`): 0 nothing, 1 the
     /// optimizer's state, 2 gradients too, 3 weights too. One rank has it all, whatever the stage.
     pub zero_stage: u8,
+    /// With `zero_stage: 3`: free a segment's gathered weights after its forward pass, and gather them again for its backward (FSDP's
+    /// `reshard_after_forward`).
+    pub reshard_after_forward: bool,
     /// Copies in flight between host and device; 0 copies in place.
     pub prefetch: usize,
     /// Rows that the head projects at a time.
@@ -127,6 +130,7 @@ impl Default for MemoryConfig {
             moments: MomentKind::F32,
             step_in_backward: false,
             zero_stage: 0,
+            reshard_after_forward: true,
             prefetch: 1,
             head_rows: 1024,
             attention_rows: 512,

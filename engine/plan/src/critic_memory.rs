@@ -121,6 +121,7 @@ overrides! {
         _limit: "limit",
         _recover: "recover",
         _zero_stage: "zero_stage",
+        _reshard_after_forward: "reshard_after_forward",
         _cleanup_every: "cleanup_every",
         _snapshot: "snapshot",
         _trace: "trace",

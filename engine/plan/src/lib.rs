@@ -23,6 +23,7 @@ mod segmentation;
 pub mod size;
 #[cfg(test)]
 mod test_support;
+mod zero;
 
 pub use applied_preset::{AppliedPreset, DeviceAbilities, LeftOut, PRECISION, SHARE};
 pub use config::{MemoryConfig, RoleMemory};
@@ -30,7 +31,7 @@ pub use critic_memory::CriticMemory;
 pub use error::{Error, Result};
 pub use firebrick_spec::Role;
 pub use infeasible::Infeasible;
-pub use options::{Granularity, OptimizerOffload, Packing, ParamOffload, Zero};
+pub use options::{Granularity, OptimizerOffload, Packing, ParamOffload};
 pub use partition::Partition;
 pub use plan::{
     ActivationPolicy, Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, RolloutPlan,
@@ -38,3 +39,4 @@ pub use plan::{
 };
 pub use preset::Preset;
 pub use saved::PlanReport;
+pub use zero::Zero;

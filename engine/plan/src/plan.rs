@@ -109,6 +109,9 @@ pub struct ModelPlan {
     /// What the ranks of a data parallel run share out.
     #[serde(default)]
     pub zero: Zero,
+    /// Under the third stage: whether a segment's gathered weights are freed after its forward pass and gathered again for its backward.
+    #[serde(default = "yes")]
+    pub reshard_after_forward: bool,
     /// In which order micro-batches and segments meet.
     pub order: Order,
     /// Rows that the head projects at a time: logits of more never exist.
@@ -127,6 +130,10 @@ pub struct ModelPlan {
     pub prefetch: usize,
     /// Kept inputs that are copied to the host together.
     pub offload_group: usize,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// How rollouts are sampled.

@@ -131,13 +131,13 @@ pub(super) fn write(
 }
 
 /// Puts the entries of all ranks together, and writes the index where this rank writes the run's files.
-pub(super) fn write_index(dir: &Path, stem: &str, own: Vec<Shard>, world: &World) -> Result<()> {
+pub(super) fn write_index(dir: &Path, stem: &str, own: &[Shard], world: &World) -> Result<()> {
     let bad = |e: serde_json::Error| Error::Io {
         action: "write",
         path: index_path(dir, stem),
         error: e.into(),
     };
-    let all = world.exchange(serde_json::to_vec(&own).map_err(bad)?)?;
+    let all = world.exchange(serde_json::to_vec(own).map_err(bad)?)?;
     if !world.writes() {
         return Ok(());
     }

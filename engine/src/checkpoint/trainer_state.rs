@@ -177,7 +177,7 @@ pub fn save_optimizer(
         }
         let ranks = (world.rank(), world.size());
         let own = world.together(sharded::write(dir, stem, ranks, tensors))?;
-        world.together(sharded::write_index(dir, stem, own, world))?;
+        world.together(sharded::write_index(dir, stem, &own, world))?;
     }
     Ok(())
 }

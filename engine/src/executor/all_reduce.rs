@@ -1,6 +1,7 @@
 //! Gradients of a whole optimizer step, summed over the ranks that computed parts of it.
 
-use super::gradients::{Gradient, Gradients};
+use super::gradient::Gradient;
+use super::gradients::Gradients;
 use super::runtime::Runtime;
 use crate::Result;
 use burn::tensor::DType;

@@ -1,7 +1,8 @@
 //! Accumulated gradients of a decoder's parameters, in its flat order and at least in f32: on the device, or leaving it as they
 //! are complete.
 
-use super::reduce_scatter::Reduced;
+use super::gradient::Gradient;
+use super::reduced::Reduced;
 use super::runtime::Runtime;
 use crate::Result;
 use crate::error::device_error;
@@ -17,34 +18,6 @@ use firebrick_models::Decoder;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// A complete gradient, where it was accumulated.
-#[derive(Debug)]
-pub enum Gradient {
-    /// On the device.
-    Device(Tensor<2>),
-    /// On the host.
-    Host(HostTensor),
-}
-
-impl Gradient {
-    /// The gradient on the device.
-    #[must_use]
-    pub fn into_device(self, device: &Device) -> Tensor<2> {
-        match self {
-            Self::Device(tensor) => tensor,
-            Self::Host(host) => host.into_device(device),
-        }
-    }
-
-    /// The gradient on the host.
-    pub fn into_host(self) -> Result<HostTensor> {
-        match self {
-            Self::Device(tensor) => Ok(HostTensor::download(tensor)?),
-            Self::Host(host) => Ok(host),
-        }
-    }
-}
 
 /// An accumulator on the host; copies in flight add to it.
 type HostSlot = Arc<Mutex<Option<(HostTensor, MemoryGuard)>>>;

@@ -1,83 +1,19 @@
 //! Gradients of which each rank keeps its shard of the sum (`ZeRO`, arXiv:1910.02054): of a whole optimizer step at its end, or of a
 //! unit as soon as a pass has completed it.
 
-use super::gradients::{Gradient, Gradients};
+use super::gradients::Gradients;
+use super::reduced::Reduced;
 use super::runtime::Runtime;
 use crate::Result;
-use crate::plan::{Partition, Zero};
-use crate::world::World;
-use burn::tensor::{DType, Device};
+use crate::plan::Partition;
+use burn::tensor::DType;
 use firebrick_backends::PrecisionExt;
-use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
+use firebrick_backends::accounts::{Category, Home};
 use firebrick_backends::collective::{Element, Flat};
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::Decoder;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// This rank's shards of gradients that all ranks have added to.
-#[derive(Debug)]
-pub(super) struct Reduced {
-    partition: Partition,
-    /// Whether a unit's gradients are summed whenever a pass has completed them; if not, once for the whole step.
-    each_pass: bool,
-    shards: Vec<Option<(Gradient, MemoryGuard)>>,
-    /// Parameters that any rank had a gradient of: the same on all.
-    contributed: Vec<bool>,
-}
-
-impl Reduced {
-    /// Empty shards of so many parameters, where a stage shares gradients or what is updated with them out over several ranks.
-    pub fn planned(params: usize, zero: Zero, world: &World) -> Option<Self> {
-        let partition = world.partition(zero);
-        (!partition.is_whole()).then(|| Self {
-            partition,
-            each_pass: zero >= Zero::Stage2,
-            shards: (0..params).map(|_| None).collect(),
-            contributed: vec![false; params],
-        })
-    }
-
-    pub fn each_pass(&self) -> bool {
-        self.each_pass
-    }
-
-    pub fn contributed(&self, index: usize) -> bool {
-        self.contributed[index]
-    }
-
-    pub fn take(&mut self, index: usize) -> Option<Gradient> {
-        self.shards[index].take().map(|(shard, _)| shard)
-    }
-
-    pub fn shards(&self, params: Range<usize>) -> impl Iterator<Item = &Gradient> {
-        self.shards[params].iter().flatten().map(|(shard, _)| shard)
-    }
-
-    /// Adds a shard that lies on the host to what is there, where this plan keeps gradients.
-    fn add(&mut self, index: usize, own: HostTensor, home: Home, (accounts, device): Place<'_>) {
-        let bytes = own.bytes();
-        self.shards[index] = Some(match self.shards[index].take() {
-            Some((Gradient::Host(mut sum), hold)) => {
-                sum.add(own);
-                (Gradient::Host(sum), hold)
-            }
-            Some((Gradient::Device(sum), hold)) => {
-                (Gradient::Device(sum + own.into_device(device)), hold)
-            }
-            None => {
-                let hold = accounts.hold(Category::Gradients, home, bytes);
-                let shard = match home {
-                    Home::Host => Gradient::Host(own),
-                    Home::Device => Gradient::Device(own.into_device(device)),
-                };
-                (shard, hold)
-            }
-        });
-    }
-}
-
-type Place<'a> = (&'a Arc<Accounts>, &'a Device);
 
 /// How the gradients of a unit lie in a message: a block for each rank, in which its shards of the parameters follow each other, each
 /// filled up with zeros to the length of the longest, and then for every parameter how many ranks had a gradient of it.
@@ -118,15 +54,13 @@ impl Gradients {
     /// # Errors
     /// Where a copy fails, or a rank has failed or is gone.
     pub fn reduce(&mut self, decoder: &Decoder, runtime: &Runtime) -> Result<()> {
-        match self.reduced() {
+        match self.reduced().map(Reduced::each_pass) {
             None => self.all_reduce(decoder, runtime),
-            Some(reduced) if reduced.each_pass() => Ok(()),
-            Some(_) => {
-                let units = decoder.units().iter();
-                units
-                    .map(|unit| self.reduce_scatter(decoder, unit.range.clone(), runtime))
-                    .collect()
-            }
+            Some(true) => Ok(()),
+            Some(false) => decoder
+                .units()
+                .iter()
+                .try_for_each(|unit| self.reduce_scatter(decoder, unit.range.clone(), runtime)),
         }
     }
 
@@ -155,7 +89,7 @@ impl Gradients {
         self.finish()?;
         let world = runtime.world();
         let (accounts, home) = (Arc::clone(self.accounts()), self.home());
-        let Some(partition) = self.reduced().map(|reduced| reduced.partition) else {
+        let Some(partition) = self.reduced().map(Reduced::partition) else {
             return Ok(());
         };
         let Some(layout) = Layout::of(decoder, params, partition) else {
@@ -191,7 +125,7 @@ impl Gradients {
             if sum.slice(count..count + 1) == zero {
                 continue;
             }
-            reduced.contributed[index] = true;
+            reduced.note(index);
             let own = partition.range(numel).len();
             if own > 0 {
                 let values = sum.slice(start..start + own);

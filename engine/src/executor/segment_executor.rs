@@ -120,8 +120,8 @@ impl<'a> Executor<'a> {
         Some(accounts.hold(Category::LiveGraph, Home::Device, bytes))
     }
 
-    fn fetcher(&self, visits: Vec<Range<usize>>) -> Fetcher<'a> {
-        Fetcher::new(self.runtime, self.role, visits, self.plan.prefetch)
+    pub(super) fn fetcher(&self, visits: Vec<Range<usize>>) -> Fetcher<'a> {
+        Fetcher::new(self.runtime, self.role, visits, self.plan)
     }
 
     /// The units of a training pass in the order in which it visits them.
@@ -132,7 +132,7 @@ impl<'a> Executor<'a> {
     }
 
     /// Embedding, segments, head.
-    fn forward_visits(&self, decoder: &Decoder) -> Vec<Range<usize>> {
+    pub(super) fn forward_visits(&self, decoder: &Decoder) -> Vec<Range<usize>> {
         let head = decoder.units().len() - 1;
         let segments = self.plan.segments.iter().map(|s| s.units.clone());
         std::iter::once(0..1)
@@ -244,6 +244,9 @@ impl<'a> Executor<'a> {
                 self.runtime.boundary(Place::Head)?;
                 all.push(read(&head, micro, hidden)?);
             }
+        }
+        for _ in self.groups(micros).count()..self.rounds {
+            self.idle_forward(decoder)?;
         }
         Ok(all)
     }

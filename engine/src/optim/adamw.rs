@@ -12,7 +12,7 @@ use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Home};
 use firebrick_backends::transfer::{HostTensor, Pending, check_computed};
 use firebrick_models::Decoder;
-use firebrick_models::decoder::Param;
+use firebrick_models::decoder::{Param, Unit};
 use firebrick_models::unit::{ParamSpec, Slot};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -294,8 +294,8 @@ impl AdamW {
                     ahead.take(index, &mut gradients)
                 })?;
             } else {
-                let shared: Vec<usize> = decoder.units()[unit].range.clone().collect();
-                let shared = shared.into_iter().filter(|i| gradients.is_shared_out(*i));
+                let params = decoder.units()[unit].range.clone();
+                let shared = params.filter(|index| gradients.is_shared_out(*index));
                 let shared: Vec<usize> = shared.collect();
                 self.update_shards(decoder, (unit, &shared), (clip, lr), runtime, |index| {
                     ahead.take(index, &mut gradients)
@@ -372,7 +372,11 @@ pub(super) fn update_at(
 /// A parameter, or a rank's shard of it.
 pub(super) fn own_part(decoder: &Decoder, index: usize, partition: Partition) -> Param {
     let value = decoder.param(index);
-    if partition.is_whole() {
+    let sharded = decoder
+        .units()
+        .iter()
+        .find(|unit| unit.range.contains(&index));
+    if partition.is_whole() || sharded.is_some_and(Unit::is_sharded) {
         return value;
     }
     let numel = decoder.specs().nth(index).map_or(0, ParamSpec::numel);

@@ -3,58 +3,14 @@
 use super::adamw::{AdamW, own_part, update_at};
 use super::state::Update;
 use crate::Result;
-use crate::executor::{Gradient, Runtime};
-use crate::plan::Partition;
-use firebrick_backends::PrecisionExt;
-use firebrick_backends::accounts::{Category, Home};
-use firebrick_backends::collective::Flat;
+use crate::executor::{Gradient, Runtime, Shards};
+use burn::tensor::Device;
+use firebrick_backends::accounts::Home;
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::Decoder;
 use firebrick_models::decoder::Param;
-use firebrick_models::unit::ParamSpec;
-
-/// What ranks gather of a unit: of every parameter a shard, filled up to the length of the longest. The values are in the type that the
-/// parameters are stored in.
-struct Shards {
-    /// Flat index, rows and columns, and the byte at which its shard begins in a rank's part.
-    params: Vec<(usize, [usize; 2], usize)>,
-    /// Bytes of a rank's part.
-    part: usize,
-    /// Bytes of a value.
-    width: usize,
-}
-
-impl Shards {
-    fn of(decoder: &Decoder, indices: &[usize], partition: Partition) -> Self {
-        let width = decoder.arch().precision.dtype(decoder.device()).size();
-        let specs: Vec<&ParamSpec> = decoder.specs().collect();
-        let mut part = 0;
-        let params = indices
-            .iter()
-            .map(|&index| {
-                let start = part;
-                part += width * partition.part(specs[index].numel());
-                (index, specs[index].rows_cols(), start)
-            })
-            .collect();
-        Self {
-            params,
-            part,
-            width,
-        }
-    }
-
-    /// A parameter's values, from the parts of all ranks.
-    fn join(&self, place: usize, all: &[u8], partition: Partition) -> Vec<u8> {
-        let (_, [rows, cols], start) = self.params[place];
-        let mut bytes = Vec::with_capacity(rows * cols * self.width);
-        for rank in 0..partition.ranks() {
-            let len = partition.range_of(rank, rows * cols).len() * self.width;
-            bytes.extend_from_slice(&all[rank * self.part + start..][..len]);
-        }
-        bytes
-    }
-}
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 impl AdamW {
     /// Updates this rank's shards of some parameters of a unit, which are the same on every rank, and replaces these by what all ranks
@@ -70,34 +26,50 @@ impl AdamW {
         if indices.is_empty() {
             return Ok(());
         }
-        let partition = self.partition();
-        let shards = Shards::of(decoder, indices, partition);
-        let bytes = partition.ranks() * shards.part;
-        let _held = self
-            .accounts
-            .hold(Category::Communication, Home::Host, bytes);
-        let mut own = vec![0; shards.part];
-        for &(index, _, start) in &shards.params {
+        let sharded = decoder.units()[unit].is_sharded();
+        if sharded {
+            return self.update_in_place(decoder, unit, indices, rates, gradient);
+        }
+        let shards = Shards::of(decoder, indices, self.partition());
+        let accounts = Arc::clone(&self.accounts);
+        let gathered = shards.gather(runtime.world(), &accounts, |index| {
             // a rank whose shard is empty has no gradient of it
+            let gradient = gradient(index)?;
+            gradient
+                .map(|gradient| self.update_shard(decoder, index, rates, gradient))
+                .transpose()
+        })?;
+        let fresh: Vec<HostTensor> = (0..indices.len())
+            .map(|place| gathered.whole(place, decoder))
+            .collect();
+        let mut fresh: Vec<Option<HostTensor>> = fresh.into_iter().map(Some).collect();
+        drop(gathered);
+        let device = decoder.device().clone();
+        decoder.update_unit(unit, |index, _, value| {
+            let new = shards.place(index).and_then(|place| fresh[place].take());
+            Ok(put(new, value, &device))
+        })
+    }
+
+    /// The same of a unit of which this rank has its shards alone: they stay that.
+    fn update_in_place(
+        &mut self,
+        decoder: &mut Decoder,
+        unit: usize,
+        indices: &[usize],
+        rates: (f64, f64),
+        mut gradient: impl FnMut(usize) -> Result<Option<Gradient>>,
+    ) -> Result<()> {
+        let mut fresh = BTreeMap::new();
+        for &index in indices {
             if let Some(gradient) = gradient(index)? {
-                let fresh = self.update_shard(decoder, index, rates, gradient)?;
-                own[start..start + fresh.bytes()].copy_from_slice(fresh.as_bytes());
+                let new = self.update_shard(decoder, index, rates, gradient)?;
+                fresh.insert(index, new);
             }
         }
-        let all = runtime.world().all_gather(Flat::Bytes(own))?;
-        let (device, dtype) = (decoder.device().clone(), decoder.arch().precision);
-        let dtype = dtype.dtype(&device);
-        decoder.update_unit(unit, |index, spec, value| {
-            let found = shards.params.iter().position(|(own, ..)| *own == index);
-            let Some(place) = found else {
-                return Ok(value);
-            };
-            let bytes = shards.join(place, all.as_bytes(), partition);
-            let fresh = HostTensor::from_bytes(bytes, spec.rows_cols(), dtype);
-            Ok(match value {
-                Param::Device(_) => Param::Device(fresh.into_device(&device)),
-                Param::Host(_) => Param::Host(fresh),
-            })
+        let device = decoder.device().clone();
+        decoder.update_unit(unit, |index, _, value| {
+            Ok(put(fresh.remove(&index), value, &device))
         })
     }
 
@@ -134,5 +106,14 @@ impl AdamW {
             Home::Device => value,
         };
         Ok(states[index].update(update, value, gradient)?.download()?)
+    }
+}
+
+/// A new value where the old one was; the old one where there is none.
+fn put(new: Option<HostTensor>, value: Param, device: &Device) -> Param {
+    match (new, value) {
+        (None, value) => value,
+        (Some(new), Param::Device(_)) => Param::Device(new.into_device(device)),
+        (Some(new), Param::Host(_)) => Param::Host(new),
     }
 }

@@ -14,7 +14,7 @@ impl Trainer {
         if self.saved == Some(self.state.step) {
             return Ok(());
         }
-        let written = self.recovering(Phase::SaveCheckpoint, |t| t.write_checkpoint());
+        let written = self.recovering(Phase::SaveCheckpoint, Self::write_checkpoint);
         let keep = self.config.trainer.max_ckpt_to_keep;
         let pruned = written.and_then(|path| self.recorder.run().prune(keep).map(|()| path));
         // rank 0 writes; the others go on once it is there
@@ -25,7 +25,11 @@ impl Trainer {
     }
 
     /// Writes all files of a checkpoint. What a failed attempt has written is removed by the next.
-    fn write_checkpoint(&self) -> Result<PathBuf> {
+    fn write_checkpoint(&mut self) -> Result<PathBuf> {
+        self.learner.model.make_whole()?;
+        if let Some(critic) = &mut self.critic {
+            critic.model.make_whole()?;
+        }
         let (decoder, source, world) = (self.learner.decoder(), &self.source, &self.world);
         // an f32 folder of an f32 model is its own master copy, and so is an adapter
         let masters = decoder.specs().any(|spec| {

@@ -9,7 +9,7 @@ use crate::support::zero::{
 };
 use crate::support::{checked, fixtures};
 use firebrick_backends::collective::Kind;
-use firebrick_engine::plan::{MemoryConfig, MomentKind};
+use firebrick_engine::plan::{MemoryConfig, MomentKind, Order};
 
 fn model() -> Model {
     Model::load(&fixtures().join("models/llama-gqa"))
@@ -69,46 +69,81 @@ fn sharing_out_state_changes_no_bit_where_the_sums_are_the_same() {
 }
 
 #[test]
-fn a_rank_holds_its_share_of_moments_and_gradients() {
+fn a_rank_holds_its_share_of_moments_gradients_and_weights() {
     let model = model();
     let rows = rows(&model);
+    let all = model.decoder.num_params() as u64;
     for size in [2, 4] {
-        let [own, unit] = share(&model, size);
+        let [own, unit, visit] = share(&model, size);
         for (stage, share_out) in STAGES {
             let memory = staged(|_| {}, share_out);
-            for rank in on_ranks(&model, &rows, &memory, None, size) {
-                let [moments, gradients] = rank.held;
-                assert!(moments <= 8 * own, "{stage}: {moments} bytes of moments");
-                let most = match memory.zero_stage {
-                    1 => 4 * model.decoder.num_params() as u64 + 4 * own,
-                    _ => 4 * (own + unit),
+            let ranks = on_ranks(&model, &rows, &memory, None, size);
+            let label = format!("{stage}, {size} ranks");
+            assert_eq!(
+                ranks[0].held[0],
+                8 * own,
+                "{label}: the first rank has most"
+            );
+            for rank in ranks {
+                let [moments, gradients, weights] = rank.held;
+                assert!(moments <= 8 * own, "{label}: {moments} bytes of moments");
+                // a whole graph completes the gradients of all its layers together
+                let unsummed = match (memory.zero_stage, memory.gradient_checkpointing) {
+                    (1, _) | (_, false) => all,
+                    _ => unit.max(visit),
                 };
-                assert!(gradients <= most, "{stage}: {gradients} of {most} bytes of gradients");
+                let most = 4 * (own + unsummed);
+                assert!(
+                    gradients <= most,
+                    "{label}: {gradients} of {most} bytes of gradients"
+                );
+                let most = 4 * match (memory.zero_stage, memory.reshard_after_forward) {
+                    (3, true) => own + visit,
+                    (3, false) => own + all,
+                    _ => all,
+                };
+                assert!(
+                    weights <= most,
+                    "{label}: {weights} of {most} bytes of weights"
+                );
             }
-            let first = &on_ranks(&model, &rows, &memory, None, size)[0];
-            assert_eq!(first.held[0], 8 * own, "the first rank has the longest shards");
         }
     }
 }
 
 #[test]
-fn ranks_send_a_message_a_unit_and_pass() {
+fn ranks_send_a_message_for_what_they_sum_and_gather() {
     let model = model();
     let rows = rows(&model);
     let units = model.decoder.units().len();
-    for size in [2, 4] {
-        for (stage, share_out) in STAGES {
-            let memory = staged(|_| {}, share_out);
-            let found = &on_ranks(&model, &rows, &memory, None, size)[0];
-            let passes = match memory.zero_stage {
-                1 => 1,
-                _ => found.rounds,
-            };
-            let label = format!("{stage}, {size} ranks");
-            let sent = |kind: Kind| found.operations[kind as usize] as usize;
-            assert_eq!(sent(Kind::ReduceScatter), UPDATES * passes * units, "{label}");
-            assert_eq!(sent(Kind::AllGather), UPDATES * units, "{label}");
-            assert_eq!(sent(Kind::AllReduce), 0, "{label}");
+    for order in [Order::MicroMajor, Order::SegmentMajor] {
+        for size in [2, 4] {
+            for (stage, share_out) in STAGES {
+                let mut memory = staged(|_| {}, share_out);
+                if order == Order::SegmentMajor && memory.zero_stage < 3 {
+                    continue;
+                }
+                memory.order = order;
+                let found = &on_ranks(&model, &rows, &memory, None, size)[0];
+                let plan = memory.plan(model.decoder.arch()).unwrap();
+                let (segments, rounds) = (plan.segments.len(), found.rounds);
+                let label = format!("{stage}, {size} ranks, {order:?}");
+                assert_eq!(rounds == 1, order == Order::SegmentMajor, "{label}");
+                let sums = match memory.zero_stage {
+                    1 => units,
+                    _ => units * rounds,
+                };
+                let gathers = match (memory.zero_stage, memory.reshard_after_forward) {
+                    // the ends once a pass, each segment for its forward and its backward
+                    (3, true) => (2 * segments + 2) * rounds,
+                    (3, false) => (segments + 2) * rounds,
+                    _ => units,
+                };
+                let sent = |kind: Kind| found.operations[kind as usize] as usize;
+                assert_eq!(sent(Kind::ReduceScatter), UPDATES * sums, "{label}");
+                assert_eq!(sent(Kind::AllGather), UPDATES * gathers, "{label}");
+                assert_eq!(sent(Kind::AllReduce), 0, "{label}");
+            }
         }
     }
 }

@@ -15,7 +15,7 @@
 //! | keys and values | 1 / (S · T · P) |
 //! | sequences of a step | 1 / D |
 //!
-//! Communication buffers: on the device, under ZeRO-3 two layers' gathered weights; on the host, through which values pass, from ZeRO-1
+//! Under ZeRO-3 the weights of a segment are whole while it runs, and those of a model while it samples. Communication buffers: on the host, through which values pass, from ZeRO-1
 //! on three times the gradients of the largest unit in f32 (the message, what is sent of it and what is received); with T or S above
 //! one, one d-wide activation of a micro-batch.
 //! `ZeRO`: arXiv:1910.02054. Tensor and sequence parallelism: arXiv:1909.08053, arXiv:2205.05198, arXiv:2309.14509.
@@ -79,6 +79,27 @@ impl Parallel {
     #[must_use]
     pub fn shares(&self) -> bool {
         self.zero > Zero::Off && self.data > 1
+    }
+
+    /// Whether they sum a segment's gradients as soon as these are complete, and keep shares of them.
+    #[must_use]
+    pub fn sums_on_the_way(&self) -> bool {
+        self.zero >= Zero::Stage2 && self.data > 1
+    }
+
+    /// Whether they share out weights, which are gathered where they are used.
+    #[must_use]
+    pub fn gathers(&self) -> bool {
+        self.zero == Zero::Stage3 && self.data > 1
+    }
+
+    /// The same devices, that share nothing out: what a model that is not trained sees of them.
+    #[must_use]
+    pub fn replicated(self) -> Self {
+        Self {
+            zero: Zero::Off,
+            ..self
+        }
     }
 
     /// Refuses degrees that the workload cannot be divided by.
@@ -186,18 +207,11 @@ impl Parallel {
     /// Buffers of the communication between devices, for `tokens` of a micro-batch.
     #[must_use]
     pub fn buffers(&self, sizes: &Sizes, tokens: u64, hidden: u64) -> u64 {
-        let layer = sizes.layer() * sizes.width / self.tensor;
-        let gathered = if self.zero == Zero::Stage3 && self.data > 1 {
-            2 * layer
-        } else {
-            0
-        };
-        let activation = if self.tensor > 1 || self.sequence > 1 {
+        if self.tensor > 1 || self.sequence > 1 {
             self.between(tokens * hidden * sizes.width)
         } else {
             0
-        };
-        gathered + activation
+        }
     }
 
     /// Buffers on the host of gradients that are summed over the replicas, or of updated weights that these gather.

@@ -182,6 +182,12 @@ impl Sizes {
         }
     }
 
+    /// Whether the head's projection is the embedding.
+    #[must_use]
+    pub fn is_tied(&self) -> bool {
+        self.head < self.projection
+    }
+
     /// Whether weights are rounded copies of f32 masters.
     #[must_use]
     pub fn is_half(&self) -> bool {

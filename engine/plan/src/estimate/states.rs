@@ -16,7 +16,7 @@
 use super::parallel::Parallel;
 use super::sizes::{F32, Sizes};
 use super::usage::MemoryUsage;
-use crate::{ModelPlan, MomentKind, Plan, Role};
+use crate::{ModelPlan, MomentKind, Plan, Role, Zero};
 use firebrick_spec::{Category, Home};
 
 /// Elements that an update works on at a time.
@@ -83,13 +83,21 @@ pub(super) fn resident(
     }
     if let (Some(reference), Some((_, sizes))) = (plan.reference(), trained.first()) {
         let (role, now) = (Role::Reference, doing.presence(Role::Reference));
-        held += weights(sizes, reference, role.category(), parallel, now);
+        // models that are not trained are whole on every device
+        held += weights(
+            sizes,
+            reference,
+            role.category(),
+            &parallel.replicated(),
+            now,
+        );
     }
     for (index, (own, sizes)) in rewards.iter().enumerate() {
         let now = match doing {
             Activity::Reward(at_work) if at_work == index => Presence::Running,
             _ => Presence::Idle,
         };
+        let parallel = &parallel.replicated();
         held += weights(sizes, own, Category::RewardModel, parallel, now);
     }
     held
@@ -133,7 +141,10 @@ fn weights(
     let share = |numbers: u64| parallel.weights(sizes.width * numbers);
     let on = |home| held.and(home, category, share(sizes.total()));
     match presence {
-        Presence::Whole => on(Home::Device),
+        Presence::Whole => {
+            let whole = parallel.replicated().weights(sizes.width * sizes.total());
+            held.on_device(category, whole)
+        }
         Presence::Idle if plan.idle == Home::Host => on(Home::Host),
         Presence::Running | Presence::Idle => {
             let body: [u64; 2] = plan.segments.iter().fold([0, 0], |mut sum, segment| {
@@ -142,15 +153,49 @@ fn weights(
                 sum
             });
             let mut places = body;
-            places[plan.ends as usize] += sizes.ends();
+            // tied ends are whole on every device
+            let whole = if sizes.is_tied() {
+                parallel.replicated().weights(sizes.width * sizes.ends())
+            } else {
+                places[plan.ends as usize] += sizes.ends();
+                0
+            };
             held.and(Home::Device, category, share(places[Home::Device as usize]))
                 .and(Home::Host, category, share(places[Home::Host as usize]))
+                .and(plan.ends, category, whole)
         }
     }
 }
 
+/// Bytes of gathered weights on the device while segment `index` runs: its own, or those of all segments where they stay until the
+/// backward pass.
+fn gathered(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, index: usize) -> u64 {
+    let of = |segment: &crate::Segment| segment.units.clone().map(|u| sizes.unit(u)).sum::<u64>();
+    let numbers = match (plan.reshard_after_forward, plan.segments.get(index)) {
+        (true, Some(segment)) => of(segment),
+        (true, None) => 0,
+        (false, _) => plan.segments.iter().map(of).sum(),
+    };
+    parallel.replicated().weights(sizes.width * numbers)
+}
+
+/// Bytes of weights that came to the device for segment `index`, streamed from the host with those of `ahead` others or gathered from other
+/// devices.
+pub(super) fn fetched(
+    sizes: &Sizes,
+    plan: &ModelPlan,
+    parallel: &Parallel,
+    (index, ahead): (usize, usize),
+) -> u64 {
+    if parallel.gathers() && plan.zero == Zero::Stage3 {
+        gathered(sizes, plan, parallel, index)
+    } else {
+        parallel.weights(visiting(sizes, plan, index, ahead))
+    }
+}
+
 /// Bytes of streamed weights on the device while segment `index` runs: its own and those of `ahead` segments on their way.
-pub(super) fn visiting(sizes: &Sizes, plan: &ModelPlan, index: usize, ahead: usize) -> u64 {
+fn visiting(sizes: &Sizes, plan: &ModelPlan, index: usize, ahead: usize) -> u64 {
     let streamed = |s: &crate::Segment| -> u64 {
         match s.weights {
             Home::Host => s.units.clone().map(|u| sizes.unit(u)).sum(),

@@ -158,8 +158,9 @@ pub(super) fn activation_policies(
         recompute_granularity: Granularity::Half,
         ..on.clone()
     });
-    if memory.param_offload != ParamOffload::Streamed {
-        // streamed weights leave no graph behind
+    let frees = memory.zero() == Zero::Stage3 && memory.reshard_after_forward;
+    if memory.param_offload != ParamOffload::Streamed && !frees {
+        // weights that come and go leave no graph behind
         all.push(memory.clone());
         all.extend([0.25, 0.5, 0.75].map(|ratio| MemoryConfig {
             checkpoint_ratio: Some(ratio),
