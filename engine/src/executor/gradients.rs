@@ -317,8 +317,8 @@ impl Gradients {
         let sum = match &self.reduced {
             None => own,
             Some(_) => {
-                let all = world.gather(|w| w.float(own), Reader::float)?;
-                all.into_iter().sum()
+                let all = world.gather(|w| w.floats(&[own]), |r| r.list(Reader::float))?;
+                all.into_iter().flatten().sum()
             }
         };
         let norm = f64::sqrt(sum);
