@@ -64,7 +64,7 @@ pub const TECHNIQUES: [Technique; 11] = [
 ];
 
 /// How much is shared out.
-pub const STAGES: [(&str, fn(&mut MemoryConfig)); 4] = [
+pub const STAGES: [Technique; 4] = [
     ("ZeRO-1", |m| m.zero_stage = 1),
     ("ZeRO-2", |m| m.zero_stage = 2),
     ("ZeRO-3", |m| {

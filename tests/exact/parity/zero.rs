@@ -1,4 +1,4 @@
-//! Ranks that share out state (ZeRO) against one rank that has all of it, in f64.
+//! Ranks that share out state (`ZeRO`) against one rank that has all of it, in f64.
 
 use super::plans::TOLERANCE;
 use crate::support::model::Model;

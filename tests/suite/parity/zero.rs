@@ -1,4 +1,4 @@
-//! Ranks that share out state (ZeRO) against one rank that has all of it, in f32: numbers, bytes, messages, checkpoints.
+//! Ranks that share out state (`ZeRO`) against one rank that has all of it, in f32: numbers, bytes, messages, checkpoints.
 
 mod checkpoints;
 
