@@ -17,6 +17,7 @@ use firebrick::engine::learner::train_cut;
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::plan::{MemoryConfig, ModelPlan, Packing};
 use firebrick::engine::sequence::Sequence;
+use firebrick::engine::world::World;
 use firebrick::models::Decoder;
 use firebrick::models::random::Stream;
 use workload::{VOCAB, arithmetic, sequences, small, word_problems};
@@ -63,7 +64,7 @@ fn compare(
             100.0 * stats.padding(),
             stats.micro_batches
         );
-        let norm = gradients(decoder, sequences, &plan, &runtime).global_norm();
+        let norm = gradients(decoder, sequences, &plan, &runtime).global_norm(&World::default());
         let norm = norm.expect("a norm");
         let expected = *first.get_or_insert(norm);
         assert!(

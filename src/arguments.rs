@@ -322,15 +322,16 @@ pub struct ImportArgs {
 /// Estimates for several devices.
 #[derive(Debug, Args)]
 #[command(
-    next_help_heading = "Several devices (estimated bytes of each; training itself runs on one)"
+    next_help_heading = "Several devices (bytes of each; training runs on data-parallel ones, the other kinds are estimates)"
 )]
 pub struct ParallelArgs {
     /// Number of data-parallel replicas
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub data_parallel: u64,
-    /// What the replicas shard, by stage: 1 optimizer state, 2 also gradients, 3 also weights (as FSDP does)
-    #[arg(long, value_name = "0..3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
-    pub zero_stage: u8,
+    /// What the replicas shard, by stage: 1 optimizer state, 2 also gradients, 3 also weights (as FSDP does). Overrides
+    /// `memory.zero_stage`
+    #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub zero_stage: Option<u8>,
     /// Tensor-parallel degree: devices that share every matrix
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub tensor_parallel: u64,
@@ -343,11 +344,19 @@ pub struct ParallelArgs {
 }
 
 impl ParallelArgs {
-    /// The degrees.
-    pub fn degrees(&self) -> Parallel {
+    /// The degrees, with a configuration's stage where none is given and there are replicas to share out among.
+    pub fn degrees(&self, configured: Zero) -> Parallel {
+        let own = self
+            .zero_stage
+            .map(|stage| Zero::STAGES[usize::from(stage)]);
+        let among = if self.data_parallel > 1 {
+            configured
+        } else {
+            Zero::Off
+        };
         Parallel {
             data: self.data_parallel,
-            zero: Zero::STAGES[usize::from(self.zero_stage)],
+            zero: own.unwrap_or(among),
             tensor: self.tensor_parallel,
             pipeline: self.pipeline_parallel,
             sequence: self.sequence_parallel,

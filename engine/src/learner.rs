@@ -2,12 +2,12 @@
 
 use crate::batch::{Batch, BatchStats, DropoutStep, MicroBatchLimits, grouping};
 use crate::executor::{
-    Executor, Gradients, HeadLoss, ResidentModel, Runtime, score_all, values_all,
+    Executor, Gradients, HeadLoss, ResidentModel, Runtime, rounds, score_all, values_all,
 };
 use crate::objective::{LossSums, MicroScores};
 use crate::optim::{AdamW, OptimConfig, StepOutcome};
 use crate::plan::estimate::Sizes;
-use crate::plan::{ModelPlan, Role};
+use crate::plan::{ModelPlan, Role, Zero};
 use crate::sequence::Sequence;
 use crate::{Error, Result};
 use firebrick_backends::trace::span_on;
@@ -74,9 +74,10 @@ impl Learner {
     ) -> Self {
         let runtime = runtime.into();
         let accounts = runtime.accounts.for_model(role);
-        let optimizer = AdamW::planned(optim, &decoder, plan.optimizer, &accounts);
+        let partition = runtime.world().partition(plan.zero);
+        let optimizer = AdamW::sharded(optim, &decoder, plan.optimizer, &accounts, partition);
         Self {
-            model: ResidentModel::new(decoder, plan, role, &accounts),
+            model: ResidentModel::new(decoder, plan, role, &accounts).shared_by(runtime.world()),
             optimizer,
             runtime,
             dropout: DropoutStep::default(),
@@ -100,9 +101,10 @@ impl Learner {
     /// A fresh optimizer for the same model, under the same plan.
     #[must_use]
     pub fn fresh_optimizer(&self, optim: OptimConfig) -> AdamW {
-        let (decoder, plan) = (&self.model.decoder, self.model.plan.optimizer);
+        let ResidentModel { decoder, plan, .. } = &self.model;
         let accounts = self.runtime.accounts.for_model(self.model.role());
-        AdamW::planned(optim, decoder, plan, &accounts)
+        let partition = self.runtime.world().partition(plan.zero);
+        AdamW::sharded(optim, decoder, plan.optimizer, &accounts, partition)
     }
 
     /// Log-probs and entropies, in nats, of the scored tokens of sequences, in their order. Logits are divided by
@@ -193,20 +195,22 @@ impl Learner {
         let role = model.role();
         let ResidentModel { decoder, plan, .. } = model;
         check_ranks(plan, runtime)?;
-        let executor = Executor::new(plan, runtime, temperature)
-            .for_role(role)
-            .with_dropout(*dropout)
-            .with_router_loss(*router_aux_loss_coef)
-            .with_loss_scale(optimizer.loss_scale());
         optimizer.reserve(decoder)?;
-        let mut gradients =
-            Gradients::planned(decoder.specs().count(), plan, runtime).for_role(role);
         let world = runtime.world();
         let batch = Batch::pack_for(sequences, train_cut(plan, decoder.arch()), world.size())?;
         let all = batch.micros();
-        let dealt = batch.deal(world.size()).swap_remove(world.rank());
+        let mut dealt = batch.deal(world.size());
+        let executor = Executor::new(plan, runtime, temperature)
+            .for_role(role)
+            .with_rounds(rounds(plan, &dealt, Zero::Stage2))
+            .with_dropout(*dropout)
+            .with_router_loss(*router_aux_loss_coef)
+            .with_loss_scale(optimizer.loss_scale());
+        let mut gradients =
+            Gradients::planned(decoder.specs().count(), plan, runtime).for_role(role);
         // of one rank all, in their order
-        let micros: Vec<_> = dealt.into_iter().map(|i| all[i].clone()).collect();
+        let own = dealt.swap_remove(world.rank());
+        let micros: Vec<_> = own.into_iter().map(|i| all[i].clone()).collect();
         let mut applied = None;
         let sums = if plan.optimizer.in_backward {
             let mut step = optimizer.in_backward(lr);
@@ -217,8 +221,8 @@ impl Learner {
         } else {
             let own = executor.backward(decoder, &micros, loss, &mut gradients, None)?;
             let sums = own.gather(world)?;
-            gradients.all_reduce(decoder, runtime)?;
-            gradients.global_norm()?;
+            gradients.reduce(decoder, runtime)?;
+            gradients.global_norm(world)?;
             sums
         };
         Ok(Accumulated {

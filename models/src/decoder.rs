@@ -22,6 +22,7 @@ use firebrick_backends::kernels;
 use firebrick_backends::precision::stored_as;
 use firebrick_backends::transfer::{HostTensor, check_computed};
 use firebrick_backends::{Precision, PrecisionExt};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A language model as a chain of units: embedding, (attention, MLP) × layers, head.
@@ -69,6 +70,7 @@ impl Decoder {
                 specs,
                 store: Store::Device(Weights::new(entries)),
                 range,
+                sharded: false,
             });
         }
         Ok(Self {
@@ -208,6 +210,63 @@ impl Decoder {
             }
         }
         Ok(())
+    }
+
+    /// Keeps some values of each parameter of a unit, where the whole ones lie: those that `part` says of so many, counted in row-major
+    /// order, as a matrix of the shape that it says. The unit cannot run until it is [whole](Self::unshard_unit) again; other weights may
+    /// be passed to where it runs.
+    ///
+    /// # Errors
+    /// Where memory runs out, or the device fails. The unit is then what it was.
+    pub fn shard_unit(
+        &mut self,
+        unit: usize,
+        part: impl Fn(usize) -> (Range<usize>, [usize; 2]),
+    ) -> Result<()> {
+        let own = &self.units[unit];
+        let parts: Vec<Param> = own
+            .specs
+            .iter()
+            .zip(own.range.clone())
+            .map(|(spec, index)| {
+                let (values, shape) = part(spec.numel());
+                self.param(index).part(values, shape)
+            })
+            .collect();
+        check_computed(parts.iter().filter_map(|part| match part {
+            Param::Device(tensor) if tensor.dims()[0] > 0 => Some(tensor.clone()),
+            _ => None,
+        }))?;
+        self.put_unit(unit, parts)?;
+        self.units[unit].sharded = true;
+        Ok(())
+    }
+
+    /// Makes a unit whole again, with the values of all its parameters in their order.
+    ///
+    /// # Errors
+    /// Where memory runs out, or the device fails. The unit is then what it was.
+    pub fn unshard_unit(&mut self, unit: usize, values: Vec<HostTensor>) -> Result<()> {
+        let device = self.device.clone();
+        let home = self.units[unit].store.home();
+        let whole = values.into_iter().map(|value| match home {
+            Home::Device => Param::Device(value.into_device(&device)),
+            Home::Host => Param::Host(value),
+        });
+        let whole: Vec<Param> = whole.collect();
+        check_computed(whole.iter().filter_map(|value| match value {
+            Param::Device(tensor) => Some(tensor.clone()),
+            Param::Host(_) => None,
+        }))?;
+        self.put_unit(unit, whole)?;
+        self.units[unit].sharded = false;
+        Ok(())
+    }
+
+    /// Replaces all values of a unit.
+    fn put_unit(&mut self, unit: usize, values: Vec<Param>) -> Result<()> {
+        let mut values = values.into_iter();
+        self.update_unit(unit, |_, _, value| Ok(values.next().unwrap_or(value)))
     }
 
     /// Gives every trained weight on the device a buffer of its own, one after the other: a model that was cloned shares its buffers,

@@ -24,7 +24,11 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     if args.budget.is_some() {
         config.memory.budget = args.budget;
     }
-    let planned = planned::plan(config, args.parallel.degrees())?;
+    if let Some(stage) = args.parallel.zero_stage {
+        config.memory.zero_stage = stage;
+    }
+    let parallel = args.parallel.degrees(config.memory.zero());
+    let planned = planned::plan(config, parallel)?;
     if let Some(e) = &planned.unread {
         tracing::info!(
             "could not read the prompts and examples, so the plan assumes the maximum lengths: {e}"
@@ -72,10 +76,16 @@ fn text(args: &PlanArgs, planned: &Planned) -> anyhow::Result<String> {
     }
     parts.extend(args.output.as_ref().map(|path| {
         let path = path.display();
-        if request.parallel.is_several() {
-            format!("written to {path}; `firebrick train` cannot run it, since it trains on one device\n")
-        } else {
-            format!("written to {path}; run it with `firebrick train ... --plan {path}`\n")
+        match (request.parallel.is_data_alone(), request.parallel.data) {
+            (false, _) => {
+                format!("written to {path}; `firebrick train` cannot run it, since it is data parallel alone\n")
+            }
+            (true, 1) => {
+                format!("written to {path}; run it with `firebrick train ... --plan {path}`\n")
+            }
+            (true, ranks) => format!(
+                "written to {path}; run it with `mpirun -n {ranks} firebrick train ... --plan {path}`\n"
+            ),
         }
     }));
     parts.retain(|part| !part.is_empty());
@@ -104,9 +114,12 @@ fn heading(request: &Request, report: &PlanReport) -> String {
         None => String::new(),
     };
     let several = match report.parallel {
+        Some(parallel) if parallel.is_data_alone() => format!(
+            "spread  {parallel}\n        Bytes, budget and batch are per device, and times exclude communication between devices.\n"
+        ),
         Some(parallel) => format!(
             "spread  {parallel}\n        An estimate: bytes, budget and batch are per device, and times exclude communication between\n        \
-             devices. Training runs on one device, so `firebrick train --plan` rejects this plan.\n"
+             devices. Training is data parallel, so `firebrick train --plan` rejects this plan.\n"
         ),
         None => String::new(),
     };

@@ -158,6 +158,105 @@ fn other_algorithms_and_models_run_on_ranks_too() {
     }
 }
 
+/// Runs that share out state, by name: what is trained, and what is shared out.
+const SHARED: [(&str, &[&str]); 4] = [
+    (
+        "ppo",
+        &[
+            "objective.name=ppo",
+            "memory.zero_stage=1",
+            "memory.optimizer_offload=idle",
+        ],
+    ),
+    (
+        "moments in 8 bits",
+        &["memory.zero_stage=2", "memory.moments=block8"],
+    ),
+    (
+        "kl",
+        &[
+            "objective.kl_loss_coef=0.1",
+            "update.old_log_probs=trainer",
+            "memory.zero_stage=3",
+            "memory.gradient_checkpointing=true",
+        ],
+    ),
+    (
+        "ppo, weights too",
+        &[
+            "objective.name=ppo",
+            "memory.zero_stage=3",
+            "memory.reshard_after_forward=false",
+            "memory.optimizer_offload=cpu",
+        ],
+    ),
+];
+
+#[test]
+fn runs_that_share_out_state_begin_as_one_rank_does_and_resume_to_the_bit() {
+    let folders = tempfile::tempdir().unwrap();
+    for (name, overrides) in SHARED {
+        let config = |size: usize, cut: &str| {
+            config(
+                &folders.path().join(format!("{name} {size}{cut}")),
+                overrides,
+            )
+        };
+        let first = |ran: &Ran| -> BTreeMap<String, u64> {
+            let mut steps = ran.metrics.iter().cloned().map(BTreeMap::from_iter);
+            steps
+                .find(|step| step.contains_key("actor/pg_loss"))
+                .unwrap()
+        };
+        let alone = first(&world(1, &config(1, ""), Start::Fresh)[0]);
+        let whole = world(2, &config(2, ""), Start::Fresh);
+        same_on_all(&whole);
+        let found = first(&whole[0]);
+        for key in ["actor/pg_loss", "actor/grad_norm", "critic/rewards/mean"] {
+            let [found, alone] = [&found, &alone].map(|step| f64::from_bits(step[key]));
+            let near = (found - alone).abs() <= 1e-5 * alone.abs().max(1e-2);
+            assert!(near, "{name}: {key} on 2 ranks: {found} instead of {alone}");
+        }
+        for size in [2, 4] {
+            let cut = config(size, " cut");
+            let stopped = Threads::run(size, Settings::default(), |rank| {
+                let stopping = Trainer::builder(cut.clone())
+                    .observer(StopAfter(2))
+                    .world(rank);
+                stopping.build().unwrap().run().unwrap().steps
+            });
+            assert!(stopped.iter().all(|steps| *steps == Ok(2)));
+            let trainer = cut.output.join("checkpoints/step-000002/trainer");
+            assert!(trainer.join("optimizer.index.json").is_file());
+            assert!(!trainer.join("optimizer.safetensors").exists());
+            // on the same ranks, and what four ranks have written on one
+            let resumed = world(if size == 2 { 2 } else { 1 }, &cut, Start::Resume);
+            same_on_all(&resumed);
+            assert_eq!(resumed[0].steps, 4);
+            if size == 2 {
+                assert!(resumed[0].weights == whole[0].weights, "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_plan_for_another_number_of_ranks_is_refused() {
+    let folders = tempfile::tempdir().unwrap();
+    let plan = folders.path().join("plan.json");
+    std::fs::write(&plan, r#"{"parallel": {"data": 4, "zero": "stage1"}}"#).unwrap();
+    let plan = format!("memory.plan={}", plan.display());
+    let config = config(&folders.path().join("run"), &[&plan]);
+    for error in Threads::run(2, Settings::default(), |rank| {
+        run(config.clone(), Start::Fresh, rank)
+            .unwrap_err()
+            .to_string()
+    }) {
+        let message = error.unwrap();
+        assert!(message.contains("was made for 4 devices"), "{message}");
+    }
+}
+
 #[test]
 fn fewer_prompts_than_ranks_are_no_hang() {
     let folders = tempfile::tempdir().unwrap();

@@ -4,6 +4,7 @@ pub mod golden;
 pub mod model;
 pub mod techniques;
 pub mod tolerance;
+pub mod zero;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

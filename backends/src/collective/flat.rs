@@ -1,7 +1,7 @@
 //! Values on the host as collectives take them: one row of one type.
 
 use super::{CollectiveError, Result};
-use bytemuck::{cast_slice, pod_collect_to_vec, pod_read_unaligned};
+use bytemuck::{cast_slice, cast_slice_mut, pod_collect_to_vec, pod_read_unaligned};
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -111,6 +111,33 @@ impl Flat {
             Self::Bf16(values) => cast_slice(values),
             Self::F16(values) => cast_slice(values),
         }
+    }
+
+    fn as_bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Bytes(values) => values,
+            Self::F32(values) => cast_slice_mut(values),
+            Self::F64(values) => cast_slice_mut(values),
+            Self::Bf16(values) => cast_slice_mut(values),
+            Self::F16(values) => cast_slice_mut(values),
+        }
+    }
+
+    /// Writes some of the values of another row, which is of the same type, from the place `at` on.
+    ///
+    /// # Panics
+    /// If the types differ, or there is no such place.
+    pub fn write(&mut self, at: usize, other: &Self, values: Range<usize>) {
+        assert_eq!(self.element(), other.element(), "values of one type");
+        let start = at * self.element().bytes();
+        let part = other.part(values);
+        self.as_bytes_mut()[start..start + part.len()].copy_from_slice(part);
+    }
+
+    /// A copy of some of the values.
+    #[must_use]
+    pub fn slice(&self, values: Range<usize>) -> Self {
+        Self::from_bytes(self.element(), self.part(values).to_vec())
     }
 
     /// Values of a type from their bytes, of which there is a whole number.

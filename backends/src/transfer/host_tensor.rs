@@ -98,6 +98,26 @@ impl HostTensor {
         })
     }
 
+    /// The values' bytes in the type that they have, in row-major order.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.data.as_bytes()
+    }
+
+    /// A matrix from the bytes of its values, which are of a float type.
+    #[must_use]
+    pub fn from_bytes(bytes: Vec<u8>, shape: [usize; 2], dtype: DType) -> Self {
+        Self::from_data(TensorData::from_bytes_vec(bytes, shape, dtype))
+    }
+
+    /// A copy of some of the values, counted in row-major order, as a matrix of its own.
+    #[must_use]
+    pub fn part(&self, values: Range<usize>, shape: [usize; 2]) -> Self {
+        let dtype = self.data.dtype();
+        let bytes = values.start * dtype.size()..values.end * dtype.size();
+        Self::from_bytes(self.data.as_bytes()[bytes].to_vec(), shape, dtype)
+    }
+
     /// Zeros of the same type.
     #[must_use]
     pub fn zeros(&self, shape: [usize; 2]) -> Self {

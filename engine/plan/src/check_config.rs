@@ -1,6 +1,8 @@
 //! Which memory settings go together.
 
-use crate::{Error, Granularity, MemoryConfig, OptimizerOffload, Order, ParamOffload, Result};
+use crate::{
+    Error, Granularity, MemoryConfig, OptimizerOffload, Order, ParamOffload, Result, Zero,
+};
 
 /// Most events that `memory.trace` keeps, and about what one of them takes.
 const MOST_TRACED: usize = 1_000_000;
@@ -92,6 +94,12 @@ impl MemoryConfig {
                 MOST_TRACED * TRACED_BYTES / 1_000_000
             )));
         }
+        if usize::from(self.zero_stage) >= Zero::STAGES.len() {
+            return Err(Error::Config(format!(
+                "memory.zero_stage is {}; a stage from 0 to 3 was expected",
+                self.zero_stage
+            )));
+        }
         if !(0.0..0.9).contains(&self.margin) {
             return Err(Error::Config(format!(
                 "memory.margin is {}; a share of the budget between 0 and 0.9 was expected",
@@ -125,14 +133,31 @@ impl MemoryConfig {
                  them: turn on memory.gradient_checkpointing too",
             );
         }
-        if self.order == Order::SegmentMajor && self.param_offload != ParamOffload::Streamed {
+        let fetched = self.param_offload == ParamOffload::Streamed || self.zero() == Zero::Stage3;
+        if self.order == Order::SegmentMajor && !fetched {
             return bad(
-                "order: segment_major shares the fetches of streamed weights among micro-batches and costs memory \
-                 otherwise: it goes with memory.param_offload: streamed",
+                "order: segment_major shares the fetches of weights among micro-batches and costs memory otherwise: it goes with \
+                 memory.param_offload: streamed, or with memory.zero_stage: 3",
             );
         }
         if self.offload_fraction < 1.0 && self.optimizer_offload != OptimizerOffload::Cpu {
             return bad("offload_fraction goes with memory.optimizer_offload: cpu");
+        }
+        if !self.reshard_after_forward && self.zero() != Zero::Stage3 {
+            return bad("reshard_after_forward: false goes with memory.zero_stage: 3");
+        }
+        if self.zero() == Zero::Stage3 && self.reshard_after_forward && !self.gradient_checkpointing
+        {
+            return bad(
+                "zero_stage: 3 frees a segment's gathered weights after it ran, and a kept graph would hold on to them: turn on \
+                 memory.gradient_checkpointing too, or set memory.reshard_after_forward to false",
+            );
+        }
+        if self.step_in_backward && self.zero() != Zero::Off {
+            return bad(
+                "step_in_backward updates a unit before other ranks have its gradient, and zero_stage shares out what is updated \
+                 among ranks; set one of them to its default",
+            );
         }
         if self.step_in_backward && self.optimizer_offload == OptimizerOffload::Idle {
             return bad(

@@ -1,7 +1,7 @@
 //! What a plan must hold to be executed, whoever made it.
 
 use crate::segmentation::body;
-use crate::{ActivationPolicy, Error, ModelPlan, Result};
+use crate::{ActivationPolicy, Error, ModelPlan, Result, Zero};
 use firebrick_spec::Arch;
 use firebrick_spec::Home;
 
@@ -21,6 +21,14 @@ impl ModelPlan {
             if segment.keep == ActivationPolicy::Graph && segment.weights == Home::Host {
                 return bad(format!(
                     "the segment of units {:?} keeps its graph, which holds on to its weights: they cannot be streamed",
+                    segment.units
+                ));
+            }
+            let kept = segment.keep == ActivationPolicy::Graph && self.zero == Zero::Stage3;
+            if kept && self.reshard_after_forward {
+                return bad(format!(
+                    "the segment of units {:?} keeps its graph, which holds on to its weights: gathered ones cannot be freed after the \
+                     forward pass, so set `reshard_after_forward` to false or recompute all layers",
                     segment.units
                 ));
             }

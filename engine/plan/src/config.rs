@@ -71,6 +71,12 @@ pub struct MemoryConfig {
     pub moments: MomentKind,
     /// Update each segment in the backward pass of the last micro-batch.
     pub step_in_backward: bool,
+    /// What the ranks of a data parallel run share out of policy and critic (`DeepSpeed`'s `zero_optimization.stage`): 0 nothing, 1 the
+    /// optimizer's state, 2 gradients too, 3 weights too. One rank has it all, whatever the stage.
+    pub zero_stage: u8,
+    /// With `zero_stage: 3`: free a segment's gathered weights after its forward pass, and gather them again for its backward (FSDP's
+    /// `reshard_after_forward`).
+    pub reshard_after_forward: bool,
     /// Copies in flight between host and device; 0 copies in place.
     pub prefetch: usize,
     /// Rows that the head projects at a time.
@@ -123,6 +129,8 @@ impl Default for MemoryConfig {
             offload_fraction: 1.0,
             moments: MomentKind::F32,
             step_in_backward: false,
+            zero_stage: 0,
+            reshard_after_forward: true,
             prefetch: 1,
             head_rows: 1024,
             attention_rows: 512,

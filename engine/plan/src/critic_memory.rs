@@ -120,6 +120,8 @@ overrides! {
         _margin: "margin",
         _limit: "limit",
         _recover: "recover",
+        _zero_stage: "zero_stage",
+        _reshard_after_forward: "reshard_after_forward",
         _cleanup_every: "cleanup_every",
         _snapshot: "snapshot",
         _trace: "trace",

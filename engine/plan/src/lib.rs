@@ -13,6 +13,7 @@ pub mod error;
 pub mod estimate;
 mod infeasible;
 mod options;
+mod partition;
 mod plan;
 pub mod planner;
 mod preset;
@@ -22,6 +23,7 @@ mod segmentation;
 pub mod size;
 #[cfg(test)]
 mod test_support;
+mod zero;
 
 pub use applied_preset::{AppliedPreset, DeviceAbilities, LeftOut, PRECISION, SHARE};
 pub use config::{MemoryConfig, RoleMemory};
@@ -30,9 +32,11 @@ pub use error::{Error, Result};
 pub use firebrick_spec::Role;
 pub use infeasible::Infeasible;
 pub use options::{Granularity, OptimizerOffload, Packing, ParamOffload};
+pub use partition::Partition;
 pub use plan::{
     ActivationPolicy, Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, RolloutPlan,
     Segment,
 };
 pub use preset::Preset;
 pub use saved::PlanReport;
+pub use zero::Zero;

@@ -1,6 +1,7 @@
 //! Memory decisions as plain data: what each segment of the chain keeps between forward and backward, where every byte lives, and in
 //! which order work visits the device.
 
+use crate::Zero;
 use firebrick_spec::{Home, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -105,6 +106,12 @@ pub struct ModelPlan {
     pub grads: Home,
     /// Where the optimizer works.
     pub optimizer: OptimizerPlan,
+    /// What the ranks of a data parallel run share out.
+    #[serde(default)]
+    pub zero: Zero,
+    /// Under the third stage: whether a segment's gathered weights are freed after its forward pass and gathered again for its backward.
+    #[serde(default = "yes")]
+    pub reshard_after_forward: bool,
     /// In which order micro-batches and segments meet.
     pub order: Order,
     /// Rows that the head projects at a time: logits of more never exist.
@@ -123,6 +130,10 @@ pub struct ModelPlan {
     pub prefetch: usize,
     /// Kept inputs that are copied to the host together.
     pub offload_group: usize,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// How rollouts are sampled.

@@ -3,7 +3,7 @@
 use crate::segmentation::spread;
 use crate::{
     CriticMemory, Error, Granularity, MemoryConfig, ModelPlan, ParamOffload, Plan, Result, Role,
-    RoleMemory, RolloutPlan,
+    RoleMemory, RolloutPlan, Zero,
 };
 use firebrick_spec::{Arch, Home};
 
@@ -21,6 +21,12 @@ enum Checkpointing {
 }
 
 impl MemoryConfig {
+    /// The stage of `ZeRO`; the last one for a number above it, which [`check`](Self::check) refuses.
+    #[must_use]
+    pub fn zero(&self) -> Zero {
+        Zero::STAGES[usize::from(self.zero_stage).min(Zero::STAGES.len() - 1)]
+    }
+
     /// The policy's plan that these settings describe.
     pub fn plan(&self, arch: &Arch) -> Result<ModelPlan> {
         self.check()?;

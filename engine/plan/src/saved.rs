@@ -37,8 +37,8 @@ pub struct PlanReport {
     pub device: String,
     /// Where the device's numbers come from.
     pub profile: Origin,
-    /// Devices that the run was spread over on paper, where there is more than one: bytes are those of one of them, and the
-    /// trainer does not run the plan.
+    /// Devices that the run was spread over on paper, where there is more than one: bytes are those of one of them. The trainer runs the
+    /// plan on as many ranks where they are data parallel alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallel: Option<Parallel>,
     /// What a preset set for the run, where its configuration names one: `firebrick plan` says so.
@@ -78,8 +78,11 @@ impl PlanReport {
 }
 
 impl Plan {
-    /// Reads the plan of a file that `firebrick plan --output` wrote, or of a run folder's `plan.json`.
-    pub fn load(path: &Path) -> Result<Self> {
+    /// Reads the plan of a file that `firebrick plan --output` wrote, or of a run folder's `plan.json`, for a run on so many ranks.
+    ///
+    /// # Errors
+    /// Where the file cannot be read, has no plan, or one for another number of ranks or for other kinds of parallelism.
+    pub fn load(path: &Path, ranks: usize) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(|error| Error::Read {
             path: path.to_owned(),
             error,
@@ -96,11 +99,21 @@ impl Plan {
         if let Some(parallel) = parallel {
             let parallel: Parallel = serde_path_to_error::deserialize(parallel)
                 .map_err(|e| bad(format!("parallel.{}: {}", e.path(), e.inner())))?;
-            return Err(Error::Plan(format!(
-                "{}: is arithmetic for {parallel}, and the trainer runs on one device; leave the degrees of parallelism out of \
-                 `firebrick plan` to make a plan that it runs",
-                path.display()
-            )));
+            if !parallel.is_data_alone() {
+                return Err(Error::Plan(format!(
+                    "{}: is arithmetic for {parallel}, and the trainer is data parallel; leave all degrees but --data-parallel out of \
+                     `firebrick plan` to make a plan that it runs",
+                    path.display()
+                )));
+            }
+            if parallel.data != ranks as u64 {
+                return Err(Error::Plan(format!(
+                    "{}: was made for {parallel}, and this run has {ranks}; start it with `mpirun -n {} firebrick train …`, or make a \
+                     plan with --data-parallel {ranks}",
+                    path.display(),
+                    parallel.data
+                )));
+            }
         }
         let Some(plan) = file.get("plan") else {
             return Err(bad("has no `plan`".into()));

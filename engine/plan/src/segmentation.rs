@@ -72,6 +72,8 @@ impl ModelPlan {
             idle: Home::Device,
             grads: Home::Device,
             optimizer: optimizer_plan(config),
+            zero: config.zero(),
+            reshard_after_forward: config.reshard_after_forward,
             order: config.order,
             head_rows: config.head_rows,
             attention_rows: config.attention_rows,

@@ -3,6 +3,8 @@
 mod critic_source;
 mod policy_source;
 mod run_dir;
+mod saved_tensors;
+mod sharded;
 pub mod trainer_state;
 
 pub use critic_source::{CriticSource, critic_architecture};

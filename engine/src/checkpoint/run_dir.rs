@@ -171,17 +171,29 @@ impl RunDir {
 
     /// Builds a folder aside and renames it into place: a reader sees all of it or nothing.
     pub fn publish(&self, name: &str, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+        let aside = self.stage(name)?;
+        if self.writes {
+            build(&aside)?;
+        }
+        self.complete(name)
+    }
+
+    /// Makes the folder in which a folder is built aside. Where several ranks build it, the others write to it once it is there.
+    pub fn stage(&self, name: &str) -> Result<PathBuf> {
+        let aside = self.path.join(format!("{name}.tmp"));
+        if self.writes {
+            clear(&aside)?;
+            fs::create_dir_all(&aside).map_err(Error::io("create", &aside))?;
+        }
+        Ok(aside)
+    }
+
+    /// Renames a folder that was built aside into its place, once all of it is on the disk.
+    pub fn complete(&self, name: &str) -> Result<PathBuf> {
         let (path, aside) = (self.path.join(name), self.path.join(format!("{name}.tmp")));
         if !self.writes {
             return Ok(path);
         }
-        let clear = |p: &Path| match fs::remove_dir_all(p) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", p)(e)),
-            _ => Ok(()),
-        };
-        clear(&aside)?;
-        fs::create_dir_all(&aside).map_err(Error::io("create", &aside))?;
-        build(&aside)?;
         sync_folders(&aside)?;
         clear(&path)?;
         fs::rename(&aside, &path).map_err(Error::io("rename", &aside))?;
@@ -226,6 +238,14 @@ impl RunDir {
             fs::remove_dir_all(path).map_err(Error::io("remove", path))?;
         }
         Ok(())
+    }
+}
+
+/// Removes a folder, if it is there.
+fn clear(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path)(e)),
+        _ => Ok(()),
     }
 }
 

@@ -1,28 +1,28 @@
 //! What a checkpoint keeps beside the model: where the run stands, and the optimizer's moments.
 
+use super::saved_tensors::SavedTensors;
+use super::sharded::{self, EARLIER, Own};
 use crate::config::Mode;
 use crate::objective::AdaptiveCoefficients;
 use crate::optim::{AdamW, Scaler};
 use crate::task::Running;
+use crate::world::World;
 use crate::{Error, Result};
-use firebrick_backends::host::{MappedFile, write_synced};
+use firebrick_backends::host::write_synced;
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::Decoder;
 use firebrick_models::checkpoint::stream::{LazyTensor, write_tensors};
 use firebrick_models::decoder::Param;
 use firebrick_models::unit::ParamSpec;
-use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 const STATE: &str = "state.json";
-const OPTIMIZER: &str = "optimizer.safetensors";
-const MASTERS: &str = "masters.safetensors";
+const OPTIMIZER: &str = "optimizer";
+const MASTERS: &str = "masters";
 const VALUE_HEAD: &str = "value_head.safetensors";
-
-/// What to do about a checkpoint that is damaged.
-const EARLIER: &str = "delete its step folder and resume from the checkpoint before it";
 
 /// Where a run stands.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -96,14 +96,8 @@ impl TrainerState {
     }
 }
 
-/// Writes state, moments, and the f32 masters of weights that the model folder stores in fewer bits.
-pub fn save(
-    dir: &Path,
-    state: &TrainerState,
-    optimizer: &AdamW,
-    decoder: &Decoder,
-    masters: bool,
-) -> Result<()> {
+/// Writes where the run stands, and the value head of a policy that has one.
+pub fn save(dir: &Path, state: &TrainerState, decoder: &Decoder) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
     let text = serde_json::to_string_pretty(state).map_err(|e| Error::Io {
         action: "write",
@@ -112,14 +106,10 @@ pub fn save(
     })?;
     let path = dir.join(STATE);
     write_synced(&path, text.as_bytes()).map_err(Error::io("write", &path))?;
-    save_optimizer(dir, optimizer, decoder)?;
-    if let Some(index) = decoder.value_index() {
-        save_value_head(dir, decoder, index)?;
+    match decoder.value_index() {
+        Some(index) => save_value_head(dir, decoder, index),
+        None => Ok(()),
     }
-    if masters {
-        save_masters(dir, optimizer, decoder)?;
-    }
-    Ok(())
 }
 
 /// Writes the value head that stands beside a policy's projection: its exported folder is a plain language model.
@@ -161,41 +151,86 @@ pub fn load_value_head(dir: &Path, decoder: &mut Decoder) -> Result<()> {
     })
 }
 
-/// Writes the weights that updates work on, in f32, into a folder that exists. Frozen weights are left out: nothing changes them.
-pub fn save_masters(dir: &Path, optimizer: &AdamW, decoder: &Decoder) -> Result<()> {
-    let trained = decoder
-        .specs()
-        .enumerate()
-        .filter(|(_, spec)| spec.trainable);
-    let params = trained.map(|(index, spec)| {
-        let read = move || match optimizer.master(index).map_err(into_model)? {
-            Some(master) => Ok(master),
-            None => Ok(decoder.param(index).download()?.to_f32()),
-        };
-        (spec.name.clone(), LazyTensor::f32(&spec.rows_cols(), read))
-    });
-    Ok(write_tensors(&dir.join(MASTERS), params.collect(), &[])?)
-}
-
-/// Writes an optimizer's moments into a folder that exists.
-pub fn save_optimizer(dir: &Path, optimizer: &AdamW, decoder: &Decoder) -> Result<()> {
-    let mut tensors = Vec::new();
-    for (index, spec) in decoder.specs().enumerate() {
-        if !optimizer.has_moments(index) {
+/// Writes what an optimizer keeps beside the weights into a folder that exists: its moments and, with `masters`, the weights that updates
+/// work on, in f32. Where ranks share it out every rank writes a file of its own.
+///
+/// # Errors
+/// Where a file cannot be written, or a rank has failed or is gone.
+pub fn save_optimizer(
+    dir: &Path,
+    optimizer: &AdamW,
+    decoder: &Decoder,
+    masters: bool,
+    world: &World,
+) -> Result<()> {
+    let mut parts = vec![(OPTIMIZER, moments(optimizer, decoder))];
+    if masters {
+        parts.push((MASTERS, master_weights(optimizer, decoder)));
+    }
+    for (stem, tensors) in parts {
+        if optimizer.partition().is_whole() {
+            if world.writes() {
+                let tensors = tensors.into_iter().map(Own::whole).collect();
+                write_tensors(&dir.join(format!("{stem}.safetensors")), tensors, &[])?;
+            }
             continue;
         }
-        for (which, name) in MOMENTS.into_iter().enumerate() {
+        let ranks = (world.rank(), world.size());
+        let own = world.together(sharded::write(dir, stem, ranks, tensors))?;
+        world.together(sharded::write_index(dir, stem, &own, world))?;
+    }
+    Ok(())
+}
+
+/// The weights that updates work on. Frozen weights are left out: nothing changes them.
+fn master_weights<'a>(optimizer: &'a AdamW, decoder: &'a Decoder) -> Vec<Own<'a>> {
+    let trained = owned(optimizer, decoder).filter(|(_, spec, _)| spec.trainable);
+    let own = trained.map(|(index, spec, range)| {
+        let part = range.clone();
+        let read = move || match optimizer.master(index).map_err(into_model)? {
+            Some(master) => Ok(master),
+            None => {
+                let values = decoder.param(index).part(part.clone(), [1, part.len()]);
+                Ok(values.download()?.to_f32())
+            }
+        };
+        Own::new(spec.name.clone(), spec, range, read)
+    });
+    own.collect()
+}
+
+/// The moments.
+fn moments<'a>(optimizer: &'a AdamW, decoder: &'a Decoder) -> Vec<Own<'a>> {
+    let has_moments =
+        |(index, ..): &(usize, &ParamSpec, Range<usize>)| optimizer.has_moments(*index);
+    let both = |(index, spec, range): (usize, &'a ParamSpec, Range<usize>)| {
+        let named = MOMENTS.into_iter().enumerate();
+        named.map(move |(which, name)| {
             let read = move || {
                 let moments = optimizer.moments(index).map_err(into_model)?;
                 Ok(moments.map_or_else(Vec::new, |both| {
                     both.into_iter().nth(which).unwrap_or_default()
                 }))
             };
-            let tensor = LazyTensor::f32(&spec.rows_cols(), read);
-            tensors.push((format!("{}.{name}", spec.name), tensor));
-        }
-    }
-    Ok(write_tensors(&dir.join(OPTIMIZER), tensors, &[])?)
+            Own::new(format!("{}.{name}", spec.name), spec, range.clone(), read)
+        })
+    };
+    owned(optimizer, decoder)
+        .filter(has_moments)
+        .flat_map(both)
+        .collect()
+}
+
+/// Flat index and spec of the parameters of which an optimizer has a part, and that part.
+fn owned<'a>(
+    optimizer: &AdamW,
+    decoder: &'a Decoder,
+) -> impl Iterator<Item = (usize, &'a ParamSpec, Range<usize>)> + use<'a> {
+    let partition = optimizer.partition();
+    let specs = decoder.specs().enumerate();
+    specs
+        .map(move |(index, spec)| (index, spec, partition.range(spec.numel())))
+        .filter(|(.., range)| !range.is_empty())
 }
 
 /// Names of the two moments in the optimizer file, torch's own.
@@ -223,16 +258,15 @@ pub fn load_state(dir: &Path) -> Result<TrainerState> {
 }
 
 /// Reads the f32 masters of a trainer folder, where there are any, into the decoder; where that is in half precision it gets them
-/// rounded, and the optimizer as they are.
+/// rounded, and the optimizer its part of them as they are.
 pub fn load_masters(dir: &Path, decoder: &mut Decoder, optimizer: &mut AdamW) -> Result<()> {
-    let path = dir.join(MASTERS);
-    if !path.is_file() {
+    let Some(file) = SavedTensors::find(dir, MASTERS)? else {
         return Ok(());
-    }
-    let file = SavedTensors::open(&path)?;
+    };
     file.with(|tensors| {
         let device = decoder.device().clone();
         let precision = decoder.arch().precision;
+        let partition = optimizer.partition();
         decoder.update(|index, spec, value| {
             if !spec.trainable {
                 return Ok(value);
@@ -240,34 +274,40 @@ pub fn load_masters(dir: &Path, decoder: &mut Decoder, optimizer: &mut AdamW) ->
             let Some(values) = tensors.read(&spec.name, spec)? else {
                 return Err(tensors.damaged(&format!("the f32 master of {} is missing", spec.name)));
             };
-            let mut own = HostTensor::from_values(values, spec.rows_cols());
+            let own = partition.range(spec.numel());
+            if precision.is_half() && !own.is_empty() {
+                optimizer.set_master(index, values[own].to_vec(), &device)?;
+            }
+            let mut values = HostTensor::from_values(values, spec.rows_cols());
             if precision.is_half() {
-                let rounded = own.rounded(precision);
-                optimizer.set_master(index, own.to_f32(), &device)?;
-                own = rounded;
+                values = values.rounded(precision);
             }
             Ok(match value {
-                Param::Device(_) => Param::Device(own.into_device(&device)),
-                Param::Host(_) => Param::Host(own),
+                Param::Device(_) => Param::Device(values.into_device(&device)),
+                Param::Host(_) => Param::Host(values),
             })
         })
     })
 }
 
-/// Reads the moments of a trainer folder into an optimizer, which goes on after `steps` applied steps.
+/// Reads an optimizer's part of the moments of a trainer folder; it goes on after `steps` applied steps.
 pub fn load_optimizer(
     dir: &Path,
     steps: u64,
     decoder: &Decoder,
     optimizer: &mut AdamW,
 ) -> Result<()> {
-    let path = dir.join(OPTIMIZER);
-    let file = SavedTensors::open(&path)?;
+    let Some(file) = SavedTensors::find(dir, OPTIMIZER)? else {
+        let path = dir.join(format!("{OPTIMIZER}.safetensors"));
+        let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
+        return Err(Error::io("read", path)(missing));
+    };
     file.with(|tensors| {
         let specs: Vec<&ParamSpec> = decoder.specs().collect();
-        optimizer.restore(steps, decoder, |index| {
+        optimizer.restore(steps, decoder, |index, own| {
             let spec = specs[index];
-            let read = |name| tensors.read(&format!("{}.{name}", spec.name), spec);
+            let read =
+                |name| tensors.read_range(&format!("{}.{name}", spec.name), spec, own.clone());
             match (read(MOMENTS[0])?, read(MOMENTS[1])?) {
                 (Some(first), Some(second)) => Ok(Some([first, second])),
                 (None, None) => Ok(None),
@@ -275,62 +315,4 @@ pub fn load_optimizer(
             }
         })
     })
-}
-
-/// A safetensors file of f32 matrices, mapped.
-struct SavedTensors<'a> {
-    path: &'a Path,
-    file: MappedFile,
-}
-
-/// Its tensors, read one at a time.
-struct Reader<'a> {
-    path: &'a Path,
-    tensors: SafeTensors<'a>,
-}
-
-impl<'a> SavedTensors<'a> {
-    fn open(path: &'a Path) -> Result<Self> {
-        let file = MappedFile::open(path).map_err(Error::io("read", path))?;
-        Ok(Self { path, file })
-    }
-
-    fn with<T>(&self, work: impl FnOnce(&Reader<'_>) -> Result<T>) -> Result<T> {
-        let path = self.path;
-        let tensors = SafeTensors::deserialize(self.file.bytes()).map_err(|e| Error::Resume {
-            path: path.to_owned(),
-            detail: format!("{e}; {EARLIER}"),
-        })?;
-        work(&Reader { path, tensors })
-    }
-}
-
-impl Reader<'_> {
-    fn damaged(&self, what: &str) -> Error {
-        Error::Resume {
-            path: self.path.to_owned(),
-            detail: format!("{what}; {EARLIER}"),
-        }
-    }
-
-    /// A tensor's values, `None` where the file has no such tensor.
-    fn read(&self, name: &str, spec: &ParamSpec) -> Result<Option<Vec<f32>>> {
-        let Ok(view) = self.tensors.tensor(name) else {
-            return Ok(None);
-        };
-        let expected = spec.rows_cols();
-        if view.shape() != expected || view.dtype() != Dtype::F32 {
-            return Err(self.damaged(&format!(
-                "tensor {name} is {:?} of shape {:?}, expected F32 of shape {expected:?}",
-                view.dtype(),
-                view.shape()
-            )));
-        }
-        let values = view.data().chunks_exact(4);
-        Ok(Some(
-            values
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect(),
-        ))
-    }
 }

@@ -4,6 +4,7 @@ use super::run::RunConfig;
 use super::update::OldLogProbs;
 use crate::objective::advantage::{AdvantageEstimator, GroupEstimator};
 use crate::objective::{Objective, PolicyGradient};
+use crate::plan::Zero;
 use crate::{Error, Result};
 
 impl RunConfig {
@@ -61,6 +62,12 @@ impl RunConfig {
                 "rollout.quantization quantises the weights that are trained beside, but with model.lora.base: {base} the sampler \
                  reads the base in {base} already; remove rollout.quantization"
             ))),
+            (Some(base), None) if self.memory.zero() == Zero::Stage3 => {
+                Err(Error::Config(format!(
+                    "memory.zero_stage: 3 shares out weights as numbers, and those of model.lora.base: {base} are codes; take \
+                 memory.zero_stage: 2"
+                )))
+            }
             _ => Ok(()),
         }
     }

@@ -1,6 +1,7 @@
 //! Gradients of a whole optimizer step, summed over the ranks that computed parts of it.
 
-use super::gradients::{Gradient, Gradients};
+use super::gradient::Gradient;
+use super::gradients::Gradients;
 use super::runtime::Runtime;
 use crate::Result;
 use burn::tensor::DType;
@@ -41,7 +42,7 @@ impl Gradients {
             let mut flat = Vec::with_capacity(params.len());
             for &index in &params {
                 let [rows, cols] = specs[index];
-                flat.push(match self.take(index) {
+                flat.push(match self.take_own(index) {
                     Some(gradient) => gradient.into_host()?.into_flat(),
                     None => Flat::zeros(element, rows * cols),
                 });

@@ -1,10 +1,14 @@
 //! Accumulated gradients of a decoder's parameters, in its flat order and at least in f32: on the device, or leaving it as they
 //! are complete.
 
+use super::gradient::Gradient;
+use super::reduced::Reduced;
 use super::runtime::Runtime;
 use crate::Result;
 use crate::error::device_error;
 use crate::plan::{ModelPlan, Role};
+use crate::world::World;
+use crate::world::codec::Reader;
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::kernels::{self, RowsByToken};
@@ -14,34 +18,6 @@ use firebrick_models::Decoder;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// A complete gradient, where it was accumulated.
-#[derive(Debug)]
-pub enum Gradient {
-    /// On the device.
-    Device(Tensor<2>),
-    /// On the host.
-    Host(HostTensor),
-}
-
-impl Gradient {
-    /// The gradient on the device.
-    #[must_use]
-    pub fn into_device(self, device: &Device) -> Tensor<2> {
-        match self {
-            Self::Device(tensor) => tensor,
-            Self::Host(host) => host.into_device(device),
-        }
-    }
-
-    /// The gradient on the host.
-    pub fn into_host(self) -> Result<HostTensor> {
-        match self {
-            Self::Device(tensor) => Ok(HostTensor::download(tensor)?),
-            Self::Host(host) => Ok(host),
-        }
-    }
-}
 
 /// Elements of a gradient that its norm squares at a time: the square of a whole embedding would be half a gigabyte.
 const SQUARED_AT_ONCE: usize = 1 << 23;
@@ -60,6 +36,8 @@ pub struct Gradients {
     accounts: Arc<Accounts>,
     /// The norm over all parameters, once it was computed and until something is added.
     norm: Option<f64>,
+    /// This rank's shards of what was summed over all ranks, where they share that out. What is not summed yet lies in `slots` and `host`.
+    reduced: Option<Reduced>,
 }
 
 impl Gradients {
@@ -72,12 +50,36 @@ impl Gradients {
     /// Accumulators where a plan wants them.
     #[must_use]
     pub fn planned(params: usize, plan: &ModelPlan, runtime: &Runtime) -> Self {
-        Self::build(
-            params,
-            plan.grads,
-            plan.prefetch,
-            Arc::clone(&runtime.accounts),
-        )
+        let accounts = Arc::clone(&runtime.accounts);
+        Self {
+            reduced: Reduced::planned(params, plan.zero, runtime.world()),
+            ..Self::build(params, plan.grads, plan.prefetch, accounts)
+        }
+    }
+
+    pub(super) fn reduced(&self) -> Option<&Reduced> {
+        self.reduced.as_ref()
+    }
+
+    pub(super) fn reduced_mut(&mut self) -> Option<&mut Reduced> {
+        self.norm = None;
+        self.reduced.as_mut()
+    }
+
+    pub(super) fn accounts(&self) -> &Arc<Accounts> {
+        &self.accounts
+    }
+
+    /// Where gradients are accumulated.
+    pub(super) fn home(&self) -> Home {
+        self.home
+    }
+
+    /// Whether the ranks share these gradients out, and any of them had one of this parameter: the same answer on every rank.
+    #[must_use]
+    pub fn is_shared_out(&self, index: usize) -> bool {
+        let reduced = self.reduced.as_ref();
+        reduced.is_some_and(|reduced| reduced.contributed(index))
     }
 
     /// The same, accounted as a model's.
@@ -96,6 +98,7 @@ impl Gradients {
             prefetch,
             accounts,
             norm: None,
+            reduced: None,
         }
     }
 
@@ -221,8 +224,16 @@ impl Gradients {
         self.wait(0)
     }
 
-    /// Takes a gradient out, if anything contributed to it.
+    /// Takes a gradient out, if anything contributed to it: this rank's shard where ranks share them out.
     pub fn take(&mut self, index: usize) -> Option<Gradient> {
+        match &mut self.reduced {
+            Some(reduced) => reduced.take(index),
+            None => self.take_own(index),
+        }
+    }
+
+    /// Takes out what this rank has accumulated of a gradient.
+    pub(super) fn take_own(&mut self, index: usize) -> Option<Gradient> {
         if let Some((tensor, _)) = self.slots[index].take() {
             return Some(Gradient::Device(tensor));
         }
@@ -264,11 +275,18 @@ impl Gradients {
         }
     }
 
-    /// Sum of squares over some parameters. Non-finite where any element is.
+    /// Sum of squares over some parameters, or over this rank's shards of them. Non-finite where any element is.
     pub fn sum_of_squares(&mut self, params: Range<usize>) -> Result<f64> {
         self.finish()?;
         let mut sum = 0.0;
         let mut squares: Vec<Tensor<1>> = Vec::new();
+        let shards = self.reduced.iter().flat_map(|r| r.shards(params.clone()));
+        for shard in shards {
+            match shard {
+                Gradient::Device(g) => squares.push((g.clone() * g.clone()).sum()),
+                Gradient::Host(values) => sum += values.sum_of_squares(),
+            }
+        }
         for index in params {
             if let Some((g, _)) = &self.slots[index] {
                 let [rows, columns] = g.dims();
@@ -294,15 +312,24 @@ impl Gradients {
         Ok(sum)
     }
 
-    /// L2 norm over all parameters, computed once. Non-finite where any element is.
+    /// L2 norm over all parameters, computed once. Non-finite where any element is. Where ranks share gradients out, it is the root of the
+    /// ranks' sums of squares, added in f64 and in their order.
     ///
     /// # Errors
-    /// Where memory runs out, or the device fails. It may be asked for again.
-    pub fn global_norm(&mut self) -> Result<f64> {
+    /// Where memory runs out, the device fails, or a rank has failed or is gone. It may be asked for again.
+    pub fn global_norm(&mut self, world: &World) -> Result<f64> {
         if let Some(norm) = self.norm {
             return Ok(norm);
         }
-        let norm = self.sum_of_squares(0..self.slots.len())?.sqrt();
+        let own = self.sum_of_squares(0..self.slots.len())?;
+        let sum = match &self.reduced {
+            None => own,
+            Some(_) => {
+                let all = world.gather(|w| w.floats(&[own]), |r| r.list(Reader::float))?;
+                all.into_iter().flatten().sum()
+            }
+        };
+        let norm = f64::sqrt(sum);
         self.norm = Some(norm);
         Ok(norm)
     }

@@ -6,22 +6,31 @@ mod activation_offload;
 mod all_reduce;
 mod boundary_log;
 mod fetch;
+mod gradient;
 mod gradients;
 mod head;
+mod idle_round;
 mod pool_peak;
+mod reduce_scatter;
+mod reduced;
 mod resident_model;
 mod runtime;
 mod score;
 mod segment_executor;
 mod segment_graph;
+mod shards;
+mod weight_shards;
 
 pub use boundary_log::{
     Boundary, BoundaryLog, BoundaryRow, BoundaryRows, KEPT_ROWS, Moment, Place, RING_ROWS,
 };
-pub use gradients::{Gradient, GradientHook, Gradients};
+pub use gradient::Gradient;
+pub use gradients::{GradientHook, Gradients};
 pub use head::HeadLoss;
+pub use idle_round::rounds;
 pub use pool_peak::PoolPeak;
 pub use resident_model::{Residency, ResidentModel};
 pub use runtime::Runtime;
 pub use score::{score_all, values_all};
 pub use segment_executor::Executor;
+pub(crate) use shards::Shards;

@@ -1,7 +1,9 @@
 //! A model in its place: its weights where the plan wants them in the phase at hand.
 
+use super::weight_shards::WeightShards;
 use crate::Result;
 use crate::plan::{ModelPlan, Role};
+use crate::world::World;
 use firebrick_backends::accounts::{Accounts, Home, MemoryGuard};
 use firebrick_models::Decoder;
 use std::sync::Arc;
@@ -27,6 +29,8 @@ pub struct ResidentModel {
     role: Role,
     accounts: Arc<Accounts>,
     holds: Vec<MemoryGuard>,
+    /// The ranks that share its weights out between passes, where the plan says so.
+    shards: Option<WeightShards>,
 }
 
 impl ResidentModel {
@@ -39,9 +43,37 @@ impl ResidentModel {
             role,
             accounts: accounts.for_model(role),
             holds: Vec::new(),
+            shards: None,
         };
         this.account();
         this
+    }
+
+    /// The same for one of several ranks, which share its weights out where the plan says so.
+    #[must_use]
+    pub fn shared_by(mut self, world: &World) -> Self {
+        self.shards = WeightShards::of(&self.plan, world);
+        self
+    }
+
+    /// Whether ranks share its weights out.
+    #[must_use]
+    pub fn is_shared_out(&self) -> bool {
+        self.shards.is_some()
+    }
+
+    /// Makes all weights whole, where they lie: for what reads them beside passes. All ranks do so at the same time; the next phase shares
+    /// them out again.
+    ///
+    /// # Errors
+    /// Where memory runs out, the device fails, or a rank has failed or is gone. It may be asked for again.
+    pub fn make_whole(&mut self) -> Result<()> {
+        if let Some(shards) = &self.shards
+            && shards.make_whole(&mut self.decoder, &self.accounts)?
+        {
+            self.account();
+        }
+        Ok(())
     }
 
     /// Which model it is.
@@ -52,6 +84,15 @@ impl ResidentModel {
 
     /// Moves weights to where a phase needs them. What is there already stays.
     pub fn set_residency(&mut self, now: Residency) -> Result<()> {
+        match (&self.shards, now) {
+            (None, _) => {}
+            (Some(_), Residency::Rollout) => self.make_whole()?,
+            (Some(shards), Residency::Pass | Residency::Idle) => {
+                if shards.share_out(&mut self.decoder)? {
+                    self.account();
+                }
+            }
+        }
         let last = self.decoder.units().len() - 1;
         let mut homes = vec![Home::Device; last + 1];
         match now {

@@ -1,9 +1,11 @@
 //! Scores of sequences in their own order, whatever micro-batches they are cut into and whichever rank scores them.
 
+use super::idle_round::rounds;
 use super::segment_executor::Executor;
 use crate::Result;
 use crate::batch::{Batch, MicroBatchLimits};
 use crate::objective::MicroScores;
+use crate::plan::Zero;
 use crate::sequence::Sequence;
 use crate::world::World;
 use crate::world::codec::{Reader, Writer};
@@ -24,6 +26,7 @@ pub fn score_all(
     };
     let world = executor.runtime().world();
     let batch = Batch::pack_for(sequences, cut, world.size())?;
+    let executor = in_rounds(executor, &batch);
     let scored = shared(world, &batch, |micros| executor.score(decoder, micros))?;
     for (indices, own) in batch.indices().iter().zip(scored) {
         let both = own.logp.into_iter().zip(own.entropy);
@@ -51,6 +54,7 @@ pub fn values_all(
     let mut all = vec![Vec::new(); sequences.len()];
     let world = executor.runtime().world();
     let batch = Batch::pack_for(sequences, cut, world.size())?;
+    let executor = in_rounds(executor, &batch);
     let values = shared(world, &batch, |micros| executor.values(critic, micros))?;
     for (indices, own) in batch.indices().iter().zip(values) {
         for (&i, values) in indices.iter().zip(own) {
@@ -58,6 +62,12 @@ pub fn values_all(
         }
     }
     Ok(all)
+}
+
+/// The executor with as many passes as every rank makes, where each of them gathers weights.
+fn in_rounds<'e>(executor: &Executor<'e>, batch: &Batch<'_>) -> Executor<'e> {
+    let dealt = batch.deal(executor.runtime().world().size());
+    executor.with_rounds(rounds(executor.plan(), &dealt, Zero::Stage3))
 }
 
 /// What ranks exchange of a micro-batch that one of them scored.

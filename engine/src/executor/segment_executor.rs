@@ -32,6 +32,8 @@ pub struct Executor<'a> {
     dropout: Option<DropoutStep>,
     loss_scale: f64,
     router_aux_loss_coef: f64,
+    /// Passes that every rank makes through the model in a backward pass over all micro-batches.
+    rounds: usize,
 }
 
 /// A segment under its graph, and the bytes that it is accounted for.
@@ -59,7 +61,21 @@ impl<'a> Executor<'a> {
             dropout: None,
             loss_scale: 1.0,
             router_aux_loss_coef: 0.0,
+            rounds: 0,
         }
+    }
+
+    /// The same for one of several ranks: it makes at least as many passes as any of them, those without a micro-batch for what the others
+    /// need of it.
+    #[must_use]
+    pub fn with_rounds(mut self, rounds: usize) -> Self {
+        self.rounds = rounds;
+        self
+    }
+
+    /// Its plan.
+    pub(super) fn plan(&self) -> &'a ModelPlan {
+        self.plan
     }
 
     /// What it runs with.
@@ -104,12 +120,19 @@ impl<'a> Executor<'a> {
         Some(accounts.hold(Category::LiveGraph, Home::Device, bytes))
     }
 
-    fn fetcher(&self, visits: Vec<Range<usize>>) -> Fetcher<'a> {
-        Fetcher::new(self.runtime, self.role, visits, self.plan.prefetch)
+    pub(super) fn fetcher(&self, visits: Vec<Range<usize>>) -> Fetcher<'a> {
+        Fetcher::new(self.runtime, self.role, visits, self.plan)
+    }
+
+    /// The units of a training pass in the order in which it visits them.
+    pub(super) fn training_visits(&self, decoder: &Decoder) -> Vec<Range<usize>> {
+        let mut visits = self.forward_visits(decoder);
+        visits.extend(self.plan.segments.iter().rev().map(|s| s.units.clone()));
+        visits
     }
 
     /// Embedding, segments, head.
-    fn forward_visits(&self, decoder: &Decoder) -> Vec<Range<usize>> {
+    pub(super) fn forward_visits(&self, decoder: &Decoder) -> Vec<Range<usize>> {
         let head = decoder.units().len() - 1;
         let segments = self.plan.segments.iter().map(|s| s.units.clone());
         std::iter::once(0..1)
@@ -222,6 +245,9 @@ impl<'a> Executor<'a> {
                 all.push(read(&head, micro, hidden)?);
             }
         }
+        for _ in self.groups(micros).count()..self.rounds {
+            self.idle_forward(decoder)?;
+        }
         Ok(all)
     }
 
@@ -250,8 +276,7 @@ impl<'a> Executor<'a> {
         let groups: Vec<&[Vec<&Sequence>]> = self.groups(micros).collect();
         for (i, group) in groups.iter().enumerate() {
             let last = i + 1 == groups.len();
-            let mut visits = self.forward_visits(decoder);
-            visits.extend(self.plan.segments.iter().rev().map(|s| s.units.clone()));
+            let visits = self.training_visits(decoder);
             let mut pass = Pass {
                 executor: self,
                 micros: group
@@ -284,6 +309,9 @@ impl<'a> Executor<'a> {
         if balances {
             sums.metrics
                 .push((ROUTER_AUX_LOSS, Reduction::Sum, router_loss));
+        }
+        for _ in groups.len()..self.rounds {
+            self.idle_round(decoder, gradients)?;
         }
         gradients.finish()?;
         Ok(sums)
@@ -364,8 +392,10 @@ impl Pass<'_, '_> {
             runtime.boundary(Place::Head)?;
         }
         let head = decoder.units()[decoder.units().len() - 1].range.clone();
-        gradients.offload(head, runtime)?;
-        gradients.offload(0..1, runtime)?;
+        gradients.complete(decoder, head, runtime)?;
+        if decoder.arch().tied {
+            gradients.complete(decoder, decoder.units()[0].range.clone(), runtime)?;
+        }
         Ok(rows)
     }
 
@@ -403,7 +433,7 @@ impl Pass<'_, '_> {
             }
             drop(fetched);
             for unit in segment.units.clone().rev() {
-                gradients.offload(decoder.units()[unit].range.clone(), runtime)?;
+                gradients.complete(decoder, decoder.units()[unit].range.clone(), runtime)?;
                 done(decoder, gradients, unit)?;
             }
         }
@@ -418,6 +448,7 @@ impl Pass<'_, '_> {
             let at = (&micro.ids, micro.segments.as_ref());
             gradients.add_rows(0, decoder.arch().vocab_size, at, d, runtime)?;
         }
+        gradients.complete(decoder, decoder.units()[0].range.clone(), runtime)?;
         runtime.boundary(Place::Embedding)?;
         done(decoder, gradients, 0)
     }

@@ -1,18 +1,21 @@
 //! `AdamW` over a decoder's parameters, each updated where the plan says.
 
 use super::config::{OptimConfig, UpdateAt};
+use super::reserve::{Reservation, Reserved};
 use super::scale::Scaler;
 use super::state::{ParamState, Update};
 use crate::executor::{Boundary, Gradient, GradientHook, Gradients, Place, Runtime};
-use crate::plan::OptimizerPlan;
+use crate::plan::{OptimizerPlan, Partition};
 use crate::{Error, Result};
 use burn::tensor::{DType, Device};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Home};
 use firebrick_backends::transfer::{HostTensor, Pending, check_computed};
 use firebrick_models::Decoder;
-use firebrick_models::unit::Slot;
+use firebrick_models::decoder::{Param, Unit};
+use firebrick_models::unit::{ParamSpec, Slot};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What an optimizer step did.
@@ -45,13 +48,15 @@ impl StepOutcome {
 /// are in half precision; moments are stored as the plan says. Gradients come multiplied by the loss scale.
 #[derive(Debug)]
 pub struct AdamW {
-    config: OptimConfig,
-    states: Vec<ParamState>,
-    steps: u64,
+    pub(super) config: OptimConfig,
+    pub(super) states: Vec<ParamState>,
+    pub(super) steps: u64,
     scaler: Option<Scaler>,
-    accounts: Arc<Accounts>,
+    pub(super) accounts: Arc<Accounts>,
     /// The value head's learning rate over everything else's.
-    value_rate: f64,
+    pub(super) value_rate: f64,
+    /// What of each parameter's state this optimizer has.
+    partition: Partition,
 }
 
 impl AdamW {
@@ -69,6 +74,18 @@ impl AdamW {
         plan: OptimizerPlan,
         accounts: &Arc<Accounts>,
     ) -> Self {
+        Self::sharded(config, decoder, plan, accounts, Partition::WHOLE)
+    }
+
+    /// An optimizer without history that has the shards of one rank: it updates these, and gathers the others' (`ZeRO`, arXiv:1910.02054).
+    #[must_use]
+    pub fn sharded(
+        config: OptimConfig,
+        decoder: &Decoder,
+        plan: OptimizerPlan,
+        accounts: &Arc<Accounts>,
+        partition: Partition,
+    ) -> Self {
         let total = decoder.num_trainable() as f64;
         let mut before = 0;
         let states = decoder
@@ -78,7 +95,12 @@ impl AdamW {
                     plan.home == Home::Host && (before as f64) < plan.offload_fraction * total;
                 before += if spec.trainable { spec.numel() } else { 0 };
                 let home = if on_host { Home::Host } else { Home::Device };
-                ParamState::new(home, plan.idle, plan.moments, spec.rows_cols())
+                let shape = if partition.is_whole() {
+                    spec.rows_cols()
+                } else {
+                    Partition::shape(partition.range(spec.numel()).len())
+                };
+                ParamState::new(home, plan.idle, plan.moments, shape)
             })
             .collect();
         Self {
@@ -88,7 +110,14 @@ impl AdamW {
             steps: 0,
             accounts: Arc::clone(accounts),
             value_rate: 1.0,
+            partition,
         }
+    }
+
+    /// Which shards of the state this optimizer has.
+    #[must_use]
+    pub fn partition(&self) -> Partition {
+        self.partition
     }
 
     /// Makes a value head beside the policy's projection a parameter group of its own, which learns so many times as fast as
@@ -97,16 +126,21 @@ impl AdamW {
         self.value_rate = rate;
     }
 
-    /// Goes on after `steps` applied steps: `read` gives a parameter's saved moments, first and second, by flat index.
+    /// Goes on after `steps` applied steps: `read` gives a parameter's saved moments, first and second, by flat index: of the elements that
+    /// this optimizer has, counted in row-major order.
     pub fn restore(
         &mut self,
         steps: u64,
         decoder: &Decoder,
-        mut read: impl FnMut(usize) -> Result<Option<[Vec<f32>; 2]>>,
+        mut read: impl FnMut(usize, Range<usize>) -> Result<Option<[Vec<f32>; 2]>>,
     ) -> Result<()> {
         self.steps = steps;
-        for (index, state) in self.states.iter_mut().enumerate() {
-            if let Some(moments) = read(index)? {
+        for ((index, spec), state) in decoder.specs().enumerate().zip(&mut self.states) {
+            let own = self.partition.range(spec.numel());
+            if own.is_empty() {
+                continue;
+            }
+            if let Some(moments) = read(index, own)? {
                 state.restore(moments, decoder.device(), &self.accounts)?;
             }
         }
@@ -118,7 +152,7 @@ impl AdamW {
     /// taken.
     pub fn replan(&mut self, plan: OptimizerPlan, decoder: &Decoder) -> Result<()> {
         let config = self.config.clone();
-        let next = Self::planned(config, decoder, plan, &self.accounts);
+        let next = Self::sharded(config, decoder, plan, &self.accounts, self.partition);
         let device = decoder.device();
         let half = decoder.arch().precision.is_half();
         for (state, mut fresh) in self.states.iter_mut().zip(next.states) {
@@ -157,12 +191,12 @@ impl AdamW {
     }
 
     /// The weights of a parameter that updates work on, in f32, where the parameter itself is stored in half precision and was
-    /// updated before.
+    /// updated before: this optimizer's shard of them.
     pub fn master(&self, index: usize) -> Result<Option<Vec<f32>>> {
         self.states[index].master()
     }
 
-    /// Weights that the updates of a parameter go on with.
+    /// Weights that the updates of a parameter go on with: this optimizer's shard of them, which is not empty.
     pub fn set_master(&mut self, index: usize, values: Vec<f32>, device: &Device) -> Result<()> {
         self.states[index].set_master(values, device, &self.accounts)
     }
@@ -186,7 +220,7 @@ impl AdamW {
         !self.states[index].is_fresh()
     }
 
-    /// First and second moment of a parameter in f32.
+    /// First and second moment of a parameter in f32: this optimizer's shard of them.
     pub fn moments(&self, index: usize) -> Result<Option<[Vec<f32>; 2]>> {
         self.states[index].moments()
     }
@@ -200,19 +234,23 @@ impl AdamW {
     pub fn reserve(&mut self, decoder: &mut Decoder) -> Result<()> {
         let trainable: Vec<bool> = decoder.specs().map(|spec| spec.trainable).collect();
         let states = self.states.iter_mut().enumerate();
-        let fresh = states.filter(|(index, state)| trainable[*index] && state.is_fresh());
+        let fresh = states
+            .filter(|(index, state)| trainable[*index] && state.is_fresh() && !state.is_empty());
         let mut reserved = Reserved(fresh.map(Reservation::new).collect());
         if reserved.0.is_empty() {
             return Ok(());
         }
-        decoder.own_trained_weights()?;
+        if self.partition.is_whole() {
+            decoder.own_trained_weights()?;
+        }
         let device = decoder.device();
         let precision = decoder.arch().precision;
         let (wide, half) = (precision.dtype(device) == DType::F64, precision.is_half());
         for Reservation { index, state, .. } in &mut reserved.0 {
             state.reserve(wide, device, &self.accounts)?;
             if half {
-                state.reserve_master(decoder.param(*index), device, &self.accounts)?;
+                let value = own_part(decoder, *index, self.partition);
+                state.reserve_master(value, device, &self.accounts)?;
             }
         }
         let made = reserved.0.iter().map(|made| &made.state);
@@ -231,7 +269,7 @@ impl AdamW {
     ) -> Result<StepOutcome> {
         let scale = self.loss_scale();
         let loss_scale = self.scaler.map(|scaler| scaler.scale);
-        let grad_norm = gradients.global_norm()? / scale;
+        let grad_norm = gradients.global_norm(runtime.world())? / scale;
         if !grad_norm.is_finite() {
             return Ok(StepOutcome {
                 grad_norm,
@@ -251,9 +289,18 @@ impl AdamW {
             ahead.fetch(self, decoder, &mut gradients, unit + 1, runtime);
             // the gradients of this unit and the next, and of all others that stay on the device
             runtime.raise_peak();
-            self.update_unit(decoder, unit, clip, lr, |index| {
-                ahead.take(index, &mut gradients)
-            })?;
+            if self.partition.is_whole() {
+                self.update_unit(decoder, unit, clip, lr, |index| {
+                    ahead.take(index, &mut gradients)
+                })?;
+            } else {
+                let params = decoder.units()[unit].range.clone();
+                let shared = params.filter(|index| gradients.is_shared_out(*index));
+                let shared: Vec<usize> = shared.collect();
+                self.update_shards(decoder, (unit, &shared), (clip, lr), runtime, |index| {
+                    ahead.take(index, &mut gradients)
+                })?;
+            }
             runtime.record(Boundary::at(Place::Update, unit));
         }
         Ok(StepOutcome {
@@ -283,17 +330,9 @@ impl AdamW {
             let Some(gradient) = gradient(index)? else {
                 return Ok(value);
             };
-            let at = UpdateAt {
-                step: *steps,
-                lr: match spec.slot {
-                    Slot::Value => lr * *value_rate,
-                    _ => lr,
-                },
-                decays: config.decay_norms_and_biases || !spec.slot.is_norm_or_bias(),
-            };
             let update = Update {
                 config,
-                at,
+                at: update_at(config, spec, *steps, (lr, *value_rate)),
                 clip,
                 device: &device,
                 accounts,
@@ -313,38 +352,37 @@ impl AdamW {
     }
 }
 
-/// The state of a parameter, by its flat index, for which memory is being allocated.
-struct Reservation<'a> {
-    index: usize,
-    state: &'a mut ParamState,
-    /// Whether it had a master before.
-    had_master: bool,
-}
-
-impl<'a> Reservation<'a> {
-    fn new((index, state): (usize, &'a mut ParamState)) -> Self {
-        let had_master = state.has_master();
-        Self {
-            index,
-            state,
-            had_master,
-        }
+/// When and how a parameter is updated, at a learning rate and a value head's over it.
+pub(super) fn update_at(
+    config: &OptimConfig,
+    spec: &ParamSpec,
+    step: u64,
+    (lr, value_rate): (f64, f64),
+) -> UpdateAt {
+    UpdateAt {
+        step,
+        lr: match spec.slot {
+            Slot::Value => lr * value_rate,
+            _ => lr,
+        },
+        decays: config.decay_norms_and_biases || !spec.slot.is_norm_or_bias(),
     }
 }
 
-/// What is being allocated before a first update. Where that fails, no state keeps any of it, since a device may have refused it
-/// without saying so yet.
-struct Reserved<'a>(Vec<Reservation<'a>>);
-
-impl Drop for Reserved<'_> {
-    fn drop(&mut self) {
-        for made in &mut self.0 {
-            made.state.forget_moments();
-            if !made.had_master {
-                made.state.forget_master();
-            }
-        }
+/// A parameter, or a rank's shard of it.
+pub(super) fn own_part(decoder: &Decoder, index: usize, partition: Partition) -> Param {
+    let value = decoder.param(index);
+    let sharded = decoder
+        .units()
+        .iter()
+        .find(|unit| unit.range.contains(&index));
+    if partition.is_whole() || sharded.is_some_and(Unit::is_sharded) {
+        return value;
     }
+    let numel = decoder.specs().nth(index).map_or(0, ParamSpec::numel);
+    let own = partition.range(numel);
+    let shape = Partition::shape(own.len());
+    value.part(own, shape)
 }
 
 /// Gradients on their way to a host that updates, one unit ahead of the update.

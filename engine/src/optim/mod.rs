@@ -5,7 +5,9 @@ pub mod block8;
 pub mod config;
 pub mod host;
 mod moments;
+mod reserve;
 pub mod scale;
+mod sharded;
 mod state;
 
 pub use adamw::{AdamW, StepInBackward, StepOutcome};

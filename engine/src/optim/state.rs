@@ -80,6 +80,11 @@ impl ParamState {
         (self.home, self.idle, self.kind) == (other.home, other.idle, other.kind)
     }
 
+    /// Whether there is nothing to update: a rank whose shard of the parameter is empty.
+    pub fn is_empty(&self) -> bool {
+        self.shape[0] == 0
+    }
+
     /// Where this parameter is updated.
     pub fn home(&self) -> Home {
         self.home

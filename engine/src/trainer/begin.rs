@@ -56,6 +56,7 @@ impl Trainer {
     }
 
     fn write_reference(&mut self) -> Result<()> {
+        self.learner.model.make_whole()?;
         let Some(reference) = &mut self.reference else {
             return Ok(());
         };
@@ -78,6 +79,7 @@ impl Trainer {
             return Ok(());
         }
         self.recovering(Phase::Values, |t| {
+            t.learner.model.make_whole()?;
             if let (Some(critic), Some(source)) = (&mut t.critic, &t.critic_source) {
                 let decoder = source.start(t.learner.decoder(), seed)?;
                 critic.model.replace(decoder);

@@ -102,11 +102,15 @@ impl Loaded {
             None => opened.source.decoder(config, &opened.device)?,
         };
         let mut policy = policy_learner(opened, plan, decoder, runtime);
-        // each model makes room for the next one, as it does in the phases
-        policy.model.set_residency(Residency::Idle)?;
+        // each model makes room for the next one, as it does in the phases; what ranks share out is whole until all of it is there
+        if !policy.model.is_shared_out() {
+            policy.model.set_residency(Residency::Idle)?;
+        }
         let checkpoint_path = checkpoint.as_deref();
         let mut critic = critic_learner(opened, plan, &policy, checkpoint_path)?;
-        if let Some(critic) = &mut critic {
+        if let Some(critic) = &mut critic
+            && !critic.model.is_shared_out()
+        {
             critic.model.set_residency(Residency::Idle)?;
         }
         let kept = folder.as_ref().filter(|_| checkpoint.is_some());

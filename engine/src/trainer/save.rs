@@ -14,7 +14,7 @@ impl Trainer {
         if self.saved == Some(self.state.step) {
             return Ok(());
         }
-        let written = self.recovering(Phase::SaveCheckpoint, |t| t.write_checkpoint());
+        let written = self.recovering(Phase::SaveCheckpoint, Self::write_checkpoint);
         let keep = self.config.trainer.max_ckpt_to_keep;
         let pruned = written.and_then(|path| self.recorder.run().prune(keep).map(|()| path));
         // rank 0 writes; the others go on once it is there
@@ -25,8 +25,12 @@ impl Trainer {
     }
 
     /// Writes all files of a checkpoint. What a failed attempt has written is removed by the next.
-    fn write_checkpoint(&self) -> Result<PathBuf> {
-        let (decoder, source) = (self.learner.decoder(), &self.source);
+    fn write_checkpoint(&mut self) -> Result<PathBuf> {
+        self.learner.model.make_whole()?;
+        if let Some(critic) = &mut self.critic {
+            critic.model.make_whole()?;
+        }
+        let (decoder, source, world) = (self.learner.decoder(), &self.source, &self.world);
         // an f32 folder of an f32 model is its own master copy, and so is an adapter
         let masters = decoder.specs().any(|spec| {
             let stored = |name: &str| source.checkpoint.stored_dtype(name);
@@ -38,28 +42,35 @@ impl Trainer {
             spec.trainable && (decoder.arch().precision.is_half() || rounds())
         });
         let name = RunDir::checkpoint_name(self.state.step);
-        self.recorder.run().publish(&name, |dir| {
-            source.save(decoder, &self.config, dir)?;
-            let trainer = dir.join("trainer");
-            let optimizer = &self.learner.optimizer;
-            trainer_state::save(&trainer, &self.state, optimizer, decoder, masters)?;
-            self.save_critic(&trainer)
-        })
+        let run = self.recorder.run();
+        let dir = world.together(run.stage(&name))?;
+        let trainer = dir.join("trainer");
+        // rank 0 writes what is whole; the others write their shards into its folders
+        world.together(self.write_whole(&dir, &trainer))?;
+        let optimizer = &self.learner.optimizer;
+        trainer_state::save_optimizer(&trainer, optimizer, decoder, masters, world)?;
+        if let Some(critic) = &self.critic {
+            let (dir, decoder) = (trainer.join(CRITIC), critic.decoder());
+            let half = decoder.arch().precision.is_half();
+            trainer_state::save_optimizer(&dir, &critic.optimizer, decoder, half, world)?;
+        }
+        run.complete(&name)
     }
 
-    /// Writes the critic and its moments beside the policy's.
-    fn save_critic(&self, trainer: &Path) -> Result<()> {
+    /// Writes the models, and where the run stands.
+    fn write_whole(&self, dir: &Path, trainer: &Path) -> Result<()> {
+        if !self.world.writes() {
+            return Ok(());
+        }
+        let decoder = self.learner.decoder();
+        self.source.save(decoder, &self.config, dir)?;
+        trainer_state::save(trainer, &self.state, decoder)?;
         let (Some(critic), Some(source)) = (&self.critic, &self.critic_source) else {
             return Ok(());
         };
-        let dir = trainer.join(CRITIC);
         let options = ExportOptions {
             max_shard_bytes: self.config.trainer.max_shard_bytes,
         };
-        source.save(critic.decoder(), &dir, options)?;
-        if critic.decoder().arch().precision.is_half() {
-            trainer_state::save_masters(&dir, &critic.optimizer, critic.decoder())?;
-        }
-        trainer_state::save_optimizer(&dir, &critic.optimizer, critic.decoder())
+        source.save(critic.decoder(), &trainer.join(CRITIC), options)
     }
 }

@@ -12,8 +12,9 @@ use crate::hub::ModelFiles;
 use crate::lr_scheduler::LrSchedule;
 use crate::objective::Objective;
 use crate::optim::OptimConfig;
+use crate::plan::estimate::Parallel;
 use crate::plan::planner::Request;
-use crate::plan::{Error as PlanError, Plan, Role};
+use crate::plan::{Error as PlanError, Plan, Role, Zero};
 use crate::planning;
 use crate::task::{Split, Task};
 use crate::turns::TurnTemplate;
@@ -111,6 +112,7 @@ impl Opened {
         let (config, mode) = (&self.config, self.mode);
         let mut request = self.request()?;
         let plan = self.find_plan(&request)?;
+        request.parallel = self.parallel(plan.policy().zero);
         planning::settle_cache(config, self.source.checkpoint.arch(), &mut request, &plan)?;
         let sft = self.sft.as_ref();
         check_optimizers(config, sft, mode, &plan, &self.device)?;
@@ -145,6 +147,7 @@ impl Opened {
         let examined = self.data.survey(&self.source)?;
         let (profile, free) = (profile::of(&self.info), self.free_bytes()?);
         let mut request = planning::request(config, self.mode, arch, profile, free)?;
+        request.parallel = self.parallel(config.memory.zero());
         request.workload.reference = self.has_reference();
         if self.critic_source.is_none() {
             request.workload.critic = None;
@@ -152,6 +155,18 @@ impl Opened {
         request.workload.rewards = rewards;
         planning::observe(&mut request.workload, examined);
         Ok(request)
+    }
+
+    /// The ranks that predicted bytes are those of one of. Without `ZeRO` a plan is as for one rank alone.
+    fn parallel(&self, zero: Zero) -> Parallel {
+        if self.world.is_solo() || zero == Zero::Off {
+            return Parallel::default();
+        }
+        Parallel {
+            data: self.world.size() as u64,
+            zero,
+            ..Parallel::default()
+        }
     }
 
     /// What the device has free; of several ranks the least, so that all make the same plan.
@@ -181,7 +196,7 @@ impl Opened {
     fn find_plan(&self, request: &Request) -> Result<Plan> {
         let (config, arch) = (&self.config, self.source.checkpoint.arch());
         let plan = match (&config.memory.plan, request.budget) {
-            (Some(path), _) => Plan::load(path)?,
+            (Some(path), _) => Plan::load(path, self.world.size())?,
             (None, Some(_)) => request.fit()?.plan,
             (None, None) => request.as_configured()?.plan,
         };

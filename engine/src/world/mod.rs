@@ -9,7 +9,8 @@ pub mod deal;
 
 use crate::{Error, Result};
 use codec::{Reader, Writer};
-use firebrick_backends::collective::{Collective, CollectiveError, Failure, Flat, Solo};
+use firebrick_backends::collective::{Collective, CollectiveError, Failure, Flat, Solo, Traffic};
+use firebrick_plan::{Partition, Zero};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -94,6 +95,31 @@ impl World {
     /// The sum of values over the ranks, in their order.
     pub fn all_reduce(&self, own: Flat) -> Result<Flat> {
         self.noting(self.all.all_reduce(own))
+    }
+
+    /// This rank's [`shard`](firebrick_backends::collective::shard) of the sum of values over the ranks, in their order.
+    pub fn reduce_scatter(&self, all: Flat) -> Result<Flat> {
+        self.noting(self.all.reduce_scatter(all))
+    }
+
+    /// Every rank's values one behind the other. All give as many.
+    pub fn all_gather(&self, own: Flat) -> Result<Flat> {
+        self.noting(self.all.all_gather(own))
+    }
+
+    /// What all ranks sent in their operations so far.
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        self.all.traffic()
+    }
+
+    /// This rank among those that share out state, or one that has all.
+    #[must_use]
+    pub fn partition(&self, zero: Zero) -> Partition {
+        match zero {
+            Zero::Off => Partition::WHOLE,
+            Zero::Stage1 | Zero::Stage2 | Zero::Stage3 => Partition::new(self.size(), self.rank()),
+        }
     }
 
     /// Ends a part of the run in which a rank may fail on its own: tells all whether this one did. Gives an error where one has, the

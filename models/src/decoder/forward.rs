@@ -16,8 +16,15 @@ use std::ops::Range;
 
 impl Decoder {
     /// The weights of a unit on the device: shared, or uploaded from the host.
+    ///
+    /// # Panics
+    /// If the unit has [parts](Decoder::shard_unit) of them.
     #[must_use]
     pub fn weights(&self, unit: usize) -> Weights {
+        assert!(
+            !self.units[unit].is_sharded(),
+            "unit {unit} has a part of its weights: they are gathered before it runs"
+        );
         self.units[unit].store.fetch(&self.device)
     }
 

@@ -22,6 +22,8 @@ pub struct Unit {
     pub store: Store,
     /// Flat indices of its parameters among those of the decoder.
     pub range: Range<usize>,
+    /// Whether their values are parts of them: see [`Decoder::shard_unit`](super::Decoder::shard_unit).
+    pub(super) sharded: bool,
 }
 
 /// The weights of a unit in host memory.
@@ -148,6 +150,22 @@ impl Param {
         })
     }
 
+    /// Some of its values, counted in row-major order, as a matrix of their own where the whole lies.
+    #[must_use]
+    pub fn part(&self, values: Range<usize>, shape: [usize; 2]) -> Self {
+        match self {
+            Self::Device(tensor) => {
+                if values.is_empty() {
+                    return Self::Device(Tensor::empty(shape, (&tensor.device(), tensor.dtype())));
+                }
+                let [rows, cols] = tensor.dims();
+                let flat = tensor.clone().reshape([rows * cols]);
+                Self::Device(flat.slice(values).reshape(shape))
+            }
+            Self::Host(host) => Self::Host(host.part(values, shape)),
+        }
+    }
+
     /// Its values as a tensor on the device.
     #[must_use]
     pub fn upload(&self, device: &Device) -> Tensor<2> {
@@ -159,6 +177,12 @@ impl Param {
 }
 
 impl Unit {
+    /// Whether it has parts of its parameters, and the others are elsewhere.
+    #[must_use]
+    pub fn is_sharded(&self) -> bool {
+        self.sharded
+    }
+
     /// Whether any of its parameters is trained.
     #[must_use]
     pub fn trains(&self) -> bool {

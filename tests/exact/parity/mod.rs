@@ -9,3 +9,4 @@ mod plans;
 mod ranks;
 mod router_loss;
 mod shared;
+mod zero;

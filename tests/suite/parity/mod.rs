@@ -16,3 +16,4 @@ mod schedules;
 mod sft;
 mod tokenizers;
 mod train;
+mod zero;

@@ -138,6 +138,14 @@ fn what_a_base_in_few_bits_does_not_go_with_is_refused_with_what_to_do() {
         &["model.lora.base: nf4", "remove rollout.quantization"],
     );
     refused(
+        &train(&[
+            "model.lora.base=nf4",
+            "memory.zero_stage=3",
+            "memory.gradient_checkpointing=true",
+        ]),
+        &["model.lora.base: nf4", "memory.zero_stage: 2"],
+    );
+    refused(
         &train(&["model.lora.base=fp4"]),
         &["model.lora.base", "nf4"],
     );

@@ -24,8 +24,9 @@ mod train;
 pub mod usage;
 mod workload;
 
+pub use crate::Zero;
 pub(crate) use context::{Context, ModelSizes};
-pub use parallel::{Parallel, Zero};
+pub use parallel::Parallel;
 pub use phases::{estimate, estimate_parallel};
 pub use result::{Estimate, PhaseEstimate, Seconds};
 pub use sizes::Sizes;

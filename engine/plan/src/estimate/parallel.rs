@@ -1,5 +1,5 @@
-//! Several devices, as arithmetic: what each of them holds. The trainer runs on one device and refuses more;
-//! `firebrick plan` takes the degrees as options.
+//! Several devices: what each of them holds. The trainer is data parallel and refuses the other kinds; `firebrick plan` takes all
+//! degrees as options.
 //!
 //! With `D` data-, `T` tensor-, `P` pipeline- and `S` sequence-parallel devices, the share of one device is:
 //!
@@ -15,35 +15,16 @@
 //! | keys and values | 1 / (S · T · P) |
 //! | sequences of a step | 1 / D |
 //!
-//! Communication buffers: under ZeRO-3 two layers' gathered weights, from ZeRO-1 on one layer's gradients being reduced;
-//! with T or S above one, one d-wide activation of a micro-batch.
+//! Under ZeRO-3 the weights of a segment are whole while it runs, and those of a model while it samples. Communication buffers: on the host, through which values pass, from ZeRO-1
+//! on three times the gradients of the largest unit in f32 (the message, what is sent of it and what is received); with T or S above
+//! one, one d-wide activation of a micro-batch.
 //! `ZeRO`: arXiv:1910.02054. Tensor and sequence parallelism: arXiv:1909.08053, arXiv:2205.05198, arXiv:2309.14509.
 
-use super::sizes::Sizes;
+use super::sizes::{F32, Sizes};
 use super::workload::Workload;
-use crate::{Error, Result};
+use crate::{Error, Result, Zero};
 use serde::{Deserialize, Serialize};
 use std::fmt;
-
-/// What data-parallel devices share out among themselves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Zero {
-    /// Nothing: each holds everything.
-    #[default]
-    Off,
-    /// Optimizer state.
-    Stage1,
-    /// Gradients too.
-    Stage2,
-    /// Weights too (FSDP's full sharding).
-    Stage3,
-}
-
-impl Zero {
-    /// From nothing to everything, at the places of their numbers.
-    pub const STAGES: [Self; 4] = [Self::Off, Self::Stage1, Self::Stage2, Self::Stage3];
-}
 
 /// Devices along each kind of parallelism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -86,6 +67,39 @@ impl Parallel {
     #[must_use]
     pub fn is_several(&self) -> bool {
         self.devices() > 1
+    }
+
+    /// Whether data-parallel devices are all there are.
+    #[must_use]
+    pub fn is_data_alone(&self) -> bool {
+        self.tensor == 1 && self.pipeline == 1 && self.sequence == 1
+    }
+
+    /// Whether devices share out what one of them updates.
+    #[must_use]
+    pub fn shares(&self) -> bool {
+        self.zero > Zero::Off && self.data > 1
+    }
+
+    /// Whether they sum a segment's gradients as soon as these are complete, and keep shares of them.
+    #[must_use]
+    pub fn sums_on_the_way(&self) -> bool {
+        self.zero >= Zero::Stage2 && self.data > 1
+    }
+
+    /// Whether they share out weights, which are gathered where they are used.
+    #[must_use]
+    pub fn gathers(&self) -> bool {
+        self.zero == Zero::Stage3 && self.data > 1
+    }
+
+    /// The same devices, that share nothing out: what a model that is not trained sees of them.
+    #[must_use]
+    pub fn replicated(self) -> Self {
+        Self {
+            zero: Zero::Off,
+            ..self
+        }
     }
 
     /// Refuses degrees that the workload cannot be divided by.
@@ -193,23 +207,21 @@ impl Parallel {
     /// Buffers of the communication between devices, for `tokens` of a micro-batch.
     #[must_use]
     pub fn buffers(&self, sizes: &Sizes, tokens: u64, hidden: u64) -> u64 {
-        let layer = sizes.layer_bytes() / self.tensor;
-        let gathered = if self.zero == Zero::Stage3 && self.data > 1 {
-            2 * layer
-        } else {
-            0
-        };
-        let reduced = if self.zero > Zero::Off && self.data > 1 {
-            layer
-        } else {
-            0
-        };
-        let activation = if self.tensor > 1 || self.sequence > 1 {
+        if self.tensor > 1 || self.sequence > 1 {
             self.between(tokens * hidden * sizes.width)
         } else {
             0
-        };
-        gathered + reduced + activation
+        }
+    }
+
+    /// Buffers on the host of gradients that are summed over the replicas, or of updated weights that these gather.
+    #[must_use]
+    pub fn host_buffers(&self, sizes: &Sizes) -> u64 {
+        if self.shares() {
+            3 * F32 * sizes.largest_trained_unit()
+        } else {
+            0
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use super::parallel::Parallel;
 use super::result::{Estimate, PhaseEstimate};
 use super::sizes::F32;
 use super::states::{self, Activity};
+use super::usage::MemoryUsage;
 use super::workload::Workload;
 use super::{sample, time, train};
 use crate::{Plan, Role};
@@ -17,8 +18,26 @@ impl Context<'_> {
             let mut held = self.resident(Activity::Pass(Role::Policy));
             held.device.clear(Category::Moments);
             held.host.clear(Category::Moments);
+            let held = self.with_whole_weights(held);
             let matrix = F32 * self.largest();
             peak.record("reading weights", held.on_host(Category::Buffers, matrix));
+        })
+    }
+
+    /// Adds what devices that share out weights lack of those of models that are trained: they are whole while they are read and written.
+    fn with_whole_weights(&self, held: MemoryUsage) -> MemoryUsage {
+        if !self.parallel.gathers() {
+            return held;
+        }
+        self.trained.iter().fold(held, |held, (role, sizes)| {
+            let numbers = if sizes.is_tied() {
+                sizes.body()
+            } else {
+                sizes.total()
+            };
+            let whole = self.parallel.replicated().weights(sizes.width * numbers);
+            let lacking = whole - self.parallel.weights(sizes.width * numbers);
+            held.on_device(role.category(), lacking)
         })
     }
 
@@ -87,10 +106,13 @@ impl Context<'_> {
             } else {
                 self.sizes.trained()
             };
-            let bytes = self.parallel.gradients(F32 * gradients);
+            // summed by now: a rank has the shards that it updates
+            let bytes = self.parallel.optimizer(F32 * gradients);
+            let gathered = self.parallel.host_buffers(&self.sizes);
             let held = self.resident(Activity::Update(self.role))
                 + states::update_buffers(&self.sizes, plan, self.parallel)
                 + self.rollouts();
+            let held = held.on_host(Category::Communication, gathered);
             peak.record(
                 "the update",
                 held.and(plan.grads, Category::Gradients, bytes),
@@ -105,7 +127,7 @@ impl Context<'_> {
             let held = self
                 .resident(Activity::Pass(Role::Policy))
                 .on_host(Category::Buffers, matrix);
-            peak.record("writing a checkpoint", held);
+            peak.record("writing a checkpoint", self.with_whole_weights(held));
         })
     }
 
@@ -140,7 +162,7 @@ pub fn estimate(workload: &Workload, plan: &Plan, profile: &DeviceProfile) -> Es
     estimate_parallel(workload, plan, profile, &Parallel::default())
 }
 
-/// Bytes and seconds of one of several devices. See [`parallel`](super::parallel); the trainer runs on one.
+/// Bytes and seconds of one of several devices. See [`parallel`](super::parallel).
 #[must_use]
 pub fn estimate_parallel(
     workload: &Workload,

@@ -9,9 +9,9 @@ use super::activations::{Cached, Shape};
 use super::context::Context;
 use super::head::HeadCost;
 use super::sizes::F32;
-use super::states::{Activity, visiting};
+use super::states::{Activity, fetched};
 use super::usage::{MemoryUsage, PeakUsage};
-use crate::ModelPlan;
+use crate::{ModelPlan, Zero};
 use firebrick_spec::kv_cache::{KvCacheDemand, sequences_with_states};
 use firebrick_spec::{Category, Home};
 use firebrick_spec::{CudaGraphs, Operation};
@@ -111,7 +111,7 @@ fn sampling(
     let arch = ctx.arch;
     let all = prompts.saturating_mul(group);
     let rows = (ctx.plan.rollout.max_num_seqs as u64).min(all).max(1);
-    let copy = ctx.parallel.weights(ctx.copies);
+    let copy = ctx.parallel.replicated().weights(ctx.copies);
     let base = ctx
         .resident(Activity::Sample)
         .on_device(Category::Parameters, copy);
@@ -179,20 +179,20 @@ pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Activity, peak: 
     let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile);
     let base = ctx.resident(doing) + ctx.batch_buffers(shape, plan.attention_rows, 1);
     let last = plan.segments.len().saturating_sub(1);
-    let fetched = ctx
-        .parallel
-        .weights(visiting(&ctx.sizes, plan, last, plan.prefetch));
+    let at = (last, plan.prefetch);
+    let fetched = fetched(&ctx.sizes, plan, ctx.parallel, at);
     peak.record(
         "scoring: a layer's forward",
         base.on_device(category, fetched) + ctx.forward(shape, plan.attention_rows),
     );
     let row = ctx.parallel.between(ctx.widths.row(shape.tokens));
+    let gathers = ctx.parallel.gathers() && plan.zero == Zero::Stage3 && !ctx.arch.tied;
     let ends = match plan.ends {
-        Home::Host => ctx.sizes.width * ctx.sizes.projection,
-        Home::Device => 0,
+        Home::Device if !gathers => 0,
+        _ => ctx.sizes.width * ctx.sizes.projection,
     };
     let scored: MemoryUsage = base
-        .on_device(category, ctx.parallel.weights(ends))
+        .on_device(category, ctx.parallel.replicated().weights(ends))
         .on_device(Category::Buffers, row + head.picked(shape))
         .on_device(Category::Head, ctx.parallel.tensor_share(head.score(shape)));
     peak.record("scoring: the head", scored);

@@ -250,6 +250,12 @@ impl Sizes {
         all.map(|half| self.count(half) * of(half)).sum()
     }
 
+    /// Whether the head's projection is the embedding.
+    #[must_use]
+    pub fn is_tied(&self) -> bool {
+        self.head < self.projection
+    }
+
     /// Whether weights are rounded copies of f32 masters.
     #[must_use]
     pub fn is_half(&self) -> bool {
@@ -269,6 +275,24 @@ impl Sizes {
                 Half::Experts => 0,
             },
         }
+    }
+
+    /// Trained parameters of the unit that has most.
+    #[must_use]
+    pub fn largest_trained_unit(&self) -> u64 {
+        let own = |half: Half| match (self.adapters, half) {
+            (None, Half::Attention) => self.attention,
+            (None, Half::Linear) => self.linear,
+            (None, Half::Mlp) => self.mlp,
+            (None, Half::Experts) => self.experts.all,
+            (Some([attention, ..]), Half::Attention) => attention,
+            (Some([_, linear, _]), Half::Linear) => linear,
+            (Some([.., mlp]), Half::Mlp) => mlp,
+            (Some(_), Half::Experts) => 0,
+        };
+        let ends = self.trained_ends(self.embedding.max(self.head));
+        let body = self.kinds().map(own).max().unwrap_or(0);
+        body.max(ends).max(self.value)
     }
 
     /// Parameters that are trained.

@@ -16,7 +16,7 @@
 use super::parallel::Parallel;
 use super::sizes::{F32, Sizes};
 use super::usage::MemoryUsage;
-use crate::{ModelPlan, MomentKind, Plan, Role};
+use crate::{ModelPlan, MomentKind, Plan, Role, Zero};
 use firebrick_spec::{Category, Home};
 
 /// Elements that an update works on at a time.
@@ -86,13 +86,21 @@ pub(super) fn resident(
     }
     if let (Some(reference), Some((_, sizes))) = (plan.reference(), trained.first()) {
         let (role, now) = (Role::Reference, doing.presence(Role::Reference));
-        held += weights(sizes, reference, role.category(), parallel, now);
+        // models that are not trained are whole on every device
+        held += weights(
+            sizes,
+            reference,
+            role.category(),
+            &parallel.replicated(),
+            now,
+        );
     }
     for (index, (own, sizes)) in rewards.iter().enumerate() {
         let now = match doing {
             Activity::Reward(at_work) if at_work == index => Presence::Running,
             _ => Presence::Idle,
         };
+        let parallel = &parallel.replicated();
         held += weights(sizes, own, Category::RewardModel, parallel, now);
     }
     held
@@ -136,7 +144,10 @@ fn weights(
     let share = |bytes: u64| parallel.weights(bytes);
     let on = |home| held.and(home, category, share(sizes.bytes()));
     match presence {
-        Presence::Whole => on(Home::Device),
+        Presence::Whole => {
+            let whole = parallel.replicated().weights(sizes.bytes());
+            held.on_device(category, whole)
+        }
         Presence::Idle if plan.idle == Home::Host => on(Home::Host),
         Presence::Running | Presence::Idle => {
             let body: [u64; 2] = plan.segments.iter().fold([0, 0], |mut sum, segment| {
@@ -148,15 +159,55 @@ fn weights(
                 sum
             });
             let mut places = body;
-            places[plan.ends as usize] += sizes.end_bytes();
+            // tied ends are whole on every device
+            let whole = if sizes.is_tied() {
+                parallel.replicated().weights(sizes.end_bytes())
+            } else {
+                places[plan.ends as usize] += sizes.end_bytes();
+                0
+            };
             held.and(Home::Device, category, share(places[Home::Device as usize]))
                 .and(Home::Host, category, share(places[Home::Host as usize]))
+                .and(plan.ends, category, whole)
         }
     }
 }
 
+/// Bytes of gathered weights on the device while segment `index` runs: its own, or those of all segments where they stay until the
+/// backward pass.
+fn gathered(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, index: usize) -> u64 {
+    let of = |segment: &crate::Segment| {
+        segment
+            .units
+            .clone()
+            .map(|u| sizes.unit_bytes(u))
+            .sum::<u64>()
+    };
+    let bytes = match (plan.reshard_after_forward, plan.segments.get(index)) {
+        (true, Some(segment)) => of(segment),
+        (true, None) => 0,
+        (false, _) => plan.segments.iter().map(of).sum(),
+    };
+    parallel.replicated().weights(bytes)
+}
+
+/// Bytes of weights that came to the device for segment `index`, streamed from the host with those of `ahead` others or gathered from other
+/// devices.
+pub(super) fn fetched(
+    sizes: &Sizes,
+    plan: &ModelPlan,
+    parallel: &Parallel,
+    (index, ahead): (usize, usize),
+) -> u64 {
+    if parallel.gathers() && plan.zero == Zero::Stage3 {
+        gathered(sizes, plan, parallel, index)
+    } else {
+        parallel.weights(visiting(sizes, plan, index, ahead))
+    }
+}
+
 /// Bytes of streamed weights on the device while segment `index` runs: its own and those of `ahead` segments on their way.
-pub(super) fn visiting(sizes: &Sizes, plan: &ModelPlan, index: usize, ahead: usize) -> u64 {
+fn visiting(sizes: &Sizes, plan: &ModelPlan, index: usize, ahead: usize) -> u64 {
     let streamed = |s: &crate::Segment| -> u64 {
         match s.weights {
             Home::Host => s.units.clone().map(|u| sizes.unit_bytes(u)).sum(),
@@ -201,8 +252,12 @@ fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool
             .and(optimizer.idle, Category::MasterWeights, waiting)
             .on_device(Category::MasterWeights, bytes(visit))
     } else {
-        // an f32 weight on the host is its own master
-        let masters = on_host.saturating_sub(streamed);
+        // an f32 weight on the host is its own master, and so is the copy of a shard
+        let masters = if parallel.shares() {
+            0
+        } else {
+            on_host.saturating_sub(streamed)
+        };
         MemoryUsage::default().on_host(Category::MasterWeights, bytes(masters))
     };
     held.on_host(Category::Moments, moments(on_host))
@@ -217,7 +272,7 @@ fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool
 /// What an update needs besides weights, gradients and moments: squares of a part of a gradient for the norm; then
 /// temporaries of a slice of a matrix.
 pub(super) fn update_buffers(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel) -> MemoryUsage {
-    let part = |elements: u64| parallel.gradients(F32 * sizes.largest_trained.min(elements));
+    let part = |elements: u64| parallel.optimizer(F32 * sizes.largest_trained.min(elements));
     let (squares, slice) = (part(SQUARED_AT_ONCE), part(SLICE));
     let temporaries = slice
         * match plan.optimizer.moments {
@@ -237,7 +292,7 @@ pub(super) fn update_buffers(sizes: &Sizes, plan: &ModelPlan, parallel: &Paralle
         (Home::Device, Home::Host) => held.on_device(Category::Buffers, temporaries),
         // the new weight on its way up, where it lives on the device
         (Home::Host, _) if plan.ends == Home::Device => {
-            let whole = parallel.gradients(sizes.width * sizes.largest_trained);
+            let whole = parallel.optimizer(sizes.width * sizes.largest_trained);
             held.on_device(Category::Buffers, whole)
         }
         (Home::Host, _) => held,

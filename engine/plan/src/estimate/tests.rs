@@ -477,20 +477,24 @@ fn rules_of_thumb_stand_beside_what_public_models_need() {
 #[test]
 fn several_devices_hold_gathered_layers_reduced_gradients_or_an_activation_besides() {
     let sizes = Sizes::of(&arch(512), None);
-    let buffers = |parallel: Parallel| parallel.buffers(&sizes, 1000, HIDDEN);
+    let buffers = |parallel: Parallel| {
+        let host = parallel.host_buffers(&sizes);
+        [parallel.buffers(&sizes, 1000, HIDDEN), host]
+    };
     let sharded = |zero| Parallel {
         data: 4,
         zero,
         ..Parallel::default()
     };
-    let layer = sizes.layer_bytes();
-    assert_eq!(buffers(Parallel::default()), 0);
-    assert_eq!(buffers(sharded(Zero::Off)), 0);
-    assert_eq!(buffers(sharded(Zero::Stage1)), layer);
-    assert_eq!(buffers(sharded(Zero::Stage3)), 3 * layer);
+    let largest = sizes.embedding.max(sizes.mlp);
+    assert_eq!(sizes.largest_trained_unit(), largest);
+    assert_eq!(buffers(Parallel::default()), [0; 2]);
+    assert_eq!(buffers(sharded(Zero::Off)), [0; 2]);
+    assert_eq!(buffers(sharded(Zero::Stage1)), [0, 3 * 4 * largest]);
+    assert_eq!(buffers(sharded(Zero::Stage3)), [0, 3 * 4 * largest]);
     let tensor = Parallel {
         tensor: 2,
         ..Parallel::default()
     };
-    assert_eq!(buffers(tensor), 4 * 1000 * HIDDEN);
+    assert_eq!(buffers(tensor), [4 * 1000 * HIDDEN, 0]);
 }

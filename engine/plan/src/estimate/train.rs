@@ -9,7 +9,7 @@ use super::context::Context;
 use super::head::HeadCost;
 use super::sizes::F32;
 use super::states;
-use super::states::{Activity, visiting};
+use super::states::{Activity, fetched};
 use super::usage::{MemoryUsage, PeakUsage};
 use crate::{ActivationPolicy, ModelPlan, Order, Segment};
 use firebrick_spec::Backend;
@@ -145,14 +145,9 @@ impl<'a> BackwardPass<'a> {
     /// The forward of a segment that keeps no graph.
     fn running(&self, count: usize) -> MemoryUsage {
         let ctx = self.ctx;
-        let visiting = visiting(
-            &ctx.sizes,
-            self.plan,
-            count.saturating_sub(1),
-            self.plan.prefetch,
-        );
-        let held =
-            MemoryUsage::default().on_device(ctx.role.category(), ctx.parallel.weights(visiting));
+        let at = (count.saturating_sub(1), self.plan.prefetch);
+        let fetched = fetched(&ctx.sizes, self.plan, ctx.parallel, at);
+        let held = MemoryUsage::default().on_device(ctx.role.category(), fetched);
         if self
             .plan
             .segments
@@ -167,6 +162,8 @@ impl<'a> BackwardPass<'a> {
     /// Adds the parameters' gradients: `done` numbers are complete for this micro-batch, `fresh` ones are the segment's.
     fn with_gradients(&self, held: MemoryUsage, done: u64, fresh: u64) -> MemoryUsage {
         let share = |numbers| self.ctx.parallel.gradients(F32 * numbers);
+        // a segment's own are whole until they are summed
+        let whole = |numbers| self.ctx.parallel.replicated().gradients(F32 * numbers);
         let complete = if self.full {
             self.ctx.sizes.trained()
         } else {
@@ -179,9 +176,9 @@ impl<'a> BackwardPass<'a> {
             Home::Device => 0,
         };
         // a gradient adds itself to the sum in place: the segment's own are what is there besides
-        held.on_device(Category::Gradients, share(fresh))
+        held.on_device(Category::Gradients, whole(fresh))
             .and(self.plan.grads, Category::Gradients, share(complete))
-            .and(self.plan.grads, Category::Buffers, share(flight))
+            .and(self.plan.grads, Category::Buffers, whole(flight))
     }
 
     fn head(&self, held: MemoryUsage) -> MemoryUsage {
@@ -189,15 +186,7 @@ impl<'a> BackwardPass<'a> {
         let shape = ctx.train_shape();
         let cost = HeadCost::of(ctx.arch, self.plan.head_rows, ctx.profile);
         let sizes = &ctx.sizes;
-        let own = match self.plan.ends {
-            Home::Host => sizes.projection,
-            Home::Device => 0,
-        };
-        let ahead = match self.plan.prefetch {
-            0 => 0,
-            // the last segments' weights come already
-            n => visiting(sizes, self.plan, self.plan.segments.len() - 1, n - 1),
-        };
+        let weights = self.fetched_for_head();
         let projection = sizes.trained_ends(sizes.projection);
         let fresh = match (self.full, cost.adds(shape, 1)) {
             // this chunk's beside the sum, which is among all parameters' already
@@ -223,27 +212,55 @@ impl<'a> BackwardPass<'a> {
                 Category::Buffers,
                 self.row * self.copies + 2 * cost.picked(shape),
             )
-            .on_device(
-                ctx.role.category(),
-                ctx.parallel.weights(sizes.width * own + ahead),
-            )
+            .on_device(ctx.role.category(), weights)
             .on_device(
                 Category::Gradients,
-                ctx.parallel.gradients(F32 * (gradients + made)),
+                ctx.parallel
+                    .replicated()
+                    .gradients(F32 * (gradients + made)),
             )
+    }
+
+    /// Weights that are on the device for the head and before the last segment's backward.
+    fn fetched_for_head(&self) -> u64 {
+        let (plan, parallel, sizes) = (self.plan, self.ctx.parallel, &self.ctx.sizes);
+        let last = plan.segments.len() - 1;
+        if parallel.gathers() {
+            let own = if self.ctx.arch.tied {
+                0
+            } else {
+                sizes.projection
+            };
+            let kept = if plan.reshard_after_forward {
+                0
+            } else {
+                fetched(sizes, plan, parallel, (last, 0))
+            };
+            return parallel.replicated().weights(sizes.width * own) + kept;
+        }
+        let own = match plan.ends {
+            Home::Host => parallel.weights(sizes.width * sizes.projection),
+            Home::Device => 0,
+        };
+        match plan.prefetch {
+            0 => own,
+            // the last segments' weights come already
+            n => own + fetched(sizes, plan, parallel, (last, n - 1)),
+        }
     }
 
     fn segment(&self, index: usize, segment: &Segment, done: u64, peak: &mut PeakUsage) {
         let ctx = self.ctx;
         let shape = ctx.train_shape();
         let below = self.base + self.graphs(index) + self.kept(index + 1);
-        let visiting = visiting(&ctx.sizes, self.plan, index, self.plan.prefetch);
+        let at = (index, self.plan.prefetch);
+        let fetched = fetched(&ctx.sizes, self.plan, ctx.parallel, at);
         let input = match segment.keep {
             ActivationPolicy::Graph | ActivationPolicy::Input(Home::Host) => self.row,
             ActivationPolicy::Input(Home::Device) => 0,
         };
         let below = below
-            .on_device(ctx.role.category(), ctx.parallel.weights(visiting))
+            .on_device(ctx.role.category(), fetched)
             .on_device(Category::LiveGraph, input)
             // the gradient that came in, for every micro-batch on its way
             .on_device(Category::Buffers, self.row * self.copies);
@@ -276,7 +293,7 @@ impl<'a> BackwardPass<'a> {
                 self.with_gradients(held, done + added, fresh + own / 3),
             );
             // attention that is computed again cuts the graph at every attention half; elsewhere a segment is one graph
-            if self.splits && half != Half::Linear {
+            if self.splits && half != Half::Linear && !ctx.parallel.sums_on_the_way() {
                 added += own;
             } else {
                 fresh += own;

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::estimate::Workload;
 use crate::{
     CriticMemory, Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload,
-    Plan,
+    Plan, Zero,
 };
 
 /// A choice for everything.
@@ -62,7 +62,7 @@ fn without_choices(memory: &MemoryConfig) -> MemoryConfig {
 /// Where weights, gradients and the optimizer's state live. Everything else is open.
 pub(super) fn placements(request: &Request) -> Vec<MemoryConfig> {
     let mut all = vec![without_choices(&request.memory)];
-    if request.workload.steps_in_backward() {
+    if request.workload.steps_in_backward() && request.memory.zero() == Zero::Off {
         all = with_and_without(&all, |m| m.step_in_backward = true);
     }
     all = with_moments(&all);
@@ -158,8 +158,9 @@ pub(super) fn activation_policies(
         recompute_granularity: Granularity::Half,
         ..on.clone()
     });
-    if memory.param_offload != ParamOffload::Streamed {
-        // streamed weights leave no graph behind
+    let frees = memory.zero() == Zero::Stage3 && memory.reshard_after_forward;
+    if memory.param_offload != ParamOffload::Streamed && !frees {
+        // weights that come and go leave no graph behind
         all.push(memory.clone());
         all.extend([0.25, 0.5, 0.75].map(|ratio| MemoryConfig {
             checkpoint_ratio: Some(ratio),

@@ -21,7 +21,7 @@ pub struct Request {
     pub budget: Option<u64>,
     /// Host bytes; no limit where absent. Where host and device are one memory the device's budget covers both.
     pub host_budget: Option<u64>,
-    /// Devices that share the run; all bytes are those of one of them. The trainer runs on one.
+    /// Devices that share the run; all bytes are those of one of them.
     pub parallel: Parallel,
 }
 

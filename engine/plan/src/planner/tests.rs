@@ -309,7 +309,7 @@ fn a_report_reads_back_and_its_plan_is_the_one_that_train_takes() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("plan.json");
     std::fs::write(&path, text).expect("written");
-    assert_eq!(Plan::load(&path).expect("loads"), fit.plan);
+    assert_eq!(Plan::load(&path, 1).expect("loads"), fit.plan);
     for (text, expected) in [
         ("{", "is not JSON"),
         ("{}", "has no `plan`"),
@@ -321,9 +321,17 @@ fn a_report_reads_back_and_its_plan_is_the_one_that_train_takes() {
             r#"{"plan": {"models": {}, "rollout": {"max_num_seqs": "x"}}}"#,
             "max_num_seqs",
         ),
+        (
+            r#"{"parallel": {"data": 4, "zero": "stage2"}}"#,
+            "was made for 4 devices: data 4 (ZeRO-2), and this run has 1",
+        ),
+        (
+            r#"{"parallel": {"data": 1, "tensor": 2}}"#,
+            "is arithmetic for 2 devices: tensor 2",
+        ),
     ] {
         std::fs::write(&path, text).expect("written");
-        let message = Plan::load(&path).expect_err("refused").to_string();
+        let message = Plan::load(&path, 1).expect_err("refused").to_string();
         assert!(message.contains(expected), "{message}");
     }
 }

@@ -1,0 +1,106 @@
+//! Which elements of a parameter a rank has where data-parallel ranks share out state (`ZeRO`, arXiv:1910.02054).
+
+use std::ops::Range;
+
+/// Elements that shards are rounded to: those that share a scale in 8-bit moments, so that no block is cut.
+const BLOCK: usize = 256;
+
+/// A rank among those that share out state. A parameter is taken flat, row by row, and cut into as many parts of equal length as
+/// there are ranks; the last ones may be shorter or empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Partition {
+    ranks: usize,
+    rank: usize,
+}
+
+impl Default for Partition {
+    fn default() -> Self {
+        Self::WHOLE
+    }
+}
+
+impl Partition {
+    /// Everything: one rank has it all.
+    pub const WHOLE: Self = Self { ranks: 1, rank: 0 };
+
+    /// Rank `rank` of `ranks`.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    #[must_use]
+    pub fn new(ranks: usize, rank: usize) -> Self {
+        assert!(rank < ranks, "rank {rank} of {ranks}");
+        Self { ranks, rank }
+    }
+
+    /// Whether nothing is shared out.
+    #[must_use]
+    pub fn is_whole(self) -> bool {
+        self.ranks == 1
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn ranks(self) -> usize {
+        self.ranks
+    }
+
+    /// Elements that a rank has at most: `ceil(numel / (256 ranks)) · 256`. In messages every shard is filled up to as many.
+    #[must_use]
+    pub fn part(self, numel: usize) -> usize {
+        numel.div_ceil(BLOCK * self.ranks) * BLOCK
+    }
+
+    /// The elements that this rank has of a parameter of `numel`.
+    #[must_use]
+    pub fn range(self, numel: usize) -> Range<usize> {
+        self.range_of(self.rank, numel)
+    }
+
+    /// The elements that another rank has.
+    #[must_use]
+    pub fn range_of(self, rank: usize, numel: usize) -> Range<usize> {
+        let part = self.part(numel);
+        (rank * part).min(numel)..((rank + 1) * part).min(numel)
+    }
+
+    /// A matrix for the elements of a shard, in their order: with up to 256 columns, so that whole blocks are whole rows.
+    #[must_use]
+    pub fn shape(len: usize) -> [usize; 2] {
+        let columns = 1 << len.trailing_zeros().min(BLOCK.trailing_zeros());
+        [len / columns, columns]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_are_whole_blocks_and_cover_a_parameter_once() {
+        for numel in [1, 255, 256, 257, 1000, 2048, 4097] {
+            for ranks in [1, 2, 3, 4, 7] {
+                let shards: Vec<Range<usize>> = (0..ranks)
+                    .map(|rank| Partition::new(ranks, rank).range(numel))
+                    .collect();
+                let covered: Vec<usize> = shards.iter().cloned().flatten().collect();
+                assert_eq!(covered, (0..numel).collect::<Vec<_>>());
+                let part = Partition::new(ranks, 0).part(numel);
+                assert!(part < numel.div_ceil(ranks) + BLOCK, "{numel} on {ranks}");
+                for shard in shards {
+                    assert!(shard.len() <= part);
+                    assert!(shard.is_empty() || shard.start.is_multiple_of(BLOCK));
+                }
+            }
+        }
+        assert_eq!(Partition::WHOLE.range(1000), 0..1000);
+    }
+
+    #[test]
+    fn a_shard_is_a_matrix_of_whole_blocks() {
+        assert_eq!(Partition::shape(1024), [4, 256]);
+        assert_eq!(Partition::shape(96), [3, 32]);
+        assert_eq!(Partition::shape(7), [7, 1]);
+        assert_eq!(Partition::shape(0), [0, 256]);
+    }
+}

@@ -1,0 +1,260 @@
+//! State that ranks share out, in a checkpoint: a safetensors file a rank, which holds its shards flat, and an index that says where
+//! which elements of which tensor are. A checkpoint of any number of ranks is read by any other number.
+//!
+//! `optimizer.index.json` for moments, `masters.index.json` for f32 masters:
+//!
+//! ```json
+//! {"ranks": 2, "tensors": [{"name": "model.norm.weight.exp_avg", "shape": [1, 512], "range": [0, 256],
+//!   "file": "optimizer-00001-of-00002.safetensors", "offset": 4096, "crc32c": 1234567890}, …]}
+//! ```
+
+use crate::world::World;
+use crate::{Error, Result};
+use firebrick_backends::host::{MappedFile, write_synced};
+use firebrick_models::checkpoint::stream::{LazyTensor, write_tensors};
+use firebrick_models::unit::ParamSpec;
+use safetensors::SafeTensors;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// What to do about a checkpoint that is damaged.
+pub(super) const EARLIER: &str = "delete its step folder and resume from the checkpoint before it";
+
+/// The numbers of little-endian bytes.
+pub(super) fn values(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    let (values, _) = bytes.as_chunks::<4>();
+    values.iter().map(|&value| f32::from_le_bytes(value))
+}
+
+/// Where the elements of all tensors are.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) struct Index {
+    /// Ranks that wrote it, a file each.
+    ranks: usize,
+    tensors: Vec<Shard>,
+}
+
+/// Elements of a tensor in one of the files.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Shard {
+    /// The tensor.
+    name: String,
+    /// The whole tensor's rows and columns.
+    shape: [usize; 2],
+    /// The elements that are here, in row-major order: from, and up to.
+    range: [usize; 2],
+    /// The file beside the index.
+    file: String,
+    /// Where they begin in it, in bytes; each is an f32 in little-endian order.
+    offset: usize,
+    /// CRC-32C of their bytes.
+    crc32c: u32,
+}
+
+/// A tensor's shard that is to be written.
+pub(super) struct Own<'a> {
+    pub name: String,
+    shape: [usize; 2],
+    range: Range<usize>,
+    read: Box<dyn Fn() -> firebrick_models::Result<Vec<f32>> + 'a>,
+}
+
+impl<'a> Own<'a> {
+    /// Elements `range` of a tensor that has the shape of a parameter; `read` gives them.
+    pub fn new(
+        name: String,
+        spec: &ParamSpec,
+        range: Range<usize>,
+        read: impl Fn() -> firebrick_models::Result<Vec<f32>> + 'a,
+    ) -> Self {
+        Self {
+            name,
+            shape: spec.rows_cols(),
+            range,
+            read: Box::new(read),
+        }
+    }
+
+    /// The elements in a row.
+    fn flat(self) -> LazyTensor<'a> {
+        LazyTensor::f32(&[self.range.len()], self.read)
+    }
+
+    /// Name and values of a tensor of which all elements are there.
+    pub fn whole(self) -> (String, LazyTensor<'a>) {
+        (self.name, LazyTensor::f32(&self.shape, self.read))
+    }
+}
+
+fn index_path(dir: &Path, stem: &str) -> PathBuf {
+    dir.join(format!("{stem}.index.json"))
+}
+
+/// Writes one rank's shards into a folder that exists, and gives their entries of the index.
+pub(super) fn write(
+    dir: &Path,
+    stem: &str,
+    (rank, ranks): (usize, usize),
+    own: Vec<Own<'_>>,
+) -> Result<Vec<Shard>> {
+    let file = format!("{stem}-{:05}-of-{ranks:05}.safetensors", rank + 1);
+    let path = dir.join(&file);
+    let (mut places, mut tensors) = (Vec::new(), Vec::new());
+    for shard in own {
+        let name = shard.name.clone();
+        places.push((name.clone(), shard.shape, shard.range.clone()));
+        tensors.push((name, shard.flat()));
+    }
+    write_tensors(&path, tensors, &[])?;
+    let written = MappedFile::open(&path).map_err(Error::io("read", &path))?;
+    let bytes = written.bytes();
+    let damaged = |detail: String| Error::Resume {
+        path: path.clone(),
+        detail: format!("just written, and {detail}"),
+    };
+    let read = SafeTensors::deserialize(bytes).map_err(|e| damaged(e.to_string()))?;
+    let entry = |(name, shape, range): (String, [usize; 2], Range<usize>)| {
+        let view = read.tensor(&name).map_err(|e| damaged(e.to_string()))?;
+        let data = view.data();
+        Ok(Shard {
+            offset: data.as_ptr().addr() - bytes.as_ptr().addr(),
+            crc32c: crc32c::crc32c(data),
+            name,
+            shape,
+            range: [range.start, range.end],
+            file: file.clone(),
+        })
+    };
+    places.into_iter().map(entry).collect()
+}
+
+/// Puts the entries of all ranks together, and writes the index where this rank writes the run's files.
+pub(super) fn write_index(dir: &Path, stem: &str, own: &[Shard], world: &World) -> Result<()> {
+    let bad = |e: serde_json::Error| Error::Io {
+        action: "write",
+        path: index_path(dir, stem),
+        error: e.into(),
+    };
+    let all = world.exchange(serde_json::to_vec(own).map_err(bad)?)?;
+    if !world.writes() {
+        return Ok(());
+    }
+    let mut tensors: Vec<Shard> = Vec::new();
+    for rank in all {
+        tensors.extend(serde_json::from_slice::<Vec<Shard>>(&rank).map_err(bad)?);
+    }
+    tensors.sort_by(|a, b| (&a.name, a.range).cmp(&(&b.name, b.range)));
+    let index = Index {
+        ranks: world.size(),
+        tensors,
+    };
+    let path = index_path(dir, stem);
+    let text = serde_json::to_string_pretty(&index).map_err(bad)?;
+    write_synced(&path, text.as_bytes()).map_err(Error::io("write", &path))
+}
+
+/// The shards of a checkpoint, opened.
+pub(super) struct ShardedTensors {
+    path: PathBuf,
+    by_name: BTreeMap<String, Vec<Shard>>,
+    files: BTreeMap<String, MappedFile>,
+}
+
+impl ShardedTensors {
+    /// Opens what an index names; `None` where there is no index.
+    pub fn open(dir: &Path, stem: &str) -> Result<Option<Self>> {
+        let path = index_path(dir, stem);
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(Error::io("read", &path)(e)),
+        };
+        let index: Index = serde_json::from_slice(&text).map_err(|e| Error::Resume {
+            path: path.clone(),
+            detail: format!("{e}; {EARLIER}"),
+        })?;
+        let mut this = Self {
+            path,
+            by_name: BTreeMap::new(),
+            files: BTreeMap::new(),
+        };
+        for shard in index.tensors {
+            // a name with a folder in it would lead out of the checkpoint
+            if shard.file.contains(['/', '\\']) {
+                return Err(this.damaged(&format!("{} is no file of it", shard.file)));
+            }
+            if !this.files.contains_key(&shard.file) {
+                let path = dir.join(&shard.file);
+                let file = MappedFile::open(&path).map_err(Error::io("read", &path))?;
+                this.files.insert(shard.file.clone(), file);
+            }
+            let own = this.by_name.entry(shard.name.clone()).or_default();
+            own.push(shard);
+        }
+        Ok(Some(this))
+    }
+
+    pub fn damaged(&self, what: &str) -> Error {
+        Error::Resume {
+            path: self.path.clone(),
+            detail: format!("{what}; {EARLIER}"),
+        }
+    }
+
+    /// Some elements of a tensor, from however many shards they lie in; `None` where there is no such tensor.
+    pub fn read(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        range: Range<usize>,
+    ) -> Result<Option<Vec<f32>>> {
+        let Some(shards) = self.by_name.get(name) else {
+            return Ok(None);
+        };
+        let mut found = Vec::with_capacity(range.len());
+        for shard in shards {
+            if shard.shape != shape {
+                return Err(self.damaged(&format!(
+                    "tensor {name} has the shape {:?}, expected {shape:?}",
+                    shard.shape
+                )));
+            }
+            let [start, end] = shard.range;
+            let next = range.start + found.len();
+            // in the order of their elements
+            if start <= next && next < end.min(range.end) {
+                let all = self.bytes(shard)?;
+                let own = next - start..end.min(range.end) - start;
+                found.extend(values(&all[4 * own.start..4 * own.end]));
+            }
+        }
+        if found.len() < range.len() {
+            return Err(self.damaged(&format!(
+                "tensor {name} lacks the elements from {} on",
+                range.start + found.len()
+            )));
+        }
+        Ok(Some(found))
+    }
+
+    /// The bytes of a shard, which have to be those that were written.
+    fn bytes(&self, shard: &Shard) -> Result<&[u8]> {
+        let [start, end] = shard.range;
+        let len = 4 * end.saturating_sub(start);
+        let file = self.files.get(&shard.file);
+        let bytes = file.and_then(|file| file.bytes().get(shard.offset..)?.get(..len));
+        match bytes {
+            Some(bytes) if crc32c::crc32c(bytes) == shard.crc32c => Ok(bytes),
+            Some(_) => Err(self.damaged(&format!(
+                "the elements {start} to {end} of {} in {} are not those that were written",
+                shard.name, shard.file
+            ))),
+            None => Err(self.damaged(&format!(
+                "{} ends before the elements {start} to {end} of {}",
+                shard.file, shard.name
+            ))),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What ranks gather of each other's shards: a message a unit, in which a shard of every parameter follows the one before.
+
+use crate::Result;
+use crate::plan::Partition;
+use crate::world::World;
+use firebrick_backends::PrecisionExt;
+use firebrick_backends::accounts::{Accounts, Category, Home};
+use firebrick_backends::collective::Flat;
+use firebrick_backends::transfer::HostTensor;
+use firebrick_models::Decoder;
+use firebrick_models::unit::ParamSpec;
+use std::sync::Arc;
+
+/// How shards of parameters lie in a rank's part of a message: each is filled up to the length of the longest one. Values are in the type
+/// that the parameters are stored in.
+pub(crate) struct Shards {
+    /// Flat index, rows and columns, and the byte at which its shard begins.
+    params: Vec<(usize, [usize; 2], usize)>,
+    partition: Partition,
+    /// Bytes of a rank's part.
+    part: usize,
+    /// Bytes of a value.
+    width: usize,
+}
+
+impl Shards {
+    /// Of the parameters at some flat indices.
+    pub fn of(decoder: &Decoder, indices: &[usize], partition: Partition) -> Self {
+        let width = decoder.arch().precision.dtype(decoder.device()).size();
+        let specs: Vec<&ParamSpec> = decoder.specs().collect();
+        let mut part = 0;
+        let params = indices
+            .iter()
+            .map(|&index| {
+                let start = part;
+                part += width * partition.part(specs[index].numel());
+                (index, specs[index].rows_cols(), start)
+            })
+            .collect();
+        Self {
+            params,
+            partition,
+            part,
+            width,
+        }
+    }
+
+    /// The place of a parameter among them.
+    pub fn place(&self, index: usize) -> Option<usize> {
+        self.params.iter().position(|(own, ..)| *own == index)
+    }
+
+    /// Gathers the shards of all ranks. `own` gives this rank's of a parameter, by its flat index; none where it is empty.
+    ///
+    /// # Errors
+    /// Where a copy fails, or a rank has failed or is gone.
+    pub fn gather(
+        &self,
+        world: &World,
+        accounts: &Arc<Accounts>,
+        mut own: impl FnMut(usize) -> Result<Option<HostTensor>>,
+    ) -> Result<Gathered<'_>> {
+        let bytes = self.partition.ranks() * self.part;
+        let _held = accounts.hold(Category::Communication, Home::Host, bytes);
+        let mut part = vec![0; self.part];
+        for &(index, _, start) in &self.params {
+            if let Some(shard) = own(index)? {
+                part[start..start + shard.bytes()].copy_from_slice(shard.as_bytes());
+            }
+        }
+        Ok(Gathered {
+            shards: self,
+            all: world.all_gather(Flat::Bytes(part))?,
+        })
+    }
+}
+
+/// The shards of all ranks.
+pub(crate) struct Gathered<'s> {
+    shards: &'s Shards,
+    all: Flat,
+}
+
+impl Gathered<'_> {
+    /// A whole parameter, by its place.
+    pub fn whole(&self, place: usize, decoder: &Decoder) -> HostTensor {
+        let Shards {
+            params,
+            partition,
+            part,
+            width,
+        } = self.shards;
+        let (_, [rows, cols], start) = params[place];
+        let (all, numel) = (self.all.as_bytes(), rows * cols);
+        let mut bytes = Vec::with_capacity(numel * width);
+        for rank in 0..partition.ranks() {
+            let len = partition.range_of(rank, numel).len() * width;
+            bytes.extend_from_slice(&all[rank * part + start..][..len]);
+        }
+        let dtype = decoder.arch().precision.dtype(decoder.device());
+        HostTensor::from_bytes(bytes, [rows, cols], dtype)
+    }
+}

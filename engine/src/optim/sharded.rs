@@ -1,0 +1,119 @@
+//! An optimizer step of ranks that share out its state (`ZeRO`, arXiv:1910.02054): each updates its shards, and gathers the others'.
+
+use super::adamw::{AdamW, own_part, update_at};
+use super::state::Update;
+use crate::Result;
+use crate::executor::{Gradient, Runtime, Shards};
+use burn::tensor::Device;
+use firebrick_backends::accounts::Home;
+use firebrick_backends::transfer::HostTensor;
+use firebrick_models::Decoder;
+use firebrick_models::decoder::Param;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+impl AdamW {
+    /// Updates this rank's shards of some parameters of a unit, which are the same on every rank, and replaces these by what all ranks
+    /// made of theirs.
+    pub(super) fn update_shards(
+        &mut self,
+        decoder: &mut Decoder,
+        (unit, indices): (usize, &[usize]),
+        rates: (f64, f64),
+        runtime: &Runtime,
+        mut gradient: impl FnMut(usize) -> Result<Option<Gradient>>,
+    ) -> Result<()> {
+        if indices.is_empty() {
+            return Ok(());
+        }
+        let sharded = decoder.units()[unit].is_sharded();
+        if sharded {
+            return self.update_in_place(decoder, unit, indices, rates, gradient);
+        }
+        let shards = Shards::of(decoder, indices, self.partition());
+        let accounts = Arc::clone(&self.accounts);
+        let gathered = shards.gather(runtime.world(), &accounts, |index| {
+            // a rank whose shard is empty has no gradient of it
+            let gradient = gradient(index)?;
+            gradient
+                .map(|gradient| self.update_shard(decoder, index, rates, gradient))
+                .transpose()
+        })?;
+        let fresh: Vec<HostTensor> = (0..indices.len())
+            .map(|place| gathered.whole(place, decoder))
+            .collect();
+        let mut fresh: Vec<Option<HostTensor>> = fresh.into_iter().map(Some).collect();
+        drop(gathered);
+        let device = decoder.device().clone();
+        decoder.update_unit(unit, |index, _, value| {
+            let new = shards.place(index).and_then(|place| fresh[place].take());
+            Ok(put(new, value, &device))
+        })
+    }
+
+    /// The same of a unit of which this rank has its shards alone: they stay that.
+    fn update_in_place(
+        &mut self,
+        decoder: &mut Decoder,
+        unit: usize,
+        indices: &[usize],
+        rates: (f64, f64),
+        mut gradient: impl FnMut(usize) -> Result<Option<Gradient>>,
+    ) -> Result<()> {
+        let mut fresh = BTreeMap::new();
+        for &index in indices {
+            if let Some(gradient) = gradient(index)? {
+                let new = self.update_shard(decoder, index, rates, gradient)?;
+                fresh.insert(index, new);
+            }
+        }
+        let device = decoder.device().clone();
+        decoder.update_unit(unit, |index, _, value| {
+            Ok(put(fresh.remove(&index), value, &device))
+        })
+    }
+
+    /// One step of this optimizer's shard of a parameter: its new values on the host.
+    fn update_shard(
+        &mut self,
+        decoder: &Decoder,
+        index: usize,
+        (clip, lr): (f64, f64),
+        gradient: Gradient,
+    ) -> Result<HostTensor> {
+        let value = own_part(decoder, index, self.partition());
+        let Self {
+            config,
+            states,
+            steps,
+            accounts,
+            value_rate,
+            ..
+        } = self;
+        let Some(spec) = decoder.specs().nth(index) else {
+            unreachable!("a parameter of the model")
+        };
+        let update = Update {
+            config,
+            at: update_at(config, spec, *steps, (lr, *value_rate)),
+            clip,
+            device: decoder.device(),
+            accounts,
+        };
+        // a copy that the host updates is there already, and needs no master beside it
+        let value = match states[index].home() {
+            Home::Host => Param::Host(value.download()?),
+            Home::Device => value,
+        };
+        Ok(states[index].update(update, value, gradient)?.download()?)
+    }
+}
+
+/// A new value where the old one was; the old one where there is none.
+fn put(new: Option<HostTensor>, value: Param, device: &Device) -> Param {
+    match (new, value) {
+        (None, value) => value,
+        (Some(new), Param::Device(_)) => Param::Device(new.into_device(device)),
+        (Some(new), Param::Host(_)) => Param::Host(new),
+    }
+}

@@ -1,0 +1,64 @@
+//! Ranks that share out state (`ZeRO`) against one rank that has all of it, in f64.
+
+use super::plans::TOLERANCE;
+use crate::support::model::Model;
+use crate::support::zero::{
+    STAGES, TECHNIQUES, alone, assert_same, on_ranks, rows, settings, with_adapters,
+};
+use crate::support::{checked, folders};
+
+/// Models of which CI takes the first two: an untied end, and tied ones. `tests/campaigns/run zero` takes all that have no experts.
+fn models() -> Vec<Model> {
+    let all = std::env::var("FIREBRICK_CAMPAIGN").is_ok_and(|name| name == "zero");
+    let dirs = folders("models").into_iter();
+    let dirs = dirs.filter(|dir| dir.join("golden/grads.safetensors").is_file());
+    let models = dirs.map(|dir| Model::load(&dir)).filter(|model| {
+        let sample = ["llama-gqa", "qwen2-tied"].contains(&model.name.as_str());
+        let experts = model.decoder.arch().expert_layers().next().is_some();
+        (all && !experts && model.manifest.is_local()) || sample
+    });
+    models.collect()
+}
+
+fn compare(model: &Model, name: &str) -> usize {
+    let rows = rows(model);
+    let mut cases = 0;
+    for (technique, turn_on) in TECHNIQUES {
+        let plain = settings(turn_on);
+        let expected = alone(model, &rows, &plain, Some(1.0));
+        for (stage, share_out) in STAGES {
+            let mut memory = plain.clone();
+            share_out(&mut memory);
+            for size in [2, 4] {
+                let label = format!("{}{name}, {technique}, {stage}, {size} ranks", model.name);
+                let found = on_ranks(model, &rows, &memory, Some(1.0), size);
+                assert_same(&label, &memory, &found, &expected, TOLERANCE);
+                cases += 1;
+            }
+        }
+    }
+    cases
+}
+
+#[test]
+fn ranks_that_share_out_state_train_what_one_rank_trains() {
+    let mut cases = 0;
+    for model in models() {
+        cases += compare(&model, "");
+        cases += compare(&with_adapters(model), " with adapters");
+    }
+    checked("runs that share out state", cases);
+}
+
+#[test]
+fn fewer_sequences_than_ranks_that_share_out_state_are_no_hang() {
+    let model = models().swap_remove(0);
+    let one = &rows(&model)[..1];
+    for (stage, share_out) in STAGES {
+        let memory = settings(share_out);
+        let expected = alone(&model, one, &memory, None);
+        let found = on_ranks(&model, one, &memory, None, 4);
+        let label = format!("one sequence on four ranks, {stage}");
+        assert_same(&label, &memory, &found, &expected, TOLERANCE);
+    }
+}

@@ -1,0 +1,353 @@
+//! Training on ranks that share out state, beside one rank that has all of it: the loss, every gradient, and the weights of some updates.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use burn::tensor::{Tensor, TensorData};
+use firebrick_backends::accounts::{Category, Home};
+use firebrick_backends::collective::{Collective, Kind, Settings, Solo, Threads, Traffic};
+use firebrick_engine::batch::Batch;
+use firebrick_engine::executor::{Executor, Gradients, Residency, Runtime, rounds};
+use firebrick_engine::learner::{Learner, train_cut};
+use firebrick_engine::objective::sft::Nll;
+use firebrick_engine::optim::OptimConfig;
+use firebrick_engine::plan::{
+    MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload, Partition, Zero,
+};
+use firebrick_engine::sequence::{SampleId, Sequence};
+use firebrick_engine::world::World;
+use firebrick_models::adapter::LoraConfig;
+use firebrick_models::decoder::Unit;
+use firebrick_models::random::Stream;
+use firebrick_models::unit::TargetModule;
+
+use super::model::{Model, nll_rows};
+use super::techniques::Technique;
+use super::{assert_close, assert_gradient, values};
+
+pub const UPDATES: usize = 3;
+const LR: f64 = 1e-2;
+
+/// What goes with shared state, each by itself; what sharing them out refuses is not among them.
+pub const TECHNIQUES: [Technique; 11] = [
+    ("plain", |_| {}),
+    ("every layer checkpointed", |m| {
+        m.gradient_checkpointing = true;
+    }),
+    ("inputs on the host", |m| {
+        m.gradient_checkpointing = true;
+        m.activation_offload = true;
+    }),
+    ("gradients on the host", |m| m.grad_offload = true),
+    ("weights streamed", |m| {
+        m.gradient_checkpointing = true;
+        m.param_offload = ParamOffload::Streamed;
+    }),
+    ("weights streamed, segment by segment", |m| {
+        m.gradient_checkpointing = true;
+        m.param_offload = ParamOffload::Streamed;
+        m.order = Order::SegmentMajor;
+    }),
+    ("state away between updates", |m| {
+        m.optimizer_offload = OptimizerOffload::Idle;
+    }),
+    ("updated on the host", |m| {
+        m.optimizer_offload = OptimizerOffload::Cpu;
+    }),
+    ("half of it updated on the host", |m| {
+        m.optimizer_offload = OptimizerOffload::Cpu;
+        m.offload_fraction = 0.5;
+    }),
+    ("bf16 moments", |m| m.moments = MomentKind::Bf16),
+    ("8-bit moments", |m| m.moments = MomentKind::Block8),
+];
+
+/// How much is shared out.
+pub const STAGES: [Technique; 4] = [
+    ("ZeRO-1", |m| m.zero_stage = 1),
+    ("ZeRO-2", |m| m.zero_stage = 2),
+    ("ZeRO-3", |m| {
+        m.zero_stage = 3;
+        m.gradient_checkpointing = true;
+    }),
+    ("ZeRO-3 without resharding", |m| {
+        m.zero_stage = 3;
+        m.reshard_after_forward = false;
+    }),
+];
+
+/// The settings of a technique, a sequence a micro-batch.
+pub fn settings(turn_on: fn(&mut MemoryConfig)) -> MemoryConfig {
+    let mut memory = MemoryConfig {
+        micro_batch_size: Some(1),
+        ..MemoryConfig::default()
+    };
+    turn_on(&mut memory);
+    memory
+}
+
+/// A model's golden rows, some of them twice, so that four ranks have unlike numbers of micro-batches.
+pub fn rows(model: &Model) -> Vec<Sequence> {
+    let mut rows = nll_rows(&model.golden("forward.safetensors"));
+    let again: Vec<Sequence> = rows
+        .iter()
+        .cycle()
+        .take(7 - rows.len().min(6))
+        .cloned()
+        .collect();
+    rows.extend(again);
+    for (sample, row) in rows.iter_mut().enumerate() {
+        row.id = SampleId {
+            prompt_index: 3,
+            sample,
+        };
+    }
+    rows
+}
+
+/// The same model with adapters that are all there is to train.
+pub fn with_adapters(mut model: Model) -> Model {
+    let lora = LoraConfig {
+        rank: 3,
+        alpha: 6.0,
+        use_rslora: false,
+        dropout: 0.0,
+        target_modules: TargetModule::all(),
+    };
+    let mut random = Stream::new(13, 1);
+    let Ok(adapted) = model.decoder.with_adapters(lora, |_, spec| {
+        let values: Vec<f32> = (0..spec.numel()).map(|_| 0.1 * random.normal()).collect();
+        let data = TensorData::new(values, spec.rows_cols());
+        Ok::<_, Infallible>(Tensor::from_data(data, model.decoder.device()))
+    });
+    model.decoder = adapted;
+    model
+}
+
+/// Losses and norms of some updates, the weights after them and what the optimizer keeps.
+#[derive(Clone)]
+pub struct Trained {
+    pub steps: Vec<[f64; 2]>,
+    pub weights: BTreeMap<String, Vec<f64>>,
+    /// Log-probs of the rows under these weights.
+    pub scores: Vec<Vec<f32>>,
+    /// This rank's part of the first gradient, by name; where a rank has none of it, nothing.
+    pub gradients: BTreeMap<String, Vec<f64>>,
+    /// Most bytes held for moments, for gradients and for weights.
+    pub held: [u64; 3],
+    /// What was sent during the updates.
+    pub operations: [u64; Kind::COUNT],
+    /// Passes that every rank makes in an update, where gradients are summed in each.
+    pub rounds: usize,
+}
+
+fn runtime(model: &Model, memory: &MemoryConfig, world: &World) -> Runtime {
+    Runtime::new(model.decoder.device())
+        .with_prefetch(memory.prefetch)
+        .with_world(world.clone())
+}
+
+/// What a rank trains. `clip` as the optimizer's `clip_grad`.
+pub fn trained(
+    model: &Model,
+    rows: &[Sequence],
+    memory: &MemoryConfig,
+    clip: Option<f64>,
+    ranks: Arc<dyn Collective>,
+) -> Trained {
+    let world = World::new(ranks);
+    let gradients = gradients(model, rows, memory, &world);
+    let mut learner = learner(model, memory, clip, &world);
+    let cut = train_cut(&learner.model.plan, model.decoder.arch());
+    let batch = Batch::pack_for(rows, cut, world.size()).expect("every row fits");
+    let rounds = rounds(&learner.model.plan, &batch.deal(world.size()), Zero::Off);
+    learner.runtime.accounts.reset_peaks();
+    let before: Traffic = world.traffic();
+    let mut steps = Vec::new();
+    for _ in 0..UPDATES {
+        let updated = learner.update(rows, 1.0, &Nll, LR);
+        let updated = updated.unwrap_or_else(|error| panic!("{}: {error}", model.name));
+        assert!(updated.outcome.applied);
+        steps.push([updated.sums.loss, updated.outcome.grad_norm]);
+    }
+    let after = world.traffic();
+    let categories = [Category::Moments, Category::Gradients, Category::Parameters];
+    let held = categories.map(|category| {
+        let homes = [Home::Device, Home::Host].into_iter();
+        let balances = homes.map(|home| learner.runtime.accounts.balance(category, home));
+        balances.map(|balance| balance.peak_bytes).sum()
+    });
+    let scores = learner.score(rows, 1.0).expect("scores").logp;
+    learner.model.make_whole().expect("whole weights");
+    let weights = learner.decoder().params().map(|(spec, value)| {
+        let values = value.download().expect("values").to_f64();
+        (spec.name.clone(), values)
+    });
+    Trained {
+        steps,
+        weights: weights.collect(),
+        scores,
+        gradients,
+        held,
+        operations: std::array::from_fn(|kind| after.operations[kind] - before.operations[kind]),
+        rounds,
+    }
+}
+
+/// A learner of a rank, its weights in their place.
+pub fn learner(model: &Model, memory: &MemoryConfig, clip: Option<f64>, world: &World) -> Learner {
+    let plan = memory.plan(model.decoder.arch()).expect("a plan");
+    let optim = OptimConfig {
+        lr: LR,
+        clip_grad: clip,
+        ..OptimConfig::default()
+    };
+    let runtime = runtime(model, memory, world);
+    let mut learner = Learner::new(model.decoder.clone(), plan, optim, runtime);
+    let placed = learner.model.set_residency(Residency::Pass);
+    placed.expect("weights in their place");
+    learner
+}
+
+/// A rank's part of the gradients of the first update.
+fn gradients(
+    model: &Model,
+    rows: &[Sequence],
+    memory: &MemoryConfig,
+    world: &World,
+) -> BTreeMap<String, Vec<f64>> {
+    let learner = learner(model, memory, None, world);
+    let (plan, runtime) = (&learner.model.plan, &learner.runtime);
+    let mut decoder = learner.decoder().clone();
+    let cut = train_cut(plan, decoder.arch());
+    let batch = Batch::pack_for(rows, cut, world.size()).expect("every row fits");
+    let all = batch.micros();
+    let dealt = batch.deal(world.size());
+    let own = dealt[world.rank()].iter().map(|&i| all[i].clone());
+    let own: Vec<Vec<&Sequence>> = own.collect();
+    let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
+    Executor::new(plan, runtime, 1.0)
+        .with_rounds(rounds(plan, &dealt, Zero::Stage2))
+        .backward(&mut decoder, &own, &Nll, &mut gradients, None)
+        .expect("a backward pass");
+    gradients.reduce(&decoder, runtime).expect("sums");
+    let names: Vec<String> = decoder.specs().map(|spec| spec.name.clone()).collect();
+    let device = decoder.device();
+    let own = names.into_iter().enumerate().filter_map(|(index, name)| {
+        let gradient = gradients.take(index)?.into_device(device);
+        Some((name, values(gradient)))
+    });
+    own.collect()
+}
+
+/// What one rank trains.
+pub fn alone(
+    model: &Model,
+    rows: &[Sequence],
+    memory: &MemoryConfig,
+    clip: Option<f64>,
+) -> Trained {
+    trained(model, rows, memory, clip, Arc::new(Solo))
+}
+
+/// What the ranks of a world train: the same weights, losses and norms on all, to the bit.
+pub fn on_ranks(
+    model: &Model,
+    rows: &[Sequence],
+    memory: &MemoryConfig,
+    clip: Option<f64>,
+    size: usize,
+) -> Vec<Trained> {
+    let ranks = Threads::run(size, Settings::default(), |rank| {
+        trained(model, rows, memory, clip, rank)
+    });
+    let ranks = ranks.into_iter();
+    let ranks = ranks.map(|rank| rank.unwrap_or_else(|panic| panic!("{}: {panic}", model.name)));
+    let ranks: Vec<Trained> = ranks.collect();
+    for other in &ranks {
+        assert!(
+            other.steps == ranks[0].steps,
+            "{}: unlike steps",
+            model.name
+        );
+        assert!(
+            other.weights == ranks[0].weights,
+            "{}: unlike weights",
+            model.name
+        );
+        assert!(
+            other.scores == ranks[0].scores,
+            "{}: unlike scores",
+            model.name
+        );
+    }
+    ranks
+}
+
+/// Whether ranks have trained what one rank trains.
+pub fn assert_same(
+    label: &str,
+    memory: &MemoryConfig,
+    found: &[Trained],
+    expected: &Trained,
+    tolerance: f64,
+) {
+    for (found, expected) in found[0].steps.iter().zip(&expected.steps) {
+        assert_close(&format!("{label}: loss"), found[0], expected[0], tolerance);
+        assert_close(&format!("{label}: norm"), found[1], expected[1], tolerance);
+    }
+    for (name, values) in &found[0].weights {
+        let expected = &expected.weights[name];
+        assert_gradient(&format!("{label}: {name}"), values, expected, tolerance);
+    }
+    for (found, expected) in found[0].scores.iter().zip(&expected.scores) {
+        for (found, expected) in found.iter().zip(expected) {
+            // read off in f32, of weights that are as near
+            let label = format!("{label}: scores");
+            assert_close(&label, f64::from(*found), f64::from(*expected), 1e-4);
+        }
+    }
+    for (name, expected) in &expected.gradients {
+        let parts = found.iter().enumerate().map(|(rank, own)| {
+            let partition = Partition::new(found.len(), rank);
+            let part = own.gradients.get(name).cloned().unwrap_or_default();
+            if memory.zero_stage == 0 {
+                return if rank == 0 { part } else { Vec::new() };
+            }
+            assert_eq!(
+                part.len(),
+                partition.range(expected.len()).len(),
+                "{label}: {name}"
+            );
+            part
+        });
+        let whole: Vec<f64> = parts.flatten().collect();
+        let label = format!("{label}: gradient of {name}");
+        assert_gradient(&label, &whole, expected, tolerance);
+    }
+}
+
+/// Elements that a rank has most of, of all parameters; and those of the largest unit, and of the largest layer or end.
+pub fn share(model: &Model, size: usize) -> [u64; 3] {
+    let partition = Partition::new(size, 0);
+    let own = model.decoder.specs().filter(|spec| spec.trainable);
+    let own = own
+        .map(|spec| partition.range(spec.numel()).len() as u64)
+        .sum();
+    let unit = |unit: &Unit| {
+        unit.specs
+            .iter()
+            .map(|spec| spec.numel() as u64)
+            .sum::<u64>()
+    };
+    let units: Vec<u64> = model.decoder.units().iter().map(unit).collect();
+    let ends = units[0].max(units[units.len() - 1]);
+    let layers = units[model.decoder.body()].chunks(2);
+    let layers = layers.map(|halves| halves.iter().sum());
+    [
+        own,
+        units.iter().copied().max().unwrap_or(0),
+        layers.max().unwrap_or(0).max(ends),
+    ]
+}
