@@ -14,6 +14,7 @@ use firebrick::backends::allocator::CountingAllocator;
 use firebrick::backends::device::open;
 use firebrick::backends::memory::MemoryScope;
 use firebrick::engine::executor::Gradients;
+use firebrick::engine::world::World;
 use firebrick::spec::Pool;
 use measure::{Case, Plans, error, rows};
 use own_process::in_own_process;
@@ -59,7 +60,7 @@ fn the_norm_of_gradients_squares_a_part_of_a_gradient_at_a_time() {
     let mut gradients = Gradients::new(1);
     gradients.add(0, Tensor::ones([rows, columns], &device));
     let scope = MemoryScope::enter(&device);
-    let norm = gradients.global_norm().expect("a norm");
+    let norm = gradients.global_norm(&World::default()).expect("a norm");
     let counted = scope.finish();
     let expected = f64::from(rows * columns).sqrt();
     assert!((norm - expected).abs() < 1e-6 * expected, "{norm}");
