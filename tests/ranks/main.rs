@@ -241,6 +241,20 @@ fn runs_that_share_out_state_begin_as_one_rank_does_and_resume_to_the_bit() {
 }
 
 #[test]
+fn a_plan_that_shares_out_state_runs_on_as_many_ranks() {
+    let folders = tempfile::tempdir().unwrap();
+    let made = config(&folders.path().join("made"), &["memory.zero_stage=2"]);
+    let made = (world(2, &made, Start::Fresh), made.output.join("plan.json"));
+    let text = std::fs::read_to_string(&made.1).unwrap();
+    assert!(text.contains("stage2"), "{text}");
+    let plan = format!("memory.plan={}", made.1.display());
+    let again = config(&folders.path().join("again"), &[&plan]);
+    let again = world(2, &again, Start::Fresh);
+    same_on_all(&again);
+    assert!(again[0].weights == made.0[0].weights);
+}
+
+#[test]
 fn a_plan_for_another_number_of_ranks_is_refused() {
     let folders = tempfile::tempdir().unwrap();
     let plan = folders.path().join("plan.json");

@@ -212,9 +212,10 @@ fn a_model_needs_no_weights_to_be_planned() {
 #[test]
 fn several_devices_are_arithmetic_and_each_holds_its_share() {
     let bench = Bench::new();
-    let alone = json(&bench, &[]);
+    let recompute = "memory.gradient_checkpointing=true";
+    let alone = json(&bench, &[recompute]);
     assert_eq!(alone.get("parallel"), None);
-    let fsdp = ["--data-parallel", "4", "--zero-stage", "3"];
+    let fsdp = ["--data-parallel", "4", "--zero-stage", "3", recompute];
     let shared = json(&bench, &fsdp);
     assert_eq!(shared["parallel"]["data"], 4);
     assert_eq!(shared["parallel"]["zero"], "stage3");

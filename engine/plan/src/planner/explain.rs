@@ -5,7 +5,7 @@ use super::fit::Fit;
 use super::request::Request;
 use crate::Result;
 use crate::estimate::Estimate;
-use crate::{Granularity, MemoryConfig, OptimizerOffload, Order, ParamOffload};
+use crate::{Granularity, MemoryConfig, OptimizerOffload, Order, ParamOffload, Zero};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -228,6 +228,10 @@ impl List<'_> {
                 if c.memory.param_offload == ParamOffload::Streamed {
                     c.memory.param_offload = ParamOffload::None;
                     c.memory.order = Order::MicroMajor;
+                }
+                if c.memory.zero() == Zero::Stage3 {
+                    // a kept graph holds on to gathered weights
+                    c.memory.reshard_after_forward = false;
                 }
             });
         }

@@ -225,7 +225,9 @@ pub(super) const ACCELERATE: &[Rule] = &[
     ),
     (
         "deepspeed_config.**",
-        NotNeeded("one device has nothing to shard"),
+        NotNeeded(
+            "memory.zero_stage shares state out over the ranks of `mpirun`; one rank has nothing to shard",
+        ),
     ),
     (
         "fsdp_config.fsdp_offload_params",
@@ -237,7 +239,9 @@ pub(super) const ACCELERATE: &[Rule] = &[
     ),
     (
         "fsdp_config.**",
-        NotNeeded("one device has nothing to shard"),
+        NotNeeded(
+            "memory.zero_stage shares state out over the ranks of `mpirun`; one rank has nothing to shard",
+        ),
     ),
     ("machine_rank", NotNeeded(LAUNCH)),
     ("main_process_ip", NotNeeded(LAUNCH)),

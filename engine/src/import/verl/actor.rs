@@ -266,7 +266,7 @@ pub(super) const TABLE: &[Rule] = &[
     (
         "actor_rollout_ref.actor.fsdp_config.reshard_after_forward",
         NotNeeded(
-            "one device has nothing to shard; memory.param_offload: streamed fetches weights segment by segment",
+            "one rank has nothing to shard; on several, memory.zero_stage: 3 shares weights out and memory.reshard_after_forward is this setting",
         ),
     ),
     ("actor_rollout_ref.actor.fsdp_config.fsdp_size", By(shards)),

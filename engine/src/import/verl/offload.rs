@@ -101,7 +101,9 @@ pub(super) fn streamed(asked: &Asked) -> Verdict {
 
 pub(super) fn shards(asked: &Asked) -> Verdict {
     if asked.whole() == Some(-1) {
-        not_needed("one device has nothing to shard")
+        not_needed(
+            "memory.zero_stage shares state out over the ranks of `mpirun`; one rank has nothing to shard",
+        )
     } else {
         devices(asked)
     }
