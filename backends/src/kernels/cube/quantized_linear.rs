@@ -1,7 +1,7 @@
 //! Frozen matrices in few bits ([`crate::quantized`]), widened: a unit has the numbers of one word of codes.
 //!
-//! The numbers are those of the host to the bit. So no multiplication may be joined with an addition: the product of a scale passes
-//! through integers, and an argument that no compiler knows, before the offset is added.
+//! The numbers are those of the host to the bit. So no multiplication may be joined with an addition or done in another order: the first
+//! product passes through integers, and an argument that no compiler knows, before anything else is done with it.
 
 use super::launch::{address, detached, elem, elementwise, empty, enabled_on};
 use super::packed::codes::code;
@@ -43,6 +43,7 @@ pub(super) fn dequantize(words: &Tensor<2>, layout: QuantizedLayout, dtype: DTyp
             layout.numbers(),
             layout.cols,
             layout.code_words(),
+            0,
             elem(&out),
         ),
         BaseFormat::Nf4 => nf4::launch(
@@ -72,6 +73,7 @@ fn int8<F: Float>(
     numbers: usize,
     cols: usize,
     code_words: usize,
+    zero: u32,
     #[define(F)] _dtype: ElemType,
 ) {
     let word = ABSOLUTE_POS;
@@ -82,7 +84,9 @@ fn int8<F: Float>(
             let at = word * BYTES + j;
             if at < numbers {
                 let absmax = f32::reinterpret(words[code_words + at / cols]);
-                out[at] = F::cast_from(code(packed, j) * absmax * f32::new(RECIPROCAL));
+                let scaled = code(packed, j) * absmax;
+                let scaled = f32::reinterpret(u32::reinterpret(scaled) ^ zero);
+                out[at] = F::cast_from(scaled * f32::new(RECIPROCAL));
             }
         }
     }
