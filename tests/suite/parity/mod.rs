@@ -2,7 +2,6 @@
 
 mod adapters;
 mod export;
-mod functions;
 mod heads;
 mod linear_attention;
 mod long_rows;
