@@ -7,6 +7,7 @@ mod int8;
 mod nf4;
 #[cfg(test)]
 mod tests;
+mod words;
 
 pub use nf4::{NF4, Nf4Parts, dynamic_map, nf4_from_parts};
 
@@ -61,13 +62,4 @@ pub fn widened(words: &[f32], layout: QuantizedLayout) -> Vec<f32> {
     rows.enumerate()
         .for_each(|(part, out)| widen_rows(words, layout, part * ROWS, out));
     out
-}
-
-/// The bytes of words.
-fn bytes(words: &[f32]) -> &[u8] {
-    bytemuck::cast_slice(words)
-}
-
-fn bytes_mut(words: &mut [f32]) -> &mut [u8] {
-    bytemuck::cast_slice_mut(words)
 }

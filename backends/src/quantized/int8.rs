@@ -1,6 +1,6 @@
 //! 8 bits a number, a scale a row (LLM.int8: Dettmers et al., 2022, arXiv:2208.07339).
 
-use super::{bytes, bytes_mut};
+use super::words::{bytes, bytes_mut};
 use firebrick_spec::QuantizedLayout;
 use rayon::prelude::*;
 

@@ -1,6 +1,6 @@
 //! `NormalFloat` of 4 bits in blocks, with scales of 8 bits (`QLoRA`: Dettmers et al., 2023, arXiv:2305.14314).
 
-use super::{bytes, bytes_mut};
+use super::words::{bytes, bytes_mut};
 use crate::transfer::HostTensor;
 use firebrick_spec::quantized::{CODE_MAP, NF4_BLOCK, NF4_GROUP, SCALE_MAP};
 use firebrick_spec::{BaseFormat, QuantizedLayout};
