@@ -1,3 +1,4 @@
+use super::words::bytes;
 use super::*;
 use serde::Deserialize;
 use std::collections::BTreeMap;
