@@ -49,9 +49,14 @@ pub fn python(machine: &Machine) -> Check {
     .mended_by(machine.install(&PYTHON))
 }
 
-/// MPI's launcher. Training runs on one device, without it.
+/// MPI's launcher, and whether this program is built to be started by it. One rank needs neither.
 pub fn mpi(machine: &Machine) -> Check {
     const NAME: &str = "MPI";
+    const BUILT: &str = if cfg!(feature = "mpi") {
+        ""
+    } else {
+        "; this program is built for one rank: for several, build it with --features mpi"
+    };
     let Some(program) = machine.program(&["mpirun", "mpiexec"]) else {
         return Check::new(
             NAME,
@@ -64,7 +69,7 @@ pub fn mpi(machine: &Machine) -> Check {
         Some(version) => Check::new(
             NAME,
             Status::Ok,
-            format!("{version} ({})", program.display()),
+            format!("{version} ({}){BUILT}", program.display()),
         ),
         None => Check::new(
             NAME,

@@ -4,6 +4,9 @@ use crate::Result;
 use burn::tensor::{Device, Tensor};
 use firebrick_backends::transfer::HostTensor;
 
+/// Elements that a norm squares at a time: the square of a whole embedding would be half a gigabyte.
+const SQUARED_AT_ONCE: usize = 1 << 23;
+
 /// A complete gradient, where it was accumulated.
 #[derive(Debug)]
 pub enum Gradient {
@@ -30,4 +33,14 @@ impl Gradient {
             Self::Host(host) => Ok(host),
         }
     }
+}
+
+/// Sums of squares of a matrix on a device, of some of its rows at a time.
+pub(super) fn squares(matrix: &Tensor<2>) -> impl Iterator<Item = Tensor<1>> {
+    let [rows, columns] = matrix.dims();
+    let step = (SQUARED_AT_ONCE / columns.max(1)).max(1);
+    (0..rows).step_by(step).map(move |start| {
+        let part = matrix.clone().narrow(0, start, step.min(rows - start));
+        (part.clone() * part).sum()
+    })
 }

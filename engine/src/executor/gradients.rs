@@ -1,7 +1,7 @@
 //! Accumulated gradients of a decoder's parameters, in its flat order and at least in f32: on the device, or leaving it as they
 //! are complete.
 
-use super::gradient::Gradient;
+use super::gradient::{Gradient, squares};
 use super::reduced::Reduced;
 use super::runtime::Runtime;
 use crate::Result;
@@ -18,9 +18,6 @@ use firebrick_models::Decoder;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// Elements of a gradient that its norm squares at a time: the square of a whole embedding would be half a gigabyte.
-const SQUARED_AT_ONCE: usize = 1 << 23;
 
 /// An accumulator on the host; copies in flight add to it.
 type HostSlot = Arc<Mutex<Option<(HostTensor, MemoryGuard)>>>;
@@ -279,22 +276,17 @@ impl Gradients {
     pub fn sum_of_squares(&mut self, params: Range<usize>) -> Result<f64> {
         self.finish()?;
         let mut sum = 0.0;
-        let mut squares: Vec<Tensor<1>> = Vec::new();
+        let mut on_device: Vec<Tensor<1>> = Vec::new();
         let shards = self.reduced.iter().flat_map(|r| r.shards(params.clone()));
         for shard in shards {
             match shard {
-                Gradient::Device(g) => squares.push((g.clone() * g.clone()).sum()),
+                Gradient::Device(g) => on_device.extend(squares(g)),
                 Gradient::Host(values) => sum += values.sum_of_squares(),
             }
         }
         for index in params {
             if let Some((g, _)) = &self.slots[index] {
-                let [rows, columns] = g.dims();
-                let step = (SQUARED_AT_ONCE / columns.max(1)).max(1);
-                for start in (0..rows).step_by(step) {
-                    let part = g.clone().narrow(0, start, step.min(rows - start));
-                    squares.push((part.clone() * part).sum());
-                }
+                on_device.extend(squares(g));
             }
             let slot = self.host[index]
                 .lock()
@@ -303,11 +295,11 @@ impl Gradients {
                 sum += values.sum_of_squares();
             }
         }
-        if !squares.is_empty() {
-            let squares: Vec<f64> = Tensor::cat(squares, 0)
+        if !on_device.is_empty() {
+            let sums: Vec<f64> = Tensor::cat(on_device, 0)
                 .try_into_vec_as()
                 .map_err(|e| device_error("reading the gradient norm", &e))?;
-            sum += squares.iter().sum::<f64>();
+            sum += sums.iter().sum::<f64>();
         }
         Ok(sum)
     }

@@ -33,4 +33,4 @@ pub use resident_model::{Residency, ResidentModel};
 pub use runtime::Runtime;
 pub use score::{score_all, values_all};
 pub use segment_executor::Executor;
-pub(crate) use shards::Shards;
+pub(crate) use shards::{Shards, own_part};

@@ -8,8 +8,24 @@ use firebrick_backends::accounts::{Accounts, Category, Home};
 use firebrick_backends::collective::Flat;
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::Decoder;
+use firebrick_models::decoder::Param;
 use firebrick_models::unit::ParamSpec;
 use std::sync::Arc;
+
+/// A parameter, or a rank's shard of it: what it has where its unit is shared out already.
+pub(crate) fn own_part(decoder: &Decoder, index: usize, partition: Partition) -> Param {
+    let value = decoder.param(index);
+    let mut units = decoder.units().iter();
+    let Some(unit) = units.find(|unit| unit.range.contains(&index)) else {
+        unreachable!("a parameter of the model")
+    };
+    if partition.is_whole() || unit.is_sharded() {
+        return value;
+    }
+    let own = partition.range(unit.specs[index - unit.range.start].numel());
+    let shape = Partition::shape(own.len());
+    value.part(own, shape)
+}
 
 /// How shards of parameters lie in a rank's part of a message: each is filled up to the length of the longest one. Values are in the type
 /// that the parameters are stored in.
@@ -45,12 +61,8 @@ impl Shards {
         }
     }
 
-    /// The place of a parameter among them.
-    pub fn place(&self, index: usize) -> Option<usize> {
-        self.params.iter().position(|(own, ..)| *own == index)
-    }
-
-    /// Gathers the shards of all ranks. `own` gives this rank's of a parameter, by its flat index; none where it is empty.
+    /// Gathers the shards of all ranks. `own` gives this rank's of a parameter, by its flat index, where it has any
+    /// values.
     ///
     /// # Errors
     /// Where a copy fails, or a rank has failed or is gone.
@@ -58,15 +70,17 @@ impl Shards {
         &self,
         world: &World,
         accounts: &Arc<Accounts>,
-        mut own: impl FnMut(usize) -> Result<Option<HostTensor>>,
+        mut own: impl FnMut(usize) -> Result<HostTensor>,
     ) -> Result<Gathered<'_>> {
         let bytes = self.partition.ranks() * self.part;
         let _held = accounts.hold(Category::Communication, Home::Host, bytes);
         let mut part = vec![0; self.part];
-        for &(index, _, start) in &self.params {
-            if let Some(shard) = own(index)? {
-                part[start..start + shard.bytes()].copy_from_slice(shard.as_bytes());
+        for &(index, [rows, cols], start) in &self.params {
+            if self.partition.range(rows * cols).is_empty() {
+                continue;
             }
+            let shard = own(index)?;
+            part[start..start + shard.bytes()].copy_from_slice(shard.as_bytes());
         }
         Ok(Gathered {
             shards: self,

@@ -1,14 +1,13 @@
 //! Weights that ranks share out between passes (`ZeRO`'s third stage, arXiv:1910.02054; FSDP, arXiv:2304.11277): each has its shard of
 //! every parameter, and all gather a unit's before it runs.
 
-use super::shards::Shards;
+use super::shards::{Shards, own_part};
 use crate::Result;
 use crate::plan::{ModelPlan, Partition, Zero};
 use crate::world::World;
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::Decoder;
-use firebrick_models::decoder::Param;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -88,39 +87,14 @@ impl WeightShards {
             .map(|&unit| decoder.units()[unit].range.clone());
         let indices: Vec<usize> = ranges.flatten().collect();
         let shards = Shards::of(decoder, &indices, self.partition);
-        let gathered = shards.gather(&self.world, accounts, |index| self.own(decoder, index))?;
+        let gathered = shards.gather(&self.world, accounts, |index| {
+            Ok(own_part(decoder, index, self.partition).download()?)
+        })?;
         let mut whole = (0..indices.len()).map(|place| gathered.whole(place, decoder));
         let units = units.iter().map(|&unit| {
             let count = decoder.units()[unit].range.len();
             whole.by_ref().take(count).collect()
         });
         Ok(units.collect())
-    }
-
-    /// This rank's shard of a parameter; none where it is empty.
-    fn own(&self, decoder: &Decoder, index: usize) -> Result<Option<HostTensor>> {
-        let found = decoder
-            .units()
-            .iter()
-            .find(|unit| unit.range.contains(&index));
-        let Some(unit) = found else {
-            return Ok(None);
-        };
-        let range = self
-            .partition
-            .range(unit.specs[index - unit.range.start].numel());
-        if range.is_empty() {
-            return Ok(None);
-        }
-        let value = decoder.param(index);
-        let shard = if unit.is_sharded() {
-            value
-        } else {
-            value.part(range.clone(), Partition::shape(range.len()))
-        };
-        Ok(Some(match shard {
-            Param::Host(own) => own,
-            Param::Device(tensor) => HostTensor::download(tensor)?,
-        }))
     }
 }

@@ -1,20 +1,43 @@
 //! What several engines' keys become in the same way.
 
 use super::facts::{Facts, truth};
-use super::verdict::{Asked, Verdict, cannot, not_needed, set, set_noted};
+use super::verdict::{Asked, Verdict, cannot, not_needed, plain, set, set_noted};
 use serde_json::{Value, json};
 
 /// Rows of the training split of GSM8K.
 const GSM8K_ROWS: u64 = 7_473;
 
-/// Degrees of parallelism and numbers of devices above one.
+/// Machines, or devices of each: the ranks that `mpirun` has to start.
+pub(super) fn ranks(asked: &Asked, key: &str) -> Verdict {
+    match asked.whole() {
+        None | Some(-1..=1) => not_needed("one rank, as here without mpirun"),
+        Some(n) => set_noted(
+            key,
+            n,
+            "a run has as many ranks as `mpirun -n N` starts, and is refused on another number; on one device leave it out",
+        ),
+    }
+}
+
+/// Degrees of parallelism above one.
 pub(super) fn devices(asked: &Asked) -> Verdict {
     match asked.whole() {
         None | Some(-1..=1) => not_needed("one device, as here"),
         Some(n) => cannot(format!(
-            "training runs on one device; `firebrick plan CONFIG {} {n}` estimates what each of {n} would hold",
+            "training is data parallel; `firebrick plan CONFIG {} {n}` estimates what each of {n} devices would hold",
             degree(asked.key)
         )),
+    }
+}
+
+/// An argument of the chat template, below `start` in the source.
+pub(super) fn arguments(asked: &Asked, start: &str) -> Verdict {
+    match asked.key.strip_prefix(start) {
+        Some(name) if !asked.is_absent() => set(
+            &format!("model.chat_template_kwargs.{name}"),
+            plain(asked.value),
+        ),
+        _ => not_needed("has no value in the files"),
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the readers make of texts, also of hostile ones.
 
+mod keys;
 mod turns;
 use super::arithmetic::evaluate;
 use super::entry::{Entry, Given};
@@ -398,35 +399,6 @@ fn anchors_are_followed() {
         outcome(&imported, "other.train_batch_size"),
         Outcome::Unknown { .. }
     ));
-}
-
-#[test]
-fn nemo_rl_s_rows_keep_their_fields_and_the_share_that_is_held_out() {
-    let file = |more: &str| {
-        format!(
-            "policy: {{model_name: m}}\ngrpo: {{num_prompts_per_step: 8, num_generations_per_prompt: 4, max_num_steps: 5}}\ndata:\n  train: \
-             {{data_path: rows.jsonl, input_key: problem, output_key: expected_answer, split_validation_size: 0.05, seed: 42}}\n{more}"
-        )
-    };
-    let own = imported("grpo.yaml", &file("")).config;
-    for part in [
-        "{problem}",
-        "answer_field: expected_answer",
-        "validation_fraction: 0.05",
-        "seed: 42",
-    ] {
-        assert!(own.contains(part), "{part:?} is not in:\n{own}");
-    }
-    // rows of their own are validated on instead
-    let other = imported(
-        "grpo.yaml",
-        &file("  validation: {data_path: held.jsonl}\n"),
-    )
-    .config;
-    assert!(
-        other.contains("held.jsonl") && !other.contains("validation_fraction"),
-        "{other}"
-    );
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::config::{OptimConfig, UpdateAt};
 use super::reserve::{Reservation, Reserved};
 use super::scale::Scaler;
 use super::state::{ParamState, Update};
-use crate::executor::{Boundary, Gradient, GradientHook, Gradients, Place, Runtime};
+use crate::executor::{Boundary, Gradient, GradientHook, Gradients, Place, Runtime, own_part};
 use crate::plan::{OptimizerPlan, Partition};
 use crate::{Error, Result};
 use burn::tensor::{DType, Device};
@@ -12,7 +12,6 @@ use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Home};
 use firebrick_backends::transfer::{HostTensor, Pending, check_computed};
 use firebrick_models::Decoder;
-use firebrick_models::decoder::{Param, Unit};
 use firebrick_models::unit::{ParamSpec, Slot};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -367,22 +366,6 @@ pub(super) fn update_at(
         },
         decays: config.decay_norms_and_biases || !spec.slot.is_norm_or_bias(),
     }
-}
-
-/// A parameter, or a rank's shard of it.
-pub(super) fn own_part(decoder: &Decoder, index: usize, partition: Partition) -> Param {
-    let value = decoder.param(index);
-    let sharded = decoder
-        .units()
-        .iter()
-        .find(|unit| unit.range.contains(&index));
-    if partition.is_whole() || sharded.is_some_and(Unit::is_sharded) {
-        return value;
-    }
-    let numel = decoder.specs().nth(index).map_or(0, ParamSpec::numel);
-    let own = partition.range(numel);
-    let shape = Partition::shape(own.len());
-    value.part(own, shape)
 }
 
 /// Gradients on their way to a host that updates, one unit ahead of the update.

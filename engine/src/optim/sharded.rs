@@ -1,10 +1,9 @@
 //! An optimizer step of ranks that share out its state (`ZeRO`, arXiv:1910.02054): each updates its shards, and gathers the others'.
 
-use super::adamw::{AdamW, own_part, update_at};
+use super::adamw::{AdamW, update_at};
 use super::state::Update;
 use crate::Result;
-use crate::executor::{Gradient, Runtime, Shards};
-use burn::tensor::Device;
+use crate::executor::{Gradient, Runtime, Shards, own_part};
 use firebrick_backends::accounts::Home;
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::Decoder;
@@ -32,23 +31,15 @@ impl AdamW {
         }
         let shards = Shards::of(decoder, indices, self.partition());
         let accounts = Arc::clone(&self.accounts);
-        let gathered = shards.gather(runtime.world(), &accounts, |index| {
-            // a rank whose shard is empty has no gradient of it
-            let gradient = gradient(index)?;
-            gradient
-                .map(|gradient| self.update_shard(decoder, index, rates, gradient))
-                .transpose()
-        })?;
-        let fresh: Vec<HostTensor> = (0..indices.len())
-            .map(|place| gathered.whole(place, decoder))
-            .collect();
-        let mut fresh: Vec<Option<HostTensor>> = fresh.into_iter().map(Some).collect();
+        let gathered =
+            shards.gather(runtime.world(), &accounts, |index| match gradient(index)? {
+                Some(gradient) => self.update_shard(decoder, index, rates, gradient),
+                None => Ok(own_part(decoder, index, self.partition()).download()?),
+            })?;
+        let whole = |(place, &index)| (index, gathered.whole(place, decoder));
+        let fresh = indices.iter().enumerate().map(whole).collect();
         drop(gathered);
-        let device = decoder.device().clone();
-        decoder.update_unit(unit, |index, _, value| {
-            let new = shards.place(index).and_then(|place| fresh[place].take());
-            Ok(put(new, value, &device))
-        })
+        replace(decoder, unit, fresh)
     }
 
     /// The same of a unit of which this rank has its shards alone: they stay that.
@@ -67,10 +58,7 @@ impl AdamW {
                 fresh.insert(index, new);
             }
         }
-        let device = decoder.device().clone();
-        decoder.update_unit(unit, |index, _, value| {
-            Ok(put(fresh.remove(&index), value, &device))
-        })
+        replace(decoder, unit, fresh)
     }
 
     /// One step of this optimizer's shard of a parameter: its new values on the host.
@@ -109,11 +97,18 @@ impl AdamW {
     }
 }
 
-/// A new value where the old one was; the old one where there is none.
-fn put(new: Option<HostTensor>, value: Param, device: &Device) -> Param {
-    match (new, value) {
-        (None, value) => value,
-        (Some(new), Param::Device(_)) => Param::Device(new.into_device(device)),
-        (Some(new), Param::Host(_)) => Param::Host(new),
-    }
+/// Puts new values, by their flat index, where a unit's old ones were.
+fn replace(
+    decoder: &mut Decoder,
+    unit: usize,
+    mut fresh: BTreeMap<usize, HostTensor>,
+) -> Result<()> {
+    let device = decoder.device().clone();
+    decoder.update_unit(unit, |index, _, value| {
+        Ok(match (fresh.remove(&index), value) {
+            (None, value) => value,
+            (Some(new), Param::Device(_)) => Param::Device(new.into_device(&device)),
+            (Some(new), Param::Host(_)) => Param::Host(new),
+        })
+    })
 }

@@ -272,7 +272,8 @@ fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool
 /// What an update needs besides weights, gradients and moments: squares of a part of a gradient for the norm; then
 /// temporaries of a slice of a matrix.
 pub(super) fn update_buffers(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel) -> MemoryUsage {
-    let part = |elements: u64| parallel.optimizer(F32 * sizes.largest_trained.min(elements));
+    let largest = parallel.optimizer(F32 * sizes.largest_trained);
+    let part = |elements: u64| largest.min(F32 * elements);
     let (squares, slice) = (part(SQUARED_AT_ONCE), part(SLICE));
     let temporaries = slice
         * match plan.optimizer.moments {

@@ -1,6 +1,6 @@
 //! `NeMo RL`'s other sections: `grpo`, `loss_fn`, `data`, `checkpointing`, `logger`, `cluster`.
 
-use crate::import::common::{devices, epochs, path, rows, size, trackers};
+use crate::import::common::{epochs, path, ranks, rows, size, trackers};
 use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set};
 use serde_json::json;
@@ -335,8 +335,11 @@ pub(super) const TABLE: &[Rule] = &[
         By(|a| tracked(a, "tensorboard")),
     ),
     ("logger.**", NotNeeded(SHOWN)),
-    ("cluster.gpus_per_node", By(devices)),
-    ("cluster.num_nodes", By(devices)),
+    (
+        "cluster.gpus_per_node",
+        By(|a| ranks(a, "trainer.n_gpus_per_node")),
+    ),
+    ("cluster.num_nodes", By(|a| ranks(a, "trainer.nnodes"))),
     ("cluster.**", NotNeeded(ONE_RUN)),
     ("data_plane.**", NotNeeded(ONE_RUN)),
     (

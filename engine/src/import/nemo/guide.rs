@@ -112,7 +112,7 @@ fn loss_scale(asked: &Asked) -> Verdict {
 fn parallel(asked: &Asked) -> Verdict {
     if asked.is_on() {
         return cannot(
-            "training runs on one device; `firebrick plan CONFIG --tensor-parallel N` estimates what each of several would hold",
+            "training is data parallel; `firebrick plan CONFIG --tensor-parallel N` estimates what each of N devices would hold",
         );
     }
     not_needed("one device, as here")

@@ -57,7 +57,7 @@ pub(super) const TABLE: &[Rule] = &[
     ("policy.dtensor_cfg.context_parallel_size", By(devices)),
     (
         "policy.dtensor_cfg.sequence_parallel",
-        Off("training runs on one device"),
+        Off("every rank has whole sequences: training is data parallel"),
     ),
     ("policy.dtensor_cfg.lora_cfg.enabled", By(lora)),
     (

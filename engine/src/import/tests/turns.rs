@@ -5,7 +5,7 @@ use crate::import::Outcome;
 use serde_json::{Value, json};
 
 /// A launch of verl with these keys more.
-fn verl(keys: &str) -> crate::import::Imported {
+pub(super) fn verl(keys: &str) -> crate::import::Imported {
     let start = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=gsm8k.parquet \\\n  \
                  actor_rollout_ref.model.path=m data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=8 ";
     let keys = keys.replace("MT.", "actor_rollout_ref.rollout.multi_turn.");
@@ -13,7 +13,7 @@ fn verl(keys: &str) -> crate::import::Imported {
 }
 
 /// What the imported configuration has at a place.
-fn at(imported: &crate::import::Imported, path: &str) -> Value {
+pub(super) fn at(imported: &crate::import::Imported, path: &str) -> Value {
     let config: Value = serde_saphyr::from_str(&imported.config).expect("YAML");
     config.pointer(path).cloned().unwrap_or(Value::Null)
 }

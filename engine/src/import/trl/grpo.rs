@@ -1,7 +1,7 @@
 //! The arguments of `GRPOConfig` and `RLOOConfig`.
 
 use super::batch::{Batch, Class, class};
-use crate::import::common::{devices, size};
+use crate::import::common::{arguments, devices, size};
 use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
 use serde_json::{Value, json};
@@ -40,9 +40,7 @@ pub(super) const TABLE: &[Rule] = &[
     ),
     (
         "chat_template_kwargs.**",
-        Off(
-            "the chat template gets no arguments of its own; edit it in the model's tokenizer_config.json",
-        ),
+        By(|a| arguments(a, "chat_template_kwargs.")),
     ),
     ("cache_implementation", NotNeeded(OWN_ENGINE)),
     ("ds3_gather_for_generation", NotNeeded(OWN_ENGINE)),
@@ -178,10 +176,7 @@ pub(super) const TABLE: &[Rule] = &[
         "disable_dropout",
         NotNeeded("models have no dropout; adapters have model.lora.dropout"),
     ),
-    (
-        "router_aux_loss_coef",
-        NotNeeded("mixtures of experts are not among the model families"),
-    ),
+    ("router_aux_loss_coef", By(balance)),
     (
         "pad_to_multiple_of",
         NotNeeded("rows are packed without padding"),
@@ -200,6 +195,21 @@ pub(super) const TABLE: &[Rule] = &[
         Off("samples stay in the run folder: samples.jsonl"),
     ),
 ];
+
+/// TRL adds the auxiliary loss where the model is asked for its routers' logits.
+fn balance(asked: &Asked) -> Verdict {
+    if !asked.facts.is_on("model_init_kwargs.output_router_logits") {
+        return not_needed(
+            "without model_init_kwargs.output_router_logits TRL has no auxiliary loss",
+        );
+    }
+    match asked.number() {
+        Some(coefficient) if coefficient >= 0.0 => {
+            set("model.router_aux_loss_coef", plain(asked.value))
+        }
+        _ => asked.wrong("a number from 0 on"),
+    }
+}
 
 fn algorithm(asked: &Asked) -> Verdict {
     match class(asked.facts) {

@@ -1,8 +1,8 @@
 //! What stands beside TRL's configurations: `ModelConfig`, the scripts' data, a trainer's own arguments, PEFT's and Accelerate's.
 
 use super::rewards::functions;
-use crate::import::common::{devices, model, path, precision};
-use crate::import::verdict::Answer::{By, NotNeeded, Off};
+use crate::import::common::{model, path, precision, ranks};
+use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set};
 use serde_json::json;
 
@@ -77,6 +77,10 @@ pub(super) const MODEL: &[Rule] = &[
     (
         "model_init_kwargs.device_map",
         NotNeeded("device says where the model is"),
+    ),
+    (
+        "model_init_kwargs.output_router_logits",
+        NotNeeded("router_aux_loss_coef becomes model.router_aux_loss_coef with it"),
     ),
     (
         "model_init_kwargs.**",
@@ -201,9 +205,12 @@ pub(super) const TRAINER: &[Rule] = &[
 ];
 
 pub(super) const ACCELERATE: &[Rule] = &[
-    ("num_processes", By(devices)),
-    ("num_machines", By(devices)),
-    ("nproc_per_node", By(devices)),
+    ("num_processes", By(processes)),
+    ("num_machines", By(|a| ranks(a, "trainer.nnodes"))),
+    (
+        "nproc_per_node",
+        By(|a| ranks(a, "trainer.n_gpus_per_node")),
+    ),
     ("mixed_precision", By(mixed)),
     ("distributed_type", NotNeeded(LAUNCH)),
     ("compute_environment", NotNeeded(LAUNCH)),
@@ -223,6 +230,7 @@ pub(super) const ACCELERATE: &[Rule] = &[
         "deepspeed_config.gradient_accumulation_steps",
         NotNeeded("the trainer's own gradient_accumulation_steps counts"),
     ),
+    ("deepspeed_config.zero_stage", Same("memory.zero_stage")),
     (
         "deepspeed_config.**",
         NotNeeded(
@@ -262,6 +270,24 @@ pub(super) const ACCELERATE: &[Rule] = &[
     ("tpu_use_sudo", NotNeeded(LAUNCH)),
     ("multi_gpu", NotNeeded(LAUNCH)),
 ];
+
+/// Processes of all machines together.
+fn processes(asked: &Asked) -> Verdict {
+    let machines = asked.facts.whole("num_machines").unwrap_or(1).max(1);
+    match asked.whole() {
+        Some(n) if n > 0 && n % machines == 0 => {
+            let own = Asked {
+                value: &json!(n / machines),
+                ..*asked
+            };
+            ranks(&own, "trainer.n_gpus_per_node")
+        }
+        Some(n) if n > 0 => cannot(format!(
+            "{n} processes are not as many on each of {machines} machines; give each the same number"
+        )),
+        _ => asked.wrong("a number of processes"),
+    }
+}
 
 /// A class by its name; the file that defines it where the name has its module.
 fn environment(asked: &Asked) -> Verdict {

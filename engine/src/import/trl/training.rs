@@ -11,7 +11,8 @@ use serde_json::json;
 const RHYTHM: &str = "every step's metrics are written to metrics.jsonl";
 const ONE_PROCESS: &str = "rows are read once, in the one process";
 const HUB: &str = "checkpoints stay in the run folder; `hf upload` puts one on the hub";
-const ONE_DEVICE: &str = "training runs on one device; memory settings are keys of `memory`";
+const RANKS: &str =
+    "`mpirun` starts ranks, and memory.zero_stage says what they share out (docs/clusters.md)";
 const COMPILED: &str = "kernels are compiled by the backend";
 
 pub(super) const TABLE: &[Rule] = &[
@@ -202,14 +203,14 @@ pub(super) const TABLE: &[Rule] = &[
     ("hub_strategy", NotNeeded(HUB)),
     ("hub_token", NotNeeded(HUB)),
     ("hub_private_repo", NotNeeded(HUB)),
-    ("deepspeed", Off(ONE_DEVICE)),
-    ("fsdp", Off(ONE_DEVICE)),
-    ("ddp_timeout", NotNeeded(ONE_DEVICE)),
-    ("ddp_find_unused_parameters", NotNeeded(ONE_DEVICE)),
-    ("ddp_backend", NotNeeded(ONE_DEVICE)),
-    ("ddp_bucket_cap_mb", NotNeeded(ONE_DEVICE)),
-    ("accelerator_config.**", NotNeeded(ONE_DEVICE)),
-    ("local_rank", NotNeeded(ONE_DEVICE)),
+    ("deepspeed", Off(RANKS)),
+    ("fsdp", Off(RANKS)),
+    ("ddp_timeout", NotNeeded(RANKS)),
+    ("ddp_find_unused_parameters", NotNeeded(RANKS)),
+    ("ddp_backend", NotNeeded(RANKS)),
+    ("ddp_bucket_cap_mb", NotNeeded(RANKS)),
+    ("accelerator_config.**", NotNeeded(RANKS)),
+    ("local_rank", NotNeeded(RANKS)),
 ];
 
 fn folder(asked: &Asked) -> Verdict {

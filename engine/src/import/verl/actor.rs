@@ -167,8 +167,13 @@ pub(super) const TABLE: &[Rule] = &[
     ("actor_rollout_ref.actor.profile.**", NotNeeded(PROFILER)),
     (
         "actor_rollout_ref.actor.router_replay.**",
-        Off("mixtures of experts are not among the model families"),
+        Off("routes are replayed from the rollout, not from files: rollout.router_replay"),
     ),
+    (
+        "actor_rollout_ref.actor.router_replay._target_",
+        NotNeeded("a class of verl's"),
+    ),
+    ("actor_rollout_ref.actor.router_replay.mode", By(replay)),
     (
         "actor_rollout_ref.actor.optim.**",
         Off(
@@ -379,6 +384,16 @@ fn micro_batch(asked: &Asked, devices: i64) -> Verdict {
         ),
         _ if asked.is_off() => not_needed("has no value in the files"),
         _ => asked.wrong("a number of sequences"),
+    }
+}
+
+/// `R3` takes routes from the rollout, `R2` from the old log-probs' pass.
+fn replay(asked: &Asked) -> Verdict {
+    match asked.text() {
+        Some("R3") => set("rollout.router_replay", true),
+        Some("R2") => cannot("routes are replayed from the rollout: rollout.router_replay"),
+        _ if asked.is_off() => not_needed("off, as here by default"),
+        _ => asked.wrong("disabled, R2 or R3"),
     }
 }
 

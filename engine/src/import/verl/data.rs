@@ -1,6 +1,6 @@
 //! verl's `data` section.
 
-use crate::import::common::{path, rows};
+use crate::import::common::{arguments, path, rows};
 use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, set, set_noted};
 
@@ -104,9 +104,7 @@ pub(super) const TABLE: &[Rule] = &[
     ),
     (
         "data.apply_chat_template_kwargs.**",
-        Off(
-            "the chat template gets no arguments of its own; edit it in the model's tokenizer_config.json",
-        ),
+        By(|a| arguments(a, "data.apply_chat_template_kwargs.")),
     ),
 ];
 

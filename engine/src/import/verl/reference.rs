@@ -84,8 +84,14 @@ pub(super) const TABLE: &[Rule] = &[
     ("actor_rollout_ref.ref.profiler.**", NotNeeded(PROFILER)),
     ("actor_rollout_ref.ref.profile.**", NotNeeded(PROFILER)),
     (
+        "actor_rollout_ref.ref.router_replay._target_",
+        NotNeeded("a class of verl's"),
+    ),
+    (
         "actor_rollout_ref.ref.router_replay.**",
-        Off("mixtures of experts are not among the model families"),
+        Off(
+            "rollout.router_replay replays routes in the policy; the reference takes its own experts",
+        ),
     ),
     (
         "actor_rollout_ref.ref.model.path",

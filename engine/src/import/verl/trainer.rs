@@ -1,6 +1,6 @@
 //! verl's `trainer`, its profiler, and what Hydra and Ray are told.
 
-use crate::import::common::{devices, epochs, path, trackers};
+use crate::import::common::{epochs, path, ranks, trackers};
 use crate::import::verdict::Answer::{By, NotNeeded, Off};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, set, set_noted};
 
@@ -11,8 +11,11 @@ const PROFILER: &str =
 pub(super) const TABLE: &[Rule] = &[
     ("trainer.total_epochs", By(passes)),
     ("trainer.total_training_steps", By(steps)),
-    ("trainer.n_gpus_per_node", By(devices)),
-    ("trainer.nnodes", By(devices)),
+    (
+        "trainer.n_gpus_per_node",
+        By(|a| ranks(a, "trainer.n_gpus_per_node")),
+    ),
+    ("trainer.nnodes", By(|a| ranks(a, "trainer.nnodes"))),
     ("trainer.project_name", By(name)),
     ("trainer.experiment_name", By(name)),
     ("trainer.default_local_dir", By(folder)),

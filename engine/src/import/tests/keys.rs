@@ -1,0 +1,102 @@
+//! What single keys become: ranks, templates, experts, rows.
+
+use super::turns::{at, verl};
+use super::{imported, outcome};
+use crate::import::Outcome;
+use serde_json::json;
+
+#[test]
+fn machines_and_devices_become_the_ranks_that_a_run_is_checked_for() {
+    let found = verl("trainer.nnodes=2 trainer.n_gpus_per_node=8");
+    assert_eq!(at(&found, "/trainer/nnodes"), 2);
+    assert_eq!(at(&found, "/trainer/n_gpus_per_node"), 8);
+    let one = verl("trainer.nnodes=1 trainer.n_gpus_per_node=1");
+    assert_eq!(at(&one, "/trainer/nnodes"), json!(null));
+    let launch = "accelerate launch --num_processes 8 --num_machines 2 examples/grpo.py --model_name_or_path m --dataset_name d --beta 0.1\n";
+    let found = imported("run.sh", launch);
+    assert_eq!(at(&found, "/trainer/nnodes"), 2);
+    assert_eq!(at(&found, "/trainer/n_gpus_per_node"), 4);
+    let uneven = imported(
+        "run.sh",
+        &launch.replace("--num_machines 2", "--num_machines 3"),
+    );
+    assert!(
+        matches!(outcome(&uneven, "num_processes"), Outcome::Cannot { why } if why.contains("each of 3 machines"))
+    );
+}
+
+#[test]
+fn degrees_that_are_not_data_parallel_are_estimates() {
+    let found = verl("actor_rollout_ref.rollout.tensor_model_parallel_size=4");
+    let key = "actor_rollout_ref.rollout.tensor_model_parallel_size";
+    let why = "`firebrick plan CONFIG --tensor-parallel 4` estimates";
+    assert!(matches!(outcome(&found, key), Outcome::Cannot { why: found } if found.contains(why)));
+}
+
+#[test]
+fn arguments_of_the_chat_template_are_passed_on() {
+    let found = verl("+data.apply_chat_template_kwargs.enable_thinking=False");
+    let own = at(&found, "/model/chat_template_kwargs/enable_thinking");
+    assert_eq!(own, json!(false));
+}
+
+#[test]
+fn routes_are_replayed_from_the_rollout_alone() {
+    let key = "actor_rollout_ref.actor.router_replay.mode";
+    let found = verl(&format!(
+        "{key}=R3 actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
+    ));
+    assert_eq!(at(&found, "/rollout/router_replay"), json!(true));
+    let found = verl(&format!("{key}=disabled"));
+    assert!(matches!(outcome(&found, key), Outcome::NotNeeded { .. }));
+    let found = verl(&format!("{key}=R2"));
+    assert!(matches!(outcome(&found, key), Outcome::Cannot { .. }));
+}
+
+#[test]
+fn the_auxiliary_loss_counts_where_trl_asks_for_routers_logits() {
+    let program = |arguments: &str| {
+        imported(
+            "train.py",
+            &format!(
+                "args = GRPOConfig(output_dir=\"runs\", router_aux_loss_coef=0.001{arguments})\n"
+            ),
+        )
+    };
+    let found = program("");
+    assert!(matches!(
+        outcome(&found, "router_aux_loss_coef"),
+        Outcome::NotNeeded { .. }
+    ));
+    let found = program(", model_init_kwargs={\"output_router_logits\": True}");
+    assert_eq!(at(&found, "/model/router_aux_loss_coef"), 0.001);
+}
+
+#[test]
+fn nemo_rl_s_rows_keep_their_fields_and_the_share_that_is_held_out() {
+    let file = |more: &str| {
+        format!(
+            "policy: {{model_name: m}}\ngrpo: {{num_prompts_per_step: 8, num_generations_per_prompt: 4, max_num_steps: 5}}\ndata:\n  train: \
+             {{data_path: rows.jsonl, input_key: problem, output_key: expected_answer, split_validation_size: 0.05, seed: 42}}\n{more}"
+        )
+    };
+    let own = imported("grpo.yaml", &file("")).config;
+    for part in [
+        "{problem}",
+        "answer_field: expected_answer",
+        "validation_fraction: 0.05",
+        "seed: 42",
+    ] {
+        assert!(own.contains(part), "{part:?} is not in:\n{own}");
+    }
+    // rows of their own are validated on instead
+    let other = imported(
+        "grpo.yaml",
+        &file("  validation: {data_path: held.jsonl}\n"),
+    )
+    .config;
+    assert!(
+        other.contains("held.jsonl") && !other.contains("validation_fraction"),
+        "{other}"
+    );
+}
