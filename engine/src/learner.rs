@@ -199,12 +199,13 @@ impl Learner {
         let world = runtime.world();
         let batch = Batch::pack_for(sequences, train_cut(plan, decoder.arch()), world.size())?;
         let all = batch.micros();
+        let tokens = sequences.iter().map(|s| s.tokens.len()).sum();
         let mut dealt = batch.deal(world.size());
         let executor = Executor::new(plan, runtime, temperature)
             .for_role(role)
             .with_rounds(rounds(plan, &dealt, Zero::Stage2))
             .with_dropout(*dropout)
-            .with_router_loss(*router_aux_loss_coef)
+            .with_router_loss(*router_aux_loss_coef, tokens)
             .with_loss_scale(optimizer.loss_scale());
         let mut gradients =
             Gradients::planned(decoder.specs().count(), plan, runtime).for_role(role);

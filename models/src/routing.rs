@@ -41,6 +41,22 @@ impl Routes {
         }
     }
 
+    /// Rows of a width, one behind the other.
+    ///
+    /// # Panics
+    /// Where the last is not whole.
+    #[must_use]
+    pub fn from_choices(width: usize, choices: Vec<u16>) -> Self {
+        assert_eq!(choices.len() % width.max(1), 0, "whole rows");
+        Self { width, choices }
+    }
+
+    /// The choices of all rows, one behind the other.
+    #[must_use]
+    pub fn choices(&self) -> &[u16] {
+        &self.choices
+    }
+
     /// Number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {

@@ -16,7 +16,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUPS, GROUP, WORKERS, STEPS = 64, 4, 2, 5
+# eight times as many completions as are sampled at a time: verl's examples have five to sixteen times as many
+GROUPS, GROUP, WORKERS, STEPS = 128, 4, 2, 5
 MOST = 1.2
 FUNCTION = '''import time
 

@@ -104,11 +104,36 @@ fn ranks_hold_the_same_weights_and_metrics_and_a_rerun_is_the_same_to_the_bit() 
     }
 }
 
+/// A mixture of experts whose tokens are trained on by the experts that they were sampled with.
+const EXPERTS: [&str; 3] = [
+    "model.arch={model_type: qwen3_moe, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, num_attention_heads: 2, \
+     head_dim: 8, max_position_embeddings: 32, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8}",
+    "rollout.router_replay=true",
+    "update.old_log_probs=trainer",
+];
+
 #[test]
 fn the_first_step_on_ranks_has_the_rollouts_losses_and_gradients_of_one_rank() {
+    begins_as_one_rank_does(&[], &[]);
+}
+
+#[test]
+fn experts_load_and_train_on_ranks_as_on_one() {
+    let keys = [
+        "rollout/expert_load_max",
+        "rollout/expert_load_min",
+        "rollout/rerouted",
+    ];
+    begins_as_one_rank_does(&EXPERTS, &keys);
+    // routers choose anew where routes are not replayed, the same on every rank
+    let chosen = [EXPERTS[0], EXPERTS[2]];
+    begins_as_one_rank_does(&chosen, &keys);
+}
+
+fn begins_as_one_rank_does(overrides: &[&str], more: &[&str]) {
     let folders = tempfile::tempdir().unwrap();
     let first_step = |size: usize| {
-        let config = config(&folders.path().join(size.to_string()), &[]);
+        let config = config(&folders.path().join(size.to_string()), overrides);
         let metrics = world(size, &config, Start::Fresh).swap_remove(0).metrics;
         let mut steps = metrics.into_iter().map(BTreeMap::from_iter);
         let step: BTreeMap<String, u64> = steps
@@ -119,7 +144,7 @@ fn the_first_step_on_ranks_has_the_rollouts_losses_and_gradients_of_one_rank() {
     let alone = first_step(1);
     for size in [2, 4] {
         let found = first_step(size);
-        for key in [
+        let keys = [
             "prompt_length/mean",
             "response_length/mean",
             "critic/rewards/mean",
@@ -127,8 +152,9 @@ fn the_first_step_on_ranks_has_the_rollouts_losses_and_gradients_of_one_rank() {
             "actor/entropy",
             "actor/pg_loss",
             "actor/grad_norm",
-        ] {
-            let [found, alone] = [&found, &alone].map(|step| f64::from_bits(step[key]));
+        ];
+        for key in keys.iter().chain(more) {
+            let [found, alone] = [&found, &alone].map(|step| f64::from_bits(step[*key]));
             let near = (found - alone).abs() <= 1e-5 * alone.abs().max(1e-2);
             assert!(near, "{key} on {size} ranks: {found} instead of {alone}");
         }
@@ -143,7 +169,11 @@ fn other_algorithms_and_models_run_on_ranks_too() {
         "model={{path: {}, lora: {{rank: 2, dropout: 0.1}}}}",
         trained.display()
     );
-    let cases: [(&str, &[&str]); 4] = [
+    let balanced = [&EXPERTS[..], &["model.router_aux_loss_coef=0.01"]].concat();
+    let sharded = [&EXPERTS[..], &["memory.zero_stage=2"]].concat();
+    let cases: [(&str, &[&str]); 6] = [
+        ("experts", &balanced),
+        ("experts that are shared out", &sharded),
         ("ppo", &["objective.name=ppo", "critic.warmup=1"]),
         (
             "kl",

@@ -202,7 +202,10 @@ impl Model {
         let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
         let sums = Executor::new(plan, runtime, temperature)
             .with_dropout(self.dropout)
-            .with_router_loss(self.router_aux_loss_coef)
+            .with_router_loss(
+                self.router_aux_loss_coef,
+                micros.iter().flatten().map(|s| s.tokens.len()).sum(),
+            )
             .backward(decoder, micros, loss, &mut gradients, None)
             .unwrap_or_else(|error| panic!("{}: {error}", self.name));
         let named = decoder.specs().enumerate().filter_map(|(i, spec)| {

@@ -92,12 +92,14 @@ impl Scored for MicroScores {
             logp,
             entropy,
             values,
-            // a model with experts runs on one rank
-            routes: _,
+            routes,
         } = self;
         for column in [logp, entropy, values] {
             column.write(to);
         }
+        to.list(routes.iter(), |w, own| {
+            w.option(own.as_ref(), Writer::routes);
+        });
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self> {
@@ -105,7 +107,7 @@ impl Scored for MicroScores {
             logp: Scored::read(from)?,
             entropy: Scored::read(from)?,
             values: Scored::read(from)?,
-            routes: Vec::new(),
+            routes: from.list(|r| r.option(Reader::routes))?,
         })
     }
 }

@@ -31,7 +31,8 @@ pub struct Executor<'a> {
     role: Role,
     dropout: Option<DropoutStep>,
     loss_scale: f64,
-    router_aux_loss_coef: f64,
+    /// The coefficient of the auxiliary loss of routers, and the tokens of all ranks' micro-batches.
+    router_loss: (f64, usize),
     /// Passes that every rank makes through the model in a backward pass over all micro-batches.
     rounds: usize,
 }
@@ -60,7 +61,7 @@ impl<'a> Executor<'a> {
             role: Role::Policy,
             dropout: None,
             loss_scale: 1.0,
-            router_aux_loss_coef: 0.0,
+            router_loss: (0.0, 0),
             rounds: 0,
         }
     }
@@ -91,10 +92,11 @@ impl<'a> Executor<'a> {
         self
     }
 
-    /// The same with the auxiliary loss of routers, times a coefficient, in its backward passes. 0 is none.
+    /// The same with the auxiliary loss of routers, times a coefficient, in its backward passes over sequences of so many tokens, those of
+    /// all ranks. 0 is none.
     #[must_use]
-    pub fn with_router_loss(mut self, coefficient: f64) -> Self {
-        self.router_aux_loss_coef = coefficient;
+    pub fn with_router_loss(mut self, coefficient: f64, tokens: usize) -> Self {
+        self.router_loss = (coefficient, tokens);
         self
     }
 
@@ -264,12 +266,11 @@ impl<'a> Executor<'a> {
         let loss = loss.into();
         let mut sums = LossSums::default();
         // the coefficient is that of a step, however it is divided
-        let tokens = micros.iter().flatten().map(|s| s.tokens.len()).sum();
-        let coefficient = self.router_aux_loss_coef * self.loss_scale;
+        let (coefficient, tokens) = self.router_loss;
         let layers = decoder.arch().expert_layers().count();
-        let balances = self.router_aux_loss_coef > 0.0 && layers > 0;
+        let balances = coefficient > 0.0 && layers > 0;
         let balanced = |micro: MicroBatch| {
-            let own = micro.router_loss(coefficient, tokens, layers);
+            let own = micro.router_loss(coefficient * self.loss_scale, tokens, layers);
             micro.with_router_loss(balances.then_some(own))
         };
         let mut router_loss = 0.0;

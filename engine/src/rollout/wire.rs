@@ -1,13 +1,15 @@
 //! Completions and rollouts as ranks exchange them.
 
-use super::Rollout;
+use super::{Rerouted, Rollout};
 use crate::sequence::TokenColumns;
 use crate::world::codec::{Reader, Writer};
 use crate::{Error, Result};
 use firebrick_models::generate::{FinishReason, Sample};
+use firebrick_models::routing::Routes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ops::Range;
+use std::sync::Arc;
 
 fn write_finish(to: &mut Writer, finish: FinishReason) {
     to.number(match finish {
@@ -34,19 +36,24 @@ fn read_ranges(from: &mut Reader<'_>) -> Result<Vec<Range<usize>>> {
     from.list(|r| Ok(r.count()?..r.count()?))
 }
 
-/// A value without NaN, as JSON.
-fn write_json(to: &mut Writer, value: &impl Serialize) {
+/// Writes a value without NaN, as JSON.
+pub fn write_json(to: &mut Writer, value: &impl Serialize) {
     // texts, whole numbers and finite ones: nothing that JSON has not
     to.text(&serde_json::to_string(value).unwrap_or_default());
 }
 
-fn read_json<T: DeserializeOwned>(from: &mut Reader<'_>) -> Result<T> {
+/// Reads one.
+pub fn read_json<T: DeserializeOwned>(from: &mut Reader<'_>) -> Result<T> {
     let text = from.text()?;
     serde_json::from_str(&text).map_err(|e| {
         Error::Ranks(format!(
             "what a rank says of a rollout cannot be read ({e}): run the same build on every rank"
         ))
     })
+}
+
+fn read_routes(from: &mut Reader<'_>) -> Result<Option<Arc<Routes>>> {
+    from.option(|r| Ok(Arc::new(r.routes()?)))
 }
 
 /// Writes a completion.
@@ -59,8 +66,7 @@ pub fn write_sample(to: &mut Writer, sample: &Sample) {
         full_logps,
         inserted,
         finish,
-        // a model with experts runs on one rank
-        routes: _,
+        routes,
     } = sample;
     to.number(*request as u64);
     to.number(*sample as u64);
@@ -69,6 +75,7 @@ pub fn write_sample(to: &mut Writer, sample: &Sample) {
     to.singles(full_logps);
     write_ranges(to, inserted);
     write_finish(to, *finish);
+    to.option(routes.as_deref(), Writer::routes);
 }
 
 /// Reads a completion.
@@ -81,7 +88,7 @@ pub fn read_sample(from: &mut Reader<'_>) -> Result<Sample> {
         full_logps: from.singles()?,
         inserted: read_ranges(from)?,
         finish: read_finish(from)?,
-        routes: None,
+        routes: read_routes(from)?,
     })
 }
 
@@ -98,9 +105,8 @@ pub fn write_rollout(to: &mut Writer, rollout: &Rollout) {
         text,
         columns,
         finish,
-        // a model with experts runs on one rank
-        routes: _,
-        rerouted: _,
+        routes,
+        rerouted,
         policy_version,
         reward,
         reward_parts,
@@ -123,6 +129,11 @@ pub fn write_rollout(to: &mut Writer, rollout: &Rollout) {
         w.option(column, |w, values| w.floats(values));
     });
     write_finish(to, *finish);
+    to.option(routes.as_deref(), Writer::routes);
+    to.option(*rerouted, |w, own| {
+        w.number(own.tokens as u64);
+        w.number(own.others as u64);
+    });
     to.number(*policy_version);
     to.float(*reward);
     to.list(reward_parts.iter(), |w, (name, value)| {
@@ -150,8 +161,13 @@ pub fn read_rollout(from: &mut Reader<'_>) -> Result<Rollout> {
         text: from.text()?,
         columns: TokenColumns::from_columns(from.list(|r| r.option(Reader::floats))?),
         finish: read_finish(from)?,
-        routes: None,
-        rerouted: None,
+        routes: read_routes(from)?,
+        rerouted: from.option(|r| {
+            Ok(Rerouted {
+                tokens: r.count()?,
+                others: r.count()?,
+            })
+        })?,
         policy_version: from.number()?,
         reward: from.float()?,
         reward_parts: from.list(|r| Ok((r.text()?, r.float()?)))?,
@@ -192,8 +208,11 @@ mod tests {
                 ..TokenColumns::default()
             },
             finish: FinishReason::Length,
-            routes: None,
-            rerouted: None,
+            routes: Some(Arc::new(Routes::from_rows(&[&[0, 7], &[3, 1]]))),
+            rerouted: Some(Rerouted {
+                tokens: 4,
+                others: 1,
+            }),
             policy_version: 4,
             reward: 0.1 + 0.2,
             reward_parts: vec![("exact".into(), 1.0), ("absent".into(), f64::NAN)],

@@ -14,7 +14,7 @@ use firebrick_backends::accounts::Home;
 use firebrick_backends::kernels;
 use firebrick_backends::memory::{ReadingSource, read};
 use firebrick_backends::{DeviceInfo, DeviceSpec, Precision, profile};
-use firebrick_spec::{Arch, Backend};
+use firebrick_spec::Backend;
 
 /// What to do where ranks are not alike.
 pub(super) const START_ALIKE: &str =
@@ -152,29 +152,6 @@ fn check_optimizer(
         );
     }
     Ok(())
-}
-
-/// Refuses environments on several ranks: what they add to prompts and say of rollouts stays on the rank that sampled.
-pub(super) fn check_environments(world: &World, task: &dyn Task) -> Result<()> {
-    if world.is_solo() || task.environments().is_none() {
-        return Ok(());
-    }
-    Err(Error::Config(format!(
-        "the task has an environment, and rollouts over several turns run on one rank; this run has {}: start it as one process, \
-         or remove the environment",
-        world.size()
-    )))
-}
-
-/// Refuses a mixture of experts on several ranks: routes and the load of experts stay on the rank that computed them.
-pub(super) fn check_experts(world: &World, arch: &Arch) -> Result<()> {
-    if world.is_solo() || arch.expert_layers().next().is_none() {
-        return Ok(());
-    }
-    Err(Error::Config(format!(
-        "the model is a mixture of experts, which trains on one rank; this run has {}: start it as one process",
-        world.size()
-    )))
 }
 
 /// A limit on bytes that nobody counts would be none.

@@ -1,6 +1,6 @@
 //! Completions of held-out prompts, judged, and what they say together.
 
-use super::gather::{all_samples, own_prompts};
+use super::gather::{all_played, all_samples, own_prompts};
 use super::judged::{EvaluatedSample, judged_samples};
 use super::judging::last_turn;
 use super::rollout::ENVIRONMENT;
@@ -136,12 +136,12 @@ pub(crate) fn validation_samples(
     world: &World,
 ) -> Result<ValidationSamples> {
     let (n, task) = (rollout.val_kwargs.n, data.task());
-    let playing = Playing::begin(turns, task, rollout, source, &data.validation, n)?;
-    let prompts = playing.prompts();
     let sampling = rollout.validation(source.stop_ids.clone());
-    let completions = rollout.val_kwargs.n * rollout.response_length;
     let lengths = data.validation.iter().map(|prompt| prompt.tokens.len());
-    let part = own_prompts(world, lengths, completions);
+    let part = own_prompts(world, lengths, n * rollout.response_length);
+    let own = &data.validation[part.clone()];
+    let playing = Playing::begin(turns, task, rollout, source, own, n)?;
+    let prompts = playing.prompts();
     // step 0 is no step of training
     let key = |prompt_index| DrawKey {
         seed: 0,
@@ -150,10 +150,10 @@ pub(crate) fn validation_samples(
         sample: 0,
     };
     let requests: Vec<GenerationRequest> = prompts
-        .as_ref()
-        .unwrap_or(&data.validation)
+        .as_deref()
+        .unwrap_or(own)
         .iter()
-        .zip(0..)
+        .zip(part.start as u32..)
         .map(|(p, index)| GenerationRequest {
             tokens: p.tokens.clone(),
             key: key(index),
@@ -161,11 +161,15 @@ pub(crate) fn validation_samples(
         })
         .collect();
     let generator = Generator::new(decoder, Some(&source.tokenizer), &sampling)?;
-    let generated = playing.run(&generator, &requests[part.clone()], n, limits, |_| {})?;
+    let generated = playing.run(&generator, &requests, n, limits, |_| {})?;
+    let samples = all_samples(world, part.start, generated.samples)?;
+    let played = prompts.zip(playing.outcomes());
+    let played = played.map(|own| all_played(world, &data.validation, own));
+    let (prompts, outcomes) = played.transpose()?.unzip();
     Ok(ValidationSamples {
-        samples: all_samples(world, part.start, generated.samples)?,
+        samples,
         prompts,
-        outcomes: playing.outcomes(),
+        outcomes,
     })
 }
 

@@ -15,7 +15,7 @@ use crate::reward::{Note, Progress};
 use crate::rollout::Rollout;
 use crate::sequence::{TokenColumns, column};
 use crate::task::{Reward, Shaping};
-use crate::turns::Outcome;
+use crate::turns::{Outcome, TurnStats};
 use crate::{Error, Result};
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_models::Decoder;
@@ -125,8 +125,8 @@ impl Trainer {
         first: u64,
         stats: &mut RolloutStats,
     ) -> Result<Groups> {
-        let (prompts, own) = self.own_rollouts(prompts, first, stats)?;
-        let rollouts = all_rollouts(&self.world, own, stats)?;
+        let own = self.own_rollouts(prompts, first)?;
+        let (prompts, rollouts) = all_rollouts(&self.world, prompts, own, stats)?;
         let routes = rollouts.iter().filter_map(|r| r.routes.as_deref());
         stats.experts = ExpertLoad::of(self.learner.decoder().arch(), routes);
         stats.gen_batches += 1;
@@ -138,14 +138,8 @@ impl Trainer {
         Ok((prompts, groups))
     }
 
-    /// Rollouts of those of the prompts that this rank samples from, judged here, and all prompts, to which environments may have
-    /// added: a run with environments has one rank.
-    fn own_rollouts(
-        &mut self,
-        prompts: &Arc<Vec<Prompt>>,
-        first: u64,
-        step: &mut RolloutStats,
-    ) -> Result<(Arc<Vec<Prompt>>, OwnRollouts)> {
+    /// Rollouts of those of the prompts that this rank samples from, judged here.
+    fn own_rollouts(&mut self, prompts: &Arc<Vec<Prompt>>, first: u64) -> Result<OwnRollouts> {
         let started = Instant::now();
         let completions = self.config.rollout.n * self.config.rollout.response_length;
         let lengths = prompts.iter().map(|prompt| prompt.tokens.len());
@@ -173,25 +167,25 @@ impl Trainer {
                 &mut stats,
             )
         })?;
+        let mut turns = outcomes.as_ref().map(|_| TurnStats::default());
         let mut outcomes = outcomes.into_iter().flatten();
         let mut rollouts = Vec::with_capacity(generated.samples.len());
         for (s, scored) in generated.samples.into_iter().zip(rewards) {
             let tokens = own[s.request].tokens.clone();
             let mut rollout = self.rollout(first + s.request as u64, tokens, s, scored);
             if let Some(outcome) = outcomes.next() {
-                step.turns.get_or_insert_default().add(&outcome);
+                turns.get_or_insert_default().add(&outcome);
                 add_outcome(&mut rollout, outcome);
             }
             rollouts.push(rollout);
         }
-        let own_rollouts = OwnRollouts {
+        Ok(OwnRollouts {
             rollouts,
             engine: generated.stats,
             programs: stats.programs,
+            played: turns.map(|turns| (own, turns)),
             seconds: started.elapsed().as_secs_f64(),
-        };
-        let prompts = if is_all { own } else { Arc::clone(prompts) };
-        Ok((prompts, own_rollouts))
+        })
     }
 
     /// A sample with its prompt and its reward.

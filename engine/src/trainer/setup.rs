@@ -1,8 +1,8 @@
 //! A run before its weights: what it is made of is opened, then its memory is planned.
 
 use super::checks::{
-    check_device, check_environments, check_experts, check_limit, check_objective,
-    check_optimizers, check_quantised, check_rewards, check_size,
+    check_device, check_limit, check_objective, check_optimizers, check_quantised, check_rewards,
+    check_size,
 };
 use super::turns::turn_template;
 use crate::checkpoint::{CriticSource, PolicySource};
@@ -66,7 +66,6 @@ impl Opened {
         files: ModelFiles,
     ) -> Result<Self> {
         check_size(&config.trainer, &world)?;
-        check_environments(&world, task.as_ref())?;
         let asked = config.device;
         // first, because what a preset sets depends on the device
         let (device, info) = open_device(&mut config)?;
@@ -74,7 +73,6 @@ impl Opened {
         let source = PolicySource::with(&config.model, task.as_ref(), files)?;
         let source = source.in_format(config.precision, config.base());
         let profile = profile::of(&info);
-        check_experts(&world, source.checkpoint.arch())?;
         planning::settle_share(&mut config, mode, source.checkpoint.arch(), &profile)?;
         if mode == Mode::Rl || !task.is_empty(Split::Validation) {
             source.check_lengths(&config)?;

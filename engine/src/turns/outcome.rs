@@ -67,4 +67,14 @@ impl TurnStats {
         self.lost += usize::from(outcome.lost.is_some());
         self.differ_from_template += usize::from(outcome.differs_from_template);
     }
+
+    /// Adds those of other rollouts.
+    pub fn absorb(&mut self, other: &Self) {
+        self.rollouts += other.rollouts;
+        self.tool_calls += other.tool_calls;
+        self.failed_calls += other.failed_calls;
+        self.retries += other.retries;
+        self.lost += other.lost;
+        self.differ_from_template += other.differ_from_template;
+    }
 }

@@ -1,6 +1,7 @@
 //! Values as the bytes that ranks exchange. Both ends are the same program, so nothing says what is what.
 
 use crate::{Error, Result};
+use firebrick_models::routing::Routes;
 
 /// Writes values one behind the other.
 #[derive(Debug, Default)]
@@ -64,6 +65,18 @@ impl Writer {
         self.number(values.len() as u64);
         self.0
             .extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    }
+
+    /// The experts that tokens went through.
+    pub fn routes(&mut self, routes: &Routes) {
+        self.number(routes.width() as u64);
+        self.number(routes.choices().len() as u64);
+        self.0.extend(
+            routes
+                .choices()
+                .iter()
+                .flat_map(|choice| choice.to_le_bytes()),
+        );
     }
 }
 
@@ -141,6 +154,13 @@ impl<'a> Reader<'a> {
     pub fn tokens(&mut self) -> Result<Vec<u32>> {
         self.list(|r| Ok(u32::from_le_bytes(r.array()?)))
     }
+
+    /// The experts that tokens went through.
+    pub fn routes(&mut self) -> Result<Routes> {
+        let width = self.count()?;
+        let choices = self.list(|r| Ok(u16::from_le_bytes(r.array()?)))?;
+        Ok(Routes::from_choices(width, choices))
+    }
 }
 
 #[cfg(test)]
@@ -156,6 +176,8 @@ mod tests {
         w.tokens(&[7, u32::MAX]);
         w.floats(&[-0.0, 1e-310]);
         w.singles(&[0.1]);
+        let routes = Routes::from_rows(&[&[0, 7], &[Routes::UNKNOWN, 1]]);
+        w.routes(&routes);
         let bytes = w.into_bytes();
         let mut r = Reader::new(&bytes);
         let nan = r.option(Reader::float).unwrap().unwrap();
@@ -169,6 +191,7 @@ mod tests {
             [(-0.0_f64).to_bits(), 1e-310_f64.to_bits()]
         );
         assert_eq!(r.singles().unwrap(), [0.1]);
+        assert_eq!(r.routes().unwrap(), routes);
         let short = r.number().unwrap_err().to_string();
         assert!(short.contains("same build"), "{short}");
     }

@@ -2,6 +2,7 @@
 
 mod adapters;
 mod export;
+mod functions;
 mod heads;
 mod linear_attention;
 mod long_rows;

@@ -3,6 +3,7 @@
 
 mod calculator;
 mod python;
+mod ranks;
 mod templates;
 
 use firebrick_engine::config::{RunConfig, parse};
