@@ -1,5 +1,7 @@
 //! Whole runs on several ranks, which are threads of this process: the same weights, metrics and files as they promise.
 
+mod out_of_memory;
+
 use firebrick_backends::collective::{Collective, Settings, Threads};
 use firebrick_engine::config::{RunConfig, parse};
 use firebrick_engine::metrics::{Control, Event, Metrics, Observer, is_of_a_machine};
@@ -59,6 +61,12 @@ fn run(config: RunConfig, start: Start, ranks: Arc<dyn Collective>) -> firebrick
         .world(ranks)
         .build()?;
     trainer.run()?;
+    let metrics = noted.0.lock().unwrap().clone();
+    Ok(facts(&trainer, metrics))
+}
+
+/// The weights of a trainer that has run, beside the metrics that its observer was told of.
+fn facts(trainer: &Trainer, metrics: Vec<Metrics>) -> Ran {
     let weights = trainer.policy().params().map(|(spec, value)| {
         let values = value.download().unwrap().to_f64();
         (
@@ -66,13 +74,12 @@ fn run(config: RunConfig, start: Start, ranks: Arc<dyn Collective>) -> firebrick
             values.into_iter().map(f64::to_bits).collect(),
         )
     });
-    let metrics = noted.0.lock().unwrap().clone();
     let bits = |m: Metrics| m.into_iter().map(|(name, v)| (name, v.to_bits())).collect();
-    Ok(Ran {
+    Ran {
         weights: weights.collect(),
         metrics: metrics.into_iter().map(bits).collect(),
         steps: trainer.finished_steps(),
-    })
+    }
 }
 
 /// The run of a world: every rank's.
