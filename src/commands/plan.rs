@@ -27,7 +27,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     if let Some(stage) = args.parallel.zero_stage {
         config.memory.zero_stage = stage;
     }
-    let parallel = args.parallel.degrees(config.memory.zero());
+    let parallel = args.parallel.degrees(&config);
     let planned = planned::plan(config, parallel)?;
     if let Some(e) = &planned.unread {
         tracing::info!(

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "config.yaml";
 const CHECKPOINTS: &str = "checkpoints";
+/// The ending of a folder that is being removed.
+const REMOVED: &str = ".removed";
 
 /// A run folder that can be written to.
 #[derive(Debug)]
@@ -195,7 +197,7 @@ impl RunDir {
             return Ok(path);
         }
         sync_folders(&aside)?;
-        clear(&path)?;
+        discard(&path)?;
         fs::rename(&aside, &path).map_err(Error::io("rename", &aside))?;
         // the rename itself is durable once its folder is synced
         path.parent().map_or(Ok(()), sync_folder)?;
@@ -235,9 +237,30 @@ impl RunDir {
         }
         let found = self.checkpoints()?;
         for (_, path) in found.iter().rev().skip(keep) {
-            fs::remove_dir_all(path).map_err(Error::io("remove", path))?;
+            discard(path)?;
+        }
+        // what a process did not live to remove
+        let dir = self.path.join(CHECKPOINTS);
+        for entry in fs::read_dir(&dir).map_err(Error::io("read", &dir))? {
+            let path = entry.map_err(Error::io("read", &dir))?.path();
+            if path.to_string_lossy().ends_with(REMOVED) {
+                clear(&path)?;
+            }
         }
         Ok(())
+    }
+}
+
+/// Removes a folder that others may read, if it is there: renamed first, so that they see all of it or nothing.
+fn discard(path: &Path) -> Result<()> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(REMOVED);
+    let aside = PathBuf::from(aside);
+    clear(&aside)?;
+    match fs::rename(path, &aside) {
+        Ok(()) => clear(&aside),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(Error::io("rename", path)(e)),
     }
 }
 
@@ -324,11 +347,16 @@ mod tests {
     #[test]
     fn the_oldest_checkpoints_are_removed() {
         let (_temp, run) = run();
+        // a process that was killed while it removed one
+        let half = run.path().join("checkpoints/step-000005.removed/model");
+        fs::create_dir_all(&half).unwrap();
+        assert!(run.checkpoints().unwrap().is_empty());
         for step in [10, 20, 30] {
             run.publish(&RunDir::checkpoint_name(step), |_| Ok(()))
                 .unwrap();
         }
         run.prune(2).unwrap();
+        assert!(!half.exists());
         assert_eq!(
             run.checkpoints()
                 .unwrap()

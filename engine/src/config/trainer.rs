@@ -39,6 +39,15 @@ pub struct TrainerConfig {
     pub experiment_name: Option<String>,
 }
 
+impl TrainerConfig {
+    /// Ranks of the run, where `nnodes` or `n_gpus_per_node` says how many: one that is absent counts as 1.
+    #[must_use]
+    pub fn ranks(&self) -> Option<usize> {
+        let said = self.nnodes.or(self.n_gpus_per_node).is_some();
+        said.then(|| self.nnodes.unwrap_or(1) * self.n_gpus_per_node.unwrap_or(1))
+    }
+}
+
 impl Default for TrainerConfig {
     fn default() -> Self {
         Self {

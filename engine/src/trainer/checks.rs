@@ -22,24 +22,17 @@ pub(super) const START_ALIKE: &str =
 
 /// Refuses a world of another size than `trainer.nnodes` and `trainer.n_gpus_per_node` say.
 pub(super) fn check_size(config: &TrainerConfig, world: &World) -> Result<()> {
-    let TrainerConfig {
-        nnodes,
-        n_gpus_per_node,
-        ..
-    } = config;
-    if nnodes.is_none() && n_gpus_per_node.is_none() {
-        return Ok(());
-    }
-    let (nodes, gpus) = (nnodes.unwrap_or(1), n_gpus_per_node.unwrap_or(1));
     let found = world.size();
-    if nodes * gpus == found {
+    let Some(ranks) = config.ranks().filter(|&ranks| ranks != found) else {
         return Ok(());
-    }
+    };
+    let (nodes, gpus) = (
+        config.nnodes.unwrap_or(1),
+        config.n_gpus_per_node.unwrap_or(1),
+    );
     Err(Error::Ranks(format!(
-        "trainer.nnodes is {nodes} and trainer.n_gpus_per_node is {gpus}, {} ranks in all, and this run has {found}; start it with \
-         `mpirun -n {} firebrick train …` (docs/clusters.md), or leave both keys out",
-        nodes * gpus,
-        nodes * gpus
+        "trainer.nnodes is {nodes} and trainer.n_gpus_per_node is {gpus}, {ranks} ranks in all, and this run has {found}; start it with \
+         `mpirun -n {ranks} firebrick train …` (docs/clusters.md), or leave both keys out"
     )))
 }
 

@@ -222,6 +222,14 @@ fn several_devices_are_arithmetic_and_each_holds_its_share() {
     for key in alone.as_object().unwrap().keys() {
         assert!(shared.get(key).is_some(), "{key} is gone");
     }
+    // the ranks that a configuration is written for
+    let ranks = [
+        "trainer.nnodes=2",
+        "trainer.n_gpus_per_node=2",
+        "memory.zero_stage=3",
+        recompute,
+    ];
+    assert_eq!(json(&bench, &ranks)["phases"], shared["phases"]);
     let held = |plan: &Value, phase: &str, category: &str| {
         let phases = plan["phases"].as_array().unwrap();
         let phase = phases.iter().find(|p| p["name"] == phase).unwrap();
