@@ -78,6 +78,7 @@ fn judged(programs: &Programs, rows: &[Row]) -> Result<Said, Box<dyn Error>> {
                 text: row.completion.clone(),
                 last_turn: None,
                 turns: &[],
+                environment: None,
                 tokens: &row.tokens,
                 finished: true,
                 id: CompletionId {

@@ -4,6 +4,7 @@ use crate::data::Prompt;
 use crate::task::{Completion, Reward, Task, TaskError};
 use crate::{Error, Result};
 use firebrick_models::tokenizer::Message;
+use serde_json::Value;
 
 /// A completion to be scored.
 #[derive(Clone, Debug)]
@@ -16,6 +17,8 @@ pub struct Answer<'a> {
     pub last_turn: Option<String>,
     /// The messages that it is made of, where it had an environment.
     pub turns: &'a [Message],
+    /// How a reward function makes a copy of the object that its environment was, where there is one.
+    pub environment: Option<&'a Value>,
     /// Its tokens.
     pub tokens: &'a [u32],
     /// Whether it ended by itself.

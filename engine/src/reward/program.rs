@@ -106,22 +106,19 @@ impl Drop for Program {
     }
 }
 
-/// Refuses a function that cannot do without the objects of the task's environments, and says once that another one does not get
-/// them: they live in processes of their own.
+/// Has the objects of the task's environments kept for a function that looks at them. Where these are no Python objects, refuses a
+/// function that cannot do without, and says once that another one gets none.
 fn check_environments(name: &str, protocol: &Protocol, task: &dyn Task) -> Result<(), String> {
-    const INSTEAD: &str = "environments live in processes of their own; write what they are worth as `get_reward` of the class, which is \
-                           the part `environment` of the reward, or read the tools' answers in `completions`";
-    let Protocol::Trl {
-        environments: Some(parameter),
-        ..
-    } = protocol
-    else {
+    const INSTEAD: &str = "the environments of this task are no objects of a Python class; what they are worth is the part `environment` \
+                           of the reward, and the tools' answers stand in `completions`";
+    let (Protocol::Trl { environments, .. }, Some(own)) = (protocol, task.environments()) else {
         return Ok(());
     };
-    match parameter {
-        _ if task.environments().is_none() => {}
-        Parameter::Needs => return Err(format!("it needs `environments`: {INSTEAD}")),
-        Parameter::Takes => {
+    match environments {
+        None => {}
+        Some(_) if own.keep_objects() => {}
+        Some(Parameter::Needs) => return Err(format!("it needs `environments`: {INSTEAD}")),
+        Some(Parameter::Takes) => {
             tracing::warn!("reward `{name}`: its argument `environments` is None: {INSTEAD}");
         }
     }

@@ -47,6 +47,12 @@ pub trait Environment: Send {
     fn reward(&mut self) -> Result<Option<f64>, EnvironmentError> {
         Ok(None)
     }
+
+    /// How a reward function in another process makes a copy of the object behind it, after its last turn; none where nobody wants one
+    /// ([`Environments::keep_objects`]).
+    fn object(&mut self) -> Option<Value> {
+        None
+    }
 }
 
 /// Makes a task's environments.
@@ -65,6 +71,11 @@ pub trait Environments: Send + Sync {
 
     /// Whether [`Environment::reset`] may add to a prompt, so that its length is not known before.
     fn adds_to_prompts(&self) -> bool {
+        false
+    }
+
+    /// Says that a reward function looks at the objects behind them ([`Environment::object`]). Whether there are some.
+    fn keep_objects(&self) -> bool {
         false
     }
 }

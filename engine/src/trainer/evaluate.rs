@@ -189,6 +189,7 @@ pub(crate) fn answers<'a>(
                 text: source.tokenizer.decode(&sample.tokens, true)?,
                 last_turn: last_turn(&source.tokenizer, sample)?,
                 turns: outcomes.map_or(&[][..], |own| own[at].turns.as_slice()),
+                environment: outcomes.and_then(|own| own[at].object.as_ref()),
                 tokens: &sample.tokens,
                 finished: sample.finish == FinishReason::Stop,
                 id: id(sample),

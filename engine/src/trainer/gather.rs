@@ -186,6 +186,7 @@ fn write_outcome(to: &mut Writer, outcome: &Outcome) {
     let Outcome {
         turns,
         reward,
+        object,
         tool_calls,
         failed_calls,
         retries,
@@ -194,6 +195,7 @@ fn write_outcome(to: &mut Writer, outcome: &Outcome) {
     } = outcome;
     write_json(to, turns);
     to.option(*reward, Writer::float);
+    write_json(to, object);
     for count in [tool_calls, failed_calls, retries] {
         to.number(*count as u64);
     }
@@ -205,6 +207,7 @@ fn read_outcome(from: &mut Reader<'_>) -> Result<Outcome> {
     Ok(Outcome {
         turns: read_json(from)?,
         reward: from.option(Reader::float)?,
+        object: read_json(from)?,
         tool_calls: from.count()?,
         failed_calls: from.count()?,
         retries: from.count()?,

@@ -4,10 +4,12 @@
 use crate::data::Prompt;
 use crate::reward::{Answer, Asked, CompletionId, Programs, Purpose, Said};
 use crate::task::{Reward, Task};
+use crate::turns::Outcome;
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
 use firebrick_models::generate::{FinishReason, Sample};
 use firebrick_models::tokenizer::Message;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -16,11 +18,33 @@ use std::thread::JoinHandle;
 /// Texts and rewards of completions by the rules, by request and sample.
 type RuleRewards = BTreeMap<(usize, usize), Result<(String, Reward)>>;
 
-/// A completion that has ended, and the messages that it is made of where it had an environment.
+/// A completion that has ended, and what came of it where it had an environment.
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
     pub sample: Sample,
-    pub turns: Vec<Message>,
+    pub outcome: Option<Outcome>,
+}
+
+impl Ended {
+    fn played(&self) -> Played<'_> {
+        Played::of(self.outcome.as_ref())
+    }
+}
+
+/// What a completion has of its environment.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Played<'a> {
+    turns: &'a [Message],
+    object: Option<&'a Value>,
+}
+
+impl<'a> Played<'a> {
+    pub fn of(outcome: Option<&'a Outcome>) -> Self {
+        outcome.map_or_else(Self::default, |own| Self {
+            turns: &own.turns,
+            object: own.object.as_ref(),
+        })
+    }
 }
 
 /// Judges completions as they come. The results do not depend on their order.
@@ -54,7 +78,7 @@ pub(super) struct Judged {
 pub(super) fn answer<'a>(
     prompts: &'a [Prompt],
     sample: &'a Sample,
-    turns: &'a [Message],
+    played: Played<'a>,
     text: String,
     step: u64,
     first: u64,
@@ -63,7 +87,8 @@ pub(super) fn answer<'a>(
         prompt: &prompts[sample.request],
         text,
         last_turn: None,
-        turns,
+        turns: played.turns,
+        environment: played.object,
         tokens: &sample.tokens,
         finished: sample.finish == FinishReason::Stop,
         id: CompletionId {
@@ -85,9 +110,10 @@ pub(super) fn last_turn(tokenizer: &Tokenizer, sample: &Sample) -> Result<Option
 
 impl Judging {
     fn score(&self, ended: &Ended) -> Result<(String, Reward)> {
-        let Ended { sample, turns } = ended;
+        let sample = &ended.sample;
         let text = self.tokenizer.decode(&sample.tokens, true)?;
-        let mut answer = answer(&self.prompts, sample, turns, text, self.step, self.first);
+        let (step, first) = (self.step, self.first);
+        let mut answer = answer(&self.prompts, sample, ended.played(), text, step, first);
         answer.last_turn = last_turn(&self.tokenizer, sample)?;
         let reward = answer.by_rules(self.task.as_ref(), self.max_tokens, Purpose::Training)?;
         Ok((answer.text, reward))
@@ -96,12 +122,14 @@ impl Judging {
     /// Asks the programs about a group; where one of its completions has failed already, about none.
     fn ask(&self, mut group: Vec<Ended>, rules: &RuleRewards) -> Result<Asked> {
         group.sort_by_key(|own| own.sample.sample);
-        let answers = group.iter().filter_map(|Ended { sample, turns }| {
+        let answers = group.iter().filter_map(|ended| {
+            let sample = &ended.sample;
             let scored = rules.get(&(sample.request, sample.sample))?;
             let (text, _) = scored.as_ref().ok()?;
             let text = text.clone();
             let (step, first) = (self.step, self.first);
-            Some(answer(&self.prompts, sample, turns, text, step, first))
+            let played = ended.played();
+            Some(answer(&self.prompts, sample, played, text, step, first))
         });
         self.programs.ask(&answers.collect::<Vec<_>>())
     }

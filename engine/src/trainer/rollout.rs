@@ -3,7 +3,7 @@
 
 use super::Trainer;
 use super::gather::{OwnRollouts, all_rollouts, own_prompts};
-use super::judging::{Ended, Judging, JudgingThread, answer};
+use super::judging::{Ended, Judging, JudgingThread, Played, answer};
 use super::turns::Playing;
 use crate::config::DynamicSampling;
 use crate::data::Prompt;
@@ -248,8 +248,8 @@ impl Trainer {
         let waited = started.elapsed().as_secs_f64();
         let (mut answers, mut rewards) = (Vec::new(), Vec::new());
         for (at, (sample, (text, reward))) in samples.iter().zip(rules).enumerate() {
-            let turns = outcomes.map_or(&[][..], |own| own[at].turns.as_slice());
-            answers.push(answer(prompts, sample, turns, text, step, first));
+            let played = Played::of(outcomes.map(|own| &own[at]));
+            answers.push(answer(prompts, sample, played, text, step, first));
             rewards.push(reward);
         }
         let judged = self.recovering(Phase::Reward, |t| {
@@ -391,7 +391,7 @@ impl Trainer {
             ended += 1;
             judging.take(Ended {
                 sample: sample.clone(),
-                turns: playing.turns(sample),
+                outcome: playing.outcome(sample),
             });
         })?;
         Ok(Sampled {

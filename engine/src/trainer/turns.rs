@@ -10,7 +10,6 @@ use crate::{Error, Result};
 use firebrick_models::generate::{
     Generated, GenerationRequest, Generator, Next, Sample, SchedulerConfig, Turns,
 };
-use firebrick_models::tokenizer::Message;
 use std::cell::RefCell;
 
 /// The template of a run whose task has environments, checked with its first conversation; none where the task has none.
@@ -103,12 +102,10 @@ impl<'a> Playing<'a> {
         Some(own.borrow().prompts().to_vec())
     }
 
-    /// The messages of a completion that has ended; none without an environment.
-    pub fn turns(&self, sample: &Sample) -> Vec<Message> {
-        self.0.as_ref().map_or_else(Vec::new, |own| {
-            let own = own.borrow();
-            own.outcome(sample.request, sample.sample).turns.clone()
-        })
+    /// What came of a completion that has ended; none without an environment.
+    pub fn outcome(&self, sample: &Sample) -> Option<Outcome> {
+        let own = self.0.as_ref()?.borrow();
+        Some(own.outcome(sample.request, sample.sample).clone())
     }
 
     /// Samples completions of their prompts: of one turn, or of as many as the environments answer.

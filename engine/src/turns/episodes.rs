@@ -218,8 +218,9 @@ impl<'a> Episodes<'a> {
         let (tokens, room) = self.asked.remove(&index).unwrap_or_default();
         let episode = &mut self.all[index];
         match done.said {
-            Ok(Played::Ended(reward)) => {
+            Ok(Played::Ended(reward, object)) => {
                 episode.outcome.reward = reward;
+                episode.outcome.object = object;
                 self.finish(index, &tokens);
                 Next::End
             }

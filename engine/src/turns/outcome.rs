@@ -2,13 +2,14 @@
 
 use crate::task::Observation;
 use firebrick_models::tokenizer::Message;
+use serde_json::Value;
 
 /// What an environment said to a turn.
 pub(super) enum Played {
     /// Messages, after which the model has another turn.
     GoesOn(Observation),
-    /// Nothing more; what the rollout was worth, where the environment says.
-    Ended(Option<f64>),
+    /// Nothing more; what the rollout was worth, where the environment says, and the object behind it, where it is looked at.
+    Ended(Option<f64>, Option<Value>),
 }
 
 /// What came of a rollout beside its tokens.
@@ -18,6 +19,8 @@ pub struct Outcome {
     pub turns: Vec<Message>,
     /// What its environment said that it was worth.
     pub reward: Option<f64>,
+    /// How a reward function makes a copy of the object that its environment was, where one looks at it.
+    pub object: Option<Value>,
     /// Tool calls of the model.
     pub tool_calls: usize,
     /// Those of them that failed.

@@ -36,12 +36,12 @@ impl Job {
         let said = catch_unwind(AssertUnwindSafe(|| match &self.asked {
             Asked::Turn(turn) => environment.step(turn).and_then(|observation| {
                 if observation.messages.is_empty() {
-                    environment.reward().map(Played::Ended)
+                    ended(environment.as_mut())
                 } else {
                     Ok(Played::GoesOn(observation))
                 }
             }),
-            Asked::Reward => environment.reward().map(Played::Ended),
+            Asked::Reward => ended(environment.as_mut()),
         }));
         let said = said.unwrap_or_else(|_| Err(EnvironmentError::new("it panicked")));
         Done {
@@ -52,12 +52,18 @@ impl Job {
     }
 }
 
+/// What an environment says at the end.
+fn ended(environment: &mut dyn Environment) -> Result<Played, EnvironmentError> {
+    let reward = environment.reward()?;
+    Ok(Played::Ended(reward, environment.object()))
+}
+
 /// Refuses a reward that is no number.
 fn checked(said: Played) -> Result<Played, EnvironmentError> {
     match said {
-        Played::Ended(Some(reward)) if !reward.is_finite() => Err(EnvironmentError::new(format!(
-            "its reward is {reward}; rewards must be finite"
-        ))),
+        Played::Ended(Some(reward), _) if !reward.is_finite() => Err(EnvironmentError::new(
+            format!("its reward is {reward}; rewards must be finite"),
+        )),
         other => Ok(other),
     }
 }

@@ -86,6 +86,7 @@ fn said(task: &dyn Task) -> Vec<Map<String, Value>> {
             .to_owned(),
         last_turn: None,
         turns: &[],
+        environment: None,
         tokens: &tokens[at],
         finished: true,
         id: CompletionId::default(),

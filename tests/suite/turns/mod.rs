@@ -2,6 +2,7 @@
 //! learnt, and an environment that fails costs its own group at most.
 
 mod calculator;
+mod objects;
 mod python;
 mod ranks;
 mod templates;

@@ -121,14 +121,21 @@ class Wrong:
         return 3
 "#;
 
-/// A folder with the classes; none, said aloud, where this machine has no Python.
+/// A folder with the classes.
 fn folder() -> Option<tempfile::TempDir> {
+    folder_with(&[("env.py", CLASSES)])
+}
+
+/// A folder with files; none, said aloud, where this machine has no Python.
+pub(super) fn folder_with(files: &[(&str, &str)]) -> Option<tempfile::TempDir> {
     if Command::new("python3").arg("--version").output().is_err() {
         report("skipped: there is no python3 on this machine");
         return None;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    std::fs::write(folder.path().join("env.py"), CLASSES).expect("written");
+    for (name, text) in files {
+        std::fs::write(folder.path().join(name), text).expect("written");
+    }
     Some(folder)
 }
 
@@ -404,7 +411,7 @@ fn rows_with_a_class_are_a_task() {
 }
 
 /// A template for the fixture's model, whose turns end with its end token.
-fn template(folder: &Path) -> PathBuf {
+pub(super) fn template(folder: &Path) -> PathBuf {
     let path = folder.join("template.jinja");
     let text = "{{ tools[0].function.description }}{%- for m in messages -%}{{ '\\n' + m.role + ': ' + m.content }}\
         {%- if m.role == 'assistant' -%}{{ eos_token }}{%- endif -%}{%- endfor -%}\

@@ -18,13 +18,18 @@ pub(super) fn sample(
 ) -> Result<Map<String, Value>, String> {
     let example = &answer.prompt.example;
     let value = match protocol {
-        Protocol::Trl { columns, .. } => {
+        Protocol::Trl {
+            columns,
+            environments,
+            ..
+        } => {
             let (prompt, completion) = conversation(&example.prompt, answer);
             json!({
                 "prompt": prompt,
                 "completion": completion,
                 "completion_ids": answer.tokens,
                 "row": only(&example.fields, columns.as_deref()),
+                "environment": answer.environment.filter(|_| environments.is_some()),
             })
         }
         Protocol::Verl => json!({

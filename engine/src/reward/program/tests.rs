@@ -134,6 +134,7 @@ fn said(program: &Program, prompt: &Prompt, texts: &[&str]) -> Vec<Outcome> {
             text: (*text).to_owned(),
             last_turn: None,
             turns: &[],
+            environment: None,
             tokens: &tokens[..text.len().min(8)],
             finished: true,
             id: CompletionId {
@@ -265,7 +266,7 @@ async def together(data_source, solution_str, ground_truth, extra_info=None):
 }
 
 #[test]
-fn objects_of_environments_are_none_and_a_function_that_needs_them_is_refused() {
+fn a_function_that_needs_objects_is_refused_where_environments_are_none() {
     let Some(bench) = Bench::new(
         r#"
 def needs(completions, environments):
@@ -287,7 +288,7 @@ def any_of_them(completions, **kwargs):
         Program::open("judge", &settings, &calculator)
     };
     let refused = open("needs").expect_err("refused").to_string();
-    for part in ["reward `judge`", "it needs `environments`", "`get_reward`"] {
+    for part in ["reward `judge`", "it needs `environments`", "no objects"] {
         assert!(refused.contains(part), "{part:?} is not in {refused}");
     }
     for function in ["takes", "any_of_them"] {

@@ -9,6 +9,9 @@
 #
 # Either may be `async def`.
 
+import base64
+import pickle
+
 # What TRL passes beside the columns of the rows.
 TRL = ["prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"]
 # What verl passes.
@@ -30,7 +33,7 @@ class Function:
         known = TRL if self.style == "trl" else VERL
         # what is left has to be a column of the rows
         self.needs = [name for name in needs if name not in known and name not in kwargs]
-        # the objects of a task's environments, which are in other processes
+        # the objects of a task's environments, which are in other processes: copies of them
         self.environments = None
         if self.style == "trl" and "environments" in self.takes and "environments" not in kwargs:
             self.environments = "needs" if "environments" in needs else "takes"
@@ -99,7 +102,7 @@ def by_trl(function, request, loop):
         log_metric=log_metric,
     )
     if function.environments:
-        arguments["environments"] = None
+        arguments["environments"] = copies([sample["environment"] for sample in samples])
     values = function.call(arguments)
     if inspect.isawaitable(values):
         values = loop.run_until_complete(values)
@@ -112,6 +115,23 @@ def by_trl(function, request, loop):
     # as in TRL, NaN is another way to say that it does not apply
     rewards = [None if v is None or math.isnan(v) else number(v) for v in values]
     return [{"reward": reward, "extra": note} for reward, note in zip(rewards, notes)]
+
+
+def copies(made):
+    """Copies of the environments that completions had; None where there are none."""
+    return None if all(own is None for own in made) else [copy_of(own) for own in made]
+
+
+def copy_of(own):
+    if "error" in own:
+        raise RuntimeError(own["error"])
+    file, name = own["file"], own["module"]
+    if name not in sys.modules:
+        load(file)
+    found = getattr(sys.modules.get(name), "__file__", None)
+    if found is None or os.path.realpath(found) != os.path.realpath(file):
+        raise ImportError(f"the environment's module `{name}` is {file}, and here it is {found}; give the files different names")
+    return pickle.loads(base64.b64decode(own["pickle"]))
 
 
 def by_verl(function, request, loop):

@@ -5,6 +5,7 @@ use super::session::{Abilities, Session, gone};
 use super::{Environment, EnvironmentError, Environments, Observation, Turn};
 use crate::task::{Example, TOOLS, TaskError};
 use serde_json::{Map, Value, json};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The environments of a class, in processes of `python3` or what is set. A process that dies, hangs or answers nonsense is ended, and
@@ -13,6 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct PythonEnvironments {
     abilities: Abilities,
     sessions: Vec<Arc<Mutex<Session>>>,
+    /// Whether a reward function looks at the objects.
+    keeps: Arc<AtomicBool>,
 }
 
 impl PythonEnvironments {
@@ -32,6 +35,7 @@ impl PythonEnvironments {
         Ok(Self {
             abilities,
             sessions: sessions.map(|own| Arc::new(Mutex::new(own))).collect(),
+            keeps: Arc::default(),
         })
     }
 }
@@ -53,6 +57,7 @@ impl Environments for PythonEnvironments {
         Box::new(PythonEnvironment {
             session: Arc::clone(&self.sessions[worker % self.sessions.len()]),
             has_reward: self.abilities.has_reward,
+            keeps: Arc::clone(&self.keeps),
             own: None,
         })
     }
@@ -64,12 +69,18 @@ impl Environments for PythonEnvironments {
     fn adds_to_prompts(&self) -> bool {
         true
     }
+
+    fn keep_objects(&self) -> bool {
+        self.keeps.store(true, Ordering::Relaxed);
+        true
+    }
 }
 
 /// An object of the class.
 struct PythonEnvironment {
     session: Arc<Mutex<Session>>,
     has_reward: bool,
+    keeps: Arc<AtomicBool>,
     /// The process that it lives in, and its number there; none before it is reset.
     own: Option<(u64, u64)>,
 }
@@ -151,6 +162,17 @@ impl Environment for PythonEnvironment {
         }
         let fields = self.ask("reward", ("of", &Value::Null))?;
         Ok(fields.get("reward").and_then(Value::as_f64))
+    }
+
+    fn object(&mut self) -> Option<Value> {
+        if !self.keeps.load(Ordering::Relaxed) {
+            return None;
+        }
+        let said = self.ask("object", ("of", &Value::Null));
+        Some(match said {
+            Ok(mut fields) => fields.remove("object").unwrap_or_default(),
+            Err(error) => json!({"error": error.reason}),
+        })
     }
 }
 

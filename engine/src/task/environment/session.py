@@ -3,6 +3,8 @@
 # A class has the shape of TRL's environments: `reset(**row) -> str | None`, public methods with type hints and docstrings, which are
 # the tools, and, where there is one, `get_reward() -> float | None`. Any of them may be `async def`.
 
+import base64
+import pickle
 import typing
 
 # Public methods that are no tools.
@@ -106,7 +108,8 @@ class Sessions:
     """The environments of this process."""
 
     def __init__(self, opening, loop):
-        self.make = find(load(opening["file"]), opening["name"])
+        self.file, self.module = opening["file"], load(opening["file"])
+        self.make = find(self.module, opening["name"])
         self.kwargs, self.loop = opening["kwargs"], loop
         self.environments = {}
         sample = self.make(**self.kwargs)
@@ -138,8 +141,19 @@ class Sessions:
         if what == "reward":
             reward = self.done(environment.get_reward())
             return {"reward": None if reward is None else number(reward)}
+        if what == "object":
+            return {"object": self.copy_of(environment)}
         tools = tools_of(environment)
         return {"results": [self.call(tools, **call) for call in request["calls"]]}
+
+    def copy_of(self, environment):
+        """What another process makes a copy of an environment from, or why it cannot."""
+        try:
+            copied = base64.b64encode(pickle.dumps(environment)).decode("ascii")
+        except Exception as error:
+            name = type(environment).__name__
+            return {"error": f"`environments` are copies made with pickle, and an object of `{name}` cannot be pickled: {error}"}
+        return {"file": self.file, "module": self.module.__name__, "pickle": copied}
 
     def call(self, tools, name, arguments):
         """What a tool says. One that raises says so to the model, as in TRL."""

@@ -203,6 +203,7 @@ def f(completions, **kwargs):
                 text: text.clone(),
                 last_turn: None,
                 turns: &[],
+                environment: None,
                 tokens: &[],
                 finished: true,
                 id: CompletionId::default(),

@@ -1,0 +1,133 @@
+//! Reward functions of TRL's signature that look at the objects of a task's environments. Where there is no Python, these tests say so.
+
+use super::python::{folder_with, template};
+use super::samples;
+use firebrick_engine::config::{RunConfig, parse};
+use firebrick_engine::task::{EnvironmentConfig, Environments, Example, PythonEnvironments};
+use firebrick_engine::trainer::Trainer;
+use serde_json::{Value, json};
+
+const CLASSES: &str = r#"
+import threading
+
+class Kept:
+    def __init__(self, scale=1):
+        self.scale = scale
+
+    def reset(self, **row):
+        self.total = self.scale * row["row"]
+        self.told = []
+
+    def add(self, amount: int) -> str:
+        """Adds.
+
+        Args:
+            amount: How much.
+        """
+        self.told.append(amount)
+        return "added"
+
+class Locked(Kept):
+    def reset(self, **row):
+        super().reset(**row)
+        self.lock = threading.Lock()
+
+def beside(environments, **kwargs):
+    assert all(type(own) is Kept for own in environments)
+    return [float(own.total) for own in environments]
+"#;
+
+const FUNCTIONS: &str = r#"
+def apart(completions, row, environments):
+    assert [own.total for own in environments] == [10 * one for one in row]
+    return [own.total + len(own.told) for own in environments]
+
+def optional(completions, environments=None):
+    return [0.0 if environments is None else 1.0] * len(completions)
+
+def without(completions, **kwargs):
+    assert "environments" not in kwargs
+    return [2.0] * len(completions)
+"#;
+
+fn folder() -> Option<tempfile::TempDir> {
+    folder_with(&[("env.py", CLASSES), ("judge.py", FUNCTIONS)])
+}
+
+#[test]
+fn a_reward_function_looks_at_the_environments_of_its_completions() {
+    let Some(folder) = folder() else { return };
+    let rows: Vec<String> = (0..8)
+        .map(|row| {
+            let prompt = json!([{"role": "user", "content": "ab"}]);
+            json!({"prompt": prompt, "row": row}).to_string()
+        })
+        .collect();
+    std::fs::write(folder.path().join("rows.jsonl"), rows.join("\n")).expect("written");
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let function = |of: &str, name: &str| json!({"kind": "python", "name": name, "file": file(of), "function": name});
+    let rewards = json!([
+        function("judge.py", "apart"),
+        function("env.py", "beside"),
+        function("judge.py", "optional"),
+        function("judge.py", "without"),
+    ]);
+    let environment =
+        json!({"kind": "python", "file": file("env.py"), "class": "Kept", "kwargs": {"scale": 10}});
+    let model = crate::support::fixtures().join("models/qwen2-tied");
+    let config = json!({
+        "model": {"path": model, "chat_template": template(folder.path())},
+        "output": file("run"),
+        "device": "cpu",
+        "task": {"kind": "dataset", "train": file("rows.jsonl"), "environment": environment, "rewards": rewards},
+        "rollout": {"n": 2, "prompt_length": 200, "response_length": 8},
+        "trainer": {"steps": 2, "train_batch_size": 2, "test_freq": 0, "save_freq": -1},
+    });
+    let config: RunConfig = parse(&config.to_string(), &[]).expect("a configuration");
+    let mut trainer = Trainer::builder(config).build().expect("a trainer");
+    trainer.run().expect("a run");
+    let mut seen = 0;
+    for line in samples(&folder.path().join("run")).lines() {
+        let sample: Value = serde_json::from_str(line).expect("JSON");
+        let parts = &sample["reward_parts"];
+        let total = parts[0][1].as_f64().expect("a number");
+        assert!(total % 10.0 == 0.0, "{parts}");
+        let expected = json!([
+            ["apart", total],
+            ["beside", total],
+            ["optional", 1.0],
+            ["without", 2.0]
+        ]);
+        assert_eq!(*parts, expected);
+        seen += 1;
+    }
+    assert_eq!(seen, 8);
+}
+
+#[test]
+fn an_object_that_cannot_be_copied_says_why() {
+    let Some(folder) = folder() else { return };
+    for (class, copied) in [("Kept", true), ("Locked", false)] {
+        let file = folder.path().join("env.py");
+        let config = json!({"kind": "python", "file": file, "class": class});
+        let EnvironmentConfig::Python(config) = serde_json::from_value(config).expect("settings");
+        let environments = PythonEnvironments::open(&config).expect("opened");
+        let ended = || {
+            let example = Example {
+                fields: json!({"row": 3}).as_object().cloned().expect("an object"),
+                ..Example::text("", "")
+            };
+            let mut own = environments.make(0);
+            own.reset(&example).expect("reset");
+            assert_eq!(own.reward().expect("nothing"), None);
+            own.object()
+        };
+        assert_eq!(ended(), None, "nobody wants it");
+        assert!(environments.keep_objects());
+        let object = ended().expect("an object");
+        let error = object["error"].as_str();
+        assert_eq!(error.is_none(), copied, "{object}");
+        let says = |why: &str| why.contains("`Locked` cannot be pickled") && why.contains("lock");
+        assert!(error.is_none_or(says), "{object}");
+    }
+}
