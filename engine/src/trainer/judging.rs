@@ -26,19 +26,19 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    fn played(&self) -> Played<'_> {
-        Played::of(self.outcome.as_ref())
+    fn view(&self) -> EnvironmentView<'_> {
+        EnvironmentView::of(self.outcome.as_ref())
     }
 }
 
 /// What a completion has of its environment.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Played<'a> {
+pub(super) struct EnvironmentView<'a> {
     turns: &'a [Message],
     object: Option<&'a Value>,
 }
 
-impl<'a> Played<'a> {
+impl<'a> EnvironmentView<'a> {
     pub fn of(outcome: Option<&'a Outcome>) -> Self {
         outcome.map_or_else(Self::default, |own| Self {
             turns: &own.turns,
@@ -78,7 +78,7 @@ pub(super) struct Judged {
 pub(super) fn answer<'a>(
     prompts: &'a [Prompt],
     sample: &'a Sample,
-    played: Played<'a>,
+    view: EnvironmentView<'a>,
     text: String,
     step: u64,
     first: u64,
@@ -87,8 +87,8 @@ pub(super) fn answer<'a>(
         prompt: &prompts[sample.request],
         text,
         last_turn: None,
-        turns: played.turns,
-        environment: played.object,
+        turns: view.turns,
+        environment: view.object,
         tokens: &sample.tokens,
         finished: sample.finish == FinishReason::Stop,
         id: CompletionId {
@@ -113,7 +113,7 @@ impl Judging {
         let sample = &ended.sample;
         let text = self.tokenizer.decode(&sample.tokens, true)?;
         let (step, first) = (self.step, self.first);
-        let mut answer = answer(&self.prompts, sample, ended.played(), text, step, first);
+        let mut answer = answer(&self.prompts, sample, ended.view(), text, step, first);
         answer.last_turn = last_turn(&self.tokenizer, sample)?;
         let reward = answer.by_rules(self.task.as_ref(), self.max_tokens, Purpose::Training)?;
         Ok((answer.text, reward))
@@ -128,8 +128,8 @@ impl Judging {
             let (text, _) = scored.as_ref().ok()?;
             let text = text.clone();
             let (step, first) = (self.step, self.first);
-            let played = ended.played();
-            Some(answer(&self.prompts, sample, played, text, step, first))
+            let view = ended.view();
+            Some(answer(&self.prompts, sample, view, text, step, first))
         });
         self.programs.ask(&answers.collect::<Vec<_>>())
     }

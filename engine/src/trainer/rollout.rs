@@ -3,7 +3,7 @@
 
 use super::Trainer;
 use super::gather::{OwnRollouts, all_rollouts, own_prompts};
-use super::judging::{Ended, Judging, JudgingThread, Played, answer};
+use super::judging::{Ended, EnvironmentView, Judging, JudgingThread, answer};
 use super::turns::Playing;
 use crate::config::DynamicSampling;
 use crate::data::Prompt;
@@ -248,8 +248,8 @@ impl Trainer {
         let waited = started.elapsed().as_secs_f64();
         let (mut answers, mut rewards) = (Vec::new(), Vec::new());
         for (at, (sample, (text, reward))) in samples.iter().zip(rules).enumerate() {
-            let played = Played::of(outcomes.map(|own| &own[at]));
-            answers.push(answer(prompts, sample, played, text, step, first));
+            let view = EnvironmentView::of(outcomes.map(|own| &own[at]));
+            answers.push(answer(prompts, sample, view, text, step, first));
             rewards.push(reward);
         }
         let judged = self.recovering(Phase::Reward, |t| {
