@@ -45,9 +45,11 @@ def apart(completions, row, environments):
 def optional(completions, environments=None):
     return [0.0 if environments is None else 1.0] * len(completions)
 
+def by_keyword(completions, **kwargs):
+    return [float(own.total) for own in kwargs["environments"]]
+
 def without(completions, **kwargs):
-    assert "environments" not in kwargs
-    return [2.0] * len(completions)
+    return [2.0 + sum(name.startswith("environ") for name in kwargs)] * len(completions)
 "#;
 
 fn folder() -> Option<tempfile::TempDir> {
@@ -70,6 +72,7 @@ fn a_reward_function_looks_at_the_environments_of_its_completions() {
         function("judge.py", "apart"),
         function("env.py", "beside"),
         function("judge.py", "optional"),
+        function("judge.py", "by_keyword"),
         function("judge.py", "without"),
     ]);
     let environment =
@@ -96,6 +99,7 @@ fn a_reward_function_looks_at_the_environments_of_its_completions() {
             ["apart", total],
             ["beside", total],
             ["optional", 1.0],
+            ["by_keyword", total],
             ["without", 2.0]
         ]);
         assert_eq!(*parts, expected);

@@ -34,9 +34,12 @@ class Function:
         # what is left has to be a column of the rows
         self.needs = [name for name in needs if name not in known and name not in kwargs]
         # the objects of a task's environments, which are in other processes: copies of them
-        self.environments = None
-        if self.style == "trl" and "environments" in self.takes and "environments" not in kwargs:
-            self.environments = "needs" if "environments" in needs else "takes"
+        self.environments, self.names_environments = None, "environments" in self.takes
+        if self.style == "trl" and "environments" not in kwargs:
+            if self.names_environments:
+                self.environments = "needs" if "environments" in needs else "takes"
+            elif self.takes_any and mentions(self.function, "environments"):
+                self.environments = "takes"
         if self.style == "verl" and self.needs:
             raise Refused(f"it needs {listed(self.needs)}, which verl's signature has not; give them in `kwargs`")
         unknown = [name for name in kwargs if not self.takes_any and name not in self.takes]
@@ -60,6 +63,17 @@ class Function:
 
     def call(self, arguments):
         return self.function(**{k: v for k, v in arguments.items() if self.takes_any or k in self.takes})
+
+
+def mentions(function, text):
+    """Whether a function has a text among its constants, as in `kwargs["environments"]`."""
+
+    def is_in(code):
+        return any(constant == text or isinstance(constant, types.CodeType) and is_in(constant) for constant in code.co_consts)
+
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None) or getattr(getattr(type(function), "__call__", None), "__code__", None)
+    return code is not None and is_in(code)
 
 
 def find(module, name):
@@ -102,7 +116,10 @@ def by_trl(function, request, loop):
         log_metric=log_metric,
     )
     if function.environments:
-        arguments["environments"] = copies([sample["environment"] for sample in samples])
+        environments = copies([sample["environment"] for sample in samples])
+        # as in TRL, one that takes all there is is told of none only where there are some
+        if function.names_environments or environments is not None:
+            arguments["environments"] = environments
     values = function.call(arguments)
     if inspect.isawaitable(values):
         values = loop.run_until_complete(values)
