@@ -135,8 +135,8 @@ def check(firebrick, folder, stage, seconds, expected, in_save, rng):
         return "the launcher reported success", what
     if took > MOST:
         return f"processes were there {took:.1f} s later", what
-    # whoever reads checkpoints passes folders by that were not finished
-    saved = [path.name for path in (run / "checkpoints").glob("step-*") if not path.name.endswith(".tmp")] if run.is_dir() else []
+    # whoever reads checkpoints passes folders by that were not finished (`.tmp`), or were being removed (`.removed`)
+    saved = [path.name for path in (run / "checkpoints").glob("step-*") if not path.suffix] if run.is_dir() else []
     for name in saved:
         if not (run / "checkpoints" / name / "model").is_dir():
             return f"{name} has no model", what
