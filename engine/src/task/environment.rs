@@ -50,8 +50,11 @@ pub trait Environment: Send {
 
     /// How a reward function in another process makes a copy of the object behind it, after its last turn; none where nobody wants one
     /// ([`Environments::keep_objects`]).
-    fn object(&mut self) -> Option<Value> {
-        None
+    ///
+    /// # Errors
+    /// Where the environment is gone. An object that cannot be copied is none: the reward function is told why.
+    fn object(&mut self) -> Result<Option<Value>, EnvironmentError> {
+        Ok(None)
     }
 }
 

@@ -55,7 +55,7 @@ impl Job {
 /// What an environment says at the end.
 fn ended(environment: &mut dyn Environment) -> Result<Played, EnvironmentError> {
     let reward = environment.reward()?;
-    Ok(Played::Ended(reward, environment.object()))
+    Ok(Played::Ended(reward, environment.object()?))
 }
 
 /// Refuses a reward that is no number.

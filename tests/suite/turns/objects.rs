@@ -8,7 +8,7 @@ use firebrick_engine::trainer::Trainer;
 use serde_json::{Value, json};
 
 const CLASSES: &str = r#"
-import threading
+import os, pathlib, threading
 
 class Kept:
     def __init__(self, scale=1):
@@ -27,13 +27,23 @@ class Kept:
         self.told.append(amount)
         return "added"
 
+class Dies(Kept):
+    """Its process dies as it is copied, the first time."""
+
+    def __reduce__(self):
+        done = pathlib.Path(__file__).with_name("died")
+        if not done.exists():
+            done.touch()
+            os._exit(3)
+        return super().__reduce__()
+
 class Locked(Kept):
     def reset(self, **row):
         super().reset(**row)
         self.lock = threading.Lock()
 
 def beside(environments, **kwargs):
-    assert all(type(own) is Kept for own in environments)
+    assert all(isinstance(own, Kept) for own in environments)
     return [float(own.total) for own in environments]
 "#;
 
@@ -58,6 +68,16 @@ fn folder() -> Option<tempfile::TempDir> {
 
 #[test]
 fn a_reward_function_looks_at_the_environments_of_its_completions() {
+    looked_at("Kept");
+}
+
+#[test]
+fn a_process_that_dies_as_its_environments_are_copied_costs_no_rollout() {
+    looked_at("Dies");
+}
+
+/// A run whose rewards look at environments of a class.
+fn looked_at(class: &str) {
     let Some(folder) = folder() else { return };
     let rows: Vec<String> = (0..8)
         .map(|row| {
@@ -76,7 +96,7 @@ fn a_reward_function_looks_at_the_environments_of_its_completions() {
         function("judge.py", "without"),
     ]);
     let environment =
-        json!({"kind": "python", "file": file("env.py"), "class": "Kept", "kwargs": {"scale": 10}});
+        json!({"kind": "python", "file": file("env.py"), "class": class, "kwargs": {"scale": 10}});
     let model = crate::support::fixtures().join("models/qwen2-tied");
     let config = json!({
         "model": {"path": model, "chat_template": template(folder.path())},
@@ -106,6 +126,7 @@ fn a_reward_function_looks_at_the_environments_of_its_completions() {
         seen += 1;
     }
     assert_eq!(seen, 8);
+    assert_eq!(folder.path().join("died").exists(), class == "Dies");
 }
 
 #[test]
@@ -124,7 +145,7 @@ fn an_object_that_cannot_be_copied_says_why() {
             let mut own = environments.make(0);
             own.reset(&example).expect("reset");
             assert_eq!(own.reward().expect("nothing"), None);
-            own.object()
+            own.object().expect("its process is there")
         };
         assert_eq!(ended(), None, "nobody wants it");
         assert!(environments.keep_objects());

@@ -135,8 +135,8 @@ def by_trl(function, request, loop):
 
 
 def copies(made):
-    """Copies of the environments that completions had; None where there are none."""
-    return None if all(own is None for own in made) else [copy_of(own) for own in made]
+    """Copies of the environments that completions had, None for one that failed for good; None where there are none."""
+    return None if all(own is None for own in made) else [own and copy_of(own) for own in made]
 
 
 def copy_of(own):

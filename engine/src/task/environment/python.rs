@@ -164,15 +164,12 @@ impl Environment for PythonEnvironment {
         Ok(fields.get("reward").and_then(Value::as_f64))
     }
 
-    fn object(&mut self) -> Option<Value> {
+    fn object(&mut self) -> Result<Option<Value>, EnvironmentError> {
         if !self.keeps.load(Ordering::Relaxed) {
-            return None;
+            return Ok(None);
         }
-        let said = self.ask("object", ("of", &Value::Null));
-        Some(match said {
-            Ok(mut fields) => fields.remove("object").unwrap_or_default(),
-            Err(error) => json!({"error": error.reason}),
-        })
+        let mut fields = self.ask("object", ("of", &Value::Null))?;
+        Ok(fields.remove("object"))
     }
 }
 
