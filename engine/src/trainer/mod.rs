@@ -25,6 +25,7 @@ mod timeline;
 mod turns;
 mod update;
 mod validate;
+mod wire;
 
 #[cfg(test)]
 mod tests;

@@ -2,9 +2,10 @@
 //! sampled. With dynamic sampling, groups whose rewards do not differ are replaced by fresh prompts.
 
 use super::Trainer;
-use super::gather::{OwnRollouts, all_rollouts, own_prompts};
+use super::gather::{all_rollouts, own_prompts};
 use super::judging::{Ended, EnvironmentView, Judging, JudgingThread, answer};
 use super::turns::Playing;
+use super::wire::OwnRollouts;
 use crate::config::DynamicSampling;
 use crate::data::Prompt;
 use crate::executor::Place;
