@@ -233,7 +233,10 @@ pub(super) fn tokens(most: usize, length: u64, sequences: u64) -> Vec<usize> {
 /// Sequences sampled at a time: whole groups, the most first.
 pub(super) fn sequences(request: &Request) -> Vec<usize> {
     let group = request.workload.group.max(1);
-    let prompts = request.parallel.sequences(request.workload.prompts);
+    let prompts = request
+        .parallel
+        .sampling()
+        .sequences(request.workload.prompts);
     let most = (request.max_num_seqs as u64 / group).clamp(1, prompts.max(1));
     let mut counts: Vec<u64> =
         std::iter::successors(Some(most), |n| (*n > 1).then(|| n.div_ceil(2))).collect();
