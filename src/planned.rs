@@ -88,6 +88,7 @@ impl Spread {
 /// Plans a run. The model's `config.json` is read and the data are surveyed; no weights are read and no device is opened.
 pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
     let (profile, info) = profile::look_up(config.device);
+    check_ranks(&spread, profile.backend)?;
     planning::settle_on(&mut config, &profile, info.as_ref());
     let (arch, mode) = (architecture(&config)?, mode_of(&config));
     planning::settle_share(&mut config, mode, &arch, &profile)?;
@@ -157,6 +158,26 @@ pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
         report,
         unread,
     })
+}
+
+/// Refuses to choose degrees for devices that several ranks do not run on.
+fn check_ranks(spread: &Spread, backend: Backend) -> anyhow::Result<()> {
+    let Spread::Chosen {
+        machines: (nodes, gpus),
+        ..
+    } = spread
+    else {
+        return Ok(());
+    };
+    let runs = matches!(backend, Backend::Cpu | Backend::Cuda);
+    if runs || nodes * gpus == 1 {
+        return Ok(());
+    }
+    Err(UserError(format!(
+        "several ranks run on cpu and cuda devices, not on {}; plan for device=cuda, or leave out --nodes and --gpus",
+        backend.name()
+    ))
+    .into())
 }
 
 /// The whole of a device, as the budget of a cluster's devices where none is given.

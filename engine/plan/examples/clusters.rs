@@ -158,8 +158,9 @@ fn sizes() -> Result<()> {
             "the guides' least for {size}"
         );
         let mut all = vec![(least, "least"), (recommended, "recommended")];
-        // the same memory as more and smaller GPUs, and more of the same
-        all.extend([(2, "2 GPUs"), (8, "8 GPUs")].map(|(n, word)| ((n, recommended.1), word)));
+        // more of the same GPUs
+        let more = [(2, "2 GPUs"), (8, "8 GPUs")].map(|(n, word)| ((n, recommended.1), word));
+        all.extend(more.into_iter().filter(|(gpus, _)| *gpus != least));
         for ((gpus, gib), word) in all {
             let request = request(grpo(model, 16)?, gib, MemoryConfig::default());
             let found = fitted(&request, gpus, &Degrees::default())?;

@@ -1,6 +1,5 @@
 //! What to say when no plan fits: by how much, and which change would make one fit.
 
-use crate::estimate::Parallel;
 use crate::size::Bytes;
 use std::fmt;
 
@@ -18,7 +17,7 @@ pub struct Infeasible {
     /// The largest category of the smallest plan's largest phase.
     pub largest: String,
     /// The degrees that come closest, where they were to be chosen.
-    pub spread: Option<Parallel>,
+    pub spread: Option<String>,
     /// Changes that would make a plan fit.
     pub advice: Vec<String>,
 }
@@ -39,7 +38,7 @@ impl fmt::Display for Infeasible {
         if self.allowed_bytes < self.budget_bytes {
             write!(f, " ({allowed} after the margin)")?;
         }
-        if let Some(spread) = self.spread {
+        if let Some(spread) = &self.spread {
             write!(f, " on {spread}, which comes closest")?;
         }
         match (self.smallest_bytes, self.over_by(), self.host_budget_bytes) {

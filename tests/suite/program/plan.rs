@@ -214,7 +214,9 @@ fn several_devices_are_arithmetic_and_each_holds_its_share() {
     let bench = Bench::new();
     let recompute = "memory.gradient_checkpointing=true";
     let alone = json(&bench, &[recompute]);
-    assert_eq!(alone.get("parallel"), None);
+    for several in ["parallel", "communication", "other_degrees"] {
+        assert_eq!(alone.get(several), None);
+    }
     let fsdp = ["--data-parallel", "4", "--zero-stage", "3", recompute];
     let shared = json(&bench, &fsdp);
     assert_eq!(shared["parallel"]["data"], 4);
@@ -347,7 +349,7 @@ fn a_cluster_s_degrees_are_chosen_and_explained_in_twenty_lines() {
         "--link",
         "10GB/s",
         "--node-link",
-        "1GB/s",
+        "1MB/s",
         "--zero-stage",
         "1",
     ];
@@ -366,7 +368,12 @@ fn a_cluster_s_plan_is_written_for_as_many_ranks_and_estimates_are_not_run() {
     );
     let output = bench.firebrick("train", &["--plan", "plan.json"]);
     refused(&output, &["was made for 4 devices"]);
-    let estimates = ["--allow-estimated", "--ulysses-sequence-parallel-size", "2"];
+    let estimates = [
+        "--pipeline-parallel",
+        "1",
+        "--ulysses-sequence-parallel-size",
+        "2",
+    ];
     let said = succeeded(&bench.firebrick("plan", &[&CLUSTER[..], &estimates].concat()));
     for part in [
         "data 2",
@@ -411,6 +418,7 @@ fn clusters_and_links_that_cannot_be_are_refused() {
             &["--data-parallel", "4", "--rollout-tensor-parallel", "3"],
             "of sampling is 3",
         ),
+        (&["--gpus", "2", "device=wgpu:0"], "run on cpu and cuda"),
         (&tight, "no plan fits 3.00 MiB"),
         (&tight, "which comes closest"),
     ] {

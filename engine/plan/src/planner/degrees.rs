@@ -38,6 +38,20 @@ pub struct Degrees {
 }
 
 impl Degrees {
+    /// The degrees that were chosen: without those that were asked for.
+    fn leaves(&self, parallel: &Parallel) -> Parallel {
+        let chosen = |asked: Option<u64>, degree| if asked.is_some() { 1 } else { degree };
+        Parallel {
+            tensor: chosen(self.tensor, parallel.tensor),
+            pipeline: chosen(self.pipeline, parallel.pipeline),
+            sequence: chosen(self.sequence, parallel.sequence),
+            rollout_tensor: parallel
+                .rollout_tensor
+                .filter(|_| self.rollout_tensor.is_none()),
+            ..*parallel
+        }
+    }
+
     /// Whether a kind of parallelism that the trainer does not run was asked for by its degree.
     fn names_estimates(&self) -> bool {
         [
@@ -93,9 +107,12 @@ impl Request {
     fn candidates(&self, cluster: Cluster, asked: &Degrees) -> Result<Vec<(f64, Self)>> {
         let mut all = Vec::new();
         let mut refused = None;
-        let wanted = asked.estimated || asked.names_estimates();
         for (parallel, reshard) in degrees(cluster, asked) {
-            if !wanted && !parallel.is_run() {
+            if !asked.estimated && !asked.leaves(&parallel).is_run() {
+                continue;
+            }
+            // codes in few bits are not shared out
+            if parallel.gathers() && self.workload.arch.base.is_some() {
                 continue;
             }
             let mut request = self.clone();
@@ -127,6 +144,9 @@ impl Request {
             let memory = MemoryConfig {
                 zero_stage: self.memory.zero_stage,
                 reshard_after_forward: self.memory.reshard_after_forward,
+                // a kept graph would hold on to weights that are freed
+                gradient_checkpointing: self.parallel.gathers()
+                    && self.memory.reshard_after_forward,
                 train_tokens,
                 score_tokens: train_tokens.max(sequence),
                 prefetch: self.memory.prefetch,
@@ -158,7 +178,7 @@ impl Request {
         }
         let closest = least.map_or(&candidates[0].1, |(_, request)| request);
         let mut found: Infeasible = advice::explain(closest)?;
-        found.spread = Some(closest.parallel);
+        found.spread = Some(closest.parallel.to_string());
         let mut advice = Vec::new();
         if !asked.estimated && !asked.names_estimates() {
             let all = Degrees {
@@ -231,7 +251,7 @@ fn best_of(candidates: Vec<(f64, Request)>, prunes: bool) -> Result<Option<Clust
             .as_ref()
             .filter(|_| prunes)
             .map_or(f64::INFINITY, |(cost, ..)| *cost);
-        if least >= bound {
+        if prunes && least >= bound {
             continue;
         }
         let within = request.within_buffers();

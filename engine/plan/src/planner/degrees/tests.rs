@@ -244,3 +244,34 @@ fn sampling_on_groups_divides_the_weights_of_that_phase_alone() {
     let error = plain.spread(wrong).expect_err("divides nothing");
     assert!(error.to_string().contains("of sampling is 3"), "{error}");
 }
+
+#[test]
+fn what_several_ranks_refuse_is_never_chosen() {
+    let mut free = unified(request("Qwen2.5-1.5B", 80 * GIB));
+    free.workload.clips = false;
+    let found = free
+        .fit_cluster(cluster(1, 4, FAST), &Degrees::default())
+        .expect("fits");
+    assert!(!found.fit.plan.policy().optimizer.in_backward);
+    let replicated = Degrees {
+        zero: Some(Zero::Off),
+        ..Degrees::default()
+    };
+    free.budget = Some(60 * GIB);
+    let found = free.fit_cluster(cluster(1, 4, FAST), &replicated);
+    assert!(!found.expect("fits").fit.plan.policy().optimizer.in_backward);
+    let mut coded = free;
+    coded.workload.arch = coded
+        .workload
+        .arch
+        .with_base(Some(firebrick_spec::BaseFormat::Nf4));
+    let lora = firebrick_spec::lora::LoraConfig::default();
+    coded.workload.lora = Some(lora.in_arch(&coded.workload.arch));
+    let candidates = coded.candidates(cluster(1, 4, FAST), &Degrees::default());
+    let stages: Vec<Zero> = candidates
+        .expect("some")
+        .iter()
+        .map(|(_, request)| request.parallel.zero)
+        .collect();
+    assert!(stages.contains(&Zero::Stage2) && !stages.contains(&Zero::Stage3));
+}
