@@ -310,9 +310,12 @@ fn frugal(request: &Request) -> Result<Option<u64>> {
     Ok(least)
 }
 
+/// The highest degree but that of replicas that is tried: no machine has more devices, and no model more layers.
+const HIGHEST: u64 = 1024;
+
 /// Numbers that divide another one, from 1 on.
 fn divisors(n: u64) -> impl Iterator<Item = u64> {
-    (1..=n).filter(move |d| n.is_multiple_of(*d))
+    (1..=n.min(HIGHEST)).filter(move |d| n.is_multiple_of(*d))
 }
 
 /// Every way to write a cluster's devices as degrees, with every stage of `ZeRO` and both ways to gather weights.
