@@ -1,10 +1,12 @@
 //! The command line.
 
+mod parallel;
+
+pub use parallel::ParallelArgs;
+
 use clap::{Args, Parser, Subcommand};
 use firebrick::backends::DeviceSpec;
-use firebrick::engine::config::RunConfig;
 use firebrick::engine::import::Engine;
-use firebrick::engine::plan::estimate::{Parallel, Zero};
 use firebrick::engine::plan::size::Budget;
 use std::path::PathBuf;
 
@@ -318,54 +320,6 @@ pub struct ImportArgs {
     /// Print one JSON object with the configuration and the table
     #[arg(long)]
     pub json: bool,
-}
-
-/// Estimates for several devices.
-#[derive(Debug, Args)]
-#[command(
-    next_help_heading = "Several devices (bytes of each; training runs on data-parallel ones, the other kinds are estimates)"
-)]
-pub struct ParallelArgs {
-    /// Number of data-parallel replicas; without it, the ranks that `trainer.nnodes` and `trainer.n_gpus_per_node` say, or one
-    #[arg(long, value_name = "N")]
-    pub data_parallel: Option<u64>,
-    /// What the replicas shard, by stage: 1 optimizer state, 2 also gradients, 3 also weights (as FSDP does). Overrides
-    /// `memory.zero_stage`
-    #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
-    pub zero_stage: Option<u8>,
-    /// Tensor-parallel degree: devices that share every matrix
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub tensor_parallel: u64,
-    /// Pipeline-parallel degree: devices that share the layers
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub pipeline_parallel: u64,
-    /// Sequence-parallel degree (Ulysses): devices that share every sequence
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub sequence_parallel: u64,
-}
-
-impl ParallelArgs {
-    /// The degrees, with a configuration's ranks where no number is given, and its stage where none is and there are replicas to share out
-    /// among.
-    pub fn degrees(&self, config: &RunConfig) -> Parallel {
-        let ranks = config.trainer.ranks().map_or(1, |ranks| ranks as u64);
-        let data = self.data_parallel.unwrap_or(ranks);
-        let own = self
-            .zero_stage
-            .map(|stage| Zero::STAGES[usize::from(stage)]);
-        let among = if data > 1 {
-            config.memory.zero()
-        } else {
-            Zero::Off
-        };
-        Parallel {
-            data,
-            zero: own.unwrap_or(among),
-            tensor: self.tensor_parallel,
-            pipeline: self.pipeline_parallel,
-            sequence: self.sequence_parallel,
-        }
-    }
 }
 
 #[derive(Debug, Args)]

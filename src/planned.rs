@@ -1,5 +1,6 @@
 //! The plan of a configuration, for commands that print it and for those that want to know whether there is one.
 
+use crate::commands::UserError;
 use firebrick::backends::memory::free_bytes;
 use firebrick::backends::profile;
 use firebrick::engine::checkpoint::architecture;
@@ -7,8 +8,10 @@ use firebrick::engine::config::{RunConfig, mode_of};
 use firebrick::engine::data::DatasetStats;
 use firebrick::engine::plan::PlanReport;
 use firebrick::engine::plan::estimate::Parallel;
-use firebrick::engine::plan::planner::Request;
+use firebrick::engine::plan::planner::{Degrees, Request};
+use firebrick::engine::plan::size::{Budget, Bytes};
 use firebrick::engine::planning;
+use firebrick::spec::{Backend, Cluster, DeviceProfile, LinkSpec};
 
 /// What the planner was asked, and what it said.
 pub struct Planned {
@@ -18,30 +21,173 @@ pub struct Planned {
     pub unread: Option<firebrick::engine::Error>,
 }
 
+/// Links between devices, where they are said.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Links {
+    pub link: Option<LinkSpec>,
+    pub node_link: Option<LinkSpec>,
+}
+
+impl Links {
+    /// So many machines of so many devices with these links, or those that the device is usually sold with.
+    fn cluster(self, (nodes, devices): (u64, u64), profile: &DeviceProfile) -> Cluster {
+        let is_cpu = profile.backend == Backend::Cpu;
+        let [link, node_link] = Cluster::usual_links(&profile.name, is_cpu);
+        let links = (
+            self.link.unwrap_or(link),
+            self.node_link.unwrap_or(node_link),
+        );
+        Cluster::new(nodes, devices, links.0, links.1)
+    }
+
+    /// Whether either is not said.
+    pub fn are_assumed(self, nodes: u64) -> bool {
+        self.link.is_none() || (nodes > 1 && self.node_link.is_none())
+    }
+}
+
+/// The devices that a run is spread over.
+#[derive(Clone, Copy, Debug)]
+pub enum Spread {
+    /// Degrees as they are given, on machines of so many devices where that is their number.
+    Given {
+        parallel: Parallel,
+        machines: (u64, u64),
+        links: Links,
+    },
+    /// Machines of so many devices, whose degrees are chosen.
+    Chosen {
+        machines: (u64, u64),
+        links: Links,
+        degrees: Degrees,
+    },
+}
+
+impl Spread {
+    /// One device.
+    pub const ALONE: Self = Self::Given {
+        parallel: Parallel::ALONE,
+        machines: (1, 1),
+        links: Links {
+            link: None,
+            node_link: None,
+        },
+    };
+
+    pub fn links(&self) -> Links {
+        let (Self::Given { links, .. } | Self::Chosen { links, .. }) = self;
+        *links
+    }
+
+    /// Whether the degrees are the planner's choice.
+    pub fn is_chosen(&self) -> bool {
+        matches!(self, Self::Chosen { .. })
+    }
+}
+
 /// Plans a run. The model's `config.json` is read and the data are surveyed; no weights are read and no device is opened.
-pub fn plan(mut config: RunConfig, parallel: Parallel) -> anyhow::Result<Planned> {
+pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
     let (profile, info) = profile::look_up(config.device);
+    check_ranks(&spread, profile.backend)?;
     planning::settle_on(&mut config, &profile, info.as_ref());
     let (arch, mode) = (architecture(&config)?, mode_of(&config));
     planning::settle_share(&mut config, mode, &arch, &profile)?;
     config.rollout.check_on(profile.backend, config.precision)?;
+    if spread.is_chosen() && config.memory.budget.is_none() {
+        config.memory.budget = Some(whole(&profile)?);
+    }
     let free = info.as_ref().and_then(free_bytes);
-    let mut request = planning::request(&config, mode, &arch, profile, free)?.spread(parallel)?;
+    let mut request = planning::request(&config, mode, &arch, profile, free)?;
+    if let Spread::Given {
+        mut parallel,
+        machines,
+        links,
+    } = spread
+    {
+        if parallel.is_several() {
+            // without a word of machines all devices are in one
+            let (nodes, gpus) = machines;
+            let all = parallel.devices();
+            let machines = if nodes.saturating_mul(gpus) == all {
+                machines
+            } else {
+                (1, all)
+            };
+            parallel.cluster = Some(links.cluster(machines, &request.profile));
+        }
+        request = request.spread(parallel)?;
+    }
     let survey = DatasetStats::of(&config);
     let unread = survey
         .map(|survey| planning::observe(&mut request.workload, survey))
         .err();
-    let mut fit = match request.budget {
-        Some(_) => request.fit()?,
-        None => request.as_configured()?,
+    let mut others = Vec::new();
+    let mut fit = match (spread, request.budget) {
+        (
+            Spread::Chosen {
+                machines,
+                links,
+                degrees,
+            },
+            _,
+        ) => {
+            let cluster = links.cluster(machines, &request.profile);
+            let found = request.fit_cluster(cluster, &degrees)?;
+            (request, others) = (found.request, found.others);
+            found.fit
+        }
+        (Spread::Given { .. }, Some(_)) => request.fit()?,
+        (Spread::Given { .. }, None) => request.as_configured()?,
     };
     planning::settle_cache(&config, &arch, &mut request, &fit.plan)?;
     fit.estimate = request.predict(fit.plan.clone()).estimate;
     let mut report = PlanReport::new(&request, fit)?;
     report.preset = Some(config.applied_preset).filter(|preset| preset.name.is_some());
+    report.other_degrees = others;
+    if let Spread::Chosen {
+        machines: (nodes, gpus),
+        ..
+    } = spread
+    {
+        let ranks = [("nnodes", nodes), ("n_gpus_per_node", gpus)];
+        let ranks = ranks.map(|(key, n)| format!("trainer.{key}={n}"));
+        report.settings.splice(0..0, ranks);
+    }
     Ok(Planned {
         request,
         report,
         unread,
     })
+}
+
+/// Refuses to choose degrees for devices that several ranks do not run on.
+fn check_ranks(spread: &Spread, backend: Backend) -> anyhow::Result<()> {
+    let Spread::Chosen {
+        machines: (nodes, gpus),
+        ..
+    } = spread
+    else {
+        return Ok(());
+    };
+    let runs = matches!(backend, Backend::Cpu | Backend::Cuda);
+    if runs || nodes * gpus == 1 {
+        return Ok(());
+    }
+    Err(UserError(format!(
+        "several ranks run on cpu and cuda devices, not on {}; plan for device=cuda, or leave out --nodes and --gpus",
+        backend.name()
+    ))
+    .into())
+}
+
+/// The whole of a device, as the budget of a cluster's devices where none is given.
+fn whole(profile: &DeviceProfile) -> anyhow::Result<Budget> {
+    let capacity = profile.capacity_bytes.ok_or_else(|| {
+        UserError(format!(
+            "degrees are chosen within the memory of each device, and how much {} has is not known here; give it with --budget, as in \
+             --budget 80GiB",
+            profile.name
+        ))
+    })?;
+    Ok(Budget::Bytes(Bytes(capacity)))
 }

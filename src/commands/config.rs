@@ -2,9 +2,9 @@
 
 use super::UserError;
 use crate::arguments::{CheckArgs, ConfigCommand, ExplainArgs};
-use crate::{explain, output, planned};
+use crate::planned::{self, Spread};
+use crate::{explain, output};
 use firebrick::engine::config::{CheckedFile, Place, Problem, schema};
-use firebrick::engine::plan::estimate::Parallel;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -52,7 +52,7 @@ pub fn problems(path: &Path, overrides: &[String]) -> anyhow::Result<Vec<Problem
     let Some(config) = file.config.take() else {
         return Ok(file.problems);
     };
-    let found = match planned::plan(config, Parallel::default()) {
+    let found = match planned::plan(config, Spread::ALONE) {
         Ok(planned) => planned.unread.map(|error| said(&error.into())),
         Err(error) => Some(said(&error)),
     };

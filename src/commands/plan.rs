@@ -1,15 +1,16 @@
 //! `firebrick plan`.
 
+mod cluster;
 mod details;
 mod units;
 
 use super::UserError;
 use crate::arguments::PlanArgs;
 use crate::output;
-use crate::planned::{self, Planned};
+use crate::planned::{self, Links, Planned, Spread};
 use crate::table::Table;
 use firebrick::engine::config;
-use firebrick::engine::plan::estimate::Sizes;
+use firebrick::engine::plan::estimate::{Parallel, Sizes};
 use firebrick::engine::plan::planner::Request;
 use firebrick::engine::plan::{PlanReport, Preset};
 use firebrick::spec::Origin;
@@ -27,8 +28,8 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     if let Some(stage) = args.parallel.zero_stage {
         config.memory.zero_stage = stage;
     }
-    let parallel = args.parallel.degrees(&config);
-    let planned = planned::plan(config, parallel)?;
+    let spread = args.parallel.spread(&config);
+    let planned = planned::plan(config, spread)?;
     if let Some(e) = &planned.unread {
         tracing::info!(
             "could not read the prompts and examples, so the plan assumes the maximum lengths: {e}"
@@ -43,17 +44,30 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     if args.json {
         return output::print(&(serde_json::to_string_pretty(report)? + "\n"));
     }
-    output::print(&text(args, &planned)?)
+    output::print(&text(args, &planned, &spread)?)
 }
 
 /// What a user needs to know, and what was asked for beside it.
-fn text(args: &PlanArgs, planned: &Planned) -> anyhow::Result<String> {
+fn text(args: &PlanArgs, planned: &Planned, spread: &Spread) -> anyhow::Result<String> {
     let (request, report) = (&planned.request, &planned.report);
-    let mut parts = vec![
-        heading(request, report) + &preset_lines(report),
-        phases(report) + &peak(request, report),
-        turned_on(request, report),
-    ];
+    let heading = heading(request, report, spread.links()) + &preset_lines(report);
+    let mut parts = if spread.is_chosen() {
+        let settings = format!("as settings: {}\n", report.settings.join(" "));
+        let said = [
+            cluster::messages(report),
+            peak(request, report),
+            cluster::binds(request, report),
+            cluster::others(report),
+            settings,
+        ];
+        vec![heading + "\n" + &cluster::phases(report) + "\n" + &said.concat()]
+    } else {
+        vec![
+            heading,
+            phases(report) + &cluster::messages(report) + &peak(request, report),
+            turned_on(request, report),
+        ]
+    };
     if args.details.phases {
         parts.push(details::phases(report));
     }
@@ -67,7 +81,7 @@ fn text(args: &PlanArgs, planned: &Planned) -> anyhow::Result<String> {
     if args.details.models {
         parts.push(details::models(request)?);
     }
-    if !args.details.any() {
+    if !args.details.any() && !spread.is_chosen() {
         parts.push(
             "More: --phases (bytes by category), --techniques (what each saves and costs), --batches (other group sizes), --models \
              (rules of thumb, public models)\n"
@@ -76,7 +90,7 @@ fn text(args: &PlanArgs, planned: &Planned) -> anyhow::Result<String> {
     }
     parts.extend(args.output.as_ref().map(|path| {
         let path = path.display();
-        match (request.parallel.is_data_alone(), request.parallel.data) {
+        match (request.parallel.is_run(), request.parallel.devices()) {
             (false, _) => {
                 format!("written to {path}; `firebrick train` cannot run it, since it is data parallel alone\n")
             }
@@ -92,7 +106,7 @@ fn text(args: &PlanArgs, planned: &Planned) -> anyhow::Result<String> {
     Ok(parts.join("\n"))
 }
 
-fn heading(request: &Request, report: &PlanReport) -> String {
+fn heading(request: &Request, report: &PlanReport, links: Links) -> String {
     let w = &request.workload;
     let millions = Sizes::of(&w.arch, w.lora.as_ref()).total() as f64 / 1e6;
     let origin = match report.profile {
@@ -113,16 +127,9 @@ fn heading(request: &Request, report: &PlanReport) -> String {
         Some(host) => format!("; host {}", bytes(host)),
         None => String::new(),
     };
-    let several = match report.parallel {
-        Some(parallel) if parallel.is_data_alone() => format!(
-            "spread  {parallel}\n        Bytes, budget and batch are per device, and times exclude communication between devices.\n"
-        ),
-        Some(parallel) => format!(
-            "spread  {parallel}\n        An estimate: bytes, budget and batch are per device, and times exclude communication between\n        \
-             devices. Training is data parallel, so `firebrick train --plan` rejects this plan.\n"
-        ),
-        None => String::new(),
-    };
+    let several = report
+        .parallel
+        .map_or_else(String::new, |parallel| spread_lines(&parallel, links));
     let replicas = match request.parallel.data {
         1 => String::new(),
         n => format!(" x {n} replicas"),
@@ -163,6 +170,18 @@ fn heading(request: &Request, report: &PlanReport) -> String {
         b.micro_batch,
         b.accumulation,
         b.effective_batch,
+    )
+}
+
+/// The degrees, their machines, and whether the trainer runs them.
+fn spread_lines(parallel: &Parallel, links: Links) -> String {
+    let machines = parallel.cluster.map_or_else(String::new, |cluster| {
+        format!("cluster {}\n", cluster::machines(cluster, links))
+    });
+    format!(
+        "spread  {parallel}; {}\n{machines}        Bytes, budget and batch are per device; times include messages, none of which \
+         hides behind computation.\n",
+        cluster::runs(parallel)
     )
 }
 

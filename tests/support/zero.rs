@@ -136,8 +136,9 @@ pub struct Trained {
     pub gradients: BTreeMap<String, Vec<f64>>,
     /// Most bytes held for moments, for gradients and for weights.
     pub held: [u64; 3],
-    /// What was sent during the updates.
+    /// What was sent during the updates: operations and bytes.
     pub operations: [u64; Kind::COUNT],
+    pub bytes: [u64; Kind::COUNT],
     /// Passes that every rank makes in an update, where gradients are summed in each.
     pub rounds: usize,
 }
@@ -191,6 +192,7 @@ pub fn trained(
         gradients,
         held,
         operations: std::array::from_fn(|kind| after.operations[kind] - before.operations[kind]),
+        bytes: std::array::from_fn(|kind| after.bytes[kind] - before.bytes[kind]),
         rounds,
     }
 }

@@ -16,6 +16,8 @@ pub struct Infeasible {
     pub host_budget_bytes: Option<u64>,
     /// The largest category of the smallest plan's largest phase.
     pub largest: String,
+    /// The degrees that come closest, where they were to be chosen.
+    pub spread: Option<String>,
     /// Changes that would make a plan fit.
     pub advice: Vec<String>,
 }
@@ -35,6 +37,9 @@ impl fmt::Display for Infeasible {
         write!(f, "no plan fits {}", Bytes(self.budget_bytes))?;
         if self.allowed_bytes < self.budget_bytes {
             write!(f, " ({allowed} after the margin)")?;
+        }
+        if let Some(spread) = &self.spread {
+            write!(f, " on {spread}, which comes closest")?;
         }
         match (self.smallest_bytes, self.over_by(), self.host_budget_bytes) {
             (Some(smallest), Some(over), _) => write!(

@@ -1,7 +1,7 @@
 //! A plan as a file: what `firebrick plan --output` writes, what a run folder keeps, and what `train --plan` reads.
 
-use super::estimate::{Parallel, PhaseEstimate, Seconds};
-use super::planner::{BatchProposal, Decision, Fit, GroupProposal, Request};
+use super::estimate::{Parallel, PhaseEstimate, PhaseTraffic, Seconds};
+use super::planner::{BatchProposal, Decision, DegreesThatFit, Fit, GroupProposal, Request};
 use super::{Plan, Role};
 use crate::{AppliedPreset, Error, Result};
 use firebrick_spec::Origin;
@@ -41,6 +41,12 @@ pub struct PlanReport {
     /// plan on as many ranks where they are data parallel alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallel: Option<Parallel>,
+    /// What one of several devices sends in a step, by phase and kind; its seconds are among those of the phases.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub communication: Vec<PhaseTraffic>,
+    /// Other degrees that fit, where they were chosen for a cluster, the fastest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_degrees: Vec<DegreesThatFit>,
     /// What a preset set for the run, where its configuration names one: `firebrick plan` says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preset: Option<AppliedPreset>,
@@ -65,6 +71,8 @@ impl PlanReport {
             device: request.profile.name.clone(),
             profile: request.profile.origin,
             parallel: Some(request.parallel).filter(Parallel::is_several),
+            communication: fit.estimate.communication,
+            other_degrees: Vec::new(),
             preset: None,
             plan: fit.plan,
         })

@@ -16,17 +16,16 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// Messages of a kind: how many, their bytes, and how long they take.
+pub fn traffic(kind: &str, messages: u64, sent: u64, seconds: f64) -> String {
+    let (bytes, duration) = (bytes(sent), duration(seconds));
+    format!("{kind} {messages} x, {bytes}, {duration}")
+}
+
 /// The seconds of a phase; of one that takes none that are estimated, a dash.
 pub fn seconds(report: &PlanReport, phase: &str) -> String {
-    let s = &report.seconds;
-    match phase {
-        "rollout" => duration(s.rollout),
-        "score" => duration(s.score),
-        "backward" => duration(s.backward),
-        "optimizer" => duration(s.optimizer),
-        "values" => duration(s.values),
-        "critic_backward" => duration(s.critic_backward),
-        "critic_optimizer" => duration(s.critic_optimizer),
-        _ => "-".into(),
-    }
+    let each = report.seconds.by_phase().into_iter();
+    // reward models' seconds are among those of the step alone
+    let mut own = each.filter(|(name, _)| *name == phase && *name != "reward");
+    own.next().map_or_else(|| "-".into(), |(_, s)| duration(s))
 }

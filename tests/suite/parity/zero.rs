@@ -1,6 +1,7 @@
 //! Ranks that share out state (`ZeRO`) against one rank that has all of it, in f32: numbers, bytes, messages, checkpoints.
 
 mod checkpoints;
+mod messages;
 
 use crate::support::model::Model;
 use crate::support::tolerance::F32;

@@ -214,7 +214,9 @@ fn several_devices_are_arithmetic_and_each_holds_its_share() {
     let bench = Bench::new();
     let recompute = "memory.gradient_checkpointing=true";
     let alone = json(&bench, &[recompute]);
-    assert_eq!(alone.get("parallel"), None);
+    for several in ["parallel", "communication", "other_degrees"] {
+        assert_eq!(alone.get(several), None);
+    }
     let fsdp = ["--data-parallel", "4", "--zero-stage", "3", recompute];
     let shared = json(&bench, &fsdp);
     assert_eq!(shared["parallel"]["data"], 4);
@@ -301,4 +303,134 @@ fn degrees_that_divide_nothing_are_refused() {
     ] {
         refused(&bench.firebrick("plan", args), &[expected]);
     }
+}
+
+/// What a cluster of four CPUs in two machines is asked with.
+const CLUSTER: [&str; 6] = ["--nodes", "2", "--gpus", "2", "--budget", "1GiB"];
+
+#[test]
+fn a_cluster_s_degrees_are_chosen_and_explained_in_twenty_lines() {
+    let bench = Bench::new();
+    let said = succeeded(&bench.firebrick("plan", &CLUSTER));
+    for part in [
+        "spread  4 devices: data 4",
+        "run by `mpirun -n 4 firebrick train`",
+        "cluster 2 machines x 2: host 0.75 GB/s inside, host 0.75 GB/s a device between (assumed; --link, --node-link)",
+        "SENT",
+        "messages of a device, a step: ",
+        "* peak",
+        "binds   memory: ",
+        "others  data 4",
+        "as settings: trainer.nnodes=2 trainer.n_gpus_per_node=2 ",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in:\n{said}");
+    }
+    assert!(said.lines().count() <= 20, "{said}");
+    let plan = json(&bench, &CLUSTER);
+    assert_eq!(plan["parallel"]["data"], 4);
+    assert_eq!(plan["parallel"]["cluster"]["nodes"], 2);
+    assert_eq!(plan["parallel"]["cluster"]["link"]["kind"], "host");
+    let sent = plan["communication"].as_array().unwrap();
+    assert!(
+        sent.iter()
+            .all(|own| own["seconds"].as_f64().unwrap() > 0.0)
+    );
+    assert!(plan["other_degrees"].as_array().unwrap().len() >= 2);
+    // the machines of the configuration, where the option says devices alone
+    let own = ["trainer.nnodes=2", "--gpus", "2", "--budget", "1GiB"];
+    assert_eq!(json(&bench, &own), plan);
+    // one machine's devices are nearer than two machines'
+    let step = |args: &[&str]| -> f64 {
+        let plan = json(&bench, args);
+        let waits = plan["communication"].as_array().unwrap().iter();
+        waits.map(|own| own["seconds"].as_f64().unwrap()).sum()
+    };
+    let links = [
+        "--link",
+        "10GB/s",
+        "--node-link",
+        "1MB/s",
+        "--zero-stage",
+        "1",
+    ];
+    let near = ["--nodes", "1", "--gpus", "4", "--budget", "1GiB"];
+    assert!(step(&[&near[..], &links].concat()) < step(&[&CLUSTER[..], &links].concat()));
+}
+
+#[test]
+fn a_cluster_s_plan_is_written_for_as_many_ranks_and_estimates_are_not_run() {
+    let bench = Bench::new();
+    let written = [&CLUSTER[..], &["--output", "plan.json"]].concat();
+    let said = succeeded(&bench.firebrick("plan", &written));
+    assert!(
+        said.contains("`mpirun -n 4 firebrick train ... --plan plan.json`"),
+        "{said}"
+    );
+    let output = bench.firebrick("train", &["--plan", "plan.json"]);
+    refused(&output, &["was made for 4 devices"]);
+    let estimates = [
+        "--pipeline-parallel",
+        "1",
+        "--ulysses-sequence-parallel-size",
+        "2",
+    ];
+    let said = succeeded(&bench.firebrick("plan", &[&CLUSTER[..], &estimates].concat()));
+    for part in [
+        "data 2",
+        "sequence 2",
+        "an estimate: `firebrick train` does not run these degrees yet",
+        "all_to_all",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in:\n{said}");
+    }
+    let sampled = ["--data-parallel", "4", "--rollout-tensor-parallel", "2"];
+    let said = succeeded(&bench.firebrick("plan", &sampled));
+    assert!(said.contains("data 4 x tensor 2 in sampling"), "{said}");
+    assert!(said.contains("an estimate: "), "{said}");
+}
+
+#[test]
+fn clusters_and_links_that_cannot_be_are_refused() {
+    let bench = Bench::new();
+    let tight = ["--nodes", "2", "--gpus", "2", "--budget", "3MiB"];
+    for (args, expected) in [
+        (&["--gpus", "0"][..], "--gpus"),
+        (&["--nodes", "0"], "--nodes"),
+        (&["--nodes", "-2"], "-2"),
+        (
+            &["--gpus", "2", "--budget", "1GiB", "--link", "nvlink9"],
+            "\"nvlink9\" is no link",
+        ),
+        (
+            &["--gpus", "2", "--budget", "1GiB", "--node-link", "50GB"],
+            "50GB/s",
+        ),
+        (
+            &["--gpus", "2", "--budget", "1GiB", "--tensor-parallel", "3"],
+            "2 devices, which no degrees make up with tensor 3",
+        ),
+        (
+            &["--gpus", "2", "--budget", "1GiB", "--data-parallel", "4"],
+            "data 4",
+        ),
+        (&["--gpus", "17", "--budget", "1GiB"], "16 sequences"),
+        (
+            &["--data-parallel", "4", "--rollout-tensor-parallel", "3"],
+            "of sampling is 3",
+        ),
+        (&["--gpus", "2", "device=wgpu:0"], "run on cpu and cuda"),
+        (&tight, "no plan fits 3.00 MiB"),
+        (&tight, "which comes closest"),
+    ] {
+        refused(&bench.firebrick("plan", args), &[expected]);
+    }
+}
+
+/// A build that knows no card cannot say how much memory one has.
+#[test]
+#[cfg(not(feature = "cuda"))]
+fn a_cluster_of_unknown_devices_needs_a_budget() {
+    let bench = Bench::new();
+    let args = ["--nodes", "2", "--gpus", "8", "device=cuda:0"];
+    refused(&bench.firebrick("plan", &args), &["--budget 80GiB"]);
 }

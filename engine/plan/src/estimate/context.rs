@@ -5,6 +5,7 @@ use super::parallel::Parallel;
 use super::result::PhaseEstimate;
 use super::sizes::{F32, QuantizedWeights, Sizes, halves};
 use super::states::{self, Activity};
+use super::unit_messages::UnitMessages;
 use super::usage::{MemoryUsage, PeakUsage};
 use super::workload::Workload;
 use crate::{Layout, ModelPlan, Plan, Role};
@@ -67,12 +68,23 @@ pub(crate) struct ModelSizes {
     policy: Sizes,
     critic: Option<Sizes>,
     rewards: Vec<Sizes>,
+    /// Messages about the policy's units and the critic's.
+    units: [UnitMessages; 2],
+    sampling: Parallel,
 }
 
 impl ModelSizes {
-    pub fn of(workload: &Workload) -> Self {
+    pub fn of(workload: &Workload, parallel: &Parallel) -> Self {
         let rewards = workload.rewards.iter();
+        let critic = workload.critic_arch().map(|arch| (arch, None));
+        let policy = Some((&workload.arch, workload.lora.as_ref()));
         Self {
+            units: [policy, critic].map(|model| {
+                model.map_or_else(UnitMessages::default, |(arch, lora)| {
+                    UnitMessages::of(arch, lora, parallel.data)
+                })
+            }),
+            sampling: parallel.sampling(),
             policy: Sizes::of(&workload.arch, workload.lora.as_ref()),
             critic: workload.critic_arch().map(|arch| Sizes::of(arch, None)),
             rewards: rewards.map(|own| Sizes::of(&own.arch, None)).collect(),
@@ -85,7 +97,14 @@ pub(crate) struct Context<'a> {
     pub workload: &'a Workload,
     pub plan: &'a Plan,
     pub profile: &'a DeviceProfile,
+    /// The devices of the phase at hand.
     pub parallel: &'a Parallel,
+    /// Those that train, and those that sample.
+    pub training: &'a Parallel,
+    pub sampled: &'a Parallel,
+    /// Messages about the units of the model that scores, trains or samples, and about the critic's.
+    pub units: UnitMessages,
+    critic_units: UnitMessages,
     /// The model that scores, trains or samples.
     pub role: Role,
     pub arch: &'a Arch,
@@ -109,7 +128,7 @@ impl<'a> Context<'a> {
         plan: &'a Plan,
         profile: &'a DeviceProfile,
         parallel: &'a Parallel,
-        counted: &ModelSizes,
+        counted: &'a ModelSizes,
     ) -> Self {
         let (arch, lora) = (&workload.arch, workload.lora.as_ref());
         let mut trained = vec![(Role::Policy, counted.policy)];
@@ -123,6 +142,10 @@ impl<'a> Context<'a> {
             plan,
             profile,
             parallel,
+            training: parallel,
+            sampled: &counted.sampling,
+            units: counted.units[0],
+            critic_units: counted.units[1],
             role: Role::Policy,
             copies: 0,
             eight_bits: None,
@@ -167,9 +190,20 @@ impl<'a> Context<'a> {
             .map(|Quantization::Int8| QuantizedWeights::of(&w.arch, self.profile, sizes.width));
         Self {
             copies: rounded + packed(w, &sizes, self.profile),
+            parallel: self.sampled,
             eight_bits,
             sizes,
             widths: widths.of_width(sizes.width),
+            trained: self.trained.clone(),
+            rewards: self.rewards.clone(),
+            ..*self
+        }
+    }
+
+    /// The same for the policy as it samples with the weights that it has: for validation.
+    pub fn sampling_as_trained(&self) -> Self {
+        Self {
+            parallel: self.sampled,
             trained: self.trained.clone(),
             rewards: self.rewards.clone(),
             ..*self
@@ -184,6 +218,7 @@ impl<'a> Context<'a> {
             role,
             arch,
             lora: None,
+            units: self.critic_units,
             sizes,
             widths: Widths::of(arch, None, self.profile),
             trained: self.trained.clone(),
@@ -207,7 +242,7 @@ impl<'a> Context<'a> {
             &self.trained,
             &self.rewards,
             self.plan,
-            self.parallel,
+            [self.training, self.parallel],
             doing,
         )
     }

@@ -6,10 +6,12 @@
 
 pub mod activations;
 mod base;
+mod communication;
 mod context;
 mod experts;
 mod head;
 mod linear;
+pub mod messages;
 mod numbers;
 pub mod parallel;
 mod phases;
@@ -21,11 +23,13 @@ pub mod sizes;
 pub mod states;
 pub mod time;
 mod train;
+pub mod unit_messages;
 pub mod usage;
 mod workload;
 
 pub use crate::Zero;
 pub(crate) use context::{Context, ModelSizes};
+pub use messages::{Along, Communication, MessageKind, PhaseTraffic, Sent};
 pub use parallel::Parallel;
 pub use phases::{estimate, estimate_parallel};
 pub use result::{Estimate, PhaseEstimate, Seconds};

@@ -23,6 +23,7 @@
 use super::sizes::{F32, Sizes};
 use super::workload::Workload;
 use crate::{Error, Result, Zero};
+use firebrick_spec::Cluster;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -40,21 +41,33 @@ pub struct Parallel {
     pub pipeline: u64,
     /// Devices that each take a share of every sequence (Ulysses).
     pub sequence: u64,
+    /// Devices that share every matrix while the policy samples, where that is another number than `tensor` (verl's
+    /// `rollout.tensor_model_parallel_size`): all devices are then such groups, each with prompts of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollout_tensor: Option<u64>,
+    /// How the devices lie in machines, and their links. Where it is not known, messages take no time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<Cluster>,
 }
 
 impl Default for Parallel {
     fn default() -> Self {
-        Self {
-            data: 1,
-            zero: Zero::Off,
-            tensor: 1,
-            pipeline: 1,
-            sequence: 1,
-        }
+        Self::ALONE
     }
 }
 
 impl Parallel {
+    /// One device.
+    pub const ALONE: Self = Self {
+        data: 1,
+        zero: Zero::Off,
+        tensor: 1,
+        pipeline: 1,
+        sequence: 1,
+        rollout_tensor: None,
+        cluster: None,
+    };
+
     /// Devices in all.
     #[must_use]
     pub fn devices(&self) -> u64 {
@@ -69,10 +82,36 @@ impl Parallel {
         self.devices() > 1
     }
 
-    /// Whether data-parallel devices are all there are.
+    /// Whether data-parallel devices are all there are: what the trainer runs.
     #[must_use]
     pub fn is_data_alone(&self) -> bool {
-        self.tensor == 1 && self.pipeline == 1 && self.sequence == 1
+        self.tensor == 1
+            && self.pipeline == 1
+            && self.sequence == 1
+            && self.rollout_tensor.is_none()
+    }
+
+    /// Whether the trainer runs these degrees; it refuses the others, which are arithmetic.
+    #[must_use]
+    pub fn is_run(&self) -> bool {
+        self.is_data_alone()
+    }
+
+    /// The devices as they sample.
+    #[must_use]
+    pub fn sampling(self) -> Self {
+        match self.rollout_tensor {
+            None => self,
+            Some(tensor) => Self {
+                data: self.devices() / tensor.max(1),
+                zero: Zero::Off,
+                tensor,
+                pipeline: 1,
+                sequence: 1,
+                rollout_tensor: None,
+                cluster: self.cluster,
+            },
+        }
     }
 
     /// Whether devices share out what one of them updates.
@@ -142,11 +181,46 @@ impl Parallel {
                 arch.num_heads
             ));
         }
+        if let Some(tensor) = self.rollout_tensor {
+            let divides = tensor > 0
+                && self.devices().is_multiple_of(tensor)
+                && (arch.num_kv_heads as u64).is_multiple_of(tensor);
+            if !divides {
+                return bad(format!(
+                    "the tensor-parallel degree of sampling is {tensor}; it should divide the {} devices and the model's {} key/value heads",
+                    self.devices(),
+                    arch.num_kv_heads
+                ));
+            }
+        }
+        self.check_cluster()?;
         if self.pipeline > arch.num_layers as u64 {
             return bad(format!(
                 "the pipeline-parallel degree is {}; the model has {} layers",
                 self.pipeline, arch.num_layers
             ));
+        }
+        Ok(())
+    }
+
+    /// Refuses degrees that are not the devices of the cluster, and matrices that are shared between machines.
+    fn check_cluster(&self) -> Result<()> {
+        let Some(cluster) = self.cluster else {
+            return Ok(());
+        };
+        let (nodes, each) = (cluster.nodes, cluster.devices_per_node);
+        if self.devices() != cluster.devices() {
+            return Err(Error::Config(format!(
+                "the degrees make {} devices, and {nodes} machines of {each} have {}",
+                self.devices(),
+                cluster.devices()
+            )));
+        }
+        let widest = self.tensor.max(self.rollout_tensor.unwrap_or(1));
+        if !each.is_multiple_of(widest) {
+            return Err(Error::Config(format!(
+                "the tensor-parallel degree is {widest}; devices that share matrices lie in one machine, so it should divide the {each} of each"
+            )));
         }
         Ok(())
     }
@@ -243,6 +317,10 @@ impl fmt::Display for Parallel {
             .iter()
             .filter(|(_, n, _)| *n > 1)
             .map(|(name, n, more)| format!("{name} {n}{more}"))
+            .chain(
+                self.rollout_tensor
+                    .map(|n| format!("tensor {n} in sampling")),
+            )
             .collect();
         match self.devices() {
             1 => f.write_str("1 device"),

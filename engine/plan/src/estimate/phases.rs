@@ -151,6 +151,7 @@ impl Context<'_> {
             peak_bytes: most(|p| p.total_bytes),
             host_peak_bytes: most(|p| p.host_bytes),
             seconds: time::seconds(self),
+            communication: self.traffic(),
             phases,
         }
     }
@@ -170,6 +171,6 @@ pub fn estimate_parallel(
     profile: &DeviceProfile,
     parallel: &Parallel,
 ) -> Estimate {
-    let sizes = ModelSizes::of(workload);
+    let sizes = ModelSizes::of(workload, parallel);
     Context::new(workload, plan, profile, parallel, &sizes).estimate()
 }

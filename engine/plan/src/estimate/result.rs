@@ -1,5 +1,6 @@
 //! What an estimate says: bytes by phase and category, and seconds of a step.
 
+use super::messages::PhaseTraffic;
 use firebrick_spec::Category;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -31,6 +32,9 @@ pub struct Estimate {
     pub phases: Vec<PhaseEstimate>,
     /// Seconds of a step, every completion as long as allowed.
     pub seconds: Seconds,
+    /// What one of several devices sends in a step. Its seconds are among those of the phases.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub communication: Vec<PhaseTraffic>,
 }
 
 impl Estimate {
@@ -73,6 +77,21 @@ pub struct Seconds {
 }
 
 impl Seconds {
+    /// Each phase by its name, in the order of a step.
+    #[must_use]
+    pub fn by_phase(&self) -> [(&'static str, f64); 8] {
+        [
+            ("rollout", self.rollout),
+            ("reward", self.reward),
+            ("score", self.score),
+            ("backward", self.backward),
+            ("optimizer", self.optimizer),
+            ("values", self.values),
+            ("critic_backward", self.critic_backward),
+            ("critic_optimizer", self.critic_optimizer),
+        ]
+    }
+
     /// The whole step.
     #[must_use]
     pub fn total(&self) -> f64 {

@@ -27,18 +27,19 @@ const QUERIES: u64 = 256;
 
 pub(super) fn rollout(ctx: &Context<'_>, peak: &mut PeakUsage) {
     let w = ctx.workload;
+    let as_trained = ctx.sampling_as_trained();
     if w.examples.is_none() {
-        let prompts = ctx.parallel.sequences(w.prompts);
+        let prompts = ctx.sampled.sequences(w.prompts);
         let graphs = Some(&w.cuda_graphs);
         sampling(&ctx.sampling(), prompts, w.group.max(1), graphs, peak);
         if w.greedy {
-            sampling(ctx, prompts, 1, None, peak);
+            sampling(&as_trained, prompts, 1, None, peak);
         }
     }
     // validation samples every prompt once: more prompts to run at a time
-    let validated = ctx.parallel.sequences(w.validation);
+    let validated = ctx.sampled.sequences(w.validation);
     if validated > 0 {
-        sampling(ctx, validated, 1, None, peak);
+        sampling(&as_trained, validated, 1, None, peak);
     }
 }
 

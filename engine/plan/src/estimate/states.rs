@@ -64,24 +64,23 @@ impl Activity {
     }
 }
 
-/// Weights of all models, and the state of the optimizers of those that are `trained`.
+/// Weights of all models, and the state of the optimizers of those that are `trained`: of a device as it trains, and as it samples.
 pub(super) fn resident(
     trained: &[(Role, Sizes)],
     rewards: &[(&ModelPlan, Sizes)],
     plan: &Plan,
-    parallel: &Parallel,
+    [parallel, sampling]: [&Parallel; 2],
     doing: Activity,
 ) -> MemoryUsage {
     let mut held = MemoryUsage::default();
     for (role, sizes) in trained {
         let model = &plan.models[role];
-        held += weights(
-            sizes,
-            model,
-            role.category(),
-            parallel,
-            doing.presence(*role),
-        );
+        let presence = doing.presence(*role);
+        let devices = match presence {
+            Presence::Whole => sampling,
+            Presence::Running | Presence::Idle => parallel,
+        };
+        held += weights(sizes, model, role.category(), devices, presence);
         held += optimizer(sizes, model, parallel, doing == Activity::Update(*role));
     }
     if let (Some(reference), Some((_, sizes))) = (plan.reference(), trained.first()) {

@@ -21,14 +21,16 @@
 //!
 //! [`DeviceProfile::overlaps_copies`]: firebrick_spec::DeviceProfile::overlaps_copies
 //!
-//! Of several devices only what they compute is divided: traffic between them is left out, and pipeline stages are not taken to
-//! work side by side.
+//! Of several devices each has its share of the work; what they send each other ([`communication`](super::communication)) is added to the
+//! phase that it belongs to, since nothing hides it. `P` pipeline stages take `m + P - 1` turns for `m` micro-batches, and one after
+//! the other while a token is sampled.
 
 use super::activations::{Cached, Half, Shape};
 use super::context::Context;
 use super::head::HeadCost;
 use super::result::Seconds;
 use super::sizes::{F32, QuantizedWeights, Sizes};
+use super::workload::Workload;
 use crate::{ActivationPolicy, ModelPlan, MomentKind, Order, Segment};
 use firebrick_spec::{Backend, Home};
 
@@ -137,7 +139,8 @@ impl Context<'_> {
         };
         let kept: f64 = self.sizes.kinds().map(bytes).sum();
         let attend = share(Half::Attention);
-        let scores = attend * self.scores_bytes(shape, rows);
+        let shares = (self.parallel.tensor * self.parallel.sequence) as f64;
+        let scores = attend * self.scores_bytes(shape, rows) / shares;
         let widened = self.widened_traffic() / layers;
         let traffic = (TRAFFIC * (kept + 2.0 * scores) + widened) / self.profile.memory_bandwidth;
         let linear = self.widths.linear();
@@ -214,14 +217,20 @@ fn chunks(shape: Shape, rows: usize) -> u64 {
     }
 }
 
-/// Weights that are streamed in one pass over the model, in bytes.
+/// Turns of all pipeline stages that take so many micro-batches, each as long as a micro-batch through the whole model.
+fn turns(ctx: &Context<'_>, micros: f64) -> f64 {
+    let stages = ctx.parallel.pipeline as f64;
+    (micros + stages - 1.0) / stages
+}
+
+/// Weights that a device streams in one pass over the model, in bytes.
 fn streamed(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
     let body = plan.streamed(&ctx.sizes);
     let ends = match plan.ends {
         Home::Host => ctx.sizes.end_bytes(),
         Home::Device => 0,
     };
-    (body + ends) as f64
+    ctx.parallel.weights(body + ends) as f64
 }
 
 pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
@@ -230,15 +239,30 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
         // a step of supervised training samples nothing
         return 0.0;
     }
-    let greedy = if w.greedy { sampling(ctx, 1) } else { 0.0 };
+    let greedy = if w.greedy {
+        sampling(&ctx.sampling_as_trained(), 1)
+    } else {
+        0.0
+    };
     let policy = ctx.plan.policy();
     // streamed and idle weights come to the device for sampling, once
     let fetched = if policy.idle == Home::Host {
-        ctx.sizes.bytes() as f64
+        ctx.parallel.weights(ctx.sizes.bytes()) as f64
     } else {
         streamed(ctx, policy)
     };
-    sampling(&ctx.sampling(), w.group.max(1)) + greedy + ctx.copy(fetched)
+    sampling(&ctx.sampling(), w.group.max(1))
+        + greedy
+        + ctx.copy(fetched)
+        + ctx.rollout_traffic().seconds()
+}
+
+/// Sequences that are sampled at a time, and how many waves of them there are.
+pub(super) fn sampled_rows(ctx: &Context<'_>, group: u64) -> (u64, f64) {
+    let own = ctx.parallel.sequences(ctx.workload.prompts).max(1);
+    let rows = (ctx.plan.rollout.max_num_seqs as u64).clamp(1, own * group);
+    // slots are taken again as they come free, so the last wave need not be full
+    (rows, (own * group) as f64 / rows as f64)
 }
 
 /// Bytes that widening all matrices in few bits moves, once: what is written wide and read again. Their codes are read besides.
@@ -264,10 +288,10 @@ fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
 /// So many completions of every prompt.
 fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
     let w = ctx.workload;
-    let own = ctx.parallel.sequences(w.prompts).max(1);
-    let rows = (ctx.plan.rollout.max_num_seqs as u64).clamp(1, own * group);
-    // slots are taken again as they come free, so the last wave need not be full
-    let waves = (own * group) as f64 / rows as f64;
+    let (rows, waves) = sampled_rows(ctx, group);
+    // devices that share matrices read their share of them, and those that share sequences have other ones
+    let tensor = ctx.parallel.tensor as f64;
+    let shares = tensor * ctx.parallel.sequence as f64;
     let prompts = rows.div_ceil(group);
     let prefill = Shape {
         tokens: prompts * w.prompt_length,
@@ -293,22 +317,33 @@ fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
     let logits = (w.arch.vocab_size as u64 * rows) as f64 * F32 as f64 * 10.0;
     let token = ctx.flops_in(body, half)
         + ctx.flops(head)
-        + (weights_moved(ctx, rows) as f64 + 2.0 * cache + logits) / ctx.profile.memory_bandwidth
+        + (weights_moved(ctx, rows) as f64 / tensor + 2.0 * cache / shares + logits / shares)
+            / ctx.profile.memory_bandwidth
         + ctx.launch(
             layers * (LAYER_OPERATIONS + ctx.expert_operations(rows as f64)) + CHOICE_OPERATIONS,
         );
     waves * prefill + waves.ceil() * w.response_length as f64 * token
 }
 
+/// Micro-batches of a forward of all rollouts.
+pub(super) fn score_micros(ctx: &Context<'_>, plan: &ModelPlan) -> u64 {
+    let shape = ctx.score_shape(plan);
+    let each = (shape.tokens / shape.length).max(1);
+    let own = ctx.workload.rollouts().div_ceil(ctx.parallel.data);
+    own.div_ceil(each)
+}
+
+/// Forward passes of the policy over the rollouts of a step.
+pub(super) fn score_passes(w: &Workload) -> u64 {
+    // once more in every epoch where something is chosen out of an optimizer step
+    let choices = if w.scores { w.epochs } else { 0 };
+    u64::from(w.old_log_probs) + u64::from(w.adapters_off) + choices
+}
+
 /// A forward of all rollouts in micro-batches of a plan.
 fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
     let shape = ctx.score_shape(plan);
-    let each = (shape.tokens / shape.length).max(1);
-    let micros = ctx
-        .workload
-        .rollouts()
-        .div_ceil(ctx.parallel.data)
-        .div_ceil(each) as f64;
+    let micros = turns(ctx, score_micros(ctx, plan) as f64);
     let body = ctx.sizes.layers as f64 * ctx.layer(shape, plan.attention_rows);
     let cost = Cost {
         compute: body + ctx.head(shape.scored, plan.head_rows),
@@ -318,11 +353,8 @@ fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
 }
 
 pub(crate) fn score(ctx: &Context<'_>) -> f64 {
-    let w = ctx.workload;
-    // once more in every epoch where something is chosen out of an optimizer step
-    let choices = if w.scores { w.epochs } else { 0 };
-    let passes = u64::from(w.old_log_probs) + u64::from(w.adapters_off) + choices;
-    let mut seconds = passes as f64 * forward(ctx, ctx.plan.policy());
+    let passes = score_passes(ctx.workload) as f64;
+    let mut seconds = passes * forward(ctx, ctx.plan.policy()) + ctx.score_traffic().seconds();
     if let Some(reference) = ctx.plan.reference() {
         seconds += forward(ctx, reference);
         if reference.idle == Home::Host {
@@ -354,7 +386,7 @@ pub(crate) fn values(ctx: &Context<'_>) -> f64 {
         Home::Host => ctx.copy((2 * ctx.sizes.bytes()) as f64),
         Home::Device => 0.0,
     };
-    forward(ctx, ctx.model()) + visit
+    forward(ctx, ctx.model()) + visit + ctx.values_traffic().seconds()
 }
 
 pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
@@ -379,7 +411,7 @@ pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
     let compute =
         passes * layers * layer + head_passes * ctx.head(shape.scored, plan.head_rows) + again;
 
-    let row = ctx.widths.row(shape.tokens) as f64;
+    let row = ctx.parallel.between(ctx.widths.row(shape.tokens)) as f64;
     let inputs = plan
         .segments
         .iter()
@@ -393,26 +425,28 @@ pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
     // waited for where they leave, all but the last `prefetch` matrices: nothing hides them
     let gradients = match plan.grads {
         Home::Host => {
-            let bytes = (F32 * ctx.sizes.trained()) as f64;
+            let shares = ctx.parallel.tensor as f64;
+            let bytes = (F32 * ctx.sizes.trained()) as f64 / shares;
             ctx.copy(bytes) + 3.0 * bytes / ctx.profile.host_bandwidth
         }
         Home::Device => 0.0,
     };
     let cost = Cost { compute, copies };
     let beside = ctx.profile.overlaps_copies();
-    steps(ctx) * micros * (cost.total(plan.prefetch, beside) + gradients)
+    let turns = steps(ctx) as f64 * turns(ctx, micros);
+    turns * (cost.total(plan.prefetch, beside) + gradients) + ctx.backward_traffic().seconds()
 }
 
 /// Optimizer steps of a training step.
-fn steps(ctx: &Context<'_>) -> f64 {
+pub(super) fn steps(ctx: &Context<'_>) -> u64 {
     let w = ctx.workload;
-    (w.epochs.max(1) * w.prompts.div_ceil(w.mini_batch.max(1))) as f64
+    w.epochs.max(1) * w.prompts.div_ceil(w.mini_batch.max(1))
 }
 
 pub(crate) fn optimizer(ctx: &Context<'_>) -> f64 {
     let plan = ctx.model();
     let optimizer = &plan.optimizer;
-    let total = ctx.sizes.trained() as f64 / (ctx.parallel.tensor * ctx.parallel.pipeline) as f64;
+    let total = ctx.parallel.optimizer(ctx.sizes.trained()) as f64;
     let on_host = match optimizer.home {
         Home::Host => total * optimizer.offload_fraction,
         Home::Device => 0.0,
@@ -438,5 +472,5 @@ pub(crate) fn optimizer(ctx: &Context<'_>) -> f64 {
     if optimizer.idle == Home::Host {
         copies += 2.0 * optimizer.moments.bytes(on_device as u64) as f64;
     }
-    steps(ctx) * (device + host + ctx.copy(copies))
+    steps(ctx) as f64 * (device + host + ctx.copy(copies)) + ctx.optimizer_traffic().seconds()
 }

@@ -46,6 +46,7 @@ pub(super) fn explain(request: &Request) -> Result<Infeasible> {
         smallest_bytes: smallest.map(|(bytes, _)| bytes),
         host_budget_bytes: request.host_budget,
         largest,
+        spread: None,
         advice,
     })
 }

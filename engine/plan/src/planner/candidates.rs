@@ -62,7 +62,9 @@ fn without_choices(memory: &MemoryConfig) -> MemoryConfig {
 /// Where weights, gradients and the optimizer's state live. Everything else is open.
 pub(super) fn placements(request: &Request) -> Vec<MemoryConfig> {
     let mut all = vec![without_choices(&request.memory)];
-    if request.workload.steps_in_backward() && request.memory.zero() == Zero::Off {
+    // a unit's gradient is complete when all devices have theirs
+    let alone = request.parallel.data == 1 && request.memory.zero() == Zero::Off;
+    if request.workload.steps_in_backward() && alone {
         all = with_and_without(&all, |m| m.step_in_backward = true);
     }
     all = with_moments(&all);
@@ -233,7 +235,10 @@ pub(super) fn tokens(most: usize, length: u64, sequences: u64) -> Vec<usize> {
 /// Sequences sampled at a time: whole groups, the most first.
 pub(super) fn sequences(request: &Request) -> Vec<usize> {
     let group = request.workload.group.max(1);
-    let prompts = request.parallel.sequences(request.workload.prompts);
+    let prompts = request
+        .parallel
+        .sampling()
+        .sequences(request.workload.prompts);
     let most = (request.max_num_seqs as u64 / group).clamp(1, prompts.max(1));
     let mut counts: Vec<u64> =
         std::iter::successors(Some(most), |n| (*n > 1).then(|| n.div_ceil(2))).collect();

@@ -290,7 +290,8 @@ impl List<'_> {
             });
         }
         let (seqs, most) = (self.fit.plan.rollout.max_num_seqs, request.max_num_seqs);
-        let prompts = request.parallel.sequences(request.workload.prompts);
+        let sampling = request.parallel.sampling();
+        let prompts = sampling.sequences(request.workload.prompts);
         let step = prompts * request.workload.group;
         if request.workload.samples() && (seqs as u64) < (most as u64).min(step) {
             let settings = format!("rollout.max_num_seqs={seqs}");

@@ -11,6 +11,7 @@
 mod advice;
 mod buffers;
 mod candidates;
+mod degrees;
 mod explain;
 mod fit;
 mod groups;
@@ -19,6 +20,7 @@ mod request;
 mod search;
 mod solve;
 
+pub use degrees::{ClusterFit, Degrees, DegreesThatFit};
 pub use explain::Decision;
 pub use fit::{BatchProposal, Fit};
 pub use groups::GroupProposal;

@@ -21,14 +21,24 @@ pub fn lossy(moments: MomentKind) -> f64 {
 
 /// The fastest candidate that fits.
 pub(super) fn search(request: &Request, limits: &PhaseLimits) -> Result<Option<Candidate>> {
+    let found = below(request, limits, f64::INFINITY)?;
+    Ok(found.map(|(_, candidate)| candidate))
+}
+
+/// The fastest candidate that fits and costs less than `bound`, and its cost.
+pub(super) fn below(
+    request: &Request,
+    limits: &PhaseLimits,
+    bound: f64,
+) -> Result<Option<(f64, Candidate)>> {
     let mut best: Option<(f64, Candidate)> = None;
     for memory in placements(request) {
-        let most = best.as_ref().map_or(f64::INFINITY, |(cost, _)| *cost);
+        let most = best.as_ref().map_or(bound, |(cost, _)| *cost);
         if let Some(found) = PlacementSearch::new(request, limits, memory).best(most)? {
             best = Some(found);
         }
     }
-    Ok(best.map(|(_, candidate)| candidate))
+    Ok(best)
 }
 
 /// The least device bytes that any candidate needs within the host's budget, and that candidate.
@@ -54,7 +64,7 @@ pub(super) fn smallest(request: &Request) -> Result<Option<(u64, Candidate)>> {
 }
 
 /// The search among plans whose weights, gradients and optimizer state live where `memory` says.
-struct PlacementSearch<'a> {
+pub(super) struct PlacementSearch<'a> {
     request: &'a Request,
     limits: &'a PhaseLimits,
     memory: MemoryConfig,
@@ -70,9 +80,9 @@ struct ChunkSizes {
 }
 
 impl<'a> PlacementSearch<'a> {
-    fn new(request: &'a Request, limits: &'a PhaseLimits, memory: MemoryConfig) -> Self {
+    pub fn new(request: &'a Request, limits: &'a PhaseLimits, memory: MemoryConfig) -> Self {
         Self {
-            sizes: ModelSizes::of(&request.workload),
+            sizes: ModelSizes::of(&request.workload, &request.parallel),
             request,
             limits,
             memory,
@@ -90,7 +100,7 @@ impl<'a> PlacementSearch<'a> {
     }
 
     /// The most frugal candidates: one of them needs the least bytes.
-    fn frugal(&self) -> Vec<Candidate> {
+    pub fn frugal(&self) -> Vec<Candidate> {
         let w = &self.request.workload;
         let base = &self.request.memory;
         let smallest = |rows: Vec<usize>| rows.last().copied().unwrap_or(0);

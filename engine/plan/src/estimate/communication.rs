@@ -1,0 +1,220 @@
+//! What devices send each other in each phase of a step. Messages about weights and gradients are those of
+//! [`unit_messages`](super::unit_messages), which the trainer sends. Activations are those of kinds of parallelism that are estimates:
+//!
+//! | along | a layer's forward | its backward | besides |
+//! |---|---|---|---|
+//! | tensor | 2 all-reduces of n d numbers | 2 | one for the embedding and one for the head's gradient (arXiv:1909.08053) |
+//! | sequence | 2 all-to-alls: queries, keys, values; what attention gives | 2 | in layers with attention (arXiv:2309.14509) |
+//! | pipeline | a send of n d numbers a micro-batch | one | between stages |
+//!
+//! of `n` tokens of a micro-batch over the devices that share them. A layer that is recomputed has its forward's once more. While a token
+//! is sampled, devices that share matrices sum twice a layer, and devices that share sequences sample different ones.
+//! All of it is exposed: the trainer waits for every message before it goes on.
+
+use super::activations::{Half, Shape};
+use super::context::Context;
+use super::messages::{Along, Communication, MessageKind, PhaseTraffic};
+use super::time;
+use super::unit_messages::ModelMessages;
+use crate::{ActivationPolicy, ModelPlan, Segment};
+
+/// Passes over the layers with micro-batches of one shape.
+struct Passes {
+    shape: Shape,
+    /// Micro-batches.
+    micros: u64,
+    /// Layers that run forward for each, recomputed ones twice.
+    forwards: u64,
+    /// Layers that run backward.
+    backwards: u64,
+}
+
+impl Context<'_> {
+    fn weights_of<'c>(&'c self, plan: &'c ModelPlan) -> ModelMessages<'c> {
+        ModelMessages {
+            units: &self.units,
+            sizes: &self.sizes,
+            plan,
+            parallel: self.training,
+        }
+    }
+
+    /// Messages of activations.
+    fn activations(&self, passes: &Passes) -> Communication {
+        let mut found = Communication::default();
+        let Passes {
+            shape,
+            micros,
+            forwards,
+            backwards,
+        } = *passes;
+        let parallel = self.parallel;
+        let tokens = (shape.tokens as f64) / parallel.sequence as f64;
+        let row = tokens * self.widths.row(1) as f64;
+        let trains = u64::from(backwards > 0);
+        if parallel.tensor > 1 {
+            let group = parallel.group(Along::Tensor);
+            let layers = 2 * (forwards + backwards) / parallel.pipeline;
+            found.even(MessageKind::AllReduce, group, micros * (layers + 1), row);
+            let scored = shape.scored as f64 / parallel.sequence as f64;
+            let scored = scored * self.widths.row(1) as f64;
+            found.even(MessageKind::AllReduce, group, micros * trains, scored);
+        }
+        if parallel.sequence > 1 {
+            let group = parallel.group(Along::Sequence);
+            let layers = self.sizes.layers.max(1);
+            let share = self.sizes.count(Half::Attention) as f64 / layers as f64;
+            let each = ((forwards + backwards) as f64 * share).round() as u64 / parallel.pipeline;
+            let (arch, tensor) = (self.arch, parallel.tensor as f64);
+            let dim = self.sizes.width as f64 * arch.head_dim as f64;
+            // heads of keys that are fewer than devices are sent to several
+            let keys = (arch.num_kv_heads as f64).max(parallel.sequence as f64 * tensor);
+            let queries = arch.num_heads as f64;
+            let apart = tokens * dim * (queries + 2.0 * keys) / tensor;
+            let back = tokens * dim * queries / tensor;
+            for buffer in [apart, back] {
+                found.even(MessageKind::AllToAll, group, micros * each, buffer);
+            }
+        }
+        if parallel.pipeline > 1 {
+            let group = parallel.group(Along::Pipeline);
+            found.even(MessageKind::Send, group, micros * (1 + trains), row);
+        }
+        found
+    }
+
+    /// A forward of all rollouts in micro-batches of a plan; of a model that is not trained, whose weights all devices have.
+    fn forward_traffic(&self, plan: &ModelPlan, shares: bool) -> Communication {
+        let (shape, micros) = (self.score_shape(plan), time::score_micros(self, plan));
+        let mut found = self.activations(&Passes {
+            shape,
+            micros,
+            forwards: self.sizes.layers,
+            backwards: 0,
+        });
+        if shares {
+            let weights = self.weights_of(plan);
+            let rounds = weights.rounds(micros);
+            found += weights.forward(rounds).divided(self.training.pipeline);
+        }
+        found
+    }
+
+    /// Weights made whole, and a sum of activations for every token.
+    pub(super) fn rollout_traffic(&self) -> Communication {
+        let mut found = Communication::default();
+        let w = self.workload;
+        if w.examples.is_some() || !self.training.is_several() {
+            return found;
+        }
+        found += self
+            .weights_of(self.model())
+            .make_whole()
+            .divided(self.training.pipeline);
+        let sampled = self.sampling();
+        let greedy = u64::from(w.greedy);
+        for group in [w.group.max(1), greedy] {
+            if group > 0 {
+                found += sampled.sampled_traffic(group);
+            }
+        }
+        found
+    }
+
+    /// Activations while so many completions of every prompt are sampled.
+    fn sampled_traffic(&self, group: u64) -> Communication {
+        let mut found = Communication::default();
+        let (rows, waves) = time::sampled_rows(self, group);
+        let w = self.workload;
+        let waves = waves.ceil() as u64;
+        let stages = self.parallel.pipeline;
+        let tensor = self.parallel.group(Along::Tensor);
+        let pipeline = self.parallel.group(Along::Pipeline);
+        let row = self.widths.row(1) as f64;
+        let prompts = rows.div_ceil(group) * w.prompt_length;
+        for (times, tokens) in [(waves, prompts), (waves * w.response_length, rows)] {
+            let buffer = row * tokens as f64 / self.parallel.sequence as f64;
+            if tensor.size > 1 {
+                let sums = 2 * self.sizes.layers + 1;
+                found.even(MessageKind::AllReduce, tensor, times * sums, buffer);
+            }
+            if stages > 1 {
+                // a token goes through all stages before the next one begins
+                found.even(MessageKind::Send, pipeline, times * (stages - 1), buffer);
+            }
+        }
+        found
+    }
+
+    /// Scoring by policy and reference.
+    pub(super) fn score_traffic(&self) -> Communication {
+        let mut found = Communication::default();
+        if !self.training.is_several() {
+            return found;
+        }
+        let passes = time::score_passes(self.workload);
+        found += self.forward_traffic(self.plan.policy(), true).times(passes);
+        if let Some(reference) = self.plan.reference() {
+            found += self.forward_traffic(reference, false);
+        }
+        found
+    }
+
+    /// The critic's values.
+    pub(super) fn values_traffic(&self) -> Communication {
+        if self.training.is_several() {
+            self.forward_traffic(self.model(), true)
+        } else {
+            Communication::default()
+        }
+    }
+
+    /// Forward and backward of all micro-batches of a training step.
+    pub(super) fn backward_traffic(&self) -> Communication {
+        if !self.training.is_several() {
+            return Communication::default();
+        }
+        let (plan, micros) = (self.model(), self.micro_batches());
+        let recomputed = |s: &&Segment| matches!(s.keep, ActivationPolicy::Input(_));
+        let again = plan.segments.iter().filter(recomputed);
+        let again: usize = again.map(|s| s.units.len()).sum();
+        let mut found = self.activations(&Passes {
+            shape: self.train_shape(),
+            micros,
+            forwards: self.sizes.layers + again as u64 / 2,
+            backwards: self.sizes.layers,
+        });
+        let weights = self.weights_of(plan);
+        let rounds = weights.rounds(micros);
+        found += weights.backward(rounds).divided(self.training.pipeline);
+        found.times(time::steps(self))
+    }
+
+    /// Updates of a training step.
+    pub(super) fn optimizer_traffic(&self) -> Communication {
+        let weights = self.weights_of(self.model());
+        let each = weights.optimizer().divided(self.training.pipeline);
+        each.times(time::steps(self))
+    }
+
+    /// Everything that a step sends, by phase.
+    pub(super) fn traffic(&self) -> Vec<PhaseTraffic> {
+        if !self.training.is_several() {
+            return Vec::new();
+        }
+        let mut all = vec![
+            ("rollout", self.rollout_traffic()),
+            ("score", self.score_traffic()),
+            ("backward", self.backward_traffic()),
+            ("optimizer", self.optimizer_traffic()),
+        ];
+        if let Some(critic) = self.critic() {
+            all.push(("values", critic.values_traffic()));
+            all.push(("critic_backward", critic.backward_traffic()));
+            all.push(("critic_optimizer", critic.optimizer_traffic()));
+        }
+        let each = all.into_iter();
+        each.flat_map(|(phase, sent)| sent.in_phase(phase))
+            .collect()
+    }
+}

@@ -1,0 +1,297 @@
+//! Messages about weights and gradients of data-parallel devices, unit by unit, as the trainer sends them (docs/clusters.md).
+//!
+//! A message of shards has every parameter's filled up to the length of the longest ([`Partition::part`]); one that sums gradients has besides,
+//! for each device, a number a parameter that counts who had a gradient of it.
+
+use super::messages::{Along, Communication, Group, MessageKind};
+use super::parallel::Parallel;
+use super::sizes::{F32, Half, Sizes};
+use crate::{ModelPlan, Order, Partition, Segment, Zero};
+use firebrick_spec::Arch;
+use firebrick_spec::arch::Mixer;
+use firebrick_spec::lora::LoraConfig;
+use firebrick_spec::parameters::{ParamSpec, Slot, UnitKind, unit_specs};
+
+/// Parameters of a unit, as they lie in messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct UnitParams {
+    /// Numbers of a device's part of all parameters, filled up.
+    part: u64,
+    /// The same of those that are trained.
+    trained_part: u64,
+    /// Trained parameters, and their numbers.
+    count: u64,
+    trained: u64,
+}
+
+/// The units of a model that so many devices share out.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct UnitMessages {
+    ends: [UnitParams; 2],
+    halves: [UnitParams; Half::ALL.len()],
+    tied: bool,
+}
+
+impl UnitMessages {
+    /// Of an architecture; with adapters they alone are trained. Nothing is counted where there is one replica.
+    pub fn of(arch: &Arch, lora: Option<&LoraConfig>, replicas: u64) -> Self {
+        if replicas < 2 {
+            return Self::default();
+        }
+        let partition = Partition::new(usize::try_from(replicas).unwrap_or(usize::MAX), 0);
+        let unit = |kind: Option<UnitKind>| {
+            let mut specs = kind.map_or_else(Vec::new, |kind| unit_specs(arch, kind));
+            let own = lora.map_or_else(Vec::new, |lora| lora.specs(&specs));
+            specs.extend(own);
+            let mut params = UnitParams::default();
+            for spec in &specs {
+                params.add(spec, lora.is_some(), partition);
+            }
+            params
+        };
+        let mixer = |mixer| {
+            let layer = arch.mixers.iter().position(|own| *own == mixer);
+            unit(layer.map(UnitKind::Attention))
+        };
+        let dense = (0..arch.num_layers).find(|&layer| arch.experts(layer).is_none());
+        let experts = arch.expert_layers().next().map(|(layer, _)| layer);
+        Self {
+            ends: [UnitKind::Embedding, UnitKind::Head].map(|kind| unit(Some(kind))),
+            halves: Half::ALL.map(|half| match half {
+                Half::Attention => mixer(Mixer::Attention),
+                Half::Linear => mixer(Mixer::GatedDeltaNet),
+                Half::Mlp => unit(dense.map(UnitKind::Mlp)),
+                Half::Experts => unit(experts.map(UnitKind::Mlp)),
+            }),
+            tied: arch.tied,
+        }
+    }
+
+    fn half(&self, half: Half) -> &UnitParams {
+        &self.halves[half as usize]
+    }
+
+    /// Every unit that is trained, and how many there are.
+    fn trained<'a>(
+        &'a self,
+        sizes: &'a Sizes,
+    ) -> impl Iterator<Item = (&'a UnitParams, u64)> + use<'a> {
+        let halves = Half::ALL.map(|half| (self.half(half), sizes.count(half)));
+        let ends = [(&self.ends[0], 1), (&self.ends[1], 1)];
+        let all = ends.into_iter().chain(halves);
+        all.filter(|(unit, times)| unit.count > 0 && *times > 0)
+    }
+}
+
+impl UnitParams {
+    fn add(&mut self, spec: &ParamSpec, adapted: bool, partition: Partition) {
+        let part = partition.part(spec.numel()) as u64;
+        self.part += part;
+        if !adapted || spec.slot.is_adapter() || spec.slot == Slot::Value {
+            self.trained_part += part;
+            self.count += 1;
+            self.trained += spec.numel() as u64;
+        }
+    }
+}
+
+/// Messages about one model: its units, their sizes, and how they are shared out.
+pub(super) struct ModelMessages<'a> {
+    pub units: &'a UnitMessages,
+    pub sizes: &'a Sizes,
+    pub plan: &'a ModelPlan,
+    pub parallel: &'a Parallel,
+}
+
+impl ModelMessages<'_> {
+    fn gathers(&self) -> bool {
+        self.parallel.gathers() && self.plan.zero == Zero::Stage3
+    }
+
+    fn shares(&self) -> bool {
+        self.parallel.shares() && self.plan.zero > Zero::Off
+    }
+
+    /// A device's part of bytes that devices with shares of each matrix divide.
+    fn part(&self, bytes: u64) -> u64 {
+        bytes.div_ceil(self.parallel.tensor)
+    }
+
+    /// So many messages in which every replica gives `numbers` of `width` bytes to all others.
+    fn gather(&self, to: &mut Communication, times: u64, numbers: u64) {
+        if numbers == 0 {
+            return;
+        }
+        let group = self.parallel.group(Along::Data);
+        let part = self.part(self.sizes.width * numbers);
+        let buffer = (group.size * part) as f64;
+        to.add(
+            (MessageKind::AllGather, group),
+            times,
+            (group.size - 1) * part,
+            buffer,
+        );
+    }
+
+    /// Weights of embedding and head, where they are shared out.
+    fn gather_ends(&self, to: &mut Communication) {
+        if !self.units.tied {
+            for end in &self.units.ends {
+                self.gather(to, 1, end.part);
+            }
+        }
+    }
+
+    fn gather_segments(&self, to: &mut Communication) {
+        let of = |segment: &Segment| {
+            let units = segment.units.clone();
+            units
+                .map(|unit| self.units.half(self.sizes.half(unit)).part)
+                .sum()
+        };
+        for segment in &self.plan.segments {
+            self.gather(to, 1, of(segment));
+        }
+    }
+
+    /// Weights that a forward pass gathers.
+    pub fn forward(&self, rounds: u64) -> Communication {
+        let mut found = Communication::default();
+        if self.gathers() {
+            self.gather_ends(&mut found);
+            self.gather_segments(&mut found);
+        }
+        found.times(rounds)
+    }
+
+    /// Weights that are made whole for sampling, a unit a message.
+    pub fn make_whole(&self) -> Communication {
+        let mut found = Communication::default();
+        if self.gathers() {
+            self.gather_ends(&mut found);
+            for half in Half::ALL {
+                self.gather(
+                    &mut found,
+                    self.sizes.count(half),
+                    self.units.half(half).part,
+                );
+            }
+        }
+        found
+    }
+
+    /// Rounds of an optimizer step in which gradients are summed or weights gathered, of so many micro-batches a device.
+    pub fn rounds(&self, micros: u64) -> u64 {
+        match self.plan.order {
+            Order::MicroMajor => micros,
+            Order::SegmentMajor => micros.min(1),
+        }
+    }
+
+    /// Weights that the passes of an optimizer step gather, and gradients that they sum.
+    pub fn backward(&self, rounds: u64) -> Communication {
+        let mut found = self.forward(1);
+        if self.gathers() && self.plan.reshard_after_forward {
+            self.gather_segments(&mut found);
+        }
+        let each_pass = self.parallel.sums_on_the_way() && self.plan.zero >= Zero::Stage2;
+        if each_pass {
+            self.sum_gradients(&mut found);
+            // tied ends are summed as the head has added to them, and again as the embedding has
+            if self.units.tied {
+                self.scatter(&mut found, &self.units.ends[0], 1);
+            }
+        }
+        let mut found = found.times(rounds);
+        if !each_pass {
+            self.sum_gradients(&mut found);
+        }
+        found
+    }
+
+    fn scatter(&self, to: &mut Communication, unit: &UnitParams, times: u64) {
+        if unit.count == 0 {
+            return;
+        }
+        let group = self.parallel.group(Along::Data);
+        let block = self.part(F32 * (unit.trained_part + unit.count));
+        let buffer = (group.size * block) as f64;
+        to.add(
+            (MessageKind::ReduceScatter, group),
+            times,
+            (group.size - 1) * block,
+            buffer,
+        );
+    }
+
+    /// Gradients of all units, once.
+    fn sum_gradients(&self, to: &mut Communication) {
+        let replicas = self.parallel.gradient_group();
+        if replicas.size < 2 {
+            return;
+        }
+        let sequence = self.parallel.group(Along::Sequence);
+        for (unit, times) in self.units.trained(self.sizes) {
+            if !self.shares() {
+                self.all_reduce(to, replicas, unit.trained, times);
+                continue;
+            }
+            self.scatter(to, unit, times);
+            if sequence.size > 1 {
+                self.all_reduce(to, sequence, unit.trained_part, times);
+            }
+        }
+    }
+
+    fn all_reduce(&self, to: &mut Communication, group: Group, numbers: u64, times: u64) {
+        let len = self.part(numbers);
+        let own = len.div_ceil(group.size);
+        let bytes = F32 * (len - own + own * (group.size - 1));
+        let at = (MessageKind::AllReduce, group);
+        to.add(at, times, bytes, (F32 * len) as f64);
+    }
+
+    /// Weights that an update gathers from the devices that made them.
+    pub fn optimizer(&self) -> Communication {
+        let mut found = Communication::default();
+        if !self.shares() {
+            return found;
+        }
+        if !self.gathers() {
+            for (unit, times) in self.units.trained(self.sizes) {
+                self.gather(&mut found, times, unit.trained_part);
+            }
+        } else if self.units.tied {
+            for end in self.units.ends.iter().filter(|end| end.count > 0) {
+                self.gather(&mut found, 1, end.trained_part);
+            }
+        }
+        found
+    }
+}
+
+/// What the first of so many data-parallel ranks sends in an optimizer step of a model under a plan, in which every rank makes `rounds` passes:
+/// to be compared with what a run counts.
+#[must_use]
+pub fn of_update(
+    arch: &Arch,
+    lora: Option<&LoraConfig>,
+    plan: &ModelPlan,
+    (ranks, rounds): (u64, u64),
+) -> Communication {
+    let (units, sizes) = (UnitMessages::of(arch, lora, ranks), Sizes::of(arch, lora));
+    let parallel = Parallel {
+        data: ranks,
+        zero: plan.zero,
+        ..Parallel::default()
+    };
+    let messages = ModelMessages {
+        units: &units,
+        sizes: &sizes,
+        plan,
+        parallel: &parallel,
+    };
+    let mut all = messages.backward(rounds);
+    all += messages.optimizer();
+    all
+}

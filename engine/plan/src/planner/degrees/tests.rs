@@ -1,0 +1,277 @@
+use super::*;
+use crate::estimate::rules::public;
+use crate::estimate::{MessageKind, Workload};
+use crate::test_support::kernels;
+use crate::{MemoryConfig, PlanReport};
+use firebrick_spec::{Backend, DeviceProfile, LinkSpec, Precision};
+
+const GIB: u64 = 1 << 30;
+
+/// A model on H100s: 128 prompts of 8 completions, 512 + 512 tokens.
+fn request(model: &str, budget: u64) -> Request {
+    let arch = public(model).expect("known").in_precision(Precision::Bf16);
+    let profile = DeviceProfile::known("NVIDIA H100 80GB HBM3").expect("known");
+    Request {
+        workload: Workload::grpo(arch, [512, 512], 128, 8),
+        memory: MemoryConfig::default(),
+        max_num_seqs: 256,
+        profile: profile.with_kernels(kernels(Backend::Cuda)),
+        budget: Some(budget),
+        host_budget: None,
+        parallel: Parallel::default(),
+    }
+}
+
+/// The same on a device that shares memory with its host: nothing moves there, so that there is less to search.
+fn unified(mut request: Request) -> Request {
+    request.profile.host_link = None;
+    request
+}
+
+fn cluster(nodes: u64, devices: u64, links: [&str; 2]) -> Cluster {
+    let [link, node_link] = links.map(|text| text.parse::<LinkSpec>().expect(text));
+    Cluster::new(nodes, devices, link, node_link)
+}
+
+const FAST: [&str; 2] = ["nvlink4", "infiniband-ndr"];
+
+fn estimated() -> Degrees {
+    Degrees {
+        estimated: true,
+        ..Degrees::default()
+    }
+}
+
+#[test]
+fn degrees_make_up_the_devices_and_the_trainer_runs_those_that_are_not_asked_to_be_estimates() {
+    let asked = request("Qwen2.5-1.5B", 80 * GIB);
+    let two = cluster(2, 8, FAST);
+    let found = asked.fit_cluster(two, &Degrees::default()).expect("fits");
+    assert!(found.request.parallel.is_run());
+    assert_eq!(found.request.parallel.devices(), 16);
+    assert!(found.fit.estimate.peak_bytes <= asked.allowed().expect("a budget"));
+    // every stage that fits is there, and none is faster
+    let seconds = found.fit.estimate.seconds.total();
+    assert!(found.others.len() >= 3, "{:?}", found.others);
+    for own in &found.others {
+        assert!(own.parallel.is_run() && own.seconds >= seconds, "{own:?}");
+    }
+    let report = PlanReport::new(&found.request, found.fit).expect("a report");
+    let text = serde_json::to_string(&report).expect("writes");
+    let back: PlanReport = serde_json::from_str(&text).expect("reads");
+    assert_eq!(back.parallel, report.parallel);
+    assert_eq!(back.communication, report.communication);
+}
+
+#[test]
+fn more_kinds_to_choose_from_are_never_slower_and_tensors_stay_in_a_machine() {
+    let asked = unified(request("Qwen2.5-1.5B", 80 * GIB));
+    let two = cluster(2, 4, FAST);
+    let plain = asked.fit_cluster(two, &Degrees::default()).expect("fits");
+    let all = asked.fit_cluster(two, &estimated()).expect("fits");
+    let seconds = |found: &ClusterFit| found.fit.estimate.seconds.total();
+    assert!(seconds(&all) <= seconds(&plain));
+    for (parallel, _) in degrees(cluster(4, 8, FAST), &estimated()) {
+        assert_eq!(parallel.devices(), 32);
+        assert!(parallel.tensor * parallel.sequence <= 8, "{parallel}");
+        assert!(parallel.rollout_tensor.unwrap_or(1) <= 8, "{parallel}");
+        assert!(parallel.pipeline == 1 || parallel.zero <= Zero::Stage1);
+        assert!(parallel.data > 1 || parallel.zero == Zero::Off);
+    }
+}
+
+#[test]
+fn leaving_degrees_out_by_their_time_without_memory_limits_finds_what_trying_all_finds() {
+    let asked = unified(request("Qwen2.5-1.5B", 48 * GIB));
+    for links in [FAST, ["pcie4", "ethernet-10g"]] {
+        let candidates = asked
+            .candidates(cluster(2, 2, links), &estimated())
+            .expect("some");
+        assert!(candidates.len() > 20, "{}", candidates.len());
+        let [all, pruned] = [false, true].map(|prunes| {
+            let best = best_of(candidates.clone(), prunes).expect("searches");
+            best.expect("fits")
+        });
+        assert_eq!(pruned.request.parallel, all.request.parallel, "{links:?}");
+        assert_eq!(pruned.fit.plan, all.fit.plan, "{links:?}");
+    }
+}
+
+#[test]
+fn slow_links_between_machines_make_a_step_longer_and_change_the_choice() {
+    let asked = request("Qwen3-8B", 80 * GIB);
+    let with = |links| {
+        let found = asked.fit_cluster(cluster(2, 8, links), &Degrees::default());
+        found.expect("fits")
+    };
+    let (fast, slow) = (with(FAST), with(["nvlink4", "ethernet-10g"]));
+    let waits = |found: &ClusterFit| -> f64 {
+        let sent = &found.fit.estimate.communication;
+        sent.iter().map(|own| own.seconds).sum()
+    };
+    assert!(waits(&slow) > 2.0 * waits(&fast));
+    let step = |found: &ClusterFit| found.fit.estimate.seconds.total();
+    assert!(step(&slow) > step(&fast));
+    let sent = |found: &ClusterFit| -> u64 {
+        let sent = &found.fit.estimate.communication;
+        sent.iter().map(|own| own.bytes).sum()
+    };
+    assert!(
+        sent(&slow) <= sent(&fast),
+        "less is sent where that is slow"
+    );
+}
+
+#[test]
+fn messages_are_among_the_seconds_of_their_phase() {
+    let asked = request("Qwen2.5-1.5B", 80 * GIB);
+    let two = cluster(2, 8, FAST);
+    let stage = Degrees {
+        zero: Some(Zero::Stage3),
+        ..Degrees::default()
+    };
+    let found = asked.fit_cluster(two, &stage).expect("fits");
+    let mut without = found.request.clone();
+    without.parallel.cluster = None;
+    let silent = without.predict(found.fit.plan.clone()).estimate;
+    let sent = &found.fit.estimate.communication;
+    let pairs = found.fit.estimate.seconds.by_phase().into_iter();
+    for ((phase, with), (_, without)) in pairs.zip(silent.seconds.by_phase()) {
+        let own = sent.iter().filter(|own| own.phase == phase);
+        let waits: f64 = own.map(|own| own.seconds).sum();
+        assert!(
+            (with - without - waits).abs() < 1e-9 * with.max(1.0),
+            "{phase}"
+        );
+    }
+    let gathers = sent.iter().filter(|own| own.kind == MessageKind::AllGather);
+    assert!(gathers.clone().any(|own| own.phase == "rollout"));
+    assert!(gathers.clone().any(|own| own.phase == "backward"));
+    assert_eq!(sent.len(), silent.communication.len());
+}
+
+#[test]
+fn a_model_of_70_billion_needs_estimates_and_the_message_says_what_would_fit() {
+    let asked = request("Llama-3.1-70B", 80 * GIB);
+    let one = cluster(1, 8, FAST);
+    let error = asked.fit_cluster(one, &Degrees::default());
+    let Err(Error::Infeasible(found)) = error else {
+        panic!("{error:?}")
+    };
+    assert!(found.over_by().is_some_and(|bytes| bytes > 50 * GIB));
+    let message = found.to_string();
+    assert!(message.contains("data 8 (ZeRO-"), "{message}");
+    assert!(
+        message.contains("--allow-estimated: 8 devices"),
+        "{message}"
+    );
+}
+
+#[test]
+fn where_nothing_fits_more_machines_are_named_under_which_something_does() {
+    let asked = unified(request("Qwen3-8B", 48 * GIB));
+    let none = Degrees::default();
+    let Err(error) = asked.fit_cluster(cluster(1, 2, FAST), &none) else {
+        panic!("gradients and state of 8 billion numbers on two devices")
+    };
+    let message = error.to_string();
+    let line = message.lines().find(|line| line.contains("--nodes "));
+    let line = line.unwrap_or_else(|| panic!("{message}"));
+    let nodes = line.split_whitespace().nth(1).and_then(|n| n.parse().ok());
+    let more = cluster(nodes.expect("a number"), 2, FAST);
+    asked.fit_cluster(more, &none).expect("what was said fits");
+}
+
+#[test]
+fn degrees_that_cannot_be_are_refused_by_name() {
+    let asked = request("Qwen2.5-1.5B", 80 * GIB);
+    let refused = |cluster, degrees: Degrees| {
+        let error = asked.fit_cluster(cluster, &degrees).expect_err("refused");
+        error.to_string()
+    };
+    let two = cluster(2, 8, FAST);
+    let of_tensor = |tensor| Degrees {
+        tensor: Some(tensor),
+        ..Degrees::default()
+    };
+    assert!(
+        refused(two, of_tensor(3)).contains("16 devices, which no degrees make up with tensor 3")
+    );
+    assert!(refused(two, of_tensor(16)).contains("shared inside a machine"));
+    assert!(refused(two, of_tensor(8)).contains("2 key/value heads"));
+    let many = cluster(256, 8, FAST);
+    let message = refused(many, Degrees::default());
+    assert!(message.contains("1024 sequences"), "{message}");
+    let data = Degrees {
+        data: Some(5),
+        ..Degrees::default()
+    };
+    assert!(refused(two, data).contains("data 5"));
+}
+
+#[test]
+fn sampling_on_groups_divides_the_weights_of_that_phase_alone() {
+    let plain = request("Qwen3-8B", 80 * GIB);
+    let of = |rollout_tensor| {
+        let parallel = Parallel {
+            data: 8,
+            zero: Zero::Stage2,
+            rollout_tensor,
+            ..Parallel::default()
+        };
+        let mut request = plain.clone().spread(parallel).expect("divides");
+        request.max_num_seqs = 1024;
+        request.memory.zero_stage = 2;
+        request.memory.gradient_checkpointing = true;
+        request.as_configured().expect("a plan").estimate
+    };
+    let (whole, shared) = (of(None), of(Some(4)));
+    let held = |estimate: &crate::estimate::Estimate, phase: &str| {
+        let phase = estimate.phase(phase).expect("a phase");
+        phase.categories[&firebrick_spec::Category::Parameters]
+    };
+    assert_eq!(
+        held(&shared, "rollout"),
+        held(&whole, "rollout").div_ceil(4)
+    );
+    assert_eq!(held(&shared, "backward"), held(&whole, "backward"));
+    assert!(of(Some(4)).seconds.rollout < whole.seconds.rollout);
+    let wrong = Parallel {
+        data: 8,
+        rollout_tensor: Some(3),
+        ..Parallel::default()
+    };
+    let error = plain.spread(wrong).expect_err("divides nothing");
+    assert!(error.to_string().contains("of sampling is 3"), "{error}");
+}
+
+#[test]
+fn what_several_ranks_refuse_is_never_chosen() {
+    let mut free = unified(request("Qwen2.5-1.5B", 80 * GIB));
+    free.workload.clips = false;
+    let found = free
+        .fit_cluster(cluster(1, 4, FAST), &Degrees::default())
+        .expect("fits");
+    assert!(!found.fit.plan.policy().optimizer.in_backward);
+    let replicated = Degrees {
+        zero: Some(Zero::Off),
+        ..Degrees::default()
+    };
+    free.budget = Some(60 * GIB);
+    let found = free.fit_cluster(cluster(1, 4, FAST), &replicated);
+    assert!(!found.expect("fits").fit.plan.policy().optimizer.in_backward);
+    let mut coded = free;
+    coded.workload.arch = coded
+        .workload
+        .arch
+        .with_base(Some(firebrick_spec::BaseFormat::Nf4));
+    let lora = firebrick_spec::lora::LoraConfig::default();
+    coded.workload.lora = Some(lora.in_arch(&coded.workload.arch));
+    let candidates = coded.candidates(cluster(1, 4, FAST), &Degrees::default());
+    let stages: Vec<Zero> = candidates
+        .expect("some")
+        .iter()
+        .map(|(_, request)| request.parallel.zero)
+        .collect();
+    assert!(stages.contains(&Zero::Stage2) && !stages.contains(&Zero::Stage3));
+}

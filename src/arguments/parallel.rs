@@ -1,0 +1,122 @@
+//! The options of `firebrick plan` for several devices.
+
+use crate::planned::{Links, Spread};
+use clap::Args;
+use firebrick::engine::config::RunConfig;
+use firebrick::engine::plan::estimate::{Parallel, Zero};
+use firebrick::engine::plan::planner::Degrees;
+use firebrick::spec::LinkSpec;
+
+/// Plans for several devices.
+#[derive(Debug, Args)]
+#[command(
+    next_help_heading = "Several devices (bytes of each; training runs on data-parallel ones, the other kinds are estimates)"
+)]
+pub struct ParallelArgs {
+    /// Machines, of --gpus devices each: chooses the degrees below that are not given, with the least estimated time within --budget a
+    /// device. Without it `trainer.nnodes`, or one
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    pub nodes: Option<u64>,
+    /// Devices of a machine; without it `trainer.n_gpus_per_node`, or one
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub gpus: Option<u64>,
+    /// Choose among tensor, pipeline and sequence parallelism, too, which `firebrick train` does not run yet
+    #[arg(long)]
+    pub allow_estimated: bool,
+    /// Link between the devices of a machine: nvlink2 to nvlink5, pcie3 to pcie5, host (through memory, as `train` does), or a rate of one
+    /// direction as 50GB/s. Without it, what the device is usually sold with
+    #[arg(long, value_name = "LINK")]
+    pub link: Option<LinkSpec>,
+    /// Link between machines: infiniband-hdr or -ndr (a port a device), roce-100g to -400g, ethernet-10g to -100g (a port a machine),
+    /// so many ports a machine as 4xinfiniband-ndr, host, or a rate a device as 50GB/s
+    #[arg(long, value_name = "LINK")]
+    pub node_link: Option<LinkSpec>,
+    /// Number of data-parallel replicas; without it, the ranks that `trainer.nnodes` and `trainer.n_gpus_per_node` say, or one
+    #[arg(long, visible_alias = "fsdp-size", value_name = "N")]
+    pub data_parallel: Option<u64>,
+    /// What the replicas shard, by stage: 1 optimizer state, 2 also gradients, 3 also weights (as FSDP does). Overrides
+    /// `memory.zero_stage`
+    #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub zero_stage: Option<u8>,
+    /// Tensor-parallel degree: devices that share every matrix
+    #[arg(long, visible_alias = "tensor-model-parallel-size", value_name = "N")]
+    pub tensor_parallel: Option<u64>,
+    /// Tensor-parallel degree while completions are sampled, where it is another one
+    #[arg(
+        long,
+        visible_alias = "rollout-tensor-model-parallel-size",
+        value_name = "N"
+    )]
+    pub rollout_tensor_parallel: Option<u64>,
+    /// Pipeline-parallel degree: devices that share the layers
+    #[arg(long, visible_alias = "pipeline-model-parallel-size", value_name = "N")]
+    pub pipeline_parallel: Option<u64>,
+    /// Sequence-parallel degree (Ulysses): devices that share every sequence
+    #[arg(
+        long,
+        visible_alias = "ulysses-sequence-parallel-size",
+        value_name = "N"
+    )]
+    pub sequence_parallel: Option<u64>,
+}
+
+impl ParallelArgs {
+    /// What the options ask for, with a configuration's machines where none are given.
+    pub fn spread(&self, config: &RunConfig) -> Spread {
+        let links = Links {
+            link: self.link,
+            node_link: self.node_link,
+        };
+        let said = |own: Option<usize>| own.unwrap_or(1) as u64;
+        let trainer = &config.trainer;
+        let nodes = self.nodes.unwrap_or_else(|| said(trainer.nnodes));
+        let gpus = self.gpus.unwrap_or_else(|| said(trainer.n_gpus_per_node));
+        if self.nodes.is_none() && self.gpus.is_none() {
+            return Spread::Given {
+                parallel: self.degrees(config),
+                machines: (nodes, gpus),
+                links,
+            };
+        }
+        Spread::Chosen {
+            machines: (nodes, gpus),
+            links,
+            degrees: Degrees {
+                data: self.data_parallel,
+                zero: self.stage(),
+                tensor: self.tensor_parallel,
+                pipeline: self.pipeline_parallel,
+                sequence: self.sequence_parallel,
+                rollout_tensor: self.rollout_tensor_parallel,
+                estimated: self.allow_estimated,
+            },
+        }
+    }
+
+    fn stage(&self) -> Option<Zero> {
+        self.zero_stage
+            .map(|stage| Zero::STAGES[usize::from(stage)])
+    }
+
+    /// The degrees, with a configuration's ranks where no number is given, and its stage where none is and there are replicas to share out
+    /// among.
+    fn degrees(&self, config: &RunConfig) -> Parallel {
+        let ranks = config.trainer.ranks().map_or(1, |ranks| ranks as u64);
+        let data = self.data_parallel.unwrap_or(ranks);
+        let among = if data > 1 {
+            config.memory.zero()
+        } else {
+            Zero::Off
+        };
+        let tensor = self.tensor_parallel.unwrap_or(1);
+        Parallel {
+            data,
+            zero: self.stage().unwrap_or(among),
+            tensor,
+            pipeline: self.pipeline_parallel.unwrap_or(1),
+            sequence: self.sequence_parallel.unwrap_or(1),
+            rollout_tensor: self.rollout_tensor_parallel.filter(|&n| n != tensor),
+            cluster: None,
+        }
+    }
+}

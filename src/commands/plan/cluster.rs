@@ -1,0 +1,175 @@
+//! What `firebrick plan --nodes N --gpus M` prints: degrees, bytes, seconds, messages and what binds, in twenty lines.
+
+use super::units::{bytes, duration, seconds, traffic};
+use crate::planned::Links;
+use crate::table::Table;
+use firebrick::engine::plan::PlanReport;
+use firebrick::engine::plan::estimate::{MessageKind, Parallel};
+use firebrick::engine::plan::planner::Request;
+use firebrick::spec::{Cluster, LinkKind};
+
+/// Other degrees that are named.
+const NAMED: usize = 3;
+
+/// Phases that are left out: no step has them.
+const ONCE: [&str; 2] = ["load", "save"];
+
+/// Machines, their links, and whether these are known.
+pub fn machines(cluster: Cluster, links: Links) -> String {
+    let Cluster {
+        nodes,
+        devices_per_node,
+        link,
+        node_link,
+    } = cluster;
+    let each = match nodes {
+        1 => format!("1 machine x {devices_per_node}: {link}"),
+        _ => format!(
+            "{nodes} machines x {devices_per_node}: {link} inside, {node_link} a device between"
+        ),
+    };
+    let assumed = if links.are_assumed(nodes) {
+        " (assumed; --link, --node-link)"
+    } else {
+        ""
+    };
+    format!("{each}{assumed}")
+}
+
+/// Whether the trainer runs the degrees, and how.
+pub fn runs(parallel: &Parallel) -> String {
+    if !parallel.is_run() {
+        return "an estimate: `firebrick train` does not run these degrees yet, and rejects this plan".to_owned();
+    }
+    let start = match parallel.devices() {
+        1 => "run by `firebrick train`".to_owned(),
+        ranks => format!("run by `mpirun -n {ranks} firebrick train`"),
+    };
+    let through_host = |cluster: Cluster| cluster.link.kind == LinkKind::Host;
+    if parallel.cluster.is_none_or(through_host) {
+        start
+    } else {
+        format!(
+            "{start}, whose messages pass through host memory for now: --link host --node-link host"
+        )
+    }
+}
+
+/// The phases of a step, with what one device sends in each.
+pub fn phases(report: &PlanReport) -> String {
+    let mut table = Table::new(
+        1,
+        &[
+            "PHASE",
+            "BYTES",
+            "HOST",
+            "TIME",
+            "SENT",
+            "FOR",
+            "MOST OF IT",
+        ],
+    )
+    .ends_with_text();
+    let peak = report.peak_phase().map(|p| p.name.as_str());
+    for phase in &report.phases {
+        if ONCE.contains(&phase.name.as_str()) && peak != Some(phase.name.as_str()) {
+            continue;
+        }
+        let mark = if peak == Some(phase.name.as_str()) {
+            " *"
+        } else {
+            ""
+        };
+        let own = report
+            .communication
+            .iter()
+            .filter(|t| t.phase == phase.name);
+        let (sent, waits) = own.fold((0, 0.0), |(b, s), t| (b + t.bytes, s + t.seconds));
+        let mut held: Vec<_> = phase.categories.iter().collect();
+        held.sort_by_key(|(_, b)| std::cmp::Reverse(**b));
+        let most: Vec<String> = held
+            .iter()
+            .take(2)
+            .map(|(category, b)| format!("{} {}", category.name(), bytes(**b)))
+            .collect();
+        let none = || "-".to_owned();
+        table.row(vec![
+            format!("{}{mark}", phase.name),
+            bytes(phase.total_bytes),
+            bytes(phase.host_bytes),
+            seconds(report, &phase.name),
+            if sent > 0 { bytes(sent) } else { none() },
+            if sent > 0 { duration(waits) } else { none() },
+            most.join(", "),
+        ]);
+    }
+    table.render()
+}
+
+/// What one device sends in a step, by kind.
+pub fn messages(report: &PlanReport) -> String {
+    let each: Vec<String> = MessageKind::ALL
+        .into_iter()
+        .filter_map(|kind| {
+            let own = report.communication.iter().filter(|t| t.kind == kind);
+            let (count, sent, seconds) = own.fold((0, 0, 0.0), |(n, b, s), t| {
+                (n + t.messages, b + t.bytes, s + t.seconds)
+            });
+            (count > 0).then(|| traffic(kind.name(), count, sent, seconds))
+        })
+        .collect();
+    if each.is_empty() {
+        return String::new();
+    }
+    format!("messages of a device, a step: {}\n", each.join("; "))
+}
+
+/// What keeps a step from being faster, and memory from being less.
+pub fn binds(request: &Request, report: &PlanReport) -> String {
+    let Some(peak) = report.peak_phase() else {
+        return String::new();
+    };
+    let most = peak.categories.iter().max_by_key(|(_, b)| **b);
+    let most = most.map_or_else(String::new, |(category, b)| {
+        format!(", most of it {} ({})", category.name(), bytes(*b))
+    });
+    let room = request
+        .allowed()
+        .map_or_else(String::new, |allowed| format!(" of {}", bytes(allowed)));
+    let step = report.seconds.total().max(1e-12);
+    let waits = report.communication.iter().fold(0.0, |s, t| s + t.seconds);
+    let each = report.seconds.by_phase();
+    let longest = each.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+    let longest = longest.map_or_else(String::new, |(phase, seconds)| {
+        format!("{phase} {:.0} %", 100.0 * seconds / step)
+    });
+    format!(
+        "binds   memory: {}, {}{room}{most}; time: {longest} of a step, messages {:.0} %\n",
+        peak.name,
+        bytes(report.peak_bytes),
+        100.0 * waits / step
+    )
+}
+
+/// Other degrees that fit.
+pub fn others(report: &PlanReport) -> String {
+    let own: Vec<String> = report
+        .other_degrees
+        .iter()
+        .take(NAMED)
+        .map(|own| {
+            let kept = if own.reshard_after_forward {
+                ""
+            } else {
+                ", reshard_after_forward=false"
+            };
+            let degrees = own.parallel.to_string();
+            let degrees = degrees.split_once(": ").map_or(degrees.as_str(), |d| d.1);
+            format!("{degrees}{kept} {}", duration(own.seconds))
+        })
+        .collect();
+    if own.is_empty() {
+        return String::new();
+    }
+    format!("others  {}\n", own.join("; "))
+}
