@@ -352,6 +352,17 @@ impl Arch {
         before.map(|(_, own)| own.per_token).sum()
     }
 
+    /// Whether a GPU decodes the model through kernels alone, in steps that can be captured as graphs. Routers of
+    /// [experts](Self::expert_layers) choose on the host, and no kernel gates what attention mixes, rotates a part of a head, or has the
+    /// states of linear attention.
+    #[must_use]
+    pub fn decodes_in_kernels(&self) -> bool {
+        self.expert_layers().next().is_none()
+            && self.delta_net.is_none()
+            && !self.attention_gate
+            && self.rotary_dim == self.head_dim
+    }
+
     /// The layers with experts, in order.
     pub fn expert_layers(&self) -> impl Iterator<Item = (usize, Experts)> {
         let layers = self.feed_forwards.iter().enumerate();

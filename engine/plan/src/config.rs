@@ -30,8 +30,8 @@ pub struct MemoryConfig {
     pub preset: Option<Preset>,
     /// A plan that `firebrick plan --output` wrote, to be run as it is (also `train --plan FILE`).
     pub plan: Option<std::path::PathBuf>,
-    /// Device bytes that the planner may use: `8GiB`, plain bytes, or `auto`: available memory on the CPU, a GPU's capacity. Without it the
-    /// settings below are taken as they are.
+    /// Device bytes that the planner may use: `8GiB`, plain bytes, or `auto`: available memory on the CPU, what CUDA's driver has free,
+    /// another GPU's capacity. Without it the settings below are taken as they are.
     pub budget: Option<Budget>,
     /// Host bytes that the planner may use.
     pub host_budget: Option<Bytes>,
@@ -39,8 +39,8 @@ pub struct MemoryConfig {
     pub margin: f64,
     /// Device bytes above which a run counts as out of memory: what a smaller device would do.
     pub limit: Option<Bytes>,
-    /// Whether sampling, scoring, or the forward and backward passes of an update that run out of memory are run again under the
-    /// next cheaper plan.
+    /// Whether work that runs out of memory (loading, sampling, scoring, an update, moving or saving weights) is done again under the next
+    /// cheaper plan.
     pub recover: bool,
     /// Keep segment inputs and recompute on the way back, instead of keeping the whole graph
     /// (verl's `enable_gradient_checkpointing`).

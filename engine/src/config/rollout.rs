@@ -351,12 +351,7 @@ impl RolloutConfig {
     /// Refuses what a backend cannot sample with, in a run of this precision.
     pub fn check_on(&self, backend: Backend, run: Precision) -> Result<()> {
         let sampled = self.precision(run);
-        let asked = match (self.enforce_eager, &self.cudagraph_capture_sizes) {
-            (Some(false), _) => Some("enforce_eager: false"),
-            (_, Some(_)) => Some("cudagraph_capture_sizes"),
-            _ => None,
-        };
-        if let (Some(setting), Backend::Cpu) = (asked, backend) {
+        if let (Some(setting), Backend::Cpu) = (self.asks_for_graphs(), backend) {
             return Err(Error::Config(format!(
                 "rollout.{setting} asks for captured graphs, and the CPU launches no kernels that a graph could replay: it always runs eagerly; remove it"
             )));
@@ -368,6 +363,27 @@ impl RolloutConfig {
                      remove one of the two settings"
                 )))
             }
+            _ => Ok(()),
+        }
+    }
+
+    /// The setting that asks for captured graphs, if one does.
+    fn asks_for_graphs(&self) -> Option<&'static str> {
+        match (self.enforce_eager, &self.cudagraph_capture_sizes) {
+            (Some(false), _) => Some("enforce_eager: false"),
+            (_, Some(_)) => Some("cudagraph_capture_sizes"),
+            _ => None,
+        }
+    }
+
+    /// Refuses to capture the decoding steps of a model that has none to capture.
+    pub fn check_graphs_of(&self, arch: &Arch) -> Result<()> {
+        match self.asks_for_graphs() {
+            Some(setting) if !arch.decodes_in_kernels() => Err(Error::Config(format!(
+                "rollout.{setting} asks for captured graphs, and {} decodes layer by layer (experts, gated attention or linear \
+                 attention): nothing can be captured; remove it",
+                arch.family.model_type()
+            ))),
             _ => Ok(()),
         }
     }
@@ -433,5 +449,39 @@ impl RolloutConfig {
         self.val_kwargs.check()?;
         self.multi_turn.check()?;
         self.dynamic_sampling.check(self.n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::path::Path;
+
+    #[test]
+    fn graphs_of_a_model_that_decodes_layer_by_layer_are_refused() {
+        let arch = |family: &str| {
+            let config = json!({"model_type": family, "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+                "num_attention_heads": 2, "head_dim": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4});
+            Arch::from_config(config.as_object().unwrap(), Path::new("config.json")).unwrap()
+        };
+        let [dense, experts] = ["qwen3", "qwen3_moe"].map(arch);
+        let asked = RolloutConfig {
+            enforce_eager: Some(false),
+            ..RolloutConfig::default()
+        };
+        asked.check_graphs_of(&dense).unwrap();
+        let refused = asked.check_graphs_of(&experts).unwrap_err().to_string();
+        assert!(
+            refused.contains("rollout.enforce_eager: false") && refused.contains("qwen3_moe"),
+            "{refused}"
+        );
+        for unasked in [None, Some(true)] {
+            let config = RolloutConfig {
+                enforce_eager: unasked,
+                ..RolloutConfig::default()
+            };
+            config.check_graphs_of(&experts).unwrap();
+        }
     }
 }

@@ -239,6 +239,12 @@ impl Rewards {
     /// Puts the judges' scores (one list a judge, in the order of [`Rewards::judges`], one number a completion, NaN where a reward
     /// does not apply) between the rules', and makes the sums of what applies.
     pub fn complete(&self, rewards: &mut [Reward], judges: &[Vec<f64>], shaping: Shaping<'_>) {
+        self.insert(rewards, judges);
+        self.sum(rewards, shaping);
+    }
+
+    /// The first half of [`Rewards::complete`]: every reward has its part.
+    pub(crate) fn insert(&self, rewards: &mut [Reward], judges: &[Vec<f64>]) {
         let mut judges = judges.iter();
         for (place, part) in self.parts.iter().enumerate() {
             if part.judge().is_none() {
@@ -252,24 +258,32 @@ impl Rewards {
                 reward.weights.insert(place, part.options.weight);
             }
         }
+    }
+
+    /// The second half: sums of what applies, weighted.
+    pub(crate) fn sum(&self, rewards: &mut [Reward], shaping: Shaping<'_>) {
         for reward in rewards.iter_mut() {
             reward.total = 0.0;
         }
-        let mut shaping = shaping;
         for (place, part) in self.parts.iter().enumerate() {
-            let values: Vec<f64> = rewards.iter().map(|r| r.parts[place].1).collect();
-            let shaped = shaping.of(&part.name, &part.options, &values);
-            let applying = rewards.iter_mut().zip(shaped).filter(|(_, v)| !v.is_nan());
-            for (reward, value) in applying {
-                reward.total += part.options.weight * value;
+            for reward in rewards.iter_mut() {
+                let value = shaping.of(&part.name, &part.options, reward.parts[place].1);
+                if !value.is_nan() {
+                    reward.total += part.options.weight * value;
+                }
             }
         }
     }
 
-    /// Whether training normalises any value by statistics of all completions so far.
-    #[must_use]
-    pub fn normalizes(&self) -> bool {
-        self.parts.iter().any(|part| part.options.normalize)
+    /// What the rewards that training normalises have given, after [`Rewards::insert`]: their names, and their values where they apply.
+    pub(crate) fn normalized(&self, rewards: &[Reward]) -> Vec<(String, Vec<f64>)> {
+        let parts = self.parts.iter().enumerate();
+        let parts = parts.filter(|(_, part)| part.options.normalize);
+        let values = parts.map(|(place, part)| {
+            let values = rewards.iter().map(|reward| reward.parts[place].1);
+            (part.name.clone(), values.filter(|v| !v.is_nan()).collect())
+        });
+        values.collect()
     }
 
     /// Whether training changes any value before it is weighted.

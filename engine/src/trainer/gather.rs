@@ -9,6 +9,7 @@ use crate::rollout::wire::{read_sample, write_sample};
 use crate::task::Example;
 use crate::turns::Outcome;
 use crate::world::World;
+use crate::world::codec::Reader;
 use crate::world::deal::in_order;
 use firebrick_models::generate::{GenerationStats, Sample};
 use std::ops::Range;
@@ -42,6 +43,27 @@ pub(super) fn all_samples(world: &World, start: usize, own: Vec<Sample>) -> Resu
         |r| r.list(read_sample),
     )?;
     Ok(all.concat())
+}
+
+/// What rewards have given on all ranks, in the order of completions: every rank has the same rewards, with values of its own.
+pub(super) fn all_values(
+    world: &World,
+    own: Vec<(String, Vec<f64>)>,
+) -> Result<Vec<(String, Vec<f64>)>> {
+    if world.is_solo() || own.is_empty() {
+        return Ok(own);
+    }
+    let values = own.iter().map(|(_, values)| values);
+    let all = world.gather(
+        |w| w.list(values, |w, values| w.floats(values)),
+        |r| r.list(Reader::floats),
+    )?;
+    let places = own.into_iter().enumerate();
+    let joined = places.map(|(place, (name, _))| {
+        let ranks = all.iter().flat_map(|rank| &rank[place]);
+        (name, ranks.copied().collect())
+    });
+    Ok(joined.collect())
 }
 
 /// All prompts as they were sampled from, and rollouts of all ranks; counts and times are added to the step's.

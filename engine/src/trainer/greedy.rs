@@ -68,7 +68,7 @@ impl Trainer {
             list.complete(
                 &mut rewards,
                 &judged.scores,
-                Shaping::Comparing(&self.state.rewards),
+                Shaping::Statistics(&self.state.rewards),
             );
         }
         for ((answer, reward), note) in answers.iter().zip(rewards).zip(judged.notes) {

@@ -5,7 +5,6 @@ use super::checks::START_ALIKE;
 use super::setup::{Opened, Planned};
 use crate::config::RunConfig;
 use crate::metrics::{Control, Metrics, StepReport, is_of_a_machine, metrics};
-use crate::task::Rewards;
 use crate::world::codec::{Reader, Writer};
 use crate::{Error, Result};
 use firebrick_backends::DeviceSpec;
@@ -26,14 +25,6 @@ impl Opened {
         {
             return refuse(
                 "memory.step_in_backward updates a unit before other ranks have its gradient; set it to false, or start one rank".into(),
-            );
-        }
-        let rewards = self.data.prompts.task().rewards();
-        if rewards.is_some_and(Rewards::normalizes) {
-            return refuse(
-                "a reward with `normalize: true` is normalised by statistics of all completions in their order, and each rank judges \
-                 its own; set it to false, normalise advantages instead (objective.adv_estimator), or start one rank"
-                    .into(),
             );
         }
         let plan = serde_json::to_vec(&planned.plan).unwrap_or_default();

@@ -2,7 +2,7 @@
 //! sampled. With dynamic sampling, groups whose rewards do not differ are replaced by fresh prompts.
 
 use super::Trainer;
-use super::gather::{all_rollouts, own_prompts};
+use super::gather::{all_rollouts, all_values, own_prompts};
 use super::judging::{Ended, EnvironmentView, Judging, JudgingThread, answer};
 use super::turns::Playing;
 use super::wire::OwnRollouts;
@@ -257,8 +257,14 @@ impl Trainer {
             t.reward_manager.judge_with(&answers, &said)
         })?;
         if let Some(list) = self.data.task().rewards() {
-            let shaping = Shaping::Learning(&mut self.state.rewards);
-            list.complete(&mut rewards, &judged.scores, shaping);
+            list.insert(&mut rewards, &judged.scores);
+            for (name, values) in all_values(&self.world, list.normalized(&rewards))? {
+                let statistics = self.state.rewards.entry(name).or_default();
+                for value in values {
+                    statistics.add(value);
+                }
+            }
+            list.sum(&mut rewards, Shaping::Statistics(&self.state.rewards));
         }
         if !said.is_empty() {
             let programs = stats.programs.get_or_insert_default();

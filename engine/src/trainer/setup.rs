@@ -72,6 +72,7 @@ impl Opened {
         check_device(&world, asked, &info)?;
         let source = PolicySource::with(&config.model, task.as_ref(), files)?;
         let source = source.in_format(config.precision, config.base());
+        config.rollout.check_graphs_of(source.checkpoint.arch())?;
         let profile = profile::of(&info);
         planning::settle_share(&mut config, mode, source.checkpoint.arch(), &profile)?;
         if mode == Mode::Rl || !task.is_empty(Split::Validation) {

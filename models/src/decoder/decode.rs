@@ -22,12 +22,7 @@ impl Decoder {
         !is_cpu(device)
             && kernels.iter().all(|&o| kernels::available(o, device))
             && self.arch.vocab_size <= IDS
-            // routers choose on the host
-            && self.arch.expert_layers().next().is_none()
-            // no kernel gates what attention mixes, or has the states of linear attention
-            && self.arch.delta_net.is_none()
-            && !self.arch.attention_gate
-            && self.arch.rotary_dim == self.arch.head_dim
+            && self.arch.decodes_in_kernels()
             && self.bytes_in(Home::Host) == 0
     }
 

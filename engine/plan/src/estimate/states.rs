@@ -10,8 +10,8 @@
 //! | reference | w P | like a policy's weights, in the phases that it is idle in and in its own |
 //! | critic | all of the policy's rows, with its own `P` | as its own plan says |
 //!
-//! The norm of the gradient needs one number more for each element of the largest matrix. An update works on slices of at
-//! most 2²¹ elements and needs a few times that.
+//! The norm of the gradient squares parts of at most 2²³ numbers. An update works on slices of at most 2²¹ elements and needs a few
+//! times that.
 
 use super::parallel::Parallel;
 use super::sizes::{F32, Sizes};

@@ -44,39 +44,27 @@ impl Running {
 }
 
 /// What is done to values before they are weighted.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub enum Shaping<'a> {
     /// Nothing: validation reports plain sums.
     Plain,
-    /// Normalised and clipped as the list says, by statistics that take the values in first: a step's rollouts.
-    Learning(&'a mut BTreeMap<String, Running>),
-    /// The same by statistics that stay as they are: what a step's rollouts are compared with.
-    Comparing(&'a BTreeMap<String, Running>),
+    /// Normalised by these statistics and clipped, as the list says: a step's rollouts, by statistics that have taken their values in, and
+    /// what they are compared with.
+    Statistics(&'a BTreeMap<String, Running>),
 }
 
 impl Shaping<'_> {
-    /// The values of one reward; NaN, where it does not apply, stays.
-    pub(super) fn of(&mut self, name: &str, options: &RewardOptions, values: &[f64]) -> Vec<f64> {
-        let statistics = match self {
-            Self::Plain => return values.to_vec(),
-            Self::Learning(all) if options.normalize => {
-                let own = all.entry(name.to_owned()).or_default();
-                for &value in values.iter().filter(|v| !v.is_nan()) {
-                    own.add(value);
-                }
-                Some(*own)
-            }
-            Self::Comparing(all) if options.normalize => all.get(name).copied(),
-            _ => None,
+    /// A value of one reward; NaN, where it does not apply, stays.
+    pub(super) fn of(self, name: &str, options: &RewardOptions, value: f64) -> f64 {
+        let Self::Statistics(all) = self else {
+            return value;
         };
-        let shaped = values.iter().map(|&value| {
-            let value = statistics.map_or(value, |s| s.normalize(value));
-            match options.clip {
-                Some([low, high]) => value.clamp(low, high),
-                None => value,
-            }
-        });
-        shaped.collect()
+        let own = all.get(name).filter(|_| options.normalize);
+        let value = own.map_or(value, |own| own.normalize(value));
+        match options.clip {
+            Some([low, high]) => value.clamp(low, high),
+            None => value,
+        }
     }
 }
 

@@ -263,9 +263,16 @@ fn a_reward_that_does_not_apply_adds_nothing_and_stays_out_of_statistics() {
     };
     let plain = totals(Shaping::Plain).map(f64::to_bits);
     assert_eq!(plain, [3.0, 1.0, 5.5].map(f64::to_bits));
-    let mut running = std::collections::BTreeMap::new();
-    let [first, second, third] = totals(Shaping::Learning(&mut running));
-    assert_eq!(running["python"].count, 2);
+    let mut own = [score("a"), score("a"), score("b")];
+    rewards.insert(&mut own, &judges);
+    let given = rewards.normalized(&own);
+    assert_eq!(given, [("python".to_owned(), vec![1.0, 3.0])]);
+    let mut running = Running::default();
+    for &value in &given[0].1 {
+        running.add(value);
+    }
+    let statistics = [("python".to_owned(), running)].into();
+    let [first, second, third] = totals(Shaping::Statistics(&statistics));
     // 1 and 3 lie 1 from their mean, their standard deviation is √2, and the weight 2
     let apart = 2.0 / 2.0_f64.sqrt();
     assert!((first - (1.0 - apart)).abs() < 1e-6, "{first}");
