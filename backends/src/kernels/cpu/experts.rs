@@ -149,7 +149,9 @@ fn run_all<T: Real>(
     let none = || [Vec::new(), Vec::new()];
     if multiplications < LARGE {
         let mut scratch = none();
-        tasks.iter().for_each(|task| run(&mut scratch, task));
+        for task in tasks {
+            run(&mut scratch, task);
+        }
     } else {
         // a task is long: cores take them one by one
         let tasks = tasks.par_iter().with_max_len(1);
