@@ -2,6 +2,7 @@
 //! sorted by expert on the host, and every expert multiplies its own rows.
 
 use super::gated;
+use crate::adapter::LoraForward;
 use crate::arch::{Arch, Experts};
 use crate::forward_context::ForwardContext;
 use crate::functional::glu;
@@ -23,6 +24,7 @@ pub(super) fn mixture(
     w: &Weights,
     h: &Tensor<2>,
     ctx: &ForwardContext,
+    lora: Option<LoraForward<'_>>,
 ) -> Tensor<2> {
     let logits = widened(w.linear(h, Slot::Router, None));
     let place = [arch.route_offset(layer), experts.per_token];
@@ -52,15 +54,15 @@ pub(super) fn mixture(
     );
     let y = combine_experts(&y, &weights, &rows);
     match experts.shared {
-        Some(_) => y + shared(arch, w, h),
+        Some(_) => y + shared(arch, w, h, lora),
         None => y,
     }
 }
 
 /// What the expert of all tokens gives for normed rows, by the sigmoid of its gate.
-fn shared(arch: &Arch, w: &Weights, h: &Tensor<2>) -> Tensor<2> {
+fn shared(arch: &Arch, w: &Weights, h: &Tensor<2>, lora: Option<LoraForward<'_>>) -> Tensor<2> {
     let gate = sigmoid(w.linear(h, Slot::SharedGate, None));
-    w.linear(&gated(arch, w, h, None), Slot::Down, None) * gate
+    w.linear(&gated(arch, w, h, lora), Slot::Down, lora) * gate
 }
 
 /// The experts of each token, `[tokens · per_token]`, best first.
