@@ -1,7 +1,8 @@
-//! A layer's mixer over 2,048 tokens, forward and backward: gated `DeltaNet` beside attention of the same width, in the shapes of
-//! Qwen3.5-0.8B. Attention at 2,048 tokens is the case that shines for linear attention, at 256 tokens the one that hurts.
+//! Gated `DeltaNet` in the shapes of Qwen3.5-0.8B. `mixer`: a layer's mixer, forward and backward, beside attention of the same width;
+//! 2,048 tokens is the case that shines for linear attention, 256 tokens the one that hurts. `rule`: what is not a projection of that
+//! mixer (convolution, delta rule, gated norm). `decoding`: sampling from a model of four layers.
 //!
-//! `cargo bench --bench linear_attention [-- FILTER]`; `benches/side_by_side/delta_net.py` measures transformers' layer.
+//! `cargo bench --bench linear_attention [-- FILTER]`; `benches/side_by_side/delta_net.py` measures the same in transformers.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 #[path = "support/settings.rs"]
@@ -9,20 +10,35 @@
 mod settings;
 
 use burn::tensor::{Device, Distribution, Tensor};
-use criterion::{BenchmarkId, Criterion, Throughput};
+use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
+use firebrick::backends::kernels::{
+    DeltaHeads, SequenceRows, StateRows, causal_convolution, gated_delta_rule, gated_rms_norm,
+};
 use firebrick::models::arch::Mixer;
 use firebrick::models::attention::{Grouping, SequenceLayout};
 use firebrick::models::forward_context::ForwardContext;
-use firebrick::models::{Checkpoint, Decoder};
+use firebrick::models::generate::{GenerationRequest, Generator, SamplingParams, SchedulerConfig};
+use firebrick::models::random::DrawKey;
+use firebrick::models::{Checkpoint, Decoder, Prepack};
 use serde_json::json;
 
 /// Hidden size.
 const WIDTH: usize = 1024;
 
-/// Layers of both kinds in the shapes of Qwen3.5-0.8B, with random weights.
-fn decoder(device: &Device) -> Decoder {
+const HEADS: DeltaHeads = DeltaHeads {
+    keys: 16,
+    values: 16,
+    key_dim: 128,
+    value_dim: 128,
+};
+
+/// Sequences that are decoded at a time, tokens of their prompts, and new ones.
+const DECODED: [usize; 3] = [16, 32, 64];
+
+/// Layers of both kinds in the shapes of Qwen3.5-0.8B, with random weights and a feed-forward of this width.
+fn decoder(device: &Device, feed_forward: usize) -> Decoder {
     let config = json!({
-        "model_type": "qwen3_5_text", "vocab_size": 64, "hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 4,
+        "model_type": "qwen3_5_text", "vocab_size": 64, "hidden_size": WIDTH, "intermediate_size": feed_forward, "num_hidden_layers": 4,
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 8192,
         "linear_num_key_heads": 16, "linear_num_value_heads": 16
     });
@@ -35,7 +51,13 @@ fn main() {
     let mut criterion = settings::criterion();
     let (device, info) = settings::device();
     println!("{} ({})", info.name, info.device);
-    let decoder = decoder(&device);
+    mixers(&mut criterion, &decoder(&device, 64));
+    rules(&mut criterion, &device);
+    decoding(&mut criterion, &decoder(&device, 3584));
+    Criterion::final_summary(&criterion);
+}
+
+fn mixers(criterion: &mut Criterion, decoder: &Decoder) {
     let mut group = criterion.benchmark_group("mixer");
     for tokens in [256, 2048] {
         group.throughput(Throughput::Elements(tokens as u64));
@@ -46,13 +68,107 @@ fn main() {
             let layer = decoder.arch().mixers.iter().position(|own| *own == mixer);
             let unit = 1 + 2 * layer.expect("a layer of each kind");
             group.bench_function(BenchmarkId::new(name, tokens), |b| {
-                let pass = Pass::new(&decoder, unit, tokens);
+                let pass = Pass::new(decoder, unit, tokens);
                 b.iter(|| pass.run());
             });
         }
     }
     group.finish();
-    Criterion::final_summary(&criterion);
+}
+
+fn rules(criterion: &mut Criterion, device: &Device) {
+    let mut group = criterion.benchmark_group("rule");
+    for tokens in [256, 2048] {
+        group.throughput(Throughput::Elements(tokens as u64));
+        group.bench_function(BenchmarkId::new("gated_delta_net", tokens), |b| {
+            let rule = Rule::new(tokens, device);
+            b.iter(|| rule.run());
+        });
+    }
+    group.finish();
+}
+
+fn decoding(criterion: &mut Criterion, decoder: &Decoder) {
+    let [sequences, prompt, new] = DECODED;
+    let sampling = SamplingParams {
+        max_new_tokens: new,
+        ..SamplingParams::default()
+    };
+    let request = |index: usize| GenerationRequest {
+        tokens: (0..prompt)
+            .map(|i| ((index * 7 + i * 13) % 64) as u32)
+            .collect(),
+        key: DrawKey {
+            seed: 1,
+            step: 0,
+            prompt_index: index as u32,
+            sample: 0,
+        },
+        max_new_tokens: None,
+    };
+    let requests: Vec<GenerationRequest> = (0..sequences).map(request).collect();
+    let panels = Prepack {
+        panels: true,
+        quantization: None,
+    };
+    let mut group = criterion.benchmark_group("decoding");
+    group.sampling_mode(SamplingMode::Flat);
+    group.throughput(Throughput::Elements((sequences * new) as u64));
+    group.bench_function(BenchmarkId::new("gated_delta_net", sequences), |b| {
+        b.iter(|| {
+            let generator = Generator::new(decoder, None, &sampling).expect("valid settings");
+            let config = SchedulerConfig::new(sequences);
+            let generator = generator.prepack(panels);
+            let generated = generator.run_with(&requests, 1, &config, |_| {});
+            let samples = generated.expect("samples").samples;
+            assert!(samples.iter().all(|own| own.tokens.len() == new));
+        });
+    });
+    group.finish();
+}
+
+/// What is no projection of a mixer, over one sequence.
+struct Rule {
+    sequences: SequenceRows,
+    /// Queries, keys and values; z; the logs of decays; β; taps; the norm's weights.
+    inputs: [Tensor<2>; 6],
+}
+
+impl Rule {
+    fn new(tokens: usize, device: &Device) -> Self {
+        let random = |shape| Tensor::random(shape, Distribution::Normal(0.0, 1.0), device);
+        let heads = HEADS.values;
+        let whole = StateRows {
+            rows: 0..tokens,
+            slot: 0,
+            begins: true,
+        };
+        Self {
+            sequences: vec![whole].into(),
+            inputs: [
+                random([tokens, HEADS.channels()]),
+                random([tokens * heads, HEADS.value_dim]),
+                random([tokens, heads]).abs().neg(),
+                Tensor::random([tokens, heads], Distribution::Uniform(0.0, 1.0), device),
+                random([HEADS.channels(), 4]),
+                random([1, HEADS.value_dim]),
+            ],
+        }
+    }
+
+    /// Forward and backward, with gradients of all inputs.
+    fn run(&self) {
+        let inputs = self.inputs.clone().map(|x| x.autodiff().require_grad());
+        let [qkv, z, g, beta, taps, w] = &inputs;
+        let qkv = causal_convolution(qkv, taps, &self.sequences).expect("a kernel");
+        let mixed = gated_delta_rule(&qkv, g, beta, HEADS, &self.sequences).expect("a kernel");
+        let mixed = mixed.reshape(z.dims());
+        let y = gated_rms_norm(&mixed, z, w, 1e-6).expect("a kernel");
+        let up = self.inputs[1].clone().autodiff();
+        let mut tape = (y * up).sum().backward();
+        let all = inputs.iter().filter_map(|x| x.grad_remove(&mut tape));
+        assert_eq!(all.count(), inputs.len());
+    }
 }
 
 /// A unit, and one sequence.

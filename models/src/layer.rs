@@ -235,7 +235,8 @@ pub(crate) fn mlp(
 ) -> Tensor<2> {
     let h = normed_input(arch, w, x.clone());
     if let Some(own) = arch.experts(layer) {
-        return onto_residual(arch, w, x, experts::mixture(arch, layer, own, w, &h, ctx));
+        let y = experts::mixture(arch, layer, own, w, &h, ctx, lora);
+        return onto_residual(arch, w, x, y);
     }
     let gated = gated(arch, w, &h, lora);
     add_to_residual(arch, w, x, &gated, Slot::Down, lora)

@@ -38,6 +38,8 @@ pub enum Family {
     Ministral3,
     /// Qwen 3.5, text: gated `DeltaNet` layers between layers of gated attention, which rotate a part of each head.
     Qwen3_5,
+    /// Qwen 3.5, text, with mixtures of experts, beside which every token goes through one more.
+    Qwen3_5Moe,
 }
 
 /// What the last unit computes from a hidden row.
@@ -55,7 +57,7 @@ pub enum HeadKind {
 
 /// Families, the `model_type` of their configs, and what their class names begin with: of language models, and of models with one number
 /// a token.
-const FAMILIES: [(Family, &str, &str, &str); 11] = [
+const FAMILIES: [(Family, &str, &str, &str); 12] = [
     (Family::Llama, "llama", "Llama", "Llama"),
     (Family::Mistral, "mistral", "Mistral", "Mistral"),
     (Family::Qwen2, "qwen2", "Qwen2", "Qwen2"),
@@ -68,6 +70,12 @@ const FAMILIES: [(Family, &str, &str, &str); 11] = [
     (Family::Olmo3, "olmo3", "Olmo3", "Olmo3"),
     (Family::Ministral3, "ministral3", "Ministral3", "Ministral3"),
     (Family::Qwen3_5, "qwen3_5_text", "Qwen3_5", "Qwen3_5"),
+    (
+        Family::Qwen3_5Moe,
+        "qwen3_5_moe_text",
+        "Qwen3_5Moe",
+        "Qwen3_5Moe",
+    ),
 ];
 
 impl Family {
@@ -88,6 +96,12 @@ impl Family {
     #[must_use]
     pub fn is_gemma(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3)
+    }
+
+    /// Qwen 3.5, dense or with experts.
+    #[must_use]
+    pub fn is_qwen3_5(self) -> bool {
+        matches!(self, Self::Qwen3_5 | Self::Qwen3_5Moe)
     }
 
     /// The class names it is known by, for messages.

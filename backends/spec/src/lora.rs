@@ -55,7 +55,8 @@ impl LoraConfig {
         Ok(())
     }
 
-    /// Refuses modules that are experts in a layer of an architecture: there are no adapters of experts.
+    /// Refuses modules that are experts in a layer of an architecture: there are no adapters of experts. Where the experts of a layer are
+    /// one tensor, the modules are those of the shared one, as PEFT takes them too.
     pub fn check_for(&self, arch: &Arch) -> Result<(), String> {
         let in_mlp = |target: &&TargetModule| {
             matches!(
@@ -65,7 +66,7 @@ impl LoraConfig {
         };
         let expert = self.target_modules.iter().find(in_mlp);
         match (expert, arch.expert_layers().next()) {
-            (Some(target), Some((layer, own))) => Err(format!(
+            (Some(target), Some((layer, own))) if own.shared.is_none() => Err(format!(
                 "target_modules has {}, but layer {layer} has {} experts, and adapters of experts are not built; list modules of attention: [q_proj, k_proj, v_proj, o_proj]",
                 target.module(),
                 own.count

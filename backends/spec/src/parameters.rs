@@ -51,8 +51,13 @@ pub enum Slot {
     ExpertGate,
     /// As [`Self::ExpertGate`].
     ExpertUp,
+    /// One expert below the other, of each the gate's rows and then those of up: `[experts · 2 width, hidden]`, in place of
+    /// [`Self::ExpertGate`] and [`Self::ExpertUp`] where a checkpoint has them so.
+    ExpertGateUp,
     /// One expert below the other: `[experts · hidden, width]`.
     ExpertDown,
+    /// The gate of the expert that every token goes through, `[1, hidden]`; its matrices are those of a dense MLP.
+    SharedGate,
     Projection,
     ProjectionBias,
     Value,
@@ -82,7 +87,12 @@ impl Slot {
     pub fn is_norm_or_bias(self) -> bool {
         !matches!(
             self,
-            Self::Embedding | Self::Projection | Self::Value | Self::Router | Self::Convolution
+            Self::Embedding
+                | Self::Projection
+                | Self::Value
+                | Self::Router
+                | Self::SharedGate
+                | Self::Convolution
         ) && !self.is_linear()
             && !self.is_expert()
             && !self.is_adapter()
@@ -91,7 +101,10 @@ impl Slot {
     /// The matrices of all experts of a layer.
     #[must_use]
     pub fn is_expert(self) -> bool {
-        matches!(self, Self::ExpertGate | Self::ExpertUp | Self::ExpertDown)
+        matches!(
+            self,
+            Self::ExpertGate | Self::ExpertUp | Self::ExpertGateUp | Self::ExpertDown
+        )
     }
 
     /// The weight matrices of a layer that every token goes through: those of its mixer and of a dense MLP.
@@ -235,7 +248,8 @@ pub struct ParamSpec {
     pub slot: Slot,
     /// Hugging Face tensor name; PEFT's for an adapter; with a `*` for the index of an expert.
     pub name: String,
-    /// Shape: `[n]`, `[out, in]`, or `[channels, 1, taps]` of a convolution; of all experts together, `[experts · out, in]`.
+    /// Shape: `[n]`, `[out, in]`, `[channels, 1, taps]` of a convolution, or `[experts, out, in]` of experts in one tensor; of all experts
+    /// together, `[experts · out, in]`.
     pub shape: Vec<usize>,
     /// Whether it is trained: in a model with adapters only they are (and a value head).
     pub trainable: bool,
@@ -285,7 +299,8 @@ impl ParamSpec {
     pub fn rows_cols(&self) -> [usize; 2] {
         match self.shape[..] {
             [n] => [1, n],
-            [rows, cols] | [rows, 1, cols] => [rows, cols],
+            [rows, cols] => [rows, cols],
+            [all, rows, cols] => [all * rows, cols],
             _ => unreachable!("every parameter of a decoder is a vector or a matrix"),
         }
     }
@@ -412,8 +427,8 @@ fn mlp_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
         specs.push(ParamSpec::new(Slot::InputNorm, name, &[d]));
     }
     specs.extend(match arch.experts(layer) {
-        None => dense_specs(arch, &p),
-        Some(experts) => expert_specs(experts, d, &p),
+        None => dense_specs(arch, arch.intermediate_size, &format!("{p}.mlp")),
+        Some(experts) => expert_specs(arch, experts, &format!("{p}.mlp")),
     });
     if arch.post_norms {
         specs.push(ParamSpec::new(
@@ -425,37 +440,54 @@ fn mlp_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
     specs
 }
 
-/// The matrices of a gated MLP, and their biases.
-fn dense_specs(arch: &Arch, p: &str) -> Vec<ParamSpec> {
-    let (d, ff) = (arch.hidden_size, arch.intermediate_size);
+/// The matrices of a gated MLP of width `ff` in the module `p`, and their biases.
+fn dense_specs(arch: &Arch, ff: usize, p: &str) -> Vec<ParamSpec> {
+    let d = arch.hidden_size;
     let mut specs = vec![
-        ParamSpec::new(Slot::Gate, format!("{p}.mlp.gate_proj.weight"), &[ff, d]),
-        ParamSpec::new(Slot::Up, format!("{p}.mlp.up_proj.weight"), &[ff, d]),
-        ParamSpec::new(Slot::Down, format!("{p}.mlp.down_proj.weight"), &[d, ff]),
+        ParamSpec::new(Slot::Gate, format!("{p}.gate_proj.weight"), &[ff, d]),
+        ParamSpec::new(Slot::Up, format!("{p}.up_proj.weight"), &[ff, d]),
+        ParamSpec::new(Slot::Down, format!("{p}.down_proj.weight"), &[d, ff]),
     ];
     if arch.mlp_bias {
         specs.extend([
-            ParamSpec::new(Slot::GateBias, format!("{p}.mlp.gate_proj.bias"), &[ff]),
-            ParamSpec::new(Slot::UpBias, format!("{p}.mlp.up_proj.bias"), &[ff]),
-            ParamSpec::new(Slot::DownBias, format!("{p}.mlp.down_proj.bias"), &[d]),
+            ParamSpec::new(Slot::GateBias, format!("{p}.gate_proj.bias"), &[ff]),
+            ParamSpec::new(Slot::UpBias, format!("{p}.up_proj.bias"), &[ff]),
+            ParamSpec::new(Slot::DownBias, format!("{p}.down_proj.bias"), &[d]),
         ]);
     }
     specs
 }
 
-/// The router and the matrices of the experts.
-fn expert_specs(experts: Experts, d: usize, p: &str) -> Vec<ParamSpec> {
-    let (count, ff) = (experts.count, experts.intermediate_size);
-    let matrices = |slot, module: &str, shape| {
-        let name = format!("{p}.mlp.experts.*.{module}.weight");
+/// The router, the matrices of the experts, and the expert of all tokens, in the module `p`.
+fn expert_specs(arch: &Arch, experts: Experts, p: &str) -> Vec<ParamSpec> {
+    let (count, ff, d) = (experts.count, experts.intermediate_size, arch.hidden_size);
+    let each = |slot, module: &str, shape| {
+        let name = format!("{p}.experts.*.{module}.weight");
         ParamSpec::of_experts(slot, name, count, shape)
     };
-    vec![
-        ParamSpec::new(Slot::Router, format!("{p}.mlp.gate.weight"), &[count, d]),
-        matrices(Slot::ExpertGate, "gate_proj", [ff, d]),
-        matrices(Slot::ExpertUp, "up_proj", [ff, d]),
-        matrices(Slot::ExpertDown, "down_proj", [d, ff]),
-    ]
+    let all = |slot, module: &str, [out, input]: [usize; 2]| {
+        ParamSpec::new(slot, format!("{p}.experts.{module}"), &[count, out, input])
+    };
+    let router = ParamSpec::new(Slot::Router, format!("{p}.gate.weight"), &[count, d]);
+    let mut specs = vec![router];
+    if experts.stacked {
+        specs.extend([
+            all(Slot::ExpertGateUp, "gate_up_proj", [2 * ff, d]),
+            all(Slot::ExpertDown, "down_proj", [d, ff]),
+        ]);
+    } else {
+        specs.extend([
+            each(Slot::ExpertGate, "gate_proj", [ff, d]),
+            each(Slot::ExpertUp, "up_proj", [ff, d]),
+            each(Slot::ExpertDown, "down_proj", [d, ff]),
+        ]);
+    }
+    if let Some(width) = experts.shared {
+        specs.extend(dense_specs(arch, width, &format!("{p}.shared_expert")));
+        let name = format!("{p}.shared_expert_gate.weight");
+        specs.push(ParamSpec::new(Slot::SharedGate, name, &[1, d]));
+    }
+    specs
 }
 
 fn head_specs(arch: &Arch) -> Vec<ParamSpec> {

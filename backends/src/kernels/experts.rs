@@ -356,28 +356,32 @@ mod tests {
 
     #[test]
     fn kernels_of_the_cpu_give_what_tensor_operations_give_forward_and_backward() {
-        // more rows than a block has, and experts with none
-        let (tokens, per_token, experts, inner, outputs) = (300, 2, 5, 24, 40);
-        let rows = choices(tokens, per_token, experts);
-        let w = random([experts * outputs, inner]);
-        for (reads, x) in [
-            (ExpertInput::Tokens, random([tokens, inner])),
-            (ExpertInput::Sorted, random([tokens * per_token, inner])),
-        ] {
-            let found = traced([&x, &w], |x, w| expert_linear(x, w, &rows, reads));
-            let expected = traced([&x, &w], |x, w| linear::<Flex>(x, w, &rows, reads));
-            for ((found, expected), what) in found.into_iter().zip(expected).zip(["y", "x", "w"]) {
-                assert_close(&format!("{reads:?}: {what}"), found, expected);
+        // more rows than a block has, few rows an expert, and experts with none
+        for (tokens, inner, outputs) in [(700, 24, 40), (12, 48, 300)] {
+            let (per_token, experts) = (2, 5);
+            let rows = choices(tokens, per_token, experts);
+            let w = random([experts * outputs, inner]);
+            for (reads, x) in [
+                (ExpertInput::Tokens, random([tokens, inner])),
+                (ExpertInput::Sorted, random([tokens * per_token, inner])),
+            ] {
+                let found = traced([&x, &w], |x, w| expert_linear(x, w, &rows, reads));
+                let expected = traced([&x, &w], |x, w| linear::<Flex>(x, w, &rows, reads));
+                let parts = found.into_iter().zip(expected).zip(["y", "x", "w"]);
+                for ((found, expected), what) in parts {
+                    assert_close(&format!("{tokens}, {reads:?}: {what}"), found, expected);
+                }
             }
-        }
-        let (y, weights) = (
-            random([tokens * per_token, outputs]),
-            random([tokens, per_token]),
-        );
-        let found = traced([&y, &weights], |y, w| combine_experts(y, w, &rows));
-        let expected = traced([&y, &weights], |y, w| combine::<Flex>(y, w, &rows));
-        for ((found, expected), what) in found.into_iter().zip(expected).zip(["sum", "y", "w"]) {
-            assert_close(what, found, expected);
+            let (y, weights) = (
+                random([tokens * per_token, outputs]),
+                random([tokens, per_token]),
+            );
+            let found = traced([&y, &weights], |y, w| combine_experts(y, w, &rows));
+            let expected = traced([&y, &weights], |y, w| combine::<Flex>(y, w, &rows));
+            for ((found, expected), what) in found.into_iter().zip(expected).zip(["sum", "y", "w"])
+            {
+                assert_close(what, found, expected);
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::bitsandbytes::{self, RawTensor};
 use super::json::read_object;
-use crate::arch::{Family, HeadKind};
+use crate::arch::HeadKind;
 use crate::decoder::NewParam;
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
@@ -411,7 +411,7 @@ fn ignorable(arch: &Arch, name: &str) -> bool {
     let scores = matches!(arch.head, HeadKind::Scalar { .. });
     name.ends_with("rotary_emb.inv_freq")
         || ((arch.tied || scores) && name == "lm_head.weight")
-        || (arch.family == Family::Qwen3_5 && is_beside(name))
+        || (arch.family.is_qwen3_5() && is_beside(name))
 }
 
 pub(super) fn load(dir: &Path, arch: &Arch, device: &Device) -> Result<Decoder> {

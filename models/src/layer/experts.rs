@@ -1,13 +1,15 @@
 //! A mixture of experts (Shazeer et al., 2017, arXiv:1701.06538; Qwen 3's router: softmax over all experts, the likeliest of them): rows are
 //! sorted by expert on the host, and every expert multiplies its own rows.
 
+use super::gated;
+use crate::adapter::LoraForward;
 use crate::arch::{Arch, Experts};
 use crate::forward_context::ForwardContext;
 use crate::functional::glu;
 use crate::routing::RouterLoss;
 use crate::unit::Slot;
 use crate::weights::Weights;
-use burn::tensor::activation::softmax;
+use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{
     ExpertInput, ExpertRows, attach_gradient, combine_experts, expert_linear,
@@ -22,6 +24,7 @@ pub(super) fn mixture(
     w: &Weights,
     h: &Tensor<2>,
     ctx: &ForwardContext,
+    lora: Option<LoraForward<'_>>,
 ) -> Tensor<2> {
     let logits = widened(w.linear(h, Slot::Router, None));
     let place = [arch.route_offset(layer), experts.per_token];
@@ -34,17 +37,32 @@ pub(super) fn mixture(
     let weights = stored_as(weights(logits, &chosen, experts), h.dtype());
     let device = h.device().inner();
     let rows = ExpertRows::new(&chosen, experts.per_token, experts.count, &device);
-    let matrix = |slot| w.need(slot);
-    let gate = expert_linear(h, &matrix(Slot::ExpertGate), &rows, ExpertInput::Tokens);
-    let up = expert_linear(h, &matrix(Slot::ExpertUp), &rows, ExpertInput::Tokens);
+    let product = |slot| expert_linear(h, &w.need(slot), &rows, ExpertInput::Tokens);
+    let [gate, up] = if experts.stacked {
+        let both = product(Slot::ExpertGateUp);
+        let width = experts.intermediate_size;
+        [0, width].map(|first| both.clone().narrow(1, first, width))
+    } else {
+        [Slot::ExpertGate, Slot::ExpertUp].map(product)
+    };
     let gated = glu(arch, gate, up);
     let y = expert_linear(
         &gated,
-        &matrix(Slot::ExpertDown),
+        &w.need(Slot::ExpertDown),
         &rows,
         ExpertInput::Sorted,
     );
-    combine_experts(&y, &weights, &rows)
+    let y = combine_experts(&y, &weights, &rows);
+    match experts.shared {
+        Some(_) => y + shared(arch, w, h, lora),
+        None => y,
+    }
+}
+
+/// What the expert of all tokens gives for normed rows, by the sigmoid of its gate.
+fn shared(arch: &Arch, w: &Weights, h: &Tensor<2>, lora: Option<LoraForward<'_>>) -> Tensor<2> {
+    let gate = sigmoid(w.linear(h, Slot::SharedGate, None));
+    w.linear(&gated(arch, w, h, lora), Slot::Down, lora) * gate
 }
 
 /// The experts of each token, `[tokens · per_token]`, best first.

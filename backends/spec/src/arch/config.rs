@@ -50,7 +50,11 @@ impl Arch {
             head,
             vocab_size: f.required("vocab_size")?,
             hidden_size,
-            intermediate_size: f.required("intermediate_size")?,
+            intermediate_size: match family {
+                // all of its layers have experts
+                Family::Qwen3_5Moe => f.size("intermediate_size")?.unwrap_or(0),
+                _ => f.required("intermediate_size")?,
+            },
             feed_forwards: feed_forwards(&f, family, num_layers)?,
             num_layers,
             num_heads,
@@ -58,7 +62,7 @@ impl Arch {
             head_dim,
             delta_net: delta_net::read(&f, &mixers)?,
             mixers,
-            attention_gate: family == Family::Qwen3_5 && f.flag("attn_output_gate", true)?,
+            attention_gate: family.is_qwen3_5() && f.flag("attn_output_gate", true)?,
             rotary_dim: partial_rotary(&f, family, head_dim)?,
             max_positions: stretched(&ropes, max_positions),
             norm_eps: match f.number("rms_norm_eps")? {
@@ -66,7 +70,7 @@ impl Arch {
                 None if matches!(family, Family::Olmo3 | Family::Ministral3) => 1e-5,
                 None => 1e-6,
             },
-            norm_offset: gemma || family == Family::Qwen3_5,
+            norm_offset: gemma || family.is_qwen3_5(),
             qkv_bias: family == Family::Qwen2 || bias,
             o_bias: bias && family != Family::Qwen2,
             mlp_bias: f.flag("mlp_bias", false)?,
@@ -140,7 +144,11 @@ impl Arch {
 /// The norms on queries and keys of a family.
 fn qk_norm(family: Family) -> Option<QkNorm> {
     match family {
-        Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3 | Family::Qwen3_5 => Some(QkNorm::Heads),
+        Family::Qwen3
+        | Family::Qwen3Moe
+        | Family::Gemma3
+        | Family::Qwen3_5
+        | Family::Qwen3_5Moe => Some(QkNorm::Heads),
         Family::Olmo3 => Some(QkNorm::Projection),
         _ => None,
     }
@@ -157,7 +165,7 @@ fn heads(f: &Fields<'_>, family: Family, hidden_size: usize) -> Result<[usize; 3
     }
     let head_dim = match f.size("head_dim")? {
         Some(n) => n,
-        None if family.is_gemma() || family == Family::Qwen3_5 => 256,
+        None if family.is_gemma() || family.is_qwen3_5() => 256,
         None if matches!(family, Family::Qwen3 | Family::Ministral3) => 128,
         None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
         None => {

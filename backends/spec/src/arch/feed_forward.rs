@@ -34,4 +34,8 @@ pub struct Experts {
     pub intermediate_size: usize,
     /// Whether the weights of the chosen experts are divided by their sum (`norm_topk_prob`).
     pub normalised: bool,
+    /// Width of the expert that every token goes through besides, by the sigmoid of a gate of its own (`shared_expert_intermediate_size`).
+    pub shared: Option<usize>,
+    /// Whether a checkpoint has the matrices of all experts in one tensor, those of gate and up in the same.
+    pub stacked: bool,
 }

@@ -10,11 +10,13 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use gemm::Parallelism;
 use rayon::prelude::*;
-use std::borrow::Cow;
 use std::ops::Range;
 
-/// Rows of a task: of its product's result.
-const BLOCK: usize = 128;
+/// Rows of a task: of its product's result. The fewer tasks an expert has, the less often its matrix is packed.
+const BLOCK: usize = 256;
+
+/// Rows of an expert up to which its product is computed transposed, `W · xᵀ`, which reads the matrix in place: those of decoding.
+const SKINNY: usize = 32;
 
 /// Rows of a task that moves them.
 const ROWS: usize = 32;
@@ -95,24 +97,36 @@ impl Linear {
         self.rows.starts.len() - 1
     }
 
-    /// The sorted rows of an input.
-    fn sorted<'a, T: Real>(&self, x: &'a [T], width: usize) -> Cow<'a, [T]> {
-        match self.reads {
-            ExpertInput::Sorted => Cow::Borrowed(x),
-            ExpertInput::Tokens => {
-                let mut out = vec![T::ZERO; self.rows.rows() * width];
-                let copy = |(block, out): (usize, &mut [T])| {
-                    for (i, row) in out.chunks_mut(width).enumerate() {
-                        let token = self.rows.token(block * ROWS + i);
-                        row.copy_from_slice(&x[token * width..][..width]);
-                    }
-                };
-                out.par_chunks_mut((ROWS * width).max(1))
-                    .enumerate()
-                    .for_each(copy);
-                Cow::Owned(out)
-            }
+    /// What the experts read, of so many columns.
+    fn input<'a, T>(&'a self, x: &'a [T], width: usize) -> Input<'a, T> {
+        Input {
+            x,
+            width,
+            order: (self.reads == ExpertInput::Tokens).then_some(&self.rows),
         }
+    }
+}
+
+/// Rows to be read in their sorted order.
+#[derive(Clone, Copy)]
+struct Input<'a, T> {
+    x: &'a [T],
+    width: usize,
+    /// The tokens of sorted rows, where there is a row a token.
+    order: Option<&'a ExpertRows>,
+}
+
+impl<T: Real> Input<'_, T> {
+    /// Sorted rows one behind the other: in place, or copied into `scratch`.
+    fn rows<'s>(&'s self, rows: &Range<usize>, scratch: &'s mut Vec<T>) -> &'s [T] {
+        let Some(order) = self.order else {
+            return &self.x[rows.start * self.width..rows.end * self.width];
+        };
+        scratch.clear();
+        for row in rows.clone() {
+            scratch.extend_from_slice(&self.x[order.token(row) * self.width..][..self.width]);
+        }
+        scratch
     }
 }
 
@@ -126,25 +140,35 @@ fn blocks(expert: usize, all: Range<usize>, size: usize) -> impl Iterator<Item =
     all.step_by(size).map(rows)
 }
 
-/// Runs tasks, on all cores where there is enough to do.
-fn run_all(tasks: &[Task], multiplications: usize, run: impl Fn(&Task) + Sync + Send) {
+/// Runs tasks, on all cores where there is enough to do. Each core has two buffers for all of its tasks.
+fn run_all<T: Real>(
+    tasks: &[Task],
+    multiplications: usize,
+    run: impl Fn(&mut [Vec<T>; 2], &Task) + Sync + Send,
+) {
+    let none = || [Vec::new(), Vec::new()];
     if multiplications < LARGE {
-        tasks.iter().for_each(run);
+        let mut scratch = none();
+        for task in tasks {
+            run(&mut scratch, task);
+        }
     } else {
-        tasks.par_iter().for_each(run);
+        // a task is long: cores take them one by one
+        let tasks = tasks.par_iter().with_max_len(1);
+        tasks.for_each_init(none, run);
     }
 }
 
-/// The product of some sorted rows `a`, `[rows, k]`, with the matrix of their expert, for all experts: `[rows, n]`. A matrix has the strides
+/// The product of sorted rows, `[rows, k]`, with the matrix of their expert, for all experts: `[rows, n]`. A matrix has the strides
 /// `[row, column]` as the right factor `[k, n]`, and `k · n` numbers.
 fn by_expert<T: Real>(
     rows: &ExpertRows,
-    [k, n]: [usize; 2],
-    a: &[T],
+    input: Input<'_, T>,
+    n: usize,
     w: &[T],
     strides: [usize; 2],
 ) -> FlexTensor {
-    let total = rows.rows();
+    let (total, k) = (rows.rows(), input.width);
     let _span = span("product", 2.0 * (total * k * n) as f64);
     let mut out: UninitBuffer<T> = UninitBuffer::new(total * n);
     let start = out.pointer();
@@ -152,50 +176,95 @@ fn by_expert<T: Real>(
         .used()
         .flat_map(|(expert, rows)| blocks(expert, rows, BLOCK))
         .collect();
-    run_all(&tasks, total * k * n, |(expert, rows)| {
-        // SAFETY: tasks have disjoint rows, all within the buffer.
-        #[allow(unsafe_code, reason = "cores write disjoint rows of one tensor")]
-        let start = unsafe { start.get().add(rows.start * n) };
-        let size = Size {
-            m: rows.len(),
-            k,
-            n,
-        };
-        let target = Target {
-            start,
-            row: n,
-            add: false,
-        };
-        let own = Matrix {
-            start: a[rows.start * k..rows.end * k].as_ptr(),
-            row: k,
-            column: 1,
-        };
-        let matrix = Matrix {
-            start: w[expert * k * n..(expert + 1) * k * n].as_ptr(),
-            row: strides[0],
-            column: strides[1],
-        };
-        multiply(size, target, own, matrix, Parallelism::None);
-    });
+    run_all(
+        &tasks,
+        total * k * n,
+        |[copies, results], (expert, rows)| {
+            let own = input.rows(rows, copies);
+            // SAFETY: tasks have disjoint rows, all within the buffer.
+            #[allow(unsafe_code, reason = "cores write disjoint rows of one tensor")]
+            let start = unsafe { start.get().add(rows.start * n) };
+            let matrix = Matrix {
+                start: w[expert * k * n..(expert + 1) * k * n].as_ptr(),
+                row: strides[0],
+                column: strides[1],
+            };
+            product([rows.len(), k, n], start, own, matrix, results);
+        },
+    );
     // SAFETY: every sorted row is in one task, which has written all of its elements.
     #[allow(unsafe_code, reason = "zeroing first would cost a pass over memory")]
     let out = unsafe { out.assume_init() };
     tensor(out, [total, n])
 }
 
+/// `a · w` of `[m, k]` and `[k, n]`, written to `m · n` numbers from `out` on.
+fn product<T: Real>(
+    [m, k, n]: [usize; 3],
+    out: *mut T,
+    a: &[T],
+    w: Matrix<T>,
+    scratch: &mut Vec<T>,
+) {
+    if m > SKINNY {
+        let target = Target {
+            start: out,
+            row: n,
+            add: false,
+        };
+        let a = Matrix {
+            start: a.as_ptr(),
+            row: k,
+            column: 1,
+        };
+        return multiply(Size { m, k, n }, target, a, w, Parallelism::None);
+    }
+    scratch.resize(n * m, T::ZERO);
+    let target = Target {
+        start: scratch.as_mut_ptr(),
+        row: m,
+        add: false,
+    };
+    let [w, a] = [
+        Matrix {
+            row: w.column,
+            column: w.row,
+            ..w
+        },
+        Matrix {
+            start: a.as_ptr(),
+            row: 1,
+            column: k,
+        },
+    ];
+    multiply(Size { m: n, k, n: m }, target, w, a, Parallelism::None);
+    for row in 0..m {
+        for column in 0..n {
+            // SAFETY: the caller's `m · n` numbers, row by row.
+            #[allow(unsafe_code, reason = "cores write disjoint rows of one tensor")]
+            unsafe {
+                out.add(row * n + column).write(scratch[column * m + row]);
+            }
+        }
+    }
+}
+
 fn forward<T: Real>(kernel: &Linear, x: &FlexTensor, w: &FlexTensor) -> FlexTensor {
     let ([_, inner], [all, _]) = (dims(x), dims(w));
-    let sorted = kernel.sorted::<T>(elements(x), inner);
-    let size = [inner, all / kernel.experts()];
-    by_expert(&kernel.rows, size, &sorted, elements(w), [1, inner])
+    let input = kernel.input::<T>(elements(x), inner);
+    let outputs = all / kernel.experts();
+    by_expert(&kernel.rows, input, outputs, elements(w), [1, inner])
 }
 
 fn gradient_of_rows<T: Real>(kernel: &Linear, g: &FlexTensor, w: &FlexTensor) -> FlexTensor {
     let ([_, outputs], [_, inner]) = (dims(g), dims(w));
-    let size = [outputs, inner];
     let rows = &kernel.rows;
-    let sorted = by_expert::<T>(rows, size, elements(g), elements(w), [inner, 1]);
+    let sorted = Input {
+        x: elements(g),
+        width: outputs,
+        order: None,
+    };
+    let sorted = by_expert::<T>(rows, sorted, inner, elements(w), [inner, 1]);
     match kernel.reads {
         ExpertInput::Sorted => sorted,
         ExpertInput::Tokens => {
@@ -219,7 +288,7 @@ fn gradient_of_rows<T: Real>(kernel: &Linear, g: &FlexTensor, w: &FlexTensor) ->
 fn gradient_of_matrices<T: Real>(kernel: &Linear, g: &FlexTensor, x: &FlexTensor) -> FlexTensor {
     let ([total, outputs], [_, inner]) = (dims(g), dims(x));
     let _span = span("product", 2.0 * (total * outputs * inner) as f64);
-    let sorted = kernel.sorted::<T>(elements(x), inner);
+    let input = kernel.input::<T>(elements(x), inner);
     let g: &[T] = elements(g);
     let rows = &kernel.rows;
     let mut out = vec![T::ZERO; kernel.experts() * outputs * inner];
@@ -228,34 +297,38 @@ fn gradient_of_matrices<T: Real>(kernel: &Linear, g: &FlexTensor, x: &FlexTensor
         .used()
         .flat_map(|(expert, _)| blocks(expert, 0..outputs, BLOCK))
         .collect();
-    run_all(&tasks, total * outputs * inner, |(expert, block)| {
-        let own = rows.starts[*expert]..rows.starts[expert + 1];
-        let first = (expert * outputs + block.start) * inner;
-        // SAFETY: tasks have disjoint rows of the gradient, all within the buffer.
-        #[allow(unsafe_code, reason = "cores write disjoint rows of one tensor")]
-        let start = unsafe { start.get().add(first) };
-        let size = Size {
-            m: block.len(),
-            k: own.len(),
-            n: inner,
-        };
-        let target = Target {
-            start,
-            row: inner,
-            add: false,
-        };
-        let left = Matrix {
-            start: g[own.start * outputs + block.start..].as_ptr(),
-            row: 1,
-            column: outputs,
-        };
-        let right = Matrix {
-            start: sorted[own.start * inner..].as_ptr(),
-            row: inner,
-            column: 1,
-        };
-        multiply(size, target, left, right, Parallelism::None);
-    });
+    run_all(
+        &tasks,
+        total * outputs * inner,
+        |[copies, _], (expert, block)| {
+            let own = rows.starts[*expert]..rows.starts[expert + 1];
+            let first = (expert * outputs + block.start) * inner;
+            // SAFETY: tasks have disjoint rows of the gradient, all within the buffer.
+            #[allow(unsafe_code, reason = "cores write disjoint rows of one tensor")]
+            let start = unsafe { start.get().add(first) };
+            let size = Size {
+                m: block.len(),
+                k: own.len(),
+                n: inner,
+            };
+            let target = Target {
+                start,
+                row: inner,
+                add: false,
+            };
+            let left = Matrix {
+                start: g[own.start * outputs + block.start..].as_ptr(),
+                row: 1,
+                column: outputs,
+            };
+            let right = Matrix {
+                start: input.rows(&own, copies).as_ptr(),
+                row: inner,
+                column: 1,
+            };
+            multiply(size, target, left, right, Parallelism::None);
+        },
+    );
     tensor(out, [kernel.experts() * outputs, inner])
 }
 

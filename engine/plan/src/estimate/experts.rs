@@ -73,6 +73,8 @@ pub(super) struct ExpertWidths {
     pub per_token: u64,
     /// Width of one.
     pub f: u64,
+    /// Width of the one that every token goes through besides.
+    shared: u64,
 }
 
 impl ExpertWidths {
@@ -82,12 +84,13 @@ impl ExpertWidths {
             count: own.count as u64,
             per_token: own.per_token as u64,
             f: own.intermediate_size as u64,
+            shared: own.shared.unwrap_or(0) as u64,
         })
     }
 
-    /// Of all experts of a token.
+    /// Of all experts of a token, the shared one too.
     pub fn all(self) -> u64 {
-        self.per_token * self.f
+        self.per_token * self.f + self.shared
     }
 
     /// Numbers a token that experts keep inside: so many as wide as all of its experts, the router's probabilities, and where rows lie.

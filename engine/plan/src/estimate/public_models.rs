@@ -9,7 +9,7 @@ use std::path::Path;
 type Public = (&'static str, &'static str, [usize; 7], bool);
 
 /// Public models, from their `config.json` (2024 to 2026); of those that see images, the language model.
-const MODELS: [Public; 33] = [
+const MODELS: [Public; 36] = [
     (
         "Qwen2.5-0.5B",
         "qwen2",
@@ -208,6 +208,24 @@ const MODELS: [Public; 33] = [
         [5120, 17_408, 64, 24, 4, 256, 248_320],
         false,
     ),
+    (
+        "Qwen3.5-35B-A3B",
+        "qwen3_5_moe_text",
+        [2048, 512, 40, 16, 2, 256, 248_320],
+        false,
+    ),
+    (
+        "Qwen3.5-122B-A10B",
+        "qwen3_5_moe_text",
+        [3072, 1024, 48, 32, 2, 256, 248_320],
+        false,
+    ),
+    (
+        "Qwen3.5-397B-A17B",
+        "qwen3_5_moe_text",
+        [4096, 1024, 60, 32, 2, 256, 248_320],
+        false,
+    ),
 ];
 
 /// Names of the public models that are known here.
@@ -243,6 +261,16 @@ pub fn public(name: &str) -> Result<Arch> {
                 5120 => 48,
                 _ => 32,
             });
+        }
+        // experts and the one of all tokens are equally wide; 512 experts of which 10 run in the largest
+        "qwen3_5_moe_text" => {
+            let largest = *layers == 60;
+            config["linear_num_value_heads"] = json!(if *d == 2048 { 32 } else { 64 });
+            config["num_experts"] = json!(if largest { 512 } else { 256 });
+            config["num_experts_per_tok"] = json!(if largest { 10 } else { 8 });
+            for key in ["moe_intermediate_size", "shared_expert_intermediate_size"] {
+                config[key] = json!(f);
+            }
         }
         // the 1B has shorter windows than the others
         "gemma3_text" => config["sliding_window"] = json!(if *d == 1152 { 512 } else { 1024 }),
@@ -295,6 +323,9 @@ mod tests {
             ("Qwen3.5-4B", 4.206),
             ("Qwen3.5-9B", 8.954),
             ("Qwen3.5-27B", 26.896),
+            ("Qwen3.5-35B-A3B", 34.661),
+            ("Qwen3.5-122B-A10B", 122.11),
+            ("Qwen3.5-397B-A17B", 396.35),
         ] {
             let found = Sizes::of(&public(name).expect("known"), None).total() as f64 / 1e9;
             assert!((found - billions).abs() < 0.006, "{name}: {found}");
@@ -308,6 +339,9 @@ mod tests {
             ("Qwen3-30B-A3B", 3.35),
             ("Qwen3-235B-A22B", 22.19),
             ("Qwen3-Coder-480B-A35B", 35.47),
+            ("Qwen3.5-35B-A3B", 3.455),
+            ("Qwen3.5-122B-A10B", 9.7712),
+            ("Qwen3.5-397B-A17B", 17.349),
         ] {
             let sizes = Sizes::of(&public(name).expect("known"), None);
             let found = sizes.used(1) as f64 / 1e9;

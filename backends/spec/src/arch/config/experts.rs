@@ -11,7 +11,7 @@ pub(super) fn feed_forwards(
     family: Family,
     layers: usize,
 ) -> Result<Vec<FeedForward>> {
-    if family != Family::Qwen3Moe {
+    if !matches!(family, Family::Qwen3Moe | Family::Qwen3_5Moe) {
         return Ok(vec![FeedForward::Dense; layers]);
     }
     if layers > MAX_EXPERT_LAYERS {
@@ -19,7 +19,10 @@ pub(super) fn feed_forwards(
             "`num_hidden_layers` ({layers}) must be at most {MAX_EXPERT_LAYERS} in a model with experts"
         )));
     }
-    let experts = FeedForward::Experts(experts(f)?);
+    let experts = FeedForward::Experts(experts(f, family)?);
+    if family == Family::Qwen3_5Moe {
+        return Ok(vec![experts; layers]);
+    }
     let dense = dense_layers(f)?;
     let step = f.size("decoder_sparse_step")?.unwrap_or(1);
     let of = |layer: usize| {
@@ -32,11 +35,13 @@ pub(super) fn feed_forwards(
     Ok((0..layers).map(of).collect())
 }
 
-/// `num_experts` is `num_local_experts` in configs of transformers 5. Defaults are transformers' of Qwen 3.
-fn experts(f: &Fields<'_>) -> Result<Experts> {
+/// `num_experts` is `num_local_experts` in configs of transformers 5. Defaults are transformers' of the family.
+fn experts(f: &Fields<'_>, family: Family) -> Result<Experts> {
+    let newer = family == Family::Qwen3_5Moe;
+    let (count, width) = if newer { (256, 512) } else { (128, 768) };
     let count = match f.size("num_experts")? {
         Some(count) => count,
-        None => f.size("num_local_experts")?.unwrap_or(128),
+        None => f.size("num_local_experts")?.unwrap_or(count),
     };
     // a route has 16 bits for an expert
     if count >= usize::from(u16::MAX) {
@@ -54,8 +59,15 @@ fn experts(f: &Fields<'_>) -> Result<Experts> {
     Ok(Experts {
         count,
         per_token,
-        intermediate_size: f.size("moe_intermediate_size")?.unwrap_or(768),
-        normalised: f.flag("norm_topk_prob", false)?,
+        intermediate_size: f.size("moe_intermediate_size")?.unwrap_or(width),
+        normalised: newer || f.flag("norm_topk_prob", false)?,
+        shared: if newer {
+            let width = f.size("shared_expert_intermediate_size")?;
+            Some(width.unwrap_or(512))
+        } else {
+            None
+        },
+        stacked: newer,
     })
 }
 

@@ -39,7 +39,7 @@ pub(super) fn layers(f: &Fields<'_>, family: Family, layers: usize) -> Result<Ve
 
 /// What mixes the tokens of each layer: in Qwen 3.5 every so-manieth layer attends, unless a list says which.
 fn mixers(f: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Mixer>> {
-    if family != Family::Qwen3_5 {
+    if !family.is_qwen3_5() {
         return Ok(vec![Mixer::Attention; layers]);
     }
     let Some(types) = f.by_layer("layer_types", layers)? else {
@@ -81,7 +81,7 @@ fn window(f: &Fields<'_>, family: Family) -> Result<Option<usize>> {
         // their configs' default, where the key is absent rather than null
         Family::Gemma2 | Family::Gemma3 | Family::Olmo3 if absent => Some(4096),
         Family::Mistral | Family::Qwen2 | Family::Qwen3 if absent && !listed => Some(4096),
-        Family::Qwen3_5 => None,
+        Family::Qwen3_5 | Family::Qwen3_5Moe => None,
         Family::SmolLm3 | Family::Qwen3Moe if !f.flag("use_sliding_window", false)? => None,
         _ => sliding,
     })
@@ -89,7 +89,7 @@ fn window(f: &Fields<'_>, family: Family) -> Result<Option<usize>> {
 
 fn layer_types(f: &Fields<'_>, family: Family, layers: usize) -> Result<Option<Vec<bool>>> {
     // Ministral 3 has one mask for all of its layers, whatever its config lists; Qwen 3.5 lists mixers
-    if matches!(family, Family::Ministral3 | Family::Qwen3_5) {
+    if family == Family::Ministral3 || family.is_qwen3_5() {
         return Ok(None);
     }
     let Some(types) = f.by_layer("layer_types", layers)? else {
@@ -116,7 +116,7 @@ fn sliding_layers(
     // every so-manieth layer sees everything
     let except = |every: usize| (0..layers).map(|i| (i + 1) % every != 0).collect();
     Ok(match family {
-        Family::Llama | Family::Qwen3_5 => vec![false; layers],
+        Family::Llama | Family::Qwen3_5 | Family::Qwen3_5Moe => vec![false; layers],
         Family::Mistral | Family::Ministral3 | Family::Qwen3Moe => vec![true; layers],
         Family::Gemma2 => except(2),
         Family::Gemma3 => except(f.size("sliding_window_pattern")?.unwrap_or(6)),
@@ -212,11 +212,11 @@ pub(super) fn ropes(
         Family::Gemma3 | Family::Ministral3 => 1e6,
         Family::Olmo3 => 5e5,
         Family::SmolLm3 => 2e6,
-        Family::Qwen3_5 => 1e7,
+        Family::Qwen3_5 | Family::Qwen3_5Moe => 1e7,
         _ => 1e4,
     };
     let full_theta = theta("rope_theta", base)?;
-    let partial = family == Family::Qwen3_5;
+    let partial = family.is_qwen3_5();
     let full = rope(f, &tables.full, full_theta, (max_positions, partial))?;
     let sliding = match (&tables.sliding, family) {
         (None, _) => full.clone(),
@@ -264,7 +264,7 @@ fn rotary_factor(f: &Fields<'_>, table: &Fields<'_>) -> Result<Option<f64>> {
 
 /// The leading dimensions of a head that are rotated (`partial_rotary_factor`).
 pub(super) fn partial_rotary(f: &Fields<'_>, family: Family, head_dim: usize) -> Result<usize> {
-    if family != Family::Qwen3_5 {
+    if !family.is_qwen3_5() {
         return Ok(head_dim);
     }
     let table = RopeTables::read(f, family)?.full;

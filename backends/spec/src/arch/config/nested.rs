@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 /// Classes of models that see images, the `model_type` of their language models, and the class of these.
-const NESTED: [(&str, &str, &str); 4] = [
+const NESTED: [(&str, &str, &str); 5] = [
     (
         "Gemma3ForConditionalGeneration",
         "gemma3_text",
@@ -24,10 +24,18 @@ const NESTED: [(&str, &str, &str); 4] = [
         "qwen3_5_text",
         "Qwen3_5ForCausalLM",
     ),
+    (
+        "Qwen3_5MoeForConditionalGeneration",
+        "qwen3_5_moe_text",
+        "Qwen3_5MoeForCausalLM",
+    ),
 ];
 
 /// Classes whose models are written again as they were read, around a language model that was trained.
-const KEPT: [&str; 1] = ["Qwen3_5ForConditionalGeneration"];
+const KEPT: [&str; 2] = [
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+];
 
 /// Whether a config is of such a class.
 pub(super) fn is_kept(config: &Map<String, Value>) -> bool {
