@@ -323,10 +323,11 @@ pub struct ImportArgs {
 /// Estimates for several devices.
 #[derive(Debug, Args)]
 #[command(
-    next_help_heading = "Several devices (bytes of each; training runs on data-parallel ones, the other kinds are estimates)"
+    next_help_heading = "Several devices (bytes of each; training runs on data- and sequence-parallel ones, the other kinds are estimates)"
 )]
 pub struct ParallelArgs {
-    /// Number of data-parallel replicas; without it, the ranks that `trainer.nnodes` and `trainer.n_gpus_per_node` say, or one
+    /// Number of data-parallel replicas; without it, the ranks that `trainer.nnodes` and `trainer.n_gpus_per_node` say, over the
+    /// sequence-parallel degree, or one
     #[arg(long, value_name = "N")]
     pub data_parallel: Option<u64>,
     /// What the replicas shard, by stage: 1 optimizer state, 2 also gradients, 3 also weights (as FSDP does). Overrides
@@ -339,9 +340,9 @@ pub struct ParallelArgs {
     /// Pipeline-parallel degree: devices that share the layers
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub pipeline_parallel: u64,
-    /// Sequence-parallel degree (Ulysses): devices that share every sequence
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub sequence_parallel: u64,
+    /// Sequence-parallel degree (Ulysses): devices that share every sequence. Overrides `memory.ulysses_sequence_parallel_size`
+    #[arg(long, value_name = "N")]
+    pub sequence_parallel: Option<u64>,
 }
 
 impl ParallelArgs {
@@ -349,11 +350,15 @@ impl ParallelArgs {
     /// among.
     pub fn degrees(&self, config: &RunConfig) -> Parallel {
         let ranks = config.trainer.ranks().map_or(1, |ranks| ranks as u64);
-        let data = self.data_parallel.unwrap_or(ranks);
+        let configured = config.memory.ulysses_sequence_parallel_size as u64;
+        let sequence = self.sequence_parallel.unwrap_or(configured);
+        let data = self
+            .data_parallel
+            .unwrap_or((ranks / sequence.max(1)).max(1));
         let own = self
             .zero_stage
             .map(|stage| Zero::STAGES[usize::from(stage)]);
-        let among = if data > 1 {
+        let among = if data > 1 || sequence > 1 {
             config.memory.zero()
         } else {
             Zero::Off
@@ -363,7 +368,7 @@ impl ParallelArgs {
             zero: own.unwrap_or(among),
             tensor: self.tensor_parallel,
             pipeline: self.pipeline_parallel,
-            sequence: self.sequence_parallel,
+            sequence,
         }
     }
 }

@@ -27,6 +27,9 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     if let Some(stage) = args.parallel.zero_stage {
         config.memory.zero_stage = stage;
     }
+    if let Some(degree) = args.parallel.sequence_parallel {
+        config.memory.ulysses_sequence_parallel_size = degree as usize;
+    }
     let parallel = args.parallel.degrees(&config);
     let planned = planned::plan(config, parallel)?;
     if let Some(e) = &planned.unread {
@@ -76,9 +79,9 @@ fn text(args: &PlanArgs, planned: &Planned) -> anyhow::Result<String> {
     }
     parts.extend(args.output.as_ref().map(|path| {
         let path = path.display();
-        match (request.parallel.is_data_alone(), request.parallel.data) {
+        match (request.parallel.is_trained(), request.parallel.devices()) {
             (false, _) => {
-                format!("written to {path}; `firebrick train` cannot run it, since it is data parallel alone\n")
+                format!("written to {path}; `firebrick train` cannot run it, since it is data and sequence parallel alone\n")
             }
             (true, 1) => {
                 format!("written to {path}; run it with `firebrick train ... --plan {path}`\n")
@@ -114,12 +117,12 @@ fn heading(request: &Request, report: &PlanReport) -> String {
         None => String::new(),
     };
     let several = match report.parallel {
-        Some(parallel) if parallel.is_data_alone() => format!(
+        Some(parallel) if parallel.is_trained() => format!(
             "spread  {parallel}\n        Bytes, budget and batch are per device, and times exclude communication between devices.\n"
         ),
         Some(parallel) => format!(
             "spread  {parallel}\n        An estimate: bytes, budget and batch are per device, and times exclude communication between\n        \
-             devices. Training is data parallel, so `firebrick train --plan` rejects this plan.\n"
+             devices. Training is data and sequence parallel, so `firebrick train --plan` rejects this plan.\n"
         ),
         None => String::new(),
     };

@@ -1,6 +1,7 @@
 //! Whole runs on several ranks, which are threads of this process: the same weights, metrics and files as they promise.
 
 mod out_of_memory;
+mod sequence_parallel;
 
 use firebrick_backends::collective::{Collective, Settings, Threads};
 use firebrick_engine::config::{RunConfig, parse};

@@ -2,7 +2,7 @@
 
 use super::checks::{
     check_device, check_limit, check_objective, check_optimizers, check_quantised, check_rewards,
-    check_size,
+    check_sequences, check_size,
 };
 use super::turns::turn_template;
 use crate::checkpoint::{CriticSource, PolicySource};
@@ -90,8 +90,11 @@ impl Opened {
         let critic = config.own_critic().filter(|_| mode == Mode::Rl);
         let critic_source =
             critic.map(|critic| CriticSource::open(&config, critic, &source, files));
+        let critic_source = critic_source.transpose()?;
+        let critic_arch = critic_source.as_ref().map(CriticSource::arch);
+        check_sequences(&config, source.checkpoint.arch(), critic_arch)?;
+        let world = world.sharing_sequences(config.memory.ulysses_sequence_parallel_size)?;
         Ok(Self {
-            critic_source: critic_source.transpose()?,
             config,
             mode,
             world,
@@ -102,6 +105,7 @@ impl Opened {
             info,
             data,
             turns,
+            critic_source,
         })
     }
 
@@ -155,14 +159,20 @@ impl Opened {
         Ok(request)
     }
 
-    /// The ranks that predicted bytes are those of one of. Without `ZeRO` a plan is as for one rank alone.
+    /// The ranks that predicted bytes are those of one of. Without `ZeRO` a plan is as for one rank alone, or for those that share its
+    /// sequences.
     fn parallel(&self, zero: Zero) -> Parallel {
+        let sequence = self.world.sequence_size() as u64;
         if self.world.is_solo() || zero == Zero::Off {
-            return Parallel::default();
+            return Parallel {
+                sequence,
+                ..Parallel::default()
+            };
         }
         Parallel {
-            data: self.world.size() as u64,
+            data: self.world.data_size() as u64,
             zero,
+            sequence,
             ..Parallel::default()
         }
     }
@@ -194,7 +204,7 @@ impl Opened {
     fn find_plan(&self, request: &Request) -> Result<Plan> {
         let (config, arch) = (&self.config, self.source.checkpoint.arch());
         let plan = match (&config.memory.plan, request.budget) {
-            (Some(path), _) => Plan::load(path, self.world.size())?,
+            (Some(path), _) => Plan::load(path, self.world.size(), self.world.sequence_size())?,
             (None, Some(_)) => request.fit()?.plan,
             (None, None) => request.as_configured()?.plan,
         };
