@@ -9,7 +9,7 @@ pub use part::{Part, Whole};
 
 use crate::objective::TokenInputs;
 use crate::plan::Layout;
-use crate::sequence::{Sequence, TokenColumns};
+use crate::sequence::Sequence;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
 use firebrick_backends::kernels::{self, Operation, RowsByToken};
@@ -18,6 +18,7 @@ use firebrick_models::attention::{Grouping, SequenceLayout};
 use firebrick_models::forward_context::ForwardContext;
 use firebrick_models::routing::{RouterLoss, Routes, Routing};
 use firebrick_models::{Arch, Decoder};
+use part::{inputs, scored_before, spans};
 use std::ops::Range;
 
 /// Largest share of the rows that attention works on together that may be padding, where a launch costs something. On a CPU
@@ -114,8 +115,8 @@ impl MicroBatch {
             start += stride;
         }
         let padding = here.end.saturating_sub(here.start.max(start));
-        let spans = part::spans(&here, &strides);
-        let before = part::scored_before(sequences, &strides, here.start);
+        let spans = spans(&here, &strides);
+        let before = scored_before(sequences, &strides, here.start);
         let mut places = vec![rows.len() as i32; ids.len()];
         for (place, &row) in rows.iter().enumerate() {
             places[row as usize] = place as i32;
@@ -262,25 +263,6 @@ fn routing(sequences: &[&Sequence], strides: &[usize], here: Range<usize>) -> Ro
         start += stride;
     }
     Routing::default().replayed(all.slice(here))
-}
-
-/// The columns of some of the sequences' scored tokens, on the device; `lengths` of each sequence.
-fn inputs(
-    sequences: &[&Sequence],
-    which: Range<usize>,
-    lengths: &[usize],
-    device: &Device,
-) -> TokenInputs {
-    let all: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
-    let own: Vec<_> = sequences.iter().map(|s| &s.columns).collect();
-    let columns = TokenColumns::concat(&own, &all);
-    TokenInputs {
-        columns: columns.map(|values| {
-            let values = values[which.clone()].to_vec();
-            Tensor::<1>::from_data(TensorData::new(values, [which.len()]), device)
-        }),
-        lengths: lengths.to_vec(),
-    }
 }
 
 /// Which packed sequences attend together on a device, at most `attention_rows` queries at a time (0: any number).

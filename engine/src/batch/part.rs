@@ -1,9 +1,8 @@
 //! The part of a micro-batch's rows that each of several ranks has (Ulysses sequence parallelism, arXiv:2309.14509).
 
-use super::inputs;
 use crate::objective::TokenInputs;
-use crate::sequence::Sequence;
-use burn::tensor::Device;
+use crate::sequence::{Sequence, TokenColumns};
+use burn::tensor::{Device, Tensor, TensorData};
 use std::ops::Range;
 
 /// One of the ranks that share a micro-batch's rows.
@@ -78,6 +77,25 @@ impl Whole {
             .map(begins)
             .filter(|&b| b)
             .count()
+    }
+}
+
+/// The columns of some of the sequences' scored tokens, on the device; `lengths` of each sequence.
+pub(super) fn inputs(
+    sequences: &[&Sequence],
+    which: Range<usize>,
+    lengths: &[usize],
+    device: &Device,
+) -> TokenInputs {
+    let all: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
+    let own: Vec<_> = sequences.iter().map(|s| &s.columns).collect();
+    let columns = TokenColumns::concat(&own, &all);
+    TokenInputs {
+        columns: columns.map(|values| {
+            let values = values[which.clone()].to_vec();
+            Tensor::<1>::from_data(TensorData::new(values, [which.len()]), device)
+        }),
+        lengths: lengths.to_vec(),
     }
 }
 

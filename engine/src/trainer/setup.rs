@@ -159,15 +159,12 @@ impl Opened {
         Ok(request)
     }
 
-    /// The ranks that predicted bytes are those of one of. Without `ZeRO` a plan is as for one rank alone, or for those that share its
-    /// sequences.
+    /// The ranks that predicted bytes are those of one of. Without `ZeRO` a plan is as for one rank alone, where ranks do not
+    /// share sequences.
     fn parallel(&self, zero: Zero) -> Parallel {
         let sequence = self.world.sequence_size() as u64;
-        if self.world.is_solo() || zero == Zero::Off {
-            return Parallel {
-                sequence,
-                ..Parallel::default()
-            };
+        if self.world.is_solo() || (zero == Zero::Off && sequence == 1) {
+            return Parallel::default();
         }
         Parallel {
             data: self.world.data_size() as u64,

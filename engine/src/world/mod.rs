@@ -7,6 +7,7 @@
 pub mod codec;
 pub mod deal;
 mod mesh;
+mod shared_sequences;
 
 use crate::{Error, Result};
 use codec::{Reader, Writer};
