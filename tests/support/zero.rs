@@ -135,12 +135,17 @@ pub fn rows(model: &Model) -> Vec<Sequence> {
 }
 
 /// The same model with adapters that are all there is to train.
-pub fn with_adapters(mut model: Model) -> Model {
+pub fn with_adapters(model: Model) -> Model {
+    with_dropped_adapters(model, 0.0)
+}
+
+/// The same whose adapters drop this share of their inputs.
+pub fn with_dropped_adapters(mut model: Model, dropout: f64) -> Model {
     let lora = LoraConfig {
         rank: 3,
         alpha: 6.0,
         use_rslora: false,
-        dropout: 0.0,
+        dropout,
         target_modules: TargetModule::all(),
     };
     let mut random = Stream::new(13, 1);

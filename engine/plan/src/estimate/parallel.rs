@@ -338,5 +338,8 @@ mod tests {
         };
         assert_eq!([shared.weights(400), shared.optimizer(400)], [50; 2]);
         assert!(shared.is_trained() && !shared.is_data_alone());
+        let sampling = shared.sampling();
+        assert_eq!([sampling.data, sampling.sequence], [8, 1]);
+        assert_eq!([1, 2, 3, 4].map(|heads| p.key_copies(heads)), [4, 2, 4, 1]);
     }
 }
