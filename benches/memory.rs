@@ -5,6 +5,8 @@
 
 #[path = "../tests/memory/cases.rs"]
 mod cases;
+#[path = "../tests/memory/loopback.rs"]
+mod loopback;
 #[path = "../tests/memory/measure.rs"]
 mod measure;
 

@@ -1,13 +1,15 @@
 //! Sequences made ready for one optimizer step, and their micro-batches under a hard token budget.
 
 mod pack;
+mod part;
 mod partition;
 
 pub use pack::{Batch, BatchStats, MicroBatchLimits};
+pub use part::{Part, Whole};
 
 use crate::objective::TokenInputs;
 use crate::plan::Layout;
-use crate::sequence::{Sequence, TokenColumns};
+use crate::sequence::Sequence;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
 use firebrick_backends::kernels::{self, Operation, RowsByToken};
@@ -16,6 +18,8 @@ use firebrick_models::attention::{Grouping, SequenceLayout};
 use firebrick_models::forward_context::ForwardContext;
 use firebrick_models::routing::{RouterLoss, Routes, Routing};
 use firebrick_models::{Arch, Decoder};
+use part::{inputs, scored_before, spans};
+use std::ops::Range;
 
 /// Largest share of the rows that attention works on together that may be padding, where a launch costs something. On a CPU
 /// it costs next to nothing, and only sequences of one length attend together.
@@ -49,9 +53,13 @@ pub struct MicroBatch {
     pub lengths: Vec<usize>,
     /// What the losses know of the scored tokens.
     pub inputs: TokenInputs,
-    /// Rows of each sequence, and its tokens, which come first.
-    strides: Vec<usize>,
+    /// What all ranks that share its sequences have of it together, where this one has a part.
+    pub whole: Option<Whole>,
+    /// The rows of each sequence that are here, counted from its first, and its tokens in all, which come first.
+    spans: Vec<Range<usize>>,
     tokens: Vec<usize>,
+    /// Rows behind them that are of no sequence.
+    padding: usize,
 }
 
 impl MicroBatch {
@@ -64,6 +72,19 @@ impl MicroBatch {
         attention_rows: usize,
         device: &Device,
     ) -> Self {
+        Self::part(arch, sequences, (layout, attention_rows), Part::ALL, device)
+    }
+
+    /// The part of a micro-batch that one of several ranks has: as many of its rows as every rank, in their order. The last rows are
+    /// padding where their number is no multiple of the ranks.
+    #[must_use]
+    pub fn part(
+        arch: &Arch,
+        sequences: &[&Sequence],
+        (layout, attention_rows): (Layout, usize),
+        part: Part,
+        device: &Device,
+    ) -> Self {
         let own: Vec<usize> = sequences.iter().map(|s| s.tokens.len()).collect();
         let all = match layout {
             Layout::Packed => {
@@ -74,18 +95,28 @@ impl MicroBatch {
             }
         };
         let strides = all.lengths().to_vec();
-        let mut ids = vec![0_i32; all.tokens()];
+        let here = part.rows(all.tokens());
+        let mut ids = vec![0_i32; here.len()];
         let (mut rows, mut targets) = (Vec::new(), Vec::new());
+        let mut lengths = Vec::with_capacity(sequences.len());
         let mut start = 0;
         for (sequence, stride) in sequences.iter().zip(&strides) {
-            for (id, &token) in ids[start..].iter_mut().zip(&sequence.tokens) {
-                *id = token as i32;
+            for (row, &token) in (start..).zip(&sequence.tokens) {
+                if here.contains(&row) {
+                    ids[row - here.start] = token as i32;
+                }
             }
-            rows.extend(sequence.positions.iter().map(|p| (start + p) as i32));
-            let target = |&p: &usize| sequence.target(p) as i32;
-            targets.extend(sequence.positions.iter().map(target));
+            let scored = sequence.positions.iter();
+            let scored = scored.filter(|&p| here.contains(&(start + p)));
+            rows.extend(scored.clone().map(|p| (start + p - here.start) as i32));
+            // the token that follows, wherever it lies
+            targets.extend(scored.clone().map(|&p| sequence.target(p) as i32));
+            lengths.push(scored.count());
             start += stride;
         }
+        let padding = here.end.saturating_sub(here.start.max(start));
+        let spans = spans(&here, &strides);
+        let before = scored_before(sequences, &strides, here.start);
         let mut places = vec![rows.len() as i32; ids.len()];
         for (place, &row) in rows.iter().enumerate() {
             places[row as usize] = place as i32;
@@ -98,15 +129,24 @@ impl MicroBatch {
         Self {
             segments: sorts.then(|| RowsByToken::new(&ids, device)),
             ids: ints(ids),
-            ctx: ForwardContext::whole(arch, all, attention_rows, device)
-                .with_routing(routing(sequences, &strides)),
+            ctx: context(arch, all, (&spans, padding), attention_rows, device)
+                .with_routing(routing(sequences, &strides, here)),
             rows: ints(rows),
             places: ints(places),
             targets: ints(targets),
-            inputs: inputs(sequences, device),
-            lengths: sequences.iter().map(|s| s.positions.len()).collect(),
-            strides,
+            inputs: inputs(
+                sequences,
+                before..before + lengths.iter().sum::<usize>(),
+                &lengths,
+                device,
+            ),
+            whole: part
+                .is_one_of_several()
+                .then(|| Whole::of(sequences, before, device)),
+            lengths,
+            spans,
             tokens: own,
+            padding,
         }
     }
 
@@ -125,8 +165,9 @@ impl MicroBatch {
             prompt_index: sequence.id.prompt_index,
             sample: sequence.id.sample as u32,
         });
-        let rows = keys.zip(self.strides.iter().copied());
-        let dropout = Dropout::new(rate, rows, decoder.device());
+        let rows = keys.zip(self.spans.iter().cloned());
+        let rows = rows.chain([(DropoutKey::default(), 0..self.padding)]);
+        let dropout = Dropout::of_parts(rate, rows, decoder.device());
         self.ctx = self.ctx.with_dropout(dropout);
         self
     }
@@ -134,8 +175,9 @@ impl MicroBatch {
     /// The auxiliary loss of routers for this one of a step's micro-batches, which have `all` tokens; `layers` have experts.
     #[must_use]
     pub fn router_loss(&self, coefficient: f64, all: usize, layers: usize) -> RouterLoss {
-        let each = self.strides.iter().zip(&self.tokens);
-        let rows = each.flat_map(|(&stride, &tokens)| (0..stride).map(move |row| row < tokens));
+        let each = self.spans.iter().zip(&self.tokens);
+        let rows = each.flat_map(|(span, &tokens)| span.clone().map(move |row| row < tokens));
+        let rows = rows.chain(std::iter::repeat_n(false, self.padding));
         RouterLoss::new(coefficient, all, layers, rows.collect())
     }
 
@@ -151,24 +193,24 @@ impl MicroBatch {
     pub fn recorded(mut self, arch: &Arch) -> Self {
         let width = arch.route_width();
         if width > 0 {
-            let rows = self.strides.iter().sum();
+            let rows = self.spans.iter().map(Range::len).sum::<usize>() + self.padding;
             let routing = self.ctx.routing().clone().recorded(rows, width);
             self.ctx = self.ctx.with_routing(routing);
         }
         self
     }
 
-    /// The routes of each sequence's tokens, after a forward pass that has kept them.
+    /// The routes of each sequence's tokens that are here, after a forward pass that has kept them.
     #[must_use]
     pub fn routes(&self) -> Vec<Option<Routes>> {
         let Some(all) = self.ctx.routing().take_recorded() else {
             return Vec::new();
         };
         let mut start = 0;
-        let each = self.strides.iter().zip(&self.tokens);
-        let own = each.map(|(stride, tokens)| {
-            let rows = start..start + tokens;
-            start += stride;
+        let each = self.spans.iter().zip(&self.tokens);
+        let own = each.map(|(span, &tokens)| {
+            let rows = start..start + span.end.min(tokens).saturating_sub(span.start);
+            start += span.len();
             Some(all.slice(rows))
         });
         own.collect()
@@ -179,15 +221,40 @@ impl MicroBatch {
     pub fn scored(&self) -> usize {
         self.lengths.iter().sum()
     }
+
+    /// Number of sequences whose first scored token is here.
+    #[must_use]
+    pub fn begun(&self) -> usize {
+        match &self.whole {
+            None => self.lengths.iter().filter(|&&n| n > 0).count(),
+            Some(whole) => whole.begun(&self.lengths),
+        }
+    }
 }
 
-/// The routes that sequences bring along, on rows of so many for each.
-fn routing(sequences: &[&Sequence], strides: &[usize]) -> Routing {
+/// The context of rows of which each sequence has these, and `padding` rows behind them.
+fn context(
+    arch: &Arch,
+    all: SequenceLayout,
+    (spans, padding): (&[Range<usize>], usize),
+    attention_rows: usize,
+    device: &Device,
+) -> ForwardContext {
+    let own = spans
+        .iter()
+        .flat_map(|span| span.clone().map(|row| row as u32));
+    let positions: Vec<u32> = own.chain(std::iter::repeat_n(0, padding)).collect();
+    ForwardContext::of_rows(arch, all, &positions, attention_rows, device)
+}
+
+/// The routes that sequences bring along, of which each has so many rows, on those rows of all that are here.
+fn routing(sequences: &[&Sequence], strides: &[usize], here: Range<usize>) -> Routing {
     let known = sequences.iter().find_map(|s| s.routes.as_ref());
     let Some(width) = known.map(|routes| routes.width()) else {
         return Routing::default();
     };
-    let mut all = Routes::unknown(strides.iter().sum(), width);
+    let rows = strides.iter().sum::<usize>().max(here.end);
+    let mut all = Routes::unknown(rows, width);
     let mut start = 0;
     for (sequence, stride) in sequences.iter().zip(strides) {
         if let Some(own) = &sequence.routes {
@@ -195,21 +262,7 @@ fn routing(sequences: &[&Sequence], strides: &[usize]) -> Routing {
         }
         start += stride;
     }
-    Routing::default().replayed(all)
-}
-
-/// The columns of the sequences' scored tokens, on the device.
-fn inputs(sequences: &[&Sequence], device: &Device) -> TokenInputs {
-    let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
-    let own: Vec<_> = sequences.iter().map(|s| &s.columns).collect();
-    let columns = TokenColumns::concat(&own, &lengths);
-    TokenInputs {
-        columns: columns.map(|values| {
-            let n = values.len();
-            Tensor::<1>::from_data(TensorData::new(values.clone(), [n]), device)
-        }),
-        lengths,
-    }
+    Routing::default().replayed(all.slice(here))
 }
 
 /// Which packed sequences attend together on a device, at most `attention_rows` queries at a time (0: any number).

@@ -197,10 +197,11 @@ impl Learner {
         check_ranks(plan, runtime)?;
         optimizer.reserve(decoder)?;
         let world = runtime.world();
-        let batch = Batch::pack_for(sequences, train_cut(plan, decoder.arch()), world.size())?;
+        let cut = train_cut(plan, decoder.arch());
+        let batch = Batch::pack_for(sequences, cut, world.data_size())?;
         let all = batch.micros();
         let tokens = sequences.iter().map(|s| s.tokens.len()).sum();
-        let mut dealt = batch.deal(world.size());
+        let mut dealt = batch.deal(world.data_size());
         let executor = Executor::new(plan, runtime, temperature)
             .for_role(role)
             .with_rounds(rounds(plan, &dealt, Zero::Stage2))
@@ -210,7 +211,7 @@ impl Learner {
         let mut gradients =
             Gradients::planned(decoder.specs().count(), plan, runtime).for_role(role);
         // of one rank all, in their order
-        let own = dealt.swap_remove(world.rank());
+        let own = dealt.swap_remove(world.data_rank());
         let micros: Vec<_> = own.into_iter().map(|i| all[i].clone()).collect();
         let mut applied = None;
         let sums = if plan.optimizer.in_backward {

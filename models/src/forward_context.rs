@@ -105,10 +105,23 @@ impl ForwardContext {
     /// scores of `chunk` queries at a time (0: of all at once).
     #[must_use]
     pub fn whole(arch: &Arch, sequences: SequenceLayout, chunk: usize, device: &Device) -> Self {
+        let positions = sequences.positions();
+        Self::of_rows(arch, sequences, &positions, chunk, device)
+    }
+
+    /// The same for some of the rows, at these positions in their sequences: attention alone is of all rows, and everything else of these.
+    #[must_use]
+    pub fn of_rows(
+        arch: &Arch,
+        sequences: SequenceLayout,
+        positions: &[u32],
+        chunk: usize,
+        device: &Device,
+    ) -> Self {
         Self {
             batch: sequences.lengths().len(),
             len: sequences.longest(),
-            rotary: RotaryEmbeddings::new(arch, &sequences.positions(), device),
+            rotary: RotaryEmbeddings::new(arch, positions, device),
             starts: vec![0; sequences.lengths().len()],
             first: 0,
             masks: Vec::new(),

@@ -82,6 +82,11 @@ impl Routes {
         self.choices[first * self.width..][..count].copy_from_slice(&rows.choices[..count]);
     }
 
+    /// Adds rows of the same width behind these.
+    pub fn append(&mut self, mut rows: Self) {
+        self.choices.append(&mut rows.choices);
+    }
+
     /// Some rows.
     #[must_use]
     pub fn slice(&self, rows: std::ops::Range<usize>) -> Self {

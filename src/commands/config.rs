@@ -52,7 +52,11 @@ pub fn problems(path: &Path, overrides: &[String]) -> anyhow::Result<Vec<Problem
     let Some(config) = file.config.take() else {
         return Ok(file.problems);
     };
-    let found = match planned::plan(config, Spread::ALONE) {
+    let parallel = Parallel {
+        sequence: config.memory.ulysses_sequence_parallel_size as u64,
+        ..Parallel::ALONE
+    };
+    let found = match planned::plan(config, Spread::of(parallel)) {
         Ok(planned) => planned.unread.map(|error| said(&error.into())),
         Err(error) => Some(said(&error)),
     };

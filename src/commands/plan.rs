@@ -28,6 +28,9 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     if let Some(stage) = args.parallel.zero_stage {
         config.memory.zero_stage = stage;
     }
+    if let Some(degree) = args.parallel.sequence_parallel {
+        config.memory.ulysses_sequence_parallel_size = degree as usize;
+    }
     let spread = args.parallel.spread(&config);
     let planned = planned::plan(config, spread)?;
     if let Some(e) = &planned.unread {
@@ -92,7 +95,7 @@ fn text(args: &PlanArgs, planned: &Planned, spread: &Spread) -> anyhow::Result<S
         let path = path.display();
         match (request.parallel.is_run(), request.parallel.devices()) {
             (false, _) => {
-                format!("written to {path}; `firebrick train` cannot run it, since it is data parallel alone\n")
+                format!("written to {path}; `firebrick train` cannot run it, since it is data and sequence parallel alone\n")
             }
             (true, 1) => {
                 format!("written to {path}; run it with `firebrick train ... --plan {path}`\n")

@@ -224,7 +224,7 @@ fn few_plans() -> Plans {
 }
 
 /// A llama of about 26 million parameters with a vocabulary of 32,768, tied.
-fn llama() -> Value {
+pub fn llama() -> Value {
     json!({
         "model_type": "llama", "vocab_size": 32768, "hidden_size": 384, "intermediate_size": 1024,
         "num_hidden_layers": 8, "num_attention_heads": 6, "num_key_value_heads": 3,

@@ -3,9 +3,11 @@
 
 mod cases;
 mod ended_rows;
+mod loopback;
 mod measure;
 mod own_process;
 mod reuse;
+mod shared_sequences;
 
 use burn::tensor::Tensor;
 use cases::cases;

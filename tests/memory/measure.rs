@@ -12,9 +12,10 @@ use firebrick::engine::learner::{Learner, train_cut};
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::objective::value::ValueLoss;
 use firebrick::engine::optim::OptimConfig;
-use firebrick::engine::plan::estimate::{CriticWork, Workload, estimate};
+use firebrick::engine::plan::estimate::{CriticWork, Parallel, Workload, estimate_parallel};
 use firebrick::engine::plan::{MemoryConfig, Plan, Role};
 use firebrick::engine::sequence::{Sequence, TokenColumns};
+use firebrick::engine::world::World;
 use firebrick::models::adapter::LoraConfig;
 use firebrick::models::generate::{
     GenerationRequest, Generator, MAX_NUM_BATCHED_TOKENS, SamplingParams,
@@ -24,6 +25,8 @@ use firebrick::models::{Arch, BaseFormat, Decoder, Prepack, Quantization};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+
+use crate::loopback::Loopback;
 
 /// Memory settings by name.
 pub type Plans = Vec<(&'static str, Value)>;
@@ -186,8 +189,13 @@ fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Phase> {
         )
         .expect("a plan");
     let profile = profile::assumed(Backend::Cpu);
-    let predicted = estimate(&case.workload(), &plan, &profile);
-    run(case, &plan)
+    let degree = memory.ulysses_sequence_parallel_size;
+    let parallel = Parallel {
+        sequence: degree as u64,
+        ..Parallel::default()
+    };
+    let predicted = estimate_parallel(&case.workload(), &plan, &profile, &parallel);
+    run(case, &plan, degree)
         .into_iter()
         .map(|(name, measured)| {
             let phase = predicted.phase(name).expect("a phase");
@@ -201,7 +209,7 @@ fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Phase> {
         .collect()
 }
 
-fn run(case: &Case, plan: &Plan) -> Vec<(&'static str, u64)> {
+fn run(case: &Case, plan: &Plan, degree: usize) -> Vec<(&'static str, u64)> {
     let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
     let mut decoder = Decoder::random(case.arch.clone(), 1, &device);
     if let Some(lora) = &case.lora {
@@ -212,7 +220,13 @@ fn run(case: &Case, plan: &Plan) -> Vec<(&'static str, u64)> {
         ..OptimConfig::default()
     };
     let prefetch = plan.models.values().map(|m| m.prefetch).max().unwrap_or(0);
-    let runtime = Arc::new(Runtime::new(&device).with_prefetch(prefetch));
+    let world = match degree {
+        1 => World::default(),
+        _ => World::new(Arc::new(Loopback(degree))),
+    };
+    let world = world.sharing_sequences(degree).expect("a mesh");
+    let runtime = Runtime::new(&device).with_prefetch(prefetch);
+    let runtime = Arc::new(runtime.with_world(world));
     let critic = plan.critic().map(|own| {
         let decoder = decoder.with_value_head(1);
         let runtime = Arc::clone(&runtime);

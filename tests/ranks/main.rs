@@ -3,6 +3,7 @@
 mod messages;
 mod out_of_memory;
 mod rewards;
+mod sequence_parallel;
 
 use firebrick_backends::collective::{Collective, Settings, Threads};
 use firebrick_engine::config::{RunConfig, parse};

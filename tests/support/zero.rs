@@ -77,6 +77,34 @@ pub const STAGES: [Technique; 4] = [
     }),
 ];
 
+/// Ranks that share sequences: how they are called, how many they are, and what they share.
+pub type SharedSequences = (&'static str, usize, fn(&mut MemoryConfig));
+
+pub const SHARED_SEQUENCES: [SharedSequences; 4] = [
+    ("sequence 2", 2, |m| m.ulysses_sequence_parallel_size = 2),
+    ("sequence 2 x data 2", 4, |m| {
+        m.ulysses_sequence_parallel_size = 2;
+    }),
+    ("sequence 2, ZeRO-3", 2, |m| {
+        m.ulysses_sequence_parallel_size = 2;
+        m.zero_stage = 3;
+        m.gradient_checkpointing = true;
+    }),
+    // more ranks than key heads
+    ("sequence 4, ZeRO-2", 4, |m| {
+        m.ulysses_sequence_parallel_size = 4;
+        m.zero_stage = 2;
+    }),
+];
+
+/// The settings of a technique, all sequences of a rank one behind the other in a micro-batch.
+pub fn packed(turn_on: fn(&mut MemoryConfig)) -> MemoryConfig {
+    MemoryConfig {
+        micro_batch_size: None,
+        ..settings(turn_on)
+    }
+}
+
 /// The settings of a technique, a sequence a micro-batch.
 pub fn settings(turn_on: fn(&mut MemoryConfig)) -> MemoryConfig {
     let mut memory = MemoryConfig {
@@ -107,12 +135,17 @@ pub fn rows(model: &Model) -> Vec<Sequence> {
 }
 
 /// The same model with adapters that are all there is to train.
-pub fn with_adapters(mut model: Model) -> Model {
+pub fn with_adapters(model: Model) -> Model {
+    with_dropped_adapters(model, 0.0)
+}
+
+/// The same whose adapters drop this share of their inputs.
+pub fn with_dropped_adapters(mut model: Model, dropout: f64) -> Model {
     let lora = LoraConfig {
         rank: 3,
         alpha: 6.0,
         use_rslora: false,
-        dropout: 0.0,
+        dropout,
         target_modules: TargetModule::all(),
     };
     let mut random = Stream::new(13, 1);
@@ -141,6 +174,10 @@ pub struct Trained {
     pub bytes: [u64; Kind::COUNT],
     /// Passes that every rank makes in an update, where gradients are summed in each.
     pub rounds: usize,
+    /// All-to-alls among the ranks that share this one's sequences during the updates, and the bytes that it sent in them.
+    pub exchanges: [u64; 2],
+    /// Micro-batches of an update that it has, or a part of.
+    pub micro_batches: usize,
 }
 
 fn runtime(model: &Model, memory: &MemoryConfig, world: &World) -> Runtime {
@@ -157,14 +194,18 @@ pub fn trained(
     clip: Option<f64>,
     ranks: Arc<dyn Collective>,
 ) -> Trained {
-    let world = World::new(ranks);
+    let degree = memory.ulysses_sequence_parallel_size;
+    let world = World::new(ranks).sharing_sequences(degree);
+    let world = world.expect("a degree that divides the ranks");
     let gradients = gradients(model, rows, memory, &world);
     let mut learner = learner(model, memory, clip, &world);
     let cut = train_cut(&learner.model.plan, model.decoder.arch());
-    let batch = Batch::pack_for(rows, cut, world.size()).expect("every row fits");
-    let rounds = rounds(&learner.model.plan, &batch.deal(world.size()), Zero::Off);
+    let batch = Batch::pack_for(rows, cut, world.data_size()).expect("every row fits");
+    let dealt = batch.deal(world.data_size());
+    let rounds = rounds(&learner.model.plan, &dealt, Zero::Off);
     learner.runtime.accounts.reset_peaks();
     let before: Traffic = world.traffic();
+    let shared = world.sequence_traffic();
     let mut steps = Vec::new();
     for _ in 0..UPDATES {
         let updated = learner.update(rows, 1.0, &Nll, LR);
@@ -173,6 +214,9 @@ pub fn trained(
         steps.push([updated.sums.loss, updated.outcome.grad_norm]);
     }
     let after = world.traffic();
+    let exchanged = world.sequence_traffic();
+    let (kind, messages) = (Kind::AllToAll as usize, exchanged.operations);
+    let micro_batches = dealt[world.data_rank()].len();
     let categories = [Category::Moments, Category::Gradients, Category::Parameters];
     let held = categories.map(|category| {
         let homes = [Home::Device, Home::Host].into_iter();
@@ -194,6 +238,11 @@ pub fn trained(
         operations: std::array::from_fn(|kind| after.operations[kind] - before.operations[kind]),
         bytes: std::array::from_fn(|kind| after.bytes[kind] - before.bytes[kind]),
         rounds,
+        exchanges: [
+            messages[kind] - shared.operations[kind],
+            exchanged.bytes[kind] - shared.bytes[kind],
+        ],
+        micro_batches,
     }
 }
 
@@ -223,10 +272,10 @@ fn gradients(
     let (plan, runtime) = (&learner.model.plan, &learner.runtime);
     let mut decoder = learner.decoder().clone();
     let cut = train_cut(plan, decoder.arch());
-    let batch = Batch::pack_for(rows, cut, world.size()).expect("every row fits");
+    let batch = Batch::pack_for(rows, cut, world.data_size()).expect("every row fits");
     let all = batch.micros();
-    let dealt = batch.deal(world.size());
-    let own = dealt[world.rank()].iter().map(|&i| all[i].clone());
+    let dealt = batch.deal(world.data_size());
+    let own = dealt[world.data_rank()].iter().map(|&i| all[i].clone());
     let own: Vec<Vec<&Sequence>> = own.collect();
     let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
     Executor::new(plan, runtime, 1.0)

@@ -8,7 +8,7 @@ pub type Result<T, E = CollectiveError> = std::result::Result<T, E>;
 /// Why a rank failed, as the others are told.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Failure {
-    /// The rank in its group; set on the way.
+    /// The rank in the whole world; set on the way.
     pub rank: usize,
     /// Its error.
     pub message: String,

@@ -16,6 +16,8 @@ pub(super) struct Staged {
     pub(super) settings: Settings,
     /// Tells this group's messages from those of others.
     pub(super) channel: u64,
+    /// The channel of the group that this one was split from, where it was.
+    pub(super) parent: Option<u64>,
     /// Ranks of the world, by rank of the group.
     pub(super) ranks: Vec<usize>,
     /// This rank in the group.
@@ -28,9 +30,19 @@ pub(super) struct State {
     pub sequence: u64,
     /// The error after which nothing works.
     pub broken: Option<CollectiveError>,
+    /// Whether a wait ended because a rank had failed elsewhere.
+    pub overtaken: bool,
     /// Headers of operations that this rank is not in yet.
     pub early: HashMap<usize, Header>,
     pub traffic: Traffic,
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if self.parent.is_some() {
+            self.transport.mailbox().forget(self.channel);
+        }
+    }
 }
 
 impl Staged {
@@ -42,6 +54,7 @@ impl Staged {
             transport,
             settings,
             channel: WORLD,
+            parent: None,
             state: Mutex::default(),
         }
     }

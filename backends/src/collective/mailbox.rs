@@ -9,8 +9,21 @@ use std::time::Instant;
 pub(super) enum Ended {
     /// A rank is gone, with its last words.
     Lost(usize, String),
+    /// A rank has failed and says so elsewhere: its message, which is still to be taken there.
+    Failed(usize, Vec<u8>),
     /// The deadline.
     TimedOut,
+}
+
+/// Where ranks of a group may say that they have failed instead of sending what the group waits for: in the group that it was split from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Watched<'a> {
+    /// That group's channel.
+    pub channel: u64,
+    /// The ranks.
+    pub ranks: &'a [usize],
+    /// Whether a message says so.
+    pub tells_of_failure: fn(&[u8]) -> bool,
 }
 
 /// Where a rank's messages arrive, by channel and sender, in the order in which each sender sent them.
@@ -29,6 +42,16 @@ struct State {
     aborted: Option<(usize, String)>,
     /// Whether somebody waits.
     awaited: bool,
+}
+
+impl State {
+    /// A failure among the next messages of the ranks that are watched.
+    fn failed(&self, watched: Watched<'_>) -> Option<Ended> {
+        watched.ranks.iter().find_map(|&rank| {
+            let next = self.queues.get(&(watched.channel, rank))?.front()?;
+            (watched.tells_of_failure)(next).then(|| Ended::Failed(rank, next.clone()))
+        })
+    }
 }
 
 impl Mailbox {
@@ -69,8 +92,19 @@ impl Mailbox {
         self.state().awaited
     }
 
-    /// The next message of a rank. What has arrived is delivered even where its sender is gone.
-    pub fn take(&self, channel: u64, from: usize, deadline: Instant) -> Result<Vec<u8>, Ended> {
+    /// Drops what has arrived for a group that is no more.
+    pub fn forget(&self, channel: u64) {
+        self.state().queues.retain(|(own, _), _| *own != channel);
+    }
+
+    /// The next message of a rank. What has arrived is delivered even where its sender is gone, or has failed since.
+    pub fn take(
+        &self,
+        channel: u64,
+        from: usize,
+        watched: Option<Watched<'_>>,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, Ended> {
         let mut state = self.state();
         loop {
             let queue = state.queues.get_mut(&(channel, from));
@@ -79,6 +113,9 @@ impl Mailbox {
             }
             if let Some((rank, message)) = &state.aborted {
                 return Err(Ended::Lost(*rank, message.clone()));
+            }
+            if let Some(failed) = watched.and_then(|watched| state.failed(watched)) {
+                return Err(failed);
             }
             if let Some(message) = state.ended.get(&from) {
                 return Err(Ended::Lost(from, message.clone()));

@@ -3,7 +3,7 @@
 use super::flat::sum_in_order;
 use super::group::{Staged, State};
 use super::header::{Header, Kind};
-use super::mailbox::Ended;
+use super::mailbox::{Ended, Watched};
 use super::{CollectiveError, Element, Failure, Flat, Result, shard};
 use std::sync::PoisonError;
 use std::time::Instant;
@@ -23,6 +23,12 @@ pub(super) fn during<T>(
         state: &mut state,
         deadline,
     });
+    if let Err(error @ CollectiveError::Failed(_)) = &done
+        && state.overtaken
+    {
+        // messages of the operation that was cut short may lie about: the group that it was split from goes on, this one does not
+        state.broken = Some(error.clone());
+    }
     if let Err(error) = &done
         && !matches!(
             error,
@@ -59,22 +65,35 @@ impl Operation<'_> {
         transport.post(ranks[to], *channel, bytes)
     }
 
-    fn take(&self, from: usize, during: &Header) -> Result<Vec<u8>> {
+    fn take(&mut self, from: usize, during: &Header) -> Result<Vec<u8>> {
         let Staged {
             transport,
             ranks,
             channel,
+            parent,
             settings,
             ..
         } = self.group;
-        let taken = transport
-            .mailbox()
-            .take(*channel, ranks[from], self.deadline);
-        taken.map_err(|ended| match ended {
+        let watched = parent.map(|channel| Watched {
+            channel,
+            ranks,
+            tells_of_failure: Header::tells_of_failure,
+        });
+        let mailbox = transport.mailbox();
+        let ended = match mailbox.take(*channel, ranks[from], watched, self.deadline) {
+            Ok(taken) => return Ok(taken),
+            Err(ended) => ended,
+        };
+        Err(match ended {
             Ended::Lost(rank, message) => CollectiveError::Lost { rank, message },
+            Ended::Failed(rank, header) => {
+                self.state.overtaken = true;
+                let failure = Header::decode(&header, rank)?.failure;
+                CollectiveError::Failed(failure.into_iter().collect())
+            }
             Ended::TimedOut => CollectiveError::Deadline {
-                rank: self.group.own,
-                other: from,
+                rank: ranks[self.group.own],
+                other: ranks[from],
                 seconds: settings.deadline.as_secs(),
                 operation: during.to_string(),
             },
@@ -84,7 +103,10 @@ impl Operation<'_> {
     pub fn take_header(&mut self, from: usize, during: &Header) -> Result<Header> {
         match self.state.early.remove(&from) {
             Some(early) => Ok(early),
-            None => Header::decode(&self.take(from, during)?, from),
+            None => {
+                let bytes = self.take(from, during)?;
+                Header::decode(&bytes, self.group.ranks[from])
+            }
         }
     }
 
@@ -102,7 +124,7 @@ impl Operation<'_> {
             sequence: self.state.sequence,
             bytes: bytes as u64,
             failure: failure.map(|failure| Failure {
-                rank: self.group.own,
+                rank: self.group.ranks[self.group.own],
                 ..failure
             }),
         };
@@ -131,7 +153,11 @@ impl Operation<'_> {
             return Err(CollectiveError::Failed(failures));
         }
         if let Some(other) = headers.iter().position(|header| !headers[0].agrees(header)) {
-            return Err(mismatch((0, &headers[0]), (other, &headers[other])));
+            let ranks = &self.group.ranks;
+            return Err(mismatch(
+                (ranks[0], &headers[0]),
+                (ranks[other], &headers[other]),
+            ));
         }
         Ok(headers)
     }
@@ -155,7 +181,8 @@ impl Operation<'_> {
         }
         if all.len() > len {
             return Err(CollectiveError::Transport(format!(
-                "rank {from} sent {} bytes in {during}, {len} were announced",
+                "rank {} sent {} bytes in {during}, {len} were announced",
+                self.group.ranks[from],
                 all.len()
             )));
         }

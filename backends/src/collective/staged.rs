@@ -51,6 +51,7 @@ impl Collective for Staged {
             transport: Arc::clone(&self.transport),
             settings: self.settings,
             channel: first + place as u64,
+            parent: Some(self.channel),
             own: members
                 .iter()
                 .position(|&rank| rank == self.own)
@@ -152,7 +153,11 @@ impl Collective for Staged {
                 op.state.early.insert(from, found);
                 op.begin(Kind::Agree, Element::Byte, 0, None)?;
             } else if !wanted.agrees(&found) {
-                return Err(mismatch((op.group.own, &wanted), (from, &found)));
+                let ranks = &op.group.ranks;
+                return Err(mismatch(
+                    (ranks[op.group.own], &wanted),
+                    (ranks[from], &found),
+                ));
             }
             let bytes = op.take_frames(from, len * element.bytes(), &wanted)?;
             Ok(Flat::from_bytes(element, bytes))

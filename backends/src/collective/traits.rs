@@ -17,6 +17,10 @@ pub trait Collective: Debug + Send + Sync {
     fn size(&self) -> usize;
 
     /// The ranks that give the same `color` as a group of their own, ordered by `key` and then by their rank here.
+    ///
+    /// Errors of that group name ranks of the whole world. A rank of it that fails says so here, with [`agree`](Self::agree): the others'
+    /// operations in the new group end with that failure, and so do all later ones. What goes on is this group; where the new one is
+    /// needed again, all split anew.
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Collective>>;
 
     /// Every rank's values one behind the other, in the order of the ranks. All give as many.

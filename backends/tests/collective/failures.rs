@@ -108,6 +108,105 @@ fn a_wait_ends_at_its_deadline_and_says_for_whom_it_was() {
     assert_eq!(again, error);
 }
 
+/// Blocks of a rank for a group of two.
+fn pair(rank: usize) -> Flat {
+    Flat::F32(vec![rank as f32, rank as f32 + 0.5])
+}
+
+#[test]
+fn a_failure_told_to_all_ends_what_a_group_of_some_waits_for_and_all_split_anew() {
+    let started = Instant::now();
+    let found = ranks(4, |world| {
+        let split = || world.split(world.rank() / 2, world.rank()).unwrap();
+        let group = split();
+        let first = match world.rank() {
+            // it never comes to its group's operation
+            1 => None,
+            _ => Some(group.all_to_all(pair(world.rank()))),
+        };
+        let told = world.agree((world.rank() == 1).then(|| Failure::new("no room")));
+        let later = (world.rank() == 0).then(|| group.all_to_all(pair(0)).unwrap_err());
+        let sum = world.all_reduce(Flat::F32(vec![1.0])).unwrap();
+        let anew = split().all_to_all(pair(world.rank())).unwrap();
+        (first, told.unwrap_err(), later, sum, anew)
+    });
+    for (rank, (first, told, later, sum, anew)) in found.into_iter().enumerate() {
+        assert_eq!(told.to_string(), "rank 1 failed: no room", "rank {rank}");
+        match (rank, first) {
+            (0, Some(Err(error))) => assert_eq!(error, told),
+            // the other group has nothing to do with it
+            (1, None) | (_, Some(Ok(_))) => {}
+            (_, other) => panic!("rank {rank}: {other:?}"),
+        }
+        assert_eq!(later.is_some(), rank == 0);
+        assert!(later.is_none_or(|error| error == told));
+        assert_eq!(sum, Flat::F32(vec![4.0]));
+        let (low, place) = ((rank / 2 * 2) as f32, 0.5 * (rank % 2) as f32);
+        assert_eq!(anew, Flat::F32(vec![low + place, low + 1.0 + place]));
+    }
+    assert!(started.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn what_reached_a_group_before_the_failure_is_still_delivered() {
+    let found = ranks(2, |world| {
+        let group = world.split(0, 0).unwrap();
+        let taken = group.all_to_all(pair(world.rank()));
+        let failure = (world.rank() == 1).then(|| Failure::new("no room"));
+        (taken, world.agree(failure).unwrap_err().to_string())
+    });
+    let blocks = [vec![0.0, 1.0], vec![0.5, 1.5]].map(Flat::F32);
+    for ((taken, told), blocks) in found.into_iter().zip(blocks) {
+        assert_eq!(taken, Ok(blocks));
+        assert_eq!(told, "rank 1 failed: no room");
+    }
+}
+
+#[test]
+fn errors_in_a_group_of_some_name_ranks_of_the_world() {
+    let settings = Settings {
+        deadline: Duration::from_millis(100),
+        ..small()
+    };
+    let found = Threads::run(4, settings, |world| {
+        let group = world.split(world.rank() % 2, 0).unwrap();
+        match world.rank() {
+            1 => group.all_gather(Flat::F32(vec![1.0])).map(drop),
+            3 => group.all_to_all(Flat::F32(vec![1.0; 4])).map(drop),
+            _ => Ok(()),
+        }
+        .map_err(|error| error.to_string())
+    });
+    for rank in [1, 3] {
+        let message = found[rank].clone().unwrap().unwrap_err();
+        let both = "rank 1 is in all_gather of 1 f32 (operation 0), rank 3 in all_to_all of 4 f32";
+        assert!(
+            message.contains(both) || message.contains("is gone"),
+            "{message}"
+        );
+    }
+    assert!(
+        [1, 3]
+            .iter()
+            .any(|&rank| matches!(&found[rank], Ok(Err(m)) if m.contains("rank 1 is in"))),
+        "{found:?}"
+    );
+    let late = Threads::run(4, settings, |world| {
+        let group = world.split(world.rank() / 2, 0).unwrap();
+        let waited =
+            (world.rank() == 2).then(|| group.all_to_all(pair(2)).unwrap_err().to_string());
+        if world.rank() == 3 {
+            std::thread::sleep(Duration::from_millis(400));
+        }
+        waited
+    });
+    let message = late[2].clone().unwrap().unwrap();
+    assert!(
+        message.contains("rank 2 has waited 0 s for rank 3 in all_to_all of 2 f32"),
+        "{message}"
+    );
+}
+
 #[test]
 fn a_send_that_a_failure_overtook_does_not_disturb_what_follows() {
     let found = ranks(2, |group| {

@@ -78,6 +78,10 @@ impl MemoryConfig {
             ("train_tokens", self.train_tokens),
             ("score_tokens", self.score_tokens),
             ("micro_batch_size", self.micro_batch_size.unwrap_or(1)),
+            (
+                "ulysses_sequence_parallel_size",
+                self.ulysses_sequence_parallel_size,
+            ),
             ("activation_offload_group", self.activation_offload_group),
             (
                 "reference.score_tokens",

@@ -77,6 +77,10 @@ pub struct MemoryConfig {
     /// With `zero_stage: 3`: free a segment's gathered weights after its forward pass, and gather them again for its backward (FSDP's
     /// `reshard_after_forward`).
     pub reshard_after_forward: bool,
+    /// Consecutive ranks that share the rows of every micro-batch (verl's key of this name, Ulysses, arXiv:2309.14509): each works on a
+    /// part of the tokens, and on some of the heads where attention wants all tokens. 1: none do. It divides the ranks and the model's
+    /// query heads; policy, reference and critic have the same.
+    pub ulysses_sequence_parallel_size: usize,
     /// Copies in flight between host and device; 0 copies in place.
     pub prefetch: usize,
     /// Rows that the head projects at a time.
@@ -131,6 +135,7 @@ impl Default for MemoryConfig {
             step_in_backward: false,
             zero_stage: 0,
             reshard_after_forward: true,
+            ulysses_sequence_parallel_size: 1,
             prefetch: 1,
             head_rows: 1024,
             attention_rows: 512,

@@ -122,6 +122,7 @@ overrides! {
         _recover: "recover",
         _zero_stage: "zero_stage",
         _reshard_after_forward: "reshard_after_forward",
+        _ulysses_sequence_parallel_size: "ulysses_sequence_parallel_size",
         _cleanup_every: "cleanup_every",
         _snapshot: "snapshot",
         _trace: "trace",
@@ -218,6 +219,10 @@ mod tests {
         for (settings, part) in [
             (json!({"trian_tokens": 3}), "unknown field `trian_tokens`"),
             (json!({"budget": 3}), "stands in `memory` alone"),
+            (
+                json!({"ulysses_sequence_parallel_size": 2}),
+                "stands in `memory` alone",
+            ),
             (json!({"head_rows": "many"}), "head_rows"),
             (
                 json!({"offload_fraction": 0.5}),

@@ -38,7 +38,7 @@ pub struct PlanReport {
     /// Where the device's numbers come from.
     pub profile: Origin,
     /// Devices that the run was spread over on paper, where there is more than one: bytes are those of one of them. The trainer runs the
-    /// plan on as many ranks where they are data parallel alone.
+    /// plan on as many ranks where they are data and sequence parallel alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallel: Option<Parallel>,
     /// What one of several devices sends in a step, by phase and kind; its seconds are among those of the phases.
@@ -86,11 +86,12 @@ impl PlanReport {
 }
 
 impl Plan {
-    /// Reads the plan of a file that `firebrick plan --output` wrote, or of a run folder's `plan.json`, for a run on so many ranks.
+    /// Reads the plan of a file that `firebrick plan --output` wrote, or of a run folder's `plan.json`, for a run on so many ranks, of which
+    /// each `sequence` share sequences.
     ///
     /// # Errors
     /// Where the file cannot be read, has no plan, or one for another number of ranks or for other kinds of parallelism.
-    pub fn load(path: &Path, ranks: usize) -> Result<Self> {
+    pub fn load(path: &Path, ranks: usize, sequence: usize) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(|error| Error::Read {
             path: path.to_owned(),
             error,
@@ -107,19 +108,28 @@ impl Plan {
         if let Some(parallel) = parallel {
             let parallel: Parallel = serde_path_to_error::deserialize(parallel)
                 .map_err(|e| bad(format!("parallel.{}: {}", e.path(), e.inner())))?;
-            if !parallel.is_data_alone() {
+            if !parallel.is_trained() {
                 return Err(Error::Plan(format!(
-                    "{}: is arithmetic for {parallel}, and the trainer is data parallel; leave all degrees but --data-parallel out of \
-                     `firebrick plan` to make a plan that it runs",
+                    "{}: is arithmetic for {parallel}, and the trainer is data and sequence parallel; leave all degrees but \
+                     --data-parallel and --sequence-parallel out of `firebrick plan` to make a plan that it runs",
                     path.display()
                 )));
             }
-            if parallel.data != ranks as u64 {
+            if parallel.sequence != sequence as u64 {
+                return Err(Error::Plan(format!(
+                    "{}: was made for {parallel}, and this run's memory.ulysses_sequence_parallel_size is {sequence}; set it to {}, or \
+                     make a plan with --sequence-parallel {sequence}",
+                    path.display(),
+                    parallel.sequence
+                )));
+            }
+            if parallel.devices() != ranks as u64 {
                 return Err(Error::Plan(format!(
                     "{}: was made for {parallel}, and this run has {ranks}; start it with `mpirun -n {} firebrick train …`, or make a \
-                     plan with --data-parallel {ranks}",
+                     plan with --data-parallel {}",
                     path.display(),
-                    parallel.data
+                    parallel.devices(),
+                    ranks / sequence.max(1)
                 )));
             }
         }

@@ -76,6 +76,12 @@ impl CriticSource {
         self.is_policys
     }
 
+    /// The critic's architecture.
+    #[must_use]
+    pub fn arch(&self) -> &Arch {
+        self.checkpoint.arch()
+    }
+
     /// Writes a critic into a folder, in full precision.
     pub fn save(&self, critic: &Decoder, dir: &Path, options: ExportOptions) -> Result<()> {
         let dir = dir.join(MODEL);

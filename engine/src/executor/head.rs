@@ -4,11 +4,14 @@
 //! without gradients first, are differentiated on those vectors, and the chunks run a second time with the result.
 
 use crate::Result;
-use crate::batch::MicroBatch;
+use crate::batch::{MicroBatch, Whole};
+use crate::error::device_error;
 use crate::executor::{Gradients, Runtime};
 use crate::objective::value::ValueLoss;
 use crate::objective::{Loss, LossAccumulator, LossSums, Scores, TokenInputs, TokenLoss};
-use burn::tensor::Tensor;
+use crate::world::codec::{Reader, Writer};
+use burn::tensor::{DType, Tensor, TensorData};
+use firebrick_backends::PrecisionExt;
 use firebrick_models::Decoder;
 use firebrick_models::head::{Head, HeadChunk, HeadGradients};
 use firebrick_models::weights::Weights;
@@ -70,10 +73,15 @@ impl HeadPass<'_> {
         loss: HeadLoss<'_>,
         gradients: &mut Gradients,
     ) -> Result<(Tensor<2>, LossSums)> {
-        let hidden = hidden.select(0, micro.rows.clone());
+        let whole = matches!(loss, HeadLoss::Tokens(loss) | HeadLoss::Joint { tokens: loss, .. } if !loss.separates());
         if micro.scored() == 0 {
-            return Ok((hidden, LossSums::default()));
+            if whole && micro.whole.is_some() {
+                self.share_scores(micro, Vec::new(), Vec::new())?;
+            }
+            let none = hidden.narrow(0, 0, 1).zeros_like();
+            return Ok((none, LossSums::default()));
         }
+        let hidden = scored_rows(hidden, micro);
         let head = self.decoder.head_with(self.weights);
         match loss {
             HeadLoss::Tokens(loss) => self.tokens(&head, micro, &hidden, loss, gradients),
@@ -156,7 +164,45 @@ impl HeadPass<'_> {
             d_hidden.push(d);
             sums.add(loss);
         }
-        Ok((Tensor::cat(d_hidden, 0), sums.read(&micro.lengths)?))
+        let sums = sums.read(micro.scored(), micro.begun())?;
+        Ok((Tensor::cat(d_hidden, 0), sums))
+    }
+
+    /// The log-probs and entropies of all scored tokens of a micro-batch whose sequences ranks share, where this one has these.
+    fn share_scores(
+        &self,
+        micro: &MicroBatch,
+        logp: Vec<Tensor<1>>,
+        entropy: Vec<Tensor<1>>,
+    ) -> Result<(Tensor<1>, Tensor<1>)> {
+        let mut own = Writer::default();
+        for column in [logp, entropy] {
+            let values = column.into_iter().map(|chunk| {
+                chunk
+                    .try_into_vec_as::<f64>()
+                    .map_err(|e| device_error("reading log-probs", &e))
+            });
+            let values: Vec<Vec<f64>> = values.collect::<Result<_>>()?;
+            own.floats(&values.concat());
+        }
+        let mut all = [Vec::new(), Vec::new()];
+        for bytes in self.runtime.world().sequence_exchange(own.into_bytes())? {
+            let mut from = Reader::new(&bytes);
+            for column in &mut all {
+                column.extend(from.floats()?);
+            }
+        }
+        let device = self.decoder.device();
+        let dtype = match self.decoder.arch().precision.dtype(device) {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        let scored = micro.whole.as_ref().map_or(0, Whole::scored);
+        let [logp, entropy] = all.map(|values| {
+            assert_eq!(values.len(), scored, "a score a scored token");
+            Tensor::<1>::from_data(TensorData::new(values, [scored]), (device, dtype))
+        });
+        Ok((logp, entropy))
     }
 
     fn two_passes(
@@ -173,19 +219,38 @@ impl HeadPass<'_> {
             logp.push(scores.logp);
             entropy.push(scores.entropy);
         }
-        let scores = (Tensor::cat(logp, 0), Tensor::cat(entropy, 0));
-        let whole = differentiate(loss, scores, &micro.inputs, self.loss_scale);
+        let (scores, inputs, before) = match &micro.whole {
+            // every rank has the whole loss, and each differentiates its own tokens' part of it
+            Some(whole) => (
+                self.share_scores(micro, logp, entropy)?,
+                &whole.inputs,
+                whole.before,
+            ),
+            None => (
+                (Tensor::cat(logp, 0), Tensor::cat(entropy, 0)),
+                &micro.inputs,
+                0,
+            ),
+        };
+        let found = differentiate(loss, scores, inputs, self.loss_scale);
         let mut d_hidden = Vec::new();
         for (start, len) in chunks(micro.scored(), self.rows) {
             let chunk = self.chunk(head, micro, hidden, start, len);
-            let d_logp = whole.d_logp.clone().narrow(0, start, len);
-            let d_entropy = whole.d_entropy.as_ref();
-            let d_entropy = d_entropy.map(|d| d.clone().narrow(0, start, len));
+            let d_logp = found.d_logp.clone().narrow(0, before + start, len);
+            let d_entropy = found.d_entropy.as_ref();
+            let d_entropy = d_entropy.map(|d| d.clone().narrow(0, before + start, len));
             d_hidden.push(self.absorb(chunk, &d_logp, d_entropy.as_ref(), gradients));
         }
+        let d_hidden = Tensor::cat(d_hidden, 0);
+        let (tokens, sequences) = match &micro.whole {
+            // the rank of the first scored token tells of the loss of all
+            Some(_) if before > 0 => return Ok((d_hidden, LossSums::default())),
+            Some(whole) => (whole.scored(), whole.sequences()),
+            None => (micro.scored(), micro.begun()),
+        };
         let mut sums = LossAccumulator::default();
-        sums.add(whole.loss);
-        Ok((Tensor::cat(d_hidden, 0), sums.read(&micro.lengths)?))
+        sums.add(found.loss);
+        Ok((d_hidden, sums.read(tokens, sequences)?))
     }
 
     fn chunk<'h>(
@@ -232,6 +297,14 @@ impl HeadPass<'_> {
         }
         chunk.hidden
     }
+}
+
+/// The scored rows of a micro-batch, `[scored, hidden]`; where there are none, rows that nobody reads.
+pub(super) fn scored_rows(hidden: Tensor<2>, micro: &MicroBatch) -> Tensor<2> {
+    if micro.scored() == 0 {
+        return hidden;
+    }
+    hidden.select(0, micro.rows.clone())
 }
 
 /// A loss and its gradient with respect to the scores, the latter times the loss scale.

@@ -18,6 +18,7 @@ mod runtime;
 mod score;
 mod segment_executor;
 mod segment_graph;
+mod sequence_parallel;
 mod shards;
 mod weight_shards;
 
@@ -33,4 +34,5 @@ pub use resident_model::{Residency, ResidentModel};
 pub use runtime::Runtime;
 pub use score::{score_all, values_all};
 pub use segment_executor::Executor;
+pub use sequence_parallel::check_shared_sequences;
 pub(crate) use shards::{Shards, own_part};

@@ -25,7 +25,7 @@ pub fn score_all(
         routes: vec![None; sequences.len()],
     };
     let world = executor.runtime().world();
-    let batch = Batch::pack_for(sequences, cut, world.size())?;
+    let batch = Batch::pack_for(sequences, cut, world.data_size())?;
     let executor = in_rounds(executor, &batch);
     let scored = shared(world, &batch, |micros| executor.score(decoder, micros))?;
     for (indices, own) in batch.indices().iter().zip(scored) {
@@ -53,7 +53,7 @@ pub fn values_all(
 ) -> Result<Vec<Vec<f32>>> {
     let mut all = vec![Vec::new(); sequences.len()];
     let world = executor.runtime().world();
-    let batch = Batch::pack_for(sequences, cut, world.size())?;
+    let batch = Batch::pack_for(sequences, cut, world.data_size())?;
     let executor = in_rounds(executor, &batch);
     let values = shared(world, &batch, |micros| executor.values(critic, micros))?;
     for (indices, own) in batch.indices().iter().zip(values) {
@@ -66,17 +66,25 @@ pub fn values_all(
 
 /// The executor with as many passes as every rank makes, where each of them gathers weights.
 fn in_rounds<'e>(executor: &Executor<'e>, batch: &Batch<'_>) -> Executor<'e> {
-    let dealt = batch.deal(executor.runtime().world().size());
+    let dealt = batch.deal(executor.runtime().world().data_size());
     executor.with_rounds(rounds(executor.plan(), &dealt, Zero::Stage3))
 }
 
-/// What ranks exchange of a micro-batch that one of them scored.
+/// What ranks exchange of a micro-batch that one of them scored, or several that share its sequences.
 trait Scored: Sized {
+    /// Adds what the next rank has of the same sequences.
+    fn append(&mut self, next: Self);
     fn write(&self, to: &mut Writer);
     fn read(from: &mut Reader<'_>) -> Result<Self>;
 }
 
 impl Scored for Vec<Vec<f32>> {
+    fn append(&mut self, next: Self) {
+        self.iter_mut()
+            .zip(next)
+            .for_each(|(own, next)| own.extend(next));
+    }
+
     fn write(&self, to: &mut Writer) {
         to.list(self.iter(), |w, values| w.singles(values));
     }
@@ -87,6 +95,17 @@ impl Scored for Vec<Vec<f32>> {
 }
 
 impl Scored for MicroScores {
+    fn append(&mut self, next: Self) {
+        Scored::append(&mut self.logp, next.logp);
+        Scored::append(&mut self.entropy, next.entropy);
+        Scored::append(&mut self.values, next.values);
+        for (own, next) in self.routes.iter_mut().zip(next.routes) {
+            if let (Some(own), Some(next)) = (own, next) {
+                own.append(next);
+            }
+        }
+    }
+
     fn write(&self, to: &mut Writer) {
         let Self {
             logp,
@@ -122,8 +141,8 @@ fn shared<T: Scored>(
     if world.is_solo() {
         return score(&micros);
     }
-    let dealt = batch.deal(world.size());
-    let own: Vec<_> = dealt[world.rank()]
+    let dealt = batch.deal(world.data_size());
+    let own: Vec<_> = dealt[world.data_rank()]
         .iter()
         .map(|&i| micros[i].clone())
         .collect();
@@ -132,11 +151,18 @@ fn shared<T: Scored>(
         |w| w.list(scored.iter(), |w, one| one.write(w)),
         |r| r.list(T::read),
     )?;
-    let mut placed: Vec<(usize, T)> = dealt
-        .into_iter()
-        .zip(all)
-        .flat_map(|(i, t)| i.into_iter().zip(t))
-        .collect();
+    let mut all = all.into_iter();
+    let mut placed: Vec<(usize, T)> = Vec::with_capacity(batch.indices().len());
+    for micros in dealt {
+        let mut parts = all.by_ref().take(world.sequence_size());
+        let mut whole = parts.next().unwrap_or_default();
+        for part in parts {
+            for (own, next) in whole.iter_mut().zip(part) {
+                own.append(next);
+            }
+        }
+        placed.extend(micros.into_iter().zip(whole));
+    }
     placed.sort_by_key(|(micro, _)| *micro);
     Ok(placed.into_iter().map(|(_, one)| one).collect())
 }

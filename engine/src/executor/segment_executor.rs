@@ -8,9 +8,10 @@ use super::fetch::{Fetched, Fetcher};
 use super::gradients::{GradientHook, Gradients};
 use super::head::{self, HeadLoss, HeadPass};
 use super::runtime::Runtime;
-use super::segment_graph::{self, Piece};
+use super::segment_graph::{self, Piece, run, take};
+use super::sequence_parallel::check_shared_sequences;
 use crate::Result;
-use crate::batch::{DropoutStep, MicroBatch};
+use crate::batch::{DropoutStep, MicroBatch, Part};
 use crate::objective::{LossSums, MicroScores, ROUTER_AUX_LOSS, Reduction, split_by_sequence};
 use crate::plan::{ActivationPolicy, ModelPlan, Order, Role};
 use crate::sequence::Sequence;
@@ -143,6 +144,12 @@ impl<'a> Executor<'a> {
             .collect()
     }
 
+    /// Refuses a model whose sequences the ranks cannot share.
+    fn check(&self, decoder: &Decoder, router_loss: f64) -> Result<()> {
+        let degree = self.runtime.world().sequence_size();
+        check_shared_sequences(self.role.name(), decoder.arch(), degree, router_loss)
+    }
+
     fn micro(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
         let ModelPlan {
             layout,
@@ -150,7 +157,8 @@ impl<'a> Executor<'a> {
             ..
         } = *self.plan;
         let (arch, device) = (decoder.arch(), decoder.device());
-        MicroBatch::new(arch, sequences, layout, attention_rows, device)
+        let part = Part::of(self.runtime.world());
+        MicroBatch::part(arch, sequences, (layout, attention_rows), part, device)
     }
 
     /// A micro-batch as training sees it.
@@ -226,6 +234,7 @@ impl<'a> Executor<'a> {
         micros: &[Vec<&Sequence>],
         read: impl Fn(&Head<'_>, &MicroBatch, Tensor<2>) -> Result<T>,
     ) -> Result<Vec<T>> {
+        self.check(decoder, 0.0)?;
         let mut all = Vec::with_capacity(micros.len());
         for group in self.groups(micros) {
             let micro = |s: &Vec<&Sequence>| self.micro(decoder, s).recorded(decoder.arch());
@@ -235,14 +244,20 @@ impl<'a> Executor<'a> {
             for (i, segment) in self.plan.segments.iter().enumerate() {
                 let fetched = fetch.next(decoder)?;
                 for (x, micro) in rows.iter_mut().zip(&micros) {
-                    run(decoder, segment.units.clone(), &fetched, x, micro);
+                    run(
+                        decoder,
+                        segment.units.clone(),
+                        &fetched.weights,
+                        x,
+                        (micro, self.runtime),
+                    )?;
                 }
                 self.runtime.boundary(Boundary::at(Place::Forward, i))?;
             }
             let fetched = fetch.next(decoder)?;
             let head = decoder.head_with(&fetched.weights[0]);
             for (hidden, micro) in rows.into_iter().zip(&micros) {
-                let hidden = hidden.select(0, micro.rows.clone());
+                let hidden = head::scored_rows(hidden, micro);
                 self.runtime.boundary(Place::Head)?;
                 all.push(read(&head, micro, hidden)?);
             }
@@ -263,6 +278,7 @@ impl<'a> Executor<'a> {
         gradients: &mut Gradients,
         mut after: Option<&mut dyn GradientHook>,
     ) -> Result<LossSums> {
+        self.check(decoder, self.router_loss.0)?;
         let loss = loss.into();
         let mut sums = LossSums::default();
         // the coefficient is that of a step, however it is divided
@@ -342,15 +358,23 @@ impl Pass<'_, '_> {
                         let before = self.executor.runtime.in_use();
                         let input = take(x);
                         let units = segment.units.clone();
+                        let (weights, runtime) = (&fetched.weights, self.executor.runtime);
                         let (pieces, y) =
-                            segment_graph::trace(decoder, units, &fetched.weights, input, micro);
+                            segment_graph::trace(decoder, units, weights, input, micro, runtime)?;
                         let hold = self.executor.hold_graph(before);
                         self.graphs.push((pieces, hold));
                         *x = y;
                     }
                     ActivationPolicy::Input(home) => {
                         self.kept.push(x.clone(), home)?;
-                        run(decoder, segment.units.clone(), &fetched, x, micro);
+                        let runtime = self.executor.runtime;
+                        run(
+                            decoder,
+                            segment.units.clone(),
+                            &fetched.weights,
+                            x,
+                            (micro, runtime),
+                        )?;
                     }
                 }
                 let runtime = self.executor.runtime;
@@ -423,12 +447,12 @@ impl Pass<'_, '_> {
                         let units = segment.units.clone();
                         let weights = &fetched.weights;
                         let (pieces, _) =
-                            segment_graph::trace(decoder, units, weights, input, micro);
+                            segment_graph::trace(decoder, units, weights, input, micro, runtime)?;
                         (pieces, self.executor.hold_graph(before))
                     }
                 };
                 runtime.boundary(Boundary::at(Place::Graph, i))?;
-                *d = segment_graph::backward(decoder, pieces, take(d), micro, gradients, runtime);
+                *d = segment_graph::backward(decoder, pieces, take(d), micro, gradients, runtime)?;
                 drop(hold);
                 runtime.boundary(Boundary::at(Place::Backward, i))?;
             }
@@ -460,23 +484,4 @@ fn embed(decoder: &Decoder, fetched: &Fetched, micros: &[MicroBatch]) -> Vec<Ten
         .iter()
         .map(|micro| decoder.embed_with(&fetched.weights[0], micro.ids.clone()))
         .collect()
-}
-
-/// Runs a segment without a graph.
-fn run(
-    decoder: &Decoder,
-    units: Range<usize>,
-    fetched: &Fetched,
-    x: &mut Tensor<2>,
-    micro: &MicroBatch,
-) {
-    for (unit, weights) in units.zip(&fetched.weights) {
-        *x = decoder.run(unit, weights, take(x), &micro.ctx);
-    }
-}
-
-/// Moves a tensor out of its place, so that it has one owner while it is used up.
-fn take(x: &mut Tensor<2>) -> Tensor<2> {
-    let empty = Tensor::empty([0, 0], &x.device());
-    std::mem::replace(x, empty)
 }

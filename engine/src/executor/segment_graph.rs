@@ -2,10 +2,13 @@
 //!
 //! Attention over packed rows, or over long sequences, is not traced: its scores are computed without a graph and once more,
 //! a few sequences or a chunk of queries at a time, on the way back. So no `[heads, T, T]` tensor is kept, and rows are
-//! gathered for attention and put back by gathers in both directions.
+//! gathered for attention and put back by gathers in both directions. Nor is attention that ranks share: they exchange what it takes and
+//! gives ([`sequence_parallel`](super::sequence_parallel)).
 
 use super::gradients::Gradients;
 use super::runtime::Runtime;
+use super::sequence_parallel::{self, Attended, SharedAttention};
+use crate::Result;
 use crate::batch::MicroBatch;
 use burn::tensor::{Gradients as Tape, Tensor};
 use firebrick_models::Decoder;
@@ -41,6 +44,39 @@ pub(super) struct SplitAttention {
     residual: Tensor<2>,
     mixed: Tensor<2>,
     output: Tensor<2>,
+    /// Attention of some heads over all rows, where ranks share the rows.
+    shared: Option<Attended>,
+}
+
+/// Runs a segment without a graph.
+pub(super) fn run(
+    decoder: &Decoder,
+    units: Range<usize>,
+    weights: &[Weights],
+    x: &mut Tensor<2>,
+    (micro, runtime): (&MicroBatch, &Runtime),
+) -> Result<()> {
+    let ctx = &micro.ctx;
+    for (unit, weights) in units.zip(weights) {
+        *x = if micro.whole.is_some() && decoder.attends(unit) {
+            let shared = SharedAttention {
+                decoder,
+                unit,
+                ctx,
+                runtime,
+            };
+            sequence_parallel::run(shared, weights, take(x))?
+        } else {
+            decoder.run(unit, weights, take(x), ctx)
+        };
+    }
+    Ok(())
+}
+
+/// Moves a tensor out of its place, so that it has one owner while it is used up.
+pub(super) fn take(x: &mut Tensor<2>) -> Tensor<2> {
+    let empty = Tensor::empty([0, 0], &x.device());
+    std::mem::replace(x, empty)
 }
 
 /// Runs a segment with its input and weights as leaves; the output is off the graph.
@@ -50,12 +86,14 @@ pub(super) fn trace(
     weights: &[Weights],
     input: Tensor<2>,
     micro: &MicroBatch,
-) -> (Vec<Piece>, Tensor<2>) {
+    runtime: &Runtime,
+) -> Result<(Vec<Piece>, Tensor<2>)> {
     let mut pieces: Vec<Piece> = Vec::new();
     let mut x = input;
     for (unit, weights) in units.zip(weights) {
-        if decoder.attends(unit) && micro.ctx.recomputes_attention() {
-            let piece = SplitAttention::trace(decoder, unit, weights, x, &micro.ctx);
+        let split = micro.whole.is_some() || micro.ctx.recomputes_attention();
+        if decoder.attends(unit) && split {
+            let piece = SplitAttention::trace(decoder, unit, weights, x, (micro, runtime))?;
             x = piece.output.clone().inner();
             pieces.push(Piece::Attention(Box::new(piece)));
             continue;
@@ -75,7 +113,7 @@ pub(super) fn trace(
             x = graph.output.clone().inner();
         }
     }
-    (pieces, x)
+    Ok((pieces, x))
 }
 
 /// Gradient of a segment's input, given its output's; adds those of its weights to `gradients`.
@@ -86,12 +124,12 @@ pub(super) fn backward(
     micro: &MicroBatch,
     gradients: &mut Gradients,
     runtime: &Runtime,
-) -> Tensor<2> {
+) -> Result<Tensor<2>> {
     pieces
         .into_iter()
         .rev()
-        .fold(d_output, |d, piece| match piece {
-            Piece::Units(graph) => graph.backward(decoder, d, gradients, runtime),
+        .try_fold(d_output, |d, piece| match piece {
+            Piece::Units(graph) => Ok(graph.backward(decoder, d, gradients, runtime)),
             Piece::Attention(piece) => piece.backward(decoder, d, &micro.ctx, gradients, runtime),
         })
 }
@@ -142,18 +180,30 @@ impl SplitAttention {
         unit: usize,
         weights: &Weights,
         x: Tensor<2>,
-        ctx: &ForwardContext,
-    ) -> Self {
+        (micro, runtime): (&MicroBatch, &Runtime),
+    ) -> Result<Self> {
+        let ctx = &micro.ctx;
         let weights = decoder.units()[unit].leaves(weights);
         let input = x.clone().autodiff().require_grad();
         let Projected { qkv, gate } = decoder.project(unit, &weights, input.clone(), ctx);
-        let mixed = decoder.attend(unit, &inner(&qkv), ctx);
+        let (mixed, shared) = if micro.whole.is_some() {
+            let shared = SharedAttention {
+                decoder,
+                unit,
+                ctx,
+                runtime,
+            };
+            let (mixed, attended) = shared.attend(&inner(&qkv))?;
+            (mixed, Some(attended))
+        } else {
+            (decoder.attend(unit, &inner(&qkv), ctx), None)
+        };
         let mixed = mixed.autodiff().require_grad();
         let residual = x.autodiff().require_grad();
         let gate = gate.map(|gate| [gate.clone(), gate.inner().autodiff().require_grad()]);
         let own = (&mixed, gate.as_ref().map(|[_, leaf]| leaf.clone()));
         let output = decoder.project_output(unit, &weights, residual.clone(), own, ctx);
-        Self {
+        Ok(Self {
             unit,
             weights,
             input,
@@ -162,7 +212,8 @@ impl SplitAttention {
             residual,
             mixed,
             output,
-        }
+            shared,
+        })
     }
 
     fn backward(
@@ -172,7 +223,7 @@ impl SplitAttention {
         ctx: &ForwardContext,
         gradients: &mut Gradients,
         runtime: &Runtime,
-    ) -> Tensor<2> {
+    ) -> Result<Tensor<2>> {
         let mut tape = (self.output * d_output).sum().backward();
         collect(decoder, self.unit, &self.weights, &mut tape, gradients);
         let d_residual = taken(&self.residual, &mut tape);
@@ -180,9 +231,21 @@ impl SplitAttention {
         let gate = self.gate.map(|[gate, leaf]| gate * taken(&leaf, &mut tape));
         drop(tape);
 
-        let (plain, mixed) = (inner(&self.qkv), self.mixed.inner());
-        let d = decoder.attend_backward(self.unit, &plain, mixed, d_mixed, ctx);
-        drop(plain);
+        let d = match self.shared {
+            Some(attended) => {
+                let shared = SharedAttention {
+                    decoder,
+                    unit: self.unit,
+                    ctx,
+                    runtime,
+                };
+                shared.backward(attended, d_mixed)?
+            }
+            None => {
+                let (plain, mixed) = (inner(&self.qkv), self.mixed.inner());
+                decoder.attend_backward(self.unit, &plain, mixed, d_mixed, ctx)
+            }
+        };
         // queries, keys and values and their gradients beside the graph that they came from
         runtime.raise_peak();
         let root = (self.qkv.q * d.q).sum() + (self.qkv.k * d.k).sum() + (self.qkv.v * d.v).sum();
@@ -192,7 +255,7 @@ impl SplitAttention {
         };
         let mut tape = root.backward();
         collect(decoder, self.unit, &self.weights, &mut tape, gradients);
-        d_residual + taken(&self.input, &mut tape)
+        Ok(d_residual + taken(&self.input, &mut tape))
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) fn devices(asked: &Asked) -> Verdict {
     match asked.whole() {
         None | Some(-1..=1) => not_needed("one device, as here"),
         Some(n) => cannot(format!(
-            "training is data parallel; `firebrick plan CONFIG {} {n}` estimates what each of {n} devices would hold",
+            "training is data and sequence parallel; `firebrick plan CONFIG {} {n}` estimates what each of {n} devices would hold",
             degree(asked.key)
         )),
     }

@@ -146,8 +146,8 @@ impl LossAccumulator {
         });
     }
 
-    /// One read for all of a micro-batch's numbers, given each sequence's scored tokens.
-    pub fn read(self, lengths: &[usize]) -> Result<LossSums> {
+    /// One read for all of a micro-batch's numbers, given its scored tokens and the sequences that have any.
+    pub fn read(self, tokens: usize, sequences: usize) -> Result<LossSums> {
         let Some((metrics, values)) = self.0 else {
             return Ok(LossSums::default());
         };
@@ -156,8 +156,8 @@ impl LossAccumulator {
             .map_err(|e| device_error("reading the loss", &e))?;
         Ok(LossSums {
             loss: values[metrics.len()],
-            tokens: lengths.iter().sum(),
-            sequences: lengths.iter().filter(|&&n| n > 0).count(),
+            tokens,
+            sequences,
             metrics: metrics
                 .iter()
                 .zip(&values)

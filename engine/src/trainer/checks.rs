@@ -1,6 +1,7 @@
 //! What a configuration asks for and the run's task, plans or device cannot serve: refused before anything is loaded.
 
 use crate::config::{Mode, RunConfig, SftConfig, TrainerConfig};
+use crate::executor::check_shared_sequences;
 use crate::objective::{Advantages, Objective};
 use crate::optim::OptimConfig;
 use crate::plan::{ModelPlan, MomentKind, Plan};
@@ -14,7 +15,7 @@ use firebrick_backends::accounts::Home;
 use firebrick_backends::kernels;
 use firebrick_backends::memory::{ReadingSource, read};
 use firebrick_backends::{DeviceInfo, DeviceSpec, Precision, profile};
-use firebrick_spec::Backend;
+use firebrick_spec::{Arch, Backend};
 
 /// What to do where ranks are not alike.
 pub(super) const START_ALIKE: &str =
@@ -61,6 +62,19 @@ pub(super) fn check_device(world: &World, asked: DeviceSpec, info: &DeviceInfo) 
         START_ALIKE,
         format!("{backend:?}").as_bytes(),
     )
+}
+
+/// Refuses models whose sequences ranks cannot share as `memory.ulysses_sequence_parallel_size` says.
+pub(super) fn check_sequences(
+    config: &RunConfig,
+    policy: &Arch,
+    critic: Option<&Arch>,
+) -> Result<()> {
+    let degree = config.memory.ulysses_sequence_parallel_size;
+    let coefficient = config.model.router_aux_loss_coef;
+    check_shared_sequences("policy", policy, degree, coefficient)?;
+    let critic = critic.map(|arch| check_shared_sequences("critic", arch, degree, 0.0));
+    critic.unwrap_or(Ok(()))
 }
 
 /// Refuses an objective of one's own that needs a critic where the configuration has none, or has one for nothing.

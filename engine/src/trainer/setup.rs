@@ -2,7 +2,7 @@
 
 use super::checks::{
     check_device, check_limit, check_objective, check_optimizers, check_quantised, check_rewards,
-    check_size,
+    check_sequences, check_size,
 };
 use super::turns::turn_template;
 use crate::checkpoint::{CriticSource, PolicySource};
@@ -91,8 +91,11 @@ impl Opened {
         let critic = config.own_critic().filter(|_| mode == Mode::Rl);
         let critic_source =
             critic.map(|critic| CriticSource::open(&config, critic, &source, files));
+        let critic_source = critic_source.transpose()?;
+        let critic_arch = critic_source.as_ref().map(CriticSource::arch);
+        check_sequences(&config, source.checkpoint.arch(), critic_arch)?;
+        let world = world.sharing_sequences(config.memory.ulysses_sequence_parallel_size)?;
         Ok(Self {
-            critic_source: critic_source.transpose()?,
             config,
             mode,
             world,
@@ -103,6 +106,7 @@ impl Opened {
             info,
             data,
             turns,
+            critic_source,
         })
     }
 
@@ -156,14 +160,17 @@ impl Opened {
         Ok(request)
     }
 
-    /// The ranks that predicted bytes are those of one of. Without `ZeRO` a plan is as for one rank alone.
+    /// The ranks that predicted bytes are those of one of. Without `ZeRO` a plan is as for one rank alone, where ranks do not
+    /// share sequences.
     fn parallel(&self, zero: Zero) -> Parallel {
-        if self.world.is_solo() || zero == Zero::Off {
+        let sequence = self.world.sequence_size() as u64;
+        if self.world.is_solo() || (zero == Zero::Off && sequence == 1) {
             return Parallel::default();
         }
         Parallel {
-            data: self.world.size() as u64,
+            data: self.world.data_size() as u64,
             zero,
+            sequence,
             ..Parallel::default()
         }
     }
@@ -195,7 +202,7 @@ impl Opened {
     fn find_plan(&self, request: &Request) -> Result<Plan> {
         let (config, arch) = (&self.config, self.source.checkpoint.arch());
         let plan = match (&config.memory.plan, request.budget) {
-            (Some(path), _) => Plan::load(path, self.world.size())?,
+            (Some(path), _) => Plan::load(path, self.world.size(), self.world.sequence_size())?,
             (None, Some(_)) => request.fit()?.plan,
             (None, None) => request.as_configured()?.plan,
         };

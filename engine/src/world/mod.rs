@@ -6,11 +6,14 @@
 
 pub mod codec;
 pub mod deal;
+mod mesh;
+mod shared_sequences;
 
 use crate::{Error, Result};
 use codec::{Reader, Writer};
 use firebrick_backends::collective::{Collective, CollectiveError, Failure, Flat, Solo, Traffic};
 use firebrick_plan::{Partition, Zero};
+use mesh::Mesh;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,6 +23,8 @@ pub struct World {
     all: Arc<dyn Collective>,
     /// A failure that every rank knows of and nobody has answered yet.
     known: Arc<Mutex<Option<CollectiveError>>>,
+    /// The ranks that share sequences, where they do.
+    mesh: Option<Arc<Mesh>>,
 }
 
 impl Default for World {
@@ -35,6 +40,7 @@ impl World {
         Self {
             all,
             known: Arc::default(),
+            mesh: None,
         }
     }
 
@@ -130,10 +136,16 @@ impl World {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        match known {
+        let overtaken = self.mesh.as_ref().is_some_and(|mesh| mesh.take_overtaken());
+        let settled = match known {
             Some(known) => Err(known),
-            None => self.all.agree(failure),
+            // the failure that cut an operation short is another rank's, which tells all
+            None => self.all.agree(failure.filter(|_| !overtaken)),
+        };
+        if let (Err(CollectiveError::Failed(_)), Some(mesh)) = (&settled, &self.mesh) {
+            mesh.renew(&self.all)?;
         }
+        settled
     }
 
     /// The same for work whose errors end the run: its own error on the rank that failed, the other's elsewhere.

@@ -3,6 +3,7 @@
 use crate::random::philox;
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Identifies a sequence of an optimizer step. What is dropped depends on this key, the position, the layer, the module and the
 /// element alone, so that neither the division into micro-batches nor recomputation changes it.
@@ -54,13 +55,24 @@ impl Dropout {
         sequences: impl IntoIterator<Item = (DropoutKey, usize)>,
         device: &Device,
     ) -> Option<Self> {
-        let rows = |(key, length): (DropoutKey, usize)| {
+        let whole = sequences.into_iter().map(|(key, length)| (key, 0..length));
+        Self::of_parts(rate, whole, device)
+    }
+
+    /// The same for parts of sequences: the rows of each, counted from its first.
+    #[must_use]
+    pub fn of_parts(
+        rate: f64,
+        parts: impl IntoIterator<Item = (DropoutKey, Range<usize>)>,
+        device: &Device,
+    ) -> Option<Self> {
+        let rows = |(key, rows): (DropoutKey, Range<usize>)| {
             let words = key.words();
-            (0..length as u32).map(move |position| (words, position))
+            rows.map(move |position| (words, position as u32))
         };
         (rate > 0.0).then(|| Self {
             rate,
-            rows: sequences.into_iter().flat_map(rows).collect(),
+            rows: parts.into_iter().flat_map(rows).collect(),
             device: device.clone(),
         })
     }
@@ -130,6 +142,12 @@ mod tests {
         assert_eq!(together[length * width..], alone);
         let longer = dropped(&[b], length + 2, width, 4);
         assert_eq!(longer[..length * width], alone);
+        let parts = [(a, 3..length), (b, 0..2)];
+        let part = Dropout::of_parts(0.1, parts, &Device::flex()).unwrap();
+        assert_eq!(
+            part.dropped(width, 4),
+            together[3 * width..(length + 2) * width]
+        );
         let behind_a_shorter_one = dropped_rows(&[(a, 2), (b, length)], width, 4);
         assert_eq!(behind_a_shorter_one[2 * width..], alone);
     }

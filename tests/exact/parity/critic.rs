@@ -32,7 +32,7 @@ use crate::support::{assert_close, assert_gradient, checked, techniques, values}
 const LOSS: ValueLoss = ValueLoss { clip_range: 0.05 };
 
 /// The models with a value head on their bodies, and rows with returns and with values from before an update.
-fn critics() -> Vec<(Model, Vec<Sequence>)> {
+pub(super) fn critics() -> Vec<(Model, Vec<Sequence>)> {
     let mut all = models();
     for (i, (model, rows)) in all.iter_mut().enumerate() {
         model.decoder = model.decoder.with_value_head(3 + i as u64);

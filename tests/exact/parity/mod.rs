@@ -8,5 +8,6 @@ mod optim;
 mod plans;
 mod ranks;
 mod router_loss;
+mod sequence_parallel;
 mod shared;
 mod zero;

@@ -124,6 +124,7 @@ fn others() -> Vec<Case> {
             "Qwen3-8B",
             json!({
                 "rollout.prompt_length": 2000, "rollout.response_length": 12_000, "memory.train_tokens": 16_384,
+                "memory.ulysses_sequence_parallel_size": 2,
                 "memory.param_offload": "idle", "memory.optimizer_offload": "idle", "memory.critic.param_offload": "idle",
                 "memory.critic.optimizer_offload": "idle", "rollout.gpu_memory_utilization": 0.9, "rollout.max_num_seqs": 64,
                 "rollout.max_num_batched_tokens": 14_000, "memory.micro_batch_size": null, "trainer.steps": 100,
@@ -179,7 +180,7 @@ fn losses() -> Vec<Case> {
                 "rollout.dynamic_sampling.enable": true, "rollout.dynamic_sampling.metric": "score",
                 "rollout.dynamic_sampling.max_num_gen_batches": 10, "rollout.dynamic_sampling.oversampling": 3.0,
                 "task.rewards.1.kind": "length", "task.rewards.1.buffer": 4096, "task.rewards.1.weight": 1.0,
-                "memory.train_tokens": 10_240, "optim.lr_scheduler.warmup_steps": 10, "optim.weight_decay": 0.1,
+                "memory.train_tokens": 40_960, "memory.ulysses_sequence_parallel_size": 4, "optim.lr_scheduler.warmup_steps": 10, "optim.weight_decay": 0.1,
                 "model.path": "Qwen/Qwen2.5-Math-7B", "output": "/srv/ckpts/DAPO/DAPO-Qwen2.5-7B-Math",
                 "rollout.gpu_memory_utilization": 0.8, "rollout.top_k": -1,
             }),
@@ -191,7 +192,8 @@ fn losses() -> Vec<Case> {
             json!({
                 "objective.name": "gmpo", "objective.policy_loss": "geo_mean", "objective.clip_ratio_low": 0.4,
                 "objective.clip_ratio_high": 0.4, "objective.loss_agg_mode": "seq-mean-token-mean", "trainer.steps": 200,
-                "memory.train_tokens": 20_480, "memory.score_tokens": 30_720, "update.ppo_mini_batch_size": 32,
+                "memory.train_tokens": 81_920, "memory.score_tokens": 122_880, "memory.ulysses_sequence_parallel_size": 4,
+                "update.ppo_mini_batch_size": 32,
             }),
         )
         .without(&["task.rewards"]),

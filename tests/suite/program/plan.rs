@@ -278,7 +278,29 @@ fn a_plan_for_several_devices_is_not_run() {
         &[
             "plan.json",
             "2 devices: pipeline 2",
-            "the trainer is data parallel",
+            "the trainer is data and sequence parallel",
+        ],
+    );
+}
+
+#[test]
+fn a_plan_for_devices_that_share_sequences_says_what_runs_it() {
+    let bench = Bench::new();
+    let said = succeeded(&bench.firebrick(
+        "plan",
+        &["--sequence-parallel", "2", "--output", "plan.json"],
+    ));
+    for part in ["spread  2 devices: sequence 2", "mpirun -n 2"] {
+        assert!(said.contains(part), "{part:?} is not in:\n{said}");
+    }
+    let configured = json(&bench, &["memory.ulysses_sequence_parallel_size=2"]);
+    assert_eq!(configured["parallel"]["sequence"], 2);
+    let output = bench.firebrick("train", &["--plan", "plan.json"]);
+    refused(
+        &output,
+        &[
+            "was made for 2 devices: sequence 2",
+            "memory.ulysses_sequence_parallel_size is 1; set it to 2",
         ],
     );
 }

@@ -249,6 +249,12 @@ impl Widths {
         self.linear
     }
 
+    /// Numbers of a token's queries and of its keys.
+    #[must_use]
+    pub fn heads_apart(&self) -> [u64; 2] {
+        [self.q, self.k]
+    }
+
     /// Kept by a half, scores apart.
     #[must_use]
     pub fn kept(&self, half: Half) -> Numbers {

@@ -172,6 +172,40 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// The shape of what one device's head works on.
+    pub fn head_shape(&self, shape: Shape) -> Shape {
+        Shape {
+            scored: shape.scored.div_ceil(self.parallel.sequence),
+            ..shape
+        }
+    }
+
+    /// What attention that devices share keeps besides for so many tokens: queries, keys and values of some heads over all tokens, and
+    /// what is mixed of them; and what lies in a message of the former, on both sides.
+    pub fn shared_attention(&self, tokens: u64) -> [u64; 2] {
+        if self.parallel.sequence == 1 {
+            return [0; 2];
+        }
+        let copies = self.parallel.key_copies(self.arch.num_kv_heads as u64);
+        let [q, k] = self.widths.heads_apart();
+        let there = q + 2 * copies * k;
+        [there + q, 2 * there]
+            .map(|numbers| self.parallel.inside(self.sizes.width * tokens * numbers))
+    }
+
+    /// The same for the policy as it samples, whose sequences devices do not share.
+    pub fn with_parallel<'p>(&self, parallel: &'p Parallel) -> Context<'p>
+    where
+        'a: 'p,
+    {
+        Context {
+            parallel,
+            trained: self.trained.clone(),
+            rewards: self.rewards.clone(),
+            ..*self
+        }
+    }
+
     /// The same for the policy as it samples.
     pub fn sampling(&self) -> Self {
         let w = self.workload;

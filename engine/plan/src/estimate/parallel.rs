@@ -1,19 +1,20 @@
-//! Several devices: what each of them holds. The trainer is data parallel and refuses the other kinds; `firebrick plan` takes all
-//! degrees as options.
+//! Several devices: what each of them holds. The trainer is data and sequence parallel and refuses the other kinds; `firebrick plan`
+//! takes all degrees as options.
 //!
 //! With `D` data-, `T` tensor-, `P` pipeline- and `S` sequence-parallel devices, the share of one device is:
 //!
 //! | bytes | share |
 //! |---|---|
-//! | weights | 1 / (T · P), and 1 / D more under ZeRO-3 |
-//! | gradients | 1 / (T · P), and 1 / D more from ZeRO-2 on |
-//! | masters and moments | 1 / (T · P), and 1 / D more from ZeRO-1 on |
+//! | weights | 1 / (T · P), and 1 / (D · S) more under ZeRO-3 |
+//! | gradients | 1 / (T · P), and 1 / (D · S) more from ZeRO-2 on |
+//! | masters and moments | 1 / (T · P), and 1 / (D · S) more from ZeRO-1 on |
 //! | activations between halves (d wide) | 1 / S |
 //! | activations inside a half (q, k, f wide) and scores | 1 / (S · T) |
 //! | kept inputs and graphs | layers / P of them, for P micro-batches in flight: as many as without |
-//! | logits | 1 / (S · T), on the last pipeline stage |
+//! | logits | 1 / T, of 1 / S of the scored tokens, on the last pipeline stage |
+//! | queries, keys, values and what is mixed of them, once more for some heads and all tokens | 1 / S where S is above one |
 //! | keys and values | 1 / (S · T · P) |
-//! | sequences of a step | 1 / D |
+//! | sequences of a step | 1 / D; while they are sampled, 1 / (D · S) |
 //!
 //! Under ZeRO-3 the weights of a segment are whole while it runs, and those of a model while it samples. Communication buffers: on the host, through which values pass, from ZeRO-1
 //! on three times the gradients of the largest unit in f32 (the message, what is sent of it and what is received); with T or S above
@@ -114,22 +115,34 @@ impl Parallel {
         }
     }
 
+    /// Whether the trainer runs on such devices: data- and sequence-parallel ones.
+    #[must_use]
+    pub fn is_trained(&self) -> bool {
+        self.tensor == 1 && self.pipeline == 1
+    }
+
+    /// Devices with the same weights, which `ZeRO` shares out among them: sequence-parallel ones too.
+    #[must_use]
+    pub fn replicas(&self) -> u64 {
+        self.data.saturating_mul(self.sequence)
+    }
+
     /// Whether devices share out what one of them updates.
     #[must_use]
     pub fn shares(&self) -> bool {
-        self.zero > Zero::Off && self.data > 1
+        self.zero > Zero::Off && self.replicas() > 1
     }
 
     /// Whether they sum a segment's gradients as soon as these are complete, and keep shares of them.
     #[must_use]
     pub fn sums_on_the_way(&self) -> bool {
-        self.zero >= Zero::Stage2 && self.data > 1
+        self.zero >= Zero::Stage2 && self.replicas() > 1
     }
 
     /// Whether they share out weights, which are gathered where they are used.
     #[must_use]
     pub fn gathers(&self) -> bool {
-        self.zero == Zero::Stage3 && self.data > 1
+        self.zero == Zero::Stage3 && self.replicas() > 1
     }
 
     /// The same devices, that share nothing out: what a model that is not trained sees of them.
@@ -161,7 +174,7 @@ impl Parallel {
                 self.data
             ));
         }
-        if self.zero > Zero::Off && self.data == 1 {
+        if self.zero > Zero::Off && self.replicas() == 1 {
             return bad(
                 "ZeRO shares state out among data-parallel devices, and there is one: the data-parallel degree should be \
                  at least 2, or the ZeRO stage 0"
@@ -244,7 +257,11 @@ impl Parallel {
     }
 
     fn state(&self, bytes: u64, from: Zero) -> u64 {
-        let replicas = if self.zero >= from { self.data } else { 1 };
+        let replicas = if self.zero >= from {
+            self.replicas()
+        } else {
+            1
+        };
         bytes.div_ceil(self.tensor * self.pipeline * replicas)
     }
 
@@ -272,10 +289,27 @@ impl Parallel {
         count.div_ceil(self.data)
     }
 
-    /// One device's share of logits.
+    /// One device's share of a matrix, or of the logits of its tokens.
     #[must_use]
     pub fn tensor_share(&self, bytes: u64) -> u64 {
-        bytes.div_ceil(self.tensor * self.sequence)
+        bytes.div_ceil(self.tensor)
+    }
+
+    /// The same devices while they sample: those that share sequences in training have sequences of their own.
+    #[must_use]
+    pub fn sampling(self) -> Self {
+        Self {
+            data: self.replicas(),
+            sequence: 1,
+            ..self
+        }
+    }
+
+    /// How often each key head goes to the devices that share sequences, so that each of them has one.
+    #[must_use]
+    pub fn key_copies(&self, kv_heads: u64) -> u64 {
+        let divides = |copies: &u64| (kv_heads * copies).is_multiple_of(self.sequence);
+        (1..=self.sequence).find(divides).unwrap_or(1)
     }
 
     /// Buffers of the communication between devices, for `tokens` of a micro-batch.
@@ -375,5 +409,15 @@ mod tests {
             [p.weights(400), p.gradients(400), p.optimizer(400)],
             [400; 3]
         );
+        let shared = Parallel {
+            data: 2,
+            zero: Zero::Stage3,
+            ..p
+        };
+        assert_eq!([shared.weights(400), shared.optimizer(400)], [50; 2]);
+        assert!(shared.is_trained() && !shared.is_data_alone());
+        let sampling = shared.sampling();
+        assert_eq!([sampling.data, sampling.sequence], [8, 1]);
+        assert_eq!([1, 2, 3, 4].map(|heads| p.key_copies(heads)), [4, 2, 4, 1]);
     }
 }

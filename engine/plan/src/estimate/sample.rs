@@ -26,6 +26,8 @@ const DIVIDED: u64 = 1024;
 const QUERIES: u64 = 256;
 
 pub(super) fn rollout(ctx: &Context<'_>, peak: &mut PeakUsage) {
+    let parallel = ctx.parallel.sampling();
+    let ctx = &ctx.with_parallel(&parallel);
     let w = ctx.workload;
     let as_trained = ctx.sampling_as_trained();
     if w.examples.is_none() {
@@ -195,6 +197,9 @@ pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Activity, peak: 
     let scored: MemoryUsage = base
         .on_device(category, ctx.parallel.replicated().weights(ends))
         .on_device(Category::Buffers, row + head.picked(shape))
-        .on_device(Category::Head, ctx.parallel.tensor_share(head.score(shape)));
+        .on_device(
+            Category::Head,
+            ctx.parallel.tensor_share(head.score(ctx.head_shape(shape))),
+        );
     peak.record("scoring: the head", scored);
 }

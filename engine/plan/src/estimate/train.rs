@@ -130,7 +130,10 @@ impl<'a> BackwardPass<'a> {
         for unit in segment.units.start..end {
             let half = ctx.sizes.half(unit);
             let kept = ctx.widths.kept(half);
-            let kept = ctx.widths.bytes(kept, shape.tokens, ctx.parallel);
+            let mut kept = ctx.widths.bytes(kept, shape.tokens, ctx.parallel);
+            if half == Half::Attention {
+                kept += ctx.shared_attention(shape.tokens)[0];
+            }
             // the output of every half but the last is the next one's input
             let inner = if unit + 1 < end { self.row } else { 0 };
             held = held.on_device(Category::LiveGraph, kept + inner);
@@ -183,7 +186,7 @@ impl<'a> BackwardPass<'a> {
 
     fn head(&self, held: MemoryUsage) -> MemoryUsage {
         let ctx = self.ctx;
-        let shape = ctx.train_shape();
+        let shape = ctx.head_shape(ctx.train_shape());
         let cost = HeadCost::of(ctx.arch, self.plan.head_rows, ctx.profile);
         let sizes = &ctx.sizes;
         let weights = self.fetched_for_head();
@@ -276,7 +279,9 @@ impl<'a> BackwardPass<'a> {
                 .on_device(Category::Buffers, ctx.widening());
             if half == Half::Attention {
                 let scores = ctx.widths.scores_extra(shape, self.plan.attention_rows);
-                held = held.on_device(Category::Attention, ctx.parallel.inside(F32 * scores));
+                held = held
+                    .on_device(Category::Attention, ctx.parallel.inside(F32 * scores))
+                    .on_device(Category::Buffers, ctx.shared_attention(shape.tokens)[1]);
             }
             if let (Half::Linear, Some(linear)) = (half, widths.linear()) {
                 let buffers = F32 * linear.scratch(shape.length);

@@ -309,7 +309,7 @@ fn a_report_reads_back_and_its_plan_is_the_one_that_train_takes() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("plan.json");
     std::fs::write(&path, text).expect("written");
-    assert_eq!(Plan::load(&path, 1).expect("loads"), fit.plan);
+    assert_eq!(Plan::load(&path, 1, 1).expect("loads"), fit.plan);
     for (text, expected) in [
         ("{", "is not JSON"),
         ("{}", "has no `plan`"),
@@ -331,7 +331,7 @@ fn a_report_reads_back_and_its_plan_is_the_one_that_train_takes() {
         ),
     ] {
         std::fs::write(&path, text).expect("written");
-        let message = Plan::load(&path, 1).expect_err("refused").to_string();
+        let message = Plan::load(&path, 1, 1).expect_err("refused").to_string();
         assert!(message.contains(expected), "{message}");
     }
 }

@@ -34,6 +34,31 @@ fn degrees_that_are_not_data_parallel_are_estimates() {
 }
 
 #[test]
+fn ranks_that_share_sequences_are_the_policys_and_bound_tokens_together() {
+    let key = "actor_rollout_ref.actor.ulysses_sequence_parallel_size";
+    let tokens = "actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2000";
+    let found = verl(&format!("{key}=4 {tokens}"));
+    assert_eq!(at(&found, "/memory/ulysses_sequence_parallel_size"), 4);
+    assert_eq!(at(&found, "/memory/train_tokens"), 8_000);
+    let one = verl(&format!("{key}=1 {tokens}"));
+    assert_eq!(
+        at(&one, "/memory/ulysses_sequence_parallel_size"),
+        json!(null)
+    );
+    assert_eq!(at(&one, "/memory/train_tokens"), 2_000);
+    let reference = "actor_rollout_ref.ref.ulysses_sequence_parallel_size";
+    let same = verl(&format!("{key}=4 {reference}=4"));
+    assert!(
+        matches!(outcome(&same, reference), Outcome::NotNeeded { why } if why.contains("the same"))
+    );
+    let other = verl(&format!("{key}=4 {reference}=2"));
+    let why = "give both one number";
+    assert!(
+        matches!(outcome(&other, reference), Outcome::Cannot { why: found } if found.contains(why))
+    );
+}
+
+#[test]
 fn arguments_of_the_chat_template_are_passed_on() {
     let found = verl("+data.apply_chat_template_kwargs.enable_thinking=False");
     let own = at(&found, "/model/chat_template_kwargs/enable_thinking");

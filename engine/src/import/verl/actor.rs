@@ -136,7 +136,7 @@ pub(super) const TABLE: &[Rule] = &[
     ),
     (
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
-        By(devices),
+        By(shared_sequences),
     ),
     (
         "actor_rollout_ref.actor.entropy_from_logits_with_chunking",
@@ -415,7 +415,50 @@ fn train_tokens(asked: &Asked) -> Verdict {
     {
         return not_needed("use_dynamic_bsz is off: verl does not read it");
     }
-    size(asked, "memory.train_tokens")
+    tokens_of_ranks(asked, "memory.train_tokens")
+}
+
+/// Ranks that share the tokens of every sequence.
+fn shared_sequences(asked: &Asked) -> Verdict {
+    match asked.whole() {
+        None | Some(-1..=1) => not_needed("each rank has its sequences, as here by default"),
+        Some(n) => set_noted(
+            "memory.ulysses_sequence_parallel_size",
+            n,
+            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; on one device leave it out",
+        ),
+    }
+}
+
+/// The same of a model that is not the policy: all have the policy's.
+pub(super) fn same_shared_sequences(asked: &Asked) -> Verdict {
+    let policy = shared(asked);
+    match asked.whole().map_or(1, |n| n.max(1)) {
+        n if n == policy => not_needed("policy, reference and critic have the same"),
+        n => cannot(format!(
+            "policy, reference and critic share sequences over the same ranks: {SHARED} says {policy}, and this {n}; give both one \
+             number (memory.ulysses_sequence_parallel_size)"
+        )),
+    }
+}
+
+/// The policy's key.
+const SHARED: &str = "actor_rollout_ref.actor.ulysses_sequence_parallel_size";
+
+fn shared(asked: &Asked) -> i64 {
+    asked.facts.whole(SHARED).unwrap_or(1).max(1)
+}
+
+/// Most tokens of a micro-batch, of which the source counts those of one rank.
+pub(super) fn tokens_of_ranks(asked: &Asked, key: &str) -> Verdict {
+    match (asked.whole(), shared(asked)) {
+        (Some(n), ranks) if n > 0 && ranks > 1 => set_noted(
+            key,
+            n * ranks,
+            format!("{n} on each of the {ranks} ranks that share a micro-batch"),
+        ),
+        _ => size(asked, key),
+    }
 }
 
 /// The ε on both sides, which recent verl reads only where those of each side are null.

@@ -1,5 +1,6 @@
 //! verl's `critic`.
 
+use super::actor::{same_shared_sequences, tokens_of_ranks};
 use super::optimizer::{
     NO_CRITIC, cycles, has_critic, min_lr, optimizer, schedule, warmup_ratio, warmup_steps,
 };
@@ -172,7 +173,16 @@ pub(super) const TABLE: &[Rule] = &[
     ),
     ("critic.strategy", NotNeeded(ONE_EXECUTOR)),
     ("critic.rollout_n", NotNeeded("rollout.n says it")),
-    ("critic.ulysses_sequence_parallel_size", By(devices)),
+    (
+        "critic.ulysses_sequence_parallel_size",
+        By(|a| {
+            if has_critic(a) {
+                same_shared_sequences(a)
+            } else {
+                not_needed(NO_CRITIC)
+            }
+        }),
+    ),
     (
         "critic.checkpoint.**",
         NotNeeded("a checkpoint has the critic and all that --resume needs"),
@@ -256,7 +266,7 @@ fn critic_micro_batch(asked: &Asked) -> Verdict {
 
 fn tokens(asked: &Asked, key: &str) -> Verdict {
     if has_critic(asked) {
-        size(asked, key)
+        tokens_of_ranks(asked, key)
     } else {
         not_needed(NO_CRITIC)
     }

@@ -1,8 +1,10 @@
 //! verl's `actor_rollout_ref.ref`.
 
-use super::actor::{CHUNKS, KERNELS, ONE_EXECUTOR, PROFILER};
+use super::actor::{
+    CHUNKS, KERNELS, ONE_EXECUTOR, PROFILER, same_shared_sequences, tokens_of_ranks,
+};
 use super::critic::sequences;
-use crate::import::common::{devices, idle, size};
+use crate::import::common::{devices, idle};
 use crate::import::verdict::Answer::{By, NotNeeded, Off};
 use crate::import::verdict::Rule;
 
@@ -51,7 +53,7 @@ pub(super) const TABLE: &[Rule] = &[
     ("actor_rollout_ref.ref.megatron.**", NotNeeded(ONE_EXECUTOR)),
     (
         "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
-        By(devices),
+        By(same_shared_sequences),
     ),
     (
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
@@ -67,7 +69,7 @@ pub(super) const TABLE: &[Rule] = &[
     ),
     (
         "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
-        By(|a| size(a, "memory.reference.score_tokens")),
+        By(|a| tokens_of_ranks(a, "memory.reference.score_tokens")),
     ),
     (
         "actor_rollout_ref.ref.entropy_from_logits_with_chunking",

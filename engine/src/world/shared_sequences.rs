@@ -1,0 +1,159 @@
+//! What ranks that share sequences (Ulysses, arXiv:2309.14509) do beside those that divide the batch.
+
+use super::World;
+use super::mesh::Mesh;
+use crate::{Error, Result};
+use firebrick_backends::collective::{Collective, CollectiveError, Flat, Solo, Traffic};
+use std::sync::Arc;
+
+impl World {
+    /// The same ranks, of which each `degree` consecutive ones share every sequence: rank r is the `r % degree`th of group `r / degree`.
+    /// All ranks call it together.
+    ///
+    /// # Errors
+    /// Where the degree does not divide the ranks, or a rank is gone.
+    pub fn sharing_sequences(mut self, degree: usize) -> Result<Self> {
+        let ranks = self.size();
+        if degree == 0 || !ranks.is_multiple_of(degree) {
+            return Err(Error::Ranks(format!(
+                "memory.ulysses_sequence_parallel_size is {degree}, which does not divide this run's {ranks} ranks into groups; start a \
+                 multiple of {} ranks (docs/clusters.md), or set it to a number that divides {ranks}",
+                degree.max(1)
+            )));
+        }
+        self.mesh = None;
+        if degree > 1 {
+            self.mesh = Some(Arc::new(Mesh::new(&self.all, degree)?));
+        }
+        Ok(self)
+    }
+
+    /// How many ranks share every sequence; 1 where none do.
+    #[must_use]
+    pub fn sequence_size(&self) -> usize {
+        self.mesh.as_ref().map_or(1, |mesh| mesh.degree)
+    }
+
+    /// This rank among those that share its sequences, from 0.
+    #[must_use]
+    pub fn sequence_rank(&self) -> usize {
+        self.rank() % self.sequence_size()
+    }
+
+    /// How many groups of ranks divide a batch.
+    #[must_use]
+    pub fn data_size(&self) -> usize {
+        self.size() / self.sequence_size()
+    }
+
+    /// The group of this rank, from 0.
+    #[must_use]
+    pub fn data_rank(&self) -> usize {
+        self.rank() / self.sequence_size()
+    }
+
+    /// What each rank that shares this one's sequences has for it, in their order: blocks of equal length, block r for the rth of them.
+    ///
+    /// # Errors
+    /// Where a rank failed or is gone, or is in another operation.
+    pub fn sequence_all_to_all(&self, blocks: Flat) -> Result<Flat> {
+        self.in_sequence(|group| group.all_to_all(blocks))
+    }
+
+    /// The bytes of each rank that shares this one's sequences, in their order.
+    ///
+    /// # Errors
+    /// Those of [`sequence_all_to_all`](Self::sequence_all_to_all).
+    pub fn sequence_exchange(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        self.in_sequence(|group| group.exchange(own))
+    }
+
+    /// What this rank has sent in the operations of the ranks that share its sequences.
+    #[must_use]
+    pub fn sequence_traffic(&self) -> Traffic {
+        let mesh = self.mesh.as_ref();
+        mesh.map_or_else(Traffic::default, |mesh| mesh.traffic())
+    }
+
+    fn in_sequence<T>(
+        &self,
+        work: impl FnOnce(&dyn Collective) -> Result<T, CollectiveError>,
+    ) -> Result<T> {
+        Ok(match &self.mesh {
+            Some(mesh) => mesh.during(work)?,
+            None => work(&Solo)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use firebrick_backends::collective::{Failure, Kind, Settings, Threads};
+
+    fn ranks<T: Send>(size: usize, work: impl Fn(World) -> T + Sync) -> Vec<T> {
+        let done = Threads::run(size, Settings::default(), |all| work(World::new(all)));
+        done.into_iter().map(|rank| rank.unwrap()).collect()
+    }
+
+    #[test]
+    fn consecutive_ranks_share_sequences_and_groups_divide_the_batch() {
+        let places = ranks(6, |world| {
+            let world = world.sharing_sequences(2).unwrap();
+            let said = world.sequence_exchange(vec![world.rank() as u8]).unwrap();
+            let sent = world.sequence_traffic().operations[Kind::Exchange as usize];
+            let data = [world.data_rank(), world.data_size()];
+            let sequence = [world.sequence_rank(), world.sequence_size()];
+            (data, sequence, said.concat(), sent)
+        });
+        for (rank, (data, sequence, said, sent)) in places.into_iter().enumerate() {
+            assert_eq!((data, sequence), ([rank / 2, 3], [rank % 2, 2]));
+            let low = (rank / 2 * 2) as u8;
+            assert_eq!((said, sent), (vec![low, low + 1], 1));
+        }
+        let alone = World::default().sharing_sequences(1).unwrap();
+        assert_eq!((alone.data_size(), alone.sequence_size()), (1, 1));
+    }
+
+    #[test]
+    fn a_degree_that_does_not_divide_the_ranks_is_refused() {
+        for (degree, ranks) in [(2, 1), (0, 1)] {
+            let refused = World::default().sharing_sequences(degree).unwrap_err();
+            let message = refused.to_string();
+            let own = format!("memory.ulysses_sequence_parallel_size is {degree}");
+            assert!(message.contains(&own), "{message}");
+            assert!(message.contains(&format!("{ranks} ranks")), "{message}");
+        }
+        for message in ranks(3, |world| {
+            world.sharing_sequences(2).unwrap_err().to_string()
+        }) {
+            assert!(message.contains("3 ranks"), "{message}");
+            assert!(message.contains("a multiple of 2"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_failure_of_a_rank_settles_on_all_and_groups_work_again() {
+        for failing in 0..4 {
+            let found = ranks(4, |world| {
+                let world = world.sharing_sequences(2).unwrap();
+                let own = || Flat::F64(vec![world.rank() as f64; 2]);
+                let told = if world.rank() == failing {
+                    world.settle(Some(Failure::new("no room")))
+                } else {
+                    // either an operation of its group was cut short, or that of all is
+                    let done = world.sequence_all_to_all(own());
+                    let done = done.and_then(|_| world.all_reduce(own()));
+                    world.settle(done.err().map(|e| Failure::new(e.to_string())))
+                };
+                let anew = world.sequence_all_to_all(own()).unwrap();
+                (told.unwrap_err().to_string(), anew)
+            });
+            for (rank, (told, anew)) in found.into_iter().enumerate() {
+                assert_eq!(told, format!("rank {failing} failed: no room"));
+                let low = (rank / 2 * 2) as f64;
+                assert_eq!(anew, Flat::F64(vec![low, low + 1.0]));
+            }
+        }
+    }
+}

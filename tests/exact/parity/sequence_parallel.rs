@@ -1,0 +1,328 @@
+//! Ranks that share the rows of every micro-batch (Ulysses) against one rank that has all of them, in f64.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use firebrick_backends::collective::{Collective, Settings, Solo, Threads};
+use firebrick_engine::executor::{HeadLoss, Residency, Runtime};
+use firebrick_engine::learner::Learner;
+use firebrick_engine::objective::value::ValueLoss;
+use firebrick_engine::objective::{ObjectiveConfig, PolicyGradient};
+use firebrick_engine::optim::OptimConfig;
+use firebrick_engine::plan::{MemoryConfig, Packing, Role};
+use firebrick_engine::sequence::Sequence;
+use firebrick_engine::world::World;
+use firebrick_models::arch::Mixer;
+
+use super::critic::critics;
+use super::plans::{TEMPERATURE, TOLERANCE, models as with_rows, objective};
+use crate::support::model::Model;
+use crate::support::techniques::Technique;
+use crate::support::zero::{
+    SHARED_SEQUENCES, TECHNIQUES, UPDATES, alone, assert_same, on_ranks, packed, rows, settings,
+    with_dropped_adapters,
+};
+use crate::support::{assert_close, assert_gradient, checked, folders};
+
+/// How rows are cut and attended to, beside what state can be shared.
+const CUTS: [Technique; 3] = [
+    ("padded rows", |m| m.packing = Packing::Padded),
+    ("three queries at a time", |m| m.attention_rows = 3),
+    ("a head of five rows", |m| m.head_rows = 5),
+];
+
+/// Whether all there is to compare is compared: `tests/campaigns/run zero`.
+fn is_campaign() -> bool {
+    std::env::var("FIREBRICK_CAMPAIGN").is_ok_and(|name| name == "zero")
+}
+
+/// Models without linear attention, whose heads all degrees divide: CI takes one of grouped key heads, one with a window and one key head,
+/// and one with experts; the campaign all.
+fn models() -> Vec<Model> {
+    let dirs = folders("models").into_iter();
+    let dirs = dirs.filter(|dir| dir.join("golden/grads.safetensors").is_file());
+    let models = dirs.map(|dir| Model::load(&dir)).filter(|model| {
+        let arch = model.decoder.arch();
+        let sample = ["llama-gqa", "mistral-window", "qwen3-moe"].contains(&model.name.as_str());
+        let local = is_campaign() && model.manifest.is_local();
+        (local || sample)
+            && arch.count(Mixer::GatedDeltaNet) == 0
+            && arch.num_heads.is_multiple_of(4)
+    });
+    models.collect()
+}
+
+/// How many runs are as one rank's.
+fn compare(model: &Model, name: &str, sample: &[&str]) -> usize {
+    let rows = rows(model);
+    let mut cases = 0;
+    for (technique, turn_on) in TECHNIQUES.into_iter().chain(CUTS) {
+        if !is_campaign() && !sample.contains(&technique) {
+            continue;
+        }
+        let plain = packed(turn_on);
+        let expected = alone(model, &rows, &plain, Some(1.0));
+        for (ranks, size, share) in SHARED_SEQUENCES {
+            let mut memory = plain.clone();
+            share(&mut memory);
+            let label = format!("{}{name}, {technique}, {ranks}", model.name);
+            let found = on_ranks(model, &rows, &memory, Some(1.0), size);
+            assert_same(&label, &memory, &found, &expected, TOLERANCE);
+            cases += 1;
+        }
+    }
+    cases
+}
+
+#[test]
+fn ranks_that_share_sequences_train_what_one_rank_trains() {
+    let mut cases = 0;
+    for (i, model) in models().into_iter().enumerate() {
+        let sample = [
+            &[
+                "plain",
+                "padded rows",
+                "weights streamed, segment by segment",
+            ][..],
+            &["inputs on the host", "three queries at a time"],
+            &["plain", "a head of five rows"],
+        ];
+        cases += compare(&model, "", sample[i % sample.len()]);
+        if i == 0 || is_campaign() {
+            let adapted = with_dropped_adapters(model, 0.1);
+            cases += compare(&adapted, " with adapters that drop inputs", &["plain"]);
+        }
+    }
+    checked("runs that share sequences", cases);
+}
+
+#[test]
+fn rows_that_are_fewer_than_the_ranks_are_shared_all_the_same() {
+    let model = models().swap_remove(0);
+    let mut one = rows(&model).swap_remove(0);
+    one.tokens.truncate(3);
+    one.positions = vec![0, 1];
+    one.columns = one.columns.map(|column| column[..2].to_vec());
+    let (one, memory) = ([one], packed(|_| {}));
+    let expected = alone(&model, &one, &memory, None);
+    for (ranks, size, share) in SHARED_SEQUENCES {
+        let mut memory = memory.clone();
+        share(&mut memory);
+        let found = on_ranks(&model, &one, &memory, None, size);
+        let label = format!("three tokens, {ranks}");
+        assert_same(&label, &memory, &found, &expected, TOLERANCE);
+    }
+}
+
+#[test]
+fn a_rerun_on_ranks_that_share_sequences_is_the_same_to_the_bit() {
+    let model = models().swap_remove(0);
+    let rows = rows(&model);
+    for (ranks, size, share) in SHARED_SEQUENCES {
+        let mut memory = packed(|_| {});
+        share(&mut memory);
+        let [found, again] =
+            [(); 2].map(|()| on_ranks(&model, &rows, &memory, None, size).swap_remove(0));
+        assert!(found.weights == again.weights, "{ranks}");
+        assert!(found.steps == again.steps, "{ranks}");
+    }
+}
+
+#[test]
+fn attention_takes_four_messages_and_six_where_it_is_recomputed() {
+    let model = models().swap_remove(0);
+    let (rows, arch) = (rows(&model), model.decoder.arch());
+    for recomputed in [false, true] {
+        for degree in [2, 4] {
+            let mut memory = settings(|_| {});
+            memory.gradient_checkpointing = recomputed;
+            memory.ulysses_sequence_parallel_size = degree;
+            // a width of all heads, and one of the key heads that every rank needs
+            let (queries, keys) = (arch.num_heads, arch.num_kv_heads.max(degree));
+            let parts: u64 = rows
+                .iter()
+                .map(|row| row.tokens.len().div_ceil(degree) as u64)
+                .sum();
+            let there = (queries + 2 * keys) as u64;
+            let passes = if recomputed { 3 } else { 2 };
+            let numbers = parts * passes * (there + queries as u64) * arch.head_dim as u64;
+            for rank in on_ranks(&model, &rows, &memory, None, degree) {
+                let (updates, layers) = (UPDATES as u64, arch.num_layers as u64);
+                let attentions = updates * layers * rank.micro_batches as u64;
+                assert_eq!(rank.micro_batches, rows.len());
+                let label = format!("{degree} ranks, recomputed: {recomputed}");
+                assert_eq!(rank.exchanges[0], 2 * passes * attentions, "{label}");
+                // what goes to the others, in f64
+                let sent = updates * layers * 8 * numbers * (degree as u64 - 1) / degree as u64;
+                assert_eq!(rank.exchanges[1], sent, "{label}");
+            }
+        }
+    }
+}
+
+/// What is learnt, and by which loss.
+enum Task {
+    Policy(PolicyGradient),
+    Critic(ValueLoss),
+}
+
+/// Losses, norms and metrics of some updates, the weights after them, and scores or values under these.
+#[derive(Clone, PartialEq)]
+struct Learnt {
+    steps: Vec<BTreeMap<String, f64>>,
+    weights: BTreeMap<String, Vec<f64>>,
+    scores: Vec<Vec<f32>>,
+}
+
+fn learnt(
+    model: &Model,
+    rows: &[Sequence],
+    (task, memory): (&Task, &MemoryConfig),
+    ranks: Arc<dyn Collective>,
+) -> Learnt {
+    let world = World::new(ranks).sharing_sequences(memory.ulysses_sequence_parallel_size);
+    let runtime = Runtime::new(model.decoder.device()).with_world(world.expect("a mesh"));
+    let plan = memory.plan(model.decoder.arch()).expect("a plan");
+    let optim = OptimConfig {
+        lr: 1e-2,
+        ..OptimConfig::default()
+    };
+    let (role, loss) = match task {
+        Task::Policy(objective) => (Role::Policy, HeadLoss::from(objective)),
+        Task::Critic(loss) => (Role::Critic, HeadLoss::from(*loss)),
+    };
+    let mut learner = Learner::for_role(role, model.decoder.clone(), plan, optim, runtime);
+    let placed = learner.model.set_residency(Residency::Pass);
+    placed.expect("weights in their place");
+    let mut steps = Vec::new();
+    for _ in 0..UPDATES {
+        let updated = learner.update(rows, TEMPERATURE, loss, 1e-2);
+        let updated = updated.unwrap_or_else(|error| panic!("{}: {error}", model.name));
+        let mut step = BTreeMap::from([
+            ("loss".to_owned(), updated.sums.loss),
+            ("norm".to_owned(), updated.outcome.grad_norm),
+            ("tokens".to_owned(), updated.sums.tokens as f64),
+            ("sequences".to_owned(), updated.sums.sequences as f64),
+        ]);
+        step.extend(updated.sums.values().map(|(name, v)| (name.to_owned(), v)));
+        steps.push(step);
+    }
+    let scores = match task {
+        Task::Policy(_) => {
+            let scores = learner.score(rows, TEMPERATURE).expect("scores");
+            [scores.logp, scores.entropy].concat()
+        }
+        Task::Critic(_) => learner.values(rows).expect("values"),
+    };
+    learner.model.make_whole().expect("whole weights");
+    let weights = learner.decoder().params().map(|(spec, value)| {
+        let values = value.download().expect("values").to_f64();
+        (spec.name.clone(), values)
+    });
+    Learnt {
+        steps,
+        weights: weights.collect(),
+        scores,
+    }
+}
+
+fn assert_learnt_alike(model: &Model, rows: &[Sequence], name: &str, task: &Task) -> usize {
+    let plain = packed(|_| {});
+    let expected = learnt(model, rows, (task, &plain), Arc::new(Solo));
+    for (ranks, size, share) in SHARED_SEQUENCES {
+        let mut memory = plain.clone();
+        share(&mut memory);
+        let found = Threads::run(size, Settings::default(), |rank| {
+            learnt(model, rows, (task, &memory), rank)
+        });
+        let found: Vec<Learnt> = found.into_iter().map(|rank| rank.unwrap()).collect();
+        let label = format!("{}, {name}, {ranks}", model.name);
+        assert!(found.iter().all(|other| *other == found[0]), "{label}");
+        for (found, expected) in found[0].steps.iter().zip(&expected.steps) {
+            assert!(found.keys().eq(expected.keys()), "{label}");
+            for (key, value) in found {
+                assert_close(&format!("{label}: {key}"), *value, expected[key], TOLERANCE);
+            }
+        }
+        for (name, values) in &found[0].weights {
+            let expected = &expected.weights[name];
+            assert_gradient(&format!("{label}: {name}"), values, expected, TOLERANCE);
+        }
+        let pairs = found[0].scores.concat();
+        let pairs = pairs.iter().zip(expected.scores.concat());
+        for (found, expected) in pairs {
+            // read off in f32
+            assert_close(&label, f64::from(*found), f64::from(expected), 1e-6);
+        }
+    }
+    SHARED_SEQUENCES.len()
+}
+
+/// A loss of whole sequences, whose tokens lie on several ranks.
+fn of_sequences() -> PolicyGradient {
+    let settings = serde_json::json!({"name": "gspo", "entropy_coeff": 0.02, "kl_loss_coef": 0.05});
+    let config: ObjectiveConfig = serde_json::from_value(settings).expect("settings");
+    config.build().expect("an objective")
+}
+
+#[test]
+fn losses_of_tokens_sequences_and_values_are_one_ranks() {
+    let (mut cases, sample) = (0, ["llama-gqa", "gemma3"]);
+    for (model, rows) in with_rows() {
+        if sample.contains(&model.name.as_str()) {
+            let task = Task::Policy(objective());
+            cases += assert_learnt_alike(&model, &rows, "tokens", &task);
+            let task = Task::Policy(of_sequences());
+            cases += assert_learnt_alike(&model, &rows, "sequences", &task);
+        }
+    }
+    for (model, rows) in critics() {
+        if model.name == "llama-gqa" {
+            let task = Task::Critic(ValueLoss { clip_range: 0.05 });
+            cases += assert_learnt_alike(&model, &rows, "values", &task);
+        }
+    }
+    checked("losses over shared sequences", cases);
+}
+
+/// What ranks say that are to share a model's sequences.
+fn refused(name: &str, degree: usize, size: usize, router_loss: f64) -> Vec<String> {
+    let model = with_rows()
+        .into_iter()
+        .find(|(model, _)| model.name == name);
+    let (model, rows) = model.expect("a model with gradients");
+    let plan = MemoryConfig::default().plan(model.decoder.arch());
+    let plan = plan.expect("a plan");
+    let said = Threads::run(size, Settings::default(), |rank| {
+        let world = World::new(rank).sharing_sequences(degree);
+        let runtime = Runtime::new(model.decoder.device()).with_world(world.expect("a mesh"));
+        let optim = OptimConfig::default();
+        let mut learner = Learner::new(model.decoder.clone(), plan.clone(), optim, runtime);
+        learner.router_aux_loss_coef = router_loss;
+        let scored = learner.score(&rows, 1.0).map(drop);
+        let updated = learner.update(&rows, TEMPERATURE, &objective(), 1e-2);
+        let updated = updated.map(drop).unwrap_err().to_string();
+        if router_loss == 0.0 {
+            assert_eq!(scored.unwrap_err().to_string(), updated);
+        }
+        updated
+    });
+    said.into_iter().map(|rank| rank.unwrap()).collect()
+}
+
+#[test]
+fn models_whose_sequences_cannot_be_shared_are_refused_by_name() {
+    for (name, degree, router_loss, parts) in [
+        ("gemma2", 4, 0.0, ["the policy has 2 of them", "divides 2"]),
+        ("qwen3_5", 2, 0.0, ["gated DeltaNet", "set it to 1"]),
+        ("qwen3-moe", 2, 0.1, ["model.router_aux_loss_coef", "to 0"]),
+    ] {
+        for message in refused(name, degree, degree, router_loss) {
+            let key = format!("memory.ulysses_sequence_parallel_size: {degree}");
+            assert!(message.contains(&key), "{message}");
+            for part in parts {
+                assert!(message.contains(part), "{part}: {message}");
+            }
+        }
+    }
+}
