@@ -74,6 +74,22 @@ impl Spread {
         },
     };
 
+    /// Devices of one machine that share sequences so, and nothing else.
+    pub fn of_sequences(degree: usize) -> Self {
+        let sequence = degree as u64;
+        Self::Given {
+            parallel: Parallel {
+                sequence,
+                ..Parallel::ALONE
+            },
+            machines: (1, sequence),
+            links: Links {
+                link: None,
+                node_link: None,
+            },
+        }
+    }
+
     pub fn links(&self) -> Links {
         let (Self::Given { links, .. } | Self::Chosen { links, .. }) = self;
         *links

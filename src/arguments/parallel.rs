@@ -10,7 +10,7 @@ use firebrick::spec::LinkSpec;
 /// Plans for several devices.
 #[derive(Debug, Args)]
 #[command(
-    next_help_heading = "Several devices (bytes of each; training runs on data-parallel ones, the other kinds are estimates)"
+    next_help_heading = "Several devices (bytes of each; training runs on data- and sequence-parallel ones, the other kinds are estimates)"
 )]
 pub struct ParallelArgs {
     /// Machines, of --gpus devices each: chooses the degrees below that are not given, with the least estimated time within --budget a
@@ -20,7 +20,7 @@ pub struct ParallelArgs {
     /// Devices of a machine; without it `trainer.n_gpus_per_node`, or one
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub gpus: Option<u64>,
-    /// Choose among tensor, pipeline and sequence parallelism, too, which `firebrick train` does not run yet
+    /// Choose among tensor and pipeline parallelism, too, which `firebrick train` does not run yet
     #[arg(long)]
     pub allow_estimated: bool,
     /// Link between the devices of a machine: nvlink2 to nvlink5, pcie3 to pcie5, host (through memory, as `train` does), or a rate of one
@@ -31,7 +31,8 @@ pub struct ParallelArgs {
     /// so many ports a machine as 4xinfiniband-ndr, host, or a rate a device as 50GB/s
     #[arg(long, value_name = "LINK")]
     pub node_link: Option<LinkSpec>,
-    /// Number of data-parallel replicas; without it, the ranks that `trainer.nnodes` and `trainer.n_gpus_per_node` say, or one
+    /// Number of data-parallel replicas; without it, the ranks that `trainer.nnodes` and `trainer.n_gpus_per_node` say, over the
+    /// sequence-parallel degree, or one
     #[arg(long, visible_alias = "fsdp-size", value_name = "N")]
     pub data_parallel: Option<u64>,
     /// What the replicas shard, by stage: 1 optimizer state, 2 also gradients, 3 also weights (as FSDP does). Overrides
@@ -51,7 +52,7 @@ pub struct ParallelArgs {
     /// Pipeline-parallel degree: devices that share the layers
     #[arg(long, visible_alias = "pipeline-model-parallel-size", value_name = "N")]
     pub pipeline_parallel: Option<u64>,
-    /// Sequence-parallel degree (Ulysses): devices that share every sequence
+    /// Sequence-parallel degree (Ulysses): devices that share every sequence. Overrides `memory.ulysses_sequence_parallel_size`
     #[arg(
         long,
         visible_alias = "ulysses-sequence-parallel-size",
@@ -102,8 +103,11 @@ impl ParallelArgs {
     /// among.
     fn degrees(&self, config: &RunConfig) -> Parallel {
         let ranks = config.trainer.ranks().map_or(1, |ranks| ranks as u64);
-        let data = self.data_parallel.unwrap_or(ranks);
-        let among = if data > 1 {
+        let configured = config.memory.ulysses_sequence_parallel_size as u64;
+        let sequence = self.sequence_parallel.unwrap_or(configured);
+        let share = (ranks / sequence.max(1)).max(1);
+        let data = self.data_parallel.unwrap_or(share);
+        let among = if data > 1 || sequence > 1 {
             config.memory.zero()
         } else {
             Zero::Off
@@ -114,7 +118,7 @@ impl ParallelArgs {
             zero: self.stage().unwrap_or(among),
             tensor,
             pipeline: self.pipeline_parallel.unwrap_or(1),
-            sequence: self.sequence_parallel.unwrap_or(1),
+            sequence,
             rollout_tensor: self.rollout_tensor_parallel.filter(|&n| n != tensor),
             cluster: None,
         }

@@ -52,11 +52,8 @@ pub fn problems(path: &Path, overrides: &[String]) -> anyhow::Result<Vec<Problem
     let Some(config) = file.config.take() else {
         return Ok(file.problems);
     };
-    let parallel = Parallel {
-        sequence: config.memory.ulysses_sequence_parallel_size as u64,
-        ..Parallel::ALONE
-    };
-    let found = match planned::plan(config, Spread::of(parallel)) {
+    let spread = Spread::of_sequences(config.memory.ulysses_sequence_parallel_size);
+    let found = match planned::plan(config, spread) {
         Ok(planned) => planned.unread.map(|error| said(&error.into())),
         Err(error) => Some(said(&error)),
     };

@@ -108,7 +108,7 @@ impl Plan {
         if let Some(parallel) = parallel {
             let parallel: Parallel = serde_path_to_error::deserialize(parallel)
                 .map_err(|e| bad(format!("parallel.{}: {}", e.path(), e.inner())))?;
-            if !parallel.is_trained() {
+            if !parallel.is_run() {
                 return Err(Error::Plan(format!(
                     "{}: is arithmetic for {parallel}, and the trainer is data and sequence parallel; leave all degrees but \
                      --data-parallel and --sequence-parallel out of `firebrick plan` to make a plan that it runs",

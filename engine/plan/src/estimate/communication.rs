@@ -68,7 +68,8 @@ impl Context<'_> {
             let (arch, tensor) = (self.arch, parallel.tensor as f64);
             let dim = self.sizes.width as f64 * arch.head_dim as f64;
             // heads of keys that are fewer than devices are sent to several
-            let keys = (arch.num_kv_heads as f64).max(parallel.sequence as f64 * tensor);
+            let kv_heads = arch.num_kv_heads as u64;
+            let keys = (kv_heads * parallel.key_copies(kv_heads)) as f64;
             let queries = arch.num_heads as f64;
             let apart = tokens * dim * (queries + 2.0 * keys) / tensor;
             let back = tokens * dim * queries / tensor;

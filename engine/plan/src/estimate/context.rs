@@ -81,7 +81,7 @@ impl ModelSizes {
         Self {
             units: [policy, critic].map(|model| {
                 model.map_or_else(UnitMessages::default, |(arch, lora)| {
-                    UnitMessages::of(arch, lora, parallel.data)
+                    UnitMessages::of(arch, lora, parallel.replicas())
                 })
             }),
             sampling: parallel.sampling(),

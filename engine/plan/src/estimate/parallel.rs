@@ -83,26 +83,21 @@ impl Parallel {
         self.devices() > 1
     }
 
-    /// Whether data-parallel devices are all there are: what the trainer runs.
-    #[must_use]
-    pub fn is_data_alone(&self) -> bool {
-        self.tensor == 1
-            && self.pipeline == 1
-            && self.sequence == 1
-            && self.rollout_tensor.is_none()
-    }
-
-    /// Whether the trainer runs these degrees; it refuses the others, which are arithmetic.
+    /// Whether the trainer runs these degrees, data- and sequence-parallel ones; it refuses the others, which are arithmetic.
     #[must_use]
     pub fn is_run(&self) -> bool {
-        self.is_data_alone()
+        self.tensor == 1 && self.pipeline == 1 && self.rollout_tensor.is_none()
     }
 
-    /// The devices as they sample.
+    /// The devices as they sample: those that share sequences in training have sequences of their own.
     #[must_use]
     pub fn sampling(self) -> Self {
         match self.rollout_tensor {
-            None => self,
+            None => Self {
+                data: self.replicas(),
+                sequence: 1,
+                ..self
+            },
             Some(tensor) => Self {
                 data: self.devices() / tensor.max(1),
                 zero: Zero::Off,
@@ -113,12 +108,6 @@ impl Parallel {
                 cluster: self.cluster,
             },
         }
-    }
-
-    /// Whether the trainer runs on such devices: data- and sequence-parallel ones.
-    #[must_use]
-    pub fn is_trained(&self) -> bool {
-        self.tensor == 1 && self.pipeline == 1
     }
 
     /// Devices with the same weights, which `ZeRO` shares out among them: sequence-parallel ones too.
@@ -192,6 +181,12 @@ impl Parallel {
             return bad(format!(
                 "the sequence-parallel degree times the tensor-parallel one is {both}; it should divide the model's {} heads",
                 arch.num_heads
+            ));
+        }
+        if self.sequence > 1 && arch.delta_net.is_some() {
+            return bad(format!(
+                "the sequence-parallel degree is {}, and a state of linear attention goes from token to token: devices cannot share a sequence",
+                self.sequence
             ));
         }
         if let Some(tensor) = self.rollout_tensor {
@@ -293,16 +288,6 @@ impl Parallel {
     #[must_use]
     pub fn tensor_share(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.tensor)
-    }
-
-    /// The same devices while they sample: those that share sequences in training have sequences of their own.
-    #[must_use]
-    pub fn sampling(self) -> Self {
-        Self {
-            data: self.replicas(),
-            sequence: 1,
-            ..self
-        }
     }
 
     /// How often each key head goes to the devices that share sequences, so that each of them has one.
@@ -415,7 +400,7 @@ mod tests {
             ..p
         };
         assert_eq!([shared.weights(400), shared.optimizer(400)], [50; 2]);
-        assert!(shared.is_trained() && !shared.is_data_alone());
+        assert!(shared.is_run());
         let sampling = shared.sampling();
         assert_eq!([sampling.data, sampling.sequence], [8, 1]);
         assert_eq!([1, 2, 3, 4].map(|heads| p.key_copies(heads)), [4, 2, 4, 1]);

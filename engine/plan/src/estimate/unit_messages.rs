@@ -3,7 +3,7 @@
 //! A message of shards has every parameter's filled up to the length of the longest ([`Partition::part`]); one that sums gradients has besides,
 //! for each device, a number a parameter that counts who had a gradient of it.
 
-use super::messages::{Along, Communication, Group, MessageKind};
+use super::messages::{Communication, Group, MessageKind};
 use super::parallel::Parallel;
 use super::sizes::{F32, Half, Sizes};
 use crate::{ModelPlan, Order, Partition, Segment, Zero};
@@ -122,7 +122,7 @@ impl ModelMessages<'_> {
         if numbers == 0 {
             return;
         }
-        let group = self.parallel.group(Along::Data);
+        let group = self.parallel.gradient_group();
         let part = self.part(self.sizes.width * numbers);
         let buffer = (group.size * part) as f64;
         to.add(
@@ -213,7 +213,7 @@ impl ModelMessages<'_> {
         if unit.count == 0 {
             return;
         }
-        let group = self.parallel.group(Along::Data);
+        let group = self.parallel.gradient_group();
         let block = self.part(F32 * (unit.trained_part + unit.count));
         let buffer = (group.size * block) as f64;
         to.add(
@@ -230,16 +230,12 @@ impl ModelMessages<'_> {
         if replicas.size < 2 {
             return;
         }
-        let sequence = self.parallel.group(Along::Sequence);
         for (unit, times) in self.units.trained(self.sizes) {
             if !self.shares() {
                 self.all_reduce(to, replicas, unit.trained, times);
                 continue;
             }
             self.scatter(to, unit, times);
-            if sequence.size > 1 {
-                self.all_reduce(to, sequence, unit.trained_part, times);
-            }
         }
     }
 

@@ -117,6 +117,7 @@ impl Request {
             }
             let mut request = self.clone();
             request.memory.zero_stage = parallel.zero.number();
+            request.memory.ulysses_sequence_parallel_size = parallel.sequence as usize;
             request.memory.reshard_after_forward = reshard;
             request.memory.step_in_backward = false;
             request.parallel = parallel;

@@ -199,8 +199,11 @@ fn degrees_that_cannot_be_are_refused_by_name() {
     );
     assert!(refused(two, of_tensor(16)).contains("shared inside a machine"));
     assert!(refused(two, of_tensor(8)).contains("2 key/value heads"));
-    let many = cluster(256, 8, FAST);
-    let message = refused(many, Degrees::default());
+    let many = Degrees {
+        data: Some(2048),
+        ..Degrees::default()
+    };
+    let message = refused(cluster(256, 8, FAST), many);
     assert!(message.contains("1024 sequences"), "{message}");
     let data = Degrees {
         data: Some(5),
