@@ -64,16 +64,6 @@ pub enum Spread {
 }
 
 impl Spread {
-    /// One device.
-    pub const ALONE: Self = Self::Given {
-        parallel: Parallel::ALONE,
-        machines: (1, 1),
-        links: Links {
-            link: None,
-            node_link: None,
-        },
-    };
-
     /// Devices of one machine that share sequences so, and nothing else.
     pub fn of_sequences(degree: usize) -> Self {
         let sequence = degree as u64;
