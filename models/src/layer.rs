@@ -235,11 +235,25 @@ pub(crate) fn mlp(
 ) -> Tensor<2> {
     let h = normed_input(arch, w, x.clone());
     if let Some(own) = arch.experts(layer) {
-        let y = experts::mixture(arch, layer, own, w, &h, ctx, lora);
+        let mut y = experts::mixture(arch, layer, own, w, &h, ctx);
+        if own.shared.is_some() {
+            y = y + shared_expert(arch, w, &h, lora);
+        }
         return onto_residual(arch, w, x, y);
     }
     let gated = gated(arch, w, &h, lora);
     add_to_residual(arch, w, x, &gated, Slot::Down, lora)
+}
+
+/// What the expert of all tokens gives for normed rows, by the sigmoid of its gate.
+fn shared_expert(
+    arch: &Arch,
+    w: &Weights,
+    h: &Tensor<2>,
+    lora: Option<LoraForward<'_>>,
+) -> Tensor<2> {
+    let gate = sigmoid(w.linear(h, Slot::SharedGate, None));
+    w.linear(&gated(arch, w, h, lora), Slot::Down, lora) * gate
 }
 
 /// The residual plus what a half gives, which is normed first where the architecture does so.

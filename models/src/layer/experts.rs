@@ -1,15 +1,13 @@
 //! A mixture of experts (Shazeer et al., 2017, arXiv:1701.06538; Qwen 3's router: softmax over all experts, the likeliest of them): rows are
 //! sorted by expert on the host, and every expert multiplies its own rows.
 
-use super::gated;
-use crate::adapter::LoraForward;
 use crate::arch::{Arch, Experts};
 use crate::forward_context::ForwardContext;
 use crate::functional::glu;
 use crate::routing::RouterLoss;
 use crate::unit::Slot;
 use crate::weights::Weights;
-use burn::tensor::activation::{sigmoid, softmax};
+use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{
     ExpertInput, ExpertRows, attach_gradient, combine_experts, expert_linear,
@@ -24,7 +22,6 @@ pub(super) fn mixture(
     w: &Weights,
     h: &Tensor<2>,
     ctx: &ForwardContext,
-    lora: Option<LoraForward<'_>>,
 ) -> Tensor<2> {
     let logits = widened(w.linear(h, Slot::Router, None));
     let place = [arch.route_offset(layer), experts.per_token];
@@ -52,17 +49,7 @@ pub(super) fn mixture(
         &rows,
         ExpertInput::Sorted,
     );
-    let y = combine_experts(&y, &weights, &rows);
-    match experts.shared {
-        Some(_) => y + shared(arch, w, h, lora),
-        None => y,
-    }
-}
-
-/// What the expert of all tokens gives for normed rows, by the sigmoid of its gate.
-fn shared(arch: &Arch, w: &Weights, h: &Tensor<2>, lora: Option<LoraForward<'_>>) -> Tensor<2> {
-    let gate = sigmoid(w.linear(h, Slot::SharedGate, None));
-    w.linear(&gated(arch, w, h, lora), Slot::Down, lora) * gate
+    combine_experts(&y, &weights, &rows)
 }
 
 /// The experts of each token, `[tokens · per_token]`, best first.

@@ -50,11 +50,7 @@ impl Arch {
             head,
             vocab_size: f.required("vocab_size")?,
             hidden_size,
-            intermediate_size: match family {
-                // all of its layers have experts
-                Family::Qwen3_5Moe => f.size("intermediate_size")?.unwrap_or(0),
-                _ => f.required("intermediate_size")?,
-            },
+            intermediate_size: intermediate_size(&f, family)?,
             feed_forwards: feed_forwards(&f, family, num_layers)?,
             num_layers,
             num_heads,
@@ -138,6 +134,14 @@ impl Arch {
             .or_insert(json!(2048));
         config.entry("tie_word_embeddings").or_insert(json!(false));
         config.entry("torch_dtype").or_insert(json!("float32"));
+    }
+}
+
+/// The width of dense feed-forwards; 0 in a family that has none.
+fn intermediate_size(f: &Fields<'_>, family: Family) -> Result<usize> {
+    match family {
+        Family::Qwen3_5Moe => Ok(f.size("intermediate_size")?.unwrap_or(0)),
+        _ => f.required("intermediate_size"),
     }
 }
 
