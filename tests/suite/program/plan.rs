@@ -135,7 +135,7 @@ fn public_models_are_printed_as_they_stand_in_the_docs() {
         .lines()
         .filter(|row| row.starts_with("| ") && row.contains(" billion | "));
     let rows: Vec<String> = rows.map(|row| words(&row.replace('|', " "))).collect();
-    assert_eq!(rows.len(), 66, "33 models in two precisions");
+    assert_eq!(rows.len(), 72, "36 models in two precisions");
     for row in rows {
         assert!(printed.contains(&row), "{row:?} is not in:\n{said}");
     }
@@ -390,21 +390,12 @@ fn a_cluster_s_plan_is_written_for_as_many_ranks_and_estimates_are_not_run() {
     );
     let output = bench.firebrick("train", &["--plan", "plan.json"]);
     refused(&output, &["was made for 4 devices"]);
-    let estimates = [
-        "--pipeline-parallel",
-        "1",
-        "--ulysses-sequence-parallel-size",
-        "2",
-    ];
-    let said = succeeded(&bench.firebrick("plan", &[&CLUSTER[..], &estimates].concat()));
-    for part in [
-        "data 2",
-        "sequence 2",
-        "an estimate: `firebrick train` does not run these degrees yet",
-        "all_to_all",
-    ] {
+    let shared = ["--ulysses-sequence-parallel-size", "2"];
+    let said = succeeded(&bench.firebrick("plan", &[&CLUSTER[..], &shared].concat()));
+    for part in ["data 2", "sequence 2", "all_to_all"] {
         assert!(said.contains(part), "{part:?} is not in:\n{said}");
     }
+    assert!(!said.contains("an estimate"), "{said}");
     let sampled = ["--data-parallel", "4", "--rollout-tensor-parallel", "2"];
     let said = succeeded(&bench.firebrick("plan", &sampled));
     assert!(said.contains("data 4 x tensor 2 in sampling"), "{said}");
@@ -435,7 +426,17 @@ fn clusters_and_links_that_cannot_be_are_refused() {
             &["--gpus", "2", "--budget", "1GiB", "--data-parallel", "4"],
             "data 4",
         ),
-        (&["--gpus", "17", "--budget", "1GiB"], "16 sequences"),
+        (
+            &[
+                "--gpus",
+                "17",
+                "--budget",
+                "1GiB",
+                "--sequence-parallel",
+                "1",
+            ],
+            "16 sequences",
+        ),
         (
             &["--data-parallel", "4", "--rollout-tensor-parallel", "3"],
             "of sampling is 3",
