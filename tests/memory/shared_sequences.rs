@@ -1,11 +1,10 @@
 //! Predicted and counted bytes of a rank that shares sequences with another one.
 
 use crate::cases::llama;
-use crate::measure::{Case, Plans, error, rows};
+use crate::measure::{Case, Plans, rows};
 use crate::own_process::in_own_process;
-use crate::{SCRATCH, mib};
+use crate::phases_off;
 use serde_json::{Value, json};
-use std::io::Write;
 
 /// How far a prediction may be from what was counted, as a share of the latter.
 const TOLERANCE: f64 = 0.1;
@@ -46,24 +45,7 @@ fn predictions_for_a_rank_that_shares_sequences_are_within_10_percent_of_what_is
     let (mut off, mut plans) = (Vec::new(), 0);
     rows(shared_cases(), |row| {
         plans += 1;
-        for phase in &row.phases {
-            let apart = error(phase.predicted, phase.measured);
-            let line = format!(
-                "memory: {}, {}: {} predicted {:.1} MiB ({}), counted {:.1} MiB, {:+.1} %",
-                row.case,
-                row.plan,
-                phase.name,
-                mib(phase.predicted),
-                phase.moment,
-                mib(phase.measured),
-                100.0 * apart
-            );
-            writeln!(std::io::stderr(), "{line}").expect("writing to stderr");
-            let allowed = TOLERANCE * phase.measured as f64 + SCRATCH as f64;
-            if phase.predicted.abs_diff(phase.measured) as f64 > allowed {
-                off.push(line);
-            }
-        }
+        off.extend(phases_off(row, TOLERANCE));
     });
     assert!(plans >= 4, "only {plans} plans");
     assert!(off.is_empty(), "{}", off.join("\n"));

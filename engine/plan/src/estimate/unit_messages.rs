@@ -122,15 +122,15 @@ impl ModelMessages<'_> {
         if numbers == 0 {
             return;
         }
-        let group = self.parallel.gradient_group();
         let part = self.part(self.sizes.width * numbers);
-        let buffer = (group.size * part) as f64;
-        to.add(
-            (MessageKind::AllGather, group),
-            times,
-            (group.size - 1) * part,
-            buffer,
-        );
+        self.shards(to, MessageKind::AllGather, times, part);
+    }
+
+    /// So many messages in which every replica sends a block to each other.
+    fn shards(&self, to: &mut Communication, kind: MessageKind, times: u64, block: u64) {
+        let group = self.parallel.gradient_group();
+        let buffer = (group.size * block) as f64;
+        to.add((kind, group), times, (group.size - 1) * block, buffer);
     }
 
     /// Weights of embedding and head, where they are shared out.
@@ -213,15 +213,8 @@ impl ModelMessages<'_> {
         if unit.count == 0 {
             return;
         }
-        let group = self.parallel.gradient_group();
         let block = self.part(F32 * (unit.trained_part + unit.count));
-        let buffer = (group.size * block) as f64;
-        to.add(
-            (MessageKind::ReduceScatter, group),
-            times,
-            (group.size - 1) * block,
-            buffer,
-        );
+        self.shards(to, MessageKind::ReduceScatter, times, block);
     }
 
     /// Gradients of all units, once.
