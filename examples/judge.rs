@@ -10,7 +10,7 @@
 )]
 
 use firebrick::engine::data::Prompt;
-use firebrick::engine::reward::{Answer, Asked, CompletionId, Programs, Said};
+use firebrick::engine::reward::{Answer, Asked, CompletionId, ProgramResults, Programs};
 use firebrick::engine::task::{Split, Task, TaskConfig};
 use serde_json::{Map, Value, json};
 use std::error::Error;
@@ -66,7 +66,7 @@ fn rows(task: &dyn Task) -> Result<Vec<Row>, Box<dyn Error>> {
 }
 
 /// Asks about all groups at once, as a step that has sampled everything would, and waits.
-fn judged(programs: &Programs, rows: &[Row]) -> Result<Said, Box<dyn Error>> {
+fn judged(programs: &Programs, rows: &[Row]) -> Result<ProgramResults, Box<dyn Error>> {
     let mut asked = Asked::default();
     let groups = rows.chunk_by(|a, b| a.prompt.example.prompt == b.prompt.example.prompt);
     for (prompt_index, group) in groups.enumerate() {
@@ -94,7 +94,7 @@ fn judged(programs: &Programs, rows: &[Row]) -> Result<Said, Box<dyn Error>> {
 }
 
 /// What each program says of a row: a number, null where it does not apply, or why there is none.
-fn line(programs: &Programs, said: &Said, at: usize) -> Value {
+fn line(programs: &Programs, said: &ProgramResults, at: usize) -> Value {
     let mut all = Map::new();
     for (name, outcomes) in programs.names().zip(said) {
         let own = match &outcomes[at] {

@@ -5,7 +5,7 @@ use crate::lr_scheduler::LrSchedulerError;
 use crate::task::TaskError;
 use firebrick_backends::accounts::Balance;
 use firebrick_backends::collective::CollectiveError;
-use firebrick_backends::out_of_memory::{Kind, OutOfMemory as Refused};
+use firebrick_backends::out_of_memory::{MemoryErrorKind, OutOfMemory as Refused};
 use firebrick_plan::size::Bytes;
 use std::path::PathBuf;
 
@@ -172,7 +172,7 @@ impl OutOfMemory {
     /// Bytes that were in use, where they were counted: with a limit.
     #[must_use]
     pub fn in_use_bytes(&self) -> Option<u64> {
-        let limited = matches!(self.cause.kind, Kind::Limit { .. });
+        let limited = matches!(self.cause.kind, MemoryErrorKind::Limit { .. });
         self.cause.bytes.filter(|_| limited)
     }
 
@@ -180,7 +180,7 @@ impl OutOfMemory {
     #[must_use]
     pub fn limit_bytes(&self) -> Option<u64> {
         match self.cause.kind {
-            Kind::Limit { allowed } => Some(allowed),
+            MemoryErrorKind::Limit { allowed } => Some(allowed),
             _ => None,
         }
     }

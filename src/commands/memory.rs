@@ -4,7 +4,7 @@ use crate::arguments::MemoryArgs;
 use crate::output;
 use crate::table::Table;
 use firebrick::backends::allocation_trace::TraceSource;
-use firebrick::engine::executor::Place;
+use firebrick::engine::executor::BoundaryKind;
 use firebrick::engine::metrics::timeline::{
     LiveAllocations, LiveGroup, MemoryTimeline, PeakReport, Reason, TimelineReport, When,
 };
@@ -118,21 +118,21 @@ fn when(when: &When) -> String {
 
 fn place(when: &When) -> String {
     let what = match when.place {
-        Place::Begin => "at its beginning",
-        Place::Sample => "after a completion",
-        Place::Forward => "forward",
-        Place::Head => "at the head",
-        Place::Graph => "graph",
-        Place::Backward => "backward",
-        Place::Embedding => "embedding's gradient",
-        Place::Update => "update of unit",
-        Place::OutOfMemory => "out of memory",
-        Place::Replanned => "under another plan",
-        Place::End => "at its end",
+        BoundaryKind::Begin => "at its beginning",
+        BoundaryKind::Sample => "after a completion",
+        BoundaryKind::Forward => "forward",
+        BoundaryKind::Head => "at the head",
+        BoundaryKind::Graph => "graph",
+        BoundaryKind::Backward => "backward",
+        BoundaryKind::Embedding => "embedding's gradient",
+        BoundaryKind::Update => "update of unit",
+        BoundaryKind::OutOfMemory => "out of memory",
+        BoundaryKind::Replanned => "under another plan",
+        BoundaryKind::End => "at its end",
     };
     match (when.place, when.segment) {
         (_, None) => what.to_owned(),
-        (Place::Update, Some(unit)) => format!("{what} {unit}"),
+        (BoundaryKind::Update, Some(unit)) => format!("{what} {unit}"),
         (_, Some(segment)) => format!("{what} of segment {segment}"),
     }
 }
@@ -266,7 +266,7 @@ mod tests {
     use firebrick::engine::metrics::timeline::{CategoryBytes, Holder, PhasePeak};
     use firebrick::spec::memory::{Account, Category, Home, Role};
 
-    fn moment(step: u64, place: Place, segment: Option<u32>) -> When {
+    fn moment(step: u64, place: BoundaryKind, segment: Option<u32>) -> When {
         When {
             step,
             phase: "update_actor".into(),
@@ -277,7 +277,7 @@ mod tests {
     }
 
     fn report() -> TimelineReport {
-        let peak = moment(2, Place::Graph, Some(1));
+        let peak = moment(2, BoundaryKind::Graph, Some(1));
         TimelineReport {
             reason: Reason::OutOfMemory,
             error: Some("out of memory: the update_actor phase\n  gradients".into()),
@@ -301,7 +301,7 @@ mod tests {
                     share: Some(0.25),
                 }],
                 unaccounted_bytes: Some(3 << 20),
-                before: Some(moment(1, Place::Update, Some(4))),
+                before: Some(moment(1, BoundaryKind::Update, Some(4))),
                 categories: vec![CategoryBytes {
                     category: Category::Gradients,
                     bytes: 1 << 20,

@@ -3,7 +3,7 @@
 use super::steering::Asked;
 use firebrick::engine::config::Mode;
 use firebrick::engine::metrics::{Metrics, Phase};
-use firebrick::engine::report::{Excerpt, News, Pick, Planned, Reader, Text};
+use firebrick::engine::report::{AnswerReader, Excerpt, News, Pick, Planned, Text};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ pub struct LiveState {
     pub help: bool,
     /// Whether it is asked if the run shall end at once.
     pub asking: bool,
-    reader: Reader,
+    reader: AnswerReader,
     headlines: VecDeque<Vec<Option<f64>>>,
     seconds: VecDeque<f64>,
     stepped: Duration,
@@ -197,7 +197,7 @@ impl LiveState {
             asked: Asked::default(),
             help: false,
             asking: false,
-            reader: Reader::None,
+            reader: AnswerReader::None,
             headlines: VecDeque::new(),
             seconds: VecDeque::new(),
             stepped: Duration::ZERO,
@@ -217,7 +217,7 @@ impl LiveState {
                     name,
                     mode,
                     steps,
-                    reader: Reader::new(task.as_ref()),
+                    reader: AnswerReader::new(task.as_ref()),
                     clock: self.clock,
                     asked: self.asked,
                     help: self.help,

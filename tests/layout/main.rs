@@ -141,6 +141,17 @@ fn every_file_is_in_a_room_and_every_room_has_files() {
 }
 
 #[test]
+fn no_file_is_empty() {
+    let mut paths = Vec::new();
+    for folder in ["backends", "models", "engine", "src", "benches", "tests"] {
+        sources(&root().join(folder), &mut paths);
+    }
+    let empty = |path: &PathBuf| std::fs::metadata(path).expect("a file").len() == 0;
+    paths.retain(empty);
+    assert!(paths.is_empty(), "empty files: {paths:#?}");
+}
+
+#[test]
 fn no_file_is_longer_than_500_lines() {
     let mut long = Vec::new();
     let folders = [

@@ -1,16 +1,16 @@
 //! What the ranks of a whole run send in a step, beside what `plan.json` says that they do.
 
 use super::config;
-use firebrick_backends::collective::{Kind, Settings, Threads, Traffic};
+use firebrick_backends::collective::{OperationKind, Settings, Threads, Traffic};
 use firebrick_engine::plan::PlanReport;
 use firebrick_engine::plan::estimate::MessageKind;
 use firebrick_engine::trainer::Trainer;
 use std::path::Path;
 
-const KINDS: [(MessageKind, Kind); 3] = [
-    (MessageKind::AllReduce, Kind::AllReduce),
-    (MessageKind::ReduceScatter, Kind::ReduceScatter),
-    (MessageKind::AllGather, Kind::AllGather),
+const KINDS: [(MessageKind, OperationKind); 3] = [
+    (MessageKind::AllReduce, OperationKind::AllReduce),
+    (MessageKind::ReduceScatter, OperationKind::ReduceScatter),
+    (MessageKind::AllGather, OperationKind::AllGather),
 ];
 
 /// What the first rank of a run of so many steps sends, and what its plan says of one.

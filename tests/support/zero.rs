@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData};
 use firebrick_backends::accounts::{Category, Home};
-use firebrick_backends::collective::{Collective, Kind, Settings, Solo, Threads, Traffic};
+use firebrick_backends::collective::{Collective, OperationKind, Settings, Solo, Threads, Traffic};
 use firebrick_engine::batch::Batch;
 use firebrick_engine::executor::{Executor, Gradients, Residency, Runtime, rounds};
 use firebrick_engine::learner::{Learner, train_cut};
@@ -170,8 +170,8 @@ pub struct Trained {
     /// Most bytes held for moments, for gradients and for weights.
     pub held: [u64; 3],
     /// What was sent during the updates: operations and bytes.
-    pub operations: [u64; Kind::COUNT],
-    pub bytes: [u64; Kind::COUNT],
+    pub operations: [u64; OperationKind::COUNT],
+    pub bytes: [u64; OperationKind::COUNT],
     /// Passes that every rank makes in an update, where gradients are summed in each.
     pub rounds: usize,
     /// All-to-alls among the ranks that share this one's sequences during the updates, and the bytes that it sent in them.
@@ -215,7 +215,7 @@ pub fn trained(
     }
     let after = world.traffic();
     let exchanged = world.sequence_traffic();
-    let (kind, messages) = (Kind::AllToAll as usize, exchanged.operations);
+    let (kind, messages) = (OperationKind::AllToAll as usize, exchanged.operations);
     let micro_batches = dealt[world.data_rank()].len();
     let categories = [Category::Moments, Category::Gradients, Category::Parameters];
     let held = categories.map(|category| {

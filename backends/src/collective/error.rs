@@ -1,6 +1,6 @@
 //! What can go wrong between ranks.
 
-use crate::out_of_memory::{Kind as MemoryKind, OutOfMemory};
+use crate::out_of_memory::{MemoryErrorKind, OutOfMemory};
 
 /// Result of a collective.
 pub type Result<T, E = CollectiveError> = std::result::Result<T, E>;
@@ -34,7 +34,7 @@ impl Failure {
     #[must_use]
     pub fn of_memory(what: &OutOfMemory) -> Self {
         let limit = match what.kind {
-            MemoryKind::Limit { allowed } => Some((what.bytes.unwrap_or(allowed), allowed)),
+            MemoryErrorKind::Limit { allowed } => Some((what.bytes.unwrap_or(allowed), allowed)),
             _ => None,
         };
         Self {
@@ -51,7 +51,7 @@ impl Failure {
         let own = match self.limit {
             Some((used, allowed)) => OutOfMemory::over_limit(used, allowed),
             None => OutOfMemory {
-                kind: MemoryKind::Driver,
+                kind: MemoryErrorKind::Driver,
                 bytes: None,
                 origin: "another rank",
                 message: format!("rank {}: {}", self.rank, self.message),

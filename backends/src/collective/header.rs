@@ -11,7 +11,7 @@ const FIXED: usize = 48;
 
 /// An operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum OperationKind {
     /// [`all_gather`](super::Collective::all_gather)
     AllGather,
     /// [`reduce_scatter`](super::Collective::reduce_scatter)
@@ -30,7 +30,7 @@ pub enum Kind {
     Agree,
 }
 
-impl Kind {
+impl OperationKind {
     /// How many there are.
     pub const COUNT: usize = 8;
 
@@ -70,7 +70,7 @@ impl Kind {
 /// What a rank is about to do, or that it failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    pub kind: Kind,
+    pub kind: OperationKind,
     pub element: Element,
     /// Operations of the group before this one.
     pub sequence: u64,
@@ -90,8 +90,10 @@ impl fmt::Display for Header {
         } = self;
         let values = bytes / element.bytes() as u64;
         match kind {
-            Kind::Send => write!(f, "a send of {values} {}", element.name()),
-            Kind::Split | Kind::Agree => write!(f, "{} (operation {sequence})", kind.name()),
+            OperationKind::Send => write!(f, "a send of {values} {}", element.name()),
+            OperationKind::Split | OperationKind::Agree => {
+                write!(f, "{} (operation {sequence})", kind.name())
+            }
             _ => write!(
                 f,
                 "{} of {values} {} (operation {sequence})",
@@ -153,7 +155,7 @@ impl Header {
             eight.copy_from_slice(&bytes[at..at + 8]);
             u64::from_le_bytes(eight)
         };
-        let kind = Kind::ALL
+        let kind = OperationKind::ALL
             .get(usize::from(bytes[4]))
             .copied()
             .ok_or_else(foreign)?;

@@ -32,7 +32,7 @@ mod transport;
 
 pub use error::{CollectiveError, Failure, Result};
 pub use flat::{Element, Flat, shard};
-pub use header::Kind;
+pub use header::OperationKind;
 pub use launcher::{Launch, launched_world};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;

@@ -2,7 +2,7 @@
 
 use super::flat::sum_in_order;
 use super::group::{Staged, State};
-use super::header::{Header, Kind};
+use super::header::{Header, OperationKind};
 use super::mailbox::{Ended, Watched};
 use super::{CollectiveError, Element, Failure, Flat, Result, shard};
 use std::sync::PoisonError;
@@ -113,7 +113,7 @@ impl Operation<'_> {
     /// Exchanges headers. Gives all ranks' where they are in the same operation and none has failed.
     pub fn begin(
         &mut self,
-        kind: Kind,
+        kind: OperationKind,
         element: Element,
         bytes: usize,
         failure: Option<Failure>,
@@ -139,7 +139,7 @@ impl Operation<'_> {
         if headers.iter().any(|header| header.failure.is_some()) {
             // what a rank sent before it learnt of the failure is no longer wanted
             for from in self.others() {
-                while headers[from].kind == Kind::Send {
+                while headers[from].kind == OperationKind::Send {
                     self.take_frames(from, headers[from].bytes as usize, &own)?;
                     headers[from] = self.take_header(from, &own)?;
                 }
@@ -162,7 +162,7 @@ impl Operation<'_> {
         Ok(headers)
     }
 
-    pub fn send_frames(&mut self, to: usize, kind: Kind, bytes: &[u8]) -> Result<()> {
+    pub fn send_frames(&mut self, to: usize, kind: OperationKind, bytes: &[u8]) -> Result<()> {
         self.state.traffic.bytes[kind as usize] += bytes.len() as u64;
         bytes
             .chunks(self.group.settings.frame)

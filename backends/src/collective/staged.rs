@@ -2,7 +2,7 @@
 
 use super::flat::no_sum;
 use super::group::Staged;
-use super::header::{Header, Kind};
+use super::header::{Header, OperationKind};
 use super::operation::{during, mismatch};
 use super::{Collective, CollectiveError, Element, Failure, Flat, Result, Traffic, shard};
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,8 +22,8 @@ impl Collective for Staged {
         let numbers = [color as u64, key as u64, free];
         let all = during(self, |op| {
             let own = numbers.map(u64::to_le_bytes).concat();
-            let headers = op.begin(Kind::Split, Element::Byte, own.len(), None)?;
-            op.state.traffic.count(Kind::Split);
+            let headers = op.begin(OperationKind::Split, Element::Byte, own.len(), None)?;
+            op.state.traffic.count(OperationKind::Split);
             let (given, lengths) = (
                 vec![&own[..]; op.group.ranks.len()],
                 vec![own.len(); op.group.ranks.len()],
@@ -64,8 +64,8 @@ impl Collective for Staged {
     fn all_gather(&self, own: Flat) -> Result<Flat> {
         during(self, |op| {
             let bytes = own.as_bytes().len();
-            let headers = op.begin(Kind::AllGather, own.element(), bytes, None)?;
-            op.state.traffic.count(Kind::AllGather);
+            let headers = op.begin(OperationKind::AllGather, own.element(), bytes, None)?;
+            op.state.traffic.count(OperationKind::AllGather);
             op.gather(
                 &headers[op.group.own],
                 &own,
@@ -77,7 +77,7 @@ impl Collective for Staged {
     fn reduce_scatter(&self, all: Flat) -> Result<Flat> {
         during(self, |op| {
             let headers = op.begin(
-                Kind::ReduceScatter,
+                OperationKind::ReduceScatter,
                 all.element(),
                 all.as_bytes().len(),
                 None,
@@ -85,18 +85,23 @@ impl Collective for Staged {
             if all.element() == Element::Byte {
                 return Err(no_sum());
             }
-            op.state.traffic.count(Kind::ReduceScatter);
+            op.state.traffic.count(OperationKind::ReduceScatter);
             op.reduce(&headers[op.group.own], &all)
         })
     }
 
     fn all_reduce(&self, own: Flat) -> Result<Flat> {
         during(self, |op| {
-            let headers = op.begin(Kind::AllReduce, own.element(), own.as_bytes().len(), None)?;
+            let headers = op.begin(
+                OperationKind::AllReduce,
+                own.element(),
+                own.as_bytes().len(),
+                None,
+            )?;
             if own.element() == Element::Byte {
                 return Err(no_sum());
             }
-            op.state.traffic.count(Kind::AllReduce);
+            op.state.traffic.count(OperationKind::AllReduce);
             let (header, size, len) = (&headers[op.group.own], op.group.ranks.len(), own.len());
             let sum = op.reduce(header, &own)?;
             let width = own.element().bytes();
@@ -111,7 +116,7 @@ impl Collective for Staged {
     fn all_to_all(&self, blocks: Flat) -> Result<Flat> {
         during(self, |op| {
             let headers = op.begin(
-                Kind::AllToAll,
+                OperationKind::AllToAll,
                 blocks.element(),
                 blocks.as_bytes().len(),
                 None,
@@ -122,7 +127,7 @@ impl Collective for Staged {
                     "all_to_all of {len} values cannot be cut into equal blocks for {size} ranks"
                 )));
             }
-            op.state.traffic.count(Kind::AllToAll);
+            op.state.traffic.count(OperationKind::AllToAll);
             let block = len / size;
             let given: Vec<&[u8]> = (0..size)
                 .map(|rank| blocks.part(rank * block..(rank + 1) * block))
@@ -138,8 +143,8 @@ impl Collective for Staged {
         during(self, |op| {
             let header = message_header(own.element(), own.as_bytes().len());
             op.post(to, header.encode())?;
-            op.state.traffic.count(Kind::Send);
-            op.send_frames(to, Kind::Send, own.as_bytes())
+            op.state.traffic.count(OperationKind::Send);
+            op.send_frames(to, OperationKind::Send, own.as_bytes())
         })
     }
 
@@ -151,7 +156,7 @@ impl Collective for Staged {
             if found.failure.is_some() {
                 // all ranks learn of it in one operation, this one too
                 op.state.early.insert(from, found);
-                op.begin(Kind::Agree, Element::Byte, 0, None)?;
+                op.begin(OperationKind::Agree, Element::Byte, 0, None)?;
             } else if !wanted.agrees(&found) {
                 let ranks = &op.group.ranks;
                 return Err(mismatch(
@@ -166,8 +171,8 @@ impl Collective for Staged {
 
     fn exchange(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         during(self, |op| {
-            let headers = op.begin(Kind::Exchange, Element::Byte, own.len(), None)?;
-            op.state.traffic.count(Kind::Exchange);
+            let headers = op.begin(OperationKind::Exchange, Element::Byte, own.len(), None)?;
+            op.state.traffic.count(OperationKind::Exchange);
             let lengths: Vec<usize> = headers.iter().map(|header| header.bytes as usize).collect();
             op.blocks(
                 &headers[op.group.own],
@@ -179,8 +184,8 @@ impl Collective for Staged {
 
     fn agree(&self, failure: Option<Failure>) -> Result<()> {
         during(self, |op| {
-            op.begin(Kind::Agree, Element::Byte, 0, failure)?;
-            op.state.traffic.count(Kind::Agree);
+            op.begin(OperationKind::Agree, Element::Byte, 0, failure)?;
+            op.state.traffic.count(OperationKind::Agree);
             Ok(())
         })
     }
@@ -218,7 +223,7 @@ impl Staged {
 /// The header of values between two ranks, which have no place among the operations of all.
 fn message_header(element: Element, bytes: usize) -> Header {
     Header {
-        kind: Kind::Send,
+        kind: OperationKind::Send,
         element,
         sequence: 0,
         bytes: bytes as u64,

@@ -1,18 +1,18 @@
 //! What a rank has sent.
 
-use super::Kind;
+use super::OperationKind;
 
 /// Operations and bytes that a rank has sent to others, headers apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Operations by [`Kind`].
-    pub operations: [u64; Kind::COUNT],
-    /// Bytes by [`Kind`].
-    pub bytes: [u64; Kind::COUNT],
+    /// Operations by [`OperationKind`].
+    pub operations: [u64; OperationKind::COUNT],
+    /// Bytes by [`OperationKind`].
+    pub bytes: [u64; OperationKind::COUNT],
 }
 
 impl Traffic {
-    pub(super) fn count(&mut self, kind: Kind) {
+    pub(super) fn count(&mut self, kind: OperationKind) {
         self.operations[kind as usize] += 1;
     }
 }

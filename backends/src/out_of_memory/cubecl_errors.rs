@@ -1,6 +1,6 @@
 //! `CubeCL`'s own errors. They reach whoever uses a `CubeCL` client; Burn hands on their text.
 
-use super::kind::{Kind, OutOfMemory, one_line};
+use super::kind::{MemoryErrorKind, OutOfMemory, one_line};
 use super::phrases;
 use cubecl::server::{IoError, LaunchError, ServerError};
 use std::error::Error;
@@ -43,17 +43,21 @@ fn lost(reason: &str) -> Option<OutOfMemory> {
 
 fn io(error: &IoError) -> Option<OutOfMemory> {
     let (kind, bytes, origin) = match error {
-        IoError::OutOfMemory { size, .. } => {
-            (Kind::Pool, *size, "cubecl-runtime, IoError::OutOfMemory")
-        }
+        IoError::OutOfMemory { size, .. } => (
+            MemoryErrorKind::Pool,
+            *size,
+            "cubecl-runtime, IoError::OutOfMemory",
+        ),
         IoError::PageSizesExhausted { size, .. } => (
-            Kind::Pool,
+            MemoryErrorKind::Pool,
             *size,
             "cubecl-runtime, IoError::PageSizesExhausted",
         ),
-        IoError::BufferTooBig { size, .. } => {
-            (Kind::Buffer, *size, "cubecl-runtime, IoError::BufferTooBig")
-        }
+        IoError::BufferTooBig { size, .. } => (
+            MemoryErrorKind::Buffer,
+            *size,
+            "cubecl-runtime, IoError::BufferTooBig",
+        ),
         IoError::StorageMappingFailed { size, source, .. } => {
             let origin = "cubecl-runtime, IoError::StorageMappingFailed";
             (io(source)?.kind, *size, origin)
@@ -76,7 +80,7 @@ fn io(error: &IoError) -> Option<OutOfMemory> {
 fn launch(error: &LaunchError) -> Option<OutOfMemory> {
     match error {
         LaunchError::OutOfMemory { .. } => Some(OutOfMemory {
-            kind: Kind::Driver,
+            kind: MemoryErrorKind::Driver,
             bytes: None,
             origin: "cubecl-runtime, LaunchError::OutOfMemory",
             message: one_line(&error.to_string()),

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Whose memory ran out, or which bound an allocation exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MemoryErrorKind {
     /// `CubeCL`'s pool of device memory could not reserve a buffer: the driver gave it no page, or it keeps track of no more.
     Pool,
     /// The driver of a device refused device memory outside the pool, or without saying for what.
@@ -26,12 +26,12 @@ pub enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutOfMemory {
     /// Whose memory it was.
-    pub kind: Kind,
-    /// Bytes asked for, where the source says so; with [`Kind::Limit`], the bytes in use.
+    pub kind: MemoryErrorKind,
+    /// Bytes asked for, where the source says so; with [`MemoryErrorKind::Limit`], the bytes in use.
     pub bytes: Option<u64>,
     /// The crate and the error, or the system's call, that reported it.
     pub origin: &'static str,
-    /// What the source says, on one line and without backtraces. Empty for [`Kind::Limit`].
+    /// What the source says, on one line and without backtraces. Empty for [`MemoryErrorKind::Limit`].
     pub message: String,
     /// The device was lost with it: nothing else runs on it in this process.
     pub device_lost: bool,
@@ -42,7 +42,7 @@ impl OutOfMemory {
     #[must_use]
     pub fn over_limit(in_use: u64, allowed: u64) -> Self {
         Self {
-            kind: Kind::Limit { allowed },
+            kind: MemoryErrorKind::Limit { allowed },
             bytes: Some(in_use),
             origin: "memory.limit",
             message: String::new(),
@@ -58,7 +58,7 @@ impl OutOfMemory {
         error: &(dyn std::error::Error + 'static),
     ) -> Self {
         Self {
-            kind: Kind::System,
+            kind: MemoryErrorKind::System,
             bytes,
             origin,
             message: one_line(&error.to_string()),
@@ -72,27 +72,27 @@ impl fmt::Display for OutOfMemory {
         let bytes = self.bytes.map(|bytes| format!("{bytes} bytes"));
         let some = bytes.as_deref();
         match self.kind {
-            Kind::Pool => {
+            MemoryErrorKind::Pool => {
                 let some = some.unwrap_or("more memory");
                 write!(f, "the device's memory pool could not reserve {some}")
             }
-            Kind::Driver => {
+            MemoryErrorKind::Driver => {
                 let some = some.unwrap_or("memory");
                 write!(f, "the device's driver refused {some}")
             }
-            Kind::Host => {
+            MemoryErrorKind::Host => {
                 let some = some.unwrap_or("memory");
                 write!(f, "the device's driver could not get {some} of the host")
             }
-            Kind::System => {
+            MemoryErrorKind::System => {
                 let some = some.unwrap_or("memory");
                 write!(f, "the system refused {some}")
             }
-            Kind::Buffer => match some {
+            MemoryErrorKind::Buffer => match some {
                 Some(some) => write!(f, "a buffer of {some} is larger than the device allows"),
                 None => f.write_str("a buffer is larger than the device allows"),
             },
-            Kind::Limit { allowed } => {
+            MemoryErrorKind::Limit { allowed } => {
                 let some = some.unwrap_or("more");
                 write!(f, "{some} were in use, and memory.limit is {allowed} bytes")
             }

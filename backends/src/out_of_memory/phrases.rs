@@ -1,7 +1,7 @@
 //! Memory that ran out, told by words: the one place where text is read. It is for what arrives as a panic's message or as a string,
 //! which is everything that Burn hands on: `burn_cubecl` turns `CubeCL`'s errors into text.
 
-use super::kind::{Kind, OutOfMemory, one_line};
+use super::kind::{MemoryErrorKind, OutOfMemory, one_line};
 
 /// Where a message has the bytes that were asked for. Words that need a number beside them are no sign without it.
 #[derive(Clone, Copy, Debug)]
@@ -20,14 +20,19 @@ pub(super) struct Phrase {
     /// The words, in lower case.
     pub words: &'static str,
     /// Whose memory.
-    pub kind: Kind,
+    pub kind: MemoryErrorKind,
     /// Where the bytes are.
     pub bytes: Bytes,
     /// The crate and the error that has these words.
     pub origin: &'static str,
 }
 
-const fn phrase(words: &'static str, kind: Kind, bytes: Bytes, origin: &'static str) -> Phrase {
+const fn phrase(
+    words: &'static str,
+    kind: MemoryErrorKind,
+    bytes: Bytes,
+    origin: &'static str,
+) -> Phrase {
     Phrase {
         words,
         kind,
@@ -40,34 +45,34 @@ const fn phrase(words: &'static str, kind: Kind, bytes: Bytes, origin: &'static 
 #[rustfmt::skip]
 pub(super) const TABLE: [Phrase; 21] = [
     // CubeCL's memory management, which Burn hands on as the text of an `ExecutionError` when a tensor is read
-    phrase("can't allocate buffer of size: ", Kind::Buffer, Bytes::After, "cubecl-runtime, IoError::BufferTooBig"),
-    phrase("out of device memory allocating ", Kind::Pool, Bytes::After, "cubecl-runtime, IoError::OutOfMemory"),
-    phrase(" bytes: every page size the memory tracks", Kind::Pool, Bytes::Before, "cubecl-runtime, IoError::PageSizesExhausted"),
-    phrase("out-of-memory error happened during launch", Kind::Driver, Bytes::Unsaid, "cubecl-runtime, LaunchError::OutOfMemory"),
+    phrase("can't allocate buffer of size: ", MemoryErrorKind::Buffer, Bytes::After, "cubecl-runtime, IoError::BufferTooBig"),
+    phrase("out of device memory allocating ", MemoryErrorKind::Pool, Bytes::After, "cubecl-runtime, IoError::OutOfMemory"),
+    phrase(" bytes: every page size the memory tracks", MemoryErrorKind::Pool, Bytes::Before, "cubecl-runtime, IoError::PageSizesExhausted"),
+    phrase("out-of-memory error happened during launch", MemoryErrorKind::Driver, Bytes::Unsaid, "cubecl-runtime, LaunchError::OutOfMemory"),
     // what is left of an allocation that failed in a panic of the device's thread
-    phrase("was never allocated: the reservation behind it failed", Kind::Pool, Bytes::Unsaid, "cubecl-server, ErrorGraph::unallocated"),
+    phrase("was never allocated: the reservation behind it failed", MemoryErrorKind::Pool, Bytes::Unsaid, "cubecl-server, ErrorGraph::unallocated"),
     // CUDA: `CUresult`, which cubecl-cuda and cudarc print by name
-    phrase("cumemallochost_v2 failed with error code: cuda_error_out_of_memory", Kind::Host, Bytes::Unsaid, "cubecl-cuda, pinned memory"),
-    phrase("cuda_error_out_of_memory", Kind::Driver, Bytes::Unsaid, "cudarc, DriverError"),
+    phrase("cumemallochost_v2 failed with error code: cuda_error_out_of_memory", MemoryErrorKind::Host, Bytes::Unsaid, "cubecl-cuda, pinned memory"),
+    phrase("cuda_error_out_of_memory", MemoryErrorKind::Driver, Bytes::Unsaid, "cudarc, DriverError"),
     // wgpu: a panic of the handler of uncaptured errors that cubecl-wgpu registers
-    phrase(" is greater than the maximum buffer size", Kind::Buffer, Bytes::Before, "wgpu-core, CreateBufferError::MaxBufferSize"),
-    phrase("wgpu error: out of memory", Kind::Driver, Bytes::Unsaid, "wgpu, Error::OutOfMemory"),
-    phrase("not enough memory left", Kind::Driver, Bytes::Unsaid, "wgpu-core, DeviceError::OutOfMemory"),
+    phrase(" is greater than the maximum buffer size", MemoryErrorKind::Buffer, Bytes::Before, "wgpu-core, CreateBufferError::MaxBufferSize"),
+    phrase("wgpu error: out of memory", MemoryErrorKind::Driver, Bytes::Unsaid, "wgpu, Error::OutOfMemory"),
+    phrase("not enough memory left", MemoryErrorKind::Driver, Bytes::Unsaid, "wgpu-core, DeviceError::OutOfMemory"),
     // Vulkan: `vk::Result`, by its `Debug` and by its `Display`
-    phrase("error_out_of_device_memory", Kind::Driver, Bytes::Unsaid, "ash, ERROR_OUT_OF_DEVICE_MEMORY"),
-    phrase("a device memory allocation has failed", Kind::Driver, Bytes::Unsaid, "ash, ERROR_OUT_OF_DEVICE_MEMORY"),
-    phrase("error_out_of_host_memory", Kind::Host, Bytes::Unsaid, "ash, ERROR_OUT_OF_HOST_MEMORY"),
-    phrase("a host memory allocation has failed", Kind::Host, Bytes::Unsaid, "ash, ERROR_OUT_OF_HOST_MEMORY"),
+    phrase("error_out_of_device_memory", MemoryErrorKind::Driver, Bytes::Unsaid, "ash, ERROR_OUT_OF_DEVICE_MEMORY"),
+    phrase("a device memory allocation has failed", MemoryErrorKind::Driver, Bytes::Unsaid, "ash, ERROR_OUT_OF_DEVICE_MEMORY"),
+    phrase("error_out_of_host_memory", MemoryErrorKind::Host, Bytes::Unsaid, "ash, ERROR_OUT_OF_HOST_MEMORY"),
+    phrase("a host memory allocation has failed", MemoryErrorKind::Host, Bytes::Unsaid, "ash, ERROR_OUT_OF_HOST_MEMORY"),
     // the host: Rust's allocation errors, and those of the operating system
-    phrase("memory allocation of ", Kind::System, Bytes::After, "std, handle_alloc_error"),
-    phrase("memory allocation failed", Kind::System, Bytes::Unsaid, "std, TryReserveError; dyn-stack, AllocError"),
-    phrase("cannot allocate memory", Kind::System, Bytes::Unsaid, "the system, ENOMEM"),
-    phrase("not enough memory", Kind::System, Bytes::Unsaid, "the system, ERROR_NOT_ENOUGH_MEMORY"),
-    phrase("out of host memory", Kind::Host, Bytes::Unsaid, "a driver"),
+    phrase("memory allocation of ", MemoryErrorKind::System, Bytes::After, "std, handle_alloc_error"),
+    phrase("memory allocation failed", MemoryErrorKind::System, Bytes::Unsaid, "std, TryReserveError; dyn-stack, AllocError"),
+    phrase("cannot allocate memory", MemoryErrorKind::System, Bytes::Unsaid, "the system, ENOMEM"),
+    phrase("not enough memory", MemoryErrorKind::System, Bytes::Unsaid, "the system, ERROR_NOT_ENOUGH_MEMORY"),
+    phrase("out of host memory", MemoryErrorKind::Host, Bytes::Unsaid, "a driver"),
     // wgpu-hal (`DeviceError::OutOfMemory`), gpu-allocator, Metal, and drivers that are not known
-    phrase("out of memory", Kind::Driver, Bytes::Unsaid, "wgpu-hal, DeviceError::OutOfMemory, or a driver"),
+    phrase("out of memory", MemoryErrorKind::Driver, Bytes::Unsaid, "wgpu-hal, DeviceError::OutOfMemory, or a driver"),
     // the name of a variant, as `unwrap` prints it
-    phrase("outofmemory", Kind::Driver, Bytes::Unsaid, "the name of an error"),
+    phrase("outofmemory", MemoryErrorKind::Driver, Bytes::Unsaid, "the name of an error"),
 ];
 
 /// How Burn and `CubeCL` say that a device is lost: every later call on it fails.

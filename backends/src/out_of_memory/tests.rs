@@ -1,14 +1,14 @@
 //! Every source of the table, with its own errors where they can be made outside its crate.
 
 use super::phrases::{TABLE, find};
-use super::{Kind, OutOfMemory};
+use super::{MemoryErrorKind, OutOfMemory};
 use crate::allocator::map_pages;
 use burn_std::ExecutionError;
 use std::error::Error;
 use std::io;
 
 /// What an error says: whose memory, and how much of it.
-type Said = (Kind, Option<u64>);
+type Said = (MemoryErrorKind, Option<u64>);
 
 fn said(what: Option<OutOfMemory>) -> Option<Said> {
     what.map(|what| (what.kind, what.bytes))
@@ -33,7 +33,7 @@ fn memory_that_the_system_refuses_is_recognised_by_type_and_by_text() {
         &io::Error::from(io::ErrorKind::OutOfMemory),
     ];
     for error in errors {
-        let expected = Some((Kind::System, None));
+        let expected = Some((MemoryErrorKind::System, None));
         assert_eq!(said(OutOfMemory::in_error(error)), expected, "{error}");
         // a message that lost its type, as of a panic; of the last there is no more than the kind's own name
         if error.to_string() != "out of memory" {
@@ -41,7 +41,7 @@ fn memory_that_the_system_refuses_is_recognised_by_type_and_by_text() {
         }
     }
     let pages = map_pages(TOO_MUCH).expect_err("too much");
-    let expected = (Kind::System, Some(TOO_MUCH as u64));
+    let expected = (MemoryErrorKind::System, Some(TOO_MUCH as u64));
     assert_eq!(said(OutOfMemory::in_error(&pages)), Some(expected));
     assert!(pages.to_string().contains(&format!("{TOO_MUCH} bytes")));
 }
@@ -52,7 +52,7 @@ fn an_error_is_found_below_those_that_wrap_it() {
     let wrapped = io::Error::other(io::Error::other(refused));
     assert_eq!(
         said(OutOfMemory::in_error(&wrapped)),
-        Some((Kind::System, None))
+        Some((MemoryErrorKind::System, None))
     );
     let limit = io::Error::other(OutOfMemory::over_limit(3, 2));
     let found = OutOfMemory::in_error(&limit);
@@ -67,7 +67,7 @@ fn a_panic_is_recognised_by_its_text_whatever_string_it_holds() {
     ] {
         let payload = payload.expect_err("a panic");
         let found = OutOfMemory::in_panic(payload.as_ref()).expect("memory that ran out");
-        assert_eq!(found.kind, Kind::Driver);
+        assert_eq!(found.kind, MemoryErrorKind::Driver);
         assert_eq!(found.message, "wgpu error: Out of Memory");
     }
     assert_eq!(OutOfMemory::in_panic(&7), None);
@@ -80,30 +80,33 @@ fn messages_of_drivers_are_recognised() {
         (
             "couldn't find resource for that handle: memory ManagedMemoryId { value: 7 } was never allocated: the reservation \
              behind it failed\nNo backtrace available",
-            Kind::Pool,
+            MemoryErrorKind::Pool,
         ),
         (
             "Unknown error happened during execution: cuMemAllocHost_v2 failed with error code: CUDA_ERROR_OUT_OF_MEMORY",
-            Kind::Host,
+            MemoryErrorKind::Host,
         ),
         // its `Display` asks the driver for the second part
         (
             "DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")",
-            Kind::Driver,
+            MemoryErrorKind::Driver,
         ),
-        ("ERROR_OUT_OF_DEVICE_MEMORY", Kind::Driver),
-        ("A device memory allocation has failed", Kind::Driver),
-        ("ERROR_OUT_OF_HOST_MEMORY", Kind::Host),
-        ("A host memory allocation has failed", Kind::Host),
-        ("out of host memory", Kind::Host),
-        ("memory allocation failed", Kind::System),
+        ("ERROR_OUT_OF_DEVICE_MEMORY", MemoryErrorKind::Driver),
+        (
+            "A device memory allocation has failed",
+            MemoryErrorKind::Driver,
+        ),
+        ("ERROR_OUT_OF_HOST_MEMORY", MemoryErrorKind::Host),
+        ("A host memory allocation has failed", MemoryErrorKind::Host),
+        ("out of host memory", MemoryErrorKind::Host),
+        ("memory allocation failed", MemoryErrorKind::System),
         (
             "Not enough memory resources are available to process this command. (os error 8)",
-            Kind::System,
+            MemoryErrorKind::System,
         ),
         (
             "called `unwrap()` on an `Err` value: OutOfMemory",
-            Kind::Driver,
+            MemoryErrorKind::Driver,
         ),
     ];
     for (message, kind) in messages {
@@ -115,7 +118,7 @@ fn messages_of_drivers_are_recognised() {
         );
     }
     let aborted = find("memory allocation of 4096 bytes failed");
-    assert_eq!(said(aborted), Some((Kind::System, Some(4096))));
+    assert_eq!(said(aborted), Some((MemoryErrorKind::System, Some(4096))));
 }
 
 #[test]
@@ -150,7 +153,7 @@ fn a_lost_device_is_told_with_the_memory_that_ran_out_before() {
     let reason = "Unknown: Out of memory";
     let lost = OutOfMemory::in_error(&ExecutionError::device_poisoned(reason)).unwrap();
     assert!(lost.device_lost);
-    assert_eq!(lost.kind, Kind::Driver);
+    assert_eq!(lost.kind, MemoryErrorKind::Driver);
     assert!(lost.to_string().contains("the device was lost with it"));
     // as a panic it is text alone
     let text = ExecutionError::device_poisoned(reason).to_string();
@@ -186,7 +189,7 @@ fn every_phrase_can_be_found_and_names_its_origin() {
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod of_cubecl {
-    use super::{Kind, OutOfMemory, Said, find, in_burn, said};
+    use super::{MemoryErrorKind, OutOfMemory, Said, find, in_burn, said};
     use cubecl::server::{IoError, LaunchError, ServerError};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -231,12 +234,12 @@ mod of_cubecl {
         };
         let pinned = "cuMemAllocHost_v2 failed with error code: CUDA_ERROR_OUT_OF_MEMORY";
         vec![
-            (full(), (Kind::Pool, Some(SIZE))),
-            (mapping, (Kind::Pool, Some(SIZE))),
-            (pages, (Kind::Pool, Some(SIZE))),
-            (big, (Kind::Buffer, Some(SIZE))),
-            (never, (Kind::Pool, None)),
-            (unknown(pinned), (Kind::Host, None)),
+            (full(), (MemoryErrorKind::Pool, Some(SIZE))),
+            (mapping, (MemoryErrorKind::Pool, Some(SIZE))),
+            (pages, (MemoryErrorKind::Pool, Some(SIZE))),
+            (big, (MemoryErrorKind::Buffer, Some(SIZE))),
+            (never, (MemoryErrorKind::Pool, None)),
+            (unknown(pinned), (MemoryErrorKind::Host, None)),
         ]
     }
 
@@ -266,7 +269,10 @@ mod of_cubecl {
     fn errors_say_the_same_by_type_as_text_of_burn_and_as_a_panic() {
         let io = io_errors().into_iter();
         let io = io.map(|(error, said)| (ServerError::Io(error), said));
-        let launch = (ServerError::Launch(launch()), (Kind::Driver, None));
+        let launch = (
+            ServerError::Launch(launch()),
+            (MemoryErrorKind::Driver, None),
+        );
         for (error, expected) in io.chain([launch]) {
             let expected = Some(expected);
             for error in [error.clone(), unwritten(error)] {
@@ -287,7 +293,7 @@ mod of_cubecl {
             assert_eq!(said(OutOfMemory::in_error(&error)), Some(expected));
         }
         let found = OutOfMemory::in_error(&launch()).map(|what| what.kind);
-        assert_eq!(found, Some(Kind::Driver));
+        assert_eq!(found, Some(MemoryErrorKind::Driver));
     }
 
     #[test]
@@ -319,7 +325,7 @@ mod of_cubecl {
 
 #[cfg(feature = "wgpu")]
 mod of_wgpu {
-    use super::{Kind, OutOfMemory, find, in_burn, said};
+    use super::{MemoryErrorKind, OutOfMemory, find, in_burn, said};
     use burn_std::ExecutionError;
     use cubecl::wgpu::wgpu::wgc::device::DeviceError;
     use cubecl::wgpu::wgpu::wgc::resource::CreateBufferError;
@@ -329,7 +335,7 @@ mod of_wgpu {
     fn errors_say_the_same_by_type_and_in_the_panic_that_cubecl_makes_of_them() {
         let source = Box::new(CreateBufferError::Device(DeviceError::OutOfMemory));
         let full = Error::OutOfMemory { source };
-        let expected = Some((Kind::Driver, None));
+        let expected = Some((MemoryErrorKind::Driver, None));
         assert_eq!(said(OutOfMemory::in_error(&full)), expected);
         assert_eq!(
             said(OutOfMemory::in_panic(&format!("wgpu error: {full}"))),
@@ -343,7 +349,10 @@ mod of_wgpu {
             requested: 1 << 32,
             maximum: 1 << 31,
         };
-        let (text, expected) = (big.to_string(), Some((Kind::Buffer, Some(1 << 32))));
+        let (text, expected) = (
+            big.to_string(),
+            Some((MemoryErrorKind::Buffer, Some(1 << 32))),
+        );
         let refused = Error::Validation {
             description: format!("Validation Error\n\nCaused by:\n  {text}\n"),
             source: Box::new(big),
@@ -363,7 +372,7 @@ mod of_wgpu {
             OutOfMemory::in_error(&ExecutionError::device_poisoned(reason))
         };
         let found = lost(hal::DeviceError::OutOfMemory).expect("memory that ran out");
-        assert!(found.device_lost && found.kind == Kind::Driver);
+        assert!(found.device_lost && found.kind == MemoryErrorKind::Driver);
         assert_eq!(lost(hal::DeviceError::Lost), None);
         assert_eq!(lost(hal::DeviceError::Unexpected), None);
         let error = Error::Internal {

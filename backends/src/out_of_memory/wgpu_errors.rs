@@ -1,6 +1,6 @@
 //! wgpu's own errors. They reach whoever opens an error scope on a device; `CubeCL` makes a panic of those that no scope takes.
 
-use super::kind::{Kind, OutOfMemory, one_line};
+use super::kind::{MemoryErrorKind, OutOfMemory, one_line};
 use cubecl::wgpu::wgpu::wgc::device::DeviceError;
 use cubecl::wgpu::wgpu::wgc::resource::CreateBufferError;
 use std::error::Error;
@@ -10,11 +10,15 @@ pub(super) fn find(error: &(dyn Error + 'static)) -> Option<OutOfMemory> {
     let (kind, bytes, origin) =
         if let Some(CreateBufferError::MaxBufferSize { requested, .. }) = error.downcast_ref() {
             let origin = "wgpu-core, CreateBufferError::MaxBufferSize";
-            (Kind::Buffer, Some(*requested), origin)
+            (MemoryErrorKind::Buffer, Some(*requested), origin)
         } else if let Some(DeviceError::OutOfMemory) = error.downcast_ref() {
-            (Kind::Driver, None, "wgpu-core, DeviceError::OutOfMemory")
+            (
+                MemoryErrorKind::Driver,
+                None,
+                "wgpu-core, DeviceError::OutOfMemory",
+            )
         } else if let Some(cubecl::wgpu::wgpu::Error::OutOfMemory { .. }) = error.downcast_ref() {
-            (Kind::Driver, None, "wgpu, Error::OutOfMemory")
+            (MemoryErrorKind::Driver, None, "wgpu, Error::OutOfMemory")
         } else {
             return None;
         };

@@ -3,7 +3,7 @@
 mod failures;
 
 use firebrick_backends::collective::{
-    Collective, Element, Flat, Kind, Result, Settings, Solo, Threads, shard,
+    Collective, Element, Flat, OperationKind, Result, Settings, Solo, Threads, shard,
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -202,10 +202,13 @@ fn what_is_sent_is_counted() {
         group.traffic()
     });
     for traffic in counted {
-        assert_eq!(traffic.operations[Kind::AllReduce as usize], 1);
+        assert_eq!(traffic.operations[OperationKind::AllReduce as usize], 1);
         // three shards of 250 values away, and the own sum to three ranks
-        assert_eq!(traffic.bytes[Kind::AllReduce as usize], 2 * 3 * 1000);
-        assert_eq!(traffic.bytes[Kind::AllGather as usize], 3 * 80);
+        assert_eq!(
+            traffic.bytes[OperationKind::AllReduce as usize],
+            2 * 3 * 1000
+        );
+        assert_eq!(traffic.bytes[OperationKind::AllGather as usize], 3 * 80);
     }
 }
 

@@ -5,7 +5,7 @@ use super::sharded::{self, EARLIER, Own};
 use crate::config::Mode;
 use crate::objective::AdaptiveCoefficients;
 use crate::optim::{AdamW, Scaler};
-use crate::task::Running;
+use crate::task::RunningStats;
 use crate::world::World;
 use crate::{Error, Result};
 use firebrick_backends::host::write_synced;
@@ -61,7 +61,7 @@ pub struct TrainerState {
     pub critic_loss_scale: Option<Scaler>,
     /// Running statistics of rewards that are normalised, by name.
     #[serde(default)]
-    pub rewards: BTreeMap<String, Running>,
+    pub rewards: BTreeMap<String, RunningStats>,
 }
 
 impl TrainerState {

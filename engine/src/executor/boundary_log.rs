@@ -21,7 +21,7 @@ pub const KEPT_ROWS: usize = 1 << 18;
 /// Where in a phase a row was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Place {
+pub enum BoundaryKind {
     /// The phase begins; models are where the phase before left them.
     Begin,
     /// A completion has ended.
@@ -46,7 +46,7 @@ pub enum Place {
     End,
 }
 
-impl Place {
+impl BoundaryKind {
     /// All places, in the order of a phase.
     pub const ALL: [Self; 11] = [
         Self::Begin,
@@ -85,15 +85,15 @@ impl Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boundary {
     /// The place.
-    pub place: Place,
-    /// Index of the segment; of the decoder's unit at [`Place::Update`].
+    pub place: BoundaryKind,
+    /// Index of the segment; of the decoder's unit at [`BoundaryKind::Update`].
     pub segment: Option<u32>,
 }
 
 impl Boundary {
     /// A place of a segment or a unit.
     #[must_use]
-    pub fn at(place: Place, segment: usize) -> Self {
+    pub fn at(place: BoundaryKind, segment: usize) -> Self {
         Self {
             place,
             segment: Some(segment as u32),
@@ -101,8 +101,8 @@ impl Boundary {
     }
 }
 
-impl From<Place> for Boundary {
-    fn from(place: Place) -> Self {
+impl From<BoundaryKind> for Boundary {
+    fn from(place: BoundaryKind) -> Self {
         Self {
             place,
             segment: None,
@@ -223,13 +223,13 @@ impl BoundaryLog {
             inner.phase = phase;
             inner.peak.reset();
         }
-        self.record(Place::Begin, reading);
+        self.record(BoundaryKind::Begin, reading);
     }
 
     /// The work of the phase begins again, under another plan: a row. The peak of the pools is counted from here.
     pub fn restart_phase(&self, reading: Option<Reading>) {
         self.inner().peak.reset();
-        self.record(Place::Replanned, reading);
+        self.record(BoundaryKind::Replanned, reading);
     }
 
     /// Takes a reading between two boundaries into the peak of the pools; no row.
@@ -382,7 +382,7 @@ impl Inner {
             step: code >> PHASE_BITS,
             phase: self.phases.get(phase.checked_sub(1)?)?,
             boundary: Boundary {
-                place: *Place::ALL.get(place.checked_sub(1)?)?,
+                place: *BoundaryKind::ALL.get(place.checked_sub(1)?)?,
                 segment: segment.checked_sub(1),
             },
         })
@@ -409,13 +409,13 @@ mod tests {
         log.begin_step(1, true);
         log.begin_phase(1, "gen", None);
         let weights = accounts.hold(Category::Parameters, Home::Device, 10);
-        log.record(Boundary::at(Place::Forward, 3), None);
+        log.record(Boundary::at(BoundaryKind::Forward, 3), None);
         let critic = accounts.for_model(Role::Critic);
         let moments = critic.hold(Category::Moments, Home::Host, 7);
         drop(weights);
-        log.record(Place::End, None);
+        log.record(BoundaryKind::End, None);
         drop(moments);
-        log.record(Place::End, None);
+        log.record(BoundaryKind::End, None);
 
         let found = log.rows();
         let expected = [
@@ -427,7 +427,7 @@ mod tests {
         assert_eq!(held, [[0, 0], [10, 0], [0, 7], [0, 0]]);
         let moment = found.rows[1].0.moment;
         assert_eq!((moment.step, moment.phase), (1, "gen"));
-        assert_eq!(moment.boundary, Boundary::at(Place::Forward, 3));
+        assert_eq!(moment.boundary, Boundary::at(BoundaryKind::Forward, 3));
         assert_eq!((found.first, found.dropped, log.taken()), (0, 0, 4));
     }
 
@@ -439,7 +439,7 @@ mod tests {
         let _held = accounts.hold(Category::Gradients, Home::Device, 5);
         log.begin_step(1, true);
         for segment in 0..more {
-            log.record(Boundary::at(Place::Forward, segment), None);
+            log.record(Boundary::at(BoundaryKind::Forward, segment), None);
         }
         assert_eq!(log.rows().rows.len(), more);
         log.begin_step(2, false);
@@ -450,7 +450,7 @@ mod tests {
         );
         let _more = accounts.hold(Category::Moments, Home::Device, 6);
         for segment in 0..more {
-            log.record(Boundary::at(Place::Backward, segment), None);
+            log.record(Boundary::at(BoundaryKind::Backward, segment), None);
         }
         let ring = log.rows();
         assert_eq!((ring.rows.len(), ring.dropped), (RING_ROWS, 100));
@@ -467,7 +467,10 @@ mod tests {
         let mut inner = log.inner();
         for (step, phase) in [(0, "testing"), (1, "gen"), (1 << 30, "testing")] {
             (inner.step, inner.phase) = (step, phase);
-            for boundary in [Place::Begin.into(), Boundary::at(Place::End, 65_534)] {
+            for boundary in [
+                BoundaryKind::Begin.into(),
+                Boundary::at(BoundaryKind::End, 65_534),
+            ] {
                 let code = inner.code(boundary);
                 let moment = Moment {
                     step,
@@ -481,7 +484,7 @@ mod tests {
 
     #[test]
     fn places_are_at_their_own_index() {
-        for (i, place) in Place::ALL.into_iter().enumerate() {
+        for (i, place) in BoundaryKind::ALL.into_iter().enumerate() {
             assert_eq!(place as usize, i);
             assert_eq!(serde_json::to_value(place).unwrap(), place.name());
         }

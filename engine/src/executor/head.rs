@@ -64,6 +64,16 @@ pub(super) struct HeadPass<'a> {
     pub runtime: &'a Runtime,
 }
 
+/// The loss of a value head.
+#[derive(Clone, Copy)]
+struct ValueTerm {
+    loss: ValueLoss,
+    /// What the loss counts in the whole.
+    coefficient: f64,
+    /// The parameter that the projection's gradient belongs to.
+    projection: usize,
+}
+
 impl HeadPass<'_> {
     /// Gradient of the scored rows of `hidden`, `[scored, hidden]`; the weights' gradients go into `gradients`.
     pub fn backward(
@@ -87,7 +97,12 @@ impl HeadPass<'_> {
             HeadLoss::Tokens(loss) => self.tokens(&head, micro, &hidden, loss, gradients),
             HeadLoss::Values(loss) => {
                 let projection = self.decoder.projection_index();
-                self.values(&head, micro, &hidden, (loss, 1.0), (projection, gradients))
+                let term = ValueTerm {
+                    loss,
+                    coefficient: 1.0,
+                    projection,
+                };
+                self.values(&head, micro, &hidden, term, gradients)
             }
             HeadLoss::Joint {
                 tokens,
@@ -99,9 +114,12 @@ impl HeadPass<'_> {
                     unreachable!("a joint loss is one of a policy with a value head")
                 };
                 let (d_tokens, mut sums) = self.tokens(&head, micro, &hidden, tokens, gradients)?;
-                let loss = (values, coefficient);
-                let (d_values, own) =
-                    self.values(&value_head, micro, &hidden, loss, (index, gradients))?;
+                let term = ValueTerm {
+                    loss: values,
+                    coefficient,
+                    projection: index,
+                };
+                let (d_values, own) = self.values(&value_head, micro, &hidden, term, gradients)?;
                 sums.join(own, coefficient);
                 Ok((d_tokens + d_values, sums))
             }
@@ -129,24 +147,24 @@ impl HeadPass<'_> {
         })
     }
 
-    /// The value loss times a coefficient; the projection's gradient goes where its index says.
+    /// The gradient of the value loss.
     fn values(
         &self,
         head: &Head<'_>,
         micro: &MicroBatch,
         hidden: &Tensor<2>,
-        (loss, coefficient): (ValueLoss, f64),
-        (projection, gradients): (usize, &mut Gradients),
+        term: ValueTerm,
+        gradients: &mut Gradients,
     ) -> Result<(Tensor<2>, LossSums)> {
         self.by_chunks(micro, |start, len| {
             let chunk = head.value_chunk(hidden.clone().narrow(0, start, len));
             let values = chunk.values.clone().autodiff().require_grad();
-            let loss = loss.loss(&values, &micro.inputs.narrow(start, len));
+            let loss = term.loss.loss(&values, &micro.inputs.narrow(start, len));
             let mut tape = loss.total.backward();
             let d_values = values.grad_remove(&mut tape);
             let d_values = d_values.unwrap_or_else(|| chunk.values.zeros_like());
-            let d_values = scaled(d_values, self.loss_scale * coefficient);
-            let d_hidden = self.add(chunk.backward(d_values), projection, gradients);
+            let d_values = scaled(d_values, self.loss_scale * term.coefficient);
+            let d_hidden = self.add(chunk.backward(d_values), term.projection, gradients);
             (d_hidden, loss)
         })
     }

@@ -23,7 +23,7 @@ mod shards;
 mod weight_shards;
 
 pub use boundary_log::{
-    Boundary, BoundaryLog, BoundaryRow, BoundaryRows, KEPT_ROWS, Moment, Place, RING_ROWS,
+    Boundary, BoundaryKind, BoundaryLog, BoundaryRow, BoundaryRows, KEPT_ROWS, Moment, RING_ROWS,
 };
 pub use gradient::Gradient;
 pub use gradients::{GradientHook, Gradients};

@@ -3,7 +3,7 @@
 //! Everything the plan decides happens between two segments; units know nothing of it.
 
 use super::activation_offload::ActivationStack;
-use super::boundary_log::{Boundary, Place};
+use super::boundary_log::{Boundary, BoundaryKind};
 use super::fetch::{Fetched, Fetcher};
 use super::gradients::{GradientHook, Gradients};
 use super::head::{self, HeadLoss, HeadPass};
@@ -252,13 +252,14 @@ impl<'a> Executor<'a> {
                         (micro, self.runtime),
                     )?;
                 }
-                self.runtime.boundary(Boundary::at(Place::Forward, i))?;
+                self.runtime
+                    .boundary(Boundary::at(BoundaryKind::Forward, i))?;
             }
             let fetched = fetch.next(decoder)?;
             let head = decoder.head_with(&fetched.weights[0]);
             for (hidden, micro) in rows.into_iter().zip(&micros) {
                 let hidden = head::scored_rows(hidden, micro);
-                self.runtime.boundary(Place::Head)?;
+                self.runtime.boundary(BoundaryKind::Head)?;
                 all.push(read(&head, micro, hidden)?);
             }
         }
@@ -378,7 +379,7 @@ impl Pass<'_, '_> {
                     }
                 }
                 let runtime = self.executor.runtime;
-                runtime.boundary(Boundary::at(Place::Forward, i))?;
+                runtime.boundary(Boundary::at(BoundaryKind::Forward, i))?;
             }
         }
         Ok(rows)
@@ -414,7 +415,7 @@ impl Pass<'_, '_> {
                 (&d_scored.device(), d_scored.dtype()),
             );
             rows.push(Tensor::cat(vec![d_scored, zero], 0).select(0, micro.places.clone()));
-            runtime.boundary(Place::Head)?;
+            runtime.boundary(BoundaryKind::Head)?;
         }
         let head = decoder.units()[decoder.units().len() - 1].range.clone();
         gradients.complete(decoder, head, runtime)?;
@@ -451,10 +452,10 @@ impl Pass<'_, '_> {
                         (pieces, self.executor.hold_graph(before))
                     }
                 };
-                runtime.boundary(Boundary::at(Place::Graph, i))?;
+                runtime.boundary(Boundary::at(BoundaryKind::Graph, i))?;
                 *d = segment_graph::backward(decoder, pieces, take(d), micro, gradients, runtime)?;
                 drop(hold);
-                runtime.boundary(Boundary::at(Place::Backward, i))?;
+                runtime.boundary(Boundary::at(BoundaryKind::Backward, i))?;
             }
             drop(fetched);
             for unit in segment.units.clone().rev() {
@@ -474,7 +475,7 @@ impl Pass<'_, '_> {
             gradients.add_rows(0, decoder.arch().vocab_size, at, d, runtime)?;
         }
         gradients.complete(decoder, decoder.units()[0].range.clone(), runtime)?;
-        runtime.boundary(Place::Embedding)?;
+        runtime.boundary(BoundaryKind::Embedding)?;
         done(decoder, gradients, 0)
     }
 }

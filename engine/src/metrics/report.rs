@@ -8,7 +8,7 @@ use crate::batch::BatchStats;
 use crate::data::Prompt;
 use crate::learner::Updated;
 use crate::rollout::Rollout;
-use crate::task::Running;
+use crate::task::RunningStats;
 use crate::turns::TurnStats;
 use firebrick_backends::memory::{ReadingSource, peak_resident_bytes};
 use firebrick_models::generate::GenerationStats;
@@ -53,7 +53,7 @@ pub struct RolloutReport {
     /// Coefficient of the entropy bonus after the step, where it adapts.
     pub entropy_coeff: Option<f64>,
     /// Running statistics of the rewards that are normalised, by name.
-    pub reward_stats: BTreeMap<String, Running>,
+    pub reward_stats: BTreeMap<String, RunningStats>,
 }
 
 impl RolloutReport {

@@ -4,7 +4,9 @@ use super::config::{OptimConfig, UpdateAt};
 use super::reserve::{Reservation, Reserved};
 use super::scale::Scaler;
 use super::state::{ParamState, Update};
-use crate::executor::{Boundary, Gradient, GradientHook, Gradients, Place, Runtime, own_part};
+use crate::executor::{
+    Boundary, BoundaryKind, Gradient, GradientHook, Gradients, Runtime, own_part,
+};
 use crate::plan::{OptimizerPlan, Partition};
 use crate::{Error, Result};
 use burn::tensor::{DType, Device};
@@ -300,7 +302,7 @@ impl AdamW {
                     ahead.take(index, &mut gradients)
                 })?;
             }
-            runtime.record(Boundary::at(Place::Update, unit));
+            runtime.record(Boundary::at(BoundaryKind::Update, unit));
         }
         Ok(StepOutcome {
             loss_scale,

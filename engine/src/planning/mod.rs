@@ -10,4 +10,4 @@ pub use kv_cache::{cache_bytes_of_share, engine_limits};
 pub use optimizer::check_optimizer;
 pub use preset::{cache_bytes, settle_cache, settle_on, settle_share};
 pub use request::request;
-pub use workload::{observe, reward_work};
+pub use workload::{observe, reward_work, set_needs};

@@ -3,7 +3,7 @@
 use crate::checkpoint::critic_architecture;
 use crate::config::{OldLogProbs, RunConfig, SftConfig};
 use crate::data::DatasetStats;
-use crate::objective::Objective;
+use crate::objective::{Needs, Objective};
 use crate::reward;
 use crate::task::{RewardModelConfig, Rewards, TaskConfig};
 use crate::{Error, Result};
@@ -75,6 +75,17 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
         // known once they are read
         rows_bytes: 0,
     })
+}
+
+/// Sets what an objective asks for, where a run has another than the configured one.
+pub fn set_needs(workload: &mut Workload, needs: Needs) {
+    workload.greedy = needs.greedy;
+    workload.entropy = needs.entropy;
+    workload.scores = needs.scores;
+    // with adapters the reference is the model without them
+    let adapters = workload.lora.is_some();
+    workload.reference = needs.reference && !adapters;
+    workload.adapters_off = needs.reference && adapters;
 }
 
 /// The workload of supervised training under a section of a configuration: steps over examples, and validation.

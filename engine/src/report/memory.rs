@@ -68,7 +68,7 @@ pub struct TimelineView {
     /// Phases.
     pub phases: Vec<TimelinePhase>,
     /// Names of places.
-    pub places: Vec<crate::executor::Place>,
+    pub places: Vec<crate::executor::BoundaryKind>,
     /// Boundaries.
     pub boundaries: Boundaries,
     /// Who held how much.

@@ -26,7 +26,7 @@ pub use follow::{Follower, LOG};
 pub use memory::{AccountSeries, MemoryReadings, PhaseReadings, TimelineView};
 pub use news::{News, Planned};
 pub use numbers::Number;
-pub use reader::Reader;
+pub use reader::AnswerReader;
 pub use run::{Report, RunReport};
 pub use samples::{GroupView, RewardHistogram, SampleView, Samples};
 pub use scalars::Scalars;

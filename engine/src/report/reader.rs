@@ -7,7 +7,7 @@ use crate::task::{Rewards, TaskConfig};
 pub const LONGEST_ANSWER: usize = 400;
 
 /// What a task's grader compares with the ground truth.
-pub enum Reader {
+pub enum AnswerReader {
     /// The whole completion, trimmed.
     Trimmed,
     /// What rules read.
@@ -16,7 +16,7 @@ pub enum Reader {
     None,
 }
 
-impl Reader {
+impl AnswerReader {
     /// The reader of a task; of none, one that reads nothing.
     #[must_use]
     pub fn new(task: Option<&TaskConfig>) -> Self {

@@ -2,7 +2,7 @@
 
 use super::lines::{self, Met};
 use super::memory::{self, MemoryReadings, TimelineView};
-use super::reader::Reader;
+use super::reader::AnswerReader;
 use super::samples::{self, Files, RewardHistogram, Room, Samples};
 use super::scalars::Scalars;
 use super::settings::{Settings, repeats, settings};
@@ -133,7 +133,7 @@ fn run(folder: &Path, room: Room) -> Result<RunReport> {
     if asked || met != Met::Missing {
         noted(met, TokenLog::FILE);
     }
-    let reader = Reader::new(task.as_ref());
+    let reader = AnswerReader::new(task.as_ref());
     let (found, met) = samples::read(files, &reader, room, tokens)?;
     noted(met, "samples.jsonl");
     let (samples, rewards) = found.unzip();

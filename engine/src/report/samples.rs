@@ -2,10 +2,10 @@
 
 use super::lines::{self, Lines, Met, Span};
 use super::numbers::Number;
-use super::reader::{LONGEST_ANSWER, Reader};
+use super::reader::{AnswerReader, LONGEST_ANSWER};
 use super::selection::{GroupFacts, Tag, select};
 use super::text::Text;
-use super::tokens::{Key, TokenIndex, TokensView};
+use super::tokens::{CompletionKey, TokenIndex, TokensView};
 use crate::Result;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
@@ -173,7 +173,7 @@ pub struct Files<'a> {
 /// Reads a run's samples, and those of their tokens that `tokens` has found.
 pub fn read(
     files: Files<'_>,
-    reader: &Reader,
+    reader: &AnswerReader,
     room: Room,
     tokens: TokenIndex,
 ) -> Result<(Option<(Samples, RewardHistogram)>, Met)> {
@@ -235,7 +235,7 @@ impl Index {
     fn texts(
         &self,
         files: Files<'_>,
-        reader: &Reader,
+        reader: &AnswerReader,
         room: Room,
         mut tokens: TokenIndex,
     ) -> Result<Samples> {
@@ -268,7 +268,7 @@ impl Index {
             };
             if let Some(lines) = &mut token_lines {
                 for sample in &mut group.samples {
-                    let key: Key = (*step, *draw, sample.sample);
+                    let key: CompletionKey = (*step, *draw, sample.sample);
                     sample.by_token = tokens.tokens(key, lines);
                     samples.with_tokens += usize::from(sample.by_token.is_some());
                 }
@@ -341,7 +341,7 @@ fn group(
     draw: u64,
     tags: BTreeSet<Tag>,
     rows: impl Iterator<Item = Whole>,
-    reader: &Reader,
+    reader: &AnswerReader,
     longest: usize,
 ) -> Option<GroupView> {
     let rows: Vec<Whole> = rows.collect();
@@ -359,7 +359,7 @@ fn group(
     })
 }
 
-fn sample(row: &Whole, reader: &Reader, longest: usize) -> SampleView {
+fn sample(row: &Whole, reader: &AnswerReader, longest: usize) -> SampleView {
     let parts = row.reward_parts.iter();
     SampleView {
         sample: row.sample,
@@ -377,7 +377,7 @@ fn sample(row: &Whole, reader: &Reader, longest: usize) -> SampleView {
 }
 
 /// What rules read in a completion: as the run noted it, or, in older runs, read again.
-fn read_of(row: &Whole, reader: &Reader) -> Vec<(String, Option<Text>)> {
+fn read_of(row: &Whole, reader: &AnswerReader) -> Vec<(String, Option<Text>)> {
     if row.readings.is_empty() {
         return reader.read(&row.completion);
     }

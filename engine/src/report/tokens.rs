@@ -23,7 +23,7 @@ const NUMBERS: usize = 27;
 const DIGITS: usize = 3;
 
 /// A completion: step, draw, index in its group.
-pub type Key = (u64, u64, u64);
+pub type CompletionKey = (u64, u64, u64);
 
 /// The tokens of a completion: lists with an entry a token.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -57,7 +57,7 @@ pub enum OneOrEach {
 /// Where the file has which completion, and which of them a report shows.
 #[derive(Debug, Default)]
 pub struct TokenIndex {
-    spans: HashMap<Key, Span>,
+    spans: HashMap<CompletionKey, Span>,
     /// Bytes for each completion.
     room: usize,
 }
@@ -126,7 +126,7 @@ impl TokenIndex {
     }
 
     /// The tokens of a completion, as many of the first as have room.
-    pub fn tokens(&self, key: Key, lines: &mut Lines) -> Option<TokensView> {
+    pub fn tokens(&self, key: CompletionKey, lines: &mut Lines) -> Option<TokensView> {
         let record: TokenRecord = lines.at(*self.spans.get(&key)?)?;
         let mut left = self.room;
         let within = record.pieces.iter().take_while(|piece| {

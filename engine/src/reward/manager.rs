@@ -1,9 +1,9 @@
 //! Judging completions: the task's reward models all together, its programs a group at a time, and what both say.
 
-use super::program::{Asked, Outcome, Program, Progress, Said};
-use super::{Answer, Reading, RewardModel, Surroundings};
+use super::program::{Asked, Program, ProgramResult, ProgramResults, Progress};
+use super::{Answer, RewardModel, ScoredCompletion, Surroundings};
 use crate::Result;
-use crate::task::{Judge, Rewards, Task};
+use crate::task::{BatchedReward, Rewards, Task};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
@@ -57,11 +57,11 @@ impl RewardManager {
         let (mut models, mut order) = (Vec::new(), Vec::new());
         for (name, judge) in task.rewards().into_iter().flat_map(Rewards::judges) {
             order.push(match judge {
-                Judge::Model(config) => {
+                BatchedReward::Model(config) => {
                     models.push(RewardModel::open(name, config, around)?);
                     Kind::Model
                 }
-                Judge::Program(_) => Kind::Program,
+                BatchedReward::Program(_) => Kind::Program,
             });
         }
         Ok(Self {
@@ -87,11 +87,15 @@ impl RewardManager {
     }
 
     /// What models say, and with it what the programs have said of the same completions.
-    pub fn judge_with(&mut self, answers: &[Answer<'_>], said: &Said) -> Result<Judgement> {
+    pub fn judge_with(
+        &mut self,
+        answers: &[Answer<'_>],
+        said: &ProgramResults,
+    ) -> Result<Judgement> {
         let mut notes = vec![Note::default(); answers.len()];
         let list = Arc::clone(&self.programs.list);
         // of no completions nothing is said
-        let nothing: &[Outcome] = &[];
+        let nothing: &[ProgramResult] = &[];
         let said = said.iter().map(Vec::as_slice);
         let said = said.chain(std::iter::repeat(nothing));
         let (mut models, mut programs) = (self.models.iter_mut(), list.iter().zip(said));
@@ -135,7 +139,7 @@ fn by_model(model: &mut RewardModel, answers: &[Answer<'_>]) -> Result<Vec<f64>>
 
 fn row(model: &RewardModel, answer: &Answer<'_>) -> Result<Vec<u32>> {
     let prompt = answer.prompt;
-    let row = model.read(&Reading {
+    let row = model.read(&ScoredCompletion {
         prompt: &prompt.example.prompt,
         prompt_text: &prompt.text,
         prompt_tokens: &prompt.tokens,
@@ -149,7 +153,7 @@ fn row(model: &RewardModel, answer: &Answer<'_>) -> Result<Vec<u32>> {
 }
 
 /// The score that a program gave, NaN where there is none; notes what else it said.
-fn noted(program: &Program, answer: &Answer<'_>, outcome: &Outcome, note: &mut Note) -> f64 {
+fn noted(program: &Program, answer: &Answer<'_>, outcome: &ProgramResult, note: &mut Note) -> f64 {
     let name = program.name();
     match outcome {
         Ok(verdict) => {
@@ -180,8 +184,8 @@ impl Programs {
     pub fn open(task: &dyn Task) -> Result<Self> {
         let judges = task.rewards().into_iter().flat_map(Rewards::judges);
         let programs = judges.filter_map(|(name, judge)| match judge {
-            Judge::Model(_) => None,
-            Judge::Program(program) => Some(Program::open(name, program, task)),
+            BatchedReward::Model(_) => None,
+            BatchedReward::Program(program) => Some(Program::open(name, program, task)),
         });
         Ok(Self {
             list: Arc::new(programs.collect::<Result<_>>()?),

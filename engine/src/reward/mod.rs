@@ -7,5 +7,5 @@ mod program;
 
 pub use answer::{Answer, CompletionId, Purpose};
 pub use manager::{Judgement, Note, Programs, RewardManager};
-pub use model::{Reading, RewardModel, Surroundings, architecture};
-pub use program::{Asked, Outcome, Progress, Said, Verdict};
+pub use model::{RewardModel, ScoredCompletion, Surroundings, architecture};
+pub use program::{Asked, ProgramResult, ProgramResults, Progress, Verdict};

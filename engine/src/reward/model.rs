@@ -38,7 +38,7 @@ pub struct Surroundings<'a> {
 
 /// A prompt with a completion, as a reward model may read it.
 #[derive(Clone, Copy, Debug)]
-pub struct Reading<'a> {
+pub struct ScoredCompletion<'a> {
     /// The prompt before tokenization.
     pub prompt: &'a PromptText,
     /// Its text, rendered.
@@ -188,7 +188,7 @@ impl RewardModel {
     }
 
     /// The token ids that it reads of a prompt with its completion.
-    pub fn read(&self, reading: &Reading<'_>) -> Result<Vec<u32>> {
+    pub fn read(&self, reading: &ScoredCompletion<'_>) -> Result<Vec<u32>> {
         let Some(tokenizer) = &self.tokenizer else {
             return Ok([reading.prompt_tokens, reading.completion_tokens].concat());
         };

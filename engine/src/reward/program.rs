@@ -7,7 +7,7 @@ mod request;
 mod verdict;
 mod worker;
 
-pub use self::verdict::{Asked, Outcome, Pending, Progress, Said, Verdict};
+pub use self::verdict::{Asked, Pending, ProgramResult, ProgramResults, Progress, Verdict};
 
 use self::protocol::{Parameter, Protocol};
 use self::queue::{Call, Job, Queue};

@@ -50,7 +50,7 @@ pub enum TaskError {
     )]
     Changed {
         /// File and row.
-        place: Place,
+        place: RowLocation,
         /// What was found.
         detail: String,
     },
@@ -69,7 +69,7 @@ pub enum TaskError {
     #[error("{place}: expected one JSON object per {}, found {found}", place.unit.name())]
     NotARow {
         /// File and line.
-        place: Place,
+        place: RowLocation,
         /// What was found.
         found: String,
     },
@@ -77,7 +77,7 @@ pub enum TaskError {
     #[error("{place}: the row has no field `{field}` (set by `{setting}`); its fields are {found}")]
     MissingField {
         /// File and line.
-        place: Place,
+        place: RowLocation,
         /// The field that was looked for, as a dotted path.
         field: String,
         /// The setting that names the field.
@@ -89,7 +89,7 @@ pub enum TaskError {
     #[error("{place}: {detail} (setting `{setting}`)")]
     BadField {
         /// File and line.
-        place: Place,
+        place: RowLocation,
         /// The setting that reads the field.
         setting: String,
         /// What was expected and what was found.
@@ -161,7 +161,7 @@ impl TaskError {
 
 /// A row of a dataset file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RowLocation {
     /// The file.
     pub path: PathBuf,
     /// The line or row, from 1.
@@ -188,7 +188,7 @@ impl Unit {
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for RowLocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (path, unit) = (self.path.display(), self.unit.name());
         write!(f, "{path}, {unit} {}", self.line)

@@ -10,7 +10,7 @@ pub use config::{Extract, JsonlConfig};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::error::Place;
+use super::error::RowLocation;
 use super::recipe::Recipe;
 use super::rows::{Indices, Order, RowFiles, Rows, split};
 use super::template::Row;
@@ -271,7 +271,7 @@ fn checked(row: Row, recipe: &Recipe, rewards: &Rewards) -> Result<Example, Task
 }
 
 /// Refuses a row that a task with an environment cannot have.
-fn playable(example: &Example, place: &Place) -> Result<(), TaskError> {
+fn playable(example: &Example, place: &RowLocation) -> Result<(), TaskError> {
     let bad = |setting: &str, detail: &str| TaskError::BadField {
         place: place.clone(),
         setting: setting.to_owned(),

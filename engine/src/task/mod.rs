@@ -30,13 +30,13 @@ pub use self::environment::{
     Calculator, CalculatorConfig, Environment, EnvironmentConfig, EnvironmentError, Environments,
     Observation, PythonEnvironmentConfig, PythonEnvironments, ToolCall, ToolParser, Turn,
 };
-pub use self::error::{Place, TaskError, Unit};
+pub use self::error::{RowLocation, TaskError, Unit};
 pub use self::jsonl::{Jsonl, JsonlConfig};
 pub use self::reading::Reading;
 pub use self::reward::{
-    CommandRewardConfig, Gsm8kMethod, Judge, PythonRewardConfig, RepetitionUnit, RewardConfig,
-    RewardInput, RewardKind, RewardModelConfig, RewardOptions, RewardProgram, Rewards, Running,
-    Shaping,
+    BatchedReward, CommandRewardConfig, Gsm8kMethod, PythonRewardConfig, RepetitionUnit,
+    RewardConfig, RewardInput, RewardKind, RewardModelConfig, RewardOptions, RewardProgram,
+    Rewards, RunningStats, Shaping,
 };
 pub use self::rows::{RowFiles, RowSource};
 pub use self::shuffle::{Permutation, shuffled_index};

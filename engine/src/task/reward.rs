@@ -25,7 +25,7 @@ pub(crate) use self::countdown::{Problem, Reached, find as countdown_answer};
 pub(crate) use self::pattern::compile;
 pub use self::program::{CommandRewardConfig, PythonRewardConfig, RewardProgram};
 use self::rule::Rule;
-pub use self::running::{Running, Shaping};
+pub use self::running::{RunningStats, Shaping};
 use super::error::TaskError;
 use super::{Completion, Reading, Reward};
 
@@ -93,7 +93,7 @@ enum Grader {
 
 /// A reward that judges many completions at a time.
 #[derive(Clone, Copy, Debug)]
-pub enum Judge<'a> {
+pub enum BatchedReward<'a> {
     /// A reward model.
     Model(&'a RewardModelConfig),
     /// Another program.
@@ -108,11 +108,11 @@ impl Part {
         }
     }
 
-    fn judge(&self) -> Option<Judge<'_>> {
+    fn judge(&self) -> Option<BatchedReward<'_>> {
         match &self.judge {
             Grader::Rule(_) => None,
-            Grader::Model(model) => Some(Judge::Model(model)),
-            Grader::Program(program) => Some(Judge::Program(program)),
+            Grader::Model(model) => Some(BatchedReward::Model(model)),
+            Grader::Program(program) => Some(BatchedReward::Program(program)),
         }
     }
 }
@@ -156,13 +156,13 @@ impl Rewards {
     /// Name and settings of every reward model, in the order of the list.
     pub fn models(&self) -> impl Iterator<Item = (&str, &RewardModelConfig)> {
         self.judges().filter_map(|(name, judge)| match judge {
-            Judge::Model(model) => Some((name, model)),
-            Judge::Program(_) => None,
+            BatchedReward::Model(model) => Some((name, model)),
+            BatchedReward::Program(_) => None,
         })
     }
 
     /// Name and settings of every reward that is no rule, in the order of the list: reward models and other programs.
-    pub fn judges(&self) -> impl Iterator<Item = (&str, Judge<'_>)> {
+    pub fn judges(&self) -> impl Iterator<Item = (&str, BatchedReward<'_>)> {
         let parts = self.parts.iter();
         parts.filter_map(|part| Some((part.name.as_str(), part.judge()?)))
     }

@@ -2,12 +2,12 @@
 
 use serde_json::{Map, Value};
 
-use super::error::{Place, TaskError};
+use super::error::{RowLocation, TaskError};
 
 /// One row of a dataset with the line it came from.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
-    pub place: Place,
+    pub place: RowLocation,
     pub fields: Map<String, Value>,
 }
 
@@ -160,7 +160,7 @@ mod tests {
             panic!("{json}")
         };
         Row {
-            place: Place {
+            place: RowLocation {
                 path: "data.jsonl".into(),
                 line: 3,
                 unit: Unit::Line,

@@ -18,14 +18,6 @@ use firebrick_backends::collective::Collective;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Configuration, mode, task and objective of a run; the last two where they are not the configured ones.
-pub(super) type Parts = (
-    RunConfig,
-    Mode,
-    Option<Arc<dyn Task>>,
-    Option<Arc<dyn Objective>>,
-);
-
 /// A run that is being put together: see [`Trainer::builder`].
 pub struct TrainerBuilder {
     config: RunConfig,
@@ -95,10 +87,14 @@ impl TrainerBuilder {
         self
     }
 
-    /// What is needed to open the run: the resolved configuration, its mode, and what takes the place of what it names.
-    pub(super) fn into_parts(self) -> Result<Parts> {
-        let config = self.config.resolve()?;
-        Ok((config, self.mode, self.task, self.objective))
+    /// Reads and checks what the configuration names; see [`Opened::open`].
+    pub(super) fn open(&mut self, world: World, files: ModelFiles) -> Result<Opened> {
+        let config = std::mem::take(&mut self.config).resolve()?;
+        let task = match self.task.take() {
+            Some(task) => task,
+            None => task_of(&config, self.mode)?,
+        };
+        Opened::open(config, self.mode, task, self.objective.take(), world, files)
     }
 
     /// A tracker of one's own, beside those of `trainer.logger`.
@@ -139,19 +135,7 @@ impl TrainerBuilder {
     }
 
     fn build_on(mut self, world: &World) -> Result<Trainer> {
-        let config = self.config.resolve()?;
-        let task = match self.task {
-            Some(task) => task,
-            None => task_of(&config, self.mode)?,
-        };
-        let opened = Opened::open(
-            config,
-            self.mode,
-            task,
-            self.objective,
-            world.clone(),
-            ModelFiles::All,
-        )?;
+        let opened = self.open(world.clone(), ModelFiles::All)?;
         let mut planned = opened.plan()?;
         opened.check_ranks(&planned)?;
         let (mut loaded, state, resumed) = Loaded::begin(&opened, &mut planned, self.start)?;

@@ -7,7 +7,7 @@ use crate::optim::OptimConfig;
 use crate::plan::{ModelPlan, MomentKind, Plan};
 use crate::planning;
 use crate::reward::architecture;
-use crate::task::Task;
+use crate::task::{Rewards, Task};
 use crate::world::World;
 use crate::{Error, Result};
 use burn::tensor::{Device, FloatDType};
@@ -16,6 +16,7 @@ use firebrick_backends::kernels;
 use firebrick_backends::memory::{ReadingSource, read};
 use firebrick_backends::{DeviceInfo, DeviceSpec, Precision, profile};
 use firebrick_spec::{Arch, Backend};
+use std::sync::Arc;
 
 /// What to do where ranks are not alike.
 pub(super) const START_ALIKE: &str =
@@ -77,10 +78,26 @@ pub(super) fn check_sequences(
     critic.unwrap_or(Ok(()))
 }
 
-/// Refuses an objective of one's own that needs a critic where the configuration has none, or has one for nothing.
-pub(super) fn check_objective(objective: &dyn Objective, configured: &dyn Objective) -> Result<()> {
-    if objective.needs().values == configured.needs().values {
-        return Ok(());
+/// The objective of a run: one's own, or the configured one. Refuses an own one that needs a critic where the configuration has none,
+/// or that has one for nothing, and a configured one that would undo what the task's rewards ask for.
+pub(super) fn chosen_objective(
+    own: Option<Arc<dyn Objective>>,
+    config: &RunConfig,
+    task: &dyn Task,
+) -> Result<Arc<dyn Objective>> {
+    let configured = config.objective.build()?;
+    let Some(own) = own else {
+        let by_part = matches!(configured.advantages(), Advantages::NormalizeThenSum { .. });
+        if by_part && task.rewards().is_some_and(Rewards::shapes) {
+            return Err(Error::Config(
+                "objective.multi_objective_aggregation: normalize_then_sum normalises every reward in its group, whatever `normalize` and `clip` of a reward say; remove those, or use sum_then_normalize"
+                    .into(),
+            ));
+        }
+        return Ok(Arc::new(configured));
+    };
+    if own.needs().values == configured.needs().values {
+        return Ok(own);
     }
     Err(Error::Config(
         "the objective that was passed in and the `objective` section disagree about a critic; use `objective: ppo` with one \
@@ -89,21 +106,11 @@ pub(super) fn check_objective(objective: &dyn Objective, configured: &dyn Object
     ))
 }
 
-/// Refuses what an objective would undo, and reward models that are none, before anything is loaded.
-pub(super) fn check_rewards(config: &RunConfig, task: &dyn Task) -> Result<()> {
-    let Some(rewards) = task.rewards() else {
-        return Ok(());
-    };
-    for (name, model) in rewards.models() {
+/// Refuses reward models that are none, before anything is loaded.
+pub(super) fn check_rewards(task: &dyn Task) -> Result<()> {
+    let models = task.rewards().into_iter().flat_map(Rewards::models);
+    for (name, model) in models {
         architecture(name, model)?;
-    }
-    let objective = config.objective.build()?;
-    let by_part = matches!(objective.advantages(), Advantages::NormalizeThenSum { .. });
-    if by_part && rewards.shapes() {
-        return Err(Error::Config(
-            "objective.multi_objective_aggregation: normalize_then_sum normalises every reward in its group, whatever `normalize` and `clip` of a reward say; remove those, or use sum_then_normalize"
-                .into(),
-        ));
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use super::builder::TrainerBuilder;
 use super::setup::{Opened, Planned};
 use crate::Result;
 use crate::config::{Mode, RunConfig};
-use crate::data::{Prompt, PromptDataset, task_of};
+use crate::data::{Prompt, PromptDataset};
 use crate::hub::ModelFiles;
 use crate::plan::estimate::{Estimate, Sizes};
 use crate::task::{Completion, Example, Split, Task};
@@ -66,23 +66,11 @@ impl TrainerBuilder {
     /// # Errors
     ///
     /// Those that [`build`](Self::build) gives before it loads weights.
-    pub fn dry_run(self) -> Result<DryRun> {
-        let (config, mode, task, objective) = self.into_parts()?;
-        let task = match task {
-            Some(task) => task,
-            None => task_of(&config, mode)?,
-        };
-        let opened = Opened::open(
-            config,
-            mode,
-            task,
-            objective,
-            World::default(),
-            ModelFiles::Tokenizer,
-        )?;
+    pub fn dry_run(mut self) -> Result<DryRun> {
+        let opened = self.open(World::default(), ModelFiles::Tokenizer)?;
         let planned = opened.plan()?;
         let prompts = &opened.data.prompts;
-        let has_prompts = mode == Mode::Rl;
+        let has_prompts = opened.mode == Mode::Rl;
         let estimate = planned.request.predict(planned.plan.clone()).estimate;
         Ok(DryRun {
             device: opened.info.clone(),

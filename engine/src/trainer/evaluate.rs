@@ -9,6 +9,7 @@ use crate::checkpoint::PolicySource;
 use crate::config::{Mode, RolloutConfig, RunConfig};
 use crate::data::{Prompt, PromptDataset};
 use crate::metrics::{Metrics, judged_metrics};
+use crate::objective::Objective;
 use crate::planning::{self, engine_limits};
 use crate::reward::{Answer, CompletionId, Progress, Purpose, RewardManager, Surroundings};
 use crate::task::{Reward, Shaping, Task};
@@ -89,7 +90,8 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
             tokenizer: &source.tokenizer,
         },
     )?;
-    let turns = turn_template(&config, data.task(), &source)?;
+    let needs = config.objective.build()?.needs();
+    let turns = turn_template(&config, needs, data.task(), &source)?;
     let samples = validation_samples(
         &decoder,
         &source,

@@ -2,7 +2,7 @@
 //! last completion has ended to the task's programs.
 
 use crate::data::Prompt;
-use crate::reward::{Answer, Asked, CompletionId, Programs, Purpose, Said};
+use crate::reward::{Answer, Asked, CompletionId, ProgramResults, Programs, Purpose};
 use crate::task::{Reward, Task};
 use crate::turns::Outcome;
 use crate::{Error, Result};
@@ -180,7 +180,7 @@ impl JudgingThread {
 impl Judged {
     /// Texts and rewards by the rules, by request and sample, and what the programs say of them, which is waited for. The first
     /// error is the first sample's.
-    pub fn wait(self) -> Result<(Vec<(String, Reward)>, Said)> {
+    pub fn wait(self) -> Result<(Vec<(String, Reward)>, ProgramResults)> {
         let rules = self.rules.into_values().collect::<Result<_, Error>>()?;
         let mut asked = Asked::default();
         for group in self.asked.into_values() {

@@ -6,7 +6,7 @@
 use super::Trainer;
 use super::setup::Planned;
 use crate::error::OutOfMemory;
-use crate::executor::Place;
+use crate::executor::BoundaryKind;
 use crate::metrics::{Event, Phase};
 use crate::plan;
 use crate::plan::planner::{Failure as PlanFailure, Fit};
@@ -239,7 +239,7 @@ impl Trainer {
     ) -> Result<()> {
         let replay = replay.after(&what.cause);
         (what.phase, what.step) = (phase.name(), self.phase_step);
-        self.learner.runtime.record(Place::OutOfMemory);
+        self.learner.runtime.record(BoundaryKind::OutOfMemory);
         if what.ranked.is_empty() {
             what.ranked = self.learner.runtime.accounts.ranked();
         }
@@ -306,10 +306,10 @@ impl Trainer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use firebrick_backends::out_of_memory::Kind;
+    use firebrick_backends::out_of_memory::MemoryErrorKind;
     use std::io;
 
-    fn kind(found: std::result::Result<(), Box<OutOfMemory>>) -> Kind {
+    fn kind(found: std::result::Result<(), Box<OutOfMemory>>) -> MemoryErrorKind {
         found.expect_err("memory that ran out").cause.kind
     }
 
@@ -322,12 +322,15 @@ mod tests {
         let refused = io::Error::from(io::ErrorKind::OutOfMemory);
         let limit = OutOfMemory::new(Refused::over_limit(3, 2));
         let errors = [
-            (Error::Device(device), Kind::Driver),
-            (Error::Model(model), Kind::Driver),
-            (Error::io("map", "weights")(refused), Kind::System),
+            (Error::Device(device), MemoryErrorKind::Driver),
+            (Error::Model(model), MemoryErrorKind::Driver),
+            (
+                Error::io("map", "weights")(refused),
+                MemoryErrorKind::System,
+            ),
             (
                 Error::OutOfMemory(Box::new(limit)),
-                Kind::Limit { allowed: 2 },
+                MemoryErrorKind::Limit { allowed: 2 },
             ),
         ];
         for (error, expected) in errors {
@@ -335,7 +338,7 @@ mod tests {
             assert_eq!(kind(found), expected);
         }
         let found = attempt::<()>(|| panic!("wgpu error: Out of Memory")).expect("no other error");
-        assert_eq!(kind(found), Kind::Driver);
+        assert_eq!(kind(found), MemoryErrorKind::Driver);
     }
 
     #[test]

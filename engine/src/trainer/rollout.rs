@@ -8,7 +8,7 @@ use super::turns::Playing;
 use super::wire::OwnRollouts;
 use crate::config::DynamicSampling;
 use crate::data::Prompt;
-use crate::executor::Place;
+use crate::executor::BoundaryKind;
 use crate::metrics::{ExpertLoad, Phase, RolloutReport, RolloutStats};
 use crate::objective::advantage::frac_reward_zero_std;
 use crate::planning::{cache_bytes, engine_limits};
@@ -393,7 +393,7 @@ impl Trainer {
             .at_moments(&raise_peak);
         let generated = playing.run(&generator, &requests, rollout.n, &limits, |sample| {
             if ended.is_multiple_of(every) {
-                runtime.record(Place::Sample);
+                runtime.record(BoundaryKind::Sample);
             }
             ended += 1;
             judging.take(Ended {

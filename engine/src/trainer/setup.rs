@@ -1,8 +1,8 @@
 //! A run before its weights: what it is made of is opened, then its memory is planned.
 
 use super::checks::{
-    check_device, check_limit, check_objective, check_optimizers, check_quantised, check_rewards,
-    check_sequences, check_size,
+    check_device, check_limit, check_optimizers, check_quantised, check_rewards, check_sequences,
+    check_size, chosen_objective,
 };
 use super::turns::turn_template;
 use crate::checkpoint::{CriticSource, PolicySource};
@@ -78,13 +78,9 @@ impl Opened {
         if mode == Mode::Rl || !task.is_empty(Split::Validation) {
             source.check_lengths(&config)?;
         }
-        check_rewards(&config, task.as_ref())?;
-        let turns = turn_template(&config, task.as_ref(), &source)?;
-        let configured: Arc<dyn Objective> = Arc::new(config.objective.build()?);
-        if let Some(objective) = &objective {
-            check_objective(objective.as_ref(), configured.as_ref())?;
-        }
-        let objective = objective.unwrap_or(configured);
+        check_rewards(task.as_ref())?;
+        let objective = chosen_objective(objective, &config, task.as_ref())?;
+        let turns = turn_template(&config, objective.needs(), task.as_ref(), &source)?;
         let sft = sft_of(&config, mode)?;
         LrSchedules::new(&config, None, config.trainer.steps)?;
         let data = Data::read(&config, task, &source, mode)?;
@@ -151,7 +147,9 @@ impl Opened {
         let (profile, free) = (profile::of(&self.info), self.free_bytes()?);
         let mut request = planning::request(config, self.mode, arch, profile, free)?;
         request.parallel = self.parallel(config.memory.zero());
-        request.workload.reference = self.has_reference();
+        if self.mode == Mode::Rl {
+            planning::set_needs(&mut request.workload, self.objective.needs());
+        }
         if self.critic_source.is_none() {
             request.workload.critic = None;
         }

@@ -1,6 +1,7 @@
 use super::{Start, Trainer};
 use crate::config::{RunConfig, parse};
 use crate::metrics::{Control, Event, Observer};
+use crate::objective::{Objective, PolicyGradient};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -209,4 +210,33 @@ fn an_objective_that_needs_a_critic_is_refused_where_there_is_none() {
     let message = refused.err().expect("refused").to_string();
     assert!(message.contains("critic"), "{message}");
     assert!(!Path::new(&runs.path("run")).exists());
+}
+
+/// An objective of one's own is planned for what it needs: as a run is whose configuration names it.
+#[test]
+fn an_objective_that_is_passed_in_is_planned_like_a_configured_one() {
+    let runs = Runs::new();
+    let settings = [
+        "objective=remax",
+        "objective.kl_loss_coef=0.1",
+        "objective.entropy_coeff=0.01",
+        "objective.top_entropy_quantile=0.2",
+    ];
+    let named = parse(TINY, &settings.map(String::from)).unwrap();
+    let own = named.objective.build().unwrap();
+    let needs = own.needs();
+    assert!(needs.greedy && needs.entropy && needs.scores && needs.reference);
+    let workload = |config: RunConfig, own: Option<PolicyGradient>, run: &str| {
+        let mut config = config;
+        config.output = runs.path(run);
+        let builder = Trainer::builder(config);
+        let builder = match own {
+            Some(own) => builder.objective(own),
+            None => builder,
+        };
+        builder.build().unwrap().request.workload
+    };
+    let passed_in = workload(runs.config("own"), Some(own), "own");
+    assert_eq!(passed_in, workload(named, None, "named"));
+    assert_ne!(passed_in, workload(runs.config("grpo"), None, "grpo"));
 }

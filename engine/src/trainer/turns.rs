@@ -3,7 +3,7 @@
 use crate::checkpoint::PolicySource;
 use crate::config::{MultiTurn, RolloutConfig, RunConfig};
 use crate::data::Prompt;
-use crate::objective::Objective;
+use crate::objective::Needs;
 use crate::task::{PromptText, Split, TOOLS, Task};
 use crate::turns::{Episodes, Limits, Outcome, TurnTemplate};
 use crate::{Error, Result};
@@ -18,6 +18,7 @@ use std::cell::RefCell;
 /// [`Error::Config`] for a template that is not prefix-preserving, and for settings that environments do not go with.
 pub(super) fn turn_template(
     config: &RunConfig,
+    needs: Needs,
     task: &dyn Task,
     source: &PolicySource,
 ) -> Result<Option<TurnTemplate>> {
@@ -31,7 +32,7 @@ pub(super) fn turn_template(
         ));
     };
     let bad = |what: &str| Err(Error::Config(what.to_owned()));
-    if config.objective.build()?.needs().greedy {
+    if needs.greedy {
         return bad(
             "objective.adv_estimator: remax samples a greedy completion of each prompt, which has no environment; choose another \
              estimator, such as grpo or rloo",

@@ -107,7 +107,7 @@ impl Trainer {
     pub(super) fn learner_of(&mut self, phase: Phase) -> &mut Learner {
         match phase.updates() {
             Some(Role::Critic) => self.critic().0,
-            _ => &mut self.learner,
+            Some(Role::Policy | Role::Reference | Role::RewardModel) | None => &mut self.learner,
         }
     }
 
@@ -147,9 +147,9 @@ impl Trainer {
         }
         Err(Error::NonFinite {
             phase: phase.name(),
-            section: match phase {
-                Phase::UpdateCritic => "critic.optim",
-                _ => "optim",
+            section: match phase.updates() {
+                Some(Role::Critic) => "critic.optim",
+                Some(Role::Policy | Role::Reference | Role::RewardModel) | None => "optim",
             },
             step,
             count: *count,

@@ -1,6 +1,6 @@
 //! Ranks in two dimensions: groups that share every sequence (Ulysses, arXiv:2309.14509), and as many groups that divide the batch.
 
-use firebrick_backends::collective::{Collective, CollectiveError, Kind, Traffic};
+use firebrick_backends::collective::{Collective, CollectiveError, OperationKind, Traffic};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -56,7 +56,7 @@ impl Mesh {
     pub fn traffic(&self) -> Traffic {
         let group = self.group();
         let (mut sent, now) = (group.before, group.ranks.traffic());
-        for kind in 0..Kind::COUNT {
+        for kind in 0..OperationKind::COUNT {
             sent.operations[kind] += now.operations[kind];
             sent.bytes[kind] += now.bytes[kind];
         }

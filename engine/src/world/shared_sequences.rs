@@ -89,7 +89,7 @@ impl World {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use firebrick_backends::collective::{Failure, Kind, Settings, Threads};
+    use firebrick_backends::collective::{Failure, OperationKind, Settings, Threads};
 
     fn ranks<T: Send>(size: usize, work: impl Fn(World) -> T + Sync) -> Vec<T> {
         let done = Threads::run(size, Settings::default(), |all| work(World::new(all)));
@@ -101,7 +101,7 @@ mod tests {
         let places = ranks(6, |world| {
             let world = world.sharing_sequences(2).unwrap();
             let said = world.sequence_exchange(vec![world.rank() as u8]).unwrap();
-            let sent = world.sequence_traffic().operations[Kind::Exchange as usize];
+            let sent = world.sequence_traffic().operations[OperationKind::Exchange as usize];
             let data = [world.data_rank(), world.data_size()];
             let sequence = [world.sequence_rank(), world.sequence_size()];
             (data, sequence, said.concat(), sent)

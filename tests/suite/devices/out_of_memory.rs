@@ -1,7 +1,7 @@
 //! Memory that a GPU refuses: what Burn and wgpu report of it is told as such, with the bytes.
 
 use burn::tensor::{Device, Tensor};
-use firebrick_backends::out_of_memory::{Kind, OutOfMemory};
+use firebrick_backends::out_of_memory::{MemoryErrorKind, OutOfMemory};
 use firebrick_backends::transfer::{HostTensor, check_computed};
 use firebrick_backends::{Error, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,7 +31,7 @@ fn a_tensor_that_no_device_holds_is_refused_with_its_bytes_and_the_device_goes_o
     let what = refused(|| HostTensor::download(Tensor::empty([SIDE, SIDE], device)));
     assert_eq!(
         (what.kind, what.bytes, what.device_lost),
-        (Kind::Buffer, Some(BYTES), false),
+        (MemoryErrorKind::Buffer, Some(BYTES), false),
         "{what}"
     );
     check_computed([small()]).expect("the device goes on");
@@ -68,7 +68,7 @@ fn what_wgpu_reports_of_a_buffer_over_its_limit_is_told_by_its_type() {
     assert_eq!(
         (what.kind, what.bytes, what.origin),
         (
-            Kind::Buffer,
+            MemoryErrorKind::Buffer,
             Some(size),
             "wgpu-core, CreateBufferError::MaxBufferSize"
         ),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use firebrick_backends::Precision;
 use firebrick_backends::accounts::Accounts;
 use firebrick_engine::plan::{MemoryConfig, ParamOffload};
-use firebrick_engine::reward::{Reading, RewardModel, Surroundings};
+use firebrick_engine::reward::{RewardModel, ScoredCompletion, Surroundings};
 use firebrick_engine::task::{PromptText, RewardInput, RewardModelConfig};
 use firebrick_models::tokenizer::{Message, Tokenizer};
 use serde::Deserialize;
@@ -73,7 +73,7 @@ impl Case {
             Some(messages) => PromptText::Chat(messages.clone()),
             None => PromptText::Text(self.prompt.clone()),
         };
-        let reading = Reading {
+        let reading = ScoredCompletion {
             prompt: &prompt,
             prompt_text: &self.prompt,
             prompt_tokens: &self.prompt_ids,

@@ -9,7 +9,7 @@ use crate::support::zero::{
     STAGES, TECHNIQUES, UPDATES, alone, assert_same, on_ranks, rows, settings, share,
 };
 use crate::support::{checked, fixtures};
-use firebrick_backends::collective::Kind;
+use firebrick_backends::collective::OperationKind;
 use firebrick_engine::plan::{MemoryConfig, MomentKind, Order};
 
 fn model() -> Model {
@@ -140,10 +140,14 @@ fn ranks_send_a_message_for_what_they_sum_and_gather() {
                     (3, false) => (segments + 2) * rounds,
                     _ => units,
                 };
-                let sent = |kind: Kind| found.operations[kind as usize] as usize;
-                assert_eq!(sent(Kind::ReduceScatter), UPDATES * sums, "{label}");
-                assert_eq!(sent(Kind::AllGather), UPDATES * gathers, "{label}");
-                assert_eq!(sent(Kind::AllReduce), 0, "{label}");
+                let sent = |kind: OperationKind| found.operations[kind as usize] as usize;
+                assert_eq!(
+                    sent(OperationKind::ReduceScatter),
+                    UPDATES * sums,
+                    "{label}"
+                );
+                assert_eq!(sent(OperationKind::AllGather), UPDATES * gathers, "{label}");
+                assert_eq!(sent(OperationKind::AllReduce), 0, "{label}");
             }
         }
     }

@@ -4,7 +4,7 @@ mod growth;
 
 pub use growth::{Growth, Leak};
 
-use crate::executor::{BoundaryLog, Place, PoolPeak};
+use crate::executor::{BoundaryKind, BoundaryLog, PoolPeak};
 use crate::metrics::Phase;
 use firebrick_backends::accounts::{Accounts, Balance, Home};
 use firebrick_backends::allocator;
@@ -117,7 +117,7 @@ impl Ledger {
     pub fn end(&mut self, step: u64, phase: Phase) {
         let mut reading = read(&self.device);
         let known = Some(reading).filter(|reading| reading.source != ReadingSource::None);
-        self.log.record(Place::End, known);
+        self.log.record(BoundaryKind::End, known);
         // what counts against a budget: the heap's peak, or what pools have reserved
         let (peak, peak_source) = match (reading.source, self.log.pool_peak()) {
             (ReadingSource::BurnPool, Some(pools)) => {

@@ -1,7 +1,7 @@
 //! What was recorded of a step as Perfetto's tracks.
 
 use super::perfetto::{Trace, TracePacket, Track};
-use crate::executor::{BoundaryRow, BoundaryRows, Place};
+use crate::executor::{BoundaryKind, BoundaryRow, BoundaryRows};
 use crate::metrics::phase::Phase;
 use firebrick_backends::accounts::Account;
 use firebrick_backends::trace::SpanRecord;
@@ -114,7 +114,7 @@ impl RecordedStep<'_> {
         for pair in rows.windows(2) {
             let (before, row) = (&pair[0].0, &pair[1].0);
             let boundary = row.moment.boundary;
-            if before.moment.phase != row.moment.phase || boundary.place == Place::Begin {
+            if before.moment.phase != row.moment.phase || boundary.place == BoundaryKind::Begin {
                 continue;
             }
             let name = match boundary.segment {
@@ -272,10 +272,10 @@ mod tests {
         log.begin_step(2, true);
         log.begin_phase(2, "update_actor", None);
         let held = accounts.hold(Category::Gradients, Home::Device, 64);
-        log.record(Boundary::at(Place::Forward, 0), None);
-        log.record(Boundary::at(Place::Forward, 1), None);
+        log.record(Boundary::at(BoundaryKind::Forward, 0), None);
+        log.record(Boundary::at(BoundaryKind::Forward, 1), None);
         drop(held);
-        log.record(Place::End, None);
+        log.record(BoundaryKind::End, None);
         let recorded = RecordedStep {
             step: 2,
             began: 0,

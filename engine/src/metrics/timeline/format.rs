@@ -1,6 +1,6 @@
 //! The file `memory_timeline.json`: columns of numbers, names once. `docs/memory_timeline.md` describes it.
 
-use crate::executor::Place;
+use crate::executor::BoundaryKind;
 use crate::plan::estimate::PhaseEstimate;
 use crate::{Error, Result};
 use firebrick_backends::accounts::Account;
@@ -50,7 +50,7 @@ pub struct MemoryTimeline {
     /// Phases, which other columns name by their index here.
     pub phases: Vec<TimelinePhase>,
     /// Places, likewise.
-    pub places: Vec<Place>,
+    pub places: Vec<BoundaryKind>,
     /// When what follows was read.
     pub boundaries: Boundaries,
     /// Who held how much at each boundary.

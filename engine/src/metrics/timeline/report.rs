@@ -2,7 +2,7 @@
 
 use super::format::{MemoryTimeline, PlannedBytes, Reason};
 use super::live::LiveAllocations;
-use crate::executor::Place;
+use crate::executor::BoundaryKind;
 use crate::plan::estimate::PhaseEstimate;
 use firebrick_backends::accounts::{Account, Category, Home};
 use serde::Serialize;
@@ -15,8 +15,8 @@ pub struct When {
     /// The phase.
     pub phase: String,
     /// Where in the phase.
-    pub place: Place,
-    /// The segment; the decoder's unit at [`Place::Update`].
+    pub place: BoundaryKind,
+    /// The segment; the decoder's unit at [`BoundaryKind::Update`].
     pub segment: Option<u32>,
     /// Seconds since the step began.
     pub seconds: f64,
@@ -209,7 +209,7 @@ impl<'t> Rows<'t> {
 
     /// The estimate of what a phase does at a row: of an update's second half, that of the optimizer.
     fn estimate(&self, row: usize) -> Option<&PhaseEstimate> {
-        let updates = self.when(row).place == Place::Update;
+        let updates = self.when(row).place == BoundaryKind::Update;
         let all = self.estimates(row);
         let own = all.iter();
         let mut own = own.filter(|e| e.name.ends_with("optimizer") == updates);
@@ -291,7 +291,7 @@ mod tests {
         let when = &peak.when;
         assert_eq!(
             (when.step, when.place, when.segment),
-            (2, Place::Graph, Some(0))
+            (2, BoundaryKind::Graph, Some(0))
         );
         assert_eq!((peak.bytes, peak.peak_bytes), (240, Some(250)));
         assert_eq!(peak.predicted_bytes, Some(200));
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!(holders, expected);
         assert_eq!(peak.unaccounted_bytes, Some(30));
         let before = peak.before.expect("step 1 has the phase");
-        assert_eq!((before.step, before.place), (1, Place::Forward));
+        assert_eq!((before.step, before.place), (1, BoundaryKind::Forward));
         let categories: Vec<_> = peak
             .categories
             .iter()
@@ -338,7 +338,7 @@ mod tests {
         let peak = TimelineReport::new(&timeline).peak.expect("a peak");
         assert_eq!(
             (peak.when.place, peak.predicted_bytes),
-            (Place::Update, Some(77))
+            (BoundaryKind::Update, Some(77))
         );
     }
 

@@ -4,7 +4,7 @@ use super::format::{
     AccountBytes, Boundaries, FORMAT, MemoryTimeline, PlannedBytes, Reason, TimelinePhase,
     TraceEvents, TraceTable, VERSION,
 };
-use crate::executor::{BoundaryLog, BoundaryRows, Moment, Place};
+use crate::executor::{BoundaryKind, BoundaryLog, BoundaryRows, Moment};
 use crate::metrics::phase::Phase;
 use crate::plan::estimate::PhaseEstimate;
 use firebrick_backends::accounts::Account;
@@ -115,7 +115,7 @@ impl Snapshots {
             unified: self.unified,
             dropped: rows.dropped,
             phases: names.phases(),
-            places: Place::ALL.to_vec(),
+            places: BoundaryKind::ALL.to_vec(),
             plans: self.plans(&rows),
             boundaries,
             accounts,
@@ -327,10 +327,10 @@ mod tests {
             assert!(snapshots.is_owed());
             snapshots.begin_step(step, false);
             log.begin_phase(step, "update_actor", None);
-            log.record(Boundary::at(Place::Forward, 1), None);
+            log.record(Boundary::at(BoundaryKind::Forward, 1), None);
             if step == 7 {
                 snapshots.planned(vec![estimate(20)]);
-                log.record(Place::Replanned, None);
+                log.record(BoundaryKind::Replanned, None);
             }
             assert_eq!(snapshots.is_due(step), step == 7);
         }

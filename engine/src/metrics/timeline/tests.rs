@@ -3,7 +3,7 @@ use super::{
     TraceEvents, TraceTable, VERSION,
 };
 use crate::Result;
-use crate::executor::Place;
+use crate::executor::BoundaryKind;
 use crate::plan::estimate::PhaseEstimate;
 use firebrick_backends::accounts::{Account, Category, Home, Role};
 use firebrick_backends::allocation_trace::TraceSource;
@@ -35,15 +35,20 @@ fn estimate(name: &str, categories: &[(Category, u64)]) -> PhaseEstimate {
 /// Two steps of an update: step 2 holds moments, and its largest row is the graph of segment 0.
 pub fn two_steps() -> MemoryTimeline {
     let rows = [
-        (1, Place::Begin, None, 100),
-        (1, Place::Forward, Some(0), 160),
-        (1, Place::End, None, 130),
-        (2, Place::Begin, None, 150),
-        (2, Place::Graph, Some(0), 240),
-        (2, Place::Update, Some(1), 200),
-        (2, Place::End, None, 150),
+        (1, BoundaryKind::Begin, None, 100),
+        (1, BoundaryKind::Forward, Some(0), 160),
+        (1, BoundaryKind::End, None, 130),
+        (2, BoundaryKind::Begin, None, 150),
+        (2, BoundaryKind::Graph, Some(0), 240),
+        (2, BoundaryKind::Update, Some(1), 200),
+        (2, BoundaryKind::End, None, 150),
     ];
-    let place = |p: Place| Place::ALL.iter().position(|&q| q == p).expect("a place");
+    let place = |p: BoundaryKind| {
+        BoundaryKind::ALL
+            .iter()
+            .position(|&q| q == p)
+            .expect("a place")
+    };
     MemoryTimeline {
         format: FORMAT.into(),
         version: VERSION,
@@ -56,7 +61,7 @@ pub fn two_steps() -> MemoryTimeline {
             name: "update_actor".into(),
             estimates: vec!["backward".into(), "optimizer".into()],
         }],
-        places: Place::ALL.to_vec(),
+        places: BoundaryKind::ALL.to_vec(),
         boundaries: Boundaries {
             step: rows.iter().map(|r| r.0).collect(),
             phase: vec![0; rows.len()],

@@ -1,6 +1,6 @@
 //! Which of the conversations a program has, and what its answers mean.
 
-use super::verdict::{Outcome, Verdict};
+use super::verdict::{ProgramResult, Verdict};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -89,7 +89,11 @@ impl Protocol {
 }
 
 /// The outcomes of call `id` of a function, of `len` completions; or why the line is no answer.
-pub(super) fn function_reply(line: &str, id: u64, len: usize) -> Result<Vec<Outcome>, String> {
+pub(super) fn function_reply(
+    line: &str,
+    id: u64,
+    len: usize,
+) -> Result<Vec<ProgramResult>, String> {
     match serde_json::from_str(line) {
         Ok(Reply::Judged { id: own, samples }) if own == id && samples.len() == len => {
             Ok(samples.into_iter().map(Item::outcome).collect())
@@ -103,7 +107,7 @@ pub(super) fn function_reply(line: &str, id: u64, len: usize) -> Result<Vec<Outc
 }
 
 impl Item {
-    fn outcome(self) -> Outcome {
+    fn outcome(self) -> ProgramResult {
         match self {
             Self::Judged { reward, extra } => Ok(Verdict { reward, extra }),
             Self::Failed { error } => Err(error),
@@ -112,7 +116,7 @@ impl Item {
 }
 
 /// The completion that a line of a command is about, and its outcome; or why the line is no answer.
-pub(super) fn command_reply(line: &str) -> Result<(u64, Outcome), String> {
+pub(super) fn command_reply(line: &str) -> Result<(u64, ProgramResult), String> {
     let nonsense = |what: &str| Err(format!("it answered {}, {what}", shortened(line)));
     let Ok(mut answer) = serde_json::from_str::<Map<String, Value>>(line) else {
         return nonsense("which is no JSON object");

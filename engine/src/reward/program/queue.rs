@@ -1,6 +1,6 @@
 //! Calls that wait for a worker, and what becomes of one that fails.
 
-use super::verdict::Outcome;
+use super::verdict::ProgramResult;
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
 use std::sync::mpsc::Sender;
@@ -21,7 +21,7 @@ pub(super) struct Job {
     pub samples: Vec<usize>,
     /// Whether it has failed before.
     pub repeated: bool,
-    pub outcomes: Sender<(usize, Outcome)>,
+    pub outcomes: Sender<(usize, ProgramResult)>,
     pub wanted: Weak<()>,
 }
 
@@ -32,7 +32,7 @@ impl Job {
     }
 
     /// Hands verdicts over. A completion without one is asked for once more, in a call of its own; what fails alone is lost.
-    pub fn settle(self, outcomes: Vec<Outcome>, queue: &Queue) {
+    pub fn settle(self, outcomes: Vec<ProgramResult>, queue: &Queue) {
         let mut again = Vec::new();
         for (&at, outcome) in self.samples.iter().zip(outcomes) {
             if outcome.is_err() && !self.repeated {

@@ -4,7 +4,7 @@
 mod commands;
 mod failures;
 
-use super::{Outcome, Program, Progress};
+use super::{Program, ProgramResult, Progress};
 use crate::data::Prompt;
 use crate::reward::{Answer, Asked, CompletionId};
 use crate::task::{
@@ -124,7 +124,7 @@ fn prompt(example: Example) -> Prompt {
 }
 
 /// What a program says of completions of one prompt.
-fn said(program: &Program, prompt: &Prompt, texts: &[&str]) -> Vec<Outcome> {
+fn said(program: &Program, prompt: &Prompt, texts: &[&str]) -> Vec<ProgramResult> {
     let tokens: Vec<u32> = (0..8).collect();
     let answers: Vec<Answer<'_>> = texts
         .iter()

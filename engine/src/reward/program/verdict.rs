@@ -26,16 +26,16 @@ pub struct Verdict {
 }
 
 /// A verdict, or why there is none.
-pub type Outcome = Result<Verdict, String>;
+pub type ProgramResult = Result<Verdict, String>;
 
 /// Outcomes of completions, one list a program.
-pub type Said = Vec<Vec<Outcome>>;
+pub type ProgramResults = Vec<Vec<ProgramResult>>;
 
 /// Outcomes of one call that are on their way.
 #[derive(Debug)]
 pub struct Pending {
     /// The place of a completion in the call, and its outcome.
-    pub(super) outcomes: Receiver<(usize, Outcome)>,
+    pub(super) outcomes: Receiver<(usize, ProgramResult)>,
     /// Completions of the call.
     pub(super) len: usize,
     /// While it is there, the call is wanted.
@@ -43,8 +43,8 @@ pub struct Pending {
 }
 
 impl Pending {
-    fn wait(self) -> Vec<Outcome> {
-        let mut outcomes: Vec<Option<Outcome>> = vec![None; self.len];
+    fn wait(self) -> Vec<ProgramResult> {
+        let mut outcomes: Vec<Option<ProgramResult>> = vec![None; self.len];
         for (at, outcome) in self.outcomes.iter().take(self.len) {
             outcomes[at] = Some(outcome);
         }
@@ -80,7 +80,7 @@ impl Asked {
 
     /// Waits for all of it.
     #[must_use]
-    pub fn said(self) -> Said {
+    pub fn said(self) -> ProgramResults {
         let wait = |calls: Vec<Pending>| calls.into_iter().flat_map(Pending::wait).collect();
         self.0.into_iter().map(wait).collect()
     }

@@ -2,7 +2,7 @@
 
 use super::protocol::{Protocol, command_line, command_reply, function_reply};
 use super::queue::Call;
-use super::verdict::Outcome;
+use super::verdict::ProgramResult;
 use crate::process::{Process, Silence, failure, with_stderr};
 use crate::task::{CommandRewardConfig, PythonRewardConfig, RewardProgram};
 use serde_json::json;
@@ -101,7 +101,7 @@ impl Worker {
         samples: &[usize],
         time: Duration,
         wanted: &dyn Fn() -> bool,
-    ) -> (Option<Self>, Vec<Outcome>) {
+    ) -> (Option<Self>, Vec<ProgramResult>) {
         let deadline = Instant::now() + time;
         let outcomes = match self.protocol {
             Protocol::Lines => self.by_lines(call, samples, deadline, wanted),
@@ -129,7 +129,7 @@ impl Worker {
         samples: &[usize],
         deadline: Instant,
         wanted: &dyn Fn() -> bool,
-    ) -> Result<Vec<Outcome>, Silence> {
+    ) -> Result<Vec<ProgramResult>, Silence> {
         let id = self.next;
         self.next += 1;
         let own: Vec<_> = samples.iter().map(|&at| &call.samples[at]).collect();
@@ -146,13 +146,13 @@ impl Worker {
         samples: &[usize],
         deadline: Instant,
         wanted: &dyn Fn() -> bool,
-    ) -> Result<Vec<Outcome>, Silence> {
+    ) -> Result<Vec<ProgramResult>, Silence> {
         let first = self.next;
         self.next += samples.len() as u64;
         let own = samples.iter().zip(first..);
         let lines = own.map(|(&at, id)| command_line(id, &call.samples[at]));
         self.process.send(lines.collect());
-        let mut outcomes: Vec<Option<Outcome>> = vec![None; samples.len()];
+        let mut outcomes: Vec<Option<ProgramResult>> = vec![None; samples.len()];
         for _ in samples {
             let line = self.process.line(deadline, wanted)?;
             let (id, outcome) = command_reply(&line).map_err(Silence::Unreadable)?;

@@ -9,7 +9,7 @@ const EPS: f64 = 1e-8;
 
 /// Running statistics of a reward: part of the trainer's state, so that a resumed run goes on with the same numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
-pub struct Running {
+pub struct RunningStats {
     /// Values so far.
     pub count: u64,
     /// Their mean.
@@ -18,7 +18,7 @@ pub struct Running {
     pub squares: f64,
 }
 
-impl Running {
+impl RunningStats {
     /// Takes a value in.
     pub fn add(&mut self, value: f64) {
         self.count += 1;
@@ -50,7 +50,7 @@ pub enum Shaping<'a> {
     Plain,
     /// Normalised by these statistics and clipped, as the list says: a step's rollouts, by statistics that have taken their values in, and
     /// what they are compared with.
-    Statistics(&'a BTreeMap<String, Running>),
+    Statistics(&'a BTreeMap<String, RunningStats>),
 }
 
 impl Shaping<'_> {
@@ -76,7 +76,7 @@ mod tests {
     proptest! {
         #[test]
         fn statistics_are_those_of_all_values(values in prop::collection::vec(-1e3..1e3f64, 2..60)) {
-            let mut running = Running::default();
+            let mut running = RunningStats::default();
             for &value in &values {
                 running.add(value);
             }
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn equal_values_are_worth_nothing() {
-        let mut running = Running::default();
+        let mut running = RunningStats::default();
         for _ in 0..5 {
             running.add(3.0);
         }

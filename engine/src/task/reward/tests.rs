@@ -267,7 +267,7 @@ fn a_reward_that_does_not_apply_adds_nothing_and_stays_out_of_statistics() {
     rewards.insert(&mut own, &judges);
     let given = rewards.normalized(&own);
     assert_eq!(given, [("python".to_owned(), vec![1.0, 3.0])]);
-    let mut running = Running::default();
+    let mut running = RunningStats::default();
     for &value in &given[0].1 {
         running.add(value);
     }

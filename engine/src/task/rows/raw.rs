@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::task::error::{Place, Unit};
+use crate::task::error::{RowLocation, Unit};
 
 /// Bytes that a row of a binary file is taken for, as its text is not known yet.
 const UNKNOWN_BYTES: usize = 512;
@@ -57,8 +57,8 @@ impl Raw {
     }
 
     /// Where it stands.
-    pub fn place(&self, path: &Path) -> Place {
-        Place {
+    pub fn place(&self, path: &Path) -> RowLocation {
+        RowLocation {
             path: path.to_owned(),
             line: self.number,
             unit: match self.content {

@@ -12,7 +12,7 @@ use super::format::{Compression, Layout, format_of};
 use super::raw::{Content, Raw, Unread};
 use super::{parquet, text};
 use crate::task::TaskError;
-use crate::task::error::{Place, Unit};
+use crate::task::error::{RowLocation, Unit};
 use crate::task::template::Row;
 
 /// Most rows of a block.
@@ -168,7 +168,7 @@ fn block(rows: Vec<Raw>, path: &Path, check: &Check<'_>) -> Result<Block, TaskEr
 }
 
 /// One line as fields.
-pub(super) fn parse(line: &[u8], place: &Place) -> Result<Map<String, Value>, TaskError> {
+pub(super) fn parse(line: &[u8], place: &RowLocation) -> Result<Map<String, Value>, TaskError> {
     // without the line break, so that an end that comes too early is on this line
     let found = match serde_json::from_slice(line.trim_ascii_end()) {
         Ok(Value::Object(fields)) => return Ok(fields),

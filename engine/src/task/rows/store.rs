@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::block::{Block, Content};
 use super::read::{Check, blocks, parse};
 use crate::task::TaskError;
-use crate::task::error::Place;
+use crate::task::error::RowLocation;
 use crate::task::template::Row;
 
 /// A file whose rows have been read.
@@ -117,7 +117,7 @@ impl Rows {
         let (first, file, block) = &self.blocks[at];
         let within = (index - first) as usize;
         let source = &self.files[*file as usize];
-        let place = Place {
+        let place = RowLocation {
             path: source.path.clone(),
             line: block.numbers[within] as usize,
             unit: block.unit,

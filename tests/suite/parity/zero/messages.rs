@@ -5,17 +5,17 @@ use crate::support::fixtures;
 use crate::support::model::Model;
 use crate::support::techniques::Technique;
 use crate::support::zero::{STAGES, UPDATES, on_ranks, rows, settings, with_adapters};
-use firebrick_backends::collective::Kind;
+use firebrick_backends::collective::OperationKind;
 use firebrick_engine::plan::Order;
 use firebrick_engine::plan::estimate::{Along, MessageKind, unit_messages};
 
 /// What a plan predicts, beside the trainer's words for it.
-const KINDS: [(MessageKind, Kind); 5] = [
-    (MessageKind::AllReduce, Kind::AllReduce),
-    (MessageKind::ReduceScatter, Kind::ReduceScatter),
-    (MessageKind::AllGather, Kind::AllGather),
-    (MessageKind::AllToAll, Kind::AllToAll),
-    (MessageKind::Send, Kind::Send),
+const KINDS: [(MessageKind, OperationKind); 5] = [
+    (MessageKind::AllReduce, OperationKind::AllReduce),
+    (MessageKind::ReduceScatter, OperationKind::ReduceScatter),
+    (MessageKind::AllGather, OperationKind::AllGather),
+    (MessageKind::AllToAll, OperationKind::AllToAll),
+    (MessageKind::Send, OperationKind::Send),
 ];
 
 const REPLICATED: Technique = ("no ZeRO", |_| {});

@@ -101,7 +101,7 @@ fn leaving_degrees_out_by_their_time_without_memory_limits_finds_what_trying_all
 fn slow_links_between_machines_make_a_step_longer_and_change_the_choice() {
     let asked = request("Qwen3-8B", 80 * GIB);
     let with = |links| {
-        let found = asked.fit_cluster(cluster(2, 8, links), &Degrees::default());
+        let found = asked.fit_cluster(cluster(2, 2, links), &Degrees::default());
         found.expect("fits")
     };
     let (fast, slow) = (with(FAST), with(["nvlink4", "ethernet-10g"]));

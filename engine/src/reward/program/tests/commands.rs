@@ -1,6 +1,6 @@
 //! Rewards by a command.
 
-use super::super::{Outcome, Program};
+use super::super::{Program, ProgramResult};
 use super::{Bench, LENGTHS, Rows, program, prompt, rewards, row, said};
 use crate::task::RewardProgram;
 use serde_json::{Map, json};
@@ -20,7 +20,7 @@ for line in sys.stdin:
 ";
 
 /// Lengths of completions by a command whose loop does something else first.
-fn by_command(how: &str, texts: &[&str]) -> Vec<Outcome> {
+fn by_command(how: &str, texts: &[&str]) -> Vec<ProgramResult> {
     let script = ECHO.replace("HOW", how);
     let program = Program::open("judge", &command(&script), &Rows(vec![row("")]));
     said(&program.expect("opens"), &prompt(row("42")), texts)
