@@ -7,7 +7,7 @@ use crate::output;
 use crate::progress::{Progress, summary_lines};
 use firebrick::engine::config::{Mode, RunConfig};
 use firebrick::engine::metrics::{Control, Event, Observer};
-use firebrick::engine::report::News;
+use firebrick::engine::report::ViewUpdate;
 use std::path::{Path, PathBuf};
 
 /// What is to be shown.
@@ -85,10 +85,10 @@ impl Console {
 
     /// Writes what happened into the run's log, where `firebrick watch` reads it.
     fn record(&self, event: &Event<'_>) {
-        for news in News::of_event(event, self.mode, &self.folder) {
+        for news in ViewUpdate::of_event(event, self.mode, &self.folder) {
             match news {
-                News::Note(text) => log::record(Level::Info, &text),
-                News::Warning(text) => {
+                ViewUpdate::Note(text) => log::record(Level::Info, &text),
+                ViewUpdate::Warning(text) => {
                     log::record(Level::Warn, &text);
                     if self.show == Show::Warnings {
                         output::message(&format!("warning: {text}"));

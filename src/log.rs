@@ -1,7 +1,7 @@
 //! Where log lines go: to stderr, into the run's `run.log`, and to the live view while that has the terminal.
 
 use crate::output::{self, Stderr};
-use firebrick::engine::report::{LOG, News};
+use firebrick::engine::report::{LOG, ViewUpdate};
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -25,7 +25,7 @@ struct Route {
     /// Lines from before the run folder is known.
     early: String,
     file: Option<File>,
-    view: Option<Sender<News>>,
+    view: Option<Sender<ViewUpdate>>,
 }
 
 fn route() -> MutexGuard<'static, Route> {
@@ -97,7 +97,7 @@ pub fn to_folder(folder: &Path) {
 }
 
 /// Tells a view of warnings from now on, or no longer.
-pub fn to_view(view: Option<Sender<News>>) {
+pub fn to_view(view: Option<Sender<ViewUpdate>>) {
     route().view = view;
 }
 
@@ -127,7 +127,7 @@ impl Route {
             self.file = None;
             let lost = format!("the run's log ends here, it cannot be written: {error}");
             match &self.view {
-                Some(view) => drop(view.send(News::Warning(lost))),
+                Some(view) => drop(view.send(ViewUpdate::Warning(lost))),
                 None => output::message(&format!("warning: {lost}")),
             }
         }
@@ -139,8 +139,8 @@ impl Route {
         };
         let text = text.trim().to_owned();
         let news = match level {
-            "WARN" | "ERROR" => News::Warning(text),
-            _ => News::Note(text),
+            "WARN" | "ERROR" => ViewUpdate::Warning(text),
+            _ => ViewUpdate::Note(text),
         };
         // a view that has ended needs no news
         let _ = view.send(news);

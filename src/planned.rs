@@ -95,9 +95,9 @@ impl Spread {
 pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
     let (profile, info) = profile::look_up(config.device);
     check_ranks(&spread, profile.backend)?;
-    planning::settle_on(&mut config, &profile, info.as_ref());
+    planning::restrict_to_device(&mut config, &profile, info.as_ref());
     let (arch, mode) = (architecture(&config)?, mode_of(&config));
-    planning::settle_share(&mut config, mode, &arch, &profile)?;
+    planning::check_preset_share(&mut config, mode, &arch, &profile)?;
     config.rollout.check_on(profile.backend, config.precision)?;
     if spread.is_chosen() && config.memory.budget.is_none() {
         config.memory.budget = Some(whole(&profile)?);
@@ -145,7 +145,7 @@ pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
         (Spread::Given { .. }, Some(_)) => request.fit()?,
         (Spread::Given { .. }, None) => request.as_configured()?,
     };
-    planning::settle_cache(&config, &arch, &mut request, &fit.plan)?;
+    planning::resolve_kv_cache(&config, &arch, &mut request, &fit.plan)?;
     fit.estimate = request.predict(fit.plan.clone()).estimate;
     let mut report = PlanReport::new(&request, fit)?;
     report.preset = Some(config.applied_preset).filter(|preset| preset.name.is_some());

@@ -7,7 +7,7 @@ use super::theme::Theme;
 use crate::log;
 use firebrick::engine::config::{Mode, RunConfig};
 use firebrick::engine::metrics::{Control, Event, Observer};
-use firebrick::engine::report::News;
+use firebrick::engine::report::ViewUpdate;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// Tells a view what a run's events say, and the run what the keys ask.
 pub struct Feed {
-    news: Sender<News>,
+    news: Sender<ViewUpdate>,
     steering: Arc<Steering>,
     mode: Mode,
     folder: PathBuf,
@@ -24,9 +24,9 @@ pub struct Feed {
 
 impl Feed {
     /// A feed, and where its news arrive.
-    pub fn new(config: &RunConfig, mode: Mode, folder: &Path) -> (Self, Receiver<News>) {
+    pub fn new(config: &RunConfig, mode: Mode, folder: &Path) -> (Self, Receiver<ViewUpdate>) {
         let (news, arrived) = channel();
-        let opened = News::Opened {
+        let opened = ViewUpdate::Opened {
             name: name(folder),
             mode,
             task: config.task.clone(),
@@ -53,7 +53,7 @@ impl Feed {
         self.spent
     }
 
-    fn send(&self, news: News) {
+    fn send(&self, news: ViewUpdate) {
         // a view that has ended needs no news
         let _ = self.news.send(news);
     }
@@ -62,7 +62,7 @@ impl Feed {
 impl Observer for Feed {
     fn event(&mut self, event: Event<'_>) {
         let began = Instant::now();
-        for news in News::of_event(&event, self.mode, &self.folder) {
+        for news in ViewUpdate::of_event(&event, self.mode, &self.folder) {
             self.send(news);
         }
         self.spent += began.elapsed();
@@ -123,7 +123,7 @@ impl Drop for Live {
 }
 
 /// The news of a channel, as far as they have arrived.
-fn received(arrived: Receiver<News>) -> Source {
+fn received(arrived: Receiver<ViewUpdate>) -> Source {
     Box::new(move |_| {
         let mut news = Vec::new();
         loop {

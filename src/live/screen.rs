@@ -8,7 +8,7 @@ use super::theme::Theme;
 use super::view::draw;
 use crate::output;
 use firebrick::backends::device::panic_message;
-use firebrick::engine::report::News;
+use firebrick::engine::report::ViewUpdate;
 use ratatui::crossterm::event::{self, Event};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const TICK: Duration = Duration::from_millis(100);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Gives the news since the last call, and may change the state besides; none once there will be no more.
-pub type Source = Box<dyn FnMut(&mut LiveState) -> anyhow::Result<Option<Vec<News>>> + Send>;
+pub type Source = Box<dyn FnMut(&mut LiveState) -> anyhow::Result<Option<Vec<ViewUpdate>>> + Send>;
 
 /// A view that is drawn on a thread of its own.
 pub struct Screen {

@@ -3,7 +3,7 @@
 use super::steering::Asked;
 use firebrick::engine::config::Mode;
 use firebrick::engine::metrics::{Metrics, Phase};
-use firebrick::engine::report::{AnswerReader, Excerpt, News, Pick, Planned, Text};
+use firebrick::engine::report::{AnswerReader, Excerpt, Pick, Planned, Text, ViewUpdate};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -205,9 +205,9 @@ impl LiveState {
     }
 
     /// Takes news in.
-    pub fn apply(&mut self, news: News) {
+    pub fn apply(&mut self, news: ViewUpdate) {
         match news {
-            News::Opened {
+            ViewUpdate::Opened {
                 name,
                 mode,
                 task,
@@ -224,10 +224,10 @@ impl LiveState {
                     ..Self::new(self.watching)
                 };
             }
-            News::Planned(planned) => self.planned = Some(planned),
-            News::Phase { phase, .. } => self.phase = Some((phase, self.clock)),
-            News::WarmUp { step, steps, loss } => self.warm_up = Some((step, steps, loss)),
-            News::Metrics {
+            ViewUpdate::Planned(planned) => self.planned = Some(planned),
+            ViewUpdate::Phase { phase, .. } => self.phase = Some((phase, self.clock)),
+            ViewUpdate::WarmUp { step, steps, loss } => self.warm_up = Some((step, steps, loss)),
+            ViewUpdate::Metrics {
                 step,
                 steps,
                 metrics,
@@ -235,7 +235,7 @@ impl LiveState {
                 self.steps = steps.or(self.steps);
                 self.step_ended(step, metrics);
             }
-            News::Samples { step, samples } => {
+            ViewUpdate::Samples { step, samples } => {
                 self.sampled = step;
                 self.samples = samples
                     .into_iter()
@@ -243,10 +243,10 @@ impl LiveState {
                     .collect();
                 self.cursor = 0;
             }
-            News::Memory(phases) => self.memory = phases,
-            News::Note(text) => self.note(false, text),
-            News::Warning(text) => self.note(true, text),
-            News::Ended { steps } => {
+            ViewUpdate::Memory(phases) => self.memory = phases,
+            ViewUpdate::Note(text) => self.note(false, text),
+            ViewUpdate::Warning(text) => self.note(true, text),
+            ViewUpdate::Ended { steps } => {
                 self.ended = Some(steps);
                 self.phase = None;
             }

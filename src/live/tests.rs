@@ -6,7 +6,7 @@ use super::steering::Steering;
 use super::theme::Theme;
 use super::{picture, view};
 use firebrick::engine::config::{Mode, parse};
-use firebrick::engine::report::{Excerpt, News, Pick, Planned};
+use firebrick::engine::report::{Excerpt, Pick, Planned, ViewUpdate};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -25,8 +25,8 @@ rollout: {n: 4, prompt_length: 6, response_length: 4}
 trainer: {steps: 3, train_batch_size: 4, seed: 5, save_freq: -1}
 ";
 
-fn opened(mode: Mode, steps: u64) -> News {
-    News::Opened {
+fn opened(mode: Mode, steps: u64) -> ViewUpdate {
+    ViewUpdate::Opened {
         name: "arithmetic".into(),
         mode,
         task: parse(TINY, &[]).unwrap().task,
@@ -34,9 +34,9 @@ fn opened(mode: Mode, steps: u64) -> News {
     }
 }
 
-fn metrics(step: u64, values: &[(&str, f64)]) -> News {
+fn metrics(step: u64, values: &[(&str, f64)]) -> ViewUpdate {
     let values = values.iter();
-    News::Metrics {
+    ViewUpdate::Metrics {
         step,
         steps: None,
         metrics: values
@@ -61,18 +61,18 @@ fn excerpt(completion: &str, reward: f64, finish: &str) -> Excerpt {
 }
 
 /// A run of forty steps: the reward rises, truncation falls.
-fn recorded() -> Vec<News> {
+fn recorded() -> Vec<ViewUpdate> {
     let mib = |bytes: u64| bytes << 20;
     let mut news = vec![
         opened(Mode::Rl, 400),
-        News::Planned(Planned {
+        ViewUpdate::Planned(Planned {
             peak_bytes: mib(64),
             phases: [("rollout", 48), ("backward", 64), ("optimizer", 40)]
                 .map(|(name, bytes)| (name.to_owned(), mib(bytes)))
                 .into(),
             seconds: 0.5,
         }),
-        News::Note("training 608,000 parameters on cpu".into()),
+        ViewUpdate::Note("training 608,000 parameters on cpu".into()),
         metrics(0, &[("val-core/arithmetic/reward", 0.25)]),
     ];
     for step in 1..=40_u32 {
@@ -103,12 +103,12 @@ fn recorded() -> Vec<News> {
         }
     }
     news.extend([
-        News::Memory(
+        ViewUpdate::Memory(
             [("gen", mib(40)), ("update_actor", mib(66))]
                 .map(|(name, bytes)| (name.to_owned(), bytes))
                 .into(),
         ),
-        News::Samples {
+        ViewUpdate::Samples {
             step: 40,
             samples: vec![
                 (Pick::Newest, excerpt("43 ", 0.0, "stop")),
@@ -116,8 +116,8 @@ fn recorded() -> Vec<News> {
                 (Pick::Worst, excerpt("9999", 0.0, "length")),
             ],
         },
-        News::Warning("memory grows: 12 KiB a step".into()),
-        News::Phase {
+        ViewUpdate::Warning("memory grows: 12 KiB a step".into()),
+        ViewUpdate::Phase {
             step: 41,
             phase: "gen",
         },
@@ -125,7 +125,7 @@ fn recorded() -> Vec<News> {
     news
 }
 
-fn told(news: Vec<News>) -> LiveState {
+fn told(news: Vec<ViewUpdate>) -> LiveState {
     let mut state = LiveState::new(false);
     for one in news {
         state.apply(one);
@@ -168,7 +168,7 @@ fn windows_of_three_sizes_show_a_run_as_recorded() {
 fn an_ended_run_the_help_and_a_supervised_run_are_shown_as_recorded() {
     let mut ended = running();
     ended.watching = true;
-    ended.apply(News::Ended { steps: 40 });
+    ended.apply(ViewUpdate::Ended { steps: 40 });
     compare(&ended, "stopped", (80, 24));
     let mut help = running();
     help.help = true;
@@ -218,7 +218,7 @@ fn the_headline_is_reward_truncation_spread_entropy_and_mismatch_and_not_the_los
 fn the_rest_takes_as_long_as_the_last_steps_took() {
     let mut state = running();
     assert!((state.left().unwrap() - 180.0).abs() < 1e-9);
-    state.apply(News::Ended { steps: 40 });
+    state.apply(ViewUpdate::Ended { steps: 40 });
     assert_eq!(state.left(), None);
 }
 
@@ -239,8 +239,8 @@ fn windows_of_every_size_are_drawn_with_much_with_little_and_with_nothing_to_sho
     asking.asking = true;
     let mut long = running();
     let text = "漢字 and a long line of text\n".repeat(400);
-    long.apply(News::Warning(text.clone()));
-    long.apply(News::Samples {
+    long.apply(ViewUpdate::Warning(text.clone()));
+    long.apply(ViewUpdate::Samples {
         step: 41,
         samples: vec![(Pick::Newest, excerpt(&text, f64::NAN, "length"))],
     });
@@ -290,11 +290,11 @@ fn without_colours_there_are_none_and_the_phases_can_still_be_told_apart() {
 fn a_sample_cannot_write_to_the_terminal() {
     let mut state = running();
     let hostile = "\x1b[2J\x1b]0;title\x07\u{202e}right to left\r\nnext";
-    state.apply(News::Samples {
+    state.apply(ViewUpdate::Samples {
         step: 41,
         samples: vec![(Pick::Newest, excerpt(hostile, 1.0, "stop"))],
     });
-    state.apply(News::Warning(hostile.into()));
+    state.apply(ViewUpdate::Warning(hostile.into()));
     for size in [(80, 24), (200, 60), (40, 12)] {
         let drawn = picture(&state, size.0, size.1).unwrap();
         let bad = drawn

@@ -140,7 +140,7 @@ impl RunConfig {
 
     /// Gives up what `memory.preset` set and the device cannot do, so that the configuration is one that runs there; what is
     /// written stays. Each value is reported with the reason, and kept in [`AppliedPreset::left_out`].
-    pub fn settle(&mut self, device: &DeviceAbilities) {
+    pub fn restrict_to(&mut self, device: &DeviceAbilities) {
         let planned = self.memory.budget.is_some() || self.memory.plan.is_some();
         for (key, because) in self.applied_preset.beyond(device, planned) {
             self.leave_out(key, &because);

@@ -2,7 +2,7 @@
 //! are complete.
 
 use super::gradient::{Gradient, squares};
-use super::reduced::Reduced;
+use super::gradient_shards::Reduced;
 use super::runtime::Runtime;
 use crate::Result;
 use crate::error::device_error;

@@ -7,12 +7,11 @@ mod all_reduce;
 mod boundary_log;
 mod fetch;
 mod gradient;
+mod gradient_shards;
 mod gradients;
 mod head;
-mod idle_round;
 mod pool_peak;
 mod reduce_scatter;
-mod reduced;
 mod resident_model;
 mod runtime;
 mod score;
@@ -20,6 +19,7 @@ mod segment_executor;
 mod segment_graph;
 mod sequence_parallel;
 mod shards;
+mod uneven_inputs;
 mod weight_shards;
 
 pub use boundary_log::{
@@ -28,7 +28,6 @@ pub use boundary_log::{
 pub use gradient::Gradient;
 pub use gradients::{GradientHook, Gradients};
 pub use head::HeadLoss;
-pub use idle_round::rounds;
 pub use pool_peak::PoolPeak;
 pub use resident_model::{Residency, ResidentModel};
 pub use runtime::Runtime;
@@ -36,3 +35,4 @@ pub use score::{score_all, values_all};
 pub use segment_executor::Executor;
 pub use sequence_parallel::check_shared_sequences;
 pub(crate) use shards::{Shards, own_part};
+pub use uneven_inputs::rounds;

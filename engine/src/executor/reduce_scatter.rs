@@ -1,8 +1,8 @@
 //! Gradients of which each rank keeps its shard of the sum (`ZeRO`, arXiv:1910.02054): of a whole optimizer step at its end, or of a
 //! unit as soon as a pass has completed it.
 
+use super::gradient_shards::Reduced;
 use super::gradients::Gradients;
-use super::reduced::Reduced;
 use super::runtime::Runtime;
 use crate::Result;
 use crate::plan::Partition;

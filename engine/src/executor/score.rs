@@ -1,7 +1,7 @@
 //! Scores of sequences in their own order, whatever micro-batches they are cut into and whichever rank scores them.
 
-use super::idle_round::rounds;
 use super::segment_executor::Executor;
+use super::uneven_inputs::rounds;
 use crate::Result;
 use crate::batch::{Batch, MicroBatchLimits};
 use crate::objective::MicroScores;

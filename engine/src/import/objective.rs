@@ -43,7 +43,7 @@ const SWITCHED: [(&str, &str); 6] = [
 ];
 
 /// Names the objective, and takes out what it does not read and what its name sets. Gives the keys that nothing reads, and why.
-pub(super) fn settle(assembly: &mut Assembly) -> Vec<(String, String)> {
+pub(super) fn resolve(assembly: &mut Assembly) -> Vec<(String, String)> {
     if assembly.keys_of("objective").is_empty() {
         return Vec::new();
     }

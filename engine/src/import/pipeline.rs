@@ -183,7 +183,7 @@ impl Work {
     }
 
     fn finish(mut self, engine: Engine) -> Imported {
-        for (key, why) in objective::settle(&mut self.assembly) {
+        for (key, why) in objective::resolve(&mut self.assembly) {
             self.take_back(&key, &why);
         }
         self.complete();

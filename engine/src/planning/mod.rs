@@ -8,6 +8,6 @@ mod workload;
 
 pub use kv_cache::{cache_bytes_of_share, engine_limits};
 pub use optimizer::check_optimizer;
-pub use preset::{cache_bytes, settle_cache, settle_on, settle_share};
+pub use preset::{cache_bytes, check_preset_share, resolve_kv_cache, restrict_to_device};
 pub use request::request;
 pub use workload::{observe, reward_work, set_needs};

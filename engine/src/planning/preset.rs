@@ -10,13 +10,17 @@ use firebrick_plan::{DeviceAbilities, Plan, SHARE};
 use firebrick_spec::{Arch, DeviceProfile};
 
 /// Gives up what the preset set and a device cannot do. `info` is what the device says of itself, where it is at hand.
-pub fn settle_on(config: &mut RunConfig, profile: &DeviceProfile, info: Option<&DeviceInfo>) {
+pub fn restrict_to_device(
+    config: &mut RunConfig,
+    profile: &DeviceProfile,
+    info: Option<&DeviceInfo>,
+) {
     let dtypes = info.map(|info| info.dtypes.as_slice());
-    config.settle(&DeviceAbilities::of(profile, dtypes));
+    config.restrict_to(&DeviceAbilities::of(profile, dtypes));
 }
 
 /// Gives up the preset's share of the device where it leaves too little for one sequence beside weights and state.
-pub fn settle_share(
+pub fn check_preset_share(
     config: &mut RunConfig,
     mode: Mode,
     arch: &Arch,
@@ -64,7 +68,7 @@ pub fn cache_bytes(
 ///
 /// # Errors
 /// [`Error::Config`] where the plan leaves nothing of a share that was written.
-pub fn settle_cache(
+pub fn resolve_kv_cache(
     config: &RunConfig,
     arch: &Arch,
     request: &mut Request,
@@ -111,7 +115,7 @@ mod tests {
             capacity_bytes: Some(gib << 30),
             ..DeviceProfile::assumed(Backend::Cuda)
         };
-        settle_on(&mut config, &profile, None);
+        restrict_to_device(&mut config, &profile, None);
         let arch = rules::public("Qwen2.5-0.5B").expect("a public model");
         (config, arch.in_precision(Precision::Bf16), profile)
     }
@@ -125,7 +129,7 @@ mod tests {
             (1, &[written], Some(0.5)),
         ] {
             let (mut config, arch, profile) = on_gpu(gib, overrides);
-            settle_share(&mut config, Mode::Rl, &arch, &profile).expect("a plan");
+            check_preset_share(&mut config, Mode::Rl, &arch, &profile).expect("a plan");
             assert_eq!(config.rollout.gpu_memory_utilization, expected, "{gib} GiB");
             let asked = crate::planning::request(&config, Mode::Rl, &arch, profile, None);
             assert_eq!(asked.is_err(), !overrides.is_empty(), "{gib} GiB");
@@ -146,7 +150,7 @@ mod tests {
         let plan = request.fit().expect("a plan").plan;
         let left = cache_bytes_of_share(&request, &plan, share).expect("room");
         assert_ne!(request.workload.kv_cache_bytes, Some(left));
-        settle_cache(&config, &arch, &mut request, &plan).expect("room");
+        resolve_kv_cache(&config, &arch, &mut request, &plan).expect("room");
         assert_eq!(request.workload.kv_cache_bytes, Some(left));
         let estimate = request.predict(plan).estimate;
         let rollout = estimate.phase("rollout").expect("a phase");

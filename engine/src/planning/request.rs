@@ -32,7 +32,7 @@ pub(super) fn request_within(
 }
 
 /// The request of a configuration whose budget may be `auto`: `free` is what the device has free, where that is known. Where the cache
-/// is a share of the device, it is what the settings as written leave; [`settle_cache`](super::settle_cache) makes it what a plan does.
+/// is a share of the device, it is what the settings as written leave; [`resolve_kv_cache`](super::resolve_kv_cache) makes it what a plan does.
 pub fn request(
     config: &RunConfig,
     mode: Mode,

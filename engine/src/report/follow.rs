@@ -1,8 +1,8 @@
 //! A run folder read as it grows.
 
 use super::excerpt::{Excerpt, Pick, picks};
-use super::news::{News, Planned};
 use super::run::{config, name};
+use super::view_update::{Planned, ViewUpdate};
 use crate::config::{Mode, RunConfig, mode_of, parse};
 use crate::metrics::{GLOBAL_STEP, Metrics};
 use crate::{Error, Result};
@@ -66,7 +66,7 @@ impl Follower {
     /// # Errors
     ///
     /// [`Error::Io`] for a file that is there and cannot be read, [`Error::Report`] for a folder that no longer holds a run.
-    pub fn poll(&mut self) -> Result<Vec<News>> {
+    pub fn poll(&mut self) -> Result<Vec<ViewUpdate>> {
         let mut news = Vec::new();
         let stamp = stamp(&self.folder.join("config.yaml"));
         let tails = [&self.metrics, &self.samples, &self.memory, &self.log];
@@ -78,7 +78,7 @@ impl Follower {
         let plan = self::stamp(&self.folder.join("plan.json"));
         if self.plan != plan {
             self.plan = plan;
-            news.extend(Planned::read(&self.folder).map(News::Planned));
+            news.extend(Planned::read(&self.folder).map(ViewUpdate::Planned));
         }
         news.extend(self.metrics.lines()?.iter().filter_map(|line| step(line)));
         news.extend(self.samples()?);
@@ -109,12 +109,12 @@ impl Follower {
         (self.plan, self.ended) = (None, false);
     }
 
-    fn opened(&self) -> Result<News> {
+    fn opened(&self) -> Result<ViewUpdate> {
         let yaml = config(&self.folder)?;
         // one of another version is shown all the same: without what graders read, and how long it is to be
         let config = parse(&yaml, &[]).ok();
         let mode = config.as_ref().map_or(Mode::Rl, mode_of);
-        Ok(News::Opened {
+        Ok(ViewUpdate::Opened {
             name: name(&self.folder),
             mode,
             steps: config.as_ref().and_then(|config| steps(config, mode)),
@@ -123,7 +123,7 @@ impl Follower {
     }
 
     /// The newest step's samples, where there are new ones.
-    fn samples(&mut self) -> Result<Option<News>> {
+    fn samples(&mut self) -> Result<Option<ViewUpdate>> {
         let lines = self.samples.lines()?;
         let read = lines
             .iter()
@@ -148,11 +148,11 @@ impl Follower {
         let step = self.newest.last().map(|excerpt| excerpt.step);
         Ok(step
             .filter(|_| grown)
-            .map(|step| News::Samples { step, samples }))
+            .map(|step| ViewUpdate::Samples { step, samples }))
     }
 
     /// Whether the run has ended: its summary is newer than its start.
-    fn ended(&mut self) -> Option<News> {
+    fn ended(&mut self) -> Option<ViewUpdate> {
         let path = self.folder.join("summary.json");
         let (written, _) = stamp(&path)?;
         if self.ended || self.config.is_some_and(|(begun, _)| begun > written) {
@@ -160,7 +160,7 @@ impl Follower {
         }
         let summary: Value = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
         self.ended = true;
-        Some(News::Ended {
+        Some(ViewUpdate::Ended {
             steps: summary["steps"].as_u64()?,
         })
     }
@@ -174,14 +174,14 @@ fn steps(config: &RunConfig, mode: Mode) -> Option<u64> {
     }
 }
 
-fn step(line: &[u8]) -> Option<News> {
+fn step(line: &[u8]) -> Option<ViewUpdate> {
     let mut row: Map<String, Value> = serde_json::from_slice(line).ok()?;
     let step = row.remove(GLOBAL_STEP)?.as_u64()?;
     let numbers = row.into_iter();
     let metrics: Metrics = numbers
         .filter_map(|(name, value)| Some((name, value.as_f64()?)))
         .collect();
-    Some(News::Metrics {
+    Some(ViewUpdate::Metrics {
         step,
         steps: None,
         metrics,
@@ -196,18 +196,18 @@ struct Reading {
 }
 
 /// The newest bytes of every phase.
-fn most(lines: &[Vec<u8>]) -> Option<News> {
+fn most(lines: &[Vec<u8>]) -> Option<ViewUpdate> {
     let readings = lines
         .iter()
         .filter_map(|line| serde_json::from_slice::<Reading>(line).ok());
     let phases: BTreeMap<String, u64> = readings
         .map(|r| (r.phase, r.peak_bytes.unwrap_or(r.in_use_bytes)))
         .collect();
-    (!phases.is_empty()).then_some(News::Memory(phases))
+    (!phases.is_empty()).then_some(ViewUpdate::Memory(phases))
 }
 
 /// A line of the log without its time.
-fn said(line: &[u8]) -> Option<News> {
+fn said(line: &[u8]) -> Option<ViewUpdate> {
     let line = String::from_utf8_lossy(line);
     let (time, rest) = line.split_once(' ')?;
     // what follows a line break within a text has no time
@@ -218,8 +218,8 @@ fn said(line: &[u8]) -> Option<News> {
     let (level, text) = rest.split_once(' ')?;
     let text = text.trim().to_owned();
     match level {
-        "WARN" | "ERROR" => Some(News::Warning(text)),
-        "INFO" => Some(News::Note(text)),
+        "WARN" | "ERROR" => Some(ViewUpdate::Warning(text)),
+        "INFO" => Some(ViewUpdate::Note(text)),
         _ => None,
     }
 }

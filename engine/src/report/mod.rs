@@ -4,13 +4,12 @@
 //! those of a stated selection of samples, cut where they are long, so that the size is bounded. A run need not have ended: what
 //! is missing or cut off is said in [`RunReport::notes`]. [`Report::to_json`] is what `docs/report.md` calls the data block.
 //!
-//! A view of a run that goes on is told [`News`]: of the run's own events, or by a [`Follower`] of its folder.
+//! A view of a run that goes on is told [`ViewUpdate`]: of the run's own events, or by a [`Follower`] of its folder.
 
 mod excerpt;
 mod follow;
 mod lines;
 mod memory;
-mod news;
 mod numbers;
 mod reader;
 mod run;
@@ -20,11 +19,11 @@ mod selection;
 mod settings;
 mod text;
 mod tokens;
+mod view_update;
 
 pub use excerpt::{Excerpt, Pick, picks};
 pub use follow::{Follower, LOG};
 pub use memory::{AccountSeries, MemoryReadings, PhaseReadings, TimelineView};
-pub use news::{News, Planned};
 pub use numbers::Number;
 pub use reader::AnswerReader;
 pub use run::{Report, RunReport};
@@ -33,3 +32,4 @@ pub use scalars::Scalars;
 pub use selection::Tag;
 pub use text::Text;
 pub use tokens::{OneOrEach, TokensView};
+pub use view_update::{Planned, ViewUpdate};

@@ -147,7 +147,7 @@ fn work(name: &str, program: &RewardProgram, queue: &Queue, worker: Option<Worke
             }
             Err(reason) => vec![Err(reason); job.samples.len()],
         };
-        job.settle(outcomes, queue);
+        job.complete(outcomes, queue);
     }
 }
 

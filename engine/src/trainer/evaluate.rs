@@ -1,7 +1,7 @@
 //! Completions of held-out prompts, judged, and what they say together.
 
+use super::evaluated_sample::{EvaluatedSample, judged_samples};
 use super::gather::{all_played, all_samples, own_prompts};
-use super::judged::{EvaluatedSample, judged_samples};
 use super::judging::last_turn;
 use super::rollout::ENVIRONMENT;
 use super::turns::{Playing, turn_template};
@@ -52,7 +52,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     let (device, info) = device::open(config.device)?;
     let profile = profile::of(&info);
     let mut config = config.clone();
-    planning::settle_on(&mut config, &profile, Some(&info));
+    planning::restrict_to_device(&mut config, &profile, Some(&info));
     config.precision.check(&device)?;
     let Some(task) = &config.task else {
         return Err(Error::Config(
@@ -64,7 +64,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
         .in_format(config.precision, config.base());
     source.check_lengths(&config)?;
     let arch = source.checkpoint.arch();
-    planning::settle_share(&mut config, Mode::Rl, arch, &profile)?;
+    planning::check_preset_share(&mut config, Mode::Rl, arch, &profile)?;
     let max_validation = config.trainer.val_max_samples;
     let data = PromptDataset::held_out(
         task,

@@ -1,6 +1,6 @@
 //! Weights and state of a run: loaded fresh, or from the checkpoint that it goes on from.
 
-use super::recover::{attempt, settled};
+use super::recover::{agreed_attempt, attempt};
 use super::resume::resume;
 use super::setup::{Opened, Planned};
 use super::{CRITIC, REFERENCE, Start};
@@ -55,7 +55,7 @@ impl Loaded {
                 watch.finish()?;
                 Ok((loaded, state, resumed))
             });
-            match settled(&opened.world, attempt)? {
+            match agreed_attempt(&opened.world, attempt)? {
                 Ok(begun) => return Ok(begun),
                 Err(what) => planned.step_down(what, opened.config.memory.recover)?,
             }

@@ -83,7 +83,7 @@ pub(super) fn attempt<T>(work: impl FnOnce() -> Result<T>) -> Result<Attempt<T>>
 
 /// What work came to on all ranks: where memory ran out on one, it did on every rank, with the same numbers, so that all take the same
 /// plan; another error of one ends the run of all.
-pub(super) fn settled<T>(world: &World, own: Result<Attempt<T>>) -> Result<Attempt<T>> {
+pub(super) fn agreed_attempt<T>(world: &World, own: Result<Attempt<T>>) -> Result<Attempt<T>> {
     if world.is_solo() {
         return own;
     }
@@ -92,7 +92,7 @@ pub(super) fn settled<T>(world: &World, own: Result<Attempt<T>>) -> Result<Attem
         Ok(Err(what)) => Some(Failure::of_memory(&what.cause)),
         Err(error) => Some(Failure::new(error.to_string())),
     };
-    let Err(error) = world.settle(failure) else {
+    let Err(error) = world.agree_on_failure(failure) else {
         return own;
     };
     match (own, error.failure().and_then(Failure::memory)) {
@@ -177,7 +177,7 @@ impl Trainer {
                 self.learner.runtime.check()?;
                 Ok(done)
             });
-            match settled(&self.world, attempt)? {
+            match agreed_attempt(&self.world, attempt)? {
                 Ok(done) => return Ok(done),
                 Err(what) => self.step_down(phase, what, self.replay(phase))?,
             }
@@ -224,7 +224,7 @@ impl Trainer {
             Err(Error::OutOfMemory(what)) => Ok(Err(what)),
             other => other.map(Ok),
         };
-        match settled(&self.world, own)? {
+        match agreed_attempt(&self.world, own)? {
             Err(what) => self.step_down(phase, what, self.replay(phase)),
             Ok(()) => Ok(()),
         }
@@ -255,7 +255,7 @@ impl Trainer {
             match (next, replay) {
                 (Ok(fit), Replay::Possible) if self.config.memory.recover => {
                     let adopted = attempt(|| self.adopt(phase, &what, &fit));
-                    let Err(again) = settled(&self.world, adopted)? else {
+                    let Err(again) = agreed_attempt(&self.world, adopted)? else {
                         return Ok(());
                     };
                     tracing::warn!("out of memory while a cheaper plan was taken: {again}");

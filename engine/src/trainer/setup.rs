@@ -74,7 +74,7 @@ impl Opened {
         let source = source.in_format(config.precision, config.base());
         config.rollout.check_graphs_of(source.checkpoint.arch())?;
         let profile = profile::of(&info);
-        planning::settle_share(&mut config, mode, source.checkpoint.arch(), &profile)?;
+        planning::check_preset_share(&mut config, mode, source.checkpoint.arch(), &profile)?;
         if mode == Mode::Rl || !task.is_empty(Split::Validation) {
             source.check_lengths(&config)?;
         }
@@ -112,7 +112,7 @@ impl Opened {
         let mut request = self.request()?;
         let plan = self.find_plan(&request)?;
         request.parallel = self.parallel(plan.policy().zero);
-        planning::settle_cache(config, self.source.checkpoint.arch(), &mut request, &plan)?;
+        planning::resolve_kv_cache(config, self.source.checkpoint.arch(), &mut request, &plan)?;
         let sft = self.sft.as_ref();
         check_optimizers(config, sft, mode, &plan, &self.device)?;
         let examples = self.data.demonstrations.as_ref();
@@ -264,7 +264,7 @@ fn open_device(config: &mut RunConfig) -> Result<(Device, DeviceInfo)> {
     device::allow_tf32(config.allow_tf32);
     let (device, info) = device::open(config.device)?;
     let profile = profile::of(&info);
-    planning::settle_on(config, &profile, Some(&info));
+    planning::restrict_to_device(config, &profile, Some(&info));
     config.precision.check(&device)?;
     config.rollout.precision(config.precision).check(&device)?;
     config.rollout.check_on(profile.backend, config.precision)?;

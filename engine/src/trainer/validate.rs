@@ -2,7 +2,7 @@
 
 use super::Trainer;
 use super::evaluate::{judged, mean_reward, validation_samples};
-use super::judged::{EvaluatedSample, judged_samples};
+use super::evaluated_sample::{EvaluatedSample, judged_samples};
 use crate::Result;
 use crate::config::Mode;
 use crate::metrics::{Phase, ValidationReport};

@@ -208,12 +208,12 @@ impl<'a> Episodes<'a> {
                 pool.push(job);
                 Next::Wait
             }
-            None => self.settle(job.run()),
+            None => self.take_answer(job.run()),
         }
     }
 
     /// What follows from an environment's answer.
-    fn settle(&mut self, done: Done) -> Next {
+    fn take_answer(&mut self, done: Done) -> Next {
         let index = done.episode;
         let (tokens, room) = self.asked.remove(&index).unwrap_or_default();
         let episode = &mut self.all[index];
@@ -263,7 +263,7 @@ impl<'a> Episodes<'a> {
             asked: Asked::Reward,
         };
         self.asked.insert(index, (tokens, 0));
-        match self.settle(job.run()) {
+        match self.take_answer(job.run()) {
             Next::End => Next::Cut,
             other => other,
         }
@@ -380,7 +380,7 @@ impl Turns for Episodes<'_> {
         done.into_iter()
             .map(|own| {
                 let place = (own.episode / n, own.episode % n);
-                (place, self.settle(own))
+                (place, self.take_answer(own))
             })
             .collect()
     }

@@ -130,7 +130,7 @@ impl World {
 
     /// Ends a part of the run in which a rank may fail on its own: tells all whether this one did. Gives an error where one has, the
     /// same on every rank; one that ended an operation on the way was told already.
-    pub fn settle(&self, failure: Option<Failure>) -> Result<(), CollectiveError> {
+    pub fn agree_on_failure(&self, failure: Option<Failure>) -> Result<(), CollectiveError> {
         let known = self
             .known
             .lock()
@@ -151,7 +151,7 @@ impl World {
     /// The same for work whose errors end the run: its own error on the rank that failed, the other's elsewhere.
     pub fn together<T>(&self, done: Result<T>) -> Result<T> {
         let failure = done.as_ref().err().map(|e| Failure::new(e.to_string()));
-        match (self.settle(failure), done) {
+        match (self.agree_on_failure(failure), done) {
             (Ok(()), done) | (Err(_), done @ Err(_)) => done,
             (Err(error), Ok(_)) => Err(error.into()),
         }
@@ -242,9 +242,9 @@ mod tests {
                 0 => {
                     // the other rank does not come here
                     let summed = world.all_reduce(Flat::F32(vec![1.0]));
-                    world.settle(summed.err().map(|e| Failure::new(e.to_string())))
+                    world.agree_on_failure(summed.err().map(|e| Failure::new(e.to_string())))
                 }
-                _ => world.settle(Some(Failure::new("no room"))),
+                _ => world.agree_on_failure(Some(Failure::new("no room"))),
             };
             (
                 settled.unwrap_err().to_string(),

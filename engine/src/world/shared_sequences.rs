@@ -139,12 +139,12 @@ mod tests {
                 let world = world.sharing_sequences(2).unwrap();
                 let own = || Flat::F64(vec![world.rank() as f64; 2]);
                 let told = if world.rank() == failing {
-                    world.settle(Some(Failure::new("no room")))
+                    world.agree_on_failure(Some(Failure::new("no room")))
                 } else {
                     // either an operation of its group was cut short, or that of all is
                     let done = world.sequence_all_to_all(own());
                     let done = done.and_then(|_| world.all_reduce(own()));
-                    world.settle(done.err().map(|e| Failure::new(e.to_string())))
+                    world.agree_on_failure(done.err().map(|e| Failure::new(e.to_string())))
                 };
                 let anew = world.sequence_all_to_all(own()).unwrap();
                 (told.unwrap_err().to_string(), anew)

@@ -209,7 +209,7 @@ fn a_preset_reaches_precision_and_sampling_and_gives_way_to_what_is_written_and_
     let settled = |mut config: RunConfig, backend| {
         let mut profile = DeviceProfile::assumed(backend);
         profile.capacity_bytes = Some(24 << 30);
-        config.settle(&DeviceAbilities::of(&profile, None));
+        config.restrict_to(&DeviceAbilities::of(&profile, None));
         config
     };
     let share = |config: &RunConfig| config.rollout.gpu_memory_utilization;

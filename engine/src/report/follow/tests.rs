@@ -1,4 +1,4 @@
-use super::{Follower, News};
+use super::{Follower, ViewUpdate};
 use crate::report::Pick;
 use std::fs::{OpenOptions, write};
 use std::io::Write;
@@ -48,9 +48,9 @@ fn sample(step: u64, draw: u64, completion: &str, reward: f64) -> String {
 }
 
 /// The steps and rewards of news.
-fn rewards(news: &[News]) -> Vec<(u64, Option<f64>)> {
+fn rewards(news: &[ViewUpdate]) -> Vec<(u64, Option<f64>)> {
     let steps = news.iter().filter_map(|news| match news {
-        News::Metrics { step, metrics, .. } => {
+        ViewUpdate::Metrics { step, metrics, .. } => {
             Some((*step, metrics.get("critic/score/mean").copied()))
         }
         _ => None,
@@ -58,8 +58,9 @@ fn rewards(news: &[News]) -> Vec<(u64, Option<f64>)> {
     steps.collect()
 }
 
-fn opened(news: &[News]) -> bool {
-    news.iter().any(|news| matches!(news, News::Opened { .. }))
+fn opened(news: &[ViewUpdate]) -> bool {
+    news.iter()
+        .any(|news| matches!(news, ViewUpdate::Opened { .. }))
 }
 
 #[test]
@@ -77,7 +78,7 @@ fn each_line_is_told_once_and_a_line_that_is_not_whole_when_it_is() {
     let mut follower = folder.follow();
     let first = follower.poll().unwrap();
     assert_eq!(rewards(&first), [(1, Some(0.25))]);
-    let Some(News::Opened { steps, task, .. }) = first.first() else {
+    let Some(ViewUpdate::Opened { steps, task, .. }) = first.first() else {
         panic!("{first:?}");
     };
     assert_eq!(*steps, Some(7));
@@ -99,7 +100,7 @@ fn the_samples_of_a_step_are_one_piece_of_news_even_if_they_are_written_in_two()
     follower.poll().unwrap();
     folder.append("samples.jsonl", &sample(2, 1, "3", 0.0));
     let news = follower.poll().unwrap();
-    let [News::Samples { step: 2, samples }] = &news[..] else {
+    let [ViewUpdate::Samples { step: 2, samples }] = &news[..] else {
         panic!("{news:?}");
     };
     let shown: Vec<(Pick, &str)> = samples
@@ -132,9 +133,14 @@ fn a_run_that_is_resumed_is_told_again_from_its_start() {
 fn a_run_has_ended_once_its_summary_is_newer_than_its_start() {
     let folder = Folder::new();
     let mut follower = folder.follow();
-    assert!(!follower.poll().unwrap().contains(&News::Ended { steps: 3 }));
+    assert!(
+        !follower
+            .poll()
+            .unwrap()
+            .contains(&ViewUpdate::Ended { steps: 3 })
+    );
     write(folder.path("summary.json"), "{\"steps\": 3}").unwrap();
-    assert_eq!(follower.poll().unwrap(), [News::Ended { steps: 3 }]);
+    assert_eq!(follower.poll().unwrap(), [ViewUpdate::Ended { steps: 3 }]);
     assert_eq!(follower.poll().unwrap(), []);
     // resumed: config.yaml is written again
     let later = std::time::SystemTime::now() + std::time::Duration::from_mins(1);
@@ -144,7 +150,7 @@ fn a_run_has_ended_once_its_summary_is_newer_than_its_start() {
         .unwrap();
     config.set_modified(later).unwrap();
     let news = follower.poll().unwrap();
-    assert!(opened(&news) && !news.contains(&News::Ended { steps: 3 }));
+    assert!(opened(&news) && !news.contains(&ViewUpdate::Ended { steps: 3 }));
 }
 
 #[test]
@@ -157,8 +163,8 @@ fn the_log_is_told_by_its_levels() {
     );
     let news = folder.follow().poll().unwrap();
     let wanted = [
-        News::Warning("memory grows".into()),
-        News::Note("saved step-000001".into()),
+        ViewUpdate::Warning("memory grows".into()),
+        ViewUpdate::Note("saved step-000001".into()),
     ];
     assert_eq!(news[1..], wanted);
 }

@@ -32,7 +32,7 @@ impl Job {
     }
 
     /// Hands verdicts over. A completion without one is asked for once more, in a call of its own; what fails alone is lost.
-    pub fn settle(self, outcomes: Vec<ProgramResult>, queue: &Queue) {
+    pub fn complete(self, outcomes: Vec<ProgramResult>, queue: &Queue) {
         let mut again = Vec::new();
         for (&at, outcome) in self.samples.iter().zip(outcomes) {
             if outcome.is_err() && !self.repeated {

@@ -11,7 +11,7 @@ use std::path::Path;
 
 /// Something that a view did not know.
 #[derive(Clone, Debug, PartialEq)]
-pub enum News {
+pub enum ViewUpdate {
     /// Which run it is. What was said of another one, or of an earlier session, no longer holds.
     Opened {
         /// The run folder's name.
@@ -96,7 +96,7 @@ impl Planned {
     }
 }
 
-impl News {
+impl ViewUpdate {
     /// What an event of a run of this kind says. The plan is read from the run folder.
     #[must_use]
     pub fn of_event(event: &Event<'_>, mode: Mode, folder: &Path) -> Vec<Self> {
@@ -156,7 +156,7 @@ impl News {
     }
 }
 
-fn ready(event: &Event<'_>, folder: &Path) -> Vec<News> {
+fn ready(event: &Event<'_>, folder: &Path) -> Vec<ViewUpdate> {
     let Event::Ready {
         device,
         params,
@@ -169,8 +169,8 @@ fn ready(event: &Event<'_>, folder: &Path) -> Vec<News> {
     else {
         return Vec::new();
     };
-    let mut news: Vec<News> = Planned::read(folder)
-        .map(News::Planned)
+    let mut news: Vec<ViewUpdate> = Planned::read(folder)
+        .map(ViewUpdate::Planned)
         .into_iter()
         .collect();
     let of = if trainable < params {
@@ -178,24 +178,26 @@ fn ready(event: &Event<'_>, folder: &Path) -> Vec<News> {
     } else {
         String::new()
     };
-    news.push(News::Note(format!(
+    news.push(ViewUpdate::Note(format!(
         "training {of}{params} parameters on {device}"
     )));
     if *resumed_from > 0 {
-        news.push(News::Note(format!("resumed after step {resumed_from}")));
+        news.push(ViewUpdate::Note(format!(
+            "resumed after step {resumed_from}"
+        )));
     }
     if *filtered > 0 {
-        news.push(News::Warning(format!(
+        news.push(ViewUpdate::Warning(format!(
             "{filtered} training prompts are longer than rollout.prompt_length and are left out"
         )));
     }
     if *validation == 0 {
-        news.push(News::Note("there are no validation prompts".into()));
+        news.push(ViewUpdate::Note("there are no validation prompts".into()));
     }
     news
 }
 
-fn replanned(event: &Event<'_>, folder: &Path) -> Vec<News> {
+fn replanned(event: &Event<'_>, folder: &Path) -> Vec<ViewUpdate> {
     let Event::Replanned {
         phase,
         step,
@@ -205,11 +207,11 @@ fn replanned(event: &Event<'_>, folder: &Path) -> Vec<News> {
     else {
         return Vec::new();
     };
-    let said = News::Warning(format!(
+    let said = ViewUpdate::Warning(format!(
         "out of memory in {phase} of step {step}; goes on with {}",
         settings.join(" ")
     ));
-    let plan = Planned::read(folder).map(News::Planned);
+    let plan = Planned::read(folder).map(ViewUpdate::Planned);
     [Some(said), plan].into_iter().flatten().collect()
 }
 
