@@ -56,6 +56,9 @@ pub struct PlanReport {
 
 impl PlanReport {
     /// The report of a plan that was fitted.
+    ///
+    /// # Errors
+    /// Those of [`Fit::decisions`] and [`Fit::groups`].
     pub fn new(request: &Request, fit: Fit) -> Result<Self> {
         Ok(Self {
             peak_bytes: fit.estimate.peak_bytes,

@@ -144,6 +144,9 @@ impl Parallel {
     }
 
     /// Refuses degrees that the workload cannot be divided by.
+    ///
+    /// # Errors
+    /// `Error::Config` with the first degree that does not divide what it has to divide, or does not fit the cluster.
     pub fn check(&self, workload: &Workload) -> Result<()> {
         let bad = |what: String| Err(Error::Config(what));
         let arch = &workload.arch;
