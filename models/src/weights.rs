@@ -166,7 +166,7 @@ impl Weights {
         self.entries.iter().map(|(_, t)| t)
     }
 
-    /// What the tensors are, and the tensors, in order. Shapes as in [`Self::tensors`].
+    /// What the tensors are, and the tensors, in order. Each is `[rows, columns]`; a matrix in few bits is its buffer of words.
     pub fn into_entries(self) -> impl Iterator<Item = (WeightKey, Tensor<2>)> {
         self.entries.into_iter()
     }

@@ -349,6 +349,9 @@ impl RolloutConfig {
     }
 
     /// Refuses what a backend cannot sample with, in a run of this precision.
+    ///
+    /// # Errors
+    /// `Error::Config` with the setting, and what to change.
     pub fn check_on(&self, backend: Backend, run: Precision) -> Result<()> {
         let sampled = self.precision(run);
         if let (Some(setting), Backend::Cpu) = (self.asks_for_graphs(), backend) {
@@ -377,6 +380,9 @@ impl RolloutConfig {
     }
 
     /// Refuses to capture the decoding steps of a model that has none to capture.
+    ///
+    /// # Errors
+    /// `Error::Config` with the setting.
     pub fn check_graphs_of(&self, arch: &Arch) -> Result<()> {
         match self.asks_for_graphs() {
             Some(setting) if !arch.decodes_in_kernels() => Err(Error::Config(format!(

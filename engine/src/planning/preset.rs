@@ -16,6 +16,9 @@ pub fn settle_on(config: &mut RunConfig, profile: &DeviceProfile, info: Option<&
 }
 
 /// Gives up the preset's share of the device where it leaves too little for one sequence beside weights and state.
+///
+/// # Errors
+/// Those of the planner's question, and of [`Request::as_configured`].
 pub fn settle_share(
     config: &mut RunConfig,
     mode: Mode,
@@ -36,6 +39,9 @@ pub fn settle_share(
 
 /// Most bytes of keys and values under a plan, where there is a limit. A share of the device that a preset set is none under a plan
 /// that leaves too little of it: a run that has changed its plan goes on.
+///
+/// # Errors
+/// `Error::Config` where the share that the configuration asks for leaves nothing.
 pub fn cache_bytes(
     config: &RunConfig,
     arch: &Arch,

@@ -51,8 +51,8 @@ pub fn is_adapter(dir: &Path) -> bool {
 /// `base` with the adapter of a PEFT folder, in the precision of `base`.
 ///
 /// # Errors
-/// As [`adapter_shape`]; `Error::MissingFile` without safetensors, and `Error::Config` or `Error::WrongShape` for tensors that do not fit
-/// the base.
+/// As [`adapter_shape`]; `Error::MissingFile` without safetensors, and `Error::Config` for tensors that do not fit the base; those of
+/// reading safetensors.
 pub fn load_adapter(base: &Decoder, dir: &Path) -> Result<Decoder> {
     let config = adapter_config(dir)?;
     let lora = described(&config, &modules(base.specs()), dir)?;

@@ -24,7 +24,7 @@ impl Request {
     /// The plan that the settings spell out, with its estimate, whether it fits or not.
     ///
     /// # Errors
-    /// `Error::Config` and `Error::Plan` for settings that give no plan.
+    /// `Error::Config` for settings that give no plan, and `Error::Plan` also for tensors that the device cannot hold in one piece.
     pub fn as_configured(&self) -> Result<Fit> {
         self.fit_candidate(Candidate {
             memory: self.memory.clone(),
@@ -35,7 +35,8 @@ impl Request {
     /// The plan with the least estimated time that fits.
     ///
     /// # Errors
-    /// `Error::Infeasible` where no plan fits, with what would help; `Error::Config` and `Error::Plan` for settings that give no plan.
+    /// `Error::Infeasible` where no plan fits, with what would help; `Error::Config` for settings that give no plan, and `Error::Plan` also
+    /// for tensors that the device cannot hold in one piece.
     pub fn fit(&self) -> Result<Fit> {
         match search::search(&self.within_buffers(), &self.limits())? {
             Some(best) => self.fit_candidate(best),

@@ -35,18 +35,30 @@ pub trait Tracker {
     fn name(&self) -> &str;
 
     /// The run starts, or goes on. Called first, and once.
+    ///
+    /// # Errors
+    /// Why the tracker fails. The run warns once, goes on and asks it no more.
     fn begin(&mut self, run: &TrackedRun<'_>) -> TrackerResult;
 
     /// The metrics of a step and of the validation after it: what its line of `metrics.jsonl` has. Steps ascend, from 0.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
     fn metrics(&mut self, step: u64, metrics: &Metrics) -> TrackerResult;
 
     /// A text in Markdown: some samples. Nothing unless implemented.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
     fn text(&mut self, step: u64, name: &str, markdown: &str) -> TrackerResult {
         let _ = (step, name, markdown);
         Ok(())
     }
 
     /// The session ends. Not called where the process is killed.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
     fn finish(&mut self) -> TrackerResult {
         Ok(())
     }
