@@ -7,8 +7,8 @@ use std::sync::Arc;
 /// The ranks of a group, and what they do together. Every rank of the group calls the same operations in the same order, from one
 /// thread; `send` and `receive` concern two of them.
 ///
-/// After [`CollectiveError::Failed`](super::CollectiveError::Failed) the group can go on, since every rank got it at the same operation. After any other error it
-/// cannot: all further operations give the same error.
+/// After [`CollectiveError::Failed`](super::CollectiveError::Failed) the group can go on, since every rank got it at the same operation.
+/// After any other error it cannot: all further operations give the same error.
 pub trait Collective: Debug + Send + Sync {
     /// This rank, from 0.
     fn rank(&self) -> usize;
@@ -79,8 +79,8 @@ pub trait Collective: Debug + Send + Sync {
     /// `CollectiveError::Failed` with the failures of all ranks that have one; the others as in [`exchange`](Self::exchange).
     fn agree(&self, failure: Option<Failure>) -> Result<()>;
 
-    /// Tells all ranks that this one gives up: their waits end with [`CollectiveError::Lost`](super::CollectiveError::Lost) and this message. Nothing works
-    /// afterwards.
+    /// Tells all ranks that this one gives up: their waits end with [`CollectiveError::Lost`](super::CollectiveError::Lost) and this
+    /// message. Nothing works afterwards.
     fn abort(&self, message: &str);
 
     /// What has been sent so far.

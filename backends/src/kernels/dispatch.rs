@@ -161,8 +161,8 @@ pub fn linear_swiglu(x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<
     kernels(&x.device()).linear_swiglu(x, gate, up)
 }
 
-/// `x · Wᵀ` with the matrix of each row's expert: sorted rows, `[choices, outputs]`, for `w` of shape `[experts · outputs, inputs]`, and `x`
-/// of shape `[tokens, inputs]` or, sorted, `[choices, inputs]`.
+/// `x · Wᵀ` with the matrix of each row's expert: sorted rows, `[choices, outputs]`, for `w` of shape `[experts · outputs, inputs]`, and
+/// `x` of shape `[tokens, inputs]` or, sorted, `[choices, inputs]`.
 ///
 /// `w` must be a leaf of the autodiff graph or a constant. With a constant `w` nothing of `x` is saved, since no gradient needs it.
 #[must_use]
@@ -192,7 +192,8 @@ pub fn attach_gradient(y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Ten
 /// to the type of `x` as it is multiplied: the product with the [`dequantize`]d matrix. Differentiable in `x`; nothing wide is kept for
 /// the backward pass, which widens again.
 ///
-/// On the CPU at most [`firebrick_spec::quantized::CPU_TILE`] numbers are wide at a time; elsewhere the whole matrix, for as long as the product takes.
+/// On the CPU at most [`firebrick_spec::quantized::CPU_TILE`] numbers are wide at a time; elsewhere the whole matrix, for as long as the
+/// product takes.
 #[must_use]
 pub fn quantized_linear(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Tensor<2> {
     kernels(&x.device()).quantized_linear(x, words, layout)

@@ -124,8 +124,8 @@ pub struct Scaling {
 #[derive(Debug)]
 pub struct RunningScores(pub(super) Tensor<2>);
 
-/// The scalars of one `AdamW` update, as in `torch.optim.AdamW` (arXiv:1711.05101): with g = clip · gradient, m ← β₁ m + (1 − β₁) g and v ← β₂ v + (1 − β₂) g²,
-/// the value becomes `keep · value − rate · m / (√v / second_root + eps)`.
+/// The scalars of one `AdamW` update, as in `torch.optim.AdamW` (arXiv:1711.05101): with g = clip · gradient, m ← β₁ m + (1 − β₁) g and v ←
+/// β₂ v + (1 − β₂) g², the value becomes `keep · value − rate · m / (√v / second_root + eps)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
     /// The factor of the gradient, from clipping and loss scaling.

@@ -89,8 +89,8 @@ impl PlanReport {
 }
 
 impl Plan {
-    /// Reads the plan of a file that `firebrick plan --output` wrote, or of a run folder's `plan.json`, for a run on so many ranks, of which
-    /// each `sequence` share sequences.
+    /// Reads the plan of a file that `firebrick plan --output` wrote, or of a run folder's `plan.json`, for a run on so many ranks, of
+    /// which each `sequence` share sequences.
     ///
     /// # Errors
     /// Where the file cannot be read, has no plan, or one for another number of ranks or for other kinds of parallelism.

@@ -1,7 +1,7 @@
 //! What is held at the boundaries of a run: the latest in a ring, and every one of steps that are to be kept whole.
 //!
-//! A boundary costs a reading of the device's memory (`Runtime`) and a row of a few hundred bytes. So the latest are always there, for the report of a run
-//! that ends out of memory.
+//! A boundary costs a reading of the device's memory (`Runtime`) and a row of a few hundred bytes. So the latest are always there, for the
+//! report of a run that ends out of memory.
 
 use super::pool_peak::{PoolPeak, RunningPeak};
 use firebrick_backends::accounts::{Account, Accounts};
