@@ -41,7 +41,7 @@ pub enum Command {
     Bench(BenchArgs),
     /// Print who held memory in a run, when, and what was predicted
     Memory(MemoryArgs),
-    /// Show a run that goes on elsewhere, or has ended, as the live view shows it
+    /// Show the live view of a run in another process, or of one that has ended
     Watch(WatchArgs),
     /// Write one HTML file that shows runs: curves, memory, time, samples, plan and settings
     Report(ReportArgs),
@@ -55,7 +55,7 @@ pub enum Command {
     Logprobs(LogprobsArgs),
     /// List the available devices
     Devices(DevicesArgs),
-    /// Check devices, drivers, limits, disk, memory and programs, and name the commands that mend what is missing
+    /// Check devices, drivers, limits, disk, memory and programs, and print the commands that fix what is wrong
     Doctor(DoctorArgs),
     /// Print a script that completes commands and options in a shell
     Completions(CompletionsArgs),

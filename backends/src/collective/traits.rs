@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// The ranks of a group, and what they do together. Every rank of the group calls the same operations in the same order, from one
 /// thread; `send` and `receive` concern two of them.
 ///
-/// After [`CollectiveError::Failed`](super::CollectiveError::Failed) the group can go on, since every rank got it at the same operation.
+/// After [`CollectiveError::Failed`](super::CollectiveError::Failed) the group can continue, since every rank got it at the same operation.
 /// After any other error it cannot: all further operations give the same error.
 pub trait Collective: Debug + Send + Sync {
     /// This rank, from 0.
@@ -19,7 +19,7 @@ pub trait Collective: Debug + Send + Sync {
     /// The ranks that give the same `color` as a group of their own, ordered by `key` and then by their rank here.
     ///
     /// Errors of that group name ranks of the whole world. A rank of it that fails says so here, with [`agree`](Self::agree): the others'
-    /// operations in the new group end with that failure, and so do all later ones. What goes on is this group; where the new one is
+    /// operations in the new group end with that failure, and so do all later ones. What continues is this group; where the new one is
     /// needed again, all split anew.
     ///
     /// # Errors

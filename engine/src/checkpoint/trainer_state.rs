@@ -303,7 +303,7 @@ pub fn load_masters(dir: &Path, decoder: &mut Decoder, optimizer: &mut AdamW) ->
     })
 }
 
-/// Reads an optimizer's part of the moments of a trainer folder; it goes on after `steps` applied steps.
+/// Reads an optimizer's part of the moments of a trainer folder; it continues after `steps` applied steps.
 ///
 /// # Errors
 /// `Error::Io` where a file is missing or cannot be read, `Error::Resume` where a moment is missing or has another shape, `Error::Device`

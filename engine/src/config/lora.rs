@@ -1,4 +1,4 @@
-//! Adapters of a run: the `model.lora` section, and how a policy with adapters starts and goes on.
+//! Adapters of a run: the `model.lora` section, and how a policy with adapters starts and continues.
 
 use crate::hub::{ModelFiles, model_folder};
 use crate::{Error, Result};
@@ -31,7 +31,7 @@ pub struct LoraSettings {
     pub dropout: Option<f64>,
     /// Modules with adapters.
     pub target_modules: Option<TargetModules>,
-    /// A PEFT adapter folder to go on from. What it says of itself need not be said again.
+    /// A PEFT adapter folder to continue from. What it says of itself need not be said again.
     pub path: Option<PathBuf>,
     /// Write a merged model into every checkpoint, beside the adapter.
     pub merge: bool,

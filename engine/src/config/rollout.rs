@@ -32,7 +32,7 @@ pub struct RolloutConfig {
     pub stop: Vec<String>,
     /// Most sequences sampled at a time: the engine's slots.
     pub max_num_seqs: usize,
-    /// Most tokens of one forward of prompts: longer ones are run in chunks, between which decoding goes on.
+    /// Most tokens of one forward of prompts: longer ones are run in chunks, between which decoding continues.
     pub max_num_batched_tokens: usize,
     /// Most tokens of a sequence, prompt and completion; prompt and response length together where absent.
     pub max_model_len: Option<usize>,

@@ -40,7 +40,7 @@ pub enum Place {
     Update,
     /// Memory ran out; what the attempt held is gone already.
     OutOfMemory,
-    /// The phase goes on under another plan.
+    /// The phase continues under another plan.
     Replanned,
     /// The phase ends.
     End,
@@ -110,7 +110,7 @@ impl From<Place> for Boundary {
     }
 }
 
-/// What was going on when a row was taken, or an allocation made.
+/// What the run was doing when a row was taken, or an allocation made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// Training step; 0 before the first.
@@ -289,7 +289,7 @@ impl BoundaryLog {
         self.trace.as_ref()?.read()
     }
 
-    /// What was going on at a place of a trace; none before the first row.
+    /// What the run was doing at a place of a trace; none before the first row.
     #[must_use]
     pub fn moment(&self, place: u64) -> Option<Moment> {
         self.inner().moment(place)

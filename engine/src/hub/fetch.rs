@@ -11,7 +11,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Times that a file is asked for before its download is given up; each goes on where the one before broke off.
+/// Times that a file is asked for before its download is given up; each continues where the one before broke off.
 const ATTEMPTS: u32 = 4;
 
 /// What the Hub says of a repository.
@@ -182,7 +182,7 @@ impl Hub {
             }
         }
         Err(name.error(format!(
-            "cannot download {file}: {last}; run the same again, which goes on where this ended"
+            "cannot download {file}: {last}; run the same again, which continues where this ended"
         )))
     }
 

@@ -68,7 +68,7 @@ impl Recorder {
         Ok(self)
     }
 
-    /// Drops what the files of a run folder say of later steps: of a run that goes on after `step`, or starts over where there is
+    /// Drops what the files of a run folder say of later steps: of a run that continues after `step`, or starts over where there is
     /// none.
     ///
     /// # Errors
@@ -81,7 +81,7 @@ impl Recorder {
             }
         }
         match step {
-            // the timeline of a run that goes on says what happened before
+            // the timeline of a run that continues says what happened before
             Some(step) => run.rewind(TokenLog::FILE, "step", step),
             None => {
                 run.remove(MemoryTimeline::FILE)?;
@@ -90,7 +90,7 @@ impl Recorder {
         }
     }
 
-    /// Writes the memory timeline. Where that fails the run goes on, with a warning.
+    /// Writes the memory timeline. Where that fails the run continues, with a warning.
     pub fn timeline(&mut self, timeline: &MemoryTimeline) {
         let text = timeline.to_json();
         let written = text.and_then(|text| self.run.write(MemoryTimeline::FILE, text.as_bytes()));
@@ -98,7 +98,7 @@ impl Recorder {
             && !self.timeline_failed
         {
             self.timeline_failed = true;
-            tracing::warn!("the memory timeline is missing, the run goes on: {error}");
+            tracing::warn!("the memory timeline is missing, the run continues: {error}");
         }
     }
 

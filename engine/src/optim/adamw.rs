@@ -204,7 +204,7 @@ impl AdamW {
         self.states[index].master()
     }
 
-    /// Weights that the updates of a parameter go on with: this optimizer's shard of them, which is not empty.
+    /// Weights that the updates of a parameter continue with: this optimizer's shard of them, which is not empty.
     ///
     /// # Errors
     /// `Error::Device` and `Error::Model` where the device fails.

@@ -38,7 +38,7 @@ pub fn settle_share(
 }
 
 /// Most bytes of keys and values under a plan, where there is a limit. A share of the device that a preset set is none under a plan
-/// that leaves too little of it: a run that has changed its plan goes on.
+/// that leaves too little of it: a run that has changed its plan continues.
 ///
 /// # Errors
 /// `Error::Config` where the share that the configuration asks for leaves nothing.

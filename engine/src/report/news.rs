@@ -206,7 +206,7 @@ fn replanned(event: &Event<'_>, folder: &Path) -> Vec<News> {
         return Vec::new();
     };
     let said = News::Warning(format!(
-        "out of memory in {phase} of step {step}; goes on with {}",
+        "out of memory in {phase} of step {step}; continues with {}",
         settings.join(" ")
     ));
     let plan = Planned::read(folder).map(News::Planned);

@@ -83,7 +83,7 @@ impl TurnTemplate {
         Ok(own)
     }
 
-    /// A turn has to end with what ends sampling, or the model would go on where the template does not.
+    /// A turn has to end with what ends sampling, or the model would continue where the template does not.
     fn check_end(&self, stop_ids: &[u32]) -> Result<()> {
         let stops = stop_ids
             .iter()

@@ -18,7 +18,7 @@ pub struct TrackedRun<'a> {
     pub config: &'a Value,
     /// The same as YAML.
     pub yaml: &'a str,
-    /// The last step whose values stay, of a run that goes on from a checkpoint. `None` where the run starts, or starts over: no value
+    /// The last step whose values stay, of a run that continues from a checkpoint. `None` where the run starts, or starts over: no value
     /// of an earlier session stays.
     pub last_step: Option<u64>,
 }
@@ -34,10 +34,10 @@ pub trait Tracker {
     /// Its name in messages.
     fn name(&self) -> &str;
 
-    /// The run starts, or goes on. Called first, and once.
+    /// The run starts, or continues. Called first, and once.
     ///
     /// # Errors
-    /// Why the tracker fails. The run warns once, goes on and asks it no more.
+    /// Why the tracker fails. The run warns once, continues and asks it no more.
     fn begin(&mut self, run: &TrackedRun<'_>) -> TrackerResult;
 
     /// The metrics of a step and of the validation after it: what its line of `metrics.jsonl` has. Steps ascend, from 0.
