@@ -150,8 +150,8 @@ impl TurnTemplate {
     /// that ends turns in the template too.
     ///
     /// # Errors
-    /// `Error::Config` and `Error::Model` where the template refuses the messages, or writes a conversation in which turns do not stand one
-    /// behind the other.
+    /// `Error::Model` where the template refuses the messages or tokens cannot be encoded; `Error::Config` where it is not
+    /// prefix-preserving: it writes earlier turns differently once there are later ones.
     pub fn between(&self, ended: Option<u32>, messages: &[Message]) -> Result<Vec<u32>> {
         let text = self.between_text(messages)?;
         let ended = ended.map(|id| self.tokenizer.decode(&[id], false));

@@ -37,7 +37,7 @@ pub trait Tracker {
     /// The run starts, or continues. Called first, and once.
     ///
     /// # Errors
-    /// Why the tracker fails. The run warns once, continues and asks it no more.
+    /// Why the tracker fails. The first failure of a tracker is a warning; the run continues, and calls it again.
     fn begin(&mut self, run: &TrackedRun<'_>) -> TrackerResult;
 
     /// The metrics of a step and of the validation after it: what its line of `metrics.jsonl` has. Steps ascend, from 0.
