@@ -145,9 +145,9 @@ pub struct AdamWStep {
 /// The result of an `AdamW` update.
 #[derive(Debug)]
 pub struct AdamWOutput {
-    /// The parameter.
+    /// The whole parameter, `[all rows, columns]`.
     pub value: Tensor<2>,
-    /// First and second moment.
+    /// First and second moment of the updated rows, `[rows, columns]` each.
     pub moments: [Tensor<2>; 2],
     /// The parameter in its storage type, where a tensor for it was given.
     pub stored: Option<Tensor<2>>,

@@ -6,9 +6,9 @@ use burn::tensor::Tensor;
 /// Scores of the tokens of a chunk as leaves of a graph, `[tokens]` each.
 #[derive(Clone, Debug)]
 pub struct Scores {
-    /// Log-probability of the token under the current policy at the training temperature.
+    /// Log-probability of the token under the current policy at the training temperature, in nats.
     pub logp: Tensor<1>,
-    /// Entropy of the distribution it was drawn from.
+    /// Entropy of the distribution it was drawn from, in nats.
     pub entropy: Tensor<1>,
 }
 

@@ -163,7 +163,7 @@ pub struct UpdateAt {
     pub decays: bool,
 }
 
-/// First and second moments of a parameter.
+/// First and second moments of a parameter, in its shape `[rows, columns]`.
 #[derive(Clone, Debug)]
 pub struct Moments {
     /// Running mean of the gradient (`exp_avg`).
