@@ -30,7 +30,7 @@ pub enum Command {
     Sft(RunArgs),
     /// Predict the memory and time of a run, and find the fastest plan within a budget
     Plan(PlanArgs),
-    /// Look at a task's rows: columns, token lengths, duplicates, and prompts as the model reads them
+    /// Describe a task's rows: columns, token lengths, duplicates, and prompts as the model reads them
     Data(DataArgs),
     /// Write a new configuration, from five answers or options
     New(NewArgs),
@@ -39,13 +39,13 @@ pub enum Command {
     Config(ConfigCommand),
     /// Profile training steps: time by phase and by kernel family, optionally as a trace
     Bench(BenchArgs),
-    /// Print who held memory in a run, when, and what was predicted
+    /// Print what held memory in a run, when, and what was predicted
     Memory(MemoryArgs),
-    /// Show a run that goes on elsewhere, or has ended, as the live view shows it
+    /// Show the live view of a run in another process, or of one that has ended
     Watch(WatchArgs),
     /// Write one HTML file that shows runs: curves, memory, time, samples, plan and settings
     Report(ReportArgs),
-    /// Read a configuration of verl, TRL or NeMo RL into one of ours, with a table of what became of every key
+    /// Convert a configuration of verl, TRL or NeMo RL, with a table of what became of every key
     Import(ImportArgs),
     /// Compute the mean reward of a checkpoint on the task's held-out prompts
     Eval(EvalArgs),
@@ -55,7 +55,7 @@ pub enum Command {
     Logprobs(LogprobsArgs),
     /// List the available devices
     Devices(DevicesArgs),
-    /// Check devices, drivers, limits, disk, memory and programs, and name the commands that mend what is missing
+    /// Check devices, drivers, limits, disk, memory and programs, and print the commands that fix what is wrong
     Doctor(DoctorArgs),
     /// Print a script that completes commands and options in a shell
     Completions(CompletionsArgs),
@@ -65,9 +65,9 @@ pub enum Command {
 pub enum ConfigCommand {
     /// Print the JSON Schema of configurations, for editors
     Schema,
-    /// Say what a key is, takes and defaults to, and what verl and TRL call it
+    /// Explain a key: meaning, values, default, and its name in verl and TRL
     Explain(ExplainArgs),
-    /// Find all mistakes of a configuration, with their lines; exits with 1 if there are any
+    /// Find all mistakes in a configuration, with their lines; exits with 1 if there are any
     Check(CheckArgs),
 }
 
@@ -105,7 +105,7 @@ pub struct NewArgs {
     /// Device to run on: cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], auto
     #[arg(long)]
     pub device: Option<String>,
-    /// Configuration file to write; one that is there is not overwritten
+    /// Configuration file to write; an existing file is not overwritten
     #[arg(long, value_name = "FILE", default_value = "run.yaml")]
     pub output: PathBuf,
 }
@@ -130,7 +130,7 @@ pub struct RunArgs {
     /// Continue from the latest checkpoint of the run in `output`
     #[arg(long)]
     pub resume: bool,
-    /// Check everything that comes before the first step, and leave nothing: open the device, plan, check every row, render
+    /// Check everything that comes before the first step, and write nothing: open the device, plan, check every row, render
     /// prompts, grade the reference answers, compare disk space, say how long a step will take
     #[arg(long, conflicts_with = "resume")]
     pub dry_run: bool,
@@ -138,13 +138,13 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
     /// Trace N steps (phases, segments, copies, kernels, memory) into `profile.pftrace` of the run folder, for
-    /// <https://ui.perfetto.dev>. The first step is left out where there are more
+    /// <https://ui.perfetto.dev>. The first step is left out if there are more
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub profile: u64,
     /// Device to run on, overrides the file's: cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], auto
     #[arg(long)]
     pub device: Option<DeviceSpec>,
-    /// Print lines instead of the live view, as where stdout is no terminal
+    /// Print lines instead of the live view; the default if stdout is not a terminal
     #[arg(long)]
     pub plain: bool,
     /// Print warnings and errors only
@@ -156,10 +156,10 @@ pub struct RunArgs {
 pub struct WatchArgs {
     /// Run folder
     pub run: PathBuf,
-    /// Print the view once, as text, instead of keeping it up to date, as where stdout is no terminal
+    /// Print the view once, as text, instead of keeping it up to date; the default if stdout is not a terminal
     #[arg(long)]
     pub once: bool,
-    /// Columns and rows of what is printed once
+    /// Columns and rows of the view that is printed once
     #[arg(long, value_name = "COLUMNSxROWS")]
     pub size: Option<Size>,
 }
@@ -193,7 +193,7 @@ pub struct PlanArgs {
     /// Configuration values that override the file's: `rollout.n=4 device=cuda:0`
     #[arg(value_name = "KEY.PATH=VALUE")]
     pub overrides: Vec<String>,
-    /// Device memory to stay within, overrides the file's `memory.budget`: 8GiB, plain bytes, or auto. Without a budget the
+    /// Device memory to stay within, overrides the file's `memory.budget`: 8GiB, a number of bytes, or auto. Without a budget the
     /// file's settings are estimated as they are
     #[arg(long)]
     pub budget: Option<Budget>,
@@ -216,13 +216,13 @@ pub struct PlanArgs {
     reason = "options that are given one by one"
 )]
 pub struct PlanDetails {
-    /// Print the bytes of every phase by category too
+    /// Also print the bytes of every phase by category
     #[arg(long, conflicts_with = "json")]
     pub phases: bool,
     /// Print what each technique saves and costs on its own, with its settings
     #[arg(long, conflicts_with = "json")]
     pub techniques: bool,
-    /// Print other group sizes at as many rollouts a step, with the peak and the time of each
+    /// Print other group sizes with the same rollouts per step, with peak and time of each
     #[arg(long, conflicts_with = "json")]
     pub batches: bool,
     /// Print rules of thumb for this model, and what public models need
@@ -288,10 +288,10 @@ pub struct ReportArgs {
     /// Run folders; several are drawn over each other
     #[arg(required = true, value_name = "RUN")]
     pub runs: Vec<PathBuf>,
-    /// Write this file; without it, report.html in the run folder, of several runs in the current folder
+    /// File to write; by default report.html in the run folder, or in the current folder for several runs
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Samples of each run whose texts are in the report, in whole groups; scalars are of all
+    /// Samples per run whose texts are in the report, in whole groups; rewards and other numbers are those of all samples
     #[arg(long, value_name = "N", default_value_t = 400)]
     pub samples: usize,
     /// Open the report in the system's browser
@@ -301,20 +301,20 @@ pub struct ReportArgs {
 
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// Files of one run, later ones over earlier ones: verl's YAML and launch scripts, TRL's arguments as YAML, JSON, Python or a
-    /// launch script, NeMo RL's YAML
+    /// Files of one run, of which later ones override earlier ones: verl's YAML and launch scripts, TRL's arguments as YAML, JSON, Python
+    /// or a launch script, NeMo RL's YAML
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Write the configuration to this file and the table to stdout; without it, the configuration to stdout and the table to stderr
+    /// Write the configuration to this file and the table to stdout; by default, the configuration to stdout and the table to stderr
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Whose files they are: verl, trl, nemo or `grpo_guide`; without it, by their keys
+    /// Engine that the files are for: verl, trl, nemo or `grpo_guide`; by default, found by their keys
     #[arg(long, value_name = "ENGINE")]
     pub from: Option<Engine>,
-    /// Rows of the training data, for runs whose length is in epochs
+    /// Number of rows of the training data, for runs whose length is given in epochs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub rows: Option<u64>,
-    /// Devices of the run that is imported, for batch sizes a device; without it, as the files say, or one
+    /// Number of devices of the imported run, for batch sizes per device; by default, as the files say, or one
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub devices: Option<u64>,
     /// Print one JSON object with the configuration and the table
@@ -341,7 +341,7 @@ pub struct EvalArgs {
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
-    /// Write every completion with its reward into this file, one JSON object a line
+    /// Write every completion with its reward into this file, one JSON object per line
     #[arg(long)]
     pub samples: Option<PathBuf>,
 }
@@ -429,7 +429,7 @@ pub struct DevicesArgs {
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Folder that runs will be written to, whose disk is checked
+    /// Folder for runs, whose disk is checked
     #[arg(long, value_name = "DIR", default_value = "runs")]
     pub output: PathBuf,
     /// Print one JSON array instead of text

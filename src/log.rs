@@ -71,7 +71,7 @@ pub fn of_rank(rank: usize) {
 }
 
 /// Writes the log into a run folder from now on, what was said before it was known first. A log that cannot be written is told of and
-/// not written: the run goes on.
+/// not written: the run continues.
 pub fn to_folder(folder: &Path) {
     let path = match route().rank {
         0 => folder.join(LOG),

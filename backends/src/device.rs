@@ -304,6 +304,10 @@ pub fn allow_tf32(allow: bool) {
 }
 
 /// Opens a device by name and says what it is.
+///
+/// # Errors
+/// `Error::NotBuilt` for a backend that this build lacks, `Error::NoDevice` where it finds none, `Error::NoSuchIndex`, `Error::Open` where
+/// the driver fails, and `Error::CrashesHere` for SPIR-V on llvmpipe. `auto` passes over devices that fail and takes the CPU in the end.
 pub fn open(spec: DeviceSpec) -> Result<(Device, DeviceInfo)> {
     // Otherwise a tensor that was read to the host is still on the device, and is copied when its bytes are first looked
     // at: it frees nothing until then, and shows what the buffer holds by that time.

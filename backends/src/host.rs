@@ -10,6 +10,9 @@ pub struct MappedFile(memmap2::Mmap);
 
 impl MappedFile {
     /// Maps a file.
+    ///
+    /// # Errors
+    /// The system's, where the file cannot be opened or mapped.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         // SAFETY: the map is read-only and private to this value. Another process that shortens the file while it is mapped
@@ -27,6 +30,9 @@ impl MappedFile {
 }
 
 /// Writes a file and waits until it is on disk (`fsync`).
+///
+/// # Errors
+/// The system's, where the file cannot be created, written or synced.
 pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(bytes)?;

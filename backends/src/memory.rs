@@ -48,7 +48,7 @@ pub struct Reading {
 /// The backend reserves a buffer when the work that writes it is submitted, and frees it, for work that comes after it in its stream, when
 /// the last handle to it is dropped. So its count is that of the work submitted and not of the work done, and waiting for the device
 /// changes nothing about it. A reading is a round trip to the thread that submits work to the device, which first submits what stands
-/// before it in its queue; the device goes on meanwhile.
+/// before it in its queue; the device continues meanwhile.
 #[must_use]
 pub fn read_pools(device: &Device) -> Option<Reading> {
     device.memory_pool_usage().map(|pool| Reading {

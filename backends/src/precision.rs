@@ -10,7 +10,8 @@ pub trait PrecisionExt: Sized {
     #[must_use]
     fn dtype(self, device: &Device) -> DType;
 
-    /// A matrix of these values on a device, rounded on the host, so that the device never holds them wider.
+    /// A matrix of these values on a device, rounded on the host, so that the device never holds them wider. The values are in row-major
+    /// order, the matrix is of shape `[rows, columns]`.
     #[must_use]
     fn matrix(self, values: Vec<f32>, shape: [usize; 2], device: &Device) -> Tensor<2>;
 
@@ -19,6 +20,9 @@ pub trait PrecisionExt: Sized {
     fn of(dtype: DType) -> Self;
 
     /// Refuses a type that the device cannot compute in, and says which it can.
+    ///
+    /// # Errors
+    /// `Error::Precision`, with the types that the device computes in.
     fn check(self, device: &Device) -> Result<()>;
 }
 
@@ -65,7 +69,7 @@ impl PrecisionExt for Precision {
     }
 }
 
-/// A tensor to compute exactly with: f32 where it was stored in two bytes, itself elsewhere. Differentiable.
+/// A tensor to compute exactly with: f32 where it was stored in two bytes, itself elsewhere. Differentiable. A tensor of any shape.
 #[must_use]
 pub fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     if Precision::of(tensor.dtype()).is_half() {
@@ -75,7 +79,7 @@ pub fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// A tensor in the type that another one is stored in. Differentiable.
+/// A tensor in the type that another one is stored in. Differentiable. A tensor of any shape.
 #[must_use]
 pub fn stored_as<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
     if tensor.dtype() == dtype {

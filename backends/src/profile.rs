@@ -47,6 +47,9 @@ pub fn look_up(device: DeviceSpec) -> (DeviceProfile, Option<DeviceInfo>) {
 }
 
 /// Keeps a profile in the user's cache folder; says where.
+///
+/// # Errors
+/// `Error::Profile` where there is no cache folder, or the file cannot be written.
 pub fn save(profile: &DeviceProfile, device: DeviceSpec) -> Result<PathBuf> {
     let dir = folder().ok_or_else(|| Error::Profile {
         path: PathBuf::from("(no cache folder)"),

@@ -26,7 +26,8 @@ use crate::{Error, Result};
 use burn::tensor::{DType, Tensor};
 
 /// Waits until matrices are computed. A GPU whose memory ran out says so when something that depends on the memory is read, and not
-/// when it is asked to finish; this reads a number of each. On the CPU nothing comes late.
+/// when it is asked to finish; this reads a number of each. On the CPU nothing comes late. The matrices are `[rows, columns]`, of any sizes
+/// above 0.
 ///
 /// # Errors
 /// Where a matrix was never computed: memory ran out, or a kernel failed.

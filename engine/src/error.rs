@@ -141,7 +141,7 @@ pub enum Error {
     Ranks(String),
 }
 
-/// What was going on when memory ran out.
+/// What the run was doing when memory ran out.
 #[derive(Clone, Debug)]
 pub struct OutOfMemory {
     /// What was refused, and by whom.
@@ -157,7 +157,7 @@ pub struct OutOfMemory {
 }
 
 impl OutOfMemory {
-    /// Memory ran out, so far without what was going on.
+    /// Memory ran out, so far without what the run was doing.
     #[must_use]
     pub fn new(cause: Refused) -> Self {
         Self {

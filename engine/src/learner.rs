@@ -129,7 +129,11 @@ impl Learner {
         values_all(&executor, decoder, sequences, cut)
     }
 
-    /// Takes another plan; what the optimizer has learnt stays. Weights move when they are next settled.
+    /// Takes another plan; what the optimizer has learnt stays. Weights move at the next [`ResidentModel::set_residency`].
+    ///
+    /// # Errors
+    /// `Error::Model` and `Error::Device` where moments cannot be copied to their new place: the model keeps its plan, and another can be
+    /// taken.
     pub fn replan(&mut self, plan: &ModelPlan) -> Result<()> {
         let model = &mut self.model;
         if plan.optimizer != model.plan.optimizer {
@@ -140,6 +144,9 @@ impl Learner {
     }
 
     /// The same under the policy with its adapters off: the reference policy of a run that trains adapters.
+    ///
+    /// # Errors
+    /// As [`score_placed`].
     pub fn score_base(&self, sequences: &[Sequence], temperature: f64) -> Result<MicroScores> {
         let plan = &self.model.plan;
         let executor = Executor::new(plan, &self.runtime, temperature);
@@ -236,6 +243,9 @@ impl Learner {
     }
 
     /// The second half: clips and updates.
+    ///
+    /// # Errors
+    /// As [`AdamW::step`].
     pub fn apply(&mut self, accumulated: Accumulated, lr: f64) -> Result<Updated> {
         let _span = span_on("optimizer", self.model.decoder.device());
         let Accumulated {
@@ -271,6 +281,9 @@ fn check_ranks(plan: &ModelPlan, runtime: &Runtime) -> Result<()> {
 }
 
 /// Log-probs and entropies of sequences under any placed model, in their order.
+///
+/// # Errors
+/// As [`score_all`].
 pub fn score_placed(
     model: &ResidentModel,
     runtime: &Runtime,

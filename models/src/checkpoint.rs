@@ -36,6 +36,10 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Reads the configs of a checkpoint folder and the headers of its weight files. Of a model that sees images this is the language
     /// model, as if it stood there by itself.
+    ///
+    /// # Errors
+    /// As [`Self::describe`]; `Error::MissingFile` for a folder without safetensors, `Error::Io`, `Error::Safetensors` and
+    /// `Error::Truncated` for a broken file, `Error::UnsupportedDtype`.
     pub fn open(dir: &Path) -> Result<Self> {
         let mut described = Self::describe(dir)?;
         described.dtypes = weights::dtypes(dir)?;
@@ -44,6 +48,9 @@ impl Checkpoint {
 
     /// Reads the configs of a checkpoint folder whose weights may not be there yet: all that a plan of its training needs. It is
     /// written again as f32.
+    ///
+    /// # Errors
+    /// As [`Self::architecture`]; `Error::Io` and `Error::Config` for a `generation_config.json` that cannot be read.
     pub fn describe(dir: &Path) -> Result<Self> {
         let (config, arch) = Self::config(dir)?;
         let around = read_object(dir, "config.json")?.filter(Arch::keeps_what_surrounds);
@@ -59,6 +66,10 @@ impl Checkpoint {
     }
 
     /// The architecture in a folder's `config.json`; no other file is read.
+    ///
+    /// # Errors
+    /// `Error::NoFolder`, `Error::MissingFile` without a `config.json`, `Error::Io` and `Error::Config` where it cannot be read, and
+    /// `Error::Architecture` where it describes no supported decoder.
     pub fn architecture(dir: &Path) -> Result<Arch> {
         Self::config(dir).map(|(_, arch)| arch)
     }
@@ -93,6 +104,9 @@ impl Checkpoint {
     }
 
     /// A new model, from a config with transformers' key names; `eos` and `pad` are token ids.
+    ///
+    /// # Errors
+    /// `Error::Architecture` where the config describes no supported decoder.
     pub fn create(
         mut config: Map<String, Value>,
         eos: Option<u32>,
@@ -121,6 +135,10 @@ impl Checkpoint {
     ///
     /// Matrices of a frozen base in few bits are quantised as they are read: beside what is loaded, one of them is wide at a time, in
     /// host memory.
+    ///
+    /// # Errors
+    /// `Error::MissingTensor`, `Error::UnexpectedTensor`, `Error::WrongShape`, `Error::UnsupportedDtype` and `Error::QuantizedWeight` with
+    /// the tensor; `Error::Config` for a base in few bits that the architecture cannot have; those of [`Self::open`] for files.
     pub fn load(&self, device: &Device) -> Result<Decoder> {
         weights::load(&self.dir, &self.arch, device)
     }

@@ -41,6 +41,9 @@ pub struct Decoder {
 impl Decoder {
     /// Builds a decoder on a device in the architecture's precision. `value(flat index, spec)` gives every parameter, in flat order, in
     /// the shape of [`ParamSpec::rows_cols`], or as the buffer of its [layout](ParamSpec::layout). The latter are not trained.
+    ///
+    /// # Errors
+    /// The first that `value` gives.
     pub fn build<E, V: Into<NewParam>>(
         arch: Arch,
         device: &Device,
@@ -164,6 +167,9 @@ impl Decoder {
 
     /// Replaces every parameter: `f(flat index, spec, value)` gives the new value, which stays where the old one was. Frozen matrices in
     /// few bits are left as they are.
+    ///
+    /// # Errors
+    /// The first that `f` gives.
     pub fn update<E>(
         &mut self,
         mut f: impl FnMut(usize, &ParamSpec, Param) -> Result<Param, E>,
@@ -173,6 +179,9 @@ impl Decoder {
 
     /// Replaces the parameters of one unit. `f` owns the value, so that it can be updated in place: after an error the decoder lacks
     /// that parameter and cannot be used any more.
+    ///
+    /// # Errors
+    /// The first that `f` gives.
     pub fn update_unit<E>(
         &mut self,
         unit: usize,
@@ -323,6 +332,9 @@ impl Decoder {
     }
 
     /// Moves all weights.
+    ///
+    /// # Errors
+    /// `Error::Device` or `Error::OutOfMemory` where a copy fails; the weights of that unit stay where they were.
     pub fn move_to(&mut self, home: Home) -> Result<()> {
         (0..self.units.len()).try_for_each(|unit| self.move_unit(unit, home))
     }

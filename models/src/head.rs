@@ -197,7 +197,8 @@ impl<'a> Head<'a> {
         self.chunk(hidden, targets, temperature).scores
     }
 
-    /// [`Self::score`], keeping what the gradient needs. `temperature` must be positive.
+    /// [`Self::score`], keeping what the gradient needs. `temperature` must be positive. Hidden states are `[rows, hidden]`, targets
+    /// `[rows]`.
     #[must_use]
     pub fn chunk(
         &'a self,

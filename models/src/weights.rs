@@ -44,7 +44,7 @@ impl JoinedMatrix {
 }
 
 impl Weights {
-    /// Pairs tensors with what they are.
+    /// Pairs tensors with what they are. Each is `[rows, columns]`; a matrix in few bits is its buffer of words.
     #[must_use]
     pub fn new<K: Into<WeightKey>>(entries: Vec<(K, Tensor<2>)>) -> Self {
         let entries = entries.into_iter();
@@ -121,7 +121,7 @@ impl Weights {
         self.entries.iter().find(|(key, _)| key.slot == slot)
     }
 
-    /// The numbers in `slot`, if the unit has them; `None` for a matrix in few bits.
+    /// The numbers in `slot`, if the unit has them; `None` for a matrix in few bits. `[rows, columns]`.
     #[must_use]
     pub fn get(&self, slot: Slot) -> Option<Tensor<2>> {
         let (key, tensor) = self.entry(slot)?;
@@ -161,17 +161,18 @@ impl Weights {
         self.entries[index].1 = value;
     }
 
-    /// Tensors in order.
+    /// Tensors in order. Each is `[rows, columns]`; a matrix in few bits is its buffer of words.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor<2>> {
         self.entries.iter().map(|(_, t)| t)
     }
 
-    /// What the tensors are, and the tensors, in order.
+    /// What the tensors are, and the tensors, in order. Each is `[rows, columns]`; a matrix in few bits is its buffer of words.
     pub fn into_entries(self) -> impl Iterator<Item = (WeightKey, Tensor<2>)> {
         self.entries.into_iter()
     }
 
-    /// The same with tensors of numbers that `f` makes of these; matrices in few bits stay. Prepacked copies are left out.
+    /// The same with tensors of numbers that `f` makes of these; matrices in few bits stay. Prepacked copies are left out. `f` gets and
+    /// gives `[rows, columns]`.
     #[must_use]
     pub fn map(&self, f: impl Fn(&Tensor<2>) -> Tensor<2>) -> Self {
         let made = |(key, tensor): &(WeightKey, Tensor<2>)| match key.layout {

@@ -13,25 +13,25 @@ use firebrick::spec::LinkSpec;
     next_help_heading = "Several devices (bytes of each; training runs on data- and sequence-parallel ones, the other kinds are estimates)"
 )]
 pub struct ParallelArgs {
-    /// Machines, of --gpus devices each: chooses the degrees below that are not given, with the least estimated time within --budget a
-    /// device. Without it `trainer.nnodes`, or one
+    /// Number of machines with --gpus devices each: chooses the degrees below that are not given, with the least estimated time
+    /// within --budget per device. By default `trainer.nnodes`, or one
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65_536))]
     pub nodes: Option<u64>,
-    /// Devices of a machine; without it `trainer.n_gpus_per_node`, or one
+    /// Number of devices per machine; by default `trainer.n_gpus_per_node`, or one
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub gpus: Option<u64>,
-    /// Choose among tensor and pipeline parallelism, too, which `firebrick train` does not run yet
+    /// Also choose tensor and pipeline parallelism, which `firebrick train` does not run yet
     #[arg(long)]
     pub allow_estimated: bool,
     /// Link between the devices of a machine: nvlink2 to nvlink5, pcie3 to pcie5, host (through memory, as `train` does), or a rate of one
-    /// direction as 50GB/s. Without it, what the device is usually sold with
+    /// direction such as 50GB/s. By default, the link that the device is usually sold with
     #[arg(long, value_name = "LINK")]
     pub link: Option<LinkSpec>,
-    /// Link between machines: infiniband-hdr or -ndr (a port a device), roce-100g to -400g, ethernet-10g to -100g (a port a machine),
-    /// so many ports a machine as 4xinfiniband-ndr, host, or a rate a device as 50GB/s
+    /// Link between machines: infiniband-hdr or -ndr (a port per device), roce-100g to -400g, ethernet-10g to -100g (a port per
+    /// machine), a number of ports per machine such as 4xinfiniband-ndr, host, or a rate per device such as 50GB/s
     #[arg(long, value_name = "LINK")]
     pub node_link: Option<LinkSpec>,
-    /// Number of data-parallel replicas; without it, the ranks that `trainer.nnodes` and `trainer.n_gpus_per_node` say, over the
+    /// Number of data-parallel replicas; by default, the ranks that `trainer.nnodes` and `trainer.n_gpus_per_node` say, over the
     /// sequence-parallel degree, or one
     #[arg(long, visible_alias = "fsdp-size", value_name = "N")]
     pub data_parallel: Option<u64>,
@@ -42,7 +42,7 @@ pub struct ParallelArgs {
     /// Tensor-parallel degree: devices that share every matrix
     #[arg(long, visible_alias = "tensor-model-parallel-size", value_name = "N")]
     pub tensor_parallel: Option<u64>,
-    /// Tensor-parallel degree while completions are sampled, where it is another one
+    /// Tensor-parallel degree while completions are sampled, if it differs
     #[arg(
         long,
         visible_alias = "rollout-tensor-model-parallel-size",

@@ -1,4 +1,4 @@
-//! `firebrick watch`: the live view of a run that goes on elsewhere, or has ended.
+//! `firebrick watch`: the live view of a run in another process, or of one that has ended.
 
 use crate::arguments::WatchArgs;
 use crate::live::{LiveState, Source, Theme, can_show, picture, show};

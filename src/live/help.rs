@@ -15,7 +15,7 @@ const STEERING: [(&str, &str); 4] = [
     ("Ctrl-C", "end now, without a checkpoint"),
 ];
 
-const LEAVING: [(&str, &str); 1] = [("q", "leave; the run goes on")];
+const LEAVING: [(&str, &str); 1] = [("q", "leave; the run continues")];
 
 const LOOKING: [(&str, &str); 2] = [
     ("n", "next sample of the newest step"),

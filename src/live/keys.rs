@@ -9,7 +9,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 pub enum Act {
     /// Nothing more.
     None,
-    /// Leave the view; the run goes on where it goes on.
+    /// Leave the view; the run continues in its own process.
     Leave,
     /// End the program at once, as Ctrl-C does elsewhere.
     EndNow,
@@ -17,7 +17,7 @@ pub enum Act {
     Suspend,
 }
 
-/// Does what a key says. Without steering the run goes on elsewhere, or has ended.
+/// Does what a key says. Without steering the run is in another process, or has ended.
 pub fn press(key: KeyEvent, state: &mut LiveState, steering: Option<&Steering>) -> Act {
     if key.kind == KeyEventKind::Release {
         return Act::None;

@@ -56,7 +56,7 @@ impl Screen {
                 Err(panic) => panic_message(panic.as_ref()),
             };
             output::message(&format!(
-                "warning: the live view ended, the run goes on: {failed}"
+                "warning: the live view ended, the run continues: {failed}"
             ));
         });
         let thread = spawned.inspect_err(|_| terminal::restore())?;
@@ -166,7 +166,7 @@ fn run(
 fn end_now(state: &LiveState) {
     terminal::restore();
     output::message(&format!(
-        "ended after step {}; `--resume` goes on from the newest checkpoint",
+        "ended after step {}; `--resume` continues from the newest checkpoint",
         state.step
     ));
     terminal::interrupt();

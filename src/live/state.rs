@@ -22,11 +22,11 @@ pub struct LiveState {
     pub name: String,
     /// Which kind of training.
     pub mode: Mode,
-    /// Whether the run goes on elsewhere, so that keys cannot steer it.
+    /// Whether the run is in another process, so that keys cannot steer it.
     pub watching: bool,
     /// Time since the view began.
     pub clock: Duration,
-    /// How long ago the run last wrote a step, of one that goes on elsewhere.
+    /// How long ago the run last wrote a step, of one in another process.
     pub silent: Option<Duration>,
     /// Finished steps.
     pub step: u64,

@@ -23,7 +23,7 @@ pub struct Asked {
 }
 
 impl Steering {
-    /// Pauses the run, or lets it go on.
+    /// Pauses the run, or lets it continue.
     pub fn toggle_pause(&self) {
         self.paused.fetch_xor(true, Ordering::Relaxed);
     }

@@ -18,7 +18,7 @@ pub type Console = Terminal<CrosstermBackend<Stdout>>;
 /// Whether the terminal is in the view's hands.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Whether the program was stopped, and goes on.
+/// Whether the program was stopped, and continues.
 static WENT_ON: AtomicBool = AtomicBool::new(false);
 
 /// Held while something is written to the terminal, so that nothing is drawn after it was given back.
@@ -59,7 +59,7 @@ fn enter() -> std::io::Result<()> {
     entered.inspect_err(|_| restore())
 }
 
-/// Takes it again where the program was stopped and goes on in the foreground. Says whether the view has the terminal, and whether it has
+/// Takes it again where the program was stopped and continues in the foreground. Says whether the view has the terminal, and whether it has
 /// it again.
 pub fn taken_again() -> std::io::Result<(bool, bool)> {
     if is_taken() {
@@ -129,7 +129,7 @@ mod signals {
             let spawned = thread.spawn(move || {
                 for signal in &mut signals {
                     restore();
-                    // ends the program, or stops it here until it goes on
+                    // ends the program, or stops it here until it continues
                     let _ = emulate_default_handler(signal);
                     WENT_ON.store(true, Ordering::SeqCst);
                 }

@@ -174,7 +174,7 @@ fn rows(rows: &Rows, answers: &Answers) -> String {
     let question = &rows.question;
     let prompt = match (rows.is_chat, chats) {
         (true, _) => format!("  prompt_field: {}\n", quoted(question)),
-        // a prompt that is one already: the model goes on where it ends
+        // a prompt that is one already: the model continues where it ends
         (false, false) if question == "prompt" && asks.is_empty() => {
             "  prompt_field: \"prompt\"\n".to_owned()
         }

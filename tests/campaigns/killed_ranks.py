@@ -5,7 +5,7 @@
 PROGRAM is built with the feature `mpi`; cargo builds it where absent. A small run of 12 steps that saves after each is started under
 `mpirun -n 2`, without ZeRO and with ZeRO-2 and ZeRO-3 by turns, and one of its ranks is killed (SIGKILL) at a random moment: a third of the
 moments lie in a save, which begins when a folder `….tmp` appears. The launcher has to report a failure, and no process of the run may be
-left after 5 seconds. What stands in `checkpoints` is whole, and the run that goes on from it with `--resume` has the metrics, those of time
+left after 5 seconds. What stands in `checkpoints` is whole, and the run that continues from it with `--resume` has the metrics, those of time
 and memory apart, and the weights of the undisturbed one.
 """
 

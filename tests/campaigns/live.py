@@ -138,7 +138,7 @@ def keys(options, folder, columns, rows):
             (options.screens / f"{name}.txt").write_text(screen)
         window.type("p")
         screen = window.wait(lambda screen: steps(screen) > at, 20)
-        check(steps(screen) > at, f"{name}: p goes on", screen)
+        check(steps(screen) > at, f"{name}: p continues", screen)
         window.tmux("resize-window", "-x", "40", "-y", "12")
         screen = window.wait(lambda screen: "mismatch" in screen and len(screen.rstrip("\n").split("\n")) <= 12, 10)
         check("reward" in screen and "? help" in screen, f"{name}: it follows the window's size", screen)

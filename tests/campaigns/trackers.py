@@ -1,6 +1,6 @@
 """What `trainer.logger` writes, read back by the programs that it is for: TensorBoard's EventAccumulator and Trackio's Python API.
 
-A short run is trained in two sessions, the second of which goes on from a checkpoint before the last step of the first. Every number of
+A short run is trained in two sessions, the second of which continues from a checkpoint before the last step of the first. Every number of
 metrics.jsonl must be what the readers find, and no other: exactly for Trackio, rounded to f32 for TensorBoard, whose scalars are f32.
 """
 
@@ -89,7 +89,7 @@ def read_back(run):
     numbers, config = from_trackio("campaign")
     compare("Trackio's API", numbers, lines, lambda value: value)
     assert config["trainer"]["train_batch_size"] == 4, config
-    # Trackio itself goes on in the database: its schema is brought up to date, and what is there stays
+    # Trackio itself continues in the database: its schema is brought up to date, and what is there stays
     import trackio
 
     trackio.init(project="campaign", name="another", embed=False)

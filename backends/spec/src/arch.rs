@@ -335,6 +335,9 @@ impl Arch {
     }
 
     /// Refuses a base in few bits that this architecture cannot have; the error says why, and what to do.
+    ///
+    /// # Errors
+    /// A message that names a layer with experts, where the layers' matrices would be in few bits.
     pub fn check_base(&self) -> Result<(), String> {
         match (self.base, self.expert_layers().next()) {
             (Some(base), Some((layer, own))) => Err(format!(

@@ -7,8 +7,8 @@ use crate::Backend;
 pub struct CudaGraphs {
     /// No step is. Where absent, steps are captured on CUDA, and wherever sizes are given.
     pub enforce_eager: Option<bool>,
-    /// The numbers of rows whose steps are: where absent, the powers of four below the sequences at a time, and that number: each keeps memory, and
-    /// padding costs little.
+    /// The numbers of rows whose steps are: where absent, the powers of four below the sequences at a time, and that number: each keeps
+    /// memory, and padding costs little.
     pub capture_sizes: Option<Vec<usize>>,
 }
 

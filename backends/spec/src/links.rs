@@ -11,8 +11,9 @@
 //! | `ethernet-10g`, `ethernet-25g`, `ethernet-100g` | 1.25, 3.125, 12.5 | IEEE 802.3ae, 802.3by, 802.3bm, through sockets |
 //! | `host` | 0.75 | what passes through host memory and MPI, as the trainer's messages do: 64 MiB summed over two ranks take 0.09 s |
 //!
-//! Four fifths of a peak count, which long messages usually reach; of `host`, which is measured, all. A step of a ring takes besides what NCCL counts for it
-//! (`hwLat` in its `src/graph/tuning.cc`, ring, protocol Simple): 3.4 µs over `NVLink`, 5.7 over `PCIe`, 14 over a network; sockets are taken to take 50.
+//! Four fifths of a peak count, which long messages usually reach; of `host`, which is measured, all. A step of a ring takes besides what
+//! NCCL counts for it (`hwLat` in its `src/graph/tuning.cc`, ring, protocol Simple): 3.4 µs over `NVLink`, 5.7 over `PCIe`, 14 over a
+//! network; sockets are taken to take 50.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -160,7 +161,8 @@ impl LinkKind {
         }
     }
 
-    /// Whether all devices of a machine share one port, as network cards of Ethernet are usually built in; `InfiniBand` has a port a device.
+    /// Whether all devices of a machine share one port, as network cards of Ethernet are usually built in; `InfiniBand` has a port a
+    /// device.
     #[must_use]
     fn is_shared(self) -> bool {
         matches!(

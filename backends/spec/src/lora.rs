@@ -36,6 +36,9 @@ impl Default for LoraConfig {
 
 impl LoraConfig {
     /// Refuses values out of range; the error names the setting.
+    ///
+    /// # Errors
+    /// A message with the first setting that is out of range, and the range.
     pub fn check(&self) -> Result<(), String> {
         if self.rank == 0 {
             return Err("rank must be at least 1".into());
@@ -57,6 +60,9 @@ impl LoraConfig {
 
     /// Refuses modules that are experts in a layer of an architecture: there are no adapters of experts. Where the experts of a layer are
     /// one tensor, the modules are those of the shared one, as PEFT takes them too.
+    ///
+    /// # Errors
+    /// A message that names the first such module, the layer and how many experts it has.
     pub fn check_for(&self, arch: &Arch) -> Result<(), String> {
         let in_mlp = |target: &&TargetModule| {
             matches!(
@@ -84,6 +90,9 @@ impl LoraConfig {
     }
 
     /// Refuses target modules that no layer of an architecture has, where they were asked for by name.
+    ///
+    /// # Errors
+    /// A message with the first such module, and those that the model has.
     pub fn check_names(targets: &[TargetModule], arch: &Arch) -> Result<(), String> {
         let known = TargetModule::in_arch(arch);
         match targets.iter().find(|target| !known.contains(target)) {

@@ -83,7 +83,7 @@ pub enum CollectiveError {
         /// What that does.
         theirs: String,
     },
-    /// Ranks failed, and all know it: the group can go on.
+    /// Ranks failed, and all know it: the group can continue.
     #[error("{}", failures(.0))]
     Failed(Vec<Failure>),
     /// A rank is gone or has given up.

@@ -26,7 +26,7 @@ pub(super) fn during<T>(
     if let Err(error @ CollectiveError::Failed(_)) = &done
         && state.overtaken
     {
-        // messages of the operation that was cut short may lie about: the group that it was split from goes on, this one does not
+        // messages of the operation that was cut short may lie about: the group that it was split from continues, this one does not
         state.broken = Some(error.clone());
     }
     if let Err(error) = &done
@@ -41,7 +41,7 @@ pub(super) fn during<T>(
     done
 }
 
-/// An operation that is going on.
+/// An operation that has begun and not ended.
 pub(super) struct Operation<'a> {
     pub group: &'a Staged,
     pub state: &'a mut State,

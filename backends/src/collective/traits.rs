@@ -7,8 +7,8 @@ use std::sync::Arc;
 /// The ranks of a group, and what they do together. Every rank of the group calls the same operations in the same order, from one
 /// thread; `send` and `receive` concern two of them.
 ///
-/// After [`CollectiveError::Failed`](super::CollectiveError::Failed) the group can go on, since every rank got it at the same operation. After any other error it
-/// cannot: all further operations give the same error.
+/// After [`CollectiveError::Failed`](super::CollectiveError::Failed) the group can continue, since every rank got it at the same operation.
+/// After any other error it cannot: all further operations give the same error.
 pub trait Collective: Debug + Send + Sync {
     /// This rank, from 0.
     fn rank(&self) -> usize;
@@ -19,38 +19,68 @@ pub trait Collective: Debug + Send + Sync {
     /// The ranks that give the same `color` as a group of their own, ordered by `key` and then by their rank here.
     ///
     /// Errors of that group name ranks of the whole world. A rank of it that fails says so here, with [`agree`](Self::agree): the others'
-    /// operations in the new group end with that failure, and so do all later ones. What goes on is this group; where the new one is
+    /// operations in the new group end with that failure, and so do all later ones. What continues is this group; where the new one is
     /// needed again, all split anew.
+    ///
+    /// # Errors
+    /// As [`exchange`](Self::exchange).
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Collective>>;
 
     /// Every rank's values one behind the other, in the order of the ranks. All give as many.
+    ///
+    /// # Errors
+    /// As [`exchange`](Self::exchange); `CollectiveError::Mismatch` too where ranks give different lengths or types.
     fn all_gather(&self, own: Flat) -> Result<Flat>;
 
     /// This rank's [`shard`](super::shard) of the sum over all ranks, summed in their order and at least in f32.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather); `CollectiveError::Values` for values that cannot be summed.
     fn reduce_scatter(&self, all: Flat) -> Result<Flat>;
 
     /// The sum over all ranks, summed in their order and at least in f32.
+    ///
+    /// # Errors
+    /// As [`reduce_scatter`](Self::reduce_scatter).
     fn all_reduce(&self, own: Flat) -> Result<Flat>;
 
     /// Values in as many equal blocks as there are ranks, block `r` for rank `r`: what every rank has for this one, in the order of the
     /// ranks.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather); `CollectiveError::Values` for a length that the ranks do not divide.
     fn all_to_all(&self, blocks: Flat) -> Result<Flat>;
 
     /// Sends values to another rank, which has to [`receive`](Self::receive) them.
+    ///
+    /// # Errors
+    /// `CollectiveError::Values` for a rank that is this one or does not exist; `CollectiveError::Lost` and `CollectiveError::Transport`
+    /// where the message cannot be handed over.
     fn send(&self, to: usize, own: Flat) -> Result<()>;
 
     /// Values that another rank sends.
+    ///
+    /// # Errors
+    /// As [`exchange`](Self::exchange); `CollectiveError::Values` for a rank that is this one or does not exist,
+    /// `CollectiveError::Mismatch` for another length or type than was sent.
     fn receive(&self, from: usize, len: usize, element: Element) -> Result<Flat>;
 
     /// Every rank's bytes, by rank; as many as each likes.
+    ///
+    /// # Errors
+    /// `CollectiveError::Mismatch` where ranks are in different operations, `Failed` where one has failed, `Lost` where one is gone,
+    /// `Deadline` where one does not come in time, `Transport` where MPI fails.
     fn exchange(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>>;
 
     /// Ends a phase: tells all ranks whether this one has failed, and gives an error where one has. A rank that failed while others are
     /// in another operation ends that operation with the same error.
+    ///
+    /// # Errors
+    /// `CollectiveError::Failed` with the failures of all ranks that have one; the others as in [`exchange`](Self::exchange).
     fn agree(&self, failure: Option<Failure>) -> Result<()>;
 
-    /// Tells all ranks that this one gives up: their waits end with [`CollectiveError::Lost`](super::CollectiveError::Lost) and this message. Nothing works
-    /// afterwards.
+    /// Tells all ranks that this one gives up: their waits end with [`CollectiveError::Lost`](super::CollectiveError::Lost) and this
+    /// message. Nothing works afterwards.
     fn abort(&self, message: &str);
 
     /// What has been sent so far.

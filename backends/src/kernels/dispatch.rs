@@ -46,7 +46,8 @@ pub fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<T
 
 /// [`rms_norm`] added to `base`, `[rows, n]`, in one pass; in place where `base` is not shared.
 ///
-/// Gives `base` back, as an error, where no kernel is used for the tensors.
+/// # Errors
+/// `base` itself, where no kernel is used for the tensors.
 pub fn rms_norm_add(
     base: Tensor<2>,
     x: &Tensor<2>,
@@ -59,7 +60,10 @@ pub fn rms_norm_add(
 
 /// `base + x`, `[rows, n]`, rounded as it is stored, and its [`rms_norm`], in one pass; the sum is in place where `base` is not shared.
 ///
-/// Gives `base` back, as an error, where no kernel is used for the tensors: the CPU has none. Not differentiable.
+/// Not differentiable.
+///
+/// # Errors
+/// `base` itself, where no kernel is used for the tensors: the CPU has none.
 pub fn add_rms_norm(
     base: Tensor<2>,
     x: &Tensor<2>,
@@ -73,7 +77,10 @@ pub fn add_rms_norm(
 /// [`rms_norm`] of every query head and key head of rows `[queries | keys | values]`, by the weights of queries and keys, `[1, dim]`
 /// each; in place where `qkv` is not shared.
 ///
-/// Gives `qkv` back, as an error, where no kernel is used for the tensors: the CPU has none. Not differentiable.
+/// Not differentiable.
+///
+/// # Errors
+/// `qkv` itself, where no kernel is used for the tensors: the CPU has none.
 pub fn norm_heads(
     qkv: Tensor<2>,
     weights: [&Tensor<2>; 2],
@@ -103,7 +110,7 @@ pub fn product(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
 
 /// `activation(gate) · up`, element by element.
 ///
-/// `None` where no kernel is used for the activation or the tensors.
+/// `None` where no kernel is used for the activation or the tensors. `gate` and `up` are of one shape, `[rows, width]`, as the result is.
 #[must_use]
 pub fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
     kernels(&gate.device()).glu(activation, gate, up)
@@ -112,7 +119,8 @@ pub fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<
 /// Rotates each pair `(x[i], x[i + dim/2])` of `x`, `[tokens, heads, dim]`, by the token's angle i, whose cosines and sines
 /// are `cos` and `sin`, `[tokens, 1, dim/2]` each. On a GPU in place where `x` is not shared.
 ///
-/// Gives `x` back, as an error, where no kernel is used for the tensors.
+/// # Errors
+/// `x` itself, where no kernel is used for the tensors.
 pub fn rotary(x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Result<Tensor<3>, Tensor<3>> {
     kernels(&x.device()).rotary(x, cos, sin)
 }
@@ -139,7 +147,7 @@ pub fn linear_each<const N: usize>(x: &Tensor<2>, w: [&Tensor<2>; N]) -> Option<
 
 /// `base + x · Wᵀ`, with `base` of the result's shape.
 ///
-/// `None` as in [`linear_each`].
+/// `None` as in [`linear_each`]. `x` is `[rows, inputs]`, `w` `[outputs, inputs]`.
 #[must_use]
 pub fn linear_add(base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
     kernels(&x.device()).linear_add(base, x, w)
@@ -147,14 +155,14 @@ pub fn linear_add(base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tens
 
 /// `silu(x · gateᵀ) ∘ (x · upᵀ)`, the gated half of an MLP.
 ///
-/// `None` as in [`linear_each`].
+/// `None` as in [`linear_each`]. `x` is `[rows, inputs]`, both matrices are `[outputs, inputs]`, the result is `[rows, outputs]`.
 #[must_use]
 pub fn linear_swiglu(x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
     kernels(&x.device()).linear_swiglu(x, gate, up)
 }
 
-/// `x · Wᵀ` with the matrix of each row's expert: sorted rows, `[choices, outputs]`, for `w` of shape `[experts · outputs, inputs]`, and `x`
-/// of shape `[tokens, inputs]` or, sorted, `[choices, inputs]`.
+/// `x · Wᵀ` with the matrix of each row's expert: sorted rows, `[choices, outputs]`, for `w` of shape `[experts · outputs, inputs]`, and
+/// `x` of shape `[tokens, inputs]` or, sorted, `[choices, inputs]`.
 ///
 /// `w` must be a leaf of the autodiff graph or a constant. With a constant `w` nothing of `x` is saved, since no gradient needs it.
 #[must_use]
@@ -184,7 +192,8 @@ pub fn attach_gradient(y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Ten
 /// to the type of `x` as it is multiplied: the product with the [`dequantize`]d matrix. Differentiable in `x`; nothing wide is kept for
 /// the backward pass, which widens again.
 ///
-/// On the CPU at most [`firebrick_spec::quantized::CPU_TILE`] numbers are wide at a time; elsewhere the whole matrix, for as long as the product takes.
+/// On the CPU at most [`firebrick_spec::quantized::CPU_TILE`] numbers are wide at a time; elsewhere the whole matrix, for as long as the
+/// product takes.
 #[must_use]
 pub fn quantized_linear(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Tensor<2> {
     kernels(&x.device()).quantized_linear(x, words, layout)
@@ -330,7 +339,8 @@ pub fn draw_rows(
     kernels(&logits.device()).draw_rows(logits, temperature, truncation, uniforms)
 }
 
-/// A copy of a tensor in a buffer of its own; on the CPU, where nothing overwrites what somebody else holds, the same.
+/// A copy of a tensor in a buffer of its own; on the CPU, where nothing overwrites what somebody else holds, the same. The tensor is
+/// `[rows, columns]`, of any type.
 #[must_use]
 pub fn duplicate(tensor: &Tensor<2>) -> Tensor<2> {
     let copy = kernels(&tensor.device()).duplicate(tensor);
@@ -353,7 +363,7 @@ pub fn score_rows(
 /// The gradient with respect to raw logits, given the gradients with respect to log-probs and, where the loss depends on them,
 /// entropies. Overwrites the logits where they are not shared.
 ///
-/// `None` where no kernel is used for the tensors.
+/// `None` where no kernel is used for the tensors. Logits and gradient are `[rows, vocab]`, targets `[rows]`.
 #[must_use]
 pub fn score_gradient(
     logits: Tensor<2>,
@@ -398,7 +408,7 @@ pub fn finish_scores(running: RunningScores) -> RowScores {
 
 /// [`score_gradient`] of one tile of the logits, which begins at column `first` of the vocabulary.
 ///
-/// `None` where no kernel is used for the tensors.
+/// `None` where no kernel is used for the tensors. Logits and gradient are `[rows, tile]`, targets `[rows]`.
 #[must_use]
 pub fn tile_gradient(
     logits: Tensor<2>,
@@ -411,7 +421,7 @@ pub fn tile_gradient(
     kernels(&logits.device()).tile_gradient(logits, first, targets, scores, upstream, scaling)
 }
 
-/// Whether there is a kernel for [`adamw`] of this parameter.
+/// Whether there is a kernel for [`adamw`] of this parameter. The parameter is `[rows, columns]`.
 #[must_use]
 pub fn has_adamw(value: &Tensor<2>) -> bool {
     kernels(&value.device()).has_adamw(value)
@@ -421,7 +431,8 @@ pub fn has_adamw(value: &Tensor<2>) -> bool {
 ///
 /// `gradient` is that of the whole parameter. `moments` are those of the rows, in any float type, and come back in that type; `None`
 /// stands for zeros, and gives moments in f32. Where the parameter is the f32 master of a half-precision one, `stored`, its rows are
-/// written in the same pass.
+/// written in the same pass. Parameter and gradient are `[all rows, columns]`; moments are those of `rows`, `[rows, columns]` each, and
+/// `stored` has the parameter's shape.
 ///
 /// # Panics
 /// Where [`has_adamw`] says no.
@@ -441,7 +452,7 @@ pub fn adamw(
 
 /// Quantises a matrix to 8 bits per element, block by block (arXiv:2110.02861).
 ///
-/// `None` where no kernel is used for the tensor.
+/// `None` where no kernel is used for the tensor. The matrix is `[rows, columns]`.
 #[must_use]
 pub fn quantize_blockwise(
     values: &Tensor<2>,
@@ -452,7 +463,7 @@ pub fn quantize_blockwise(
 
 /// The matrix that quantised blocks represent, in a shape and type, given the 256 entries of the quantisation map.
 ///
-/// `None` where no kernel is used for the tensors.
+/// `None` where no kernel is used for the tensors. The entries are `[256]`.
 #[must_use]
 pub fn dequantize_blockwise(
     blocks: &QuantizedBlocks,
@@ -466,7 +477,8 @@ pub fn dequantize_blockwise(
 /// Adds each of `rows`, `[tokens, n]`, to the row of `sum`, `[vocab, n]`, of its token (`torch.index_add_`), in a fixed order
 /// without atomics; in place where `sum` is not shared.
 ///
-/// Gives `sum` back, as an error, where no kernel is used for the tensors.
+/// # Errors
+/// `sum` itself, where no kernel is used for the tensors.
 pub fn scatter_add_rows(
     sum: Tensor<2>,
     groups: &RowsByToken,

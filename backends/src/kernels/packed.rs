@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub struct PackedWeights(Arc<dyn PackedMatrix>);
 
 impl PackedWeights {
-    /// An exact copy. `None` for tensors other than the CPU backend's f32 without autodiff.
+    /// An exact copy. `None` for tensors other than the CPU backend's f32 without autodiff. The matrix is `[outputs, inputs]`.
     #[must_use]
     pub fn pack(matrix: &Tensor<2>) -> Option<Self> {
         kernels(&matrix.device()).pack(matrix).map(Self)
@@ -21,7 +21,7 @@ impl PackedWeights {
     /// its output (row-wise absmax quantisation, as of weights in LLM.int8, arXiv:2208.07339). Products are accumulated in f32.
     ///
     /// An output with a value that is not finite gives NaN. `None` where there is no kernel: for tensors with autodiff, and on the CPU
-    /// for types other than f32.
+    /// for types other than f32. The matrix is `[outputs, inputs]`.
     #[must_use]
     pub fn quantize(matrix: &Tensor<2>) -> Option<Self> {
         kernels(&matrix.device()).quantize(matrix).map(Self)
@@ -47,7 +47,8 @@ impl PackedWeights {
         self.0.linear(x)
     }
 
-    /// [`Self::linear`] of several matrices and one `x`, on the CPU in one parallel loop.
+    /// [`Self::linear`] of several matrices and one `x`, on the CPU in one parallel loop. `x` is `[rows, inputs]`, each result `[rows,
+    /// outputs]`.
     #[must_use]
     pub fn linear_each<const N: usize>(x: &Tensor<2>, w: [&Self; N]) -> Option<[Tensor<2>; N]> {
         let w = w.map(|w| &*w.0);
@@ -57,13 +58,16 @@ impl PackedWeights {
         first.linear_each(others, x)?.try_into().ok()
     }
 
-    /// `base + x · Wᵀ` in one kernel; on a GPU in place where `base` is not shared. Gives `base` back, as an error, where there is no
-    /// such kernel.
+    /// `base + x · Wᵀ` in one kernel, for `x` of shape `[rows, inputs]`; on a GPU in place where `base`, `[rows, outputs]`, is not shared.
+    ///
+    /// # Errors
+    /// `base` itself, where there is no such kernel.
     pub fn linear_add(&self, base: Tensor<2>, x: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
         self.0.linear_add(base, x)
     }
 
-    /// `silu(x · gateᵀ) ∘ (x · upᵀ)` in one kernel, for two matrices of one shape. `None` where there is no such kernel.
+    /// `silu(x · gateᵀ) ∘ (x · upᵀ)` in one kernel, for two matrices of one shape. `None` where there is no such kernel. `x` is `[rows,
+    /// inputs]`, the result `[rows, outputs]`.
     #[must_use]
     pub fn linear_swiglu(gate: &Self, up: &Self, x: &Tensor<2>) -> Option<Tensor<2>> {
         gate.0.linear_swiglu(&*up.0, x)

@@ -124,8 +124,8 @@ pub struct Scaling {
 #[derive(Debug)]
 pub struct RunningScores(pub(super) Tensor<2>);
 
-/// The scalars of one `AdamW` update, as in `torch.optim.AdamW` (arXiv:1711.05101): with g = clip · gradient, m ← β₁ m + (1 − β₁) g and v ← β₂ v + (1 − β₂) g²,
-/// the value becomes `keep · value − rate · m / (√v / second_root + eps)`.
+/// The scalars of one `AdamW` update, as in `torch.optim.AdamW` (arXiv:1711.05101): with g = clip · gradient, m ← β₁ m + (1 − β₁) g and v ←
+/// β₂ v + (1 − β₂) g², the value becomes `keep · value − rate · m / (√v / second_root + eps)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
     /// The factor of the gradient, from clipping and loss scaling.
@@ -145,9 +145,9 @@ pub struct AdamWStep {
 /// The result of an `AdamW` update.
 #[derive(Debug)]
 pub struct AdamWOutput {
-    /// The parameter.
+    /// The whole parameter, `[all rows, columns]`.
     pub value: Tensor<2>,
-    /// First and second moment.
+    /// First and second moment of the updated rows, `[rows, columns]` each.
     pub moments: [Tensor<2>; 2],
     /// The parameter in its storage type, where a tensor for it was given.
     pub stored: Option<Tensor<2>>,

@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_millis(700);
 
 /// Measures a device: some seconds. The device should have nothing else to do.
+///
+/// # Errors
+/// `Error::OutOfMemory` where the device lacks memory for the measurement, `Error::Open` or `Error::Transfer` where it fails otherwise.
 pub fn measure(device: &Device, info: &DeviceInfo) -> Result<DeviceProfile> {
     let backend = info.device.backend();
     let assumed =

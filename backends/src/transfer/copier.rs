@@ -64,7 +64,7 @@ impl Copier {
         self.streams.is_some()
     }
 
-    /// Starts copying a matrix to the host, after all that the device was asked for until now.
+    /// Starts copying a matrix to the host, after all that the device was asked for until now. The matrix is `[rows, columns]`.
     #[must_use]
     pub fn download(&self, matrix: Tensor<2>) -> Download {
         match &self.streams {
@@ -73,7 +73,7 @@ impl Copier {
         }
     }
 
-    /// Starts copying indices to the host, likewise.
+    /// Starts copying indices to the host, likewise. They are `[count]`.
     #[must_use]
     pub fn download_indices(&self, indices: Tensor<1, Int>) -> Download {
         match &self.streams {
@@ -140,6 +140,9 @@ pub enum Pending<T> {
 
 impl<T> Pending<T> {
     /// The result, if the copy is finished. Must not be called again after it returned `Some`.
+    ///
+    /// # Errors
+    /// Those of the copy; `Error::Transfer` where its result was taken before, or the thread that copies has ended.
     pub fn take_ready(&mut self) -> Option<Result<T>> {
         let taken = || {
             Err(Error::Transfer(
@@ -157,6 +160,10 @@ impl<T> Pending<T> {
     }
 
     /// Waits for the copy.
+    ///
+    /// # Errors
+    /// Those of the copy; `Error::Transfer` where it takes more than ten minutes, its result was taken before, or the thread that copies
+    /// has ended.
     pub fn wait(self) -> Result<T> {
         match self {
             Self::Done(result) => result,

@@ -57,7 +57,7 @@ impl std::fmt::Debug for Download {
 }
 
 impl Download {
-    /// Starts copying a matrix, in the queue of the device's kernels.
+    /// Starts copying a matrix, in the queue of the device's kernels. The matrix is `[rows, columns]`.
     #[must_use]
     pub fn matrix(tensor: Tensor<2>) -> Self {
         Self::in_queue(&tensor.device(), async move {
@@ -66,7 +66,7 @@ impl Download {
         })
     }
 
-    /// Starts copying indices, likewise.
+    /// Starts copying indices, likewise. They are `[count]`.
     #[must_use]
     pub fn indices(tensor: Tensor<1, Int>) -> Self {
         Self::in_queue(&tensor.device(), async move {
@@ -102,11 +102,18 @@ impl Download {
     }
 
     /// Waits for the copy. The result owns its memory: it keeps none of the device's pools.
+    ///
+    /// # Errors
+    /// `Error::OutOfMemory` where the device's memory ran out before, `Error::Transfer` where it reports another error or does not answer
+    /// within ten minutes.
     pub fn finish(self) -> Result<TensorData> {
         self.arrive(|arrival| arrival == Arrival::Own)
     }
 
     /// Waits for the copy and leaves the data in pinned memory, where they arrived there: for what goes back to the device.
+    ///
+    /// # Errors
+    /// As [`Self::finish`].
     pub fn finish_pinned(self) -> Result<TensorData> {
         self.arrive(|arrival| arrival != Arrival::Mapped)
     }
@@ -126,11 +133,17 @@ impl Download {
     }
 
     /// Waits for a matrix; see [`Self::finish`].
+    ///
+    /// # Errors
+    /// As [`Self::finish`].
     pub fn finish_matrix(self) -> Result<HostTensor> {
         self.finish().map(HostTensor::from_data)
     }
 
     /// Waits for a matrix; see [`Self::finish_pinned`].
+    ///
+    /// # Errors
+    /// As [`Self::finish`].
     pub fn finish_pinned_matrix(self) -> Result<HostTensor> {
         self.finish_pinned().map(HostTensor::from_data)
     }
@@ -146,7 +159,7 @@ impl Drop for Download {
 }
 
 impl HostTensor {
-    /// Copies a matrix to the host. Waits until it is computed.
+    /// Copies a matrix to the host. Waits until it is computed. The tensor is `[rows, columns]`.
     ///
     /// # Errors
     /// Where the device reports an error, or does not answer within ten minutes.
@@ -154,7 +167,7 @@ impl HostTensor {
         Download::matrix(tensor).finish_matrix()
     }
 
-    /// The same into pinned memory, where the backend can: for what goes back to the device.
+    /// The same into pinned memory, where the backend can: for what goes back to the device. The tensor is `[rows, columns]`.
     ///
     /// # Errors
     /// As [`Self::download`].

@@ -124,13 +124,13 @@ impl HostTensor {
         Self::from_data(TensorData::zeros_dtype(shape, self.data.dtype()))
     }
 
-    /// The matrix on a device; the host keeps its copy.
+    /// The matrix on a device; the host keeps its copy. It is `[rows, columns]`.
     #[must_use]
     pub fn upload(&self, device: &Device) -> Tensor<2> {
         self.clone().into_device(device)
     }
 
-    /// The matrix on a device; consumes the host's copy.
+    /// The matrix on a device; consumes the host's copy. It is `[rows, columns]`.
     #[must_use]
     pub fn into_device(self, device: &Device) -> Tensor<2> {
         let _span = span("copy to device", 0.0);

@@ -300,7 +300,7 @@ fn schedule(seed: u64) -> (Vec<Ended>, Vec<(usize, Fault)>) {
                 Some(Fault::Leave) => return Ok(()),
                 Some(Fault::Other) => operation(group.as_ref(), (step + 1) % 8),
             };
-            // an error that all know of ends a phase; the run goes on with the next one
+            // an error that all know of ends a phase; the run continues with the next one
             match done {
                 Err(CollectiveError::Failed(_)) | Ok(()) => {}
                 Err(other) => return Err(other),

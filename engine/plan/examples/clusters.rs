@@ -136,7 +136,8 @@ fn scale() -> Result<()> {
 /// A size of the guides, a model of about that size, and GPUs with their GiB.
 type GuideSize = (&'static str, &'static str, [(u64, u64); 2]);
 
-/// Models of about the sizes that the guides speak of, and the GPUs whose memory adds up to the least that they name and to what they recommend.
+/// Models of about the sizes that the guides speak of, and the GPUs whose memory adds up to the least that they name and to what they
+/// recommend.
 const SIZES: [GuideSize; 3] = [
     ("3B", "Qwen2.5-3B", [(1, 16), (1, 24)]),
     ("8B", "Qwen3-8B", [(1, 40), (1, 80)]),
@@ -173,8 +174,8 @@ fn sizes() -> Result<()> {
     Ok(())
 }
 
-/// What the guides' presets for several GPUs set, as settings here: name, model, GPUs, memory, tensor-parallel degree of sampling, and how the states are
-/// shared out.
+/// What the guides' presets for several GPUs set, as settings here: name, model, GPUs, memory, tensor-parallel degree of sampling, and how
+/// the states are shared out.
 type GuidePreset = (
     &'static str,
     &'static str,

@@ -10,6 +10,9 @@ const TRACED_BYTES: usize = 450;
 
 impl MemoryConfig {
     /// Refuses settings that cannot work, whatever the model.
+    ///
+    /// # Errors
+    /// `Error::Config` with the first setting that cannot work, by its key.
     pub fn check(&self) -> Result<()> {
         self.checks().into_iter().collect()
     }

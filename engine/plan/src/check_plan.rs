@@ -7,6 +7,10 @@ use firebrick_spec::Home;
 
 impl ModelPlan {
     /// Refuses a plan that does not cover the model, or that no schedule could execute.
+    ///
+    /// # Errors
+    /// `Error::Plan` with the first thing that is wrong: segments that leave units out, streamed or resharded weights under a kept graph, a
+    /// size of 0.
     pub fn check(&self, arch: &Arch) -> Result<()> {
         let bad = |what: String| Err(Error::Plan(what));
         let mut next = body(arch).start;

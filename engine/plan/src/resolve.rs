@@ -28,6 +28,9 @@ impl MemoryConfig {
     }
 
     /// The policy's plan that these settings describe.
+    ///
+    /// # Errors
+    /// `Error::Config` for settings that cannot work, or name layers that the model lacks; `Error::Plan` for a plan that it cannot run.
     pub fn plan(&self, arch: &Arch) -> Result<ModelPlan> {
         self.check()?;
         let mut plan = match self.checkpointing(arch)? {
@@ -52,6 +55,9 @@ impl MemoryConfig {
     }
 
     /// The plan of the reference policy.
+    ///
+    /// # Errors
+    /// As [`Self::plan`].
     pub fn reference_plan(&self, arch: &Arch) -> Result<ModelPlan> {
         let RoleMemory {
             param_offload,
@@ -61,6 +67,9 @@ impl MemoryConfig {
     }
 
     /// The plan of a model that only scores, with a budget of its own where it has one.
+    ///
+    /// # Errors
+    /// As [`Self::plan`].
     pub fn scorer_plan(
         &self,
         arch: &Arch,
@@ -82,6 +91,9 @@ impl MemoryConfig {
     }
 
     /// The plans of all models.
+    ///
+    /// # Errors
+    /// As [`Self::plan`], for each model.
     pub fn plans(
         &self,
         arch: &Arch,
@@ -103,6 +115,9 @@ impl MemoryConfig {
     }
 
     /// The settings that the critic's plan is made of.
+    ///
+    /// # Errors
+    /// `Error::Config` where `memory.critic` and the policy's settings cannot work together.
     pub fn critic_settings(&self) -> Result<Self> {
         let own = critic_over_policy(self);
         if self.critic.is_empty() {
@@ -118,6 +133,9 @@ impl MemoryConfig {
     }
 
     /// The critic's plan.
+    ///
+    /// # Errors
+    /// As [`Self::critic_settings`] and [`Self::plan`].
     pub fn critic_plan(&self, arch: &Arch) -> Result<ModelPlan> {
         self.critic_settings()?.plan(arch)
     }

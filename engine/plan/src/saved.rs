@@ -56,6 +56,9 @@ pub struct PlanReport {
 
 impl PlanReport {
     /// The report of a plan that was fitted.
+    ///
+    /// # Errors
+    /// Those of [`Fit::decisions`] and [`Fit::groups`].
     pub fn new(request: &Request, fit: Fit) -> Result<Self> {
         Ok(Self {
             peak_bytes: fit.estimate.peak_bytes,
@@ -86,8 +89,8 @@ impl PlanReport {
 }
 
 impl Plan {
-    /// Reads the plan of a file that `firebrick plan --output` wrote, or of a run folder's `plan.json`, for a run on so many ranks, of which
-    /// each `sequence` share sequences.
+    /// Reads the plan of a file that `firebrick plan --output` wrote, or of a run folder's `plan.json`, for a run on so many ranks, of
+    /// which each `sequence` share sequences.
     ///
     /// # Errors
     /// Where the file cannot be read, has no plan, or one for another number of ranks or for other kinds of parallelism.

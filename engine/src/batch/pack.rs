@@ -105,12 +105,18 @@ impl<'a> Batch<'a> {
     /// Cuts sequences into as few micro-batches as the budget allows, about equally costly, the largest first: memory that
     /// it takes is there for the others, and where it is too much, little work is lost. A sequence longer than the budget is
     /// refused.
+    ///
+    /// # Errors
+    /// `Error::Budget` for a sequence that is longer than the budget, with its tokens and the key.
     pub fn pack(sequences: &'a [Sequence], cut: MicroBatchLimits) -> Result<Self> {
         Self::pack_for(sequences, cut, 1)
     }
 
     /// The same for several ranks, each of which takes a part of the micro-batches ([`deal`](Self::deal)): a multiple of their number,
     /// where there are as many sequences. Every rank cuts the same.
+    ///
+    /// # Errors
+    /// As [`pack`](Self::pack).
     pub fn pack_for(
         sequences: &'a [Sequence],
         cut: MicroBatchLimits,

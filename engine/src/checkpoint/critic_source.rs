@@ -24,6 +24,10 @@ pub struct CriticSource {
 impl CriticSource {
     /// Reads what the configuration says of the critic, and refuses one that cannot score the policy's completions.
     /// `files` are those of a model of the Hub that are wanted: without its weights it can be planned, not loaded.
+    ///
+    /// # Errors
+    /// `Error::Config` for a vocabulary or a context that is too small; `Error::Model` and `Error::Hub` where the folder cannot be read or
+    /// fetched.
     pub fn open(
         config: &RunConfig,
         critic: &CriticConfig,
@@ -62,6 +66,9 @@ impl CriticSource {
 
     /// The critic of a run that begins with this policy: all of its weights are trained, so one that starts from a policy with a base in
     /// few bits has what that is widened to, in the run's precision.
+    ///
+    /// # Errors
+    /// `Error::Model` where weights cannot be loaded.
     pub fn start(&self, policy: &Decoder, seed: u64) -> Result<Decoder> {
         if self.is_policys {
             return Ok(policy.with_value_head(seed));
@@ -83,6 +90,9 @@ impl CriticSource {
     }
 
     /// Writes a critic into a folder, in full precision.
+    ///
+    /// # Errors
+    /// `Error::Io` where the folder cannot be made, `Error::Model` where weights cannot be written or read from the device.
     pub fn save(&self, critic: &Decoder, dir: &Path, options: ExportOptions) -> Result<()> {
         let dir = dir.join(MODEL);
         std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
@@ -91,6 +101,9 @@ impl CriticSource {
     }
 
     /// The critic of a folder that [`save`](Self::save) wrote.
+    ///
+    /// # Errors
+    /// `Error::Model` where the folder cannot be loaded.
     pub fn saved(&self, dir: &Path, device: &Device) -> Result<Decoder> {
         // a critic has no base in few bits
         let precision = self.checkpoint.arch().precision;
@@ -100,6 +113,9 @@ impl CriticSource {
 }
 
 /// The architecture of a run's critic, given the policy's: from its `config.json` alone.
+///
+/// # Errors
+/// `Error::Model` and `Error::Hub` where the folder or its `config.json` cannot be read.
 pub fn critic_architecture(critic: &CriticConfig, policy: &Arch) -> Result<Arch> {
     let own = match &critic.model.path {
         Some(path) => Checkpoint::architecture(&model_folder(path, ModelFiles::Config)?)?,

@@ -30,11 +30,17 @@ pub struct PolicySource {
 
 impl PolicySource {
     /// Reads the configured checkpoint folder, or makes the description of a random start.
+    ///
+    /// # Errors
+    /// `Error::Model` and `Error::Hub` where the folder cannot be read or fetched; those of [`tokenizer_of`] and [`check_arch`].
     pub fn open(config: &ModelConfig, task: &dyn Task) -> Result<Self> {
         Self::with(config, task, ModelFiles::All)
     }
 
     /// The same with so many of the files of a model of the Hub: without its weights it can be planned, not loaded.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
     pub fn with(config: &ModelConfig, task: &dyn Task, files: ModelFiles) -> Result<Self> {
         let checkpoint = config.path.as_ref();
         let checkpoint = checkpoint
@@ -78,6 +84,9 @@ impl PolicySource {
     }
 
     /// The policy at the start of a run: the checkpoint's weights, or random ones by seed; with its adapters.
+    ///
+    /// # Errors
+    /// `Error::Model` where weights cannot be loaded; those of the adapters' settings.
     pub fn decoder(&self, config: &RunConfig, device: &Device) -> Result<Decoder> {
         let seed = config.trainer.seed;
         let base = match &config.model.path {
@@ -91,6 +100,9 @@ impl PolicySource {
     }
 
     /// The policy of a step's folder: a model of its own, or adapters beside the configured one.
+    ///
+    /// # Errors
+    /// `Error::Model` where the folder cannot be loaded.
     pub fn saved(&self, config: &RunConfig, step: &Path, device: &Device) -> Result<Decoder> {
         let dir = step.join(MODEL);
         Ok(match &config.model.lora {
@@ -102,6 +114,9 @@ impl PolicySource {
     }
 
     /// Writes a policy into a step's folder: whole, or its adapters and, where it is asked for, the model they merge into.
+    ///
+    /// # Errors
+    /// `Error::Io` where a folder cannot be made, `Error::Model` where weights cannot be written or read from the device.
     pub fn save(&self, decoder: &Decoder, config: &RunConfig, step: &Path) -> Result<()> {
         let folder = |name: &str| {
             let dir = step.join(name);
@@ -152,6 +167,9 @@ impl PolicySource {
     }
 
     /// Refuses lengths that the model cannot hold, before anything runs.
+    ///
+    /// # Errors
+    /// `Error::Config` for lengths beyond the model's context, and `Error::Budget` for a token budget that is below them.
     pub fn check_lengths(&self, config: &RunConfig) -> Result<()> {
         let arch = self.checkpoint.arch();
         let (prompt, response) = (config.rollout.prompt_length, config.rollout.response_length);
@@ -203,6 +221,10 @@ pub(super) fn checkpoint_of(path: &Path, files: ModelFiles) -> Result<Checkpoint
 
 /// The tokenizer of a configured model, with the chat template and its variables that the configuration sets; no weights are
 /// read.
+///
+/// # Errors
+/// `Error::Model` and `Error::Hub` where the tokenizer or its folder cannot be read, or the template is none; `Error::Io` for the file of a
+/// template; `Error::Config` for a task without an alphabet where there is no folder.
 pub fn tokenizer_of(config: &ModelConfig, task: &dyn Task) -> Result<Tokenizer> {
     let folder = config.path.as_ref().or(config.tokenizer.as_ref());
     let mut tokenizer = match (folder, task.alphabet()) {
@@ -230,6 +252,10 @@ pub fn tokenizer_of(config: &ModelConfig, task: &dyn Task) -> Result<Tokenizer> 
 
 /// The architecture of a configured model, from its `config.json` or `model.arch` alone: no weights are read, and where the
 /// vocabulary's size is written nothing else either.
+///
+/// # Errors
+/// `Error::Model` and `Error::Hub` where the folder cannot be read or the config describes no supported decoder; without a vocabulary's
+/// size those of [`tokenizer_of`].
 pub fn architecture(config: &RunConfig) -> Result<Arch> {
     let arch = described(config)?.in_precision(config.precision);
     Ok(arch.with_base(config.base()))
@@ -259,6 +285,9 @@ fn described(config: &RunConfig) -> Result<Arch> {
 }
 
 /// Refuses what is no causal language model, and a tokenizer that knows more tokens than the model.
+///
+/// # Errors
+/// `Error::Config` with what is wrong.
 pub fn check_arch(arch: &Arch, tokenizer: &Tokenizer) -> Result<()> {
     if arch.head != HeadKind::LanguageModel {
         return Err(Error::Config(

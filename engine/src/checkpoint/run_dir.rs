@@ -22,6 +22,9 @@ pub struct RunDir {
 
 impl RunDir {
     /// Refuses a folder that already holds a run.
+    ///
+    /// # Errors
+    /// `Error::RunExists` where it does.
     pub fn check_free(path: &Path) -> Result<()> {
         if path.join(CONFIG).exists() {
             return Err(Error::RunExists {
@@ -32,6 +35,9 @@ impl RunDir {
     }
 
     /// Makes a new run folder; one that already holds a run is refused.
+    ///
+    /// # Errors
+    /// `Error::RunExists`, and `Error::Io` where the folder or its configuration cannot be written.
     pub fn create(path: &Path, config_yaml: &str) -> Result<Self> {
         Self::check_free(path)?;
         fs::create_dir_all(path.join(CHECKPOINTS))
@@ -45,6 +51,9 @@ impl RunDir {
     }
 
     /// Opens a run folder to continue it.
+    ///
+    /// # Errors
+    /// `Error::Resume` where it holds no run; `Error::Io` where its folder of checkpoints cannot be made.
     pub fn open(path: &Path) -> Result<Self> {
         if !path.join(CONFIG).is_file() {
             let detail = "it contains no run (no config.yaml); start one without --resume".into();
@@ -76,12 +85,18 @@ impl RunDir {
     }
 
     /// The configuration that the run was started with.
+    ///
+    /// # Errors
+    /// `Error::Io` where it cannot be read.
     pub fn config_yaml(&self) -> Result<String> {
         let path = self.path.join(CONFIG);
         fs::read_to_string(&path).map_err(Error::io("read", path))
     }
 
     /// Writes a file whole: aside, synced, renamed.
+    ///
+    /// # Errors
+    /// `Error::Io` where it cannot be written; the file is then what it was before.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         if !self.writes {
             return Ok(());
@@ -101,6 +116,9 @@ impl RunDir {
     }
 
     /// Writes a JSON file whole.
+    ///
+    /// # Errors
+    /// `Error::Io` where the value has no form in JSON, or the file cannot be written.
     pub fn write_json(&self, name: &str, value: &impl Serialize) -> Result<()> {
         let mut text = serde_json::to_string_pretty(value).map_err(|e| Error::Io {
             action: "write",
@@ -112,6 +130,9 @@ impl RunDir {
     }
 
     /// Removes a file that is no longer true; nothing where there is none.
+    ///
+    /// # Errors
+    /// `Error::Io` where it cannot be removed.
     pub fn remove(&self, name: &str) -> Result<()> {
         let path = self.path.join(name);
         if !self.writes {
@@ -124,6 +145,9 @@ impl RunDir {
     }
 
     /// Appends lines to a JSON Lines file.
+    ///
+    /// # Errors
+    /// `Error::Io` where a line has no form in JSON, or cannot be written.
     pub fn append(&self, name: &str, lines: &[impl Serialize]) -> Result<()> {
         let mut text = Vec::new();
         for line in lines {
@@ -136,6 +160,9 @@ impl RunDir {
     }
 
     /// Appends text to a file.
+    ///
+    /// # Errors
+    /// `Error::Io` where it cannot be written.
     pub fn append_text(&self, name: &str, text: &[u8]) -> Result<()> {
         let path = self.path.join(name);
         if !self.writes {
@@ -148,6 +175,9 @@ impl RunDir {
     }
 
     /// Drops the lines of later steps, and a line cut off by a kill, so that a resumed run repeats none.
+    ///
+    /// # Errors
+    /// `Error::Io` where the file cannot be read or written again.
     pub fn rewind(&self, name: &str, step_key: &str, last_step: u64) -> Result<()> {
         let path = self.path.join(name);
         let bytes = match fs::read(&path) {
@@ -172,6 +202,9 @@ impl RunDir {
     }
 
     /// Builds a folder aside and renames it into place: a reader sees all of it or nothing.
+    ///
+    /// # Errors
+    /// Those of `build`, and `Error::Io` where a folder cannot be made, synced or renamed.
     pub fn publish(&self, name: &str, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let aside = self.stage(name)?;
         if self.writes {
@@ -181,6 +214,9 @@ impl RunDir {
     }
 
     /// Makes the folder in which a folder is built aside. Where several ranks build it, the others write to it once it is there.
+    ///
+    /// # Errors
+    /// `Error::Io` where the folder cannot be made, or an older one not be removed.
     pub fn stage(&self, name: &str) -> Result<PathBuf> {
         let aside = self.path.join(format!("{name}.tmp"));
         if self.writes {
@@ -191,6 +227,9 @@ impl RunDir {
     }
 
     /// Renames a folder that was built aside into its place, once all of it is on the disk.
+    ///
+    /// # Errors
+    /// `Error::Io` where the folder cannot be synced or renamed.
     pub fn complete(&self, name: &str) -> Result<PathBuf> {
         let (path, aside) = (self.path.join(name), self.path.join(format!("{name}.tmp")));
         if !self.writes {
@@ -211,6 +250,9 @@ impl RunDir {
     }
 
     /// Complete checkpoints, by step, ascending.
+    ///
+    /// # Errors
+    /// `Error::Io` where the folder cannot be read.
     pub fn checkpoints(&self) -> Result<Vec<(u64, PathBuf)>> {
         let dir = self.path.join(CHECKPOINTS);
         let entries = fs::read_dir(&dir).map_err(Error::io("read", &dir))?;
@@ -231,6 +273,9 @@ impl RunDir {
     }
 
     /// Removes the oldest checkpoints beyond `keep`.
+    ///
+    /// # Errors
+    /// `Error::Io` where a folder cannot be read or removed.
     pub fn prune(&self, keep: usize) -> Result<()> {
         if !self.writes {
             return Ok(());

@@ -81,11 +81,17 @@ impl Reader<'_> {
     }
 
     /// A tensor's values, `None` where there is no such tensor.
+    ///
+    /// # Errors
+    /// `Error::Resume` for a tensor of another shape or type; `Error::Io` where a file of shards cannot be read.
     pub fn read(&self, name: &str, spec: &ParamSpec) -> Result<Option<Vec<f32>>> {
         self.read_range(name, spec, 0..spec.numel())
     }
 
     /// Some of a tensor's values, counted in row-major order.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
     pub fn read_range(
         &self,
         name: &str,

@@ -97,6 +97,9 @@ impl TrainerState {
 }
 
 /// Writes where the run stands, and the value head of a policy that has one.
+///
+/// # Errors
+/// `Error::Io` where a file cannot be written; `Error::Model` where the value head cannot be read from the device or written.
 pub fn save(dir: &Path, state: &TrainerState, decoder: &Decoder) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
     let text = serde_json::to_string_pretty(state).map_err(|e| Error::Io {
@@ -127,6 +130,9 @@ fn save_value_head(dir: &Path, decoder: &Decoder, index: usize) -> Result<()> {
 }
 
 /// Reads it back into a decoder that has one.
+///
+/// # Errors
+/// `Error::Io` where the file cannot be read; `Error::Resume` where it has no value head, or one of another shape.
 pub fn load_value_head(dir: &Path, decoder: &mut Decoder) -> Result<()> {
     let Some(own) = decoder.value_index() else {
         return Ok(());
@@ -248,6 +254,9 @@ fn into_model(e: Error) -> firebrick_models::Error {
 }
 
 /// Where the run in a trainer folder stands.
+///
+/// # Errors
+/// `Error::Io` where the file cannot be read, `Error::Resume` where it is not what this version writes.
 pub fn load_state(dir: &Path) -> Result<TrainerState> {
     let path = dir.join(STATE);
     let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
@@ -259,6 +268,10 @@ pub fn load_state(dir: &Path) -> Result<TrainerState> {
 
 /// Reads the f32 masters of a trainer folder, where there are any, into the decoder; where that is in half precision it gets them
 /// rounded, and the optimizer its part of them as they are.
+///
+/// # Errors
+/// `Error::Io` where a file cannot be read, `Error::Resume` where a master is missing or has another shape, `Error::Device` and
+/// `Error::Model` where the device fails.
 pub fn load_masters(dir: &Path, decoder: &mut Decoder, optimizer: &mut AdamW) -> Result<()> {
     let Some(file) = SavedTensors::find(dir, MASTERS)? else {
         return Ok(());
@@ -290,7 +303,11 @@ pub fn load_masters(dir: &Path, decoder: &mut Decoder, optimizer: &mut AdamW) ->
     })
 }
 
-/// Reads an optimizer's part of the moments of a trainer folder; it goes on after `steps` applied steps.
+/// Reads an optimizer's part of the moments of a trainer folder; it continues after `steps` applied steps.
+///
+/// # Errors
+/// `Error::Io` where a file is missing or cannot be read, `Error::Resume` where a moment is missing or has another shape, `Error::Device`
+/// and `Error::Model` where the device fails.
 pub fn load_optimizer(
     dir: &Path,
     steps: u64,

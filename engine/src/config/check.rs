@@ -9,6 +9,9 @@ use crate::{Error, Result};
 
 impl RunConfig {
     /// Refuses settings that cannot work, before anything is loaded: the first of [`problems`](Self::problems).
+    ///
+    /// # Errors
+    /// `Error::Config`, with the key, what was found and what is allowed.
     pub fn check(&self) -> Result<()> {
         self.problems().into_iter().next().map_or(Ok(()), Err)
     }

@@ -61,6 +61,9 @@ impl Default for CriticConfig {
 
 impl CriticConfig {
     /// Refuses settings that cannot work in a run of so many steps.
+    ///
+    /// # Errors
+    /// `Error::Config` with the key, what was found and what is allowed.
     pub fn check(&self, steps: u64) -> Result<()> {
         self.optim.check("critic.optim")?;
         if self.cliprange_value.is_nan() || self.cliprange_value <= 0.0 {

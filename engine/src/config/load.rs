@@ -44,6 +44,10 @@ const FILES: [&str; 9] = [
 
 /// Reads a configuration file and applies overrides. Paths in the file are relative to its folder, those in overrides to
 /// where the program runs, and so is `output`.
+///
+/// # Errors
+/// `Error::Io` where the file cannot be read; `Error::Config` for what is no YAML, an unknown key or a value that it cannot have, with file
+/// and place, and for an override that is none; those of [`RunConfig::check`].
 pub fn load(path: &Path, overrides: &[String]) -> Result<RunConfig> {
     let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
     let in_file = |e| match e {
@@ -59,6 +63,10 @@ pub fn load(path: &Path, overrides: &[String]) -> Result<RunConfig> {
 }
 
 /// Reads a configuration from text and applies overrides; paths are left as they are.
+///
+/// # Errors
+/// `Error::Config` for what is no YAML, an unknown key, a value that it cannot have, or an override that is none; those of
+/// [`RunConfig::check`].
 pub fn parse(text: &str, overrides: &[String]) -> Result<RunConfig> {
     let mut root = mapping(text)?;
     override_all(&mut root, overrides)?;

@@ -1,4 +1,4 @@
-//! Adapters of a run: the `model.lora` section, and how a policy with adapters starts and goes on.
+//! Adapters of a run: the `model.lora` section, and how a policy with adapters starts and continues.
 
 use crate::hub::{ModelFiles, model_folder};
 use crate::{Error, Result};
@@ -31,7 +31,7 @@ pub struct LoraSettings {
     pub dropout: Option<f64>,
     /// Modules with adapters.
     pub target_modules: Option<TargetModules>,
-    /// A PEFT adapter folder to go on from. What it says of itself need not be said again.
+    /// A PEFT adapter folder to continue from. What it says of itself need not be said again.
     pub path: Option<PathBuf>,
     /// Write a merged model into every checkpoint, beside the adapter.
     pub merge: bool,
@@ -73,6 +73,9 @@ impl LoraSettings {
     }
 
     /// Refuses settings that cannot work.
+    ///
+    /// # Errors
+    /// `Error::Config` without a base model, and for a rank, alpha, dropout or module that cannot be.
     pub fn check(&self, has_base: bool) -> Result<()> {
         if !has_base {
             return Err(Error::Config(
@@ -114,6 +117,10 @@ impl LoraSettings {
     }
 
     /// What the adapters will look like, without reading any weights.
+    ///
+    /// # Errors
+    /// `Error::Config` for settings out of range, or modules that the model lacks; `Error::Model` and `Error::Hub` where the folder at
+    /// `path` cannot be read.
     pub fn shape(&self, arch: &Arch) -> Result<LoraConfig> {
         let shape = self.over(match &self.path {
             Some(path) => adapter_shape(arch, &model_folder(path, ModelFiles::Config)?)?,
@@ -142,6 +149,10 @@ impl LoraSettings {
     }
 
     /// The policy at the start of a run: the base model with fresh adapters by seed, or with those of the folder at `path`.
+    ///
+    /// # Errors
+    /// As [`Self::shape`]; `Error::Config` too where the settings differ from those of the folder, `Error::Model` where its weights do not
+    /// fit.
     pub fn start(&self, base: &Decoder, seed: u64) -> Result<Decoder> {
         let Some(path) = &self.path else {
             let lora = self.in_arch(self.over(LoraConfig::default())?, base.arch())?;

@@ -56,6 +56,9 @@ impl CheckedFile {
     }
 
     /// The same for a text whose relative paths are below `folder`.
+    ///
+    /// # Errors
+    /// `Error::Config` for an override that is none. What is wrong in the text is no error here: it is what is returned.
     pub fn of_text(text: &str, folder: &Path, overrides: &[String]) -> Result<Self> {
         let mut root = match mapping(text) {
             Ok(root) => root,

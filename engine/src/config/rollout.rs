@@ -32,7 +32,7 @@ pub struct RolloutConfig {
     pub stop: Vec<String>,
     /// Most sequences sampled at a time: the engine's slots.
     pub max_num_seqs: usize,
-    /// Most tokens of one forward of prompts: longer ones are run in chunks, between which decoding goes on.
+    /// Most tokens of one forward of prompts: longer ones are run in chunks, between which decoding continues.
     pub max_num_batched_tokens: usize,
     /// Most tokens of a sequence, prompt and completion; prompt and response length together where absent.
     pub max_model_len: Option<usize>,
@@ -349,6 +349,9 @@ impl RolloutConfig {
     }
 
     /// Refuses what a backend cannot sample with, in a run of this precision.
+    ///
+    /// # Errors
+    /// `Error::Config` with the setting, and what to change.
     pub fn check_on(&self, backend: Backend, run: Precision) -> Result<()> {
         let sampled = self.precision(run);
         if let (Some(setting), Backend::Cpu) = (self.asks_for_graphs(), backend) {
@@ -377,6 +380,9 @@ impl RolloutConfig {
     }
 
     /// Refuses to capture the decoding steps of a model that has none to capture.
+    ///
+    /// # Errors
+    /// `Error::Config` with the setting.
     pub fn check_graphs_of(&self, arch: &Arch) -> Result<()> {
         match self.asks_for_graphs() {
             Some(setting) if !arch.decodes_in_kernels() => Err(Error::Config(format!(

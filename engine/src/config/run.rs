@@ -178,6 +178,9 @@ impl RunConfig {
     }
 
     /// The same run as YAML, complete: every default spelled out.
+    ///
+    /// # Errors
+    /// `Error::Config` where a value has no form in YAML.
     pub fn to_yaml(&self) -> Result<String> {
         serde_saphyr::to_string(self)
             .map_err(|e| Error::Config(format!("cannot write the resolved configuration: {e}")))

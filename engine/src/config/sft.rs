@@ -80,6 +80,9 @@ impl SftConfig {
     }
 
     /// Optimizer steps over so many examples; `None` where they are endless.
+    ///
+    /// # Errors
+    /// `Error::Config` for epochs of an endless task.
     pub fn length(&self, section: &str, examples: Option<u64>) -> Result<u64> {
         match (self.epochs, examples) {
             (None, _) => Ok(self.steps.unwrap_or(DEFAULT_STEPS)),

@@ -52,6 +52,9 @@ pub struct SftStats {
 impl DatasetStats {
     /// Reads what a configuration names with its tokenizer, for the command that it is written for. The weights of a model of the
     /// Hub are not fetched.
+    ///
+    /// # Errors
+    /// Those of [`task_of`], [`PolicySource::with`], [`Data::read`] and [`Data::survey`].
     pub fn of(config: &RunConfig) -> Result<Self> {
         let mode = mode_of(config);
         let task = task_of(config, mode)?;
@@ -62,6 +65,10 @@ impl DatasetStats {
 
 impl Data {
     /// Reads and encodes what a mode of a configuration learns from.
+    ///
+    /// # Errors
+    /// `Error::Task` for rows that cannot be read, `Error::Model` for what cannot be encoded, `Error::Config` where no prompt is short
+    /// enough or settings do not go together, `Error::LrScheduler` for the schedule of supervised training.
     pub fn read(
         config: &RunConfig,
         task: Arc<dyn Task>,
@@ -92,6 +99,9 @@ impl Data {
     }
 
     /// What memory planning wants to know.
+    ///
+    /// # Errors
+    /// `Error::Task` and `Error::Model` where an example cannot be read or encoded.
     pub fn survey(&self, source: &PolicySource) -> Result<DatasetStats> {
         let look = |own: &Arc<SftDataset>| {
             Ok::<_, Error>(SftStats {
@@ -109,6 +119,9 @@ impl Data {
 }
 
 /// The configured task, or none where supervised training can do without.
+///
+/// # Errors
+/// `Error::Config` without a task where one is needed; `Error::Task` where it cannot be built.
 pub fn task_of(config: &RunConfig, mode: Mode) -> Result<Arc<dyn Task>> {
     match &config.task {
         Some(task) => Ok(Arc::from(task.build(Path::new("."))?)),

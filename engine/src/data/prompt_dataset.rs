@@ -69,6 +69,9 @@ const SPARE: u64 = 0x5EED_0F5A;
 impl PromptDataset {
     /// Encodes a finite task's prompts once, and keeps those of at most `max_prompt` tokens. Of more than [`SAMPLED_ROWS`], so
     /// many are encoded, and a longer one is left out when it is drawn.
+    ///
+    /// # Errors
+    /// As [`Self::held_out`]; `Error::Config` too where no training prompt is short enough.
     pub fn new(
         task: Arc<dyn Task>,
         tokenizer: Arc<Tokenizer>,
@@ -100,6 +103,10 @@ impl PromptDataset {
     }
 
     /// The same with the validation split alone: nothing can be drawn from it.
+    ///
+    /// # Errors
+    /// `Error::Task` for a row that cannot be read, `Error::Model` for a prompt that cannot be rendered or encoded, and `Error::Config`
+    /// where no validation prompt is short enough.
     pub fn held_out(
         task: Arc<dyn Task>,
         tokenizer: Arc<Tokenizer>,
@@ -182,6 +189,9 @@ impl PromptDataset {
     }
 
     /// Tokens of the longest prompt; of an endless task or many rows, of the longest in a sample.
+    ///
+    /// # Errors
+    /// `Error::Task` and `Error::Model` where an example cannot be read or encoded.
     pub fn longest(&self) -> Result<usize> {
         let adds = |own: &dyn crate::task::Environments| own.adds_to_prompts();
         if self.task.environments().is_some_and(adds) {
@@ -234,6 +244,10 @@ impl PromptDataset {
     }
 
     /// The prompt of the `draw`-th draw: epochs shuffled by `seed`, the same for the same draw always.
+    ///
+    /// # Errors
+    /// `Error::Config` for a task without training examples, and for a prompt longer than `rollout.prompt_length`; `Error::Task` and
+    /// `Error::Model` where an example cannot be read or encoded.
     pub fn draw(&self, seed: u64, draw: u64) -> Result<Prompt> {
         let len = self.kept.len();
         let index = shuffled_index(len, seed, draw)

@@ -97,6 +97,10 @@ pub struct SampledPrompt {
 impl DataReport {
     /// Reads the configured task and looks at all of it; token lengths are those of at most
     /// [`SAMPLED_ROWS`](super::SAMPLED_ROWS) examples.
+    ///
+    /// # Errors
+    /// `Error::Config` without a task; `Error::Task` where rows cannot be read; those of [`tokenizer_of`], and `Error::Model` for a prompt
+    /// that cannot be rendered.
     pub fn of(config: &RunConfig, samples: usize) -> Result<Self> {
         let Some(mut task) = config.task.clone() else {
             return Err(Error::Config(

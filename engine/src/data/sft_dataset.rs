@@ -42,6 +42,10 @@ pub struct SftDataset {
 
 impl SftDataset {
     /// Reads and encodes what a section (`sft` or `warmup.sft`) names.
+    ///
+    /// # Errors
+    /// `Error::Task` for a row that cannot be read, `Error::Model` for one that cannot be encoded, `Error::Config` where none is short
+    /// enough, or epochs of an endless task are asked for.
     pub fn new(
         config: &SftConfig,
         section: &'static str,
@@ -82,6 +86,9 @@ impl SftDataset {
 
     /// Tokens of the longest example: of a file's rows and all that is validated, or of the task's solutions, of which an
     /// endless task has those of a first look.
+    ///
+    /// # Errors
+    /// `Error::Task` and `Error::Model` where an example cannot be read or encoded.
     pub fn longest(&self, source: &PolicySource, data: &PromptDataset) -> Result<usize> {
         let read = self.rows.iter().flatten().chain(&self.validation);
         let mut longest = read.map(|s| s.tokens.len()).max().unwrap_or(0);
@@ -95,6 +102,9 @@ impl SftDataset {
 
     /// The examples of a step, their weights being the mean over its scored tokens; and how many epochs are over with it,
     /// where the examples are finite.
+    ///
+    /// # Errors
+    /// `Error::Task` and `Error::Model` where an example cannot be read or encoded; those of [`PromptDataset::draw`].
     pub fn step(
         &self,
         step: u64,

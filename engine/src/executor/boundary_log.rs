@@ -1,7 +1,7 @@
 //! What is held at the boundaries of a run: the latest in a ring, and every one of steps that are to be kept whole.
 //!
-//! A boundary costs a reading of the device's memory (`Runtime`) and a row of a few hundred bytes. So the latest are always there, for the report of a run
-//! that ends out of memory.
+//! A boundary costs a reading of the device's memory (`Runtime`) and a row of a few hundred bytes. So the latest are always there, for the
+//! report of a run that ends out of memory.
 
 use super::pool_peak::{PoolPeak, RunningPeak};
 use firebrick_backends::accounts::{Account, Accounts};
@@ -40,7 +40,7 @@ pub enum BoundaryKind {
     Update,
     /// Memory ran out; what the attempt held is gone already.
     OutOfMemory,
-    /// The phase goes on under another plan.
+    /// The phase continues under another plan.
     Replanned,
     /// The phase ends.
     End,
@@ -110,7 +110,7 @@ impl From<BoundaryKind> for Boundary {
     }
 }
 
-/// What was going on when a row was taken, or an allocation made.
+/// What the run was doing when a row was taken, or an allocation made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// Training step; 0 before the first.
@@ -289,7 +289,7 @@ impl BoundaryLog {
         self.trace.as_ref()?.read()
     }
 
-    /// What was going on at a place of a trace; none before the first row.
+    /// What the run was doing at a place of a trace; none before the first row.
     #[must_use]
     pub fn moment(&self, place: u64) -> Option<Moment> {
         self.inner().moment(place)

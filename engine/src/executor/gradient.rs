@@ -17,7 +17,7 @@ pub enum Gradient {
 }
 
 impl Gradient {
-    /// The gradient on the device.
+    /// The gradient on the device. It is `[rows, columns]`.
     #[must_use]
     pub fn into_device(self, device: &Device) -> Tensor<2> {
         match self {
@@ -27,6 +27,9 @@ impl Gradient {
     }
 
     /// The gradient on the host.
+    ///
+    /// # Errors
+    /// `Error::Device` where the copy fails.
     pub fn into_host(self) -> Result<HostTensor> {
         match self {
             Self::Device(tensor) => Ok(HostTensor::download(tensor)?),

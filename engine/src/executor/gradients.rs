@@ -104,7 +104,7 @@ impl Gradients {
             .hold(Category::Gradients, Home::Device, rows * cols * width)
     }
 
-    /// Adds a contribution.
+    /// Adds a contribution. It is `[rows, columns]`, as the parameter at the index.
     pub fn add(&mut self, index: usize, gradient: Tensor<2>) {
         self.norm = None;
         let gradient = widened(gradient);
@@ -217,6 +217,9 @@ impl Gradients {
     }
 
     /// Waits for all copies: after it, gradients can be read.
+    ///
+    /// # Errors
+    /// `Error::Device` where a copy fails.
     pub fn finish(&mut self) -> Result<()> {
         self.wait(0)
     }
@@ -273,6 +276,9 @@ impl Gradients {
     }
 
     /// Sum of squares over some parameters, or over this rank's shards of them. Non-finite where any element is.
+    ///
+    /// # Errors
+    /// `Error::Device` and `Error::Model` where a copy or a reading of the device fails.
     pub fn sum_of_squares(&mut self, params: Range<usize>) -> Result<f64> {
         self.finish()?;
         let mut sum = 0.0;
@@ -330,6 +336,9 @@ impl Gradients {
 /// What happens to a unit whose gradient is complete, while others' are still being computed.
 pub trait GradientHook {
     /// Called once for each unit on an optimizer step's last micro-batches, in the order in which gradients are complete.
+    ///
+    /// # Errors
+    /// Those of the work that the hook does; an error ends the backward pass.
     fn complete(
         &mut self,
         decoder: &mut Decoder,

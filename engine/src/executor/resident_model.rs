@@ -83,6 +83,9 @@ impl ResidentModel {
     }
 
     /// Moves weights to where a phase needs them. What is there already stays.
+    ///
+    /// # Errors
+    /// `Error::Model` where a copy fails; `Error::Device` where gathering weights from other ranks does.
     pub fn set_residency(&mut self, now: Residency) -> Result<()> {
         match (&self.shards, now) {
             (None, _) => {}

@@ -157,6 +157,9 @@ impl Runtime {
 
     /// A boundary: takes a row of the log, and gives an error where more is, or since the phase's start was, in use than the
     /// limit allows.
+    ///
+    /// # Errors
+    /// `Error::OutOfMemory` above the limit, with the accounts.
     pub fn boundary(&self, at: impl Into<Boundary>) -> Result<()> {
         let reading = self.reading();
         if let Some(log) = &self.log {
@@ -192,6 +195,9 @@ impl Runtime {
     }
 
     /// An error where more is, or since the phase's start was, in use than the limit allows.
+    ///
+    /// # Errors
+    /// `Error::OutOfMemory` above the limit, with the accounts.
     pub fn check(&self) -> Result<()> {
         self.within_limit(self.limit.and_then(|_| self.reading()))
     }

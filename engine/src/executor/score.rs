@@ -12,6 +12,10 @@ use crate::world::codec::{Reader, Writer};
 use firebrick_models::Decoder;
 
 /// Log-probs and entropies of sequences, in their order, in micro-batches under the budget.
+///
+/// # Errors
+/// `Error::Budget` for a sequence longer than the budget; `Error::Ranks` where ranks cannot share the sequences of this model;
+/// `Error::OutOfMemory` above `memory.limit`; `Error::Model` and `Error::Device` where the device, a copy or another rank fails.
 pub fn score_all(
     executor: &Executor<'_>,
     decoder: &Decoder,
@@ -45,6 +49,9 @@ pub fn score_all(
 }
 
 /// A critic's values of sequences' scored tokens, in their order, in micro-batches under the budget.
+///
+/// # Errors
+/// As [`score_all`].
 pub fn values_all(
     executor: &Executor<'_>,
     critic: &Decoder,

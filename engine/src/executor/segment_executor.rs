@@ -179,6 +179,10 @@ impl<'a> Executor<'a> {
     }
 
     /// Scores micro-batches without a graph, in their order; with values where the policy has a value head of its own.
+    ///
+    /// # Errors
+    /// `Error::Ranks` where ranks cannot share the sequences of this model; `Error::OutOfMemory` above `memory.limit`; `Error::Model` and
+    /// `Error::Device` where the device, a copy or another rank fails.
     pub fn score(&self, decoder: &Decoder, micros: &[Vec<&Sequence>]) -> Result<Vec<MicroScores>> {
         let _span = span_on("scoring", decoder.device());
         self.forward(decoder, micros, |head, micro, hidden| {
@@ -217,6 +221,9 @@ impl<'a> Executor<'a> {
     }
 
     /// A critic's values of the scored tokens of micro-batches, without a graph, by sequence.
+    ///
+    /// # Errors
+    /// As [`Self::score`].
     pub fn values(
         &self,
         critic: &Decoder,
@@ -271,6 +278,9 @@ impl<'a> Executor<'a> {
 
     /// Forward and backward of an optimizer step's micro-batches: adds to `gradients`, returns the sums of the loss.
     /// `after` is told of every unit whose gradient is complete.
+    ///
+    /// # Errors
+    /// As [`Self::score`], and those of `after`.
     pub fn backward<'l>(
         &self,
         decoder: &mut Decoder,

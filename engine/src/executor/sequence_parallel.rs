@@ -210,7 +210,8 @@ impl SharedAttention<'_> {
         }))
     }
 
-    /// The way back: from all rows of some heads, `[all rows, heads · head_dim]` each, to some rows of all heads, `[rows, heads, head_dim]`.
+    /// The way back: from all rows of some heads, `[all rows, heads · head_dim]` each, to some rows of all heads, `[rows, heads,
+    /// head_dim]`.
     fn scatter<const N: usize>(self, whole: [Tensor<2>; N]) -> Result<[Tensor<3>; N]> {
         let (ranks, dim) = (self.ranks(), self.decoder.arch().head_dim);
         let widths = whole.each_ref().map(|t| t.dims()[1]);

@@ -11,7 +11,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Times that a file is asked for before its download is given up; each goes on where the one before broke off.
+/// Times that a file is asked for before its download is given up; each continues where the one before broke off.
 const ATTEMPTS: u32 = 4;
 
 /// What the Hub says of a repository.
@@ -49,12 +49,19 @@ enum Failure {
 
 impl Hub {
     /// The folder of a model's snapshot with the files that are wanted.
+    ///
+    /// # Errors
+    /// What the Hub or the cache folder refuses: no such repository or revision, no connection where a file is missing, a file that is not
+    /// what was announced.
     pub fn model(&self, name: &HubName, wanted: ModelFiles) -> Result<PathBuf, HubError> {
         let (folder, _) = self.fetch(name, &|files| of_model(files, wanted))?;
         Ok(folder)
     }
 
     /// Files of a dataset's snapshot: those that `choose` takes of the names in the repository. Gives their paths, in order.
+    ///
+    /// # Errors
+    /// As [`Self::model`].
     pub fn dataset(&self, name: &HubName, choose: &Choice<'_>) -> Result<Vec<PathBuf>, HubError> {
         let (folder, files) = self.fetch(name, choose)?;
         Ok(files.iter().map(|file| folder.join(file)).collect())
@@ -175,7 +182,7 @@ impl Hub {
             }
         }
         Err(name.error(format!(
-            "cannot download {file}: {last}; run the same again, which goes on where this ended"
+            "cannot download {file}: {last}; run the same again, which continues where this ended"
         )))
     }
 

@@ -45,6 +45,9 @@ static FOUND: LazyLock<Mutex<HashMap<PathBuf, (ModelFiles, PathBuf)>>> =
 
 /// The local folder of a model: the path itself where it exists or is no name of a repository; else the repository's snapshot
 /// in the cache folder, fetched where it is not there.
+///
+/// # Errors
+/// Those of [`Hub::model`], for a name of the Hub.
 pub fn model_folder(path: &Path, wanted: ModelFiles) -> Result<PathBuf, HubError> {
     let Some(name) = HubName::of_path(path, RepoKind::Model) else {
         return Ok(path.to_owned());

@@ -104,6 +104,10 @@ fn refuse<T>(setting: &'static str, detail: impl Into<String>) -> Result<T, LrSc
 impl LrSchedulerConfig {
     /// The schedule of a run of `total_steps` optimizer steps whose full learning rate is
     /// `base_lr`.
+    ///
+    /// # Errors
+    /// The setting, what was expected and what was found: a learning rate or a number of steps that cannot be, or a setting that the
+    /// schedule does not read.
     pub fn build(&self, base_lr: f64, total_steps: u64) -> Result<LrSchedule, LrSchedulerError> {
         if !(base_lr.is_finite() && base_lr > 0.0) {
             return refuse(

@@ -19,7 +19,7 @@ pub enum Event<'a> {
         trainable: usize,
         /// The run folder.
         output: PathBuf,
-        /// Step that the run goes on from; 0 at its start.
+        /// Step that the run continues from; 0 at its start.
         resumed_from: u64,
         /// Training prompts left out for their length.
         filtered: u64,
@@ -37,7 +37,7 @@ pub enum Event<'a> {
         /// The phase.
         phase: Phase,
     },
-    /// A phase ran out of memory and goes on under another plan.
+    /// A phase ran out of memory and continues under another plan.
     Replanned {
         /// The phase.
         phase: Phase,

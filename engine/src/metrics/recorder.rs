@@ -54,6 +54,9 @@ impl Recorder {
     }
 
     /// Keeps some groups of every step with their tokens.
+    ///
+    /// # Errors
+    /// `Error::Io` where the file cannot be read or begun.
     pub fn keep_tokens(
         mut self,
         settings: TokenSettings,
@@ -65,8 +68,11 @@ impl Recorder {
         Ok(self)
     }
 
-    /// Drops what the files of a run folder say of later steps: of a run that goes on after `step`, or starts over where there is
+    /// Drops what the files of a run folder say of later steps: of a run that continues after `step`, or starts over where there is
     /// none.
+    ///
+    /// # Errors
+    /// `Error::Io` where a file cannot be read, written again or removed.
     pub fn rewind(run: &RunDir, step: Option<u64>) -> Result<()> {
         for (file, key) in [(METRICS, GLOBAL_STEP), (SAMPLES, "step"), (MEMORY, "step")] {
             match step {
@@ -75,7 +81,7 @@ impl Recorder {
             }
         }
         match step {
-            // the timeline of a run that goes on says what happened before
+            // the timeline of a run that continues says what happened before
             Some(step) => run.rewind(TokenLog::FILE, "step", step),
             None => {
                 run.remove(MemoryTimeline::FILE)?;
@@ -84,7 +90,7 @@ impl Recorder {
         }
     }
 
-    /// Writes the memory timeline. Where that fails the run goes on, with a warning.
+    /// Writes the memory timeline. Where that fails the run continues, with a warning.
     pub fn timeline(&mut self, timeline: &MemoryTimeline) {
         let text = timeline.to_json();
         let written = text.and_then(|text| self.run.write(MemoryTimeline::FILE, text.as_bytes()));
@@ -92,7 +98,7 @@ impl Recorder {
             && !self.timeline_failed
         {
             self.timeline_failed = true;
-            tracing::warn!("the memory timeline is missing, the run goes on: {error}");
+            tracing::warn!("the memory timeline is missing, the run continues: {error}");
         }
     }
 
@@ -113,6 +119,10 @@ impl Recorder {
     }
 
     /// Records a step of `steps`: its samples, its memory, its metrics in the line that [`end_line`](Self::end_line) writes.
+    ///
+    /// # Errors
+    /// `Error::Io` where a file of the run folder cannot be written; `Error::Model` for tokens that cannot be decoded. Trackers that fail
+    /// are no error.
     pub fn step(&mut self, report: &StepReport, steps: u64, mode: Mode) -> Result<()> {
         if let Some(rollout) = &report.rollout {
             self.run.append(SAMPLES, &samples(report.step, rollout))?;
@@ -155,6 +165,9 @@ impl Recorder {
 
     /// Records a validation: its memory readings, its values and times in the line that [`end_line`](Self::end_line) writes.
     /// Gives the values.
+    ///
+    /// # Errors
+    /// `Error::Io` where `memory.jsonl` cannot be written.
     pub fn validation(
         &mut self,
         report: &ValidationReport,
@@ -174,6 +187,9 @@ impl Recorder {
     }
 
     /// Writes the line of a step into `metrics.jsonl`, and tells the trackers.
+    ///
+    /// # Errors
+    /// `Error::Io` where `metrics.jsonl` cannot be written. Trackers that fail are no error.
     pub fn end_line(&mut self, step: u64) -> Result<()> {
         let mut line = std::mem::take(&mut self.line);
         line.insert(GLOBAL_STEP.into(), step as f64);
@@ -204,6 +220,10 @@ impl Recorder {
 
     /// Writes the plan in force and the one to try should it run out of memory: a process that the system ends can no longer
     /// search for it.
+    ///
+    /// # Errors
+    /// `Error::Io` where a file cannot be written; `Error::Config` and `Error::Plan` of the planner. That no cheaper plan is left is no
+    /// error.
     pub fn plans(&self, request: &Request, plan: &Plan) -> Result<()> {
         let fit = request.predict(plan.clone());
         let report = PlanReport::new(request, fit)?;
@@ -219,6 +239,9 @@ impl Recorder {
     }
 
     /// Writes the summary.
+    ///
+    /// # Errors
+    /// `Error::Io` where `summary.json` cannot be written. Trackers that fail are no error.
     pub fn finished(&mut self, summary: &Summary) -> Result<()> {
         self.run.write_json(SUMMARY, summary)?;
         self.trackers.finish();

@@ -100,7 +100,7 @@ impl TokenLog {
     /// The file's name.
     pub const FILE: &'static str = "tokens.jsonl";
 
-    /// Begins the file of a run, or goes on with one that was [rewound](super::Recorder::rewind).
+    /// Begins the file of a run, or continues with one that was [rewound](super::Recorder::rewind).
     ///
     /// # Errors
     /// [`Error::Io`] where the file cannot be read or written.

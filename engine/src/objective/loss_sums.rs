@@ -60,6 +60,9 @@ impl LossSums {
     }
 
     /// The sums of all ranks' micro-batches, added in the order of the ranks: the same on every rank.
+    ///
+    /// # Errors
+    /// `Error::Device` where another rank fails, `Error::Ranks` where one runs another build.
     pub fn gather(self, world: &World) -> Result<Self> {
         if world.is_solo() {
             return Ok(self);

@@ -6,9 +6,9 @@ use burn::tensor::Tensor;
 /// Scores of the tokens of a chunk as leaves of a graph, `[tokens]` each.
 #[derive(Clone, Debug)]
 pub struct Scores {
-    /// Log-probability of the token under the current policy at the training temperature.
+    /// Log-probability of the token under the current policy at the training temperature, in nats.
     pub logp: Tensor<1>,
-    /// Entropy of the distribution it was drawn from.
+    /// Entropy of the distribution it was drawn from, in nats.
     pub entropy: Tensor<1>,
 }
 
@@ -22,7 +22,7 @@ pub struct TokenInputs {
 }
 
 impl TokenInputs {
-    /// Tokens of whole sequences with a weight and an advantage, and nothing else known of them.
+    /// Tokens of whole sequences with a weight and an advantage, and nothing else known of them. Both are `[tokens]`.
     #[must_use]
     pub fn new(weight: Tensor<1>, advantage: Tensor<1>, lengths: Vec<usize>) -> Self {
         let columns = TokenColumns {
@@ -33,7 +33,7 @@ impl TokenInputs {
         Self { columns, lengths }
     }
 
-    /// Weights of the tokens in the loss.
+    /// Weights of the tokens in the loss. They are `[tokens]`.
     ///
     /// # Panics
     /// If the sequences were given none.
@@ -43,7 +43,7 @@ impl TokenInputs {
         weight.expect("scored tokens have a weight before a loss is computed")
     }
 
-    /// Advantages of the tokens: 0 where nothing computed any.
+    /// Advantages of the tokens: 0 where nothing computed any. They are `[tokens]`.
     #[must_use]
     pub fn advantage(&self) -> Tensor<1> {
         let advantage = self.columns.advantage.clone();

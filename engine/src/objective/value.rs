@@ -12,7 +12,8 @@ pub struct ValueLoss {
 }
 
 impl ValueLoss {
-    /// The loss of a chunk's values. Reads the columns `returns`, `value` (the old ones), and `value_weight` or else `weight`.
+    /// The loss of a chunk's values. Reads the columns `returns`, `value` (the old ones), and `value_weight` or else `weight`. Values are
+    /// `[tokens]`, as each column is.
     ///
     /// # Panics
     /// If the tokens have no returns or no old values.

@@ -129,6 +129,9 @@ impl AdamW {
 
     /// Goes on after `steps` applied steps: `read` gives a parameter's saved moments, first and second, by flat index: of the elements that
     /// this optimizer has, counted in row-major order.
+    ///
+    /// # Errors
+    /// The first that `read` gives; `Error::Device` and `Error::Model` where the device fails.
     pub fn restore(
         &mut self,
         steps: u64,
@@ -151,6 +154,9 @@ impl AdamW {
     /// Moves to another plan with what it has learnt. One parameter after the other, so that no state is held twice. A parameter's
     /// state is replaced once its new place holds it: where memory runs out on the way nothing is lost, and another plan can be
     /// taken.
+    ///
+    /// # Errors
+    /// `Error::Device` and `Error::Model` where a copy fails.
     pub fn replan(&mut self, plan: OptimizerPlan, decoder: &Decoder) -> Result<()> {
         let config = self.config.clone();
         let next = Self::sharded(config, decoder, plan, &self.accounts, self.partition);
@@ -193,11 +199,17 @@ impl AdamW {
 
     /// The weights of a parameter that updates work on, in f32, where the parameter itself is stored in half precision and was
     /// updated before: this optimizer's shard of them.
+    ///
+    /// # Errors
+    /// `Error::Device` and `Error::Model` where the copy to the host fails.
     pub fn master(&self, index: usize) -> Result<Option<Vec<f32>>> {
         self.states[index].master()
     }
 
-    /// Weights that the updates of a parameter go on with: this optimizer's shard of them, which is not empty.
+    /// Weights that the updates of a parameter continue with: this optimizer's shard of them, which is not empty.
+    ///
+    /// # Errors
+    /// `Error::Device` and `Error::Model` where the device fails.
     pub fn set_master(&mut self, index: usize, values: Vec<f32>, device: &Device) -> Result<()> {
         self.states[index].set_master(values, device, &self.accounts)
     }
@@ -222,6 +234,9 @@ impl AdamW {
     }
 
     /// First and second moment of a parameter in f32: this optimizer's shard of them.
+    ///
+    /// # Errors
+    /// `Error::Device` and `Error::Model` where the copy to the host fails.
     pub fn moments(&self, index: usize) -> Result<Option<[Vec<f32>; 2]>> {
         self.states[index].moments()
     }
@@ -261,6 +276,9 @@ impl AdamW {
     }
 
     /// Clips, then updates every parameter that has a gradient, at learning rate `lr`. A non-finite norm applies nothing.
+    ///
+    /// # Errors
+    /// `Error::Device` and `Error::Model` where the device, a copy or another rank fails: weights may then be updated in part.
     pub fn step(
         &mut self,
         decoder: &mut Decoder,

@@ -49,6 +49,9 @@ impl Default for OptimConfig {
 
 impl OptimConfig {
     /// Refuses settings that cannot work; `section` is where they stand in the config.
+    ///
+    /// # Errors
+    /// `Error::Config` with the first setting that is out of range, and the range.
     pub fn check(&self, section: &str) -> Result<()> {
         let bad = |what: &str| Err(Error::Config(format!("{section}.{what}")));
         if !(self.lr.is_finite() && self.lr >= 0.0) {
@@ -72,6 +75,9 @@ impl OptimConfig {
     }
 
     /// Refuses a schedule that cannot work over so many steps.
+    ///
+    /// # Errors
+    /// `Error::Config` with the key.
     pub fn check_schedule(&self, section: &str, steps: u64) -> Result<()> {
         let built = self.lr_scheduler.build(self.lr, steps);
         built.map(|_| ()).map_err(|e| {
@@ -117,7 +123,8 @@ impl OptimConfig {
         }
     }
 
-    /// `AdamW` on one tensor: its new value and moments. `gradient` is already clipped; no `moments` are zero ones.
+    /// `AdamW` on one tensor: its new value and moments. `gradient` is already clipped; no `moments` are zero ones. Value, gradient and
+    /// moments are of one shape, `[rows, columns]`.
     #[must_use]
     pub fn update(
         &self,
@@ -156,7 +163,7 @@ pub struct UpdateAt {
     pub decays: bool,
 }
 
-/// First and second moments of a parameter.
+/// First and second moments of a parameter, in its shape `[rows, columns]`.
 #[derive(Clone, Debug)]
 pub struct Moments {
     /// Running mean of the gradient (`exp_avg`).

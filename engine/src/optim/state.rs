@@ -329,7 +329,7 @@ impl ParamState {
         })
     }
 
-    /// Weights that updates go on with.
+    /// Weights that updates continue with.
     pub fn set_master(
         &mut self,
         values: Vec<f32>,

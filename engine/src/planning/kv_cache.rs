@@ -59,6 +59,9 @@ pub fn least_cache_bytes(config: &RolloutConfig, arch: &Arch, max_num_seqs: usiz
 }
 
 /// The engine's limits; refused where one sequence of the longest would not fit.
+///
+/// # Errors
+/// `Error::Config` with the bytes that there may be, and those that are needed.
 pub fn engine_limits(
     config: &RolloutConfig,
     arch: &Arch,

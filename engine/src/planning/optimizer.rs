@@ -6,6 +6,9 @@ use firebrick_plan::ModelPlan;
 use firebrick_spec::Precision;
 
 /// Refuses optimizer settings that a plan cannot serve; `section` is where a configuration has them.
+///
+/// # Errors
+/// `Error::Config` for a loss scale or clipping beside `memory.step_in_backward`.
 pub fn check_optimizer(
     plan: &ModelPlan,
     optim: &OptimConfig,

@@ -20,6 +20,9 @@ pub fn restrict_to_device(
 }
 
 /// Gives up the preset's share of the device where it leaves too little for one sequence beside weights and state.
+///
+/// # Errors
+/// Those of the planner's question, and of [`Request::as_configured`].
 pub fn check_preset_share(
     config: &mut RunConfig,
     mode: Mode,
@@ -39,7 +42,10 @@ pub fn check_preset_share(
 }
 
 /// Most bytes of keys and values under a plan, where there is a limit. A share of the device that a preset set is none under a plan
-/// that leaves too little of it: a run that has changed its plan goes on.
+/// that leaves too little of it: a run that has changed its plan continues.
+///
+/// # Errors
+/// `Error::Config` where the share that the configuration asks for leaves nothing.
 pub fn cache_bytes(
     config: &RunConfig,
     arch: &Arch,

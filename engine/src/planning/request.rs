@@ -33,6 +33,10 @@ pub(super) fn request_within(
 
 /// The request of a configuration whose budget may be `auto`: `free` is what the device has free, where that is known. Where the cache
 /// is a share of the device, it is what the settings as written leave; [`resolve_kv_cache`](super::resolve_kv_cache) makes it what a plan does.
+///
+/// # Errors
+/// `Error::Config` for `memory.budget: auto` on a device that says of no free memory, and for a share of it that leaves nothing for the
+/// cache; those of what the request reads: the reward models' folders, the plans of models, settings of supervised training.
 pub fn request(
     config: &RunConfig,
     mode: Mode,

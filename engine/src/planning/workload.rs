@@ -118,6 +118,9 @@ pub(super) fn sft_workload(config: &RunConfig, sft: &SftConfig, arch: &Arch) -> 
 }
 
 /// What the reward models ask for that score on the run's device.
+///
+/// # Errors
+/// `Error::Config` for a model that is no reward model, `Error::Hub` where it cannot be fetched; those of its plan.
 pub fn reward_work(rewards: &Rewards, config: &RunConfig) -> Result<Vec<RewardWork>> {
     let here = |own: &RewardModelConfig| own.device.is_none_or(|own| own == config.device);
     rewards

@@ -4,7 +4,7 @@
 //! those of a stated selection of samples, cut where they are long, so that the size is bounded. A run need not have ended: what
 //! is missing or cut off is said in [`RunReport::notes`]. [`Report::to_json`] is what `docs/report.md` calls the data block.
 //!
-//! A view of a run that goes on is told [`ViewUpdate`]: of the run's own events, or by a [`Follower`] of its folder.
+//! A view of a run in progress is told [`ViewUpdate`]: of the run's own events, or by a [`Follower`] of its folder.
 
 mod excerpt;
 mod follow;

@@ -20,6 +20,9 @@ pub struct Scalars {
 
 impl Scalars {
     /// Reads a run's `metrics.jsonl`. Of two lines of one step the later holds.
+    ///
+    /// # Errors
+    /// `Error::Io` where the file is there and cannot be read.
     pub fn read(path: &Path) -> Result<(Self, Met)> {
         let mut rows: BTreeMap<u64, Map<String, Value>> = BTreeMap::new();
         let met = lines::read(path, |mut row: Map<String, Value>, _| {

@@ -208,7 +208,7 @@ fn replanned(event: &Event<'_>, folder: &Path) -> Vec<ViewUpdate> {
         return Vec::new();
     };
     let said = ViewUpdate::Warning(format!(
-        "out of memory in {phase} of step {step}; goes on with {}",
+        "out of memory in {phase} of step {step}; continues with {}",
         settings.join(" ")
     ));
     let plan = Planned::read(folder).map(ViewUpdate::Planned);

@@ -49,6 +49,9 @@ pub enum Purpose {
 
 impl Answer<'_> {
     /// What the task's rules say of it.
+    ///
+    /// # Errors
+    /// `Error::Reward` where the task cannot judge it, with prompt and completion.
     pub fn by_rules(&self, task: &dyn Task, max_tokens: usize, purpose: Purpose) -> Result<Reward> {
         let completion = Completion {
             text: self.last_turn.as_deref().unwrap_or(&self.text),

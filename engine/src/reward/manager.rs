@@ -52,6 +52,9 @@ pub struct Note {
 
 impl RewardManager {
     /// Loads the models and starts the programs that a task's list of rewards names.
+    ///
+    /// # Errors
+    /// Those of [`RewardModel::open`], and `Error::Config` for a program that does not start or cannot judge the task.
     pub fn open(task: &dyn Task, around: Surroundings<'_>) -> Result<Self> {
         let programs = Programs::open(task)?;
         let (mut models, mut order) = (Vec::new(), Vec::new());
@@ -81,12 +84,18 @@ impl RewardManager {
     }
 
     /// What models and programs say. It changes nothing and can be run again after an error.
+    ///
+    /// # Errors
+    /// `Error::Reward` for a completion that cannot be judged; those of [`RewardModel::score`].
     pub fn judge(&mut self, answers: &[Answer<'_>], progress: Progress) -> Result<Judgement> {
         let said = self.programs(progress).ask_all(answers)?.said();
         self.judge_with(answers, &said)
     }
 
     /// What models say, and with it what the programs have said of the same completions.
+    ///
+    /// # Errors
+    /// As [`Self::judge`].
     pub fn judge_with(
         &mut self,
         answers: &[Answer<'_>],
@@ -206,6 +215,9 @@ impl Programs {
     }
 
     /// Asks all programs to judge a group, the completions of one prompt. What they say is waited for later.
+    ///
+    /// # Errors
+    /// `Error::Reward` for a completion that cannot be put to a program.
     pub fn ask(&self, group: &[Answer<'_>]) -> Result<Asked> {
         let programs = self.list.iter();
         let pending = programs.map(|p| p.ask(group, &self.task, self.progress));

@@ -65,6 +65,9 @@ pub struct RewardModel {
 }
 
 /// The architecture of a reward model's folder, from its config alone.
+///
+/// # Errors
+/// `Error::Config` for a folder that is no reward model's, `Error::Hub` where it cannot be fetched.
 pub fn architecture(name: &str, config: &RewardModelConfig) -> Result<Arch> {
     let refused = |what: &str| {
         Err(refusal(
@@ -94,6 +97,10 @@ fn refusal(name: &str, path: &Path, detail: impl std::fmt::Display) -> Error {
 
 impl RewardModel {
     /// Loads a reward model onto its device, and sends it to where it waits.
+    ///
+    /// # Errors
+    /// As [`architecture`]; `Error::Config` too for another vocabulary than the policy's, or a precision that the device lacks;
+    /// `Error::Device` where its device cannot be opened, `Error::Model` where weights cannot be loaded, and those of its plan.
     pub fn open(name: &str, config: &RewardModelConfig, around: Surroundings<'_>) -> Result<Self> {
         let arch = architecture(name, config)?.in_precision(around.precision);
         let folder = model_folder(&config.path, ModelFiles::All)?;
@@ -188,6 +195,9 @@ impl RewardModel {
     }
 
     /// The token ids that it reads of a prompt with its completion.
+    ///
+    /// # Errors
+    /// `Error::Model` where the template or the tokenizer refuses the texts.
     pub fn read(&self, reading: &ScoredCompletion<'_>) -> Result<Vec<u32>> {
         let Some(tokenizer) = &self.tokenizer else {
             return Ok([reading.prompt_tokens, reading.completion_tokens].concat());
@@ -234,6 +244,10 @@ impl RewardModel {
     }
 
     /// Scores of token rows, in their order, in batches under its budget. The model visits its device for that.
+    ///
+    /// # Errors
+    /// `Error::Budget` for a row beyond its budget of tokens; `Error::OutOfMemory` above `memory.limit`; `Error::Model` and `Error::Device`
+    /// where the device fails.
     pub fn score(&mut self, rows: Vec<Vec<u32>>) -> Result<Vec<f64>> {
         self.placed.set_residency(Residency::Pass)?;
         let scored = self.scored(rows);

@@ -43,6 +43,9 @@ pub fn write_json(to: &mut Writer, value: &impl Serialize) {
 }
 
 /// Reads one.
+///
+/// # Errors
+/// `Error::Ranks` for what is not that type, or too few bytes.
 pub fn read_json<T: DeserializeOwned>(from: &mut Reader<'_>) -> Result<T> {
     let text = from.text()?;
     serde_json::from_str(&text).map_err(|e| {
@@ -79,6 +82,9 @@ pub fn write_sample(to: &mut Writer, sample: &Sample) {
 }
 
 /// Reads a completion.
+///
+/// # Errors
+/// `Error::Ranks` for too few bytes, or what is no completion.
 pub fn read_sample(from: &mut Reader<'_>) -> Result<Sample> {
     Ok(Sample {
         request: from.count()?,
@@ -150,6 +156,9 @@ pub fn write_rollout(to: &mut Writer, rollout: &Rollout) {
 }
 
 /// Reads a rollout.
+///
+/// # Errors
+/// `Error::Ranks` for too few bytes, or what is no rollout.
 pub fn read_rollout(from: &mut Reader<'_>) -> Result<Rollout> {
     Ok(Rollout {
         prompt_index: from.number()?,

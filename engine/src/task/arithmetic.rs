@@ -71,6 +71,9 @@ pub struct Arithmetic {
 
 impl Arithmetic {
     /// Checks the settings and lays out the splits.
+    ///
+    /// # Errors
+    /// `TaskError::Config` with the setting that is out of range.
     pub fn new(config: &ArithmeticConfig) -> Result<Self, TaskError> {
         if !(1..=6).contains(&config.difficulty) {
             let detail = format!("expected 1 to 6 digits, found {}", config.difficulty);

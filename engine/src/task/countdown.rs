@@ -91,6 +91,9 @@ pub struct Countdown {
 
 impl Countdown {
     /// Checks the settings and draws the problems that are held out.
+    ///
+    /// # Errors
+    /// `TaskError::Config` with the setting that is out of range, or under which there is no problem to be found.
     pub fn new(config: &CountdownConfig) -> Result<Self, TaskError> {
         let refused = |key: &str, detail: String| TaskError::config(format!("task.{key}"), detail);
         if !(2..=6).contains(&config.numbers) {

@@ -183,6 +183,10 @@ pub struct Jsonl {
 
 impl Jsonl {
     /// Reads the files, resolved against `base`, and checks every row.
+    ///
+    /// # Errors
+    /// `TaskError` with the setting, the file and the row: files that are missing, empty or damaged, fields that are missing, ground truths
+    /// that a reward cannot read, settings that do not go together.
     pub fn new(config: &JsonlConfig, base: &Path) -> Result<Self, TaskError> {
         let environments = match &config.environment {
             Some(EnvironmentConfig::Python(own)) => Some(PythonEnvironments::open(own)?),

@@ -59,6 +59,9 @@ pub trait Task: Send + Sync {
     }
 
     /// The example at `index`: the same for the same index, always.
+    ///
+    /// # Errors
+    /// Where the example cannot be had: its file has changed, or the task cannot make one.
     fn example(&self, split: Split, index: u64) -> Result<Example, TaskError>;
 
     /// The set that a held-out example belongs to in metrics, where the task names one. Otherwise it is the one that its row's
@@ -108,10 +111,16 @@ pub trait Task: Send + Sync {
 
     /// What a completion is worth. An error means that the sample cannot be judged; a wrong
     /// completion is worth little, but it is not an error.
+    ///
+    /// # Errors
+    /// Where the sample cannot be judged; the run ends.
     fn reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError>;
 
     /// What a completion is worth in validation, where shaping that helps learning would only blur
     /// the number. The training reward unless the task says otherwise.
+    ///
+    /// # Errors
+    /// As [`reward`](Self::reward).
     fn validation_reward(
         &self,
         example: &Example,
@@ -258,6 +267,9 @@ pub enum TaskConfig {
 impl TaskConfig {
     /// Builds the task: reads its files and checks every row. Relative paths are resolved against
     /// `base`, the folder of the configuration file.
+    ///
+    /// # Errors
+    /// Those of the task's settings, files and rows, with the setting and the place.
     pub fn build(&self, base: &Path) -> Result<Box<dyn Task>, TaskError> {
         Ok(match self {
             Self::Arithmetic(config) => Box::new(Arithmetic::new(config)?),

@@ -120,6 +120,9 @@ impl Part {
 impl Rewards {
     /// Checks and compiles a list of rewards. The list must not be empty, nor name two rewards
     /// alike.
+    ///
+    /// # Errors
+    /// `TaskError::Config` for an empty list, two rewards of one name, and settings that cannot be.
     pub fn new(configs: &[RewardConfig]) -> Result<Self, TaskError> {
         if configs.is_empty() {
             let detail = "expected at least one reward, found none; for example `- kind: exact`";
@@ -197,6 +200,9 @@ impl Rewards {
     /// Judges a completion by the rules of the list; what its models and programs say comes later, for many completions at a time
     /// ([`Rewards::complete`]). An error means that the sample cannot be judged (its ground truth is not what a reward
     /// compares with), never that the completion is wrong.
+    ///
+    /// # Errors
+    /// `TaskError::Reward` with the reward's name and the reason.
     pub fn score(&self, answer: &str, completion: &Completion<'_>) -> Result<Reward, TaskError> {
         let mut reward = Reward::default();
         for part in &self.parts {

@@ -13,6 +13,9 @@ pub(crate) struct Row {
 
 impl Row {
     /// The value at a dotted path. A key that itself contains the dots wins over nesting.
+    ///
+    /// # Errors
+    /// `TaskError::MissingField` with the row's place and the fields that it has.
     pub fn get(&self, path: &str, setting: &str) -> Result<&Value, TaskError> {
         lookup(&self.fields, path).ok_or_else(|| TaskError::MissingField {
             place: self.place.clone(),
@@ -24,6 +27,9 @@ impl Row {
 
     /// The value at a dotted path as text: strings as they are, numbers and booleans as JSON writes
     /// them, lists and objects as JSON. A null has no text.
+    ///
+    /// # Errors
+    /// As [`Self::get`]; for a null an error that names the row and the field.
     pub fn text(&self, path: &str, setting: &str) -> Result<String, TaskError> {
         match self.get(path, setting)? {
             Value::String(text) => Ok(text.clone()),

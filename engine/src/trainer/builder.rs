@@ -119,7 +119,7 @@ impl TrainerBuilder {
         self
     }
 
-    /// Opens the run: reads what it is made of, plans its memory, loads its models, and restores the checkpoint that it goes on
+    /// Opens the run: reads what it is made of, plans its memory, loads its models, and restores the checkpoint that it continues
     /// from. Nothing is trained yet.
     ///
     /// # Errors

@@ -47,6 +47,11 @@ pub struct Evaluation {
 }
 
 /// Evaluates the configured model on its task's validation split.
+///
+/// # Errors
+/// `Error::Config` for settings that cannot work, or a task without validation prompts; `Error::Task` where rows cannot be read or judged;
+/// `Error::Device` and `Error::Model` where the device cannot be opened or fails, or the model cannot be loaded; `Error::Reward` for a
+/// completion that cannot be judged.
 pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     config.check()?;
     let (device, info) = device::open(config.device)?;

@@ -167,7 +167,7 @@ impl JudgingThread {
         let _ = self.samples.send(ended);
     }
 
-    /// Waits for the last of the rules' rewards. A panic in a task goes on here.
+    /// Waits for the last of the rules' rewards. A panic in a task is resumed here.
     pub fn finish(self) -> Judged {
         drop(self.samples);
         match self.thread.join() {

@@ -1,4 +1,4 @@
-//! Weights and state of a run: loaded fresh, or from the checkpoint that it goes on from.
+//! Weights and state of a run: loaded fresh, or from the checkpoint that it continues from.
 
 use super::recover::{agreed_attempt, attempt};
 use super::resume::resume;
@@ -35,7 +35,7 @@ pub(super) struct Loaded {
     pub rows: MemoryGuard,
     /// The run folder, where there is one already.
     folder: Option<RunDir>,
-    /// The checkpoint that the run goes on from.
+    /// The checkpoint that the run continues from.
     checkpoint: Option<PathBuf>,
 }
 
@@ -127,7 +127,7 @@ impl Loaded {
         })
     }
 
-    /// Where the run goes on from a checkpoint, restores what that keeps beside the weights. Gives the state that the run begins
+    /// Where the run continues from a checkpoint, restores what that keeps beside the weights. Gives the state that the run begins
     /// with, and whether it is a checkpoint's.
     fn restore(&mut self, mode: Mode) -> Result<(TrainerState, bool)> {
         let Some(checkpoint) = &self.checkpoint else {

@@ -131,7 +131,7 @@ pub struct Trainer {
     steps: u64,
     lr_schedule: LrSchedule,
     critic_lr_schedule: Option<LrSchedule>,
-    /// Whether it goes on from a checkpoint.
+    /// Whether it continues from a checkpoint.
     resumed: bool,
     /// Whether what comes before the first step is done.
     started: bool,
@@ -154,7 +154,7 @@ impl Trainer {
     /// # Errors
     ///
     /// Where a file cannot be written, a reward cannot be computed, the device fails, memory runs out under every plan, or
-    /// gradients stay non-finite. The run can then go on from its last checkpoint.
+    /// gradients stay non-finite. The run can then continue from its last checkpoint.
     pub fn run(&mut self) -> Result<Summary> {
         let done = self
             .leaving_timeline(Self::begin)
@@ -298,8 +298,8 @@ impl Trainer {
         step == self.steps || (freq > 0 && step.is_multiple_of(freq))
     }
 
-    /// The policy as it stands. Where ranks share out weights (`memory.zero_stage: 3`) it is whole after a step that saves or validates, and
-    /// has this rank's shards after others.
+    /// The policy as it stands. Where ranks share out weights (`memory.zero_stage: 3`) it is whole after a step that saves or validates,
+    /// and has this rank's shards after others.
     #[must_use]
     pub fn policy(&self) -> &Decoder {
         self.learner.decoder()

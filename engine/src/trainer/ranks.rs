@@ -64,7 +64,7 @@ impl Trainer {
         Ok(ALL[place.min(ALL.len() - 1)])
     }
 
-    /// Refuses to go on where a metric of a step is not the same on every rank, times and memory apart: ranks that have drifted apart
+    /// Refuses to continue where a metric of a step is not the same on every rank, times and memory apart: ranks that have drifted apart
     /// train different models.
     pub(super) fn compare(&self, report: &StepReport) -> Result<()> {
         if self.world.is_solo() {

@@ -1,4 +1,4 @@
-//! Running out of memory, and going on: the work is done again under the next cheaper plan.
+//! Running out of memory: the work is done again under the next cheaper plan.
 //!
 //! Nothing of a failed attempt stays: accumulators are dropped with it, and weights change only once all gradients are
 //! there. Normalisers are fixed for the whole optimizer step, so a step that is cut differently is the same step.

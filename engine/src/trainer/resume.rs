@@ -1,4 +1,4 @@
-//! Which run a folder holds: whether it is the one that is asked for, and where it goes on.
+//! Which run a folder holds: whether it is the one that is asked for, and where it continues.
 
 use crate::checkpoint::{RunDir, TrainerState};
 use crate::config::{Mode, RunConfig, check_resume_compat};
@@ -45,7 +45,7 @@ pub(super) fn resume(
     let found = newest.as_ref().map_or(u64::MAX, |(step, _)| *step);
     let advice = "every rank needs the run folder on a file system that all machines share";
     world.same("the newest checkpoint", advice, &found.to_le_bytes())?;
-    // a run that starts over keeps nothing; one that goes on keeps what its checkpoint knows
+    // a run that starts over keeps nothing; one that continues keeps what its checkpoint knows
     Recorder::rewind(&run, newest.as_ref().map(|(step, _)| *step))?;
     run.write("config.yaml", config.to_yaml()?.as_bytes())?;
     Ok((run, newest.map(|(_, dir)| dir)))

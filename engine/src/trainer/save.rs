@@ -17,7 +17,7 @@ impl Trainer {
         let written = self.recovering(Phase::SaveCheckpoint, Self::write_checkpoint);
         let keep = self.config.trainer.max_ckpt_to_keep;
         let pruned = written.and_then(|path| self.recorder.run().prune(keep).map(|()| path));
-        // rank 0 writes; the others go on once it is there
+        // rank 0 writes; the others continue once it is there
         let path = self.world.together(pruned)?;
         self.saved = Some(self.state.step);
         self.recorder.event(Event::Saved { path });

@@ -75,8 +75,8 @@ impl Trainer {
         Ok(report)
     }
 
-    /// One optimizer step of the model that a phase updates, at the report's learning rate: applied, or skipped with a warning. Too many skips in a row end
-    /// the run.
+    /// One optimizer step of the model that a phase updates, at the report's learning rate: applied, or skipped with a warning. Too many
+    /// skips in a row end the run.
     pub(super) fn optimizer_step(
         &mut self,
         phase: Phase,

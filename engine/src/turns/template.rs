@@ -83,7 +83,7 @@ impl TurnTemplate {
         Ok(own)
     }
 
-    /// A turn has to end with what ends sampling, or the model would go on where the template does not.
+    /// A turn has to end with what ends sampling, or the model would continue where the template does not.
     fn check_end(&self, stop_ids: &[u32]) -> Result<()> {
         let stops = stop_ids
             .iter()
@@ -120,6 +120,9 @@ impl TurnTemplate {
     }
 
     /// What the template writes of a conversation.
+    ///
+    /// # Errors
+    /// `Error::Model` where the template refuses the messages.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         let options = ChatOptions {
             add_generation_prompt,
@@ -145,6 +148,10 @@ impl TurnTemplate {
 
     /// The tokens between a turn and the next, with these messages between them. `ended` is the token that the turn ended with, where
     /// that ends turns in the template too.
+    ///
+    /// # Errors
+    /// `Error::Model` where the template refuses the messages or tokens cannot be encoded; `Error::Config` where it is not
+    /// prefix-preserving: it writes earlier turns differently once there are later ones.
     pub fn between(&self, ended: Option<u32>, messages: &[Message]) -> Result<Vec<u32>> {
         let text = self.between_text(messages)?;
         let ended = ended.map(|id| self.tokenizer.decode(&[id], false));
@@ -154,6 +161,9 @@ impl TurnTemplate {
     }
 
     /// The words of a turn, without the token that ended it.
+    ///
+    /// # Errors
+    /// `Error::Model` where the tokens cannot be decoded.
     pub fn words(&self, turn: &[u32], stop_ids: &[u32]) -> Result<String> {
         let words = match turn.split_last() {
             Some((last, words)) if stop_ids.contains(last) => words,
@@ -163,6 +173,9 @@ impl TurnTemplate {
     }
 
     /// Whether tokens are what the template writes of a conversation that ends with a turn of the model.
+    ///
+    /// # Errors
+    /// `Error::Model` where the template refuses the messages or the tokens cannot be decoded.
     pub fn writes(&self, tokens: &[u32], messages: &[Message]) -> Result<bool> {
         let text = self.tokenizer.decode(tokens, false)?;
         let wrote = self.render(messages, false)?;

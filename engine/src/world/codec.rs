@@ -109,53 +109,83 @@ impl<'a> Reader<'a> {
     }
 
     /// A whole number.
+    ///
+    /// # Errors
+    /// `Error::Ranks` where fewer bytes are left.
     pub fn number(&mut self) -> Result<u64> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
     /// A whole number as a length or an index.
+    ///
+    /// # Errors
+    /// As [`Self::number`].
     pub fn count(&mut self) -> Result<usize> {
         Ok(self.number()? as usize)
     }
 
     /// A number.
+    ///
+    /// # Errors
+    /// As [`Self::number`].
     pub fn float(&mut self) -> Result<f64> {
         Ok(f64::from_bits(self.number()?))
     }
 
     /// A text.
+    ///
+    /// # Errors
+    /// As [`Self::number`].
     pub fn text(&mut self) -> Result<String> {
         let len = self.count()?;
         Ok(String::from_utf8_lossy(self.take(len)?).into_owned())
     }
 
     /// A value that may be absent.
+    ///
+    /// # Errors
+    /// As [`Self::number`], and those of `read`.
     pub fn option<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T>) -> Result<Option<T>> {
         let there = self.number()? != 0;
         there.then(|| read(self)).transpose()
     }
 
     /// Values.
+    ///
+    /// # Errors
+    /// As [`Self::number`], and those of `read`.
     pub fn list<T>(&mut self, mut read: impl FnMut(&mut Self) -> Result<T>) -> Result<Vec<T>> {
         (0..self.number()?).map(|_| read(self)).collect()
     }
 
     /// Numbers.
+    ///
+    /// # Errors
+    /// As [`Self::number`].
     pub fn floats(&mut self) -> Result<Vec<f64>> {
         self.list(Self::float)
     }
 
     /// Numbers of four bytes.
+    ///
+    /// # Errors
+    /// As [`Self::number`].
     pub fn singles(&mut self) -> Result<Vec<f32>> {
         self.list(|r| Ok(f32::from_le_bytes(r.array()?)))
     }
 
     /// Token ids.
+    ///
+    /// # Errors
+    /// As [`Self::number`].
     pub fn tokens(&mut self) -> Result<Vec<u32>> {
         self.list(|r| Ok(u32::from_le_bytes(r.array()?)))
     }
 
     /// The experts that tokens went through.
+    ///
+    /// # Errors
+    /// As [`Self::number`].
     pub fn routes(&mut self) -> Result<Routes> {
         let width = self.count()?;
         let choices = self.list(|r| Ok(u16::from_le_bytes(r.array()?)))?;

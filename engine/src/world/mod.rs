@@ -85,6 +85,9 @@ impl World {
     }
 
     /// Every rank's values by rank: written by `write`, read by `read`.
+    ///
+    /// # Errors
+    /// `Error::Device` where another rank fails or is gone; those of `read`.
     pub fn gather<T>(
         &self,
         write: impl FnOnce(&mut Writer),
@@ -99,16 +102,25 @@ impl World {
     }
 
     /// The sum of values over the ranks, in their order.
+    ///
+    /// # Errors
+    /// `Error::Device` where another rank fails or is gone.
     pub fn all_reduce(&self, own: Flat) -> Result<Flat> {
         self.noting(self.all.all_reduce(own))
     }
 
     /// This rank's [`shard`](firebrick_backends::collective::shard) of the sum of values over the ranks, in their order.
+    ///
+    /// # Errors
+    /// `Error::Device` where another rank fails or is gone.
     pub fn reduce_scatter(&self, all: Flat) -> Result<Flat> {
         self.noting(self.all.reduce_scatter(all))
     }
 
     /// Every rank's values one behind the other. All give as many.
+    ///
+    /// # Errors
+    /// `Error::Device` where another rank fails or is gone.
     pub fn all_gather(&self, own: Flat) -> Result<Flat> {
         self.noting(self.all.all_gather(own))
     }
@@ -130,6 +142,9 @@ impl World {
 
     /// Ends a part of the run in which a rank may fail on its own: tells all whether this one did. Gives an error where one has, the
     /// same on every rank; one that ended an operation on the way was told already.
+    ///
+    /// # Errors
+    /// `CollectiveError::Failed` where a rank failed; the others where one is gone or in another operation.
     pub fn agree_on_failure(&self, failure: Option<Failure>) -> Result<(), CollectiveError> {
         let known = self
             .known
@@ -149,6 +164,9 @@ impl World {
     }
 
     /// The same for work whose errors end the run: its own error on the rank that failed, the other's elsewhere.
+    ///
+    /// # Errors
+    /// Its own, or `Error::Device` with another rank's.
     pub fn together<T>(&self, done: Result<T>) -> Result<T> {
         let failure = done.as_ref().err().map(|e| Failure::new(e.to_string()));
         match (self.agree_on_failure(failure), done) {
@@ -163,6 +181,9 @@ impl World {
     }
 
     /// What rank 0 says.
+    ///
+    /// # Errors
+    /// `Error::Device` where another rank fails or is gone.
     pub fn of_main(&self, own: Vec<u8>) -> Result<Vec<u8>> {
         if self.is_solo() {
             return Ok(own);
@@ -172,6 +193,9 @@ impl World {
     }
 
     /// Refuses ranks that are not alike: `what` they have, as bytes that have to be equal. The same error on every rank.
+    ///
+    /// # Errors
+    /// `Error::Ranks` with the first rank that differs from rank 0; `Error::Device` where one fails or is gone.
     pub fn same(&self, what: &str, advice: &str, own: &[u8]) -> Result<()> {
         if self.is_solo() {
             return Ok(());

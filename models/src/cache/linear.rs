@@ -25,8 +25,8 @@ impl KvCache {
         }
     }
 
-    /// A slot for a sequence's states, where the architecture has any. Callers make [room](Self::grow_states) for as many sequences as there
-    /// will be; a sequence more doubles it.
+    /// A slot for a sequence's states, where the architecture has any. Callers make [room](Self::grow_states) for as many sequences as
+    /// there will be; a sequence more doubles it.
     pub(super) fn allocate_state(&mut self) -> Option<u32> {
         let slots = self.slots.as_mut()?;
         if let Some(slot) = slots.allocate() {

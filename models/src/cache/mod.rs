@@ -14,7 +14,8 @@
 //! - Layers with a sliding window give blocks back that no later token sees. Layers with different windows have separate block numbers.
 //! - With linear attention a sequence also has a slot of states, which a fork copies. Nothing is then kept for later sequences.
 //! - Full blocks are kept after their sequence has ended, until the pool needs them: a sequence that begins with the same tokens shares
-//!   them (prefix caching). A cache belongs to the weights that filled it, so one is made for each [`Generator`](crate::generate::Generator).
+//!   them (prefix caching). A cache belongs to the weights that filled it, so one is made for each
+//!   [`Generator`](crate::generate::Generator).
 
 mod attention;
 mod block_pool;

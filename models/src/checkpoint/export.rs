@@ -144,7 +144,12 @@ fn shards(sizes: &[u64], limit: u64) -> Vec<std::ops::Range<usize>> {
 }
 
 /// Writes weights, configs and tokenizer into `dir`, which must exist: same names, config and element types as the source.
-/// Adapters are merged into the matrices they stand beside. Every file is synced; making the folder appear whole is the caller's part (write aside, rename).
+/// Adapters are merged into the matrices they stand beside. Every file is synced; making the folder appear whole is the caller's part
+/// (write aside, rename).
+///
+/// # Errors
+/// `Error::Io` where a file cannot be written, `Error::Device` and `Error::OutOfMemory` where the device fails to hand over weights; of a
+/// model whose other parts are written again, those of reading its folder.
 pub fn export(
     decoder: &Decoder,
     source: &Checkpoint,

@@ -49,6 +49,10 @@ pub fn is_adapter(dir: &Path) -> bool {
 }
 
 /// `base` with the adapter of a PEFT folder, in the precision of `base`.
+///
+/// # Errors
+/// As [`adapter_shape`]; `Error::MissingFile` without safetensors, and `Error::Config` for tensors that do not fit the base; those of
+/// reading safetensors.
 pub fn load_adapter(base: &Decoder, dir: &Path) -> Result<Decoder> {
     let config = adapter_config(dir)?;
     let lora = described(&config, &modules(base.specs()), dir)?;
@@ -75,6 +79,10 @@ pub fn load_adapter(base: &Decoder, dir: &Path) -> Result<Decoder> {
 }
 
 /// The settings of the adapter in a folder, for a base model of this architecture; its weights are not read.
+///
+/// # Errors
+/// `Error::NoFolder`, `Error::MissingFile` without an `adapter_config.json`, `Error::Io`, and `Error::Config` for a setting that is not
+/// supported.
 pub fn adapter_shape(arch: &Arch, dir: &Path) -> Result<LoraConfig> {
     let specs: Vec<ParamSpec> = chain(arch)
         .into_iter()
@@ -286,6 +294,9 @@ fn shown(config: &Map<String, Value>, key: &str) -> String {
 
 /// Writes the adapters of a decoder as PEFT's `save_pretrained` does, in f32, into `dir`, which must exist. `base_model` is the
 /// config's `base_model_name_or_path`. Panics for a decoder without adapters.
+///
+/// # Errors
+/// `Error::Io` where a file cannot be written, `Error::Device` and `Error::OutOfMemory` where the device fails to hand over matrices.
 pub fn save_adapter(decoder: &Decoder, base_model: &str, dir: &Path) -> Result<()> {
     let Some(lora) = decoder.lora() else {
         unreachable!("a model without adapters is exported whole");

@@ -66,6 +66,10 @@ impl View for LazyTensor<'_> {
 }
 
 /// Writes a safetensors file with `metadata` in its header, and waits until the disk has it.
+///
+/// # Errors
+/// `Error::Io` where the file cannot be written, `Error::Safetensors` for names or metadata that the format refuses, and the error of a
+/// tensor that could not be read.
 pub fn write_tensors(
     path: &Path,
     mut tensors: Vec<(String, LazyTensor<'_>)>,

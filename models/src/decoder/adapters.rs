@@ -50,6 +50,9 @@ impl Decoder {
     /// This model with adapters, on the device; `value` gives their matrices, in flat order and in the shape of
     /// [`ParamSpec::rows_cols`]. Only they (and a joint value head) are trained. Modules that the architecture lacks are left out of the
     /// settings.
+    ///
+    /// # Errors
+    /// The first that `value` gives.
     pub fn with_adapters<E>(
         &self,
         lora: LoraConfig,

@@ -34,7 +34,7 @@ impl Decoder {
         self.embed_with(&self.weights(0), ids)
     }
 
-    /// [`Self::embed`] with these weights of the embedding unit.
+    /// [`Self::embed`] with these weights of the embedding unit. Ids `[tokens]` become `[tokens, hidden]`.
     #[must_use]
     pub fn embed_with(&self, weights: &Weights, ids: Tensor<1, Int>) -> Tensor<2> {
         layer::embed(&self.arch, weights.need(Slot::Embedding), ids)
@@ -82,7 +82,8 @@ impl Decoder {
         })
     }
 
-    /// [`Self::hidden`] for some tokens of sequences whose earlier ones are in `cache`; these are written to it.
+    /// [`Self::hidden`] for some tokens of sequences whose earlier ones are in `cache`; these are written to it. Ids `[tokens]` become
+    /// `[tokens, hidden]`.
     pub fn hidden_cached(
         &self,
         ids: Tensor<1, Int>,
@@ -195,7 +196,8 @@ impl Decoder {
         attention::attend(qkv, params, sequences)
     }
 
-    /// Gradients of queries, keys and values, given the output of [`Self::attend`] and its gradient.
+    /// Gradients of queries, keys and values, given the output of [`Self::attend`] and its gradient. Output and gradient are `[tokens,
+    /// heads · head_dim]`; the gradients have the shapes of [`Qkv`].
     #[must_use]
     pub fn attend_backward(
         &self,

@@ -31,6 +31,9 @@ impl NewParam {
 impl Decoder {
     /// This model with its layers' matrices in few bits, on the device; all other weights are shared. The matrices are not trained any
     /// more: give it adapters. Embedding, norms, biases and the head stay in the model's precision, and so do matrices of experts.
+    ///
+    /// # Errors
+    /// `Error::Device` or `Error::OutOfMemory` where a matrix cannot be read from the device.
     pub fn with_quantized_base(&self, base: BaseFormat) -> Result<Self> {
         let arch = self.arch.clone().with_base(Some(base));
         let (own, device) = (self.without_adapters(), &self.device);

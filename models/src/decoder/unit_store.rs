@@ -132,6 +132,9 @@ impl Param {
     }
 
     /// A copy of its values on the host.
+    ///
+    /// # Errors
+    /// `Error::Device` or `Error::OutOfMemory` where the device fails.
     pub fn download(&self) -> Result<HostTensor> {
         match self {
             Self::Device(tensor) => Ok(HostTensor::download(tensor.clone())?),
@@ -140,6 +143,9 @@ impl Param {
     }
 
     /// The values of some of its rows.
+    ///
+    /// # Errors
+    /// `Error::Device` or `Error::OutOfMemory` where the device fails.
     pub fn rows(&self, rows: Range<usize>) -> Result<Vec<f32>> {
         Ok(match self {
             Self::Device(tensor) => {
@@ -166,7 +172,7 @@ impl Param {
         }
     }
 
-    /// Its values as a tensor on the device.
+    /// Its values as a tensor on the device. It is `[rows, columns]`.
     #[must_use]
     pub fn upload(&self, device: &Device) -> Tensor<2> {
         match self {

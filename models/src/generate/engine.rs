@@ -378,7 +378,7 @@ impl<'a> Engine<'a> {
             .max_new_tokens(request, &self.args.config)
     }
 
-    /// Ends a turn: the sequence goes on, waits to be answered, or has ended.
+    /// Ends a turn: the sequence continues, waits to be answered, or has ended.
     fn end(&mut self, mut sequence: Sequence, table: Option<BlockTable>) -> Result<()> {
         if let Some(mut table) = table {
             self.add_routes(&mut sequence, &table);

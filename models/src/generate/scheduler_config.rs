@@ -15,7 +15,8 @@ pub struct SchedulerConfig {
     pub max_num_seqs: usize,
     /// Most tokens of one forward pass: longer prompts are prefilled in chunks, with decoding between them.
     pub max_num_batched_tokens: usize,
-    /// Most tokens of a sequence, prompt and completion; a completion that reaches it ends with [`FinishReason::Length`](super::FinishReason::Length).
+    /// Most tokens of a sequence, prompt and completion; a completion that reaches it ends with
+    /// [`FinishReason::Length`](super::FinishReason::Length).
     pub max_model_len: Option<usize>,
     /// Most bytes of the KV cache; `None` is as many as the sequences may ever need. When it is full, the youngest sequences are preempted
     /// and recomputed later.

@@ -58,7 +58,7 @@ impl Sequence {
         self.sample.full_logps.push(token.full_logp);
     }
 
-    /// Adds tokens that were not sampled, after which it goes on.
+    /// Adds tokens that were not sampled, after which it continues.
     pub fn insert(&mut self, tokens: &[u32]) {
         let sample = &mut self.sample;
         let start = sample.tokens.len();

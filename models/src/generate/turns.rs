@@ -1,4 +1,4 @@
-//! Several turns: what a sequence goes on with after the model has ended a turn of it.
+//! Several turns: what a sequence continues with after the model has ended a turn of it.
 //!
 //! Tokens are only ever appended to a sequence, and none is encoded a second time. A turn's keys and values stay in the cache while it
 //! waits, as long as the pools have room ([`SchedulerConfig::keep_completions`](super::SchedulerConfig::keep_completions)), so that

@@ -1,5 +1,5 @@
-//! A mixture of experts (Shazeer et al., 2017, arXiv:1701.06538; Qwen 3's router: softmax over all experts, the likeliest of them): rows are
-//! sorted by expert on the host, and every expert multiplies its own rows.
+//! A mixture of experts (Shazeer et al., 2017, arXiv:1701.06538; Qwen 3's router: softmax over all experts, the likeliest of them): rows
+//! are sorted by expert on the host, and every expert multiplies its own rows.
 
 use crate::arch::{Arch, Experts};
 use crate::forward_context::ForwardContext;

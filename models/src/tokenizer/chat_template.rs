@@ -46,7 +46,7 @@ pub struct ChatOptions<'a> {
 }
 
 impl ChatOptions<'_> {
-    /// A conversation that the assistant goes on with.
+    /// A conversation that the assistant continues with.
     #[must_use]
     pub fn prompt() -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Runs that train adapters: what they leave behind, that they go on, and what they refuse.
+//! Runs that train adapters: what they leave behind, that they continue, and what they refuse.
 
 use super::runs::metrics;
 use super::{Bench, firebrick, refused, succeeded};

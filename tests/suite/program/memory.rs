@@ -299,7 +299,7 @@ fn a_preset_s_values_that_the_cpu_cannot_have_are_left_out_of_the_run() {
     assert_eq!(resolved.precision, Precision::F32);
     assert_eq!(resolved.rollout.gpu_memory_utilization, None);
     assert_eq!(resolved.rollout.max_num_seqs, 64);
-    // the run goes on from the same file
+    // the run continues from the same file
     let more = ["memory.preset=constrained", "trainer.steps=2", "--resume"];
     succeeded(&train(&bench, "run", &more));
     // what is written is not the preset's to leave out

@@ -1,4 +1,4 @@
-//! Runs with a critic: what they leave behind, that they go on, that plans change nothing, and what they refuse.
+//! Runs with a critic: what they leave behind, that they continue, that plans change nothing, and what they refuse.
 
 use super::runs::metrics;
 use super::{Bench, copy_model, refused, stderr, succeeded};

@@ -1,4 +1,4 @@
-//! Runs whose rewards are a model's and rules': what they add up to, what is normalised, and that they go on exactly.
+//! Runs whose rewards are a model's and rules': what they add up to, what is normalised, and that they continue exactly.
 
 use super::runs::metrics;
 use super::{Bench, firebrick, refused, stderr, succeeded};

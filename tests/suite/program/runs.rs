@@ -1,4 +1,4 @@
-//! Whole runs: what they leave behind, and that a killed one goes on as if nothing had happened.
+//! Whole runs: what they leave behind, and that a killed one continues as if nothing had happened.
 
 use super::{Bench, stderr, succeeded};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! A card that has no memory for a while: a run goes on under a cheaper plan, or ends and says what to do. On the stand-in for a card
+//! A card that has no memory for a while: a run continues under a cheaper plan, or ends and says what to do. On the stand-in for a card
 //! (`tests/cuda`), which refuses allocations when it is told to; a real card cannot be told.
 
 use super::runs::metrics;

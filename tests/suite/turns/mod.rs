@@ -414,7 +414,7 @@ fn a_resumed_run_repeats_the_turns_of_one_that_was_not_stopped() {
         first.step().expect("a step");
     }
     drop(first);
-    // goes on from the checkpoint of step 2
+    // continues from the checkpoint of step 2
     run()
         .start(Start::Resume)
         .build()

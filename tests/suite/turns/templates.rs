@@ -1,4 +1,4 @@
-//! Templates that write a conversation differently once it goes on are refused, with what they write.
+//! Templates that write a conversation differently once it continues are refused, with what they write.
 
 use super::WORDS;
 use firebrick_engine::Result;

@@ -17,6 +17,10 @@ use std::path::Path;
 impl Arch {
     /// Reads a `config.json`, in the style of transformers 4 (`rope_theta`, `rope_scaling`) or 5
     /// (`rope_parameters`). `path` is only for messages.
+    ///
+    /// # Errors
+    /// `Error::UnknownArchitecture` for a class or `model_type` that is not supported; `Error::Config` for a key that is missing, has
+    /// another type, or asks for what no decoder here computes.
     pub fn from_config(config: &Map<String, Value>, path: &Path) -> Result<Self> {
         let (family, head) = Family::parse(config).map_err(|found| Error::UnknownArchitecture {
             found,

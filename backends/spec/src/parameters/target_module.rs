@@ -29,6 +29,9 @@ impl TargetModule {
     }
 
     /// Modules by name, in the order of the layer, without duplicates. The error lists the known names.
+    ///
+    /// # Errors
+    /// A message with the first unknown name.
     pub fn parse(names: &[impl AsRef<str>]) -> Result<Vec<Self>, String> {
         let mut targets = names
             .iter()

@@ -1,8 +1,8 @@
 //! The gated delta rule (Yang et al., 2024, arXiv:2412.06464) over the rows of several sequences, with its gradient.
 //!
 //! A value head has a state S of shape `[key_dim, value_dim]`. A token decays it by eᵍ, replaces a part β of what it holds for the key k
-//! by the value v, and reads it with the query q: `S ← eᵍ S`, `S ← S + k (β (v − Sᵀ k))ᵀ`, `o = Sᵀ q`. Queries and keys are divided by their
-//! norms first, queries also by √`key_dim`. One token is computed like this; longer sequences in chunks (`chunk`).
+//! by the value v, and reads it with the query q: `S ← eᵍ S`, `S ← S + k (β (v − Sᵀ k))ᵀ`, `o = Sᵀ q`. Queries and keys are divided by
+//! their norms first, queries also by √`key_dim`. One token is computed like this; longer sequences in chunks (`chunk`).
 
 mod backward;
 mod chunk;
@@ -20,7 +20,8 @@ use chunk::{CHUNK, Scratch};
 use inputs::{Inputs, inverse_norm};
 use rayon::prelude::*;
 
-/// Of `qkv`, `[rows, channels]`, log decays `g` and `beta`, `[rows, value heads]` each: `[rows, value heads · value_dim]`. All in f32 or f64.
+/// Of `qkv`, `[rows, channels]`, log decays `g` and `beta`, `[rows, value heads]` each: `[rows, value heads · value_dim]`. All in f32 or
+/// f64.
 ///
 /// `None` where the kernels do not support the tensors.
 pub(super) fn gated_delta_rule(

@@ -5,7 +5,7 @@
 //! keys compute dK and dV, summed over the query heads of their group. No two cubes write the same element, so there are no
 //! atomics.
 //!
-//! There are two versions of each kernel: `tensor_core` for half precision, and `simt` on plain units for the rest.
+//! There are two versions of each kernel: `tensor_core` for half precision, and `simt` on SIMT units for the rest.
 
 mod blocks;
 mod simt;
@@ -62,7 +62,7 @@ struct LaunchParams {
     /// The soft-cap, or 1 where there is none.
     cap: f32,
     capped: bool,
-    /// Sizes for the kernels on tensor cores; `None` for those on plain units.
+    /// Sizes for the kernels on tensor cores; `None` for those on SIMT units.
     tensor_cores: Option<Sizes>,
 }
 

@@ -18,7 +18,8 @@
 //! | experts, `k` of `E` a token, each `f` wide | as an MLP, of each; what each gives; probabilities, where rows lie | 5 k f + k d + E + 8 k |
 //! | with a norm after the half | its input, and that divided | 2 d |
 //!
-//! Kernels keep their inputs and nothing else (the profile's [`KernelTable`](firebrick_spec::KernelTable) says which are used; the CPU has none for `gelu`):
+//! Kernels keep their inputs and nothing else (the profile's [`KernelTable`](firebrick_spec::KernelTable) says which are used; the CPU has
+//! none for `gelu`):
 //!
 //! | half | kept | numbers |
 //! |---|---|---|

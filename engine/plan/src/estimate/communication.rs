@@ -9,7 +9,7 @@
 //!
 //! of `n` tokens of a micro-batch over the devices that share them. A layer that is recomputed has its forward's once more. While a token
 //! is sampled, devices that share matrices sum twice a layer, and devices that share sequences sample different ones.
-//! All of it is exposed: the trainer waits for every message before it goes on.
+//! All of it is exposed: the trainer waits for every message before it continues.
 
 use super::activations::{Half, Shape};
 use super::context::Context;

@@ -234,6 +234,9 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 }
 
 /// The architecture of a public model by name.
+///
+/// # Errors
+/// `Error::Config` for a name that is not in the table, with the known ones.
 pub fn public(name: &str) -> Result<Arch> {
     let Some((_, family, [d, f, layers, heads, kv, dim, vocab], tied)) =
         MODELS.iter().find(|m| m.0.eq_ignore_ascii_case(name))

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 /// Bytes of a phase at its peak.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct PhaseEstimate {
-    /// `load`, `rollout`, `score`, `backward`, `optimizer` or `save`; with reward models also `reward`, with a critic `values`, `critic_backward` and
-    /// `critic_optimizer`.
+    /// `load`, `rollout`, `score`, `backward`, `optimizer` or `save`; with reward models also `reward`, with a critic `values`,
+    /// `critic_backward` and `critic_optimizer`.
     pub name: String,
     /// Reserved device bytes: what is in use, and what the pool adds.
     pub total_bytes: u64,

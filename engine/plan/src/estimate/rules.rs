@@ -117,6 +117,9 @@ pub const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
 
 /// Public models under the presets, each in every one of [`PRECISIONS`]: a step of 32 rollouts, groups of 8, 512 + 512 tokens, no
 /// reference.
+///
+/// # Errors
+/// `Error::Config` or `Error::Plan` where a preset gives no plan for a model.
 pub fn table(profile: &DeviceProfile) -> Result<Vec<PublicModel>> {
     let both = |name| PRECISIONS.map(|precision| (name, precision));
     names()
@@ -157,6 +160,9 @@ pub fn weight_bytes(workload: &Workload) -> u64 {
 }
 
 /// The rules of thumb for a run: their multiples of its weights in its precision, and what the formulas say of it under the presets.
+///
+/// # Errors
+/// `Error::Config` or `Error::Plan` where a preset gives no plan for the workload.
 pub fn of_run(
     workload: &Workload,
     max_num_seqs: usize,
@@ -231,6 +237,9 @@ fn under_preset(
 }
 
 /// The settings of a preset over the defaults.
+///
+/// # Errors
+/// `Error::Config` where the preset's settings are no settings of memory.
 pub fn with_preset(preset: Preset) -> Result<MemoryConfig> {
     let settings: Map<String, Value> = preset.settings();
     serde_json::from_value(Value::Object(settings))
@@ -249,6 +258,9 @@ pub struct TechniqueCost {
 }
 
 /// What each technique does to one workload, by itself.
+///
+/// # Errors
+/// `Error::Config` or `Error::Plan` where a technique gives no plan for the workload.
 pub fn techniques(
     workload: &Workload,
     base: &MemoryConfig,

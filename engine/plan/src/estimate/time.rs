@@ -13,11 +13,11 @@
 //! | recomputed segments | their forward once more; packed and chunked attention its scores once more |
 //!
 //! Every pass over a frozen base in few bits reads its codes, writes what they are widened to and reads that again; so does every token
-//! of a decoded batch. Decoding reads all weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies between host and device take
-//! bytes over the link. Where the backend copies on a stream of its own ([`DeviceProfile::overlaps_copies`]) and `prefetch` is above 0,
-//! they hide behind the computation of their phase as far as that lasts; elsewhere copies and kernels share one queue, and a phase
-//! takes the sum of both. Gradients that leave are waited for wherever they are copied: no more than `prefetch` matrices of them may be
-//! on their way.
+//! of a decoded batch. Decoding reads all weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies
+//! between host and device take bytes over the link. Where the backend copies on a stream of its own ([`DeviceProfile::overlaps_copies`])
+//! and `prefetch` is above 0, they hide behind the computation of their phase as far as that lasts; elsewhere copies and kernels share one
+//! queue, and a phase takes the sum of both. Gradients that leave are waited for wherever they are copied: no more than `prefetch` matrices
+//! of them may be on their way.
 //!
 //! [`DeviceProfile::overlaps_copies`]: firebrick_spec::DeviceProfile::overlaps_copies
 //!

@@ -1,7 +1,7 @@
 //! Messages about weights and gradients of data-parallel devices, unit by unit, as the trainer sends them (docs/clusters.md).
 //!
-//! A message of shards has every parameter's filled up to the length of the longest ([`Partition::part`]); one that sums gradients has besides,
-//! for each device, a number a parameter that counts who had a gradient of it.
+//! A message of shards has every parameter's filled up to the length of the longest ([`Partition::part`]); one that sums gradients has
+//! besides, for each device, a number a parameter that counts who had a gradient of it.
 
 use super::messages::{Communication, Group, MessageKind};
 use super::parallel::Parallel;
@@ -259,8 +259,8 @@ impl ModelMessages<'_> {
     }
 }
 
-/// What the first of so many data-parallel ranks sends in an optimizer step of a model under a plan, in which every rank makes `rounds` passes:
-/// to be compared with what a run counts.
+/// What the first of so many data-parallel ranks sends in an optimizer step of a model under a plan, in which every rank makes `rounds`
+/// passes: to be compared with what a run counts.
 #[must_use]
 pub fn of_update(
     arch: &Arch,

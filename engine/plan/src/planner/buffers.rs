@@ -161,6 +161,9 @@ fn buffers(workload: &Workload, plan: &Plan, kernels: &KernelTable) -> Vec<Buffe
 
 impl Request {
     /// Refuses a plan with tensors that the device cannot hold in one piece, whatever it holds in all.
+    ///
+    /// # Errors
+    /// `Error::Plan` with every tensor that is too large, its bytes, and how to make it smaller.
     pub fn check_buffers(&self, plan: &Plan) -> Result<()> {
         let Some(limit) = self.profile.largest_buffer else {
             return Ok(());

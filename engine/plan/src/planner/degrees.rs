@@ -2,8 +2,8 @@
 //!
 //! Every way to write the number of devices as data × sequence × tensor × pipeline is considered, with each stage of `ZeRO`, and with
 //! sampling on groups of devices that share matrices. Matrices and sequences are shared inside a machine only; stages go with the
-//! optimizer's state shared out at most. Each is searched as a plan of one device is. With estimated kinds there are many: they are tried in
-//! the order of their time without memory limits, and left out from where that is above the best so far.
+//! optimizer's state shared out at most. Each is searched as a plan of one device is. With estimated kinds there are many: they are tried
+//! in the order of their time without memory limits, and left out from where that is above the best so far.
 
 use super::advice;
 use super::candidates::placements;

@@ -59,6 +59,9 @@ impl Fit {
     }
 
     /// Every technique that the plan uses, with what it saves and costs by itself.
+    ///
+    /// # Errors
+    /// `Error::Config` or `Error::Plan` where there is no plan without one of the techniques.
     pub fn decisions(&self, request: &Request) -> Result<Vec<Decision>> {
         techniques(self, request)
             .into_iter()

@@ -27,6 +27,9 @@ pub struct GroupProposal {
 impl Fit {
     /// Half, a quarter, twice and four times the group size, where as many rollouts make whole steps of them. Larger groups share
     /// more of their prompts' keys and values; how many completions a prompt is worth is the objective's question.
+    ///
+    /// # Errors
+    /// Those of [`Request::fit`], apart from `Error::Infeasible`.
     pub fn groups(&self, request: &Request) -> Result<Vec<GroupProposal>> {
         let w = &request.workload;
         let sizes = [w.group / 4, w.group / 2, w.group * 2, w.group * 4];

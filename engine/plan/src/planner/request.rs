@@ -27,6 +27,9 @@ pub struct Request {
 
 impl Request {
     /// The same request with the run spread over several devices, which the workload must be divisible by.
+    ///
+    /// # Errors
+    /// `Error::Config`: see [`Parallel::check`].
     pub fn spread(mut self, parallel: Parallel) -> Result<Self> {
         parallel.check(&self.workload)?;
         self.parallel = parallel;

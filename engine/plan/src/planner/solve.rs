@@ -22,6 +22,9 @@ const STEP_DOWN: f64 = 0.1;
 
 impl Request {
     /// The plan that the settings spell out, with its estimate, whether it fits or not.
+    ///
+    /// # Errors
+    /// `Error::Config` for settings that give no plan, and `Error::Plan` also for tensors that the device cannot hold in one piece.
     pub fn as_configured(&self) -> Result<Fit> {
         self.fit_candidate(Candidate {
             memory: self.memory.clone(),
@@ -30,6 +33,10 @@ impl Request {
     }
 
     /// The plan with the least estimated time that fits.
+    ///
+    /// # Errors
+    /// `Error::Infeasible` where no plan fits, with what would help; `Error::Config` for settings that give no plan, and `Error::Plan` also
+    /// for tensors that the device cannot hold in one piece.
     pub fn fit(&self) -> Result<Fit> {
         match search::search(&self.within_buffers(), &self.limits())? {
             Some(best) => self.fit_candidate(best),
@@ -39,6 +46,9 @@ impl Request {
 
     /// The fastest plan that should get by where `current` ran out of memory: its prediction stays a tenth below the
     /// current one's, and below the limit by as much as the failed prediction was too low.
+    ///
+    /// # Errors
+    /// `Error::Infeasible` where no plan is predicted to need that little, with what would help; the others as in [`Self::fit`].
     pub fn next_cheaper(&self, current: &Plan, failure: &Failure) -> Result<Fit> {
         let failed = self.estimate(current);
         let phase = failure.phase.as_deref().and_then(|name| failed.phase(name));

@@ -144,7 +144,7 @@ pub(super) const TABLE: &[Rule] = &[
     ),
     (
         "resume_from_checkpoint",
-        NotNeeded("`firebrick train CONFIG --resume` goes on from the newest checkpoint"),
+        NotNeeded("`firebrick train CONFIG --resume` continues from the newest checkpoint"),
     ),
     ("report_to", By(trackers)),
     ("logging_steps", NotNeeded(RHYTHM)),

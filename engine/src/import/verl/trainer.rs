@@ -34,12 +34,12 @@ pub(super) const TABLE: &[Rule] = &[
     ("trainer.critic_warmup", By(warmup)),
     (
         "trainer.resume_mode",
-        NotNeeded("`firebrick train CONFIG --resume` goes on from the newest checkpoint"),
+        NotNeeded("`firebrick train CONFIG --resume` continues from the newest checkpoint"),
     ),
     (
         "trainer.resume_from_path",
         Off(
-            "--resume goes on from the newest checkpoint of the run folder; model.path may be a checkpoint's model/",
+            "--resume continues from the newest checkpoint of the run folder; model.path may be a checkpoint's model/",
         ),
     ),
     ("trainer.max_actor_ckpt_to_keep", By(keep)),

@@ -64,7 +64,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// A ledger that goes on from an earlier peak.
+    /// A ledger that continues from an earlier peak.
     #[must_use]
     pub fn new(
         peak_bytes: u64,

@@ -1,4 +1,4 @@
-//! What traces steps while a run goes on.
+//! What traces steps of a run.
 
 use super::tracks::{RecordedStep, head};
 use crate::checkpoint::RunDir;
@@ -59,7 +59,7 @@ impl Profiler {
         traced
     }
 
-    /// The step is over, or has failed: it is added to the trace. Where that fails the run goes on, with a warning.
+    /// The step is over, or has failed: it is added to the trace. Where that fails the run continues, with a warning.
     pub fn end_step(&mut self, run: &RunDir) {
         let (Some((step, began)), Some(origin)) = (self.running.take(), self.origin) else {
             return;
@@ -83,7 +83,7 @@ impl Profiler {
         {
             self.failed = true;
             tracing::warn!(
-                "the profile in {} is not complete, the run goes on: {error}",
+                "the profile in {} is not complete, the run continues: {error}",
                 path.display()
             );
         }

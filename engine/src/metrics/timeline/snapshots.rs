@@ -40,7 +40,7 @@ pub struct Snapshots {
 }
 
 impl Snapshots {
-    /// Those of a run on a device that goes on after `finished` steps, the next `snapshot` of which are kept whole. `unified`:
+    /// Those of a run on a device that continues after `finished` steps, the next `snapshot` of which are kept whole. `unified`:
     /// host and device are one memory.
     #[must_use]
     pub fn new(

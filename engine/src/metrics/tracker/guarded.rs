@@ -15,7 +15,7 @@ const TEXT_CHARS: usize = 4000;
 /// Texts of a run: about one at every tenth of it, as many as `TensorBoard` shows of a name.
 const TEXTS: u64 = 10;
 
-/// The trackers of a run. Whatever one of them does, the run goes on: the first failure of each is a warning, the others are not
+/// The trackers of a run. Whatever one of them does, the run continues: the first failure of each is a warning, the others are not
 /// mentioned, and memory that they take shows in no peak.
 #[derive(Default)]
 pub struct Trackers(Vec<Guarded>);
@@ -37,7 +37,7 @@ impl Guarded {
         if !self.warned {
             self.warned = true;
             tracing::warn!(
-                "{}: {problem}; the run goes on, and metrics.jsonl has every value",
+                "{}: {problem}; the run continues, and metrics.jsonl has every value",
                 self.tracker.name()
             );
         }

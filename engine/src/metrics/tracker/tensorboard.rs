@@ -14,8 +14,8 @@ const CONFIG_CHARS: usize = 100_000;
 
 /// Writes one event file a session, in `tensorboard/` of the run folder: metrics as scalars, the configuration and some samples as texts.
 ///
-/// A resumed session says at which step it begins; `TensorBoard` then drops what earlier sessions wrote of that step and later ones. Where a
-/// write fails, its records are kept and written with the next.
+/// A resumed session says at which step it begins; `TensorBoard` then drops what earlier sessions wrote of that step and later ones. Where
+/// a write fails, its records are kept and written with the next.
 #[derive(Debug, Default)]
 pub struct TensorBoard {
     folder: PathBuf,

@@ -52,7 +52,7 @@ const SCHEMA: &str = "
 /// Writes a run's metrics and configuration into Trackio's database of the project, in `TRACKIO_DIR` or the folder that Trackio uses
 /// without it.
 ///
-/// A resumed run goes on in its own rows: `trackio.json` in the run folder has their id, and what a killed session wrote of later steps
+/// A resumed run continues in its own rows: `trackio.json` in the run folder has their id, and what a killed session wrote of later steps
 /// is removed. Where a write fails, its rows are kept and written with the next.
 #[derive(Debug)]
 pub struct Trackio {

@@ -18,7 +18,7 @@ pub struct TrackedRun<'a> {
     pub config: &'a Value,
     /// The same as YAML.
     pub yaml: &'a str,
-    /// The last step whose values stay, of a run that goes on from a checkpoint. `None` where the run starts, or starts over: no value
+    /// The last step whose values stay, of a run that continues from a checkpoint. `None` where the run starts, or starts over: no value
     /// of an earlier session stays.
     pub last_step: Option<u64>,
 }
@@ -34,19 +34,31 @@ pub trait Tracker {
     /// Its name in messages.
     fn name(&self) -> &str;
 
-    /// The run starts, or goes on. Called first, and once.
+    /// The run starts, or continues. Called first, and once.
+    ///
+    /// # Errors
+    /// Why the tracker fails. The first failure of a tracker is a warning; the run continues, and calls it again.
     fn begin(&mut self, run: &TrackedRun<'_>) -> TrackerResult;
 
     /// The metrics of a step and of the validation after it: what its line of `metrics.jsonl` has. Steps ascend, from 0.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
     fn metrics(&mut self, step: u64, metrics: &Metrics) -> TrackerResult;
 
     /// A text in Markdown: some samples. Nothing unless implemented.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
     fn text(&mut self, step: u64, name: &str, markdown: &str) -> TrackerResult {
         let _ = (step, name, markdown);
         Ok(())
     }
 
     /// The session ends. Not called where the process is killed.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
     fn finish(&mut self) -> TrackerResult {
         Ok(())
     }

@@ -113,6 +113,9 @@ impl<'a> Reader<'a> {
     }
 
     /// Refuses a setting that differs from its default and was not read. `null` turns something off, and is never refused.
+    ///
+    /// # Errors
+    /// `Error::Config` with the first such key, and what it goes with.
     pub fn refuse_unread(&self) -> Result<()> {
         let written = |config: &ObjectiveConfig| serde_json::to_value(config).unwrap_or_default();
         let (own, base) = (written(self.config), written(&ObjectiveConfig::default()));

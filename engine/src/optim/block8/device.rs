@@ -26,7 +26,7 @@ pub struct DeviceBlock8 {
 }
 
 impl DeviceBlock8 {
-    /// Quantises a matrix. Signed ones are first moments; second moments are never negative.
+    /// Quantises a matrix. Signed ones are first moments; second moments are never negative. The matrix is `[rows, columns]`.
     #[must_use]
     pub fn quantise(values: Tensor<2>, signed: bool) -> Self {
         let (shape, dtype) = (values.dims(), values.dtype());
@@ -64,7 +64,7 @@ impl DeviceBlock8 {
         }
     }
 
-    /// The matrix, in the float type of the one that was quantised.
+    /// The matrix, in the float type of the one that was quantised. It is `[rows, columns]`.
     #[must_use]
     pub fn dequantise(&self) -> Tensor<2> {
         let device = self.scales.device();
@@ -108,6 +108,9 @@ impl DeviceBlock8 {
     }
 
     /// Copies codes and scales to the host. Waits for them to be computed.
+    ///
+    /// # Errors
+    /// `Error::Model` where the device fails.
     pub fn download(&self) -> Result<HostBlock8> {
         let failed = |e| device_error("reading 8-bit moments", &e);
         let words: Vec<i32> = self.codes.clone().try_into_vec_as().map_err(failed)?;

@@ -69,6 +69,9 @@ pub struct Calculator {
 
 impl Calculator {
     /// Checks the settings and lays out the splits.
+    ///
+    /// # Errors
+    /// `TaskError::Config` with the setting that is out of range.
     pub fn new(config: &CalculatorConfig) -> Result<Self, TaskError> {
         if !(1..=9).contains(&config.digits) {
             let detail = format!("expected 1 to 9 digits, found {}", config.digits);

@@ -20,6 +20,9 @@ pub struct PythonEnvironments {
 
 impl PythonEnvironments {
     /// Starts the first process, which says what tools there are; the others are started when they are needed.
+    ///
+    /// # Errors
+    /// `TaskError::Config` for settings out of range, and where the process does not start or the class cannot be used.
     pub fn open(config: &PythonEnvironmentConfig) -> Result<Self, TaskError> {
         config.check()?;
         let mut first = Session::new(config);

@@ -27,6 +27,9 @@ pub(crate) struct Problem {
 
 impl Problem {
     /// Reads a ground truth such as `{"target": 24, "numbers": [2, 3, 4]}`.
+    ///
+    /// # Errors
+    /// What was expected, for a text that is no such object, or more numbers than a problem has.
     pub fn parse(answer: &str) -> Result<Self, String> {
         let problem: Self = serde_json::from_str(answer.trim()).map_err(|error| {
             format!(

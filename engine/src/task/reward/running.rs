@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// Added to the standard deviation.
 const EPS: f64 = 1e-8;
 
-/// Running statistics of a reward: part of the trainer's state, so that a resumed run goes on with the same numbers.
+/// Running statistics of a reward: part of the trainer's state, so that a resumed run continues with the same numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct RunningStats {
     /// Values so far.

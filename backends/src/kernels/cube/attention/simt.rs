@@ -1,4 +1,4 @@
-//! On plain units, in f32.
+//! On SIMT units, in f32.
 
 mod backward;
 mod forward;

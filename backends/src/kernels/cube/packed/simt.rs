@@ -1,4 +1,4 @@
-//! On plain units, in f32. A cube has some rows and a panel; a unit has four outputs, some inputs, and all the rows: it widens four
+//! On SIMT units, in f32. A cube has some rows and a panel; a unit has four outputs, some inputs, and all the rows: it widens four
 //! words in registers and reads each row's inputs once for sixteen products. Then the units of an output sum their results.
 
 use super::super::launch::UNITS;
