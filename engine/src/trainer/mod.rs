@@ -16,6 +16,7 @@ mod recover;
 mod resume;
 mod rl;
 mod rollout;
+mod sampler;
 mod save;
 mod score;
 mod sequences;
