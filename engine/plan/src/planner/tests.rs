@@ -1,3 +1,4 @@
+use crate::PlannedFor;
 use super::*;
 use crate::estimate::{CriticWork, Parallel, Sizes, Workload, Zero, rules};
 use crate::test_support::{device, kernels};
