@@ -150,6 +150,11 @@ pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
     let mut report = PlanReport::new(&request, fit)?;
     report.preset = Some(config.applied_preset).filter(|preset| preset.name.is_some());
     report.other_degrees = others;
+    let together = request.parallel.rollout_tensor.unwrap_or(1);
+    if together > 1 || together != config.rollout.tensor_model_parallel_size as u64 {
+        let key = "rollout.tensor_model_parallel_size";
+        report.settings.insert(0, format!("{key}={together}"));
+    }
     if let Spread::Chosen {
         machines: (nodes, gpus),
         ..

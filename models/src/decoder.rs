@@ -6,6 +6,7 @@ mod forward;
 mod init;
 mod prepack;
 mod quantized;
+mod tensor_shard;
 mod unit_store;
 mod value_head;
 
@@ -14,6 +15,7 @@ pub use unit_store::{HostWeights, NewParam, Param, Store, Unit};
 use crate::Result;
 use crate::adapter::LoraConfig;
 use crate::arch::Arch;
+use crate::tensor_group::TensorGroup;
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::weights::{WeightKey, Weights};
 use burn::tensor::{Device, Tensor};
@@ -36,6 +38,8 @@ pub struct Decoder {
     lora: Option<LoraConfig>,
     /// Whether adapters run.
     adapters_on: bool,
+    /// The ranks that share its matrices, where it is a [share](Self::tensor_shard).
+    tensor: Option<TensorGroup>,
 }
 
 impl Decoder {
@@ -82,6 +86,7 @@ impl Decoder {
             device: device.clone(),
             lora: None,
             adapters_on: true,
+            tensor: None,
         })
     }
 

@@ -1,5 +1,6 @@
 //! Errors of checkpoints, tokenizers, sampling and the device.
 
+use firebrick_backends::collective::CollectiveError;
 use firebrick_backends::out_of_memory::OutOfMemory;
 use std::path::PathBuf;
 
@@ -167,6 +168,18 @@ pub enum Error {
         /// What was refused.
         what: OutOfMemory,
     },
+    /// Ranks that share matrices have failed, are gone, or do not do the same.
+    #[error(transparent)]
+    Ranks(#[from] CollectiveError),
+    /// Ranks that share matrices have sampled different tokens.
+    #[error(
+        "rank {rank} of a group that samples together has other tokens than its first; start every rank with the same program on \
+         processors of the same kind, or set rollout.tensor_model_parallel_size to 1"
+    )]
+    Diverged {
+        /// The first rank of the group that differs.
+        rank: usize,
+    },
     /// A tokenizer file is invalid, or a text could not be encoded.
     #[error("tokenizer {}: {detail}", path.display())]
     Tokenizer {
@@ -216,6 +229,7 @@ impl Error {
         match self {
             Self::OutOfMemory { what, .. } => Some(what.clone()),
             Self::Io { error, .. } => OutOfMemory::in_error(error),
+            Self::Ranks(error) => error.failure()?.memory(),
             _ => None,
         }
     }
@@ -223,7 +237,11 @@ impl Error {
     /// Whether the user can mend it by changing what they asked for, as opposed to a device that failed.
     #[must_use]
     pub fn is_users(&self) -> bool {
-        !matches!(self, Self::Device { .. }) && self.out_of_memory().is_none()
+        let failed = matches!(
+            self,
+            Self::Device { .. } | Self::Ranks(_) | Self::Diverged { .. }
+        );
+        !failed && self.out_of_memory().is_none()
     }
 }
 

@@ -5,7 +5,7 @@ pub(crate) mod delta_net;
 mod experts;
 
 use crate::adapter::LoraForward;
-use crate::arch::{Activation, Arch};
+use crate::arch::{Activation, Arch, QkNorm};
 use crate::attention::{self, AttentionParams, Qkv};
 use crate::cache::{AttentionMetadata, LayerCache};
 use crate::forward_context::ForwardContext;
@@ -171,12 +171,18 @@ fn query_key_value(
         }
         None => y,
     };
-    let mut q = normed(q, Slot::QNorm);
+    let [mut q, k] = match w.group() {
+        Some(group) if arch.qk_norm == Some(QkNorm::Projection) => {
+            let weights = [w.need(Slot::QNorm), w.need(Slot::KNorm)];
+            group.norm_projections(arch, [q, k], weights)
+        }
+        _ => [normed(q, Slot::QNorm), normed(k, Slot::KNorm)],
+    };
     if let Some(scale) = scale {
         let stored = q.dtype();
         q = stored_as(widened(q) * scale.clone(), stored);
     }
-    ([q, normed(k, Slot::KNorm), v], gate)
+    ([q, k, v], gate)
 }
 
 /// Queries, and the gate that lies beside each head of them: `[tokens, heads · (head_dim + head_dim)]` as two of half the width.
@@ -278,8 +284,12 @@ fn gated(arch: &Arch, w: &Weights, h: &Tensor<2>, lora: Option<LoraForward<'_>>)
 }
 
 /// Rows of the embedding matrix, `[tokens, hidden]`.
-pub(crate) fn embed(arch: &Arch, table: Tensor<2>, ids: Tensor<1, Int>) -> Tensor<2> {
-    let rows = table.select(0, ids);
+pub(crate) fn embed(arch: &Arch, w: &Weights, ids: Tensor<1, Int>) -> Tensor<2> {
+    let table = w.need(Slot::Embedding);
+    let rows = match w.group() {
+        Some(group) => group.embed(arch, table, ids),
+        None => table.select(0, ids),
+    };
     match arch.embedding_scale {
         Some(scale) => rows * scale,
         None => rows,

@@ -6,6 +6,7 @@ pub use key::WeightKey;
 
 use crate::adapter::LoraForward;
 use crate::functional::linear;
+use crate::tensor_group::TensorGroup;
 use crate::unit::{Slot, TargetModule};
 use burn::tensor::Tensor;
 use firebrick_backends::kernels::{self, PackedWeights};
@@ -20,6 +21,8 @@ pub struct Weights {
     panels: Vec<(Slot, PackedWeights)>,
     /// Copies of matrices that multiply the same rows, one below the other, for one product of a decoding step.
     joined: Vec<JoinedMatrix>,
+    /// The ranks that have the other parts of these, where they are a rank's share.
+    group: Option<TensorGroup>,
 }
 
 /// The matrices of several slots and their biases as one: `[out, in]`, and `[1, out]` where all have a bias.
@@ -52,7 +55,25 @@ impl Weights {
             entries: entries.map(|(key, tensor)| (key.into(), tensor)).collect(),
             panels: Vec::new(),
             joined: Vec::new(),
+            group: None,
         }
+    }
+
+    /// The same as one rank's share of a unit: products of what is cut by columns are summed over the group.
+    #[must_use]
+    pub(crate) fn shared_by(mut self, group: Option<&TensorGroup>) -> Self {
+        self.group = group.cloned();
+        self
+    }
+
+    /// The ranks that have the other parts of these weights.
+    pub(crate) fn group(&self) -> Option<&TensorGroup> {
+        self.group.as_ref()
+    }
+
+    /// The ranks over which the products with a matrix are summed.
+    fn summed_by(&self, matrix: Slot) -> Option<&TensorGroup> {
+        self.group.as_ref().filter(|_| matrix.is_cut_by_columns())
     }
 
     /// These weights with prepacked copies, which products with few rows read instead: `copy` makes that of a slot, if it should have
@@ -70,6 +91,7 @@ impl Weights {
             entries: self.entries.clone(),
             panels,
             joined: Vec::new(),
+            group: self.group.clone(),
         })
     }
 
@@ -203,7 +225,13 @@ impl Weights {
         lora: Option<LoraForward<'_>>,
     ) -> Tensor<2> {
         let [y] = self.products(x, [matrix]);
-        self.add_bias_and_adapter(y, x, matrix, lora)
+        match self.summed_by(matrix) {
+            Some(group) => {
+                let y = group.sum(self.add_adapter(y, x, matrix, lora));
+                self.add_bias(y, matrix)
+            }
+            None => self.add_bias_and_adapter(y, x, matrix, lora),
+        }
     }
 
     /// [`Self::linear`] with several matrices and the same `x`.
@@ -229,7 +257,8 @@ impl Weights {
         lora: Option<LoraForward<'_>>,
     ) -> Tensor<2> {
         let unfused = |residual| residual + self.linear(x, matrix, lora);
-        if !self.is_plain(matrix, lora) || self.quantized(matrix).is_some() {
+        let summed = self.summed_by(matrix).is_some();
+        if summed || !self.is_plain(matrix, lora) || self.quantized(matrix).is_some() {
             return unfused(residual);
         }
         match self.panels(matrix) {
@@ -292,10 +321,24 @@ impl Weights {
         matrix: Slot,
         lora: Option<LoraForward<'_>>,
     ) -> Tensor<2> {
-        let y = match self.bias(matrix) {
+        let y = self.add_bias(y, matrix);
+        self.add_adapter(y, x, matrix, lora)
+    }
+
+    fn add_bias(&self, y: Tensor<2>, matrix: Slot) -> Tensor<2> {
+        match self.bias(matrix) {
             Some(b) => y + b,
             None => y,
-        };
+        }
+    }
+
+    fn add_adapter(
+        &self,
+        y: Tensor<2>,
+        x: &Tensor<2>,
+        matrix: Slot,
+        lora: Option<LoraForward<'_>>,
+    ) -> Tensor<2> {
         let Some((lora, target)) = lora.zip(TargetModule::of(matrix)) else {
             return y;
         };

@@ -10,7 +10,7 @@ use firebrick::spec::LinkSpec;
 /// Plans for several devices.
 #[derive(Debug, Args)]
 #[command(
-    next_help_heading = "Several devices (bytes of each; training runs on data- and sequence-parallel ones, the other kinds are estimates)"
+    next_help_heading = "Several devices (bytes of each; training runs on data- and sequence-parallel ones, sampling on groups too; the other kinds are estimates)"
 )]
 pub struct ParallelArgs {
     /// Number of machines with --gpus devices each: chooses the degrees below that are not given, with the least estimated time
@@ -42,7 +42,7 @@ pub struct ParallelArgs {
     /// Tensor-parallel degree: devices that share every matrix
     #[arg(long, visible_alias = "tensor-model-parallel-size", value_name = "N")]
     pub tensor_parallel: Option<u64>,
-    /// Tensor-parallel degree while completions are sampled, if it differs
+    /// Tensor-parallel degree while completions are sampled, if it differs. Overrides `rollout.tensor_model_parallel_size`
     #[arg(
         long,
         visible_alias = "rollout-tensor-model-parallel-size",
@@ -105,6 +105,13 @@ impl ParallelArgs {
         let ranks = config.trainer.ranks().map_or(1, |ranks| ranks as u64);
         let configured = config.memory.ulysses_sequence_parallel_size as u64;
         let sequence = self.sequence_parallel.unwrap_or(configured);
+        let together = config.rollout.tensor_model_parallel_size as u64;
+        let together = self.rollout_tensor_parallel.unwrap_or(together);
+        // without a word of ranks as many as sample together
+        let ranks = match config.trainer.ranks() {
+            Some(_) => ranks,
+            None => ranks.max(together),
+        };
         let share = (ranks / sequence.max(1)).max(1);
         let data = self.data_parallel.unwrap_or(share);
         let among = if data > 1 || sequence > 1 {
@@ -119,7 +126,8 @@ impl ParallelArgs {
             tensor,
             pipeline: self.pipeline_parallel.unwrap_or(1),
             sequence,
-            rollout_tensor: self.rollout_tensor_parallel.filter(|&n| n != tensor),
+            rollout_tensor: Some(together)
+                .filter(|&n| n != tensor && (n > 1 || self.rollout_tensor_parallel.is_some())),
             cluster: None,
         }
     }

@@ -10,7 +10,7 @@ use crate::output;
 use crate::planned::{self, Links, Planned, Spread};
 use crate::table::Table;
 use firebrick::engine::config;
-use firebrick::engine::plan::estimate::{Parallel, Sizes};
+use firebrick::engine::plan::estimate::Sizes;
 use firebrick::engine::plan::planner::Request;
 use firebrick::engine::plan::{PlanReport, Preset};
 use firebrick::spec::Origin;
@@ -93,7 +93,7 @@ fn text(args: &PlanArgs, planned: &Planned, spread: &Spread) -> anyhow::Result<S
     }
     parts.extend(args.output.as_ref().map(|path| {
         let path = path.display();
-        match (request.parallel.is_run(), request.parallel.devices()) {
+        match (request.is_run(), request.parallel.devices()) {
             (false, _) => {
                 format!("written to {path}; `firebrick train` cannot run it, since it is data and sequence parallel alone\n")
             }
@@ -132,7 +132,7 @@ fn heading(request: &Request, report: &PlanReport, links: Links) -> String {
     };
     let several = report
         .parallel
-        .map_or_else(String::new, |parallel| spread_lines(&parallel, links));
+        .map_or_else(String::new, |_| spread_lines(request, links));
     let replicas = match request.parallel.data {
         1 => String::new(),
         n => format!(" x {n} replicas"),
@@ -177,14 +177,15 @@ fn heading(request: &Request, report: &PlanReport, links: Links) -> String {
 }
 
 /// The degrees, their machines, and whether the trainer runs them.
-fn spread_lines(parallel: &Parallel, links: Links) -> String {
+fn spread_lines(request: &Request, links: Links) -> String {
+    let parallel = &request.parallel;
     let machines = parallel.cluster.map_or_else(String::new, |cluster| {
         format!("cluster {}\n", cluster::machines(cluster, links))
     });
     format!(
         "spread  {parallel}; {}\n{machines}        Bytes, budget and batch are per device; times include messages, none of which \
          hides behind computation.\n",
-        cluster::runs(parallel)
+        cluster::runs(request)
     )
 }
 

@@ -29,8 +29,9 @@ impl Collective for Loopback {
         unreachable!("what is measured sums nothing over ranks")
     }
 
-    fn all_reduce(&self, _own: Flat) -> Result<Flat> {
-        unreachable!("what is measured sums nothing over ranks")
+    fn all_reduce(&self, own: Flat) -> Result<Flat> {
+        // what is sent lies beside what is received
+        Ok(own.clone())
     }
 
     fn all_to_all(&self, blocks: Flat) -> Result<Flat> {

@@ -7,6 +7,7 @@ mod loopback;
 mod measure;
 mod own_process;
 mod reuse;
+mod sampling_groups;
 mod shared_sequences;
 
 use burn::tensor::Tensor;

@@ -126,7 +126,7 @@ impl Case {
         self.critic.then(|| self.arch.clone().with_value_head())
     }
 
-    fn workload(&self) -> Workload {
+    pub fn workload(&self) -> Workload {
         let prompts = (self.sequences / self.group) as u64;
         let lengths = [self.prompt as u64, self.response as u64];
         Workload {
@@ -293,22 +293,25 @@ fn sample(case: &Case, learner: &mut Learner) {
         max_new_tokens: case.response,
         ..SamplingParams::default()
     };
-    let requests: Vec<GenerationRequest> = (0..case.sequences / case.group)
-        .map(|i| GenerationRequest {
-            tokens: case.sequence(i).tokens[..case.prompt].to_vec(),
-            key: DrawKey {
-                seed: 1,
-                step: 0,
-                prompt_index: i as u32,
-                sample: 0,
-            },
-            max_new_tokens: None,
-        })
-        .collect();
     Generator::new(learner.decoder(), None, &sampling)
         .map(|g| g.prepack(case.prepack))
-        .and_then(|g| g.run(&requests, case.group, case.sequences))
+        .and_then(|g| g.run(&requests(case), case.group, case.sequences))
         .expect("samples");
+}
+
+/// The prompts of a case.
+pub fn requests(case: &Case) -> Vec<GenerationRequest> {
+    let request = |i: usize| GenerationRequest {
+        tokens: case.sequence(i).tokens[..case.prompt].to_vec(),
+        key: DrawKey {
+            seed: 1,
+            step: 0,
+            prompt_index: i as u32,
+            sample: 0,
+        },
+        max_new_tokens: None,
+    };
+    (0..case.sequences / case.group).map(request).collect()
 }
 
 /// Bytes of a backward pass and of the update after it.

@@ -3,6 +3,7 @@
 mod messages;
 mod out_of_memory;
 mod rewards;
+mod sampling_groups;
 mod sequence_parallel;
 
 use firebrick_backends::collective::{Collective, Settings, Threads};

@@ -1,10 +1,19 @@
 //! What the ranks of a whole run send in a step, beside what `plan.json` says that they do.
 
 use super::config;
+use burn::tensor::Device;
+use firebrick_backends::accounts::Accounts;
 use firebrick_backends::collective::{OperationKind, Settings, Threads, Traffic};
-use firebrick_engine::plan::PlanReport;
-use firebrick_engine::plan::estimate::MessageKind;
+use firebrick_engine::executor::{Residency, ResidentModel};
+use firebrick_engine::plan::estimate::{Along, MessageKind, Parallel, Workload};
+use firebrick_engine::plan::planner::Request;
+use firebrick_engine::plan::{MemoryConfig, PlanReport, Role, Zero};
 use firebrick_engine::trainer::Trainer;
+use firebrick_engine::world::World;
+use firebrick_models::Decoder;
+use firebrick_models::generate::{GenerationRequest, Generator, SamplingParams};
+use firebrick_models::random::DrawKey;
+use firebrick_spec::{Arch, Backend, DeviceProfile};
 use std::path::Path;
 
 const KINDS: [(MessageKind, OperationKind); 3] = [
@@ -78,5 +87,105 @@ fn a_step_of_two_and_of_four_ranks_sends_what_its_plan_says() {
             }
             assert!(!plan.communication.is_empty());
         }
+    }
+}
+
+/// What the first rank of a group sends while it samples from weights that all ranks share out, and what an estimate says of it.
+#[test]
+fn a_group_that_samples_sends_what_is_predicted() {
+    let config = serde_json::json!({"model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2});
+    let arch = Arch::from_config(config.as_object().unwrap(), Path::new("config.json")).unwrap();
+    let (prompt, response, prompts, group) = (6, 5, 4, 3);
+    for size in [2, 4] {
+        let memory = MemoryConfig {
+            zero_stage: 3,
+            gradient_checkpointing: true,
+            ..MemoryConfig::default()
+        };
+        let plan = memory.plan(&arch).unwrap();
+        let ranks = Threads::run(size, Settings::default(), |rank| {
+            let world = World::new(rank).sampling_together(size).unwrap();
+            let decoder = Decoder::random(arch.clone(), 1, &Device::flex());
+            let accounts = Accounts::new();
+            let model = ResidentModel::new(decoder, plan.clone(), Role::Policy, &accounts);
+            let mut model = model.shared_by(&world);
+            model.set_residency(Residency::Idle).unwrap();
+            let before = world.traffic();
+            let own = world.tensor_group().unwrap();
+            let own = model.tensor_shard(&own, arch.precision).unwrap();
+            let gathered = world.traffic();
+            let sampling = SamplingParams {
+                max_new_tokens: response,
+                ..SamplingParams::default()
+            };
+            let requests: Vec<GenerationRequest> = (0..prompts as u32)
+                .map(|i| GenerationRequest {
+                    tokens: (0..prompt as u32).map(|t| (7 * i + t) % 64).collect(),
+                    key: DrawKey {
+                        seed: 1,
+                        step: 0,
+                        prompt_index: i,
+                        sample: 0,
+                    },
+                    max_new_tokens: None,
+                })
+                .collect();
+            let generator = Generator::new(&own, None, &sampling).unwrap();
+            generator.run(&requests, group, prompts * group).unwrap();
+            let at = Kind::AllGather as usize;
+            let weights = (
+                gathered.operations[at] - before.operations[at],
+                gathered.bytes[at] - before.bytes[at],
+            );
+            (weights, world.sampling_traffic())
+        });
+        let (weights, sent) = ranks.into_iter().next().unwrap().unwrap();
+        let request = Request {
+            workload: Workload {
+                reference: false,
+                ..Workload::grpo(
+                    arch.clone(),
+                    [prompt as u64, response as u64],
+                    prompts as u64,
+                    group as u64,
+                )
+            },
+            memory: memory.clone(),
+            max_num_seqs: prompts * group,
+            profile: DeviceProfile::assumed(Backend::Cpu),
+            budget: None,
+            host_budget: None,
+            parallel: Parallel::default(),
+        };
+        let parallel = Parallel {
+            data: size as u64,
+            zero: Zero::Stage3,
+            rollout_tensor: Some(size as u64),
+            ..Parallel::default()
+        };
+        let fit = request.spread(parallel).unwrap().as_configured().unwrap();
+        let said = |kind: MessageKind, along: Along| {
+            let all = fit.estimate.communication.iter();
+            let own = all.filter(|t| t.phase == "rollout" && t.kind == kind && t.along == along);
+            own.fold((0, 0), |(n, b), t| (n + t.messages, b + t.bytes))
+        };
+        let counted = |kind: Kind| (sent.operations[kind as usize], sent.bytes[kind as usize]);
+        let label = format!("{size} ranks");
+        assert_eq!(
+            weights,
+            said(MessageKind::AllGather, Along::Data),
+            "{label}"
+        );
+        assert_eq!(
+            counted(Kind::AllReduce),
+            said(MessageKind::AllReduce, Along::Tensor),
+            "{label}"
+        );
+        assert_eq!(
+            counted(Kind::AllGather),
+            said(MessageKind::AllGather, Along::Tensor),
+            "{label}"
+        );
     }
 }

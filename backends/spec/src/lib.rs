@@ -18,6 +18,7 @@ pub mod precision;
 pub mod prepack;
 pub mod profile;
 pub mod quantized;
+pub mod tensor_parallel;
 
 pub use arch::Arch;
 pub use backend::Backend;
@@ -31,3 +32,4 @@ pub use precision::Precision;
 pub use prepack::{Prepack, Quantization};
 pub use profile::{DeviceProfile, MatmulFlops, Origin, Pool};
 pub use quantized::{BaseFormat, QuantizedLayout};
+pub use tensor_parallel::TensorShare;

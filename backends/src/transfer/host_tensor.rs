@@ -86,6 +86,20 @@ impl HostTensor {
         }
     }
 
+    /// The values as collectives take them, in row-major order and in the type that they have.
+    #[must_use]
+    pub fn into_flat_as_stored(self) -> Flat {
+        let half = match self.data.dtype() {
+            DType::BF16 => self.data.try_into_vec().map(Flat::Bf16),
+            DType::F16 => self.data.try_into_vec().map(Flat::F16),
+            _ => return self.into_flat(),
+        };
+        match half {
+            Ok(values) => values,
+            Err(e) => unreachable!("values are read in the type that they have: {e:?}"),
+        }
+    }
+
     /// Values of a collective as a matrix: f64 as they are, all others in f32.
     #[must_use]
     pub fn from_flat(values: Flat, shape: [usize; 2]) -> Self {
@@ -116,6 +130,17 @@ impl HostTensor {
         let dtype = self.data.dtype();
         let bytes = values.start * dtype.size()..values.end * dtype.size();
         Self::from_bytes(self.data.as_bytes()[bytes].to_vec(), shape, dtype)
+    }
+
+    /// A copy of some of its columns.
+    #[must_use]
+    pub fn columns(&self, columns: Range<usize>) -> Self {
+        let ([rows, all], dtype) = (self.dims(), self.data.dtype());
+        let width = dtype.size();
+        let bytes = self.data.as_bytes().chunks_exact((all * width).max(1));
+        let part = columns.start * width..columns.end * width;
+        let kept: Vec<u8> = bytes.flat_map(|row| &row[part.clone()]).copied().collect();
+        Self::from_bytes(kept, [rows, columns.len()], dtype)
     }
 
     /// Zeros of the same type.
@@ -322,9 +347,24 @@ fn add_rows<T: Copy + std::ops::AddAssign>(a: &mut [T], columns: usize, at: &[us
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::Element;
 
     fn matrix(values: &[f32], shape: [usize; 2]) -> HostTensor {
         HostTensor::from_values(values.to_vec(), shape)
+    }
+
+    #[test]
+    fn columns_are_cut_out_of_every_row() {
+        let table = matrix(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3]);
+        let some = table.columns(1..3);
+        assert_eq!(
+            (some.dims(), some.to_f32()),
+            ([2, 2], vec![2.0, 3.0, 5.0, 6.0])
+        );
+        let half = table.rounded(Precision::Bf16);
+        assert_eq!(half.columns(0..1).to_f32(), [1.0, 4.0]);
+        let flat = half.into_flat_as_stored();
+        assert_eq!((flat.element(), flat.len()), (Element::Bf16, 6));
     }
 
     #[test]

@@ -128,7 +128,11 @@ fn scale() -> Result<()> {
             "| {gpus} | yes | {} |",
             fitted(&request, gpus, &Degrees::default())?
         );
-        println!("| {gpus} | no | {} |", fitted(&request, gpus, &ESTIMATED)?);
+        // what estimates would be faster with
+        match request.fit_cluster(machines(gpus), &ESTIMATED) {
+            Ok(found) if !found.request.is_run() => println!("| {gpus} | no | {} |", row(&found)),
+            _ => {}
+        }
     }
     Ok(())
 }

@@ -38,5 +38,5 @@ pub use plan::{
     Segment,
 };
 pub use preset::Preset;
-pub use saved::PlanReport;
+pub use saved::{PlanReport, PlannedFor};
 pub use zero::Zero;

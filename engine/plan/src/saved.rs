@@ -38,7 +38,7 @@ pub struct PlanReport {
     /// Where the device's numbers come from.
     pub profile: Origin,
     /// Devices that the run was spread over on paper, where there is more than one: bytes are those of one of them. The trainer runs the
-    /// plan on as many ranks where they are data and sequence parallel alone.
+    /// plan on as many ranks where they are data and sequence parallel, and sample on groups, alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallel: Option<Parallel>,
     /// What one of several devices sends in a step, by phase and kind; its seconds are among those of the phases.
@@ -88,13 +88,64 @@ impl PlanReport {
     }
 }
 
+/// The ranks of a run that reads a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedFor {
+    /// How many there are.
+    pub ranks: usize,
+    /// How many share sequences.
+    pub sequence: usize,
+    /// How many sample together.
+    pub sampling: usize,
+}
+
+impl PlannedFor {
+    /// Refuses a plan for other ranks. `what` begins the message with the file's name.
+    fn check(&self, parallel: &Parallel, what: &str) -> Result<()> {
+        let refuse = |why: String| Err(Error::Plan(format!("{what}: {why}")));
+        let made_for = format!("was made for {parallel}, and this run");
+        if !parallel.is_run() {
+            return refuse(format!(
+                "is arithmetic for {parallel}, and the trainer is data and sequence parallel; leave all degrees but --data-parallel, \
+                 --sequence-parallel and --rollout-tensor-parallel out of `firebrick plan` to make a plan that it runs"
+            ));
+        }
+        let Self {
+            ranks,
+            sequence,
+            sampling,
+        } = *self;
+        if parallel.sequence != sequence as u64 {
+            return refuse(format!(
+                "{made_for}'s memory.ulysses_sequence_parallel_size is {sequence}; set it to {}, or make a plan with \
+                 --sequence-parallel {sequence}",
+                parallel.sequence
+            ));
+        }
+        let together = parallel.rollout_tensor.unwrap_or(1);
+        if together != sampling as u64 {
+            return refuse(format!(
+                "{made_for}'s rollout.tensor_model_parallel_size is {sampling}; set it to {together}, or make a plan with \
+                 --rollout-tensor-parallel {sampling}"
+            ));
+        }
+        if parallel.devices() != ranks as u64 {
+            return refuse(format!(
+                "{made_for} has {ranks}; start it with `mpirun -n {} firebrick train …`, or make a plan with --data-parallel {}",
+                parallel.devices(),
+                ranks / sequence.max(1)
+            ));
+        }
+        Ok(())
+    }
+}
+
 impl Plan {
-    /// Reads the plan of a file that `firebrick plan --output` wrote, or of a run folder's `plan.json`, for a run on so many ranks, of
-    /// which each `sequence` share sequences.
+    /// Reads the plan of a file that `firebrick plan --output` wrote, or of a run folder's `plan.json`, for a run on these ranks.
     ///
     /// # Errors
     /// Where the file cannot be read, has no plan, or one for another number of ranks or for other kinds of parallelism.
-    pub fn load(path: &Path, ranks: usize, sequence: usize) -> Result<Self> {
+    pub fn load(path: &Path, run: &PlannedFor) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(|error| Error::Read {
             path: path.to_owned(),
             error,
@@ -111,30 +162,7 @@ impl Plan {
         if let Some(parallel) = parallel {
             let parallel: Parallel = serde_path_to_error::deserialize(parallel)
                 .map_err(|e| bad(format!("parallel.{}: {}", e.path(), e.inner())))?;
-            if !parallel.is_run() {
-                return Err(Error::Plan(format!(
-                    "{}: is arithmetic for {parallel}, and the trainer is data and sequence parallel; leave all degrees but \
-                     --data-parallel and --sequence-parallel out of `firebrick plan` to make a plan that it runs",
-                    path.display()
-                )));
-            }
-            if parallel.sequence != sequence as u64 {
-                return Err(Error::Plan(format!(
-                    "{}: was made for {parallel}, and this run's memory.ulysses_sequence_parallel_size is {sequence}; set it to {}, or \
-                     make a plan with --sequence-parallel {sequence}",
-                    path.display(),
-                    parallel.sequence
-                )));
-            }
-            if parallel.devices() != ranks as u64 {
-                return Err(Error::Plan(format!(
-                    "{}: was made for {parallel}, and this run has {ranks}; start it with `mpirun -n {} firebrick train …`, or make a \
-                     plan with --data-parallel {}",
-                    path.display(),
-                    parallel.devices(),
-                    ranks / sequence.max(1)
-                )));
-            }
+            run.check(&parallel, &path.display().to_string())?;
         }
         let Some(plan) = file.get("plan") else {
             return Err(bad("has no `plan`".into()));

@@ -5,7 +5,8 @@ use crate::{Error, Result};
 use serde_json::Value;
 
 /// Keys of `rollout` that are about memory and time alone.
-const ENGINE_KEYS: [&str; 9] = [
+const ENGINE_KEYS: [&str; 10] = [
+    "/rollout/tensor_model_parallel_size",
     "/rollout/max_num_seqs",
     "/rollout/max_num_batched_tokens",
     "/rollout/enforce_eager",

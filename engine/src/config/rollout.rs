@@ -32,6 +32,8 @@ pub struct RolloutConfig {
     pub stop: Vec<String>,
     /// Most sequences sampled at a time: the engine's slots.
     pub max_num_seqs: usize,
+    /// Consecutive ranks that sample together, each with its share of every matrix.
+    pub tensor_model_parallel_size: usize,
     /// Most tokens of one forward of prompts: longer ones are run in chunks, between which decoding continues.
     pub max_num_batched_tokens: usize,
     /// Most tokens of a sequence, prompt and completion; prompt and response length together where absent.
@@ -113,6 +115,7 @@ impl Default for RolloutConfig {
             response_length: 1024,
             stop: Vec::new(),
             max_num_seqs: 256,
+            tensor_model_parallel_size: 1,
             max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS,
             max_model_len: None,
             precision: None,
@@ -371,7 +374,7 @@ impl RolloutConfig {
     }
 
     /// The setting that asks for captured graphs, if one does.
-    fn asks_for_graphs(&self) -> Option<&'static str> {
+    pub(crate) fn asks_for_graphs(&self) -> Option<&'static str> {
         match (self.enforce_eager, &self.cudagraph_capture_sizes) {
             (Some(false), _) => Some("enforce_eager: false"),
             (_, Some(_)) => Some("cudagraph_capture_sizes"),
@@ -419,6 +422,9 @@ impl RolloutConfig {
             return Err(format!(
                 "rollout.precision: f32 has no effect on {run} weights; remove it, or set precision: f32"
             ));
+        }
+        if self.tensor_model_parallel_size == 0 {
+            return Err("rollout.tensor_model_parallel_size must be at least 1".into());
         }
         if self.max_num_batched_tokens < self.max_num_seqs {
             return Err(format!(

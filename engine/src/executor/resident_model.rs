@@ -4,8 +4,10 @@ use super::weight_shards::WeightShards;
 use crate::Result;
 use crate::plan::{ModelPlan, Role};
 use crate::world::World;
+use firebrick_backends::Precision;
 use firebrick_backends::accounts::{Accounts, Home, MemoryGuard};
-use firebrick_models::Decoder;
+use firebrick_models::decoder::Param;
+use firebrick_models::{Decoder, TensorGroup};
 use std::sync::Arc;
 
 /// What a phase does with a model.
@@ -74,6 +76,29 @@ impl ResidentModel {
             self.account();
         }
         Ok(())
+    }
+
+    /// This rank's share of the model for sampling on a group of ranks, in a precision, on the device: cut from the weights as they are, a
+    /// unit at a time. Where ranks share weights out, all ranks of the run call it together, and gather each unit on the host for that.
+    ///
+    /// # Errors
+    /// Where memory runs out, the device fails, or a rank has failed or is gone.
+    pub fn tensor_shard(&self, group: &TensorGroup, precision: Precision) -> Result<Decoder> {
+        let decoder = &self.decoder;
+        decoder.tensor_shard(group, precision, |unit| {
+            let own = &decoder.units()[unit];
+            match &self.shards {
+                Some(shards) if own.is_sharded() => {
+                    let whole = shards.gather(decoder, &[unit], &self.accounts)?;
+                    Ok(whole.into_iter().flatten().map(Param::Host).collect())
+                }
+                _ => Ok(own
+                    .range
+                    .clone()
+                    .map(|index| decoder.param(index))
+                    .collect()),
+            }
+        })
     }
 
     /// Which model it is.

@@ -30,6 +30,18 @@ pub(super) fn devices(asked: &Asked) -> Verdict {
     }
 }
 
+/// Devices that share matrices while they sample.
+pub(super) fn sampling_groups(asked: &Asked) -> Verdict {
+    match asked.whole() {
+        None | Some(-1..=1) => not_needed("each rank samples by itself, as here by default"),
+        Some(n) => set_noted(
+            "rollout.tensor_model_parallel_size",
+            n,
+            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; on one device leave it out",
+        ),
+    }
+}
+
 /// An argument of the chat template, below `start` in the source.
 pub(super) fn arguments(asked: &Asked, start: &str) -> Verdict {
     match asked.key.strip_prefix(start) {

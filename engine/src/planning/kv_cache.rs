@@ -6,7 +6,7 @@ use firebrick_models::generate::SchedulerConfig;
 use firebrick_plan::Plan;
 use firebrick_plan::estimate::PhaseEstimate;
 use firebrick_plan::planner::Request;
-use firebrick_spec::{Arch, Category};
+use firebrick_spec::{Arch, Category, TensorShare};
 
 /// Bytes of keys and values where everything that is on the device while sampling may have `share` of its memory, and no more than the
 /// budget allows: what a plan leaves beside weights, temporaries and what the pools add to all of it, as predicted (vLLM's
@@ -55,7 +55,9 @@ pub fn cache_bytes_of_share(request: &Request, plan: &Plan, share: f64) -> Resul
 #[must_use]
 pub fn least_cache_bytes(config: &RolloutConfig, arch: &Arch, max_num_seqs: usize) -> u64 {
     let longest = config.prompt_length + config.longest_response();
-    limits(config, max_num_seqs, None).least_cache_bytes(arch, longest) as u64
+    // a rank of a group has the cache of its own key heads
+    let own = TensorShare::new(0, config.tensor_model_parallel_size.max(1)).arch(arch);
+    limits(config, max_num_seqs, None).least_cache_bytes(&own, longest) as u64
 }
 
 /// The engine's limits; refused where one sequence of the longest would not fit.

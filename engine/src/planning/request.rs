@@ -27,8 +27,20 @@ pub(super) fn request_within(
         profile,
         budget,
         host_budget: config.memory.host_budget.map(|b| b.0),
-        parallel: Parallel::default(),
+        parallel: sampling_together(config),
     })
+}
+
+/// As many devices as sample together, where several do.
+fn sampling_together(config: &RunConfig) -> Parallel {
+    match config.rollout.tensor_model_parallel_size as u64 {
+        0 | 1 => Parallel::default(),
+        together => Parallel {
+            data: together,
+            rollout_tensor: Some(together),
+            ..Parallel::default()
+        },
+    }
 }
 
 /// The request of a configuration whose budget may be `auto`: `free` is what the device has free, where that is known. Where the cache

@@ -15,7 +15,7 @@ use firebrick_backends::accounts::Home;
 use firebrick_backends::kernels;
 use firebrick_backends::memory::{ReadingSource, read};
 use firebrick_backends::{DeviceInfo, DeviceSpec, Precision, profile};
-use firebrick_spec::{Arch, Backend};
+use firebrick_spec::{Arch, Backend, TensorShare};
 use std::sync::Arc;
 
 /// What to do where ranks are not alike.
@@ -76,6 +76,43 @@ pub(super) fn check_sequences(
     check_shared_sequences("policy", policy, degree, coefficient)?;
     let critic = critic.map(|arch| check_shared_sequences("critic", arch, degree, 0.0));
     critic.unwrap_or(Ok(()))
+}
+
+/// Refuses what ranks that sample together, as `rollout.tensor_model_parallel_size` says, do not do.
+pub(super) fn check_sampling_groups(
+    config: &RunConfig,
+    policy: &Arch,
+    task: &dyn Task,
+) -> Result<()> {
+    let rollout = &config.rollout;
+    let degree = rollout.tensor_model_parallel_size;
+    if degree <= 1 {
+        return Ok(());
+    }
+    let key = format!("rollout.tensor_model_parallel_size: {degree}");
+    let refuse = |why: String| Err(Error::Ranks(format!("{key} {why}")));
+    if let Err(why) = TensorShare::check(policy, degree) {
+        return refuse(format!(
+            "shares the policy's matrices while it samples, and {why}"
+        ));
+    }
+    if rollout.quantization.is_some() {
+        return refuse(
+            "shares matrices in the sampler's precision alone; leave out rollout.quantization"
+                .into(),
+        );
+    }
+    if let Some(setting) = rollout.asks_for_graphs() {
+        return refuse(format!(
+            "sends messages between layers, which no captured graph holds; leave out rollout.{setting}"
+        ));
+    }
+    if task.environments().is_some() {
+        return refuse(
+            "samples every completion on several ranks, and each would run the task's environments; set it to 1".into(),
+        );
+    }
+    Ok(())
 }
 
 /// The objective of a run: one's own, or the configured one. Refuses an own one that needs a critic where the configuration has none,

@@ -1,7 +1,7 @@
 //! Completions of held-out prompts, judged, and what they say together.
 
 use super::evaluated_sample::{EvaluatedSample, judged_samples};
-use super::gather::{all_played, all_samples, own_prompts};
+use super::gather::{Dealt, all_played, all_samples};
 use super::judging::last_turn;
 use super::rollout::ENVIRONMENT;
 use super::turns::{Playing, turn_template};
@@ -145,7 +145,8 @@ pub(crate) fn validation_samples(
     let (n, task) = (rollout.val_kwargs.n, data.task());
     let sampling = rollout.validation(source.stop_ids.clone());
     let lengths = data.validation.iter().map(|prompt| prompt.tokens.len());
-    let part = own_prompts(world, lengths, n * rollout.response_length);
+    let dealt = Dealt::new(world, lengths, n * rollout.response_length);
+    let part = dealt.sampled.clone();
     let own = &data.validation[part.clone()];
     let playing = Playing::begin(turns, task, rollout, source, own, n)?;
     let prompts = playing.prompts();
@@ -169,7 +170,7 @@ pub(crate) fn validation_samples(
         .collect();
     let generator = Generator::new(decoder, Some(&source.tokenizer), &sampling)?;
     let generated = playing.run(&generator, &requests, n, limits, |_| {})?;
-    let samples = all_samples(world, part.start, generated.samples)?;
+    let samples = all_samples(world, &dealt, generated.samples)?;
     let played = prompts.zip(playing.outcomes());
     let played = played.map(|own| all_played(world, &data.validation, own));
     let (prompts, outcomes) = played.transpose()?.unzip();

@@ -16,30 +16,65 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The prompts that this rank samples from: whole groups, in their order, of about the same expected work. That is a prompt's tokens,
-/// which are prefilled once, and as many completions as a group has, which are expected to be equally long.
-pub(super) fn own_prompts(
-    world: &World,
-    prompts: impl Iterator<Item = usize>,
-    completions: usize,
-) -> Range<usize> {
-    let costs: Vec<u64> = prompts
-        .map(|tokens| (tokens + completions) as u64)
-        .collect();
-    in_order(&costs, world.size()).swap_remove(world.rank())
+/// What of a list of prompts is this rank's. Ranks that sample together sample from the same prompts, and divide what has to be judged.
+pub(super) struct Dealt {
+    /// The prompts that it samples from.
+    pub sampled: Range<usize>,
+    /// Those of them whose completions are its own to judge and to give to the others, counted from the first that it samples from.
+    judged: Range<usize>,
+    /// Whether it speaks for those that it samples with.
+    counts: bool,
 }
 
-/// Completions of all prompts, where this rank has those of a part of them that begins at `start`.
-pub(super) fn all_samples(world: &World, start: usize, own: Vec<Sample>) -> Result<Vec<Sample>> {
+impl Dealt {
+    /// Whole groups, in their order, of about the same expected work. That is a prompt's tokens, which are prefilled once, and as many
+    /// completions as a group has, which are expected to be equally long.
+    pub fn new(world: &World, prompts: impl Iterator<Item = usize>, completions: usize) -> Self {
+        let costs: Vec<u64> = prompts
+            .map(|tokens| (tokens + completions) as u64)
+            .collect();
+        let groups = in_order(&costs, world.sampling_groups());
+        let sampled = groups[world.sampling_group()].clone();
+        let parts = in_order(&costs[sampled.clone()], world.sampling_size());
+        Self {
+            judged: parts[world.sampling_rank()].clone(),
+            sampled,
+            counts: world.sampling_rank() == 0,
+        }
+    }
+
+    /// Whether a completion is this rank's own.
+    pub fn judges(&self, sample: &Sample) -> bool {
+        self.judged.contains(&sample.request)
+    }
+
+    /// What this rank adds to the counts of all: its times, where another rank has done the same.
+    pub fn counted(&self, stats: GenerationStats) -> GenerationStats {
+        if self.counts {
+            return stats;
+        }
+        GenerationStats {
+            prefill_time: stats.prefill_time,
+            decode_time: stats.decode_time,
+            ..GenerationStats::default()
+        }
+    }
+}
+
+/// Completions of all prompts, where this rank has sampled those that it was dealt.
+pub(super) fn all_samples(world: &World, dealt: &Dealt, own: Vec<Sample>) -> Result<Vec<Sample>> {
     if world.is_solo() {
         return Ok(own);
     }
-    let placed = own.into_iter().map(|sample| Sample {
-        request: start + sample.request,
-        ..sample
-    });
+    let own = own.into_iter().filter(|sample| dealt.judges(sample));
+    let placed: Vec<Sample> = own
+        .map(|sample| Sample {
+            request: dealt.sampled.start + sample.request,
+            ..sample
+        })
+        .collect();
     let all = world.gather(
-        |w| w.list(placed, |w, s| write_sample(w, &s)),
+        |w| w.list(placed.iter(), write_sample),
         |r| r.list(read_sample),
     )?;
     Ok(all.concat())

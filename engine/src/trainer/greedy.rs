@@ -2,7 +2,7 @@
 
 use super::Trainer;
 use super::evaluate::answers;
-use super::gather::{all_samples, own_prompts};
+use super::gather::{Dealt, all_samples};
 use crate::Result;
 use crate::data::Prompt;
 use crate::metrics::Phase;
@@ -30,13 +30,14 @@ impl Trainer {
                 max_new_tokens: None,
             })
             .collect();
-        let (decoder, tokenizer) = (self.learner.decoder(), &self.source.tokenizer);
-        let generator = Generator::new(decoder, Some(tokenizer), &sampling)?;
+        let sampler = self.own_sampler()?;
+        let tokenizer = &self.source.tokenizer;
+        let generator = Generator::new(&sampler.decoder, Some(tokenizer), &sampling)?;
         let limits = self.engine_limits()?;
         let lengths = prompts.iter().map(|prompt| prompt.tokens.len());
-        let part = own_prompts(&self.world, lengths, self.config.rollout.response_length);
-        let own = generator.run_with(&requests[part.clone()], 1, &limits, |_| {})?;
-        all_samples(&self.world, part.start, own.samples)
+        let dealt = Dealt::new(&self.world, lengths, self.config.rollout.response_length);
+        let own = generator.run_with(&requests[dealt.sampled.clone()], 1, &limits, |_| {})?;
+        all_samples(&self.world, &dealt, own.samples)
     }
 
     /// Notes the rewards of greedy completions with their prompts' rollouts.

@@ -87,12 +87,18 @@ impl Trainer {
             Some(_) => Role::Reference,
             None => Role::Policy,
         };
+        let on_groups = self.world.sampling_size() > 1;
         let used = |role| {
             let by_phase = phase.models().iter().find(|(used, _)| match used {
                 Role::Reference => role == reference,
                 used => role == *used,
             });
-            by_phase.map_or(Residency::Idle, |(_, now)| *now)
+            match by_phase {
+                // a group's shares are cut from the weights where they wait
+                Some((_, Residency::Rollout)) if on_groups => Residency::Idle,
+                Some((_, now)) => *now,
+                None => Residency::Idle,
+            }
         };
         let critic = self.critic.as_mut().map(|critic| &mut critic.model);
         let policy = Some(&mut self.learner.model);

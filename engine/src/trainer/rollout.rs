@@ -2,7 +2,7 @@
 //! sampled. With dynamic sampling, groups whose rewards do not differ are replaced by fresh prompts.
 
 use super::Trainer;
-use super::gather::{all_rollouts, all_values, own_prompts};
+use super::gather::{Dealt, all_rollouts, all_values};
 use super::judging::{Ended, EnvironmentView, Judging, JudgingThread, answer};
 use super::turns::Playing;
 use super::wire::OwnRollouts;
@@ -11,18 +11,13 @@ use crate::data::Prompt;
 use crate::executor::BoundaryKind;
 use crate::metrics::{ExpertLoad, Phase, RolloutReport, RolloutStats};
 use crate::objective::advantage::frac_reward_zero_std;
-use crate::planning::{cache_bytes, engine_limits};
 use crate::reward::{Note, Progress};
 use crate::rollout::Rollout;
 use crate::sequence::{TokenColumns, column};
 use crate::task::{Reward, Shaping};
 use crate::turns::{Outcome, TurnStats};
 use crate::{Error, Result};
-use firebrick_backends::accounts::{Category, Home, MemoryGuard};
-use firebrick_models::Decoder;
-use firebrick_models::generate::{
-    Generated, GenerationRequest, Generator, Sample, SchedulerConfig,
-};
+use firebrick_models::generate::{Generated, GenerationRequest, Generator, Sample};
 use firebrick_models::random::DrawKey;
 use std::sync::Arc;
 use std::time::Instant;
@@ -144,7 +139,8 @@ impl Trainer {
         let started = Instant::now();
         let completions = self.config.rollout.n * self.config.rollout.response_length;
         let lengths = prompts.iter().map(|prompt| prompt.tokens.len());
-        let part = own_prompts(&self.world, lengths, completions);
+        let dealt = Dealt::new(&self.world, lengths, completions);
+        let part = dealt.sampled.clone();
         let first = first + part.start as u64;
         let is_all = part.len() == prompts.len();
         let own = if is_all {
@@ -153,9 +149,11 @@ impl Trainer {
             Arc::new(prompts[part].to_vec())
         };
         let mut stats = RolloutStats::default();
-        let mut sampled = self.recovering_phase(Phase::Generate, |t| t.sample(&own, first))?;
+        let mut sampled =
+            self.recovering_phase(Phase::Generate, |t| t.sample(&own, first, &dealt))?;
         let outcomes = sampled.outcomes.take();
-        let generated = sampled.generated;
+        let mut generated = sampled.generated;
+        generated.samples.retain(|sample| dealt.judges(sample));
         let (own, judging) = (sampled.prompts, sampled.judging);
         let rewards = self.phase(Phase::Reward, |t| {
             let outcomes = outcomes.as_deref();
@@ -182,7 +180,7 @@ impl Trainer {
         }
         Ok(OwnRollouts {
             rollouts,
-            engine: generated.stats,
+            engine: dealt.counted(generated.stats),
             programs: stats.programs,
             played: turns.map(|turns| (own, turns)),
             seconds: started.elapsed().as_secs_f64(),
@@ -309,38 +307,8 @@ impl Trainer {
         })
     }
 
-    /// What the engine may use under the plan in force.
-    pub(super) fn engine_limits(&self) -> Result<SchedulerConfig> {
-        engine_limits(
-            &self.config.rollout,
-            self.learner.decoder().arch(),
-            self.plan.rollout.max_num_seqs,
-            self.kv_cache_bytes()?,
-        )
-    }
-
-    /// Most bytes of keys and values under the plan in force.
-    fn kv_cache_bytes(&self) -> Result<Option<u64>> {
-        let arch = self.learner.decoder().arch();
-        cache_bytes(&self.config, arch, &self.request, &self.plan)
-    }
-
-    /// The policy as it samples: itself, or rounded to the precision of the rollout, and what the copy takes.
-    fn sampler(&self) -> (Decoder, Option<MemoryGuard>) {
-        let decoder = self.learner.decoder();
-        let precision = self.config.rollout.precision(self.config.precision);
-        if precision == self.config.precision {
-            return (decoder.clone(), None);
-        }
-        let rounded = decoder.in_precision(precision);
-        let accounts = &self.learner.runtime.accounts;
-        let bytes = rounded.bytes_in(Home::Device);
-        let hold = accounts.hold(Category::Parameters, Home::Device, bytes);
-        (rounded, Some(hold))
-    }
-
     /// Completions of prompts. Those that have ended are being judged already.
-    fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64) -> Result<Sampled> {
+    fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64, dealt: &Dealt) -> Result<Sampled> {
         let rollout = &self.config.rollout;
         let (template, task) = (self.turns.as_ref(), self.data.task());
         let playing = Playing::begin(template, task, rollout, &self.source, prompts, rollout.n)?;
@@ -363,13 +331,8 @@ impl Trainer {
                 max_new_tokens: None,
             })
             .collect();
-        let (sampler, _hold) = self.sampler();
-        let limits = engine_limits(
-            rollout,
-            sampler.arch(),
-            self.plan.rollout.max_num_seqs,
-            self.kv_cache_bytes()?,
-        )?;
+        let sampler = self.rollout_sampler()?;
+        let limits = self.rollout_limits()?;
         let judging = JudgingThread::start(Judging {
             task: self.data.shared_task(),
             tokenizer: Arc::clone(&self.source.tokenizer),
@@ -386,7 +349,7 @@ impl Trainer {
         let raise_peak = runtime.peak_reader();
         let backend = self.request.profile.backend;
         let captured = rollout.cuda_graphs().sizes(backend, limits.max_num_seqs);
-        let generator = Generator::new(&sampler, Some(&self.source.tokenizer), &sampling)?
+        let generator = Generator::new(&sampler.decoder, Some(&self.source.tokenizer), &sampling)?
             .accounted(&runtime.accounts)
             .prepack(self.request.workload.prepack)
             .capture_sizes(&captured)
@@ -396,6 +359,9 @@ impl Trainer {
                 runtime.record(BoundaryKind::Sample);
             }
             ended += 1;
+            if !dealt.judges(sample) {
+                return;
+            }
             judging.take(Ended {
                 sample: sample.clone(),
                 outcome: playing.outcome(sample),

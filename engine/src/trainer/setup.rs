@@ -1,8 +1,8 @@
 //! A run before its weights: what it is made of is opened, then its memory is planned.
 
 use super::checks::{
-    check_device, check_limit, check_optimizers, check_quantised, check_rewards, check_sequences,
-    check_size, chosen_objective,
+    check_device, check_limit, check_optimizers, check_quantised, check_rewards,
+    check_sampling_groups, check_sequences, check_size, chosen_objective,
 };
 use super::turns::turn_template;
 use crate::checkpoint::{CriticSource, PolicySource};
@@ -14,7 +14,7 @@ use crate::objective::Objective;
 use crate::optim::OptimConfig;
 use crate::plan::estimate::Parallel;
 use crate::plan::planner::Request;
-use crate::plan::{Error as PlanError, Plan, Role, Zero};
+use crate::plan::{Error as PlanError, Plan, PlannedFor, Role, Zero};
 use crate::planning;
 use crate::task::{Split, Task};
 use crate::turns::TurnTemplate;
@@ -90,7 +90,10 @@ impl Opened {
         let critic_source = critic_source.transpose()?;
         let critic_arch = critic_source.as_ref().map(CriticSource::arch);
         check_sequences(&config, source.checkpoint.arch(), critic_arch)?;
-        let world = world.sharing_sequences(config.memory.ulysses_sequence_parallel_size)?;
+        check_sampling_groups(&config, source.checkpoint.arch(), data.prompts.task())?;
+        let world = world
+            .sharing_sequences(config.memory.ulysses_sequence_parallel_size)?
+            .sampling_together(config.rollout.tensor_model_parallel_size)?;
         Ok(Self {
             config,
             mode,
@@ -158,17 +161,20 @@ impl Opened {
         Ok(request)
     }
 
-    /// The ranks that predicted bytes are those of one of. Without `ZeRO` a plan is as for one rank alone, where ranks do not
-    /// share sequences.
+    /// The ranks that predicted bytes are those of one of. Without `ZeRO` a plan is as for one rank alone, where ranks share neither
+    /// sequences nor, while they sample, matrices.
     fn parallel(&self, zero: Zero) -> Parallel {
         let sequence = self.world.sequence_size() as u64;
-        if self.world.is_solo() || (zero == Zero::Off && sequence == 1) {
+        let together = self.world.sampling_size() as u64;
+        let alike = zero == Zero::Off && sequence == 1 && together == 1;
+        if self.world.is_solo() || alike {
             return Parallel::default();
         }
         Parallel {
             data: self.world.data_size() as u64,
             zero,
             sequence,
+            rollout_tensor: Some(together).filter(|&n| n > 1),
             ..Parallel::default()
         }
     }
@@ -200,7 +206,14 @@ impl Opened {
     fn find_plan(&self, request: &Request) -> Result<Plan> {
         let (config, arch) = (&self.config, self.source.checkpoint.arch());
         let plan = match (&config.memory.plan, request.budget) {
-            (Some(path), _) => Plan::load(path, self.world.size(), self.world.sequence_size())?,
+            (Some(path), _) => Plan::load(
+                path,
+                &PlannedFor {
+                    ranks: self.world.size(),
+                    sequence: self.world.sequence_size(),
+                    sampling: self.world.sampling_size(),
+                },
+            )?,
             (None, Some(_)) => request.fit()?.plan,
             (None, None) => request.as_configured()?.plan,
         };

@@ -35,7 +35,8 @@ impl Trainer {
     /// Judged completions of the validation prompts, as many at a time as the plan in force allows.
     pub(super) fn validation_samples(&mut self) -> Result<Vec<EvaluatedSample>> {
         let samples = self.recovering_phase(Phase::Validation, |t| {
-            let (rollout, decoder) = (&t.config.rollout, t.learner.decoder());
+            let (rollout, sampler) = (&t.config.rollout, t.own_sampler()?);
+            let decoder = &sampler.decoder;
             let limits = t.engine_limits()?;
             let (turns, world) = (t.turns.as_ref(), &t.world);
             validation_samples(decoder, &t.source, &t.data, turns, rollout, &limits, world)

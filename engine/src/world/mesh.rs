@@ -1,13 +1,14 @@
-//! Ranks in two dimensions: groups that share every sequence (Ulysses, arXiv:2309.14509), and as many groups that divide the batch.
+//! Ranks in two dimensions: groups of consecutive ranks that share every sequence (Ulysses, arXiv:2309.14509) or every matrix while they
+//! sample (arXiv:1909.08053), and as many groups that divide the batch.
 
 use firebrick_backends::collective::{Collective, CollectiveError, OperationKind, Traffic};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A mesh of the ranks: consecutive ones share sequences.
+/// A mesh of the ranks: consecutive ones are a group.
 #[derive(Debug)]
 pub(super) struct Mesh {
-    /// How many share each.
+    /// How many are in each.
     pub degree: usize,
     group: Mutex<Group>,
     /// Whether an operation of the group ended because a rank of it has failed, which all ranks are still to hear of.

@@ -7,6 +7,7 @@
 pub mod codec;
 pub mod deal;
 mod mesh;
+mod sampling_groups;
 mod shared_sequences;
 
 use crate::{Error, Result};
@@ -25,6 +26,8 @@ pub struct World {
     known: Arc<Mutex<Option<CollectiveError>>>,
     /// The ranks that share sequences, where they do.
     mesh: Option<Arc<Mesh>>,
+    /// The ranks that sample together, where they do.
+    sampling: Option<Arc<Mesh>>,
 }
 
 impl Default for World {
@@ -41,7 +44,12 @@ impl World {
             all,
             known: Arc::default(),
             mesh: None,
+            sampling: None,
         }
+    }
+
+    fn meshes(&self) -> impl Iterator<Item = &Arc<Mesh>> {
+        self.mesh.iter().chain(&self.sampling)
     }
 
     /// This rank, from 0.
@@ -151,14 +159,14 @@ impl World {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        let overtaken = self.mesh.as_ref().is_some_and(|mesh| mesh.take_overtaken());
+        let overtaken = self.meshes().any(|mesh| mesh.take_overtaken());
         let settled = match known {
             Some(known) => Err(known),
             // the failure that cut an operation short is another rank's, which tells all
             None => self.all.agree(failure.filter(|_| !overtaken)),
         };
-        if let (Err(CollectiveError::Failed(_)), Some(mesh)) = (&settled, &self.mesh) {
-            mesh.renew(&self.all)?;
+        if let Err(CollectiveError::Failed(_)) = &settled {
+            self.meshes().try_for_each(|mesh| mesh.renew(&self.all))?;
         }
         settled
     }

@@ -14,12 +14,14 @@ use firebrick_backends::kernels::{self, Operation, StepBuffer};
 const IDS: usize = 1 << 24;
 
 impl Decoder {
-    /// Whether [`Self::decode`] runs this model on its device: a GPU whose kernels are on, with all weights there.
+    /// Whether [`Self::decode`] runs this model on its device: a GPU whose kernels are on, with all weights there. Not a share of a model,
+    /// whose layers exchange messages.
     #[must_use]
     pub fn decodes_on_device(&self) -> bool {
         let device = &self.device;
         let kernels = [Operation::DecodeAttention, Operation::Draw];
         !is_cpu(device)
+            && self.tensor.is_none()
             && kernels.iter().all(|&o| kernels::available(o, device))
             && self.arch.vocab_size <= IDS
             && self.arch.decodes_in_kernels()

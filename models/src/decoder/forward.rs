@@ -25,7 +25,8 @@ impl Decoder {
             !self.units[unit].is_sharded(),
             "unit {unit} has a part of its weights: they are gathered before it runs"
         );
-        self.units[unit].store.fetch(&self.device)
+        let weights = self.units[unit].store.fetch(&self.device);
+        weights.shared_by(self.tensor.as_ref())
     }
 
     /// Embeds token ids `[tokens]`: `[tokens, hidden]`.
@@ -37,7 +38,7 @@ impl Decoder {
     /// [`Self::embed`] with these weights of the embedding unit. Ids `[tokens]` become `[tokens, hidden]`.
     #[must_use]
     pub fn embed_with(&self, weights: &Weights, ids: Tensor<1, Int>) -> Tensor<2> {
-        layer::embed(&self.arch, weights.need(Slot::Embedding), ids)
+        layer::embed(&self.arch, weights, ids)
     }
 
     /// Runs one unit of [`Self::body`] on rows `[tokens, hidden]` with these weights (leaves of a graph, or uploaded from the host):

@@ -12,6 +12,8 @@
 //! are preempted: they wait, and are recomputed from their prompt and their sampled tokens, as far as the cache does not still have
 //! them. A draw depends on the sequence and the position alone, so the tokens are the same. The oldest sequence is never preempted, so
 //! every sequence ends.
+//!
+//! All of it follows from requests, limits and tokens, so that ranks that share the model do the same, each with its own part of the cache.
 
 mod decode;
 mod next_turn;
@@ -59,6 +61,8 @@ pub(super) struct Engine<'a> {
     /// The last token of every row, if the host has not read it.
     pending: Option<PendingTokens>,
     stats: GenerationStats,
+    /// Follows from all tokens so far and their order: ranks that share the model compare it.
+    fingerprint: u64,
     /// What comes after a turn.
     turns: &'a mut dyn Turns,
     /// Sequences whose turn has not been answered yet.
@@ -109,6 +113,7 @@ impl<'a> Engine<'a> {
             steps: decoder.decodes_on_device().then(steps),
             pending: None,
             stats,
+            fingerprint: 0,
             turns,
             parked: Vec::new(),
             ended,
@@ -140,6 +145,7 @@ impl<'a> Engine<'a> {
             } else if self.waiting.is_empty() && self.prefilled.is_empty() && self.prefill.is_none()
             {
                 if self.parked.is_empty() {
+                    self.args.decoder.same_tokens(self.fingerprint)?;
                     return Ok(self.stats);
                 }
                 self.take_awaited()?;
@@ -225,6 +231,7 @@ impl<'a> Engine<'a> {
             return Ok(());
         };
         let ran = prefill.run(&self.args, self.cache);
+        self.args.decoder.check_ranks()?;
         if prefill.is_empty() {
             self.prefill = None;
         }
@@ -273,7 +280,9 @@ impl<'a> Engine<'a> {
             let EngineArgs {
                 decoder, moments, ..
             } = self.args;
-            let logits = moments.logits(decoder, hidden.clone().select(0, rows));
+            let hidden = hidden.clone().select(0, rows);
+            let logits = moments.logits(decoder, hidden, self.fingerprint);
+            decoder.check_ranks()?;
             let tokens = sample(logits, self.args.criteria.sampling, &draws)?.read()?;
             for ((group, mut sequence), token) in few.into_iter().zip(tokens) {
                 if self.accept(&mut sequence, token)? {
@@ -361,6 +370,10 @@ impl<'a> Engine<'a> {
     /// Appends a token; whether the sequence has ended with it.
     fn accept(&mut self, sequence: &mut Sequence, token: SampledToken) -> Result<bool> {
         self.stats.new_tokens += 1;
+        // Knuth's multiplier: an order of tokens has a number of its own, but for one in 2⁶⁴
+        self.fingerprint = (self.fingerprint ^ u64::from(token.token))
+            .wrapping_add(1)
+            .wrapping_mul(6_364_136_223_846_793_005);
         sequence.push(token);
         let sample = &mut sequence.sample;
         if self.args.criteria.is_met(sample)? {

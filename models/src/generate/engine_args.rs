@@ -33,9 +33,10 @@ impl Moments<'_> {
         }
     }
 
-    /// Logits of hidden states, `[rows, vocabulary]`: a moment while they are there.
-    pub fn logits(self, decoder: &Decoder, hidden: Tensor<2>) -> Tensor<2> {
-        let logits = decoder.head().logits(hidden);
+    /// Logits of hidden states, `[rows, vocabulary]`: a moment while they are there. Ranks that share the model compare the fingerprint of
+    /// the tokens so far.
+    pub fn logits(self, decoder: &Decoder, hidden: Tensor<2>, fingerprint: u64) -> Tensor<2> {
+        let logits = decoder.logits(hidden, fingerprint);
         self.tell();
         logits
     }

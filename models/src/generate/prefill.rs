@@ -4,7 +4,6 @@ use super::engine_args::EngineArgs;
 use super::sequence::{Sequence, SequenceGroup};
 use crate::cache::{BlockTable, Chunk, KvCache};
 use burn::tensor::{Int, Tensor, TensorData};
-use firebrick_backends::kernels::in_thread_pool;
 use std::collections::VecDeque;
 
 /// Groups in prefill.
@@ -106,7 +105,7 @@ impl Prefill {
         let metadata = cache.prefill(decoder.arch(), &parts);
         let device = decoder.device();
         let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [row]), device);
-        let hidden = in_thread_pool(device, || decoder.hidden_cached(ids, &metadata, cache));
+        let hidden = decoder.in_its_pool(|| decoder.hidden_cached(ids, &metadata, cache));
         args.moments.tell();
         for own in &mut self.groups {
             if let Some(table) = &mut own.table {

@@ -2,6 +2,7 @@
 
 mod eight_bits;
 mod shared_cache;
+mod tensor_group;
 mod turns;
 
 use super::top_k_top_p::sample_truncated;

@@ -4,7 +4,7 @@ use super::units::{bytes, duration, seconds, traffic};
 use crate::planned::Links;
 use crate::table::Table;
 use firebrick::engine::plan::PlanReport;
-use firebrick::engine::plan::estimate::{MessageKind, Parallel};
+use firebrick::engine::plan::estimate::MessageKind;
 use firebrick::engine::plan::planner::Request;
 use firebrick::spec::{Cluster, LinkKind};
 
@@ -37,8 +37,9 @@ pub fn machines(cluster: Cluster, links: Links) -> String {
 }
 
 /// Whether the trainer runs the degrees, and how.
-pub fn runs(parallel: &Parallel) -> String {
-    if !parallel.is_run() {
+pub fn runs(request: &Request) -> String {
+    let parallel = &request.parallel;
+    if !request.is_run() {
         return "an estimate: `firebrick train` does not run these degrees yet, and rejects this plan".to_owned();
     }
     let start = match parallel.devices() {

@@ -8,6 +8,7 @@ mod optim;
 mod plans;
 mod ranks;
 mod router_loss;
+mod sampling_groups;
 mod sequence_parallel;
 mod shared;
 mod zero;

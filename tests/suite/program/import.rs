@@ -5,7 +5,7 @@ use serde_json::Value;
 
 const SCRIPT: &str = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=8 \\\n  \
     actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.rollout.n=4 actor_rollout_ref.model.path=$NO_SUCH_MODEL \\\n  \
-    actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.nam=vllm trainer.total_training_steps=3 data.train_files=rows.jsonl\n";
+    actor_rollout_ref.rollout.pipeline_model_parallel_size=2 actor_rollout_ref.rollout.nam=vllm trainer.total_training_steps=3 data.train_files=rows.jsonl\n";
 
 #[test]
 fn a_script_becomes_a_configuration_and_a_table_that_names_every_key() {
@@ -26,7 +26,7 @@ fn a_script_becomes_a_configuration_and_a_table_that_names_every_key() {
         "trainer.train_batch_size: 8",
         "CANNOT BE DONE",
         "the variable NO_SUCH_MODEL, which neither the script nor the environment sets",
-        "--tensor-parallel 2",
+        "--pipeline-parallel 2",
         "UNKNOWN",
         "did you mean actor_rollout_ref.rollout.name?",
         "DEFAULTS OF VERL THAT ARE TAKEN",
@@ -70,7 +70,7 @@ fn json_has_the_configuration_and_every_row() {
     };
     assert_eq!(outcome("data.train_batch_size"), "mapped");
     assert_eq!(
-        outcome("actor_rollout_ref.rollout.tensor_model_parallel_size"),
+        outcome("actor_rollout_ref.rollout.pipeline_model_parallel_size"),
         "cannot"
     );
     assert_eq!(outcome("actor_rollout_ref.rollout.nam"), "unknown");

@@ -18,7 +18,7 @@ impl TargetModule {
             .flat_map(|unit| unit_specs(arch, unit))
             .map(|spec| spec.slot)
             .collect();
-        let has = |target: &Self| slots.contains(&TARGET_MODULES[*target as usize].2);
+        let has = |target: &Self| slots.contains(&target.slot());
         Self::all().into_iter().filter(has).collect()
     }
 
@@ -55,6 +55,12 @@ impl TargetModule {
     #[must_use]
     pub fn of(slot: Slot) -> Option<Self> {
         TARGET_MODULES.iter().find(|t| t.2 == slot).map(|t| t.0)
+    }
+
+    /// The slot of its matrix.
+    #[must_use]
+    pub fn slot(self) -> Slot {
+        TARGET_MODULES[self as usize].2
     }
 
     /// Index among the target modules of all layers, for random streams.

@@ -7,16 +7,23 @@
 //! | sequence | 2 all-to-alls: queries, keys, values; what attention gives | 2 | in layers with attention (arXiv:2309.14509) |
 //! | pipeline | a send of n d numbers a micro-batch | one | between stages |
 //!
-//! of `n` tokens of a micro-batch over the devices that share them. A layer that is recomputed has its forward's once more. While a token
-//! is sampled, devices that share matrices sum twice a layer, and devices that share sequences sample different ones.
+//! of `n` tokens of a micro-batch over the devices that share them. A layer that is recomputed has its forward's once more. Devices that
+//! share sequences sample different ones. Those that share matrices while they sample send, in each forward pass of prompts or of a token,
+//! two sums a layer (three where queries and keys are normed over all heads) and one for the embedding, and gather the logits; and at the
+//! end of a run a fingerprint of its tokens. A prompt's first token comes with its forward pass.
 //! All of it is exposed: the trainer waits for every message before it continues.
 
 use super::activations::{Half, Shape};
 use super::context::Context;
 use super::messages::{Along, Communication, MessageKind, PhaseTraffic};
+use super::sizes::F32;
 use super::time;
 use super::unit_messages::ModelMessages;
 use crate::{ActivationPolicy, ModelPlan, Segment};
+use firebrick_spec::arch::QkNorm;
+
+/// Bytes by which devices that sample together compare their tokens.
+const FINGERPRINT: u64 = 8;
 
 /// Passes over the layers with micro-batches of one shape.
 struct Passes {
@@ -108,12 +115,19 @@ impl Context<'_> {
         if w.examples.is_some() || !self.training.is_several() {
             return found;
         }
+        let greedy = u64::from(w.greedy);
+        // a group's shares are cut for each kind of sampling
+        let times = if self.training.samples_on_groups() {
+            1 + greedy
+        } else {
+            1
+        };
         found += self
             .weights_of(self.model())
             .make_whole()
-            .divided(self.training.pipeline);
+            .divided(self.training.pipeline)
+            .times(times);
         let sampled = self.sampling();
-        let greedy = u64::from(w.greedy);
         for group in [w.group.max(1), greedy] {
             if group > 0 {
                 found += sampled.sampled_traffic(group);
@@ -133,16 +147,30 @@ impl Context<'_> {
         let pipeline = self.parallel.group(Along::Pipeline);
         let row = self.widths.row(1) as f64;
         let prompts = rows.div_ceil(group) * w.prompt_length;
-        for (times, tokens) in [(waves, prompts), (waves * w.response_length, rows)] {
+        let passes = prompts.div_ceil(w.max_num_batched_tokens.max(1)).max(1);
+        let steps = waves * w.response_length.saturating_sub(1);
+        for (times, tokens) in [(waves * passes, prompts.div_ceil(passes)), (steps, rows)] {
             let buffer = row * tokens as f64 / self.parallel.sequence as f64;
             if tensor.size > 1 {
                 let sums = 2 * self.sizes.layers + 1;
                 found.even(MessageKind::AllReduce, tensor, times * sums, buffer);
+                if self.arch.qk_norm == Some(QkNorm::Projection) {
+                    let squares = (2 * F32 * tokens) as f64;
+                    let layers = times * self.sizes.layers;
+                    found.even(MessageKind::AllReduce, tensor, layers, squares);
+                }
             }
             if stages > 1 {
                 // a token goes through all stages before the next one begins
                 found.even(MessageKind::Send, pipeline, times * (stages - 1), buffer);
             }
+        }
+        if tensor.size > 1 {
+            let part = F32 * (w.arch.vocab_size as u64).div_ceil(tensor.size);
+            let logits = (tensor.size * (rows * part + FINGERPRINT)) as f64;
+            found.even(MessageKind::AllGather, tensor, waves + steps, logits);
+            let end = (tensor.size * FINGERPRINT) as f64;
+            found.even(MessageKind::AllGather, tensor, 1, end);
         }
         found
     }

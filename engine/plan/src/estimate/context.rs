@@ -212,12 +212,14 @@ impl<'a> Context<'a> {
         let mut sizes = self.sizes;
         sizes.width = w.rollout_precision.width();
         let widths = Widths::of(&w.arch, self.lora, self.profile);
-        let rounded = if w.rollout_precision == w.arch.precision {
-            0
-        } else {
-            // matrices in few bits are shared
-            sizes.width * (sizes.total() - sizes.in_few_bits())
-        };
+        let rounded =
+            if w.rollout_precision == w.arch.precision || self.training.samples_on_groups() {
+                // shares are cut in the precision that they sample in
+                0
+            } else {
+                // matrices in few bits are shared
+                sizes.width * (sizes.total() - sizes.in_few_bits())
+            };
         let eight_bits = w
             .prepack
             .quantization

@@ -1,5 +1,5 @@
-//! Several devices: what each of them holds. The trainer is data and sequence parallel and refuses the other kinds; `firebrick plan`
-//! takes all degrees as options.
+//! Several devices: what each of them holds. The trainer is data and sequence parallel, samples on groups that share matrices, and refuses
+//! the other kinds; `firebrick plan` takes all degrees as options.
 //!
 //! With `D` data-, `T` tensor-, `P` pipeline- and `S` sequence-parallel devices, the share of one device is:
 //!
@@ -16,15 +16,16 @@
 //! | keys and values | 1 / (S · T · P) |
 //! | sequences of a step | 1 / D; while they are sampled, 1 / (D · S) |
 //!
-//! Under ZeRO-3 the weights of a segment are whole while it runs, and those of a model while it samples. Communication buffers: on the
-//! host, through which values pass, from ZeRO-1 on three times the gradients of the largest unit in f32 (the message, what is sent of it
-//! and what is received); with T or S above one, one d-wide activation of a micro-batch. `ZeRO`: arXiv:1910.02054. Tensor and sequence
-//! parallelism: arXiv:1909.08053, arXiv:2205.05198, arXiv:2309.14509.
+//! Under ZeRO-3 the weights of a segment are whole while it runs, and those of a model while it samples by itself. Groups that share
+//! matrices while they sample hold their shares beside the weights that wait. Communication buffers: on the host, through which values pass, from ZeRO-1
+//! on three times the gradients of the largest unit in f32 (the message, what is sent of it and what is received); with T or S above
+//! one, one d-wide activation of a micro-batch.
+//! `ZeRO`: arXiv:1910.02054. Tensor and sequence parallelism: arXiv:1909.08053, arXiv:2205.05198, arXiv:2309.14509.
 
 use super::sizes::{F32, Sizes};
 use super::workload::Workload;
 use crate::{Error, Result, Zero};
-use firebrick_spec::Cluster;
+use firebrick_spec::{Cluster, TensorShare};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -83,10 +84,26 @@ impl Parallel {
         self.devices() > 1
     }
 
-    /// Whether the trainer runs these degrees, data- and sequence-parallel ones; it refuses the others, which are arithmetic.
+    /// Whether the trainer runs these degrees, data- and sequence-parallel ones and groups that sample together; it refuses the others,
+    /// which are arithmetic.
     #[must_use]
     pub fn is_run(&self) -> bool {
-        self.tensor == 1 && self.pipeline == 1 && self.rollout_tensor.is_none()
+        self.tensor == 1 && self.pipeline == 1
+    }
+
+    /// Whether a workload samples on such groups where these degrees ask for them.
+    #[must_use]
+    pub fn samples(&self, workload: &Workload) -> bool {
+        self.rollout_tensor.is_none_or(|together| {
+            workload.prepack.quantization.is_none()
+                && TensorShare::check(&workload.arch, together as usize).is_ok()
+        })
+    }
+
+    /// Whether devices share matrices while they sample in other groups than in training: each then holds its share besides.
+    #[must_use]
+    pub fn samples_on_groups(&self) -> bool {
+        self.rollout_tensor.is_some_and(|n| n != self.tensor)
     }
 
     /// The devices as they sample: those that share sequences in training have sequences of their own.
@@ -193,14 +210,16 @@ impl Parallel {
             ));
         }
         if let Some(tensor) = self.rollout_tensor {
+            let [heads, keys] = [arch.num_heads, arch.num_kv_heads].map(|n| n as u64);
             let divides = tensor > 0
                 && self.devices().is_multiple_of(tensor)
-                && (arch.num_kv_heads as u64).is_multiple_of(tensor);
+                && heads.is_multiple_of(tensor)
+                && (keys.is_multiple_of(tensor) || tensor.is_multiple_of(keys));
             if !divides {
                 return bad(format!(
-                    "the tensor-parallel degree of sampling is {tensor}; it should divide the {} devices and the model's {} key/value heads",
+                    "the tensor-parallel degree of sampling is {tensor}; it should divide the {} devices and the model's {heads} heads, and \
+                     its {keys} key/value heads or be a multiple of them",
                     self.devices(),
-                    arch.num_kv_heads
                 ));
             }
         }

@@ -115,16 +115,30 @@ fn sampling(
     let all = prompts.saturating_mul(group);
     let rows = (ctx.plan.rollout.max_num_seqs as u64).min(all).max(1);
     let copy = ctx.parallel.replicated().weights(ctx.copies);
-    let base = ctx
-        .resident(Activity::Sample)
-        .on_device(Category::Parameters, copy);
+    let base = if ctx.training.samples_on_groups() {
+        let waiting = ctx.resident(Activity::SampleOnGroups);
+        let share = ctx.parallel.replicated().weights(ctx.sizes.bytes());
+        waiting.on_device(Category::Parameters, share)
+    } else {
+        ctx.resident(Activity::Sample)
+    };
+    let base = base.on_device(Category::Parameters, copy);
+    if ctx.training.samples_on_groups() {
+        let units = ctx.training.host_buffers(&ctx.sizes);
+        let cut = base.on_host(Category::Communication, units);
+        peak.record("cutting weights for groups", cut);
+    }
     let (together, prefill) = prefill(ctx, prompts, group, rows);
+    // steps that send messages are not captured
+    let graphs = graphs.filter(|_| ctx.parallel.tensor == 1);
     let graphs = graphs.map_or(0, |graphs| captured(ctx, rows, graphs));
     let pools = base
         .on_device(Category::KvCache, kv_cache(ctx, rows, all))
         .on_device(Category::Buffers, graphs);
     let queries = QUERIES * w.prompt_length.div_ceil(prefill.tokens.max(1)).max(1);
-    let running = ctx.forward(prefill, queries as usize) + ctx.batch_buffers(prefill, 0, 1);
+    let running = ctx.forward(prefill, queries as usize)
+        + ctx.batch_buffers(prefill, 0, 1)
+        + summed(ctx, prefill.tokens);
     let masks = prefill.tokens * w.prompt_length;
     peak.record(
         "the prompts' forward",
@@ -136,20 +150,37 @@ fn sampling(
     } else {
         CHOICE
     };
-    let logits = |rows| ctx.parallel.tensor_share(F32 * copies * head.logits(rows));
+    let logits = |rows| chosen(ctx, F32 * head.logits(rows), copies);
     peak.record(
         "choosing first tokens",
-        pools.on_device(Category::Head, logits(rows.min(together * group))) + ctx.rollouts(),
+        pools + logits(rows.min(together * group)) + ctx.rollouts(),
     );
     let decode = decoding(ctx, rows);
-    peak.record(
-        "choosing tokens",
-        pools.on_device(Category::Head, logits(rows)) + ctx.rollouts(),
-    );
+    peak.record("choosing tokens", pools + logits(rows) + ctx.rollouts());
     peak.record(
         "a token's forward",
-        (pools + ctx.forward(decode, 0)).on_device(Category::Buffers, widened(ctx, rows)),
+        (pools + ctx.forward(decode, 0) + summed(ctx, rows))
+            .on_device(Category::Buffers, widened(ctx, rows)),
     );
+}
+
+/// What a choice of tokens takes, whose logits are so many bytes: devices that share the vocabulary gather all of them, through the host.
+fn chosen(ctx: &Context<'_>, logits: u64, copies: u64) -> MemoryUsage {
+    let whole = MemoryUsage::default().on_device(Category::Head, copies * logits);
+    if ctx.parallel.tensor == 1 {
+        return whole;
+    }
+    // what others sent, and what is put together of it
+    whole
+        .on_device(Category::Head, ctx.parallel.tensor_share(logits))
+        .on_host(Category::Communication, 2 * logits)
+}
+
+/// What a sum of a row of each token over devices that share matrices takes on the host: what is sent, received and made of it.
+fn summed(ctx: &Context<'_>, tokens: u64) -> MemoryUsage {
+    let row = ctx.widths.row(tokens);
+    let bytes = if ctx.parallel.tensor > 1 { 3 * row } else { 0 };
+    MemoryUsage::default().on_host(Category::Communication, bytes)
 }
 
 /// Bytes of the pools of keys and values, and of states, where `rows` of `all` sequences are sampled at a time.
@@ -164,7 +195,10 @@ fn kv_cache(ctx: &Context<'_>, rows: u64, all: u64) -> u64 {
         width: ctx.sizes.width as usize,
     };
     let blocks = demand.blocks(ctx.arch, None).unwrap_or_default();
-    let bytes = ctx.parallel.cache(demand.bytes(ctx.arch, &blocks));
+    // few key heads go to several devices
+    let tensor = ctx.parallel.tensor;
+    let copies = (tensor / ctx.arch.num_kv_heads as u64).max(1);
+    let bytes = ctx.parallel.cache(copies * demand.bytes(ctx.arch, &blocks));
     // states come on top of what is limited: they are as large whatever the sequences' lengths are
     let [recurrent, convolution] = ctx.arch.state_numbers();
     let state = F32 * recurrent as u64 + ctx.sizes.width * convolution as u64;

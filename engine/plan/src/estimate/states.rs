@@ -45,6 +45,8 @@ impl MomentKind {
 pub(crate) enum Activity {
     /// The policy samples.
     Sample,
+    /// Shares of the policy sample, which are held besides.
+    SampleOnGroups,
     /// A model scores or trains.
     Pass(Role),
     /// The reward model of this place in the list scores.

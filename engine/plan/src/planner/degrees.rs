@@ -54,14 +54,9 @@ impl Degrees {
 
     /// Whether a kind of parallelism that the trainer does not run was asked for by its degree.
     fn names_estimates(&self) -> bool {
-        [
-            self.tensor,
-            self.pipeline,
-            self.sequence,
-            self.rollout_tensor,
-        ]
-        .into_iter()
-        .any(|degree| degree.is_some_and(|n| n > 1))
+        [self.tensor, self.pipeline]
+            .into_iter()
+            .any(|degree| degree.is_some_and(|n| n > 1))
     }
 }
 
@@ -108,7 +103,9 @@ impl Request {
         let mut all = Vec::new();
         let mut refused = None;
         for (parallel, reshard) in degrees(cluster, asked) {
-            if !asked.estimated && !asked.leaves(&parallel).is_run() {
+            let chosen = asked.leaves(&parallel);
+            let is_run = chosen.is_run() && chosen.samples(&self.workload);
+            if !asked.estimated && !is_run {
                 continue;
             }
             // codes in few bits are not shared out

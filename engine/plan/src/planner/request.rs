@@ -36,6 +36,12 @@ impl Request {
         Ok(self)
     }
 
+    /// Whether the trainer runs the request on its devices.
+    #[must_use]
+    pub fn is_run(&self) -> bool {
+        self.parallel.is_run() && self.parallel.samples(&self.workload)
+    }
+
     pub(super) fn estimate(&self, plan: &Plan) -> Estimate {
         estimate_parallel(&self.workload, plan, &self.profile, &self.parallel)
     }

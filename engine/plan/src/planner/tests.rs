@@ -1,4 +1,5 @@
 use super::*;
+use crate::PlannedFor;
 use crate::estimate::{CriticWork, Parallel, Sizes, Workload, Zero, rules};
 use crate::test_support::{device, kernels};
 use crate::{
@@ -309,7 +310,12 @@ fn a_report_reads_back_and_its_plan_is_the_one_that_train_takes() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("plan.json");
     std::fs::write(&path, text).expect("written");
-    assert_eq!(Plan::load(&path, 1, 1).expect("loads"), fit.plan);
+    let alone = PlannedFor {
+        ranks: 1,
+        sequence: 1,
+        sampling: 1,
+    };
+    assert_eq!(Plan::load(&path, &alone).expect("loads"), fit.plan);
     for (text, expected) in [
         ("{", "is not JSON"),
         ("{}", "has no `plan`"),
@@ -329,9 +335,13 @@ fn a_report_reads_back_and_its_plan_is_the_one_that_train_takes() {
             r#"{"parallel": {"data": 1, "tensor": 2}}"#,
             "is arithmetic for 2 devices: tensor 2",
         ),
+        (
+            r#"{"parallel": {"data": 2, "rollout_tensor": 2}}"#,
+            "rollout.tensor_model_parallel_size is 1; set it to 2",
+        ),
     ] {
         std::fs::write(&path, text).expect("written");
-        let message = Plan::load(&path, 1, 1).expect_err("refused").to_string();
+        let message = Plan::load(&path, &alone).expect_err("refused").to_string();
         assert!(message.contains(expected), "{message}");
     }
 }

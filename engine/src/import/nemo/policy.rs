@@ -1,7 +1,7 @@
 //! `NeMo RL`'s `policy` section.
 
 use super::guide::{recompute, recomputes};
-use crate::import::common::{devices, float_type, model, size};
+use crate::import::common::{devices, float_type, model, sampling_groups, size};
 use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
 use serde_json::json;
@@ -165,7 +165,7 @@ pub(super) const TABLE: &[Rule] = &[
     ),
     (
         "policy.generation.vllm_cfg.tensor_parallel_size",
-        By(devices),
+        By(sampling_groups),
     ),
     (
         "policy.generation.vllm_cfg.pipeline_parallel_size",

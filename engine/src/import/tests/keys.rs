@@ -27,10 +27,19 @@ fn machines_and_devices_become_the_ranks_that_a_run_is_checked_for() {
 
 #[test]
 fn degrees_that_are_not_data_parallel_are_estimates() {
-    let found = verl("actor_rollout_ref.rollout.tensor_model_parallel_size=4");
-    let key = "actor_rollout_ref.rollout.tensor_model_parallel_size";
+    let found = verl("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4");
+    let key = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size";
     let why = "`firebrick plan CONFIG --tensor-parallel 4` estimates";
     assert!(matches!(outcome(&found, key), Outcome::Cannot { why: found } if found.contains(why)));
+}
+
+#[test]
+fn ranks_that_sample_together_are_the_runs() {
+    let key = "actor_rollout_ref.rollout.tensor_model_parallel_size";
+    let four = verl(&format!("{key}=4"));
+    assert_eq!(at(&four, "/rollout/tensor_model_parallel_size"), 4);
+    let one = verl(&format!("{key}=1"));
+    assert!(matches!(outcome(&one, key), Outcome::NotNeeded { why } if why.contains("by itself")));
 }
 
 #[test]

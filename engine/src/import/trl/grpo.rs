@@ -1,7 +1,7 @@
 //! The arguments of `GRPOConfig` and `RLOOConfig`.
 
 use super::batch::{Batch, Class, class};
-use crate::import::common::{arguments, devices, size};
+use crate::import::common::{arguments, sampling_groups, size};
 use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
 use serde_json::{Value, json};
@@ -57,7 +57,7 @@ pub(super) const TABLE: &[Rule] = &[
     ),
     ("vllm_max_model_length", By(model_length)),
     ("vllm_max_model_len", By(model_length)),
-    ("vllm_tensor_parallel_size", By(devices)),
+    ("vllm_tensor_parallel_size", By(sampling_groups)),
     (
         "vllm_structured_outputs_regex",
         Off("completions are not bound to a pattern; a reward {kind: regex} pays for one"),

@@ -2,7 +2,7 @@
 
 use super::actor::tokens_of_ranks;
 use super::critic::sequences;
-use crate::import::common::{devices, float_type, size};
+use crate::import::common::{devices, float_type, sampling_groups, size};
 use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
 use serde_json::Value;
@@ -65,7 +65,7 @@ pub(super) const TABLE: &[Rule] = &[
     ("actor_rollout_ref.rollout.max_model_len", By(model_len)),
     (
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
-        By(devices),
+        By(sampling_groups),
     ),
     ("actor_rollout_ref.rollout.data_parallel_size", By(devices)),
     (

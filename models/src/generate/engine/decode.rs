@@ -8,7 +8,6 @@ use crate::generate::running::Row;
 use crate::generate::sampler::{RandomDraw, SampledTokens, sample};
 use burn::tensor::Tensor;
 use firebrick_backends::device::is_cpu;
-use firebrick_backends::kernels::in_thread_pool;
 
 impl Engine<'_> {
     /// Whether another token can be launched before the host reads the last one: no token can change the rows.
@@ -106,10 +105,12 @@ impl Engine<'_> {
             None => self.ints(self.last_tokens()),
         };
         let metadata = self.cache.decode(decoder.arch(), &self.running.tables());
-        let cache = &mut *self.cache;
-        in_thread_pool(decoder.device(), || {
+        let (cache, fingerprint) = (&mut *self.cache, self.fingerprint);
+        decoder.in_its_pool(|| {
             let hidden = decoder.hidden_cached(ids, &metadata, cache);
-            sample(moments.logits(decoder, hidden), sampling, draws)
+            let logits = moments.logits(decoder, hidden, fingerprint);
+            decoder.check_ranks()?;
+            sample(logits, sampling, draws)
         })
     }
 

@@ -1,0 +1,292 @@
+//! Shares of a model on devices that each hold a part of every matrix (tensor parallelism: Shoeybi et al., 2019, arXiv:1909.08053).
+//!
+//! Query heads, key heads, rows of the MLP and rows of the vocabulary are divided, in their order. What multiplies the residual stream is
+//! cut by rows, what gives it by columns, so that a half of a layer ends with a sum over the devices. Fewer key heads than devices go to
+//! several, as in vLLM.
+
+use crate::arch::{Arch, HeadKind, Mixer, QkNorm};
+use crate::parameters::{Slot, TargetModule};
+use std::ops::Range;
+
+/// One of several devices that share every matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorShare {
+    rank: usize,
+    ranks: usize,
+}
+
+/// What a device keeps of a parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// All of it.
+    Whole,
+    /// Some rows of a matrix, and as many zeros below as make it this many.
+    Rows(Range<usize>, usize),
+    /// Some columns of a matrix, or some values of a vector.
+    Columns(Range<usize>),
+}
+
+impl TensorShare {
+    /// The device `rank` of so many.
+    ///
+    /// # Panics
+    /// Where there is no such device.
+    #[must_use]
+    pub fn new(rank: usize, ranks: usize) -> Self {
+        assert!(rank < ranks, "device {rank} of {ranks}");
+        Self { rank, ranks }
+    }
+
+    /// Refuses a model that so many devices cannot share while it samples. The error says why, and what to do instead.
+    pub fn check(arch: &Arch, ranks: usize) -> Result<(), String> {
+        if ranks <= 1 {
+            return Ok(());
+        }
+        if let Some((layer, own)) = arch.expert_layers().next() {
+            return Err(format!(
+                "layer {layer} has {} experts, whose matrices are not divided; set it to 1, and bound memory with memory.param_offload",
+                own.count
+            ));
+        }
+        if arch.count(Mixer::GatedDeltaNet) > 0 || arch.attention_gate {
+            return Err(
+                "its gated DeltaNet layers and gated attention are not divided; set it to 1".into(),
+            );
+        }
+        if let Some(base) = arch.base {
+            return Err(format!(
+                "its base is in {base}, whose blocks are not divided; set it to 1, or leave model.lora.base out"
+            ));
+        }
+        if arch.head != HeadKind::LanguageModel {
+            return Err("it gives one number a token and does not sample".into());
+        }
+        let [heads, keys] = [arch.num_heads, arch.num_kv_heads];
+        if !heads.is_multiple_of(ranks) {
+            return Err(format!(
+                "attention has {heads} heads; set it to a number that divides {heads}"
+            ));
+        }
+        if !keys.is_multiple_of(ranks) && !ranks.is_multiple_of(keys) {
+            return Err(format!(
+                "attention has {keys} key heads; set it to a number that divides {keys}, or to a multiple of it"
+            ));
+        }
+        if arch.intermediate_size < ranks || arch.vocab_size < ranks {
+            return Err("its matrices have fewer rows than that".into());
+        }
+        Ok(())
+    }
+
+    /// This device, from 0.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// The architecture of a share: fewer heads, and a narrower MLP. The vocabulary is the model's.
+    #[must_use]
+    pub fn arch(&self, arch: &Arch) -> Arch {
+        Arch {
+            num_heads: self.heads(arch).len(),
+            num_kv_heads: self.key_heads(arch).len(),
+            intermediate_size: self.of(arch.intermediate_size).len(),
+            joint_value_head: false,
+            ..arch.clone()
+        }
+    }
+
+    /// This device's part of so many, in their order: parts differ by one at most.
+    fn of(&self, count: usize) -> Range<usize> {
+        self.rank * count / self.ranks..(self.rank + 1) * count / self.ranks
+    }
+
+    fn heads(&self, arch: &Arch) -> Range<usize> {
+        self.of(arch.num_heads)
+    }
+
+    /// The key heads that its query heads read: those of several devices where there are fewer than devices.
+    fn key_heads(&self, arch: &Arch) -> Range<usize> {
+        let heads = self.heads(arch);
+        let group = arch.group();
+        heads.start / group..heads.end.div_ceil(group)
+    }
+
+    /// How many devices have each key head.
+    #[must_use]
+    pub fn key_copies(&self, arch: &Arch) -> usize {
+        (self.ranks / arch.num_kv_heads).max(1)
+    }
+
+    /// Rows of the embedding and of the projection that a device has; those of the last ones are filled up with zeros.
+    #[must_use]
+    pub fn vocabulary_part(&self, arch: &Arch) -> usize {
+        arch.vocab_size.div_ceil(self.ranks)
+    }
+
+    /// The tokens whose rows this device has.
+    #[must_use]
+    pub fn vocabulary(&self, arch: &Arch) -> Range<usize> {
+        let (part, all) = (self.vocabulary_part(arch), arch.vocab_size);
+        (self.rank * part).min(all)..((self.rank + 1) * part).min(all)
+    }
+
+    /// What this device keeps of a parameter of the model; nothing of a value head, which does not sample.
+    #[must_use]
+    pub fn cut(&self, arch: &Arch, slot: Slot) -> Option<Cut> {
+        let dim = arch.head_dim;
+        let wide = |heads: Range<usize>| heads.start * dim..heads.end * dim;
+        let rows = |range: Range<usize>| {
+            let count = range.len();
+            Cut::Rows(range, count)
+        };
+        let (queries, keys) = (wide(self.heads(arch)), wide(self.key_heads(arch)));
+        let mlp = self.of(arch.intermediate_size);
+        Some(match slot {
+            Slot::Q => rows(queries),
+            Slot::K | Slot::V => rows(keys),
+            Slot::QBias | Slot::O => Cut::Columns(queries),
+            Slot::KBias | Slot::VBias => Cut::Columns(keys),
+            Slot::QNorm if arch.qk_norm == Some(QkNorm::Projection) => Cut::Columns(queries),
+            Slot::KNorm if arch.qk_norm == Some(QkNorm::Projection) => Cut::Columns(keys),
+            Slot::Gate | Slot::Up => rows(mlp),
+            Slot::GateBias | Slot::UpBias | Slot::Down => Cut::Columns(mlp),
+            Slot::Embedding | Slot::Projection => {
+                Cut::Rows(self.vocabulary(arch), self.vocabulary_part(arch))
+            }
+            // what goes into a matrix that is cut by columns is cut with it, and so is what comes out of one that is cut by rows
+            Slot::LoraA(target @ (TargetModule::O | TargetModule::Down)) => {
+                self.cut(arch, target.slot())?
+            }
+            Slot::LoraB(target) if !matches!(target, TargetModule::O | TargetModule::Down) => {
+                self.cut(arch, target.slot())?
+            }
+            Slot::Value => return None,
+            _ => Cut::Whole,
+        })
+    }
+}
+
+impl Cut {
+    /// Rows and columns of what is kept of a matrix of these.
+    #[must_use]
+    pub fn shape(&self, [rows, columns]: [usize; 2]) -> [usize; 2] {
+        match self {
+            Self::Whole => [rows, columns],
+            Self::Rows(_, rows) => [*rows, columns],
+            Self::Columns(kept) => [rows, kept.len()],
+        }
+    }
+}
+
+impl Slot {
+    /// Whether its products on devices that share it have to be summed.
+    #[must_use]
+    pub fn is_cut_by_columns(self) -> bool {
+        matches!(self, Self::O | Self::Down)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parameters::{chain, unit_specs};
+    use serde_json::json;
+    use std::path::Path;
+
+    fn arch(more: &serde_json::Value) -> Arch {
+        let mut config = json!({
+            "model_type": "llama", "vocab_size": 10, "hidden_size": 16, "intermediate_size": 6, "num_hidden_layers": 1,
+            "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4
+        });
+        let own = config.as_object_mut().unwrap();
+        own.extend(more.as_object().unwrap().clone());
+        Arch::from_config(own, Path::new("config.json")).unwrap()
+    }
+
+    #[test]
+    fn shares_of_every_parameter_have_the_shapes_of_the_shares_architecture() {
+        for (model, ranks) in [("llama", 2), ("olmo3", 4), ("qwen2", 8), ("gemma2", 2)] {
+            let arch = arch(
+                &json!({"model_type": model, "hidden_activation": "gelu_pytorch_tanh",
+                "query_pre_attn_scalar": 4, "rms_norm_eps": 1e-6}),
+            );
+            for rank in 0..ranks {
+                let share = TensorShare::new(rank, ranks);
+                let own = share.arch(&arch);
+                for kind in chain(&arch) {
+                    for (whole, part) in unit_specs(&arch, kind).iter().zip(unit_specs(&own, kind))
+                    {
+                        let found = share
+                            .cut(&arch, whole.slot)
+                            .unwrap()
+                            .shape(whole.rows_cols());
+                        let expected = match whole.slot {
+                            Slot::Embedding | Slot::Projection => {
+                                [arch.vocab_size.div_ceil(ranks), arch.hidden_size]
+                            }
+                            _ => part.rows_cols(),
+                        };
+                        assert_eq!(found, expected, "{model}: {}", whole.name);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shares_put_together_are_the_model_and_few_key_heads_go_to_several() {
+        let arch = arch(&json!({}));
+        for ranks in [2, 4, 8] {
+            let shares = (0..ranks).map(|rank| TensorShare::new(rank, ranks));
+            let all = |slot| {
+                let kept = shares.clone().map(|share| share.cut(&arch, slot));
+                kept.map(|cut| match cut {
+                    Some(Cut::Rows(range, _) | Cut::Columns(range)) => range,
+                    other => panic!("{other:?}"),
+                })
+                .collect::<Vec<_>>()
+            };
+            for (slot, count) in [
+                (Slot::Q, 32),
+                (Slot::O, 32),
+                (Slot::Down, 6),
+                (Slot::Embedding, 10),
+            ]
+            .into_iter()
+            .filter(|(slot, _)| *slot != Slot::Down || ranks <= 6)
+            {
+                let flat: Vec<usize> = all(slot).into_iter().flatten().collect();
+                assert_eq!(flat, (0..count).collect::<Vec<_>>(), "{slot:?}");
+            }
+            let copies = ranks / 2;
+            let keys: Vec<usize> = all(Slot::K).iter().map(|own| own.start / 4).collect();
+            let expected: Vec<usize> = (0..ranks).map(|rank| rank / copies).collect();
+            assert_eq!(keys, expected);
+            assert_eq!(TensorShare::new(0, ranks).key_copies(&arch), copies);
+        }
+    }
+
+    #[test]
+    fn models_that_cannot_be_divided_are_refused_with_what_to_do() {
+        let said = |more, ranks| TensorShare::check(&arch(&more), ranks).unwrap_err();
+        TensorShare::check(&arch(&json!({})), 4).unwrap();
+        assert!(said(json!({}), 3).contains("divides 8"));
+        let keys = json!({"num_attention_heads": 12, "num_key_value_heads": 6});
+        assert!(said(keys, 4).contains("6 key heads"));
+        let experts = json!({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4});
+        assert!(said(experts, 2).contains("4 experts"));
+        let based = arch(&json!({})).with_base(Some(crate::BaseFormat::Nf4));
+        assert!(
+            TensorShare::check(&based, 2)
+                .unwrap_err()
+                .contains("model.lora.base")
+        );
+    }
+}

@@ -1,0 +1,143 @@
+//! A rank's share of a decoder that samples on several ranks: see [`crate::tensor_group`].
+
+use super::{Decoder, Param, Store, Unit};
+use crate::tensor_group::{TensorGroup, padded};
+use crate::unit::ParamSpec;
+use crate::weights::{WeightKey, Weights};
+use crate::{Error, Result};
+use burn::tensor::Tensor;
+use firebrick_backends::kernels::in_thread_pool;
+use firebrick_backends::precision::stored_as;
+use firebrick_backends::transfer::{HostTensor, check_computed};
+use firebrick_backends::{Precision, PrecisionExt};
+use firebrick_spec::TensorShare;
+use firebrick_spec::tensor_parallel::Cut;
+
+impl Decoder {
+    /// This rank's share of the model in a precision, on the device, adapters included. `whole` gives the parameters of a unit in their
+    /// order, whole: one unit at a time, so that a whole model need not be anywhere.
+    ///
+    /// # Errors
+    /// Those of `whole`; [`Error::Sampling`] for a model that the ranks cannot share; [`Error::OutOfMemory`], [`Error::Device`].
+    pub fn tensor_shard<E: From<Error>>(
+        &self,
+        group: &TensorGroup,
+        precision: Precision,
+        mut whole: impl FnMut(usize) -> Result<Vec<Param>, E>,
+    ) -> Result<Self, E> {
+        let share = group.share();
+        TensorShare::check(&self.arch, share.ranks()).map_err(Error::Sampling)?;
+        let mut shard = Self {
+            arch: share.arch(&self.arch).in_precision(precision),
+            units: Vec::with_capacity(self.units.len()),
+            device: self.device.clone(),
+            lora: self.lora.clone(),
+            adapters_on: self.adapters_on,
+            tensor: Some(group.clone()),
+        };
+        let dtype = precision.dtype(&self.device);
+        for (index, unit) in self.units.iter().enumerate() {
+            let (mut specs, mut entries) = (Vec::new(), Vec::new());
+            for (spec, value) in unit.specs.iter().zip(whole(index)?) {
+                let Some(cut) = share.cut(&self.arch, spec.slot) else {
+                    continue;
+                };
+                let own = self.kept(value, spec, &cut)?;
+                entries.push((WeightKey::from(spec.slot), stored_as(own, dtype)));
+                specs.push(shard_spec(spec, &cut));
+            }
+            check_computed(entries.iter().map(|(_, own)| own.clone())).map_err(Error::from)?;
+            let first = shard.units.last().map_or(0, |unit: &Unit| unit.range.end);
+            shard.units.push(Unit {
+                kind: unit.kind,
+                range: first..first + specs.len(),
+                specs,
+                store: Store::Device(Weights::new(entries)),
+                sharded: false,
+            });
+        }
+        Ok(shard)
+    }
+
+    /// What is kept of a parameter, on the device. Parts are copies, so that none holds on to the whole.
+    fn kept(&self, value: Param, spec: &ParamSpec, cut: &Cut) -> Result<Tensor<2>> {
+        let device = &self.device;
+        let [_, columns] = spec.rows_cols();
+        let part = match (cut, value) {
+            (Cut::Whole, value) => return Ok(value.upload(device)),
+            (Cut::Rows(rows, of), value) if rows.is_empty() => {
+                let dtype = value.precision().dtype(device);
+                return Ok(Tensor::zeros([*of, columns], (device, dtype)));
+            }
+            (Cut::Rows(rows, _), Param::Host(host)) => {
+                let values = rows.start * columns..rows.end * columns;
+                host.part(values, [rows.len(), columns])
+            }
+            (Cut::Rows(rows, _), Param::Device(whole)) => {
+                HostTensor::download(whole.narrow(0, rows.start, rows.len()))?
+            }
+            (Cut::Columns(kept), Param::Host(host)) => host.columns(kept.clone()),
+            (Cut::Columns(kept), Param::Device(whole)) => {
+                HostTensor::download(whole.narrow(1, kept.start, kept.len()))?
+            }
+        };
+        let part = part.into_device(device);
+        Ok(match cut {
+            Cut::Rows(_, of) => padded(part, *of),
+            _ => part,
+        })
+    }
+
+    /// The ranks that share its matrices, where it is a share.
+    #[must_use]
+    pub fn tensor_group(&self) -> Option<&TensorGroup> {
+        self.tensor.as_ref()
+    }
+
+    /// The error of a message between ranks since the last call; none of a model that is no share.
+    ///
+    /// # Errors
+    /// Those of [`TensorGroup::check`].
+    pub fn check_ranks(&self) -> Result<()> {
+        self.tensor.as_ref().map_or(Ok(()), TensorGroup::check)
+    }
+
+    /// Runs work of the forward pass where its kernels start fastest: in the thread pool, but for ranks that exchange messages on the way,
+    /// which may be threads of one process and would wait for each other inside of it.
+    pub(crate) fn in_its_pool<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        match self.tensor {
+            Some(_) => work(),
+            None => in_thread_pool(&self.device, work),
+        }
+    }
+
+    /// Logits of hidden rows `[rows, hidden]`, `[rows, vocab]`; on ranks that share matrices each computes its part, and compares the
+    /// fingerprint of the tokens so far.
+    pub(crate) fn logits(&self, hidden: Tensor<2>, fingerprint: u64) -> Tensor<2> {
+        let own = self.head().logits(hidden);
+        match &self.tensor {
+            Some(group) => group.gather_logits(&own, self.arch.vocab_size, fingerprint),
+            None => own,
+        }
+    }
+
+    /// Ends a run of sampling: compares the fingerprint of all its tokens.
+    pub(crate) fn same_tokens(&self, fingerprint: u64) -> Result<()> {
+        let group = self.tensor.as_ref();
+        group.map_or(Ok(()), |group| group.same_tokens(fingerprint))
+    }
+}
+
+/// The parameter as this rank has it.
+fn shard_spec(whole: &ParamSpec, cut: &Cut) -> ParamSpec {
+    let [rows, columns] = cut.shape(whole.rows_cols());
+    let shape = match whole.shape.len() {
+        1 => vec![columns],
+        _ => vec![rows, columns],
+    };
+    ParamSpec {
+        shape,
+        trainable: false,
+        ..whole.clone()
+    }
+}
