@@ -161,7 +161,7 @@ fn hold_sized(
     let what = format!("{lengths:?}, {heads:?}, window {window:?}, cap {softcap:?} in {dtype:?}");
     let leaves = [&q, &k, &v].map(leaf);
     let [a, b, c] = &leaves;
-    let out = kernels::attention(a, b, c, &shape).expect("a kernel");
+    let out = kernels::attention(a, b, c, None, &shape).expect("a kernel");
     assert_near(
         &what,
         &values(out.clone().inner()),

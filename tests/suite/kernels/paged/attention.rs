@@ -205,6 +205,7 @@ fn hold(
         window,
         scale: 0.4,
         softcap,
+        sinks: None,
     };
     let held = step.pool.clone();
     let before = contents(&held);
@@ -338,6 +339,7 @@ fn hold_joined(
         window: None,
         scale: 0.4,
         softcap: None,
+        sinks: None,
     };
     let (expected, expected_pool) =
         kernels::paged_attention(separate, step.pool.clone(), &shape).expect("a kernel");
@@ -396,6 +398,7 @@ fn grown(kind: Kind, device: &Device) -> [u64; 2] {
         window: Some(500),
         scale: 1.0,
         softcap: None,
+        sinks: None,
     };
     let mut pool = step.pool;
     let numbers = pool.slots() * heads.kv * heads.dim * 2;

@@ -112,6 +112,7 @@ impl Inputs {
             window: case.window,
             scale: SCALE,
             softcap: case.softcap,
+            sinks: None,
         };
         paged_attention(self.qkv.clone(), pool, &shape).expect("f32 or f64 on the CPU")
     }
@@ -346,6 +347,7 @@ fn a_pool_in_half_precision_is_given_back() {
             window: None,
             scale: SCALE,
             softcap: None,
+            sinks: None,
         };
         let pool = paged_attention(inputs.qkv.clone(), inputs.pool, &shape);
         assert_eq!(addresses(&pool.expect_err("half precision")), place);
