@@ -270,12 +270,12 @@ fn inner(qkv: &Qkv) -> Qkv {
         q: qkv.q.clone().inner(),
         k: qkv.k.clone().inner(),
         v: qkv.v.clone().inner(),
-        sinks: qkv
-            .sinks
-            .clone()
-            .map(|sinks| match sinks.device().is_autodiff() {
-                true => sinks.inner(),
-                false => sinks,
-            }),
+        sinks: qkv.sinks.clone().map(|own| {
+            if own.device().is_autodiff() {
+                own.inner()
+            } else {
+                own
+            }
+        }),
     }
 }

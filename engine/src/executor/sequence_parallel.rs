@@ -155,7 +155,7 @@ impl SharedAttention<'_> {
             q,
             k: summed(k, copies),
             v: summed(v, copies),
-            sinks: d.sinks.map(|own| self.among_all(own)),
+            sinks: d.sinks.map(|own| self.among_all(&own)),
         })
     }
 
@@ -167,7 +167,7 @@ impl SharedAttention<'_> {
     }
 
     /// Numbers of this rank's heads among zeros for those of the others, whose ranks have theirs.
-    fn among_all(self, own: Tensor<2>) -> Tensor<2> {
+    fn among_all(self, own: &Tensor<2>) -> Tensor<2> {
         let [_, heads] = own.dims();
         let rank = self.runtime.world().sequence_rank();
         let parts = (0..self.ranks()).map(|other| {
