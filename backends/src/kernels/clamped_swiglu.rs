@@ -1,5 +1,5 @@
 //! The gate of gpt-oss's experts, in tensor operations for every backend: what it reads is kept, and everything between is computed again
-//! on the way back.
+//! on the way back. `cpu::glu` has a kernel.
 
 use super::autodiff::{Kernel, KernelBackend, input, run};
 use crate::precision::{stored_as, widened};
@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 
 /// Factor of the gate in its sigmoid (transformers' `alpha`): `x · σ(1.702 x)` is close to GELU (Hendrycks & Gimpel, 2016,
 /// arXiv:1606.08415).
-const ALPHA: f64 = 1.702;
+pub(super) const ALPHA: f64 = 1.702;
 
 /// [`super::clamped_swiglu`].
 pub(super) fn clamped_swiglu<B: KernelBackend>(x: &Tensor<2>, limit: f64) -> Tensor<2> {
@@ -89,6 +89,7 @@ impl<B: KernelBackend> Kernel<B, 1> for Gated<B> {
 #[cfg(test)]
 mod tests {
     use crate::kernels::clamped_swiglu;
+    use burn::backend::Flex;
     use burn::tensor::{DType, Device, Tensor, TensorData};
 
     /// The formula for one pair.
@@ -99,7 +100,7 @@ mod tests {
 
     #[test]
     fn the_gate_is_its_formula_and_its_gradient_that_of_differences_on_both_sides_of_the_limit() {
-        let (limit, step) = (2.0, 1e-6);
+        let limit = 2.0;
         let pairs = [
             [0.3, -0.7],
             [2.5, 0.4],
@@ -115,7 +116,13 @@ mod tests {
         let place = (&Device::flex(), DType::F64);
         let x = Tensor::<2>::from_data(TensorData::new(values, [1, 12]), place);
         let x = x.autodiff().require_grad();
-        let y = clamped_swiglu(&x, limit);
+        hold(&x, clamped_swiglu(&x, limit), &pairs);
+        hold(&x, super::clamped_swiglu::<Flex>(&x, limit), &pairs);
+    }
+
+    /// Compares a result of `x`, and the gradient of its sum.
+    fn hold(x: &Tensor<2>, y: Tensor<2>, pairs: &[[f64; 2]]) {
+        let (limit, step) = (2.0, 1e-6);
         let mut tape = y.clone().sum().backward();
         let found: Vec<f64> = y.inner().try_into_vec_as().expect("values");
         let gradient: Vec<f64> = x
@@ -123,7 +130,7 @@ mod tests {
             .expect("a gradient")
             .try_into_vec_as()
             .expect("values");
-        for (i, [gate, up]) in pairs.into_iter().enumerate() {
+        for (i, &[gate, up]) in pairs.iter().enumerate() {
             assert!((found[i] - gated(gate, up, limit)).abs() < 1e-12, "{i}");
             let along = |g: f64, u: f64| {
                 let at = |t: f64| gated(gate + t * g, up + t * u, limit);

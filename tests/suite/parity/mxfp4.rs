@@ -37,8 +37,9 @@ fn tensors(decoder: &Decoder) -> Vec<(String, Vec<f64>)> {
 fn experts_in_mxfp4_are_what_transformers_widens_them_to_to_the_bit() {
     let mut numbers = 0;
     for dir in models() {
-        let decoder = Checkpoint::open(&dir).expect("a fixture");
-        let decoder = decoder.load(&device()).expect("its weights");
+        let source = Checkpoint::open(&dir).expect("a fixture");
+        assert_eq!(source.eos_ids(), [511, 508], "all stop tokens");
+        let decoder = source.load(&device()).expect("its weights");
         let found = tensors(&decoder);
         let golden = Golden::open(&dir.join("golden/dequantised.safetensors"));
         for name in golden.names() {

@@ -84,7 +84,7 @@ impl Kernels for CpuKernels {
     }
 
     fn clamped_swiglu(&self, x: &Tensor<2>, limit: f64) -> Tensor<2> {
-        clamped_swiglu::<Flex>(x, limit)
+        glu::clamped(x, limit).unwrap_or_else(|| clamped_swiglu::<Flex>(x, limit))
     }
 
     fn combine_experts(&self, y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
