@@ -9,11 +9,13 @@
 mod autodiff;
 mod backend;
 mod choice;
+mod clamped_swiglu;
 mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 mod delta;
 mod dispatch;
+mod expert_bias;
 mod experts;
 mod families;
 mod graph;
@@ -30,13 +32,13 @@ pub use choice::table;
 pub use cpu::thread_pool::in_thread_pool;
 pub use delta::{DeltaHeads, SequenceRows, StateRows};
 pub use dispatch::{
-    adamw, add_rms_norm, attach_gradient, attention, available, combine_experts, copy_blocks,
-    dequantize, dequantize_blockwise, draw_rows, duplicate, expert_linear, finish_scores,
-    gather_kv, glu, glu_joined, has_adamw, linear, linear_add, linear_each, linear_swiglu, matmul,
-    matmul_nt, matmul_tn, norm_heads, paged_attention, paged_attention_joined, product,
-    quantize_blockwise, quantized_linear, rms_norm, rms_norm_add, rotary, sample_rows,
-    sample_rows_on_device, scatter_add_rows, score_gradient, score_rows, score_tile, tile_gradient,
-    vocabulary_tile, write_kv,
+    adamw, add_rms_norm, attach_gradient, attention, available, clamped_swiglu, combine_experts,
+    copy_blocks, dequantize, dequantize_blockwise, draw_rows, duplicate, expert_bias,
+    expert_linear, finish_scores, gather_kv, glu, glu_joined, has_adamw, linear, linear_add,
+    linear_each, linear_swiglu, matmul, matmul_nt, matmul_tn, norm_heads, paged_attention,
+    paged_attention_joined, product, quantize_blockwise, quantized_linear, rms_norm, rms_norm_add,
+    rotary, sample_rows, sample_rows_on_device, scatter_add_rows, score_gradient, score_rows,
+    score_tile, tile_gradient, vocabulary_tile, write_kv,
 };
 pub use experts::{ExpertInput, ExpertRows};
 pub use families::{Families, Family};

@@ -276,6 +276,7 @@ impl Attention {
                 q: rows(model.heads),
                 k: rows(model.kv_heads),
                 v: rows(model.kv_heads),
+                sinks: None,
             },
             gradient: random([tokens, model.heads * model.head_dim], dtype, device),
             params: AttentionParams {
@@ -310,6 +311,7 @@ impl Attention {
                 q: leaf(&self.qkv.q),
                 k: leaf(&self.qkv.k),
                 v: leaf(&self.qkv.v),
+                sinks: None,
             };
             let mixed = attend(&qkv, self.params, &self.sequences);
             let _ = (mixed * self.gradient.clone().autodiff()).sum().backward();

@@ -193,6 +193,7 @@ impl Bench {
             window: None,
             scale: (dim as f64).sqrt().recip(),
             softcap: None,
+            sinks: None,
         };
         let read = step.read() * kv;
         let bytes = if int8 {

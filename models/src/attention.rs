@@ -11,6 +11,9 @@
 //! `dV = Pᵀ dO`, `dS = P ∘ (dO Vᵀ − rowsum(dO ∘ O))`, `dQ = s dS K`, `dK = s dSᵀ Q`,
 //!
 //! and under a soft-cap `S = c tanh(s Q Kᵀ / c)` dS is multiplied by `1 − (S / c)²`.
+//!
+//! A sink (Xiao et al., 2023, arXiv:2309.17453, as a number a head in gpt-oss) is one more score of a row, whose probability p is left
+//! out of O. All the formulas hold as they stand, and the sink's gradient is the sum of `−p rowsum(dO ∘ O)` over the rows of its head.
 
 mod sequence_layout;
 
@@ -45,6 +48,8 @@ pub struct Qkv {
     pub k: Tensor<3>,
     /// Values, the same shape.
     pub v: Tensor<3>,
+    /// A number for each query head that joins the softmax of its rows, `[1, heads]`, where the architecture has sinks.
+    pub sinks: Option<Tensor<2>>,
 }
 
 /// Causal softmax attention within each sequence: `[tokens, heads · head_dim]`.
@@ -62,7 +67,9 @@ pub fn attend(qkv: &Qkv, params: AttentionParams, sequences: &SequenceLayout) ->
         let mixed = chunks.iter().map(|chunk| {
             let mask = sequences.mask(params.window, chunk);
             let (k, v) = (columns(&k, &chunk.keys), columns(&v, &chunk.keys));
-            scaled_dot_product_attention(columns(&q, &chunk.queries), k, v, params, mask)
+            let sinks = qkv.sinks.as_ref();
+            let q = columns(&q, &chunk.queries);
+            scaled_dot_product_attention(q, [k, v], sinks, params, mask)
         });
         group.rows(joined(mixed.collect(), 2))
     });
@@ -79,12 +86,12 @@ pub(crate) fn attend_rows(qkv: &Qkv, params: AttentionParams, families: &Familie
         scale: params.scale,
         softcap: params.softcap,
     };
-    kernels::attention(&qkv.q, &qkv.k, &qkv.v, &shape)
+    kernels::attention(&qkv.q, &qkv.k, &qkv.v, qkv.sinks.as_ref(), &shape)
         .expect("tensors of the device that the sequences were laid out for")
         .reshape([tokens, heads * dim])
 }
 
-/// Gradients of queries, keys and values, given the output of [`attend`] and its gradient, `[tokens, heads · head_dim]` each. No
+/// Gradients of queries, keys, values and sinks, given the output of [`attend`] and its gradient, `[tokens, heads · head_dim]` each. No
 /// tensor is part of an autodiff graph.
 #[must_use]
 pub fn attend_backward(
@@ -97,6 +104,7 @@ pub fn attend_backward(
     let shape = qkv.q.dims();
     let (mixed, d_mixed) = (mixed.reshape(shape), d_mixed.reshape(shape));
     let mut all = [Vec::new(), Vec::new(), Vec::new()];
+    let mut d_sinks: Option<Tensor<2>> = None;
     for group in &sequences.groups {
         let [q, k, v, o] = [&qkv.q, &qkv.k, &qkv.v, &mixed].map(|t| group.by_head(t));
         let d = group.by_head_or_zero(&d_mixed);
@@ -107,9 +115,20 @@ pub fn attend_backward(
             let mask = sequences.mask(params.window, chunk);
             let queries = [&q, &o, &d].map(|t| columns(t, &chunk.queries));
             let keys = [&k, &v].map(|t| columns(t, &chunk.keys));
-            let [own_q, own_k, own_v] =
-                scaled_dot_product_attention_backward(queries, keys, params, mask);
+            let ([own_q, own_k, own_v], own_sinks) = scaled_dot_product_attention_backward(
+                queries,
+                keys,
+                qkv.sinks.as_ref(),
+                params,
+                mask,
+            );
             d_q.push(own_q);
+            if let Some(own) = own_sinks {
+                d_sinks = Some(match d_sinks {
+                    Some(sum) => sum + own,
+                    None => own,
+                });
+            }
             d_kv = Some(if chunks.len() == 1 {
                 (own_k, own_v)
             } else {
@@ -126,17 +145,22 @@ pub fn attend_backward(
         }
     }
     let [q, k, v] = all.map(|parts| joined(parts, 0));
-    Qkv { q, k, v }
+    Qkv {
+        q,
+        k,
+        v,
+        sinks: d_sinks,
+    }
 }
 
 /// Softmax attention of queries `[batch, heads, queries, dim]` over keys and values `[batch, kv_heads, keys, dim]`; the output has
 /// the shape of the queries. The query heads of a group are further rows of the product with their key head, so that keys and
-/// values are not repeated. Softmax is in f32 or wider. `mask` is true where a key is hidden.
+/// values are not repeated. Softmax is in f32 or wider. `sinks`, `[1, heads]`, join it. `mask` is true where a key is hidden.
 #[must_use]
 pub(crate) fn scaled_dot_product_attention(
     q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
+    [k, v]: [Tensor<4>; 2],
+    sinks: Option<&Tensor<2>>,
     params: AttentionParams,
     mask: Option<Tensor<4, Bool>>,
 ) -> Tensor<4> {
@@ -148,19 +172,39 @@ pub(crate) fn scaled_dot_product_attention(
         // not divided: Burn's gradient of a division by a number rounds it to f32
         scores = (scores * cap.recip()).tanh() * cap;
     }
-    let scores = hide(scores, shape, mask);
-    stored_as(softmax(scores, 3), stored)
-        .matmul(v)
-        .reshape(shape)
+    let sinks = sinks.map(|sinks| sink_scores(sinks, shape, kv));
+    let (probs, _) = probabilities(hide(scores, shape, mask), sinks);
+    stored_as(probs, stored).matmul(v).reshape(shape)
 }
 
-/// Gradients of queries, keys and values, given `[queries, output, gradient of the output]` and `[keys, values]`.
+/// The softmax of each row of scores, and the share of the sink that joins it.
+fn probabilities(scores: Tensor<4>, sinks: Option<Tensor<4>>) -> (Tensor<4>, Option<Tensor<4>>) {
+    let Some(sinks) = sinks else {
+        return (softmax(scores, 3), None);
+    };
+    let top = scores.clone().detach().max_dim(3);
+    let top = top.max_pair(sinks.clone().detach());
+    let weights = (scores - top.clone()).exp();
+    let own = (sinks - top).exp();
+    let all = weights.clone().sum_dim(3) + own.clone();
+    (weights / all.clone(), Some(own / all))
+}
+
+/// Sinks, `[1, heads]`, beside the scores of queries of this shape: `[batch, kv_heads, heads / kv_heads · queries, 1]`.
+fn sink_scores(sinks: &Tensor<2>, [batch, heads, queries, _]: [usize; 4], kv: usize) -> Tensor<4> {
+    let each = widened(sinks.clone()).reshape([1, heads, 1, 1]);
+    let each = each.expand([batch, heads, queries, 1]);
+    each.reshape([batch, kv, heads / kv * queries, 1])
+}
+
+/// Gradients of queries, keys and values, and of sinks, given `[queries, output, gradient of the output]` and `[keys, values]`.
 fn scaled_dot_product_attention_backward(
     [q, o, d]: [Tensor<4>; 3],
     [k, v]: [Tensor<4>; 2],
+    sinks: Option<&Tensor<2>>,
     params: AttentionParams,
     mask: Option<Tensor<4, Bool>>,
-) -> [Tensor<4>; 3] {
+) -> ([Tensor<4>; 3], Option<Tensor<2>>) {
     let shape = q.dims();
     let kv = k.dims()[1];
     let q = grouped(q, kv) * params.scale;
@@ -173,11 +217,18 @@ fn scaled_dot_product_attention_backward(
         scores = t.clone() * cap;
         tanh = Some(t);
     }
-    let probs = softmax(hide(scores, shape, mask), 3);
+    let column = sinks.map(|sinks| sink_scores(sinks, shape, kv));
+    let (probs, share) = probabilities(hide(scores, shape, mask), column);
     let d_v = stored_as(probs.clone(), stored)
         .swap_dims(2, 3)
         .matmul(d.clone());
     let shared = (widened(d.clone()) * widened(o)).sum_dim(3);
+    let d_sinks = share.zip(sinks).map(|(share, sinks)| {
+        let [batch, heads, queries, _] = shape;
+        let each = (share * shared.clone()).reshape([batch, heads, queries]);
+        let sum = each.sum_dim(2).sum_dim(0).neg();
+        stored_as(sum.reshape([1, heads]), sinks.dtype())
+    });
     let mut d_scores = probs * (widened(d.matmul(v.swap_dims(2, 3))) - shared);
     if let Some(t) = tanh {
         d_scores = d_scores * (t.clone() * t).neg().add_scalar(1.0);
@@ -185,7 +236,7 @@ fn scaled_dot_product_attention_backward(
     let d_scores = stored_as(d_scores, stored);
     let d_k = d_scores.clone().swap_dims(2, 3).matmul(q);
     let d_q = d_scores.matmul(k) * params.scale;
-    [d_q.reshape(shape), d_k, d_v]
+    ([d_q.reshape(shape), d_k, d_v], d_sinks)
 }
 
 /// `[batch, heads, queries, dim]` as `[batch, kv_heads, heads / kv_heads · queries, dim]`.

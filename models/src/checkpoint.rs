@@ -3,6 +3,7 @@
 mod bitsandbytes;
 mod export;
 mod json;
+mod mxfp4;
 mod peft;
 pub mod stream;
 mod weights;
@@ -92,11 +93,11 @@ impl Checkpoint {
         })?;
         let mut config = Arch::language_model_config(&config).unwrap_or(config);
         // what is written again is not quantised
-        let bitsandbytes = |own: &mut Value| own["quant_method"] == "bitsandbytes";
-        if config
-            .get_mut("quantization_config")
-            .is_some_and(bitsandbytes)
-        {
+        let widened = |own: &Value| {
+            let method = own.get("quant_method").and_then(Value::as_str);
+            matches!(method, Some("bitsandbytes" | "mxfp4"))
+        };
+        if config.get("quantization_config").is_some_and(widened) {
             config.remove("quantization_config");
         }
         let arch = Arch::from_config(&config, &dir.join("config.json"))?;
@@ -134,7 +135,7 @@ impl Checkpoint {
     /// Loads the weights onto a device, in the architecture's precision. Missing, unexpected and misshapen tensors are errors.
     ///
     /// Matrices of a frozen base in few bits are quantised as they are read: beside what is loaded, one of them is wide at a time, in
-    /// host memory.
+    /// host memory. Matrices in MXFP4 are widened as they are read, one at a time too.
     ///
     /// # Errors
     /// `Error::MissingTensor`, `Error::UnexpectedTensor`, `Error::WrongShape`, `Error::UnsupportedDtype` and `Error::QuantizedWeight` with

@@ -35,7 +35,8 @@ pub(crate) fn attention(
                 let scale = ctx.rotary().query_scale();
                 let (qkv, gate) = project_unrotated(arch, w, x.clone(), scale, lora);
                 let qkv = rotate_part(arch, layer, qkv, ctx);
-                (cache.decode(params, qkv, decode), gate)
+                let sinks = w.get(Slot::Sinks);
+                (cache.decode(params, qkv, sinks.as_ref(), decode), gate)
             }
             None => {
                 let Projected { qkv, gate } = project(arch, layer, w, x.clone(), ctx, lora);
@@ -48,10 +49,15 @@ pub(crate) fn attention(
     let mixed = match ctx.sequences() {
         Some(sequences) => attention::attend(&qkv, params, sequences),
         None => {
+            let sinks = qkv.sinks.clone();
             let [q, k, v] = by_head(qkv, ctx);
             let mask = ctx.mask(params.window);
             rows(attention::scaled_dot_product_attention(
-                q, k, v, params, mask,
+                q,
+                [k, v],
+                sinks.as_ref(),
+                params,
+                mask,
             ))
         }
     };
@@ -106,6 +112,7 @@ pub(crate) fn project(
         q: rotary.of(layer).rotate(q),
         k: rotary.of(layer).rotate(k),
         v,
+        sinks: w.get(Slot::Sinks),
     };
     Projected { qkv, gate }
 }

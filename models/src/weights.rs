@@ -213,7 +213,7 @@ impl Weights {
     }
 
     /// The bias that belongs to a matrix, `[1, out]`, if there is one.
-    fn bias(&self, matrix: Slot) -> Option<Tensor<2>> {
+    pub(crate) fn bias(&self, matrix: Slot) -> Option<Tensor<2>> {
         self.get(matrix.bias()?)
     }
 

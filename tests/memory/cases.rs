@@ -60,6 +60,8 @@ pub fn cases() -> Vec<(Case, Plans)> {
         "olmo3",
         "qwen3_moe",
         "qwen3_5_text",
+        "qwen3_5_moe_text",
+        "gpt_oss",
     ] {
         let case = Case::new(family, &small(family), [128, 64, 16]).sampled(4);
         all.push((case, few_plans()));
@@ -234,12 +236,15 @@ pub fn llama() -> Value {
 
 /// A small model of another family: biases, norms on q and k, soft-caps, windows, norms after each half, experts.
 fn small(family: &str) -> Value {
+    // what is wide in stacked experts shows where several run and the shared one is narrow
+    let stacked = family == "qwen3_5_moe_text";
     json!({
         "model_type": family, "vocab_size": 4096, "hidden_size": 192, "intermediate_size": 512,
         "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 48,
         "max_position_embeddings": 2048, "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0, "sliding_window": 128, "sliding_window_pattern": 2, "num_experts": 8,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 256, "mlp_only_layers": [1],
+        "num_experts_per_tok": if stacked { 4 } else { 2 }, "moe_intermediate_size": 256, "mlp_only_layers": [1],
+        "shared_expert_intermediate_size": 64,
         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 48, "linear_value_head_dim": 48
     })
 }

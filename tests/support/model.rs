@@ -222,7 +222,9 @@ pub fn by_tensor(spec: &ParamSpec, values: &[f64]) -> Vec<(String, Vec<f64>)> {
     let own = spec.tensors().into_iter().map(|tensor| {
         let (values, after) = rest.split_at(tensor.numel());
         rest = after;
-        (tensor.name, values.to_vec())
+        let mut values = values.to_vec();
+        tensor.into_checkpoint(&mut values);
+        (tensor.name, values)
     });
     own.collect()
 }

@@ -5,7 +5,7 @@ mod feed_forward;
 mod mixer;
 mod rope;
 
-pub use feed_forward::{Experts, FeedForward, MAX_EXPERT_LAYERS};
+pub use feed_forward::{ExpertLayout, Experts, FeedForward, MAX_EXPERT_LAYERS};
 pub use mixer::{GatedDeltaNet, Mixer};
 pub use rope::{QueryScaling, Rope, RopeScaling, Yarn};
 
@@ -40,6 +40,8 @@ pub enum Family {
     Qwen3_5,
     /// Qwen 3.5, text, with mixtures of experts, beside which every token goes through one more.
     Qwen3_5Moe,
+    /// gpt-oss: attention sinks, alternating windows, experts with biases and a clamped gate, `YaRN`.
+    GptOss,
 }
 
 /// What the last unit computes from a hidden row.
@@ -57,7 +59,7 @@ pub enum HeadKind {
 
 /// Families, the `model_type` of their configs, and what their class names begin with: of language models, and of models with one number
 /// a token.
-const FAMILIES: [(Family, &str, &str, &str); 12] = [
+const FAMILIES: [(Family, &str, &str, &str); 13] = [
     (Family::Llama, "llama", "Llama", "Llama"),
     (Family::Mistral, "mistral", "Mistral", "Mistral"),
     (Family::Qwen2, "qwen2", "Qwen2", "Qwen2"),
@@ -76,6 +78,7 @@ const FAMILIES: [(Family, &str, &str, &str); 12] = [
         "Qwen3_5Moe",
         "Qwen3_5Moe",
     ),
+    (Family::GptOss, "gpt_oss", "GptOss", "GptOss"),
 ];
 
 impl Family {
@@ -227,10 +230,16 @@ pub struct Arch {
     pub post_norms: bool,
     /// Non-linearity of the MLP's gate.
     pub activation: Activation,
+    /// Where it is given, experts have gpt-oss's gate in place of [`Self::activation`]: with this limit l,
+    /// `(up + 1) · gate · σ(1.702 gate)` of `gate ≤ l` and `|up| ≤ l` (`swiglu_limit`).
+    pub swiglu_limit: Option<f64>,
     /// Rotary embedding of each layer; `None` where a layer has none (`SmolLM` 3).
     pub ropes: Vec<Option<Rope>>,
     /// Growth of queries with their position (Ministral 3).
     pub query_scaling: Option<QueryScaling>,
+    /// Whether a learned number for each query head joins the softmax of its scores and takes its share away (gpt-oss; Xiao et al., 2023,
+    /// arXiv:2309.17453).
+    pub attention_sinks: bool,
     /// Sliding window of each layer, in tokens (the query's own included).
     pub windows: Vec<Option<usize>>,
     /// Attention scores are multiplied by this.

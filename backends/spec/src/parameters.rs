@@ -4,248 +4,16 @@
 //! export, initialisation, gradients, optimizer state and memory estimates follow its order.
 
 mod in_memory;
+mod param_spec;
+mod slot;
 mod target_module;
 mod unit;
 
+pub use param_spec::{ExpertOrder, ParamSpec, Stored};
+pub use slot::{Slot, TargetModule};
 pub use unit::{UnitKind, chain};
 
-use crate::arch::{Arch, Experts, HeadKind, Mixer, QkNorm};
-
-/// The role of a parameter in its unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(
-    missing_docs,
-    reason = "the variants are the field's own names for these matrices"
-)]
-pub enum Slot {
-    Embedding,
-    InputNorm,
-    Q,
-    K,
-    V,
-    O,
-    QBias,
-    KBias,
-    VBias,
-    OBias,
-    QNorm,
-    KNorm,
-    DeltaQkv,
-    DeltaZ,
-    DeltaA,
-    DeltaB,
-    DeltaOut,
-    Convolution,
-    DecayLog,
-    TimeBias,
-    DeltaNorm,
-    PostNorm,
-    Gate,
-    Up,
-    Down,
-    GateBias,
-    UpBias,
-    DownBias,
-    /// The router of experts, `[experts, hidden]`.
-    Router,
-    /// One expert below the other: `[experts · width, hidden]`.
-    ExpertGate,
-    /// As [`Self::ExpertGate`].
-    ExpertUp,
-    /// One expert below the other, of each the gate's rows and then those of up: `[experts · 2 width, hidden]`, in place of
-    /// [`Self::ExpertGate`] and [`Self::ExpertUp`] where a checkpoint has them so.
-    ExpertGateUp,
-    /// One expert below the other: `[experts · hidden, width]`.
-    ExpertDown,
-    /// The gate of the expert that every token goes through, `[1, hidden]`; its matrices are those of a dense MLP.
-    SharedGate,
-    Projection,
-    ProjectionBias,
-    Value,
-    LoraA(TargetModule),
-    LoraB(TargetModule),
-}
-
-impl Slot {
-    /// The bias that is added to the product with this matrix; `None` where no architecture has one.
-    #[must_use]
-    pub fn bias(self) -> Option<Self> {
-        Some(match self {
-            Self::Q => Self::QBias,
-            Self::K => Self::KBias,
-            Self::V => Self::VBias,
-            Self::O => Self::OBias,
-            Self::Gate => Self::GateBias,
-            Self::Up => Self::UpBias,
-            Self::Down => Self::DownBias,
-            Self::Projection => Self::ProjectionBias,
-            _ => return None,
-        })
-    }
-
-    /// Norm weights and biases: excluded from weight decay where decay groups are asked for.
-    #[must_use]
-    pub fn is_norm_or_bias(self) -> bool {
-        !matches!(
-            self,
-            Self::Embedding
-                | Self::Projection
-                | Self::Value
-                | Self::Router
-                | Self::SharedGate
-                | Self::Convolution
-        ) && !self.is_linear()
-            && !self.is_expert()
-            && !self.is_adapter()
-    }
-
-    /// The matrices of all experts of a layer.
-    #[must_use]
-    pub fn is_expert(self) -> bool {
-        matches!(
-            self,
-            Self::ExpertGate | Self::ExpertUp | Self::ExpertGateUp | Self::ExpertDown
-        )
-    }
-
-    /// The weight matrices of a layer that every token goes through: those of its mixer and of a dense MLP.
-    #[must_use]
-    pub fn is_linear(self) -> bool {
-        TargetModule::of(self).is_some()
-    }
-
-    /// The low-rank matrices of an adapter.
-    #[must_use]
-    pub fn is_adapter(self) -> bool {
-        matches!(self, Self::LoraA(_) | Self::LoraB(_))
-    }
-
-    /// Norm weights: initialised to one (to zero where the family stores w − 1).
-    #[must_use]
-    pub fn is_norm(self) -> bool {
-        matches!(
-            self,
-            Self::InputNorm | Self::QNorm | Self::KNorm | Self::PostNorm | Self::DeltaNorm
-        )
-    }
-}
-
-/// A matrix that can have an adapter (PEFT's `target_modules`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(
-    missing_docs,
-    reason = "the variants are the field's own names for these matrices"
-)]
-pub enum TargetModule {
-    Q,
-    K,
-    V,
-    O,
-    Gate,
-    Up,
-    Down,
-    DeltaQkv,
-    DeltaZ,
-    DeltaA,
-    DeltaB,
-    DeltaOut,
-}
-
-/// Target modules in the order of the enum, their names, and the slots of their matrices.
-const TARGET_MODULES: [(TargetModule, &str, Slot); 12] = [
-    (TargetModule::Q, "q_proj", Slot::Q),
-    (TargetModule::K, "k_proj", Slot::K),
-    (TargetModule::V, "v_proj", Slot::V),
-    (TargetModule::O, "o_proj", Slot::O),
-    (TargetModule::Gate, "gate_proj", Slot::Gate),
-    (TargetModule::Up, "up_proj", Slot::Up),
-    (TargetModule::Down, "down_proj", Slot::Down),
-    (TargetModule::DeltaQkv, "in_proj_qkv", Slot::DeltaQkv),
-    (TargetModule::DeltaZ, "in_proj_z", Slot::DeltaZ),
-    (TargetModule::DeltaA, "in_proj_a", Slot::DeltaA),
-    (TargetModule::DeltaB, "in_proj_b", Slot::DeltaB),
-    (TargetModule::DeltaOut, "out_proj", Slot::DeltaOut),
-];
-
-/// What a parameter is in a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stored {
-    /// One tensor of its name and shape.
-    Whole,
-    /// A tensor for each of so many experts, in whose name the index stands in place of the `*`; in memory one lies below the other.
-    ByExpert(usize),
-}
-
-/// A parameter's role, and its name and shape in a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParamSpec {
-    /// Role in its unit.
-    pub slot: Slot,
-    /// Hugging Face tensor name; PEFT's for an adapter; with a `*` for the index of an expert.
-    pub name: String,
-    /// Shape: `[n]`, `[out, in]`, `[channels, 1, taps]` of a convolution, or `[experts, out, in]` of experts in one tensor; of all experts
-    /// together, `[experts · out, in]`.
-    pub shape: Vec<usize>,
-    /// Whether it is trained: in a model with adapters only they are (and a value head).
-    pub trainable: bool,
-    /// What it is in a checkpoint.
-    pub stored: Stored,
-}
-
-impl ParamSpec {
-    /// A trainable parameter.
-    #[must_use]
-    pub fn new(slot: Slot, name: impl Into<String>, shape: &[usize]) -> Self {
-        Self {
-            slot,
-            name: name.into(),
-            shape: shape.to_vec(),
-            trainable: true,
-            stored: Stored::Whole,
-        }
-    }
-
-    /// The matrices `[out, in]` of all experts.
-    fn of_experts(slot: Slot, name: String, experts: usize, [out, input]: [usize; 2]) -> Self {
-        Self {
-            stored: Stored::ByExpert(experts),
-            ..Self::new(slot, name, &[experts * out, input])
-        }
-    }
-
-    /// The tensors of a checkpoint that it is made of, from its first row to its last, each with its own name and shape.
-    #[must_use]
-    pub fn tensors(&self) -> Vec<Self> {
-        let Stored::ByExpert(experts) = self.stored else {
-            return vec![self.clone()];
-        };
-        let [rows, cols] = self.rows_cols();
-        let one = |index: usize| Self {
-            name: self.name.replacen('*', &index.to_string(), 1),
-            shape: vec![rows / experts, cols],
-            stored: Stored::Whole,
-            ..self.clone()
-        };
-        (0..experts).map(one).collect()
-    }
-
-    /// Shape of the tensor in memory, `[rows, columns]`: a vector is one row.
-    #[must_use]
-    pub fn rows_cols(&self) -> [usize; 2] {
-        match self.shape[..] {
-            [n] => [1, n],
-            [rows, cols] => [rows, cols],
-            [all, rows, cols] => [all * rows, cols],
-            _ => unreachable!("every parameter of a decoder is a vector or a matrix"),
-        }
-    }
-
-    /// Number of elements.
-    #[must_use]
-    pub fn numel(&self) -> usize {
-        self.shape.iter().product()
-    }
-}
+use crate::arch::{Arch, ExpertLayout, Experts, Family, HeadKind, Mixer, QkNorm};
 
 /// The parameters of a unit without adapters. A tied head has no projection of its own: it uses the embedding's.
 #[must_use]
@@ -297,6 +65,10 @@ fn attention_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
             format!("{p}.self_attn.o_proj.bias"),
             &[d],
         ));
+    }
+    if arch.attention_sinks {
+        let name = format!("{p}.self_attn.sinks");
+        specs.push(ParamSpec::new(Slot::Sinks, name, &[arch.num_heads]));
     }
     if let Some(over) = arch.qk_norm {
         let [q, k] = match over {
@@ -401,11 +173,24 @@ fn expert_specs(arch: &Arch, experts: Experts, p: &str) -> Vec<ParamSpec> {
         ParamSpec::of_experts(slot, name, count, shape)
     };
     let all = |slot, module: &str, [out, input]: [usize; 2]| {
-        ParamSpec::new(slot, format!("{p}.experts.{module}"), &[count, out, input])
+        let name = format!("{p}.experts.{module}");
+        match experts.layout {
+            ExpertLayout::Interleaved => {
+                ParamSpec::turned(slot, name, [count, out, input], slot == Slot::ExpertGateUp)
+            }
+            _ => ParamSpec::new(slot, name, &[count, out, input]),
+        }
     };
-    let router = ParamSpec::new(Slot::Router, format!("{p}.gate.weight"), &[count, d]);
-    let mut specs = vec![router];
-    if experts.stacked {
+    let module = match arch.family {
+        Family::GptOss => "router",
+        _ => "gate",
+    };
+    let name = |part: &str| format!("{p}.{module}.{part}");
+    let mut specs = vec![ParamSpec::new(Slot::Router, name("weight"), &[count, d])];
+    if experts.bias {
+        specs.push(ParamSpec::new(Slot::RouterBias, name("bias"), &[count]));
+    }
+    if experts.layout.is_joined() {
         specs.extend([
             all(Slot::ExpertGateUp, "gate_up_proj", [2 * ff, d]),
             all(Slot::ExpertDown, "down_proj", [d, ff]),
@@ -415,6 +200,17 @@ fn expert_specs(arch: &Arch, experts: Experts, p: &str) -> Vec<ParamSpec> {
             each(Slot::ExpertGate, "gate_proj", [ff, d]),
             each(Slot::ExpertUp, "up_proj", [ff, d]),
             each(Slot::ExpertDown, "down_proj", [d, ff]),
+        ]);
+    }
+    if experts.bias {
+        let interleaved = experts.layout == ExpertLayout::Interleaved;
+        let bias = |slot, module: &str, width, interleaved| {
+            let name = format!("{p}.experts.{module}_bias");
+            ParamSpec::expert_bias(slot, name, [count, width], interleaved)
+        };
+        specs.extend([
+            bias(Slot::ExpertGateUpBias, "gate_up_proj", 2 * ff, interleaved),
+            bias(Slot::ExpertDownBias, "down_proj", d, false),
         ]);
     }
     if let Some(width) = experts.shared {

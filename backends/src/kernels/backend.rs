@@ -106,7 +106,7 @@ pub(super) trait Kernels: Sync {
         None
     }
 
-    /// Every backend has this one and the next two, in tensor operations where it has no kernel.
+    /// Every backend has this one and the next four, in tensor operations where it has no kernel.
     fn expert_linear(
         &self,
         x: &Tensor<2>,
@@ -114,6 +114,10 @@ pub(super) trait Kernels: Sync {
         rows: &ExpertRows,
         reads: ExpertInput,
     ) -> Tensor<2>;
+
+    fn expert_bias(&self, y: &Tensor<2>, bias: &Tensor<2>, rows: &ExpertRows) -> Tensor<2>;
+
+    fn clamped_swiglu(&self, x: &Tensor<2>, limit: f64) -> Tensor<2>;
 
     fn combine_experts(&self, y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Tensor<2>;
 
@@ -158,6 +162,7 @@ pub(super) trait Kernels: Sync {
         q: &Tensor<3>,
         k: &Tensor<3>,
         v: &Tensor<3>,
+        sinks: Option<&Tensor<2>>,
         shape: &AttentionShape,
     ) -> Option<Tensor<3>> {
         None

@@ -175,6 +175,19 @@ pub fn expert_linear(
     kernels(&x.device()).expert_linear(x, w, rows, reads)
 }
 
+/// Sorted rows `y`, `[choices, outputs]`, plus the bias of each row's expert, of `[experts, outputs]`.
+#[must_use]
+pub fn expert_bias(y: &Tensor<2>, bias: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
+    kernels(&y.device()).expert_bias(y, bias, rows)
+}
+
+/// `(up + 1) · gate · σ(1.702 gate)` of rows `[gate | up]`, where `gate ≤ limit` and `|up| ≤ limit` (gpt-oss): `[rows, n]` for `x` of shape
+/// `[rows, 2 n]`. Nothing but `x` is kept for the backward pass.
+#[must_use]
+pub fn clamped_swiglu(x: &Tensor<2>, limit: f64) -> Tensor<2> {
+    kernels(&x.device()).clamped_swiglu(x, limit)
+}
+
 /// The sum of each token's rows of `y`, sorted, `[choices, n]`, by its `weights`, `[tokens, choices of a token]`: `[tokens, n]`.
 #[must_use]
 pub fn combine_experts(y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
@@ -230,7 +243,8 @@ pub fn matmul_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
 }
 
 /// Causal attention of packed sequences: `q`, `[rows, heads, dim]`, over `k` and `v`, `[rows, kv_heads, dim]`, gives
-/// `[rows, heads, dim]`; rows in no sequence get zeros.
+/// `[rows, heads, dim]`; rows in no sequence get zeros. Of each head's `sinks`, `[1, heads]`, the exponential is added to the sum that a
+/// row's softmax is divided by.
 ///
 /// `None` where no kernel is used for the tensors: on the CPU as [`Operation::Attention`], on a GPU as
 /// [`Operation::LongAttention`].
@@ -239,9 +253,10 @@ pub fn attention(
     q: &Tensor<3>,
     k: &Tensor<3>,
     v: &Tensor<3>,
+    sinks: Option<&Tensor<2>>,
     shape: &AttentionShape,
 ) -> Option<Tensor<3>> {
-    kernels(&q.device()).attention(q, k, v, shape)
+    kernels(&q.device()).attention(q, k, v, sinks, shape)
 }
 
 /// Attention of one new token per sequence over a paged cache (`PagedAttention`, arXiv:2309.06180): `q`, `[rows, heads · dim]`.

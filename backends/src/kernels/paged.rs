@@ -332,4 +332,6 @@ pub struct PagedAttentionShape<'a> {
     pub scale: f64,
     /// Soft-cap: scores s become `cap · tanh(s / cap)`.
     pub softcap: Option<f64>,
+    /// Of each query head's number, `[1, heads]`, the exponential is added to the sum that its softmax is divided by.
+    pub sinks: Option<&'a Tensor<2>>,
 }

@@ -249,6 +249,12 @@ impl SplitAttention {
         // queries, keys and values and their gradients beside the graph that they came from
         runtime.raise_peak();
         let root = (self.qkv.q * d.q).sum() + (self.qkv.k * d.k).sum() + (self.qkv.v * d.v).sum();
+        // frozen ones are constants
+        let sinks = self.qkv.sinks.filter(|own| own.device().is_autodiff());
+        let root = match sinks.zip(d.sinks) {
+            Some((sinks, d_sinks)) => root + (sinks * d_sinks).sum(),
+            None => root,
+        };
         let root = match gate {
             Some(gate) => root + gate.sum(),
             None => root,
@@ -264,5 +270,12 @@ fn inner(qkv: &Qkv) -> Qkv {
         q: qkv.q.clone().inner(),
         k: qkv.k.clone().inner(),
         v: qkv.v.clone().inner(),
+        sinks: qkv.sinks.clone().map(|own| {
+            if own.device().is_autodiff() {
+                own.inner()
+            } else {
+                own
+            }
+        }),
     }
 }

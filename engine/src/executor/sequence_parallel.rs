@@ -8,7 +8,7 @@ use super::runtime::Runtime;
 use crate::batch::Part;
 use crate::world::World;
 use crate::{Error, Result};
-use burn::tensor::Tensor;
+use burn::tensor::{Gradients, Tensor};
 use firebrick_backends::accounts::{Category, Home};
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::arch::Mixer;
@@ -115,6 +115,7 @@ impl SharedAttention<'_> {
                 q: whole.q.autodiff().require_grad(),
                 k: whole.k.autodiff().require_grad(),
                 v: whole.v.autodiff().require_grad(),
+                sinks: whole.sinks.map(|own| own.autodiff().require_grad()),
             };
             Attended {
                 mixed: decoder.attend(unit, &qkv, ctx),
@@ -143,11 +144,9 @@ impl SharedAttention<'_> {
         } else {
             // a product with the incoming gradient as root: its own gradient is one
             let mut tape = (mixed * d).sum().backward();
-            let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|leaf| {
-                leaf.grad_remove(&mut tape)
-                    .unwrap_or_else(|| leaf.clone().inner().zeros_like())
-            });
-            Qkv { q, k, v }
+            let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|leaf| taken(leaf, &mut tape));
+            let sinks = qkv.sinks.as_ref().map(|leaf| taken(leaf, &mut tape));
+            Qkv { q, k, v, sinks }
         };
         runtime.raise_peak();
         let [q, k, v] = self.scatter([d.q, d.k, d.v].map(joined))?;
@@ -156,7 +155,29 @@ impl SharedAttention<'_> {
             q,
             k: summed(k, copies),
             v: summed(v, copies),
+            sinks: d.sinks.map(|own| self.among_all(&own)),
         })
+    }
+
+    /// The part of some numbers of all heads, `[1, heads]`, that belongs to this rank's heads.
+    fn of_own_heads(self, all: &Tensor<2>) -> Tensor<2> {
+        let own = all.dims()[1] / self.ranks();
+        let first = self.runtime.world().sequence_rank() * own;
+        all.clone().narrow(1, first, own)
+    }
+
+    /// Numbers of this rank's heads among zeros for those of the others, whose ranks have theirs.
+    fn among_all(self, own: &Tensor<2>) -> Tensor<2> {
+        let [_, heads] = own.dims();
+        let rank = self.runtime.world().sequence_rank();
+        let parts = (0..self.ranks()).map(|other| {
+            if other == rank {
+                own.clone()
+            } else {
+                Tensor::zeros([1, heads], (&own.device(), own.dtype()))
+            }
+        });
+        Tensor::cat(parts.collect(), 1)
     }
 
     /// How often each key head goes on its way, so that every rank has one: as often as it takes for their number to be a multiple of the
@@ -178,7 +199,8 @@ impl SharedAttention<'_> {
         let copies = self.copies();
         let [k, v] = [&qkv.k, &qkv.v].map(|t| repeated(t.clone(), copies));
         let [q, k, v] = self.all_rows([qkv.q.clone(), k, v])?;
-        Ok(Qkv { q, k, v })
+        let sinks = qkv.sinks.as_ref().map(|all| self.of_own_heads(all));
+        Ok(Qkv { q, k, v, sinks })
     }
 
     /// From some rows of all heads, `[rows, heads, head_dim]` each, to all rows of some heads: rows of padding are left out.
@@ -259,6 +281,12 @@ impl SharedAttention<'_> {
         drop(held);
         Ok(HostTensor::from_flat(received, shape).into_device(decoder.device()))
     }
+}
+
+/// The gradient of a leaf; zeros where nothing depends on it.
+fn taken<const D: usize>(leaf: &Tensor<D>, tape: &mut Gradients) -> Tensor<D> {
+    leaf.grad_remove(tape)
+        .unwrap_or_else(|| leaf.clone().inner().zeros_like())
 }
 
 /// `[rows, heads, head_dim]` as `[rows, heads · head_dim]`.

@@ -55,14 +55,15 @@ impl LayerCache {
     }
 
     /// Attention of one token of each sequence by a kernel, which also rotates queries and keys and writes keys and values: all
-    /// `[rows, heads · head_dim]`.
+    /// `[rows, heads · head_dim]`, and sinks, `[1, heads]`.
     pub fn decode(
         &mut self,
         params: AttentionParams,
         qkv: [Tensor<2>; 3],
+        sinks: Option<&Tensor<2>>,
         decode: Decode<'_>,
     ) -> Tensor<2> {
-        let shape = shape_of(params, decode);
+        let shape = shape_of(params, sinks, decode);
         let mut mixed = None;
         self.change(|pool| match kernels::paged_attention(qkv, pool, &shape) {
             Ok((out, pool)) => {
@@ -78,12 +79,12 @@ impl LayerCache {
     pub fn decode_joined(
         &mut self,
         params: AttentionParams,
-        qkv: &Tensor<2>,
-        bias: Option<&Tensor<2>>,
+        (qkv, bias): (&Tensor<2>, Option<&Tensor<2>>),
         heads: JoinedHeads,
+        sinks: Option<&Tensor<2>>,
         decode: Decode<'_>,
     ) -> Tensor<2> {
-        let shape = shape_of(params, decode);
+        let shape = shape_of(params, sinks, decode);
         let mut mixed = None;
         self.change(
             |pool| match kernels::paged_attention_joined(qkv, bias, heads, pool, &shape) {
@@ -114,7 +115,7 @@ impl LayerCache {
     fn attend_gathered(
         &mut self,
         params: AttentionParams,
-        Qkv { q, k, v }: Qkv,
+        Qkv { q, k, v, sinks }: Qkv,
         gathered: &Gathered,
     ) -> Tensor<2> {
         let [rows, heads, dim] = q.dims();
@@ -138,13 +139,14 @@ impl LayerCache {
         });
         let q = q.reshape([rows, heads, 1, dim]);
         let hidden = Some(gathered.hidden.clone());
-        scaled_dot_product_attention(q, keys, values, params, hidden).reshape([rows, heads * dim])
+        let (kv, sinks) = ([keys, values], sinks.as_ref());
+        scaled_dot_product_attention(q, kv, sinks, params, hidden).reshape([rows, heads * dim])
     }
 
     fn attend_prefill(
         &mut self,
         params: AttentionParams,
-        Qkv { q, k, v }: Qkv,
+        Qkv { q, k, v, sinks }: Qkv,
         prefill: &Prefill,
     ) -> Tensor<2> {
         self.change(|pool| kernels::write_kv(pool, [&k, &v], &prefill.slots));
@@ -155,12 +157,13 @@ impl LayerCache {
                 .gather(&prefill.slots, k.dtype())
                 .map(|t| t.swap_dims(0, 1)),
         };
-        let qkv = Qkv { q, k, v };
+        let qkv = Qkv { q, k, v, sinks };
         let [tokens, heads, dim] = qkv.q.dims();
         let rows = |first: usize, len: usize| Qkv {
             q: qkv.q.clone().narrow(0, first, len),
             k: qkv.k.clone().narrow(0, first, len),
             v: qkv.v.clone().narrow(0, first, len),
+            sinks: qkv.sinks.clone(),
         };
         let together = match &prefill.together {
             Together::Kernel { context, families } if context.is_empty() => {
@@ -211,13 +214,18 @@ impl LayerCache {
     }
 }
 
-fn shape_of(params: AttentionParams, decode: Decode<'_>) -> PagedAttentionShape<'_> {
+fn shape_of<'a>(
+    params: AttentionParams,
+    sinks: Option<&'a Tensor<2>>,
+    decode: Decode<'a>,
+) -> PagedAttentionShape<'a> {
     PagedAttentionShape {
         tables: decode.tables,
         angles: decode.angles,
         window: params.window,
         scale: params.scale,
         softcap: params.softcap,
+        sinks,
     }
 }
 
@@ -231,13 +239,14 @@ fn before_rows(qkv: &Qkv, [keys, values]: [Tensor<3>; 2]) -> Qkv {
         q: join(zeros, &qkv.q),
         k: join(keys, &qkv.k),
         v: join(values, &qkv.v),
+        sinks: qkv.sinks.clone(),
     }
 }
 
 /// Attention of the next tokens of one sequence, given the keys and values before them, `[kv_heads, tokens, head_dim]`, some queries at a
 /// time, each chunk up to its own last key.
 fn continue_sequence(
-    Qkv { q, k, v }: &Qkv,
+    Qkv { q, k, v, sinks }: &Qkv,
     [keys, values]: [Tensor<3>; 2],
     params: AttentionParams,
 ) -> Tensor<2> {
@@ -261,8 +270,8 @@ fn continue_sequence(
         let mask = Tensor::<4, Bool>::from_data(mask, &q.device());
         scaled_dot_product_attention(
             q.clone().narrow(2, first, len),
-            k.clone().narrow(2, 0, last),
-            v.clone().narrow(2, 0, last),
+            [&k, &v].map(|t| t.clone().narrow(2, 0, last)),
+            sinks.as_ref(),
             params,
             Some(mask),
         )

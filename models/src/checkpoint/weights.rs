@@ -2,6 +2,7 @@
 
 use super::bitsandbytes::{self, RawTensor};
 use super::json::read_object;
+use super::mxfp4;
 use crate::arch::HeadKind;
 use crate::decoder::NewParam;
 use crate::unit::{ParamSpec, chain, unit_specs};
@@ -314,8 +315,33 @@ impl<'a> Folder<'a> {
         bitsandbytes::is_quantised(weight, |name| self.place.contains_key(name))
     }
 
-    /// The numbers of a parameter, one after the other.
+    /// Whether a matrix of experts is in MXFP4.
+    fn is_mxfp4(&self, weight: &str) -> bool {
+        mxfp4::is_quantised(weight, |name| self.place.contains_key(name))
+    }
+
+    /// The numbers of a matrix of experts in MXFP4.
+    fn widened(&self, spec: &ParamSpec) -> Result<Vec<f32>> {
+        let refuse = |detail: String| Error::QuantizedWeight {
+            path: self.dir.to_owned(),
+            tensor: spec.name.clone(),
+            detail,
+        };
+        let ([rows, input], &[experts, ..]) = (spec.rows_cols(), &spec.shape[..]) else {
+            return Err(refuse("is in MXFP4, which is read of experts alone".into()));
+        };
+        let shape = [experts, rows / experts, input];
+        let read = mxfp4::read(&spec.name, shape, |name| self.raw(name));
+        let mut values = read.map_err(refuse)?;
+        spec.untransposed_into_memory(&mut values);
+        Ok(values)
+    }
+
+    /// The numbers of a parameter, one after the other, in their order in memory.
     fn values(&self, spec: &ParamSpec) -> Result<Vec<f32>> {
+        if self.is_mxfp4(&spec.name) {
+            return self.widened(spec);
+        }
         let mut values = Vec::new();
         for part in spec.tensors() {
             let Place { file, name } = &self.place[&part.name];
@@ -331,6 +357,7 @@ impl<'a> Folder<'a> {
                 values.extend(own);
             }
         }
+        spec.into_memory(&mut values);
         Ok(values)
     }
 
@@ -381,7 +408,8 @@ impl<'a> Folder<'a> {
 const NEEDS_BASE: &str = "is quantised to 4 bits by bitsandbytes; set model.lora.base to nf4 to train adapters beside it, or take the \
                           checkpoint that it was made from";
 
-/// Element types by tensor name: of a matrix that bitsandbytes has quantised the one that it had before.
+/// Element types by tensor name: of a matrix that bitsandbytes has quantised the one that it had before, and BF16 of one in MXFP4, which is
+/// what transformers widens it to.
 pub(super) fn dtypes(dir: &Path) -> Result<BTreeMap<String, StoredDtype>> {
     let folder = Folder::open(dir)?;
     let own = folder
@@ -397,6 +425,9 @@ pub(super) fn dtypes(dir: &Path) -> Result<BTreeMap<String, StoredDtype>> {
                 _ => StoredDtype::BF16,
             };
             return Some(Ok((name.clone(), before)));
+        }
+        if let Some(matrix) = mxfp4::weight_of(name).filter(|own| folder.is_mxfp4(own)) {
+            return Some(Ok((matrix.to_owned(), StoredDtype::BF16)));
         }
         let f = &folder.files[place.file];
         let dtype = f.metadata.info(&place.name)?.dtype;
@@ -434,7 +465,11 @@ fn check_names(dir: &Path, arch: &Arch, place: &BTreeMap<String, Place>) -> Resu
         .flat_map(|spec| spec.tensors())
         .map(|tensor| tensor.name)
         .collect();
-    let missing: Vec<&String> = wanted.iter().filter(|n| !place.contains_key(*n)).collect();
+    let has = |name: &str| place.contains_key(name);
+    let missing: Vec<&String> = wanted
+        .iter()
+        .filter(|n| !has(n) && !mxfp4::is_quantised(n, has))
+        .collect();
     if let Some(first) = missing.first() {
         return Err(Error::MissingTensor {
             path: dir.to_owned(),
@@ -447,6 +482,7 @@ fn check_names(dir: &Path, arch: &Arch, place: &BTreeMap<String, Place>) -> Resu
         .keys()
         .filter(|n| !known.contains(n) && !ignorable(arch, n))
         .filter(|n| !bitsandbytes::weight_beside(n).is_some_and(|own| known.contains(&own)))
+        .filter(|n| !mxfp4::weight_of(n).is_some_and(|own| known.contains(&own.to_owned())))
         .collect();
     match extra.first() {
         Some(first) => Err(Error::UnexpectedTensor {

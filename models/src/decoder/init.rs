@@ -12,7 +12,8 @@ use std::convert::Infallible;
 pub(super) const INIT_STREAM: u64 = 1 << 32;
 
 impl Decoder {
-    /// Random initialisation: matrices normal with standard deviation `initializer_range`, norms the identity, biases zero; what gated
+    /// Random initialisation: matrices, sinks and the biases of routers normal with standard deviation `initializer_range`, norms the
+    /// identity, other biases zero; what gated
     /// `DeltaNet` has besides as transformers does, convolutions uniform within ±1 / √taps. The numbers depend on the seed and the
     /// parameter's index alone; those of a base in few bits are then quantised.
     #[must_use]
@@ -28,7 +29,7 @@ impl Decoder {
                 values
             } else if spec.slot.is_norm() {
                 vec![norm; spec.numel()]
-            } else if spec.slot.is_norm_or_bias() {
+            } else if spec.slot.is_norm_or_bias() && !is_drawn(spec.slot) {
                 vec![0.0; spec.numel()]
             } else {
                 let mut stream = Stream::new(seed, INIT_STREAM + index as u64);
@@ -44,6 +45,11 @@ impl Decoder {
             Err(never) => match never {},
         }
     }
+}
+
+/// What is drawn as matrices are, though it is none.
+fn is_drawn(slot: Slot) -> bool {
+    matches!(slot, Slot::Sinks | Slot::RouterBias)
 }
 
 /// Parameters of gated `DeltaNet` that are neither matrices nor norms with the offset of others: decays are the logs of numbers uniform in

@@ -52,6 +52,7 @@ fn kinds(family: &str) -> Value {
             "layer_types": ["linear_attention", "full_attention"], "partial_rotary_factor": 0.5,
             "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6
         }),
+        "gpt_oss" => json!({"num_local_experts": 4, "num_experts_per_tok": 2}),
         _ => json!({}),
     }
 }
@@ -232,6 +233,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
             Just("olmo3"),
             Just("ministral3"),
             Just("qwen3_5_text"),
+            Just("gpt_oss"),
         ],
         prop::collection::vec(1_usize..30, 1..9),
         1_usize..5,

@@ -62,14 +62,17 @@ pub(crate) fn attention(
         Some(_) => None,
     };
     let mixed = match joined {
-        Some((qkv, bias)) => cache.decode_joined(params, &qkv, bias.as_ref(), heads(arch), step),
+        Some((qkv, bias)) => {
+            let new = (&qkv, bias.as_ref());
+            cache.decode_joined(params, new, heads(arch), w.get(Slot::Sinks).as_ref(), step)
+        }
         None => {
             let (qkv, gate) = query_key_value(arch, w, &h, scale, lora);
             assert!(
                 gate.is_none(),
                 "models with gated attention decode elsewhere"
             );
-            cache.decode(params, qkv, step)
+            cache.decode(params, qkv, w.get(Slot::Sinks).as_ref(), step)
         }
     };
     add_later(arch, w, x, &mixed, Slot::O, lora)

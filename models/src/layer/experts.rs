@@ -1,5 +1,5 @@
-//! A mixture of experts (Shazeer et al., 2017, arXiv:1701.06538; Qwen 3's router: softmax over all experts, the likeliest of them): rows
-//! are sorted by expert on the host, and every expert multiplies its own rows.
+//! A mixture of experts (Shazeer et al., 2017, arXiv:1701.06538; Qwen 3's router: softmax over all experts, the likeliest of them;
+//! gpt-oss's: the largest logits, softmax over those): rows are sorted by expert on the host, and every expert multiplies its own rows.
 
 use crate::arch::{Arch, Experts};
 use crate::forward_context::ForwardContext;
@@ -10,7 +10,8 @@ use crate::weights::Weights;
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{
-    ExpertInput, ExpertRows, attach_gradient, combine_experts, expert_linear,
+    ExpertInput, ExpertRows, attach_gradient, clamped_swiglu, combine_experts, expert_bias,
+    expert_linear,
 };
 use firebrick_backends::precision::{stored_as, widened};
 
@@ -34,22 +35,31 @@ pub(super) fn mixture(
     let weights = stored_as(weights(logits, &chosen, experts), h.dtype());
     let device = h.device().inner();
     let rows = ExpertRows::new(&chosen, experts.per_token, experts.count, &device);
-    let product = |slot| expert_linear(h, &w.need(slot), &rows, ExpertInput::Tokens);
-    let [gate, up] = if experts.stacked {
-        let both = product(Slot::ExpertGateUp);
-        let width = experts.intermediate_size;
-        [0, width].map(|first| both.clone().narrow(1, first, width))
-    } else {
-        [Slot::ExpertGate, Slot::ExpertUp].map(product)
+    let product = |x: &Tensor<2>, slot, reads| {
+        let y = expert_linear(x, &w.need(slot), &rows, reads);
+        match w.bias(slot) {
+            Some(bias) => expert_bias(&y, &bias, &rows),
+            None => y,
+        }
     };
-    let gated = glu(arch, gate, up);
-    let y = expert_linear(
-        &gated,
-        &w.need(Slot::ExpertDown),
-        &rows,
-        ExpertInput::Sorted,
-    );
+    let gated = gated(arch, experts, |slot| product(h, slot, ExpertInput::Tokens));
+    let y = product(&gated, Slot::ExpertDown, ExpertInput::Sorted);
     combine_experts(&y, &weights, &rows)
+}
+
+/// What the experts' last matrices read, given the products with a slot's matrices.
+fn gated(arch: &Arch, experts: Experts, product: impl Fn(Slot) -> Tensor<2>) -> Tensor<2> {
+    if !experts.layout.is_joined() {
+        let [gate, up] = [Slot::ExpertGate, Slot::ExpertUp].map(product);
+        return glu(arch, gate, up);
+    }
+    let both = product(Slot::ExpertGateUp);
+    if let Some(limit) = arch.swiglu_limit {
+        return clamped_swiglu(&both, limit);
+    }
+    let width = experts.intermediate_size;
+    let [gate, up] = [0, width].map(|first| both.clone().narrow(1, first, width));
+    glu(arch, gate, up)
 }
 
 /// The experts of each token, `[tokens · per_token]`, best first.

@@ -17,10 +17,14 @@ fn models() -> Vec<Model> {
     let dirs = folders("models").into_iter();
     let dirs = dirs.filter(|dir| dir.join("golden/grads.safetensors").is_file());
     let models = dirs.map(|dir| Model::load(&dir)).filter(|model| {
-        let sample = ["llama-gqa", "qwen2-tied", "qwen3-moe"].contains(&model.name.as_str());
+        let sample =
+            ["llama-gqa", "qwen2-tied", "qwen3-moe", "gpt-oss"].contains(&model.name.as_str());
         (is_campaign() && model.manifest.is_local()) || sample
     });
-    models.collect()
+    let mut models: Vec<Model> = models.collect();
+    // single tests take the first one
+    models.sort_by_key(|model| model.name == "gpt-oss");
+    models
 }
 
 /// How many runs are as one rank's: of all techniques on two and four ranks in the campaign; in CI of some techniques, the stages by turns

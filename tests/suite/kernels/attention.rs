@@ -5,7 +5,10 @@ use burn::tensor::{DType, Device};
 use firebrick_backends::kernels::{self, AttentionShape, Families, Family};
 use std::ops::Range;
 
-on_gpus!(attention_of_packed_sequences_and_its_gradients_are_their_formulas,);
+on_gpus!(
+    attention_of_packed_sequences_and_its_gradients_are_their_formulas,
+    sinks_join_the_softmax_of_every_row_and_have_gradients,
+);
 
 /// Families laid out one after the other, with a row between them that is in none: the lengths of a prefix and of its members.
 fn families(lengths: &[(usize, &[usize])]) -> (Vec<Family>, usize) {
@@ -39,11 +42,13 @@ struct Rows<'a> {
     k: &'a [f64],
     v: &'a [f64],
     gradient: &'a [f64],
+    /// A number a head.
+    sinks: Option<&'a [f64]>,
     heads: Heads,
 }
 
-/// Mixed values, and gradients of queries, keys and values.
-struct Expected([Vec<f64>; 4]);
+/// Mixed values, and gradients of queries, keys, values and sinks.
+struct Expected([Vec<f64>; 5]);
 
 impl Expected {
     /// Adds one head of one query, which sees some rows of keys.
@@ -71,11 +76,15 @@ impl Expected {
             })
         });
         let scored: Vec<(f64, f64)> = scored.collect();
-        let total: f64 = scored.iter().map(|(s, _)| s.exp()).sum();
+        let sink = rows.sinks.map_or(0.0, |all| all[head].exp());
+        let total = scored.iter().map(|(s, _)| s.exp()).sum::<f64>() + sink;
         let probs: Vec<f64> = scored.iter().map(|(s, _)| s.exp() / total).collect();
         let through: Vec<f64> = keys.iter().map(|&row| dot(g, &rows.v[key(row)])).collect();
         let mean = dot(&probs, &through);
-        let [out, d_q, d_k, d_v] = &mut self.0;
+        let [out, d_q, d_k, d_v, d_sinks] = &mut self.0;
+        if rows.sinks.is_some() {
+            d_sinks[head] -= sink / total * mean;
+        }
         for (i, &row) in keys.iter().enumerate() {
             let d = probs[i] * (through[i] - mean) * scored[i].1 * shape.scale;
             for j in 0..dim {
@@ -108,16 +117,24 @@ fn hold(
     precision: (DType, f64),
     device: &Device,
 ) {
-    hold_sized(lengths, heads, (window, softcap), precision, 2.0, device);
+    let numbers = (2.0, false);
+    hold_sized(
+        lengths,
+        heads,
+        (window, softcap),
+        precision,
+        numbers,
+        device,
+    );
 }
 
-/// Of queries and keys up to `size`.
+/// Of queries and keys up to `size`, with or without sinks.
 fn hold_sized(
     lengths: &[(usize, &[usize])],
     heads: Heads,
     (window, softcap): (Option<usize>, Option<f64>),
     (dtype, tolerance): (DType, f64),
-    size: f64,
+    (size, with_sinks): (f64, bool),
     device: &Device,
 ) {
     let (families, rows) = families(lengths);
@@ -132,6 +149,7 @@ fn hold_sized(
         wide(kv, 53, 2.0),
         wide(query, 54, 2.0),
     );
+    let sinks = with_sinks.then(|| stored(numbers(query, 55, 3.0), [1, query], dtype, device));
     let shape = AttentionShape {
         families: Families::new(families.clone(), device),
         window,
@@ -143,9 +161,11 @@ fn hold_sized(
         k: &ks,
         v: &vs,
         gradient: &gs,
+        sinks: sinks.as_ref().map(|(_, own)| own.as_slice()),
         heads,
     };
-    let mut expected = Expected([qs.len(), qs.len(), ks.len(), vs.len()].map(|n| vec![0.0; n]));
+    let sizes = [qs.len(), qs.len(), ks.len(), vs.len(), query];
+    let mut expected = Expected(sizes.map(|n| vec![0.0; n]));
     for Family { prefix, members } in &families {
         let none = prefix.start..prefix.start;
         let ranges = std::iter::once((&none, prefix)).chain(members.iter().map(|m| (prefix, m)));
@@ -161,7 +181,8 @@ fn hold_sized(
     let what = format!("{lengths:?}, {heads:?}, window {window:?}, cap {softcap:?} in {dtype:?}");
     let leaves = [&q, &k, &v].map(leaf);
     let [a, b, c] = &leaves;
-    let out = kernels::attention(a, b, c, &shape).expect("a kernel");
+    let sinks = sinks.as_ref().map(|(own, _)| leaf(own));
+    let out = kernels::attention(a, b, c, sinks.as_ref(), &shape).expect("a kernel");
     assert_near(
         &what,
         &values(out.clone().inner()),
@@ -177,6 +198,31 @@ fn hold_sized(
             expected,
             tolerance,
         );
+    }
+    if let Some(sinks) = sinks {
+        let found = values(sinks.grad_remove(&mut grads).expect("a leaf"));
+        let what = format!("sinks of {what}");
+        assert_near(&what, &found, &expected.0[4], tolerance);
+    }
+}
+
+fn sinks_join_the_softmax_of_every_row_and_have_gradients(device: &Device) {
+    let heads = |query, kv, dim| Heads { query, kv, dim };
+    for precision in precisions(device) {
+        for (heads, window, softcap) in [
+            (heads(4, 2, 64), None, None),
+            (heads(4, 2, 20), Some(33), None),
+            (heads(3, 1, 64), Some(17), Some(1.5)),
+        ] {
+            hold_sized(
+                &[(37, &[5, 90, 1]), (0, &[20])],
+                heads,
+                (window, softcap),
+                precision,
+                (2.0, true),
+                device,
+            );
+        }
     }
 }
 
@@ -260,7 +306,7 @@ fn attention_of_packed_sequences_and_its_gradients_are_their_formulas(device: &D
                 heads(2, 1, dim),
                 (None, None),
                 precision,
-                6.0,
+                (6.0, false),
                 device,
             );
         }

@@ -19,6 +19,7 @@ use serde::Deserialize;
 
 use crate::support::golden::Golden;
 use crate::support::model::{Model, nll_rows, scored_rows};
+use crate::support::zero::with_dropped_adapters;
 use crate::support::{
     assert_all_close, assert_close, assert_gradient, checked, fixtures, read, values,
 };
@@ -211,4 +212,53 @@ fn the_sampler_and_the_trainer_agree_beside_an_adapter() {
         }
     }
     checked("samples beside an adapter", samples.len());
+}
+
+#[test]
+fn adapters_of_gpt_oss_are_those_of_attention_and_come_back_from_pefts_files() {
+    let mut model = Model::load(&fixtures().join("models/gpt-oss"));
+    let base = model.decoder.clone();
+    let lora = LoraConfig::default().in_arch(base.arch());
+    let attention = [
+        TargetModule::Q,
+        TargetModule::K,
+        TargetModule::V,
+        TargetModule::O,
+    ];
+    assert_eq!(lora.target_modules, attention, "all-linear");
+    lora.check_for(base.arch()).expect("modules of attention");
+    for target in [TargetModule::Gate, TargetModule::Up, TargetModule::Down] {
+        let own = LoraConfig {
+            target_modules: vec![target],
+            ..LoraConfig::default()
+        };
+        let message = own.check_for(base.arch()).expect_err("experts");
+        let named = message.contains(target.module()) && message.contains("8 experts");
+        assert!(named, "{message}");
+    }
+    model = with_dropped_adapters(model, 0.0);
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    save_adapter(&model.decoder, "gpt-oss", dir.path()).expect("an adapter");
+    let file = Golden::open(&dir.path().join("adapter_model.safetensors"));
+    // A and B of four modules in three layers
+    let names = file.names();
+    assert_eq!(names.len(), 2 * 4 * 3);
+    let known = "base_model.model.model.layers.2.self_attn.o_proj.lora_B.weight";
+    assert!(names.iter().any(|name| name == known), "{names:?}");
+    let rows = scored_rows(&model.golden(FORWARD));
+    let beside = model.score(&model.plain(64), 1.0, &rows);
+    let rows_of_loss = nll_rows(&model.golden(FORWARD));
+    let whole = [rows_of_loss.iter().collect()];
+    let (_, gradients) = model.backward(&model.plain(64), 1.0, &Nll, &whole);
+    assert!(gradients.keys().eq(&names), "{:?}", gradients.keys());
+    model.decoder = load_adapter(&base, dir.path()).expect("the adapter");
+    let again = model.score(&model.plain(64), 1.0, &rows);
+    assert!(beside.logp == again.logp, "loaded again");
+    model.decoder = model.decoder.merged();
+    let merged = model.score(&model.plain(64), 1.0, &rows);
+    for (found, expected) in merged.logp.iter().zip(&beside.logp) {
+        let [found, expected] =
+            [found, expected].map(|all| all.iter().map(|&x| f64::from(x)).collect::<Vec<_>>());
+        assert_all_close("merged", &found, &expected, SCORES);
+    }
 }

@@ -7,6 +7,7 @@ mod heads;
 mod linear_attention;
 mod long_rows;
 mod models;
+mod mxfp4;
 mod nested;
 mod optim;
 mod quantized_checkpoint;

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use firebrick_models::tokenizer::{Message, Tokenizer};
+use firebrick_models::tokenizer::{ChatOptions, Message, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -199,4 +199,46 @@ fn folder(name: &str) -> PathBuf {
 
 fn load(dir: &Path) -> Tokenizer {
     Tokenizer::from_dir(dir).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A conversation as transformers renders it.
+#[derive(Deserialize)]
+struct Conversation {
+    messages: Vec<Message>,
+    tools: Value,
+    add_generation_prompt: bool,
+    kwargs: Map<String, Value>,
+    rendered: String,
+}
+
+#[test]
+fn a_template_of_harmonys_kind_is_rendered_as_transformers_renders_it() {
+    let dir = support::fixtures().join("chat_templates");
+    let path = dir.join("harmony.jinja");
+    let template = std::fs::read_to_string(&path).expect("a template");
+    let cases: Vec<Conversation> = support::read(&dir.join("harmony.json"));
+    let open = || {
+        let own = Tokenizer::characters("abc").expect("a tokenizer");
+        own.with_chat_template(&template, &path)
+            .expect("a template")
+    };
+    for case in &cases {
+        let tokenizer = open().with_chat_template_kwargs(&case.kwargs);
+        let options = ChatOptions {
+            add_generation_prompt: case.add_generation_prompt,
+            tools: Some(&case.tools),
+        };
+        let found = tokenizer.expect("variables");
+        let found = found.render_chat_with(&case.messages, options);
+        assert_eq!(found.expect("a text"), case.rendered);
+    }
+    let tool = Message {
+        role: "tool".into(),
+        content: "7".into(),
+    };
+    let alone = [cases[0].messages[0].clone(), tool];
+    let error = open().render_chat(&alone, true).expect_err("no call");
+    let message = error.to_string();
+    assert!(message.contains("Message has tool role"), "{message}");
+    support::checked("renderings of harmony's kind", cases.len());
 }

@@ -5,12 +5,14 @@ mod experts;
 mod fields;
 mod layers;
 mod nested;
+mod rotary;
 
 use super::{Activation, Arch, FAMILIES, Family, HeadKind, Mixer, QkNorm, Rope, RopeScaling};
 use crate::{Error, Precision, Result};
 use experts::feed_forwards;
 use fields::Fields;
-use layers::{layers, partial_rotary, query_scaling, ropes};
+use layers::layers;
+use rotary::{partial_rotary, query_scaling, ropes};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -39,7 +41,8 @@ impl Arch {
         let hidden_size = f.required("hidden_size")?;
         let num_layers = f.required("num_hidden_layers")?;
         let [num_heads, num_kv_heads, head_dim] = heads(&f, family, hidden_size)?;
-        let bias = f.flag("attention_bias", false)?;
+        let gpt_oss = family == Family::GptOss;
+        let bias = f.flag("attention_bias", gpt_oss)?;
         let scale = match f.number("query_pre_attn_scalar")? {
             Some(scale) if gemma => scale,
             None if family == Family::Gemma3 => 256.0,
@@ -67,7 +70,7 @@ impl Arch {
             max_positions: stretched(&ropes, max_positions),
             norm_eps: match f.number("rms_norm_eps")? {
                 Some(eps) => eps,
-                None if matches!(family, Family::Olmo3 | Family::Ministral3) => 1e-5,
+                None if gpt_oss || matches!(family, Family::Olmo3 | Family::Ministral3) => 1e-5,
                 None => 1e-6,
             },
             norm_offset: gemma || family.is_qwen3_5(),
@@ -78,6 +81,11 @@ impl Arch {
             pre_norms: family != Family::Olmo3,
             post_norms: gemma || family == Family::Olmo3,
             activation: activation(&f, gemma)?,
+            swiglu_limit: match f.number("swiglu_limit")? {
+                limit if gpt_oss => Some(limit.unwrap_or(7.0)),
+                _ => None,
+            },
+            attention_sinks: gpt_oss,
             query_scaling: query_scaling(&f, family, max_positions)?,
             ropes,
             windows: kinds.iter().map(|kind| kind.window).collect(),
@@ -144,7 +152,7 @@ impl Arch {
 /// The width of dense feed-forwards; 0 in a family that has none.
 fn intermediate_size(f: &Fields<'_>, family: Family) -> Result<usize> {
     match family {
-        Family::Qwen3_5Moe => Ok(f.size("intermediate_size")?.unwrap_or(0)),
+        Family::Qwen3_5Moe | Family::GptOss => Ok(f.size("intermediate_size")?.unwrap_or(0)),
         _ => f.required("intermediate_size"),
     }
 }
@@ -173,6 +181,7 @@ fn heads(f: &Fields<'_>, family: Family, hidden_size: usize) -> Result<[usize; 3
     }
     let head_dim = match f.size("head_dim")? {
         Some(n) => n,
+        None if family == Family::GptOss => 64,
         None if family.is_gemma() || family.is_qwen3_5() => 256,
         None if matches!(family, Family::Qwen3 | Family::Ministral3) => 128,
         None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,

@@ -36,6 +36,27 @@ pub struct Experts {
     pub normalised: bool,
     /// Width of the expert that every token goes through besides, by the sigmoid of a gate of its own (`shared_expert_intermediate_size`).
     pub shared: Option<usize>,
-    /// Whether a checkpoint has the matrices of all experts in one tensor, those of gate and up in the same.
-    pub stacked: bool,
+    /// How a checkpoint has their matrices.
+    pub layout: ExpertLayout,
+    /// Whether the router and every matrix of an expert have biases.
+    pub bias: bool,
+}
+
+/// How a checkpoint has the matrices of a layer's experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertLayout {
+    /// A tensor for each matrix of each expert.
+    Apart,
+    /// All experts in one tensor, `[experts, out, in]`, the rows of the gate before those of up in the same.
+    Stacked,
+    /// All experts in one tensor, `[experts, in, out]`, the columns of gate and up in turns (gpt-oss). In memory they lie as `Stacked`.
+    Interleaved,
+}
+
+impl ExpertLayout {
+    /// Whether gate and up are one matrix.
+    #[must_use]
+    pub fn is_joined(self) -> bool {
+        self != Self::Apart
+    }
 }

@@ -1,6 +1,7 @@
 //! Target modules by name, by slot and by architecture.
 
-use super::{Slot, TARGET_MODULES, TargetModule, chain, unit_specs};
+use super::slot::{Slot, TARGET_MODULES, TargetModule};
+use super::{chain, unit_specs};
 use crate::arch::Arch;
 
 impl TargetModule {

@@ -1,3 +1,4 @@
+use super::slot::TARGET_MODULES;
 use super::*;
 
 #[test]

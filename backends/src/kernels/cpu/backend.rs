@@ -8,7 +8,9 @@ use super::{
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix};
 use crate::kernels::choice::Operation;
+use crate::kernels::clamped_swiglu::clamped_swiglu;
 use crate::kernels::delta::{DeltaHeads, SequenceRows};
+use crate::kernels::expert_bias;
 use crate::kernels::experts::{self as operations, ExpertInput, ExpertRows};
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use crate::kernels::quantized_linear::{self as widened, through_the_host};
@@ -77,6 +79,14 @@ impl Kernels for CpuKernels {
             .unwrap_or_else(|| operations::linear::<Flex>(x, w, rows, reads))
     }
 
+    fn expert_bias(&self, y: &Tensor<2>, bias: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
+        expert_bias::add::<Flex>(y, bias, rows)
+    }
+
+    fn clamped_swiglu(&self, x: &Tensor<2>, limit: f64) -> Tensor<2> {
+        glu::clamped(x, limit).unwrap_or_else(|| clamped_swiglu::<Flex>(x, limit))
+    }
+
     fn combine_experts(&self, y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
         experts::combine(y, weights, rows)
             .unwrap_or_else(|| operations::combine::<Flex>(y, weights, rows))
@@ -121,9 +131,10 @@ impl Kernels for CpuKernels {
         q: &Tensor<3>,
         k: &Tensor<3>,
         v: &Tensor<3>,
+        sinks: Option<&Tensor<2>>,
         shape: &AttentionShape,
     ) -> Option<Tensor<3>> {
-        attention::attention(q, k, v, shape)
+        attention::attention(q, k, v, sinks, shape)
     }
 
     fn causal_convolution(

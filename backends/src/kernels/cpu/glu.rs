@@ -1,8 +1,9 @@
-//! The gate of a gated MLP: silu(gate) · up (`SwiGLU`; Shazeer, 2020).
+//! The gate of a gated MLP: silu(gate) · up (`SwiGLU`; Shazeer, 2020), and that of gpt-oss's experts.
 
 use super::autodiff::{Kernel, all_saved, dispatch_float, input, run, supports};
-use super::parallel::{by_rows, by_rows_of_two, elements, tensor, vectorised};
+use super::parallel::{by_rows, by_rows_of_two, dims, elements, tensor, vectorised};
 use super::real::Real;
+use crate::kernels::clamped_swiglu::ALPHA;
 use crate::kernels::shapes::Gate;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -89,6 +90,104 @@ fn backward<T: Real>(gate: &FlexTensor, up: &FlexTensor, g: &FlexTensor) -> [Fle
         },
     );
     [tensor(d_gate, shape.clone()), tensor(d_up, shape)]
+}
+
+/// `(up + 1) · gate · σ(1.702 gate)` of rows `[gate | up]`, clamped.
+///
+/// `None` where the kernel does not support the tensor.
+pub(super) fn clamped(x: &Tensor<2>, limit: f64) -> Option<Tensor<2>> {
+    supports(x).then(|| run(Clamped { limit }, [input(x.clone())]))
+}
+
+#[derive(Clone, Debug)]
+struct Clamped {
+    limit: f64,
+}
+
+impl Kernel<1> for Clamped {
+    const NAME: &str = "gate";
+
+    fn forward(&self, [x]: &[FlexTensor; 1]) -> FlexTensor {
+        dispatch_float!(x.dtype(), clamped_forward(x, self.limit))
+    }
+
+    fn backward(
+        &self,
+        saved: [Option<FlexTensor>; 1],
+        gradient: FlexTensor,
+        _wanted: [bool; 1],
+    ) -> [Option<FlexTensor>; 1] {
+        let [x] = &all_saved(saved);
+        let d_x = dispatch_float!(x.dtype(), clamped_backward(x, &gradient, self.limit));
+        [Some(d_x)]
+    }
+}
+
+/// Rows of a task whose rows have so many numbers.
+fn rows_of(width: usize) -> usize {
+    (BLOCK / width.max(1)).max(1)
+}
+
+fn clamped_forward<T: Real>(x: &FlexTensor, limit: f64) -> FlexTensor {
+    let [rows, both] = dims(x);
+    let (x, width, limit, alpha): (&[T], _, _, _) =
+        (elements(x), both / 2, T::of(limit), T::of(ALPHA));
+    let mut out = vec![T::ZERO; rows * width];
+    let each = rows_of(width);
+    by_rows(&mut out, width, each, |block, out| {
+        let x = &x[block * each * both..];
+        vectorised(
+            #[inline(always)]
+            || {
+                for (x, out) in x.chunks_exact(both).zip(out.chunks_exact_mut(width)) {
+                    let (gate, up) = x.split_at(width);
+                    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+                        let gate = smaller(gate, limit);
+                        let up = smaller(up, limit).larger(-limit);
+                        *out = (up + T::ONE) * gate * sigmoid(alpha * gate);
+                    }
+                }
+            },
+        );
+    });
+    tensor(out, [rows, width])
+}
+
+/// With s = σ(α gate): `d up = g · gate · s` and `d gate = g · (up + 1) · s · (1 + α gate (1 − s))`, zero where the limit holds.
+fn clamped_backward<T: Real>(x: &FlexTensor, g: &FlexTensor, limit: f64) -> FlexTensor {
+    let [rows, both] = dims(x);
+    let (x, g): (&[T], &[T]) = (elements(x), elements(g));
+    let (width, limit, alpha) = (both / 2, T::of(limit), T::of(ALPHA));
+    let mut out = vec![T::ZERO; rows * both];
+    let each = rows_of(both);
+    by_rows(&mut out, both, each, |block, out| {
+        let (x, g) = (&x[block * each * both..], &g[block * each * width..]);
+        vectorised(
+            #[inline(always)]
+            || {
+                let rows = x.chunks_exact(both).zip(g.chunks_exact(width));
+                for (out, (x, g)) in out.chunks_exact_mut(both).zip(rows) {
+                    let (gates, ups) = x.split_at(width);
+                    let (d_gates, d_ups) = out.split_at_mut(width);
+                    for i in 0..width {
+                        let gate = smaller(gates[i], limit);
+                        let up = smaller(ups[i], limit).larger(-limit);
+                        let s = sigmoid(alpha * gate);
+                        let slope = s * (T::ONE + alpha * gate * (T::ONE - s));
+                        let open = |x: T| if x > limit { T::ZERO } else { T::ONE };
+                        d_ups[i] = g[i] * gate * s * open(ups[i]) * open(-ups[i]);
+                        d_gates[i] = g[i] * (up + T::ONE) * slope * open(gates[i]);
+                    }
+                }
+            },
+        );
+    });
+    tensor(out, [rows, both])
+}
+
+#[inline(always)]
+fn smaller<T: Real>(a: T, b: T) -> T {
+    -(-a).larger(-b)
 }
 
 #[inline(always)]

@@ -332,7 +332,7 @@ fn half_precision_is_f32_rounded_once() {
     };
     let values = numbers([19, 2, 8], 11).cast(DType::BF16);
     hold_half(&numbers([19, 2, 8], 7), &numbers([19, 2, 8], 8), |q, k| {
-        attention(q, k, &values.clone().cast(q.dtype()), &shape).unwrap()
+        attention(q, k, &values.clone().cast(q.dtype()), None, &shape).unwrap()
     });
     let zeros: Tensor<3> = Tensor::zeros([19, 2, 8], &Device::flex());
     let (cos, sin) = (numbers([19, 1, 4], 9), numbers([19, 1, 4], 10));

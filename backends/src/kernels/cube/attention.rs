@@ -5,6 +5,9 @@
 //! keys compute dK and dV, summed over the query heads of their group. No two cubes write the same element, so there are no
 //! atomics.
 //!
+//! Sinks need no kernel of their own: they add to a row's logsumexp and rescale what it gives, and the backward pass recomputes the
+//! probabilities from the logsumexp that they are part of.
+//!
 //! There are two versions of each kernel: `tensor_core` for half precision, and `simt` on SIMT units for the rest.
 
 mod blocks;
@@ -13,10 +16,11 @@ mod tensor_core;
 
 use super::cmma::{SIDE, VECTOR, has_tensor_cores};
 use super::launch::{UNITS, address, cubes, dims, elem, elementwise, empty, integers, supports};
-use crate::kernels::autodiff::{self, Kernel, run};
+use crate::kernels::autodiff::{self, Kernel, KernelBackend, run};
 use crate::kernels::choice::Operation;
 use crate::kernels::families::BLOCK_FIELDS;
 use crate::kernels::shapes::AttentionShape;
+use crate::precision::{stored_as, widened};
 use blocks::softmax_delta;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Shape, Tensor};
@@ -32,6 +36,7 @@ pub(super) fn attention(
     q: &Tensor<3>,
     k: &Tensor<3>,
     v: &Tensor<3>,
+    sinks: Option<&Tensor<2>>,
     shape: &AttentionShape,
 ) -> Option<Tensor<3>> {
     let known = |t: &Tensor<3>| supports(Operation::LongAttention, t) && t.dtype() == q.dtype();
@@ -39,7 +44,14 @@ pub(super) fn attention(
         return None;
     }
     let inputs = [q, k, v].map(|t| autodiff::input(t.clone()));
-    Some(run(Attention(shape.clone()), inputs))
+    let kernel = Attention(shape.clone());
+    Some(match sinks {
+        None => run(kernel, inputs),
+        Some(sinks) => {
+            let [q, k, v] = inputs;
+            run(kernel, [q, k, v, autodiff::input(sinks.clone())])
+        }
+    })
 }
 
 #[derive(Clone, Debug)]
@@ -141,25 +153,54 @@ fn output_buffer(like: &CubeTensor, whole: bool) -> CubeTensor {
     )
 }
 
-impl Kernel<Cube, 3> for Attention {
-    const NAME: &str = "attention";
-    type Saved = [CubeTensor; 5];
-
-    fn forward(&self, inputs: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
-        let [q, k, v] = inputs;
-        let params = self.params(&q, &k);
-        let out = output_buffer(&q, params.whole);
-        let [rows, ..] = dims::<3>(&q);
-        let lse = empty(&q, [rows, params.heads], DType::F32);
+impl Attention {
+    /// The output and every row's logsumexp, `[rows, heads]`; zeros in rows of no sequence.
+    fn attend(&self, [q, k, v]: [&CubeTensor; 3]) -> [CubeTensor; 2] {
+        let params = self.params(q, k);
+        let out = output_buffer(q, params.whole);
+        let [rows, ..] = dims::<3>(q);
+        let lse = empty(q, [rows, params.heads], DType::F32);
+        let lse = if params.whole {
+            lse
+        } else {
+            output_buffer(&lse, false)
+        };
         let count = params.blocks * params.heads;
         launch!(
             attention_forward,
             &params,
-            &q,
+            q,
             count,
             [q, k, v, out, lse],
             [spans]
         );
+        [out, lse]
+    }
+
+    /// Gradients of queries, keys and values, given each row's logsumexp and Δ.
+    fn gradients(
+        &self,
+        [q, k, v, gradient, rows]: [&CubeTensor; 5],
+        wanted: [bool; 3],
+    ) -> [Option<CubeTensor>; 3] {
+        let params = self.params(q, k);
+        let inputs = [q, k, v, gradient, rows];
+        let d_q = wanted[0].then(|| query_gradient(&params, inputs));
+        let [d_k, d_v] = if wanted[1] || wanted[2] {
+            key_gradients(&params, inputs).map(Some)
+        } else {
+            [None, None]
+        };
+        [d_q, d_k, d_v]
+    }
+}
+
+impl Kernel<Cube, 3> for Attention {
+    const NAME: &str = "attention";
+    type Saved = [CubeTensor; 5];
+
+    fn forward(&self, [q, k, v]: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
+        let [out, lse] = self.attend([&q, &k, &v]);
         (out.clone(), [q, k, v, out, lse])
     }
 
@@ -169,17 +210,57 @@ impl Kernel<Cube, 3> for Attention {
         gradient: CubeTensor,
         wanted: [bool; 3],
     ) -> [Option<CubeTensor>; 3] {
-        let params = self.params(&q, &k);
         let rows = softmax_stats(out, &gradient, lse);
-        let inputs = [&q, &k, &v, &gradient, &rows];
-        let d_q = wanted[0].then(|| query_gradient(&params, inputs));
-        let [d_k, d_v] = if wanted[1] || wanted[2] {
-            key_gradients(&params, inputs).map(Some)
-        } else {
-            [None, None]
-        };
-        [d_q, d_k, d_v]
+        self.gradients([&q, &k, &v, &gradient, &rows], wanted)
     }
+}
+
+/// With sinks: of a row with logsumexp l and a sink s, the output is multiplied by `exp(l − l')` where `l' = ln(exp(l) + exp(s))`. Its
+/// probabilities are `exp(score − l')`, so that the kernels of the backward pass take l' for l, and the sink's gradient is the sum of
+/// `−exp(s − l') Δ`.
+impl Kernel<Cube, 4> for Attention {
+    const NAME: &str = "attention";
+    type Saved = [CubeTensor; 6];
+
+    fn forward(&self, [q, k, v, sinks]: [CubeTensor; 4]) -> (CubeTensor, Self::Saved) {
+        let [out, lse] = self.attend([&q, &k, &v]);
+        let (out, lse): (Tensor<3>, Tensor<2>) = (Cube::tensor(out), Cube::tensor(lse));
+        let own: Tensor<2> = widened(Cube::tensor(sinks.clone()));
+        let own = own.expand(lse.dims());
+        let top = lse.clone().max_pair(own.clone());
+        let sum = (lse.clone() - top.clone()).exp() + (own - top.clone()).exp();
+        let joint = sum.log() + top;
+        let [rows, heads] = lse.dims();
+        let kept = (lse - joint.clone()).exp().reshape([rows, heads, 1]);
+        let stored = out.dtype();
+        let out = Cube::contiguous(Cube::primitive(stored_as(widened(out) * kept, stored)));
+        let joint = Cube::contiguous(Cube::primitive(joint));
+        (out.clone(), [q, k, v, out, joint, sinks])
+    }
+
+    fn backward(
+        &self,
+        [q, k, v, out, joint, sinks]: Self::Saved,
+        gradient: CubeTensor,
+        wanted: [bool; 4],
+    ) -> [Option<CubeTensor>; 4] {
+        let rows = softmax_stats(out, &gradient, joint.clone());
+        let of_sinks = wanted[3].then(|| sink_gradient(joint, &rows, sinks));
+        let [a, b, c, _] = wanted;
+        let [d_q, d_k, d_v] = self.gradients([&q, &k, &v, &gradient, &rows], [a, b, c]);
+        [d_q, d_k, d_v, of_sinks]
+    }
+}
+
+/// The gradient of sinks, `[1, heads]`, given each row's logsumexp with them, and the same beside Δ.
+fn sink_gradient(joint: CubeTensor, rows: &CubeTensor, sinks: CubeTensor) -> CubeTensor {
+    let (joint, sinks): (Tensor<2>, Tensor<2>) = (Cube::tensor(joint), Cube::tensor(sinks));
+    let both: Tensor<3> = Cube::tensor(rows.clone());
+    let delta = both.narrow(2, 1, 1).reshape(joint.dims());
+    let stored = sinks.dtype();
+    let share = (widened(sinks).expand(joint.dims()) - joint).exp();
+    let sum = (share * delta).sum_dim(0).neg();
+    Cube::contiguous(Cube::primitive(stored_as(sum, stored)))
 }
 
 /// Each row's and head's logsumexp and Δ = Σ O ∘ dO: `[rows, heads, 2]`.

@@ -9,6 +9,8 @@ use super::{
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix, Recorder};
 use crate::kernels::choice::{Operation, TILE};
+use crate::kernels::clamped_swiglu::clamped_swiglu;
+use crate::kernels::expert_bias;
 use crate::kernels::experts::{self, ExpertInput, ExpertRows};
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use crate::kernels::quantized_linear as widened;
@@ -43,6 +45,14 @@ impl Kernels for CubeKernels {
         reads: ExpertInput,
     ) -> Tensor<2> {
         experts::linear::<Cube>(x, w, rows, reads)
+    }
+
+    fn expert_bias(&self, y: &Tensor<2>, bias: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
+        expert_bias::add::<Cube>(y, bias, rows)
+    }
+
+    fn clamped_swiglu(&self, x: &Tensor<2>, limit: f64) -> Tensor<2> {
+        clamped_swiglu::<Cube>(x, limit)
     }
 
     fn combine_experts(&self, y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
@@ -137,9 +147,10 @@ impl Kernels for CubeKernels {
         q: &Tensor<3>,
         k: &Tensor<3>,
         v: &Tensor<3>,
+        sinks: Option<&Tensor<2>>,
         shape: &AttentionShape,
     ) -> Option<Tensor<3>> {
-        attention::attention(q, k, v, shape)
+        attention::attention(q, k, v, sinks, shape)
     }
 
     fn paged_attention(

@@ -73,6 +73,8 @@ struct LaunchParams {
     /// The soft-cap, or 1 where there is none.
     cap: f32,
     capped: bool,
+    /// Sinks of the query heads, f32.
+    sinks: Option<CubeTensor>,
 }
 
 /// Whether the kernels take tensors of these types beside the first one.
@@ -160,10 +162,14 @@ fn attend(
         scale: shape.scale as f32,
         cap: shape.softcap.unwrap_or(1.0) as f32,
         capped: shape.softcap.is_some(),
+        sinks: shape
+            .sinks
+            .map(|sinks| detached(sinks.clone().cast(DType::F32))),
     };
     let tasks = rows * kv * params.chunks;
     let parts = parts(&params.out, tasks, whole.min(tables.longest));
-    if parts > 1 {
+    // sinks join where parts are combined: the other kernels have no buffer left for them
+    if parts > 1 || params.sinks.is_some() {
         split_kv(&params, &pool, tasks, parts);
     } else {
         whole_rows(&params, &pool, tasks);
@@ -370,19 +376,23 @@ fn split_kv(params: &LaunchParams, pool: &CubePool, tasks: usize, parts: usize) 
         } => attend!(attend_int8, keys, values, scales),
     }
     let (count, dim) = elementwise(q, q.shape().num_elements());
+    // any f32 buffer stands in where there are none
+    let sinks = params.sinks.as_ref().unwrap_or(&parted).clone();
     split::combine_parts::launch(
         &q.client,
         count,
         dim,
         address,
-        parted.into_buffer_arg(),
+        parted.clone().into_buffer_arg(),
         params.table.clone().into_buffer_arg(),
+        sinks.into_buffer_arg(),
         q.clone().into_buffer_arg(),
         parts,
         params.rows,
         params.kv,
         params.group,
         params.chunks,
+        params.sinks.is_some(),
         params.heads,
         params.dim,
         elem(q),

@@ -27,7 +27,7 @@
 //! | attention | queries, keys, values, the mixed values | 2 q + 2 k |
 //! | | with norms on q and k: each before its norm | q + k |
 //! | MLP | gate, up, gate · up | 3 f |
-//! | experts | gate, up, gate · up, and what each gives | 3 k f + k d |
+//! | experts | gate, up, gate · up, and what each gives; gate and up of gpt-oss as one | 3 k f + k d |
 //! | with a norm after the half | its input | d |
 //!
 //! Where a GPU's kernel attends there are no scores: to sequences longer than what is scored at a time, and over a cache to one token
@@ -150,7 +150,7 @@ impl Widths {
         Self {
             d,
             f,
-            experts: ExpertWidths::of(arch),
+            experts: ExpertWidths::of(arch, on_cpu),
             q,
             k: arch.num_kv_heads as u64 * dim,
             heads,
@@ -159,7 +159,8 @@ impl Widths {
             qk_norm: arch.qk_norm.is_some(),
             softcap: arch.attention_softcap.is_some(),
             mlp_kept: match arch.activation {
-                _ if gates => 3,
+                // the clamped gate of experts keeps what it reads, too
+                _ if gates || arch.swiglu_limit.is_some() => 3,
                 Activation::Silu => 5,
                 Activation::Gelu => 4,
                 Activation::GeluTanh => 6,
@@ -419,7 +420,7 @@ impl Widths {
             (Half::Attention, true) => 3 * self.q + 2 * self.k,
             (Half::Linear, _) => self.linear.map_or(0, |own| own.extra()),
             (Half::Mlp, _) => self.mlp_room[0] * self.f,
-            (Half::Experts, _) => self.mlp_room[0] * self.experts.all(),
+            (Half::Experts, _) => self.experts.running(self.mlp_room)[0],
         };
         Numbers {
             between: 2 * self.d + self.sorted(half),
@@ -438,7 +439,7 @@ impl Widths {
                 Half::Attention => 3 * self.q + 2 * self.k,
                 Half::Linear => self.linear.map_or(0, |own| own.forward(self.width)),
                 Half::Mlp => self.mlp_room[1] * self.f,
-                Half::Experts => self.mlp_room[1] * self.experts.all(),
+                Half::Experts => self.experts.running(self.mlp_room)[1],
             },
         }
     }

@@ -1,7 +1,7 @@
 //! What layers with experts have that others have not: parameters that only some tokens go through, and rows by expert.
 
 use firebrick_spec::Arch;
-use firebrick_spec::arch::MAX_EXPERT_LAYERS;
+use firebrick_spec::arch::{ExpertLayout, MAX_EXPERT_LAYERS};
 use firebrick_spec::parameters::{Slot, UnitKind, unit_specs};
 
 /// A set of layers.
@@ -75,17 +75,35 @@ pub(super) struct ExpertWidths {
     pub f: u64,
     /// Width of the one that every token goes through besides.
     shared: u64,
+    /// As wide as all experts of a token but that one: what a joined product of gate and up has besides, backward and forward.
+    joined: [u64; 2],
 }
 
 impl ExpertWidths {
-    pub fn of(arch: &Arch) -> Self {
+    pub fn of(arch: &Arch, on_cpu: bool) -> Self {
         let first = arch.expert_layers().next();
         first.map_or_else(Self::default, |(_, own)| Self {
             count: own.count as u64,
             per_token: own.per_token as u64,
             f: own.intermediate_size as u64,
             shared: own.shared.unwrap_or(0) as u64,
+            joined: match (own.layout, on_cpu) {
+                (ExpertLayout::Apart, _) => [0, 0],
+                // the product beside its halves, and the gradients of both
+                (ExpertLayout::Stacked, _) => [2, 2],
+                // the product beside itself with biases; a kernel takes it whole
+                (ExpertLayout::Interleaved, true) => [0, 1],
+                // tensor operations have the clamped halves, the gate's sigmoid and their gradients
+                (ExpertLayout::Interleaved, false) => [6, 3],
+            },
         })
+    }
+
+    /// Numbers a token that run through experts at a time, of factors of the width of a dense MLP: the shared one runs after the others.
+    pub fn running(self, [backward, forward]: [u64; 2]) -> [u64; 2] {
+        let own = self.per_token * self.f;
+        let of = |factors: u64, joined: u64| ((factors + joined) * own).max(factors * self.shared);
+        [of(backward, self.joined[0]), of(forward, self.joined[1])]
     }
 
     /// Of all experts of a token, the shared one too.

@@ -9,7 +9,7 @@ use std::path::Path;
 type Public = (&'static str, &'static str, [usize; 7], bool);
 
 /// Public models, from their `config.json` (2024 to 2026); of those that see images, the language model.
-const MODELS: [Public; 36] = [
+const MODELS: [Public; 38] = [
     (
         "Qwen2.5-0.5B",
         "qwen2",
@@ -226,6 +226,18 @@ const MODELS: [Public; 36] = [
         [4096, 1024, 60, 32, 2, 256, 248_320],
         false,
     ),
+    (
+        "gpt-oss-20b",
+        "gpt_oss",
+        [2880, 2880, 24, 64, 8, 64, 201_088],
+        false,
+    ),
+    (
+        "gpt-oss-120b",
+        "gpt_oss",
+        [2880, 2880, 36, 64, 8, 64, 201_088],
+        false,
+    ),
 ];
 
 /// Names of the public models that are known here.
@@ -275,6 +287,8 @@ pub fn public(name: &str) -> Result<Arch> {
                 config[key] = json!(f);
             }
         }
+        // four experts of 32 or 128 run
+        "gpt_oss" => config["num_local_experts"] = json!(if *layers == 24 { 32 } else { 128 }),
         // the 1B has shorter windows than the others
         "gemma3_text" => config["sliding_window"] = json!(if *d == 1152 { 512 } else { 1024 }),
         // 128 experts of which 8 run, but 160 in the largest
@@ -329,6 +343,8 @@ mod tests {
             ("Qwen3.5-35B-A3B", 34.661),
             ("Qwen3.5-122B-A10B", 122.11),
             ("Qwen3.5-397B-A17B", 396.35),
+            ("gpt-oss-20b", 20.915),
+            ("gpt-oss-120b", 116.83),
         ] {
             let found = Sizes::of(&public(name).expect("known"), None).total() as f64 / 1e9;
             assert!((found - billions).abs() < 0.006, "{name}: {found}");
@@ -345,6 +361,8 @@ mod tests {
             ("Qwen3.5-35B-A3B", 3.455),
             ("Qwen3.5-122B-A10B", 9.7712),
             ("Qwen3.5-397B-A17B", 17.349),
+            ("gpt-oss-20b", 4.187),
+            ("gpt-oss-120b", 5.712),
         ] {
             let sizes = Sizes::of(&public(name).expect("known"), None);
             let found = sizes.used(1) as f64 / 1e9;

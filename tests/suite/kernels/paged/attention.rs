@@ -17,6 +17,7 @@ on_gpus!(
     the_columns_of_a_few_long_rows_are_divided_among_cubes,
     joined_rows_with_biases_are_attended_to_as_separate_ones,
     a_pool_that_nobody_else_holds_is_written_where_it_is,
+    sinks_join_the_softmax_of_rows_short_and_long,
 );
 
 /// What the step has of every row, as the device stores it and as numbers, and where the rows' tokens are.
@@ -35,6 +36,8 @@ struct Step {
     blocks: Vec<Vec<u32>>,
     dtype: DType,
     device: Device,
+    /// A number for each query head, as the device has it and as numbers.
+    sinks: Option<(Tensor<2>, Vec<f64>)>,
 }
 
 impl Step {
@@ -66,7 +69,15 @@ impl Step {
             blocks,
             dtype,
             device: device.clone(),
+            sinks: None,
         }
+    }
+
+    fn with_sinks(mut self) -> Self {
+        let width = self.heads.kv * self.heads.group;
+        let own = numbers(width, 35, 3.0);
+        self.sinks = Some(stored(own, [1, width], self.dtype, &self.device));
+        self
     }
 
     /// A head of a row, turned and rounded as it is stored.
@@ -124,7 +135,9 @@ impl Step {
                     softcap.map_or(s, |cap| cap * (s / cap).tanh())
                 };
                 let weights: Vec<f64> = (first..tokens).map(|token| score(token).exp()).collect();
-                let total: f64 = weights.iter().sum();
+                let sinks = self.sinks.as_ref();
+                let sink = sinks.map_or(0.0, |(_, own)| own[place % (kv * group)].exp());
+                let total: f64 = weights.iter().sum::<f64>() + sink;
                 for (token, w) in (first..tokens).zip(weights) {
                     let value = self.at(values, head, self.slot(row, token));
                     for (d, v) in value.iter().enumerate() {
@@ -198,6 +211,18 @@ fn hold(
     device: &Device,
 ) {
     let step = Step::new(kind, heads, tokens.to_vec(), dtype, device);
+    hold_step(&step, window, softcap, tolerance);
+}
+
+fn hold_step(step: &Step, window: Option<usize>, softcap: Option<f64>, tolerance: f64) {
+    let &Step {
+        kind,
+        heads,
+        dtype,
+        ref tokens,
+        ref device,
+        ..
+    } = step;
     let tables = BlockTables::new(step.shared.clone(), tokens.len(), device);
     let shape = PagedAttentionShape {
         tables: &tables,
@@ -205,6 +230,7 @@ fn hold(
         window,
         scale: 0.4,
         softcap,
+        sinks: step.sinks.as_ref().map(|(own, _)| own),
     };
     let held = step.pool.clone();
     let before = contents(&held);
@@ -306,6 +332,19 @@ fn the_columns_of_a_few_long_rows_are_divided_among_cubes(device: &Device) {
     }
 }
 
+fn sinks_join_the_softmax_of_rows_short_and_long(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
+        for (kind, group, dim) in [(Kind::Float, 3, 34), (Kind::Int8, 8, 64)] {
+            let heads = Heads { kv: 2, group, dim };
+            for tokens in [vec![0, 1, 70, 33], vec![0, 700, 1500]] {
+                let step = Step::new(kind, heads, tokens, dtype, device).with_sinks();
+                hold_step(&step, None, None, tolerance);
+                hold_step(&step, Some(40), Some(2.0), tolerance);
+            }
+        }
+    }
+}
+
 fn hold_joined(
     kind: Kind,
     heads: Heads,
@@ -338,6 +377,7 @@ fn hold_joined(
         window: None,
         scale: 0.4,
         softcap: None,
+        sinks: None,
     };
     let (expected, expected_pool) =
         kernels::paged_attention(separate, step.pool.clone(), &shape).expect("a kernel");
@@ -396,6 +436,7 @@ fn grown(kind: Kind, device: &Device) -> [u64; 2] {
         window: Some(500),
         scale: 1.0,
         softcap: None,
+        sinks: None,
     };
     let mut pool = step.pool;
     let numbers = pool.slots() * heads.kv * heads.dim * 2;

@@ -2,7 +2,7 @@
 
 use super::fields::Fields;
 use crate::Result;
-use crate::arch::{Experts, Family, FeedForward, MAX_EXPERT_LAYERS};
+use crate::arch::{ExpertLayout, Experts, Family, FeedForward, MAX_EXPERT_LAYERS};
 use serde_json::Value;
 
 /// The feed-forwards of all layers.
@@ -11,7 +11,10 @@ pub(super) fn feed_forwards(
     family: Family,
     layers: usize,
 ) -> Result<Vec<FeedForward>> {
-    if !matches!(family, Family::Qwen3Moe | Family::Qwen3_5Moe) {
+    if !matches!(
+        family,
+        Family::Qwen3Moe | Family::Qwen3_5Moe | Family::GptOss
+    ) {
         return Ok(vec![FeedForward::Dense; layers]);
     }
     if layers > MAX_EXPERT_LAYERS {
@@ -20,7 +23,7 @@ pub(super) fn feed_forwards(
         )));
     }
     let experts = FeedForward::Experts(experts(f, family)?);
-    if family == Family::Qwen3_5Moe {
+    if family != Family::Qwen3Moe {
         return Ok(vec![experts; layers]);
     }
     let dense = dense_layers(f)?;
@@ -38,7 +41,17 @@ pub(super) fn feed_forwards(
 /// `num_experts` is `num_local_experts` in configs of transformers 5. Defaults are transformers' of the family.
 fn experts(f: &Fields<'_>, family: Family) -> Result<Experts> {
     let newer = family == Family::Qwen3_5Moe;
-    let (count, width) = if newer { (256, 512) } else { (128, 768) };
+    let gpt_oss = family == Family::GptOss;
+    let [count, per_token, width] = match family {
+        Family::Qwen3_5Moe => [256, 8, 512],
+        Family::GptOss => [128, 4, 2880],
+        _ => [128, 8, 768],
+    };
+    let width_key = if gpt_oss {
+        "intermediate_size"
+    } else {
+        "moe_intermediate_size"
+    };
     let count = match f.size("num_experts")? {
         Some(count) => count,
         None => f.size("num_local_experts")?.unwrap_or(count),
@@ -50,7 +63,7 @@ fn experts(f: &Fields<'_>, family: Family) -> Result<Experts> {
             u16::MAX
         )));
     }
-    let per_token = f.size("num_experts_per_tok")?.unwrap_or(8);
+    let per_token = f.size("num_experts_per_tok")?.unwrap_or(per_token);
     if per_token > count {
         return Err(f.error(format!(
             "`num_experts_per_tok` ({per_token}) must be at most `num_experts` ({count})"
@@ -59,15 +72,21 @@ fn experts(f: &Fields<'_>, family: Family) -> Result<Experts> {
     Ok(Experts {
         count,
         per_token,
-        intermediate_size: f.size("moe_intermediate_size")?.unwrap_or(width),
-        normalised: newer || f.flag("norm_topk_prob", false)?,
+        intermediate_size: f.size(width_key)?.unwrap_or(width),
+        // the softmax of the chosen logits alone is that of all, divided by the chosen ones' sum
+        normalised: newer || gpt_oss || f.flag("norm_topk_prob", false)?,
         shared: if newer {
             let width = f.size("shared_expert_intermediate_size")?;
             Some(width.unwrap_or(512))
         } else {
             None
         },
-        stacked: newer,
+        layout: match family {
+            Family::Qwen3_5Moe => ExpertLayout::Stacked,
+            Family::GptOss => ExpertLayout::Interleaved,
+            _ => ExpertLayout::Apart,
+        },
+        bias: gpt_oss,
     })
 }
 

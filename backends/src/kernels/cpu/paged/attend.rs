@@ -32,6 +32,7 @@ pub(in crate::kernels::cpu) fn paged_attention(
     };
     let known = qkv.iter().all(|t| is_known(t, dtype));
     let known = known && angles.iter().all(|t| is_known(t, dtype));
+    let known = known && shape.sinks.is_none_or(|t| is_known(t, dtype));
     let stored = match &pool {
         KvPool::Float { keys, values } => is_known(keys, dtype) && is_known(values, dtype),
         KvPool::Int8 { .. } => true,
@@ -46,6 +47,7 @@ pub(in crate::kernels::cpu) fn paged_attention(
     let inputs = Inputs {
         fresh: &fresh,
         angles: &angles,
+        sinks: shape.sinks.map(|t| detached(t.clone())),
         runs,
         shape,
     };
@@ -85,6 +87,7 @@ fn is_known<const D: usize>(tensor: &Tensor<D>, dtype: DType) -> bool {
 struct Inputs<'a> {
     fresh: &'a [FlexTensor; 3],
     angles: &'a [FlexTensor; 2],
+    sinks: Option<FlexTensor>,
     runs: &'a SlotRuns,
     shape: &'a PagedAttentionShape<'a>,
 }
@@ -144,6 +147,7 @@ fn attend<T: Vectors, P: Storage<T>>(
         v: elements(v),
         cos: elements(cos),
         sin: elements(sin),
+        sinks: inputs.sinks.as_ref().map(elements),
         pool,
         out: SharedPtr(out.as_mut_ptr()),
         heads,

@@ -28,6 +28,7 @@ pub(super) struct Step<'a, T, P> {
     pub(super) v: &'a [T],
     pub(super) cos: &'a [T],
     pub(super) sin: &'a [T],
+    pub(super) sinks: Option<&'a [T]>,
     pub(super) pool: P,
     pub(super) out: SharedPtr<T>,
     pub(super) heads: usize,
@@ -182,8 +183,9 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
             };
             self.score(simd, &place, q, scores);
             let seen = gone - unseen..shared + own.tokens - hidden;
-            for scores in scores.chunks_exact_mut(width) {
-                self.softmax(&mut scores[..seen.end.next_multiple_of(LANES)], &seen);
+            for (query, scores) in scores.chunks_exact_mut(width).enumerate() {
+                let sink = self.sinks.map(|all| all[head * group + query]);
+                self.softmax(&mut scores[..seen.end.next_multiple_of(LANES)], &seen, sink);
             }
             let next = members.get(i + 1);
             let next = next.map(|next| (next, self.hidden(part, next)[1]));
@@ -298,9 +300,9 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
         }
     }
 
-    /// Turns products into probabilities, in place; those outside `seen` become 0.
+    /// Turns products into probabilities, in place; those outside `seen` become 0. A sink takes part, and is left out.
     #[inline(always)]
-    fn softmax(&self, scores: &mut [T], seen: &Range<usize>) {
+    fn softmax(&self, scores: &mut [T], seen: &Range<usize>, sink: Option<T>) {
         let scale = T::of(self.shape.scale);
         for s in &mut scores[seen.clone()] {
             *s = *s * scale;
@@ -312,11 +314,13 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
         }
         fill_outside(scores, seen, T::LOWEST);
         let max = largest(scores);
+        let max = sink.map_or(max, |sink| max.larger(sink));
         for s in scores.iter_mut() {
             *s = (*s - max).exp();
         }
         fill_outside(scores, seen, T::ZERO);
-        let inverse = T::ONE / sum(scores);
+        let own = sink.map_or(T::ZERO, |sink| (sink - max).exp());
+        let inverse = T::ONE / (sum(scores) + own);
         for s in scores.iter_mut() {
             *s = *s * inverse;
         }

@@ -6,8 +6,12 @@ use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Tensor, TensorData};
 use std::ops::Range;
 
-/// Attention of one sequence of rows in tensor operations, `[rows, heads, dim]`.
-fn plain_attention([q, k, v]: &[Tensor<3>; 3], shape: &AttentionShape) -> Tensor<3> {
+/// Attention of one sequence of rows in tensor operations, `[rows, heads, dim]`: a sink is one more column of scores, which is left out.
+fn plain_attention(
+    [q, k, v]: &[Tensor<3>; 3],
+    sinks: Option<&Tensor<2>>,
+    shape: &AttentionShape,
+) -> Tensor<3> {
     let ([rows, heads, _], [_, kv, _]) = (q.dims(), k.dims());
     let device = q.device();
     let mut hidden = Vec::new();
@@ -32,7 +36,12 @@ fn plain_attention([q, k, v]: &[Tensor<3>; 3], shape: &AttentionShape) -> Tensor
         if let Some(cap) = shape.softcap {
             scores = (scores / cap).tanh() * cap;
         }
-        let mixed = softmax(scores.mask_fill(mask.clone(), -1e9), 1).matmul(v);
+        let mut scores = scores.mask_fill(mask.clone(), -1e9);
+        if let Some(sinks) = sinks {
+            let column = sinks.clone().narrow(1, head, 1).expand([rows, 1]);
+            scores = Tensor::cat(vec![scores, column], 1);
+        }
+        let mixed = softmax(scores, 1).narrow(1, 0, rows).matmul(v);
         let [rows, dim] = mixed.dims();
         mixed.reshape([rows, 1, dim])
     });
@@ -44,6 +53,7 @@ fn packed_attention(
     q: &Tensor<3>,
     k: &Tensor<3>,
     v: &Tensor<3>,
+    sinks: Option<&Tensor<2>>,
     shape: &AttentionShape,
 ) -> Tensor<3> {
     let cut = |t: &Tensor<3>, rows: &Range<usize>| t.clone().narrow(0, rows.start, rows.len());
@@ -51,14 +61,14 @@ fn packed_attention(
     for Family { prefix, members } in shape.families.all.iter() {
         if !prefix.is_empty() {
             let alone = [q, k, v].map(|t| cut(t, prefix));
-            parts.push(plain_attention(&alone, shape));
+            parts.push(plain_attention(&alone, sinks, shape));
         }
         for own in members {
             let whole = [q, k, v].map(|t| match prefix.len() {
                 0 => cut(t, own),
                 _ => Tensor::cat(vec![cut(t, prefix), cut(t, own)], 0),
             });
-            let out = plain_attention(&whole, shape);
+            let out = plain_attention(&whole, sinks, shape);
             parts.push(out.narrow(0, prefix.len(), own.len()));
         }
     }
@@ -127,23 +137,47 @@ fn attention_is_its_formula_over_packed_sequences_and_shared_prefixes() {
             numbers([rows, kv, dim], 11) * 2.0,
             numbers([rows, kv, dim], 12),
         );
-        let kernel = |q: &Tensor<3>, k: &Tensor<3>, v: &Tensor<3>| {
-            attention(q, k, v, &shape).expect("f32 on the CPU")
-        };
-        let expected = packed_attention(&q, &k, &v, &shape);
-        assert_same("values", &kernel(&q, &k, &v), &expected);
-        let weights = numbers(q.dims(), 13).autodiff();
-        let a = [&q, &k, &v].map(leaf);
-        let b = [&q, &k, &v].map(leaf);
-        let found = (kernel(&a[0], &a[1], &a[2]) * weights.clone())
-            .sum()
-            .backward();
-        let wanted = packed_attention(&b[0], &b[1], &b[2], &shape) * weights;
-        let wanted = wanted.sum().backward();
-        for (name, (a, b)) in ["dq", "dk", "dv"].iter().zip(a.iter().zip(&b)) {
-            let what = format!("{name} of {lengths:?}, window {window:?}, cap {softcap:?}");
-            let (found, wanted) = (a.grad(&found), b.grad(&wanted));
-            assert_same(&what, &found.expect("a leaf"), &wanted.expect("a leaf"));
-        }
+        let sinks = numbers([1, heads], 14) * 3.0;
+        compare([&q, &k, &v], None, &shape, lengths);
+        compare([&q, &k, &v], Some(&sinks), &shape, lengths);
+    }
+}
+
+/// The kernel beside tensor operations, and all gradients.
+fn compare(
+    inputs: [&Tensor<3>; 3],
+    sinks: Option<&Tensor<2>>,
+    shape: &AttentionShape,
+    lengths: &[(usize, &[usize])],
+) {
+    let kernel = |[q, k, v]: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>| {
+        attention(q, k, v, sinks, shape).expect("f32 on the CPU")
+    };
+    let plain = |[q, k, v]: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>| {
+        packed_attention(q, k, v, sinks, shape)
+    };
+    let (found, expected) = (kernel(inputs, sinks), plain(inputs, sinks));
+    assert_same("values", &found, &expected);
+    let weights = numbers(inputs[0].dims(), 13).autodiff();
+    let [a, b] = [(); 2].map(|()| (inputs.map(leaf), sinks.map(leaf)));
+    let found = kernel(a.0.each_ref(), a.1.as_ref()) * weights.clone();
+    let found = found.sum().backward();
+    let wanted = plain(b.0.each_ref(), b.1.as_ref()) * weights;
+    let wanted = wanted.sum().backward();
+    let what = format!(
+        "{lengths:?}, window {:?}, cap {:?}, sinks {}",
+        shape.window,
+        shape.softcap,
+        sinks.is_some()
+    );
+    for (name, (a, b)) in ["dq", "dk", "dv"].iter().zip(a.0.iter().zip(&b.0)) {
+        let (found, wanted) = (a.grad(&found), b.grad(&wanted));
+        let what = format!("{name} of {what}");
+        assert_same(&what, &found.expect("a leaf"), &wanted.expect("a leaf"));
+    }
+    if let Some((a, b)) = a.1.zip(b.1) {
+        let (found, wanted) = (a.grad(&found), b.grad(&wanted));
+        let what = format!("sinks of {what}");
+        assert_same(&what, &found.expect("a leaf"), &wanted.expect("a leaf"));
     }
 }

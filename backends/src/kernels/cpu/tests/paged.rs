@@ -34,6 +34,7 @@ struct Case {
     heads: [usize; 3],
     window: Option<usize>,
     softcap: Option<f64>,
+    sinks: bool,
 }
 
 /// Inputs of a step: block tables, a pool of numbers, `q`, `k`, `v`, and the rotary angles' cosines and sines.
@@ -43,6 +44,7 @@ struct Inputs {
     pool: KvPool,
     qkv: [Tensor<2>; 3],
     angles: RotaryAngles,
+    sinks: Option<Tensor<2>>,
 }
 
 const SCALE: f64 = 0.3;
@@ -101,6 +103,9 @@ fn inputs(case: &Case, dtype: Type, step: usize) -> Inputs {
         pool: write_kv(pool, [&k, &v], &slots),
         qkv: [heads, kv, kv].map(|n| numbers([rows, n * dim], 16 + n as u32).cast(dtype) * 2.0),
         angles: RotaryAngles::new(&angle.clone().cos().cast(dtype), &angle.sin().cast(dtype)),
+        sinks: case
+            .sinks
+            .then(|| numbers([1, heads], 19).cast(dtype) * 3.0),
     }
 }
 
@@ -112,6 +117,7 @@ impl Inputs {
             window: case.window,
             scale: SCALE,
             softcap: case.softcap,
+            sinks: self.sinks.as_ref(),
         };
         paged_attention(self.qkv.clone(), pool, &shape).expect("f32 or f64 on the CPU")
     }
@@ -145,8 +151,8 @@ fn rotated(x: &[f64], inputs: &Inputs, row: usize, dim: usize) -> Vec<f64> {
     out
 }
 
-/// Attention of one query over keys and values, `[tokens, dim]`, the last of them the query's own.
-fn attention(case: &Case, q: &[f64], keys: &[f64], values: &[f64]) -> Vec<f64> {
+/// Attention of one query over keys and values, `[tokens, dim]`, the last of them the query's own, and of a sink.
+fn attention(case: &Case, q: &[f64], keys: &[f64], values: &[f64], sink: Option<f64>) -> Vec<f64> {
     let dim = q.len();
     let first = match case.window {
         Some(window) => (keys.len() / dim).saturating_sub(window),
@@ -159,7 +165,8 @@ fn attention(case: &Case, q: &[f64], keys: &[f64], values: &[f64]) -> Vec<f64> {
     let scores: Vec<f64> = scores.collect();
     let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
-    let all: f64 = weights.iter().sum();
+    let sink = sink.map_or(0.0, |sink| (sink - most).exp());
+    let all: f64 = weights.iter().sum::<f64>() + sink;
     let mut out = vec![0.0; dim];
     for (value, weight) in values.chunks(dim).skip(first).zip(weights) {
         for (out, x) in out.iter_mut().zip(value) {
@@ -191,6 +198,7 @@ const CASES: [Case; 9] = {
             heads,
             window,
             softcap,
+            sinks: false,
         }
     }
     [
@@ -226,8 +234,13 @@ fn attention_over_a_pool_is_its_formula() {
         (Type::Int8(DType::F32), 5e-6),
         (Type::Int8(DType::F64), 1e-13),
     ];
+    let with_sinks = CASES.map(|case| Case {
+        sinks: true,
+        ..case
+    });
     for (case, (dtype, bound)) in CASES
         .iter()
+        .chain(&with_sinks)
         .flat_map(|case| types.map(|dtype| (case, dtype)))
     {
         let inputs = inputs(case, dtype, 60);
@@ -235,6 +248,7 @@ fn attention_over_a_pool_is_its_formula() {
         let (found, after) = inputs.run(case, inputs.pool.clone());
         let found = values(&found);
         let [q, k, v] = inputs.qkv.each_ref().map(values);
+        let sinks = inputs.sinks.as_ref().map(values);
         let mut written = Vec::new();
         for group in &inputs.groups {
             for own in &group.members {
@@ -263,7 +277,9 @@ fn attention_over_a_pool_is_its_formula() {
                     let tokens = slots.len() * dim;
                     let place = head / (heads / kv) * tokens..(head / (heads / kv) + 1) * tokens;
                     let q = &q[head * dim..][..dim];
-                    let expected = attention(case, q, &keys[place.clone()], &values[place]);
+                    let sink = sinks.as_ref().map(|all| all[head]);
+                    let (keys, values) = (&keys[place.clone()], &values[place]);
+                    let expected = attention(case, q, keys, values, sink);
                     let found = &found[(own.row * heads + head) * dim..][..dim];
                     assert_close(&what, found, &expected, bound);
                 }
@@ -346,6 +362,7 @@ fn a_pool_in_half_precision_is_given_back() {
             window: None,
             scale: SCALE,
             softcap: None,
+            sinks: None,
         };
         let pool = paged_attention(inputs.qkv.clone(), inputs.pool, &shape);
         assert_eq!(addresses(&pool.expect_err("half precision")), place);

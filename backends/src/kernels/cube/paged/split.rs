@@ -260,17 +260,19 @@ pub(super) fn attend_int8<F: Float>(
     );
 }
 
-/// Combines the parts of each row.
+/// Combines the parts of each row, and the sinks of its heads where there are any.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn combine_parts<F: Float>(
     parted: &[f32],
     table: &[i32],
+    sinks: &[f32],
     out: &mut [F],
     parts: usize,
     rows: usize,
     kv: usize,
     group: usize,
     chunks: usize,
+    #[comptime] sunk: bool,
     #[comptime] heads: usize,
     #[comptime] dim: usize,
     #[define(F)] _dtype: ElemType,
@@ -293,6 +295,10 @@ pub(super) fn combine_parts<F: Float>(
             }
             let mut sum = 0.0f32;
             let mut all = 0.0f32;
+            if sunk {
+                top = max(top, sinks[head]);
+                all = (sinks[head] - top).exp();
+            }
             for part in 0..parts {
                 let at = part * comptime!(numbers(heads, dim));
                 let weight = (parted[scored + at] - top).exp();

@@ -1,0 +1,267 @@
+//! A parameter: its role, and what a checkpoint has of it.
+
+use super::slot::Slot;
+
+/// What a parameter is in a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// One tensor of its name and shape.
+    Whole,
+    /// A tensor for each of so many experts, in whose name the index stands in place of the `*`; in memory one lies below the other.
+    ByExpert(usize),
+    /// One tensor of all experts, whose numbers have another order in memory.
+    Ordered(ExpertOrder),
+}
+
+/// The order of an expert's numbers in a checkpoint, where it is not that in memory: `[out, in]`, the gate's outputs before those of up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertOrder {
+    /// A matrix is `[in, out]`.
+    pub transposed: bool,
+    /// The outputs of gate and up take turns, the gate's first.
+    pub interleaved: bool,
+}
+
+/// Rows and columns that are moved together, so that both sides stay in a core's cache.
+const TILE: usize = 64;
+
+impl ExpertOrder {
+    /// Puts the numbers of experts into their order in memory; `shape` is `[out, in]` of one.
+    pub fn to_memory<T: Copy>(self, shape: [usize; 2], values: &mut [T]) {
+        self.reorder(shape, values, |expert, copy, [there, here]| {
+            expert[here] = copy[there];
+        });
+    }
+
+    /// Puts them back into the checkpoint's.
+    pub fn to_checkpoint<T: Copy>(self, shape: [usize; 2], values: &mut [T]) {
+        self.reorder(shape, values, |expert, copy, [there, here]| {
+            expert[there] = copy[here];
+        });
+    }
+
+    /// Calls `assign` with every expert, a copy of it, and the places of each number in a checkpoint and in memory.
+    fn reorder<T: Copy>(
+        self,
+        [out, input]: [usize; 2],
+        values: &mut [T],
+        assign: impl Fn(&mut [T], &[T], [usize; 2]),
+    ) {
+        let starts = |end: usize| (0..end).step_by(TILE);
+        for expert in values.chunks_exact_mut((out * input).max(1)) {
+            let copy = expert.to_vec();
+            let tiles = starts(out).flat_map(|o| starts(input).map(move |i| [o, i]));
+            for [first, column] in tiles {
+                for o in first..out.min(first + TILE) {
+                    let there = self.output(o, out);
+                    for i in column..input.min(column + TILE) {
+                        let there = if self.transposed {
+                            i * out + there
+                        } else {
+                            there * input + i
+                        };
+                        assign(expert, &copy, [there, o * input + i]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The place in a checkpoint of an output in memory.
+    fn output(self, own: usize, out: usize) -> usize {
+        let half = out / 2;
+        match (self.interleaved, own < half) {
+            (false, _) => own,
+            (true, true) => 2 * own,
+            (true, false) => 2 * (own - half) + 1,
+        }
+    }
+}
+
+/// A parameter's role, and its name and shape in a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParamSpec {
+    /// Role in its unit.
+    pub slot: Slot,
+    /// Hugging Face tensor name; PEFT's for an adapter; with a `*` for the index of an expert.
+    pub name: String,
+    /// Shape: `[n]`, `[out, in]`, `[channels, 1, taps]` of a convolution, or `[experts, out, in]` of experts in one tensor, `[experts, in,
+    /// out]` where they lie transposed; of all experts together, `[experts · out, in]`.
+    pub shape: Vec<usize>,
+    /// Whether it is trained: in a model with adapters only they are (and a value head).
+    pub trainable: bool,
+    /// What it is in a checkpoint.
+    pub stored: Stored,
+}
+
+impl ParamSpec {
+    /// A trainable parameter.
+    #[must_use]
+    pub fn new(slot: Slot, name: impl Into<String>, shape: &[usize]) -> Self {
+        Self {
+            slot,
+            name: name.into(),
+            shape: shape.to_vec(),
+            trainable: true,
+            stored: Stored::Whole,
+        }
+    }
+
+    /// The matrices `[out, in]` of all experts.
+    pub(super) fn of_experts(
+        slot: Slot,
+        name: String,
+        experts: usize,
+        [out, input]: [usize; 2],
+    ) -> Self {
+        Self {
+            stored: Stored::ByExpert(experts),
+            ..Self::new(slot, name, &[experts * out, input])
+        }
+    }
+
+    /// The matrices `[out, in]` of all experts in one tensor `[experts, in, out]`, whose outputs may take turns.
+    pub(super) fn turned(
+        slot: Slot,
+        name: String,
+        [experts, out, input]: [usize; 3],
+        interleaved: bool,
+    ) -> Self {
+        Self {
+            stored: Stored::Ordered(ExpertOrder {
+                transposed: true,
+                interleaved,
+            }),
+            ..Self::new(slot, name, &[experts, input, out])
+        }
+    }
+
+    /// The biases of all experts, `[experts, out]`, which may take turns.
+    pub(super) fn expert_bias(
+        slot: Slot,
+        name: String,
+        shape: [usize; 2],
+        interleaved: bool,
+    ) -> Self {
+        let mut spec = Self::new(slot, name, &shape);
+        if interleaved {
+            spec.stored = Stored::Ordered(ExpertOrder {
+                transposed: false,
+                interleaved,
+            });
+        }
+        spec
+    }
+
+    /// Shape of what an expert has of it in memory, `[out, in]`; `in` is 1 for biases.
+    fn of_expert(&self) -> [usize; 2] {
+        match (self.stored, &self.shape[..]) {
+            (Stored::Ordered(order), &[_, input, out]) if order.transposed => [out, input],
+            (_, &[_, out, input]) => [out, input],
+            (_, shape) => [shape[shape.len() - 1], 1],
+        }
+    }
+
+    /// Puts the numbers of a checkpoint's tensor into their order in memory.
+    pub fn into_memory<T: Copy>(&self, values: &mut [T]) {
+        if let Stored::Ordered(order) = self.stored {
+            order.to_memory(self.of_expert(), values);
+        }
+    }
+
+    /// The same of numbers that are `[experts, out, in]` in the checkpoint whatever the order of its plain tensors is.
+    pub fn untransposed_into_memory<T: Copy>(&self, values: &mut [T]) {
+        if let Stored::Ordered(order) = self.stored {
+            let order = ExpertOrder {
+                transposed: false,
+                ..order
+            };
+            order.to_memory(self.of_expert(), values);
+        }
+    }
+
+    /// Puts numbers into the order of a checkpoint's tensor.
+    pub fn into_checkpoint<T: Copy>(&self, values: &mut [T]) {
+        if let Stored::Ordered(order) = self.stored {
+            order.to_checkpoint(self.of_expert(), values);
+        }
+    }
+
+    /// The tensors of a checkpoint that it is made of, from its first row to its last, each with its own name and shape.
+    #[must_use]
+    pub fn tensors(&self) -> Vec<Self> {
+        let Stored::ByExpert(experts) = self.stored else {
+            return vec![self.clone()];
+        };
+        let [rows, cols] = self.rows_cols();
+        let one = |index: usize| Self {
+            name: self.name.replacen('*', &index.to_string(), 1),
+            shape: vec![rows / experts, cols],
+            stored: Stored::Whole,
+            ..self.clone()
+        };
+        (0..experts).map(one).collect()
+    }
+
+    /// Shape of the tensor in memory, `[rows, columns]`: a vector is one row.
+    #[must_use]
+    pub fn rows_cols(&self) -> [usize; 2] {
+        match self.shape[..] {
+            [n] => [1, n],
+            [rows, cols] => [rows, cols],
+            [all, ..] if self.shape.len() == 3 => {
+                let [rows, cols] = self.of_expert();
+                [all * rows, cols]
+            }
+            _ => unreachable!("every parameter of a decoder is a vector or a matrix"),
+        }
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn experts_that_lie_transposed_with_gate_and_up_in_turns_are_turned_there_and_back() {
+        // two experts, three inputs, four outputs: number `100 e + 10 i + o` at [e, i, o]
+        let stored: Vec<u32> = (0..2)
+            .flat_map(|e| (0..3).flat_map(move |i| (0..4).map(move |o| 100 * e + 10 * i + o)))
+            .collect();
+        let spec = ParamSpec::turned(Slot::ExpertGateUp, "x".into(), [2, 4, 3], true);
+        assert_eq!(
+            (spec.shape.as_slice(), spec.rows_cols()),
+            (&[2, 3, 4][..], [8, 3])
+        );
+        let mut values = stored.clone();
+        spec.into_memory(&mut values);
+        // outputs 0 and 2 are the gate's, 1 and 3 those of up
+        let rows: Vec<&[u32]> = values.chunks(3).collect();
+        assert_eq!(
+            rows[..4],
+            [[0, 10, 20], [2, 12, 22], [1, 11, 21], [3, 13, 23]]
+        );
+        assert_eq!(rows[4], [100, 110, 120]);
+        spec.into_checkpoint(&mut values);
+        assert_eq!(values, stored);
+    }
+
+    #[test]
+    fn more_rows_than_are_moved_together_and_biases_are_turned_too() {
+        let spec = ParamSpec::turned(Slot::ExpertDown, "x".into(), [1, 70, 130], false);
+        let mut values: Vec<usize> = (0..70 * 130).collect();
+        spec.into_memory(&mut values);
+        assert!((0..70).all(|o| (0..130).all(|i| values[o * 130 + i] == i * 70 + o)));
+        let bias = ParamSpec::expert_bias(Slot::ExpertGateUpBias, "x".into(), [2, 4], true);
+        let mut values = [0, 1, 2, 3, 10, 11, 12, 13];
+        bias.into_memory(&mut values);
+        assert_eq!(values, [0, 2, 1, 3, 10, 12, 11, 13]);
+        assert_eq!(bias.rows_cols(), [2, 4]);
+    }
+}
