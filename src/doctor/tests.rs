@@ -365,5 +365,11 @@ fn programs_are_looked_for_in_path_and_asked_for_their_version() {
     fake.program("mpiexec", "");
     is(&mpi(), Status::Warning, "does not say", Some("openmpi"));
     fake.program("mpirun", "mpirun (Open MPI) 4.1.4");
-    is(&mpi(), Status::Ok, "Open MPI", None);
+    if cfg!(feature = "mpi") {
+        is(&mpi(), Status::Ok, "Open MPI", None);
+    } else {
+        let (said, mend) = ("built for one rank", Some("--locked"));
+        is(&mpi(), Status::Missing, said, mend);
+        assert!(mpi().mend.is_some_and(|command| command.ends_with("mpi")));
+    }
 }
