@@ -322,7 +322,7 @@ fn named(code: &str, campaigns: &str) -> Vec<(String, bool)> {
         let file = |folder: &&str| project().join(folder).join(format!("{name}.rs")).exists();
         found.push((
             format!("--example {name}"),
-            EXAMPLES.iter().any(|own| file(&own)),
+            EXAMPLES.iter().any(|own| file(own)),
         ));
     }
     found
