@@ -64,8 +64,8 @@ impl Look {
         if self.is_told(&message) {
             return;
         }
-        let last = key.rsplit('.').next().unwrap_or(key);
-        let said = if message.contains(key) || message.contains(&format!("`{last}`")) {
+        let names_it = matches!(error, Error::Task(own) if own.setting().is_some());
+        let said = if names_it || message.contains(key) {
             message
         } else {
             format!("{key}: {message}")

@@ -320,10 +320,7 @@ fn named(code: &str, campaigns: &str) -> Vec<(String, bool)> {
     }
     if let Some(name) = follows(&words, "--example") {
         let file = |folder: &&str| project().join(folder).join(format!("{name}.rs")).exists();
-        found.push((
-            format!("--example {name}"),
-            EXAMPLES.iter().any(|own| file(own)),
-        ));
+        found.push((format!("--example {name}"), EXAMPLES.iter().any(file)));
     }
     found
 }
@@ -356,6 +353,107 @@ fn every_script_example_and_campaign_in_the_documents_is_there() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(checked > 60, "only {checked} were found");
+}
+
+/// The texts of all Rust files below a folder, lines that a literal continues joined.
+fn sources(folder: &Path, into: &mut String) {
+    for entry in std::fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            sources(&path, into);
+        } else if path.extension().is_some_and(|own| own == "rs") {
+            let text = read(&path);
+            let mut joined = text.split("\\\n");
+            into.push_str(joined.next().unwrap_or_default());
+            joined.for_each(|rest| into.push_str(rest.trim_start()));
+        }
+    }
+}
+
+#[test]
+fn messages_that_troubleshooting_quotes_are_those_of_the_program() {
+    let mut program = String::new();
+    for folder in ["src", "engine", "backends/src", "models/src"] {
+        sources(&project().join(folder), &mut program);
+    }
+    let page = read(&project().join("docs/troubleshooting.md"));
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
+    let mut checked = 0;
+    for row in rows {
+        let cell = row.split(" |").next().unwrap_or_default();
+        for quoted in cell.trim_matches('`').split("` ").take(1) {
+            // what stands for a name, and what is left out
+            for part in quoted.split(['…', '`']) {
+                let part = part.trim();
+                let is_the_systems = part == "Killed";
+                if part.len() < 6 || is_the_systems {
+                    continue;
+                }
+                checked += 1;
+                assert!(program.contains(part), "no message has {part:?}: {row}");
+            }
+        }
+    }
+    assert!(checked >= 8, "only {checked} were found");
+}
+
+#[test]
+fn the_doctor_of_its_page_prints_the_lines_that_the_program_prints() {
+    let page = read(&project().join("docs/doctor.md"));
+    let shown = lines(&page).filter(|(fenced, line)| *fenced && !line.is_empty());
+    let output = firebrick(&["doctor", "--json"]);
+    let said: Vec<serde_json::Value> =
+        serde_json::from_slice(&output.stdout).expect("an array of checks");
+    let mut checked = 0;
+    for (_, line) in shown.filter(|(_, line)| !line.starts_with(' ')) {
+        let (status, rest) = line.split_at(9);
+        let (name, found) = rest.split_once("  ").unwrap_or_else(|| panic!("{line}"));
+        assert!(["ok", "missing"].contains(&status.trim()), "{line}");
+        // another build has no line that a backend is missing
+        let own = said.iter().find(|own| own["name"] == name.trim());
+        let Some(own) = own.filter(|_| cfg!(target_os = "linux")) else {
+            continue;
+        };
+        checked += 1;
+        let fixed = ["this build has no", "not needed"];
+        let found = found.trim();
+        if fixed.iter().any(|text| found.starts_with(text)) && own["status"] == status.trim() {
+            assert_eq!(own["found"], found);
+        }
+    }
+    assert!(checked >= 6 || !cfg!(target_os = "linux"), "{checked}");
+}
+
+#[test]
+fn every_installation_in_the_documents_is_locked_and_names_features_that_there_are() {
+    let manifest = read(&project().join("Cargo.toml"));
+    let features = manifest.split("\n[features]\n").nth(1).expect("features");
+    let features = features.split("\n[").next().unwrap_or_default();
+    let is_one = |name: &str| {
+        features
+            .lines()
+            .any(|line| line.starts_with(&format!("{name} = ")))
+    };
+    let (mut checked, mut sets) = (0, BTreeSet::new());
+    for page in pages() {
+        for code in code(&read(&page)) {
+            let Some(at) = code.find("cargo install --path") else {
+                continue;
+            };
+            let words: Vec<&str> = code[at..].split_whitespace().collect();
+            assert!(words.contains(&"--locked"), "{}: {code}", page.display());
+            checked += 1;
+            let named = words.iter().position(|word| *word == "--features");
+            for name in named.iter().flat_map(|at| words[at + 1].split(',')) {
+                assert!(is_one(name), "{}: no feature {name}", page.display());
+                sets.insert(name.to_owned());
+            }
+        }
+    }
+    assert!(checked >= 8, "only {checked} were found");
+    for name in ["vulkan", "metal", "cuda", "mpi"] {
+        assert!(sets.contains(name), "no page says how to install {name}");
+    }
 }
 
 #[test]

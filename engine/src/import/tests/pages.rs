@@ -97,7 +97,7 @@ fn the_only_block_of_a_page_is_read_and_its_mistakes_have_the_pages_lines() {
 fn keys_of_yaml_and_json_have_their_lines() {
     let yaml = "grpo:\n  num_prompts_per_step: 8\n  \"max_num_steps\": 3\npolicy: {model_name: m, train_micro_batch_size: 1}\n";
     let json = "{\n  \"data.train_batch_size\": 8,\n  \"trainer\": {\n    \"total_training_steps\": 3\n  }\n}\n";
-    let all: [(&str, &str, &[(&str, usize)]); 2] = [
+    for (name, text, lines) in [
         (
             "grpo.yaml",
             yaml,
@@ -105,7 +105,7 @@ fn keys_of_yaml_and_json_have_their_lines() {
                 ("grpo.num_prompts_per_step", 2),
                 ("grpo.max_num_steps", 3),
                 ("policy.train_micro_batch_size", 4),
-            ],
+            ][..],
         ),
         (
             "run.json",
@@ -113,10 +113,9 @@ fn keys_of_yaml_and_json_have_their_lines() {
             &[
                 ("data.train_batch_size", 2),
                 ("trainer.total_training_steps", 4),
-            ],
+            ][..],
         ),
-    ];
-    for (name, text, lines) in all {
+    ] {
         let imported = page(name, text, None).unwrap();
         for (key, line) in lines {
             let row = imported.rows.iter().find(|row| row.key == *key).unwrap();
