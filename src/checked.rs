@@ -1,6 +1,7 @@
 //! Everything that is wrong with a run before it starts: its file, the models and rows that the file names, and its memory.
 
 use crate::planned::{self, Spread};
+use firebrick::backends::device;
 use firebrick::engine::config::{CheckedFile, Problem, RunConfig};
 use firebrick::engine::hub::{ModelFiles, model_folder, stay_offline};
 use firebrick::engine::reward;
@@ -15,7 +16,7 @@ use std::path::Path;
 pub struct Checked {
     /// What is wrong, in the order of the file's lines.
     pub problems: Vec<Problem>,
-    /// What could not be looked at without a network, where none is to be used: the key, and what it names.
+    /// What could not be looked at here: the key, and why.
     pub left_out: Vec<String>,
 }
 
@@ -78,7 +79,7 @@ impl Look {
             return false;
         };
         if self.offline {
-            let what = format!("{key}: {}", hub.name);
+            let what = format!("{key}: {}, being offline", hub.name);
             if !self.left_out.contains(&what) {
                 self.left_out.push(what);
             }
@@ -181,7 +182,17 @@ impl Look {
     }
 
     /// What only a plan finds: memory, lengths, what the device and the model do not do together.
-    fn plan(&mut self, config: RunConfig) {
+    fn plan(&mut self, mut config: RunConfig) {
+        // a share of the memory of a card that is elsewhere; the CPU is always here
+        let share = config.rollout.gpu_memory_utilization;
+        let is_here = device::open(config.device).is_ok();
+        if share.is_some() && !is_here {
+            config.rollout.gpu_memory_utilization = None;
+            self.left_out.push(format!(
+                "rollout.gpu_memory_utilization: {} is not here, and its memory is not known",
+                config.device
+            ));
+        }
         let spread = Spread::of_sequences(config.memory.ulysses_sequence_parallel_size);
         let found = match planned::plan(config, spread) {
             Ok(planned) => planned.unread.map(anyhow::Error::from),
@@ -193,6 +204,7 @@ impl Look {
             return;
         }
         let message = own.map_or_else(|| format!("{error:#}"), message);
+        let message = message.trim_start_matches("config: ").to_owned();
         if !self.is_told(&message) {
             self.problems.push(self.file.problem(&message));
         }

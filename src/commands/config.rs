@@ -37,7 +37,7 @@ fn check(args: &CheckArgs) -> anyhow::Result<()> {
         said.push_str(&shown(&args.config, &text, problem));
     }
     for what in &left_out {
-        let _ = writeln!(said, "not looked at, being offline: {what}");
+        let _ = writeln!(said, "not looked at: {what}");
     }
     if problems.is_empty() {
         let _ = writeln!(said, "{name}: no mistakes");

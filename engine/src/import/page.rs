@@ -27,14 +27,15 @@ fn indent(line: &str) -> usize {
     line.len() - line.trim_start().len()
 }
 
-/// The language and the end of a block that a line opens.
-fn opens(line: &str) -> Option<(String, Until)> {
+/// The language and the end of a block that a line opens, which comes after another.
+fn opens(line: &str, before: &str) -> Option<(String, Until)> {
     let own = line.trim_start();
     for sign in ['`', '~'] {
         let fence: String = own.chars().take_while(|c| *c == sign).collect();
         let said = &own[fence.len()..];
-        // a line with code in it, ```like this```, is a line of text
-        if fence.len() >= 3 && !said.contains(sign) {
+        // a line with code in it, ```like this```, is a line of text, and tildes below a line make that a heading
+        let underlines = sign == '~' && said.trim().is_empty() && !before.trim().is_empty();
+        if fence.len() >= 3 && !said.contains(sign) && !underlines {
             let word = said.trim_start_matches(['{', ' ']);
             let word = word.split([' ', '}', ',', ':']).next().unwrap_or_default();
             return Some((word.to_ascii_lowercase(), Until::Fence(fence)));
@@ -56,7 +57,8 @@ pub(super) fn blocks(text: &str) -> Vec<Block> {
     let mut found = Vec::new();
     let mut at = 0;
     while at < lines.len() {
-        let Some((language, until)) = opens(lines[at]) else {
+        let before = at.checked_sub(1).map_or("", |before| lines[before]);
+        let Some((language, until)) = opens(lines[at], before) else {
             at += 1;
             continue;
         };
@@ -146,7 +148,7 @@ mod tests {
 
     #[test]
     fn blocks_are_found_with_their_lines_and_without_the_pages_indentation() {
-        let page = "# Title\n\nText with ```code``` in it.\n\n```yaml\na: 1\n  b: 2\n```\n- entry\n  ~~~{.python .x}\n  c = 3\n  ~~~\n\
+        let page = "# Title\n~~~~~~~\nText with ```code``` in it.\n\n```yaml\na: 1\n  b: 2\n```\n- entry\n  ~~~{.python .x}\n  c = 3\n  ~~~\n\
                     .. code-block:: bash\n\n   run \\\n     d=4\n\nText.\n```\nlast";
         let found = blocks(page);
         let told: Vec<(usize, &str, &str)> = found

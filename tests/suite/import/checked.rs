@@ -13,7 +13,7 @@ use crate::support::{checked, fixtures};
 
 /// A model that holds the lengths of all runs and divides over their ranks.
 const CONFIG: &str = r#"{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 512, "max_position_embeddings": 131072,
+    "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 512, "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": true, "eos_token_id": 511, "torch_dtype": "float32"}"#;
 
 /// Adapters of such a model: their settings, which are all that a check reads.
@@ -69,7 +69,11 @@ impl StandIns {
     /// The settings that put them in the place of what a configuration names.
     fn overrides(&self, config: &RunConfig) -> Vec<String> {
         let at = |key: &str, path: &Path| format!("{key}={}", path.display());
-        let mut all = vec![at("model.path", &self.path("model"))];
+        // runs of GPUs, wherever this is checked
+        let mut all = vec![
+            at("model.path", &self.path("model")),
+            "device=cuda".to_owned(),
+        ];
         if config
             .critic
             .as_ref()
