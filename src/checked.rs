@@ -194,11 +194,20 @@ impl Look {
             ));
         }
         let spread = Spread::of_sequences(config.memory.ulysses_sequence_parallel_size);
-        let found = match planned::plan(config, spread) {
+        let task = config.task.clone();
+        let error = match planned::plan(config, spread) {
             Ok(planned) => planned.unread.map(anyhow::Error::from),
-            Err(error) => Some(error),
+            Err(error) => {
+                // a plan that is none has not looked at all rows
+                let built = task.map(|task| task.build(Path::new(".")));
+                if let Some(Err(error)) = built {
+                    let key = error.setting().unwrap_or("task").to_owned();
+                    self.note(&key, &Error::Task(error));
+                }
+                Some(error)
+            }
         };
-        let Some(error) = found else { return };
+        let Some(error) = error else { return };
         let own = error.downcast_ref::<Error>();
         if own.is_some_and(|own| self.leaves_out("the plan", own)) {
             return;
