@@ -4,7 +4,7 @@
 #   sh install.sh FROM [--features SET] [--version V] [--prefix FOLDER]
 #
 # FROM            a folder or a URL (https://, http://, file://) that holds what packaging/release wrote: archives and SHA256SUMS
-# --features SET  which build: cpu (default), wgpu, vulkan, metal or cuda
+# --features SET  which build: cpu (default), wgpu, vulkan, metal, cuda, mpi or cuda-mpi
 # --version V     which version, where FROM has several
 # --prefix FOLDER the program goes to FOLDER/bin (default: ~/.local)
 set -eu
@@ -79,7 +79,7 @@ this_target() {
     case "$(uname -s)" in
     Linux) echo "$machine-unknown-linux-gnu" ;;
     Darwin) echo "$machine-apple-darwin" ;;
-    *) fail "there are no releases for $(uname -s); build from source: cargo install --path . --no-default-features" ;;
+    *) fail "there are no releases for $(uname -s); build from source: cargo install --path . --locked --no-default-features" ;;
     esac
 }
 
@@ -123,7 +123,7 @@ name=${archive%.tar.gz}
 tar -xzf "$work/$archive" -C "$work" "$name/firebrick" || fail "$archive has no $name/firebrick. Nothing was installed"
 said=$("$work/$name/firebrick" --version 2>&1) ||
     fail "the program does not start on this machine: $said
-Nothing was installed; build from source: cargo install --path ."
+Nothing was installed; build from source: cargo install --path . --locked"
 
 mkdir -p "$prefix/bin" 2>/dev/null && [ -w "$prefix/bin" ] ||
     fail "$prefix/bin cannot be written; name another folder with --prefix"

@@ -84,9 +84,12 @@ pub struct CheckArgs {
     /// Configuration values that override the file's
     #[arg(value_name = "KEY.PATH=VALUE")]
     pub overrides: Vec<String>,
+    /// Fetch nothing: of the Hub, look at what the cache has, and say what was left out
+    #[arg(long)]
+    pub offline: bool,
 }
 
-/// Answers that are given here are not asked for; without a terminal, all five have to be.
+/// Answers that are given here are not asked for; without a terminal the others are the questions' defaults.
 #[derive(Debug, Args)]
 pub struct NewArgs {
     /// Checkpoint folder or name on the Hub, or `tiny` for a small model from random weights
@@ -301,8 +304,8 @@ pub struct ReportArgs {
 
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// Files of one run, of which later ones override earlier ones: verl's YAML and launch scripts, TRL's arguments as YAML, JSON, Python
-    /// or a launch script, NeMo RL's YAML
+    /// Files of one run, later ones over earlier ones: verl's YAML and launch scripts, TRL's arguments as YAML, JSON, Python or a
+    /// launch script, NeMo RL's YAML; of a page in Markdown its code block, by a line of it where there are several: guide.md:40
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     /// Write the configuration to this file and the table to stdout; by default, the configuration to stdout and the table to stderr

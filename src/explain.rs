@@ -8,14 +8,15 @@ use firebrick::engine::config::{Key, keys, nearest_keys};
 use firebrick::engine::objective::Algorithm;
 use serde_json::Value;
 use std::fmt::Write;
-use words::words;
+use words::{called, words};
 
 /// Columns that text is wrapped at.
 const WIDTH: usize = 96;
 /// Names that are suggested for one that is none.
 const SUGGESTIONS: usize = 5;
 
-/// What a key is; of a section, also its keys. A key may be named by its end where that is one key alone: `head_rows`.
+/// What a key is; of a section, also its keys. A key may be named by its end where that is one key alone, `head_rows`, or by verl's or
+/// TRL's word for it.
 ///
 /// # Errors
 /// The nearest keys, where there is none of that name.
@@ -31,7 +32,7 @@ pub fn explain(name: &str) -> Result<String, String> {
         .filter(|key| key.path.ends_with(&ending))
         .collect();
     match ends.as_slice() {
-        [] => Err(unknown(name)),
+        [] => translated(name, &all).ok_or_else(|| unknown(name)),
         [key] => Ok(told(key, &all)),
         [first, others @ ..] => {
             let others: Vec<&str> = others.iter().map(|key| key.path.as_str()).collect();
@@ -52,6 +53,29 @@ pub fn overview() -> String {
         "{}\n`firebrick config explain KEY` tells more of one.\n",
         list(&top)
     )
+}
+
+/// The key that verl or TRL calls so, with that said before it.
+fn translated(name: &str, all: &[Key]) -> Option<String> {
+    let found = called(name);
+    let first = found.first()?;
+    let key = all.iter().find(|key| key.path == first.key)?;
+    let mut others: Vec<&str> = found.iter().map(|own| own.key).collect();
+    others.retain(|own| *own != first.key);
+    others.dedup();
+    let mut text = format!(
+        "{}: {}'s word for {}\n\n",
+        first.word, first.engine, first.key
+    );
+    text.push_str(&told(key, all));
+    if !others.is_empty() {
+        let others = wrapped(
+            &format!("The same word elsewhere: {}", others.join(", ")),
+            2,
+        );
+        let _ = writeln!(text, "\n{others}");
+    }
+    Some(text)
 }
 
 fn unknown(name: &str) -> String {
@@ -245,6 +269,49 @@ mod tests {
             text.contains("elsewhere: ") && text.contains("critic.optim.clip_grad"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn verls_and_trls_words_lead_to_the_key() {
+        for (word, first, key) in [
+            (
+                "num_generations",
+                "num_generations: TRL's word for rollout.n\n",
+                "rollout.n",
+            ),
+            (
+                "actor_rollout_ref.rollout.n",
+                "actor_rollout_ref.rollout.n: verl's word for rollout.n\n",
+                "rollout.n",
+            ),
+            (
+                "data.train_files",
+                "data.train_files: verl's word for task.train\n",
+                "task.train",
+            ),
+            (
+                "train_files",
+                "data.train_files: verl's word for task.train\n",
+                "task.train",
+            ),
+            ("bf16", "bf16: TRL's word for precision\n", "precision"),
+        ] {
+            let text = explain(word).unwrap();
+            assert!(text.starts_with(first), "{word}:\n{text}");
+            assert!(text.contains(&format!("\n\n{key}\n  ")), "{word}:\n{text}");
+        }
+        // a key of ours is that key, whatever others call so
+        assert!(
+            explain("temperature")
+                .unwrap()
+                .starts_with("rollout.temperature\n")
+        );
+        let all = keys();
+        for own in words::all() {
+            let word = own.split(", ").next().unwrap_or_default();
+            let text = explain(word).unwrap_or_else(|e| panic!("{word}: {e}"));
+            assert!(all.iter().any(|key| text.contains(&key.path)), "{word}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The `firebrick` program: parses arguments, runs a command, turns errors into exit codes.
 
 mod arguments;
+mod checked;
 mod commands;
 mod console;
 mod doctor;

@@ -2,9 +2,9 @@
 
 use super::UserError;
 use crate::arguments::{CheckArgs, ConfigCommand, ExplainArgs};
-use crate::planned::{self, Spread};
+use crate::checked::{self, Checked};
 use crate::{explain, output};
-use firebrick::engine::config::{CheckedFile, Place, Problem, schema};
+use firebrick::engine::config::{Place, Problem, schema};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -28,15 +28,20 @@ fn explain(args: &ExplainArgs) -> anyhow::Result<()> {
 }
 
 fn check(args: &CheckArgs) -> anyhow::Result<()> {
-    let problems = problems(&args.config, &args.overrides)?;
+    let Checked { problems, left_out } =
+        checked::check(&args.config, &args.overrides, args.offline)?;
     let name = args.config.display();
-    if problems.is_empty() {
-        return output::print(&format!("{name}: no mistakes\n"));
-    }
     let text = std::fs::read_to_string(&args.config).unwrap_or_default();
     let mut said = String::new();
     for problem in &problems {
         said.push_str(&shown(&args.config, &text, problem));
+    }
+    for what in &left_out {
+        let _ = writeln!(said, "not looked at: {what}");
+    }
+    if problems.is_empty() {
+        let _ = writeln!(said, "{name}: no mistakes");
+        return output::print(&output::printable(&said));
     }
     output::print(&output::printable(&said))?;
     let count = match problems.len() {
@@ -44,32 +49,6 @@ fn check(args: &CheckArgs) -> anyhow::Result<()> {
         n => format!("{n} mistakes"),
     };
     anyhow::bail!("{name}: {count}")
-}
-
-/// What is wrong with a file, by itself and as the run that it describes: with the files that it names and within its memory.
-pub fn problems(path: &Path, overrides: &[String]) -> anyhow::Result<Vec<Problem>> {
-    let mut file = CheckedFile::read(path, overrides)?;
-    let Some(config) = file.config.take() else {
-        return Ok(file.problems);
-    };
-    let spread = Spread::of_sequences(config.memory.ulysses_sequence_parallel_size);
-    let found = match planned::plan(config, spread) {
-        Ok(planned) => planned.unread.map(|error| said(&error.into())),
-        Err(error) => Some(said(&error)),
-    };
-    Ok(found
-        .map(|message| file.problem(&message))
-        .into_iter()
-        .collect())
-}
-
-/// An error's message, without the words that say it is one of the configuration.
-fn said(error: &anyhow::Error) -> String {
-    use firebrick::engine;
-    match error.downcast_ref::<engine::Error>() {
-        Some(engine::Error::Config(detail)) => detail.clone(),
-        _ => format!("{error:#}"),
-    }
 }
 
 /// `file:line:column: message`, and the line.

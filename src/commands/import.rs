@@ -8,6 +8,7 @@ use firebrick::engine::Error;
 use firebrick::engine::import::{Imported, Options, Outcome, Row, SourceFile, import};
 use serde_json::{Value, json};
 use std::fmt::Write;
+use std::path::Path;
 
 /// Longest value in the table, in characters.
 const LONGEST: usize = 60;
@@ -15,8 +16,7 @@ const LONGEST: usize = 60;
 pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
     let mut files = Vec::new();
     for path in &args.files {
-        let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
-        files.push(SourceFile::new(path.display().to_string(), text));
+        files.push(source(path)?);
     }
     let options = Options {
         engine: args.from,
@@ -47,6 +47,23 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
         .into()),
         None => Ok(()),
     }
+}
+
+/// A file, or with a line behind it, `guide.md:40`, a code block of a page.
+fn source(path: &Path) -> anyhow::Result<SourceFile> {
+    let named = path.to_string_lossy();
+    let line = named.rsplit_once(':');
+    let line = line.and_then(|(file, line)| Some((Path::new(file), line.parse().ok()?)));
+    let (file, line) = match line.filter(|(file, _)| !path.exists() && file.is_file()) {
+        Some((file, line)) => (file, Some(line)),
+        None => (path, None),
+    };
+    let text = std::fs::read_to_string(file).map_err(Error::io("read", file))?;
+    let source = SourceFile::new(file.display().to_string(), text);
+    Ok(match line {
+        Some(line) => source.at_line(line),
+        None => source,
+    })
 }
 
 /// Comments at the head of the configuration: where it comes from, and what is to be replaced.

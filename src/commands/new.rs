@@ -1,7 +1,8 @@
 //! `firebrick new`.
 
-use super::{UserError, config};
+use super::UserError;
 use crate::arguments::NewArgs;
+use crate::checked;
 use crate::new_config::{Answers, Data, Memory, Model, Reward, write};
 use crate::output;
 use firebrick::backends::DeviceSpec;
@@ -21,11 +22,12 @@ pub fn run(args: &NewArgs) -> anyhow::Result<()> {
         return Err(UserError(format!("{file} exists; name another file with --output")).into());
     }
     let stdin = std::io::stdin();
-    let answers = if stdin.is_terminal() && std::io::stderr().is_terminal() {
-        asked(args, &mut stdin.lock())?
-    } else {
-        given(args)?
-    };
+    let mut lines = stdin.lock();
+    let mut asker = Asker::default();
+    if stdin.is_terminal() && std::io::stderr().is_terminal() {
+        asker.input = Some(&mut lines);
+    }
+    let answers = asked(args, &mut asker)?;
     answers.check().map_err(UserError)?;
     let text = write(&answers, file);
     let cannot = |e| UserError(format!("cannot write {}: {e}", file.display()));
@@ -33,8 +35,8 @@ pub fn run(args: &NewArgs) -> anyhow::Result<()> {
         std::fs::create_dir_all(folder).map_err(cannot)?;
     }
     std::fs::write(file, text).map_err(cannot)?;
-    let found = config::problems(file, &[])?;
-    if let Some(first) = found.first() {
+    let found = checked::check(file, &[], false)?;
+    if let Some(first) = found.problems.first() {
         anyhow::bail!(
             "{} was written, but it cannot run with these answers: {}",
             file.display(),
@@ -42,40 +44,28 @@ pub fn run(args: &NewArgs) -> anyhow::Result<()> {
         );
     }
     let file = file.display();
+    if !asker.taken.is_empty() {
+        output::message(&format!("taken without asking: {}", asker.taken.join(", ")));
+    }
     output::print(&format!(
         "written to {file}\n  firebrick plan {file}     what it will need\n  firebrick train {file}    run it\n"
     ))
 }
 
-/// The answers that were given as options; without a terminal, none can be asked for.
-fn given(args: &NewArgs) -> anyhow::Result<Answers> {
-    let options = [
-        ("--model", &args.model),
-        ("--data", &args.data),
-        ("--reward", &args.reward),
-        ("--memory", &args.memory),
-        ("--device", &args.device),
-    ];
-    let missing: Vec<&str> = options
-        .iter()
-        .filter(|(_, answer)| answer.is_none())
-        .map(|(option, _)| *option)
-        .collect();
-    if !missing.is_empty() {
-        let missing = missing.join(", ");
-        return Err(UserError(format!(
-            "without a terminal nothing can be asked for; missing: {missing} (see `firebrick new --help`)"
-        ))
-        .into());
-    }
-    asked(args, &mut std::io::empty())
+/// Where answers come from that were not given as options.
+#[derive(Default)]
+struct Asker<'a> {
+    /// Who answers; without a terminal nobody, and a question's default is taken.
+    input: Option<&'a mut dyn BufRead>,
+    /// The defaults that were taken so, as options.
+    taken: Vec<String>,
 }
 
 /// The answers, asked for one after the other where they were not given.
-fn asked(args: &NewArgs, input: &mut dyn BufRead) -> anyhow::Result<Answers> {
+fn asked(args: &NewArgs, asker: &mut Asker<'_>) -> anyhow::Result<Answers> {
     let model = answer(
         args.model.as_deref(),
-        input,
+        asker,
         &Question {
             option: "--model",
             text: "Which model? A checkpoint folder, a name on the Hub, or `tiny` for a small one from random weights",
@@ -85,7 +75,7 @@ fn asked(args: &NewArgs, input: &mut dyn BufRead) -> anyhow::Result<Answers> {
     )?;
     let data = answer(
         args.data.as_deref(),
-        input,
+        asker,
         &Question {
             option: "--data",
             text: "Which data? Rows (a JSON or Parquet file, a folder, a dataset of the Hub), or `arithmetic` or `countdown`, which are generated",
@@ -96,7 +86,7 @@ fn asked(args: &NewArgs, input: &mut dyn BufRead) -> anyhow::Result<Answers> {
     let text = format!("Which reward? One of {}", data.rewards());
     let reward = answer(
         args.reward.as_deref(),
-        input,
+        asker,
         &Question {
             option: "--reward",
             text: &text,
@@ -106,7 +96,7 @@ fn asked(args: &NewArgs, input: &mut dyn BufRead) -> anyhow::Result<Answers> {
     )?;
     let memory = answer(
         args.memory.as_deref(),
-        input,
+        asker,
         &Question {
             option: "--memory",
             text: "How much device memory? A size as 8GiB, `auto` for what there is, or a preset: constrained, balanced, fast, huge",
@@ -116,7 +106,7 @@ fn asked(args: &NewArgs, input: &mut dyn BufRead) -> anyhow::Result<Answers> {
     )?;
     let device = answer(
         args.device.as_deref(),
-        input,
+        asker,
         &Question {
             option: "--device",
             text: "Which device? cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], or auto",
@@ -136,20 +126,29 @@ fn asked(args: &NewArgs, input: &mut dyn BufRead) -> anyhow::Result<Answers> {
 /// An answer that was given, or else one that is asked for until it can be read.
 fn answer<T>(
     given: Option<&str>,
-    input: &mut dyn BufRead,
+    asker: &mut Asker<'_>,
     question: &Question<'_>,
     read: impl Fn(&str) -> Result<T, String>,
 ) -> anyhow::Result<T> {
     if let Some(text) = given {
         return Ok(read(text).map_err(UserError)?);
     }
+    let option = question.option;
+    let Some(input) = &mut asker.input else {
+        let default = question.default.ok_or_else(|| {
+            UserError(format!(
+                "without a terminal nothing can be asked for, and {option} has no default: give it (see `firebrick new --help`)"
+            ))
+        })?;
+        asker.taken.push(format!("{option} {default}"));
+        return Ok(read(default).map_err(UserError)?);
+    };
     loop {
         let default = question.default.map(|own| format!(" [{own}]"));
         let default = default.unwrap_or_default();
         output::message(&format!("{}{default}", question.text));
         let mut line = String::new();
         if input.read_line(&mut line)? == 0 {
-            let option = question.option;
             return Err(UserError(format!("no answer was given; {option} gives one")).into());
         }
         let text = match (line.trim(), question.default) {
@@ -167,6 +166,7 @@ fn answer<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     fn none(output: &str) -> NewArgs {
         NewArgs {
@@ -182,7 +182,12 @@ mod tests {
     #[test]
     fn questions_are_asked_again_until_the_answer_can_be_read_and_empty_lines_take_the_default() {
         let typed = "no/such/model\n\narithmetics\n\npartial\nplenty\n1GiB\ncpu\n";
-        let answers = asked(&none("run.yaml"), &mut typed.as_bytes()).unwrap();
+        let mut typed = typed.as_bytes();
+        let mut asker = Asker {
+            input: Some(&mut typed),
+            ..Asker::default()
+        };
+        let answers = asked(&none("run.yaml"), &mut asker).unwrap();
         assert_eq!(answers.model, Model::Tiny);
         assert_eq!(answers.data, Data::Arithmetic);
         assert_eq!(answers.reward, Reward::Generated { partial: true });
@@ -195,12 +200,38 @@ mod tests {
         let mut args = none("run.yaml");
         args.model = Some("tiny".into());
         args.data = Some("arithmetic".into());
-        let error = asked(&args, &mut "correct\n".as_bytes()).unwrap_err();
+        let mut typed = "correct\n".as_bytes();
+        let mut asker = Asker {
+            input: Some(&mut typed),
+            ..Asker::default()
+        };
+        let error = asked(&args, &mut asker).unwrap_err();
         assert!(error.to_string().contains("--memory gives one"), "{error}");
-        let error = given(&args).unwrap_err().to_string();
-        assert!(
-            error.contains("missing: --reward, --memory, --device"),
-            "{error}"
+    }
+
+    #[test]
+    fn where_nobody_answers_defaults_are_taken_and_told_and_what_has_none_is_named() {
+        let mut asker = Asker::default();
+        let mut args = none("run.yaml");
+        args.device = Some("cpu".into());
+        let answers = asked(&args, &mut asker).unwrap();
+        assert_eq!(
+            (answers.model, answers.data),
+            (Model::Tiny, Data::Arithmetic)
         );
+        assert_eq!(answers.device, DeviceSpec::CPU);
+        assert_eq!(
+            asker.taken,
+            [
+                "--model tiny",
+                "--data arithmetic",
+                "--reward correct",
+                "--memory auto"
+            ]
+        );
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen2-tied");
+        args.model = Some(model.to_string_lossy().into_owned());
+        let error = asked(&args, &mut Asker::default()).unwrap_err().to_string();
+        assert!(error.contains("--data has no default"), "{error}");
     }
 }

@@ -85,10 +85,10 @@ fn text(args: &PlanArgs, planned: &Planned, spread: &Spread) -> anyhow::Result<S
         parts.push(details::models(request)?);
     }
     if !args.details.any() && !spread.is_chosen() {
+        let last = parts.pop().unwrap_or_default();
         parts.push(
-            "More: --phases (bytes by category), --techniques (what each saves and costs), --batches (other group sizes), --models \
-             (rules of thumb, public models)\n"
-                .to_owned(),
+            last + "More: --phases (bytes by category), --techniques (what each saves and costs), --batches (other group sizes), --models \
+             (rules of thumb, public models)\n",
         );
     }
     parts.extend(args.output.as_ref().map(|path| {
@@ -216,6 +216,11 @@ fn phases(report: &PlanReport) -> String {
     let mut table = Table::new(1, &header).ends_with_text();
     let peak = report.peak_phase().map(|p| p.name.as_str());
     for phase in &report.phases {
+        // what no step takes part in and is not the peak is for --phases
+        let name = phase.name.as_str();
+        if matches!(name, "load" | "save") && peak != Some(name) {
+            continue;
+        }
         let mark = if peak == Some(phase.name.as_str()) {
             " *"
         } else {
@@ -262,7 +267,7 @@ fn peak(request: &Request, report: &PlanReport) -> String {
     )
 }
 
-/// What the plan turned on, a line each, and the settings that say the same.
+/// What the plan turned on, a line each, and the settings that say the same. What saves nothing by itself is one line.
 fn turned_on(request: &Request, report: &PlanReport) -> String {
     if report.decisions.is_empty() {
         return "Nothing is recomputed, offloaded or chunked: everything fits as configured.\n"
@@ -274,13 +279,30 @@ fn turned_on(request: &Request, report: &PlanReport) -> String {
         None => "TURNED ON",
     };
     let mut table = Table::new(1, &[title, "SAVES", "IN", "COST PER STEP"]);
-    for d in &report.decisions {
-        let share = d.costs_seconds / (step - d.costs_seconds).max(1e-12) * 100.0;
+    let cost = |seconds: f64| {
+        let share = seconds / (step - seconds).max(1e-12) * 100.0;
+        format!("{share:+.0} %")
+    };
+    let (saving, others): (Vec<_>, Vec<_>) =
+        report.decisions.iter().partition(|own| own.saves_bytes > 0);
+    for d in saving {
         table.row(vec![
             d.what.clone(),
             bytes(d.saves_bytes),
             d.phase.clone(),
-            format!("{share:+.0} %"),
+            cost(d.costs_seconds),
+        ]);
+    }
+    if !others.is_empty() {
+        let seconds = others.iter().map(|own| own.costs_seconds).sum();
+        table.row(vec![
+            format!(
+                "{} more that save nothing here by themselves (--techniques)",
+                others.len()
+            ),
+            String::new(),
+            String::new(),
+            cost(seconds),
         ]);
     }
     format!(

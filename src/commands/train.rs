@@ -16,7 +16,8 @@ pub fn run(args: &RunArgs, mode: Mode, start: Start) -> anyhow::Result<()> {
     if let Some(device) = args.device {
         config.device = device;
     }
-    if let Some(launch) = Launch::of_process().filter(|launch| launch.size > 1) {
+    let launch = Launch::of_process().filter(|launch| launch.size > 1);
+    if let Some(launch) = launch {
         config.device = config.device.for_local_rank(launch.local_rank);
     }
     if let Some(plan) = &args.plan {
@@ -24,6 +25,10 @@ pub fn run(args: &RunArgs, mode: Mode, start: Start) -> anyhow::Result<()> {
         config.memory.plan = Some(absolute.unwrap_or_else(|_| plan.clone()));
     }
     if args.dry_run {
+        // of ranks that were started together one says it
+        if launch.is_some_and(|launch| launch.rank > 0) {
+            return Ok(());
+        }
         return dry_run::run(Trainer::builder(config).mode(mode));
     }
     let world = launched_world(Settings::default());

@@ -1,6 +1,7 @@
 //! Devices, as `firebrick devices` probes them.
 
 use super::check::{Check, Status};
+use super::programs::install;
 use firebrick::backends::device::{BackendReport, DeviceInfo};
 use firebrick::engine::plan::size::Bytes;
 use firebrick::spec::Backend;
@@ -18,7 +19,7 @@ pub fn checks(reports: &[BackendReport]) -> Vec<Check> {
             checks.push(if report.built {
                 check
             } else {
-                check.mended_by(format!("cargo install --path . --features {name}"))
+                check.mended_by(install(name))
             });
         }
     }
@@ -56,6 +57,6 @@ fn auto(reports: &[BackendReport]) -> Check {
             Status::Failed,
             "no device can be opened: nothing can train",
         )
-        .mended_by("cargo install --path . --force"),
+        .mended_by("cargo install --path . --locked --force"),
     }
 }

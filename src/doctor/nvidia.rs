@@ -57,7 +57,7 @@ pub fn driver(machine: &Machine) -> Check {
             "there is an NVIDIA card, and no driver for it",
         )
         .mended_by(machine.install(&DRIVER)),
-        (None, None) => Check::new(NAME, Status::Missing, "not needed: there is no NVIDIA card"),
+        (None, None) => Check::new(NAME, Status::Ok, "not needed: there is no NVIDIA card"),
     }
 }
 
@@ -82,6 +82,6 @@ pub fn toolkit(machine: &Machine) -> Check {
             let missing = missing.unwrap_or_else(|| "not found".into());
             Check::new(NAME, Status::Warning, missing).mended_by(machine.install(&TOOLKIT))
         }
-        _ => Check::new(NAME, Status::Missing, "not needed: there is no NVIDIA card"),
+        _ => Check::new(NAME, Status::Ok, "not needed: there is no NVIDIA card"),
     }
 }

@@ -49,14 +49,35 @@ pub fn python(machine: &Machine) -> Check {
     .mended_by(machine.install(&PYTHON))
 }
 
+/// The command that builds this program again with one feature more.
+pub fn install(feature: &str) -> String {
+    let built = [
+        ("vulkan", cfg!(feature = "vulkan")),
+        ("metal", cfg!(feature = "metal")),
+        ("cuda", cfg!(feature = "cuda")),
+        ("mpi", cfg!(feature = "mpi")),
+    ];
+    let built = built.iter().filter(|(name, is)| *is && *name != feature);
+    let mut features: Vec<&str> = built.map(|(name, _)| *name).collect();
+    // `wgpu` is what a build has without a word
+    let alone = cfg!(not(feature = "wgpu")) && feature != "wgpu";
+    if feature != "wgpu" {
+        features.push(feature);
+    }
+    let mut command = "cargo install --path . --locked".to_owned();
+    if alone {
+        command += " --no-default-features";
+    }
+    if !features.is_empty() {
+        command += " --features ";
+        command += &features.join(",");
+    }
+    command
+}
+
 /// MPI's launcher, and whether this program is built to be started by it. One rank needs neither.
 pub fn mpi(machine: &Machine) -> Check {
     const NAME: &str = "MPI";
-    const BUILT: &str = if cfg!(feature = "mpi") {
-        ""
-    } else {
-        "; this program is built for one rank: for several, build it with --features mpi"
-    };
     let Some(program) = machine.program(&["mpirun", "mpiexec"]) else {
         return Check::new(
             NAME,
@@ -65,17 +86,20 @@ pub fn mpi(machine: &Machine) -> Check {
         )
         .mended_by(machine.install(&MPI));
     };
-    match machine.version(&program) {
-        Some(version) => Check::new(
-            NAME,
-            Status::Ok,
-            format!("{version} ({}){BUILT}", program.display()),
-        ),
-        None => Check::new(
-            NAME,
-            Status::Warning,
-            format!("{} does not say its version", program.display()),
-        )
-        .mended_by(machine.install(&MPI)),
+    let Some(version) = machine.version(&program) else {
+        let found = format!("{} does not say its version", program.display());
+        return Check::new(NAME, Status::Warning, found).mended_by(machine.install(&MPI));
+    };
+    let found = format!("{version} ({})", program.display());
+    if cfg!(feature = "mpi") {
+        return Check::new(NAME, Status::Ok, found);
     }
+    Check::new(
+        NAME,
+        Status::Missing,
+        format!(
+            "{found} is there, but this program is built for one rank; one device needs no more"
+        ),
+    )
+    .mended_by(install("mpi"))
 }

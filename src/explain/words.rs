@@ -40,6 +40,42 @@ pub fn words(path: &str) -> Words {
     Words { verl, ..words }
 }
 
+/// All words of verl and TRL, as the table has them.
+#[cfg(test)]
+pub fn all() -> impl Iterator<Item = &'static str> {
+    rows()
+        .flat_map(|(_, words)| [words.verl, words.trl])
+        .filter(|cell| !cell.is_empty())
+}
+
+/// Whose word one is, and the key that it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Foreign {
+    pub engine: &'static str,
+    pub word: &'static str,
+    pub key: &'static str,
+}
+
+/// Keys that verl or TRL call so: by the whole word, or by the end of a path of verl's.
+pub fn called(name: &str) -> Vec<Foreign> {
+    let ending = format!(".{name}");
+    let mut found = Vec::new();
+    for (key, words) in rows() {
+        for (engine, cell) in [("verl", words.verl), ("TRL", words.trl)] {
+            let is_it = |word: &&str| *word == name || word.ends_with(&ending);
+            let own = cell.split(", ").find(is_it);
+            found.extend(own.map(|word| Foreign { engine, word, key }));
+        }
+    }
+    // the whole word says more than a path's end
+    let whole: Vec<Foreign> = found
+        .iter()
+        .filter(|own| own.word == name)
+        .copied()
+        .collect();
+    if whole.is_empty() { found } else { whole }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,6 +1,6 @@
 use super::rows::Rows;
 use super::*;
-use crate::commands::config::problems;
+use crate::checked::check;
 use firebrick::backends::DeviceSpec;
 use std::path::{Path, PathBuf};
 
@@ -77,7 +77,7 @@ fn what_is_written_has_no_mistakes_whatever_the_answers_are() {
                 let file = dir.path().join("run.yaml");
                 let text = write(&answers, &file);
                 std::fs::write(&file, &text).unwrap();
-                let found = problems(&file, &[]).unwrap();
+                let found = check(&file, &[], false).unwrap().problems;
                 assert!(found.is_empty(), "{answers:?}: {found:#?}\n{text}");
                 assert!(
                     text.lines().filter(|line| line.contains('#')).count() >= 8,

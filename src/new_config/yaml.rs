@@ -274,10 +274,21 @@ trainer:
   test_freq: 25           # steps between validations
 ";
 
+/// Bytes in the largest unit that leaves a whole number: `2GiB`.
+fn size(bytes: u64) -> String {
+    let unit = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)]
+        .into_iter()
+        .find(|(_, shift)| bytes > 0 && bytes.trailing_zeros() >= *shift);
+    unit.map_or_else(
+        || bytes.to_string(),
+        |(name, shift)| format!("{}{name}", bytes >> shift),
+    )
+}
+
 fn memory(answers: &Answers) -> String {
     let setting = match answers.memory {
         Memory::Budget(Budget::Auto) => "budget: auto            # what the device has".to_owned(),
-        Memory::Budget(Budget::Bytes(bytes)) => format!("budget: {}", bytes.0),
+        Memory::Budget(Budget::Bytes(bytes)) => format!("budget: {}", size(bytes.0)),
         Memory::Preset(preset) => format!("preset: {preset}"),
     };
     let why = match answers.memory {

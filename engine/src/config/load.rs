@@ -1,6 +1,7 @@
 //! YAML plus `key.path=value` overrides into a [`RunConfig`], with unknown keys refused and the nearest one named.
 
 use super::RunConfig;
+use super::yaml::mistake;
 use crate::hub::HubName;
 use crate::objective::Algorithm;
 use crate::plan::AppliedPreset;
@@ -79,7 +80,12 @@ pub(super) fn mapping(text: &str) -> Result<Map<String, Value>> {
         Ok(_) => Err(Error::Config(
             "must be a mapping of sections (model, task, output, …)".into(),
         )),
-        Err(e) => Err(Error::Config(format!("is not YAML: {e}"))),
+        Err(e) => {
+            let (place, said) = mistake(text, &e);
+            let place = place.map(|own| format!("line {}, column {}: ", own.line, own.column));
+            let place = place.unwrap_or_default();
+            Err(Error::Config(format!("is not YAML: {place}{said}")))
+        }
     }
 }
 

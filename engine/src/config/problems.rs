@@ -1,16 +1,14 @@
 //! Everything that is wrong with a configuration file, at once and each with its place.
 
-mod spans;
 mod violations;
-
-pub use spans::Place;
 
 use super::keys::keys;
 use super::load::{mapping, overridden, override_all, read, resolve_files};
 use super::run::RunConfig;
+use super::spans::{Place, Spans};
+use super::yaml::mistake;
 use crate::{Error, Result};
-use serde_json::{Map, Value};
-use spans::Spans;
+use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
 use violations::{Violation, violations};
@@ -31,6 +29,9 @@ pub struct CheckedFile {
     pub problems: Vec<Problem>,
     /// The configuration, resolved, where nothing is.
     pub config: Option<RunConfig>,
+    /// Where something is: what can be read of it without what is wrong, neither checked nor resolved, for a look at the files that it
+    /// names.
+    pub rest: Option<RunConfig>,
     source: Source,
 }
 
@@ -42,6 +43,8 @@ struct Source {
     overridden: Vec<String>,
     /// All keys that there are.
     known: BTreeSet<String>,
+    /// Sections with something that their schema does not allow.
+    wrong: BTreeSet<String>,
 }
 
 impl CheckedFile {
@@ -68,6 +71,7 @@ impl CheckedFile {
             spans: Spans::of(text),
             overridden: overridden(overrides),
             known: keys().into_iter().map(|key| key.path).collect(),
+            wrong: BTreeSet::new(),
         };
         resolve_files(&mut root, folder)?;
         override_all(&mut root, overrides)?;
@@ -75,6 +79,7 @@ impl CheckedFile {
         let mut this = Self {
             problems: Vec::new(),
             config: None,
+            rest: None,
             source,
         };
         this.collect(Value::Object(root));
@@ -92,13 +97,34 @@ impl CheckedFile {
         }
     }
 
+    /// A mistake that was found later, in the value of a key: a dotted path, entries of lists by their number. Its place is that of the
+    /// key, or of the section that would hold it.
+    #[must_use]
+    pub fn problem_of(&self, key: &str, message: &str) -> Problem {
+        let pointer = format!("/{}", key.replace('.', "/"));
+        Problem {
+            place: self.source.place(&pointer, true),
+            message: message.to_owned(),
+        }
+    }
+
+    /// Whether something below a section, as its schema is, was found wrong: what is left of it in [`rest`](Self::rest) may say other
+    /// things than the file.
+    #[must_use]
+    pub fn lacks_parts_of(&self, section: &str) -> bool {
+        self.source.wrong.contains(section)
+    }
+
     /// A text that is no YAML, or no mapping.
     fn unreadable(text: &str, error: &Error) -> Self {
         let problem = match serde_saphyr::from_str::<Value>(text) {
-            Err(yaml) => Problem {
-                place: yaml.location().and_then(Place::of_error),
-                message: format!("is not YAML: {}", yaml.without_snippet()),
-            },
+            Err(yaml) => {
+                let (place, said) = mistake(text, &yaml);
+                Problem {
+                    place,
+                    message: format!("is not YAML: {said}"),
+                }
+            }
             Ok(_) => Problem {
                 place: None,
                 message: detail(error),
@@ -107,6 +133,7 @@ impl CheckedFile {
         Self {
             problems: vec![problem],
             config: None,
+            rest: None,
             source: Source::default(),
         }
     }
@@ -123,6 +150,10 @@ impl CheckedFile {
         let Value::Object(root) = root else {
             return;
         };
+        self.source.wrong = found.iter().map(Violation::section).collect();
+        if !found.is_empty() {
+            self.rest = rest(root.clone(), &self.source.wrong);
+        }
         match read(root) {
             Ok(config) => self.check(config, &found),
             // where something was taken out, what is missing now is no mistake of its own
@@ -142,10 +173,16 @@ impl CheckedFile {
                 self.problems.push(problem);
             }
         }
-        if self.problems.is_empty() {
-            match config.resolve() {
-                Ok(config) => self.config = Some(config),
-                Err(error) => self.problems.push(self.problem(&detail(&error))),
+        if !self.problems.is_empty() {
+            self.rest.get_or_insert(config);
+            return;
+        }
+        let written = config.clone();
+        match config.resolve() {
+            Ok(config) => self.config = Some(config),
+            Err(error) => {
+                self.problems.push(self.problem(&detail(&error)));
+                self.rest = Some(written);
             }
         }
     }
@@ -201,6 +238,23 @@ impl Source {
     }
 }
 
+/// A configuration without what is wrong with it, or, where that cannot be read either, without the sections that have it.
+fn rest(mut root: Map<String, Value>, wrong: &BTreeSet<String>) -> Option<RunConfig> {
+    root.entry("model").or_insert_with(|| json!({}));
+    root.entry("output").or_insert_with(|| json!("."));
+    let read = |root: Map<String, Value>| {
+        let mut config = read(root).ok()?;
+        config.complete();
+        Some(config)
+    };
+    read(root.clone()).or_else(|| {
+        root.retain(|section, _| !wrong.contains(section));
+        root.entry("model").or_insert_with(|| json!({}));
+        root.entry("output").or_insert_with(|| json!("."));
+        read(root)
+    })
+}
+
 /// The message of an error, without what kind of error it is.
 fn detail(error: &Error) -> String {
     match error {
@@ -210,6 +264,12 @@ fn detail(error: &Error) -> String {
 }
 
 impl Violation {
+    /// The section that has it.
+    fn section(&self) -> String {
+        let mut parts = self.pointer.split('/');
+        parts.nth(1).unwrap_or_default().to_owned()
+    }
+
     /// Removes what it is about, so that the rest can be looked at.
     fn take_out(&self, root: &mut Value) {
         let Some((parent, key)) = self.pointer.rsplit_once('/') else {

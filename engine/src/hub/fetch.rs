@@ -76,7 +76,7 @@ impl Hub {
         match cached {
             Ok(found) if self.offline || name.is_commit() => return Ok(found),
             Err(why) if self.offline => {
-                let why = format!("HF_HUB_OFFLINE is set, and {why}");
+                let why = format!("{}, and {why}", Self::why_offline());
                 return Err(name.error(advice(name, &why)));
             }
             _ => {}

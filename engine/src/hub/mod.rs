@@ -12,7 +12,7 @@ mod settings;
 
 pub use name::{HubName, RepoKind};
 pub use progress::{Download, on_download};
-pub use settings::Hub;
+pub use settings::{Hub, stay_offline};
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

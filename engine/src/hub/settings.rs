@@ -3,9 +3,18 @@
 use hf_hub::Cache;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where repositories come from without `HF_ENDPOINT`.
 const ENDPOINT: &str = "https://huggingface.co";
+
+/// Whether this process was told to leave the Hub alone.
+static STAY_OFFLINE: AtomicBool = AtomicBool::new(false);
+
+/// From now on this process takes repositories from the cache alone, as with `HF_HUB_OFFLINE`.
+pub fn stay_offline() {
+    STAY_OFFLINE.store(true, Ordering::Relaxed);
+}
 
 /// How the Hub is reached.
 #[derive(Clone)]
@@ -33,7 +42,10 @@ impl Hub {
     /// `~/.cache/huggingface`; the token in `HF_TOKEN`, else in the file `token` of `HF_HOME`; `HF_HUB_OFFLINE`.
     #[must_use]
     pub fn from_env() -> Self {
-        Self::from_variables(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+        let mut own =
+            Self::from_variables(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
+        own.offline |= STAY_OFFLINE.load(Ordering::Relaxed);
+        own
     }
 
     /// The same of other variables than the process's.
@@ -77,6 +89,15 @@ impl Hub {
 
     pub(super) fn cache(&self) -> Cache {
         Cache::new(self.folder.clone())
+    }
+
+    /// Why it is not asked, for messages.
+    pub(super) fn why_offline() -> &'static str {
+        if STAY_OFFLINE.load(Ordering::Relaxed) {
+            "nothing is fetched offline"
+        } else {
+            "HF_HUB_OFFLINE is set"
+        }
     }
 
     /// Where the Hub is, for messages.

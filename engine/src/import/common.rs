@@ -92,18 +92,16 @@ pub(super) fn float_type(name: &str) -> Option<&'static str> {
     }
 }
 
-/// The model: a folder, or a name on the hub, which is a folder once it is downloaded.
+/// The model: a folder, or a name on the Hub, which is one here too.
 pub(super) fn model(asked: &Asked) -> Verdict {
     match asked.text() {
         Some(name) => {
             let path = path(asked.facts, name);
             let is_name = !path.starts_with(['/', '.']) && path.matches('/').count() == 1;
             let note = if is_name {
-                format!(
-                    "a folder here, beside the configuration: `hf download {path} --local-dir {path}`"
-                )
+                "a folder beside the configuration, or else fetched from the Hub"
             } else {
-                String::new()
+                ""
             };
             set_noted("model.path", path, note)
         }
@@ -201,6 +199,17 @@ pub(super) fn trackers(asked: &Asked) -> Verdict {
         ),
     };
     set_noted("trainer.logger", json!(loggers), note)
+}
+
+/// What trackers call a run, or the project that it belongs to.
+pub(super) fn tracked(asked: &Asked, key: &str) -> Verdict {
+    match asked.value {
+        Value::String(name) if !name.is_empty() => set(key, name.as_str()),
+        // a name of digits is a number in YAML
+        Value::Number(name) => set(key, name.to_string()),
+        _ if asked.is_off() => not_needed("has no value in the files"),
+        _ => asked.wrong("a name"),
+    }
 }
 
 /// A reward in Python, by file and function.

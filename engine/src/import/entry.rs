@@ -12,7 +12,7 @@ pub(super) type Environment<'e> = &'e dyn Fn(&str) -> Option<String>;
 pub struct Place {
     /// The file's name, as it was given.
     pub file: String,
-    /// Line, counted from 1, where the file is a script or a program.
+    /// Line, counted from 1, where it is known.
     pub line: Option<usize>,
 }
 

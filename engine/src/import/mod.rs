@@ -17,6 +17,7 @@ mod grpo_guide;
 mod literal;
 mod nemo;
 mod objective;
+mod page;
 mod pipeline;
 mod python;
 mod python_tokens;

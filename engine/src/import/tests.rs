@@ -1,6 +1,7 @@
 //! What the readers make of texts, also of hostile ones.
 
 mod keys;
+mod pages;
 mod turns;
 use super::arithmetic::evaluate;
 use super::entry::{Entry, Given};

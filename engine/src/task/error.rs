@@ -150,6 +150,26 @@ pub enum TaskError {
 }
 
 impl TaskError {
+    /// The setting that it is about, where it is about one.
+    #[must_use]
+    pub fn setting(&self) -> Option<&str> {
+        match self {
+            Self::Read { setting, .. }
+            | Self::Hub { setting, .. }
+            | Self::Empty { setting, .. } => Some(setting),
+            Self::MissingField { setting, .. }
+            | Self::BadField { setting, .. }
+            | Self::Template { setting, .. }
+            | Self::Regex { setting, .. }
+            | Self::Config { setting, .. } => Some(setting),
+            Self::Damaged { .. }
+            | Self::Changed { .. }
+            | Self::NotARow { .. }
+            | Self::Reward { .. }
+            | Self::NoSuchExample { .. } => None,
+        }
+    }
+
     /// A [`TaskError::Config`].
     pub(crate) fn config(setting: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::Config {

@@ -253,7 +253,7 @@ impl Jsonl {
 }
 
 /// Whether a row makes an example whose answer every reward can read.
-fn checked(row: Row, recipe: &Recipe, rewards: &Rewards) -> Result<Example, TaskError> {
+pub(super) fn checked(row: Row, recipe: &Recipe, rewards: &Rewards) -> Result<Example, TaskError> {
     let place = row.place.clone();
     let bad = |setting: &str, detail: String| TaskError::BadField {
         place: place.clone(),

@@ -11,6 +11,7 @@ mod error;
 pub mod jsonl;
 mod number;
 mod operation;
+mod problems;
 mod reading;
 pub(crate) mod recipe;
 pub mod reward;
@@ -32,6 +33,7 @@ pub use self::environment::{
 };
 pub use self::error::{RowLocation, TaskError, Unit};
 pub use self::jsonl::{Jsonl, JsonlConfig};
+pub use self::problems::TaskProblem;
 pub use self::reading::Reading;
 pub use self::reward::{
     BatchedReward, CommandRewardConfig, Gsm8kMethod, PythonRewardConfig, RepetitionUnit,

@@ -79,65 +79,122 @@ const PROMPT_FIELD: &str = "task.prompt_field";
 /// Where verl's rows have their ground truth.
 const GROUND_TRUTH: &str = "reward_model.ground_truth";
 
-impl Recipe {
-    pub fn new(config: &JsonlConfig) -> Result<Self, TaskError> {
+/// What is there, and what is wrong with what is not.
+fn sorted<T>(part: Result<T, TaskError>, wrong: &mut Vec<TaskError>) -> Option<T> {
+    part.map_err(|error| wrong.push(error)).ok()
+}
+
+impl Prompt {
+    fn new(config: &JsonlConfig) -> Result<Self, Vec<TaskError>> {
         let prompt = match (&config.prompt, &config.messages, &config.prompt_field) {
-            (Some(text), None, None) => Prompt::Text(Template::parse(text, "task.prompt")?),
+            (Some(text), None, None) => {
+                Self::Text(Template::parse(text, "task.prompt").map_err(|e| vec![e])?)
+            }
             (None, Some(messages), None) if messages.is_empty() => {
                 let detail = "expected at least one message, found none";
-                return Err(TaskError::config("task.messages", detail));
+                return Err(vec![TaskError::config("task.messages", detail)]);
             }
-            (None, Some(messages), None) => {
-                let parse = |(at, message): (usize, &Message)| {
-                    let setting = format!("task.messages[{at}].content");
-                    Ok((
-                        message.role.clone(),
-                        Template::parse(&message.content, &setting)?,
-                    ))
-                };
-                Prompt::Chat(
-                    messages
-                        .iter()
-                        .enumerate()
-                        .map(parse)
-                        .collect::<Result<_, _>>()?,
-                )
-            }
-            (None, None, field) => Prompt::Field(field.clone().unwrap_or("prompt".to_owned())),
+            (None, Some(messages), None) => Self::Chat(parsed(messages)?),
+            (None, None, field) => Self::Field(field.clone().unwrap_or("prompt".to_owned())),
             _ => {
                 let detail = "expected at most one of `prompt`, `messages` and `prompt_field`, \
                               found several";
-                return Err(TaskError::config("task.prompt", detail));
+                return Err(vec![TaskError::config("task.prompt", detail)]);
             }
         };
-        if let (Prompt::Text(_), Some(_)) = (&prompt, &config.system_prompt) {
+        if let (Self::Text(_), Some(_)) = (&prompt, &config.system_prompt) {
             let detail =
                 "needs a conversation, but `prompt` is plain text; write the prompt as `messages`";
-            return Err(TaskError::config("task.system_prompt", detail));
+            return Err(vec![TaskError::config("task.system_prompt", detail)]);
         }
-        let (answer, answer_field) = (config.answer.as_deref(), config.answer_field.as_deref());
-        let answer = Source::new(answer, "task.answer", answer_field, "task.answer_field")?;
-        let extract = match &config.answer_extract {
-            None => None,
-            Some(_) if answer.is_none() => {
+        Ok(prompt)
+    }
+}
+
+/// The messages as templates, or all that is wrong with them.
+fn parsed(messages: &[Message]) -> Result<Vec<(String, Template)>, Vec<TaskError>> {
+    let mut wrong = Vec::new();
+    let parse = |(at, message): (usize, &Message)| {
+        let setting = format!("task.messages[{at}].content");
+        let template = sorted(Template::parse(&message.content, &setting), &mut wrong)?;
+        Some((message.role.clone(), template))
+    };
+    let templates = messages.iter().enumerate().filter_map(parse).collect();
+    if wrong.is_empty() {
+        Ok(templates)
+    } else {
+        Err(wrong)
+    }
+}
+
+impl Extraction {
+    fn new(extract: &Extract, has_answer: bool) -> Result<Self, TaskError> {
+        match extract {
+            _ if !has_answer => {
                 let detail = "there is no answer to extract it from; set `answer_field`";
-                return Err(TaskError::config("task.answer_extract", detail));
+                Err(TaskError::config("task.answer_extract", detail))
             }
-            Some(Extract::Gsm8k) => Some(Extraction::Gsm8k),
-            Some(Extract::Regex(pattern)) => Some(Extraction::Regex(compile(
-                pattern,
-                "task.answer_extract.regex",
-            )?)),
-        };
+            Extract::Gsm8k => Ok(Self::Gsm8k),
+            Extract::Regex(pattern) => {
+                compile(pattern, "task.answer_extract.regex").map(Self::Regex)
+            }
+        }
+    }
+}
+
+impl Recipe {
+    pub fn new(config: &JsonlConfig) -> Result<Self, TaskError> {
+        Self::checked(config).map_err(|mut wrong| wrong.swap_remove(0))
+    }
+
+    /// The same with all that is wrong, of which there is something.
+    pub fn checked(config: &JsonlConfig) -> Result<Self, Vec<TaskError>> {
+        let mut wrong = Vec::new();
+        let prompt = Prompt::new(config).map_err(|own| wrong.extend(own)).ok();
+        let (answer, field) = (config.answer.as_deref(), config.answer_field.as_deref());
+        let has_answer = answer.is_some() || field.is_some();
+        let answer = Source::new(answer, "task.answer", field, "task.answer_field");
+        let answer = sorted(answer, &mut wrong);
+        let extract = config.answer_extract.as_ref();
+        let extract = extract
+            .map(|own| Extraction::new(own, has_answer))
+            .transpose();
+        let extract = sorted(extract, &mut wrong);
         let (solution, field) = (config.solution.as_deref(), config.solution_field.as_deref());
-        let solution = Source::new(solution, "task.solution", field, "task.solution_field")?;
-        Ok(Self {
-            prompt,
-            system: config.system_prompt.clone(),
-            answer,
-            extract,
-            solution,
-        })
+        let solution = Source::new(solution, "task.solution", field, "task.solution_field");
+        let solution = sorted(solution, &mut wrong);
+        match (prompt, answer, extract, solution) {
+            (Some(prompt), Some(answer), Some(extract), Some(solution)) => Ok(Self {
+                prompt,
+                system: config.system_prompt.clone(),
+                answer,
+                extract,
+                solution,
+            }),
+            _ => Err(wrong),
+        }
+    }
+
+    /// All that a row lacks, where [`example`](Self::example) gives the first.
+    pub fn faults(&self, row: &Row) -> Vec<TaskError> {
+        let mut faults = match &self.prompt {
+            Prompt::Text(template) => template.faults(row),
+            Prompt::Chat(messages) => {
+                let faults = messages.iter().flat_map(|(_, content)| content.faults(row));
+                faults.collect()
+            }
+            Prompt::Field(_) => self.prompt(row).err().into_iter().collect(),
+        };
+        for source in [&self.answer, &self.solution].into_iter().flatten() {
+            match source {
+                Source::Template(template) => faults.extend(template.faults(row)),
+                Source::Field { .. } => faults.extend(source.text(row).err()),
+            }
+        }
+        if faults.is_empty() {
+            faults.extend(self.example(row.clone()).err());
+        }
+        faults
     }
 
     /// Whether a row has a ground truth: one that the task names, or verl's.

@@ -51,6 +51,19 @@ impl RewardConfig {
         Ok(Grader::Rule(Rule::new(&self.kind, &setting)?))
     }
 
+    /// The program's file or folder, where it is not there.
+    fn missing_file(&self) -> Option<TaskError> {
+        let (key, path) = match &self.kind {
+            RewardKind::Python(own) => ("file", Some(&own.file)),
+            RewardKind::Command(own) => ("folder", own.folder.as_ref()),
+            _ => return None,
+        };
+        let path = path.filter(|path| !path.exists())?;
+        let setting = format!("rewards.{}.{key}", self.name());
+        let detail = format!("there is no {key} {}", path.display());
+        Some(TaskError::config(setting, detail))
+    }
+
     /// Refuses options that make no sense, whatever judges.
     fn check(&self) -> Result<(), TaskError> {
         let setting = |key: &str| format!("rewards.{}.{key}", self.name());
@@ -145,6 +158,21 @@ impl Rewards {
             });
         }
         Ok(Self { parts })
+    }
+
+    /// What is wrong with the entries of a list, each with its number; and what is wrong with the list, where no entry is.
+    pub(crate) fn problems(configs: &[RewardConfig]) -> Vec<(Option<usize>, TaskError)> {
+        let mut found = Vec::new();
+        for (at, config) in configs.iter().enumerate() {
+            let errors = [config.check().err(), config.judge().err()];
+            let missing = config.missing_file();
+            let errors = errors.into_iter().chain([missing]).flatten();
+            found.extend(errors.map(|error| (Some(at), error)));
+        }
+        if found.is_empty() {
+            found.extend(Self::new(configs).err().map(|error| (None, error)));
+        }
+        found
     }
 
     /// The first reward that compares with a ground truth, if any does.

@@ -154,6 +154,15 @@ impl Template {
                 Ok(text)
             })
     }
+
+    /// All fields that a row has no text for, where [`render`](Self::render) gives the first.
+    pub fn faults(&self, row: &Row) -> Vec<TaskError> {
+        let fields = self.pieces.iter().filter_map(|piece| match piece {
+            Piece::Literal(_) => None,
+            Piece::Field(path) => row.text(path, &self.setting).err(),
+        });
+        fields.collect()
+    }
 }
 
 #[cfg(test)]

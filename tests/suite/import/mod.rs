@@ -2,6 +2,7 @@
 //! each the account is complete, and the configuration is accepted and planned.
 
 mod cases;
+mod checked;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

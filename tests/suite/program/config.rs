@@ -65,6 +65,127 @@ fn what_only_a_plan_finds_is_a_mistake_too() {
     );
 }
 
+/// A model of the fixtures.
+fn fixture(name: &str) -> String {
+    let folder = crate::support::fixtures().join("models").join(name);
+    folder.to_string_lossy().into_owned()
+}
+
+/// The line that each mistake is shown at, and its message.
+fn mistakes(output: &Output) -> Vec<(usize, String)> {
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let found = said.lines().filter_map(|line| {
+        let (_, rest) = line.split_once("config.yaml:")?;
+        let (place, message) = rest.split_once(": ")?;
+        let line = place.split(':').next()?.parse().unwrap_or(0);
+        Some((line, message.to_owned()))
+    });
+    found.collect()
+}
+
+#[test]
+fn models_files_fields_rewards_and_the_budget_are_looked_at_each_by_itself() {
+    let bench = Bench::new();
+    bench.write(
+        "rows.jsonl",
+        "{\"question\": \"1+1=\", \"answer\": \"2\"}\n",
+    );
+    let text = format!(
+        "model:\n  path: {}\ntask:\n  kind: dataset\n  train: rows.jsonl\n  \
+         validation: held_out.jsonl\n  messages:\n    - role: user\n      content: \"{{questoin}}\"\n  answer_field: anser\n  rewards:\n    \
+         - kind: exact\n    - kind: regex\n      pattern: \"(\"\n    - kind: python\n      file: no.py\n      function: f\noutput: run\n\
+         device: cpu\nwarmup:\n  sft:\n    train: demonstrations.jsonl\nmemory:\n  budget: 64KiB\n",
+        fixture("qwen2-tied")
+    );
+    bench.write("config.yaml", &text);
+    let output = check(&bench, &[]);
+    let found = mistakes(&output);
+    let expected = [
+        (6, "held_out.jsonl"),
+        (9, "no field `questoin`"),
+        (10, "no field `anser`"),
+        (14, "the regular expression \"(\""),
+        (16, "no.py"),
+        (22, "demonstrations.jsonl"),
+        (24, "no plan fits"),
+    ];
+    let lines: Vec<usize> = found.iter().map(|(line, _)| *line).collect();
+    assert_eq!(lines, expected.map(|(line, _)| line), "{found:#?}");
+    for ((_, message), (line, part)) in found.iter().zip(expected) {
+        assert!(
+            message.contains(part),
+            "{line}: {part:?} is not in {message:?}"
+        );
+    }
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    for line in ["  14 |       pattern: \"(\"", "  24 |   budget: 64KiB"] {
+        assert!(said.contains(line), "{line:?} is not in:\n{said}");
+    }
+    assert!(
+        stderr(&output).contains("7 mistakes"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn files_are_looked_for_beside_mistakes_of_the_file_itself() {
+    let bench = Bench::new();
+    let text = "model:\n  path: no/such/model\ncritic:\n  model:\n    path: no/such/critic\nobjective: ppo\ntask:\n  kind: dataset\n  train: rows.jsonl\n  promt: \"{q}\"\n  rewards: [{kind: exact}]\n\
+                output: run\nrollout: {n: four}\n";
+    bench.write("config.yaml", text);
+    let found = mistakes(&check(&bench, &[]));
+    let expected = [
+        (2, "no/such/model"),
+        (5, "no/such/critic"),
+        (9, "rows.jsonl"),
+        (10, "unknown key `promt`"),
+        (13, "rollout.n must be an integer"),
+    ];
+    let lines: Vec<usize> = found.iter().map(|(line, _)| *line).collect();
+    assert_eq!(lines, expected.map(|(line, _)| line), "{found:#?}");
+    for ((_, message), (line, part)) in found.iter().zip(expected) {
+        assert!(
+            message.contains(part),
+            "{line}: {part:?} is not in {message:?}"
+        );
+    }
+}
+
+#[test]
+fn what_is_no_yaml_is_shown_where_it_is_to_be_mended() {
+    let bench = Bench::new();
+    for (text, line, part) in [
+        (
+            "model:\n  path: [a, b\noutput: o\n",
+            2,
+            "`[` is never closed",
+        ),
+        (
+            "output: a\nmodel: {path: m}\noutput: b\n",
+            3,
+            "`output` stands twice",
+        ),
+    ] {
+        bench.write("config.yaml", text);
+        let found = mistakes(&check(&bench, &[]));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].0 == line && found[0].1.contains(part), "{found:?}");
+        assert!(!found[0].1.contains("Options"), "{found:?}");
+        refused(
+            &bench.firebrick("train", &[]),
+            &[part, &format!("line {line}")],
+        );
+    }
+}
+
+#[test]
+fn verls_and_trls_words_are_explained_by_the_key() {
+    let said = succeeded(&firebrick(&["config", "explain", "num_generations"]));
+    assert!(said.contains("TRL's word for rollout.n"), "{said}");
+    assert!(said.contains("default  8"), "{said}");
+}
+
 #[test]
 fn the_schema_is_json_and_an_explanation_names_what_others_call_a_key() {
     let schema: Value =
@@ -121,12 +242,27 @@ fn a_new_configuration_has_no_mistakes_and_trains() {
     let mut command = program(&[&["train", "run.yaml"], &short[..]].concat());
     succeeded(&command.current_dir(bench.path("")).output().unwrap());
     assert!(bench.path("runs/run/metrics.jsonl").exists());
+    // what is not said has the questions' defaults, which are told
+    let output = new(&[
+        "--memory",
+        "2GiB",
+        "--device",
+        "cpu",
+        "--output",
+        "other.yaml",
+    ]);
+    succeeded(&output);
+    let taken = "taken without asking: --model tiny, --data arithmetic, --reward correct";
+    assert!(stderr(&output).contains(taken), "{}", stderr(&output));
+    let written = bench.read("other.yaml");
+    assert!(written.contains("  budget: 2GiB\n"), "{written}");
+    let model = fixture("qwen2-tied");
+    let args = ["--model", &model, "--output", "third.yaml"];
     refused(
-        &new(&["--model", "tiny", "--output", "other.yaml"]),
-        &["--data", "--device"],
+        &new(&args),
+        &["without a terminal", "--data has no default"],
     );
-    let output = [&answers[..2], &["--output", "other.yaml"]].concat();
-    refused(&new(&output), &["without a terminal"]);
+    assert!(!bench.path("third.yaml").exists());
 }
 
 #[test]

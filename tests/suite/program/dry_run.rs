@@ -137,3 +137,43 @@ fn prompts_and_answers_cannot_steer_the_terminal() {
     let said = succeeded(&bench.firebrick("data", &looked));
     assert_eq!(steers(&said), None, "{said:?}");
 }
+
+#[test]
+fn prompts_that_are_too_long_are_told_of_once() {
+    let bench = Bench::new();
+    let row = |sum: &str| format!("{{\"prompt\": \"{sum}=\", \"answer\": \"2\"}}\n");
+    let rows = row("1+1") + &row(&"1+".repeat(60));
+    let file = bench.write("rows.jsonl", &rows.repeat(4));
+    let model = crate::support::fixtures().join("models/qwen2-tied");
+    let settings = [
+        format!("model={{path: {}}}", model.display()),
+        format!(
+            "task={{kind: jsonl, train: {0}, validation: {0}, answer_field: answer, rewards: [{{kind: exact}}]}}",
+            file.display()
+        ),
+    ];
+    for more in [&[][..], &["memory.budget=1GiB"], &["warmup.sft.steps=1"]] {
+        let settings = settings.iter().map(String::as_str);
+        let args: Vec<&str> = ["--dry-run", "rollout.prompt_length=16"]
+            .into_iter()
+            .chain(settings)
+            .chain(more.iter().copied())
+            .collect();
+        let said = stderr(&bench.firebrick("train", &args));
+        let count = said.matches("skipped 4 of 8 validation prompts").count();
+        assert_eq!(count, 1, "{more:?}: {said}");
+    }
+}
+
+#[test]
+fn of_ranks_that_were_started_together_one_says_what_the_run_would_do() {
+    let bench = Bench::new();
+    for rank in ["0", "1"] {
+        let mut command = bench.command("train", &["--dry-run"]);
+        command.env("OMPI_COMM_WORLD_SIZE", "2");
+        command.env("OMPI_COMM_WORLD_RANK", rank);
+        let said = succeeded(&command.output().unwrap());
+        assert_eq!(said.contains("a step at most"), rank == "0", "{said}");
+        assert_eq!(said.is_empty(), rank == "1", "{said}");
+    }
+}

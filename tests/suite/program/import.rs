@@ -79,6 +79,29 @@ fn json_has_the_configuration_and_every_row() {
 }
 
 #[test]
+fn of_a_guide_the_block_at_a_line_is_imported_and_json_has_the_lines_of_yaml() {
+    let bench = Bench::new();
+    let page = "# Guide\n\n```yaml\npolicy:\n  train_micro_batch_size: 4\n```\n\n```sh\npython3 -m verl.trainer.main_ppo \\\n  \
+                data.train_batch_size=8\n```\n";
+    let page = bench.write("guide.md", page);
+    let page = page.to_str().unwrap();
+    refused(
+        &firebrick(&["import", page]),
+        &["2 code blocks", "guide.md:3", "3 (yaml), 8 (sh)"],
+    );
+    for (line, engine, key, at) in [
+        (4, "nemo", "policy.train_micro_batch_size", 5),
+        (9, "verl", "data.train_batch_size", 9),
+    ] {
+        let said = succeeded(&firebrick(&["import", &format!("{page}:{line}"), "--json"]));
+        let json: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(json["engine"], engine);
+        assert_eq!(json["rows"][0]["key"], key);
+        assert_eq!(json["rows"][0]["place"]["line"], at);
+    }
+}
+
+#[test]
 fn an_imported_configuration_is_planned() {
     let bench = Bench::new();
     let script = bench.write("run.sh", SCRIPT);

@@ -274,10 +274,12 @@ fn a_release_of_an_unknown_set_or_without_its_program_is_refused() {
         command.args(args).output().unwrap()
     };
     failed(&release(&["rocm"]), &["rocm is no feature set", "cuda"]);
-    failed(
-        &release(&["--binary", "/nowhere/firebrick", "cpu"]),
-        &["there is no program"],
-    );
+    for set in ["cpu", "mpi", "cuda-mpi"] {
+        failed(
+            &release(&["--binary", "/nowhere/firebrick", set]),
+            &["there is no program"],
+        );
+    }
     failed(
         &release(&["--binary", "x", "cpu", "cuda"]),
         &["one feature set"],

@@ -1,6 +1,6 @@
 //! `firebrick plan`: tables, JSON, and what it says where nothing fits.
 
-use super::{Bench, refused, succeeded};
+use super::{Bench, firebrick, refused, succeeded};
 use serde_json::Value;
 
 fn json(bench: &Bench, args: &[&str]) -> Value {
@@ -38,7 +38,25 @@ fn a_plan_is_a_table_a_person_can_read() {
         "{tight}"
     );
     assert!(tight.contains("as settings: memory."), "{tight}");
-    assert!(tight.lines().count() <= 30, "{tight}");
+    assert!(tight.lines().count() <= 24, "{tight}");
+    // with a critic and every technique that there is
+    let example = crate::support::project().join("examples/memory_constrained_ppo.yaml");
+    let all = succeeded(&firebrick(&["plan", example.to_str().unwrap()]));
+    assert!(all.lines().count() <= 24, "{all}");
+    assert!(
+        all.contains("more that save nothing here by themselves"),
+        "{all}"
+    );
+    assert!(!all.contains(" 0 B "), "{all}");
+    let each = succeeded(&firebrick(&[
+        "plan",
+        example.to_str().unwrap(),
+        "--techniques",
+    ]));
+    assert!(
+        each.contains("memory.grad_offload") && each.contains(" 0 B "),
+        "{each}"
+    );
     assert!(
         !bench.path("run").exists(),
         "planning leaves nothing behind"

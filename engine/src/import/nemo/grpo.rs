@@ -1,6 +1,6 @@
 //! `NeMo RL`'s other sections: `grpo`, `loss_fn`, `data`, `checkpointing`, `logger`, `cluster`.
 
-use crate::import::common::{epochs, path, ranks, rows, size, trackers};
+use crate::import::common::{epochs, path, ranks, rows, size, tracked as called, trackers};
 use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set};
 use serde_json::json;
@@ -333,6 +333,14 @@ pub(super) const TABLE: &[Rule] = &[
     (
         "logger.tensorboard_enabled",
         By(|a| tracked(a, "tensorboard")),
+    ),
+    (
+        "logger.wandb.project",
+        By(|a| called(a, "trainer.project_name")),
+    ),
+    (
+        "logger.wandb.name",
+        By(|a| called(a, "trainer.experiment_name")),
     ),
     ("logger.**", NotNeeded(SHOWN)),
     (

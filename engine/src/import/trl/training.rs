@@ -3,7 +3,7 @@
 use super::batch::{Batch, Class, class};
 use super::grpo::{accumulation, per_device};
 use super::ppo::learning_rate;
-use crate::import::common::{epochs, path, trackers};
+use crate::import::common::{epochs, path, tracked, trackers};
 use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
 use serde_json::json;
@@ -21,8 +21,8 @@ pub(super) const TABLE: &[Rule] = &[
         "overwrite_output_dir",
         Off("a run never overwrites another: choose another `output`, or --resume"),
     ),
-    ("run_name", NotNeeded("a run is its folder: `output`")),
-    ("project", NotNeeded("a run is its folder: `output`")),
+    ("run_name", By(|a| tracked(a, "trainer.experiment_name"))),
+    ("project", By(|a| tracked(a, "trainer.project_name"))),
     ("trackio_space_id", NotNeeded("trackers are local")),
     ("do_train", NotNeeded("`firebrick train` trains")),
     (

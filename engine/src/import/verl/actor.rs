@@ -12,7 +12,8 @@ use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, set, set_
 use serde_json::Value;
 
 pub(super) const ONE_EXECUTOR: &str = "one executor runs every plan: there is no wrapper to choose";
-pub(super) const PROFILER: &str = "`firebrick bench --trace FILE` profiles steps";
+pub(super) const PROFILER: &str =
+    "`firebrick train CONFIG --profile N` writes a trace of N steps for Perfetto";
 pub(super) const KERNELS: &str = "kernels are compiled by the backend";
 pub(super) const CHUNKS: &str =
     "log-probs and entropy come from chunks of memory.head_rows rows, and nothing of them is kept";

@@ -189,7 +189,7 @@ pub(super) const TABLE: &[Rule] = &[
     ),
     (
         "critic.profiler.**",
-        NotNeeded("`firebrick bench --trace FILE` profiles steps"),
+        NotNeeded("`firebrick train CONFIG --profile N` writes a trace of N steps for Perfetto"),
     ),
 ];
 

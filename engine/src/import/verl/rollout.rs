@@ -134,7 +134,7 @@ pub(super) const TABLE: &[Rule] = &[
     ),
     (
         "actor_rollout_ref.rollout.profiler.**",
-        NotNeeded("`firebrick bench --trace FILE` profiles steps"),
+        NotNeeded("`firebrick train CONFIG --profile N` writes a trace of N steps for Perfetto"),
     ),
     (
         "actor_rollout_ref.rollout.mtp.**",

@@ -1,12 +1,12 @@
 //! verl's `trainer`, its profiler, and what Hydra and Ray are told.
 
-use crate::import::common::{epochs, path, ranks, trackers};
+use crate::import::common::{epochs, path, ranks, tracked, trackers};
 use crate::import::verdict::Answer::{By, NotNeeded, Off};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, set, set_noted};
 
 const RAY: &str = "one process: nothing is started or waited for";
-const PROFILER: &str =
-    "`firebrick bench --trace FILE` profiles steps; memory.snapshot and memory.trace record memory";
+const PROFILER: &str = "`firebrick train CONFIG --profile N` writes a trace of N steps for Perfetto; memory.snapshot and memory.trace \
+     record memory";
 
 pub(super) const TABLE: &[Rule] = &[
     ("trainer.total_epochs", By(passes)),
@@ -16,8 +16,14 @@ pub(super) const TABLE: &[Rule] = &[
         By(|a| ranks(a, "trainer.n_gpus_per_node")),
     ),
     ("trainer.nnodes", By(|a| ranks(a, "trainer.nnodes"))),
-    ("trainer.project_name", By(name)),
-    ("trainer.experiment_name", By(name)),
+    (
+        "trainer.project_name",
+        By(|a| tracked(a, "trainer.project_name")),
+    ),
+    (
+        "trainer.experiment_name",
+        By(|a| tracked(a, "trainer.experiment_name")),
+    ),
     ("trainer.default_local_dir", By(folder)),
     (
         "trainer.default_hdfs_dir",
@@ -142,16 +148,6 @@ fn steps(asked: &Asked) -> Verdict {
         Some(n) if n > 0 => set("trainer.steps", n),
         _ if asked.is_off() => not_needed("total_epochs says it"),
         _ => asked.wrong("a number of steps"),
-    }
-}
-
-fn name(asked: &Asked) -> Verdict {
-    if asked.facts.text("trainer.default_local_dir").is_some() {
-        return not_needed("a run is its folder: default_local_dir");
-    }
-    match asked.text() {
-        Some(name) => not_needed(format!("a run is its folder: `{name}` is part of `output`")),
-        None => not_needed("a run is its folder: `output`"),
     }
 }
 

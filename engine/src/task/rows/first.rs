@@ -1,5 +1,6 @@
 //! The first row of some files, for whoever asks what rows look like before a task is set up.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -8,6 +9,7 @@ use serde_json::{Map, Value};
 use super::files::RowFiles;
 use super::store::Rows;
 use crate::task::TaskError;
+use crate::task::template::Row;
 
 /// The settings whose files are looked at.
 const TRAIN: &str = "task.train";
@@ -19,10 +21,39 @@ impl RowFiles {
     /// # Errors
     /// Where the files are not there, cannot be read, or have no rows.
     pub fn first_row(&self, base: &Path) -> Result<Map<String, Value>, TaskError> {
-        let files = self.list(base, TRAIN)?.concat();
-        let first = Mutex::new(Map::new());
-        Rows::read(&files, TRAIN, Some(1), &|row| {
-            *first.lock().unwrap_or_else(PoisonError::into_inner) = row.fields;
+        let first = self.first(base, TRAIN)?;
+        Ok(first.map(|row| row.fields).unwrap_or_default())
+    }
+
+    /// The files of a setting that cannot be had or opened, each with its reason: no row is read. Relative paths are resolved against
+    /// `base`; what is of the Hub is fetched.
+    #[must_use]
+    pub fn missing(&self, base: &Path, setting: &'static str) -> Vec<TaskError> {
+        let files = match self.list(base, setting) {
+            Ok(files) => files.concat(),
+            Err(error) => return vec![error],
+        };
+        let unreadable = files.into_iter().filter_map(|path| {
+            let error = File::open(&path).err()?;
+            Some(TaskError::Read {
+                setting,
+                path,
+                error,
+            })
+        });
+        unreadable.collect()
+    }
+
+    /// The first row of a setting's files, where they can be read.
+    pub(crate) fn first(
+        &self,
+        base: &Path,
+        setting: &'static str,
+    ) -> Result<Option<Row>, TaskError> {
+        let files = self.list(base, setting)?.concat();
+        let first = Mutex::new(None);
+        Rows::read(&files, setting, Some(1), &|row| {
+            *first.lock().unwrap_or_else(PoisonError::into_inner) = Some(row);
             Ok(())
         })?;
         Ok(first.into_inner().unwrap_or_else(PoisonError::into_inner))

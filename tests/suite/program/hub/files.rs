@@ -98,3 +98,48 @@ fn planning_checking_and_a_dry_run_fetch_no_weights() {
     assert!(!hub.ranges_of("tokenizer.json").is_empty());
     assert!(hub.ranges_of("model.safetensors").is_empty());
 }
+
+#[test]
+fn a_check_that_stays_offline_looks_at_the_rest_and_says_what_it_left_out() {
+    let bench = Bench::new();
+    let hub = Hub::serve(repos());
+    let cache = bench.path("cache");
+    let check = |args: &[&str]| {
+        let mut check = program(&[&["config", "check", "config.yaml"], args].concat());
+        check.current_dir(bench.path(""));
+        hub.reach(check, &cache).output().unwrap()
+    };
+    let task = TASK.trim_start_matches("task=");
+    let text = |path: &str| {
+        format!(
+            "model:\n  path: {path}\ntask: {task}\noutput: run\nrollout: {{prompt_length: 64, response_length: 4}}\n"
+        )
+    };
+    bench.write("config.yaml", &text("owner/tiny"));
+    let said = succeeded(&check(&["--offline"]));
+    for part in [
+        "not looked at: model.path: model owner/tiny, being offline",
+        "not looked at: task.train: dataset owner/rows, being offline",
+        "no mistakes",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in:\n{said}");
+    }
+    assert!(hub.shared.requests.lock().unwrap().is_empty());
+    // what was fetched once is looked at
+    succeeded(&check(&[]));
+    assert_eq!(
+        succeeded(&check(&["--offline"])),
+        "config.yaml: no mistakes\n"
+    );
+    assert!(hub.ranges_of("model.safetensors").is_empty());
+    // a name that the Hub does not have is marked where it is written
+    bench.write("config.yaml", &text("owner/none"));
+    let output = check(&[]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.starts_with("config.yaml:2:3: ") && said.contains("owner/none"),
+        "{said}"
+    );
+    assert!(said.contains("  2 |   path: owner/none"), "{said}");
+}

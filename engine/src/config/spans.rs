@@ -29,9 +29,24 @@ impl Place {
 
 /// Places of keys and values by JSON pointer.
 #[derive(Debug, Default)]
-pub(super) struct Spans {
+pub(crate) struct Spans {
     keys: HashMap<String, Place>,
     values: HashMap<String, Place>,
+    /// The first key that its section has twice.
+    pub twice: Option<Twice>,
+    /// Where the collections begin that were open when the parser gave up, the innermost first.
+    pub open: Vec<Place>,
+}
+
+/// A key that stands twice in a section.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Twice {
+    /// The key.
+    pub key: String,
+    /// Where it stands first.
+    pub first: Place,
+    /// Where it stands again.
+    pub again: Place,
 }
 
 /// A collection that the parser is inside of.
@@ -49,6 +64,10 @@ impl Spans {
         let mut open: Vec<Open> = Vec::new();
         for next in Parser::new_from_str(text) {
             let Ok((event, span)) = next else {
+                let begins = open.iter().rev().map(|own| match own {
+                    Open::Map(at, _) | Open::List(at, _) => this.values.get(at).copied(),
+                });
+                this.open = begins.flatten().collect();
                 break;
             };
             let place = Place::of(span.start);
@@ -85,7 +104,14 @@ impl Spans {
                 None => {
                     let key = word.unwrap_or_default();
                     let key = key.replace('~', "~0").replace('/', "~1");
-                    self.keys.insert(format!("{at}/{key}"), place);
+                    let first = self.keys.insert(format!("{at}/{key}"), place);
+                    if let (Some(first), None, Some(word)) = (first, &self.twice, word) {
+                        self.twice = Some(Twice {
+                            key: word.to_owned(),
+                            first,
+                            again: place,
+                        });
+                    }
                     *next = Some(key);
                     return;
                 }
