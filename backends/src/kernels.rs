@@ -20,6 +20,7 @@ mod experts;
 mod families;
 mod graph;
 mod linear_attention;
+mod optimizer;
 mod packed;
 mod paged;
 mod quantized_linear;
@@ -32,13 +33,12 @@ pub use choice::table;
 pub use cpu::thread_pool::in_thread_pool;
 pub use delta::{DeltaHeads, SequenceRows, StateRows};
 pub use dispatch::{
-    adamw, add_rms_norm, attach_gradient, attention, available, clamped_swiglu, combine_experts,
-    copy_blocks, dequantize, dequantize_blockwise, draw_rows, duplicate, expert_bias,
-    expert_linear, finish_scores, gather_kv, glu, glu_joined, has_adamw, linear, linear_add,
-    linear_each, linear_swiglu, matmul, matmul_nt, matmul_tn, norm_heads, paged_attention,
-    paged_attention_joined, product, quantize_blockwise, quantized_linear, rms_norm, rms_norm_add,
-    rotary, sample_rows, sample_rows_on_device, scatter_add_rows, score_gradient, score_rows,
-    score_tile, tile_gradient, vocabulary_tile, write_kv,
+    add_rms_norm, attach_gradient, attention, available, clamped_swiglu, combine_experts,
+    copy_blocks, dequantize, draw_rows, duplicate, expert_bias, expert_linear, finish_scores,
+    gather_kv, glu, glu_joined, linear, linear_add, linear_each, linear_swiglu, matmul, matmul_nt,
+    matmul_tn, norm_heads, paged_attention, paged_attention_joined, product, quantized_linear,
+    rms_norm, rms_norm_add, rotary, sample_rows, sample_rows_on_device, scatter_add_rows,
+    score_gradient, score_rows, score_tile, tile_gradient, vocabulary_tile, write_kv,
 };
 pub use experts::{ExpertInput, ExpertRows};
 pub use families::{Families, Family};
@@ -47,6 +47,7 @@ pub use graph::Graph;
 pub use linear_attention::{
     causal_convolution, continue_convolution, continue_delta_rule, gated_delta_rule, gated_rms_norm,
 };
+pub use optimizer::{adamw, dequantize_blockwise, has_adamw, quantize_blockwise};
 pub use packed::PackedWeights;
 pub use paged::{BlockTables, KvPool, PagedAttentionShape, RotaryAngles, SlotMapping};
 pub use sequence_blocks::{SequenceBlocks, SharedBlocks};

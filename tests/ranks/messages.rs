@@ -133,7 +133,7 @@ fn a_group_that_samples_sends_what_is_predicted() {
                 .collect();
             let generator = Generator::new(&own, None, &sampling).unwrap();
             generator.run(&requests, group, prompts * group).unwrap();
-            let at = Kind::AllGather as usize;
+            let at = OperationKind::AllGather as usize;
             let weights = (
                 gathered.operations[at] - before.operations[at],
                 gathered.bytes[at] - before.bytes[at],
@@ -170,7 +170,8 @@ fn a_group_that_samples_sends_what_is_predicted() {
             let own = all.filter(|t| t.phase == "rollout" && t.kind == kind && t.along == along);
             own.fold((0, 0), |(n, b), t| (n + t.messages, b + t.bytes))
         };
-        let counted = |kind: Kind| (sent.operations[kind as usize], sent.bytes[kind as usize]);
+        let counted =
+            |kind: OperationKind| (sent.operations[kind as usize], sent.bytes[kind as usize]);
         let label = format!("{size} ranks");
         assert_eq!(
             weights,
@@ -178,12 +179,12 @@ fn a_group_that_samples_sends_what_is_predicted() {
             "{label}"
         );
         assert_eq!(
-            counted(Kind::AllReduce),
+            counted(OperationKind::AllReduce),
             said(MessageKind::AllReduce, Along::Tensor),
             "{label}"
         );
         assert_eq!(
-            counted(Kind::AllGather),
+            counted(OperationKind::AllGather),
             said(MessageKind::AllGather, Along::Tensor),
             "{label}"
         );

@@ -480,22 +480,3 @@ fn a_request_may_limit_its_own_completions() {
     let error = generator.run(&requests, 2, 4).expect_err("no tokens");
     assert!(error.to_string().contains("prompt 0"), "{error}");
 }
-
-#[test]
-fn a_cache_too_small_for_one_sequence_is_refused_with_the_smallest_that_would_do() {
-    let decoder = decoder("llama");
-    let sampling = SamplingParams {
-        max_new_tokens: 10,
-        ..SamplingParams::default()
-    };
-    let limits = SchedulerConfig {
-        kv_cache_bytes: Some(1000),
-        ..SchedulerConfig::new(4)
-    };
-    let generator = Generator::new(&decoder, None, &sampling).expect("valid settings");
-    let error = generator
-        .run_with(&requests(&[4]), 1, &limits, |_| {})
-        .expect_err("too small");
-    let least = limits.least_cache_bytes(decoder.arch(), 14);
-    assert!(error.to_string().contains(&least.to_string()), "{error}");
-}

@@ -5,7 +5,7 @@ use crate::adapter::LoraConfig;
 use crate::unit::TargetModule;
 use crate::{TensorGroup, TensorRanks};
 use firebrick_backends::collective::{
-    Collective, CollectiveError, Flat, Kind, Settings, Threads, Traffic,
+    Collective, CollectiveError, Flat, OperationKind, Settings, Threads, Traffic,
 };
 use std::sync::Arc;
 
@@ -244,9 +244,15 @@ fn a_forward_pass_sends_two_sums_a_layer_one_for_the_embedding_and_gathers_the_l
                 "40 tokens, the first of which comes with the prompts"
             );
             let passes = steps + 1;
-            assert_eq!(sent.operations[Kind::AllReduce as usize], sums * passes);
+            assert_eq!(
+                sent.operations[OperationKind::AllReduce as usize],
+                sums * passes
+            );
             // and the fingerprint of all tokens
-            assert_eq!(sent.operations[Kind::AllGather as usize], passes + 1);
+            assert_eq!(
+                sent.operations[OperationKind::AllGather as usize],
+                passes + 1
+            );
         }
     }
 }
@@ -261,7 +267,9 @@ fn diverging(differ: impl Fn(usize, &mut GenerationRequest) + Sync) -> Vec<Error
     let said = Threads::run(2, Settings::default(), |rank| {
         let own = share(&decoder, &rank).expect("a share");
         let mut all = requests(&[4, 7]);
-        all.iter_mut().for_each(|own| differ(rank.rank(), own));
+        for own in &mut all {
+            differ(rank.rank(), own);
+        }
         let generator = Generator::new(&own, None, &sampling).expect("settings");
         let done = generator.run_with(&all, 2, &SchedulerConfig::new(4), |_| {});
         done.map(drop).expect_err("ranks that differ")
