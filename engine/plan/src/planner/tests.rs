@@ -1,10 +1,9 @@
-use crate::PlannedFor;
 use super::*;
 use crate::estimate::{CriticWork, Parallel, Sizes, Workload, Zero, rules};
 use crate::test_support::{device, kernels};
 use crate::{
     Error, Infeasible, MemoryConfig, MomentKind, OptimizerOffload, Packing, ParamOffload, Plan,
-    PlanReport,
+    PlanReport, PlannedFor,
 };
 use firebrick_spec::{Arch, Backend, Category};
 use proptest::prelude::*;
