@@ -261,7 +261,9 @@ fn diverging(differ: impl Fn(usize, &mut GenerationRequest) + Sync) -> Vec<Error
     let said = Threads::run(2, Settings::default(), |rank| {
         let own = share(&decoder, &rank).expect("a share");
         let mut all = requests(&[4, 7]);
-        all.iter_mut().for_each(|own| differ(rank.rank(), own));
+        for own in &mut all {
+            differ(rank.rank(), own);
+        }
         let generator = Generator::new(&own, None, &sampling).expect("settings");
         let done = generator.run_with(&all, 2, &SchedulerConfig::new(4), |_| {});
         done.map(drop).expect_err("ranks that differ")
