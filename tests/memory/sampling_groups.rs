@@ -1,4 +1,4 @@
-//! Predicted and counted bytes of a rank that samples with another one, from weights that it has and from weights that they share out.
+//! Predicted and counted bytes of a rank that samples with two others, from weights that it has and from weights that they share out.
 
 use crate::cases::llama;
 use crate::loopback::Loopback;
@@ -22,9 +22,9 @@ use std::sync::Arc;
 const TOLERANCE: f64 = 0.15;
 
 /// Ranks that sample together.
-const TOGETHER: usize = 2;
+const TOGETHER: usize = 3;
 
-in_own_process!(predictions_for_a_rank_that_samples_with_another_are_within_15_percent,);
+in_own_process!(predictions_for_a_rank_that_samples_with_others_are_within_15_percent,);
 
 /// What was counted while a share was cut and sampled from, and what was predicted of it: without the optimizer's state, which is not there.
 fn measure(case: &Case, memory: &MemoryConfig) -> [u64; 2] {
@@ -75,7 +75,7 @@ fn measure(case: &Case, memory: &MemoryConfig) -> [u64; 2] {
     [rollout.total_bytes - state, counted]
 }
 
-fn predictions_for_a_rank_that_samples_with_another_are_within_15_percent() {
+fn predictions_for_a_rank_that_samples_with_others_are_within_15_percent() {
     let mut counted_bytes = Vec::new();
     for zero in [Zero::Off, Zero::Stage3] {
         let memory = MemoryConfig {
@@ -93,10 +93,10 @@ fn predictions_for_a_rank_that_samples_with_another_are_within_15_percent() {
         );
         counted_bytes.push(counted);
     }
-    // half of the weights are elsewhere
+    // two thirds of the weights are elsewhere
     let weights = 4 * 26_000_000;
     assert!(
-        counted_bytes[0] - counted_bytes[1] > weights / 3,
+        counted_bytes[0] - counted_bytes[1] > weights / 2,
         "{counted_bytes:?}"
     );
 }

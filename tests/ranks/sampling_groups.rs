@@ -174,7 +174,13 @@ fn groups_that_cannot_sample_together_are_refused_before_anything_is_loaded() {
         ),
         (
             2,
-            &[TOGETHER, "task={kind: calculator}"],
+            &[
+                TOGETHER,
+                "task={kind: calculator}",
+                "rollout.prompt_length=1000",
+                "model.arch={model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, num_attention_heads: 2, \
+                 max_position_embeddings: 2000}",
+            ],
             "would run the task's environments; set it to 1",
         ),
         (2, &[&key(0)], "must be at least 1"),

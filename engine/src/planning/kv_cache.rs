@@ -55,9 +55,11 @@ pub fn cache_bytes_of_share(request: &Request, plan: &Plan, share: f64) -> Resul
 #[must_use]
 pub fn least_cache_bytes(config: &RolloutConfig, arch: &Arch, max_num_seqs: usize) -> u64 {
     let longest = config.prompt_length + config.longest_response();
-    // a rank of a group has the cache of its own key heads
-    let own = TensorShare::new(0, config.tensor_model_parallel_size.max(1)).arch(arch);
-    limits(config, max_num_seqs, None).least_cache_bytes(&own, longest) as u64
+    // a rank of a group has the cache of its own key heads; a group that cannot be is refused elsewhere
+    let together = config.tensor_model_parallel_size.max(1);
+    let own = TensorShare::check(arch, together).map(|()| TensorShare::new(0, together).arch(arch));
+    let own = own.as_ref().unwrap_or(arch);
+    limits(config, max_num_seqs, None).least_cache_bytes(own, longest) as u64
 }
 
 /// The engine's limits; refused where one sequence of the longest would not fit.

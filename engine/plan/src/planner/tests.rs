@@ -4,7 +4,7 @@ use crate::estimate::{CriticWork, Parallel, Sizes, Workload, Zero, rules};
 use crate::test_support::{device, kernels};
 use crate::{
     Error, Infeasible, MemoryConfig, MomentKind, OptimizerOffload, Packing, ParamOffload, Plan,
-    PlanReport,
+    PlanReport, PlannedFor,
 };
 use firebrick_spec::{Arch, Backend, Category};
 use proptest::prelude::*;
