@@ -103,7 +103,8 @@ fn moved(model: &Model, along: &BTreeMap<String, Vec<f64>>, step: f64) -> Model 
             unreachable!("weights on the device")
         };
         let parts = spec.tensors().into_iter();
-        let numbers: Vec<f64> = parts.flat_map(|t| along[&t.name].clone()).collect();
+        let mut numbers: Vec<f64> = parts.flat_map(|t| along[&t.name].clone()).collect();
+        spec.into_memory(&mut numbers);
         let numbers = TensorData::new(numbers, own.dims());
         let numbers = Tensor::<2>::from_data(numbers, (&own.device(), own.dtype()));
         Ok::<_, Infallible>(Param::Device(own + numbers * step))

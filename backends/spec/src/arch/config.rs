@@ -81,10 +81,7 @@ impl Arch {
             pre_norms: family != Family::Olmo3,
             post_norms: gemma || family == Family::Olmo3,
             activation: activation(&f, gemma)?,
-            swiglu_limit: match f.number("swiglu_limit")? {
-                limit if gpt_oss => Some(limit.unwrap_or(7.0)),
-                _ => None,
-            },
+            swiglu_limit: swiglu_limit(&f, family)?,
             attention_sinks: gpt_oss,
             query_scaling: query_scaling(&f, family, max_positions)?,
             ropes,
@@ -154,6 +151,26 @@ fn intermediate_size(f: &Fields<'_>, family: Family) -> Result<usize> {
     match family {
         Family::Qwen3_5Moe | Family::GptOss => Ok(f.size("intermediate_size")?.unwrap_or(0)),
         _ => f.required("intermediate_size"),
+    }
+}
+
+/// Factor of the gate in the sigmoid of gpt-oss's experts (`swiglu_alpha`).
+const SWIGLU_ALPHA: f64 = 1.702;
+
+/// The limit of the clamped gate, in the family that has it.
+fn swiglu_limit(f: &Fields<'_>, family: Family) -> Result<Option<f64>> {
+    if family != Family::GptOss {
+        return Ok(None);
+    }
+    let alpha = f.number("swiglu_alpha")?.unwrap_or(SWIGLU_ALPHA);
+    if (alpha - SWIGLU_ALPHA).abs() > f64::EPSILON {
+        return Err(f.error(format!(
+            "`swiglu_alpha` {alpha} is not supported; only {SWIGLU_ALPHA} is"
+        )));
+    }
+    match f.number("swiglu_limit")?.unwrap_or(7.0) {
+        limit if limit > 0.0 => Ok(Some(limit)),
+        limit => Err(f.error(format!("`swiglu_limit` must be above 0, found {limit}"))),
     }
 }
 
@@ -328,6 +345,36 @@ mod tests {
                 .windows,
             vec![None; 2]
         );
+    }
+
+    #[test]
+    fn gpt_oss_without_its_keys_has_those_of_its_release_and_others_of_the_gate_are_refused() {
+        let config = json!({"model_type": "gpt_oss", "vocab_size": 8, "hidden_size": 2880,
+            "num_hidden_layers": 4, "num_attention_heads": 64, "num_key_value_heads": 8});
+        let arch = parse(config.clone()).unwrap();
+        assert_eq!(arch.windows, [Some(128), None, Some(128), None]);
+        let own = arch.experts(0).unwrap();
+        let sizes = [
+            own.count,
+            own.per_token,
+            own.intermediate_size,
+            arch.head_dim,
+        ];
+        assert_eq!(sizes, [128, 4, 2880, 64]);
+        assert!(arch.attention_sinks && arch.qkv_bias && arch.o_bias && own.bias);
+        assert_eq!(
+            (arch.swiglu_limit, arch.max_positions),
+            (Some(7.0), 131_072)
+        );
+        let rope = arch.ropes[1].clone().unwrap();
+        let RopeScaling::Yarn(yarn) = rope.scaling else {
+            panic!("{rope:?}")
+        };
+        assert!(!yarn.truncate && (yarn.attention_factor - (0.1 * 32f64.ln() + 1.0)).abs() < 1e-15);
+        for (key, value) in [("swiglu_alpha", 1.0), ("swiglu_limit", 0.0)] {
+            let message = parse(with(config.clone(), key, json!(value))).unwrap_err();
+            assert!(message.to_string().contains(key), "{message}");
+        }
     }
 
     #[test]

@@ -352,6 +352,22 @@ mod tests {
     }
 
     #[test]
+    fn files_in_mxfp4_are_a_third_of_what_the_model_takes_in_bf16() {
+        // in GB: the file with 17 bytes for 32 numbers of experts, and the model
+        for (name, file, model) in [
+            ("gpt-oss-20b", 13.76, 41.83),
+            ("gpt-oss-120b", 65.25, 233.66),
+        ] {
+            let sizes = Sizes::of(&public(name).expect("known"), None);
+            let (total, experts) = (sizes.total(), sizes.expert_matrices());
+            let bytes = 2 * (total - experts) + experts * 17 / 32;
+            let found = [bytes as f64 / 1e9, 2.0 * total as f64 / 1e9];
+            let near = (found[0] - file).abs() < 0.006 && (found[1] - model).abs() < 0.006;
+            assert!(near, "{name}: {found:?}");
+        }
+    }
+
+    #[test]
     fn a_token_goes_through_few_of_the_experts() {
         // in billions, embedding and head included, as the names say
         for (name, billions) in [
