@@ -35,9 +35,15 @@ pub trait TensorRanks: Debug + Send + Sync {
     fn size(&self) -> usize;
 
     /// The sum of values over the ranks, in their order.
+    ///
+    /// # Errors
+    /// Where a rank is gone, late, or in another operation.
     fn all_reduce(&self, own: Flat) -> Result<Flat, CollectiveError>;
 
     /// Every rank's values one behind the other. All give as many.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
     fn all_gather(&self, own: Flat) -> Result<Flat, CollectiveError>;
 }
 

@@ -37,7 +37,10 @@ impl TensorShare {
         Self { rank, ranks }
     }
 
-    /// Refuses a model that so many devices cannot share while it samples. The error says why, and what to do instead.
+    /// Refuses a model that so many devices cannot share while it samples.
+    ///
+    /// # Errors
+    /// Why not, and what to do instead.
     pub fn check(arch: &Arch, ranks: usize) -> Result<(), String> {
         if ranks <= 1 {
             return Ok(());

@@ -1,5 +1,4 @@
 use super::*;
-use crate::PlannedFor;
 use crate::estimate::{CriticWork, Parallel, Sizes, Workload, Zero, rules};
 use crate::test_support::{device, kernels};
 use crate::{
