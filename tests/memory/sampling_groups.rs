@@ -1,4 +1,4 @@
-//! Predicted and counted bytes of a rank that samples with two others, from weights that it has and from weights that they share out.
+//! Predicted and counted bytes of a rank that samples with two others, from weights that each has.
 
 use crate::cases::llama;
 use crate::loopback::Loopback;
@@ -11,7 +11,7 @@ use firebrick::backends::device::{Backend, open};
 use firebrick::backends::profile;
 use firebrick::engine::executor::{Residency, ResidentModel};
 use firebrick::engine::plan::estimate::{Parallel, estimate_parallel};
-use firebrick::engine::plan::{MemoryConfig, Role, Zero};
+use firebrick::engine::plan::{MemoryConfig, Role};
 use firebrick::engine::world::World;
 use firebrick::models::Decoder;
 use firebrick::models::generate::{Generator, SamplingParams};
@@ -76,27 +76,13 @@ fn measure(case: &Case, memory: &MemoryConfig) -> [u64; 2] {
 }
 
 fn predictions_for_a_rank_that_samples_with_others_are_within_15_percent() {
-    let mut counted_bytes = Vec::new();
-    for zero in [Zero::Off, Zero::Stage3] {
-        let memory = MemoryConfig {
-            zero_stage: zero.number(),
-            gradient_checkpointing: true,
-            ..MemoryConfig::default()
-        };
-        let case = Case::new("llama, 26 M, sampling", &llama(), [48, 16, 32]).sampled(8);
-        let [predicted, counted] = measure(&case, &memory);
-        let off = predicted.abs_diff(counted);
-        let allowed = (TOLERANCE * counted as f64) as u64 + Pool::HEAP.fixed_bytes;
-        assert!(
-            off <= allowed,
-            "{zero:?}: {predicted} predicted, {counted} counted"
-        );
-        counted_bytes.push(counted);
-    }
-    // two thirds of the weights are elsewhere
-    let weights = 4 * 26_000_000;
-    assert!(
-        counted_bytes[0] - counted_bytes[1] > weights / 2,
-        "{counted_bytes:?}"
-    );
+    let memory = MemoryConfig {
+        gradient_checkpointing: true,
+        ..MemoryConfig::default()
+    };
+    let case = Case::new("llama, 26 M, sampling", &llama(), [48, 16, 32]).sampled(8);
+    let [predicted, counted] = measure(&case, &memory);
+    let off = predicted.abs_diff(counted);
+    let allowed = (TOLERANCE * counted as f64) as u64 + Pool::HEAP.fixed_bytes;
+    assert!(off <= allowed, "{predicted} predicted, {counted} counted");
 }

@@ -417,6 +417,20 @@ fn a_cluster_s_plan_is_written_for_as_many_ranks_and_estimates_are_not_run() {
     let sampled = ["--data-parallel", "4", "--rollout-tensor-parallel", "2"];
     let said = succeeded(&bench.firebrick("plan", &sampled));
     assert!(said.contains("data 4 x tensor 2 in sampling"), "{said}");
+    assert!(said.contains("run by `mpirun -n 4"), "{said}");
+    assert!(!said.contains("an estimate"), "{said}");
+    let said = json(&bench, &sampled);
+    let settings = said["settings"].as_array().unwrap();
+    let own = "rollout.tensor_model_parallel_size=2";
+    assert!(
+        settings.iter().any(|setting| setting == own),
+        "{settings:?}"
+    );
+    // the key says the same
+    let configured = json(&bench, &["--data-parallel", "4", own]);
+    assert_eq!(configured["parallel"], said["parallel"]);
+    let trained = ["--data-parallel", "2", "--tensor-parallel", "2"];
+    let said = succeeded(&bench.firebrick("plan", &trained));
     assert!(said.contains("an estimate: "), "{said}");
 }
 
