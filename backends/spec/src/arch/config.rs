@@ -68,11 +68,7 @@ impl Arch {
             attention_gate: family.is_qwen3_5() && f.flag("attn_output_gate", true)?,
             rotary_dim: partial_rotary(&f, family, head_dim)?,
             max_positions: stretched(&ropes, max_positions),
-            norm_eps: match f.number("rms_norm_eps")? {
-                Some(eps) => eps,
-                None if gpt_oss || matches!(family, Family::Olmo3 | Family::Ministral3) => 1e-5,
-                None => 1e-6,
-            },
+            norm_eps: norm_eps(&f, family)?,
             norm_offset: gemma || family.is_qwen3_5(),
             qkv_bias: family == Family::Qwen2 || bias,
             o_bias: bias && family != Family::Qwen2,
@@ -152,6 +148,15 @@ fn intermediate_size(f: &Fields<'_>, family: Family) -> Result<usize> {
         Family::Qwen3_5Moe | Family::GptOss => Ok(f.size("intermediate_size")?.unwrap_or(0)),
         _ => f.required("intermediate_size"),
     }
+}
+
+/// The epsilon of norms; transformers' default of the family where a config names none.
+fn norm_eps(f: &Fields<'_>, family: Family) -> Result<f64> {
+    let default = match family {
+        Family::Olmo3 | Family::Ministral3 | Family::GptOss => 1e-5,
+        _ => 1e-6,
+    };
+    Ok(f.number("rms_norm_eps")?.unwrap_or(default))
 }
 
 /// Factor of the gate in the sigmoid of gpt-oss's experts (`swiglu_alpha`).
