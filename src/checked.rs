@@ -245,7 +245,11 @@ impl Look {
         let message = own.map_or_else(|| format!("{error:#}"), message);
         let message = message.trim_start_matches("config: ").to_owned();
         if !self.is_told(&message) {
-            self.problems.push(self.file.problem(&message));
+            let mut problem = self.file.problem(&message);
+            if message.contains("no plan fits") {
+                problem = self.file.problem_of("memory.budget", &message);
+            }
+            self.problems.push(problem);
         }
     }
 }
