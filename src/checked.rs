@@ -5,7 +5,7 @@ use firebrick::backends::device;
 use firebrick::engine::config::{CheckedFile, Problem, RunConfig};
 use firebrick::engine::hub::{ModelFiles, model_folder, stay_offline};
 use firebrick::engine::reward;
-use firebrick::engine::task::{RewardKind, RowFiles, TaskError, TaskProblem};
+use firebrick::engine::task::{RewardKind, RowFiles, TaskConfig, TaskError, TaskProblem};
 use firebrick::engine::{self, Error};
 use firebrick::models::{Checkpoint, Tokenizer};
 use firebrick::spec::Arch;
@@ -33,6 +33,7 @@ pub fn check(path: &Path, overrides: &[String], offline: bool) -> anyhow::Result
         left_out: Vec::new(),
         file,
         offline,
+        wrong: Vec::new(),
     };
     if let Some(named) = config.as_ref().or(rest.as_ref()) {
         look.models(named);
@@ -53,6 +54,8 @@ struct Look {
     problems: Vec<Problem>,
     left_out: Vec<String>,
     offline: bool,
+    /// Keys whose values are wrong.
+    wrong: Vec<String>,
 }
 
 impl Look {
@@ -61,6 +64,7 @@ impl Look {
         if self.leaves_out(key, error) {
             return;
         }
+        self.wrong.push(key.to_owned());
         let message = message(error);
         if self.is_told(&message) {
             return;
@@ -181,6 +185,31 @@ impl Look {
         }
     }
 
+    /// Takes the rewards that are wrong out of what is planned: what nothing fits without them, nothing fits with them.
+    fn leave_wrong_rewards(&self, config: &mut RunConfig) {
+        let Some(TaskConfig::Dataset(rows) | TaskConfig::Jsonl(rows)) = &mut config.task else {
+            return;
+        };
+        let is_wrong = |at: usize| {
+            let key = format!("task.rewards.{at}");
+            let below = |own: &String| {
+                own.strip_prefix(&key)
+                    .map(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
+            };
+            self.wrong.iter().any(|own| below(own).unwrap_or(false))
+        };
+        let mut at = 0;
+        rows.rewards.retain(|_| {
+            at += 1;
+            !is_wrong(at - 1)
+        });
+        // a list without any is a mistake of its own, and a rule takes no memory
+        if rows.rewards.is_empty() && at > 0 {
+            let rule = RewardKind::Exact { ignore_case: false };
+            rows.rewards.push(rule.into());
+        }
+    }
+
     /// What only a plan finds: memory, lengths, what the device and the model do not do together.
     fn plan(&mut self, mut config: RunConfig) {
         // a share of the memory of a card that is elsewhere; the CPU is always here
@@ -193,6 +222,7 @@ impl Look {
                 config.device
             ));
         }
+        self.leave_wrong_rewards(&mut config);
         let spread = Spread::of_sequences(config.memory.ulysses_sequence_parallel_size);
         let task = config.task.clone();
         let error = match planned::plan(config, spread) {
@@ -215,7 +245,11 @@ impl Look {
         let message = own.map_or_else(|| format!("{error:#}"), message);
         let message = message.trim_start_matches("config: ").to_owned();
         if !self.is_told(&message) {
-            self.problems.push(self.file.problem(&message));
+            let mut problem = self.file.problem(&message);
+            if message.contains("no plan fits") {
+                problem = self.file.problem_of("memory.budget", &message);
+            }
+            self.problems.push(problem);
         }
     }
 }

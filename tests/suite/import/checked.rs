@@ -13,7 +13,7 @@ use crate::support::{checked, fixtures};
 
 /// A model that holds the lengths of all runs and divides over their ranks.
 const CONFIG: &str = r#"{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 512, "max_position_embeddings": 131072,
+    "num_hidden_layers": 32, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 512, "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": true, "eos_token_id": 511, "torch_dtype": "float32"}"#;
 
 /// Adapters of such a model: their settings, which are all that a check reads.
