@@ -311,6 +311,7 @@ pub fn public(name: &str) -> Result<Arch> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::experts::ExpertWidths;
     use super::super::sizes::Sizes;
     use super::*;
 
@@ -365,6 +366,14 @@ mod tests {
             let near = (found[0] - file).abs() < 0.006 && (found[1] - model).abs() < 0.006;
             assert!(near, "{name}: {found:?}");
         }
+    }
+
+    #[test]
+    fn a_joined_product_of_gate_and_up_counts_beside_its_halves() {
+        let running = |name| ExpertWidths::of(&public(name).expect("known"), true).running([2, 3]);
+        // eight experts of 768 with matrices of their own, and of 512 with a joined one beside a shared expert of 512
+        assert_eq!(running("Qwen3-30B-A3B"), [2, 3].map(|n| n * 8 * 768));
+        assert_eq!(running("Qwen3.5-35B-A3B"), [4, 5].map(|n| n * 8 * 512));
     }
 
     #[test]
