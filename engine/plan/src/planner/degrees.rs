@@ -80,8 +80,8 @@ pub struct ClusterFit {
     pub request: Request,
     /// The plan of each device.
     pub fit: Fit,
-    /// Degrees that fit as well, the fastest first. Without estimates all that fit; with them, those that were the fastest when they were
-    /// tried.
+    /// Degrees that fit as well, the fastest first. Where there are few to try, all that fit; else, and with estimates, those that were the
+    /// fastest when they were tried.
     pub others: Vec<DegreesThatFit>,
 }
 
@@ -92,7 +92,8 @@ impl Request {
     /// Where no degrees make up the cluster's devices and divide the work, and where nothing fits: by how much, and what would.
     pub fn fit_cluster(&self, cluster: Cluster, asked: &Degrees) -> Result<ClusterFit> {
         let candidates = self.candidates(cluster, asked)?;
-        match best_of(candidates.clone(), asked.estimated)? {
+        let prunes = asked.estimated || candidates.len() > FEW;
+        match best_of(candidates.clone(), prunes)? {
             Some(found) => Ok(found),
             None => Err(self.infeasible(cluster, asked, &candidates)?),
         }
@@ -307,6 +308,9 @@ fn frugal(request: &Request) -> Result<Option<u64>> {
     }
     Ok(least)
 }
+
+/// Candidates up to which each is searched to its end, so that all that fit can be listed.
+const FEW: usize = 24;
 
 /// The highest degree but that of replicas that is tried: no machine has more devices, and no model more layers.
 const HIGHEST: u64 = 1024;
