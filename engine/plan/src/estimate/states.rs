@@ -3,7 +3,7 @@
 //!
 //! | held | bytes | where |
 //! |---|---|---|
-//! | weights | w P; in few bits those of [`base`](super::base) | device; streamed: host, and `1 + prefetch` segments on the device while the model runs; all of them during sampling |
+//! | weights | w P; in few bits those of `estimate::base` | device; streamed: host, and `1 + prefetch` segments on the device while the model runs; all of them during sampling |
 //! | gradients | 4 P | device, or host as each segment is complete; with the update in the backward pass one segment's, on the last micro-batch |
 //! | masters | 4 P · fraction; 4 P in half precision | host, with the optimizer there; in half precision with the moments, wherever they are |
 //! | moments | 8 P in f32, 4 P in bf16, 2 P + 8 P / 256 in 8-bit blocks | device or host; idle ones visit for the update |

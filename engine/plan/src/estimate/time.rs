@@ -21,7 +21,7 @@
 //!
 //! [`DeviceProfile::overlaps_copies`]: firebrick_spec::DeviceProfile::overlaps_copies
 //!
-//! Of several devices each has its share of the work; what they send each other ([`communication`](super::communication)) is added to the
+//! Of several devices each has its share of the work; what they send each other (`estimate::communication`) is added to the
 //! phase that it belongs to, since nothing hides it. `P` pipeline stages take `m + P - 1` turns for `m` micro-batches, and one after
 //! the other while a token is sampled.
 

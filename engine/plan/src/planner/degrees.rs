@@ -241,7 +241,7 @@ fn impossible(cluster: Cluster, asked: &Degrees) -> Error {
     ))
 }
 
-/// The fastest fit of all candidates. With many of them, each is given up where it cannot be faster than the best so far.
+/// The fastest fit of all candidates. With many of them, each is given up where it cannot be nearly as fast as the best so far.
 fn best_of(candidates: Vec<(f64, Request)>, prunes: bool) -> Result<Option<ClusterFit>> {
     let mut best: Option<(f64, Request, Fit)> = None;
     let mut others = Vec::new();
@@ -249,7 +249,7 @@ fn best_of(candidates: Vec<(f64, Request)>, prunes: bool) -> Result<Option<Clust
         let bound = best
             .as_ref()
             .filter(|_| prunes)
-            .map_or(f64::INFINITY, |(cost, ..)| *cost);
+            .map_or(f64::INFINITY, |(cost, ..)| NEARLY * cost);
         if prunes && least >= bound {
             continue;
         }
@@ -308,6 +308,9 @@ fn frugal(request: &Request) -> Result<Option<u64>> {
     }
     Ok(least)
 }
+
+/// What others that fit may take of the fastest's time to be listed, where there are many to try.
+const NEARLY: f64 = 1.1;
 
 /// Candidates up to which each is searched to its end, so that all that fit can be listed.
 const FEW: usize = 24;
