@@ -143,8 +143,8 @@ fn predictions_are_within_15_percent_of_what_the_pool_counts(device: &Device) {
     checked("predictions against a pool", PLANS.len());
 }
 
-/// The vocabulary of Qwen2.5, rows of a chunk, and hidden dimensions: few, so that logits are what counts.
-const VOCABULARY: usize = 152_064;
+/// The vocabulary of Gemma 3, rows of a chunk, and hidden dimensions: few, so that logits are what counts.
+const VOCABULARY: usize = 262_144;
 const ROWS: usize = 128;
 const HIDDEN: usize = 16;
 const TEMPERATURE: f64 = 0.8;
@@ -232,18 +232,25 @@ fn with_tiles(chunk: &Chunk) -> [Tensor<2>; 4] {
 
 fn the_head_of_a_large_vocabulary_needs_a_twentieth_of_what_whole_logits_need(device: &Device) {
     let (whole, expected) = grown(device, with_logits);
-    // once in some dozen runs a page came back too late to be taken again: the least is what it needs
-    let tries = (0..3).map(|_| grown(device, with_tiles));
-    let (tiled, found) = tries.min_by_key(|(bytes, _)| *bytes).expect("three");
-    for (found, expected) in found.iter().zip(&expected) {
-        assert_gradient("tiles against whole logits", found, expected, 1e-4);
-    }
     // the gradient of the projection is the result, not what it takes
     let result = (VOCABULARY * HIDDEN * 4) as u64;
+    let is_enough = |bytes: u64| 20 * (bytes - result) <= whole - result;
+    // a busy machine may give pages back too late to be taken again: what it needs is what one of a few tries takes
+    let mut tiled = u64::MAX;
+    for _ in 0..5 {
+        let (bytes, found) = grown(device, with_tiles);
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_gradient("tiles against whole logits", found, expected, 1e-4);
+        }
+        tiled = tiled.min(bytes);
+        if is_enough(tiled) {
+            break;
+        }
+    }
     let said =
         format!("{tiled} bytes by tiles, {whole} with whole logits, {result} of them the result");
     report(&format!(
         "a head of {ROWS} rows and {VOCABULARY} tokens: {said}"
     ));
-    assert!(20 * (tiled - result) <= whole - result, "{said}");
+    assert!(is_enough(tiled), "{said}");
 }
