@@ -5,7 +5,7 @@ use crate::arguments::ImportArgs;
 use crate::output;
 use crate::table::Table;
 use firebrick::engine::Error;
-use firebrick::engine::import::{Imported, Options, Outcome, Row, SourceFile, import};
+use firebrick::engine::import::{Imported, KeyOutcome, Options, Row, SourceFile, import};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -81,7 +81,7 @@ fn heading(imported: &Imported, files: &[&str]) -> String {
 
 /// The account: what each key became, by kind.
 fn table(imported: &Imported) -> String {
-    let count = |wanted: fn(&Outcome) -> bool| {
+    let count = |wanted: fn(&KeyOutcome) -> bool| {
         imported
             .rows
             .iter()
@@ -92,10 +92,10 @@ fn table(imported: &Imported) -> String {
         "{} keys of {}: {} mapped, {} not needed here, {} cannot be done, {} unknown\n",
         imported.rows.len(),
         imported.engine,
-        count(|o| matches!(o, Outcome::Mapped { .. })),
-        count(|o| matches!(o, Outcome::NotNeeded { .. })),
-        count(|o| matches!(o, Outcome::Cannot { .. })),
-        count(|o| matches!(o, Outcome::Unknown { .. })),
+        count(|o| matches!(o, KeyOutcome::Mapped { .. })),
+        count(|o| matches!(o, KeyOutcome::NotNeeded { .. })),
+        count(|o| matches!(o, KeyOutcome::Cannot { .. })),
+        count(|o| matches!(o, KeyOutcome::Unknown { .. })),
     );
     mapped(&mut text, "MAPPED", &imported.rows);
     let kinds: [(&str, Reason); 3] = [
@@ -129,25 +129,25 @@ fn table(imported: &Imported) -> String {
 }
 
 /// What there is to say of a key that set nothing; nothing where it is of another kind.
-type Reason = fn(&Outcome) -> Option<String>;
+type Reason = fn(&KeyOutcome) -> Option<String>;
 
-fn not_needed(outcome: &Outcome) -> Option<String> {
+fn not_needed(outcome: &KeyOutcome) -> Option<String> {
     match outcome {
-        Outcome::NotNeeded { why } => Some(why.clone()),
+        KeyOutcome::NotNeeded { why } => Some(why.clone()),
         _ => None,
     }
 }
 
-fn cannot(outcome: &Outcome) -> Option<String> {
+fn cannot(outcome: &KeyOutcome) -> Option<String> {
     match outcome {
-        Outcome::Cannot { why } => Some(why.clone()),
+        KeyOutcome::Cannot { why } => Some(why.clone()),
         _ => None,
     }
 }
 
-fn unknown(outcome: &Outcome) -> Option<String> {
+fn unknown(outcome: &KeyOutcome) -> Option<String> {
     match outcome {
-        Outcome::Unknown { nearest } => {
+        KeyOutcome::Unknown { nearest } => {
             let known = nearest.as_ref();
             Some(known.map_or_else(String::new, |key| format!("did you mean {key}?")))
         }
@@ -175,7 +175,7 @@ fn mapped(text: &mut String, title: &str, rows: &[Row]) {
     let mut table = Table::new(3, &[title, "HERE", ""]);
     let mut any = false;
     for row in rows {
-        let Outcome::Mapped { settings, note } = &row.outcome else {
+        let KeyOutcome::Mapped { settings, note } = &row.outcome else {
             continue;
         };
         any = true;

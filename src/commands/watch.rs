@@ -1,7 +1,7 @@
 //! `firebrick watch`: the live view of a run in another process, or of one that has ended.
 
 use crate::arguments::WatchArgs;
-use crate::live::{LiveState, Source, Theme, can_show, picture, show};
+use crate::live::{LiveState, Theme, UpdateSource, can_show, picture, show};
 use crate::output;
 use firebrick::engine::report::Follower;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ pub fn run(args: &WatchArgs) -> anyhow::Result<()> {
 }
 
 /// What a folder says from time to time.
-fn followed(mut follower: Follower) -> Source {
+fn followed(mut follower: Follower) -> UpdateSource {
     let mut looked: Option<Instant> = None;
     Box::new(move |state| {
         if looked.is_some_and(|at| at.elapsed() < LOOK) {

@@ -1,6 +1,6 @@
 //! The observer of a run that is shown where it runs.
 
-use super::screen::{Screen, Source};
+use super::screen::{Screen, UpdateSource};
 use super::state::LiveState;
 use super::steering::Steering;
 use super::theme::Theme;
@@ -123,7 +123,7 @@ impl Drop for Live {
 }
 
 /// The news of a channel, as far as they have arrived.
-fn received(arrived: Receiver<ViewUpdate>) -> Source {
+fn received(arrived: Receiver<ViewUpdate>) -> UpdateSource {
     Box::new(move |_| {
         let mut news = Vec::new();
         loop {

@@ -27,7 +27,7 @@ mod tests;
 
 pub use feed::Live;
 pub use picture::picture;
-pub use screen::{Source, show};
+pub use screen::{UpdateSource, show};
 pub use state::LiveState;
 pub use terminal::{can_show, restore};
 pub use theme::Theme;

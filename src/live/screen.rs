@@ -23,7 +23,8 @@ const TICK: Duration = Duration::from_millis(100);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Gives the news since the last call, and may change the state besides; none once there will be no more.
-pub type Source = Box<dyn FnMut(&mut LiveState) -> anyhow::Result<Option<Vec<ViewUpdate>>> + Send>;
+pub type UpdateSource =
+    Box<dyn FnMut(&mut LiveState) -> anyhow::Result<Option<Vec<ViewUpdate>>> + Send>;
 
 /// A view that is drawn on a thread of its own.
 pub struct Screen {
@@ -35,7 +36,7 @@ impl Screen {
     /// Takes the terminal and begins to draw.
     pub fn start(
         state: LiveState,
-        source: Source,
+        source: UpdateSource,
         steering: Option<Arc<Steering>>,
         theme: Theme,
     ) -> std::io::Result<Self> {
@@ -77,7 +78,7 @@ impl Screen {
 }
 
 /// Shows a view until its keys leave it.
-pub fn show(state: LiveState, source: Source, theme: Theme) -> anyhow::Result<()> {
+pub fn show(state: LiveState, source: UpdateSource, theme: Theme) -> anyhow::Result<()> {
     let console = take()?;
     let never = AtomicBool::new(false);
     let shown = catch_unwind(AssertUnwindSafe(|| {
@@ -104,7 +105,7 @@ fn take() -> std::io::Result<Console> {
 fn run(
     mut console: Console,
     mut state: LiveState,
-    mut source: Source,
+    mut source: UpdateSource,
     steering: Option<&Steering>,
     theme: Theme,
     over: &AtomicBool,

@@ -143,10 +143,10 @@ pub struct PhasePart {
 }
 
 /// A label, the metric, how it is written. A name that ends in `/` is that of the first metric below it.
-type Source = (&'static str, &'static str, Unit);
+type HeadlineMetric = (&'static str, &'static str, Unit);
 
 /// What tells how reinforcement learning does. Not the loss: that of a policy gradient says little.
-const RL: [Source; 6] = [
+const RL: [HeadlineMetric; 6] = [
     ("reward", "critic/score/mean", Unit::Number),
     ("validation", "val-core/", Unit::Alone),
     ("truncated", "response_length/clip_ratio", Unit::Percent),
@@ -156,7 +156,7 @@ const RL: [Source; 6] = [
 ];
 
 /// The same of supervised training.
-const SFT: [Source; 6] = [
+const SFT: [HeadlineMetric; 6] = [
     ("loss", "train/loss", Unit::Number),
     ("validation", "val/loss", Unit::Alone),
     ("perplexity", "val/perplexity", Unit::Alone),
@@ -301,7 +301,7 @@ impl LiveState {
         }
     }
 
-    fn sources(&self) -> [Source; 6] {
+    fn sources(&self) -> [HeadlineMetric; 6] {
         match self.mode {
             Mode::Rl => RL,
             Mode::Sft => SFT,
@@ -311,7 +311,7 @@ impl LiveState {
     /// The headline numbers.
     pub fn headlines(&self) -> Vec<Headline> {
         let sources = self.sources();
-        let headline = |(at, (label, name, unit)): (usize, Source)| {
+        let headline = |(at, (label, name, unit)): (usize, HeadlineMetric)| {
             let value = find(&self.metrics, name);
             let before = self.headlines.front().and_then(|values| values[at]);
             let several = self.headlines.len() > 1 && unit != Unit::Alone;

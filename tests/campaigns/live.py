@@ -1,4 +1,5 @@
-"""The live view under tmux: driven by keys in windows of 80x24 and 200x60, and what is left of the terminal when the program is killed."""
+"""The live view under tmux: driven by keys in windows of 80x24 and 200x60, its screens beside those that are kept, what it costs a step,
+and what is left of the terminal when the program is killed."""
 
 import argparse
 import json
@@ -8,11 +9,18 @@ import re
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
+import sys
 import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+SUPPORT = ROOT / "tests/campaigns/support"
+SCREENS = SUPPORT / "screens"
+sys.path.insert(0, str(SUPPORT))
+import synthetic_run  # noqa: E402
+
 SIZES = [(80, 24), (200, 60)]
 PROMPT = "ready$ "
 failures = []
@@ -158,6 +166,93 @@ def keys(options, folder, columns, rows):
         window.close()
 
 
+def differences(found, kept):
+    """The lines in which two screens differ, one below the other."""
+    found, kept = found.split("\n"), kept.split("\n")
+    length = max(len(found), len(kept))
+    pairs = zip(found + [""] * (length - len(found)), kept + [""] * (length - len(kept)))
+    return "\n".join(f"{at:>4} kept  {k}\n     found {f}" for at, (f, k) in enumerate(pairs) if f != k)
+
+
+def compared(options, folder, columns, rows):
+    """A run that has ended, the same to the character wherever it is watched: its screens after keys and resizes are those that are kept."""
+    run = folder / "synthetic"
+    if not run.exists():
+        synthetic_run.write(run, 1, 40, 8)
+    window = Window(folder, columns, rows)
+
+    def state(name):
+        kept = SCREENS / f"{columns}x{rows}-{name}.txt"
+        if options.keep_screens:
+            time.sleep(2)
+            kept.write_text(window.screen())
+        known = kept.read_text()
+        screen = window.wait(lambda screen: screen == known, 20)
+        check(screen == known, f"{columns}x{rows}: the screen {kept.name} is the one that is kept", differences(screen, known))
+
+    try:
+        # a relative name: the view shows it
+        window.run(f"clear; {shlex.join([options.firebrick, 'watch', run.name])}")
+        state("begin")
+        window.type("n")
+        state("best")
+        window.type("n")
+        state("worst")
+        window.type("?")
+        state("help")
+        window.type("?")
+        window.tmux("resize-window", "-x", "40", "-y", "12")
+        state("small")
+    finally:
+        window.close()
+
+
+def seconds_of_view(pid):
+    """Processor seconds that the thread of the view has taken."""
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        try:
+            if (task / "comm").read_text().strip() == "live view":
+                fields = (task / "stat").read_text().rsplit(")", 1)[1].split()
+                return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def mean_step(output):
+    """Seconds of a step, without the first two and without validation."""
+    rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    steps = [row["timing_s/step"] for row in rows if "timing_s/step" in row]
+    return statistics.mean(steps[2:])
+
+
+def cost(options, folder):
+    """What the view takes of a step: the processor time of its thread beside the time of the run, and steps with it beside steps without."""
+    words = [f"trainer.steps={options.steps}", "warmup.sft.steps=60", "trainer.test_freq=1000"]
+    ratios, shares = [], []
+    for pair in range(options.pairs):
+        found = {}
+        for plain in (False, True) if pair % 2 else (True, False):
+            window = Window(folder, 200, 60)
+            output = folder / f"cost-{pair}-{plain}"
+            try:
+                train(window, options, output, *words, *(["--plain"] if plain else []))
+                if not plain:
+                    window.wait(lambda screen: steps(screen) >= 3, 180)
+                    pid = window.pid()
+                    began, busy = time.monotonic(), seconds_of_view(pid)
+                    window.wait(lambda screen: steps(screen) >= options.steps - 2, 600)
+                    shares.append((seconds_of_view(pid) - busy) / (time.monotonic() - began))
+                window.wait(lambda screen: "finished:" in screen, 600)
+            finally:
+                window.close()
+            found[plain] = mean_step(output)
+        ratios.append(found[False] / found[True])
+    share, ratio = statistics.median(shares), statistics.median(ratios)
+    print(f"        a step with the view takes {ratio:.3f} of one without (median of {len(ratios)} pairs: {' '.join(f'{r:.3f}' for r in ratios)})")
+    check(share <= 0.01, f"the view's thread computes {100 * share:.2f} % of a step's time: at most 1 %")
+
+
 def killed(options, folder, sign):
     """A run that a signal ends."""
     name = signal.Signals(sign).name
@@ -223,6 +318,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--firebrick", default=str(ROOT / "target/release/firebrick"), help="the program (default: %(default)s)")
     parser.add_argument("--screens", type=pathlib.Path, help="write the screens of both sizes into this folder")
+    parser.add_argument("--keep-screens", action="store_true", help="keep the screens of a run that has ended as those to compare with")
+    parser.add_argument("--pairs", type=int, default=5, help="runs with the view and without whose steps are compared (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=40, help="steps of each of them (default: %(default)s)")
+    parser.add_argument("--only", choices=["keys", "screens", "cost", "signals", "lines"], help="only this part")
     options = parser.parse_args()
     if shutil.which("tmux") is None:
         raise SystemExit("tmux is missing: apt-get install tmux")
@@ -231,12 +330,20 @@ def main():
         options.screens.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="firebrick-live-") as folder:
         folder = pathlib.Path(folder)
+        wanted = lambda part: options.only in (None, part)
         for columns, rows in SIZES:
-            keys(options, folder, columns, rows)
-        for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL):
-            killed(options, folder, sign)
-        stopped(options, folder)
-        lines(options, folder)
+            if wanted("keys"):
+                keys(options, folder, columns, rows)
+            if wanted("screens"):
+                compared(options, folder, columns, rows)
+        if wanted("signals"):
+            for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL):
+                killed(options, folder, sign)
+            stopped(options, folder)
+        if wanted("lines"):
+            lines(options, folder)
+        if wanted("cost"):
+            cost(options, folder)
     if failures:
         raise SystemExit(f"{len(failures)} checks failed")
     print("all checks hold")

@@ -32,12 +32,12 @@ pub struct CheckedFile {
     /// Where something is: what can be read of it without what is wrong, neither checked nor resolved, for a look at the files that it
     /// names.
     pub rest: Option<RunConfig>,
-    source: Source,
+    source: FileKeys,
 }
 
 /// A file's text as places in it are looked up.
 #[derive(Debug, Default)]
-struct Source {
+struct FileKeys {
     spans: Spans,
     /// Paths that were set on the command line, as pointers.
     overridden: Vec<String>,
@@ -67,7 +67,7 @@ impl CheckedFile {
             Ok(root) => root,
             Err(error) => return Ok(Self::unreadable(text, &error)),
         };
-        let source = Source {
+        let source = FileKeys {
             spans: Spans::of(text),
             overridden: overridden(overrides),
             known: keys().into_iter().map(|key| key.path).collect(),
@@ -134,7 +134,7 @@ impl CheckedFile {
             problems: vec![problem],
             config: None,
             rest: None,
-            source: Source::default(),
+            source: FileKeys::default(),
         }
     }
 
@@ -188,7 +188,7 @@ impl CheckedFile {
     }
 }
 
-impl Source {
+impl FileKeys {
     /// Where a value is, or its key; what holds it where it is not in the file itself.
     fn place(&self, pointer: &str, at_key: bool) -> Option<Place> {
         let on_command_line = |own: &String| {

@@ -2,7 +2,7 @@
 
 use super::assembly::Missing;
 use super::engine::Engine;
-use super::entry::Place;
+use super::entry::SourceLocation;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -33,18 +33,18 @@ pub struct Row {
     /// Its value.
     pub value: Value,
     /// Where it stands; nothing for a default.
-    pub place: Option<Place>,
+    pub place: Option<SourceLocation>,
     /// Where it stood before that, and was overridden.
-    pub replaces: Vec<Place>,
+    pub replaces: Vec<SourceLocation>,
     /// What became of it.
     #[serde(flatten)]
-    pub outcome: Outcome,
+    pub outcome: KeyOutcome,
 }
 
 /// What became of a key.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
-pub enum Outcome {
+pub enum KeyOutcome {
     /// It has a counterpart here.
     Mapped {
         /// The settings that it became.

@@ -9,14 +9,14 @@ pub(super) type Environment<'e> = &'e dyn Fn(&str) -> Option<String>;
 
 /// Where a key stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct SourceLocation {
     /// The file's name, as it was given.
     pub file: String,
     /// Line, counted from 1, where it is known.
     pub line: Option<usize>,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourceLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.line {
             Some(line) => write!(f, "{}:{line}", self.file),
@@ -45,13 +45,13 @@ pub(super) struct Entry {
     /// Dotted path.
     pub key: String,
     pub given: Given,
-    pub place: Place,
+    pub place: SourceLocation,
     /// Hydra's `~key`: the key is taken out.
     pub removes: bool,
 }
 
 impl Entry {
-    pub fn new(key: impl Into<String>, given: Given, place: &Place) -> Self {
+    pub fn new(key: impl Into<String>, given: Given, place: &SourceLocation) -> Self {
         Self {
             key: key.into(),
             given,
@@ -61,7 +61,7 @@ impl Entry {
     }
 
     /// Entries of a value: a mapping is its parts, with dotted keys.
-    pub fn flatten(key: &str, value: Value, place: &Place, into: &mut Vec<Self>) {
+    pub fn flatten(key: &str, value: Value, place: &SourceLocation, into: &mut Vec<Self>) {
         match value {
             Value::Object(map) if !map.is_empty() => {
                 for (part, value) in map {

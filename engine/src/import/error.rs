@@ -1,6 +1,6 @@
 //! What of a file cannot be read at all.
 
-use super::entry::Place;
+use super::entry::SourceLocation;
 
 /// Errors of reading another engine's files. Keys that are not known are no error: they stand in the table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -9,7 +9,7 @@ pub enum ImportError {
     #[error("{place}: {detail}")]
     Unreadable {
         /// The file, and the line where it is known.
-        place: Place,
+        place: SourceLocation,
         /// What was expected, what was found, what to do.
         detail: String,
     },
@@ -21,7 +21,7 @@ pub enum ImportError {
 impl ImportError {
     pub(super) fn at(file: &str, line: Option<usize>, detail: impl Into<String>) -> Self {
         Self::Unreadable {
-            place: Place {
+            place: SourceLocation {
                 file: file.to_owned(),
                 line,
             },

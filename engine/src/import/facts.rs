@@ -1,6 +1,6 @@
 //! All keys of the files together: later files and lines over earlier ones, the engine's own defaults under all of them.
 
-use super::entry::{Entry, Environment, Given, Place};
+use super::entry::{Entry, Environment, Given, SourceLocation};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -13,9 +13,9 @@ pub(super) struct Fact {
     pub key: String,
     pub given: Given,
     /// Where it stands; nothing for a default of the engine.
-    pub place: Option<Place>,
+    pub place: Option<SourceLocation>,
     /// Where it stood before, and what it was there.
-    pub replaces: Vec<Place>,
+    pub replaces: Vec<SourceLocation>,
 }
 
 /// All keys.
@@ -52,7 +52,7 @@ impl Facts {
         this
     }
 
-    fn put(&mut self, key: String, given: Given, place: Place) {
+    fn put(&mut self, key: String, given: Given, place: SourceLocation) {
         if let Some(&at) = self.index.get(&key) {
             let fact = &mut self.list[at];
             fact.given = given;

@@ -30,10 +30,10 @@ mod verdict;
 mod verl;
 mod yaml;
 
-pub use account::{Imported, Outcome, Row, Setting};
+pub use account::{Imported, KeyOutcome, Row, Setting};
 pub use assembly::Missing;
 pub use engine::Engine;
-pub use entry::Place;
+pub use entry::SourceLocation;
 pub use error::ImportError;
 pub use pipeline::{Options, import};
 pub use source::SourceFile;

@@ -1,6 +1,6 @@
 //! From files to a configuration and its account.
 
-use super::account::{Imported, Outcome, Row, Setting};
+use super::account::{Imported, KeyOutcome, Row, Setting};
 use super::assembly::Assembly;
 use super::engine::Engine;
 use super::entry::Given;
@@ -99,21 +99,21 @@ impl Work {
         });
     }
 
-    fn outcome(&mut self, fact: &Fact, facts: &Facts) -> Outcome {
+    fn outcome(&mut self, fact: &Fact, facts: &Facts) -> KeyOutcome {
         if fact.key.ends_with("_target_") {
-            return Outcome::NotNeeded {
+            return KeyOutcome::NotNeeded {
                 why: "it names a Python class of the other engine".into(),
             };
         }
         let Some((_, answer)) = rule(self.tables, &fact.key) else {
-            return Outcome::Unknown {
+            return KeyOutcome::Unknown {
                 nearest: self.nearest(&fact.key),
             };
         };
         let value = match &fact.given {
             Given::Value(value) => value,
             Given::Open { text, needs } => {
-                return Outcome::Cannot {
+                return KeyOutcome::Cannot {
                     why: format!(
                         "its value `{text}` needs {needs}; set it, or write our key by hand"
                     ),
@@ -121,7 +121,7 @@ impl Work {
             }
         };
         if value == "???" {
-            return Outcome::NotNeeded {
+            return KeyOutcome::NotNeeded {
                 why: "has no value in the files".into(),
             };
         }
@@ -131,17 +131,17 @@ impl Work {
             facts,
         };
         match judge(answer, &asked) {
-            Verdict::NotNeeded(why) => Outcome::NotNeeded { why },
-            Verdict::Cannot(why) => Outcome::Cannot { why },
+            Verdict::NotNeeded(why) => KeyOutcome::NotNeeded { why },
+            Verdict::Cannot(why) => KeyOutcome::Cannot { why },
             Verdict::Set(settings, note) => self.set(fact, settings, note),
         }
     }
 
     /// Puts settings, unless another key of the files has put others there.
-    fn set(&mut self, fact: &Fact, mut settings: Vec<(String, Value)>, note: String) -> Outcome {
+    fn set(&mut self, fact: &Fact, mut settings: Vec<(String, Value)>, note: String) -> KeyOutcome {
         settings.retain(|(key, value)| !value.is_null() || NULLABLE.contains(&key.as_str()));
         if settings.is_empty() {
-            return Outcome::NotNeeded {
+            return KeyOutcome::NotNeeded {
                 why: "has no value in the files".into(),
             };
         }
@@ -152,7 +152,7 @@ impl Work {
         });
         if let Some((key, owner)) = taken {
             let value = self.assembly.get(&key).cloned().unwrap_or_default();
-            return Outcome::Cannot {
+            return KeyOutcome::Cannot {
                 why: format!(
                     "it is {key} too, which {owner} has set to {value}; keep one of the two"
                 ),
@@ -168,7 +168,7 @@ impl Work {
             .into_iter()
             .map(|(key, value)| Setting { key, value })
             .collect();
-        Outcome::Mapped { settings, note }
+        KeyOutcome::Mapped { settings, note }
     }
 
     /// The key of the tables that is spelled most alike.
@@ -192,7 +192,7 @@ impl Work {
         let config = self.config();
         let (rows, assumed): (Vec<Row>, Vec<Row>) =
             self.rows.into_iter().partition(|row| row.place.is_some());
-        let sets = |row: &Row| matches!(row.outcome, Outcome::Mapped { .. });
+        let sets = |row: &Row| matches!(row.outcome, KeyOutcome::Mapped { .. });
         Imported {
             engine,
             config,
@@ -208,12 +208,12 @@ impl Work {
     fn take_back(&mut self, key: &str, why: &str) {
         self.assembly.remove(key);
         for row in &mut self.rows {
-            let Outcome::Mapped { settings, .. } = &mut row.outcome else {
+            let KeyOutcome::Mapped { settings, .. } = &mut row.outcome else {
                 continue;
             };
             settings.retain(|setting| setting.key != key);
             if settings.is_empty() {
-                row.outcome = Outcome::NotNeeded {
+                row.outcome = KeyOutcome::NotNeeded {
                     why: why.to_owned(),
                 };
             }
@@ -304,7 +304,7 @@ impl Work {
             let owned = self.owners.keys().find(named).cloned();
             if let Some(key) = owned {
                 if let Some(owner) = self.owners.remove(&key) {
-                    self.rows[owner].outcome = Outcome::Cannot {
+                    self.rows[owner].outcome = KeyOutcome::Cannot {
                         why: format!("{key} would be refused: {said}"),
                     };
                 }

@@ -1,7 +1,7 @@
 //! Python files: the arguments of TRL's configurations and trainers, and settings that are assigned.
 
 use super::arithmetic::evaluate;
-use super::entry::{Entry, Given, Place};
+use super::entry::{Entry, Given, SourceLocation};
 use super::error::ImportError;
 use super::literal::word;
 use super::python_tokens::{Kind, Token, tokens};
@@ -79,8 +79,8 @@ pub(super) fn entries(file: &str, text: &str) -> Result<Vec<Entry>, ImportError>
     }
 }
 
-fn place(file: &str, line: usize) -> Place {
-    Place {
+fn place(file: &str, line: usize) -> SourceLocation {
+    SourceLocation {
         file: file.to_owned(),
         line: Some(line),
     }
@@ -104,7 +104,13 @@ fn assign(file: &str, statement: &[Token], names: &mut Names, into: &mut Vec<Ent
 }
 
 /// The keyword arguments of the call whose bracket was just opened.
-fn arguments(tokens: &[Token], prefix: &str, place: &Place, names: &Names, into: &mut Vec<Entry>) {
+fn arguments(
+    tokens: &[Token],
+    prefix: &str,
+    place: &SourceLocation,
+    names: &Names,
+    into: &mut Vec<Entry>,
+) {
     let end = closing(tokens);
     let mut position = 0;
     for argument in parts(&tokens[..end]) {
@@ -138,7 +144,7 @@ fn arguments(tokens: &[Token], prefix: &str, place: &Place, names: &Names, into:
                 },
                 value @ ..,
             ] => {
-                let place = &Place {
+                let place = &SourceLocation {
                     line: Some(*line),
                     ..place.clone()
                 };

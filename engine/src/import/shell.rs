@@ -1,6 +1,6 @@
 //! Launch scripts: the settings on the command line that starts a training program.
 
-use super::entry::{Entry, Environment, Given, Place};
+use super::entry::{Entry, Environment, Given, SourceLocation};
 use super::error::ImportError;
 use super::literal::{hydra, word as literal_word};
 use super::shell_words::{Command, Word, commands, flat};
@@ -113,7 +113,7 @@ fn given(word: &Word, text: &str, read: fn(&str) -> Value) -> Given {
 }
 
 fn overrides(file: &str, command: &Command, into: &mut Vec<Entry>) {
-    let place = &Place {
+    let place = &SourceLocation {
         file: file.to_owned(),
         line: Some(command.line),
     };
@@ -139,7 +139,7 @@ fn overrides(file: &str, command: &Command, into: &mut Vec<Entry>) {
 
 /// `--key value`, `--key=value` and `--key` alone, which is true; several values of one key are a list.
 fn flags(file: &str, command: &Command, into: &mut Vec<Entry>) {
-    let place = &Place {
+    let place = &SourceLocation {
         file: file.to_owned(),
         line: Some(command.line),
     };

@@ -1,7 +1,7 @@
 //! Files by what they are: scripts, YAML, JSON, Python.
 
 use super::engine::Engine;
-use super::entry::{Entry, Environment, Place};
+use super::entry::{Entry, Environment, SourceLocation};
 use super::error::ImportError;
 use super::page::Block;
 use super::verdict::rule;
@@ -84,7 +84,7 @@ impl SourceFile {
             read(block).is_ok_and(|entries| entries.iter().any(|own| is_known(&own.key)))
         };
         let block = page::chosen(&self.name, blocks, self.line, has_settings)?;
-        let moved = |place: &mut Place| {
+        let moved = |place: &mut SourceLocation| {
             place.line = place.line.map(|line| line + block.line);
         };
         let mut entries = read(&block).map_err(|error| match error {

@@ -6,7 +6,7 @@ mod turns;
 use super::arithmetic::evaluate;
 use super::entry::{Entry, Given};
 use super::literal::hydra;
-use super::{Engine, ImportError, Imported, Options, Outcome, SourceFile, import};
+use super::{Engine, ImportError, Imported, KeyOutcome, Options, SourceFile, import};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -41,7 +41,7 @@ fn imported(name: &str, text: &str) -> Imported {
     import(&files, &Options::default(), &environment).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn outcome<'i>(imported: &'i Imported, key: &str) -> &'i Outcome {
+fn outcome<'i>(imported: &'i Imported, key: &str) -> &'i KeyOutcome {
     let row = imported.rows.iter().find(|row| row.key == key);
     &row.unwrap_or_else(|| panic!("no row {key}")).outcome
 }
@@ -153,7 +153,7 @@ fn what_only_running_a_script_could_tell_is_named() {
     let script = "NOW=$(date +%Y)\npython3 -m verl.trainer.main_ppo trainer.experiment_name=run-$NOW trainer.nnodes=$NODES data.seed=1\n";
     let imported = imported("run.sh", script);
     let why = |key: &str| match outcome(&imported, key) {
-        Outcome::Cannot { why } => why.clone(),
+        KeyOutcome::Cannot { why } => why.clone(),
         other => panic!("{key}: {other:?}"),
     };
     assert!(why("trainer.experiment_name").contains("the output of the command date +%Y"));
@@ -288,7 +288,7 @@ fn yaml_s_references_to_other_keys_are_followed() {
         "{}",
         imported.config
     );
-    let Outcome::Cannot { why } = outcome(&imported, "actor_rollout_ref.ref.strategy") else {
+    let KeyOutcome::Cannot { why } = outcome(&imported, "actor_rollout_ref.ref.strategy") else {
         panic!("a reference to nothing");
     };
     assert!(why.contains("which is not among the files"), "{why}");
@@ -302,7 +302,7 @@ fn references_in_a_circle_end() {
     );
     for key in ["data.seed", "data.shuffle"] {
         assert!(
-            matches!(outcome(&imported, key), Outcome::Cannot { .. }),
+            matches!(outcome(&imported, key), KeyOutcome::Cannot { .. }),
             "{key}"
         );
     }
@@ -398,7 +398,7 @@ fn anchors_are_followed() {
     assert!(imported.config.contains("train_batch_size: 8"));
     assert!(matches!(
         outcome(&imported, "other.train_batch_size"),
-        Outcome::Unknown { .. }
+        KeyOutcome::Unknown { .. }
     ));
 }
 
@@ -408,7 +408,7 @@ fn an_unknown_key_is_listed_with_the_nearest_known_one() {
         "a.sh",
         "data.train_batch_sise=8 algorithm.adv_estimator=grpo\n",
     );
-    let Outcome::Unknown { nearest } = outcome(&imported, "data.train_batch_sise") else {
+    let KeyOutcome::Unknown { nearest } = outcome(&imported, "data.train_batch_sise") else {
         panic!("known?");
     };
     assert_eq!(nearest.as_deref(), Some("data.train_batch_size"));
@@ -423,7 +423,7 @@ fn a_value_that_is_none_of_a_key_s_is_named_and_leaves_a_configuration_that_is_a
     assert_eq!(imported.problem, None);
     for key in ["data.train_batch_size", "actor_rollout_ref.actor.optim.lr"] {
         assert!(
-            matches!(outcome(&imported, key), Outcome::Cannot { .. }),
+            matches!(outcome(&imported, key), KeyOutcome::Cannot { .. }),
             "{key}: {:?}",
             outcome(&imported, key)
         );
@@ -436,7 +436,7 @@ fn two_keys_of_one_setting_with_two_values_are_not_both_taken() {
         "a.sh",
         "actor_rollout_ref.actor.optim.clip_grad=2 actor_rollout_ref.actor.grad_clip=3\n",
     );
-    let Outcome::Cannot { why } = outcome(&imported, "actor_rollout_ref.actor.grad_clip") else {
+    let KeyOutcome::Cannot { why } = outcome(&imported, "actor_rollout_ref.actor.grad_clip") else {
         panic!("both were taken");
     };
     assert!(

@@ -1,6 +1,6 @@
 //! YAML and JSON files as entries.
 
-use super::entry::{Entry, Given, Place};
+use super::entry::{Entry, Given, SourceLocation};
 use super::error::ImportError;
 use crate::config::{Spans, mistake};
 use serde_json::Value;
@@ -76,7 +76,7 @@ impl Located<'_> {
                 }
             }
             value => {
-                let place = Place {
+                let place = SourceLocation {
                     file: self.file.to_owned(),
                     line: self.spans.nearest(pointer, true).map(|own| own.line),
                 };

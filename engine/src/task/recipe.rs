@@ -12,12 +12,12 @@ use super::{Example, PromptText, TOOLS, TaskError};
 
 /// Where one text of an example comes from.
 #[derive(Debug)]
-pub(crate) enum Source {
+pub(crate) enum TextSource {
     Template(Template),
     Field { path: String, setting: &'static str },
 }
 
-impl Source {
+impl TextSource {
     /// The source named by a template setting or by a field setting, if either is set.
     fn new(
         template: Option<&str>,
@@ -63,9 +63,9 @@ enum Prompt {
 pub(crate) struct Recipe {
     prompt: Prompt,
     system: Option<String>,
-    answer: Option<Source>,
+    answer: Option<TextSource>,
     extract: Option<Extraction>,
-    solution: Option<Source>,
+    solution: Option<TextSource>,
 }
 
 #[derive(Debug)]
@@ -153,7 +153,7 @@ impl Recipe {
         let prompt = Prompt::new(config).map_err(|own| wrong.extend(own)).ok();
         let (answer, field) = (config.answer.as_deref(), config.answer_field.as_deref());
         let has_answer = answer.is_some() || field.is_some();
-        let answer = Source::new(answer, "task.answer", field, "task.answer_field");
+        let answer = TextSource::new(answer, "task.answer", field, "task.answer_field");
         let answer = sorted(answer, &mut wrong);
         let extract = config.answer_extract.as_ref();
         let extract = extract
@@ -161,7 +161,7 @@ impl Recipe {
             .transpose();
         let extract = sorted(extract, &mut wrong);
         let (solution, field) = (config.solution.as_deref(), config.solution_field.as_deref());
-        let solution = Source::new(solution, "task.solution", field, "task.solution_field");
+        let solution = TextSource::new(solution, "task.solution", field, "task.solution_field");
         let solution = sorted(solution, &mut wrong);
         match (prompt, answer, extract, solution) {
             (Some(prompt), Some(answer), Some(extract), Some(solution)) => Ok(Self {
@@ -187,8 +187,8 @@ impl Recipe {
         };
         for source in [&self.answer, &self.solution].into_iter().flatten() {
             match source {
-                Source::Template(template) => faults.extend(template.faults(row)),
-                Source::Field { .. } => faults.extend(source.text(row).err()),
+                TextSource::Template(template) => faults.extend(template.faults(row)),
+                TextSource::Field { .. } => faults.extend(source.text(row).err()),
             }
         }
         if faults.is_empty() {

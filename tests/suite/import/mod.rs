@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use firebrick_backends::device::Backend;
 use firebrick_backends::profile;
 use firebrick_engine::config::{Mode, RunConfig, parse};
-use firebrick_engine::import::{Engine, Imported, Options, Outcome, SourceFile, import};
+use firebrick_engine::import::{Engine, Imported, KeyOutcome, Options, SourceFile, import};
 use firebrick_engine::plan::estimate::rules;
 use firebrick_engine::planning;
 use firebrick_engine::task::{RewardKind, TaskConfig};
@@ -127,11 +127,11 @@ fn complete(files: &[SourceFile], imported: &Imported) {
         assert!(keys.insert(&row.key), "{} stands twice", row.key);
         assert!(row.place.is_some(), "{}", row.key);
         match &row.outcome {
-            Outcome::Mapped { settings, .. } => assert!(!settings.is_empty(), "{}", row.key),
-            Outcome::NotNeeded { why } | Outcome::Cannot { why } => {
+            KeyOutcome::Mapped { settings, .. } => assert!(!settings.is_empty(), "{}", row.key),
+            KeyOutcome::NotNeeded { why } | KeyOutcome::Cannot { why } => {
                 assert!(!why.is_empty(), "{}", row.key);
             }
-            Outcome::Unknown { .. } => {}
+            KeyOutcome::Unknown { .. } => {}
         }
     }
     // names that a program or a script gives to values and objects of its own are no settings
@@ -168,7 +168,7 @@ fn unknown(imported: &Imported) -> Vec<&str> {
     let unknown = imported
         .rows
         .iter()
-        .filter(|row| matches!(row.outcome, Outcome::Unknown { .. }));
+        .filter(|row| matches!(row.outcome, KeyOutcome::Unknown { .. }));
     unknown.map(|row| row.key.as_str()).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use super::turns::{at, verl};
 use super::{imported, outcome};
-use crate::import::Outcome;
+use crate::import::KeyOutcome;
 use serde_json::json;
 
 #[test]
@@ -21,7 +21,7 @@ fn machines_and_devices_become_the_ranks_that_a_run_is_checked_for() {
         &launch.replace("--num_machines 2", "--num_machines 3"),
     );
     assert!(
-        matches!(outcome(&uneven, "num_processes"), Outcome::Cannot { why } if why.contains("each of 3 machines"))
+        matches!(outcome(&uneven, "num_processes"), KeyOutcome::Cannot { why } if why.contains("each of 3 machines"))
     );
 }
 
@@ -30,7 +30,9 @@ fn degrees_that_are_not_data_parallel_are_estimates() {
     let found = verl("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4");
     let key = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size";
     let why = "`firebrick plan CONFIG --tensor-parallel 4` estimates";
-    assert!(matches!(outcome(&found, key), Outcome::Cannot { why: found } if found.contains(why)));
+    assert!(
+        matches!(outcome(&found, key), KeyOutcome::Cannot { why: found } if found.contains(why))
+    );
 }
 
 #[test]
@@ -39,7 +41,9 @@ fn ranks_that_sample_together_are_the_runs() {
     let four = verl(&format!("{key}=4"));
     assert_eq!(at(&four, "/rollout/tensor_model_parallel_size"), 4);
     let one = verl(&format!("{key}=1"));
-    assert!(matches!(outcome(&one, key), Outcome::NotNeeded { why } if why.contains("by itself")));
+    assert!(
+        matches!(outcome(&one, key), KeyOutcome::NotNeeded { why } if why.contains("by itself"))
+    );
 }
 
 #[test]
@@ -58,12 +62,12 @@ fn ranks_that_share_sequences_are_the_policys_and_bound_tokens_together() {
     let reference = "actor_rollout_ref.ref.ulysses_sequence_parallel_size";
     let same = verl(&format!("{key}=4 {reference}=4"));
     assert!(
-        matches!(outcome(&same, reference), Outcome::NotNeeded { why } if why.contains("the same"))
+        matches!(outcome(&same, reference), KeyOutcome::NotNeeded { why } if why.contains("the same"))
     );
     let other = verl(&format!("{key}=4 {reference}=2"));
     let why = "give both one number";
     assert!(
-        matches!(outcome(&other, reference), Outcome::Cannot { why: found } if found.contains(why))
+        matches!(outcome(&other, reference), KeyOutcome::Cannot { why: found } if found.contains(why))
     );
 }
 
@@ -82,9 +86,9 @@ fn routes_are_replayed_from_the_rollout_alone() {
     ));
     assert_eq!(at(&found, "/rollout/router_replay"), json!(true));
     let found = verl(&format!("{key}=disabled"));
-    assert!(matches!(outcome(&found, key), Outcome::NotNeeded { .. }));
+    assert!(matches!(outcome(&found, key), KeyOutcome::NotNeeded { .. }));
     let found = verl(&format!("{key}=R2"));
-    assert!(matches!(outcome(&found, key), Outcome::Cannot { .. }));
+    assert!(matches!(outcome(&found, key), KeyOutcome::Cannot { .. }));
 }
 
 #[test]
@@ -100,7 +104,7 @@ fn the_auxiliary_loss_counts_where_trl_asks_for_routers_logits() {
     let found = program("");
     assert!(matches!(
         outcome(&found, "router_aux_loss_coef"),
-        Outcome::NotNeeded { .. }
+        KeyOutcome::NotNeeded { .. }
     ));
     let found = program(", model_init_kwargs={\"output_router_logits\": True}");
     assert_eq!(at(&found, "/model/router_aux_loss_coef"), 0.001);

@@ -1,7 +1,7 @@
 //! Pages of documentation, lines of YAML, and what runs are called.
 
 use super::{SourceFile, environment, imported, outcome};
-use crate::import::{Engine, ImportError, Imported, Options, Outcome, import};
+use crate::import::{Engine, ImportError, Imported, KeyOutcome, Options, import};
 use serde_json::json;
 
 const PAGE: &str = "# Memory
@@ -140,6 +140,12 @@ fn what_trackers_call_a_run_and_its_project_is_kept() {
             "run_name",
         ),
         (
+            "ppo.json",
+            "{\"exp_name\": \"7\", \"project\": \"sums\", \"num_ppo_epochs\": 1, \"kl_coef\": 0.05}",
+            "project",
+            "exp_name",
+        ),
+        (
             "run.yaml",
             "logger: {wandb: {project: sums, name: '7'}}\ngrpo: {num_prompts_per_step: 8}\n",
             "logger.wandb.project",
@@ -151,7 +157,7 @@ fn what_trackers_call_a_run_and_its_project_is_kept() {
             (project, "trainer.project_name", json!("sums")),
             (run, "trainer.experiment_name", json!("7")),
         ] {
-            let Outcome::Mapped { settings, .. } = outcome(&imported, key) else {
+            let KeyOutcome::Mapped { settings, .. } = outcome(&imported, key) else {
                 panic!("{key}: {:?}", outcome(&imported, key));
             };
             assert_eq!(settings[0].key, ours);

@@ -1,7 +1,7 @@
 //! Keys of rollouts of several turns, of validation that samples, and of Python rewards.
 
 use super::{imported, outcome};
-use crate::import::Outcome;
+use crate::import::KeyOutcome;
 use serde_json::{Value, json};
 
 /// A launch of verl with these keys more.
@@ -20,7 +20,7 @@ pub(super) fn at(imported: &crate::import::Imported, path: &str) -> Value {
 
 fn cannot(imported: &crate::import::Imported, key: &str, part: &str) {
     match outcome(imported, key) {
-        Outcome::Cannot { why } => assert!(why.contains(part), "{key}: {why}"),
+        KeyOutcome::Cannot { why } => assert!(why.contains(part), "{key}: {why}"),
         other => panic!("{key}: {other:?}"),
     }
 }
@@ -61,7 +61,10 @@ fn limits_of_several_turns_are_mapped_and_tools_say_what_to_do() {
         "actor_rollout_ref.rollout.multi_turn.tokenization_sanity_check_mode",
     ] {
         let own = outcome(&found, key);
-        assert!(matches!(own, Outcome::NotNeeded { .. }), "{key}: {own:?}");
+        assert!(
+            matches!(own, KeyOutcome::NotNeeded { .. }),
+            "{key}: {own:?}"
+        );
     }
 
     // turns of the user are answers; the model has one turn more. verl cuts answers after 256 characters where nothing is said

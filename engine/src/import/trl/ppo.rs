@@ -1,7 +1,7 @@
 //! The arguments that `PPOConfig` alone has.
 
 use super::batch::{Batch, Class, class};
-use crate::import::common::{model, path, size};
+use crate::import::common::{model, path, size, tracked};
 use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, set, set_noted};
 use serde_json::json;
@@ -54,7 +54,8 @@ pub(super) const TABLE: &[Rule] = &[
         "num_sample_generations",
         NotNeeded("samples.jsonl has every completion"),
     ),
-    ("exp_name", NotNeeded("a run is its folder: `output`")),
+    // PPOTrainer makes the run's name of it
+    ("exp_name", By(|a| tracked(a, "trainer.experiment_name"))),
     ("model_adapter_name", Off("one set of adapters: model.lora")),
     (
         "ref_adapter_name",

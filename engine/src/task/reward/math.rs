@@ -18,18 +18,18 @@ mod units;
 mod value;
 mod words;
 
-use self::compare::{Outcome, compare};
+use self::compare::{Comparison, compare};
 use self::extract::{extract, gold_source};
 use self::parsed::Parsed;
 use super::verdict::Verdict;
 
-pub(crate) use self::extract::{Source, answer_line, concluded, last_boxed};
+pub(crate) use self::extract::{AnswerSource, answer_line, concluded, last_boxed};
 
 /// Settings of the rule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Math {
     /// Where the answer of a completion is looked for.
-    pub source: Source,
+    pub source: AnswerSource,
     /// Largest relative difference of two numbers that still counts as equal; 0 compares exactly.
     pub tolerance: f64,
 }
@@ -53,11 +53,11 @@ impl Math {
         let found = Parsed::new(found);
         let outcome = compare(&gold, &found, self.tolerance);
         let mut verdict = Verdict::of(
-            outcome == Outcome::Equal,
+            outcome == Comparison::Equal,
             Some(&found.to_string()),
             &gold.to_string(),
         );
-        if let Outcome::Undecided(reason) = outcome {
+        if let Comparison::Undecided(reason) = outcome {
             verdict.undecided = Some(reason.to_owned());
         }
         Ok(verdict)

@@ -5,7 +5,7 @@ use super::config::{Gsm8kMethod, RewardKind};
 use super::countdown::{self, Problem, Reached};
 use super::format::{Format, trl_think_format};
 use super::length::Length;
-use super::math::{Math, Source};
+use super::math::{AnswerSource, Math};
 use super::pattern::compile;
 use super::repetition::Repetition;
 use super::schema::Schema;
@@ -74,7 +74,9 @@ impl Rule {
             RewardKind::Number { tolerance } => Self::Number {
                 tolerance: size("tolerance", *tolerance)?,
             },
-            RewardKind::Math { tolerance } => math(Source::Any, size("tolerance", *tolerance)?),
+            RewardKind::Math { tolerance } => {
+                math(AnswerSource::Any, size("tolerance", *tolerance)?)
+            }
             RewardKind::VerlGsm8k {
                 method,
                 format_score,
@@ -83,7 +85,7 @@ impl Rule {
                 format_score: size("format_score", *format_score)?,
             },
             RewardKind::VerlMath {} => Self::VerlMath,
-            RewardKind::TrlAccuracy {} => math(Source::Latex, 0.0),
+            RewardKind::TrlAccuracy {} => math(AnswerSource::Latex, 0.0),
             RewardKind::TrlThinkFormat {} => Self::ThinkFormat,
             RewardKind::Format { tags, only, opened } => {
                 Self::Format(Format::new(tags, *only, *opened, setting)?)

@@ -14,7 +14,7 @@ use crate::task::error::RowLocation;
 use crate::task::template::Row;
 
 /// A file whose rows have been read.
-struct Source {
+struct RowFile {
     path: PathBuf,
     /// Kept open, so that a file that is replaced stays the one that was checked.
     file: Mutex<File>,
@@ -24,7 +24,7 @@ struct Source {
 
 /// The rows of some files, each checked once.
 pub(crate) struct Rows {
-    files: Vec<Source>,
+    files: Vec<RowFile>,
     /// With the number of each one's first row, and its file.
     blocks: Vec<(u64, u32, Block)>,
     len: u64,
@@ -87,7 +87,7 @@ impl Rows {
             });
         }
         let place = self.files.len() as u32;
-        self.files.push(Source {
+        self.files.push(RowFile {
             path: path.to_owned(),
             file: Mutex::new(file),
             first: self.len,
@@ -168,7 +168,7 @@ impl Rows {
     }
 }
 
-impl Source {
+impl RowFile {
     fn read(&self, offset: u64, len: u32) -> std::io::Result<Vec<u8>> {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         file.seek(SeekFrom::Start(offset))?;

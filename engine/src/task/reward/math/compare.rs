@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// What a comparison found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum Comparison {
     /// The same answer.
     Equal,
     /// Another answer.
@@ -20,7 +20,7 @@ pub(super) enum Outcome {
     Undecided(&'static str),
 }
 
-use Outcome::{Different, Equal, Undecided};
+use Comparison::{Different, Equal, Undecided};
 
 /// Largest relative difference of two values in double precision that are taken for one.
 const CLOSE: f64 = 1e-9;
@@ -44,7 +44,7 @@ const GRAMMAR: &str = "one of the two is no answer that this rule can read, and 
 const UNDEFINED: &str = "the expressions are not both defined at enough points to compare them";
 
 /// Compares an answer with the ground truth. Numbers within `tolerance` of the gold's size are equal.
-pub(super) fn compare(gold: &Parsed, found: &Parsed, tolerance: f64) -> Outcome {
+pub(super) fn compare(gold: &Parsed, found: &Parsed, tolerance: f64) -> Comparison {
     if gold.text == found.text && !gold.text.is_empty() {
         return Equal;
     }
@@ -64,7 +64,7 @@ pub(super) fn compare(gold: &Parsed, found: &Parsed, tolerance: f64) -> Outcome 
     values(&gold.value, &found.value, tolerance)
 }
 
-fn values(gold: &Value, found: &Value, tolerance: f64) -> Outcome {
+fn values(gold: &Value, found: &Value, tolerance: f64) -> Comparison {
     let each = |gold: &Value, found: &Value| values(gold, found, tolerance);
     match (gold, found) {
         (Value::Other, _) | (_, Value::Other) => Undecided(GRAMMAR),
@@ -114,7 +114,7 @@ fn values(gold: &Value, found: &Value, tolerance: f64) -> Outcome {
     }
 }
 
-fn each_interval(gold: &Value, found: &Value, tolerance: f64) -> Outcome {
+fn each_interval(gold: &Value, found: &Value, tolerance: f64) -> Comparison {
     match (gold, found) {
         (Value::Intervals(a), Value::Intervals(b)) => {
             any_order(a, b, |a, b| intervals(a, b, tolerance))
@@ -126,8 +126,8 @@ fn each_interval(gold: &Value, found: &Value, tolerance: f64) -> Outcome {
 /// Pairs that all have to be equal.
 fn all<'v>(
     pairs: impl Iterator<Item = (&'v Value, &'v Value)>,
-    each: impl Fn(&Value, &Value) -> Outcome,
-) -> Outcome {
+    each: impl Fn(&Value, &Value) -> Comparison,
+) -> Comparison {
     let mut result = Equal;
     for (gold, found) in pairs {
         match each(gold, found) {
@@ -140,7 +140,7 @@ fn all<'v>(
 }
 
 /// Elements that have to be equal in some order.
-fn any_order<T>(gold: &[T], found: &[T], each: impl Fn(&T, &T) -> Outcome) -> Outcome {
+fn any_order<T>(gold: &[T], found: &[T], each: impl Fn(&T, &T) -> Comparison) -> Comparison {
     if gold.len() != found.len() {
         return Different;
     }
@@ -171,7 +171,7 @@ fn any_order<T>(gold: &[T], found: &[T], each: impl Fn(&T, &T) -> Outcome) -> Ou
     Equal
 }
 
-fn intervals(gold: &Interval, found: &Interval, tolerance: f64) -> Outcome {
+fn intervals(gold: &Interval, found: &Interval, tolerance: f64) -> Comparison {
     if gold.closed != found.closed {
         return Different;
     }
@@ -185,7 +185,7 @@ fn intervals(gold: &Interval, found: &Interval, tolerance: f64) -> Outcome {
 }
 
 /// Equations: by what stands right of them where the left is a name, else as curves.
-fn assignments(gold: &Value, found: &Value, tolerance: f64) -> Outcome {
+fn assignments(gold: &Value, found: &Value, tolerance: f64) -> Comparison {
     match (gold, found) {
         (Value::Assigned { name: a, value: x }, Value::Assigned { name: b, value: y }) => {
             let right = if a == b || (a.is_name() && b.is_name()) {
@@ -213,7 +213,7 @@ fn assignments(gold: &Value, found: &Value, tolerance: f64) -> Outcome {
 }
 
 /// Whether two equations are multiples of each other.
-fn curves(gold: [&Expr; 2], found: [&Expr; 2]) -> Outcome {
+fn curves(gold: [&Expr; 2], found: [&Expr; 2]) -> Comparison {
     let mut names = BTreeSet::new();
     for expr in gold.into_iter().chain(found) {
         expr.variables(&mut names);
@@ -246,7 +246,7 @@ fn curves(gold: [&Expr; 2], found: [&Expr; 2]) -> Outcome {
     }
 }
 
-fn quantities(gold: &Value, found: &Value, tolerance: f64) -> Outcome {
+fn quantities(gold: &Value, found: &Value, tolerance: f64) -> Comparison {
     let (
         Value::Quantity {
             expr: a,
@@ -280,7 +280,7 @@ fn quantities(gold: &Value, found: &Value, tolerance: f64) -> Outcome {
     exprs(&hundredth(a, *p), &hundredth(b, *q), tolerance)
 }
 
-fn exprs(gold: &Expr, found: &Expr, tolerance: f64) -> Outcome {
+fn exprs(gold: &Expr, found: &Expr, tolerance: f64) -> Comparison {
     if gold == found {
         return Equal;
     }
@@ -305,7 +305,7 @@ fn exprs(gold: &Expr, found: &Expr, tolerance: f64) -> Outcome {
 }
 
 /// Compares two expressions where their variables have values, in double precision.
-fn sampled(gold: &Expr, found: &Expr, names: &BTreeSet<String>, tolerance: f64) -> Outcome {
+fn sampled(gold: &Expr, found: &Expr, names: &BTreeSet<String>, tolerance: f64) -> Comparison {
     let mut seen = 0;
     let complex = imaginary(gold) || imaginary(found);
     for point in points(names) {

@@ -4,7 +4,7 @@ use super::parsed::Parsed;
 
 /// Where the answer of a completion is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum AnswerSource {
     /// The last `\boxed{}`, else the last answer line.
     Any,
     /// The last `\boxed{}`, else the formula that follows `final answer is`: what TRL's rule reads.
@@ -37,14 +37,14 @@ const MARKS: [&str; 6] = [
 ];
 
 /// The answer of a completion, of what follows its reasoning where that is marked with `</think>`.
-pub(crate) fn extract(text: &str, source: Source) -> Option<&str> {
+pub(crate) fn extract(text: &str, source: AnswerSource) -> Option<&str> {
     let text = concluded(text);
     if let Some(boxed) = last_boxed(text) {
         return Some(boxed);
     }
     match source {
-        Source::Any => answer_line(text).or_else(|| last_line(text)),
-        Source::Latex => formula_after(text, "final answer is"),
+        AnswerSource::Any => answer_line(text).or_else(|| last_line(text)),
+        AnswerSource::Latex => formula_after(text, "final answer is"),
     }
 }
 

@@ -21,7 +21,7 @@ struct Pair {
 }
 
 const MATH: Math = Math {
-    source: Source::Any,
+    source: AnswerSource::Any,
     tolerance: 0.0,
 };
 
@@ -114,7 +114,7 @@ fn a_tolerance_is_relative_to_the_ground_truth() {
 #[test]
 fn trl_reads_boxes_and_formulas_after_final_answer_alone() {
     let latex = Math {
-        source: Source::Latex,
+        source: AnswerSource::Latex,
         ..MATH
     };
     let value = |text: &str| latex.judge("7", text).expect("judged").value > 0.5;
@@ -325,7 +325,7 @@ proptest! {
         if let Some(read) = MATH.reading(&text)
             && !read.is_empty()
         {
-            let gold = extract(&text, Source::Any).unwrap_or_default().to_owned();
+            let gold = extract(&text, AnswerSource::Any).unwrap_or_default().to_owned();
             if let Ok(verdict) = MATH.judge(&gold, &text) {
                 prop_assert!(verdict.value > 0.5 || gold_source(&gold) != gold, "{gold:?} {verdict:?}");
             }
