@@ -121,7 +121,7 @@ fn updating_on_the_way() -> Request {
     };
     request.max_num_seqs = 8;
     let plain = request.as_configured().expect("a plan").estimate.peak_bytes;
-    let budgets = (40..100).rev().map(|percent| plain * percent / 100);
+    let budgets = (5..10).rev().map(|tenths| plain * tenths / 10);
     let mut found = budgets
         .map(|allowed| {
             let budget = budget_of(&request, allowed);
