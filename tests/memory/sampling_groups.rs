@@ -89,7 +89,7 @@ fn measure(case: &Case, memory: &MemoryConfig) -> [u64; 2] {
     [rollout.total_bytes - state, counted]
 }
 
-/// Settings under which the ranks share out as much as a stage of ZeRO does.
+/// Settings under which the ranks share out as much as a stage of `ZeRO` does.
 fn sharing(zero_stage: u8) -> MemoryConfig {
     MemoryConfig {
         gradient_checkpointing: true,

@@ -20,7 +20,7 @@ in_own_process!(the_warm_up_of_a_run_is_within_15_percent_of_its_prediction_and_
 
 /// A run of one short step after a warm-up of two, in a folder.
 fn config(folder: &Path, run: &str, overrides: &[String]) -> RunConfig {
-    let rows: String = (0..ROWS)
+    let rows: Vec<String> = (0..ROWS)
         .map(|row| {
             let digit = |place: usize| char::from(b'0' + ((row * 7 + place * 3) % 10) as u8);
             let prompt: String = (0..CHARACTERS).map(digit).collect();
@@ -29,7 +29,7 @@ fn config(folder: &Path, run: &str, overrides: &[String]) -> RunConfig {
         })
         .collect();
     let file = folder.join("rows.jsonl");
-    std::fs::write(&file, rows).expect("a file of rows");
+    std::fs::write(&file, rows.concat()).expect("a file of rows");
     let text = format!(
         "
 model:
