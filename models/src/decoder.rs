@@ -226,7 +226,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Keeps some values of each parameter of a unit, where the whole ones lie: those that `part` says of so many, counted in row-major
+    /// Keeps some values of each parameter of a unit, copied, where the whole ones lie: those that `part` says of so many, counted in row-major
     /// order, as a matrix of the shape that it says. The unit cannot run until it is [whole](Self::unshard_unit) again; other weights may
     /// be passed to where it runs.
     ///
@@ -244,9 +244,9 @@ impl Decoder {
             .zip(own.range.clone())
             .map(|(spec, index)| {
                 let (values, shape) = part(spec.numel());
-                self.param(index).part(values, shape)
+                self.param(index).part(values, shape).detached()
             })
-            .collect();
+            .collect::<Result<_>>()?;
         check_computed(parts.iter().filter_map(|part| match part {
             Param::Device(tensor) if tensor.dims()[0] > 0 => Some(tensor.clone()),
             _ => None,

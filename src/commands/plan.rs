@@ -218,7 +218,8 @@ fn phases(report: &PlanReport) -> String {
     for phase in &report.phases {
         // what no step takes part in and is not the peak is for --phases
         let name = phase.name.as_str();
-        if matches!(name, "load" | "save") && peak != Some(name) {
+        let is_once = matches!(name, "load" | "save") || name.starts_with("warmup_");
+        if is_once && peak != Some(name) {
             continue;
         }
         let mark = if peak == Some(phase.name.as_str()) {

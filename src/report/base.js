@@ -107,14 +107,14 @@ const PHASE_COLOURS = {
   reward_max: ["#b5a58c", "#b5a58c"], old_log_prob: ["#88ccee", "#8fd0f2"], ref: ["#6699cc", "#7fb0e0"],
   values: ["#999933", "#c4c45a"], adv: ["#aa4499", "#d585c9"], update_critic: ["#cc6677", "#e88493"],
   update_actor: ["#332288", "#8b7ff0"], testing: ["#44aa99", "#56c2b0"], testing_reward: ["#882255", "#cf5d97"],
-  val_loss: ["#e8973a", "#f0a653"],
+  val_loss: ["#e8973a", "#f0a653"], warmup: ["#6f5fc9", "#b9b1ff"],
 };
 // What a phase does, for those who do not know verl's names.
 const PHASE_WORDS = {
   gen: "sampling", reward: "rewards", gen_max: "greedy sampling", reward_max: "its rewards",
   old_log_prob: "old log-probs", ref: "reference log-probs", values: "values", adv: "advantages",
   update_critic: "critic's update", update_actor: "policy's update", testing: "validation",
-  testing_reward: "validation's rewards", val_loss: "validation loss",
+  testing_reward: "validation's rewards", val_loss: "validation loss", warmup: "supervised warm-up",
 };
 
 const STATE = { view: null, run: 0, smooth: null, axis: "step", log: false, repeats: true, hidden: new Set() };

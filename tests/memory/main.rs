@@ -9,6 +9,7 @@ mod own_process;
 mod reuse;
 mod sampling_groups;
 mod shared_sequences;
+mod warm_up;
 
 use burn::tensor::Tensor;
 use cases::cases;

@@ -1,5 +1,6 @@
 //! Whole runs on several ranks, which are threads of this process: the same weights, metrics and files as they promise.
 
+mod budget;
 mod messages;
 mod out_of_memory;
 mod rewards;

@@ -157,6 +157,7 @@ fn a_group_that_samples_sends_what_is_predicted() {
             budget: None,
             host_budget: None,
             parallel: Parallel::default(),
+            ranks: 1,
         };
         let parallel = Parallel {
             data: size as u64,

@@ -34,6 +34,7 @@ fn request(workload: Workload, gib: u64, memory: MemoryConfig) -> Request {
         budget: Some(gib * GIB),
         host_budget: Some(HOST / NODE),
         parallel: Parallel::default(),
+        ranks: 1,
     }
 }
 

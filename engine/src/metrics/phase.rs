@@ -35,6 +35,8 @@ pub enum Phase {
     UpdateCritic,
     /// Updates the policy.
     UpdateActor,
+    /// Updates the policy in a supervised step of the warm-up.
+    WarmUp,
     /// Samples greedy completions of the validation prompts.
     Validation,
     /// Computes their rewards.
@@ -47,7 +49,7 @@ pub enum Phase {
 
 impl Phase {
     /// All phases, in the order of a step.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Generate,
         Self::Reward,
         Self::GenerateBaseline,
@@ -58,6 +60,7 @@ impl Phase {
         Self::Advantages,
         Self::UpdateCritic,
         Self::UpdateActor,
+        Self::WarmUp,
         Self::Validation,
         Self::ValidationReward,
         Self::ValidationLoss,
@@ -78,6 +81,7 @@ impl Phase {
             Self::Advantages => "adv",
             Self::UpdateCritic => "update_critic",
             Self::UpdateActor => "update_actor",
+            Self::WarmUp => "warmup",
             Self::Validation => "testing",
             Self::ValidationReward => "testing_reward",
             Self::ValidationLoss => "val_loss",
@@ -91,7 +95,7 @@ impl Phase {
     pub fn models(self) -> &'static [(Role, Residency)] {
         match self {
             Self::Generate | Self::GenerateBaseline | Self::Validation => SAMPLES_POLICY,
-            Self::OldLogProbs | Self::UpdateActor | Self::ValidationLoss => POLICY,
+            Self::OldLogProbs | Self::UpdateActor | Self::WarmUp | Self::ValidationLoss => POLICY,
             Self::ReferenceLogProbs => REFERENCE,
             Self::Values | Self::UpdateCritic => CRITIC,
             Self::Reward
@@ -119,6 +123,7 @@ impl Phase {
             Self::Values => &["values"],
             Self::UpdateCritic => &["critic_backward", "critic_optimizer"],
             Self::UpdateActor => &["backward", "optimizer"],
+            Self::WarmUp => &["warmup_backward", "warmup_optimizer"],
             Self::Advantages | Self::SaveCheckpoint => &[],
         }
     }
@@ -127,7 +132,7 @@ impl Phase {
     #[must_use]
     pub fn updates(self) -> Option<Role> {
         match self {
-            Self::UpdateActor => Some(Role::Policy),
+            Self::UpdateActor | Self::WarmUp => Some(Role::Policy),
             Self::UpdateCritic => Some(Role::Critic),
             Self::Generate
             | Self::Reward

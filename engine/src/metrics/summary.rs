@@ -39,7 +39,7 @@ pub struct Summary {
 /// Predicted beside measured bytes of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PhaseMemory {
-    /// `rollout`, `score` or `update`; with a critic also `values` and `update_critic`.
+    /// `rollout`, `score` or `update`; with a critic also `values` and `update_critic`, with a warm-up `warmup`.
     pub phase: &'static str,
     /// The estimate.
     pub predicted_bytes: u64,
@@ -48,7 +48,7 @@ pub struct PhaseMemory {
 }
 
 /// Phases of a run that are summed up together: a name, the phases, and those of the estimate that predict their bytes.
-const GROUPS: [(&str, &[Phase], &[&str]); 5] = [
+const GROUPS: [(&str, &[Phase], &[&str]); 6] = [
     (
         "rollout",
         &[Phase::Generate, Phase::GenerateBaseline, Phase::Validation],
@@ -65,6 +65,11 @@ const GROUPS: [(&str, &[Phase], &[&str]); 5] = [
         "update_critic",
         &[Phase::UpdateCritic],
         &["critic_backward", "critic_optimizer"],
+    ),
+    (
+        "warmup",
+        &[Phase::WarmUp],
+        &["warmup_backward", "warmup_optimizer"],
     ),
 ];
 

@@ -129,6 +129,7 @@ mod tests {
             budget: None,
             host_budget: None,
             parallel: Parallel::default(),
+            ranks: 1,
         }
     }
 

@@ -1,10 +1,10 @@
 //! The planner's question for a configuration.
 
 use super::kv_cache::{cache_bytes_of_share, least_cache_bytes};
-use super::workload::{rl_workload, sft_workload};
+use super::workload::{rl_workload, sft_workload, warm_up};
 use crate::config::{Mode, RunConfig, sft_of};
 use crate::{Error, Result};
-use firebrick_plan::estimate::Parallel;
+use firebrick_plan::estimate::{Parallel, Workload};
 use firebrick_plan::planner::Request;
 use firebrick_plan::size::Budget;
 use firebrick_spec::{Arch, DeviceProfile};
@@ -20,7 +20,10 @@ pub(super) fn request_within(
     Ok(Request {
         workload: match sft_of(config, mode)? {
             Some((_, sft)) if mode == Mode::Sft => sft_workload(config, &sft, arch)?,
-            _ => rl_workload(config, arch)?,
+            supervised => Workload {
+                warm_up: supervised.map(|(_, sft)| warm_up(config, &sft, arch)),
+                ..rl_workload(config, arch)?
+            },
         },
         memory: config.memory.clone(),
         max_num_seqs: config.rollout.max_num_seqs,
@@ -28,6 +31,7 @@ pub(super) fn request_within(
         budget,
         host_budget: config.memory.host_budget.map(|b| b.0),
         parallel: sampling_together(config),
+        ranks: 1,
     })
 }
 

@@ -7,7 +7,7 @@ use crate::objective::{Needs, Objective};
 use crate::reward;
 use crate::task::{RewardModelConfig, Rewards, TaskConfig};
 use crate::{Error, Result};
-use firebrick_plan::estimate::{CriticWork, Examples, RewardWork, Workload};
+use firebrick_plan::estimate::{CriticWork, Examples, RewardWork, WarmUp, Workload};
 use firebrick_spec::Arch;
 
 /// The workload of a configuration.
@@ -74,6 +74,8 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
         examples: None,
         // known once they are read
         rows_bytes: 0,
+        // of a section that not every mode has
+        warm_up: None,
     })
 }
 
@@ -88,10 +90,25 @@ pub fn set_needs(workload: &mut Workload, needs: Needs) {
     workload.adapters_off = needs.reference && adapters;
 }
 
+/// What a section of supervised training asks for as the warm-up of a run.
+pub(super) fn warm_up(config: &RunConfig, sft: &SftConfig, arch: &Arch) -> WarmUp {
+    WarmUp {
+        batch: sft.batch_size as u64,
+        length: longest_example(sft, arch),
+        clips: sft.optim.clip_grad.is_some(),
+        scales_loss: sft.optim.scaler(config.precision).is_some(),
+    }
+}
+
+/// Most tokens of an example, before any is read.
+fn longest_example(sft: &SftConfig, arch: &Arch) -> u64 {
+    let context = arch.context().unwrap_or(arch.max_positions);
+    sft.max_length.unwrap_or(context).min(context) as u64
+}
+
 /// The workload of supervised training under a section of a configuration: steps over examples, and validation.
 pub(super) fn sft_workload(config: &RunConfig, sft: &SftConfig, arch: &Arch) -> Result<Workload> {
     let batch = sft.batch_size as u64;
-    let context = arch.context().unwrap_or(arch.max_positions);
     let samples = config.task.is_some();
     let both = rl_workload(config, arch)?;
     Ok(Workload {
@@ -108,9 +125,10 @@ pub(super) fn sft_workload(config: &RunConfig, sft: &SftConfig, arch: &Arch) -> 
         entropy: false,
         scores: false,
         clips: sft.optim.clip_grad.is_some(),
+        scales_loss: sft.optim.scaler(config.precision).is_some(),
         critic: None,
         examples: Some(Examples {
-            length: sft.max_length.unwrap_or(context).min(context) as u64,
+            length: longest_example(sft, arch),
             validation: u64::from(samples || sft.validation.is_some()) * u64::MAX,
         }),
         ..both
@@ -150,10 +168,10 @@ pub fn observe(workload: &mut Workload, stats: DatasetStats) {
                 validation: read.validation as u64,
             }
         }
-        // a warm-up shares the plan of the rollouts
         None => {
-            let prompt = (read.longest as u64).saturating_sub(workload.response_length);
-            workload.prompt_length = workload.prompt_length.max(prompt);
+            if let Some(warm) = &mut workload.warm_up {
+                warm.length = read.longest as u64;
+            }
         }
     }
 }

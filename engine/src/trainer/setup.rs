@@ -150,6 +150,7 @@ impl Opened {
         let (profile, free) = (profile::of(&self.info), self.free_bytes()?);
         let mut request = planning::request(config, self.mode, arch, profile, free)?;
         request.parallel = self.parallel(config.memory.zero());
+        request.ranks = self.world.size();
         if self.mode == Mode::Rl {
             planning::set_needs(&mut request.workload, self.objective.needs());
         }

@@ -21,7 +21,8 @@ impl Trainer {
             unreachable!("checked before the run folder was made")
         };
         let step = self.state.step;
-        self.supervised_step(&examples, step, self.lr_schedule.lr(step))
+        let lr = self.lr_schedule.lr(step);
+        self.supervised_step(Phase::UpdateActor, &examples, step, lr)
     }
 
     /// The warm-up before the first RL step. It leaves weights behind and nothing else.
@@ -50,7 +51,8 @@ impl Trainer {
     ) -> Result<()> {
         for step in 0..examples.steps {
             let started = Instant::now();
-            let mut report = self.supervised_step(examples, step, schedule.lr(step))?;
+            let mut report =
+                self.supervised_step(Phase::WarmUp, examples, step, schedule.lr(step))?;
             report.seconds = started.elapsed().as_secs_f64();
             report.timings = std::mem::take(&mut self.timings);
             report.step = step + 1;
@@ -77,15 +79,21 @@ impl Trainer {
         Ok(reward >= target)
     }
 
-    /// One optimizer step on a step's examples.
-    fn supervised_step(&mut self, examples: &SftDataset, step: u64, lr: f64) -> Result<StepReport> {
-        let (actor, epoch) = self.phase(Phase::UpdateActor, |t| {
+    /// One optimizer step on a step's examples, in a phase of the run's or of its warm-up.
+    fn supervised_step(
+        &mut self,
+        phase: Phase,
+        examples: &SftDataset,
+        step: u64,
+        lr: f64,
+    ) -> Result<StepReport> {
+        let (actor, epoch) = self.phase(phase, |t| {
             let seed = t.config.trainer.seed;
             let (sequences, epoch) = examples.step(step, seed, &t.source, &t.data)?;
             t.state.tokens += sequences.iter().map(|s| s.tokens.len() as u64).sum::<u64>();
             let mut update = UpdateReport::new(lr);
             let loss = (&Nll).into();
-            t.optimizer_step(Phase::UpdateActor, &sequences, 1.0, loss, &mut update)?;
+            t.optimizer_step(phase, &sequences, 1.0, loss, &mut update)?;
             Ok((update, epoch))
         })?;
         Ok(StepReport {

@@ -5,6 +5,8 @@ use crate::unit::{ParamSpec, UnitKind};
 use crate::weights::{WeightKey, Weights};
 use burn::tensor::{Device, Tensor};
 use firebrick_backends::accounts::Home;
+use firebrick_backends::device::is_cpu;
+use firebrick_backends::kernels;
 use firebrick_backends::transfer::HostTensor;
 use firebrick_backends::{Precision, PrecisionExt};
 use firebrick_spec::QuantizedLayout;
@@ -156,7 +158,8 @@ impl Param {
         })
     }
 
-    /// Some of its values, counted in row-major order, as a matrix of their own where the whole lies.
+    /// Some of its values, counted in row-major order, as a matrix where the whole lies. On the device it may be a view, which keeps the
+    /// memory of the whole: see [`detached`](Self::detached).
     #[must_use]
     pub fn part(&self, values: Range<usize>, shape: [usize; 2]) -> Self {
         match self {
@@ -169,6 +172,24 @@ impl Param {
                 Self::Device(flat.slice(values).reshape(shape))
             }
             Self::Host(host) => Self::Host(host.part(values, shape)),
+        }
+    }
+
+    /// The same values in memory of their own. A slice is a view on the CPU, and on GPUs where it begins at an aligned address.
+    ///
+    /// # Errors
+    /// Where memory runs out, or the device fails.
+    pub(super) fn detached(self) -> Result<Self> {
+        match self {
+            Self::Device(view) if view.dims()[0] == 0 => Ok(Self::Device(view)),
+            Self::Device(view) if is_cpu(&view.device()) => {
+                let device = view.device();
+                let copy = HostTensor::download(view)?;
+                Ok(Self::Device(copy.into_device(&device)))
+            }
+            Self::Device(view) => Ok(Self::Device(kernels::duplicate(&view))),
+            // parts are copies there
+            Self::Host(own) => Ok(Self::Host(own)),
         }
     }
 

@@ -12,7 +12,7 @@ use firebrick::spec::{Cluster, LinkKind};
 const NAMED: usize = 3;
 
 /// Phases that are left out: no step has them.
-const ONCE: [&str; 2] = ["load", "save"];
+const ONCE: [&str; 4] = ["load", "warmup_backward", "warmup_optimizer", "save"];
 
 /// Machines, their links, and whether these are known.
 pub fn machines(cluster: Cluster, links: Links) -> String {

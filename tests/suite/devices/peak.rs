@@ -243,6 +243,7 @@ fn weights_and_cache_stay_within_the_share_that_sampling_may_have(device: &Devic
         budget: None,
         host_budget: None,
         parallel: Parallel::default(),
+        ranks: 1,
     };
     let plan = request.as_configured().expect("a plan").plan;
     let cache = cache_bytes_of_share(&request, &plan, SHARE).expect("room");

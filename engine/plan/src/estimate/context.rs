@@ -71,6 +71,7 @@ pub(crate) struct ModelSizes {
     /// Messages about the policy's units and the critic's.
     units: [UnitMessages; 2],
     sampling: Parallel,
+    warm_up: Option<Workload>,
 }
 
 impl ModelSizes {
@@ -88,6 +89,7 @@ impl ModelSizes {
             policy: Sizes::of(&workload.arch, workload.lora.as_ref()),
             critic: workload.critic_arch().map(|arch| Sizes::of(arch, None)),
             rewards: rewards.map(|own| Sizes::of(&own.arch, None)).collect(),
+            warm_up: workload.warming_up(),
         }
     }
 }
@@ -118,6 +120,10 @@ pub(crate) struct Context<'a> {
     pub eight_bits: Option<QuantizedWeights>,
     /// Models that are trained.
     pub trained: Vec<(Role, Sizes)>,
+    /// How many of them, from the first on, have the state of an optimizer.
+    updated: usize,
+    /// The warm-up before the first step.
+    warm_up: Option<&'a Workload>,
     /// Reward models.
     pub rewards: Vec<(&'a ModelPlan, Sizes)>,
 }
@@ -152,9 +158,23 @@ impl<'a> Context<'a> {
             arch,
             lora,
             sizes: counted.policy,
+            updated: trained.len(),
+            warm_up: counted.warm_up.as_ref(),
             trained,
             rewards: rewards.map(|(own, sizes)| (&own.plan, *sizes)).collect(),
         }
+    }
+
+    /// The same in the warm-up, where there is one: the policy learns from examples, beside models that wait. A critic has not been
+    /// updated yet, and has no state.
+    pub fn warming_up(&self) -> Option<Self> {
+        Some(Self {
+            workload: self.warm_up?,
+            updated: 1,
+            trained: self.trained.clone(),
+            rewards: self.rewards.clone(),
+            ..*self
+        })
     }
 
     /// The same for a reward model.
@@ -275,7 +295,7 @@ impl<'a> Context<'a> {
 
     pub fn resident(&self, doing: Activity) -> MemoryUsage {
         states::resident(
-            &self.trained,
+            (&self.trained, self.updated),
             &self.rewards,
             self.plan,
             [self.training, self.parallel],

@@ -34,7 +34,7 @@ pub use parallel::Parallel;
 pub use phases::{estimate, estimate_parallel};
 pub use result::{Estimate, PhaseEstimate, Seconds};
 pub use sizes::Sizes;
-pub use workload::{CriticWork, Examples, RewardWork, Workload};
+pub use workload::{CriticWork, Examples, RewardWork, WarmUp, Workload};
 
 #[cfg(test)]
 mod tests;

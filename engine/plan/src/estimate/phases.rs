@@ -70,15 +70,19 @@ impl Context<'_> {
         let Some(critic) = self.critic() else {
             return Vec::new();
         };
-        let named = |mut phase: PhaseEstimate| {
-            phase.name = format!("critic_{}", phase.name);
-            phase
-        };
         vec![
             critic.values(),
-            named(critic.backward()),
-            named(critic.optimizer()),
+            critic.backward().of("critic"),
+            critic.optimizer().of("critic"),
         ]
+    }
+
+    /// The phases of the warm-up: its backward pass, its update.
+    pub fn of_warm_up(&self) -> Vec<PhaseEstimate> {
+        let Some(warm) = self.warming_up() else {
+            return Vec::new();
+        };
+        vec![warm.backward().of("warmup"), warm.optimizer().of("warmup")]
     }
 
     /// Forward passes of the critic, for values.
@@ -133,6 +137,7 @@ impl Context<'_> {
 
     pub fn estimate(&self) -> Estimate {
         let mut phases = vec![self.load()];
+        phases.extend(self.of_warm_up());
         if self.workload.samples() {
             phases.push(self.rollout());
         }

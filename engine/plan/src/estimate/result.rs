@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct PhaseEstimate {
     /// `load`, `rollout`, `score`, `backward`, `optimizer` or `save`; with reward models also `reward`, with a critic `values`,
-    /// `critic_backward` and `critic_optimizer`.
+    /// `critic_backward` and `critic_optimizer`, and with a warm-up `warmup_backward` and `warmup_optimizer`.
     pub name: String,
     /// Reserved device bytes: what is in use, and what the pool adds.
     pub total_bytes: u64,
@@ -19,6 +19,14 @@ pub struct PhaseEstimate {
     pub moment: String,
     /// Device bytes by category; they add up to `total_bytes`.
     pub categories: BTreeMap<Category, u64>,
+}
+
+impl PhaseEstimate {
+    /// The same as a phase of a part of the run, whose name goes before its own.
+    pub(super) fn of(mut self, part: &str) -> Self {
+        self.name = format!("{part}_{}", self.name);
+        self
+    }
 }
 
 /// Bytes and seconds of a plan.

@@ -8,7 +8,7 @@
 use super::activations::{Cached, Shape};
 use super::context::Context;
 use super::head::HeadCost;
-use super::sizes::F32;
+use super::sizes::{F32, Sizes};
 use super::states::{Activity, fetched};
 use super::usage::{MemoryUsage, PeakUsage};
 use crate::{ModelPlan, Zero};
@@ -124,9 +124,7 @@ fn sampling(
     };
     let base = base.on_device(Category::Parameters, copy);
     if ctx.training.samples_on_groups() {
-        let units = ctx.training.host_buffers(&ctx.sizes);
-        let cut = base.on_host(Category::Communication, units);
-        peak.record("cutting weights for groups", cut);
+        peak.record("cutting weights for groups", base + cutting(ctx));
     }
     let (together, prefill) = prefill(ctx, prompts, group, rows);
     // steps that send messages are not captured
@@ -162,6 +160,19 @@ fn sampling(
         (pools + ctx.forward(decode, 0) + summed(ctx, rows))
             .on_device(Category::Buffers, widened(ctx, rows)),
     );
+}
+
+/// What cutting a share of the weights takes on the host besides: where devices share them out, the message that gathers a unit, and the
+/// whole parameters that are made of it; else the part of a matrix that is kept.
+fn cutting(ctx: &Context<'_>) -> MemoryUsage {
+    // gathered as they are trained, whatever they are sampled in
+    let trained = Sizes::of(ctx.arch, ctx.lora);
+    let bytes = if ctx.training.gathers() {
+        2 * trained.largest_shared_unit()
+    } else {
+        ctx.parallel.tensor_share(trained.width * trained.largest)
+    };
+    MemoryUsage::default().on_host(Category::Communication, bytes)
 }
 
 /// What a choice of tokens takes, whose logits are so many bytes: devices that share the vocabulary gather all of them, through the host.

@@ -367,6 +367,18 @@ impl Sizes {
         self.body() + self.ends()
     }
 
+    /// Bytes of the largest unit that devices share out under ZeRO-3: tied ends are whole on each of them.
+    #[must_use]
+    pub fn largest_shared_unit(&self) -> u64 {
+        let body = self.kinds().map(|half| self.half_bytes(half));
+        let ends = if self.is_tied() {
+            0
+        } else {
+            self.width * self.embedding.max(self.head)
+        };
+        body.max().unwrap_or(0).max(ends)
+    }
+
     fn of_half(&self, half: Half) -> u64 {
         match half {
             Half::Attention => self.attention,

@@ -66,16 +66,17 @@ impl Activity {
     }
 }
 
-/// Weights of all models, and the state of the optimizers of those that are `trained`: of a device as it trains, and as it samples.
+/// Weights of all models, and the state of the optimizers of those that are `trained`, of which the first `updated` have any: of a device
+/// as it trains, and as it samples.
 pub(super) fn resident(
-    trained: &[(Role, Sizes)],
+    (trained, updated): (&[(Role, Sizes)], usize),
     rewards: &[(&ModelPlan, Sizes)],
     plan: &Plan,
     [parallel, sampling]: [&Parallel; 2],
     doing: Activity,
 ) -> MemoryUsage {
     let mut held = MemoryUsage::default();
-    for (role, sizes) in trained {
+    for (index, (role, sizes)) in trained.iter().enumerate() {
         let model = &plan.models[role];
         let presence = doing.presence(*role);
         let devices = match presence {
@@ -83,7 +84,9 @@ pub(super) fn resident(
             Presence::Running | Presence::Idle => parallel,
         };
         held += weights(sizes, model, role.category(), devices, presence);
-        held += optimizer(sizes, model, parallel, doing == Activity::Update(*role));
+        if index < updated {
+            held += optimizer(sizes, model, parallel, doing == Activity::Update(*role));
+        }
     }
     if let (Some(reference), Some((_, sizes))) = (plan.reference(), trained.first()) {
         let (role, now) = (Role::Reference, doing.presence(Role::Reference));

@@ -66,6 +66,21 @@ pub struct Workload {
     pub examples: Option<Examples>,
     /// Host bytes that the rows of the data are held in, all the time.
     pub rows_bytes: u64,
+    /// Supervised steps before the first one, where there are any: phases of their own.
+    pub warm_up: Option<WarmUp>,
+}
+
+/// What a run asks for a warm-up: supervised training of the policy before its first step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WarmUp {
+    /// Examples an optimizer step.
+    pub batch: u64,
+    /// Most tokens of one.
+    pub length: u64,
+    /// Its gradients are clipped by their global norm.
+    pub clips: bool,
+    /// Its loss is scaled.
+    pub scales_loss: bool,
 }
 
 /// What supervised training learns from.
@@ -136,7 +151,37 @@ impl Workload {
             rewards: Vec::new(),
             examples: None,
             rows_bytes: 0,
+            warm_up: None,
         }
+    }
+
+    /// The warm-up as a workload of its own: its batch, of examples in place of rollouts, and nothing that looks at rollouts.
+    #[must_use]
+    pub fn warming_up(&self) -> Option<Self> {
+        let own = self.warm_up?;
+        Some(Self {
+            prompts: own.batch,
+            group: 1,
+            greedy: false,
+            mini_batch: own.batch,
+            epochs: 1,
+            validation: 0,
+            reference: false,
+            adapters_off: false,
+            old_log_probs: false,
+            entropy: false,
+            scores: false,
+            clips: own.clips,
+            scales_loss: own.scales_loss,
+            critic: None,
+            rewards: Vec::new(),
+            examples: Some(Examples {
+                length: own.length,
+                validation: 0,
+            }),
+            warm_up: None,
+            ..self.clone()
+        })
     }
 
     /// The critic's architecture.
@@ -145,11 +190,15 @@ impl Workload {
         self.critic.as_ref().map(|critic| &critic.arch)
     }
 
-    /// Whether every model that is trained can be updated segment by segment: no gradient is clipped by a global norm or comes of
-    /// a scaled loss.
+    /// Whether every model that is trained can be updated segment by segment, in a warm-up too: no gradient is clipped by a global norm
+    /// or comes of a scaled loss.
     #[must_use]
     pub fn steps_in_backward(&self) -> bool {
-        !self.scales_loss && !self.clips && self.critic.as_ref().is_none_or(|critic| !critic.clips)
+        let warms = |own: WarmUp| !own.scales_loss && !own.clips;
+        !self.scales_loss
+            && !self.clips
+            && self.critic.as_ref().is_none_or(|critic| !critic.clips)
+            && self.warm_up.is_none_or(warms)
     }
 
     /// Whether the policy scores sequences apart from its training: rollouts, or examples whose loss is validated.
@@ -175,6 +224,13 @@ impl Workload {
     #[must_use]
     pub fn scored_length(&self) -> u64 {
         self.examples.map_or_else(|| self.length(), |e| e.length)
+    }
+
+    /// Most tokens of a sequence that any pass with a graph, or any scoring one, is over: also in a warm-up.
+    #[must_use]
+    pub fn longest_pass(&self) -> u64 {
+        let warm = self.warm_up.map_or(0, |own| own.length);
+        self.scored_length().max(warm)
     }
 
     /// Sequences that are scored together.

@@ -2,7 +2,7 @@
 
 use super::request::Request;
 use super::search;
-use crate::estimate::{Examples, Sizes};
+use crate::estimate::{Examples, Sizes, WarmUp};
 use crate::size::Bytes;
 use crate::{Infeasible, Result};
 use firebrick_spec::lora::LoraConfig;
@@ -80,6 +80,9 @@ fn changes(request: &Request) -> Vec<Change> {
         Some(examples) => shorter_examples(request, examples, &mut all),
         None => fewer_tokens(request, &mut all),
     }
+    if let Some(warm) = w.warm_up {
+        smaller_warm_up(request, warm, &mut all);
+    }
     if w.reference {
         let mut changed = request.clone();
         changed.workload.reference = false;
@@ -94,12 +97,21 @@ fn changes(request: &Request) -> Vec<Change> {
         let text = "model.lora={rank: 16}: adapters are trained instead of all weights".to_owned();
         all.push(("lora", text, changed));
     }
-    if w.clips {
+    let warm_clips = w.warm_up.is_some_and(|warm| warm.clips);
+    if w.clips || warm_clips {
         let mut changed = request.clone();
         changed.workload.clips = false;
+        if let Some(warm) = &mut changed.workload.warm_up {
+            warm.clips = false;
+        }
         let section = if w.examples.is_some() { "sft." } else { "" };
-        let text =
-            format!("{section}optim.clip_grad=null: segments are updated in the backward pass");
+        let own = w.clips.then(|| format!("{section}optim.clip_grad=null"));
+        let warm = warm_clips.then(|| "warmup.sft.optim.clip_grad=null".to_owned());
+        let keys: Vec<String> = own.into_iter().chain(warm).collect();
+        let text = format!(
+            "{}: segments are updated in the backward pass",
+            keys.join(" ")
+        );
         all.push(("clip", text, changed));
     }
     for share in [2, 4, 8] {
@@ -148,6 +160,28 @@ fn fewer_tokens(request: &Request, all: &mut Vec<Change>) {
             changed.workload.mini_batch = w.mini_batch.min(prompts);
             let text = format!("trainer.train_batch_size={prompts} (fewer rollouts a step)");
             all.push(("prompts", text, changed));
+        }
+    }
+}
+
+/// Fewer examples a step of the warm-up, or shorter ones.
+fn smaller_warm_up(request: &Request, warm: WarmUp, all: &mut Vec<Change>) {
+    for share in [2, 4, 8] {
+        let batch = warm.batch / share;
+        if batch > 0 {
+            let mut changed = request.clone();
+            changed.workload.warm_up = Some(WarmUp { batch, ..warm });
+            let text = format!("warmup.sft.batch_size={batch} (fewer examples a step)");
+            all.push(("warm-up batch", text, changed));
+        }
+    }
+    for share in [2, 4, 8] {
+        let length = warm.length / share;
+        if length > 1 {
+            let mut changed = request.clone();
+            changed.workload.warm_up = Some(WarmUp { length, ..warm });
+            let text = format!("warmup.sft.max_length={length}: longer rows are left out");
+            all.push(("warm-up length", text, changed));
         }
     }
 }

@@ -79,7 +79,8 @@ impl Model<'_> {
         let sizes = Sizes::of(self.arch, self.lora);
         let each = Each::of(self.arch, workload, kernels);
         // a budget may be larger than what there is
-        let there = workload.rollouts().max(1) * workload.scored_length();
+        let warm = workload.warm_up.map_or(0, |own| own.batch * own.length);
+        let there = (workload.rollouts().max(1) * workload.scored_length()).max(warm);
         let tokens = there.min(self.plan.train_tokens.max(self.plan.score_tokens) as u64);
         let buffer = |what: &str, bytes, smaller| Buffer {
             what: format!("the {}'s {what}", self.who),
@@ -203,7 +204,8 @@ impl Request {
         // a sequence has to fit; where it does not, `check` says so
         let length = self.workload.scored_length();
         cap(&mut capped.memory.head_rows, each.head_row, 1);
-        cap(&mut capped.memory.train_tokens, each.token, length);
+        let longest = self.workload.longest_pass();
+        cap(&mut capped.memory.train_tokens, each.token, longest);
         cap(&mut capped.memory.score_tokens, each.token, length);
         cap(&mut capped.max_num_seqs, each.sequence, 1);
         capped
@@ -239,6 +241,7 @@ mod tests {
             budget: None,
             host_budget: None,
             parallel: Parallel::default(),
+            ranks: 1,
         }
     }
 

@@ -62,9 +62,7 @@ fn without_choices(memory: &MemoryConfig) -> MemoryConfig {
 /// Where weights, gradients and the optimizer's state live. Everything else is open.
 pub(super) fn placements(request: &Request) -> Vec<MemoryConfig> {
     let mut all = vec![without_choices(&request.memory)];
-    // a unit's gradient is complete when all devices have theirs
-    let alone = request.parallel.data == 1 && request.memory.zero() == Zero::Off;
-    if request.workload.steps_in_backward() && alone {
+    if request.steps_in_backward() {
         all = with_and_without(&all, |m| m.step_in_backward = true);
     }
     all = with_moments(&all);

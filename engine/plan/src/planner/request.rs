@@ -2,7 +2,7 @@
 
 use super::limits::PhaseLimits;
 use crate::estimate::{Estimate, Parallel, Workload, estimate_parallel};
-use crate::{MemoryConfig, Plan, Result};
+use crate::{MemoryConfig, Plan, Result, Zero};
 use firebrick_spec::DeviceProfile;
 
 /// What is to be planned.
@@ -23,6 +23,9 @@ pub struct Request {
     pub host_budget: Option<u64>,
     /// Devices that share the run; all bytes are those of one of them.
     pub parallel: Parallel,
+    /// Ranks of the run. Those that share nothing out are each planned as if alone (`parallel` is one device), and sum gradients all the
+    /// same.
+    pub ranks: usize,
 }
 
 impl Request {
@@ -40,6 +43,13 @@ impl Request {
     #[must_use]
     pub fn is_run(&self) -> bool {
         self.parallel.is_run() && self.parallel.samples(&self.workload)
+    }
+
+    /// Whether a plan may update a segment in the backward pass: no gradient has to be seen whole first, and none is complete only when
+    /// other devices have theirs.
+    pub(super) fn steps_in_backward(&self) -> bool {
+        let alone = self.ranks <= 1 && !self.parallel.is_several();
+        alone && self.memory.zero() == Zero::Off && self.workload.steps_in_backward()
     }
 
     pub(super) fn estimate(&self, plan: &Plan) -> Estimate {

@@ -106,8 +106,8 @@ impl<'a> PlacementSearch<'a> {
         let smallest = |rows: Vec<usize>| rows.last().copied().unwrap_or(0);
         let frugal = MemoryConfig {
             head_rows: smallest(head_rows(base.head_rows)),
-            attention_rows: smallest(attention_rows(base.attention_rows, w.scored_length())),
-            train_tokens: w.scored_length().max(1) as usize,
+            attention_rows: smallest(attention_rows(base.attention_rows, w.longest_pass())),
+            train_tokens: w.longest_pass().max(1) as usize,
             score_tokens: w.scored_length().max(1) as usize,
             ..self.memory.clone()
         };
@@ -129,7 +129,7 @@ impl<'a> PlacementSearch<'a> {
     fn best(&self, most: f64) -> Result<Option<(f64, Candidate)>> {
         let w = &self.request.workload;
         let frugal = MemoryConfig {
-            train_tokens: w.scored_length().max(1) as usize,
+            train_tokens: w.longest_pass().max(1) as usize,
             score_tokens: w.scored_length().max(1) as usize,
             ..activation_policies(&self.memory, w.arch.num_layers, true)[0].clone()
         };
@@ -194,7 +194,7 @@ impl<'a> PlacementSearch<'a> {
         };
         let mut all = Vec::new();
         for head in head_rows(base.head_rows) {
-            for attention in attention_rows(base.attention_rows, w.scored_length()) {
+            for attention in attention_rows(base.attention_rows, w.longest_pass()) {
                 let mut best: Option<ChunkSizes> = None;
                 for &score_tokens in &budgets {
                     for model in plan.models.values_mut() {
@@ -239,11 +239,16 @@ impl<'a> PlacementSearch<'a> {
     ) -> Result<Option<(f64, MemoryConfig)>> {
         let w = &self.request.workload;
         let unified = self.request.profile.is_unified();
-        let budgets = tokens(
+        let mut budgets = tokens(
             self.request.memory.train_tokens,
             w.scored_length(),
             self.request.parallel.sequences(w.mini_rollouts()),
         );
+        // each holds an example of the warm-up
+        for budget in &mut budgets {
+            *budget = (*budget).max(w.longest_pass() as usize);
+        }
+        budgets.dedup();
         let shapes: Vec<(MemoryConfig, Plan)> =
             activation_policies(&self.memory, w.arch.num_layers, unified)
                 .into_iter()
@@ -279,6 +284,7 @@ impl<'a> PlacementSearch<'a> {
             let ctx = self.context(plan);
             let mut phases = vec![ctx.backward(), ctx.optimizer()];
             phases.extend(ctx.of_critic());
+            phases.extend(ctx.of_warm_up());
             if phases.iter().all(|p| self.limits.hold(p)) {
                 let mut memory = MemoryConfig {
                     head_rows: r.head,

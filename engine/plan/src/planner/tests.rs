@@ -10,6 +10,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::path::Path;
 
+mod warm_up;
+
 const GIB: u64 = 1 << 30;
 
 fn arch(layers: usize, hidden: usize, vocab: usize) -> Arch {
@@ -36,6 +38,7 @@ fn request(arch: Arch, backend: Backend) -> Request {
         budget: None,
         host_budget: None,
         parallel: Parallel::default(),
+        ranks: 1,
     }
 }
 

@@ -19,6 +19,7 @@ fn request(model: &str, budget: u64) -> Request {
         budget: Some(budget),
         host_budget: None,
         parallel: Parallel::default(),
+        ranks: 1,
     }
 }
 
