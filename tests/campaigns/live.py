@@ -63,14 +63,14 @@ class Window:
     def ask(self, what):
         return self.tmux("display-message", "-p", what).strip()
 
-    def wait(self, holds, seconds=60):
-        """The screen once it is as wanted, or as it is at the end of the time."""
+    def wait(self, holds, seconds=60, every=0.05):
+        """The screen once it is as wanted, or as it is at the end of the time. `every` is the seconds between two looks."""
         end = time.monotonic() + seconds
         while True:
             screen = self.screen()
             if holds(screen) or time.monotonic() > end:
                 return screen
-            time.sleep(0.05)
+            time.sleep(every)
 
     def pid(self):
         """The program that the shell runs."""
@@ -227,7 +227,7 @@ def mean_step(output):
 
 
 def cost(options, folder):
-    """What the view takes of a step: the processor time of its thread beside the time of the run, and steps with it beside steps without."""
+    """On an idle machine: what the view takes of a step: the processor time of its thread beside the time of the run, and steps with it beside steps without."""
     words = [f"trainer.steps={options.steps}", "warmup.sft.steps=60", "trainer.test_freq=1000"]
     ratios, shares = [], []
     for pair in range(options.pairs):
@@ -238,12 +238,12 @@ def cost(options, folder):
             try:
                 train(window, options, output, *words, *(["--plain"] if plain else []))
                 if not plain:
-                    window.wait(lambda screen: steps(screen) >= 3, 180)
+                    window.wait(lambda screen: steps(screen) >= 3, 180, every=1)
                     pid = window.pid()
                     began, busy = time.monotonic(), seconds_of_view(pid)
-                    window.wait(lambda screen: steps(screen) >= options.steps - 2, 600)
+                    window.wait(lambda screen: steps(screen) >= options.steps * 3 // 4, 600, every=1)
                     shares.append((seconds_of_view(pid) - busy) / (time.monotonic() - began))
-                window.wait(lambda screen: "finished:" in screen, 600)
+                window.wait(lambda screen: "finished:" in screen, 600, every=1)
             finally:
                 window.close()
             found[plain] = mean_step(output)
