@@ -21,7 +21,7 @@ use firebrick::engine::executor::{Residency, Runtime};
 use firebrick::engine::learner::Learner;
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::optim::OptimConfig;
-use firebrick::engine::plan::estimate::{Workload, estimate};
+use firebrick::engine::plan::estimate::{EstimatePhase, Workload, estimate};
 use firebrick::engine::plan::{
     Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload,
 };
@@ -272,7 +272,7 @@ fn predict(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig) -> u64 {
         .plans(decoder.arch(), false, None, 1)
         .expect("a plan");
     let estimate = estimate(&workload, &plan, &profile::assumed(Backend::Wgpu));
-    estimate.phase("backward").map_or(0, |phase| {
+    estimate.phase(EstimatePhase::Backward).map_or(0, |phase| {
         let overhead = phase.categories.get(&Category::Overhead);
         phase.total_bytes - overhead.copied().unwrap_or(0)
     })

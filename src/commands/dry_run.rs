@@ -44,7 +44,10 @@ fn text(dry: &DryRun, free: Option<u64>) -> String {
         "data",
         format!("{prompts}{filtered}, {} for validation", dry.validation),
     );
-    let peak = dry.estimate.peak_phase().map_or("", |phase| &phase.name);
+    let peak = dry
+        .estimate
+        .peak_phase()
+        .map_or("", |phase| phase.name.name());
     let budget = match dry.budget {
         Some(bytes) => format!(", of {} that the plan may use", Bytes(bytes)),
         None => String::new(),

@@ -214,19 +214,13 @@ fn phases(report: &PlanReport) -> String {
     header.extend(has_host.then_some("HOST"));
     header.extend(["TIME", "MOST OF IT"]);
     let mut table = Table::new(1, &header).ends_with_text();
-    let peak = report.peak_phase().map(|p| p.name.as_str());
+    let peak = report.peak_phase().map(|p| p.name);
     for phase in &report.phases {
         // what no step takes part in and is not the peak is for --phases
-        let name = phase.name.as_str();
-        let is_once = matches!(name, "load" | "save") || name.starts_with("warmup_");
-        if is_once && peak != Some(name) {
+        if !phase.name.is_of_a_step() && peak != Some(phase.name) {
             continue;
         }
-        let mark = if peak == Some(phase.name.as_str()) {
-            " *"
-        } else {
-            ""
-        };
+        let mark = if peak == Some(phase.name) { " *" } else { "" };
         let mut held: Vec<_> = phase.categories.iter().filter(|(_, b)| **b > 0).collect();
         held.sort_by_key(|(_, b)| std::cmp::Reverse(**b));
         let most: Vec<String> = held
@@ -236,7 +230,7 @@ fn phases(report: &PlanReport) -> String {
             .collect();
         let mut cells = vec![format!("{}{mark}", phase.name), bytes(phase.total_bytes)];
         cells.extend(has_host.then(|| bytes(phase.host_bytes)));
-        cells.extend([seconds(report, &phase.name), most.join(", ")]);
+        cells.extend([seconds(report, phase.name), most.join(", ")]);
         table.row(cells);
     }
     table.render()
@@ -290,7 +284,7 @@ fn turned_on(request: &Request, report: &PlanReport) -> String {
         table.row(vec![
             d.what.clone(),
             bytes(d.saves_bytes),
-            d.phase.clone(),
+            d.phase.to_string(),
             cost(d.costs_seconds),
         ]);
     }

@@ -336,10 +336,7 @@ impl LiveState {
         let planned = |phase: &Phase| {
             let phases = &self.planned.as_ref()?.phases;
             let estimates = phase.estimates().iter();
-            estimates
-                .filter_map(|name| phases.get(*name))
-                .max()
-                .copied()
+            estimates.filter_map(|name| phases.get(name)).max().copied()
         };
         let parts = timed.into_iter();
         parts

@@ -6,6 +6,7 @@ use super::steering::Steering;
 use super::theme::Theme;
 use super::{picture, view};
 use firebrick::engine::config::{Mode, parse};
+use firebrick::engine::plan::estimate::EstimatePhase;
 use firebrick::engine::report::{Excerpt, Pick, Planned, ViewUpdate};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -67,9 +68,12 @@ fn recorded() -> Vec<ViewUpdate> {
         opened(Mode::Rl, 400),
         ViewUpdate::Planned(Planned {
             peak_bytes: mib(64),
-            phases: [("rollout", 48), ("backward", 64), ("optimizer", 40)]
-                .map(|(name, bytes)| (name.to_owned(), mib(bytes)))
-                .into(),
+            phases: [
+                (EstimatePhase::Rollout, mib(48)),
+                (EstimatePhase::Backward, mib(64)),
+                (EstimatePhase::Optimizer, mib(40)),
+            ]
+            .into(),
             seconds: 0.5,
         }),
         ViewUpdate::Note("training 608,000 parameters on cpu".into()),

@@ -12,7 +12,9 @@ use firebrick::engine::learner::{Learner, train_cut};
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::objective::value::ValueLoss;
 use firebrick::engine::optim::OptimConfig;
-use firebrick::engine::plan::estimate::{CriticWork, Parallel, Workload, estimate_parallel};
+use firebrick::engine::plan::estimate::{
+    CriticWork, EstimatePhase, Parallel, Workload, estimate_parallel,
+};
 use firebrick::engine::plan::{MemoryConfig, Plan, Role};
 use firebrick::engine::sequence::{Sequence, TokenColumns};
 use firebrick::engine::world::World;
@@ -158,7 +160,7 @@ impl Case {
 
 /// Bytes of one phase.
 pub struct Phase {
-    pub name: &'static str,
+    pub name: EstimatePhase,
     pub predicted: u64,
     pub measured: u64,
     pub moment: String,
@@ -209,7 +211,7 @@ fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Phase> {
         .collect()
 }
 
-fn run(case: &Case, plan: &Plan, degree: usize) -> Vec<(&'static str, u64)> {
+fn run(case: &Case, plan: &Plan, degree: usize) -> Vec<(EstimatePhase, u64)> {
     let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
     let mut decoder = Decoder::random(case.arch.clone(), 1, &device);
     if let Some(lora) = &case.lora {
@@ -256,9 +258,9 @@ fn run(case: &Case, plan: &Plan, degree: usize) -> Vec<(&'static str, u64)> {
             let (_, values) = counted(|| critic.values(batch).expect("values"));
             let [backward, update] = step(critic, batch, ValueLoss { clip_range: 0.5 });
             peaks.extend([
-                ("values", values),
-                ("critic_backward", backward),
-                ("critic_optimizer", update),
+                (EstimatePhase::Values, values),
+                (EstimatePhase::CriticBackward, backward),
+                (EstimatePhase::CriticOptimizer, update),
             ]);
             critic
                 .model
@@ -272,14 +274,14 @@ fn run(case: &Case, plan: &Plan, degree: usize) -> Vec<(&'static str, u64)> {
         let (_, score) = counted(|| learner.score(batch, 1.0).expect("scores"));
         let [backward, update] = step(&mut learner, batch, &Nll);
         peaks.extend([
-            ("score", score),
-            ("backward", backward),
-            ("optimizer", update),
+            (EstimatePhase::Score, score),
+            (EstimatePhase::Backward, backward),
+            (EstimatePhase::Optimizer, update),
         ]);
     }
     if case.samples {
         let ((), rollout) = counted(|| sample(case, &mut learner));
-        peaks.push(("rollout", rollout));
+        peaks.push((EstimatePhase::Rollout, rollout));
     }
     peaks
 }

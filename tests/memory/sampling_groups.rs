@@ -10,7 +10,7 @@ use firebrick::backends::allocator;
 use firebrick::backends::device::{Backend, open};
 use firebrick::backends::profile;
 use firebrick::engine::executor::{Residency, ResidentModel};
-use firebrick::engine::plan::estimate::{Parallel, estimate_parallel};
+use firebrick::engine::plan::estimate::{EstimatePhase, Parallel, estimate_parallel};
 use firebrick::engine::plan::{MemoryConfig, ModelPlan, Role};
 use firebrick::engine::world::World;
 use firebrick::models::Decoder;
@@ -76,7 +76,7 @@ fn measure(case: &Case, memory: &MemoryConfig) -> [u64; 2] {
     };
     let profile = profile::assumed(Backend::Cpu);
     let predicted = estimate_parallel(&case.workload(), &plan, &profile, &parallel);
-    let rollout = predicted.phase("rollout").expect("a phase");
+    let rollout = predicted.phase(EstimatePhase::Rollout).expect("a phase");
     let state = [
         Category::MasterWeights,
         Category::Moments,

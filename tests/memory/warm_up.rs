@@ -3,6 +3,7 @@
 use crate::own_process::in_own_process;
 use firebrick::engine::config::{RunConfig, parse};
 use firebrick::engine::metrics::{PhaseMemory, Summary};
+use firebrick::engine::plan::estimate::EstimatePhase;
 use firebrick::engine::trainer::Trainer;
 use firebrick::spec::Pool;
 use std::path::Path;
@@ -72,11 +73,12 @@ fn the_warm_up_of_a_run_is_within_15_percent_of_its_prediction_and_keeps_a_budge
     let dry = Trainer::builder(config(folder.path(), "dry", &[]))
         .dry_run()
         .expect("a plan");
-    let phase = |name: &str| dry.estimate.phase(name).expect(name).total_bytes;
     let ran = run(config(folder.path(), "run", &[]));
     let warm = memory(&ran, "warmup");
     assert_close(warm.predicted_bytes, warm.measured_bytes, "the warm-up");
-    assert_eq!(warm.predicted_bytes, phase("warmup_backward"));
+    let predicted = dry.estimate.phase(EstimatePhase::WarmupBackward);
+    let predicted = predicted.expect("a phase").total_bytes;
+    assert_eq!(warm.predicted_bytes, predicted);
     // the case is one in which the steps say nothing of the warm-up
     let update = memory(&ran, "update");
     assert_close(update.predicted_bytes, update.measured_bytes, "the steps");

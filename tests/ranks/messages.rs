@@ -5,7 +5,7 @@ use burn::tensor::Device;
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::collective::{OperationKind, Settings, Threads, Traffic};
 use firebrick_engine::executor::{Residency, ResidentModel};
-use firebrick_engine::plan::estimate::{Along, MessageKind, Parallel, Workload};
+use firebrick_engine::plan::estimate::{Along, EstimatePhase, MessageKind, Parallel, Workload};
 use firebrick_engine::plan::planner::Request;
 use firebrick_engine::plan::{MemoryConfig, PlanReport, Role, Zero};
 use firebrick_engine::trainer::Trainer;
@@ -168,7 +168,9 @@ fn a_group_that_samples_sends_what_is_predicted() {
         let fit = request.spread(parallel).unwrap().as_configured().unwrap();
         let said = |kind: MessageKind, along: Along| {
             let all = fit.estimate.communication.iter();
-            let own = all.filter(|t| t.phase == "rollout" && t.kind == kind && t.along == along);
+            let own = all.filter(|t| {
+                t.phase == EstimatePhase::Rollout && t.kind == kind && t.along == along
+            });
             own.fold((0, 0), |(n, b), t| (n + t.messages, b + t.bytes))
         };
         let counted =

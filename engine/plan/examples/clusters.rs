@@ -73,7 +73,7 @@ fn row(found: &ClusterFit) -> String {
     let longest = longest.map_or(String::new(), |(name, seconds)| {
         format!("{name} {:.0} %", 100.0 * seconds / step)
     });
-    let peak = estimate.peak_phase().map_or("", |phase| &phase.name);
+    let peak = estimate.peak_phase().map_or("", |phase| phase.name.name());
     format!(
         "{} | {} | {} | {step:.1} s | {} | {:.0} % | memory in {peak}; time in {longest}",
         degrees(&found.request.parallel),
@@ -255,7 +255,7 @@ fn presets() -> Result<()> {
         })?;
         let found = request.as_configured()?.estimate;
         let (_, waits) = sent(&found);
-        let once = |phase: &&PhaseEstimate| ["load", "save"].contains(&phase.name.as_str());
+        let once = |phase: &&PhaseEstimate| !phase.name.is_of_a_step();
         let most = |is_once: bool| {
             let phases = found.phases.iter();
             let own = phases.filter(|phase| once(phase) == is_once);

@@ -2,6 +2,7 @@
 
 use crate::executor::Residency;
 use crate::plan::Role;
+use crate::plan::estimate::EstimatePhase;
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -109,21 +110,31 @@ impl Phase {
     /// The phase of the estimate that predicts its bytes, of an update its first half; none of one that computes nothing on the
     /// device.
     #[must_use]
-    pub fn estimated(self) -> Option<&'static str> {
+    pub fn estimated(self) -> Option<EstimatePhase> {
         self.estimates().first().copied()
     }
 
     /// All phases of the estimate that predict its bytes: an update runs backward passes and the optimizer.
     #[must_use]
-    pub fn estimates(self) -> &'static [&'static str] {
+    pub fn estimates(self) -> &'static [EstimatePhase] {
         match self {
-            Self::Generate | Self::GenerateBaseline | Self::Validation => &["rollout"],
-            Self::OldLogProbs | Self::ReferenceLogProbs | Self::ValidationLoss => &["score"],
-            Self::Reward | Self::RewardBaseline | Self::ValidationReward => &["reward"],
-            Self::Values => &["values"],
-            Self::UpdateCritic => &["critic_backward", "critic_optimizer"],
-            Self::UpdateActor => &["backward", "optimizer"],
-            Self::WarmUp => &["warmup_backward", "warmup_optimizer"],
+            Self::Generate | Self::GenerateBaseline | Self::Validation => &[EstimatePhase::Rollout],
+            Self::OldLogProbs | Self::ReferenceLogProbs | Self::ValidationLoss => {
+                &[EstimatePhase::Score]
+            }
+            Self::Reward | Self::RewardBaseline | Self::ValidationReward => {
+                &[EstimatePhase::Reward]
+            }
+            Self::Values => &[EstimatePhase::Values],
+            Self::UpdateCritic => &[
+                EstimatePhase::CriticBackward,
+                EstimatePhase::CriticOptimizer,
+            ],
+            Self::UpdateActor => &[EstimatePhase::Backward, EstimatePhase::Optimizer],
+            Self::WarmUp => &[
+                EstimatePhase::WarmupBackward,
+                EstimatePhase::WarmupOptimizer,
+            ],
             Self::Advantages | Self::SaveCheckpoint => &[],
         }
     }

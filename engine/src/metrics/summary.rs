@@ -1,7 +1,7 @@
 //! The summary of a run, with predicted beside measured bytes.
 
 use super::phase::Phase;
-use crate::plan::estimate::Estimate;
+use crate::plan::estimate::{Estimate, EstimatePhase};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -48,28 +48,38 @@ pub struct PhaseMemory {
 }
 
 /// Phases of a run that are summed up together: a name, the phases, and those of the estimate that predict their bytes.
-const GROUPS: [(&str, &[Phase], &[&str]); 6] = [
+const GROUPS: [(&str, &[Phase], &[EstimatePhase]); 6] = [
     (
         "rollout",
         &[Phase::Generate, Phase::GenerateBaseline, Phase::Validation],
-        &["rollout"],
+        &[EstimatePhase::Rollout],
     ),
     (
         "score",
         &[Phase::OldLogProbs, Phase::ReferenceLogProbs],
-        &["score"],
+        &[EstimatePhase::Score],
     ),
-    ("update", &[Phase::UpdateActor], &["backward", "optimizer"]),
-    ("values", &[Phase::Values], &["values"]),
+    (
+        "update",
+        &[Phase::UpdateActor],
+        &[EstimatePhase::Backward, EstimatePhase::Optimizer],
+    ),
+    ("values", &[Phase::Values], &[EstimatePhase::Values]),
     (
         "update_critic",
         &[Phase::UpdateCritic],
-        &["critic_backward", "critic_optimizer"],
+        &[
+            EstimatePhase::CriticBackward,
+            EstimatePhase::CriticOptimizer,
+        ],
     ),
     (
         "warmup",
         &[Phase::WarmUp],
-        &["warmup_backward", "warmup_optimizer"],
+        &[
+            EstimatePhase::WarmupBackward,
+            EstimatePhase::WarmupOptimizer,
+        ],
     ),
 ];
 
@@ -79,7 +89,7 @@ pub fn phase_memory(predicted: &Estimate, measured: &BTreeMap<Phase, u64>) -> Ve
     let groups = GROUPS.iter().filter_map(|&(phase, phases, estimated)| {
         let measured = phases.iter().filter_map(|phase| measured.get(phase)).max();
         let own = predicted.phases.iter();
-        let own = own.filter(|p| estimated.contains(&p.name.as_str()));
+        let own = own.filter(|p| estimated.contains(&p.name));
         Some(PhaseMemory {
             phase,
             predicted_bytes: own.map(|p| p.total_bytes).max().unwrap_or(0),

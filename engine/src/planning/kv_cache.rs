@@ -4,7 +4,7 @@ use crate::config::RolloutConfig;
 use crate::{Error, Result};
 use firebrick_models::generate::SchedulerConfig;
 use firebrick_plan::Plan;
-use firebrick_plan::estimate::PhaseEstimate;
+use firebrick_plan::estimate::{EstimatePhase, PhaseEstimate};
 use firebrick_plan::planner::Request;
 use firebrick_spec::{Arch, Category, TensorShare};
 
@@ -25,7 +25,7 @@ pub fn cache_bytes_of_share(request: &Request, plan: &Plan, share: f64) -> Resul
     let mut without = request.clone();
     without.workload.kv_cache_bytes = Some(0);
     let estimate = without.predict(plan.clone()).estimate;
-    let rollout = estimate.phase("rollout");
+    let rollout = estimate.phase(EstimatePhase::Rollout);
     let held = |p: &PhaseEstimate, of: Category| p.categories.get(&of).copied().unwrap_or(0);
     let other = rollout.map_or(0, |p| {
         p.total_bytes - held(p, Category::KvCache) - held(p, Category::Overhead)
@@ -140,7 +140,7 @@ mod tests {
         let bytes = cache_bytes_of_share(&request, &plan, 0.75).expect("room");
         request.workload.kv_cache_bytes = Some(bytes);
         let estimate = request.predict(plan.clone()).estimate;
-        let rollout = estimate.phase("rollout").expect("a phase");
+        let rollout = estimate.phase(EstimatePhase::Rollout).expect("a phase");
         assert_eq!(rollout.total_bytes, 192 << 20);
         assert_eq!(rollout.categories[&Category::KvCache], bytes);
         let message = cache_bytes_of_share(&request, &plan, 0.1).expect_err("no room");
@@ -166,7 +166,7 @@ mod tests {
         let bytes = cache_bytes_of_share(&request, &plan, share).expect("room");
         request.workload.kv_cache_bytes = Some(bytes);
         let estimate = request.predict(plan).estimate;
-        let rollout = estimate.phase("rollout").expect("a phase");
+        let rollout = estimate.phase(EstimatePhase::Rollout).expect("a phase");
         assert_eq!(rollout.categories[&Category::KvCache], bytes);
         let allowed = 192 << 20;
         assert!(rollout.total_bytes <= allowed && rollout.total_bytes > allowed - 4);

@@ -159,7 +159,9 @@ mod tests {
         resolve_kv_cache(&config, &arch, &mut request, &plan).expect("room");
         assert_eq!(request.workload.kv_cache_bytes, Some(left));
         let estimate = request.predict(plan).estimate;
-        let rollout = estimate.phase("rollout").expect("a phase");
+        let rollout = estimate
+            .phase(firebrick_plan::estimate::EstimatePhase::Rollout)
+            .expect("a phase");
         let allowed = (share * (24_u64 << 30) as f64) as u64;
         assert!(rollout.total_bytes <= allowed, "{rollout:?}");
         assert!(estimate.peak_bytes <= request.allowed().expect("a budget"));

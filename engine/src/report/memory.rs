@@ -4,6 +4,7 @@ use super::lines::{self, Met};
 use crate::Result;
 use crate::metrics::timeline::{Boundaries, PlannedBytes, TimelinePhase};
 use crate::metrics::{MemoryTimeline, Phase, TimelineReport};
+use crate::plan::estimate::EstimatePhase;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -34,7 +35,7 @@ pub struct PhaseReadings {
     /// Its name.
     pub name: String,
     /// The phases of the estimate that predict its bytes: the largest of them does.
-    pub estimates: &'static [&'static str],
+    pub estimates: &'static [EstimatePhase],
     /// The steps that it ran in.
     pub steps: Vec<u64>,
     /// Bytes in use at its end.

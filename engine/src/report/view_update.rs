@@ -4,6 +4,7 @@ use super::excerpt::{Excerpt, Pick, TRUNCATED, picks};
 use crate::config::Mode;
 use crate::metrics::{Event, GLOBAL_STEP, LedgerEntry, Metrics, RolloutReport};
 use crate::plan::PlanReport;
+use crate::plan::estimate::EstimatePhase;
 use crate::task::TaskConfig;
 use firebrick_models::generate::FinishReason;
 use std::collections::BTreeMap;
@@ -76,7 +77,7 @@ pub struct Planned {
     /// Predicted peak.
     pub peak_bytes: u64,
     /// Predicted bytes by phase of the estimate.
-    pub phases: BTreeMap<String, u64>,
+    pub phases: BTreeMap<EstimatePhase, u64>,
     /// Predicted seconds of a step.
     pub seconds: f64,
 }

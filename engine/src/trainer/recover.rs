@@ -244,7 +244,7 @@ impl Trainer {
             what.ranked = self.learner.runtime.accounts.ranked();
         }
         let failure = PlanFailure {
-            phase: phase.estimated().map(str::to_owned),
+            phase: phase.estimated(),
             used: what.in_use_bytes(),
             limit: what.limit_bytes(),
         };

@@ -11,9 +11,6 @@ use firebrick::spec::{Cluster, LinkKind};
 /// Other degrees that are named.
 const NAMED: usize = 3;
 
-/// Phases that are left out: no step has them.
-const ONCE: [&str; 4] = ["load", "warmup_backward", "warmup_optimizer", "save"];
-
 /// Machines, their links, and whether these are known.
 pub fn machines(cluster: Cluster, links: Links) -> String {
     let Cluster {
@@ -71,16 +68,12 @@ pub fn phases(report: &PlanReport) -> String {
         ],
     )
     .ends_with_text();
-    let peak = report.peak_phase().map(|p| p.name.as_str());
+    let peak = report.peak_phase().map(|p| p.name);
     for phase in &report.phases {
-        if ONCE.contains(&phase.name.as_str()) && peak != Some(phase.name.as_str()) {
+        if !phase.name.is_of_a_step() && peak != Some(phase.name) {
             continue;
         }
-        let mark = if peak == Some(phase.name.as_str()) {
-            " *"
-        } else {
-            ""
-        };
+        let mark = if peak == Some(phase.name) { " *" } else { "" };
         let own = report
             .communication
             .iter()
@@ -98,7 +91,7 @@ pub fn phases(report: &PlanReport) -> String {
             format!("{}{mark}", phase.name),
             bytes(phase.total_bytes),
             bytes(phase.host_bytes),
-            seconds(report, &phase.name),
+            seconds(report, phase.name),
             if sent > 0 { bytes(sent) } else { none() },
             if sent > 0 { duration(waits) } else { none() },
             most.join(", "),

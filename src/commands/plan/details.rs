@@ -12,18 +12,15 @@ use firebrick::spec::DeviceProfile;
 
 /// Categories down, phases across, the peak marked.
 pub fn phases(report: &PlanReport) -> String {
-    let peak = report
-        .peak_phase()
-        .map(|p| p.name.clone())
-        .unwrap_or_default();
+    let peak = report.peak_phase().map(|p| p.name);
     let names: Vec<String> = report
         .phases
         .iter()
         .map(|p| {
-            if p.name == peak {
+            if Some(p.name) == peak {
                 format!("{} *", p.name)
             } else {
-                p.name.clone()
+                p.name.to_string()
             }
         })
         .collect();
@@ -53,7 +50,7 @@ pub fn phases(report: &PlanReport) -> String {
         let host = report.phases.iter().map(|p| bytes(p.host_bytes));
         table.row(line("host", host.collect()));
     }
-    let seconds = report.phases.iter().map(|p| seconds(report, &p.name));
+    let seconds = report.phases.iter().map(|p| seconds(report, p.name));
     table.row(line("time", seconds.collect()));
     format!("{}* peak\n", table.render())
 }
@@ -71,7 +68,7 @@ pub fn decisions(request: &Request, report: &PlanReport) -> String {
             d.what.clone(),
             d.settings.clone(),
             bytes(d.saves_bytes),
-            d.phase.clone(),
+            d.phase.to_string(),
             format!("{share:+.0} %"),
         ]);
     }

@@ -1,6 +1,7 @@
 //! Bytes and seconds as tables show them.
 
 use firebrick::engine::plan::PlanReport;
+use firebrick::engine::plan::estimate::EstimatePhase;
 use firebrick::engine::plan::size::Bytes;
 
 pub fn bytes(bytes: u64) -> String {
@@ -23,9 +24,9 @@ pub fn traffic(kind: &str, messages: u64, sent: u64, seconds: f64) -> String {
 }
 
 /// The seconds of a phase; of one that takes none that are estimated, a dash.
-pub fn seconds(report: &PlanReport, phase: &str) -> String {
+pub fn seconds(report: &PlanReport, phase: EstimatePhase) -> String {
     let each = report.seconds.by_phase().into_iter();
     // reward models' seconds are among those of the step alone
-    let mut own = each.filter(|(name, _)| *name == phase && *name != "reward");
+    let mut own = each.filter(|(name, _)| *name == phase && *name != EstimatePhase::Reward);
     own.next().map_or_else(|| "-".into(), |(_, s)| duration(s))
 }

@@ -9,7 +9,7 @@ use firebrick_engine::executor::{Residency, Runtime};
 use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::optim::OptimConfig;
-use firebrick_engine::plan::estimate::{Workload, estimate};
+use firebrick_engine::plan::estimate::{EstimatePhase, Workload, estimate};
 use firebrick_engine::plan::{MemoryConfig, Order, ParamOffload};
 use firebrick_engine::sequence::{Sequence, TokenColumns};
 use firebrick_models::unit::Slot;
@@ -87,7 +87,7 @@ fn predicted(memory: &MemoryConfig, device: &Device) -> u64 {
         .expect("a plan");
     let profile = profile::assumed(backend(device));
     let estimate = estimate(&workload, &plan, &profile);
-    let phase = estimate.phase("backward").expect("the phase");
+    let phase = estimate.phase(EstimatePhase::Backward).expect("the phase");
     phase.total_bytes
         - phase
             .categories

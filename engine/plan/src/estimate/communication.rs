@@ -16,6 +16,7 @@
 use super::activations::{Half, Shape};
 use super::context::Context;
 use super::messages::{Along, Communication, MessageKind, PhaseTraffic};
+use super::phase::EstimatePhase;
 use super::sizes::F32;
 use super::time;
 use super::unit_messages::ModelMessages;
@@ -232,15 +233,15 @@ impl Context<'_> {
             return Vec::new();
         }
         let mut all = vec![
-            ("rollout", self.rollout_traffic()),
-            ("score", self.score_traffic()),
-            ("backward", self.backward_traffic()),
-            ("optimizer", self.optimizer_traffic()),
+            (EstimatePhase::Rollout, self.rollout_traffic()),
+            (EstimatePhase::Score, self.score_traffic()),
+            (EstimatePhase::Backward, self.backward_traffic()),
+            (EstimatePhase::Optimizer, self.optimizer_traffic()),
         ];
         if let Some(critic) = self.critic() {
-            all.push(("values", critic.values_traffic()));
-            all.push(("critic_backward", critic.backward_traffic()));
-            all.push(("critic_optimizer", critic.optimizer_traffic()));
+            all.push((EstimatePhase::Values, critic.values_traffic()));
+            all.push((EstimatePhase::CriticBackward, critic.backward_traffic()));
+            all.push((EstimatePhase::CriticOptimizer, critic.optimizer_traffic()));
         }
         let each = all.into_iter();
         each.flat_map(|(phase, sent)| sent.in_phase(phase))

@@ -2,6 +2,7 @@
 
 use super::activations::{Half, Shape, Widths};
 use super::parallel::Parallel;
+use super::phase::EstimatePhase;
 use super::result::PhaseEstimate;
 use super::sizes::{F32, QuantizedWeights, Sizes, halves};
 use super::states::{self, Activity};
@@ -415,14 +416,14 @@ impl<'a> Context<'a> {
     }
 
     /// Adds what the backend's pool adds and closes a phase.
-    fn close(&self, name: &str, peak: &PeakUsage) -> PhaseEstimate {
+    fn close(&self, name: EstimatePhase, peak: &PeakUsage) -> PhaseEstimate {
         let pool = self.profile.pool;
         let used = peak.device.total();
         let overhead = pool.fixed_bytes + (pool.share * used as f64) as u64;
         let mut categories = peak.device.named();
         *categories.entry(Category::Overhead).or_default() += overhead;
         PhaseEstimate {
-            name: name.to_owned(),
+            name,
             total_bytes: used + overhead,
             host_bytes: peak.host.total(),
             moment: peak.moment.to_owned(),
@@ -430,7 +431,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    pub fn phase(&self, name: &str, see: impl FnOnce(&mut PeakUsage)) -> PhaseEstimate {
+    pub fn phase(&self, name: EstimatePhase, see: impl FnOnce(&mut PeakUsage)) -> PhaseEstimate {
         let mut peak = PeakUsage::new(self.profile.is_unified());
         see(&mut peak);
         let rows = self.workload.rows_bytes;

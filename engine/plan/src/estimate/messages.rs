@@ -13,6 +13,7 @@
 //! steps over the one between: devices in the same place of each machine make a ring. Those of NCCL-tests' `PERFORMANCE.md`, hierarchical.
 
 use super::parallel::Parallel;
+use super::phase::EstimatePhase;
 use firebrick_spec::Cluster;
 use serde::{Deserialize, Serialize};
 
@@ -162,7 +163,7 @@ impl Communication {
     }
 
     /// What there is, as a report has it.
-    pub(super) fn in_phase(&self, phase: &str) -> Vec<PhaseTraffic> {
+    pub(super) fn in_phase(&self, phase: EstimatePhase) -> Vec<PhaseTraffic> {
         let all = MessageKind::ALL
             .into_iter()
             .flat_map(|kind| Along::ALL.map(|along| (kind, along)));
@@ -172,8 +173,8 @@ impl Communication {
                 bytes,
                 seconds,
             } = self.of(kind, along);
-            (messages > 0).then(|| PhaseTraffic {
-                phase: phase.to_owned(),
+            (messages > 0).then_some(PhaseTraffic {
+                phase,
                 kind,
                 along,
                 messages,
@@ -200,7 +201,7 @@ impl std::ops::AddAssign for Communication {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct PhaseTraffic {
     /// The phase.
-    pub phase: String,
+    pub phase: EstimatePhase,
     /// What is done.
     pub kind: MessageKind,
     /// Among which devices.

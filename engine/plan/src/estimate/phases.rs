@@ -2,6 +2,7 @@
 
 use super::context::{Context, ModelSizes};
 use super::parallel::Parallel;
+use super::phase::EstimatePhase;
 use super::result::{Estimate, PhaseEstimate};
 use super::sizes::F32;
 use super::states::{self, Activity};
@@ -14,7 +15,7 @@ use firebrick_spec::{Category, DeviceProfile};
 impl Context<'_> {
     /// Weights come from a file one matrix at a time.
     pub fn load(&self) -> PhaseEstimate {
-        self.phase("load", |peak| {
+        self.phase(EstimatePhase::Load, |peak| {
             let mut held = self.resident(Activity::Pass(Role::Policy));
             held.device.clear(Category::Moments);
             held.host.clear(Category::Moments);
@@ -42,11 +43,11 @@ impl Context<'_> {
     }
 
     pub fn rollout(&self) -> PhaseEstimate {
-        self.phase("rollout", |peak| sample::rollout(self, peak))
+        self.phase(EstimatePhase::Rollout, |peak| sample::rollout(self, peak))
     }
 
     pub fn score(&self) -> PhaseEstimate {
-        self.phase("score", |peak| {
+        self.phase(EstimatePhase::Score, |peak| {
             if self.workload.policy_scores() {
                 sample::score(self, self.plan.policy(), Activity::Pass(Role::Policy), peak);
             }
@@ -58,7 +59,7 @@ impl Context<'_> {
 
     /// Forward passes of the reward models, one model after the other.
     pub fn reward_scores(&self) -> PhaseEstimate {
-        self.phase("reward", |peak| {
+        self.phase(EstimatePhase::Reward, |peak| {
             for (index, (plan, _)) in self.rewards.iter().enumerate() {
                 sample::score(&self.reward(index), plan, Activity::Reward(index), peak);
             }
@@ -72,8 +73,8 @@ impl Context<'_> {
         };
         vec![
             critic.values(),
-            critic.backward().of("critic"),
-            critic.optimizer().of("critic"),
+            critic.backward().named(EstimatePhase::CriticBackward),
+            critic.optimizer().named(EstimatePhase::CriticOptimizer),
         ]
     }
 
@@ -82,12 +83,15 @@ impl Context<'_> {
         let Some(warm) = self.warming_up() else {
             return Vec::new();
         };
-        vec![warm.backward().of("warmup"), warm.optimizer().of("warmup")]
+        vec![
+            warm.backward().named(EstimatePhase::WarmupBackward),
+            warm.optimizer().named(EstimatePhase::WarmupOptimizer),
+        ]
     }
 
     /// Forward passes of the critic, for values.
     pub fn values(&self) -> PhaseEstimate {
-        self.phase("values", |peak| {
+        self.phase(EstimatePhase::Values, |peak| {
             sample::score(self, self.model(), Activity::Pass(self.role), peak);
         })
     }
@@ -99,12 +103,14 @@ impl Context<'_> {
     }
 
     pub fn backward(&self) -> PhaseEstimate {
-        self.phase("backward", |peak| train::BackwardPass::new(self).run(peak))
+        self.phase(EstimatePhase::Backward, |peak| {
+            train::BackwardPass::new(self).run(peak);
+        })
     }
 
     pub fn optimizer(&self) -> PhaseEstimate {
         let plan = self.model();
-        self.phase("optimizer", |peak| {
+        self.phase(EstimatePhase::Optimizer, |peak| {
             let gradients = if plan.optimizer.in_backward && self.micro_batches() == 1 {
                 self.sizes.trained_ends(self.sizes.ends())
             } else {
@@ -126,7 +132,7 @@ impl Context<'_> {
 
     /// A checkpoint is written one matrix at a time: its values, and their bytes twice while they grow.
     pub fn save(&self) -> PhaseEstimate {
-        self.phase("save", |peak| {
+        self.phase(EstimatePhase::Save, |peak| {
             let matrix = 3 * F32 * self.largest();
             let held = self
                 .resident(Activity::Pass(Role::Policy))

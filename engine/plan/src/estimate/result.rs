@@ -1,6 +1,7 @@
 //! What an estimate says: bytes by phase and category, and seconds of a step.
 
 use super::messages::PhaseTraffic;
+use super::phase::EstimatePhase;
 use firebrick_spec::Category;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -8,9 +9,8 @@ use std::collections::BTreeMap;
 /// Bytes of a phase at its peak.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct PhaseEstimate {
-    /// `load`, `rollout`, `score`, `backward`, `optimizer` or `save`; with reward models also `reward`, with a critic `values`,
-    /// `critic_backward` and `critic_optimizer`, and with a warm-up `warmup_backward` and `warmup_optimizer`.
-    pub name: String,
+    /// Which phase it is.
+    pub name: EstimatePhase,
     /// Reserved device bytes: what is in use, and what the pool adds.
     pub total_bytes: u64,
     /// Host bytes; where host and device are one memory they are among the device's.
@@ -22,9 +22,9 @@ pub struct PhaseEstimate {
 }
 
 impl PhaseEstimate {
-    /// The same as a phase of a part of the run, whose name goes before its own.
-    pub(super) fn of(mut self, part: &str) -> Self {
-        self.name = format!("{part}_{}", self.name);
+    /// The same under another name: of another model, or another part of the run.
+    pub(super) fn named(mut self, name: EstimatePhase) -> Self {
+        self.name = name;
         self
     }
 }
@@ -52,9 +52,9 @@ impl Estimate {
         self.phases.iter().max_by_key(|p| p.total_bytes)
     }
 
-    /// A phase by name.
+    /// What is predicted of a phase; nothing where the run has no such phase.
     #[must_use]
-    pub fn phase(&self, name: &str) -> Option<&PhaseEstimate> {
+    pub fn phase(&self, name: EstimatePhase) -> Option<&PhaseEstimate> {
         self.phases.iter().find(|p| p.name == name)
     }
 }
@@ -85,18 +85,18 @@ pub struct Seconds {
 }
 
 impl Seconds {
-    /// Each phase by its name, in the order of a step.
+    /// Each phase, in the order of a step.
     #[must_use]
-    pub fn by_phase(&self) -> [(&'static str, f64); 8] {
+    pub fn by_phase(&self) -> [(EstimatePhase, f64); 8] {
         [
-            ("rollout", self.rollout),
-            ("reward", self.reward),
-            ("score", self.score),
-            ("backward", self.backward),
-            ("optimizer", self.optimizer),
-            ("values", self.values),
-            ("critic_backward", self.critic_backward),
-            ("critic_optimizer", self.critic_optimizer),
+            (EstimatePhase::Rollout, self.rollout),
+            (EstimatePhase::Reward, self.reward),
+            (EstimatePhase::Score, self.score),
+            (EstimatePhase::Backward, self.backward),
+            (EstimatePhase::Optimizer, self.optimizer),
+            (EstimatePhase::Values, self.values),
+            (EstimatePhase::CriticBackward, self.critic_backward),
+            (EstimatePhase::CriticOptimizer, self.critic_optimizer),
         ]
     }
 

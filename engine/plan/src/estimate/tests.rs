@@ -4,7 +4,9 @@
 mod decoding;
 mod time;
 
-use super::{CriticWork, Estimate, Parallel, Sizes, Workload, Zero, estimate, rules};
+use super::{
+    CriticWork, Estimate, EstimatePhase, Parallel, Sizes, Workload, Zero, estimate, rules,
+};
 use crate::test_support::device;
 use crate::{Granularity, MemoryConfig, MomentKind, OptimizerOffload, ParamOffload, RoleMemory};
 use firebrick_spec::{Arch, Backend, Category, DeviceProfile, KvCacheDtype, Precision};
@@ -53,12 +55,12 @@ fn on_cuda(workload: &Workload, memory: &MemoryConfig) -> Estimate {
     under(workload, memory, &device(Backend::Cuda))
 }
 
-fn held(estimate: &Estimate, phase: &str, category: Category) -> u64 {
+fn held(estimate: &Estimate, phase: EstimatePhase, category: Category) -> u64 {
     let phase = estimate.phase(phase).expect("a phase");
     phase.categories.get(&category).copied().unwrap_or(0)
 }
 
-fn total(estimate: &Estimate, phase: &str) -> u64 {
+fn total(estimate: &Estimate, phase: EstimatePhase) -> u64 {
     estimate.phase(phase).expect("a phase").total_bytes
 }
 
@@ -101,7 +103,7 @@ fn kept_inputs_are_tokens_times_hidden_size_for_each_segment() {
     let kept = |memory: &MemoryConfig| {
         held(
             &on_cuda(&workload(), memory),
-            "backward",
+            EstimatePhase::Backward,
             Category::KeptInputs,
         )
     };
@@ -126,7 +128,7 @@ fn kept_inputs_are_tokens_times_hidden_size_for_each_segment() {
     let live = |memory: &MemoryConfig| {
         held(
             &on_cuda(&workload(), memory),
-            "backward",
+            EstimatePhase::Backward,
             Category::LiveGraph,
         )
     };
@@ -139,7 +141,7 @@ fn a_share_of_one_less_one_in_r_recomputed_divides_the_graphs_by_about_r() {
     let graphs = |memory: &MemoryConfig| {
         held(
             &on_cuda(&workload(), memory),
-            "backward",
+            EstimatePhase::Backward,
             Category::LiveGraph,
         ) as f64
     };
@@ -173,7 +175,7 @@ fn weights_gradients_and_moments_are_so_many_bytes_a_parameter() {
         };
         for (workload, weights, masters) in [(&workload(), 4 * p, 0), (&half, 2 * p, 4 * p)] {
             let update = on_cuda(workload, &memory);
-            let of = |category| held(&update, "optimizer", category);
+            let of = |category| held(&update, EstimatePhase::Optimizer, category);
             assert_eq!(of(Category::Parameters), weights);
             assert_eq!(of(Category::Gradients), 4 * p);
             assert_eq!(of(Category::MasterWeights), masters);
@@ -183,7 +185,7 @@ fn weights_gradients_and_moments_are_so_many_bytes_a_parameter() {
     let kept = |workload: &Workload| {
         held(
             &on_cuda(workload, &checkpointed()),
-            "backward",
+            EstimatePhase::Backward,
             Category::KeptInputs,
         )
     };
@@ -191,7 +193,7 @@ fn weights_gradients_and_moments_are_so_many_bytes_a_parameter() {
     let cache = |workload: &Workload| {
         held(
             &on_cuda(workload, &checkpointed()),
-            "rollout",
+            EstimatePhase::Rollout,
             Category::KvCache,
         )
     };
@@ -202,8 +204,13 @@ fn weights_gradients_and_moments_are_so_many_bytes_a_parameter() {
 fn each_offload_takes_its_state_off_the_device() {
     let p = parameters();
     let update = |memory: MemoryConfig| on_cuda(&workload(), &memory);
-    let moments = |estimate: &Estimate| held(estimate, "optimizer", Category::Moments);
-    let host = |estimate: &Estimate| estimate.phase("optimizer").expect("a phase").host_bytes;
+    let moments = |estimate: &Estimate| held(estimate, EstimatePhase::Optimizer, Category::Moments);
+    let host = |estimate: &Estimate| {
+        estimate
+            .phase(EstimatePhase::Optimizer)
+            .expect("a phase")
+            .host_bytes
+    };
 
     let idle = update(MemoryConfig {
         optimizer_offload: OptimizerOffload::Idle,
@@ -212,7 +219,7 @@ fn each_offload_takes_its_state_off_the_device() {
     // the largest matrix's moments visit
     let largest = Sizes::of(&arch(512), None).largest_trained;
     assert_eq!(moments(&idle), 8 * largest);
-    assert_eq!(held(&idle, "backward", Category::Moments), 0);
+    assert_eq!(held(&idle, EstimatePhase::Backward, Category::Moments), 0);
     assert!(host(&idle) >= 8 * (p - largest));
 
     let cpu = |fraction| {
@@ -231,7 +238,10 @@ fn each_offload_takes_its_state_off_the_device() {
         grad_offload: true,
         ..MemoryConfig::default()
     });
-    assert_eq!(held(&away, "optimizer", Category::Gradients), 0);
+    assert_eq!(
+        held(&away, EstimatePhase::Optimizer, Category::Gradients),
+        0
+    );
     assert!(host(&away) >= 4 * p);
 }
 
@@ -261,17 +271,29 @@ fn weights_that_are_idle_or_streamed_leave_the_device_except_while_it_samples() 
         of(ParamOffload::Streamed, ParamOffload::Streamed),
     );
     for estimate in [&none, &idle, &streamed] {
-        assert_eq!(held(estimate, "rollout", Category::Parameters), 4 * p);
+        assert_eq!(
+            held(estimate, EstimatePhase::Rollout, Category::Parameters),
+            4 * p
+        );
     }
-    assert_eq!(held(&none, "score", Category::Parameters), 4 * p);
-    assert_eq!(held(&none, "backward", Category::Reference), 4 * p);
+    assert_eq!(
+        held(&none, EstimatePhase::Score, Category::Parameters),
+        4 * p
+    );
+    assert_eq!(
+        held(&none, EstimatePhase::Backward, Category::Reference),
+        4 * p
+    );
     for away in [&idle, &streamed] {
-        assert_eq!(held(away, "score", Category::Parameters), 0);
-        assert_eq!(held(away, "backward", Category::Reference), 0);
+        assert_eq!(held(away, EstimatePhase::Score, Category::Parameters), 0);
+        assert_eq!(held(away, EstimatePhase::Backward, Category::Reference), 0);
     }
-    assert_eq!(held(&idle, "backward", Category::Parameters), 4 * p);
+    assert_eq!(
+        held(&idle, EstimatePhase::Backward, Category::Parameters),
+        4 * p
+    );
     // a layer at work, and as many ahead of it as copies are in flight
-    let visiting = held(&streamed, "backward", Category::Parameters);
+    let visiting = held(&streamed, EstimatePhase::Backward, Category::Parameters);
     assert!(visiting > 0 && visiting <= 2 * Sizes::of(&arch(512), None).layer_bytes());
 }
 
@@ -285,12 +307,16 @@ fn offloaded_inputs_leave_the_device_but_for_those_on_their_way() {
     };
     for (prefetch, group, rows) in [(0, 1, 1), (1, 1, 3), (1, 2, 6), (2, 1, 4)] {
         let away = on_cuda(&workload(), &offloaded(prefetch, group));
-        assert_eq!(held(&away, "backward", Category::KeptInputs), rows * row());
+        assert_eq!(
+            held(&away, EstimatePhase::Backward, Category::KeptInputs),
+            rows * row()
+        );
         assert!(away.host_peak_bytes >= LAYERS * row());
     }
     assert_eq!(MemoryConfig::default().prefetch, 1);
     // of a whole graph recomputing frees the most, and offload comes on top
-    let peak = |memory: &MemoryConfig| total(&on_cuda(&workload(), memory), "backward");
+    let peak =
+        |memory: &MemoryConfig| total(&on_cuda(&workload(), memory), EstimatePhase::Backward);
     let (plain, kept) = (peak(&MemoryConfig::default()), peak(&checkpointed()));
     let away = peak(&offloaded(1, 1));
     assert!(plain - kept > kept - away && kept > away);
@@ -301,7 +327,7 @@ fn keys_and_values_take_whole_blocks_of_every_sequence() {
     let sequences = 64;
     let cache = |workload: &Workload| {
         let estimate = on_cuda(workload, &MemoryConfig::default());
-        held(&estimate, "rollout", Category::KvCache)
+        held(&estimate, EstimatePhase::Rollout, Category::KvCache)
     };
     let bytes = 8 * LAYERS * KEY_HEADS * HEAD * 512 * sequences;
     assert_eq!(cache(&workload()), bytes);
@@ -328,7 +354,7 @@ fn keys_and_values_take_whole_blocks_of_every_sequence() {
         let plan = MemoryConfig::default().plans(&arch(512), false, None, max_num_seqs);
         estimate(&workload(), &plan.expect("a plan"), &device(Backend::Cuda))
     };
-    let few = held(&plan(4), "rollout", Category::KvCache);
+    let few = held(&plan(4), EstimatePhase::Rollout, Category::KvCache);
     assert!(few < bytes / 4, "{few} for 4 at a time");
 }
 
@@ -336,8 +362,8 @@ fn keys_and_values_take_whole_blocks_of_every_sequence() {
 fn of_batch(prompts: u64, group: u64, lengths: [u64; 2]) -> [u64; 3] {
     let workload = Workload::grpo(arch(512), lengths, prompts, group);
     let estimate = on_cuda(&workload, &MemoryConfig::default());
-    let backward = estimate.phase("backward").expect("a phase");
-    let cache = held(&estimate, "rollout", Category::KvCache);
+    let backward = estimate.phase(EstimatePhase::Backward).expect("a phase");
+    let cache = held(&estimate, EstimatePhase::Rollout, Category::KvCache);
     [backward.total_bytes, cache, backward.host_bytes]
 }
 
@@ -375,9 +401,12 @@ fn scoring_has_micro_batches_of_its_own() {
         ..memory.clone()
     };
     let (large, small) = (on_cuda(&workload(), &memory), on_cuda(&workload(), &small));
-    assert!(total(&small, "score") < total(&large, "score"));
-    assert_eq!(total(&small, "backward"), total(&large, "backward"));
-    assert_eq!(held(&large, "score", Category::LiveGraph), 0);
+    assert!(total(&small, EstimatePhase::Score) < total(&large, EstimatePhase::Score));
+    assert_eq!(
+        total(&small, EstimatePhase::Backward),
+        total(&large, EstimatePhase::Backward)
+    );
+    assert_eq!(held(&large, EstimatePhase::Score, Category::LiveGraph), 0);
 }
 
 /// A vocabulary that outweighs the rest, in micro-batches of two sequences, half of whose tokens are scored.
@@ -401,7 +430,7 @@ fn logits_of_one_chunk_are_there_at_a_time() {
             ..MemoryConfig::default()
         };
         let estimate = under(&large_vocabulary(), &memory, &device(Backend::Cpu));
-        held(&estimate, "backward", Category::Head)
+        held(&estimate, EstimatePhase::Backward, Category::Head)
     };
     assert!(head(512) >= 4 * 512 * 32_000);
     assert_eq!(head(512), 2 * head(256));
@@ -417,11 +446,13 @@ fn the_head_of_a_critic_holds_no_logits() {
     };
     let estimate = under(&large_vocabulary(), &memory, &device(Backend::Cpu));
     let (policy, critic) = (
-        held(&estimate, "backward", Category::Head),
-        held(&estimate, "critic_backward", Category::Head),
+        held(&estimate, EstimatePhase::Backward, Category::Head),
+        held(&estimate, EstimatePhase::CriticBackward, Category::Head),
     );
     assert!(policy > 20 * critic, "{policy} and {critic}");
-    assert!(total(&estimate, "critic_backward") < total(&estimate, "backward"));
+    assert!(
+        total(&estimate, EstimatePhase::CriticBackward) < total(&estimate, EstimatePhase::Backward)
+    );
 }
 
 #[test]
@@ -437,12 +468,18 @@ fn long_sequences_take_memory_in_proportion_to_their_length() {
     };
     // where kernels attend, nothing grows faster
     for backend in [Backend::Cpu, Backend::Cuda, Backend::Wgpu] {
-        let bytes = |length| total(&of(length, 512, &device(backend)), "backward");
+        let bytes = |length| total(&of(length, 512, &device(backend)), EstimatePhase::Backward);
         assert!(bytes(65_536) < 2 * bytes(32_768), "{backend:?}");
     }
     // where tensor operations do, scores of a chunk of queries grow with the length, and those of all with its square
     let profile = DeviceProfile::assumed(Backend::Cuda);
-    let scores = |length, rows| held(&of(length, rows, &profile), "backward", Category::Attention);
+    let scores = |length, rows| {
+        held(
+            &of(length, rows, &profile),
+            EstimatePhase::Backward,
+            Category::Attention,
+        )
+    };
     assert_eq!(scores(8192, 512), 2 * scores(4096, 512));
     assert_eq!(scores(8192, 0), 4 * scores(4096, 0));
 }

@@ -4,7 +4,7 @@ use super::candidates::Candidate;
 use super::fit::Fit;
 use super::request::Request;
 use crate::Result;
-use crate::estimate::Estimate;
+use crate::estimate::{Estimate, EstimatePhase};
 use crate::{Granularity, MemoryConfig, OptimizerOffload, Order, ParamOffload, Zero};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -17,7 +17,7 @@ pub struct Decision {
     /// The settings, as they are written in a configuration.
     pub settings: String,
     /// The phase that needs it most.
-    pub phase: String,
+    pub phase: EstimatePhase,
     /// Bytes that the phase would need more without it.
     pub saves_bytes: u64,
     /// Seconds that a step would take less without it.
@@ -94,16 +94,16 @@ fn spelled(key: &str, value: &Value) -> Vec<String> {
 }
 
 fn decision(technique: Technique, without: &Estimate, with: &Estimate) -> Decision {
-    let saved = |name: &str, bytes: u64| {
+    let saved = |name, bytes: u64| {
         let own = with.phase(name).map_or(0, |p| p.total_bytes);
         bytes.saturating_sub(own)
     };
     let most = without
         .phases
         .iter()
-        .map(|p| (saved(&p.name, p.total_bytes), p.name.clone()))
+        .map(|p| (saved(p.name, p.total_bytes), p.name))
         .max_by_key(|(bytes, _)| *bytes);
-    let (saves_bytes, phase) = most.unwrap_or_default();
+    let (saves_bytes, phase) = most.unwrap_or((0, EstimatePhase::Backward));
     Decision {
         what: technique.what.to_owned(),
         settings: technique.settings,

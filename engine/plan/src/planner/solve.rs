@@ -4,13 +4,14 @@ use super::candidates::Candidate;
 use super::fit::Fit;
 use super::request::Request;
 use super::{advice, search};
+use crate::estimate::EstimatePhase;
 use crate::{Error, Plan, Result};
 
 /// What went wrong under a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Failure {
-    /// The phase that ran out of memory, by the estimate's name; any where absent.
-    pub phase: Option<String>,
+    /// The phase that ran out of memory, as the estimate has it; any where absent.
+    pub phase: Option<EstimatePhase>,
     /// Bytes that were in use, where they could be counted.
     pub used: Option<u64>,
     /// Bytes that there are.
@@ -51,7 +52,7 @@ impl Request {
     /// `Error::Infeasible` where no plan is predicted to need that little, with what would help; the others as in [`Self::fit`].
     pub fn next_cheaper(&self, current: &Plan, failure: &Failure) -> Result<Fit> {
         let failed = self.estimate(current);
-        let phase = failure.phase.as_deref().and_then(|name| failed.phase(name));
+        let phase = failure.phase.and_then(|name| failed.phase(name));
         let predicted = phase.map_or(failed.peak_bytes, |p| p.total_bytes);
         let below = (predicted as f64 * (1.0 - STEP_DOWN)) as u64;
         let bound = match (failure.used, failure.limit) {
@@ -63,7 +64,7 @@ impl Request {
         };
         let mut limits = self.limits();
         match phase {
-            Some(phase) => limits.phase = Some((phase.name.clone(), bound)),
+            Some(phase) => limits.phase = Some((phase.name, bound)),
             None => limits.device = limits.device.min(bound),
         }
         match search::search(&self.within_buffers(), &limits)? {

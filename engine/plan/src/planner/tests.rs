@@ -1,5 +1,5 @@
 use super::*;
-use crate::estimate::{CriticWork, Parallel, Sizes, Workload, Zero, rules};
+use crate::estimate::{CriticWork, EstimatePhase, Parallel, Sizes, Workload, Zero, rules};
 use crate::test_support::{device, kernels};
 use crate::{
     Error, Infeasible, MemoryConfig, MomentKind, OptimizerOffload, Packing, ParamOffload, Plan,
@@ -110,7 +110,11 @@ fn a_padded_plan_has_room_for_sequences_that_are_too_short_for_chunks() {
     short.workload.mini_batch *= 8;
     let bytes = |request: &Request, category| {
         let fit = request.as_configured().expect("a plan");
-        let backward = fit.estimate.phase("backward").expect("a phase").clone();
+        let backward = fit
+            .estimate
+            .phase(EstimatePhase::Backward)
+            .expect("a phase")
+            .clone();
         backward.categories.get(&category).copied().unwrap_or(0)
     };
     let kept = bytes(&short, Category::Attention);
@@ -274,11 +278,11 @@ fn the_next_cheaper_plan_is_smaller_by_what_was_mispredicted() {
     let first = free.fit().expect("fits");
     let predicted = first
         .estimate
-        .phase("backward")
+        .phase(EstimatePhase::Backward)
         .expect("a phase")
         .total_bytes;
     let failure = Failure {
-        phase: Some("backward".into()),
+        phase: Some(EstimatePhase::Backward),
         used: Some(predicted * 5 / 4),
         limit: Some(predicted),
     };
@@ -287,7 +291,7 @@ fn the_next_cheaper_plan_is_smaller_by_what_was_mispredicted() {
         .expect("a cheaper one");
     let after = next
         .estimate
-        .phase("backward")
+        .phase(EstimatePhase::Backward)
         .expect("a phase")
         .total_bytes;
     assert!(after <= predicted * 4 / 5, "{after} of {predicted}");
@@ -371,7 +375,7 @@ fn a_critic_moves_what_the_policy_moves_and_keeps_its_own_limits() {
     let alone = request(arch(8, 512, 32_000), Backend::Cuda).as_configured();
     let (alone, both) = (alone.expect("plans"), free.as_configured().expect("plans"));
     for phase in &alone.estimate.phases {
-        let beside = both.estimate.phase(&phase.name).expect("the same phases");
+        let beside = both.estimate.phase(phase.name).expect("the same phases");
         assert!(beside.total_bytes > phase.total_bytes, "{}", phase.name);
     }
     assert!(both.estimate.seconds.total() > alone.estimate.seconds.total());

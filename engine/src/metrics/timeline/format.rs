@@ -1,7 +1,7 @@
 //! The file `memory_timeline.json`: columns of numbers, names once. `docs/memory_timeline.md` describes it.
 
 use crate::executor::BoundaryKind;
-use crate::plan::estimate::PhaseEstimate;
+use crate::plan::estimate::{EstimatePhase, PhaseEstimate};
 use crate::{Error, Result};
 use firebrick_backends::accounts::Account;
 use firebrick_backends::allocation_trace::TraceSource;
@@ -67,7 +67,7 @@ pub struct TimelinePhase {
     /// Its name, as in `memory.jsonl`.
     pub name: String,
     /// Names among [`PlannedBytes::phases`]: its prediction is the largest of those that are there.
-    pub estimates: Vec<String>,
+    pub estimates: Vec<EstimatePhase>,
 }
 
 /// Columns of equal length, one number for each boundary, oldest first.

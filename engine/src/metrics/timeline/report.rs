@@ -212,7 +212,7 @@ impl<'t> Rows<'t> {
         let updates = self.when(row).place == BoundaryKind::Update;
         let all = self.estimates(row);
         let own = all.iter();
-        let mut own = own.filter(|e| e.name.ends_with("optimizer") == updates);
+        let mut own = own.filter(|e| e.name.is_update() == updates);
         own.next().or(all.first()).copied()
     }
 

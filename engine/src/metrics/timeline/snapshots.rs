@@ -156,7 +156,7 @@ impl PhaseNames {
             let estimates = phase.map_or(&[][..], Phase::estimates);
             TimelinePhase {
                 name: name.to_owned(),
-                estimates: estimates.iter().map(|&name| name.to_owned()).collect(),
+                estimates: estimates.to_vec(),
             }
         };
         self.0.iter().map(phase).collect()
@@ -303,11 +303,12 @@ mod tests {
     use super::*;
     use crate::executor::Boundary;
     use crate::metrics::TimelineReport;
+    use crate::plan::estimate::EstimatePhase;
     use firebrick_backends::accounts::{Accounts, Category, Home};
 
     fn estimate(total_bytes: u64) -> PhaseEstimate {
         PhaseEstimate {
-            name: "backward".into(),
+            name: EstimatePhase::Backward,
             total_bytes,
             host_bytes: 0,
             moment: String::new(),
@@ -343,7 +344,10 @@ mod tests {
             .map(|plan| (plan.from, plan.phases[0].total_bytes))
             .collect();
         assert_eq!(plans, [(0, 10), (4, 20)]);
-        assert_eq!(timeline.phases[0].estimates, ["backward", "optimizer"]);
+        assert_eq!(
+            timeline.phases[0].estimates,
+            [EstimatePhase::Backward, EstimatePhase::Optimizer]
+        );
         assert!(!snapshots.is_owed() && !snapshots.is_due(7));
         let peak = TimelineReport::new(&timeline).peak.expect("a peak");
         assert_eq!((peak.bytes, peak.predicted_bytes), (8, Some(10)));
@@ -368,6 +372,9 @@ mod tests {
         for phase in Phase::ALL {
             assert_eq!(phase.estimated(), phase.estimates().first().copied());
         }
-        assert_eq!(Phase::UpdateActor.estimates(), ["backward", "optimizer"]);
+        assert_eq!(
+            Phase::UpdateActor.estimates(),
+            [EstimatePhase::Backward, EstimatePhase::Optimizer]
+        );
     }
 }

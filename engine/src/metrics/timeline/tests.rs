@@ -4,7 +4,7 @@ use super::{
 };
 use crate::Result;
 use crate::executor::BoundaryKind;
-use crate::plan::estimate::PhaseEstimate;
+use crate::plan::estimate::{EstimatePhase, PhaseEstimate};
 use firebrick_backends::accounts::{Account, Category, Home, Role};
 use firebrick_backends::allocation_trace::TraceSource;
 use serde_json::{Value, json};
@@ -22,9 +22,9 @@ fn account(category: Category, home: Home, model: Role, bytes: &[u64]) -> Accoun
     }
 }
 
-fn estimate(name: &str, categories: &[(Category, u64)]) -> PhaseEstimate {
+fn estimate(name: EstimatePhase, categories: &[(Category, u64)]) -> PhaseEstimate {
     PhaseEstimate {
-        name: name.into(),
+        name,
         total_bytes: categories.iter().map(|(_, bytes)| bytes).sum(),
         host_bytes: 0,
         moment: "a segment's graph".into(),
@@ -59,7 +59,7 @@ pub fn two_steps() -> MemoryTimeline {
         dropped: 0,
         phases: vec![TimelinePhase {
             name: "update_actor".into(),
-            estimates: vec!["backward".into(), "optimizer".into()],
+            estimates: vec![EstimatePhase::Backward, EstimatePhase::Optimizer],
         }],
         places: BoundaryKind::ALL.to_vec(),
         boundaries: Boundaries {
@@ -91,7 +91,7 @@ pub fn two_steps() -> MemoryTimeline {
             from: 0,
             phases: vec![
                 estimate(
-                    "backward",
+                    EstimatePhase::Backward,
                     &[
                         (Category::Parameters, 80),
                         (Category::LiveGraph, 100),
@@ -99,7 +99,7 @@ pub fn two_steps() -> MemoryTimeline {
                     ],
                 ),
                 estimate(
-                    "optimizer",
+                    EstimatePhase::Optimizer,
                     &[(Category::Parameters, 80), (Category::Moments, 45)],
                 ),
             ],

@@ -2,7 +2,7 @@
 
 use super::{HEAD, HIDDEN, LAYERS, held, on_cuda, total, under, workload};
 use crate::MemoryConfig;
-use crate::estimate::Workload;
+use crate::estimate::{EstimatePhase, Workload};
 use crate::test_support::device;
 use firebrick_spec::{Backend, Category, CudaGraphs, Prepack};
 
@@ -17,7 +17,10 @@ fn captured_steps_are_counted_and_cost_nothing_where_none_are() {
             ..workload()
         };
         let memory = MemoryConfig::default();
-        total(&under(&captured, &memory, &device(backend)), "rollout")
+        total(
+            &under(&captured, &memory, &device(backend)),
+            EstimatePhase::Rollout,
+        )
     };
     let eager = bytes(Some(true), None, Backend::Cuda);
     let one = bytes(None, Some(&[8]), Backend::Cuda);
@@ -41,7 +44,7 @@ fn joined_matrices_are_counted_while_completions_are_sampled() {
     };
     let parameters = |workload: &Workload| {
         let estimate = on_cuda(workload, &MemoryConfig::default());
-        held(&estimate, "rollout", Category::Parameters)
+        held(&estimate, EstimatePhase::Rollout, Category::Parameters)
     };
     // queries, keys and values of 4 + 2 + 2 heads, and twice the 256 of the MLP, from 128 inputs
     let joined = LAYERS * HIDDEN * (8 * HEAD + 2 * 256) * 4;

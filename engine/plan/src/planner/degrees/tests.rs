@@ -1,6 +1,6 @@
 use super::*;
 use crate::estimate::rules::public;
-use crate::estimate::{MessageKind, Workload};
+use crate::estimate::{EstimatePhase, MessageKind, Workload};
 use crate::test_support::kernels;
 use crate::{MemoryConfig, ParamOffload, PlanReport};
 use firebrick_spec::{Backend, DeviceProfile, LinkSpec, Precision};
@@ -146,8 +146,16 @@ fn messages_are_among_the_seconds_of_their_phase() {
         );
     }
     let gathers = sent.iter().filter(|own| own.kind == MessageKind::AllGather);
-    assert!(gathers.clone().any(|own| own.phase == "rollout"));
-    assert!(gathers.clone().any(|own| own.phase == "backward"));
+    assert!(
+        gathers
+            .clone()
+            .any(|own| own.phase == EstimatePhase::Rollout)
+    );
+    assert!(
+        gathers
+            .clone()
+            .any(|own| own.phase == EstimatePhase::Backward)
+    );
     assert_eq!(sent.len(), silent.communication.len());
 }
 
@@ -240,15 +248,18 @@ fn sampling_on_groups_divides_the_weights_of_that_phase_alone() {
         request.as_configured().expect("a plan").estimate
     };
     let (whole, shared) = (of(None), of(Some(4)));
-    let held = |estimate: &crate::estimate::Estimate, phase: &str| {
+    let held = |estimate: &crate::estimate::Estimate, phase: EstimatePhase| {
         let phase = estimate.phase(phase).expect("a phase");
         phase.categories[&firebrick_spec::Category::Parameters]
     };
     assert_eq!(
-        held(&shared, "rollout"),
-        held(&whole, "rollout").div_ceil(4)
+        held(&shared, EstimatePhase::Rollout),
+        held(&whole, EstimatePhase::Rollout).div_ceil(4)
     );
-    assert_eq!(held(&shared, "backward"), held(&whole, "backward"));
+    assert_eq!(
+        held(&shared, EstimatePhase::Backward),
+        held(&whole, EstimatePhase::Backward)
+    );
     assert!(of(Some(4)).seconds.rollout < whole.seconds.rollout);
     let experts = request("Qwen3-30B-A3B", 80 * GIB);
     let of_experts = Parallel {

@@ -1,7 +1,7 @@
 //! Warm-ups before the first step, and updates in the backward pass where they, or other ranks, rule them out.
 
 use super::*;
-use crate::estimate::{Estimate, WarmUp, estimate};
+use crate::estimate::{Estimate, EstimatePhase, WarmUp, estimate};
 
 /// A policy of some millions of parameters and steps of eight short rollouts, alone.
 fn small() -> Request {
@@ -22,8 +22,15 @@ fn warmed(mut request: Request, batch: u64, length: u64) -> Request {
     request
 }
 
-fn bytes(estimate: &Estimate, phase: &str) -> u64 {
-    estimate.phase(phase).expect(phase).total_bytes
+fn is_of_the_warm_up(phase: EstimatePhase) -> bool {
+    matches!(
+        phase,
+        EstimatePhase::WarmupBackward | EstimatePhase::WarmupOptimizer
+    )
+}
+
+fn bytes(estimate: &Estimate, phase: EstimatePhase) -> u64 {
+    estimate.phase(phase).expect("a phase").total_bytes
 }
 
 /// The budget whose allowed part is so many bytes.
@@ -40,20 +47,23 @@ fn a_warm_up_is_predicted_as_supervised_training_of_its_batch_is() {
     assert_eq!(supervised.mini_rollouts(), 64);
     let supervised = estimate(&supervised, &plan, &warm.profile);
     for (own, named) in [
-        ("backward", "warmup_backward"),
-        ("optimizer", "warmup_optimizer"),
+        (EstimatePhase::Backward, EstimatePhase::WarmupBackward),
+        (EstimatePhase::Optimizer, EstimatePhase::WarmupOptimizer),
     ] {
         assert_eq!(bytes(&found, named), bytes(&supervised, own), "{named}");
     }
     let without = small().estimate(&plan);
-    assert!(without.phases.iter().all(|p| !p.name.starts_with("warmup")));
-    assert!(bytes(&found, "warmup_backward") > 2 * without.peak_bytes);
-    assert_eq!(found.peak_bytes, bytes(&found, "warmup_backward"));
+    assert!(without.phases.iter().all(|p| !is_of_the_warm_up(p.name)));
+    assert!(bytes(&found, EstimatePhase::WarmupBackward) > 2 * without.peak_bytes);
+    assert_eq!(
+        found.peak_bytes,
+        bytes(&found, EstimatePhase::WarmupBackward)
+    );
     // what is left is the steps, to the byte
     let steps: Vec<_> = found
         .phases
         .into_iter()
-        .filter(|p| !p.name.starts_with("warmup"))
+        .filter(|p| !is_of_the_warm_up(p.name))
         .collect();
     assert_eq!(steps, without.phases);
     assert_eq!(found.seconds, without.seconds);
@@ -64,20 +74,29 @@ fn a_critic_waits_without_state_while_the_policy_warms_up() {
     let warm = warmed(with_critic(small()), 64, 24);
     let plan = warm.as_configured().expect("a plan").plan;
     let found = warm.estimate(&plan);
-    let held = |phase: &str, category| {
+    let held = |phase: EstimatePhase, category| {
         let phase = found.phase(phase).expect("a phase");
         phase.categories.get(&category).copied().unwrap_or(0)
     };
     let weights = |phase| held(phase, Category::Critic);
-    assert_eq!(weights("warmup_backward"), weights("backward"));
-    assert!(weights("backward") > 0);
+    assert_eq!(
+        weights(EstimatePhase::WarmupBackward),
+        weights(EstimatePhase::Backward)
+    );
+    assert!(weights(EstimatePhase::Backward) > 0);
     let moments = |phase| held(phase, Category::Moments);
     let alone = warmed(small(), 64, 24);
     let plan = alone.as_configured().expect("a plan").plan;
     let own = alone.estimate(&plan);
-    let own = &own.phase("backward").expect("a phase").categories;
-    assert_eq!(moments("warmup_backward"), own[&Category::Moments]);
-    assert!(moments("backward") > 3 * moments("warmup_backward") / 2);
+    let own = &own
+        .phase(EstimatePhase::Backward)
+        .expect("a phase")
+        .categories;
+    assert_eq!(
+        moments(EstimatePhase::WarmupBackward),
+        own[&Category::Moments]
+    );
+    assert!(moments(EstimatePhase::Backward) > 3 * moments(EstimatePhase::WarmupBackward) / 2);
 }
 
 #[test]
@@ -106,7 +125,7 @@ fn a_budget_below_the_warm_up_is_refused_with_a_smaller_warm_up_as_advice() {
     let (warm, steps) = (least(&long), least(&small()));
     let (warm, steps) = (warm.smallest_bytes.unwrap(), steps.smallest_bytes.unwrap());
     assert!(warm > steps, "{warm} and {steps}");
-    let budget = budget_of(&long, (warm + steps) / 2);
+    let budget = budget_of(&long, u64::midpoint(warm, steps));
     let message = within(long, budget).fit().unwrap_err().to_string();
     assert!(message.contains("warmup.sft.max_length="), "{message}");
     assert!(message.contains("warmup_"), "{message}");
