@@ -159,7 +159,7 @@ impl Param {
     }
 
     /// Some of its values, counted in row-major order, as a matrix where the whole lies. On the device it may be a view, which keeps the
-    /// memory of the whole: see [`detached`](Self::detached).
+    /// memory of the whole.
     #[must_use]
     pub fn part(&self, values: Range<usize>, shape: [usize; 2]) -> Self {
         match self {
