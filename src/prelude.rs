@@ -20,7 +20,8 @@ pub use firebrick_plan::{MemoryConfig, Preset};
 
 // A run
 pub use firebrick_engine::metrics::{
-    Control, Event, Metrics, Observer, StepReport, Summary, TrackedRun, Tracker, TrackerResult,
+    Control, Event, Metrics, Observer, Phase, StepReport, Summary, TrackedRun, Tracker,
+    TrackerResult,
 };
 pub use firebrick_engine::trainer::{Start, Trainer, TrainerBuilder};
 
@@ -32,8 +33,8 @@ pub use burn::tensor::Tensor;
 pub use firebrick_engine::objective::aggregate::Aggregation;
 pub use firebrick_engine::objective::sft::Nll;
 pub use firebrick_engine::objective::{
-    AdaptiveCoefficients, Loss, LossSums, Metric, Needs, Objective, OptimizerStep, PolicyGradient,
-    Scores, TokenInputs, TokenLoss,
+    AdaptiveCoefficients, Loss, LossSums, Metric, MicroScores, Needs, Objective, OptimizerStep,
+    PolicyGradient, Scores, TokenInputs, TokenLoss,
 };
 pub use firebrick_engine::rollout::Rollout;
 

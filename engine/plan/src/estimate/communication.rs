@@ -17,10 +17,11 @@ use super::activations::{Half, Shape};
 use super::context::Context;
 use super::messages::{Along, Communication, MessageKind, PhaseTraffic};
 use super::phase::EstimatePhase;
+use super::segment_totals::SegmentTotals;
 use super::sizes::F32;
 use super::time;
 use super::unit_messages::ModelMessages;
-use crate::{ActivationPolicy, ModelPlan, Segment};
+use crate::ModelPlan;
 use firebrick_spec::arch::QkNorm;
 
 /// Bytes by which devices that sample together compare their tokens.
@@ -38,7 +39,7 @@ struct Passes {
 }
 
 impl Context<'_> {
-    fn weights_of<'c>(&'c self, plan: &'c ModelPlan) -> ModelMessages<'c> {
+    pub(super) fn weights_of<'c>(&'c self, plan: &'c ModelPlan) -> ModelMessages<'c> {
         ModelMessages {
             units: &self.units,
             sizes: &self.sizes,
@@ -200,23 +201,22 @@ impl Context<'_> {
     }
 
     /// Forward and backward of all micro-batches of a training step.
-    pub(super) fn backward_traffic(&self) -> Communication {
+    pub(super) fn backward_traffic(&self, totals: &SegmentTotals) -> Communication {
         if !self.training.is_several() {
             return Communication::default();
         }
         let (plan, micros) = (self.model(), self.micro_batches());
-        let recomputed = |s: &&Segment| matches!(s.keep, ActivationPolicy::Input(_));
-        let again = plan.segments.iter().filter(recomputed);
-        let again: usize = again.map(|s| s.units.len()).sum();
         let mut found = self.activations(&Passes {
             shape: self.train_shape(),
             micros,
-            forwards: self.sizes.layers + again as u64 / 2,
+            forwards: self.sizes.layers + totals.recomputed_units / 2,
             backwards: self.sizes.layers,
         });
         let weights = self.weights_of(plan);
         let rounds = weights.rounds(micros);
-        found += weights.backward(rounds).divided(self.training.pipeline);
+        found += weights
+            .backward(&totals.gathers, rounds)
+            .divided(self.training.pipeline);
         found.times(time::steps(self))
     }
 
@@ -235,12 +235,18 @@ impl Context<'_> {
         let mut all = vec![
             (EstimatePhase::Rollout, self.rollout_traffic()),
             (EstimatePhase::Score, self.score_traffic()),
-            (EstimatePhase::Backward, self.backward_traffic()),
+            (
+                EstimatePhase::Backward,
+                self.backward_traffic(&SegmentTotals::of(self)),
+            ),
             (EstimatePhase::Optimizer, self.optimizer_traffic()),
         ];
         if let Some(critic) = self.critic() {
             all.push((EstimatePhase::Values, critic.values_traffic()));
-            all.push((EstimatePhase::CriticBackward, critic.backward_traffic()));
+            all.push((
+                EstimatePhase::CriticBackward,
+                critic.backward_traffic(&SegmentTotals::of(&critic)),
+            ));
             all.push((EstimatePhase::CriticOptimizer, critic.optimizer_traffic()));
         }
         let each = all.into_iter();

@@ -20,6 +20,7 @@ mod public_models;
 mod result;
 pub mod rules;
 mod sample;
+mod segment_totals;
 pub mod sizes;
 pub mod states;
 pub mod time;
@@ -35,6 +36,7 @@ pub use parallel::Parallel;
 pub use phase::EstimatePhase;
 pub use phases::{estimate, estimate_parallel};
 pub use result::{Estimate, PhaseEstimate, Seconds};
+pub(crate) use segment_totals::SegmentTotals;
 pub use sizes::Sizes;
 pub use workload::{CriticWork, Examples, RewardWork, WarmUp, Workload};
 

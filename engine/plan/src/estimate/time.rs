@@ -29,9 +29,10 @@ use super::activations::{Cached, Half, Shape};
 use super::context::Context;
 use super::head::HeadCost;
 use super::result::Seconds;
+use super::segment_totals::SegmentTotals;
 use super::sizes::{F32, QuantizedWeights, Sizes};
 use super::workload::Workload;
-use crate::{ActivationPolicy, ModelPlan, MomentKind, Order, Segment};
+use crate::{ModelPlan, MomentKind, Order};
 use firebrick_spec::{Backend, Home};
 
 /// Operations of a layer's forward; a backward has about twice as many.
@@ -51,10 +52,10 @@ pub(super) fn seconds(ctx: &Context<'_>) -> Seconds {
         rollout: rollout(ctx),
         reward: reward(ctx),
         score: score(ctx),
-        backward: backward(ctx),
+        backward: backward(ctx, &SegmentTotals::of(ctx)),
         optimizer: optimizer(ctx),
         values: of_critic(values),
-        critic_backward: of_critic(backward),
+        critic_backward: of_critic(|critic| backward(critic, &SegmentTotals::of(critic))),
         critic_optimizer: of_critic(optimizer),
     }
 }
@@ -225,7 +226,11 @@ fn turns(ctx: &Context<'_>, micros: f64) -> f64 {
 
 /// Weights that a device streams in one pass over the model, in bytes.
 fn streamed(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
-    let body = plan.streamed(&ctx.sizes);
+    streamed_with(ctx, plan, plan.streamed(&ctx.sizes))
+}
+
+/// The same, given the bytes of the body.
+fn streamed_with(ctx: &Context<'_>, plan: &ModelPlan, body: u64) -> f64 {
     let ends = match plan.ends {
         Home::Host => ctx.sizes.end_bytes(),
         Home::Device => 0,
@@ -389,21 +394,16 @@ pub(crate) fn values(ctx: &Context<'_>) -> f64 {
     forward(ctx, ctx.model()) + visit + ctx.values_traffic().seconds()
 }
 
-pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
+/// Forward and backward of all micro-batches, given what the plan's segments add up to.
+pub(crate) fn backward(ctx: &Context<'_>, totals: &SegmentTotals) -> f64 {
     let plan = ctx.model();
     let shape = ctx.train_shape();
     let micros = ctx.micro_batches() as f64;
     let layer = ctx.layer(shape, plan.attention_rows);
-    let recomputed = |s: &&Segment| matches!(s.keep, ActivationPolicy::Input(_));
-    let units: usize = plan
-        .segments
-        .iter()
-        .filter(recomputed)
-        .map(|s| s.units.len())
-        .sum();
     let layers = ctx.sizes.layers as f64;
     let attend = ctx.sizes.count(Half::Attention) as f64;
-    let again = units as f64 / 2.0 * layer + attend * ctx.scores_again(shape, plan.attention_rows);
+    let again = totals.recomputed_units as f64 / 2.0 * layer
+        + attend * ctx.scores_again(shape, plan.attention_rows);
     // beside frozen weights there are no gradients of weights
     let passes = if ctx.lora.is_some() { 2.0 } else { 3.0 };
     let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile);
@@ -412,12 +412,8 @@ pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
         passes * layers * layer + head_passes * ctx.head(shape.scored, plan.head_rows) + again;
 
     let row = ctx.parallel.between(ctx.widths.row(shape.tokens)) as f64;
-    let inputs = plan
-        .segments
-        .iter()
-        .filter(|s| s.keep == ActivationPolicy::Input(Home::Host));
-    let fetched = 2.0 * streamed(ctx, plan);
-    let mut copies = ctx.copy(2.0 * row * inputs.count() as f64);
+    let fetched = 2.0 * streamed_with(ctx, plan, totals.streamed);
+    let mut copies = ctx.copy(2.0 * row * totals.offloaded_inputs as f64);
     copies += match plan.order {
         Order::MicroMajor => ctx.copy(fetched),
         Order::SegmentMajor => ctx.copy(fetched) / micros,
@@ -434,7 +430,7 @@ pub(crate) fn backward(ctx: &Context<'_>) -> f64 {
     let cost = Cost { compute, copies };
     let beside = ctx.profile.overlaps_copies();
     let turns = steps(ctx) as f64 * turns(ctx, micros);
-    turns * (cost.total(plan.prefetch, beside) + gradients) + ctx.backward_traffic().seconds()
+    turns * (cost.total(plan.prefetch, beside) + gradients) + ctx.backward_traffic(totals).seconds()
 }
 
 /// Optimizer steps of a training step.

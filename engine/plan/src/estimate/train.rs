@@ -15,6 +15,17 @@ use crate::{ActivationPolicy, ModelPlan, Order, Segment};
 use firebrick_spec::Backend;
 use firebrick_spec::{Category, Home};
 
+/// Device bytes of a half of a layer in a micro-batch.
+#[derive(Clone, Copy, Default)]
+struct HalfBytes {
+    /// What its graph keeps, its input apart.
+    kept: u64,
+    /// Scores of attention among it.
+    scores: u64,
+    /// What its backward has besides.
+    backward: MemoryUsage,
+}
+
 /// A walk over the segments of a model that is trained.
 pub(super) struct BackwardPass<'a> {
     ctx: &'a Context<'a>,
@@ -28,6 +39,12 @@ pub(super) struct BackwardPass<'a> {
     /// Whether an earlier micro-batch left a gradient for every parameter.
     full: bool,
     splits: bool,
+    /// By kind.
+    halves: [HalfBytes; Half::ALL.len()],
+    /// Graphs that are kept by the segments before each, and by all.
+    graphs: Vec<MemoryUsage>,
+    /// The same of inputs: how many are kept on the device, and on the host.
+    inputs: Vec<[u64; 2]>,
 }
 
 impl<'a> BackwardPass<'a> {
@@ -39,7 +56,7 @@ impl<'a> BackwardPass<'a> {
             Order::MicroMajor => 1,
             Order::SegmentMajor => micros,
         };
-        Self {
+        let mut pass = Self {
             plan,
             base: ctx.resident(Activity::Pass(ctx.role))
                 + ctx.batch_buffers(shape, plan.attention_rows, copies),
@@ -48,14 +65,73 @@ impl<'a> BackwardPass<'a> {
             // segment by segment, a parameter's gradients of all micro-batches meet in its own sum
             full: micros > copies,
             splits: ctx.widths.splits(shape, plan.attention_rows),
+            halves: [HalfBytes::default(); Half::ALL.len()],
+            graphs: Vec::with_capacity(plan.segments.len() + 1),
+            inputs: Vec::with_capacity(plan.segments.len() + 1),
             ctx,
+        };
+        for half in ctx.sizes.kinds() {
+            pass.halves[half as usize] = pass.half(half);
         }
+        pass.add_up();
+        pass
+    }
+
+    fn half(&self, half: Half) -> HalfBytes {
+        let (ctx, shape) = (self.ctx, self.ctx.train_shape());
+        let (widths, parallel) = (&ctx.widths, ctx.parallel);
+        let rows = self.plan.attention_rows;
+        let extra = widths.bytes(widths.extra(half, self.splits), shape.tokens, parallel)
+            + widths.widened(half, true, shape.tokens, parallel);
+        let mut found = HalfBytes {
+            kept: widths.bytes(widths.kept(half), shape.tokens, parallel),
+            scores: 0,
+            backward: MemoryUsage::default()
+                .on_device(Category::LiveGraph, extra)
+                .on_device(Category::Buffers, ctx.widening()),
+        };
+        if half == Half::Attention {
+            let [kept, sent] = ctx.shared_attention(shape.tokens);
+            found.kept += kept;
+            found.scores = parallel.inside(F32 * widths.scores_kept(shape, rows));
+            let scores = F32 * widths.scores_extra(shape, rows);
+            found.backward = found
+                .backward
+                .on_device(Category::Attention, parallel.inside(scores))
+                .on_device(Category::Buffers, sent);
+        }
+        if let (Half::Linear, Some(linear)) = (half, widths.linear()) {
+            let buffers = F32 * linear.scratch(shape.length);
+            found.backward = found
+                .backward
+                .on_device(Category::Attention, parallel.inside(buffers));
+        }
+        found
+    }
+
+    /// Adds up once what segments keep: every moment looks at the sum of some of the first.
+    fn add_up(&mut self) {
+        let (mut graphs, mut inputs) = (MemoryUsage::default(), [0; 2]);
+        for segment in &self.plan.segments {
+            self.graphs.push(graphs);
+            self.inputs.push(inputs);
+            match segment.keep {
+                ActivationPolicy::Graph => {
+                    graphs += self.graph(segment, segment.units.end);
+                    graphs = graphs.on_device(Category::LiveGraph, self.row);
+                }
+                ActivationPolicy::Input(Home::Device) => inputs[0] += 1,
+                ActivationPolicy::Input(Home::Host) => inputs[1] += 1,
+            }
+        }
+        self.graphs.push(graphs);
+        self.inputs.push(inputs);
     }
 
     /// Sees every moment.
     pub fn run(&self, peak: &mut PeakUsage) {
         let last = self.plan.segments.len();
-        let forward = self.kept(last) + self.graphs(last) + self.base;
+        let forward = self.kept(last) + self.graphs[last] + self.base;
         let forward = self.with_gradients(forward, 0, 0);
         peak.record("the last segment's forward", forward + self.running(last));
         peak.record("the head", self.head(forward));
@@ -96,14 +172,11 @@ impl<'a> BackwardPass<'a> {
 
     /// Inputs kept by the first `count` segments.
     fn kept(&self, count: usize) -> MemoryUsage {
-        let mut held = MemoryUsage::default();
-        let mut offloaded: u64 = 0;
-        for segment in &self.plan.segments[..count] {
-            if let ActivationPolicy::Input(home) = segment.keep {
-                held = held.and(home, Category::KeptInputs, self.row * self.copies);
-                offloaded += u64::from(home == Home::Host);
-            }
-        }
+        let [stay, offloaded] = self.inputs[count];
+        let bytes = self.row * self.copies;
+        let held = MemoryUsage::default()
+            .on_device(Category::KeptInputs, bytes * stay)
+            .on_host(Category::KeptInputs, bytes * offloaded);
         // copies in flight are in both places
         let prefetch = self.plan.prefetch as u64;
         // memory that copies on a stream of their own have read is free when an event says so, some work later
@@ -112,37 +185,19 @@ impl<'a> BackwardPass<'a> {
         held.on_device(Category::KeptInputs, self.row * offloaded.min(flight))
     }
 
-    /// Graphs kept by the first `count` segments.
-    fn graphs(&self, count: usize) -> MemoryUsage {
-        let kept = self.plan.segments[..count]
-            .iter()
-            .filter(|s| s.keep == ActivationPolicy::Graph);
-        kept.fold(MemoryUsage::default(), |held, segment| {
-            held.on_device(Category::LiveGraph, self.row) + self.graph(segment, segment.units.end)
-        })
-    }
-
     /// What the units of a segment before `end` keep, its first input apart.
     fn graph(&self, segment: &Segment, end: usize) -> MemoryUsage {
-        let ctx = self.ctx;
-        let shape = ctx.train_shape();
-        let mut held = MemoryUsage::default();
+        let (mut kept, mut scores) = (0, 0);
         for unit in segment.units.start..end {
-            let half = ctx.sizes.half(unit);
-            let kept = ctx.widths.kept(half);
-            let mut kept = ctx.widths.bytes(kept, shape.tokens, ctx.parallel);
-            if half == Half::Attention {
-                kept += ctx.shared_attention(shape.tokens)[0];
-            }
+            let own = &self.halves[self.ctx.sizes.half(unit) as usize];
             // the output of every half but the last is the next one's input
             let inner = if unit + 1 < end { self.row } else { 0 };
-            held = held.on_device(Category::LiveGraph, kept + inner);
-            if half == Half::Attention {
-                let scores = ctx.widths.scores_kept(shape, self.plan.attention_rows);
-                held = held.on_device(Category::Attention, ctx.parallel.inside(F32 * scores));
-            }
+            kept += own.kept + inner;
+            scores += own.scores;
         }
-        held
+        MemoryUsage::default()
+            .on_device(Category::LiveGraph, kept)
+            .on_device(Category::Attention, scores)
     }
 
     /// The forward of a segment that keeps no graph.
@@ -254,8 +309,7 @@ impl<'a> BackwardPass<'a> {
 
     fn segment(&self, index: usize, segment: &Segment, done: u64, peak: &mut PeakUsage) {
         let ctx = self.ctx;
-        let shape = ctx.train_shape();
-        let below = self.base + self.graphs(index) + self.kept(index + 1);
+        let below = self.base + self.graphs[index] + self.kept(index + 1);
         let at = (index, self.plan.prefetch);
         let fetched = fetched(&ctx.sizes, self.plan, ctx.parallel, at);
         let input = match segment.keep {
@@ -271,22 +325,8 @@ impl<'a> BackwardPass<'a> {
         for unit in segment.units.clone().rev() {
             let half = ctx.sizes.half(unit);
             let own = ctx.sizes.trained_unit(unit);
-            let (widths, parallel) = (&ctx.widths, ctx.parallel);
-            let extra = widths.bytes(widths.extra(half, self.splits), shape.tokens, parallel)
-                + widths.widened(half, true, shape.tokens, parallel);
-            let mut held = (below + self.graph(segment, unit + 1))
-                .on_device(Category::LiveGraph, extra)
-                .on_device(Category::Buffers, ctx.widening());
-            if half == Half::Attention {
-                let scores = ctx.widths.scores_extra(shape, self.plan.attention_rows);
-                held = held
-                    .on_device(Category::Attention, ctx.parallel.inside(F32 * scores))
-                    .on_device(Category::Buffers, ctx.shared_attention(shape.tokens)[1]);
-            }
-            if let (Half::Linear, Some(linear)) = (half, widths.linear()) {
-                let buffers = F32 * linear.scratch(shape.length);
-                held = held.on_device(Category::Attention, ctx.parallel.inside(buffers));
-            }
+            let besides = self.halves[half as usize].backward;
+            let held = below + self.graph(segment, unit + 1) + besides;
             peak.record(
                 match half {
                     Half::Attention => "an attention half's backward",

@@ -188,12 +188,18 @@ impl ModelMessages<'_> {
         }
     }
 
-    /// Weights that the passes of an optimizer step gather, and gradients that they sum.
-    pub fn backward(&self, rounds: u64) -> Communication {
+    /// Weights that one forward and backward pass gather.
+    pub fn gathers_of_training(&self) -> Communication {
         let mut found = self.forward(1);
         if self.gathers() && self.plan.reshard_after_forward {
             self.gather_segments(&mut found);
         }
+        found
+    }
+
+    /// Weights that the passes of an optimizer step gather, given those of [one](Self::gathers_of_training), and gradients that they sum.
+    pub fn backward(&self, gathers: &Communication, rounds: u64) -> Communication {
+        let mut found = *gathers;
         let each_pass = self.parallel.sums_on_the_way() && self.plan.zero >= Zero::Stage2;
         if each_pass {
             self.sum_gradients(&mut found);
@@ -280,7 +286,7 @@ pub fn of_update(
         plan,
         parallel: &parallel,
     };
-    let mut all = messages.backward(rounds);
+    let mut all = messages.backward(&messages.gathers_of_training(), rounds);
     all += messages.optimizer();
     all
 }

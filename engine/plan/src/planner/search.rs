@@ -6,7 +6,7 @@ use super::candidates::{
 use super::limits::PhaseLimits;
 use super::request::Request;
 use crate::Result;
-use crate::estimate::{Context, ModelSizes, time};
+use crate::estimate::{Context, ModelSizes, SegmentTotals, time};
 use crate::{MemoryConfig, ModelPlan, MomentKind, Plan, Role};
 
 /// What a step with moments of fewer bits is counted as, in steps with exact ones.
@@ -264,12 +264,21 @@ impl<'a> PlacementSearch<'a> {
         let mut options: Vec<(f64, usize, usize, usize)> = Vec::new();
         let mut shapes = shapes;
         for (shape, (_, plan)) in shapes.iter_mut().enumerate() {
+            let totals = {
+                let ctx = self.context(plan);
+                let critic = ctx.critic();
+                (
+                    SegmentTotals::of(&ctx),
+                    critic.as_ref().map(SegmentTotals::of),
+                )
+            };
             for (row, r) in rows.iter().enumerate() {
                 for &train_tokens in &budgets {
                     self.set(plan, r, train_tokens);
                     let ctx = self.context(plan);
-                    let critic = ctx.critic().map_or(0.0, |c| time::backward(&c));
-                    let seconds = before + r.seconds + time::backward(&ctx) + critic;
+                    let critic = ctx.critic().zip(totals.1.as_ref());
+                    let critic = critic.map_or(0.0, |(c, totals)| time::backward(&c, totals));
+                    let seconds = before + r.seconds + time::backward(&ctx, &totals.0) + critic;
                     if seconds < most {
                         options.push((seconds, shape, row, train_tokens));
                     }
