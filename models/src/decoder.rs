@@ -226,9 +226,9 @@ impl Decoder {
         Ok(())
     }
 
-    /// Keeps some values of each parameter of a unit, copied, where the whole ones lie: those that `part` says of so many, counted in row-major
-    /// order, as a matrix of the shape that it says. The unit cannot run until it is [whole](Self::unshard_unit) again; other weights may
-    /// be passed to where it runs.
+    /// Keeps some values of each parameter of a unit, copied, where the whole ones lie: those that `part` says of so many, counted in
+    /// row-major order, as a matrix of the shape that it says. The unit cannot run until it is [whole](Self::unshard_unit) again; other
+    /// weights may be passed to where it runs.
     ///
     /// # Errors
     /// Where memory runs out, or the device fails. The unit is then what it was.

@@ -8,9 +8,9 @@
 //! | norm over all queries (`OLMo` 3) | squares of its own | a sum of `[tokens, 2]` |
 //! | logits | of its own tokens of the vocabulary | an all-gather of `[rows, vocabulary]` |
 //!
-//! Sums are made in the order of the ranks, so that all have the same bits and sample the same tokens; with the logits goes a fingerprint of
-//! the tokens so far, so that ranks that differ end with an error. A forward pass does not stop at an error: it is kept, no further message
-//! is sent, and [`TensorGroup::check`] gives it.
+//! Sums are made in the order of the ranks, so that all have the same bits and sample the same tokens; with the logits goes a fingerprint
+//! of the tokens so far, so that ranks that differ end with an error. A forward pass does not stop at an error: it is kept, no further
+//! message is sent, and [`TensorGroup::check`] gives it.
 
 use crate::arch::Arch;
 use crate::functional::norm_offset;

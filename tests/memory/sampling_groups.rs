@@ -45,7 +45,8 @@ fn random(case: &Case, plan: &ModelPlan, world: &World) -> ResidentModel {
     ResidentModel::new(decoder, plan.clone(), Role::Policy, &Accounts::new()).shared_by(world)
 }
 
-/// What was counted while a share was cut and sampled from, and what was predicted of it: without the optimizer's state, which is not there.
+/// What was counted while a share was cut and sampled from, and what was predicted of it: without the optimizer's state, which is not
+/// there.
 fn measure(case: &Case, memory: &MemoryConfig) -> [u64; 2] {
     let before = allocator::heap().map_or(0, |heap| heap.current_bytes);
     let plan = memory

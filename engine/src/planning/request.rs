@@ -48,7 +48,8 @@ fn sampling_together(config: &RunConfig) -> Parallel {
 }
 
 /// The request of a configuration whose budget may be `auto`: `free` is what the device has free, where that is known. Where the cache
-/// is a share of the device, it is what the settings as written leave; [`resolve_kv_cache`](super::resolve_kv_cache) makes it what a plan does.
+/// is a share of the device, it is what the settings as written leave; [`resolve_kv_cache`](super::resolve_kv_cache) makes it what a plan
+/// does.
 ///
 /// # Errors
 /// `Error::Config` for `memory.budget: auto` on a device that says of no free memory, and for a share of it that leaves nothing for the

@@ -300,8 +300,8 @@ impl Trainer {
         step == self.steps || (freq > 0 && step.is_multiple_of(freq))
     }
 
-    /// The policy as it stands. Where ranks share out weights (`memory.zero_stage: 3`) it is whole after a step that saves (or validates, where
-    /// each rank samples by itself), and has this rank's shards after others.
+    /// The policy as it stands. Where ranks share out weights (`memory.zero_stage: 3`) it is whole after a step that saves (or validates,
+    /// where each rank samples by itself), and has this rank's shards after others.
     #[must_use]
     pub fn policy(&self) -> &Decoder {
         self.learner.decoder()

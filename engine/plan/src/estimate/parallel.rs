@@ -17,9 +17,9 @@
 //! | sequences of a step | 1 / D; while they are sampled, 1 / (D · S) |
 //!
 //! Under ZeRO-3 the weights of a segment are whole while it runs, and those of a model while it samples by itself. Groups that share
-//! matrices while they sample hold their shares beside the weights that wait. Communication buffers: on the host, through which values pass, from ZeRO-1
-//! on three times the gradients of the largest unit in f32 (the message, what is sent of it and what is received); with T or S above
-//! one, one d-wide activation of a micro-batch.
+//! matrices while they sample hold their shares beside the weights that wait. Communication buffers: on the host, through which values
+//! pass, from ZeRO-1 on three times the gradients of the largest unit in f32 (the message, what is sent of it and what is received); with T
+//! or S above one, one d-wide activation of a micro-batch.
 //! `ZeRO`: arXiv:1910.02054. Tensor and sequence parallelism: arXiv:1909.08053, arXiv:2205.05198, arXiv:2309.14509.
 
 use super::sizes::{F32, Sizes};
