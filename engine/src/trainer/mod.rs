@@ -184,7 +184,7 @@ impl Trainer {
     /// Runs exactly one step and records it, with the validation and the checkpoint that are due after it; before the first one,
     /// what comes before it. `while trainer.finished_steps() < trainer.steps() { trainer.step()?; }` and
     /// [`finish`](Self::finish) leave what [`run`](Self::run) leaves. The observer is told of all that happens; [`run`](Self::run) alone
-    /// asks it between steps what to do ([`Control`](crate::metrics::Control)), since here the caller decides.
+    /// asks it between steps what to do ([`Control`]), since here the caller decides.
     ///
     /// # Errors
     ///
