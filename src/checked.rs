@@ -223,7 +223,12 @@ impl Look {
             ));
         }
         self.leave_wrong_rewards(&mut config);
-        let spread = Spread::of_sequences(config.memory.ulysses_sequence_parallel_size);
+        let memory = &config.memory;
+        let (sequence, tensor) = (
+            memory.ulysses_sequence_parallel_size,
+            memory.tensor_model_parallel_size,
+        );
+        let spread = Spread::of_groups(sequence, tensor);
         let task = config.task.clone();
         let error = match planned::plan(config, spread) {
             Ok(planned) => planned.unread.map(anyhow::Error::from),

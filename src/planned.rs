@@ -64,15 +64,16 @@ pub enum Spread {
 }
 
 impl Spread {
-    /// Devices of one machine that share sequences so, and nothing else.
-    pub fn of_sequences(degree: usize) -> Self {
-        let sequence = degree as u64;
+    /// Devices of one machine that share sequences and matrices so, and nothing else.
+    pub fn of_groups(sequence: usize, tensor: usize) -> Self {
+        let [sequence, tensor] = [sequence, tensor].map(|degree| degree as u64);
         Self::Given {
             parallel: Parallel {
                 sequence,
+                tensor,
                 ..Parallel::ALONE
             },
-            machines: (1, sequence),
+            machines: (1, sequence * tensor),
             links: Links {
                 link: None,
                 node_link: None,
@@ -150,7 +151,8 @@ pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
     let mut report = PlanReport::new(&request, fit)?;
     report.preset = Some(config.applied_preset).filter(|preset| preset.name.is_some());
     report.other_degrees = others;
-    let together = request.parallel.rollout_tensor.unwrap_or(1);
+    let parallel = &request.parallel;
+    let together = parallel.rollout_tensor.unwrap_or(parallel.tensor);
     if together > 1 || together != config.rollout.tensor_model_parallel_size as u64 {
         let key = "rollout.tensor_model_parallel_size";
         report.settings.insert(0, format!("{key}={together}"));

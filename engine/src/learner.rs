@@ -74,7 +74,8 @@ impl Learner {
     ) -> Self {
         let runtime = runtime.into();
         let accounts = runtime.accounts.for_model(role);
-        let partition = runtime.world().partition(plan.zero);
+        let replicas = runtime.world().replicas();
+        let partition = replicas.partition(plan.zero);
         let optimizer = AdamW::sharded(optim, &decoder, plan.optimizer, &accounts, partition);
         Self {
             model: ResidentModel::new(decoder, plan, role, &accounts).shared_by(runtime.world()),
@@ -103,7 +104,7 @@ impl Learner {
     pub fn fresh_optimizer(&self, optim: OptimConfig) -> AdamW {
         let ResidentModel { decoder, plan, .. } = &self.model;
         let accounts = self.runtime.accounts.for_model(self.model.role());
-        let partition = self.runtime.world().partition(plan.zero);
+        let partition = self.runtime.world().replicas().partition(plan.zero);
         AdamW::sharded(optim, decoder, plan.optimizer, &accounts, partition)
     }
 
@@ -125,7 +126,7 @@ impl Learner {
     pub fn values(&self, sequences: &[Sequence]) -> Result<Vec<Vec<f32>>> {
         let ResidentModel { decoder, plan, .. } = &self.model;
         let executor = Executor::new(plan, &self.runtime, 1.0).for_role(self.model.role());
-        let cut = score_cut(plan, decoder.arch());
+        let cut = score_cut(plan, decoder.whole_arch());
         values_all(&executor, decoder, sequences, cut)
     }
 
@@ -151,7 +152,7 @@ impl Learner {
         let plan = &self.model.plan;
         let executor = Executor::new(plan, &self.runtime, temperature);
         let base = self.model.decoder.adapters_off();
-        let cut = score_cut(plan, base.arch());
+        let cut = score_cut(plan, base.whole_arch());
         score_all(&executor, &base, sequences, cut)
     }
 
@@ -204,7 +205,7 @@ impl Learner {
         check_ranks(plan, runtime)?;
         optimizer.reserve(decoder)?;
         let world = runtime.world();
-        let cut = train_cut(plan, decoder.arch());
+        let cut = train_cut(plan, decoder.whole_arch());
         let batch = Batch::pack_for(sequences, cut, world.data_size())?;
         let all = batch.micros();
         let tokens = sequences.iter().map(|s| s.tokens.len()).sum();
@@ -215,8 +216,9 @@ impl Learner {
             .with_dropout(*dropout)
             .with_router_loss(*router_aux_loss_coef, tokens)
             .with_loss_scale(optimizer.loss_scale());
-        let mut gradients =
-            Gradients::planned(decoder.specs().count(), plan, runtime).for_role(role);
+        let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime)
+            .of(decoder)
+            .for_role(role);
         // of one rank all, in their order
         let own = dealt.swap_remove(world.data_rank());
         let micros: Vec<_> = own.into_iter().map(|i| all[i].clone()).collect();
@@ -229,7 +231,7 @@ impl Learner {
             sums
         } else {
             let own = executor.backward(decoder, &micros, loss, &mut gradients, None)?;
-            let sums = own.gather(world)?;
+            let sums = own.gather(&world.replicas())?;
             gradients.reduce(decoder, runtime)?;
             gradients.global_norm(world)?;
             sums
@@ -291,7 +293,7 @@ pub fn score_placed(
     temperature: f64,
 ) -> Result<MicroScores> {
     let executor = Executor::new(&model.plan, runtime, temperature).for_role(model.role());
-    let cut = score_cut(&model.plan, model.decoder.arch());
+    let cut = score_cut(&model.plan, model.decoder.whole_arch());
     score_all(&executor, &model.decoder, sequences, cut)
 }
 

@@ -7,9 +7,11 @@ mod init;
 mod prepack;
 mod quantized;
 mod tensor_shard;
+mod trained_share;
 mod unit_store;
 mod value_head;
 
+pub use trained_share::Block;
 pub use unit_store::{HostWeights, NewParam, Param, Store, Unit};
 
 use crate::Result;
@@ -26,6 +28,7 @@ use firebrick_backends::transfer::{HostTensor, check_computed};
 use firebrick_backends::{Precision, PrecisionExt};
 use std::ops::Range;
 use std::sync::Arc;
+use trained_share::TrainedShare;
 
 /// A language model as a chain of units: embedding, (attention, MLP) × layers, head.
 ///
@@ -40,6 +43,8 @@ pub struct Decoder {
     adapters_on: bool,
     /// The ranks that share its matrices, where it is a [share](Self::tensor_shard).
     tensor: Option<TensorGroup>,
+    /// Which share of which model it is, where it is one that is [trained](Self::trained_share).
+    share: Option<Arc<TrainedShare>>,
 }
 
 impl Decoder {
@@ -87,6 +92,7 @@ impl Decoder {
             lora: None,
             adapters_on: true,
             tensor: None,
+            share: None,
         })
     }
 

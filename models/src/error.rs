@@ -152,6 +152,9 @@ pub enum Error {
     /// Invalid sampling settings.
     #[error("sampling: {0}")]
     Sampling(String),
+    /// A model that ranks cannot share while it is trained.
+    #[error("memory.tensor_model_parallel_size divides a model's matrices, and {0}")]
+    Shared(String),
     /// The device failed or a value could not be read back.
     #[error("the device failed while {doing}: {detail}")]
     Device {

@@ -8,11 +8,16 @@
 //! log-prob of token t is `z_t − logsumexp(z)`, entropy is `H = logsumexp(z) − Σ p z`, and
 //! `∂/∂z = g_logp (1_t − p) − g_H p (z − Σ p z)`.
 
+mod part;
+
+pub use part::{MergedChunk, PartChunk, PartGradients};
+
 use crate::arch::Arch;
 use crate::functional::{linear, rms_norm};
 use burn::tensor::{Int, Tensor};
 use firebrick_backends::kernels::{self, PackedWeights, RowScores, Scaling, ScoreGradients};
 use firebrick_backends::precision::{stored_as, widened};
+use std::ops::Range;
 
 /// Final norm and projection of a decoder.
 #[derive(Clone, Debug)]
@@ -25,6 +30,8 @@ pub struct Head<'a> {
     pub(crate) bias: Option<Tensor<2>>,
     /// The value head beside the projection, `[1, hidden]`, where there is one.
     pub(crate) value: Option<Tensor<2>>,
+    /// The tokens that the projection has rows of, where ranks share the vocabulary.
+    pub(crate) own: Option<Range<usize>>,
     /// Whether the norm is trained.
     pub(crate) trainable: bool,
     /// Whether the projection is trained.
@@ -140,6 +147,7 @@ impl<'a> Head<'a> {
             projection: self.value.clone()?,
             bias: None,
             value: None,
+            own: None,
             projection_trains: true,
             ..self.clone()
         })
@@ -418,7 +426,6 @@ impl Distribution {
         d_logp: &Tensor<1>,
         d_entropy: Option<&Tensor<1>>,
     ) -> Tensor<2> {
-        let softcap = head.arch.logit_softcap;
         let (z, probs, mean_z) = match self {
             Self::Logits(logits, scores) => {
                 let upstream = ScoreGradients { d_logp, d_entropy };
@@ -431,23 +438,35 @@ impl Distribution {
         };
         let rows = z.dims()[0];
         let d_logp = d_logp.clone().reshape([rows, 1]);
-        let mut dz = match d_entropy {
-            None => probs * d_logp.clone().neg(),
-            Some(d_entropy) => {
-                let centred = z.clone() - mean_z;
-                (centred * d_entropy.clone().reshape([rows, 1]) + d_logp.clone()) * probs.neg()
-            }
-        };
-        // one target a row, so no two additions meet
-        let targets = targets.clone().reshape([rows, 1]);
-        dz = dz.scatter(1, targets, d_logp, burn::tensor::IndexingUpdateOp::Add);
-        if let Some(cap) = softcap {
-            let t = z * (temperature / cap);
-            dz = dz * (t.clone() * t).neg().add_scalar(1.0);
-        }
-        if (temperature - 1.0).abs() >= f64::EPSILON {
-            dz = dz / temperature;
-        }
-        dz
+        let d_entropy = d_entropy.map(|d| d.clone().reshape([rows, 1]));
+        let upstream = (d_logp.clone(), d_logp, d_entropy);
+        logit_gradient(head, (z, probs, mean_z), targets, temperature, upstream)
     }
+}
+
+/// Gradient with respect to the raw logits of z, p `[rows, vocab]` and `Σ p z` `[rows, 1]`, given `[rows, 1]` each: that of a row's
+/// log-prob, the same at its target, and that of its entropy.
+fn logit_gradient(
+    head: &Head<'_>,
+    (z, probs, mean_z): (Tensor<2>, Tensor<2>, Tensor<2>),
+    targets: &Tensor<1, Int>,
+    temperature: f64,
+    (d_logp, d_target, d_entropy): (Tensor<2>, Tensor<2>, Option<Tensor<2>>),
+) -> Tensor<2> {
+    let rows = z.dims()[0];
+    let mut dz = match d_entropy {
+        None => probs * d_logp.neg(),
+        Some(d_entropy) => ((z.clone() - mean_z) * d_entropy + d_logp) * probs.neg(),
+    };
+    // one target a row, so no two additions meet
+    let targets = targets.clone().reshape([rows, 1]);
+    dz = dz.scatter(1, targets, d_target, burn::tensor::IndexingUpdateOp::Add);
+    if let Some(cap) = head.arch.logit_softcap {
+        let t = z * (temperature / cap);
+        dz = dz * (t.clone() * t).neg().add_scalar(1.0);
+    }
+    if (temperature - 1.0).abs() >= f64::EPSILON {
+        dz = dz / temperature;
+    }
+    dz
 }

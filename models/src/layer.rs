@@ -46,22 +46,45 @@ pub(crate) fn attention(
         return project_output(arch, w, x, &mixed, gate, lora);
     }
     let Projected { qkv, gate } = project(arch, layer, w, x.clone(), ctx, lora);
-    let mixed = match ctx.sequences() {
-        Some(sequences) => attention::attend(&qkv, params, sequences),
-        None => {
-            let sinks = qkv.sinks.clone();
-            let [q, k, v] = by_head(qkv, ctx);
-            let mask = ctx.mask(params.window);
-            rows(attention::scaled_dot_product_attention(
-                q,
-                [k, v],
-                sinks.as_ref(),
-                params,
-                mask,
-            ))
-        }
-    };
+    let mixed = mix(params, qkv, ctx);
     project_output(arch, w, x, &mixed, gate, lora)
+}
+
+/// What attention mixes without a cache, `[tokens, heads · head_dim]`.
+fn mix(params: AttentionParams, qkv: Qkv, ctx: &ForwardContext) -> Tensor<2> {
+    let Some(sequences) = ctx.sequences() else {
+        let sinks = qkv.sinks.clone();
+        let [q, k, v] = by_head(qkv, ctx);
+        let mask = ctx.mask(params.window);
+        let mixed =
+            attention::scaled_dot_product_attention(q, [k, v], sinks.as_ref(), params, mask);
+        return rows(mixed);
+    };
+    attention::attend(&qkv, params, sequences)
+}
+
+/// The attention half of a share between its norm and its sum over the ranks: a part of the last product, `[tokens, hidden]`.
+pub(crate) fn attention_part(
+    arch: &Arch,
+    layer: usize,
+    w: &Weights,
+    h: &Tensor<2>,
+    ctx: &ForwardContext,
+    lora: Option<LoraForward<'_>>,
+) -> Tensor<2> {
+    let Projected { qkv, .. } = project_normed(arch, layer, w, h, ctx, lora);
+    let mixed = mix(attention_params(arch, layer), qkv, ctx);
+    w.linear_part(&mixed, Slot::O, lora)
+}
+
+/// The same of the feed-forward half of a dense layer.
+pub(crate) fn mlp_part(
+    arch: &Arch,
+    w: &Weights,
+    h: &Tensor<2>,
+    lora: Option<LoraForward<'_>>,
+) -> Tensor<2> {
+    w.linear_part(&gated(arch, w, h, lora), Slot::Down, lora)
 }
 
 /// Scale, soft-cap and window of a layer's attention.
@@ -105,8 +128,21 @@ pub(crate) fn project(
     ctx: &ForwardContext,
     lora: Option<LoraForward<'_>>,
 ) -> Projected {
+    let h = normed_input(arch, w, x);
+    project_normed(arch, layer, w, &h, ctx, lora)
+}
+
+/// [`project`] of normed rows.
+pub(crate) fn project_normed(
+    arch: &Arch,
+    layer: usize,
+    w: &Weights,
+    h: &Tensor<2>,
+    ctx: &ForwardContext,
+    lora: Option<LoraForward<'_>>,
+) -> Projected {
     let rotary = ctx.rotary();
-    let (qkv, gate) = project_unrotated(arch, w, x, rotary.query_scale(), lora);
+    let (qkv, gate) = query_key_value(arch, w, h, rotary.query_scale(), lora);
     let [q, k, v] = qkv.map(|y| heads_apart(arch, y));
     let qkv = Qkv {
         q: rotary.of(layer).rotate(q),
@@ -152,7 +188,7 @@ fn project_unrotated(
 }
 
 /// The input of a half after its norm, where the architecture has one.
-fn normed_input(arch: &Arch, w: &Weights, x: Tensor<2>) -> Tensor<2> {
+pub(crate) fn normed_input(arch: &Arch, w: &Weights, x: Tensor<2>) -> Tensor<2> {
     match w.get(Slot::InputNorm) {
         Some(norm) => rms_norm(arch, x, norm),
         None => x,
@@ -270,7 +306,12 @@ fn shared_expert(
 }
 
 /// The residual plus what a half gives, which is normed first where the architecture does so.
-fn onto_residual(arch: &Arch, w: &Weights, residual: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
+pub(crate) fn onto_residual(
+    arch: &Arch,
+    w: &Weights,
+    residual: Tensor<2>,
+    y: Tensor<2>,
+) -> Tensor<2> {
     match w.get(Slot::PostNorm) {
         Some(norm) => rms_norm_onto(arch, residual, y, norm),
         None => residual + y,
@@ -297,6 +338,11 @@ pub(crate) fn embed(arch: &Arch, w: &Weights, ids: Tensor<1, Int>) -> Tensor<2> 
         Some(group) => group.embed(arch, table, ids),
         None => table.select(0, ids),
     };
+    scaled_embedding(arch, rows)
+}
+
+/// Rows of the embedding times its scale, where the architecture has one.
+pub(crate) fn scaled_embedding(arch: &Arch, rows: Tensor<2>) -> Tensor<2> {
     match arch.embedding_scale {
         Some(scale) => rows * scale,
         None => rows,

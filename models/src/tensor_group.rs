@@ -15,12 +15,13 @@
 use crate::arch::Arch;
 use crate::functional::norm_offset;
 use crate::{Error, Result};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Bool, Int, Tensor};
 use firebrick_backends::collective::{CollectiveError, Flat};
 use firebrick_backends::precision::{stored_as, widened};
 use firebrick_backends::transfer::HostTensor;
 use firebrick_spec::TensorShare;
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a fingerprint.
@@ -111,15 +112,7 @@ impl TensorGroup {
     /// Rows of the embedding for token ids `[tokens]`: `[tokens, hidden]`. `table` has this rank's rows.
     pub(crate) fn embed(&self, arch: &Arch, table: Tensor<2>, ids: Tensor<1, Int>) -> Tensor<2> {
         let own = self.share().vocabulary(arch);
-        let [tokens] = ids.dims();
-        let (first, last) = (own.start as i64, own.end as i64 - 1);
-        let others = ids.clone().lower_elem(first);
-        let others = others.bool_or(ids.clone().greater_elem(last));
-        let local = (ids - first).mask_fill(others.clone(), 0);
-        let rows = table.select(0, local);
-        let [_, hidden] = rows.dims();
-        let others = others.reshape([tokens, 1]).expand([tokens, hidden]);
-        self.sum(rows.mask_fill(others, 0.0))
+        self.sum(masked_rows(own, table, ids))
     }
 
     /// Queries and keys normed over all heads, of which each rank has some: [`QkNorm::Projection`](crate::arch::QkNorm::Projection).
@@ -206,6 +199,25 @@ impl TensorGroup {
         self.attempt(|| self.gather(&[], fingerprint).map(|_| ()));
         self.check()
     }
+}
+
+/// Rows of a table that has those of some tokens, for token ids `[tokens]`: `[tokens, columns]`, zeros for other tokens.
+pub(crate) fn masked_rows(own: Range<usize>, table: Tensor<2>, ids: Tensor<1, Int>) -> Tensor<2> {
+    let [tokens] = ids.dims();
+    let (local, others) = local_ids(own, ids);
+    let rows = table.select(0, local);
+    let [_, hidden] = rows.dims();
+    let others = others.reshape([tokens, 1]).expand([tokens, hidden]);
+    rows.mask_fill(others, 0.0)
+}
+
+/// Token ids `[tokens]` counted from the first of some tokens, 0 for others; and which are others.
+#[must_use]
+pub fn local_ids(own: Range<usize>, ids: Tensor<1, Int>) -> (Tensor<1, Int>, Tensor<1, Bool>) {
+    let (first, last) = (own.start as i64, own.end as i64 - 1);
+    let before = ids.clone().lower_elem(first);
+    let others = before.bool_or(ids.clone().greater_elem(last));
+    ((ids - first).mask_fill(others.clone(), 0), others)
 }
 
 /// A matrix with zeros below it, for tokens that there are not.

@@ -234,6 +234,17 @@ impl Weights {
         }
     }
 
+    /// A share's part of the product with a matrix that is cut by columns, adapter included: before the sum over the ranks and the bias.
+    pub(crate) fn linear_part(
+        &self,
+        x: &Tensor<2>,
+        matrix: Slot,
+        lora: Option<LoraForward<'_>>,
+    ) -> Tensor<2> {
+        let [y] = self.products(x, [matrix]);
+        self.add_adapter(y, x, matrix, lora)
+    }
+
     /// [`Self::linear`] with several matrices and the same `x`.
     pub(crate) fn linear_each<const N: usize>(
         &self,
@@ -325,7 +336,8 @@ impl Weights {
         self.add_adapter(y, x, matrix, lora)
     }
 
-    fn add_bias(&self, y: Tensor<2>, matrix: Slot) -> Tensor<2> {
+    /// The product with a matrix, `[rows, out]`, plus its bias where it has one.
+    pub(crate) fn add_bias(&self, y: Tensor<2>, matrix: Slot) -> Tensor<2> {
         match self.bias(matrix) {
             Some(b) => y + b,
             None => y,

@@ -10,7 +10,7 @@ use firebrick::spec::LinkSpec;
 /// Plans for several devices.
 #[derive(Debug, Args)]
 #[command(
-    next_help_heading = "Several devices (bytes of each; training runs on data- and sequence-parallel ones, sampling on groups too; the other kinds are estimates)"
+    next_help_heading = "Several devices (bytes of each; training runs on data-, tensor- and sequence-parallel ones, sampling on groups too; pipelines are estimates)"
 )]
 pub struct ParallelArgs {
     /// Number of machines with --gpus devices each: chooses the degrees below that are not given, with the least estimated time
@@ -20,7 +20,7 @@ pub struct ParallelArgs {
     /// Number of devices per machine; by default `trainer.n_gpus_per_node`, or one
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub gpus: Option<u64>,
-    /// Also choose tensor and pipeline parallelism, which `firebrick train` does not run yet
+    /// Also choose pipeline parallelism and tensor parallelism with Ulysses, which `firebrick train` does not run yet
     #[arg(long)]
     pub allow_estimated: bool,
     /// Link between the devices of a machine: nvlink2 to nvlink5, pcie3 to pcie5, host (through memory, as `train` does), or a rate of one
@@ -39,7 +39,7 @@ pub struct ParallelArgs {
     /// `memory.zero_stage`
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
     pub zero_stage: Option<u8>,
-    /// Tensor-parallel degree: devices that share every matrix
+    /// Tensor-parallel degree: devices that share every matrix. Overrides `memory.tensor_model_parallel_size`
     #[arg(long, visible_alias = "tensor-model-parallel-size", value_name = "N")]
     pub tensor_parallel: Option<u64>,
     /// Tensor-parallel degree while completions are sampled, if it differs. Overrides `rollout.tensor_model_parallel_size`
@@ -107,19 +107,20 @@ impl ParallelArgs {
         let sequence = self.sequence_parallel.unwrap_or(configured);
         let together = config.rollout.tensor_model_parallel_size as u64;
         let together = self.rollout_tensor_parallel.unwrap_or(together);
-        // without a word of ranks as many as sample together
+        let configured = config.memory.tensor_model_parallel_size as u64;
+        let tensor = self.tensor_parallel.unwrap_or(configured).max(1);
+        // without a word of ranks as many as share matrices
         let ranks = match config.trainer.ranks() {
             Some(_) => ranks,
-            None => ranks.max(together),
+            None => ranks.max(together).max(tensor),
         };
-        let share = (ranks / sequence.max(1)).max(1);
+        let share = (ranks / (sequence.max(1) * tensor)).max(1);
         let data = self.data_parallel.unwrap_or(share);
         let among = if data > 1 || sequence > 1 {
             config.memory.zero()
         } else {
             Zero::Off
         };
-        let tensor = self.tensor_parallel.unwrap_or(1);
         Parallel {
             data,
             zero: self.stage().unwrap_or(among),

@@ -31,6 +31,9 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     if let Some(degree) = args.parallel.sequence_parallel {
         config.memory.ulysses_sequence_parallel_size = degree as usize;
     }
+    if let Some(degree) = args.parallel.tensor_parallel {
+        config.memory.tensor_model_parallel_size = degree as usize;
+    }
     let spread = args.parallel.spread(&config);
     let planned = planned::plan(config, spread)?;
     if let Some(e) = &planned.unread {

@@ -8,6 +8,7 @@ mod measure;
 mod own_process;
 mod reuse;
 mod sampling_groups;
+mod shared_matrices;
 mod shared_sequences;
 mod warm_up;
 

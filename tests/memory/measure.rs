@@ -191,13 +191,17 @@ fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Phase> {
         )
         .expect("a plan");
     let profile = profile::assumed(Backend::Cpu);
-    let degree = memory.ulysses_sequence_parallel_size;
+    let degrees = [
+        memory.ulysses_sequence_parallel_size,
+        memory.tensor_model_parallel_size,
+    ];
     let parallel = Parallel {
-        sequence: degree as u64,
+        sequence: degrees[0] as u64,
+        tensor: degrees[1] as u64,
         ..Parallel::default()
     };
     let predicted = estimate_parallel(&case.workload(), &plan, &profile, &parallel);
-    run(case, &plan, degree)
+    run(case, &plan, degrees)
         .into_iter()
         .map(|(name, measured)| {
             let phase = predicted.phase(name).expect("a phase");
@@ -211,7 +215,7 @@ fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Phase> {
         .collect()
 }
 
-fn run(case: &Case, plan: &Plan, degree: usize) -> Vec<(EstimatePhase, u64)> {
+fn run(case: &Case, plan: &Plan, [sequence, tensor]: [usize; 2]) -> Vec<(EstimatePhase, u64)> {
     let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
     let mut decoder = Decoder::random(case.arch.clone(), 1, &device);
     if let Some(lora) = &case.lora {
@@ -222,19 +226,26 @@ fn run(case: &Case, plan: &Plan, degree: usize) -> Vec<(EstimatePhase, u64)> {
         ..OptimConfig::default()
     };
     let prefetch = plan.models.values().map(|m| m.prefetch).max().unwrap_or(0);
-    let world = match degree {
+    let world = match sequence * tensor {
         1 => World::default(),
-        _ => World::new(Arc::new(Loopback(degree))),
+        ranks => World::new(Arc::new(Loopback(ranks))),
     };
-    let world = world.sharing_sequences(degree).expect("a mesh");
+    let world = world.sharing_sequences(sequence);
+    let world = world.and_then(|world| world.sharing_matrices(tensor));
+    let world = world.expect("a mesh");
+    let share = world.tensor_share();
+    let own = |whole: Decoder| match share {
+        Some(share) => whole.trained_share(share).expect("a share"),
+        None => whole,
+    };
     let runtime = Runtime::new(&device).with_prefetch(prefetch);
     let runtime = Arc::new(runtime.with_world(world));
     let critic = plan.critic().map(|own| {
-        let decoder = decoder.with_value_head(1);
+        let decoder = own(decoder.with_value_head(1));
         let runtime = Arc::clone(&runtime);
         Learner::for_role(Role::Critic, decoder, own.clone(), config.clone(), runtime)
     });
-    let mut learner = Learner::new(decoder, plan.policy().clone(), config, runtime);
+    let mut learner = Learner::new(own(decoder), plan.policy().clone(), config, runtime);
     let sequences: Vec<Sequence> = (0..case.sequences).map(|i| case.sequence(i)).collect();
     // a first step over little, so that moments exist
     let mut short = case.sequence(0);

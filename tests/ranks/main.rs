@@ -6,6 +6,7 @@ mod out_of_memory;
 mod rewards;
 mod sampling_groups;
 mod sequence_parallel;
+mod tensor_parallel;
 
 use firebrick_backends::collective::{Collective, Settings, Threads};
 use firebrick_engine::config::{RunConfig, parse};

@@ -5,7 +5,9 @@ use burn::tensor::Device;
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::collective::{OperationKind, Settings, Threads, Traffic};
 use firebrick_engine::executor::{Residency, ResidentModel};
-use firebrick_engine::plan::estimate::{Along, EstimatePhase, MessageKind, Parallel, Workload};
+use firebrick_engine::plan::estimate::{
+    Along, EstimatePhase, MessageKind, Parallel, PhaseTraffic, Workload,
+};
 use firebrick_engine::plan::planner::Request;
 use firebrick_engine::plan::{MemoryConfig, PlanReport, Role, Zero};
 use firebrick_engine::trainer::Trainer;
@@ -36,18 +38,34 @@ fn sent(folder: &Path, size: usize, steps: usize, overrides: &[&str]) -> (Traffi
     let config = config(folder, &[overrides, &more].concat());
     let ranks = Threads::run(size, Settings::default(), |rank| {
         let builder = Trainer::builder(config.clone()).world(rank.clone());
-        builder.build().unwrap().run().unwrap();
-        rank.traffic()
+        let mut trainer = builder.build().unwrap();
+        trainer.run().unwrap();
+        sum(rank.traffic(), trainer.world().matrices_traffic())
     });
     let text = std::fs::read_to_string(folder.join("plan.json")).unwrap();
     let first = ranks.into_iter().next().unwrap();
     (first.unwrap(), serde_json::from_str(&text).unwrap())
 }
 
+/// What was sent in two kinds of groups.
+fn sum(mut all: Traffic, more: Traffic) -> Traffic {
+    for kind in 0..OperationKind::COUNT {
+        all.operations[kind] += more.operations[kind];
+        all.bytes[kind] += more.bytes[kind];
+    }
+    all
+}
+
+/// Two ranks share every matrix, in training and while they sample.
+const TENSOR: [&str; 2] = [
+    "memory.tensor_model_parallel_size=2",
+    "rollout.tensor_model_parallel_size=2",
+];
+
 #[test]
 fn a_step_of_two_and_of_four_ranks_sends_what_its_plan_says() {
     let folders = tempfile::tempdir().unwrap();
-    let cases: [(&str, &[&str]); 5] = [
+    let cases: [(&str, &[&str]); 8] = [
         ("zero 1", &["memory.zero_stage=1"]),
         ("zero 2", &["memory.zero_stage=2"]),
         (
@@ -66,6 +84,26 @@ fn a_step_of_two_and_of_four_ranks_sends_what_its_plan_says() {
                 "memory.gradient_checkpointing=true",
             ],
         ),
+        ("matrices shared", &TENSOR),
+        (
+            "matrices shared, a norm of each head",
+            &[
+                TENSOR[0],
+                TENSOR[1],
+                "model.arch={model_type: qwen3, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, \
+                 num_attention_heads: 4, num_key_value_heads: 2, head_dim: 4, max_position_embeddings: 32}",
+                "memory.gradient_checkpointing=true",
+            ],
+        ),
+        (
+            "matrices shared, zero 3",
+            &[
+                TENSOR[0],
+                TENSOR[1],
+                "memory.zero_stage=3",
+                "memory.gradient_checkpointing=true",
+            ],
+        ),
     ];
     for (name, overrides) in cases {
         for size in [2, 4] {
@@ -76,7 +114,10 @@ fn a_step_of_two_and_of_four_ranks_sends_what_its_plan_says() {
             // a step is what a run of three sends beyond one of two
             let ((two, _), (three, plan)) = (of(2), of(3));
             for (kind, own) in KINDS {
-                let said = plan.communication.iter().filter(|t| t.kind == kind);
+                // what groups send while they sample ends with the completions
+                let sampled = |t: &PhaseTraffic| t.phase == "rollout" && t.along == Along::Tensor;
+                let said = plan.communication.iter();
+                let said = said.filter(|t| t.kind == kind && !sampled(t));
                 let said = said.fold((0, 0), |(n, b), t| (n + t.messages, b + t.bytes));
                 let at = own as usize;
                 let counted = (

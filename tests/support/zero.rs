@@ -17,8 +17,9 @@ use firebrick_engine::plan::{
 };
 use firebrick_engine::sequence::{SampleId, Sequence};
 use firebrick_engine::world::World;
+use firebrick_models::Decoder;
 use firebrick_models::adapter::LoraConfig;
-use firebrick_models::decoder::Unit;
+use firebrick_models::decoder::{Block, Unit};
 use firebrick_models::random::Stream;
 use firebrick_models::unit::TargetModule;
 
@@ -95,6 +96,18 @@ pub const SHARED_SEQUENCES: [SharedSequences; 4] = [
         m.ulysses_sequence_parallel_size = 4;
         m.zero_stage = 2;
     }),
+];
+
+/// Ranks that share matrices: the same. The last has more ranks than some models have key heads.
+pub const SHARED_MATRICES: [SharedSequences; 4] = [
+    ("tensor 2", 2, |m| m.tensor_model_parallel_size = 2),
+    ("tensor 2 x data 2", 4, |m| m.tensor_model_parallel_size = 2),
+    ("tensor 2 x data 2, ZeRO-3", 4, |m| {
+        m.tensor_model_parallel_size = 2;
+        m.zero_stage = 3;
+        m.gradient_checkpointing = true;
+    }),
+    ("tensor 4", 4, |m| m.tensor_model_parallel_size = 4),
 ];
 
 /// The settings of a technique, all sequences of a rank one behind the other in a micro-batch.
@@ -176,6 +189,8 @@ pub struct Trained {
     pub rounds: usize,
     /// All-to-alls among the ranks that share this one's sequences during the updates, and the bytes that it sent in them.
     pub exchanges: [u64; 2],
+    /// Operations among the ranks that share this one's matrices during the updates.
+    pub shared: [u64; OperationKind::COUNT],
     /// Micro-batches of an update that it has, or a part of.
     pub micro_batches: usize,
 }
@@ -194,9 +209,7 @@ pub fn trained(
     clip: Option<f64>,
     ranks: Arc<dyn Collective>,
 ) -> Trained {
-    let degree = memory.ulysses_sequence_parallel_size;
-    let world = World::new(ranks).sharing_sequences(degree);
-    let world = world.expect("a degree that divides the ranks");
+    let world = groups(memory, ranks);
     let gradients = gradients(model, rows, memory, &world);
     let mut learner = learner(model, memory, clip, &world);
     let cut = train_cut(&learner.model.plan, model.decoder.arch());
@@ -206,6 +219,7 @@ pub fn trained(
     learner.runtime.accounts.reset_peaks();
     let before: Traffic = world.traffic();
     let shared = world.sequence_traffic();
+    let summed = world.tensor_traffic();
     let mut steps = Vec::new();
     for _ in 0..UPDATES {
         let updated = learner.update(rows, 1.0, &Nll, LR);
@@ -215,6 +229,7 @@ pub fn trained(
     }
     let after = world.traffic();
     let exchanged = world.sequence_traffic();
+    let sums = world.tensor_traffic();
     let (kind, messages) = (OperationKind::AllToAll as usize, exchanged.operations);
     let micro_batches = dealt[world.data_rank()].len();
     let categories = [Category::Moments, Category::Gradients, Category::Parameters];
@@ -225,13 +240,9 @@ pub fn trained(
     });
     let scores = learner.score(rows, 1.0).expect("scores").logp;
     learner.model.make_whole().expect("whole weights");
-    let weights = learner.decoder().params().map(|(spec, value)| {
-        let values = value.download().expect("values").to_f64();
-        (spec.name.clone(), values)
-    });
     Trained {
         steps,
-        weights: weights.collect(),
+        weights: whole_weights(&learner),
         scores,
         gradients,
         held,
@@ -242,8 +253,36 @@ pub fn trained(
             messages[kind] - shared.operations[kind],
             exchanged.bytes[kind] - shared.bytes[kind],
         ],
+        shared: std::array::from_fn(|kind| sums.operations[kind] - summed.operations[kind]),
         micro_batches,
     }
+}
+
+/// The groups of ranks that settings ask for.
+pub fn groups(memory: &MemoryConfig, ranks: Arc<dyn Collective>) -> World {
+    World::new(ranks)
+        .sharing_sequences(memory.ulysses_sequence_parallel_size)
+        .and_then(|world| world.sharing_matrices(memory.tensor_model_parallel_size))
+        .expect("degrees that divide the ranks")
+}
+
+/// A rank's share of a model, where ranks share matrices.
+pub fn own_share(decoder: &Decoder, world: &World) -> Decoder {
+    match world.tensor_share() {
+        Some(share) => decoder.trained_share(share).expect("a share"),
+        None => decoder.clone(),
+    }
+}
+
+/// The weights of a model in f64, by name, put together where ranks share its matrices.
+pub fn whole_weights(learner: &Learner) -> BTreeMap<String, Vec<f64>> {
+    let whole = learner.model.assembled(true).expect("whole weights");
+    let decoder = whole.as_ref().unwrap_or(learner.decoder());
+    let weights = decoder.params().map(|(spec, value)| {
+        let values = value.download().expect("values").to_f64();
+        (spec.name.clone(), values)
+    });
+    weights.collect()
 }
 
 /// A learner of a rank, its weights in their place.
@@ -255,7 +294,8 @@ pub fn learner(model: &Model, memory: &MemoryConfig, clip: Option<f64>, world: &
         ..OptimConfig::default()
     };
     let runtime = runtime(model, memory, world);
-    let mut learner = Learner::new(model.decoder.clone(), plan, optim, runtime);
+    let decoder = own_share(&model.decoder, world);
+    let mut learner = Learner::new(decoder, plan, optim, runtime);
     let placed = learner.model.set_residency(Residency::Pass);
     placed.expect("weights in their place");
     learner
@@ -277,7 +317,7 @@ fn gradients(
     let dealt = batch.deal(world.data_size());
     let own = dealt[world.data_rank()].iter().map(|&i| all[i].clone());
     let own: Vec<Vec<&Sequence>> = own.collect();
-    let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
+    let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime).of(&decoder);
     Executor::new(plan, runtime, 1.0)
         .with_rounds(rounds(plan, &dealt, Zero::Stage2))
         .backward(&mut decoder, &own, &Nll, &mut gradients, None)
@@ -286,10 +326,41 @@ fn gradients(
     let names: Vec<String> = decoder.specs().map(|spec| spec.name.clone()).collect();
     let device = decoder.device();
     let own = names.into_iter().enumerate().filter_map(|(index, name)| {
-        let gradient = gradients.take(index)?.into_device(device);
-        Some((name, values(gradient)))
+        let gradient = values(gradients.take(index)?.into_device(device));
+        let gradient = match decoder.block(index) {
+            Some(own) if memory.zero_stage == 0 => whole_gradient(world, &own, &gradient),
+            _ => gradient,
+        };
+        Some((name, gradient))
     });
     own.collect()
+}
+
+/// A gradient of which each of the ranks that share matrices has a part.
+fn whole_gradient(world: &World, own: &Block, part: &[f64]) -> Vec<f64> {
+    let [rows, columns] = own.part.clone();
+    let mut message = Vec::new();
+    for (row, values) in rows.zip(part.chunks_exact(columns.len())) {
+        for (column, value) in columns.clone().zip(values) {
+            message.extend(((row * own.whole[1] + column) as u64).to_le_bytes());
+            message.extend(value.to_le_bytes());
+        }
+    }
+    let mut whole = vec![f64::NAN; own.whole[0] * own.whole[1]];
+    for bytes in world.tensor_exchange(message).expect("parts") {
+        for pair in bytes.chunks_exact(16) {
+            let [place, value] = [&pair[..8], &pair[8..]].map(|b| b.try_into().expect("8 bytes"));
+            let (place, value) = (u64::from_le_bytes(place), f64::from_le_bytes(value));
+            let known = &mut whole[place as usize];
+            // those that have the same part have the same bits
+            assert!(
+                known.is_nan() || known.to_bits() == value.to_bits(),
+                "unlike copies"
+            );
+            *known = value;
+        }
+    }
+    whole
 }
 
 /// What one rank trains.
@@ -358,6 +429,10 @@ pub fn assert_same(
             let label = format!("{label}: scores");
             assert_close(&label, f64::from(*found), f64::from(*expected), 1e-4);
         }
+    }
+    if memory.tensor_model_parallel_size > 1 && memory.zero_stage > 0 {
+        // shards of parts
+        return;
     }
     for (name, expected) in &expected.gradients {
         let parts = found.iter().enumerate().map(|(rank, own)| {

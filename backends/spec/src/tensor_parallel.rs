@@ -81,6 +81,46 @@ impl TensorShare {
         Ok(())
     }
 
+    /// Refuses a model that so many devices cannot share while it is trained: besides what [`check`](Self::check) refuses, parts of unlike
+    /// sizes, and a norm over all heads. A value model has its head whole on every device.
+    ///
+    /// # Errors
+    /// Why not, and what to do instead.
+    pub fn check_training(arch: &Arch, ranks: usize) -> Result<(), String> {
+        if ranks <= 1 {
+            return Ok(());
+        }
+        let as_language_model = Arch {
+            head: HeadKind::LanguageModel,
+            ..arch.clone()
+        };
+        Self::check(&as_language_model, ranks)?;
+        if arch.qk_norm == Some(QkNorm::Projection) {
+            return Err(
+                "its queries and keys are normed over all heads, which no device has; set it to 1, and share weights out with \
+                 memory.zero_stage: 3"
+                    .into(),
+            );
+        }
+        if arch.attention_sinks {
+            return Err("its attention sinks are not divided; set it to 1".into());
+        }
+        let width = arch.intermediate_size;
+        if !width.is_multiple_of(ranks) {
+            return Err(format!(
+                "its MLP is {width} wide; set it to a number that divides {width}"
+            ));
+        }
+        let last = Self::new(ranks - 1, ranks);
+        if last.vocabulary(arch).is_empty() {
+            return Err(format!(
+                "its vocabulary of {} tokens leaves a device without any; set it to a smaller number",
+                arch.vocab_size
+            ));
+        }
+        Ok(())
+    }
+
     /// This device, from 0.
     #[must_use]
     pub fn rank(&self) -> usize {
@@ -102,6 +142,15 @@ impl TensorShare {
             intermediate_size: self.of(arch.intermediate_size).len(),
             joint_value_head: false,
             ..arch.clone()
+        }
+    }
+
+    /// The architecture of a share that is trained: a value head beside the projection stays.
+    #[must_use]
+    pub fn trained_arch(&self, arch: &Arch) -> Arch {
+        Arch {
+            joint_value_head: arch.joint_value_head,
+            ..self.arch(arch)
         }
     }
 
@@ -174,9 +223,58 @@ impl TensorShare {
             _ => Cut::Whole,
         })
     }
+
+    /// What this device keeps of a parameter that is trained: heads that give one number a token are whole everywhere.
+    #[must_use]
+    pub fn trained_cut(&self, arch: &Arch, slot: Slot) -> Cut {
+        let scalar = arch.head != HeadKind::LanguageModel;
+        match slot {
+            Slot::Projection if scalar => Cut::Whole,
+            _ => self.cut(arch, slot).unwrap_or(Cut::Whole),
+        }
+    }
+
+    /// Whether an earlier device has the same part of a parameter: all of it, or key heads that several devices have.
+    #[must_use]
+    pub fn is_copy(&self, arch: &Arch, slot: Slot) -> bool {
+        let own = self.trained_cut(arch, slot);
+        (0..self.rank).any(|rank| Self::new(rank, self.ranks).trained_cut(arch, slot) == own)
+    }
+
+    /// Whether the device's gradient of a parameter is a part of it, which sums with those of the others that have it: of what it has
+    /// whole and uses beside its own heads, rows or columns alone; of key heads that several devices have.
+    #[must_use]
+    pub fn has_part_of_gradient(&self, arch: &Arch, slot: Slot) -> bool {
+        match slot {
+            Slot::QNorm | Slot::KNorm | Slot::LoraA(_) | Slot::LoraB(_) => {
+                self.trained_cut(arch, slot) == Cut::Whole || self.shares_keys(arch, slot)
+            }
+            _ => self.shares_keys(arch, slot),
+        }
+    }
+
+    /// Whether a parameter is one of key heads, of which each goes to several devices.
+    fn shares_keys(&self, arch: &Arch, slot: Slot) -> bool {
+        let of_keys = match slot {
+            Slot::K | Slot::V | Slot::KBias | Slot::VBias => true,
+            Slot::LoraB(target) => matches!(target, TargetModule::K | TargetModule::V),
+            _ => false,
+        };
+        of_keys && self.key_copies(arch) > 1
+    }
 }
 
 impl Cut {
+    /// Where in a matrix of these rows and columns the kept part lies, without zeros that fill it up.
+    #[must_use]
+    pub fn block(&self, [rows, columns]: [usize; 2]) -> [Range<usize>; 2] {
+        match self {
+            Self::Whole => [0..rows, 0..columns],
+            Self::Rows(kept, _) => [kept.clone(), 0..columns],
+            Self::Columns(kept) => [0..rows, kept.clone()],
+        }
+    }
+
     /// Rows and columns of what is kept of a matrix of these.
     #[must_use]
     pub fn shape(&self, [rows, columns]: [usize; 2]) -> [usize; 2] {
@@ -273,6 +371,46 @@ mod tests {
             let expected: Vec<usize> = (0..ranks).map(|rank| rank / copies).collect();
             assert_eq!(keys, expected);
             assert_eq!(TensorShare::new(0, ranks).key_copies(&arch), copies);
+        }
+    }
+
+    #[test]
+    fn what_is_trained_is_divided_evenly_or_refused_and_heads_of_one_number_stay_whole() {
+        let said = |more, ranks| TensorShare::check_training(&arch(&more), ranks).unwrap_err();
+        let even = arch(&json!({"intermediate_size": 8}));
+        TensorShare::check_training(&even, 4).unwrap();
+        TensorShare::check_training(&even.clone().with_value_head(), 4).unwrap();
+        assert!(said(json!({}), 4).contains("6 wide"));
+        let few = said(json!({"intermediate_size": 8, "vocab_size": 9}), 8);
+        assert!(few.contains("vocabulary of 9"), "{few}");
+        let olmo = said(json!({"model_type": "olmo3"}), 2);
+        assert!(olmo.contains("memory.zero_stage: 3"), "{olmo}");
+        let critic = even.clone().with_value_head();
+        let share = TensorShare::new(3, 4);
+        assert_eq!(share.trained_cut(&critic, Slot::Projection), Cut::Whole);
+        assert!(
+            share
+                .trained_arch(&even.clone().with_joint_value_head())
+                .joint_value_head
+        );
+        // two key heads on four devices
+        let first_of_a_key = [true, false, true, false];
+        for (rank, first) in first_of_a_key.into_iter().enumerate() {
+            let share = TensorShare::new(rank, 4);
+            assert_eq!(share.is_copy(&even, Slot::K), !first);
+            assert!(!share.is_copy(&even, Slot::Q));
+            assert_eq!(share.is_copy(&even, Slot::InputNorm), rank > 0);
+            let part = |slot| share.has_part_of_gradient(&even, slot);
+            let expected = [true, true, false, false, true, false];
+            let slots = [
+                Slot::K,
+                Slot::LoraA(TargetModule::Q),
+                Slot::LoraA(TargetModule::O),
+                Slot::LoraB(TargetModule::Up),
+                Slot::LoraB(TargetModule::Down),
+                Slot::InputNorm,
+            ];
+            assert_eq!(slots.map(part), expected);
         }
     }
 

@@ -16,13 +16,21 @@ pub(super) struct Staged {
     pub(super) settings: Settings,
     /// Tells this group's messages from those of others.
     pub(super) channel: u64,
-    /// The channel of the group that this one was split from, where it was.
-    pub(super) parent: Option<u64>,
+    /// The group that this one was split from, where it was.
+    pub(super) parent: Option<Parent>,
     /// Ranks of the world, by rank of the group.
     pub(super) ranks: Vec<usize>,
     /// This rank in the group.
     pub(super) own: usize,
     pub(super) state: Mutex<State>,
+}
+
+/// The group that another one was split from.
+#[derive(Debug)]
+pub(super) struct Parent {
+    pub channel: u64,
+    /// Its ranks of the world. Any of them may fail: whoever a group waits for may have been told of it already.
+    pub ranks: Vec<usize>,
 }
 
 #[derive(Debug, Default)]

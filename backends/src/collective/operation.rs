@@ -74,9 +74,9 @@ impl Operation<'_> {
             settings,
             ..
         } = self.group;
-        let watched = parent.map(|channel| Watched {
-            channel,
-            ranks,
+        let watched = parent.as_ref().map(|parent| Watched {
+            channel: parent.channel,
+            ranks: &parent.ranks,
             tells_of_failure: Header::tells_of_failure,
         });
         let mailbox = transport.mailbox();

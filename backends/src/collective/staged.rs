@@ -1,7 +1,7 @@
 //! Collectives made of messages between pairs of ranks, through host memory.
 
 use super::flat::no_sum;
-use super::group::Staged;
+use super::group::{Parent, Staged};
 use super::header::{Header, OperationKind};
 use super::operation::{during, mismatch};
 use super::{Collective, CollectiveError, Element, Failure, Flat, Result, Traffic, shard};
@@ -51,7 +51,10 @@ impl Collective for Staged {
             transport: Arc::clone(&self.transport),
             settings: self.settings,
             channel: first + place as u64,
-            parent: Some(self.channel),
+            parent: Some(Parent {
+                channel: self.channel,
+                ranks: self.ranks.clone(),
+            }),
             own: members
                 .iter()
                 .position(|&rank| rank == self.own)

@@ -85,6 +85,10 @@ impl MemoryConfig {
                 "ulysses_sequence_parallel_size",
                 self.ulysses_sequence_parallel_size,
             ),
+            (
+                "tensor_model_parallel_size",
+                self.tensor_model_parallel_size,
+            ),
             ("activation_offload_group", self.activation_offload_group),
             (
                 "reference.score_tokens",

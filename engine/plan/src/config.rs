@@ -81,6 +81,10 @@ pub struct MemoryConfig {
     /// part of the tokens, and on some of the heads where attention wants all tokens. 1: none do. It divides the ranks and the model's
     /// query heads; policy, reference and critic have the same.
     pub ulysses_sequence_parallel_size: usize,
+    /// Consecutive ranks that share every matrix in training (Megatron's key of this name, arXiv:1909.08053): each has some heads, some of
+    /// the MLP and some of the vocabulary. 1: none do. It divides the ranks and the model's heads; policy, reference and critic have the
+    /// same. Sampling has a degree of its own, `rollout.tensor_model_parallel_size`.
+    pub tensor_model_parallel_size: usize,
     /// Copies in flight between host and device; 0 copies in place.
     pub prefetch: usize,
     /// Rows that the head projects at a time.
@@ -136,6 +140,7 @@ impl Default for MemoryConfig {
             zero_stage: 0,
             reshard_after_forward: true,
             ulysses_sequence_parallel_size: 1,
+            tensor_model_parallel_size: 1,
             prefetch: 1,
             head_rows: 1024,
             attention_rows: 512,

@@ -123,6 +123,7 @@ overrides! {
         _zero_stage: "zero_stage",
         _reshard_after_forward: "reshard_after_forward",
         _ulysses_sequence_parallel_size: "ulysses_sequence_parallel_size",
+        _tensor_model_parallel_size: "tensor_model_parallel_size",
         _cleanup_every: "cleanup_every",
         _snapshot: "snapshot",
         _trace: "trace",

@@ -38,7 +38,7 @@ pub struct PlanReport {
     /// Where the device's numbers come from.
     pub profile: Origin,
     /// Devices that the run was spread over on paper, where there is more than one: bytes are those of one of them. The trainer runs the
-    /// plan on as many ranks where they are data and sequence parallel, and sample on groups, alone.
+    /// plan on as many ranks where it runs these kinds of parallelism.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallel: Option<Parallel>,
     /// What one of several devices sends in a step, by phase and kind; its seconds are among those of the phases.
@@ -95,6 +95,8 @@ pub struct PlannedFor {
     pub ranks: usize,
     /// How many share sequences.
     pub sequence: usize,
+    /// How many share matrices in training.
+    pub tensor: usize,
     /// How many sample together.
     pub sampling: usize,
 }
@@ -106,15 +108,22 @@ impl PlannedFor {
         let made_for = format!("was made for {parallel}, and this run");
         if !parallel.is_run() {
             return refuse(format!(
-                "is arithmetic for {parallel}, and the trainer is data and sequence parallel; leave all degrees but --data-parallel, \
-                 --sequence-parallel and --rollout-tensor-parallel out of `firebrick plan` to make a plan that it runs"
+                "is arithmetic for {parallel}, and the trainer has no pipelines, and tensor or sequence parallelism, not both; leave \
+                 --pipeline-parallel and one of --tensor-parallel and --sequence-parallel out of `firebrick plan` to make a plan that it runs"
             ));
         }
         let Self {
             ranks,
             sequence,
+            tensor,
             sampling,
         } = *self;
+        if parallel.tensor != tensor as u64 {
+            return refuse(format!(
+                "{made_for}'s memory.tensor_model_parallel_size is {tensor}; set it to {}, or make a plan with --tensor-parallel {tensor}",
+                parallel.tensor
+            ));
+        }
         if parallel.sequence != sequence as u64 {
             return refuse(format!(
                 "{made_for}'s memory.ulysses_sequence_parallel_size is {sequence}; set it to {}, or make a plan with \
@@ -122,7 +131,7 @@ impl PlannedFor {
                 parallel.sequence
             ));
         }
-        let together = parallel.rollout_tensor.unwrap_or(1);
+        let together = parallel.rollout_tensor.unwrap_or(parallel.tensor);
         if together != sampling as u64 {
             return refuse(format!(
                 "{made_for}'s rollout.tensor_model_parallel_size is {sampling}; set it to {together}, or make a plan with \
@@ -133,7 +142,7 @@ impl PlannedFor {
             return refuse(format!(
                 "{made_for} has {ranks}; start it with `mpirun -n {} firebrick train …`, or make a plan with --data-parallel {}",
                 parallel.devices(),
-                ranks / sequence.max(1)
+                ranks / (sequence * tensor).max(1)
             ));
         }
         Ok(())

@@ -3,6 +3,7 @@
 use super::sharded::{EARLIER, ShardedTensors, values};
 use crate::{Error, Result};
 use firebrick_backends::host::MappedFile;
+use firebrick_models::decoder::Block;
 use firebrick_models::unit::ParamSpec;
 use safetensors::{Dtype, SafeTensors};
 use std::ops::Range;
@@ -98,7 +99,38 @@ impl Reader<'_> {
         spec: &ParamSpec,
         range: Range<usize>,
     ) -> Result<Option<Vec<f32>>> {
-        let expected = spec.rows_cols();
+        self.read_shape(name, spec.rows_cols(), range)
+    }
+
+    /// The same of what a rank has of a parameter: `block` says where that lies in the tensor, if it is not all.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_own(
+        &self,
+        name: &str,
+        spec: &ParamSpec,
+        block: Option<&Block>,
+        range: Range<usize>,
+    ) -> Result<Option<Vec<f32>>> {
+        let Some(block) = block else {
+            return self.read_range(name, spec, range);
+        };
+        let [rows, columns] = block.whole;
+        let whole = self.read_shape(name, block.whole, 0..rows * columns)?;
+        Ok(whole.map(|whole| {
+            let mut own = block.of(&whole);
+            own.resize(spec.numel(), 0.0);
+            own[range].to_vec()
+        }))
+    }
+
+    fn read_shape(
+        &self,
+        name: &str,
+        expected: [usize; 2],
+        range: Range<usize>,
+    ) -> Result<Option<Vec<f32>>> {
         let tensors = match self {
             Self::Sharded(sharded) => return sharded.read(name, expected, range),
             Self::Whole { tensors, .. } => tensors,

@@ -7,11 +7,15 @@
 //! {"ranks": 2, "tensors": [{"name": "model.norm.weight.exp_avg", "shape": [1, 512], "range": [0, 256],
 //!   "file": "optimizer-00001-of-00002.safetensors", "offset": 4096, "crc32c": 1234567890}, …]}
 //! ```
+//!
+//! Where ranks share matrices, a shard has elements of a block of its tensor: `"block": [[0, 256], [0, 512]]` are its rows and columns in
+//! the whole, and `range` counts elements of it.
 
 use crate::world::World;
 use crate::{Error, Result};
 use firebrick_backends::host::{MappedFile, write_synced};
 use firebrick_models::checkpoint::stream::{LazyTensor, write_tensors};
+use firebrick_models::decoder::Block;
 use firebrick_models::unit::ParamSpec;
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
@@ -43,6 +47,9 @@ pub struct Shard {
     name: String,
     /// The whole tensor's rows and columns.
     shape: [usize; 2],
+    /// Rows and columns of the tensor that the range is one of, where it is not one of all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    block: Option<[[usize; 2]; 2]>,
     /// The elements that are here, in row-major order: from, and up to.
     range: [usize; 2],
     /// The file beside the index.
@@ -57,23 +64,34 @@ pub struct Shard {
 pub(super) struct Own<'a> {
     pub name: String,
     shape: [usize; 2],
+    block: Option<Block>,
     range: Range<usize>,
     read: Box<dyn Fn() -> firebrick_models::Result<Vec<f32>> + 'a>,
 }
 
 impl<'a> Own<'a> {
-    /// Elements `range` of a tensor that has the shape of a parameter; `read` gives them.
+    /// Elements `range` of a tensor that has the shape of a parameter, or of its block where the parameter is a part of one; `read` gives
+    /// them. Rows of zeros behind a block are left out.
     pub fn new(
         name: String,
         spec: &ParamSpec,
+        block: Option<Block>,
         range: Range<usize>,
         read: impl Fn() -> firebrick_models::Result<Vec<f32>> + 'a,
     ) -> Self {
+        let real = block.as_ref().map_or(range.end, Block::numel);
+        let range = range.start.min(real)..range.end.min(real);
+        let len = range.len();
         Self {
             name,
-            shape: spec.rows_cols(),
+            shape: block.as_ref().map_or(spec.rows_cols(), |own| own.whole),
+            block,
             range,
-            read: Box::new(read),
+            read: Box::new(move || {
+                let mut values = read()?;
+                values.truncate(len);
+                Ok(values)
+            }),
         }
     }
 
@@ -92,6 +110,9 @@ fn index_path(dir: &Path, stem: &str) -> PathBuf {
     dir.join(format!("{stem}.index.json"))
 }
 
+/// Name, shape, block and range of a shard.
+type Place = (String, [usize; 2], Option<[[usize; 2]; 2]>, Range<usize>);
+
 /// Writes one rank's shards into a folder that exists, and gives their entries of the index.
 pub(super) fn write(
     dir: &Path,
@@ -104,7 +125,11 @@ pub(super) fn write(
     let (mut places, mut tensors) = (Vec::new(), Vec::new());
     for shard in own {
         let name = shard.name.clone();
-        places.push((name.clone(), shard.shape, shard.range.clone()));
+        let block = shard.block.as_ref().map(|own| {
+            let ends = |of: &Range<usize>| [of.start, of.end];
+            own.part.each_ref().map(ends)
+        });
+        places.push((name.clone(), shard.shape, block, shard.range.clone()));
         tensors.push((name, shard.flat()));
     }
     write_tensors(&path, tensors, &[])?;
@@ -115,7 +140,7 @@ pub(super) fn write(
         detail: format!("just written, and {detail}"),
     };
     let read = SafeTensors::deserialize(bytes).map_err(|e| damaged(e.to_string()))?;
-    let entry = |(name, shape, range): (String, [usize; 2], Range<usize>)| {
+    let entry = |(name, shape, block, range): Place| {
         let view = read.tensor(&name).map_err(|e| damaged(e.to_string()))?;
         let data = view.data();
         Ok(Shard {
@@ -123,6 +148,7 @@ pub(super) fn write(
             crc32c: crc32c::crc32c(data),
             name,
             shape,
+            block,
             range: [range.start, range.end],
             file: file.clone(),
         })
@@ -145,7 +171,7 @@ pub(super) fn write_index(dir: &Path, stem: &str, own: &[Shard], world: &World) 
     for rank in all {
         tensors.extend(serde_json::from_slice::<Vec<Shard>>(&rank).map_err(bad)?);
     }
-    tensors.sort_by(|a, b| (&a.name, a.range).cmp(&(&b.name, b.range)));
+    tensors.sort_by(|a, b| (&a.name, a.block, a.range).cmp(&(&b.name, b.block, b.range)));
     let index = Index {
         ranks: world.size(),
         tensors,
@@ -213,6 +239,10 @@ impl ShardedTensors {
         let Some(shards) = self.by_name.get(name) else {
             return Ok(None);
         };
+        if shards.iter().any(|shard| shard.block.is_some()) {
+            let whole = self.of_blocks(name, shape, shards)?;
+            return Ok(Some(whole[range].to_vec()));
+        }
         let mut found = Vec::with_capacity(range.len());
         for shard in shards {
             if shard.shape != shape {
@@ -237,6 +267,39 @@ impl ShardedTensors {
             )));
         }
         Ok(Some(found))
+    }
+
+    /// A tensor that blocks make up.
+    fn of_blocks(&self, name: &str, shape: [usize; 2], shards: &[Shard]) -> Result<Vec<f32>> {
+        let mut whole = vec![0.0; shape[0] * shape[1]];
+        let mut found = 0;
+        for shard in shards {
+            if shard.shape != shape {
+                return Err(self.damaged(&format!(
+                    "tensor {name} has the shape {:?}, expected {shape:?}",
+                    shard.shape
+                )));
+            }
+            let [rows, columns] = shard.block.unwrap_or([[0, shape[0]], [0, shape[1]]]);
+            let width = columns[1].saturating_sub(columns[0]);
+            let numel = rows[1].saturating_sub(rows[0]) * width;
+            let [start, end] = shard.range;
+            if rows[1] > shape[0] || columns[1] > shape[1] || start > end || end > numel {
+                return Err(self.damaged(&format!("a block of tensor {name} lies beside it")));
+            }
+            for (element, value) in (start..end).zip(values(self.bytes(shard)?)) {
+                let (row, column) = (rows[0] + element / width, columns[0] + element % width);
+                whole[row * shape[1] + column] = value;
+                found += 1;
+            }
+        }
+        if found != whole.len() {
+            return Err(self.damaged(&format!(
+                "tensor {name} has {} elements, and its blocks {found}",
+                whole.len()
+            )));
+        }
+        Ok(whole)
     }
 
     /// The bytes of a shard, which have to be those that were written.

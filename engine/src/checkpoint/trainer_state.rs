@@ -12,7 +12,7 @@ use firebrick_backends::host::write_synced;
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::Decoder;
 use firebrick_models::checkpoint::stream::{LazyTensor, write_tensors};
-use firebrick_models::decoder::Param;
+use firebrick_models::decoder::{Block, Param};
 use firebrick_models::unit::ParamSpec;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -173,8 +173,10 @@ pub fn save_optimizer(
     if masters {
         parts.push((MASTERS, master_weights(optimizer, decoder)));
     }
+    // of ranks that have all of the same share, the first writes it
+    let writes = !optimizer.partition().is_whole() || world.replicas().writes();
     for (stem, tensors) in parts {
-        if optimizer.partition().is_whole() {
+        if optimizer.partition().is_whole() && decoder.share().is_none() {
             if world.writes() {
                 let tensors = tensors.into_iter().map(Own::whole).collect();
                 write_tensors(&dir.join(format!("{stem}.safetensors")), tensors, &[])?;
@@ -182,6 +184,7 @@ pub fn save_optimizer(
             continue;
         }
         let ranks = (world.rank(), world.size());
+        let tensors = if writes { tensors } else { Vec::new() };
         let own = world.together(sharded::write(dir, stem, ranks, tensors))?;
         world.together(sharded::write_index(dir, stem, &own, world))?;
     }
@@ -200,7 +203,7 @@ fn master_weights<'a>(optimizer: &'a AdamW, decoder: &'a Decoder) -> Vec<Own<'a>
                 Ok(values.download()?.to_f32())
             }
         };
-        Own::new(spec.name.clone(), spec, range, read)
+        Own::new(spec.name.clone(), spec, decoder.block(index), range, read)
     });
     own.collect()
 }
@@ -218,7 +221,8 @@ fn moments<'a>(optimizer: &'a AdamW, decoder: &'a Decoder) -> Vec<Own<'a>> {
                     both.into_iter().nth(which).unwrap_or_default()
                 }))
             };
-            Own::new(format!("{}.{name}", spec.name), spec, range.clone(), read)
+            let name = format!("{}.{name}", spec.name);
+            Own::new(name, spec, decoder.block(index), range.clone(), read)
         })
     };
     owned(optimizer, decoder)
@@ -227,7 +231,7 @@ fn moments<'a>(optimizer: &'a AdamW, decoder: &'a Decoder) -> Vec<Own<'a>> {
         .collect()
 }
 
-/// Flat index and spec of the parameters of which an optimizer has a part, and that part.
+/// Flat index and spec of the parameters of which an optimizer has a part that no earlier rank has too, and that part.
 fn owned<'a>(
     optimizer: &AdamW,
     decoder: &'a Decoder,
@@ -236,7 +240,10 @@ fn owned<'a>(
     let specs = decoder.specs().enumerate();
     specs
         .map(move |(index, spec)| (index, spec, partition.range(spec.numel())))
-        .filter(|(.., range)| !range.is_empty())
+        .filter(|(index, _, range)| {
+            let is_copy = decoder.block(*index).is_some_and(|own| own.is_copy);
+            !range.is_empty() && !is_copy
+        })
 }
 
 /// Names of the two moments in the optimizer file, torch's own.
@@ -280,11 +287,15 @@ pub fn load_masters(dir: &Path, decoder: &mut Decoder, optimizer: &mut AdamW) ->
         let device = decoder.device().clone();
         let precision = decoder.arch().precision;
         let partition = optimizer.partition();
+        let blocks: Vec<Option<Block>> = (0..decoder.specs().count())
+            .map(|index| decoder.block(index))
+            .collect();
         decoder.update(|index, spec, value| {
             if !spec.trainable {
                 return Ok(value);
             }
-            let Some(values) = tensors.read(&spec.name, spec)? else {
+            let block = blocks[index].as_ref();
+            let Some(values) = tensors.read_own(&spec.name, spec, block, 0..spec.numel())? else {
                 return Err(tensors.damaged(&format!("the f32 master of {} is missing", spec.name)));
             };
             let own = partition.range(spec.numel());
@@ -323,8 +334,11 @@ pub fn load_optimizer(
         let specs: Vec<&ParamSpec> = decoder.specs().collect();
         optimizer.restore(steps, decoder, |index, own| {
             let spec = specs[index];
-            let read =
-                |name| tensors.read_range(&format!("{}.{name}", spec.name), spec, own.clone());
+            let block = decoder.block(index);
+            let read = |name| {
+                let name = format!("{}.{name}", spec.name);
+                tensors.read_own(&name, spec, block.as_ref(), own.clone())
+            };
             match (read(MOMENTS[0])?, read(MOMENTS[1])?) {
                 (Some(first), Some(second)) => Ok(Some([first, second])),
                 (None, None) => Ok(None),

@@ -12,13 +12,16 @@ use firebrick_models::Decoder;
 use firebrick_models::unit::ParamSpec;
 
 impl Gradients {
-    /// Adds up the gradients of all ranks, in their order, unit by unit: afterwards every rank has the same ones, to the bit. A rank
-    /// that had no micro-batch contributes zeros.
+    /// Adds up the gradients of all ranks that have the same weights, in their order, unit by unit: afterwards these have the same ones, to
+    /// the bit. A rank that had no micro-batch contributes zeros.
     ///
     /// # Errors
     /// Where a copy fails, or a rank has failed or is gone.
     pub fn all_reduce(&mut self, decoder: &Decoder, runtime: &Runtime) -> Result<()> {
-        let world = runtime.world();
+        for unit in decoder.units() {
+            self.sum_parts(decoder, unit.range.clone(), runtime)?;
+        }
+        let world = runtime.world().replicas();
         if world.is_solo() {
             return Ok(());
         }

@@ -59,7 +59,7 @@ impl<'r> Fetcher<'r> {
         plan: &ModelPlan,
     ) -> Self {
         Self {
-            shards: WeightShards::of(plan, runtime.world()),
+            shards: WeightShards::of(plan, &runtime.world().replicas()),
             kept: (!plan.reshard_after_forward).then(BTreeMap::new),
             runtime,
             accounts: runtime.accounts.for_model(role),

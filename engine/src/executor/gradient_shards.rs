@@ -53,8 +53,10 @@ impl Reduced {
         self.shards[index].take().map(|(shard, _)| shard)
     }
 
-    pub fn shards(&self, params: Range<usize>) -> impl Iterator<Item = &Gradient> {
-        self.shards[params].iter().flatten().map(|(shard, _)| shard)
+    /// The shards of some parameters, by flat index.
+    pub fn shards(&self, params: Range<usize>) -> impl Iterator<Item = (usize, &Gradient)> {
+        let all = params.clone().zip(&self.shards[params]);
+        all.filter_map(|(index, shard)| Some((index, &shard.as_ref()?.0)))
     }
 
     /// Adds a shard that lies on the host to what is there, where this plan keeps gradients.

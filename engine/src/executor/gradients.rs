@@ -8,7 +8,7 @@ use crate::Result;
 use crate::error::device_error;
 use crate::plan::{ModelPlan, Role};
 use crate::world::World;
-use crate::world::codec::Reader;
+use crate::world::codec::{Reader, Writer};
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::kernels::{self, RowsByToken};
@@ -35,6 +35,8 @@ pub struct Gradients {
     norm: Option<f64>,
     /// This rank's shards of what was summed over all ranks, where they share that out. What is not summed yet lies in `slots` and `host`.
     reduced: Option<Reduced>,
+    /// Parameters of which an earlier rank has the same part, where ranks share matrices.
+    copies: Option<Vec<bool>>,
 }
 
 impl Gradients {
@@ -49,7 +51,7 @@ impl Gradients {
     pub fn planned(params: usize, plan: &ModelPlan, runtime: &Runtime) -> Self {
         let accounts = Arc::clone(&runtime.accounts);
         Self {
-            reduced: Reduced::planned(params, plan.zero, runtime.world()),
+            reduced: Reduced::planned(params, plan.zero, &runtime.world().replicas()),
             ..Self::build(params, plan.grads, plan.prefetch, accounts)
         }
     }
@@ -86,6 +88,20 @@ impl Gradients {
         self
     }
 
+    /// The same of a decoder, which may be a share of one: its norm counts what several ranks have once.
+    #[must_use]
+    pub fn of(mut self, decoder: &Decoder) -> Self {
+        let blocks = (0..self.slots.len()).map(|index| decoder.block(index));
+        let copies: Option<Vec<bool>> = blocks.map(|own| own.map(|own| own.is_copy)).collect();
+        self.copies = copies.filter(|_| decoder.share().is_some());
+        self
+    }
+
+    /// Whether the norm counts this rank's gradient of a parameter.
+    fn counts(&self, index: usize) -> bool {
+        self.copies.as_ref().is_none_or(|copies| !copies[index])
+    }
+
     fn build(params: usize, home: Home, prefetch: usize, accounts: Arc<Accounts>) -> Self {
         Self {
             slots: (0..params).map(|_| None).collect(),
@@ -96,6 +112,7 @@ impl Gradients {
             accounts,
             norm: None,
             reduced: None,
+            copies: None,
         }
     }
 
@@ -284,13 +301,13 @@ impl Gradients {
         let mut sum = 0.0;
         let mut on_device: Vec<Tensor<1>> = Vec::new();
         let shards = self.reduced.iter().flat_map(|r| r.shards(params.clone()));
-        for shard in shards {
+        for (_, shard) in shards.filter(|(index, _)| self.counts(*index)) {
             match shard {
                 Gradient::Device(g) => on_device.extend(squares(g)),
                 Gradient::Host(values) => sum += values.sum_of_squares(),
             }
         }
-        for index in params {
+        for index in params.filter(|&index| self.counts(index)) {
             if let Some((g, _)) = &self.slots[index] {
                 on_device.extend(squares(g));
             }
@@ -310,8 +327,8 @@ impl Gradients {
         Ok(sum)
     }
 
-    /// L2 norm over all parameters, computed once. Non-finite where any element is. Where ranks share gradients out, it is the root of the
-    /// ranks' sums of squares, added in f64 and in their order.
+    /// L2 norm over all parameters, computed once. Non-finite where any element is. Where ranks share gradients out, or matrices, it is the
+    /// root of the ranks' sums of squares, added in f64 and in their order; what several have is counted once.
     ///
     /// # Errors
     /// Where memory runs out, the device fails, or a rank has failed or is gone. It may be asked for again.
@@ -321,7 +338,14 @@ impl Gradients {
         }
         let own = self.sum_of_squares(0..self.slots.len())?;
         let sum = match &self.reduced {
-            None => own,
+            None if self.copies.is_none() => own,
+            None => {
+                let mut part = Writer::default();
+                part.float(own);
+                let all = world.tensor_exchange(part.into_bytes())?;
+                let parts = all.iter().map(|bytes| Reader::new(bytes).float());
+                parts.sum::<Result<f64>>()?
+            }
             Some(_) => {
                 let all = world.gather(|w| w.floats(&[own]), |r| r.list(Reader::float))?;
                 all.into_iter().flatten().sum()

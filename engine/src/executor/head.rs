@@ -3,6 +3,7 @@
 //! Losses that separate over tokens need one pass. Losses that look at whole sequences get all log-probs from a pass
 //! without gradients first, are differentiated on those vectors, and the chunks run a second time with the result.
 
+use super::token_chunk::TokenChunk;
 use crate::Result;
 use crate::batch::{MicroBatch, Whole};
 use crate::error::device_error;
@@ -13,7 +14,7 @@ use crate::world::codec::{Reader, Writer};
 use burn::tensor::{DType, Tensor, TensorData};
 use firebrick_backends::PrecisionExt;
 use firebrick_models::Decoder;
-use firebrick_models::head::{Head, HeadChunk, HeadGradients};
+use firebrick_models::head::{Head, HeadGradients};
 use firebrick_models::weights::Weights;
 
 /// What a head's rows are differentiated by.
@@ -138,12 +139,14 @@ impl HeadPass<'_> {
             return self.two_passes(head, micro, hidden, loss, gradients);
         }
         self.by_chunks(micro, |start, len| {
-            let chunk = self.chunk(head, micro, hidden, start, len);
-            let scores = (chunk.scores.logp.clone(), chunk.scores.entropy.clone());
+            let chunk = self.chunk(head, micro, hidden, start, len)?;
+            let scores = chunk.scores();
+            let scores = (scores.logp.clone(), scores.entropy.clone());
             let inputs = micro.inputs.narrow(start, len);
             let found = differentiate(loss, scores, &inputs, self.loss_scale);
-            let d_hidden = self.absorb(chunk, &found.d_logp, found.d_entropy.as_ref(), gradients);
-            (d_hidden, found.loss)
+            let d_entropy = found.d_entropy.as_ref();
+            let d_hidden = self.absorb(chunk, &found.d_logp, d_entropy, gradients)?;
+            Ok((d_hidden, found.loss))
         })
     }
 
@@ -165,7 +168,7 @@ impl HeadPass<'_> {
             let d_values = d_values.unwrap_or_else(|| chunk.values.zeros_like());
             let d_values = scaled(d_values, self.loss_scale * term.coefficient);
             let d_hidden = self.add(chunk.backward(d_values), term.projection, gradients);
-            (d_hidden, loss)
+            Ok((d_hidden, loss))
         })
     }
 
@@ -173,12 +176,12 @@ impl HeadPass<'_> {
     fn by_chunks(
         &self,
         micro: &MicroBatch,
-        mut chunk: impl FnMut(usize, usize) -> (Tensor<2>, Loss),
+        mut chunk: impl FnMut(usize, usize) -> Result<(Tensor<2>, Loss)>,
     ) -> Result<(Tensor<2>, LossSums)> {
         let mut d_hidden = Vec::new();
         let mut sums = LossAccumulator::default();
         for (start, len) in chunks(micro.scored(), self.rows) {
-            let (d, loss) = chunk(start, len);
+            let (d, loss) = chunk(start, len)?;
             d_hidden.push(d);
             sums.add(loss);
         }
@@ -233,9 +236,9 @@ impl HeadPass<'_> {
     ) -> Result<(Tensor<2>, LossSums)> {
         let (mut logp, mut entropy) = (Vec::new(), Vec::new());
         for (start, len) in chunks(micro.scored(), self.rows) {
-            let scores = self.chunk(head, micro, hidden, start, len).scores;
-            logp.push(scores.logp);
-            entropy.push(scores.entropy);
+            let chunk = self.chunk(head, micro, hidden, start, len)?;
+            logp.push(chunk.scores().logp.clone());
+            entropy.push(chunk.scores().entropy.clone());
         }
         let (scores, inputs, before) = match &micro.whole {
             // every rank has the whole loss, and each differentiates its own tokens' part of it
@@ -253,11 +256,11 @@ impl HeadPass<'_> {
         let found = differentiate(loss, scores, inputs, self.loss_scale);
         let mut d_hidden = Vec::new();
         for (start, len) in chunks(micro.scored(), self.rows) {
-            let chunk = self.chunk(head, micro, hidden, start, len);
+            let chunk = self.chunk(head, micro, hidden, start, len)?;
             let d_logp = found.d_logp.clone().narrow(0, before + start, len);
             let d_entropy = found.d_entropy.as_ref();
             let d_entropy = d_entropy.map(|d| d.clone().narrow(0, before + start, len));
-            d_hidden.push(self.absorb(chunk, &d_logp, d_entropy.as_ref(), gradients));
+            d_hidden.push(self.absorb(chunk, &d_logp, d_entropy.as_ref(), gradients)?);
         }
         let d_hidden = Tensor::cat(d_hidden, 0);
         let (tokens, sequences) = match &micro.whole {
@@ -278,24 +281,25 @@ impl HeadPass<'_> {
         hidden: &Tensor<2>,
         start: usize,
         len: usize,
-    ) -> HeadChunk<'h> {
-        head.chunk(
-            hidden.clone().narrow(0, start, len),
-            micro.targets.clone().narrow(0, start, len),
-            self.temperature,
-        )
+    ) -> Result<TokenChunk<'h>> {
+        let rows = hidden.clone().narrow(0, start, len);
+        let targets = micro.targets.clone().narrow(0, start, len);
+        TokenChunk::score(head, rows, targets, self.temperature, self.runtime)
     }
 
     /// The chunk's gradient: that of its rows is returned, those of the weights are added up.
     fn absorb(
         &self,
-        chunk: HeadChunk<'_>,
+        chunk: TokenChunk<'_>,
         d_logp: &Tensor<1>,
         d_entropy: Option<&Tensor<1>>,
         gradients: &mut Gradients,
-    ) -> Tensor<2> {
+    ) -> Result<Tensor<2>> {
         let projection = self.decoder.projection_index();
-        self.add(chunk.backward(d_logp, d_entropy), projection, gradients)
+        let mut found = chunk.backward(d_logp, d_entropy, self.runtime)?;
+        let own = found.projection.take();
+        found.projection = own.map(|own| self.decoder.projection_gradient(own));
+        Ok(self.add(found, projection, gradients))
     }
 
     /// Adds up a chunk's gradients of weights and gives that of its rows.

@@ -5,11 +5,13 @@
 mod activation_offload;
 mod all_reduce;
 mod boundary_log;
+mod embedding;
 mod fetch;
 mod gradient;
 mod gradient_shards;
 mod gradients;
 mod head;
+mod leaves;
 mod pool_peak;
 mod reduce_scatter;
 mod resident_model;
@@ -19,6 +21,8 @@ mod segment_executor;
 mod segment_graph;
 mod sequence_parallel;
 mod shards;
+mod tensor_parallel;
+mod token_chunk;
 mod uneven_inputs;
 mod weight_shards;
 
@@ -35,4 +39,5 @@ pub use score::{score_all, values_all};
 pub use segment_executor::Executor;
 pub use sequence_parallel::check_shared_sequences;
 pub(crate) use shards::{Shards, own_part};
+pub use tensor_parallel::check_shared_matrices;
 pub use uneven_inputs::rounds;

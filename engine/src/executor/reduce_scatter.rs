@@ -86,8 +86,9 @@ impl Gradients {
         params: Range<usize>,
         runtime: &Runtime,
     ) -> Result<()> {
+        self.sum_parts(decoder, params.clone(), runtime)?;
         self.finish()?;
-        let world = runtime.world();
+        let world = runtime.world().replicas();
         let (accounts, home) = (Arc::clone(self.accounts()), self.home());
         let Some(partition) = self.reduced().map(Reduced::partition) else {
             return Ok(());

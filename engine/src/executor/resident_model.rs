@@ -4,8 +4,9 @@ use super::weight_shards::WeightShards;
 use crate::Result;
 use crate::plan::{ModelPlan, Role};
 use crate::world::World;
-use firebrick_backends::Precision;
-use firebrick_backends::accounts::{Accounts, Home, MemoryGuard};
+use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
+use firebrick_backends::transfer::HostTensor;
+use firebrick_backends::{Precision, PrecisionExt};
 use firebrick_models::decoder::Param;
 use firebrick_models::{Decoder, TensorGroup};
 use std::sync::Arc;
@@ -33,6 +34,8 @@ pub struct ResidentModel {
     holds: Vec<MemoryGuard>,
     /// The ranks that share its weights out between passes, where the plan says so.
     shards: Option<WeightShards>,
+    /// The ranks of the run.
+    world: World,
 }
 
 impl ResidentModel {
@@ -46,6 +49,7 @@ impl ResidentModel {
             accounts: accounts.for_model(role),
             holds: Vec::new(),
             shards: None,
+            world: World::default(),
         };
         this.account();
         this
@@ -54,7 +58,8 @@ impl ResidentModel {
     /// The same for one of several ranks, which share its weights out where the plan says so.
     #[must_use]
     pub fn shared_by(mut self, world: &World) -> Self {
-        self.shards = WeightShards::of(&self.plan, world);
+        self.shards = WeightShards::of(&self.plan, &world.replicas());
+        self.world = world.clone();
         self
     }
 
@@ -78,27 +83,87 @@ impl ResidentModel {
         Ok(())
     }
 
+    /// The parameters of a unit as this rank has them between passes, its shards of them gathered.
+    fn unit(&self, unit: usize) -> Result<Vec<Param>> {
+        let decoder = &self.decoder;
+        let own = &decoder.units()[unit];
+        Ok(match &self.shards {
+            Some(shards) if own.is_sharded() => {
+                let whole = shards.gather(decoder, &[unit], &self.accounts)?;
+                whole.into_iter().flatten().map(Param::Host).collect()
+            }
+            _ => own
+                .range
+                .clone()
+                .map(|index| decoder.param(index))
+                .collect(),
+        })
+    }
+
+    /// The parameters of a unit as every rank has them that shares this one's matrices, by rank, on the host.
+    fn parts(&self, unit: usize) -> Result<Vec<Vec<HostTensor>>> {
+        let own = self.unit(unit)?;
+        let own: Vec<HostTensor> = own
+            .iter()
+            .map(|param| Ok(param.download()?))
+            .collect::<Result<_>>()?;
+        let dtype = {
+            let decoder = &self.decoder;
+            decoder.arch().precision.dtype(decoder.device())
+        };
+        let message: Vec<u8> = own.iter().flat_map(HostTensor::as_bytes).copied().collect();
+        let bytes = self.world.tensor_size() * message.len();
+        let _held = self
+            .accounts
+            .hold(Category::Communication, Home::Host, bytes);
+        let all = self.world.tensor_exchange(message)?;
+        let ranks = all.into_iter().map(|bytes| {
+            let mut left = &bytes[..];
+            let parts = own.iter().map(|like| {
+                let part;
+                (part, left) = left.split_at(like.bytes());
+                HostTensor::from_bytes(part.to_vec(), like.dims(), dtype)
+            });
+            parts.collect()
+        });
+        Ok(ranks.collect())
+    }
+
+    /// The whole model, where ranks share its matrices: on the host, a unit at a time. All ranks of the run call it together; those that do
+    /// not keep it take part in the messages. `None` for these, and where the decoder is the whole model.
+    ///
+    /// # Errors
+    /// Where memory runs out, the device fails, or a rank has failed or is gone. It may be asked for again.
+    pub fn assembled(&self, keeps: bool) -> Result<Option<Decoder>> {
+        let decoder = &self.decoder;
+        if decoder.share().is_none() {
+            return Ok(None);
+        }
+        if keeps {
+            return decoder.assembled(|unit| self.parts(unit)).map(Some);
+        }
+        (0..decoder.units().len()).try_for_each(|unit| self.parts(unit).map(drop))?;
+        Ok(None)
+    }
+
     /// This rank's share of the model for sampling on a group of ranks, in a precision, on the device: cut from the weights as they are, a
-    /// unit at a time. Where ranks share weights out, all ranks of the run call it together, and gather each unit on the host for that.
+    /// unit at a time. Where ranks share weights out, all ranks of the run call it together, and gather each unit on the host for that; so
+    /// they do where other groups share matrices in training. Groups that are the same in training and sampling need no message for it.
     ///
     /// # Errors
     /// Where memory runs out, the device fails, or a rank has failed or is gone.
     pub fn tensor_shard(&self, group: &TensorGroup, precision: Precision) -> Result<Decoder> {
         let decoder = &self.decoder;
-        decoder.tensor_shard(group, precision, |unit| {
-            let own = &decoder.units()[unit];
-            match &self.shards {
-                Some(shards) if own.is_sharded() => {
-                    let whole = shards.gather(decoder, &[unit], &self.accounts)?;
-                    Ok(whole.into_iter().flatten().map(Param::Host).collect())
-                }
-                _ => Ok(own
-                    .range
-                    .clone()
-                    .map(|index| decoder.param(index))
-                    .collect()),
+        match decoder.share() {
+            Some(own) if own == group.share() => {
+                decoder.sampling_share(group, precision, |unit| self.unit(unit))
             }
-        })
+            Some(_) => decoder.tensor_shard(group, precision, |unit| {
+                let whole = decoder.joined(unit, &self.parts(unit)?);
+                Ok(whole.into_iter().map(Param::Host).collect())
+            }),
+            None => decoder.tensor_shard(group, precision, |unit| self.unit(unit)),
+        }
     }
 
     /// Which model it is.

@@ -161,8 +161,13 @@ fn shared<T: Scored>(
     let mut all = all.into_iter();
     let mut placed: Vec<(usize, T)> = Vec::with_capacity(batch.indices().len());
     for micros in dealt {
-        let mut parts = all.by_ref().take(world.sequence_size());
+        let group = world.sequence_size() * world.tensor_size();
+        let mut parts = all.by_ref().take(group);
         let mut whole = parts.next().unwrap_or_default();
+        if world.tensor_size() > 1 {
+            // those that share matrices have the same results
+            parts.by_ref().for_each(drop);
+        }
         for part in parts {
             for (own, next) in whole.iter_mut().zip(part) {
                 own.append(next);

@@ -4,12 +4,14 @@
 
 use super::activation_offload::ActivationStack;
 use super::boundary_log::{Boundary, BoundaryKind};
-use super::fetch::{Fetched, Fetcher};
+use super::embedding::{add_embedding, embed};
+use super::fetch::Fetcher;
 use super::gradients::{GradientHook, Gradients};
 use super::head::{self, HeadLoss, HeadPass};
 use super::runtime::Runtime;
 use super::segment_graph::{self, Piece, run, take};
 use super::sequence_parallel::check_shared_sequences;
+use super::token_chunk::TokenChunk;
 use crate::Result;
 use crate::batch::{DropoutStep, MicroBatch, Part};
 use crate::objective::{LossSums, MicroScores, ROUTER_AUX_LOSS, Reduction, split_by_sequence};
@@ -19,7 +21,7 @@ use burn::tensor::Tensor;
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::trace::span_on;
 use firebrick_models::Decoder;
-use firebrick_models::head::Head;
+use firebrick_models::head::{Head, TokenScores};
 use firebrick_models::routing::RouterLoss;
 use std::ops::Range;
 
@@ -188,13 +190,16 @@ impl<'a> Executor<'a> {
         self.forward(decoder, micros, |head, micro, hidden| {
             let (mut logp, mut entropy) = (Vec::new(), Vec::new());
             for (start, len) in head::chunks(micro.scored(), self.plan.head_rows) {
-                let scores = head.score(
-                    hidden.clone().narrow(0, start, len),
-                    micro.targets.clone().narrow(0, start, len),
-                    self.temperature,
-                );
-                logp.push(scores.logp);
-                entropy.push(scores.entropy);
+                let rows = hidden.clone().narrow(0, start, len);
+                let targets = micro.targets.clone().narrow(0, start, len);
+                let scored =
+                    TokenChunk::score(head, rows, targets, self.temperature, self.runtime)?;
+                let TokenScores {
+                    logp: own,
+                    entropy: of,
+                } = scored.scores().clone();
+                logp.push(own);
+                entropy.push(of);
             }
             Ok(MicroScores {
                 logp: split_by_sequence(logp, &micro.lengths)?,
@@ -247,7 +252,7 @@ impl<'a> Executor<'a> {
             let micro = |s: &Vec<&Sequence>| self.micro(decoder, s).recorded(decoder.arch());
             let micros: Vec<MicroBatch> = group.iter().map(micro).collect();
             let mut fetch = self.fetcher(self.forward_visits(decoder));
-            let mut rows = embed(decoder, &fetch.next(decoder)?, &micros);
+            let mut rows = embed(decoder, &fetch.next(decoder)?, &micros, self.runtime)?;
             for (i, segment) in self.plan.segments.iter().enumerate() {
                 let fetched = fetch.next(decoder)?;
                 for (x, micro) in rows.iter_mut().zip(&micros) {
@@ -360,7 +365,8 @@ impl Pass<'_, '_> {
 
     fn forward(&mut self, decoder: &Decoder) -> Result<Vec<Tensor<2>>> {
         let _span = span_on("segments forward", decoder.device());
-        let mut rows = embed(decoder, &self.fetch.next(decoder)?, &self.micros);
+        let runtime = self.executor.runtime;
+        let mut rows = embed(decoder, &self.fetch.next(decoder)?, &self.micros, runtime)?;
         for (i, segment) in self.executor.plan.segments.iter().enumerate() {
             let fetched = self.fetch.next(decoder)?;
             for (x, micro) in rows.iter_mut().zip(&self.micros) {
@@ -477,22 +483,11 @@ impl Pass<'_, '_> {
             return done(decoder, gradients, 0);
         }
         let _span = span_on("embedding gradient", &device);
-        for (mut d, micro) in rows.into_iter().zip(&self.micros) {
-            if let Some(scale) = decoder.arch().embedding_scale {
-                d = d * scale;
-            }
-            let at = (&micro.ids, micro.segments.as_ref());
-            gradients.add_rows(0, decoder.arch().vocab_size, at, d, runtime)?;
+        for (d, micro) in rows.into_iter().zip(&self.micros) {
+            add_embedding(decoder, micro, d, gradients, runtime)?;
         }
         gradients.complete(decoder, decoder.units()[0].range.clone(), runtime)?;
         runtime.boundary(BoundaryKind::Embedding)?;
         done(decoder, gradients, 0)
     }
-}
-
-fn embed(decoder: &Decoder, fetched: &Fetched, micros: &[MicroBatch]) -> Vec<Tensor<2>> {
-    micros
-        .iter()
-        .map(|micro| decoder.embed_with(&fetched.weights[0], micro.ids.clone()))
-        .collect()
 }

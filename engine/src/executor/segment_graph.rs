@@ -3,14 +3,17 @@
 //! Attention over packed rows, or over long sequences, is not traced: its scores are computed without a graph and once more,
 //! a few sequences or a chunk of queries at a time, on the way back. So no `[heads, T, T]` tensor is kept, and rows are
 //! gathered for attention and put back by gathers in both directions. Nor is attention that ranks share: they exchange what it takes and
-//! gives ([`sequence_parallel`](super::sequence_parallel)).
+//! gives ([`sequence_parallel`](super::sequence_parallel)). Where ranks share matrices, graphs end at the sums
+//! ([`tensor_parallel`](super::tensor_parallel)).
 
 use super::gradients::Gradients;
+use super::leaves::{collect, inner, taken};
 use super::runtime::Runtime;
 use super::sequence_parallel::{self, Attended, SharedAttention};
+use super::tensor_parallel::{self, SharedHalf};
 use crate::Result;
 use crate::batch::MicroBatch;
-use burn::tensor::{Gradients as Tape, Tensor};
+use burn::tensor::Tensor;
 use firebrick_models::Decoder;
 use firebrick_models::Projected;
 use firebrick_models::attention::Qkv;
@@ -24,6 +27,8 @@ pub(super) enum Piece {
     Units(Box<Graph>),
     /// An attention unit whose scores are left out of the graph.
     Attention(Box<SplitAttention>),
+    /// A half of a layer whose matrices ranks share.
+    Shared(Box<SharedHalf>),
 }
 
 /// Leaves and root of a graph.
@@ -58,7 +63,9 @@ pub(super) fn run(
 ) -> Result<()> {
     let ctx = &micro.ctx;
     for (unit, weights) in units.zip(weights) {
-        *x = if micro.whole.is_some() && decoder.attends(unit) {
+        *x = if decoder.share().is_some() {
+            tensor_parallel::run(decoder, unit, weights, take(x), (micro, runtime))?
+        } else if micro.whole.is_some() && decoder.attends(unit) {
             let shared = SharedAttention {
                 decoder,
                 unit,
@@ -91,6 +98,12 @@ pub(super) fn trace(
     let mut pieces: Vec<Piece> = Vec::new();
     let mut x = input;
     for (unit, weights) in units.zip(weights) {
+        if decoder.share().is_some() {
+            let half = SharedHalf::trace(decoder, unit, weights, x, (micro, runtime))?;
+            x = half.output();
+            pieces.push(Piece::Shared(Box::new(half)));
+            continue;
+        }
         let split = micro.whole.is_some() || micro.ctx.recomputes_attention();
         if decoder.attends(unit) && split {
             let piece = SplitAttention::trace(decoder, unit, weights, x, (micro, runtime))?;
@@ -131,28 +144,8 @@ pub(super) fn backward(
         .try_fold(d_output, |d, piece| match piece {
             Piece::Units(graph) => Ok(graph.backward(decoder, d, gradients, runtime)),
             Piece::Attention(piece) => piece.backward(decoder, d, &micro.ctx, gradients, runtime),
+            Piece::Shared(half) => half.backward(decoder, d, micro, gradients, runtime),
         })
-}
-
-/// Gradients of leaves into the accumulators.
-fn collect(
-    decoder: &Decoder,
-    unit: usize,
-    leaves: &Weights,
-    tape: &mut Tape,
-    gradients: &mut Gradients,
-) {
-    let range = decoder.units()[unit].range.clone();
-    for (index, leaf) in range.zip(leaves.tensors()) {
-        if let Some(gradient) = leaf.grad_remove(tape) {
-            gradients.add(index, gradient);
-        }
-    }
-}
-
-fn taken<const D: usize>(leaf: &Tensor<D>, tape: &mut Tape) -> Tensor<D> {
-    leaf.grad_remove(tape)
-        .unwrap_or_else(|| leaf.clone().inner().zeros_like())
 }
 
 impl Graph {
@@ -262,20 +255,5 @@ impl SplitAttention {
         let mut tape = root.backward();
         collect(decoder, self.unit, &self.weights, &mut tape, gradients);
         Ok(d_residual + taken(&self.input, &mut tape))
-    }
-}
-
-fn inner(qkv: &Qkv) -> Qkv {
-    Qkv {
-        q: qkv.q.clone().inner(),
-        k: qkv.k.clone().inner(),
-        v: qkv.v.clone().inner(),
-        sinks: qkv.sinks.clone().map(|own| {
-            if own.device().is_autodiff() {
-                own.inner()
-            } else {
-                own
-            }
-        }),
     }
 }

@@ -4,11 +4,12 @@
 //!
 //! A graph ends before each exchange and another one begins behind it: no collective is differentiated.
 
+use super::leaves::taken;
 use super::runtime::Runtime;
 use crate::batch::Part;
 use crate::world::World;
 use crate::{Error, Result};
-use burn::tensor::{Gradients, Tensor};
+use burn::tensor::Tensor;
 use firebrick_backends::accounts::{Category, Home};
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::arch::Mixer;
@@ -281,12 +282,6 @@ impl SharedAttention<'_> {
         drop(held);
         Ok(HostTensor::from_flat(received, shape).into_device(decoder.device()))
     }
-}
-
-/// The gradient of a leaf; zeros where nothing depends on it.
-fn taken<const D: usize>(leaf: &Tensor<D>, tape: &mut Gradients) -> Tensor<D> {
-    leaf.grad_remove(tape)
-        .unwrap_or_else(|| leaf.clone().inner().zeros_like())
 }
 
 /// `[rows, heads, head_dim]` as `[rows, heads · head_dim]`.

@@ -32,10 +32,14 @@ impl AdamW {
         let shards = Shards::of(decoder, indices, self.partition());
         let accounts = Arc::clone(&self.accounts);
         let gathered =
-            shards.gather(runtime.world(), &accounts, |index| match gradient(index)? {
-                Some(gradient) => self.update_shard(decoder, index, rates, gradient),
-                None => Ok(own_part(decoder, index, self.partition()).download()?),
-            })?;
+            shards.gather(
+                &runtime.world().replicas(),
+                &accounts,
+                |index| match gradient(index)? {
+                    Some(gradient) => self.update_shard(decoder, index, rates, gradient),
+                    None => Ok(own_part(decoder, index, self.partition()).download()?),
+                },
+            )?;
         let whole = |(place, &index)| (index, gathered.whole(place, decoder));
         let fresh = indices.iter().enumerate().map(whole).collect();
         drop(gathered);

@@ -30,20 +30,20 @@ pub(super) fn request_within(
         profile,
         budget,
         host_budget: config.memory.host_budget.map(|b| b.0),
-        parallel: sampling_together(config),
+        parallel: sharing_matrices(config),
         ranks: 1,
     })
 }
 
-/// As many devices as sample together, where several do.
-fn sampling_together(config: &RunConfig) -> Parallel {
-    match config.rollout.tensor_model_parallel_size as u64 {
-        0 | 1 => Parallel::default(),
-        together => Parallel {
-            data: together,
-            rollout_tensor: Some(together),
-            ..Parallel::default()
-        },
+/// As many devices as share matrices, in training or while they sample, where several do.
+fn sharing_matrices(config: &RunConfig) -> Parallel {
+    let tensor = config.memory.tensor_model_parallel_size.max(1) as u64;
+    let together = config.rollout.tensor_model_parallel_size.max(1) as u64;
+    Parallel {
+        data: together.div_ceil(tensor),
+        tensor,
+        rollout_tensor: Some(together).filter(|&n| n != tensor),
+        ..Parallel::default()
     }
 }
 

@@ -1,5 +1,6 @@
 //! What comes before the first step of a run: a warm-up, the models that start from the policy, the first validation.
 
+use super::load::own_share;
 use super::{REFERENCE, Trainer};
 use crate::Result;
 use crate::checkpoint::CriticSource;
@@ -33,12 +34,13 @@ impl Trainer {
     fn announce(&mut self) {
         let predicted = self.request.predict(self.plan.clone()).estimate;
         let supervised = self.demonstrations.as_ref();
+        let [params, trainable] = self.learner.decoder().whole_params();
         let ready = Event::Ready {
             predicted_peak_bytes: predicted.peak_bytes,
             budget_bytes: self.request.budget,
             device: format!("{} ({})", self.info.device, self.info.name),
-            params: self.learner.decoder().num_params(),
-            trainable: self.learner.decoder().num_trainable(),
+            params,
+            trainable,
             output: self.recorder.run().path().to_owned(),
             resumed_from: self.state.step,
             filtered: self.data.filtered + supervised.map_or(0, |d| d.filtered),
@@ -61,7 +63,9 @@ impl Trainer {
             return Ok(());
         };
         reference.replace(self.learner.decoder().clone());
-        let (decoder, tokenizer) = (self.learner.decoder(), &self.source.tokenizer);
+        let whole = self.learner.model.assembled(self.world.writes())?;
+        let decoder = whole.as_ref().unwrap_or(self.learner.decoder());
+        let tokenizer = &self.source.tokenizer;
         let source = self.source.checkpoint.clone().stored_as_f32();
         let written = self.recorder.run().publish(REFERENCE, |dir| {
             let options = ExportOptions::default();
@@ -80,9 +84,11 @@ impl Trainer {
         }
         self.recovering(Phase::Values, |t| {
             t.learner.model.make_whole()?;
+            let whole = t.learner.model.assembled(true)?;
+            let policy = whole.as_ref().unwrap_or(t.learner.decoder());
             if let (Some(critic), Some(source)) = (&mut t.critic, &t.critic_source) {
-                let decoder = source.start(t.learner.decoder(), seed)?;
-                critic.model.replace(decoder);
+                let decoder = source.start(policy, seed)?;
+                critic.model.replace(own_share(decoder, &t.world)?);
             }
             Ok(())
         })

@@ -1,10 +1,10 @@
 //! What a configuration asks for and the run's task, plans or device cannot serve: refused before anything is loaded.
 
 use crate::config::{Mode, RunConfig, SftConfig, TrainerConfig};
-use crate::executor::check_shared_sequences;
+use crate::executor::{check_shared_matrices, check_shared_sequences};
 use crate::objective::{Advantages, Objective};
 use crate::optim::OptimConfig;
-use crate::plan::{ModelPlan, MomentKind, Plan};
+use crate::plan::{ModelPlan, MomentKind, Plan, Role};
 use crate::planning;
 use crate::reward::architecture;
 use crate::task::{Rewards, Task};
@@ -76,6 +76,41 @@ pub(super) fn check_sequences(
     check_shared_sequences("policy", policy, degree, coefficient)?;
     let critic = critic.map(|arch| check_shared_sequences("critic", arch, degree, 0.0));
     critic.unwrap_or(Ok(()))
+}
+
+/// Refuses models whose matrices ranks cannot share in training as `memory.tensor_model_parallel_size` says, and what does not go with it.
+pub(super) fn check_matrices(
+    config: &RunConfig,
+    policy: &Arch,
+    critic: Option<&Arch>,
+) -> Result<()> {
+    let memory = &config.memory;
+    let degree = memory.tensor_model_parallel_size;
+    if degree <= 1 {
+        return Ok(());
+    }
+    let refuse = |why: String| {
+        Err(Error::Ranks(format!(
+            "memory.tensor_model_parallel_size: {degree} {why}"
+        )))
+    };
+    check_shared_matrices(Role::Policy, policy, degree)?;
+    if let Some(critic) = critic {
+        check_shared_matrices(Role::Critic, critic, degree)?;
+    }
+    if memory.ulysses_sequence_parallel_size > 1 {
+        return refuse(format!(
+            "and memory.ulysses_sequence_parallel_size: {}: ranks share matrices or sequences, not both; set one of them to 1",
+            memory.ulysses_sequence_parallel_size
+        ));
+    }
+    let drops = config.model.lora.as_ref().and_then(|lora| lora.dropout);
+    if drops.is_some_and(|share| share > 0.0) {
+        return refuse(
+            "divides what goes into adapters, of which each rank would drop others; set model.lora.dropout to 0".into(),
+        );
+    }
+    Ok(())
 }
 
 /// Refuses what ranks that sample together, as `rollout.tensor_model_parallel_size` says, do not do.

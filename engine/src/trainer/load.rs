@@ -13,6 +13,7 @@ use crate::learner::Learner;
 use crate::optim::Scaler;
 use crate::plan::{Plan, Role};
 use crate::reward::{RewardManager, Surroundings};
+use crate::world::World;
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::allocation_trace::{AllocationTrace, TraceSource};
 use firebrick_backends::memory::{ReadingSource, read};
@@ -101,20 +102,25 @@ impl Loaded {
             Some(dir) => opened.source.saved(config, dir, &opened.device)?,
             None => opened.source.decoder(config, &opened.device)?,
         };
-        let mut policy = policy_learner(opened, plan, decoder, runtime);
+        // a critic may start from it, before ranks keep their shares
+        let shared = opened.critic_source.is_some() && opened.world.tensor_share().is_some();
+        let whole = shared.then(|| decoder.clone());
+        let mut policy = policy_learner(opened, plan, decoder, runtime)?;
         // each model makes room for the next one, as it does in the phases; what ranks share out is whole until all of it is there
         if !policy.model.is_shared_out() {
             policy.model.set_residency(Residency::Idle)?;
         }
         let checkpoint_path = checkpoint.as_deref();
-        let mut critic = critic_learner(opened, plan, &policy, checkpoint_path)?;
+        let start = whole.as_ref().unwrap_or(policy.decoder());
+        let mut critic = critic_learner(opened, plan, (&policy, start), checkpoint_path)?;
+        drop(whole);
         if let Some(critic) = &mut critic
             && !critic.model.is_shared_out()
         {
             critic.model.set_residency(Residency::Idle)?;
         }
         let kept = folder.as_ref().filter(|_| checkpoint.is_some());
-        let reference = reference(plan, &policy, kept)?;
+        let reference = reference(opened, plan, &policy, kept)?;
         Ok(Self {
             policy,
             critic,
@@ -178,25 +184,41 @@ fn runtime(opened: &Opened, plan: &Plan) -> (Runtime, Arc<BoundaryLog>) {
 }
 
 /// The policy with its optimizer; with a value head, where the critic shares its trunk.
-fn policy_learner(opened: &Opened, plan: &Plan, decoder: Decoder, runtime: Runtime) -> Learner {
+fn policy_learner(
+    opened: &Opened,
+    plan: &Plan,
+    decoder: Decoder,
+    runtime: Runtime,
+) -> Result<Learner> {
     let (config, optim) = (&opened.config, opened.optimizer().clone());
     let learner = |decoder| {
+        let decoder = own_share(decoder, &opened.world)?;
         let mut own = Learner::new(decoder, plan.policy().clone(), optim, runtime);
         own.router_aux_loss_coef = config.model.router_aux_loss_coef;
-        own
+        Ok(own)
     };
     match config.shared_critic().filter(|_| opened.mode == Mode::Rl) {
-        Some(critic) => learner(decoder.with_joint_value_head(config.trainer.seed))
-            .with_value_rate(critic.value_rate(&config.optim)),
+        Some(critic) => {
+            let own = learner(decoder.with_joint_value_head(config.trainer.seed))?;
+            Ok(own.with_value_rate(critic.value_rate(&config.optim)))
+        }
         None => learner(decoder),
     }
 }
 
-/// A critic of its own, fresh or with the weights of a checkpoint.
+/// This rank's share of a model, where ranks share matrices; else the model.
+pub(super) fn own_share(decoder: Decoder, world: &World) -> Result<Decoder> {
+    match world.tensor_share() {
+        Some(share) => Ok(decoder.trained_share(share)?),
+        None => Ok(decoder),
+    }
+}
+
+/// A critic of its own, which may start from the whole policy `start`, fresh or with the weights of a checkpoint.
 fn critic_learner(
     opened: &Opened,
     plan: &Plan,
-    policy: &Learner,
+    (policy, start): (&Learner, &Decoder),
     checkpoint: Option<&Path>,
 ) -> Result<Option<Learner>> {
     let (Some(config), Some(source), Some(plan)) = (
@@ -208,8 +230,9 @@ fn critic_learner(
     };
     let decoder = match checkpoint {
         Some(dir) => source.saved(&dir.join("trainer").join(CRITIC), &opened.device)?,
-        None => source.start(policy.decoder(), opened.config.trainer.seed)?,
+        None => source.start(start, opened.config.trainer.seed)?,
     };
+    let decoder = own_share(decoder, &opened.world)?;
     let (optim, runtime) = (config.optim.clone(), Arc::clone(&policy.runtime));
     let critic = Learner::for_role(Role::Critic, decoder, plan.clone(), optim, runtime);
     Ok(Some(critic))
@@ -217,6 +240,7 @@ fn critic_learner(
 
 /// A reference policy of its own: the policy as it is, or the one that a resumed run keeps in its folder.
 fn reference(
+    opened: &Opened,
     plan: &Plan,
     policy: &Learner,
     resumed: Option<&RunDir>,
@@ -226,9 +250,12 @@ fn reference(
     };
     let runtime = &policy.runtime;
     let decoder = match resumed {
-        Some(run) => Checkpoint::open(&run.path().join(REFERENCE))?
-            .in_precision(policy.decoder().arch().precision)
-            .load(runtime.device())?,
+        Some(run) => {
+            let saved = Checkpoint::open(&run.path().join(REFERENCE))?
+                .in_precision(policy.decoder().arch().precision)
+                .load(runtime.device())?;
+            own_share(saved, &opened.world)?
+        }
         None => policy.decoder().clone(),
     };
     let (plan, accounts) = (plan.clone(), &runtime.accounts);

@@ -300,8 +300,15 @@ impl Trainer {
         step == self.steps || (freq > 0 && step.is_multiple_of(freq))
     }
 
+    /// The ranks of the run.
+    #[must_use]
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
     /// The policy as it stands. Where ranks share out weights (`memory.zero_stage: 3`) it is whole after a step that saves (or validates,
-    /// where each rank samples by itself), and has this rank's shards after others.
+    /// where each rank samples by itself), and has this rank's shards after others. Where they share matrices
+    /// (`memory.tensor_model_parallel_size`) it is this rank's share.
     #[must_use]
     pub fn policy(&self) -> &Decoder {
         self.learner.decoder()

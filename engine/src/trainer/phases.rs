@@ -87,14 +87,14 @@ impl Trainer {
             Some(_) => Role::Reference,
             None => Role::Policy,
         };
-        let on_groups = self.world.sampling_size() > 1;
+        let on_groups = self.world.sampling_size() > 1 || self.world.tensor_size() > 1;
         let used = |role| {
             let by_phase = phase.models().iter().find(|(used, _)| match used {
                 Role::Reference => role == reference,
                 used => role == *used,
             });
             match by_phase {
-                // a group's shares are cut from the weights where they wait
+                // what samples is made from the weights where they wait
                 Some((_, Residency::Rollout)) if on_groups => Residency::Idle,
                 Some((_, now)) => *now,
                 None => Residency::Idle,

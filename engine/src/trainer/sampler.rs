@@ -25,11 +25,20 @@ impl Trainer {
         self.sampler(self.config.precision)
     }
 
-    /// The policy in a precision. On groups of ranks it is cut anew from the weights as they are, a unit at a time.
+    /// The policy in a precision. On groups of ranks it is cut anew from the weights as they are, a unit at a time. Where ranks share
+    /// matrices in training and each samples by itself, it is put together.
     fn sampler(&self, precision: Precision) -> Result<Sampler> {
         let model = &self.learner.model;
         let copy = match self.world.tensor_group() {
             Some(group) => model.tensor_shard(&group, precision)?,
+            None if model.decoder.share().is_some() => {
+                // the whole model on every rank, as one rank samples
+                let mut whole = model
+                    .assembled(true)?
+                    .unwrap_or_else(|| model.decoder.clone());
+                whole.move_to(Home::Device)?;
+                whole.in_precision(precision)
+            }
             None if precision == self.config.precision => {
                 return Ok(Sampler {
                     decoder: model.decoder.clone(),
@@ -49,7 +58,7 @@ impl Trainer {
 
     /// What the engine may use under the plan in force, where the policy samples in a precision.
     fn limits_in(&self, precision: Precision) -> Result<SchedulerConfig> {
-        let arch = self.learner.decoder().arch();
+        let arch = self.learner.decoder().whole_arch();
         let cache = cache_bytes(&self.config, arch, &self.request, &self.plan)?;
         engine_limits(
             &self.config.rollout,

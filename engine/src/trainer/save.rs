@@ -4,6 +4,7 @@ use super::{CRITIC, Trainer};
 use crate::Result;
 use crate::checkpoint::{RunDir, trainer_state};
 use crate::metrics::{Event, Phase};
+use firebrick_models::Decoder;
 use firebrick_models::checkpoint::{ExportOptions, StoredDtype};
 use std::path::{Path, PathBuf};
 
@@ -30,6 +31,13 @@ impl Trainer {
         if let Some(critic) = &mut self.critic {
             critic.model.make_whole()?;
         }
+        // all take part, and rank 0 writes
+        let writes = self.world.writes();
+        let policy = self.learner.model.assembled(writes)?;
+        let critic = match &self.critic {
+            Some(critic) => critic.model.assembled(writes)?,
+            None => None,
+        };
         let (decoder, source, world) = (self.learner.decoder(), &self.source, &self.world);
         // an f32 folder of an f32 model is its own master copy, and so is an adapter
         let masters = decoder.specs().any(|spec| {
@@ -46,7 +54,7 @@ impl Trainer {
         let dir = world.together(run.stage(&name))?;
         let trainer = dir.join("trainer");
         // rank 0 writes what is whole; the others write their shards into its folders
-        world.together(self.write_whole(&dir, &trainer))?;
+        world.together(self.write_whole(&dir, &trainer, [policy, critic]))?;
         let optimizer = &self.learner.optimizer;
         trainer_state::save_optimizer(&trainer, optimizer, decoder, masters, world)?;
         if let Some(critic) = &self.critic {
@@ -57,20 +65,26 @@ impl Trainer {
         run.complete(&name)
     }
 
-    /// Writes the models, and where the run stands.
-    fn write_whole(&self, dir: &Path, trainer: &Path) -> Result<()> {
+    /// Writes the models, and where the run stands. `assembled` are policy and critic where ranks share their matrices.
+    fn write_whole(
+        &self,
+        dir: &Path,
+        trainer: &Path,
+        [policy, critic]: [Option<Decoder>; 2],
+    ) -> Result<()> {
         if !self.world.writes() {
             return Ok(());
         }
-        let decoder = self.learner.decoder();
+        let decoder = policy.as_ref().unwrap_or(self.learner.decoder());
         self.source.save(decoder, &self.config, dir)?;
         trainer_state::save(trainer, &self.state, decoder)?;
-        let (Some(critic), Some(source)) = (&self.critic, &self.critic_source) else {
+        let (Some(own), Some(source)) = (&self.critic, &self.critic_source) else {
             return Ok(());
         };
         let options = ExportOptions {
             max_shard_bytes: self.config.trainer.max_shard_bytes,
         };
-        source.save(critic.decoder(), &trainer.join(CRITIC), options)
+        let critic = critic.as_ref().unwrap_or(own.decoder());
+        source.save(critic, &trainer.join(CRITIC), options)
     }
 }

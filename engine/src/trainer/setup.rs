@@ -1,7 +1,7 @@
 //! A run before its weights: what it is made of is opened, then its memory is planned.
 
 use super::checks::{
-    check_device, check_limit, check_optimizers, check_quantised, check_rewards,
+    check_device, check_limit, check_matrices, check_optimizers, check_quantised, check_rewards,
     check_sampling_groups, check_sequences, check_size, chosen_objective,
 };
 use super::turns::turn_template;
@@ -90,9 +90,11 @@ impl Opened {
         let critic_source = critic_source.transpose()?;
         let critic_arch = critic_source.as_ref().map(CriticSource::arch);
         check_sequences(&config, source.checkpoint.arch(), critic_arch)?;
+        check_matrices(&config, source.checkpoint.arch(), critic_arch)?;
         check_sampling_groups(&config, source.checkpoint.arch(), data.prompts.task())?;
         let world = world
             .sharing_sequences(config.memory.ulysses_sequence_parallel_size)?
+            .sharing_matrices(config.memory.tensor_model_parallel_size)?
             .sampling_together(config.rollout.tensor_model_parallel_size)?;
         Ok(Self {
             config,
@@ -163,19 +165,23 @@ impl Opened {
     }
 
     /// The ranks that predicted bytes are those of one of. Without `ZeRO` a plan is as for one rank alone, where ranks share neither
-    /// sequences nor, while they sample, matrices.
+    /// sequences nor matrices.
     fn parallel(&self, zero: Zero) -> Parallel {
         let sequence = self.world.sequence_size() as u64;
         let together = self.world.sampling_size() as u64;
-        let alike = zero == Zero::Off && sequence == 1 && together == 1;
+        let tensor = self.world.tensor_size() as u64;
+        let alike = zero == Zero::Off && sequence == 1 && together == 1 && tensor == 1;
         if self.world.is_solo() || alike {
             return Parallel::default();
         }
+        let replicas = self.world.replicas();
         Parallel {
             data: self.world.data_size() as u64,
-            zero,
+            // one that has all shares nothing out
+            zero: if replicas.is_solo() { Zero::Off } else { zero },
+            tensor,
             sequence,
-            rollout_tensor: Some(together).filter(|&n| n > 1),
+            rollout_tensor: Some(together).filter(|&n| n != tensor),
             ..Parallel::default()
         }
     }
@@ -212,6 +218,7 @@ impl Opened {
                 &PlannedFor {
                     ranks: self.world.size(),
                     sequence: self.world.sequence_size(),
+                    tensor: self.world.tensor_size(),
                     sampling: self.world.sampling_size(),
                 },
             )?,

@@ -1,18 +1,26 @@
-//! Ranks in two dimensions: groups of consecutive ranks that share every sequence (Ulysses, arXiv:2309.14509) or every matrix while they
-//! sample (arXiv:1909.08053), and as many groups that divide the batch.
+//! Ranks in two dimensions: groups of consecutive ranks that share every sequence (Ulysses, arXiv:2309.14509) or every matrix
+//! (arXiv:1909.08053), in training or while they sample, and as many groups that divide the batch.
 
-use firebrick_backends::collective::{Collective, CollectiveError, OperationKind, Traffic};
+use firebrick_backends::collective::{Collective, CollectiveError, OperationKind, Solo, Traffic};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A mesh of the ranks: consecutive ones are a group.
 #[derive(Debug)]
 pub(super) struct Mesh {
-    /// How many are in each.
-    pub degree: usize,
+    grouping: Grouping,
     group: Mutex<Group>,
     /// Whether an operation of the group ended because a rank of it has failed, which all ranks are still to hear of.
     overtaken: AtomicBool,
+}
+
+/// Which ranks are a group.
+#[derive(Clone, Copy, Debug)]
+enum Grouping {
+    /// So many consecutive ones.
+    Consecutive(usize),
+    /// Those of the same place in each group of so many consecutive ones.
+    Across(usize),
 }
 
 #[derive(Debug)]
@@ -25,14 +33,33 @@ struct Group {
 impl Mesh {
     /// Groups of so many ranks each, on all ranks together.
     pub fn new(all: &Arc<dyn Collective>, degree: usize) -> Result<Self, CollectiveError> {
+        Self::grouped(all, Grouping::Consecutive(degree))
+    }
+
+    /// Groups of the ranks of the same place among each `degree` consecutive ones, on all ranks together.
+    pub fn across(all: &Arc<dyn Collective>, degree: usize) -> Result<Self, CollectiveError> {
+        Self::grouped(all, Grouping::Across(degree))
+    }
+
+    fn grouped(all: &Arc<dyn Collective>, grouping: Grouping) -> Result<Self, CollectiveError> {
         Ok(Self {
-            degree,
+            grouping,
             group: Mutex::new(Group {
-                ranks: split(all, degree)?,
+                ranks: grouping.split(all)?,
                 before: Traffic::default(),
             }),
             overtaken: AtomicBool::new(false),
         })
+    }
+
+    /// How many ranks are in this one's group.
+    pub fn degree(&self) -> usize {
+        self.group().ranks.size()
+    }
+
+    /// This rank's place in its group.
+    pub fn place(&self) -> usize {
+        self.group().ranks.rank()
     }
 
     fn group(&self) -> MutexGuard<'_, Group> {
@@ -46,7 +73,7 @@ impl Mesh {
 
     /// Makes the groups anew, on all ranks, after one of them has failed: what the old ones had under way is dropped.
     pub fn renew(&self, all: &Arc<dyn Collective>) -> Result<(), CollectiveError> {
-        let ranks = split(all, self.degree)?;
+        let ranks = self.grouping.split(all)?;
         let before = self.traffic();
         *self.group() = Group { ranks, before };
         self.overtaken.store(false, Relaxed);
@@ -78,6 +105,14 @@ impl Mesh {
     }
 }
 
-fn split(all: &Arc<dyn Collective>, degree: usize) -> Result<Arc<dyn Collective>, CollectiveError> {
-    all.split(all.rank() / degree, all.rank() % degree)
+impl Grouping {
+    fn split(self, all: &Arc<dyn Collective>) -> Result<Arc<dyn Collective>, CollectiveError> {
+        let rank = all.rank();
+        match self {
+            Self::Consecutive(degree) => all.split(rank / degree, rank % degree),
+            // each is alone in its place
+            Self::Across(degree) if degree == all.size() => Ok(Arc::new(Solo)),
+            Self::Across(degree) => all.split(rank % degree, rank / degree),
+        }
+    }
 }

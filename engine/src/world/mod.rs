@@ -8,6 +8,7 @@ pub mod codec;
 pub mod deal;
 mod mesh;
 mod sampling_groups;
+mod shared_matrices;
 mod shared_sequences;
 
 use crate::{Error, Result};
@@ -15,6 +16,7 @@ use codec::{Reader, Writer};
 use firebrick_backends::collective::{Collective, CollectiveError, Failure, Flat, Solo, Traffic};
 use firebrick_plan::{Partition, Zero};
 use mesh::Mesh;
+use shared_matrices::SharedMatrices;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -28,6 +30,10 @@ pub struct World {
     mesh: Option<Arc<Mesh>>,
     /// The ranks that sample together, where they do.
     sampling: Option<Arc<Mesh>>,
+    /// The ranks that share matrices in training, and those that have the same share, where they do.
+    matrices: Option<SharedMatrices>,
+    /// The group whose ranks these are, where it is not all of them.
+    through: Option<Arc<Mesh>>,
 }
 
 impl Default for World {
@@ -45,23 +51,29 @@ impl World {
             known: Arc::default(),
             mesh: None,
             sampling: None,
+            matrices: None,
+            through: None,
         }
     }
 
     fn meshes(&self) -> impl Iterator<Item = &Arc<Mesh>> {
-        self.mesh.iter().chain(&self.sampling)
+        let shares = self.matrices.iter();
+        let shares = shares.flat_map(|own| [&own.group, &own.replicas]);
+        self.mesh.iter().chain(&self.sampling).chain(shares)
     }
 
     /// This rank, from 0.
     #[must_use]
     pub fn rank(&self) -> usize {
-        self.all.rank()
+        let group = self.through.as_ref();
+        group.map_or_else(|| self.all.rank(), |mesh| mesh.place())
     }
 
     /// How many ranks there are.
     #[must_use]
     pub fn size(&self) -> usize {
-        self.all.size()
+        let group = self.through.as_ref();
+        group.map_or_else(|| self.all.size(), |mesh| mesh.degree())
     }
 
     /// Whether this is the only rank.
@@ -76,7 +88,15 @@ impl World {
         self.rank() == 0
     }
 
-    fn noting<T>(&self, done: Result<T, CollectiveError>) -> Result<T> {
+    /// An operation of these ranks.
+    fn operation<T>(
+        &self,
+        work: impl FnOnce(&dyn Collective) -> Result<T, CollectiveError>,
+    ) -> Result<T> {
+        if let Some(group) = &self.through {
+            return Ok(group.during(work)?);
+        }
+        let done = work(self.all.as_ref());
         if let Err(error @ CollectiveError::Failed(_)) = &done {
             let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             *known = Some(error.clone());
@@ -89,7 +109,7 @@ impl World {
     /// # Errors
     /// Where a rank failed or is gone, or is in another operation.
     pub fn exchange(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        self.noting(self.all.exchange(own))
+        self.operation(|ranks| ranks.exchange(own))
     }
 
     /// Every rank's values by rank: written by `write`, read by `read`.
@@ -114,7 +134,7 @@ impl World {
     /// # Errors
     /// `Error::Device` where another rank fails or is gone.
     pub fn all_reduce(&self, own: Flat) -> Result<Flat> {
-        self.noting(self.all.all_reduce(own))
+        self.operation(|ranks| ranks.all_reduce(own))
     }
 
     /// This rank's [`shard`](firebrick_backends::collective::shard) of the sum of values over the ranks, in their order.
@@ -122,7 +142,7 @@ impl World {
     /// # Errors
     /// `Error::Device` where another rank fails or is gone.
     pub fn reduce_scatter(&self, all: Flat) -> Result<Flat> {
-        self.noting(self.all.reduce_scatter(all))
+        self.operation(|ranks| ranks.reduce_scatter(all))
     }
 
     /// Every rank's values one behind the other. All give as many.
@@ -130,7 +150,7 @@ impl World {
     /// # Errors
     /// `Error::Device` where another rank fails or is gone.
     pub fn all_gather(&self, own: Flat) -> Result<Flat> {
-        self.noting(self.all.all_gather(own))
+        self.operation(|ranks| ranks.all_gather(own))
     }
 
     /// What all ranks sent in their operations so far.

@@ -33,7 +33,7 @@ impl World {
     /// How many ranks sample together; 1 where each does by itself.
     #[must_use]
     pub fn sampling_size(&self) -> usize {
-        self.sampling.as_ref().map_or(1, |mesh| mesh.degree)
+        self.sampling.as_ref().map_or(1, |mesh| mesh.degree())
     }
 
     /// This rank among those that it samples with, from 0.
@@ -85,7 +85,7 @@ impl TensorRanks for SamplingRanks {
     }
 
     fn size(&self) -> usize {
-        self.mesh.degree
+        self.mesh.degree()
     }
 
     fn all_reduce(&self, own: Flat) -> Result<Flat, CollectiveError> {

@@ -31,7 +31,7 @@ impl World {
     /// How many ranks share every sequence; 1 where none do.
     #[must_use]
     pub fn sequence_size(&self) -> usize {
-        self.mesh.as_ref().map_or(1, |mesh| mesh.degree)
+        self.mesh.as_ref().map_or(1, |mesh| mesh.degree())
     }
 
     /// This rank among those that share its sequences, from 0.
@@ -43,13 +43,13 @@ impl World {
     /// How many groups of ranks divide a batch.
     #[must_use]
     pub fn data_size(&self) -> usize {
-        self.size() / self.sequence_size()
+        self.size() / (self.sequence_size() * self.tensor_size())
     }
 
     /// The group of this rank, from 0.
     #[must_use]
     pub fn data_rank(&self) -> usize {
-        self.rank() / self.sequence_size()
+        self.rank() / (self.sequence_size() * self.tensor_size())
     }
 
     /// What each rank that shares this one's sequences has for it, in their order: blocks of equal length, block r for the rth of them.

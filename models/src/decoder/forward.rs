@@ -145,6 +145,12 @@ impl Decoder {
                 (embedding.need(Slot::Embedding), panels)
             }
         };
+        let tokens = self.projected_tokens();
+        // rows of no token are no part of the distribution
+        let projection = match &tokens {
+            Some(own) => projection.narrow(0, 0, own.len()),
+            None => projection,
+        };
         let own = &self.units[self.units.len() - 1].specs;
         let trainable = own.iter().any(|s| s.slot == Slot::InputNorm && s.trainable);
         Head {
@@ -154,6 +160,7 @@ impl Decoder {
             panels,
             bias: weights.get(Slot::ProjectionBias),
             value: weights.get(Slot::Value),
+            own: tokens,
             trainable,
             projection_trains: trainable,
         }

@@ -15,7 +15,7 @@ use firebrick_spec::tensor_parallel::Cut;
 
 impl Decoder {
     /// This rank's share of the model in a precision, on the device, adapters included. `whole` gives the parameters of a unit in their
-    /// order, whole: one unit at a time, so that a whole model need not be anywhere.
+    /// order, whole: one unit at a time, so that a whole model need not be anywhere. Of a share that is trained it is another one.
     ///
     /// # Errors
     /// Those of `whole`; [`Error::Sampling`] for a model that the ranks cannot share; [`Error::OutOfMemory`], [`Error::Device`].
@@ -26,20 +26,22 @@ impl Decoder {
         mut whole: impl FnMut(usize) -> Result<Vec<Param>, E>,
     ) -> Result<Self, E> {
         let share = group.share();
-        TensorShare::check(&self.arch, share.ranks()).map_err(Error::Sampling)?;
+        let arch = self.whole_arch();
+        TensorShare::check(arch, share.ranks()).map_err(Error::Sampling)?;
         let mut shard = Self {
-            arch: share.arch(&self.arch).in_precision(precision),
+            arch: share.arch(arch).in_precision(precision),
             units: Vec::with_capacity(self.units.len()),
             device: self.device.clone(),
             lora: self.lora.clone(),
             adapters_on: self.adapters_on,
             tensor: Some(group.clone()),
+            share: None,
         };
         let dtype = precision.dtype(&self.device);
         for (index, unit) in self.units.iter().enumerate() {
             let (mut specs, mut entries) = (Vec::new(), Vec::new());
-            for (spec, value) in unit.specs.iter().zip(whole(index)?) {
-                let Some(cut) = share.cut(&self.arch, spec.slot) else {
+            for (spec, value) in self.whole_specs(index).iter().zip(whole(index)?) {
+                let Some(cut) = share.cut(arch, spec.slot) else {
                     continue;
                 };
                 let own = self.kept(value, spec, &cut)?;
@@ -60,7 +62,7 @@ impl Decoder {
     }
 
     /// What is kept of a parameter, on the device. Parts are copies, so that none holds on to the whole.
-    fn kept(&self, value: Param, spec: &ParamSpec, cut: &Cut) -> Result<Tensor<2>> {
+    pub(super) fn kept(&self, value: Param, spec: &ParamSpec, cut: &Cut) -> Result<Tensor<2>> {
         let device = &self.device;
         let [_, columns] = spec.rows_cols();
         let part = match (cut, value) {
@@ -129,7 +131,7 @@ impl Decoder {
 }
 
 /// The parameter as this rank has it.
-fn shard_spec(whole: &ParamSpec, cut: &Cut) -> ParamSpec {
+pub(super) fn shard_spec(whole: &ParamSpec, cut: &Cut) -> ParamSpec {
     let [rows, columns] = cut.shape(whole.rows_cols());
     let shape = match whole.shape.len() {
         1 => vec![columns],

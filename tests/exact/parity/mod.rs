@@ -11,4 +11,5 @@ mod router_loss;
 mod sampling_groups;
 mod sequence_parallel;
 mod shared;
+mod tensor_parallel;
 mod zero;

@@ -19,8 +19,8 @@ use super::plans::{TEMPERATURE, TOLERANCE, models as with_rows, objective};
 use crate::support::model::Model;
 use crate::support::techniques::Technique;
 use crate::support::zero::{
-    SHARED_SEQUENCES, TECHNIQUES, UPDATES, alone, assert_same, on_ranks, packed, rows, settings,
-    with_dropped_adapters,
+    SHARED_SEQUENCES, SharedSequences, TECHNIQUES, UPDATES, alone, assert_same, groups, on_ranks,
+    own_share, packed, rows, settings, whole_weights, with_dropped_adapters,
 };
 use crate::support::{assert_close, assert_gradient, checked, folders};
 
@@ -28,14 +28,14 @@ use crate::support::{assert_close, assert_gradient, checked, folders};
 const SINKS: &str = "gpt-oss";
 
 /// How rows are cut and attended to, beside what state can be shared.
-const CUTS: [Technique; 3] = [
+pub(super) const CUTS: [Technique; 3] = [
     ("padded rows", |m| m.packing = Packing::Padded),
     ("three queries at a time", |m| m.attention_rows = 3),
     ("a head of five rows", |m| m.head_rows = 5),
 ];
 
 /// Whether all there is to compare is compared: `tests/campaigns/run zero`.
-fn is_campaign() -> bool {
+pub(super) fn is_campaign() -> bool {
     std::env::var("FIREBRICK_CAMPAIGN").is_ok_and(|name| name == "zero")
 }
 
@@ -169,7 +169,7 @@ fn attention_takes_four_messages_and_six_where_it_is_recomputed() {
 }
 
 /// What is learnt, and by which loss.
-enum Task {
+pub(super) enum Task {
     Policy(PolicyGradient),
     Critic(ValueLoss),
 }
@@ -188,8 +188,9 @@ fn learnt(
     (task, memory): (&Task, &MemoryConfig),
     ranks: Arc<dyn Collective>,
 ) -> Learnt {
-    let world = World::new(ranks).sharing_sequences(memory.ulysses_sequence_parallel_size);
-    let runtime = Runtime::new(model.decoder.device()).with_world(world.expect("a mesh"));
+    let world = groups(memory, ranks);
+    let decoder = own_share(&model.decoder, &world);
+    let runtime = Runtime::new(model.decoder.device()).with_world(world);
     let plan = memory.plan(model.decoder.arch()).expect("a plan");
     let optim = OptimConfig {
         lr: 1e-2,
@@ -199,7 +200,7 @@ fn learnt(
         Task::Policy(objective) => (Role::Policy, HeadLoss::from(objective)),
         Task::Critic(loss) => (Role::Critic, HeadLoss::from(*loss)),
     };
-    let mut learner = Learner::for_role(role, model.decoder.clone(), plan, optim, runtime);
+    let mut learner = Learner::for_role(role, decoder, plan, optim, runtime);
     let placed = learner.model.set_residency(Residency::Pass);
     placed.expect("weights in their place");
     let mut steps = Vec::new();
@@ -223,21 +224,22 @@ fn learnt(
         Task::Critic(_) => learner.values(rows).expect("values"),
     };
     learner.model.make_whole().expect("whole weights");
-    let weights = learner.decoder().params().map(|(spec, value)| {
-        let values = value.download().expect("values").to_f64();
-        (spec.name.clone(), values)
-    });
     Learnt {
         steps,
-        weights: weights.collect(),
+        weights: whole_weights(&learner),
         scores,
     }
 }
 
-fn assert_learnt_alike(model: &Model, rows: &[Sequence], name: &str, task: &Task) -> usize {
+pub(super) fn assert_learnt_alike(
+    (model, rows): (&Model, &[Sequence]),
+    name: &str,
+    task: &Task,
+    groups: &[SharedSequences],
+) -> usize {
     let plain = packed(|_| {});
     let expected = learnt(model, rows, (task, &plain), Arc::new(Solo));
-    for (ranks, size, share) in SHARED_SEQUENCES {
+    for &(ranks, size, share) in groups {
         let mut memory = plain.clone();
         share(&mut memory);
         let found = Threads::run(size, Settings::default(), |rank| {
@@ -263,11 +265,11 @@ fn assert_learnt_alike(model: &Model, rows: &[Sequence], name: &str, task: &Task
             assert_close(&label, f64::from(*found), f64::from(expected), 1e-6);
         }
     }
-    SHARED_SEQUENCES.len()
+    groups.len()
 }
 
 /// A loss of whole sequences, whose tokens lie on several ranks.
-fn of_sequences() -> PolicyGradient {
+pub(super) fn of_sequences() -> PolicyGradient {
     let settings = serde_json::json!({"name": "gspo", "entropy_coeff": 0.02, "kl_loss_coef": 0.05});
     let config: ObjectiveConfig = serde_json::from_value(settings).expect("settings");
     config.build().expect("an objective")
@@ -279,15 +281,17 @@ fn losses_of_tokens_sequences_and_values_are_one_ranks() {
     for (model, rows) in with_rows() {
         if sample.contains(&model.name.as_str()) {
             let task = Task::Policy(objective());
-            cases += assert_learnt_alike(&model, &rows, "tokens", &task);
+            let case = (&model, &rows[..]);
+            cases += assert_learnt_alike(case, "tokens", &task, &SHARED_SEQUENCES);
             let task = Task::Policy(of_sequences());
-            cases += assert_learnt_alike(&model, &rows, "sequences", &task);
+            cases += assert_learnt_alike(case, "sequences", &task, &SHARED_SEQUENCES);
         }
     }
     for (model, rows) in critics() {
         if model.name == "llama-gqa" {
             let task = Task::Critic(ValueLoss { clip_range: 0.05 });
-            cases += assert_learnt_alike(&model, &rows, "values", &task);
+            let case = (&model, &rows[..]);
+            cases += assert_learnt_alike(case, "values", &task, &SHARED_SEQUENCES);
         }
     }
     checked("losses over shared sequences", cases);

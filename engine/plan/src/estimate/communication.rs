@@ -1,9 +1,9 @@
 //! What devices send each other in each phase of a step. Messages about weights and gradients are those of
-//! [`unit_messages`](super::unit_messages), which the trainer sends. Activations are those of kinds of parallelism that are estimates:
+//! [`unit_messages`](super::unit_messages). Those of activations:
 //!
 //! | along | a layer's forward | its backward | besides |
 //! |---|---|---|---|
-//! | tensor | 2 all-reduces of n d numbers | 2 | one for the embedding and one for the head's gradient (arXiv:1909.08053) |
+//! | tensor | 2 all-reduces of n d numbers | 2 | one for the embedding; of a chunk of the head a gather of its scores and one of its gradient (arXiv:1909.08053) |
 //! | sequence | 2 all-to-alls: queries, keys, values; what attention gives | 2 | in layers with attention (arXiv:2309.14509) |
 //! | pipeline | a send of n d numbers a micro-batch | one | between stages |
 //!
@@ -22,10 +22,13 @@ use super::sizes::F32;
 use super::time;
 use super::unit_messages::ModelMessages;
 use crate::ModelPlan;
-use firebrick_spec::arch::QkNorm;
+use firebrick_spec::arch::{HeadKind, QkNorm};
 
 /// Bytes by which devices that sample together compare their tokens.
 const FINGERPRINT: u64 = 8;
+
+/// Numbers that devices that share the vocabulary gather of each row.
+const HEAD_NUMBERS: u64 = 4;
 
 /// Passes over the layers with micro-batches of one shape.
 struct Passes {
@@ -36,6 +39,8 @@ struct Passes {
     forwards: u64,
     /// Layers that run backward.
     backwards: u64,
+    /// Rows that the head projects at a time.
+    head_rows: u64,
 }
 
 impl Context<'_> {
@@ -56,6 +61,7 @@ impl Context<'_> {
             micros,
             forwards,
             backwards,
+            ..
         } = *passes;
         let parallel = self.parallel;
         let tokens = (shape.tokens as f64) / parallel.sequence as f64;
@@ -65,9 +71,20 @@ impl Context<'_> {
             let group = parallel.group(Along::Tensor);
             let layers = 2 * (forwards + backwards) / parallel.pipeline;
             found.even(MessageKind::AllReduce, group, micros * (layers + 1), row);
-            let scored = shape.scored as f64 / parallel.sequence as f64;
-            let scored = scored * self.widths.row(1) as f64;
-            found.even(MessageKind::AllReduce, group, micros * trains, scored);
+            // the head a chunk of rows at a time: four numbers of each row's scores, and the gradient of the row
+            let projects = self.arch.head == HeadKind::LanguageModel;
+            let scored = shape.scored.div_ceil(parallel.sequence);
+            let chunks = scored.div_ceil(passes.head_rows.max(1)).max(1) * u64::from(projects);
+            let each = scored as f64 / chunks.max(1) as f64;
+            let scores = (parallel.tensor * HEAD_NUMBERS * F32) as f64 * each;
+            found.even(MessageKind::AllGather, group, micros * chunks, scores);
+            let rows = each * self.widths.row(1) as f64;
+            found.even(
+                MessageKind::AllReduce,
+                group,
+                micros * chunks * trains,
+                rows,
+            );
         }
         if parallel.sequence > 1 {
             let group = parallel.group(Along::Sequence);
@@ -101,6 +118,7 @@ impl Context<'_> {
             micros,
             forwards: self.sizes.layers,
             backwards: 0,
+            head_rows: plan.head_rows as u64,
         });
         if shares {
             let weights = self.weights_of(plan);
@@ -211,6 +229,7 @@ impl Context<'_> {
             micros,
             forwards: self.sizes.layers + totals.recomputed_units / 2,
             backwards: self.sizes.layers,
+            head_rows: plan.head_rows as u64,
         });
         let weights = self.weights_of(plan);
         let rounds = weights.rounds(micros);

@@ -83,7 +83,7 @@ impl ModelSizes {
         Self {
             units: [policy, critic].map(|model| {
                 model.map_or_else(UnitMessages::default, |(arch, lora)| {
-                    UnitMessages::of(arch, lora, parallel.replicas())
+                    UnitMessages::of(arch, lora, (parallel.replicas(), parallel.tensor))
                 })
             }),
             sampling: parallel.sampling(),

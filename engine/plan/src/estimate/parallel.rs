@@ -1,5 +1,5 @@
-//! Several devices: what each of them holds. The trainer is data and sequence parallel, samples on groups that share matrices, and refuses
-//! the other kinds; `firebrick plan` takes all degrees as options.
+//! Several devices: what each of them holds. The trainer is data parallel with tensor or sequence parallelism, samples on groups that share
+//! matrices, and refuses the other kinds; `firebrick plan` takes all degrees as options.
 //!
 //! With `D` data-, `T` tensor-, `P` pipeline- and `S` sequence-parallel devices, the share of one device is:
 //!
@@ -84,20 +84,31 @@ impl Parallel {
         self.devices() > 1
     }
 
-    /// Whether the trainer runs these degrees, data- and sequence-parallel ones and groups that sample together; it refuses the others,
-    /// which are arithmetic.
+    /// Whether the trainer runs these degrees: data-parallel ones with tensor- or sequence-parallel ones, and groups that sample together.
+    /// It refuses the others, which are arithmetic.
     #[must_use]
     pub fn is_run(&self) -> bool {
-        self.tensor == 1 && self.pipeline == 1
+        self.pipeline == 1 && (self.tensor == 1 || self.sequence == 1)
+    }
+
+    /// Whether the trainer shares a workload's matrices out as these degrees say.
+    #[must_use]
+    pub fn trains(&self, workload: &Workload) -> bool {
+        let drops = workload
+            .lora
+            .as_ref()
+            .is_some_and(|lora| lora.dropout > 0.0);
+        self.tensor == 1
+            || !drops && TensorShare::check_training(&workload.arch, self.tensor as usize).is_ok()
     }
 
     /// Whether a workload samples on such groups where these degrees ask for them.
     #[must_use]
     pub fn samples(&self, workload: &Workload) -> bool {
-        self.rollout_tensor.is_none_or(|together| {
-            workload.prepack.quantization.is_none()
+        let together = self.rollout_tensor.unwrap_or(self.tensor);
+        together == 1
+            || workload.prepack.quantization.is_none()
                 && TensorShare::check(&workload.arch, together as usize).is_ok()
-        })
     }
 
     /// Whether devices share matrices while they sample in other groups than in training: each then holds its share besides.
@@ -190,10 +201,11 @@ impl Parallel {
                     .into(),
             );
         }
-        if !(arch.num_kv_heads as u64).is_multiple_of(self.tensor) {
+        let keys = arch.num_kv_heads as u64;
+        if !keys.is_multiple_of(self.tensor) && !self.tensor.is_multiple_of(keys) {
             return bad(format!(
-                "the tensor-parallel degree is {}; it should divide the model's {} key/value heads",
-                self.tensor, arch.num_kv_heads
+                "the tensor-parallel degree is {}; it should divide the model's {keys} key/value heads, or be a multiple of them",
+                self.tensor
             ));
         }
         let both = self.sequence.saturating_mul(self.tensor);

@@ -3,14 +3,14 @@
 //! A message of shards has every parameter's filled up to the length of the longest ([`Partition::part`]); one that sums gradients has
 //! besides, for each device, a number a parameter that counts who had a gradient of it.
 
-use super::messages::{Communication, Group, MessageKind};
+use super::messages::{Along, Communication, Group, MessageKind};
 use super::parallel::Parallel;
 use super::sizes::{F32, Half, Sizes};
 use crate::{ModelPlan, Order, Partition, Segment, Zero};
-use firebrick_spec::Arch;
 use firebrick_spec::arch::Mixer;
 use firebrick_spec::lora::LoraConfig;
 use firebrick_spec::parameters::{ParamSpec, Slot, UnitKind, unit_specs};
+use firebrick_spec::{Arch, TensorShare};
 
 /// Parameters of a unit, as they lie in messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -22,6 +22,8 @@ struct UnitParams {
     /// Trained parameters, and their numbers.
     count: u64,
     trained: u64,
+    /// Numbers of trained parameters whose gradients the devices that share matrices sum, since each has a part of them.
+    summed: u64,
 }
 
 /// The units of a model that so many devices share out.
@@ -30,14 +32,20 @@ pub(crate) struct UnitMessages {
     ends: [UnitParams; 2],
     halves: [UnitParams; Half::ALL.len()],
     tied: bool,
+    /// Whether these are parameters of the first of several devices that share matrices; else messages are divided by their number.
+    cut: bool,
 }
 
 impl UnitMessages {
-    /// Of an architecture; with adapters they alone are trained. Nothing is counted where there is one replica.
-    pub fn of(arch: &Arch, lora: Option<&LoraConfig>, replicas: u64) -> Self {
-        if replicas < 2 {
+    /// Of an architecture that so many devices share, as so many replicas; with adapters they alone are trained. Nothing is counted where
+    /// there is one device.
+    pub fn of(arch: &Arch, lora: Option<&LoraConfig>, (replicas, tensor): (u64, u64)) -> Self {
+        if replicas < 2 && tensor < 2 {
             return Self::default();
         }
+        let tensor = usize::try_from(tensor).unwrap_or(usize::MAX);
+        let shares = tensor > 1 && TensorShare::check_training(arch, tensor).is_ok();
+        let share = shares.then(|| TensorShare::new(0, tensor));
         let partition = Partition::new(usize::try_from(replicas).unwrap_or(usize::MAX), 0);
         let unit = |kind: Option<UnitKind>| {
             let mut specs = kind.map_or_else(Vec::new, |kind| unit_specs(arch, kind));
@@ -45,7 +53,15 @@ impl UnitMessages {
             specs.extend(own);
             let mut params = UnitParams::default();
             for spec in &specs {
-                params.add(spec, lora.is_some(), partition);
+                let numel = share.map_or(spec.numel(), |share| {
+                    let cut = share.trained_cut(arch, spec.slot);
+                    cut.shape(spec.rows_cols()).iter().product()
+                });
+                params.add((spec, numel), lora.is_some(), partition);
+                let part = |share: TensorShare| share.has_part_of_gradient(arch, spec.slot);
+                if share.is_some_and(part) && is_trained(spec, lora.is_some()) {
+                    params.summed += spec.numel() as u64;
+                }
             }
             params
         };
@@ -64,6 +80,7 @@ impl UnitMessages {
                 Half::Experts => unit(experts.map(UnitKind::Mlp)),
             }),
             tied: arch.tied,
+            cut: shares,
         }
     }
 
@@ -84,15 +101,21 @@ impl UnitMessages {
 }
 
 impl UnitParams {
-    fn add(&mut self, spec: &ParamSpec, adapted: bool, partition: Partition) {
-        let part = partition.part(spec.numel()) as u64;
+    /// Adds a parameter of which a device has so many numbers.
+    fn add(&mut self, (spec, numel): (&ParamSpec, usize), adapted: bool, partition: Partition) {
+        let part = partition.part(numel) as u64;
         self.part += part;
-        if !adapted || spec.slot.is_adapter() || spec.slot == Slot::Value {
+        if is_trained(spec, adapted) {
             self.trained_part += part;
             self.count += 1;
-            self.trained += spec.numel() as u64;
+            self.trained += numel as u64;
         }
     }
+}
+
+/// Whether a parameter is trained, where there may be adapters.
+fn is_trained(spec: &ParamSpec, adapted: bool) -> bool {
+    !adapted || spec.slot.is_adapter() || spec.slot == Slot::Value
 }
 
 /// Messages about one model: its units, their sizes, and how they are shared out.
@@ -114,7 +137,11 @@ impl ModelMessages<'_> {
 
     /// A device's part of bytes that devices with shares of each matrix divide.
     fn part(&self, bytes: u64) -> u64 {
-        bytes.div_ceil(self.parallel.tensor)
+        if self.units.cut {
+            bytes
+        } else {
+            bytes.div_ceil(self.parallel.tensor)
+        }
     }
 
     /// So many messages in which every replica gives `numbers` of `width` bytes to all others.
@@ -202,6 +229,7 @@ impl ModelMessages<'_> {
         let mut found = *gathers;
         let each_pass = self.parallel.sums_on_the_way() && self.plan.zero >= Zero::Stage2;
         if each_pass {
+            self.sum_parts(&mut found);
             self.sum_gradients(&mut found);
             // tied ends are summed as the head has added to them, and again as the embedding has
             if self.units.tied {
@@ -210,9 +238,21 @@ impl ModelMessages<'_> {
         }
         let mut found = found.times(rounds);
         if !each_pass {
+            self.sum_parts(&mut found);
             self.sum_gradients(&mut found);
         }
         found
+    }
+
+    /// Gradients of which each device that shares matrices has a part, unit by unit.
+    fn sum_parts(&self, to: &mut Communication) {
+        let group = self.parallel.group(Along::Tensor);
+        for (unit, times) in self.units.trained(self.sizes) {
+            if unit.summed > 0 && group.size > 1 {
+                let buffer = (F32 * unit.summed) as f64;
+                to.even(MessageKind::AllReduce, group, times, buffer);
+            }
+        }
     }
 
     fn scatter(&self, to: &mut Communication, unit: &UnitParams, times: u64) {
@@ -274,7 +314,10 @@ pub fn of_update(
     plan: &ModelPlan,
     (ranks, rounds): (u64, u64),
 ) -> Communication {
-    let (units, sizes) = (UnitMessages::of(arch, lora, ranks), Sizes::of(arch, lora));
+    let (units, sizes) = (
+        UnitMessages::of(arch, lora, (ranks, 1)),
+        Sizes::of(arch, lora),
+    );
     let parallel = Parallel {
         data: ranks,
         zero: plan.zero,

@@ -105,7 +105,8 @@ impl Request {
         let mut refused = None;
         for (parallel, reshard) in degrees(cluster, asked) {
             let chosen = asked.leaves(&parallel);
-            let is_run = chosen.is_run() && chosen.samples(&self.workload);
+            let w = &self.workload;
+            let is_run = chosen.is_run() && chosen.trains(w) && chosen.samples(w);
             if !asked.estimated && !is_run {
                 continue;
             }
@@ -116,6 +117,7 @@ impl Request {
             let mut request = self.clone();
             request.memory.zero_stage = parallel.zero.number();
             request.memory.ulysses_sequence_parallel_size = parallel.sequence as usize;
+            request.memory.tensor_model_parallel_size = parallel.tensor as usize;
             request.memory.reshard_after_forward = reshard;
             request.memory.step_in_backward = false;
             request.parallel = parallel;

@@ -42,7 +42,8 @@ impl Request {
     /// Whether the trainer runs the request on its devices.
     #[must_use]
     pub fn is_run(&self) -> bool {
-        self.parallel.is_run() && self.parallel.samples(&self.workload)
+        let parallel = &self.parallel;
+        parallel.is_run() && parallel.trains(&self.workload) && parallel.samples(&self.workload)
     }
 
     /// Whether a plan may update a segment in the backward pass: no gradient has to be seen whole first, and none is complete only when

@@ -319,6 +319,7 @@ fn a_report_reads_back_and_its_plan_is_the_one_that_train_takes() {
     let alone = PlannedFor {
         ranks: 1,
         sequence: 1,
+        tensor: 1,
         sampling: 1,
     };
     assert_eq!(Plan::load(&path, &alone).expect("loads"), fit.plan);
@@ -338,8 +339,12 @@ fn a_report_reads_back_and_its_plan_is_the_one_that_train_takes() {
             "was made for 4 devices: data 4 (ZeRO-2), and this run has 1",
         ),
         (
+            r#"{"parallel": {"data": 1, "pipeline": 2}}"#,
+            "is arithmetic for 2 devices: pipeline 2",
+        ),
+        (
             r#"{"parallel": {"data": 1, "tensor": 2}}"#,
-            "is arithmetic for 2 devices: tensor 2",
+            "memory.tensor_model_parallel_size is 1; set it to 2",
         ),
         (
             r#"{"parallel": {"data": 2, "rollout_tensor": 2}}"#,

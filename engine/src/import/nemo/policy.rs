@@ -1,7 +1,7 @@
 //! `NeMo RL`'s `policy` section.
 
 use super::guide::{recompute, recomputes};
-use crate::import::common::{devices, float_type, model, sampling_groups, size};
+use crate::import::common::{devices, float_type, model, sampling_groups, size, training_groups};
 use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
 use serde_json::json;
@@ -53,7 +53,10 @@ pub(super) const TABLE: &[Rule] = &[
     ("policy.refit_buffer_size_gb", NotNeeded(OWN_ENGINE)),
     ("policy.dtensor_cfg.activation_checkpointing", By(recompute)),
     ("policy.dtensor_cfg.cpu_offload", By(streamed)),
-    ("policy.dtensor_cfg.tensor_parallel_size", By(devices)),
+    (
+        "policy.dtensor_cfg.tensor_parallel_size",
+        By(training_groups),
+    ),
     ("policy.dtensor_cfg.context_parallel_size", By(devices)),
     (
         "policy.dtensor_cfg.sequence_parallel",

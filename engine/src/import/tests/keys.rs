@@ -27,11 +27,28 @@ fn machines_and_devices_become_the_ranks_that_a_run_is_checked_for() {
 
 #[test]
 fn degrees_that_are_not_data_parallel_are_estimates() {
-    let found = verl("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4");
-    let key = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size";
-    let why = "`firebrick plan CONFIG --tensor-parallel 4` estimates";
+    let key = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size";
+    let found = verl(&format!("{key}=4"));
+    let why = "`firebrick plan CONFIG --pipeline-parallel 4` estimates";
     assert!(
         matches!(outcome(&found, key), KeyOutcome::Cannot { why: found } if found.contains(why))
+    );
+}
+
+#[test]
+fn ranks_that_share_matrices_are_the_policys() {
+    let key = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size";
+    let found = verl(&format!("{key}=4"));
+    assert_eq!(at(&found, "/memory/tensor_model_parallel_size"), 4);
+    let reference = "actor_rollout_ref.ref.megatron.tensor_model_parallel_size";
+    let same = verl(&format!("{key}=4 {reference}=4"));
+    assert!(
+        matches!(outcome(&same, reference), KeyOutcome::NotNeeded { why } if why.contains("the same"))
+    );
+    let other = verl(&format!("{key}=4 {reference}=2"));
+    let why = "give both one number";
+    assert!(
+        matches!(outcome(&other, reference), KeyOutcome::Cannot { why: found } if found.contains(why))
     );
 }
 

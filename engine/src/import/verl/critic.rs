@@ -1,10 +1,10 @@
 //! verl's `critic`.
 
-use super::actor::{same_shared_sequences, tokens_of_ranks};
+use super::actor::{TENSOR, same_shared_sequences, tokens_of_ranks};
 use super::optimizer::{
     NO_CRITIC, cycles, has_critic, min_lr, optimizer, schedule, warmup_ratio, warmup_steps,
 };
-use crate::import::common::{devices, path, size};
+use crate::import::common::{devices, path, same_training_groups, size};
 use crate::import::verdict::Answer::{By, NotNeeded, Off};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
 
@@ -46,7 +46,16 @@ pub(super) const TABLE: &[Rule] = &[
         "critic.megatron.grad_offload",
         By(|a| of_critic(a, "memory.critic.grad_offload")),
     ),
-    ("critic.megatron.tensor_model_parallel_size", By(devices)),
+    (
+        "critic.megatron.tensor_model_parallel_size",
+        By(|a| {
+            if has_critic(a) {
+                same_training_groups(a, TENSOR)
+            } else {
+                not_needed(NO_CRITIC)
+            }
+        }),
+    ),
     ("critic.megatron.pipeline_model_parallel_size", By(devices)),
     ("critic.megatron.context_parallel_size", By(devices)),
     ("critic.megatron.expert_model_parallel_size", By(devices)),

@@ -1,0 +1,45 @@
+//! Leaves of graphs: their gradients, and tensors off a graph that become leaves of the next.
+
+use super::gradients::Gradients;
+use burn::tensor::{Gradients as Tape, Tensor};
+use firebrick_models::Decoder;
+use firebrick_models::attention::Qkv;
+use firebrick_models::weights::Weights;
+
+/// Gradients of leaves into the accumulators.
+pub(super) fn collect(
+    decoder: &Decoder,
+    unit: usize,
+    leaves: &Weights,
+    tape: &mut Tape,
+    gradients: &mut Gradients,
+) {
+    let range = decoder.units()[unit].range.clone();
+    for (index, leaf) in range.zip(leaves.tensors()) {
+        if let Some(gradient) = leaf.grad_remove(tape) {
+            gradients.add(index, gradient);
+        }
+    }
+}
+
+/// The gradient of a leaf; zeros where nothing depends on it.
+pub(super) fn taken<const D: usize>(leaf: &Tensor<D>, tape: &mut Tape) -> Tensor<D> {
+    leaf.grad_remove(tape)
+        .unwrap_or_else(|| leaf.clone().inner().zeros_like())
+}
+
+/// Queries, keys and values off their graph.
+pub(super) fn inner(qkv: &Qkv) -> Qkv {
+    Qkv {
+        q: qkv.q.clone().inner(),
+        k: qkv.k.clone().inner(),
+        v: qkv.v.clone().inner(),
+        sinks: qkv.sinks.clone().map(|own| {
+            if own.device().is_autodiff() {
+                own.inner()
+            } else {
+                own
+            }
+        }),
+    }
+}

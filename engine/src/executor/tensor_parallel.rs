@@ -1,0 +1,245 @@
+//! Halves of layers whose matrices several ranks share (Shoeybi et al., 2019, arXiv:1909.08053): each rank has some heads, or some of the
+//! MLP, and all have the same residual stream. A half's last products are summed over the ranks, and so are the gradients of its normed
+//! input: four messages a layer and micro-batch, six where the layer is recomputed.
+//!
+//! A graph ends before each sum and another one begins behind it: no collective is differentiated. What all ranks have whole and use behind
+//! a sum, or before the normed input, has the same gradient everywhere; what they use in between has parts of it
+//! ([`sum_parts`](Gradients::sum_parts)).
+
+use super::gradient::Gradient;
+use super::gradients::Gradients;
+use super::leaves::{collect, inner, taken};
+use super::runtime::Runtime;
+use crate::batch::MicroBatch;
+use crate::plan::Role;
+use crate::{Error, Result};
+use burn::tensor::Tensor;
+use firebrick_backends::accounts::{Category, Home};
+use firebrick_backends::collective::Flat;
+use firebrick_backends::precision::stored_as;
+use firebrick_backends::transfer::HostTensor;
+use firebrick_models::attention::Qkv;
+use firebrick_models::decoder::Block;
+use firebrick_models::weights::Weights;
+use firebrick_models::{Arch, Decoder, Projected};
+use firebrick_spec::TensorShare;
+use std::ops::Range;
+
+/// Refuses a model whose matrices `degree` ranks cannot share in training.
+///
+/// # Errors
+/// `Error::Ranks` with the key, the model's role, why not, and what to do instead.
+pub fn check_shared_matrices(role: Role, arch: &Arch, degree: usize) -> Result<()> {
+    TensorShare::check_training(arch, degree).map_err(|why| {
+        Error::Ranks(format!(
+            "memory.tensor_model_parallel_size: {degree} divides the matrices of the {}, and {why}",
+            role.name()
+        ))
+    })
+}
+
+/// The sum of tensors of one shape over the ranks that share matrices, in their order and at least in f32.
+pub(super) fn sum(own: Tensor<2>, runtime: &Runtime) -> Result<Tensor<2>> {
+    let (shape, device, stored) = (own.dims(), own.device(), own.dtype());
+    let own = HostTensor::download(own)?;
+    let accounts = &runtime.accounts;
+    let _held = accounts.hold(Category::Communication, Home::Host, own.bytes());
+    let all = runtime
+        .world()
+        .tensor_all_reduce(own.into_flat_as_stored())?;
+    let sum = HostTensor::from_flat(all, shape).into_device(&device);
+    Ok(stored_as(sum, stored))
+}
+
+/// Every rank's tensor of one shape, by rank, at least in f32.
+pub(super) fn gather(own: &Tensor<2>, runtime: &Runtime) -> Result<Vec<Tensor<2>>> {
+    let ([rows, columns], device) = (own.dims(), own.device());
+    let ranks = runtime.world().tensor_size();
+    let own = HostTensor::download(own.clone())?;
+    let accounts = &runtime.accounts;
+    let _held = accounts.hold(Category::Communication, Home::Host, ranks * own.bytes());
+    let all = runtime.world().tensor_all_gather(own.into_flat())?;
+    let lengths = vec![rows * columns; ranks];
+    let parts = all.split(&lengths);
+    let tensor = |part| HostTensor::from_flat(part, [rows, columns]).into_device(&device);
+    Ok(parts.map(tensor).collect())
+}
+
+/// A half without a graph.
+pub(super) fn run(
+    decoder: &Decoder,
+    unit: usize,
+    weights: &Weights,
+    x: Tensor<2>,
+    (micro, runtime): (&MicroBatch, &Runtime),
+) -> Result<Tensor<2>> {
+    let normed = decoder.enter(weights, x.clone());
+    let part = decoder.partial(unit, weights, &normed, &micro.ctx);
+    drop(normed);
+    Ok(decoder.leave(unit, weights, x, sum(part, runtime)?))
+}
+
+/// A half under its graphs: up to the normed input, to the part of the sum, and behind the sum.
+pub(super) struct SharedHalf {
+    unit: usize,
+    weights: Weights,
+    input: Tensor<2>,
+    /// The normed input, and the same as a leaf of the second graph.
+    normed: [Tensor<2>; 2],
+    attention: Option<ApartAttention>,
+    part: Tensor<2>,
+    residual: Tensor<2>,
+    sum: Tensor<2>,
+    output: Tensor<2>,
+}
+
+/// Attention whose scores are left out of the graph.
+struct ApartAttention {
+    qkv: Qkv,
+    mixed: Tensor<2>,
+}
+
+impl SharedHalf {
+    pub fn trace(
+        decoder: &Decoder,
+        unit: usize,
+        weights: &Weights,
+        x: Tensor<2>,
+        (micro, runtime): (&MicroBatch, &Runtime),
+    ) -> Result<Self> {
+        let ctx = &micro.ctx;
+        let weights = decoder.units()[unit].leaves(weights);
+        let input = x.clone().autodiff().require_grad();
+        let normed = decoder.enter(&weights, input.clone());
+        let leaf = normed.clone().inner().autodiff().require_grad();
+        let (attention, part) = if decoder.attends(unit) && ctx.recomputes_attention() {
+            let Projected { qkv, .. } = decoder.project_normed(unit, &weights, &leaf, ctx);
+            let mixed = decoder.attend(unit, &inner(&qkv), ctx);
+            let mixed = mixed.autodiff().require_grad();
+            let part = decoder.output_part(unit, &weights, &mixed, ctx);
+            (Some(ApartAttention { qkv, mixed }), part)
+        } else {
+            (None, decoder.partial(unit, &weights, &leaf, ctx))
+        };
+        let sum = sum(part.clone().inner(), runtime)?
+            .autodiff()
+            .require_grad();
+        let residual = x.autodiff().require_grad();
+        let output = decoder.leave(unit, &weights, residual.clone(), sum.clone());
+        Ok(Self {
+            unit,
+            weights,
+            input,
+            normed: [normed, leaf],
+            attention,
+            part,
+            residual,
+            sum,
+            output,
+        })
+    }
+
+    /// The half's result, off the graph.
+    pub fn output(&self) -> Tensor<2> {
+        self.output.clone().inner()
+    }
+
+    pub fn backward(
+        self,
+        decoder: &Decoder,
+        d_output: Tensor<2>,
+        micro: &MicroBatch,
+        gradients: &mut Gradients,
+        runtime: &Runtime,
+    ) -> Result<Tensor<2>> {
+        let Self {
+            unit,
+            weights,
+            input,
+            normed: [normed, leaf],
+            attention,
+            part,
+            residual,
+            sum: total,
+            output,
+        } = self;
+        let mut tape = (output * d_output).sum().backward();
+        collect(decoder, unit, &weights, &mut tape, gradients);
+        let d_residual = taken(&residual, &mut tape);
+        let d_part = taken(&total, &mut tape);
+        drop(tape);
+
+        let mut tape = (part * d_part).sum().backward();
+        // all gradients of the graph beside those that they are added to
+        runtime.raise_peak();
+        collect(decoder, unit, &weights, &mut tape, gradients);
+        if let Some(ApartAttention { qkv, mixed }) = attention {
+            let d_mixed = taken(&mixed, &mut tape);
+            drop(tape);
+            let plain = inner(&qkv);
+            let d = decoder.attend_backward(unit, &plain, mixed.inner(), d_mixed, &micro.ctx);
+            runtime.raise_peak();
+            let root = (qkv.q * d.q).sum() + (qkv.k * d.k).sum() + (qkv.v * d.v).sum();
+            tape = root.backward();
+            collect(decoder, unit, &weights, &mut tape, gradients);
+        }
+        let d_normed = sum(taken(&leaf, &mut tape), runtime)?;
+        drop(tape);
+
+        let mut tape = (normed * d_normed).sum().backward();
+        collect(decoder, unit, &weights, &mut tape, gradients);
+        Ok(d_residual + taken(&input, &mut tape))
+    }
+}
+
+impl Gradients {
+    /// Sums over the ranks that share matrices what each has a part of, among some parameters: those that all have whole and use beside
+    /// their own heads, and key heads that several have. Afterwards all have the same gradient of these, to the bit. One message, if there
+    /// is any.
+    pub(super) fn sum_parts(
+        &mut self,
+        decoder: &Decoder,
+        params: Range<usize>,
+        runtime: &Runtime,
+    ) -> Result<()> {
+        if decoder.share().is_none() {
+            return Ok(());
+        }
+        self.finish()?;
+        let mut parts = Vec::new();
+        for index in params {
+            // ranks that share matrices have the same micro-batches, and so the same gradients
+            if let Some(block) = decoder.part_of_gradient(index)
+                && let Some(own) = self.take_own(index)
+            {
+                let own = own.into_host()?;
+                parts.push((index, block, own.dims(), own.into_flat()));
+            }
+        }
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let mut message = Vec::with_capacity(parts.len());
+        for (_, block, _, own) in &parts {
+            let mut whole = Flat::zeros(own.element(), block.whole[0] * block.whole[1]);
+            // whole rows of a matrix, or values of a vector
+            whole.write(first(block), own, 0..own.len());
+            message.push(whole);
+        }
+        let lengths: Vec<usize> = message.iter().map(Flat::len).collect();
+        let sum = runtime.world().tensor_all_reduce(Flat::concat(message))?;
+        for ((index, block, shape, own), whole) in parts.into_iter().zip(sum.split(&lengths)) {
+            let start = first(&block);
+            let values = whole.slice(start..start + own.len());
+            let sum = HostTensor::from_flat(values, shape);
+            self.put(index, Gradient::Host(sum), decoder.device());
+        }
+        Ok(())
+    }
+}
+
+/// Where a part of whole rows, or of the values of a vector, begins among all values.
+fn first(block: &Block) -> usize {
+    let [rows, columns] = &block.part;
+    rows.start * block.whole[1] + columns.start
+}
