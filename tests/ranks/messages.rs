@@ -115,7 +115,9 @@ fn a_step_of_two_and_of_four_ranks_sends_what_its_plan_says() {
             let ((two, _), (three, plan)) = (of(2), of(3));
             for (kind, own) in KINDS {
                 // what groups send while they sample ends with the completions
-                let sampled = |t: &PhaseTraffic| t.phase == "rollout" && t.along == Along::Tensor;
+                let sampled = |t: &PhaseTraffic| {
+                    t.phase == EstimatePhase::Rollout && t.along == Along::Tensor
+                };
                 let said = plan.communication.iter();
                 let said = said.filter(|t| t.kind == kind && !sampled(t));
                 let said = said.fold((0, 0), |(n, b), t| (n + t.messages, b + t.bytes));
