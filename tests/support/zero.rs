@@ -353,7 +353,10 @@ fn whole_gradient(world: &World, own: &Block, part: &[f64]) -> Vec<f64> {
             let (place, value) = (u64::from_le_bytes(place), f64::from_le_bytes(value));
             let known = &mut whole[place as usize];
             // those that have the same part have the same bits
-            assert!(known.is_nan() || known.to_bits() == value.to_bits(), "unlike copies");
+            assert!(
+                known.is_nan() || known.to_bits() == value.to_bits(),
+                "unlike copies"
+            );
             *known = value;
         }
     }

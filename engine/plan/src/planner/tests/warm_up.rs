@@ -106,7 +106,7 @@ fn a_budget_below_the_warm_up_is_refused_with_a_smaller_warm_up_as_advice() {
     let (warm, steps) = (least(&long), least(&small()));
     let (warm, steps) = (warm.smallest_bytes.unwrap(), steps.smallest_bytes.unwrap());
     assert!(warm > steps, "{warm} and {steps}");
-    let budget = budget_of(&long, (warm + steps) / 2);
+    let budget = budget_of(&long, u64::midpoint(warm, steps));
     let message = within(long, budget).fit().unwrap_err().to_string();
     assert!(message.contains("warmup.sft.max_length="), "{message}");
     assert!(message.contains("warmup_"), "{message}");
