@@ -7,6 +7,7 @@
 //! | [`partial`](Decoder::partial) | the last product of the half | a part of the sum |
 //! | [`leave`](Decoder::leave) | bias, norm and residual of the sum | the same |
 
+use super::block::{Block, TrainedShare};
 use super::tensor_shard::{kept, shard_spec};
 use super::{Decoder, NewParam, Param, Store, Unit};
 use crate::arch::{Arch, HeadKind};
@@ -24,47 +25,6 @@ use firebrick_spec::TensorShare;
 use firebrick_spec::tensor_parallel::Cut;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Which share of which model a decoder is.
-#[derive(Clone, Debug)]
-pub(super) struct TrainedShare {
-    share: TensorShare,
-    /// The architecture of the whole model.
-    arch: Arch,
-    /// The whole parameters, by unit.
-    specs: Vec<Vec<ParamSpec>>,
-}
-
-/// Where a share's part of a parameter lies in the whole.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// Rows and columns of the whole parameter.
-    pub whole: [usize; 2],
-    /// The rows and columns that are here. Rows of zeros may follow.
-    pub part: [Range<usize>; 2],
-    /// Whether an earlier rank has the same.
-    pub is_copy: bool,
-}
-
-impl Block {
-    /// How many values there are, without zeros that fill the part up.
-    #[must_use]
-    pub fn numel(&self) -> usize {
-        let [rows, columns] = &self.part;
-        rows.len() * columns.len()
-    }
-
-    /// What is here of the whole parameter's values, counted in row-major order.
-    #[must_use]
-    pub fn of(&self, whole: &[f32]) -> Vec<f32> {
-        let ([_, width], [rows, columns]) = (self.whole, &self.part);
-        let own = rows.clone().flat_map(|row| {
-            let first = row * width;
-            whole[first + columns.start..first + columns.end].iter()
-        });
-        own.copied().collect()
-    }
-}
 
 impl Decoder {
     /// This rank's share of a whole decoder, to be trained: on the device, adapters included.
