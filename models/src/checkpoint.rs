@@ -16,6 +16,7 @@ use crate::arch::HeadKind;
 use crate::{Arch, BaseFormat, Decoder, Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::Precision;
+use firebrick_spec::TensorShare;
 use json::read_object;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -141,7 +142,15 @@ impl Checkpoint {
     /// `Error::MissingTensor`, `Error::UnexpectedTensor`, `Error::WrongShape`, `Error::UnsupportedDtype` and `Error::QuantizedWeight` with
     /// the tensor; `Error::Config` for a base in few bits that the architecture cannot have; those of [`Self::open`] for files.
     pub fn load(&self, device: &Device) -> Result<Decoder> {
-        weights::load(&self.dir, &self.arch, device)
+        weights::load(&self.dir, &self.arch, None, device)
+    }
+
+    /// The decoder, or a rank's share of it, to be trained: of every parameter that keeps its part before it reads the next one.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load), and `Error::Shared` for a model that the ranks cannot share.
+    pub fn load_share(&self, share: Option<TensorShare>, device: &Device) -> Result<Decoder> {
+        weights::load(&self.dir, &self.arch, share, device)
     }
 
     /// The architecture.

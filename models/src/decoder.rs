@@ -1,6 +1,7 @@
 //! A decoder: a chain of units with their weights.
 
 mod adapters;
+mod block;
 mod decode;
 mod forward;
 mod init;
@@ -11,7 +12,7 @@ mod trained_share;
 mod unit_store;
 mod value_head;
 
-pub use trained_share::Block;
+pub use block::Block;
 pub use unit_store::{HostWeights, NewParam, Param, Store, Unit};
 
 use crate::Result;
@@ -20,6 +21,7 @@ use crate::arch::Arch;
 use crate::tensor_group::TensorGroup;
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::weights::{WeightKey, Weights};
+use block::TrainedShare;
 use burn::tensor::{Device, Tensor};
 use firebrick_backends::accounts::Home;
 use firebrick_backends::kernels;
@@ -28,7 +30,6 @@ use firebrick_backends::transfer::{HostTensor, check_computed};
 use firebrick_backends::{Precision, PrecisionExt};
 use std::ops::Range;
 use std::sync::Arc;
-use trained_share::TrainedShare;
 
 /// A language model as a chain of units: embedding, (attention, MLP) × layers, head.
 ///

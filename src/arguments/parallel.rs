@@ -94,6 +94,11 @@ impl ParallelArgs {
         }
     }
 
+    /// Whether devices that share matrices in training may sample by themselves: as the configuration says, or an option.
+    fn says_sampling(&self) -> bool {
+        self.rollout_tensor_parallel.is_some() || self.tensor_parallel.is_none()
+    }
+
     fn stage(&self) -> Option<Zero> {
         self.zero_stage
             .map(|stage| Zero::STAGES[usize::from(stage)])
@@ -128,7 +133,7 @@ impl ParallelArgs {
             pipeline: self.pipeline_parallel.unwrap_or(1),
             sequence,
             rollout_tensor: Some(together)
-                .filter(|&n| n != tensor && (n > 1 || self.rollout_tensor_parallel.is_some())),
+                .filter(|&n| n != tensor && (n > 1 || self.says_sampling())),
             cluster: None,
         }
     }

@@ -98,7 +98,7 @@ fn text(args: &PlanArgs, planned: &Planned, spread: &Spread) -> anyhow::Result<S
         let path = path.display();
         match (request.is_run(), request.parallel.devices()) {
             (false, _) => {
-                format!("written to {path}; `firebrick train` cannot run it, since it is data and sequence parallel alone\n")
+                format!("written to {path}; `firebrick train` cannot run it: docs/clusters.md says which degrees it runs, and of which models\n")
             }
             (true, 1) => {
                 format!("written to {path}; run it with `firebrick train ... --plan {path}`\n")

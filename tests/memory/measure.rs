@@ -234,18 +234,18 @@ fn run(case: &Case, plan: &Plan, [sequence, tensor]: [usize; 2]) -> Vec<(Estimat
     let world = world.and_then(|world| world.sharing_matrices(tensor));
     let world = world.expect("a mesh");
     let share = world.tensor_share();
-    let own = |whole: Decoder| match share {
+    let part = |whole: Decoder| match share {
         Some(share) => whole.trained_share(share).expect("a share"),
         None => whole,
     };
     let runtime = Runtime::new(&device).with_prefetch(prefetch);
     let runtime = Arc::new(runtime.with_world(world));
     let critic = plan.critic().map(|own| {
-        let decoder = own(decoder.with_value_head(1));
+        let decoder = part(decoder.with_value_head(1));
         let runtime = Arc::clone(&runtime);
         Learner::for_role(Role::Critic, decoder, own.clone(), config.clone(), runtime)
     });
-    let mut learner = Learner::new(own(decoder), plan.policy().clone(), config, runtime);
+    let mut learner = Learner::new(part(decoder), plan.policy().clone(), config, runtime);
     let sequences: Vec<Sequence> = (0..case.sequences).map(|i| case.sequence(i)).collect();
     // a first step over little, so that moments exist
     let mut short = case.sequence(0);

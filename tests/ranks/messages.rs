@@ -126,7 +126,15 @@ fn a_step_of_two_and_of_four_ranks_sends_what_its_plan_says() {
                     three.operations[at] - two.operations[at],
                     three.bytes[at] - two.bytes[at],
                 );
-                assert_eq!(counted, said, "{} of {name}, {size} ranks", own.name());
+                let label = format!("{} of {name}, {size} ranks", own.name());
+                if overrides.contains(&TENSOR[0]) {
+                    // sums of activations are as long as sequences, which may end early
+                    assert_eq!(counted.0, said.0, "{label}");
+                    assert!(counted.1 <= said.1, "{label}: {counted:?} {said:?}");
+                    assert!(4 * counted.1 >= 3 * said.1, "{label}: {counted:?} {said:?}");
+                } else {
+                    assert_eq!(counted, said, "{label}");
+                }
             }
             assert!(!plan.communication.is_empty());
         }

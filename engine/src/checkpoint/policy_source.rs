@@ -9,6 +9,7 @@ use firebrick_backends::Precision;
 use firebrick_models::arch::HeadKind;
 use firebrick_models::checkpoint::{ExportOptions, export, load_adapter, save_adapter};
 use firebrick_models::{Arch, BaseFormat, Checkpoint, Decoder, Tokenizer};
+use firebrick_spec::TensorShare;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -83,14 +84,21 @@ impl PolicySource {
         self
     }
 
-    /// The policy at the start of a run: the checkpoint's weights, or random ones by seed; with its adapters.
+    /// The policy at the start of a run: the checkpoint's weights, or random ones by seed; with its adapters. Of a checkpoint's weights
+    /// without adapters a rank may have its `share`; else the policy is whole.
     ///
     /// # Errors
     /// `Error::Model` where weights cannot be loaded; those of the adapters' settings.
-    pub fn decoder(&self, config: &RunConfig, device: &Device) -> Result<Decoder> {
+    pub fn decoder(
+        &self,
+        config: &RunConfig,
+        share: Option<TensorShare>,
+        device: &Device,
+    ) -> Result<Decoder> {
         let seed = config.trainer.seed;
+        let share = share.filter(|_| config.model.lora.is_none());
         let base = match &config.model.path {
-            Some(_) => self.checkpoint.load(device)?,
+            Some(_) => self.checkpoint.load_share(share, device)?,
             None => Decoder::random(self.checkpoint.arch().clone(), seed, device),
         };
         match &config.model.lora {
@@ -99,17 +107,23 @@ impl PolicySource {
         }
     }
 
-    /// The policy of a step's folder: a model of its own, or adapters beside the configured one.
+    /// The policy of a step's folder: a model of its own, of which a rank may have its `share`, or adapters beside the configured one.
     ///
     /// # Errors
     /// `Error::Model` where the folder cannot be loaded.
-    pub fn saved(&self, config: &RunConfig, step: &Path, device: &Device) -> Result<Decoder> {
+    pub fn saved(
+        &self,
+        config: &RunConfig,
+        step: &Path,
+        share: Option<TensorShare>,
+        device: &Device,
+    ) -> Result<Decoder> {
         let dir = step.join(MODEL);
         Ok(match &config.model.lora {
             Some(_) => load_adapter(&self.checkpoint.load(device)?, &dir)?,
             None => Checkpoint::open(&dir)?
                 .in_precision(config.precision)
-                .load(device)?,
+                .load_share(share, device)?,
         })
     }
 

@@ -83,7 +83,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     let request = planning::request(&config, Mode::Rl, arch, profile, free_bytes(&info))?;
     let cache = request.workload.kv_cache_bytes;
     let limits = engine_limits(&config.rollout, arch, config.rollout.max_num_seqs, cache)?;
-    let decoder = source.decoder(&config, &device)?;
+    let decoder = source.decoder(&config, None, &device)?;
     let mut reward_manager = RewardManager::open(
         data.task(),
         Surroundings {

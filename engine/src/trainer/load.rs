@@ -5,8 +5,8 @@ use super::resume::resume;
 use super::setup::{Opened, Planned};
 use super::{CRITIC, REFERENCE, Start};
 use crate::Result;
-use crate::checkpoint::RunDir;
 use crate::checkpoint::trainer_state::{self, TrainerState};
+use crate::checkpoint::{CriticSource, RunDir};
 use crate::config::Mode;
 use crate::executor::{BoundaryLog, Residency, ResidentModel, Runtime};
 use crate::learner::Learner;
@@ -98,13 +98,17 @@ impl Loaded {
             Home::Host,
             opened.data.prompts.task().held_bytes() as usize,
         );
+        let critic = opened.critic_source.as_ref();
+        // a critic starts from a whole policy, and a value head stands beside one
+        let needs_whole =
+            critic.is_some_and(CriticSource::follows_policy) || config.shared_critic().is_some();
+        let own = opened.world.tensor_share().filter(|_| !needs_whole);
         let decoder = match &checkpoint {
-            Some(dir) => opened.source.saved(config, dir, &opened.device)?,
-            None => opened.source.decoder(config, &opened.device)?,
+            Some(dir) => opened.source.saved(config, dir, own, &opened.device)?,
+            None => opened.source.decoder(config, own, &opened.device)?,
         };
-        // a critic may start from it, before ranks keep their shares
-        let shared = opened.critic_source.is_some() && opened.world.tensor_share().is_some();
-        let whole = shared.then(|| decoder.clone());
+        let shares = opened.world.tensor_share().is_some();
+        let whole = (shares && needs_whole).then(|| decoder.clone());
         let mut policy = policy_learner(opened, plan, decoder, runtime)?;
         // each model makes room for the next one, as it does in the phases; what ranks share out is whole until all of it is there
         if !policy.model.is_shared_out() {
@@ -209,8 +213,8 @@ fn policy_learner(
 /// This rank's share of a model, where ranks share matrices; else the model.
 pub(super) fn own_share(decoder: Decoder, world: &World) -> Result<Decoder> {
     match world.tensor_share() {
-        Some(share) => Ok(decoder.trained_share(share)?),
-        None => Ok(decoder),
+        Some(share) if decoder.share().is_none() => Ok(decoder.trained_share(share)?),
+        _ => Ok(decoder),
     }
 }
 
@@ -253,7 +257,7 @@ fn reference(
         Some(run) => {
             let saved = Checkpoint::open(&run.path().join(REFERENCE))?
                 .in_precision(policy.decoder().arch().precision)
-                .load(runtime.device())?;
+                .load_share(opened.world.tensor_share(), runtime.device())?;
             own_share(saved, &opened.world)?
         }
         None => policy.decoder().clone(),

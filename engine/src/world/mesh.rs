@@ -14,6 +14,15 @@ pub(super) struct Mesh {
     overtaken: AtomicBool,
 }
 
+/// The groups of a rank that shares matrices in training.
+#[derive(Clone, Debug)]
+pub(super) struct SharedMatrices {
+    /// Those that have the other shares.
+    pub group: Arc<Mesh>,
+    /// Those that have the same share.
+    pub replicas: Arc<Mesh>,
+}
+
 /// Which ranks are a group.
 #[derive(Clone, Copy, Debug)]
 enum Grouping {

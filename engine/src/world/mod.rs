@@ -15,8 +15,7 @@ use crate::{Error, Result};
 use codec::{Reader, Writer};
 use firebrick_backends::collective::{Collective, CollectiveError, Failure, Flat, Solo, Traffic};
 use firebrick_plan::{Partition, Zero};
-use mesh::Mesh;
-use shared_matrices::SharedMatrices;
+use mesh::{Mesh, SharedMatrices};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 

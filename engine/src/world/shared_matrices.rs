@@ -2,20 +2,11 @@
 //! gradients, and share out state.
 
 use super::World;
-use super::mesh::Mesh;
+use super::mesh::{Mesh, SharedMatrices};
 use crate::{Error, Result};
 use firebrick_backends::collective::{Flat, OperationKind, Traffic};
 use firebrick_spec::TensorShare;
 use std::sync::Arc;
-
-/// The two kinds of groups of a rank.
-#[derive(Clone, Debug)]
-pub(super) struct SharedMatrices {
-    /// Those that have the other shares.
-    pub group: Arc<Mesh>,
-    /// Those that have the same share.
-    pub replicas: Arc<Mesh>,
-}
 
 impl World {
     /// The same ranks, of which each `degree` consecutive ones share every matrix: rank r is the `r % degree`th of group `r / degree`. All

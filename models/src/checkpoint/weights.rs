@@ -10,7 +10,7 @@ use crate::{Arch, Decoder, Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::host::MappedFile;
-use firebrick_spec::BaseFormat;
+use firebrick_spec::{BaseFormat, TensorShare};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::collections::{BTreeMap, BTreeSet};
@@ -445,7 +445,12 @@ fn ignorable(arch: &Arch, name: &str) -> bool {
         || (arch.family.is_qwen3_5() && is_beside(name))
 }
 
-pub(super) fn load(dir: &Path, arch: &Arch, device: &Device) -> Result<Decoder> {
+pub(super) fn load(
+    dir: &Path,
+    arch: &Arch,
+    share: Option<TensorShare>,
+    device: &Device,
+) -> Result<Decoder> {
     arch.check_base().map_err(|detail| Error::Config {
         path: dir.to_owned(),
         detail,
@@ -453,7 +458,7 @@ pub(super) fn load(dir: &Path, arch: &Arch, device: &Device) -> Result<Decoder> 
     let folder = Folder::open(dir)?;
     check_names(dir, arch, &folder.place)?;
     let quantised = folder.place.keys().any(|name| folder.is_quantised(name));
-    Decoder::build(arch.clone(), device, |_, spec| {
+    Decoder::build_share(arch.clone(), share, device, |_, spec| {
         folder.param(arch, spec, quantised, device)
     })
 }

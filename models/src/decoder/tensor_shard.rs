@@ -5,7 +5,7 @@ use crate::tensor_group::{TensorGroup, padded};
 use crate::unit::ParamSpec;
 use crate::weights::{WeightKey, Weights};
 use crate::{Error, Result};
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use firebrick_backends::kernels::in_thread_pool;
 use firebrick_backends::precision::stored_as;
 use firebrick_backends::transfer::{HostTensor, check_computed};
@@ -44,7 +44,7 @@ impl Decoder {
                 let Some(cut) = share.cut(arch, spec.slot) else {
                     continue;
                 };
-                let own = self.kept(value, spec, &cut)?;
+                let own = kept(value, spec, &cut, &self.device)?;
                 entries.push((WeightKey::from(spec.slot), stored_as(own, dtype)));
                 specs.push(shard_spec(spec, &cut));
             }
@@ -59,35 +59,6 @@ impl Decoder {
             });
         }
         Ok(shard)
-    }
-
-    /// What is kept of a parameter, on the device. Parts are copies, so that none holds on to the whole.
-    pub(super) fn kept(&self, value: Param, spec: &ParamSpec, cut: &Cut) -> Result<Tensor<2>> {
-        let device = &self.device;
-        let [_, columns] = spec.rows_cols();
-        let part = match (cut, value) {
-            (Cut::Whole, value) => return Ok(value.upload(device)),
-            (Cut::Rows(rows, of), value) if rows.is_empty() => {
-                let dtype = value.precision().dtype(device);
-                return Ok(Tensor::zeros([*of, columns], (device, dtype)));
-            }
-            (Cut::Rows(rows, _), Param::Host(host)) => {
-                let values = rows.start * columns..rows.end * columns;
-                host.part(values, [rows.len(), columns])
-            }
-            (Cut::Rows(rows, _), Param::Device(whole)) => {
-                HostTensor::download(whole.narrow(0, rows.start, rows.len()))?
-            }
-            (Cut::Columns(kept), Param::Host(host)) => host.columns(kept.clone()),
-            (Cut::Columns(kept), Param::Device(whole)) => {
-                HostTensor::download(whole.narrow(1, kept.start, kept.len()))?
-            }
-        };
-        let part = part.into_device(device);
-        Ok(match cut {
-            Cut::Rows(_, of) => padded(part, *of),
-            _ => part,
-        })
     }
 
     /// The ranks that share its matrices, where it is a share.
@@ -128,6 +99,39 @@ impl Decoder {
         let group = self.tensor.as_ref();
         group.map_or(Ok(()), |group| group.same_tokens(fingerprint))
     }
+}
+
+/// What is kept of a parameter, on the device. Parts are copies, so that none holds on to the whole.
+pub(super) fn kept(
+    value: Param,
+    spec: &ParamSpec,
+    cut: &Cut,
+    device: &Device,
+) -> Result<Tensor<2>> {
+    let [_, columns] = spec.rows_cols();
+    let part = match (cut, value) {
+        (Cut::Whole, value) => return Ok(value.upload(device)),
+        (Cut::Rows(rows, of), value) if rows.is_empty() => {
+            let dtype = value.precision().dtype(device);
+            return Ok(Tensor::zeros([*of, columns], (device, dtype)));
+        }
+        (Cut::Rows(rows, _), Param::Host(host)) => {
+            let values = rows.start * columns..rows.end * columns;
+            host.part(values, [rows.len(), columns])
+        }
+        (Cut::Rows(rows, _), Param::Device(whole)) => {
+            HostTensor::download(whole.narrow(0, rows.start, rows.len()))?
+        }
+        (Cut::Columns(kept), Param::Host(host)) => host.columns(kept.clone()),
+        (Cut::Columns(kept), Param::Device(whole)) => {
+            HostTensor::download(whole.narrow(1, kept.start, kept.len()))?
+        }
+    };
+    let part = part.into_device(device);
+    Ok(match cut {
+        Cut::Rows(_, of) => padded(part, *of),
+        _ => part,
+    })
 }
 
 /// The parameter as this rank has it.

@@ -7,16 +7,17 @@
 //! | [`partial`](Decoder::partial) | the last product of the half | a part of the sum |
 //! | [`leave`](Decoder::leave) | bias, norm and residual of the sum | the same |
 
-use super::tensor_shard::shard_spec;
-use super::{Decoder, Param, Store, Unit};
+use super::block::{Block, TrainedShare};
+use super::tensor_shard::{kept, shard_spec};
+use super::{Decoder, NewParam, Param, Store, Unit};
 use crate::arch::{Arch, HeadKind};
 use crate::forward_context::ForwardContext;
 use crate::layer::{self, Projected};
 use crate::tensor_group::{TensorGroup, masked_rows};
-use crate::unit::{ParamSpec, Slot, UnitKind};
+use crate::unit::{ParamSpec, Slot, UnitKind, chain, unit_specs};
 use crate::weights::{WeightKey, Weights};
 use crate::{Error, Result};
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use firebrick_backends::precision::stored_as;
 use firebrick_backends::transfer::{HostTensor, check_computed};
 use firebrick_backends::{Precision, PrecisionExt};
@@ -24,47 +25,6 @@ use firebrick_spec::TensorShare;
 use firebrick_spec::tensor_parallel::Cut;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Which share of which model a decoder is.
-#[derive(Clone, Debug)]
-pub(super) struct TrainedShare {
-    share: TensorShare,
-    /// The architecture of the whole model.
-    arch: Arch,
-    /// The whole parameters, by unit.
-    specs: Vec<Vec<ParamSpec>>,
-}
-
-/// Where a share's part of a parameter lies in the whole.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// Rows and columns of the whole parameter.
-    pub whole: [usize; 2],
-    /// The rows and columns that are here. Rows of zeros may follow.
-    pub part: [Range<usize>; 2],
-    /// Whether an earlier rank has the same.
-    pub is_copy: bool,
-}
-
-impl Block {
-    /// How many values there are, without zeros that fill the part up.
-    #[must_use]
-    pub fn numel(&self) -> usize {
-        let [rows, columns] = &self.part;
-        rows.len() * columns.len()
-    }
-
-    /// What is here of the whole parameter's values, counted in row-major order.
-    #[must_use]
-    pub fn of(&self, whole: &[f32]) -> Vec<f32> {
-        let ([_, width], [rows, columns]) = (self.whole, &self.part);
-        let own = rows.clone().flat_map(|row| {
-            let first = row * width;
-            whole[first + columns.start..first + columns.end].iter()
-        });
-        own.copied().collect()
-    }
-}
 
 impl Decoder {
     /// This rank's share of a whole decoder, to be trained: on the device, adapters included.
@@ -78,36 +38,86 @@ impl Decoder {
                 "each rank would drop other inputs of adapters; set model.lora.dropout to 0".into(),
             ));
         }
-        let mut own = Self {
-            arch: share.trained_arch(&self.arch),
-            units: Vec::with_capacity(self.units.len()),
-            share: Some(Arc::new(TrainedShare {
-                share,
-                arch: self.arch.clone(),
-                specs: self.units.iter().map(|unit| unit.specs.clone()).collect(),
-            })),
-            ..self.clone()
+        let units = self.units.iter();
+        let units = units.map(|unit| (unit.kind, unit.specs.clone())).collect();
+        let whole = (self.arch.clone(), units);
+        let own = Self::of_parts(whole, share, &self.device, |index, _| {
+            Ok::<_, Error>(self.param(index))
+        })?;
+        Ok(Self {
+            lora: self.lora.clone(),
+            adapters_on: self.adapters_on,
+            ..own
+        })
+    }
+
+    /// A model that is [built](Self::build) a parameter at a time, or a rank's share of it: then no more than one of them is whole. `value`
+    /// gives every parameter of the whole model.
+    ///
+    /// # Errors
+    /// Those of [`trained_share`](Self::trained_share), and the first that `value` gives.
+    pub fn build_share<E: From<Error>, V: Into<NewParam>>(
+        arch: Arch,
+        share: Option<TensorShare>,
+        device: &Device,
+        mut value: impl FnMut(usize, &ParamSpec) -> Result<V, E>,
+    ) -> Result<Self, E> {
+        let Some(share) = share else {
+            return Self::build(arch, device, value);
         };
-        own.units.clear();
-        for unit in &self.units {
+        TensorShare::check_training(&arch, share.ranks()).map_err(Error::Shared)?;
+        let dtype = arch.precision.dtype(device);
+        let units = chain(&arch).into_iter();
+        let units = units.map(|kind| (kind, unit_specs(&arch, kind))).collect();
+        Self::of_parts((arch, units), share, device, |index, spec| {
+            let NewParam { tensor, .. } = value(index, spec)?.into();
+            Ok(Param::Device(stored_as(tensor, dtype)))
+        })
+    }
+
+    /// What is kept of the parameters of a model.
+    fn of_parts<E: From<Error>>(
+        (arch, whole): (Arch, Vec<(UnitKind, Vec<ParamSpec>)>),
+        share: TensorShare,
+        device: &Device,
+        mut value: impl FnMut(usize, &ParamSpec) -> Result<Param, E>,
+    ) -> Result<Self, E> {
+        let mut units: Vec<Unit> = Vec::with_capacity(whole.len());
+        for (kind, all) in &whole {
+            let first = units.last().map_or(0, |unit| unit.range.end);
             let (mut specs, mut entries) = (Vec::new(), Vec::new());
-            for (spec, index) in unit.specs.iter().zip(unit.range.clone()) {
-                let cut = share.trained_cut(&self.arch, spec.slot);
-                let part = self.kept(self.param(index), spec, &cut)?;
+            for (spec, index) in all.iter().zip(first..) {
+                let cut = share.trained_cut(&arch, spec.slot);
+                let part = kept(value(index, spec)?, spec, &cut, device)?;
+                // the next whole parameter comes when this one is gone
+                check_computed([part.clone()]).map_err(Error::from)?;
                 entries.push((WeightKey::from(spec.slot), part));
                 specs.push(ParamSpec {
                     trainable: spec.trainable,
                     ..shard_spec(spec, &cut)
                 });
             }
-            check_computed(entries.iter().map(|(_, part)| part.clone()))?;
-            own.units.push(Unit {
+            units.push(Unit {
+                kind: *kind,
+                range: first..first + specs.len(),
                 specs,
                 store: Store::Device(Weights::new(entries)),
-                ..unit.clone()
+                sharded: false,
             });
         }
-        Ok(own)
+        Ok(Self {
+            arch: share.trained_arch(&arch),
+            units,
+            device: device.clone(),
+            lora: None,
+            adapters_on: true,
+            tensor: None,
+            share: Some(Arc::new(TrainedShare {
+                share,
+                arch,
+                specs: whole.into_iter().map(|(_, specs)| specs).collect(),
+            })),
+        })
     }
 
     /// Which share it is, where it is one that is [trained](Self::trained_share).

@@ -296,7 +296,7 @@ fn a_plan_for_several_devices_is_not_run() {
         &[
             "plan.json",
             "2 devices: pipeline 2",
-            "the trainer is data and sequence parallel",
+            "the trainer has no pipelines",
         ],
     );
 }
@@ -431,6 +431,15 @@ fn a_cluster_s_plan_is_written_for_as_many_ranks_and_estimates_are_not_run() {
     assert_eq!(configured["parallel"], said["parallel"]);
     let trained = ["--data-parallel", "2", "--tensor-parallel", "2"];
     let said = succeeded(&bench.firebrick("plan", &trained));
+    assert!(said.contains("data 2 x tensor 2"), "{said}");
+    assert!(said.contains("run by `mpirun -n 4"), "{said}");
+    assert!(!said.contains("an estimate"), "{said}");
+    let key = "memory.tensor_model_parallel_size=2";
+    let said = json(&bench, &trained);
+    let configured = json(&bench, &["--data-parallel", "2", key, own]);
+    assert_eq!(configured["parallel"], said["parallel"]);
+    let staged = ["--data-parallel", "2", "--pipeline-parallel", "2"];
+    let said = succeeded(&bench.firebrick("plan", &staged));
     assert!(said.contains("an estimate: "), "{said}");
 }
 

@@ -21,6 +21,14 @@ impl Context<'_> {
             held.host.clear(Category::Moments);
             let held = self.with_whole_weights(held);
             let matrix = F32 * self.largest();
+            // a policy with adapters, or one that a critic starts from, is whole before ranks that share matrices cut it
+            let adapted = self.workload.lora.is_some() || self.critic().is_some();
+            let held = match self.trained.first() {
+                Some((role, sizes)) if self.parallel.tensor > 1 && adapted => {
+                    held.on_device(role.category(), sizes.width * sizes.total())
+                }
+                _ => held,
+            };
             peak.record("reading weights", held.on_host(Category::Buffers, matrix));
         })
     }
@@ -137,7 +145,15 @@ impl Context<'_> {
             let held = self
                 .resident(Activity::Pass(Role::Policy))
                 .on_host(Category::Buffers, matrix);
-            peak.record("writing a checkpoint", self.with_whole_weights(held));
+            let held = self.with_whole_weights(held);
+            // the first of ranks that share matrices puts the models together
+            let held = match self.parallel.tensor {
+                1 => held,
+                _ => self.trained.iter().fold(held, |held, (role, sizes)| {
+                    held.on_host(role.category(), sizes.width * sizes.total())
+                }),
+            };
+            peak.record("writing a checkpoint", held);
         })
     }
 

@@ -112,7 +112,7 @@ fn loss_scale(asked: &Asked) -> Verdict {
 fn parallel(asked: &Asked) -> Verdict {
     if asked.is_on() {
         return cannot(
-            "training is data parallel; `firebrick plan CONFIG --tensor-parallel N` estimates what each of N devices would hold",
+            "it says no number: memory.tensor_model_parallel_size: N makes N ranks share every matrix in training",
         );
     }
     not_needed("one device, as here")

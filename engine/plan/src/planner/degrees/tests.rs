@@ -215,7 +215,7 @@ fn degrees_that_cannot_be_are_refused_by_name() {
         refused(two, of_tensor(3)).contains("16 devices, which no degrees make up with tensor 3")
     );
     assert!(refused(two, of_tensor(16)).contains("shared inside a machine"));
-    assert!(refused(two, of_tensor(8)).contains("2 key/value heads"));
+    assert!(refused(two, of_tensor(8)).contains("12 heads"));
     let many = Degrees {
         data: Some(2048),
         ..Degrees::default()
