@@ -401,7 +401,7 @@ fn memory_that_runs_out_before_an_operation_is_every_ranks_failure_and_the_group
     if is("refuse") {
         over_nccl(2, settings(), |rank| {
             first(rank);
-            let large = rank.all_gather(values(Element::F32, rank.rank(), 40 << 20));
+            let large = rank.all_gather(values(Element::F32, rank.rank(), 10 << 20));
             let Err(error @ CollectiveError::Failed(_)) = large else {
                 panic!("{:?}", large.map(|values| values.len()))
             };
