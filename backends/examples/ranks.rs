@@ -1,12 +1,14 @@
 //! Collectives over MPI against the same ones between threads: `tests/mpi/run` starts it under `mpirun`. Every rank computes what all
-//! ranks should have, with [`Threads`], and compares its own to the bit. Arguments: nothing, or `panic N`, `error N` or `silent N`, with
-//! which rank N fails while the others wait for it.
+//! ranks should have, with [`Threads`], and compares its own to the bit. Arguments: nothing; `nccl`, with which values go over NCCL, between
+//! CUDA devices of which each rank has one; or `panic N`, `error N` or `silent N`, with which rank N fails while the others wait for it.
 
 #![allow(clippy::print_stdout, reason = "a program")]
 
 use firebrick_backends::collective::{
-    Collective, Element, Failure, Flat, Result, Settings, Threads, launched_world,
+    Collective, Element, Failure, Flat, Nccl, Result, Settings, Threads, launched_world,
 };
+use firebrick_backends::device::{Backend, DeviceSpec, open};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Lengths: none, fewer than ranks, odd ones, several messages of [`FRAME`] bytes.
@@ -77,9 +79,23 @@ fn compare(world: &dyn Collective) -> Result<usize> {
     Ok(cases)
 }
 
+/// The same ranks over NCCL, on the CUDA device of each one's number.
+fn over_nccl(world: &Arc<dyn Collective>) -> Arc<dyn Collective> {
+    let spec = DeviceSpec::Named {
+        backend: Backend::Cuda,
+        index: world.rank(),
+    };
+    let (device, _) = open(spec).unwrap_or_else(|error| panic!("{error}"));
+    let joined = Nccl::join(world, &device).unwrap_or_else(|error| panic!("{error}"));
+    joined.unwrap_or_else(|why| panic!("{why}"))
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let world = launched_world(settings()).unwrap_or_else(|error| panic!("{error}"));
+    let mut world = launched_world(settings()).unwrap_or_else(|error| panic!("{error}"));
+    if arguments.first().is_some_and(|first| first == "nccl") {
+        world = over_nccl(&world);
+    }
     let victim = arguments.get(1).and_then(|rank| rank.parse::<usize>().ok());
     if victim == Some(world.rank()) {
         match arguments[0].as_str() {

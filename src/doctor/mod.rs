@@ -16,7 +16,8 @@ pub use check::{Check, Status};
 pub use machine::Machine;
 pub use storage::free_disk;
 
-use firebrick::backends::device::BackendReport;
+use firebrick::backends::collective::Nccl;
+use firebrick::backends::device::{Backend, BackendReport, is_built};
 use std::path::Path;
 
 /// All checks of a machine whose backends have been probed, for runs in folders like `output`.
@@ -25,6 +26,8 @@ pub fn checks(machine: &Machine, reports: &[BackendReport], output: &Path) -> Ve
     if cfg!(target_os = "linux") {
         checks.push(nvidia::driver(machine));
         checks.push(nvidia::toolkit(machine));
+        let opened = is_built(Backend::Cuda).then(Nccl::installation);
+        checks.push(nvidia::nccl(machine, opened));
         checks.push(vulkan::loader(machine));
         checks.push(system::open_files(machine));
         checks.push(system::locked_memory(machine));

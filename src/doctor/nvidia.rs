@@ -2,6 +2,7 @@
 
 use super::check::{Check, Status};
 use super::machine::{Machine, Packages};
+use firebrick::backends::collective::NcclInstallation;
 use firebrick::backends::toolkit::inspect;
 
 const DRIVER: Packages = Packages {
@@ -15,6 +16,13 @@ const TOOLKIT: Packages = Packages {
     apt: "nvidia-cuda-toolkit",
     dnf: "cuda-toolkit",
     pacman: "cuda",
+    brew: None,
+};
+
+const NCCL: Packages = Packages {
+    apt: "libnccl2",
+    dnf: "libnccl",
+    pacman: "nccl",
     brew: None,
 };
 
@@ -83,5 +91,34 @@ pub fn toolkit(machine: &Machine) -> Check {
             Check::new(NAME, Status::Warning, missing).mended_by(machine.install(&TOOLKIT))
         }
         _ => Check::new(NAME, Status::Ok, "not needed: there is no NVIDIA card"),
+    }
+}
+
+/// NCCL, over which the GPUs of several ranks exchange values. `opened` is what this program makes of it, where it is built with CUDA.
+pub fn nccl(machine: &Machine, opened: Option<Result<NcclInstallation, String>>) -> Check {
+    const NAME: &str = "NCCL";
+    let file = ["libnccl.so.2", "libnccl.so"]
+        .iter()
+        .find_map(|name| machine.library(name));
+    match (opened, file) {
+        (Some(Ok(NcclInstallation { path, version })), file) => {
+            let file = path.or(file).map(|file| format!(" ({})", file.display()));
+            let found = format!("version {version}{}", file.unwrap_or_default());
+            Check::new(NAME, Status::Ok, found)
+        }
+        (Some(Err(why)), Some(_)) => {
+            Check::new(NAME, Status::Warning, why).mended_by(machine.install(&NCCL))
+        }
+        (None, Some(file)) => {
+            let found = format!("{}; this build has no CUDA, and does not use it", file.display());
+            Check::new(NAME, Status::Ok, found)
+        }
+        (_, None) if has_card(machine) => Check::new(
+            NAME,
+            Status::Missing,
+            "no libnccl.so.2; one GPU needs none, and values between several pass through host memory without it",
+        )
+        .mended_by(machine.install(&NCCL)),
+        (_, None) => Check::new(NAME, Status::Ok, "not needed: there is no NVIDIA card"),
     }
 }

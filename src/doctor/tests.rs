@@ -1,6 +1,7 @@
 use super::*;
 use super::{devices, nvidia, programs, storage, system, vulkan};
 use firebrick::backends::DeviceSpec;
+use firebrick::backends::collective::NcclInstallation;
 use firebrick::backends::device::DeviceInfo;
 use firebrick::spec::Backend;
 
@@ -164,6 +165,40 @@ fn a_toolkit_is_wanted_where_there_is_a_card_with_all_that_kernels_need() {
     );
     fake.file("/usr/local/cuda/lib64/libnvrtc.so", "");
     is(&toolkit(), Status::Ok, "/usr/local/cuda", None);
+}
+
+#[test]
+fn nccl_is_missing_where_there_is_a_card_and_says_its_version_and_file() {
+    let fake = Fake::new();
+    let nccl = |opened| nvidia::nccl(&fake.machine(), opened);
+    is(&nccl(None), Status::Ok, "no NVIDIA card", None);
+    fake.card();
+    is(
+        &nccl(Some(Err("cannot be opened".into()))),
+        Status::Missing,
+        "no libnccl.so.2",
+        Some("libnccl2"),
+    );
+    fake.file("/usr/lib/x86_64-linux-gnu/libnccl.so.2", "");
+    is(&nccl(None), Status::Ok, "this build has no CUDA", None);
+    is(
+        &nccl(Some(Err("NCCL 2.10.3 is too old".into()))),
+        Status::Warning,
+        "2.10.3 is too old",
+        Some("libnccl2"),
+    );
+    let opened = |path: Option<&str>| NcclInstallation {
+        path: path.map(Into::into),
+        version: "2.21.5".into(),
+    };
+    for path in [Some("/usr/lib/x86_64-linux-gnu/libnccl.so.2.21.5"), None] {
+        let found = nccl(Some(Ok(opened(path))));
+        is(&found, Status::Ok, "version 2.21.5 (", None);
+        assert!(
+            found.found.contains("x86_64-linux-gnu/libnccl.so.2"),
+            "{found:?}"
+        );
+    }
 }
 
 #[test]

@@ -18,13 +18,15 @@
  *   allocate BYTES PLACE | free BYTES PLACE | pin BYTES
  *   up BYTES STREAM MEMORY PLACE | down BYTES STREAM MEMORY PLACE | between BYTES STREAM - PLACE
  *   kernel NAME STREAM
- *   record EVENT STREAM | wait EVENT STREAM OF | reached EVENT OF | finished STREAM
+ *   record EVENT STREAM | wait EVENT STREAM OF | reached EVENT OF | finished STREAM | collective STREAM
  *
  * A stream is a number, 0 the one that everybody has. MEMORY of the host is pinned or pageable. PLACE is the device's address. `wait`
  * is a stream's: STREAM goes on when EVENT, recorded in OF, is reached; `reached` and `finished` are the host's.
  *
  * STAND_IN_REFUSE=N:BYTES refuses memory from the N-th allocation on, until so many bytes were given back since; at the end the
  * program says how many allocations were asked for, and how many refused.
+ *
+ * STAND_IN_DEVICES=N has N cards in place of one, with the memory of one. nccl.cpp beside this file connects them.
  *
  * A stream that is captured keeps what it is asked for in a graph; a replay asks for all of it again. While one is captured nobody may
  * allocate, wait or read, as with a real driver (CU_STREAM_CAPTURE_MODE_GLOBAL).
@@ -56,6 +58,9 @@ typedef void *handle;
 typedef uint64_t address;
 
 enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, NO_SUCH_DEVICE = 101, NOT_READY = 600, LAUNCH_FAILED = 719, UNSUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
+
+/* What work gives that waits for other threads' streams: it is asked again later. */
+static const int AGAIN = -1;
 
 static const size_t MEMORY = (size_t)8 << 30;
 #define ANY(number) ((handle)(uintptr_t)(number))
@@ -178,6 +183,8 @@ static int run_until(stream *of, uint64_t after)
 		std::function<int()> next = std::move(of->waiting.front());
 		of->waiting.pop_front();
 		int code = next();
+		if (code == AGAIN)
+			return of->waiting.push_front(std::move(next)), AGAIN;
 		of->done++;
 		if (code != OK && failed == OK)
 			failed = code;
@@ -219,6 +226,30 @@ static int look(stream *of, uint64_t after)
 
 typedef std::lock_guard<std::recursive_mutex> locked;
 
+/* Work that may wait for other threads, which need the driver meanwhile. */
+template <typename work> static int patiently(work tried)
+{
+	for (;;) {
+		{
+			locked lock(guard);
+			int code = tried();
+			if (code != AGAIN)
+				return code;
+		}
+		usleep(100);
+	}
+}
+
+/* Cards. */
+static int devices()
+{
+	const char *setting = getenv("STAND_IN_DEVICES");
+	int count = setting ? atoi(setting) : 1;
+	return count < 1 || count > 16 ? 1 : count;
+}
+
+static thread_local handle context = ANY(16);
+
 extern "C" {
 
 /* The device. */
@@ -232,11 +263,11 @@ int cuInit(unsigned flags)
 }
 
 int cuDriverGetVersion(int *version) { return *version = 12090, OK; }
-int cuDeviceGetCount(int *count) { return *count = 1, OK; }
-int cuDeviceGet(int *device, int index) { return *device = 0, index == 0 ? OK : NO_SUCH_DEVICE; }
+int cuDeviceGetCount(int *count) { return *count = devices(), OK; }
+int cuDeviceGet(int *device, int index) { return *device = index, index >= 0 && index < devices() ? OK : NO_SUCH_DEVICE; }
 int cuDeviceGetName(char *name, int size, int device) { return snprintf(name, size, "stand-in for an H200"), OK; }
-int cuDeviceGetUuid_v2(char *uuid, int device) { return memset(uuid, 7, 16), OK; }
-int cuDeviceGetPCIBusId(char *id, int size, int device) { return snprintf(id, size, "0000:01:00.0"), OK; }
+int cuDeviceGetUuid_v2(char *uuid, int device) { return memset(uuid, 7 + device, 16), OK; }
+int cuDeviceGetPCIBusId(char *id, int size, int device) { return snprintf(id, size, "0000:%02x:00.0", 1 + device), OK; }
 int cuDeviceGetLuid(char *luid, unsigned *mask, int device) { return UNSUPPORTED; }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { return *bytes = MEMORY, OK; }
 
@@ -262,10 +293,10 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
 	return OK;
 }
 
-int cuDevicePrimaryCtxRetain(handle *context, int device) { return *context = ANY(16), OK; }
+int cuDevicePrimaryCtxRetain(handle *made, int device) { return *made = ANY(16 + device), OK; }
 int cuDevicePrimaryCtxRelease_v2(int device) { return OK; }
-int cuCtxSetCurrent(handle context) { return OK; }
-int cuCtxGetCurrent(handle *context) { return *context = ANY(16), OK; }
+int cuCtxSetCurrent(handle chosen) { return context = chosen, OK; }
+int cuCtxGetCurrent(handle *current) { return *current = context, OK; }
 int cuCtxGetStreamPriorityRange(int *least, int *most) { return *least = 0, *most = -5, OK; }
 
 int cuCtxSynchronize(void)
@@ -399,8 +430,8 @@ int cuMemFreeHost(char *place)
 }
 
 /* Rows of bytes. The host's are read when the copy is asked for, and written before it returns, unless they are pinned. */
-static int copy(char *to, size_t to_pitch, const char *from, size_t from_pitch, size_t width, size_t height, bool reads_host,
-                bool writes_host, stream *of)
+static int ask_for_copy(char *to, size_t to_pitch, const char *from, size_t from_pitch, size_t width, size_t height, bool reads_host,
+                        bool writes_host, stream *of, bool &waits)
 {
 	locked lock(guard);
 	const char *memory = !reads_host && !writes_host ? "-" : is_pinned(reads_host ? from : to) ? "pinned" : "pageable";
@@ -422,7 +453,16 @@ static int copy(char *to, size_t to_pitch, const char *from, size_t from_pitch, 
 	});
 	if (writes_host && of && of->captured)
 		return of->captured->invalidated = true, CAPTURE_UNSUPPORTED;
-	return code == OK && writes_host && of && !is_pinned(to) ? run_until(of, asked(of)) : code;
+	waits = code == OK && writes_host && of && !is_pinned(to);
+	return code;
+}
+
+static int copy(char *to, size_t to_pitch, const char *from, size_t from_pitch, size_t width, size_t height, bool reads_host,
+                bool writes_host, stream *of)
+{
+	bool waits = false;
+	int code = ask_for_copy(to, to_pitch, from, from_pitch, width, height, reads_host, writes_host, of, waits);
+	return waits ? patiently([=] { return run_until(of, asked(of)); }) : code;
 }
 
 int cuMemcpyHtoDAsync_v2(address to, const char *from, size_t bytes, stream *of)
@@ -464,11 +504,13 @@ int cuStreamCreateWithPriority(stream **made, unsigned flags, int priority) { re
 
 int cuStreamSynchronize(stream *of)
 {
-	locked lock(guard);
-	recording.line("finished %u", number(of));
-	if (of ? of->captured && spoils_capture() : spoils_capture())
-		return CAPTURE_UNSUPPORTED;
-	return of ? run_until(of, asked(of)) : run_all();
+	{
+		locked lock(guard);
+		recording.line("finished %u", number(of));
+		if (of ? of->captured && spoils_capture() : spoils_capture())
+			return CAPTURE_UNSUPPORTED;
+	}
+	return patiently([=] { return of ? run_until(of, asked(of)) : run_all(); });
 }
 int cuStreamDestroy_v2(stream *of) { return cuStreamSynchronize(of); }
 
@@ -505,9 +547,13 @@ int cuEventRecord(event *recorded, stream *of)
 
 int cuEventSynchronize(event *awaited)
 {
-	locked lock(guard);
-	recording.line("reached %u %u", awaited->number, number(awaited->of));
-	return awaited->of ? run_until(awaited->of, awaited->after) : OK;
+	event then;
+	{
+		locked lock(guard);
+		then = *awaited;
+		recording.line("reached %u %u", then.number, number(then.of));
+	}
+	return then.of ? patiently([=] { return run_until(then.of, then.after); }) : OK;
 }
 
 int cuEventQuery(event *awaited)
@@ -517,6 +563,14 @@ int cuEventQuery(event *awaited)
 }
 int cuEventElapsedTime_v2(float *ms, event *from, event *to) { return *ms = 0.1f, OK; }
 int cuEventElapsedTime(float *ms, event *from, event *to) { return *ms = 0.1f, OK; }
+
+/* Work of a library beside this one, in its turn; AGAIN where it waits for other streams. */
+int stand_in_enqueue(stream *of, int (*work)(void *), void *argument)
+{
+	locked lock(guard);
+	recording.line("collective %u", number(of));
+	return enqueue(of, OTHER, [=] { return work(argument); });
+}
 
 /* Graphs. A node is what a stream was asked for; all are launches or copies. */
 

@@ -105,6 +105,44 @@ fn same_on_all(ranks: &[Ran]) {
 }
 
 #[test]
+fn values_over_nccl_are_refused_on_cpus_by_name_and_nobody_else_minds() {
+    let folders = tempfile::tempdir().unwrap();
+    let one_step = |name: &str, backend: &str| {
+        let own = format!("trainer.ddp_backend={backend}");
+        let overrides = [own.as_str(), "trainer.steps=1", "trainer.save_freq=-1"];
+        config(&folders.path().join(name), &overrides)
+    };
+    let asked = one_step("nccl", "nccl");
+    let refused = Threads::run(2, Settings::default(), |rank| {
+        run(asked.clone(), Start::Fresh, rank)
+            .unwrap_err()
+            .to_string()
+    });
+    for rank in refused {
+        let said = rank.unwrap();
+        assert!(
+            said.contains("trainer.ddp_backend: nccl cannot be"),
+            "{said}"
+        );
+        assert!(said.contains("set `device: cuda`"), "{said}");
+    }
+    let [auto, mpi] = ["auto", "mpi"].map(|backend| {
+        let ranks = world(2, &one_step(backend, backend), Start::Fresh);
+        same_on_all(&ranks);
+        ranks
+    });
+    assert!(auto[0].weights == mpi[0].weights);
+    // one rank alone sends nothing
+    let alone = one_step("alone", "nccl");
+    run(
+        alone,
+        Start::Fresh,
+        std::sync::Arc::new(firebrick_backends::collective::Solo),
+    )
+    .unwrap();
+}
+
+#[test]
 fn ranks_hold_the_same_weights_and_metrics_and_a_rerun_is_the_same_to_the_bit() {
     let folders = tempfile::tempdir().unwrap();
     for size in [2, 4] {

@@ -109,6 +109,16 @@ pub enum CollectiveError {
         /// The operation.
         operation: String,
     },
+    /// NCCL, or the GPU that it works on, failed on a rank.
+    #[error("rank {rank}: {operation} over NCCL: {message}")]
+    Nccl {
+        /// The rank, in the whole world.
+        rank: usize,
+        /// The operation.
+        operation: String,
+        /// What NCCL or the device said, and what to do.
+        message: String,
+    },
     /// Values that an operation cannot take.
     #[error("{0}")]
     Values(String),

@@ -86,6 +86,12 @@ impl Mailbox {
         self.arrived.notify_all();
     }
 
+    /// The rank that has given up, with its last words.
+    #[cfg(feature = "cuda")]
+    pub fn aborted(&self) -> Option<(usize, String)> {
+        self.state().aborted.clone()
+    }
+
     /// Whether somebody waits for a message.
     #[cfg(feature = "mpi")]
     pub fn is_awaited(&self) -> bool {

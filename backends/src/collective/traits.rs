@@ -1,6 +1,7 @@
 //! What the ranks of a group do together.
 
 use super::{Element, Failure, Flat, Result, Traffic};
+use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use std::sync::Arc;
 ///
 /// After [`CollectiveError::Failed`](super::CollectiveError::Failed) the group can continue, since every rank got it at the same operation.
 /// After any other error it cannot: all further operations give the same error.
-pub trait Collective: Debug + Send + Sync {
+pub trait Collective: Any + Debug + Send + Sync {
     /// This rank, from 0.
     fn rank(&self) -> usize;
 

@@ -40,6 +40,6 @@ pub use schema::schema;
 pub use sft::{SftConfig, WarmupConfig};
 pub use spans::Place;
 pub(crate) use spans::Spans;
-pub use trainer::TrainerConfig;
+pub use trainer::{DdpBackend, TrainerConfig};
 pub use update::{OldLogProbs, UpdateConfig};
 pub(crate) use yaml::mistake;

@@ -3,6 +3,21 @@
 use super::logger::Loggers;
 use serde::{Deserialize, Serialize};
 
+/// What carries values between ranks: transformers' `ddp_backend`, of whose names these two are known here.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum DdpBackend {
+    /// NCCL where every rank has an NVIDIA GPU of its own and libnccl, host memory and MPI elsewhere.
+    #[default]
+    Auto,
+    /// NCCL, from GPU to GPU; refused where a rank cannot.
+    Nccl,
+    /// Host memory and MPI.
+    Mpi,
+}
+
 /// Length and rhythm of a run.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -27,6 +42,8 @@ pub struct TrainerConfig {
     /// Ranks on each machine: one a device.
     #[schemars(range(min = 1))]
     pub n_gpus_per_node: Option<usize>,
+    /// What carries values between ranks. One rank alone sends none.
+    pub ddp_backend: DdpBackend,
     /// Largest weight file of a checkpoint, in bytes.
     pub max_shard_bytes: u64,
     /// Groups a step that are kept with their tokens, in `tokens.jsonl`; 0: none.
@@ -60,6 +77,7 @@ impl Default for TrainerConfig {
             max_ckpt_to_keep: 3,
             nnodes: None,
             n_gpus_per_node: None,
+            ddp_backend: DdpBackend::default(),
             max_shard_bytes: 5_000_000_000,
             log_tokens: 0,
             logger: Loggers::default(),

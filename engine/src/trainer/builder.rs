@@ -14,7 +14,7 @@ use crate::metrics::{Ledger, Observer, PhaseTimings, Recorder, Silent, Snapshots
 use crate::objective::Objective;
 use crate::task::Task;
 use crate::world::World;
-use firebrick_backends::collective::Collective;
+use firebrick_backends::collective::{Collective, Solo};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub struct TrainerBuilder {
     observer: Box<dyn Observer>,
     trackers: Vec<Box<dyn Tracker>>,
     profile: u64,
-    world: World,
+    ranks: Arc<dyn Collective>,
 }
 
 impl Trainer {
@@ -45,7 +45,7 @@ impl Trainer {
             observer: Box::new(Silent),
             trackers: Vec::new(),
             profile: 0,
-            world: World::default(),
+            ranks: Arc::new(Solo),
         }
     }
 }
@@ -88,13 +88,17 @@ impl TrainerBuilder {
     }
 
     /// Reads and checks what the configuration names; see [`Opened::open`].
-    pub(super) fn open(&mut self, world: World, files: ModelFiles) -> Result<Opened> {
+    pub(super) fn open(
+        &mut self,
+        ranks: &Arc<dyn Collective>,
+        files: ModelFiles,
+    ) -> Result<Opened> {
         let config = std::mem::take(&mut self.config).resolve()?;
         let task = match self.task.take() {
             Some(task) => task,
             None => task_of(&config, self.mode)?,
         };
-        Opened::open(config, self.mode, task, self.objective.take(), world, files)
+        Opened::open(config, self.mode, task, self.objective.take(), ranks, files)
     }
 
     /// A tracker of one's own, beside those of `trainer.logger`.
@@ -112,10 +116,10 @@ impl TrainerBuilder {
     }
 
     /// The ranks that share the work of this run, of which this trainer is one: every rank of a collective builds the same run. Rank 0
-    /// writes the run folder and tells trackers; the observer of rank 0 steers all.
+    /// writes the run folder and tells trackers; the observer of rank 0 steers all. `trainer.ddp_backend` says what carries their values.
     #[must_use]
     pub fn world(mut self, ranks: Arc<dyn Collective>) -> Self {
-        self.world = World::new(ranks);
+        self.ranks = ranks;
         self
     }
 
@@ -126,23 +130,23 @@ impl TrainerBuilder {
     ///
     /// Where the configuration is wrong, a file cannot be read, no plan fits the budget, or the output folder holds another run.
     pub fn build(self) -> Result<Trainer> {
-        let world = self.world.clone();
-        let built = self.build_on(&world);
+        let ranks = Arc::clone(&self.ranks);
+        let built = self.build_on(&ranks);
         if let Err(error) = &built {
-            world.give_up(error);
+            World::new(ranks).give_up(error);
         }
         built
     }
 
-    fn build_on(mut self, world: &World) -> Result<Trainer> {
-        let opened = self.open(world.clone(), ModelFiles::All)?;
+    fn build_on(mut self, ranks: &Arc<dyn Collective>) -> Result<Trainer> {
+        let opened = self.open(ranks, ModelFiles::All)?;
         let mut planned = opened.plan()?;
         opened.check_ranks(&planned)?;
         let (mut loaded, state, resumed) = Loaded::begin(&opened, &mut planned, self.start)?;
         let folder = loaded.folder(&opened)?;
         let mut trackers = tracker::configured(&opened.config.trainer);
         trackers.append(&mut self.trackers);
-        if !world.writes() {
+        if !opened.world.writes() {
             trackers.clear();
         }
         let trackers = begin_trackers(

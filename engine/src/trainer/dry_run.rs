@@ -8,9 +8,10 @@ use crate::data::{Prompt, PromptDataset};
 use crate::hub::ModelFiles;
 use crate::plan::estimate::{Estimate, Sizes};
 use crate::task::{Completion, Example, Split, Task};
-use crate::world::World;
 use firebrick_backends::DeviceInfo;
+use firebrick_backends::collective::{Collective, Solo};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Prompts that are rendered.
 const RENDERED: u64 = 3;
@@ -67,7 +68,8 @@ impl TrainerBuilder {
     ///
     /// Those that [`build`](Self::build) gives before it loads weights.
     pub fn dry_run(mut self) -> Result<DryRun> {
-        let opened = self.open(World::default(), ModelFiles::Tokenizer)?;
+        let alone: Arc<dyn Collective> = Arc::new(Solo);
+        let opened = self.open(&alone, ModelFiles::Tokenizer)?;
         let planned = opened.plan()?;
         let prompts = &opened.data.prompts;
         let has_prompts = opened.mode == Mode::Rl;

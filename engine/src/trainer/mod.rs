@@ -3,6 +3,7 @@
 mod begin;
 mod builder;
 mod checks;
+mod ddp_backend;
 mod dry_run;
 mod evaluate;
 mod evaluated_sample;

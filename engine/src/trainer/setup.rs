@@ -4,6 +4,7 @@ use super::checks::{
     check_device, check_limit, check_matrices, check_optimizers, check_quantised, check_rewards,
     check_sampling_groups, check_sequences, check_size, chosen_objective,
 };
+use super::ddp_backend::connect;
 use super::turns::turn_template;
 use crate::checkpoint::{CriticSource, PolicySource};
 use crate::config::{Mode, RunConfig, SftConfig, sft_of};
@@ -22,6 +23,7 @@ use crate::world::World;
 use crate::world::codec::{Reader, Writer};
 use crate::{Error, Result};
 use burn::tensor::Device;
+use firebrick_backends::collective::Collective;
 use firebrick_backends::memory::free_bytes;
 use firebrick_backends::{DeviceInfo, PrecisionExt, device, profile};
 use std::sync::Arc;
@@ -62,14 +64,16 @@ impl Opened {
         mode: Mode,
         task: Arc<dyn Task>,
         objective: Option<Arc<dyn Objective>>,
-        world: World,
+        ranks: &Arc<dyn Collective>,
         files: ModelFiles,
     ) -> Result<Self> {
+        let world = World::new(Arc::clone(ranks));
         check_size(&config.trainer, &world)?;
         let asked = config.device;
         // first, because what a preset sets depends on the device
         let (device, info) = open_device(&mut config)?;
         check_device(&world, asked, &info)?;
+        let world = World::new(connect(ranks, config.trainer.ddp_backend, &device, &info)?);
         let source = PolicySource::with(&config.model, task.as_ref(), files)?;
         let source = source.in_format(config.precision, config.base());
         config.rollout.check_graphs_of(source.checkpoint.arch())?;

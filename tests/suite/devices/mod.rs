@@ -9,6 +9,8 @@ mod batching;
 mod launches;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod memory;
+#[cfg(feature = "cuda")]
+mod nccl;
 mod objectives;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod out_of_memory;

@@ -64,7 +64,7 @@ fn again(test: &str, settings: &[(&str, &str)]) {
 }
 
 /// Whether the card is the stand-in; a real one keeps no record and takes no orders.
-fn is_stand_in() -> bool {
+pub(super) fn is_stand_in() -> bool {
     let (_, info) = open("cuda".parse().expect("a device's name")).expect("opened before");
     let is = info.name.contains("stand-in");
     if !is {

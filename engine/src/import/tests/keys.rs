@@ -26,6 +26,20 @@ fn machines_and_devices_become_the_ranks_that_a_run_is_checked_for() {
 }
 
 #[test]
+fn what_carries_values_between_ranks_is_named_as_in_transformers() {
+    let config = "model_name_or_path: m\ndataset_name: d\nddp_backend: ";
+    for name in ["nccl", "mpi"] {
+        let found = imported("grpo.yaml", &format!("{config}{name}\n"));
+        assert_eq!(at(&found, "/trainer/ddp_backend"), name);
+    }
+    let other = imported("grpo.yaml", &format!("{config}gloo\n"));
+    assert_eq!(at(&other, "/trainer/ddp_backend"), json!(null));
+    assert!(
+        matches!(outcome(&other, "ddp_backend"), KeyOutcome::NotNeeded { why } if why.contains("auto takes NCCL"))
+    );
+}
+
+#[test]
 fn degrees_that_are_not_data_parallel_are_estimates() {
     let key = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size";
     let found = verl(&format!("{key}=4"));

@@ -207,7 +207,7 @@ pub(super) const TABLE: &[Rule] = &[
     ("fsdp", Off(RANKS)),
     ("ddp_timeout", NotNeeded(RANKS)),
     ("ddp_find_unused_parameters", NotNeeded(RANKS)),
-    ("ddp_backend", NotNeeded(RANKS)),
+    ("ddp_backend", By(ddp_backend)),
     ("ddp_bucket_cap_mb", NotNeeded(RANKS)),
     ("accelerator_config.**", NotNeeded(RANKS)),
     ("local_rank", NotNeeded(RANKS)),
@@ -217,6 +217,14 @@ fn folder(asked: &Asked) -> Verdict {
     match asked.text() {
         Some(folder) => set("output", path(asked.facts, folder)),
         None => not_needed("has no value in the files"),
+    }
+}
+
+/// What carries values between ranks, by the names that are known here too.
+fn ddp_backend(asked: &Asked) -> Verdict {
+    match asked.text() {
+        Some(name @ ("nccl" | "mpi")) => set("trainer.ddp_backend", name),
+        _ => not_needed("trainer.ddp_backend: auto takes NCCL between GPUs, and MPI elsewhere"),
     }
 }
 
