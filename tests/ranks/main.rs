@@ -137,7 +137,7 @@ fn values_over_nccl_are_refused_on_cpus_by_name_and_nobody_else_minds() {
     run(
         alone,
         Start::Fresh,
-        std::sync::Arc::new(firebrick_backends::collective::Solo),
+        Arc::new(firebrick_backends::collective::Solo),
     )
     .unwrap();
 }
