@@ -136,7 +136,9 @@ impl<'a> BackwardPass<'a> {
             }
             // the output of every half but the last is the next one's input
             let inner = if unit + 1 < end { self.row } else { 0 };
-            held = held.on_device(Category::LiveGraph, kept + inner);
+            // a part of a sum over devices ends a graph
+            let part = if ctx.parallel.tensor > 1 { self.row } else { 0 };
+            held = held.on_device(Category::LiveGraph, kept + inner + part);
             if half == Half::Attention {
                 let scores = ctx.widths.scores_kept(shape, self.plan.attention_rows);
                 held = held.on_device(Category::Attention, ctx.parallel.inside(F32 * scores));
