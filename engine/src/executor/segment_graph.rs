@@ -99,8 +99,8 @@ pub(super) fn trace(
     let mut x = input;
     for (unit, weights) in units.zip(weights) {
         if decoder.share().is_some() {
-            let half = SharedHalf::trace(decoder, unit, weights, x, (micro, runtime))?;
-            x = half.output();
+            let (half, y) = SharedHalf::trace(decoder, unit, weights, x, (micro, runtime))?;
+            x = y;
             pieces.push(Piece::Shared(Box::new(half)));
             continue;
         }

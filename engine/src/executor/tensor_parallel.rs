@@ -88,6 +88,12 @@ pub(super) struct SharedHalf {
     normed: [Tensor<2>; 2],
     attention: Option<ApartAttention>,
     part: Tensor<2>,
+    /// Nothing where the result is the residual plus the sum, whose gradients are the result's.
+    left: Option<Left>,
+}
+
+/// What is behind the sum: a bias or a norm.
+struct Left {
     residual: Tensor<2>,
     sum: Tensor<2>,
     output: Tensor<2>,
@@ -100,13 +106,14 @@ struct ApartAttention {
 }
 
 impl SharedHalf {
+    /// The half of rows `x` under its graphs, and its result off the graph.
     pub fn trace(
         decoder: &Decoder,
         unit: usize,
         weights: &Weights,
         x: Tensor<2>,
         (micro, runtime): (&MicroBatch, &Runtime),
-    ) -> Result<Self> {
+    ) -> Result<(Self, Tensor<2>)> {
         let ctx = &micro.ctx;
         let weights = decoder.units()[unit].leaves(weights);
         let input = x.clone().autodiff().require_grad();
@@ -121,29 +128,33 @@ impl SharedHalf {
         } else {
             (None, decoder.partial(unit, &weights, &leaf, ctx))
         };
-        let sum = sum(part.clone().inner(), runtime)?
-            .autodiff()
-            .require_grad();
-        let residual = x.autodiff().require_grad();
-        let output = decoder.leave(unit, &weights, residual.clone(), sum.clone());
-        Ok(Self {
+        let sum = sum(part.clone().inner(), runtime)?;
+        let (left, y) = if decoder.leaves_plainly(unit, &weights) {
+            (None, decoder.leave(unit, &weights, x, sum))
+        } else {
+            let [residual, sum] = [x, sum].map(|own| own.autodiff().require_grad());
+            let output = decoder.leave(unit, &weights, residual.clone(), sum.clone());
+            let y = output.clone().inner();
+            let left = Left {
+                residual,
+                sum,
+                output,
+            };
+            (Some(left), y)
+        };
+        let half = Self {
             unit,
             weights,
             input,
             normed: [normed, leaf],
             attention,
             part,
-            residual,
-            sum,
-            output,
-        })
+            left,
+        };
+        Ok((half, y))
     }
 
-    /// The half's result, off the graph.
-    pub fn output(&self) -> Tensor<2> {
-        self.output.clone().inner()
-    }
-
+    /// The gradient of the half's rows, given its result's.
     pub fn backward(
         self,
         decoder: &Decoder,
@@ -159,15 +170,20 @@ impl SharedHalf {
             normed: [normed, leaf],
             attention,
             part,
-            residual,
-            sum: total,
-            output,
+            left,
         } = self;
-        let mut tape = (output * d_output).sum().backward();
-        collect(decoder, unit, &weights, &mut tape, gradients);
-        let d_residual = taken(&residual, &mut tape);
-        let d_part = taken(&total, &mut tape);
-        drop(tape);
+        let [d_residual, d_part] = match left {
+            None => [d_output.clone(), d_output],
+            Some(Left {
+                residual,
+                sum,
+                output,
+            }) => {
+                let mut tape = (output * d_output).sum().backward();
+                collect(decoder, unit, &weights, &mut tape, gradients);
+                [&residual, &sum].map(|leaf| taken(leaf, &mut tape))
+            }
+        };
 
         let mut tape = (part * d_part).sum().backward();
         // all gradients of the graph beside those that they are added to

@@ -48,12 +48,26 @@ impl Trainer {
             None => model.decoder.in_precision(precision),
         };
         let accounts = &self.learner.runtime.accounts;
-        let bytes = copy.bytes_in(Home::Device);
+        let bytes = if self.samples_from_trained(precision) {
+            0
+        } else {
+            copy.bytes_in(Home::Device)
+        };
         let hold = accounts.hold(Category::Parameters, Home::Device, bytes);
         Ok(Sampler {
             decoder: copy,
             _hold: Some(hold),
         })
+    }
+
+    /// Whether ranks that share matrices sample from the very parts that they train, which wait on the device: in the same groups and the
+    /// same precision.
+    fn samples_from_trained(&self, precision: Precision) -> bool {
+        let model = &self.learner.model;
+        let group = self.world.tensor_group();
+        let same = group.is_some_and(|group| model.decoder.share() == Some(group.share()));
+        let here = model.decoder.bytes_in(Home::Host) == 0 && !model.is_shared_out();
+        same && here && precision == self.config.precision
     }
 
     /// What the engine may use under the plan in force, where the policy samples in a precision.

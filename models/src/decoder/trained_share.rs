@@ -353,6 +353,21 @@ impl Decoder {
         weights.linear_part(mixed, Slot::O, self.unit_lora_forward(unit, ctx))
     }
 
+    /// Whether a half's result is its residual plus the sum: there is neither a bias nor a norm behind it.
+    #[must_use]
+    pub fn leaves_plainly(&self, unit: usize, weights: &Weights) -> bool {
+        let bias = weights.bias(self.last_matrix(unit));
+        bias.is_none() && weights.get(Slot::PostNorm).is_none()
+    }
+
+    /// The matrix whose products a half sums.
+    fn last_matrix(&self, unit: usize) -> Slot {
+        match self.units[unit].kind {
+            UnitKind::Attention(_) => Slot::O,
+            _ => Slot::Down,
+        }
+    }
+
     /// A half's result `[tokens, hidden]`: bias, norm and residual of the sum over the ranks.
     #[must_use]
     pub fn leave(
@@ -362,11 +377,8 @@ impl Decoder {
         residual: Tensor<2>,
         sum: Tensor<2>,
     ) -> Tensor<2> {
-        let last = match self.units[unit].kind {
-            UnitKind::Attention(_) => Slot::O,
-            _ => Slot::Down,
-        };
-        layer::onto_residual(&self.arch, weights, residual, weights.add_bias(sum, last))
+        let y = weights.add_bias(sum, self.last_matrix(unit));
+        layer::onto_residual(&self.arch, weights, residual, y)
     }
 
     /// Rows of a share's gradient of the projection with as many zeros below as make it the shape of the parameter.

@@ -83,8 +83,10 @@ impl<'a> BackwardPass<'a> {
         let rows = self.plan.attention_rows;
         let extra = widths.bytes(widths.extra(half, self.splits), shape.tokens, parallel)
             + widths.widened(half, true, shape.tokens, parallel);
+        // a part of a sum over devices ends a graph
+        let part = if parallel.tensor > 1 { self.row } else { 0 };
         let mut found = HalfBytes {
-            kept: widths.bytes(widths.kept(half), shape.tokens, parallel),
+            kept: widths.bytes(widths.kept(half), shape.tokens, parallel) + part,
             scores: 0,
             backward: MemoryUsage::default()
                 .on_device(Category::LiveGraph, extra)
