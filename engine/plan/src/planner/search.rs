@@ -295,19 +295,7 @@ impl<'a> PlacementSearch<'a> {
             phases.extend(ctx.of_critic());
             phases.extend(ctx.of_warm_up());
             if phases.iter().all(|p| self.limits.hold(p)) {
-                let mut memory = MemoryConfig {
-                    head_rows: r.head,
-                    attention_rows: r.attention,
-                    score_tokens: r.score_tokens,
-                    train_tokens,
-                    ..memory.clone()
-                };
-                if let Some(critic) = plan.critic() {
-                    let differing = |own: usize, policy| (own != policy).then_some(own);
-                    memory.critic.head_rows = differing(critic.head_rows, r.head);
-                    memory.critic.score_tokens = differing(critic.score_tokens, r.score_tokens);
-                    memory.critic.train_tokens = differing(critic.train_tokens, train_tokens);
-                }
+                let memory = settings(memory, r, train_tokens, plan.critic());
                 return Ok(Some((seconds, memory)));
             }
         }
@@ -345,4 +333,27 @@ impl<'a> PlacementSearch<'a> {
             }
         }
     }
+}
+
+/// Settings with these sizes of chunks and micro-batches, and those of the critic where they differ.
+fn settings(
+    shape: &MemoryConfig,
+    rows: &ChunkSizes,
+    train_tokens: usize,
+    critic: Option<&ModelPlan>,
+) -> MemoryConfig {
+    let mut memory = MemoryConfig {
+        head_rows: rows.head,
+        attention_rows: rows.attention,
+        score_tokens: rows.score_tokens,
+        train_tokens,
+        ..shape.clone()
+    };
+    if let Some(critic) = critic {
+        let differing = |own: usize, policy| (own != policy).then_some(own);
+        memory.critic.head_rows = differing(critic.head_rows, rows.head);
+        memory.critic.score_tokens = differing(critic.score_tokens, rows.score_tokens);
+        memory.critic.train_tokens = differing(critic.train_tokens, train_tokens);
+    }
+    memory
 }
