@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
 
 /// Whether this build contains a backend.
 #[must_use]
@@ -370,8 +371,11 @@ fn open_named(backend: Backend, index: usize) -> Result<(Device, DeviceInfo)> {
     Ok((device, info))
 }
 
-/// Runs something that may panic, without the panic's noise on stderr.
+/// Runs something that may panic, without the panic's noise on stderr. One thread at a time: the hook is the process's, and two that
+/// exchange it at the same time could leave the silent one.
 fn quietly<T>(f: impl FnOnce() -> T) -> Result<T, String> {
+    static HOOK: Mutex<()> = Mutex::new(());
+    let _alone = HOOK.lock().unwrap_or_else(PoisonError::into_inner);
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let result = catch_unwind(AssertUnwindSafe(f));

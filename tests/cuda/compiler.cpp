@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -94,8 +95,9 @@ static int compile(program &made)
 	made.library = stem.str() + ".so";
 	if (access(made.library.c_str(), R_OK) == 0)
 		return OK;
-	/* several processes may be at the same kernel */
-	std::string own = stem.str() + "." + std::to_string(getpid()), code = own + ".cpp", log = own + ".log", library = own + ".so";
+	/* several processes and threads may be at the same kernel */
+	static std::atomic<unsigned> count;
+	std::string own = stem.str() + "." + std::to_string(getpid()) + "-" + std::to_string(count++), code = own + ".cpp", log = own + ".log", library = own + ".so";
 	std::ofstream(code) << text;
 	std::string command = "g++ " + read(here + "/flags") + flags +
 	                      " -include '" + here + "/kernel.h' '" + code + "' '" + here + "/libcuda.so' -o '" + library + "' 2>'" + log + "'";

@@ -100,7 +100,7 @@ struct communicator {
 	int rank, size;
 	/* The card that it is on. */
 	uintptr_t device;
-	bool joined = false, aborted = false;
+	bool joined = false, aborted = false, finalized = false;
 	uint64_t asked = 0;
 	/* Looks until what was asked for is through. */
 	int busy = 2;
@@ -324,6 +324,26 @@ int ncclCommGetAsyncError(ncclComm *comm, int *code)
 	own.look_who_joined();
 	bool waits = !own.joined || (own.busy > 0 && own.busy-- > 0);
 	*code = own.code != SUCCESS ? own.code : waits ? IN_PROGRESS : SUCCESS;
+	return SUCCESS;
+}
+
+int ncclCommFinalize(ncclComm *comm)
+{
+	locked lock(guard);
+	if (!live.count(comm) || comm->own->finalized || comm->own->code != SUCCESS)
+		return wrong(INVALID_USAGE, "the communicator was given back, or has failed");
+	comm->own->finalized = true;
+	comm->own->busy = 2;
+	return IN_PROGRESS;
+}
+
+int ncclCommDestroy(ncclComm *comm)
+{
+	locked lock(guard);
+	if (!live.count(comm) || !comm->own->finalized || comm->own->busy > 0)
+		return wrong(INVALID_USAGE, "the communicator is not finalized");
+	live.erase(comm);
+	delete comm;
 	return SUCCESS;
 }
 

@@ -16,6 +16,9 @@ const BUSY_LOOKS: u32 = 200;
 const SHORT_REST: Duration = Duration::from_micros(20);
 const LONG_REST: Duration = Duration::from_millis(1);
 
+/// Longest time that what others are still to get of a communicator that is given back takes.
+const FAREWELL: Duration = Duration::from_secs(2);
+
 /// What a rank looks at while it waits for NCCL, and until when.
 pub(super) struct Wait<'a> {
     pub mailbox: &'a Mailbox,
@@ -70,7 +73,7 @@ impl Wait<'_> {
     }
 }
 
-/// The ranks of a group as NCCL knows them. Given back when dropped, whatever the others do: nothing is under way then, or it is to end.
+/// The ranks of a group as NCCL knows them. Given back when dropped: what others are still to get leaves first, unless it was given up.
 pub(super) struct Communicator {
     library: &'static Library,
     comm: Comm,
@@ -78,6 +81,8 @@ pub(super) struct Communicator {
     stream: Arc<CudaStream>,
     event: CudaEvent,
     ranks: usize,
+    /// Whether nothing has gone wrong.
+    works: bool,
 }
 
 // SAFETY: a communicator may be used from any thread, by one at a time; it is used under a lock.
@@ -117,15 +122,17 @@ impl Communicator {
             return Err(wait.error(library.text(code, None)));
         }
         // from here on it is given back
-        let joined = Self {
+        let mut joined = Self {
             library,
             comm,
             context: Arc::clone(context),
             stream,
             event,
             ranks,
+            works: false,
         };
         joined.settle(SUCCESS, wait)?;
+        joined.works = true;
         Ok(joined)
     }
 
@@ -186,6 +193,36 @@ impl Communicator {
         self.finish(wait)
     }
 
+    /// Ends what is under way.
+    pub fn give_up(mut self) {
+        self.works = false;
+    }
+
+    /// Waits until all has left that others are still to get, and gives it back; whether that went well.
+    fn is_returned(&self) -> bool {
+        let going = |code| matches!(code, SUCCESS | IN_PROGRESS);
+        // SAFETY: it was not given back before.
+        if !going(unsafe { (self.library.comm_finalize)(self.comm) }) {
+            return false;
+        }
+        let deadline = Instant::now() + FAREWELL;
+        loop {
+            let mut state = SUCCESS;
+            // SAFETY: it was not given back before; it writes one number.
+            let asked = unsafe { (self.library.comm_get_async_error)(self.comm, &raw mut state) };
+            match (asked, state) {
+                // SAFETY: it is not used again.
+                (SUCCESS, SUCCESS) => {
+                    return going(unsafe { (self.library.comm_destroy)(self.comm) });
+                }
+                (SUCCESS | IN_PROGRESS, IN_PROGRESS) if Instant::now() < deadline => {
+                    std::thread::sleep(SHORT_REST);
+                }
+                _ => return false,
+            }
+        }
+    }
+
     fn stream(&self) -> Stream {
         self.stream.cu_stream().cast()
     }
@@ -235,8 +272,11 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        // the one way back that waits for no other rank
         let _ = self.context.bind_to_thread();
+        if self.works && !std::thread::panicking() && self.is_returned() {
+            return;
+        }
+        // the one way back that waits for no other rank
         // SAFETY: it was not given back before, and is not used again.
         unsafe {
             (self.library.comm_abort)(self.comm);

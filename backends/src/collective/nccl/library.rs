@@ -86,6 +86,8 @@ macro_rules! functions {
 functions! {
     get_unique_id = "ncclGetUniqueId": fn(*mut UniqueId) -> c_int;
     comm_init_rank_config = "ncclCommInitRankConfig": fn(*mut Comm, c_int, UniqueId, c_int, *mut Config) -> c_int;
+    comm_finalize = "ncclCommFinalize": fn(Comm) -> c_int;
+    comm_destroy = "ncclCommDestroy": fn(Comm) -> c_int;
     comm_abort = "ncclCommAbort": fn(Comm) -> c_int;
     comm_get_async_error = "ncclCommGetAsyncError": fn(Comm, *mut c_int) -> c_int;
     get_error_string = "ncclGetErrorString": fn(c_int) -> *const c_char;

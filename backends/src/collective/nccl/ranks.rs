@@ -149,7 +149,9 @@ impl NcclRanks {
             Ok(_) | Err(CollectiveError::Failed(_) | CollectiveError::Values(_))
         ) {
             // what is under way ends here
-            *communicator = None;
+            if let Some(communicator) = communicator.take() {
+                communicator.give_up();
+            }
         }
         done
     }
