@@ -8,7 +8,7 @@ mod sampling_groups;
 mod sequence_parallel;
 mod tensor_parallel;
 
-use firebrick_backends::collective::{Collective, Settings, Threads};
+use firebrick_backends::collective::{Collective, Settings, Solo, Threads};
 use firebrick_engine::config::{RunConfig, parse};
 use firebrick_engine::metrics::{Control, Event, Metrics, Observer, is_of_a_machine};
 use firebrick_engine::trainer::{Start, Trainer};
@@ -134,12 +134,7 @@ fn values_over_nccl_are_refused_on_cpus_by_name_and_nobody_else_minds() {
     assert!(auto[0].weights == mpi[0].weights);
     // one rank alone sends nothing
     let alone = one_step("alone", "nccl");
-    run(
-        alone,
-        Start::Fresh,
-        Arc::new(firebrick_backends::collective::Solo),
-    )
-    .unwrap();
+    run(alone, Start::Fresh, Arc::new(Solo)).unwrap();
 }
 
 #[test]
