@@ -134,8 +134,9 @@ fn a_failure_told_to_all_ends_what_a_group_of_some_waits_for_and_all_split_anew(
         assert_eq!(told.to_string(), "rank 1 failed: no room", "rank {rank}");
         match (rank, first) {
             (0, Some(Err(error))) => assert_eq!(error, told),
-            // the other group has nothing to do with it
-            (1, None) | (_, Some(Ok(_))) => {}
+            (1, None) | (2 | 3, Some(Ok(_))) => {}
+            // the other group is done by then, or is told of it while it waits
+            (2 | 3, Some(Err(error))) => assert_eq!(error, told),
             (_, other) => panic!("rank {rank}: {other:?}"),
         }
         assert_eq!(later.is_some(), rank == 0);
