@@ -2,7 +2,7 @@
 
 use super::numbers::{duration, grouped, number, percent};
 use super::state::{Headline, LiveState, Unit};
-use super::texts::{clean, width};
+use super::texts::{clean, fit, width};
 use super::theme::Theme;
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -12,13 +12,24 @@ use ratatui::text::{Line, Span};
 /// Time without a step after which a watched run's silence is told.
 const SILENT: f64 = 30.0;
 
+/// The fewest columns that a long name is shortened to before the time that is left goes.
+const NAME: usize = 12;
+
 /// The run and its step.
 pub fn title(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
-    let line = Line::from(vec![
-        Span::styled(clean(&state.name), theme.strong()),
-        Span::raw(format!("  {}", step(state))),
-    ]);
-    frame.render_widget(line, area);
+    let step = step(state);
+    let columns = usize::from(area.width).saturating_sub(width(&step) + 2);
+    let line = title_of(shortened(&clean(&state.name), columns), step, theme);
+    frame.render_widget(Line::from(line), area);
+}
+
+fn title_of(name: String, step: String, theme: Theme) -> Vec<Span<'static>> {
+    let mut spans = Vec::new();
+    if !name.is_empty() {
+        spans.extend([Span::styled(name, theme.strong()), Span::raw("  ")]);
+    }
+    spans.push(Span::raw(step));
+    spans
 }
 
 fn step(state: &LiveState) -> String {
@@ -29,23 +40,58 @@ fn step(state: &LiveState) -> String {
     }
 }
 
-/// What the run does, how fast it is, and how long it takes.
-pub fn status(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
-    let mut spans = vec![doing(state, theme)];
-    let pace = pace(state).into_iter();
-    spans.extend(pace.map(|text| Span::raw(format!("  {text}"))));
-    frame.render_widget(Line::from(spans), area);
+/// A name in at most so many columns; nothing where these are too few to know it by.
+fn shortened(name: &str, columns: usize) -> String {
+    if width(name) <= columns {
+        return name.to_owned();
+    }
+    fit(name, columns, 1).pop().unwrap_or_default()
 }
 
-/// All of it on one line.
+/// What the run does, how fast it is, and how long it takes.
+pub fn status(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
+    let doing = doing(state, theme);
+    let mut pace = pace(state);
+    while !pace.is_empty() && doing.width() + columns(&pace) > area.width.into() {
+        pace.remove(0);
+    }
+    frame.render_widget(Line::from(status_of(doing, pace)), area);
+}
+
+fn status_of(doing: Span<'static>, pace: Vec<String>) -> Vec<Span<'static>> {
+    let pace = pace.into_iter();
+    let pace = pace.map(|text| Span::raw(format!("  {text}")));
+    [doing].into_iter().chain(pace).collect()
+}
+
+/// Columns of speed and time, each with its gap.
+fn columns(pace: &[String]) -> usize {
+    pace.iter().map(|text| width(text) + 2).sum()
+}
+
+/// All of it on one line. Where the window is too narrow, the speed goes first, then the middle of a long name, then the time that is
+/// left: no word is cut.
 pub fn line(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
-    title(frame, area, state, theme);
-    let left = width(&clean(&state.name)) + 2 + width(&step(state)) + 3;
-    let left = (left as u16).min(area.width);
-    let mut rest = area;
-    rest.x += left;
-    rest.width -= left;
-    status(frame, rest, state, theme);
+    const GAP: &str = "   ";
+    let (name, step, doing) = (clean(&state.name), step(state), doing(state, theme));
+    let mut pace = pace(state);
+    let others = |pace: &[String]| 2 + width(&step) + width(GAP) + doing.width() + columns(pace);
+    while !pace.is_empty() {
+        // only the last of them is worth a part of the name
+        let name = match pace.len() {
+            1 => width(&name).min(NAME),
+            _ => width(&name),
+        };
+        if name + others(&pace) <= area.width.into() {
+            break;
+        }
+        pace.remove(0);
+    }
+    let name = shortened(&name, usize::from(area.width).saturating_sub(others(&pace)));
+    let mut spans = title_of(name, step, theme);
+    spans.push(Span::raw(GAP));
+    spans.extend(status_of(doing, pace));
+    frame.render_widget(Line::from(spans), area);
 }
 
 fn doing(state: &LiveState, theme: Theme) -> Span<'static> {
@@ -83,7 +129,7 @@ fn running(state: &LiveState) -> String {
     }
 }
 
-/// Speed and the time that is left.
+/// Speed and the time that is left, which is worth the more.
 fn pace(state: &LiveState) -> Vec<String> {
     let speed = state.metrics.get("perf/throughput");
     let speed = speed.map(|&speed| format!("{} tokens/s", grouped(speed)));

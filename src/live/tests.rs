@@ -235,6 +235,54 @@ fn another_run_forgets_what_was_said_of_the_last() {
     assert!(state.curves.training.is_empty() && state.metrics.is_empty());
 }
 
+/// The first line of a window of so many columns, of a run with a long name in its longest phase.
+fn first_lines(columns: u16) -> Vec<String> {
+    let mut state = running();
+    state.name = "countdown-of-four-numbers-qwen3".into();
+    state.apply(ViewUpdate::Phase {
+        step: 41,
+        phase: "update_actor",
+    });
+    let drawn = picture(&state, columns, 24).unwrap();
+    drawn.lines().take(2).map(str::to_owned).collect()
+}
+
+#[test]
+fn a_narrow_window_leaves_out_the_speed_shortens_the_name_and_cuts_no_word() {
+    const DOING: &str = "update_actor for 0 ms";
+    let wide = "countdown-of-four-numbers-qwen3  step 40 of 400   update_actor for 0 ms  12,345 tokens/s  3 min 0 s left";
+    assert_eq!(first_lines(120)[0], wide);
+    assert_eq!(
+        first_lines(90)[0],
+        "countdown-of-four-numbers-qwen3  step 40 of 400   update_actor for 0 ms  3 min 0 s left"
+    );
+    for columns in 60..=120 {
+        let line = first_lines(columns).swap_remove(0);
+        let (name, rest) = line.split_once("  ").unwrap();
+        assert!(name == "countdown-of-four-numbers-qwen3" || name.contains('…'));
+        let rest: Vec<&str> = rest.trim().split("  ").map(str::trim).collect();
+        assert_eq!(rest[..2], ["step 40 of 400", DOING], "{columns}: {line}");
+        let pace = &rest[2..];
+        let whole = ["12,345 tokens/s", "3 min 0 s left"];
+        assert!(whole.ends_with(pace), "{columns}: {line}");
+        assert!(columns < 70 || !pace.is_empty(), "{columns}: {line}");
+    }
+    // a small window has a line for the name and one for what is done
+    for (columns, name, doing) in [
+        (
+            40,
+            "countdown-of…mbers-qwen3  step 40 of 400",
+            "update_actor for 0 ms  3 min 0 s left",
+        ),
+        (30, "countdo…-qwen3  step 40 of 400", DOING),
+        (18, "step 40 of 400", DOING),
+    ] {
+        let lines = first_lines(columns);
+        let shown = |text: &str| text.chars().take(columns.into()).collect::<String>();
+        assert_eq!((&lines[0], &lines[1]), (&shown(name), &shown(doing)));
+    }
+}
+
 #[test]
 fn windows_of_every_size_are_drawn_with_much_with_little_and_with_nothing_to_show() {
     let mut help = running();
