@@ -221,9 +221,25 @@ def use(browser, page, shots):
     check(browser.errors() == [], "the console is quiet")
 
 
+def own(browser, options, page):
+    """The report of a run that was trained: size, load time, every view."""
+    began = time.monotonic()
+    subprocess.run([options.firebrick, "report", str(options.run), "--output", str(page)], check=True, stdout=subprocess.DEVNULL)
+    took, size = time.monotonic() - began, page.stat().st_size
+    check(size <= MOST_BYTES, f"the report of {options.run.name} takes {size:,} bytes, written in {took:.2f} s")
+    browser.size(1280, 900)
+    loaded = load_time(browser, page)
+    check(loaded < options.most_seconds, f"it opens in {loaded:.2f} s")
+    for theme in ("light", "dark"):
+        for width in (1280, 360):
+            click_through(browser, page, "own", theme, width, options.screenshots)
+    browser.theme("light")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--firebrick", default=str(ROOT / "target/release/firebrick"), help="the program (default: %(default)s)")
+    parser.add_argument("--run", type=pathlib.Path, help="a run of one's own, whose report is opened and clicked through too")
     parser.add_argument("--screenshots", type=pathlib.Path, help="write screenshots of every view into this folder")
     parser.add_argument("--most-seconds", type=float, default=1.0, help="load time that is allowed (default: %(default)s)")
     options = parser.parse_args()
@@ -243,6 +259,8 @@ def main():
                     for width in (1280, 360):
                         click_through(browser, page, name, theme, width, options.screenshots)
             browser.theme("light")
+            if options.run:
+                own(browser, options, pathlib.Path(folder) / "own.html")
             hostile(browser, pages["one"])
             tokens(browser, pages["one"], options.screenshots)
             bare(browser, pathlib.Path(folder) / "bare.html")
