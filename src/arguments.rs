@@ -4,10 +4,12 @@ mod parallel;
 
 pub use parallel::ParallelArgs;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use firebrick::backends::DeviceSpec;
 use firebrick::engine::import::Engine;
 use firebrick::engine::plan::size::Budget;
+use firebrick::models::BaseFormat;
 use std::path::PathBuf;
 
 /// Train language models with reinforcement learning, on CPUs and GPUs.
@@ -349,6 +351,13 @@ pub struct EvalArgs {
     pub samples: Option<PathBuf>,
 }
 
+/// Formats of a base, by the names that configurations have.
+fn base_format() -> impl TypedValueParser<Value = BaseFormat> {
+    let named = |name: String| BaseFormat::ALL.into_iter().find(|own| own.name() == name);
+    PossibleValuesParser::new(BaseFormat::ALL.map(BaseFormat::name))
+        .map(move |name| named(name).expect("one of the names"))
+}
+
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
     /// Checkpoint folder
@@ -357,6 +366,9 @@ pub struct GenerateArgs {
     /// Apply the PEFT adapter in this folder
     #[arg(long)]
     pub adapter: Option<PathBuf>,
+    /// Load the layers' matrices in few bits, as `model.lora.base` does
+    #[arg(long, value_name = "FORMAT", value_parser = base_format())]
+    pub base: Option<BaseFormat>,
     /// Prompt text; can be repeated
     #[arg(long, required = true)]
     pub prompt: Vec<String>,
@@ -403,6 +415,9 @@ pub struct LogprobsArgs {
     /// Apply the PEFT adapter in this folder
     #[arg(long)]
     pub adapter: Option<PathBuf>,
+    /// Load the layers' matrices in few bits, as `model.lora.base` does
+    #[arg(long, value_name = "FORMAT", value_parser = base_format())]
+    pub base: Option<BaseFormat>,
     /// Input file (JSON Lines): `{"input_ids": [...]}` or `{"prompt": "...", "completion": "..."}`
     #[arg(long)]
     pub input: PathBuf,

@@ -6,7 +6,7 @@ pub use crate::panics::panic_message;
 pub use firebrick_spec::Backend;
 #[cfg(feature = "cuda")]
 pub(crate) use hardware::cube_probe;
-pub use hardware::{is_accelerator, is_cpu, largest_buffer};
+pub use hardware::{is_accelerator, is_cpu, is_integrated, largest_buffer};
 
 use crate::{Error, Result};
 use burn::tensor::{Device, DeviceType, FloatDType};
@@ -173,6 +173,8 @@ pub struct DeviceInfo {
     pub name: String,
     /// A software adapter: works, slowly; `auto` never picks it.
     pub software: bool,
+    /// A GPU whose memory is the host's: moving tensors to the host frees nothing.
+    pub integrated: bool,
     /// Bytes it can hold, where its driver says.
     pub memory_bytes: Option<u64>,
     /// Bytes of the largest tensor that it holds in one piece, where there is a limit: WebGPU binds buffers of some size only.
@@ -255,6 +257,7 @@ fn describe(backend: Backend, index: usize, device: &Device) -> Result<DeviceInf
             device: spec,
             name,
             software,
+            integrated: is_integrated(device),
             memory_bytes: device.memory_capacity(),
             largest_buffer: largest_buffer(device),
             dtypes,

@@ -27,6 +27,10 @@ pub fn of(info: &DeviceInfo) -> DeviceProfile {
     if let DeviceSpec::Named { backend, .. } = info.device {
         profile.backend = backend;
     }
+    if info.integrated {
+        // a profile that knows the name alone, or an average one, has a link
+        profile.host_link = None;
+    }
     profile.kernels = kernels::table(profile.backend);
     profile.capacity_bytes = info.memory_bytes.or(profile.capacity_bytes);
     profile.largest_buffer = info.largest_buffer;
@@ -112,5 +116,25 @@ mod tests {
     fn a_file_name_holds_no_separators() {
         let name = file_name(DeviceSpec::CPU, "a/b c:d");
         assert_eq!(name, "cpu-a-b-c-d.json");
+    }
+
+    #[test]
+    fn an_integrated_gpu_has_one_memory_with_the_host() {
+        let of = |integrated| {
+            of(&DeviceInfo {
+                device: DeviceSpec::Named {
+                    backend: Backend::Wgpu,
+                    index: 0,
+                },
+                name: "a GPU that no table knows".into(),
+                software: false,
+                integrated,
+                memory_bytes: None,
+                largest_buffer: None,
+                dtypes: Vec::new(),
+            })
+        };
+        assert!(of(true).is_unified());
+        assert!(!of(false).is_unified());
     }
 }

@@ -72,7 +72,7 @@ impl MicroBatch {
         attention_rows: usize,
         device: &Device,
     ) -> Self {
-        Self::part(arch, sequences, (layout, attention_rows), Part::ALL, device)
+        Self::part(arch, sequences, layout, attention_rows, Part::ALL, device)
     }
 
     /// The part of a micro-batch that one of several ranks has: as many of its rows as every rank, in their order. The last rows are
@@ -81,7 +81,8 @@ impl MicroBatch {
     pub fn part(
         arch: &Arch,
         sequences: &[&Sequence],
-        (layout, attention_rows): (Layout, usize),
+        layout: Layout,
+        attention_rows: usize,
         part: Part,
         device: &Device,
     ) -> Self {
@@ -129,7 +130,7 @@ impl MicroBatch {
         Self {
             segments: sorts.then(|| RowsByToken::new(&ids, device)),
             ids: ints(ids),
-            ctx: context(arch, all, (&spans, padding), attention_rows, device)
+            ctx: context(arch, all, &spans, padding, attention_rows, device)
                 .with_routing(routing(sequences, &strides, here)),
             rows: ints(rows),
             places: ints(places),
@@ -236,7 +237,8 @@ impl MicroBatch {
 fn context(
     arch: &Arch,
     all: SequenceLayout,
-    (spans, padding): (&[Range<usize>], usize),
+    spans: &[Range<usize>],
+    padding: usize,
     attention_rows: usize,
     device: &Device,
 ) -> ForwardContext {

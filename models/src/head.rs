@@ -439,20 +439,45 @@ impl Distribution {
         let rows = z.dims()[0];
         let d_logp = d_logp.clone().reshape([rows, 1]);
         let d_entropy = d_entropy.map(|d| d.clone().reshape([rows, 1]));
-        let upstream = (d_logp.clone(), d_logp, d_entropy);
-        logit_gradient(head, (z, probs, mean_z), targets, temperature, upstream)
+        let softmax = Softmax { z, probs, mean_z };
+        let upstream = RowGradients {
+            target: d_logp.clone(),
+            logp: d_logp,
+            entropy: d_entropy,
+        };
+        logit_gradient(head, softmax, targets, temperature, upstream)
     }
 }
 
-/// Gradient with respect to the raw logits of z, p `[rows, vocab]` and `Σ p z` `[rows, 1]`, given `[rows, 1]` each: that of a row's
-/// log-prob, the same at its target, and that of its entropy.
+/// What the gradient of logits needs of a softmax: scaled logits z and probabilities p, `[rows, vocab]`, and `Σ p z`, `[rows, 1]`.
+struct Softmax {
+    z: Tensor<2>,
+    probs: Tensor<2>,
+    mean_z: Tensor<2>,
+}
+
+/// Gradients of a row's scores, `[rows, 1]` each.
+struct RowGradients {
+    /// Of its log-prob, in all columns.
+    logp: Tensor<2>,
+    /// The same in its target's.
+    target: Tensor<2>,
+    entropy: Option<Tensor<2>>,
+}
+
+/// Gradient with respect to the raw logits.
 fn logit_gradient(
     head: &Head<'_>,
-    (z, probs, mean_z): (Tensor<2>, Tensor<2>, Tensor<2>),
+    Softmax { z, probs, mean_z }: Softmax,
     targets: &Tensor<1, Int>,
     temperature: f64,
-    (d_logp, d_target, d_entropy): (Tensor<2>, Tensor<2>, Option<Tensor<2>>),
+    upstream: RowGradients,
 ) -> Tensor<2> {
+    let RowGradients {
+        logp: d_logp,
+        target: d_target,
+        entropy: d_entropy,
+    } = upstream;
     let rows = z.dims()[0];
     let mut dz = match d_entropy {
         None => probs * d_logp.neg(),

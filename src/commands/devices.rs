@@ -35,6 +35,8 @@ fn table(reports: &[BackendReport]) -> String {
             let (memory, largest) = (size(device.memory_bytes), size(device.largest_buffer));
             let note = if device.software {
                 "software adapter: slow, never selected by auto"
+            } else if device.integrated {
+                "integrated: its memory is the host's"
             } else {
                 ""
             };

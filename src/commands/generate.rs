@@ -13,7 +13,7 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         checkpoint,
         tokenizer,
         decoder,
-    } = load(&args.model, args.adapter.as_deref(), args.device)?;
+    } = load(&args.model, args.adapter.as_deref(), args.base, args.device)?;
     let mut stop_ids = checkpoint.eos_ids();
     if stop_ids.is_empty() {
         stop_ids.extend(tokenizer.eos_id());

@@ -20,7 +20,7 @@ pub mod watch;
 
 use firebrick::engine::hub::{ModelFiles, model_folder};
 use firebrick::models::checkpoint::load_adapter;
-use firebrick::models::{Checkpoint, Decoder, Tokenizer};
+use firebrick::models::{BaseFormat, Checkpoint, Decoder, Tokenizer};
 use std::path::Path;
 
 /// Invalid user input.
@@ -42,14 +42,16 @@ pub struct Loaded {
     pub decoder: Decoder,
 }
 
-/// Loads a checkpoint folder, or a model of the Hub, onto a device, with an adapter beside it where one is given.
+/// Loads a checkpoint folder, or a model of the Hub, onto a device, its layers' matrices in few bits where a format is given, and with an
+/// adapter beside it where one is.
 pub fn load(
     dir: &Path,
     adapter: Option<&Path>,
+    base: Option<BaseFormat>,
     device: firebrick::backends::DeviceSpec,
 ) -> anyhow::Result<Loaded> {
     let dir = model_folder(dir, ModelFiles::All)?;
-    let checkpoint = Checkpoint::open(&dir)?;
+    let checkpoint = Checkpoint::open(&dir)?.with_base(base);
     let tokenizer = Tokenizer::from_dir(&dir)?;
     firebrick::engine::checkpoint::check_arch(checkpoint.arch(), &tokenizer)?;
     let (device, _) = firebrick::backends::device::open(device)?;

@@ -32,6 +32,8 @@ fn device(info: &DeviceInfo) -> Check {
     let memory = memory.map_or_else(String::new, |bytes| format!(", {}", Bytes(bytes)));
     let software = if info.software {
         "; a software adapter: slow, never selected by auto"
+    } else if info.integrated {
+        "; integrated: its memory is the host's"
     } else {
         ""
     };

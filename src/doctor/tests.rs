@@ -66,6 +66,7 @@ fn cpu(software: bool) -> BackendReport {
             device: DeviceSpec::CPU,
             name: "a processor".into(),
             software,
+            integrated: false,
             memory_bytes: Some(1 << 30),
             largest_buffer: None,
             dtypes: vec!["f32"],

@@ -37,8 +37,8 @@ pub fn measure(device: &Device, info: &DeviceInfo) -> Result<DeviceProfile> {
             memory_bandwidth,
             host_bandwidth: host(),
             host_link: match assumed.host_link {
-                Some(_) => Some(link(device)?),
-                None => None,
+                Some(_) if !info.integrated => Some(link(device)?),
+                _ => None,
             },
             kernel_overhead: launches(device)?,
             capacity_bytes: info.memory_bytes.or(assumed.capacity_bytes),

@@ -271,8 +271,7 @@ impl ShardedTensors {
 
     /// A tensor that blocks make up.
     fn of_blocks(&self, name: &str, shape: [usize; 2], shards: &[Shard]) -> Result<Vec<f32>> {
-        let mut whole = vec![0.0; shape[0] * shape[1]];
-        let mut found = 0;
+        let mut whole = vec![None; shape[0] * shape[1]];
         for shard in shards {
             if shard.shape != shape {
                 return Err(self.damaged(&format!(
@@ -289,17 +288,20 @@ impl ShardedTensors {
             }
             for (element, value) in (start..end).zip(values(self.bytes(shard)?)) {
                 let (row, column) = (rows[0] + element / width, columns[0] + element % width);
-                whole[row * shape[1] + column] = value;
-                found += 1;
+                let element = &mut whole[row * shape[1] + column];
+                if element.replace(value).is_some() {
+                    return Err(self.damaged(&format!("blocks of tensor {name} overlap")));
+                }
             }
         }
+        let found = whole.iter().flatten().count();
         if found != whole.len() {
             return Err(self.damaged(&format!(
                 "tensor {name} has {} elements, and its blocks {found}",
                 whole.len()
             )));
         }
-        Ok(whole)
+        Ok(whole.into_iter().flatten().collect())
     }
 
     /// The bytes of a shard, which have to be those that were written.

@@ -1,7 +1,7 @@
 //! The embedding of a pass, and its gradient. Ranks that share its rows sum what each has of a micro-batch.
 
 use super::fetch::Fetched;
-use super::gradients::Gradients;
+use super::gradients::{Gradients, TokenRows};
 use super::runtime::Runtime;
 use super::tensor_parallel::sum;
 use crate::batch::MicroBatch;
@@ -43,7 +43,10 @@ pub(super) fn add_embedding(
         None => d,
     };
     let Some(own) = decoder.own_tokens() else {
-        let at = (&micro.ids, micro.segments.as_ref());
+        let at = TokenRows {
+            ids: &micro.ids,
+            sorted: micro.segments.as_ref(),
+        };
         return gradients.add_rows(0, decoder.arch().vocab_size, at, d, runtime);
     };
     // rows of other ranks' tokens add zeros to the first own one
@@ -57,6 +60,9 @@ pub(super) fn add_embedding(
         Ok::<_, Error>(RowsByToken::new(&own, decoder.device()))
     });
     let segments = sorted.transpose()?;
-    let at = (&ids, segments.as_ref());
+    let at = TokenRows {
+        ids: &ids,
+        sorted: segments.as_ref(),
+    };
     gradients.add_rows(0, rows, at, d.mask_fill(others, 0.0), runtime)
 }

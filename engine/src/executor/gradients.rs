@@ -22,6 +22,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// An accumulator on the host; copies in flight add to it.
 type HostSlot = Arc<Mutex<Option<(HostTensor, MemoryGuard)>>>;
 
+/// Rows of a matrix by the token ids that they stand for, and those in sorted order where a kernel adds them.
+#[derive(Clone, Copy)]
+pub(crate) struct TokenRows<'a> {
+    pub ids: &'a Tensor<1, Int>,
+    pub sorted: Option<&'a RowsByToken>,
+}
+
 /// One accumulator a parameter; empty until its first contribution.
 #[derive(Debug)]
 pub struct Gradients {
@@ -142,11 +149,12 @@ impl Gradients {
         &mut self,
         index: usize,
         rows: usize,
-        (at, segments): (&Tensor<1, Int>, Option<&RowsByToken>),
+        at: TokenRows<'_>,
         gradient: Tensor<2>,
         runtime: &Runtime,
     ) -> Result<()> {
         self.norm = None;
+        let TokenRows { ids: at, sorted } = at;
         let gradient = widened(gradient);
         let shape = [rows, gradient.dims()[1]];
         if self.home == Home::Host {
@@ -172,8 +180,8 @@ impl Gradients {
             let hold = self.hold(shape, gradient.dtype().size());
             (Tensor::zeros(shape, &gradient.device()), hold)
         });
-        let added = match segments.filter(|_| runtime.is_deterministic()) {
-            Some(segments) => kernels::scatter_add_rows(sum, segments, &gradient),
+        let added = match sorted.filter(|_| runtime.is_deterministic()) {
+            Some(sorted) => kernels::scatter_add_rows(sum, sorted, &gradient),
             None => Err(sum),
         };
         let sum = added.unwrap_or_else(|sum| {

@@ -141,9 +141,14 @@ impl HeadPass<'_> {
         self.by_chunks(micro, |start, len| {
             let chunk = self.chunk(head, micro, hidden, start, len)?;
             let scores = chunk.scores();
-            let scores = (scores.logp.clone(), scores.entropy.clone());
             let inputs = micro.inputs.narrow(start, len);
-            let found = differentiate(loss, scores, &inputs, self.loss_scale);
+            let found = differentiate(
+                loss,
+                &scores.logp,
+                &scores.entropy,
+                &inputs,
+                self.loss_scale,
+            );
             let d_entropy = found.d_entropy.as_ref();
             let d_hidden = self.absorb(chunk, &found.d_logp, d_entropy, gradients)?;
             Ok((d_hidden, found.loss))
@@ -253,7 +258,8 @@ impl HeadPass<'_> {
                 0,
             ),
         };
-        let found = differentiate(loss, scores, inputs, self.loss_scale);
+        let (logp, entropy) = scores;
+        let found = differentiate(loss, &logp, &entropy, inputs, self.loss_scale);
         let mut d_hidden = Vec::new();
         for (start, len) in chunks(micro.scored(), self.rows) {
             let chunk = self.chunk(head, micro, hidden, start, len)?;
@@ -338,13 +344,14 @@ struct Differentiated {
 
 fn differentiate(
     loss: &dyn TokenLoss,
-    (logp, entropy): (Tensor<1>, Tensor<1>),
+    logp: &Tensor<1>,
+    entropy: &Tensor<1>,
     inputs: &TokenInputs,
     loss_scale: f64,
 ) -> Differentiated {
     let scores = Scores {
         logp: logp.clone().autodiff().require_grad(),
-        entropy: entropy.autodiff().require_grad(),
+        entropy: entropy.clone().autodiff().require_grad(),
     };
     let loss = loss.loss(&scores, inputs);
     let mut tape = loss.total.backward();

@@ -160,7 +160,7 @@ impl<'a> Executor<'a> {
         } = *self.plan;
         let (arch, device) = (decoder.arch(), decoder.device());
         let part = Part::of(self.runtime.world());
-        MicroBatch::part(arch, sequences, (layout, attention_rows), part, device)
+        MicroBatch::part(arch, sequences, layout, attention_rows, part, device)
     }
 
     /// A micro-batch as training sees it.
@@ -261,7 +261,8 @@ impl<'a> Executor<'a> {
                         segment.units.clone(),
                         &fetched.weights,
                         x,
-                        (micro, self.runtime),
+                        micro,
+                        self.runtime,
                     )?;
                 }
                 self.runtime
@@ -390,7 +391,8 @@ impl Pass<'_, '_> {
                             segment.units.clone(),
                             &fetched.weights,
                             x,
-                            (micro, runtime),
+                            micro,
+                            runtime,
                         )?;
                     }
                 }

@@ -59,12 +59,13 @@ pub(super) fn run(
     units: Range<usize>,
     weights: &[Weights],
     x: &mut Tensor<2>,
-    (micro, runtime): (&MicroBatch, &Runtime),
+    micro: &MicroBatch,
+    runtime: &Runtime,
 ) -> Result<()> {
     let ctx = &micro.ctx;
     for (unit, weights) in units.zip(weights) {
         *x = if decoder.share().is_some() {
-            tensor_parallel::run(decoder, unit, weights, take(x), (micro, runtime))?
+            tensor_parallel::run(decoder, unit, weights, take(x), micro, runtime)?
         } else if micro.whole.is_some() && decoder.attends(unit) {
             let shared = SharedAttention {
                 decoder,
@@ -99,14 +100,14 @@ pub(super) fn trace(
     let mut x = input;
     for (unit, weights) in units.zip(weights) {
         if decoder.share().is_some() {
-            let (half, y) = SharedHalf::trace(decoder, unit, weights, x, (micro, runtime))?;
+            let (half, y) = SharedHalf::trace(decoder, unit, weights, x, micro, runtime)?;
             x = y;
             pieces.push(Piece::Shared(Box::new(half)));
             continue;
         }
         let split = micro.whole.is_some() || micro.ctx.recomputes_attention();
         if decoder.attends(unit) && split {
-            let piece = SplitAttention::trace(decoder, unit, weights, x, (micro, runtime))?;
+            let piece = SplitAttention::trace(decoder, unit, weights, x, micro, runtime)?;
             x = piece.output.clone().inner();
             pieces.push(Piece::Attention(Box::new(piece)));
             continue;
@@ -173,7 +174,8 @@ impl SplitAttention {
         unit: usize,
         weights: &Weights,
         x: Tensor<2>,
-        (micro, runtime): (&MicroBatch, &Runtime),
+        micro: &MicroBatch,
+        runtime: &Runtime,
     ) -> Result<Self> {
         let ctx = &micro.ctx;
         let weights = decoder.units()[unit].leaves(weights);
@@ -194,8 +196,8 @@ impl SplitAttention {
         let mixed = mixed.autodiff().require_grad();
         let residual = x.autodiff().require_grad();
         let gate = gate.map(|gate| [gate.clone(), gate.inner().autodiff().require_grad()]);
-        let own = (&mixed, gate.as_ref().map(|[_, leaf]| leaf.clone()));
-        let output = decoder.project_output(unit, &weights, residual.clone(), own, ctx);
+        let leaf = gate.as_ref().map(|[_, leaf]| leaf.clone());
+        let output = decoder.project_output(unit, &weights, residual.clone(), &mixed, leaf, ctx);
         Ok(Self {
             unit,
             weights,

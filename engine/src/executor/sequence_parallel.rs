@@ -96,7 +96,7 @@ pub(super) fn run(
     let qkv = shared.gather(&qkv)?;
     let mixed = shared.scatter([decoder.attend(unit, &qkv, ctx)])?;
     let [mixed] = mixed.map(joined);
-    Ok(decoder.project_output(unit, weights, x, (&mixed, gate), ctx))
+    Ok(decoder.project_output(unit, weights, x, &mixed, gate, ctx))
 }
 
 impl SharedAttention<'_> {

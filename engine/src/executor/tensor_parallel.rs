@@ -71,7 +71,8 @@ pub(super) fn run(
     unit: usize,
     weights: &Weights,
     x: Tensor<2>,
-    (micro, runtime): (&MicroBatch, &Runtime),
+    micro: &MicroBatch,
+    runtime: &Runtime,
 ) -> Result<Tensor<2>> {
     let normed = decoder.enter(weights, x.clone());
     let part = decoder.partial(unit, weights, &normed, &micro.ctx);
@@ -112,7 +113,8 @@ impl SharedHalf {
         unit: usize,
         weights: &Weights,
         x: Tensor<2>,
-        (micro, runtime): (&MicroBatch, &Runtime),
+        micro: &MicroBatch,
+        runtime: &Runtime,
     ) -> Result<(Self, Tensor<2>)> {
         let ctx = &micro.ctx;
         let weights = decoder.units()[unit].leaves(weights);

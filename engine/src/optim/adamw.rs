@@ -316,7 +316,7 @@ impl AdamW {
                 let params = decoder.units()[unit].range.clone();
                 let shared = params.filter(|index| gradients.is_shared_out(*index));
                 let shared: Vec<usize> = shared.collect();
-                self.update_shards(decoder, (unit, &shared), (clip, lr), runtime, |index| {
+                self.update_shards(decoder, unit, &shared, (clip, lr), runtime, |index| {
                     ahead.take(index, &mut gradients)
                 })?;
             }
@@ -351,7 +351,7 @@ impl AdamW {
             };
             let update = Update {
                 config,
-                at: update_at(config, spec, *steps, (lr, *value_rate)),
+                at: update_at(config, spec, *steps, lr, *value_rate),
                 clip,
                 device: &device,
                 accounts,
@@ -376,7 +376,8 @@ pub(super) fn update_at(
     config: &OptimConfig,
     spec: &ParamSpec,
     step: u64,
-    (lr, value_rate): (f64, f64),
+    lr: f64,
+    value_rate: f64,
 ) -> UpdateAt {
     UpdateAt {
         step,

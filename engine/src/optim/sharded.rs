@@ -17,7 +17,8 @@ impl AdamW {
     pub(super) fn update_shards(
         &mut self,
         decoder: &mut Decoder,
-        (unit, indices): (usize, &[usize]),
+        unit: usize,
+        indices: &[usize],
         rates: (f64, f64),
         runtime: &Runtime,
         mut gradient: impl FnMut(usize) -> Result<Option<Gradient>>,
@@ -87,7 +88,7 @@ impl AdamW {
         };
         let update = Update {
             config,
-            at: update_at(config, spec, *steps, (lr, *value_rate)),
+            at: update_at(config, spec, *steps, lr, *value_rate),
             clip,
             device: decoder.device(),
             accounts,

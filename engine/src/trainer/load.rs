@@ -116,7 +116,7 @@ impl Loaded {
         }
         let checkpoint_path = checkpoint.as_deref();
         let start = whole.as_ref().unwrap_or(policy.decoder());
-        let mut critic = critic_learner(opened, plan, (&policy, start), checkpoint_path)?;
+        let mut critic = critic_learner(opened, plan, &policy, start, checkpoint_path)?;
         drop(whole);
         if let Some(critic) = &mut critic
             && !critic.model.is_shared_out()
@@ -222,7 +222,8 @@ pub(super) fn own_share(decoder: Decoder, world: &World) -> Result<Decoder> {
 fn critic_learner(
     opened: &Opened,
     plan: &Plan,
-    (policy, start): (&Learner, &Decoder),
+    policy: &Learner,
+    start: &Decoder,
     checkpoint: Option<&Path>,
 ) -> Result<Option<Learner>> {
     let (Some(config), Some(source), Some(plan)) = (

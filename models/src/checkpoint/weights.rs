@@ -405,8 +405,8 @@ impl<'a> Folder<'a> {
 }
 
 /// What to do with a checkpoint that bitsandbytes has quantised.
-const NEEDS_BASE: &str = "is quantised to 4 bits by bitsandbytes; set model.lora.base to nf4 to train adapters beside it, or take the \
-                          checkpoint that it was made from";
+const NEEDS_BASE: &str = "is quantised to 4 bits by bitsandbytes; set model.lora.base to nf4 to train adapters beside it (--base nf4 where \
+                          a command has no configuration), or take the checkpoint that it was made from";
 
 /// Element types by tensor name: of a matrix that bitsandbytes has quantised the one that it had before, and BF16 of one in MXFP4, which is
 /// what transformers widens it to.

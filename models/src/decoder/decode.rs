@@ -2,7 +2,7 @@
 
 use super::Decoder;
 use crate::cache::{Decode, KvCache};
-use crate::layer::decode::{Residual, attention, mlp};
+use crate::layer::decode::{CachedStep, Residual, attention, mlp};
 use crate::rope::LayerAngles;
 use crate::unit::{Slot, UnitKind};
 use burn::tensor::Tensor;
@@ -48,8 +48,12 @@ impl Decoder {
                         angles: angles.of(layer),
                     };
                     let lora = self.sampling_lora(layer);
-                    let step = (cache, own, step.query_scale.as_ref());
-                    attention(&self.arch, layer, &weights, residual, lora, step)
+                    let cached = CachedStep {
+                        cache,
+                        step: own,
+                        query_scale: step.query_scale.as_ref(),
+                    };
+                    attention(&self.arch, layer, &weights, residual, lora, cached)
                 }
                 UnitKind::Mlp(layer) => {
                     mlp(&self.arch, &weights, residual, self.sampling_lora(layer))

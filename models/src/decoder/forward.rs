@@ -239,7 +239,8 @@ impl Decoder {
         unit: usize,
         weights: &Weights,
         x: Tensor<2>,
-        (mixed, gate): (&Tensor<2>, Option<Tensor<2>>),
+        mixed: &Tensor<2>,
+        gate: Option<Tensor<2>>,
         ctx: &ForwardContext,
     ) -> Tensor<2> {
         let lora = self.unit_lora_forward(unit, ctx);

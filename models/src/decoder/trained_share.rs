@@ -40,8 +40,8 @@ impl Decoder {
         }
         let units = self.units.iter();
         let units = units.map(|unit| (unit.kind, unit.specs.clone())).collect();
-        let whole = (self.arch.clone(), units);
-        let own = Self::of_parts(whole, share, &self.device, |index, _| {
+        let arch = self.arch.clone();
+        let own = Self::of_parts(arch, units, share, &self.device, |index, _| {
             Ok::<_, Error>(self.param(index))
         })?;
         Ok(Self {
@@ -69,7 +69,7 @@ impl Decoder {
         let dtype = arch.precision.dtype(device);
         let units = chain(&arch).into_iter();
         let units = units.map(|kind| (kind, unit_specs(&arch, kind))).collect();
-        Self::of_parts((arch, units), share, device, |index, spec| {
+        Self::of_parts(arch, units, share, device, |index, spec| {
             let NewParam { tensor, .. } = value(index, spec)?.into();
             Ok(Param::Device(stored_as(tensor, dtype)))
         })
@@ -77,7 +77,8 @@ impl Decoder {
 
     /// What is kept of the parameters of a model.
     fn of_parts<E: From<Error>>(
-        (arch, whole): (Arch, Vec<(UnitKind, Vec<ParamSpec>)>),
+        arch: Arch,
+        whole: Vec<(UnitKind, Vec<ParamSpec>)>,
         share: TensorShare,
         device: &Device,
         mut value: impl FnMut(usize, &ParamSpec) -> Result<Param, E>,

@@ -4,7 +4,7 @@
 //! target is its own. Of all ranks together `M = max m`, `logsumexp = M + log Σ s e^(m−M)` and `Σ p z = Σ e e^(m−M) / Σ s e^(m−M)`, from
 //! which each has the scores of all tokens and differentiates its own logits.
 
-use super::{Head, HeadGradients, TokenScores, logit_gradient, product_tn};
+use super::{Head, HeadGradients, RowGradients, Softmax, TokenScores, logit_gradient, product_tn};
 use crate::functional::rms_norm;
 use crate::tensor_group::local_ids;
 use burn::tensor::{Int, Tensor};
@@ -161,9 +161,17 @@ impl<'a> MergedChunk<'a> {
         let d_logp = d_logp.clone().reshape([rows, 1]);
         let d_target = d_logp.clone() * is_own;
         let d_entropy = d_entropy.map(|d| d.clone().reshape([rows, 1]));
-        let distribution = (z, probs, self.mean_z);
-        let upstream = (d_logp, d_target, d_entropy);
-        let dz = logit_gradient(head, distribution, &targets, temperature, upstream);
+        let softmax = Softmax {
+            z,
+            probs,
+            mean_z: self.mean_z,
+        };
+        let upstream = RowGradients {
+            logp: d_logp,
+            target: d_target,
+            entropy: d_entropy,
+        };
+        let dz = logit_gradient(head, softmax, &targets, temperature, upstream);
         let projection = head.projection_trains.then(|| product_tn(&dz, &normed));
         let stored = head.projection.dtype();
         let normed = kernels::matmul(&dz, &head.projection)

@@ -45,15 +45,29 @@ impl Residual {
     }
 }
 
-/// The attention half; new keys and values are written to the cache, and queries are multiplied by the factors beside it, `[rows, 1]`.
+/// What attention of one new token a sequence reads and writes.
+pub(crate) struct CachedStep<'a> {
+    /// Where new keys and values go.
+    pub cache: &'a mut LayerCache,
+    pub step: Decode<'a>,
+    /// Factors that queries are multiplied by, `[rows, 1]`.
+    pub query_scale: Option<&'a Tensor<2>>,
+}
+
+/// The attention half; new keys and values are written to the cache.
 pub(crate) fn attention(
     arch: &Arch,
     layer: usize,
     w: &Weights,
     residual: Residual,
     lora: Option<LoraForward<'_>>,
-    (cache, step, scale): (&mut LayerCache, Decode<'_>, Option<&Tensor<2>>),
+    cached: CachedStep<'_>,
 ) -> Residual {
+    let CachedStep {
+        cache,
+        step,
+        query_scale: scale,
+    } = cached;
     let [x, h] = residual.normed(arch, w.get(Slot::InputNorm));
     let params = attention_params(arch, layer);
     // one tensor of queries and keys has no place for factors of queries alone

@@ -39,7 +39,7 @@ fn eval(bench: &Bench, args: &[&str]) -> f64 {
 }
 
 /// Log-probs of two rows under a model.
-fn logprobs(bench: &Bench, args: &[&str]) -> Vec<f64> {
+pub fn logprobs(bench: &Bench, args: &[&str]) -> Vec<f64> {
     let input = bench.write(
         "in.jsonl",
         "{\"input_ids\": [3, 4, 5, 6]}\n{\"input_ids\": [7, 8, 9]}\n",

@@ -1,8 +1,8 @@
 //! Runs of adapters beside a frozen base in few bits.
 
-use super::adapters::base;
+use super::adapters::{base, logprobs};
 use super::runs::metrics;
-use super::{Bench, refused, succeeded};
+use super::{Bench, firebrick, refused, succeeded};
 use crate::support::assert_all_close;
 use firebrick_models::checkpoint::{ExportOptions, export};
 use firebrick_models::{BaseFormat, Checkpoint, Tokenizer};
@@ -156,6 +156,37 @@ fn what_a_base_in_few_bits_does_not_go_with_is_refused_with_what_to_do() {
         "model.lora.target_modules=[q_proj]",
     ];
     refused(&train(&experts), &["model.lora: base is nf4", "experts"]);
+}
+
+#[test]
+fn commands_without_a_configuration_take_a_base_in_few_bits() {
+    let bench = Bench::new();
+    let (dir, _) = base(&bench);
+    let plain = logprobs(&bench, &["--model", &dir]);
+    let generate = |model: &str, more: &[&str]| {
+        let fixed = ["generate", "--prompt", "1+2=", "--device", "cpu"];
+        let greedy = ["--temperature", "0", "--model", model];
+        firebrick(&[&fixed[..], &greedy, more].concat())
+    };
+    for format in BaseFormat::ALL {
+        let to = bench.path(&format!("widened-{format}"));
+        widened(&dir, format, &to);
+        let (name, wide) = (format.name(), to.to_str().unwrap());
+        let few = logprobs(&bench, &["--model", &dir, "--base", name]);
+        assert_all_close(name, &few, &logprobs(&bench, &["--model", wide]), 1e-5);
+        assert_ne!(few, plain, "{name}");
+        let few = succeeded(&generate(&dir, &["--base", name]));
+        assert_eq!(few, succeeded(&generate(wide, &[])), "{name}");
+    }
+    refused(
+        &generate(&dir, &["--base", "fp4"]),
+        &["--base", "int8", "nf4"],
+    );
+    let moe = crate::support::fixtures().join("models/qwen3-moe");
+    refused(
+        &generate(moe.to_str().unwrap(), &["--base", "nf4"]),
+        &["base is nf4", "experts"],
+    );
 }
 
 #[test]

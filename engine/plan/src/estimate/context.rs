@@ -296,7 +296,8 @@ impl<'a> Context<'a> {
 
     pub fn resident(&self, doing: Activity) -> MemoryUsage {
         states::resident(
-            (&self.trained, self.updated),
+            &self.trained,
+            self.updated,
             &self.rewards,
             self.plan,
             [self.training, self.parallel],

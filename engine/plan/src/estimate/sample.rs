@@ -227,8 +227,7 @@ pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Activity, peak: 
     let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile);
     let base = ctx.resident(doing) + ctx.batch_buffers(shape, plan.attention_rows, 1);
     let last = plan.segments.len().saturating_sub(1);
-    let at = (last, plan.prefetch);
-    let fetched = fetched(&ctx.sizes, plan, ctx.parallel, at);
+    let fetched = fetched(&ctx.sizes, plan, ctx.parallel, last, plan.prefetch);
     peak.record(
         "scoring: a layer's forward",
         base.on_device(category, fetched) + ctx.forward(shape, plan.attention_rows),

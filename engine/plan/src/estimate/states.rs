@@ -69,7 +69,8 @@ impl Activity {
 /// Weights of all models, and the state of the optimizers of those that are `trained`, of which the first `updated` have any: of a device
 /// as it trains, and as it samples.
 pub(super) fn resident(
-    (trained, updated): (&[(Role, Sizes)], usize),
+    trained: &[(Role, Sizes)],
+    updated: usize,
     rewards: &[(&ModelPlan, Sizes)],
     plan: &Plan,
     [parallel, sampling]: [&Parallel; 2],
@@ -201,7 +202,8 @@ pub(super) fn fetched(
     sizes: &Sizes,
     plan: &ModelPlan,
     parallel: &Parallel,
-    (index, ahead): (usize, usize),
+    index: usize,
+    ahead: usize,
 ) -> u64 {
     if parallel.gathers() && plan.zero == Zero::Stage3 {
         gathered(sizes, plan, parallel, index)

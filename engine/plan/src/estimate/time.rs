@@ -466,7 +466,13 @@ pub(crate) fn optimizer(ctx: &Context<'_>) -> f64 {
         };
     }
     if optimizer.idle == Home::Host {
-        copies += 2.0 * optimizer.moments.bytes(on_device as u64) as f64;
+        // in half precision the masters wait with the moments
+        let masters = if ctx.sizes.is_half() {
+            on_device * bytes
+        } else {
+            0.0
+        };
+        copies += 2.0 * (optimizer.moments.bytes(on_device as u64) as f64 + masters);
     }
     steps(ctx) as f64 * (device + host + ctx.copy(copies)) + ctx.optimizer_traffic().seconds()
 }

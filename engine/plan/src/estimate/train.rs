@@ -205,8 +205,8 @@ impl<'a> BackwardPass<'a> {
     /// The forward of a segment that keeps no graph.
     fn running(&self, count: usize) -> MemoryUsage {
         let ctx = self.ctx;
-        let at = (count.saturating_sub(1), self.plan.prefetch);
-        let fetched = fetched(&ctx.sizes, self.plan, ctx.parallel, at);
+        let (at, ahead) = (count.saturating_sub(1), self.plan.prefetch);
+        let fetched = fetched(&ctx.sizes, self.plan, ctx.parallel, at, ahead);
         let held = MemoryUsage::default().on_device(ctx.role.category(), fetched);
         if self
             .plan
@@ -294,7 +294,7 @@ impl<'a> BackwardPass<'a> {
             let kept = if plan.reshard_after_forward {
                 0
             } else {
-                fetched(sizes, plan, parallel, (last, 0))
+                fetched(sizes, plan, parallel, last, 0)
             };
             return parallel.replicated().weights(sizes.width * own) + kept;
         }
@@ -305,15 +305,15 @@ impl<'a> BackwardPass<'a> {
         match plan.prefetch {
             0 => own,
             // the last segments' weights come already
-            n => own + fetched(sizes, plan, parallel, (last, n - 1)),
+            n => own + fetched(sizes, plan, parallel, last, n - 1),
         }
     }
 
     fn segment(&self, index: usize, segment: &Segment, done: u64, peak: &mut PeakUsage) {
         let ctx = self.ctx;
         let below = self.base + self.graphs[index] + self.kept(index + 1);
-        let at = (index, self.plan.prefetch);
-        let fetched = fetched(&ctx.sizes, self.plan, ctx.parallel, at);
+        let ahead = self.plan.prefetch;
+        let fetched = fetched(&ctx.sizes, self.plan, ctx.parallel, index, ahead);
         let input = match segment.keep {
             ActivationPolicy::Graph | ActivationPolicy::Input(Home::Host) => self.row,
             ActivationPolicy::Input(Home::Device) => 0,

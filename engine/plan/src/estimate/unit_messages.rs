@@ -312,7 +312,8 @@ pub fn of_update(
     arch: &Arch,
     lora: Option<&LoraConfig>,
     plan: &ModelPlan,
-    (ranks, rounds): (u64, u64),
+    ranks: u64,
+    rounds: u64,
 ) -> Communication {
     let (units, sizes) = (
         UnitMessages::of(arch, lora, (ranks, 1)),

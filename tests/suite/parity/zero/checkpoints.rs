@@ -1,7 +1,7 @@
 //! What ranks that share out state save, loaded by other numbers of ranks.
 
 use super::model;
-use crate::support::zero::{learner, rows, settings};
+use crate::support::zero::{groups, learner, rows, settings};
 use firebrick_backends::Precision;
 use firebrick_backends::collective::{Settings, Threads};
 use firebrick_engine::checkpoint::trainer_state::{load_masters, load_optimizer, save_optimizer};
@@ -9,6 +9,7 @@ use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::plan::{MemoryConfig, MomentKind};
 use firebrick_engine::world::World;
+use serde_json::{Value, json};
 use std::path::Path;
 
 /// Bits of the weights, and of what a rank's optimizer keeps of each parameter: its elements, both moments and the master.
@@ -145,4 +146,56 @@ fn a_checkpoint_of_several_ranks_that_is_damaged_is_refused_by_name() {
     assert!(load().contains("optimizer-00002-of-00002"), "{}", load());
     std::fs::remove_file(dir.join("optimizer.index.json")).unwrap();
     assert!(load().contains("optimizer.safetensors"), "{}", load());
+}
+
+#[test]
+fn blocks_that_do_not_make_up_their_tensor_are_refused_by_name() {
+    let folders = tempfile::tempdir().unwrap();
+    let dir = folders.path();
+    let memory = settings(|m| m.tensor_model_parallel_size = 2);
+    let ranks = Threads::run(2, Settings::default(), |rank| {
+        let world = groups(&memory, rank);
+        let model = model();
+        let mut learner = learner(&model, &memory, None, &world);
+        let rows = rows(&model);
+        learner.update(&rows, 1.0, &Nll, 1e-2).expect("an update");
+        save_optimizer(dir, &learner.optimizer, learner.decoder(), true, &world).expect("saved");
+    });
+    assert!(ranks.into_iter().all(|rank| rank.is_ok()));
+
+    let path = dir.join("optimizer.index.json");
+    let good: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let load = |index: &Value| {
+        std::fs::write(&path, index.to_string()).unwrap();
+        let memory = settings(|_| ());
+        let mut learner = learner(&model(), &memory, None, &World::default());
+        load_optimizer(dir, 1, &learner.model.decoder, &mut learner.optimizer)
+    };
+    load(&good).expect("blocks that do");
+
+    let tensors = good["tensors"].as_array().unwrap();
+    let is_block = |at: &usize| !tensors[*at]["block"].is_null();
+    let blocks: Vec<usize> = (0..tensors.len()).filter(is_block).collect();
+    let refused = |damage: &dyn Fn(&mut Vec<Value>), expected: &str| {
+        let mut index = good.clone();
+        damage(index["tensors"].as_array_mut().unwrap());
+        let message = load(&index).expect_err(expected).to_string();
+        let name = tensors[blocks[0]]["name"].as_str().unwrap();
+        assert!(
+            message.contains(expected) && message.contains(name),
+            "{message}"
+        );
+    };
+    let first = blocks[0];
+    refused(
+        &|all| all[first]["block"][0] = json!([100_000, 100_001]),
+        "lies beside it",
+    );
+    refused(&|all| drop(all.remove(first)), "and its blocks");
+    let other = blocks[1];
+    assert_eq!(tensors[first]["name"], tensors[other]["name"]);
+    refused(
+        &|all| all[other]["block"] = all[first]["block"].clone(),
+        "overlap",
+    );
 }

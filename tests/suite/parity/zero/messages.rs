@@ -39,7 +39,8 @@ fn compare(model: &Model) -> usize {
                     model.decoder.arch(),
                     model.decoder.lora(),
                     &plan,
-                    (size as u64, rounds),
+                    size as u64,
+                    rounds,
                 );
                 for (kind, own) in KINDS {
                     let expected = expected.of(kind, Along::Data);

@@ -77,14 +77,14 @@ pub(super) fn ropes(
     };
     let full_theta = theta("rope_theta", base)?;
     let partial = family.is_qwen3_5();
-    let full = rope(f, &tables.full, full_theta, (max_positions, partial))?;
+    let full = rope(f, &tables.full, full_theta, max_positions, partial)?;
     let sliding = match (&tables.sliding, family) {
         (None, _) => full.clone(),
         (Some(table), Family::Gemma3) => {
             let theta = theta("rope_local_base_freq", 1e4)?;
-            rope(f, table, theta, (max_positions, partial))?
+            rope(f, table, theta, max_positions, partial)?
         }
-        (Some(table), _) => rope(f, table, full_theta, (max_positions, partial))?,
+        (Some(table), _) => rope(f, table, full_theta, max_positions, partial)?,
     };
     let of = |kind: &LayerKind| {
         let own = if kind.sliding { &sliding } else { &full };
@@ -98,7 +98,8 @@ fn rope(
     f: &Fields<'_>,
     table: &Map<String, Value>,
     theta: f64,
-    (max_positions, may_be_partial): (usize, bool),
+    max_positions: usize,
+    may_be_partial: bool,
 ) -> Result<Rope> {
     let r = Fields {
         path: f.path,

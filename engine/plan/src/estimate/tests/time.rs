@@ -1,10 +1,10 @@
 //! Seconds: what recomputing costs, and where copies hide behind computation.
 
-use super::{checkpointed, on_cuda, under, workload};
+use super::{arch, checkpointed, on_cuda, under, workload};
 use crate::estimate::{Workload, rules};
 use crate::test_support::device;
-use crate::{MemoryConfig, ParamOffload};
-use firebrick_spec::{Backend, DeviceProfile};
+use crate::{MemoryConfig, OptimizerOffload, ParamOffload};
+use firebrick_spec::{Backend, DeviceProfile, Precision};
 
 #[test]
 fn recomputing_adds_a_forward_which_is_a_third_of_forward_and_backward() {
@@ -56,4 +56,25 @@ fn copies_hide_behind_computation_only_where_they_have_a_queue_of_their_own() {
             backend.name()
         );
     }
+}
+
+#[test]
+fn in_half_precision_an_idle_optimizer_copies_masters_beside_its_moments() {
+    let half = Workload {
+        arch: arch(512).in_precision(Precision::Bf16),
+        ..workload()
+    };
+    let copies = |workload: &Workload| {
+        let seconds = |optimizer_offload| {
+            let memory = MemoryConfig {
+                optimizer_offload,
+                ..MemoryConfig::default()
+            };
+            on_cuda(workload, &memory).seconds.optimizer
+        };
+        seconds(OptimizerOffload::Idle) - seconds(OptimizerOffload::None)
+    };
+    // 8 bytes of moments, and 4 of a master
+    let ratio = copies(&half) / copies(&workload());
+    assert!((ratio - 12.0 / 8.0).abs() < 1e-6, "{ratio}");
 }
