@@ -140,7 +140,7 @@ impl Learner {
         if plan.optimizer != model.plan.optimizer {
             self.optimizer.replan(plan.optimizer, &model.decoder)?;
         }
-        model.plan = plan.clone();
+        model.take_plan(plan);
         Ok(())
     }
 
@@ -231,7 +231,11 @@ impl Learner {
             sums
         } else {
             let own = executor.backward(decoder, &micros, loss, &mut gradients, None)?;
-            let sums = own.gather(&world.replicas())?;
+            // those of one pipeline have the sums on their last stage
+            let sums = match world.pipeline_stage() {
+                Some(_) => own.gather(world)?,
+                None => own.gather(&world.replicas())?,
+            };
             gradients.reduce(decoder, runtime)?;
             gradients.global_norm(world)?;
             sums

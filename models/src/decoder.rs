@@ -7,6 +7,7 @@ mod forward;
 mod init;
 mod prepack;
 mod quantized;
+mod stage;
 mod tensor_shard;
 mod trained_share;
 mod unit_store;
@@ -28,6 +29,7 @@ use firebrick_backends::kernels;
 use firebrick_backends::precision::stored_as;
 use firebrick_backends::transfer::{HostTensor, check_computed};
 use firebrick_backends::{Precision, PrecisionExt};
+use firebrick_spec::PipelineStage;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -46,6 +48,8 @@ pub struct Decoder {
     tensor: Option<TensorGroup>,
     /// Which share of which model it is, where it is one that is [trained](Self::trained_share).
     share: Option<Arc<TrainedShare>>,
+    /// Which stage of a pipeline trains it, where one does.
+    stage: Option<PipelineStage>,
 }
 
 impl Decoder {
@@ -94,6 +98,7 @@ impl Decoder {
             adapters_on: true,
             tensor: None,
             share: None,
+            stage: None,
         })
     }
 
@@ -302,6 +307,9 @@ impl Decoder {
             };
             let trained = unit.specs.iter().enumerate();
             for (i, _) in trained.filter(|(_, spec)| spec.trainable) {
+                if weights.at(i).dims()[0] == 0 {
+                    continue;
+                }
                 let own = kernels::duplicate(&weights.at(i));
                 check_computed([own.clone()])?;
                 weights.put(i, own);

@@ -10,7 +10,7 @@ use firebrick::spec::LinkSpec;
 /// Plans for several devices.
 #[derive(Debug, Args)]
 #[command(
-    next_help_heading = "Several devices (bytes of each; training runs on data-, tensor- and sequence-parallel ones, sampling on groups too; pipelines are estimates)"
+    next_help_heading = "Several devices (bytes of each; training runs on data-, tensor- and sequence-parallel ones, sampling on groups too; pipelines here are estimates, and `memory.pipeline_model_parallel_size` trains in stages)"
 )]
 pub struct ParallelArgs {
     /// Number of machines with --gpus devices each: chooses the degrees below that are not given, with the least estimated time
@@ -20,7 +20,7 @@ pub struct ParallelArgs {
     /// Number of devices per machine; by default `trainer.n_gpus_per_node`, or one
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub gpus: Option<u64>,
-    /// Also choose pipeline parallelism and tensor parallelism with Ulysses, which `firebrick train` does not run yet
+    /// Also choose pipelines that sample in stages, and tensor parallelism with Ulysses, which `firebrick train` does not run yet
     #[arg(long)]
     pub allow_estimated: bool,
     /// Link between the devices of a machine: nvlink2 to nvlink5, pcie3 to pcie5, host (through memory, as `train` does), or a rate of one
@@ -49,7 +49,7 @@ pub struct ParallelArgs {
         value_name = "N"
     )]
     pub rollout_tensor_parallel: Option<u64>,
-    /// Pipeline-parallel degree: devices that share the layers
+    /// Pipeline-parallel degree: devices that share the layers, in sampling too, which is an estimate
     #[arg(long, visible_alias = "pipeline-model-parallel-size", value_name = "N")]
     pub pipeline_parallel: Option<u64>,
     /// Sequence-parallel degree (Ulysses): devices that share every sequence. Overrides `memory.ulysses_sequence_parallel_size`

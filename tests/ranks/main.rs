@@ -3,6 +3,7 @@
 mod budget;
 mod messages;
 mod out_of_memory;
+mod pipeline_parallel;
 mod rewards;
 mod sampling_groups;
 mod sequence_parallel;

@@ -22,7 +22,7 @@ const SMOOTH: [&str; 4] = [
 ];
 
 /// What ranks came to that have unlike parts of the weights: the same metrics.
-fn alike(ranks: &[Ran]) {
+pub fn alike(ranks: &[Ran]) {
     for (rank, other) in ranks.iter().enumerate() {
         assert_eq!(other.metrics, ranks[0].metrics, "rank {rank}");
         assert!(!other.metrics.is_empty() && !other.weights.is_empty());
@@ -40,9 +40,9 @@ fn saved(run: &Path, folder: &str) -> BTreeMap<String, Vec<f64>> {
     weights.collect()
 }
 
-const LAST: &str = "checkpoints/step-000004/model";
+pub const LAST: &str = "checkpoints/step-000004/model";
 
-fn close(label: &str, found: &Path, expected: &Path, folder: &str) {
+pub fn close(label: &str, found: &Path, expected: &Path, folder: &str) {
     let (found, expected) = (saved(found, folder), saved(expected, folder));
     assert!(found.keys().eq(expected.keys()), "{label}");
     for (name, found) in &found {
@@ -54,7 +54,7 @@ fn close(label: &str, found: &Path, expected: &Path, folder: &str) {
     }
 }
 
-fn made(folder: &Path, name: &str, overrides: &[&str]) -> RunConfig {
+pub fn made(folder: &Path, name: &str, overrides: &[&str]) -> RunConfig {
     let all = [&SMOOTH[..], overrides].concat();
     config(&folder.join(name), &all)
 }
@@ -203,7 +203,7 @@ fn adapters_are_trained_saved_and_resumed_on_ranks_that_share_matrices() {
 }
 
 /// What the first of so many ranks says of a run that is refused.
-fn refused(size: usize, overrides: &[&str]) -> String {
+pub fn refused(size: usize, overrides: &[&str]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let config = config(&folder.path().join("run"), overrides);
     let said = Threads::run(size, Settings::default(), |rank| {

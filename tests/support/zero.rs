@@ -110,6 +110,19 @@ pub const SHARED_MATRICES: [SharedSequences; 4] = [
     ("tensor 4", 4, |m| m.tensor_model_parallel_size = 4),
 ];
 
+/// Ranks that have stages: the same. The last two have fewer micro-batches than stages, or one.
+pub const PIPELINES: [SharedSequences; 4] = [
+    ("pipeline 2", 2, |m| m.pipeline_model_parallel_size = 2),
+    ("pipeline 2 x data 2", 4, |m| {
+        m.pipeline_model_parallel_size = 2;
+    }),
+    ("pipeline 2 x data 2, ZeRO-1", 4, |m| {
+        m.pipeline_model_parallel_size = 2;
+        m.zero_stage = 1;
+    }),
+    ("pipeline 4", 4, |m| m.pipeline_model_parallel_size = 4),
+];
+
 /// The settings of a technique, all sequences of a rank one behind the other in a micro-batch.
 pub fn packed(turn_on: fn(&mut MemoryConfig)) -> MemoryConfig {
     MemoryConfig {
@@ -193,6 +206,8 @@ pub struct Trained {
     pub shared: [u64; OperationKind::COUNT],
     /// Micro-batches of an update that it has, or a part of.
     pub micro_batches: usize,
+    /// Operations among the ranks of this one's pipeline during the updates, and the bytes that it sent in them.
+    pub pipeline: Traffic,
 }
 
 fn runtime(model: &Model, memory: &MemoryConfig, world: &World) -> Runtime {
@@ -220,6 +235,7 @@ pub fn trained(
     let before: Traffic = world.traffic();
     let shared = world.sequence_traffic();
     let summed = world.tensor_traffic();
+    let passed = world.pipeline_traffic();
     let mut steps = Vec::new();
     for _ in 0..UPDATES {
         let updated = learner.update(rows, 1.0, &Nll, LR);
@@ -230,6 +246,7 @@ pub fn trained(
     let after = world.traffic();
     let exchanged = world.sequence_traffic();
     let sums = world.tensor_traffic();
+    let stages = world.pipeline_traffic();
     let (kind, messages) = (OperationKind::AllToAll as usize, exchanged.operations);
     let micro_batches = dealt[world.data_rank()].len();
     let categories = [Category::Moments, Category::Gradients, Category::Parameters];
@@ -255,6 +272,10 @@ pub fn trained(
         ],
         shared: std::array::from_fn(|kind| sums.operations[kind] - summed.operations[kind]),
         micro_batches,
+        pipeline: Traffic {
+            operations: std::array::from_fn(|k| stages.operations[k] - passed.operations[k]),
+            bytes: std::array::from_fn(|k| stages.bytes[k] - passed.bytes[k]),
+        },
     }
 }
 
@@ -263,11 +284,15 @@ pub fn groups(memory: &MemoryConfig, ranks: Arc<dyn Collective>) -> World {
     World::new(ranks)
         .sharing_sequences(memory.ulysses_sequence_parallel_size)
         .and_then(|world| world.sharing_matrices(memory.tensor_model_parallel_size))
+        .and_then(|world| world.in_stages(memory.pipeline_model_parallel_size))
         .expect("degrees that divide the ranks")
 }
 
-/// A rank's share of a model, where ranks share matrices.
+/// A rank's share of a model, where ranks share matrices, or the model with its stage.
 pub fn own_share(decoder: &Decoder, world: &World) -> Decoder {
+    if let Some(stage) = world.pipeline_stage() {
+        return decoder.clone().in_stage(stage).expect("a stage");
+    }
     match world.tensor_share() {
         Some(share) => decoder.trained_share(share).expect("a share"),
         None => decoder.clone(),
@@ -299,6 +324,31 @@ pub fn learner(model: &Model, memory: &MemoryConfig, clip: Option<f64>, world: &
     let placed = learner.model.set_residency(Residency::Pass);
     placed.expect("weights in their place");
     learner
+}
+
+/// Whether the stages' gradients, put together, are those of one rank. Without data-parallel ranks those of untied models are so to the
+/// bit.
+fn assert_gradients_of_stages(label: &str, found: &[Trained], expected: &Trained, tolerance: f64) {
+    for (name, expected) in &expected.gradients {
+        let mut stages = found.iter().filter_map(|rank| rank.gradients.get(name));
+        let own = stages.next();
+        let own = own.unwrap_or_else(|| panic!("{label}: no stage has a gradient of {name}"));
+        assert!(stages.all(|other| other == own), "{label}: {name}");
+        assert_gradient(
+            &format!("{label}: gradient of {name}"),
+            own,
+            expected,
+            tolerance,
+        );
+    }
+    let known = |name: &String| expected.gradients.contains_key(name);
+    assert!(
+        found
+            .iter()
+            .flat_map(|rank| rank.gradients.keys())
+            .all(known),
+        "{label}"
+    );
 }
 
 /// A rank's part of the gradients of the first update.
@@ -432,6 +482,13 @@ pub fn assert_same(
     }
     if memory.tensor_model_parallel_size > 1 && memory.zero_stage > 0 {
         // shards of parts
+        return;
+    }
+    if memory.pipeline_model_parallel_size > 1 {
+        // those of stages that share out state are shards
+        if memory.zero_stage == 0 {
+            assert_gradients_of_stages(label, found, expected, tolerance);
+        }
         return;
     }
     for (name, expected) in &expected.gradients {

@@ -89,6 +89,10 @@ impl MemoryConfig {
                 "tensor_model_parallel_size",
                 self.tensor_model_parallel_size,
             ),
+            (
+                "pipeline_model_parallel_size",
+                self.pipeline_model_parallel_size,
+            ),
             ("activation_offload_group", self.activation_offload_group),
             (
                 "reference.score_tokens",
@@ -150,6 +154,20 @@ impl MemoryConfig {
                 "order: segment_major shares the fetches of weights among micro-batches and costs memory otherwise: it goes with \
                  memory.param_offload: streamed, or with memory.zero_stage: 3",
             );
+        }
+        if self.pipeline_model_parallel_size > 1 {
+            if self.zero() > Zero::Stage1 {
+                return bad(
+                    "pipeline_model_parallel_size goes with a zero_stage of at most 1: a stage adds up gradients of several micro-batches \
+                     under way, and its layers are all the weights that it has",
+                );
+            }
+            if self.order == Order::SegmentMajor {
+                return bad(
+                    "pipeline_model_parallel_size takes micro-batches one after the other through a stage: leave out \
+                     memory.order: segment_major",
+                );
+            }
         }
         if self.offload_fraction < 1.0 && self.optimizer_offload != OptimizerOffload::Cpu {
             return bad("offload_fraction goes with memory.optimizer_offload: cpu");

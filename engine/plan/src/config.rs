@@ -85,6 +85,10 @@ pub struct MemoryConfig {
     /// the MLP and some of the vocabulary. 1: none do. It divides the ranks and the model's heads; policy, reference and critic have the
     /// same. Sampling has a degree of its own, `rollout.tensor_model_parallel_size`.
     pub tensor_model_parallel_size: usize,
+    /// Stages that the layers of models are divided into in training, each on ranks of its own (Megatron's key of this name, 1F1B,
+    /// arXiv:1806.03377). 1: each rank has all layers. It divides the ranks, and is at most the number of layers; policy, reference and
+    /// critic have the same.
+    pub pipeline_model_parallel_size: usize,
     /// Copies in flight between host and device; 0 copies in place.
     pub prefetch: usize,
     /// Rows that the head projects at a time.
@@ -141,6 +145,7 @@ impl Default for MemoryConfig {
             reshard_after_forward: true,
             ulysses_sequence_parallel_size: 1,
             tensor_model_parallel_size: 1,
+            pipeline_model_parallel_size: 1,
             prefetch: 1,
             head_rows: 1024,
             attention_rows: 512,

@@ -124,6 +124,7 @@ overrides! {
         _reshard_after_forward: "reshard_after_forward",
         _ulysses_sequence_parallel_size: "ulysses_sequence_parallel_size",
         _tensor_model_parallel_size: "tensor_model_parallel_size",
+        _pipeline_model_parallel_size: "pipeline_model_parallel_size",
         _cleanup_every: "cleanup_every",
         _snapshot: "snapshot",
         _trace: "trace",

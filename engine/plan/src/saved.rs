@@ -97,6 +97,8 @@ pub struct PlannedFor {
     pub sequence: usize,
     /// How many share matrices in training.
     pub tensor: usize,
+    /// Stages that layers are divided into.
+    pub pipeline: usize,
     /// How many sample together.
     pub sampling: usize,
 }
@@ -108,7 +110,7 @@ impl PlannedFor {
         let made_for = format!("was made for {parallel}, and this run");
         if !parallel.is_run() {
             return refuse(format!(
-                "is arithmetic for {parallel}, and the trainer has no pipelines, and tensor or sequence parallelism, not both; leave \
+                "is arithmetic for {parallel}, and the trainer plans pipelines itself, and has tensor or sequence parallelism, not both; leave \
                  --pipeline-parallel and one of --tensor-parallel and --sequence-parallel out of `firebrick plan` to make a plan that it runs"
             ));
         }
@@ -116,8 +118,15 @@ impl PlannedFor {
             ranks,
             sequence,
             tensor,
+            pipeline,
             sampling,
         } = *self;
+        if pipeline > 1 {
+            return refuse(format!(
+                "{made_for}'s memory.pipeline_model_parallel_size is {pipeline}, for which no file has a plan: leave memory.plan out, and \
+                 `train` makes one"
+            ));
+        }
         if parallel.tensor != tensor as u64 {
             return refuse(format!(
                 "{made_for}'s memory.tensor_model_parallel_size is {tensor}; set it to {}, or make a plan with --tensor-parallel {tensor}",

@@ -176,7 +176,7 @@ pub fn save_optimizer(
     // of ranks that have all of the same share, the first writes it
     let writes = !optimizer.partition().is_whole() || world.replicas().writes();
     for (stem, tensors) in parts {
-        if optimizer.partition().is_whole() && decoder.share().is_none() {
+        if optimizer.partition().is_whole() && !decoder.is_part() {
             if world.writes() {
                 let tensors = tensors.into_iter().map(Own::whole).collect();
                 write_tensors(&dir.join(format!("{stem}.safetensors")), tensors, &[])?;
@@ -233,17 +233,13 @@ fn moments<'a>(optimizer: &'a AdamW, decoder: &'a Decoder) -> Vec<Own<'a>> {
 
 /// Flat index and spec of the parameters of which an optimizer has a part that no earlier rank has too, and that part.
 fn owned<'a>(
-    optimizer: &AdamW,
+    optimizer: &'a AdamW,
     decoder: &'a Decoder,
-) -> impl Iterator<Item = (usize, &'a ParamSpec, Range<usize>)> + use<'a> {
-    let partition = optimizer.partition();
+) -> impl Iterator<Item = (usize, &'a ParamSpec, Range<usize>)> {
     let specs = decoder.specs().enumerate();
     specs
-        .map(move |(index, spec)| (index, spec, partition.range(spec.numel())))
-        .filter(|(index, _, range)| {
-            let is_copy = decoder.block(*index).is_some_and(|own| own.is_copy);
-            !range.is_empty() && !is_copy
-        })
+        .map(|(index, spec)| (index, spec, optimizer.part(index, spec)))
+        .filter(|(index, _, range)| !range.is_empty() && !decoder.is_copy(*index))
 }
 
 /// Names of the two moments in the optimizer file, torch's own.
@@ -286,7 +282,6 @@ pub fn load_masters(dir: &Path, decoder: &mut Decoder, optimizer: &mut AdamW) ->
     file.with(|tensors| {
         let device = decoder.device().clone();
         let precision = decoder.arch().precision;
-        let partition = optimizer.partition();
         let blocks: Vec<Option<Block>> = (0..decoder.specs().count())
             .map(|index| decoder.block(index))
             .collect();
@@ -298,7 +293,7 @@ pub fn load_masters(dir: &Path, decoder: &mut Decoder, optimizer: &mut AdamW) ->
             let Some(values) = tensors.read_own(&spec.name, spec, block, 0..spec.numel())? else {
                 return Err(tensors.damaged(&format!("the f32 master of {} is missing", spec.name)));
             };
-            let own = partition.range(spec.numel());
+            let own = optimizer.part(index, spec);
             if precision.is_half() && !own.is_empty() {
                 optimizer.set_master(index, values[own].to_vec(), &device)?;
             }

@@ -42,7 +42,7 @@ pub struct Gradients {
     norm: Option<f64>,
     /// This rank's shards of what was summed over all ranks, where they share that out. What is not summed yet lies in `slots` and `host`.
     reduced: Option<Reduced>,
-    /// Parameters of which an earlier rank has the same part, where ranks share matrices.
+    /// Parameters of which an earlier rank has the same part, where ranks share matrices or have stages.
     copies: Option<Vec<bool>>,
 }
 
@@ -95,12 +95,11 @@ impl Gradients {
         self
     }
 
-    /// The same of a decoder, which may be a share of one: its norm counts what several ranks have once.
+    /// The same of a decoder, which may be a share or a stage of one: its norm counts what several ranks have once.
     #[must_use]
     pub fn of(mut self, decoder: &Decoder) -> Self {
-        let blocks = (0..self.slots.len()).map(|index| decoder.block(index));
-        let copies: Option<Vec<bool>> = blocks.map(|own| own.map(|own| own.is_copy)).collect();
-        self.copies = copies.filter(|_| decoder.share().is_some());
+        let copies = (0..self.slots.len()).map(|index| decoder.is_copy(index));
+        self.copies = decoder.is_part().then(|| copies.collect());
         self
     }
 
@@ -335,7 +334,7 @@ impl Gradients {
         Ok(sum)
     }
 
-    /// L2 norm over all parameters, computed once. Non-finite where any element is. Where ranks share gradients out, or matrices, it is the
+    /// L2 norm over all parameters, computed once. Non-finite where any element is. Where ranks share gradients out, or matrices, or have stages, it is the
     /// root of the ranks' sums of squares, added in f64 and in their order; what several have is counted once.
     ///
     /// # Errors
@@ -350,7 +349,7 @@ impl Gradients {
             None => {
                 let mut part = Writer::default();
                 part.float(own);
-                let all = world.tensor_exchange(part.into_bytes())?;
+                let all = world.exchange_parts(part.into_bytes())?;
                 let parts = all.iter().map(|bytes| Reader::new(bytes).float());
                 parts.sum::<Result<f64>>()?
             }

@@ -12,6 +12,8 @@ mod gradient_shards;
 mod gradients;
 mod head;
 mod leaves;
+mod pipeline_parallel;
+mod pipeline_schedule;
 mod pool_peak;
 mod reduce_scatter;
 mod resident_model;
@@ -21,8 +23,10 @@ mod segment_executor;
 mod segment_graph;
 mod sequence_parallel;
 mod shards;
+mod stage_weights;
 mod tensor_parallel;
 mod token_chunk;
+mod training_pass;
 mod uneven_inputs;
 mod weight_shards;
 
@@ -32,6 +36,7 @@ pub use boundary_log::{
 pub use gradient::Gradient;
 pub use gradients::{GradientHook, Gradients};
 pub use head::HeadLoss;
+pub use pipeline_parallel::check_stages;
 pub use pool_peak::PoolPeak;
 pub use resident_model::{Residency, ResidentModel};
 pub use runtime::Runtime;

@@ -54,13 +54,15 @@ impl Gradients {
     /// # Errors
     /// Where a copy fails, or a rank has failed or is gone.
     pub fn reduce(&mut self, decoder: &Decoder, runtime: &Runtime) -> Result<()> {
+        self.sum_tied_ends(decoder, runtime)?;
         match self.reduced().map(Reduced::each_pass) {
             None => self.all_reduce(decoder, runtime),
             Some(true) => Ok(()),
-            Some(false) => decoder
-                .units()
-                .iter()
-                .try_for_each(|unit| self.reduce_scatter(decoder, unit.range.clone(), runtime)),
+            Some(false) => (0..decoder.units().len())
+                .filter(|&unit| !decoder.is_elsewhere(unit))
+                .try_for_each(|unit| {
+                    self.reduce_scatter(decoder, decoder.units()[unit].range.clone(), runtime)
+                }),
         }
     }
 

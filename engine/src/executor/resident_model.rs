@@ -1,5 +1,6 @@
 //! A model in its place: its weights where the plan wants them in the phase at hand.
 
+use super::stage_weights::{StageWeights, plan_of_stage};
 use super::weight_shards::WeightShards;
 use crate::Result;
 use crate::plan::{ModelPlan, Role};
@@ -22,6 +23,15 @@ pub enum Residency {
     Idle,
 }
 
+/// How ranks share a model's weights out between passes.
+#[derive(Debug)]
+enum SharedOut {
+    /// Each has a shard of every parameter.
+    Shards(WeightShards),
+    /// Each has some of the units.
+    Stages(StageWeights),
+}
+
 /// A decoder, its plan, and the accounts of its weights.
 #[derive(Debug)]
 pub struct ResidentModel {
@@ -32,8 +42,8 @@ pub struct ResidentModel {
     role: Role,
     accounts: Arc<Accounts>,
     holds: Vec<MemoryGuard>,
-    /// The ranks that share its weights out between passes, where the plan says so.
-    shards: Option<WeightShards>,
+    /// The ranks that share its weights out between passes, where the plan says so or its layers are divided into stages.
+    shared_out: Option<SharedOut>,
     /// The ranks of the run.
     world: World,
 }
@@ -43,22 +53,25 @@ impl ResidentModel {
     #[must_use]
     pub fn new(decoder: Decoder, plan: ModelPlan, role: Role, accounts: &Arc<Accounts>) -> Self {
         let mut this = Self {
+            plan: plan_of_stage(plan, &decoder),
             decoder,
-            plan,
             role,
             accounts: accounts.for_model(role),
             holds: Vec::new(),
-            shards: None,
+            shared_out: None,
             world: World::default(),
         };
         this.account();
         this
     }
 
-    /// The same for one of several ranks, which share its weights out where the plan says so.
+    /// The same for one of several ranks, which share its weights out where the plan says so, or its layers are divided into stages.
     #[must_use]
     pub fn shared_by(mut self, world: &World) -> Self {
-        self.shards = WeightShards::of(&self.plan, &world.replicas());
+        self.shared_out = match StageWeights::of(&self.decoder, world) {
+            Some(stages) => Some(SharedOut::Stages(stages)),
+            None => WeightShards::of(&self.plan, &world.replicas()).map(SharedOut::Shards),
+        };
         self.world = world.clone();
         self
     }
@@ -66,7 +79,12 @@ impl ResidentModel {
     /// Whether ranks share its weights out.
     #[must_use]
     pub fn is_shared_out(&self) -> bool {
-        self.shards.is_some()
+        self.shared_out.is_some()
+    }
+
+    /// Takes another plan, of the whole model. Weights move at the next [`set_residency`](Self::set_residency).
+    pub fn take_plan(&mut self, plan: &ModelPlan) {
+        self.plan = plan_of_stage(plan.clone(), &self.decoder);
     }
 
     /// Makes all weights whole, where they lie: for what reads them beside passes. All ranks do so at the same time; the next phase shares
@@ -75,9 +93,26 @@ impl ResidentModel {
     /// # Errors
     /// Where memory runs out, the device fails, or a rank has failed or is gone. It may be asked for again.
     pub fn make_whole(&mut self) -> Result<()> {
-        if let Some(shards) = &self.shards
-            && shards.make_whole(&mut self.decoder, &self.accounts)?
-        {
+        let (decoder, accounts) = (&mut self.decoder, &self.accounts);
+        let gathered = match &self.shared_out {
+            Some(SharedOut::Shards(shards)) => shards.make_whole(decoder, accounts)?,
+            Some(SharedOut::Stages(stages)) => stages.make_whole(decoder, accounts)?,
+            None => false,
+        };
+        if gathered {
+            self.account();
+        }
+        Ok(())
+    }
+
+    /// Keeps what is this rank's where ranks share weights out.
+    fn share_out(&mut self) -> Result<()> {
+        let shared = match &self.shared_out {
+            Some(SharedOut::Shards(shards)) => shards.share_out(&mut self.decoder)?,
+            Some(SharedOut::Stages(_)) => StageWeights::share_out(&mut self.decoder)?,
+            None => false,
+        };
+        if shared {
             self.account();
         }
         Ok(())
@@ -87,8 +122,8 @@ impl ResidentModel {
     fn unit(&self, unit: usize) -> Result<Vec<Param>> {
         let decoder = &self.decoder;
         let own = &decoder.units()[unit];
-        Ok(match &self.shards {
-            Some(shards) if own.is_sharded() => {
+        Ok(match &self.shared_out {
+            Some(SharedOut::Shards(shards)) if own.is_sharded() => {
                 let whole = shards.gather(decoder, &[unit], &self.accounts)?;
                 whole.into_iter().flatten().map(Param::Host).collect()
             }
@@ -177,14 +212,9 @@ impl ResidentModel {
     /// # Errors
     /// `Error::Model` where a copy fails; `Error::Device` where gathering weights from other ranks does.
     pub fn set_residency(&mut self, now: Residency) -> Result<()> {
-        match (&self.shards, now) {
-            (None, _) => {}
-            (Some(_), Residency::Rollout) => self.make_whole()?,
-            (Some(shards), Residency::Pass | Residency::Idle) => {
-                if shards.share_out(&mut self.decoder)? {
-                    self.account();
-                }
-            }
+        match now {
+            Residency::Rollout => self.make_whole()?,
+            Residency::Pass | Residency::Idle => self.share_out()?,
         }
         let last = self.decoder.units().len() - 1;
         let mut homes = vec![Home::Device; last + 1];

@@ -158,7 +158,9 @@ fn shared<T: Scored>(
         |w| w.list(scored.iter(), |w, one| one.write(w)),
         |r| r.list(T::read),
     )?;
-    let mut all = all.into_iter();
+    // those of the last stage have the results
+    let behind = all.len() - all.len() / world.stages();
+    let mut all = all.into_iter().skip(behind);
     let mut placed: Vec<(usize, T)> = Vec::with_capacity(batch.indices().len());
     for micros in dealt {
         let group = world.sequence_size() * world.tensor_size();

@@ -2,20 +2,20 @@
 //!
 //! Everything the plan decides happens between two segments; units know nothing of it.
 
-use super::activation_offload::ActivationStack;
 use super::boundary_log::{Boundary, BoundaryKind};
-use super::embedding::{add_embedding, embed};
+use super::embedding::embed;
 use super::fetch::Fetcher;
 use super::gradients::{GradientHook, Gradients};
-use super::head::{self, HeadLoss, HeadPass};
+use super::head::{self, HeadLoss};
 use super::runtime::Runtime;
-use super::segment_graph::{self, Piece, run, take};
+use super::segment_graph::run;
 use super::sequence_parallel::check_shared_sequences;
 use super::token_chunk::TokenChunk;
+use super::training_pass::Pass;
 use crate::Result;
 use crate::batch::{DropoutStep, MicroBatch, Part};
 use crate::objective::{LossSums, MicroScores, ROUTER_AUX_LOSS, Reduction, split_by_sequence};
-use crate::plan::{ActivationPolicy, ModelPlan, Order, Role};
+use crate::plan::{ModelPlan, Order, Role};
 use crate::sequence::Sequence;
 use burn::tensor::Tensor;
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
@@ -28,29 +28,16 @@ use std::ops::Range;
 /// Executes a [`ModelPlan`] on a decoder.
 #[derive(Clone, Copy, Debug)]
 pub struct Executor<'a> {
-    plan: &'a ModelPlan,
-    runtime: &'a Runtime,
-    temperature: f64,
-    role: Role,
+    pub(super) plan: &'a ModelPlan,
+    pub(super) runtime: &'a Runtime,
+    pub(super) temperature: f64,
+    pub(super) role: Role,
     dropout: Option<DropoutStep>,
-    loss_scale: f64,
+    pub(super) loss_scale: f64,
     /// The coefficient of the auxiliary loss of routers, and the tokens of all ranks' micro-batches.
     router_loss: (f64, usize),
     /// Passes that every rank makes through the model in a backward pass over all micro-batches.
     rounds: usize,
-}
-
-/// A segment under its graph, and the bytes that it is accounted for.
-type Traced = (Vec<Piece>, Option<MemoryGuard>);
-
-/// One optimizer step's way through a model, for several micro-batches at once where the plan's order says so.
-struct Pass<'a, 'r> {
-    executor: &'a Executor<'r>,
-    micros: Vec<MicroBatch>,
-    fetch: Fetcher<'r>,
-    kept: ActivationStack<'r>,
-    /// Graphs of segments that keep them, in the order in which they were traced.
-    graphs: Vec<Traced>,
 }
 
 impl<'a> Executor<'a> {
@@ -118,7 +105,7 @@ impl<'a> Executor<'a> {
     }
 
     /// Accounts for what tracing has added to `before`, where bytes can be read on the way.
-    fn hold_graph(&self, before: Option<u64>) -> Option<MemoryGuard> {
+    pub(super) fn hold_graph(&self, before: Option<u64>) -> Option<MemoryGuard> {
         let (now, before) = self.runtime.in_use().zip(before)?;
         let bytes = now.saturating_sub(before) as usize;
         let accounts = self.runtime.accounts.for_model(self.role);
@@ -132,18 +119,22 @@ impl<'a> Executor<'a> {
     /// The units of a training pass in the order in which it visits them.
     pub(super) fn training_visits(&self, decoder: &Decoder) -> Vec<Range<usize>> {
         let mut visits = self.forward_visits(decoder);
-        visits.extend(self.plan.segments.iter().rev().map(|s| s.units.clone()));
+        visits.extend(self.backward_visits());
         visits
     }
 
-    /// Embedding, segments, head.
+    /// Embedding, segments, head: those that run here.
     pub(super) fn forward_visits(&self, decoder: &Decoder) -> Vec<Range<usize>> {
         let head = decoder.units().len() - 1;
         let segments = self.plan.segments.iter().map(|s| s.units.clone());
-        std::iter::once(0..1)
-            .chain(segments)
-            .chain(std::iter::once(head..head + 1))
-            .collect()
+        let embedding = decoder.embeds().then_some(0..1).into_iter();
+        let head = decoder.has_head().then_some(head..head + 1);
+        embedding.chain(segments).chain(head).collect()
+    }
+
+    /// Segments, the last one first.
+    pub(super) fn backward_visits(&self) -> impl Iterator<Item = Range<usize>> + use<'a> {
+        self.plan.segments.iter().rev().map(|s| s.units.clone())
     }
 
     /// Refuses a model whose sequences the ranks cannot share.
@@ -152,7 +143,7 @@ impl<'a> Executor<'a> {
         check_shared_sequences(self.role.name(), decoder.arch(), degree, router_loss)
     }
 
-    fn micro(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
+    pub(super) fn micro(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
         let ModelPlan {
             layout,
             attention_rows,
@@ -164,7 +155,7 @@ impl<'a> Executor<'a> {
     }
 
     /// A micro-batch as training sees it.
-    fn dropped(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
+    pub(super) fn dropped(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
         let micro = self.micro(decoder, sequences);
         match self.dropout {
             Some(at) => micro.with_dropout(decoder, sequences, at),
@@ -247,6 +238,9 @@ impl<'a> Executor<'a> {
         read: impl Fn(&Head<'_>, &MicroBatch, Tensor<2>) -> Result<T>,
     ) -> Result<Vec<T>> {
         self.check(decoder, 0.0)?;
+        if decoder.stage().is_some() {
+            return self.forward_in_stages(decoder, micros, read);
+        }
         let mut all = Vec::with_capacity(micros.len());
         for group in self.groups(micros) {
             let micro = |s: &Vec<&Sequence>| self.micro(decoder, s).recorded(decoder.arch());
@@ -297,6 +291,9 @@ impl<'a> Executor<'a> {
     ) -> Result<LossSums> {
         self.check(decoder, self.router_loss.0)?;
         let loss = loss.into();
+        if decoder.stage().is_some() {
+            return self.backward_in_stages(decoder, micros, loss, gradients);
+        }
         let mut sums = LossSums::default();
         // the coefficient is that of a step, however it is divided
         let (coefficient, tokens) = self.router_loss;
@@ -311,23 +308,11 @@ impl<'a> Executor<'a> {
         for (i, group) in groups.iter().enumerate() {
             let last = i + 1 == groups.len();
             let visits = self.training_visits(decoder);
-            let mut pass = Pass {
-                executor: self,
-                micros: group
-                    .iter()
-                    .map(|s| balanced(self.dropped(decoder, s)))
-                    .collect(),
-                fetch: self.fetcher(visits),
-                kept: ActivationStack::new(
-                    self.runtime,
-                    self.role,
-                    self.plan.prefetch,
-                    self.plan.offload_group,
-                ),
-                graphs: Vec::new(),
-            };
+            let micros = group.iter().map(|s| balanced(self.dropped(decoder, s)));
+            let mut pass = Pass::new(self, micros.collect(), visits);
             let losses: Vec<RouterLoss> = pass.router_losses();
-            let hidden = pass.forward(decoder)?;
+            let rows = pass.embed(decoder)?;
+            let hidden = pass.forward(decoder, rows)?;
             let rows = pass.head(decoder, hidden, loss, gradients, &mut sums)?;
             let mut done = |decoder: &mut Decoder, gradients: &mut Gradients, unit| match after
                 .as_deref_mut()
@@ -337,7 +322,8 @@ impl<'a> Executor<'a> {
                 None => Ok(()),
             };
             done(decoder, gradients, decoder.units().len() - 1)?;
-            pass.backward(decoder, rows, gradients, &mut done)?;
+            let rows = pass.backward(decoder, rows, gradients, &mut done)?;
+            pass.embedding_backward(decoder, rows, gradients, &mut done)?;
             router_loss += losses.iter().map(RouterLoss::sum).sum::<f64>();
         }
         if balances {
@@ -349,147 +335,5 @@ impl<'a> Executor<'a> {
         }
         gradients.finish()?;
         Ok(sums)
-    }
-}
-
-type Done<'d> = &'d mut dyn FnMut(&mut Decoder, &mut Gradients, usize) -> Result<()>;
-
-impl Pass<'_, '_> {
-    /// The auxiliary losses of its micro-batches, which layers add to as their graphs are traced.
-    fn router_losses(&self) -> Vec<RouterLoss> {
-        let losses = self
-            .micros
-            .iter()
-            .filter_map(|micro| micro.ctx.router_loss());
-        losses.cloned().collect()
-    }
-
-    fn forward(&mut self, decoder: &Decoder) -> Result<Vec<Tensor<2>>> {
-        let _span = span_on("segments forward", decoder.device());
-        let runtime = self.executor.runtime;
-        let mut rows = embed(decoder, &self.fetch.next(decoder)?, &self.micros, runtime)?;
-        for (i, segment) in self.executor.plan.segments.iter().enumerate() {
-            let fetched = self.fetch.next(decoder)?;
-            for (x, micro) in rows.iter_mut().zip(&self.micros) {
-                match segment.keep {
-                    ActivationPolicy::Graph => {
-                        let before = self.executor.runtime.in_use();
-                        let input = take(x);
-                        let units = segment.units.clone();
-                        let (weights, runtime) = (&fetched.weights, self.executor.runtime);
-                        let (pieces, y) =
-                            segment_graph::trace(decoder, units, weights, input, micro, runtime)?;
-                        let hold = self.executor.hold_graph(before);
-                        self.graphs.push((pieces, hold));
-                        *x = y;
-                    }
-                    ActivationPolicy::Input(home) => {
-                        self.kept.push(x.clone(), home)?;
-                        let runtime = self.executor.runtime;
-                        run(
-                            decoder,
-                            segment.units.clone(),
-                            &fetched.weights,
-                            x,
-                            micro,
-                            runtime,
-                        )?;
-                    }
-                }
-                let runtime = self.executor.runtime;
-                runtime.boundary(Boundary::at(BoundaryKind::Forward, i))?;
-            }
-        }
-        Ok(rows)
-    }
-
-    /// Head and loss of every micro-batch: the gradients of their last layer's rows.
-    fn head(
-        &mut self,
-        decoder: &Decoder,
-        hidden: Vec<Tensor<2>>,
-        loss: HeadLoss<'_>,
-        gradients: &mut Gradients,
-        sums: &mut LossSums,
-    ) -> Result<Vec<Tensor<2>>> {
-        let _span = span_on("head", decoder.device());
-        let runtime = self.executor.runtime;
-        let fetched = self.fetch.next(decoder)?;
-        let pass = HeadPass {
-            decoder,
-            weights: &fetched.weights[0],
-            rows: self.executor.plan.head_rows,
-            temperature: self.executor.temperature,
-            loss_scale: self.executor.loss_scale,
-            runtime,
-        };
-        let mut rows = Vec::with_capacity(hidden.len());
-        for (hidden, micro) in hidden.into_iter().zip(&self.micros) {
-            let (d_scored, own) = pass.backward(micro, hidden, loss, gradients)?;
-            sums.absorb(&own);
-            // unscored rows read the row of zeros that stands behind the scored ones: a gather, not a scatter
-            let zero = Tensor::<2>::zeros(
-                [1, d_scored.dims()[1]],
-                (&d_scored.device(), d_scored.dtype()),
-            );
-            rows.push(Tensor::cat(vec![d_scored, zero], 0).select(0, micro.places.clone()));
-            runtime.boundary(BoundaryKind::Head)?;
-        }
-        let head = decoder.units()[decoder.units().len() - 1].range.clone();
-        gradients.complete(decoder, head, runtime)?;
-        if decoder.arch().tied {
-            gradients.complete(decoder, decoder.units()[0].range.clone(), runtime)?;
-        }
-        Ok(rows)
-    }
-
-    fn backward(
-        mut self,
-        decoder: &mut Decoder,
-        mut rows: Vec<Tensor<2>>,
-        gradients: &mut Gradients,
-        done: Done<'_>,
-    ) -> Result<()> {
-        let Executor { plan, runtime, .. } = *self.executor;
-        let device = decoder.device().clone();
-        for (i, segment) in plan.segments.iter().enumerate().rev() {
-            let _span = span_on("segments backward", &device);
-            self.kept.start_copies();
-            let fetched = self.fetch.next(decoder)?;
-            for (d, micro) in rows.iter_mut().zip(&self.micros).rev() {
-                let before = runtime.in_use();
-                let (pieces, hold) = match segment.keep {
-                    ActivationPolicy::Graph => self.graphs.pop().unwrap_or_default(),
-                    ActivationPolicy::Input(home) => {
-                        let _span = span_on("recompute", decoder.device());
-                        let input = self.kept.pop(home)?;
-                        let units = segment.units.clone();
-                        let weights = &fetched.weights;
-                        let (pieces, _) =
-                            segment_graph::trace(decoder, units, weights, input, micro, runtime)?;
-                        (pieces, self.executor.hold_graph(before))
-                    }
-                };
-                runtime.boundary(Boundary::at(BoundaryKind::Graph, i))?;
-                *d = segment_graph::backward(decoder, pieces, take(d), micro, gradients, runtime)?;
-                drop(hold);
-                runtime.boundary(Boundary::at(BoundaryKind::Backward, i))?;
-            }
-            drop(fetched);
-            for unit in segment.units.clone().rev() {
-                gradients.complete(decoder, decoder.units()[unit].range.clone(), runtime)?;
-                done(decoder, gradients, unit)?;
-            }
-        }
-        if !decoder.units()[0].trains() {
-            return done(decoder, gradients, 0);
-        }
-        let _span = span_on("embedding gradient", &device);
-        for (d, micro) in rows.into_iter().zip(&self.micros) {
-            add_embedding(decoder, micro, d, gradients, runtime)?;
-        }
-        gradients.complete(decoder, decoder.units()[0].range.clone(), runtime)?;
-        runtime.boundary(BoundaryKind::Embedding)?;
-        done(decoder, gradients, 0)
     }
 }

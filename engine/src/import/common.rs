@@ -24,7 +24,7 @@ pub(super) fn devices(asked: &Asked) -> Verdict {
     match asked.whole() {
         None | Some(-1..=1) => not_needed("one device, as here"),
         Some(n) => cannot(format!(
-            "training is data, tensor and sequence parallel; `firebrick plan CONFIG {} {n}` estimates what each of {n} devices would hold",
+            "training is data, tensor, pipeline and sequence parallel, each as its own key says; `firebrick plan CONFIG {} {n}` estimates what each of {n} devices would hold",
             degree(asked.key)
         )),
     }
@@ -42,14 +42,44 @@ pub(super) fn training_groups(asked: &Asked) -> Verdict {
     }
 }
 
+/// Stages that layers are divided into in training.
+pub(super) fn training_stages(asked: &Asked) -> Verdict {
+    match asked.whole() {
+        None | Some(-1..=1) => not_needed("each rank has all layers, as here by default"),
+        Some(n) => set_noted(
+            "memory.pipeline_model_parallel_size",
+            n,
+            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; on one device leave it out",
+        ),
+    }
+}
+
 /// The same of a model that is not the policy, whose degree `policy` says: all have the policy's.
 pub(super) fn same_training_groups(asked: &Asked, policy: &str) -> Verdict {
+    same_degree(
+        asked,
+        policy,
+        "share matrices over the same ranks",
+        "memory.tensor_model_parallel_size",
+    )
+}
+
+/// The same of stages.
+pub(super) fn same_training_stages(asked: &Asked, policy: &str) -> Verdict {
+    same_degree(
+        asked,
+        policy,
+        "have stages on the same ranks",
+        "memory.pipeline_model_parallel_size",
+    )
+}
+
+fn same_degree(asked: &Asked, policy: &str, what: &str, key: &str) -> Verdict {
     let shared = asked.facts.whole(policy).unwrap_or(1).max(1);
     match asked.whole().map_or(1, |n| n.max(1)) {
         n if n == shared => not_needed("policy, reference and critic have the same"),
         n => cannot(format!(
-            "policy, reference and critic share matrices over the same ranks: {policy} says {shared}, and this {n}; give both one number \
-             (memory.tensor_model_parallel_size)"
+            "policy, reference and critic {what}: {policy} says {shared}, and this {n}; give both one number ({key})"
         )),
     }
 }

@@ -89,14 +89,20 @@ impl AdamW {
     ) -> Self {
         let total = decoder.num_trainable() as f64;
         let mut before = 0;
-        let states = decoder
-            .specs()
-            .map(|spec| {
+        let units = decoder.units().iter().enumerate();
+        let specs = units.flat_map(|(unit, own)| {
+            let elsewhere = decoder.is_elsewhere(unit);
+            own.specs.iter().map(move |spec| (spec, elsewhere))
+        });
+        let states = specs
+            .map(|(spec, elsewhere)| {
                 let on_host =
                     plan.home == Home::Host && (before as f64) < plan.offload_fraction * total;
                 before += if spec.trainable { spec.numel() } else { 0 };
                 let home = if on_host { Home::Host } else { Home::Device };
-                let shape = if partition.is_whole() {
+                let shape = if elsewhere {
+                    Partition::shape(0)
+                } else if partition.is_whole() {
                     spec.rows_cols()
                 } else {
                     Partition::shape(partition.range(spec.numel()).len())
@@ -121,6 +127,12 @@ impl AdamW {
         self.partition
     }
 
+    /// The elements of a parameter that this optimizer has: none of those that another stage has.
+    #[must_use]
+    pub fn part(&self, index: usize, spec: &ParamSpec) -> Range<usize> {
+        part(self.partition, spec, &self.states[index])
+    }
+
     /// Makes a value head beside the policy's projection a parameter group of its own, which learns so many times as fast as
     /// everything else.
     pub fn set_value_rate(&mut self, rate: f64) {
@@ -139,8 +151,9 @@ impl AdamW {
         mut read: impl FnMut(usize, Range<usize>) -> Result<Option<[Vec<f32>; 2]>>,
     ) -> Result<()> {
         self.steps = steps;
+        let partition = self.partition;
         for ((index, spec), state) in decoder.specs().enumerate().zip(&mut self.states) {
-            let own = self.partition.range(spec.numel());
+            let own = part(partition, spec, state);
             if own.is_empty() {
                 continue;
             }
@@ -369,6 +382,14 @@ impl AdamW {
             squares: 0.0,
         }
     }
+}
+
+/// The elements of a parameter that a state is of.
+fn part(partition: Partition, spec: &ParamSpec, state: &ParamState) -> Range<usize> {
+    if state.is_empty() {
+        return 0..0;
+    }
+    partition.range(spec.numel())
 }
 
 /// When and how a parameter is updated, at a learning rate and a value head's over it.

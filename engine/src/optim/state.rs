@@ -80,7 +80,7 @@ impl ParamState {
         (self.home, self.idle, self.kind) == (other.home, other.idle, other.kind)
     }
 
-    /// Whether there is nothing to update: a rank whose shard of the parameter is empty.
+    /// Whether there is nothing to update: a rank whose shard of the parameter is empty, or another stage has it.
     pub fn is_empty(&self) -> bool {
         self.shape[0] == 0
     }

@@ -1,7 +1,7 @@
 //! What a configuration asks for and the run's task, plans or device cannot serve: refused before anything is loaded.
 
 use crate::config::{Mode, RunConfig, SftConfig, TrainerConfig};
-use crate::executor::{check_shared_matrices, check_shared_sequences};
+use crate::executor::{check_shared_matrices, check_shared_sequences, check_stages};
 use crate::objective::{Advantages, Objective};
 use crate::optim::OptimConfig;
 use crate::plan::{ModelPlan, MomentKind, Plan, Role};
@@ -109,6 +109,40 @@ pub(super) fn check_matrices(
         return refuse(
             "divides what goes into adapters, of which each rank would drop others; set model.lora.dropout to 0".into(),
         );
+    }
+    Ok(())
+}
+
+/// Refuses models whose layers ranks cannot divide as `memory.pipeline_model_parallel_size` says, and what does not go with it.
+pub(super) fn check_layers(config: &RunConfig, policy: &Arch, critic: Option<&Arch>) -> Result<()> {
+    let memory = &config.memory;
+    let stages = memory.pipeline_model_parallel_size;
+    if stages <= 1 {
+        return Ok(());
+    }
+    check_stages(Role::Policy, policy, stages)?;
+    if let Some(critic) = critic {
+        check_stages(Role::Critic, critic, stages)?;
+    }
+    let others = [
+        (
+            "memory.tensor_model_parallel_size",
+            memory.tensor_model_parallel_size,
+        ),
+        (
+            "memory.ulysses_sequence_parallel_size",
+            memory.ulysses_sequence_parallel_size,
+        ),
+        (
+            "rollout.tensor_model_parallel_size",
+            config.rollout.tensor_model_parallel_size,
+        ),
+    ];
+    if let Some((key, degree)) = others.into_iter().find(|(_, degree)| *degree > 1) {
+        return Err(Error::Ranks(format!(
+            "memory.pipeline_model_parallel_size: {stages} and {key}: {degree}: stages have whole layers, and each rank samples by itself; \
+             set one of them to 1"
+        )));
     }
     Ok(())
 }

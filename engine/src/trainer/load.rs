@@ -210,8 +210,11 @@ fn policy_learner(
     }
 }
 
-/// This rank's share of a model, where ranks share matrices; else the model.
+/// This rank's share of a model, where ranks share matrices; the model with its stage, where these divide the layers; else the model.
 pub(super) fn own_share(decoder: Decoder, world: &World) -> Result<Decoder> {
+    if let Some(stage) = world.pipeline_stage() {
+        return Ok(decoder.in_stage(stage)?);
+    }
     match world.tensor_share() {
         Some(share) if decoder.share().is_none() => Ok(decoder.trained_share(share)?),
         _ => Ok(decoder),
@@ -264,12 +267,11 @@ fn reference(
         None => policy.decoder().clone(),
     };
     let (plan, accounts) = (plan.clone(), &runtime.accounts);
-    Ok(Some(ResidentModel::new(
-        decoder,
-        plan,
-        Role::Reference,
-        accounts,
-    )))
+    let model = ResidentModel::new(decoder, plan, Role::Reference, accounts);
+    Ok(Some(match opened.world.pipeline_stage() {
+        Some(_) => model.shared_by(&opened.world),
+        None => model,
+    }))
 }
 
 /// Restores masters, loss scale and moments of an optimizer from a folder of a checkpoint.

@@ -283,7 +283,7 @@ impl Trainer {
             critic.replan(plan)?;
         }
         if let (Some(model), Some(plan)) = (&mut self.reference, fit.plan.reference()) {
-            model.plan = plan.clone();
+            model.take_plan(plan);
         }
         self.plan = fit.plan.clone();
         self.snapshots.planned(fit.estimate.phases.clone());

@@ -1,8 +1,8 @@
 //! A run before its weights: what it is made of is opened, then its memory is planned.
 
 use super::checks::{
-    check_device, check_limit, check_matrices, check_optimizers, check_quantised, check_rewards,
-    check_sampling_groups, check_sequences, check_size, chosen_objective,
+    check_device, check_layers, check_limit, check_matrices, check_optimizers, check_quantised,
+    check_rewards, check_sampling_groups, check_sequences, check_size, chosen_objective,
 };
 use super::ddp_backend::connect;
 use super::turns::turn_template;
@@ -95,10 +95,12 @@ impl Opened {
         let critic_arch = critic_source.as_ref().map(CriticSource::arch);
         check_sequences(&config, source.checkpoint.arch(), critic_arch)?;
         check_matrices(&config, source.checkpoint.arch(), critic_arch)?;
+        check_layers(&config, source.checkpoint.arch(), critic_arch)?;
         check_sampling_groups(&config, source.checkpoint.arch(), data.prompts.task())?;
         let world = world
             .sharing_sequences(config.memory.ulysses_sequence_parallel_size)?
             .sharing_matrices(config.memory.tensor_model_parallel_size)?
+            .in_stages(config.memory.pipeline_model_parallel_size)?
             .sampling_together(config.rollout.tensor_model_parallel_size)?;
         Ok(Self {
             config,
@@ -169,7 +171,8 @@ impl Opened {
     }
 
     /// The ranks that predicted bytes are those of one of. Without `ZeRO` a plan is as for one rank alone, where ranks share neither
-    /// sequences nor matrices.
+    /// sequences nor matrices. So it is where they have stages: a stage holds no more than a rank that has all of them, which it has while
+    /// it samples and saves.
     fn parallel(&self, zero: Zero) -> Parallel {
         let sequence = self.world.sequence_size() as u64;
         let together = self.world.sampling_size() as u64;
@@ -223,6 +226,7 @@ impl Opened {
                     ranks: self.world.size(),
                     sequence: self.world.sequence_size(),
                     tensor: self.world.tensor_size(),
+                    pipeline: self.world.stages(),
                     sampling: self.world.sampling_size(),
                 },
             )?,

@@ -1,5 +1,6 @@
 //! Ranks in two dimensions: groups of consecutive ranks that share every sequence (Ulysses, arXiv:2309.14509) or every matrix
-//! (arXiv:1909.08053), in training or while they sample, and as many groups that divide the batch.
+//! (arXiv:1909.08053), in training or while they sample, and as many groups that divide the batch. Stages of a model are furthest apart:
+//! those of one pipeline have the same place among the ranks of each stage.
 
 use firebrick_backends::collective::{Collective, CollectiveError, OperationKind, Solo, Traffic};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -14,13 +15,25 @@ pub(super) struct Mesh {
     overtaken: AtomicBool,
 }
 
-/// The groups of a rank that shares matrices in training.
+/// The groups of a rank that has a part of a model in training: a share of its matrices, or a stage of its layers.
 #[derive(Clone, Debug)]
-pub(super) struct SharedMatrices {
-    /// Those that have the other shares.
+pub(super) struct SharedModel {
+    /// Those that have the other parts.
     pub group: Arc<Mesh>,
-    /// Those that have the same share.
+    /// Those that have the same part.
     pub replicas: Arc<Mesh>,
+}
+
+impl SharedModel {
+    /// What this rank has sent in operations of both groups.
+    pub fn traffic(&self) -> Traffic {
+        let (mut sent, more) = (self.group.traffic(), self.replicas.traffic());
+        for kind in 0..OperationKind::COUNT {
+            sent.operations[kind] += more.operations[kind];
+            sent.bytes[kind] += more.bytes[kind];
+        }
+        sent
+    }
 }
 
 /// Which ranks are a group.
@@ -118,6 +131,8 @@ impl Grouping {
     fn split(self, all: &Arc<dyn Collective>) -> Result<Arc<dyn Collective>, CollectiveError> {
         let rank = all.rank();
         match self {
+            // each is alone
+            Self::Consecutive(1) => Ok(Arc::new(Solo)),
             Self::Consecutive(degree) => all.split(rank / degree, rank % degree),
             // each is alone in its place
             Self::Across(degree) if degree == all.size() => Ok(Arc::new(Solo)),

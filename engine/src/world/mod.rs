@@ -7,6 +7,7 @@
 pub mod codec;
 pub mod deal;
 mod mesh;
+mod pipeline;
 mod sampling_groups;
 mod shared_matrices;
 mod shared_sequences;
@@ -15,7 +16,7 @@ use crate::{Error, Result};
 use codec::{Reader, Writer};
 use firebrick_backends::collective::{Collective, CollectiveError, Failure, Flat, Solo, Traffic};
 use firebrick_plan::{Partition, Zero};
-use mesh::{Mesh, SharedMatrices};
+use mesh::{Mesh, SharedModel};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,7 +31,9 @@ pub struct World {
     /// The ranks that sample together, where they do.
     sampling: Option<Arc<Mesh>>,
     /// The ranks that share matrices in training, and those that have the same share, where they do.
-    matrices: Option<SharedMatrices>,
+    matrices: Option<SharedModel>,
+    /// The ranks that have the other stages, and those that have the same one, where layers are divided.
+    stages: Option<SharedModel>,
     /// The group whose ranks these are, where it is not all of them.
     through: Option<Arc<Mesh>>,
 }
@@ -51,12 +54,13 @@ impl World {
             mesh: None,
             sampling: None,
             matrices: None,
+            stages: None,
             through: None,
         }
     }
 
     fn meshes(&self) -> impl Iterator<Item = &Arc<Mesh>> {
-        let shares = self.matrices.iter();
+        let shares = self.matrices.iter().chain(&self.stages);
         let shares = shares.flat_map(|own| [&own.group, &own.replicas]);
         self.mesh.iter().chain(&self.sampling).chain(shares)
     }

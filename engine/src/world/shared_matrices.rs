@@ -2,9 +2,9 @@
 //! gradients, and share out state.
 
 use super::World;
-use super::mesh::{Mesh, SharedMatrices};
+use super::mesh::{Mesh, SharedModel};
 use crate::{Error, Result};
-use firebrick_backends::collective::{Flat, OperationKind, Traffic};
+use firebrick_backends::collective::{Flat, Traffic};
 use firebrick_spec::TensorShare;
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ impl World {
         }
         self.matrices = None;
         if degree > 1 {
-            self.matrices = Some(SharedMatrices {
+            self.matrices = Some(SharedModel {
                 group: Arc::new(Mesh::new(&self.all, degree)?),
                 replicas: Arc::new(Mesh::across(&self.all, degree)?),
             });
@@ -60,12 +60,12 @@ impl World {
         Some(TensorShare::new(self.all.rank() % degree, degree))
     }
 
-    /// The ranks that have the same weights as this one: those of its place in every group that shares matrices, or all. Their operations
-    /// are among themselves.
+    /// The ranks that have the same weights as this one: those of its place in every group that shares matrices, those of its stage, or all.
+    /// Their operations are among themselves.
     #[must_use]
     pub fn replicas(&self) -> Self {
         Self {
-            through: self.matrices.as_ref().map(|own| Arc::clone(&own.replicas)),
+            through: self.parts().map(|own| Arc::clone(&own.replicas)),
             ..self.clone()
         }
     }
@@ -92,12 +92,28 @@ impl World {
         }
     }
 
+    /// The groups of a rank that has a part of the model.
+    pub(super) fn parts(&self) -> Option<&SharedModel> {
+        self.matrices.as_ref().or(self.stages.as_ref())
+    }
+
     /// The bytes of each rank that shares this one's matrices, in their order.
     ///
     /// # Errors
     /// Those of [`tensor_all_reduce`](Self::tensor_all_reduce).
     pub fn tensor_exchange(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         match &self.matrices {
+            Some(all) => Ok(all.group.during(|group| group.exchange(own))?),
+            None => Ok(vec![own]),
+        }
+    }
+
+    /// The bytes of each rank that has another part of this one's model, shares of matrices or stages, in their order.
+    ///
+    /// # Errors
+    /// Those of [`tensor_all_reduce`](Self::tensor_all_reduce).
+    pub fn exchange_parts(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        match self.parts() {
             Some(all) => Ok(all.group.during(|group| group.exchange(own))?),
             None => Ok(vec![own]),
         }
@@ -113,15 +129,8 @@ impl World {
     /// What this rank has sent in training to those that share its matrices, and to those that have the same share.
     #[must_use]
     pub fn matrices_traffic(&self) -> Traffic {
-        let mut sent = self.tensor_traffic();
-        if let Some(own) = &self.matrices {
-            let more = own.replicas.traffic();
-            for kind in 0..OperationKind::COUNT {
-                sent.operations[kind] += more.operations[kind];
-                sent.bytes[kind] += more.bytes[kind];
-            }
-        }
-        sent
+        let own = self.matrices.as_ref();
+        own.map_or_else(Traffic::default, SharedModel::traffic)
     }
 }
 

@@ -43,13 +43,13 @@ impl World {
     /// How many groups of ranks divide a batch.
     #[must_use]
     pub fn data_size(&self) -> usize {
-        self.size() / (self.sequence_size() * self.tensor_size())
+        self.size() / (self.sequence_size() * self.tensor_size() * self.stages())
     }
 
     /// The group of this rank, from 0.
     #[must_use]
     pub fn data_rank(&self) -> usize {
-        self.rank() / (self.sequence_size() * self.tensor_size())
+        self.rank() / (self.sequence_size() * self.tensor_size()) % self.data_size()
     }
 
     /// What each rank that shares this one's sequences has for it, in their order: blocks of equal length, block r for the rth of them.

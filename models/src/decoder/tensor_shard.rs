@@ -36,6 +36,7 @@ impl Decoder {
             adapters_on: self.adapters_on,
             tensor: Some(group.clone()),
             share: None,
+            stage: None,
         };
         let dtype = precision.dtype(&self.device);
         for (index, unit) in self.units.iter().enumerate() {

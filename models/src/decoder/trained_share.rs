@@ -113,6 +113,7 @@ impl Decoder {
             lora: None,
             adapters_on: true,
             tensor: None,
+            stage: None,
             share: Some(Arc::new(TrainedShare {
                 share,
                 arch,

@@ -5,6 +5,7 @@ mod critic;
 mod losses;
 #[path = "../../suite/parity/optim.rs"]
 mod optim;
+mod pipeline_parallel;
 mod plans;
 mod ranks;
 mod router_loss;

@@ -296,7 +296,7 @@ fn a_plan_for_several_devices_is_not_run() {
         &[
             "plan.json",
             "2 devices: pipeline 2",
-            "the trainer has no pipelines",
+            "the trainer plans pipelines itself",
         ],
     );
 }

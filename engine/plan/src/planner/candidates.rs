@@ -92,11 +92,11 @@ pub(super) fn placements(request: &Request) -> Vec<MemoryConfig> {
             order,
             ..m.clone()
         };
-        let mut options = vec![
-            m.clone(),
-            with(ParamOffload::Streamed, Order::MicroMajor),
-            with(ParamOffload::Streamed, Order::SegmentMajor),
-        ];
+        let mut options = vec![m.clone(), with(ParamOffload::Streamed, Order::MicroMajor)];
+        // stages take micro-batches one after the other
+        if m.pipeline_model_parallel_size == 1 {
+            options.push(with(ParamOffload::Streamed, Order::SegmentMajor));
+        }
         if request.workload.reference || request.workload.critic.is_some() {
             options.push(with(ParamOffload::Idle, Order::MicroMajor));
         }

@@ -18,7 +18,7 @@ pub(super) enum Limit {
 use Limit::{Above, AtLeast, AtMost, Below};
 
 /// Keys and their bounds. A key without a section in front is one of every section that ends in it.
-pub(super) const LIMITS: [(&str, &[Limit]); 85] = [
+pub(super) const LIMITS: [(&str, &[Limit]); 86] = [
     ("model.router_aux_loss_coef", &[AtLeast(0.0)]),
     ("model.lora.rank", &[AtLeast(1.0)]),
     ("model.lora.alpha", &[Above(0.0)]),
@@ -84,6 +84,7 @@ pub(super) const LIMITS: [(&str, &[Limit]); 85] = [
     ("memory.offload_fraction", &[AtLeast(0.0), AtMost(1.0)]),
     ("memory.ulysses_sequence_parallel_size", &[AtLeast(1.0)]),
     ("memory.tensor_model_parallel_size", &[AtLeast(1.0)]),
+    ("memory.pipeline_model_parallel_size", &[AtLeast(1.0)]),
     ("rollout.tensor_model_parallel_size", &[AtLeast(1.0)]),
     ("memory.zero_stage", &[AtLeast(0.0), AtMost(3.0)]),
     ("memory.head_rows", &[AtLeast(1.0)]),

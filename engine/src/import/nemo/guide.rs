@@ -1,6 +1,6 @@
 //! The keys of `NeMo RL`'s memory guide.
 
-use crate::import::common::{built_in, devices, float_type, precision};
+use crate::import::common::{built_in, devices, float_type, precision, training_stages};
 use crate::import::verdict::Answer::{By, NotNeeded};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
 
@@ -27,7 +27,7 @@ pub(super) const TABLE: &[Rule] = &[
     ),
     ("policy.model_parallel", By(parallel)),
     ("policy.tensor_parallel_size", By(devices)),
-    ("policy.pipeline_parallel_size", By(devices)),
+    ("policy.pipeline_parallel_size", By(training_stages)),
     (
         "policy.offload_optimizer",
         By(|a| {

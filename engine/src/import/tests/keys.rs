@@ -41,9 +41,9 @@ fn what_carries_values_between_ranks_is_named_as_in_transformers() {
 
 #[test]
 fn degrees_that_are_not_data_parallel_are_estimates() {
-    let key = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size";
+    let key = "actor_rollout_ref.actor.megatron.context_parallel_size";
     let found = verl(&format!("{key}=4"));
-    let why = "`firebrick plan CONFIG --pipeline-parallel 4` estimates";
+    let why = "`firebrick plan CONFIG --sequence-parallel 4` estimates";
     assert!(
         matches!(outcome(&found, key), KeyOutcome::Cannot { why: found } if found.contains(why))
     );
@@ -63,6 +63,18 @@ fn ranks_that_share_matrices_are_the_policys() {
     let why = "give both one number";
     assert!(
         matches!(outcome(&other, reference), KeyOutcome::Cannot { why: found } if found.contains(why))
+    );
+}
+
+#[test]
+fn stages_are_the_policys() {
+    let key = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size";
+    let found = verl(&format!("{key}=4"));
+    assert_eq!(at(&found, "/memory/pipeline_model_parallel_size"), 4);
+    let reference = "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size";
+    let other = verl(&format!("{key}=4 {reference}=2"));
+    assert!(
+        matches!(outcome(&other, reference), KeyOutcome::Cannot { why } if why.contains("give both one number"))
     );
 }
 

@@ -6,7 +6,7 @@ use super::offload::{
     params, shards, state, streamed,
 };
 use super::optimizer::{cycles, min_lr, optimizer, schedule, warmup_ratio, warmup_steps};
-use crate::import::common::{built_in, devices, precision, size, training_groups};
+use crate::import::common::{built_in, devices, precision, size, training_groups, training_stages};
 use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, set, set_noted};
 use serde_json::Value;
@@ -313,10 +313,7 @@ pub(super) const TABLE: &[Rule] = &[
         NotNeeded("trainer.seed seeds everything"),
     ),
     (TENSOR, By(training_groups)),
-    (
-        "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size",
-        By(devices),
-    ),
+    (STAGES, By(training_stages)),
     (
         "actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size",
         By(devices),
@@ -442,6 +439,9 @@ pub(super) fn same_shared_sequences(asked: &Asked) -> Verdict {
 
 /// The policy's key of ranks that share matrices.
 pub(super) const TENSOR: &str = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size";
+
+/// The policy's key of stages.
+pub(super) const STAGES: &str = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size";
 
 /// The policy's key.
 const SHARED: &str = "actor_rollout_ref.actor.ulysses_sequence_parallel_size";

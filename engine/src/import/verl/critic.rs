@@ -1,10 +1,10 @@
 //! verl's `critic`.
 
-use super::actor::{TENSOR, same_shared_sequences, tokens_of_ranks};
+use super::actor::{STAGES, TENSOR, same_shared_sequences, tokens_of_ranks};
 use super::optimizer::{
     NO_CRITIC, cycles, has_critic, min_lr, optimizer, schedule, warmup_ratio, warmup_steps,
 };
-use crate::import::common::{devices, path, same_training_groups, size};
+use crate::import::common::{devices, path, same_training_groups, same_training_stages, size};
 use crate::import::verdict::Answer::{By, NotNeeded, Off};
 use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
 
@@ -56,7 +56,16 @@ pub(super) const TABLE: &[Rule] = &[
             }
         }),
     ),
-    ("critic.megatron.pipeline_model_parallel_size", By(devices)),
+    (
+        "critic.megatron.pipeline_model_parallel_size",
+        By(|a| {
+            if has_critic(a) {
+                same_training_stages(a, STAGES)
+            } else {
+                not_needed(NO_CRITIC)
+            }
+        }),
+    ),
     ("critic.megatron.context_parallel_size", By(devices)),
     ("critic.megatron.expert_model_parallel_size", By(devices)),
     ("critic.megatron.expert_tensor_parallel_size", By(devices)),

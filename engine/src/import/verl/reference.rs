@@ -1,10 +1,10 @@
 //! verl's `actor_rollout_ref.ref`.
 
 use super::actor::{
-    CHUNKS, KERNELS, ONE_EXECUTOR, PROFILER, TENSOR, same_shared_sequences, tokens_of_ranks,
+    CHUNKS, KERNELS, ONE_EXECUTOR, PROFILER, STAGES, TENSOR, same_shared_sequences, tokens_of_ranks,
 };
 use super::critic::sequences;
-use crate::import::common::{devices, idle, same_training_groups};
+use crate::import::common::{devices, idle, same_training_groups, same_training_stages};
 use crate::import::verdict::Answer::{By, NotNeeded, Off};
 use crate::import::verdict::Rule;
 
@@ -32,7 +32,7 @@ pub(super) const TABLE: &[Rule] = &[
     ),
     (
         "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size",
-        By(devices),
+        By(|a| same_training_stages(a, STAGES)),
     ),
     (
         "actor_rollout_ref.ref.megatron.virtual_pipeline_model_parallel_size",

@@ -1,0 +1,185 @@
+//! The order in which a stage of a pipeline works on micro-batches: one forward, one backward (1F1B; Narayanan et al., 2019, `PipeDream`,
+//! arXiv:1806.03377, in the variant that flushes at the end of every step, arXiv:2006.09503).
+//!
+//! A stage begins with as many forward passes as there are stages behind it, then takes a backward pass after every forward pass, and ends
+//! with the backward passes that are left. So it never has more than `stages - stage` micro-batches whose activations it keeps, whatever
+//! number a step has, and the backward passes of all stages are in the order of the micro-batches: gradients are added in the same order as
+//! on one rank.
+
+/// What a stage does next. Every step names its micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PipelineStep {
+    /// Receives the rows of the stage before.
+    ReceiveRows(usize),
+    /// Runs its layers forward.
+    Forward(usize),
+    /// Sends its rows to the stage behind.
+    SendRows(usize),
+    /// Receives the gradient of its rows from the stage behind.
+    ReceiveGradient(usize),
+    /// Runs its layers backward.
+    Backward(usize),
+    /// Sends the gradient of the rows that it received to the stage before.
+    SendGradient(usize),
+}
+
+/// The steps of a stage over so many micro-batches. Between two stages that exchange rows and gradients the first one receives before it
+/// sends, so that no order of messages waits for itself, not even where a send waits until it is received.
+pub(super) fn one_forward_one_backward(
+    (stage, stages): (usize, usize),
+    micros: usize,
+) -> Vec<PipelineStep> {
+    use PipelineStep::{Backward, Forward, ReceiveGradient, ReceiveRows, SendGradient, SendRows};
+    let (first, last) = (stage == 0, stage + 1 == stages);
+    let ahead = (stages - stage - 1).min(micros);
+    let mut steps = Vec::new();
+    let mut take = |step: PipelineStep| match step {
+        ReceiveRows(_) | SendGradient(_) if first => {}
+        ReceiveGradient(_) | SendRows(_) if last => {}
+        step => steps.push(step),
+    };
+    for micro in 0..ahead {
+        [ReceiveRows(micro), Forward(micro), SendRows(micro)]
+            .into_iter()
+            .for_each(&mut take);
+    }
+    for micro in ahead..micros {
+        let earlier = micro - ahead;
+        [
+            ReceiveRows(micro),
+            Forward(micro),
+            ReceiveGradient(earlier),
+            SendRows(micro),
+            Backward(earlier),
+            SendGradient(earlier),
+        ]
+        .into_iter()
+        .for_each(&mut take);
+    }
+    for micro in micros - ahead..micros {
+        [ReceiveGradient(micro), Backward(micro), SendGradient(micro)]
+            .into_iter()
+            .for_each(&mut take);
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use PipelineStep::{Backward, Forward, ReceiveGradient, ReceiveRows, SendGradient, SendRows};
+
+    fn all(stages: usize, micros: usize) -> Vec<Vec<PipelineStep>> {
+        (0..stages)
+            .map(|stage| one_forward_one_backward((stage, stages), micros))
+            .collect()
+    }
+
+    fn sizes() -> impl Iterator<Item = (usize, usize)> {
+        (1..9).flat_map(|stages| (0..20).map(move |micros| (stages, micros)))
+    }
+
+    /// The other stage of a message, whether it is sent, and what is on the way.
+    fn message(stage: usize, step: PipelineStep) -> Option<(usize, bool, (bool, usize))> {
+        match step {
+            SendRows(micro) => Some((stage + 1, true, (true, micro))),
+            ReceiveRows(micro) => Some((stage - 1, false, (true, micro))),
+            SendGradient(micro) => Some((stage - 1, true, (false, micro))),
+            ReceiveGradient(micro) => Some((stage + 1, false, (false, micro))),
+            Forward(_) | Backward(_) => None,
+        }
+    }
+
+    #[test]
+    fn every_stage_runs_every_micro_batch_once_each_way_and_in_their_order() {
+        for (stages, micros) in sizes() {
+            for steps in all(stages, micros) {
+                let forward = steps.iter().filter_map(|step| match step {
+                    Forward(micro) => Some(*micro),
+                    _ => None,
+                });
+                assert!(forward.eq(0..micros), "{stages} {micros}");
+                let backward = steps.iter().filter_map(|step| match step {
+                    Backward(micro) => Some(*micro),
+                    _ => None,
+                });
+                assert!(backward.eq(0..micros), "{stages} {micros}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_stage_keeps_at_most_as_many_micro_batches_as_there_are_stages_from_it_on() {
+        for (stages, micros) in sizes() {
+            for (stage, steps) in all(stages, micros).into_iter().enumerate() {
+                let (mut kept, mut most) = (0, 0);
+                for step in steps {
+                    match step {
+                        Forward(_) => kept += 1,
+                        Backward(_) => kept -= 1,
+                        _ => {}
+                    }
+                    most = most.max(kept);
+                }
+                assert_eq!(most, micros.min(stages - stage), "{stages} {micros}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_stage_waits_for_itself_where_a_send_waits_until_it_is_received() {
+        for (stages, micros) in sizes() {
+            let steps = all(stages, micros);
+            let mut at = vec![0; stages];
+            loop {
+                let before = at.clone();
+                for stage in 0..stages {
+                    let Some(&step) = steps[stage].get(at[stage]) else {
+                        continue;
+                    };
+                    let Some((other, sends, what)) = message(stage, step) else {
+                        at[stage] += 1;
+                        continue;
+                    };
+                    let theirs = steps[other].get(at[other]);
+                    let theirs = theirs.and_then(|&step| message(other, step));
+                    // both have come to the same message
+                    if theirs == Some((stage, !sends, what)) {
+                        at[stage] += 1;
+                        at[other] += 1;
+                    }
+                }
+                if at == before {
+                    break;
+                }
+            }
+            let ends: Vec<usize> = steps.iter().map(Vec::len).collect();
+            assert_eq!(at, ends, "{stages} stages, {micros} micro-batches");
+        }
+    }
+
+    #[test]
+    fn two_stages_take_turns() {
+        let first = [
+            Forward(0),
+            SendRows(0),
+            Forward(1),
+            ReceiveGradient(0),
+            SendRows(1),
+            Backward(0),
+            ReceiveGradient(1),
+            Backward(1),
+        ];
+        let last = [
+            ReceiveRows(0),
+            Forward(0),
+            Backward(0),
+            SendGradient(0),
+            ReceiveRows(1),
+            Forward(1),
+            Backward(1),
+            SendGradient(1),
+        ];
+        assert_eq!(all(2, 2), [first, last]);
+    }
+}

@@ -1,0 +1,99 @@
+//! The weights of a model whose layers are divided into stages: between passes a rank has those of its own stage.
+
+use crate::Result;
+use crate::plan::{ModelPlan, Segment};
+use crate::world::World;
+use firebrick_backends::PrecisionExt;
+use firebrick_backends::accounts::{Accounts, Category, Home};
+use firebrick_backends::transfer::HostTensor;
+use firebrick_models::Decoder;
+use std::sync::Arc;
+
+/// The ranks that have the stages of a model.
+#[derive(Clone, Debug)]
+pub(super) struct StageWeights {
+    world: World,
+}
+
+impl StageWeights {
+    /// Those of a model, where it is divided into stages.
+    pub fn of(decoder: &Decoder, world: &World) -> Option<Self> {
+        decoder.stage().map(|_| Self {
+            world: world.clone(),
+        })
+    }
+
+    /// Lets go of all units that are on other stages. Says whether there were any.
+    pub fn share_out(decoder: &mut Decoder) -> Result<bool> {
+        let mut shared = false;
+        for unit in 0..decoder.units().len() {
+            if decoder.is_elsewhere(unit) && !decoder.units()[unit].is_sharded() {
+                decoder.shard_unit(unit, |_| (0..0, [0, 1]))?;
+                shared = true;
+            }
+        }
+        Ok(shared)
+    }
+
+    /// Makes all units whole, on all ranks of a pipeline: those that any rank lacks are sent by the first stage that has them. Says whether
+    /// there were any.
+    pub fn make_whole(&self, decoder: &mut Decoder, accounts: &Arc<Accounts>) -> Result<bool> {
+        let lacks = |unit: &firebrick_models::decoder::Unit| u8::from(unit.is_sharded());
+        let own: Vec<u8> = decoder.units().iter().map(lacks).collect();
+        // after an attempt that failed on one rank, units may be whole on others
+        let all = self.world.exchange_parts(own)?;
+        let mut gathered = false;
+        for unit in 0..decoder.units().len() {
+            if all.iter().all(|rank| rank.get(unit) == Some(&0)) {
+                continue;
+            }
+            let values = self.unit(decoder, unit, accounts)?;
+            if decoder.units()[unit].is_sharded() {
+                decoder.unshard_unit(unit, values)?;
+            }
+            gathered = true;
+        }
+        Ok(gathered)
+    }
+
+    /// The parameters of a unit, on the host, from the first stage that has them. All ranks of a pipeline come here together.
+    pub fn unit(
+        &self,
+        decoder: &Decoder,
+        unit: usize,
+        accounts: &Arc<Accounts>,
+    ) -> Result<Vec<HostTensor>> {
+        let own = &decoder.units()[unit];
+        let Some(stage) = decoder.stage() else {
+            unreachable!("the model is divided into stages")
+        };
+        let owner = stage.owner(decoder.arch(), own.kind);
+        let mut message = Vec::new();
+        if owner == stage.stage() {
+            for index in own.range.clone() {
+                message.extend_from_slice(decoder.param(index).download()?.as_bytes());
+            }
+        }
+        let all = self.world.exchange_parts(message)?.swap_remove(owner);
+        let _held = accounts.hold(Category::Communication, Home::Host, all.len());
+        let dtype = decoder.arch().precision.dtype(decoder.device());
+        let mut rest = &all[..];
+        let values = own.specs.iter().map(|spec| {
+            let value;
+            (value, rest) = rest.split_at(spec.numel() * dtype.size());
+            HostTensor::from_bytes(value.to_vec(), spec.rows_cols(), dtype)
+        });
+        Ok(values.collect())
+    }
+}
+
+/// A plan of the whole model as the stage of a decoder has it: the parts of segments that run here.
+pub(super) fn plan_of_stage(mut plan: ModelPlan, decoder: &Decoder) -> ModelPlan {
+    let own = decoder.own_body();
+    let here = |segment: Segment| {
+        let units = segment.units.start.max(own.start)..segment.units.end.min(own.end);
+        (!units.is_empty()).then_some(Segment { units, ..segment })
+    };
+    plan.segments = plan.segments.into_iter().filter_map(here).collect();
+    plan
+}

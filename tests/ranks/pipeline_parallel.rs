@@ -1,0 +1,199 @@
+//! Runs whose layers are divided into stages (pipeline parallelism), and what of that is refused.
+
+use super::tensor_parallel::{LAST, alike, close, made, refused};
+use super::{EXPERTS, StopAfter, config, world};
+use firebrick_backends::collective::{Settings, Threads};
+use firebrick_engine::trainer::{Start, Trainer};
+
+const STAGES: &str = "memory.pipeline_model_parallel_size=2";
+
+/// Four layers, so that there are four stages.
+const DEEP: &str = "model.arch={model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 4, \
+                    num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 32}";
+
+#[test]
+fn runs_in_stages_learn_what_one_rank_learns_and_repeat_to_the_bit() {
+    let folders = tempfile::tempdir().unwrap();
+    let cases: [(&str, usize, &[&str], &[&str]); 6] = [
+        ("grpo", 2, &[], &[STAGES]),
+        (
+            "four stages",
+            4,
+            &[DEEP],
+            &["memory.pipeline_model_parallel_size=4"],
+        ),
+        (
+            "a reference, two ranks a stage that share out state",
+            4,
+            &["objective.kl_loss_coef=0.1"],
+            &[STAGES, "memory.zero_stage=1"],
+        ),
+        (
+            "a critic, weights streamed",
+            2,
+            &["objective.name=ppo"],
+            &[
+                STAGES,
+                "memory.gradient_checkpointing=true",
+                "memory.param_offload=streamed",
+            ],
+        ),
+        (
+            "a value head",
+            2,
+            &["objective.name=ppo", "critic.shared_trunk=true"],
+            &[STAGES, "memory.param_offload=idle"],
+        ),
+        (
+            "a loss of sequences, state on the host",
+            4,
+            &["objective.name=gspo", "memory.packing=padded"],
+            &[STAGES, "memory.optimizer_offload=cpu"],
+        ),
+    ];
+    for (name, size, overrides, divided) in cases {
+        let alone = made(folders.path(), &format!("{name} alone"), overrides);
+        world(1, &alone, Start::Fresh);
+        let divided = [overrides, divided].concat();
+        let [a, b] = ["a", "b"].map(|run| {
+            let config = made(folders.path(), &format!("{name} {run}"), &divided);
+            (world(size, &config, Start::Fresh), config.output)
+        });
+        alike(&a.0);
+        assert_eq!(a.0, b.0, "{name}: a rerun");
+        close(name, &a.1, &alone.output, LAST);
+        if overrides.contains(&"objective.kl_loss_coef=0.1") {
+            close(name, &a.1, &alone.output, "reference");
+        }
+        if overrides.contains(&"objective.name=ppo")
+            && !overrides.contains(&"critic.shared_trunk=true")
+        {
+            let critic = "checkpoints/step-000004/trainer/critic/model";
+            close(name, &a.1, &alone.output, critic);
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_of_any_stages_is_continued_by_any_others() {
+    let folders = tempfile::tempdir().unwrap();
+    let whole = made(folders.path(), "whole", &[]);
+    world(1, &whole, Start::Fresh);
+    let meshes: [(usize, &[&str]); 5] = [
+        (1, &[]),
+        (2, &[STAGES]),
+        (4, &[STAGES]),
+        (4, &[STAGES, "memory.zero_stage=1"]),
+        (2, &["memory.tensor_model_parallel_size=2"]),
+    ];
+    let pairs = (0..meshes.len()).map(|at| (at, (at + 1) % meshes.len()));
+    for (from, to) in pairs.chain([(1, 1), (3, 3), (4, 3), (1, 0)]) {
+        let name = format!("{from} {to}");
+        let (size, overrides) = meshes[from];
+        let cut = made(folders.path(), &name, overrides);
+        let stopped = Threads::run(size, Settings::default(), |rank| {
+            let stopping = Trainer::builder(cut.clone())
+                .observer(StopAfter(2))
+                .world(rank);
+            stopping.build().unwrap().run().unwrap().steps
+        });
+        assert!(stopped.iter().all(|steps| *steps == Ok(2)));
+        let (size, overrides) = meshes[to];
+        let resumed = made(folders.path(), &name, overrides);
+        let ran = world(size, &resumed, Start::Resume);
+        alike(&ran);
+        assert_eq!(ran[0].steps, 4);
+        close(&name, &resumed.output, &whole.output, LAST);
+    }
+}
+
+#[test]
+fn what_stages_do_not_do_is_refused_before_anything_is_loaded() {
+    let experts = [&EXPERTS[..1], &[STAGES]].concat();
+    let cases: [(usize, &[&str], &str); 10] = [
+        (3, &[STAGES], "this run's 3 ranks into stages"),
+        (1, &[STAGES], "this run's 1 ranks into stages"),
+        (
+            8,
+            &[DEEP, "memory.pipeline_model_parallel_size=8"],
+            "it has 4 layers, at least one of which a stage needs; set it to 4 or less",
+        ),
+        (2, &experts, "layer 0 has 4 experts"),
+        (
+            4,
+            &[DEEP, STAGES, "memory.tensor_model_parallel_size=2"],
+            "memory.pipeline_model_parallel_size: 2 and memory.tensor_model_parallel_size: 2",
+        ),
+        (
+            4,
+            &[DEEP, STAGES, "memory.ulysses_sequence_parallel_size=2"],
+            "memory.ulysses_sequence_parallel_size: 2",
+        ),
+        (
+            2,
+            &[DEEP, STAGES, "rollout.tensor_model_parallel_size=2"],
+            "rollout.tensor_model_parallel_size: 2",
+        ),
+        (
+            2,
+            &[DEEP, STAGES, "memory.zero_stage=2"],
+            "a zero_stage of at most 1",
+        ),
+        (
+            2,
+            &[
+                DEEP,
+                STAGES,
+                "memory.gradient_checkpointing=true",
+                "memory.param_offload=streamed",
+                "memory.order=segment_major",
+            ],
+            "leave out memory.order: segment_major",
+        ),
+        (
+            2,
+            &[
+                DEEP,
+                STAGES,
+                "memory.step_in_backward=true",
+                "optim.clip_grad=null",
+            ],
+            "memory.step_in_backward",
+        ),
+    ];
+    for (size, overrides, part) in cases {
+        let message = refused(size, overrides);
+        assert!(message.contains(part), "{part:?} is not in: {message}");
+    }
+}
+
+#[test]
+fn an_error_of_one_stage_ends_the_run_of_all() {
+    let folders = tempfile::tempdir().unwrap();
+    let config = made(folders.path(), "run", &[STAGES]);
+    let ended = Threads::run(4, Settings::default(), |rank| {
+        let own = rank.rank();
+        let mut trainer = Trainer::builder(config.clone())
+            .world(rank)
+            .build()
+            .unwrap();
+        if own == 3 {
+            return "gone".to_owned();
+        }
+        trainer.run().unwrap_err().to_string()
+    });
+    for (rank, message) in ended.into_iter().enumerate() {
+        let message = message.unwrap();
+        assert!(rank == 3 || message.contains("rank 3"), "{message}");
+    }
+}
+
+#[test]
+fn a_plan_that_was_made_before_is_refused_in_stages() {
+    let folders = tempfile::tempdir().unwrap();
+    let two = config(&folders.path().join("two"), &["memory.zero_stage=1"]);
+    world(2, &two, Start::Fresh);
+    let plan = format!("memory.plan={}", two.output.join("plan.json").display());
+    let message = refused(2, &[&plan, DEEP, STAGES]);
+    assert!(message.contains("leave memory.plan out"), "{message}");
+}
