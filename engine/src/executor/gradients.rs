@@ -334,8 +334,8 @@ impl Gradients {
         Ok(sum)
     }
 
-    /// L2 norm over all parameters, computed once. Non-finite where any element is. Where ranks share gradients out, or matrices, or have stages, it is the
-    /// root of the ranks' sums of squares, added in f64 and in their order; what several have is counted once.
+    /// L2 norm over all parameters, computed once. Non-finite where any element is. Where ranks share gradients out, or matrices, or have
+    /// stages, it is the root of the ranks' sums of squares, added in f64 and in their order; what several have is counted once.
     ///
     /// # Errors
     /// Where memory runs out, the device fails, or a rank has failed or is gone. It may be asked for again.
