@@ -110,7 +110,7 @@ pub const SHARED_MATRICES: [SharedSequences; 4] = [
     ("tensor 4", 4, |m| m.tensor_model_parallel_size = 4),
 ];
 
-/// Ranks that have stages: the same. The last two have fewer micro-batches than stages, or one.
+/// Ranks that have stages: the same. Where a rank's sequences are one micro-batch, there are fewer of these than stages.
 pub const PIPELINES: [SharedSequences; 4] = [
     ("pipeline 2", 2, |m| m.pipeline_model_parallel_size = 2),
     ("pipeline 2 x data 2", 4, |m| {
@@ -326,8 +326,7 @@ pub fn learner(model: &Model, memory: &MemoryConfig, clip: Option<f64>, world: &
     learner
 }
 
-/// Whether the stages' gradients, put together, are those of one rank. Without data-parallel ranks those of untied models are so to the
-/// bit.
+/// Whether the stages' gradients, put together, are those of one rank; those of a matrix that two stages have are the same on both.
 fn assert_gradients_of_stages(label: &str, found: &[Trained], expected: &Trained, tolerance: f64) {
     for (name, expected) in &expected.gradients {
         let mut stages = found.iter().filter_map(|rank| rank.gradients.get(name));
