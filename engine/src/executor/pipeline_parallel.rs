@@ -224,7 +224,6 @@ impl Executor<'_> {
         gradients: &mut Gradients,
     ) -> Result<LossSums> {
         let neighbours = Neighbours::of(decoder, self.runtime)?;
-        let stage = (neighbours.stage.stage(), neighbours.stage.stages());
         let mut pass = StagePass {
             executor: self,
             neighbours,
@@ -232,7 +231,7 @@ impl Executor<'_> {
             sums: LossSums::default(),
             at_hand: AtHand::default(),
         };
-        for step in one_forward_one_backward(stage, micros.len()) {
+        for step in one_forward_one_backward(neighbours.stage, micros.len()) {
             pass.take(step, decoder, micros, gradients)?;
         }
         let sums = pass.sums;
