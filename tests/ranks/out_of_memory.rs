@@ -95,7 +95,7 @@ fn ranks(overrides: &[&str], refused: bool) -> Vec<(Ran, Vec<Vec<String>>)> {
 
 #[test]
 fn memory_that_runs_out_on_one_rank_gives_all_the_plan_of_a_run_that_began_with_it() {
-    let stages: [&[&str]; 8] = [
+    let stages: [&[&str]; 9] = [
         &[],
         &["memory.zero_stage=1"],
         &["memory.zero_stage=2"],
@@ -109,6 +109,7 @@ fn memory_that_runs_out_on_one_rank_gives_all_the_plan_of_a_run_that_began_with_
             "memory.tensor_model_parallel_size=2",
             "rollout.tensor_model_parallel_size=2",
         ],
+        &["memory.pipeline_model_parallel_size=2"],
         &[
             "rollout.tensor_model_parallel_size=2",
             "memory.zero_stage=3",

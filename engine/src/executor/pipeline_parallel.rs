@@ -224,7 +224,6 @@ impl Executor<'_> {
         gradients: &mut Gradients,
     ) -> Result<LossSums> {
         let neighbours = Neighbours::of(decoder, self.runtime)?;
-        let stage = (neighbours.stage.stage(), neighbours.stage.stages());
         let mut pass = StagePass {
             executor: self,
             neighbours,
@@ -232,7 +231,7 @@ impl Executor<'_> {
             sums: LossSums::default(),
             at_hand: AtHand::default(),
         };
-        for step in one_forward_one_backward(stage, micros.len()) {
+        for step in one_forward_one_backward(neighbours.stage, micros.len()) {
             pass.take(step, decoder, micros, gradients)?;
         }
         let sums = pass.sums;
@@ -264,8 +263,8 @@ impl Executor<'_> {
             for (i, segment) in self.plan.segments.iter().enumerate() {
                 let fetched = fetch.next(decoder)?;
                 let units = segment.units.clone();
-                let around = (&micro, self.runtime);
-                run(decoder, units, &fetched.weights, &mut rows, around)?;
+                let weights = &fetched.weights;
+                run(decoder, units, weights, &mut rows, &micro, self.runtime)?;
                 self.runtime
                     .boundary(Boundary::at(BoundaryKind::Forward, i))?;
             }

@@ -6,6 +6,8 @@
 //! number a step has, and the backward passes of all stages are in the order of the micro-batches: gradients are added in the same order as
 //! on one rank.
 
+use firebrick_spec::PipelineStage;
+
 /// What a stage does next. Every step names its micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PipelineStep {
@@ -25,13 +27,10 @@ pub(super) enum PipelineStep {
 
 /// The steps of a stage over so many micro-batches. Between two stages that exchange rows and gradients the first one receives before it
 /// sends, so that no order of messages waits for itself, not even where a send waits until it is received.
-pub(super) fn one_forward_one_backward(
-    (stage, stages): (usize, usize),
-    micros: usize,
-) -> Vec<PipelineStep> {
+pub(super) fn one_forward_one_backward(stage: PipelineStage, micros: usize) -> Vec<PipelineStep> {
     use PipelineStep::{Backward, Forward, ReceiveGradient, ReceiveRows, SendGradient, SendRows};
-    let (first, last) = (stage == 0, stage + 1 == stages);
-    let ahead = (stages - stage - 1).min(micros);
+    let (first, last) = (stage.is_first(), stage.is_last());
+    let ahead = (stage.stages() - stage.stage() - 1).min(micros);
     let mut steps = Vec::new();
     let mut take = |step: PipelineStep| match step {
         ReceiveRows(_) | SendGradient(_) if first => {}
@@ -71,7 +70,7 @@ mod tests {
 
     fn all(stages: usize, micros: usize) -> Vec<Vec<PipelineStep>> {
         (0..stages)
-            .map(|stage| one_forward_one_backward((stage, stages), micros))
+            .map(|stage| one_forward_one_backward(PipelineStage::new(stage, stages), micros))
             .collect()
     }
 

@@ -5,16 +5,14 @@
 use super::boundary_log::{Boundary, BoundaryKind};
 use super::embedding::embed;
 use super::fetch::Fetcher;
-use super::gradients::{GradientHook, Gradients};
-use super::head::{self, HeadLoss};
+use super::head;
 use super::runtime::Runtime;
 use super::segment_graph::run;
 use super::sequence_parallel::check_shared_sequences;
 use super::token_chunk::TokenChunk;
-use super::training_pass::Pass;
 use crate::Result;
 use crate::batch::{DropoutStep, MicroBatch, Part};
-use crate::objective::{LossSums, MicroScores, ROUTER_AUX_LOSS, Reduction, split_by_sequence};
+use crate::objective::{MicroScores, split_by_sequence};
 use crate::plan::{ModelPlan, Order, Role};
 use crate::sequence::Sequence;
 use burn::tensor::Tensor;
@@ -22,7 +20,6 @@ use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::trace::span_on;
 use firebrick_models::Decoder;
 use firebrick_models::head::{Head, TokenScores};
-use firebrick_models::routing::RouterLoss;
 use std::ops::Range;
 
 /// Executes a [`ModelPlan`] on a decoder.
@@ -35,9 +32,9 @@ pub struct Executor<'a> {
     dropout: Option<DropoutStep>,
     pub(super) loss_scale: f64,
     /// The coefficient of the auxiliary loss of routers, and the tokens of all ranks' micro-batches.
-    router_loss: (f64, usize),
+    pub(super) router_loss: (f64, usize),
     /// Passes that every rank makes through the model in a backward pass over all micro-batches.
-    rounds: usize,
+    pub(super) rounds: usize,
 }
 
 impl<'a> Executor<'a> {
@@ -138,7 +135,7 @@ impl<'a> Executor<'a> {
     }
 
     /// Refuses a model whose sequences the ranks cannot share.
-    fn check(&self, decoder: &Decoder, router_loss: f64) -> Result<()> {
+    pub(super) fn check(&self, decoder: &Decoder, router_loss: f64) -> Result<()> {
         let degree = self.runtime.world().sequence_size();
         check_shared_sequences(self.role.name(), decoder.arch(), degree, router_loss)
     }
@@ -164,7 +161,10 @@ impl<'a> Executor<'a> {
     }
 
     /// Micro-batches that go through the segments together.
-    fn groups<'b, T>(&self, micros: &'b [T]) -> impl Iterator<Item = &'b [T]> + use<'b, T> {
+    pub(super) fn groups<'b, T>(
+        &self,
+        micros: &'b [T],
+    ) -> impl Iterator<Item = &'b [T]> + use<'b, T> {
         micros.chunks(match self.plan.order {
             Order::MicroMajor => 1,
             Order::SegmentMajor => micros.len().max(1),
@@ -274,66 +274,5 @@ impl<'a> Executor<'a> {
             self.idle_forward(decoder)?;
         }
         Ok(all)
-    }
-
-    /// Forward and backward of an optimizer step's micro-batches: adds to `gradients`, returns the sums of the loss.
-    /// `after` is told of every unit whose gradient is complete.
-    ///
-    /// # Errors
-    /// As [`Self::score`], and those of `after`.
-    pub fn backward<'l>(
-        &self,
-        decoder: &mut Decoder,
-        micros: &[Vec<&Sequence>],
-        loss: impl Into<HeadLoss<'l>>,
-        gradients: &mut Gradients,
-        mut after: Option<&mut dyn GradientHook>,
-    ) -> Result<LossSums> {
-        self.check(decoder, self.router_loss.0)?;
-        let loss = loss.into();
-        if decoder.stage().is_some() {
-            return self.backward_in_stages(decoder, micros, loss, gradients);
-        }
-        let mut sums = LossSums::default();
-        // the coefficient is that of a step, however it is divided
-        let (coefficient, tokens) = self.router_loss;
-        let layers = decoder.arch().expert_layers().count();
-        let balances = coefficient > 0.0 && layers > 0;
-        let balanced = |micro: MicroBatch| {
-            let own = micro.router_loss(coefficient * self.loss_scale, tokens, layers);
-            micro.with_router_loss(balances.then_some(own))
-        };
-        let mut router_loss = 0.0;
-        let groups: Vec<&[Vec<&Sequence>]> = self.groups(micros).collect();
-        for (i, group) in groups.iter().enumerate() {
-            let last = i + 1 == groups.len();
-            let visits = self.training_visits(decoder);
-            let micros = group.iter().map(|s| balanced(self.dropped(decoder, s)));
-            let mut pass = Pass::new(self, micros.collect(), visits);
-            let losses: Vec<RouterLoss> = pass.router_losses();
-            let rows = pass.embed(decoder)?;
-            let hidden = pass.forward(decoder, rows)?;
-            let rows = pass.head(decoder, hidden, loss, gradients, &mut sums)?;
-            let mut done = |decoder: &mut Decoder, gradients: &mut Gradients, unit| match after
-                .as_deref_mut()
-                .filter(|_| last)
-            {
-                Some(after) => after.complete(decoder, gradients, unit),
-                None => Ok(()),
-            };
-            done(decoder, gradients, decoder.units().len() - 1)?;
-            let rows = pass.backward(decoder, rows, gradients, &mut done)?;
-            pass.embedding_backward(decoder, rows, gradients, &mut done)?;
-            router_loss += losses.iter().map(RouterLoss::sum).sum::<f64>();
-        }
-        if balances {
-            sums.metrics
-                .push((ROUTER_AUX_LOSS, Reduction::Sum, router_loss));
-        }
-        for _ in groups.len()..self.rounds {
-            self.idle_round(decoder, gradients)?;
-        }
-        gradients.finish()?;
-        Ok(sums)
     }
 }

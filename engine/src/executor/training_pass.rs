@@ -4,14 +4,15 @@ use super::activation_offload::ActivationStack;
 use super::boundary_log::{Boundary, BoundaryKind};
 use super::embedding::{add_embedding, embed};
 use super::fetch::Fetcher;
-use super::gradients::Gradients;
+use super::gradients::{GradientHook, Gradients};
 use super::head::{HeadLoss, HeadPass};
 use super::segment_executor::Executor;
 use super::segment_graph::{self, Piece, run, take};
 use crate::Result;
 use crate::batch::MicroBatch;
-use crate::objective::LossSums;
+use crate::objective::{LossSums, ROUTER_AUX_LOSS, Reduction};
 use crate::plan::ActivationPolicy;
+use crate::sequence::Sequence;
 use burn::tensor::Tensor;
 use firebrick_backends::accounts::MemoryGuard;
 use firebrick_backends::trace::span_on;
@@ -34,6 +35,69 @@ pub(super) struct Pass<'a, 'r> {
 
 /// What is told of every unit whose gradient is complete.
 pub(super) type Done<'d> = &'d mut dyn FnMut(&mut Decoder, &mut Gradients, usize) -> Result<()>;
+
+impl Executor<'_> {
+    /// Forward and backward of an optimizer step's micro-batches: adds to `gradients`, returns the sums of the loss.
+    /// `after` is told of every unit whose gradient is complete.
+    ///
+    /// # Errors
+    /// As [`Self::score`], and those of `after`.
+    pub fn backward<'l>(
+        &self,
+        decoder: &mut Decoder,
+        micros: &[Vec<&Sequence>],
+        loss: impl Into<HeadLoss<'l>>,
+        gradients: &mut Gradients,
+        mut after: Option<&mut dyn GradientHook>,
+    ) -> Result<LossSums> {
+        self.check(decoder, self.router_loss.0)?;
+        let loss = loss.into();
+        if decoder.stage().is_some() {
+            return self.backward_in_stages(decoder, micros, loss, gradients);
+        }
+        let mut sums = LossSums::default();
+        // the coefficient is that of a step, however it is divided
+        let (coefficient, tokens) = self.router_loss;
+        let layers = decoder.arch().expert_layers().count();
+        let balances = coefficient > 0.0 && layers > 0;
+        let balanced = |micro: MicroBatch| {
+            let own = micro.router_loss(coefficient * self.loss_scale, tokens, layers);
+            micro.with_router_loss(balances.then_some(own))
+        };
+        let mut router_loss = 0.0;
+        let groups: Vec<&[Vec<&Sequence>]> = self.groups(micros).collect();
+        for (i, group) in groups.iter().enumerate() {
+            let last = i + 1 == groups.len();
+            let visits = self.training_visits(decoder);
+            let micros = group.iter().map(|s| balanced(self.dropped(decoder, s)));
+            let mut pass = Pass::new(self, micros.collect(), visits);
+            let losses: Vec<RouterLoss> = pass.router_losses();
+            let rows = pass.embed(decoder)?;
+            let hidden = pass.forward(decoder, rows)?;
+            let rows = pass.head(decoder, hidden, loss, gradients, &mut sums)?;
+            let mut done = |decoder: &mut Decoder, gradients: &mut Gradients, unit| match after
+                .as_deref_mut()
+                .filter(|_| last)
+            {
+                Some(after) => after.complete(decoder, gradients, unit),
+                None => Ok(()),
+            };
+            done(decoder, gradients, decoder.units().len() - 1)?;
+            let rows = pass.backward(decoder, rows, gradients, &mut done)?;
+            pass.embedding_backward(decoder, rows, gradients, &mut done)?;
+            router_loss += losses.iter().map(RouterLoss::sum).sum::<f64>();
+        }
+        if balances {
+            sums.metrics
+                .push((ROUTER_AUX_LOSS, Reduction::Sum, router_loss));
+        }
+        for _ in groups.len()..self.rounds {
+            self.idle_round(decoder, gradients)?;
+        }
+        gradients.finish()?;
+        Ok(sums)
+    }
+}
 
 impl<'a, 'r> Pass<'a, 'r> {
     /// A pass of some micro-batches that visits units in this order.

@@ -9,10 +9,23 @@ use super::plans::{TOLERANCE, models as with_rows, objective};
 use super::sequence_parallel::{CUTS, Task, assert_learnt_alike, is_campaign, of_sequences};
 use crate::support::model::Model;
 use crate::support::zero::{
-    PIPELINES, SharedSequences, TECHNIQUES, UPDATES, alone, assert_same, on_ranks, packed, rows,
+    SharedSequences, TECHNIQUES, Trained, UPDATES, alone, assert_same, on_ranks, packed, rows,
     settings, with_adapters, with_dropped_adapters,
 };
-use crate::support::{checked, folders};
+use crate::support::{assert_gradient, checked, folders};
+
+/// Ranks that have stages: how they are called, how many they are, and what they share. Where a rank's sequences are one micro-batch, there are fewer of these than stages.
+const PIPELINES: [SharedSequences; 4] = [
+    ("pipeline 2", 2, |m| m.pipeline_model_parallel_size = 2),
+    ("pipeline 2 x data 2", 4, |m| {
+        m.pipeline_model_parallel_size = 2;
+    }),
+    ("pipeline 2 x data 2, ZeRO-1", 4, |m| {
+        m.pipeline_model_parallel_size = 2;
+        m.zero_stage = 1;
+    }),
+    ("pipeline 4", 4, |m| m.pipeline_model_parallel_size = 4),
+];
 
 /// Stages do not take all micro-batches through a segment together.
 const BY_SEGMENT: &str = "weights streamed, segment by segment";
@@ -44,6 +57,30 @@ fn cases(model: &Model) -> Vec<SharedSequences> {
     .collect()
 }
 
+/// Whether the stages' gradients, put together, are those of one rank; those of a matrix that two stages have are the same on both.
+fn assert_gradients(label: &str, found: &[Trained], expected: &Trained) {
+    for (name, expected) in &expected.gradients {
+        let mut stages = found.iter().filter_map(|rank| rank.gradients.get(name));
+        let own = stages.next();
+        let own = own.unwrap_or_else(|| panic!("{label}: no stage has a gradient of {name}"));
+        assert!(stages.all(|other| other == own), "{label}: {name}");
+        assert_gradient(
+            &format!("{label}: gradient of {name}"),
+            own,
+            expected,
+            TOLERANCE,
+        );
+    }
+    let known = |name: &String| expected.gradients.contains_key(name);
+    assert!(
+        found
+            .iter()
+            .flat_map(|rank| rank.gradients.keys())
+            .all(known),
+        "{label}"
+    );
+}
+
 /// How many runs are as one rank's.
 fn compare(model: &Model, name: &str, sample: &[&str]) -> usize {
     let rows = rows(model);
@@ -66,6 +103,10 @@ fn compare(model: &Model, name: &str, sample: &[&str]) -> usize {
                 let label = format!("{}{name}, {technique}, {ranks}", model.name);
                 let trained = on_ranks(model, &rows, &memory, Some(1.0), size);
                 assert_same(&label, &memory, &trained, &expected, TOLERANCE);
+                // those of stages that share out state are shards
+                if memory.zero_stage == 0 {
+                    assert_gradients(&label, &trained, &expected);
+                }
                 found += 1;
             }
         }
@@ -75,8 +116,11 @@ fn compare(model: &Model, name: &str, sample: &[&str]) -> usize {
 
 #[test]
 fn stages_train_what_one_rank_trains() {
-    let mut cases = 0;
-    for (i, model) in models().into_iter().enumerate() {
+    let mut found = 0;
+    let models = models();
+    let deepest = models.iter().map(|model| cases(model).len()).max();
+    assert_eq!(deepest, Some(PIPELINES.len()), "a model of four layers");
+    for (i, model) in models.into_iter().enumerate() {
         let sample = [
             &["plain", "every layer checkpointed", "padded rows"][..],
             &["plain", "weights streamed"],
@@ -84,13 +128,13 @@ fn stages_train_what_one_rank_trains() {
             &["updated on the host"],
             &["plain", "a head of five rows"],
         ];
-        cases += compare(&model, "", sample[i % sample.len()]);
+        found += compare(&model, "", sample[i % sample.len()]);
         if i == 0 || is_campaign() {
             let adapted = with_adapters(model);
-            cases += compare(&adapted, " with adapters", &["plain"]);
+            found += compare(&adapted, " with adapters", &["plain"]);
         }
     }
-    checked("runs in stages", cases);
+    checked("runs in stages", found);
 }
 
 #[test]
@@ -123,6 +167,7 @@ fn dropped_inputs_of_adapters_are_one_ranks() {
     memory.pipeline_model_parallel_size = 2;
     let found = on_ranks(&model, &rows, &memory, None, 2);
     assert_same("dropout", &memory, &found, &expected, TOLERANCE);
+    assert_gradients("dropout", &found, &expected);
 }
 
 #[test]
