@@ -165,8 +165,8 @@ fn commands_without_a_configuration_take_a_base_in_few_bits() {
     let plain = logprobs(&bench, &["--model", &dir]);
     let generate = |model: &str, more: &[&str]| {
         let fixed = ["generate", "--prompt", "1+2=", "--device", "cpu"];
-        let greedy = ["--temperature", "0", "--model", model];
-        firebrick(&[&fixed[..], &greedy, more].concat())
+        let greedy = ["--temperature", "0", "--max-new-tokens", "3"];
+        firebrick(&[&fixed[..], &greedy, &["--model", model], more].concat())
     };
     for format in BaseFormat::ALL {
         let to = bench.path(&format!("widened-{format}"));
