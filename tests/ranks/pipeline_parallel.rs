@@ -1,6 +1,8 @@
 //! Runs whose layers are divided into stages (pipeline parallelism), and what of that is refused.
 
-use super::tensor_parallel::{LAST, alike, close, made, refused};
+use super::tensor_parallel::{
+    Case, LAST, alike, close, learn_as_one_rank_and_repeat, made, refused,
+};
 use super::{EXPERTS, StopAfter, TINY, config, world};
 use firebrick_backends::collective::{Settings, Threads};
 use firebrick_engine::config::parse;
@@ -15,7 +17,7 @@ const DEEP: &str = "model.arch={model_type: llama, hidden_size: 16, intermediate
 #[test]
 fn runs_in_stages_learn_what_one_rank_learns_and_repeat_to_the_bit() {
     let folders = tempfile::tempdir().unwrap();
-    let cases: [(&str, usize, &[&str], &[&str]); 6] = [
+    let cases: [Case<'_>; 6] = [
         ("grpo", 2, &[], &[STAGES]),
         (
             "four stages",
@@ -52,27 +54,7 @@ fn runs_in_stages_learn_what_one_rank_learns_and_repeat_to_the_bit() {
             &[STAGES, "memory.optimizer_offload=cpu"],
         ),
     ];
-    for (name, size, overrides, divided) in cases {
-        let alone = made(folders.path(), &format!("{name} alone"), overrides);
-        world(1, &alone, Start::Fresh);
-        let divided = [overrides, divided].concat();
-        let [a, b] = ["a", "b"].map(|run| {
-            let config = made(folders.path(), &format!("{name} {run}"), &divided);
-            (world(size, &config, Start::Fresh), config.output)
-        });
-        alike(&a.0);
-        assert_eq!(a.0, b.0, "{name}: a rerun");
-        close(name, &a.1, &alone.output, LAST);
-        if overrides.contains(&"objective.kl_loss_coef=0.1") {
-            close(name, &a.1, &alone.output, "reference");
-        }
-        if overrides.contains(&"objective.name=ppo")
-            && !overrides.contains(&"critic.shared_trunk=true")
-        {
-            let critic = "checkpoints/step-000004/trainer/critic/model";
-            close(name, &a.1, &alone.output, critic);
-        }
-    }
+    learn_as_one_rank_and_repeat(folders.path(), &cases);
 }
 
 #[test]

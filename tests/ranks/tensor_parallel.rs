@@ -59,10 +59,38 @@ pub fn made(folder: &Path, name: &str, overrides: &[&str]) -> RunConfig {
     config(&folder.join(name), &all)
 }
 
+/// How a case is called, its ranks, its overrides, and those that divide its work.
+pub type Case<'a> = (&'a str, usize, &'a [&'a str], &'a [&'a str]);
+
+/// Runs each case on one rank, and twice on several: these learn what one learns, and the same to the bit.
+pub fn learn_as_one_rank_and_repeat(folder: &Path, cases: &[Case<'_>]) {
+    for &(name, size, overrides, divided) in cases {
+        let alone = made(folder, &format!("{name} alone"), overrides);
+        world(1, &alone, Start::Fresh);
+        let divided = [overrides, divided].concat();
+        let [a, b] = ["a", "b"].map(|run| {
+            let config = made(folder, &format!("{name} {run}"), &divided);
+            (world(size, &config, Start::Fresh), config.output)
+        });
+        alike(&a.0);
+        assert_eq!(a.0, b.0, "{name}: a rerun");
+        close(name, &a.1, &alone.output, LAST);
+        if overrides.contains(&"objective.kl_loss_coef=0.1") {
+            close(name, &a.1, &alone.output, "reference");
+        }
+        if overrides.contains(&"objective.name=ppo")
+            && !overrides.contains(&"critic.shared_trunk=true")
+        {
+            let critic = "checkpoints/step-000004/trainer/critic/model";
+            close(name, &a.1, &alone.output, critic);
+        }
+    }
+}
+
 #[test]
 fn runs_that_share_matrices_learn_what_one_rank_learns_and_repeat_to_the_bit() {
     let folders = tempfile::tempdir().unwrap();
-    let cases: [(&str, usize, &[&str], &[&str]); 6] = [
+    let cases: [Case<'_>; 6] = [
         ("grpo", 2, &[], &[TOGETHER]),
         (
             "a reference, two groups, ranks that sample alone",
@@ -103,25 +131,8 @@ fn runs_that_share_matrices_learn_what_one_rank_learns_and_repeat_to_the_bit() {
         ),
     ];
     for (name, size, overrides, shared) in cases {
-        let alone = made(folders.path(), &format!("{name} alone"), overrides);
-        world(1, &alone, Start::Fresh);
-        let shared = [&[SHARED], overrides, shared].concat();
-        let [a, b] = ["a", "b"].map(|run| {
-            let config = made(folders.path(), &format!("{name} {run}"), &shared);
-            (world(size, &config, Start::Fresh), config.output)
-        });
-        alike(&a.0);
-        assert_eq!(a.0, b.0, "{name}: a rerun");
-        close(name, &a.1, &alone.output, LAST);
-        if overrides.contains(&"objective.kl_loss_coef=0.1") {
-            close(name, &a.1, &alone.output, "reference");
-        }
-        if overrides.contains(&"objective.name=ppo")
-            && !overrides.contains(&"critic.shared_trunk=true")
-        {
-            let critic = "checkpoints/step-000004/trainer/critic/model";
-            close(name, &a.1, &alone.output, critic);
-        }
+        let shared = [&[SHARED], shared].concat();
+        learn_as_one_rank_and_repeat(folders.path(), &[(name, size, overrides, &shared)]);
     }
 }
 
