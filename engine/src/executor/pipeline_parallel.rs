@@ -1,7 +1,8 @@
 //! Stages of a model on ranks of their own (Huang et al., 2019, arXiv:1811.06965): rows go from stage to stage, and their gradients back,
 //! a micro-batch at a time, in the order of [`one_forward_one_backward`]. A stage has no more than one message a micro-batch and direction.
 //!
-//! A tied matrix is on the first stage, as the embedding, and on the last, as the projection. Both add up its gradient, and update it alike.
+//! A tied matrix is on the first stage, as the embedding, and on the last, as the projection. Both add up its gradient, and update it
+//! alike.
 
 use super::boundary_log::{Boundary, BoundaryKind};
 use super::embedding::embed;

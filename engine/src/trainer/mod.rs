@@ -309,7 +309,8 @@ impl Trainer {
 
     /// The policy as it stands. Where ranks share out weights (`memory.zero_stage: 3`) it is whole after a step that saves (or validates,
     /// where each rank samples by itself), and has this rank's shards after others. Where they share matrices
-    /// (`memory.tensor_model_parallel_size`) it is this rank's share. Where layers are divided into stages (`memory.pipeline_model_parallel_size`)
+    /// (`memory.tensor_model_parallel_size`) it is this rank's share. Where layers are divided into stages
+    /// (`memory.pipeline_model_parallel_size`)
     /// it is whole after a step that saves or validates, and has the layers of this rank's stage after others.
     #[must_use]
     pub fn policy(&self) -> &Decoder {

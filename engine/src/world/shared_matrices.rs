@@ -60,7 +60,8 @@ impl World {
         Some(TensorShare::new(self.all.rank() % degree, degree))
     }
 
-    /// The ranks that have the same weights as this one: those of its place in every group that shares matrices, those of its stage, or all.
+    /// The ranks that have the same weights as this one: those of its place in every group that shares matrices, those of its
+    /// stage, or all.
     /// Their operations are among themselves.
     #[must_use]
     pub fn replicas(&self) -> Self {

@@ -14,7 +14,8 @@ use crate::support::zero::{
 };
 use crate::support::{assert_gradient, checked, folders};
 
-/// Ranks that have stages: how they are called, how many they are, and what they share. Where a rank's sequences are one micro-batch, there are fewer of these than stages.
+/// Ranks that have stages: how they are called, how many they are, and what they share. Where a rank's sequences are one micro-batch,
+/// there are fewer of these than stages.
 const PIPELINES: [SharedSequences; 4] = [
     ("pipeline 2", 2, |m| m.pipeline_model_parallel_size = 2),
     ("pipeline 2 x data 2", 4, |m| {
