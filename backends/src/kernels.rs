@@ -23,6 +23,7 @@ mod linear_attention;
 mod optimizer;
 mod packed;
 mod paged;
+mod quantized_experts;
 mod quantized_linear;
 mod sequence_blocks;
 mod shapes;
@@ -36,9 +37,10 @@ pub use dispatch::{
     add_rms_norm, attach_gradient, attention, available, clamped_swiglu, combine_experts,
     copy_blocks, dequantize, draw_rows, duplicate, expert_bias, expert_linear, finish_scores,
     gather_kv, glu, glu_joined, linear, linear_add, linear_each, linear_swiglu, matmul, matmul_nt,
-    matmul_tn, norm_heads, paged_attention, paged_attention_joined, product, quantized_linear,
-    rms_norm, rms_norm_add, rotary, sample_rows, sample_rows_on_device, scatter_add_rows,
-    score_gradient, score_rows, score_tile, tile_gradient, vocabulary_tile, write_kv,
+    matmul_tn, norm_heads, paged_attention, paged_attention_joined, product,
+    quantized_expert_linear, quantized_linear, rms_norm, rms_norm_add, rotary, sample_rows,
+    sample_rows_on_device, scatter_add_rows, score_gradient, score_rows, score_tile, tile_gradient,
+    vocabulary_tile, write_kv,
 };
 pub use experts::{ExpertInput, ExpertRows};
 pub use families::{Families, Family};

@@ -18,7 +18,7 @@ use rayon::prelude::*;
 /// Rows of a task.
 const ROWS: usize = 16;
 
-/// Quantises a matrix of f32 numbers, in row-major order, on all cores: the words of its buffer, `[1, words]`.
+/// Quantises matrices of f32 numbers, in row-major order, on all cores: the words of their buffers, `[matrices, words]`, each by itself.
 ///
 /// - `int8`: `round(a · (127 / absmax))` of each row, a tie to the even code (`int8_vectorwise_quant`).
 /// - `nf4`: the entry of the map nearest to `a · (1 / absmax)` of each block of 64 in flat order, a tie to the lower one
@@ -32,18 +32,22 @@ const ROWS: usize = 16;
 pub fn quantize(values: &[f32], layout: QuantizedLayout) -> HostTensor {
     assert_eq!(
         values.len(),
-        layout.numbers(),
+        layout.matrices * layout.numbers(),
         "as many values as the layout has"
     );
-    let mut words = vec![0.0_f32; layout.words()];
-    match layout.format {
-        BaseFormat::Int8 => int8::quantize(values, layout, &mut words),
-        BaseFormat::Nf4 => nf4::quantize(values, layout, &mut words),
+    let each = layout.words();
+    let mut words = vec![0.0_f32; layout.matrices * each];
+    let own = words.chunks_mut(each.max(1));
+    for (words, values) in own.zip(values.chunks(layout.numbers().max(1))) {
+        match layout.format {
+            BaseFormat::Int8 => int8::quantize(values, layout.one(), words),
+            BaseFormat::Nf4 => nf4::quantize(values, layout.one(), words),
+        }
     }
-    HostTensor::verbatim(words)
+    HostTensor::verbatim(words, layout.matrices)
 }
 
-/// Widens whole rows, from row `first` on, of a matrix to `out`.
+/// Widens whole rows, from row `first` on, of one matrix to `out`.
 ///
 /// - `int8`: `code · absmax · (1 / 127)`, in this order (`int8_vectorwise_dequant`).
 /// - `nf4`: `map[code] · (scales[code] · absmax + offset)`, each step rounded to f32 (`dequantize_4bit`).
@@ -54,12 +58,15 @@ pub fn widen_rows(words: &[f32], layout: QuantizedLayout, first: usize, out: &mu
     }
 }
 
-/// The whole matrix that a buffer stands for, in f32 and row-major order, widened on all cores.
+/// The whole matrices that buffers stand for, in f32 and row-major order, widened on all cores.
 #[must_use]
 pub fn widened(words: &[f32], layout: QuantizedLayout) -> Vec<f32> {
-    let mut out = vec![0.0; layout.numbers()];
-    let rows = out.par_chunks_mut((ROWS * layout.cols).max(1));
-    rows.enumerate()
-        .for_each(|(part, out)| widen_rows(words, layout, part * ROWS, out));
+    let mut out = vec![0.0; layout.matrices * layout.numbers()];
+    let each = out.chunks_mut(layout.numbers().max(1));
+    for (out, words) in each.zip(words.chunks(layout.words().max(1))) {
+        let rows = out.par_chunks_mut((ROWS * layout.cols).max(1));
+        rows.enumerate()
+            .for_each(|(part, out)| widen_rows(words, layout, part * ROWS, out));
+    }
     out
 }

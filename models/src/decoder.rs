@@ -151,7 +151,7 @@ impl Decoder {
         let unit = &self.units[self.units.partition_point(|u| u.range.end <= index)];
         let place = index - unit.range.start;
         if let Some(layout) = unit.store.layout(place) {
-            return self.widened_param(&unit.store, place, layout);
+            return self.widened_param(&unit.store, place, layout, 0..layout.matrices);
         }
         match &unit.store {
             Store::Device(weights) => Param::Device(weights.at(place)),

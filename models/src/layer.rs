@@ -284,7 +284,7 @@ pub(crate) fn mlp(
 ) -> Tensor<2> {
     let h = normed_input(arch, w, x.clone());
     if let Some(own) = arch.experts(layer) {
-        let mut y = experts::mixture(arch, layer, own, w, &h, ctx);
+        let mut y = experts::mixture(arch, layer, own, w, &h, ctx, lora);
         if own.shared.is_some() {
             y = y + shared_expert(arch, w, &h, lora);
         }

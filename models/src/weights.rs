@@ -13,7 +13,7 @@ use firebrick_backends::kernels::{self, PackedWeights};
 use firebrick_spec::QuantizedLayout;
 
 /// The weights of a unit: matrices `[out, in]` and vectors `[1, n]`, in the order of its [`ParamSpec`](crate::unit::ParamSpec)s. A frozen
-/// matrix in few bits is its buffer, `[1, words]`.
+/// matrix in few bits is its buffer, `[1, words]`, and those of experts theirs, `[experts, words]`.
 #[derive(Clone, Debug)]
 pub struct Weights {
     entries: Vec<(WeightKey, Tensor<2>)>,
@@ -150,8 +150,8 @@ impl Weights {
         key.layout.is_none().then(|| tensor.clone())
     }
 
-    /// The buffer of the frozen matrix in `slot`, where it is in few bits.
-    fn quantized(&self, slot: Slot) -> Option<(QuantizedLayout, &Tensor<2>)> {
+    /// The buffer of the frozen matrix in `slot`, where it is in few bits; of experts one for each, `[experts, words]`.
+    pub(crate) fn quantized(&self, slot: Slot) -> Option<(QuantizedLayout, &Tensor<2>)> {
         let (key, words) = self.entry(slot)?;
         Some((key.layout?, words))
     }
@@ -205,7 +205,7 @@ impl Weights {
     }
 
     /// A and B of a module's adapter, if it has one.
-    fn adapter(&self, target: TargetModule) -> Option<(Tensor<2>, Tensor<2>)> {
+    pub(crate) fn adapter(&self, target: TargetModule) -> Option<(Tensor<2>, Tensor<2>)> {
         Some((
             self.get(Slot::LoraA(target))?,
             self.get(Slot::LoraB(target))?,

@@ -23,6 +23,7 @@ use firebrick::models::generate::{
     GenerationRequest, Generator, MAX_NUM_BATCHED_TOKENS, SamplingParams,
 };
 use firebrick::models::random::DrawKey;
+use firebrick::models::unit::TargetModule;
 use firebrick::models::{Arch, BaseFormat, Decoder, Prepack, Quantization};
 use serde_json::Value;
 use std::path::Path;
@@ -103,7 +104,22 @@ impl Case {
     /// The same with adapters.
     pub fn adapted(self) -> Self {
         Self {
-            lora: Some(LoraConfig::default()),
+            lora: Some(LoraConfig::default().in_arch(&self.arch)),
+            ..self
+        }
+    }
+
+    /// The same with adapters beside the matrices of all experts, too.
+    pub fn adapted_experts(self, dropout: f64) -> Self {
+        let mut targets = TargetModule::all();
+        targets.extend([TargetModule::ExpertGateUp, TargetModule::ExpertDown]);
+        let lora = LoraConfig {
+            target_modules: targets,
+            dropout,
+            ..LoraConfig::default()
+        };
+        Self {
+            lora: Some(lora.in_arch(&self.arch)),
             ..self
         }
     }

@@ -154,12 +154,14 @@ pub fn with_adapters(model: Model) -> Model {
 
 /// The same whose adapters drop this share of their inputs.
 pub fn with_dropped_adapters(mut model: Model, dropout: f64) -> Model {
+    let mut targets = TargetModule::all();
+    targets.extend([TargetModule::ExpertGateUp, TargetModule::ExpertDown]);
     let lora = LoraConfig {
         rank: 3,
         alpha: 6.0,
         use_rslora: false,
         dropout,
-        target_modules: TargetModule::all(),
+        target_modules: targets,
     };
     let mut random = Stream::new(13, 1);
     let Ok(adapted) = model.decoder.with_adapters(lora, |_, spec| {

@@ -343,21 +343,6 @@ impl Arch {
         self
     }
 
-    /// Refuses a base in few bits that this architecture cannot have; the error says why, and what to do.
-    ///
-    /// # Errors
-    /// A message that names a layer with experts, where the layers' matrices would be in few bits.
-    pub fn check_base(&self) -> Result<(), String> {
-        match (self.base, self.expert_layers().next()) {
-            (Some(base), Some((layer, own))) => Err(format!(
-                "base is {base}, but layer {layer} has {} experts, and matrices of experts are not quantised; remove the key, or \
-                 take a dense model",
-                own.count
-            )),
-            _ => Ok(()),
-        }
-    }
-
     /// The experts of a layer; `None` where its feed-forward is dense.
     #[must_use]
     pub fn experts(&self, layer: usize) -> Option<Experts> {
@@ -393,6 +378,13 @@ impl Arch {
     pub fn expert_layers(&self) -> impl Iterator<Item = (usize, Experts)> {
         let layers = self.feed_forwards.iter().enumerate();
         layers.filter_map(|(layer, own)| Some((layer, own.experts()?)))
+    }
+
+    /// Whether a checkpoint has the matrices of a layer's experts as one parameter, and not as modules of their own.
+    #[must_use]
+    pub fn stacks_experts(&self) -> bool {
+        let first = self.expert_layers().next();
+        first.is_some_and(|(_, own)| own.layout.is_joined())
     }
 
     /// Number of layers with this mixer.

@@ -1,7 +1,7 @@
 //! Low-rank adapters (`LoRA`: Hu et al., 2021, arXiv:2106.09685): their settings, and the parameters that they add to a unit.
 
 use crate::arch::Arch;
-use crate::parameters::{ParamSpec, Slot, TargetModule};
+use crate::parameters::{ParamSpec, Slot, Stored, TargetModule};
 
 /// What PEFT puts before the name of an adapted module.
 const PREFIX: &str = "base_model.model.";
@@ -17,7 +17,7 @@ pub struct LoraConfig {
     pub use_rslora: bool,
     /// Dropout rate of an adapter's inputs in training, in [0, 1).
     pub dropout: f64,
-    /// Modules with an adapter, in every layer.
+    /// Modules with an adapter, and parameters of all experts with one for each (PEFT's `target_parameters`), in every layer.
     pub target_modules: Vec<TargetModule>,
 }
 
@@ -58,35 +58,43 @@ impl LoraConfig {
         Ok(())
     }
 
-    /// Refuses modules that are experts in a layer of an architecture: there are no adapters of experts. Where the experts of a layer are
-    /// one tensor, the modules are those of the shared one, as PEFT takes them too.
-    ///
-    /// # Errors
-    /// A message that names the first such module, the layer and how many experts it has.
-    pub fn check_for(&self, arch: &Arch) -> Result<(), String> {
-        let in_mlp = |target: &&TargetModule| {
-            matches!(
-                target,
-                TargetModule::Gate | TargetModule::Up | TargetModule::Down
-            )
-        };
-        let expert = self.target_modules.iter().find(in_mlp);
-        match (expert, arch.expert_layers().next()) {
-            (Some(target), Some((layer, own))) if own.shared.is_none() => Err(format!(
-                "target_modules has {}, but layer {layer} has {} experts, and adapters of experts are not built; list modules of attention: [q_proj, k_proj, v_proj, o_proj]",
-                target.module(),
-                own.count
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// The same with the target modules that an architecture has.
+    /// The same with the targets that an architecture has. Where experts are modules of their own, `gate_proj`, `up_proj` and `down_proj`
+    /// are theirs too; where the experts of a layer are one parameter they are those of the dense MLP or the shared expert, as in PEFT.
     #[must_use]
     pub fn in_arch(mut self, arch: &Arch) -> Self {
-        let known = TargetModule::in_arch(arch);
-        self.target_modules.retain(|target| known.contains(target));
+        self.target_modules = Self::targets_in(&self.target_modules, arch);
         self
+    }
+
+    fn targets_in(targets: &[TargetModule], arch: &Arch) -> Vec<TargetModule> {
+        let known = TargetModule::in_arch(arch);
+        let apart = !arch.stacks_experts();
+        let all = targets.iter().flat_map(|&target| {
+            let of_experts = target.of_experts().filter(|_| apart);
+            std::iter::once(target).chain(of_experts)
+        });
+        let mut own: Vec<TargetModule> = all.filter(|target| known.contains(target)).collect();
+        own.sort_unstable();
+        own.dedup();
+        own
+    }
+
+    /// The names of the modules with an adapter, as PEFT's `target_modules` has them.
+    #[must_use]
+    pub fn modules(&self, arch: &Arch) -> Vec<&'static str> {
+        modules(&self.target_modules, arch)
+    }
+
+    /// The names of the parameters of experts with adapters, as PEFT's `target_parameters` has them.
+    #[must_use]
+    pub fn parameters(&self, arch: &Arch) -> Vec<&'static str> {
+        parameters(&self.target_modules, arch)
+    }
+
+    /// Whether any expert has an adapter.
+    #[must_use]
+    pub fn has_experts(&self) -> bool {
+        self.target_modules.iter().any(|target| target.is_expert())
     }
 
     /// Refuses target modules that no layer of an architecture has, where they were asked for by name.
@@ -94,18 +102,41 @@ impl LoraConfig {
     /// # Errors
     /// A message with the first such module, and those that the model has.
     pub fn check_names(targets: &[TargetModule], arch: &Arch) -> Result<(), String> {
+        let lacks = |target: &&TargetModule| Self::targets_in(&[**target], arch).is_empty();
+        let Some(target) = targets.iter().find(lacks) else {
+            return Ok(());
+        };
         let known = TargetModule::in_arch(arch);
-        match targets.iter().find(|target| !known.contains(target)) {
-            None => Ok(()),
-            Some(target) => {
-                let known: Vec<&str> = known.iter().map(|own| own.module()).collect();
-                Err(format!(
-                    "no layer of this model ({}) has {}; it has {}",
-                    arch.family.model_type(),
-                    target.module(),
-                    known.join(", ")
-                ))
-            }
+        let has = modules(&known, arch).join(", ");
+        let stacked = parameters(&known, arch).join(", ");
+        let beside = if stacked.is_empty() {
+            String::new()
+        } else {
+            format!(", and of its experts the parameters {stacked} (target_parameters)")
+        };
+        Err(format!(
+            "no layer of this model ({}) has {}; it has {has}{beside}",
+            arch.family.model_type(),
+            target.module(),
+        ))
+    }
+
+    /// Refuses parameters of experts where an architecture has none, or has them as modules of their own.
+    ///
+    /// # Errors
+    /// A message with the first such parameter, and what to write instead.
+    pub fn check_parameters(targets: &[TargetModule], arch: &Arch) -> Result<(), String> {
+        let Some(name) = targets.iter().find_map(|target| target.parameter()) else {
+            return Ok(());
+        };
+        let model = arch.family.model_type();
+        match arch.expert_layers().next() {
+            None => Err(format!("this model ({model}) has no experts, so no {name}")),
+            Some(_) if !arch.stacks_experts() => Err(format!(
+                "experts of this model ({model}) are modules of their own, not the parameter {name}: list gate_proj, up_proj, down_proj \
+                 in target_modules"
+            )),
+            Some(_) => Ok(()),
         }
     }
 
@@ -127,18 +158,76 @@ impl LoraConfig {
         });
         adapted
             .flat_map(|(target, spec)| {
-                let [out, input] = spec.rows_cols();
-                let module = spec.name.strip_suffix(".weight").unwrap_or(&spec.name);
-                let adapter = |slot, matrix: &str, shape: &[usize]| {
-                    ParamSpec::new(slot, format!("{PREFIX}{module}.{matrix}.weight"), shape)
-                };
-                [
-                    adapter(Slot::LoraA(target), "lora_A", &[self.rank, input]),
-                    adapter(Slot::LoraB(target), "lora_B", &[out, self.rank]),
-                ]
+                if target.is_expert() {
+                    self.of_experts(target, spec)
+                } else {
+                    self.of_module(target, spec)
+                }
             })
             .collect()
     }
+
+    fn of_module(&self, target: TargetModule, spec: &ParamSpec) -> [ParamSpec; 2] {
+        let [out, input] = spec.rows_cols();
+        let adapter = |slot, matrix: &str, shape: &[usize]| {
+            ParamSpec::new(slot, adapter_name(&spec.name, matrix), shape)
+        };
+        [
+            adapter(Slot::LoraA(target), "lora_A", &[self.rank, input]),
+            adapter(Slot::LoraB(target), "lora_B", &[out, self.rank]),
+        ]
+    }
+
+    /// A and B of every expert of a layer, one below the other: `[experts · rank, in]` and `[experts · out, rank]` in memory.
+    fn of_experts(&self, target: TargetModule, spec: &ParamSpec) -> [ParamSpec; 2] {
+        let (rank, [rows, input]) = (self.rank, spec.rows_cols());
+        let [a, b] = [Slot::LoraA(target), Slot::LoraB(target)];
+        if let Stored::ByExpert(experts) = spec.stored {
+            let name = |matrix| adapter_name(&spec.name, matrix);
+            return [
+                ParamSpec::of_experts(a, name("lora_A"), experts, [rank, input]),
+                ParamSpec::of_experts(b, name("lora_B"), experts, [rows / experts, rank]),
+            ];
+        }
+        // PEFT wraps the module of the parameters once for each of them, the last one outermost
+        let inner = target == TargetModule::ExpertGateUp
+            && self.target_modules.contains(&TargetModule::ExpertDown);
+        let module = spec.name.rsplit_once('.').map_or("", |(module, _)| module);
+        let layer = if inner { ".base_layer" } else { "" };
+        let name = |matrix: &str| adapter_name(&format!("{module}{layer}"), matrix);
+        let experts = spec.shape[0];
+        let interleaved = matches!(spec.stored, Stored::Ordered(order) if order.interleaved);
+        let shape = [experts, rows / experts, rank];
+        [
+            ParamSpec::new(a, name("lora_A"), &[rank * experts, input]),
+            ParamSpec::adapter_outputs(b, name("lora_B"), shape, interleaved),
+        ]
+    }
+}
+
+/// PEFT's name of a matrix beside a weight or a module.
+fn adapter_name(weight: &str, matrix: &str) -> String {
+    let module = weight.strip_suffix(".weight").unwrap_or(weight);
+    format!("{PREFIX}{module}.{matrix}.weight")
+}
+
+fn modules(targets: &[TargetModule], arch: &Arch) -> Vec<&'static str> {
+    let stacked = arch.stacks_experts();
+    let own = targets
+        .iter()
+        .filter(|target| !(stacked && target.is_expert()));
+    let mut names = Vec::new();
+    for name in own.map(|target| target.module()) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+fn parameters(targets: &[TargetModule], arch: &Arch) -> Vec<&'static str> {
+    let all = targets.iter().filter_map(|target| target.parameter());
+    all.filter(|_| arch.stacks_experts()).collect()
 }
 
 #[cfg(test)]

@@ -54,7 +54,8 @@ impl fmt::Display for BaseFormat {
     }
 }
 
-/// A matrix in few bits: its shape, and what lies where in its buffer of 32-bit words.
+/// A matrix in few bits: its shape, and what lies where in its buffer of 32-bit words. The matrices of a layer's experts have a buffer each,
+/// one behind the other.
 ///
 /// | format | the buffer, one part after the other, each in whole words |
 /// |---|---|
@@ -64,20 +65,48 @@ impl fmt::Display for BaseFormat {
 pub struct QuantizedLayout {
     /// The format.
     pub format: BaseFormat,
-    /// Rows of the matrix: outputs.
+    /// Rows of a matrix: outputs.
     pub rows: usize,
     /// Its columns: inputs.
     pub cols: usize,
+    /// Matrices of this shape: as many as a layer has experts, else one.
+    pub matrices: usize,
 }
 
 impl QuantizedLayout {
     /// The layout of a matrix `[rows, columns]`.
     #[must_use]
     pub fn new(format: BaseFormat, [rows, cols]: [usize; 2]) -> Self {
-        Self { format, rows, cols }
+        Self::stacked(format, 1, [rows, cols])
     }
 
-    /// Numbers of the matrix.
+    /// The layout of so many matrices `[rows, columns]`.
+    #[must_use]
+    pub fn stacked(format: BaseFormat, matrices: usize, [rows, cols]: [usize; 2]) -> Self {
+        Self {
+            format,
+            rows,
+            cols,
+            matrices,
+        }
+    }
+
+    /// The layout of one of the matrices.
+    #[must_use]
+    pub fn one(self) -> Self {
+        Self {
+            matrices: 1,
+            ..self
+        }
+    }
+
+    /// All matrices one below the other: `[rows, columns]`.
+    #[must_use]
+    pub fn shape(&self) -> [usize; 2] {
+        [self.matrices * self.rows, self.cols]
+    }
+
+    /// Numbers of one matrix.
     #[must_use]
     pub fn numbers(&self) -> usize {
         self.rows * self.cols
@@ -128,7 +157,7 @@ impl QuantizedLayout {
         self.scale_map_at() + SCALE_MAP
     }
 
-    /// Words of the buffer.
+    /// Words of one matrix's buffer.
     #[must_use]
     pub fn words(&self) -> usize {
         match self.format {
@@ -137,10 +166,10 @@ impl QuantizedLayout {
         }
     }
 
-    /// Bytes of the buffer.
+    /// Bytes of all buffers.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        WORD * self.words()
+        WORD * self.matrices * self.words()
     }
 }
 

@@ -123,12 +123,21 @@ pub(super) trait Kernels: Sync {
 
     fn attach_gradient(&self, y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Tensor<2>;
 
-    /// Every backend has this one and the next, in tensor operations where it has no kernel.
+    /// Every backend has this one and the next two, in tensor operations where it has no kernel. What is widened is one matrix.
     fn quantized_linear(
         &self,
         x: &Tensor<2>,
         words: &Tensor<2>,
         layout: QuantizedLayout,
+    ) -> Tensor<2>;
+
+    fn quantized_expert_linear(
+        &self,
+        x: &Tensor<2>,
+        words: &Tensor<2>,
+        layout: QuantizedLayout,
+        rows: &ExpertRows,
+        reads: ExpertInput,
     ) -> Tensor<2>;
 
     fn dequantize(&self, words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {

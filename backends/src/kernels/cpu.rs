@@ -26,6 +26,7 @@ mod norm;
 mod packed;
 mod paged;
 mod parallel;
+mod quantized_experts;
 mod quantized_linear;
 mod real;
 mod rotary;

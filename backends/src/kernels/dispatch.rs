@@ -210,10 +210,29 @@ pub fn quantized_linear(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayou
     kernels(&x.device()).quantized_linear(x, words, layout)
 }
 
-/// The matrix `[outputs, inputs]` that a buffer in few bits stands for ([`crate::quantized`]), in a float type. Not differentiable.
+/// [`expert_linear`] with frozen matrices in few bits, each expert's with a buffer of its own: `words` is `[experts, words]`. Otherwise as
+/// [`quantized_linear`]; the matrix of one expert at a time is wide, or on the CPU a tile of it.
+#[must_use]
+pub fn quantized_expert_linear(
+    x: &Tensor<2>,
+    words: &Tensor<2>,
+    layout: QuantizedLayout,
+    rows: &ExpertRows,
+    reads: ExpertInput,
+) -> Tensor<2> {
+    kernels(&x.device()).quantized_expert_linear(x, words, layout, rows, reads)
+}
+
+/// The matrix `[outputs, inputs]` that a buffer in few bits stands for ([`crate::quantized`]), in a float type; those of several buffers
+/// one below the other. Not differentiable.
 #[must_use]
 pub fn dequantize(words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {
-    kernels(&words.device()).dequantize(words, layout, dtype)
+    let kernels = kernels(&words.device());
+    if layout.matrices == 1 {
+        return kernels.dequantize(words, layout, dtype);
+    }
+    let one = |matrix| kernels.dequantize(&words.clone().narrow(0, matrix, 1), layout.one(), dtype);
+    Tensor::cat((0..layout.matrices).map(one).collect(), 0)
 }
 
 /// `a · b` for `[m, k]` and `[k, n]`; an f32 result for half precision.

@@ -86,6 +86,12 @@ impl ExpertRows {
         self.groups().filter(|(_, rows)| !rows.is_empty())
     }
 
+    /// The token and the expert of each sorted row.
+    pub fn tokens_and_experts(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.groups()
+            .flat_map(move |(expert, rows)| rows.map(move |row| (self.token(row), expert)))
+    }
+
     /// The token of a sorted row.
     pub(super) fn token(&self, row: usize) -> usize {
         self.choices[row] as usize / self.per_token
@@ -99,6 +105,29 @@ pub enum ExpertInput {
     Tokens,
     /// A row a choice, sorted.
     Sorted,
+}
+
+impl ExpertRows {
+    /// What the experts read, sorted.
+    pub(super) fn sorted(&self, x: Tensor<2>, reads: ExpertInput) -> Tensor<2> {
+        let [tokens, _] = &self.indices;
+        match reads {
+            ExpertInput::Tokens => x.select(0, tokens.clone()),
+            ExpertInput::Sorted => x,
+        }
+    }
+
+    /// The gradient of what was read, given that of sorted rows.
+    pub(super) fn unsorted(&self, g: Tensor<2>, reads: ExpertInput) -> Tensor<2> {
+        if reads == ExpertInput::Sorted {
+            return g;
+        }
+        let ([rows, width], per_token) = (g.dims(), self.per_token);
+        let [_, places] = &self.indices;
+        let by_choice = g.select(0, places.clone());
+        let by_choice = by_choice.reshape([rows / per_token, per_token, width]);
+        by_choice.sum_dim(1).reshape([rows / per_token, width])
+    }
 }
 
 /// [`super::expert_linear`] in tensor operations.
@@ -227,27 +256,6 @@ impl<B> Product<B> {
     fn outputs(&self, w: &Tensor<2>) -> usize {
         w.dims()[0] / (self.rows.starts.len() - 1)
     }
-
-    /// What the experts read, sorted.
-    fn sorted(&self, x: Tensor<2>) -> Tensor<2> {
-        let [tokens, _] = &self.rows.indices;
-        match self.reads {
-            ExpertInput::Tokens => x.select(0, tokens.clone()),
-            ExpertInput::Sorted => x,
-        }
-    }
-
-    /// The gradient of what was read, given that of sorted rows.
-    fn unsorted(&self, g: Tensor<2>) -> Tensor<2> {
-        if self.reads == ExpertInput::Sorted {
-            return g;
-        }
-        let ([rows, width], per_token) = (g.dims(), self.rows.per_token);
-        let [_, places] = &self.rows.indices;
-        let by_choice = g.select(0, places.clone());
-        let by_choice = by_choice.reshape([rows / per_token, per_token, width]);
-        by_choice.sum_dim(1).reshape([rows / per_token, width])
-    }
 }
 
 impl<B: KernelBackend> Kernel<B, 2> for Product<B> {
@@ -256,7 +264,8 @@ impl<B: KernelBackend> Kernel<B, 2> for Product<B> {
 
     fn forward(&self, [x, w]: [FloatTensor<B>; 2]) -> (FloatTensor<B>, Self::Saved) {
         let saved = [self.trains.then(|| x.clone()), Some(w.clone())];
-        let (x, w): (Tensor<2>, Tensor<2>) = (self.sorted(B::tensor(x)), B::tensor(w));
+        let (x, w): (Tensor<2>, Tensor<2>) =
+            (self.rows.sorted(B::tensor(x), self.reads), B::tensor(w));
         let of = |(expert, rows): (usize, Range<usize>)| {
             let own = x.clone().narrow(0, rows.start, rows.len());
             own.matmul(self.matrix(&w, expert).transpose())
@@ -277,7 +286,7 @@ impl<B: KernelBackend> Kernel<B, 2> for Product<B> {
         let dx = || {
             let own = |(expert, rows)| of(&g, &rows).matmul(self.matrix(&w, expert));
             let products = self.rows.used().map(own).collect();
-            B::primitive(self.unsorted(Tensor::cat(products, 0)))
+            B::primitive(self.rows.unsorted(Tensor::cat(products, 0), self.reads))
         };
         // a weight that is neither leaf nor constant would silently lose its gradient
         assert!(
@@ -285,7 +294,7 @@ impl<B: KernelBackend> Kernel<B, 2> for Product<B> {
             "the matrices of kernels::expert_linear must be a leaf or a constant"
         );
         let dw = |x: FloatTensor<B>| {
-            let x: Tensor<2> = self.sorted(B::tensor(x));
+            let x: Tensor<2> = self.rows.sorted(B::tensor(x), self.reads);
             let (out, [_, inner]) = (self.outputs(&w), x.dims());
             let own = |(_, rows): (usize, Range<usize>)| {
                 if rows.is_empty() {
@@ -312,8 +321,9 @@ mod tests {
         let rows = ExpertRows::new(&[2, 0, 0, 3, 2, 0], 2, 4, &Device::flex());
         assert_eq!(rows.counts(), [3, 0, 2, 1]);
         assert_eq!(&rows.choices[..], [1, 2, 5, 0, 4, 3]);
-        let tokens: Vec<usize> = (0..6).map(|row| rows.token(row)).collect();
-        assert_eq!(tokens, [0, 1, 2, 0, 2, 1]);
+        let places: Vec<(usize, usize)> = rows.tokens_and_experts().collect();
+        let expected = [(0, 0), (1, 0), (2, 0), (0, 2), (2, 2), (1, 3)];
+        assert_eq!(places, expected);
         for (choice, &place) in rows.places.iter().enumerate() {
             assert_eq!(rows.choices[place as usize] as usize, choice);
         }

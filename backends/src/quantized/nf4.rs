@@ -259,5 +259,5 @@ pub fn nf4_from_parts(shape: [usize; 2], parts: Nf4Parts<'_>) -> Result<HostTens
     rest[0] = parts.offset;
     rest[1..=SCALE_MAP].copy_from_slice(parts.scale_map);
     rest[1 + SCALE_MAP..].copy_from_slice(parts.code_map);
-    Ok(HostTensor::verbatim(words))
+    Ok(HostTensor::verbatim(words, 1))
 }

@@ -44,11 +44,11 @@ impl HostTensor {
         Self::from_data(TensorData::new(values, shape))
     }
 
-    /// A row of 32-bit words, as floats with these bits: no device converts them to a float type of its own.
+    /// Rows of 32-bit words, as floats with these bits: no device converts them to a float type of its own.
     #[must_use]
-    pub fn verbatim(words: Vec<f32>) -> Self {
-        let columns = words.len();
-        Self::from_values(words, [1, columns]).into_verbatim()
+    pub fn verbatim(words: Vec<f32>, rows: usize) -> Self {
+        let columns = words.len() / rows;
+        Self::from_values(words, [rows, columns]).into_verbatim()
     }
 
     /// The same elements, taken for words as in [`Self::verbatim`]. They must be in f32.

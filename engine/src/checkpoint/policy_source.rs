@@ -120,7 +120,14 @@ impl PolicySource {
     ) -> Result<Decoder> {
         let dir = step.join(MODEL);
         Ok(match &config.model.lora {
-            Some(_) => load_adapter(&self.checkpoint.load(device)?, &dir)?,
+            Some(lora) => {
+                let saved = load_adapter(&self.checkpoint.load(device)?, &dir)?;
+                // folders of adapters of experts say that nothing is dropped, as PEFT asks for
+                match lora.dropout {
+                    Some(rate) => saved.with_adapter_dropout(rate),
+                    None => saved,
+                }
+            }
             None => Checkpoint::open(&dir)?
                 .in_precision(config.precision)
                 .load_share(share, device)?,

@@ -31,6 +31,9 @@ pub struct LoraSettings {
     pub dropout: Option<f64>,
     /// Modules with adapters.
     pub target_modules: Option<TargetModules>,
+    /// Parameters of all experts of a layer, of which every expert has an adapter: `[mlp.experts.gate_up_proj, mlp.experts.down_proj]`.
+    /// Where experts are modules of their own, they are among `target_modules`.
+    pub target_parameters: Option<Vec<String>>,
     /// A PEFT adapter folder to continue from. What it says of itself need not be said again.
     pub path: Option<PathBuf>,
     /// Write a merged model into every checkpoint, beside the adapter.
@@ -83,7 +86,7 @@ impl LoraSettings {
                     .into(),
             ));
         }
-        self.over(LoraConfig::default()).map(|_| ())
+        self.over(LoraConfig::default(), None).map(|_| ())
     }
 
     /// Spells out every default, where they are not those of an adapter folder.
@@ -101,19 +104,46 @@ impl LoraSettings {
     }
 
     /// Settings over those of something else.
-    fn over(&self, base: LoraConfig) -> Result<LoraConfig> {
-        let targets = self.target_modules.as_ref().map(TargetModules::parse);
+    fn over(&self, base: LoraConfig, arch: Option<&Arch>) -> Result<LoraConfig> {
         let lora = LoraConfig {
             rank: self.rank.unwrap_or(base.rank),
             alpha: self.alpha.unwrap_or(base.alpha),
             use_rslora: self.use_rslora.unwrap_or(base.use_rslora),
             dropout: self.dropout.unwrap_or(base.dropout),
-            target_modules: targets.transpose()?.unwrap_or(base.target_modules),
+            target_modules: self.targets(&base.target_modules, arch)?,
         };
         match lora.check() {
             Ok(()) => Ok(lora),
             Err(e) => Err(Error::Config(format!("model.lora: {e}"))),
         }
+    }
+
+    /// Modules and parameters of experts: those that are named here, of those of something else what is not.
+    fn targets(&self, base: &[TargetModule], arch: Option<&Arch>) -> Result<Vec<TargetModule>> {
+        let stacked = arch.is_some_and(Arch::stacks_experts);
+        let kept = |parameters: bool| {
+            let own = base.iter().copied();
+            own.filter(move |target| (stacked && target.is_expert()) == parameters)
+        };
+        let modules = self.target_modules.as_ref().map(TargetModules::parse);
+        let mut targets = match modules.transpose()? {
+            Some(named) => named,
+            None => kept(false).collect(),
+        };
+        match self.parameters()? {
+            Some(named) => targets.extend(named),
+            None => targets.extend(kept(true)),
+        }
+        targets.sort_unstable();
+        targets.dedup();
+        Ok(targets)
+    }
+
+    fn parameters(&self) -> Result<Option<Vec<TargetModule>>> {
+        let named = self.target_parameters.as_deref();
+        let named = named.map(TargetModule::parse_parameters);
+        let parse = named.transpose();
+        parse.map_err(|e| Error::Config(format!("model.lora.target_parameters: {e}")))
     }
 
     /// What the adapters will look like, without reading any weights.
@@ -122,30 +152,28 @@ impl LoraSettings {
     /// `Error::Config` for settings out of range, or modules that the model lacks; `Error::Model` and `Error::Hub` where the folder at
     /// `path` cannot be read.
     pub fn shape(&self, arch: &Arch) -> Result<LoraConfig> {
-        let shape = self.over(match &self.path {
+        let base = match &self.path {
             Some(path) => adapter_shape(arch, &model_folder(path, ModelFiles::Config)?)?,
             None => LoraConfig::default(),
-        })?;
+        };
+        let shape = self.over(base, Some(arch))?;
         self.in_arch(shape, arch)
     }
 
     /// The settings with the modules that a model has; those that are named must be among them.
     fn in_arch(&self, lora: LoraConfig, arch: &Arch) -> Result<LoraConfig> {
-        if let Some(TargetModules::Names(_)) = &self.target_modules {
-            LoraConfig::check_names(&lora.target_modules, arch)
-                .map_err(|e| Error::Config(format!("model.lora.target_modules: {e}")))?;
+        let named = |key: &str, check: std::result::Result<(), String>| {
+            check.map_err(|e| Error::Config(format!("model.lora.{key}: {e}")))
+        };
+        if let Some(TargetModules::Names(names)) = &self.target_modules {
+            let targets = TargetModules::Names(names.clone()).parse()?;
+            named("target_modules", LoraConfig::check_names(&targets, arch))?;
         }
-        fits(&lora, arch)?;
-        self.check_base(arch)?;
+        if let Some(targets) = self.parameters()? {
+            let check = LoraConfig::check_parameters(&targets, arch);
+            named("target_parameters", check)?;
+        }
         Ok(lora.in_arch(arch))
-    }
-
-    /// Refuses a base in few bits that this architecture cannot have.
-    fn check_base(&self, arch: &Arch) -> Result<()> {
-        let with_base = arch.clone().with_base(self.base);
-        with_base
-            .check_base()
-            .map_err(|e| Error::Config(format!("model.lora: {e}")))
     }
 
     /// The policy at the start of a run: the base model with fresh adapters by seed, or with those of the folder at `path`.
@@ -155,31 +183,25 @@ impl LoraSettings {
     /// fit.
     pub fn start(&self, base: &Decoder, seed: u64) -> Result<Decoder> {
         let Some(path) = &self.path else {
-            let lora = self.in_arch(self.over(LoraConfig::default())?, base.arch())?;
+            let lora = self.over(LoraConfig::default(), Some(base.arch()))?;
+            let lora = self.in_arch(lora, base.arch())?;
             return Ok(base.with_fresh_adapters(lora, seed));
         };
         let decoder = load_adapter(base, &model_folder(path, ModelFiles::All)?)?;
         let Some(own) = decoder.lora().cloned() else {
             unreachable!("loaded with adapters");
         };
-        let wanted = self.in_arch(self.over(own.clone())?, base.arch())?;
-        agree(&wanted, &own, path)?;
+        let wanted = self.over(own.clone(), Some(base.arch()))?;
+        let wanted = self.in_arch(wanted, base.arch())?;
+        agree(&wanted, &own, base.arch(), path)?;
         Ok(decoder.with_adapter_dropout(wanted.dropout))
     }
 }
 
-/// Refuses adapters of modules that a model's layers do not have as such.
-fn fits(lora: &LoraConfig, arch: &Arch) -> Result<()> {
-    let fits = lora.check_for(arch);
-    fits.map_err(|e| Error::Config(format!("model.lora: {e}")))
-}
-
 /// What decides the adapter's shape and scale is the folder's; only dropout, which training alone uses, may be another.
-fn agree(wanted: &LoraConfig, own: &LoraConfig, path: &Path) -> Result<()> {
-    let names = |targets: &[TargetModule]| {
-        let names: Vec<&str> = targets.iter().map(|t| t.module()).collect();
-        names.join(", ")
-    };
+fn agree(wanted: &LoraConfig, own: &LoraConfig, arch: &Arch, path: &Path) -> Result<()> {
+    let modules = |lora: &LoraConfig| lora.modules(arch).join(", ");
+    let parameters = |lora: &LoraConfig| lora.parameters(arch).join(", ");
     let rows = [
         ("rank", wanted.rank.to_string(), own.rank.to_string()),
         ("alpha", wanted.alpha.to_string(), own.alpha.to_string()),
@@ -188,11 +210,8 @@ fn agree(wanted: &LoraConfig, own: &LoraConfig, path: &Path) -> Result<()> {
             wanted.use_rslora.to_string(),
             own.use_rslora.to_string(),
         ),
-        (
-            "target_modules",
-            names(&wanted.target_modules),
-            names(&own.target_modules),
-        ),
+        ("target_modules", modules(wanted), modules(own)),
+        ("target_parameters", parameters(wanted), parameters(own)),
     ];
     match rows.into_iter().find(|(_, wanted, own)| wanted != own) {
         Some((key, wanted, own)) => Err(Error::Config(format!(

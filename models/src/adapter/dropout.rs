@@ -2,6 +2,7 @@
 
 use crate::random::philox;
 use burn::tensor::{Bool, Device, Tensor, TensorData};
+use firebrick_backends::kernels::ExpertRows;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -84,22 +85,54 @@ impl Dropout {
 
     /// `x` of shape `[rows, width]` with the dropped elements set to zero; `place` is the index of the adapter.
     pub(crate) fn apply(&self, x: Tensor<2>, place: usize) -> Tensor<2> {
-        let [rows, width] = x.dims();
+        let [rows, _] = x.dims();
         assert_eq!(rows, self.rows.len(), "rows of the sequences");
-        let dropped = self.dropped(width, place as u32);
+        self.drop_from(x, place, rows, |row| (row, 0))
+    }
+
+    /// The same for a row of each choice of a token, sorted by expert: each by its expert, whichever of the token's choices it was.
+    pub(crate) fn apply_to_choices(
+        &self,
+        x: Tensor<2>,
+        place: usize,
+        choices: &ExpertRows,
+    ) -> Tensor<2> {
+        let all: Vec<(usize, usize)> = choices.tokens_and_experts().collect();
+        self.drop_from(x, place, all.len(), |row| {
+            let (token, expert) = all[row];
+            (token, 1 + expert as u32)
+        })
+    }
+
+    fn drop_from(
+        &self,
+        x: Tensor<2>,
+        place: usize,
+        rows: usize,
+        of: impl Fn(usize) -> (usize, u32) + Sync,
+    ) -> Tensor<2> {
+        let [_, width] = x.dims();
+        let dropped = self.dropped([rows, width], place as u32, of);
         let dropped = TensorData::new(dropped, [rows, width]);
         x.mask_fill(Tensor::<2, Bool>::from_data(dropped, &self.device), 0.0)
     }
 
-    fn dropped(&self, width: usize, place: u32) -> Vec<bool> {
+    /// What is dropped of rows, given the token of each, and 0 or one more than the expert that reads it alone.
+    fn dropped(
+        &self,
+        [rows, width]: [usize; 2],
+        place: u32,
+        of: impl Fn(usize) -> (usize, u32) + Sync,
+    ) -> Vec<bool> {
         // below 2³² as the rate is below one
         let threshold = (self.rate * 2.0_f64.powi(32)) as u32;
-        let mut dropped = vec![false; self.rows.len() * width];
+        let mut dropped = vec![false; rows * width];
         let by_row = dropped.par_chunks_mut(width.max(1)).enumerate();
         by_row.for_each(|(row, values)| {
-            let (key, position) = self.rows[row];
+            let (token, expert) = of(row);
+            let (key, position) = self.rows[token];
             for (block, four) in values.chunks_mut(4).enumerate() {
-                let words = philox([position, place, block as u32, 0], key);
+                let words = philox([position, place, block as u32, expert], key);
                 for (value, word) in four.iter_mut().zip(words) {
                     *value = word < threshold;
                 }
@@ -128,9 +161,12 @@ mod tests {
     }
 
     fn dropped_rows(sequences: &[(DropoutKey, usize)], width: usize, place: u32) -> Vec<bool> {
-        Dropout::new(0.1, sequences.iter().copied(), &Device::flex())
-            .unwrap()
-            .dropped(width, place)
+        let dropout = Dropout::new(0.1, sequences.iter().copied(), &Device::flex()).unwrap();
+        of_all(&dropout, width, place)
+    }
+
+    fn of_all(dropout: &Dropout, width: usize, place: u32) -> Vec<bool> {
+        dropout.dropped([dropout.rows.len(), width], place, |row| (row, 0))
     }
 
     #[test]
@@ -145,7 +181,7 @@ mod tests {
         let parts = [(a, 3..length), (b, 0..2)];
         let part = Dropout::of_parts(0.1, parts, &Device::flex()).unwrap();
         assert_eq!(
-            part.dropped(width, 4),
+            of_all(&part, width, 4),
             together[3 * width..(length + 2) * width]
         );
         let behind_a_shorter_one = dropped_rows(&[(a, 2), (b, length)], width, 4);
@@ -182,6 +218,28 @@ mod tests {
         for other in others {
             assert_ne!(first, other);
         }
+    }
+
+    #[test]
+    fn rows_of_experts_follow_the_token_and_the_expert_and_not_the_choice() {
+        let device = Device::flex();
+        let dropout = Dropout::new(0.5, [(key(1, 0), 2)], &device).unwrap();
+        let ones = |rows: usize| Tensor::<2>::ones([rows, 16], &device);
+        let kept = |experts: &[u32]| -> Vec<Vec<f32>> {
+            let rows = ExpertRows::new(experts, 2, 4, &device);
+            let kept = dropout.apply_to_choices(ones(4), 3, &rows);
+            let kept: Vec<f32> = kept.try_into_vec_as().unwrap();
+            kept.chunks(16).map(<[f32]>::to_vec).collect()
+        };
+        // token 0 goes to experts 1 and 3, token 1 to 0 and 3
+        let [own, turned] = [kept(&[1, 3, 0, 3]), kept(&[3, 1, 3, 0])];
+        assert_eq!(own, turned);
+        let token: Vec<f32> = dropout.apply(ones(2), 3).try_into_vec_as().unwrap();
+        let mut all = own;
+        all.extend(token.chunks(16).map(<[f32]>::to_vec));
+        all.sort_by(|a, b| a.partial_cmp(b).unwrap());
+        all.dedup();
+        assert_eq!(all.len(), 6, "each row by itself");
     }
 
     #[test]

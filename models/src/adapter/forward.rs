@@ -4,6 +4,7 @@ use super::dropout::Dropout;
 use crate::functional::linear;
 use crate::unit::TargetModule;
 use burn::tensor::Tensor;
+use firebrick_backends::kernels::{ExpertInput, ExpertRows, expert_linear};
 use firebrick_spec::lora::LoraConfig;
 
 /// Random stream that initialises the A matrix of an adapter, apart from the streams of other purposes.
@@ -38,13 +39,38 @@ impl<'a> LoraForward<'a> {
         a: &Tensor<2>,
         b: &Tensor<2>,
     ) -> Tensor<2> {
-        let (x, scale) = match self.dropout {
-            Some(dropout) => (
-                dropout.apply(x, target.index(self.layer)),
-                self.scale / dropout.keep(),
-            ),
-            None => (x, self.scale),
+        let x = match self.dropout {
+            Some(dropout) => dropout.apply(x, target.index(self.layer)),
+            None => x,
         };
-        linear(&(linear(&x, a) * scale), b)
+        linear(&(linear(&x, a) * self.factor()), b)
+    }
+
+    /// The same with the adapter of each row's expert, `[sorted rows, out]`: of A `[experts · rank, in]` and B `[experts · out, rank]`. What
+    /// is dropped of a token's row is the same for all experts that read it.
+    pub(crate) fn run_experts(
+        &self,
+        x: &Tensor<2>,
+        target: TargetModule,
+        [a, b]: [&Tensor<2>; 2],
+        rows: &ExpertRows,
+        reads: ExpertInput,
+    ) -> Tensor<2> {
+        let place = target.index(self.layer);
+        let x = match (self.dropout, reads) {
+            (Some(dropout), ExpertInput::Tokens) => dropout.apply(x.clone(), place),
+            (Some(dropout), ExpertInput::Sorted) => {
+                dropout.apply_to_choices(x.clone(), place, rows)
+            }
+            (None, _) => x.clone(),
+        };
+        let narrow = expert_linear(&x, a, rows, reads) * self.factor();
+        expert_linear(&narrow, b, rows, ExpertInput::Sorted)
+    }
+
+    /// The scale, and what makes up for dropped inputs.
+    fn factor(&self) -> f64 {
+        let keep = self.dropout.map_or(1.0, Dropout::keep);
+        self.scale / keep
     }
 }

@@ -73,7 +73,7 @@ fn stored(
     let shape = spec.shape.clone();
     LazyTensor::new(dtype_out, &shape, move || {
         let rows = row..row + spec.rows_cols()[0];
-        let mut values = decoder.merged_param(index).rows(rows)?;
+        let mut values = decoder.merged_rows(index, rows)?;
         spec.into_checkpoint(&mut values);
         Ok(match dtype {
             StoredDtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),

@@ -1,6 +1,6 @@
 //! Weights from safetensors: one file or shards behind an index, memory-mapped, checked exactly.
 
-use super::bitsandbytes::{self, RawTensor};
+use super::bitsandbytes::{self, NEEDS_BASE, NOT_READ, RawTensor};
 use super::json::read_object;
 use super::mxfp4;
 use crate::arch::HeadKind;
@@ -374,12 +374,16 @@ impl<'a> Folder<'a> {
             tensor: spec.name.clone(),
             detail,
         };
+        let of_file = spec
+            .tensors()
+            .iter()
+            .any(|part| self.is_quantised(&part.name));
         let Some(layout) = spec.layout(arch) else {
-            return if self.is_quantised(&spec.name) {
+            return if of_file {
                 let why = if spec.slot.is_linear() {
                     NEEDS_BASE
                 } else {
-                    "is quantised by bitsandbytes, which is read of layers' matrices alone"
+                    NOT_READ
                 };
                 Err(refuse(why.into()))
             } else {
@@ -388,7 +392,8 @@ impl<'a> Folder<'a> {
                 Ok(matrix.into())
             };
         };
-        match (self.is_quantised(&spec.name), layout.format) {
+        match (of_file, layout.format) {
+            (true, _) if spec.slot.is_expert() => Err(refuse(NOT_READ.into())),
             (true, BaseFormat::Nf4) => {
                 let words = bitsandbytes::read(&spec.name, spec.rows_cols(), |name| self.raw(name));
                 Ok(NewParam::verbatim(words.map_err(refuse)?, layout, device))
@@ -403,10 +408,6 @@ impl<'a> Folder<'a> {
         }
     }
 }
-
-/// What to do with a checkpoint that bitsandbytes has quantised.
-const NEEDS_BASE: &str = "is quantised to 4 bits by bitsandbytes; set model.lora.base to nf4 to train adapters beside it (--base nf4 where \
-                          a command has no configuration), or take the checkpoint that it was made from";
 
 /// Element types by tensor name: of a matrix that bitsandbytes has quantised the one that it had before, and BF16 of one in MXFP4, which is
 /// what transformers widens it to.
@@ -451,10 +452,6 @@ pub(super) fn load(
     share: Option<TensorShare>,
     device: &Device,
 ) -> Result<Decoder> {
-    arch.check_base().map_err(|detail| Error::Config {
-        path: dir.to_owned(),
-        detail,
-    })?;
     let folder = Folder::open(dir)?;
     check_names(dir, arch, &folder.place)?;
     let quantised = folder.place.keys().any(|name| folder.is_quantised(name));

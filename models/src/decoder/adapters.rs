@@ -1,6 +1,7 @@
 //! A decoder with adapters: adding them, turning them off, removing them and merging them into its matrices.
 
 use super::{Decoder, Param, Store, Unit};
+use crate::Result;
 use crate::adapter::{LoraConfig, LoraForward, init_stream};
 use crate::forward_context::ForwardContext;
 use crate::random::Stream;
@@ -10,6 +11,7 @@ use burn::tensor::Tensor;
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::precision::{stored_as, widened};
 use std::convert::Infallible;
+use std::ops::Range;
 use std::sync::Arc;
 
 impl Decoder {
@@ -56,8 +58,8 @@ impl Decoder {
     pub fn with_adapters<E>(
         &self,
         lora: LoraConfig,
-        mut value: impl FnMut(UnitKind, &ParamSpec) -> Result<Tensor<2>, E>,
-    ) -> Result<Self, E> {
+        mut value: impl FnMut(UnitKind, &ParamSpec) -> std::result::Result<Tensor<2>, E>,
+    ) -> std::result::Result<Self, E> {
         let lora = lora.in_arch(&self.arch);
         let mut decoder = self.without_adapters();
         let dtype = self.arch.precision.dtype(&self.device);
@@ -149,26 +151,67 @@ impl Decoder {
         decoder
     }
 
-    /// The parameter at a flat index as the merged model has it: W + s · B A, in f32 or wider, where W has an adapter. Of a frozen base
-    /// in few bits W is what that is widened to.
+    /// The parameter at a flat index as the merged model has it: W + s · B A, in f32 or wider, where W has an adapter; of experts each with
+    /// its own. Of a frozen base in few bits W is what that is widened to.
     #[must_use]
     pub fn merged_param(&self, index: usize) -> Param {
-        let value = self.param(index);
+        let (unit, place) = self.place(index);
+        let experts = unit.specs[place].experts().unwrap_or(1);
+        self.merged_experts(unit, place, 0..experts)
+    }
+
+    /// Some rows of [`Self::merged_param`], in f32: of experts no others than those that the rows are of are widened and merged.
+    ///
+    /// # Errors
+    /// `Error::Device` or `Error::OutOfMemory` where the device fails.
+    pub fn merged_rows(&self, index: usize, rows: Range<usize>) -> Result<Vec<f32>> {
+        let (unit, place) = self.place(index);
+        let spec = &unit.specs[place];
+        let each = spec.rows_cols()[0] / spec.experts().unwrap_or(1);
+        let own = rows.start / each..rows.end.div_ceil(each);
+        let first = own.start * each;
+        let merged = self.merged_experts(unit, place, own);
+        merged.rows(rows.start - first..rows.end - first)
+    }
+
+    /// The unit of a parameter, and its place there.
+    fn place(&self, index: usize) -> (&Unit, usize) {
         let unit = self.units.partition_point(|u| u.range.end <= index);
         let unit = &self.units[unit];
-        let target = TargetModule::of(unit.specs[index - unit.range.start].slot);
-        let Some((lora, target)) = self.lora.as_ref().zip(target) else {
+        (unit, index - unit.range.start)
+    }
+
+    /// The rows of some experts in a parameter, merged; of a parameter that is not of experts all of it is those of one.
+    fn merged_experts(&self, unit: &Unit, place: usize, own: Range<usize>) -> Param {
+        let spec = &unit.specs[place];
+        let experts = spec.experts().unwrap_or(1);
+        let part = |value: Param, spec: &ParamSpec| {
+            if own.len() == experts {
+                return value;
+            }
+            let [rows, cols] = spec.rows_cols();
+            let each = rows / experts;
+            let values = own.start * each * cols..own.end * each * cols;
+            value.part(values, [own.len() * each, cols])
+        };
+        let value = match unit.store.layout(place) {
+            Some(layout) => self.widened_param(&unit.store, place, layout, own.clone()),
+            None => part(self.param(unit.range.start + place), spec),
+        };
+        let Some((lora, target)) = self.lora.as_ref().zip(TargetModule::of(spec.slot)) else {
             return value;
         };
-        let place = |slot| unit.specs.iter().position(|spec| spec.slot == slot);
-        let places = place(Slot::LoraA(target)).zip(place(Slot::LoraB(target)));
+        let find = |slot| unit.specs.iter().position(|spec| spec.slot == slot);
+        let places = find(Slot::LoraA(target)).zip(find(Slot::LoraB(target)));
         let Some((a, b)) = places else {
             return value;
         };
-        let fetch = |place: usize| self.param(unit.range.start + place).upload(&self.device);
+        let [a, b] = [a, b].map(|place| {
+            let value = self.param(unit.range.start + place);
+            widened(part(value, &unit.specs[place]).upload(&self.device))
+        });
         let weight = widened(value.upload(&self.device));
-        let product = widened(fetch(b)).matmul(widened(fetch(a)));
-        Param::Device(weight + product * lora.scale())
+        Param::Device(weight + product(b, a, own.len()) * lora.scale())
     }
 
     /// The merged model, on the device: every adapted matrix is W + s · B A, and there are no adapters.
@@ -191,6 +234,17 @@ impl Decoder {
         }
         decoder
     }
+}
+
+/// B A of so many adapters that lie one below the other: `[experts · out, in]`.
+fn product(b: Tensor<2>, a: Tensor<2>, experts: usize) -> Tensor<2> {
+    if experts == 1 {
+        return b.matmul(a);
+    }
+    let ([rows, rank], [_, input]) = (b.dims(), a.dims());
+    let b = b.reshape([experts, rows / experts, rank]);
+    let a = a.reshape([experts, rank, input]);
+    b.matmul(a).reshape([rows, input])
 }
 
 /// Sets the flat indices of every unit.

@@ -10,6 +10,7 @@ use firebrick_backends::transfer::HostTensor;
 use firebrick_backends::{Precision, PrecisionExt};
 use firebrick_spec::{BaseFormat, QuantizedLayout};
 use std::convert::Infallible;
+use std::ops::Range;
 
 impl NewParam {
     /// A matrix of f32 numbers in row-major order, quantised on the host, so that the device never holds it wider.
@@ -30,7 +31,7 @@ impl NewParam {
 
 impl Decoder {
     /// This model with its layers' matrices in few bits, on the device; all other weights are shared. The matrices are not trained any
-    /// more: give it adapters. Embedding, norms, biases and the head stay in the model's precision, and so do matrices of experts.
+    /// more: give it adapters. Embedding, norms, biases, routers and the head stay in the model's precision.
     ///
     /// # Errors
     /// `Error::Device` or `Error::OutOfMemory` where a matrix cannot be read from the device.
@@ -61,21 +62,35 @@ impl Decoder {
         }
     }
 
-    /// The numbers that a matrix in few bits stands for, in f32.
+    /// The numbers that some of the matrices of a layout stand for, in f32.
     pub(super) fn widened_param(
         &self,
         store: &Store,
         place: usize,
         layout: QuantizedLayout,
+        matrices: Range<usize>,
     ) -> Param {
+        let all = layout.matrices;
+        let layout = QuantizedLayout {
+            matrices: matrices.len(),
+            ..layout
+        };
         match store {
             Store::Device(weights) => {
                 let dtype = Precision::F32.dtype(&self.device);
-                Param::Device(kernels::dequantize(&weights.at(place), layout, dtype))
+                let words = weights.at(place);
+                let own = if matrices.len() == all {
+                    words
+                } else {
+                    words.narrow(0, matrices.start, matrices.len())
+                };
+                Param::Device(kernels::dequantize(&own, layout, dtype))
             }
             Store::Host(host) => {
-                let values = widened(host[place].1.words(), layout);
-                Param::Host(HostTensor::from_values(values, [layout.rows, layout.cols]))
+                let (words, each) = (host[place].1.words(), layout.words());
+                let own = &words[matrices.start * each..matrices.end * each];
+                let values = widened(own, layout);
+                Param::Host(HostTensor::from_values(values, layout.shape()))
             }
         }
     }

@@ -92,7 +92,7 @@ fn tensor_bytes(tensor: &Tensor<2>) -> usize {
 pub struct NewParam {
     /// Where codes and scales lie; `None` for numbers.
     pub layout: Option<QuantizedLayout>,
-    /// The numbers, or the buffer, `[1, words]`.
+    /// The numbers, or the buffer, `[1, words]`; of experts one for each, `[experts, words]`.
     pub tensor: Tensor<2>,
 }
 

@@ -1,17 +1,18 @@
 //! A mixture of experts (Shazeer et al., 2017, arXiv:1701.06538; Qwen 3's router: softmax over all experts, the likeliest of them;
 //! gpt-oss's: the largest logits, softmax over those): rows are sorted by expert on the host, and every expert multiplies its own rows.
 
+use crate::adapter::LoraForward;
 use crate::arch::{Arch, Experts};
 use crate::forward_context::ForwardContext;
 use crate::functional::glu;
 use crate::routing::RouterLoss;
-use crate::unit::Slot;
+use crate::unit::{Slot, TargetModule};
 use crate::weights::Weights;
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{
     ExpertInput, ExpertRows, attach_gradient, clamped_swiglu, combine_experts, expert_bias,
-    expert_linear,
+    expert_linear, quantized_expert_linear,
 };
 use firebrick_backends::precision::{stored_as, widened};
 
@@ -23,6 +24,7 @@ pub(super) fn mixture(
     w: &Weights,
     h: &Tensor<2>,
     ctx: &ForwardContext,
+    lora: Option<LoraForward<'_>>,
 ) -> Tensor<2> {
     let logits = widened(w.linear(h, Slot::Router, None));
     let place = [arch.route_offset(layer), experts.per_token];
@@ -36,9 +38,19 @@ pub(super) fn mixture(
     let device = h.device().inner();
     let rows = ExpertRows::new(&chosen, experts.per_token, experts.count, &device);
     let product = |x: &Tensor<2>, slot, reads| {
-        let y = expert_linear(x, &w.need(slot), &rows, reads);
-        match w.bias(slot) {
+        let y = match w.quantized(slot) {
+            Some((layout, words)) => quantized_expert_linear(x, words, layout, &rows, reads),
+            None => expert_linear(x, &w.need(slot), &rows, reads),
+        };
+        let y = match w.bias(slot) {
             Some(bias) => expert_bias(&y, &bias, &rows),
+            None => y,
+        };
+        let adapter = TargetModule::of(slot).and_then(|target| Some((target, w.adapter(target)?)));
+        match lora.zip(adapter) {
+            Some((lora, (target, (a, b)))) => {
+                y + lora.run_experts(x, target, [&a, &b], &rows, reads)
+            }
             None => y,
         }
     };

@@ -10,7 +10,7 @@ use firebrick_engine::plan::{Layout, ModelPlan};
 use firebrick_engine::sequence::{SampleId, Sequence};
 use firebrick_models::adapter::LoraConfig;
 use firebrick_models::random::Stream;
-use firebrick_models::unit::TargetModule;
+use firebrick_models::unit::{ParamSpec, TargetModule};
 
 use super::plans::{
     Gradients, HEAD_ROWS, TEMPERATURE, WholeSequences, assert_same, models, objective, plans,
@@ -27,8 +27,9 @@ fn adapted() -> Vec<(Model, Vec<Sequence>)> {
             alpha: 6.0,
             use_rslora: i % 2 == 1,
             dropout: 0.2,
-            target_modules: if i % 2 == 0 {
-                TargetModule::all()
+            target_modules: if i % 2 == 0 || model.decoder.arch().expert_layers().count() > 0 {
+                let experts = [TargetModule::ExpertGateUp, TargetModule::ExpertDown];
+                TargetModule::all().into_iter().chain(experts).collect()
             } else {
                 vec![TargetModule::V, TargetModule::Down]
             },
@@ -77,6 +78,7 @@ fn every_plan_gives_the_loss_and_gradients_of_the_plain_one_beside_adapters() {
         for (loss, kind) in losses.into_iter().zip(["by token", "by sequence"]) {
             let expected = run(&model, &model.plain(HEAD_ROWS), loss, &whole);
             let adapters = model.decoder.specs().filter(|spec| spec.slot.is_adapter());
+            let adapters = adapters.flat_map(ParamSpec::tensors);
             assert_eq!(expected.1.len(), adapters.count(), "{}", model.name);
             for (name, plan) in plans(&model) {
                 let label = format!("{}, adapters, {name}, loss {kind}", model.name);

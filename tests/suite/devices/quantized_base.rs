@@ -8,7 +8,7 @@ use crate::support::{
 };
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
-use firebrick_backends::kernels;
+use firebrick_backends::kernels::{self, ExpertInput, ExpertRows};
 use firebrick_backends::quantized::{quantize, widened};
 use firebrick_backends::transfer::HostTensor;
 use firebrick_engine::objective::sft::Nll;
@@ -26,6 +26,7 @@ use std::path::PathBuf;
 on_devices! {
     widened_numbers_are_those_of_the_host_to_the_bit,
     a_product_and_its_gradient_are_those_of_the_widened_matrix,
+    a_product_with_experts_and_its_gradient_are_those_of_their_widened_matrices,
     log_probs_are_those_of_the_model_of_the_widened_weights,
     gradients_of_adapters_are_those_beside_the_widened_weights_wherever_weights_live,
     the_sampler_and_the_trainer_agree_beside_a_quantised_base,
@@ -121,27 +122,89 @@ fn a_product_and_its_gradient_are_those_of_the_widened_matrix(device: &Device) {
     }
 }
 
-/// Model folders without experts: all on the CPU, two on a GPU.
-fn dense(device: &Device) -> Vec<PathBuf> {
+fn a_product_with_experts_and_its_gradient_are_those_of_their_widened_matrices(device: &Device) {
+    let (experts, per_token, tokens) = (5, 2, 40);
+    // of which the last is never chosen
+    let chosen: Vec<u32> = (0..tokens * per_token)
+        .map(|i| ((i * 7 + i / per_token) % (experts - 1)) as u32)
+        .collect();
+    let rows = ExpertRows::new(&chosen, per_token, experts, device);
+    for layout in layouts() {
+        let layout = QuantizedLayout::stacked(layout.format, experts, [layout.rows, layout.cols]);
+        let mut random = Stream::new(5, layout.numbers() as u64);
+        let count = experts * layout.numbers();
+        let values_of_all: Vec<f32> = (0..count).map(|_| random.normal()).collect();
+        let host = quantize(&values_of_all, layout);
+        // each expert is what it would be by itself
+        for (expert, own) in values_of_all.chunks(layout.numbers()).enumerate() {
+            let (alone, each) = (quantize(own, layout.one()), layout.words());
+            let bits = |words: &[f32]| words.iter().map(|w| w.to_bits()).collect::<Vec<_>>();
+            let beside = &host.words()[expert * each..(expert + 1) * each];
+            assert_eq!(
+                bits(alone.words()),
+                bits(beside),
+                "{layout:?}, expert {expert}"
+            );
+        }
+        let wide_on_host = widened(host.words(), layout);
+        let words = host.into_device(device);
+        for dtype in dtypes(device) {
+            let tolerance = if dtype == DType::F32 { 1e-5 } else { 2e-2 };
+            let wide = kernels::dequantize(&words, layout, dtype);
+            let data = TensorData::new(wide_on_host.clone(), layout.shape()).convert_dtype(dtype);
+            assert_eq!(values(wide.clone()), data.iter::<f64>().collect::<Vec<_>>());
+            for (reads, count) in [
+                (ExpertInput::Tokens, tokens),
+                (ExpertInput::Sorted, tokens * per_token),
+            ] {
+                let numbers = |rows: usize, columns: usize| -> Tensor<2> {
+                    let mut random = Stream::new(4, columns as u64);
+                    let values: Vec<f32> = (0..rows * columns).map(|_| random.normal()).collect();
+                    let data = TensorData::new(values, [rows, columns]).convert_dtype(dtype);
+                    Tensor::from_data(data, (device, dtype))
+                };
+                let x = numbers(count, layout.cols);
+                let up = numbers(tokens * per_token, layout.rows);
+                let run = |of: &dyn Fn(&Tensor<2>) -> Tensor<2>| {
+                    let leaf = x.clone().autodiff().require_grad();
+                    let y = of(&leaf);
+                    let mut gradients = (y.clone() * up.clone().autodiff()).sum().backward();
+                    let dx = leaf.grad_remove(&mut gradients).expect("a gradient");
+                    (values(y.inner()), values(dx))
+                };
+                let of_codes = |x: &Tensor<2>| {
+                    kernels::quantized_expert_linear(x, &words, layout, &rows, reads)
+                };
+                let found = run(&of_codes);
+                let wide = wide.clone().autodiff();
+                let expected = run(&|x| kernels::expert_linear(x, &wide, &rows, reads));
+                let label = format!("{reads:?}, {layout:?} in {dtype:?}");
+                assert_gradient(&label, &found.0, &expected.0, tolerance);
+                assert_gradient(&label, &found.1, &expected.1, tolerance);
+                assert_eq!(values(of_codes(&x)), found.0, "{label}: without a graph");
+            }
+        }
+    }
+}
+
+/// Model folders: all on the CPU, three on a GPU.
+fn models(device: &Device) -> Vec<PathBuf> {
     if !is_cpu(device) {
-        return ["llama-gqa", "qwen2-tied"]
+        return ["llama-gqa", "qwen2-tied", "gpt-oss"]
             .map(|name| fixtures().join("models").join(name))
             .into();
     }
-    let mut all = folders("models");
-    all.retain(|dir| {
-        let arch = Model::load(dir).decoder.arch().clone();
-        arch.expert_layers().next().is_none()
-    });
-    all
+    folders("models")
 }
 
 /// Adapters whose B is not zero.
 fn adapted(base: &Decoder) -> Decoder {
+    let mut targets = TargetModule::all();
+    targets.extend([TargetModule::ExpertGateUp, TargetModule::ExpertDown]);
     let lora = LoraConfig {
         rank: 3,
         alpha: 6.0,
-        target_modules: TargetModule::all(),
+        target_modules: targets,
         ..LoraConfig::default()
     };
     let mut random = Stream::new(13, 1);
@@ -178,7 +241,7 @@ fn flat(model: &Model, rows: &[Sequence]) -> Vec<f64> {
 
 fn log_probs_are_those_of_the_model_of_the_widened_weights(device: &Device) {
     let mut cases = 0;
-    for dir in dense(device) {
+    for dir in models(device) {
         for format in BaseFormat::ALL {
             let [few, wide] = pair(&dir, format, device);
             let rows = scored_rows(&few.golden("forward.safetensors"));
@@ -219,7 +282,7 @@ fn gradients_of_adapters_are_those_beside_the_widened_weights_wherever_weights_l
         }),
     ];
     let mut tensors = 0;
-    for dir in dense(device) {
+    for dir in models(device) {
         for format in BaseFormat::ALL {
             let [few, wide] = pair(&dir, format, device);
             let rows = nll_rows(&few.golden("forward.safetensors"));
@@ -250,7 +313,7 @@ fn gradients_of_adapters_are_those_beside_the_widened_weights_wherever_weights_l
 
 fn the_sampler_and_the_trainer_agree_beside_a_quantised_base(device: &Device) {
     let mut tokens = 0;
-    for name in ["llama-gqa", "qwen2-tied"] {
+    for name in ["llama-gqa", "qwen2-tied", "qwen3-moe", "gpt-oss"] {
         for format in BaseFormat::ALL {
             let [few, wide] = pair(&fixtures().join("models").join(name), format, device);
             let sampling = SamplingParams {

@@ -13,22 +13,25 @@ const LORA: [&str; 4] = [
 
 /// A trained base model for a run of adapters: the folder, and the override that names it.
 pub fn base(bench: &Bench) -> (String, String) {
+    base_of(bench, &[])
+}
+
+/// The same with other settings.
+pub fn base_of(bench: &Bench, settings: &[&str]) -> (String, String) {
     let run = format!("output={}", bench.path("base").display());
-    succeeded(&bench.firebrick(
-        "train",
-        &[
-            "warmup.sft={steps: 20, optim: {lr: 0.01}}",
-            "trainer.steps=1",
-            &run,
-        ],
-    ));
+    let own = [
+        "warmup.sft={steps: 20, optim: {lr: 0.01}}",
+        "trainer.steps=1",
+        &run,
+    ];
+    succeeded(&bench.firebrick("train", &[&own[..], settings].concat()));
     let dir = bench.path("base/checkpoints/step-000001/model");
     let dir = dir.to_str().unwrap().to_owned();
     let path = format!("model.path={dir}");
     (dir, path)
 }
 
-fn bytes(bench: &Bench, file: &str) -> Vec<u8> {
+pub fn bytes(bench: &Bench, file: &str) -> Vec<u8> {
     std::fs::read(bench.path(file)).unwrap_or_else(|e| panic!("{file}: {e}"))
 }
 
@@ -231,6 +234,22 @@ fn adapters_that_cannot_be_are_refused() {
         (
             "model.lora.target_modules=[q_proj, lm_head]",
             &["model.lora.target_modules", "\"lm_head\"", "gate_proj"][..],
+        ),
+        (
+            "model.lora.target_parameters=[mlp.experts.down_proj]",
+            &["model.lora.target_parameters", "has no experts"],
+        ),
+        (
+            "model.lora.target_parameters=[mlp.gate.weight]",
+            &[
+                "model.lora.target_parameters",
+                "\"mlp.gate.weight\"",
+                "mlp.experts.gate_up_proj",
+            ],
+        ),
+        (
+            "model.lora.target_modules=[]",
+            &["model.lora: target_modules is empty"],
         ),
         ("model.lora.rank=0", &["model.lora: rank must be"]),
         ("model.lora.dropout=1.5", &["model.lora: dropout must be"]),

@@ -6,6 +6,7 @@ mod commands;
 mod config;
 mod data;
 mod dry_run;
+mod expert_adapters;
 mod hub;
 mod import;
 #[cfg(unix)]

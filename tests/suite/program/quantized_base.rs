@@ -149,13 +149,6 @@ fn what_a_base_in_few_bits_does_not_go_with_is_refused_with_what_to_do() {
         &train(&["model.lora.base=fp4"]),
         &["model.lora.base", "nf4"],
     );
-    let moe = crate::support::fixtures().join("models/qwen3-moe");
-    let experts = [
-        &format!("model.path={}", moe.display()),
-        "model.lora.base=nf4",
-        "model.lora.target_modules=[q_proj]",
-    ];
-    refused(&train(&experts), &["model.lora: base is nf4", "experts"]);
 }
 
 #[test]
@@ -183,10 +176,8 @@ fn commands_without_a_configuration_take_a_base_in_few_bits() {
         &["--base", "int8", "nf4"],
     );
     let moe = crate::support::fixtures().join("models/qwen3-moe");
-    refused(
-        &generate(moe.to_str().unwrap(), &["--base", "nf4"]),
-        &["base is nf4", "experts"],
-    );
+    let line = succeeded(&generate(moe.to_str().unwrap(), &["--base", "nf4"]));
+    assert!(line.starts_with("1+2="), "{line}");
 }
 
 #[test]

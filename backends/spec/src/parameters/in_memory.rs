@@ -5,11 +5,21 @@ use crate::arch::Arch;
 use crate::quantized::QuantizedLayout;
 
 impl ParamSpec {
-    /// The layout of a matrix that an architecture has in few bits: those of a layer's mixer and of its dense MLP.
+    /// The layout of a matrix that an architecture has in few bits: those of a layer's mixer, of its dense MLP and of its experts, each of
+    /// which is quantised by itself.
     #[must_use]
     pub fn layout(&self, arch: &Arch) -> Option<QuantizedLayout> {
-        let base = arch.base.filter(|_| self.slot.is_linear())?;
-        Some(QuantizedLayout::new(base, self.rows_cols()))
+        let base = arch.base?;
+        let [rows, cols] = self.rows_cols();
+        if self.slot.is_linear() {
+            return Some(QuantizedLayout::new(base, [rows, cols]));
+        }
+        let experts = self.experts().filter(|_| self.slot.is_expert())?;
+        Some(QuantizedLayout::stacked(
+            base,
+            experts,
+            [rows / experts, cols],
+        ))
     }
 
     /// Bytes of its values.

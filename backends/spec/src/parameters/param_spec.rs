@@ -11,6 +11,14 @@ pub enum Stored {
     ByExpert(usize),
     /// One tensor of all experts, whose numbers have another order in memory.
     Ordered(ExpertOrder),
+    /// The matrices B of the adapters of so many experts as PEFT has them beside one parameter of all experts: `[out, rank · experts]`, of
+    /// each rank the experts one behind the other. In memory B of one expert, `[out, rank]`, lies below that of another.
+    AdapterOutputs {
+        /// Experts of the layer.
+        experts: usize,
+        /// The outputs of gate and up take turns in the checkpoint.
+        interleaved: bool,
+    },
 }
 
 /// The order of an expert's numbers in a checkpoint, where it is not that in memory: `[out, in]`, the gate's outputs before those of up.
@@ -86,7 +94,8 @@ pub struct ParamSpec {
     /// Hugging Face tensor name; PEFT's for an adapter; with a `*` for the index of an expert.
     pub name: String,
     /// Shape: `[n]`, `[out, in]`, `[channels, 1, taps]` of a convolution, or `[experts, out, in]` of experts in one tensor, `[experts, in,
-    /// out]` where they lie transposed; of all experts together, `[experts · out, in]`.
+    /// out]` where they lie transposed; of all experts together, `[experts · out, in]`; of the B of their adapters beside one tensor,
+    /// `[out, rank · experts]`.
     pub shape: Vec<usize>,
     /// Whether it is trained: in a model with adapters only they are (and a value head).
     pub trainable: bool,
@@ -108,7 +117,7 @@ impl ParamSpec {
     }
 
     /// The matrices `[out, in]` of all experts.
-    pub(super) fn of_experts(
+    pub(crate) fn of_experts(
         slot: Slot,
         name: String,
         experts: usize,
@@ -133,6 +142,22 @@ impl ParamSpec {
                 interleaved,
             }),
             ..Self::new(slot, name, &[experts, input, out])
+        }
+    }
+
+    /// The matrices B of the adapters of all experts, beside one parameter of them.
+    pub(crate) fn adapter_outputs(
+        slot: Slot,
+        name: String,
+        [experts, out, rank]: [usize; 3],
+        interleaved: bool,
+    ) -> Self {
+        Self {
+            stored: Stored::AdapterOutputs {
+                experts,
+                interleaved,
+            },
+            ..Self::new(slot, name, &[out, rank * experts])
         }
     }
 
@@ -164,8 +189,13 @@ impl ParamSpec {
 
     /// Puts the numbers of a checkpoint's tensor into their order in memory.
     pub fn into_memory<T: Copy>(&self, values: &mut [T]) {
-        if let Stored::Ordered(order) = self.stored {
-            order.to_memory(self.of_expert(), values);
+        match self.stored {
+            Stored::Ordered(order) => order.to_memory(self.of_expert(), values),
+            Stored::AdapterOutputs { .. } => {
+                let copy = values.to_vec();
+                self.each_output(|there, here| values[here] = copy[there]);
+            }
+            Stored::Whole | Stored::ByExpert(_) => {}
         }
     }
 
@@ -182,8 +212,38 @@ impl ParamSpec {
 
     /// Puts numbers into the order of a checkpoint's tensor.
     pub fn into_checkpoint<T: Copy>(&self, values: &mut [T]) {
-        if let Stored::Ordered(order) = self.stored {
-            order.to_checkpoint(self.of_expert(), values);
+        match self.stored {
+            Stored::Ordered(order) => order.to_checkpoint(self.of_expert(), values),
+            Stored::AdapterOutputs { .. } => {
+                let copy = values.to_vec();
+                self.each_output(|there, here| values[there] = copy[here]);
+            }
+            Stored::Whole | Stored::ByExpert(_) => {}
+        }
+    }
+
+    /// Calls `place` with the places of each number of adapters' B in a checkpoint and in memory.
+    fn each_output(&self, mut place: impl FnMut(usize, usize)) {
+        let Stored::AdapterOutputs {
+            experts,
+            interleaved,
+        } = self.stored
+        else {
+            return;
+        };
+        let ([rows, rank], order) = (
+            self.rows_cols(),
+            ExpertOrder {
+                transposed: false,
+                interleaved,
+            },
+        );
+        let out = rows / experts;
+        for row in 0..rows {
+            let (expert, output) = (row / out, order.output(row % out, out));
+            for j in 0..rank {
+                place((output * rank + j) * experts + expert, row * rank + j);
+            }
         }
     }
 
@@ -208,12 +268,27 @@ impl ParamSpec {
     pub fn rows_cols(&self) -> [usize; 2] {
         match self.shape[..] {
             [n] => [1, n],
-            [rows, cols] => [rows, cols],
+            [rows, cols] => match self.stored {
+                Stored::AdapterOutputs { experts, .. } => [experts * rows, cols / experts],
+                _ => [rows, cols],
+            },
             [all, ..] if self.shape.len() == 3 => {
                 let [rows, cols] = self.of_expert();
                 [all * rows, cols]
             }
             _ => unreachable!("every parameter of a decoder is a vector or a matrix"),
+        }
+    }
+
+    /// How many experts have a matrix of their own in it; `None` of what is not of experts.
+    #[must_use]
+    pub fn experts(&self) -> Option<usize> {
+        match (self.stored, &self.shape[..]) {
+            (Stored::ByExpert(experts) | Stored::AdapterOutputs { experts, .. }, _) => {
+                Some(experts)
+            }
+            (_, &[experts, _, _]) if self.slot.is_expert() => Some(experts),
+            _ => None,
         }
     }
 
@@ -263,5 +338,28 @@ mod tests {
         bias.into_memory(&mut values);
         assert_eq!(values, [0, 2, 1, 3, 10, 12, 11, 13]);
         assert_eq!(bias.rows_cols(), [2, 4]);
+    }
+
+    #[test]
+    fn outputs_of_experts_adapters_lie_as_peft_reads_them_and_come_back() {
+        // two experts, four outputs, rank 3: number `100 o + 10 j + e` at [o, j · experts + e]
+        let (experts, out, rank) = (2, 4, 3);
+        let stored: Vec<usize> = (0..out)
+            .flat_map(|o| (0..rank).flat_map(move |j| (0..experts).map(move |e| (o, j, e))))
+            .map(|(o, j, e)| 100 * o + 10 * j + e)
+            .collect();
+        for (interleaved, outputs) in [(false, [0, 1, 2, 3]), (true, [0, 2, 1, 3])] {
+            let slot = Slot::LoraB(crate::parameters::TargetModule::ExpertGateUp);
+            let shape = [experts, out, rank];
+            let spec = ParamSpec::adapter_outputs(slot, "x".into(), shape, interleaved);
+            assert_eq!((&spec.shape[..], spec.rows_cols()), (&[4, 6][..], [8, 3]));
+            let mut values = stored.clone();
+            spec.into_memory(&mut values);
+            let rows = (0..experts).flat_map(|e| outputs.map(|o| (e, o)));
+            let expected = rows.flat_map(|(e, o)| (0..rank).map(move |j| 100 * o + 10 * j + e));
+            assert_eq!(values, expected.collect::<Vec<_>>());
+            spec.into_checkpoint(&mut values);
+            assert_eq!(values, stored);
+        }
     }
 }

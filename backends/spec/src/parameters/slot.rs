@@ -110,7 +110,7 @@ impl Slot {
     /// The weight matrices of a layer that every token goes through: those of its mixer and of a dense MLP.
     #[must_use]
     pub fn is_linear(self) -> bool {
-        TargetModule::of(self).is_some()
+        TargetModule::of(self).is_some_and(|target| !target.is_expert())
     }
 
     /// The low-rank matrices of an adapter.
@@ -129,7 +129,8 @@ impl Slot {
     }
 }
 
-/// A matrix that can have an adapter (PEFT's `target_modules`).
+/// A matrix that can have an adapter (PEFT's `target_modules`), or the matrices of all experts of a layer, which have one each (modules of
+/// their own, or PEFT's `target_parameters`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(
     missing_docs,
@@ -148,10 +149,14 @@ pub enum TargetModule {
     DeltaA,
     DeltaB,
     DeltaOut,
+    ExpertGate,
+    ExpertUp,
+    ExpertGateUp,
+    ExpertDown,
 }
 
 /// Target modules in the order of the enum, their names, and the slots of their matrices.
-pub(super) const TARGET_MODULES: [(TargetModule, &str, Slot); 12] = [
+pub(super) const TARGET_MODULES: [(TargetModule, &str, Slot); 16] = [
     (TargetModule::Q, "q_proj", Slot::Q),
     (TargetModule::K, "k_proj", Slot::K),
     (TargetModule::V, "v_proj", Slot::V),
@@ -164,4 +169,12 @@ pub(super) const TARGET_MODULES: [(TargetModule, &str, Slot); 12] = [
     (TargetModule::DeltaA, "in_proj_a", Slot::DeltaA),
     (TargetModule::DeltaB, "in_proj_b", Slot::DeltaB),
     (TargetModule::DeltaOut, "out_proj", Slot::DeltaOut),
+    (TargetModule::ExpertGate, "gate_proj", Slot::ExpertGate),
+    (TargetModule::ExpertUp, "up_proj", Slot::ExpertUp),
+    (
+        TargetModule::ExpertGateUp,
+        "gate_up_proj",
+        Slot::ExpertGateUp,
+    ),
+    (TargetModule::ExpertDown, "down_proj", Slot::ExpertDown),
 ];

@@ -4,14 +4,22 @@ use super::slot::{Slot, TARGET_MODULES, TargetModule};
 use super::{chain, unit_specs};
 use crate::arch::Arch;
 
+/// The parameters of all experts of a layer that can have adapters, by the names that a model has them under (PEFT's `target_parameters`).
+const PARAMETERS: [(TargetModule, &str); 2] = [
+    (TargetModule::ExpertGateUp, "mlp.experts.gate_up_proj"),
+    (TargetModule::ExpertDown, "mlp.experts.down_proj"),
+];
+
 impl TargetModule {
-    /// Every projection that a layer may have: PEFT's `all-linear`, of which an architecture has [some](Self::in_arch).
+    /// Every projection that a layer may have: PEFT's `all-linear`, of which an architecture has [some](Self::in_arch). Experts that are
+    /// modules of their own have the names of a dense MLP's.
     #[must_use]
     pub fn all() -> Vec<Self> {
-        TARGET_MODULES.iter().map(|t| t.0).collect()
+        let all = TARGET_MODULES.iter().map(|t| t.0);
+        all.filter(|target| !target.is_expert()).collect()
     }
 
-    /// The modules that layers of this architecture have.
+    /// The modules that layers of this architecture have, and the matrices of their experts.
     #[must_use]
     pub fn in_arch(arch: &Arch) -> Vec<Self> {
         let slots: Vec<Slot> = chain(arch)
@@ -19,8 +27,9 @@ impl TargetModule {
             .flat_map(|unit| unit_specs(arch, unit))
             .map(|spec| spec.slot)
             .collect();
-        let has = |target: &Self| slots.contains(&target.slot());
-        Self::all().into_iter().filter(has).collect()
+        let all = TARGET_MODULES.iter().map(|t| t.0);
+        all.filter(|target| slots.contains(&target.slot()))
+            .collect()
     }
 
     /// The module's name in a checkpoint: `q_proj`, …
@@ -29,27 +38,69 @@ impl TargetModule {
         TARGET_MODULES[self as usize].1
     }
 
+    /// The name of the parameter that has the matrices of all experts of a layer, where they are one.
+    #[must_use]
+    pub fn parameter(self) -> Option<&'static str> {
+        let own = PARAMETERS.iter().find(|(target, _)| *target == self);
+        own.map(|(_, name)| *name)
+    }
+
+    /// Whether it stands for the matrices of all experts of a layer.
+    #[must_use]
+    pub fn is_expert(self) -> bool {
+        matches!(
+            self,
+            Self::ExpertGate | Self::ExpertUp | Self::ExpertGateUp | Self::ExpertDown
+        )
+    }
+
+    /// The matrices of experts that have the same name as a dense MLP's, where experts are modules of their own.
+    #[must_use]
+    pub fn of_experts(self) -> Option<Self> {
+        match self {
+            Self::Gate => Some(Self::ExpertGate),
+            Self::Up => Some(Self::ExpertUp),
+            Self::Down => Some(Self::ExpertDown),
+            _ => None,
+        }
+    }
+
     /// Modules by name, in the order of the layer, without duplicates. The error lists the known names.
     ///
     /// # Errors
     /// A message with the first unknown name.
     pub fn parse(names: &[impl AsRef<str>]) -> Result<Vec<Self>, String> {
-        let mut targets = names
-            .iter()
-            .map(|name| {
-                let name = name.as_ref();
-                let found = TARGET_MODULES.iter().find(|t| t.1 == name);
-                found.map(|t| t.0).ok_or_else(|| {
-                    let known = TARGET_MODULES.map(|t| t.1).join(", ");
-                    format!(
-                        "unknown module {name:?}; supported: {known}, or all-linear for all of them"
-                    )
-                })
+        let known = || TARGET_MODULES.iter().filter(|t| !t.0.is_expert());
+        let find = |name: &str| {
+            let found = known().find(|t| t.1 == name);
+            found.map(|t| t.0).ok_or_else(|| {
+                let known: Vec<&str> = known().map(|t| t.1).collect();
+                let known = known.join(", ");
+                format!(
+                    "unknown module {name:?}; supported: {known}, or all-linear for all of them"
+                )
             })
-            .collect::<Result<Vec<_>, _>>()?;
-        targets.sort_unstable();
-        targets.dedup();
-        Ok(targets)
+        };
+        sorted(names.iter().map(|name| find(name.as_ref())))
+    }
+
+    /// Parameters of experts by name, as PEFT finds them: by the last parts of a name. The error lists the known ones.
+    ///
+    /// # Errors
+    /// A message with the first unknown name.
+    pub fn parse_parameters(names: &[impl AsRef<str>]) -> Result<Vec<Self>, String> {
+        let find = |name: &str| {
+            let fits = |own: &str| {
+                let before = own.strip_suffix(name);
+                before.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+            };
+            let found = PARAMETERS.iter().find(|(_, own)| fits(own));
+            found.map(|(target, _)| *target).ok_or_else(|| {
+                let known = PARAMETERS.map(|(_, own)| own).join(", ");
+                format!("unknown parameter {name:?}; supported: {known}")
+            })
+        };
+        sorted(names.iter().map(|name| find(name.as_ref())))
     }
 
     /// The target module whose matrix is in `slot`, if there is one.
@@ -67,14 +118,23 @@ impl TargetModule {
     /// Index among the target modules of all layers, for random streams.
     #[must_use]
     pub fn index(self, layer: usize) -> usize {
-        // those of attention and MLP keep the streams that they had before there were others
-        const FIRST: usize = TargetModule::Down as usize + 1;
-        const OTHERS: usize = 1 << 24;
+        // those that came later have ranges of their own, so that the others keep their streams
+        const RANGE: usize = 1 << 24;
         let place = self as usize;
-        if place < FIRST {
-            layer * FIRST + place
-        } else {
-            OTHERS + layer * (TARGET_MODULES.len() - FIRST) + (place - FIRST)
-        }
+        let ranges = [Self::Q, Self::DeltaQkv, Self::ExpertGate].map(|first| first as usize);
+        let range = ranges.partition_point(|&first| first <= place) - 1;
+        let ends = [ranges[1], ranges[2], TARGET_MODULES.len()];
+        let count = ends[range] - ranges[range];
+        range * RANGE + layer * count + (place - ranges[range])
     }
+}
+
+/// Targets in their order, each once; the first error where there is one.
+fn sorted(
+    targets: impl Iterator<Item = Result<TargetModule, String>>,
+) -> Result<Vec<TargetModule>, String> {
+    let mut targets = targets.collect::<Result<Vec<_>, _>>()?;
+    targets.sort_unstable();
+    targets.dedup();
+    Ok(targets)
 }

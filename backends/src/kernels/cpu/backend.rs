@@ -3,7 +3,7 @@
 use super::packed::PanelMatrix;
 use super::{
     attention, autodiff, convolution, delta_rule, experts, gated_norm, glu, linear, norm, paged,
-    quantized_linear, rotary, sample, scores, skinny_gemm,
+    quantized_experts, quantized_linear, rotary, sample, scores, skinny_gemm,
 };
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix};
@@ -13,7 +13,8 @@ use crate::kernels::delta::{DeltaHeads, SequenceRows};
 use crate::kernels::expert_bias;
 use crate::kernels::experts::{self as operations, ExpertInput, ExpertRows};
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
-use crate::kernels::quantized_linear::{self as widened, through_the_host};
+use crate::kernels::quantized_experts as coded;
+use crate::kernels::quantized_linear::{self as widened, Widen, through_the_host};
 use crate::kernels::shapes::{
     AttentionShape, Gate, RowScores, SampledToken, Scaling, ScoreGradients,
 };
@@ -104,6 +105,19 @@ impl Kernels for CpuKernels {
     ) -> Tensor<2> {
         quantized_linear::linear(x, words, layout)
             .unwrap_or_else(|| widened::linear::<Flex>(x, words, layout, through_the_host))
+    }
+
+    fn quantized_expert_linear(
+        &self,
+        x: &Tensor<2>,
+        words: &Tensor<2>,
+        layout: QuantizedLayout,
+        rows: &ExpertRows,
+        reads: ExpertInput,
+    ) -> Tensor<2> {
+        quantized_experts::linear(x, words, layout, rows, reads).unwrap_or_else(|| {
+            coded::linear::<Flex>(x, (words, layout, through_the_host as Widen), rows, reads)
+        })
     }
 
     fn matmul(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {

@@ -99,26 +99,32 @@ impl Linear {
 
     /// What the experts read, of so many columns.
     fn input<'a, T>(&'a self, x: &'a [T], width: usize) -> Input<'a, T> {
-        Input {
-            x,
-            width,
-            order: (self.reads == ExpertInput::Tokens).then_some(&self.rows),
-        }
+        Input::new(x, width, &self.rows, self.reads)
     }
 }
 
 /// Rows to be read in their sorted order.
 #[derive(Clone, Copy)]
-struct Input<'a, T> {
+pub(super) struct Input<'a, T> {
     x: &'a [T],
-    width: usize,
+    pub width: usize,
     /// The tokens of sorted rows, where there is a row a token.
     order: Option<&'a ExpertRows>,
 }
 
+impl<'a, T> Input<'a, T> {
+    pub fn new(x: &'a [T], width: usize, rows: &'a ExpertRows, reads: ExpertInput) -> Self {
+        Self {
+            x,
+            width,
+            order: (reads == ExpertInput::Tokens).then_some(rows),
+        }
+    }
+}
+
 impl<T: Real> Input<'_, T> {
     /// Sorted rows one behind the other: in place, or copied into `scratch`.
-    fn rows<'s>(&'s self, rows: &Range<usize>, scratch: &'s mut Vec<T>) -> &'s [T] {
+    pub fn rows<'s>(&'s self, rows: &Range<usize>, scratch: &'s mut Vec<T>) -> &'s [T] {
         let Some(order) = self.order else {
             return &self.x[rows.start * self.width..rows.end * self.width];
         };
@@ -267,21 +273,23 @@ fn gradient_of_rows<T: Real>(kernel: &Linear, g: &FlexTensor, w: &FlexTensor) ->
     let sorted = by_expert::<T>(rows, sorted, inner, elements(w), [inner, 1]);
     match kernel.reads {
         ExpertInput::Sorted => sorted,
-        ExpertInput::Tokens => {
-            let tokens = rows.rows() / rows.per_token;
-            let mut out = vec![T::ZERO; tokens * inner];
-            let sorted: &[T] = elements(&sorted);
-            by_token(&mut out, inner, |token, out| {
-                for &row in &rows.places[token * rows.per_token..][..rows.per_token] {
-                    let own = &sorted[row as usize * inner..][..inner];
-                    for (sum, &x) in out.iter_mut().zip(own) {
-                        *sum += x;
-                    }
-                }
-            });
-            tensor(out, [tokens, inner])
-        }
+        ExpertInput::Tokens => sums_by_token::<T>(rows, elements(&sorted), inner),
     }
+}
+
+/// The sums of sorted rows over the choices of each token.
+pub(super) fn sums_by_token<T: Real>(rows: &ExpertRows, sorted: &[T], inner: usize) -> FlexTensor {
+    let tokens = rows.rows() / rows.per_token;
+    let mut out = vec![T::ZERO; tokens * inner];
+    by_token(&mut out, inner, |token, out| {
+        for &row in &rows.places[token * rows.per_token..][..rows.per_token] {
+            let own = &sorted[row as usize * inner..][..inner];
+            for (sum, &x) in out.iter_mut().zip(own) {
+                *sum += x;
+            }
+        }
+    });
+    tensor(out, [tokens, inner])
 }
 
 /// `gᵀ · x` of each expert's rows; zeros for an expert without any.

@@ -67,6 +67,24 @@ impl Kernel<1> for QuantizedLinear {
 }
 
 impl QuantizedLinear {
+    fn coded(&self) -> Coded<'_> {
+        Coded {
+            words: elements(&self.words),
+            layout: self.layout,
+            stored: self.stored,
+        }
+    }
+}
+
+/// A matrix in few bits, and the type that its numbers are rounded to.
+#[derive(Clone, Copy)]
+pub(super) struct Coded<'a> {
+    pub words: &'a [f32],
+    pub layout: QuantizedLayout,
+    pub stored: DType,
+}
+
+impl Coded<'_> {
     /// Rows of the matrix that are wide at a time: their number follows from its shape alone.
     fn tile(&self) -> usize {
         (CPU_TILE / self.layout.cols.max(1)).clamp(1, self.layout.rows.max(1))
@@ -74,8 +92,7 @@ impl QuantizedLinear {
 
     /// Widens rows from `first` on, on all cores.
     fn widen<T: Real>(&self, first: usize, out: &mut [T]) {
-        let cols = self.layout.cols;
-        let words: &[f32] = elements(&self.words);
+        let (cols, words) = (self.layout.cols, self.words);
         by_rows(out, cols, ROWS, |part, out| {
             let first = first + part * ROWS;
             if T::dtype() == DType::F32 {
@@ -113,13 +130,26 @@ fn parallelism(size: &Size) -> Parallelism {
     }
 }
 
-/// `x · Wᵀ`: the outputs of a tile at a time.
 fn forward<T: Real>(kernel: &QuantizedLinear, x: &FlexTensor) -> FlexTensor {
     let ([rows, inner], outputs) = (dims(x), kernel.layout.rows);
     let _span = span("product", 2.0 * (rows * inner * outputs) as f64);
     let mut out = vec![T::ZERO; rows * outputs];
-    let x: &[T] = elements(x);
-    kernel.tiles(|first, count, wide: &[T]| {
+    product(kernel.coded(), elements::<T>(x), rows, &mut out);
+    tensor(out, [rows, outputs])
+}
+
+fn backward<T: Real>(kernel: &QuantizedLinear, g: &FlexTensor) -> FlexTensor {
+    let ([rows, outputs], inner) = (dims(g), kernel.layout.cols);
+    let _span = span("product", 2.0 * (rows * inner * outputs) as f64);
+    let mut out = vec![T::ZERO; rows * inner];
+    gradient(kernel.coded(), elements::<T>(g), rows, &mut out);
+    tensor(out, [rows, inner])
+}
+
+/// `x · Wᵀ` of so many rows: the outputs of a tile at a time.
+pub(super) fn product<T: Real>(coded: Coded<'_>, x: &[T], rows: usize, out: &mut [T]) {
+    let (outputs, inner) = (coded.layout.rows, coded.layout.cols);
+    coded.tiles(|first, count, wide: &[T]| {
         let size = Size {
             m: rows,
             k: inner,
@@ -143,16 +173,12 @@ fn forward<T: Real>(kernel: &QuantizedLinear, x: &FlexTensor) -> FlexTensor {
         };
         multiply(size, target, by_row, transposed, parallelism);
     });
-    tensor(out, [rows, outputs])
 }
 
-/// `g · W`: the sums over the outputs of a tile at a time, in their order.
-fn backward<T: Real>(kernel: &QuantizedLinear, g: &FlexTensor) -> FlexTensor {
-    let ([rows, outputs], inner) = (dims(g), kernel.layout.cols);
-    let _span = span("product", 2.0 * (rows * inner * outputs) as f64);
-    let mut out = vec![T::ZERO; rows * inner];
-    let g: &[T] = elements(g);
-    kernel.tiles(|first, count, wide: &[T]| {
+/// `g · W` of so many rows: the sums over the outputs of a tile at a time, in their order.
+pub(super) fn gradient<T: Real>(coded: Coded<'_>, g: &[T], rows: usize, out: &mut [T]) {
+    let (outputs, inner) = (coded.layout.rows, coded.layout.cols);
+    coded.tiles(|first, count, wide: &[T]| {
         let size = Size {
             m: rows,
             k: count,
@@ -176,5 +202,4 @@ fn backward<T: Real>(kernel: &QuantizedLinear, g: &FlexTensor) -> FlexTensor {
         };
         multiply(size, target, columns, by_row, parallelism);
     });
-    tensor(out, [rows, inner])
 }

@@ -13,7 +13,8 @@ use crate::kernels::clamped_swiglu::clamped_swiglu;
 use crate::kernels::expert_bias;
 use crate::kernels::experts::{self, ExpertInput, ExpertRows};
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
-use crate::kernels::quantized_linear as widened;
+use crate::kernels::quantized_experts;
+use crate::kernels::quantized_linear::{self as widened, Widen};
 use crate::kernels::shapes::{
     AdamWOutput, AdamWStep, AttentionShape, Gate, JoinedHeads, QuantizationMap, QuantizedBlocks,
     RowScores, RowsByToken, RunningScores, SampleOptions, Scaling, ScoreGradients, Truncation,
@@ -132,6 +133,18 @@ impl Kernels for CubeKernels {
         layout: QuantizedLayout,
     ) -> Tensor<2> {
         widened::linear::<Cube>(x, words, layout, quantized_linear::dequantize)
+    }
+
+    fn quantized_expert_linear(
+        &self,
+        x: &Tensor<2>,
+        words: &Tensor<2>,
+        layout: QuantizedLayout,
+        rows: &ExpertRows,
+        reads: ExpertInput,
+    ) -> Tensor<2> {
+        let matrices = (words, layout, quantized_linear::dequantize as Widen);
+        quantized_experts::linear::<Cube>(x, matrices, rows, reads)
     }
 
     fn dequantize(&self, words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {

@@ -38,7 +38,8 @@
 //!
 //! Beside frozen weights (adapters alone are trained) less is kept: no input of a product whose matrix is frozen, and no
 //! factor of a frozen norm's weight. A bypass keeps its input (`d`, `q` or `f`; once for those that share it) and the `rank`
-//! numbers between its matrices; with dropout its input is its own, with a byte of mask for each element.
+//! numbers between its matrices; with dropout its input is its own, with a byte of mask for each element. Beside experts it keeps `d`
+//! or `k f` numbers a token, and `k · rank` between its matrices.
 //!
 //! The input `x` of a half is the output of the one before it and is counted there.
 
@@ -167,7 +168,8 @@ impl Widths {
             },
             bypass: lora.map(|l| {
                 let v = linear.map_or(0, |own| own.mixed());
-                Bypass::of(l, [d, q, f, v], arch.pre_norms)
+                let experts = ExpertWidths::of(arch, on_cpu);
+                Bypass::of(l, [d, q, f, v], experts, arch.pre_norms)
             }),
             linear,
             gated: arch.attention_gate,
@@ -301,13 +303,16 @@ impl Widths {
             },
             (Half::Experts, frozen) => {
                 // gate · up is the input of a product alone, and so is what the router reads
-                let (first, factors) = match frozen {
-                    None => (first, self.mlp_kept),
-                    Some(_) => (0, self.mlp_kept - 1),
+                let (first, factors, inside) = match frozen {
+                    None => (first, self.mlp_kept, 0),
+                    Some(bypass) => {
+                        let own = bypass.experts;
+                        (own.between, self.mlp_kept - 1, own.inside)
+                    }
                 };
                 Numbers {
                     between: first + post + self.experts.per_token * self.d,
-                    inside: self.experts.kept(factors),
+                    inside: self.experts.kept(factors) + inside,
                 }
             }
             // gate · up is the input of a product alone

@@ -2,7 +2,7 @@
 //!
 //! A matrix is its buffer ([`QuantizedLayout`]) wherever weights are: on the device, on the host, on their way. A product widens it: on a
 //! GPU the whole matrix, in the activations' type, for as long as the product takes; on the CPU a tile of at most [`CPU_TILE`] numbers in
-//! f32. The backward pass widens again, and keeps nothing wide.
+//! f32. The backward pass widens again, and keeps nothing wide. Of experts the matrix of one is wide at a time.
 //!
 //! [`QuantizedLayout`]: firebrick_spec::QuantizedLayout
 
@@ -10,13 +10,16 @@ use firebrick_spec::Arch;
 use firebrick_spec::parameters::ParamSpec;
 use firebrick_spec::quantized::CPU_TILE;
 
-/// What the matrices of a base in few bits take, by half: attention, linear attention, dense MLP. Zeros where there is no such base.
+/// Kinds of halves that layers have: those of `Half`, in its order.
+pub(super) const HALVES: usize = 4;
+
+/// What the matrices of a base in few bits take, by half. Zeros where there is no such base.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct BaseSizes {
     /// Numbers of a half that are in few bits.
-    pub numbers: [u64; 3],
+    pub numbers: [u64; HALVES],
     /// Bytes of their buffers.
-    pub bytes: [u64; 3],
+    pub bytes: [u64; HALVES],
     /// Numbers of the largest matrix.
     pub largest: u64,
     /// Most numbers that the CPU widens at a time.
@@ -25,7 +28,7 @@ pub(super) struct BaseSizes {
 
 impl BaseSizes {
     /// Of the parameters of one half each.
-    pub fn of(arch: &Arch, halves: [&[ParamSpec]; 3]) -> Self {
+    pub fn of(arch: &Arch, halves: [&[ParamSpec]; HALVES]) -> Self {
         let matrices = |specs: &[ParamSpec]| -> Vec<_> {
             let layouts = specs.iter().filter_map(|spec| spec.layout(arch));
             layouts.collect()
@@ -36,7 +39,7 @@ impl BaseSizes {
         Self {
             numbers: own
                 .each_ref()
-                .map(|own| own.iter().map(|l| l.numbers() as u64).sum()),
+                .map(|own| own.iter().map(|l| (l.matrices * l.numbers()) as u64).sum()),
             bytes: own
                 .each_ref()
                 .map(|own| own.iter().map(|l| l.bytes() as u64).sum()),

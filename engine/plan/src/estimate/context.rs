@@ -34,7 +34,7 @@ fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile) -> u64 {
     let panels = |numbers| u64::from(panels) * sizes.width * numbers;
     let layers = match w.prepack.quantization {
         // the matrices of experts, and those in few bits, are read as they are
-        None => panels(sizes.body() - sizes.expert_matrices() - sizes.in_few_bits()),
+        None => panels(sizes.body() - sizes.read_in_place()),
         Some(Quantization::Int8) => QuantizedWeights::of(&w.arch, profile, sizes.width).bytes,
     };
     layers + panels(sizes.projection)

@@ -2,7 +2,7 @@
 
 use firebrick_spec::Arch;
 use firebrick_spec::arch::{ExpertLayout, MAX_EXPERT_LAYERS};
-use firebrick_spec::parameters::{Slot, UnitKind, unit_specs};
+use firebrick_spec::parameters::{ParamSpec, Slot};
 
 /// A set of layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,17 +34,19 @@ pub(super) struct ExpertSizes {
     pub all: u64,
     /// Those of the experts' matrices.
     pub matrices: u64,
+    /// Those of the adapters beside them.
+    pub adapters: u64,
     /// The share of the experts that a token goes through.
     share: f64,
     pub layers: LayerSet,
 }
 
 impl ExpertSizes {
-    pub fn of(arch: &Arch) -> Self {
-        let Some((layer, own)) = arch.expert_layers().next() else {
+    /// Of an architecture whose halves with experts have these parameters, adapters included.
+    pub fn of(arch: &Arch, specs: &[ParamSpec]) -> Self {
+        let Some((_, own)) = arch.expert_layers().next() else {
             return Self::default();
         };
-        let specs = unit_specs(arch, UnitKind::Mlp(layer));
         let count = |of: fn(Slot) -> bool| {
             let own = specs.iter().filter(|spec| of(spec.slot));
             own.map(|spec| spec.numel() as u64).sum()
@@ -52,15 +54,25 @@ impl ExpertSizes {
         Self {
             all: count(|_| true),
             matrices: count(Slot::is_expert),
+            adapters: count(|slot| match slot {
+                Slot::LoraA(target) | Slot::LoraB(target) => target.is_expert(),
+                _ => false,
+            }),
             share: own.per_token as f64 / own.count as f64,
             layers: LayerSet::of(arch.expert_layers().map(|(layer, _)| layer)),
         }
     }
 
-    /// Numbers of the matrices that none of so many tokens goes through, in all layers, where all experts are as likely.
-    pub fn unused(&self, tokens: f64) -> u64 {
+    /// Of numbers or bytes of all experts of a layer, those of experts that none of so many tokens goes through, in all layers, where all
+    /// experts are as likely.
+    pub fn unused_of(&self, each: u64, tokens: f64) -> u64 {
         let unused = (1.0 - self.share).powf(tokens);
-        (unused * (self.layers.count() * self.matrices) as f64) as u64
+        (unused * (self.layers.count() * each) as f64) as u64
+    }
+
+    /// Numbers of matrices and adapters that none of so many tokens goes through.
+    pub fn unused(&self, tokens: f64) -> u64 {
+        self.unused_of(self.matrices + self.adapters, tokens)
     }
 }
 
@@ -74,7 +86,7 @@ pub(super) struct ExpertWidths {
     /// Width of one.
     pub f: u64,
     /// Width of the one that every token goes through besides.
-    shared: u64,
+    pub shared: u64,
     /// As wide as all experts of a token but that one: what a joined product of gate and up has besides, backward and forward.
     joined: [u64; 2],
 }
@@ -114,5 +126,66 @@ impl ExpertWidths {
     /// Numbers a token that experts keep inside: so many as wide as all of its experts, the router's probabilities, and where rows lie.
     pub fn kept(self, factors: u64) -> u64 {
         factors * self.all() + self.count + 8 * self.per_token
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::estimate::Sizes;
+    use crate::estimate::public_models::public;
+    use firebrick_spec::BaseFormat;
+    use firebrick_spec::lora::LoraConfig;
+    use firebrick_spec::parameters::TargetModule;
+
+    #[test]
+    fn every_expert_has_adapters_and_all_of_them_are_trained() {
+        let arch = public("Qwen3-30B-A3B").expect("known");
+        let of = |targets: &[TargetModule]| {
+            let lora = LoraConfig {
+                target_modules: targets.to_vec(),
+                ..LoraConfig::default()
+            };
+            Sizes::of(&arch, Some(&lora.in_arch(&arch)))
+        };
+        // rank 16 in 48 layers: q [4096, 2048], k and v [512, 2048], o [2048, 4096]
+        let attention = 48 * 16 * (2 * (2048 + 4096) + 2 * (2048 + 512));
+        let experts = 48 * 16 * 128 * 3 * (2048 + 768);
+        let all = of(&TargetModule::all());
+        assert_eq!(all.trained(), attention + experts);
+        assert_eq!((attention, experts), (13_369_344, 830_472_192));
+        assert_eq!(all.largest_trained_unit(), experts / 48);
+        let own = [
+            TargetModule::Q,
+            TargetModule::K,
+            TargetModule::V,
+            TargetModule::O,
+        ];
+        assert_eq!(of(&own).trained(), attention);
+        // a token goes through those of 8 of 128 experts
+        let plain = Sizes::of(&arch, None);
+        assert_eq!(all.used(1) - plain.used(1), attention + experts / 16);
+    }
+
+    #[test]
+    fn experts_in_few_bits_are_counted_with_a_buffer_each() {
+        let arch = public("Qwen3-30B-A3B").expect("known");
+        let plain = Sizes::of(&arch, None);
+        let few = Sizes::of(&arch.clone().with_base(Some(BaseFormat::Int8)), None);
+        let numbers = 48 * 128 * 3 * 2048 * 768;
+        // a byte a number and an f32 a row: gate and up have 768 rows, down 2048
+        let scales = 48 * 128 * 4 * (2 * 768 + 2048);
+        let attention = 48 * (2 * 4096 + 2 * 512) * 2048;
+        let of_attention = 48 * 4 * (4096 + 2 * 512 + 2048);
+        assert_eq!(few.in_few_bits(), numbers + attention);
+        assert_eq!(
+            few.bytes(),
+            plain.bytes() - plain.width * (numbers + attention)
+                + numbers
+                + attention
+                + scales
+                + of_attention
+        );
+        // of the experts that a token goes through alone
+        assert_eq!(few.widened_by(1.0), attention + numbers / 16);
     }
 }

@@ -1,5 +1,6 @@
 //! Numbers a token, and those that adapters keep.
 
+use super::experts::ExpertWidths;
 use super::parallel::Parallel;
 use firebrick_spec::lora::LoraConfig;
 use firebrick_spec::parameters::TargetModule;
@@ -27,11 +28,17 @@ pub(super) struct Bypass {
     pub attention: Numbers,
     pub linear: Numbers,
     pub mlp: Numbers,
+    pub experts: Numbers,
 }
 
 impl Bypass {
     /// Of a layer of these widths. Where no norm comes before a half, the input that its bypasses share is the half's own.
-    pub fn of(lora: &LoraConfig, [d, q, f, v]: [u64; 4], pre_norms: bool) -> Self {
+    pub fn of(
+        lora: &LoraConfig,
+        [d, q, f, v]: [u64; 4],
+        experts: ExpertWidths,
+        pre_norms: bool,
+    ) -> Self {
         let has = |target| lora.target_modules.contains(&target);
         let count = |targets: &[TargetModule]| targets.iter().filter(|t| has(**t)).count() as u64;
         let rank = lora.rank as u64;
@@ -51,7 +58,29 @@ impl Bypass {
                 inside: inputs(inner, own) + rank * (sharing + own),
             }
         };
+        // those of experts read rows of tokens, and rows of choices; those of the shared one are as a dense MLP's
+        let routed = {
+            let first = [
+                TargetModule::ExpertGate,
+                TargetModule::ExpertUp,
+                TargetModule::ExpertGateUp,
+            ];
+            let (first, last) = (count(&first), count(&[TargetModule::ExpertDown]));
+            let shared = u64::from(experts.shared > 0);
+            let [wide, narrow] = [
+                shared * count(&[TargetModule::Gate, TargetModule::Up]),
+                shared * count(&[TargetModule::Down]),
+            ];
+            let (k, each) = (experts.per_token, experts.per_token * experts.f);
+            Numbers {
+                between: if normed { inputs(d, first + wide) } else { 0 },
+                inside: inputs(each, last)
+                    + inputs(experts.shared, narrow)
+                    + rank * (k * (first + last) + wide + narrow),
+            }
+        };
         Self {
+            experts: routed,
             attention: half(
                 &[TargetModule::Q, TargetModule::K, TargetModule::V],
                 TargetModule::O,

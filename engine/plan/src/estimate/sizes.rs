@@ -1,6 +1,6 @@
 //! Numbers of parameters, by what holds them.
 
-use super::base::BaseSizes;
+use super::base::{BaseSizes, HALVES};
 use super::experts::{ExpertSizes, LayerSet};
 use firebrick_spec::Arch;
 use firebrick_spec::arch::{HeadKind, Mixer};
@@ -109,8 +109,8 @@ pub struct Sizes {
     pub projection: u64,
     /// Which layers have linear attention.
     linear_layers: LayerSet,
-    /// Adapters of an attention half, of one of linear attention and of an MLP half, where they alone are trained.
-    adapters: Option<[u64; 3]>,
+    /// Adapters of each kind of half, where they alone are trained.
+    adapters: Option<[u64; HALVES]>,
     /// The value head beside the projection, which trains beside adapters too.
     value: u64,
     /// The largest matrix that is trained.
@@ -153,8 +153,8 @@ impl Sizes {
         ]
         .map(|kind| kind.map_or_else(Vec::new, specs));
         let mixture = arch.expert_layers().next();
-        let mixture = mixture.map(|(layer, _)| specs(UnitKind::Mlp(layer)));
-        let all = || units.iter().chain(&mixture).flatten();
+        let mixture = mixture.map_or_else(Vec::new, |(layer, _)| specs(UnitKind::Mlp(layer)));
+        let all = || units.iter().flatten().chain(&mixture);
         let largest = |specs: &mut dyn Iterator<Item = &ParamSpec>| {
             specs.map(ParamSpec::numel).max().unwrap_or(0) as u64
         };
@@ -169,12 +169,12 @@ impl Sizes {
             linear: count(linear),
             linear_layers: LayerSet::of(linear_layers(arch)),
             mlp: count(mlp),
-            experts: ExpertSizes::of(arch),
+            experts: ExpertSizes::of(arch, &mixture),
             head: count(head),
             layers: arch.num_layers as u64,
             largest: largest(&mut all()),
             projection: projection as u64,
-            adapters: lora.map(|_| [attention, linear, mlp].map(|own| adapters(own))),
+            adapters: lora.map(|_| [attention, linear, mlp, &mixture].map(|own| adapters(own))),
             value: if arch.joint_value_head {
                 arch.hidden_size as u64
             } else {
@@ -182,19 +182,17 @@ impl Sizes {
             },
             largest_trained: largest(&mut all().filter(trained)),
             width: arch.precision.width(),
-            base: BaseSizes::of(arch, [attention, linear, mlp]),
+            base: BaseSizes::of(arch, [attention, linear, mlp, &mixture]),
         }
     }
 
     /// Bytes of a half.
     #[must_use]
     pub fn half_bytes(&self, half: Half) -> u64 {
-        let (few, bytes) = match half {
-            Half::Attention => (self.base.numbers[0], self.base.bytes[0]),
-            Half::Linear => (self.base.numbers[1], self.base.bytes[1]),
-            Half::Mlp => (self.base.numbers[2], self.base.bytes[2]),
-            Half::Experts => (0, 0),
-        };
+        let (few, bytes) = (
+            self.base.numbers[half as usize],
+            self.base.bytes[half as usize],
+        );
         self.width * (self.of_half(half) - few) + bytes
     }
 
@@ -219,7 +217,17 @@ impl Sizes {
     /// Bytes of all parameters that any of so many tokens goes through.
     #[must_use]
     pub fn used_bytes(&self, tokens: u64) -> u64 {
-        self.bytes() - self.width * self.experts.unused(tokens as f64)
+        let half = Half::Experts as usize;
+        // a shared expert's codes have as many bytes a number as those of the others
+        let matrices = match self.base.numbers[half] {
+            0 => self.width * self.experts.matrices,
+            numbers => {
+                let share = self.experts.matrices as f64 / numbers as f64;
+                (share * self.base.bytes[half] as f64) as u64
+            }
+        };
+        let each = matrices + self.width * self.experts.adapters;
+        self.bytes() - self.experts.unused_of(each, tokens as f64)
     }
 
     /// Bytes of the largest layer.
@@ -235,13 +243,27 @@ impl Sizes {
     /// Numbers of the body that are in few bits.
     #[must_use]
     pub fn in_few_bits(&self) -> u64 {
-        let [attention, linear, mlp] = self.base.numbers;
-        self.over_halves(|half| match half {
-            Half::Attention => attention,
-            Half::Linear => linear,
-            Half::Mlp => mlp,
-            Half::Experts => 0,
-        })
+        self.over_halves(|half| self.base.numbers[half as usize])
+    }
+
+    /// Those of them that so many tokens go through: they alone are widened.
+    #[must_use]
+    pub fn widened_by(&self, tokens: f64) -> u64 {
+        let unused = match self.base.numbers[Half::Experts as usize] {
+            0 => 0,
+            _ => self.experts.unused_of(self.experts.matrices, tokens),
+        };
+        self.in_few_bits() - unused
+    }
+
+    /// Numbers of the body that are read as they are while completions are sampled: of experts and their adapters, and in few bits.
+    #[must_use]
+    pub fn read_in_place(&self) -> u64 {
+        let matrices = match self.base.numbers[Half::Experts as usize] {
+            0 => self.experts.matrices,
+            _ => 0,
+        };
+        self.in_few_bits() + self.experts.layers.count() * (matrices + self.experts.adapters)
     }
 
     /// A sum over all halves of the body.
@@ -267,28 +289,16 @@ impl Sizes {
     pub fn trained_unit(&self, index: usize) -> u64 {
         match self.adapters {
             None => self.unit(index),
-            Some([attention, linear, mlp]) => match self.half(index) {
-                Half::Attention => attention,
-                Half::Linear => linear,
-                Half::Mlp => mlp,
-                // there are no adapters of experts
-                Half::Experts => 0,
-            },
+            Some(each) => each[self.half(index) as usize],
         }
     }
 
     /// Trained parameters of the unit that has most.
     #[must_use]
     pub fn largest_trained_unit(&self) -> u64 {
-        let own = |half: Half| match (self.adapters, half) {
-            (None, Half::Attention) => self.attention,
-            (None, Half::Linear) => self.linear,
-            (None, Half::Mlp) => self.mlp,
-            (None, Half::Experts) => self.experts.all,
-            (Some([attention, ..]), Half::Attention) => attention,
-            (Some([_, linear, _]), Half::Linear) => linear,
-            (Some([.., mlp]), Half::Mlp) => mlp,
-            (Some(_), Half::Experts) => 0,
+        let own = |half: Half| match self.adapters {
+            None => self.of_half(half),
+            Some(each) => each[half as usize],
         };
         let ends = self.trained_ends(self.embedding.max(self.head));
         let body = self.kinds().map(own).max().unwrap_or(0);
@@ -300,11 +310,7 @@ impl Sizes {
     pub fn trained(&self) -> u64 {
         match self.adapters {
             None => self.total(),
-            Some(each) => {
-                let halves = [Half::Attention, Half::Linear, Half::Mlp];
-                let all = halves.into_iter().zip(each);
-                all.map(|(half, own)| self.count(half) * own).sum::<u64>() + self.value
-            }
+            Some(each) => self.over_halves(|half| each[half as usize]) + self.value,
         }
     }
 
@@ -427,7 +433,7 @@ pub enum Half {
 
 impl Half {
     /// All kinds.
-    pub const ALL: [Self; 4] = [Self::Attention, Self::Linear, Self::Mlp, Self::Experts];
+    pub const ALL: [Self; HALVES] = [Self::Attention, Self::Linear, Self::Mlp, Self::Experts];
 }
 
 /// Whether a unit of the body is a mixer: the chain is embedding, (mixer, feed-forward) × layers, head.

@@ -142,7 +142,7 @@ impl Context<'_> {
         let attend = share(Half::Attention);
         let shares = (self.parallel.tensor * self.parallel.sequence) as f64;
         let scores = attend * self.scores_bytes(shape, rows) / shares;
-        let widened = self.widened_traffic() / layers;
+        let widened = self.widened_traffic(shape.tokens) / layers;
         let traffic = (TRAFFIC * (kept + 2.0 * scores) + widened) / self.profile.memory_bandwidth;
         let linear = self.widths.linear();
         let (rule, launches) = linear.map_or((0.0, 0.0), |own| {
@@ -164,11 +164,15 @@ impl Context<'_> {
             )
     }
 
-    /// Bytes that a pass over matrices in few bits moves: their codes, and what they are widened to.
-    fn widened_traffic(&self) -> f64 {
-        match self.sizes.in_few_bits() {
+    /// Bytes that a pass of so many tokens over matrices in few bits moves: their codes, and what they are widened to.
+    fn widened_traffic(&self, tokens: u64) -> f64 {
+        let sizes = &self.sizes;
+        match sizes.in_few_bits() {
             0 => 0.0,
-            _ => (self.sizes.bytes() - self.sizes.end_bytes() + widened_bytes(&self.sizes)) as f64,
+            _ => {
+                let codes = sizes.used_bytes(tokens) - sizes.end_bytes();
+                (codes + widened_bytes(sizes, tokens)) as f64
+            }
         }
     }
 
@@ -270,16 +274,17 @@ pub(super) fn sampled_rows(ctx: &Context<'_>, group: u64) -> (u64, f64) {
     (rows, (own * group) as f64 / rows as f64)
 }
 
-/// Bytes that widening all matrices in few bits moves, once: what is written wide and read again. Their codes are read besides.
-fn widened_bytes(sizes: &Sizes) -> u64 {
-    2 * sizes.width * sizes.in_few_bits()
+/// Bytes that widening the matrices in few bits that so many tokens go through moves, once: what is written wide and read again. Their
+/// codes are read besides.
+fn widened_bytes(sizes: &Sizes, tokens: u64) -> u64 {
+    2 * sizes.width * sizes.widened_by(tokens as f64)
 }
 
 /// Bytes of weights that a token of so many sequences moves.
 fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
     let (sizes, width) = (&ctx.sizes, ctx.sizes.width);
     let Some(codes) = &ctx.eight_bits else {
-        return sizes.used_bytes(rows) + widened_bytes(sizes);
+        return sizes.used_bytes(rows) + widened_bytes(sizes, rows);
     };
     // what is widened as a whole is written and read again
     let widened = if rows > codes.max_fused_rows {

@@ -91,7 +91,7 @@ fn changes(request: &Request) -> Vec<Change> {
     }
     if w.lora.is_none() {
         let mut changed = request.clone();
-        changed.workload.lora = Some(LoraConfig::default());
+        changed.workload.lora = Some(LoraConfig::default().in_arch(&w.arch));
         changed.workload.adapters_off = changed.workload.reference;
         changed.workload.reference = false;
         let text = "model.lora={rank: 16}: adapters are trained instead of all weights".to_owned();

@@ -39,7 +39,7 @@ pub(super) const MODEL: &[Rule] = &[
     ("lora_modules_to_save", Off("adapters alone are trained")),
     (
         "lora_target_parameters",
-        Off("adapters are on modules: model.lora.target_modules"),
+        By(|a| adapters(a, "target_parameters")),
     ),
     (
         "lora_task_type",
@@ -188,6 +188,10 @@ pub(super) const TRAINER: &[Rule] = &[
     (
         "LoraConfig.target_modules",
         By(|a| with_lora(a, "target_modules")),
+    ),
+    (
+        "LoraConfig.target_parameters",
+        By(|a| with_lora(a, "target_parameters")),
     ),
     ("LoraConfig.use_rslora", By(|a| with_lora(a, "use_rslora"))),
     (
