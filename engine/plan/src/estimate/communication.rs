@@ -11,7 +11,10 @@
 //! share sequences sample different ones. Those that share matrices while they sample send, in each forward pass of prompts or of a token,
 //! two sums a layer (three where queries and keys are normed over all heads) and one for the embedding, and gather the logits; and at the
 //! end of a run a fingerprint of its tokens. A prompt's first token comes with its forward pass.
-//! All of it is exposed: the trainer waits for every message before it continues.
+//!
+//! With `prefetch` above 0, weights that `ZeRO-3` shares out are gathered beside the computation, all but those of the first visit of a
+//! pass: as far as it lasts, the forward pass hides its gathers, and head and backward pass hide theirs. The trainer waits for every other
+//! message.
 
 use super::activations::{Half, Shape};
 use super::context::Context;
@@ -123,7 +126,10 @@ impl Context<'_> {
         if shares {
             let weights = self.weights_of(plan);
             let rounds = weights.rounds(micros);
-            found += weights.forward(rounds).divided(self.training.pipeline);
+            let mut gathers = weights.forward(rounds).divided(self.training.pipeline);
+            let ahead = weights.ahead(gathers.seconds());
+            gathers.hide_gathers(ahead.min(time::forward(self, plan)));
+            found += gathers;
         }
         found
     }
@@ -233,9 +239,20 @@ impl Context<'_> {
         });
         let weights = self.weights_of(plan);
         let rounds = weights.rounds(micros);
-        found += weights
+        let mut own = weights
             .backward(&totals.gathers, rounds)
             .divided(self.training.pipeline);
+        let [forward, backward] = time::training_passes(self, totals);
+        let seconds = |gathers: &Communication| {
+            let all = gathers.times(rounds).divided(self.training.pipeline);
+            all.seconds()
+        };
+        let [first, again] = totals.gathers.each_ref().map(seconds);
+        own.hide_gathers(weights.ahead(first).min(forward));
+        if plan.prefetch > 0 {
+            own.hide_gathers(again.min(backward));
+        }
+        found += own;
         found.times(time::steps(self))
     }
 
