@@ -3,6 +3,7 @@
 use firebrick_spec::Arch;
 use firebrick_spec::arch::{ExpertLayout, MAX_EXPERT_LAYERS};
 use firebrick_spec::parameters::{Slot, UnitKind, unit_specs};
+use std::ops::Range;
 
 /// A set of layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,8 +41,13 @@ pub(super) struct ExpertSizes {
 }
 
 impl ExpertSizes {
-    pub fn of(arch: &Arch) -> Self {
-        let Some((layer, own)) = arch.expert_layers().next() else {
+    /// Of those among some layers.
+    pub fn of(arch: &Arch, layers: &Range<usize>) -> Self {
+        let all = || {
+            let all = arch.expert_layers();
+            all.filter(|(layer, _)| layers.contains(layer))
+        };
+        let Some((layer, own)) = all().next() else {
             return Self::default();
         };
         let specs = unit_specs(arch, UnitKind::Mlp(layer));
@@ -53,7 +59,7 @@ impl ExpertSizes {
             all: count(|_| true),
             matrices: count(Slot::is_expert),
             share: own.per_token as f64 / own.count as f64,
-            layers: LayerSet::of(arch.expert_layers().map(|(layer, _)| layer)),
+            layers: LayerSet::of(all().map(|(layer, _)| layer)),
         }
     }
 
