@@ -224,11 +224,11 @@ impl Look {
         }
         self.leave_wrong_rewards(&mut config);
         let memory = &config.memory;
-        let (sequence, tensor) = (
+        let spread = Spread::of_groups([
             memory.ulysses_sequence_parallel_size,
             memory.tensor_model_parallel_size,
-        );
-        let spread = Spread::of_groups(sequence, tensor);
+            memory.pipeline_model_parallel_size,
+        ]);
         let task = config.task.clone();
         let error = match planned::plan(config, spread) {
             Ok(planned) => planned.unread.map(anyhow::Error::from),

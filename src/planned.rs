@@ -64,16 +64,17 @@ pub enum Spread {
 }
 
 impl Spread {
-    /// Devices of one machine that share sequences and matrices so, and nothing else.
-    pub fn of_groups(sequence: usize, tensor: usize) -> Self {
-        let [sequence, tensor] = [sequence, tensor].map(|degree| degree as u64);
+    /// Devices of one machine that share sequences, matrices and layers so, and nothing else.
+    pub fn of_groups(degrees: [usize; 3]) -> Self {
+        let [sequence, tensor, pipeline] = degrees.map(|degree| degree as u64);
         Self::Given {
             parallel: Parallel {
                 sequence,
                 tensor,
+                pipeline,
                 ..Parallel::ALONE
             },
-            machines: (1, sequence * tensor),
+            machines: (1, sequence * tensor * pipeline),
             links: Links {
                 link: None,
                 node_link: None,

@@ -10,7 +10,7 @@ use firebrick::spec::LinkSpec;
 /// Plans for several devices.
 #[derive(Debug, Args)]
 #[command(
-    next_help_heading = "Several devices (bytes of each; training runs on data-, tensor- and sequence-parallel ones, sampling on groups too; pipelines here are estimates, and `memory.pipeline_model_parallel_size` trains in stages)"
+    next_help_heading = "Several devices (bytes of each; training runs on data-parallel ones with tensor- or sequence-parallel ones or stages of a pipeline, sampling on groups too)"
 )]
 pub struct ParallelArgs {
     /// Number of machines with --gpus devices each: chooses the degrees below that are not given, with the least estimated time
@@ -20,7 +20,7 @@ pub struct ParallelArgs {
     /// Number of devices per machine; by default `trainer.n_gpus_per_node`, or one
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub gpus: Option<u64>,
-    /// Also choose pipelines that sample in stages, and tensor parallelism with Ulysses, which `firebrick train` does not run yet
+    /// Also choose combinations of tensor parallelism, Ulysses and pipelines, which `firebrick train` does not run yet
     #[arg(long)]
     pub allow_estimated: bool,
     /// Link between the devices of a machine: nvlink2 to nvlink5, pcie3 to pcie5, host (through memory, as `train` does), or a rate of one
@@ -32,7 +32,7 @@ pub struct ParallelArgs {
     #[arg(long, value_name = "LINK")]
     pub node_link: Option<LinkSpec>,
     /// Number of data-parallel replicas; by default, the ranks that `trainer.nnodes` and `trainer.n_gpus_per_node` say, over the
-    /// sequence-parallel degree, or one
+    /// sequence-, tensor- and pipeline-parallel degrees, or one
     #[arg(long, visible_alias = "fsdp-size", value_name = "N")]
     pub data_parallel: Option<u64>,
     /// What the replicas shard, by stage: 1 optimizer state, 2 also gradients, 3 also weights (as FSDP does). Overrides
@@ -49,7 +49,8 @@ pub struct ParallelArgs {
         value_name = "N"
     )]
     pub rollout_tensor_parallel: Option<u64>,
-    /// Pipeline-parallel degree: devices that share the layers, in sampling too, which is an estimate
+    /// Pipeline-parallel degree: stages that layers are divided into in training and scoring; each device samples from the whole policy.
+    /// Overrides `memory.pipeline_model_parallel_size`
     #[arg(long, visible_alias = "pipeline-model-parallel-size", value_name = "N")]
     pub pipeline_parallel: Option<u64>,
     /// Sequence-parallel degree (Ulysses): devices that share every sequence. Overrides `memory.ulysses_sequence_parallel_size`
@@ -114,12 +115,14 @@ impl ParallelArgs {
         let together = self.rollout_tensor_parallel.unwrap_or(together);
         let configured = config.memory.tensor_model_parallel_size as u64;
         let tensor = self.tensor_parallel.unwrap_or(configured).max(1);
+        let configured = config.memory.pipeline_model_parallel_size as u64;
+        let pipeline = self.pipeline_parallel.unwrap_or(configured).max(1);
         // without a word of ranks as many as share matrices
         let ranks = match config.trainer.ranks() {
             Some(_) => ranks,
             None => ranks.max(together).max(tensor),
         };
-        let share = (ranks / (sequence.max(1) * tensor)).max(1);
+        let share = (ranks / (sequence.max(1) * tensor * pipeline)).max(1);
         let data = self.data_parallel.unwrap_or(share);
         let among = if data > 1 || sequence > 1 {
             config.memory.zero()
@@ -130,7 +133,7 @@ impl ParallelArgs {
             data,
             zero: self.stage().unwrap_or(among),
             tensor,
-            pipeline: self.pipeline_parallel.unwrap_or(1),
+            pipeline,
             sequence,
             rollout_tensor: Some(together)
                 .filter(|&n| n != tensor && (n > 1 || self.says_sampling())),

@@ -34,6 +34,9 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     if let Some(degree) = args.parallel.tensor_parallel {
         config.memory.tensor_model_parallel_size = degree as usize;
     }
+    if let Some(degree) = args.parallel.pipeline_parallel {
+        config.memory.pipeline_model_parallel_size = degree as usize;
+    }
     let spread = args.parallel.spread(&config);
     let planned = planned::plan(config, spread)?;
     if let Some(e) = &planned.unread {
@@ -241,10 +244,12 @@ fn phases(report: &PlanReport) -> String {
 
 /// The peak, whether it fits, and the step's time.
 fn peak(request: &Request, report: &PlanReport) -> String {
-    let moment = report
-        .peak_phase()
-        .map(|p| p.moment.clone())
-        .unwrap_or_default();
+    let peak = report.peak_phase();
+    let stages = request.parallel.pipeline;
+    let moment = peak.map_or_else(String::new, |phase| match phase.stage {
+        Some(stage) => format!("{} (stage {stage} of {stages}, from 0)", phase.moment),
+        None => phase.moment.clone(),
+    });
     let fits = match request.allowed() {
         Some(allowed) if report.peak_bytes <= allowed => {
             format!(" It fits: {} are left.", bytes(allowed - report.peak_bytes))

@@ -6,6 +6,7 @@ mod ended_rows;
 mod loopback;
 mod measure;
 mod own_process;
+mod pipeline_stages;
 mod reuse;
 mod sampling_groups;
 mod shared_matrices;

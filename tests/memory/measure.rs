@@ -13,7 +13,7 @@ use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::objective::value::ValueLoss;
 use firebrick::engine::optim::OptimConfig;
 use firebrick::engine::plan::estimate::{
-    CriticWork, EstimatePhase, Parallel, Workload, estimate_parallel,
+    CriticWork, Estimate, EstimatePhase, Parallel, Workload, estimate_stages,
 };
 use firebrick::engine::plan::{MemoryConfig, Plan, Role};
 use firebrick::engine::sequence::{Sequence, TokenColumns};
@@ -50,6 +50,8 @@ pub struct Case {
     pub lora: Option<LoraConfig>,
     /// Whether a critic of the same size is trained beside the policy.
     pub critic: bool,
+    /// Ranks that divide the sequences, each with the same part of the model.
+    pub data: usize,
 }
 
 impl Case {
@@ -70,6 +72,7 @@ impl Case {
             prepack: Prepack::default(),
             lora: None,
             critic: false,
+            data: 1,
         }
     }
 
@@ -140,6 +143,11 @@ impl Case {
         }
     }
 
+    /// The same on so many ranks that divide its sequences.
+    pub fn divided(self, data: usize) -> Self {
+        Self { data, ..self }
+    }
+
     fn critic_arch(&self) -> Option<Arch> {
         self.critic.then(|| self.arch.clone().with_value_head())
     }
@@ -195,8 +203,8 @@ fn baseline() -> u64 {
     *BEFORE.get_or_init(|| allocator::heap().map_or(0, |h| h.current_bytes))
 }
 
-/// Runs two steps under a plan and compares the second, in which all state exists, with the prediction.
-fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Phase> {
+/// Runs two steps under a plan and compares the second, in which all state exists, with the prediction, on each stage.
+fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Vec<Phase>> {
     let before = baseline();
     let plan = memory
         .plans(
@@ -207,19 +215,18 @@ fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Phase> {
         )
         .expect("a plan");
     let profile = profile::assumed(Backend::Cpu);
-    let degrees = [
-        memory.ulysses_sequence_parallel_size,
-        memory.tensor_model_parallel_size,
-    ];
     let parallel = Parallel {
-        sequence: degrees[0] as u64,
-        tensor: degrees[1] as u64,
+        data: case.data as u64,
+        zero: memory.zero(),
+        sequence: memory.ulysses_sequence_parallel_size as u64,
+        tensor: memory.tensor_model_parallel_size as u64,
+        pipeline: memory.pipeline_model_parallel_size as u64,
         ..Parallel::default()
     };
-    let predicted = estimate_parallel(&case.workload(), &plan, &profile, &parallel);
-    run(case, &plan, degrees)
-        .into_iter()
-        .map(|(name, measured)| {
+    let stages = estimate_stages(&case.workload(), &plan, &profile, &parallel);
+    let of_stage = |(stage, predicted): (usize, Estimate)| {
+        let phases = run(case, &plan, one_of(&parallel, stage)).into_iter();
+        let phases = phases.map(|(name, measured)| {
             let phase = predicted.phase(name).expect("a phase");
             Phase {
                 name,
@@ -227,11 +234,35 @@ fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Phase> {
                 measured: measured - before,
                 moment: phase.moment.clone(),
             }
-        })
-        .collect()
+        });
+        phases.collect()
+    };
+    stages.into_iter().enumerate().map(of_stage).collect()
 }
 
-fn run(case: &Case, plan: &Plan, [sequence, tensor]: [usize; 2]) -> Vec<(EstimatePhase, u64)> {
+/// One of the ranks that have a stage, alone.
+fn one_of(parallel: &Parallel, stage: usize) -> World {
+    let Parallel {
+        data,
+        tensor,
+        pipeline,
+        sequence,
+        ..
+    } = *parallel;
+    let [data, tensor, pipeline, sequence] =
+        [data, tensor, pipeline, sequence].map(|degree| degree as usize);
+    let world = match (parallel.devices() as usize, pipeline) {
+        (1, _) => World::default(),
+        (ranks, 1) => World::new(Arc::new(Loopback::first(ranks))),
+        (_, stages) => World::new(Arc::new(Loopback::of_stage(stage, stages, data))),
+    };
+    let world = world.sharing_sequences(sequence);
+    let world = world.and_then(|world| world.sharing_matrices(tensor));
+    let world = world.and_then(|world| world.in_stages(pipeline));
+    world.expect("a mesh")
+}
+
+fn run(case: &Case, plan: &Plan, world: World) -> Vec<(EstimatePhase, u64)> {
     let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
     let mut decoder = Decoder::random(case.arch.clone(), 1, &device);
     if let Some(lora) = &case.lora {
@@ -242,17 +273,11 @@ fn run(case: &Case, plan: &Plan, [sequence, tensor]: [usize; 2]) -> Vec<(Estimat
         ..OptimConfig::default()
     };
     let prefetch = plan.models.values().map(|m| m.prefetch).max().unwrap_or(0);
-    let world = match sequence * tensor {
-        1 => World::default(),
-        ranks => World::new(Arc::new(Loopback(ranks))),
-    };
-    let world = world.sharing_sequences(sequence);
-    let world = world.and_then(|world| world.sharing_matrices(tensor));
-    let world = world.expect("a mesh");
-    let share = world.tensor_share();
-    let part = |whole: Decoder| match share {
-        Some(share) => whole.trained_share(share).expect("a share"),
-        None => whole,
+    let (share, stage) = (world.tensor_share(), world.pipeline_stage());
+    let part = |whole: Decoder| match (share, stage) {
+        (Some(share), _) => whole.trained_share(share).expect("a share"),
+        (None, Some(stage)) => whole.in_stage(stage).expect("a stage"),
+        (None, None) => whole,
     };
     let runtime = Runtime::new(&device).with_prefetch(prefetch);
     let runtime = Arc::new(runtime.with_world(world));
@@ -373,12 +398,20 @@ fn backward<'l>(
     let Learner { model, runtime, .. } = learner;
     let role = model.role();
     let ResidentModel { decoder, plan, .. } = model;
-    let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
-    let batch = Batch::pack(sequences, train_cut(plan, decoder.arch())).expect("micro-batches");
+    let world = runtime.world();
+    let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime).of(decoder);
+    let cut = train_cut(plan, decoder.arch());
+    let batch = Batch::pack_for(sequences, cut, world.data_size()).expect("micro-batches");
+    let (all, mut dealt) = (batch.micros(), batch.deal(world.data_size()));
+    let own = dealt.swap_remove(world.data_rank()).into_iter();
+    let micros: Vec<_> = own.map(|micro| all[micro].clone()).collect();
     Executor::new(plan, runtime, 1.0)
         .for_role(role)
-        .backward(decoder, &batch.micros(), loss, &mut gradients, None)
+        .backward(decoder, &micros, loss, &mut gradients, None)
         .expect("a backward pass");
+    if world.stages() > 1 {
+        gradients.reduce(decoder, runtime).expect("sums");
+    }
     gradients
 }
 
@@ -410,13 +443,21 @@ pub fn rows(cases: Vec<(Case, Plans)>, mut seen: impl FnMut(&Row)) -> Vec<Row> {
     for (case, plans) in cases {
         for (name, settings) in plans {
             let memory = serde_json::from_value(settings).expect("settings of the memory section");
-            let row = Row {
-                case: case.name,
-                plan: name.to_owned(),
-                phases: measure(&case, &memory),
-            };
-            seen(&row);
-            all.push(row);
+            let stages = measure(&case, &memory);
+            let several = stages.len() > 1;
+            for (stage, phases) in stages.into_iter().enumerate() {
+                let row = Row {
+                    case: case.name,
+                    plan: if several {
+                        format!("{name}, stage {stage}")
+                    } else {
+                        name.to_owned()
+                    },
+                    phases,
+                };
+                seen(&row);
+                all.push(row);
+            }
         }
     }
     all

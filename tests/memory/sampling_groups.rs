@@ -34,7 +34,7 @@ in_own_process!(
 );
 
 fn together() -> World {
-    let world = World::new(Arc::new(Loopback(TOGETHER)));
+    let world = World::new(Arc::new(Loopback::first(TOGETHER)));
     world.sampling_together(TOGETHER).expect("a mesh")
 }
 

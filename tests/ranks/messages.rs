@@ -4,12 +4,16 @@ use super::config;
 use burn::tensor::Device;
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::collective::{OperationKind, Settings, Threads, Traffic};
-use firebrick_engine::executor::{Residency, ResidentModel};
+use firebrick_engine::executor::{Residency, ResidentModel, Runtime};
+use firebrick_engine::learner::Learner;
+use firebrick_engine::objective::sft::Nll;
+use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::plan::estimate::{
-    Along, EstimatePhase, MessageKind, Parallel, PhaseTraffic, Workload,
+    Along, Estimate, EstimatePhase, MessageKind, Parallel, PhaseTraffic, Workload, estimate_stages,
 };
 use firebrick_engine::plan::planner::Request;
 use firebrick_engine::plan::{MemoryConfig, PlanReport, Role, Zero};
+use firebrick_engine::sequence::{Sequence, TokenColumns};
 use firebrick_engine::trainer::Trainer;
 use firebrick_engine::world::World;
 use firebrick_models::Decoder;
@@ -40,7 +44,7 @@ fn sent(folder: &Path, size: usize, steps: usize, overrides: &[&str]) -> (Traffi
         let builder = Trainer::builder(config.clone()).world(rank.clone());
         let mut trainer = builder.build().unwrap();
         trainer.run().unwrap();
-        sum(rank.traffic(), trainer.world().matrices_traffic())
+        sum(rank.traffic(), trainer.world().parts_traffic())
     });
     let text = std::fs::read_to_string(folder.join("plan.json")).unwrap();
     let first = ranks.into_iter().next().unwrap();
@@ -243,4 +247,118 @@ fn a_group_that_samples_sends_what_is_predicted() {
             "{label}"
         );
     }
+}
+
+/// Sequences of one length, a micro-batch each.
+fn sequences(count: usize, [prompt, response]: [usize; 2]) -> Vec<Sequence> {
+    let sequence = |salt: usize| {
+        let tokens: Vec<u32> = (0..prompt + response)
+            .map(|i| ((7 * i + 13 * salt) % 64) as u32)
+            .collect();
+        let mut sequence = Sequence::completion(&tokens[..prompt], &tokens[prompt..]);
+        sequence.columns = TokenColumns {
+            weight: Some(vec![1e-2; response]),
+            ..TokenColumns::default()
+        };
+        sequence
+    };
+    (0..count).map(sequence).collect()
+}
+
+/// What a rank of so many stages has sent: while it scored, updated, and made its model whole.
+fn sent_by_a_stage(world: &World, arch: &Arch, memory: &MemoryConfig) -> [Traffic; 3] {
+    let device = Device::flex();
+    let stage = world.pipeline_stage().unwrap();
+    let decoder = Decoder::random(arch.clone(), 1, &device);
+    let decoder = decoder.in_stage(stage).unwrap();
+    let runtime = Runtime::new(&device).with_world(world.clone());
+    let plan = memory.plan(arch).unwrap();
+    let mut learner = Learner::new(decoder, plan, OptimConfig::default(), runtime);
+    learner.model.set_residency(Residency::Pass).unwrap();
+    let sequences = sequences(8, [6, 5]);
+    let mut before = world.parts_traffic();
+    let mut since = || {
+        let now = world.parts_traffic();
+        let sent = Traffic {
+            operations: std::array::from_fn(|k| now.operations[k] - before.operations[k]),
+            bytes: std::array::from_fn(|k| now.bytes[k] - before.bytes[k]),
+        };
+        before = now;
+        sent
+    };
+    learner.score(&sequences, 1.0).unwrap();
+    let scored = since();
+    learner.update(&sequences, 1.0, &Nll, 1e-3).unwrap();
+    let updated = since();
+    learner.model.make_whole().unwrap();
+    [scored, updated, since()]
+}
+
+#[test]
+fn stages_send_the_messages_and_bytes_that_are_predicted() {
+    let cases = [
+        (true, 2, 2, Zero::Off),
+        (false, 2, 2, Zero::Off),
+        (true, 4, 4, Zero::Off),
+        (false, 4, 2, Zero::Off),
+        (true, 4, 2, Zero::Stage1),
+        (false, 4, 2, Zero::Stage1),
+    ];
+    for (tied, size, stages, zero) in cases {
+        let config = serde_json::json!({"model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32,
+            "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied});
+        let arch = config.as_object().unwrap();
+        let arch = Arch::from_config(arch, Path::new("config.json")).unwrap();
+        let memory = MemoryConfig {
+            pipeline_model_parallel_size: stages,
+            zero_stage: zero.number(),
+            micro_batch_size: Some(1),
+            ..MemoryConfig::default()
+        };
+        let ranks = Threads::run(size, Settings::default(), |rank| {
+            let world = World::new(rank).in_stages(stages).unwrap();
+            let stage = world.pipeline_stage().unwrap().stage();
+            (stage, sent_by_a_stage(&world, &arch, &memory))
+        });
+        let workload = Workload::grpo(arch.clone(), [6, 5], 8, 1);
+        let plan = memory.plans(&arch, false, None, 8).unwrap();
+        let parallel = Parallel {
+            data: (size / stages) as u64,
+            pipeline: stages as u64,
+            zero,
+            ..Parallel::default()
+        };
+        let profile = DeviceProfile::assumed(Backend::Cpu);
+        let predicted = estimate_stages(&workload, &plan, &profile, &parallel);
+        for rank in ranks {
+            let (stage, [scored, updated, gathered]) = rank.unwrap();
+            let said = |phases: &[EstimatePhase], kind| said(&predicted[stage], phases, kind);
+            let label = format!("stage {stage} of {stages}, {size} ranks, tied {tied}, {zero:?}");
+            let counted = |of: &Traffic, kind: OperationKind| {
+                [of.operations[kind as usize], of.bytes[kind as usize]]
+            };
+            let send = (MessageKind::Send, OperationKind::Send);
+            for (kind, own) in KINDS.into_iter().chain([send]) {
+                let score = said(&[EstimatePhase::Score], kind);
+                assert_eq!(counted(&scored, own), score, "{label}: {}", kind.name());
+                let update = said(&[EstimatePhase::Backward, EstimatePhase::Optimizer], kind);
+                assert_eq!(counted(&updated, own), update, "{label}: {}", kind.name());
+            }
+            // before the units each says which of the 12 it lacks, a byte each
+            let [messages, bytes] = said(&[EstimatePhase::Rollout], MessageKind::Exchange);
+            let flags = 12 * (stages - 1) as u64;
+            assert_eq!(
+                counted(&gathered, OperationKind::Exchange),
+                [messages + 1, bytes + flags],
+                "{label}"
+            );
+        }
+    }
+}
+
+/// Messages and bytes of a kind in some phases.
+fn said(estimate: &Estimate, phases: &[EstimatePhase], kind: MessageKind) -> [u64; 2] {
+    let all = estimate.communication.iter();
+    let own = all.filter(|t| t.kind == kind && phases.contains(&t.phase));
+    own.fold([0; 2], |[n, b], t| [n + t.messages, b + t.bytes])
 }

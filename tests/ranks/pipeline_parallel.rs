@@ -6,6 +6,7 @@ use super::tensor_parallel::{
 use super::{EXPERTS, StopAfter, TINY, config, world};
 use firebrick_backends::collective::{Settings, Threads};
 use firebrick_engine::config::parse;
+use firebrick_engine::plan::PlanReport;
 use firebrick_engine::trainer::{Start, Trainer};
 
 const STAGES: &str = "memory.pipeline_model_parallel_size=2";
@@ -180,11 +181,55 @@ fn an_error_of_one_stage_ends_the_run_of_all() {
 }
 
 #[test]
-fn a_plan_that_was_made_before_is_refused_in_stages() {
+fn a_plan_in_a_file_runs_on_its_stages_and_is_refused_on_others() {
     let folders = tempfile::tempdir().unwrap();
-    let two = config(&folders.path().join("two"), &["memory.zero_stage=1"]);
-    world(2, &two, Start::Fresh);
-    let plan = format!("memory.plan={}", two.output.join("plan.json").display());
-    let message = refused(2, &[&plan, DEEP, STAGES]);
-    assert!(message.contains("leave memory.plan out"), "{message}");
+    let run = |name: &str, size: usize, overrides: &[&str]| {
+        let config = config(&folders.path().join(name), overrides);
+        let ran = world(size, &config, Start::Fresh);
+        alike(&ran);
+        format!("memory.plan={}", config.output.join("plan.json").display())
+    };
+    let staged = run("staged", 4, &[STAGES, "memory.zero_stage=1"]);
+    let again = run("again", 4, &[STAGES, "memory.zero_stage=1", &staged]);
+    let report = |plan: &str| {
+        let path = plan.strip_prefix("memory.plan=").unwrap();
+        let text = std::fs::read_to_string(path).unwrap();
+        serde_json::from_str::<PlanReport>(&text).unwrap()
+    };
+    let own = report(&staged);
+    assert_eq!(own, report(&again));
+    let parallel = own.parallel.unwrap();
+    assert_eq!([parallel.data, parallel.pipeline], [2, 2]);
+    assert!(own.phases.iter().all(|phase| phase.stage.is_some()));
+    let (a, b) = (folders.path().join("staged"), folders.path().join("again"));
+    close("the plan of a file", &b, &a, LAST);
+    let replicas = run("replicas", 2, &["memory.zero_stage=1"]);
+    let alone = run("alone", 1, &[]);
+    for (plan, size, overrides, part) in [
+        (
+            &staged,
+            4,
+            &[][..],
+            "memory.pipeline_model_parallel_size is 1; set it to 2",
+        ),
+        (&staged, 2, &[STAGES], "this run has 2"),
+        (
+            &replicas,
+            2,
+            &[STAGES],
+            "memory.pipeline_model_parallel_size is 2; set it to 1",
+        ),
+        (
+            &alone,
+            2,
+            &[STAGES],
+            "memory.pipeline_model_parallel_size is 2; set it to 1",
+        ),
+    ] {
+        let message = refused(
+            size,
+            &[overrides, &[plan.as_str(), "memory.zero_stage=1"]].concat(),
+        );
+        assert!(message.contains(part), "{part:?} is not in: {message}");
+    }
 }

@@ -136,6 +136,19 @@ fn yes() -> bool {
     true
 }
 
+impl ModelPlan {
+    /// The plan of a part of the chain: the parts of its segments that lie there.
+    #[must_use]
+    pub fn within(mut self, part: &Range<usize>) -> Self {
+        let here = |segment: Segment| {
+            let units = segment.units.start.max(part.start)..segment.units.end.min(part.end);
+            (!units.is_empty()).then_some(Segment { units, ..segment })
+        };
+        self.segments = self.segments.into_iter().filter_map(here).collect();
+        self
+    }
+}
+
 /// How rollouts are sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct RolloutPlan {

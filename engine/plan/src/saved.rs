@@ -110,8 +110,9 @@ impl PlannedFor {
         let made_for = format!("was made for {parallel}, and this run");
         if !parallel.is_run() {
             return refuse(format!(
-                "is arithmetic for {parallel}, and the trainer plans pipelines itself, and has tensor or sequence parallelism, not both; leave \
-                 --pipeline-parallel and one of --tensor-parallel and --sequence-parallel out of `firebrick plan` to make a plan that it runs"
+                "is arithmetic for {parallel}, and the trainer has tensor or sequence parallelism or stages of a pipeline, and samples on \
+                 groups without stages; leave all but one of --tensor-parallel, --sequence-parallel and --pipeline-parallel out of \
+                 `firebrick plan` to make a plan that it runs"
             ));
         }
         let Self {
@@ -121,10 +122,11 @@ impl PlannedFor {
             pipeline,
             sampling,
         } = *self;
-        if pipeline > 1 {
+        if parallel.pipeline != pipeline as u64 {
             return refuse(format!(
-                "{made_for}'s memory.pipeline_model_parallel_size is {pipeline}, for which no file has a plan: leave memory.plan out, and \
-                 `train` makes one"
+                "{made_for}'s memory.pipeline_model_parallel_size is {pipeline}; set it to {}, or make a plan with \
+                 --pipeline-parallel {pipeline}",
+                parallel.pipeline
             ));
         }
         if parallel.tensor != tensor as u64 {
@@ -151,7 +153,7 @@ impl PlannedFor {
             return refuse(format!(
                 "{made_for} has {ranks}; start it with `mpirun -n {} firebrick train …`, or make a plan with --data-parallel {}",
                 parallel.devices(),
-                ranks / (sequence * tensor).max(1)
+                ranks / (sequence * tensor * pipeline).max(1)
             ));
         }
         Ok(())
@@ -176,11 +178,16 @@ impl Plan {
         };
         let file: Value =
             serde_json::from_str(&text).map_err(|e| bad(format!("is not JSON: {e}")))?;
-        let parallel = file.get("parallel").filter(|p| !p.is_null());
-        if let Some(parallel) = parallel {
-            let parallel: Parallel = serde_path_to_error::deserialize(parallel)
-                .map_err(|e| bad(format!("parallel.{}: {}", e.path(), e.inner())))?;
-            run.check(&parallel, &path.display().to_string())?;
+        let name = path.display().to_string();
+        match file.get("parallel").filter(|p| !p.is_null()) {
+            Some(parallel) => {
+                let parallel: Parallel = serde_path_to_error::deserialize(parallel)
+                    .map_err(|e| bad(format!("parallel.{}: {}", e.path(), e.inner())))?;
+                run.check(&parallel, &name)?;
+            }
+            // one of a device alone is also that of ranks that share nothing
+            None if run.pipeline > 1 => run.check(&Parallel::ALONE, &name)?,
+            None => {}
         }
         let Some(plan) = file.get("plan") else {
             return Err(bad("has no `plan`".into()));

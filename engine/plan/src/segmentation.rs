@@ -2,12 +2,18 @@
 
 use crate::{ActivationPolicy, MemoryConfig, ModelPlan, OptimizerOffload, OptimizerPlan, Segment};
 use firebrick_spec::Arch;
-use firebrick_spec::Home;
+use firebrick_spec::{Home, PipelineStage};
 use std::ops::Range;
 
 /// Units between embedding and head: two halves a layer.
 pub(crate) fn body(arch: &Arch) -> Range<usize> {
     1..1 + 2 * arch.num_layers
+}
+
+/// Those of a stage.
+pub(crate) fn body_of(arch: &Arch, stage: PipelineStage) -> Range<usize> {
+    let layers = stage.layers(arch.num_layers);
+    1 + 2 * layers.start..1 + 2 * layers.end
 }
 
 /// Units of a layer.

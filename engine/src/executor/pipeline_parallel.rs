@@ -1,5 +1,7 @@
 //! Stages of a model on ranks of their own (Huang et al., 2019, arXiv:1811.06965): rows go from stage to stage, and their gradients back,
 //! a micro-batch at a time, in the order of [`one_forward_one_backward`]. A stage has no more than one message a micro-batch and direction.
+//! While it scores, a stage sends the rows of a micro-batch when the next one has taken those of the one before, so that no more than one
+//! micro-batch's wait there, whichever stage is faster.
 //!
 //! A tied matrix is on the first stage, as the embedding, and on the last, as the projection. Both add up its gradient, and update it
 //! alike.
@@ -79,6 +81,19 @@ impl<'a> Neighbours<'a> {
         let _held = accounts.hold(Category::Communication, Home::Host, own.bytes());
         let world = self.runtime.world();
         world.send_to_stage(stage, own.into_flat_as_stored())
+    }
+
+    /// Tells the stage before that its rows were taken: it may send the next ones.
+    fn say_taken(self) -> Result<()> {
+        let world = self.runtime.world();
+        world.send_to_stage(self.stage.stage() - 1, Flat::Bytes(Vec::new()))
+    }
+
+    /// Waits until the stage behind says that it has taken the rows that were sent last.
+    fn wait_until_taken(self) -> Result<()> {
+        let world = self.runtime.world();
+        let behind = self.stage.stage() + 1;
+        world.receive_from_stage(behind, 0, Element::Byte).map(drop)
     }
 
     /// The rows of a micro-batch, or their gradient, from another stage.
@@ -251,7 +266,7 @@ impl Executor<'_> {
         let neighbours = Neighbours::of(decoder, self.runtime)?;
         let stage = neighbours.stage.stage();
         let mut all = Vec::new();
-        for sequences in micros {
+        for (place, sequences) in micros.iter().enumerate() {
             let micro = self.micro(decoder, sequences);
             let mut fetch = self.fetcher(self.forward_visits(decoder));
             let mut rows = if decoder.embeds() {
@@ -259,7 +274,11 @@ impl Executor<'_> {
                 let mut rows = embed(decoder, &fetched, own, self.runtime)?;
                 left(rows.pop())
             } else {
-                neighbours.receive(stage - 1, &micro)?
+                let rows = neighbours.receive(stage - 1, &micro)?;
+                if place + 1 < micros.len() {
+                    neighbours.say_taken()?;
+                }
+                rows
             };
             for (i, segment) in self.plan.segments.iter().enumerate() {
                 let fetched = fetch.next(decoder)?;
@@ -270,6 +289,9 @@ impl Executor<'_> {
                     .boundary(Boundary::at(BoundaryKind::Forward, i))?;
             }
             if !decoder.has_head() {
+                if place > 0 {
+                    neighbours.wait_until_taken()?;
+                }
                 neighbours.send(stage + 1, rows)?;
                 continue;
             }

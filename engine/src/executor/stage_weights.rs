@@ -1,7 +1,7 @@
 //! The weights of a model whose layers are divided into stages: between passes a rank has those of its own stage.
 
 use crate::Result;
-use crate::plan::{ModelPlan, Segment};
+use crate::plan::ModelPlan;
 use crate::world::World;
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Category, Home};
@@ -88,12 +88,6 @@ impl StageWeights {
 }
 
 /// A plan of the whole model as the stage of a decoder has it: the parts of segments that run here.
-pub(super) fn plan_of_stage(mut plan: ModelPlan, decoder: &Decoder) -> ModelPlan {
-    let own = decoder.own_body();
-    let here = |segment: Segment| {
-        let units = segment.units.start.max(own.start)..segment.units.end.min(own.end);
-        (!units.is_empty()).then_some(Segment { units, ..segment })
-    };
-    plan.segments = plan.segments.into_iter().filter_map(here).collect();
-    plan
+pub(super) fn plan_of_stage(plan: ModelPlan, decoder: &Decoder) -> ModelPlan {
+    plan.within(&decoder.own_body())
 }

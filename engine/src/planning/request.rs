@@ -30,18 +30,19 @@ pub(super) fn request_within(
         profile,
         budget,
         host_budget: config.memory.host_budget.map(|b| b.0),
-        parallel: sharing_matrices(config),
+        parallel: sharing_models(config),
         ranks: 1,
     })
 }
 
-/// As many devices as share matrices, in training or while they sample, where several do.
-fn sharing_matrices(config: &RunConfig) -> Parallel {
+/// As many devices as share matrices, in training or while they sample, or layers, where several do.
+fn sharing_models(config: &RunConfig) -> Parallel {
     let tensor = config.memory.tensor_model_parallel_size.max(1) as u64;
     let together = config.rollout.tensor_model_parallel_size.max(1) as u64;
     Parallel {
         data: together.div_ceil(tensor),
         tensor,
+        pipeline: config.memory.pipeline_model_parallel_size.max(1) as u64,
         rollout_tensor: Some(together).filter(|&n| n != tensor),
         ..Parallel::default()
     }

@@ -171,13 +171,14 @@ impl Opened {
     }
 
     /// The ranks that predicted bytes are those of one of. Without `ZeRO` a plan is as for one rank alone, where ranks share neither
-    /// sequences nor matrices. So it is where they have stages: a stage holds no more than a rank that has all of them, which it has while
-    /// it samples and saves.
+    /// sequences nor matrices, and have no stages.
     fn parallel(&self, zero: Zero) -> Parallel {
         let sequence = self.world.sequence_size() as u64;
         let together = self.world.sampling_size() as u64;
         let tensor = self.world.tensor_size() as u64;
-        let alike = zero == Zero::Off && sequence == 1 && together == 1 && tensor == 1;
+        let pipeline = self.world.stages() as u64;
+        let groups = [sequence, together, tensor, pipeline];
+        let alike = zero == Zero::Off && groups.iter().all(|&n| n == 1);
         if self.world.is_solo() || alike {
             return Parallel::default();
         }
@@ -187,6 +188,7 @@ impl Opened {
             // one that has all shares nothing out
             zero: if replicas.is_solo() { Zero::Off } else { zero },
             tensor,
+            pipeline,
             sequence,
             rollout_tensor: Some(together).filter(|&n| n != tensor),
             ..Parallel::default()

@@ -127,11 +127,12 @@ impl World {
         own.map_or_else(Traffic::default, |own| own.group.traffic())
     }
 
-    /// What this rank has sent in training to those that share its matrices, and to those that have the same share.
+    /// What this rank has sent in training to those that have the other parts of its model, shares of matrices or stages, and to those that
+    /// have the same part.
     #[must_use]
-    pub fn matrices_traffic(&self) -> Traffic {
-        let own = self.matrices.as_ref();
-        own.map_or_else(Traffic::default, SharedModel::traffic)
+    pub fn parts_traffic(&self) -> Traffic {
+        self.parts()
+            .map_or_else(Traffic::default, SharedModel::traffic)
     }
 }
 

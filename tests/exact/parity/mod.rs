@@ -6,6 +6,7 @@ mod losses;
 #[path = "../../suite/parity/optim.rs"]
 mod optim;
 mod pipeline_parallel;
+mod pipeline_waiting;
 mod plans;
 mod ranks;
 mod router_loss;

@@ -5,10 +5,11 @@
 //! |---|---|---|---|
 //! | tensor | 2 all-reduces of n d numbers | 2 | one for the embedding; of a chunk of the head a gather of its scores and one of its gradient (arXiv:1909.08053) |
 //! | sequence | 2 all-to-alls: queries, keys, values; what attention gives | 2 | in layers with attention (arXiv:2309.14509) |
-//! | pipeline | a send of n d numbers a micro-batch | one | between stages |
+//! | pipeline | a send of n d numbers a micro-batch, from each stage but the last | one, from each but the first | where the ends are tied, one of their gradient an update, from the first stage and the last |
 //!
-//! of `n` tokens of a micro-batch over the devices that share them. A layer that is recomputed has its forward's once more. Devices that
-//! share sequences sample different ones. Those that share matrices while they sample send, in each forward pass of prompts or of a token,
+//! of `n` tokens of a micro-batch over the devices that share them. A layer that is recomputed has its forward's once more. While it scores,
+//! a stage says of all micro-batches but the last that it has taken their rows, in an empty message. Before the policy samples, each unit that
+//! is on one stage alone goes from there to all others of the pipeline. Devices that share sequences sample different ones. Those that share matrices while they sample send, in each forward pass of prompts or of a token,
 //! two sums a layer (three where queries and keys are normed over all heads) and one for the embedding, and gather the logits; and at the
 //! end of a run a fingerprint of its tokens. A prompt's first token comes with its forward pass.
 //!
@@ -72,10 +73,10 @@ impl Context<'_> {
         let trains = u64::from(backwards > 0);
         if parallel.tensor > 1 {
             let group = parallel.group(Along::Tensor);
-            let layers = 2 * (forwards + backwards) / parallel.pipeline;
-            found.even(MessageKind::AllReduce, group, micros * (layers + 1), row);
+            let sums = 2 * (forwards + backwards) + u64::from(self.embeds());
+            found.even(MessageKind::AllReduce, group, micros * sums, row);
             // the head a chunk of rows at a time: four numbers of each row's scores, and the gradient of the row
-            let projects = self.arch.head == HeadKind::LanguageModel;
+            let projects = self.arch.head == HeadKind::LanguageModel && self.has_head();
             let scored = shape.scored.div_ceil(parallel.sequence);
             let chunks = scored.div_ceil(passes.head_rows.max(1)).max(1) * u64::from(projects);
             let each = scored as f64 / chunks.max(1) as f64;
@@ -93,7 +94,7 @@ impl Context<'_> {
             let group = parallel.group(Along::Sequence);
             let layers = self.sizes.layers.max(1);
             let share = self.sizes.count(Half::Attention) as f64 / layers as f64;
-            let each = ((forwards + backwards) as f64 * share).round() as u64 / parallel.pipeline;
+            let each = ((forwards + backwards) as f64 * share).round() as u64;
             let (arch, tensor) = (self.arch, parallel.tensor as f64);
             let dim = self.sizes.width as f64 * arch.head_dim as f64;
             // heads of keys that are fewer than devices are sent to several
@@ -106,10 +107,62 @@ impl Context<'_> {
                 found.even(MessageKind::AllToAll, group, micros * each, buffer);
             }
         }
-        if parallel.pipeline > 1 {
+        if self.stage.is_some() {
             let group = parallel.group(Along::Pipeline);
-            found.even(MessageKind::Send, group, micros * (1 + trains), row);
+            let rows = u64::from(!self.has_head());
+            found.even(MessageKind::Send, group, micros * rows, row);
+            let back = u64::from(!self.embeds());
+            match trains {
+                0 => found.even(
+                    MessageKind::Send,
+                    group,
+                    micros.saturating_sub(1) * back,
+                    0.0,
+                ),
+                _ => found.even(MessageKind::Send, group, micros * back, row),
+            }
         }
+        found
+    }
+
+    /// The gradient of a tied matrix, which the first stage and the last send each other once an update.
+    fn tied_ends_traffic(&self) -> Communication {
+        let mut found = Communication::default();
+        let trained = self.sizes.trained_ends(self.sizes.embedding);
+        let two = self
+            .stage
+            .is_some_and(|own| own.is_first() || own.is_last());
+        if two && self.arch.tied && trained > 0 {
+            let group = self.parallel.group(Along::Pipeline);
+            let bytes = self.parallel.tensor_share(F32 * trained) as f64;
+            found.even(MessageKind::Send, group, 1, bytes);
+        }
+        found
+    }
+
+    /// The policy's units, each from the stage that has it to all others of the pipeline.
+    fn stages_traffic(&self) -> Communication {
+        let mut found = Communication::default();
+        let Some(stage) = self.stage else {
+            return found;
+        };
+        let group = self.training.group(Along::Pipeline);
+        let (whole, own) = (&self.counted.whole_policy, &self.counted.policy);
+        let mut send = |all: u64, here: u64, bytes: u64| {
+            let bytes = self.training.tensor_share(bytes);
+            let others = (group.size - 1) * bytes;
+            let (at, buffer) = ((MessageKind::Exchange, group), bytes as f64);
+            found.add(at, here, others, buffer);
+            found.add(at, all - here, 0, buffer);
+        };
+        for half in whole.kinds() {
+            send(whole.count(half), own.count(half), whole.half_bytes(half));
+        }
+        // of two stages both have a tied matrix
+        let embeds = u64::from(!(self.arch.tied && stage.stages() == 2));
+        let first = embeds * u64::from(stage.is_first());
+        send(embeds, first, whole.width * whole.embedding);
+        send(1, u64::from(stage.is_last()), whole.width * whole.head);
         found
     }
 
@@ -126,7 +179,7 @@ impl Context<'_> {
         if shares {
             let weights = self.weights_of(plan);
             let rounds = weights.rounds(micros);
-            let mut gathers = weights.forward(rounds).divided(self.training.pipeline);
+            let mut gathers = weights.forward(rounds);
             let ahead = weights.ahead(gathers.seconds());
             gathers.hide_gathers(ahead.min(time::forward(self, plan)));
             found += gathers;
@@ -148,11 +201,8 @@ impl Context<'_> {
         } else {
             1
         };
-        found += self
-            .weights_of(self.model())
-            .make_whole()
-            .divided(self.training.pipeline)
-            .times(times);
+        found += self.weights_of(self.model()).make_whole().times(times);
+        found += self.stages_traffic();
         let sampled = self.sampling();
         for group in [w.group.max(1), greedy] {
             if group > 0 {
@@ -168,9 +218,7 @@ impl Context<'_> {
         let (rows, waves) = time::sampled_rows(self, group);
         let w = self.workload;
         let waves = waves.ceil() as u64;
-        let stages = self.parallel.pipeline;
         let tensor = self.parallel.group(Along::Tensor);
-        let pipeline = self.parallel.group(Along::Pipeline);
         let row = self.widths.row(1) as f64;
         let prompts = rows.div_ceil(group) * w.prompt_length;
         let passes = prompts.div_ceil(w.max_num_batched_tokens.max(1)).max(1);
@@ -185,10 +233,6 @@ impl Context<'_> {
                     let layers = times * self.sizes.layers;
                     found.even(MessageKind::AllReduce, tensor, layers, squares);
                 }
-            }
-            if stages > 1 {
-                // a token goes through all stages before the next one begins
-                found.even(MessageKind::Send, pipeline, times * (stages - 1), buffer);
             }
         }
         if tensor.size > 1 {
@@ -239,28 +283,23 @@ impl Context<'_> {
         });
         let weights = self.weights_of(plan);
         let rounds = weights.rounds(micros);
-        let mut own = weights
-            .backward(&totals.gathers, rounds)
-            .divided(self.training.pipeline);
+        let mut own = weights.backward(&totals.gathers, rounds);
         let [forward, backward] = time::training_passes(self, totals);
-        let seconds = |gathers: &Communication| {
-            let all = gathers.times(rounds).divided(self.training.pipeline);
-            all.seconds()
-        };
+        let seconds = |gathers: &Communication| gathers.times(rounds).seconds();
         let [first, again] = totals.gathers.each_ref().map(seconds);
         own.hide_gathers(weights.ahead(first).min(forward));
         if plan.prefetch > 0 {
             own.hide_gathers(again.min(backward));
         }
         found += own;
+        found += self.tied_ends_traffic();
         found.times(time::steps(self))
     }
 
     /// Updates of a training step.
     pub(super) fn optimizer_traffic(&self) -> Communication {
         let weights = self.weights_of(self.model());
-        let each = weights.optimizer().divided(self.training.pipeline);
-        each.times(time::steps(self))
+        weights.optimizer().times(time::steps(self))
     }
 
     /// Everything that a step sends, by phase.

@@ -5,6 +5,7 @@ use super::parallel::Parallel;
 use super::phase::EstimatePhase;
 use super::result::PhaseEstimate;
 use super::sizes::{F32, QuantizedWeights, Sizes, halves};
+use super::stages::ModelSizes;
 use super::states::{self, Activity};
 use super::unit_messages::UnitMessages;
 use super::usage::{MemoryUsage, PeakUsage};
@@ -13,7 +14,7 @@ use crate::{Layout, ModelPlan, Plan, Role};
 use firebrick_spec::arch::QkNorm;
 use firebrick_spec::lora::LoraConfig;
 use firebrick_spec::parameters::{Slot, UnitKind, unit_specs};
-use firebrick_spec::{Arch, Backend, Category, DeviceProfile, Quantization};
+use firebrick_spec::{Arch, Backend, Category, DeviceProfile, PipelineStage, Quantization};
 
 /// Bytes on the host for a token of a step's rollouts: ids, log-probs, weights, advantages.
 const TOKEN_BYTES: u64 = 64;
@@ -63,38 +64,6 @@ fn joined(arch: &Arch) -> u64 {
     halves(arch).into_iter().map(numbers).sum()
 }
 
-/// The parameters of a run's models: the same under every plan, so that a search counts them once.
-#[derive(Clone, Debug)]
-pub(crate) struct ModelSizes {
-    policy: Sizes,
-    critic: Option<Sizes>,
-    rewards: Vec<Sizes>,
-    /// Messages about the policy's units and the critic's.
-    units: [UnitMessages; 2],
-    sampling: Parallel,
-    warm_up: Option<Workload>,
-}
-
-impl ModelSizes {
-    pub fn of(workload: &Workload, parallel: &Parallel) -> Self {
-        let rewards = workload.rewards.iter();
-        let critic = workload.critic_arch().map(|arch| (arch, None));
-        let policy = Some((&workload.arch, workload.lora.as_ref()));
-        Self {
-            units: [policy, critic].map(|model| {
-                model.map_or_else(UnitMessages::default, |(arch, lora)| {
-                    UnitMessages::of(arch, lora, (parallel.replicas(), parallel.tensor))
-                })
-            }),
-            sampling: parallel.sampling(),
-            policy: Sizes::of(&workload.arch, workload.lora.as_ref()),
-            critic: workload.critic_arch().map(|arch| Sizes::of(arch, None)),
-            rewards: rewards.map(|own| Sizes::of(&own.arch, None)).collect(),
-            warm_up: workload.warming_up(),
-        }
-    }
-}
-
 /// Everything an estimate looks at, for one of the models that are trained.
 pub(crate) struct Context<'a> {
     pub workload: &'a Workload,
@@ -105,6 +74,10 @@ pub(crate) struct Context<'a> {
     /// Those that train, and those that sample.
     pub training: &'a Parallel,
     pub sampled: &'a Parallel,
+    /// The stage of these devices, where layers are divided; none of a model that they have whole.
+    pub stage: Option<PipelineStage>,
+    /// The parameters of all models.
+    pub counted: &'a ModelSizes,
     /// Messages about the units of the model that scores, trains or samples, and about the critic's.
     pub units: UnitMessages,
     critic_units: UnitMessages,
@@ -151,6 +124,8 @@ impl<'a> Context<'a> {
             parallel,
             training: parallel,
             sampled: &counted.sampling,
+            stage: counted.stage,
+            counted,
             units: counted.units[0],
             critic_units: counted.units[1],
             role: Role::Policy,
@@ -183,6 +158,9 @@ impl<'a> Context<'a> {
         let arch = &self.workload.rewards[index].arch;
         Self {
             role: Role::RewardModel,
+            // each device judges what it has sampled
+            parallel: self.stage.map_or(self.parallel, |_| self.sampled),
+            stage: None,
             arch,
             lora: None,
             sizes: self.rewards[index].1,
@@ -230,7 +208,7 @@ impl<'a> Context<'a> {
     /// The same for the policy as it samples.
     pub fn sampling(&self) -> Self {
         let w = self.workload;
-        let mut sizes = self.sizes;
+        let mut sizes = self.counted.whole_policy;
         sizes.width = w.rollout_precision.width();
         let widths = Widths::of(&w.arch, self.lora, self.profile);
         let rounded =
@@ -248,6 +226,7 @@ impl<'a> Context<'a> {
         Self {
             copies: rounded + packed(w, &sizes, self.profile),
             parallel: self.sampled,
+            stage: None,
             eight_bits,
             sizes,
             widths: widths.of_width(sizes.width),
@@ -261,6 +240,8 @@ impl<'a> Context<'a> {
     pub fn sampling_as_trained(&self) -> Self {
         Self {
             parallel: self.sampled,
+            stage: None,
+            sizes: self.counted.whole_policy,
             trained: self.trained.clone(),
             rewards: self.rewards.clone(),
             ..*self
@@ -296,13 +277,29 @@ impl<'a> Context<'a> {
 
     pub fn resident(&self, doing: Activity) -> MemoryUsage {
         states::resident(
-            &self.trained,
-            self.updated,
+            (&self.trained, self.updated),
+            &self.counted.whole_policy,
             &self.rewards,
             self.plan,
             [self.training, self.parallel],
             doing,
         )
+    }
+
+    /// Whether the embedding is on these devices.
+    pub fn embeds(&self) -> bool {
+        self.stage.is_none_or(|stage| stage.is_first())
+    }
+
+    /// Whether the head is on these devices.
+    pub fn has_head(&self) -> bool {
+        self.stage.is_none_or(|stage| stage.is_last())
+    }
+
+    /// Micro-batches that may have gone forward and not backward, where there are as many.
+    pub fn under_way(&self) -> u64 {
+        let behind = self.stage.map_or(1, |own| own.stages() - own.stage());
+        behind as u64
     }
 
     fn shape(&self, plan: &ModelPlan, budget: usize, rollouts: u64) -> Shape {
@@ -429,6 +426,7 @@ impl<'a> Context<'a> {
             host_bytes: peak.host.total(),
             moment: peak.moment.to_owned(),
             categories,
+            stage: self.counted.stage.map(|stage| stage.stage()),
         }
     }
 

@@ -3,6 +3,7 @@
 use firebrick_spec::Arch;
 use firebrick_spec::arch::{ExpertLayout, MAX_EXPERT_LAYERS};
 use firebrick_spec::parameters::{ParamSpec, Slot};
+use std::ops::Range;
 
 /// A set of layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,9 +43,13 @@ pub(super) struct ExpertSizes {
 }
 
 impl ExpertSizes {
-    /// Of an architecture whose halves with experts have these parameters, adapters included.
-    pub fn of(arch: &Arch, specs: &[ParamSpec]) -> Self {
-        let Some((_, own)) = arch.expert_layers().next() else {
+    /// Of those among some layers, whose halves have these parameters, adapters included.
+    pub fn of(arch: &Arch, layers: &Range<usize>, specs: &[ParamSpec]) -> Self {
+        let all = || {
+            let all = arch.expert_layers();
+            all.filter(|(layer, _)| layers.contains(layer))
+        };
+        let Some((_, own)) = all().next() else {
             return Self::default();
         };
         let count = |of: fn(Slot) -> bool| {
@@ -59,7 +64,7 @@ impl ExpertSizes {
                 _ => false,
             }),
             share: own.per_token as f64 / own.count as f64,
-            layers: LayerSet::of(arch.expert_layers().map(|(layer, _)| layer)),
+            layers: LayerSet::of(all().map(|(layer, _)| layer)),
         }
     }
 

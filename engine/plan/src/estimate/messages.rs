@@ -8,6 +8,7 @@
 //! | all-reduce | 2 (n - 1) / n B | 2 (n - 1) |
 //! | all-to-all | (n - 1) / n B | n - 1 |
 //! | send | B | 1 |
+//! | exchange, of a buffer that one device has | (n - 1) B, from it | n - 1 |
 //!
 //! A group of `k` devices in each of `m` machines takes (k - 1) / k B and k - 1 steps over the link inside, and (m - 1) / m B / k and m - 1
 //! steps over the one between: devices in the same place of each machine make a ring. Those of NCCL-tests' `PERFORMANCE.md`, hierarchical.
@@ -31,16 +32,19 @@ pub enum MessageKind {
     AllToAll,
     /// From one to the next.
     Send,
+    /// Bytes of each, which all have; as many as each likes.
+    Exchange,
 }
 
 impl MessageKind {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::AllReduce,
         Self::ReduceScatter,
         Self::AllGather,
         Self::AllToAll,
         Self::Send,
+        Self::Exchange,
     ];
 
     /// Its name, that of the collective in `firebrick-backends`.
@@ -52,6 +56,7 @@ impl MessageKind {
             Self::AllGather => "all_gather",
             Self::AllToAll => "all_to_all",
             Self::Send => "send",
+            Self::Exchange => "exchange",
         }
     }
 }
@@ -142,19 +147,12 @@ impl Communication {
         let bytes = match kind {
             MessageKind::AllReduce => 2.0 * others * buffer,
             MessageKind::Send => buffer,
-            _ => others * buffer,
+            MessageKind::Exchange => (group.size - 1) as f64 * buffer,
+            MessageKind::AllGather | MessageKind::ReduceScatter | MessageKind::AllToAll => {
+                others * buffer
+            }
         };
         self.add((kind, group), messages, bytes as u64, buffer);
-    }
-
-    /// A device's part where `stages` devices share out what this counts of all layers.
-    pub(super) fn divided(mut self, stages: u64) -> Self {
-        for sent in self.sent.iter_mut().flatten() {
-            sent.messages = sent.messages.div_ceil(stages);
-            sent.bytes = sent.bytes.div_ceil(stages);
-            sent.seconds /= stages as f64;
-        }
-        self
     }
 
     /// So many times as much.
@@ -268,6 +266,10 @@ impl Group {
             }
             MessageKind::Send if self.nodes > 1 => node_link.seconds(buffer, 1.0),
             MessageKind::Send => link.seconds(buffer, 1.0),
+            MessageKind::Exchange => {
+                let [near, far] = [inside - 1.0, size - inside];
+                link.seconds(near * buffer, near) + node_link.seconds(far * buffer, far)
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! One file an idea: [`sizes`] counts parameters, [`states`] weights and what the optimizer holds, [`activations`] what a
 //! half of a layer keeps, `head` the logits, `train` is a micro-batch forward and backward, `sample` is rollout and scoring,
-//! [`parallel`] several devices, [`time`] seconds, [`rules`] rules of thumb. `docs/planner.md` has the formulas in one place.
+//! [`parallel`] several devices, `stages` those of a pipeline, [`time`] seconds, [`rules`] rules of thumb. `docs/planner.md` has the formulas in one place.
 
 pub mod activations;
 mod base;
@@ -22,6 +22,7 @@ pub mod rules;
 mod sample;
 mod segment_totals;
 pub mod sizes;
+mod stages;
 pub mod states;
 pub mod time;
 mod train;
@@ -30,14 +31,15 @@ pub mod usage;
 mod workload;
 
 pub use crate::Zero;
-pub(crate) use context::{Context, ModelSizes};
+pub(crate) use context::Context;
 pub use messages::{Along, Communication, MessageKind, PhaseTraffic, Sent};
 pub use parallel::Parallel;
 pub use phase::EstimatePhase;
-pub use phases::{estimate, estimate_parallel};
+pub use phases::{estimate, estimate_parallel, estimate_stages};
 pub use result::{Estimate, PhaseEstimate, Seconds};
 pub(crate) use segment_totals::SegmentTotals;
 pub use sizes::Sizes;
+pub(crate) use stages::{StagePlans, Stages};
 pub use workload::{CriticWork, Examples, RewardWork, WarmUp, Workload};
 
 #[cfg(test)]

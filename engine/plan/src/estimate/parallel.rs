@@ -1,20 +1,22 @@
-//! Several devices: what each of them holds. The trainer is data parallel with tensor or sequence parallelism, samples on groups that share
-//! matrices, and refuses the other kinds; `firebrick plan` takes all degrees as options.
+//! Several devices: what each of them holds. The trainer is data parallel with tensor or sequence parallelism or stages of a pipeline, samples
+//! on groups that share matrices, and refuses the other combinations; `firebrick plan` takes all degrees as options.
 //!
-//! With `D` data-, `T` tensor-, `P` pipeline- and `S` sequence-parallel devices, the share of one device is:
+//! With `D` data-, `T` tensor- and `S` sequence-parallel devices, the share of one device is:
 //!
 //! | bytes | share |
 //! |---|---|
-//! | weights | 1 / (T · P), and 1 / (D · S) more under ZeRO-3 |
-//! | gradients | 1 / (T · P), and 1 / (D · S) more from ZeRO-2 on |
-//! | masters and moments | 1 / (T · P), and 1 / (D · S) more from ZeRO-1 on |
+//! | weights | 1 / T, and 1 / (D · S) more under ZeRO-3 |
+//! | gradients | 1 / T, and 1 / (D · S) more from ZeRO-2 on |
+//! | masters and moments | 1 / T, and 1 / (D · S) more from ZeRO-1 on |
 //! | activations between halves (d wide) | 1 / S |
 //! | activations inside a half (q, k, f wide) and scores | 1 / (S · T) |
-//! | kept inputs and graphs | layers / P of them, for P micro-batches in flight: as many as without |
-//! | logits | 1 / T, of 1 / S of the scored tokens, on the last pipeline stage |
+//! | logits | 1 / T, of 1 / S of the scored tokens |
 //! | queries, keys, values and what is mixed of them, once more for some heads and all tokens | 1 / S where S is above one |
-//! | keys and values | 1 / (S · T · P) |
-//! | sequences of a step | 1 / D; while they are sampled, 1 / (D · S) |
+//! | keys and values | 1 / (S · T) |
+//! | sequences of a step | 1 / D; while they are sampled, 1 / (D · S · P) |
+//!
+//! A stage of `P` has the weights, gradients and state of its layers ([`stages`](super::stages)), and what `P - s` micro-batches keep on
+//! stage `s`, from 0; the policy is whole on every device while it samples, is loaded and is saved.
 //!
 //! Under ZeRO-3 the weights of a segment are whole while it runs, and those of a model while it samples by itself. Groups that share
 //! matrices while they sample hold their shares beside the weights that wait. Communication buffers: on the host, through which values
@@ -25,7 +27,7 @@
 use super::sizes::{F32, Sizes};
 use super::workload::Workload;
 use crate::{Error, Result, Zero};
-use firebrick_spec::{Cluster, TensorShare};
+use firebrick_spec::{Arch, Cluster, PipelineStage, TensorShare};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -39,7 +41,7 @@ pub struct Parallel {
     pub zero: Zero,
     /// Devices that each hold a share of every matrix.
     pub tensor: u64,
-    /// Devices that each hold a share of the layers.
+    /// Stages that the layers are divided into, each on devices of its own.
     pub pipeline: u64,
     /// Devices that each take a share of every sequence (Ulysses).
     pub sequence: u64,
@@ -84,16 +86,24 @@ impl Parallel {
         self.devices() > 1
     }
 
-    /// Whether the trainer runs these degrees: data-parallel ones with tensor- or sequence-parallel ones, and groups that sample together.
-    /// It refuses the others, which are arithmetic.
+    /// Whether the trainer runs these degrees: data-parallel ones with tensor- or sequence-parallel ones or stages of a pipeline, and groups
+    /// that sample together, which stages do not. It refuses the others, which are arithmetic.
     #[must_use]
     pub fn is_run(&self) -> bool {
-        self.pipeline == 1 && (self.tensor == 1 || self.sequence == 1)
+        let kinds = [self.tensor, self.sequence, self.pipeline];
+        let alone = self.pipeline == 1 || self.rollout_tensor.is_none_or(|n| n == 1);
+        kinds.iter().filter(|&&n| n > 1).count() <= 1 && alone
     }
 
-    /// Whether the trainer shares a workload's matrices out as these degrees say.
+    /// Whether the trainer shares a workload's matrices out, and divides its layers, as these degrees say.
     #[must_use]
     pub fn trains(&self, workload: &Workload) -> bool {
+        let divides = |arch| PipelineStage::check(arch, self.pipeline as usize).is_ok();
+        let models = std::iter::once(&workload.arch).chain(workload.critic_arch());
+        models.into_iter().all(divides) && self.trains_matrices(workload)
+    }
+
+    fn trains_matrices(&self, workload: &Workload) -> bool {
         let drops = workload
             .lora
             .as_ref()
@@ -117,12 +127,14 @@ impl Parallel {
         self.rollout_tensor.is_some_and(|n| n != self.tensor)
     }
 
-    /// The devices as they sample: those that share sequences in training have sequences of their own.
+    /// The devices as they sample: those that share sequences or layers in training have sequences of their own.
     #[must_use]
     pub fn sampling(self) -> Self {
         match self.rollout_tensor {
+            // each stage has the whole policy then, and prompts of its own
             None => Self {
-                data: self.replicas(),
+                data: self.replicas().saturating_mul(self.pipeline),
+                pipeline: 1,
                 sequence: 1,
                 ..self
             },
@@ -236,11 +248,20 @@ impl Parallel {
             }
         }
         self.check_cluster()?;
-        if self.pipeline > arch.num_layers as u64 {
-            return bad(format!(
-                "the pipeline-parallel degree is {}; the model has {} layers",
-                self.pipeline, arch.num_layers
-            ));
+        self.check_stages("model", arch)?;
+        workload
+            .critic_arch()
+            .map_or(Ok(()), |critic| self.check_stages("critic", critic))
+    }
+
+    /// Refuses more stages than a model has layers.
+    fn check_stages(&self, name: &str, arch: &Arch) -> Result<()> {
+        let layers = arch.num_layers as u64;
+        if self.pipeline > layers {
+            return Err(Error::Config(format!(
+                "the pipeline-parallel degree is {}; the {name} has {layers} layers",
+                self.pipeline
+            )));
         }
         Ok(())
     }
@@ -291,7 +312,7 @@ impl Parallel {
         } else {
             1
         };
-        bytes.div_ceil(self.tensor * self.pipeline * replicas)
+        bytes.div_ceil(self.tensor * replicas)
     }
 
     /// One device's share of activations between halves.
@@ -309,7 +330,7 @@ impl Parallel {
     /// One device's share of keys and values.
     #[must_use]
     pub fn cache(&self, bytes: u64) -> u64 {
-        self.inside(bytes).div_ceil(self.pipeline)
+        self.inside(bytes)
     }
 
     /// One device's share of sequences or prompts.
@@ -403,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn tensor_and_pipeline_parallelism_divide_every_state() {
+    fn tensor_parallelism_divides_every_state() {
         let p = Parallel {
             tensor: 2,
             pipeline: 4,
@@ -411,10 +432,33 @@ mod tests {
         };
         assert_eq!(
             [p.weights(800), p.gradients(800), p.optimizer(800)],
-            [100; 3]
+            [400; 3]
         );
-        assert_eq!(p.cache(800), 100);
+        assert_eq!(p.cache(800), 400);
         assert_eq!(p.to_string(), "8 devices: tensor 2 x pipeline 4");
+    }
+
+    #[test]
+    fn stages_of_a_pipeline_sample_as_replicas_and_are_run_alone_or_with_replicas() {
+        let p = Parallel {
+            data: 2,
+            pipeline: 4,
+            zero: Zero::Stage1,
+            ..Parallel::default()
+        };
+        let sampling = p.sampling();
+        assert_eq!([sampling.data, sampling.pipeline], [8, 1]);
+        assert!(p.is_run());
+        for other in [
+            Parallel { tensor: 2, ..p },
+            Parallel { sequence: 2, ..p },
+            Parallel {
+                rollout_tensor: Some(2),
+                ..p
+            },
+        ] {
+            assert!(!other.is_run(), "{other}");
+        }
     }
 
     #[test]

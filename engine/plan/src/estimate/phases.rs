@@ -1,10 +1,12 @@
 //! The phases of a step, one after the other, and the estimate of a plan.
 
-use super::context::{Context, ModelSizes};
+use super::context::Context;
+use super::messages::PhaseTraffic;
 use super::parallel::Parallel;
 use super::phase::EstimatePhase;
 use super::result::{Estimate, PhaseEstimate};
 use super::sizes::F32;
+use super::stages::Stages;
 use super::states::{self, Activity};
 use super::usage::MemoryUsage;
 use super::workload::Workload;
@@ -21,6 +23,7 @@ impl Context<'_> {
             held.host.clear(Category::Moments);
             let held = self.with_whole_weights(held);
             let matrix = F32 * self.largest();
+            let held = self.loaded_by_stages(held);
             // a policy with adapters, or one that a critic starts from, is whole before ranks that share matrices cut it
             let adapted = self.workload.lora.is_some() || self.critic().is_some();
             let held = match self.trained.first() {
@@ -33,8 +36,37 @@ impl Context<'_> {
         })
     }
 
-    /// Adds what devices that share out weights lack of those of models that are trained: they are whole while they are read and written.
+    /// Models that have stages are whole on the device until all of them are there.
+    fn loaded_by_stages(&self, held: MemoryUsage) -> MemoryUsage {
+        if self.stage.is_none() {
+            return held;
+        }
+        let trained = self.counted.whole(self.plan);
+        // a resumed run reads a reference policy of its own
+        let reference = self.plan.reference().map(|_| Role::Reference);
+        let reference = reference.zip(trained.first().map(|(_, whole)| *whole));
+        let mut held = held;
+        for (role, whole) in trained.into_iter().chain(reference) {
+            held.device.clear(role.category());
+            held.host.clear(role.category());
+            let bytes = self.parallel.replicated().weights(whole.bytes());
+            held = held.on_device(role.category(), bytes);
+        }
+        held
+    }
+
+    /// Adds what devices that share out weights, or have stages, lack of those of models that are trained: they are whole while they are
+    /// read and written.
     fn with_whole_weights(&self, held: MemoryUsage) -> MemoryUsage {
+        if self.stage.is_some() {
+            let whole = self.counted.whole(self.plan);
+            let pairs = whole.into_iter().zip(&self.trained);
+            return pairs.fold(held, |held, ((role, whole), (_, own))| {
+                let lacking = whole.bytes() - own.bytes();
+                let lacking = self.parallel.replicated().weights(lacking);
+                held.on_device(role.category(), lacking)
+            });
+        }
         if !self.parallel.gathers() {
             return held;
         }
@@ -184,13 +216,51 @@ impl Context<'_> {
     }
 }
 
+impl Estimate {
+    /// What the stages of a pipeline need at most, in each phase those of the stage that binds: the ranks have one plan.
+    fn of_stages(stages: impl IntoIterator<Item = Self>) -> Self {
+        let mut stages = stages.into_iter();
+        let first = stages.next();
+        let first = first.unwrap_or_else(|| unreachable!("there is at least one stage"));
+        stages.fold(first, Self::or_more)
+    }
+
+    fn or_more(mut self, other: Self) -> Self {
+        self.peak_bytes = self.peak_bytes.max(other.peak_bytes);
+        self.host_peak_bytes = self.host_peak_bytes.max(other.host_peak_bytes);
+        self.seconds = self.seconds.or_longer(&other.seconds);
+        for (own, theirs) in self.phases.iter_mut().zip(other.phases) {
+            let host_bytes = own.host_bytes.max(theirs.host_bytes);
+            if theirs.total_bytes > own.total_bytes {
+                *own = theirs;
+            }
+            own.host_bytes = host_bytes;
+        }
+        for theirs in other.communication {
+            let place = |own: &&mut PhaseTraffic| {
+                (own.phase, own.kind, own.along) == (theirs.phase, theirs.kind, theirs.along)
+            };
+            match self.communication.iter_mut().find(place) {
+                Some(own) => {
+                    own.messages = own.messages.max(theirs.messages);
+                    own.bytes = own.bytes.max(theirs.bytes);
+                    own.seconds = own.seconds.max(theirs.seconds);
+                }
+                None => self.communication.push(theirs),
+            }
+        }
+        self
+    }
+}
+
 /// Bytes and seconds of a plan on one device.
 #[must_use]
 pub fn estimate(workload: &Workload, plan: &Plan, profile: &DeviceProfile) -> Estimate {
     estimate_parallel(workload, plan, profile, &Parallel::default())
 }
 
-/// Bytes and seconds of one of several devices. See [`parallel`](super::parallel).
+/// Bytes and seconds of one of several devices; where these have stages of a pipeline, of the stage that binds in each phase. See
+/// [`parallel`](super::parallel).
 #[must_use]
 pub fn estimate_parallel(
     workload: &Workload,
@@ -198,6 +268,22 @@ pub fn estimate_parallel(
     profile: &DeviceProfile,
     parallel: &Parallel,
 ) -> Estimate {
-    let sizes = ModelSizes::of(workload, parallel);
-    Context::new(workload, plan, profile, parallel, &sizes).estimate()
+    let stages = Stages::of(workload, parallel);
+    let plans = stages.unlike(workload, plan);
+    let each = plans.contexts(workload, profile, parallel);
+    Estimate::of_stages(each.map(|ctx| ctx.estimate()))
+}
+
+/// The same of every stage, the first one first; of one device where there are no stages.
+#[must_use]
+pub fn estimate_stages(
+    workload: &Workload,
+    plan: &Plan,
+    profile: &DeviceProfile,
+    parallel: &Parallel,
+) -> Vec<Estimate> {
+    let stages = Stages::of(workload, parallel);
+    let plans = stages.plans(workload, plan);
+    let each = plans.contexts(workload, profile, parallel);
+    each.map(|ctx| ctx.estimate()).collect()
 }

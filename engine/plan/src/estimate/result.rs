@@ -19,6 +19,9 @@ pub struct PhaseEstimate {
     pub moment: String,
     /// Device bytes by category; they add up to `total_bytes`.
     pub categories: BTreeMap<Category, u64>,
+    /// Where layers are divided into stages: the one whose device bytes these are, from 0. Host bytes are the most that any stage has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage: Option<usize>,
 }
 
 impl PhaseEstimate {
@@ -38,9 +41,9 @@ pub struct Estimate {
     pub host_peak_bytes: u64,
     /// In the order of a step.
     pub phases: Vec<PhaseEstimate>,
-    /// Seconds of a step, every completion as long as allowed.
+    /// Seconds of a step, every completion as long as allowed; of stages the slowest one's, in each phase.
     pub seconds: Seconds,
-    /// What one of several devices sends in a step. Its seconds are among those of the phases.
+    /// What one of several devices sends in a step; of stages the most that any sends of a kind. Its seconds are among those of the phases.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub communication: Vec<PhaseTraffic>,
 }
@@ -98,6 +101,20 @@ impl Seconds {
             (EstimatePhase::CriticBackward, self.critic_backward),
             (EstimatePhase::CriticOptimizer, self.critic_optimizer),
         ]
+    }
+
+    /// The longer of two in every phase.
+    pub(super) fn or_longer(&self, other: &Self) -> Self {
+        Self {
+            rollout: self.rollout.max(other.rollout),
+            score: self.score.max(other.score),
+            backward: self.backward.max(other.backward),
+            optimizer: self.optimizer.max(other.optimizer),
+            reward: self.reward.max(other.reward),
+            values: self.values.max(other.values),
+            critic_backward: self.critic_backward.max(other.critic_backward),
+            critic_optimizer: self.critic_optimizer.max(other.critic_optimizer),
+        }
     }
 
     /// The whole step.

@@ -13,7 +13,7 @@ use super::states::{Activity, fetched, gathered_ahead};
 use super::usage::{MemoryUsage, PeakUsage};
 use crate::{ModelPlan, Role, Zero};
 use firebrick_spec::kv_cache::{KvCacheDemand, sequences_with_states};
-use firebrick_spec::{Category, Home};
+use firebrick_spec::{Category, Home, PipelineStage};
 use firebrick_spec::{CudaGraphs, Operation};
 
 /// Score-sized tensors while a token is chosen.
@@ -126,6 +126,10 @@ fn sampling(
     if ctx.training.samples_on_groups() {
         peak.record("cutting weights for groups", base + cutting(ctx));
     }
+    if let Some(stage) = ctx.counted.stage {
+        let sent = base.on_host(Category::Communication, sent_by_stages(ctx, stage));
+        peak.record("gathering weights of other stages", sent);
+    }
     let (together, prefill) = prefill(ctx, prompts, group, rows);
     // steps that send messages are not captured
     let graphs = graphs.filter(|_| ctx.parallel.tensor == 1);
@@ -160,6 +164,21 @@ fn sampling(
         (pools + ctx.forward(decode, 0) + summed(ctx, rows))
             .on_device(Category::Buffers, widened(ctx, rows)),
     );
+}
+
+/// What gathering the policy's units from other stages takes on the host: the message of the largest unit that a stage lacks, and the
+/// parameters that are made of it.
+fn sent_by_stages(ctx: &Context<'_>, stage: PipelineStage) -> u64 {
+    // gathered as they are trained, whatever they are sampled in
+    let whole = &ctx.counted.whole_policy;
+    let body = whole.kinds().map(|half| whole.half_bytes(half));
+    let embedding = if ctx.arch.tied && stage.stages() == 2 {
+        0
+    } else {
+        whole.embedding
+    };
+    let ends = whole.width * embedding.max(whole.head);
+    2 * ctx.parallel.replicated().weights(body.fold(ends, u64::max))
 }
 
 /// What cutting a share of the weights takes on the host besides: where devices share them out, the message that gathers a unit, and the
@@ -225,7 +244,11 @@ pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Activity, peak: 
         _ => ctx.role.category(),
     };
     let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile);
+    let row = ctx.parallel.between(ctx.widths.row(shape.tokens));
+    // rows that wait for a stage, and those that it reads or sends
+    let passed = if ctx.stage.is_some() { 3 * row } else { 0 };
     let base = ctx.resident(doing) + ctx.batch_buffers(shape, plan.attention_rows, 1);
+    let base = base.on_host(Category::Communication, passed);
     let last = plan.segments.len().saturating_sub(1);
     let fetched = fetched(&ctx.sizes, plan, ctx.parallel, last, plan.prefetch);
     let ahead = |visit| match doing {
@@ -242,7 +265,9 @@ pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Activity, peak: 
             .on_host(Category::Communication, ahead)
             + ctx.forward(shape, plan.attention_rows),
     );
-    let row = ctx.parallel.between(ctx.widths.row(shape.tokens));
+    if !ctx.has_head() {
+        return;
+    }
     let gathers = ctx.parallel.gathers() && plan.zero == Zero::Stage3 && !ctx.arch.tied;
     let ends = match plan.ends {
         Home::Device if !gathers => 0,

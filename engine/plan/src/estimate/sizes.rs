@@ -6,7 +6,8 @@ use firebrick_spec::Arch;
 use firebrick_spec::arch::{HeadKind, Mixer};
 use firebrick_spec::lora::LoraConfig;
 use firebrick_spec::parameters::{ParamSpec, Slot, UnitKind, unit_specs};
-use firebrick_spec::{Backend, DeviceProfile};
+use firebrick_spec::{Backend, DeviceProfile, PipelineStage};
+use std::ops::Range;
 
 /// Bytes of a number that is f32 in every precision.
 pub(super) const F32: u64 = 4;
@@ -32,9 +33,8 @@ pub(super) fn halves(arch: &Arch) -> Vec<(UnitKind, u64)> {
     mixers.chain(feed_forwards).collect()
 }
 
-fn linear_layers(arch: &Arch) -> impl Iterator<Item = usize> {
-    let layers = arch.mixers.iter().enumerate();
-    layers.filter_map(|(layer, mixer)| (*mixer == Mixer::GatedDeltaNet).then_some(layer))
+fn linear_layers(arch: &Arch, layers: Range<usize>) -> impl Iterator<Item = usize> {
+    layers.filter(|&layer| arch.mixers.get(layer) == Some(&Mixer::GatedDeltaNet))
 }
 
 /// All layers' matrices in 8 bits.
@@ -87,7 +87,8 @@ impl QuantizedWeights {
     }
 }
 
-/// Parameters of an architecture's parts, adapters included. Layers differ in their mixers and in their feed-forwards.
+/// Parameters of an architecture's parts, adapters included: all of them, or those of a stage. Layers differ in their mixers and in their
+/// feed-forwards.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sizes {
     /// The embedding.
@@ -105,7 +106,7 @@ pub struct Sizes {
     pub layers: u64,
     /// The largest matrix.
     pub largest: u64,
-    /// The projection that the head uses, whoever owns it.
+    /// The projection that the head uses, whoever owns it; 0 on a stage without the head.
     pub projection: u64,
     /// Which layers have linear attention.
     linear_layers: LayerSet,
@@ -125,6 +126,14 @@ impl Sizes {
     /// Counts an architecture's parameters. With adapters they alone are trained.
     #[must_use]
     pub fn of(arch: &Arch, lora: Option<&LoraConfig>) -> Self {
+        Self::of_stage(arch, lora, None)
+    }
+
+    /// Counts those of a stage, where layers are divided; a tied matrix is on the first and on the last.
+    #[must_use]
+    pub fn of_stage(arch: &Arch, lora: Option<&LoraConfig>, stage: Option<PipelineStage>) -> Self {
+        let layers = stage.map_or(0..arch.num_layers, |own| own.layers(arch.num_layers));
+        let has = |end: UnitKind| stage.is_none_or(|own| own.has(arch, end));
         let specs = |kind| {
             let mut specs = unit_specs(arch, kind);
             let own = lora.map_or_else(Vec::new, |l| l.specs(&specs));
@@ -140,25 +149,29 @@ impl Sizes {
             own.map(|s| s.numel() as u64).sum::<u64>()
         };
         let mixer = |mixer| {
-            let layer = arch.mixers.iter().position(|own| *own == mixer);
+            let mut own = layers.clone();
+            let layer = own.find(|&layer| arch.mixers.get(layer) == Some(&mixer));
             layer.map(UnitKind::Attention)
         };
-        let dense = (0..arch.num_layers).find(|&layer| arch.experts(layer).is_none());
+        let dense = layers.clone().find(|&layer| arch.experts(layer).is_none());
         let units = [
-            Some(UnitKind::Embedding),
+            Some(UnitKind::Embedding).filter(|&end| has(end)),
             mixer(Mixer::Attention),
             mixer(Mixer::GatedDeltaNet),
             dense.map(UnitKind::Mlp),
-            Some(UnitKind::Head),
+            Some(UnitKind::Head).filter(|&end| has(end)),
         ]
         .map(|kind| kind.map_or_else(Vec::new, specs));
-        let mixture = arch.expert_layers().next();
+        let mixture = arch
+            .expert_layers()
+            .find(|(layer, _)| layers.contains(layer));
         let mixture = mixture.map_or_else(Vec::new, |(layer, _)| specs(UnitKind::Mlp(layer)));
         let all = || units.iter().flatten().chain(&mixture);
         let largest = |specs: &mut dyn Iterator<Item = &ParamSpec>| {
             specs.map(ParamSpec::numel).max().unwrap_or(0) as u64
         };
         let projection = match arch.head {
+            _ if !has(UnitKind::Head) => 0,
             HeadKind::LanguageModel => arch.vocab_size * arch.hidden_size,
             HeadKind::Scalar { .. } => arch.hidden_size,
         };
@@ -167,15 +180,15 @@ impl Sizes {
             embedding: count(embedding),
             attention: count(attention),
             linear: count(linear),
-            linear_layers: LayerSet::of(linear_layers(arch)),
+            linear_layers: LayerSet::of(linear_layers(arch, layers.clone())),
             mlp: count(mlp),
-            experts: ExpertSizes::of(arch, &mixture),
+            experts: ExpertSizes::of(arch, &layers, &mixture),
             head: count(head),
-            layers: arch.num_layers as u64,
+            layers: layers.len() as u64,
             largest: largest(&mut all()),
             projection: projection as u64,
             adapters: lora.map(|_| [attention, linear, mlp, &mixture].map(|own| adapters(own))),
-            value: if arch.joint_value_head {
+            value: if arch.joint_value_head && has(UnitKind::Head) {
                 arch.hidden_size as u64
             } else {
                 0
@@ -272,7 +285,7 @@ impl Sizes {
         all.map(|half| self.count(half) * of(half)).sum()
     }
 
-    /// Whether the head's projection is the embedding.
+    /// Whether the head's projection is the embedding; not on a stage without the head.
     #[must_use]
     pub fn is_tied(&self) -> bool {
         self.head < self.projection

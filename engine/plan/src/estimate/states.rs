@@ -67,10 +67,10 @@ impl Activity {
 }
 
 /// Weights of all models, and the state of the optimizers of those that are `trained`, of which the first `updated` have any: of a device
-/// as it trains, and as it samples.
+/// as it trains, and as it samples, from the whole policy.
 pub(super) fn resident(
-    trained: &[(Role, Sizes)],
-    updated: usize,
+    (trained, updated): (&[(Role, Sizes)], usize),
+    sampled: &Sizes,
     rewards: &[(&ModelPlan, Sizes)],
     plan: &Plan,
     [parallel, sampling]: [&Parallel; 2],
@@ -80,11 +80,11 @@ pub(super) fn resident(
     for (index, (role, sizes)) in trained.iter().enumerate() {
         let model = &plan.models[role];
         let presence = doing.presence(*role);
-        let devices = match presence {
-            Presence::Whole => sampling,
-            Presence::Running | Presence::Idle => parallel,
+        let (devices, own) = match presence {
+            Presence::Whole => (sampling, sampled),
+            Presence::Running | Presence::Idle => (parallel, sizes),
         };
-        held += weights(sizes, model, role.category(), devices, presence);
+        held += weights(own, model, role.category(), devices, presence);
         if index < updated {
             held += optimizer(sizes, model, parallel, doing == Activity::Update(*role));
         }

@@ -22,8 +22,7 @@
 //! [`DeviceProfile::overlaps_copies`]: firebrick_spec::DeviceProfile::overlaps_copies
 //!
 //! Of several devices each has its share of the work; what they wait for of each other (`estimate::communication`) is added to the
-//! phase that it belongs to. `P` pipeline stages take `m + P - 1` turns for `m` micro-batches, and one after
-//! the other while a token is sampled.
+//! phase that it belongs to. `P` pipeline stages take `m + P - 1` turns for `m` micro-batches, each as long as the slowest stage's.
 
 use super::activations::{Cached, Half, Shape};
 use super::context::Context;
@@ -202,6 +201,9 @@ impl Context<'_> {
 
     /// The head's forward over scored tokens.
     fn head(&self, scored: u64, head_rows: usize) -> f64 {
+        if !self.has_head() {
+            return 0.0;
+        }
         let width = self.arch.hidden_size;
         let logits = HeadCost::of(self.arch, head_rows, self.profile).logits(scored) as f64;
         let chunks = scored.div_ceil(head_rows as u64) as f64;
@@ -222,10 +224,10 @@ fn chunks(shape: Shape, rows: usize) -> u64 {
     }
 }
 
-/// Turns of all pipeline stages that take so many micro-batches, each as long as a micro-batch through the whole model.
+/// Turns of all pipeline stages that take so many micro-batches.
 fn turns(ctx: &Context<'_>, micros: f64) -> f64 {
-    let stages = ctx.parallel.pipeline as f64;
-    (micros + stages - 1.0) / stages
+    let behind = ctx.stage.map_or(0, |own| own.stages() - 1);
+    micros + behind as f64
 }
 
 /// Weights that a device streams in one pass over the model, in bytes.
@@ -260,6 +262,9 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
     } else {
         streamed(ctx, policy)
     };
+    // and what is on other stages from there
+    let elsewhere = ctx.counted.whole_policy.bytes() - ctx.counted.policy.bytes();
+    let fetched = fetched + ctx.parallel.replicated().weights(elsewhere) as f64;
     sampling(&ctx.sampling(), w.group.max(1))
         + greedy
         + ctx.copy(fetched)

@@ -3,6 +3,9 @@
 //! While segment `s` goes backward there are: the inputs kept by it and the segments before it, the graphs of segments
 //! before it that keep theirs, its own graph (of what lies below the half at hand), gradients on their way, and the
 //! parameters' gradients so far. From the second micro-batch on these are all parameters' and the segment's once more.
+//!
+//! A stage of a pipeline has its own segments alone, and what all of them keep of the other micro-batches that are under way: of `P - s` in
+//! all on stage `s` of `P` (one forward, one backward). The embedding is on the first stage, the head on the last.
 
 use super::activations::Half;
 use super::context::Context;
@@ -12,8 +15,7 @@ use super::states;
 use super::states::{Activity, fetched, gathered_ahead};
 use super::usage::{MemoryUsage, PeakUsage};
 use crate::{ActivationPolicy, ModelPlan, Order, Segment};
-use firebrick_spec::Backend;
-use firebrick_spec::{Category, Home};
+use firebrick_spec::{Backend, Category, Home, PipelineStage};
 
 /// Device bytes of a half of a layer in a micro-batch.
 #[derive(Clone, Copy, Default)]
@@ -36,6 +38,8 @@ pub(super) struct BackwardPass<'a> {
     row: u64,
     /// Micro-batches whose kept inputs live at the same time.
     copies: u64,
+    /// Micro-batches under way: on a stage of a pipeline those that went forward and not backward.
+    under_way: u64,
     /// Whether an earlier micro-batch left a gradient for every parameter.
     full: bool,
     splits: bool,
@@ -56,12 +60,14 @@ impl<'a> BackwardPass<'a> {
             Order::MicroMajor => 1,
             Order::SegmentMajor => micros,
         };
+        let under_way = ctx.under_way().min(micros);
         let mut pass = Self {
             plan,
             base: ctx.resident(Activity::Pass(ctx.role))
-                + ctx.batch_buffers(shape, plan.attention_rows, copies),
+                + ctx.batch_buffers(shape, plan.attention_rows, copies.max(under_way)),
             row: ctx.parallel.between(ctx.widths.row(shape.tokens)),
             copies,
+            under_way,
             // segment by segment, a parameter's gradients of all micro-batches meet in its own sum
             full: micros > copies,
             splits: ctx.widths.splits(shape, plan.attention_rows),
@@ -131,22 +137,74 @@ impl<'a> BackwardPass<'a> {
     }
 
     /// Sees every moment.
-    pub fn run(&self, peak: &mut PeakUsage) {
+    pub fn run(mut self, peak: &mut PeakUsage) {
+        let (base, micros) = (self.base, self.ctx.micro_batches());
+        // the most that are under way, in a first backward pass where there are no more
+        self.full = micros > self.copies.max(self.under_way);
+        self.base = base + self.of_others(self.under_way - 1);
+        self.walk(peak);
+        // and in the second one
+        if self.under_way > 1 && !self.full {
+            self.full = true;
+            self.base = base + self.of_others(self.under_way - 2);
+            self.walk(peak);
+        }
+        self.base = base;
+        self.tied_ends(peak);
+    }
+
+    /// What so many other micro-batches keep.
+    fn of_others(&self, others: u64) -> MemoryUsage {
+        let last = self.plan.segments.len();
+        let [stay, offloaded] = self.inputs[last].map(|count| count * self.row * others);
+        let kept = MemoryUsage::default()
+            .on_device(Category::KeptInputs, stay)
+            .on_host(Category::KeptInputs, offloaded);
+        (0..others).fold(kept, |held, _| held + self.graphs[last])
+    }
+
+    /// The gradient of a tied matrix, of which the first stage and the last have a part: a message to the other, and one from there.
+    fn tied_ends(&self, peak: &mut PeakUsage) {
+        let two = |stage: PipelineStage| stage.is_first() || stage.is_last();
+        if self.ctx.arch.tied && self.ctx.stage.is_some_and(two) {
+            let sizes = &self.ctx.sizes;
+            let bytes = F32 * sizes.trained_ends(sizes.embedding);
+            let held = self.with_gradients(self.base, sizes.trained(), 0);
+            let sum = held.on_host(Category::Communication, 2 * bytes);
+            peak.record("the sum of a tied matrix's gradients", sum);
+        }
+    }
+
+    /// Sees the moments of a micro-batch.
+    fn walk(&self, peak: &mut PeakUsage) {
         let last = self.plan.segments.len();
         let forward = self.kept(last) + self.graphs[last] + self.base;
         let forward = self.with_gradients(forward, 0, 0);
         peak.record("the last segment's forward", forward + self.running(last));
-        peak.record("the head", self.head(forward));
+        if self.ctx.stage.is_some() {
+            // through the host: a message that waits, one that is read, and what is read of it
+            let rows = forward
+                .on_device(Category::Buffers, 2 * self.row)
+                .on_host(Category::Communication, 3 * self.row);
+            peak.record("rows on their way between stages", rows);
+        }
         let sizes = &self.ctx.sizes;
-        let mut done = sizes.trained_ends(sizes.head);
-        if self.ctx.arch.tied {
-            done += sizes.trained_ends(sizes.embedding);
+        let mut done = 0;
+        if self.ctx.has_head() {
+            peak.record("the head", self.head(forward));
+            done = sizes.trained_ends(sizes.head);
+            if self.ctx.arch.tied {
+                done += sizes.trained_ends(sizes.embedding);
+            }
         }
         for (index, segment) in self.plan.segments.iter().enumerate().rev() {
             self.segment(index, segment, done, peak);
             if !self.updates_at_once() {
                 done += self.numbers(segment);
             }
+        }
+        if !self.ctx.embeds() {
+            return;
         }
         let all = if self.updates_at_once() {
             sizes.trained_ends(sizes.embedding)

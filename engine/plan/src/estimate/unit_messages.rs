@@ -10,7 +10,7 @@ use crate::{ModelPlan, Order, Partition, Segment, Zero};
 use firebrick_spec::arch::Mixer;
 use firebrick_spec::lora::LoraConfig;
 use firebrick_spec::parameters::{ParamSpec, Slot, UnitKind, unit_specs};
-use firebrick_spec::{Arch, TensorShare};
+use firebrick_spec::{Arch, PipelineStage, TensorShare};
 
 /// Parameters of a unit, as they lie in messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -82,6 +82,17 @@ impl UnitMessages {
             tied: arch.tied,
             cut: shares,
         }
+    }
+
+    /// The same on a stage, where layers are divided: with the ends that are there.
+    pub fn of_stage(mut self, arch: &Arch, stage: Option<PipelineStage>) -> Self {
+        let kinds = [UnitKind::Embedding, UnitKind::Head];
+        for (end, kind) in self.ends.iter_mut().zip(kinds) {
+            if stage.is_some_and(|own| !own.has(arch, kind)) {
+                *end = UnitParams::default();
+            }
+        }
+        self
     }
 
     fn half(&self, half: Half) -> &UnitParams {

@@ -1,8 +1,8 @@
 //! Degrees of parallelism for a cluster: those with the least estimated time under which a plan fits.
 //!
 //! Every way to write the number of devices as data × sequence × tensor × pipeline is considered, with each stage of `ZeRO`, and with
-//! sampling on groups of devices that share matrices. Matrices and sequences are shared inside a machine only; stages go with the
-//! optimizer's state shared out at most. Each is searched as a plan of one device is. With estimated kinds there are many: they are tried
+//! sampling on groups of devices that share matrices. Matrices and sequences are shared inside a machine only; stages sample from whole
+//! policies, and go with the optimizer's state shared out at most. Each is searched as a plan of one device is. With estimated kinds there are many: they are tried
 //! in the order of their time without memory limits, and left out from where that is above the best so far.
 
 use super::advice;
@@ -52,11 +52,11 @@ impl Degrees {
         }
     }
 
-    /// Whether a kind of parallelism that the trainer does not run was asked for by its degree.
+    /// Whether kinds of parallelism that the trainer does not run together were asked for by their degrees.
     fn names_estimates(&self) -> bool {
-        [self.tensor, self.pipeline]
-            .into_iter()
-            .any(|degree| degree.is_some_and(|n| n > 1))
+        let kinds = [self.tensor, self.pipeline, self.sequence];
+        let several = kinds.into_iter().flatten().filter(|&n| n > 1);
+        several.count() > 1
     }
 }
 
@@ -118,6 +118,7 @@ impl Request {
             request.memory.zero_stage = parallel.zero.number();
             request.memory.ulysses_sequence_parallel_size = parallel.sequence as usize;
             request.memory.tensor_model_parallel_size = parallel.tensor as usize;
+            request.memory.pipeline_model_parallel_size = parallel.pipeline as usize;
             request.memory.reshard_after_forward = reshard;
             request.memory.step_in_backward = false;
             request.parallel = parallel;

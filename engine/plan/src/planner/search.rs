@@ -6,7 +6,7 @@ use super::candidates::{
 use super::limits::PhaseLimits;
 use super::request::Request;
 use crate::Result;
-use crate::estimate::{Context, ModelSizes, SegmentTotals, time};
+use crate::estimate::{Context, PhaseEstimate, SegmentTotals, StagePlans, Stages, time};
 use crate::{MemoryConfig, ModelPlan, MomentKind, Plan, Role};
 
 /// What a step with moments of fewer bits is counted as, in steps with exact ones.
@@ -68,7 +68,7 @@ pub(super) struct PlacementSearch<'a> {
     request: &'a Request,
     limits: &'a PhaseLimits,
     memory: MemoryConfig,
-    sizes: ModelSizes,
+    stages: Stages,
 }
 
 /// Rows of head and attention at a time, and the best scoring with them.
@@ -82,21 +82,47 @@ struct ChunkSizes {
 impl<'a> PlacementSearch<'a> {
     pub fn new(request: &'a Request, limits: &'a PhaseLimits, memory: MemoryConfig) -> Self {
         Self {
-            sizes: ModelSizes::of(&request.workload, &request.parallel),
+            stages: Stages::of(&request.workload, &request.parallel),
             request,
             limits,
             memory,
         }
     }
 
-    fn context<'p>(&'p self, plan: &'p Plan) -> Context<'p> {
+    /// A plan as the stages have it, where layers are divided; as one device has it elsewhere.
+    fn divided(&self, plan: &Plan) -> StagePlans<'_> {
+        self.stages.unlike(&self.request.workload, plan)
+    }
+
+    fn contexts<'p>(&'p self, plans: &'p StagePlans<'_>) -> impl Iterator<Item = Context<'p>> {
         let Request {
             workload,
             profile,
             parallel,
             ..
         } = self.request;
-        Context::new(workload, plan, profile, parallel, &self.sizes)
+        plans.contexts(workload, profile, parallel)
+    }
+
+    /// Whether phases keep within the limits on every stage.
+    fn hold(
+        &self,
+        plans: &StagePlans<'_>,
+        phases: impl Fn(&Context<'_>) -> Vec<PhaseEstimate>,
+    ) -> bool {
+        let mut each = self.contexts(plans);
+        each.all(|ctx| phases(&ctx).iter().all(|phase| self.limits.hold(phase)))
+    }
+
+    /// Seconds of the slowest stage.
+    fn seconds(&self, plans: &StagePlans<'_>, of: impl Fn(&Context<'_>) -> f64) -> f64 {
+        self.contexts(plans).map(|ctx| of(&ctx)).fold(0.0, f64::max)
+    }
+
+    /// The same of the policy, and of the critic where there is one.
+    fn seconds_of_both(&self, plans: &StagePlans<'_>, of: fn(&Context<'_>) -> f64) -> f64 {
+        let critics = |ctx: &Context<'_>| ctx.critic().map_or(0.0, |critic| of(&critic));
+        self.seconds(plans, of) + self.seconds(plans, critics)
     }
 
     /// The most frugal candidates: one of them needs the least bytes.
@@ -133,27 +159,24 @@ impl<'a> PlacementSearch<'a> {
             score_tokens: w.scored_length().max(1) as usize,
             ..activation_policies(&self.memory, w.arch.num_layers, true)[0].clone()
         };
-        let mut plan = Candidate {
+        let plan = Candidate {
             memory: frugal,
             max_num_seqs: w.group.max(1) as usize,
         }
         .plan(w)?;
-        let fixed = {
-            let ctx = self.context(&plan);
-            let phases = [ctx.load(), ctx.save()];
-            if !phases.iter().all(|p| self.limits.hold(p)) {
-                return Ok(None);
-            }
-            time::optimizer(&ctx) + ctx.critic().map_or(0.0, |c| time::optimizer(&c))
-        };
-        let Some((seqs, rollout)) = self.rollout(&mut plan) else {
+        let mut plans = self.divided(&plan);
+        if !self.hold(&plans, |ctx| vec![ctx.load(), ctx.save()]) {
+            return Ok(None);
+        }
+        let fixed = self.seconds_of_both(&plans, time::optimizer);
+        let Some((seqs, rollout)) = self.rollout(&mut plans) else {
             return Ok(None);
         };
         let penalty = lossy(self.memory.moments);
         if (fixed + rollout) * penalty >= most {
             return Ok(None);
         }
-        let rows = self.rows(&mut plan);
+        let rows = self.rows(&mut plans);
         let found = self.backward(&rows, fixed + rollout, most / penalty)?;
         Ok(found.map(|(seconds, memory)| {
             let candidate = Candidate {
@@ -165,13 +188,12 @@ impl<'a> PlacementSearch<'a> {
     }
 
     /// Most sequences that fit while sampling.
-    fn rollout(&self, plan: &mut Plan) -> Option<(usize, f64)> {
+    fn rollout(&self, plans: &mut StagePlans<'_>) -> Option<(usize, f64)> {
         let mut best: Option<(usize, f64)> = None;
         for seqs in sequences(self.request) {
-            plan.rollout.max_num_seqs = seqs;
-            let ctx = self.context(plan);
-            if self.limits.hold(&ctx.rollout()) {
-                let seconds = time::rollout(&ctx);
+            plans.change(|plan| plan.rollout.max_num_seqs = seqs);
+            if self.hold(plans, |ctx| vec![ctx.rollout()]) {
+                let seconds = self.seconds(plans, time::rollout);
                 if best.is_none_or(|(_, least)| seconds < least) {
                     best = Some((seqs, seconds));
                 }
@@ -181,7 +203,7 @@ impl<'a> PlacementSearch<'a> {
     }
 
     /// Combinations of rows that scoring fits with, and its best token budget for each.
-    fn rows(&self, plan: &mut Plan) -> Vec<ChunkSizes> {
+    fn rows(&self, plans: &mut StagePlans<'_>) -> Vec<ChunkSizes> {
         let w = &self.request.workload;
         let base = &self.request.memory;
         let scores = w.policy_scores() || w.reference || w.critic.is_some();
@@ -197,24 +219,16 @@ impl<'a> PlacementSearch<'a> {
             for attention in attention_rows(base.attention_rows, w.longest_pass()) {
                 let mut best: Option<ChunkSizes> = None;
                 for &score_tokens in &budgets {
-                    for model in plan.models.values_mut() {
-                        model.head_rows = head;
-                        model.attention_rows = attention;
-                        model.score_tokens = score_tokens;
-                    }
-                    let own = base.reference.score_tokens;
-                    if let (Some(own), Some(model)) = (own, plan.models.get_mut(&Role::Reference)) {
-                        model.score_tokens = own;
-                    }
-                    if let Some(model) = plan.models.get_mut(&Role::Critic) {
-                        self.limit_critic(model);
-                    }
-                    let ctx = self.context(plan);
-                    if !self.limits.hold(&ctx.score()) || !self.values_fit(&ctx) {
+                    plans.change(|plan| self.set_scoring(plan, [head, attention, score_tokens]));
+                    let phases = |ctx: &Context<'_>| {
+                        let values = ctx.critic().map(|critic| critic.values());
+                        std::iter::once(ctx.score()).chain(values).collect()
+                    };
+                    if !self.hold(plans, phases) {
                         continue;
                     }
-                    let seconds =
-                        time::score(&ctx) + ctx.critic().map_or(0.0, |c| time::values(&c));
+                    let values = |ctx: &Context<'_>| ctx.critic().map_or(0.0, |c| time::values(&c));
+                    let seconds = self.seconds(plans, time::score) + self.seconds(plans, values);
                     if best.as_ref().is_none_or(|b| seconds < b.seconds) {
                         best = Some(ChunkSizes {
                             head,
@@ -249,7 +263,7 @@ impl<'a> PlacementSearch<'a> {
             *budget = (*budget).max(w.longest_pass() as usize);
         }
         budgets.dedup();
-        let shapes: Vec<(MemoryConfig, Plan)> =
+        let mut shapes: Vec<(MemoryConfig, StagePlans<'_>)> =
             activation_policies(&self.memory, w.arch.num_layers, unified)
                 .into_iter()
                 .map(|memory| {
@@ -257,28 +271,17 @@ impl<'a> PlacementSearch<'a> {
                         memory,
                         max_num_seqs: self.request.max_num_seqs,
                     };
-                    let plan = candidate.plan(w)?;
-                    Ok((candidate.memory, plan))
+                    let plans = self.divided(&candidate.plan(w)?);
+                    Ok((candidate.memory, plans))
                 })
                 .collect::<Result<_>>()?;
         let mut options: Vec<(f64, usize, usize, usize)> = Vec::new();
-        let mut shapes = shapes;
-        for (shape, (_, plan)) in shapes.iter_mut().enumerate() {
-            let totals = {
-                let ctx = self.context(plan);
-                let critic = ctx.critic();
-                (
-                    SegmentTotals::of(&ctx),
-                    critic.as_ref().map(SegmentTotals::of),
-                )
-            };
+        for (shape, (_, plans)) in shapes.iter_mut().enumerate() {
+            let totals = self.totals(plans);
             for (row, r) in rows.iter().enumerate() {
                 for &train_tokens in &budgets {
-                    self.set(plan, r, train_tokens);
-                    let ctx = self.context(plan);
-                    let critic = ctx.critic().zip(totals.1.as_ref());
-                    let critic = critic.map_or(0.0, |(c, totals)| time::backward(&c, totals));
-                    let seconds = before + r.seconds + time::backward(&ctx, &totals.0) + critic;
+                    plans.change(|plan| self.set(plan, r, train_tokens));
+                    let seconds = before + r.seconds + self.training_seconds(plans, &totals);
                     if seconds < most {
                         options.push((seconds, shape, row, train_tokens));
                     }
@@ -287,24 +290,65 @@ impl<'a> PlacementSearch<'a> {
         }
         options.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.3.cmp(&b.3)));
         for (seconds, shape, row, train_tokens) in options {
-            let (memory, plan) = &mut shapes[shape];
+            let (memory, plans) = &mut shapes[shape];
             let r = &rows[row];
-            self.set(plan, r, train_tokens);
-            let ctx = self.context(plan);
-            let mut phases = vec![ctx.backward(), ctx.optimizer()];
-            phases.extend(ctx.of_critic());
-            phases.extend(ctx.of_warm_up());
-            if phases.iter().all(|p| self.limits.hold(p)) {
-                let memory = settings(memory, r, train_tokens, plan.critic());
+            plans.change(|plan| self.set(plan, r, train_tokens));
+            let phases = |ctx: &Context<'_>| {
+                let mut phases = vec![ctx.backward(), ctx.optimizer()];
+                phases.extend(ctx.of_critic());
+                phases.extend(ctx.of_warm_up());
+                phases
+            };
+            if self.hold(plans, phases) {
+                let memory = settings(memory, r, train_tokens, plans.first().critic());
                 return Ok(Some((seconds, memory)));
             }
         }
         Ok(None)
     }
 
-    fn values_fit(&self, ctx: &Context<'_>) -> bool {
-        let values = ctx.critic().map(|critic| critic.values());
-        values.is_none_or(|phase| self.limits.hold(&phase))
+    /// What the segments of the policy and of the critic add up to, of each stage.
+    fn totals(&self, plans: &StagePlans<'_>) -> Vec<(SegmentTotals, Option<SegmentTotals>)> {
+        let each = self.contexts(plans).map(|ctx| {
+            let critic = ctx.critic();
+            (
+                SegmentTotals::of(&ctx),
+                critic.as_ref().map(SegmentTotals::of),
+            )
+        });
+        each.collect()
+    }
+
+    /// Seconds of the training passes, given what segments add up to.
+    fn training_seconds(
+        &self,
+        plans: &StagePlans<'_>,
+        totals: &[(SegmentTotals, Option<SegmentTotals>)],
+    ) -> f64 {
+        let [mut policy, mut critics] = [0.0_f64; 2];
+        for (ctx, (own, critic)) in self.contexts(plans).zip(totals) {
+            policy = policy.max(time::backward(&ctx, own));
+            let critic = ctx.critic().zip(critic.as_ref());
+            let critic = critic.map_or(0.0, |(c, totals)| time::backward(&c, totals));
+            critics = critics.max(critic);
+        }
+        policy + critics
+    }
+
+    /// Takes sizes of chunks and of micro-batches that score.
+    fn set_scoring(&self, plan: &mut Plan, [head, attention, score_tokens]: [usize; 3]) {
+        for model in plan.models.values_mut() {
+            model.head_rows = head;
+            model.attention_rows = attention;
+            model.score_tokens = score_tokens;
+        }
+        let own = self.request.memory.reference.score_tokens;
+        if let (Some(own), Some(model)) = (own, plan.models.get_mut(&Role::Reference)) {
+            model.score_tokens = own;
+        }
+        if let Some(model) = plan.models.get_mut(&Role::Critic) {
+            self.limit_critic(model);
+        }
     }
 
     /// The critic's own sizes are limits.

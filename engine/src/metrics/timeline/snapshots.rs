@@ -308,6 +308,7 @@ mod tests {
 
     fn estimate(total_bytes: u64) -> PhaseEstimate {
         PhaseEstimate {
+            stage: None,
             name: EstimatePhase::Backward,
             total_bytes,
             host_bytes: 0,

@@ -24,6 +24,7 @@ fn account(category: Category, home: Home, model: Role, bytes: &[u64]) -> Accoun
 
 fn estimate(name: EstimatePhase, categories: &[(Category, u64)]) -> PhaseEstimate {
     PhaseEstimate {
+        stage: None,
         name,
         total_bytes: categories.iter().map(|(_, bytes)| bytes).sum(),
         host_bytes: 0,

@@ -1,0 +1,70 @@
+//! Plans for stages of a pipeline.
+
+use super::*;
+use crate::Plan;
+use crate::estimate::{Estimate, estimate_stages};
+
+/// On as many devices as stages, a sequence a micro-batch, of a device whose host has no memory of its own.
+fn in_stages(pipeline: u64) -> Request {
+    let mut request = request(arch(8, 512, 8_000), Backend::Cpu);
+    request.memory.pipeline_model_parallel_size = pipeline as usize;
+    request.memory.micro_batch_size = Some(1);
+    let parallel = Parallel {
+        pipeline,
+        ..Parallel::default()
+    };
+    request.spread(parallel).expect("layers for all")
+}
+
+fn of_stages(request: &Request, plan: &Plan) -> Vec<Estimate> {
+    estimate_stages(&request.workload, plan, &request.profile, &request.parallel)
+}
+
+#[test]
+fn a_plan_within_a_budget_keeps_every_stage_within_it() {
+    for asked in [in_stages(2), with_critic(in_stages(4))] {
+        let free = asked.fit().expect("fits").estimate.peak_bytes;
+        let mut plans = 0;
+        for share in [0.9, 0.8, 0.7, 0.6] {
+            let tight = within(asked.clone(), (free as f64 * share) as u64);
+            let Ok(fit) = tight.fit() else { break };
+            plans += 1;
+            let allowed = tight.allowed().expect("a budget");
+            for stage in of_stages(&tight, &fit.plan) {
+                assert!(stage.peak_bytes <= allowed, "{share}");
+            }
+        }
+        assert!(plans > 0);
+    }
+}
+
+#[test]
+fn stages_hold_a_run_whose_state_one_device_does_not_hold() {
+    // as much for an update as for sampling, with moments as they were asked for
+    let alone = request(arch(8, 512, 8_000), Backend::Cpu);
+    let peak = |request: &Request| request.as_configured().expect("a plan").estimate.peak_bytes;
+    let mut alone = alone;
+    alone.memory.micro_batch_size = Some(1);
+    let [one, four] = [&alone, &in_stages(4)].map(peak);
+    assert!(4 * four < 3 * one, "{four} {one}");
+}
+
+#[test]
+fn the_plan_after_one_that_ran_out_is_smaller_on_every_stage() {
+    let asked = in_stages(2);
+    let current = asked.as_configured().expect("a plan").plan;
+    let failure = Failure {
+        phase: Some(EstimatePhase::Backward),
+        ..Failure::default()
+    };
+    let next = asked.next_cheaper(&current, &failure).expect("a plan").plan;
+    let bytes = |plan: &Plan| {
+        let stages = of_stages(&asked, plan).into_iter();
+        let phases = stages.map(|stage| {
+            let phase = stage.phase(EstimatePhase::Backward).expect("a phase");
+            phase.total_bytes
+        });
+        phases.max().expect("stages")
+    };
+    assert!(10 * bytes(&next) <= 9 * bytes(&current));
+}
