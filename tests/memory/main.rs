@@ -7,6 +7,7 @@ mod loopback;
 mod measure;
 mod own_process;
 mod reuse;
+mod routes;
 mod sampling_groups;
 mod shared_matrices;
 mod shared_sequences;
