@@ -16,7 +16,7 @@ fn arch(family: &str) -> Arch {
     };
     if family == "qwen3_5_text" {
         let Value::Object(linear) = json!({
-            "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 1,
+            "layer_types": ["linear_attention", "full_attention"], "partial_rotary_factor": 0.5, "linear_num_key_heads": 1,
             "linear_num_value_heads": 1, "linear_key_head_dim": 4, "linear_value_head_dim": 4
         }) else {
             unreachable!("an object")

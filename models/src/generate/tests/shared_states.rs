@@ -76,16 +76,18 @@ fn prompts_that_part_at_several_places_begin_at_the_last_one_that_was_seen() {
             let request = &prompts[sample.request];
             check(&decoder, request, &sampling, &limits, sample);
         }
-        // the second prompt of each pair begins after 64 tokens
+        // together the second prompt of each pair begins after 64 tokens; one at a time, each finds where it parts from those before it
         let hits = first.stats.prefix_cache_hits;
-        assert_eq!(hits, 3 * 64, "{batched}");
+        let found = if batched < 70 { 3 * 32 } else { 3 * 64 };
+        assert_eq!(hits, found, "{batched}");
         let run_tokens = first.stats.prefill_tokens + hits;
         assert_eq!(run_tokens, 6 * 70);
         // the same prompts again: slots for eight sequences, of which six are decoded, keep the states of two pairs at least
         let again = run().expect("samples");
         assert_eq!(tokens(&again), tokens(&first));
         let hits = again.stats.prefix_cache_hits;
-        assert!((5 * 64..=6 * 64).contains(&hits), "{hits}, {batched}");
+        let least = if batched < 70 { found + 1 } else { 5 * 64 };
+        assert!((least..=6 * 64).contains(&hits), "{hits}, {batched}");
     }
 }
 
