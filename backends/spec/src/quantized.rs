@@ -54,8 +54,8 @@ impl fmt::Display for BaseFormat {
     }
 }
 
-/// A matrix in few bits: its shape, and what lies where in its buffer of 32-bit words. The matrices of a layer's experts have a buffer each,
-/// one behind the other.
+/// A matrix in few bits: its shape, and what lies where in its buffer of 32-bit words. The matrices of a layer's experts have a buffer
+/// each, one behind the other.
 ///
 /// | format | the buffer, one part after the other, each in whole words |
 /// |---|---|

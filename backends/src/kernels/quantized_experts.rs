@@ -1,5 +1,5 @@
-//! Products with experts whose frozen matrices are in few bits, in tensor operations: one expert's matrix is wide at a time, in the backward
-//! pass again.
+//! Products with experts whose frozen matrices are in few bits, in tensor operations: one expert's matrix is wide at a time, in the
+//! backward pass again.
 
 use super::autodiff::{Kernel, KernelBackend, input, run};
 use super::experts::{ExpertInput, ExpertRows};

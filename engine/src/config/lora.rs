@@ -86,7 +86,7 @@ impl LoraSettings {
                     .into(),
             ));
         }
-        self.over(LoraConfig::default(), None).map(|_| ())
+        self.over(&LoraConfig::default(), None).map(|_| ())
     }
 
     /// Spells out every default, where they are not those of an adapter folder.
@@ -104,7 +104,7 @@ impl LoraSettings {
     }
 
     /// Settings over those of something else.
-    fn over(&self, base: LoraConfig, arch: Option<&Arch>) -> Result<LoraConfig> {
+    fn over(&self, base: &LoraConfig, arch: Option<&Arch>) -> Result<LoraConfig> {
         let lora = LoraConfig {
             rank: self.rank.unwrap_or(base.rank),
             alpha: self.alpha.unwrap_or(base.alpha),
@@ -156,7 +156,7 @@ impl LoraSettings {
             Some(path) => adapter_shape(arch, &model_folder(path, ModelFiles::Config)?)?,
             None => LoraConfig::default(),
         };
-        let shape = self.over(base, Some(arch))?;
+        let shape = self.over(&base, Some(arch))?;
         self.in_arch(shape, arch)
     }
 
@@ -183,7 +183,7 @@ impl LoraSettings {
     /// fit.
     pub fn start(&self, base: &Decoder, seed: u64) -> Result<Decoder> {
         let Some(path) = &self.path else {
-            let lora = self.over(LoraConfig::default(), Some(base.arch()))?;
+            let lora = self.over(&LoraConfig::default(), Some(base.arch()))?;
             let lora = self.in_arch(lora, base.arch())?;
             return Ok(base.with_fresh_adapters(lora, seed));
         };
@@ -191,7 +191,7 @@ impl LoraSettings {
         let Some(own) = decoder.lora().cloned() else {
             unreachable!("loaded with adapters");
         };
-        let wanted = self.over(own.clone(), Some(base.arch()))?;
+        let wanted = self.over(&own, Some(base.arch()))?;
         let wanted = self.in_arch(wanted, base.arch())?;
         agree(&wanted, &own, base.arch(), path)?;
         Ok(decoder.with_adapter_dropout(wanted.dropout))

@@ -46,8 +46,8 @@ impl<'a> LoraForward<'a> {
         linear(&(linear(&x, a) * self.factor()), b)
     }
 
-    /// The same with the adapter of each row's expert, `[sorted rows, out]`: of A `[experts · rank, in]` and B `[experts · out, rank]`. What
-    /// is dropped of a token's row is the same for all experts that read it.
+    /// The same with the adapter of each row's expert, `[sorted rows, out]`: of A `[experts · rank, in]` and B `[experts · out, rank]`.
+    /// What is dropped of a token's row is the same for all experts that read it.
     pub(crate) fn run_experts(
         &self,
         x: &Tensor<2>,

@@ -31,12 +31,12 @@ const STATES: [&str; 2] = [
 ];
 
 /// What is read of bitsandbytes' checkpoints.
-pub(super) const NOT_READ: &str = "is quantised by bitsandbytes, which is read of matrices of dense layers alone; take the checkpoint that it \
-                                   was made from, which is quantised as it is read";
+pub(super) const NOT_READ: &str = "is quantised by bitsandbytes, which is read of matrices of dense layers alone; take the checkpoint \
+                                   that it was made from, which is quantised as it is read";
 
 /// What to do with a checkpoint that bitsandbytes has quantised.
-pub(super) const NEEDS_BASE: &str = "is quantised to 4 bits by bitsandbytes; set model.lora.base to nf4 to train adapters beside it (--base \
-                                     nf4 where a command has no configuration), or take the checkpoint that it was made from";
+pub(super) const NEEDS_BASE: &str = "is quantised to 4 bits by bitsandbytes; set model.lora.base to nf4 to train adapters beside it \
+                                     (--base nf4 where a command has no configuration), or take the checkpoint that it was made from";
 
 /// A tensor as a file has it.
 pub(super) struct RawTensor<'a> {
