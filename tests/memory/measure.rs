@@ -50,8 +50,6 @@ pub struct Case {
     pub lora: Option<LoraConfig>,
     /// Whether a critic of the same size is trained beside the policy.
     pub critic: bool,
-    /// Ranks that divide the sequences, each with the same part of the model.
-    pub data: usize,
 }
 
 impl Case {
@@ -72,7 +70,6 @@ impl Case {
             prepack: Prepack::default(),
             lora: None,
             critic: false,
-            data: 1,
         }
     }
 
@@ -143,11 +140,6 @@ impl Case {
         }
     }
 
-    /// The same on so many ranks that divide its sequences.
-    pub fn divided(self, data: usize) -> Self {
-        Self { data, ..self }
-    }
-
     fn critic_arch(&self) -> Option<Arch> {
         self.critic.then(|| self.arch.clone().with_value_head())
     }
@@ -216,8 +208,6 @@ fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Vec<Phase>> {
         .expect("a plan");
     let profile = profile::assumed(Backend::Cpu);
     let parallel = Parallel {
-        data: case.data as u64,
-        zero: memory.zero(),
         sequence: memory.ulysses_sequence_parallel_size as u64,
         tensor: memory.tensor_model_parallel_size as u64,
         pipeline: memory.pipeline_model_parallel_size as u64,
@@ -243,18 +233,16 @@ fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Vec<Phase>> {
 /// One of the ranks that have a stage, alone.
 fn one_of(parallel: &Parallel, stage: usize) -> World {
     let Parallel {
-        data,
         tensor,
         pipeline,
         sequence,
         ..
     } = *parallel;
-    let [data, tensor, pipeline, sequence] =
-        [data, tensor, pipeline, sequence].map(|degree| degree as usize);
+    let [tensor, pipeline, sequence] = [tensor, pipeline, sequence].map(|degree| degree as usize);
     let world = match (parallel.devices() as usize, pipeline) {
         (1, _) => World::default(),
         (ranks, 1) => World::new(Arc::new(Loopback::first(ranks))),
-        (_, stages) => World::new(Arc::new(Loopback::of_stage(stage, stages, data))),
+        (_, stages) => World::new(Arc::new(Loopback::of_stage(stage, stages))),
     };
     let world = world.sharing_sequences(sequence);
     let world = world.and_then(|world| world.sharing_matrices(tensor));

@@ -56,13 +56,6 @@ fn staged_cases() -> Vec<(Case, Plans)> {
             ],
         ),
         (
-            case("llama, 26 M, tied, 8 x 512 tokens", true, [256, 256, 8]).divided(2),
-            vec![(
-                "pipeline 2 x data 2, ZeRO-1",
-                stages(2, json!({"zero_stage": 1})),
-            )],
-        ),
-        (
             case(
                 "llama, 38 M, with a critic, 4 x 512 tokens",
                 false,
@@ -86,6 +79,6 @@ fn predictions_for_a_rank_of_every_stage_are_within_10_percent_of_what_is_counte
         ranks += 1;
         off.extend(phases_off(row, TOLERANCE));
     });
-    assert_eq!(ranks, 14);
+    assert_eq!(ranks, 12);
     assert!(off.is_empty(), "{}", off.join("\n"));
 }

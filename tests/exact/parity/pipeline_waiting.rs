@@ -98,7 +98,7 @@ impl Collective for Counted {
 #[test]
 fn no_more_than_one_micro_batch_waits_for_a_stage_while_it_scores() {
     let mut all = models().into_iter();
-    let model = all.find(|(model, _)| model.name == "llama-gqa");
+    let model = all.find(|(model, _)| model.name == "gemma3");
     let (model, _) = model.expect("a model of four layers");
     let rows = rows(&model);
     let mut memory = settings(|_| {});

@@ -14,6 +14,7 @@ mod install;
 mod memory;
 mod objectives;
 mod plan;
+mod plan_stages;
 mod ppo;
 mod precision;
 mod programs;

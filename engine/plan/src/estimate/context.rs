@@ -1,11 +1,11 @@
 //! Everything an estimate looks at, for one of a run's models, and what all phases share: micro-batches, running activations, buffers.
 
 use super::activations::{Half, Shape, Widths};
+use super::model_sizes::ModelSizes;
 use super::parallel::Parallel;
 use super::phase::EstimatePhase;
 use super::result::PhaseEstimate;
 use super::sizes::{F32, QuantizedWeights, Sizes, halves};
-use super::stages::ModelSizes;
 use super::states::{self, Activity};
 use super::unit_messages::UnitMessages;
 use super::usage::{MemoryUsage, PeakUsage};

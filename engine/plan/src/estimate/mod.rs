@@ -12,6 +12,7 @@ mod experts;
 mod head;
 mod linear;
 pub mod messages;
+mod model_sizes;
 mod numbers;
 pub mod parallel;
 mod phase;

@@ -106,7 +106,11 @@ impl Request {
         for (parallel, reshard) in degrees(cluster, asked) {
             let chosen = asked.leaves(&parallel);
             let w = &self.workload;
-            let is_run = chosen.is_run() && chosen.trains(w) && chosen.samples(w);
+            let kinds = [chosen.tensor, chosen.sequence, chosen.pipeline];
+            // what was asked for is kept whatever its kind, and goes with nothing else that makes it an estimate
+            let adds = kinds.iter().any(|&n| n > 1) || chosen.rollout_tensor.is_some();
+            let goes = !adds || parallel.is_run();
+            let is_run = goes && chosen.is_run() && chosen.trains(w) && chosen.samples(w);
             if !asked.estimated && !is_run {
                 continue;
             }

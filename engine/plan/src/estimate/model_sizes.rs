@@ -1,0 +1,90 @@
+//! The parameters that devices, or those of a stage, have of every model of a run.
+
+use super::parallel::Parallel;
+use super::sizes::Sizes;
+use super::unit_messages::UnitMessages;
+use super::workload::Workload;
+use crate::segmentation::body_of;
+use crate::{Plan, Role};
+use firebrick_spec::PipelineStage;
+
+/// The parameters of a run's models, on all devices or on those of a stage: the same under every plan, so that a search counts them once.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelSizes {
+    /// The stage, where layers are divided.
+    pub stage: Option<PipelineStage>,
+    pub policy: Sizes,
+    pub critic: Option<Sizes>,
+    /// All of the policy and the critic, whatever the stage.
+    pub whole_policy: Sizes,
+    whole_critic: Option<Sizes>,
+    pub rewards: Vec<Sizes>,
+    /// Messages about the policy's units and the critic's.
+    pub units: [UnitMessages; 2],
+    pub sampling: Parallel,
+    pub warm_up: Option<Workload>,
+}
+
+impl ModelSizes {
+    /// Those of a stage, where there is one.
+    pub fn of(workload: &Workload, parallel: &Parallel, stage: Option<PipelineStage>) -> Self {
+        let rewards = workload.rewards.iter();
+        let critic = workload.critic_arch();
+        let lora = workload.lora.as_ref();
+        let policy = Some((&workload.arch, lora));
+        Self {
+            stage,
+            units: [policy, critic.map(|arch| (arch, None))].map(|model| {
+                model.map_or_else(UnitMessages::default, |(arch, lora)| {
+                    let shared = (parallel.replicas(), parallel.tensor);
+                    UnitMessages::of(arch, lora, shared).of_stage(arch, stage)
+                })
+            }),
+            sampling: parallel.sampling(),
+            policy: Sizes::of_stage(&workload.arch, lora, stage),
+            critic: critic.map(|arch| Sizes::of_stage(arch, None, stage)),
+            whole_policy: Sizes::of(&workload.arch, lora),
+            whole_critic: critic.map(|arch| Sizes::of(arch, None)),
+            rewards: rewards.map(|own| Sizes::of(&own.arch, None)).collect(),
+            warm_up: workload.warming_up(),
+        }
+    }
+
+    /// The models of a plan that are trained, whole.
+    pub fn whole(&self, plan: &Plan) -> Vec<(Role, Sizes)> {
+        let critic = self.whole_critic.filter(|_| plan.critic().is_some());
+        let policy = std::iter::once((Role::Policy, self.whole_policy));
+        policy
+            .chain(critic.map(|own| (Role::Critic, own)))
+            .collect()
+    }
+
+    /// Whether another stage between the first and the last has as much of all models.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let between = |own: &Self| {
+            own.stage
+                .is_some_and(|stage| !stage.is_first() && !stage.is_last())
+        };
+        let alike = (self.policy, self.critic) == (other.policy, other.critic);
+        between(self) && between(other) && alike
+    }
+
+    /// What a plan is here.
+    pub fn plan(&self, workload: &Workload, plan: &Plan) -> Plan {
+        let mut plan = plan.clone();
+        let Some(stage) = self.stage else {
+            return plan;
+        };
+        let critic = workload.critic_arch();
+        plan.models = plan
+            .models
+            .into_iter()
+            .map(|(role, model)| {
+                let own = critic.filter(|_| role == Role::Critic);
+                let part = body_of(own.unwrap_or(&workload.arch), stage);
+                (role, model.within(&part))
+            })
+            .collect();
+        plan
+    }
+}
