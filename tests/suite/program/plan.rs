@@ -367,7 +367,7 @@ fn a_cluster_s_degrees_are_chosen_and_explained_in_twenty_lines() {
     );
     assert!(plan["other_degrees"].as_array().unwrap().len() >= 2);
     // the machines of the configuration, where the option says devices alone
-    let own = ["trainer.nnodes=2", "--gpus", "2", "--budget", "1GiB"];
+    let own = [&["trainer.nnodes=2"][..], &CLUSTER[2..]].concat();
     assert_eq!(json(&bench, &own), plan);
     // one machine's devices are nearer than two machines'
     let step = |args: &[&str]| -> f64 {
@@ -383,7 +383,7 @@ fn a_cluster_s_degrees_are_chosen_and_explained_in_twenty_lines() {
         "--zero-stage",
         "1",
     ];
-    let near = ["--nodes", "1", "--gpus", "4", "--budget", "1GiB"];
+    let near = [&["--nodes", "1", "--gpus", "4"][..], &CLUSTER[4..]].concat();
     assert!(step(&[&near[..], &links].concat()) < step(&[&CLUSTER[..], &links].concat()));
 }
 
