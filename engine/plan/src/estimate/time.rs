@@ -14,12 +14,8 @@
 //!
 //! Every pass over a frozen base in few bits reads its codes, writes what they are widened to and reads that again; so does every token
 //! of a decoded batch. Decoding reads all weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies
-//! between host and device take bytes over the link. Where the backend copies on a stream of its own ([`DeviceProfile::overlaps_copies`])
-//! and `prefetch` is above 0, they hide behind the computation of their phase as far as that lasts; elsewhere copies and kernels share one
-//! queue, and a phase takes the sum of both. Gradients that leave are waited for wherever they are copied: no more than `prefetch` matrices
-//! of them may be on their way.
-//!
-//! [`DeviceProfile::overlaps_copies`]: firebrick_spec::DeviceProfile::overlaps_copies
+//! between host and device take bytes over the link. On a stream of their own (`DeviceProfile::overlaps_copies`) and with `prefetch` above
+//! 0 they hide behind the computation of their phase; elsewhere both share a queue and add up. Gradients that leave are waited for.
 //!
 //! Of several devices each has its share of the work; what they wait for of each other (`estimate::communication`) is added to the
 //! phase that it belongs to. `P` pipeline stages take `m + P - 1` turns for `m` micro-batches, each as long as the slowest stage's.
