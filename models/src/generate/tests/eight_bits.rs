@@ -97,7 +97,7 @@ fn keys_and_values_in_8_bits_give_the_same_tokens_under_every_schedule() {
             generated.expect("samples")
         };
         let expected = run(&whole);
-        // a number at the boundary of two codes may be rounded to either, which few log-probs can tell
+        // A number at the boundary of two codes may be rounded to either: how many are, depends on the machine's vector instructions.
         for limits in [chunked, short] {
             let found = run(&limits);
             let pairs = || found.samples.iter().zip(&expected.samples);
@@ -105,12 +105,8 @@ fn keys_and_values_in_8_bits_give_the_same_tokens_under_every_schedule() {
             assert!(same.clone().count() >= 11, "{family}: {limits:?}");
             let apart = same.flat_map(|(a, b)| a.logps.iter().zip(&b.logps));
             let apart: Vec<f64> = apart.map(|(a, b)| f64::from((a - b).abs())).collect();
-            let exact = apart.iter().filter(|&&apart| apart < NEAR).count();
-            assert!(
-                exact * 10 >= apart.len() * 9,
-                "{family}: {exact} of {}",
-                apart.len()
-            );
+            let mean = apart.iter().sum::<f64>() / apart.len() as f64;
+            assert!(mean < 1e-3, "{family}: {mean}");
             assert!(apart.iter().all(|&apart| apart < 0.01), "{family}");
         }
         // and not those of f32, which they are near
