@@ -27,7 +27,7 @@ mod rollout;
 mod runs;
 mod sft;
 mod shared_trunk;
-#[cfg(any(feature = "cuda", feature = "wgpu"))]
+#[cfg(feature = "cuda")]
 mod shortage;
 mod streams;
 mod timeline;
