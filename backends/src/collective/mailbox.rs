@@ -2,10 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-
-/// How long a thread that has taken the news of a failure may need until other threads of its rank can see it.
-const TELLS_WITHIN: Duration = Duration::from_secs(1);
+use std::time::Instant;
 
 /// Why a wait for a message ended without one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,7 +139,6 @@ impl Mailbox {
         deadline: Instant,
     ) -> Result<Vec<u8>, Ended> {
         let mut state = self.state();
-        let mut waits_until = deadline;
         loop {
             let queue = state.queues.get_mut(&(channel, from));
             if let Some(message) = queue.and_then(VecDeque::pop_front) {
@@ -154,17 +150,10 @@ impl Mailbox {
             if let Some(failed) = watched.and_then(|watched| state.failed(watched)) {
                 return Err(failed);
             }
-            let now = Instant::now();
             if let Some(message) = state.ended.get(&from) {
-                // Another thread of this rank may have taken the news of a failure, and is about to tell of it.
-                if watched.is_some() && waits_until == deadline {
-                    waits_until = deadline.min(now + TELLS_WITHIN);
-                }
-                if watched.is_none() || now >= waits_until {
-                    return Err(Ended::Lost(from, message.clone()));
-                }
+                return Err(Ended::Lost(from, message.clone()));
             }
-            let left = waits_until.saturating_duration_since(now);
+            let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(Ended::TimedOut);
             }
