@@ -199,8 +199,7 @@ pub struct Trained {
     pub pipeline: Traffic,
 }
 
-/// What a rank runs with.
-pub fn runtime(model: &Model, memory: &MemoryConfig, world: &World) -> Runtime {
+fn runtime(model: &Model, memory: &MemoryConfig, world: &World) -> Runtime {
     Runtime::new(model.decoder.device())
         .with_prefetch(memory.prefetch)
         .with_world(world.clone())

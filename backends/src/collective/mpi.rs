@@ -9,7 +9,7 @@
 use super::group::Staged;
 use super::mailbox::Mailbox;
 use super::transport::Transport;
-use super::{Background, Collective, CollectiveError, Result, Settings};
+use super::{Collective, CollectiveError, Result, Settings};
 use ::mpi::Threading;
 use ::mpi::ffi;
 use std::ffi::c_int;
@@ -65,8 +65,7 @@ impl Mpi {
             gave_up: AtomicBool::new(false),
             channels: AtomicU64::new(1),
         };
-        let world = Staged::world(Arc::new(endpoint), settings);
-        Ok(Background::over(Arc::new(world)))
+        Ok(Arc::new(Staged::world(Arc::new(endpoint), settings)))
     }
 }
 

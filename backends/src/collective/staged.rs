@@ -54,7 +54,6 @@ impl Collective for Staged {
             parent: Some(Parent {
                 channel: self.channel,
                 ranks: self.ranks.clone(),
-                failures: self.transport.mailbox().failures(self.channel),
             }),
             own: members
                 .iter()

@@ -1,6 +1,5 @@
 //! Collectives against a serial reference, and what happens where ranks disagree or fail.
 
-mod background;
 mod failures;
 
 use firebrick_backends::collective::{

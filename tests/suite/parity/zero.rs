@@ -2,7 +2,6 @@
 
 mod checkpoints;
 mod messages;
-mod prefetch;
 
 use crate::support::model::Model;
 use crate::support::tolerance::F32;
