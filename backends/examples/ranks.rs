@@ -1,6 +1,7 @@
 //! Collectives over MPI against the same ones between threads: `tests/mpi/run` starts it under `mpirun`. Every rank computes what all
 //! ranks should have, with [`Threads`], and compares its own to the bit. Arguments: nothing; `nccl`, with which values go over NCCL, between
-//! CUDA devices of which each rank has one; or `panic N`, `error N` or `silent N`, with which rank N fails while the others wait for it.
+//! CUDA devices of which each rank has one; `speed`, with which it prints how long sums take (`tests/mpi/speed`); or `panic N`, `error N`
+//! or `silent N`, with which rank N fails while the others wait for it.
 
 #![allow(clippy::print_stdout, reason = "a program")]
 
@@ -9,7 +10,7 @@ use firebrick_backends::collective::{
 };
 use firebrick_backends::device::{Backend, DeviceSpec, open};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Lengths: none, fewer than ranks, odd ones, several messages of [`FRAME`] bytes.
 const LENGTHS: [usize; 7] = [0, 1, 3, 64, 1_001, 16_384, 100_003];
@@ -79,6 +80,31 @@ fn compare(world: &dyn Collective) -> Result<usize> {
     Ok(cases)
 }
 
+/// Milliseconds of sums of 64 MiB of f32 over all ranks, the slowest rank's, a line each.
+fn speed(world: &dyn Collective) -> Result<()> {
+    const VALUES: usize = 16 << 20;
+    for _ in 0..15 {
+        let own: Vec<f32> = (0..VALUES)
+            .map(|i| (i % 97) as f32 + world.rank() as f32)
+            .collect();
+        world.agree(None)?;
+        let start = Instant::now();
+        let sum = world.all_reduce(Flat::F32(own))?;
+        let took = start.elapsed().as_secs_f64();
+        drop(sum);
+        let all = world.exchange(took.to_le_bytes().to_vec())?;
+        let all = all.iter().filter_map(|bytes| {
+            let bytes = bytes.as_slice().try_into().ok()?;
+            Some(f64::from_le_bytes(bytes))
+        });
+        let slowest = all.fold(0.0, f64::max);
+        if world.rank() == 0 {
+            println!("{:.3}", 1e3 * slowest);
+        }
+    }
+    Ok(())
+}
+
 /// The same ranks over NCCL, on the CUDA device of each one's number.
 fn over_nccl(world: &Arc<dyn Collective>) -> Arc<dyn Collective> {
     let spec = DeviceSpec::Named {
@@ -108,6 +134,10 @@ fn main() {
             _ => std::process::abort(),
         }
         std::process::exit(3);
+    }
+    if arguments.first().is_some_and(|first| first == "speed") {
+        speed(world.as_ref()).unwrap_or_else(|error| panic!("{error}"));
+        return;
     }
     match compare(world.as_ref()) {
         Ok(cases) if world.rank() == 0 => {
