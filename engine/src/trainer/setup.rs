@@ -26,6 +26,7 @@ use burn::tensor::Device;
 use firebrick_backends::collective::Collective;
 use firebrick_backends::memory::free_bytes;
 use firebrick_backends::{DeviceInfo, PrecisionExt, device, profile};
+use firebrick_spec::DeviceProfile;
 use std::sync::Arc;
 
 /// What a run is made of, weights apart: read and checked.
@@ -122,7 +123,7 @@ impl Opened {
         let (config, mode) = (&self.config, self.mode);
         let mut request = self.request()?;
         let plan = self.find_plan(&request)?;
-        request.parallel = self.parallel(plan.policy().zero);
+        request.parallel = self.parallel(plan.policy().zero, &request.profile);
         planning::resolve_kv_cache(config, self.source.checkpoint.arch(), &mut request, &plan)?;
         let sft = self.sft.as_ref();
         check_optimizers(config, sft, mode, &plan, &self.device)?;
@@ -155,9 +156,10 @@ impl Opened {
         let rewards =
             rewards.map_or_else(|| Ok(Vec::new()), |r| planning::reward_work(r, config))?;
         let examined = self.data.survey(&self.source)?;
-        let (profile, free) = (profile::of(&self.info), self.free_bytes()?);
+        let (profile, free) = (self.profile()?, self.free_bytes()?);
+        let parallel = self.parallel(config.memory.zero(), &profile);
         let mut request = planning::request(config, self.mode, arch, profile, free)?;
-        request.parallel = self.parallel(config.memory.zero());
+        request.parallel = parallel;
         request.ranks = self.world.size();
         if self.mode == Mode::Rl {
             planning::set_needs(&mut request.workload, self.objective.needs());
@@ -172,7 +174,7 @@ impl Opened {
 
     /// The ranks that predicted bytes are those of one of. Without `ZeRO` a plan is as for one rank alone, where ranks share neither
     /// sequences nor matrices, and have no stages.
-    fn parallel(&self, zero: Zero) -> Parallel {
+    fn parallel(&self, zero: Zero, profile: &DeviceProfile) -> Parallel {
         let sequence = self.world.sequence_size() as u64;
         let together = self.world.sampling_size() as u64;
         let tensor = self.world.tensor_size() as u64;
@@ -183,7 +185,14 @@ impl Opened {
             return Parallel::default();
         }
         let replicas = self.world.replicas();
+        let (ranks, trainer) = (self.world.size() as u64, &self.config.trainer);
+        let machines = match (trainer.ranks(), trainer.nnodes) {
+            (Some(_), Some(nodes)) => (nodes as u64, ranks / nodes as u64),
+            _ => (1, ranks),
+        };
         Parallel {
+            // links that nobody measured are not known
+            cluster: profile.links.map(|_| profile.cluster(machines, [None; 2])),
             data: self.world.data_size() as u64,
             // one that has all shares nothing out
             zero: if replicas.is_solo() { Zero::Off } else { zero },
@@ -193,6 +202,15 @@ impl Opened {
             rollout_tensor: Some(together).filter(|&n| n != tensor),
             ..Parallel::default()
         }
+    }
+
+    /// The device's profile; of several ranks with the links that the first has in its own, so that all make the same plan.
+    fn profile(&self) -> Result<DeviceProfile> {
+        let own = profile::of(&self.info);
+        let text = serde_json::to_vec(&own.links).map_err(|e| Error::Ranks(e.to_string()))?;
+        let first = self.world.of_main(text)?;
+        let links = serde_json::from_slice(&first).map_err(|e| Error::Ranks(e.to_string()))?;
+        Ok(DeviceProfile { links, ..own })
     }
 
     /// What the device has free; of several ranks the least, so that all make the same plan.
