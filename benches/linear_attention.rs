@@ -144,7 +144,7 @@ impl Rule {
             begins: true,
         };
         Self {
-            sequences: vec![whole].into(),
+            sequences: SequenceRows::new(vec![whole], device),
             inputs: [
                 random([tokens, HEADS.channels()]),
                 random([tokens * heads, HEADS.value_dim]),
