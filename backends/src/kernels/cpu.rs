@@ -33,6 +33,7 @@ mod sample;
 mod scores;
 mod skinny_gemm;
 pub(super) mod thread_pool;
+mod widest;
 pub(super) mod zeros;
 
 pub(super) use backend::CpuKernels;

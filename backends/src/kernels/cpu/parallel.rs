@@ -1,9 +1,9 @@
 //! Parallel loops over outputs, and the buffers that they write.
 
 use super::real::Real;
+use super::widest::with_widest;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, Element, Shape};
-use pulp::Arch;
 use rayon::prelude::*;
 
 /// Elements up to which one thread is faster than several.
@@ -16,7 +16,7 @@ pub(super) const CACHE_LINE: usize = 64;
 /// `#[inline(always)]` itself: otherwise it may be compiled for the baseline instruction set.
 #[inline]
 pub(super) fn vectorised<R>(body: impl FnOnce() -> R) -> R {
-    Arch::new().dispatch(body)
+    with_widest(body)
 }
 
 /// `body(block, out)` for every block of `rows` rows of `out`, in parallel unless `out` is small.

@@ -5,8 +5,9 @@ use crate::kernels::cpu::glu::sigmoid;
 use crate::kernels::cpu::parallel::{
     CACHE_LINE, SharedPtr, UninitBuffer, dims, elements, prefetch, tensor,
 };
+use crate::kernels::cpu::widest::with_widest;
 use burn::backend::flex::FlexTensor;
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 /// Most rows whose sums fit in registers, with vectors of 16 elements and with narrower ones.
@@ -48,9 +49,8 @@ pub(super) fn products(
         .enumerate()
         .flat_map(|(matrix, w)| (0..w.outputs.div_ceil(WIDTH)).map(move |panel| (matrix, panel)))
         .collect();
-    let arch = Arch::new();
     let work = |&(matrix, panel): &(usize, usize)| {
-        arch.dispatch(Work {
+        with_widest(Work {
             x,
             inner,
             w: w[matrix],

@@ -8,11 +8,11 @@ use crate::kernels::cpu::autodiff::{
     detached, detached_int, dispatch_float, is_full_precision, to_int_tensor, to_tensor,
 };
 use crate::kernels::cpu::parallel::{SharedPtr, dims, elements, elements_mut, tensor};
+use crate::kernels::cpu::widest::with_widest;
 use crate::kernels::paged::{KvPool, PagedAttentionShape};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
-use pulp::Arch;
 use rayon::prelude::*;
 
 /// Elements read from which the work runs in parallel.
@@ -155,10 +155,9 @@ fn attend<T: Vectors, P: Storage<T>>(
         slots,
         dim,
     };
-    let arch = Arch::new();
     let work = |scratch: &mut Scratch<T>, task: usize| {
         let (head, part) = runs.task(kv, task);
-        arch.dispatch(Task {
+        with_widest(Task {
             step: &step,
             head,
             part,
