@@ -45,7 +45,10 @@ fn step(decoder: &Decoder, rows: usize) -> Vec<f64> {
         let steps = stats.decode_steps as f64;
         let mut all = vec![1e3 * stats.decode_time.as_secs_f64() / steps];
         // the prompts' products are left out: they are before the first draw
-        let prompt = spans.iter().position(|span| span.name == "draw").map_or(0, |at| at + 1);
+        let prompt = spans
+            .iter()
+            .position(|span| span.name == "draw")
+            .map_or(0, |at| at + 1);
         for family in FAMILIES {
             let own = spans[prompt..].iter().filter(|span| span.name == family);
             all.push(1e3 * own.map(|span| span.seconds).sum::<f64>() / steps);
@@ -66,7 +69,9 @@ fn main() {
         rows = vec![1, 2, 3, 4, 6, 8, 10, 13, 16, 24, 32, 48, 64];
     }
     let decoder = workload::small();
-    println!("| rows | ms | products | attention | norms | draws | else |\n|---:|---:|---:|---:|---:|---:|---:|");
+    println!(
+        "| rows | ms | products | attention | norms | draws | else |\n|---:|---:|---:|---:|---:|---:|---:|"
+    );
     for rows in rows {
         let parts = step(&decoder, rows);
         let parts: Vec<String> = parts.iter().map(|ms| format!("{ms:.3}")).collect();
