@@ -348,7 +348,8 @@ impl<'a> BackwardPass<'a> {
         }
         let mut end = self.with_gradients(below, done + added, fresh);
         if self.plan.optimizer.in_backward {
-            end += states::update_buffers(&ctx.sizes, self.plan, ctx.parallel);
+            end +=
+                states::update_buffers(&ctx.sizes, self.plan, ctx.parallel, &ctx.profile.kernels);
         }
         peak.record("a segment's complete gradient", end);
     }
