@@ -15,7 +15,7 @@
 //! | keys and values | 1 / (S · T) |
 //! | sequences of a step | 1 / D; while they are sampled, 1 / (D · S · P) |
 //!
-//! A stage of `P` has the weights, gradients and state of its layers ([`stages`](super::stages)), and what `P - s` micro-batches keep on
+//! A stage of `P` has the weights, gradients and state of its layers (`estimate::stages`), and what `P - s` micro-batches keep on
 //! stage `s`, from 0; the policy is whole on every device while it samples, is loaded and is saved.
 //!
 //! Under ZeRO-3 the weights of a segment are whole while it runs, and those of a model while it samples by itself. Groups that share
