@@ -24,21 +24,19 @@
 use super::activations::{Cached, Half, Shape};
 use super::context::Context;
 use super::head::HeadCost;
+use super::kernel_time::Work;
+use super::pass_time::{LAYER_OPERATIONS, widened_bytes};
 use super::result::Seconds;
 use super::segment_totals::SegmentTotals;
-use super::sizes::{F32, QuantizedWeights, Sizes};
+use super::sizes::{F32, QuantizedWeights};
 use super::workload::Workload;
 use crate::{ModelPlan, MomentKind, Order};
-use firebrick_spec::{Backend, Home};
+use firebrick_spec::{Home, KernelRates};
 
-/// Operations of a layer's forward; a backward has about twice as many.
-const LAYER_OPERATIONS: f64 = 60.0;
 /// Operations that choose a token.
 const CHOICE_OPERATIONS: f64 = 15.0;
 /// Operations of an update of one matrix, and matrices of a layer.
 const UPDATE_OPERATIONS: f64 = 16.0 * 9.0;
-/// Times that a byte an element-wise operation keeps is read or written in the forward.
-const TRAFFIC: f64 = 3.0;
 
 pub(super) fn seconds(ctx: &Context<'_>) -> Seconds {
     let critic = ctx.critic();
@@ -73,158 +71,15 @@ impl Cost {
     }
 }
 
-impl Context<'_> {
-    fn flops(&self, operations: f64) -> f64 {
-        self.flops_in(operations, self.sizes.is_half())
-    }
-
-    /// Of products in half precision, or in f32.
-    fn flops_in(&self, operations: f64, half: bool) -> f64 {
-        let shares = (self.parallel.tensor * self.parallel.sequence) as f64;
-        let rates = &self.profile.matmul_flops;
-        let rate = match rates.bf16 {
-            Some(rate) if half => rate,
-            _ => rates.f32,
-        };
-        operations / rate / shares
-    }
-
-    fn copy(&self, bytes: f64) -> f64 {
-        // in one memory a copy is a copy all the same
-        let rate = self
-            .profile
-            .host_link
-            .unwrap_or(self.profile.memory_bandwidth / 2.0);
-        bytes / rate
-    }
-
-    fn launch(&self, operations: f64) -> f64 {
-        operations * self.profile.kernel_overhead
-    }
-
-    /// Scores of attention, in operations a layer.
-    fn attention_operations(&self, shape: Shape, rows: usize) -> f64 {
-        let arch = self.arch;
-        let q = (arch.num_heads * arch.head_dim) as f64;
-        let whole = 4.0 * q * shape.length as f64 * shape.tokens as f64;
-        if self.widths.attends_by_kernel(shape, rows) {
-            whole / 2.0
-        } else if shape.is_chunked(rows) {
-            whole * (1.0 + rows as f64 / shape.length as f64) / 2.0
-        } else {
-            whole
-        }
-    }
-
-    /// Bytes of a layer's scores: none where a kernel has a few at a time.
-    fn scores_bytes(&self, shape: Shape, rows: usize) -> f64 {
-        if self.widths.attends_by_kernel(shape, rows) {
-            return 0.0;
-        }
-        F32 as f64 * self.attention_operations(shape, rows) / (4.0 * self.arch.head_dim as f64)
-    }
-
-    /// A layer's forward: that of all, divided among them.
-    fn layer(&self, shape: Shape, rows: usize) -> f64 {
-        let tokens = shape.tokens as f64;
-        let layers = self.sizes.layers.max(1) as f64;
-        let products = 2.0 * self.sizes.active_body() as f64 / layers * tokens;
-        let share = |half| self.sizes.count(half) as f64 / layers;
-        let bytes = |half: Half| {
-            let kept = self.widths.kept(half);
-            share(half) * self.widths.bytes(kept, shape.tokens, self.parallel) as f64
-        };
-        let kept: f64 = self.sizes.kinds().map(bytes).sum();
-        let attend = share(Half::Attention);
-        let shares = (self.parallel.tensor * self.parallel.sequence) as f64;
-        let scores = attend * self.scores_bytes(shape, rows) / shares;
-        let widened = self.widened_traffic(shape.tokens) / layers;
-        let traffic = (TRAFFIC * (kept + 2.0 * scores) + widened) / self.profile.memory_bandwidth;
-        let linear = self.widths.linear();
-        let (rule, launches) = linear.map_or((0.0, 0.0), |own| {
-            let share = share(Half::Linear);
-            (
-                share * own.operations() * tokens,
-                share * own.launches(shape.length),
-            )
-        });
-        let chunks = if self.widths.attends_by_kernel(shape, rows) {
-            1.0
-        } else {
-            chunks(shape, rows) as f64
-        };
-        self.flops(products + attend * self.attention_operations(shape, rows) + rule)
-            + traffic
-            + self.launch(
-                LAYER_OPERATIONS + launches + 8.0 * (chunks - 1.0) + self.expert_operations(tokens),
-            )
-    }
-
-    /// Bytes that a pass of so many tokens over matrices in few bits moves: their codes, and what they are widened to.
-    fn widened_traffic(&self, tokens: u64) -> f64 {
-        let sizes = &self.sizes;
-        match sizes.in_few_bits() {
-            0 => 0.0,
-            _ => {
-                let codes = sizes.used_bytes(tokens) - sizes.end_bytes();
-                (codes + widened_bytes(sizes, tokens)) as f64
-            }
-        }
-    }
-
-    /// Operations of experts, a layer: three products each, on a GPU one after the other.
-    fn expert_operations(&self, tokens: f64) -> f64 {
-        let Some((_, own)) = self.arch.expert_layers().next() else {
-            return 0.0;
-        };
-        if self.profile.backend == Backend::Cpu {
-            return 0.0;
-        }
-        let share = self.sizes.count(Half::Experts) as f64 / self.sizes.layers as f64;
-        let used = (own.count as f64).min(tokens * own.per_token as f64);
-        3.0 * used * share
-    }
-
-    /// The scores of attention alone, once more.
-    fn scores_again(&self, shape: Shape, rows: usize) -> f64 {
-        if self.widths.recomputes(shape, rows) {
-            let scores = self.scores_bytes(shape, rows);
-            self.flops(self.attention_operations(shape, rows))
-                + 2.0 * TRAFFIC * scores / self.profile.memory_bandwidth
-        } else {
-            0.0
-        }
-    }
-
-    /// The head's forward over scored tokens.
-    fn head(&self, scored: u64, head_rows: usize) -> f64 {
-        if !self.has_head() {
-            return 0.0;
-        }
-        let width = self.arch.hidden_size;
-        let logits = HeadCost::of(self.arch, head_rows, self.profile).logits(scored) as f64;
-        let chunks = scored.div_ceil(head_rows as u64) as f64;
-        self.flops(2.0 * logits * width as f64)
-            + 8.0 * F32 as f64 * logits / self.profile.memory_bandwidth
-            + self.launch(20.0 * chunks)
-    }
-}
-
-/// Pieces in which a layer's attention is computed.
-fn chunks(shape: Shape, rows: usize) -> u64 {
-    if rows == 0 {
-        1
-    } else if shape.packed {
-        shape.tokens.div_ceil(rows as u64)
-    } else {
-        shape.length.div_ceil(rows as u64)
-    }
-}
-
 /// Turns of all pipeline stages that take so many micro-batches.
 fn turns(ctx: &Context<'_>, micros: f64) -> f64 {
     let behind = ctx.stage.map_or(0, |own| own.stages() - 1);
     micros + behind as f64
+}
+
+/// What the turns of pipeline stages take over the work of one.
+fn waiting(ctx: &Context<'_>, work: Work) -> f64 {
+    turns(ctx, work.micros) / work.micros
 }
 
 /// Weights that a device streams in one pass over the model, in bytes.
@@ -276,12 +131,6 @@ pub(super) fn sampled_rows(ctx: &Context<'_>, group: u64) -> (u64, f64) {
     (rows, (own * group) as f64 / rows as f64)
 }
 
-/// Bytes that widening the matrices in few bits that so many tokens go through moves, once: what is written wide and read again. Their
-/// codes are read besides.
-fn widened_bytes(sizes: &Sizes, tokens: u64) -> u64 {
-    2 * sizes.width * sizes.widened_by(tokens as f64)
-}
-
 /// Bytes of weights that a token of so many sequences moves.
 fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
     let (sizes, width) = (&ctx.sizes, ctx.sizes.width);
@@ -297,9 +146,40 @@ fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
     width * sizes.ends() + codes.bytes + widened
 }
 
+/// So many completions of every prompt, where the device's kernels were measured.
+fn measured_sampling(ctx: &Context<'_>, group: u64, rates: &KernelRates) -> f64 {
+    let w = ctx.workload;
+    let (rows, waves) = sampled_rows(ctx, group);
+    let all = waves * rows as f64;
+    let [prompt, mean] = ctx.mean_lengths();
+    let longest = match w.mean_lengths {
+        // of lengths that fall off exponentially, as far as they may
+        Some(_) => (mean * (1.0 + all.ln())).min(w.response_length as f64),
+        None => mean,
+    };
+    // slots are taken again as they come free; the last sequences end by themselves
+    let steps = longest - 1.0 + (waves - 1.0).max(0.0) * mean;
+    let live = (all * (mean - 1.0) / steps.max(1.0)).clamp(1.0, rows as f64);
+    let prompts = all / group as f64;
+    let prefill = Work {
+        tokens: prompts * prompt,
+        micros: waves.ceil(),
+        length: prompt,
+        scored: all,
+    };
+    let copies = 2.0 * ctx.copies as f64 / ctx.profile.memory_bandwidth;
+    ctx.body_forward(rates, prefill)
+        + ctx.head_forward(rates, prefill, rows as usize)
+        + steps.max(0.0) * ctx.decoded(rates, live, prompt + mean / 2.0)
+        + copies
+}
+
 /// So many completions of every prompt.
 fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
     let w = ctx.workload;
+    if let (Some(rates), None) = (ctx.rates(), ctx.eight_bits) {
+        return ctx.shared(measured_sampling(ctx, group, rates));
+    }
     let (rows, waves) = sampled_rows(ctx, group);
     // devices that share matrices read their share of them, and those that share sequences have other ones
     let tensor = ctx.parallel.tensor as f64;
@@ -354,12 +234,21 @@ pub(super) fn score_passes(w: &Workload) -> u64 {
 
 /// A forward of all rollouts in micro-batches of a plan.
 fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
+    let streams = streamed(ctx, plan);
+    if let Some(rates) = ctx.rates() {
+        let sequences = ctx.workload.scored_sequences() as f64 / ctx.parallel.data as f64;
+        let work = Work::of(ctx, plan, sequences, plan.score_tokens);
+        let compute =
+            ctx.body_forward(rates, work) + ctx.head_forward(rates, work, plan.head_rows);
+        return waiting(ctx, work) * ctx.shared(compute)
+            + turns(ctx, work.micros) * ctx.copy(streams);
+    }
     let shape = ctx.score_shape(plan);
     let micros = turns(ctx, score_micros(ctx, plan) as f64);
     let body = ctx.sizes.layers as f64 * ctx.layer(shape, plan.attention_rows);
     let cost = Cost {
         compute: body + ctx.head(shape.scored, plan.head_rows),
-        copies: ctx.copy(streamed(ctx, plan)),
+        copies: ctx.copy(streams),
     };
     micros * cost.total(plan.prefetch, ctx.profile.overlaps_copies())
 }
@@ -404,6 +293,9 @@ pub(crate) fn values(ctx: &Context<'_>) -> f64 {
 /// Forward and backward of all micro-batches, given what the plan's segments add up to.
 pub(crate) fn backward(ctx: &Context<'_>, totals: &SegmentTotals) -> f64 {
     let plan = ctx.model();
+    if let Some(rates) = ctx.rates() {
+        return measured_backward(ctx, totals, rates);
+    }
     let shape = ctx.train_shape();
     let micros = ctx.micro_batches() as f64;
     let layer = ctx.layer(shape, plan.attention_rows);
@@ -440,6 +332,36 @@ pub(crate) fn backward(ctx: &Context<'_>, totals: &SegmentTotals) -> f64 {
     turns * (cost.total(plan.prefetch, beside) + gradients) + ctx.backward_traffic(totals).seconds()
 }
 
+/// The same where the device's kernels were measured.
+fn measured_backward(ctx: &Context<'_>, totals: &SegmentTotals, rates: &KernelRates) -> f64 {
+    let plan = ctx.model();
+    let sequences = ctx.workload.mini_rollouts() as f64 / ctx.parallel.data as f64;
+    let work = Work::of(ctx, plan, sequences, plan.train_tokens);
+    let forward = ctx.body_forward(rates, work);
+    let again = totals.recomputed_units as f64 / (2.0 * ctx.sizes.layers.max(1) as f64);
+    let compute = (1.0 + again) * forward
+        + ctx.body_backward(rates, work)
+        + ctx.head_forward(rates, work, plan.head_rows)
+        + ctx.head_backward(rates, work, plan.head_rows)
+        + ctx.whole_gradients();
+    let row = (F32 * ctx.arch.hidden_size as u64) as f64 * work.tokens;
+    let visits = match plan.order {
+        Order::MicroMajor => work.micros,
+        Order::SegmentMajor => 1.0,
+    };
+    let streams = 2.0 * visits * streamed_with(ctx, plan, totals.streamed);
+    let copies = ctx.copy(2.0 * row * totals.offloaded_inputs as f64 + streams);
+    let gradients = match plan.grads {
+        Home::Host => {
+            let bytes = (F32 * ctx.sizes.trained()) as f64 * visits;
+            ctx.copy(bytes) + 3.0 * bytes / ctx.profile.host_bandwidth
+        }
+        Home::Device => 0.0,
+    };
+    steps(ctx) as f64 * waiting(ctx, work) * (ctx.shared(compute) + copies + gradients)
+        + ctx.backward_traffic(totals).seconds()
+}
+
 /// Optimizer steps of a training step.
 pub(super) fn steps(ctx: &Context<'_>) -> u64 {
     let w = ctx.workload;
@@ -457,6 +379,7 @@ pub(crate) fn optimizer(ctx: &Context<'_>) -> f64 {
     let on_device = total - on_host;
     // bytes a parameter: weight and gradient, moments, and passes over temporaries
     let moved = match optimizer.moments {
+        _ if ctx.rates().is_some() => ctx.update_bytes(),
         MomentKind::F32 => 60.0,
         MomentKind::Bf16 => 72.0,
         MomentKind::Block8 => 120.0,
