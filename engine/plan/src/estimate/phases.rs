@@ -160,7 +160,7 @@ impl Context<'_> {
             let bytes = self.parallel.optimizer(F32 * gradients);
             let gathered = self.parallel.host_buffers(&self.sizes);
             let held = self.resident(Activity::Update(self.role))
-                + states::update_buffers(&self.sizes, plan, self.parallel)
+                + states::update_buffers(&self.sizes, plan, self.parallel, &self.profile.kernels)
                 + self.rollouts();
             let held = held.on_host(Category::Communication, gathered);
             peak.record(
