@@ -8,6 +8,7 @@ mod measure;
 mod own_process;
 mod pipeline_stages;
 mod reuse;
+mod routes;
 mod sampling_groups;
 mod shared_matrices;
 mod shared_sequences;

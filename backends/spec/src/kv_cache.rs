@@ -88,10 +88,24 @@ pub fn state_bytes(arch: &Arch) -> usize {
     4 * recurrent + arch.precision.width() as usize * convolution
 }
 
-/// Sequences that have a state while `running` are decoded at a time: these, and the prompts that wait for their turn (an eighth of them).
+/// Bytes of a choice of an expert in a table of routes.
+pub const ROUTE_BYTES: usize = 2;
+
+/// Bytes on the host of the table of routes beside pools of `blocks`: one of each slot of the layers that see the whole sequence. None
+/// without experts, nor where every layer has a window.
 #[must_use]
-pub fn sequences_with_states(running: usize) -> usize {
-    running + running.div_ceil(8)
+pub fn route_bytes(arch: &Arch, blocks: &[usize]) -> usize {
+    let groups = KvCacheGroup::of(arch).into_iter().zip(blocks);
+    let mut whole = groups.filter(|(group, _)| group.window.is_none());
+    let blocks = whole.next().map_or(0, |(_, blocks)| *blocks);
+    blocks * BLOCK_SIZE * arch.route_width() * ROUTE_BYTES
+}
+
+/// Slots of states while `running` sequences are decoded at a time: theirs, those of prompts that wait for their turn (an eighth of them),
+/// and those that are kept for prompts that begin alike (as many).
+#[must_use]
+pub fn state_slots(running: usize) -> usize {
+    running + 2 * running.div_ceil(8)
 }
 
 /// What a cache is for.

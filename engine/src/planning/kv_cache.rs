@@ -22,14 +22,19 @@ pub fn cache_bytes_of_share(request: &Request, plan: &Plan, share: f64) -> Resul
             request.profile.name
         )));
     };
-    let mut without = request.clone();
-    without.workload.kv_cache_bytes = Some(0);
-    let estimate = without.predict(plan.clone()).estimate;
-    let rollout = estimate.phase(EstimatePhase::Rollout);
-    let held = |p: &PhaseEstimate, of: Category| p.categories.get(&of).copied().unwrap_or(0);
-    let other = rollout.map_or(0, |p| {
-        p.total_bytes - held(p, Category::KvCache) - held(p, Category::Overhead)
-    });
+    let predicted = |bytes: u64| {
+        let mut limited = request.clone();
+        limited.workload.kv_cache_bytes = Some(bytes);
+        let estimate = limited.predict(plan.clone()).estimate;
+        let rollout = estimate.phase(EstimatePhase::Rollout);
+        rollout.map_or([0, 0], |p: &PhaseEstimate| {
+            let overhead = p.categories.get(&Category::Overhead);
+            [p.total_bytes, overhead.copied().unwrap_or(0)]
+        })
+    };
+    // states of linear attention, which come on top of keys and values, are among it
+    let [total, overhead] = predicted(0);
+    let other = total - overhead;
     let of_device = (capacity as f64 * share) as u64;
     let allowed = request
         .allowed()
@@ -48,7 +53,11 @@ pub fn cache_bytes_of_share(request: &Request, plan: &Plan, share: f64) -> Resul
              {taken} while sampling; raise {raise}"
         )));
     }
-    Ok(in_use - other)
+    let bytes = in_use - other;
+    // where host and device are one memory, routes take a part that grows with the keys and values
+    let [total, _] = predicted(bytes);
+    let beyond = total.saturating_sub(allowed) as f64;
+    Ok((bytes as f64 / (1.0 + beyond / bytes as f64)) as u64)
 }
 
 /// The least bytes of keys and values that a run can sample with: those of one sequence of the longest.
@@ -111,13 +120,19 @@ mod tests {
 
     /// On a device of 256 MiB whose pool adds nothing.
     fn request() -> Request {
-        let Value::Object(config) = json!({
-            "model_type": "llama", "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256,
+        request_of(&json!({"model_type": "llama"}))
+    }
+
+    fn request_of(family: &Value) -> Request {
+        let mut config = json!({
+            "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256,
             "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2
-        }) else {
-            unreachable!("an object")
+        });
+        let (Value::Object(config), Value::Object(family)) = (&mut config, family) else {
+            unreachable!("objects")
         };
-        let arch = Arch::from_config(&config, Path::new("test")).expect("an architecture");
+        config.extend(family.clone());
+        let arch = Arch::from_config(config, Path::new("test")).expect("an architecture");
         Request {
             workload: Workload::grpo(arch, [256, 256], 16, 8),
             memory: MemoryConfig::default(),
@@ -186,5 +201,34 @@ mod tests {
         request.budget = Some(2 << 20);
         let message = of(&request).expect_err("no room").to_string();
         assert!(message.contains("raise memory.budget"), "{message}");
+    }
+
+    #[test]
+    fn states_and_routes_are_within_the_share_of_the_memory() {
+        let experts = json!({
+            "model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 8, "moe_intermediate_size": 32
+        });
+        let linear = json!({
+            "model_type": "qwen3_5_text", "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 32, "linear_value_head_dim": 32
+        });
+        for family in [experts, linear] {
+            let mut request = request_of(&family);
+            let plan = request.as_configured().expect("a plan").plan;
+            let bytes = cache_bytes_of_share(&request, &plan, 0.75).expect("room");
+            request.workload.kv_cache_bytes = Some(bytes);
+            let estimate = request.predict(plan).estimate;
+            let rollout = estimate.phase(EstimatePhase::Rollout).expect("a phase");
+            assert!(
+                rollout.categories[&Category::KvCache] > bytes,
+                "{family}: {bytes}"
+            );
+            let (total, allowed) = (rollout.total_bytes, 192 << 20);
+            // pools are whole blocks, which routes follow
+            assert!(
+                total <= allowed && total > allowed - (1 << 20),
+                "{family}: {total} of {allowed}"
+            );
+        }
     }
 }

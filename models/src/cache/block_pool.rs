@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 /// The number of a block in its pool.
 pub(super) type BlockId = u32;
 
-/// What a full block holds: its tokens after all tokens before them. Equal ids have equal keys and values.
+/// What a block holds: its tokens, or the first of them, after all tokens before them. Equal ids have equal keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct ContentId(pub u64);
 
@@ -16,8 +16,9 @@ pub(super) struct BlockPool {
     references: Vec<u32>,
     /// Blocks without references and without content to be kept.
     free: BTreeSet<BlockId>,
-    /// What a block holds, where other sequences may find it by its content.
-    contents: Vec<Option<ContentId>>,
+    /// What a block holds, where other sequences may find it by its content: all its tokens, and how it began at some times before. With
+    /// each content goes the number of its tokens.
+    contents: Vec<Vec<(ContentId, usize)>>,
     by_content: HashMap<ContentId, BlockId>,
     /// Blocks without references whose content is kept until they are needed, with the time of their release.
     evictable: BTreeSet<(u64, BlockId)>,
@@ -36,7 +37,7 @@ impl BlockPool {
             keeps_contents: false,
             references: vec![0; blocks],
             free: (0..blocks as BlockId).collect(),
-            contents: vec![None; blocks],
+            contents: vec![Vec::new(); blocks],
             by_content: HashMap::new(),
             evictable: BTreeSet::new(),
             released: vec![0; blocks],
@@ -53,7 +54,7 @@ impl BlockPool {
     pub fn grow(&mut self, blocks: usize) {
         self.free.extend(self.len() as BlockId..blocks as BlockId);
         self.references.resize(blocks, 0);
-        self.contents.resize(blocks, None);
+        self.contents.resize(blocks, Vec::new());
         self.released.resize(blocks, 0);
     }
 
@@ -78,32 +79,42 @@ impl BlockPool {
     }
 
     /// A block with one reference, if there is any: the one after `last` if that is free, since neighbours are read as one range of
-    /// memory, then one that was used before, since others may take more memory. Also the content that was forgotten for it.
-    pub fn allocate(&mut self, last: Option<BlockId>) -> Option<(BlockId, Option<ContentId>)> {
+    /// memory, then one that was used before, since others may take more memory. Also the contents that were forgotten for it.
+    pub fn allocate(&mut self, last: Option<BlockId>) -> Option<(BlockId, Vec<ContentId>)> {
         let next = last.map(|block| block + 1);
         let next = next.filter(|&next| next < self.used_before && self.free.contains(&next));
         let free = next.or_else(|| self.free.first().copied());
         let evict = free.is_none_or(|block| block >= self.used_before && !self.keeps_contents);
         let oldest = self.evictable.first().filter(|_| evict);
-        let (block, content) = match (oldest, free) {
+        let (block, contents) = match (oldest, free) {
             (Some(&(_, block)), _) => (block, self.forget_oldest()),
             (None, Some(block)) => {
                 self.free.remove(&block);
-                (block, None)
+                (block, Vec::new())
             }
             (None, None) => return None,
         };
         self.used_before = self.used_before.max(block + 1);
         self.references[block as usize] = 1;
-        Some((block, content))
+        Some((block, contents))
     }
 
-    /// Forgets the content that was released first.
-    fn forget_oldest(&mut self) -> Option<ContentId> {
-        let (_, block) = self.evictable.pop_first()?;
-        let content = self.contents[block as usize].take()?;
-        self.by_content.remove(&content);
-        Some(content)
+    /// Forgets the contents of the block that was released first.
+    fn forget_oldest(&mut self) -> Vec<ContentId> {
+        let Some((_, block)) = self.evictable.pop_first() else {
+            return Vec::new();
+        };
+        let contents = std::mem::take(&mut self.contents[block as usize]);
+        self.unlist(contents)
+    }
+
+    /// Contents that no block has any more.
+    fn unlist(&mut self, contents: Vec<(ContentId, usize)>) -> Vec<ContentId> {
+        let gone = contents.into_iter().map(|(content, _)| content);
+        gone.inspect(|content| {
+            self.by_content.remove(content);
+        })
+        .collect()
     }
 
     /// Adds a reference.
@@ -122,7 +133,7 @@ impl BlockPool {
         if self.references[at] > 0 {
             return;
         }
-        if self.contents[at].is_some() {
+        if !self.contents[at].is_empty() {
             self.clock += 1;
             self.released[at] = self.clock;
             self.evictable.insert((self.clock, block));
@@ -131,14 +142,43 @@ impl BlockPool {
         }
     }
 
-    /// Keeps the content of a referenced block for others. False where another block has it already.
-    pub fn keep(&mut self, block: BlockId, content: ContentId) -> bool {
-        if self.contents[block as usize].is_some() || self.by_content.contains_key(&content) {
+    /// Keeps the content of a referenced block, its first `tokens` tokens, for others, beside others that it is kept for. False where a
+    /// block has it already.
+    pub fn keep(&mut self, block: BlockId, content: ContentId, tokens: usize) -> bool {
+        if self.by_content.contains_key(&content) {
             return false;
         }
-        self.contents[block as usize] = Some(content);
+        self.contents[block as usize].push((content, tokens));
         self.by_content.insert(content, block);
         true
+    }
+
+    /// Forgets one content. False where no block has it.
+    pub fn forget(&mut self, content: ContentId) -> bool {
+        let Some(block) = self.by_content.remove(&content) else {
+            return false;
+        };
+        let at = block as usize;
+        self.contents[at].retain(|(own, _)| *own != content);
+        if self.contents[at].is_empty() && self.references[at] == 0 {
+            self.evictable.remove(&(self.released[at], block));
+            self.free.insert(block);
+        }
+        true
+    }
+
+    /// Whether a block is kept for more than its first `tokens` tokens: what is written after them would change what others find.
+    pub fn keeps_beyond(&self, block: BlockId, tokens: usize) -> bool {
+        let mut contents = self.contents[block as usize].iter();
+        contents.any(|&(_, kept)| kept > tokens)
+    }
+
+    /// Forgets the contents of a referenced block that have more than `tokens` tokens, and tells which they were.
+    pub fn forget_beyond(&mut self, block: BlockId, tokens: usize) -> Vec<ContentId> {
+        let contents = std::mem::take(&mut self.contents[block as usize]);
+        let (longer, kept) = contents.into_iter().partition(|&(_, kept)| kept > tokens);
+        self.contents[block as usize] = kept;
+        self.unlist(longer)
     }
 
     /// The block that holds a content.
@@ -170,10 +210,10 @@ mod tests {
             let mut pool = BlockPool::new(4);
             pool.keep_contents(keep);
             let (block, _) = pool.allocate(None).expect("a free block");
-            assert!(pool.keep(block, ContentId(7)));
+            assert!(pool.keep(block, ContentId(7), 16));
             pool.release(block);
             let (block, forgotten) = pool.allocate(None).expect("a block");
-            assert_eq!((block, forgotten.is_none()), (expected, keep));
+            assert_eq!((block, forgotten.is_empty()), (expected, keep));
         }
     }
 
@@ -182,21 +222,55 @@ mod tests {
         let mut pool = BlockPool::new(3);
         for content in [7, 8] {
             let (block, _) = pool.allocate(None).expect("a free block");
-            assert!(pool.keep(block, ContentId(content)));
+            assert!(pool.keep(block, ContentId(content), 16));
         }
         let (plain, _) = pool.allocate(None).expect("a free block");
-        assert!(!pool.keep(plain, ContentId(7)), "another block has it");
+        assert!(!pool.keep(plain, ContentId(7), 16), "another block has it");
         for block in [1, 0, plain] {
             pool.release(block);
         }
         assert_eq!((pool.used(), pool.find(ContentId(8))), (0, Some(1)));
         // a block without content first, then the one released first
-        assert_eq!(pool.allocate(None), Some((plain, None)));
-        assert_eq!(pool.allocate(None), Some((1, Some(ContentId(8)))));
+        assert_eq!(pool.allocate(None), Some((plain, Vec::new())));
+        assert_eq!(pool.allocate(None), Some((1, vec![ContentId(8)])));
         assert_eq!(pool.find(ContentId(8)), None);
         // found again, it is no longer to be evicted
         let found = pool.find(ContentId(7)).expect("kept");
         pool.share(found);
         assert_eq!((pool.references(found), pool.allocate(None)), (1, None));
+    }
+
+    #[test]
+    fn what_a_block_is_kept_for_beyond_some_tokens_is_forgotten_alone() {
+        let mut pool = BlockPool::new(2);
+        let (block, _) = pool.allocate(None).expect("a free block");
+        for (content, tokens) in [(7, 4), (8, 5), (9, 16)] {
+            assert!(pool.keep(block, ContentId(content), tokens));
+        }
+        assert!(pool.keeps_beyond(block, 15) && !pool.keeps_beyond(block, 16));
+        assert_eq!(pool.forget_beyond(block, 4), [ContentId(8), ContentId(9)]);
+        assert!(!pool.keeps_beyond(block, 4));
+        let found = [7, 8, 9].map(|content| pool.find(ContentId(content)));
+        assert_eq!(found, [Some(block), None, None]);
+    }
+
+    #[test]
+    fn a_block_is_free_once_each_of_its_contents_is_forgotten() {
+        let mut pool = BlockPool::new(2);
+        let (block, _) = pool.allocate(None).expect("a free block");
+        assert!(pool.keep(block, ContentId(7), 16) && pool.keep(block, ContentId(8), 16));
+        assert_eq!(pool.find(ContentId(7)), pool.find(ContentId(8)));
+        pool.release(block);
+        assert!(pool.forget(ContentId(7)) && !pool.forget(ContentId(7)));
+        assert_eq!(pool.find(ContentId(8)), Some(block), "still kept");
+        assert!(pool.forget(ContentId(8)));
+        // nothing is left to be forgotten for it
+        assert_eq!(pool.allocate(None), Some((block, Vec::new())));
+        // of a block that is in use both are forgotten when it is needed after its release
+        assert!(pool.keep(block, ContentId(9), 16) && pool.keep(block, ContentId(10), 16));
+        pool.release(block);
+        let (other, _) = pool.allocate(None).expect("a block");
+        assert_eq!(other, block, "it was used before");
+        assert_eq!(pool.find(ContentId(9)).or(pool.find(ContentId(10))), None);
     }
 }

@@ -9,12 +9,13 @@
 //!                                                   7 8 4 | 13        7 and 8 are full and shared; 4 is a copy of 9
 //! ```
 //!
-//! - [`KvCache::fork`] shares all blocks of a sequence with another one. Whoever writes to a last block that is shared gets a copy of
-//!   it first (copy on write).
+//! - [`KvCache::fork`] shares all blocks of a sequence with another one. Whoever writes to a last block that is shared, or kept with other
+//!   tokens for later sequences, gets a copy of it first (copy on write).
 //! - Layers with a sliding window give blocks back that no later token sees. Layers with different windows have separate block numbers.
-//! - With linear attention a sequence also has a slot of states, which a fork copies. Nothing is then kept for later sequences.
+//! - With linear attention a sequence also has a slot of states, which a fork copies.
 //! - Full blocks are kept after their sequence has ended, until the pool needs them: a sequence that begins with the same tokens shares
-//!   them (prefix caching). A cache belongs to the weights that filled it, so one is made for each
+//!   them (prefix caching). With linear attention it has to find states too, which are kept at some boundaries:
+//!   at the end of prompts and turns, and where prompts part. A cache belongs to the weights that filled it, so one is made for each
 //!   [`Generator`](crate::generate::Generator).
 
 mod attention;
@@ -22,6 +23,7 @@ mod block_pool;
 mod block_table;
 mod linear;
 mod metadata;
+mod prefix_caching;
 mod prefix_index;
 mod routes;
 mod states;
@@ -34,6 +36,7 @@ pub use block_table::BlockTable;
 pub use firebrick_spec::BLOCK_SIZE;
 pub(crate) use metadata::Decode;
 pub use metadata::{AttentionMetadata, Chunk};
+pub(crate) use states::Boundary;
 
 use crate::arch::{Arch, GatedDeltaNet, Mixer};
 use crate::delta_net::LayerStates;
@@ -193,7 +196,7 @@ impl KvCache {
         self.groups.iter().map(bytes).sum::<usize>() + self.states_held()
     }
 
-    /// Bytes of the blocks and states that sequences have.
+    /// Bytes of the blocks and states that sequences have, those apart that are kept for sequences to come.
     #[must_use]
     pub fn used_bytes(&self) -> usize {
         let bytes = |group: &LayerGroup| group.pool.used() * group.block_bytes;
@@ -231,71 +234,41 @@ impl KvCache {
             .all(|group| group.pool.available() >= blocks.min(group.pool.len()))
     }
 
-    /// A table for a sequence that begins with `tokens`. It shares the full blocks that are kept of the same tokens, but never all of
-    /// `tokens`: the last one has to be run for the token after it. With linear attention it shares none: the states at the end of those
-    /// blocks are not kept.
-    pub fn begin(&mut self, tokens: &[u32]) -> BlockTable {
-        let mut table = BlockTable::new(self.groups.len());
-        table.state = self.allocate_state();
-        if table.state.is_some() {
-            return table;
-        }
-        let mut contents: Vec<ContentId> = Vec::new();
-        let mut before = PrefixIndex::ROOT;
-        for block in tokens[..tokens.len().saturating_sub(1)].chunks_exact(BLOCK_SIZE) {
-            let Some(content) = self.prefixes.find(before, block) else {
-                break;
-            };
-            contents.push(content);
-            before = content;
-        }
-        let found = (0..=contents.len())
-            .rev()
-            .find(|&count| self.groups.iter().all(|g| g.keeps(&contents[..count])));
-        let count = found.unwrap_or(0);
-        for (group, own) in self.groups.iter_mut().zip(&mut table.groups) {
-            own.first = group.first_visible(count * BLOCK_SIZE).min(count);
-            own.shared = count;
-            for &content in &contents[own.first..count] {
-                let block = group.pool.find(content);
-                let block = block.unwrap_or_else(|| unreachable!("looked up before"));
-                group.pool.share(block);
-                own.blocks.push(block);
-            }
-        }
-        table.tokens = count * BLOCK_SIZE;
-        let last = contents[..count].last().copied();
-        table.known = (count, last.unwrap_or(PrefixIndex::ROOT));
-        table
-    }
-
     /// Gets blocks for `count` more tokens: first gives back blocks that no later token sees, and takes a copy of a last block that is
-    /// shared. False, and nothing new, where a pool has too few.
+    /// shared, or kept for others with tokens after those of this sequence. False, and nothing new, where a pool has too few.
     pub fn append(&mut self, table: &mut BlockTable, count: usize) -> bool {
         self.trim(table);
         if !self.could_append(table, count) {
             return false;
         }
         let end = (table.tokens + count).div_ceil(BLOCK_SIZE);
+        let mut forgotten: Vec<ContentId> = Vec::new();
         for (group, own) in self.groups.iter_mut().zip(&mut table.groups) {
-            let partial = !table.tokens.is_multiple_of(BLOCK_SIZE);
-            if let Some(&last) = own.blocks.last()
-                && partial
-                && group.is_shared(last)
+            let (tokens, partial) = (table.tokens, table.tokens % BLOCK_SIZE);
+            let last = own.blocks.last().copied().filter(|_| partial > 0);
+            if let Some(last) = last
+                && group.copies_before_writing(last, partial, group.needed(own, tokens, count))
             {
                 let at = own.blocks.len() - 1;
                 let before = at.checked_sub(1).map(|at| own.blocks[at]);
-                let block = group.allocate(before, &mut self.prefixes);
+                let (block, contents) = group.allocate(before, &mut self.prefixes);
+                forgotten.extend(contents);
                 // the copy is made before the next forward pass; until then the source keeps this reference
                 group.copies.push((last, block));
                 own.blocks[at] = block;
                 own.shared = own.shared.min(own.first + at);
+            } else if let Some(last) = last {
+                let gone = group.pool.forget_beyond(last, partial);
+                forgotten.extend(gone.into_iter().filter(|&c| self.prefixes.forget(c)));
             }
             while own.end() < end {
-                let block = group.allocate(own.blocks.last().copied(), &mut self.prefixes);
+                let last = own.blocks.last().copied();
+                let (block, contents) = group.allocate(last, &mut self.prefixes);
+                forgotten.extend(contents);
                 own.blocks.push(block);
             }
         }
+        self.drop_states(&forgotten);
         table.tokens += count;
         true
     }
@@ -327,7 +300,7 @@ impl KvCache {
             let gone = group.first_visible(table.tokens).saturating_sub(own.first);
             let gone = gone.min(own.blocks.len());
             for block in own.blocks.drain(..gone) {
-                group.pool.release(block);
+                group.release(block);
             }
             own.first += gone;
         }
@@ -353,29 +326,6 @@ impl KvCache {
         }
     }
 
-    /// Keeps the full blocks of a sequence for others that begin with the same tokens. `tokens` are those whose keys and values are
-    /// written, or will be by the next forward pass.
-    pub fn keep_prefix(&mut self, table: &mut BlockTable, tokens: &[u32]) {
-        // keys and values alone do not continue a sequence with linear attention
-        if self.slots.is_some() {
-            return;
-        }
-        let full = tokens.len().min(table.tokens) / BLOCK_SIZE;
-        while table.known.0 < full {
-            let (index, before) = table.known;
-            let content = self
-                .prefixes
-                .find_or_add(before, &tokens[index * BLOCK_SIZE..][..BLOCK_SIZE]);
-            for (group, own) in self.groups.iter_mut().zip(&table.groups) {
-                if index >= own.first && group.pool.keep(own.block(index), content) {
-                    self.prefixes.keep(content);
-                }
-            }
-            self.prefixes.drop_unkept(content);
-            table.known = (index + 1, content);
-        }
-    }
-
     /// Ends a sequence: its blocks are free for others, or kept for their content.
     pub fn free(&mut self, table: BlockTable) {
         if let (Some(slots), Some(slot)) = (&mut self.slots, table.state) {
@@ -384,7 +334,7 @@ impl KvCache {
         for (group, own) in self.groups.iter_mut().zip(table.groups) {
             // the last ones are to be needed first
             for block in own.blocks.into_iter().rev() {
-                group.pool.release(block);
+                group.release(block);
             }
         }
     }
@@ -450,10 +400,9 @@ impl LayerGroup {
         (token + 1).saturating_sub(window) / BLOCK_SIZE
     }
 
-    /// Whether all blocks with these contents are kept that the token after them sees.
-    fn keeps(&self, contents: &[ContentId]) -> bool {
-        let first = self.first_visible(contents.len() * BLOCK_SIZE);
-        let mut seen = contents.iter().skip(first);
+    /// Whether all blocks with the contents of `tokens` tokens are kept that the token after them sees.
+    fn keeps(&self, contents: &[ContentId], tokens: usize) -> bool {
+        let mut seen = contents.iter().skip(self.first_visible(tokens));
         seen.all(|&content| self.pool.find(content).is_some())
     }
 
@@ -462,6 +411,24 @@ impl LayerGroup {
         let references = self.pool.references(block) as usize;
         let copied = || self.copies.iter().filter(|&&(source, _)| source == block);
         references > 1 && references - copied().count() > 1
+    }
+
+    /// Whether a sequence that is about to write to its last block, which has `partial` tokens of it, takes a copy: where others have the
+    /// block, and where it is kept with tokens after these, if there is a block beside the `needed` ones. Otherwise those are forgotten.
+    fn copies_before_writing(&self, last: u32, partial: usize, needed: usize) -> bool {
+        let spare = self.pool.available() > needed;
+        self.is_shared(last) || (spare && self.pool.keeps_beyond(last, partial))
+    }
+
+    /// Takes a reference away. What was to be copied to a block that nobody has any more is not copied.
+    fn release(&mut self, block: u32) {
+        self.pool.release(block);
+        if self.pool.references(block) == 0
+            && let Some(at) = self.copies.iter().position(|&(_, target)| target == block)
+        {
+            let (source, _) = self.copies.swap_remove(at);
+            self.pool.release(source);
+        }
     }
 
     /// Blocks that `count` more tokens of a sequence of `tokens` need, those not counted that it gives back before.
@@ -473,12 +440,11 @@ impl LayerGroup {
         more + usize::from(own.blocks.last().is_some_and(shared))
     }
 
-    fn allocate(&mut self, last: Option<u32>, prefixes: &mut PrefixIndex) -> u32 {
+    /// A block, and what nobody keeps any more that it held.
+    fn allocate(&mut self, last: Option<u32>, prefixes: &mut PrefixIndex) -> (u32, Vec<ContentId>) {
         let allocated = self.pool.allocate(last);
-        let (block, forgotten) = allocated.unwrap_or_else(|| unreachable!("counted before"));
-        if let Some(content) = forgotten {
-            prefixes.forget(content);
-        }
-        block
+        let (block, mut contents) = allocated.unwrap_or_else(|| unreachable!("counted before"));
+        contents.retain(|&content| prefixes.forget(content));
+        (block, contents)
     }
 }

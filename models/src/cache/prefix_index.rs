@@ -1,12 +1,16 @@
 //! Prefix caching: full blocks are found by their tokens and all tokens before them.
 //!
-//! The key of a block is its tokens and the content of the block before it, both exact: nothing depends on a hash not colliding.
+//! The key of a block is its tokens and the content of the block before it, both exact: nothing depends on a hash not colliding. A tail
+//! is a block that is not full, at whose end the states of linear attention are kept.
 
 use super::block_pool::ContentId;
 use firebrick_spec::BLOCK_SIZE;
 use std::collections::HashMap;
 
 type Key = (ContentId, [u32; BLOCK_SIZE]);
+
+/// Stands for no token at the end of a tail: ids are below the size of a vocabulary.
+const NO_TOKEN: u32 = u32::MAX;
 
 /// The contents that some pool keeps.
 #[derive(Debug, Default)]
@@ -21,7 +25,7 @@ impl PrefixIndex {
     /// The content before the first block.
     pub const ROOT: ContentId = ContentId(0);
 
-    /// The content of a block with these tokens after `before`, if some pool keeps it.
+    /// The content of a block with these tokens after `before`, a tail where they are fewer than a block's, if some pool keeps it.
     pub fn find(&self, before: ContentId, tokens: &[u32]) -> Option<ContentId> {
         self.contents.get(&key(before, tokens)).copied()
     }
@@ -54,19 +58,31 @@ impl PrefixIndex {
         }
     }
 
-    /// A pool has forgotten a content.
-    pub fn forget(&mut self, content: ContentId) {
+    /// A pool has forgotten a content; whether it was the last that kept it.
+    pub fn forget(&mut self, content: ContentId) -> bool {
         let Some((_, pools)) = self.kept.get_mut(&content) else {
-            return;
+            return false;
         };
         *pools -= 1;
         self.drop_unkept(content);
+        !self.is_kept(content)
+    }
+
+    /// Whether some pool keeps a content.
+    pub fn is_kept(&self, content: ContentId) -> bool {
+        self.kept.contains_key(&content)
+    }
+
+    /// Whether a content is of a tail.
+    pub fn is_tail(&self, content: ContentId) -> bool {
+        let kept = self.kept.get(&content);
+        kept.is_some_and(|((_, tokens), _)| tokens[BLOCK_SIZE - 1] == NO_TOKEN)
     }
 }
 
 fn key(before: ContentId, tokens: &[u32]) -> Key {
-    let mut block = [0; BLOCK_SIZE];
-    block.copy_from_slice(tokens);
+    let mut block = [NO_TOKEN; BLOCK_SIZE];
+    block[..tokens.len()].copy_from_slice(tokens);
     (before, block)
 }
 
@@ -89,5 +105,19 @@ mod tests {
         assert_eq!(index.find(first, &b), Some(second), "another pool keeps it");
         index.forget(second);
         assert_eq!(index.find(first, &b), None);
+    }
+
+    #[test]
+    fn a_tail_is_found_by_all_of_its_tokens_and_no_others() {
+        let mut index = PrefixIndex::default();
+        let tokens = [3; BLOCK_SIZE];
+        let tail = index.find_or_add(PrefixIndex::ROOT, &tokens[..5]);
+        index.keep(tail);
+        let full = index.find_or_add(PrefixIndex::ROOT, &tokens);
+        index.keep(full);
+        assert!(index.is_tail(tail) && !index.is_tail(full));
+        let found = |count: usize| index.find(PrefixIndex::ROOT, &tokens[..count]);
+        assert_eq!([4, 5, 6].map(found), [None, Some(tail), None]);
+        assert!(index.forget(tail) && !index.is_kept(tail) && index.is_kept(full));
     }
 }

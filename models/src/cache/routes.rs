@@ -19,6 +19,13 @@ impl KvCache {
         Some(Routes::unknown(blocks[whole] * BLOCK_SIZE, width))
     }
 
+    /// Bytes on the host of the table of routes.
+    #[must_use]
+    pub fn route_bytes(&self) -> usize {
+        let choices = self.routes.as_ref().map(|routes| routes.choices());
+        choices.map_or(0, size_of_val)
+    }
+
     /// Whether the routes of tokens are kept.
     pub(crate) fn keeps_routes(&self) -> bool {
         self.routes.is_some()

@@ -1,17 +1,28 @@
 //! Block tables: what is shared, copied, given back and found again. No keys or values are computed here.
 
+mod states;
+
 use super::*;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::path::Path;
 
 fn arch(family: &str) -> Arch {
-    let Value::Object(config) = json!({
+    let Value::Object(mut config) = json!({
         "model_type": family, "vocab_size": 64, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "sliding_window": 40
     }) else {
         unreachable!("an object")
     };
+    if family == "qwen3_5_text" {
+        let Value::Object(linear) = json!({
+            "layer_types": ["linear_attention", "full_attention"], "partial_rotary_factor": 0.5, "linear_num_key_heads": 1,
+            "linear_num_value_heads": 1, "linear_key_head_dim": 4, "linear_value_head_dim": 4
+        }) else {
+            unreachable!("an object")
+        };
+        config.extend(linear);
+    }
     Arch::from_config(&config, Path::new(family)).expect("a valid architecture")
 }
 

@@ -26,10 +26,10 @@ use super::running::{Row, Running, reserve};
 use super::sampler::{RandomDraw, SampledTokens, sample};
 use super::sequence::{SampledToken, Sequence};
 use super::stats::GenerationStats;
-use super::turns::Turns;
+use super::turns::{Next, Turns};
 use super::waiting_queue::WaitingQueue;
 use crate::Result;
-use crate::cache::{BLOCK_SIZE, BlockTable, KvCache};
+use crate::cache::{BLOCK_SIZE, BlockTable, Boundary, KvCache};
 use burn::tensor::{Int, Tensor, TensorData};
 use firebrick_backends::device::is_accelerator;
 use std::collections::VecDeque;
@@ -262,20 +262,26 @@ impl<'a> Engine<'a> {
     fn sample_first_tokens(
         &mut self,
         hidden: &Tensor<2>,
-        mut prefilled: Vec<PrefilledGroup>,
+        prefilled: Vec<PrefilledGroup>,
     ) -> Result<()> {
-        let mut sequences: Vec<(usize, Sequence)> = Vec::new();
+        let mut prefilled: Vec<Option<PrefilledGroup>> = prefilled.into_iter().map(Some).collect();
+        let mut sequences: Vec<(usize, bool, Sequence)> = Vec::new();
         for (i, group) in prefilled.iter_mut().enumerate() {
-            sequences.extend(group.members.drain(..).map(|sequence| (i, sequence)));
+            let members = group.iter_mut().flat_map(|group| group.members.drain(..));
+            let first = sequences.len();
+            sequences.extend(members.map(|sequence| (i, false, sequence)));
+            if let [(_, alone, _)] = &mut sequences[first..] {
+                *alone = true;
+            }
         }
         // at most as many rows of logits at a time as in decoding
         let mut sequences = sequences.into_iter().peekable();
         while sequences.peek().is_some() {
-            let few: Vec<(usize, Sequence)> = sequences.by_ref().take(self.max_num_seqs).collect();
-            let rows = self.ints(few.iter().map(|(group, _)| *group as i32).collect());
+            let few: Vec<_> = sequences.by_ref().take(self.max_num_seqs).collect();
+            let rows = self.ints(few.iter().map(|(group, ..)| *group as i32).collect());
             let draws: Vec<RandomDraw> = few
                 .iter()
-                .map(|(_, sequence)| RandomDraw::next(sequence.key, sequence.sample.tokens.len()))
+                .map(|(.., sequence)| RandomDraw::next(sequence.key, sequence.sample.tokens.len()))
                 .collect();
             let EngineArgs {
                 decoder, moments, ..
@@ -284,16 +290,25 @@ impl<'a> Engine<'a> {
             let logits = moments.logits(decoder, hidden, self.fingerprint);
             decoder.check_ranks()?;
             let tokens = sample(logits, self.args.criteria.sampling, &draws)?.read()?;
-            for ((group, mut sequence), token) in few.into_iter().zip(tokens) {
-                if self.accept(&mut sequence, token)? {
-                    self.add_routes(&mut sequence, &prefilled[group].table);
-                    self.end(sequence, None)?;
-                } else {
-                    prefilled[group].members.push_back(sequence);
+            for ((group, alone, mut sequence), token) in few.into_iter().zip(tokens) {
+                let ended = self.accept(&mut sequence, token)?;
+                match &mut prefilled[group] {
+                    Some(own) if !ended => own.members.push_back(sequence),
+                    // what it leaves behind is its own
+                    own if alone => {
+                        let table = own.take().map(|own| own.table);
+                        self.end(sequence, table)?;
+                    }
+                    own => {
+                        if let Some(own) = own {
+                            self.add_routes(&mut sequence, &own.table);
+                        }
+                        self.end(sequence, None)?;
+                    }
                 }
             }
         }
-        for group in prefilled {
+        for group in prefilled.into_iter().flatten() {
             if group.members.is_empty() {
                 self.cache.free(group.table);
             } else {
@@ -339,12 +354,15 @@ impl<'a> Engine<'a> {
 
     /// Keeps the full blocks of a sequence for others that begin with its tokens. Keys and values of its last token are not written.
     fn keep_prefix(&mut self, sequence: &Sequence, table: &mut BlockTable) {
+        let tokens = self.tokens_of(sequence);
+        self.cache.keep_prefix(table, &tokens[..tokens.len() - 1]);
+    }
+
+    /// A sequence's prompt and its completion so far.
+    fn tokens_of(&self, sequence: &Sequence) -> Vec<u32> {
         let sample = &sequence.sample;
         let prompt = &self.waiting.requests()[sample.request].tokens;
-        let written = prompt.len() + sample.tokens.len() - 1;
-        let tokens = prompt.iter().chain(&sample.tokens).take(written);
-        self.cache
-            .keep_prefix(table, &tokens.copied().collect::<Vec<u32>>());
+        [prompt.as_slice(), &sample.tokens].concat()
     }
 
     /// Sequences that were prefilled or are in prefill wait again.
@@ -393,18 +411,27 @@ impl<'a> Engine<'a> {
 
     /// Ends a turn: the sequence continues, waits to be answered, or has ended.
     fn end(&mut self, mut sequence: Sequence, table: Option<BlockTable>) -> Result<()> {
+        if let Some(table) = &table {
+            self.add_routes(&mut sequence, table);
+        }
+        let most = self.max_new_tokens(&sequence);
+        let room = most.saturating_sub(sequence.sample.tokens.len());
+        let next = self.turns.turn(&sequence.sample, room);
         if let Some(mut table) = table {
-            self.add_routes(&mut sequence, &table);
             if self.args.config.keep_completions {
-                self.keep_prefix(&sequence, &mut table);
+                let at = match next {
+                    Next::Append(_) | Next::Wait => Boundary::Turn,
+                    Next::End | Next::Cut | Next::Restart => Boundary::Ended,
+                };
+                // one token more where the last one was run before the host had read it
+                let ran = self.tokens_of(&sequence);
+                let ran = &ran[..table.tokens()];
+                self.cache.save_states(&mut table, ran, at);
             }
             self.cache.free(table);
         }
         self.most = (self.most + 1).min(self.max_num_seqs);
         self.one_by_one = false;
-        let most = self.max_new_tokens(&sequence);
-        let room = most.saturating_sub(sequence.sample.tokens.len());
-        let next = self.turns.turn(&sequence.sample, room);
         self.go_on(sequence, next)
     }
 

@@ -11,7 +11,7 @@ use super::turns::{OneTurn, Turns};
 use crate::cache::KvCache;
 use crate::{Decoder, Error, Prepack, Result, Tokenizer};
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
-use firebrick_spec::kv_cache::sequences_with_states;
+use firebrick_spec::kv_cache::state_slots;
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub struct Generator<'a> {
 #[derive(Debug)]
 struct HeldCache {
     cache: KvCache,
-    _hold: Option<MemoryGuard>,
+    _holds: Vec<MemoryGuard>,
 }
 
 impl<'a> Generator<'a> {
@@ -217,13 +217,19 @@ impl<'a> Generator<'a> {
         };
         cache.grow(&blocks);
         let running = config.max_num_seqs.min(requests.len() * n);
-        cache.grow_states(sequences_with_states(running));
+        cache.grow_states(state_slots(running));
         cache.keep_contents(config.keep_completions);
-        let bytes = cache.bytes();
-        let hold = |accounts: &Arc<Accounts>| accounts.hold(Category::KvCache, Home::Device, bytes);
+        let homes = [
+            (Home::Device, cache.bytes()),
+            (Home::Host, cache.route_bytes()),
+        ];
+        let holds = self.accounts.iter().flat_map(|accounts| {
+            homes.map(|(home, bytes)| accounts.hold(Category::KvCache, home, bytes))
+        });
+        let holds = holds.collect();
         let held = held.insert(HeldCache {
             cache,
-            _hold: self.accounts.as_ref().map(hold),
+            _holds: holds,
         });
         Ok(&mut held.cache)
     }

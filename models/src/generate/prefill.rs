@@ -1,8 +1,11 @@
 //! Chunked prefill: a few prompts at a time, in forward passes of a bounded number of tokens, each prompt once for all of its samples.
+//!
+//! States of linear attention are there where a forward pass ends. So that prompts that begin alike share them, the first of these ends a
+//! chunk at the last whole block that it has in common with others, and they begin with the next forward pass.
 
 use super::engine_args::EngineArgs;
 use super::sequence::{Sequence, SequenceGroup};
-use crate::cache::{BlockTable, Chunk, KvCache};
+use crate::cache::{BLOCK_SIZE, BlockTable, Boundary, Chunk, KvCache};
 use burn::tensor::{Int, Tensor, TensorData};
 use std::collections::VecDeque;
 
@@ -20,6 +23,17 @@ struct PartialGroup {
     table: Option<BlockTable>,
     /// Tokens that were found in the cache.
     found: usize,
+    /// Where a chunk ends for others that begin alike.
+    split: Option<usize>,
+}
+
+/// A chunk of a group's tokens.
+#[derive(Clone, Copy, Debug)]
+struct ScheduledChunk {
+    /// Index of the group.
+    group: usize,
+    from: usize,
+    to: usize,
 }
 
 /// A prefilled group, and those of its sequences that are not being decoded yet.
@@ -48,6 +62,7 @@ impl Prefill {
             group,
             table: None,
             found: 0,
+            split: None,
         };
         Self {
             groups: groups.into_iter().map(partial).collect(),
@@ -84,21 +99,21 @@ impl Prefill {
             return Prefilled::NoBlocks;
         }
         // those that begin a sequence come first
-        chunks.sort_by_key(|&(_, from, _)| from > 0);
+        chunks.sort_by_key(|chunk| chunk.from > 0);
         let (mut ids, mut last, mut row) = (Vec::new(), Vec::new(), 0);
-        for &(index, from, to) in &chunks {
-            let tokens = &self.groups[index].group.tokens;
+        for &ScheduledChunk { group, from, to } in &chunks {
+            let tokens = &self.groups[group].group.tokens;
             ids.extend(tokens[from..to].iter().map(|&token| token as i32));
             row += to - from;
             if to == tokens.len() {
-                last.push((index, row as i32 - 1));
+                last.push((group, row as i32 - 1));
             }
         }
         let parts: Vec<Chunk<'_>> = chunks
             .iter()
-            .filter_map(|&(index, from, to)| {
-                let table = self.groups[index].table.as_ref()?;
-                let tokens = from..to;
+            .filter_map(|chunk| {
+                let table = self.groups[chunk.group].table.as_ref()?;
+                let tokens = chunk.from..chunk.to;
                 Some(Chunk { table, tokens })
             })
             .collect();
@@ -107,6 +122,7 @@ impl Prefill {
         let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [row]), device);
         let hidden = decoder.in_its_pool(|| decoder.hidden_cached(ids, &metadata, cache));
         args.moments.tell();
+        self.save_states(cache, &chunks);
         for own in &mut self.groups {
             if let Some(table) = &mut own.table {
                 cache.trim(table);
@@ -122,30 +138,90 @@ impl Prefill {
         Prefilled::Ran(done, Some(hidden.select(0, rows)))
     }
 
-    /// The chunks of the next forward pass, as a group, its first token and the one after its last. Their blocks are allocated.
-    fn schedule(&mut self, cache: &mut KvCache, most: usize) -> Vec<(usize, usize, usize)> {
+    /// The chunks of the next forward pass. Their blocks are allocated.
+    fn schedule(&mut self, cache: &mut KvCache, most: usize) -> Vec<ScheduledChunk> {
         let (mut chunks, mut left) = (Vec::new(), most);
-        for (index, own) in self.groups.iter_mut().enumerate() {
+        for group in 0..self.groups.len() {
             if left == 0 {
                 break;
             }
-            let tokens = &own.group.tokens;
-            let table = own.table.get_or_insert_with(|| {
-                let table = cache.begin(tokens);
-                own.found = table.tokens();
-                table
-            });
-            let from = table.tokens();
-            let to = tokens.len().min(from + left);
+            if self.groups[group].table.is_none() {
+                if self.awaits_states(group, &chunks, cache) {
+                    continue;
+                }
+                self.begin(group, cache);
+            }
+            let own = &mut self.groups[group];
+            let Some(table) = &mut own.table else {
+                unreachable!("it has begun");
+            };
+            let (tokens, from) = (&own.group.tokens, table.tokens());
+            let split = own.split.filter(|&split| split > from);
+            let to = split.unwrap_or(tokens.len()).min(from + left);
             if !cache.append(table, to - from) {
                 break;
             }
             // the prompts after it in this forward pass already share these blocks: a layer writes before it reads
             cache.keep_prefix(table, &tokens[..to]);
             left -= to - from;
-            chunks.push((index, from, to));
+            chunks.push(ScheduledChunk { group, from, to });
         }
         chunks
+    }
+
+    /// Begins a group with what the cache has of it.
+    fn begin(&mut self, group: usize, cache: &mut KvCache) {
+        let own = &self.groups[group].group;
+        let split = if own.is_prompt() && cache.may_share_states() {
+            let others = self.groups.iter().skip(group + 1);
+            let others = others.filter(|other| other.table.is_none());
+            let common = others.map(|other| common_blocks(&own.tokens, &other.group.tokens));
+            let common = common.max().unwrap_or(0);
+            Some(common.max(cache.kept_tokens(&own.tokens)))
+        } else {
+            None
+        };
+        let own = &mut self.groups[group];
+        let table = cache.begin(&own.group.tokens);
+        own.found = table.tokens();
+        own.split = split.filter(|&split| split > own.found);
+        own.table = Some(table);
+    }
+
+    /// Whether a group begins after this forward pass, since one of its chunks leaves states behind that it can begin with.
+    fn awaits_states(&self, group: usize, chunks: &[ScheduledChunk], cache: &KvCache) -> bool {
+        let tokens = &self.groups[group].group.tokens;
+        let ends = chunks.iter().filter_map(|chunk| {
+            let other = &self.groups[chunk.group];
+            let split = other.split.filter(|&split| split == chunk.to)?;
+            let common = common_blocks(&other.group.tokens, tokens);
+            (split <= common).then_some(split)
+        });
+        let longest = ends.max();
+        longest.is_some_and(|end| end > cache.found_tokens(tokens))
+    }
+
+    /// Keeps the states at the ends of prompts that have run, and where prompts part, for others. The latter are used sooner: they come
+    /// last, so that they stay longer.
+    fn save_states(&mut self, cache: &mut KvCache, chunks: &[ScheduledChunk]) {
+        for at in [Boundary::Prompt, Boundary::Shared] {
+            for &ScheduledChunk { group, to, .. } in chunks {
+                let PartialGroup {
+                    group,
+                    table,
+                    split,
+                    ..
+                } = &mut self.groups[group];
+                let ends = if at == Boundary::Shared {
+                    *split == Some(to)
+                } else {
+                    to == group.tokens.len() && group.is_prompt()
+                };
+                if let Some(table) = table.as_mut().filter(|_| ends) {
+                    cache.save_states(table, &group.tokens[..to], at);
+                }
+            }
+        }
     }
 
     /// Removes the groups at these indices, in their order.
@@ -156,6 +232,7 @@ impl Prefill {
                 group,
                 table: Some(table),
                 found,
+                ..
             }) = self.groups.remove(index)
             else {
                 unreachable!("its last token has run");
@@ -171,4 +248,11 @@ impl Prefill {
         done.reverse();
         done
     }
+}
+
+/// Tokens of the whole blocks that two prompts begin with, the last token of each left out.
+fn common_blocks(a: &[u32], b: &[u32]) -> usize {
+    let most = a.len().min(b.len()).saturating_sub(1);
+    let same = a.iter().zip(b).take(most).take_while(|(a, b)| a == b);
+    same.count() / BLOCK_SIZE * BLOCK_SIZE
 }

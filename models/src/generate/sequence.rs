@@ -98,3 +98,11 @@ pub(super) struct SequenceGroup {
     /// Whether the tokens were prefilled before.
     pub recomputed: bool,
 }
+
+impl SequenceGroup {
+    /// Whether its tokens are a prompt alone.
+    pub fn is_prompt(&self) -> bool {
+        let mut members = self.members.iter();
+        members.all(|member| member.sample.tokens.is_empty())
+    }
+}

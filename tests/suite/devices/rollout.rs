@@ -2,7 +2,7 @@
 
 use super::{model, on_devices};
 use crate::support::model::{Model, in_8_bits};
-use crate::support::tolerance::F32_ELSEWHERE;
+use crate::support::tolerance::{F32_ELSEWHERE, LINEAR_ATTENTION};
 use crate::support::{assert_close, checked, fixtures, folders};
 use burn::tensor::Device;
 use firebrick_backends::device::Backend;
@@ -21,6 +21,7 @@ on_devices! {
     draws_of_a_few_long_sequences_are_those_of_the_cpu,
     slots_chunks_and_a_short_cache_change_no_token,
     a_token_that_is_run_before_the_last_is_seen_changes_none,
+    prompts_that_share_states_go_on_as_each_does_alone,
     weights_in_8_bits_draw_what_a_model_of_those_numbers_draws,
 }
 
@@ -136,6 +137,28 @@ fn a_token_that_is_run_before_the_last_is_seen_changes_none(device: &Device) {
     assert_eq!(late.stats.new_tokens, at_once.stats.new_tokens);
 }
 
+fn prompts_that_share_states_go_on_as_each_does_alone(device: &Device) {
+    let (model, _) = model(&fixtures().join("models/qwen3_5"), device);
+    let prompt = |own: u32| (0..40).map(|i| i * 7 % 61 + 3).chain([own, own + 1, 9]);
+    let prompts = [11, 20, 31].map(|own| prompt(own).collect::<Vec<u32>>());
+    let asked = Asked {
+        temperature: 0.0,
+        new: 6,
+        n: 2,
+        ..DRAWN
+    };
+    let limits = SchedulerConfig::new(64);
+    let shared = run(&model, &prompts, asked, &limits);
+    assert_eq!(shared.stats.prefix_cache_hits, 2 * 32);
+    let alone = prompts
+        .iter()
+        .map(|prompt| run(&model, std::slice::from_ref(prompt), asked, &limits));
+    let alone: Vec<Generated> = alone.collect();
+    assert!(alone.iter().all(|own| own.stats.prefix_cache_hits == 0));
+    let alone: Vec<Sample> = alone.into_iter().flat_map(|own| own.samples).collect();
+    assert_within(&shared.samples, &alone, LINEAR_ATTENTION);
+}
+
 fn weights_in_8_bits_draw_what_a_model_of_those_numbers_draws(device: &Device) {
     let dir = fixtures().join("models/qwen2-tied");
     let (here, _) = model(&dir, device);
@@ -189,6 +212,11 @@ pub(super) const TRUNCATED: Asked = Asked {
 
 #[track_caller]
 pub(super) fn assert_same(found: &[Sample], expected: &[Sample]) {
+    assert_within(found, expected, F32_ELSEWHERE);
+}
+
+#[track_caller]
+fn assert_within(found: &[Sample], expected: &[Sample], tolerance: f64) {
     assert_eq!(found.len(), expected.len());
     for (a, b) in found.iter().zip(expected) {
         assert_eq!(
@@ -198,7 +226,7 @@ pub(super) fn assert_same(found: &[Sample], expected: &[Sample]) {
         );
         let [a, b] = [a, b].map(|s| s.logps.iter().chain(&s.full_logps));
         for (a, b) in a.zip(b) {
-            assert_close("log-prob", f64::from(*a), f64::from(*b), F32_ELSEWHERE);
+            assert_close("log-prob", f64::from(*a), f64::from(*b), tolerance);
         }
     }
 }

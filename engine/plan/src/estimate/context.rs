@@ -12,15 +12,13 @@ use super::usage::{MemoryUsage, PeakUsage};
 use super::workload::Workload;
 use crate::{Layout, ModelPlan, Plan, Role};
 use firebrick_spec::arch::QkNorm;
+use firebrick_spec::kv_cache::ROUTE_BYTES;
 use firebrick_spec::lora::LoraConfig;
 use firebrick_spec::parameters::{Slot, UnitKind, unit_specs};
 use firebrick_spec::{Arch, Backend, Category, DeviceProfile, PipelineStage, Quantization};
 
 /// Bytes on the host for a token of a step's rollouts: ids, log-probs, weights, advantages.
 const TOKEN_BYTES: u64 = 64;
-
-/// Bytes on the host for one choice of an expert.
-pub(super) const ROUTE_BYTES: u64 = 2;
 
 /// Bytes of the copies of matrices that kernels read while completions are sampled. The CPU's read panels of numbers as they are, in
 /// f32; on a GPU the matrices that multiply the same rows are joined.
@@ -409,7 +407,7 @@ impl<'a> Context<'a> {
     /// What the rollouts of a step take on the host.
     pub fn rollouts(&self) -> MemoryUsage {
         let tokens = self.workload.rollouts() * self.workload.scored_length();
-        let routes = ROUTE_BYTES * self.arch.route_width() as u64;
+        let routes = (ROUTE_BYTES * self.arch.route_width()) as u64;
         MemoryUsage::default().on_host(Category::Buffers, (TOKEN_BYTES + routes) * tokens)
     }
 

@@ -12,7 +12,7 @@ use super::sizes::{F32, Sizes};
 use super::states::{Activity, fetched};
 use super::usage::{MemoryUsage, PeakUsage};
 use crate::{ModelPlan, Zero};
-use firebrick_spec::kv_cache::{KvCacheDemand, sequences_with_states};
+use firebrick_spec::kv_cache::{KvCacheDemand, route_bytes, state_slots};
 use firebrick_spec::{Category, Home, PipelineStage};
 use firebrick_spec::{CudaGraphs, Operation};
 
@@ -134,9 +134,7 @@ fn sampling(
     // steps that send messages are not captured
     let graphs = graphs.filter(|_| ctx.parallel.tensor == 1);
     let graphs = graphs.map_or(0, |graphs| captured(ctx, rows, graphs));
-    let pools = base
-        .on_device(Category::KvCache, kv_cache(ctx, rows, all))
-        .on_device(Category::Buffers, graphs);
+    let pools = (base + kv_cache(ctx, rows, all)).on_device(Category::Buffers, graphs);
     let queries = QUERIES * w.prompt_length.div_ceil(prefill.tokens.max(1)).max(1);
     let running = ctx.forward(prefill, queries as usize)
         + ctx.batch_buffers(prefill, 0, 1)
@@ -213,8 +211,8 @@ fn summed(ctx: &Context<'_>, tokens: u64) -> MemoryUsage {
     MemoryUsage::default().on_host(Category::Communication, bytes)
 }
 
-/// Bytes of the pools of keys and values, and of states, where `rows` of `all` sequences are sampled at a time.
-fn kv_cache(ctx: &Context<'_>, rows: u64, all: u64) -> u64 {
+/// The pools of keys and values, and of states, where `rows` of `all` sequences are sampled at a time; on the host the table of routes.
+fn kv_cache(ctx: &Context<'_>, rows: u64, all: u64) -> MemoryUsage {
     let w = ctx.workload;
     let demand = KvCacheDemand {
         sequences: rows as usize,
@@ -232,8 +230,14 @@ fn kv_cache(ctx: &Context<'_>, rows: u64, all: u64) -> u64 {
     // states come on top of what is limited: they are as large whatever the sequences' lengths are
     let [recurrent, convolution] = ctx.arch.state_numbers();
     let state = F32 * recurrent as u64 + ctx.sizes.width * convolution as u64;
-    let states = sequences_with_states(rows as usize) as u64 * state;
-    bytes.min(w.kv_cache_bytes.unwrap_or(u64::MAX)) + ctx.parallel.cache(states)
+    let states = state_slots(rows as usize) as u64 * state;
+    let pools = bytes.min(w.kv_cache_bytes.unwrap_or(u64::MAX)) + ctx.parallel.cache(states);
+    // a limit below one sequence is refused elsewhere
+    let limited = demand.blocks(ctx.arch, w.kv_cache_bytes);
+    let routes = limited.map_or(0, |blocks| route_bytes(ctx.arch, &blocks));
+    MemoryUsage::default()
+        .on_device(Category::KvCache, pools)
+        .on_host(Category::KvCache, routes as u64)
 }
 
 /// Log-probs of the policy or the reference, values of the critic, or the scores of a reward model.

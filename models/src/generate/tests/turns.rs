@@ -85,6 +85,7 @@ fn play(decoder: &Decoder, limits: &SchedulerConfig, turns: &mut Scripted) -> Ge
 /// Checks every token: a draw where it was sampled, the script's where not.
 fn check_turns(decoder: &Decoder, found: &Sample) {
     let sampling = sampling();
+    let near = nearness(decoder);
     let request = &requests(&[20, 7, 13, 33, 5])[found.request];
     let tokens = [request.tokens.as_slice(), &found.tokens].concat();
     let rows = scores(decoder, &tokens, 1.0);
@@ -109,11 +110,11 @@ fn check_turns(decoder: &Decoder, found: &Sample) {
         let row = &rows[request.tokens.len() + i - 1];
         let u = f64::from(key.uniform(i as u32));
         let draws =
-            [0.0, -NEAR, NEAR].map(|shift| sample_truncated(row, &sampling, (u + shift) as f32));
+            [0.0, -near, near].map(|shift| sample_truncated(row, &sampling, (u + shift) as f32));
         assert!(draws.iter().any(|draw| draw.token == token), "token {i}");
         if draws[0].token == token {
             let apart = f64::from((draws[0].logp - found.logps[i]).abs());
-            assert!(apart < NEAR, "log-prob of token {i}: {apart}");
+            assert!(apart < near, "log-prob of token {i}: {apart}");
         }
     }
 }
@@ -127,7 +128,7 @@ fn tokens(generated: &Generated) -> Vec<(Vec<u32>, Vec<std::ops::Range<usize>>)>
 
 #[test]
 fn every_token_of_every_turn_is_its_draw_after_all_tokens_before_it() {
-    for family in ["llama", "gemma2"] {
+    for family in ["llama", "gemma2", "qwen3_5_text"] {
         let decoder = decoder(family);
         let generated = play(&decoder, &limits(None), &mut Scripted::new(3, false));
         for sample in &generated.samples {
@@ -154,13 +155,18 @@ fn answers_that_come_late_and_turns_that_begin_again_change_no_token() {
 
 #[test]
 fn a_small_cache_changes_no_token_of_any_turn() {
-    let decoder = decoder("llama");
-    let roomy = play(&decoder, &limits(None), &mut Scripted::new(3, true));
-    let least = SchedulerConfig::new(1).least_cache_bytes(decoder.arch(), 33 + 60);
-    let crowded = limits(Some(2 * least));
-    let found = play(&decoder, &crowded, &mut Scripted::new(3, true));
-    assert_eq!(tokens(&found), tokens(&roomy));
-    assert!(found.stats.cache_bytes < roomy.stats.cache_bytes);
+    for family in ["llama", "qwen3_5_text"] {
+        let decoder = decoder(family);
+        let roomy = play(&decoder, &limits(None), &mut Scripted::new(3, true));
+        let least = SchedulerConfig::new(1).least_cache_bytes(decoder.arch(), 33 + 60);
+        let crowded = limits(Some(2 * least));
+        let found = play(&decoder, &crowded, &mut Scripted::new(3, true));
+        for sample in &found.samples {
+            check_turns(&decoder, sample);
+        }
+        assert_eq!(tokens(&found), tokens(&roomy), "{family}");
+        assert!(found.stats.cache_bytes < roomy.stats.cache_bytes);
+    }
 }
 
 #[test]
