@@ -5,6 +5,7 @@ mod expert_adapters;
 mod export;
 mod functions;
 mod heads;
+mod kept_states;
 mod linear_attention;
 mod long_rows;
 mod models;
