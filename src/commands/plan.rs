@@ -189,8 +189,8 @@ fn spread_lines(request: &Request, links: Links) -> String {
         format!("cluster {}\n", cluster::machines(cluster, links))
     });
     format!(
-        "spread  {parallel}; {}\n{machines}        Bytes, budget and batch are per device; times include messages, none of which \
-         hides behind computation.\n",
+        "spread  {parallel}; {}\n{machines}        Bytes, budget and batch are per device; times include the messages that it \
+         waits for.\n",
         cluster::runs(request)
     )
 }

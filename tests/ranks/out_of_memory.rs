@@ -95,12 +95,24 @@ fn ranks(overrides: &[&str], refused: bool) -> Vec<(Ran, Vec<Vec<String>>)> {
 
 #[test]
 fn memory_that_runs_out_on_one_rank_gives_all_the_plan_of_a_run_that_began_with_it() {
-    let stages: [&[&str]; 9] = [
+    let stages: [&[&str]; 11] = [
         &[],
         &["memory.zero_stage=1"],
         &["memory.zero_stage=2"],
         &["memory.zero_stage=3", "memory.gradient_checkpointing=true"],
+        // with gathers on their way that no rank will wait for
+        &[
+            "memory.zero_stage=3",
+            "memory.gradient_checkpointing=true",
+            "memory.prefetch=3",
+        ],
         &["memory.ulysses_sequence_parallel_size=2"],
+        &[
+            "memory.ulysses_sequence_parallel_size=2",
+            "memory.zero_stage=3",
+            "memory.gradient_checkpointing=true",
+            "memory.prefetch=2",
+        ],
         &[
             "memory.ulysses_sequence_parallel_size=2",
             "memory.zero_stage=2",

@@ -199,7 +199,8 @@ pub struct Trained {
     pub pipeline: Traffic,
 }
 
-fn runtime(model: &Model, memory: &MemoryConfig, world: &World) -> Runtime {
+/// What a rank runs with.
+pub fn runtime(model: &Model, memory: &MemoryConfig, world: &World) -> Runtime {
     Runtime::new(model.decoder.device())
         .with_prefetch(memory.prefetch)
         .with_world(world.clone())

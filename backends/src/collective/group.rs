@@ -31,6 +31,8 @@ pub(super) struct Parent {
     pub channel: u64,
     /// Its ranks of the world. Any of them may fail: whoever a group waits for may have been told of it already.
     pub ranks: Vec<usize>,
+    /// Failures that it had ended with before the split.
+    pub failures: usize,
 }
 
 #[derive(Debug, Default)]

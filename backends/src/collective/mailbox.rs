@@ -22,6 +22,8 @@ pub(super) struct Watched<'a> {
     pub channel: u64,
     /// The ranks.
     pub ranks: &'a [usize],
+    /// Failures that it had ended with when the group was split from it.
+    pub before: usize,
     /// Whether a message says so.
     pub tells_of_failure: fn(&[u8]) -> bool,
 }
@@ -40,13 +42,19 @@ struct State {
     ended: HashMap<usize, String>,
     /// A rank that has given up: nobody waits any longer, for whomever.
     aborted: Option<(usize, String)>,
-    /// Whether somebody waits.
-    awaited: bool,
+    /// Failures with which operations of a channel have ended, each with the header of a rank that failed.
+    failures: HashMap<u64, Vec<(usize, Vec<u8>)>>,
+    /// How many wait.
+    awaited: usize,
 }
 
 impl State {
-    /// A failure among the next messages of the ranks that are watched.
+    /// A failure that another thread of this rank has taken, or one among the next messages of the ranks that are watched.
     fn failed(&self, watched: Watched<'_>) -> Option<Ended> {
+        let taken = self.failures.get(&watched.channel);
+        if let Some((rank, header)) = taken.and_then(|taken| taken.get(watched.before)) {
+            return Some(Ended::Failed(*rank, header.clone()));
+        }
         watched.ranks.iter().find_map(|&rank| {
             let next = self.queues.get(&(watched.channel, rank))?.front()?;
             (watched.tells_of_failure)(next).then(|| Ended::Failed(rank, next.clone()))
@@ -95,12 +103,31 @@ impl Mailbox {
     /// Whether somebody waits for a message.
     #[cfg(feature = "mpi")]
     pub fn is_awaited(&self) -> bool {
-        self.state().awaited
+        self.state().awaited > 0
+    }
+
+    /// An operation of a channel has ended with the failure of a rank, whose header this is: groups that were split from it end too, on
+    /// whatever thread they are waited for.
+    pub fn fail(&self, channel: u64, rank: usize, header: Vec<u8>) {
+        let mut state = self.state();
+        state
+            .failures
+            .entry(channel)
+            .or_default()
+            .push((rank, header));
+        self.arrived.notify_all();
+    }
+
+    /// Failures with which operations of a channel have ended.
+    pub fn failures(&self, channel: u64) -> usize {
+        self.state().failures.get(&channel).map_or(0, Vec::len)
     }
 
     /// Drops what has arrived for a group that is no more.
     pub fn forget(&self, channel: u64) {
-        self.state().queues.retain(|(own, _), _| *own != channel);
+        let mut state = self.state();
+        state.queues.retain(|(own, _), _| *own != channel);
+        state.failures.remove(&channel);
     }
 
     /// The next message of a rank. What has arrived is delivered even where its sender is gone, or has failed since.
@@ -130,10 +157,10 @@ impl Mailbox {
             if left.is_zero() {
                 return Err(Ended::TimedOut);
             }
-            state.awaited = true;
+            state.awaited += 1;
             let waited = self.arrived.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            state.awaited = false;
+            state.awaited -= 1;
         }
     }
 }

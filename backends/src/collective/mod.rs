@@ -13,9 +13,13 @@
 //!
 //! Before its data every operation exchanges a header with all ranks. A rank that is in another operation, or in the same one with
 //! another length or type, is thereby an error on every rank, and so is a rank that failed. Every wait has a deadline.
+//!
+//! A gather can be started and waited for later: it runs on a thread of its group beside the rank's computation ([`Background`]).
 
+mod background;
 mod error;
 mod flat;
+mod gathering;
 mod group;
 mod header;
 mod launcher;
@@ -32,8 +36,10 @@ mod traffic;
 mod traits;
 mod transport;
 
+pub use background::Background;
 pub use error::{CollectiveError, Failure, Result};
 pub use flat::{Element, Flat, shard};
+pub use gathering::Gathering;
 pub use header::OperationKind;
 pub use launcher::{Launch, launched_world};
 #[cfg(feature = "mpi")]

@@ -9,7 +9,7 @@
 use super::group::Staged;
 use super::mailbox::Mailbox;
 use super::transport::Transport;
-use super::{Collective, CollectiveError, Result, Settings};
+use super::{Background, Collective, CollectiveError, Result, Settings};
 use ::mpi::Threading;
 use ::mpi::ffi;
 use std::ffi::c_int;
@@ -65,7 +65,8 @@ impl Mpi {
             gave_up: AtomicBool::new(false),
             channels: AtomicU64::new(1),
         };
-        Ok(Arc::new(Staged::world(Arc::new(endpoint), settings)))
+        let world = Staged::world(Arc::new(endpoint), settings);
+        Ok(Background::over(Arc::new(world)))
     }
 }
 

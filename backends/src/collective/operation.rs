@@ -77,6 +77,7 @@ impl Operation<'_> {
         let watched = parent.as_ref().map(|parent| Watched {
             channel: parent.channel,
             ranks: &parent.ranks,
+            before: parent.failures,
             tells_of_failure: Header::tells_of_failure,
         });
         let mailbox = transport.mailbox();
@@ -149,7 +150,15 @@ impl Operation<'_> {
             .iter()
             .filter_map(|header| header.failure.clone())
             .collect();
-        if !failures.is_empty() {
+        if let Some(failed) = headers.iter().position(|header| header.failure.is_some()) {
+            let Staged {
+                transport,
+                channel,
+                ranks,
+                ..
+            } = self.group;
+            let header = headers[failed].encode();
+            transport.mailbox().fail(*channel, ranks[failed], header);
             return Err(CollectiveError::Failed(failures));
         }
         if let Some(other) = headers.iter().position(|header| !headers[0].agrees(header)) {

@@ -54,6 +54,7 @@ impl Collective for Staged {
             parent: Some(Parent {
                 channel: self.channel,
                 ranks: self.ranks.clone(),
+                failures: self.transport.mailbox().failures(self.channel),
             }),
             own: members
                 .iter()

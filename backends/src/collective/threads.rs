@@ -3,7 +3,7 @@
 use super::group::Staged;
 use super::mailbox::Mailbox;
 use super::transport::Transport;
-use super::{Collective, Result, Settings};
+use super::{Background, Collective, Result, Settings};
 use crate::panics::panic_message;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ impl Threads {
             channels: AtomicU64::new(1),
         };
         (0..size)
-            .map(|r| Arc::new(Staged::world(Arc::new(rank(r)), settings)) as Arc<dyn Collective>)
+            .map(|r| Background::over(Arc::new(Staged::world(Arc::new(rank(r)), settings))))
             .collect()
     }
 

@@ -1,6 +1,6 @@
 //! What the ranks of a group do together.
 
-use super::{Element, Failure, Flat, Result, Traffic};
+use super::{Element, Failure, Flat, Gathering, Result, Traffic};
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -32,6 +32,15 @@ pub trait Collective: Any + Debug + Send + Sync {
     /// # Errors
     /// As [`exchange`](Self::exchange); `CollectiveError::Mismatch` too where ranks give different lengths or types.
     fn all_gather(&self, own: Flat) -> Result<Flat>;
+
+    /// The same without waiting: it may still be under way when this returns, while the rank computes. It keeps its place among the
+    /// group's operations: all ranks start it at the same place of their order, and one of the other operations, which are waited for,
+    /// begins when all that were started have ended. A failure of a rank ends those that were started behind it too.
+    ///
+    /// A group without a thread of its own gathers before this returns.
+    fn start_all_gather(&self, own: Flat) -> Gathering {
+        Gathering::ended(self.all_gather(own))
+    }
 
     /// This rank's [`shard`](super::shard) of the sum over all ranks, summed in their order and at least in f32.
     ///

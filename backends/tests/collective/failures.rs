@@ -228,10 +228,16 @@ fn a_send_that_a_failure_overtook_does_not_disturb_what_follows() {
 }
 
 /// xorshift64*
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    fn below(&mut self, n: u64) -> u64 {
+    /// Other numbers for every seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    /// A number below another.
+    pub fn below(&mut self, n: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -274,7 +280,7 @@ type Ended = std::result::Result<Result<()>, String>;
 
 /// A program of some operations with some faults in it: what every rank came to.
 fn schedule(seed: u64) -> (Vec<Ended>, Vec<(usize, Fault)>) {
-    let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut random = Random::new(seed);
     let size = 2 + random.below(3) as usize;
     let steps: Vec<u64> = (0..2 + random.below(6)).map(|_| random.below(8)).collect();
     let faults: Vec<(usize, usize, Fault)> = (0..random.below(3))

@@ -1,5 +1,6 @@
 //! Collectives against a serial reference, and what happens where ranks disagree or fail.
 
+mod background;
 mod failures;
 
 use firebrick_backends::collective::{

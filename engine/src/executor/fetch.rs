@@ -1,7 +1,7 @@
 //! Weights on their way to the device, ahead of their use.
 
 use super::runtime::Runtime;
-use super::weight_shards::WeightShards;
+use super::weight_shards::{StartedUnits, WeightShards};
 use crate::Result;
 use crate::plan::{ModelPlan, Role};
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
@@ -9,7 +9,7 @@ use firebrick_backends::transfer::{HostTensor, Pending, Upload};
 use firebrick_models::Decoder;
 use firebrick_models::decoder::{HostWeights, Store};
 use firebrick_models::weights::{WeightKey, Weights};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ type GatheredUnit = (Weights, Arc<MemoryGuard>);
 enum Transit {
     /// They live on the device.
     Resident,
-    /// Ranks share them out, and gather them when the visit begins.
+    /// Ranks share them out, and gather them for this visit or have kept them since an earlier one.
     Sharded,
     /// The host makes the copy that the device will take over.
     Copying(Pending<HostWeights>),
@@ -35,20 +35,40 @@ enum Transit {
     There(Vec<WeightKey>, Upload, MemoryGuard),
 }
 
-/// Walks the units in the order in which a pass will visit them, so that the copies of host weights start before the visit.
+/// A visit that is ahead of the work.
+struct Visit {
+    units: Range<usize>,
+    transits: Vec<Transit>,
+    gathering: Option<Gathering>,
+    /// Those of them that it leaves for a later visit.
+    leaves: Vec<usize>,
+}
+
+/// Units that a visit gathers.
+enum Gathering {
+    /// When it begins.
+    Then(Vec<usize>),
+    /// Already.
+    UnderWay(StartedUnits),
+}
+
+/// Walks the units in the order in which a pass will visit them, so that copies of host weights and gathers of shards start before the
+/// visit. When they start follows from the plan alone, the same on every rank.
 pub(super) struct Fetcher<'r> {
     runtime: &'r Runtime,
     accounts: Arc<Accounts>,
     category: Category,
-    /// Visits whose copies have not started.
+    /// Visits that have not started.
     ahead: VecDeque<Range<usize>>,
     /// Visits under way, in order.
-    started: VecDeque<(Range<usize>, Vec<Transit>)>,
+    started: VecDeque<Visit>,
     prefetch: usize,
     /// The ranks that share weights out, where they do.
     shards: Option<WeightShards>,
     /// Gathered weights that stay for a later visit, where they do.
     kept: Option<BTreeMap<usize, GatheredUnit>>,
+    /// Units that a visit which has started leaves for a later one.
+    promised: BTreeSet<usize>,
 }
 
 impl<'r> Fetcher<'r> {
@@ -61,6 +81,7 @@ impl<'r> Fetcher<'r> {
         Self {
             shards: WeightShards::of(plan, &runtime.world().replicas()),
             kept: (!plan.reshard_after_forward).then(BTreeMap::new),
+            promised: BTreeSet::new(),
             runtime,
             accounts: runtime.accounts.for_model(role),
             category: role.category(),
@@ -70,75 +91,91 @@ impl<'r> Fetcher<'r> {
         }
     }
 
+    /// Begins what a visit needs: copies of weights on the host, and a gather of those that ranks share out and that no visit before it
+    /// has left.
+    fn begin(&mut self, decoder: &Decoder, units: Range<usize>) -> Result<Visit> {
+        let transits = units.clone().map(|unit| self.start(decoder, unit));
+        let transits = transits.collect();
+        let sharded = units.clone().filter(|&u| decoder.units()[u].is_sharded());
+        let missing: Vec<usize> = sharded.filter(|unit| !self.promised.remove(unit)).collect();
+        let mut leaves = Vec::new();
+        if self.kept.is_some() {
+            let later = |unit: &usize| self.ahead.iter().any(|visit| visit.contains(unit));
+            leaves.extend(missing.iter().copied().filter(later));
+            self.promised.extend(&leaves);
+        }
+        let gathering = match &self.shards {
+            Some(_) if missing.is_empty() => None,
+            Some(_) if self.prefetch == 0 => Some(Gathering::Then(missing)),
+            Some(shards) => {
+                let started = shards.start(decoder, missing, &self.accounts)?;
+                Some(Gathering::UnderWay(started))
+            }
+            None => None,
+        };
+        Ok(Visit {
+            units,
+            transits,
+            gathering,
+            leaves,
+        })
+    }
+
     /// The whole weights of those units of a visit that ranks share out: kept since an earlier visit, or gathered.
     fn gathered(
         &mut self,
         decoder: &Decoder,
-        units: &Range<usize>,
+        visit: &mut Visit,
     ) -> Result<BTreeMap<usize, GatheredUnit>> {
-        let (mut found, mut missing) = (BTreeMap::new(), Vec::new());
-        for unit in units
-            .clone()
-            .filter(|&unit| decoder.units()[unit].is_sharded())
-        {
-            match self.kept.as_mut().and_then(|kept| kept.remove(&unit)) {
-                Some(kept) => {
-                    found.insert(unit, kept);
-                }
-                None => missing.push(unit),
-            }
+        let mut found = BTreeMap::new();
+        if let Some(kept) = &mut self.kept {
+            let own = visit.units.clone();
+            found.extend(own.filter_map(|unit| Some((unit, kept.remove(&unit)?))));
         }
-        let Some(shards) = self.shards.as_ref().filter(|_| !missing.is_empty()) else {
-            return Ok(found);
+        let fresh = match (visit.gathering.take(), &self.shards) {
+            (Some(Gathering::UnderWay(started)), _) => started.wait(decoder)?,
+            (Some(Gathering::Then(units)), Some(shards)) => {
+                let whole = shards.gather(decoder, &units, &self.accounts)?;
+                units.into_iter().zip(whole).collect()
+            }
+            (Some(Gathering::Then(_)), None) | (None, _) => Vec::new(),
         };
-        let started = self.started.iter().map(|(units, _)| units);
-        let again = |unit| {
-            started
-                .clone()
-                .chain(&self.ahead)
-                .any(|u| u.contains(&unit))
-        };
-        for (unit, values) in
-            missing
-                .iter()
-                .zip(shards.gather(decoder, &missing, &self.accounts)?)
-        {
+        for (unit, values) in fresh {
             let bytes = values.iter().map(HostTensor::bytes).sum();
             let hold = self.accounts.hold(self.category, Home::Device, bytes);
-            let slots = decoder.units()[*unit].specs.iter();
+            let slots = decoder.units()[unit].specs.iter();
             let slots = slots.map(|spec| WeightKey::from(spec.slot));
             let values = values.into_iter();
             let values = values.map(|value| value.into_device(decoder.device()));
             let weights = Weights::new(slots.zip(values).collect());
             let gathered = (weights, Arc::new(hold));
-            if let Some(kept) = self.kept.as_mut().filter(|_| again(*unit)) {
-                kept.insert(*unit, gathered.clone());
+            if let Some(kept) = self.kept.as_mut().filter(|_| visit.leaves.contains(&unit)) {
+                kept.insert(unit, gathered.clone());
             }
-            found.insert(*unit, gathered);
+            found.insert(unit, gathered);
         }
         Ok(found)
     }
 
-    /// The weights of the next visit. Those of the visit after, whose copies were begun at the last call, run beside the kernels that
-    /// were asked for since.
+    /// The weights of the next visit. Those of the visits after, whose copies and gathers were begun at the last calls, come beside the
+    /// kernels that were asked for since.
     pub fn next(&mut self, decoder: &Decoder) -> Result<Fetched> {
         while self.started.len() <= self.prefetch {
             let Some(visit) = self.ahead.pop_front() else {
                 break;
             };
-            let copies = visit.clone().map(|unit| self.start(decoder, unit));
-            let copies = copies.collect();
-            self.started.push_back((visit, copies));
+            let visit = self.begin(decoder, visit)?;
+            self.started.push_back(visit);
         }
-        let Some((units, copies)) = self.started.pop_front() else {
+        let Some(mut visit) = self.started.pop_front() else {
             unreachable!("a visit that was not announced")
         };
-        let mut gathered = self.gathered(decoder, &units)?;
+        let mut gathered = self.gathered(decoder, &mut visit)?;
         let mut fetched = Fetched {
-            weights: Vec::with_capacity(units.len()),
+            weights: Vec::with_capacity(visit.units.len()),
             holds: Vec::new(),
         };
-        for (unit, copy) in units.zip(copies) {
+        for (unit, copy) in visit.units.zip(visit.transits) {
             let (keys, upload, hold) = match copy {
                 // read now and not ahead: an update in the backward pass replaces what is on the device
                 Transit::Resident => {
@@ -167,12 +204,12 @@ impl<'r> Fetcher<'r> {
     /// Copies for later visits: those that were begun are asked for, those that are ready are begun, before the work of this visit.
     fn upload_ahead(&mut self, decoder: &Decoder) -> Result<()> {
         let mut started = std::mem::take(&mut self.started);
-        for copy in started.iter_mut().flat_map(|(_, copies)| copies) {
+        for copy in started.iter_mut().flat_map(|visit| &mut visit.transits) {
             if let Transit::There(_, upload, _) = copy {
                 upload.start();
             }
         }
-        for copy in started.iter_mut().flat_map(|(_, copies)| copies) {
+        for copy in started.iter_mut().flat_map(|visit| &mut visit.transits) {
             if let Transit::Copying(pending) = copy
                 && let Some(host) = pending.take_ready()
             {

@@ -2,9 +2,9 @@
 
 use crate::Result;
 use crate::plan::Partition;
-use crate::world::World;
+use crate::world::{Gathering, World};
 use firebrick_backends::PrecisionExt;
-use firebrick_backends::accounts::{Accounts, Category, Home};
+use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::collective::Flat;
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::Decoder;
@@ -67,13 +67,47 @@ impl Shards {
     /// # Errors
     /// Where a copy fails, or a rank has failed or is gone.
     pub fn gather(
-        &self,
+        self,
         world: &World,
         accounts: &Arc<Accounts>,
-        mut own: impl FnMut(usize) -> Result<HostTensor>,
-    ) -> Result<Gathered<'_>> {
+        own: impl FnMut(usize) -> Result<HostTensor>,
+    ) -> Result<Gathered> {
+        let held = self.hold(accounts);
+        let all = world.all_gather(self.part(own)?)?;
+        Ok(Gathered {
+            shards: self,
+            all,
+            _held: held,
+        })
+    }
+
+    /// The same without waiting: the gather is under way while this rank computes.
+    ///
+    /// # Errors
+    /// Where a copy fails.
+    pub fn start(
+        self,
+        world: &World,
+        accounts: &Arc<Accounts>,
+        own: impl FnMut(usize) -> Result<HostTensor>,
+    ) -> Result<Started> {
+        let held = self.hold(accounts);
+        let values = world.start_all_gather(self.part(own)?);
+        Ok(Started {
+            shards: self,
+            values,
+            held,
+        })
+    }
+
+    /// Accounts for the shards of all ranks.
+    fn hold(&self, accounts: &Arc<Accounts>) -> MemoryGuard {
         let bytes = self.partition.ranks() * self.part;
-        let _held = accounts.hold(Category::Communication, Home::Host, bytes);
+        accounts.hold(Category::Communication, Home::Host, bytes)
+    }
+
+    /// What this rank gives.
+    fn part(&self, mut own: impl FnMut(usize) -> Result<HostTensor>) -> Result<Flat> {
         let mut part = vec![0; self.part];
         for &(index, [rows, cols], start) in &self.params {
             if self.partition.range(rows * cols).is_empty() {
@@ -82,20 +116,46 @@ impl Shards {
             let shard = own(index)?;
             part[start..start + shard.bytes()].copy_from_slice(shard.as_bytes());
         }
+        Ok(Flat::Bytes(part))
+    }
+}
+
+/// Shards that are being gathered.
+pub(crate) struct Started {
+    shards: Shards,
+    values: Gathering,
+    held: MemoryGuard,
+}
+
+impl Started {
+    /// The shards of all ranks, once they are there.
+    ///
+    /// # Errors
+    /// Where a rank has failed or is gone.
+    pub fn wait(self) -> Result<Gathered> {
+        let Self {
+            shards,
+            values,
+            held,
+        } = self;
+        let all = values.wait()?;
         Ok(Gathered {
-            shards: self,
-            all: world.all_gather(Flat::Bytes(part))?,
+            shards,
+            all,
+            _held: held,
         })
     }
 }
 
 /// The shards of all ranks.
-pub(crate) struct Gathered<'s> {
-    shards: &'s Shards,
+pub(crate) struct Gathered {
+    shards: Shards,
     all: Flat,
+    /// Accounts for them.
+    _held: MemoryGuard,
 }
 
-impl Gathered<'_> {
+impl Gathered {
     /// A whole parameter, by its place.
     pub fn whole(&self, place: usize, decoder: &Decoder) -> HostTensor {
         let Shards {
@@ -103,7 +163,7 @@ impl Gathered<'_> {
             partition,
             part,
             width,
-        } = self.shards;
+        } = &self.shards;
         let (_, [rows, cols], start) = params[place];
         let (all, numel) = (self.all.as_bytes(), rows * cols);
         let mut bytes = Vec::with_capacity(numel * width);

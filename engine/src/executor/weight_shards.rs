@@ -1,7 +1,7 @@
 //! Weights that ranks share out between passes (`ZeRO`'s third stage, arXiv:1910.02054; FSDP, arXiv:2304.11277): each has its shard of
 //! every parameter, and all gather a unit's before it runs.
 
-use super::shards::{Shards, own_part};
+use super::shards::{Gathered, Shards, Started, own_part};
 use crate::Result;
 use crate::plan::{ModelPlan, Partition, Zero};
 use crate::world::World;
@@ -82,19 +82,61 @@ impl WeightShards {
         units: &[usize],
         accounts: &Arc<Accounts>,
     ) -> Result<Vec<Vec<HostTensor>>> {
+        let gathered = self
+            .layout(decoder, units)
+            .gather(&self.world, accounts, |index| {
+                Ok(own_part(decoder, index, self.partition).download()?)
+            })?;
+        Ok(whole(decoder, units, &gathered))
+    }
+
+    /// The same without waiting: the gather is under way while this rank computes. All ranks start it at the same place of their order.
+    pub fn start(
+        &self,
+        decoder: &Decoder,
+        units: Vec<usize>,
+        accounts: &Arc<Accounts>,
+    ) -> Result<StartedUnits> {
+        let started = self
+            .layout(decoder, &units)
+            .start(&self.world, accounts, |index| {
+                Ok(own_part(decoder, index, self.partition).download()?)
+            })?;
+        Ok(StartedUnits { units, started })
+    }
+
+    /// How some units lie in a message.
+    fn layout(&self, decoder: &Decoder, units: &[usize]) -> Shards {
         let ranges = units
             .iter()
             .map(|&unit| decoder.units()[unit].range.clone());
         let indices: Vec<usize> = ranges.flatten().collect();
-        let shards = Shards::of(decoder, &indices, self.partition);
-        let gathered = shards.gather(&self.world, accounts, |index| {
-            Ok(own_part(decoder, index, self.partition).download()?)
-        })?;
-        let mut whole = (0..indices.len()).map(|place| gathered.whole(place, decoder));
-        let units = units.iter().map(|&unit| {
-            let count = decoder.units()[unit].range.len();
-            whole.by_ref().take(count).collect()
-        });
-        Ok(units.collect())
+        Shards::of(decoder, &indices, self.partition)
     }
+}
+
+/// Units that are being gathered.
+pub(super) struct StartedUnits {
+    /// Which.
+    pub units: Vec<usize>,
+    started: Started,
+}
+
+impl StartedUnits {
+    /// Their whole parameters, in their order, on the host.
+    pub fn wait(self, decoder: &Decoder) -> Result<Vec<(usize, Vec<HostTensor>)>> {
+        let gathered = self.started.wait()?;
+        let whole = whole(decoder, &self.units, &gathered);
+        Ok(self.units.into_iter().zip(whole).collect())
+    }
+}
+
+fn whole(decoder: &Decoder, units: &[usize], gathered: &Gathered) -> Vec<Vec<HostTensor>> {
+    let count = |unit: usize| decoder.units()[unit].range.len();
+    let params = units.iter().map(|&unit| count(unit)).sum();
+    let mut whole = (0..params).map(|place| gathered.whole(place, decoder));
+    let units = units.iter();
+    units
+        .map(|&unit| whole.by_ref().take(count(unit)).collect())
+        .collect()
 }

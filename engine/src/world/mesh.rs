@@ -113,12 +113,17 @@ impl Mesh {
         sent
     }
 
+    /// This rank's group as it is now.
+    pub fn ranks(&self) -> Arc<dyn Collective> {
+        Arc::clone(&self.group().ranks)
+    }
+
     /// An operation of this rank's group.
     pub fn during<T>(
         &self,
         work: impl FnOnce(&dyn Collective) -> Result<T, CollectiveError>,
     ) -> Result<T, CollectiveError> {
-        let ranks = Arc::clone(&self.group().ranks);
+        let ranks = self.ranks();
         let done = work(ranks.as_ref());
         if let Err(CollectiveError::Failed(_)) = &done {
             self.overtaken.store(true, Relaxed);

@@ -14,7 +14,9 @@ mod shared_sequences;
 
 use crate::{Error, Result};
 use codec::{Reader, Writer};
-use firebrick_backends::collective::{Collective, CollectiveError, Failure, Flat, Solo, Traffic};
+use firebrick_backends::collective::{
+    self, Collective, CollectiveError, Failure, Flat, Solo, Traffic,
+};
 use firebrick_plan::{Partition, Zero};
 use mesh::{Mesh, SharedModel};
 use std::hash::{DefaultHasher, Hasher};
@@ -36,6 +38,24 @@ pub struct World {
     stages: Option<SharedModel>,
     /// The group whose ranks these are, where it is not all of them.
     through: Option<Arc<Mesh>>,
+}
+
+/// Values that the ranks of a world gather.
+#[derive(Debug)]
+pub(crate) struct Gathering {
+    values: collective::Gathering,
+    world: World,
+}
+
+impl Gathering {
+    /// Every rank's values one behind the other, once they are there.
+    ///
+    /// # Errors
+    /// `Error::Device` where another rank fails or is gone.
+    pub fn wait(self) -> Result<Flat> {
+        let values = self.values;
+        self.world.operation(|_| values.wait())
+    }
 }
 
 impl Default for World {
@@ -154,6 +174,16 @@ impl World {
     /// `Error::Device` where another rank fails or is gone.
     pub fn all_gather(&self, own: Flat) -> Result<Flat> {
         self.operation(|ranks| ranks.all_gather(own))
+    }
+
+    /// The same without waiting, at a place of the program that all ranks come to: it is under way while this rank computes.
+    pub(crate) fn start_all_gather(&self, own: Flat) -> Gathering {
+        let group = self.through.as_ref();
+        let ranks = group.map_or_else(|| Arc::clone(&self.all), |mesh| mesh.ranks());
+        Gathering {
+            values: ranks.start_all_gather(own),
+            world: self.clone(),
+        }
     }
 
     /// What all ranks sent in their operations so far.

@@ -80,3 +80,28 @@ fn fewer_sequences_than_ranks_that_share_out_state_are_no_hang() {
         assert_same(&label, &memory, &found, &expected, TOLERANCE);
     }
 }
+
+#[test]
+fn gathers_that_run_ahead_of_computation_change_no_number() {
+    let model = models().swap_remove(0);
+    let rows = rows(&model);
+    let mut cases = 0;
+    for (technique, turn_on) in TECHNIQUES {
+        let expected = alone(&model, &rows, &settings(turn_on), Some(1.0));
+        for (stage, share_out) in STAGES {
+            for prefetch in [0, 1, 2] {
+                let mut memory = settings(turn_on);
+                share_out(&mut memory);
+                if memory.zero_stage < 3 {
+                    continue;
+                }
+                memory.prefetch = prefetch;
+                let label = format!("{technique}, {stage}, prefetch {prefetch}");
+                let found = on_ranks(&model, &rows, &memory, Some(1.0), 2);
+                assert_same(&label, &memory, &found, &expected, TOLERANCE);
+                cases += 1;
+            }
+        }
+    }
+    checked("runs whose gathers run ahead", cases);
+}

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod messages;
+mod prefetch;
 
 use crate::support::model::Model;
 use crate::support::tolerance::F32;

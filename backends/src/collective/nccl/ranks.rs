@@ -4,7 +4,9 @@ use super::super::flat::shard;
 use super::super::group::Staged;
 use super::super::header::OperationKind;
 use super::super::operation::{Operation, during};
-use super::super::{Collective, CollectiveError, Element, Failure, Flat, Result, Traffic};
+use super::super::{
+    Background, Collective, CollectiveError, Element, Failure, Flat, Result, Traffic,
+};
 use super::card::{Buffer, Card, Place};
 use super::communicator::{Communicator, Wait};
 use super::library::{self, ID, UniqueId};
@@ -26,7 +28,11 @@ pub(super) struct NcclRanks {
 
 /// The group that carries messages, where a collective is one.
 pub(super) fn staged(ranks: &dyn Collective) -> Option<&Staged> {
-    (ranks as &dyn Any).downcast_ref()
+    let ranks = ranks as &dyn Any;
+    match ranks.downcast_ref::<Background>() {
+        Some(queued) => staged(queued.group()),
+        None => ranks.downcast_ref(),
+    }
 }
 
 /// An operation that has buffers on the GPU and that all ranks are in.

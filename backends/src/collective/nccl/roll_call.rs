@@ -1,6 +1,6 @@
 //! Whether all ranks can use NCCL: each says what it has, and all come to the same answer.
 
-use super::super::{Collective, Result};
+use super::super::{Background, Collective, Result};
 use super::card::Card;
 use super::library;
 use super::ranks::{NcclRanks, staged};
@@ -63,7 +63,7 @@ pub(super) fn join(
         (Some(why), _) | (None, Err(why)) => Ok(Err(why)),
         (None, Ok((_, card))) => {
             let joined = NcclRanks::over(Arc::clone(ranks), Arc::new(card))?;
-            Ok(Ok(Arc::new(joined)))
+            Ok(Ok(Background::over(Arc::new(joined))))
         }
     }
 }

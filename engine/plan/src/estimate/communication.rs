@@ -12,7 +12,10 @@
 //! is on one stage alone goes from there to all others of the pipeline. Devices that share sequences sample different ones. Those that share matrices while they sample send, in each forward pass of prompts or of a token,
 //! two sums a layer (three where queries and keys are normed over all heads) and one for the embedding, and gather the logits; and at the
 //! end of a run a fingerprint of its tokens. A prompt's first token comes with its forward pass.
-//! All of it is exposed: the trainer waits for every message before it continues.
+//!
+//! With `prefetch` above 0, weights that `ZeRO-3` shares out are gathered beside the computation, all but those of the first visit of a
+//! pass: as far as it lasts, the forward pass hides its gathers, and head and backward pass hide theirs. The trainer waits for every other
+//! message.
 
 use super::activations::{Half, Shape};
 use super::context::Context;
@@ -176,7 +179,10 @@ impl Context<'_> {
         if shares {
             let weights = self.weights_of(plan);
             let rounds = weights.rounds(micros);
-            found += weights.forward(rounds);
+            let mut gathers = weights.forward(rounds);
+            let ahead = weights.ahead(gathers.seconds());
+            gathers.hide_gathers(ahead.min(time::forward(self, plan)));
+            found += gathers;
         }
         found
     }
@@ -277,7 +283,15 @@ impl Context<'_> {
         });
         let weights = self.weights_of(plan);
         let rounds = weights.rounds(micros);
-        found += weights.backward(&totals.gathers, rounds);
+        let mut own = weights.backward(&totals.gathers, rounds);
+        let [forward, backward] = time::training_passes(self, totals);
+        let seconds = |gathers: &Communication| gathers.times(rounds).seconds();
+        let [first, again] = totals.gathers.each_ref().map(seconds);
+        own.hide_gathers(weights.ahead(first).min(forward));
+        if plan.prefetch > 0 {
+            own.hide_gathers(again.min(backward));
+        }
+        found += own;
         found += self.tied_ends_traffic();
         found.times(time::steps(self))
     }

@@ -98,7 +98,7 @@ pub struct Sent {
     pub messages: u64,
     /// Bytes to other devices.
     pub bytes: u64,
-    /// How long they take, one after the other; 0 where links are not known.
+    /// How long a device waits for them, one after the other; 0 where links are not known.
     pub seconds: f64,
 }
 
@@ -119,6 +119,12 @@ impl Communication {
     #[must_use]
     pub fn seconds(&self) -> f64 {
         self.sent.iter().flatten().map(|sent| sent.seconds).sum()
+    }
+
+    /// Leaves out so many seconds of gathers that run beside computation.
+    pub(super) fn hide_gathers(&mut self, seconds: f64) {
+        let own = &mut self.sent[MessageKind::AllGather as usize][Along::Data as usize];
+        own.seconds = (own.seconds - seconds).max(0.0);
     }
 
     /// Adds so many operations of a kind in a group, each of `bytes` that a device sends and of a buffer of `buffer` bytes.
@@ -208,7 +214,7 @@ pub struct PhaseTraffic {
     pub messages: u64,
     /// Bytes that one device sends to others.
     pub bytes: u64,
-    /// Seconds, none of which is taken to hide behind computation.
+    /// Seconds that it waits for them: those of gathers that run beside computation are left out.
     pub seconds: f64,
 }
 

@@ -9,9 +9,9 @@ use super::activations::{Cached, Shape};
 use super::context::Context;
 use super::head::HeadCost;
 use super::sizes::{F32, Sizes};
-use super::states::{Activity, fetched};
+use super::states::{Activity, fetched, gathered_ahead};
 use super::usage::{MemoryUsage, PeakUsage};
-use crate::{ModelPlan, Zero};
+use crate::{ModelPlan, Role, Zero};
 use firebrick_spec::kv_cache::{KvCacheDemand, route_bytes, state_slots};
 use firebrick_spec::{Category, Home, PipelineStage};
 use firebrick_spec::{CudaGraphs, Operation};
@@ -255,9 +255,19 @@ pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Activity, peak: 
     let base = base.on_host(Category::Communication, passed);
     let last = plan.segments.len().saturating_sub(1);
     let fetched = fetched(&ctx.sizes, plan, ctx.parallel, last, plan.prefetch);
+    let ahead = |visit| match doing {
+        Activity::Pass(role) if role != Role::Reference => {
+            gathered_ahead(&ctx.sizes, plan, ctx.parallel, visit, false)
+        }
+        // models that are not trained are whole on every device
+        _ => 0,
+    };
+    let ahead = ahead(1).max(ahead(plan.segments.len()));
     peak.record(
         "scoring: a layer's forward",
-        base.on_device(category, fetched) + ctx.forward(shape, plan.attention_rows),
+        base.on_device(category, fetched)
+            .on_host(Category::Communication, ahead)
+            + ctx.forward(shape, plan.attention_rows),
     );
     if !ctx.has_head() {
         return;

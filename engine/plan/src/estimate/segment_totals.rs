@@ -14,8 +14,8 @@ pub(crate) struct SegmentTotals {
     pub offloaded_inputs: u64,
     /// Bytes of weights that are streamed in one pass over the body.
     pub streamed: u64,
-    /// Gathers of weights in one forward and backward pass.
-    pub gathers: Communication,
+    /// Gathers of weights in one forward pass, and in one backward pass.
+    pub gathers: [Communication; 2],
 }
 
 impl SegmentTotals {

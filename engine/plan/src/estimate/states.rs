@@ -212,6 +212,40 @@ pub(super) fn fetched(
     }
 }
 
+/// Bytes of weights on the host that are being gathered ahead while the `visit`-th of a pass runs: embedding, segments, head, and in
+/// training the segments again, the last one first.
+pub(super) fn gathered_ahead(
+    sizes: &Sizes,
+    plan: &ModelPlan,
+    parallel: &Parallel,
+    visit: usize,
+    trains: bool,
+) -> u64 {
+    if !parallel.gathers() || plan.zero != Zero::Stage3 {
+        return 0;
+    }
+    let segments = plan.segments.len();
+    let end = |numbers: u64| match sizes.is_tied() {
+        true => 0,
+        false => sizes.width * numbers,
+    };
+    let segment = |index: usize| -> u64 {
+        let units = plan.segments[index].units.clone();
+        units.map(|unit| sizes.unit_bytes(unit)).sum()
+    };
+    let of = |visit: usize| match visit {
+        0 => end(sizes.embedding),
+        own if own <= segments => segment(own - 1),
+        own if own == segments + 1 => end(sizes.projection),
+        own if trains && plan.reshard_after_forward && own <= 2 * segments + 1 => {
+            segment(2 * segments + 1 - own)
+        }
+        _ => 0,
+    };
+    let ahead = (visit + 1..=visit + plan.prefetch).map(of).sum();
+    parallel.replicated().weights(ahead)
+}
+
 /// Bytes of streamed weights on the device while segment `index` runs: its own and those of `ahead` segments on their way.
 fn visiting(sizes: &Sizes, plan: &ModelPlan, index: usize, ahead: usize) -> u64 {
     let streamed = |s: &crate::Segment| -> u64 {

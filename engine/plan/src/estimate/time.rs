@@ -17,9 +17,8 @@
 //! between host and device take bytes over the link. On a stream of their own (`DeviceProfile::overlaps_copies`) and with `prefetch` above
 //! 0 they hide behind the computation of their phase; elsewhere both share a queue and add up. Gradients that leave are waited for.
 //!
-//! Of several devices each has its share of the work; what they send each other (`estimate::communication`) is added to the
-//! phase that it belongs to, since nothing hides it. `P` pipeline stages take `m + P - 1` turns for `m` micro-batches, each as long as the
-//! slowest stage's.
+//! Of several devices each has its share of the work; what they wait for of each other (`estimate::communication`) is added to the
+//! phase that it belongs to. `P` pipeline stages take `m + P - 1` turns for `m` micro-batches, each as long as the slowest stage's.
 
 use super::activations::{Cached, Half, Shape};
 use super::context::Context;
@@ -352,8 +351,8 @@ pub(super) fn score_passes(w: &Workload) -> u64 {
     u64::from(w.old_log_probs) + u64::from(w.adapters_off) + choices
 }
 
-/// A forward of all rollouts in micro-batches of a plan.
-fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
+/// A forward of all rollouts in micro-batches of a plan, messages apart.
+pub(super) fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
     let shape = ctx.score_shape(plan);
     let micros = turns(ctx, score_micros(ctx, plan) as f64);
     let body = ctx.sizes.layers as f64 * ctx.layer(shape, plan.attention_rows);
@@ -401,11 +400,10 @@ pub(crate) fn values(ctx: &Context<'_>) -> f64 {
     forward(ctx, ctx.model()) + visit + ctx.values_traffic().seconds()
 }
 
-/// Forward and backward of all micro-batches, given what the plan's segments add up to.
-pub(crate) fn backward(ctx: &Context<'_>, totals: &SegmentTotals) -> f64 {
+/// Computation of a micro-batch: the layers' forward; head and backward.
+fn training_computation(ctx: &Context<'_>, totals: &SegmentTotals) -> [f64; 2] {
     let plan = ctx.model();
     let shape = ctx.train_shape();
-    let micros = ctx.micro_batches() as f64;
     let layer = ctx.layer(shape, plan.attention_rows);
     let layers = ctx.sizes.layers as f64;
     let attend = ctx.sizes.count(Half::Attention) as f64;
@@ -415,8 +413,25 @@ pub(crate) fn backward(ctx: &Context<'_>, totals: &SegmentTotals) -> f64 {
     let passes = if ctx.lora.is_some() { 2.0 } else { 3.0 };
     let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile);
     let head_passes = passes + f64::from(u8::from(head.repeats()));
-    let compute =
-        passes * layers * layer + head_passes * ctx.head(shape.scored, plan.head_rows) + again;
+    let head = head_passes * ctx.head(shape.scored, plan.head_rows);
+    [
+        layers * layer,
+        (passes - 1.0) * layers * layer + head + again,
+    ]
+}
+
+/// The same of the micro-batches of an optimizer step.
+pub(super) fn training_passes(ctx: &Context<'_>, totals: &SegmentTotals) -> [f64; 2] {
+    let turns = turns(ctx, ctx.micro_batches() as f64);
+    training_computation(ctx, totals).map(|each| turns * each)
+}
+
+/// Forward and backward of all micro-batches, given what the plan's segments add up to.
+pub(crate) fn backward(ctx: &Context<'_>, totals: &SegmentTotals) -> f64 {
+    let plan = ctx.model();
+    let shape = ctx.train_shape();
+    let micros = ctx.micro_batches() as f64;
+    let compute: f64 = training_computation(ctx, totals).iter().sum();
 
     let row = ctx.parallel.between(ctx.widths.row(shape.tokens)) as f64;
     let fetched = 2.0 * streamed_with(ctx, plan, totals.streamed);

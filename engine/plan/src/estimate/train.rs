@@ -12,7 +12,7 @@ use super::context::Context;
 use super::head::HeadCost;
 use super::sizes::F32;
 use super::states;
-use super::states::{Activity, fetched};
+use super::states::{Activity, fetched, gathered_ahead};
 use super::usage::{MemoryUsage, PeakUsage};
 use crate::{ActivationPolicy, ModelPlan, Order, Segment};
 use firebrick_spec::{Backend, Category, Home, PipelineStage};
@@ -260,12 +260,20 @@ impl<'a> BackwardPass<'a> {
             .on_device(Category::Attention, scores)
     }
 
+    /// Weights that are gathered ahead while a visit runs.
+    fn ahead_of(&self, visit: usize) -> MemoryUsage {
+        let ctx = self.ctx;
+        let bytes = gathered_ahead(&ctx.sizes, self.plan, ctx.parallel, visit, true);
+        MemoryUsage::default().on_host(Category::Communication, bytes)
+    }
+
     /// The forward of a segment that keeps no graph.
     fn running(&self, count: usize) -> MemoryUsage {
         let ctx = self.ctx;
         let (at, ahead) = (count.saturating_sub(1), self.plan.prefetch);
         let fetched = fetched(&ctx.sizes, self.plan, ctx.parallel, at, ahead);
-        let held = MemoryUsage::default().on_device(ctx.role.category(), fetched);
+        let held = self.ahead_of(count);
+        let held = held.on_device(ctx.role.category(), fetched);
         if self
             .plan
             .segments
@@ -325,6 +333,7 @@ impl<'a> BackwardPass<'a> {
             _ if ctx.profile.backend == Backend::Cpu => cost.packed(shape),
             _ => 0,
         };
+        let held = held + self.ahead_of(self.plan.segments.len() + 1);
         held.on_device(Category::Head, backward)
             .on_device(
                 Category::Buffers,
@@ -369,7 +378,8 @@ impl<'a> BackwardPass<'a> {
 
     fn segment(&self, index: usize, segment: &Segment, done: u64, peak: &mut PeakUsage) {
         let ctx = self.ctx;
-        let below = self.base + self.graphs[index] + self.kept(index + 1);
+        let visit = 2 * self.plan.segments.len() + 1 - index;
+        let below = self.base + self.graphs[index] + self.kept(index + 1) + self.ahead_of(visit);
         let ahead = self.plan.prefetch;
         let fetched = fetched(&ctx.sizes, self.plan, ctx.parallel, index, ahead);
         let input = match segment.keep {

@@ -226,18 +226,30 @@ impl ModelMessages<'_> {
         }
     }
 
-    /// Weights that one forward and backward pass gather.
-    pub fn gathers_of_training(&self) -> Communication {
-        let mut found = self.forward(1);
-        if self.gathers() && self.plan.reshard_after_forward {
-            self.gather_segments(&mut found);
+    /// Of seconds that gathers of forward passes take, those of gathers that are under way while another visit computes: all but the first
+    /// visit's.
+    pub fn ahead(&self, seconds: f64) -> f64 {
+        if self.plan.prefetch == 0 {
+            return 0.0;
         }
-        found
+        let ends = if self.units.tied { 0 } else { 2 };
+        let visits = (self.plan.segments.len() + ends) as f64;
+        seconds * (1.0 - 1.0 / visits.max(1.0))
+    }
+
+    /// Weights that one forward pass and one backward pass gather.
+    pub fn gathers_of_training(&self) -> [Communication; 2] {
+        let mut again = Communication::default();
+        if self.gathers() && self.plan.reshard_after_forward {
+            self.gather_segments(&mut again);
+        }
+        [self.forward(1), again]
     }
 
     /// Weights that the passes of an optimizer step gather, given those of [one](Self::gathers_of_training), and gradients that they sum.
-    pub fn backward(&self, gathers: &Communication, rounds: u64) -> Communication {
-        let mut found = *gathers;
+    pub fn backward(&self, gathers: &[Communication; 2], rounds: u64) -> Communication {
+        let mut found = gathers[0];
+        found += gathers[1];
         let each_pass = self.parallel.sums_on_the_way() && self.plan.zero >= Zero::Stage2;
         if each_pass {
             self.sum_parts(&mut found);

@@ -1,10 +1,10 @@
 //! Seconds: what recomputing costs, and where copies hide behind computation.
 
 use super::{arch, checkpointed, on_cuda, under, workload};
-use crate::estimate::{Workload, rules};
+use crate::estimate::{EstimatePhase, MessageKind, Parallel, Workload, estimate_parallel, rules};
 use crate::test_support::device;
-use crate::{MemoryConfig, OptimizerOffload, ParamOffload};
-use firebrick_spec::{Backend, DeviceProfile, Precision};
+use crate::{MemoryConfig, OptimizerOffload, ParamOffload, Zero};
+use firebrick_spec::{Backend, Cluster, DeviceProfile, LinkSpec, Precision};
 
 #[test]
 fn recomputing_adds_a_forward_which_is_a_third_of_forward_and_backward() {
@@ -77,4 +77,56 @@ fn in_half_precision_an_idle_optimizer_copies_masters_beside_its_moments() {
     // 8 bytes of moments, and 4 of a master
     let ratio = copies(&half) / copies(&workload());
     assert!((ratio - 12.0 / 8.0).abs() < 1e-6, "{ratio}");
+}
+
+/// What two devices that share out weights send and how long a step's backward passes take, over links of a rate.
+fn sharded(prefetch: usize, link: Option<&str>) -> (f64, f64) {
+    let workload = workload();
+    let memory = MemoryConfig {
+        zero_stage: 3,
+        prefetch,
+        ..checkpointed()
+    };
+    let plan = memory
+        .plans(&workload.arch, false, None, 8)
+        .expect("a plan");
+    let cluster = link.map(|link| {
+        let link: LinkSpec = link.parse().expect("a link");
+        Cluster::new(1, 2, link, link)
+    });
+    let parallel = Parallel {
+        data: 2,
+        zero: Zero::Stage3,
+        cluster,
+        ..Parallel::default()
+    };
+    let found = estimate_parallel(&workload, &plan, &device(Backend::Cuda), &parallel);
+    let own = found.communication.iter();
+    let own = own.filter(|sent| sent.phase == EstimatePhase::Backward);
+    let gathers = own.filter(|sent| sent.kind == MessageKind::AllGather);
+    let gathers: f64 = gathers.map(|sent| sent.seconds).sum();
+    (found.seconds.backward, gathers)
+}
+
+#[test]
+fn gathers_of_weights_hide_behind_computation_as_far_as_it_lasts() {
+    let (computation, _) = sharded(1, None);
+    for link in ["400GB/s", "1MB/s"] {
+        let (in_place, all) = sharded(0, Some(link));
+        let (ahead, waited) = sharded(1, Some(link));
+        let hidden = all - waited;
+        let near = (in_place - ahead - hidden).abs() < 1e-9 * in_place;
+        assert!(near, "{link}: {ahead} of {in_place} s, {hidden} s hidden");
+        if link == "1MB/s" {
+            let near = (hidden - computation).abs() < 1e-6 * computation;
+            assert!(near, "{hidden} s of {computation} s of computation");
+        } else {
+            // one of the forward pass's visits: two ends, and as many layers as the backward pass has
+            let expected = 1.0 / (2.0 * workload().arch.num_layers as f64 + 2.0);
+            assert!(all < computation);
+            let share = waited / all;
+            assert!((share / expected - 1.0).abs() < 0.1, "{share}, {expected}");
+        }
+        assert_eq!(sharded(2, Some(link)), (ahead, waited));
+    }
 }
