@@ -1,6 +1,7 @@
 //! A group of ranks, and where it stands.
 
 use super::header::Header;
+use super::mailbox::Watched;
 use super::transport::Transport;
 use super::{CollectiveError, Settings, Traffic};
 use std::collections::HashMap;
@@ -16,23 +17,14 @@ pub(super) struct Staged {
     pub(super) settings: Settings,
     /// Tells this group's messages from those of others.
     pub(super) channel: u64,
-    /// The group that this one was split from, where it was.
-    pub(super) parent: Option<Parent>,
+    /// The group that this one was split from, where it was. Any of its ranks may fail: whoever this group waits for may have been told of
+    /// it already.
+    pub(super) parent: Option<Watched>,
     /// Ranks of the world, by rank of the group.
     pub(super) ranks: Vec<usize>,
     /// This rank in the group.
     pub(super) own: usize,
     pub(super) state: Mutex<State>,
-}
-
-/// The group that another one was split from.
-#[derive(Debug)]
-pub(super) struct Parent {
-    pub channel: u64,
-    /// Its ranks of the world. Any of them may fail: whoever a group waits for may have been told of it already.
-    pub ranks: Vec<usize>,
-    /// Failures that it had ended with before the split.
-    pub failures: usize,
 }
 
 #[derive(Debug, Default)]

@@ -131,11 +131,6 @@ impl Header {
         bytes
     }
 
-    /// Whether a message is the header of a rank that failed.
-    pub fn tells_of_failure(bytes: &[u8]) -> bool {
-        bytes.len() >= FIXED && bytes[..4] == MAGIC.to_le_bytes() && bytes[6] & 1 != 0
-    }
-
     /// The header that a rank sent.
     pub fn decode(bytes: &[u8], from: usize) -> Result<Self> {
         let foreign = || {

@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "MPI is a library of C")]
 
 use super::group::Staged;
-use super::mailbox::Mailbox;
+use super::mailbox::{Mailbox, Message};
 use super::transport::Transport;
 use super::{Background, Collective, CollectiveError, Result, Settings};
 use ::mpi::Threading;
@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The tag of last words. That of a channel is the next number after it.
+/// The tag of last words. Each channel has the next two numbers: one for messages, and one for those that tell of a failure.
 const LAST_WORDS: c_int = 0;
 
 /// Longest time that a rank which gives up takes to tell the others.
@@ -109,8 +109,12 @@ impl Transport for Endpoint {
         self.size
     }
 
-    fn post(&self, to: usize, channel: u64, bytes: Vec<u8>) -> Result<()> {
-        let tag = c_int::try_from(channel + 1);
+    fn post(&self, to: usize, channel: u64, message: Message) -> Result<()> {
+        let (kind, bytes) = match message {
+            Message::InGroup(bytes) => (0, bytes),
+            Message::Failure(bytes) => (1, bytes),
+        };
+        let tag = c_int::try_from(1 + 2 * channel + kind);
         let tag = tag.map_err(|_| CollectiveError::Transport("too many groups of ranks".into()))?;
         self.order(Order::Post { to, tag, bytes })
     }
@@ -306,7 +310,14 @@ impl Pump<'_> {
         let from = status.MPI_SOURCE as usize;
         match status.MPI_TAG {
             LAST_WORDS => self.mailbox.abort(from, &String::from_utf8_lossy(&bytes)),
-            tag => self.mailbox.put(tag as u64 - 1, from, bytes),
+            tag => {
+                let (channel, kind) = ((tag as u64 - 1) / 2, (tag - 1) % 2);
+                let message = match kind {
+                    0 => Message::InGroup(bytes),
+                    _ => Message::Failure(bytes),
+                };
+                self.mailbox.put(channel, from, message);
+            }
         }
         true
     }

@@ -3,7 +3,7 @@
 use super::flat::sum_in_order;
 use super::group::{Staged, State};
 use super::header::{Header, OperationKind};
-use super::mailbox::{Ended, Watched};
+use super::mailbox::{Ended, Message};
 use super::{CollectiveError, Element, Failure, Flat, Result, shard};
 use std::sync::PoisonError;
 use std::time::Instant;
@@ -55,14 +55,22 @@ impl Operation<'_> {
         (1..size).map(move |step| (own + step) % size)
     }
 
-    pub fn post(&self, to: usize, bytes: Vec<u8>) -> Result<()> {
+    pub fn post_header(&self, to: usize, header: &Header) -> Result<()> {
+        let message = match header.failure {
+            None => Message::InGroup(header.encode()),
+            Some(_) => Message::Failure(header.encode()),
+        };
+        self.post(to, message)
+    }
+
+    fn post(&self, to: usize, message: Message) -> Result<()> {
         let Staged {
             transport,
             ranks,
             channel,
             ..
         } = self.group;
-        transport.post(ranks[to], *channel, bytes)
+        transport.post(ranks[to], *channel, message)
     }
 
     fn take(&mut self, from: usize, during: &Header) -> Result<Vec<u8>> {
@@ -74,23 +82,16 @@ impl Operation<'_> {
             settings,
             ..
         } = self.group;
-        let watched = parent.as_ref().map(|parent| Watched {
-            channel: parent.channel,
-            ranks: &parent.ranks,
-            before: parent.failures,
-            tells_of_failure: Header::tells_of_failure,
-        });
         let mailbox = transport.mailbox();
-        let ended = match mailbox.take(*channel, ranks[from], watched, self.deadline) {
+        let ended = match mailbox.take(*channel, ranks[from], *parent, self.deadline) {
             Ok(taken) => return Ok(taken),
             Err(ended) => ended,
         };
         Err(match ended {
             Ended::Lost(rank, message) => CollectiveError::Lost { rank, message },
-            Ended::Failed(rank, header) => {
+            Ended::Failed(failure) => {
                 self.state.overtaken = true;
-                let failure = Header::decode(&header, rank)?.failure;
-                CollectiveError::Failed(failure.into_iter().collect())
+                CollectiveError::Failed(vec![failure])
             }
             Ended::TimedOut => CollectiveError::Deadline {
                 rank: ranks[self.group.own],
@@ -130,14 +131,24 @@ impl Operation<'_> {
             }),
         };
         self.state.sequence += 1;
+        let Staged {
+            transport, channel, ..
+        } = self.group;
+        let mailbox = transport.mailbox();
+        if let Some(failure) = &own.failure {
+            mailbox.fail(*channel, own.sequence, failure.clone());
+        }
         for to in self.others() {
-            self.post(to, own.encode())?;
+            self.post_header(to, &own)?;
         }
         let mut headers = vec![own.clone(); self.group.ranks.len()];
         for from in self.others() {
             headers[from] = self.take_header(from, &own)?;
         }
-        if headers.iter().any(|header| header.failure.is_some()) {
+        // a rank that has failed itself, or was told of a failure elsewhere, may come here ahead of values that were sent to it
+        if headers.iter().any(|header| header.failure.is_some())
+            || mailbox.has_failed(*channel, own.sequence)
+        {
             // what a rank sent before it learnt of the failure is no longer wanted
             for from in self.others() {
                 while headers[from].kind == OperationKind::Send {
@@ -150,15 +161,7 @@ impl Operation<'_> {
             .iter()
             .filter_map(|header| header.failure.clone())
             .collect();
-        if let Some(failed) = headers.iter().position(|header| header.failure.is_some()) {
-            let Staged {
-                transport,
-                channel,
-                ranks,
-                ..
-            } = self.group;
-            let header = headers[failed].encode();
-            transport.mailbox().fail(*channel, ranks[failed], header);
+        if !failures.is_empty() {
             return Err(CollectiveError::Failed(failures));
         }
         if let Some(other) = headers.iter().position(|header| !headers[0].agrees(header)) {
@@ -175,7 +178,7 @@ impl Operation<'_> {
         self.state.traffic.bytes[kind as usize] += bytes.len() as u64;
         bytes
             .chunks(self.group.settings.frame)
-            .try_for_each(|frame| self.post(to, frame.to_vec()))
+            .try_for_each(|frame| self.post(to, Message::InGroup(frame.to_vec())))
     }
 
     pub fn take_frames(&mut self, from: usize, len: usize, during: &Header) -> Result<Vec<u8>> {

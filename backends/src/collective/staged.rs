@@ -1,8 +1,9 @@
 //! Collectives made of messages between pairs of ranks, through host memory.
 
 use super::flat::no_sum;
-use super::group::{Parent, Staged};
+use super::group::Staged;
 use super::header::{Header, OperationKind};
+use super::mailbox::Watched;
 use super::operation::{during, mismatch};
 use super::{Collective, CollectiveError, Element, Failure, Flat, Result, Traffic, shard};
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,7 +21,7 @@ impl Collective for Staged {
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Collective>> {
         let free = self.transport.channels().load(Relaxed);
         let numbers = [color as u64, key as u64, free];
-        let all = during(self, |op| {
+        let (all, since) = during(self, |op| {
             let own = numbers.map(u64::to_le_bytes).concat();
             let headers = op.begin(OperationKind::Split, Element::Byte, own.len(), None)?;
             op.state.traffic.count(OperationKind::Split);
@@ -28,7 +29,8 @@ impl Collective for Staged {
                 vec![&own[..]; op.group.ranks.len()],
                 vec![own.len(); op.group.ranks.len()],
             );
-            op.blocks(&headers[op.group.own], &given, &lengths)
+            let all = op.blocks(&headers[op.group.own], &given, &lengths)?;
+            Ok((all, op.state.sequence))
         })?;
         let all: Vec<Vec<u64>> = all
             .iter()
@@ -51,10 +53,9 @@ impl Collective for Staged {
             transport: Arc::clone(&self.transport),
             settings: self.settings,
             channel: first + place as u64,
-            parent: Some(Parent {
+            parent: Some(Watched {
                 channel: self.channel,
-                ranks: self.ranks.clone(),
-                failures: self.transport.mailbox().failures(self.channel),
+                since,
             }),
             own: members
                 .iter()
@@ -146,7 +147,7 @@ impl Collective for Staged {
         self.check_peer(to)?;
         during(self, |op| {
             let header = message_header(own.element(), own.as_bytes().len());
-            op.post(to, header.encode())?;
+            op.post_header(to, &header)?;
             op.state.traffic.count(OperationKind::Send);
             op.send_frames(to, OperationKind::Send, own.as_bytes())
         })

@@ -1,7 +1,7 @@
 //! Ranks as threads of one process.
 
 use super::group::Staged;
-use super::mailbox::Mailbox;
+use super::mailbox::{Mailbox, Message};
 use super::transport::Transport;
 use super::{Background, Collective, Result, Settings};
 use crate::panics::panic_message;
@@ -78,8 +78,8 @@ impl Transport for Endpoint {
         self.boxes.len()
     }
 
-    fn post(&self, to: usize, channel: u64, bytes: Vec<u8>) -> Result<()> {
-        self.boxes[to].put(channel, self.rank, bytes);
+    fn post(&self, to: usize, channel: u64, message: Message) -> Result<()> {
+        self.boxes[to].put(channel, self.rank, message);
         Ok(())
     }
 
@@ -103,8 +103,9 @@ impl Drop for Endpoint {
         if thread::panicking() {
             self.abort("it panicked");
         }
+        let known = self.mailbox().failures();
         self.boxes
             .iter()
-            .for_each(|mailbox| mailbox.end(self.rank, "it has ended"));
+            .for_each(|mailbox| mailbox.end(self.rank, "it has ended", &known));
     }
 }

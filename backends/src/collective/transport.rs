@@ -1,7 +1,7 @@
 //! What carries messages between ranks: bytes from one to another, in order. All collectives are made of that.
 
 use super::Result;
-use super::mailbox::Mailbox;
+use super::mailbox::{Mailbox, Message};
 use std::fmt::Debug;
 
 /// The ranks of a world, and messages between them. Those of one channel and sender arrive in the order in which they were sent.
@@ -13,7 +13,7 @@ pub(super) trait Transport: Debug + Send + Sync {
     fn size(&self) -> usize;
 
     /// Sends a message, at most a frame long, and does not wait until it has arrived.
-    fn post(&self, to: usize, channel: u64, bytes: Vec<u8>) -> Result<()>;
+    fn post(&self, to: usize, channel: u64, message: Message) -> Result<()>;
 
     /// Where messages to this rank arrive.
     fn mailbox(&self) -> &Mailbox;

@@ -408,10 +408,17 @@ fn schedule(
     (found, faults.into_iter().map(|fault| fault.3).collect())
 }
 
+/// How many schedules are drawn: a sample, or those of the campaign `schedules`.
+fn schedules() -> u64 {
+    let campaign = std::env::var("FIREBRICK_CAMPAIGN").is_ok_and(|name| name == "schedules");
+    if campaign { 10_000 } else { 2_000 }
+}
+
 #[test]
 fn no_schedule_of_failures_with_gathers_under_way_hangs() {
     let mut failed = 0;
-    for seed in 0..2_000 {
+    let schedules = schedules();
+    for seed in 0..schedules {
         let (found, faults) = schedule(seed);
         for rank in found.iter().flatten().flatten() {
             let late = matches!(rank, Err(CollectiveError::Deadline { .. }));
@@ -431,5 +438,8 @@ fn no_schedule_of_failures_with_gathers_under_way_hangs() {
             }
         }
     }
-    assert!(failed > 400, "{failed} phases in which a rank failed");
+    assert!(
+        failed as u64 > schedules / 5,
+        "{failed} phases in which a rank failed"
+    );
 }

@@ -163,6 +163,25 @@ fn what_reached_a_group_before_the_failure_is_still_delivered() {
 }
 
 #[test]
+fn a_failure_behind_values_that_nobody_has_taken_ends_what_a_group_waits_for() {
+    let started = Instant::now();
+    let found = ranks(2, |world| {
+        let group = world.split(0, 0).unwrap();
+        if world.rank() == 1 {
+            world.send(0, Flat::F32(vec![1.0; 300])).unwrap();
+            let told = world.agree(Some(Failure::new("no room"))).unwrap_err();
+            return [told.clone(), told];
+        }
+        let waited = group.all_to_all(pair(0)).unwrap_err();
+        [waited, world.agree(None).unwrap_err()]
+    });
+    for told in found.iter().flatten() {
+        assert_eq!(told.to_string(), "rank 1 failed: no room");
+    }
+    assert!(started.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
 fn errors_in_a_group_of_some_name_ranks_of_the_world() {
     let settings = Settings {
         deadline: Duration::from_millis(100),
