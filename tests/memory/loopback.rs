@@ -24,13 +24,19 @@ impl Loopback {
         }
     }
 
-    /// The rank that has a stage of so many.
-    pub fn of_stage(stage: usize, stages: usize) -> Self {
+    /// The first rank of those that have a stage of so many, each of which `data` ranks have.
+    pub fn of_stage(stage: usize, stages: usize, data: usize) -> Self {
+        assert!(data == 1 || data == stages, "groups of one size");
         Self {
-            rank: stage,
-            size: stages,
+            rank: stage * data,
+            size: stages * data,
             group: stages,
         }
+    }
+
+    /// What a rank sends of values: as much as it gives to every other rank of this.
+    fn sent(&self, to_each: &[u8]) -> Vec<Vec<u8>> {
+        black_box(vec![to_each.to_vec(); self.size - 1])
     }
 }
 
@@ -52,11 +58,18 @@ impl Collective for Loopback {
     }
 
     fn all_gather(&self, own: Flat) -> Result<Flat> {
+        // what is sent lies beside what is received, until both are put together
+        let _sent = self.sent(own.as_bytes());
         Ok(Flat::concat(vec![own; self.size]))
     }
 
-    fn reduce_scatter(&self, _all: Flat) -> Result<Flat> {
-        unreachable!("what is measured sums nothing over ranks")
+    fn reduce_scatter(&self, all: Flat) -> Result<Flat> {
+        // the message, what is sent of it, what is received, and the sum
+        let len = all.len() / self.size;
+        let block = all.slice(0..len);
+        let _sent = self.sent(block.as_bytes());
+        let _received = black_box(vec![block.as_bytes().to_vec(); self.size]);
+        Ok(block)
     }
 
     fn all_reduce(&self, own: Flat) -> Result<Flat> {

@@ -15,7 +15,7 @@ use firebrick::engine::optim::OptimConfig;
 use firebrick::engine::plan::estimate::{
     CriticWork, Estimate, EstimatePhase, Parallel, Workload, estimate_stages,
 };
-use firebrick::engine::plan::{MemoryConfig, Plan, Role};
+use firebrick::engine::plan::{MemoryConfig, Plan, Role, Zero};
 use firebrick::engine::sequence::{Sequence, TokenColumns};
 use firebrick::engine::world::World;
 use firebrick::models::adapter::LoraConfig;
@@ -207,7 +207,11 @@ fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Vec<Phase>> {
         )
         .expect("a plan");
     let profile = profile::assumed(Backend::Cpu);
+    let zero = plan.policy().zero;
     let parallel = Parallel {
+        // as many as share state out
+        data: if zero > Zero::Off { 2 } else { 1 },
+        zero,
         sequence: memory.ulysses_sequence_parallel_size as u64,
         tensor: memory.tensor_model_parallel_size as u64,
         pipeline: memory.pipeline_model_parallel_size as u64,
@@ -233,16 +237,18 @@ fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Vec<Phase>> {
 /// One of the ranks that have a stage, alone.
 fn one_of(parallel: &Parallel, stage: usize) -> World {
     let Parallel {
+        data,
         tensor,
         pipeline,
         sequence,
         ..
     } = *parallel;
-    let [tensor, pipeline, sequence] = [tensor, pipeline, sequence].map(|degree| degree as usize);
+    let [data, tensor, pipeline, sequence] =
+        [data, tensor, pipeline, sequence].map(|degree| degree as usize);
     let world = match (parallel.devices() as usize, pipeline) {
         (1, _) => World::default(),
         (ranks, 1) => World::new(Arc::new(Loopback::first(ranks))),
-        (_, stages) => World::new(Arc::new(Loopback::of_stage(stage, stages))),
+        (_, stages) => World::new(Arc::new(Loopback::of_stage(stage, stages, data))),
     };
     let world = world.sharing_sequences(sequence);
     let world = world.and_then(|world| world.sharing_matrices(tensor));

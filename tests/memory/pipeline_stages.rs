@@ -40,6 +40,10 @@ fn staged_cases() -> Vec<(Case, Plans)> {
                     "pipeline 2, checkpoint_every 1",
                     stages(2, json!({"gradient_checkpointing": true})),
                 ),
+                (
+                    "pipeline 2, data 2, ZeRO-1, plain",
+                    stages(2, json!({"zero_stage": 1})),
+                ),
             ],
         ),
         (
@@ -53,6 +57,10 @@ fn staged_cases() -> Vec<(Case, Plans)> {
                     ),
                 ),
                 ("pipeline 4, plain", stages(4, json!({}))),
+                (
+                    "pipeline 2, data 2, ZeRO-1, checkpoint_every 1",
+                    stages(2, json!({"zero_stage": 1, "gradient_checkpointing": true})),
+                ),
             ],
         ),
         (
@@ -62,13 +70,22 @@ fn staged_cases() -> Vec<(Case, Plans)> {
                 [256, 256, 4],
             )
             .criticised(),
-            vec![(
-                "pipeline 2, checkpoint_every 2",
-                stages(
-                    2,
-                    json!({"gradient_checkpointing": true, "checkpoint_every": 2}),
+            vec![
+                (
+                    "pipeline 2, checkpoint_every 2",
+                    stages(
+                        2,
+                        json!({"gradient_checkpointing": true, "checkpoint_every": 2}),
+                    ),
                 ),
-            )],
+                (
+                    "pipeline 2, data 2, ZeRO-1, gradients on the host",
+                    stages(
+                        2,
+                        json!({"zero_stage": 1, "gradient_checkpointing": true, "grad_offload": true}),
+                    ),
+                ),
+            ],
         ),
     ]
 }
@@ -79,6 +96,6 @@ fn predictions_for_a_rank_of_every_stage_are_within_10_percent_of_what_is_counte
         ranks += 1;
         off.extend(phases_off(row, TOLERANCE));
     });
-    assert_eq!(ranks, 12);
+    assert_eq!(ranks, 18);
     assert!(off.is_empty(), "{}", off.join("\n"));
 }

@@ -397,10 +397,6 @@ impl<'a> Context<'a> {
         MemoryUsage::default()
             .on_device(Category::Buffers, micros * (tokens + masks))
             .on_device(Category::Communication, between)
-            .on_host(
-                Category::Communication,
-                self.parallel.host_buffers(&self.sizes),
-            )
             + self.rollouts()
     }
 

@@ -20,8 +20,9 @@
 //!
 //! Under ZeRO-3 the weights of a segment are whole while it runs, and those of a model while it samples by itself. Groups that share
 //! matrices while they sample hold their shares beside the weights that wait. Communication buffers: on the host, through which values
-//! pass, from ZeRO-1 on three times the gradients of the largest unit in f32 (the message, what is sent of it and what is received); with T
-//! or S above one, one d-wide activation of a micro-batch.
+//! pass, three times a unit's gradients in f32 while these are summed (the message, what is sent of it, what is received, and a device's part
+//! of the sum), and three times its weights while these are gathered (what is sent and received, and what is put together); with T or S above
+//! one, one d-wide activation of a micro-batch throughout.
 //! `ZeRO`: arXiv:1910.02054. Tensor and sequence parallelism: arXiv:1909.08053, arXiv:2205.05198, arXiv:2309.14509.
 
 use super::sizes::{F32, Sizes};
@@ -362,11 +363,21 @@ impl Parallel {
         }
     }
 
-    /// Buffers on the host of gradients that are summed over the replicas, or of updated weights that these gather.
+    /// Bytes on the host while the replicas sum so many gradients of a unit and share the sum out.
     #[must_use]
-    pub fn host_buffers(&self, sizes: &Sizes) -> u64 {
+    pub fn summing(&self, numbers: u64) -> u64 {
         if self.shares() {
-            3 * F32 * sizes.largest_trained_unit()
+            3 * self.replicated().gradients(F32 * numbers)
+        } else {
+            0
+        }
+    }
+
+    /// Bytes on the host while the replicas gather so many bytes of weights that they share out.
+    #[must_use]
+    pub fn gathering(&self, bytes: u64) -> u64 {
+        if self.shares() {
+            3 * self.replicated().weights(bytes)
         } else {
             0
         }

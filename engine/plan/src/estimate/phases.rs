@@ -8,10 +8,10 @@ use super::result::{Estimate, PhaseEstimate};
 use super::sizes::F32;
 use super::stages::Stages;
 use super::states::{self, Activity};
-use super::usage::MemoryUsage;
+use super::usage::{MemoryUsage, PeakUsage};
 use super::workload::Workload;
 use super::{sample, time, train};
-use crate::{Plan, Role};
+use crate::{Plan, Role, Zero};
 use firebrick_spec::{Category, DeviceProfile};
 
 impl Context<'_> {
@@ -158,16 +158,36 @@ impl Context<'_> {
             };
             // summed by now: a rank has the shards that it updates
             let bytes = self.parallel.optimizer(F32 * gradients);
-            let gathered = self.parallel.host_buffers(&self.sizes);
-            let held = self.resident(Activity::Update(self.role))
-                + states::update_buffers(&self.sizes, plan, self.parallel)
-                + self.rollouts();
-            let held = held.on_host(Category::Communication, gathered);
-            peak.record(
-                "the update",
-                held.and(plan.grads, Category::Gradients, bytes),
-            );
+            let base = self.resident(Activity::Update(self.role)) + self.rollouts();
+            let held = |bytes| base.and(plan.grads, Category::Gradients, bytes);
+            let update = states::update_buffers(&self.sizes, plan, self.parallel);
+            peak.record("the update", held(bytes) + update);
+            self.gathered_updates(held, peak);
         })
+    }
+
+    /// Devices that share state out gather what they updated, unit by unit in their order. `held` is what they hold with so many bytes of
+    /// gradients, which are used up on the way.
+    fn gathered_updates(&self, held: impl Fn(u64) -> MemoryUsage, peak: &mut PeakUsage) {
+        if !self.parallel.shares() {
+            return;
+        }
+        let plan = self.model();
+        let (mut left, mut largest) = (self.sizes.trained(), 0);
+        for (place, unit) in states::trained_units(&self.sizes, plan).enumerate() {
+            left -= unit;
+            // a device that has its shards alone keeps them; tied ends are whole everywhere
+            let gathers = plan.zero < Zero::Stage3 || place == 0 && self.sizes.is_tied();
+            // later units that are no larger need less
+            if !gathers || unit <= largest {
+                continue;
+            }
+            largest = unit;
+            let gathered = self.parallel.gathering(self.sizes.width * unit);
+            let held = held(self.parallel.optimizer(F32 * left));
+            let held = held.on_host(Category::Communication, gathered);
+            peak.record("gathering what devices updated", held);
+        }
     }
 
     /// A checkpoint is written one matrix at a time: its values, and their bytes twice while they grow.

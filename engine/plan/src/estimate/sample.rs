@@ -9,7 +9,7 @@ use super::activations::{Cached, Shape};
 use super::context::Context;
 use super::head::HeadCost;
 use super::sizes::{F32, Sizes};
-use super::states::{Activity, fetched, gathered_ahead};
+use super::states::{Activity, fetched, gathered_ahead, gathered_in_place};
 use super::usage::{MemoryUsage, PeakUsage};
 use crate::{ModelPlan, Role, Zero};
 use firebrick_spec::kv_cache::{KvCacheDemand, route_bytes, state_slots};
@@ -255,14 +255,18 @@ pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Activity, peak: 
     let base = base.on_host(Category::Communication, passed);
     let last = plan.segments.len().saturating_sub(1);
     let fetched = fetched(&ctx.sizes, plan, ctx.parallel, last, plan.prefetch);
-    let ahead = |visit| match doing {
-        Activity::Pass(role) if role != Role::Reference => {
-            gathered_ahead(&ctx.sizes, plan, ctx.parallel, visit, false)
-        }
-        // models that are not trained are whole on every device
-        _ => 0,
+    // models that are not trained are whole on every device
+    let shared = matches!(doing, Activity::Pass(role) if role != Role::Reference);
+    let ahead = |visit| match shared {
+        true => gathered_ahead(&ctx.sizes, plan, ctx.parallel, visit, false),
+        false => 0,
     };
     let ahead = ahead(1).max(ahead(plan.segments.len()));
+    if shared {
+        let gathered = gathered_in_place(&ctx.sizes, plan, ctx.parallel);
+        let held = base.on_host(Category::Communication, gathered);
+        peak.record("gathering weights", held);
+    }
     peak.record(
         "scoring: a layer's forward",
         base.on_device(category, fetched)

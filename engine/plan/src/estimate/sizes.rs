@@ -306,18 +306,6 @@ impl Sizes {
         }
     }
 
-    /// Trained parameters of the unit that has most.
-    #[must_use]
-    pub fn largest_trained_unit(&self) -> u64 {
-        let own = |half: Half| match self.adapters {
-            None => self.of_half(half),
-            Some(each) => each[half as usize],
-        };
-        let ends = self.trained_ends(self.embedding.max(self.head));
-        let body = self.kinds().map(own).max().unwrap_or(0);
-        body.max(ends).max(self.value)
-    }
-
     /// Parameters that are trained.
     #[must_use]
     pub fn trained(&self) -> u64 {

@@ -212,8 +212,31 @@ pub(super) fn fetched(
     }
 }
 
-/// Bytes of weights on the host that are being gathered ahead while the `visit`-th of a pass runs: embedding, segments, head, and in
-/// training the segments again, the last one first.
+/// Bytes of weights that the `visit`-th of a pass gathers: embedding, segments, head, and in training the segments again, the last one
+/// first.
+fn visited(sizes: &Sizes, plan: &ModelPlan, visit: usize, trains: bool) -> u64 {
+    let segments = plan.segments.len();
+    let end = |numbers: u64| match sizes.is_tied() {
+        true => 0,
+        false => sizes.width * numbers,
+    };
+    let segment = |index: usize| -> u64 {
+        let units = plan.segments[index].units.clone();
+        units.map(|unit| sizes.unit_bytes(unit)).sum()
+    };
+    match visit {
+        0 => end(sizes.embedding),
+        own if own <= segments => segment(own - 1),
+        own if own == segments + 1 => end(sizes.projection),
+        own if trains && plan.reshard_after_forward && own <= 2 * segments + 1 => {
+            segment(2 * segments + 1 - own)
+        }
+        _ => 0,
+    }
+}
+
+/// Bytes on the host of weights that are gathered ahead while the `visit`-th of a pass runs: those of the next visits, one of which is under
+/// way.
 pub(super) fn gathered_ahead(
     sizes: &Sizes,
     plan: &ModelPlan,
@@ -224,26 +247,41 @@ pub(super) fn gathered_ahead(
     if !parallel.gathers() || plan.zero != Zero::Stage3 {
         return 0;
     }
-    let segments = plan.segments.len();
-    let end = |numbers: u64| match sizes.is_tied() {
-        true => 0,
-        false => sizes.width * numbers,
-    };
-    let segment = |index: usize| -> u64 {
-        let units = plan.segments[index].units.clone();
-        units.map(|unit| sizes.unit_bytes(unit)).sum()
-    };
-    let of = |visit: usize| match visit {
-        0 => end(sizes.embedding),
-        own if own <= segments => segment(own - 1),
-        own if own == segments + 1 => end(sizes.projection),
-        own if trains && plan.reshard_after_forward && own <= 2 * segments + 1 => {
-            segment(2 * segments + 1 - own)
-        }
-        _ => 0,
-    };
-    let ahead = (visit + 1..=visit + plan.prefetch).map(of).sum();
-    parallel.replicated().weights(ahead)
+    let ahead = visit + 1..=visit + plan.prefetch;
+    let (mut there, mut largest) = (0, 0);
+    for bytes in ahead.map(|visit| visited(sizes, plan, visit, trains)) {
+        there += bytes;
+        largest = largest.max(bytes);
+    }
+    parallel.gathering(largest) + parallel.replicated().weights(there - largest)
+}
+
+/// Bytes on the host while a pass waits for the weights of the visit that gathers most.
+pub(super) fn gathered_in_place(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel) -> u64 {
+    if !parallel.gathers() || plan.zero != Zero::Stage3 {
+        return 0;
+    }
+    let visits = 0..=plan.segments.len() + 1;
+    let bytes = visits.map(|visit| visited(sizes, plan, visit, false));
+    parallel.gathering(bytes.max().unwrap_or(0))
+}
+
+/// Trained parameters of each unit, in their order: the embedding, the body's, the head.
+pub(super) fn trained_units<'s>(
+    sizes: &'s Sizes,
+    plan: &'s ModelPlan,
+) -> impl Iterator<Item = u64> + 's {
+    let body = plan.segments.iter().flat_map(|s| s.units.clone());
+    let body = body.map(|unit| sizes.trained_unit(unit));
+    let below = std::iter::once(sizes.trained_ends(sizes.embedding)).chain(body);
+    // the head has what is left
+    let mut left = sizes.trained();
+    let units = below.map(Some).chain([None]);
+    units.map(move |unit| {
+        let unit = unit.unwrap_or(left).min(left);
+        left -= unit;
+        unit
+    })
 }
 
 /// Bytes of streamed weights on the device while segment `index` runs: its own and those of `ahead` segments on their way.

@@ -465,26 +465,29 @@ fn rules_of_thumb_stand_beside_what_public_models_need() {
 }
 
 #[test]
-fn several_devices_hold_gathered_layers_reduced_gradients_or_an_activation_besides() {
+fn several_devices_hold_what_they_sum_or_gather_three_times_or_an_activation_besides() {
     let sizes = Sizes::of(&arch(512), None);
     let buffers = |parallel: Parallel| {
-        let host = parallel.host_buffers(&sizes);
-        [parallel.buffers(&sizes, 1000, HIDDEN), host]
+        let between = parallel.buffers(&sizes, 1000, HIDDEN);
+        [between, parallel.summing(1000), parallel.gathering(1000)]
     };
     let sharded = |zero| Parallel {
         data: 4,
         zero,
         ..Parallel::default()
     };
-    let largest = sizes.embedding.max(sizes.mlp);
-    assert_eq!(sizes.largest_trained_unit(), largest);
-    assert_eq!(buffers(Parallel::default()), [0; 2]);
-    assert_eq!(buffers(sharded(Zero::Off)), [0; 2]);
-    assert_eq!(buffers(sharded(Zero::Stage1)), [0, 3 * 4 * largest]);
-    assert_eq!(buffers(sharded(Zero::Stage3)), [0, 3 * 4 * largest]);
+    assert_eq!(buffers(Parallel::default()), [0; 3]);
+    assert_eq!(buffers(sharded(Zero::Off)), [0; 3]);
+    assert_eq!(buffers(sharded(Zero::Stage1)), [0, 12_000, 3000]);
+    assert_eq!(buffers(sharded(Zero::Stage3)), [0, 12_000, 3000]);
     let tensor = Parallel {
         tensor: 2,
         ..Parallel::default()
     };
-    assert_eq!(buffers(tensor), [4 * 1000 * HIDDEN, 0]);
+    assert_eq!(buffers(tensor), [4 * 1000 * HIDDEN, 0, 0]);
+    let both = Parallel {
+        tensor: 2,
+        ..sharded(Zero::Stage1)
+    };
+    assert_eq!(buffers(both)[1..], [6000, 1500]);
 }

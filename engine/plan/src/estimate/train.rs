@@ -12,7 +12,7 @@ use super::context::Context;
 use super::head::HeadCost;
 use super::sizes::F32;
 use super::states;
-use super::states::{Activity, fetched, gathered_ahead};
+use super::states::{Activity, fetched, gathered_ahead, gathered_in_place};
 use super::usage::{MemoryUsage, PeakUsage};
 use crate::{ActivationPolicy, ModelPlan, Order, Segment};
 use firebrick_spec::{Backend, Category, Home, PipelineStage};
@@ -151,6 +151,7 @@ impl<'a> BackwardPass<'a> {
         }
         self.base = base;
         self.tied_ends(peak);
+        self.sums_at_the_end(peak);
     }
 
     /// What so many other micro-batches keep.
@@ -175,12 +176,45 @@ impl<'a> BackwardPass<'a> {
         }
     }
 
+    /// Gradients that devices sum when all micro-batches are done, unit by unit in their order, and keep their shares of.
+    fn sums_at_the_end(&self, peak: &mut PeakUsage) {
+        let (ctx, sizes) = (self.ctx, &self.ctx.sizes);
+        if !ctx.parallel.shares() || ctx.parallel.sums_on_the_way() {
+            return;
+        }
+        let (mut left, mut summed, mut largest) = (sizes.trained(), 0, 0);
+        for unit in states::trained_units(sizes, self.plan) {
+            left -= unit;
+            // later units that are no larger need less
+            if unit > largest {
+                largest = unit;
+                let whole = ctx.parallel.replicated().gradients(F32 * left);
+                let gradients = whole + ctx.parallel.optimizer(F32 * summed);
+                let (base, home) = (self.base, self.plan.grads);
+                let held = base.and(home, Category::Gradients, gradients);
+                peak.record("the sum of a unit's gradients", held + self.summing(unit));
+            }
+            summed += unit;
+        }
+    }
+
+    /// What summing so many gradients over devices takes.
+    fn summing(&self, numbers: u64) -> MemoryUsage {
+        let bytes = self.ctx.parallel.summing(numbers);
+        MemoryUsage::default().on_host(Category::Communication, bytes)
+    }
+
     /// Sees the moments of a micro-batch.
     fn walk(&self, peak: &mut PeakUsage) {
         let last = self.plan.segments.len();
         let forward = self.kept(last) + self.graphs[last] + self.base;
         let forward = self.with_gradients(forward, 0, 0);
         peak.record("the last segment's forward", forward + self.running(last));
+        let gathered = gathered_in_place(&self.ctx.sizes, self.plan, self.ctx.parallel);
+        if gathered > 0 {
+            let waits = forward.on_host(Category::Communication, gathered);
+            peak.record("gathering weights", waits);
+        }
         if self.ctx.stage.is_some() {
             // through the host: a message that waits, one that is read, and what is read of it
             let rows = forward
@@ -189,9 +223,14 @@ impl<'a> BackwardPass<'a> {
             peak.record("rows on their way between stages", rows);
         }
         let sizes = &self.ctx.sizes;
+        let on_the_way = self.ctx.parallel.sums_on_the_way();
         let mut done = 0;
         if self.ctx.has_head() {
             peak.record("the head", self.head(forward));
+            if on_the_way {
+                let sum = forward + self.summing(sizes.trained_ends(sizes.head));
+                peak.record("the sum of the head's gradients", sum);
+            }
             done = sizes.trained_ends(sizes.head);
             if self.ctx.arch.tied {
                 done += sizes.trained_ends(sizes.embedding);
@@ -214,10 +253,12 @@ impl<'a> BackwardPass<'a> {
         let rows = self
             .base
             .on_device(Category::Buffers, 2 * self.row * self.copies);
-        peak.record(
-            "the embedding's gradient",
-            self.with_gradients(rows, all, 0),
-        );
+        let held = self.with_gradients(rows, all, 0);
+        peak.record("the embedding's gradient", held);
+        if on_the_way {
+            let sum = held + self.summing(sizes.trained_ends(sizes.embedding));
+            peak.record("the sum of the embedding's gradients", sum);
+        }
     }
 
     fn numbers(&self, segment: &Segment) -> u64 {
@@ -419,5 +460,13 @@ impl<'a> BackwardPass<'a> {
             end += states::update_buffers(&ctx.sizes, self.plan, ctx.parallel);
         }
         peak.record("a segment's complete gradient", end);
+        if ctx.parallel.sums_on_the_way() {
+            let units = segment.units.clone();
+            let unit = units.map(|unit| ctx.sizes.trained_unit(unit)).max();
+            let unit = unit.unwrap_or(0);
+            // what is in the message is no longer where it was
+            let rest = self.with_gradients(below, done + added, fresh - unit);
+            peak.record("the sum of a unit's gradients", rest + self.summing(unit));
+        }
     }
 }
