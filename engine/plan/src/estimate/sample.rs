@@ -257,9 +257,12 @@ pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Activity, peak: 
     let fetched = fetched(&ctx.sizes, plan, ctx.parallel, last, plan.prefetch);
     // models that are not trained are whole on every device
     let shared = matches!(doing, Activity::Pass(role) if role != Role::Reference);
-    let ahead = |visit| match shared {
-        true => gathered_ahead(&ctx.sizes, plan, ctx.parallel, visit, false),
-        false => 0,
+    let ahead = |visit| {
+        if shared {
+            gathered_ahead(&ctx.sizes, plan, ctx.parallel, visit, false)
+        } else {
+            0
+        }
     };
     let ahead = ahead(1).max(ahead(plan.segments.len()));
     if shared {

@@ -216,9 +216,12 @@ pub(super) fn fetched(
 /// first.
 fn visited(sizes: &Sizes, plan: &ModelPlan, visit: usize, trains: bool) -> u64 {
     let segments = plan.segments.len();
-    let end = |numbers: u64| match sizes.is_tied() {
-        true => 0,
-        false => sizes.width * numbers,
+    let end = |numbers: u64| {
+        if sizes.is_tied() {
+            0
+        } else {
+            sizes.width * numbers
+        }
     };
     let segment = |index: usize| -> u64 {
         let units = plan.segments[index].units.clone();
