@@ -19,7 +19,7 @@ in_own_process!(the_table_of_routes_takes_the_host_bytes_that_an_estimate_counts
 fn case() -> Case {
     let config = json!({
         "model_type": "qwen3_moe", "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 4,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "num_experts": 16,
+        "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "num_experts": 16,
         "num_experts_per_tok": 8, "moe_intermediate_size": 16
     });
     Case::new("routes", &config, [70, 30, 16]).sampled(4)

@@ -133,12 +133,12 @@ impl BlockPool {
         if self.references[at] > 0 {
             return;
         }
-        if !self.contents[at].is_empty() {
+        if self.contents[at].is_empty() {
+            self.free.insert(block);
+        } else {
             self.clock += 1;
             self.released[at] = self.clock;
             self.evictable.insert((self.clock, block));
-        } else {
-            self.free.insert(block);
         }
     }
 

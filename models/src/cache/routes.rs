@@ -22,7 +22,7 @@ impl KvCache {
     /// Bytes on the host of the table of routes.
     #[must_use]
     pub fn route_bytes(&self) -> usize {
-        let choices = self.routes.as_ref().map(|routes| routes.choices());
+        let choices = self.routes.as_ref().map(Routes::choices);
         choices.map_or(0, size_of_val)
     }
 
