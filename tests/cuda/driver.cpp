@@ -26,6 +26,9 @@
  * STAND_IN_REFUSE=N:BYTES refuses memory from the N-th allocation on, until so many bytes were given back since; at the end the
  * program says how many allocations were asked for, and how many refused.
  *
+ * STAND_IN_SKIP_KERNELS=1 leaves out what kernels compute, as with NVRTC's, and memory begins as zeros: what remains is the time of the
+ * host, and of this file.
+ *
  * STAND_IN_DEVICES=N has N cards in place of one, with the memory of one. nccl.cpp beside this file connects them.
  *
  * A stream that is captured keeps what it is asked for in a graph; a replay asks for all of it again. While one is captured nobody may
@@ -163,6 +166,9 @@ static const struct eagerness {
 		early = setting[0] == 'k' ? KERNEL : COPY;
 	}
 } eagerness;
+
+/* Whether kernels are computed. What the host does for a card is all that is left of a run where they are not. */
+static const bool computes = !getenv("STAND_IN_SKIP_KERNELS");
 
 /* The first error of what was run late: every call that waits gives it from then on. */
 static int failed;
@@ -361,7 +367,9 @@ static int allocate(address *place, size_t bytes)
 	mprotect(start + mapped - PAGE, PAGE, PROT_NONE);
 	*place = (address)(start + mapped - PAGE - held);
 	recording.line("allocate %zu %llx", held, (unsigned long long)*place);
-	memset((void *)*place, 0xff, held);
+	/* a mapping begins as zeros */
+	if (computes)
+		memset((void *)*place, 0xff, held);
 	allocations[*place] = held;
 	in_use += held;
 	return OK;
@@ -725,6 +733,8 @@ int cuLaunchKernel(module *kernel, unsigned grid_x, unsigned grid_y, unsigned gr
 	recording.line("kernel %s %u", kernel->name ? kernel->name : "-", number(of));
 	if (!kernel->launch)
 		return OK;
+	if (!computes)
+		return enqueue(of, KERNEL, [] { return OK; });
 	/* a graph runs it several times */
 	std::shared_ptr<void> held(kernel->hold(arguments), kernel->drop);
 	return enqueue(of, KERNEL, [=] { return run(kernel, held.get(), {x, y, z}, {grid_x, grid_y, grid_z}, shared); });
