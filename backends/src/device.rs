@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Whether this build contains a backend.
 #[must_use]
@@ -263,9 +263,12 @@ fn describe(backend: Backend, index: usize, device: &Device) -> Result<DeviceInf
             dtypes,
         }
     });
-    opened.map_err(|detail| Error::Open {
-        device: spec.to_string(),
-        detail,
+    opened.map_err(|panicked| match panicked.refused {
+        Some(out_of_memory) => out_of_memory,
+        None => Error::Open {
+            device: spec.to_string(),
+            detail: panicked.message,
+        },
     })
 }
 
@@ -374,21 +377,57 @@ fn open_named(backend: Backend, index: usize) -> Result<(Device, DeviceInfo)> {
     Ok((device, info))
 }
 
+/// A panic of what ran quietly.
+struct Panicked {
+    message: String,
+    /// Memory that ran out, where a panic said so: that of a backend's thread reaches the caller as a channel that is closed.
+    refused: Option<Error>,
+}
+
 /// Runs something that may panic, without the panic's noise on stderr. One thread at a time: the hook is the process's, and two that
 /// exchange it at the same time could leave the silent one.
-fn quietly<T>(f: impl FnOnce() -> T) -> Result<T, String> {
+fn quietly<T>(f: impl FnOnce() -> T) -> Result<T, Panicked> {
     static HOOK: Mutex<()> = Mutex::new(());
     let _alone = HOOK.lock().unwrap_or_else(PoisonError::into_inner);
     let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
+    let refused = Arc::new(Mutex::new(None));
+    let seen = Arc::clone(&refused);
+    std::panic::set_hook(Box::new(move |panic| {
+        if let error @ Error::OutOfMemory(_) = Error::panicked(panic.payload()) {
+            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            seen.get_or_insert(error);
+        }
+    }));
     let result = catch_unwind(AssertUnwindSafe(f));
     std::panic::set_hook(hook);
-    result.map_err(|payload| panic_message(payload.as_ref()))
+    result.map_err(|payload| Panicked {
+        message: panic_message(payload.as_ref()),
+        refused: refused
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_that_a_thread_of_the_backend_had_none_of_is_told_as_such() {
+        let failed = |said: &'static str| {
+            quietly(|| {
+                let thread = std::thread::spawn(move || panic!("{said}"));
+                let _ = thread.join();
+                panic!("RecvError")
+            })
+            .map_err(|panicked: Panicked| (panicked.message, panicked.refused.is_some()))
+        };
+        let refused = failed("DriverError(CUDA_ERROR_OUT_OF_MEMORY)");
+        let other = failed("DriverError(CUDA_ERROR_INVALID_VALUE)");
+        assert_eq!(refused, Err::<(), _>(("RecvError".to_owned(), true)));
+        assert_eq!(other, Err(("RecvError".to_owned(), false)));
+    }
 
     #[test]
     fn every_spelling_parses_and_prints_back() {

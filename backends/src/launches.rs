@@ -1,10 +1,12 @@
-//! Counting the kernels that a thread launches on a GPU: those of this crate and Burn's own.
+//! Watching the kernels that a thread launches on a GPU: those of this crate and Burn's own.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 thread_local! {
     static COUNTS: RefCell<Option<LaunchCounts>> = const { RefCell::new(None) };
+    static LOOK: RefCell<Option<Rc<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
 /// Launches by the name of the kernel, without its generic parameters and the path of its crate.
@@ -18,6 +20,17 @@ pub fn count<R>(work: impl FnOnce() -> R) -> (R, LaunchCounts) {
     let result = work();
     let counts = COUNTS.replace(before).unwrap_or_default();
     (result, counts)
+}
+
+/// What `work` returns, where `look` runs before every launch that this thread asks for. By then the memory that the kernel writes has been
+/// asked for, and what it reads is still held: so readings of the pools see all that lives at once. On the CPU it never runs. `look` may
+/// launch nothing.
+pub fn before_each<R>(look: impl Fn() + 'static, work: impl FnOnce() -> R) -> R {
+    watch();
+    let before = LOOK.replace(Some(Rc::new(look)));
+    let result = work();
+    LOOK.set(before);
+    result
 }
 
 /// All launches together.
@@ -44,6 +57,10 @@ fn watch() {
                     *counts.entry(short(kernel)).or_default() += 1;
                 }
             });
+            let look = LOOK.with_borrow(Clone::clone);
+            if let Some(look) = look {
+                look();
+            }
         }
     }
 

@@ -190,7 +190,7 @@ impl TrainerBuilder {
             critic_source: opened.critic_source,
             request: planned.request,
             plan: planned.plan,
-            replans: 0,
+            replans: planned.replans,
             objective: opened.objective,
             recorder,
             saved: resumed.then_some(state.step),

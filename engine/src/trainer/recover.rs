@@ -133,6 +133,7 @@ impl Planned {
             Ok(fit) if recovers => {
                 tracing::warn!("out of memory: {what}; next: {}", fit.overrides().join(" "));
                 self.plan = fit.plan;
+                self.replans += 1;
                 Ok(())
             }
             Ok(fit) => {

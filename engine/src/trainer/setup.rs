@@ -51,6 +51,8 @@ pub(super) struct Opened {
 pub(super) struct Planned {
     pub request: Request,
     pub plan: Plan,
+    /// Plans that ran out of memory while models were loaded.
+    pub replans: u64,
     pub schedules: LrSchedules,
     /// Steps of the whole run.
     pub steps: u64,
@@ -137,6 +139,7 @@ impl Opened {
         Ok(Planned {
             request,
             plan,
+            replans: 0,
             schedules,
             steps,
         })

@@ -4,20 +4,40 @@ use super::rollout::{Asked, DRAWN, PROMPTS, TRUNCATED, assert_same, run_captured
 use super::{model, on_gpus};
 use crate::support::fixtures;
 use crate::support::model::Model;
-use burn::tensor::Device;
-use firebrick_backends::launches::{count, total};
+use burn::tensor::{Device, Tensor};
+use firebrick_backends::launches::{before_each, count, total};
+use firebrick_backends::memory::{read, read_pools};
 use firebrick_models::generate::{Generated, SchedulerConfig};
 use firebrick_models::{Arch, Decoder, KvCacheDtype, Prepack, Quantization};
 use serde_json::{Value, json};
+use std::cell::Cell;
 use std::path::Path;
+use std::rc::Rc;
 
 on_gpus! {
+    before_a_launch_what_it_reads_and_what_it_writes_is_in_use,
     joined_matrices_change_no_token,
     steps_that_replay_a_graph_draw_the_same_tokens,
     a_graph_reads_long_sequences_as_they_grow,
     weights_and_caches_in_8_bits_are_captured_too,
     joined_matrices_save_six_kernels_a_layer,
     a_replayed_step_launches_no_kernel_of_a_layer,
+}
+
+fn before_a_launch_what_it_reads_and_what_it_writes_is_in_use(device: &Device) {
+    let tensor = 4 << 20;
+    let x = Tensor::<2>::ones([1 << 10, 1 << 10], device);
+    let before = read(device).in_use_bytes;
+    let most = Rc::new(Cell::new(0));
+    let (seen, on) = (Rc::clone(&most), device.clone());
+    let look = move || seen.set(seen.get().max(read_pools(&on).expect("pools").in_use_bytes));
+    // the tensor that is summed is gone when the sum is there
+    let y = before_each(look, || (x.clone() + x.clone()).sum());
+    let after = read(device).in_use_bytes;
+    drop(y);
+    let (most, after) = (most.get() - before, after - before);
+    assert!(most >= tensor && most < 2 * tensor, "{most} bytes");
+    assert!(after < tensor, "{after} bytes");
 }
 
 const JOINED: Prepack = Prepack {

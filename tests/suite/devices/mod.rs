@@ -18,6 +18,8 @@ mod parity;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod peak;
 mod precision;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod predictions;
 mod quantized_base;
 mod rollout;
 mod schedule;

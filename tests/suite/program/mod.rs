@@ -27,7 +27,7 @@ mod rollout;
 mod runs;
 mod sft;
 mod shared_trunk;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod shortage;
 mod streams;
 mod timeline;

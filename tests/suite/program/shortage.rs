@@ -1,86 +1,43 @@
-//! A card that has no memory for a while: a run continues under a cheaper plan, or ends and says what to do. On the stand-in for a card
-//! (`tests/cuda`), which refuses allocations when it is told to; a real card cannot be told.
+//! Memory that runs out: a run continues under a cheaper plan, or ends and says what to do. On the stand-in for a CUDA card
+//! (`tests/cuda`), which refuses allocations when it is told to, as a real card cannot be told; on wgpu by `memory.limit`.
 
+use super::Bench;
 use super::runs::metrics;
-use super::{Bench, stderr};
 use serde_json::Value;
 use std::io::Write;
-use std::process::{Output, Stdio};
-use std::time::{Duration, Instant};
+use std::ops::Range;
+use std::time::Duration;
 
-/// PPO with a critic and a reference policy, on the stand-in. The model is large enough for some dozens of allocations: `CubeCL` asks the
-/// driver for pages.
-const RUN: [&str; 8] = [
-    "device=cuda",
-    "model={arch: {model_type: llama, hidden_size: 256, intermediate_size: 512, num_hidden_layers: 3, num_attention_heads: 4, \
+/// PPO with a critic and a reference policy. A campaign has hundreds of runs on the stand-in, so they are small. Pools ask the driver for
+/// pages of megabytes: free ones are given back after every step, so that all steps ask for some.
+const RUN: [&str; 10] = [
+    "model={arch: {model_type: llama, hidden_size: 128, intermediate_size: 512, num_hidden_layers: 3, num_attention_heads: 4, \
      max_position_embeddings: 32}}",
-    "trainer.train_batch_size=4",
+    "trainer.train_batch_size=2",
     "trainer.test_freq=0",
+    "trainer.val_max_samples=1",
+    "memory.cleanup_every=1",
     "rollout.n=1",
+    "rollout.response_length=2",
     "objective={name: ppo, kl_loss_coef: 0.01}",
     "critic={optim: {lr: 0.01}}",
     "optim.lr_scheduler={lr_scheduler_type: constant}",
 ];
 
-/// Refused allocations are chosen from this seed.
+/// Refused allocations, and limits, are chosen from this seed.
 const SEED: u64 = 17;
 
 /// A run takes seconds. One that takes this long hangs.
 const HANGS: Duration = Duration::from_mins(5);
 
-/// What a run did.
-struct Ended {
-    output: Output,
-    /// Allocations that it asked the driver for, and those that were refused.
-    asked: u64,
-    refused: u64,
-}
-
-/// A run whose allocations are refused from the `from`-th on, until `until` bytes have been given back.
-fn run(bench: &Bench, name: &str, from: u64, until: u64) -> Ended {
-    let output = format!("output={}", bench.path(name).display());
-    let steps = format!("trainer.steps={}", steps());
-    let mut child = bench
-        .command("train", &[&RUN[..], &[&output, &steps]].concat())
-        .env("STAND_IN_REFUSE", format!("{from}:{until}"))
-        .env("FIREBRICK_LOG", "warn")
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the program starts");
-    let began = Instant::now();
-    while child.try_wait().expect("a child").is_none() {
-        if began.elapsed() > HANGS {
-            child.kill().expect("a child that runs");
-            panic!(
-                "the run hangs where allocation {from} and later ones are refused until {until} bytes are free"
-            );
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let output = child.wait_with_output().expect("a child that ended");
-    let said = stderr(&output);
-    let counts = said.lines().find_map(|line| {
-        let (asked, refused) = line
-            .strip_prefix("stand-in: ")?
-            .split_once(" allocations, ")?;
-        let refused = refused.strip_suffix(" refused")?;
-        Some((asked.parse().ok()?, refused.parse().ok()?))
-    });
-    let (asked, refused) = counts.unwrap_or_else(|| panic!("no count of allocations in: {said}"));
-    Ended {
-        output,
-        asked,
-        refused,
-    }
-}
-
 /// What a run learnt from, by step.
-fn learnt(bench: &Bench, name: &str) -> Vec<[f64; 4]> {
+fn learnt(bench: &Bench, name: &str) -> Vec<[f64; 6]> {
     let keys = [
         "actor/pg_loss",
         "actor/kl_loss",
+        "actor/grad_norm",
         "critic/vf_loss",
+        "critic/grad_norm",
         "critic/rewards/mean",
     ];
     let lines = metrics(bench, name).into_iter();
@@ -90,10 +47,8 @@ fn learnt(bench: &Bench, name: &str) -> Vec<[f64; 4]> {
         .collect()
 }
 
-fn replans(bench: &Bench, name: &str) -> u64 {
-    let summary: Value =
-        serde_json::from_str(&bench.read(&format!("{name}/summary.json"))).expect("JSON");
-    summary["replans"].as_u64().expect("a number")
+fn summary(bench: &Bench, name: &str) -> Value {
+    serde_json::from_str(&bench.read(&format!("{name}/summary.json"))).expect("JSON")
 }
 
 /// A number below `below`, by splitmix64.
@@ -104,19 +59,141 @@ fn random(index: u64, below: u64) -> u64 {
     (x ^ (x >> 31)) % below
 }
 
-/// How many allocations are refused, one in each run: `FIREBRICK_CAMPAIGN_POINTS`, or a few.
-fn points() -> u64 {
-    let set = std::env::var("FIREBRICK_CAMPAIGN_POINTS").ok();
-    set.map_or(3, |points| points.parse().expect("a number of points"))
+/// Runs, each of which is disturbed once: `FIREBRICK_CAMPAIGN_POINTS`, so many (`200`) or some of them (`50..100`), or a few.
+fn points(few: u64) -> Range<u64> {
+    let number = |text: &str| text.parse().expect("a number of points");
+    match std::env::var("FIREBRICK_CAMPAIGN_POINTS") {
+        Err(_) => 0..few,
+        Ok(set) => match set.split_once("..") {
+            Some((from, to)) => number(from)..number(to),
+            None => 0..number(&set),
+        },
+    }
 }
 
-fn steps() -> usize {
-    let campaign = std::env::var_os("FIREBRICK_CAMPAIGN").is_some();
-    if campaign { 12 } else { 3 }
+/// Steps of a run: so many in a campaign, or three.
+fn steps(campaign: usize) -> usize {
+    match std::env::var_os("FIREBRICK_CAMPAIGN") {
+        Some(_) => campaign,
+        None => 3,
+    }
 }
 
+/// How runs went whose memory ran out.
+#[derive(Default)]
+struct Outcomes {
+    recovered: u64,
+    ended: u64,
+    /// Without a cheaper plan.
+    undisturbed: u64,
+    /// Neither of these.
+    wrong: Vec<String>,
+}
+
+impl Outcomes {
+    /// A run that learnt what the undisturbed one did, or ended, with these words, as the documents say. Anything else is wrong.
+    fn add(&mut self, bench: &Bench, name: &str, ended: Result<(), String>, place: &str) {
+        match ended {
+            Err(said) if !said.contains("out of memory") || said.contains("panicked at") => {
+                self.wrong.push(format!("{place} ended with: {said}"));
+            }
+            Err(_) => self.ended += 1,
+            Ok(()) => match difference(bench, name) {
+                Some(difference) => self.wrong.push(format!("{place}: {difference}")),
+                None if summary(bench, name)["replans"] == 0 => self.undisturbed += 1,
+                None => self.recovered += 1,
+            },
+        }
+    }
+
+    /// Says how many runs went how; fails where one was wrong, or no shortage reached the program.
+    fn close(&self, what: &str) {
+        let Self {
+            recovered,
+            ended,
+            undisturbed,
+            wrong,
+        } = self;
+        writeln!(
+            std::io::stderr(),
+            "memory, {what}: {recovered} runs went on under a cheaper plan, {ended} ended and said what to do, {undisturbed} had enough, {} \
+             were wrong",
+            wrong.len()
+        )
+        .expect("writing to stderr");
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        assert!(recovered + ended > 0, "no shortage reached the program");
+    }
+}
+
+/// Where a run learnt something else than the undisturbed one.
+fn difference(bench: &Bench, name: &str) -> Option<String> {
+    let (learnt, expected) = (learnt(bench, name), learnt(bench, UNDISTURBED));
+    if learnt.len() != expected.len() {
+        return Some(format!("{} steps", learnt.len()));
+    }
+    let differs = |(a, b): (&f64, &f64)| {
+        let within = (a - b).abs() <= 1e-4 * b.abs().max(1e-2);
+        !within
+    };
+    let mut steps = learnt.iter().zip(&expected).enumerate();
+    let (step, (found, expected)) =
+        steps.find(|(_, (found, expected))| found.iter().zip(*expected).any(differs))?;
+    Some(format!(
+        "step {}: {found:?} instead of {expected:?}",
+        step + 1
+    ))
+}
+
+/// The run that the others are compared with.
+const UNDISTURBED: &str = "undisturbed";
+
+#[cfg(feature = "cuda")]
 mod cuda {
+    use super::super::{stderr, succeeded};
     use super::*;
+    use std::process::{Output, Stdio};
+    use std::time::Instant;
+
+    const STEPS: usize = 12;
+
+    /// Runs the program to its end, in the folder `name`. Allocations are refused from the `from`-th on, until `until` bytes have been
+    /// given back.
+    fn run(bench: &Bench, name: &str, from: u64, until: u64) -> Output {
+        let output = format!("output={}", bench.path(name).display());
+        let steps = format!("trainer.steps={}", steps(STEPS));
+        let settings = [&RUN[..], &["device=cuda", &output, &steps]].concat();
+        let mut child = bench
+            .command("train", &settings)
+            .env("STAND_IN_REFUSE", format!("{from}:{until}"))
+            .env("FIREBRICK_LOG", "warn")
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let began = Instant::now();
+        while child.try_wait().expect("a child").is_none() {
+            if began.elapsed() > HANGS {
+                child.kill().expect("a child that runs");
+                panic!("{name} hangs: refused from {from}, until {until} bytes are free");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        child.wait_with_output().expect("a child that ended")
+    }
+
+    /// What the stand-in counted: allocations that a run asked the driver for, and those that were refused.
+    fn counts(output: &Output) -> (u64, u64) {
+        let said = stderr(output);
+        let counts = said.lines().find_map(|line| {
+            let (asked, refused) = line
+                .strip_prefix("stand-in: ")?
+                .split_once(" allocations, ")?;
+            let refused = refused.strip_suffix(" refused")?;
+            Some((asked.parse().ok()?, refused.parse().ok()?))
+        });
+        counts.unwrap_or_else(|| panic!("no count of allocations in: {said}"))
+    }
 
     #[test]
     fn a_run_that_is_refused_memory_learns_the_same_or_says_what_to_do() {
@@ -126,63 +203,102 @@ mod cuda {
             return;
         }
         let bench = Bench::new();
-        let undisturbed = run(&bench, "undisturbed", u64::MAX, 1);
-        assert!(
-            undisturbed.output.status.success(),
-            "{}",
-            stderr(&undisturbed.output)
-        );
-        let expected = learnt(&bench, "undisturbed");
-        assert_eq!(expected.len(), steps());
-        let (mut recovered, mut ended, mut unnoticed) = (0, 0, 0);
-        for point in 0..points() {
+        let undisturbed = run(&bench, UNDISTURBED, u64::MAX, 1);
+        succeeded(&undisturbed);
+        assert_eq!(learnt(&bench, UNDISTURBED).len(), steps(STEPS));
+        let (asked, _) = counts(&undisturbed);
+        let mut outcomes = Outcomes::default();
+        for point in points(3) {
             let name = format!("point-{point}");
-            let from = 1 + random(2 * point, undisturbed.asked);
-            // more than what CubeCL frees by itself before it tries again, or what it may
-            let until = 1 << [40, 24, 20, 12][(point % 4) as usize];
+            let from = 1 + random(2 * point, asked);
+            // more than what CubeCL frees by itself before it tries again, or what it may: pages have 2 and 8 MiB
+            let until = [1 << 40, 20 << 20, 8 << 20, 1][(point % 4) as usize];
             let disturbed = run(&bench, &name, from, until);
-            let said = stderr(&disturbed.output);
+            let (_, refused) = counts(&disturbed);
             let place = format!(
-                "allocation {from} of {}, until {until} bytes are free, {} refused",
-                undisturbed.asked, disturbed.refused
+                "{name}: allocation {from} of {asked}, until {until} bytes are free, {refused} refused"
             );
-            assert!(disturbed.refused > 0, "{place}: nothing was refused");
-            if !disturbed.output.status.success() {
-                assert!(
-                    said.contains("out of memory"),
-                    "{place} ended without saying so: {said}"
-                );
-                assert!(!said.contains("panicked at"), "{place} panicked: {said}");
-                ended += 1;
-                continue;
-            }
-            let learnt = learnt(&bench, &name);
-            assert_eq!(learnt.len(), expected.len(), "{place}");
-            for (step, (a, b)) in learnt.iter().zip(&expected).enumerate() {
-                for (a, b) in a.iter().zip(b) {
-                    assert!(
-                        (a - b).abs() <= 1e-4 * b.abs().max(1e-2),
-                        "{place}, step {}: {a} instead of {b}",
-                        step + 1
-                    );
-                }
-            }
-            match replans(&bench, &name) {
-                0 => unnoticed += 1,
-                _ => recovered += 1,
-            }
+            assert!(refused > 0, "{place}: nothing was refused");
+            let ended = match disturbed.status.success() {
+                true => Ok(()),
+                false => Err(stderr(&disturbed)),
+            };
+            outcomes.add(&bench, &name, ended, &place);
         }
-        writeln!(
-            std::io::stderr(),
-            "memory: of {} runs {recovered} went on under a cheaper plan, {ended} ended and said what to do, {unnoticed} were helped by \
-             what CubeCL frees; {} allocations each",
-            points(),
-            undisturbed.asked
-        )
-        .expect("writing to stderr");
-        assert!(
-            recovered + ended > 0,
-            "no refused allocation reached the program"
-        );
+        outcomes.close(&format!(
+            "one of {asked} allocations refused, and later ones"
+        ));
+    }
+}
+
+#[cfg(feature = "wgpu")]
+mod wgpu {
+    use super::*;
+    use burn::tensor::Device;
+    use firebrick_backends::memory::read;
+    use firebrick_engine::config::parse;
+    use firebrick_engine::executor::Runtime;
+    use firebrick_engine::trainer::Trainer;
+    use std::sync::mpsc::channel;
+
+    /// All state exists from the second step on; a software driver takes seconds for one.
+    const STEPS: usize = 4;
+
+    /// A run in this process, where kernels are compiled once, on a thread of its own, which has a stream and pools of its own.
+    fn run(bench: &Bench, name: &str, device: &Device, limit: Option<u64>) -> Result<(), String> {
+        let of_run = [
+            "device=wgpu".to_owned(),
+            format!("output={}", bench.path(name).display()),
+            format!("trainer.steps={}", steps(STEPS)),
+        ];
+        let settings = RUN.iter().map(|setting| (*setting).to_owned());
+        let limit = limit.map(|bytes| format!("memory.limit={bytes}"));
+        let settings: Vec<String> = settings.chain(of_run).chain(limit).collect();
+        let config = parse(&bench.read("config.yaml"), &settings).expect("a configuration");
+        let (done, ended) = channel();
+        let own = device.clone();
+        let thread = std::thread::spawn(move || {
+            let made = Trainer::builder(config).build();
+            let ran = made.and_then(|mut trainer| trainer.run().map(drop));
+            Runtime::new(&own).forget_graphs();
+            done.send(ran.map_err(|error| error.to_string()))
+                .expect("somebody waits");
+        });
+        let ended = ended.recv_timeout(HANGS);
+        let ended = ended.unwrap_or_else(|error| panic!("{name} hangs or panicked: {error}"));
+        thread.join().expect("a thread that ends well");
+        device.memory_cleanup();
+        ended
+    }
+
+    /// `memory.limit` at random shares of what the undisturbed run needs.
+    #[test]
+    fn a_run_under_any_limit_learns_the_same_or_says_what_to_do() {
+        let Some((device, _alone)) = crate::devices::gpu("wgpu") else {
+            return;
+        };
+        let bench = Bench::new();
+        let before = read(&device).in_use_bytes;
+        run(&bench, UNDISTURBED, &device, None).expect("a run without a limit");
+        assert_eq!(learnt(&bench, UNDISTURBED).len(), steps(STEPS));
+        let readings = bench.read(&format!("{UNDISTURBED}/memory.jsonl"));
+        let peak_of = |line: &str| {
+            let line: Value = serde_json::from_str(line).expect("JSON");
+            line["peak_bytes"].as_u64().expect("a peak of the pools")
+        };
+        let peak = readings.lines().map(peak_of).max().expect("readings");
+        let mut outcomes = Outcomes::default();
+        for point in points(4) {
+            let name = format!("point-{point}");
+            let limit = peak * (300 + random(2 * point, 700)) / 1000;
+            let place =
+                format!("{name}: a limit of {limit} bytes, where {peak} are used without one");
+            let ended = run(&bench, &name, &device, Some(limit));
+            outcomes.add(&bench, &name, ended, &place);
+            // what a run leaves would count against the next one's limit
+            let left = read(&device).in_use_bytes.saturating_sub(before);
+            assert!(left < peak / 100, "{place} leaves {left} bytes");
+        }
+        outcomes.close(&format!("limits of 30 to 100 % of {peak} bytes"));
     }
 }

@@ -160,7 +160,8 @@ impl Context<'_> {
             let bytes = self.parallel.optimizer(F32 * gradients);
             let base = self.resident(Activity::Update(self.role)) + self.rollouts();
             let held = |bytes| base.and(plan.grads, Category::Gradients, bytes);
-            let update = states::update_buffers(&self.sizes, plan, self.parallel);
+            let kernels = &self.profile.kernels;
+            let update = states::update_buffers(&self.sizes, plan, self.parallel, kernels);
             peak.record("the update", held(bytes) + update);
             self.gathered_updates(held, peak);
         })

@@ -17,7 +17,7 @@ use super::parallel::Parallel;
 use super::sizes::{F32, Sizes};
 use super::usage::MemoryUsage;
 use crate::{ModelPlan, MomentKind, Plan, Role, Zero};
-use firebrick_spec::{Category, Home};
+use firebrick_spec::{Category, Home, KernelTable, Operation};
 
 /// Elements that an update works on at a time.
 const SLICE: u64 = 1 << 21;
@@ -351,16 +351,22 @@ fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool
 }
 
 /// What an update needs besides weights, gradients and moments: squares of a part of a gradient for the norm; then
-/// temporaries of a slice of a matrix.
-pub(super) fn update_buffers(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel) -> MemoryUsage {
+/// temporaries of a slice of a matrix. A kernel updates weights and moments in place, 8-bit ones widened.
+pub(super) fn update_buffers(
+    sizes: &Sizes,
+    plan: &ModelPlan,
+    parallel: &Parallel,
+    kernels: &KernelTable,
+) -> MemoryUsage {
     let largest = parallel.optimizer(F32 * sizes.largest_trained);
     let part = |elements: u64| largest.min(F32 * elements);
     let (squares, slice) = (part(SQUARED_AT_ONCE), part(SLICE));
     let temporaries = slice
-        * match plan.optimizer.moments {
-            MomentKind::F32 => 2,
-            MomentKind::Bf16 => 4,
-            MomentKind::Block8 => 6,
+        * match (plan.optimizer.moments, kernels.uses(Operation::AdamW)) {
+            (MomentKind::F32 | MomentKind::Bf16, true) => 0,
+            (MomentKind::F32, false) | (MomentKind::Block8, true) => 2,
+            (MomentKind::Bf16, false) => 4,
+            (MomentKind::Block8, false) => 6,
         };
     // the new weight beside its master
     let rounded = if sizes.is_half() && plan.optimizer.home == Home::Device {

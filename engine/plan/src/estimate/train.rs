@@ -355,7 +355,7 @@ impl<'a> BackwardPass<'a> {
         let sizes = &ctx.sizes;
         let weights = self.fetched_for_head();
         let projection = sizes.trained_ends(sizes.projection);
-        let fresh = match (self.full, cost.adds(shape, 1)) {
+        let fresh = match (self.full, cost.adds(shape, self.copies)) {
             // this chunk's beside the sum, which is among all parameters' already
             (true, _) | (false, false) => projection,
             (false, true) => 2 * projection,
@@ -366,7 +366,7 @@ impl<'a> BackwardPass<'a> {
         let gradients = match self.plan.grads {
             Home::Device => fresh,
             // chunks are summed on the device before the sum leaves it
-            Home::Host => projection * (1 + u64::from(cost.adds(shape, 1))),
+            Home::Host => projection * (1 + u64::from(cost.adds(shape, self.copies))),
         };
         // what the product for the projection's gradient packs on the CPU
         let made = match projection {
@@ -457,7 +457,8 @@ impl<'a> BackwardPass<'a> {
         }
         let mut end = self.with_gradients(below, done + added, fresh);
         if self.plan.optimizer.in_backward {
-            end += states::update_buffers(&ctx.sizes, self.plan, ctx.parallel);
+            end +=
+                states::update_buffers(&ctx.sizes, self.plan, ctx.parallel, &ctx.profile.kernels);
         }
         peak.record("a segment's complete gradient", end);
         if ctx.parallel.sums_on_the_way() {
