@@ -1,6 +1,7 @@
-//! Gated `DeltaNet` in the shapes of Qwen3.5-0.8B. `mixer`: a layer's mixer, forward and backward, beside attention of the same width;
-//! 2,048 tokens is the case that shines for linear attention, 256 tokens the one that hurts. `rule`: what is not a projection of that
-//! mixer (convolution, delta rule, gated norm). `decoding`: sampling from a model of four layers.
+//! Gated `DeltaNet` in the shapes of Qwen3.5-0.8B. `mixer`: a layer's mixer, forward and backward, beside attention of the same width, and
+//! beside itself in tensor operations, without any kernel; 2,048 tokens is the case that shines for linear attention, 256 tokens the one
+//! that hurts. `rule`: what is not a projection of that mixer (convolution, delta rule, gated norm). `decoding`: sampling from a model of
+//! four layers.
 //!
 //! `cargo bench --bench linear_attention [-- FILTER]`; `benches/side_by_side/delta_net.py` measures the same in transformers.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
@@ -13,6 +14,7 @@ use burn::tensor::{Device, Distribution, Tensor};
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use firebrick::backends::kernels::{
     DeltaHeads, SequenceRows, StateRows, causal_convolution, gated_delta_rule, gated_rms_norm,
+    set_enabled,
 };
 use firebrick::models::arch::Mixer;
 use firebrick::models::attention::{Grouping, SequenceLayout};
@@ -23,24 +25,41 @@ use firebrick::models::{Checkpoint, Decoder, Prepack};
 use serde_json::json;
 
 /// Hidden size.
-const WIDTH: usize = 1024;
+fn width() -> usize {
+    if settings::small() { 256 } else { 1024 }
+}
 
-const HEADS: DeltaHeads = DeltaHeads {
-    keys: 16,
-    values: 16,
-    key_dim: 128,
-    value_dim: 128,
-};
+/// Heads; small ones are a quarter as wide, for a software driver, which takes minutes to compile wide ones.
+fn heads() -> DeltaHeads {
+    let [count, dim] = if settings::small() {
+        [4, 32]
+    } else {
+        [16, 128]
+    };
+    DeltaHeads {
+        keys: count,
+        values: count,
+        key_dim: dim,
+        value_dim: dim,
+    }
+}
 
 /// Sequences that are decoded at a time, tokens of their prompts, and new ones.
 const DECODED: [usize; 3] = [16, 32, 64];
 
 /// Layers of both kinds in the shapes of Qwen3.5-0.8B, with random weights and a feed-forward of this width.
 fn decoder(device: &Device, feed_forward: usize) -> Decoder {
+    let DeltaHeads {
+        keys,
+        values,
+        key_dim,
+        value_dim,
+    } = heads();
     let config = json!({
-        "model_type": "qwen3_5_text", "vocab_size": 64, "hidden_size": WIDTH, "intermediate_size": feed_forward, "num_hidden_layers": 4,
-        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 8192,
-        "linear_num_key_heads": 16, "linear_num_value_heads": 16
+        "model_type": "qwen3_5_text", "vocab_size": 64, "hidden_size": width(), "intermediate_size": feed_forward, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": width() / 4, "max_position_embeddings": 8192,
+        "linear_num_key_heads": keys, "linear_num_value_heads": values,
+        "linear_key_head_dim": key_dim, "linear_value_head_dim": value_dim
     });
     let config = config.as_object().expect("an object").clone();
     let checkpoint = Checkpoint::create(config, None, None).expect("a valid config");
@@ -61,15 +80,18 @@ fn mixers(criterion: &mut Criterion, decoder: &Decoder) {
     let mut group = criterion.benchmark_group("mixer");
     for tokens in [256, 2048] {
         group.throughput(Throughput::Elements(tokens as u64));
-        for (name, mixer) in [
-            ("gated_delta_net", Mixer::GatedDeltaNet),
-            ("attention", Mixer::Attention),
+        for (name, mixer, kernels) in [
+            ("gated_delta_net", Mixer::GatedDeltaNet, true),
+            ("tensor_operations", Mixer::GatedDeltaNet, false),
+            ("attention", Mixer::Attention, true),
         ] {
             let layer = decoder.arch().mixers.iter().position(|own| *own == mixer);
             let unit = 1 + 2 * layer.expect("a layer of each kind");
             group.bench_function(BenchmarkId::new(name, tokens), |b| {
                 let pass = Pass::new(decoder, unit, tokens);
+                set_enabled(kernels);
                 b.iter(|| pass.run());
+                set_enabled(true);
             });
         }
     }
@@ -129,6 +151,7 @@ fn decoding(criterion: &mut Criterion, decoder: &Decoder) {
 
 /// What is no projection of a mixer, over one sequence.
 struct Rule {
+    heads: DeltaHeads,
     sequences: SequenceRows,
     /// Queries, keys and values; z; the logs of decays; β; taps; the norm's weights.
     inputs: [Tensor<2>; 6],
@@ -137,21 +160,23 @@ struct Rule {
 impl Rule {
     fn new(tokens: usize, device: &Device) -> Self {
         let random = |shape| Tensor::random(shape, Distribution::Normal(0.0, 1.0), device);
-        let heads = HEADS.values;
+        let own = heads();
+        let heads = own.values;
         let whole = StateRows {
             rows: 0..tokens,
             slot: 0,
             begins: true,
         };
         Self {
-            sequences: vec![whole].into(),
+            heads: own,
+            sequences: SequenceRows::new(vec![whole], device),
             inputs: [
-                random([tokens, HEADS.channels()]),
-                random([tokens * heads, HEADS.value_dim]),
+                random([tokens, own.channels()]),
+                random([tokens * heads, own.value_dim]),
                 random([tokens, heads]).abs().neg(),
                 Tensor::random([tokens, heads], Distribution::Uniform(0.0, 1.0), device),
-                random([HEADS.channels(), 4]),
-                random([1, HEADS.value_dim]),
+                random([own.channels(), 4]),
+                random([1, own.value_dim]),
             ],
         }
     }
@@ -161,13 +186,15 @@ impl Rule {
         let inputs = self.inputs.clone().map(|x| x.autodiff().require_grad());
         let [qkv, z, g, beta, taps, w] = &inputs;
         let qkv = causal_convolution(qkv, taps, &self.sequences).expect("a kernel");
-        let mixed = gated_delta_rule(&qkv, g, beta, HEADS, &self.sequences).expect("a kernel");
+        let mixed = gated_delta_rule(&qkv, g, beta, self.heads, &self.sequences).expect("a kernel");
         let mixed = mixed.reshape(z.dims());
         let y = gated_rms_norm(&mixed, z, w, 1e-6).expect("a kernel");
         let up = self.inputs[1].clone().autodiff();
         let mut tape = (y * up).sum().backward();
         let all = inputs.iter().filter_map(|x| x.grad_remove(&mut tape));
         assert_eq!(all.count(), inputs.len());
+        let device = self.inputs[0].device();
+        device.sync().expect("a device that computes");
     }
 }
 
@@ -189,7 +216,7 @@ impl<'a> Pass<'a> {
         let layout = SequenceLayout::packed(&[tokens], grouping, device);
         Self {
             ctx: ForwardContext::whole(decoder.arch(), layout, 0, device),
-            x: Tensor::random([tokens, WIDTH], Distribution::Normal(0.0, 1.0), device),
+            x: Tensor::random([tokens, width()], Distribution::Normal(0.0, 1.0), device),
             decoder,
             unit,
         }
@@ -206,7 +233,7 @@ impl<'a> Pass<'a> {
         let all = leaves
             .tensors()
             .filter_map(|leaf| leaf.grad_remove(&mut tape));
-        assert_eq!((d_x.dims()[1], all.count()), (WIDTH, unit.specs.len()));
+        assert_eq!((d_x.dims()[1], all.count()), (width(), unit.specs.len()));
         self.decoder
             .device()
             .sync()

@@ -47,7 +47,8 @@ pub use families::{Families, Family};
 pub use firebrick_spec::Operation;
 pub use graph::Graph;
 pub use linear_attention::{
-    causal_convolution, continue_convolution, continue_delta_rule, gated_delta_rule, gated_rms_norm,
+    causal_convolution, continue_convolution, continue_delta_rule, gated_delta_rule,
+    gated_rms_norm, log_decays,
 };
 pub use optimizer::{adamw, dequantize_blockwise, has_adamw, quantize_blockwise};
 pub use packed::PackedWeights;

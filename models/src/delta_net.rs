@@ -12,7 +12,7 @@ pub(crate) use states::LayerStates;
 use burn::tensor::Tensor;
 use burn::tensor::activation::{log_sigmoid, sigmoid, silu};
 use firebrick_backends::kernels::{self, DeltaHeads};
-use firebrick_backends::precision::widened;
+use firebrick_backends::precision::{stored_as, widened};
 use firebrick_spec::arch::GatedDeltaNet;
 
 /// Heads as kernels take them.
@@ -31,14 +31,19 @@ pub(crate) fn convolve(x: &Tensor<2>, w: &Tensor<2>, layout: &DeltaLayout) -> Te
         .unwrap_or_else(|| convolution::whole(x, w, layout.gathers()))
 }
 
-/// The gated delta rule over whole sequences, in f32 or wider: `[rows, value heads · value_dim]`.
+/// The gated delta rule over whole sequences: `[rows, value heads · value_dim]` in f32 or wider, as decays and β are.
 pub(crate) fn delta_rule(
     [qkv, g, beta]: [&Tensor<2>; 3],
     heads: DeltaHeads,
     layout: &DeltaLayout,
 ) -> Tensor<2> {
-    kernels::gated_delta_rule(qkv, g, beta, heads, layout.sequences())
-        .unwrap_or_else(|| rule::chunked([qkv, g, beta], heads, layout.gathers(), None).0)
+    let kernel =
+        |qkv: &Tensor<2>| kernels::gated_delta_rule(qkv, g, beta, heads, layout.sequences());
+    kernel(qkv).unwrap_or_else(|| {
+        let wide = widened(qkv.clone());
+        let chunked = || rule::chunked([&wide, g, beta], heads, layout.gathers(), None).0;
+        kernel(&wide).unwrap_or_else(chunked)
+    })
 }
 
 /// The logs of decays and β, `[rows, value heads]` each in f32 or wider: `−e^(A_log) softplus(a + dt_bias)` and `σ(b)`.
@@ -48,16 +53,22 @@ pub(crate) fn decays(
     decay_log: Tensor<2>,
     time_bias: Tensor<2>,
 ) -> [Tensor<2>; 2] {
-    let softplus = log_sigmoid((widened(a) + widened(time_bias)).neg());
-    let g = widened(decay_log).exp() * softplus;
+    let g = kernels::log_decays(&a, &decay_log, &time_bias).unwrap_or_else(|| {
+        let softplus = log_sigmoid((widened(a) + widened(time_bias)).neg());
+        widened(decay_log).exp() * softplus
+    });
     [g, sigmoid(widened(b))]
 }
 
-/// `x / rms(x) · w · silu(z)` of heads, `[rows, n]`, in f32 or wider.
+/// `x / rms(x) · w · silu(z)` of heads, `[rows, n]`, in the type of `z`, for `x` in f32 or wider.
 pub(crate) fn gated_norm(x: Tensor<2>, z: Tensor<2>, w: Tensor<2>, eps: f64) -> Tensor<2> {
-    let (z, w) = (widened(z), widened(w));
     kernels::gated_rms_norm(&x, &z, &w, eps).unwrap_or_else(|| {
-        let mean = (x.clone() * x.clone()).mean_dim(1);
-        x * (mean + eps).sqrt().recip() * w * silu(z)
+        let stored = z.dtype();
+        let (z, w) = (widened(z), widened(w));
+        let y = kernels::gated_rms_norm(&x, &z, &w, eps).unwrap_or_else(|| {
+            let mean = (x.clone() * x.clone()).mean_dim(1);
+            x * (mean + eps).sqrt().recip() * w * silu(z)
+        });
+        stored_as(y, stored)
     })
 }

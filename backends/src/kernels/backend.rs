@@ -217,6 +217,15 @@ pub(super) trait Kernels: Sync {
         Err(pool)
     }
 
+    fn log_decays(
+        &self,
+        a: &Tensor<2>,
+        decay_log: &Tensor<2>,
+        time_bias: &Tensor<2>,
+    ) -> Option<Tensor<2>> {
+        None
+    }
+
     fn gated_rms_norm(
         &self,
         x: &Tensor<2>,

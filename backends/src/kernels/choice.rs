@@ -47,8 +47,6 @@ pub(super) fn used(operation: Operation, backend: Backend) -> bool {
     match operation {
         // the CPU updates in tensor operations, or on the host's own path
         Operation::AdamW | Operation::Block8 | Operation::Embedding => backend != Backend::Cpu,
-        // GPUs have none yet
-        Operation::DeltaNet => backend == Backend::Cpu,
         // On GPUs in half precision the kernel's products are on tensor cores where there are any. On plain units it makes 18 · dim
         // operations a score, forward and backward; tensor operations make as many, and move some 140 bytes of scores besides.
         // With products in f32 that is about even, and takes no memory for scores: CUDA has it for all lengths, for the sake of
@@ -61,6 +59,7 @@ pub(super) fn used(operation: Operation, backend: Backend) -> bool {
         | Operation::Scores
         | Operation::Draw
         | Operation::Quantised
-        | Operation::DecodeAttention => true,
+        | Operation::DecodeAttention
+        | Operation::DeltaNet => true,
     }
 }

@@ -31,9 +31,10 @@ pub fn continue_convolution(
     kernels(&x.device()).continue_convolution(x, w, pool, sequences)
 }
 
-/// The gated delta rule (arXiv:2412.06464) within each sequence, in f32 or f64. `qkv` has queries, keys and values side by side,
-/// `[rows, channels]`; `g`, the log of the decay, and `beta` are `[rows, value heads]`. Queries and keys are divided by their norms, and
-/// queries by √`key_dim`. Gives `[rows, value heads · value_dim]`; rows in no sequence get zeros.
+/// The gated delta rule (arXiv:2412.06464) within each sequence. `qkv` has queries, keys and values side by side, `[rows, channels]`; `g`,
+/// the log of the decay, and `beta` are `[rows, value heads]`. All are in f32 or f64; on GPUs in f32, beside which `qkv` may be in f16 or
+/// bf16. Queries and keys are divided by their norms, and queries by √`key_dim`. Gives `[rows, value heads · value_dim]` in the type of
+/// `g`; rows in no sequence get zeros.
 ///
 /// `None` where no kernel is used for the tensors.
 #[must_use]
@@ -61,7 +62,21 @@ pub fn continue_delta_rule(
     kernels(&inputs[0].device()).continue_delta_rule(inputs, pool, heads, sequences)
 }
 
-/// `x / √(mean(x²) + eps) · w · silu(z)` for `x` and `z` of shape `[rows, n]` and `w` of shape `[1, n]`.
+/// The logs of decays, `−e^(A_log) softplus(a + dt_bias)`, for `a` of shape `[rows, heads]` and `decay_log` (`A_log`) and `time_bias`
+/// (`dt_bias`) of shape `[1, heads]`: in f32, whatever type they have.
+///
+/// `None` where no kernel is used for the tensors: the CPU has none.
+#[must_use]
+pub fn log_decays(
+    a: &Tensor<2>,
+    decay_log: &Tensor<2>,
+    time_bias: &Tensor<2>,
+) -> Option<Tensor<2>> {
+    kernels(&a.device()).log_decays(a, decay_log, time_bias)
+}
+
+/// `x / √(mean(x²) + eps) · w · silu(z)` for `x` and `z` of shape `[rows, n]` and `w` of shape `[1, n]`, in the type of `z`. All are of one
+/// type; on GPUs `x` may be in f32 beside others in half precision.
 ///
 /// `None` where no kernel is used for the tensors.
 #[must_use]

@@ -43,10 +43,7 @@ fn bytes(name: &str, base: Option<BaseFormat>, profile: &DeviceProfile) -> Resul
 
 #[allow(clippy::print_stdout, reason = "a program that prints a table")]
 fn main() -> Result<()> {
-    let used = Operation::ALL
-        .into_iter()
-        .filter(|&o| o != Operation::DeltaNet);
-    let kernels = KernelTable::new(used).with_vocabulary_tile(8192);
+    let kernels = KernelTable::new(Operation::ALL).with_vocabulary_tile(8192);
     let profile = DeviceProfile::assumed(Backend::Cuda).with_kernels(kernels);
     let formats = [None, Some(BaseFormat::Int8), Some(BaseFormat::Nf4)];
     println!("| GPU | bf16 | int8 | nf4 |\n|---|---|---|---|");

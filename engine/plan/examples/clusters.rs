@@ -20,10 +20,7 @@ const NODE: u64 = 8;
 
 /// An H100 of 80 GiB, of which a plan uses nine tenths, with as much host memory as its share of a machine's.
 fn request(workload: Workload, gib: u64, memory: MemoryConfig) -> Request {
-    let used = Operation::ALL
-        .into_iter()
-        .filter(|&o| o != Operation::DeltaNet);
-    let kernels = KernelTable::new(used).with_vocabulary_tile(8192);
+    let kernels = KernelTable::new(Operation::ALL).with_vocabulary_tile(8192);
     let profile = DeviceProfile::known("NVIDIA H100 80GB HBM3")
         .unwrap_or_else(|| DeviceProfile::assumed(Backend::Cuda));
     Request {

@@ -14,7 +14,6 @@ pub(crate) fn kernels(backend: Backend) -> KernelTable {
         .into_iter()
         .filter(|operation| match operation {
             Operation::AdamW | Operation::Block8 | Operation::Embedding => !on_cpu,
-            Operation::DeltaNet => on_cpu,
             Operation::Attention => matches!(backend, Backend::Cpu | Backend::Cuda),
             _ => true,
         });

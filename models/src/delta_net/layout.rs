@@ -40,9 +40,8 @@ pub(super) struct Gathers {
 impl DeltaLayout {
     /// Of sequences among `rows` rows, for a convolution of `taps` taps.
     pub fn new(sequences: Vec<StateRows>, rows: usize, taps: usize, device: &Device) -> Self {
-        let sequences = sequences.into_iter().filter(|own| !own.rows.is_empty());
         Self {
-            sequences: sequences.collect(),
+            sequences: SequenceRows::new(sequences, device),
             rows,
             taps,
             device: device.clone(),

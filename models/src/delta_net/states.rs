@@ -4,6 +4,7 @@ use super::layout::Gathers;
 use super::{DeltaLayout, convolution, rule};
 use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{self, DeltaHeads};
+use firebrick_backends::precision::widened;
 
 /// What the last tokens left behind: the state of the delta rule, and the last inputs of the convolution.
 #[derive(Debug)]
@@ -97,16 +98,21 @@ impl LayerStates {
         out
     }
 
-    /// The gated delta rule of sequences that have states, `[rows, value heads · value_dim]`.
+    /// The gated delta rule of sequences that have states: `[rows, value heads · value_dim]` in f32 or wider, as decays and β are.
     pub fn delta_rule(
         &mut self,
-        inputs: [&Tensor<2>; 3],
+        [qkv, g, beta]: [&Tensor<2>; 3],
         heads: DeltaHeads,
         layout: &DeltaLayout,
     ) -> Tensor<2> {
-        let pool = held(self.recurrent.take());
-        let done = kernels::continue_delta_rule(inputs, pool, heads, layout.sequences());
+        let kernel = |qkv: &Tensor<2>, pool| {
+            kernels::continue_delta_rule([qkv, g, beta], pool, heads, layout.sequences())
+        };
+        let done = kernel(qkv, held(self.recurrent.take()));
+        let done = done.or_else(|pool| kernel(&widened(qkv.clone()), pool));
         let (out, pool) = done.unwrap_or_else(|pool| {
+            let qkv = widened(qkv.clone());
+            let inputs = [&qkv, g, beta];
             let gathers = layout.gathers();
             let batch = gathers.sequences * heads.values;
             let state = Self::read(&pool, gathers);

@@ -7,7 +7,6 @@ use crate::delta_net::{self, DeltaLayout, LayerStates};
 use crate::unit::Slot;
 use crate::weights::Weights;
 use burn::tensor::Tensor;
-use firebrick_backends::precision::{stored_as, widened};
 
 /// Norm, projections, convolution, delta rule, gated norm, output projection, residual. With states, sequences continue from theirs.
 pub(crate) fn delta_net(
@@ -31,7 +30,6 @@ pub(crate) fn delta_net(
     };
     let (decay_log, time_bias) = (w.need(Slot::DecayLog), w.need(Slot::TimeBias));
     let [g, beta] = delta_net::decays(a, b, decay_log, time_bias);
-    let (stored, qkv) = (qkv.dtype(), widened(qkv));
     let (inputs, heads) = ([&qkv, &g, &beta], delta_net::heads(shape));
     let mixed = match states {
         Some(states) => states.delta_rule(inputs, heads, layout),
@@ -41,6 +39,6 @@ pub(crate) fn delta_net(
     let rows = [tokens * heads.values, heads.value_dim];
     let (mixed, z) = (mixed.reshape(rows), z.reshape(rows));
     let mixed = delta_net::gated_norm(mixed, z, w.need(Slot::DeltaNorm), arch.norm_eps);
-    let mixed = stored_as(mixed, stored).reshape([tokens, width]);
+    let mixed = mixed.reshape([tokens, width]);
     add_to_residual(arch, w, x, &mixed, Slot::DeltaOut, lora)
 }

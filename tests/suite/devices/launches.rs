@@ -3,10 +3,13 @@
 use super::rollout::{Asked, DRAWN, PROMPTS, TRUNCATED, assert_same, run_captured};
 use super::{model, on_gpus};
 use crate::support::fixtures;
-use crate::support::model::Model;
+use crate::support::model::{Model, nll_rows};
+use crate::support::report;
 use burn::tensor::{Device, Tensor};
-use firebrick_backends::launches::{before_each, count, total};
+use firebrick_backends::launches::{LaunchCounts, before_each, count, total};
 use firebrick_backends::memory::{read, read_pools};
+use firebrick_engine::objective::sft::Nll;
+use firebrick_models::arch::Mixer;
 use firebrick_models::generate::{Generated, SchedulerConfig};
 use firebrick_models::{Arch, Decoder, KvCacheDtype, Prepack, Quantization};
 use serde_json::{Value, json};
@@ -22,6 +25,7 @@ on_gpus! {
     weights_and_caches_in_8_bits_are_captured_too,
     joined_matrices_save_six_kernels_a_layer,
     a_replayed_step_launches_no_kernel_of_a_layer,
+    gated_delta_net_decodes_and_trains_through_its_kernels,
 }
 
 fn before_a_launch_what_it_reads_and_what_it_writes_is_in_use(device: &Device) {
@@ -190,4 +194,62 @@ fn a_replayed_step_launches_no_kernel_of_a_layer(device: &Device) {
     let replayed = kernels_per_step(&model, JOINED, &SIZES);
     // inputs, a copy of the tokens, and what reading those may take
     assert!(replayed <= 3.0, "{replayed} kernels");
+}
+
+/// Launches of kernels whose names begin so.
+fn launches_of(counts: &LaunchCounts, kernel: &str) -> u64 {
+    let prefix = format!("{kernel}::");
+    let own = counts.iter().filter(|(name, _)| name.starts_with(&prefix));
+    own.map(|(_, launches)| launches).sum()
+}
+
+fn gated_delta_net_decodes_and_trains_through_its_kernels(device: &Device) {
+    let (model, golden) = model(&fixtures().join("models/qwen3_5"), device);
+    let arch = model.decoder.arch();
+    let mixers = arch.count(Mixer::GatedDeltaNet) as u64;
+    let limits = SchedulerConfig::new(64);
+    let run = |new| {
+        let asked = Asked { new, ..DRAWN };
+        let (generated, launches) =
+            count(|| sample(&model, asked, &limits, Prepack::default(), &[]));
+        (generated.stats.decode_steps as u64, launches)
+    };
+    let ((few, first), (many, all)) = (run(10), run(30));
+    for kernel in [
+        "convolve_next",
+        "log_decays_forward",
+        "delta_rule_forward",
+        "gated_normalise",
+    ] {
+        let more = launches_of(&all, kernel) - launches_of(&first, kernel);
+        assert_eq!(more, (many - few) * mixers, "{kernel}: {all:?}");
+    }
+    let step = (total(&all) - total(&first)) as f64 / (many - few) as f64;
+
+    let rows = nll_rows(&golden);
+    let plan = model.plain(1024);
+    let whole = vec![rows.iter().collect()];
+    let (_, trained) = count(|| model.backward(&plan, 1.0, &Nll, &whole));
+    for (kernel, times) in [
+        ("convolve", 1),
+        ("convolution_backward", 1),
+        ("log_decays_forward", 1),
+        ("log_decays_backward", 1),
+        // the backward pass runs through the sequences once more
+        ("delta_rule_forward", 2),
+        ("delta_rule_reverse", 1),
+        ("delta_rule_chunks", 2),
+        ("delta_rule_rows", 1),
+        ("delta_rule_decays", 1),
+        ("gated_normalise", 1),
+        ("gated_norm_backward", 1),
+    ] {
+        let found = launches_of(&trained, kernel);
+        assert_eq!(found, times * mixers, "{kernel}: {trained:?}");
+    }
+    report(&format!(
+        "{} layers of Qwen 3.5: {step} kernels a decoding step, {} a micro-batch",
+        arch.num_layers,
+        total(&trained)
+    ));
 }

@@ -24,6 +24,7 @@ use crate::support::{assert_gradient, checked, report, values};
 
 on_gpus!(
     predictions_are_within_15_percent_of_what_the_pool_counts,
+    predictions_of_linear_attention_are_within_15_percent_of_what_the_pool_counts,
     the_head_of_a_large_vocabulary_needs_a_twentieth_of_what_whole_logits_need,
 );
 
@@ -61,6 +62,19 @@ pub(super) fn arch() -> Arch {
     Arch::from_config(&config, Path::new("test")).expect("a valid architecture")
 }
 
+/// Gated `DeltaNet` in three of four layers, with heads that other tests compile kernels for.
+fn linear() -> Arch {
+    let config = json!({
+        "model_type": "qwen3_5_text", "vocab_size": 2048, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 2048,
+        "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 16, "linear_value_head_dim": 16
+    });
+    let Value::Object(config) = config else {
+        unreachable!("an object")
+    };
+    Arch::from_config(&config, Path::new("test")).expect("a valid architecture")
+}
+
 pub(super) fn rows() -> Vec<Sequence> {
     let row = |i: usize| Sequence {
         tokens: (0..LENGTH)
@@ -77,10 +91,10 @@ pub(super) fn rows() -> Vec<Sequence> {
 }
 
 /// Bytes in use at the worst moment of a backward pass, what the pool adds left out.
-fn predicted(memory: &MemoryConfig, device: &Device) -> u64 {
+fn predicted(arch: Arch, memory: &MemoryConfig, device: &Device) -> u64 {
     let workload = Workload {
         clips: false,
-        ..Workload::grpo(arch(), [1, LENGTH as u64 - 1], 4, 1)
+        ..Workload::grpo(arch, [1, LENGTH as u64 - 1], 4, 1)
     };
     let plan = memory
         .plans(&workload.arch, false, None, 1)
@@ -97,9 +111,9 @@ fn predicted(memory: &MemoryConfig, device: &Device) -> u64 {
 }
 
 /// Most in use at a boundary of the second update.
-fn counted(memory: &MemoryConfig, device: &Device) -> u64 {
+fn counted(arch: Arch, memory: &MemoryConfig, device: &Device) -> u64 {
     let before = read(device).in_use_bytes;
-    let plan = memory.plan(&arch()).expect("a plan");
+    let plan = memory.plan(&arch).expect("a plan");
     let runtime = Runtime::new(device)
         .with_prefetch(plan.prefetch)
         .measuring();
@@ -107,7 +121,7 @@ fn counted(memory: &MemoryConfig, device: &Device) -> u64 {
         clip_grad: None,
         ..OptimConfig::default()
     };
-    let mut learner = Learner::new(Decoder::random(arch(), 1, device), plan, optim, runtime);
+    let mut learner = Learner::new(Decoder::random(arch, 1, device), plan, optim, runtime);
     learner
         .model
         .set_residency(Residency::Pass)
@@ -132,15 +146,32 @@ fn predictions_are_within_15_percent_of_what_the_pool_counts(device: &Device) {
             ..MemoryConfig::default()
         };
         turn_on(&mut memory);
-        let (predicted, counted) = (predicted(&memory, device), counted(&memory, device));
-        let apart = predicted as f64 / counted as f64 - 1.0;
-        assert!(
-            apart.abs() <= TOLERANCE,
-            "{name}: {predicted} bytes predicted, {counted} counted, {:+.1} %",
-            100.0 * apart
-        );
+        hold(name, &arch(), &memory, device);
     }
     checked("predictions against a pool", PLANS.len());
+}
+
+fn predictions_of_linear_attention_are_within_15_percent_of_what_the_pool_counts(device: &Device) {
+    for gradient_checkpointing in [false, true] {
+        let memory = MemoryConfig {
+            gradient_checkpointing,
+            ..MemoryConfig::default()
+        };
+        let name = format!("linear attention, gradient_checkpointing {gradient_checkpointing}");
+        hold(&name, &linear(), &memory, device);
+    }
+}
+
+fn hold(name: &str, arch: &Arch, memory: &MemoryConfig, device: &Device) {
+    let predicted = predicted(arch.clone(), memory, device);
+    let counted = counted(arch.clone(), memory, device);
+    let apart = predicted as f64 / counted as f64 - 1.0;
+    let said = format!(
+        "{name}: {predicted} bytes predicted, {counted} counted, {:+.1} %",
+        100.0 * apart
+    );
+    report(&said);
+    assert!(apart.abs() <= TOLERANCE, "{said}");
 }
 
 /// The vocabulary of Gemma 3, rows of a chunk, and hidden dimensions: few, so that logits are what counts.

@@ -8,6 +8,8 @@ mod batching;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod launches;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod linear_attention;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod memory;
 #[cfg(feature = "cuda")]
 mod nccl;

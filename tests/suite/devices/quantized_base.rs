@@ -197,8 +197,8 @@ fn models(device: &Device) -> Vec<PathBuf> {
     folders("models")
 }
 
-/// Adapters whose B is not zero.
-fn adapted(base: &Decoder) -> Decoder {
+/// Adapters of all matrices, whose B is not zero.
+pub(super) fn adapted(base: &Decoder) -> Decoder {
     let mut targets = TargetModule::all();
     targets.extend([TargetModule::ExpertGateUp, TargetModule::ExpertDown]);
     let lora = LoraConfig {

@@ -244,7 +244,7 @@ pub(super) struct Asked {
     pub stop_ids: u32,
 }
 
-fn generate(
+pub(super) fn generate(
     model: &Model,
     prompts: &[Vec<u32>],
     asked: Asked,

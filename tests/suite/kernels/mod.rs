@@ -2,7 +2,9 @@
 //! no multiples of anything.
 
 mod attention;
+mod delta_rule;
 mod layer;
+mod linear_attention;
 mod paged;
 mod quantised;
 mod sampling;

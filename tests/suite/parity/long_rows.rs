@@ -14,6 +14,9 @@ use crate::support::golden::Golden;
 use crate::support::model::{Model, scored_rows};
 use crate::support::{assert_all_close, assert_gradient, checked, folders, values};
 
+/// The file.
+pub(crate) const EXTRA: &str = "extra.safetensors";
+
 const HIDDEN: &str = "hidden.";
 const GRADIENT: &str = "long.grad.";
 /// Of these `routers` compares the choices; logits and weights follow from hidden states before and after.
@@ -33,10 +36,10 @@ const LONG: [&str; 4] = [
 /// The models with such a file, and the file.
 pub(super) fn models() -> impl Iterator<Item = (Model, Golden)> {
     let dirs = folders("models").into_iter();
-    let with = dirs.filter(|dir| dir.join("golden/extra.safetensors").is_file());
+    let with = dirs.filter(|dir| dir.join("golden").join(EXTRA).is_file());
     with.map(|dir| {
         let model = Model::load(&dir);
-        let golden = model.golden("extra.safetensors");
+        let golden = model.golden(EXTRA);
         (model, golden)
     })
 }
@@ -109,35 +112,38 @@ fn hidden_states_after_every_layer() {
 
 #[test]
 fn scores_of_a_long_row_whole_and_through_the_cache() {
-    let mut rows = 0;
-    for (model, golden) in models() {
-        let row = long_row(&golden);
-        let scores = model.score(&model.plain(64), 1.0, std::slice::from_ref(&row));
-        let [logp, entropy] = [&scores.logp[0], &scores.entropy[0]]
-            .map(|all| all.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>());
-        let label = format!("{}: the long row", model.name);
-        compare_scores(&model, &label, &golden, [&logp, &entropy]);
-        for prefill in [64, row.tokens.len() - 1] {
-            let label = format!("{label}, through the cache, {prefill} tokens at a time");
-            let hidden = through_the_cache(&model, &row.tokens, prefill);
-            let head = model.decoder.head();
-            let targets = row.tokens[1..].iter().chain(&[0]);
-            let targets: Vec<i64> = targets.map(|&id| i64::from(id)).collect();
-            let scores = head.score(hidden.clone(), model.ids(&targets), 1.0);
-            let found = [scores.logp, scores.entropy].map(values);
-            compare_scores(&model, &label, &golden, found.each_ref().map(Vec::as_slice));
-            let last = hidden.narrow(0, targets.len() - 1, 1);
-            let expected = golden.floats("long.last_logits");
-            assert_all_close(
-                &label,
-                &values(head.logits(last)),
-                &expected,
-                model.tolerance(),
-            );
-            rows += 1;
-        }
+    let rows = models().map(|(model, golden)| hold_scores(&model, &golden));
+    checked("long rows", rows.sum());
+}
+
+/// Compares the scores of the long row, and says in how many ways through the cache.
+pub(crate) fn hold_scores(model: &Model, golden: &Golden) -> usize {
+    let row = long_row(golden);
+    let scores = model.score(&model.plain(64), 1.0, std::slice::from_ref(&row));
+    let [logp, entropy] = [&scores.logp[0], &scores.entropy[0]]
+        .map(|all| all.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>());
+    let label = format!("{}: the long row", model.name);
+    compare_scores(model, &label, golden, [&logp, &entropy]);
+    let prefills = [64, row.tokens.len() - 1];
+    for prefill in prefills {
+        let label = format!("{label}, through the cache, {prefill} tokens at a time");
+        let hidden = through_the_cache(model, &row.tokens, prefill);
+        let head = model.decoder.head();
+        let targets = row.tokens[1..].iter().chain(&[0]);
+        let targets: Vec<i64> = targets.map(|&id| i64::from(id)).collect();
+        let scores = head.score(hidden.clone(), model.ids(&targets), 1.0);
+        let found = [scores.logp, scores.entropy].map(values);
+        compare_scores(model, &label, golden, found.each_ref().map(Vec::as_slice));
+        let last = hidden.narrow(0, targets.len() - 1, 1);
+        let expected = golden.floats("long.last_logits");
+        assert_all_close(
+            &label,
+            &values(head.logits(last)),
+            &expected,
+            model.tolerance(),
+        );
     }
-    checked("long rows", rows);
+    prefills.len()
 }
 
 /// Hidden states of a row's tokens: two chunks of a prompt, `prefill` tokens each as far as there are so many, and then a token at a
@@ -185,22 +191,26 @@ pub(super) fn run_through_the_cache(
 
 #[test]
 fn gradients_of_a_long_row() {
+    let tensors = models().map(|(model, golden)| hold_gradients(&model, &golden));
+    checked("gradient tensors of long rows", tensors.sum());
+}
+
+/// Compares the gradients of the long row, with and without recomputing, and says how many.
+pub(crate) fn hold_gradients(model: &Model, golden: &Golden) -> usize {
     let mut tensors = 0;
-    for (model, golden) in models() {
-        let mut row = long_row(&golden);
-        row.positions.pop();
-        let targets = row.positions.len();
-        row.columns.weight = Some(vec![1.0 / targets as f64; targets]);
-        for plan in [model.plain(1024), model.checkpointed(64, 1)] {
-            let (_, found) = model.backward(&plan, 1.0, &Nll, &[vec![&row]]);
-            let all = golden.names().into_iter();
-            for name in all.filter(|name| name.starts_with(GRADIENT)) {
-                let label = format!("{}: {name}", model.name);
-                let found = &found[&name[GRADIENT.len()..]];
-                assert_gradient(&label, found, &golden.floats(&name), model.tolerance());
-                tensors += 1;
-            }
+    let mut row = long_row(golden);
+    row.positions.pop();
+    let targets = row.positions.len();
+    row.columns.weight = Some(vec![1.0 / targets as f64; targets]);
+    for plan in [model.plain(1024), model.checkpointed(64, 1)] {
+        let (_, found) = model.backward(&plan, 1.0, &Nll, &[vec![&row]]);
+        let all = golden.names().into_iter();
+        for name in all.filter(|name| name.starts_with(GRADIENT)) {
+            let label = format!("{}: {name}", model.name);
+            let found = &found[&name[GRADIENT.len()..]];
+            assert_gradient(&label, found, &golden.floats(&name), model.tolerance());
+            tensors += 1;
         }
     }
-    checked("gradient tensors of long rows", tensors);
+    tensors
 }

@@ -59,35 +59,39 @@ fn every_stored_tensor_is_one_that_is_compared() {
 
 #[test]
 fn logits_of_a_batch_padded_on_the_right_or_packed() {
+    let rows = models().map(|(model, golden)| hold_logits(&model, &golden));
+    checked("rows of logits", rows.sum());
+}
+
+/// Compares the logits of the rows in both layouts, and says of how many.
+pub(crate) fn hold_logits(model: &Model, golden: &Golden) -> usize {
     let mut rows = 0;
-    for (model, golden) in models() {
-        let (shape, expected) = golden.shaped("logits_right");
-        let [_, width, vocab] = shape[..] else {
-            panic!("{}: logits of shape {shape:?}", model.name)
-        };
-        let sequences = scored_rows(&golden);
-        let own: Vec<&Sequence> = sequences.iter().collect();
-        for layout in [Layout::Padded, Layout::Packed] {
-            let (arch, device) = (model.decoder.arch(), model.decoder.device());
-            let micro = MicroBatch::new(arch, &own, layout, 0, device);
-            let hidden = model.decoder.hidden(micro.ids, &micro.ctx);
-            let found = values(model.decoder.head().logits(hidden));
-            let mut start = 0;
-            for (i, sequence) in sequences.iter().enumerate() {
-                let length = sequence.tokens.len() * vocab;
-                let found = &found[start..start + length];
-                let expected = &expected[i * width * vocab..][..length];
-                let label = format!("{}, {layout:?}: logits of row {i}", model.name);
-                assert_all_close(&label, found, expected, model.tolerance());
-                start += match layout {
-                    Layout::Padded => width * vocab,
-                    Layout::Packed => length,
-                };
-                rows += 1;
-            }
+    let (shape, expected) = golden.shaped("logits_right");
+    let [_, width, vocab] = shape[..] else {
+        panic!("{}: logits of shape {shape:?}", model.name)
+    };
+    let sequences = scored_rows(golden);
+    let own: Vec<&Sequence> = sequences.iter().collect();
+    for layout in [Layout::Padded, Layout::Packed] {
+        let (arch, device) = (model.decoder.arch(), model.decoder.device());
+        let micro = MicroBatch::new(arch, &own, layout, 0, device);
+        let hidden = model.decoder.hidden(micro.ids, &micro.ctx);
+        let found = values(model.decoder.head().logits(hidden));
+        let mut start = 0;
+        for (i, sequence) in sequences.iter().enumerate() {
+            let length = sequence.tokens.len() * vocab;
+            let found = &found[start..start + length];
+            let expected = &expected[i * width * vocab..][..length];
+            let label = format!("{}, {layout:?}: logits of row {i}", model.name);
+            assert_all_close(&label, found, expected, model.tolerance());
+            start += match layout {
+                Layout::Padded => width * vocab,
+                Layout::Packed => length,
+            };
+            rows += 1;
         }
     }
-    checked("rows of logits", rows);
+    rows
 }
 
 #[test]
@@ -165,32 +169,38 @@ fn log_probs_and_entropies_of_a_row_alone() {
 
 #[test]
 fn log_probs_and_entropies_of_a_left_padded_batch() {
-    let mut rows = 0;
-    for (model, golden) in models() {
-        let batch = LeftPadded::new(&golden);
-        let ctx = batch.context(&model, 0, batch.width);
-        let hidden = model
-            .decoder
-            .hidden(model.ids(&batch.columns(0, batch.width)), &ctx);
-        rows += batch.check(&model, &golden, hidden, "one forward");
-    }
-    checked("rows of log-probs and entropies, left-padded", rows);
+    let rows = models().map(|(model, golden)| hold_left_padded(&model, &golden));
+    checked("rows of log-probs and entropies, left-padded", rows.sum());
+}
+
+/// Compares the scores of the left-padded rows in one forward, and says of how many.
+pub(crate) fn hold_left_padded(model: &Model, golden: &Golden) -> usize {
+    let batch = LeftPadded::new(golden);
+    let ctx = batch.context(model, 0, batch.width);
+    let ids = model.ids(&batch.columns(0, batch.width));
+    let hidden = model.decoder.hidden(ids, &ctx);
+    batch.check(model, golden, hidden, "one forward")
 }
 
 #[test]
 fn log_probs_and_entropies_through_the_cache() {
-    let mut rows = 0;
-    for (model, golden) in models() {
-        if !model.manifest.is_local() {
-            continue;
-        }
-        let batch = LeftPadded::new(&golden);
-        for prefill in [1, batch.width / 3, batch.width - 1] {
-            let hidden = batch.through_the_cache(&model, prefill.max(1));
-            rows += batch.check(&model, &golden, hidden, &format!("prefill of {prefill}"));
-        }
-    }
-    checked("rows of log-probs and entropies through the cache", rows);
+    let local = models().filter(|(model, _)| model.manifest.is_local());
+    let rows = local.map(|(model, golden)| hold_through_the_cache(&model, &golden));
+    checked(
+        "rows of log-probs and entropies through the cache",
+        rows.sum(),
+    );
+}
+
+/// Compares the scores of rows whose prompts are prefilled in chunks and whose other tokens are decoded, and says of how many.
+pub(crate) fn hold_through_the_cache(model: &Model, golden: &Golden) -> usize {
+    let batch = LeftPadded::new(golden);
+    let prefills = [1, batch.width / 3, batch.width - 1].into_iter();
+    let rows = prefills.map(|prefill| {
+        let hidden = batch.through_the_cache(model, prefill.max(1));
+        batch.check(model, golden, hidden, &format!("prefill of {prefill}"))
+    });
+    rows.sum()
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::kernels::expert_bias;
 use crate::kernels::experts::{self as operations, ExpertInput, ExpertRows};
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use crate::kernels::quantized_experts as coded;
-use crate::kernels::quantized_linear::{self as widened, Widen, through_the_host};
+use crate::kernels::quantized_linear::{self as widened, Matrices, through_the_host};
 use crate::kernels::shapes::{
     AttentionShape, Gate, RowScores, SampledToken, Scaling, ScoreGradients,
 };
@@ -26,6 +26,15 @@ use std::sync::Arc;
 /// The kernels of the CPU backend, in f32 and f64.
 #[derive(Debug)]
 pub(crate) struct CpuKernels;
+
+/// Matrices in few bits that the host widens.
+fn matrices(words: &Tensor<2>, layout: QuantizedLayout) -> Matrices {
+    Matrices {
+        words: words.clone(),
+        layout,
+        widen: through_the_host,
+    }
+}
 
 impl Kernels for CpuKernels {
     fn runs_on(&self, device: &Device) -> bool {
@@ -104,7 +113,7 @@ impl Kernels for CpuKernels {
         layout: QuantizedLayout,
     ) -> Tensor<2> {
         quantized_linear::linear(x, words, layout)
-            .unwrap_or_else(|| widened::linear::<Flex>(x, words, layout, through_the_host))
+            .unwrap_or_else(|| widened::linear::<Flex>(x, matrices(words, layout)))
     }
 
     fn quantized_expert_linear(
@@ -115,9 +124,8 @@ impl Kernels for CpuKernels {
         rows: &ExpertRows,
         reads: ExpertInput,
     ) -> Tensor<2> {
-        quantized_experts::linear(x, words, layout, rows, reads).unwrap_or_else(|| {
-            coded::linear::<Flex>(x, (words, layout, through_the_host as Widen), rows, reads)
-        })
+        quantized_experts::linear(x, words, layout, rows, reads)
+            .unwrap_or_else(|| coded::linear::<Flex>(x, matrices(words, layout), rows, reads))
     }
 
     fn matmul(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {

@@ -12,6 +12,7 @@ use burn::tensor::{DType, Tensor};
 use firebrick_spec::QuantizedLayout;
 use firebrick_spec::quantized::CPU_TILE;
 use gemm::Parallelism;
+use std::fmt::Debug;
 
 /// Multiplications from which a product runs in parallel.
 const LARGE: usize = 1 << 20;
@@ -25,27 +26,69 @@ pub(super) fn linear(
     words: &Tensor<2>,
     layout: QuantizedLayout,
 ) -> Option<Tensor<2>> {
+    quantized_product(x, words, layout, All)
+}
+
+/// A product of rows with their matrices. `None` where the kernels do not support the tensor.
+pub(super) fn quantized_product(
+    x: &Tensor<2>,
+    words: &Tensor<2>,
+    layout: QuantizedLayout,
+    rows: impl Rows,
+) -> Option<Tensor<2>> {
     if !supports(x) {
         return None;
     }
-    let kernel = QuantizedLinear {
+    let matrices = Matrices {
         words: detached(words.clone()),
         layout,
         stored: x.dtype(),
     };
+    let kernel = QuantizedProduct { matrices, rows };
     Some(run(kernel, [input(x.clone())]))
 }
 
+/// Which rows go with which of some matrices.
+pub(super) trait Rows: Clone + Debug + Send + 'static {
+    /// The kernel's name in recordings of [`crate::trace`].
+    const NAME: &'static str;
+
+    /// `x · Wᵀ`
+    fn product<T: Real>(&self, matrices: &Matrices, x: &FlexTensor) -> FlexTensor;
+
+    /// `g · W`
+    fn gradient<T: Real>(&self, matrices: &Matrices, g: &FlexTensor) -> FlexTensor;
+}
+
+/// Matrices in few bits, all of one shape.
 #[derive(Clone, Debug)]
-struct QuantizedLinear {
+pub(super) struct Matrices {
+    /// `[matrices, words]`.
     words: FlexTensor,
-    layout: QuantizedLayout,
+    pub layout: QuantizedLayout,
     /// The type of the activations, which the widened numbers are rounded to.
     stored: DType,
 }
 
-impl Kernel<1> for QuantizedLinear {
-    const NAME: &str = "product";
+impl Matrices {
+    pub fn coded(&self, index: usize) -> Coded<'_> {
+        let (words, each) = (elements(&self.words), self.layout.words());
+        Coded {
+            words: &words[index * each..(index + 1) * each],
+            layout: self.layout.one(),
+            stored: self.stored,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct QuantizedProduct<R> {
+    matrices: Matrices,
+    rows: R,
+}
+
+impl<R: Rows> Kernel<1> for QuantizedProduct<R> {
+    const NAME: &str = R::NAME;
 
     fn saves(&self) -> [bool; 1] {
         [false]
@@ -66,13 +109,35 @@ impl Kernel<1> for QuantizedLinear {
     }
 }
 
-impl QuantizedLinear {
-    fn coded(&self) -> Coded<'_> {
-        Coded {
-            words: elements(&self.words),
-            layout: self.layout,
-            stored: self.stored,
-        }
+fn forward<T: Real>(kernel: &QuantizedProduct<impl Rows>, x: &FlexTensor) -> FlexTensor {
+    kernel.rows.product::<T>(&kernel.matrices, x)
+}
+
+fn backward<T: Real>(kernel: &QuantizedProduct<impl Rows>, g: &FlexTensor) -> FlexTensor {
+    kernel.rows.gradient::<T>(&kernel.matrices, g)
+}
+
+/// All rows go with one matrix.
+#[derive(Clone, Debug)]
+struct All;
+
+impl Rows for All {
+    const NAME: &'static str = "product";
+
+    fn product<T: Real>(&self, matrices: &Matrices, x: &FlexTensor) -> FlexTensor {
+        let ([rows, inner], outputs) = (dims(x), matrices.layout.rows);
+        let _span = span("product", 2.0 * (rows * inner * outputs) as f64);
+        let mut out = vec![T::ZERO; rows * outputs];
+        product(matrices.coded(0), elements::<T>(x), rows, &mut out);
+        tensor(out, [rows, outputs])
+    }
+
+    fn gradient<T: Real>(&self, matrices: &Matrices, g: &FlexTensor) -> FlexTensor {
+        let ([rows, outputs], inner) = (dims(g), matrices.layout.cols);
+        let _span = span("product", 2.0 * (rows * inner * outputs) as f64);
+        let mut out = vec![T::ZERO; rows * inner];
+        gradient(matrices.coded(0), elements::<T>(g), rows, &mut out);
+        tensor(out, [rows, inner])
     }
 }
 
@@ -128,22 +193,6 @@ fn parallelism(size: &Size) -> Parallelism {
     } else {
         Parallelism::Rayon(0)
     }
-}
-
-fn forward<T: Real>(kernel: &QuantizedLinear, x: &FlexTensor) -> FlexTensor {
-    let ([rows, inner], outputs) = (dims(x), kernel.layout.rows);
-    let _span = span("product", 2.0 * (rows * inner * outputs) as f64);
-    let mut out = vec![T::ZERO; rows * outputs];
-    product(kernel.coded(), elements::<T>(x), rows, &mut out);
-    tensor(out, [rows, outputs])
-}
-
-fn backward<T: Real>(kernel: &QuantizedLinear, g: &FlexTensor) -> FlexTensor {
-    let ([rows, outputs], inner) = (dims(g), kernel.layout.cols);
-    let _span = span("product", 2.0 * (rows * inner * outputs) as f64);
-    let mut out = vec![T::ZERO; rows * inner];
-    gradient(kernel.coded(), elements::<T>(g), rows, &mut out);
-    tensor(out, [rows, inner])
 }
 
 /// `x · Wᵀ` of so many rows: the outputs of a tile at a time.

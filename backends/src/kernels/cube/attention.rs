@@ -15,7 +15,9 @@ mod simt;
 mod tensor_core;
 
 use super::cmma::{SIDE, VECTOR, has_tensor_cores};
-use super::launch::{UNITS, address, cubes, dims, elem, elementwise, empty, integers, supports};
+use super::launch::{
+    UNITS, address, cubes, dims, elem, elementwise, empty, empty_or_zeros, integers, supports,
+};
 use crate::kernels::autodiff::{self, Kernel, KernelBackend, run};
 use crate::kernels::choice::Operation;
 use crate::kernels::families::BLOCK_FIELDS;
@@ -23,9 +25,8 @@ use crate::kernels::shapes::AttentionShape;
 use crate::precision::{stored_as, widened};
 use blocks::softmax_delta;
 use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::{DType, Shape, Tensor};
+use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
-use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use simt::STAGE;
@@ -137,20 +138,7 @@ fn tensor_core_sizes(q: &CubeTensor, dim: usize) -> Option<Sizes> {
 
 /// The buffer of an output; zeros where some rows are in no sequence.
 fn output_buffer(like: &CubeTensor, whole: bool) -> CubeTensor {
-    if whole {
-        return empty(like, like.shape(), like.dtype);
-    }
-    // Burn pads rows of zeros on CUDA, unless there is only one
-    let all = Shape::new([like.shape().num_elements()]);
-    let (client, device) = (like.client.clone(), like.device.clone());
-    let flat = zeros_client(client, device, all, like.dtype);
-    CubeTensor::new_contiguous(
-        flat.client,
-        flat.device,
-        like.shape(),
-        flat.handle,
-        flat.dtype,
-    )
+    empty_or_zeros(like, like.shape(), like.dtype, whole)
 }
 
 impl Attention {

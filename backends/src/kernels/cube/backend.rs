@@ -3,18 +3,19 @@
 use super::graph::CubeRecorder;
 use super::packed::QuantizedMatrix;
 use super::{
-    adamw, attention, block8, embedding, fused_norm, glu, launch, norm, paged, product,
-    quantized_linear, rotary, sample, scores, step,
+    adamw, attention, block8, convolution, decays, delta_rule, embedding, fused_norm, gated_norm,
+    glu, launch, norm, paged, product, quantized_linear, rotary, sample, scores, step,
 };
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix, Recorder};
 use crate::kernels::choice::{Operation, TILE};
 use crate::kernels::clamped_swiglu::clamped_swiglu;
+use crate::kernels::delta::{DeltaHeads, SequenceRows};
 use crate::kernels::expert_bias;
 use crate::kernels::experts::{self, ExpertInput, ExpertRows};
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use crate::kernels::quantized_experts;
-use crate::kernels::quantized_linear::{self as widened, Widen};
+use crate::kernels::quantized_linear::{self as widened, Matrices};
 use crate::kernels::shapes::{
     AdamWOutput, AdamWStep, AttentionShape, Gate, JoinedHeads, QuantizationMap, QuantizedBlocks,
     RowScores, RowsByToken, RunningScores, SampleOptions, Scaling, ScoreGradients, Truncation,
@@ -28,6 +29,15 @@ use std::sync::Arc;
 /// The kernels of `CubeCL` backends: in f32 inside; f32, f16 or bf16 outside.
 #[derive(Debug)]
 pub(crate) struct CubeKernels;
+
+/// Matrices in few bits that kernels widen.
+fn matrices(words: &Tensor<2>, layout: QuantizedLayout) -> Matrices {
+    Matrices {
+        words: words.clone(),
+        layout,
+        widen: quantized_linear::dequantize,
+    }
+}
 
 impl Kernels for CubeKernels {
     fn runs_on(&self, device: &Device) -> bool {
@@ -132,7 +142,7 @@ impl Kernels for CubeKernels {
         words: &Tensor<2>,
         layout: QuantizedLayout,
     ) -> Tensor<2> {
-        widened::linear::<Cube>(x, words, layout, quantized_linear::dequantize)
+        widened::linear::<Cube>(x, matrices(words, layout))
     }
 
     fn quantized_expert_linear(
@@ -143,8 +153,7 @@ impl Kernels for CubeKernels {
         rows: &ExpertRows,
         reads: ExpertInput,
     ) -> Tensor<2> {
-        let matrices = (words, layout, quantized_linear::dequantize as Widen);
-        quantized_experts::linear::<Cube>(x, matrices, rows, reads)
+        quantized_experts::linear::<Cube>(x, matrices(words, layout), rows, reads)
     }
 
     fn dequantize(&self, words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {
@@ -164,6 +173,65 @@ impl Kernels for CubeKernels {
         shape: &AttentionShape,
     ) -> Option<Tensor<3>> {
         attention::attention(q, k, v, sinks, shape)
+    }
+
+    fn causal_convolution(
+        &self,
+        x: &Tensor<2>,
+        w: &Tensor<2>,
+        sequences: &SequenceRows,
+    ) -> Option<Tensor<2>> {
+        convolution::causal_convolution(x, w, sequences)
+    }
+
+    fn continue_convolution(
+        &self,
+        x: &Tensor<2>,
+        w: &Tensor<2>,
+        pool: Tensor<2>,
+        sequences: &SequenceRows,
+    ) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
+        convolution::continue_convolution(x, w, pool, sequences)
+    }
+
+    fn gated_delta_rule(
+        &self,
+        qkv: &Tensor<2>,
+        g: &Tensor<2>,
+        beta: &Tensor<2>,
+        heads: DeltaHeads,
+        sequences: &SequenceRows,
+    ) -> Option<Tensor<2>> {
+        delta_rule::gated_delta_rule(qkv, g, beta, heads, sequences)
+    }
+
+    fn continue_delta_rule(
+        &self,
+        inputs: [&Tensor<2>; 3],
+        pool: Tensor<2>,
+        heads: DeltaHeads,
+        sequences: &SequenceRows,
+    ) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
+        delta_rule::continue_delta_rule(inputs, pool, heads, sequences)
+    }
+
+    fn log_decays(
+        &self,
+        a: &Tensor<2>,
+        decay_log: &Tensor<2>,
+        time_bias: &Tensor<2>,
+    ) -> Option<Tensor<2>> {
+        decays::log_decays(a, decay_log, time_bias)
+    }
+
+    fn gated_rms_norm(
+        &self,
+        x: &Tensor<2>,
+        z: &Tensor<2>,
+        w: &Tensor<2>,
+        eps: f64,
+    ) -> Option<Tensor<2>> {
+        gated_norm::gated_rms_norm(x, z, w, eps)
     }
 
     fn paged_attention(

@@ -115,7 +115,7 @@ pub(super) fn tanh(x: f32) -> f32 {
 
 /// The activation and its derivative.
 #[cube]
-fn activation(x: f32, #[comptime] gate: Gate) -> (f32, f32) {
+pub(super) fn activation(x: f32, #[comptime] gate: Gate) -> (f32, f32) {
     match gate {
         Gate::Silu => {
             let s = 1.0f32 / (1.0f32 + (-x).exp());

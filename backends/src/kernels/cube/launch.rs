@@ -7,7 +7,7 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Shape, Tensor};
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeDevice, cubecl};
 use cubecl::ir::{AddressType, ElemType};
@@ -99,6 +99,23 @@ pub(super) fn integers(tensor: &Tensor<1, Int>) -> CubeTensor {
 pub(super) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     let (client, device) = (like.client.clone(), like.device.clone());
     empty_device_contiguous_dtype(client, device, shape.into(), dtype)
+}
+
+/// A new buffer of which a kernel writes everything, or else zeros.
+pub(super) fn empty_or_zeros(
+    like: &CubeTensor,
+    shape: impl Into<Shape>,
+    dtype: DType,
+    whole: bool,
+) -> CubeTensor {
+    let shape = shape.into();
+    if whole {
+        return empty(like, shape, dtype);
+    }
+    // Burn pads rows of zeros on CUDA, unless there is only one
+    let all = Shape::new([shape.num_elements()]);
+    let flat = zeros_client(like.client.clone(), like.device.clone(), all, dtype);
+    CubeTensor::new_contiguous(flat.client, flat.device, shape, flat.handle, flat.dtype)
 }
 
 /// A tensor that may be written to: the same where it is not shared, a copy otherwise.

@@ -364,7 +364,7 @@ fn block_sums<F: Float>(
 
 /// A unit sums a column.
 #[cube(launch, address_type = "dynamic")]
-fn sum_rows<F: Float>(
+pub(super) fn sum_rows<F: Float>(
     partial: &[f32],
     out: &mut [F],
     rows: usize,

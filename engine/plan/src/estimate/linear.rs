@@ -7,14 +7,17 @@
 //! | the gate, what the delta rule gives, and that normed and gated | 3 v |
 //! | decays and β, with what they are made of | 6 h |
 //!
-//! In half precision what the delta rule reads and gives, and the gate, are there in f32 too. The kernel's backward has the states before
-//! each chunk of 64 tokens of one head at a time on each core, with what is written to them and the gradients of queries and keys.
+//! In half precision the CPU has what the delta rule reads and gives, and the gate, in f32 too; a GPU keeps what the rule gives in f32.
 //!
-//! Tensor operations, on GPUs, keep what every step of the chunked form reads: for each head some forty matrices of 64 by 64 a chunk, two
-//! states, and the rows of every tap.
+//! The backward of the CPU's kernel has the states before each chunk of 64 tokens of one head at a time on each core, with what is written
+//! to them and the gradients of queries and keys. That of a GPU's has two states a chunk for all heads, two vectors as wide as a value, and
+//! gradients of a query and a key, for each token and head.
+//!
+//! Tensor operations, where kernels are off, keep what every step of the chunked form reads: for each head some forty matrices of 64 by 64
+//! a chunk, two states, and the rows of every tap.
 
 use firebrick_spec::arch::GatedDeltaNet;
-use firebrick_spec::{Arch, DeviceProfile, Operation};
+use firebrick_spec::{Arch, Backend, DeviceProfile, Operation};
 
 /// Cores whose buffers are there at a time.
 const CORES: u64 = 4;
@@ -22,6 +25,14 @@ const CORES: u64 = 4;
 const CHUNK: u64 = 64;
 /// Matrices of a chunk by itself that tensor operations keep.
 const MATRICES: u64 = 40;
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Computes {
+    CpuKernels,
+    GpuKernels,
+    TensorOperations,
+}
 
 /// Widths of gated `DeltaNet` layers.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +46,7 @@ pub(super) struct LinearWidths {
     key: u64,
     value: u64,
     taps: u64,
-    /// Whether kernels compute, as on the CPU.
-    kernels: bool,
+    computes: Computes,
 }
 
 impl LinearWidths {
@@ -44,6 +54,11 @@ impl LinearWidths {
     pub fn of(arch: &Arch, profile: &DeviceProfile) -> Option<Self> {
         let own: &GatedDeltaNet = arch.delta_net.as_ref()?;
         let (key, value) = (own.key_head_dim as u64, own.value_head_dim as u64);
+        let computes = match profile.kernels.uses(Operation::DeltaNet) {
+            false => Computes::TensorOperations,
+            true if profile.backend == Backend::Cpu => Computes::CpuKernels,
+            true => Computes::GpuKernels,
+        };
         Some(Self {
             channels: own.channels() as u64,
             values: own.value_dim() as u64,
@@ -53,7 +68,7 @@ impl LinearWidths {
             key,
             value,
             taps: own.conv_kernel_dim as u64,
-            kernels: profile.kernels.uses(Operation::DeltaNet),
+            computes,
         })
     }
 
@@ -72,16 +87,16 @@ impl LinearWidths {
         let (c, v) = (self.channels, self.values);
         let plain = 2 * c + 3 * v + 6 * self.heads;
         // the same once more in f32, in numbers of this width
-        let wide = if width < 4 {
-            4 / width * (c + 2 * v)
-        } else {
-            0
+        let wide = match self.computes {
+            _ if width >= 4 => 0,
+            Computes::GpuKernels => (4 / width - 1) * v,
+            _ => 4 / width * (c + 2 * v),
         };
-        let steps = if self.kernels {
-            0
-        } else {
+        let steps = if self.computes == Computes::TensorOperations {
             let chunk = MATRICES * CHUNK * CHUNK + 2 * self.state;
             4 / width * (self.taps * c + 6 * c + 8 * v + self.heads * chunk / CHUNK)
+        } else {
+            0
         };
         plain + wide + steps
     }
@@ -94,41 +109,52 @@ impl LinearWidths {
     /// Running tensors without a graph.
     pub fn forward(&self, width: u64) -> u64 {
         let plain = 2 * self.channels + 3 * self.values;
-        let wide = if width < 4 {
-            4 / width * (self.channels + self.values)
-        } else {
-            0
+        let wide = match self.computes {
+            _ if width >= 4 => 0,
+            Computes::GpuKernels => (4 / width - 1) * self.values,
+            _ => 4 / width * (self.channels + self.values),
         };
-        let padded = if self.kernels {
-            0
-        } else {
+        let padded = if self.computes == Computes::TensorOperations {
             4 / width * 4 * self.channels
+        } else {
+            0
         };
         plain + wide + padded
     }
 
-    /// Numbers, in f32, of the kernels' buffers in the backward of sequences of so many tokens.
-    pub fn scratch(&self, length: u64) -> u64 {
-        if !self.kernels {
-            return 0;
+    /// Numbers, in f32, of the kernels' buffers in the backward of so many tokens, of sequences of `length`.
+    pub fn scratch(&self, tokens: u64, length: u64) -> u64 {
+        match self.computes {
+            Computes::TensorOperations => 0,
+            Computes::CpuKernels => {
+                let chunks = length.div_ceil(CHUNK) + 1;
+                let head = chunks * self.state + length * (self.value + 2 * self.key);
+                CORES.min(self.keys / self.key.max(1)) * head
+            }
+            Computes::GpuKernels => {
+                let chunks = tokens.div_ceil(length.max(1)) * length.div_ceil(CHUNK);
+                let vectors = 2 * tokens * (self.value + self.key);
+                self.heads * (2 * chunks * self.state + vectors)
+            }
         }
-        let chunks = length.div_ceil(CHUNK) + 1;
-        let head = chunks * self.state + length * (self.value + 2 * self.key);
-        CORES.min(self.keys / self.key.max(1)) * head
     }
 
-    /// Floating-point operations of a token: products within a chunk, and with the state.
+    /// Floating-point operations of a token, a third of those of its forward and backward: products within a chunk and with the state; on
+    /// GPUs, token by token, with the state alone.
     pub fn operations(&self) -> f64 {
-        let chunk = CHUNK * (2 * self.key + 2 * self.value) + 3 * self.state;
+        let chunk = match self.computes {
+            Computes::GpuKernels => 6 * self.state,
+            _ => CHUNK * (2 * self.key + 2 * self.value) + 3 * self.state,
+        };
         (2 * self.heads * chunk + 2 * self.taps * self.channels) as f64
     }
 
     /// Launches for sequences of so many tokens, where there is no kernel: about so many operations a chunk.
     pub fn launches(&self, length: u64) -> f64 {
-        if self.kernels {
-            0.0
-        } else {
+        if self.computes == Computes::TensorOperations {
             (60 + 20 * length.div_ceil(CHUNK)) as f64
+        } else {
+            0.0
         }
     }
 }

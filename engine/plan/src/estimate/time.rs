@@ -7,7 +7,8 @@
 //! |---|---|
 //! | products of a layer | 2 (attention + MLP parameters) n; of experts, those that a token goes through |
 //! | attention scores and mixing | 4 · q · keys · n; in chunks and by a kernel half of that, since later keys are left out |
-//! | gated `DeltaNet` | 2 heads (64 (2 key + 2 value) + 3 key · value) n, of the widths of a head |
+//! | gated `DeltaNet`, in f32 | 2 heads (64 (2 key + 2 value) + 3 key · value) n, of the widths of a head |
+//! | the same by GPU kernels | 12 heads key · value n |
 //! | head | 2 V d for each scored token |
 //! | backward | twice the forward; the head's gradient too |
 //! | recomputed segments | their forward once more; packed and chunked attention its scores once more |
@@ -152,7 +153,8 @@ impl Context<'_> {
         } else {
             chunks(shape, rows) as f64
         };
-        self.flops(products + attend * self.attention_operations(shape, rows) + rule)
+        self.flops(products + attend * self.attention_operations(shape, rows))
+            + self.flops_in(rule, false)
             + traffic
             + self.launch(
                 LAYER_OPERATIONS + launches + 8.0 * (chunks - 1.0) + self.expert_operations(tokens),

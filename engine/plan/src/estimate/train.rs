@@ -109,7 +109,7 @@ impl<'a> BackwardPass<'a> {
                 .on_device(Category::Buffers, sent);
         }
         if let (Half::Linear, Some(linear)) = (half, widths.linear()) {
-            let buffers = F32 * linear.scratch(shape.length);
+            let buffers = F32 * linear.scratch(shape.tokens, shape.length);
             found.backward = found
                 .backward
                 .on_device(Category::Attention, parallel.inside(buffers));

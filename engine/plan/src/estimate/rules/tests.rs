@@ -5,10 +5,7 @@ use firebrick_spec::{Backend, KernelTable, Operation};
 
 /// What `firebrick plan` takes a GPU for where there is none.
 fn gpu() -> DeviceProfile {
-    // GPUs have no kernel for linear attention
-    let all = Operation::ALL.into_iter();
-    let kernels =
-        KernelTable::new(all.filter(|own| *own != Operation::DeltaNet)).with_vocabulary_tile(8192);
+    let kernels = KernelTable::new(Operation::ALL).with_vocabulary_tile(8192);
     DeviceProfile::assumed(Backend::Cuda).with_kernels(kernels)
 }
 
