@@ -8,10 +8,13 @@
 
 #![allow(
     clippy::fn_params_excessive_bools,
+    clippy::manual_is_multiple_of,
     clippy::needless_range_loop,
     clippy::too_many_arguments,
+    clippy::trivially_copy_pass_by_ref,
     clippy::used_underscore_binding,
-    reason = "kernels index buffers, each of them an argument; bools select code at compile time; the macro reads the argument of types"
+    reason = "kernels index buffers, each of them an argument; bools select code at compile time; the macro reads the argument of types, \
+              knows no `is_multiple_of`, and takes a unit's own arrays by reference"
 )]
 
 mod adamw;

@@ -349,16 +349,14 @@ impl Groups<'_> {
     }
 }
 
+/// What each phase came to on a rank, or its panic's message.
+type CameTo = std::result::Result<Vec<Result<bool>>, String>;
+
 /// Phases of some operations with some faults in them: what every rank came to, and its faults.
-fn schedule(
-    seed: u64,
-) -> (
-    Vec<std::result::Result<Vec<Result<bool>>, String>>,
-    Vec<Fault>,
-) {
+fn schedule(seed: u64) -> (Vec<CameTo>, Vec<Fault>) {
     let mut random = Random::new(seed);
     let size = 2 + random.below(3) as usize;
-    let program: Vec<Vec<u64>> = (0..1 + random.below(3))
+    let program: Vec<Vec<u64>> = (0..=random.below(3))
         .map(|_| (0..2 + random.below(8)).map(|_| random.below(10)).collect())
         .collect();
     let faults: Vec<(usize, usize, usize, Fault)> = (0..random.below(4))

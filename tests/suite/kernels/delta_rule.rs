@@ -42,7 +42,7 @@ impl Unit {
 struct Head<'a> {
     inputs: [&'a [f64]; 3],
     heads: DeltaHeads,
-    head: usize,
+    index: usize,
     /// The state that each token finds, `[key_dim, value_dim]`, and the last one.
     states: Vec<Vec<f64>>,
 }
@@ -57,11 +57,11 @@ impl Head<'_> {
             ..
         } = self.heads;
         let first = row * self.heads.channels();
-        let key_head = self.head / self.heads.group();
+        let key_head = self.index / self.heads.group();
         [
             first + key_head * key_dim,
             first + (keys + key_head) * key_dim,
-            first + 2 * keys * key_dim + self.head * value_dim,
+            first + 2 * keys * key_dim + self.index * value_dim,
         ]
     }
 
@@ -78,7 +78,7 @@ impl Head<'_> {
         let (dim, width) = (self.heads.key_dim, self.heads.value_dim);
         let [_, k] = self.units(row);
         let (k, v) = (k.vector(), self.places(row)[2]);
-        let decay = self.inputs[1][row * self.heads.values + self.head].exp();
+        let decay = self.inputs[1][row * self.heads.values + self.index].exp();
         let decayed: Vec<f64> = state.iter().map(|s| s * decay).collect();
         let held = |j| (0..dim).map(|i| decayed[i * width + j] * k[i]).sum::<f64>();
         let u = (0..width)
@@ -89,7 +89,7 @@ impl Head<'_> {
 
     fn forward(&mut self, row: usize, y: &mut [f64]) {
         let (dim, width) = (self.heads.key_dim, self.heads.value_dim);
-        let at = row * self.heads.values + self.head;
+        let at = row * self.heads.values + self.index;
         let [q, k] = self.units(row).map(|own| own.vector());
         let (mut state, u) = self.found(self.states.last().expect("one"), row);
         for (i, j) in (0..dim).flat_map(|i| (0..width).map(move |j| (i, j))) {
@@ -109,7 +109,7 @@ impl Head<'_> {
         into: &mut [Vec<f64>],
     ) {
         let (dim, width) = (self.heads.key_dim, self.heads.value_dim);
-        let at = row * self.heads.values + self.head;
+        let at = row * self.heads.values + self.index;
         let (decay, beta) = (self.inputs[1][at].exp(), self.inputs[2][at]);
         let (g, units) = (&g[at * width..][..width], self.units(row));
         let [q, k] = units.each_ref().map(Unit::vector);
@@ -160,7 +160,7 @@ fn recurrent(
             let mut own = Head {
                 inputs,
                 heads,
-                head,
+                index: head,
                 states,
             };
             for row in rows.clone() {

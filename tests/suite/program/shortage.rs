@@ -219,9 +219,10 @@ mod cuda {
                 "{name}: allocation {from} of {asked}, until {until} bytes are free, {refused} refused"
             );
             assert!(refused > 0, "{place}: nothing was refused");
-            let ended = match disturbed.status.success() {
-                true => Ok(()),
-                false => Err(stderr(&disturbed)),
+            let ended = if disturbed.status.success() {
+                Ok(())
+            } else {
+                Err(stderr(&disturbed))
             };
             outcomes.add(&bench, &name, ended, &place);
         }

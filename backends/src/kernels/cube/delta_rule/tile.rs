@@ -176,7 +176,7 @@ pub(crate) fn load_keys<F: Float>(
         if vector % 2 == 0 {
             factor *= layout.scale;
         }
-        stage[i] = stage[i] * factor;
+        stage[i] *= factor;
         i += units;
     }
     sync_cube();
