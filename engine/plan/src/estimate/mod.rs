@@ -15,6 +15,7 @@ pub mod messages;
 mod model_sizes;
 mod numbers;
 pub mod parallel;
+mod pass_time;
 mod phase;
 mod phases;
 mod public_models;
